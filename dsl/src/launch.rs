@@ -1,0 +1,164 @@
+//! What the host and the device agree on: the types a kernel takes, and how a kernel is launched.
+//!
+//! `#[kernel]` writes one implementation of [`Kernel`] for every instance of a kernel. The device side takes its
+//! arguments in the order and the layout that [`KernelArgs`] hands them over, so a launch needs no other description of
+//! the entry point, and an argument of the wrong type does not compile.
+
+use core::marker::PhantomData;
+
+/// A pointer to elements in the GPU's global memory that a kernel only reads.
+///
+/// It is a 64-bit device address, whatever the host's pointer size is.
+#[repr(transparent)]
+pub struct Global<T>(u64, PhantomData<*const T>);
+
+/// A pointer to elements in the GPU's global memory that a kernel writes.
+#[repr(transparent)]
+pub struct GlobalMut<T>(u64, PhantomData<*mut T>);
+
+macro_rules! global_pointer {
+    ($pointer:ident) => {
+        impl<T> Clone for $pointer<T> {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+        impl<T> Copy for $pointer<T> {}
+
+        impl<T> $pointer<T> {
+            /// A pointer to the device address `address`; 0 stands for "no such operand".
+            #[inline(always)]
+            pub const fn new(address: u64) -> Self {
+                Self(address, PhantomData)
+            }
+
+            /// The device address.
+            #[inline(always)]
+            pub const fn address(self) -> u64 {
+                self.0
+            }
+
+            /// Whether this is the pointer that stands for "no such operand".
+            #[inline(always)]
+            pub const fn is_null(self) -> bool {
+                self.0 == 0
+            }
+
+            /// The pointer `count` elements further on.
+            #[inline(always)]
+            pub const fn offset(self, count: u64) -> Self {
+                Self::new(self.0 + count * size_of::<T>() as u64)
+            }
+        }
+    };
+}
+global_pointer!(Global);
+global_pointer!(GlobalMut);
+
+/// A type that a kernel takes by value, with the same layout on the host and on the device.
+///
+/// Derive it for a `#[repr(C)]` struct of such types.
+///
+/// # Safety
+///
+/// The type has the same size, alignment and field order for the host and for `nvptx64`, has no padding bytes, and any
+/// value of it may be copied byte by byte.
+pub unsafe trait KernelParam: Copy + 'static {}
+
+macro_rules! kernel_param {
+    ($($scalar:ty),*) => {
+        $(
+            // SAFETY: a primitive number has no padding and one layout on every 64-bit target.
+            unsafe impl KernelParam for $scalar {}
+        )*
+    };
+}
+kernel_param!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
+
+// SAFETY: transparent over a `u64`.
+unsafe impl<T: 'static> KernelParam for Global<T> {}
+// SAFETY: transparent over a `u64`.
+unsafe impl<T: 'static> KernelParam for GlobalMut<T> {}
+
+/// Size and alignment of one kernel parameter, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamLayout {
+    /// Bytes that the parameter occupies.
+    pub size: usize,
+    /// Its alignment in bytes.
+    pub align: usize,
+}
+
+/// One argument of a launch: where its bytes are, and how many.
+#[derive(Clone, Copy, Debug)]
+pub struct RawArg {
+    /// The argument's first byte; valid for the duration of the call that hands it over.
+    pub data: *const u8,
+    /// Its length in bytes.
+    pub size: usize,
+}
+
+/// The arguments of a kernel: a tuple of [`KernelParam`]s.
+pub trait KernelArgs: Copy {
+    /// The layout of each argument, in order.
+    const LAYOUT: &'static [ParamLayout];
+
+    /// Hands the arguments over as bytes, in order.
+    fn with_raw<R>(&self, take: impl FnOnce(&[RawArg]) -> R) -> R;
+}
+
+macro_rules! kernel_args {
+    ($($name:ident $index:tt),*) => {
+        impl<$($name: KernelParam),*> KernelArgs for ($($name,)*) {
+            const LAYOUT: &'static [ParamLayout] =
+                &[$(ParamLayout { size: size_of::<$name>(), align: align_of::<$name>() }),*];
+
+            fn with_raw<R>(&self, take: impl FnOnce(&[RawArg]) -> R) -> R {
+                take(&[$(RawArg { data: (&raw const self.$index).cast(), size: size_of::<$name>() }),*])
+            }
+        }
+    };
+}
+kernel_args!();
+kernel_args!(A 0);
+kernel_args!(A 0, B 1);
+kernel_args!(A 0, B 1, C 2);
+kernel_args!(A 0, B 1, C 2, D 3);
+kernel_args!(A 0, B 1, C 2, D 3, E 4);
+kernel_args!(A 0, B 1, C 2, D 3, E 4, F 5);
+kernel_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
+kernel_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
+kernel_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8);
+kernel_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9);
+kernel_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10);
+kernel_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11);
+
+/// What a kernel declares about itself; a launch that does not fit it is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Declaration {
+    /// The name of the entry point in the PTX.
+    pub name: &'static str,
+    /// The kernel family: the PTX file that holds the entry.
+    pub family: &'static str,
+    /// Threads a block along x, y, z: every launch uses exactly these.
+    pub block: [u32; 3],
+    /// Blocks that one multiprocessor must be able to hold at a time.
+    pub min_blocks_per_sm: u32,
+    /// Dynamic shared memory a block, in bytes.
+    pub shared_bytes: u32,
+    /// The parameters' names, in order.
+    pub params: &'static [&'static str],
+}
+
+/// One instance of a kernel: a type that carries everything a launch needs to know.
+///
+/// # Safety
+///
+/// The PTX entry `DECLARATION.name` takes exactly `Args`, in order. `#[kernel]` guarantees it by writing both from one
+/// signature.
+pub unsafe trait Kernel: 'static {
+    /// The arguments, in order.
+    type Args: KernelArgs;
+    /// The entry's name, block size and resources.
+    const DECLARATION: Declaration;
+}

@@ -1,0 +1,2 @@
+//! warpsmith development commands.
+fn main() {}
