@@ -1,1 +1,17 @@
-//! Placeholder of the first commit.
+//! Runs PTX on the CPU, and checks it as it runs.
+//!
+//! A [`Module`] is PTX text, parsed and translated; a [`Machine`] has memory and launches a module's kernels on it. What
+//! a kernel does wrong comes back as a [`Finding`].
+
+mod check;
+mod config;
+mod error;
+mod machine;
+mod memory;
+mod module;
+
+pub use check::{Finding, FindingKind, Related, SourceLine};
+pub use config::{Checks, Completion, Config, Limits, Numerics};
+pub use error::{LaunchError, MemoryError, ParseError};
+pub use machine::{LaunchConfig, Machine, Report};
+pub use module::{KernelInfo, Module, ParamInfo};

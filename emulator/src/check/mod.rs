@@ -1,0 +1,5 @@
+//! The checks that run beside the program, and what they report.
+
+mod finding;
+
+pub use finding::{Finding, FindingKind, Related, SourceLine};

@@ -1,0 +1,140 @@
+//! What a [`Machine`](crate::Machine) is told: which checks run, how tensor cores add, when asynchronous copies land,
+//! and how large a launch may grow.
+
+/// How a [`Machine`](crate::Machine) runs kernels.
+///
+/// ```
+/// use warpsmith_emulator::{Completion, Config};
+/// let config = Config { completion: Completion::Random, seed: 7, ..Config::default() };
+/// # let _ = config;
+/// ```
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The compute capability of the GPU that the machine stands for; modules for a later one are refused.
+    pub compute_capability: (u32, u32),
+    /// The checks that run beside the program.
+    pub checks: Checks,
+    /// How matrix instructions add their products.
+    pub numerics: Numerics,
+    /// When an asynchronous copy moves its bytes.
+    pub completion: Completion,
+    /// How many threads run blocks; `None` takes rayon's current pool. The result is the same for any number.
+    pub threads: Option<usize>,
+    /// The seed of everything that a GPU leaves open: the same seed gives the same run.
+    pub seed: u64,
+    /// The sizes that a launch and the memory may reach.
+    pub limits: Limits,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            compute_capability: (8, 0),
+            checks: Checks::all(),
+            numerics: Numerics::default(),
+            completion: Completion::default(),
+            threads: None,
+            seed: 0,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// The checks of a run. All are on by default; a run without them differs only in what it reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checks {
+    /// Accesses outside an allocation or a variable, and accesses to freed memory. Where this is off such a load gives
+    /// 0 and such a store is dropped.
+    pub bounds: bool,
+    /// Addresses that are not a multiple of the access size.
+    pub alignment: bool,
+    /// Values that nothing wrote, where they decide a branch, an address or a store to global memory.
+    pub uninitialised: bool,
+    /// Accesses to shared memory that no barrier orders.
+    pub races: bool,
+    /// Touching the destination of an asynchronous copy before it was waited for.
+    pub asynchronous: bool,
+}
+
+impl Checks {
+    /// Every check.
+    #[must_use]
+    pub const fn all() -> Self {
+        Self { bounds: true, alignment: true, uninitialised: true, races: true, asynchronous: true }
+    }
+
+    /// No check: only what cannot go on is reported, such as a deadlock.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { bounds: false, alignment: false, uninitialised: false, races: false, asynchronous: false }
+    }
+}
+
+impl Default for Checks {
+    fn default() -> Self {
+        Self::all()
+    }
+}
+
+/// How a matrix instruction adds its products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Numerics {
+    /// The tensor core's own sum: products and accumulator are aligned to the largest exponent, cut to a few bits
+    /// below f32's, added, and rounded towards zero. Several times slower than [`Numerics::Fast`].
+    Exact,
+    /// Fused multiply-adds in f32, in ascending order of k. Differs from the tensor core by rounding only; the same
+    /// wherever every partial sum is exact.
+    #[default]
+    Fast,
+}
+
+/// When an asynchronous copy (`cp.async`) moves its bytes. Before its wait, the destination is not to be touched
+/// whatever the mode; the modes differ in what a kernel that gets this wrong sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Completion {
+    /// At the instruction that starts it.
+    Eager,
+    /// At the wait that requires it.
+    #[default]
+    Latest,
+    /// At either, drawn from [`Config::seed`] for each copy.
+    Random,
+}
+
+/// The sizes that a launch and the memory may reach. The defaults are those of an A100, but for the last three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Threads in a block.
+    pub threads_per_block: u32,
+    /// Threads in a block along x, y and z.
+    pub block: [u32; 3],
+    /// Blocks in a grid along x, y and z.
+    pub grid: [u32; 3],
+    /// Bytes of shared memory in a block, static and dynamic together.
+    pub shared_per_block: u32,
+    /// Bytes of all parameters of a kernel.
+    pub parameters: u32,
+    /// Bytes of all live allocations.
+    pub global_memory: u64,
+    /// Warp-instructions that one block may run before the launch is given up as endless.
+    pub instructions_per_block: u64,
+    /// Blocks that run at the same time where blocks communicate with each other.
+    pub resident_blocks: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            threads_per_block: 1024,
+            block: [1024, 1024, 64],
+            grid: [0x7fff_ffff, 65_535, 65_535],
+            shared_per_block: 163 * 1024,
+            parameters: 4096,
+            global_memory: 16 << 30,
+            instructions_per_block: 1 << 30,
+            resident_blocks: 216,
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! The memories of the machine.
+
+pub(crate) mod global;
+pub(crate) mod storage;
