@@ -1,0 +1,244 @@
+//! `Y = act(scale · X Wᵀ + b)` on the CPU.
+//!
+//! W is packed in slabs of a few megabytes that all threads share; the output is cut into tiles, each the work of one
+//! thread, so a result does not depend on how many threads there are.
+
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, Axis, s};
+use rayon::prelude::*;
+
+use super::gemm::{K_BLOCK, MicroKernel, pack};
+use super::number::{Accumulator, FromAccumulator, Operand};
+use crate::ops::Activation;
+
+/// Rows of an output tile: a multiple of every micro-kernel's rows, and its packed rows fit the second-level cache.
+const TILE_ROWS: usize = 96;
+/// Columns of an output tile: its sums fit the second-level cache too.
+const TILE_COLUMNS: usize = 256;
+/// What a packed slab of W may take, in bytes, before W is worked through in several slabs.
+const SLAB_BYTES: usize = 32 << 20;
+
+/// What [`linear`] does to the product.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearOptions {
+    /// Multiplies the product before the bias is added.
+    pub scale: f32,
+    /// Applied last, before rounding.
+    pub activation: Activation,
+}
+
+impl Default for LinearOptions {
+    fn default() -> Self {
+        Self { scale: 1.0, activation: Activation::None }
+    }
+}
+
+/// Computes `y = act(scale · x wᵀ + bias)`, adding up in `A` and rounding once to `O`.
+///
+/// `x` is [M, K], `w` [N, K], `bias` [N], `y` [M, N]; any strides, any sizes. With K = 0 the product is zero.
+///
+/// # Panics
+///
+/// If the shapes do not fit together; [`ops::linear`](crate::ops::linear) has checked them.
+pub fn linear<T, A, O>(
+    x: ArrayView2<'_, T>,
+    w: ArrayView2<'_, T>,
+    bias: Option<ArrayView1<'_, T>>,
+    options: LinearOptions,
+    mut y: ArrayViewMut2<'_, O>,
+) where
+    T: Operand,
+    A: Accumulator,
+    O: FromAccumulator<A>,
+{
+    let (n, k) = w.dim();
+    assert_eq!(x.ncols(), k, "x and w share K");
+    assert_eq!(y.dim(), (x.nrows(), n), "y is [M, N]");
+    assert!(bias.is_none_or(|bias| bias.len() == n), "the bias is [N]");
+    if y.is_empty() {
+        return;
+    }
+    let kernel = A::micro_kernel();
+    let tile_columns = TILE_COLUMNS.next_multiple_of(kernel.nr);
+    let slab = (SLAB_BYTES / (k.max(1) * size_of::<A>()) / tile_columns).max(1) * tile_columns;
+    let mut packed_w = vec![A::zero(); slab.min(n.next_multiple_of(kernel.nr)) * k];
+
+    for slab_start in (0..n).step_by(slab) {
+        let columns = slab_start..n.min(slab_start + slab);
+        let w = w.slice(s![columns.clone(), ..]);
+        let bias = bias.as_ref().map(|bias| bias.slice(s![columns.clone()]));
+        let padded = w.nrows().next_multiple_of(kernel.nr);
+        if k > 0 {
+            packed_w[..padded * k].par_chunks_mut(K_BLOCK * padded).enumerate().for_each(|(block, packed)| {
+                let depth = packed.len() / padded;
+                packed.par_chunks_mut(depth * kernel.nr).enumerate().for_each(|(panel, packed)| {
+                    let rows = panel * kernel.nr..w.nrows().min((panel + 1) * kernel.nr);
+                    pack(w.slice(s![rows, ..]), block * K_BLOCK, depth, kernel.nr, packed);
+                });
+            });
+        }
+        let packed_w = &packed_w[..padded * k];
+        let tiles = tiles(y.slice_mut(s![.., columns]), TILE_ROWS, tile_columns);
+        tiles.into_par_iter().for_each_init(Scratch::default, |scratch, (row, column, mut tile)| {
+            let x = x.slice(s![row..row + tile.nrows(), ..]);
+            let width = tile.ncols().next_multiple_of(kernel.nr);
+            let sums = product(kernel, x, packed_w, padded, column..column + width, scratch);
+            for (mut y, sums) in tile.rows_mut().into_iter().zip(sums.chunks_exact(width)) {
+                for (index, (y, &sum)) in y.iter_mut().zip(sums).enumerate() {
+                    let scaled = if options.scale == 1.0 { sum } else { sum * A::from_f32(options.scale) };
+                    let z = match &bias {
+                        Some(bias) => scaled + A::from_f32(bias[column + index].to_f32()),
+                        None => scaled,
+                    };
+                    *y = O::from_accumulator(options.activation.apply(z));
+                }
+            }
+        });
+    }
+}
+
+/// Cuts `y` into disjoint tiles of at most `rows` × `columns`, each with the row and column it starts at.
+fn tiles<O>(
+    y: ArrayViewMut2<'_, O>,
+    rows: usize,
+    columns: usize,
+) -> Vec<(usize, usize, ArrayViewMut2<'_, O>)> {
+    let mut tiles = Vec::with_capacity(y.nrows().div_ceil(rows) * y.ncols().div_ceil(columns));
+    let (mut below, mut row) = (y, 0);
+    while below.nrows() > 0 {
+        let height = rows.min(below.nrows());
+        let (mut right, rest) = below.split_at(Axis(0), height);
+        let mut column = 0;
+        while right.ncols() > 0 {
+            let width = columns.min(right.ncols());
+            let (tile, rest) = right.split_at(Axis(1), width);
+            tiles.push((row, column, tile));
+            right = rest;
+            column += width;
+        }
+        below = rest;
+        row += height;
+    }
+    tiles
+}
+
+/// A thread's buffers, kept from tile to tile.
+#[derive(Default)]
+struct Scratch<A> {
+    packed_x: Vec<A>,
+    sums: Vec<A>,
+}
+
+/// The product of the rows `x` with the slab's `columns`, row-major in `scratch`.
+///
+/// The slab is packed by blocks of K, each of them `padded` columns wide; `columns` starts and ends on panels.
+fn product<'a, T: Operand, A: Accumulator>(
+    kernel: MicroKernel<A>,
+    x: ArrayView2<'_, T>,
+    packed_w: &[A],
+    padded: usize,
+    columns: core::ops::Range<usize>,
+    scratch: &'a mut Scratch<A>,
+) -> &'a [A] {
+    let (rows, k) = x.dim();
+    let (rows, width) = (rows.next_multiple_of(kernel.mr), columns.len());
+    scratch.sums.clear();
+    scratch.sums.resize(rows * width, A::zero());
+    scratch.packed_x.resize(rows * K_BLOCK.min(k), A::zero());
+    for start in (0..k).step_by(K_BLOCK) {
+        let depth = K_BLOCK.min(k - start);
+        let packed_x = &mut scratch.packed_x[..rows * depth];
+        pack(x, start, depth, kernel.mr, packed_x);
+        let packed_w = &packed_w[start * padded..][columns.start * depth..columns.end * depth];
+        for (column, packed_w) in packed_w.chunks_exact(depth * kernel.nr).enumerate() {
+            for (row, packed_x) in packed_x.chunks_exact(depth * kernel.mr).enumerate() {
+                let sums = &mut scratch.sums[row * kernel.mr * width + column * kernel.nr..];
+                kernel.run(packed_x, packed_w, sums, width);
+            }
+        }
+    }
+    &scratch.sums
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+    use ndarray::{Array1, Array2, ArrayView2, s};
+
+    use super::{LinearOptions, linear};
+    use crate::cpu::Operand;
+    use crate::ops::Activation;
+
+    fn pattern(rows: usize, columns: usize, seed: usize) -> Array2<f32> {
+        Array2::from_shape_fn((rows, columns), |(i, j)| ((i * 31 + j * 17 + seed) % 19) as f32 - 9.0)
+    }
+
+    fn naive<T: Operand>(x: ArrayView2<'_, T>, w: ArrayView2<'_, T>) -> Array2<f64> {
+        Array2::from_shape_fn((x.nrows(), w.nrows()), |(i, j)| {
+            x.row(i).iter().zip(w.row(j)).map(|(a, b)| f64::from(a.to_f32()) * f64::from(b.to_f32())).sum()
+        })
+    }
+
+    fn check_exact<T: Operand>(m: usize, n: usize, k: usize, convert: fn(f32) -> T) {
+        let (x, w) = (pattern(m, k, 1).mapv(convert), pattern(n, k, 2).mapv(convert));
+        let mut y = Array2::from_elem((m, n), f32::NAN);
+        linear::<T, f32, f32>(x.view(), w.view(), None, LinearOptions::default(), y.view_mut());
+        assert_eq!(y.mapv(f64::from), naive(x.view(), w.view()), "{m}x{n}x{k} in f32");
+        let mut y = Array2::from_elem((m, n), f64::NAN);
+        linear::<T, f64, f64>(x.view(), w.view(), None, LinearOptions::default(), y.view_mut());
+        assert_eq!(y, naive(x.view(), w.view()), "{m}x{n}x{k} in f64");
+    }
+
+    #[test]
+    fn integer_products_are_exact_at_every_edge() {
+        for m in [0, 1, 2, 5, 6, 7, 13, 96, 97, 193] {
+            for n in [0, 1, 3, 8, 16, 17, 33, 255, 257] {
+                for k in [0, 1, 2, 31, 127, 128, 129, 260] {
+                    check_exact(m, n, k, |v| v);
+                }
+            }
+        }
+        check_exact(97, 130, 257, f16::from_f32);
+        check_exact(33, 300, 129, bf16::from_f32);
+    }
+
+    #[test]
+    fn several_slabs_give_the_same_as_one() {
+        // 2 x 4096 x 9000 elements: more than one slab at f64.
+        check_exact(2, 1100, 9000, |v| v);
+    }
+
+    #[test]
+    fn strided_and_reversed_views_are_read_and_written_in_place() {
+        let (x, w) = (pattern(20, 60, 3), pattern(40, 60, 4));
+        let (x, w) = (x.slice(s![1..;2, 5..;3]), w.slice(s![..;-2, ..19]));
+        let mut y = Array2::from_elem((20, 41), -1.0f32);
+        linear::<f32, f32, f32>(x, w, None, LinearOptions::default(), y.slice_mut(s![..;2, 1..;2]));
+        let expected = naive(x, w);
+        for ((i, j), &value) in y.indexed_iter() {
+            let expected = if i % 2 == 0 && j % 2 == 1 { expected[[i / 2, j / 2]] } else { -1.0 };
+            assert_eq!(f64::from(value), expected, "at [{i}, {j}]");
+        }
+    }
+
+    #[test]
+    fn scale_comes_before_the_bias_and_the_activation_last() {
+        let (x, w) = (pattern(3, 5, 5), pattern(4, 5, 6));
+        let bias = Array1::from_vec(vec![1.0f32, -200.0, 3.0, 0.25]);
+        let options = LinearOptions { scale: 0.5, activation: Activation::Relu };
+        let mut y = Array2::zeros((3, 4));
+        linear::<f32, f32, f32>(x.view(), w.view(), Some(bias.view()), options, y.view_mut());
+        for ((i, j), &sum) in naive(x.view(), w.view()).indexed_iter() {
+            assert_eq!(f64::from(y[[i, j]]), (0.5 * sum + f64::from(bias[j])).max(0.0));
+        }
+    }
+
+    #[test]
+    fn an_empty_k_gives_the_activated_bias() {
+        let bias = Array1::from_vec(vec![-1.0f32, 2.0]);
+        let options = LinearOptions { scale: 1.0, activation: Activation::Relu };
+        let mut y = Array2::from_elem((2, 2), f32::NAN);
+        let (x, w) = (Array2::<f32>::zeros((2, 0)), Array2::zeros((2, 0)));
+        linear::<f32, f32, f32>(x.view(), w.view(), Some(bias.view()), options, y.view_mut());
+        assert_eq!(y, ndarray::array![[0.0, 2.0], [0.0, 2.0]]);
+    }
+}

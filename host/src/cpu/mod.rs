@@ -1,0 +1,13 @@
+//! Plain implementations of the operations on `ndarray`, multi-threaded.
+//!
+//! They are what [`Device::cpu`](crate::Device::cpu) runs where there is no GPU. Each is generic over the type that it
+//! accumulates in: at `f32` it is the fallback, and the same function at `f64` is the reference that every validation
+//! compares with. They assume nothing of strides or alignment and take any size, zero included.
+
+mod gemm;
+mod linear;
+mod number;
+
+pub(crate) use gemm::K_BLOCK as SUM_BLOCK;
+pub use linear::{LinearOptions, linear};
+pub use number::{Accumulator, FromAccumulator, Operand};

@@ -1,0 +1,266 @@
+//! How far a correct result may be from the exact one: bounds derived from the types and the length of the sum.
+//!
+//! Let `s = Σ xₖwₖ` over the K products of one output element and `S = Σ |xₖwₖ|`, the entry of `|X| |W|ᵀ`. The inputs are taken
+//! as they are, already rounded to their type, so no error of theirs counts. Write u for 2⁻²⁴, half a unit in the last place of
+//! an f32 near 1, and z for `scale · s + b`.
+//!
+//! **Sums on tensor cores, f16 and bf16.** Products are exact. A group of 8 products (on later architectures 16) and the
+//! accumulator are aligned to the largest of them and truncated to at least 24 fraction bits, added, and the sum truncated to
+//! f32. No term exceeds S, so a group of 8 loses less than 9 · u · S by alignment and 2u · S by the final truncation. ⌈K/8⌉
+//! groups lose less than 11/8 · (K + 7) · u · S, which `(K + 8) · 2u · S` covers. Steps of zeros past the end of K lose nothing.
+//!
+//! **Sums on tensor cores, f32.** An operand is split as `x = big + small + δ`: `big` is x without its low 13 bits, so
+//! `|x − big| < 2⁻¹⁰|x|`; `small` is that exact difference rounded to the 11 bits of a TF32, so `|small| ≤ 2⁻¹⁰|x|` and
+//! `|δ| ≤ 2⁻²¹|x|`. Of the product, `small·small` (at most 2⁻²⁰ of it) and the δ terms (2⁻²¹ each) are dropped: together
+//! less than 2⁻¹⁹ S. The three products that remain are added in groups of 4 or 8 by one step of 8 of K, starting from zero: at
+//! most 6 groups that lose less than `(5 + 2) u` each of that step's part of S, so 42 u · S over all steps. Each step's sum is
+//! then added to an f32 with rounding to nearest: at most u · S a step, ⌈K/8⌉ steps.
+//!
+//! **Sums on the CPU.** [`crate::cpu`] adds blocks of 128 products, then the blocks: an element passes through at most
+//! `min(K, 128) + ⌈K/128⌉` roundings of u, one more where a product is rounded before it is added.
+//!
+//! **The claim for f32.** For K up to 4096, f32 results also have to be within 10⁻⁵ of S. The CPU's bound guarantees it (161 u
+//! is 0.96 · 10⁻⁵). On tensor cores the bound above allows 3.5 · 10⁻⁵ if all roundings conspire, so there it is a claim that
+//! every validation tests.
+//!
+//! **Scale and bias** add two roundings: at most `2u · (|scale| S + |b|)`.
+//!
+//! **Activation.** An error of z is magnified by at most the activation's Lipschitz constant; its own evaluation adds
+//! [`Activation::evaluation_ulps`] · u · |z|.
+//!
+//! **Output.** The result is rounded once, to nearest: relative 2⁻¹¹ (f16), 2⁻⁸ (bf16) or 2⁻²⁴ (f32), or half the distance of
+//! subnormal numbers, whichever is larger.
+//!
+//! Terms of second order in u are below the slack of the constants for every K that a launch takes (K < 2³⁰). Underflow of
+//! products and sums adds at most 2⁻¹²⁶ for each of the K products.
+
+use crate::DType;
+use crate::ops::Activation;
+
+/// How an implementation adds up, which decides how far off it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Arithmetic {
+    /// `mma` instructions, on a GPU or in the emulator.
+    TensorCore,
+    /// The CPU implementation.
+    Cpu,
+}
+
+/// Half a unit in the last place of an f32 near 1.
+const U: f64 = 1.0 / (1u64 << 24) as f64;
+/// The largest error of an f32 result relative to S, for K up to [`F32_CLAIM_K`].
+const F32_CLAIM: f64 = 1e-5;
+/// The longest sum for which [`F32_CLAIM`] is claimed.
+const F32_CLAIM_K: usize = 4096;
+
+/// What rounding to a type does to a number.
+#[derive(Clone, Copy, Debug)]
+struct Rounding {
+    /// The largest relative error of a normal number.
+    relative: f64,
+    /// The largest error of a subnormal number.
+    absolute: f64,
+    /// The smallest magnitude that becomes infinite.
+    overflow: f64,
+}
+
+impl Rounding {
+    /// For a binary floating-point type with `precision` significant bits and the largest exponent `exponent`.
+    fn new(precision: i32, exponent: i32) -> Self {
+        Self {
+            relative: 2f64.powi(-precision),
+            absolute: 2f64.powi(1 - exponent - precision),
+            overflow: 2f64.powi(exponent) * (2.0 - 2f64.powi(-precision)),
+        }
+    }
+
+    fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => Self::new(11, 15),
+            DType::Bf16 => Self::new(8, 127),
+            DType::F32 => Self::new(24, 127),
+            _ => Self::new(53, 1023),
+        }
+    }
+}
+
+/// One element of the reference, all in f64.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    /// `scale · s + b`.
+    pub z: f64,
+    /// `act(z)`.
+    pub y: f64,
+    /// `S`, the sum of the products' magnitudes.
+    pub magnitude: f64,
+    /// `b`, 0 without a bias.
+    pub bias: f64,
+}
+
+/// What is known of one result beside its reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Judgement {
+    /// `|ŷ − y|`; 0 where both are the same infinity or NaN, infinite where only one is finite.
+    pub error: f64,
+    /// The largest error that is allowed.
+    pub bound: f64,
+    /// Whether the result is acceptable.
+    pub within: bool,
+}
+
+/// The error bound of one linear operation; the module's text derives it.
+#[derive(Clone, Copy, Debug)]
+pub struct ErrorModel {
+    k: usize,
+    scale: f64,
+    activation: Activation,
+    accumulation: f64,
+    claim: f64,
+    rounding: Rounding,
+}
+
+impl ErrorModel {
+    /// The bound for sums of `k` products of elements of type `input`.
+    #[must_use]
+    pub fn new(
+        arithmetic: Arithmetic,
+        input: DType,
+        output: DType,
+        k: usize,
+        scale: f32,
+        activation: Activation,
+    ) -> Self {
+        let length = k as f64;
+        let accumulation = match (arithmetic, input) {
+            (Arithmetic::Cpu, _) => {
+                let block = crate::cpu::SUM_BLOCK;
+                (k.min(block) + k.div_ceil(block) + 1) as f64 * U
+            }
+            (Arithmetic::TensorCore, DType::F32) => 2f64.powi(-19) + (42 + k.div_ceil(8)) as f64 * U,
+            (Arithmetic::TensorCore, _) => (length + 8.0) * 2.0 * U,
+        };
+        let claim = if input == DType::F32 && k <= F32_CLAIM_K { F32_CLAIM } else { f64::INFINITY };
+        let scale = f64::from(scale).abs();
+        Self { k, scale, activation, accumulation, claim, rounding: Rounding::of(output) }
+    }
+
+    /// How far the value before rounding may be from `expected.y`.
+    fn before_rounding(&self, expected: Expected) -> f64 {
+        let size = self.scale * expected.magnitude + expected.bias.abs();
+        let relative = self.accumulation * self.scale * expected.magnitude + 2.0 * U * size;
+        let underflow = (self.k as f64 * self.scale + 1.0) * f64::from(f32::MIN_POSITIVE);
+        let argument = relative.min(self.claim * size) + underflow;
+        self.activation.lipschitz() * argument
+            + self.activation.evaluation_ulps() * U * (expected.z.abs() + argument)
+            + f64::from(f32::MIN_POSITIVE)
+    }
+
+    /// The largest error allowed of a result whose reference is `expected`, if nothing overflows.
+    #[must_use]
+    pub fn bound(&self, expected: Expected) -> f64 {
+        let error = self.before_rounding(expected);
+        error + (self.rounding.relative * (expected.y.abs() + error)).max(self.rounding.absolute)
+    }
+
+    /// Compares a result with its reference.
+    ///
+    /// An input that is NaN or infinite must show: the result is not finite, except where the activation maps −∞ to 0. (An
+    /// infinite f32 may become NaN, because its small part is ∞ − ∞.) Where a sum of magnitudes exceeds f32's range, partial
+    /// sums may overflow in any order, and any result is accepted. A result beyond the output type's range must be infinite.
+    #[must_use]
+    pub fn judge(&self, got: f64, expected: Expected) -> Judgement {
+        let bound = self.bound(expected);
+        let (z, y) = (expected.z, expected.y);
+        let error = if got == y || (got.is_nan() && y.is_nan()) { 0.0 } else { (got - y).abs() };
+        let error = if error.is_nan() { f64::INFINITY } else { error };
+        let within = if z.is_nan() {
+            got.is_nan()
+        } else if z.is_infinite() {
+            !got.is_finite() || got == y
+        } else if expected.magnitude.max(self.scale * expected.magnitude) + expected.bias.abs() >= 2f64.powi(127) {
+            true
+        } else {
+            let slack = self.before_rounding(expected);
+            let may_overflow = y.abs() + slack >= self.rounding.overflow;
+            let must_overflow = y.abs() - slack >= self.rounding.overflow;
+            let overflowed = got.is_infinite() && got.signum() == y.signum();
+            if must_overflow { overflowed } else { (may_overflow && overflowed) || error <= bound }
+        };
+        Judgement { error, bound, within }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::{Arithmetic, ErrorModel, Expected, Rounding, U};
+    use crate::DType;
+    use crate::ops::Activation;
+
+    fn model(input: DType, output: DType, k: usize) -> ErrorModel {
+        ErrorModel::new(Arithmetic::TensorCore, input, output, k, 1.0, Activation::None)
+    }
+
+    fn plain(y: f64, magnitude: f64) -> Expected {
+        Expected { z: y, y, magnitude, bias: 0.0 }
+    }
+
+    #[test]
+    fn rounding_constants_are_those_of_the_types() {
+        let f = Rounding::of(DType::F16);
+        assert_eq!(f.overflow, 65520.0);
+        assert_eq!(f.absolute, f64::from(f16::from_bits(1).to_f32()) / 2.0);
+        let b = Rounding::of(DType::Bf16);
+        assert_eq!(b.relative, 1.0 / 256.0);
+        assert_eq!(b.absolute, f64::from(bf16::from_bits(1).to_f32()) / 2.0);
+        assert_eq!(Rounding::of(DType::F32).absolute, f64::from(f32::from_bits(1)) / 2.0);
+    }
+
+    #[test]
+    fn rounding_alone_passes_and_one_unit_more_fails() {
+        let model = model(DType::F16, DType::F16, 1);
+        for bits in 0x0001..0x7bffu16 {
+            let (low, high) = (f16::from_bits(bits).to_f64(), f16::from_bits(bits + 1).to_f64());
+            let halfway = low.midpoint(high);
+            assert!(model.judge(low, plain(halfway, halfway)).within);
+            assert!(model.judge(high, plain(halfway, halfway)).within);
+            let beyond = high + (high - low) * 0.6;
+            assert!(!model.judge(low, plain(beyond, beyond)).within, "{low} for {beyond}");
+        }
+    }
+
+    #[test]
+    fn the_f32_bound_at_4096_is_the_claim() {
+        let bound = model(DType::F32, DType::F32, 4096).bound(plain(0.0, 1.0));
+        assert!((bound - 1e-5).abs() < 1e-10, "{bound}");
+        let cpu = ErrorModel::new(Arithmetic::Cpu, DType::F32, DType::F32, 4096, 1.0, Activation::None);
+        assert!(cpu.accumulation + 2.0 * U < 1e-5);
+    }
+
+    #[test]
+    fn overflow_is_required_where_it_must_happen_and_refused_where_it_may_not() {
+        let model = model(DType::F16, DType::F16, 16);
+        assert!(model.judge(f64::INFINITY, plain(70_000.0, 70_000.0)).within);
+        assert!(!model.judge(65504.0, plain(70_000.0, 70_000.0)).within);
+        assert!(!model.judge(f64::NEG_INFINITY, plain(70_000.0, 70_000.0)).within);
+        assert!(!model.judge(f64::INFINITY, plain(60_000.0, 60_000.0)).within);
+        assert!(model.judge(f64::INFINITY, plain(65519.99, 65519.99)).within);
+        assert!(model.judge(65504.0, plain(65519.99, 65519.99)).within);
+    }
+
+    #[test]
+    fn nan_and_infinity_must_show() {
+        let model = model(DType::F32, DType::F32, 16);
+        let nan = Expected { z: f64::NAN, y: f64::NAN, magnitude: f64::NAN, bias: 0.0 };
+        assert!(model.judge(f64::NAN, nan).within);
+        assert!(!model.judge(0.0, nan).within);
+        let infinite = plain(f64::INFINITY, f64::INFINITY);
+        assert!(model.judge(f64::INFINITY, infinite).within && model.judge(f64::NAN, infinite).within);
+        assert!(!model.judge(3e38, infinite).within);
+        let clipped = Expected { z: f64::NEG_INFINITY, y: 0.0, magnitude: f64::INFINITY, bias: 0.0 };
+        assert!(model.judge(0.0, clipped).within && !model.judge(1.0, clipped).within);
+        assert!(!model.judge(f64::NAN, plain(1.0, 1.0)).within);
+    }
+}

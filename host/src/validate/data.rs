@@ -1,0 +1,89 @@
+//! Inputs for validation: reproducible from a seed on every platform, and independent of the number of threads.
+
+use ndarray::Array2;
+use rayon::prelude::*;
+
+/// What the inputs of a validation are drawn from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Data {
+    /// Evenly from [−1, 1), rounded to the input type. Results are compared with a derived bound.
+    #[default]
+    Uniform,
+    /// Integers small enough that every partial sum is exact in f32. Results must be exactly right.
+    Integers,
+}
+
+/// A 64-bit hash of `index`, the `index`-th value of the SplitMix64 sequence from `seed` (Steele, Lea and Flood, 2014).
+fn split_mix(seed: u64, index: u64) -> u64 {
+    let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+impl Data {
+    /// The largest magnitude of an integer input for sums of `k` products.
+    ///
+    /// `k` products of two such integers, and an integer bias, stay below 2²³, so each partial sum (and half of it) is an
+    /// exact f32; and they are at most 8, so that they are exact in every input type, with nothing left for a small part.
+    fn largest_integer(k: usize) -> u64 {
+        (1..=8u64).rev().find(|&a| (k as u64).saturating_mul(a * a) < (1 << 22)).unwrap_or(1)
+    }
+
+    /// `rows` × `columns` elements for sums of `k` products; `stream` keeps the operands of one case apart.
+    pub(crate) fn draw<T: Send>(
+        self,
+        seed: u64,
+        stream: u64,
+        (rows, columns): (usize, usize),
+        k: usize,
+        convert: fn(f32) -> T,
+    ) -> Array2<T> {
+        let seed = split_mix(seed, stream);
+        let largest = Self::largest_integer(k);
+        let element = |index: usize| {
+            let bits = split_mix(seed, index as u64);
+            convert(match self {
+                // 24 random bits, so that an f32 holds each value exactly.
+                Self::Uniform => ((bits >> 40) as f32 - 8_388_608.0) / 8_388_608.0,
+                Self::Integers => ((bits >> 32) % (2 * largest + 1)) as f32 - largest as f32,
+            })
+        };
+        let values: Vec<T> = (0..rows * columns).into_par_iter().map(element).collect();
+        Array2::from_shape_vec((rows, columns), values).expect("rows × columns values were drawn")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Data;
+
+    #[test]
+    fn uniform_data_fills_its_range_evenly() {
+        let drawn = Data::Uniform.draw(7, 0, (1000, 100), 100, |v| v);
+        assert!(drawn.iter().all(|v| (-1.0..1.0).contains(v)));
+        assert!(drawn.mean().is_some_and(|mean| mean.abs() < 0.01));
+        let variance = drawn.iter().map(|v| f64::from(v * v)).sum::<f64>() / 1e5;
+        assert!((variance - 1.0 / 3.0).abs() < 0.01, "{variance}");
+    }
+
+    #[test]
+    fn integer_sums_stay_exact_for_every_length() {
+        for k in [0, 1, 1000, 65_536, 1 << 20, 1 << 21] {
+            let largest = Data::largest_integer(k);
+            assert!(largest >= 1 && k as u64 * largest * largest + largest < 1 << 23, "{k}");
+        }
+        let drawn = Data::Integers.draw(7, 1, (100, 100), 64, |v| v);
+        assert!(drawn.iter().all(|v| v.fract() == 0.0 && v.abs() <= 8.0));
+        assert!(drawn.iter().any(|&v| v == 8.0) && drawn.iter().any(|&v| v == -8.0));
+    }
+
+    #[test]
+    fn streams_and_seeds_differ_and_repeat() {
+        let draw = |seed, stream| Data::Uniform.draw(seed, stream, (4, 4), 4, |v| v);
+        assert_eq!(draw(1, 0), draw(1, 0));
+        assert_ne!(draw(1, 0), draw(1, 1));
+        assert_ne!(draw(1, 0), draw(2, 0));
+    }
+}
