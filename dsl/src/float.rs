@@ -1,5 +1,8 @@
 //! The element types of tensors: f32, and the 16-bit types that travel as their bits.
 
+use crate::launch::{Global, GlobalMut};
+use crate::ptx;
+
 /// An IEEE 754 half-precision number, as its bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
@@ -9,3 +12,95 @@ pub struct F16(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Bf16(pub u16);
+
+/// A number that tensors hold: how it is loaded, stored and converted.
+pub trait Element: Copy + 'static {
+    /// Its size in bytes: 2 or 4.
+    const BYTES: u32;
+
+    /// Loads an element from memory that nothing writes while the kernel runs.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is valid for a read of one element, aligned to it.
+    unsafe fn load_read_only(from: Global<Self>) -> Self;
+
+    /// The same number in f32.
+    fn to_f32(self) -> f32;
+
+    /// Rounds to the nearest element, ties to even, and stores it.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is valid for a write of one element, aligned to it, and no other thread touches it.
+    unsafe fn store_rounded(to: GlobalMut<Self>, value: f32);
+
+    /// Rounds four numbers to the nearest elements, ties to even, and stores them in one instruction.
+    ///
+    /// # Safety
+    ///
+    /// As [`store_rounded`](Self::store_rounded) for four elements, and the address is a multiple of their size.
+    unsafe fn store_rounded_4(to: GlobalMut<Self>, values: [f32; 4]);
+}
+
+macro_rules! half_element {
+    ($element:ident, $from_f32:ident, $pack:ident, $to_f32:expr) => {
+        impl Element for $element {
+            const BYTES: u32 = 2;
+
+            #[inline(always)]
+            unsafe fn load_read_only(from: Global<Self>) -> Self {
+                // SAFETY: the caller's promise.
+                Self(unsafe { ptx::ld_global_nc_b16(from.address()) })
+            }
+
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                $to_f32(self.0)
+            }
+
+            #[inline(always)]
+            unsafe fn store_rounded(to: GlobalMut<Self>, value: f32) {
+                // SAFETY: the caller's promise.
+                unsafe { ptx::st_global_b16(to.address(), ptx::$from_f32(value)) }
+            }
+
+            #[inline(always)]
+            unsafe fn store_rounded_4(to: GlobalMut<Self>, v: [f32; 4]) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    ptx::st_global_v2_b32(to.address(), [ptx::$pack(v[1], v[0]), ptx::$pack(v[3], v[2])])
+                }
+            }
+        }
+    };
+}
+half_element!(F16, cvt_f16_f32, cvt_f16x2_f32, ptx::cvt_f32_f16);
+half_element!(Bf16, cvt_bf16_f32, cvt_bf16x2_f32, |bits| f32::from_bits((bits as u32) << 16));
+
+impl Element for f32 {
+    const BYTES: u32 = 4;
+
+    #[inline(always)]
+    unsafe fn load_read_only(from: Global<Self>) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_global_nc_f32(from.address()) }
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn store_rounded(to: GlobalMut<Self>, value: f32) {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::st_global_b32(to.address(), value.to_bits()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_rounded_4(to: GlobalMut<Self>, v: [f32; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::st_global_v4_b32(to.address(), v.map(f32::to_bits)) }
+    }
+}

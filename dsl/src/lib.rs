@@ -1,5 +1,59 @@
 //! The device library that warpsmith's GPU kernels are written in.
-#![cfg_attr(not(test), no_std)]
+//!
+//! A kernel crate is `no_std` Rust, compiled to PTX by rustc's own `nvptx64` backend. This library gives it what Rust's
+//! `core` has no notion of: the machine's instructions, threads and warps, shared memory, tiles, and the building blocks
+//! of a matrix product. A lower layer never names a higher one.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`ptx`] | one function for one instruction, nothing else |
+//! | [`thread`], [`warp`], [`block`] | indices and synchronisation, under the names a CUDA programmer expects |
+//! | [`float`] | element types and their conversions |
+//! | [`math`] | the elementary functions that kernels need, with their error |
+//! | [`layout`] | pure functions: which element is where. Proven by tests on the host |
+//! | [`shared`] | shared memory, laid out at compile time |
+//! | [`tile`] | tiles of global and shared memory, and how they are copied |
+//! | [`gemm`] | the main loop of a matrix product |
+//! | [`epilogue`] | what happens to a product before it is rounded and stored |
+//! | [`launch`] | what the host and the device agree on: parameter types and a kernel's declaration |
+//!
+//! The same source builds for the host, on stable Rust, where it serves type checking, documentation and the typed
+//! launches of [`launch`]. An instruction that is called there panics.
+#![no_std]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
 
+#[cfg(test)]
+extern crate std;
+
+pub use warpsmith_dsl_macros::{KernelParam, kernel};
+
+pub mod block;
+pub mod epilogue;
 pub mod float;
+pub mod gemm;
 pub mod launch;
+pub mod layout;
+pub mod math;
+pub mod ptx;
+pub mod shared;
+pub mod thread;
+pub mod tile;
+pub mod warp;
+
+/// What a kernel crate's root needs once: the panic handler (a trap) and the block's dynamic shared memory.
+///
+/// Expands to nothing on the host.
+#[macro_export]
+macro_rules! device_crate {
+    () => {
+        #[cfg(target_arch = "nvptx64")]
+        core::arch::global_asm!(".extern .shared .align 1024 .b8 dynamic_shared[];");
+
+        #[cfg(target_arch = "nvptx64")]
+        #[panic_handler]
+        fn panic(_: &core::panic::PanicInfo) -> ! {
+            // SAFETY: a trap ends the kernel with an error; it has no precondition.
+            unsafe { $crate::ptx::trap() }
+        }
+    };
+}

@@ -1,18 +1,21 @@
-//! warpsmith's GPU kernels, and the PTX they compile to.
+//! warpsmith's GPU kernels, and the PTX that they compile to.
+//!
+//! Each module is a kernel family: one file that reads as the algorithm does, load, multiply, transform, store. Built for the
+//! GPU it becomes `ptx/<family>.<architecture>.ptx`; built for the host it is the kernels' typed signatures, for launches,
+//! and this crate carries that PTX as text.
+//!
+//! | family | kernels |
+//! |---|---|
+//! | [`linear`] | `Y = activation(scale · X Wᵀ + bias)` |
 #![no_std]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
-/// A PTX file that ships inside this crate.
-#[derive(Clone, Copy, Debug)]
-pub struct PtxModule {
-    /// The kernel family, e.g. `linear`.
-    pub family: &'static str,
-    /// The architecture it was compiled for, e.g. `(8, 0)` for sm_80.
-    pub arch: (u32, u32),
-    /// Whether it runs on that architecture only (`sm_90a`), rather than on that and all later ones.
-    pub arch_specific: bool,
-    /// The PTX text.
-    pub text: &'static str,
-}
+#[cfg(feature = "linear")]
+pub mod linear;
 
-/// Every PTX file of this crate.
-pub static MODULES: &[PtxModule] = &[];
+#[cfg(not(target_arch = "nvptx64"))]
+mod modules;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use modules::{MODULES, PtxModule};
+
+warpsmith_dsl::device_crate!();

@@ -1,1 +1,50 @@
-//! Placeholder of the first commit.
+//! `#[kernel]` and `#[derive(KernelParam)]`: one signature for the device's entry point and the host's typed launch.
+//!
+//! Both are re-exported, and documented, by `warpsmith-dsl`.
+
+use proc_macro::TokenStream;
+
+mod kernel;
+mod param;
+
+/// Makes a function a GPU kernel.
+///
+/// ```ignore
+/// /// y = a x + y
+/// #[kernel(family = axpy, block = [256, 1, 1])]
+/// pub unsafe fn axpy(x: Global<f32>, y: GlobalMut<f32>, a: f32, n: u32) { … }
+///
+/// /// A generic kernel lists its instances: the entry's name and the generic arguments of each.
+/// #[kernel(
+///     family = copy, block = [T::THREADS, 1, 1], min_blocks = 2, shared = T::SHARED_BYTES,
+///     instances = [copy_f16 = <F16>, copy_f32 = <f32>],
+/// )]
+/// pub unsafe fn copy<T: Copyable>(from: Global<T>, to: GlobalMut<T>, n: u32) { … }
+/// ```
+///
+/// | key | meaning | default |
+/// |---|---|---|
+/// | `family` | the kernel family, which is the name of the PTX file | required |
+/// | `block` | threads of a block along x, y, z; every launch uses exactly these | required |
+/// | `min_blocks` | blocks that one multiprocessor must hold at a time, which bounds a thread's registers | 1 |
+/// | `shared` | dynamic shared memory of a block, in bytes | 0 |
+/// | `instances` | for a generic function: `entry_name = <arguments>`, … | the function itself |
+///
+/// The values may use the function's generic parameters. For `nvptx64` each instance becomes a PTX entry. For the host the
+/// attribute adds, under the function's name, a type with the same generic parameters that implements
+/// `launch::Kernel` for each instance, and a static `NAME_INSTANCES` with all declarations; the function itself
+/// remains, so that its body is type-checked on stable Rust.
+///
+/// The function must be `unsafe`, return nothing, and take parameters that are plain names of types that implement
+/// `launch::KernelParam`.
+#[proc_macro_attribute]
+pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+/// Implements `launch::KernelParam` for a `#[repr(C)]` or `#[repr(transparent)]` struct, after checking that every field
+/// implements it and that the struct has no padding.
+#[proc_macro_derive(KernelParam)]
+pub fn kernel_param(item: TokenStream) -> TokenStream {
+    param::expand(item.into()).unwrap_or_else(syn::Error::into_compile_error).into()
+}

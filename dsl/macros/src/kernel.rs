@@ -1,0 +1,259 @@
+//! `#[kernel]`.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{format_ident, quote};
+use syn::parse::{Parse, ParseStream};
+use syn::punctuated::Punctuated;
+use syn::{
+    AngleBracketedGenericArguments, Error, Expr, ExprArray, FnArg, GenericArgument, GenericParam, Ident,
+    ItemFn, Pat, Result, ReturnType, Safety, Token, Type, bracketed,
+};
+
+/// One line of `instances`: `name = <arguments>`.
+struct Instance {
+    name: Ident,
+    arguments: Vec<GenericArgument>,
+}
+
+impl Parse for Instance {
+    fn parse(input: ParseStream) -> Result<Self> {
+        let name = input.parse()?;
+        input.parse::<Token![=]>()?;
+        let arguments: AngleBracketedGenericArguments = input.parse()?;
+        Ok(Self { name, arguments: arguments.args.into_iter().collect() })
+    }
+}
+
+/// What stands between the parentheses of the attribute.
+struct Attribute {
+    family: Ident,
+    block: [Expr; 3],
+    min_blocks: Expr,
+    shared: Expr,
+    instances: Option<Vec<Instance>>,
+}
+
+impl Parse for Attribute {
+    fn parse(input: ParseStream) -> Result<Self> {
+        let (mut family, mut block, mut instances) = (None, None, None);
+        let (mut min_blocks, mut shared): (Expr, Expr) = (syn::parse_quote!(1), syn::parse_quote!(0));
+        while !input.is_empty() {
+            let key: Ident = input.parse()?;
+            input.parse::<Token![=]>()?;
+            match key.to_string().as_str() {
+                "family" => family = Some(input.parse()?),
+                "block" => {
+                    let array: ExprArray = input.parse()?;
+                    let extents: Vec<Expr> = array.elems.iter().cloned().collect();
+                    let extents = extents.try_into().map_err(|_| {
+                        Error::new_spanned(
+                            &array,
+                            "`block` takes the number of threads along x, y and z: [x, y, z]",
+                        )
+                    })?;
+                    block = Some(extents);
+                }
+                "min_blocks" => min_blocks = input.parse()?,
+                "shared" => shared = input.parse()?,
+                "instances" => {
+                    let content;
+                    bracketed!(content in input);
+                    let list = Punctuated::<Instance, Token![,]>::parse_terminated(&content)?;
+                    instances = Some(list.into_iter().collect());
+                }
+                _ => {
+                    return Err(Error::new(
+                        key.span(),
+                        "expected `family`, `block`, `min_blocks`, `shared` or `instances`",
+                    ));
+                }
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        let missing = |key| Error::new(Span::call_site(), format!("#[kernel] needs `{key} = …`"));
+        Ok(Self {
+            family: family.ok_or_else(|| missing("family"))?,
+            block: block.ok_or_else(|| missing("block"))?,
+            min_blocks,
+            shared,
+            instances,
+        })
+    }
+}
+
+/// The names and the types of the function's parameters.
+fn parameters(function: &ItemFn) -> Result<(Vec<Ident>, Vec<Type>)> {
+    let mut names = Vec::new();
+    let mut types = Vec::new();
+    for input in &function.sig.inputs {
+        let FnArg::Typed(typed) = input else {
+            return Err(Error::new_spanned(input, "a kernel has no `self`"));
+        };
+        let Pat::Ident(name) = &*typed.pat else {
+            return Err(Error::new_spanned(&typed.pat, "a kernel's parameters are plain names"));
+        };
+        names.push(name.ident.clone());
+        types.push((*typed.ty).clone());
+    }
+    Ok((names, types))
+}
+
+/// The instances: those listed, or the function itself if it is not generic.
+fn instances(listed: Option<Vec<Instance>>, function: &ItemFn) -> Result<Vec<Instance>> {
+    let parameters = &function.sig.generics.params;
+    let Some(listed) = listed else {
+        if parameters.is_empty() {
+            return Ok(vec![Instance { name: function.sig.ident.clone(), arguments: Vec::new() }]);
+        }
+        return Err(Error::new_spanned(
+            parameters,
+            "a generic kernel lists its instances: `instances = [name = <…>, …]`",
+        ));
+    };
+    for instance in &listed {
+        if instance.arguments.len() != parameters.len() {
+            return Err(Error::new(
+                instance.name.span(),
+                format!(
+                    "instance `{}` has {} generic arguments, the kernel has {}",
+                    instance.name,
+                    instance.arguments.len(),
+                    parameters.len()
+                ),
+            ));
+        }
+    }
+    Ok(listed)
+}
+
+/// Binds the kernel's generic parameters to the instance's arguments, by name: the signature and the attribute's values
+/// then mean the instance without being rewritten.
+fn bindings(function: &ItemFn, instance: &Instance) -> Result<TokenStream> {
+    let mut bound = TokenStream::new();
+    for (parameter, argument) in function.sig.generics.params.iter().zip(&instance.arguments) {
+        bound.extend(match parameter {
+            GenericParam::Type(parameter) => {
+                let name = &parameter.ident;
+                quote! { #[allow(dead_code)] type #name = #argument; }
+            }
+            GenericParam::Const(parameter) => {
+                let (name, ty) = (&parameter.ident, &parameter.ty);
+                quote! { #[allow(dead_code)] const #name: #ty = #argument; }
+            }
+            GenericParam::Lifetime(lifetime) => {
+                return Err(Error::new_spanned(lifetime, "a kernel has no lifetime parameters"));
+            }
+        });
+    }
+    Ok(bound)
+}
+
+pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
+    let Attribute { family, block: [x, y, z], min_blocks, shared, instances: listed } =
+        syn::parse2(attribute)?;
+    let mut function: ItemFn = syn::parse2(item)?;
+    if !matches!(function.sig.safety, Safety::Unsafe(_)) {
+        return Err(Error::new_spanned(
+            function.sig.fn_token,
+            "a kernel is an `unsafe fn`: nothing checks the pointers that it is launched with",
+        ));
+    }
+    if let ReturnType::Type(_, ty) = &function.sig.output {
+        return Err(Error::new_spanned(ty, "a kernel returns nothing"));
+    }
+    let (names, types) = parameters(&function)?;
+    let listed = instances(listed, &function)?;
+    let kernel = function.sig.ident.clone();
+    let visibility = function.vis.clone();
+    function.attrs.push(syn::parse_quote!(#[inline(always)]));
+    function.attrs.push(syn::parse_quote!(#[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]));
+
+    let mut expanded = quote! { #function };
+    let mut declarations = Vec::new();
+    for instance in &listed {
+        let bound = bindings(&function, instance)?;
+        let Instance { name, arguments } = instance;
+        let name_text = name.to_string();
+        let family_text = family.to_string();
+        let parameter_names: Vec<String> = names.iter().map(Ident::to_string).collect();
+        expanded.extend(quote! {
+            #[cfg(target_arch = "nvptx64")]
+            const _: () = {
+                #bound
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn #name(#(#names: #types),*) {
+                    // SAFETY: comments, which the builder turns into directives; then the kernel's own contract.
+                    unsafe {
+                        core::arch::asm!(
+                            "// warpsmith.directive .reqntid {}, {}, {}", const #x, const #y, const #z,
+                            options(nomem, nostack, preserves_flags),
+                        );
+                        core::arch::asm!(
+                            "// warpsmith.directive .minnctapersm {}", const #min_blocks,
+                            options(nomem, nostack, preserves_flags),
+                        );
+                        #kernel::<#(#arguments),*>(#(#names),*)
+                    }
+                }
+            };
+
+            #[cfg(not(target_arch = "nvptx64"))]
+            const _: () = {
+                #bound
+                // SAFETY: the entry and its arguments are written from one signature.
+                unsafe impl ::warpsmith_dsl::launch::Kernel for #kernel<#(#arguments),*> {
+                    type Args = (#(#types,)*);
+                    const DECLARATION: ::warpsmith_dsl::launch::Declaration = ::warpsmith_dsl::launch::Declaration {
+                        name: #name_text,
+                        family: #family_text,
+                        block: [#x, #y, #z],
+                        min_blocks_per_sm: #min_blocks,
+                        shared_bytes: #shared,
+                        params: &[#(#parameter_names),*],
+                    };
+                }
+            };
+        });
+        declarations.push(quote! {
+            <#kernel<#(#arguments),*> as ::warpsmith_dsl::launch::Kernel>::DECLARATION
+        });
+    }
+
+    let parameters = &function.sig.generics.params;
+    let plain: Vec<TokenStream> = parameters
+        .iter()
+        .map(|parameter| match parameter {
+            GenericParam::Const(parameter) => {
+                let (name, ty) = (&parameter.ident, &parameter.ty);
+                quote! { const #name: #ty }
+            }
+            GenericParam::Type(parameter) => {
+                let name = &parameter.ident;
+                quote! { #name }
+            }
+            GenericParam::Lifetime(lifetime) => quote! { #lifetime },
+        })
+        .collect();
+    let type_names = parameters.iter().filter_map(|parameter| match parameter {
+        GenericParam::Type(parameter) => Some(&parameter.ident),
+        _ => None,
+    });
+    let type_doc = format!("The kernel [`{kernel}`](fn@{kernel}) as a type: what a launch names.");
+    let instances_doc = format!("The declarations of all instances of [`{kernel}`](fn@{kernel}).");
+    let instances_name = format_ident!("{}_INSTANCES", kernel.to_string().to_uppercase());
+    expanded.extend(quote! {
+        #[cfg(not(target_arch = "nvptx64"))]
+        #[doc = #type_doc]
+        #[allow(non_camel_case_types)]
+        #visibility struct #kernel<#(#plain),*> {
+            _instance: ::core::marker::PhantomData<(#(fn() -> #type_names,)*)>,
+        }
+
+        #[cfg(not(target_arch = "nvptx64"))]
+        #[doc = #instances_doc]
+        #visibility static #instances_name: &[::warpsmith_dsl::launch::Declaration] = &[#(#declarations),*];
+    });
+    Ok(expanded)
+}

@@ -1,0 +1,115 @@
+//! How each element type goes through the tensor cores.
+//!
+//! A k-step is 32 bytes of every row: 16 elements of a 16-bit type, 8 of f32. The fragments of all types are loaded alike,
+//! by `ldmatrix`; they differ in what is done with the loaded words.
+
+use crate::float::{Bf16, Element, F16};
+use crate::ptx;
+
+/// A type that the tensor cores multiply, with accumulation in f32.
+pub trait MmaElement: Element {
+    /// A 16-row fragment of A, ready for the product.
+    type A: Copy;
+    /// An 8-column fragment of B, ready for the product.
+    type B: Copy;
+
+    /// Prepares a loaded fragment of A.
+    fn prepare_a(words: [u32; 4]) -> Self::A;
+    /// Prepares a loaded fragment of B.
+    fn prepare_b(words: [u32; 2]) -> Self::B;
+
+    /// `c += a · b` over one k-step.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it.
+    unsafe fn multiply_add(c: &mut [f32; 4], a: Self::A, b: Self::B);
+}
+
+macro_rules! half_mma {
+    ($element:ident, $mma:ident) => {
+        impl MmaElement for $element {
+            type A = [u32; 4];
+            type B = [u32; 2];
+
+            #[inline(always)]
+            fn prepare_a(words: [u32; 4]) -> Self::A {
+                words
+            }
+
+            #[inline(always)]
+            fn prepare_b(words: [u32; 2]) -> Self::B {
+                words
+            }
+
+            #[inline(always)]
+            unsafe fn multiply_add(c: &mut [f32; 4], a: Self::A, b: Self::B) {
+                // SAFETY: the caller's promise.
+                unsafe { ptx::$mma(c, a, b) }
+            }
+        }
+    };
+}
+half_mma!(F16, mma_m16n8k16_f16);
+half_mma!(Bf16, mma_m16n8k16_bf16);
+
+/// f32 words as the sum of two TF32 words: `big` keeps the upper 11 bits of the significand, `small` the next 11.
+///
+/// `big` is cut off rather than rounded, so it never overflows; the remainder is exact, and rounding it to 11 bits leaves an
+/// error of at most 2⁻²¹ of the number.
+#[derive(Clone, Copy)]
+pub struct Split<const WORDS: usize> {
+    big: [u32; WORDS],
+    small: [u32; WORDS],
+}
+
+/// The bits of an f32 that TF32 keeps.
+const TF32_MASK: u32 = 0xffff_e000;
+/// Half a unit in the last place of TF32: added to an f32's bits, it rounds the bits that TF32 keeps.
+const TF32_HALF_ULP: u32 = 0x1000;
+
+impl<const WORDS: usize> Split<WORDS> {
+    #[inline(always)]
+    fn new(words: [u32; WORDS]) -> Self {
+        let big = words.map(|word| word & TF32_MASK);
+        let mut small = big;
+        for i in 0..WORDS {
+            let rest = f32::from_bits(words[i]) - f32::from_bits(big[i]);
+            small[i] = (rest.to_bits() + TF32_HALF_ULP) & TF32_MASK;
+        }
+        Self { big, small }
+    }
+}
+
+/// f32 to f32 accuracy: three products of TF32 parts, the fourth (small · small) being below f32's own rounding.
+///
+/// The tensor cores cut their sums off, always towards zero, which over a long K adds up to more than f32's error. So a
+/// k-step is summed from zero, and added to the accumulator with ordinary, rounding additions.
+impl MmaElement for f32 {
+    type A = Split<4>;
+    type B = Split<2>;
+
+    #[inline(always)]
+    fn prepare_a(words: [u32; 4]) -> Self::A {
+        Split::new(words)
+    }
+
+    #[inline(always)]
+    fn prepare_b(words: [u32; 2]) -> Self::B {
+        Split::new(words)
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(c: &mut [f32; 4], a: Self::A, b: Self::B) {
+        let mut step = [0.0; 4];
+        // SAFETY: the caller's promise.
+        unsafe {
+            ptx::mma_m16n8k8_tf32(&mut step, a.small, b.big);
+            ptx::mma_m16n8k8_tf32(&mut step, a.big, b.small);
+            ptx::mma_m16n8k8_tf32(&mut step, a.big, b.big);
+        }
+        for i in 0..4 {
+            c[i] += step[i];
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The matrix product: a block multiplies a tile of rows of A with a tile of rows of B, both K-major, and stores
+//! `epilogue(A Bᵀ)`.
+//!
+//! A kernel names a [`TileShape`] and calls [`multiply`](TileShape::multiply), then [`store`](TileShape::store); what
+//! happens between the rows in global memory and the accumulators is the main loop's business. There is one main loop:
+//! [`mma_sync`], for sm_80 and every later architecture.
+
+mod element;
+pub mod mma_sync;
+
+pub use element::MmaElement;
+
+use crate::epilogue::Epilogue;
+use crate::float::Element;
+use crate::layout::TileIndex;
+use crate::tile::{Access, Operand, Output};
+
+/// The shape of a block's tile, and how its warps, its shared memory and its main loop are arranged.
+pub trait TileShape: 'static {
+    /// Rows of the output tile.
+    const BLOCK_M: u32;
+    /// Columns of the output tile.
+    const BLOCK_N: u32;
+    /// Threads of a block.
+    const THREADS: u32;
+    /// Dynamic shared memory of a block, in bytes.
+    const SHARED_BYTES: u32;
+
+    /// The block's accumulators: each thread's share, in registers.
+    type Accumulators: Copy;
+
+    /// The product of the rows of `a` and of `b` that output tile `tile` needs.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it, with the same arguments, in a block of `THREADS` threads with `SHARED_BYTES` bytes
+    /// of dynamic shared memory. The operands are valid for reads and aligned as `A` asks, and nothing writes them while the
+    /// kernel runs; a row has less than 2³¹ bytes; `tile` lies within the output.
+    unsafe fn multiply<T: MmaElement, A: Access>(
+        a: Operand<T>,
+        b: Operand<T>,
+        tile: TileIndex,
+    ) -> Self::Accumulators;
+
+    /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output.
+    ///
+    /// # Safety
+    ///
+    /// As [`multiply`](Self::multiply), whose result `accumulators` is for the same `tile`; the output is valid for writes
+    /// and no other block touches this tile of it; `epilogue` may be asked for every column of the output.
+    unsafe fn store<O: Element, E: Epilogue>(
+        accumulators: Self::Accumulators,
+        epilogue: E,
+        output: Output<O>,
+        tile: TileIndex,
+    );
+}

@@ -1,0 +1,294 @@
+//! Which element is where: swizzles, fragments and raster order, as pure functions.
+//!
+//! Nothing here touches the device, so that the tests below can prove each layout on the host: that it is a bijection,
+//! that the accesses it serves are free of bank conflicts, and that the registers hold what the instruction expects.
+//!
+//! # Rows in shared memory
+//!
+//! A tile's row is 64 or 128 bytes of one operand row, in 16-byte chunks. `ldmatrix` reads the same chunk of eight
+//! consecutive rows at once; stored plainly these eight chunks would share banks. A [`Swizzle`] exchanges the chunks of a
+//! row by the row's number, so that any eight consecutive rows hold the same logical chunk in eight different places of
+//! the 128 bytes that the 32 banks serve at a time.
+
+/// Bytes of a chunk, the unit of swizzles and of asynchronous copies.
+pub const CHUNK_BYTES: u32 = 16;
+
+/// The permutation of 16-byte chunks within a shared-memory tile.
+///
+/// Both are the hardware's own patterns, an exclusive or of address bits 4.. with address bits 7..
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swizzle {
+    /// For rows of 64 bytes: bits 4–5 with bits 7–8.
+    Bytes64,
+    /// For rows of 128 bytes: bits 4–6 with bits 7–9.
+    Bytes128,
+}
+
+impl Swizzle {
+    /// The swizzle for rows of `row_bytes` bytes.
+    ///
+    /// # Panics
+    ///
+    /// If `row_bytes` is neither 64 nor 128. In a constant this is a compile error.
+    #[must_use]
+    pub const fn for_row(row_bytes: u32) -> Self {
+        match row_bytes {
+            64 => Self::Bytes64,
+            128 => Self::Bytes128,
+            _ => panic!("a shared-memory tile has rows of 64 or 128 bytes"),
+        }
+    }
+
+    /// Where the byte at `offset` of the plain tile lies in the swizzled one.
+    ///
+    /// The tile must start at a multiple of 1024 bytes for this to agree with addresses.
+    #[inline(always)]
+    #[must_use]
+    pub const fn apply(self, offset: u32) -> u32 {
+        match self {
+            Self::Bytes64 => offset ^ (((offset >> 7) & 3) << 4),
+            Self::Bytes128 => offset ^ (((offset >> 7) & 7) << 4),
+        }
+    }
+}
+
+/// The byte offset of chunk `chunk` of row `row` in a swizzled tile with rows of `row_bytes` bytes, 64 or 128.
+#[inline(always)]
+#[must_use]
+pub const fn swizzled_chunk(row_bytes: u32, row: u32, chunk: u32) -> u32 {
+    Swizzle::for_row(row_bytes).apply(row * row_bytes + chunk * CHUNK_BYTES)
+}
+
+/// Row and 16-byte chunk, relative to a fragment's origin, that a lane addresses in an `ldmatrix.x4`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkIndex {
+    /// The row.
+    pub row: u32,
+    /// The chunk within the row: 0 or 1.
+    pub chunk: u32,
+}
+
+/// The chunk that `lane` addresses to load an A fragment of `mma`: 16 rows × 32 bytes.
+///
+/// Matrices 0 to 3 are (rows 0–7, chunk 0), (rows 8–15, chunk 0), (rows 0–7, chunk 1), (rows 8–15, chunk 1), which are
+/// registers 0 to 3 of the fragment.
+#[inline(always)]
+#[must_use]
+pub const fn a_fragment_chunk(lane: u32) -> ChunkIndex {
+    ChunkIndex { row: lane % 16, chunk: lane / 16 }
+}
+
+/// The chunk that `lane` addresses to load two neighbouring B fragments of `mma`: 2 × 8 columns × 32 bytes, with B stored
+/// column by column (so that a column of B is a row in memory).
+///
+/// Matrices 0 to 3 are (columns 0–7, chunk 0), (columns 0–7, chunk 1), (columns 8–15, chunk 0), (columns 8–15, chunk 1):
+/// registers 0 and 1 of the first fragment, then of the second.
+#[inline(always)]
+#[must_use]
+pub const fn b_fragment_chunk(lane: u32) -> ChunkIndex {
+    ChunkIndex { row: lane % 8 + (lane / 16) * 8, chunk: (lane / 8) % 2 }
+}
+
+/// Row and column of a matrix element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coord {
+    /// The row.
+    pub row: u32,
+    /// The column.
+    pub column: u32,
+}
+
+/// The element of the 16×8 accumulator of `mma` that register `index` (0 to 3) of `lane` holds.
+#[inline(always)]
+#[must_use]
+pub const fn accumulator_coord(lane: u32, index: u32) -> Coord {
+    Coord { row: lane / 4 + 8 * (index / 2), column: 2 * (lane % 4) + index % 2 }
+}
+
+/// Which output tile: its index along M and along N.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileIndex {
+    /// Index along M.
+    pub m: u32,
+    /// Index along N.
+    pub n: u32,
+}
+
+/// Tiles along M that [`raster`] visits before it steps along N.
+pub const RASTER_GROUP: u32 = 8;
+
+/// The tile that block `block` of `tiles_m · tiles_n` works on.
+///
+/// Blocks that run at the same time should share rows of A and of B in the L2 cache, so the order goes through groups of
+/// [`RASTER_GROUP`] tiles along M: down a group, one step along N, down again.
+#[inline(always)]
+#[must_use]
+pub const fn raster(block: u32, tiles_m: u32, tiles_n: u32) -> TileIndex {
+    let per_group = RASTER_GROUP * tiles_n;
+    let group = block / per_group;
+    let first = group * RASTER_GROUP;
+    let left = tiles_m - first;
+    let height = if left < RASTER_GROUP { left } else { RASTER_GROUP };
+    let within = block - group * per_group;
+    TileIndex { m: first + within % height, n: within / height }
+}
+
+/// Words by which a row of the staging buffer of the epilogue exceeds its data, so that the rows that a half-warp writes
+/// at a time fall into different banks.
+pub const STAGING_PAD_WORDS: u32 = 8;
+
+/// The word offset of `(row, column)` in an epilogue's staging buffer for `columns` columns of f32.
+#[inline(always)]
+#[must_use]
+pub const fn staging_word(columns: u32, row: u32, column: u32) -> u32 {
+    row * (columns + STAGING_PAD_WORDS) + column
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::vec::Vec;
+
+    fn banks_of(address: u32, bytes: u32) -> impl Iterator<Item = u32> {
+        (address / 4..(address + bytes) / 4).map(|word| word % 32)
+    }
+
+    fn swizzle_is_a_bijection_that_keeps_bytes_of_a_chunk_together(row_bytes: u32) {
+        let swizzle = Swizzle::for_row(row_bytes);
+        let size = 256 * row_bytes;
+        let mut seen = HashSet::new();
+        for offset in 0..size {
+            let at = swizzle.apply(offset);
+            assert!(at < size && seen.insert(at));
+            assert_eq!(at % CHUNK_BYTES, offset % CHUNK_BYTES);
+            assert_eq!(at / 128, offset / 128, "a chunk stays within its 128 bytes");
+        }
+    }
+
+    #[test]
+    fn swizzles_are_bijections() {
+        swizzle_is_a_bijection_that_keeps_bytes_of_a_chunk_together(64);
+        swizzle_is_a_bijection_that_keeps_bytes_of_a_chunk_together(128);
+    }
+
+    /// Each quarter of an `ldmatrix.x4` reads eight rows of 16 bytes: all 32 banks, each once.
+    fn ldmatrix_is_conflict_free(row_bytes: u32, lane_chunk: fn(u32) -> ChunkIndex) {
+        for step in 0..row_bytes / 32 {
+            for matrix in 0..4 {
+                let banks: HashSet<u32> = (8 * matrix..8 * matrix + 8)
+                    .flat_map(|lane| {
+                        let ChunkIndex { row, chunk } = lane_chunk(lane);
+                        banks_of(swizzled_chunk(row_bytes, row, chunk + 2 * step), CHUNK_BYTES)
+                    })
+                    .collect();
+                assert_eq!(banks.len(), 32, "rows of {row_bytes} bytes, step {step}, matrix {matrix}");
+            }
+        }
+    }
+
+    #[test]
+    fn fragment_loads_have_no_bank_conflicts() {
+        for lane_chunk in [a_fragment_chunk as fn(u32) -> ChunkIndex, b_fragment_chunk] {
+            ldmatrix_is_conflict_free(64, lane_chunk);
+            ldmatrix_is_conflict_free(128, lane_chunk);
+        }
+    }
+
+    /// Eight consecutive threads store their 16-byte chunks at a time.
+    #[test]
+    fn tile_stores_have_no_bank_conflicts() {
+        fn check(row_bytes: u32) {
+            let per_row = row_bytes / CHUNK_BYTES;
+            for first in (0..256).step_by(8) {
+                let banks: HashSet<u32> = (first..first + 8)
+                    .flat_map(|i| banks_of(swizzled_chunk(row_bytes, i / per_row, i % per_row), CHUNK_BYTES))
+                    .collect();
+                assert_eq!(banks.len(), 32);
+            }
+        }
+        check(64);
+        check(128);
+    }
+
+    /// The k-step enters a fragment's address by an exclusive or, for it only changes bits that the chunk index leaves 0.
+    #[test]
+    fn a_k_step_is_an_exclusive_or() {
+        fn check(row_bytes: u32) {
+            for row in 0..64 {
+                for chunk in 0..2 {
+                    for step in 0..row_bytes / 32 {
+                        let direct = swizzled_chunk(row_bytes, row, chunk + 2 * step);
+                        assert_eq!(direct, swizzled_chunk(row_bytes, row, chunk) ^ (step * 32));
+                    }
+                    // Sixteen rows further on, the pattern repeats.
+                    assert_eq!(
+                        swizzled_chunk(row_bytes, row + 16, chunk),
+                        swizzled_chunk(row_bytes, row, chunk) + 16 * row_bytes
+                    );
+                }
+            }
+        }
+        check(64);
+        check(128);
+    }
+
+    /// `ldmatrix` gives register i of lane l the elements 2(l mod 4), +1 of row l / 4 of matrix i; `mma` m16n8k16 wants A
+    /// at row g + 8(r & 1), k = 2t + 8(r >> 1) and B at k = 2t + 8r, column g, with g = l / 4 and t = l mod 4.
+    #[test]
+    fn fragments_hold_what_mma_expects() {
+        for lane in 0..32 {
+            let (g, t) = (lane / 4, lane % 4);
+            for register in 0..4 {
+                // The lane that gave the address of the row this register was read from.
+                let source = 8 * register + g;
+                let a = a_fragment_chunk(source);
+                assert_eq!(a.row, g + 8 * (register & 1));
+                assert_eq!(a.chunk * 8 + 2 * t, 2 * t + 8 * (register >> 1));
+                let b = b_fragment_chunk(source);
+                assert_eq!(b.row, g + 8 * (register / 2));
+                assert_eq!(b.chunk * 8 + 2 * t, 2 * t + 8 * (register % 2));
+            }
+        }
+    }
+
+    #[test]
+    fn accumulators_cover_the_tile_once() {
+        let all: HashSet<(u32, u32)> = (0..32)
+            .flat_map(|lane| (0..4).map(move |i| accumulator_coord(lane, i)))
+            .map(|Coord { row, column }| (row, column))
+            .collect();
+        assert_eq!(all.len(), 16 * 8);
+        assert!(all.iter().all(|&(row, column)| row < 16 && column < 8));
+    }
+
+    #[test]
+    fn raster_visits_every_tile_once() {
+        for tiles_m in 1..40 {
+            for tiles_n in 1..20 {
+                let all: HashSet<(u32, u32)> = (0..tiles_m * tiles_n)
+                    .map(|block| raster(block, tiles_m, tiles_n))
+                    .map(|TileIndex { m, n }| (m, n))
+                    .collect();
+                assert_eq!(all.len() as u32, tiles_m * tiles_n);
+                assert!(all.iter().all(|&(m, n)| m < tiles_m && n < tiles_n));
+            }
+        }
+    }
+
+    #[test]
+    fn staging_writes_have_no_bank_conflicts() {
+        for columns in [16, 32, 64] {
+            // Eight-byte stores are served a half-warp at a time.
+            for half in 0..2 {
+                let banks: Vec<u32> = (16 * half..16 * half + 16)
+                    .flat_map(|lane| {
+                        let Coord { row, column } = accumulator_coord(lane, 0);
+                        banks_of(4 * staging_word(columns, row, column), 8)
+                    })
+                    .collect();
+                assert_eq!(banks.iter().collect::<HashSet<_>>().len(), 32, "{columns} columns");
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Arithmetic that Rust's own operators do not reach: approximations, conversions, NaN-propagating maxima.
+
+macro_rules! unary {
+    ($(#[$doc:meta])* $name:ident, $text:literal, $in_class:ident $input:ty => $out_class:ident $output:ty) => {
+        $(#[$doc])*
+        #[inline(always)]
+        #[must_use]
+        pub fn $name(value: $input) -> $output {
+            let result: $output;
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                instruction!(concat!($text, " {0}, {1};"), out($out_class) result, in($in_class) value, options(pure, nomem, nostack))
+            };
+            result
+        }
+    };
+}
+
+unary!(
+    /// `ex2.approx.f32`: 2 to the power of `value`, to 2 ulp; subnormal results are kept.
+    ex2_approx, "ex2.approx.f32", reg32 f32 => reg32 f32
+);
+unary!(
+    /// `rcp.approx.f32`: the reciprocal, to 1 ulp.
+    rcp_approx, "rcp.approx.f32", reg32 f32 => reg32 f32
+);
+unary!(
+    /// `cvt.rn.f16.f32`: rounds to the nearest half-precision number, ties to even.
+    cvt_f16_f32, "cvt.rn.f16.f32", reg32 f32 => reg16 u16
+);
+unary!(
+    /// `cvt.rn.bf16.f32`: rounds to the nearest bfloat16, ties to even.
+    cvt_bf16_f32, "cvt.rn.bf16.f32", reg32 f32 => reg16 u16
+);
+unary!(
+    /// `cvt.f32.f16`: widens a half-precision number, exactly.
+    cvt_f32_f16, "cvt.f32.f16", reg16 u16 => reg32 f32
+);
+
+macro_rules! binary {
+    ($(#[$doc:meta])* $name:ident, $text:literal, $output:ty) => {
+        $(#[$doc])*
+        #[inline(always)]
+        #[must_use]
+        pub fn $name(a: f32, b: f32) -> $output {
+            let result: $output;
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                instruction!(concat!($text, " {0}, {1}, {2};"), out(reg32) result, in(reg32) a, in(reg32) b, options(pure, nomem, nostack))
+            };
+            result
+        }
+    };
+}
+
+binary!(
+    /// `max.NaN.f32`: the larger number; NaN if either is NaN.
+    max_nan, "max.NaN.f32", f32
+);
+binary!(
+    /// `cvt.rn.f16x2.f32`: both rounded to half precision, `a` in the upper half of the result.
+    cvt_f16x2_f32, "cvt.rn.f16x2.f32", u32
+);
+binary!(
+    /// `cvt.rn.bf16x2.f32`: both rounded to bfloat16, `a` in the upper half of the result.
+    cvt_bf16x2_f32, "cvt.rn.bf16x2.f32", u32
+);
+
+/// `fma.rn.f32`: `a · b + c`, rounded once.
+#[inline(always)]
+#[must_use]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    let result: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        instruction!("fma.rn.f32 {0}, {1}, {2}, {3};", out(reg32) result, in(reg32) a, in(reg32) b, in(reg32) c, options(pure, nomem, nostack))
+    };
+    result
+}
+
+/// `mov.b32`: the same value, of which the compiler no longer knows that it is a constant.
+///
+/// A loop with such a bound is not unrolled.
+#[inline(always)]
+#[must_use]
+pub fn opaque(value: u32) -> u32 {
+    let result: u32;
+    // SAFETY: a copy between registers.
+    unsafe { instruction!("mov.b32 {0}, {1};", out(reg32) result, in(reg32) value, options(nomem, nostack)) };
+    result
+}

@@ -1,0 +1,151 @@
+//! Loads and stores that name their memory space.
+//!
+//! # Safety
+//!
+//! For every function of this module: the address is valid for an access of the type's size, aligned to it, lies in the
+//! space that the name says, and no other thread writes it (for a load) or touches it (for a store) unordered.
+
+/// The address of the block's dynamic shared memory: `mov.u32 r, dynamic_shared`.
+///
+/// The symbol is declared by [`device_crate!`](crate::device_crate), aligned to 1024 bytes.
+#[inline(always)]
+#[must_use]
+pub fn dynamic_shared() -> u32 {
+    let address: u32;
+    // SAFETY: takes the address of a symbol.
+    unsafe { instruction!("mov.u32 {}, dynamic_shared;", out(reg32) address, options(pure, nomem, nostack)) };
+    address
+}
+
+macro_rules! load {
+    ($(#[$doc:meta])* $name:ident, $text:literal, $class:ident, $value:ty, $address:ident: $address_type:ty, $address_class:ident, [$($option:ident),*]) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        ///
+        /// As the module says.
+        #[inline(always)]
+        #[must_use]
+        pub unsafe fn $name($address: $address_type) -> $value {
+            let value: $value;
+            // SAFETY: the caller's promise is the instruction's.
+            unsafe {
+                instruction!(concat!($text, " {0}, [{1}];"), out($class) value, in($address_class) $address, options($($option),*))
+            };
+            value
+        }
+    };
+}
+
+load!(
+    /// `ld.global.nc.b16`: two bytes of memory that nothing writes while the kernel runs.
+    ld_global_nc_b16, "ld.global.nc.b16", reg16, u16, address: u64, reg64, [pure, nomem, nostack]
+);
+load!(
+    /// `ld.global.nc.f32`: a number from memory that nothing writes while the kernel runs.
+    ld_global_nc_f32, "ld.global.nc.f32", reg32, f32, address: u64, reg64, [pure, nomem, nostack]
+);
+
+macro_rules! store {
+    ($(#[$doc:meta])* $name:ident, $text:literal, $class:ident, $value:ty) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        ///
+        /// As the module says.
+        #[inline(always)]
+        pub unsafe fn $name(address: u64, value: $value) {
+            // SAFETY: the caller's promise is the instruction's.
+            unsafe { instruction!(concat!($text, " [{0}], {1};"), in(reg64) address, in($class) value, options(nostack)) }
+        }
+    };
+}
+
+store!(
+    /// `st.global.b16`: two bytes.
+    st_global_b16, "st.global.b16", reg16, u16
+);
+store!(
+    /// `st.global.b32`: four bytes.
+    st_global_b32, "st.global.b32", reg32, u32
+);
+
+/// `st.global.v2.b32`: eight bytes.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+pub unsafe fn st_global_v2_b32(address: u64, value: [u32; 2]) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("st.global.v2.b32 [{0}], {{{1}, {2}}};", in(reg64) address, in(reg32) value[0], in(reg32) value[1], options(nostack))
+    }
+}
+
+/// `st.global.v4.b32`: sixteen bytes.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+pub unsafe fn st_global_v4_b32(address: u64, value: [u32; 4]) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "st.global.v4.b32 [{0}], {{{1}, {2}, {3}, {4}}};",
+            in(reg64) address, in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3],
+            options(nostack)
+        )
+    }
+}
+
+/// `st.shared.v4.b32`: sixteen bytes.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+pub unsafe fn st_shared_v4_b32(address: u32, value: [u32; 4]) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "st.shared.v4.b32 [{0}], {{{1}, {2}, {3}, {4}}};",
+            in(reg32) address, in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3],
+            options(nostack)
+        )
+    }
+}
+
+/// `st.shared.v2.f32`: two numbers.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+pub unsafe fn st_shared_v2_f32(address: u32, value: [f32; 2]) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("st.shared.v2.f32 [{0}], {{{1}, {2}}};", in(reg32) address, in(reg32) value[0], in(reg32) value[1], options(nostack))
+    }
+}
+
+/// `ld.shared.v4.f32`: four numbers.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_shared_v4_f32(address: u32) -> [f32; 4] {
+    let (a, b, c, d): (f32, f32, f32, f32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "ld.shared.v4.f32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+            options(nostack)
+        )
+    };
+    [a, b, c, d]
+}

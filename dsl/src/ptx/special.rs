@@ -1,0 +1,31 @@
+//! Special registers: where a thread is in its block and its grid.
+
+macro_rules! special_register {
+    ($name:ident, $register:literal, $what:literal) => {
+        #[doc = concat!("The ", $what, ": `mov.u32 r, ", $register, "`.")]
+        #[inline(always)]
+        #[must_use]
+        pub fn $name() -> u32 {
+            let value: u32;
+            // SAFETY: reads a register that never changes while the thread runs.
+            unsafe {
+                instruction!(concat!("mov.u32 {}, ", $register, ";"), out(reg32) value, options(pure, nomem, nostack))
+            };
+            value
+        }
+    };
+}
+
+special_register!(tid_x, "%tid.x", "thread index within the block, along x");
+special_register!(tid_y, "%tid.y", "thread index within the block, along y");
+special_register!(tid_z, "%tid.z", "thread index within the block, along z");
+special_register!(ntid_x, "%ntid.x", "number of threads in the block, along x");
+special_register!(ntid_y, "%ntid.y", "number of threads in the block, along y");
+special_register!(ntid_z, "%ntid.z", "number of threads in the block, along z");
+special_register!(ctaid_x, "%ctaid.x", "block index within the grid, along x");
+special_register!(ctaid_y, "%ctaid.y", "block index within the grid, along y");
+special_register!(ctaid_z, "%ctaid.z", "block index within the grid, along z");
+special_register!(nctaid_x, "%nctaid.x", "number of blocks in the grid, along x");
+special_register!(nctaid_y, "%nctaid.y", "number of blocks in the grid, along y");
+special_register!(nctaid_z, "%nctaid.z", "number of blocks in the grid, along z");
+special_register!(laneid, "%laneid", "lane of the thread within its warp");

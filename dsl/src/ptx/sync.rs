@@ -1,0 +1,42 @@
+//! Barriers and traps.
+
+/// `bar.sync 0`: waits until every thread of the block has come here; memory accesses before it are visible after it.
+///
+/// # Safety
+///
+/// Every thread of the block that has not exited reaches it the same number of times.
+#[inline(always)]
+pub unsafe fn bar_sync() {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("bar.sync 0;", options(nostack)) }
+}
+
+/// `bar.warp.sync`: waits for the lanes of `mask`; memory accesses before it are visible to those lanes after it.
+///
+/// # Safety
+///
+/// Every lane of `mask` executes it with the same mask, the calling lane among them.
+#[inline(always)]
+pub unsafe fn bar_warp_sync(mask: u32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("bar.warp.sync {};", in(reg32) mask, options(nostack)) }
+}
+
+/// `trap`: ends the kernel with an error.
+///
+/// # Safety
+///
+/// It has no precondition; it is unsafe as every instruction is that ends more than the calling function.
+#[inline(always)]
+pub unsafe fn trap() -> ! {
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: no precondition.
+    unsafe {
+        core::arch::nvptx::trap()
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    // SAFETY: no precondition.
+    unsafe {
+        crate::ptx::not_on_the_host()
+    }
+}

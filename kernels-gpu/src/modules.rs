@@ -1,0 +1,22 @@
+//! The PTX files of this crate.
+
+/// A PTX file that ships inside this crate.
+#[derive(Clone, Copy, Debug)]
+pub struct PtxModule {
+    /// The kernel family, e.g. `linear`.
+    pub family: &'static str,
+    /// The architecture that it was compiled for, e.g. `(8, 0)` for sm_80.
+    pub arch: (u32, u32),
+    /// Whether it runs on that architecture only (`sm_90a`), rather than on that and all later ones.
+    pub arch_specific: bool,
+    /// The PTX text.
+    pub text: &'static str,
+}
+
+/// Every PTX file of this crate.
+pub static MODULES: &[PtxModule] = &[PtxModule {
+    family: "linear",
+    arch: (8, 0),
+    arch_specific: false,
+    text: include_str!("../ptx/linear.sm_80.ptx"),
+}];
