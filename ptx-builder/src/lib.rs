@@ -1,1 +1,47 @@
-//! Placeholder of the first commit.
+//! Compiles kernel crates written in Rust to PTX, and checks the result.
+//!
+//! The compiler is rustc itself, with its `nvptx64-nvidia-cuda` target. That target needs unstable flags and `core` built
+//! from source, so the compiler is a *device toolchain* beside the stable one that builds the host program: any rustup
+//! toolchain with `rust-src`, or a system rustc with its sources. [`find_toolchain`] looks for one; nothing here downloads
+//! or installs anything.
+//!
+//! [`Builder`] turns a kernel crate into one PTX file for each kernel family (a Cargo feature of the crate) and
+//! architecture. It lifts launch bounds out of the kernels' bodies ([`module`]), writes a header that says what the file
+//! was made from ([`header`]), and refuses what would ruin a kernel without a compiler error: local memory, calls, unresolved
+//! symbols ([`check`]). With `ptxas` at hand, [`Ptxas`] adds spills, stack frames and serialisation warnings, and counts
+//! registers.
+//!
+//! From a build script:
+//!
+//! ```no_run
+//! use warpsmith_builder::{Arch, Builder};
+//!
+//! fn main() -> Result<(), warpsmith_builder::Error> {
+//!     let out = std::env::var("OUT_DIR").expect("Cargo sets OUT_DIR for build scripts");
+//!     for artefact in Builder::new("../my-kernels").archs([Arch::SM_80]).out_dir(out).build()? {
+//!         println!("cargo::rerun-if-changed=../my-kernels/src");
+//!         println!("cargo::rustc-env={}_PTX={}", artefact.family.to_uppercase(), artefact.path.display());
+//!     }
+//!     Ok(())
+//! }
+//! ```
+
+pub mod arch;
+pub mod check;
+pub mod header;
+pub mod module;
+pub mod sources;
+pub mod toolchain;
+
+mod builder;
+mod compile;
+mod error;
+mod ptxas;
+
+pub use arch::Arch;
+pub use builder::{Artefact, Builder, Target};
+pub use check::{Report, Violation, check};
+pub use error::Error;
+pub use header::Header;
+pub use ptxas::{Assembly, KernelUsage, PTXAS_VARIABLE, Ptxas};
+pub use toolchain::{Toolchain, find_toolchain};

@@ -1,0 +1,297 @@
+//! The builder: a kernel crate in, checked PTX files out.
+
+use std::path::{Path, PathBuf};
+
+use crate::arch::Arch;
+use crate::check::{Report, check};
+use crate::compile::{Compilation, recipe};
+use crate::header::Header;
+use crate::ptxas::{Assembly, Ptxas};
+use crate::sources::KernelCrate;
+use crate::toolchain::{Search, Toolchain};
+use crate::{Error, module};
+
+/// Compiles a kernel crate to PTX files.
+///
+/// What is not set is taken from the crate: its manifest may list families and architectures,
+///
+/// ```toml
+/// [package.metadata.warpsmith.ptx]
+/// linear = ["sm_80", "sm_90a"]
+/// ```
+///
+/// and without such a list every Cargo feature but `default` is a family, for `sm_80`.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    manifest_dir: PathBuf,
+    families: Option<Vec<String>>,
+    archs: Option<Vec<Arch>>,
+    toolchain: Option<PathBuf>,
+    out_dir: Option<PathBuf>,
+    ptxas: PtxasChoice,
+}
+
+#[derive(Clone, Debug)]
+enum PtxasChoice {
+    Find,
+    This(Ptxas),
+    None,
+}
+
+/// One PTX file to build.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Target {
+    /// The kernel family: a Cargo feature of the kernel crate.
+    pub family: String,
+    /// The architecture.
+    pub arch: Arch,
+}
+
+/// A PTX file that was built.
+#[derive(Clone, Debug)]
+pub struct Artefact {
+    /// The kernel family.
+    pub family: String,
+    /// The architecture.
+    pub arch: Arch,
+    /// Where the file is.
+    pub path: PathBuf,
+    /// Its text.
+    pub text: String,
+    /// What the header records.
+    pub header: Header,
+    /// Its entries; without violations, or the build would have failed.
+    pub report: Report,
+    /// What ptxas says; `None` when there is none, so that spills and stacks are not known.
+    pub assembly: Option<Assembly>,
+    /// The compiler's warnings.
+    pub warnings: String,
+}
+
+impl Builder {
+    /// A builder for the kernel crate in `manifest_dir`.
+    pub fn new(manifest_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            manifest_dir: manifest_dir.into(),
+            families: None,
+            archs: None,
+            toolchain: None,
+            out_dir: None,
+            ptxas: PtxasChoice::Find,
+        }
+    }
+
+    /// The kernel families to build: Cargo features of the kernel crate.
+    #[must_use]
+    pub fn families<S: Into<String>>(mut self, families: impl IntoIterator<Item = S>) -> Self {
+        self.families = Some(families.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// The architectures to build for.
+    #[must_use]
+    pub fn archs(mut self, archs: impl IntoIterator<Item = Arch>) -> Self {
+        self.archs = Some(archs.into_iter().collect());
+        self
+    }
+
+    /// The rustc to compile with, or the folder of a toolchain; without it, one is searched for.
+    #[must_use]
+    pub fn toolchain(mut self, rustc: Option<PathBuf>) -> Self {
+        self.toolchain = rustc;
+        self
+    }
+
+    /// Where the files go; by default the folder `ptx` beside the crate's manifest.
+    #[must_use]
+    pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.out_dir = Some(folder.into());
+        self
+    }
+
+    /// The assembler to check with, or `None` to check without; by default one is searched for.
+    #[must_use]
+    pub fn ptxas(mut self, ptxas: Option<Ptxas>) -> Self {
+        self.ptxas = ptxas.map_or(PtxasChoice::None, PtxasChoice::This);
+        self
+    }
+
+    /// The files that [`Builder::build`] writes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Family`] when the crate lacks a family that was asked for; errors of reading its manifest.
+    pub fn targets(&self) -> Result<Vec<Target>, Error> {
+        self.targets_of(&KernelCrate::read(&self.manifest_dir)?)
+    }
+
+    /// The files that the crate asks for, whatever families and architectures this builder was told.
+    ///
+    /// # Errors
+    ///
+    /// Errors of reading the crate's manifest.
+    pub fn declared_targets(&self) -> Result<Vec<Target>, Error> {
+        Self::new(&self.manifest_dir).targets()
+    }
+
+    /// The hash that an up-to-date file for `target` has in its header. Needs no device toolchain.
+    ///
+    /// # Errors
+    ///
+    /// Errors of reading the crate's manifest and sources.
+    pub fn source_hash(&self, target: &Target) -> Result<String, Error> {
+        KernelCrate::read(&self.manifest_dir)?.hash(&target.recipe())
+    }
+
+    /// Compiles, checks and writes every file.
+    ///
+    /// # Errors
+    ///
+    /// No toolchain, a compile error, PTX that must not be used, or a file that cannot be written. No file is written for a
+    /// target that fails; files of targets before it are.
+    pub fn build(&self) -> Result<Vec<Artefact>, Error> {
+        let sources = KernelCrate::read(&self.manifest_dir)?;
+        let targets = self.targets_of(&sources)?;
+        let toolchain = Search::default().with_setting(self.toolchain.clone()).find()?;
+        let ptxas = match &self.ptxas {
+            PtxasChoice::Find => Ptxas::find(),
+            PtxasChoice::This(ptxas) => Some(ptxas.clone()),
+            PtxasChoice::None => None,
+        };
+        let folder = self.folder(&sources);
+        std::fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
+        targets.iter().map(|target| target.build(&sources, &toolchain, ptxas.as_ref(), &folder)).collect()
+    }
+
+    /// Where the files go.
+    ///
+    /// # Errors
+    ///
+    /// Errors of reading the crate's manifest.
+    pub fn output_folder(&self) -> Result<PathBuf, Error> {
+        Ok(self.folder(&KernelCrate::read(&self.manifest_dir)?))
+    }
+
+    fn folder(&self, sources: &KernelCrate) -> PathBuf {
+        let beside = || sources.manifest.with_file_name("ptx");
+        self.out_dir.clone().unwrap_or_else(beside)
+    }
+
+    fn targets_of(&self, sources: &KernelCrate) -> Result<Vec<Target>, Error> {
+        let declared: Vec<Target> = if sources.declared.is_empty() {
+            let all = sources.features.iter();
+            all.map(|family| Target { family: family.clone(), arch: Arch::SM_80 }).collect()
+        } else {
+            sources
+                .declared
+                .iter()
+                .map(|(family, arch)| Target { family: family.clone(), arch: *arch })
+                .collect()
+        };
+        let families = match &self.families {
+            Some(families) => families.clone(),
+            None => {
+                let mut families: Vec<String> = declared.iter().map(|target| target.family.clone()).collect();
+                families.dedup();
+                families
+            }
+        };
+        let mut targets = Vec::new();
+        for family in families {
+            if !sources.features.contains(&family) {
+                return Err(Error::Family {
+                    package: sources.package.clone(),
+                    family,
+                    features: sources.features.clone(),
+                });
+            }
+            let mut archs: Vec<Arch> = match &self.archs {
+                Some(archs) => archs.clone(),
+                None => declared
+                    .iter()
+                    .filter(|target| target.family == family)
+                    .map(|target| target.arch)
+                    .collect(),
+            };
+            if archs.is_empty() {
+                archs.push(Arch::SM_80);
+            }
+            targets.extend(archs.into_iter().map(|arch| Target { family: family.clone(), arch }));
+        }
+        Ok(targets)
+    }
+}
+
+impl Target {
+    /// The file's name, e.g. `linear.sm_80.ptx`.
+    pub fn file_name(&self) -> String {
+        format!("{}.{}.ptx", self.family, self.arch)
+    }
+
+    fn recipe(&self) -> String {
+        format!("--features {} {}", self.family, recipe(self.arch, self.arch.ptx_version()))
+    }
+
+    fn build(
+        &self,
+        sources: &KernelCrate,
+        toolchain: &Toolchain,
+        ptxas: Option<&Ptxas>,
+        folder: &Path,
+    ) -> Result<Artefact, Error> {
+        let compiled = Compilation {
+            toolchain,
+            package: &sources.package,
+            manifest: &sources.manifest,
+            workspace: &sources.workspace,
+            target_dir: &sources.target_dir.join("warpsmith-builder"),
+            family: &self.family,
+            arch: self.arch,
+            ptx_version: self.arch.ptx_version(),
+        }
+        .run()?;
+        let header = Header {
+            family: self.family.clone(),
+            arch: self.arch.to_string(),
+            rustc: toolchain.version(),
+            llvm: toolchain.llvm.clone(),
+            builder: env!("CARGO_PKG_VERSION").to_owned(),
+            recipe: self.recipe(),
+            sources: sources.hash(&self.recipe())?,
+        };
+        let body = module::finish(&compiled.ptx).map_err(|reason| Error::Ptx {
+            family: self.family.clone(),
+            arch: self.arch.to_string(),
+            reason,
+        })?;
+        let text = format!("{header}\n{body}");
+        let report = check(&text);
+        let mut violations = report.violations.clone();
+        let assembly = ptxas.map(|ptxas| ptxas.assemble(&text, self.arch)).transpose()?;
+        violations.extend(assembly.iter().flat_map(|assembly| assembly.violations.clone()));
+        let path = folder.join(self.file_name());
+        if !violations.is_empty() {
+            // The text that the line numbers refer to, for whoever has to find out why.
+            let rejected = sources.target_dir.join("warpsmith-builder").join(self.file_name());
+            std::fs::write(&rejected, &text).map_err(Error::io("write", &rejected))?;
+            return Err(Error::Refused {
+                family: self.family.clone(),
+                arch: self.arch.to_string(),
+                rejected,
+                violations,
+            });
+        }
+        std::fs::write(&path, &text).map_err(Error::io("write", &path))?;
+        let warnings = compiled.warnings;
+        Ok(Artefact {
+            family: self.family.clone(),
+            arch: self.arch,
+            path,
+            text,
+            header,
+            report,
+            assembly,
+            warnings,
+        })
+    }
+}

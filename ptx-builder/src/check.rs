@@ -1,0 +1,258 @@
+//! What must not be in the PTX of a kernel, checked without any other tool.
+//!
+//! Each of these compiles and runs, slowly or not at all, with no compiler error to warn of it: an array that went to local
+//! memory because an index was not constant, a function that was not inlined, a symbol that is nowhere defined, a kernel whose
+//! block size nobody stated.
+
+use std::fmt;
+
+use crate::module::{Function, Item, Line, Module, code, identifiers};
+
+/// What was found in one PTX file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The entries, in order.
+    pub entries: Vec<Entry>,
+    /// Reasons not to use the file.
+    pub violations: Vec<Violation>,
+}
+
+/// An entry and what it states about its launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Threads a block: `.reqntid`, or else `.maxntid`; `None` when it states neither.
+    pub threads: Option<[u32; 3]>,
+    /// Dynamic shared memory a block, where the kernel says so (`// warpsmith.shared_bytes`).
+    pub dynamic_shared: Option<u32>,
+}
+
+/// A reason not to use a PTX file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Violation {
+    /// Local memory: a spilled or variably indexed array.
+    LocalMemory {
+        /// The function.
+        function: String,
+        /// Line in the file.
+        line: usize,
+        /// That line.
+        text: String,
+    },
+    /// A call: something was not inlined.
+    Call {
+        /// The function.
+        function: String,
+        /// Line in the file.
+        line: usize,
+        /// That line.
+        text: String,
+    },
+    /// A symbol that is defined nowhere.
+    Unresolved {
+        /// Line in the file.
+        line: usize,
+        /// That line.
+        text: String,
+    },
+    /// An entry that does not state its block size, or states one that is none.
+    NoBounds {
+        /// The entry.
+        entry: String,
+        /// Line in the file.
+        line: usize,
+    },
+    /// There is no entry at all.
+    NoEntry,
+    /// The text is not PTX.
+    Malformed {
+        /// What is wrong, and on which line.
+        reason: String,
+    },
+    /// ptxas does not take the text.
+    Rejected {
+        /// What ptxas says.
+        message: String,
+    },
+    /// ptxas warns: it serialises an asynchronous instruction, ignores a bound, or the like.
+    Warning {
+        /// What ptxas says.
+        message: String,
+    },
+    /// ptxas needs more registers than there are.
+    Spill {
+        /// The entry.
+        entry: String,
+        /// Bytes that it stores to local memory.
+        stores: u32,
+        /// Bytes that it loads from there.
+        loads: u32,
+    },
+    /// ptxas gives the kernel a stack.
+    Stack {
+        /// The entry.
+        entry: String,
+        /// Bytes a thread.
+        bytes: u32,
+    },
+}
+
+/// Checks a PTX text.
+pub fn check(ptx: &str) -> Report {
+    let module = match Module::parse(&without_block_comments(ptx)) {
+        Ok(module) => module,
+        Err(reason) => {
+            return Report { entries: Vec::new(), violations: vec![Violation::Malformed { reason }] };
+        }
+    };
+    let mut violations = Vec::new();
+    for item in &module.items {
+        match item {
+            Item::Line(line) => check_module_line(line, &mut violations),
+            Item::Function(function) => check_function(function, &mut violations),
+        }
+    }
+    let entries: Vec<Entry> = module.entries().map(entry).collect();
+    if entries.is_empty() {
+        violations.push(Violation::NoEntry);
+    }
+    Report { entries, violations }
+}
+
+fn check_module_line(line: &Line, violations: &mut Vec<Violation>) {
+    let words: Vec<&str> = code(&line.text).split_whitespace().collect();
+    // Dynamic shared memory is declared `.extern` and given by the launch.
+    if words.contains(&".extern") && !words.contains(&".shared") {
+        violations.push(Violation::Unresolved { line: line.number, text: line.text.trim().to_owned() });
+    }
+}
+
+fn check_function(function: &Function, violations: &mut Vec<Violation>) {
+    let first = function.head.first().map_or(0, |line| line.number);
+    let Some(body) = &function.body else {
+        if function.external || function.entry {
+            let text = function.head.first().map_or_else(String::new, |line| line.text.trim().to_owned());
+            violations.push(Violation::Unresolved { line: first, text });
+        }
+        return;
+    };
+    if function.entry
+        && !entry(function).threads.is_some_and(|threads| threads.iter().all(|&extent| extent > 0))
+    {
+        violations.push(Violation::NoBounds { entry: function.name.clone(), line: first });
+    }
+    for line in body {
+        let found = || (function.name.clone(), line.number, line.text.trim().to_owned());
+        if statements(code(&line.text)).any(is_local) {
+            let (function, line, text) = found();
+            violations.push(Violation::LocalMemory { function, line, text });
+        }
+        if statements(code(&line.text)).any(is_call) {
+            let (function, line, text) = found();
+            violations.push(Violation::Call { function, line, text });
+        }
+    }
+}
+
+/// The statements of a line, without guard and label.
+fn statements(code: &str) -> impl Iterator<Item = &str> {
+    code.split([';', '{', '}']).map(|statement| {
+        let mut statement = statement.trim();
+        if let Some((label, rest)) = statement.split_once(':')
+            && identifiers(label).eq([label])
+        {
+            statement = rest.trim_start();
+        }
+        if statement.starts_with('@') {
+            statement = statement.split_once(char::is_whitespace).map_or("", |(_, rest)| rest.trim_start());
+        }
+        statement
+    })
+}
+
+fn is_call(statement: &str) -> bool {
+    let opcode = statement.split_whitespace().next().unwrap_or_default();
+    opcode == "call" || opcode.starts_with("call.")
+}
+
+fn is_local(statement: &str) -> bool {
+    let opcode = statement.split_whitespace().next().unwrap_or_default();
+    opcode.split('.').skip(1).any(|part| part == "local")
+        || identifiers(statement)
+            .any(|word| matches!(word, "%SP" | "%SPL") || word.starts_with("__local_depot"))
+}
+
+fn entry(function: &Function) -> Entry {
+    let directive = |name: &str| {
+        function.head.iter().find_map(|line| {
+            let (_, extents) = code(&line.text).split_once(name)?;
+            let mut extents = extents.split(',').map(|extent| extent.trim().parse().ok());
+            let x = extents.next()??;
+            Some([x, extents.next().unwrap_or(Some(1))?, extents.next().unwrap_or(Some(1))?])
+        })
+    };
+    let dynamic_shared = function
+        .head
+        .iter()
+        .find_map(|line| line.text.trim().strip_prefix("// warpsmith.shared_bytes")?.trim().parse().ok());
+    Entry {
+        name: function.name.clone(),
+        threads: directive(".reqntid").or_else(|| directive(".maxntid")),
+        dynamic_shared,
+    }
+}
+
+/// Blanks `/* … */`, keeping line numbers.
+fn without_block_comments(ptx: &str) -> String {
+    let mut text = String::with_capacity(ptx.len());
+    let mut rest = ptx;
+    while let Some(start) = rest.find("/*") {
+        let (before, comment) = rest.split_at(start);
+        text.push_str(before);
+        let end = comment.find("*/").map_or(comment.len(), |end| end + 2);
+        text.extend(comment[..end].chars().filter(|character| *character == '\n'));
+        rest = &comment[end..];
+    }
+    text.push_str(rest);
+    text
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LocalMemory { function, line, text } => {
+                write!(
+                    f,
+                    "line {line}: `{function}` uses local memory (an array indexed by a variable?): `{text}`"
+                )
+            }
+            Self::Call { function, line, text } => {
+                write!(f, "line {line}: `{function}` calls a function that was not inlined: `{text}`")
+            }
+            Self::Unresolved { line, text } => {
+                write!(f, "line {line}: a symbol that is defined nowhere: `{text}`")
+            }
+            Self::NoBounds { entry, line } => {
+                write!(f, "line {line}: entry `{entry}` states no block size (`.reqntid` or `.maxntid`)")
+            }
+            Self::NoEntry => f.write_str("there is no entry: is the family's kernel instantiated?"),
+            Self::Malformed { reason } => write!(f, "not PTX: {reason}"),
+            Self::Rejected { message } => write!(f, "ptxas does not take it: {message}"),
+            Self::Warning { message } => write!(f, "ptxas warns: {message}"),
+            Self::Spill { entry, stores, loads } => {
+                write!(
+                    f,
+                    "entry `{entry}` spills registers: {stores} bytes of stores, {loads} bytes of loads"
+                )
+            }
+            Self::Stack { entry, bytes } => write!(f, "entry `{entry}` has a stack frame of {bytes} bytes"),
+        }
+    }
+}
+
+/// Violations, a line each.
+pub(crate) fn list(violations: &[Violation]) -> String {
+    violations.iter().map(|violation| format!("\n  {violation}")).collect()
+}

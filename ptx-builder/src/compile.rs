@@ -1,0 +1,249 @@
+//! One run of the device compiler: a kernel crate, a family and an architecture in, rustc's PTX out.
+//!
+//! The flags are the recipe that keeps kernels whole. One codegen unit and `immediate-abort` panics leave nothing to link;
+//! the unroll threshold keeps arrays that fixed-length loops index in registers. What the surrounding Cargo, rustup or
+//! user set for *host* builds must not reach this build: see [`isolate`].
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Error;
+use crate::arch::Arch;
+use crate::toolchain::{TARGET, Toolchain};
+
+/// One compilation.
+pub(crate) struct Compilation<'a> {
+    pub(crate) toolchain: &'a Toolchain,
+    pub(crate) package: &'a str,
+    pub(crate) manifest: &'a Path,
+    pub(crate) workspace: &'a Path,
+    pub(crate) target_dir: &'a Path,
+    pub(crate) family: &'a str,
+    pub(crate) arch: Arch,
+    pub(crate) ptx_version: u32,
+}
+
+/// What came out of it.
+pub(crate) struct Compiled {
+    pub(crate) ptx: String,
+    pub(crate) warnings: String,
+}
+
+/// The profile that device code is built with, whatever the workspace's own says.
+///
+/// `line-directives-only` gives `.loc` lines and no debug sections, which ptxas would not take.
+const PROFILE: &[(&str, &str)] = &[
+    ("opt-level", "3"),
+    ("codegen-units", "1"),
+    ("panic", "\"immediate-abort\""),
+    ("debug", "\"line-directives-only\""),
+    ("lto", "\"off\""),
+    ("debug-assertions", "false"),
+    ("overflow-checks", "false"),
+    ("incremental", "false"),
+    ("strip", "\"none\""),
+];
+
+/// Flags of the kernel crate itself, beside the profile.
+pub(crate) fn codegen_flags(arch: Arch, ptx_version: u32) -> Vec<String> {
+    vec![
+        format!("-Ctarget-cpu={arch}"),
+        format!("-Ctarget-feature=+ptx{ptx_version}"),
+        "-Cllvm-args=-unroll-threshold=20000".into(),
+    ]
+}
+
+/// Everything that decides the compiler's output besides compiler and sources, in words.
+pub(crate) fn recipe(arch: Arch, ptx_version: u32) -> String {
+    let profile = PROFILE.iter().map(|(key, value)| format!("-C{key}={}", value.trim_matches('"')));
+    profile
+        .chain(codegen_flags(arch, ptx_version))
+        .collect::<Vec<_>>()
+        .join(" ")
+        .replace("-Cdebug=", "-Cdebuginfo=")
+}
+
+impl Compilation<'_> {
+    pub(crate) fn run(&self) -> Result<Compiled, Error> {
+        let mut command = Command::new(&self.toolchain.cargo);
+        isolate(&mut command);
+        command.current_dir(self.workspace);
+        command.arg("rustc").arg("--manifest-path").arg(self.manifest);
+        command.args(["--package", self.package, "--lib", "--crate-type", "rlib", "--release"]);
+        command.args(["--no-default-features", "--features", self.family]);
+        command.args(["--target", TARGET, "-Zbuild-std=core", "-Zpanic-immediate-abort"]);
+        for (key, value) in PROFILE {
+            command.arg("--config").arg(format!("profile.release.{key}={value}"));
+        }
+        command.arg("--target-dir").arg(self.target_dir);
+        command.args(["--message-format", "json-render-diagnostics", "--color", "never"]);
+        command.args(["--", "--emit=asm"]).args(codegen_flags(self.arch, self.ptx_version));
+        command.env("RUSTC_BOOTSTRAP", "1").env("RUSTC", &self.toolchain.rustc);
+        // Wrappers cache by command line and may not know about `--emit=asm`.
+        command.env("RUSTC_WRAPPER", "").env("RUSTC_WORKSPACE_WRAPPER", "");
+        command.env("CARGO_ENCODED_RUSTFLAGS", self.remaps());
+
+        let line = display(&command);
+        let output = command
+            .output()
+            .map_err(|error| Error::Command { command: line.clone(), output: error.to_string() })?;
+        let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+        if !output.status.success() {
+            return Err(Error::Command { command: line, output: messages });
+        }
+        let assembly = assembly_path(&String::from_utf8_lossy(&output.stdout), self.package)
+            .map_err(|reason| Error::Answer { command: line, reason })?;
+        let ptx = std::fs::read_to_string(&assembly).map_err(Error::io("read", assembly))?;
+        Ok(Compiled { ptx, warnings: warnings(&messages) })
+    }
+
+    /// Paths in the output are relative to the workspace, so that every checkout gives the same text.
+    fn remaps(&self) -> OsString {
+        let mut flags = OsString::new();
+        let mut remap = |from: &OsStr, to: &str| {
+            if !flags.is_empty() {
+                flags.push("\u{1f}");
+            }
+            flags.push("--remap-path-prefix=");
+            flags.push(from);
+            flags.push("=");
+            flags.push(to);
+        };
+        // rustc takes the last that fits, so the narrowest comes last.
+        let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+        if let Some(home) = cargo_home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo"))) {
+            remap(home.as_os_str(), "cargo-home");
+        }
+        remap(self.toolchain.library_sources().as_os_str(), "rust-src");
+        remap(self.workspace.as_os_str(), ".");
+        flags
+    }
+}
+
+/// Takes out of the environment what Cargo, rustup and the user set for host builds.
+///
+/// Without it a `cargo run` or a build script would hand its own compiler, flags and target folder to the device build.
+pub(crate) fn isolate(command: &mut Command) {
+    const EXACT: &[&str] = &[
+        "RUSTC",
+        "RUSTDOC",
+        "RUSTFLAGS",
+        "RUSTDOCFLAGS",
+        "RUSTC_WRAPPER",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "RUSTC_LINKER",
+        "RUSTUP_TOOLCHAIN",
+        "RUSTUP_TOOLCHAIN_SOURCE",
+        "RUST_RECURSION_COUNT",
+        "CARGO",
+        "CARGO_ENCODED_RUSTFLAGS",
+        "CARGO_INCREMENTAL",
+        "CARGO_TARGET_DIR",
+        "CARGO_MANIFEST_DIR",
+        "CARGO_MANIFEST_PATH",
+        "CARGO_MANIFEST_LINKS",
+        "CARGO_PRIMARY_PACKAGE",
+        "CARGO_CRATE_NAME",
+        "CARGO_BIN_NAME",
+        "TARGET",
+        "HOST",
+        "OUT_DIR",
+        "OPT_LEVEL",
+        "PROFILE",
+        "DEBUG",
+        "NUM_JOBS",
+    ];
+    const PREFIXES: &[&str] = &[
+        "CARGO_PKG_",
+        "CARGO_CFG_",
+        "CARGO_FEATURE_",
+        "CARGO_BUILD_",
+        "CARGO_PROFILE_",
+        "CARGO_TARGET_",
+        "DEP_",
+    ];
+    for (name, _) in std::env::vars_os() {
+        let Some(text) = name.to_str() else { continue };
+        if EXACT.contains(&text) || PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    // `cargo run` and rustup's proxies put the host toolchain's libraries first, which another rustc would then load.
+    for variable in ["LD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"] {
+        let Some(paths) = std::env::var_os(variable) else { continue };
+        let host = |path: &PathBuf| {
+            let parts: Vec<_> = path.components().filter_map(|part| part.as_os_str().to_str()).collect();
+            parts.contains(&"rustlib")
+                || parts.contains(&"toolchains")
+                || parts.contains(&"deps")
+                || parts.contains(&"release")
+                || parts.contains(&"debug")
+        };
+        let kept = std::env::split_paths(&paths).filter(|path| !host(path));
+        match std::env::join_paths(kept) {
+            Ok(kept) if !kept.is_empty() => command.env(variable, kept),
+            _ => command.env_remove(variable),
+        };
+    }
+}
+
+/// Where rustc put the PTX: beside the library that Cargo reports, under the library's name without `lib`.
+fn assembly_path(messages: &str, package: &str) -> Result<PathBuf, String> {
+    let crate_name = package.replace('-', "_");
+    for line in messages.lines() {
+        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+        if message["reason"] != "compiler-artifact" || message["target"]["name"] != crate_name.as_str() {
+            continue;
+        }
+        let files = message["filenames"].as_array().into_iter().flatten().filter_map(|file| file.as_str());
+        for file in files.map(Path::new) {
+            let Some(stem) = file.file_stem().and_then(OsStr::to_str) else { continue };
+            let assembly = file.with_file_name(format!("{}.s", stem.trim_start_matches("lib")));
+            if assembly.is_file() {
+                return Ok(assembly);
+            }
+            let in_deps = file.with_file_name("deps").join(format!("{}.s", stem.trim_start_matches("lib")));
+            if in_deps.is_file() {
+                return Ok(in_deps);
+            }
+        }
+        return Err(format!("no PTX beside {}", message["filenames"]));
+    }
+    Err(format!("it does not say where the library of `{crate_name}` is"))
+}
+
+/// The compiler's warnings, without Cargo's progress and without the notes on the flags that this module sets itself.
+fn warnings(messages: &str) -> String {
+    messages
+        .split("\n\n")
+        .filter(|block| {
+            block.contains("warning: ")
+                && !block.contains("unstable feature specified for `-Ctarget-feature`")
+        })
+        .flat_map(|block| block.lines())
+        .filter(|line| {
+            let progress = [
+                "Compiling ",
+                "Finished ",
+                "Downloading ",
+                "Downloaded ",
+                "Updating ",
+                "Blocking ",
+                "Locking ",
+            ];
+            let summary = line.starts_with("warning: `") && line.contains(" generated ");
+            !summary && !progress.iter().any(|word| line.trim_start().starts_with(word))
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+pub(crate) fn display(command: &Command) -> String {
+    let mut line = command.get_program().to_string_lossy().into_owned();
+    for argument in command.get_args() {
+        line.push(' ');
+        line.push_str(&argument.to_string_lossy());
+    }
+    line
+}

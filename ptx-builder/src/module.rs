@@ -1,0 +1,403 @@
+//! From rustc's PTX to the text that ships: launch bounds lifted, debris dropped.
+//!
+//! rustc has no attribute for a kernel's launch bounds, and PTX wants them between a kernel's parameters and its body. A kernel
+//! states them as comments, which survive inline assembly: each line
+//!
+//! ```text
+//! // warpsmith.directive .reqntid 256, 1, 1
+//! ```
+//!
+//! in an entry's body becomes the directive in the right place. A line `// warpsmith.shared_bytes 65536` (dynamic shared memory
+//! of a launch) becomes a comment there, for whoever works out occupancy.
+//!
+//! Dropped are: functions that nothing refers to (the panic handler, which Rust demands and an immediate abort never reaches),
+//! labels of debug ranges, markers of inline assembly. `.loc` and `.file` lines stay: diagnostics and profilers show Rust lines by
+//! them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A PTX module, split into functions and what stands between them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Module {
+    /// The parts, in order.
+    pub items: Vec<Item>,
+}
+
+/// A part of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// A line outside every function.
+    Line(Line),
+    /// An entry or a function.
+    Function(Function),
+}
+
+/// A line and its number in the text it was read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Counted from 1.
+    pub number: usize,
+    /// The text, without trailing white space.
+    pub text: String,
+}
+
+/// An entry or a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Whether a launch can start it (`.entry`).
+    pub entry: bool,
+    /// Whether it is only declared to exist elsewhere (`.extern`).
+    pub external: bool,
+    /// Its name.
+    pub name: String,
+    /// Linkage, name, parameters and directives.
+    pub head: Vec<Line>,
+    /// The lines between the braces; `None` for a declaration.
+    pub body: Option<Vec<Line>>,
+}
+
+/// Directives that a kernel may state, as the PTX ISA's "Performance-Tuning Directives" and "Cluster Dimension Directives" list
+/// them.
+const DIRECTIVES: &[&str] = &[
+    ".reqntid",
+    ".maxntid",
+    ".minnctapersm",
+    ".maxnreg",
+    ".explicitcluster",
+    ".reqnctapercluster",
+    ".maxclusterrank",
+];
+const DIRECTIVE_MARK: &str = "// warpsmith.directive";
+const SHARED_MARK: &str = "// warpsmith.shared_bytes";
+
+/// Turns rustc's PTX into the text that ships.
+///
+/// # Errors
+///
+/// What is wrong and on which line: a directive that is unknown, contradicts another one or stands outside an entry; a
+/// function without an end.
+pub fn finish(ptx: &str) -> Result<String, String> {
+    let mut module = Module::parse(ptx)?;
+    module.drop_debris();
+    module.drop_unused_functions();
+    module.lift()?;
+    module.drop_positions();
+    module.gather_files();
+    Ok(module.to_text())
+}
+
+impl Module {
+    /// Splits a PTX text.
+    ///
+    /// # Errors
+    ///
+    /// A function that does not end, or has no name; with its line.
+    pub fn parse(ptx: &str) -> Result<Self, String> {
+        let mut items = Vec::new();
+        let mut lines = ptx
+            .lines()
+            .enumerate()
+            .map(|(index, text)| Line { number: index + 1, text: text.trim_end().into() });
+        while let Some(line) = lines.next() {
+            let code = code(&line.text);
+            if !code.split_whitespace().any(|word| word == ".entry" || word == ".func") {
+                items.push(Item::Line(line));
+                continue;
+            }
+            items.push(Item::Function(Function::parse(line, &mut lines)?));
+        }
+        Ok(Self { items })
+    }
+
+    /// The entries.
+    pub fn entries(&self) -> impl Iterator<Item = &Function> {
+        self.functions().filter(|function| function.entry)
+    }
+
+    /// The entries and functions.
+    pub fn functions(&self) -> impl Iterator<Item = &Function> {
+        self.items.iter().filter_map(|item| match item {
+            Item::Function(function) => Some(function),
+            Item::Line(_) => None,
+        })
+    }
+
+    fn functions_mut(&mut self) -> impl Iterator<Item = &mut Function> {
+        self.items.iter_mut().filter_map(|item| match item {
+            Item::Function(function) => Some(function),
+            Item::Line(_) => None,
+        })
+    }
+
+    fn drop_debris(&mut self) {
+        let mut in_section = false;
+        self.items.retain(|item| {
+            let Item::Line(line) = item else { return true };
+            let text = line.text.trim();
+            if in_section {
+                in_section = !text.ends_with('}');
+                return false;
+            }
+            if text.starts_with(".section") && text.contains(".debug_") {
+                in_section = !text.ends_with('}');
+                return false;
+            }
+            // LLVM's banner and its `// .globl` notes; the header of the finished file says more.
+            !text.starts_with("//")
+        });
+        for function in self.functions_mut() {
+            let Some(body) = &mut function.body else { continue };
+            body.retain(|line| !is_debris(line.text.trim()));
+        }
+    }
+
+    fn drop_unused_functions(&mut self) {
+        loop {
+            let mut used = BTreeSet::new();
+            for item in &self.items {
+                match item {
+                    Item::Line(line) => used.extend(identifiers(&line.text).map(str::to_owned)),
+                    Item::Function(function) => {
+                        let words =
+                            function.body.iter().flatten().flat_map(|line| identifiers(code(&line.text)));
+                        used.extend(words.filter(|word| *word != function.name).map(str::to_owned));
+                    }
+                }
+            }
+            let before = self.items.len();
+            self.items.retain(|item| match item {
+                Item::Function(function) => {
+                    function.entry || function.external || used.contains(&function.name)
+                }
+                Item::Line(_) => true,
+            });
+            if self.items.len() == before {
+                return;
+            }
+        }
+    }
+
+    fn lift(&mut self) -> Result<(), String> {
+        for function in self.functions_mut() {
+            let Some(body) = &mut function.body else { continue };
+            let mut lifted: BTreeMap<String, Line> = BTreeMap::new();
+            let mut order = Vec::new();
+            let mut kept = Vec::with_capacity(body.len());
+            for line in body.drain(..) {
+                let text = line.text.trim();
+                let (name, text) = if let Some(directive) = text.strip_prefix(DIRECTIVE_MARK) {
+                    let directive = directive.trim().trim_end_matches(';').trim_end();
+                    let name = directive.split_whitespace().next().unwrap_or_default();
+                    if !DIRECTIVES.contains(&name) {
+                        return Err(format!("line {}: `{directive}` is none of {DIRECTIVES:?}", line.number));
+                    }
+                    (name.to_owned(), directive.to_owned())
+                } else if text.starts_with(SHARED_MARK) {
+                    (SHARED_MARK.to_owned(), text.to_owned())
+                } else {
+                    kept.push(line);
+                    continue;
+                };
+                if !function.entry {
+                    return Err(format!(
+                        "line {}: `{text}` in `{}`, which is no entry",
+                        line.number, function.name
+                    ));
+                }
+                // Inlining may repeat a block of inline assembly; only a contradiction is wrong.
+                match lifted.get(&name) {
+                    Some(other) if other.text != text => {
+                        return Err(format!(
+                            "line {}: entry `{}` states `{text}` and, on line {}, `{}`",
+                            line.number, function.name, other.number, other.text
+                        ));
+                    }
+                    Some(_) => {}
+                    None => {
+                        order.push(name.clone());
+                        lifted.insert(name, Line { number: line.number, text });
+                    }
+                }
+            }
+            *body = kept;
+            let lines = order.iter().filter_map(|name| lifted.remove(name));
+            function.head.extend(lines);
+        }
+        Ok(())
+    }
+
+    /// A position that another one replaces before the next instruction says nothing.
+    fn drop_positions(&mut self) {
+        for function in self.functions_mut() {
+            let Some(body) = &mut function.body else { continue };
+            let mut kept: Vec<Line> = Vec::with_capacity(body.len());
+            for line in body.drain(..) {
+                let is_position = |line: &Line| line.text.trim_start().starts_with(".loc");
+                if is_position(&line) && kept.last().is_some_and(is_position) {
+                    kept.pop();
+                }
+                kept.push(line);
+            }
+            *body = kept;
+        }
+    }
+
+    /// Moves the `.file` lines that a `.loc` refers to up to the module's head, paths relative to the workspace.
+    fn gather_files(&mut self) {
+        let used: BTreeSet<String> = self
+            .functions()
+            .flat_map(|function| function.body.iter().flatten())
+            .filter_map(|line| {
+                line.text.trim_start().strip_prefix(".loc")?.split_whitespace().next().map(str::to_owned)
+            })
+            .collect();
+        let mut files = Vec::new();
+        self.items.retain(|item| {
+            let Item::Line(line) = item else { return true };
+            let Some(file) = line.text.trim_start().strip_prefix(".file") else { return true };
+            if file.split_whitespace().next().is_some_and(|number| used.contains(number)) {
+                files.push(Item::Line(Line {
+                    number: line.number,
+                    text: line.text.trim().replace("\"./", "\""),
+                }));
+            }
+            false
+        });
+        let head = self.items.iter().position(|item| match item {
+            Item::Line(line) => line.text.trim_start().starts_with(".address_size"),
+            Item::Function(_) => true,
+        });
+        let at = match head {
+            Some(at) if matches!(self.items[at], Item::Line(_)) => at + 1,
+            Some(at) => at,
+            None => self.items.len(),
+        };
+        self.items.splice(at..at, files);
+    }
+
+    /// The text, with one empty line between parts.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        let mut push = |line: &str| {
+            if !(line.is_empty() && (text.is_empty() || text.ends_with("\n\n"))) {
+                text.push_str(line);
+                text.push('\n');
+            }
+        };
+        for item in &self.items {
+            match item {
+                Item::Line(line) => push(&line.text),
+                Item::Function(function) => {
+                    push("");
+                    for line in &function.head {
+                        push(&line.text);
+                    }
+                    if let Some(body) = &function.body {
+                        push("{");
+                        body.iter().filter(|line| !line.text.is_empty()).for_each(|line| push(&line.text));
+                        push("}");
+                    }
+                }
+            }
+        }
+        text
+    }
+}
+
+impl Function {
+    fn parse(first: Line, rest: &mut impl Iterator<Item = Line>) -> Result<Self, String> {
+        let start = first.number;
+        let external = code(&first.text).split_whitespace().any(|word| word == ".extern");
+        let entry = code(&first.text).split_whitespace().any(|word| word == ".entry");
+        let mut head: Vec<Line> = Vec::new();
+        let mut next = Some(first);
+        let mut opened = None;
+        while let Some(line) = next {
+            let text = code(&line.text);
+            if let Some(brace) = text.find('{') {
+                let (before, after) =
+                    (line.text[..brace].trim_end().to_owned(), line.text[brace + 1..].trim_end().to_owned());
+                if !before.trim().is_empty() {
+                    head.push(Line { number: line.number, text: before });
+                }
+                opened = Some(Line { number: line.number, text: after });
+                break;
+            }
+            let ends = text.trim_end().ends_with(';');
+            head.push(line);
+            if ends {
+                break;
+            }
+            next = rest.next();
+        }
+        let name = name(&head).ok_or_else(|| format!("line {start}: a function without a name"))?;
+        let ended = head.last().is_some_and(|line| code(&line.text).trim_end().ends_with(';'));
+        let Some(opened) = opened else {
+            return if ended {
+                Ok(Self { entry, external, name, head, body: None })
+            } else {
+                Err(format!("line {start}: `{name}` has neither a body nor an end"))
+            };
+        };
+        let mut body = Vec::new();
+        let mut depth = 1usize;
+        let mut next = Some(opened);
+        while let Some(line) = next {
+            for (at, character) in code(&line.text).char_indices() {
+                match character {
+                    '{' => depth += 1,
+                    '}' => depth -= 1,
+                    _ => {}
+                }
+                if depth == 0 {
+                    let before = line.text[..at].trim_end();
+                    if !before.trim().is_empty() {
+                        body.push(Line { number: line.number, text: before.to_owned() });
+                    }
+                    return Ok(Self { entry, external, name, head, body: Some(body) });
+                }
+            }
+            if !line.text.trim().is_empty() {
+                body.push(line);
+            }
+            next = rest.next();
+        }
+        Err(format!("line {start}: the body of `{name}` does not end"))
+    }
+}
+
+fn is_debris(text: &str) -> bool {
+    let label = |prefix: &str| {
+        let number = text.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(':'));
+        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    text == "// begin inline asm"
+        || text == "// end inline asm"
+        || label("$L__tmp")
+        || label("$L__func_begin")
+        || label("$L__func_end")
+}
+
+/// The name after `.entry`, or after `.func` and its result.
+fn name(head: &[Line]) -> Option<String> {
+    let text: String = head.iter().map(|line| code(&line.text)).collect::<Vec<_>>().join(" ");
+    let mut rest = match text.split_once(".entry") {
+        Some((_, rest)) => rest.trim_start(),
+        None => text.split_once(".func")?.1.trim_start(),
+    };
+    if rest.starts_with('(') {
+        rest = rest.split_once(')')?.1.trim_start();
+    }
+    identifiers(rest).next().filter(|name| rest.starts_with(name)).map(str::to_owned)
+}
+
+/// The part of a line before its comment.
+pub(crate) fn code(line: &str) -> &str {
+    line.find("//").map_or(line, |comment| &line[..comment])
+}
+
+/// The identifiers of a line, registers and directives' names among them.
+pub(crate) fn identifiers(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|character: char| !(character.is_ascii_alphanumeric() || "_$%".contains(character)))
+        .filter(|word| word.starts_with(|first: char| first.is_ascii_alphabetic() || "_$%".contains(first)))
+}

@@ -1,0 +1,194 @@
+//! NVIDIA's assembler, where there is one: does it take the PTX, and what does each kernel then use?
+//!
+//! Its answers bind the PTX to no machine: it runs without a GPU, and the driver's own assembler is the same code.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Error;
+use crate::arch::Arch;
+use crate::check::Violation;
+
+/// Environment variable that names the ptxas to use.
+pub const PTXAS_VARIABLE: &str = "WARPSMITH_PTXAS";
+
+/// An assembler that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ptxas {
+    /// The program.
+    pub path: PathBuf,
+    /// Its version, e.g. `13.0.88`.
+    pub version: String,
+}
+
+/// What came of assembling one PTX file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assembly {
+    /// What each kernel uses, in the order in which ptxas compiled them.
+    pub kernels: Vec<KernelUsage>,
+    /// Reasons not to use the file.
+    pub violations: Vec<Violation>,
+}
+
+/// What one kernel uses on the GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelUsage {
+    /// The entry's name.
+    pub name: String,
+    /// Registers a thread.
+    pub registers: u32,
+    /// Static shared memory a block, in bytes.
+    pub static_shared: u32,
+    /// Stack a thread, in bytes.
+    pub stack: u32,
+    /// Bytes of spilled registers stored.
+    pub spill_stores: u32,
+    /// Bytes of spilled registers loaded.
+    pub spill_loads: u32,
+}
+
+impl Ptxas {
+    /// Finds an assembler: what [`PTXAS_VARIABLE`] names, then `PATH`, then a CUDA toolkit, then a PyPI wheel; `None` where there
+    /// is none that runs.
+    pub fn find() -> Option<Self> {
+        candidates().into_iter().find_map(|path| Self::at(&path))
+    }
+
+    /// The assembler at `path`, when it runs.
+    pub fn at(path: &Path) -> Option<Self> {
+        let output =
+            Command::new(path).arg("--version").output().ok().filter(|output| output.status.success())?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = text.split_whitespace().find_map(|word| word.strip_prefix('V'))?;
+        Some(Self { path: path.to_owned(), version: version.trim_end_matches(',').to_owned() })
+    }
+
+    /// Assembles a PTX text for an architecture.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Command`] when the program cannot be started, [`Error::Io`] when the text cannot be handed to it. What it says
+    /// *about* the text is in the result.
+    pub fn assemble(&self, ptx: &str, arch: Arch) -> Result<Assembly, Error> {
+        let folder = tempfile::tempdir().map_err(Error::io("create", std::env::temp_dir()))?;
+        let (input, output) = (folder.path().join("module.ptx"), folder.path().join("module.cubin"));
+        std::fs::write(&input, ptx).map_err(Error::io("write", &input))?;
+        let mut command = Command::new(&self.path);
+        command.arg(format!("-arch={arch}")).arg("-v").arg(&input).arg("-o").arg(&output);
+        let result = command.output().map_err(|error| Error::Command {
+            command: crate::compile::display(&command),
+            output: error.to_string(),
+        })?;
+        let messages =
+            format!("{}{}", String::from_utf8_lossy(&result.stdout), String::from_utf8_lossy(&result.stderr));
+        let messages = messages.replace(&*input.to_string_lossy(), "module.ptx");
+        let mut assembly = read(&messages);
+        if !result.status.success() {
+            assembly.violations.insert(0, Violation::Rejected { message: messages.trim().to_owned() });
+        }
+        Ok(assembly)
+    }
+}
+
+/// Reads what `ptxas -v` writes.
+fn read(messages: &str) -> Assembly {
+    let mut kernels: Vec<KernelUsage> = Vec::new();
+    let mut violations = Vec::new();
+    for line in messages.lines() {
+        // Spills of functions that are no entries are refused by name of the function.
+        let quoted = || line.split('\'').nth(1).unwrap_or_default().to_owned();
+        if line.contains("Compiling entry function") {
+            kernels.push(KernelUsage { name: quoted(), ..KernelUsage::default() });
+        } else if line.contains("bytes stack frame") {
+            if let Some(kernel) = kernels.last_mut() {
+                kernel.stack = number_before(line, " bytes stack frame").unwrap_or(0);
+                kernel.spill_stores = number_before(line, " bytes spill stores").unwrap_or(0);
+                kernel.spill_loads = number_before(line, " bytes spill loads").unwrap_or(0);
+            }
+        } else if line.contains(": Used ") {
+            if let Some(kernel) = kernels.last_mut() {
+                kernel.registers = number_before(line, " registers").unwrap_or(0);
+                kernel.static_shared = number_before(line, " bytes smem").unwrap_or(0);
+            }
+        } else if is_warning(line) {
+            violations.push(Violation::Warning { message: line.trim().to_owned() });
+        }
+    }
+    for kernel in &kernels {
+        if kernel.stack > 0 {
+            violations.push(Violation::Stack { entry: kernel.name.clone(), bytes: kernel.stack });
+        }
+        if kernel.spill_stores > 0 || kernel.spill_loads > 0 {
+            violations.push(Violation::Spill {
+                entry: kernel.name.clone(),
+                stores: kernel.spill_stores,
+                loads: kernel.spill_loads,
+            });
+        }
+    }
+    Assembly { kernels, violations }
+}
+
+/// Warnings; and the notes C7508 to C7519 and their like (`wgmma` serialised, `setmaxnreg` ignored), which ptxas calls
+/// information and which cost a kernel half its speed.
+fn is_warning(line: &str) -> bool {
+    let serialised = line.split("(C75").nth(1).is_some_and(|rest| rest.as_bytes().get(2) == Some(&b')'));
+    line.contains("warning") || serialised || line.contains("Potential Performance Loss")
+}
+
+fn number_before(line: &str, unit: &str) -> Option<u32> {
+    let before = &line[..line.find(unit)?];
+    before.rsplit(|character: char| !character.is_ascii_digit()).next()?.parse().ok()
+}
+
+fn candidates() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    found.extend(variable(PTXAS_VARIABLE));
+    found.extend(which::which("ptxas"));
+    let toolkits =
+        ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_ROOT_DIR"].into_iter().filter_map(variable);
+    found.extend(
+        toolkits
+            .chain([PathBuf::from("/usr/local/cuda"), PathBuf::from("/opt/cuda")])
+            .map(|root| root.join("bin/ptxas")),
+    );
+    found.extend(newest_first(children("/usr/local"), "cuda-").map(|root| root.join("bin/ptxas")));
+    // Wheels: the environment in use, the user's, then the system's.
+    let mut pythons: Vec<PathBuf> =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).collect();
+    pythons.extend(std::env::home_dir().map(|home| home.join(".local")));
+    pythons.extend(
+        which::which("python3")
+            .ok()
+            .and_then(|python| Some(python.canonicalize().ok()?.parent()?.parent()?.to_owned())),
+    );
+    pythons.extend([PathBuf::from("/usr/local"), PathBuf::from("/usr")]);
+    for python in pythons.iter().flat_map(|root| newest_first(children(root.join("lib")), "python3")) {
+        for packages in ["site-packages", "dist-packages"] {
+            let nvidia = python.join(packages).join("nvidia");
+            // CUDA 13 and later share one folder; earlier wheels have one each.
+            let shared = newest_first(children(&nvidia), "cu").map(|folder| folder.join("bin/ptxas"));
+            found.extend(shared.chain([nvidia.join("cuda_nvcc/bin/ptxas")]));
+        }
+    }
+    found.retain(|path| path.is_file());
+    found
+}
+
+fn children(folder: impl AsRef<Path>) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+}
+
+/// The folders whose names start with `prefix`, by descending version number.
+fn newest_first(folders: Vec<PathBuf>, prefix: &str) -> impl Iterator<Item = PathBuf> {
+    let version = |path: &PathBuf| {
+        let name = path.file_name()?.to_str()?.strip_prefix(prefix)?;
+        let numbers = name.split('.').map(|part| part.parse().unwrap_or(0)).collect::<Vec<u32>>();
+        Some(numbers)
+    };
+    let mut found: Vec<_> = folders.into_iter().filter_map(|path| Some((version(&path)?, path))).collect();
+    found.sort();
+    found.into_iter().rev().map(|(_, path)| path)
+}

@@ -1,0 +1,201 @@
+//! Which sources a kernel crate's PTX is made from, and their hash.
+//!
+//! The sources are the crate and every path dependency that it reaches, procedural macros included: their manifests, build
+//! scripts and `src` folders. The hash tells without any device toolchain whether a committed PTX file is stale. It is the same on
+//! every machine: file names relative to their package, `/` as separator, line ends as `\n`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use crate::Error;
+use crate::arch::Arch;
+
+/// A kernel crate and what it is built from.
+#[derive(Clone, Debug)]
+pub struct KernelCrate {
+    /// The package's name.
+    pub package: String,
+    /// Its manifest.
+    pub manifest: PathBuf,
+    /// The root of its workspace.
+    pub workspace: PathBuf,
+    /// Cargo's target folder for it.
+    pub target_dir: PathBuf,
+    /// Its Cargo features without `default`, in alphabetical order.
+    pub features: Vec<String>,
+    /// The families and architectures that its manifest lists under `[package.metadata.warpsmith.ptx]`.
+    pub declared: Vec<(String, Arch)>,
+    files: BTreeMap<String, PathBuf>,
+}
+
+impl KernelCrate {
+    /// Reads the package in `folder` (or of the manifest `folder`), and finds its path dependencies.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Manifest`] when there is no package; [`Error::Command`] when Cargo cannot read a manifest; [`Error::Arch`] when
+    /// the manifest lists an architecture that is none.
+    pub fn read(folder: &Path) -> Result<Self, Error> {
+        let manifest =
+            if folder.ends_with("Cargo.toml") { folder.to_owned() } else { folder.join("Cargo.toml") };
+        let manifest = manifest.canonicalize().map_err(Error::io("find", &manifest))?;
+        let metadata = metadata(&manifest)?;
+        let text = |value: &Value| value.as_str().map(PathBuf::from);
+        let root = package(&metadata, &manifest).ok_or_else(|| Error::Manifest {
+            path: manifest.clone(),
+            reason: "it is a workspace only".into(),
+        })?;
+        let name = root["name"].as_str().unwrap_or_default().to_owned();
+        let features = root["features"].as_object().into_iter().flat_map(|features| features.keys());
+        let mut read = Self {
+            package: name,
+            workspace: text(&metadata["workspace_root"]).unwrap_or_default(),
+            target_dir: text(&metadata["target_directory"]).unwrap_or_default(),
+            features: features.filter(|name| *name != "default").cloned().collect(),
+            declared: declared(root)?,
+            files: BTreeMap::new(),
+            manifest: manifest.clone(),
+        };
+        let mut seen = BTreeSet::new();
+        read.collect(&metadata, &manifest, &mut seen)?;
+        Ok(read)
+    }
+
+    /// Every file that the hash covers.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.values().map(PathBuf::as_path)
+    }
+
+    /// The hash of the sources and of the recipe (features and flags) they are compiled by, as `sha256:` and 64 digits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when a source cannot be read.
+    pub fn hash(&self, recipe: &str) -> Result<String, Error> {
+        let mut hash = Sha256::new();
+        let mut add = |part: &[u8]| {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        };
+        add(recipe.as_bytes());
+        for (name, path) in &self.files {
+            add(name.as_bytes());
+            let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
+            add(&without_carriage_returns(&bytes));
+        }
+        let digits: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(format!("sha256:{digits}"))
+    }
+
+    fn collect(
+        &mut self,
+        metadata: &Value,
+        manifest: &Path,
+        seen: &mut BTreeSet<PathBuf>,
+    ) -> Result<(), Error> {
+        if !seen.insert(manifest.to_owned()) {
+            return Ok(());
+        }
+        // A path dependency outside the workspace is not in its metadata.
+        let own;
+        let found = match package(metadata, manifest) {
+            Some(found) => found,
+            None => {
+                own = self::metadata(manifest)?;
+                package(&own, manifest).ok_or_else(|| Error::Manifest {
+                    path: manifest.to_owned(),
+                    reason: "it is a path dependency, but no package".into(),
+                })?
+            }
+        };
+        let name = found["name"].as_str().unwrap_or_default();
+        let folder = manifest.parent().unwrap_or(manifest);
+        self.add(name, folder, manifest)?;
+        if folder.join("build.rs").is_file() {
+            self.add(name, folder, &folder.join("build.rs"))?;
+        }
+        self.add_folder(name, folder, &folder.join("src"))?;
+        for dependency in found["dependencies"].as_array().into_iter().flatten() {
+            let (Some(path), false) = (dependency["path"].as_str(), dependency["kind"] == "dev") else {
+                continue;
+            };
+            let manifest = Path::new(path).join("Cargo.toml");
+            let manifest = manifest.canonicalize().map_err(Error::io("find", &manifest))?;
+            self.collect(metadata, &manifest, seen)?;
+        }
+        Ok(())
+    }
+
+    fn add_folder(&mut self, package: &str, root: &Path, folder: &Path) -> Result<(), Error> {
+        for entry in std::fs::read_dir(folder).map_err(Error::io("read", folder))? {
+            let path = entry.map_err(Error::io("read", folder))?.path();
+            let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+            if hidden {
+                continue;
+            }
+            if path.is_dir() {
+                self.add_folder(package, root, &path)?;
+            } else {
+                self.add(package, root, &path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, package: &str, root: &Path, file: &Path) -> Result<(), Error> {
+        let relative = file.strip_prefix(root).map_err(|_| Error::Manifest {
+            path: file.to_owned(),
+            reason: format!("it is outside its package's folder {}", root.display()),
+        })?;
+        let parts: Vec<_> = relative.components().map(|part| part.as_os_str().to_string_lossy()).collect();
+        self.files.insert(format!("{package}/{}", parts.join("/")), file.to_owned());
+        Ok(())
+    }
+}
+
+/// `[package.metadata.warpsmith.ptx]`: a family's name and a list of architectures a line.
+fn declared(package: &Value) -> Result<Vec<(String, Arch)>, Error> {
+    let mut declared = Vec::new();
+    for (family, archs) in package["metadata"]["warpsmith"]["ptx"].as_object().into_iter().flatten() {
+        for arch in archs.as_array().into_iter().flatten() {
+            let text = arch.as_str().map_or_else(|| arch.to_string(), str::to_owned);
+            declared.push((family.clone(), text.parse()?));
+        }
+    }
+    Ok(declared)
+}
+
+fn package<'a>(metadata: &'a Value, manifest: &Path) -> Option<&'a Value> {
+    metadata["packages"].as_array()?.iter().find(|package| {
+        let path = package["manifest_path"].as_str().map(Path::new);
+        path.is_some_and(|path| path == manifest || path.canonicalize().is_ok_and(|path| path == manifest))
+    })
+}
+
+/// What the manifests say. Without dependencies Cargo needs no network and writes no lock file.
+fn metadata(manifest: &Path) -> Result<Value, Error> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"]).arg(manifest);
+    let line = crate::compile::display(&command);
+    let failed = |output: String| Error::Command { command: line.clone(), output };
+    let output = command.output().map_err(|error| failed(error.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).into_owned()));
+    }
+    serde_json::from_slice(&output.stdout)
+        .map_err(|error| Error::Answer { command: line, reason: format!("no JSON: {error}") })
+}
+
+fn without_carriage_returns(bytes: &[u8]) -> Vec<u8> {
+    let mut kept = Vec::with_capacity(bytes.len());
+    for (index, &byte) in bytes.iter().enumerate() {
+        if byte != b'\r' || bytes.get(index + 1) != Some(&b'\n') {
+            kept.push(byte);
+        }
+    }
+    kept
+}
