@@ -11,12 +11,15 @@ use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::tile::{Access, Aligned, Operand, Output, Unaligned};
 use warpsmith_dsl::{KernelParam, block, kernel};
 
-/// 128 × 256 outputs by eight warps: the most products for each byte loaded.
-pub type Tile128x256 = MmaTile<4, 8, 2, 4, 4, 64>;
-/// 128 × 128 outputs by eight warps.
-pub type Tile128x128 = MmaTile<4, 4, 2, 4, 4, 64>;
+/// 128 × 256 outputs by eight warps, for 16-bit types: the most products for each byte loaded. Its 144 KiB of shared memory
+/// exist on data-center GPUs only.
+pub type Tile128x256 = MmaTile<4, 8, 2, 4, 3, 128>;
+/// 128 × 128 outputs by four warps, for 16-bit types.
+pub type Tile128x128 = MmaTile<4, 8, 2, 2, 4, 64>;
+/// 128 × 64 outputs by four warps, for f32, which needs twice the registers for its operands.
+pub type Tile128x64 = MmaTile<4, 4, 2, 2, 4, 64>;
 /// 64 × 64 outputs by four warps: more blocks for a smaller Y.
-pub type Tile64x64 = MmaTile<2, 4, 2, 2, 4, 64>;
+pub type Tile64x64 = MmaTile<2, 4, 2, 2, 4, 128>;
 /// 16 × 64 outputs by four warps: for a few rows of X, where the time goes into reading W.
 pub type Tile16x64 = MmaTile<1, 2, 1, 4, 6, 128>;
 
@@ -82,7 +85,7 @@ pub struct LinearParams {
         linear_bf16_f32_16x64 = <Bf16, f32, Tile16x64, Aligned>,
         linear_bf16_f32_64x64_unaligned = <Bf16, f32, Tile64x64, Unaligned>,
         linear_bf16_f32_16x64_unaligned = <Bf16, f32, Tile16x64, Unaligned>,
-        linear_f32_f32_128x128 = <f32, f32, Tile128x128, Aligned>,
+        linear_f32_f32_128x64 = <f32, f32, Tile128x64, Aligned>,
         linear_f32_f32_64x64 = <f32, f32, Tile64x64, Aligned>,
         linear_f32_f32_16x64 = <f32, f32, Tile16x64, Aligned>,
         linear_f32_f32_64x64_unaligned = <f32, f32, Tile64x64, Unaligned>,
