@@ -1,1 +1,36 @@
-//! Placeholder of the first commit.
+//! GPU kernels written in Rust, as typed operations on tensors.
+//!
+//! A [`Device`] is an NVIDIA GPU, an emulator that runs the same PTX on the CPU, or the CPU. A [`Tensor`] is a typed,
+//! strided view of a device's memory. Operations take tensors, run on whatever device those are on, and say what is
+//! wrong where they cannot.
+//!
+//! ```
+//! use ndarray::array;
+//! use warpsmith::{Device, Tensor};
+//!
+//! # fn main() -> warpsmith::Result<()> {
+//! let device = Device::auto(); // the first GPU, else the CPU
+//! let x = Tensor::from_array(&device, &array![[1.0f32, 2.0], [3.0, 4.0]])?;
+//! assert_eq!(x.slice(1, 1..2)?.to_vec()?, [2.0, 4.0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Nothing of CUDA is needed to build this crate, and the driver is looked for when a program runs: one binary works
+//! with and without a GPU.
+
+pub mod device;
+mod driver;
+pub mod error;
+pub mod kernel;
+pub mod memory;
+pub mod stream;
+pub mod tensor;
+
+pub use device::{Device, DeviceKind, EmulatorOptions, MemoryStats, Properties};
+pub use error::{Error, Result};
+pub use kernel::{Function, Module, TypedKernel};
+pub use memory::{PinnedBuffer, Transfer};
+pub use stream::{Event, Stream};
+pub use tensor::{DType, Element, Tensor};
+pub use warpsmith_emulator as emulator;

@@ -1,0 +1,373 @@
+//! NVIDIA GPUs, through `cust`; what `cust` lacks is in [`raw`] and [`module`].
+//!
+//! There is one [`Gpu`] a GPU and process while anything of it is in use. It works in the GPU's primary context, the one
+//! that the CUDA runtime uses too; every call makes that context the calling thread's current one and leaves it so.
+//! Everything that the driver gave out holds the context, so nothing outlives it.
+
+mod module;
+mod raw;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use cust::CudaFlags;
+use cust::context::{Context, CurrentContext};
+use cust::device::{Device as CustDevice, DeviceAttribute};
+use parking_lot::Mutex;
+use warpsmith_dsl::launch::RawArg;
+
+pub(crate) use module::{CudaFunction, CudaModule};
+pub(crate) use raw::{CudaEvent, CudaHostMemory, CudaStream};
+
+use super::backend::{
+    AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, HostBlock, LaunchSize, Memory,
+    ModuleHandle, Rows, StreamHandle, foreign_handle,
+};
+use super::cpu::pageable_block;
+use super::{Device, DeviceKind, Inner, MemoryStats, Properties};
+use crate::driver;
+use crate::error::{Error, Result};
+use crate::kernel::PtxSummary;
+
+/// A GPU's primary context.
+#[derive(Debug)]
+pub(crate) struct GpuContext(Context);
+
+impl GpuContext {
+    /// Makes this the calling thread's current context.
+    fn bind(&self) -> Result<()> {
+        CurrentContext::set_current(&self.0).map_err(driver::cust_error("selecting a GPU"))
+    }
+
+    /// Waits for all work of the context.
+    fn synchronize(&self) -> Result<()> {
+        self.bind()?;
+        CurrentContext::synchronize().map_err(driver::cust_error("waiting for a GPU"))
+    }
+}
+
+/// One GPU.
+#[derive(Debug)]
+struct Gpu {
+    ordinal: usize,
+    name: String,
+    properties: Properties,
+    /// The largest pitch of a two-dimensional copy.
+    max_pitch: usize,
+    /// `None` where the driver has no stream-ordered allocator.
+    pool: Option<raw::Pool>,
+    context: Arc<GpuContext>,
+}
+
+/// Initialises the driver.
+fn initialise() -> Result<()> {
+    const EXPECTED: &str = "libcuda.so.1 of an NVIDIA driver";
+    if let Err(reason) = driver::library() {
+        return Err(Error::NoDriver { expected: EXPECTED, reason: reason.to_owned() });
+    }
+    const NO_DEVICE: i32 = 100;
+    match cust::init(CudaFlags::empty()).map_err(driver::cust_code) {
+        Ok(()) => Ok(()),
+        Err(NO_DEVICE) => Err(Error::NoSuchDevice {
+            requested: "cuda".into(),
+            available: "a GPU; the NVIDIA driver is there but reports none".into(),
+        }),
+        Err(code) => Err(Error::NoDriver {
+            expected: "an NVIDIA driver that starts",
+            reason: driver::error("initialising the driver", code).to_string(),
+        }),
+    }
+}
+
+/// How many GPUs there are.
+pub(super) fn count() -> Result<usize> {
+    match initialise() {
+        Err(Error::NoSuchDevice { .. }) => return Ok(0),
+        other => other?,
+    }
+    let count = CustDevice::num_devices().map_err(driver::cust_error("counting GPUs"))?;
+    Ok(count as usize)
+}
+
+/// The device of a GPU: the one in use if there is one.
+pub(super) fn open(ordinal: usize) -> Result<Device> {
+    static OPEN: Mutex<Option<HashMap<usize, Weak<Inner>>>> = Mutex::new(None);
+    initialise()?;
+    let mut open = OPEN.lock();
+    let open = open.get_or_insert_default();
+    if let Some(inner) = open.get(&ordinal).and_then(Weak::upgrade) {
+        return Ok(Device(inner));
+    }
+    let (gpu, stream) = Gpu::new(ordinal)?;
+    let device = Device::from_backend(Box::new(gpu), StreamHandle::Cuda(stream));
+    open.insert(ordinal, Arc::downgrade(&device.0));
+    Ok(device)
+}
+
+impl Gpu {
+    fn new(ordinal: usize) -> Result<(Self, CudaStream)> {
+        const OPERATION: &str = "opening a GPU";
+        let count = CustDevice::num_devices().map_err(driver::cust_error(OPERATION))?;
+        let number = u32::try_from(ordinal).ok().filter(|&number| number < count).ok_or_else(|| {
+            let available = match count {
+                1 => "`cuda:0`".to_owned(),
+                _ => format!("`cuda:0` to `cuda:{}`", count - 1),
+            };
+            Error::NoSuchDevice { requested: format!("cuda:{ordinal}"), available }
+        })?;
+        let device = CustDevice::get_device(number).map_err(driver::cust_error(OPERATION))?;
+        let context = Arc::new(GpuContext(Context::new(device).map_err(driver::cust_error(OPERATION))?));
+        context.bind()?;
+        let name = device.name().map_err(driver::cust_error(OPERATION))?;
+        let attribute = |attribute| raw::attribute(device, attribute);
+        let max_pitch =
+            device.get_attribute(DeviceAttribute::MaxPitch).map_err(driver::cust_error(OPERATION))?;
+        let pool = raw::Pool::new(&context, device)?;
+        let stream = CudaStream::new(&context)?;
+        let properties = properties(device, attribute)?;
+        let max_pitch = usize::try_from(max_pitch).unwrap_or(0);
+        Ok((Self { ordinal, name, properties, max_pitch, pool, context }, stream))
+    }
+
+    fn stream<'a>(&self, handle: &'a StreamHandle) -> Result<&'a CudaStream> {
+        match handle {
+            StreamHandle::Cuda(stream) => Ok(stream),
+            StreamHandle::Immediate => Err(foreign_handle("using a stream", "stream", self.kind())),
+        }
+    }
+
+    fn event<'a>(&self, handle: &'a EventHandle) -> Result<&'a CudaEvent> {
+        match handle {
+            EventHandle::Cuda(event) => Ok(event),
+            EventHandle::Immediate(_) => Err(foreign_handle("using an event", "event", self.kind())),
+        }
+    }
+
+    fn address(&self, memory: &Memory) -> Result<u64> {
+        match memory {
+            Memory::Device(address) => Ok(*address),
+            Memory::Host(_) | Memory::Empty => Err(foreign_handle("using memory", "memory", self.kind())),
+        }
+    }
+
+    fn module<'a>(&self, handle: &'a ModuleHandle) -> Result<&'a CudaModule> {
+        match handle {
+            ModuleHandle::Cuda(module) => Ok(module),
+            ModuleHandle::Emulator(_) => Err(foreign_handle("using a module", "module", self.kind())),
+        }
+    }
+}
+
+fn properties(device: CustDevice, attribute: impl Fn(raw::Attribute) -> Result<u32>) -> Result<Properties> {
+    use raw::Attribute as A;
+    const OPERATION: &str = "asking for a GPU's properties";
+    let version = cust::CudaApiVersion::get().map_err(driver::cust_error(OPERATION))?;
+    let number = |value: i32| u32::try_from(value).unwrap_or(0);
+    Ok(Properties {
+        compute_capability: (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        warp_size: attribute(A::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
+        max_threads_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        max_threads_per_multiprocessor: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
+        max_block: [
+            attribute(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z)?,
+        ],
+        max_grid: [
+            attribute(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z)?,
+        ],
+        max_shared_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        shared_per_multiprocessor: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+        reserved_shared_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK)?,
+        registers_per_multiprocessor: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
+        // 32,764 bytes from compute capability 7.0 and CUDA 12.1 on, for PTX of version 8.1 and later. What this crate
+        // ships is older, and the limit that always holds is enough.
+        max_parameter_bytes: 4096,
+        total_memory: device.total_memory().map_err(driver::cust_error(OPERATION))? as u64,
+        l2_bytes: u64::from(attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
+        // Newer drivers may give up on clocks; nothing depends on them.
+        clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).unwrap_or(0),
+        memory_clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0),
+        memory_bus_bits: attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0),
+        driver_version: Some((number(version.major()), number(version.minor()))),
+    })
+}
+
+impl Backend for Gpu {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda(self.ordinal)
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn allocate(&self, bytes: usize, stream: &StreamHandle) -> Result<Memory, AllocationError> {
+        let stream = self.stream(stream).map_err(AllocationError::Other)?;
+        self.context.bind().map_err(AllocationError::Other)?;
+        raw::allocate(self.pool.as_ref(), bytes, stream).map(Memory::Device)
+    }
+
+    fn free(&self, memory: Memory, _: usize, stream: &StreamHandle) {
+        if let (Ok(address), Ok(stream)) = (self.address(&memory), self.stream(stream))
+            && self.context.bind().is_ok()
+        {
+            raw::free(self.pool.as_ref(), address, stream);
+        }
+    }
+
+    fn release_memory(&self) -> Result<()> {
+        self.context.synchronize()?;
+        self.pool.as_ref().map_or(Ok(()), raw::Pool::trim)
+    }
+
+    fn memory_stats(&self) -> Result<MemoryStats> {
+        self.context.bind()?;
+        let (free, total) =
+            cust::memory::mem_get_info().map_err(driver::cust_error("asking for free memory"))?;
+        let (free, total) = (free as u64, total as u64);
+        let (used, reserved) = match &self.pool {
+            Some(pool) => pool.usage()?,
+            None => (total - free, total - free),
+        };
+        Ok(MemoryStats { used, reserved, free, total })
+    }
+
+    fn fill(&self, memory: &Memory, rows: Rows, byte: u8, stream: &StreamHandle) -> Result<()> {
+        let (address, stream) = (self.address(memory)?, self.stream(stream)?);
+        self.context.bind()?;
+        raw::fill(address, rows, byte, stream)
+    }
+
+    unsafe fn read(
+        &self,
+        memory: &Memory,
+        rows: Rows,
+        destination: *mut u8,
+        stream: &StreamHandle,
+    ) -> Result<()> {
+        let (address, stream) = (self.address(memory)?, self.stream(stream)?);
+        self.context.bind()?;
+        // SAFETY: the caller answers for both sides.
+        unsafe { raw::read(address, rows, destination, self.max_pitch, stream) }
+    }
+
+    unsafe fn write(
+        &self,
+        memory: &Memory,
+        rows: Rows,
+        source: *const u8,
+        stream: &StreamHandle,
+    ) -> Result<()> {
+        let (address, stream) = (self.address(memory)?, self.stream(stream)?);
+        self.context.bind()?;
+        // SAFETY: the caller answers for both sides.
+        unsafe { raw::write(address, rows, source, self.max_pitch, stream) }
+    }
+
+    fn copy(
+        &self,
+        (destination, to): (&Memory, Rows),
+        (source, from): (&Memory, Rows),
+        stream: &StreamHandle,
+    ) -> Result<()> {
+        let (destination, source) = (self.address(destination)?, self.address(source)?);
+        let stream = self.stream(stream)?;
+        self.context.bind()?;
+        raw::copy((destination, to), (source, from), self.max_pitch, stream)
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<HostBlock> {
+        if bytes == 0 {
+            return pageable_block(bytes);
+        }
+        self.context.bind()?;
+        CudaHostMemory::zeroed(&self.context, bytes).map(HostBlock::Cuda)
+    }
+
+    fn new_stream(&self) -> Result<StreamHandle> {
+        self.context.bind()?;
+        CudaStream::new(&self.context).map(StreamHandle::Cuda)
+    }
+
+    fn synchronize(&self, stream: &StreamHandle) -> Result<()> {
+        let stream = self.stream(stream)?;
+        self.context.bind()?;
+        stream.synchronize()
+    }
+
+    fn synchronize_all(&self) -> Result<()> {
+        self.context.synchronize()
+    }
+
+    fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {
+        let stream = self.stream(stream)?;
+        self.context.bind()?;
+        CudaEvent::record(&self.context, stream).map(EventHandle::Cuda)
+    }
+
+    fn wait(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()> {
+        let (stream, event) = (self.stream(stream)?, self.event(event)?);
+        self.context.bind()?;
+        stream.wait(event)
+    }
+
+    fn synchronize_event(&self, event: &EventHandle) -> Result<()> {
+        let event = self.event(event)?;
+        self.context.bind()?;
+        event.synchronize()
+    }
+
+    fn is_done(&self, event: &EventHandle) -> Result<bool> {
+        let event = self.event(event)?;
+        self.context.bind()?;
+        event.is_done()
+    }
+
+    fn elapsed(&self, start: &EventHandle, end: &EventHandle) -> Result<Duration> {
+        let (start, end) = (self.event(start)?, self.event(end)?);
+        self.context.bind()?;
+        end.elapsed_since(start)
+    }
+
+    fn load_module(&self, name: &str, text: &str, summary: &PtxSummary) -> Result<ModuleHandle> {
+        let module = module::load(&self.context, self, name, text, summary)?;
+        Ok(ModuleHandle::Cuda(module))
+    }
+
+    fn function(&self, module: &ModuleHandle, entry: &str) -> Result<(FunctionHandle, FunctionResources)> {
+        let module = self.module(module)?;
+        self.context.bind()?;
+        let (function, resources) = module.function(entry, self.properties.max_shared_per_block)?;
+        Ok((FunctionHandle::Cuda(function), resources))
+    }
+
+    unsafe fn launch(
+        &self,
+        _: &ModuleHandle,
+        function: FunctionHandle,
+        _: &str,
+        size: LaunchSize,
+        arguments: &[RawArg],
+        stream: &StreamHandle,
+    ) -> Result<()> {
+        let FunctionHandle::Cuda(function) = function else {
+            return Err(foreign_handle("launching a kernel", "kernel", self.kind()));
+        };
+        let stream = self.stream(stream)?;
+        self.context.bind()?;
+        // SAFETY: the caller answers for function and arguments.
+        unsafe { module::launch(function, size, arguments, stream) }
+    }
+}

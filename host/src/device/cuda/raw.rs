@@ -1,0 +1,451 @@
+//! What `cust` lacks or does otherwise, through `cust_raw`: streams that do not wait for the null stream (`cust` drops
+//! that flag), their events, memory pools, copies of rows in stream order, and pinned memory that keeps its context.
+//!
+//! Every function expects the caller to have made the context current.
+
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cust::device::Device as CustDevice;
+use cust_raw as cuda;
+use cust_raw::{CUdeviceptr, CUresult};
+
+use super::GpuContext;
+use crate::device::backend::{AllocationError, Rows};
+use crate::driver;
+use crate::error::{Error, Result};
+use crate::stream::negative_interval;
+
+pub(super) use cuda::CUdevice_attribute as Attribute;
+
+/// A number that the driver knows of a GPU.
+pub(super) fn attribute(device: CustDevice, attribute: Attribute) -> Result<u32> {
+    let mut value = 0;
+    // SAFETY: the value is written to a local variable; `device` comes from the driver.
+    driver::check("asking for a GPU's properties", unsafe {
+        cuda::cuDeviceGetAttribute(&raw mut value, attribute, device.as_raw())
+    })?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+/// A stream of a GPU that runs beside all others, the null stream included.
+#[derive(Debug)]
+pub(crate) struct CudaStream {
+    raw: cuda::CUstream,
+    context: Arc<GpuContext>,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for CudaStream {}
+// SAFETY: as above.
+unsafe impl Sync for CudaStream {}
+
+impl CudaStream {
+    pub(super) fn new(context: &Arc<GpuContext>) -> Result<Self> {
+        let mut raw = ptr::null_mut();
+        let flags = cuda::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the handle is written to a local variable.
+        driver::check("creating a stream", unsafe {
+            cuda::cuStreamCreateWithPriority(&raw mut raw, flags, 0)
+        })?;
+        Ok(Self { raw, context: context.clone() })
+    }
+
+    /// The driver's handle; valid as long as `self` is.
+    pub(super) fn raw(&self) -> cuda::CUstream {
+        self.raw
+    }
+
+    pub(super) fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream is alive.
+        driver::check("waiting for a stream", unsafe { cuda::cuStreamSynchronize(self.raw) })
+    }
+
+    pub(super) fn wait(&self, event: &CudaEvent) -> Result<()> {
+        // SAFETY: stream and event are alive; the driver keeps what it needs of the event.
+        driver::check("making a stream wait", unsafe { cuda::cuStreamWaitEvent(self.raw, event.raw, 0) })
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: the stream is alive and not used again. Its work goes on; memory that the work uses is freed in
+            // stream order, by buffers that hold this stream.
+            let _ = unsafe { cuda::cuStreamDestroy_v2(self.raw) };
+        }
+    }
+}
+
+/// A point in a stream's work.
+#[derive(Debug)]
+pub(crate) struct CudaEvent {
+    raw: cuda::CUevent,
+    context: Arc<GpuContext>,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for CudaEvent {}
+// SAFETY: as above.
+unsafe impl Sync for CudaEvent {}
+
+impl CudaEvent {
+    pub(super) fn record(context: &Arc<GpuContext>, stream: &CudaStream) -> Result<Self> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the handle is written to a local variable.
+        driver::check("creating an event", unsafe { cuda::cuEventCreate(&raw mut raw, 0) })?;
+        let event = Self { raw, context: context.clone() };
+        // SAFETY: event and stream are alive.
+        driver::check("recording an event", unsafe { cuda::cuEventRecord(event.raw, stream.raw) })?;
+        Ok(event)
+    }
+
+    pub(super) fn synchronize(&self) -> Result<()> {
+        // SAFETY: the event is alive.
+        driver::check("waiting for an event", unsafe { cuda::cuEventSynchronize(self.raw) })
+    }
+
+    pub(super) fn is_done(&self) -> Result<bool> {
+        // SAFETY: the event is alive.
+        match unsafe { cuda::cuEventQuery(self.raw) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => driver::check("asking for an event", other).map(|()| true),
+        }
+    }
+
+    pub(super) fn elapsed_since(&self, start: &CudaEvent) -> Result<Duration> {
+        let mut milliseconds = 0.0f32;
+        // SAFETY: both events are alive; the time is written to a local variable.
+        driver::check("measuring time", unsafe {
+            cuda::cuEventElapsedTime(&raw mut milliseconds, start.raw, self.raw)
+        })?;
+        Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3)
+            .map_err(|_| negative_interval(-f64::from(milliseconds)))
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: the event is alive and not used again.
+            let _ = unsafe { cuda::cuEventDestroy_v2(self.raw) };
+        }
+    }
+}
+
+/// A pool of a GPU's memory that keeps what is freed until it is trimmed.
+///
+/// It is this crate's own, so its setting does not change how other users of the GPU in this process see memory.
+#[derive(Debug)]
+pub(super) struct Pool {
+    raw: cuda::CUmemoryPool,
+    context: Arc<GpuContext>,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    /// A pool, or `None` if the driver has none on this GPU.
+    pub(super) fn new(context: &Arc<GpuContext>, device: CustDevice) -> Result<Option<Self>> {
+        const OPERATION: &str = "creating a memory pool";
+        if attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED).unwrap_or(0) == 0 {
+            return Ok(None);
+        }
+        // SAFETY: all fields are numbers, enums with a zero value, or pointers that may be null.
+        let mut properties: cuda::CUmemPoolProps = unsafe { MaybeUninit::zeroed().assume_init() };
+        properties.allocType = cuda::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location.type_ = cuda::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE;
+        properties.location.id = device.as_raw();
+        let mut raw = ptr::null_mut();
+        // SAFETY: the handle is written to a local variable, the properties are read from one.
+        driver::check(OPERATION, unsafe { cuda::cuMemPoolCreate(&raw mut raw, &raw const properties) })?;
+        let pool = Self { raw, context: context.clone() };
+        let mut keep_everything = u64::MAX;
+        // SAFETY: the attribute is a 64-bit number.
+        driver::check(OPERATION, unsafe {
+            cuda::cuMemPoolSetAttribute(
+                pool.raw,
+                cuda::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                (&raw mut keep_everything).cast(),
+            )
+        })?;
+        Ok(Some(pool))
+    }
+
+    /// Gives everything back that is not in use.
+    pub(super) fn trim(&self) -> Result<()> {
+        // SAFETY: the pool is alive.
+        driver::check("releasing memory", unsafe { cuda::cuMemPoolTrimTo(self.raw, 0) })
+    }
+
+    /// Bytes in use, and bytes that the pool holds.
+    pub(super) fn usage(&self) -> Result<(u64, u64)> {
+        use cuda::CUmemPool_attribute_enum as A;
+        let number = |attribute| {
+            let mut value = 0u64;
+            // SAFETY: the attributes that are asked for are 64-bit numbers, written to a local variable.
+            driver::check("asking for a memory pool", unsafe {
+                cuda::cuMemPoolGetAttribute(self.raw, attribute, (&raw mut value).cast())
+            })?;
+            Ok::<_, Error>(value)
+        };
+        Ok((number(A::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?, number(A::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: the pool is alive and not used again; memory of it that is still being freed is returned when
+            // that is done.
+            let _ = unsafe { cuda::cuMemPoolDestroy(self.raw) };
+        }
+    }
+}
+
+/// Allocates memory in the order of `stream`'s work.
+pub(super) fn allocate(
+    pool: Option<&Pool>,
+    bytes: usize,
+    stream: &CudaStream,
+) -> Result<CUdeviceptr, AllocationError> {
+    let mut address = 0;
+    let result = match pool {
+        // SAFETY: pool and stream are alive; the address is written to a local variable.
+        Some(pool) => unsafe { cuda::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool.raw, stream.raw) },
+        // SAFETY: the address is written to a local variable.
+        None => unsafe { cuda::cuMemAlloc_v2(&raw mut address, bytes) },
+    };
+    match result {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(AllocationError::Full),
+        other => {
+            driver::check("allocating memory", other).map_err(AllocationError::Other)?;
+            Ok(address)
+        }
+    }
+}
+
+/// Frees memory in the order of `stream`'s work. An error can only be one of earlier work, which later calls report.
+pub(super) fn free(pool: Option<&Pool>, address: CUdeviceptr, stream: &CudaStream) {
+    // SAFETY: the address came from `allocate`, and what used it is ordered before this on the stream; freeing outside
+    // of stream order waits for the device.
+    let _ = unsafe {
+        match pool {
+            Some(_) => cuda::cuMemFreeAsync(address, stream.raw),
+            None => cuda::cuMemFree_v2(address),
+        }
+    };
+}
+
+pub(super) fn fill(address: u64, rows: Rows, byte: u8, stream: &CudaStream) -> Result<()> {
+    let Rows { offset, pitch, width, height } = rows;
+    let (pieces, length) = if pitch == width || height == 1 { (1, width * height) } else { (height, width) };
+    (0..pieces).try_for_each(|row| {
+        let start = address + (offset + row * pitch) as u64;
+        // SAFETY: the caller's rows lie within the memory at `address`.
+        driver::check("filling memory", unsafe { cuda::cuMemsetD8Async(start, byte, length, stream.raw) })
+    })
+}
+
+/// One side of a copy.
+#[derive(Clone, Copy)]
+enum Side {
+    Device(u64),
+    Host(*mut u8),
+}
+
+/// Copies rows from the device to dense rows on the host.
+///
+/// # Safety
+///
+/// As for [`Backend::read`](crate::device::backend::Backend::read).
+pub(super) unsafe fn read(
+    address: u64,
+    rows: Rows,
+    destination: *mut u8,
+    max_pitch: usize,
+    stream: &CudaStream,
+) -> Result<()> {
+    let dense = Rows { offset: 0, pitch: rows.width, ..rows };
+    // SAFETY: the caller answers for both sides.
+    unsafe { copy_rows((Side::Host(destination), dense), (Side::Device(address), rows), max_pitch, stream) }
+}
+
+/// Copies dense rows on the host to rows of the device.
+///
+/// # Safety
+///
+/// As for [`Backend::write`](crate::device::backend::Backend::write).
+pub(super) unsafe fn write(
+    address: u64,
+    rows: Rows,
+    source: *const u8,
+    max_pitch: usize,
+    stream: &CudaStream,
+) -> Result<()> {
+    let dense = Rows { offset: 0, pitch: rows.width, ..rows };
+    // SAFETY: the caller answers for both sides; the source is only read from.
+    unsafe {
+        copy_rows((Side::Device(address), rows), (Side::Host(source.cast_mut()), dense), max_pitch, stream)
+    }
+}
+
+/// Copies rows to rows of the same width on one device.
+pub(super) fn copy(
+    (destination, to): (u64, Rows),
+    (source, from): (u64, Rows),
+    max_pitch: usize,
+    stream: &CudaStream,
+) -> Result<()> {
+    // SAFETY: the caller's rows lie within the memory at each address; device memory is no Rust object.
+    unsafe { copy_rows((Side::Device(destination), to), (Side::Device(source), from), max_pitch, stream) }
+}
+
+/// # Safety
+///
+/// Both sides are valid for their rows until the work on `stream` is done, which are as many and as wide.
+unsafe fn copy_rows(
+    (destination, to): (Side, Rows),
+    (source, from): (Side, Rows),
+    max_pitch: usize,
+    stream: &CudaStream,
+) -> Result<()> {
+    let dense = |rows: Rows| rows.pitch == rows.width || rows.height == 1;
+    if dense(to) && dense(from) {
+        let bytes = to.width * to.height;
+        // SAFETY: both sides are one run of bytes.
+        return unsafe { copy_run((destination, to.offset), (source, from.offset), bytes, stream) };
+    }
+    // The driver wants pitches of at least the width, which a single column of a transposed view need not have.
+    let pitched = |rows: Rows| rows.width <= rows.pitch && rows.pitch <= max_pitch;
+    if !pitched(to) || !pitched(from) {
+        return (0..to.height).try_for_each(|row| {
+            let starts = (to.offset + row * to.pitch, from.offset + row * from.pitch);
+            // SAFETY: one row lies within the rows.
+            unsafe { copy_run((destination, starts.0), (source, starts.1), to.width, stream) }
+        });
+    }
+    // SAFETY: all fields are numbers, enums that are set below, or pointers that may be null.
+    let mut copy: cuda::CUDA_MEMCPY2D = unsafe {
+        let mut copy = MaybeUninit::<cuda::CUDA_MEMCPY2D>::zeroed();
+        (&raw mut (*copy.as_mut_ptr()).srcMemoryType).write(cuda::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE);
+        (&raw mut (*copy.as_mut_ptr()).dstMemoryType).write(cuda::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE);
+        copy.assume_init()
+    };
+    copy.WidthInBytes = to.width;
+    copy.Height = to.height;
+    copy.dstPitch = to.pitch;
+    copy.srcPitch = from.pitch;
+    match destination {
+        Side::Device(address) => copy.dstDevice = address + to.offset as u64,
+        Side::Host(start) => {
+            copy.dstMemoryType = cuda::CUmemorytype_enum::CU_MEMORYTYPE_HOST;
+            copy.dstHost = start.wrapping_add(to.offset).cast();
+        }
+    }
+    match source {
+        Side::Device(address) => copy.srcDevice = address + from.offset as u64,
+        Side::Host(start) => {
+            copy.srcMemoryType = cuda::CUmemorytype_enum::CU_MEMORYTYPE_HOST;
+            copy.srcHost = start.wrapping_add(from.offset).cast_const().cast();
+        }
+    }
+    // SAFETY: the caller answers for both sides; the description is read during the call.
+    driver::check("copying rows", unsafe { cuda::cuMemcpy2DAsync_v2(&raw const copy, stream.raw) })
+}
+
+/// # Safety
+///
+/// Both sides are valid for `bytes` bytes from their offsets until the work on `stream` is done.
+unsafe fn copy_run(
+    (destination, to): (Side, usize),
+    (source, from): (Side, usize),
+    bytes: usize,
+    stream: &CudaStream,
+) -> Result<()> {
+    // SAFETY: the caller answers for both sides.
+    let result = unsafe {
+        match (destination, source) {
+            (Side::Device(destination), Side::Device(source)) => {
+                cuda::cuMemcpyDtoDAsync_v2(destination + to as u64, source + from as u64, bytes, stream.raw)
+            }
+            (Side::Device(destination), Side::Host(source)) => cuda::cuMemcpyHtoDAsync_v2(
+                destination + to as u64,
+                source.add(from).cast_const().cast(),
+                bytes,
+                stream.raw,
+            ),
+            (Side::Host(destination), Side::Device(source)) => cuda::cuMemcpyDtoHAsync_v2(
+                destination.add(to).cast(),
+                source + from as u64,
+                bytes,
+                stream.raw,
+            ),
+            (Side::Host(destination), Side::Host(source)) => {
+                ptr::copy(source.add(from).cast_const(), destination.add(to), bytes);
+                CUresult::CUDA_SUCCESS
+            }
+        }
+    };
+    driver::check("copying", result)
+}
+
+/// Pinned host memory.
+#[derive(Debug)]
+pub(crate) struct CudaHostMemory {
+    start: NonNull<u8>,
+    bytes: usize,
+    context: Arc<GpuContext>,
+}
+
+// SAFETY: the block is owned, and reached only through `&self` for reading and `&mut self` for writing.
+unsafe impl Send for CudaHostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for CudaHostMemory {}
+
+impl CudaHostMemory {
+    pub(super) fn zeroed(context: &Arc<GpuContext>, bytes: usize) -> Result<Self> {
+        const OPERATION: &str = "PinnedBuffer::zeros";
+        // SAFETY: the size is not zero; the memory is owned by the value made below.
+        let start = unsafe { cust::memory::cuda_malloc_locked::<u8>(bytes) };
+        let start = start.map_err(|failure| match driver::cust_code(failure) {
+            2 => Error::OutOfMemory {
+                operation: OPERATION,
+                device: "host (pinned memory)".into(),
+                requested: bytes as u64,
+                free: 0,
+                total: 0,
+            },
+            code => driver::error(OPERATION, code),
+        })?;
+        let start = NonNull::new(start).ok_or_else(|| driver::error(OPERATION, 2))?;
+        // SAFETY: the block has `bytes` bytes.
+        unsafe { ptr::write_bytes(start.as_ptr(), 0, bytes) };
+        Ok(Self { start, bytes, context: context.clone() })
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        // SAFETY: the block holds `bytes` initialised bytes.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the block holds `bytes` initialised bytes, borrowed exclusively.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for CudaHostMemory {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: the block came from the driver and is not used again.
+            let _ = unsafe { cust::memory::cuda_free_locked(self.start.as_ptr()) };
+        }
+    }
+}

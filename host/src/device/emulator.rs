@@ -1,0 +1,353 @@
+//! The emulator as a device: the PTX that a GPU runs, on the CPU, with every access checked.
+//!
+//! Work is done by the call that asks for it, so streams order nothing and an event is a time of day.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use warpsmith_dsl::launch::RawArg;
+use warpsmith_emulator::{
+    Checks, Completion, Config, LaunchConfig, LaunchError, Limits, Machine, MemoryError, Module, Numerics,
+};
+
+use super::backend::{
+    AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, HostBlock, LaunchSize, Memory,
+    ModuleHandle, Rows, StreamHandle, foreign_handle,
+};
+use super::cpu::{elapsed_on_host, for_each_row, pageable_block};
+use super::{DeviceKind, MemoryStats, Properties};
+use crate::error::{Error, Result};
+use crate::kernel::PtxSummary;
+
+/// What an emulated GPU is like.
+///
+/// ```
+/// use warpsmith::{Device, EmulatorOptions};
+/// let options = EmulatorOptions { compute_capability: (9, 0), ..EmulatorOptions::default() };
+/// assert_eq!(Device::emulator_with(options).properties().compute_capability, (9, 0));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmulatorOptions {
+    /// The compute capability; the sizes and limits are those of a GPU of that generation.
+    pub compute_capability: (u32, u32),
+    /// Bytes of memory.
+    pub memory: u64,
+    /// The checks that run beside a kernel.
+    pub checks: Checks,
+    /// How matrix instructions add their products.
+    pub numerics: Numerics,
+    /// When an asynchronous copy moves its bytes.
+    pub completion: Completion,
+    /// How many threads run blocks; `None` takes rayon's current pool. The result is the same for any number.
+    pub threads: Option<usize>,
+    /// The seed of everything that a GPU leaves open.
+    pub seed: u64,
+}
+
+impl Default for EmulatorOptions {
+    fn default() -> Self {
+        let Config { compute_capability, checks, numerics, completion, threads, seed, limits } =
+            Config::default();
+        Self { compute_capability, memory: limits.global_memory, checks, numerics, completion, threads, seed }
+    }
+}
+
+/// Sizes of one GPU of a generation (CUDA programming guide, "technical specifications per compute capability"; the
+/// number of multiprocessors and the level-2 cache are those of the GPU named).
+struct Generation {
+    capability: (u32, u32),
+    gpu: &'static str,
+    multiprocessors: u32,
+    threads: u32,
+    shared_kib: u32,
+    l2_mib: u64,
+}
+
+#[rustfmt::skip]
+const GENERATIONS: &[Generation] = &[
+    Generation { capability: (7, 5), gpu: "T4", multiprocessors: 40, threads: 1024, shared_kib: 65, l2_mib: 4 },
+    Generation { capability: (8, 0), gpu: "A100", multiprocessors: 108, threads: 2048, shared_kib: 164, l2_mib: 40 },
+    Generation { capability: (8, 6), gpu: "A40", multiprocessors: 84, threads: 1536, shared_kib: 100, l2_mib: 6 },
+    Generation { capability: (8, 7), gpu: "Orin", multiprocessors: 16, threads: 1536, shared_kib: 164, l2_mib: 4 },
+    Generation { capability: (8, 9), gpu: "L40", multiprocessors: 142, threads: 1536, shared_kib: 100, l2_mib: 96 },
+    Generation { capability: (9, 0), gpu: "H100", multiprocessors: 132, threads: 2048, shared_kib: 228, l2_mib: 50 },
+    Generation { capability: (10, 0), gpu: "B200", multiprocessors: 148, threads: 2048, shared_kib: 228, l2_mib: 126 },
+    Generation { capability: (12, 0), gpu: "RTX 5090", multiprocessors: 170, threads: 1536, shared_kib: 100, l2_mib: 96 },
+];
+
+/// The generation of a compute capability: the last one that is not later.
+fn generation(capability: (u32, u32)) -> &'static Generation {
+    GENERATIONS.iter().rev().find(|generation| generation.capability <= capability).unwrap_or(&GENERATIONS[0])
+}
+
+#[derive(Debug)]
+pub(super) struct Emulator {
+    machine: Machine,
+    name: String,
+    properties: Properties,
+    used: AtomicU64,
+}
+
+/// A module that the emulator has parsed.
+#[derive(Debug)]
+pub(crate) struct EmulatorModule(Module);
+
+impl Emulator {
+    pub(super) fn new(options: EmulatorOptions) -> Self {
+        let EmulatorOptions { compute_capability, memory, checks, numerics, completion, threads, seed } =
+            options;
+        let generation = generation(compute_capability);
+        // The hardware keeps 1 KiB of every block's shared memory for itself.
+        let shared_per_block = (generation.shared_kib - 1) * 1024;
+        let limits = Limits { shared_per_block, global_memory: memory, ..Limits::default() };
+        let properties = Properties {
+            compute_capability,
+            multiprocessors: generation.multiprocessors,
+            warp_size: 32,
+            max_threads_per_block: limits.threads_per_block,
+            max_threads_per_multiprocessor: generation.threads,
+            max_block: limits.block,
+            max_grid: limits.grid,
+            max_shared_per_block: shared_per_block,
+            shared_per_multiprocessor: generation.shared_kib * 1024,
+            reserved_shared_per_block: 1024,
+            registers_per_multiprocessor: 65_536,
+            max_parameter_bytes: limits.parameters,
+            total_memory: memory,
+            l2_bytes: generation.l2_mib << 20,
+            clock_khz: 0,
+            memory_clock_khz: 0,
+            memory_bus_bits: 0,
+            driver_version: None,
+        };
+        let (major, minor) = compute_capability;
+        let config = Config { compute_capability, checks, numerics, completion, threads, seed, limits };
+        Self {
+            machine: Machine::new(config),
+            name: format!("emulated GPU, compute capability {major}.{minor}, sized as {}", generation.gpu),
+            properties,
+            used: AtomicU64::new(0),
+        }
+    }
+}
+
+fn address(operation: &'static str, memory: &Memory) -> Result<u64> {
+    match memory {
+        Memory::Device(address) => Ok(*address),
+        Memory::Host(_) | Memory::Empty => Err(foreign_handle(operation, "memory", DeviceKind::Emulator)),
+    }
+}
+
+fn memory_error(operation: &'static str) -> impl Fn(MemoryError) -> Error {
+    move |error| Error::Emulator { operation, reason: error.to_string() }
+}
+
+fn launch_error(kernel: &str, error: LaunchError) -> Error {
+    match error {
+        LaunchError::Finding(finding) => Error::Finding(finding),
+        other => Error::Emulator { operation: "launching a kernel", reason: format!("`{kernel}`: {other}") },
+    }
+}
+
+fn parsed(module: &ModuleHandle) -> Result<&Module> {
+    match module {
+        ModuleHandle::Emulator(EmulatorModule(module)) => Ok(module),
+        ModuleHandle::Cuda(_) => Err(foreign_handle("finding a kernel", "module", DeviceKind::Emulator)),
+    }
+}
+
+impl Backend for Emulator {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Emulator
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn allocate(&self, bytes: usize, _: &StreamHandle) -> Result<Memory, AllocationError> {
+        match self.machine.allocate(bytes as u64) {
+            Ok(address) => {
+                self.used.fetch_add(bytes as u64, Ordering::Relaxed);
+                Ok(Memory::Device(address))
+            }
+            Err(MemoryError::OutOfMemory { .. }) => Err(AllocationError::Full),
+            Err(error) => Err(AllocationError::Other(memory_error("allocating memory")(error))),
+        }
+    }
+
+    fn free(&self, memory: Memory, bytes: usize, _: &StreamHandle) {
+        if let Memory::Device(address) = memory
+            && self.machine.free(address).is_ok()
+        {
+            self.used.fetch_sub(bytes as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn release_memory(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn memory_stats(&self) -> Result<MemoryStats> {
+        let used = self.used.load(Ordering::Relaxed);
+        let total = self.properties.total_memory;
+        Ok(MemoryStats { used, reserved: used, free: total.saturating_sub(used), total })
+    }
+
+    fn fill(&self, memory: &Memory, rows: Rows, byte: u8, _: &StreamHandle) -> Result<()> {
+        let base = address("filling memory", memory)?;
+        let mut result = Ok(());
+        for_each_row(rows, |range, _| {
+            if result.is_ok() {
+                result = self.machine.fill(base + range.start as u64, byte, range.len() as u64);
+            }
+        });
+        result.map_err(memory_error("filling memory"))
+    }
+
+    unsafe fn read(&self, memory: &Memory, rows: Rows, destination: *mut u8, _: &StreamHandle) -> Result<()> {
+        let base = address("copying to the host", memory)?;
+        // SAFETY: the caller lends `width * height` bytes there until the work is done, which it is on return.
+        let dense = unsafe { std::slice::from_raw_parts_mut(destination, rows.width * rows.height) };
+        let mut result = Ok(());
+        for_each_row(rows, |range, at| {
+            if result.is_ok() {
+                result = self.machine.read(base + range.start as u64, &mut dense[at..at + range.len()]);
+            }
+        });
+        result.map_err(memory_error("copying to the host"))
+    }
+
+    unsafe fn write(&self, memory: &Memory, rows: Rows, source: *const u8, _: &StreamHandle) -> Result<()> {
+        let base = address("copying from the host", memory)?;
+        // SAFETY: the caller lends `width * height` bytes there until the work is done, which it is on return.
+        let dense = unsafe { std::slice::from_raw_parts(source, rows.width * rows.height) };
+        let mut result = Ok(());
+        for_each_row(rows, |range, at| {
+            if result.is_ok() {
+                result = self.machine.write(base + range.start as u64, &dense[at..at + range.len()]);
+            }
+        });
+        result.map_err(memory_error("copying from the host"))
+    }
+
+    fn copy(
+        &self,
+        (destination, to): (&Memory, Rows),
+        (source, from): (&Memory, Rows),
+        _: &StreamHandle,
+    ) -> Result<()> {
+        let (destination, source) =
+            (address("copying on the device", destination)?, address("copying on the device", source)?);
+        for row in 0..to.height {
+            let to_row = destination + (to.offset + row * to.pitch) as u64;
+            let from_row = source + (from.offset + row * from.pitch) as u64;
+            self.machine
+                .copy(to_row, from_row, to.width as u64)
+                .map_err(memory_error("copying on the device"))?;
+        }
+        Ok(())
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<HostBlock> {
+        pageable_block(bytes)
+    }
+
+    fn new_stream(&self) -> Result<StreamHandle> {
+        Ok(StreamHandle::Immediate)
+    }
+
+    fn synchronize(&self, _: &StreamHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn synchronize_all(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn record(&self, _: &StreamHandle) -> Result<EventHandle> {
+        Ok(EventHandle::Immediate(Instant::now()))
+    }
+
+    fn wait(&self, _: &StreamHandle, _: &EventHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn synchronize_event(&self, _: &EventHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_done(&self, _: &EventHandle) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn elapsed(&self, start: &EventHandle, end: &EventHandle) -> Result<Duration> {
+        elapsed_on_host(start, end)
+    }
+
+    fn load_module(&self, name: &str, text: &str, _: &PtxSummary) -> Result<ModuleHandle> {
+        Module::parse(name, text).map(|module| ModuleHandle::Emulator(EmulatorModule(module))).map_err(
+            |error| Error::InvalidPtx {
+                module: name.to_owned(),
+                device: "emulator".into(),
+                log: error.to_string(),
+            },
+        )
+    }
+
+    fn function(&self, module: &ModuleHandle, entry: &str) -> Result<(FunctionHandle, FunctionResources)> {
+        let module = parsed(module)?;
+        let kernel = module.kernel(entry).ok_or_else(|| Error::MissingKernel {
+            kernel: entry.to_owned(),
+            module: module.file().to_owned(),
+            available: "no such entry".into(),
+        })?;
+        let resources = FunctionResources {
+            static_shared: kernel.static_shared,
+            max_threads: self.properties.max_threads_per_block,
+            registers: None,
+        };
+        Ok((FunctionHandle::Emulator, resources))
+    }
+
+    unsafe fn launch(
+        &self,
+        module: &ModuleHandle,
+        _: FunctionHandle,
+        entry: &str,
+        size: LaunchSize,
+        arguments: &[RawArg],
+        _: &StreamHandle,
+    ) -> Result<()> {
+        let LaunchSize { grid, block, dynamic_shared } = size;
+        let arguments: Vec<&[u8]> = arguments
+            .iter()
+            // SAFETY: the caller answers for the arguments being readable.
+            .map(|argument| unsafe { std::slice::from_raw_parts(argument.data, argument.size) })
+            .collect();
+        let config = LaunchConfig { grid, block, dynamic_shared };
+        self.machine
+            .launch(parsed(module)?, entry, &config, &arguments)
+            .map(|_| ())
+            .map_err(|error| launch_error(entry, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_compute_capability_takes_the_generation_before_it() {
+        assert_eq!(generation((8, 0)).gpu, "A100");
+        assert_eq!(generation((8, 8)).gpu, "Orin");
+        assert_eq!(generation((10, 3)).gpu, "B200");
+        assert_eq!(generation((99, 0)).gpu, "RTX 5090");
+        assert_eq!(generation((5, 0)).gpu, "T4");
+        assert!(GENERATIONS.is_sorted_by_key(|generation| generation.capability));
+    }
+}

@@ -1,0 +1,233 @@
+//! Devices: an NVIDIA GPU, the emulator that runs the same PTX on the CPU, and the CPU itself.
+//!
+//! All three stand behind one interface ([`backend::Backend`]); what is above it asks a device for its kind only to
+//! choose between a kernel and an operation's CPU implementation.
+
+pub(crate) mod backend;
+mod cpu;
+pub(crate) mod cuda;
+pub(crate) mod emulator;
+mod properties;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, OnceLock};
+
+pub use emulator::EmulatorOptions;
+pub use properties::{MemoryStats, Properties};
+
+use crate::error::{Error, Result};
+use crate::kernel;
+use crate::stream::Stream;
+use backend::{Backend, StreamHandle};
+
+/// What a [`Device`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceKind {
+    /// An NVIDIA GPU, by its number.
+    Cuda(usize),
+    /// The emulator: runs PTX on the CPU and checks it as it runs.
+    Emulator,
+    /// The CPU: runs no kernels, but each operation's plain implementation.
+    Cpu,
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceKind::Cuda(ordinal) => write!(formatter, "cuda:{ordinal}"),
+            DeviceKind::Emulator => formatter.write_str("emulator"),
+            DeviceKind::Cpu => formatter.write_str("cpu"),
+        }
+    }
+}
+
+/// A device that holds tensors and runs operations. Clones stand for the same device.
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    kernels: kernel::Cache,
+    default_stream: Arc<StreamHandle>,
+    backend: Box<dyn Backend>,
+}
+
+impl Device {
+    /// The GPU number `ordinal`, in the driver's order. Two calls with one number give the same device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDriver`] if the machine has no NVIDIA driver, [`Error::NoSuchDevice`] if it has no such GPU,
+    /// [`Error::Driver`] if the GPU cannot be used.
+    pub fn cuda(ordinal: usize) -> Result<Self> {
+        cuda::open(ordinal)
+    }
+
+    /// An emulated GPU of compute capability 8.0, with memory of its own, on which all checks are on.
+    #[must_use]
+    pub fn emulator() -> Self {
+        Self::emulator_with(EmulatorOptions::default())
+    }
+
+    /// An emulated GPU as `options` say, with memory of its own.
+    #[must_use]
+    pub fn emulator_with(options: EmulatorOptions) -> Self {
+        Self::from_backend(Box::new(emulator::Emulator::new(options)), StreamHandle::Immediate)
+    }
+
+    /// The CPU. All calls give the same device.
+    #[must_use]
+    pub fn cpu() -> Self {
+        static CPU: OnceLock<Device> = OnceLock::new();
+        CPU.get_or_init(|| Self::from_backend(Box::new(cpu::Cpu::new()), StreamHandle::Immediate)).clone()
+    }
+
+    /// The first GPU if there is one, else the CPU.
+    #[must_use]
+    pub fn auto() -> Self {
+        Self::cuda(0).unwrap_or_else(|_| Self::cpu())
+    }
+
+    /// How many GPUs the driver offers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDriver`] if the machine has no NVIDIA driver.
+    pub fn cuda_count() -> Result<usize> {
+        cuda::count()
+    }
+
+    pub(crate) fn from_backend(backend: Box<dyn Backend>, default_stream: StreamHandle) -> Self {
+        Self(Arc::new(Inner {
+            kernels: kernel::Cache::default(),
+            default_stream: Arc::new(default_stream),
+            backend,
+        }))
+    }
+
+    /// What kind of device this is.
+    #[must_use]
+    pub fn kind(&self) -> DeviceKind {
+        self.0.backend.kind()
+    }
+
+    /// The device's name, e.g. `NVIDIA H100 80GB HBM3`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.backend.name()
+    }
+
+    /// The device's limits and sizes.
+    #[must_use]
+    pub fn properties(&self) -> &Properties {
+        self.0.backend.properties()
+    }
+
+    /// Waits until all work on all of the device's streams is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] if any of the work failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.backend.synchronize_all()
+    }
+
+    /// Gives the memory that is pooled but unused back to the system. Waits for the device's work, since memory that is
+    /// freed in stream order is free only when the work before it is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] if any of the work failed.
+    pub fn release_memory(&self) -> Result<()> {
+        self.0.backend.release_memory()
+    }
+
+    /// How much of the device's memory is in use.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] if the driver cannot say.
+    pub fn memory_stats(&self) -> Result<MemoryStats> {
+        self.0.backend.memory_stats()
+    }
+
+    /// The stream that work goes to where none is named.
+    #[must_use]
+    pub fn default_stream(&self) -> Stream {
+        Stream::new(self.clone(), self.0.default_stream.clone())
+    }
+
+    /// A further stream, whose work may run beside that of the others.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] if the driver refuses.
+    pub fn new_stream(&self) -> Result<Stream> {
+        Ok(Stream::new(self.clone(), Arc::new(self.0.backend.new_stream()?)))
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.0.backend
+    }
+
+    pub(crate) fn kernels(&self) -> &kernel::Cache {
+        &self.0.kernels
+    }
+
+    /// The error for an operand on another device than this one, if it is.
+    pub(crate) fn expect_same(
+        &self,
+        operation: &'static str,
+        operand: &'static str,
+        other: &Device,
+    ) -> Result<()> {
+        if self == other {
+            return Ok(());
+        }
+        let actual = if self.kind() == other.kind() { format!("another {other}") } else { other.to_string() };
+        Err(Error::DeviceMismatch { operation, operand, expected: self.to_string(), actual })
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Display for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind().fmt(formatter)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Device({}, {})", self.kind(), self.name())
+    }
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    /// Opens the device that is named `auto`, `cuda` (the first GPU), `cuda:N`, `emulator` or `cpu`.
+    fn from_str(text: &str) -> Result<Self> {
+        let unknown = || Error::NoSuchDevice {
+            requested: text.to_owned(),
+            available: "`auto`, `cuda`, `cuda:N`, `emulator` or `cpu`".into(),
+        };
+        match text {
+            "auto" => Ok(Self::auto()),
+            "cuda" => Self::cuda(0),
+            "emulator" => Ok(Self::emulator()),
+            "cpu" => Ok(Self::cpu()),
+            _ => {
+                let ordinal = text.strip_prefix("cuda:").ok_or_else(unknown)?;
+                Self::cuda(ordinal.parse().map_err(|_| unknown())?)
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The NVIDIA driver, opened when it is first needed.
+//!
+//! `cust` calls driver functions that it expects to find when the program is linked. [`forward`] defines them; this
+//! module opens the library behind them and turns the driver's error codes into [`Error`]s.
+
+mod codes;
+mod forward;
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+use std::sync::OnceLock;
+
+use cust::error::CudaError;
+use cust_raw::CUresult;
+use libloading::Library;
+
+use crate::error::{Error, Result};
+
+#[cfg(not(windows))]
+const LIBRARY: &str = "libcuda.so.1";
+#[cfg(windows)]
+const LIBRARY: &str = "nvcuda.dll";
+
+thread_local! {
+    /// The last code that the driver returned and `cust_raw` has no name for.
+    static UNKNOWN: Cell<c_int> = const { Cell::new(0) };
+}
+
+/// The driver library, or why it cannot be opened. It stays open until the program ends.
+pub(crate) fn library() -> std::result::Result<&'static Library, &'static str> {
+    static DRIVER: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
+    DRIVER
+        // SAFETY: the driver's initialisers have no requirements; it is the library that NVIDIA installs under that name.
+        .get_or_init(|| unsafe { Library::new(LIBRARY) }.map_err(|error| error.to_string()))
+        .as_ref()
+        .map_err(String::as_str)
+}
+
+/// The driver's function `name`, which ends in a zero byte; `None` without a driver and in one that lacks it.
+///
+/// # Safety
+///
+/// The function has the type `F`, a function pointer.
+unsafe fn function<F: Copy>(name: &str) -> Option<F> {
+    // SAFETY: the caller answers for the type.
+    unsafe { library().ok()?.get::<F>(name.as_bytes()) }.ok().map(|symbol| *symbol)
+}
+
+/// The result of a forwarded call that reached no function.
+fn unavailable() -> CUresult {
+    match library() {
+        Ok(_) => CUresult::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND,
+        Err(_) => CUresult::CUDA_ERROR_NOT_INITIALIZED,
+    }
+}
+
+/// A code of the driver as a value of `cust_raw`'s enum. One that the enum lacks becomes "unknown", and is kept for
+/// [`check`] to report.
+fn known(code: c_int) -> CUresult {
+    if code == 0 {
+        return CUresult::CUDA_SUCCESS;
+    }
+    codes::KNOWN.iter().copied().find(|&known| known as c_int == code).unwrap_or_else(|| {
+        UNKNOWN.set(code);
+        CUresult::CUDA_ERROR_UNKNOWN
+    })
+}
+
+/// The driver's text for an error code, from the function of that name.
+fn error_text(name: &str, code: c_int) -> &'static CStr {
+    type Driver = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
+    let mut text = ptr::null();
+    // SAFETY: both functions that are asked for have this type.
+    if let Some(driver) = unsafe { function::<Driver>(name) }
+        // SAFETY: the pointer is written to a local variable; any code may be asked for.
+        && unsafe { driver(code, &raw mut text) } == 0
+        && !text.is_null()
+    {
+        // SAFETY: the driver gave a string that lives as long as it does, and it is never closed.
+        return unsafe { CStr::from_ptr(text) };
+    }
+    match library() {
+        Ok(_) => c"an error that this driver has no text for",
+        Err(_) => c"there is no NVIDIA driver",
+    }
+}
+
+/// The code behind a result.
+pub(crate) fn code(result: CUresult) -> i32 {
+    match result {
+        CUresult::CUDA_ERROR_UNKNOWN => match UNKNOWN.take() {
+            0 => CUresult::CUDA_ERROR_UNKNOWN as i32,
+            code => code,
+        },
+        other => other as i32,
+    }
+}
+
+/// The error for a result of the driver, if it is one.
+pub(crate) fn check(operation: &'static str, result: CUresult) -> Result<()> {
+    match code(result) {
+        0 => Ok(()),
+        code => Err(error(operation, code)),
+    }
+}
+
+/// The error for a code of the driver.
+pub(crate) fn error(operation: &'static str, code: i32) -> Error {
+    let text = |name| error_text(name, code).to_string_lossy().into_owned();
+    Error::Driver { operation, code, name: text("cuGetErrorName\0"), message: text("cuGetErrorString\0") }
+}
+
+/// The code behind an error of `cust`'s.
+pub(crate) fn cust_code(error: CudaError) -> i32 {
+    match error {
+        CudaError::UnknownError => code(CUresult::CUDA_ERROR_UNKNOWN),
+        other => other as i32,
+    }
+}
+
+/// Turns an error of `cust`'s into one of ours.
+pub(crate) fn cust_error(operation: &'static str) -> impl Fn(CudaError) -> Error {
+    move |failure| error(operation, cust_code(failure))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_the_enum_stays_itself_and_others_are_kept() {
+        for &result in codes::KNOWN {
+            assert_eq!(known(result as c_int), result);
+        }
+        assert_eq!(known(-7), CUresult::CUDA_ERROR_UNKNOWN);
+        assert_eq!(code(CUresult::CUDA_ERROR_UNKNOWN), -7);
+        assert_eq!(code(CUresult::CUDA_ERROR_UNKNOWN), 999);
+    }
+
+    #[test]
+    fn errors_have_a_text_with_and_without_a_driver() {
+        let Error::Driver { code, name, message, .. } = error("test", 2) else { panic!("another variant") };
+        assert_eq!(code, 2);
+        assert!(!name.is_empty() && !message.is_empty());
+        assert!(!CudaError::OutOfMemory.to_string().is_empty());
+    }
+}

@@ -1,0 +1,314 @@
+//! Kernels: modules of PTX, loaded when they are first used, and launches that are checked before the driver sees them.
+//!
+//! The kernels of this project are reached by their types ([`Device::kernel`]); the best PTX for the device is chosen,
+//! and of that only the one entry is compiled. A user's PTX is loaded with [`Device::load_ptx`].
+
+mod check;
+mod ptx;
+mod select;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use warpsmith_dsl::launch::{Kernel, KernelArgs};
+
+pub use warpsmith_dsl::launch::RawArg;
+
+use crate::device::Device;
+use crate::device::backend::{FunctionHandle, FunctionResources, LaunchSize, ModuleHandle};
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+pub(crate) use ptx::PtxSummary;
+use ptx::{PtxEntry, Target};
+pub(crate) use select::required_cuda;
+
+/// A module of PTX, loaded on a device.
+#[derive(Clone)]
+pub struct Module {
+    device: Device,
+    loaded: Arc<LoadedModule>,
+}
+
+struct LoadedModule {
+    name: String,
+    summary: PtxSummary,
+    handle: ModuleHandle,
+}
+
+/// An entry of a module, with everything that a launch is checked against.
+#[derive(Clone)]
+pub struct Function {
+    device: Device,
+    loaded: Arc<LoadedFunction>,
+}
+
+struct LoadedFunction {
+    module: Arc<LoadedModule>,
+    entry: PtxEntry,
+    handle: FunctionHandle,
+    resources: FunctionResources,
+}
+
+/// An entry of a module, with the types of its arguments.
+pub struct TypedKernel<K: Kernel> {
+    function: Function,
+    kernel: PhantomData<fn() -> K>,
+}
+
+/// The kernels of this project that a device has loaded, by their entries' names.
+#[derive(Default)]
+pub(crate) struct Cache {
+    functions: Mutex<HashMap<&'static str, Arc<LoadedFunction>>>,
+}
+
+impl Device {
+    /// One of this project's kernels. Its PTX is compiled when it is first asked for on this device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingKernel`] if the PTX has no such instance, [`Error::UnsupportedDevice`] if there is no PTX for this
+    /// device, [`Error::KernelMismatch`] if PTX and type disagree; otherwise as for [`Device::load_ptx`].
+    pub fn kernel<K: Kernel>(&self) -> Result<TypedKernel<K>> {
+        let declaration = &K::DECLARATION;
+        let mut functions = self.kernels().functions.lock();
+        let loaded = match functions.get(declaration.name) {
+            Some(loaded) => loaded.clone(),
+            None => {
+                let loaded = self.load_built_in(declaration.family, declaration.name)?;
+                check::check_declaration(declaration, K::Args::LAYOUT, &loaded.entry, &loaded.resources)?;
+                functions.insert(declaration.name, loaded.clone());
+                loaded
+            }
+        };
+        Ok(TypedKernel { function: Function { device: self.clone(), loaded }, kernel: PhantomData })
+    }
+
+    fn load_built_in(&self, family: &str, entry: &str) -> Result<Arc<LoadedFunction>> {
+        let capability = self.properties().compute_capability;
+        let module =
+            select::best_module(warpsmith_kernels::MODULES, family, capability).ok_or_else(|| {
+                Error::UnsupportedDevice {
+                    operation: "loading a kernel",
+                    device: self.to_string(),
+                    expected: format!("a compute capability that kernels `{family}` are built for"),
+                    actual: format!("{}.{}", capability.0, capability.1),
+                }
+            })?;
+        let specific = if module.arch_specific { "a" } else { "" };
+        let name = format!("{family}.sm_{}{}{specific}.ptx", module.arch.0, module.arch.1);
+        let summary = self.read_declarations(&name, module.text)?;
+        if summary.entry(entry).is_none() {
+            return Err(missing_kernel(entry, &name, &summary));
+        }
+        let text = summary.with_only(module.text, entry);
+        Ok(self.load_ptx(&name, &text)?.function(entry)?.loaded)
+    }
+
+    /// Loads a module of PTX; `name` stands for it in errors.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidPtx`] if the text is not valid PTX, [`Error::DriverTooOld`] if the driver does not know its
+    /// version, [`Error::UnsupportedDevice`] if it is for another architecture or the device runs no kernels.
+    pub fn load_ptx(&self, name: &str, text: &str) -> Result<Module> {
+        let summary = self.read_declarations(name, text)?;
+        let capability = self.properties().compute_capability;
+        if !summary.target.runs_on(capability) {
+            let Target { arch: (major, minor), specific } = summary.target;
+            return Err(Error::UnsupportedDevice {
+                operation: "loading a module",
+                device: self.to_string(),
+                expected: format!(
+                    "compute capability {major}.{minor} {} for `{name}`",
+                    if specific { "exactly" } else { "or later" },
+                ),
+                actual: format!("{}.{}", capability.0, capability.1),
+            });
+        }
+        let handle = self.backend().load_module(name, text, &summary)?;
+        let loaded = Arc::new(LoadedModule { name: name.to_owned(), summary, handle });
+        Ok(Module { device: self.clone(), loaded })
+    }
+
+    fn read_declarations(&self, name: &str, text: &str) -> Result<PtxSummary> {
+        if self.properties().compute_capability == (0, 0) {
+            return Err(Error::UnsupportedDevice {
+                operation: "loading a module",
+                device: self.to_string(),
+                expected: "a device that runs kernels".into(),
+                actual: "the operations' CPU implementations only".into(),
+            });
+        }
+        PtxSummary::parse(text).map_err(|log| Error::InvalidPtx {
+            module: name.to_owned(),
+            device: self.to_string(),
+            log,
+        })
+    }
+}
+
+fn missing_kernel(entry: &str, module: &str, summary: &PtxSummary) -> Error {
+    Error::MissingKernel {
+        kernel: entry.to_owned(),
+        module: module.to_owned(),
+        available: summary.entry_names(),
+    }
+}
+
+impl Module {
+    /// The name that the module was loaded under.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.loaded.name
+    }
+
+    /// The names of the module's entries.
+    pub fn entries(&self) -> impl Iterator<Item = &str> {
+        self.loaded.summary.entries.iter().map(|entry| entry.name.as_str())
+    }
+
+    /// The entry `name`, to be launched with arguments whose sizes are checked but whose types are not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingKernel`] if the module has no such entry.
+    pub fn function(&self, name: &str) -> Result<Function> {
+        let module = &self.loaded;
+        let entry = module
+            .summary
+            .entry(name)
+            .ok_or_else(|| missing_kernel(name, &module.name, &module.summary))?
+            .clone();
+        let (handle, resources) = self.device.backend().function(&module.handle, name)?;
+        let loaded = LoadedFunction { module: module.clone(), entry, handle, resources };
+        Ok(Function { device: self.device.clone(), loaded: Arc::new(loaded) })
+    }
+
+    /// The entry that the type `K` declares, to be launched with arguments of its types.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingKernel`] if the module has no such entry, [`Error::KernelMismatch`] if it has other parameters or
+    /// another block than `K` declares.
+    pub fn kernel<K: Kernel>(&self) -> Result<TypedKernel<K>> {
+        let function = self.function(K::DECLARATION.name)?;
+        let loaded = &function.loaded;
+        check::check_declaration(&K::DECLARATION, K::Args::LAYOUT, &loaded.entry, &loaded.resources)?;
+        Ok(TypedKernel { function, kernel: PhantomData })
+    }
+}
+
+impl Function {
+    /// The entry's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.loaded.entry.name
+    }
+
+    /// Statically allocated shared memory, bytes a block.
+    #[must_use]
+    pub fn static_shared(&self) -> u32 {
+        self.loaded.resources.static_shared
+    }
+
+    /// Registers a thread; `None` on the emulator.
+    #[must_use]
+    pub fn registers(&self) -> Option<u32> {
+        self.loaded.resources.registers
+    }
+
+    /// Launches `grid` blocks of `block` threads, each block with `dynamic_shared` bytes of shared memory besides what
+    /// the kernel declares.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LaunchLimit`] if the launch does not fit the kernel or the device, [`Error::DeviceMismatch`] if the stream
+    /// is another device's, [`Error::Finding`] if the emulator finds a defect, [`Error::Driver`] if the driver refuses.
+    ///
+    /// # Safety
+    ///
+    /// Every argument's bytes are readable and are a value that the kernel takes in that place. Whatever addresses they
+    /// hold are valid for what the kernel does with them until the work on `stream` is done, and no other work touches
+    /// that memory meanwhile (see [`Stream::with_operands`]).
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        block: [u32; 3],
+        dynamic_shared: u32,
+        arguments: &[RawArg],
+    ) -> Result<()> {
+        let LoadedFunction { module, entry, handle, resources } = &*self.loaded;
+        self.device.expect_same("launching a kernel", "stream", stream.device())?;
+        let size = LaunchSize { grid, block, dynamic_shared };
+        let sizes = arguments.iter().map(|argument| argument.size);
+        check::check_launch(entry, resources, self.device.properties(), size, sizes)?;
+        // SAFETY: the function was found in this module; the caller answers for the arguments, whose number and sizes
+        // were just checked.
+        unsafe {
+            self.device.backend().launch(
+                &module.handle,
+                *handle,
+                &entry.name,
+                size,
+                arguments,
+                stream.handle(),
+            )
+        }
+    }
+}
+
+impl<K: Kernel> TypedKernel<K> {
+    /// The kernel without its types.
+    #[must_use]
+    pub fn function(&self) -> &Function {
+        &self.function
+    }
+
+    /// Launches `grid` blocks, each of the size and with the shared memory that the kernel declares.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// The addresses in `args` are valid for what the kernel does with them until the work on `stream` is done, and no
+    /// other work touches that memory meanwhile (see [`Stream::with_operands`]).
+    pub unsafe fn launch(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
+        let declaration = &K::DECLARATION;
+        args.with_raw(|arguments| {
+            // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.
+            unsafe {
+                self.function.launch(stream, grid, declaration.block, declaration.shared_bytes, arguments)
+            }
+        })
+    }
+}
+
+impl<K: Kernel> Clone for TypedKernel<K> {
+    fn clone(&self) -> Self {
+        Self { function: self.function.clone(), kernel: PhantomData }
+    }
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Module({} on {})", self.loaded.name, self.device)
+    }
+}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Function({} of {} on {})", self.name(), self.loaded.module.name, self.device)
+    }
+}
+
+impl<K: Kernel> fmt::Debug for TypedKernel<K> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "TypedKernel({:?})", self.function)
+    }
+}

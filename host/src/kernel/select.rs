@@ -1,0 +1,111 @@
+//! Which of several PTX modules a device gets, and which drivers know a PTX version.
+
+use warpsmith_kernels::PtxModule;
+
+/// The module of `family` that makes most of a device of compute capability `capability`: of those that run there the
+/// one for the latest architecture, and of two for the same one that which runs on no other.
+pub(crate) fn best_module<'a>(
+    modules: &'a [PtxModule],
+    family: &str,
+    capability: (u32, u32),
+) -> Option<&'a PtxModule> {
+    modules
+        .iter()
+        .filter(|module| module.family == family)
+        .filter(
+            |module| {
+                if module.arch_specific { module.arch == capability } else { module.arch <= capability }
+            },
+        )
+        .max_by_key(|module| (module.arch, module.arch_specific))
+}
+
+/// Major and minor.
+type Version = (u32, u32);
+
+/// PTX ISA versions, each with the first CUDA version whose driver knows it (PTX ISA manual, release notes).
+const PTX_VERSIONS: &[(Version, Version)] = &[
+    ((6, 0), (9, 0)),
+    ((6, 1), (9, 1)),
+    ((6, 2), (9, 2)),
+    ((6, 3), (10, 0)),
+    ((6, 4), (10, 1)),
+    ((6, 5), (10, 2)),
+    ((7, 0), (11, 0)),
+    ((7, 1), (11, 1)),
+    ((7, 2), (11, 2)),
+    ((7, 3), (11, 3)),
+    ((7, 4), (11, 4)),
+    ((7, 5), (11, 5)),
+    ((7, 6), (11, 6)),
+    ((7, 7), (11, 7)),
+    ((7, 8), (11, 8)),
+    ((8, 0), (12, 0)),
+    ((8, 1), (12, 1)),
+    ((8, 2), (12, 2)),
+    ((8, 3), (12, 3)),
+    ((8, 4), (12, 4)),
+    ((8, 5), (12, 5)),
+    ((8, 6), (12, 7)),
+    ((8, 7), (12, 8)),
+    ((8, 8), (12, 9)),
+    ((9, 0), (13, 0)),
+    ((9, 1), (13, 1)),
+];
+
+/// The first CUDA version whose driver knows PTX of version `ptx`; `None` where this table does not know.
+pub(crate) fn required_cuda(ptx: (u32, u32)) -> Option<(u32, u32)> {
+    PTX_VERSIONS.iter().find(|(version, _)| *version >= ptx).map(|(_, cuda)| *cuda)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn module(family: &'static str, arch: (u32, u32), arch_specific: bool) -> PtxModule {
+        PtxModule { family, arch, arch_specific, text: "" }
+    }
+
+    const MODULES: &[PtxModule] = &[
+        module("linear", (8, 0), false),
+        module("linear", (9, 0), true),
+        module("linear", (9, 0), false),
+        module("linear", (8, 9), false),
+        module("other", (12, 0), false),
+    ];
+
+    fn best(capability: (u32, u32)) -> Option<((u32, u32), bool)> {
+        best_module(MODULES, "linear", capability).map(|module| (module.arch, module.arch_specific))
+    }
+
+    #[test]
+    fn the_latest_architecture_that_runs_is_chosen() {
+        assert_eq!(best((7, 5)), None);
+        assert_eq!(best((8, 0)), Some(((8, 0), false)));
+        assert_eq!(best((8, 6)), Some(((8, 0), false)));
+        assert_eq!(best((8, 9)), Some(((8, 9), false)));
+    }
+
+    #[test]
+    fn specific_code_is_chosen_on_its_own_architecture_only() {
+        assert_eq!(best((9, 0)), Some(((9, 0), true)));
+        assert_eq!(best((10, 0)), Some(((9, 0), false)));
+        assert_eq!(best((12, 1)), Some(((9, 0), false)));
+    }
+
+    #[test]
+    fn a_family_without_modules_has_no_best_one() {
+        assert!(best_module(MODULES, "attention", (9, 0)).is_none());
+    }
+
+    #[test]
+    fn driver_versions_follow_the_table_and_rise() {
+        assert_eq!(required_cuda((8, 0)), Some((12, 0)));
+        assert_eq!(required_cuda((8, 6)), Some((12, 7)));
+        assert_eq!(required_cuda((99, 0)), None);
+        assert!(
+            PTX_VERSIONS
+                .is_sorted_by(|(ptx, cuda), (next_ptx, next_cuda)| ptx < next_ptx && cuda < next_cuda)
+        );
+    }
+}

@@ -1,0 +1,9 @@
+//! Memory: buffers on a device, and host memory that a device copies from and to without waiting.
+
+mod buffer;
+mod host;
+mod pinned;
+
+pub(crate) use buffer::Buffer;
+pub(crate) use host::{HostBytes, HostMemory};
+pub use pinned::{PinnedBuffer, Transfer};

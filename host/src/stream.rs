@@ -1,0 +1,187 @@
+//! Streams, events, and the order between work on different streams.
+//!
+//! Work on one stream is done in order. Every tensor has a *home stream*, the one that its memory was allocated on.
+//! Using it there needs nothing else; using it on another stream goes through [`Stream::with_operands`], which makes
+//! that stream wait for the home stream before, and the home stream wait for it after. So all uses of a tensor are
+//! ordered with its home stream, on which it is also freed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::device::backend::{EventHandle, StreamHandle};
+use crate::error::{Error, Result};
+use crate::memory::Buffer;
+use crate::tensor::{Element, Tensor};
+
+/// An ordered queue of a device's work. Clones stand for the same queue.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    device: Device,
+    handle: Arc<StreamHandle>,
+}
+
+impl Stream {
+    pub(crate) fn new(device: Device, handle: Arc<StreamHandle>) -> Self {
+        Self { device, handle }
+    }
+
+    /// The device whose work this is.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<StreamHandle> {
+        &self.handle
+    }
+
+    /// Waits until all work on this stream is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] if any of the work failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.device.backend().synchronize(&self.handle)
+    }
+
+    /// Marks this point in the stream's work.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] if the driver refuses.
+    pub fn record(&self) -> Result<Event> {
+        let handle = self.device.backend().record(&self.handle)?;
+        Ok(Event { device: self.device.clone(), handle })
+    }
+
+    /// Makes later work on this stream wait for `event`. The host does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DeviceMismatch`] if the event is another device's, [`Error::Driver`] if the driver refuses.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.device.expect_same("Stream::wait", "event", &event.device)?;
+        self.device.backend().wait(&self.handle, &event.handle)
+    }
+
+    /// Enqueues `work` on this stream so that it is ordered with every other use of `operands`.
+    ///
+    /// Operands whose home stream is this one cost nothing. Of each other home stream, its work so far is waited for by
+    /// this stream before `work`, and its later work waits for `work`. That also holds where `work` fails, since it may
+    /// have enqueued a part.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DeviceMismatch`] if an operand is on another device; otherwise whatever `work` returns.
+    pub fn with_operands<R>(&self, operands: &[&dyn Operand], work: impl FnOnce() -> Result<R>) -> Result<R> {
+        let mut homes: Vec<&Arc<StreamHandle>> = Vec::new();
+        for operand in operands {
+            let buffer = operand.buffer();
+            self.device.expect_same("Stream::with_operands", "operand", buffer.device())?;
+            let home = buffer.home();
+            if !Arc::ptr_eq(home, &self.handle) && !homes.iter().any(|seen| Arc::ptr_eq(seen, home)) {
+                homes.push(home);
+            }
+        }
+        let backend = self.device.backend();
+        for home in &homes {
+            backend.wait(&self.handle, &backend.record(home)?)?;
+        }
+        let result = work();
+        if !homes.is_empty() {
+            let ordered = self.order_after(&homes);
+            if ordered.is_err() {
+                // The homes do not wait for this stream, so the host has to: memory freed on a home stream must not be
+                // in use here.
+                self.synchronize()?;
+            }
+        }
+        result
+    }
+
+    fn order_after(&self, homes: &[&Arc<StreamHandle>]) -> Result<()> {
+        let backend = self.device.backend();
+        let done = backend.record(&self.handle)?;
+        homes.iter().try_for_each(|home| backend.wait(home, &done))
+    }
+}
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.handle, &other.handle)
+    }
+}
+
+impl Eq for Stream {}
+
+/// Something that work on a stream reads or writes: a tensor.
+pub trait Operand: sealed::HasBuffer {}
+
+impl<T: Element> Operand for Tensor<T> {}
+
+pub(crate) mod sealed {
+    use super::{Buffer, Element, Tensor};
+
+    pub trait HasBuffer {
+        #[allow(private_interfaces, reason = "the trait is sealed: nothing outside the crate calls this")]
+        fn buffer(&self) -> &Buffer;
+    }
+
+    impl<T: Element> HasBuffer for Tensor<T> {
+        #[allow(private_interfaces, reason = "the trait is sealed: nothing outside the crate calls this")]
+        fn buffer(&self) -> &Buffer {
+            self.storage()
+        }
+    }
+}
+
+/// A point in a stream's work, to wait for and to measure time with.
+#[derive(Debug)]
+pub struct Event {
+    device: Device,
+    handle: EventHandle,
+}
+
+impl Event {
+    /// Waits until the work before this point is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] if any of the work failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.device.backend().synchronize_event(&self.handle)
+    }
+
+    /// Whether the work before this point is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] if any of the work failed.
+    pub fn is_done(&self) -> Result<bool> {
+        self.device.backend().is_done(&self.handle)
+    }
+
+    /// The time between `start` and this event; waits for both. Half a microsecond is resolved on a GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DeviceMismatch`] if `start` is another device's, [`Error::Argument`] if it comes later than this event,
+    /// [`Error::Driver`] if any of the work failed.
+    pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
+        self.device.expect_same("Event::elapsed_since", "start", &start.device)?;
+        start.synchronize()?;
+        self.synchronize()?;
+        self.device.backend().elapsed(&start.handle, &self.handle)
+    }
+}
+
+/// The error for an interval whose start comes after its end.
+pub(crate) fn negative_interval(milliseconds: f64) -> Error {
+    Error::Argument {
+        operation: "Event::elapsed_since",
+        argument: "start",
+        expected: "an event before this one".into(),
+        actual: format!("one {milliseconds} ms after it"),
+    }
+}

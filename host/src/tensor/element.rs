@@ -1,0 +1,98 @@
+//! Element types: which Rust types a tensor holds, and which type each of them is in a kernel.
+
+use std::fmt;
+
+use half::{bf16, f16};
+use warpsmith_dsl::float::{Bf16, F16};
+
+/// The element type of a tensor, as a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE 754 half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE 754 single precision.
+    F32,
+    /// IEEE 754 double precision.
+    F64,
+    /// Unsigned 8-bit integer.
+    U8,
+    /// Signed 32-bit integer.
+    I32,
+    /// Unsigned 32-bit integer.
+    U32,
+    /// Signed 64-bit integer.
+    I64,
+}
+
+impl DType {
+    /// Bytes an element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            DType::U8 => 1,
+            DType::F16 | DType::Bf16 => 2,
+            DType::F32 | DType::I32 | DType::U32 => 4,
+            DType::F64 | DType::I64 => 8,
+        }
+    }
+
+    /// The type's name as Rust spells it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::U8 => "u8",
+            DType::I32 => "i32",
+            DType::U32 => "u32",
+            DType::I64 => "i64",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A type that a [`Tensor`](crate::Tensor) can hold: a number without padding, valid for every bit pattern.
+pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {
+    /// The same type as kernels name it. (Kernels see the 16-bit floats as their bits.)
+    type Device: 'static;
+    /// The type as a value.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($host:ty => $device:ty, $dtype:ident;)*) => {
+        $(
+            impl sealed::Sealed for $host {}
+            impl Element for $host {
+                type Device = $device;
+                const DTYPE: DType = DType::$dtype;
+            }
+            const _: () = assert!(size_of::<$host>() == size_of::<$device>());
+            const _: () = assert!(size_of::<$host>() == DType::$dtype.size());
+        )*
+    };
+}
+elements! {
+    f16 => F16, F16;
+    bf16 => Bf16, Bf16;
+    f32 => f32, F32;
+    f64 => f64, F64;
+    u8 => u8, U8;
+    i32 => i32, I32;
+    u32 => u32, U32;
+    i64 => i64, I64;
+}

@@ -1,0 +1,277 @@
+//! View arithmetic: which element of the memory an index of a view stands for.
+//!
+//! A layout is a shape, a stride for each axis and an offset, all in elements. Strides are never negative, and two
+//! indices of one view never share an element. Nothing here touches memory, so everything is tested against `ndarray`.
+
+use std::ops::Range;
+
+use crate::device::backend::Rows;
+use crate::error::{Error, Result};
+
+/// A view's shape, strides and offset, in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+    offset: usize,
+}
+
+impl Layout {
+    /// The row-major layout of `shape` with no gaps, for elements of `element_size` bytes.
+    pub(crate) fn contiguous(operation: &'static str, shape: &[usize], element_size: usize) -> Result<Self> {
+        // Zero-sized axes are left out of the product: an array of no elements must have addressable strides too.
+        let elements = shape
+            .iter()
+            .filter(|&&length| length != 0)
+            .try_fold(1usize, |product, &n| product.checked_mul(n));
+        let fits = elements
+            .and_then(|elements| elements.checked_mul(element_size))
+            .is_some_and(|bytes| isize::try_from(bytes).is_ok());
+        if !fits {
+            return Err(Error::SizeLimit {
+                operation,
+                operand: "tensor",
+                quantity: "shape",
+                limit: format!("a product of at most {} elements", isize::MAX as usize / element_size),
+                actual: format!("{shape:?}"),
+            });
+        }
+        Ok(Self { strides: contiguous_strides(shape), shape: shape.to_vec(), offset: 0 })
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    pub(crate) fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// The number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether the elements lie in row-major order without gaps.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.len() == 0 || self.collapsed().is_empty() || self.collapsed() == [(self.len(), 1)]
+    }
+
+    /// The elements from the first to the last one, gaps included.
+    pub(crate) fn span(&self) -> usize {
+        if self.len() == 0 {
+            return 0;
+        }
+        self.shape.iter().zip(&self.strides).map(|(&length, &stride)| (length - 1) * stride).sum::<usize>()
+            + 1
+    }
+
+    fn check_axis(&self, operation: &'static str, argument: &'static str, axis: usize) -> Result<()> {
+        if axis < self.shape.len() {
+            return Ok(());
+        }
+        Err(Error::Argument {
+            operation,
+            argument,
+            expected: format!("less than {}, the number of axes", self.shape.len()),
+            actual: axis.to_string(),
+        })
+    }
+
+    /// The indices `range` of `axis`.
+    pub(crate) fn slice(&self, axis: usize, range: Range<usize>) -> Result<Self> {
+        const OPERATION: &str = "Tensor::slice";
+        self.check_axis(OPERATION, "axis", axis)?;
+        if range.start > range.end || range.end > self.shape[axis] {
+            return Err(Error::Argument {
+                operation: OPERATION,
+                argument: "range",
+                expected: format!("a range within 0..{}", self.shape[axis]),
+                actual: format!("{range:?}"),
+            });
+        }
+        let mut sliced = self.clone();
+        sliced.shape[axis] = range.len();
+        // An empty view's offset is never read; keeping it leaves it within the buffer.
+        if sliced.len() != 0 {
+            sliced.offset += range.start * self.strides[axis];
+        }
+        Ok(sliced)
+    }
+
+    /// The view with two axes exchanged.
+    pub(crate) fn swap_axes(&self, first: usize, second: usize) -> Result<Self> {
+        self.check_axis("Tensor::swap_axes", "first axis", first)?;
+        self.check_axis("Tensor::swap_axes", "second axis", second)?;
+        let mut swapped = self.clone();
+        swapped.shape.swap(first, second);
+        swapped.strides.swap(first, second);
+        Ok(swapped)
+    }
+
+    /// The same elements, in the same order, as another shape; an error if that needs a copy.
+    pub(crate) fn reshape(&self, operation: &'static str, shape: &[usize]) -> Result<Self> {
+        let elements = shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
+        if elements != Some(self.len()) {
+            return Err(Error::Shape {
+                operation,
+                operand: "tensor",
+                expected: format!("{shape:?}, which has as many elements"),
+                actual: self.shape.clone(),
+            });
+        }
+        let strides = self.reshaped_strides(shape).ok_or_else(|| Error::Stride {
+            operation,
+            operand: "tensor",
+            expected: format!(
+                "strides with which shape {:?} is also {shape:?} without a copy (see `contiguous`)",
+                self.shape
+            ),
+            actual: self.strides.clone(),
+        })?;
+        Ok(Self { shape: shape.to_vec(), strides, offset: self.offset })
+    }
+
+    /// The strides of `shape` over the same elements, if there are any.
+    fn reshaped_strides(&self, shape: &[usize]) -> Option<Vec<usize>> {
+        if self.len() == 0 {
+            return Some(contiguous_strides(shape));
+        }
+        // Every group of axes with a common stride must be a product of consecutive axes of the new shape.
+        let mut groups = self.collapsed().into_iter().rev();
+        let (mut left, mut stride) = groups.next().unwrap_or((1, 1));
+        let mut strides = vec![0; shape.len()];
+        for (axis, &length) in shape.iter().enumerate().rev() {
+            if left == 1 && length != 1 {
+                (left, stride) = groups.next()?;
+            }
+            if !left.is_multiple_of(length) {
+                return None;
+            }
+            strides[axis] = stride;
+            left /= length;
+            stride *= length;
+        }
+        Some(strides)
+    }
+
+    /// The view as a matrix: all axes but the last one flattened.
+    pub(crate) fn flatten_leading(&self) -> Result<Self> {
+        const OPERATION: &str = "Tensor::flatten_leading";
+        let Some((&columns, leading)) = self.shape.split_last() else {
+            return Err(Error::Shape {
+                operation: OPERATION,
+                operand: "tensor",
+                expected: "at least one axis".into(),
+                actual: Vec::new(),
+            });
+        };
+        // With no columns the number of elements says nothing about that of rows, and no stride matters.
+        let rows = leading.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
+        let rows = rows.ok_or_else(|| Error::SizeLimit {
+            operation: OPERATION,
+            operand: "tensor",
+            quantity: "number of rows",
+            limit: "at most 64 bits".into(),
+            actual: format!("the product of {leading:?}"),
+        })?;
+        let last_stride = self.strides[leading.len()];
+        let stride = if self.len() == 0 {
+            columns
+        } else {
+            let mut leading = Self {
+                shape: leading.to_vec(),
+                strides: self.strides[..leading.len()].to_vec(),
+                offset: self.offset,
+            };
+            leading = leading.reshape(OPERATION, &[rows]).map_err(|error| match error {
+                Error::Stride { operation, operand, .. } => Error::Stride {
+                    operation,
+                    operand,
+                    expected: format!(
+                        "strides with which the leading axes of shape {:?} are one axis (see `contiguous`)",
+                        self.shape
+                    ),
+                    actual: self.strides.clone(),
+                },
+                other => other,
+            })?;
+            // The stride of a single row is arbitrary: choose the one of a matrix without gaps.
+            if rows == 1 { columns * last_stride } else { leading.strides[0] }
+        };
+        Ok(Self { shape: vec![rows, columns], strides: vec![stride, last_stride], offset: self.offset })
+    }
+
+    /// The axes as (length, stride) with axes of length 1 left out and neighbours merged where one stride serves both.
+    fn collapsed(&self) -> Vec<(usize, usize)> {
+        collapse(&self.shape, [&self.strides])
+            .into_iter()
+            .map(|(length, [stride])| (length, stride))
+            .collect()
+    }
+
+    /// The copies that move this view's elements to or from `other`, a view of the same shape.
+    pub(crate) fn row_copies(&self, other: &Layout, element_size: usize) -> Vec<(Rows, Rows)> {
+        debug_assert_eq!(self.shape, other.shape);
+        if self.len() == 0 {
+            return Vec::new();
+        }
+        let mut axes = collapse(&self.shape, [&self.strides, &other.strides]);
+        let columns = match axes.last() {
+            Some(&(length, [1, 1])) => {
+                axes.pop();
+                length
+            }
+            _ => 1,
+        };
+        let (rows, pitches) = axes.pop().unwrap_or((1, [columns; 2]));
+        let mut starts = vec![[self.offset, other.offset]];
+        for (length, strides) in axes {
+            starts = starts
+                .into_iter()
+                .flat_map(|start| {
+                    (0..length).map(move |i| [start[0] + i * strides[0], start[1] + i * strides[1]])
+                })
+                .collect();
+        }
+        let rows_at = |offset: usize, pitch: usize| Rows {
+            offset: offset * element_size,
+            pitch: pitch * element_size,
+            width: columns * element_size,
+            height: rows,
+        };
+        starts
+            .into_iter()
+            .map(|start| (rows_at(start[0], pitches[0]), rows_at(start[1], pitches[1])))
+            .collect()
+    }
+}
+
+fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+    }
+    strides
+}
+
+/// The axes of views of one shape, with axes of length 1 left out and neighbours merged where each view has one stride
+/// for both.
+fn collapse<const N: usize>(shape: &[usize], strides: [&[usize]; N]) -> Vec<(usize, [usize; N])> {
+    let mut axes: Vec<(usize, [usize; N])> = Vec::with_capacity(shape.len());
+    for (axis, &length) in shape.iter().enumerate().filter(|&(_, &length)| length != 1) {
+        let inner = strides.map(|strides| strides[axis]);
+        match axes.last_mut() {
+            Some((outer_length, outer)) if (0..N).all(|i| outer[i] == inner[i] * length) => {
+                *outer_length *= length;
+                *outer = inner;
+            }
+            _ => axes.push((length, inner)),
+        }
+    }
+    axes
+}

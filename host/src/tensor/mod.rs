@@ -1,0 +1,247 @@
+//! Tensors: typed, strided views of a device's memory.
+//!
+//! A tensor is a view of a buffer. Clones and the views that `slice`, `reshape` and the like return share its memory.
+//! Transfers between host and device are in `transfer`, the CPU device's direct access to the elements in `host`.
+
+mod element;
+mod host;
+mod layout;
+mod transfer;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+pub use element::{DType, Element};
+#[allow(unused_imports, reason = "used by the operations' CPU implementations")]
+pub(crate) use host::{HostView, HostViewMut};
+use layout::Layout;
+use warpsmith_dsl::launch::{Global, GlobalMut};
+
+use crate::device::Device;
+use crate::device::backend::Rows;
+use crate::error::{Error, Result};
+use crate::memory::Buffer;
+use crate::stream::Stream;
+
+/// A strided, typed view of a device's memory.
+///
+/// Cloning a tensor, and every method that returns a view, shares the memory; [`Tensor::deep_clone`] does not. Strides
+/// are in elements and never negative.
+pub struct Tensor<T: Element> {
+    buffer: Arc<Buffer>,
+    layout: Layout,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> Tensor<T> {
+    /// A tensor whose elements are unspecified, on `device`'s default stream.
+    ///
+    /// For results that are written before they are read; the emulator reports a kernel that reads them first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SizeLimit`] if the shape's size overflows, [`Error::OutOfMemory`] if the device has too little memory.
+    pub fn uninit(device: &Device, shape: impl AsRef<[usize]>) -> Result<Self> {
+        Self::uninit_on(&device.default_stream(), shape)
+    }
+
+    /// A tensor whose elements are unspecified, with `stream` as its home stream.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tensor::uninit`].
+    pub fn uninit_on(stream: &Stream, shape: impl AsRef<[usize]>) -> Result<Self> {
+        Self::allocate("Tensor::uninit", stream, shape.as_ref())
+    }
+
+    fn allocate(operation: &'static str, stream: &Stream, shape: &[usize]) -> Result<Self> {
+        let layout = Layout::contiguous(operation, shape, size_of::<T>())?;
+        let buffer = Buffer::allocate(operation, stream, layout.len() * size_of::<T>())?;
+        Ok(Self { buffer: Arc::new(buffer), layout, elements: PhantomData })
+    }
+
+    /// A tensor of zeros on `device`'s default stream.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tensor::uninit`].
+    pub fn zeros(device: &Device, shape: impl AsRef<[usize]>) -> Result<Self> {
+        Self::zeros_on(&device.default_stream(), shape)
+    }
+
+    /// A tensor of zeros with `stream` as its home stream.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tensor::uninit`].
+    pub fn zeros_on(stream: &Stream, shape: impl AsRef<[usize]>) -> Result<Self> {
+        let tensor = Self::allocate("Tensor::zeros", stream, shape.as_ref())?;
+        let bytes = tensor.buffer.bytes();
+        if bytes != 0 {
+            let rows = Rows { offset: 0, pitch: bytes, width: bytes, height: 1 };
+            tensor.device().backend().fill(tensor.buffer.memory(), rows, 0, stream.handle())?;
+        }
+        Ok(tensor)
+    }
+
+    fn with_layout(&self, layout: Layout) -> Self {
+        Self { buffer: self.buffer.clone(), layout, elements: PhantomData }
+    }
+
+    /// The length of each axis.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        self.layout.shape()
+    }
+
+    /// The elements from one index of each axis to the next.
+    #[must_use]
+    pub fn strides(&self) -> &[usize] {
+        self.layout.strides()
+    }
+
+    /// The number of axes.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.shape().len()
+    }
+
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.layout.len()
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+
+    /// The device that holds the elements.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.buffer.device()
+    }
+
+    /// The stream that the memory was allocated on.
+    #[must_use]
+    pub fn home_stream(&self) -> Stream {
+        Stream::new(self.device().clone(), self.buffer.home().clone())
+    }
+
+    /// Whether the elements lie in row-major order without gaps.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
+    }
+
+    /// Whether this tensor and `other` may have an element in common.
+    ///
+    /// Compares the ranges of memory that the views span, so two views that interleave count as sharing.
+    #[must_use]
+    pub fn shares_memory<U: Element>(&self, other: &Tensor<U>) -> bool {
+        let range = |offset: usize, span: usize, size: usize| offset * size..(offset + span) * size;
+        let ours = range(self.layout.offset(), self.layout.span(), size_of::<T>());
+        let theirs = range(other.layout.offset(), other.layout.span(), size_of::<U>());
+        Arc::ptr_eq(&self.buffer, &other.buffer) && ours.start.max(theirs.start) < ours.end.min(theirs.end)
+    }
+
+    /// The indices `range` of `axis`, as a view.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if there is no such axis or the range does not lie within it.
+    pub fn slice(&self, axis: usize, range: Range<usize>) -> Result<Self> {
+        Ok(self.with_layout(self.layout.slice(axis, range)?))
+    }
+
+    /// The elements in the same order under another shape, as a view.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if the shape has another number of elements, [`Error::Stride`] if no strides give that view.
+    pub fn reshape(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
+        Ok(self.with_layout(self.layout.reshape("Tensor::reshape", shape.as_ref())?))
+    }
+
+    /// The tensor as a matrix, all axes but the last one flattened, as a view. A vector becomes one row.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stride`] if the leading axes do not have a common stride, [`Error::Shape`] if there is no axis.
+    pub fn flatten_leading(&self) -> Result<Self> {
+        Ok(self.with_layout(self.layout.flatten_leading()?))
+    }
+
+    /// The tensor with two axes exchanged, as a view.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if there is no such axis.
+    pub fn swap_axes(&self, first: usize, second: usize) -> Result<Self> {
+        Ok(self.with_layout(self.layout.swap_axes(first, second)?))
+    }
+
+    /// The address of the first element as an argument of a kernel that reads it. Null for a tensor of no elements.
+    #[must_use]
+    pub fn arg(&self) -> Global<T::Device> {
+        Global::new(self.address())
+    }
+
+    /// The address of the first element as an argument of a kernel that writes it. Null for a tensor of no elements.
+    #[must_use]
+    pub fn arg_mut(&mut self) -> GlobalMut<T::Device> {
+        GlobalMut::new(self.address())
+    }
+
+    fn address(&self) -> u64 {
+        match self.buffer.address() {
+            0 => 0,
+            base => base + (self.layout.offset() * size_of::<T>()) as u64,
+        }
+    }
+
+    pub(crate) fn storage(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// The error for a shape other than this tensor's, if it is.
+    fn expect_shape(&self, operation: &'static str, operand: &'static str, shape: &[usize]) -> Result<()> {
+        if shape == self.shape() {
+            return Ok(());
+        }
+        Err(Error::Shape {
+            operation,
+            operand,
+            expected: format!("{:?}, the destination's", self.shape()),
+            actual: shape.to_vec(),
+        })
+    }
+}
+
+impl<T: Element> Clone for Tensor<T> {
+    fn clone(&self) -> Self {
+        self.with_layout(self.layout.clone())
+    }
+}
+
+impl<T: Element> fmt::Debug for Tensor<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Tensor")
+            .field("dtype", &T::DTYPE)
+            .field("shape", &self.shape())
+            .field("strides", &self.strides())
+            .field("device", &self.device())
+            .finish()
+    }
+}

@@ -1,0 +1,2 @@
+//! One suite for every device.
+fn main() {}
