@@ -1,11 +1,14 @@
 //! warpsmith's development commands: `cargo xtask <command>`.
 
-#[allow(dead_code)]
+mod doctor;
+mod lint;
 mod ptx;
+mod test;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
+use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 
 /// Develops, checks and measures warpsmith.
@@ -13,18 +16,23 @@ use clap::{Parser, Subcommand};
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    task: Task,
 }
 
 #[derive(Subcommand, Debug)]
-enum Command {
-    /// Compile the kernels to the PTX files that ship, or check those.
+enum Task {
+    Test(test::Args),
     Ptx(ptx::Args),
+    Doctor(doctor::Args),
+    Lint(lint::Args),
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Ptx(args) => ptx::run(&args),
+    let result = match Cli::parse().task {
+        Task::Test(args) => test::run(&args),
+        Task::Ptx(args) => ptx::run(&args),
+        Task::Doctor(args) => doctor::run(&args),
+        Task::Lint(args) => lint::run(&args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
@@ -35,5 +43,30 @@ fn main() -> ExitCode {
 /// The repository's root.
 fn workspace_root() -> PathBuf {
     let own = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    own.parent().map_or(own.clone(), PathBuf::from)
+    own.parent().map_or_else(|| own.clone(), PathBuf::from)
+}
+
+/// The cargo that runs this command, to be run in the repository's root.
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace_root());
+    command
+}
+
+/// Runs one step of a longer command under a headline, its output shown as it comes; whether it succeeded.
+fn step(headline: &str, command: &mut Command) -> Result<bool> {
+    println!("\n── {headline}");
+    let status = command.status().with_context(|| format!("cannot start `{}`", command.get_program().display()))?;
+    Ok(status.success())
+}
+
+/// Says which of the steps failed.
+fn conclude(failed: &[&str]) -> ExitCode {
+    if failed.is_empty() {
+        println!("\nAll passed.");
+        ExitCode::SUCCESS
+    } else {
+        println!("\nFAILED: {}", failed.join(", "));
+        ExitCode::FAILURE
+    }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use warpsmith_builder::{Arch, Artefact, Builder, Header, Ptxas, Target, Toolchain, toolchain};
 
-/// Options of `xtask ptx`.
+/// Compile the kernels to the PTX files that ship, or check those.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Compare with the committed files instead of writing them.
@@ -87,7 +87,7 @@ fn compile(builder: Builder, toolchain: &Toolchain) -> Result<Vec<Artefact>> {
 /// Kernel × what it uses. Where ptxas did not run there is a `?`, not a zero.
 fn usage_table(artefacts: &[Artefact]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header([
         "kernel",
         "arch",

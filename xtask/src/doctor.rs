@@ -1,0 +1,282 @@
+//! `xtask doctor`: what this machine has for working on warpsmith, what it lacks, and the command for each lack.
+//!
+//! Almost nothing is *needed*: kernels ship as PTX text, the driver is looked for at run time, and the emulator stands in for a
+//! GPU. So the table says what each thing is for, and only a lack that breaks the basic commands fails the command.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::Result;
+use comfy_table::{ContentArrangement, Table, presets};
+use warpsmith_builder::{Error, Ptxas, toolchain};
+
+/// Show what this machine has and lacks, and what to do about it.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {}
+
+/// One row of the table.
+struct Finding {
+    /// What it is.
+    what: &'static str,
+    /// What it is for.
+    purpose: &'static str,
+    /// What was found, or why not.
+    state: State,
+}
+
+enum State {
+    Has(String),
+    Lacks {
+        why: String,
+        remedy: String,
+    },
+    /// As `Lacks`, of something that every command needs.
+    Needs {
+        why: String,
+        remedy: String,
+    },
+}
+
+pub(crate) fn run(_: &Args) -> Result<ExitCode> {
+    let mut findings = vec![host_compiler(), linker(), lint_tools(), committed_ptx(), device_toolchain()];
+    findings.extend(assembler());
+    findings.extend(gpus());
+    findings.extend([cublas(), pytorch()]);
+
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_header(["", "what", "for", "found"]);
+    for Finding { what, purpose, state } in &findings {
+        let (mark, text) = match state {
+            State::Has(text) => ("ok", text),
+            State::Lacks { why, .. } => ("–", why),
+            State::Needs { why, .. } => ("NEEDED", why),
+        };
+        table.add_row([mark, what, purpose, text]);
+    }
+    println!("{table}");
+
+    let mut missing = false;
+    for Finding { what, state, .. } in &findings {
+        if let State::Lacks { remedy, .. } | State::Needs { remedy, .. } = state {
+            println!("\n{what}:\n  {}", remedy.replace('\n', "\n  "));
+            missing |= matches!(state, State::Needs { .. });
+        }
+    }
+    println!();
+    if missing {
+        println!("Something that `cargo xtask test` and `cargo xtask validate` need is missing.");
+        return Ok(ExitCode::FAILURE);
+    }
+    println!("`cargo xtask test` and `cargo xtask validate` have all they need.");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn host_compiler() -> Finding {
+    let minimum = env!("CARGO_PKG_RUST_VERSION");
+    let remedy = format!(
+        "rustup toolchain install {minimum}.0 --profile minimal --component rustfmt --component clippy"
+    );
+    let number = |text: &str| -> Option<Vec<u32>> {
+        text.split_whitespace().nth(1)?.split(['.', '-']).take(2).map(|part| part.parse().ok()).collect()
+    };
+    let state = match output("rustc", &["-V"]) {
+        Ok(version) if number(&version) >= number(&format!("rustc {minimum}")) => State::Has(version),
+        Ok(version) => State::Needs { why: format!("{version}, but {minimum} or later is needed"), remedy },
+        Err(why) => State::Needs { why, remedy },
+    };
+    Finding { what: "rustc", purpose: "everything", state }
+}
+
+fn linker() -> Finding {
+    let state = match output("cc", &["--version"]) {
+        Ok(version) => State::Has(version.lines().next().unwrap_or_default().to_owned()),
+        Err(why) => {
+            State::Needs { why, remedy: "apt-get install --no-install-recommends gcc libc6-dev".into() }
+        }
+    };
+    Finding { what: "linker", purpose: "everything", state }
+}
+
+fn lint_tools() -> Finding {
+    let state = match (output("cargo", &["fmt", "--version"]), output("cargo", &["clippy", "--version"])) {
+        (Ok(format), Ok(clippy)) => State::Has(format!("{format}, {clippy}")),
+        (Err(why), _) | (_, Err(why)) => {
+            State::Lacks { why, remedy: "rustup component add rustfmt clippy".into() }
+        }
+    };
+    Finding { what: "rustfmt, clippy", purpose: "lint", state }
+}
+
+fn committed_ptx() -> Finding {
+    let state = match crate::ptx::check_hashes() {
+        Ok((current, complaints)) if complaints.is_empty() => {
+            State::Has(format!("{current} files, up to date"))
+        }
+        Ok((_, complaints)) => State::Lacks { why: complaints.join("; "), remedy: "cargo xtask ptx".into() },
+        Err(error) => {
+            State::Needs { why: format!("{error:#}"), remedy: "git checkout -- kernels-gpu".into() }
+        }
+    };
+    Finding { what: "committed PTX", purpose: "everything", state }
+}
+
+fn device_toolchain() -> Finding {
+    let state = match toolchain::find_toolchain() {
+        Ok(toolchain) => State::Has(toolchain.to_string()),
+        Err(Error::NoToolchain { refused }) => {
+            let reasons =
+                refused.iter().map(|refused| format!("{}: {}", refused.rustc.display(), refused.reason));
+            let why = if refused.is_empty() { "none".into() } else { reasons.collect::<Vec<_>>().join("; ") };
+            let remedy =
+                format!("{}\nor, on Debian,\n{}", toolchain::RUSTUP_COMMAND, toolchain::DEBIAN_COMMAND);
+            State::Lacks { why, remedy }
+        }
+        Err(error) => State::Lacks {
+            why: error.to_string(),
+            remedy: format!("unset {} {}", toolchain::RUSTC_VARIABLE, toolchain::CARGO_VARIABLE),
+        },
+    };
+    Finding { what: "device rustc, rust-src", purpose: "ptx", state }
+}
+
+fn assembler() -> [Finding; 2] {
+    let wheel =
+        |package: &str| format!("python3 -m venv ~/.venvs/cuda && ~/.venvs/cuda/bin/pip install {package}");
+    let ptxas = Ptxas::find();
+    let beside = ptxas.as_ref().map(|ptxas| ptxas.path.with_file_name("nvdisasm"));
+    let nvdisasm = beside.into_iter().chain([PathBuf::from("nvdisasm")]).find_map(|path| {
+        let version = output(&path, &["--version"]).ok()?;
+        Some(format!("{} ({})", version.lines().find(|line| line.contains("release"))?, path.display()))
+    });
+    let assembler = match ptxas {
+        Some(ptxas) => State::Has(format!("{} ({})", ptxas.version, ptxas.path.display())),
+        None => State::Lacks {
+            why: "none on PATH, in a CUDA toolkit or a Python environment".into(),
+            remedy: format!(
+                "{}\nand then set {} to the `ptxas` in it",
+                wheel("nvidia-cuda-nvcc"),
+                warpsmith_builder::PTXAS_VARIABLE
+            ),
+        },
+    };
+    let disassembler = match nvdisasm {
+        Some(found) => State::Has(found),
+        None => State::Lacks {
+            why: "none beside ptxas or on PATH".into(),
+            remedy: wheel("nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"),
+        },
+    };
+    [
+        Finding { what: "ptxas", purpose: "ptx: spills, registers", state: assembler },
+        Finding { what: "nvdisasm", purpose: "reading machine code", state: disassembler },
+    ]
+}
+
+#[cfg(feature = "host")]
+fn gpus() -> Vec<Finding> {
+    use warpsmith::Device;
+
+    const REMEDY: &str = "Install NVIDIA's driver, 450 or later: apt-get install nvidia-driver (Debian), or \
+                          https://www.nvidia.com/drivers\nWithout it, kernels run in the emulator.";
+    let purpose = "validate and bench on a GPU";
+    let lacks = |why: String| State::Lacks { why, remedy: REMEDY.into() };
+    let count = match Device::cuda_count() {
+        Err(error) => {
+            return vec![Finding { what: "CUDA driver, GPU", purpose, state: lacks(error.to_string()) }];
+        }
+        Ok(0) => {
+            let state = lacks("a driver, but it offers no GPU".into());
+            return vec![Finding { what: "CUDA driver, GPU", purpose, state }];
+        }
+        Ok(count) => count,
+    };
+    let gpu = |ordinal| {
+        let state = match Device::cuda(ordinal) {
+            Ok(device) => {
+                let properties = device.properties();
+                let (major, minor) = properties.compute_capability;
+                let driver = properties
+                    .driver_version
+                    .map_or_else(String::new, |(major, minor)| format!(", driver for CUDA {major}.{minor}"));
+                State::Has(format!(
+                    "cuda:{ordinal}: {}, compute capability {major}.{minor}, {} multiprocessors, {} GiB{driver}",
+                    device.name(),
+                    properties.multiprocessors,
+                    properties.total_memory >> 30,
+                ))
+            }
+            Err(error) => lacks(format!("cuda:{ordinal}: {error}")),
+        };
+        Finding { what: "CUDA driver, GPU", purpose, state }
+    };
+    (0..count).map(gpu).collect()
+}
+
+#[cfg(not(feature = "host"))]
+fn gpus() -> Vec<Finding> {
+    let why = "not looked for: this xtask was built without the feature `host`".into();
+    let state = State::Lacks { why, remedy: "cargo xtask doctor".into() };
+    vec![Finding { what: "CUDA driver, GPU", purpose: "validate and bench on a GPU", state }]
+}
+
+/// cuBLAS, which `bench` compares with: in the loader's path, a CUDA toolkit, or a Python environment.
+fn cublas() -> Finding {
+    let mut folders: Vec<PathBuf> = std::env::var_os("LD_LIBRARY_PATH")
+        .map(|paths| std::env::split_paths(&paths).collect())
+        .unwrap_or_default();
+    folders
+        .extend(["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"].map(PathBuf::from));
+    let loadable = find_library(&folders, "libcublas.so");
+    let remedy_folders =
+        ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(|name| Some(std::env::var_os(name)?.into()));
+    let toolkits: Vec<PathBuf> = remedy_folders
+        .chain([PathBuf::from("/usr/local/cuda")])
+        .map(|root: PathBuf| root.join("lib64"))
+        .collect();
+    let state = match (loadable, find_library(&toolkits, "libcublas.so")) {
+        (Some(path), _) => State::Has(path.display().to_string()),
+        (None, Some(path)) => State::Lacks {
+            why: format!("{}, which the loader does not search", path.display()),
+            remedy: format!("export LD_LIBRARY_PATH={}", path.parent().unwrap_or(Path::new(".")).display()),
+        },
+        (None, None) => State::Lacks {
+            why: "not in the loader's path, nor in a CUDA toolkit".into(),
+            remedy: "python3 -m venv ~/.venvs/cuda && ~/.venvs/cuda/bin/pip install nvidia-cublas\n\
+                     and then add the folder of its `libcublas.so.*` to LD_LIBRARY_PATH"
+                .into(),
+        },
+    };
+    Finding { what: "cuBLAS", purpose: "bench: to compare with", state }
+}
+
+fn find_library(folders: &[PathBuf], name: &str) -> Option<PathBuf> {
+    folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().find_map(|entry| {
+        let path = entry.ok()?.path();
+        path.file_name()?.to_str()?.starts_with(name).then_some(path)
+    })
+}
+
+fn pytorch() -> Finding {
+    let script = "import torch; print(torch.__version__, '(CUDA %s)' % torch.version.cuda)";
+    let state = match output("python3", &["-c", script]) {
+        Ok(version) => State::Has(format!("PyTorch {version}")),
+        Err(why) => State::Lacks { why, remedy: "pip install torch".into() },
+    };
+    Finding { what: "Python with PyTorch", purpose: "comparing with PyTorch by hand", state }
+}
+
+/// What a program writes, or in one line why it does not.
+fn output(program: impl AsRef<Path>, arguments: &[&str]) -> Result<String, String> {
+    let program = program.as_ref();
+    let result = Command::new(program)
+        .args(arguments)
+        .output()
+        .map_err(|error| format!("{}: {error}", program.display()))?;
+    if !result.status.success() {
+        let message = String::from_utf8_lossy(&result.stderr);
+        let last = message.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it failed");
+        return Err(format!("{}: {}", program.display(), last.trim()));
+    }
+    Ok(String::from_utf8_lossy(&result.stdout).trim().to_owned())
+}

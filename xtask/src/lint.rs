@@ -1,0 +1,31 @@
+//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::{cargo, conclude, step};
+
+/// Check formatting, clippy's lints and the documentation's links; warnings are errors.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {}
+
+const FORMAT: &str = "Formatting";
+const CLIPPY: &str = "Clippy";
+const DOCUMENTATION: &str = "Documentation";
+
+pub(crate) fn run(_: &Args) -> Result<ExitCode> {
+    let mut failed = Vec::new();
+    if !step(FORMAT, cargo().args(["fmt", "--all", "--check"]))? {
+        failed.push(FORMAT);
+    }
+    let clippy = ["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"];
+    if !step(CLIPPY, cargo().args(clippy))? {
+        failed.push(CLIPPY);
+    }
+    let documentation = ["doc", "--workspace", "--no-deps", "--release"];
+    if !step(DOCUMENTATION, cargo().args(documentation).env("RUSTDOCFLAGS", "-D warnings"))? {
+        failed.push(DOCUMENTATION);
+    }
+    Ok(conclude(&failed))
+}

@@ -1,0 +1,67 @@
+//! `xtask test`: every test of the workspace, with the installed stable compiler and nothing else.
+//!
+//! Everything is built in one profile, release: the emulator and the references are tight loops. Tests that need a GPU
+//! are listed as ignored where there is none.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::{cargo, conclude, ptx, step};
+
+/// Run all tests; needs no GPU, no device toolchain and no CUDA.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Arguments for `cargo test`, e.g. `-p warpsmith-emulator` or a part of a test's name.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    cargo: Vec<String>,
+}
+
+const PTX: &str = "PTX files and their sources";
+const TESTS: &str = "Unit and integration tests";
+const EXAMPLES: &str = "Examples in the documentation";
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    if !args.cargo.is_empty() {
+        let passed = step("cargo test", cargo().args(["test", "--release"]).args(&args.cargo))?;
+        return Ok(conclude(if passed { &[] } else { &["cargo test"] }));
+    }
+    let mut failed = Vec::new();
+
+    println!("── {PTX}");
+    let (current, complaints) = ptx::check_hashes()?;
+    for complaint in &complaints {
+        println!("{complaint}");
+    }
+    println!("{current} up to date, {} stale", complaints.len());
+    if !complaints.is_empty() {
+        failed.push(PTX);
+    }
+    // `--all-targets` would build benchmarks too; documentation examples are a target of their own.
+    let tests =
+        ["test", "--workspace", "--release", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
+    if !step(TESTS, cargo().args(tests))? {
+        failed.push(TESTS);
+    }
+    if !step(EXAMPLES, cargo().args(["test", "--workspace", "--release", "--no-fail-fast", "--doc"]))? {
+        failed.push(EXAMPLES);
+    }
+    println!("\n── GPU");
+    println!("{}", gpu());
+    Ok(conclude(&failed))
+}
+
+/// Which GPUs the tests could use.
+#[cfg(feature = "host")]
+fn gpu() -> String {
+    match warpsmith::Device::cuda_count() {
+        Ok(0) => "The driver offers no GPU: tests on a GPU were NOT run.".into(),
+        Ok(count) => format!("{count} available: tests on a GPU were run."),
+        Err(error) => format!("Tests on a GPU were NOT run: {error}"),
+    }
+}
+
+#[cfg(not(feature = "host"))]
+fn gpu() -> String {
+    "This xtask was built without the feature `host` and has not looked for one.".into()
+}
