@@ -19,13 +19,19 @@
 //! Nothing of CUDA is needed to build this crate, and the driver is looked for when a program runs: one binary works
 //! with and without a GPU.
 
+pub mod benchmark;
+pub mod cpu;
 pub mod device;
 mod driver;
 pub mod error;
 pub mod kernel;
+pub mod layers;
 pub mod memory;
+pub mod ops;
 pub mod stream;
 pub mod tensor;
+pub mod validate;
+pub mod weights;
 
 pub use device::{Device, DeviceKind, EmulatorOptions, MemoryStats, Properties};
 pub use error::{Error, Result};
@@ -34,3 +40,4 @@ pub use memory::{PinnedBuffer, Transfer};
 pub use stream::{Event, Stream};
 pub use tensor::{DType, Element, Tensor};
 pub use warpsmith_emulator as emulator;
+pub use weights::Weights;

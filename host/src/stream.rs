@@ -36,6 +36,16 @@ impl Stream {
         &self.handle
     }
 
+    /// The driver's handle of a GPU's stream, for libraries that enqueue work of their own; `None` on other devices. It is
+    /// valid as long as this stream or a clone of it is.
+    #[must_use]
+    pub fn cuda_handle(&self) -> Option<*mut std::ffi::c_void> {
+        match &*self.handle {
+            StreamHandle::Cuda(stream) => Some(stream.raw().cast()),
+            StreamHandle::Immediate => None,
+        }
+    }
+
     /// Waits until all work on this stream is done.
     ///
     /// # Errors

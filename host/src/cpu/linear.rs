@@ -68,13 +68,15 @@ pub fn linear<T, A, O>(
         let bias = bias.as_ref().map(|bias| bias.slice(s![columns.clone()]));
         let padded = w.nrows().next_multiple_of(kernel.nr);
         if k > 0 {
-            packed_w[..padded * k].par_chunks_mut(K_BLOCK * padded).enumerate().for_each(|(block, packed)| {
-                let depth = packed.len() / padded;
-                packed.par_chunks_mut(depth * kernel.nr).enumerate().for_each(|(panel, packed)| {
-                    let rows = panel * kernel.nr..w.nrows().min((panel + 1) * kernel.nr);
-                    pack(w.slice(s![rows, ..]), block * K_BLOCK, depth, kernel.nr, packed);
-                });
-            });
+            packed_w[..padded * k].par_chunks_mut(K_BLOCK * padded).enumerate().for_each(
+                |(block, packed)| {
+                    let depth = packed.len() / padded;
+                    packed.par_chunks_mut(depth * kernel.nr).enumerate().for_each(|(panel, packed)| {
+                        let rows = panel * kernel.nr..w.nrows().min((panel + 1) * kernel.nr);
+                        pack(w.slice(s![rows, ..]), block * K_BLOCK, depth, kernel.nr, packed);
+                    });
+                },
+            );
         }
         let packed_w = &packed_w[..padded * k];
         let tiles = tiles(y.slice_mut(s![.., columns]), TILE_ROWS, tile_columns);

@@ -27,15 +27,15 @@ impl Activation {
     /// Every activation.
     pub const ALL: [Self; 5] = [Self::None, Self::Relu, Self::GeluErf, Self::GeluTanh, Self::Silu];
 
-    /// The code that stands for it in a kernel's parameters.
-    #[must_use]
-    pub const fn code(self) -> u32 {
+    /// What stands for it in a kernel's parameters.
+    pub(crate) const fn on_device(self) -> warpsmith_dsl::epilogue::Activation {
+        use warpsmith_dsl::epilogue::Activation as Device;
         match self {
-            Self::None => 0,
-            Self::Relu => 1,
-            Self::GeluErf => 2,
-            Self::GeluTanh => 3,
-            Self::Silu => 4,
+            Self::None => Device::NONE,
+            Self::Relu => Device::RELU,
+            Self::GeluErf => Device::GELU_ERF,
+            Self::GeluTanh => Device::GELU_TANH,
+            Self::Silu => Device::SILU,
         }
     }
 
@@ -151,7 +151,8 @@ mod tests {
             for step in -120_000..120_000 {
                 let z = step as f32 * 1.234_5e-4;
                 let error = (f64::from(activation.apply(z)) - activation.apply(f64::from(z))).abs();
-                let allowed = activation.evaluation_ulps() * 2f64.powi(-24) * f64::from(z).abs() + 2f64.powi(-126);
+                let allowed =
+                    activation.evaluation_ulps() * 2f64.powi(-24) * f64::from(z).abs() + 2f64.powi(-126);
                 assert!(error <= allowed, "{activation}({z}) is off by {error}, allowed {allowed}");
             }
         }

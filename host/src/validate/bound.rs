@@ -178,7 +178,9 @@ impl ErrorModel {
             got.is_nan()
         } else if z.is_infinite() {
             !got.is_finite() || got == y
-        } else if expected.magnitude.max(self.scale * expected.magnitude) + expected.bias.abs() >= 2f64.powi(127) {
+        } else if expected.magnitude.max(self.scale * expected.magnitude) + expected.bias.abs()
+            >= 2f64.powi(127)
+        {
             true
         } else {
             let slack = self.before_rounding(expected);

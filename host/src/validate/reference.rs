@@ -54,7 +54,13 @@ impl Reference {
         let shape = (rows.len(), columns.len());
         let (mut z, mut magnitude) = (Array2::zeros(shape), Array2::zeros(shape));
         let product = LinearOptions { scale: options.scale, activation: Activation::None };
-        cpu::linear::<T, f64, f64>(x.view(), w.view(), bias.as_ref().map(|b| b.view()), product, z.view_mut());
+        cpu::linear::<T, f64, f64>(
+            x.view(),
+            w.view(),
+            bias.as_ref().map(|b| b.view()),
+            product,
+            z.view_mut(),
+        );
         let (x, w) = (x.mapv(|v| v.to_f32().abs()), w.mapv(|v| v.to_f32().abs()));
         let plain = LinearOptions::default();
         cpu::linear::<f32, f64, f64>(x.view(), w.view(), None, plain, magnitude.view_mut());

@@ -55,7 +55,7 @@ impl CudaStream {
     }
 
     /// The driver's handle; valid as long as `self` is.
-    pub(super) fn raw(&self) -> cuda::CUstream {
+    pub(crate) fn raw(&self) -> cuda::CUstream {
         self.raw
     }
 

@@ -1,0 +1,198 @@
+//! Measuring the linear operation.
+
+use half::{bf16, f16};
+
+use super::{Options, Subject, Timing, interleaved};
+use crate::cpu::FromAccumulator;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::ops::linear::LinearTypes;
+use crate::ops::{self, Implementation};
+use crate::stream::Stream;
+use crate::tensor::{DType, Element, Tensor};
+use crate::validate::LinearCase;
+use crate::weights::FloatElement;
+
+/// The inputs together take this many times the last-level cache.
+const CACHE_MULTIPLE: u64 = 3;
+/// The most sets of operands, for problems so small that no number of them would fill the cache soon.
+const MOST_SETS: u64 = 512;
+
+/// What a measurement of a linear operation found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LinearMeasurement {
+    /// What ran.
+    pub implementation: Implementation,
+    /// The time of one operation.
+    pub timing: Timing,
+    /// Floating-point operations of one operation: 2 · M · N · K.
+    pub flops: f64,
+    /// Bytes that one operation must read and write.
+    pub bytes: f64,
+}
+
+impl LinearMeasurement {
+    /// 10¹² floating-point operations a second.
+    #[must_use]
+    pub fn tflops(&self) -> f64 {
+        self.timing.tera_per_second(self.flops)
+    }
+
+    /// 10¹² bytes a second.
+    #[must_use]
+    pub fn terabytes_per_second(&self) -> f64 {
+        self.timing.tera_per_second(self.bytes)
+    }
+}
+
+/// A linear operation ready to be measured: sets of operands in the device's memory, through which the launches rotate.
+pub trait LinearSubject: Subject {
+    /// What runs.
+    ///
+    /// # Errors
+    ///
+    /// As [`LinearOp::implementation`](crate::ops::linear::LinearOp::implementation).
+    fn implementation(&self) -> Result<Implementation>;
+
+    /// The device addresses of x, w and y that work number `index` uses, for a peer to work on the same.
+    fn addresses(&mut self, index: usize) -> [u64; 3];
+
+    /// Floating-point operations of one operation: 2 · M · N · K.
+    fn flops(&self) -> f64;
+
+    /// Bytes that one operation must read and write.
+    fn bytes(&self) -> f64;
+}
+
+/// Measures one linear operation on `device`. Placement in larger matrices does not apply here.
+///
+/// # Errors
+///
+/// [`Error::Type`] if there is no linear operation for the case's types; otherwise whatever it returns.
+pub fn linear(device: &Device, case: &LinearCase, options: &Options) -> Result<LinearMeasurement> {
+    let stream = device.default_stream();
+    let mut subject = linear_subject(&stream, case)?;
+    let timings = interleaved(&stream, &mut [&mut *subject], options)?;
+    Ok(LinearMeasurement {
+        implementation: subject.implementation()?,
+        timing: timings[0],
+        flops: subject.flops(),
+        bytes: subject.bytes(),
+    })
+}
+
+/// Places the operands of `case` on the stream's device.
+///
+/// # Errors
+///
+/// As [`linear`].
+pub fn linear_subject(stream: &Stream, case: &LinearCase) -> Result<Box<dyn LinearSubject>> {
+    Ok(match (case.input, case.output) {
+        (DType::F16, DType::F16) => Box::new(Operands::<f16, f16>::new(stream, case)?),
+        (DType::F16, DType::F32) => Box::new(Operands::<f16, f32>::new(stream, case)?),
+        (DType::Bf16, DType::Bf16) => Box::new(Operands::<bf16, bf16>::new(stream, case)?),
+        (DType::Bf16, DType::F32) => Box::new(Operands::<bf16, f32>::new(stream, case)?),
+        (DType::F32, DType::F32) => Box::new(Operands::<f32, f32>::new(stream, case)?),
+        (input, output) => {
+            return Err(Error::Type {
+                operation: "benchmark::linear",
+                operand: "y",
+                expected: format!(
+                    "f16, bf16 or f32 inputs and an output of their type or f32, for {input} inputs"
+                ),
+                actual: output,
+            });
+        }
+    })
+}
+
+struct Operands<T: Element, O: Element> {
+    stream: Stream,
+    case: LinearCase,
+    sets: Vec<Set<T, O>>,
+}
+
+struct Set<T: Element, O: Element> {
+    x: Tensor<T>,
+    w: Tensor<T>,
+    bias: Option<Tensor<T>>,
+    y: Tensor<O>,
+}
+
+impl<T, O> Operands<T, O>
+where
+    T: LinearTypes<O> + FloatElement,
+    O: Element + FromAccumulator<f32>,
+{
+    fn new(stream: &Stream, case: &LinearCase) -> Result<Self> {
+        let (m, k, n) = (case.m, case.k, case.n);
+        let mut operands = Self { stream: stream.clone(), case: case.clone(), sets: Vec::new() };
+        let wanted = CACHE_MULTIPLE * stream.device().properties().l2_bytes;
+        let count = wanted.div_ceil((operands.bytes() as u64).max(1)).clamp(2, MOST_SETS);
+        let device = stream.device();
+        // One draw for all sets: values decide nothing about time, except that zeros would be faster.
+        let draw = |number, shape: (usize, usize)| {
+            case.data.draw(case.seed, number, shape, k, |value| T::round(value.into()))
+        };
+        let (x, w, bias) = (draw(0, (m, k)), draw(1, (n, k)), draw(2, (1, n)));
+        for _ in 0..count {
+            let bias = case.bias.then(|| Tensor::from_array(device, &bias)?.reshape([n])).transpose()?;
+            operands.sets.push(Set {
+                x: Tensor::from_array(device, &x)?,
+                w: Tensor::from_array(device, &w)?,
+                bias,
+                y: Tensor::zeros_on(stream, [m, n])?,
+            });
+        }
+        Ok(operands)
+    }
+
+    fn op<'a>(case: &LinearCase, stream: &'a Stream, set: &'a Set<T, O>) -> ops::linear::LinearOp<'a, T, O> {
+        ops::linear::with_output::<T, O>(&set.x, &set.w)
+            .bias(&set.bias)
+            .activation(case.activation)
+            .scale(case.scale)
+            .tile(case.tile)
+            .on(stream)
+    }
+}
+
+impl<T, O> Subject for Operands<T, O>
+where
+    T: LinearTypes<O> + FloatElement,
+    O: Element + FromAccumulator<f32>,
+{
+    fn enqueue(&mut self, index: usize) -> Result<()> {
+        let index = index % self.sets.len();
+        let set = &self.sets[index];
+        let mut y = set.y.clone();
+        Self::op(&self.case, &self.stream, set).run_into(&mut y)
+    }
+}
+
+impl<T, O> LinearSubject for Operands<T, O>
+where
+    T: LinearTypes<O> + FloatElement,
+    O: Element + FromAccumulator<f32>,
+{
+    fn implementation(&self) -> Result<Implementation> {
+        Self::op(&self.case, &self.stream, &self.sets[0]).implementation()
+    }
+
+    fn addresses(&mut self, index: usize) -> [u64; 3] {
+        let index = index % self.sets.len();
+        let set = &mut self.sets[index];
+        [set.x.arg().address(), set.w.arg().address(), set.y.arg_mut().address()]
+    }
+
+    fn flops(&self) -> f64 {
+        2.0 * self.case.m as f64 * self.case.n as f64 * self.case.k as f64
+    }
+
+    fn bytes(&self) -> f64 {
+        let LinearCase { m, k, n, bias, .. } = self.case;
+        let read = (m * k + n * k + usize::from(bias) * n) * size_of::<T>();
+        (read + m * n * size_of::<O>()) as f64
+    }
+}

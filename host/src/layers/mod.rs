@@ -1,0 +1,5 @@
+//! Layers: operations together with their weights.
+
+mod linear;
+
+pub use linear::Linear;

@@ -1,0 +1,12 @@
+//! Operations on tensors: typed, checked, and the same on every device.
+//!
+//! An operation is a builder: `ops::linear(&x, &w).bias(&b).activation(Activation::Relu).run()`. It checks its operands first;
+//! then a GPU or the emulator runs the kernel that one pure function has chosen, the CPU its own implementation.
+
+mod activation;
+mod implementation;
+pub mod linear;
+
+pub use activation::Activation;
+pub use implementation::Implementation;
+pub use linear::linear;

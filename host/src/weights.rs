@@ -1,0 +1,303 @@
+//! Weights from safetensors files: named tensors, checked when the file is opened.
+//!
+//! A file is read whole. Nothing in it is trusted: a damaged header, overlapping or missing data, a shape that does not fit its
+//! data are errors, and so is asking for a tensor that is not there or has another type.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use half::{bf16, f16};
+use ndarray::{ArrayD, IxDyn};
+use safetensors::{Dtype, SafeTensors};
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Element, Tensor};
+
+/// A safetensors file in memory.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    source: String,
+    bytes: Vec<u8>,
+    entries: BTreeMap<String, Entry>,
+}
+
+/// One tensor of the file.
+#[derive(Clone, Debug)]
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: Range<usize>,
+}
+
+impl Weights {
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it cannot be read, [`Error::Weights`] if it is not a safetensors file or is damaged.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let bytes = std::fs::read(path).map_err(|source| Error::Io {
+            operation: "reading",
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(path.display().to_string(), bytes)
+    }
+
+    /// Takes the contents of a safetensors file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Weights`] if it is not one or is damaged.
+    pub fn from_bytes(bytes: impl Into<Vec<u8>>) -> Result<Self> {
+        let bytes = bytes.into();
+        Self::parse(format!("a buffer of {} bytes", bytes.len()), bytes)
+    }
+
+    fn parse(source: String, bytes: Vec<u8>) -> Result<Self> {
+        let damaged = |actual: String| Error::Weights {
+            source_name: source.clone(),
+            tensor: String::new(),
+            expected: "a whole safetensors file".into(),
+            actual,
+        };
+        let file = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
+        let mut entries = BTreeMap::new();
+        for (name, view) in file.iter() {
+            // The view's data is a part of `bytes`; its place in it outlives the borrow.
+            let start = view.data().as_ptr().addr().wrapping_sub(bytes.as_ptr().addr());
+            let data = start..start.saturating_add(view.data().len());
+            let elements =
+                view.shape().iter().try_fold(1usize, |product, &length| product.checked_mul(length));
+            let size = elements.and_then(|elements| elements.checked_mul(view.dtype().bitsize()));
+            if size != data.len().checked_mul(8) || data.end > bytes.len() {
+                return Err(damaged(format!(
+                    "`{name}` has {} bytes for shape {:?}",
+                    data.len(),
+                    view.shape()
+                )));
+            }
+            entries
+                .insert(name.to_owned(), Entry { dtype: view.dtype(), shape: view.shape().to_vec(), data });
+        }
+        Ok(Self { source, bytes, entries })
+    }
+
+    /// The names of its tensors, in alphabetical order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// Whether it has a tensor of this name.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.entries.contains_key(name)
+    }
+
+    /// The shape of a tensor; `None` if there is none of this name.
+    #[must_use]
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.entries.get(name).map(|entry| entry.shape.as_slice())
+    }
+
+    /// The tensor `name`, whose elements are of type `T`, as an array.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Weights`] if there is no such tensor or it has another type.
+    pub fn array<T: Element>(&self, name: &str) -> Result<ArrayD<T>> {
+        let entry = self.entry(name)?;
+        let stored = element_type(entry.dtype);
+        if stored != Some(T::DTYPE) {
+            return Err(self.unexpected_type(name, T::DTYPE.to_string(), entry));
+        }
+        self.array_of(name, entry, self.elements::<T>(entry))
+    }
+
+    /// The tensor `name`, of any floating-point type, rounded to `T`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Weights`] if there is no such tensor or it has no floating-point type.
+    pub fn array_converted<T: FloatElement>(&self, name: &str) -> Result<ArrayD<T>> {
+        let entry = self.entry(name)?;
+        let elements = match entry.dtype {
+            Dtype::F16 => self.elements::<f16>(entry).into_iter().map(|v| T::round(v.into())).collect(),
+            Dtype::BF16 => self.elements::<bf16>(entry).into_iter().map(|v| T::round(v.into())).collect(),
+            Dtype::F32 => self.elements::<f32>(entry).into_iter().map(|v| T::round(v.into())).collect(),
+            Dtype::F64 => self.elements::<f64>(entry).into_iter().map(T::round).collect(),
+            _ => return Err(self.unexpected_type(name, "f16, bf16, f32 or f64".into(), entry)),
+        };
+        self.array_of(name, entry, elements)
+    }
+
+    /// [`array`](Self::array) as a tensor on `device`.
+    ///
+    /// # Errors
+    ///
+    /// As [`array`](Self::array), and for copying to the device.
+    pub fn tensor<T: Element>(&self, name: &str, device: &Device) -> Result<Tensor<T>> {
+        Tensor::from_array(device, &self.array(name)?)
+    }
+
+    /// [`array_converted`](Self::array_converted) as a tensor on `device`.
+    ///
+    /// # Errors
+    ///
+    /// As [`array_converted`](Self::array_converted), and for copying to the device.
+    pub fn tensor_converted<T: FloatElement>(&self, name: &str, device: &Device) -> Result<Tensor<T>> {
+        Tensor::from_array(device, &self.array_converted(name)?)
+    }
+
+    fn entry(&self, name: &str) -> Result<&Entry> {
+        self.entries.get(name).ok_or_else(|| Error::Weights {
+            source_name: self.source.clone(),
+            tensor: name.into(),
+            expected: "a tensor of that name".into(),
+            actual: format!("it has {}", self.names().collect::<Vec<_>>().join(", ")),
+        })
+    }
+
+    fn elements<T: Element>(&self, entry: &Entry) -> Vec<T> {
+        // The file's data need not be aligned for `T`.
+        self.bytes[entry.data.clone()]
+            .chunks_exact(size_of::<T>())
+            .map(bytemuck::pod_read_unaligned)
+            .collect()
+    }
+
+    fn array_of<T>(&self, name: &str, entry: &Entry, elements: Vec<T>) -> Result<ArrayD<T>> {
+        ArrayD::from_shape_vec(IxDyn(&entry.shape), elements).map_err(|error| Error::Weights {
+            source_name: self.source.clone(),
+            tensor: name.into(),
+            expected: format!("data for shape {:?}", entry.shape),
+            actual: error.to_string(),
+        })
+    }
+
+    fn unexpected_type(&self, name: &str, expected: String, entry: &Entry) -> Error {
+        Error::Weights {
+            source_name: self.source.clone(),
+            tensor: name.into(),
+            expected: format!("elements of type {expected}"),
+            actual: format!("it has {:?}", entry.dtype),
+        }
+    }
+}
+
+/// The element type that a file's type stands for.
+fn element_type(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::Bf16),
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F64 => Some(DType::F64),
+        Dtype::U8 => Some(DType::U8),
+        Dtype::I32 => Some(DType::I32),
+        Dtype::U32 => Some(DType::U32),
+        Dtype::I64 => Some(DType::I64),
+        _ => None,
+    }
+}
+
+/// A floating-point element type, to which others can be rounded.
+pub trait FloatElement: Element {
+    /// The nearest number of this type, ties to even.
+    fn round(value: f64) -> Self;
+}
+
+impl FloatElement for f64 {
+    fn round(value: f64) -> Self {
+        value
+    }
+}
+
+impl FloatElement for f32 {
+    fn round(value: f64) -> Self {
+        value as f32
+    }
+}
+
+impl FloatElement for f16 {
+    fn round(value: f64) -> Self {
+        f16::from_f32(round_to_odd(value))
+    }
+}
+
+impl FloatElement for bf16 {
+    fn round(value: f64) -> Self {
+        bf16::from_f32(round_to_odd(value))
+    }
+}
+
+/// `value` as f32, an inexact one rounded to the neighbour with an odd significand: rounding that to a shorter type gives the
+/// same as rounding `value` itself.
+fn round_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = f64::from(nearest);
+    if back == value || value.is_nan() || nearest.to_bits() & 1 == 1 {
+        nearest
+    } else if back.abs() > value.abs() {
+        // Also for an overflow to infinity, whose neighbour is f32's largest number.
+        f32::from_bits(nearest.to_bits() - 1)
+    } else {
+        f32::from_bits(nearest.to_bits() + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::{FloatElement, Weights};
+
+    fn file() -> Vec<u8> {
+        let data: Vec<u8> = [1.0f32, -2.5, 3.0, 65504.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2, 2], &data).expect("fits");
+        safetensors::serialize([("weight", view)], None).expect("serialises")
+    }
+
+    #[test]
+    fn a_tensor_is_read_as_its_own_type_and_converted_on_request() {
+        let weights = Weights::from_bytes(file()).expect("the file is sound");
+        assert_eq!(weights.names().collect::<Vec<_>>(), ["weight"]);
+        assert_eq!(weights.array::<f32>("weight").expect("it is f32")[[1, 1]], 65504.0);
+        let half = weights.array_converted::<f16>("weight").expect("f32 converts");
+        assert_eq!(half[[0, 1]], f16::from_f32(-2.5));
+    }
+
+    #[test]
+    fn a_missing_tensor_and_another_type_are_named() {
+        let weights = Weights::from_bytes(file()).expect("the file is sound");
+        let missing = weights.array::<f32>("bias").expect_err("there is no bias").to_string();
+        assert!(missing.contains("bias") && missing.contains("weight"), "{missing}");
+        let wrong = weights.array::<f16>("weight").expect_err("it is f32").to_string();
+        assert!(wrong.contains("f16") && wrong.contains("F32"), "{wrong}");
+    }
+
+    #[test]
+    fn every_truncation_is_an_error() {
+        let file = file();
+        for length in 0..file.len() {
+            assert!(Weights::from_bytes(&file[..length]).is_err(), "the first {length} bytes were taken");
+        }
+    }
+
+    #[test]
+    fn rounding_from_f64_is_done_once() {
+        // Just above halfway between two f16 numbers: by way of the nearest f32 it would become a tie and round down.
+        let above_halfway = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
+        assert_eq!(<f16 as FloatElement>::round(above_halfway), f16::from_f32(1.0 + 2f32.powi(-10)));
+        assert_eq!(
+            <bf16 as FloatElement>::round(1.0 + 2f64.powi(-8) + 2f64.powi(-40)),
+            bf16::from_f32(1.007_812_5)
+        );
+        assert_eq!(<f16 as FloatElement>::round(1e300), f16::INFINITY);
+        assert!(<f16 as FloatElement>::round(f64::NAN).is_nan());
+        assert_eq!(<f16 as FloatElement>::round(-2.5), f16::from_f32(-2.5));
+    }
+}
