@@ -1,6 +1,6 @@
 //! The builder: a kernel crate in, checked PTX files out.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::arch::Arch;
 use crate::check::{Report, check};
@@ -28,6 +28,7 @@ pub struct Builder {
     archs: Option<Vec<Arch>>,
     toolchain: Option<PathBuf>,
     out_dir: Option<PathBuf>,
+    target_dir: Option<PathBuf>,
     ptxas: PtxasChoice,
 }
 
@@ -77,6 +78,7 @@ impl Builder {
             archs: None,
             toolchain: None,
             out_dir: None,
+            target_dir: None,
             ptxas: PtxasChoice::Find,
         }
     }
@@ -106,6 +108,13 @@ impl Builder {
     #[must_use]
     pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.out_dir = Some(folder.into());
+        self
+    }
+
+    /// Where the compiler's intermediate files go; by default a folder in the crate's own target folder.
+    #[must_use]
+    pub fn target_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.target_dir = Some(folder.into());
         self
     }
 
@@ -160,7 +169,11 @@ impl Builder {
         };
         let folder = self.folder(&sources);
         std::fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
-        targets.iter().map(|target| target.build(&sources, &toolchain, ptxas.as_ref(), &folder)).collect()
+        let intermediate =
+            self.target_dir.clone().unwrap_or_else(|| sources.target_dir.join("warpsmith-builder"));
+        let build =
+            Build { sources: &sources, toolchain: &toolchain, ptxas: ptxas.as_ref(), intermediate, folder };
+        targets.iter().map(|target| build.run(target)).collect()
     }
 
     /// Where the files go.
@@ -231,52 +244,60 @@ impl Target {
     fn recipe(&self) -> String {
         format!("--features {} {}", self.family, recipe(self.arch, self.arch.ptx_version()))
     }
+}
 
-    fn build(
-        &self,
-        sources: &KernelCrate,
-        toolchain: &Toolchain,
-        ptxas: Option<&Ptxas>,
-        folder: &Path,
-    ) -> Result<Artefact, Error> {
+/// What the builds of all targets share.
+struct Build<'a> {
+    sources: &'a KernelCrate,
+    toolchain: &'a Toolchain,
+    ptxas: Option<&'a Ptxas>,
+    /// The compiler's target folder.
+    intermediate: PathBuf,
+    /// Where the results go.
+    folder: PathBuf,
+}
+
+impl Build<'_> {
+    fn run(&self, target: &Target) -> Result<Artefact, Error> {
+        let Self { sources, toolchain, ptxas, intermediate, folder } = self;
         let compiled = Compilation {
             toolchain,
             package: &sources.package,
             manifest: &sources.manifest,
             workspace: &sources.workspace,
-            target_dir: &sources.target_dir.join("warpsmith-builder"),
-            family: &self.family,
-            arch: self.arch,
-            ptx_version: self.arch.ptx_version(),
+            target_dir: intermediate,
+            family: &target.family,
+            arch: target.arch,
+            ptx_version: target.arch.ptx_version(),
         }
         .run()?;
         let header = Header {
-            family: self.family.clone(),
-            arch: self.arch.to_string(),
+            family: target.family.clone(),
+            arch: target.arch.to_string(),
             rustc: toolchain.version(),
             llvm: toolchain.llvm.clone(),
             builder: env!("CARGO_PKG_VERSION").to_owned(),
-            recipe: self.recipe(),
-            sources: sources.hash(&self.recipe())?,
+            recipe: target.recipe(),
+            sources: sources.hash(&target.recipe())?,
         };
         let body = module::finish(&compiled.ptx).map_err(|reason| Error::Ptx {
-            family: self.family.clone(),
-            arch: self.arch.to_string(),
+            family: target.family.clone(),
+            arch: target.arch.to_string(),
             reason,
         })?;
         let text = format!("{header}\n{body}");
         let report = check(&text);
         let mut violations = report.violations.clone();
-        let assembly = ptxas.map(|ptxas| ptxas.assemble(&text, self.arch)).transpose()?;
+        let assembly = ptxas.map(|ptxas| ptxas.assemble(&text, target.arch)).transpose()?;
         violations.extend(assembly.iter().flat_map(|assembly| assembly.violations.clone()));
-        let path = folder.join(self.file_name());
+        let path = folder.join(target.file_name());
         if !violations.is_empty() {
             // The text that the line numbers refer to, for whoever has to find out why.
-            let rejected = sources.target_dir.join("warpsmith-builder").join(self.file_name());
+            let rejected = intermediate.join(target.file_name());
             std::fs::write(&rejected, &text).map_err(Error::io("write", &rejected))?;
             return Err(Error::Refused {
-                family: self.family.clone(),
-                arch: self.arch.to_string(),
+                family: target.family.clone(),
+                arch: target.arch.to_string(),
                 rejected,
                 violations,
             });
@@ -284,8 +305,8 @@ impl Target {
         std::fs::write(&path, &text).map_err(Error::io("write", &path))?;
         let warnings = compiled.warnings;
         Ok(Artefact {
-            family: self.family.clone(),
-            arch: self.arch,
+            family: target.family.clone(),
+            arch: target.arch,
             path,
             text,
             header,
