@@ -32,9 +32,17 @@ pub(crate) fn library() -> std::result::Result<&'static Library, &'static str> {
     static DRIVER: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
     DRIVER
         // SAFETY: the driver's initialisers have no requirements; it is the library that NVIDIA installs under that name.
-        .get_or_init(|| unsafe { Library::new(LIBRARY) }.map_err(|error| error.to_string()))
+        .get_or_init(|| unsafe { Library::new(LIBRARY) }.map_err(|error| with_sources(&error)))
         .as_ref()
         .map_err(String::as_str)
+}
+
+/// An error's text with that of the errors behind it, where the system's own words are.
+fn with_sources(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", with_sources(source)),
+        None => error.to_string(),
+    }
 }
 
 /// The driver's function `name`, which ends in a zero byte; `None` without a driver and in one that lacks it.

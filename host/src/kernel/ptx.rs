@@ -52,7 +52,7 @@ pub(crate) struct PtxEntry {
     /// The threads that a block may have at most.
     pub(crate) max_threads: Option<u32>,
     /// Where the entry stands in the text, from its first directive to its closing brace.
-    span: Range<usize>,
+    pub(crate) span: Range<usize>,
 }
 
 /// What a text declares.

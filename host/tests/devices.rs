@@ -1,2 +1,0 @@
-//! One suite for every device.
-fn main() {}

@@ -1,0 +1,77 @@
+//! One suite for all devices: every case is run on each device that it applies to.
+//!
+//! On a machine without a GPU the GPU's cases are listed as ignored and the reason is printed, so that a run never looks
+//! as if it had tested what it did not. `WARPSMITH_TEST_DEVICE=cuda:1` picks another GPU than the first. The program
+//! needs nothing but itself, so it can be built on one machine and run on another.
+
+mod kernels;
+mod memory;
+mod ptx;
+mod streams;
+mod tensors;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use warpsmith::Device;
+
+/// A case: a device in, a reason for failure out.
+type Case = fn(&Device) -> Result<(), Failed>;
+
+/// The devices that a case applies to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    /// All three kinds.
+    All,
+    /// Those that run PTX.
+    Kernels,
+    /// The emulator.
+    Emulator,
+    /// A GPU.
+    Cuda,
+}
+
+/// The names of functions, as the cases that they are.
+macro_rules! cases {
+    ($on:expr => $($case:path),* $(,)?) => {
+        [$((stringify!($case), $on, $case as crate::Case)),*]
+    };
+}
+use cases;
+
+fn all_cases() -> impl Iterator<Item = (&'static str, On, Case)> {
+    tensors::CASES
+        .iter()
+        .chain(memory::CASES)
+        .chain(streams::CASES)
+        .chain(kernels::CASES)
+        .chain(kernels::EMULATOR_CASES)
+        .chain(kernels::CUDA_CASES)
+        .copied()
+}
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // Some cases fill a device's memory, others compare how much of it is in use.
+    arguments.test_threads.get_or_insert(1);
+
+    let gpu = std::env::var("WARPSMITH_TEST_DEVICE").unwrap_or_else(|_| "cuda:0".into());
+    let missing = gpu.parse::<Device>().err().map(|error| error.to_string());
+    let devices =
+        [("cpu".to_owned(), &[On::All][..]), ("emulator".to_owned(), &[On::All, On::Kernels, On::Emulator])];
+    let devices = devices.into_iter().chain([(gpu.clone(), &[On::All, On::Kernels, On::Cuda][..])]);
+
+    let mut trials = Vec::new();
+    for (spec, kinds) in devices {
+        for (name, _, case) in all_cases().filter(|(_, on, _)| kinds.contains(on)) {
+            let device = spec.clone();
+            let trial = Trial::test(format!("{spec}::{name}"), move || case(&device.parse::<Device>()?));
+            trials.push(trial.with_ignored_flag(spec == gpu && missing.is_some()));
+        }
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if let Some(reason) = missing
+        && !arguments.list
+    {
+        println!("NOT RUN on {gpu}: {reason}");
+    }
+    conclusion.exit();
+}

@@ -1,0 +1,123 @@
+//! Streams and events: order, time, threads, and the end of everything in any order.
+
+use std::time::Duration;
+
+use libtest_mimic::Failed;
+use warpsmith::{Device, Error, Tensor};
+
+use crate::{Case, On, cases};
+
+#[rustfmt::skip]
+pub(crate) const CASES: &[(&str, On, Case)] = &cases![On::All =>
+    time_between_events_is_positive_and_only_one_way,
+    events_are_done_when_their_work_is,
+    tensors_of_different_streams_are_ordered,
+    streams_and_events_of_other_devices_are_errors,
+    all_threads_may_use_a_device,
+    things_may_be_dropped_in_any_order,
+];
+
+fn time_between_events_is_positive_and_only_one_way(device: &Device) -> Result<(), Failed> {
+    let stream = device.new_stream()?;
+    let start = stream.record()?;
+    let work = Tensor::<u8>::zeros_on(&stream, [32 << 20])?;
+    std::thread::sleep(Duration::from_millis(2));
+    let end = stream.record()?;
+    assert!(end.elapsed_since(&start)? > Duration::ZERO);
+    let backwards = start.elapsed_since(&end);
+    assert!(matches!(backwards, Err(Error::Argument { argument: "start", .. })), "{backwards:?}");
+    drop(work);
+    Ok(())
+}
+
+fn events_are_done_when_their_work_is(device: &Device) -> Result<(), Failed> {
+    let stream = device.new_stream()?;
+    let tensor = Tensor::<u8>::zeros_on(&stream, [64 << 20])?;
+    let event = stream.record()?;
+    event.synchronize()?;
+    assert!(event.is_done()?);
+    stream.synchronize()?;
+    drop(tensor);
+    Ok(())
+}
+
+fn tensors_of_different_streams_are_ordered(device: &Device) -> Result<(), Failed> {
+    // Each copy reads what the one before it wrote, on another stream.
+    let streams = [device.default_stream(), device.new_stream()?, device.new_stream()?];
+    let values: Vec<i32> = (0..1 << 20).collect();
+    let mut last = Tensor::from_slice(device, &values, [values.len()])?;
+    for round in 0..12 {
+        let mut next = Tensor::<i32>::uninit_on(&streams[round % 3], [values.len()])?;
+        next.copy_from(&last)?;
+        last = next;
+    }
+    assert_eq!(last.to_vec()?, values);
+    // A failure within is handed on, and the operands stay usable.
+    let stream = device.new_stream()?;
+    let failed = stream.with_operands(&[&last], || last.slice(7, 0..1).map(|_| ()));
+    assert!(matches!(failed, Err(Error::Argument { .. })), "{failed:?}");
+    assert_eq!(last.home_stream().device(), device);
+    assert_eq!(last.to_vec()?[9], 9);
+    Ok(())
+}
+
+fn streams_and_events_of_other_devices_are_errors(device: &Device) -> Result<(), Failed> {
+    let other = Device::emulator();
+    let event = other.default_stream().record()?;
+    assert!(matches!(
+        device.default_stream().wait(&event),
+        Err(Error::DeviceMismatch { operand: "event", .. })
+    ));
+    let ours = device.default_stream().record()?;
+    assert!(matches!(ours.elapsed_since(&event), Err(Error::DeviceMismatch { operand: "start", .. })));
+    let tensor = Tensor::<f32>::zeros(device, [1])?;
+    let result = other.default_stream().with_operands(&[&tensor], || Ok(()));
+    assert!(matches!(result, Err(Error::DeviceMismatch { operand: "operand", .. })));
+    assert_eq!(device.default_stream(), device.default_stream());
+    assert_ne!(device.default_stream(), device.new_stream()?);
+    Ok(())
+}
+
+fn all_threads_may_use_a_device(device: &Device) -> Result<(), Failed> {
+    let shared = Tensor::from_slice(device, &[1, 2, 3], [3])?;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|thread| {
+                let shared = &shared;
+                scope.spawn(move || -> warpsmith::Result<Vec<i32>> {
+                    let stream = shared.device().new_stream()?;
+                    let mut own = Tensor::uninit_on(&stream, [3])?;
+                    for _ in 0..20 {
+                        own.copy_from(shared)?;
+                    }
+                    own.slice(0, 0..1)?.write_slice(&[thread])?;
+                    own.to_vec()
+                })
+            })
+            .collect();
+        for (thread, handle) in threads.into_iter().enumerate() {
+            assert_eq!(handle.join().unwrap().unwrap(), [i32::try_from(thread).unwrap(), 2, 3]);
+        }
+    });
+    Ok(())
+}
+
+fn things_may_be_dropped_in_any_order(device: &Device) -> Result<(), Failed> {
+    let device = device.clone();
+    let stream = device.new_stream()?;
+    let tensor = Tensor::<f32>::zeros_on(&stream, [1 << 16])?;
+    let view = tensor.slice(0, 1..3)?;
+    let event = stream.record()?;
+    drop(stream);
+    drop(device);
+    drop(tensor);
+    // What is left works, also on another thread, and frees everything there.
+    std::thread::spawn(move || {
+        assert_eq!(view.to_vec().unwrap(), [0.0, 0.0]);
+        drop(view);
+        event.synchronize().unwrap();
+    })
+    .join()
+    .unwrap();
+    Ok(())
+}
