@@ -1,0 +1,158 @@
+//! The cases of `xtask validate`.
+
+use serde::Serialize;
+use warpsmith::DType;
+use warpsmith::ops::Activation;
+use warpsmith::ops::linear::Tile;
+use warpsmith::validate::{Data, LinearCase, Placement};
+
+/// How much to validate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Level {
+    Quick,
+    Default,
+    Full,
+}
+
+/// Types of the inputs and of the output.
+const TYPES: [(DType, DType); 5] = [
+    (DType::F16, DType::F16),
+    (DType::F16, DType::F32),
+    (DType::Bf16, DType::Bf16),
+    (DType::Bf16, DType::F32),
+    (DType::F32, DType::F32),
+];
+
+/// M, K, N: nothing at all, single elements, primes, one more and one less than tiles, few rows, long sums.
+const QUICK_SIZES: [(usize, usize, usize); 8] = [
+    (0, 5, 7),
+    (5, 0, 7),
+    (1, 1, 1),
+    (17, 31, 13),
+    (64, 64, 64),
+    (65, 129, 67),
+    (1, 1000, 100),
+    (129, 100, 257),
+];
+const MORE_SIZES: [(usize, usize, usize); 9] = [
+    (5, 7, 0),
+    (1, 64, 1),
+    (3, 5, 2),
+    (127, 255, 131),
+    (128, 128, 256),
+    (16, 512, 300),
+    (33, 4096, 65),
+    (200, 96, 520),
+    (256, 256, 512),
+];
+/// What is validated on a GPU, and the smaller of them in the emulator too.
+const LARGE_SIZES: [(usize, usize, usize); 5] =
+    [(1024, 784, 2048), (1000, 4096, 999), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 4096, 4096)];
+/// The largest product that the emulator validates: it runs about a thousand times slower than a GPU.
+const EMULATED_WORK: usize = 1024 * 784 * 2048;
+
+/// The cases of the linear operation.
+pub(super) fn linear(level: Level, on_gpu: bool, seed: u64) -> Vec<LinearCase> {
+    let mut cases = Vec::new();
+    for (input, output) in TYPES {
+        let case = |(m, k, n)| LinearCase { output, ..LinearCase::new(input, m, k, n) };
+        cases.extend(QUICK_SIZES.map(case));
+        cases.extend(options(&case));
+        cases.extend(layouts(&case));
+        if level >= Level::Default {
+            cases.extend(MORE_SIZES.map(case));
+            cases.extend(tiles(&case, input));
+            cases.extend(QUICK_SIZES.into_iter().chain(MORE_SIZES).map(|size| integers(case(size))));
+        } else {
+            cases.extend([(17, 31, 13), (65, 129, 67)].map(|size| integers(case(size))));
+        }
+        if level == Level::Full {
+            let fits = |&(m, k, n): &(usize, usize, usize)| on_gpu || m * k * n <= EMULATED_WORK;
+            cases.extend(LARGE_SIZES.into_iter().filter(fits).map(case));
+        }
+    }
+    numbered(cases, seed)
+}
+
+/// Integer cases on which a GPU and the emulator are compared bit by bit.
+pub(super) fn compared_bits(seed: u64) -> Vec<LinearCase> {
+    let mut cases = Vec::new();
+    for (input, output) in TYPES {
+        let case = |(m, k, n)| integers(LinearCase { output, ..LinearCase::new(input, m, k, n) });
+        cases.extend(QUICK_SIZES.into_iter().chain(MORE_SIZES).map(case));
+        cases.extend(tiles(&case, input));
+        cases.extend(layouts(&case));
+    }
+    numbered(cases, seed)
+}
+
+fn integers(case: LinearCase) -> LinearCase {
+    LinearCase { data: Data::Integers, scale: 0.5, ..case }
+}
+
+/// Every activation, with and without a bias, scaled or not.
+fn options(case: &impl Fn((usize, usize, usize)) -> LinearCase) -> Vec<LinearCase> {
+    let with = |activation| {
+        let sized = case((37, 70, 45));
+        [
+            LinearCase { activation, bias: false, ..sized.clone() },
+            LinearCase { activation, scale: -0.37, ..sized },
+        ]
+    };
+    Activation::ALL.into_iter().flat_map(with).collect()
+}
+
+/// Operands inside larger matrices: on 16-byte boundaries, and on any.
+fn layouts(case: &impl Fn((usize, usize, usize)) -> LinearCase) -> Vec<LinearCase> {
+    let at = |before, after| Placement { before, after };
+    let sized = case((70, 88, 90));
+    vec![
+        LinearCase { x: at(8, 16), w: at(16, 8), y: at(8, 6), ..sized.clone() },
+        LinearCase { x: at(1, 0), ..sized.clone() },
+        LinearCase { w: at(0, 3), ..sized.clone() },
+        LinearCase { y: at(1, 2), ..sized.clone() },
+        LinearCase { x: at(3, 2), w: at(5, 1), y: at(7, 1), m: 9, k: 61, n: 67, ..sized },
+    ]
+}
+
+/// Every tile, on an output that none divides, with a tail along K and without.
+fn tiles(case: &impl Fn((usize, usize, usize)) -> LinearCase, input: DType) -> Vec<LinearCase> {
+    use warpsmith::ops::linear::select::Access;
+    Tile::ALL
+        .into_iter()
+        .filter(|tile| tile.serves(input, Access::Aligned))
+        .flat_map(|tile| {
+            [(200, 128, 300), (150, 200, 140)].map(|size| LinearCase { tile: Some(tile), ..case(size) })
+        })
+        .collect()
+}
+
+fn numbered(mut cases: Vec<LinearCase>, seed: u64) -> Vec<LinearCase> {
+    for (number, case) in cases.iter_mut().enumerate() {
+        case.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Level, linear};
+
+    #[test]
+    fn each_level_holds_the_cases_of_the_one_before() {
+        let count = |level, on_gpu| linear(level, on_gpu, 1).len();
+        assert!(count(Level::Quick, false) < count(Level::Default, false));
+        assert!(count(Level::Default, false) < count(Level::Full, false));
+        assert!(count(Level::Full, false) < count(Level::Full, true));
+    }
+
+    #[test]
+    fn no_two_cases_of_a_run_draw_the_same_numbers() {
+        let cases = linear(Level::Full, true, 3);
+        let mut seeds: Vec<_> = cases.iter().map(|case| case.seed).collect();
+        seeds.sort_unstable();
+        seeds.dedup();
+        assert_eq!(seeds.len(), cases.len());
+    }
+}
