@@ -194,6 +194,10 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                             "// warpsmith.directive .minnctapersm {}", const #min_blocks,
                             options(nomem, nostack, preserves_flags),
                         );
+                        core::arch::asm!(
+                            "// warpsmith.shared_bytes {}", const #shared,
+                            options(nomem, nostack, preserves_flags),
+                        );
                         #kernel::<#(#arguments),*>(#(#names),*)
                     }
                 }
