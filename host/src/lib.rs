@@ -41,3 +41,8 @@ pub use stream::{Event, Stream};
 pub use tensor::{DType, Element, Tensor};
 pub use warpsmith_emulator as emulator;
 pub use weights::Weights;
+
+/// The README's program, compiled and run with the documentation's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

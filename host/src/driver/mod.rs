@@ -23,8 +23,9 @@ const LIBRARY: &str = "libcuda.so.1";
 const LIBRARY: &str = "nvcuda.dll";
 
 thread_local! {
-    /// The last code that the driver returned and `cust_raw` has no name for.
-    static UNKNOWN: Cell<c_int> = const { Cell::new(0) };
+    /// The last error code that the driver returned to this thread. `cust` and `cust_raw` each turn codes that they have
+    /// no name for into "unknown"; this is what was behind it.
+    static LAST_FAILURE: Cell<c_int> = const { Cell::new(CUresult::CUDA_ERROR_UNKNOWN as c_int) };
 }
 
 /// The driver library, or why it cannot be opened. It stays open until the program ends.
@@ -63,16 +64,14 @@ fn unavailable() -> CUresult {
     }
 }
 
-/// A code of the driver as a value of `cust_raw`'s enum. One that the enum lacks becomes "unknown", and is kept for
-/// [`check`] to report.
+/// A code of the driver as a value of `cust_raw`'s enum. One that the enum lacks becomes "unknown".
 fn known(code: c_int) -> CUresult {
     if code == 0 {
         return CUresult::CUDA_SUCCESS;
     }
-    codes::KNOWN.iter().copied().find(|&known| known as c_int == code).unwrap_or_else(|| {
-        UNKNOWN.set(code);
-        CUresult::CUDA_ERROR_UNKNOWN
-    })
+    LAST_FAILURE.set(code);
+    let known = codes::KNOWN.iter().copied().find(|&known| known as c_int == code);
+    known.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN)
 }
 
 /// The driver's text for an error code, from the function of that name.
@@ -94,13 +93,10 @@ fn error_text(name: &str, code: c_int) -> &'static CStr {
     }
 }
 
-/// The code behind a result.
+/// The code behind the result of the thread's last call of the driver.
 pub(crate) fn code(result: CUresult) -> i32 {
     match result {
-        CUresult::CUDA_ERROR_UNKNOWN => match UNKNOWN.take() {
-            0 => CUresult::CUDA_ERROR_UNKNOWN as i32,
-            code => code,
-        },
+        CUresult::CUDA_ERROR_UNKNOWN => LAST_FAILURE.get(),
         other => other as i32,
     }
 }
@@ -119,7 +115,7 @@ pub(crate) fn error(operation: &'static str, code: i32) -> Error {
     Error::Driver { operation, code, name: text("cuGetErrorName\0"), message: text("cuGetErrorString\0") }
 }
 
-/// The code behind an error of `cust`'s.
+/// The code behind an error of `cust`'s, which came from the thread's last call of the driver.
 pub(crate) fn cust_code(error: CudaError) -> i32 {
     match error {
         CudaError::UnknownError => code(CUresult::CUDA_ERROR_UNKNOWN),
@@ -137,13 +133,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_of_the_enum_stays_itself_and_others_are_kept() {
+    fn every_code_of_the_enum_stays_itself_and_others_are_remembered() {
         for &result in codes::KNOWN {
             assert_eq!(known(result as c_int), result);
         }
         assert_eq!(known(-7), CUresult::CUDA_ERROR_UNKNOWN);
         assert_eq!(code(CUresult::CUDA_ERROR_UNKNOWN), -7);
-        assert_eq!(code(CUresult::CUDA_ERROR_UNKNOWN), 999);
+    }
+
+    #[test]
+    fn codes_that_cust_has_no_name_for_are_reported_as_they_are() {
+        const UNSUPPORTED_PTX_VERSION: c_int = 222;
+        assert_eq!(code(known(UNSUPPORTED_PTX_VERSION)), UNSUPPORTED_PTX_VERSION);
+        assert_eq!(cust_code(CudaError::UnknownError), UNSUPPORTED_PTX_VERSION);
     }
 
     #[test]

@@ -136,6 +136,11 @@ pub(crate) fn check_declaration(
     {
         return refuse("the largest block", format!("{threads} threads"), format!("{limit} threads"));
     }
+    if let Some(noted) = entry.shared_bytes
+        && noted != declaration.shared_bytes
+    {
+        return refuse("the dynamic shared memory", declaration.shared_bytes.to_string(), noted.to_string());
+    }
     if threads > u64::from(resources.max_threads) {
         return refuse(
             "the largest block that its registers allow",

@@ -51,6 +51,8 @@ pub(crate) struct PtxEntry {
     pub(crate) required_block: Option<[u32; 3]>,
     /// The threads that a block may have at most.
     pub(crate) max_threads: Option<u32>,
+    /// The dynamic shared memory of a launch in bytes, where the kernel's compiler noted it.
+    pub(crate) shared_bytes: Option<u32>,
     /// Where the entry stands in the text, from its first directive to its closing brace.
     pub(crate) span: Range<usize>,
 }
@@ -190,13 +192,14 @@ impl<'a> Scanner<'a> {
             params = self.params()?;
             token = self.expect_any("`{`")?;
         }
-        loop {
+        let body = loop {
             match token {
                 "{" => {
+                    let body = self.token_start;
                     self.skip_block()?;
-                    break;
+                    break body;
                 }
-                ";" => break,
+                ";" => break self.token_start,
                 ".reqntid" => required_block = Some(self.dimensions()?),
                 ".maxntid" => {
                     let dimensions = self.dimensions()?;
@@ -206,8 +209,9 @@ impl<'a> Scanner<'a> {
                 _ => {}
             }
             token = self.expect_any("`{`")?;
-        }
-        Ok(PtxEntry { name, params, required_block, max_threads, span: start..self.at })
+        };
+        let shared_bytes = noted_shared_bytes(&self.text[start..body]);
+        Ok(PtxEntry { name, params, required_block, max_threads, shared_bytes, span: start..self.at })
     }
 
     fn params(&mut self) -> Result<Vec<ParamLayout>, String> {
@@ -341,6 +345,11 @@ impl<'a> Scanner<'a> {
     }
 }
 
+/// What the comment says that kernels of this project carry between their parameters and their body.
+fn noted_shared_bytes(head: &str) -> Option<u32> {
+    head.lines().find_map(|line| line.trim().strip_prefix("// warpsmith.shared_bytes ")?.trim().parse().ok())
+}
+
 fn parse_version(text: &str) -> Option<(u32, u32)> {
     let (major, minor) = text.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
@@ -369,7 +378,9 @@ mod tests {
     ret;
 }
 .global .align 4 .b8 table[4] = {1, 2, 3, 4};
-.entry second .maxntid 16, 8 { ret; }
+.entry second .maxntid 16, 8
+// warpsmith.shared_bytes 4096
+{ ret; }
 "#;
 
     #[test]
@@ -390,6 +401,7 @@ mod tests {
         assert_eq!(first.required_block, Some([256, 1, 1]));
         assert_eq!((second.name.as_str(), second.max_threads), ("second", Some(128)));
         assert!(second.params.is_empty());
+        assert_eq!((first.shared_bytes, second.shared_bytes), (None, Some(4096)));
     }
 
     #[test]
@@ -422,6 +434,26 @@ mod tests {
         ] {
             let error = PtxSummary::parse(text).unwrap_err();
             assert!(error.contains(part), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_entry_of_the_shipped_ptx_can_stand_alone() {
+        assert!(!warpsmith_kernels::MODULES.is_empty());
+        for module in warpsmith_kernels::MODULES {
+            let summary = PtxSummary::parse(module.text).unwrap();
+            assert_eq!(summary.target, Target { arch: module.arch, specific: module.arch_specific });
+            assert!(!summary.entries.is_empty() && !summary.entangled, "{}", module.family);
+            for entry in &summary.entries {
+                assert!(entry.required_block.is_some() && entry.shared_bytes.is_some(), "{}", entry.name);
+                let alone = summary.with_only(module.text, &entry.name);
+                let [only] = &PtxSummary::parse(&alone).unwrap().entries[..] else {
+                    panic!("{}", entry.name)
+                };
+                assert_eq!((&only.name, &only.params), (&entry.name, &entry.params));
+                let body = &module.text[entry.span.clone()];
+                assert!(alone.contains(body), "{} is whole", entry.name);
+            }
         }
     }
 

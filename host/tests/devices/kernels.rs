@@ -23,6 +23,7 @@ pub(crate) const CASES: &[(&str, On, Case)] = &cases![On::Kernels =>
     ptx_for_other_devices_is_an_error,
     a_stream_of_another_device_is_refused,
     kernels_outlive_their_module_handle,
+    every_shipped_kernel_loads,
 ];
 
 #[rustfmt::skip]
@@ -263,6 +264,24 @@ fn kernels_outlive_their_module_handle(device: &Device) -> Result<(), Failed> {
     // The module is unloaded here, after its kernel has run.
     drop(late);
     assert_eq!(y.to_vec()?, [late_value(loops, value)]);
+    Ok(())
+}
+
+fn every_shipped_kernel_loads(device: &Device) -> Result<(), Failed> {
+    let capability = device.properties().compute_capability;
+    for shipped in warpsmith_kernels::MODULES {
+        let runs =
+            if shipped.arch_specific { shipped.arch == capability } else { shipped.arch <= capability };
+        if !runs {
+            continue;
+        }
+        let module = device.load_ptx(shipped.family, shipped.text)?;
+        let entries: Vec<_> = module.entries().map(str::to_owned).collect();
+        assert!(!entries.is_empty());
+        for entry in entries {
+            module.function(&entry)?;
+        }
+    }
     Ok(())
 }
 

@@ -136,6 +136,9 @@ fn a_declaration_must_agree_with_the_entry() {
     assert_eq!(check(&declaration, &aligned), "a parameter");
     let large = Declaration { block: [256, 1, 1], ..declaration };
     assert_eq!(check(&large, &layout), "the block");
+    let noted = PtxEntry { shared_bytes: Some(16), ..entry() };
+    let result = check_declaration(&declaration, &layout, &noted, &RESOURCES);
+    assert_eq!(quantity(result), "the dynamic shared memory");
     let bounded = PtxEntry { required_block: None, max_threads: Some(64), ..entry() };
     let result = check_declaration(&declaration, &layout, &bounded, &RESOURCES);
     assert_eq!(quantity(result), "the largest block");
