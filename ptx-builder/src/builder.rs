@@ -112,6 +112,8 @@ impl Builder {
     }
 
     /// Where the compiler's intermediate files go; by default a folder in the crate's own target folder.
+    ///
+    /// Kernel crates of different workspaces may share one only if they have different names: Cargo does not tell them apart.
     #[must_use]
     pub fn target_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.target_dir = Some(folder.into());
@@ -280,7 +282,7 @@ impl Build<'_> {
             recipe: target.recipe(),
             sources: sources.hash(&target.recipe())?,
         };
-        let body = module::finish(&compiled.ptx).map_err(|reason| Error::Ptx {
+        let body = module::finish(&compiled.ptx, &sources.folders()).map_err(|reason| Error::Ptx {
             family: target.family.clone(),
             arch: target.arch.to_string(),
             reason,

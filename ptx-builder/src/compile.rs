@@ -5,6 +5,7 @@
 //! user set for *host* builds must not reach this build: see [`isolate`].
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -84,6 +85,13 @@ impl Compilation<'_> {
         command.env("RUSTC_WRAPPER", "").env("RUSTC_WORKSPACE_WRAPPER", "");
         command.env("CARGO_ENCODED_RUSTFLAGS", self.remaps());
 
+        // Cargo's own lock ends with its run; the file must still be this run's when it is read.
+        let lock = self.target_dir.join("warpsmith-builder.lock");
+        std::fs::create_dir_all(self.target_dir).map_err(Error::io("create", self.target_dir))?;
+        let lock = File::create(&lock)
+            .and_then(|file| file.lock().map(|()| file))
+            .map_err(Error::io("lock", &lock))?;
+
         let line = display(&command);
         let output = command
             .output()
@@ -95,13 +103,20 @@ impl Compilation<'_> {
         let assembly = assembly_path(&String::from_utf8_lossy(&output.stdout), self.package)
             .map_err(|reason| Error::Answer { command: line, reason })?;
         let ptx = std::fs::read_to_string(&assembly).map_err(Error::io("read", assembly))?;
+        drop(lock);
         Ok(Compiled { ptx, warnings: warnings(&messages) })
     }
 
-    /// Paths in the output are relative to the workspace, so that every checkout gives the same text.
+    /// Paths of the toolchain and of the registry, which differ between machines, under names that do not.
+    ///
+    /// The workspace's own path must not be here: flags are part of what Cargo knows `core` by, and every checkout would
+    /// build it again. [`crate::module::finish`] deals with that path.
     fn remaps(&self) -> OsString {
+        let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+        let cargo_home = cargo_home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")));
+        let sources = Some((self.toolchain.library_sources(), "rust-src"));
         let mut flags = OsString::new();
-        let mut remap = |from: &OsStr, to: &str| {
+        for (from, to) in cargo_home.map(|home| (home, "cargo-home")).into_iter().chain(sources) {
             if !flags.is_empty() {
                 flags.push("\u{1f}");
             }
@@ -109,14 +124,7 @@ impl Compilation<'_> {
             flags.push(from);
             flags.push("=");
             flags.push(to);
-        };
-        // rustc takes the last that fits, so the narrowest comes last.
-        let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-        if let Some(home) = cargo_home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo"))) {
-            remap(home.as_os_str(), "cargo-home");
         }
-        remap(self.toolchain.library_sources().as_os_str(), "rust-src");
-        remap(self.workspace.as_os_str(), ".");
         flags
     }
 }

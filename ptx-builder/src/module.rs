@@ -15,6 +15,7 @@
 //! them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 /// A PTX module, split into functions and what stands between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,19 +71,20 @@ const DIRECTIVES: &[&str] = &[
 const DIRECTIVE_MARK: &str = "// warpsmith.directive";
 const SHARED_MARK: &str = "// warpsmith.shared_bytes";
 
-/// Turns rustc's PTX into the text that ships.
+/// Turns rustc's PTX into the text that ships. Source files in one of `folders` (the first that fits) are named relative to it,
+/// after its prefix, so that every checkout gives the same text.
 ///
 /// # Errors
 ///
 /// What is wrong and on which line: a directive that is unknown, contradicts another one or stands outside an entry; a
 /// function without an end.
-pub fn finish(ptx: &str) -> Result<String, String> {
+pub fn finish(ptx: &str, folders: &[(PathBuf, String)]) -> Result<String, String> {
     let mut module = Module::parse(ptx)?;
     module.drop_debris();
     module.drop_unused_functions();
     module.lift()?;
     module.drop_positions();
-    module.gather_files();
+    module.gather_files(folders);
     Ok(module.to_text())
 }
 
@@ -242,8 +244,8 @@ impl Module {
         }
     }
 
-    /// Moves the `.file` lines that a `.loc` refers to up to the module's head, paths relative to the workspace.
-    fn gather_files(&mut self) {
+    /// Moves the `.file` lines that a `.loc` refers to up to the module's head, without the paths of this machine.
+    fn gather_files(&mut self, folders: &[(PathBuf, String)]) {
         let used: BTreeSet<String> = self
             .functions()
             .flat_map(|function| function.body.iter().flatten())
@@ -258,7 +260,7 @@ impl Module {
             if file.split_whitespace().next().is_some_and(|number| used.contains(number)) {
                 files.push(Item::Line(Line {
                     number: line.number,
-                    text: line.text.trim().replace("\"./", "\""),
+                    text: relative(line.text.trim(), folders),
                 }));
             }
             false
@@ -376,6 +378,18 @@ fn is_debris(text: &str) -> bool {
         || label("$L__tmp")
         || label("$L__func_begin")
         || label("$L__func_end")
+}
+
+/// A `.file` line with its path relative to the first of `folders` that holds it.
+fn relative(file: &str, folders: &[(PathBuf, String)]) -> String {
+    let Some((number, path)) = file.split_once('"') else { return file.to_owned() };
+    let path = Path::new(path.trim_end_matches('"'));
+    let inside = folders.iter().find_map(|(folder, prefix)| {
+        let parts: Vec<_> =
+            path.strip_prefix(folder).ok()?.iter().map(|part| part.to_string_lossy()).collect();
+        Some(format!("{number}\"{prefix}{}\"", parts.join("/")))
+    });
+    inside.unwrap_or_else(|| file.to_owned())
 }
 
 /// The name after `.entry`, or after `.func` and its result.

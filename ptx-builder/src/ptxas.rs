@@ -192,3 +192,52 @@ fn newest_first(folders: Vec<PathBuf>, prefix: &str) -> impl Iterator<Item = Pat
     found.sort();
     found.into_iter().rev().map(|(_, path)| path)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_read_for_each_kernel() {
+        let assembly = read(
+            "ptxas info    : 0 bytes gmem\n\
+             ptxas info    : Compiling entry function 'small' for 'sm_80'\n\
+             ptxas info    : Function properties for small\n    \
+             0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+             ptxas info    : Used 12 registers, used 0 barriers, 372 bytes cmem[0]\n\
+             ptxas info    : Compiling entry function 'large' for 'sm_80'\n\
+             ptxas info    : Function properties for large\n    \
+             48 bytes stack frame, 40 bytes spill stores, 44 bytes spill loads\n\
+             ptxas info    : Used 255 registers, used 1 barriers, 48 bytes cumulative stack size, 4096 bytes smem\n",
+        );
+        let [small, large] = assembly.kernels.as_slice() else { panic!("{:?}", assembly.kernels) };
+        assert_eq!(small, &KernelUsage { name: "small".into(), registers: 12, ..KernelUsage::default() });
+        assert_eq!((large.registers, large.static_shared), (255, 4096));
+        assert_eq!((large.stack, large.spill_stores, large.spill_loads), (48, 40, 44));
+        assert_eq!(
+            assembly.violations,
+            [
+                Violation::Stack { entry: "large".into(), bytes: 48 },
+                Violation::Spill { entry: "large".into(), stores: 40, loads: 44 },
+            ]
+        );
+    }
+
+    #[test]
+    fn warnings_and_serialisation_notes_are_violations_and_other_notes_are_not() {
+        let lines = [
+            "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to …",
+            "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register …",
+            "ptxas module.ptx, line 7; warning : Value of threads per SM for entry k is out of range",
+            "ptxas warning : Unresolved extern variable",
+        ];
+        for line in lines {
+            let violations = read(line).violations;
+            assert_eq!(violations, [Violation::Warning { message: line.into() }]);
+        }
+        assert_eq!(
+            read("ptxas info    : Compile time = 2.188 ms\nptxas info    : (C8000) something").violations,
+            []
+        );
+    }
+}

@@ -30,6 +30,7 @@ pub struct KernelCrate {
     /// The families and architectures that its manifest lists under `[package.metadata.warpsmith.ptx]`.
     pub declared: Vec<(String, Arch)>,
     files: BTreeMap<String, PathBuf>,
+    folders: Vec<(PathBuf, String)>,
 }
 
 impl KernelCrate {
@@ -58,6 +59,7 @@ impl KernelCrate {
             features: features.filter(|name| *name != "default").cloned().collect(),
             declared: declared(root)?,
             files: BTreeMap::new(),
+            folders: Vec::new(),
             manifest: manifest.clone(),
         };
         let mut seen = BTreeSet::new();
@@ -68,6 +70,13 @@ impl KernelCrate {
     /// Every file that the hash covers.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.values().map(PathBuf::as_path)
+    }
+
+    /// The folders that sources lie in, with what stands for each in the PTX: nothing for the workspace, the package's name for
+    /// a package outside.
+    pub fn folders(&self) -> Vec<(PathBuf, String)> {
+        let workspace = [(self.workspace.clone(), String::new())];
+        workspace.into_iter().chain(self.folders.iter().cloned()).collect()
     }
 
     /// The hash of the sources and of the recipe (features and flags) they are compiled by, as `sha256:` and 64 digits.
@@ -114,6 +123,7 @@ impl KernelCrate {
         };
         let name = found["name"].as_str().unwrap_or_default();
         let folder = manifest.parent().unwrap_or(manifest);
+        self.folders.push((folder.to_owned(), format!("{name}/")));
         self.add(name, folder, manifest)?;
         if folder.join("build.rs").is_file() {
             self.add(name, folder, &folder.join("build.rs"))?;

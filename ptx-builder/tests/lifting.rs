@@ -1,6 +1,13 @@
 //! From rustc's PTX to the text that ships.
 
-use warpsmith_builder::module::{Module, finish};
+use warpsmith_builder::module::{self, Module};
+
+fn finish(ptx: &str) -> Result<String, String> {
+    module::finish(
+        ptx,
+        &[("/home/someone/repository".into(), String::new()), ("/elsewhere/dsl".into(), "dsl/".into())],
+    )
+}
 
 /// What rustc writes for one kernel, with `body` at its start.
 fn raw(body: &str) -> String {
@@ -48,7 +55,7 @@ $L__func_end1:
 .b8 1
 \t}}
 \t.file\t1 \"rust-src/library/core/src/panicking.rs\"
-\t.file\t2 \"./kernels/src/lib.rs\"
+\t.file\t2 \"/home/someone/repository/kernels/src/lib.rs\"
 "
     )
 }
@@ -154,4 +161,18 @@ fn positions_of_removed_lines_do_not_pile_up() {
         finish(&raw("\t.loc\t2 12 1\n\t// warpsmith.directive .reqntid 32, 1, 1\n\t.loc\t2 13 1")).unwrap();
     assert_eq!(text.matches(".loc").count(), 1, "{text}");
     assert!(text.contains(".loc\t2 13 1\n\tmov.u32"), "{text}");
+}
+
+#[test]
+fn paths_of_sources_name_no_folder_of_this_machine() {
+    let ours = "/home/someone/repository/kernels/src/lib.rs";
+    for (path, shipped) in [
+        (ours, "kernels/src/lib.rs"),
+        ("/elsewhere/dsl/src/tile.rs", "dsl/src/tile.rs"),
+        ("/home/someone/repository-2/src/lib.rs", "/home/someone/repository-2/src/lib.rs"),
+        ("rust-src/library/core/src/num/mod.rs", "rust-src/library/core/src/num/mod.rs"),
+    ] {
+        let text = finish(&raw(BOUNDS).replace(ours, path)).unwrap();
+        assert!(text.contains(&format!(".file\t2 \"{shipped}\"\n")), "{path}: {text}");
+    }
 }
