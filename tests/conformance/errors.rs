@@ -1,0 +1,139 @@
+//! Bad input is an error that names the operand, and never a panic.
+
+use libtest_mimic::Failed;
+use ndarray::{Array1, Array2};
+use warpsmith::layers::Linear;
+use warpsmith::ops::{self, Activation, linear::Tile};
+use warpsmith::{Device, DeviceKind, Error, Tensor};
+
+use crate::{Case, cases};
+
+pub(crate) const CASES: &[(&str, Case)] = cases![
+    shapes_that_do_not_fit_are_named,
+    tensors_and_streams_of_another_device_are_named,
+    strides_that_no_kernel_reads_are_refused,
+    an_output_that_shares_memory_is_refused,
+    absurd_sizes_are_refused_before_anything_is_allocated,
+    a_tile_without_a_kernel_is_refused,
+    ptx_that_is_none_is_refused,
+    a_device_that_is_not_there_is_an_error,
+];
+
+fn zeros(device: &Device, rows: usize, columns: usize) -> warpsmith::Result<Tensor<f32>> {
+    Tensor::from_array(device, &Array2::zeros((rows, columns)))
+}
+
+/// Asserts that a call failed with a variant, and that its message names the operand.
+macro_rules! assert_error {
+    ($call:expr, $variant:ident, $operand:literal) => {{
+        match $call {
+            Err(error @ Error::$variant { .. }) => {
+                let text = error.to_string();
+                assert!(text.contains($operand), "`{text}` does not name `{}`", $operand);
+            }
+            Err(other) => return Err(format!("expected {}, got {other:?}", stringify!($variant)).into()),
+            Ok(_) => return Err(format!("{} succeeded", stringify!($call)).into()),
+        }
+    }};
+}
+
+fn shapes_that_do_not_fit_are_named(device: &Device) -> Result<(), Failed> {
+    let (x, w) = (zeros(device, 4, 6)?, zeros(device, 5, 6)?);
+    let vector = |length: usize| Tensor::from_array(device, &Array1::<f32>::zeros(length));
+    assert_error!(ops::linear(&zeros(device, 4, 7)?, &w).run(), Shape, "`w`");
+    assert_error!(ops::linear(&x, &vector(6)?).run(), Shape, "`w`");
+    assert_error!(ops::linear(&x, &w.reshape([5, 2, 3])?).run(), Shape, "`w`");
+    assert_error!(ops::linear(&x, &w).bias(&vector(4)?).run(), Shape, "`bias`");
+    assert_error!(ops::linear(&vector(1)?.reshape([])?, &w).run(), Shape, "`x`");
+    assert_error!(ops::linear(&x, &w).run_into(&mut zeros(device, 5, 4)?), Shape, "`y`");
+    assert_error!(ops::linear(&x, &w).run_into(&mut zeros(device, 1, 20)?), Shape, "`y`");
+    assert_error!(Linear::new(vector(6)?, None, Activation::None), Shape, "`weight`");
+    assert_error!(Linear::new(w, Some(vector(6)?), Activation::None), Shape, "`bias`");
+    Ok(())
+}
+
+fn tensors_and_streams_of_another_device_are_named(device: &Device) -> Result<(), Failed> {
+    let other = if device.kind() == DeviceKind::Cpu { Device::emulator() } else { Device::cpu() };
+    let (x, w) = (zeros(device, 4, 6)?, zeros(device, 5, 6)?);
+    let b = Tensor::from_array(&other, &Array1::<f32>::zeros(5))?;
+    assert_error!(ops::linear(&x, &zeros(&other, 5, 6)?).run(), DeviceMismatch, "`w`");
+    assert_error!(ops::linear(&x, &w).bias(&b).run(), DeviceMismatch, "`bias`");
+    assert_error!(ops::linear(&x, &w).run_into(&mut zeros(&other, 4, 5)?), DeviceMismatch, "`y`");
+    assert_error!(ops::linear(&x, &w).on(&other.default_stream()).run(), DeviceMismatch, "`stream`");
+    assert_error!(Linear::new(w, Some(b), Activation::None), DeviceMismatch, "`bias`");
+    Ok(())
+}
+
+fn strides_that_no_kernel_reads_are_refused(device: &Device) -> Result<(), Failed> {
+    let (x, w) = (zeros(device, 4, 6)?, zeros(device, 5, 6)?);
+    assert_error!(ops::linear(&zeros(device, 6, 4)?.swap_axes(0, 1)?, &w).run(), Stride, "`x`");
+    assert_error!(ops::linear(&x, &zeros(device, 6, 5)?.swap_axes(0, 1)?).run(), Stride, "`w`");
+    assert_error!(ops::linear(&x, &w).run_into(&mut zeros(device, 5, 4)?.swap_axes(0, 1)?), Stride, "`y`");
+    // A batch whose rows are not evenly spaced is no matrix without a copy.
+    let batch = zeros(device, 12, 6)?.reshape([3, 4, 6])?.slice(1, 0..3)?;
+    assert_error!(ops::linear(&batch, &w).run(), Stride, "`x`");
+    assert_eq!(ops::linear(&batch.contiguous()?, &w).run()?.shape(), [3, 3, 5]);
+    Ok(())
+}
+
+fn an_output_that_shares_memory_is_refused(device: &Device) -> Result<(), Failed> {
+    let (x, w) = (zeros(device, 8, 6)?, zeros(device, 6, 6)?);
+    assert_error!(ops::linear(&x, &w).run_into(&mut x.clone()), Overlap, "`x`");
+    assert_error!(ops::linear(&x.slice(0, 0..4)?, &w).run_into(&mut x.slice(0, 3..7)?), Overlap, "`x`");
+    let square = zeros(device, 6, 6)?;
+    assert_error!(ops::linear(&square, &w).run_into(&mut w.clone()), Overlap, "`w`");
+    ops::linear(&x.slice(0, 0..4)?, &w).run_into(&mut x.slice(0, 4..8)?)?;
+    Ok(())
+}
+
+fn absurd_sizes_are_refused_before_anything_is_allocated(device: &Device) -> Result<(), Failed> {
+    assert_error!(Tensor::<f32>::zeros(device, [usize::MAX / 2, 3]), SizeLimit, "shape");
+    if device.kind() == DeviceKind::Cpu {
+        return Ok(()); // The CPU has no limit but its memory.
+    }
+    let empty = |rows: usize| Tensor::<f32>::zeros(device, [rows, 0]);
+    let w = empty(4)?;
+    assert_error!(ops::linear(&empty(1 << 31)?, &w).run(), SizeLimit, "`x`");
+    assert_error!(ops::linear(&w, &empty(1 << 40)?).run(), SizeLimit, "`w`");
+    let wide = empty((1 << 31) - 1)?;
+    assert_error!(ops::linear(&wide, &wide).run(), SizeLimit, "`y`");
+    Ok(())
+}
+
+fn a_tile_without_a_kernel_is_refused(device: &Device) -> Result<(), Failed> {
+    let (x, w) = (zeros(device, 4, 8)?, zeros(device, 5, 8)?);
+    let forced = ops::linear(&x, &w).tile(Tile::T128x256);
+    if device.kind() == DeviceKind::Cpu {
+        forced.run()?; // Documented: the CPU implementation has no tiles to choose from.
+        return Ok(());
+    }
+    assert_error!(forced.run(), Argument, "128x256");
+    Ok(())
+}
+
+fn ptx_that_is_none_is_refused(device: &Device) -> Result<(), Failed> {
+    let shipped = warpsmith_kernels::MODULES[0].text;
+    let corrupt = shipped.replacen("mma.sync", "mma.synk", 1);
+    let truncated = &shipped[..shipped.len() / 2];
+    for text in ["", "this is no PTX", &corrupt, truncated] {
+        let refused = match device.load_ptx("broken.ptx", text) {
+            Err(Error::UnsupportedDevice { .. }) => device.kind() == DeviceKind::Cpu,
+            Err(error @ Error::InvalidPtx { .. }) => error.to_string().contains("broken.ptx"),
+            Err(error) => return Err(format!("an unexpected error: {error:?}").into()),
+            Ok(_) => false,
+        };
+        assert!(refused, "text that starts with {:?} was not refused as it should be", text.get(..20));
+    }
+    Ok(())
+}
+
+fn a_device_that_is_not_there_is_an_error(_: &Device) -> Result<(), Failed> {
+    match Device::cuda(4096) {
+        Err(Error::NoDriver { reason, .. }) => assert!(!reason.is_empty()),
+        Err(Error::NoSuchDevice { requested, .. }) => assert!(requested.contains("4096"), "{requested}"),
+        other => return Err(format!("there is no GPU 4096: {other:?}").into()),
+    }
+    assert_error!("gpu".parse::<Device>(), NoSuchDevice, "gpu");
+    assert_error!("cuda:x".parse::<Device>(), NoSuchDevice, "cuda:x");
+    Ok(())
+}

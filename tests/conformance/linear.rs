@@ -1,0 +1,101 @@
+//! What a bound does not cover: shapes with leading dimensions, views, streams, infinities, layers.
+
+use half::f16;
+use libtest_mimic::Failed;
+use ndarray::{Array1, Array2, Array3};
+use warpsmith::layers::Linear;
+use warpsmith::ops::{self, Activation, Implementation};
+use warpsmith::{Device, DeviceKind, Tensor};
+
+use crate::{Case, cases};
+
+pub(crate) const CASES: &[(&str, Case)] = cases![
+    leading_dimensions_are_rows,
+    a_view_of_a_batch_is_read_in_place,
+    a_result_is_the_same_on_every_stream_and_every_time,
+    a_non_finite_input_shows_in_its_row_and_nowhere_else,
+    results_beyond_f16_become_infinite,
+    a_layer_is_its_operation,
+];
+
+fn ramp(rows: usize, columns: usize, step: usize) -> Array2<f32> {
+    Array2::from_shape_fn((rows, columns), |(i, j)| ((i * step + j * 7) % 13) as f32 * 0.125 - 0.75)
+}
+
+fn leading_dimensions_are_rows(device: &Device) -> Result<(), Failed> {
+    let (flat, w) = (ramp(30, 20, 3), Tensor::from_array(device, &ramp(9, 20, 5))?);
+    let x = Tensor::from_array(device, &flat)?;
+    let expected = ops::linear(&x, &w).run()?.to_vec()?;
+    let y = ops::linear(&x.reshape([5, 2, 3, 20])?, &w).run()?;
+    assert_eq!(y.shape(), [5, 2, 3, 9]);
+    assert_eq!(y.to_vec()?, expected);
+    let row = ops::linear(&x.slice(0, 4..5)?.reshape([20])?, &w).run()?;
+    assert_eq!(row.shape(), [9]);
+    assert_eq!(row.to_vec()?, expected[36..45]);
+    Ok(())
+}
+
+fn a_view_of_a_batch_is_read_in_place(device: &Device) -> Result<(), Failed> {
+    let batch = Array3::from_shape_fn((4, 6, 24), |(i, j, k)| ((i + 3 * j + 5 * k) % 11) as f32 - 5.0);
+    let w = Tensor::from_array(device, &ramp(10, 16, 2))?;
+    let part = Tensor::from_array(device, &batch)?.slice(2, 8..24)?;
+    let copied = Tensor::from_array(device, &batch.slice(ndarray::s![.., .., 8..24]))?;
+    let (viewed, copied) = (ops::linear(&part, &w).run()?, ops::linear(&copied, &w).run()?);
+    assert_eq!(viewed.to_vec()?, copied.to_vec()?);
+    Ok(())
+}
+
+fn a_result_is_the_same_on_every_stream_and_every_time(device: &Device) -> Result<(), Failed> {
+    let (x, w) =
+        (Tensor::from_array(device, &ramp(70, 100, 3))?, Tensor::from_array(device, &ramp(90, 100, 5))?);
+    let op = ops::linear(&x, &w).activation(Activation::GeluErf);
+    let expected = op.run()?.to_vec()?;
+    let stream = device.new_stream()?;
+    for _ in 0..3 {
+        let y = ops::linear(&x, &w).activation(Activation::GeluErf).on(&stream).run()?;
+        assert_eq!(y.to_vec()?, expected);
+    }
+    Ok(())
+}
+
+fn a_non_finite_input_shows_in_its_row_and_nowhere_else(device: &Device) -> Result<(), Failed> {
+    let w = Tensor::from_array(device, &ramp(20, 40, 5).mapv(|v| if v == 0.0 { 1.0 } else { v }))?;
+    for (row, column, value) in [(0, 0, f32::NAN), (17, 39, f32::INFINITY), (5, 20, f32::NEG_INFINITY)] {
+        let mut x = ramp(18, 40, 3);
+        x[[row, column]] = value;
+        let y = ops::linear(&Tensor::from_array(device, &x)?, &w).run()?.to_vec()?;
+        for (index, y) in y.iter().enumerate() {
+            assert_eq!(y.is_finite(), index / 20 != row, "{value} at [{row}, {column}]: y[{index}] is {y}");
+        }
+    }
+    Ok(())
+}
+
+fn results_beyond_f16_become_infinite(device: &Device) -> Result<(), Failed> {
+    let of = |value: f32, shape: (usize, usize)| {
+        Tensor::from_array(device, &Array2::from_elem(shape, f16::from_f32(value)))
+    };
+    let (x, w) = (of(256.0, (3, 64))?, of(16.0, (5, 64))?);
+    assert!(ops::linear(&x, &w).run()?.to_vec()?.iter().all(|&y| y == f16::INFINITY));
+    assert!(ops::linear(&x, &w).scale(-1.0).run()?.to_vec()?.iter().all(|&y| y == f16::NEG_INFINITY));
+    assert!(ops::linear(&x, &w).output::<f32>().run()?.to_vec()?.iter().all(|&y| y == 262_144.0));
+    Ok(())
+}
+
+fn a_layer_is_its_operation(device: &Device) -> Result<(), Failed> {
+    let (x, w) = (Tensor::from_array(device, &ramp(7, 12, 3))?, Tensor::from_array(device, &ramp(5, 12, 5))?);
+    let b = Tensor::from_array(device, &Array1::from_vec(vec![0.5f32, -1.0, 0.0, 2.0, -3.0]))?;
+    let layer = Linear::new(w.clone(), Some(b.clone()), Activation::Silu)?;
+    let expected = ops::linear(&x, &w).bias(&b).activation(Activation::Silu).run()?.to_vec()?;
+    assert_eq!(layer.forward(&x)?.to_vec()?, expected);
+    let ran = layer.implementation(&x)?;
+    let fits = match device.kind() {
+        DeviceKind::Cpu => ran == Implementation::Cpu,
+        DeviceKind::Emulator => {
+            matches!(ran, Implementation::Emulator { kernel, .. } if kernel.contains("f32"))
+        }
+        _ => matches!(ran, Implementation::Cuda { kernel, .. } if kernel.contains("f32")),
+    };
+    assert!(fits, "{ran}");
+    Ok(())
+}

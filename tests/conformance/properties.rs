@@ -1,0 +1,148 @@
+//! The linear operation against its f64 reference, on cases drawn by proptest: sizes, types, options, layouts, tiles, seeds.
+//!
+//! Draws are the same on every run unless `WARPSMITH_TEST_SEED` is set. A failing case is printed, after shrinking, as the value
+//! to add to [`REGRESSIONS`], which every device runs first; so nothing is read from or written to files.
+
+use libtest_mimic::Failed;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
+use warpsmith::ops::Activation;
+use warpsmith::ops::linear::Tile;
+use warpsmith::ops::linear::select::Access;
+use warpsmith::validate::{self, Data, LinearCase, Placement};
+use warpsmith::{DType, Device, DeviceKind};
+
+use crate::{Case, cases};
+
+pub(crate) const CASES: &[(&str, Case)] = cases![
+    drawn_cases_stay_within_their_bound,
+    drawn_integer_cases_are_exact,
+    cases_that_once_failed_or_are_easy_to_get_wrong_hold,
+];
+
+/// Sizes and types that are worth running always: each is M, K, N with input and output type.
+const REGRESSIONS: &[(usize, usize, usize, DType, DType)] = &[
+    (1, 1, 1, DType::F16, DType::F16),
+    (0, 3, 4, DType::F32, DType::F32),
+    (3, 0, 4, DType::Bf16, DType::Bf16),
+    (3, 4, 0, DType::F16, DType::F32),
+    (65, 9, 1, DType::Bf16, DType::F32),
+    (1, 257, 129, DType::F32, DType::F32),
+    (130, 520, 70, DType::F16, DType::F16),
+    (17, 1023, 33, DType::F32, DType::F32),
+];
+
+const TYPES: [(DType, DType); 5] = [
+    (DType::F16, DType::F16),
+    (DType::F16, DType::F32),
+    (DType::Bf16, DType::Bf16),
+    (DType::Bf16, DType::F32),
+    (DType::F32, DType::F32),
+];
+
+/// A size: nothing, one, small, around the multiples that tiles and copies care about, prime.
+fn side(most: usize) -> impl Strategy<Value = usize> {
+    let around = prop::sample::select(vec![8usize, 16, 32, 64, 128]);
+    prop_oneof![
+        1 => Just(0),
+        2 => Just(1),
+        4 => 2usize..20,
+        6 => (around, -1isize..=1).prop_map(|(at, off)| at.saturating_add_signed(off)),
+        3 => prop::sample::select(vec![37usize, 61, 97, 131, 257]),
+    ]
+    .prop_map(move |size| size.min(most))
+}
+
+/// Columns beside an operand: none, whole 16-byte chunks, or any number.
+fn placement() -> impl Strategy<Value = Placement> {
+    prop_oneof![
+        4 => Just(Placement::default()),
+        2 => (0usize..3, 0usize..3).prop_map(|(before, after)| Placement { before: 8 * before, after: 8 * after }),
+        2 => (0usize..9, 0usize..9).prop_map(|(before, after)| Placement { before, after }),
+    ]
+}
+
+fn linear_case(data: Data) -> impl Strategy<Value = LinearCase> {
+    let sizes = (side(131), side(257), side(257));
+    let places = (placement(), placement(), placement());
+    let options = (
+        prop::sample::select(TYPES.to_vec()),
+        prop::sample::select(Activation::ALL.to_vec()),
+        any::<bool>(),
+        prop::sample::select(vec![1.0f32, 1.0, 0.5, 2.0, -0.37]),
+        prop::option::weighted(0.4, prop::sample::select(Tile::ALL.to_vec())),
+        any::<u64>(),
+    );
+    (sizes, places, options).prop_map(move |((m, k, n), (x, w, y), options)| {
+        let ((input, output), activation, bias, scale, tile, seed) = options;
+        let case = LinearCase::new(input, m, k, n);
+        let case = LinearCase { output, activation, bias, scale, x, w, y, data, seed, ..case };
+        LinearCase { tile: tile.filter(|tile| has_kernel(&case, *tile)), ..case }
+    })
+}
+
+/// Whether a tile can be asked for: the larger ones need rows of x and w on 16-byte boundaries.
+fn has_kernel(case: &LinearCase, tile: Tile) -> bool {
+    let chunked = |place: Placement| {
+        let size = case.input.size();
+        (place.before * size).is_multiple_of(16)
+            && ((place.before + case.k + place.after) * size).is_multiple_of(16)
+    };
+    let access = if chunked(case.x) && chunked(case.w) { Access::Aligned } else { Access::Unaligned };
+    tile.serves(case.input, access)
+}
+
+fn runner(device: &Device) -> TestRunner {
+    let cases = match device.kind() {
+        DeviceKind::Emulator => 96,
+        _ => 400,
+    };
+    let seed = std::env::var("WARPSMITH_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0u64);
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
+}
+
+/// Runs one case; the error says what it was and what was wrong.
+fn check(device: &Device, case: &LinearCase) -> Result<(), TestCaseError> {
+    let outcome = validate::linear(device, case)
+        .map_err(|error| TestCaseError::fail(format!("{} {}: {error}", case.types(), case.shape())))?;
+    prop_assert_eq!(outcome.compared, case.m * case.n, "not every element was compared");
+    prop_assert_eq!(outcome.exact, case.is_exact());
+    prop_assert!(
+        outcome.passed(),
+        "{} elements out of bounds, {} stray writes by {}; the worst: {:?}",
+        outcome.failures,
+        outcome.stray_writes,
+        outcome.implementation,
+        outcome.worst
+    );
+    Ok(())
+}
+
+fn drawn_cases_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
+    Ok(runner(device).run(&linear_case(Data::Uniform), |case| check(device, &case))?)
+}
+
+fn drawn_integer_cases_are_exact(device: &Device) -> Result<(), Failed> {
+    let exact = linear_case(Data::Integers).prop_map(|case| LinearCase {
+        activation: if case.bias { Activation::Relu } else { Activation::None },
+        scale: if case.scale < 0.0 { 1.0 } else { case.scale },
+        ..case
+    });
+    Ok(runner(device).run(&exact, |case| {
+        prop_assert!(case.is_exact());
+        check(device, &case)
+    })?)
+}
+
+fn cases_that_once_failed_or_are_easy_to_get_wrong_hold(device: &Device) -> Result<(), Failed> {
+    for &(m, k, n, input, output) in REGRESSIONS {
+        for data in [Data::Uniform, Data::Integers] {
+            let case = LinearCase { output, data, ..LinearCase::new(input, m, k, n) };
+            check(device, &case).map_err(|error| format!("{case:?}: {error}"))?;
+        }
+    }
+    Ok(())
+}
