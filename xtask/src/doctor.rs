@@ -45,6 +45,9 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
 
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    if !table.is_tty() {
+        table.set_width(120);
+    }
     table.set_header(["", "what", "for", "found"]);
     for Finding { what, purpose, state } in &findings {
         let (mark, text) = match state {
@@ -177,7 +180,7 @@ fn assembler() -> [Finding; 2] {
 fn gpus() -> Vec<Finding> {
     use warpsmith::Device;
 
-    const REMEDY: &str = "Install NVIDIA's driver, 450 or later: apt-get install nvidia-driver (Debian), or \
+    const REMEDY: &str = "Install NVIDIA's driver, 470 or later: apt-get install nvidia-driver (Debian), or \
                           https://www.nvidia.com/drivers\nWithout it, kernels run in the emulator.";
     let purpose = "validate and bench on a GPU";
     let lacks = |why: String| State::Lacks { why, remedy: REMEDY.into() };

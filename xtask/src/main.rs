@@ -1,9 +1,13 @@
 //! warpsmith's development commands: `cargo xtask <command>`.
 
+#[cfg(feature = "host")]
+mod bench;
 mod doctor;
 mod lint;
 mod ptx;
 mod test;
+#[cfg(feature = "host")]
+mod validate;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -21,6 +25,10 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Task {
+    #[cfg(feature = "host")]
+    Validate(validate::Args),
+    #[cfg(feature = "host")]
+    Bench(bench::Args),
     Test(test::Args),
     Ptx(ptx::Args),
     Doctor(doctor::Args),
@@ -29,6 +37,10 @@ enum Task {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
+        #[cfg(feature = "host")]
+        Task::Validate(args) => validate::run(&args),
+        #[cfg(feature = "host")]
+        Task::Bench(args) => bench::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Ptx(args) => ptx::run(&args),
         Task::Doctor(args) => doctor::run(&args),
