@@ -1,6 +1,6 @@
 //! Devices: an NVIDIA GPU, the emulator that runs the same PTX on the CPU, and the CPU itself.
 //!
-//! All three stand behind one interface ([`backend::Backend`]); what is above it asks a device for its kind only to
+//! All three stand behind one interface (`backend::Backend`); what is above it asks a device for its kind only to
 //! choose between a kernel and an operation's CPU implementation.
 
 pub(crate) mod backend;

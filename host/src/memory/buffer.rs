@@ -74,15 +74,9 @@ fn allocate_or_release(
     bytes: usize,
 ) -> Result<Memory> {
     let backend = device.backend();
-    match backend.allocate(bytes, home) {
-        Ok(memory) => return Ok(memory),
-        Err(AllocationError::Other(error)) => return Err(error),
-        Err(AllocationError::Full) => backend.release_memory()?,
-    }
-    match backend.allocate(bytes, home) {
-        Ok(memory) => Ok(memory),
-        Err(AllocationError::Other(error)) => Err(error),
-        Err(AllocationError::Full) => {
+    match retry_once(|| backend.allocate(bytes, home), || backend.release_memory())? {
+        Some(memory) => Ok(memory),
+        None => {
             let stats = backend.memory_stats()?;
             Err(Error::OutOfMemory {
                 operation,
@@ -95,11 +89,75 @@ fn allocate_or_release(
     }
 }
 
+/// What `allocate` gives; if there is no memory, `release`s some and tries once more. `None` if that did not help.
+fn retry_once<T>(
+    mut allocate: impl FnMut() -> Result<T, AllocationError>,
+    release: impl FnOnce() -> Result<()>,
+) -> Result<Option<T>> {
+    match allocate() {
+        Ok(memory) => return Ok(Some(memory)),
+        Err(AllocationError::Other(error)) => return Err(error),
+        Err(AllocationError::Full) => release()?,
+    }
+    match allocate() {
+        Ok(memory) => Ok(Some(memory)),
+        Err(AllocationError::Other(error)) => Err(error),
+        Err(AllocationError::Full) => Ok(None),
+    }
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
         let memory = std::mem::replace(&mut self.memory, Memory::Empty);
         if !matches!(memory, Memory::Empty) {
             self.device.backend().free(memory, self.bytes, &self.home);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Runs `retry_once` with an allocator that gives `results` in turn; also says how often memory was released.
+    fn run(mut results: Vec<Result<u32, AllocationError>>) -> (Result<Option<u32>>, u32) {
+        let released = Cell::new(0);
+        let result = retry_once(
+            || results.remove(0),
+            || {
+                released.set(released.get() + 1);
+                Ok(())
+            },
+        );
+        assert!(results.is_empty(), "allocation was tried as often as expected");
+        (result, released.get())
+    }
+
+    fn other() -> AllocationError {
+        AllocationError::Other(Error::Emulator { operation: "test", reason: String::new() })
+    }
+
+    #[test]
+    fn memory_is_released_only_when_there_is_none_left() {
+        assert!(matches!(run(vec![Ok(1)]), (Ok(Some(1)), 0)));
+        assert!(matches!(run(vec![Err(AllocationError::Full), Ok(2)]), (Ok(Some(2)), 1)));
+        assert!(matches!(run(vec![Err(other())]), (Err(Error::Emulator { .. }), 0)));
+    }
+
+    #[test]
+    fn allocation_is_tried_twice_and_no_more() {
+        assert!(matches!(run(vec![Err(AllocationError::Full), Err(AllocationError::Full)]), (Ok(None), 1)));
+        let (result, released) = run(vec![Err(AllocationError::Full), Err(other())]);
+        assert!(matches!(result, Err(Error::Emulator { .. })));
+        assert_eq!(released, 1);
+    }
+
+    #[test]
+    fn memory_that_cannot_be_released_is_the_error() {
+        let release = || Err(Error::Emulator { operation: "release", reason: String::new() });
+        let result = retry_once::<u32>(|| Err(AllocationError::Full), release);
+        assert!(matches!(result, Err(Error::Emulator { operation: "release", .. })));
     }
 }

@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 use crate::memory::{HostBytes, HostMemory};
 
 /// A CPU tensor's elements, locked for reading.
-#[allow(dead_code, reason = "used by the operations' CPU implementations")]
 pub(crate) struct HostView<'a, T: Element> {
     /// `None` for a tensor of no elements.
     bytes: Option<RecursiveRwLockReadGuard<'a, HostBytes>>,
@@ -20,14 +19,12 @@ pub(crate) struct HostView<'a, T: Element> {
 }
 
 /// A CPU tensor's elements, locked for writing.
-#[allow(dead_code, reason = "used by the operations' CPU implementations")]
 pub(crate) struct HostViewMut<'a, T: Element> {
     bytes: Option<RecursiveRwLockWriteGuard<'a, HostBytes>>,
     layout: &'a Layout,
     elements: PhantomData<T>,
 }
 
-#[allow(dead_code, reason = "used by the operations' CPU implementations")]
 impl<T: Element> Tensor<T> {
     /// Locks a CPU tensor's elements for reading. Several may be held, also of one tensor.
     pub(crate) fn host_view(&self, operation: &'static str) -> Result<HostView<'_, T>> {
@@ -72,7 +69,6 @@ fn array_shape(layout: &Layout) -> StrideShape<IxDyn> {
     IxDyn(layout.shape()).strides(IxDyn(layout.strides()))
 }
 
-#[allow(dead_code, reason = "used by the operations' CPU implementations")]
 impl<T: Element> HostView<'_, T> {
     /// The elements as an array.
     pub(crate) fn array(&self) -> ArrayViewD<'_, T> {
@@ -83,7 +79,6 @@ impl<T: Element> HostView<'_, T> {
     }
 }
 
-#[allow(dead_code, reason = "used by the operations' CPU implementations")]
 impl<T: Element> HostViewMut<'_, T> {
     /// The elements as an array.
     pub(crate) fn array(&mut self) -> ArrayViewMutD<'_, T> {

@@ -14,8 +14,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use element::{DType, Element};
-#[allow(unused_imports, reason = "used by the operations' CPU implementations")]
-pub(crate) use host::{HostView, HostViewMut};
 use layout::Layout;
 use warpsmith_dsl::launch::{Global, GlobalMut};
 
