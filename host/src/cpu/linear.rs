@@ -34,11 +34,11 @@ impl Default for LinearOptions {
 
 /// Computes `y = act(scale · x wᵀ + bias)`, adding up in `A` and rounding once to `O`.
 ///
-/// `x` is [M, K], `w` [N, K], `bias` [N], `y` [M, N]; any strides, any sizes. With K = 0 the product is zero.
+/// `x` is `[M, K]`, `w` `[N, K]`, `bias` `[N]`, `y` `[M, N]`; any strides, any sizes. With K = 0 the product is zero.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit together; [`ops::linear`](crate::ops::linear) has checked them.
+/// If the shapes do not fit together; [`ops::linear`](fn@crate::ops::linear) has checked them.
 pub fn linear<T, A, O>(
     x: ArrayView2<'_, T>,
     w: ArrayView2<'_, T>,

@@ -8,7 +8,7 @@ use crate::ops::{self, Activation, Implementation};
 use crate::tensor::{Element, Tensor};
 use crate::weights::{FloatElement, Weights};
 
-/// `y = activation(x Wᵀ + b)` with W [out, in] and, if there is one, b [out].
+/// `y = activation(x Wᵀ + b)` with W [out, in] and, if there is one, b `[out]`.
 #[derive(Clone, Debug)]
 pub struct Linear<T: LinearInput> {
     weight: Tensor<T>,
@@ -17,7 +17,7 @@ pub struct Linear<T: LinearInput> {
 }
 
 impl<T: LinearInput> Linear<T> {
-    /// A layer with these weights; `weight` is [out, in], `bias` [out].
+    /// A layer with these weights; `weight` is `[out, in]`, `bias` `[out]`.
     ///
     /// # Errors
     ///
@@ -124,13 +124,13 @@ impl<T: LinearInput> Linear<T> {
         ops::linear(x, &self.weight).bias(&self.bias).activation(self.activation)
     }
 
-    /// The weight, [out, in].
+    /// The weight, `[out, in]`.
     #[must_use]
     pub fn weight(&self) -> &Tensor<T> {
         &self.weight
     }
 
-    /// The bias, [out].
+    /// The bias, `[out]`.
     #[must_use]
     pub fn bias(&self) -> Option<&Tensor<T>> {
         self.bias.as_ref()

@@ -1,7 +1,7 @@
 //! `Y = act(scale · X Wᵀ + b)`: the fused linear operation.
 //!
-//! [`linear`] starts a builder; [`LinearOp::run`] and [`LinearOp::run_into`] check everything first ([`plan`]), then launch a
-//! kernel ([`instances`]) that [`select::select`] has chosen, or run the CPU implementation.
+//! [`linear`] starts a builder; [`LinearOp::run`] and [`LinearOp::run_into`] check everything first (`plan`), then launch a
+//! kernel (`instances`) that [`select::select`] has chosen, or run the CPU implementation.
 //!
 //! Accumulation is in f32, the result is rounded once. f32 inputs are multiplied at f32 accuracy (as three TF32 products on
 //! tensor cores).
@@ -25,7 +25,7 @@ use plan::Plan;
 /// The operation's name in errors.
 const OPERATION: &str = "linear";
 
-/// The linear operation on `x` [.., K] and `w` [N, K]: `y = act(scale · x wᵀ + bias)`, [.., N].
+/// The linear operation on `x` `[.., K]` and `w` `[N, K]`: `y = act(scale · x wᵀ + bias)`, `[.., N]`.
 ///
 /// ```
 /// use ndarray::array;
@@ -80,7 +80,7 @@ where
     T: LinearTypes<O>,
     O: Element + FromAccumulator<f32>,
 {
-    /// Adds `bias` [N] to every row; `None` adds nothing.
+    /// Adds `bias` `[N]` to every row; `None` adds nothing.
     pub fn bias(self, bias: impl Into<Option<&'a Tensor<T>>>) -> Self {
         Self { bias: bias.into(), ..self }
     }
