@@ -96,9 +96,10 @@ fn check_arguments(
 
 /// Bytes of the parameters as they are laid out one after the other.
 fn parameter_bytes(params: &[ParamLayout]) -> usize {
-    params
-        .iter()
-        .fold(0usize, |end, param| end.next_multiple_of(param.align.max(1)).saturating_add(param.size))
+    params.iter().fold(0usize, |end, param| {
+        let start = end.checked_next_multiple_of(param.align.max(1)).unwrap_or(usize::MAX);
+        start.saturating_add(param.size)
+    })
 }
 
 /// Refuses an entry that is not what the kernel's type declares.

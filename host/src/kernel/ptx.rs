@@ -357,6 +357,8 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const TEXT: &str = r#"
@@ -453,6 +455,33 @@ mod tests {
                 assert_eq!((&only.name, &only.params), (&entry.name, &entry.params));
                 let body = &module.text[entry.span.clone()];
                 assert!(alone.contains(body), "{} is whole", entry.name);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn no_text_makes_the_scanner_panic(text in ".*") {
+            let _ = PtxSummary::parse(&text);
+        }
+
+        #[test]
+        fn no_damage_to_a_text_makes_the_scanner_panic(
+            damage in prop::collection::vec((0..TEXT.len(), "[.a-z0-9(){};,\"/*\\[\\]ü ]{0,3}"), 1..4),
+        ) {
+            let mut text = TEXT.to_owned();
+            for (at, insert) in damage {
+                let at = (0..=at.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+                let end = (at + 2).min(text.len());
+                let end = (end..=text.len()).find(|&end| text.is_char_boundary(end)).unwrap_or(at);
+                text.replace_range(at..end, &insert);
+            }
+            if let Ok(summary) = PtxSummary::parse(&text) {
+                for entry in &summary.entries {
+                    let _ = summary.with_only(&text, &entry.name);
+                }
             }
         }
     }

@@ -108,6 +108,7 @@ fn parameters_are_laid_out_with_their_alignment() {
     let layout = [(1, 1), (8, 8), (4, 4), (12, 8)].map(|(size, align)| ParamLayout { size, align });
     assert_eq!(parameter_bytes(&layout), 36);
     assert_eq!(parameter_bytes(&[ParamLayout { size: usize::MAX, align: 0 }; 2]), usize::MAX);
+    assert_eq!(parameter_bytes(&[ParamLayout { size: usize::MAX, align: 8 }; 2]), usize::MAX);
 }
 
 #[test]
