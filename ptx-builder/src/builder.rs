@@ -63,8 +63,9 @@ pub struct Artefact {
     pub header: Header,
     /// Its entries; without violations, or the build would have failed.
     pub report: Report,
-    /// What ptxas says; `None` when there is none, so that spills and stacks are not known.
-    pub assembly: Option<Assembly>,
+    /// What ptxas says, for this architecture first and then for later ones that the file runs on; empty when there is no ptxas,
+    /// so that spills and stacks are not known.
+    pub assemblies: Vec<Assembly>,
     /// The compiler's warnings.
     pub warnings: String,
 }
@@ -290,8 +291,13 @@ impl Build<'_> {
         let text = format!("{header}\n{body}");
         let report = check(&text);
         let mut violations = report.violations.clone();
-        let assembly = ptxas.map(|ptxas| ptxas.assemble(&text, target.arch)).transpose()?;
-        violations.extend(assembly.iter().flat_map(|assembly| assembly.violations.clone()));
+        let mut assemblies = Vec::new();
+        if let Some(ptxas) = ptxas {
+            for arch in ptxas.architectures(target.arch) {
+                assemblies.push(ptxas.assemble(&text, arch)?);
+            }
+        }
+        violations.extend(assemblies.iter().flat_map(|assembly| assembly.violations.clone()));
         let path = folder.join(target.file_name());
         if !violations.is_empty() {
             // The text that the line numbers refer to, for whoever has to find out why.
@@ -313,7 +319,7 @@ impl Build<'_> {
             text,
             header,
             report,
-            assembly,
+            assemblies,
             warnings,
         })
     }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::arch::Arch;
 use crate::module::{Function, Item, Line, Module, code, identifiers};
 
 /// What was found in one PTX file.
@@ -73,16 +74,22 @@ pub enum Violation {
     },
     /// ptxas does not take the text.
     Rejected {
+        /// The architecture that it was assembled for.
+        arch: Arch,
         /// What ptxas says.
         message: String,
     },
     /// ptxas warns: it serialises an asynchronous instruction, ignores a bound, or the like.
     Warning {
+        /// The architecture that the text was assembled for.
+        arch: Arch,
         /// What ptxas says.
         message: String,
     },
     /// ptxas needs more registers than there are.
     Spill {
+        /// The architecture that the text was assembled for.
+        arch: Arch,
         /// The entry.
         entry: String,
         /// Bytes that it stores to local memory.
@@ -92,6 +99,8 @@ pub enum Violation {
     },
     /// ptxas gives the kernel a stack.
     Stack {
+        /// The architecture that the text was assembled for.
+        arch: Arch,
         /// The entry.
         entry: String,
         /// Bytes a thread.
@@ -239,15 +248,17 @@ impl fmt::Display for Violation {
             }
             Self::NoEntry => f.write_str("there is no entry: is the family's kernel instantiated?"),
             Self::Malformed { reason } => write!(f, "not PTX: {reason}"),
-            Self::Rejected { message } => write!(f, "ptxas does not take it: {message}"),
-            Self::Warning { message } => write!(f, "ptxas warns: {message}"),
-            Self::Spill { entry, stores, loads } => {
+            Self::Rejected { arch, message } => write!(f, "ptxas does not take it for {arch}: {message}"),
+            Self::Warning { arch, message } => write!(f, "ptxas for {arch} warns: {message}"),
+            Self::Spill { arch, entry, stores, loads } => {
                 write!(
                     f,
-                    "entry `{entry}` spills registers: {stores} bytes of stores, {loads} bytes of loads"
+                    "on {arch}, entry `{entry}` spills registers: {stores} bytes of stores, {loads} bytes of loads"
                 )
             }
-            Self::Stack { entry, bytes } => write!(f, "entry `{entry}` has a stack frame of {bytes} bytes"),
+            Self::Stack { arch, entry, bytes } => {
+                write!(f, "on {arch}, entry `{entry}` has a stack frame of {bytes} bytes")
+            }
         }
     }
 }

@@ -24,6 +24,8 @@ pub struct Ptxas {
 /// What came of assembling one PTX file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assembly {
+    /// The architecture that it was assembled for.
+    pub arch: Arch,
     /// What each kernel uses, in the order in which ptxas compiled them.
     pub kernels: Vec<KernelUsage>,
     /// Reasons not to use the file.
@@ -47,6 +49,14 @@ pub struct KernelUsage {
     pub spill_loads: u32,
 }
 
+/// One architecture of each generation after Ampere, and the CUDA release since which ptxas knows it.
+const LATER: &[(Arch, (u32, u32))] = &[
+    (Arch { major: 8, minor: 9, specific: false }, (11, 8)),
+    (Arch { major: 9, minor: 0, specific: false }, (11, 8)),
+    (Arch { major: 10, minor: 0, specific: false }, (12, 8)),
+    (Arch { major: 12, minor: 0, specific: false }, (12, 8)),
+];
+
 impl Ptxas {
     /// Finds an assembler: what [`PTXAS_VARIABLE`] names, then `PATH`, then a CUDA toolkit, then a PyPI wheel; `None` where there
     /// is none that runs.
@@ -61,6 +71,23 @@ impl Ptxas {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let version = text.split_whitespace().find_map(|word| word.strip_prefix('V'))?;
         Some(Self { path: path.to_owned(), version: version.trim_end_matches(',').to_owned() })
+    }
+
+    /// The architectures that PTX for `arch` should be assembled for: that one, and where it runs on later ones (it does unless
+    /// it is architecture-specific) one of each later generation that this ptxas knows. The driver assembles for those when
+    /// the kernel is loaded, and registers are handed out differently on each.
+    pub fn architectures(&self, arch: Arch) -> Vec<Arch> {
+        let mut all = vec![arch];
+        if !arch.specific {
+            let later = LATER.iter().filter(|(later, since)| *later > arch && self.release() >= *since);
+            all.extend(later.map(|(later, _)| *later));
+        }
+        all
+    }
+
+    fn release(&self) -> (u32, u32) {
+        let mut parts = self.version.split('.').map(|part| part.parse().unwrap_or(0));
+        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
     }
 
     /// Assembles a PTX text for an architecture.
@@ -82,16 +109,16 @@ impl Ptxas {
         let messages =
             format!("{}{}", String::from_utf8_lossy(&result.stdout), String::from_utf8_lossy(&result.stderr));
         let messages = messages.replace(&*input.to_string_lossy(), "module.ptx");
-        let mut assembly = read(&messages);
+        let mut assembly = read(&messages, arch);
         if !result.status.success() {
-            assembly.violations.insert(0, Violation::Rejected { message: messages.trim().to_owned() });
+            assembly.violations.insert(0, Violation::Rejected { arch, message: messages.trim().to_owned() });
         }
         Ok(assembly)
     }
 }
 
 /// Reads what `ptxas -v` writes.
-fn read(messages: &str) -> Assembly {
+fn read(messages: &str, arch: Arch) -> Assembly {
     let mut kernels: Vec<KernelUsage> = Vec::new();
     let mut violations = Vec::new();
     for line in messages.lines() {
@@ -111,22 +138,23 @@ fn read(messages: &str) -> Assembly {
                 kernel.static_shared = number_before(line, " bytes smem").unwrap_or(0);
             }
         } else if is_warning(line) {
-            violations.push(Violation::Warning { message: line.trim().to_owned() });
+            violations.push(Violation::Warning { arch, message: line.trim().to_owned() });
         }
     }
     for kernel in &kernels {
         if kernel.stack > 0 {
-            violations.push(Violation::Stack { entry: kernel.name.clone(), bytes: kernel.stack });
+            violations.push(Violation::Stack { arch, entry: kernel.name.clone(), bytes: kernel.stack });
         }
         if kernel.spill_stores > 0 || kernel.spill_loads > 0 {
             violations.push(Violation::Spill {
+                arch,
                 entry: kernel.name.clone(),
                 stores: kernel.spill_stores,
                 loads: kernel.spill_loads,
             });
         }
     }
-    Assembly { kernels, violations }
+    Assembly { arch, kernels, violations }
 }
 
 /// Warnings; and the notes C7508 to C7519 and their like (`wgmma` serialised, `setmaxnreg` ignored), which ptxas calls
@@ -209,6 +237,7 @@ mod tests {
              ptxas info    : Function properties for large\n    \
              48 bytes stack frame, 40 bytes spill stores, 44 bytes spill loads\n\
              ptxas info    : Used 255 registers, used 1 barriers, 48 bytes cumulative stack size, 4096 bytes smem\n",
+            Arch::SM_80,
         );
         let [small, large] = assembly.kernels.as_slice() else { panic!("{:?}", assembly.kernels) };
         assert_eq!(small, &KernelUsage { name: "small".into(), registers: 12, ..KernelUsage::default() });
@@ -217,10 +246,22 @@ mod tests {
         assert_eq!(
             assembly.violations,
             [
-                Violation::Stack { entry: "large".into(), bytes: 48 },
-                Violation::Spill { entry: "large".into(), stores: 40, loads: 44 },
+                Violation::Stack { arch: Arch::SM_80, entry: "large".into(), bytes: 48 },
+                Violation::Spill { arch: Arch::SM_80, entry: "large".into(), stores: 40, loads: 44 },
             ]
         );
+    }
+
+    #[test]
+    fn portable_ptx_is_assembled_for_later_generations_that_ptxas_knows() {
+        let names = |version: &str, arch: Arch| -> Vec<String> {
+            let ptxas = Ptxas { path: PathBuf::new(), version: version.into() };
+            ptxas.architectures(arch).iter().map(Arch::to_string).collect()
+        };
+        assert_eq!(names("13.0.88", Arch::SM_80), ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]);
+        assert_eq!(names("12.4.131", Arch::SM_80), ["sm_80", "sm_89", "sm_90"]);
+        assert_eq!(names("11.4.48", Arch::SM_80), ["sm_80"]);
+        assert_eq!(names("13.0.88", Arch::SM_90A), ["sm_90a"]);
     }
 
     #[test]
@@ -232,11 +273,12 @@ mod tests {
             "ptxas warning : Unresolved extern variable",
         ];
         for line in lines {
-            let violations = read(line).violations;
-            assert_eq!(violations, [Violation::Warning { message: line.into() }]);
+            let violations = read(line, Arch::SM_80).violations;
+            assert_eq!(violations, [Violation::Warning { arch: Arch::SM_80, message: line.into() }]);
         }
         assert_eq!(
-            read("ptxas info    : Compile time = 2.188 ms\nptxas info    : (C8000) something").violations,
+            read("ptxas info    : Compile time = 2.188 ms\nptxas info    : (C8000) something", Arch::SM_80)
+                .violations,
             []
         );
     }

@@ -81,6 +81,11 @@ fn compile(builder: Builder, toolchain: &Toolchain) -> Result<Vec<Artefact>> {
         eprintln!("{}", artefact.warnings);
     }
     println!("{}", usage_table(&artefacts));
+    for artefact in artefacts.iter().filter(|artefact| artefact.assemblies.len() > 1) {
+        let later: Vec<String> =
+            artefact.assemblies.iter().skip(1).map(|assembly| assembly.arch.to_string()).collect();
+        println!("{} also assembles without spill or stack for {}", artefact.family, later.join(", "));
+    }
     Ok(artefacts)
 }
 
@@ -102,7 +107,7 @@ fn usage_table(artefacts: &[Artefact]) -> Table {
     ]);
     for artefact in artefacts {
         for entry in &artefact.report.entries {
-            let kernels = artefact.assembly.iter().flat_map(|assembly| &assembly.kernels);
+            let kernels = artefact.assemblies.first().into_iter().flat_map(|assembly| &assembly.kernels);
             let usage = kernels.into_iter().find(|usage| usage.name == entry.name);
             let threads = entry.threads.map_or(0, |[x, y, z]| x * y * z);
             let show = |value: Option<u32>| value.map_or_else(|| "?".to_owned(), |value| value.to_string());
