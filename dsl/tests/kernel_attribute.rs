@@ -39,7 +39,12 @@ impl Shape for Wide {
         scale_f32_3 = <f32, Wide, 3>,
     ],
 )]
-unsafe fn scale<T: 'static, S: Shape, const STAGES: u32>(x: Global<T>, y: GlobalMut<T>, sizes: Sizes, last: u32) {
+unsafe fn scale<T: 'static, S: Shape, const STAGES: u32>(
+    x: Global<T>,
+    y: GlobalMut<T>,
+    sizes: Sizes,
+    last: u32,
+) {
     let _ = (x, y, sizes.n, sizes.stride, sizes.factor, last);
 }
 

@@ -11,12 +11,9 @@ use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::tile::{Access, Aligned, Operand, Output, Unaligned};
 use warpsmith_dsl::{KernelParam, block, kernel};
 
-/// 128 × 256 outputs by eight warps, for 16-bit types: the most products for each byte loaded. Its 144 KiB of shared memory
-/// exist on data-center GPUs only.
-pub type Tile128x256 = MmaTile<4, 8, 2, 4, 3, 128>;
-/// 128 × 128 outputs by four warps, for 16-bit types.
+/// 128 × 128 outputs by four warps, for 16-bit types: the most products for each byte loaded.
 pub type Tile128x128 = MmaTile<4, 8, 2, 2, 4, 64>;
-/// 128 × 64 outputs by four warps, for f32, which needs twice the registers for its operands.
+/// 128 × 64 outputs by four warps: the largest tile for f32, which needs twice the registers for its operands.
 pub type Tile128x64 = MmaTile<4, 4, 2, 2, 4, 64>;
 /// 64 × 64 outputs by four warps: more blocks for a smaller Y.
 pub type Tile64x64 = MmaTile<2, 4, 2, 2, 4, 128>;
@@ -61,26 +58,26 @@ pub struct LinearParams {
     block = [S::THREADS, 1, 1],
     shared = S::SHARED_BYTES,
     instances = [
-        linear_f16_f16_128x256 = <F16, F16, Tile128x256, Aligned>,
         linear_f16_f16_128x128 = <F16, F16, Tile128x128, Aligned>,
+        linear_f16_f16_128x64 = <F16, F16, Tile128x64, Aligned>,
         linear_f16_f16_64x64 = <F16, F16, Tile64x64, Aligned>,
         linear_f16_f16_16x64 = <F16, F16, Tile16x64, Aligned>,
         linear_f16_f16_64x64_unaligned = <F16, F16, Tile64x64, Unaligned>,
         linear_f16_f16_16x64_unaligned = <F16, F16, Tile16x64, Unaligned>,
-        linear_f16_f32_128x256 = <F16, f32, Tile128x256, Aligned>,
         linear_f16_f32_128x128 = <F16, f32, Tile128x128, Aligned>,
+        linear_f16_f32_128x64 = <F16, f32, Tile128x64, Aligned>,
         linear_f16_f32_64x64 = <F16, f32, Tile64x64, Aligned>,
         linear_f16_f32_16x64 = <F16, f32, Tile16x64, Aligned>,
         linear_f16_f32_64x64_unaligned = <F16, f32, Tile64x64, Unaligned>,
         linear_f16_f32_16x64_unaligned = <F16, f32, Tile16x64, Unaligned>,
-        linear_bf16_bf16_128x256 = <Bf16, Bf16, Tile128x256, Aligned>,
         linear_bf16_bf16_128x128 = <Bf16, Bf16, Tile128x128, Aligned>,
+        linear_bf16_bf16_128x64 = <Bf16, Bf16, Tile128x64, Aligned>,
         linear_bf16_bf16_64x64 = <Bf16, Bf16, Tile64x64, Aligned>,
         linear_bf16_bf16_16x64 = <Bf16, Bf16, Tile16x64, Aligned>,
         linear_bf16_bf16_64x64_unaligned = <Bf16, Bf16, Tile64x64, Unaligned>,
         linear_bf16_bf16_16x64_unaligned = <Bf16, Bf16, Tile16x64, Unaligned>,
-        linear_bf16_f32_128x256 = <Bf16, f32, Tile128x256, Aligned>,
         linear_bf16_f32_128x128 = <Bf16, f32, Tile128x128, Aligned>,
+        linear_bf16_f32_128x64 = <Bf16, f32, Tile128x64, Aligned>,
         linear_bf16_f32_64x64 = <Bf16, f32, Tile64x64, Aligned>,
         linear_bf16_f32_16x64 = <Bf16, f32, Tile16x64, Aligned>,
         linear_bf16_f32_64x64_unaligned = <Bf16, f32, Tile64x64, Unaligned>,

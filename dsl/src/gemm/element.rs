@@ -56,7 +56,7 @@ half_mma!(Bf16, mma_m16n8k16_bf16);
 /// f32 words as the sum of two TF32 words: `big` keeps the upper 11 bits of the significand, `small` the next 11.
 ///
 /// `big` is cut off rather than rounded, so it never overflows; the remainder is exact, and rounding it to 11 bits leaves an
-/// error of at most 2⁻²¹ of the number.
+/// error of at most 2⁻²¹ of the number. Of a NaN, `small` at least is one.
 #[derive(Clone, Copy)]
 pub struct Split<const WORDS: usize> {
     big: [u32; WORDS],
@@ -65,17 +65,13 @@ pub struct Split<const WORDS: usize> {
 
 /// The bits of an f32 that TF32 keeps.
 const TF32_MASK: u32 = 0xffff_e000;
-/// Half a unit in the last place of TF32: added to an f32's bits, it rounds the bits that TF32 keeps.
-const TF32_HALF_ULP: u32 = 0x1000;
-
 impl<const WORDS: usize> Split<WORDS> {
     #[inline(always)]
     fn new(words: [u32; WORDS]) -> Self {
         let big = words.map(|word| word & TF32_MASK);
         let mut small = big;
         for i in 0..WORDS {
-            let rest = f32::from_bits(words[i]) - f32::from_bits(big[i]);
-            small[i] = (rest.to_bits() + TF32_HALF_ULP) & TF32_MASK;
+            small[i] = ptx::cvt_rna_tf32_f32(f32::from_bits(words[i]) - f32::from_bits(big[i]));
         }
         Self { big, small }
     }

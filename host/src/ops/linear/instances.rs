@@ -4,9 +4,7 @@ use half::{bf16, f16};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
 use warpsmith_dsl::tile::{Aligned, Unaligned};
-use warpsmith_kernels::linear::{
-    LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, Tile128x256, linear,
-};
+use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 
 use super::select::{Access, Tile};
 use crate::cpu::{FromAccumulator, Operand};
@@ -105,7 +103,6 @@ macro_rules! instances {
             _ => None,
         }
     };
-    (@tile T128x256) => { Tile128x256 };
     (@tile T128x128) => { Tile128x128 };
     (@tile T128x64) => { Tile128x64 };
     (@tile T64x64) => { Tile64x64 };
@@ -113,13 +110,13 @@ macro_rules! instances {
 }
 instances! {
     f16 / F16 -> f16 / F16:
-        [T128x256 Aligned, T128x128 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f16 / F16 -> f32 / f32:
-        [T128x256 Aligned, T128x128 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> bf16 / Bf16:
-        [T128x256 Aligned, T128x128 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> f32 / f32:
-        [T128x256 Aligned, T128x128 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f32 / f32 -> f32 / f32:
         [T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
 }

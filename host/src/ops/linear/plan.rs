@@ -166,6 +166,7 @@ fn choose_tile(forced: Option<Tile>, device: &Device, problem: Problem) -> Resul
     let limits = Limits {
         multiprocessors: properties.multiprocessors,
         max_shared_per_block: properties.max_shared_per_block,
+        shared_per_multiprocessor: properties.shared_per_multiprocessor,
     };
     forced.or_else(|| select(&problem, &limits)).ok_or_else(|| Error::UnsupportedDevice {
         operation: OPERATION,
