@@ -6,9 +6,13 @@
 mod check;
 mod config;
 mod error;
+mod exec;
+mod ir;
 mod machine;
 mod memory;
 mod module;
+mod numeric;
+mod syntax;
 
 pub use check::{Finding, FindingKind, Related, SourceLine};
 pub use config::{Checks, Completion, Config, Limits, Numerics};

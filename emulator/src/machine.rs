@@ -1,9 +1,15 @@
 //! The machine: global memory, and launches on it.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use crate::config::Config;
 use crate::error::{LaunchError, MemoryError};
+use crate::exec::launch::Launch;
+use crate::exec::registers::Constants;
 use crate::memory::global::GlobalMemory;
-use crate::module::Module;
+use crate::module::{KernelInfo, Module};
+use crate::syntax::ast::Space;
 
 /// A GPU that runs on the CPU: memory that outlives launches, and the settings of a run.
 ///
@@ -12,6 +18,10 @@ use crate::module::Module;
 pub struct Machine {
     config: Config,
     memory: GlobalMemory,
+    /// The addresses of each module's variables, once one of its kernels was launched.
+    variables: Mutex<HashMap<u64, Arc<[u64]>>>,
+    /// The threads, if the machine has its own.
+    pool: Mutex<Option<Arc<rayon::ThreadPool>>>,
 }
 
 /// The shape of a launch.
@@ -52,7 +62,7 @@ impl Machine {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let memory = GlobalMemory::new(config.limits.global_memory);
-        Self { config, memory }
+        Self { config, memory, variables: Mutex::default(), pool: Mutex::default() }
     }
 
     /// The settings that the machine was made with.
@@ -142,7 +152,158 @@ impl Machine {
         config: &LaunchConfig,
         arguments: &[&[u8]],
     ) -> Result<Report, LaunchError> {
-        let _ = (config, arguments);
-        Err(module.unknown(kernel))
+        let (info, code, instructions) = module.find(kernel)?;
+        self.check_launch(module, info, config, arguments)?;
+        let addresses = self.place_variables(module)?;
+        let mut parameters = vec![0; code.parameter_bytes as usize];
+        for (&(offset, size), argument) in code.parameters.iter().zip(arguments) {
+            parameters[offset as usize..(offset + size) as usize].copy_from_slice(argument);
+        }
+        let constants = Constants::new(&code.constants, &addresses);
+        let table = self.memory.snapshot();
+        let threads = config.block.iter().product::<u32>();
+        let constant_ranges = module
+            .variables()
+            .iter()
+            .zip(&*addresses)
+            .filter(|(variable, _)| variable.space == Space::Const)
+            .map(|(variable, &address)| (address, variable.size))
+            .collect();
+        let launch = Launch {
+            name: kernel,
+            text: module.text(),
+            kernel: code,
+            code: instructions,
+            config: *config,
+            checks: self.config.checks,
+            numerics: self.config.numerics,
+            completion: self.config.completion,
+            seed: self.config.seed,
+            hopper: self.config.compute_capability.0 >= 9,
+            parameters,
+            table: &table,
+            threads,
+            warps: threads.div_ceil(32),
+            shared_bytes: code.static_shared + config.dynamic_shared,
+            instruction_limit: self.config.limits.instructions_per_block,
+            resident_blocks: self.config.limits.resident_blocks.max(1),
+            constant_ranges,
+        };
+        let result = match self.pool()? {
+            Some(pool) => pool.install(|| launch.run(&constants)),
+            None => launch.run(&constants),
+        };
+        match result {
+            Ok(warp_instructions) => {
+                let blocks = config.grid.iter().map(|&n| u64::from(n)).product();
+                Ok(Report { warp_instructions, blocks })
+            }
+            Err(finding) => Err(LaunchError::Finding(finding)),
+        }
+    }
+
+    fn pool(&self) -> Result<Option<Arc<rayon::ThreadPool>>, LaunchError> {
+        let Some(threads) = self.config.threads else { return Ok(None) };
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = &*pool {
+            return Ok(Some(Arc::clone(pool)));
+        }
+        let built = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+        let built = Arc::new(built.map_err(|error| LaunchError::Threads(error.to_string()))?);
+        *pool = Some(Arc::clone(&built));
+        Ok(Some(built))
+    }
+
+    /// What can be said against a launch before anything runs.
+    fn check_launch(
+        &self,
+        module: &Module,
+        info: &KernelInfo,
+        config: &LaunchConfig,
+        arguments: &[&[u8]],
+    ) -> Result<(), LaunchError> {
+        let kernel = || info.name.clone();
+        let limits = &self.config.limits;
+        if !module.runs_on(self.config.compute_capability) {
+            return Err(LaunchError::Architecture {
+                file: module.file().to_owned(),
+                target: module.target().to_owned(),
+                machine: self.config.compute_capability,
+            });
+        }
+        if arguments.len() != info.params.len() {
+            let (expected, actual) = (info.params.len(), arguments.len());
+            return Err(LaunchError::ArgumentCount { kernel: kernel(), expected, actual });
+        }
+        for (index, (param, argument)) in info.params.iter().zip(arguments).enumerate() {
+            if param.size != argument.len() {
+                let (expected, actual) = (param.size, argument.len());
+                return Err(LaunchError::ArgumentSize { kernel: kernel(), index, expected, actual });
+            }
+        }
+        let within = |what, actual: u64, limit: u64| {
+            if (1..=limit).contains(&actual) {
+                return Ok(());
+            }
+            Err(LaunchError::Limit { kernel: kernel(), what, actual, limit })
+        };
+        let parameters: usize = info.params.iter().map(|p| p.size).sum();
+        within("the size of all parameters", parameters.max(1) as u64, u64::from(limits.parameters))?;
+        let axes = [
+            ("the grid along x", "the block along x"),
+            ("the grid along y", "the block along y"),
+            ("the grid along z", "the block along z"),
+        ];
+        for (axis, (grid, block)) in axes.into_iter().enumerate() {
+            within(grid, u64::from(config.grid[axis]), u64::from(limits.grid[axis]))?;
+            within(block, u64::from(config.block[axis]), u64::from(limits.block[axis]))?;
+        }
+        // Each size is at most 2^31, so their product of three fits only in 128 bits.
+        let threads = config.block.iter().map(|&n| u128::from(n)).product::<u128>();
+        let threads = u64::try_from(threads).unwrap_or(u64::MAX);
+        within("the number of threads in a block", threads, u64::from(limits.threads_per_block.min(1024)))?;
+        let blocks = config.grid.iter().map(|&n| u128::from(n)).product::<u128>();
+        within("the number of blocks", u64::try_from(blocks).unwrap_or(u64::MAX), 1 << 62)?;
+        let shared = u64::from(info.static_shared) + u64::from(config.dynamic_shared);
+        within("shared memory", shared.max(1), u64::from(limits.shared_per_block))?;
+        if let Some(required) = info.reqntid
+            && required != config.block
+        {
+            let expected = format!("exactly {required:?} threads");
+            return Err(LaunchError::BlockShape { kernel: kernel(), expected, actual: config.block });
+        }
+        if let Some(most) = info.maxntid
+            && u128::from(threads) > most.iter().map(|&n| u128::from(n)).product::<u128>()
+        {
+            let expected = format!("at most {most:?} threads");
+            return Err(LaunchError::BlockShape { kernel: kernel(), expected, actual: config.block });
+        }
+        Ok(())
+    }
+
+    /// The addresses of the module's variables, which are placed at its first launch.
+    fn place_variables(&self, module: &Module) -> Result<Arc<[u64]>, MemoryError> {
+        let mut placed = self.variables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(addresses) = placed.get(&module.id()) {
+            return Ok(Arc::clone(addresses));
+        }
+        let mut allocations = Vec::new();
+        for variable in module.variables() {
+            let read_only = variable.space == Space::Const;
+            let name = Arc::from(variable.name.as_str());
+            allocations.push(self.memory.allocate(variable.size, Some(name), read_only)?);
+        }
+        let addresses: Arc<[u64]> = allocations.iter().map(|a| a.base).collect();
+        for (variable, allocation) in module.variables().iter().zip(&allocations) {
+            // Variables begin as zeros, whether or not the module says so.
+            allocation.storage.fill(0, 0, variable.size);
+            allocation.storage.write(0, &variable.initial);
+            for &(offset, target, addend) in &variable.addresses {
+                let address = addresses[target as usize].wrapping_add_signed(addend);
+                allocation.storage.write(offset as u64, &address.to_le_bytes());
+            }
+        }
+        placed.insert(module.id(), Arc::clone(&addresses));
+        Ok(addresses)
     }
 }

@@ -1,5 +1,6 @@
 //! The checks that run beside the program, and what they report.
 
 mod finding;
+pub(crate) mod shadow;
 
 pub use finding::{Finding, FindingKind, Related, SourceLine};

@@ -53,6 +53,12 @@ impl Table {
         (address - allocation.base < allocation.bytes()).then_some((index, allocation))
     }
 
+    /// The allocation at a position, if there is one.
+    #[inline(always)]
+    pub(crate) fn get(&self, index: usize) -> Option<&Allocation> {
+        self.live.get(index)
+    }
+
     /// The allocation at a position that [`Table::find`] gave.
     pub(crate) fn at(&self, index: usize) -> &Allocation {
         &self.live[index]
@@ -236,7 +242,7 @@ mod tests {
         let base = memory.allocate(100, None, false).unwrap().base;
         assert!(memory.range("read", base, 100).is_ok());
         assert!(memory.range("read", base + 100, 0).is_ok());
-        let error = memory.range("read", base + 90, 11).unwrap_err().to_string();
+        let error = memory.range("read", base + 90, 11).err().unwrap().to_string();
         assert!(error.contains("0 bytes past the end of allocation #0"), "{error}");
         assert!(memory.range("read", 0, 1).is_err() && memory.range("read", u64::MAX, 8).is_err());
         let empty = memory.allocate(0, None, false).unwrap().base;

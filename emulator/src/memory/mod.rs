@@ -1,4 +1,5 @@
 //! The memories of the machine.
 
 pub(crate) mod global;
+pub(crate) mod local;
 pub(crate) mod storage;

@@ -80,12 +80,6 @@ impl Storage {
         T::store(self.cell::<T>(offset), value);
     }
 
-    /// The atomic cell at `offset`, for read-modify-write operations.
-    #[inline(always)]
-    pub(crate) fn atomic<T: Unit>(&self, offset: u64) -> &T::Atomic {
-        self.cell::<T>(offset)
-    }
-
     /// Whether all of the `bytes` (at most 8, inside one word) from `offset` were written.
     #[inline(always)]
     pub(crate) fn is_written(&self, offset: u64, bytes: u32) -> bool {

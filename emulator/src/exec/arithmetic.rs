@@ -1,0 +1,548 @@
+//! Integer arithmetic and bits.
+
+use super::code::{Flow, Handler, Level};
+use super::lane::{Lane, lanes, warp};
+use crate::ir::op::{Binary, Carry, Mode, Op, Permute, Ternary, Unary};
+use crate::ir::types::Ty;
+
+/// The handler of a unary operation on integers or bits; `None` for floating point.
+pub(crate) fn unary(op: Unary, ty: Ty, level: Level) -> Option<Handler> {
+    use Ty::{B16, B32, B64, Pred, S16, S32, S64, U32, U64};
+    Some(match (op, ty) {
+        (Unary::Mov, Pred) => warp!(level, |core, inst| {
+            let value = core.warp.registers.predicate(core.constants, inst.slots[1]);
+            let written = core.warp.registers.predicate_written(inst.slots[1]);
+            let mask = core.warp.mask;
+            core.warp.registers.set_predicate(inst.slots[0], value, mask, written);
+            Flow::Next
+        }),
+        (Unary::Not, Pred) => warp!(level, |core, inst| {
+            let value = !core.warp.registers.predicate(core.constants, inst.slots[1]);
+            let written = core.warp.registers.predicate_written(inst.slots[1]);
+            let mask = core.warp.mask;
+            core.warp.registers.set_predicate(inst.slots[0], value, mask, written);
+            Flow::Next
+        }),
+        (Unary::Mov, U64) => lanes!(level, |a: u64| -> u64 { a }),
+        (Unary::Mov, _) => lanes!(level, |a: u32| -> u32 { a }),
+        (Unary::Not, B16) => lanes!(level, |a: u16| -> u16 { !a }),
+        (Unary::Not, B32) => lanes!(level, |a: u32| -> u32 { !a }),
+        (Unary::Not, B64) => lanes!(level, |a: u64| -> u64 { !a }),
+        (Unary::Cnot, B16) => lanes!(level, |a: u16| -> u16 { u16::from(a == 0) }),
+        (Unary::Cnot, B32) => lanes!(level, |a: u32| -> u32 { u32::from(a == 0) }),
+        (Unary::Cnot, B64) => lanes!(level, |a: u64| -> u64 { u64::from(a == 0) }),
+        (Unary::Neg, S16) => lanes!(level, |a: i16| -> i16 { a.wrapping_neg() }),
+        (Unary::Neg, S32) => lanes!(level, |a: i32| -> i32 { a.wrapping_neg() }),
+        (Unary::Neg, S64) => lanes!(level, |a: i64| -> i64 { a.wrapping_neg() }),
+        (Unary::Abs, S16) => lanes!(level, |a: i16| -> i16 { a.wrapping_abs() }),
+        (Unary::Abs, S32) => lanes!(level, |a: i32| -> i32 { a.wrapping_abs() }),
+        (Unary::Abs, S64) => lanes!(level, |a: i64| -> i64 { a.wrapping_abs() }),
+        (Unary::Popc, B32) => lanes!(level, |a: u32| -> u32 { a.count_ones() }),
+        (Unary::Popc, B64) => lanes!(level, |a: u64| -> u32 { a.count_ones() }),
+        (Unary::Clz, B32) => lanes!(level, |a: u32| -> u32 { a.leading_zeros() }),
+        (Unary::Clz, B64) => lanes!(level, |a: u64| -> u32 { a.leading_zeros() }),
+        (Unary::Brev, B32) => lanes!(level, |a: u32| -> u32 { a.reverse_bits() }),
+        (Unary::Brev, B64) => lanes!(level, |a: u64| -> u64 { a.reverse_bits() }),
+        // The top bit that differs from the sign; all ones if there is none.
+        (Unary::Bfind { shift }, U32) => match shift {
+            true => lanes!(level, |a: u32| -> u32 { if a == 0 { u32::MAX } else { a.leading_zeros() } }),
+            false => lanes!(level, |a: u32| -> u32 { 31u32.wrapping_sub(a.leading_zeros()) }),
+        },
+        (Unary::Bfind { shift }, S32) => match shift {
+            true => lanes!(level, |a: i32| -> u32 {
+                let a = (a ^ (a >> 31)).cast_unsigned();
+                if a == 0 { u32::MAX } else { a.leading_zeros() }
+            }),
+            false => {
+                lanes!(level, |a: i32| -> u32 { 31u32.wrapping_sub((a ^ (a >> 31)).leading_zeros()) })
+            }
+        },
+        (Unary::Bfind { shift }, U64) => match shift {
+            true => lanes!(level, |a: u64| -> u32 { if a == 0 { u32::MAX } else { a.leading_zeros() } }),
+            false => lanes!(level, |a: u64| -> u32 { 63u32.wrapping_sub(a.leading_zeros()) }),
+        },
+        (Unary::Bfind { shift }, S64) => match shift {
+            true => lanes!(level, |a: i64| -> u32 {
+                let a = (a ^ (a >> 63)).cast_unsigned();
+                if a == 0 { u32::MAX } else { a.leading_zeros() }
+            }),
+            false => {
+                lanes!(level, |a: i64| -> u32 { 63u32.wrapping_sub((a ^ (a >> 63)).leading_zeros()) })
+            }
+        },
+        _ => return None,
+    })
+}
+
+macro_rules! integers {
+    ($level:expr, $ty:expr, |$a:ident, $b:ident| $body:expr) => {
+        match $ty {
+            Ty::U16 | Ty::B16 => lanes!($level, |$a: u16, $b: u16| -> u16 { $body }),
+            Ty::S16 => lanes!($level, |$a: i16, $b: i16| -> i16 { $body }),
+            Ty::U32 | Ty::B32 => lanes!($level, |$a: u32, $b: u32| -> u32 { $body }),
+            Ty::S32 => lanes!($level, |$a: i32, $b: i32| -> i32 { $body }),
+            Ty::U64 | Ty::B64 => lanes!($level, |$a: u64, $b: u64| -> u64 { $body }),
+            Ty::S64 => lanes!($level, |$a: i64, $b: i64| -> i64 { $body }),
+            _ => return None,
+        }
+    };
+    ($level:expr, $ty:expr, |$a:ident, $b:ident, $c:ident| $body:expr) => {
+        match $ty {
+            Ty::U16 | Ty::B16 => lanes!($level, |$a: u16, $b: u16, $c: u16| -> u16 { $body }),
+            Ty::S16 => lanes!($level, |$a: i16, $b: i16, $c: i16| -> i16 { $body }),
+            Ty::U32 | Ty::B32 => lanes!($level, |$a: u32, $b: u32, $c: u32| -> u32 { $body }),
+            Ty::S32 => lanes!($level, |$a: i32, $b: i32, $c: i32| -> i32 { $body }),
+            Ty::U64 | Ty::B64 => lanes!($level, |$a: u64, $b: u64, $c: u64| -> u64 { $body }),
+            Ty::S64 => lanes!($level, |$a: i64, $b: i64, $c: i64| -> i64 { $body }),
+            _ => return None,
+        }
+    };
+}
+
+macro_rules! bits {
+    ($level:expr, $ty:expr, |$a:ident, $b:ident| $body:expr) => {
+        match $ty {
+            Ty::Pred => warp!($level, |core, inst| {
+                let registers = &core.warp.registers;
+                let ($a, $b) = (
+                    registers.predicate(core.constants, inst.slots[1]),
+                    registers.predicate(core.constants, inst.slots[2]),
+                );
+                let written =
+                    registers.predicate_written(inst.slots[1]) & registers.predicate_written(inst.slots[2]);
+                let mask = core.warp.mask;
+                core.warp.registers.set_predicate(inst.slots[0], $body, mask, written);
+                Flow::Next
+            }),
+            Ty::B16 => lanes!($level, |$a: u16, $b: u16| -> u16 { $body }),
+            Ty::B32 => lanes!($level, |$a: u32, $b: u32| -> u32 { $body }),
+            Ty::B64 => lanes!($level, |$a: u64, $b: u64| -> u64 { $body }),
+            _ => return None,
+        }
+    };
+}
+
+/// The handler of a binary operation on integers or bits; `None` for floating point.
+pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Option<Handler> {
+    Some(match (op, ty) {
+        (Binary::Add, Ty::S32) if mode.sat => lanes!(level, |a: i32, b: i32| -> i32 { a.saturating_add(b) }),
+        (Binary::Sub, Ty::S32) if mode.sat => lanes!(level, |a: i32, b: i32| -> i32 { a.saturating_sub(b) }),
+        (Binary::Add, _) => integers!(level, ty, |a, b| a.wrapping_add(b)),
+        (Binary::Sub, _) => integers!(level, ty, |a, b| a.wrapping_sub(b)),
+        (Binary::Mul, _) => integers!(level, ty, |a, b| a.wrapping_mul(b)),
+        (Binary::MulHi, _) => match ty {
+            Ty::U16 => lanes!(level, |a: u16, b: u16| -> u16 { (u32::from(a) * u32::from(b) >> 16) as u16 }),
+            Ty::S16 => lanes!(level, |a: i16, b: i16| -> i16 { (i32::from(a) * i32::from(b) >> 16) as i16 }),
+            Ty::U32 => lanes!(level, |a: u32, b: u32| -> u32 { (u64::from(a) * u64::from(b) >> 32) as u32 }),
+            Ty::S32 => lanes!(level, |a: i32, b: i32| -> i32 { (i64::from(a) * i64::from(b) >> 32) as i32 }),
+            Ty::U64 => lanes!(level, |a: u64, b: u64| -> u64 { high_unsigned(a, b) }),
+            Ty::S64 => lanes!(level, |a: i64, b: i64| -> i64 { high_signed(a, b) }),
+            _ => return None,
+        },
+        (Binary::MulWide, Ty::U16) => lanes!(level, |a: u16, b: u16| -> u32 { u32::from(a) * u32::from(b) }),
+        (Binary::MulWide, Ty::S16) => lanes!(level, |a: i16, b: i16| -> i32 { i32::from(a) * i32::from(b) }),
+        (Binary::MulWide, Ty::U32) => lanes!(level, |a: u32, b: u32| -> u64 { u64::from(a) * u64::from(b) }),
+        (Binary::MulWide, Ty::S32) => lanes!(level, |a: i32, b: i32| -> i64 { i64::from(a) * i64::from(b) }),
+        (Binary::Mul24, Ty::U32) => {
+            lanes!(level, |a: u32, b: u32| -> u32 { (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff) })
+        }
+        (Binary::Mul24, Ty::S32) => {
+            lanes!(level, |a: i32, b: i32| -> i32 { (a << 8 >> 8).wrapping_mul(b << 8 >> 8) })
+        }
+        // Division by zero gives all ones, and the dividend as the remainder.
+        (Binary::Div, _) => match ty {
+            Ty::U16 => lanes!(level, |a: u16, b: u16| -> u16 { a.checked_div(b).unwrap_or(u16::MAX) }),
+            Ty::U32 => lanes!(level, |a: u32, b: u32| -> u32 { a.checked_div(b).unwrap_or(u32::MAX) }),
+            Ty::U64 => lanes!(level, |a: u64, b: u64| -> u64 { a.checked_div(b).unwrap_or(u64::MAX) }),
+            Ty::S16 => lanes!(level, |a: i16, b: i16| -> i16 { if b == 0 { -1 } else { a.wrapping_div(b) } }),
+            Ty::S32 => lanes!(level, |a: i32, b: i32| -> i32 { if b == 0 { -1 } else { a.wrapping_div(b) } }),
+            Ty::S64 => lanes!(level, |a: i64, b: i64| -> i64 { if b == 0 { -1 } else { a.wrapping_div(b) } }),
+            _ => return None,
+        },
+        (Binary::Rem, _) => match ty {
+            Ty::U16 => lanes!(level, |a: u16, b: u16| -> u16 { a.checked_rem(b).unwrap_or(a) }),
+            Ty::U32 => lanes!(level, |a: u32, b: u32| -> u32 { a.checked_rem(b).unwrap_or(a) }),
+            Ty::U64 => lanes!(level, |a: u64, b: u64| -> u64 { a.checked_rem(b).unwrap_or(a) }),
+            Ty::S16 => lanes!(level, |a: i16, b: i16| -> i16 { if b == 0 { a } else { a.wrapping_rem(b) } }),
+            Ty::S32 => lanes!(level, |a: i32, b: i32| -> i32 { if b == 0 { a } else { a.wrapping_rem(b) } }),
+            Ty::S64 => lanes!(level, |a: i64, b: i64| -> i64 { if b == 0 { a } else { a.wrapping_rem(b) } }),
+            _ => return None,
+        },
+        (Binary::Min, _) => integers!(level, ty, |a, b| a.min(b)),
+        (Binary::Max, _) => integers!(level, ty, |a, b| a.max(b)),
+        (Binary::And, _) => bits!(level, ty, |a, b| a & b),
+        (Binary::Or, _) => bits!(level, ty, |a, b| a | b),
+        (Binary::Xor, _) => bits!(level, ty, |a, b| a ^ b),
+        // Shifts clamp at the width.
+        (Binary::Shl, Ty::B16) => lanes!(level, |a: u16, b: u32| -> u16 { if b > 15 { 0 } else { a << b } }),
+        (Binary::Shl, Ty::B32) => lanes!(level, |a: u32, b: u32| -> u32 { if b > 31 { 0 } else { a << b } }),
+        (Binary::Shl, Ty::B64) => lanes!(level, |a: u64, b: u32| -> u64 { if b > 63 { 0 } else { a << b } }),
+        (Binary::Shr, Ty::B16 | Ty::U16) => {
+            lanes!(level, |a: u16, b: u32| -> u16 { if b > 15 { 0 } else { a >> b } })
+        }
+        (Binary::Shr, Ty::B32 | Ty::U32) => {
+            lanes!(level, |a: u32, b: u32| -> u32 { if b > 31 { 0 } else { a >> b } })
+        }
+        (Binary::Shr, Ty::B64 | Ty::U64) => {
+            lanes!(level, |a: u64, b: u32| -> u64 { if b > 63 { 0 } else { a >> b } })
+        }
+        (Binary::Shr, Ty::S16) => lanes!(level, |a: i16, b: u32| -> i16 { a >> b.min(15) }),
+        (Binary::Shr, Ty::S32) => lanes!(level, |a: i32, b: u32| -> i32 { a >> b.min(31) }),
+        (Binary::Shr, Ty::S64) => lanes!(level, |a: i64, b: u32| -> i64 { a >> b.min(63) }),
+        (Binary::Bmsk { wrap: true }, _) => {
+            lanes!(level, |a: u32, b: u32| -> u32 { ones(b & 31).wrapping_shl(a & 31) })
+        }
+        (Binary::Bmsk { wrap: false }, _) => {
+            lanes!(level, |a: u32, b: u32| -> u32 { if a > 31 { 0 } else { ones(b) << a } })
+        }
+        _ => return None,
+    })
+}
+
+#[inline(always)]
+fn high_unsigned(a: u64, b: u64) -> u64 {
+    (u128::from(a) * u128::from(b) >> 64) as u64
+}
+
+#[inline(always)]
+fn high_signed(a: i64, b: i64) -> i64 {
+    (i128::from(a) * i128::from(b) >> 64) as i64
+}
+
+/// `count` ones, all of them from 32 on.
+#[inline(always)]
+fn ones(count: u32) -> u32 {
+    if count > 31 { u32::MAX } else { (1 << count) - 1 }
+}
+
+/// The handler of a ternary operation on integers or bits; `None` for floating point.
+pub(crate) fn ternary(op: Ternary, ty: Ty, level: Level) -> Option<Handler> {
+    Some(match (op, ty) {
+        (Ternary::Mad, _) => integers!(level, ty, |a, b, c| a.wrapping_mul(b).wrapping_add(c)),
+        (Ternary::MadHi, _) => match ty {
+            Ty::U16 => lanes!(level, |a: u16, b: u16, c: u16| -> u16 {
+                ((u32::from(a) * u32::from(b) >> 16) as u16).wrapping_add(c)
+            }),
+            Ty::S16 => lanes!(level, |a: i16, b: i16, c: i16| -> i16 {
+                ((i32::from(a) * i32::from(b) >> 16) as i16).wrapping_add(c)
+            }),
+            Ty::U32 => lanes!(level, |a: u32, b: u32, c: u32| -> u32 {
+                ((u64::from(a) * u64::from(b) >> 32) as u32).wrapping_add(c)
+            }),
+            Ty::S32 => lanes!(level, |a: i32, b: i32, c: i32| -> i32 {
+                ((i64::from(a) * i64::from(b) >> 32) as i32).wrapping_add(c)
+            }),
+            Ty::U64 => lanes!(level, |a: u64, b: u64, c: u64| -> u64 { high_unsigned(a, b).wrapping_add(c) }),
+            Ty::S64 => lanes!(level, |a: i64, b: i64, c: i64| -> i64 { high_signed(a, b).wrapping_add(c) }),
+            _ => return None,
+        },
+        (Ternary::MadWide, Ty::U16) => {
+            lanes!(level, |a: u16, b: u16, c: u32| -> u32 { (u32::from(a) * u32::from(b)).wrapping_add(c) })
+        }
+        (Ternary::MadWide, Ty::S16) => {
+            lanes!(level, |a: i16, b: i16, c: i32| -> i32 { (i32::from(a) * i32::from(b)).wrapping_add(c) })
+        }
+        (Ternary::MadWide, Ty::U32) => {
+            lanes!(level, |a: u32, b: u32, c: u64| -> u64 { (u64::from(a) * u64::from(b)).wrapping_add(c) })
+        }
+        (Ternary::MadWide, Ty::S32) => {
+            lanes!(level, |a: i32, b: i32, c: i64| -> i64 { (i64::from(a) * i64::from(b)).wrapping_add(c) })
+        }
+        (Ternary::Mad24, Ty::U32) => lanes!(level, |a: u32, b: u32, c: u32| -> u32 {
+            (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff).wrapping_add(c)
+        }),
+        (Ternary::Mad24, Ty::S32) => lanes!(level, |a: i32, b: i32, c: i32| -> i32 {
+            (a << 8 >> 8).wrapping_mul(b << 8 >> 8).wrapping_add(c)
+        }),
+        (Ternary::Sad, _) => integers!(level, ty, |a, b, c| {
+            c.wrapping_add(if a < b { b.wrapping_sub(a) } else { a.wrapping_sub(b) })
+        }),
+        (Ternary::Bfe, Ty::U32) => lanes!(level, |a: u32, b: u32, c: u32| -> u32 {
+            let (start, length) = (b & 0xff, c & 0xff);
+            if start > 31 { 0 } else { a >> start & ones(length) }
+        }),
+        (Ternary::Bfe, Ty::U64) => lanes!(level, |a: u64, b: u32, c: u32| -> u64 {
+            let (start, length) = (b & 0xff, c & 0xff);
+            let field = if length > 63 { u64::MAX } else { (1 << length) - 1 };
+            if start > 63 { 0 } else { a >> start & field }
+        }),
+        (Ternary::Bfe, Ty::S32) => {
+            lanes!(level, |a: i32, b: u32, c: u32| -> i32 { extract_signed(i64::from(a), b, c, 31) as i32 })
+        }
+        (Ternary::Bfe, Ty::S64) => {
+            lanes!(level, |a: i64, b: u32, c: u32| -> i64 { extract_signed(a, b, c, 63) })
+        }
+        (Ternary::Shf { left: true, wrap: true }, _) => {
+            lanes!(level, |a: u32, b: u32, c: u32| -> u32 { (join(a, b) << (c & 31) >> 32) as u32 })
+        }
+        (Ternary::Shf { left: true, wrap: false }, _) => {
+            lanes!(level, |a: u32, b: u32, c: u32| -> u32 { (join(a, b) << c.min(32) >> 32) as u32 })
+        }
+        (Ternary::Shf { left: false, wrap: true }, _) => {
+            lanes!(level, |a: u32, b: u32, c: u32| -> u32 { (join(a, b) >> (c & 31)) as u32 })
+        }
+        (Ternary::Shf { left: false, wrap: false }, _) => {
+            lanes!(level, |a: u32, b: u32, c: u32| -> u32 { (join(a, b) >> c.min(32)) as u32 })
+        }
+        (Ternary::Prmt(permute), _) => match permute {
+            Permute::Index => lanes!(level, |a: u32, b: u32, c: u32| -> u32 { permute_bytes(a, b, c) }),
+            Permute::Forward4 => {
+                lanes!(level, |a: u32, b: u32, c: u32| -> u32 { (join(a, b) >> (8 * (c & 3))) as u32 })
+            }
+            Permute::Backward4 => lanes!(level, |a: u32, b: u32, c: u32| -> u32 {
+                let n = c & 3;
+                let pick = |i: u32| (n.wrapping_sub(i) & 7) << (4 * i);
+                permute_bytes(a, b, pick(0) | pick(1) | pick(2) | pick(3))
+            }),
+            Permute::Replicate8 => lanes!(level, |a: u32, b: u32, c: u32| -> u32 {
+                let _ = b;
+                (a >> (8 * (c & 3)) & 0xff) * 0x0101_0101
+            }),
+            Permute::EdgeClampLeft => lanes!(level, |a: u32, b: u32, c: u32| -> u32 {
+                let n = c & 3;
+                permute_bytes(a, b, n | n.max(1) << 4 | n.max(2) << 8 | 3 << 12)
+            }),
+            Permute::EdgeClampRight => lanes!(level, |a: u32, b: u32, c: u32| -> u32 {
+                let n = c & 3;
+                permute_bytes(a, b, n.min(1) << 4 | n.min(2) << 8 | n << 12)
+            }),
+            Permute::Replicate16 => lanes!(level, |a: u32, b: u32, c: u32| -> u32 {
+                let _ = b;
+                (a >> (16 * (c & 1)) & 0xffff) * 0x0001_0001
+            }),
+        },
+        (Ternary::Dp4a { a_signed, b_signed }, _) => match (a_signed, b_signed) {
+            (false, false) => lanes!(level, |a: u32, b: u32, c: u32| -> u32 { dot4(a, b, c, false, false) }),
+            (false, true) => lanes!(level, |a: u32, b: u32, c: u32| -> u32 { dot4(a, b, c, false, true) }),
+            (true, false) => lanes!(level, |a: u32, b: u32, c: u32| -> u32 { dot4(a, b, c, true, false) }),
+            (true, true) => lanes!(level, |a: u32, b: u32, c: u32| -> u32 { dot4(a, b, c, true, true) }),
+        },
+        (Ternary::Selp, _) if ty.bytes() == 8 => select::<u64>(level),
+        (Ternary::Selp, _) => select::<u32>(level),
+        (Ternary::Slct { float: false }, _) if ty.bytes() == 8 => {
+            lanes!(level, |a: u64, b: u64, c: i32| -> u64 { if c >= 0 { a } else { b } })
+        }
+        (Ternary::Slct { float: false }, _) => {
+            lanes!(level, |a: u32, b: u32, c: i32| -> u32 { if c >= 0 { a } else { b } })
+        }
+        (Ternary::Slct { float: true }, _) if ty.bytes() == 8 => {
+            lanes!(level, |a: u64, b: u64, c: f32| -> u64 { if c >= 0.0 { a } else { b } })
+        }
+        (Ternary::Slct { float: true }, _) => {
+            lanes!(level, |a: u32, b: u32, c: f32| -> u32 { if c >= 0.0 { a } else { b } })
+        }
+        _ => return None,
+    })
+}
+
+#[inline(always)]
+fn join(low: u32, high: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// The field of `length` bits at `start`, extended by its own top bit, or by that of the value where the field reaches
+/// beyond it.
+#[inline(always)]
+fn extract_signed(value: i64, start: u32, length: u32, top: u32) -> i64 {
+    let (start, length) = (start & 0xff, length & 0xff);
+    if length == 0 {
+        return 0;
+    }
+    let sign = value >> top.min(start + length - 1) & 1;
+    let field = value >> start.min(63);
+    let field = if start > top { 0 } else { field };
+    let available = if length > 63 { -1 } else { (1i64 << length) - 1 };
+    // Bits of the field above the value are the sign too.
+    let inside = if start > top {
+        0
+    } else if top - start >= 63 {
+        -1
+    } else {
+        (1i64 << (top - start + 1)) - 1
+    };
+    let kept = field & available & inside;
+    kept | if sign == 1 { !(available & inside) } else { 0 }
+}
+
+/// `prmt`: each nibble of the selector picks a byte, or its sign eight times.
+#[inline(always)]
+fn permute_bytes(a: u32, b: u32, selector: u32) -> u32 {
+    let bytes = join(a, b);
+    let mut result = 0;
+    for i in 0..4 {
+        let nibble = selector >> (4 * i) & 0xf;
+        let byte = (bytes >> (8 * (nibble & 7)) & 0xff) as u32;
+        let byte = if nibble & 8 == 0 { byte } else { (byte >> 7) * 0xff };
+        result |= byte << (8 * i);
+    }
+    result
+}
+
+#[inline(always)]
+fn dot4(a: u32, b: u32, c: u32, a_signed: bool, b_signed: bool) -> u32 {
+    let mut sum = c;
+    for i in 0..4 {
+        let part = |x: u32, signed: bool| {
+            let byte = (x >> (8 * i)) as u8;
+            if signed { i32::from(byte.cast_signed()) } else { i32::from(byte) }
+        };
+        sum = sum.wrapping_add_signed(part(a, a_signed) * part(b, b_signed));
+    }
+    sum
+}
+
+fn select<T: Lane>(level: Level) -> Handler {
+    struct Select<T>(std::marker::PhantomData<T>);
+    impl<T: Lane> super::lane::Execute for Select<T> {
+        #[inline(always)]
+        fn execute(core: &mut super::code::Core<'_>, inst: &super::code::Inst) -> Flow {
+            let [_, sa, sb, sp, ..] = inst.slots;
+            let predicate = core.warp.registers.predicate(core.constants, sp);
+            let mut out = [T::Bits::default(); 32];
+            let (a, b) = (T::read(core, sa), T::read(core, sb));
+            for lane in 0..32 {
+                out[lane] = if predicate >> lane & 1 == 1 { a[lane] } else { b[lane] };
+            }
+            // Only the chosen operand counts.
+            let chosen = T::written(core, sa) & predicate | T::written(core, sb) & !predicate;
+            let written = chosen & core.warp.registers.predicate_written(sp);
+            T::write(core, inst.slots[0], &out, written);
+            Flow::Next
+        }
+    }
+    super::lane::handler::<Select<T>>(level)
+}
+
+/// The handler of `bfi`.
+pub(crate) fn bfi(ty: Ty, level: Level) -> Handler {
+    macro_rules! insert {
+        ($t:ty) => {
+            warp!(level, |core, inst| {
+                let [to, sa, sb, sc, sd, ..] = inst.slots;
+                let mut out = [0; 32];
+                let (a, b) = (<$t>::read(core, sa), <$t>::read(core, sb));
+                let (c, d) = (u32::read(core, sc), u32::read(core, sd));
+                for lane in 0..32 {
+                    let (start, length) = (c[lane] & 0xff, d[lane] & 0xff);
+                    let ones = if length >= <$t>::BITS { <$t>::MAX } else { ((1 as $t) << length) - 1 };
+                    let field = if start >= <$t>::BITS { 0 } else { ones << start };
+                    let value = if start >= <$t>::BITS { 0 } else { a[lane] << start };
+                    out[lane] = b[lane] & !field | value & field;
+                }
+                let written = <$t>::written(core, sa)
+                    & <$t>::written(core, sb)
+                    & u32::written(core, sc)
+                    & u32::written(core, sd);
+                <$t>::write(core, to, &out, written);
+                Flow::Next
+            })
+        };
+    }
+    if ty == Ty::B64 { insert!(u64) } else { insert!(u32) }
+}
+
+/// The handler of `lop3`.
+pub(crate) fn lop3(level: Level) -> Handler {
+    warp!(level, |core, inst| {
+        let [to, sa, sb, sc, ..] = inst.slots;
+        let table = inst.immediates[0] as u32;
+        let mut out = [0u32; 32];
+        let (a, b, c) = (u32::read(core, sa), u32::read(core, sb), u32::read(core, sc));
+        // Each bit of the table is one product of the inputs or their complements.
+        for term in 0..8 {
+            let on = |bit: u32| if term >> bit & 1 == 1 { 0 } else { u32::MAX };
+            let (na, nb, nc) = (on(2), on(1), on(0));
+            let used = if table >> term & 1 == 1 { u32::MAX } else { 0 };
+            for lane in 0..32 {
+                out[lane] |= (a[lane] ^ na) & (b[lane] ^ nb) & (c[lane] ^ nc) & used;
+            }
+        }
+        let written = u32::written(core, sa) & u32::written(core, sb) & u32::written(core, sc);
+        u32::write(core, to, &out, written);
+        Flow::Next
+    })
+}
+
+/// The handler of arithmetic through the carry flag.
+pub(crate) fn carry(_: Carry, ty: Ty, _: bool, level: Level) -> Handler {
+    macro_rules! chain {
+        ($t:ty, $wide:ty) => {
+            warp!(level, |core, inst| {
+                let Op::Carry(carry, _, set) = inst.op else { return Flow::Next };
+                let [to, sa, sb, sc, ..] = inst.slots;
+                let mut out = [0; 32];
+                let (a, b) = (<$t>::read(core, sa), <$t>::read(core, sb));
+                let mut flags = 0u32;
+                let mut written = <$t>::written(core, sa) & <$t>::written(core, sb);
+                let third = matches!(carry, Carry::Mad { .. });
+                for lane in 0..32 {
+                    let flag = core.warp.carry >> lane & 1;
+                    let (x, y) = (a[lane], b[lane]);
+                    let (result, flag) = match carry {
+                        Carry::Add { carry_in } => {
+                            let (sum, first) = x.overflowing_add(y);
+                            let (sum, second) = sum.overflowing_add(if carry_in { flag as $t } else { 0 });
+                            (sum, first | second)
+                        }
+                        Carry::Sub { carry_in } => {
+                            let (sum, first) = x.overflowing_sub(y);
+                            let (sum, second) = sum.overflowing_sub(if carry_in { flag as $t } else { 0 });
+                            (sum, first | second)
+                        }
+                        Carry::Mad { high, carry_in } => {
+                            let product = if ty_is_signed(inst.op) {
+                                (<$wide>::from(x.cast_signed()) * <$wide>::from(y.cast_signed()))
+                                    .cast_unsigned()
+                            } else {
+                                (<$wide>::from(x))
+                                    .cast_unsigned()
+                                    .wrapping_mul((<$wide>::from(y)).cast_unsigned())
+                            };
+                            let half = if high { (product >> <$t>::BITS) as $t } else { product as $t };
+                            let (sum, first) = half.overflowing_add(<$t>::read(core, sc)[lane]);
+                            let (sum, second) = sum.overflowing_add(if carry_in { flag as $t } else { 0 });
+                            (sum, first | second)
+                        }
+                    };
+                    out[lane] = result;
+                    flags |= u32::from(flag) << lane;
+                }
+                if third {
+                    written &= <$t>::written(core, sc);
+                }
+                <$t>::write(core, to, &out, written);
+                if set {
+                    let mask = core.warp.mask;
+                    core.warp.carry = core.warp.carry & !mask | flags & mask;
+                }
+                Flow::Next
+            })
+        };
+    }
+    if ty.bytes() == 8 { chain!(u64, i128) } else { chain!(u32, i64) }
+}
+
+fn ty_is_signed(op: Op) -> bool {
+    matches!(op, Op::Carry(_, ty, _) if ty.is_signed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_permuted_with_their_signs() {
+        assert_eq!(permute_bytes(0x0302_0100, 0x0706_0504, 0x7531), 0x0705_0301);
+        assert_eq!(permute_bytes(0x0000_0080, 0, 0x0008), 0x8080_80ff);
+    }
+
+    #[test]
+    fn signed_fields_are_extended() {
+        assert_eq!(extract_signed(0b1010_0000, 4, 4, 31), -6);
+        assert_eq!(extract_signed(0b0101_0000, 4, 4, 31), 5);
+        assert_eq!(extract_signed(i64::from(i32::MIN), 30, 10, 31), -2);
+        assert_eq!(extract_signed(i64::from(i32::MIN), 40, 8, 31), -1);
+        assert_eq!(extract_signed(7, 0, 0, 31), 0);
+        assert_eq!(extract_signed(i64::MIN, 63, 1, 63), -1);
+    }
+}

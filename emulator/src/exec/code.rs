@@ -1,0 +1,204 @@
+//! The bytecode: instructions bound to the functions that run them.
+
+use super::block::Block;
+use super::launch::Launch;
+use super::registers::{Constants, Slot, slot_of};
+use super::warp::Warp;
+use crate::check::FindingKind;
+use crate::ir::op::Op;
+use crate::ir::program::{Kernel, Operand};
+
+/// The host's instruction sets that code is generated for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// Whatever the target guarantees.
+    Plain,
+    /// AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Level {
+    /// The best that this host has.
+    pub(crate) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if ["avx2", "fma", "bmi1", "bmi2", "popcnt", "lzcnt", "f16c"].iter().all(|f| detected(f)) {
+            return Self::Avx2;
+        }
+        Self::Plain
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detected(feature: &str) -> bool {
+    match feature {
+        "avx2" => is_x86_feature_detected!("avx2"),
+        "fma" => is_x86_feature_detected!("fma"),
+        "bmi1" => is_x86_feature_detected!("bmi1"),
+        "bmi2" => is_x86_feature_detected!("bmi2"),
+        "popcnt" => is_x86_feature_detected!("popcnt"),
+        "lzcnt" => is_x86_feature_detected!("lzcnt"),
+        "f16c" => is_x86_feature_detected!("f16c"),
+        _ => false,
+    }
+}
+
+/// What running an instruction leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// On to the next instruction.
+    Next,
+    /// The handler has set the program counter, or the lanes that run.
+    Jumped,
+    /// The lanes must wait for other lanes of the warp, which [`Warp::wanted`] names.
+    Converge,
+    /// The lanes wait at a barrier of the block.
+    Barrier,
+    /// A check failed: [`Core::fault`] says what.
+    Fault,
+}
+
+/// Runs one instruction for the lanes in the warp's mask.
+///
+/// It is unsafe to call because it may use instructions that only hosts of its [`Level`] have.
+pub(crate) type Handler = unsafe fn(&mut Core<'_>, &Inst) -> Flow;
+
+/// A bound instruction.
+pub(crate) struct Inst {
+    pub(crate) run: Handler,
+    /// The slot of the guard.
+    pub(crate) guard: Guard,
+    pub(crate) op: Op,
+    pub(crate) slots: [Slot; 16],
+    pub(crate) immediates: [i64; 2],
+    pub(crate) targets: Box<[u32]>,
+}
+
+/// The predicate that an instruction depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Guard {
+    Always,
+    If(Slot),
+    Unless(Slot),
+}
+
+/// What a handler works on: the warp that runs, its block, and the launch.
+pub(crate) struct Core<'l> {
+    pub(crate) warp: Warp,
+    pub(crate) block: Block,
+    pub(crate) constants: &'l Constants,
+    pub(crate) launch: &'l Launch<'l>,
+    pub(crate) fault: Option<Box<Fault>>,
+}
+
+/// A failed check, before it is made into a finding.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    pub(crate) kind: FindingKind,
+    pub(crate) message: String,
+    pub(crate) lanes: u32,
+    /// Other places: what happened there, and the index of the instruction.
+    pub(crate) related: Vec<(String, u32)>,
+    pub(crate) hint: Option<String>,
+    /// Where it happened, if not at the warp's program counter.
+    pub(crate) at: Option<u32>,
+}
+
+impl Core<'_> {
+    /// Ends the launch with a finding.
+    #[cold]
+    pub(crate) fn fail(
+        &mut self,
+        kind: FindingKind,
+        lanes: u32,
+        message: String,
+        hint: Option<&str>,
+    ) -> Flow {
+        let hint = hint.map(str::to_owned);
+        self.fault = Some(Box::new(Fault { kind, message, lanes, related: Vec::new(), hint, at: None }));
+        Flow::Fault
+    }
+}
+
+/// Binds the instructions of a kernel.
+pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
+    // The destinations that nobody wants have the slot behind the last register.
+    kernel
+        .instructions
+        .iter()
+        .map(|instruction| {
+            let mut slots = [0; 16];
+            for (slot, &operand) in slots.iter_mut().zip(&instruction.operands) {
+                *slot = slot_of(operand, &kernel.registers);
+            }
+            let guard = match instruction.guard {
+                None => Guard::Always,
+                Some((register, false)) => Guard::If(slot_of(Operand::Register(register), &kernel.registers)),
+                Some((register, true)) => {
+                    Guard::Unless(slot_of(Operand::Register(register), &kernel.registers))
+                }
+            };
+            Inst {
+                run: handler_of(instruction.op, level),
+                guard,
+                op: instruction.op,
+                slots,
+                immediates: instruction.immediates,
+                targets: instruction.targets.clone().into(),
+            }
+        })
+        .collect()
+}
+
+/// The function that runs an operation.
+fn handler_of(op: Op, level: Level) -> Handler {
+    use super::{
+        arithmetic, atomic, collective, compare, control, convert, copy, data, floating, matrix, memory,
+    };
+    match op {
+        Op::Unary(unary, ty, mode) => match arithmetic::unary(unary, ty, level) {
+            Some(handler) => handler,
+            None => floating::unary(unary, ty, mode, level),
+        },
+        Op::Binary(binary, ty, mode) => match arithmetic::binary(binary, ty, mode, level) {
+            Some(handler) => handler,
+            None => floating::binary(binary, ty, mode, level),
+        },
+        Op::Ternary(ternary, ty, mode) => match arithmetic::ternary(ternary, ty, level) {
+            Some(handler) => handler,
+            None => floating::ternary(ternary, ty, mode, level),
+        },
+        Op::Bfi(ty) => arithmetic::bfi(ty, level),
+        Op::Lop3 => arithmetic::lop3(level),
+        Op::Carry(carry, ty, set) => arithmetic::carry(carry, ty, set, level),
+        Op::Setp(comparison) => compare::setp(comparison, level),
+        Op::Set(comparison, to) => compare::set(comparison, to, level),
+        Op::Convert(conversion) => convert::convert(conversion, level),
+        Op::ConvertPack(conversion) => convert::pack(conversion, level),
+        Op::Pack(count, ty) => data::pack(count, ty, level),
+        Op::Unpack(count, ty) => data::unpack(count, ty, level),
+        Op::ReadSpecial(..) => data::special(level),
+        Op::Cvta { space, to_space } => data::cvta(space, to_space, level),
+        Op::IsSpace(space) => data::is_space(space, level),
+        Op::Load { space, ty, count, .. } => memory::load(space, ty, count, level),
+        Op::Store { space, ty, count, .. } => memory::store(space, ty, count, level),
+        Op::Atomic { .. } => atomic::atomic(level),
+        Op::Branch => control::branch(level),
+        Op::BranchIndexed => control::branch_indexed(level),
+        Op::Exit => control::exit(level),
+        Op::Trap => control::trap(level),
+        Op::Barrier { .. } => control::barrier(level),
+        Op::BarrierWarp => control::barrier_warp(level),
+        Op::Fence { .. } | Op::Nop => control::nop(level),
+        Op::Shuffle(mode) => collective::shuffle(mode, level),
+        Op::Vote(vote) => collective::vote(vote, level),
+        Op::Match { all, ty } => collective::matching(all, ty, level),
+        Op::ActiveMask => collective::active_mask(level),
+        Op::Redux(..) => collective::redux(level),
+        Op::Mma(shape) => matrix::mma(shape, level),
+        Op::LoadMatrix { count, transpose } => matrix::load(count, transpose, level),
+        Op::CopyAsync { .. } => copy::start(level),
+        Op::CopyCommit => copy::commit(level),
+        Op::CopyWait { .. } => copy::wait(level),
+    }
+}

@@ -1,0 +1,233 @@
+//! `cp.async`: copies from global to shared memory that complete when they are waited for.
+//!
+//! Each lane has groups of its own: a copy belongs to the group that its lane commits next, and a wait names how many
+//! of the last groups may still be under way. Until the wait the destination is pending and nobody may touch it;
+//! [`Completion`] says when the bytes move.
+
+use std::collections::VecDeque;
+
+use super::code::{Core, Flow, Handler, Inst, Level};
+use super::lane::{Lane, warp};
+use super::memory::ones;
+use crate::check::shadow::{Access, GRANULE};
+use crate::config::Completion;
+use crate::ir::op::Op;
+
+/// The copies that a warp has started and not yet waited for.
+#[derive(Clone, Debug)]
+pub(crate) struct Copies {
+    /// The group that each lane's next copy belongs to.
+    groups: [u32; 32],
+    pending: VecDeque<Pending>,
+    started: u64,
+}
+
+impl Default for Copies {
+    fn default() -> Self {
+        Self { groups: [0; 32], pending: VecDeque::new(), started: 0 }
+    }
+}
+
+/// The copies of one instruction.
+#[derive(Clone, Debug)]
+struct Pending {
+    lanes: u32,
+    groups: [u32; 32],
+    from: [u64; 32],
+    to: [u32; 32],
+    /// Bytes that are read; the others become zeros.
+    lengths: [u8; 32],
+    bytes: u8,
+    /// The bytes have moved already.
+    moved: bool,
+}
+
+/// The handler that starts copies.
+pub(crate) fn start(level: Level) -> Handler {
+    warp!(level, |core, inst| { begin(core, inst).err().unwrap_or(Flow::Next) })
+}
+
+#[inline(always)]
+fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
+    let Op::CopyAsync { bytes, with_source_size } = inst.op else { return Ok(()) };
+    let wide = u32::from(bytes);
+    let to = core.addresses(inst.slots[0], inst.immediates[0])?;
+    let from = core.addresses(inst.slots[1], inst.immediates[1])?;
+    let mask = core.warp.mask;
+    core.check_alignment(mask, &to, wide, "asynchronous copy")?;
+    core.check_alignment(mask, &from, wide, "asynchronous copy")?;
+    let mut lengths = [bytes; 32];
+    if with_source_size {
+        let slot = inst.slots[2];
+        let missing = mask & !u32::written(core, slot);
+        if missing != 0 && core.launch.checks.uninitialised {
+            return Err(core.uninitialised(missing, "the length of an asynchronous copy"));
+        }
+        let sizes = u32::read(core, slot);
+        for lane in 0..32 {
+            lengths[lane] = sizes[lane].min(wide) as u8;
+        }
+    }
+    let lanes = core.check_shared(mask, &to, wide, "asynchronous copy")?;
+    core.race(lanes, &to, wide, Access::Asynchronous)?;
+    // The source is checked here, where the instruction is at hand; a copy of no bytes has none.
+    let mut reading = 0;
+    for lane in 0..32 {
+        reading |= u32::from(lengths[lane] != 0) << lane;
+    }
+    let mut rest = lanes & reading;
+    let table = core.launch.table;
+    while rest != 0 {
+        let first = rest.trailing_zeros() as usize;
+        let length = u32::from(lengths[first]);
+        let Some(index) = core.allocation(from[first], 1 << first, &from, length, "asynchronous copy")?
+        else {
+            lengths[first] = 0;
+            rest &= rest - 1;
+            continue;
+        };
+        let allocation = table.at(index);
+        let (base, size) = (allocation.base, allocation.bytes());
+        for lane in 0..32 {
+            let offset = from[lane].wrapping_sub(base);
+            let fits = offset < size && size - offset >= u64::from(lengths[lane]);
+            rest &= !(u32::from(fits) << lane);
+        }
+    }
+    let moved = match core.launch.completion {
+        Completion::Eager => true,
+        Completion::Latest => false,
+        Completion::Random => {
+            let seed = core.launch.seed ^ core.block.number << 20 ^ u64::from(core.warp.number);
+            mix(seed.wrapping_add(core.warp.copies.started << 32)) & 1 == 0
+        }
+    };
+    let pending = Pending {
+        lanes,
+        groups: core.warp.copies.groups,
+        from,
+        to: to.map(|address| address as u32),
+        lengths,
+        bytes,
+        moved,
+    };
+    if moved {
+        transfer(core, &pending, lanes);
+    }
+    core.warp.copies.started += 1;
+    core.warp.copies.pending.push_back(pending);
+    Ok(())
+}
+
+/// Spreads the bits of a number (the finaliser of SplitMix64).
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// Moves the bytes of some lanes' copies.
+#[inline(always)]
+fn transfer(core: &mut Core<'_>, copy: &Pending, lanes: u32) {
+    let table = core.launch.table;
+    let mut cached = core.warp.allocation;
+    let bytes = u32::from(copy.bytes);
+    for lane in ones(lanes) {
+        let (from, to) = (copy.from[lane], copy.to[lane] as usize);
+        let length = u32::from(copy.lengths[lane]);
+        let mut data = [0u8; 16];
+        let mut written = (1u32 << bytes) - 1;
+        if length != 0 {
+            let holds = |index| table.get(index).is_some_and(|a| from.wrapping_sub(a.base) < a.bytes());
+            if !holds(cached) {
+                match table.find(from) {
+                    Some((index, _)) => cached = index,
+                    None => continue,
+                }
+            }
+            let allocation = table.at(cached);
+            let (storage, offset) = (&*allocation.storage, from - allocation.base);
+            if length == 16 && offset.is_multiple_of(16) {
+                data[..8].copy_from_slice(&storage.load::<u64>(offset).to_le_bytes());
+                data[8..].copy_from_slice(&storage.load::<u64>(offset + 8).to_le_bytes());
+                if !(storage.is_written(offset, 8) && storage.is_written(offset + 8, 8)) {
+                    written = written_bits(storage, offset, length);
+                }
+            } else {
+                storage.read(offset, &mut data[..length as usize]);
+                // Beyond the source's length the destination gets zeros.
+                let source = (1u32 << length) - 1;
+                written = written & !source | written_bits(storage, offset, length);
+            }
+        }
+        let memory = &mut core.block.shared;
+        match bytes {
+            16 => memory.store(to, data),
+            8 => memory
+                .store::<8>(to, [data[0], data[1], data[2], data[3], data[4], data[5], data[6], data[7]]),
+            _ => memory.store(to, [data[0], data[1], data[2], data[3]]),
+        }
+        if written == (1 << bytes) - 1 {
+            memory.set_written(to, bytes, true);
+        } else {
+            for i in 0..bytes {
+                memory.set_written(to + i as usize, 1, written >> i & 1 == 1);
+            }
+        }
+    }
+}
+
+fn written_bits(storage: &crate::memory::storage::Storage, offset: u64, length: u32) -> u32 {
+    (0..length).fold(0, |bits, i| bits | u32::from(storage.is_written(offset + u64::from(i), 1)) << i)
+}
+
+/// The handler of `cp.async.commit_group`.
+pub(crate) fn commit(level: Level) -> Handler {
+    warp!(level, |core, _inst| {
+        let mask = core.warp.mask;
+        for (lane, group) in core.warp.copies.groups.iter_mut().enumerate() {
+            *group += mask >> lane & 1;
+        }
+        Flow::Next
+    })
+}
+
+/// The handler of `cp.async.wait_group` and `cp.async.wait_all`.
+pub(crate) fn wait(level: Level) -> Handler {
+    warp!(level, |core, inst| {
+        let Op::CopyWait { all } = inst.op else { return Flow::Next };
+        let allowed = inst.immediates[0].clamp(0, i64::from(u32::MAX)) as u32;
+        let mask = core.warp.mask;
+        let groups = core.warp.copies.groups;
+        let mut kept = VecDeque::new();
+        // Taken out, so that the warp can be worked on; in order, so that later copies win.
+        let mut pending = std::mem::take(&mut core.warp.copies.pending);
+        while let Some(mut copy) = pending.pop_front() {
+            let mut done = 0;
+            for lane in 0..32 {
+                // A copy is done if at most `allowed` groups were committed after its own.
+                let complete = all || copy.groups[lane].saturating_add(allowed) < groups[lane];
+                done |= u32::from(complete) << lane;
+            }
+            done &= copy.lanes & mask;
+            if done != 0 {
+                if !copy.moved {
+                    transfer(core, &copy, done);
+                }
+                if let Some(shadow) = &mut core.block.shadow {
+                    let field = (1u32 << copy.bytes) - 1;
+                    for lane in ones(done) {
+                        let (granule, bytes) = (copy.to[lane] / GRANULE, field << (copy.to[lane] % GRANULE));
+                        shadow.complete(granule, bytes as u16);
+                    }
+                }
+                copy.lanes &= !done;
+            }
+            if copy.lanes != 0 {
+                kept.push_back(copy);
+            }
+        }
+        core.warp.copies.pending = kept;
+        Flow::Next
+    })
+}

@@ -1,0 +1,314 @@
+//! Floating-point arithmetic. The plain forms are vector loops; forms with a rounding mode, flush to zero or saturation
+//! read their mode from the instruction.
+
+use super::code::{Flow, Handler, Level};
+use super::lane::{Lane, lanes, warp};
+use crate::ir::op::{Binary, Mode, Op, Property, Ternary, Unary};
+use crate::ir::types::Ty;
+use crate::numeric::float::{
+    add32, canonical, flush, fma_bf16, fma_f16, fma32, maximum, maximum64, minimum, minimum64, mul32,
+    saturate,
+};
+use crate::numeric::half::{NAN16, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+
+/// Applies a 16-bit operation to both halves of words, or to the low half.
+macro_rules! halves {
+    ($level:expr, $packed:expr, $f:expr, 1) => {
+        if $packed {
+            lanes!($level, |a: u32| -> u32 {
+                u32::from($f((a >> 16) as u16)) << 16 | u32::from($f(a as u16))
+            })
+        } else {
+            lanes!($level, |a: u16| -> u16 { $f(a) })
+        }
+    };
+    ($level:expr, $packed:expr, $f:expr, 2) => {
+        if $packed {
+            lanes!($level, |a: u32, b: u32| -> u32 {
+                u32::from($f((a >> 16) as u16, (b >> 16) as u16)) << 16 | u32::from($f(a as u16, b as u16))
+            })
+        } else {
+            lanes!($level, |a: u16, b: u16| -> u16 { $f(a, b) })
+        }
+    };
+}
+
+/// As [`halves`], for an operation that is exact enough in f32 to be rounded once more.
+macro_rules! through_f32 {
+    ($level:expr, $ty:expr, |$a:ident| $e:expr) => {{
+        let packed = matches!($ty, Ty::F16x2 | Ty::Bf16x2);
+        if matches!($ty, Ty::F16 | Ty::F16x2) {
+            halves!(
+                $level,
+                packed,
+                |x: u16| {
+                    let $a = f16_to_f32(x);
+                    f32_to_f16($e)
+                },
+                1
+            )
+        } else {
+            halves!(
+                $level,
+                packed,
+                |x: u16| {
+                    let $a = bf16_to_f32(x);
+                    f32_to_bf16($e)
+                },
+                1
+            )
+        }
+    }};
+    ($level:expr, $ty:expr, |$a:ident, $b:ident| $e:expr) => {{
+        let packed = matches!($ty, Ty::F16x2 | Ty::Bf16x2);
+        if matches!($ty, Ty::F16 | Ty::F16x2) {
+            halves!(
+                $level,
+                packed,
+                |x: u16, y: u16| {
+                    let ($a, $b) = (f16_to_f32(x), f16_to_f32(y));
+                    f32_to_f16($e)
+                },
+                2
+            )
+        } else {
+            halves!(
+                $level,
+                packed,
+                |x: u16, y: u16| {
+                    let ($a, $b) = (bf16_to_f32(x), bf16_to_f32(y));
+                    f32_to_bf16($e)
+                },
+                2
+            )
+        }
+    }};
+}
+
+fn input(value: f32, mode: Mode) -> f32 {
+    if mode.ftz { flush(value) } else { value }
+}
+
+fn output(value: f32, mode: Mode) -> f32 {
+    let value = if mode.ftz { flush(value) } else { value };
+    let value = canonical(value);
+    if mode.sat { saturate(value) } else { value }
+}
+
+fn is_f32(ty: Ty) -> bool {
+    ty == Ty::F32
+}
+
+/// The handler of a unary floating-point operation.
+pub(crate) fn unary(op: Unary, ty: Ty, mode: Mode, level: Level) -> Handler {
+    match (op, ty) {
+        (Unary::Neg, Ty::F64) => lanes!(level, |a: f64| -> f64 { -a }),
+        (Unary::Abs, Ty::F64) => lanes!(level, |a: f64| -> f64 { a.abs() }),
+        (Unary::Rcp, Ty::F64) => lanes!(level, |a: f64| -> f64 { 1.0 / a }),
+        (Unary::Sqrt, Ty::F64) => lanes!(level, |a: f64| -> f64 { a.sqrt() }),
+        (Unary::Rsqrt, Ty::F64) => lanes!(level, |a: f64| -> f64 { 1.0 / a.sqrt() }),
+        (Unary::Testp(_), Ty::F64) => testp::<f64>(level),
+        (Unary::Testp(_), _) => testp::<f32>(level),
+        (Unary::Neg, Ty::F32) if !mode.ftz => lanes!(level, |a: f32| -> f32 { -a }),
+        (Unary::Abs, Ty::F32) if !mode.ftz => lanes!(level, |a: f32| -> f32 { a.abs() }),
+        (Unary::Neg, Ty::F16 | Ty::Bf16) => lanes!(level, |a: u16| -> u16 { a ^ 0x8000 }),
+        (Unary::Neg, Ty::F16x2 | Ty::Bf16x2) => lanes!(level, |a: u32| -> u32 { a ^ 0x8000_8000 }),
+        (Unary::Abs, Ty::F16 | Ty::Bf16) => lanes!(level, |a: u16| -> u16 { a & 0x7fff }),
+        (Unary::Abs, Ty::F16x2 | Ty::Bf16x2) => lanes!(level, |a: u32| -> u32 { a & 0x7fff_7fff }),
+        (Unary::Ex2, _) if !is_f32(ty) => through_f32!(level, ty, |a| f64::from(a).exp2() as f32),
+        (Unary::Tanh, _) if !is_f32(ty) => through_f32!(level, ty, |a| f64::from(a).tanh() as f32),
+        (Unary::Sqrt, _) if mode == Mode::default() => lanes!(level, |a: f32| -> f32 { canonical(a.sqrt()) }),
+        _ => warp!(level, |core, inst| {
+            let Op::Unary(op, _, mode) = inst.op else { return Flow::Next };
+            let a = f32::read(core, inst.slots[1]);
+            let mut out = [0u32; 32];
+            for lane in 0..32 {
+                // Lanes that are off may hold anything, and the slow functions are slow.
+                if core.warp.mask >> lane & 1 == 1 {
+                    out[lane] = output(approximate(op, input(f32::from_bits(a[lane]), mode)), mode).to_bits();
+                }
+            }
+            let written = f32::written(core, inst.slots[1]);
+            f32::write(core, inst.slots[0], &out, written);
+            Flow::Next
+        }),
+    }
+}
+
+/// The functions that a GPU approximates, rounded correctly (to within the last bit of f64).
+fn approximate(op: Unary, a: f32) -> f32 {
+    let wide = f64::from(a);
+    match op {
+        Unary::Neg => -a,
+        Unary::Abs => a.abs(),
+        Unary::Rcp => 1.0 / a,
+        Unary::Sqrt => a.sqrt(),
+        Unary::Rsqrt => (1.0 / wide.sqrt()) as f32,
+        Unary::Sin => wide.sin() as f32,
+        Unary::Cos => wide.cos() as f32,
+        Unary::Lg2 => wide.log2() as f32,
+        Unary::Ex2 => wide.exp2() as f32,
+        Unary::Tanh => wide.tanh() as f32,
+        _ => a,
+    }
+}
+
+/// What `testp` needs to know of a type.
+trait Classify: Lane {
+    fn class(self) -> std::num::FpCategory;
+}
+impl Classify for f32 {
+    fn class(self) -> std::num::FpCategory {
+        self.classify()
+    }
+}
+impl Classify for f64 {
+    fn class(self) -> std::num::FpCategory {
+        self.classify()
+    }
+}
+
+fn testp<T: Classify>(level: Level) -> Handler {
+    struct Test<T>(std::marker::PhantomData<T>);
+    impl<T: Classify> super::lane::Execute for Test<T> {
+        #[inline(always)]
+        fn execute(core: &mut super::code::Core<'_>, inst: &super::code::Inst) -> Flow {
+            use std::num::FpCategory::{Infinite, Nan, Normal, Subnormal, Zero};
+            let Op::Unary(Unary::Testp(property), ..) = inst.op else { return Flow::Next };
+            let a = T::read(core, inst.slots[1]);
+            let mut result = 0;
+            for lane in 0..32 {
+                let class = T::from_bits(a[lane]).class();
+                let holds = match property {
+                    Property::Finite => !matches!(class, Infinite | Nan),
+                    Property::Infinite => class == Infinite,
+                    Property::Number => class != Nan,
+                    Property::NotANumber => class == Nan,
+                    // Zero counts as normal.
+                    Property::Normal => matches!(class, Normal | Zero),
+                    Property::Subnormal => class == Subnormal,
+                };
+                result |= u32::from(holds) << lane;
+            }
+            let (mask, written) = (core.warp.mask, T::written(core, inst.slots[1]));
+            core.warp.registers.set_predicate(inst.slots[0], result, mask, written);
+            Flow::Next
+        }
+    }
+    super::lane::handler::<Test<T>>(level)
+}
+
+/// The handler of a binary floating-point operation.
+pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Handler {
+    let plain = mode == Mode::default();
+    match (op, ty) {
+        (Binary::Add, Ty::F32) if plain => lanes!(level, |a: f32, b: f32| -> f32 { canonical(a + b) }),
+        (Binary::Sub, Ty::F32) if plain => lanes!(level, |a: f32, b: f32| -> f32 { canonical(a - b) }),
+        (Binary::Mul, Ty::F32) if plain => lanes!(level, |a: f32, b: f32| -> f32 { canonical(a * b) }),
+        (Binary::Div, Ty::F32) if plain => lanes!(level, |a: f32, b: f32| -> f32 { canonical(a / b) }),
+        (Binary::Min, Ty::F32) if plain => lanes!(level, |a: f32, b: f32| -> f32 { minimum(a, b) }),
+        (Binary::Max, Ty::F32) if plain => lanes!(level, |a: f32, b: f32| -> f32 { maximum(a, b) }),
+        // The sign is that of the first operand.
+        (Binary::Copysign, Ty::F32) => lanes!(level, |a: f32, b: f32| -> f32 { b.copysign(a) }),
+        (Binary::Add, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { a + b }),
+        (Binary::Sub, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { a - b }),
+        (Binary::Mul, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { a * b }),
+        (Binary::Div, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { a / b }),
+        (Binary::Min, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { minimum64(a, b) }),
+        (Binary::Max, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { maximum64(a, b) }),
+        (Binary::Copysign, _) => lanes!(level, |a: f64, b: f64| -> f64 { b.copysign(a) }),
+        (Binary::Add, _) if !is_f32(ty) && !mode.sat => through_f32!(level, ty, |a, b| a + b),
+        (Binary::Sub, _) if !is_f32(ty) && !mode.sat => through_f32!(level, ty, |a, b| a - b),
+        (Binary::Mul, _) if !is_f32(ty) && !mode.sat => through_f32!(level, ty, |a, b| a * b),
+        (Binary::Add, _) if !is_f32(ty) => through_f32!(level, ty, |a, b| saturate(a + b)),
+        (Binary::Sub, _) if !is_f32(ty) => through_f32!(level, ty, |a, b| saturate(a - b)),
+        (Binary::Mul, _) if !is_f32(ty) => through_f32!(level, ty, |a, b| saturate(a * b)),
+        (Binary::Min, _) if !is_f32(ty) && !mode.nan => through_f32!(level, ty, |a, b| minimum(a, b)),
+        (Binary::Max, _) if !is_f32(ty) && !mode.nan => through_f32!(level, ty, |a, b| maximum(a, b)),
+        (Binary::Min, _) if !is_f32(ty) => {
+            through_f32!(level, ty, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { minimum(a, b) })
+        }
+        (Binary::Max, _) if !is_f32(ty) => {
+            through_f32!(level, ty, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { maximum(a, b) })
+        }
+        _ => warp!(level, |core, inst| {
+            let Op::Binary(op, _, mode) = inst.op else { return Flow::Next };
+            let (a, b) = (f32::read(core, inst.slots[1]), f32::read(core, inst.slots[2]));
+            let mut out = [0u32; 32];
+            for lane in 0..32 {
+                let (a, b) = (input(f32::from_bits(a[lane]), mode), input(f32::from_bits(b[lane]), mode));
+                let result = match op {
+                    Binary::Add => add32(a, b, mode.round),
+                    Binary::Sub => add32(a, -b, mode.round),
+                    Binary::Mul => mul32(a, b, mode.round),
+                    Binary::Div => a / b,
+                    _ if mode.nan && (a.is_nan() || b.is_nan()) => f32::NAN,
+                    Binary::Min => minimum(a, b),
+                    _ => maximum(a, b),
+                };
+                out[lane] = output(result, mode).to_bits();
+            }
+            let written = f32::written(core, inst.slots[1]) & f32::written(core, inst.slots[2]);
+            f32::write(core, inst.slots[0], &out, written);
+            Flow::Next
+        }),
+    }
+}
+
+/// The handler of a ternary floating-point operation, which is a fused multiply-add.
+pub(crate) fn ternary(_: Ternary, ty: Ty, mode: Mode, level: Level) -> Handler {
+    match ty {
+        Ty::F64 => lanes!(level, |a: f64, b: f64, c: f64| -> f64 { a.mul_add(b, c) }),
+        Ty::F32 if mode == Mode::default() => {
+            lanes!(level, |a: f32, b: f32, c: f32| -> f32 { canonical(a.mul_add(b, c)) })
+        }
+        Ty::F32 => warp!(level, |core, inst| {
+            let Op::Ternary(_, _, mode) = inst.op else { return Flow::Next };
+            let [to, sa, sb, sc, ..] = inst.slots;
+            let (a, b, c) = (f32::read(core, sa), f32::read(core, sb), f32::read(core, sc));
+            let mut out = [0u32; 32];
+            for lane in 0..32 {
+                let value = |x: u32| input(f32::from_bits(x), mode);
+                let result = fma32(value(a[lane]), value(b[lane]), value(c[lane]), mode.round);
+                out[lane] = output(result, mode).to_bits();
+            }
+            let written = f32::written(core, sa) & f32::written(core, sb) & f32::written(core, sc);
+            f32::write(core, to, &out, written);
+            Flow::Next
+        }),
+        _ => warp!(level, |core, inst| {
+            let Op::Ternary(_, ty, mode) = inst.op else { return Flow::Next };
+            let [to, sa, sb, sc, ..] = inst.slots;
+            let (a, b, c) = (u32::read(core, sa), u32::read(core, sb), u32::read(core, sc));
+            let f16 = matches!(ty, Ty::F16 | Ty::F16x2);
+            let packed = matches!(ty, Ty::F16x2 | Ty::Bf16x2);
+            let one = |a: u32, b: u32, c: u32| {
+                let (a, b, c) = (a as u16, b as u16, c as u16);
+                u32::from(clamp16(if f16 { fma_f16(a, b, c) } else { fma_bf16(a, b, c) }, f16, mode))
+            };
+            let mut out = [0u32; 32];
+            for lane in 0..32 {
+                let (a, b, c) = (a[lane], b[lane], c[lane]);
+                let upper = if packed { one(a >> 16, b >> 16, c >> 16) << 16 } else { 0 };
+                out[lane] = upper | one(a, b, c);
+            }
+            let written = u32::written(core, sa) & u32::written(core, sb) & u32::written(core, sc);
+            u32::write(core, to, &out, written);
+            Flow::Next
+        }),
+    }
+}
+
+/// `.sat` and `.relu` on a 16-bit result.
+fn clamp16(value: u16, f16: bool, mode: Mode) -> u16 {
+    let one = if f16 { 0x3c00 } else { 0x3f80 };
+    let infinity = if f16 { 0x7c00 } else { 0x7f80 };
+    let nan = value & 0x7fff > infinity;
+    match (mode.sat, mode.relu) {
+        (true, _) if nan || value & 0x8000 != 0 => 0,
+        (true, _) => value.min(one),
+        (_, true) if nan => NAN16,
+        (_, true) if value & 0x8000 != 0 => 0,
+        _ => value,
+    }
+}

@@ -1,0 +1,221 @@
+//! The blocks of a grid, over threads or in turns.
+//!
+//! Blocks that do not communicate run in parallel, each to its end. If some fail, the one with the lowest number is
+//! reported: blocks above a failed one need not run, those below must. Blocks that communicate take turns on one
+//! thread, in an order that the seed gives.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rayon::prelude::*;
+
+use super::block::{BarrierState, Block, Turn};
+use super::code::{Core, Fault, Inst};
+use super::registers::{Constants, Registers};
+use super::warp::Warp;
+use crate::check::shadow::Shadow;
+use crate::check::{Finding, Related};
+use crate::config::{Checks, Completion, Numerics};
+use crate::ir::op::Op;
+use crate::ir::program::Kernel;
+use crate::machine::LaunchConfig;
+use crate::memory::global::Table;
+use crate::memory::local::Bytes;
+use crate::module::Text;
+
+/// Everything that the blocks of a launch share.
+pub(crate) struct Launch<'l> {
+    pub(crate) name: &'l str,
+    pub(crate) text: &'l Text,
+    pub(crate) kernel: &'l Kernel,
+    pub(crate) code: &'l [Inst],
+    pub(crate) config: LaunchConfig,
+    pub(crate) checks: Checks,
+    pub(crate) numerics: Numerics,
+    pub(crate) completion: Completion,
+    pub(crate) seed: u64,
+    /// The machine has the tensor cores of compute capability 9.
+    pub(crate) hopper: bool,
+    pub(crate) parameters: Vec<u8>,
+    pub(crate) table: &'l Table,
+    pub(crate) threads: u32,
+    pub(crate) warps: u32,
+    pub(crate) shared_bytes: u32,
+    pub(crate) instruction_limit: u64,
+    pub(crate) resident_blocks: u32,
+    /// Address ranges of the module's constant variables: first and length.
+    pub(crate) constant_ranges: Vec<(u64, u64)>,
+}
+
+impl<'l> Launch<'l> {
+    /// Up to 8 bytes of the parameters.
+    #[inline(always)]
+    pub(crate) fn parameter(&self, offset: u64, bytes: usize) -> Option<[u8; 8]> {
+        let start = usize::try_from(offset).ok()?;
+        let from = self.parameters.get(start..start.checked_add(bytes)?)?;
+        let mut out = [0; 8];
+        out[..bytes].copy_from_slice(from);
+        Some(out)
+    }
+
+    pub(crate) fn is_constant(&self, address: u64) -> bool {
+        self.constant_ranges.iter().any(|&(first, bytes)| address.wrapping_sub(first) < bytes)
+    }
+
+    pub(crate) fn is_warp_barrier(&self, pc: u32) -> bool {
+        self.code.get(pc as usize).is_some_and(|inst| matches!(inst.op, Op::BarrierWarp))
+    }
+
+    /// An offset in shared memory, in words.
+    pub(crate) fn describe_shared(&self, offset: u32) -> String {
+        let variable =
+            self.kernel.shared.iter().find(|(_, start, bytes)| offset.wrapping_sub(*start) < (*bytes).max(1));
+        match variable {
+            Some((name, start, _)) => format!("byte {} of `{name}` (offset {offset:#x})", offset - start),
+            None if offset >= self.kernel.static_shared => {
+                format!(
+                    "byte {} of the dynamic part (offset {offset:#x})",
+                    offset - self.kernel.static_shared
+                )
+            }
+            None => format!("offset {offset:#x}"),
+        }
+    }
+
+    /// Runs all blocks; gives the number of warp-instructions.
+    pub(crate) fn run(&self, constants: &Constants) -> Result<u64, Box<Finding>> {
+        let [x, y, z] = self.config.grid.map(u64::from);
+        let blocks = x * y * z;
+        if self.kernel.communicates {
+            self.in_turns(constants, blocks)
+        } else {
+            self.in_parallel(constants, blocks)
+        }
+    }
+
+    fn in_parallel(&self, constants: &Constants, blocks: u64) -> Result<u64, Box<Finding>> {
+        let instructions = AtomicU64::new(0);
+        let failed = AtomicU64::new(u64::MAX);
+        let finding = (0..blocks)
+            .into_par_iter()
+            .filter_map(|number| {
+                if number > failed.load(Relaxed) {
+                    return None;
+                }
+                let mut core = self.core(constants, number);
+                let turn = loop {
+                    match core.run_block() {
+                        Turn::Paused => {}
+                        turn => break turn,
+                    }
+                };
+                instructions.fetch_add(core.block.instructions, Relaxed);
+                (turn == Turn::Failed).then(|| {
+                    failed.fetch_min(number, Relaxed);
+                    (number, self.finding(&mut core))
+                })
+            })
+            .min_by_key(|(number, _)| *number);
+        match finding {
+            Some((_, finding)) => Err(finding),
+            None => Ok(instructions.into_inner()),
+        }
+    }
+
+    fn in_turns(&self, constants: &Constants, blocks: u64) -> Result<u64, Box<Finding>> {
+        let mut instructions = 0;
+        let mut next = 0;
+        let mut resident: Vec<Core<'_>> = Vec::new();
+        loop {
+            while next < blocks && resident.len() < self.resident_blocks as usize {
+                resident.push(self.core(constants, next));
+                next += 1;
+            }
+            if resident.is_empty() {
+                return Ok(instructions);
+            }
+            let mut index = 0;
+            while index < resident.len() {
+                match resident[index].run_block() {
+                    Turn::Paused => index += 1,
+                    Turn::Finished => instructions += resident.remove(index).block.instructions,
+                    Turn::Failed => return Err(self.finding(&mut resident[index])),
+                }
+            }
+        }
+    }
+
+    /// A block before its first instruction.
+    fn core<'c>(&'c self, constants: &'c Constants, number: u64) -> Core<'c> {
+        let [x, y, _] = self.config.grid.map(u64::from);
+        let index = [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32];
+        let local = self.kernel.local as usize * 32;
+        let parked = (0..self.warps)
+            .map(|warp| {
+                let threads = self.threads - warp * 32;
+                let lanes = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
+                Warp::new(warp, lanes, Registers::new(&self.kernel.registers), Bytes::new(local))
+            })
+            .collect();
+        let watched = self.checks.races || self.checks.asynchronous;
+        let shadow = (watched && self.shared_bytes > 0).then(|| Shadow::new(self.shared_bytes, self.warps));
+        let block = Block {
+            number,
+            index,
+            shared: Bytes::new(self.shared_bytes as usize),
+            shadow,
+            instructions: 0,
+            barriers: std::array::from_fn(|_| BarrierState::default()),
+            waiting_at: 0,
+            parked,
+        };
+        let placeholder = Warp::new(u32::MAX, 0, Registers::new(&[0; 3]), Bytes::new(0));
+        Core { warp: placeholder, block, constants, launch: self, fault: None }
+    }
+
+    /// Makes a finding of a block's fault.
+    fn finding(&self, core: &mut Core<'_>) -> Box<Finding> {
+        let pc = core.warp.pc;
+        let fault = core.fault.take().unwrap_or_else(|| {
+            Box::new(Fault {
+                kind: crate::check::FindingKind::Divergence,
+                message: "no lane of the block can go on".to_owned(),
+                lanes: 0,
+                related: Vec::new(),
+                hint: None,
+                at: None,
+            })
+        });
+        let place = |pc: u32| {
+            let instruction = self.kernel.instructions.get(pc as usize);
+            let line = instruction.map_or(0, |i| i.line);
+            (
+                line,
+                self.text.line(line),
+                instruction.and_then(|i| i.location).and_then(|l| self.text.source(l)),
+            )
+        };
+        let (line, text, source) = place(fault.at.unwrap_or(pc));
+        let related = fault
+            .related
+            .into_iter()
+            .map(|(message, at)| {
+                let (line, text, source) = place(at);
+                Related { message, line, text, source }
+            })
+            .collect();
+        Box::new(Finding {
+            kind: fault.kind,
+            message: fault.message,
+            kernel: self.name.to_owned(),
+            file: self.text.file.clone(),
+            line,
+            text,
+            source,
+            block: core.block.index,
+            warp: core.warp.number,
+            lanes: fault.lanes,
+            related,
+            hint: fault.hint,
+        })
+    }
+}

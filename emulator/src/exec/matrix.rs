@@ -1,0 +1,164 @@
+//! `ldmatrix` and `mma`: operations in which the whole warp holds a matrix.
+
+use super::code::{Core, Flow, Handler, Inst, Level};
+use super::lane::{Execute, Lane, handler, warp};
+use super::memory::ones;
+use crate::check::shadow::Access;
+use crate::config::Numerics;
+use crate::ir::op::{Mma, Op};
+use crate::ir::types::Ty;
+use crate::numeric::mma::{self, Fragments, Model};
+
+/// The handler of `ldmatrix`.
+pub(crate) fn load(count: u8, _: bool, level: Level) -> Handler {
+    match count {
+        1 => handler::<LoadMatrix<1>>(level),
+        2 => handler::<LoadMatrix<2>>(level),
+        _ => handler::<LoadMatrix<4>>(level),
+    }
+}
+
+struct LoadMatrix<const N: usize>;
+
+impl<const N: usize> Execute for LoadMatrix<N> {
+    #[inline(always)]
+    fn execute(core: &mut Core<'_>, inst: &Inst) -> Flow {
+        load_matrices::<N>(core, inst).err().unwrap_or(Flow::Next)
+    }
+}
+
+#[inline(always)]
+fn load_matrices<const N: usize>(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
+    let Op::LoadMatrix { transpose, .. } = inst.op else { return Ok(()) };
+    core.whole_warp("ldmatrix")?;
+    // Only the first 8 lanes for each matrix give addresses.
+    let lanes = if N == 4 { u32::MAX } else { (1 << (8 * N)) - 1 };
+    core.warp.mask = lanes;
+    let addresses = core.addresses(inst.slots[N], inst.immediates[0])?;
+    core.check_alignment(lanes, &addresses, 16, "ldmatrix")?;
+    let rows = core.check_shared(lanes, &addresses, 16, "ldmatrix")?;
+    core.race(rows, &addresses, 16, Access::Read)?;
+    let mut values = [[0u32; 32]; N];
+    let mut bits = [0xffffu32; 32];
+    let mut all = 0xffff;
+    for lane in ones(rows) {
+        let offset = addresses[lane] as usize;
+        let row: [u8; 16] = core.block.shared.load(offset);
+        for word in 0..4 {
+            let at = word * 4;
+            values[lane / 8][lane % 8 * 4 + word] =
+                u32::from_le_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]]);
+        }
+        bits[lane] = core.block.shared.written(offset, 16);
+        all &= bits[lane];
+    }
+    core.warp.mask = u32::MAX;
+    for n in 0..N {
+        let mut written = u32::MAX;
+        if all != 0xffff {
+            written = 0;
+            for lane in 0..32 {
+                let (g, t) = (lane / 4, lane % 4);
+                let known = if transpose {
+                    let column = 3 << (2 * g);
+                    bits[8 * n + 2 * t] & column == column && bits[8 * n + 2 * t + 1] & column == column
+                } else {
+                    bits[8 * n + g] >> (4 * t) & 0xf == 0xf
+                };
+                written |= u32::from(known) << lane;
+            }
+        }
+        let value = if transpose { transposed(&values[n]) } else { values[n] };
+        u32::write(core, inst.slots[n], &value, written);
+    }
+    Ok(())
+}
+
+/// The 8×8 matrix of halves that a register holds, transposed.
+#[inline(always)]
+fn transposed(matrix: &[u32; 32]) -> [u32; 32] {
+    let half = |row: usize, column: usize| matrix[row * 4 + column / 2] >> (16 * (column % 2)) & 0xffff;
+    std::array::from_fn(|lane| {
+        let (g, t) = (lane / 4, lane % 4);
+        half(2 * t, g) | half(2 * t + 1, g) << 16
+    })
+}
+
+/// The handler of `mma`.
+pub(crate) fn mma(_: Mma, level: Level) -> Handler {
+    warp!(level, |core, inst| {
+        let Op::Mma(shape) = inst.op else { return Flow::Next };
+        if let Err(flow) = core.whole_warp("mma") {
+            return flow;
+        }
+        let registers_a = match (shape.k, shape.input) {
+            (16, _) | (8, Ty::Tf32) => 4,
+            _ => 2,
+        };
+        let registers_b = registers_a / 2;
+        let results = if shape.accumulator == Ty::F16 { 2 } else { 4 };
+        let (first_a, first_b) = (results, results + registers_a);
+        let first_c = first_b + registers_b;
+        let mut fragments = Fragments { a: [&[0; 32]; 4], b: [&[0; 32]; 2], c: [&[0; 32]; 4] };
+        let mut known = u32::MAX;
+        for i in 0..registers_a {
+            fragments.a[i] = u32::read(core, inst.slots[first_a + i]);
+            known &= u32::written(core, inst.slots[first_a + i]);
+        }
+        for i in 0..registers_b {
+            fragments.b[i] = u32::read(core, inst.slots[first_b + i]);
+            known &= u32::written(core, inst.slots[first_b + i]);
+        }
+        for i in 0..results {
+            fragments.c[i] = u32::read(core, inst.slots[first_c + i]);
+            known &= u32::written(core, inst.slots[first_c + i]);
+        }
+        let mut out = [[0u32; 32]; 4];
+        match (core.launch.numerics, shape.input) {
+            (Numerics::Fast, Ty::F16) if shape.accumulator == Ty::F32 => {
+                mma::fast_f16(&fragments, shape.k, &mut out);
+            }
+            (Numerics::Fast, Ty::Bf16) => mma::fast_bf16(&fragments, shape.k, &mut out),
+            (Numerics::Fast, Ty::Tf32) => mma::fast_tf32(&fragments, shape.k, &mut out),
+            (Numerics::Fast, _) => mma::general(&fragments, shape, Model::Plain, &mut out),
+            (Numerics::Exact, _) => {
+                let model = if core.launch.hopper { Model::Hopper } else { Model::Ampere };
+                mma::general(&fragments, shape, model, &mut out);
+            }
+        }
+        let written = if known == u32::MAX { [u32::MAX; 4] } else { written_results(core, inst, shape) };
+        for i in 0..results {
+            u32::write(core, inst.slots[i], &out[i], written[i]);
+        }
+        Flow::Next
+    })
+}
+
+/// Which results depend only on values that were written: those whose row of A, column of B and own C were.
+#[cold]
+fn written_results(core: &Core<'_>, inst: &Inst, shape: Mma) -> [u32; 4] {
+    let results = if shape.accumulator == Ty::F16 { 2 } else { 4 };
+    let registers_a = if shape.k == 16 || shape.k == 8 && shape.input == Ty::Tf32 { 4 } else { 2 };
+    let known = |from: usize, count: usize, step: usize| {
+        (from..from + count).step_by(step).fold(u32::MAX, |all, i| all & u32::written(core, inst.slots[i]))
+    };
+    // A's even registers hold rows 0 to 7, its odd ones rows 8 to 15.
+    let rows = [known(results, registers_a, 2), known(results + 1, registers_a - 1, 2)];
+    let columns = known(results + registers_a, registers_a / 2, 1);
+    let mut written = [0; 4];
+    for (i, written) in written.iter_mut().enumerate().take(results) {
+        let own = u32::written(core, inst.slots[results + registers_a * 3 / 2 + i]);
+        let upper = if results == 2 { i } else { i / 2 };
+        for lane in 0..32 {
+            let (g, t) = (lane / 4, lane % 4);
+            let row = rows[upper] >> (4 * g) & 0xf == 0xf;
+            let column = |n: u32| columns >> (4 * n) & 0xf == 0xf;
+            let both = results == 2;
+            let columns =
+                if both { column(2 * t) && column(2 * t + 1) } else { column(2 * t + i as u32 % 2) };
+            *written |= u32::from(row && columns) << lane;
+        }
+        *written &= own;
+    }
+    written
+}

@@ -1,0 +1,180 @@
+//! Which lanes of a warp run next.
+//!
+//! Lanes that are at the same instruction run together. Where they part, the group with the lowest program counter goes
+//! first, so that groups meet again as early as the code allows. A group that waits for lanes of another one (a loop
+//! that polls what its neighbour will write) would never let that one run: so after a while the others get a turn.
+
+use super::copy::Copies;
+use super::registers::Registers;
+use crate::memory::local::Bytes;
+
+/// Instructions that one group may run while others are ready, before these get a turn.
+const PATIENCE: u32 = 4096;
+
+/// A warp.
+pub(crate) struct Warp {
+    pub(crate) number: u32,
+    pub(crate) registers: Registers,
+    /// The carry flag of each lane.
+    pub(crate) carry: u32,
+    /// The lanes that have not exited.
+    pub(crate) live: u32,
+    /// The program counter and the lanes of the group that runs.
+    pub(crate) pc: u32,
+    pub(crate) active: u32,
+    /// The lanes for which the instruction at hand is on.
+    pub(crate) mask: u32,
+    /// The lanes that the group at hand must meet, after [`Flow::Converge`](super::code::Flow::Converge).
+    pub(crate) wanted: u32,
+    pub(crate) others: Vec<Group>,
+    patience: u32,
+    /// The running group has its turn out of order.
+    turn: bool,
+    turns: u64,
+    /// Position of the allocation that was accessed last.
+    pub(crate) allocation: usize,
+    pub(crate) copies: Copies,
+    pub(crate) local: Bytes,
+}
+
+/// Lanes that do not run at the moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) pc: u32,
+    pub(crate) lanes: u32,
+    pub(crate) state: State,
+    last_turn: u64,
+}
+
+/// Why a group does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Ready,
+    /// It waits for these lanes to come to the same instruction.
+    Converging(u32),
+    /// It waits at a barrier of the block.
+    Barrier(u8),
+}
+
+/// What a warp can do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Run,
+    /// All groups wait, some at a barrier.
+    Blocked,
+    /// All groups wait for each other.
+    Stuck,
+    Finished,
+}
+
+impl Warp {
+    pub(crate) fn new(number: u32, lanes: u32, registers: Registers, local: Bytes) -> Self {
+        Self {
+            number,
+            registers,
+            carry: 0,
+            live: lanes,
+            pc: 0,
+            active: lanes,
+            mask: lanes,
+            wanted: 0,
+            others: Vec::new(),
+            patience: PATIENCE,
+            turn: false,
+            turns: 0,
+            allocation: 0,
+            copies: Copies::default(),
+            local,
+        }
+    }
+
+    /// Parts lanes from the group that runs.
+    pub(crate) fn part(&mut self, lanes: u32, pc: u32, state: State) {
+        self.active &= !lanes;
+        self.turns += 1;
+        self.others.push(Group { pc, lanes, state, last_turn: self.turns });
+    }
+
+    /// Before an instruction: joins groups that have met, and decides which one runs.
+    #[inline(always)]
+    pub(crate) fn schedule(&mut self) -> Next {
+        if self.others.is_empty() {
+            return if self.active == 0 { Next::Finished } else { Next::Run };
+        }
+        self.choose()
+    }
+
+    fn choose(&mut self) -> Next {
+        if self.active != 0 {
+            self.patience -= 1;
+            let lowest = self.ready().map(|(_, g)| g.pc).min();
+            let expired = self.patience == 0;
+            match lowest {
+                // Out of turn, a group runs until its patience ends or it meets the others.
+                Some(lowest) if expired || lowest < self.pc && !self.turn => {
+                    if expired {
+                        self.turn = !self.turn;
+                    }
+                    let pc = self.pc;
+                    self.part(self.active, pc, State::Ready);
+                }
+                _ => {
+                    if expired {
+                        self.patience = PATIENCE;
+                        self.turn = false;
+                    }
+                    self.join();
+                    return Next::Run;
+                }
+            }
+        }
+        let next = if self.turn {
+            self.ready().min_by_key(|(_, g)| g.last_turn)
+        } else {
+            self.ready().min_by_key(|(_, g)| g.pc)
+        };
+        let Some((index, _)) = next else {
+            if self.others.is_empty() {
+                return Next::Finished;
+            }
+            let barrier = self.others.iter().any(|g| matches!(g.state, State::Barrier(_)));
+            return if barrier { Next::Blocked } else { Next::Stuck };
+        };
+        let group = self.others.swap_remove(index);
+        (self.pc, self.active, self.patience) = (group.pc, group.lanes, PATIENCE);
+        self.join();
+        Next::Run
+    }
+
+    fn ready(&self) -> impl Iterator<Item = (usize, &Group)> {
+        self.others.iter().enumerate().filter(|(_, g)| g.state == State::Ready)
+    }
+
+    /// Takes in the groups that are at the same instruction.
+    fn join(&mut self) {
+        let (pc, mut active) = (self.pc, self.active);
+        self.others.retain(|group| {
+            let meets = group.pc == pc && !matches!(group.state, State::Barrier(_));
+            if meets {
+                active |= group.lanes;
+            }
+            !meets
+        });
+        self.active = active;
+    }
+
+    /// Lets the groups that wait at a barrier go on.
+    pub(crate) fn release(&mut self, barrier: u8) {
+        for group in &mut self.others {
+            if group.state == State::Barrier(barrier) {
+                group.state = State::Ready;
+                group.pc += 1;
+            }
+        }
+    }
+
+    /// Whether some group can run.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.active != 0 || self.others.iter().any(|g| g.state == State::Ready)
+    }
+}

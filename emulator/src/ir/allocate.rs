@@ -1,0 +1,231 @@
+//! Gives registers their slots.
+//!
+//! PTX has as many registers as the compiler cares to name, each written once or twice. A warp's registers must stay in
+//! the processor's caches, so registers whose lives do not overlap share a slot. A life is the range of instructions,
+//! in the order of the text, from the first to the last point where the value may still be read.
+//!
+//! A register that some path may read before writing it has a slot of its own for the whole kernel: only so is "nothing
+//! wrote it" still seen when the kernel runs.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::op::Op;
+use super::program::{Instruction, Kernel, Operand, Register, file_of};
+
+/// The work is bounded: beyond this many bits of liveness, every register keeps a slot of its own.
+const MAX_BITS: usize = 1 << 30;
+
+/// Replaces register numbers by slots, and their counts by the number of slots.
+pub(crate) fn allocate(kernel: &mut Kernel) {
+    for file in 0..3 {
+        let count = kernel.registers[file] as usize;
+        let blocks = Blocks::new(&kernel.instructions);
+        if count == 0 || blocks.starts.len().saturating_mul(count) > MAX_BITS {
+            continue;
+        }
+        let lives = lives(&kernel.instructions, &blocks, file, count);
+        let (slots, used) = assign(&lives);
+        kernel.registers[file] = used;
+        for instruction in &mut kernel.instructions {
+            let guard = instruction.guard.as_mut().map(|(register, _)| register);
+            let operands = instruction.operands.iter_mut().filter_map(|operand| match operand {
+                Operand::Register(register) => Some(register),
+                _ => None,
+            });
+            for register in operands.chain(guard).filter(|r| file_of(r.class) == file) {
+                register.number = slots[register.number as usize];
+            }
+        }
+    }
+}
+
+/// The basic blocks of a kernel.
+struct Blocks {
+    /// The first instruction of each, ascending.
+    starts: Vec<usize>,
+    end: usize,
+    successors: Vec<Vec<usize>>,
+}
+
+impl Blocks {
+    fn new(code: &[Instruction]) -> Self {
+        let mut leaders = vec![false; code.len() + 1];
+        leaders[0] = true;
+        for (i, instruction) in code.iter().enumerate() {
+            for target in jumps(instruction) {
+                leaders[target] = true;
+            }
+            if matches!(instruction.op, Op::Branch | Op::BranchIndexed | Op::Exit | Op::Trap) {
+                leaders[i + 1] = true;
+            }
+        }
+        let starts: Vec<usize> = (0..code.len()).filter(|&i| leaders[i]).collect();
+        let block_of = |i: usize| starts.partition_point(|&s| s <= i) - 1;
+        let successors = (0..starts.len())
+            .map(|b| {
+                let end = starts.get(b + 1).copied().unwrap_or(code.len());
+                let last = &code[end - 1];
+                let mut next: Vec<usize> = jumps(last).map(block_of).collect();
+                if falls_through(last) && end < code.len() {
+                    next.push(b + 1);
+                }
+                next
+            })
+            .collect();
+        Self { starts, end: code.len(), successors }
+    }
+
+    fn range(&self, block: usize) -> std::ops::Range<usize> {
+        self.starts[block]..self.starts.get(block + 1).copied().unwrap_or(self.end)
+    }
+}
+
+fn jumps(instruction: &Instruction) -> impl Iterator<Item = usize> {
+    let direct = matches!(instruction.op, Op::Branch).then_some(instruction.immediates[0] as usize);
+    direct.into_iter().chain(instruction.targets.iter().map(|&t| t as usize))
+}
+
+fn falls_through(instruction: &Instruction) -> bool {
+    instruction.guard.is_some()
+        || !matches!(instruction.op, Op::Branch | Op::BranchIndexed | Op::Exit | Op::Trap)
+}
+
+fn in_file(file: usize) -> impl Fn(&Operand) -> Option<usize> {
+    move |operand| match operand {
+        Operand::Register(Register { class, number }) if file_of(*class) == file => Some(*number as usize),
+        _ => None,
+    }
+}
+
+/// What an instruction reads. One that is guarded leaves its destinations as they were in the lanes that are off, which
+/// counts as reading them.
+fn reads(instruction: &Instruction, file: usize) -> impl Iterator<Item = usize> {
+    let guard = instruction
+        .guard
+        .iter()
+        .filter(move |(r, _)| file_of(r.class) == file)
+        .map(|(r, _)| r.number as usize);
+    let first = if instruction.guard.is_some() { 0 } else { instruction.destinations };
+    instruction.operands[first..].iter().filter_map(in_file(file)).chain(guard)
+}
+
+fn writes(instruction: &Instruction, file: usize) -> impl Iterator<Item = usize> {
+    instruction.operands[..instruction.destinations].iter().filter_map(in_file(file))
+}
+
+/// First and last instruction of each register's life; `None` where it has none.
+fn lives(code: &[Instruction], blocks: &Blocks, file: usize, count: usize) -> Vec<Option<(usize, usize)>> {
+    let words = count.div_ceil(64);
+    let n = blocks.starts.len();
+    let mut live_in = vec![0u64; n * words];
+    // Upward-exposed reads and writes of each block.
+    let (mut exposed, mut written) = (vec![0u64; n * words], vec![0u64; n * words]);
+    for block in 0..n {
+        let (e, w) = (&mut exposed[block * words..][..words], &mut written[block * words..][..words]);
+        for instruction in &code[blocks.range(block)] {
+            for r in reads(instruction, file) {
+                e[r / 64] |= (1 << (r % 64)) & !w[r / 64];
+            }
+            for r in writes(instruction, file) {
+                w[r / 64] |= 1 << (r % 64);
+            }
+        }
+    }
+    let mut changed = true;
+    let mut live_out = vec![0u64; words];
+    while changed {
+        changed = false;
+        for block in (0..n).rev() {
+            live_out.fill(0);
+            for &next in &blocks.successors[block] {
+                for (out, live) in live_out.iter_mut().zip(&live_in[next * words..]) {
+                    *out |= live;
+                }
+            }
+            for i in 0..words {
+                let at = block * words + i;
+                let live = exposed[at] | (live_out[i] & !written[at]);
+                changed |= live != live_in[at];
+                live_in[at] = live;
+            }
+        }
+    }
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; count];
+    let extend = |life: &mut Option<(usize, usize)>, at: usize| match life {
+        Some((first, last)) => (*first, *last) = ((*first).min(at), (*last).max(at)),
+        None => *life = Some((at, at)),
+    };
+    for block in 0..n {
+        let range = blocks.range(block);
+        for i in range.clone() {
+            for r in reads(&code[i], file).chain(writes(&code[i], file)) {
+                extend(&mut lives[r], i);
+            }
+        }
+        for (r, life) in lives.iter_mut().enumerate() {
+            let live = |set: &[u64]| set[r / 64] >> (r % 64) & 1 == 1;
+            if live(&live_in[block * words..]) {
+                extend(life, range.start);
+            }
+            if blocks.successors[block].iter().any(|&next| live(&live_in[next * words..])) {
+                extend(life, range.end - 1);
+            }
+        }
+    }
+    for (r, life) in lives.iter_mut().enumerate() {
+        if live_in[r / 64] >> (r % 64) & 1 == 1 {
+            *life = Some((0, code.len()));
+        }
+    }
+    lives
+}
+
+/// Gives each life a slot; lives that overlap have different ones.
+fn assign(lives: &[Option<(usize, usize)>]) -> (Vec<u32>, u32) {
+    let mut order: Vec<usize> = (0..lives.len()).filter(|&r| lives[r].is_some()).collect();
+    order.sort_by_key(|&r| lives[r]);
+    let mut slots = vec![0; lives.len()];
+    let mut used = 0;
+    let mut free = BinaryHeap::new();
+    let mut active = BinaryHeap::new();
+    for r in order {
+        let Some((first, last)) = lives[r] else { continue };
+        while let Some(&Reverse((end, slot))) = active.peek()
+            && end < first
+        {
+            active.pop();
+            free.push(Reverse(slot));
+        }
+        let slot = match free.pop() {
+            Some(Reverse(slot)) => slot,
+            None => {
+                used += 1;
+                used - 1
+            }
+        };
+        slots[r] = slot;
+        active.push(Reverse((last, slot)));
+    }
+    (slots, used)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_lives_have_different_slots() {
+        let lives = [Some((0, 3)), Some((1, 2)), Some((3, 5)), Some((4, 6)), None];
+        let (slots, used) = assign(&lives);
+        for (i, a) in lives.iter().enumerate() {
+            for (j, b) in lives.iter().enumerate().skip(i + 1) {
+                if let (Some(a), Some(b)) = (a, b) {
+                    let overlap = a.0 <= b.1 && b.0 <= a.1;
+                    assert!(!overlap || slots[i] != slots[j], "{i} and {j}");
+                }
+            }
+        }
+        assert_eq!(used, 2);
+    }
+}

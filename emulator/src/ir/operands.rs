@@ -1,0 +1,574 @@
+//! Resolves and checks the operands of one instruction against its form.
+
+use std::collections::HashMap;
+
+use super::form::Form;
+use super::forms::special;
+use super::lower::{operation, spelled};
+use super::names::{Meaning, Names};
+use super::op::{Mode, Op, Unary};
+use super::program::{Constant, Instruction, Operand, Register, file_of, whole_type};
+use super::types::Ty;
+use crate::error::ParseError;
+use crate::numeric::convert::Conversion;
+use crate::numeric::float::Round;
+use crate::syntax::Source;
+use crate::syntax::ast::{self, Body, Class, OperandKind, Space, Span};
+
+/// The state of translating one entry.
+pub(super) struct Lowering<'e, 'a> {
+    source: &'e Source<'a>,
+    pub(super) names: Names<'e, 'a>,
+    body: &'e Body<'a>,
+    pub(super) constants: Vec<Constant>,
+    known: HashMap<Constant, u32>,
+    pub(super) done: Vec<Instruction>,
+    /// Instructions that must follow the one at hand, to widen its results.
+    after: Vec<Instruction>,
+}
+
+/// The instruction at hand, while its operands are gathered.
+struct Draft<'i, 'a> {
+    text: &'i ast::Instruction<'a>,
+    destinations: Vec<Operand>,
+    sources: Vec<Operand>,
+    immediates: Vec<i64>,
+    targets: Vec<u32>,
+    guard: Option<(Register, bool)>,
+}
+
+impl<'e, 'a> Lowering<'e, 'a> {
+    pub(super) fn new(source: &'e Source<'a>, names: Names<'e, 'a>, body: &'e Body<'a>) -> Self {
+        let (constants, known) = (Vec::new(), HashMap::new());
+        Self { source, names, body, constants, known, done: Vec::new(), after: Vec::new() }
+    }
+
+    fn error<T>(&self, span: Span, message: impl Into<String>) -> Result<T, ParseError> {
+        Err(self.source.error(span, message))
+    }
+
+    /// Translates one instruction whose form is known.
+    pub(super) fn instruction(&mut self, text: &ast::Instruction<'a>, form: &Form) -> Result<(), ParseError> {
+        let guard = match text.guard {
+            None => None,
+            Some((name, negated)) => {
+                let register = self.register(text.scope, name.text, name.span)?;
+                if register.class != Class::Predicate {
+                    let message = format!("`{}` is no predicate register", name.text);
+                    return self.error(name.span, message);
+                }
+                Some((register, negated))
+            }
+        };
+        let mut draft = Draft {
+            text,
+            destinations: Vec::new(),
+            sources: Vec::new(),
+            immediates: Vec::new(),
+            targets: Vec::new(),
+            guard,
+        };
+        let mut op = operation(form, text);
+        if form.operands == "any" {
+            op = self.mov(&mut draft, op)?;
+        } else {
+            let specifications: Vec<_> = form.operands.split_whitespace().collect();
+            let mut missing = specifications.len() - text.operands.len();
+            let mut given = text.operands.iter();
+            for specification in specifications {
+                let optional = specification.ends_with('?');
+                if optional && missing > 0 {
+                    missing -= 1;
+                    draft.sources.push(Operand::None(Class::Word));
+                } else if let Some(operand) = given.next() {
+                    self.operand(&mut draft, specification.trim_end_matches('?'), operand)?;
+                }
+            }
+        }
+        if let Op::Load { ty, count, .. } | Op::Store { ty, count, .. } = op
+            && ty.bytes() * u32::from(count) > 16
+        {
+            let message = format!("`{}` accesses more than 16 bytes, which needs a later GPU", spelled(text));
+            return self.error(text.span, message);
+        }
+        if let Op::CopyAsync { with_source_size, .. } = op {
+            let bytes = draft.immediates.pop().unwrap_or(0);
+            let allowed: &[i64] = if text.modifiers.contains(&"cg") { &[16] } else { &[4, 8, 16] };
+            if !allowed.contains(&bytes) {
+                let span = text.operands.get(2).map_or(text.span, |o| o.span);
+                return self.error(span, format!("a copy of {bytes} bytes: expected one of {allowed:?}"));
+            }
+            op = Op::CopyAsync { bytes: bytes as u8, with_source_size };
+        }
+        self.push(op, draft);
+        self.done.append(&mut self.after);
+        Ok(())
+    }
+
+    fn push(&mut self, op: Op, draft: Draft<'_, 'a>) {
+        let destinations = draft.destinations.len();
+        let mut operands = draft.destinations;
+        operands.extend(draft.sources);
+        let immediate = |i: usize| draft.immediates.get(i).copied().unwrap_or(0);
+        self.done.push(Instruction {
+            op,
+            operands,
+            destinations,
+            immediates: [immediate(0), immediate(1)],
+            guard: draft.guard,
+            targets: draft.targets,
+            line: draft.text.span.line,
+            location: draft.text.location,
+        });
+    }
+
+    /// An instruction of our own making, beside the one at hand.
+    fn helper(&self, draft: &Draft<'_, 'a>, op: Op, to: Register, from: Operand) -> Instruction {
+        Instruction {
+            op,
+            operands: vec![Operand::Register(to), from],
+            destinations: 1,
+            immediates: [0; 2],
+            guard: None,
+            targets: Vec::new(),
+            line: draft.text.span.line,
+            location: draft.text.location,
+        }
+    }
+
+    fn register(&mut self, scope: u32, name: &'a str, span: Span) -> Result<Register, ParseError> {
+        match self.names.find(scope, name) {
+            Some(Meaning::Register(register)) => Ok(register),
+            Some(_) => self.error(span, format!("`{name}` is a variable, expected a register")),
+            None => self.error(span, format!("`{name}` is not declared here")),
+        }
+    }
+
+    fn constant(&mut self, class: Class, constant: Constant) -> Operand {
+        let next = self.constants.len() as u32;
+        let index = *self.known.entry(constant).or_insert(next);
+        if index == next {
+            self.constants.push(constant);
+        }
+        Operand::Constant(class, index)
+    }
+
+    fn operand(
+        &mut self,
+        draft: &mut Draft<'_, 'a>,
+        specification: &str,
+        operand: &ast::Operand<'a>,
+    ) -> Result<(), ParseError> {
+        match specification {
+            "[]" => return self.memory(draft, operand),
+            "#" => {
+                let OperandKind::Integer(value) = operand.kind else {
+                    return self.error(operand.span, "expected an integer constant");
+                };
+                draft.immediates.push(value.cast_signed());
+                return Ok(());
+            }
+            "label" => {
+                let OperandKind::Name(name) = operand.kind else {
+                    return self.error(operand.span, "expected a label");
+                };
+                let target = self.names.label(draft.text.scope, name, operand.span)?;
+                draft.immediates.push(target as i64);
+                return Ok(());
+            }
+            "targets" => return self.targets(draft, operand),
+            _ => {}
+        }
+        let (destination, specification) = match specification.strip_prefix('=') {
+            Some(rest) => (true, rest),
+            None => (false, specification),
+        };
+        let (wider, specification) = match specification.strip_prefix('~') {
+            Some(rest) => (true, rest),
+            None => (false, specification),
+        };
+        let (value, pair) = match specification.split_once('|') {
+            Some((value, _)) => (value, true),
+            None => (specification, false),
+        };
+        let (value, count) = match value.split_once('*') {
+            Some((value, "v")) => {
+                let count = draft.text.modifiers.iter().find_map(|m| match *m {
+                    "v2" => Some(2),
+                    "v4" => Some(4),
+                    _ => None,
+                });
+                (value, count)
+            }
+            Some((value, count)) => (value, count.parse::<usize>().ok()),
+            None => (value, None),
+        };
+        let mut types = draft.text.modifiers.iter().filter_map(|m| Ty::parse(m));
+        let ty = match value {
+            "t" => types.next(),
+            "u" => types.nth(1),
+            "w" => types.next().map(|ty| match (ty.bytes(), ty.is_signed()) {
+                (2, true) => Ty::S32,
+                (2, false) => Ty::U32,
+                (_, true) => Ty::S64,
+                (_, false) => Ty::U64,
+            }),
+            other => Ty::parse(other),
+        };
+        let ty = ty.unwrap_or(Ty::B32);
+        let mut parts = Vec::new();
+        match (&operand.kind, count) {
+            (OperandKind::Vector(elements), Some(count)) if elements.len() == count => parts.extend(elements),
+            (OperandKind::Vector(elements), count) => {
+                let expected = count.map_or("a single operand".to_owned(), |n| format!("a vector of {n}"));
+                return self.error(
+                    operand.span,
+                    format!("expected {expected}, found a vector of {}", elements.len()),
+                );
+            }
+            // A vector of one may be written without braces.
+            (_, None | Some(1)) => parts.push(operand),
+            (_, Some(count)) => return self.error(operand.span, format!("expected a vector of {count}")),
+        }
+        for part in parts {
+            if destination {
+                self.destination(draft, ty, part, wider, pair)?;
+            } else {
+                let source = self.source_operand(draft, ty, part, wider)?;
+                draft.sources.push(source);
+            }
+        }
+        Ok(())
+    }
+
+    fn destination(
+        &mut self,
+        draft: &mut Draft<'_, 'a>,
+        ty: Ty,
+        operand: &ast::Operand<'a>,
+        wider: bool,
+        pair: bool,
+    ) -> Result<(), ParseError> {
+        let (first, second) = match &operand.kind {
+            OperandKind::Pair(both) if pair => (&both.0, Some(&both.1)),
+            _ => (operand, None),
+        };
+        let result = match first.kind {
+            OperandKind::Sink => Operand::None(ty.class()),
+            OperandKind::Name(name) => {
+                let register = self.register(draft.text.scope, name, first.span)?;
+                if wider && register.class == Class::Double && file_of(ty.class()) == 1 {
+                    // The result is narrower than the register: widen it by its sign.
+                    let narrow = self.names.temporary(Class::Word);
+                    let from = if ty.is_signed() { Ty::S32 } else { Ty::U32 };
+                    let to = if ty.is_signed() { Ty::S64 } else { Ty::U64 };
+                    let op = Op::Convert(plain_conversion(to, from));
+                    let mut widen = self.helper(draft, op, register, Operand::Register(narrow));
+                    widen.guard = draft.guard;
+                    self.after.push(widen);
+                    Operand::Register(narrow)
+                } else {
+                    self.check_class(draft, ty, register, name, first.span, wider)?;
+                    Operand::Register(register)
+                }
+            }
+            _ => return self.error(first.span, format!("expected a {}", ty.class().describe())),
+        };
+        draft.destinations.push(result);
+        if pair {
+            let predicate = match second.map(|operand| (&operand.kind, operand.span)) {
+                None | Some((OperandKind::Sink, _)) => Operand::None(Class::Predicate),
+                Some((&OperandKind::Name(name), span)) => {
+                    let register = self.register(draft.text.scope, name, span)?;
+                    self.check_class(draft, Ty::Pred, register, name, span, false)?;
+                    Operand::Register(register)
+                }
+                Some((_, span)) => return self.error(span, "expected a predicate register"),
+            };
+            draft.destinations.push(predicate);
+        }
+        Ok(())
+    }
+
+    fn check_class(
+        &self,
+        draft: &Draft<'_, 'a>,
+        ty: Ty,
+        register: Register,
+        name: &str,
+        span: Span,
+        wider: bool,
+    ) -> Result<(), ParseError> {
+        let wanted = ty.class();
+        let wide_enough = wider && wanted == Class::Half && register.class == Class::Word;
+        if register.class == wanted || wide_enough {
+            return Ok(());
+        }
+        let message = format!(
+            "`{}` takes a {} here, `{name}` is a {}",
+            spelled(draft.text),
+            wanted.describe(),
+            register.class.describe()
+        );
+        self.error(span, message)
+    }
+
+    fn source_operand(
+        &mut self,
+        draft: &Draft<'_, 'a>,
+        ty: Ty,
+        operand: &ast::Operand<'a>,
+        wider: bool,
+    ) -> Result<Operand, ParseError> {
+        let class = ty.class();
+        let scope = draft.text.scope;
+        match &operand.kind {
+            OperandKind::Not(name) => {
+                let register = self.register(scope, name.text, name.span)?;
+                self.check_class(draft, Ty::Pred, register, name.text, name.span, false)?;
+                if ty != Ty::Pred {
+                    return self.error(operand.span, format!("expected a {}", class.describe()));
+                }
+                let negated = self.names.temporary(Class::Predicate);
+                let op = Op::Unary(Unary::Not, Ty::Pred, Mode::default());
+                let helper = self.helper(draft, op, negated, Operand::Register(register));
+                self.done.push(helper);
+                Ok(Operand::Register(negated))
+            }
+            &OperandKind::Name(name) => match self.names.find(scope, name) {
+                Some(Meaning::Register(register)) => {
+                    if wider && register.class == Class::Double && file_of(class) == 1 {
+                        let narrow = self.names.temporary(Class::Word);
+                        let op = Op::Convert(plain_conversion(Ty::U32, Ty::U64));
+                        let helper = self.helper(draft, op, narrow, Operand::Register(register));
+                        self.done.push(helper);
+                        return Ok(Operand::Register(narrow));
+                    }
+                    self.check_class(draft, ty, register, name, operand.span, wider)?;
+                    Ok(Operand::Register(register))
+                }
+                Some(meaning) => self.address(draft, ty, meaning, 0, operand.span),
+                None => self.special(draft, ty, name, None, operand.span),
+            },
+            &OperandKind::Offset(name, offset) => match self.names.find(scope, name) {
+                Some(Meaning::Register(_)) => self.error(operand.span, "a register takes no offset here"),
+                Some(meaning) => self.address(draft, ty, meaning, offset, operand.span),
+                None => self.error(operand.span, format!("`{name}` is not declared here")),
+            },
+            &OperandKind::Component(name, component) => {
+                self.special(draft, ty, name, Some(component), operand.span)
+            }
+            &OperandKind::Integer(value) => {
+                let value = match (ty, class) {
+                    (Ty::F32 | Ty::F64 | Ty::F16 | Ty::Bf16, _) => {
+                        return self
+                            .error(operand.span, "expected a floating-point constant, such as 0f3F800000");
+                    }
+                    (_, Class::Predicate) => u64::from(value != 0),
+                    (_, Class::Half) => value & 0xffff,
+                    (_, Class::Word) => value & 0xffff_ffff,
+                    (_, Class::Double) => value,
+                };
+                Ok(self.constant(class, Constant::Value(value)))
+            }
+            &OperandKind::Single(bits) => match ty {
+                Ty::F32 | Ty::B32 => Ok(self.constant(class, Constant::Value(u64::from(bits)))),
+                Ty::F64 => {
+                    let value = f64::from(f32::from_bits(bits)).to_bits();
+                    Ok(self.constant(class, Constant::Value(value)))
+                }
+                _ => self.error(operand.span, "a single-precision constant does not fit here"),
+            },
+            &OperandKind::Double(bits) => match ty {
+                Ty::F64 | Ty::B64 => Ok(self.constant(class, Constant::Value(bits))),
+                Ty::F32 => {
+                    let value = (f64::from_bits(bits) as f32).to_bits();
+                    Ok(self.constant(class, Constant::Value(u64::from(value))))
+                }
+                _ => self.error(operand.span, "a double-precision constant does not fit here"),
+            },
+            _ => self.error(operand.span, format!("expected a {} or a constant", class.describe())),
+        }
+    }
+
+    /// The address of a variable, as a value.
+    fn address(
+        &mut self,
+        draft: &Draft<'_, 'a>,
+        ty: Ty,
+        meaning: Meaning,
+        offset: i64,
+        span: Span,
+    ) -> Result<Operand, ParseError> {
+        let constant = match meaning {
+            Meaning::Offset(_, base) => Constant::Value(base.wrapping_add_signed(offset)),
+            Meaning::Global(_, variable) => Constant::Address { variable, offset },
+            Meaning::Register(_) => return self.error(span, "expected a variable"),
+        };
+        match (ty.class(), constant) {
+            (Class::Double, _) => Ok(self.constant(Class::Double, constant)),
+            (Class::Word, Constant::Value(_)) => Ok(self.constant(Class::Word, constant)),
+            _ => self.error(span, format!("`{}` cannot hold the address of a variable", spelled(draft.text))),
+        }
+    }
+
+    fn special(
+        &mut self,
+        draft: &Draft<'_, 'a>,
+        ty: Ty,
+        name: &str,
+        component: Option<&str>,
+        span: Span,
+    ) -> Result<Operand, ParseError> {
+        let Some((register, own)) = special(name, component) else {
+            let dot = component.map(|c| format!(".{c}")).unwrap_or_default();
+            return self.error(span, format!("`{name}{dot}` is not declared here, and no special register"));
+        };
+        if own.class() != ty.class() {
+            let (has, wants) = (own.class().describe(), ty.class().describe());
+            return self
+                .error(span, format!("`{name}` is a {has}, `{}` takes a {wants}", spelled(draft.text)));
+        }
+        let value = self.names.temporary(own.class());
+        let mut read = self.helper(draft, Op::ReadSpecial(register, own), value, Operand::None(own.class()));
+        read.operands.truncate(1);
+        self.done.push(read);
+        Ok(Operand::Register(value))
+    }
+
+    fn memory(&mut self, draft: &mut Draft<'_, 'a>, operand: &ast::Operand<'a>) -> Result<(), ParseError> {
+        let OperandKind::Memory(base, offset) = operand.kind else {
+            return self.error(operand.span, "expected an address in `[` and `]`");
+        };
+        let Some(name) = base else {
+            let address = self.constant(Class::Double, Constant::Value(offset.cast_unsigned()));
+            draft.sources.push(address);
+            draft.immediates.push(0);
+            return Ok(());
+        };
+        match self.names.find(draft.text.scope, name.text) {
+            Some(Meaning::Register(register)) => {
+                if !matches!(register.class, Class::Word | Class::Double) {
+                    let message = format!("`{}` is a {}: no address", name.text, register.class.describe());
+                    return self.error(name.span, message);
+                }
+                draft.sources.push(Operand::Register(register));
+                draft.immediates.push(offset);
+                Ok(())
+            }
+            Some(meaning) => {
+                self.check_space(draft, meaning, name)?;
+                let address = self.address(draft, Ty::B64, meaning, offset, name.span)?;
+                draft.sources.push(address);
+                draft.immediates.push(0);
+                Ok(())
+            }
+            None => self.error(name.span, format!("`{}` is not declared here", name.text)),
+        }
+    }
+
+    /// A variable may be accessed only in its own space.
+    fn check_space(
+        &self,
+        draft: &Draft<'_, 'a>,
+        meaning: Meaning,
+        name: ast::Name<'a>,
+    ) -> Result<(), ParseError> {
+        let (space, word) = match meaning {
+            Meaning::Offset(Space::Shared, _) => (Space::Shared, "shared"),
+            Meaning::Offset(Space::Local, _) => (Space::Local, "local"),
+            Meaning::Offset(..) => (Space::Param, "param"),
+            Meaning::Global(Space::Const, _) => (Space::Const, "const"),
+            _ => (Space::Global, "global"),
+        };
+        let named = |m: &&str| m.split("::").next() == Some(word);
+        // Global and constant addresses are generic ones; the others need their space named.
+        let generic = matches!(space, Space::Global | Space::Const)
+            && !draft.text.modifiers.iter().any(|m| {
+                ["global", "shared", "local", "const", "param"].contains(&m.split("::").next().unwrap_or(m))
+            });
+        if generic || draft.text.modifiers.iter().any(|m| named(&m)) {
+            return Ok(());
+        }
+        self.error(name.span, format!("`{}` is in .{word}, `{}` is not", name.text, spelled(draft.text)))
+    }
+
+    fn targets(&mut self, draft: &mut Draft<'_, 'a>, operand: &ast::Operand<'a>) -> Result<(), ParseError> {
+        let OperandKind::Name(name) = operand.kind else {
+            return self.error(operand.span, "expected the name of a `.branchtargets` list");
+        };
+        let scope = draft.text.scope;
+        let found =
+            self.body.targets.iter().find(|t| t.name.text == name && self.names.is_within(scope, t.scope));
+        let Some(list) = found else {
+            return self.error(operand.span, format!("there is no `.branchtargets` list `{name}` here"));
+        };
+        for label in &list.labels {
+            draft.targets.push(self.names.label(list.scope, label.text, label.span)? as u32);
+        }
+        Ok(())
+    }
+
+    /// `mov` in all its shapes: plain, pack, unpack.
+    fn mov(&mut self, draft: &mut Draft<'_, 'a>, op: Op) -> Result<Op, ParseError> {
+        let Op::Unary(_, ty, mode) = op else { return Ok(op) };
+        let (to, from) = (&draft.text.operands[0], &draft.text.operands[1]);
+        match (&to.kind, &from.kind) {
+            (OperandKind::Vector(parts), _) => {
+                let part = self.part(ty, parts.len(), to.span)?;
+                for element in parts {
+                    self.destination(draft, part, element, true, false)?;
+                }
+                let whole = self.source_operand(draft, ty, from, false)?;
+                draft.sources.push(whole);
+                Ok(Op::Unpack(parts.len() as u8, ty))
+            }
+            (_, OperandKind::Vector(parts)) => {
+                self.destination(draft, ty, to, false, false)?;
+                let part = self.part(ty, parts.len(), from.span)?;
+                for element in parts {
+                    let source = self.source_operand(draft, part, element, true)?;
+                    draft.sources.push(source);
+                }
+                Ok(Op::Pack(parts.len() as u8, ty))
+            }
+            _ => {
+                self.destination(draft, ty, to, false, false)?;
+                let source = self.source_operand(draft, ty, from, false)?;
+                draft.sources.push(source);
+                let whole = draft.destinations.first().map_or(Class::Word, |d| match *d {
+                    Operand::Register(Register { class, .. })
+                    | Operand::Constant(class, _)
+                    | Operand::None(class) => class,
+                });
+                Ok(Op::Unary(Unary::Mov, whole_type(whole), mode))
+            }
+        }
+    }
+
+    /// The type of one of `count` parts of a value.
+    fn part(&self, ty: Ty, count: usize, span: Span) -> Result<Ty, ParseError> {
+        match (ty.bytes(), count) {
+            (8, 2) => Ok(Ty::B32),
+            (8, 4) | (4, 2) => Ok(Ty::B16),
+            (8, 8) | (4, 4) | (2, 2) => Ok(Ty::B8),
+            (bytes, _) => {
+                self.error(span, format!("a value of {bytes} bytes cannot be cut into {count} parts"))
+            }
+        }
+    }
+}
+
+/// Cuts or extends an integer.
+fn plain_conversion(to: Ty, from: Ty) -> Conversion {
+    Conversion {
+        to,
+        from,
+        round: Round::Nearest,
+        integral: false,
+        ftz: false,
+        sat: false,
+        relu: false,
+        satfinite: false,
+    }
+}

@@ -1,0 +1,102 @@
+//! The translated module: instructions with their operands resolved, ready to be bound to code that runs them.
+
+use super::op::Op;
+use super::types::Ty;
+use crate::syntax::ast::{Class, Space};
+
+/// A register before allocation: its class and a number within that class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Register {
+    pub(crate) class: Class,
+    pub(crate) number: u32,
+}
+
+/// An operand of an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operand {
+    Register(Register),
+    /// An index into [`Kernel::constants`], and the class of register that it stands for.
+    Constant(Class, u32),
+    /// A destination that nobody wants, or an optional operand that is not there.
+    None(Class),
+}
+
+/// A value that is the same for all threads of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Constant {
+    Value(u64),
+    /// The address of a module's variable in global memory, and an offset.
+    Address {
+        variable: u32,
+        offset: i64,
+    },
+}
+
+/// An instruction.
+#[derive(Clone, Debug)]
+pub(crate) struct Instruction {
+    pub(crate) op: Op,
+    /// Destinations first.
+    pub(crate) operands: Vec<Operand>,
+    /// How many of the operands are destinations.
+    pub(crate) destinations: usize,
+    /// Offsets of addresses, an integer operand, or the target of a branch.
+    pub(crate) immediates: [i64; 2],
+    pub(crate) guard: Option<(Register, bool)>,
+    /// The targets of an indexed branch.
+    pub(crate) targets: Vec<u32>,
+    /// The line in the text.
+    pub(crate) line: u32,
+    /// The line that the compiler names: file and line.
+    pub(crate) location: Option<(u32, u32)>,
+}
+
+/// A variable of the module in global or constant memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Variable {
+    pub(crate) name: String,
+    pub(crate) space: Space,
+    pub(crate) size: u64,
+    pub(crate) initial: Vec<u8>,
+    /// Addresses of other variables inside the initial bytes: offset, variable, addend.
+    pub(crate) addresses: Vec<(usize, u32, i64)>,
+}
+
+/// A kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    pub(crate) instructions: Vec<Instruction>,
+    pub(crate) constants: Vec<Constant>,
+    /// How many registers each class has: predicates, words (and halves), doubles.
+    pub(crate) registers: [u32; 3],
+    /// Variables in shared memory, for findings: name, offset, bytes.
+    pub(crate) shared: Vec<(String, u32, u32)>,
+    pub(crate) static_shared: u32,
+    pub(crate) uses_dynamic_shared: bool,
+    /// Bytes of local memory that a thread needs.
+    pub(crate) local: u32,
+    /// Offset and size of each parameter.
+    pub(crate) parameters: Vec<(u32, u32)>,
+    pub(crate) parameter_bytes: u32,
+    /// Whether blocks may communicate with each other.
+    pub(crate) communicates: bool,
+}
+
+/// The position of a class in [`Kernel::registers`]; halves live in words.
+pub(crate) fn file_of(class: Class) -> usize {
+    match class {
+        Class::Predicate => 0,
+        Class::Half | Class::Word => 1,
+        Class::Double => 2,
+    }
+}
+
+/// The unsigned type that fills a class.
+pub(crate) fn whole_type(class: Class) -> Ty {
+    match class {
+        Class::Predicate => Ty::Pred,
+        Class::Half => Ty::U16,
+        Class::Word => Ty::U32,
+        Class::Double => Ty::U64,
+    }
+}

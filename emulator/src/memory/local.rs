@@ -1,0 +1,82 @@
+//! Plain bytes with initialisation bits: a block's shared memory, and the local memory of a warp's lanes.
+
+/// Bytes that one thread of the host works on.
+#[derive(Clone)]
+pub(crate) struct Bytes {
+    bytes: Vec<u8>,
+    /// A bit for each byte.
+    written: Vec<u8>,
+}
+
+impl Bytes {
+    /// `count` bytes, none of them written.
+    pub(crate) fn new(count: usize) -> Self {
+        // A little longer, so that a mask of 16 bits can be read at the last byte.
+        Self { bytes: vec![0; count], written: vec![0; count.div_ceil(8) + 4] }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The `N` bytes at `offset`, which is inside.
+    #[inline(always)]
+    pub(crate) fn load<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let mut out = [0; N];
+        out.copy_from_slice(&self.bytes[offset..offset + N]);
+        out
+    }
+
+    #[inline(always)]
+    pub(crate) fn store<const N: usize>(&mut self, offset: usize, value: [u8; N]) {
+        self.bytes[offset..offset + N].copy_from_slice(&value);
+    }
+
+    /// A bit for each of the `count` (at most 16) bytes from `offset` that was written.
+    #[inline(always)]
+    pub(crate) fn written(&self, offset: usize, count: u32) -> u32 {
+        let at = offset / 8;
+        let bits = u32::from(self.written[at])
+            | u32::from(self.written[at + 1]) << 8
+            | u32::from(self.written[at + 2]) << 16;
+        bits >> (offset % 8) & ((1 << count) - 1)
+    }
+
+    /// Sets whether the `count` (at most 16) bytes from `offset` are written.
+    #[inline(always)]
+    pub(crate) fn set_written(&mut self, offset: usize, count: u32, value: bool) {
+        let at = offset / 8;
+        let mask = ((1u32 << count) - 1) << (offset % 8);
+        for i in 0..3 {
+            let byte = (mask >> (8 * i)) as u8;
+            if byte == 0 {
+                continue;
+            }
+            if value {
+                self.written[at + i] |= byte;
+            } else {
+                self.written[at + i] &= !byte;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn initialisation_bits_follow_the_bytes() {
+        for offset in 0..20 {
+            for count in 1..=16 {
+                let mut bytes = Bytes::new(40);
+                bytes.set_written(offset, count, true);
+                let marked: Vec<usize> = (0..40).filter(|&i| bytes.written(i, 1) == 1).collect();
+                assert_eq!(marked, (offset..offset + count as usize).collect::<Vec<_>>());
+                assert_eq!(bytes.written(offset, count), (1 << count) - 1);
+                bytes.set_written(offset, 1, false);
+                assert_eq!(bytes.written(offset, count), (1 << count) - 2);
+            }
+        }
+    }
+}

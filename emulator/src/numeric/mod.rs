@@ -1,0 +1,8 @@
+//! The arithmetic of the GPU where it is not the host's: narrow floats, rounding modes, NaN, conversions, tensor cores.
+//!
+//! Everything here is pure and works on single values, or on the fragments of one matrix instruction.
+
+pub(crate) mod convert;
+pub(crate) mod float;
+pub(crate) mod half;
+pub(crate) mod mma;
