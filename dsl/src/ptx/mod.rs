@@ -22,6 +22,9 @@
 )]
 
 /// `asm!` on the GPU, a panic on the host.
+///
+/// Line information names the function that stands for the instruction, not this macro.
+#[collapse_debuginfo(yes)]
 macro_rules! instruction {
     ($($asm:tt)*) => {{
         #[cfg(target_arch = "nvptx64")]

@@ -148,8 +148,8 @@ where
     pub(super) fn params(&self, plan: &Plan<T, O>, stride_y: usize, op: &LinearOp<'_, T, O>) -> LinearParams {
         debug_assert_eq!(plan.k, self.k as usize);
         LinearParams {
-            stride_x: plan.x.strides()[0] as u64,
-            stride_w: op.w.strides()[0] as u64,
+            stride_x: row_stride(&plan.x),
+            stride_w: row_stride(op.w),
             stride_y: stride_y as u64,
             m: self.m,
             n: self.n,
@@ -176,11 +176,18 @@ fn choose_tile(forced: Option<Tile>, device: &Device, problem: Problem) -> Resul
     })
 }
 
+/// Elements from one row to the next.
+///
+/// A single row has no stride to speak of. Zero keeps the addresses of the rows that a tile has and the matrix lacks as
+/// aligned as its own.
+fn row_stride<T: Element>(matrix: &Tensor<T>) -> u64 {
+    if matrix.shape()[0] <= 1 { 0 } else { matrix.strides()[0] as u64 }
+}
+
 /// Whether the rows of a matrix can be read in chunks of 16 bytes.
 fn is_chunked<T: Element>(matrix: &Tensor<T>) -> bool {
-    let stride_bytes = matrix.strides()[0] as u64 * size_of::<T>() as u64;
-    matrix.arg().address().is_multiple_of(CHUNK_BYTES)
-        && (matrix.shape()[0] <= 1 || stride_bytes.is_multiple_of(CHUNK_BYTES))
+    let stride_bytes = row_stride(matrix) * size_of::<T>() as u64;
+    (matrix.arg().address() | stride_bytes).is_multiple_of(CHUNK_BYTES)
 }
 
 /// `tensor` as a matrix, with its leading axes as rows.
