@@ -22,7 +22,7 @@ use warpsmith_kernels::linear::{LinearParams, Tile64x64, linear};
 type Mutated = linear<F16, F16, Tile64x64, Aligned>;
 
 /// M, K, N: more slots of K than the ring has, tails on every side, and every number of columns left over after fours.
-const SIZES: [(u32, u32, u32); 4] = [(70, 648, 65), (65, 328, 66), (64, 72, 67), (3, 8, 64)];
+const SIZES: [(u32, u32, u32); 5] = [(70, 648, 65), (65, 328, 66), (64, 72, 67), (5, 40, 68), (3, 8, 64)];
 
 pub(crate) fn trials() -> Vec<Trial> {
     let entry: Arc<Entry> = Arc::new(Entry::of(Mutated::DECLARATION.name));
