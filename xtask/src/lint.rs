@@ -19,7 +19,8 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     if !step(FORMAT, cargo().args(["fmt", "--all", "--check"]))? {
         failed.push(FORMAT);
     }
-    let clippy = ["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"];
+    let clippy =
+        ["clippy", "--workspace", "--all-targets", "--release", "--keep-going", "--", "-D", "warnings"];
     if !step(CLIPPY, cargo().args(clippy))? {
         failed.push(CLIPPY);
     }

@@ -68,7 +68,8 @@ fn cargo() -> Command {
 /// Runs one step of a longer command under a headline, its output shown as it comes; whether it succeeded.
 fn step(headline: &str, command: &mut Command) -> Result<bool> {
     println!("\n── {headline}");
-    let status = command.status().with_context(|| format!("cannot start `{}`", command.get_program().display()))?;
+    let status =
+        command.status().with_context(|| format!("cannot start `{}`", command.get_program().display()))?;
     Ok(status.success())
 }
 
