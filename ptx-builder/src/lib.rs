@@ -8,7 +8,7 @@
 //! [`Builder`] turns a kernel crate into one PTX file for each kernel family (a Cargo feature of the crate) and
 //! architecture. It lifts launch bounds out of the kernels' bodies ([`module`]), writes a header that says what the file
 //! was made from ([`header`]), and refuses what would ruin a kernel without a compiler error: local memory, calls, unresolved
-//! symbols ([`check`]). With `ptxas` at hand, [`Ptxas`] adds spills, stack frames and serialisation warnings, and counts
+//! symbols ([`mod@check`]). With `ptxas` at hand, [`Ptxas`] adds spills, stack frames and serialisation warnings, and counts
 //! registers.
 //!
 //! From a build script:
