@@ -25,10 +25,6 @@ unary!(
     rcp_approx, "rcp.approx.f32", reg32 f32 => reg32 f32
 );
 unary!(
-    /// `cvt.rna.tf32.f32`: rounds to the nearest TF32, ties away from zero; the bits of an f32 whose low 13 bits do not count.
-    cvt_rna_tf32_f32, "cvt.rna.tf32.f32", reg32 f32 => reg32 u32
-);
-unary!(
     /// `cvt.rn.f16.f32`: rounds to the nearest half-precision number, ties to even.
     cvt_f16_f32, "cvt.rn.f16.f32", reg32 f32 => reg16 u16
 );
