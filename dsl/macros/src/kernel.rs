@@ -182,8 +182,9 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
             #[cfg(target_arch = "nvptx64")]
             const _: () = {
                 #bound
-                #[unsafe(no_mangle)]
-                unsafe extern "ptx-kernel" fn #name(#(#names: #types),*) {
+                // A name of its own: the kernel may be called what the entry is called.
+                #[unsafe(export_name = #name_text)]
+                unsafe extern "ptx-kernel" fn __warpsmith_entry(#(#names: #types),*) {
                     // SAFETY: comments, which the builder turns into directives; then the kernel's own contract.
                     unsafe {
                         core::arch::asm!(
