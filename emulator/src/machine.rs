@@ -177,6 +177,7 @@ impl Machine {
             config: *config,
             checks: self.config.checks,
             numerics: self.config.numerics,
+            level: module.level(),
             completion: self.config.completion,
             seed: self.config.seed,
             hopper: self.config.compute_capability.0 >= 9,

@@ -25,6 +25,8 @@ struct Inner {
     target: String,
     version: u32,
     variables: Vec<Variable>,
+    /// The host's instructions that the code was bound for.
+    level: Level,
     kernels: Vec<(KernelInfo, Kernel, Vec<Inst>)>,
 }
 
@@ -146,6 +148,7 @@ impl Module {
             target: target.text.to_owned(),
             version,
             variables: translated.variables,
+            level,
             kernels,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -187,6 +190,10 @@ impl Module {
 
     pub(crate) fn id(&self) -> u64 {
         self.inner.id
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        self.inner.level
     }
 
     pub(crate) fn text(&self) -> &Text {

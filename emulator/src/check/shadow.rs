@@ -235,6 +235,47 @@ impl Shadow {
         Self::access_parts(&mut self.splits[cell.split as usize - 1], bytes, access, &actor)
     }
 
+    /// [`access`](Self::access) to a whole granule. The common cases are decided here.
+    #[inline(always)]
+    pub(crate) fn access_whole(
+        &mut self,
+        granule: u32,
+        warp: u32,
+        access: Access,
+        at: u32,
+    ) -> Result<(), Conflict> {
+        let (now, settled) = (self.now, self.settled);
+        let own = 1u32 << warp;
+        let cell = &mut self.cells[granule as usize];
+        let known = cell.write_stamp < settled || u32::from(cell.writer) == warp;
+        if cell.split == 0 && !cell.pending && known {
+            let quiet = cell.read_stamp < settled || cell.readers & !own == 0;
+            if access == Access::Read {
+                if cell.read_stamp == now && cell.read_bytes == u16::MAX {
+                    cell.readers |= own;
+                    cell.read_at = at;
+                    return Ok(());
+                } else if quiet {
+                    (cell.readers, cell.read_stamp, cell.read_bytes) = (own, now, u16::MAX);
+                    cell.read_at = at;
+                    return Ok(());
+                }
+            } else if quiet {
+                cell.readers = 0;
+                (cell.writer, cell.write_stamp, cell.written_at) = (warp as u8, now, at);
+                cell.written_bytes = u16::MAX;
+                (cell.pending, cell.atomic) = (access == Access::Asynchronous, access == Access::Atomic);
+                return Ok(());
+            }
+        }
+        self.access_uncommon(granule, warp, access, at)
+    }
+
+    #[cold]
+    fn access_uncommon(&mut self, granule: u32, warp: u32, access: Access, at: u32) -> Result<(), Conflict> {
+        self.access(granule, u16::MAX, warp, access, at)
+    }
+
     #[cold]
     fn access_parts(
         parts: &mut [Cell; 16],
@@ -257,7 +298,8 @@ impl Shadow {
         let now = self.now;
         let cell = &mut self.cells[granule as usize];
         if cell.split == 0 {
-            (cell.pending, cell.write_stamp) = (false, now);
+            cell.pending = false;
+            cell.write_stamp = now;
         } else {
             for byte in bits(u32::from(bytes)) {
                 let part = &mut self.splits[cell.split as usize - 1][byte as usize];

@@ -38,6 +38,8 @@ struct Pending {
     /// Bytes that are read; the others become zeros.
     lengths: [u8; 32],
     bytes: u8,
+    /// The allocation that all lanes copy 16 bytes from, if there is such a one.
+    source: Option<usize>,
     /// The bytes have moved already.
     moved: bool,
 }
@@ -76,6 +78,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         reading |= u32::from(lengths[lane] != 0) << lane;
     }
     let mut rest = lanes & reading;
+    let mut source = None;
     let table = core.launch.table;
     while rest != 0 {
         let first = rest.trailing_zeros() as usize;
@@ -88,6 +91,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         };
         let allocation = table.at(index);
         let (base, size) = (allocation.base, allocation.bytes());
+        source = (source.is_none() && rest == lanes && lengths == [16; 32]).then_some(index);
         for lane in 0..32 {
             let offset = from[lane].wrapping_sub(base);
             let fits = offset < size && size - offset >= u64::from(lengths[lane]);
@@ -102,15 +106,12 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
             mix(seed.wrapping_add(core.warp.copies.started << 32)) & 1 == 0
         }
     };
-    let pending = Pending {
-        lanes,
-        groups: core.warp.copies.groups,
-        from,
-        to: to.map(|address| address as u32),
-        lengths,
-        bytes,
-        moved,
-    };
+    let mut offsets = [0; 32];
+    for lane in 0..32 {
+        offsets[lane] = to[lane] as u32;
+    }
+    let pending =
+        Pending { lanes, groups: core.warp.copies.groups, from, to: offsets, lengths, bytes, source, moved };
     if moved {
         transfer(core, &pending, lanes);
     }
@@ -132,6 +133,17 @@ fn transfer(core: &mut Core<'_>, copy: &Pending, lanes: u32) {
     let table = core.launch.table;
     let mut cached = core.warp.allocation;
     let bytes = u32::from(copy.bytes);
+    let mut lanes = lanes;
+    if let Some(allocation) = copy.source.and_then(|index| table.get(index)) {
+        let (base, storage) = (allocation.base, &*allocation.storage);
+        for lane in ones(lanes) {
+            if let Some([low, high]) = storage.written_block(copy.from[lane] - base) {
+                let data = u128::from(high) << 64 | u128::from(low);
+                core.block.shared.store_block(copy.to[lane] as usize, data.to_le_bytes());
+                lanes &= !(1 << lane);
+            }
+        }
+    }
     for lane in ones(lanes) {
         let (from, to) = (copy.from[lane], copy.to[lane] as usize);
         let length = u32::from(copy.lengths[lane]);
@@ -150,9 +162,11 @@ fn transfer(core: &mut Core<'_>, copy: &Pending, lanes: u32) {
             if length == 16 && offset.is_multiple_of(16) {
                 data[..8].copy_from_slice(&storage.load::<u64>(offset).to_le_bytes());
                 data[8..].copy_from_slice(&storage.load::<u64>(offset + 8).to_le_bytes());
-                if !(storage.is_written(offset, 8) && storage.is_written(offset + 8, 8)) {
-                    written = written_bits(storage, offset, length);
+                if storage.is_written(offset, 8) && storage.is_written(offset + 8, 8) {
+                    core.block.shared.store_block(to, data);
+                    continue;
                 }
+                written = written_bits(storage, offset, length);
             } else {
                 storage.read(offset, &mut data[..length as usize]);
                 // Beyond the source's length the destination gets zeros.
@@ -199,10 +213,9 @@ pub(crate) fn wait(level: Level) -> Handler {
         let allowed = inst.immediates[0].clamp(0, i64::from(u32::MAX)) as u32;
         let mask = core.warp.mask;
         let groups = core.warp.copies.groups;
-        let mut kept = VecDeque::new();
         // Taken out, so that the warp can be worked on; in order, so that later copies win.
         let mut pending = std::mem::take(&mut core.warp.copies.pending);
-        while let Some(mut copy) = pending.pop_front() {
+        for copy in &mut pending {
             let mut done = 0;
             for lane in 0..32 {
                 // A copy is done if at most `allowed` groups were committed after its own.
@@ -212,7 +225,7 @@ pub(crate) fn wait(level: Level) -> Handler {
             done &= copy.lanes & mask;
             if done != 0 {
                 if !copy.moved {
-                    transfer(core, &copy, done);
+                    transfer(core, copy, done);
                 }
                 if let Some(shadow) = &mut core.block.shadow {
                     let field = (1u32 << copy.bytes) - 1;
@@ -223,11 +236,11 @@ pub(crate) fn wait(level: Level) -> Handler {
                 }
                 copy.lanes &= !done;
             }
-            if copy.lanes != 0 {
-                kept.push_back(copy);
-            }
         }
-        core.warp.copies.pending = kept;
+        while pending.front().is_some_and(|copy| copy.lanes == 0) {
+            pending.pop_front();
+        }
+        core.warp.copies.pending = pending;
         Flow::Next
     })
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rayon::prelude::*;
 
 use super::block::{BarrierState, Block, Turn};
-use super::code::{Core, Fault, Inst};
+use super::code::{Core, Fault, Inst, Level};
 use super::registers::{Constants, Registers};
 use super::warp::Warp;
 use crate::check::shadow::Shadow;
@@ -31,6 +31,8 @@ pub(crate) struct Launch<'l> {
     pub(crate) config: LaunchConfig,
     pub(crate) checks: Checks,
     pub(crate) numerics: Numerics,
+    /// What the host can do; the code is bound for it.
+    pub(crate) level: Level,
     pub(crate) completion: Completion,
     pub(crate) seed: u64,
     /// The machine has the tensor cores of compute capability 9.

@@ -2,7 +2,6 @@
 
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Execute, Lane, handler, warp};
-use super::memory::ones;
 use crate::check::shadow::Access;
 use crate::config::Numerics;
 use crate::ir::op::{Mma, Op};
@@ -41,16 +40,19 @@ fn load_matrices<const N: usize>(core: &mut Core<'_>, inst: &Inst) -> Result<(),
     let mut values = [[0u32; 32]; N];
     let mut bits = [0xffffu32; 32];
     let mut all = 0xffff;
-    for lane in ones(rows) {
-        let offset = addresses[lane] as usize;
-        let row: [u8; 16] = core.block.shared.load(offset);
-        for word in 0..4 {
-            let at = word * 4;
-            values[lane / 8][lane % 8 * 4 + word] =
-                u32::from_le_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]]);
+    // Row i of the matrices stands in lanes 4·(i mod 8) to 4·(i mod 8) + 3 of register i / 8: all rows in a row.
+    let words = values.as_flattened_mut().as_chunks_mut::<4>().0;
+    for (lane, words) in words.iter_mut().enumerate() {
+        if rows >> lane & 1 == 0 {
+            continue;
         }
-        bits[lane] = core.block.shared.written(offset, 16);
-        all &= bits[lane];
+        let offset = addresses[lane] as usize;
+        let (row, written) = core.block.shared.load_block(offset);
+        for (word, bytes) in words.iter_mut().zip(row.as_chunks::<4>().0) {
+            *word = u32::from_le_bytes(*bytes);
+        }
+        bits[lane] = written;
+        all &= written;
     }
     core.warp.mask = u32::MAX;
     for n in 0..N {
@@ -114,12 +116,10 @@ pub(crate) fn mma(_: Mma, level: Level) -> Handler {
             known &= u32::written(core, inst.slots[first_c + i]);
         }
         let mut out = [[0u32; 32]; 4];
-        match (core.launch.numerics, shape.input) {
-            (Numerics::Fast, Ty::F16) if shape.accumulator == Ty::F32 => {
-                mma::fast_f16(&fragments, shape.k, &mut out);
+        match (core.launch.numerics, shape.accumulator) {
+            (Numerics::Fast, Ty::F32) => {
+                mma::fast(&fragments, shape, core.launch.level, &mut out);
             }
-            (Numerics::Fast, Ty::Bf16) => mma::fast_bf16(&fragments, shape.k, &mut out),
-            (Numerics::Fast, Ty::Tf32) => mma::fast_tf32(&fragments, shape.k, &mut out),
             (Numerics::Fast, _) => mma::general(&fragments, shape, Model::Plain, &mut out),
             (Numerics::Exact, _) => {
                 let model = if core.launch.hopper { Model::Hopper } else { Model::Ampere };

@@ -346,7 +346,12 @@ impl Core<'_> {
     #[inline(always)]
     pub(crate) fn addresses(&mut self, slot: Slot, offset: i64) -> Result<[u64; 32], Flow> {
         let (mut addresses, written) = if slot & DOUBLE == 0 {
-            (u32::read(self, slot).map(u64::from), u32::written(self, slot))
+            let words = u32::read(self, slot);
+            let mut addresses = [0; 32];
+            for lane in 0..32 {
+                addresses[lane] = u64::from(words[lane]);
+            }
+            (addresses, u32::written(self, slot))
         } else {
             (*u64::read(self, slot), u64::written(self, slot))
         };
@@ -545,6 +550,32 @@ impl Core<'_> {
     ) -> Result<(), Flow> {
         let Some(shadow) = &mut self.block.shadow else { return Ok(()) };
         let (warp, at) = (self.warp.number, self.warp.pc);
+        if bytes == GRANULE {
+            let mut failed = None;
+            for lane in 0..32 {
+                if lanes >> lane & 1 == 0 {
+                    continue;
+                }
+                // An access that the alignment check let pass reaches into the next granule.
+                let (first, last) =
+                    (addresses[lane] as u32 / GRANULE, (addresses[lane] as u32 + 15) / GRANULE);
+                let mut result = shadow.access_whole(first, warp, access, at);
+                if last != first {
+                    result = result.and_then(|()| shadow.access_whole(last, warp, access, at));
+                }
+                if let Err(conflict) = result {
+                    failed = Some((first, conflict));
+                    break;
+                }
+            }
+            return match failed {
+                None => Ok(()),
+                Some((granule, conflict)) => match self.raced(lanes, addresses, granule, access, conflict) {
+                    Flow::Next => Ok(()),
+                    flow => Err(flow),
+                },
+            };
+        }
         // Neighbouring lanes mostly touch the same granule: their bytes are noted together.
         let (mut granule, mut touched) = (u32::MAX, 0u32);
         let mut failed = None;

@@ -32,6 +32,30 @@ impl Bytes {
         self.bytes[offset..offset + N].copy_from_slice(&value);
     }
 
+    /// Stores 16 bytes and marks them as written.
+    #[inline(always)]
+    pub(crate) fn store_block(&mut self, offset: usize, value: [u8; 16]) {
+        self.store(offset, value);
+        if offset.is_multiple_of(8) {
+            self.written[offset / 8..offset / 8 + 2].copy_from_slice(&[0xff; 2]);
+        } else {
+            self.set_written(offset, 16, true);
+        }
+    }
+
+    /// The 16 bytes at `offset`, and a bit for each that was written.
+    #[inline(always)]
+    pub(crate) fn load_block(&self, offset: usize) -> ([u8; 16], u32) {
+        let value = self.load(offset);
+        if offset.is_multiple_of(8) {
+            let at = offset / 8;
+            let written = &self.written[at..at + 2];
+            (value, u32::from(u16::from_le_bytes([written[0], written[1]])))
+        } else {
+            (value, self.written(offset, 16))
+        }
+    }
+
     /// A bit for each of the `count` (at most 16) bytes from `offset` that was written.
     #[inline(always)]
     pub(crate) fn written(&self, offset: usize, count: u32) -> u32 {

@@ -74,6 +74,15 @@ impl Storage {
         T::load(self.cell::<T>(offset))
     }
 
+    /// The 16 bytes at `offset`, if that is a multiple of 8 and all of them are inside and were written.
+    #[inline(always)]
+    pub(crate) fn written_block(&self, offset: u64) -> Option<[u64; 2]> {
+        let word = (offset / 8) as usize;
+        let (words, written) = (self.words.get(word..word + 2)?, self.written.get(word..word + 2)?);
+        let all = written[0].load(Relaxed) & written[1].load(Relaxed) == 0xff && offset.is_multiple_of(8);
+        all.then(|| [words[0].load(Relaxed), words[1].load(Relaxed)])
+    }
+
     /// Stores the unit at `offset`, which is aligned to the unit's size and inside, and marks its bytes as written.
     #[inline(always)]
     pub(crate) fn store<T: Unit>(&self, offset: u64, value: T) {

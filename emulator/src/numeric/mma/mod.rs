@@ -4,7 +4,11 @@
 //! halves or 4 words (t): register r has rows from 8·(r mod 2) and columns from its width times r / 2. A register of B
 //! is the same with n for the row. The accumulator's register i holds row g + 8·(i / 2), column 2t + i mod 2.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+
 use super::half::{NAN32, bf16_to_f32, f16_to_f32, f32_to_f16};
+use crate::exec::code::Level;
 use crate::ir::op::Mma;
 use crate::ir::types::Ty;
 
@@ -112,27 +116,14 @@ fn halves(f: &Fragments<'_>, k: u8, convert: impl Fn(u16) -> f32 + Copy, out: &m
     }
 }
 
-/// f16 inputs, f32 sums.
-#[inline(always)]
-pub(crate) fn fast_f16(f: &Fragments<'_>, k: u8, out: &mut [[u32; 32]; 4]) {
-    halves(f, k, f16_to_f32, out);
-}
-
-/// bf16 inputs, f32 sums.
-#[inline(always)]
-pub(crate) fn fast_bf16(f: &Fragments<'_>, k: u8, out: &mut [[u32; 32]; 4]) {
-    halves(f, k, bf16_to_f32, out);
-}
-
 /// The low 13 bits of a TF32 operand do not count.
 #[inline(always)]
 fn tf32(bits: u32) -> f32 {
     f32::from_bits(bits & !0x1fff)
 }
 
-/// TF32 inputs, f32 sums.
 #[inline(always)]
-pub(crate) fn fast_tf32(f: &Fragments<'_>, k: u8, out: &mut [[u32; 32]; 4]) {
+fn words(f: &Fragments<'_>, k: u8, out: &mut [[u32; 32]; 4]) {
     let mut a = [[0f32; 8]; 16];
     let mut b = [[0f32; 8]; 8];
     let steps = if k == 8 { 2 } else { 1 };
@@ -147,6 +138,36 @@ pub(crate) fn fast_tf32(f: &Fragments<'_>, k: u8, out: &mut [[u32; 32]; 4]) {
         }
     }
     multiply::<8>(&a, &b, &f.c, out);
+}
+
+/// A product with f32 sums, in plain f32.
+pub(crate) fn fast(f: &Fragments<'_>, shape: Mma, level: Level, out: &mut [[u32; 32]; 4]) {
+    #[cfg(target_arch = "x86_64")]
+    if level == Level::Avx2 {
+        use avx2::{BF16, F16, TF32};
+        let product = match (shape.input, shape.k) {
+            (Ty::F16, 16) => Some(avx2::multiply::<F16, 2> as unsafe fn(&Fragments<'_>, &mut [[u32; 32]; 4])),
+            (Ty::F16, _) => Some(avx2::multiply::<F16, 1> as _),
+            (Ty::Bf16, 16) => Some(avx2::multiply::<BF16, 2> as _),
+            (Ty::Bf16, _) => Some(avx2::multiply::<BF16, 1> as _),
+            (Ty::Tf32, 8) => Some(avx2::multiply::<TF32, 1> as _),
+            _ => None,
+        };
+        if let Some(product) = product {
+            // SAFETY: `Level::Avx2` says that the host has AVX2, FMA and F16C.
+            return unsafe { product(f, out) };
+        }
+    }
+    let _ = level;
+    portable(f, shape, out);
+}
+
+fn portable(f: &Fragments<'_>, shape: Mma, out: &mut [[u32; 32]; 4]) {
+    match shape.input {
+        Ty::Tf32 => words(f, shape.k, out),
+        Ty::Bf16 => halves(f, shape.k, bf16_to_f32, out),
+        _ => halves(f, shape.k, f16_to_f32, out),
+    }
 }
 
 /// Any shape, in any model.
@@ -250,6 +271,31 @@ mod tests {
         assert_eq!(dot(&a, &b, 0.0, Ty::Bf16, Model::Hopper), 1.0 + 3.0 * 2f32.powi(-23));
         assert_eq!(dot(&a, &b, 0.0, Ty::Bf16, Model::Ampere), 1.0);
         assert_eq!(dot(&a, &b, -1.0, Ty::Bf16, Model::Hopper), 14.0 * 2f32.powi(-25));
+    }
+
+    #[test]
+    fn vector_code_gives_what_the_portable_code_gives() {
+        let mut state = 1u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 8
+        };
+        // Small positive and negative halves, and sums of any size.
+        let small = |bits: u32| (bits & 0x8fff_8fff) | 0x3000_3000;
+        let a: [[u32; 32]; 4] = std::array::from_fn(|_| std::array::from_fn(|_| small(next() << 8 ^ next())));
+        let b: [[u32; 32]; 2] = std::array::from_fn(|_| std::array::from_fn(|_| small(next() << 8 ^ next())));
+        let c: [[u32; 32]; 4] =
+            std::array::from_fn(|_| std::array::from_fn(|_| ((next() as f32) / 1e6 - 8.0).to_bits()));
+        let f = Fragments { a: a.each_ref(), b: b.each_ref(), c: c.each_ref() };
+        for (input, k) in [(Ty::F16, 16), (Ty::F16, 8), (Ty::Bf16, 16), (Ty::Bf16, 8), (Ty::Tf32, 8)] {
+            let shape = Mma { k, input, accumulator: Ty::F32 };
+            let (mut vector, mut plain, mut scalar) = ([[0; 32]; 4], [[0; 32]; 4], [[0; 32]; 4]);
+            fast(&f, shape, Level::detect(), &mut vector);
+            portable(&f, shape, &mut plain);
+            general(&f, shape, Model::Plain, &mut scalar);
+            assert_eq!(vector, plain, "{input:?}, k = {k}");
+            assert_eq!(scalar, plain, "{input:?}, k = {k}");
+        }
     }
 
     #[test]

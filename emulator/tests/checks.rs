@@ -1,0 +1,333 @@
+//! Every check has a kernel that it must flag, and a correct twin that it must not.
+
+mod common;
+
+use common::{finding, launch, module};
+use warpsmith_emulator::{Checks, Config, Finding, FindingKind, Limits, Machine, Report};
+
+/// A kernel of one pointer parameter, `%p`, and thread index `%t`.
+fn kernel(declarations: &str, body: &str) -> String {
+    format!(
+        ".visible .entry test(.param .u64 p)\n{{\n.reg .b64 %p, %q, %x<8>;\n.reg .b32 %t, %r<16>;\n\
+         .reg .pred %c<4>;\n{declarations}\nld.param.u64 %p, [p];\nmov.u32 %t, %tid.x;\n\
+         mad.wide.u32 %q, %t, 4, %p;\n{body}\nret;\n}}\n"
+    )
+}
+
+/// Runs a kernel on `bytes` bytes of zeros.
+fn run_on(
+    machine: &Machine,
+    text: &str,
+    threads: u32,
+    bytes: u64,
+) -> Result<Report, warpsmith_emulator::LaunchError> {
+    let p = machine.allocate(bytes).unwrap();
+    machine.fill(p, 0, bytes).unwrap();
+    launch(machine, &module(text), 1, threads, 0, &[p])
+}
+
+fn passes(text: &str, threads: u32) {
+    run_on(&Machine::default(), text, threads, 4 * u64::from(threads))
+        .unwrap_or_else(|error| panic!("{error}\n{text}"));
+}
+
+fn fails(text: &str, threads: u32, kind: FindingKind) -> Finding {
+    let found = finding(run_on(&Machine::default(), text, threads, 4 * u64::from(threads)));
+    assert_eq!(found.kind, kind, "{found}");
+    found
+}
+
+#[test]
+fn an_access_past_the_end_names_allocation_and_lanes() {
+    passes(&kernel("", "st.global.u32 [%q], %t;"), 40);
+    let found = fails(&kernel("", "st.global.u32 [%q+8], %t;"), 40, FindingKind::OutOfBounds);
+    assert_eq!((found.warp, found.lanes), (1, 0xc0), "{found}");
+    assert!(found.message.contains("0 bytes past the end of allocation #0 (160 bytes"), "{found}");
+    assert_eq!(found.text, "st.global.u32 [%q+8], %t;");
+    fails(&kernel("", "ld.global.u32 %r0, [%q+-4];"), 32, FindingKind::OutOfBounds);
+    fails(&kernel("", "mov.b64 %q, 0;\nld.global.u32 %r0, [%q];"), 32, FindingKind::OutOfBounds);
+    fails(&kernel("", "ld.u32 %r0, [%q+1000000];"), 32, FindingKind::OutOfBounds);
+    fails(&kernel("", "red.global.add.u32 [%q+128], %t;"), 32, FindingKind::OutOfBounds);
+}
+
+#[test]
+fn an_access_through_a_stale_pointer_is_a_use_after_free() {
+    let machine = Machine::default();
+    let text = kernel("", "ld.global.u32 %r0, [%q];");
+    let p = machine.allocate(128).unwrap();
+    machine.fill(p, 0, 128).unwrap();
+    launch(&machine, &module(&text), 1, 32, 0, &[p]).unwrap();
+    machine.free(p).unwrap();
+    let found = finding(launch(&machine, &module(&text), 1, 32, 0, &[p]));
+    assert_eq!(found.kind, FindingKind::UseAfterFree, "{found}");
+}
+
+#[test]
+fn a_crooked_address_is_misaligned() {
+    passes(&kernel("", "ld.global.u16 %r0, [%p+2];"), 32);
+    fails(&kernel("", "ld.global.u32 %r0, [%p+2];"), 32, FindingKind::Misaligned);
+    fails(&kernel("", "ld.global.v2.u32 {%r0, %r1}, [%p+4];"), 32, FindingKind::Misaligned);
+    fails(&kernel(".shared .align 16 .b8 s[64];", "st.shared.u32 [s+1], %t;"), 32, FindingKind::Misaligned);
+}
+
+#[test]
+fn shared_memory_has_an_end() {
+    let text = |offset: u32| {
+        kernel(".shared .align 4 .b8 s[128];", &format!("mov.u32 %r0, s;\nst.shared.u32 [%r0+{offset}], 1;"))
+    };
+    passes(&text(124), 32);
+    fails(&text(128), 32, FindingKind::OutOfBounds);
+    let local =
+        |offset: u32| kernel(".local .align 4 .b8 l[16];", &format!("st.local.u32 [l+{offset}], %t;"));
+    passes(&local(12), 32);
+    fails(&local(16), 32, FindingKind::OutOfBounds);
+}
+
+#[test]
+fn a_register_that_nothing_wrote_matters_only_where_it_decides() {
+    // Arithmetic on it, or a store to shared memory, does no harm by itself.
+    passes(&kernel(".shared .align 4 .b8 s[4];", "add.u32 %r1, %r0, 1;\nst.shared.u32 [s], %r1;"), 32);
+    fails(&kernel("", "add.u32 %r1, %r0, 1;\nst.global.u32 [%q], %r1;"), 32, FindingKind::Uninitialised);
+    fails(&kernel("", "setp.eq.u32 %c0, %r0, 1;\n@%c0 bra $L;\n$L:"), 32, FindingKind::Uninitialised);
+    fails(&kernel("", "ld.global.u32 %r1, [%x0];"), 32, FindingKind::Uninitialised);
+    // Written in some lanes only.
+    let half = "setp.lt.u32 %c0, %t, 16;\n@%c0 mov.u32 %r0, 1;\n";
+    let found =
+        fails(&kernel("", &format!("{half}st.global.u32 [%q], %r0;")), 32, FindingKind::Uninitialised);
+    assert_eq!(found.lanes, 0xffff_0000, "{found}");
+    passes(&kernel("", &format!("{half}@!%c0 mov.u32 %r0, 2;\nst.global.u32 [%q], %r0;")), 32);
+}
+
+#[test]
+fn memory_that_nothing_wrote_is_followed_through_loads_and_copies() {
+    let copy = kernel("", "ld.global.u32 %r0, [%q];\nst.global.u32 [%q], %r0;");
+    let machine = Machine::default();
+    let p = machine.allocate(128).unwrap();
+    let found = finding(launch(&machine, &module(&copy), 1, 32, 0, &[p]));
+    assert_eq!(found.kind, FindingKind::Uninitialised, "{found}");
+    machine.fill(p, 0, 64).unwrap();
+    let found = finding(launch(&machine, &module(&copy), 1, 32, 0, &[p]));
+    assert_eq!(found.lanes, 0xffff_0000, "{found}");
+    // Through shared memory, and for single bytes.
+    let shared = ".shared .align 4 .b8 s[8];";
+    let body =
+        "st.shared.u8 [s], 1;\nst.shared.u8 [s+1], 1;\nld.shared.u16 %r0, [s];\nst.global.u16 [%q], %r0;";
+    passes(&kernel(shared, body), 32);
+    let body = body.replace("ld.shared.u16", "ld.shared.u32");
+    fails(&kernel(shared, &body), 32, FindingKind::Uninitialised);
+}
+
+#[test]
+fn warps_that_share_memory_need_a_barrier() {
+    // Each thread writes its word and reads that of a thread of another warp.
+    let text = |barrier: &str| {
+        kernel(
+            ".shared .align 4 .b8 s[256];",
+            &format!(
+                "mov.u32 %r0, s;\nmad.lo.u32 %r1, %t, 4, %r0;\nst.shared.u32 [%r1], 0;\nbar.sync 0;\n\
+                 st.shared.u32 [%r1], %t;\n{barrier}\nxor.b32 %r2, %t, 32;\nmad.lo.u32 %r3, %r2, 4, %r0;\nld.shared.u32 %r4, [%r3];\n\
+                 st.global.u32 [%q], %r4;"
+            ),
+        )
+    };
+    passes(&text("bar.sync 0;"), 64);
+    passes(&text("barrier.sync.aligned 3, 64;"), 64);
+    let found = fails(&text("bar.warp.sync 0xffffffff;"), 64, FindingKind::SharedRace);
+    assert!(found.related[0].text.contains("st.shared") || found.text.contains("st.shared"), "{found}");
+    // A write after a read is a race as well.
+    let body = "ld.shared.u32 %r0, [s];\n";
+    let write = "setp.eq.u32 %c0, %t, 40;\n@%c0 st.shared.u32 [s], %t;";
+    let shared = ".shared .align 4 .b8 s[4];";
+    fails(&kernel(shared, &format!("{body}{write}")), 64, FindingKind::SharedRace);
+    passes(&kernel(shared, &format!("{body}bar.sync 0;\n{write}")), 64);
+    // Atomic operations do not race with each other.
+    passes(&kernel(shared, "red.shared.add.u32 [s], 1;"), 64);
+}
+
+#[test]
+fn named_barriers_order_only_their_warps() {
+    // Warp 0 writes, warps 0 and 1 meet at barrier 1; warp 2 does not, and must not read.
+    let text = |reader: u32| {
+        kernel(
+            ".shared .align 4 .b8 s[4];",
+            &format!(
+                "shr.u32 %r0, %t, 5;\nsetp.eq.u32 %c0, %t, 0;\n@%c0 st.shared.u32 [s], %t;\n\
+                 setp.lt.u32 %c1, %r0, 2;\n@%c1 bar.sync 1, 64;\nsetp.eq.u32 %c2, %r0, {reader};\n\
+                 @%c2 ld.shared.u32 %r1, [s];"
+            ),
+        )
+    };
+    passes(&text(1), 96);
+    fails(&text(2), 96, FindingKind::SharedRace);
+}
+
+#[test]
+fn producer_and_consumer_meet_through_arrive_and_sync() {
+    let text = |wait: &str| {
+        kernel(
+            ".shared .align 4 .b8 s[128];",
+            &format!(
+                "mov.u32 %r0, s;\nand.b32 %r1, %t, 31;\nmad.lo.u32 %r0, %r1, 4, %r0;\nsetp.lt.u32 %c0, %t, 32;\n\
+                 @!%c0 bra $CONSUMER;\nst.shared.u32 [%r0], %t;\nbar.arrive 2, 64;\nret;\n$CONSUMER:\n{wait}\n\
+                 ld.shared.u32 %r2, [%r0];\nst.global.u32 [%q], %r2;"
+            ),
+        )
+    };
+    passes(&text("bar.sync 2, 64;"), 64);
+    fails(&text(""), 64, FindingKind::SharedRace);
+}
+
+#[test]
+fn a_barrier_that_some_warps_miss_is_a_deadlock() {
+    let text = |condition: &str| {
+        kernel(
+            "",
+            &format!("shr.u32 %r0, %t, 5;\nsetp.{condition} %c0, %r0, 1;\n@%c0 bar.sync 0, 96;\nbar.sync 1;"),
+        )
+    };
+    passes(&text("le.u32").replace("0, 96", "0, 64"), 96);
+    let found = fails(&text("le.u32"), 96, FindingKind::BarrierDeadlock);
+    assert_eq!(found.related.len(), 2, "each warp's place is told: {found}");
+    // A warp that has exited is not waited for.
+    passes(&kernel("", "setp.ge.u32 %c0, %t, 32;\n@%c0 exit;\nbar.sync 0;"), 64);
+}
+
+#[test]
+fn a_barrier_with_a_bad_number_or_count_is_misuse() {
+    fails(&kernel("", "bar.sync 16;"), 32, FindingKind::BarrierMisuse);
+    fails(&kernel("", "bar.sync 1, 48;"), 64, FindingKind::BarrierMisuse);
+    fails(&kernel("", "bar.sync 1, 128;"), 64, FindingKind::BarrierMisuse);
+    let different = "shr.u32 %r0, %t, 5;\nadd.u32 %r0, %r0, 1;\nshl.b32 %r0, %r0, 5;\nbar.sync 1, %r0;";
+    fails(
+        &kernel("", &different.replace("add.u32 %r0, %r0, 1", "add.u32 %r0, %r0, 2")),
+        96,
+        FindingKind::BarrierMisuse,
+    );
+}
+
+#[test]
+fn lanes_that_a_mask_names_must_come() {
+    let text = |mask: &str| {
+        kernel(
+            "",
+            &format!(
+                "setp.lt.u32 %c0, %t, 16;\n@!%c0 bra $END;\nshfl.sync.idx.b32 %r0, %t, 0, 31, {mask};\n$END:"
+            ),
+        )
+    };
+    passes(&text("0xffff"), 32);
+    fails(&text("0xffffffff"), 32, FindingKind::Divergence);
+    fails(&text("0xff"), 32, FindingKind::Divergence);
+    // Aligned instructions need the whole warp at once.
+    let aligned = "setp.lt.u32 %c0, %t, 16;\n@%c0 bra $END;\nbar.sync 0;\n$END:\nret;";
+    passes(
+        &kernel(
+            "",
+            &aligned.replace("$END:\nret", "$END:\nbar.sync 0;\nret").replacen(
+                "bar.sync 0;\n$END",
+                "$END",
+                1,
+            ),
+        ),
+        32,
+    );
+    let both = "setp.lt.u32 %c0, %t, 16;\n@%c0 bra $A;\nbar.sync 0;\nbra $B;\n$A:\nbar.sync 0;\n$B:";
+    fails(&kernel("", both), 32, FindingKind::Divergence);
+}
+
+#[test]
+fn warp_barriers_at_different_places_meet() {
+    let text = "setp.lt.u32 %c0, %t, 16;\n@%c0 bra $A;\nbar.warp.sync 0xffffffff;\nbra $B;\n$A:\n\
+                bar.warp.sync 0xffffffff;\n$B:";
+    passes(&kernel("", text), 32);
+}
+
+#[test]
+fn a_lane_that_polls_its_neighbour_lets_it_run() {
+    // Lane 0 waits for what lane 1 writes; its loop stands first in the text.
+    let text = "st.global.u32 [%q], 0;\nsetp.eq.u32 %c0, %t, 1;\n@%c0 bra $WRITE;\nsetp.ne.u32 %c1, %t, 0;\n\
+                @%c1 bra $END;\n$POLL:\nld.volatile.global.u32 %r0, [%p+4];\nsetp.eq.u32 %c2, %r0, 0;\n\
+                @%c2 bra $POLL;\nbra $END;\n$WRITE:\nst.volatile.global.u32 [%p+4], 7;\n$END:";
+    passes(&kernel("", text), 32);
+}
+
+#[test]
+fn an_endless_loop_ends_with_a_finding() {
+    let limits = Limits { instructions_per_block: 100_000, ..Limits::default() };
+    let machine = Machine::new(Config { limits, ..Config::default() });
+    let found = finding(run_on(&machine, &kernel("", "$L:\nbra $L;"), 32, 4));
+    assert_eq!(found.kind, FindingKind::Budget, "{found}");
+}
+
+#[test]
+fn blocks_that_wait_for_each_other_take_turns() {
+    // Block 0 waits for block 1.
+    let text = kernel(
+        "",
+        "mov.u32 %r0, %ctaid.x;\nsetp.eq.u32 %c0, %r0, 1;\n@%c0 bra $SET;\n$WAIT:\n\
+         ld.acquire.gpu.global.u32 %r1, [%p];\nsetp.eq.u32 %c1, %r1, 0;\n@%c1 bra $WAIT;\nret;\n$SET:\n\
+         st.release.gpu.global.u32 [%p], 1;",
+    );
+    let machine = Machine::default();
+    let p = machine.allocate(4).unwrap();
+    machine.fill(p, 0, 4).unwrap();
+    launch(&machine, &module(&text), 2, 1, 0, &[p]).unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn constants_are_read_only_and_traps_are_told() {
+    let text = format!(
+        ".const .align 4 .u32 table[2] = {{5, 6}};\n{}",
+        kernel("", "mov.b64 %x0, table;\nst.global.u32 [%x0], %t;")
+    );
+    fails(&text, 32, FindingKind::ReadOnly);
+    let read = format!(
+        ".const .align 4 .u32 table[2] = {{5, 6}};\n{}",
+        kernel("", "ld.const.u32 %r0, [table+4];\nst.global.u32 [%q], %r0;")
+    );
+    passes(&read, 32);
+    fails(&kernel("", "trap;"), 32, FindingKind::Trap);
+}
+
+#[test]
+fn what_is_switched_off_is_not_reported() {
+    let machine = Machine::new(Config { checks: Checks::none(), ..Config::default() });
+    let race = kernel(
+        ".shared .align 4 .b8 s[4];",
+        "st.shared.u32 [s], %t;\nld.shared.u32 %r0, [s];\nst.global.u32 [%q], %r9;\nst.global.u32 [%q+4000], %r0;\n\
+         ld.global.u32 %r1, [%p+1];",
+    );
+    run_on(&machine, &race, 64, 256).unwrap_or_else(|error| panic!("{error}"));
+    for (name, checks) in [
+        ("uninitialised", Checks { uninitialised: true, ..Checks::none() }),
+        ("out-of-bounds", Checks { bounds: true, ..Checks::none() }),
+        ("shared-race", Checks { races: true, ..Checks::none() }),
+        ("misaligned", Checks { alignment: true, ..Checks::none() }),
+    ] {
+        let machine = Machine::new(Config { checks, ..Config::default() });
+        assert_eq!(finding(run_on(&machine, &race, 64, 256)).kind.name(), name);
+    }
+}
+
+#[test]
+fn the_first_failing_block_is_reported_whatever_the_number_of_threads() {
+    let text = kernel("", "mov.u32 %r0, %ctaid.x;\nsetp.lt.u32 %c0, %r0, 37;\n@%c0 exit;\ntrap;");
+    for threads in [1, 2, 7] {
+        let machine = Machine::new(Config { threads: Some(threads), ..Config::default() });
+        let found = finding(launch(&machine, &module(&text), 200, 32, 0, &[0]));
+        assert_eq!(found.block, [37, 0, 0]);
+    }
+}
+
+#[test]
+fn a_finding_reads_like_a_compilers_diagnostic() {
+    let text = format!(".file 1 \"src/lib.rs\"\n{}", kernel("", ".loc 1 42 7\nld.global.u32 %r0, [%q+4];"));
+    let found = fails(&text, 32, FindingKind::OutOfBounds);
+    let shown = found.to_string();
+    assert!(shown.starts_with("error[out-of-bounds]: a load of 4 bytes at 0x"), "{shown}");
+    assert!(
+        shown.contains("(from src/lib.rs:42)") && shown.contains("| ld.global.u32 %r0, [%q+4];"),
+        "{shown}"
+    );
+    assert!(shown.contains("kernel `test`, block (0, 0, 0), warp 0, lane 31"), "{shown}");
+}
