@@ -46,3 +46,17 @@ pub use weights::Weights;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The repository's README, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct RepositoryReadme;
+
+/// The book's programs that need nothing but this crate, likewise.
+#[cfg(doctest)]
+mod book {
+    #[doc = include_str!("../../docs/src/quick-start.md")]
+    struct QuickStart;
+    #[doc = include_str!("../../docs/src/validation.md")]
+    struct Validation;
+}

@@ -1,4 +1,4 @@
-//! Linear layers: `Y = activation(scale · X Wᵀ + bias)`, with X [M, K], W [N, K], bias [N] and Y [M, N].
+//! Linear layers: `Y = activation(scale · X Wᵀ + bias)`, with `X [M, K]`, `W [N, K]`, `bias [N]` and `Y [M, N]`.
 //!
 //! All are row-major with any row stride. Each block computes one tile of Y; the accumulators are f32, and the epilogue is
 //! applied to them before they are rounded to Y's type, once.

@@ -9,7 +9,7 @@ mod param;
 
 /// Makes a function a GPU kernel.
 ///
-/// ```ignore
+/// ```text
 /// /// y = a x + y
 /// #[kernel(family = axpy, block = [256, 1, 1])]
 /// pub unsafe fn axpy(x: Global<f32>, y: GlobalMut<f32>, a: f32, n: u32) { … }
