@@ -351,17 +351,11 @@ fn extract_signed(value: i64, start: u32, length: u32, top: u32) -> i64 {
     let sign = value >> top.min(start + length - 1) & 1;
     let field = value >> start.min(63);
     let field = if start > top { 0 } else { field };
-    let available = if length > 63 { -1 } else { (1i64 << length) - 1 };
     // Bits of the field above the value are the sign too.
-    let inside = if start > top {
-        0
-    } else if top - start >= 63 {
-        -1
-    } else {
-        (1i64 << (top - start + 1)) - 1
-    };
-    let kept = field & available & inside;
-    kept | if sign == 1 { !(available & inside) } else { 0 }
+    let inside = if start > top { 0 } else { top - start + 1 };
+    let count = length.min(inside);
+    let kept = if count > 63 { -1 } else { ((1u64 << count) - 1).cast_signed() };
+    field & kept | if sign == 1 { !kept } else { 0 }
 }
 
 /// `prmt`: each nibble of the selector picks a byte, or its sign eight times.

@@ -6,7 +6,7 @@ use super::registers::Slot;
 use crate::ir::op::Op;
 use crate::ir::types::Ty;
 use crate::numeric::convert::{Conversion, pack_bf16, pack_f16};
-use crate::numeric::float::Round;
+use crate::numeric::float::{Round, canonical};
 use crate::numeric::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, f32_to_tf32};
 
 /// The handler of `cvt`.
@@ -20,7 +20,7 @@ pub(crate) fn convert(c: Conversion, level: Level) -> Handler {
         (Ty::U32 | Ty::S32, Ty::U16) if plain => lanes!(level, |a: u16| -> u32 { u32::from(a) }),
         (Ty::U32 | Ty::S32, Ty::S16) if plain => lanes!(level, |a: i16| -> i32 { i32::from(a) }),
         (Ty::U16, Ty::U32 | Ty::S32) if plain => lanes!(level, |a: u32| -> u16 { a as u16 }),
-        (Ty::F32, Ty::F16) if nearest => lanes!(level, |a: u16| -> f32 { f16_to_f32(a) }),
+        (Ty::F32, Ty::F16) if nearest => lanes!(level, |a: u16| -> f32 { canonical(f16_to_f32(a)) }),
         (Ty::F32, Ty::Bf16) if nearest => lanes!(level, |a: u16| -> f32 { bf16_to_f32(a) }),
         (Ty::F16, Ty::F32) if nearest => lanes!(level, |a: f32| -> u16 { f32_to_f16(a) }),
         (Ty::Bf16, Ty::F32) if nearest => lanes!(level, |a: f32| -> u16 { f32_to_bf16(a) }),

@@ -21,7 +21,9 @@ pub(crate) enum Round {
 /// The result with the one NaN that the GPU writes in f32.
 #[inline(always)]
 pub(crate) fn canonical(value: f32) -> f32 {
-    if value.is_nan() { f32::from_bits(NAN32) } else { value }
+    // On the bits: as a float, one NaN is as good as another to the optimiser.
+    let bits = value.to_bits();
+    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { NAN32 } else { bits })
 }
 
 /// Subnormal numbers become zeros of the same sign.
