@@ -6,7 +6,7 @@
 mod cublas;
 mod provenance;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use warpsmith::ops::linear::Tile;
 use warpsmith::validate::LinearCase;
 use warpsmith::{DType, Device, DeviceKind, Error};
 
+use crate::measurement::Measurement;
 use cublas::Cublas;
 use provenance::Provenance;
 
@@ -129,8 +130,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     println!("{}", table(&rows));
     if let Some(path) = &args.csv {
-        std::fs::write(path, csv(&rows, &provenance))
-            .with_context(|| format!("writing {}", path.display()))?;
+        write_csv(path, &rows, &provenance).with_context(|| format!("writing {}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -277,24 +277,31 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-fn csv(rows: &[Row], provenance: &Provenance) -> String {
-    let mut text = String::from(
-        "operation,dtype,shape,variant,median_us,peer,peer_us,ratio,gpu,driver,commit,command\n",
-    );
-    for row in rows {
-        let [m, k, n] = row.shape;
-        let peer = if row.peer.is_some() { "cublas product" } else { "" };
-        let peer_us = row.peer.map_or_else(String::new, |peer| format!("{:.3}", microseconds(peer.median)));
-        let ratio = row.ratio().map_or_else(String::new, |ratio| format!("{ratio:.4}"));
-        text.push_str(&format!(
-            "linear bias relu,{},{m}x{k}x{n},{},{:.3},{peer},{peer_us},{ratio},{}\n",
-            row.dtype,
-            row.variant,
-            microseconds(row.timing.median),
-            provenance.csv_fields()
-        ));
+fn measurement(row: &Row, provenance: &Provenance) -> Measurement {
+    let [m, k, n] = row.shape;
+    let rounded = |value: f64, digits: f64| (value * digits).round() / digits;
+    Measurement {
+        operation: "linear bias relu".into(),
+        dtype: row.dtype.to_string(),
+        shape: format!("{m}x{k}x{n}"),
+        variant: row.variant.clone(),
+        median_us: rounded(microseconds(row.timing.median), 1e3),
+        peer: if row.peer.is_some() { "cublas product".into() } else { String::new() },
+        peer_us: row.peer.map(|peer| rounded(microseconds(peer.median), 1e3)),
+        ratio: row.ratio().map(|ratio| rounded(ratio, 1e4)),
+        gpu: provenance.gpu.clone(),
+        driver: provenance.driver.clone(),
+        commit: provenance.commit.clone(),
+        command: provenance.command.clone(),
     }
-    text
+}
+
+fn write_csv(path: &Path, rows: &[Row], provenance: &Provenance) -> anyhow::Result<()> {
+    let mut writer = csv::Writer::from_path(path)?;
+    for row in rows {
+        writer.serialize(measurement(row, provenance))?;
+    }
+    Ok(writer.flush()?)
 }
 
 #[cfg(test)]

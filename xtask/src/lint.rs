@@ -1,10 +1,10 @@
-//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation.
+//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation, tables.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::{cargo, conclude, step};
+use crate::{cargo, conclude, step, tables};
 
 /// Check formatting, clippy's lints and the documentation's links; warnings are errors.
 #[derive(clap::Args, Debug)]
@@ -13,6 +13,7 @@ pub(crate) struct Args {}
 const FORMAT: &str = "Formatting";
 const CLIPPY: &str = "Clippy";
 const DOCUMENTATION: &str = "Documentation";
+const TABLES: &str = "Tables of measurements";
 
 pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     let mut failed = Vec::new();
@@ -27,6 +28,14 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     let documentation = ["doc", "--workspace", "--no-deps", "--release"];
     if !step(DOCUMENTATION, cargo().args(documentation).env("RUSTDOCFLAGS", "-D warnings"))? {
         failed.push(DOCUMENTATION);
+    }
+    println!("\n── {TABLES}");
+    let stale = tables::stale()?;
+    for path in &stale {
+        println!("{} is not what docs/bench says: run `cargo xtask tables`", path.display());
+    }
+    if !stale.is_empty() {
+        failed.push(TABLES);
     }
     Ok(conclude(&failed))
 }

@@ -4,7 +4,9 @@
 mod bench;
 mod doctor;
 mod lint;
+mod measurement;
 mod ptx;
+mod tables;
 mod test;
 #[cfg(feature = "host")]
 mod validate;
@@ -33,6 +35,7 @@ enum Task {
     Ptx(ptx::Args),
     Doctor(doctor::Args),
     Lint(lint::Args),
+    Tables(tables::Args),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Task::Ptx(args) => ptx::run(&args),
         Task::Doctor(args) => doctor::run(&args),
         Task::Lint(args) => lint::run(&args),
+        Task::Tables(args) => tables::run(&args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

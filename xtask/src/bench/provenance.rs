@@ -7,10 +7,10 @@ use warpsmith::Device;
 
 /// What a row of results carries beside its numbers.
 pub(super) struct Provenance {
-    gpu: String,
-    driver: String,
-    commit: String,
-    command: String,
+    pub(super) gpu: String,
+    pub(super) driver: String,
+    pub(super) commit: String,
+    pub(super) command: String,
 }
 
 impl Provenance {
@@ -25,25 +25,12 @@ impl Provenance {
             command: format!("cargo xtask {command}"),
         }
     }
-
-    /// The columns gpu, driver, commit and command of a CSV file.
-    pub(super) fn csv_fields(&self) -> String {
-        [&self.gpu, &self.driver, &self.commit, &self.command].map(|field| quoted(field)).join(",")
-    }
 }
 
 impl fmt::Display for Provenance {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gpu, driver, commit, command } = self;
         write!(formatter, "{gpu}, driver {driver}, commit {commit}: {command}")
-    }
-}
-
-fn quoted(field: &str) -> String {
-    if field.contains([',', '"', '\n']) {
-        format!("\"{}\"", field.replace('"', "\"\""))
-    } else {
-        field.into()
     }
 }
 
@@ -67,16 +54,4 @@ fn git_commit() -> Option<String> {
     let changed =
         git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty());
     Some(if changed { format!("{commit} with changes") } else { commit })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quoted;
-
-    #[test]
-    fn fields_with_commas_stay_one_field() {
-        assert_eq!(quoted("bench --shape 1x1x1,2x2x2"), "\"bench --shape 1x1x1,2x2x2\"");
-        assert_eq!(quoted("plain"), "plain");
-        assert_eq!(quoted("a\"b"), "\"a\"\"b\"");
-    }
 }
