@@ -75,7 +75,10 @@ fn a_non_finite_input_shows_in_its_row_and_nowhere_else(device: &Device) -> Resu
         let y = ops::linear(&Tensor::from_array(device, &x)?, &w).run()?.to_vec()?;
         for (index, y) in y.iter().enumerate() {
             assert_eq!(y.is_finite(), index / 20 != row, "{value} at [{row}, {column}]: y[{index}] is {y}");
-            assert!(!value.is_nan() || y.is_nan() == (index / 20 == row), "a NaN stays one: y[{index}] is {y}");
+            assert!(
+                !value.is_nan() || y.is_nan() == (index / 20 == row),
+                "a NaN stays one: y[{index}] is {y}"
+            );
         }
     }
     Ok(())

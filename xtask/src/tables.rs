@@ -91,7 +91,7 @@ fn table(rows: &[Measurement]) -> Result<String> {
         (&row.gpu, &row.driver, &row.commit, &row.command)
             == (&first.gpu, &first.driver, &first.commit, &first.command)
     };
-    if !chosen.iter().all(|row| same_run(row)) {
+    if !chosen.iter().all(same_run) {
         bail!("rows of different runs: their times are not to be compared");
     }
     let mut text = String::from(
