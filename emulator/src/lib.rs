@@ -1,7 +1,4 @@
-//! Runs PTX on the CPU, and checks it as it runs.
-//!
-//! A [`Module`] is PTX text, parsed and translated; a [`Machine`] has memory and launches a module's kernels on it. What
-//! a kernel does wrong comes back as a [`Finding`].
+#![doc = include_str!("../README.md")]
 
 mod check;
 mod config;

@@ -362,7 +362,7 @@ fn comparisons_of_floats() {
     let value = |bits: u64| f32::from_bits(bits as u32);
     for (name, f) in [
         ("eq", (|a, b| a == b) as fn(f32, f32) -> bool),
-        ("ne", |a, b| a < b || a > b),
+        ("ne", |a, b| a.partial_cmp(&b).is_some_and(|order| order.is_ne())),
         ("lt", |a, b| a < b),
         ("ge", |a, b| a >= b),
         ("equ", |a, b| a.is_nan() || b.is_nan() || a == b),
@@ -591,13 +591,11 @@ fn conversions_between_floats() {
         |[a, ..]| if value(a).is_nan() { 0x7fff } else { a >> 16 },
     );
     check("cvt.rn.relu.f16x2.f32 %d32, %a32, %b32;", "32", &f, |[a, b, ..]| {
-        // NaN stays; minus zero and negative numbers become zero.
+        // NaN stays, negative numbers become zero.
         let relu = |v: f32| {
             if v.is_nan() {
                 0x7fff
-            } else if v > 0.0 {
-                half(v)
-            } else if v == 0.0 {
+            } else if v >= 0.0 {
                 half(v)
             } else {
                 0
@@ -790,14 +788,14 @@ fn mma(shape: &str, registers: [usize; 3], half_bits: &dyn Fn(i32) -> u64, k: us
         |row: usize, column: usize| c(row, column) + (0..k).map(|q| a(row, q) * b(q, column)).sum::<i32>();
     for r in 0..nc {
         let got = evaluate(&format!("{body}mov.b32 %d32, %md{r}; }}"), "32", &[[0; 4]; 32]);
-        for lane in 0..32 {
+        for (lane, &got) in got.iter().enumerate() {
             let want = if nc == 2 {
                 let value = |half: usize| half_bits(expected(lane / 4 + 8 * r, 2 * (lane % 4) + half));
                 value(0) | value(1) << 16
             } else {
                 u64::from((expected(lane / 4 + 8 * (r / 2), 2 * (lane % 4) + r % 2) as f32).to_bits())
             };
-            assert_eq!(got[lane], want, "{shape}, register {r}, lane {lane}");
+            assert_eq!(got, want, "{shape}, register {r}, lane {lane}");
         }
     }
 }

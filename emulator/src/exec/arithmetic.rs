@@ -131,10 +131,18 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Option<Han
         (Binary::Sub, _) => integers!(level, ty, |a, b| a.wrapping_sub(b)),
         (Binary::Mul, _) => integers!(level, ty, |a, b| a.wrapping_mul(b)),
         (Binary::MulHi, _) => match ty {
-            Ty::U16 => lanes!(level, |a: u16, b: u16| -> u16 { (u32::from(a) * u32::from(b) >> 16) as u16 }),
-            Ty::S16 => lanes!(level, |a: i16, b: i16| -> i16 { (i32::from(a) * i32::from(b) >> 16) as i16 }),
-            Ty::U32 => lanes!(level, |a: u32, b: u32| -> u32 { (u64::from(a) * u64::from(b) >> 32) as u32 }),
-            Ty::S32 => lanes!(level, |a: i32, b: i32| -> i32 { (i64::from(a) * i64::from(b) >> 32) as i32 }),
+            Ty::U16 => {
+                lanes!(level, |a: u16, b: u16| -> u16 { ((u32::from(a) * u32::from(b)) >> 16) as u16 })
+            }
+            Ty::S16 => {
+                lanes!(level, |a: i16, b: i16| -> i16 { ((i32::from(a) * i32::from(b)) >> 16) as i16 })
+            }
+            Ty::U32 => {
+                lanes!(level, |a: u32, b: u32| -> u32 { ((u64::from(a) * u64::from(b)) >> 32) as u32 })
+            }
+            Ty::S32 => {
+                lanes!(level, |a: i32, b: i32| -> i32 { ((i64::from(a) * i64::from(b)) >> 32) as i32 })
+            }
             Ty::U64 => lanes!(level, |a: u64, b: u64| -> u64 { high_unsigned(a, b) }),
             Ty::S64 => lanes!(level, |a: i64, b: i64| -> i64 { high_signed(a, b) }),
             _ => return None,
@@ -201,12 +209,12 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Option<Han
 
 #[inline(always)]
 fn high_unsigned(a: u64, b: u64) -> u64 {
-    (u128::from(a) * u128::from(b) >> 64) as u64
+    ((u128::from(a) * u128::from(b)) >> 64) as u64
 }
 
 #[inline(always)]
 fn high_signed(a: i64, b: i64) -> i64 {
-    (i128::from(a) * i128::from(b) >> 64) as i64
+    ((i128::from(a) * i128::from(b)) >> 64) as i64
 }
 
 /// `count` ones, all of them from 32 on.
@@ -221,16 +229,16 @@ pub(crate) fn ternary(op: Ternary, ty: Ty, level: Level) -> Option<Handler> {
         (Ternary::Mad, _) => integers!(level, ty, |a, b, c| a.wrapping_mul(b).wrapping_add(c)),
         (Ternary::MadHi, _) => match ty {
             Ty::U16 => lanes!(level, |a: u16, b: u16, c: u16| -> u16 {
-                ((u32::from(a) * u32::from(b) >> 16) as u16).wrapping_add(c)
+                (((u32::from(a) * u32::from(b)) >> 16) as u16).wrapping_add(c)
             }),
             Ty::S16 => lanes!(level, |a: i16, b: i16, c: i16| -> i16 {
-                ((i32::from(a) * i32::from(b) >> 16) as i16).wrapping_add(c)
+                (((i32::from(a) * i32::from(b)) >> 16) as i16).wrapping_add(c)
             }),
             Ty::U32 => lanes!(level, |a: u32, b: u32, c: u32| -> u32 {
-                ((u64::from(a) * u64::from(b) >> 32) as u32).wrapping_add(c)
+                (((u64::from(a) * u64::from(b)) >> 32) as u32).wrapping_add(c)
             }),
             Ty::S32 => lanes!(level, |a: i32, b: i32, c: i32| -> i32 {
-                ((i64::from(a) * i64::from(b) >> 32) as i32).wrapping_add(c)
+                (((i64::from(a) * i64::from(b)) >> 32) as i32).wrapping_add(c)
             }),
             Ty::U64 => lanes!(level, |a: u64, b: u64, c: u64| -> u64 { high_unsigned(a, b).wrapping_add(c) }),
             Ty::S64 => lanes!(level, |a: i64, b: i64, c: i64| -> i64 { high_signed(a, b).wrapping_add(c) }),

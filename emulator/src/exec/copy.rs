@@ -14,18 +14,12 @@ use crate::config::Completion;
 use crate::ir::op::Op;
 
 /// The copies that a warp has started and not yet waited for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Copies {
     /// The group that each lane's next copy belongs to.
     groups: [u32; 32],
     pending: VecDeque<Pending>,
     started: u64,
-}
-
-impl Default for Copies {
-    fn default() -> Self {
-        Self { groups: [0; 32], pending: VecDeque::new(), started: 0 }
-    }
 }
 
 /// The copies of one instruction.

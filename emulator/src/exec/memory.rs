@@ -633,7 +633,7 @@ impl Core<'_> {
         }
         let lanes = lanes_where(lanes, |lane| {
             let offset = addresses[lane] as u32;
-            offset / GRANULE == granule || (offset + GRANULE - 1) / GRANULE == granule
+            offset / GRANULE == granule || offset.div_ceil(GRANULE) == granule
         });
         let name = |access| match access {
             Access::Read => "read",

@@ -13,6 +13,8 @@
 //! | `block` | the warps of a block, barriers, shared memory |
 //! | `launch` | the blocks of a grid over threads |
 
+#![allow(clippy::needless_range_loop, reason = "a lane indexes several registers at once")]
+
 mod arithmetic;
 mod atomic;
 pub(crate) mod block;

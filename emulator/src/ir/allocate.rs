@@ -143,9 +143,9 @@ fn lives(code: &[Instruction], blocks: &Blocks, file: usize, count: usize) -> Ve
                     *out |= live;
                 }
             }
-            for i in 0..words {
+            for (i, out) in live_out.iter().enumerate() {
                 let at = block * words + i;
-                let live = exposed[at] | (live_out[i] & !written[at]);
+                let live = exposed[at] | (out & !written[at]);
                 changed |= live != live_in[at];
                 live_in[at] = live;
             }

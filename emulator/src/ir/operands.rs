@@ -487,7 +487,7 @@ impl<'e, 'a> Lowering<'e, 'a> {
             && !draft.text.modifiers.iter().any(|m| {
                 ["global", "shared", "local", "const", "param"].contains(&m.split("::").next().unwrap_or(m))
             });
-        if generic || draft.text.modifiers.iter().any(|m| named(&m)) {
+        if generic || draft.text.modifiers.iter().any(named) {
             return Ok(());
         }
         self.error(name.span, format!("`{}` is in .{word}, `{}` is not", name.text, spelled(draft.text)))

@@ -189,7 +189,7 @@ impl Storage {
 /// The initialisation bits, inside their word, of `bytes` bytes from `offset`.
 #[inline(always)]
 fn mask_of(offset: u64, bytes: u32) -> u8 {
-    ((((1u32 << bytes) - 1) as u8) << (offset % 8)) as u8
+    (((1u32 << bytes) - 1) as u8) << (offset % 8)
 }
 
 /// Cuts `length` bytes from `offset` at the borders of words; calls with the offset, the range of bytes counted from

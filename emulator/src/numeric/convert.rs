@@ -157,10 +157,10 @@ impl Conversion {
             let result = f32_to_tf32(value as f32);
             return u64::from(result);
         }
-        let (from_f32, to_f32, largest): (fn(f32) -> u16, fn(u16) -> f32, u16) = match self.to {
-            Ty::Bf16 => (f32_to_bf16, bf16_to_f32, 0x7f7f),
-            _ => (f32_to_f16, f16_to_f32, 0x7bff),
-        };
+        let brain = self.to == Ty::Bf16;
+        let from_f32 = |x| if brain { f32_to_bf16(x) } else { f32_to_f16(x) };
+        let to_f32 = |x| if brain { bf16_to_f32(x) } else { f16_to_f32(x) };
+        let largest = if brain { 0x7f7f } else { 0x7bff };
         if value.is_nan() {
             return u64::from(NAN16);
         }

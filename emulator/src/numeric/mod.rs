@@ -2,6 +2,8 @@
 //!
 //! Everything here is pure and works on single values, or on the fragments of one matrix instruction.
 
+#![allow(clippy::needless_range_loop, reason = "rows and columns index several fragments at once")]
+
 pub(crate) mod convert;
 pub(crate) mod float;
 pub(crate) mod half;

@@ -56,7 +56,12 @@ impl<'a> Parser<'_, 'a> {
                     external = true;
                     self.advance();
                 }
-                Kind::Symbol(b';') => return Ok(self.advance()),
+                Kind::Symbol(b';') => {
+                    return {
+                        self.advance();
+                        Ok(())
+                    };
+                }
                 Kind::Dotted("entry") => {
                     self.advance();
                     return self.entry(module);

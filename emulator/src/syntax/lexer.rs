@@ -177,22 +177,19 @@ impl<'a> Lexer<'_, 'a> {
         let span = self.span();
         let start = self.at;
         let error = |what: &str| Err(self.source.error(span, what));
-        match (self.peek(0), self.peek(1)) {
-            (b'0', b'f' | b'F' | b'd' | b'D') => {
-                let double = matches!(self.peek(1), b'd' | b'D');
-                self.at += 2;
-                self.take_while(|b| b.is_ascii_hexdigit());
-                let digits = self.slice(start + 2);
-                let expected = if double { 16 } else { 8 };
-                let Ok(bits) = u64::from_str_radix(digits, 16) else {
-                    return Err(self.source.error(span, "expected hexadecimal digits"));
-                };
-                if digits.len() != expected || is_name(self.peek(0)) {
-                    return Err(self.source.error(span, format!("expected {expected} hexadecimal digits")));
-                }
-                return Ok(if double { Kind::Double(bits) } else { Kind::Single(bits as u32) });
+        if let (b'0', b'f' | b'F' | b'd' | b'D') = (self.peek(0), self.peek(1)) {
+            let double = matches!(self.peek(1), b'd' | b'D');
+            self.at += 2;
+            self.take_while(|b| b.is_ascii_hexdigit());
+            let digits = self.slice(start + 2);
+            let expected = if double { 16 } else { 8 };
+            let Ok(bits) = u64::from_str_radix(digits, 16) else {
+                return Err(self.source.error(span, "expected hexadecimal digits"));
+            };
+            if digits.len() != expected || is_name(self.peek(0)) {
+                return Err(self.source.error(span, format!("expected {expected} hexadecimal digits")));
             }
-            _ => {}
+            return Ok(if double { Kind::Double(bits) } else { Kind::Single(bits as u32) });
         }
         let (radix, prefix) = match (self.peek(0), self.peek(1)) {
             (b'0', b'x' | b'X') => (16, 2),
