@@ -118,7 +118,7 @@ fn word_arithmetic() {
         "sad.u32 %d32, %a32, %b32, %c32;": |a, b, c| a.abs_diff(b).wrapping_add(c);
         "sad.s32 %d32, %a32, %b32, %c32;": |a, b, c| (a as i32).abs_diff(b as i32).wrapping_add(c);
         "div.u32 %d32, %a32, %b32;": |a, b, c| a.checked_div(b).unwrap_or(u32::MAX);
-        "rem.u32 %d32, %a32, %b32;": |a, b, c| a.checked_rem(b).unwrap_or(a);
+        "rem.u32 %d32, %a32, %b32;": |a, b, c| a.checked_rem(b).unwrap_or(u32::MAX);
         "abs.s32 %d32, %a32;": |a, b, c| (a as i32).wrapping_abs();
         "neg.s32 %d32, %a32;": |a, b, c| (a as i32).wrapping_neg();
         "min.u32 %d32, %a32, %b32;": |a, b, c| a.min(b);
@@ -200,7 +200,7 @@ fn double_arithmetic_and_bits() {
         "mad.lo.s64 %d64, %a64, %b64, %c64;": |a, b, c| a.wrapping_mul(b).wrapping_add(c);
         "mad.wide.u32 %d64, %a32, %b32, %c64;": |a, b, c| (u64::from(a as u32) * u64::from(b as u32)).wrapping_add(c);
         "div.u64 %d64, %a64, %b64;": |a, b, c| a.checked_div(b).unwrap_or(u64::MAX);
-        "rem.u64 %d64, %a64, %b64;": |a, b, c| a.checked_rem(b).unwrap_or(a);
+        "rem.u64 %d64, %a64, %b64;": |a, b, c| a.checked_rem(b).unwrap_or(u64::MAX);
         "min.s64 %d64, %a64, %b64;": |a, b, c| (a as i64).min(b as i64);
         "max.u64 %d64, %a64, %b64;": |a, b, c| a.max(b);
         "abs.s64 %d64, %a64;": |a, b, c| (a as i64).wrapping_abs();
@@ -447,8 +447,8 @@ fn single_precision() {
 
 fn common_sign(i: &[[u64; 4]]) {
     check("copysign.f32 %d32, %a32, %b32;", "32", i, |[a, b, ..]| a & 0x8000_0000 | b & 0x7fff_ffff);
-    check("neg.f32 %d32, %a32;", "32", i, |[a, ..]| a ^ 0x8000_0000);
-    check("abs.f32 %d32, %a32;", "32", i, |[a, ..]| a & 0x7fff_ffff);
+    check("neg.f32 %d32, %a32;", "32", i, |[a, ..]| bits(-f32::from_bits(a as u32)));
+    check("abs.f32 %d32, %a32;", "32", i, |[a, ..]| bits(f32::from_bits(a as u32).abs()));
     check("testp.subnormal.f32 %dp, %a32;", "p", i, |[a, ..]| {
         u64::from(f32::from_bits(a as u32).is_subnormal())
     });
@@ -591,11 +591,11 @@ fn conversions_between_floats() {
         |[a, ..]| if value(a).is_nan() { 0x7fff } else { a >> 16 },
     );
     check("cvt.rn.relu.f16x2.f32 %d32, %a32, %b32;", "32", &f, |[a, b, ..]| {
-        // NaN stays, negative numbers become zero.
+        // NaN stays; minus zero and negative numbers become zero.
         let relu = |v: f32| {
             if v.is_nan() {
                 0x7fff
-            } else if v >= 0.0 {
+            } else if v > 0.0 {
                 half(v)
             } else {
                 0
@@ -612,13 +612,7 @@ fn conversions_between_floats() {
         |[a, ..]| f64::from(value(a)).to_bits(),
     );
     check("cvt.rna.tf32.f32 %d32, %a32;", "32", &f, |[a, ..]| {
-        if value(a).is_nan() {
-            0x7fff_ffff
-        } else if value(a).is_infinite() {
-            a
-        } else {
-            (a + 0x1000) & 0xffff_e000
-        }
+        if value(a).is_nan() || value(a).is_infinite() { a } else { (a + 0x1000) & 0xffff_e000 }
     });
     check("cvt.rni.f32.f32 %d32, %a32;", "32", &f, |[a, ..]| bits(value(a).round_ties_even()));
     check("cvt.rmi.ftz.f32.f32 %d32, %a32;", "32", &f, |[a, ..]| bits(flushed(value(a)).floor()));
@@ -655,7 +649,10 @@ fn half_precision() {
         let product = |s: u32| b((b16(x >> s).to_f32() * b16(y >> s).to_f32()).into()) << s;
         product(0) | product(16)
     });
-    check("neg.f16x2 %d32, %a32;", "32", &f, |[x, ..]| x ^ 0x8000_8000);
+    check("neg.f16x2 %d32, %a32;", "32", &f, |[x, ..]| {
+        let negated = |s: u32| h(-a16(x >> s).to_f64()) << s;
+        negated(0) | negated(16)
+    });
     check("max.f16 %d16, %a16, %b16;", "16", &i, |[x, y, ..]| {
         let (p, q) = (a16(x), a16(y));
         match (p.is_nan(), q.is_nan()) {

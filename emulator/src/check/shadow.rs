@@ -44,7 +44,33 @@ struct Cell {
     writer: u8,
     atomic: bool,
     pending: bool,
-    /// 1 + index into `splits`; 0 if the cell is whole.
+}
+
+/// The part of a cell that decides most accesses. Kept apart from the rest, so that it stays in the cache.
+#[derive(Clone, Copy, Default)]
+struct Hot {
+    write_stamp: u32,
+    read_stamp: u32,
+    readers: u32,
+    writer: u8,
+    flags: u8,
+}
+
+/// The write is asynchronous and was not waited for.
+const PENDING: u8 = 1;
+/// The write was atomic.
+const ATOMIC: u8 = 2;
+/// The reads were of all bytes.
+const READ_WHOLE: u8 = 4;
+/// The cell is split.
+const SPLIT: u8 = 8;
+
+/// The other part.
+#[derive(Clone, Copy, Default)]
+struct Cold {
+    written_bytes: u16,
+    read_bytes: u16,
+    /// Index into `splits`, if the cell is split.
     split: u32,
 }
 
@@ -190,7 +216,11 @@ fn bits(mask: u32) -> impl Iterator<Item = u32> {
 
 /// The shadow of a block's shared memory.
 pub(crate) struct Shadow {
-    cells: Vec<Cell>,
+    hot: Vec<Hot>,
+    cold: Vec<Cold>,
+    /// The instruction of the last write and of the last read of each cell.
+    written_at: Vec<u32>,
+    read_at: Vec<u32>,
     splits: Vec<[Cell; 16]>,
     warps: usize,
     now: u32,
@@ -202,9 +232,50 @@ impl Shadow {
     /// A shadow of `bytes` bytes, for a block of `warps` warps.
     pub(crate) fn new(bytes: u32, warps: u32) -> Self {
         let warps = warps as usize;
-        let cells = vec![Cell::default(); bytes.div_ceil(GRANULE) as usize];
-        // Stamp 0 is before everything, so that an untouched cell is always known.
-        Self { cells, splits: Vec::new(), warps, now: 1, settled: 1, seen: vec![1; warps * warps] }
+        let cells = bytes.div_ceil(GRANULE) as usize;
+        Self {
+            hot: vec![Hot::default(); cells],
+            cold: vec![Cold::default(); cells],
+            written_at: vec![0; cells],
+            read_at: vec![0; cells],
+            splits: Vec::new(),
+            warps,
+            // Stamp 0 is before everything, so that an untouched cell is always known.
+            now: 1,
+            settled: 1,
+            seen: vec![1; warps * warps],
+        }
+    }
+
+    fn cell(&self, index: usize) -> Cell {
+        let (hot, cold) = (&self.hot[index], &self.cold[index]);
+        Cell {
+            written_at: self.written_at[index],
+            write_stamp: hot.write_stamp,
+            read_at: self.read_at[index],
+            read_stamp: hot.read_stamp,
+            readers: hot.readers,
+            written_bytes: cold.written_bytes,
+            read_bytes: cold.read_bytes,
+            writer: hot.writer,
+            atomic: hot.flags & ATOMIC != 0,
+            pending: hot.flags & PENDING != 0,
+        }
+    }
+
+    fn set_cell(&mut self, index: usize, cell: &Cell) {
+        let flag = |on: bool, flag: u8| if on { flag } else { 0 };
+        self.hot[index] = Hot {
+            write_stamp: cell.write_stamp,
+            read_stamp: cell.read_stamp,
+            readers: cell.readers,
+            writer: cell.writer,
+            flags: flag(cell.pending, PENDING)
+                | flag(cell.atomic, ATOMIC)
+                | flag(cell.read_bytes == u16::MAX, READ_WHOLE),
+        };
+        (self.cold[index].written_bytes, self.cold[index].read_bytes) = (cell.written_bytes, cell.read_bytes);
+        (self.written_at[index], self.read_at[index]) = (cell.written_at, cell.read_at);
     }
 
     /// Notes an access to some bytes of a granule.
@@ -217,22 +288,26 @@ impl Shadow {
         access: Access,
         at: u32,
     ) -> Result<(), Conflict> {
+        let index = granule as usize;
+        let mut cell = self.cell(index);
         let row = warp as usize * self.warps;
         let actor =
             Actor { warp, at, now: self.now, settled: self.settled, seen: &self.seen[row..row + self.warps] };
-        let cell = &mut self.cells[granule as usize];
-        if cell.split == 0 {
+        if self.hot[index].flags & SPLIT == 0 {
             match cell.touch(bytes, access, &actor) {
-                Outcome::Done => return Ok(()),
+                Outcome::Done => {
+                    self.set_cell(index, &cell);
+                    return Ok(());
+                }
                 Outcome::Conflict(conflict) => return Err(conflict),
                 Outcome::Split => {
-                    let whole = *cell;
-                    self.splits.push(std::array::from_fn(|i| whole.part(i as u32)));
-                    cell.split = self.splits.len() as u32;
+                    self.hot[index].flags |= SPLIT;
+                    self.cold[index].split = self.splits.len() as u32;
+                    self.splits.push(std::array::from_fn(|i| cell.part(i as u32)));
                 }
             }
         }
-        Self::access_parts(&mut self.splits[cell.split as usize - 1], bytes, access, &actor)
+        Self::access_parts(&mut self.splits[self.cold[index].split as usize], bytes, access, &actor)
     }
 
     /// [`access`](Self::access) to a whole granule. The common cases are decided here.
@@ -246,25 +321,31 @@ impl Shadow {
     ) -> Result<(), Conflict> {
         let (now, settled) = (self.now, self.settled);
         let own = 1u32 << warp;
-        let cell = &mut self.cells[granule as usize];
+        let index = granule as usize;
+        let cell = &mut self.hot[index];
         let known = cell.write_stamp < settled || u32::from(cell.writer) == warp;
-        if cell.split == 0 && !cell.pending && known {
-            let quiet = cell.read_stamp < settled || cell.readers & !own == 0;
-            if access == Access::Read {
-                if cell.read_stamp == now && cell.read_bytes == u16::MAX {
-                    cell.readers |= own;
-                    cell.read_at = at;
-                    return Ok(());
-                } else if quiet {
-                    (cell.readers, cell.read_stamp, cell.read_bytes) = (own, now, u16::MAX);
-                    cell.read_at = at;
-                    return Ok(());
+        if cell.flags & (PENDING | SPLIT) == 0 && known {
+            if access == Access::Read && cell.read_stamp == now && cell.flags & READ_WHOLE != 0 {
+                cell.readers |= own;
+                self.read_at[index] = at;
+                return Ok(());
+            }
+            if cell.read_stamp < settled || cell.readers & !own == 0 {
+                if access == Access::Read {
+                    (cell.readers, cell.read_stamp) = (own, now);
+                    cell.flags |= READ_WHOLE;
+                    self.cold[index].read_bytes = u16::MAX;
+                    self.read_at[index] = at;
+                } else {
+                    (cell.readers, cell.write_stamp, cell.writer) = (0, now, warp as u8);
+                    cell.flags = match access {
+                        Access::Asynchronous => PENDING,
+                        Access::Atomic => ATOMIC,
+                        _ => 0,
+                    } | cell.flags & READ_WHOLE;
+                    self.cold[index].written_bytes = u16::MAX;
+                    self.written_at[index] = at;
                 }
-            } else if quiet {
-                cell.readers = 0;
-                (cell.writer, cell.write_stamp, cell.written_at) = (warp as u8, now, at);
-                cell.written_bytes = u16::MAX;
-                (cell.pending, cell.atomic) = (access == Access::Asynchronous, access == Access::Atomic);
                 return Ok(());
             }
         }
@@ -295,14 +376,14 @@ impl Shadow {
     /// An asynchronous write has been waited for: from now on it is a write of its warp.
     #[inline(always)]
     pub(crate) fn complete(&mut self, granule: u32, bytes: u16) {
-        let now = self.now;
-        let cell = &mut self.cells[granule as usize];
-        if cell.split == 0 {
-            cell.pending = false;
+        let (now, index) = (self.now, granule as usize);
+        let cell = &mut self.hot[index];
+        if cell.flags & SPLIT == 0 {
+            cell.flags &= !PENDING;
             cell.write_stamp = now;
         } else {
             for byte in bits(u32::from(bytes)) {
-                let part = &mut self.splits[cell.split as usize - 1][byte as usize];
+                let part = &mut self.splits[self.cold[index].split as usize][byte as usize];
                 (part.pending, part.write_stamp) = (false, now);
             }
         }

@@ -157,7 +157,7 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Option<Han
         (Binary::Mul24, Ty::S32) => {
             lanes!(level, |a: i32, b: i32| -> i32 { (a << 8 >> 8).wrapping_mul(b << 8 >> 8) })
         }
-        // Division by zero gives all ones, and the dividend as the remainder.
+        // Division by zero gives all ones, for the quotient and for the remainder.
         (Binary::Div, _) => match ty {
             Ty::U16 => lanes!(level, |a: u16, b: u16| -> u16 { a.checked_div(b).unwrap_or(u16::MAX) }),
             Ty::U32 => lanes!(level, |a: u32, b: u32| -> u32 { a.checked_div(b).unwrap_or(u32::MAX) }),
@@ -168,12 +168,12 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Option<Han
             _ => return None,
         },
         (Binary::Rem, _) => match ty {
-            Ty::U16 => lanes!(level, |a: u16, b: u16| -> u16 { a.checked_rem(b).unwrap_or(a) }),
-            Ty::U32 => lanes!(level, |a: u32, b: u32| -> u32 { a.checked_rem(b).unwrap_or(a) }),
-            Ty::U64 => lanes!(level, |a: u64, b: u64| -> u64 { a.checked_rem(b).unwrap_or(a) }),
-            Ty::S16 => lanes!(level, |a: i16, b: i16| -> i16 { if b == 0 { a } else { a.wrapping_rem(b) } }),
-            Ty::S32 => lanes!(level, |a: i32, b: i32| -> i32 { if b == 0 { a } else { a.wrapping_rem(b) } }),
-            Ty::S64 => lanes!(level, |a: i64, b: i64| -> i64 { if b == 0 { a } else { a.wrapping_rem(b) } }),
+            Ty::U16 => lanes!(level, |a: u16, b: u16| -> u16 { a.checked_rem(b).unwrap_or(u16::MAX) }),
+            Ty::U32 => lanes!(level, |a: u32, b: u32| -> u32 { a.checked_rem(b).unwrap_or(u32::MAX) }),
+            Ty::U64 => lanes!(level, |a: u64, b: u64| -> u64 { a.checked_rem(b).unwrap_or(u64::MAX) }),
+            Ty::S16 => lanes!(level, |a: i16, b: i16| -> i16 { if b == 0 { -1 } else { a.wrapping_rem(b) } }),
+            Ty::S32 => lanes!(level, |a: i32, b: i32| -> i32 { if b == 0 { -1 } else { a.wrapping_rem(b) } }),
+            Ty::S64 => lanes!(level, |a: i64, b: i64| -> i64 { if b == 0 { -1 } else { a.wrapping_rem(b) } }),
             _ => return None,
         },
         (Binary::Min, _) => integers!(level, ty, |a, b| a.min(b)),

@@ -1,8 +1,8 @@
 //! Atomic operations on memory, one lane after the other.
 
+use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Lane, warp};
-use super::memory::ones;
 use super::registers::Slot;
 use crate::check::FindingKind;
 use crate::check::shadow::Access;

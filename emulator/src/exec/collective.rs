@@ -1,9 +1,9 @@
 //! Operations across the lanes of a warp.
 
+use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::control::lanes_where;
 use super::lane::{Lane, warp};
-use super::memory::ones;
 use crate::check::FindingKind;
 use crate::ir::op::{Atomic, Op, Shuffle, Vote};
 use crate::ir::types::Ty;

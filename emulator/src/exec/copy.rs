@@ -6,9 +6,9 @@
 
 use std::collections::VecDeque;
 
+use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Lane, warp};
-use super::memory::ones;
 use crate::check::shadow::{Access, GRANULE};
 use crate::config::Completion;
 use crate::ir::op::Op;

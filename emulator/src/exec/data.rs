@@ -1,8 +1,8 @@
 //! Moving values about: packing, special registers, addresses of other spaces.
 
+use super::access::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW};
 use super::code::{Core, Flow, Handler, Level};
 use super::lane::{Lane, lanes, warp};
-use super::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW};
 use crate::ir::op::{LaneMask, Op, Special};
 use crate::ir::types::Ty;
 use crate::syntax::ast::Space;

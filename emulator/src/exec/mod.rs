@@ -6,6 +6,7 @@
 //! | `lane` | loops over lanes for operations on typed values |
 //! | `code` | the bytecode: an instruction bound to the function that runs it |
 //! | `arithmetic`, `floating`, `compare`, `convert`, `data` | operations inside a lane |
+//! | `access` | addresses, and the checks of every access to memory |
 //! | `memory`, `atomic`, `copy` | loads, stores, atomic operations, asynchronous copies |
 //! | `collective`, `matrix` | operations across the lanes of a warp |
 //! | `control` | branches, exits, barriers |
@@ -15,6 +16,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "a lane indexes several registers at once")]
 
+mod access;
 mod arithmetic;
 mod atomic;
 pub(crate) mod block;

@@ -119,7 +119,8 @@ impl Conversion {
         if self.integral {
             value = integral(value, self.round);
         }
-        if self.relu && value < 0.0 {
+        // Minus zero counts as negative.
+        if self.relu && (value < 0.0 || value == 0.0) {
             value = 0.0;
         }
         match self.to {

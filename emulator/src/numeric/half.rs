@@ -55,8 +55,8 @@ pub(crate) fn f32_to_tf32(value: f32) -> u32 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x1000) & !0x1fff;
     match bits & 0x7fff_ffff {
-        0x7f80_0001.. => NAN32,
-        0x7f80_0000 => bits,
+        // A NaN stays what it is.
+        0x7f80_0000.. => bits,
         _ => rounded,
     }
 }
@@ -102,6 +102,6 @@ mod tests {
         assert_eq!(f32_to_tf32(f32::from_bits(0xbf80_1000)), 0xbf80_2000);
         assert_eq!(f32_to_tf32(f32::from_bits(0x3f80_0fff)), 0x3f80_0000);
         assert_eq!(f32_to_tf32(f32::INFINITY), f32::INFINITY.to_bits());
-        assert_eq!(f32_to_tf32(f32::NAN), NAN32);
+        assert_eq!(f32_to_tf32(f32::from_bits(0x7fc0_0000)), 0x7fc0_0000);
     }
 }

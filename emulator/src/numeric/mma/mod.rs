@@ -220,14 +220,16 @@ pub(crate) fn dot(a: &[f32], b: &[f32], c: f32, input: Ty, model: Model) -> f32 
     };
     let mut sum = c;
     for (a, b) in a.chunks(step).zip(b.chunks(step)) {
-        sum = aligned_sum(a, b, sum, fraction);
+        // A subnormal f16 counts with the smallest exponent of its format, not with that of its value.
+        let smallest = if input == Ty::F16 { -14 } else { -126 };
+        sum = aligned_sum(a, b, sum, fraction, smallest);
     }
     sum
 }
 
 /// One step of a tensor core: products and `c` are aligned to the largest exponent, cut to `fraction` bits behind the
 /// point, added, and cut to f32.
-fn aligned_sum(a: &[f32], b: &[f32], c: f32, fraction: i32) -> f32 {
+fn aligned_sum(a: &[f32], b: &[f32], c: f32, fraction: i32, smallest: i32) -> f32 {
     let exact = |x: &f32, y: &f32| f64::from(*x) * f64::from(*y);
     let special: f64 = a.iter().zip(b).map(|(x, y)| exact(x, y)).sum::<f64>() + f64::from(c);
     let inputs_finite = a.iter().chain(b).all(|x| x.is_finite()) && c.is_finite();
@@ -236,15 +238,15 @@ fn aligned_sum(a: &[f32], b: &[f32], c: f32, fraction: i32) -> f32 {
         return special as f32;
     }
     // A product's exponent is the sum of its factors', before any carry of the significands.
-    let exponent = |x: f32| ((x.to_bits() >> 23 & 0xff) as i32).max(1) - 127;
+    let exponent = |x: f32| (x.to_bits() >> 23 & 0xff).cast_signed() - 127;
     let mut largest = i32::MIN;
     for (x, y) in a.iter().zip(b) {
         if *x != 0.0 && *y != 0.0 {
-            largest = largest.max(exponent(*x) + exponent(*y));
+            largest = largest.max(exponent(*x).max(smallest) + exponent(*y).max(smallest));
         }
     }
     if c != 0.0 {
-        largest = largest.max(exponent(c));
+        largest = largest.max(exponent(c).max(-126));
     }
     if largest == i32::MIN {
         return if special == 0.0 { special as f32 } else { 0.0 };
@@ -254,7 +256,14 @@ fn aligned_sum(a: &[f32], b: &[f32], c: f32, fraction: i32) -> f32 {
     let total = a.iter().zip(b).map(|(x, y)| cut(exact(x, y))).sum::<i64>() + cut(f64::from(c));
     // Exact: fewer than 53 bits.
     let value = total as f64 / unit;
-    super::float::round_to_f32(value, 0.0, super::float::Round::Zero)
+    let result = super::float::round_to_f32(value, 0.0, super::float::Round::Zero);
+    match value.abs() {
+        // Beyond the largest f32 there is infinity, although rounding is towards zero.
+        beyond if beyond >= 2f64.powi(128) => f32::INFINITY.copysign(result),
+        // What is cut to nothing has no sign.
+        _ if result == 0.0 => 0.0,
+        _ => result,
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,360 @@
+//! Before memory is touched: addresses, spaces, and the checks of every access.
+
+use super::code::{Core, Flow};
+use super::control::lanes_where;
+use super::lane::Lane;
+use super::registers::{DOUBLE, Slot};
+use crate::check::FindingKind;
+use crate::check::shadow::{Access, Conflict, GRANULE};
+use crate::syntax::ast::Space;
+
+/// Where shared memory appears among generic addresses.
+pub(crate) const SHARED_WINDOW: u64 = 0xf100_0000_0000;
+/// Where a thread's local memory appears.
+pub(crate) const LOCAL_WINDOW: u64 = 0xf200_0000_0000;
+/// Where a kernel's parameters appear.
+pub(crate) const PARAM_WINDOW: u64 = 0xf300_0000_0000;
+/// The size of each of these.
+pub(crate) const WINDOW: u64 = 1 << 32;
+
+/// The positions of the bits that are set.
+#[inline(always)]
+pub(crate) fn ones(mask: u32) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        if rest == 0 {
+            return None;
+        }
+        let lane = rest.trailing_zeros() as usize;
+        rest &= rest - 1;
+        Some(lane)
+    })
+}
+
+impl Core<'_> {
+    /// The addresses of the lanes: register plus offset.
+    #[inline(always)]
+    pub(crate) fn addresses(&mut self, slot: Slot, offset: i64) -> Result<[u64; 32], Flow> {
+        let (mut addresses, written) = if slot & DOUBLE == 0 {
+            let words = u32::read(self, slot);
+            let mut addresses = [0; 32];
+            for lane in 0..32 {
+                addresses[lane] = u64::from(words[lane]);
+            }
+            (addresses, u32::written(self, slot))
+        } else {
+            (*u64::read(self, slot), u64::written(self, slot))
+        };
+        let missing = self.warp.mask & !written;
+        if missing != 0 && self.launch.checks.uninitialised {
+            return Err(self.uninitialised(missing, "an address"));
+        }
+        if offset != 0 {
+            for address in &mut addresses {
+                *address = address.wrapping_add_signed(offset);
+            }
+        }
+        Ok(addresses)
+    }
+
+    #[cold]
+    pub(crate) fn uninitialised(&mut self, lanes: u32, what: &str) -> Flow {
+        let message = format!("{what} depends on a value that nothing wrote");
+        let hint = "initialise it, or check that the write comes first on every path";
+        self.fail(FindingKind::Uninitialised, lanes, message, Some(hint))
+    }
+
+    /// Calls `f` once for each space that the lanes' addresses are in, with addresses inside that space.
+    #[inline(always)]
+    pub(crate) fn by_space(
+        &mut self,
+        space: Space,
+        lanes: u32,
+        addresses: &[u64; 32],
+        mut f: impl FnMut(&mut Self, Space, u32, &[u64; 32]) -> Result<(), Flow>,
+    ) -> Result<(), Flow> {
+        if space != Space::Generic {
+            return f(self, space, lanes, addresses);
+        }
+        let mut rest = lanes;
+        for (space, window) in
+            [(Space::Shared, SHARED_WINDOW), (Space::Local, LOCAL_WINDOW), (Space::Param, PARAM_WINDOW)]
+        {
+            let here = lanes_where(rest, |lane| addresses[lane].wrapping_sub(window) < WINDOW);
+            if here != 0 {
+                rest &= !here;
+                f(self, space, here, &addresses.map(|address| address.wrapping_sub(window)))?;
+            }
+        }
+        if rest == 0 { Ok(()) } else { f(self, Space::Global, rest, addresses) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn check_alignment(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        what: &str,
+    ) -> Result<(), Flow> {
+        let mut low = 0;
+        for lane in 0..32 {
+            low |= if lanes >> lane & 1 == 1 { addresses[lane] } else { 0 };
+        }
+        if low & u64::from(bytes - 1) == 0 || !self.launch.checks.alignment {
+            return Ok(());
+        }
+        let wrong = lanes_where(lanes, |lane| addresses[lane] & u64::from(bytes - 1) != 0);
+        let address = addresses[wrong.trailing_zeros() as usize];
+        let message =
+            format!("a {what} of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}");
+        Err(self.fail(FindingKind::Misaligned, wrong, message, None))
+    }
+
+    /// The lanes whose access lies inside shared memory; the others are a finding, or left out.
+    #[inline(always)]
+    pub(crate) fn check_shared(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        what: &str,
+    ) -> Result<u32, Flow> {
+        let size = self.block.shared.len() as u64;
+        self.check_size(lanes, addresses, bytes, what, size, "shared memory")
+    }
+
+    pub(crate) fn check_local(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        what: &str,
+    ) -> Result<u32, Flow> {
+        let size = u64::from(self.launch.kernel.local);
+        self.check_size(lanes, addresses, bytes, what, size, "the thread's local memory")
+    }
+
+    #[inline(always)]
+    fn check_size(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        what: &str,
+        size: u64,
+        space: &str,
+    ) -> Result<u32, Flow> {
+        let wide = u64::from(bytes);
+        let limit = size.wrapping_sub(wide);
+        let mut outside = 0;
+        for lane in 0..32 {
+            outside |= u32::from(addresses[lane] > limit) << lane;
+        }
+        let outside = if size < wide { lanes } else { outside & lanes };
+        if outside == 0 || !self.launch.checks.bounds {
+            return Ok(lanes & !outside);
+        }
+        let address = addresses[outside.trailing_zeros() as usize];
+        let message = format!("a {what} of {bytes} bytes at {address:#x} of {space}, which has {size} bytes");
+        Err(self.fail(FindingKind::OutOfBounds, outside, message, None))
+    }
+
+    /// Where a lane's local memory is in the warp's.
+    #[inline(always)]
+    pub(crate) fn local_offset(&self, lane: usize, address: u64) -> usize {
+        lane * self.launch.kernel.local as usize + address as usize
+    }
+
+    /// The position of the allocation that holds an access of `bytes` bytes at `address`. `None` if there is none and
+    /// bounds are not checked.
+    #[inline(always)]
+    pub(crate) fn allocation(
+        &mut self,
+        address: u64,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        what: &str,
+    ) -> Result<Option<usize>, Flow> {
+        let table = self.launch.table;
+        let holds = |index: usize| {
+            table.get(index).is_some_and(|a| {
+                let offset = address.wrapping_sub(a.base);
+                offset < a.bytes() && a.bytes() - offset >= u64::from(bytes)
+            })
+        };
+        if holds(self.warp.allocation) {
+            return Ok(Some(self.warp.allocation));
+        }
+        match table.find(address) {
+            Some((index, _)) if holds(index) => {
+                self.warp.allocation = index;
+                Ok(Some(index))
+            }
+            _ if !self.launch.checks.bounds => Ok(None),
+            _ => Err(self.outside(lanes, addresses, bytes, what)),
+        }
+    }
+
+    /// An access outside every allocation.
+    #[cold]
+    fn outside(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32, what: &str) -> Flow {
+        let table = self.launch.table;
+        let wrong = lanes_where(lanes, |lane| {
+            let last = addresses[lane].wrapping_add(u64::from(bytes) - 1);
+            match (table.find(addresses[lane]), table.find(last)) {
+                (Some((a, _)), Some((b, _))) => a != b,
+                _ => true,
+            }
+        });
+        let address = addresses[wrong.trailing_zeros() as usize];
+        // Where the access only begins inside, its end is what matters.
+        let shown = match table.find(address) {
+            Some((_, a)) => a.base + a.bytes(),
+            None => address,
+        };
+        let freed = table.is_freed(shown);
+        let kind = if freed { FindingKind::UseAfterFree } else { FindingKind::OutOfBounds };
+        let message = format!("a {what} of {bytes} bytes at {address:#x}: {}", table.describe(shown));
+        self.fail(kind, wrong, message, None)
+    }
+
+    #[cold]
+    pub(crate) fn outside_parameters(&mut self, lanes: u32, address: u64) -> Flow {
+        let message = format!(
+            "a load at {address:#x} of the kernel's parameters, which have {} bytes",
+            self.launch.kernel.parameter_bytes
+        );
+        self.fail(FindingKind::OutOfBounds, lanes, message, None)
+    }
+
+    /// Notes accesses to shared memory, and reports those that race. The lanes' accesses are inside.
+    #[inline(always)]
+    pub(crate) fn race(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        access: Access,
+    ) -> Result<(), Flow> {
+        let Some(shadow) = &mut self.block.shadow else { return Ok(()) };
+        let (warp, at) = (self.warp.number, self.warp.pc);
+        if bytes == GRANULE {
+            let mut failed = None;
+            for lane in 0..32 {
+                if lanes >> lane & 1 == 0 {
+                    continue;
+                }
+                // An access that the alignment check let pass reaches into the next granule.
+                let (first, last) =
+                    (addresses[lane] as u32 / GRANULE, (addresses[lane] as u32 + 15) / GRANULE);
+                let mut result = shadow.access_whole(first, warp, access, at);
+                if last != first {
+                    result = result.and_then(|()| shadow.access_whole(last, warp, access, at));
+                }
+                if let Err(conflict) = result {
+                    failed = Some((first, conflict));
+                    break;
+                }
+            }
+            return match failed {
+                None => Ok(()),
+                Some((granule, conflict)) => match self.raced(lanes, addresses, granule, access, conflict) {
+                    Flow::Next => Ok(()),
+                    flow => Err(flow),
+                },
+            };
+        }
+        // Neighbouring lanes mostly touch the same granule: their bytes are noted together.
+        let (mut granule, mut touched) = (u32::MAX, 0u32);
+        let mut failed = None;
+        for lane in ones(lanes) {
+            let offset = addresses[lane] as u32;
+            let here = offset / GRANULE;
+            let field = ((1u32 << bytes) - 1) << (offset % GRANULE);
+            if here != granule {
+                if touched != 0
+                    && let Err(conflict) = shadow.access(granule, touched as u16, warp, access, at)
+                {
+                    failed = Some((granule, conflict));
+                    break;
+                }
+                (granule, touched) = (here, 0);
+            }
+            touched |= field & 0xffff;
+            // An access that the alignment check let pass may reach into the next granule.
+            let rest = field >> 16;
+            if rest != 0
+                && let Err(conflict) = shadow.access(here + 1, rest as u16, warp, access, at)
+            {
+                failed = Some((here + 1, conflict));
+                break;
+            }
+        }
+        if failed.is_none()
+            && touched != 0
+            && let Err(conflict) = shadow.access(granule, touched as u16, warp, access, at)
+        {
+            failed = Some((granule, conflict));
+        }
+        match failed {
+            None => Ok(()),
+            Some((granule, conflict)) => match self.raced(lanes, addresses, granule, access, conflict) {
+                Flow::Next => Ok(()),
+                flow => Err(flow),
+            },
+        }
+    }
+
+    #[cold]
+    fn raced(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        granule: u32,
+        access: Access,
+        conflict: Conflict,
+    ) -> Flow {
+        let checks = self.launch.checks;
+        let asynchronous = conflict.access == Access::Asynchronous;
+        if asynchronous && !checks.asynchronous || !asynchronous && !checks.races {
+            return Flow::Next;
+        }
+        let lanes = lanes_where(lanes, |lane| {
+            let offset = addresses[lane] as u32;
+            offset / GRANULE == granule || offset.div_ceil(GRANULE) == granule
+        });
+        let name = |access| match access {
+            Access::Read => "read",
+            Access::Write => "write",
+            Access::Atomic => "atomic operation",
+            Access::Asynchronous => "asynchronous copy",
+        };
+        let place = self.launch.describe_shared(granule * GRANULE);
+        let (kind, message, hint) = if asynchronous {
+            let message = format!(
+                "a {} of shared memory at {place}, where an asynchronous copy of warp {} has not been waited for",
+                name(access),
+                conflict.warp
+            );
+            let hint = "wait for the copy (`cp.async.wait_group`, `cp.async.wait_all`), then pass a barrier";
+            (FindingKind::AsynchronousCopy, message, hint)
+        } else {
+            let message = format!(
+                "a {} of shared memory at {place} races with a {} by warp {}",
+                name(access),
+                name(conflict.access),
+                conflict.warp
+            );
+            (FindingKind::SharedRace, message, "put a barrier between the two")
+        };
+        self.fail(kind, lanes, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault
+                .related
+                .push((format!("the {} by warp {}", name(conflict.access), conflict.warp), conflict.at));
+        }
+        Flow::Fault
+    }
+}
