@@ -5,7 +5,7 @@ use super::control::lanes_where;
 use super::lane::Lane;
 use super::registers::{DOUBLE, Slot};
 use crate::check::FindingKind;
-use crate::check::shadow::{Access, Conflict, GRANULE};
+use crate::check::shadow::{Access, Conflict, GRANULE, REGION};
 use crate::syntax::ast::Space;
 
 /// Where shared memory appears among generic addresses.
@@ -240,23 +240,25 @@ impl Core<'_> {
     ) -> Result<(), Flow> {
         let Some(shadow) = &mut self.block.shadow else { return Ok(()) };
         let (warp, at) = (self.warp.number, self.warp.pc);
-        if bytes == GRANULE {
-            let mut failed = None;
+        let crooked =
+            (0..32).fold(0, |all, lane| all | if lanes >> lane & 1 == 1 { addresses[lane] } else { 0 });
+        if bytes == GRANULE && crooked % u64::from(GRANULE) == 0 {
+            // Whole granules: those of neighbouring lanes are mostly in one region, and noted together.
+            let (mut region, mut granules, mut failed) = (0, 0u64, None);
             for lane in 0..32 {
                 if lanes >> lane & 1 == 0 {
                     continue;
                 }
-                // An access that the alignment check let pass reaches into the next granule.
-                let (first, last) =
-                    (addresses[lane] as u32 / GRANULE, (addresses[lane] as u32 + 15) / GRANULE);
-                let mut result = shadow.access_whole(first, warp, access, at);
-                if last != first {
-                    result = result.and_then(|()| shadow.access_whole(last, warp, access, at));
+                let granule = addresses[lane] as u32 / GRANULE;
+                if granule / REGION != region && granules != 0 {
+                    failed = failed.or(shadow.access_whole(region, granules, warp, access, at).err());
+                    granules = 0;
                 }
-                if let Err(conflict) = result {
-                    failed = Some((first, conflict));
-                    break;
-                }
+                region = granule / REGION;
+                granules |= 1 << (granule % REGION);
+            }
+            if granules != 0 {
+                failed = failed.or(shadow.access_whole(region, granules, warp, access, at).err());
             }
             return match failed {
                 None => Ok(()),
