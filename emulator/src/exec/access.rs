@@ -238,11 +238,11 @@ impl Core<'_> {
         bytes: u32,
         access: Access,
     ) -> Result<(), Flow> {
+        // With the alignment check off, an access may begin anywhere.
+        let aligned = self.launch.checks.alignment;
         let Some(shadow) = &mut self.block.shadow else { return Ok(()) };
         let (warp, at) = (self.warp.number, self.warp.pc);
-        let crooked =
-            (0..32).fold(0, |all, lane| all | if lanes >> lane & 1 == 1 { addresses[lane] } else { 0 });
-        if bytes == GRANULE && crooked % u64::from(GRANULE) == 0 {
+        if bytes == GRANULE && aligned {
             // Whole granules: those of neighbouring lanes are mostly in one region, and noted together.
             let (mut region, mut granules, mut failed) = (0, 0u64, None);
             for lane in 0..32 {

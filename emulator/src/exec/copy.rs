@@ -88,6 +88,8 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         source = (source.is_none() && rest == lanes && lengths == [16; 32]).then_some(index);
         for lane in 0..32 {
             let offset = from[lane].wrapping_sub(base);
+            // The bytes are wanted at the wait, and come from all over memory.
+            allocation.storage.prefetch(offset);
             let fits = offset < size && size - offset >= u64::from(lengths[lane]);
             rest &= !(u32::from(fits) << lane);
         }

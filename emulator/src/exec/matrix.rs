@@ -38,21 +38,24 @@ fn load_matrices<const N: usize>(core: &mut Core<'_>, inst: &Inst) -> Result<(),
     let rows = core.check_shared(lanes, &addresses, 16, "ldmatrix")?;
     core.race(rows, &addresses, 16, Access::Read)?;
     let mut values = [[0u32; 32]; N];
-    let mut bits = [0xffffu32; 32];
-    let mut all = 0xffff;
     // Row i of the matrices stands in lanes 4·(i mod 8) to 4·(i mod 8) + 3 of register i / 8: all rows in a row.
     let words = values.as_flattened_mut().as_chunks_mut::<4>().0;
+    let mut all = 0xffff;
     for (lane, words) in words.iter_mut().enumerate() {
-        if rows >> lane & 1 == 0 {
-            continue;
+        // Rows outside shared memory are left out, if bounds are not checked.
+        if rows >> lane & 1 == 1 {
+            let (row, written) = core.block.shared.load_block(addresses[lane] as usize);
+            for (word, bytes) in words.iter_mut().zip(row.as_chunks::<4>().0) {
+                *word = u32::from_le_bytes(*bytes);
+            }
+            all &= written;
         }
-        let offset = addresses[lane] as usize;
-        let (row, written) = core.block.shared.load_block(offset);
-        for (word, bytes) in words.iter_mut().zip(row.as_chunks::<4>().0) {
-            *word = u32::from_le_bytes(*bytes);
+    }
+    let mut bits = [0xffff; 32];
+    if all != 0xffff {
+        for lane in (0..8 * N).filter(|lane| rows >> lane & 1 == 1) {
+            bits[lane] = core.block.shared.load_block(addresses[lane] as usize).1;
         }
-        bits[lane] = written;
-        all &= written;
     }
     core.warp.mask = u32::MAX;
     for n in 0..N {
@@ -116,16 +119,12 @@ pub(crate) fn mma(_: Mma, level: Level) -> Handler {
             known &= u32::written(core, inst.slots[first_c + i]);
         }
         let mut out = [[0u32; 32]; 4];
-        match (core.launch.numerics, shape.accumulator) {
-            (Numerics::Fast, Ty::F32) => {
-                mma::fast(&fragments, shape, core.launch.level, &mut out);
-            }
-            (Numerics::Fast, _) => mma::general(&fragments, shape, Model::Plain, &mut out),
-            (Numerics::Exact, _) => {
-                let model = if core.launch.hopper { Model::Hopper } else { Model::Ampere };
-                mma::general(&fragments, shape, model, &mut out);
-            }
-        }
+        let model = match core.launch.numerics {
+            Numerics::Fast => None,
+            Numerics::Exact if core.launch.hopper => Some(Model::Hopper),
+            Numerics::Exact => Some(Model::Ampere),
+        };
+        mma::product(&fragments, shape, model, core.launch.level, &mut out);
         let written = if known == u32::MAX { [u32::MAX; 4] } else { written_results(core, inst, shape) };
         for i in 0..results {
             u32::write(core, inst.slots[i], &out[i], written[i]);

@@ -83,6 +83,16 @@ impl Storage {
         all.then(|| [words[0].load(Relaxed), words[1].load(Relaxed)])
     }
 
+    /// Tells the processor that the bytes at `offset` will be read soon.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, offset: u64) {
+        let word = (offset / 8) as usize;
+        if let (Some(bytes), Some(written)) = (self.words.get(word), self.written.get(word)) {
+            prefetch(bytes);
+            prefetch(written);
+        }
+    }
+
     /// Stores the unit at `offset`, which is aligned to the unit's size and inside, and marks its bytes as written.
     #[inline(always)]
     pub(crate) fn store<T: Unit>(&self, offset: u64, value: T) {
@@ -202,6 +212,18 @@ fn for_words(offset: u64, length: usize, mut part: impl FnMut(u64, std::ops::Ran
         part(at, done..done + now, now == 8);
         done += now;
     }
+}
+
+#[inline(always)]
+fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint that reads nothing; every x86-64 processor has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
 }
 
 /// A type of which all-zero bytes are a value.
