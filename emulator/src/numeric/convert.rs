@@ -120,7 +120,7 @@ impl Conversion {
             value = integral(value, self.round);
         }
         // Minus zero counts as negative.
-        if self.relu && (value < 0.0 || value == 0.0) {
+        if self.relu && value <= 0.0 {
             value = 0.0;
         }
         match self.to {
