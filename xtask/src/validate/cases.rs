@@ -4,6 +4,7 @@ use serde::Serialize;
 use warpsmith::DType;
 use warpsmith::ops::Activation;
 use warpsmith::ops::linear::Tile;
+use warpsmith::ops::linear::select::Access;
 use warpsmith::validate::{Data, LinearCase, Placement};
 
 /// How much to validate.
@@ -47,8 +48,14 @@ const MORE_SIZES: [(usize, usize, usize); 9] = [
     (256, 256, 512),
 ];
 /// What is validated on a GPU, and the smaller of them in the emulator too.
-const LARGE_SIZES: [(usize, usize, usize); 5] =
-    [(1024, 784, 2048), (1000, 4096, 999), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 4096, 4096)];
+const LARGE_SIZES: [(usize, usize, usize); 6] = [
+    (1024, 784, 2048),
+    (1000, 4096, 999),
+    (2048, 2047, 2048),
+    (2048, 2048, 2048),
+    (4096, 4096, 4096),
+    (8192, 4096, 4096),
+];
 /// The largest product that the emulator validates: it runs about a thousand times slower than a GPU.
 const EMULATED_WORK: usize = 1024 * 784 * 2048;
 
@@ -116,16 +123,17 @@ fn layouts(case: &impl Fn((usize, usize, usize)) -> LinearCase) -> Vec<LinearCas
     ]
 }
 
-/// Every tile, on an output that none divides, with a tail along K and without.
+/// Every tile with every access that it has a kernel for, on an output that none divides, with a tail along K and without.
 fn tiles(case: &impl Fn((usize, usize, usize)) -> LinearCase, input: DType) -> Vec<LinearCase> {
-    use warpsmith::ops::linear::select::Access;
-    Tile::ALL
-        .into_iter()
-        .filter(|tile| tile.serves(input, Access::Aligned))
-        .flat_map(|tile| {
-            [(200, 128, 300), (150, 200, 140)].map(|size| LinearCase { tile: Some(tile), ..case(size) })
-        })
-        .collect()
+    let beside = Placement { before: 1, after: 7 };
+    let aligned = [case((200, 128, 300)), case((150, 200, 140))];
+    // An odd number of columns, and an even one that starts at an odd place.
+    let unaligned = [case((150, 201, 140)), LinearCase { x: beside, w: beside, ..case((134, 128, 75)) }];
+    let forced = |access, cases: [LinearCase; 2]| {
+        let tiles = Tile::ALL.into_iter().filter(move |tile| tile.serves(input, access));
+        tiles.flat_map(move |tile| cases.clone().map(|case| LinearCase { tile: Some(tile), ..case }))
+    };
+    forced(Access::Aligned, aligned).chain(forced(Access::Unaligned, unaligned)).collect()
 }
 
 fn numbered(mut cases: Vec<LinearCase>, seed: u64) -> Vec<LinearCase> {
@@ -137,7 +145,55 @@ fn numbered(mut cases: Vec<LinearCase>, seed: u64) -> Vec<LinearCase> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use half::{bf16, f16};
+    use warpsmith::cpu::FromAccumulator;
+    use warpsmith::ops::Implementation;
+    use warpsmith::ops::linear::LinearTypes;
+    use warpsmith::validate::{LinearCase, Placement};
+    use warpsmith::{DType, Device, Element, Tensor, ops};
+
     use super::{Level, linear};
+
+    /// The kernel that `case` runs in the emulator; `None` if there is nothing to run.
+    fn kernel<T, O>(device: &Device, case: &LinearCase) -> warpsmith::Result<Option<&'static str>>
+    where
+        T: LinearTypes<O> + ops::linear::LinearInput,
+        O: Element + FromAccumulator<f32>,
+    {
+        let place = |rows, place: Placement| {
+            let columns = place.before..place.before + case.k;
+            Tensor::<T>::zeros(device, [rows, columns.end + place.after])?.slice(1, columns)
+        };
+        let (x, w) = (place(case.m, case.x)?, place(case.n, case.w)?);
+        Ok(match ops::linear(&x, &w).output::<O>().tile(case.tile).implementation()? {
+            Implementation::Emulator { kernel, .. } => Some(kernel),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn the_default_cases_run_every_kernel_that_ships() -> warpsmith::Result<()> {
+        let device = Device::emulator();
+        let mut reached = BTreeSet::new();
+        for case in linear(Level::Default, false, 1) {
+            reached.extend(match (case.input, case.output) {
+                (DType::F16, DType::F16) => kernel::<f16, f16>(&device, &case)?,
+                (DType::F16, DType::F32) => kernel::<f16, f32>(&device, &case)?,
+                (DType::Bf16, DType::Bf16) => kernel::<bf16, bf16>(&device, &case)?,
+                (DType::Bf16, DType::F32) => kernel::<bf16, f32>(&device, &case)?,
+                (DType::F32, DType::F32) => kernel::<f32, f32>(&device, &case)?,
+                other => panic!("no linear operation has the types {other:?}"),
+            });
+        }
+        let entries = warpsmith_kernels::MODULES.iter().flat_map(|module| module.text.lines());
+        let shipped: BTreeSet<&str> =
+            entries.filter_map(|line| line.strip_prefix(".visible .entry ")?.strip_suffix('(')).collect();
+        assert!(!shipped.is_empty());
+        assert_eq!(reached, shipped);
+        Ok(())
+    }
 
     #[test]
     fn each_level_holds_the_cases_of_the_one_before() {
