@@ -324,7 +324,7 @@ fn a_finding_reads_like_a_compilers_diagnostic() {
     let text = format!(".file 1 \"src/lib.rs\"\n{}", kernel("", ".loc 1 42 7\nld.global.u32 %r0, [%q+4];"));
     let found = fails(&text, 32, FindingKind::OutOfBounds);
     let shown = found.to_string();
-    assert!(shown.starts_with("error[out-of-bounds]: a load of 4 bytes at 0x"), "{shown}");
+    assert!(shown.starts_with("error[out-of-bounds]: load of 4 bytes at 0x"), "{shown}");
     assert!(
         shown.contains("(from src/lib.rs:42)") && shown.contains("| ld.global.u32 %r0, [%q+4];"),
         "{shown}"

@@ -107,7 +107,7 @@ impl Core<'_> {
         let wrong = lanes_where(lanes, |lane| addresses[lane] & u64::from(bytes - 1) != 0);
         let address = addresses[wrong.trailing_zeros() as usize];
         let message =
-            format!("a {what} of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}");
+            format!("{what} of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}");
         Err(self.fail(FindingKind::Misaligned, wrong, message, None))
     }
 
@@ -156,7 +156,7 @@ impl Core<'_> {
             return Ok(lanes & !outside);
         }
         let address = addresses[outside.trailing_zeros() as usize];
-        let message = format!("a {what} of {bytes} bytes at {address:#x} of {space}, which has {size} bytes");
+        let message = format!("{what} of {bytes} bytes at {address:#x} of {space}, which has {size} bytes");
         Err(self.fail(FindingKind::OutOfBounds, outside, message, None))
     }
 
@@ -216,7 +216,7 @@ impl Core<'_> {
         };
         let freed = table.is_freed(shown);
         let kind = if freed { FindingKind::UseAfterFree } else { FindingKind::OutOfBounds };
-        let message = format!("a {what} of {bytes} bytes at {address:#x}: {}", table.describe(shown));
+        let message = format!("{what} of {bytes} bytes at {address:#x}: {}", table.describe(shown));
         self.fail(kind, wrong, message, None)
     }
 
@@ -336,7 +336,7 @@ impl Core<'_> {
         let place = self.launch.describe_shared(granule * GRANULE);
         let (kind, message, hint) = if asynchronous {
             let message = format!(
-                "a {} of shared memory at {place}, where an asynchronous copy of warp {} has not been waited for",
+                "{} of shared memory at {place}, where an asynchronous copy of warp {} has not been waited for",
                 name(access),
                 conflict.warp
             );
@@ -344,7 +344,7 @@ impl Core<'_> {
             (FindingKind::AsynchronousCopy, message, hint)
         } else {
             let message = format!(
-                "a {} of shared memory at {place} races with a {} by warp {}",
+                "{} of shared memory at {place} races with the {} by warp {}",
                 name(access),
                 name(conflict.access),
                 conflict.warp
