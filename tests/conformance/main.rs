@@ -1,7 +1,7 @@
 //! What every device must do: one suite, run on the CPU implementation, in the emulator, and on a GPU where there is one.
 //!
 //! Without a GPU its cases are listed as ignored and the reason is printed. `WARPSMITH_TEST_DEVICE=cuda:1` picks another GPU than
-//! the first, `WARPSMITH_TEST_SEED=n` draws other properties than usual. The program needs nothing but itself, so it can be built
+//! the first, and then it has to be there; `WARPSMITH_TEST_SEED=n` draws other properties than usual. The program needs nothing but itself, so it can be built
 //! on one machine and run on another.
 
 mod errors;
@@ -10,8 +10,11 @@ mod mutants;
 mod properties;
 mod weights;
 
+use std::env::VarError;
+use std::process::ExitCode;
+
 use libtest_mimic::{Arguments, Failed, Trial};
-use warpsmith::Device;
+use warpsmith::{Device, DeviceKind, Error};
 
 /// A case: a device in, a reason for failure out.
 type Case = fn(&Device) -> Result<(), Failed>;
@@ -27,10 +30,36 @@ use cases;
 /// Cases that are run on every device.
 const ON_EVERY_DEVICE: [&[(&str, Case)]; 3] = [properties::CASES, linear::CASES, errors::CASES];
 
-fn main() {
+/// Names another GPU than the first to test on.
+const DEVICE_VARIABLE: &str = "WARPSMITH_TEST_DEVICE";
+
+/// The GPU to test on, and why it cannot be had if that is no fault: a GPU that was asked for by name has to be there.
+fn gpu() -> Result<(String, Option<String>), String> {
+    let named = match std::env::var(DEVICE_VARIABLE) {
+        Ok(name) => Some(name),
+        Err(VarError::NotPresent) => None,
+        Err(error) => return Err(format!("{DEVICE_VARIABLE}: {error}")),
+    };
+    let name = named.clone().unwrap_or_else(|| "cuda:0".into());
+    match (name.parse::<Device>(), named) {
+        (Ok(device), _) if matches!(device.kind(), DeviceKind::Cuda(_)) => Ok((name, None)),
+        (Ok(device), _) => Err(format!("{DEVICE_VARIABLE} is `{name}`, expected a GPU, not {device}")),
+        (Err(error @ (Error::NoDriver { .. } | Error::NoSuchDevice { .. })), None) => {
+            Ok((name, Some(error.to_string())))
+        }
+        (Err(error), _) => Err(format!("no tests on `{name}`: {error}")),
+    }
+}
+
+fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let gpu = std::env::var("WARPSMITH_TEST_DEVICE").unwrap_or_else(|_| "cuda:0".into());
-    let missing = gpu.parse::<Device>().err().map(|error| error.to_string());
+    let (gpu, missing) = match gpu() {
+        Ok(found) => found,
+        Err(reason) => {
+            eprintln!("error: {reason}");
+            return ExitCode::FAILURE;
+        }
+    };
 
     let mut trials = Vec::new();
     for spec in ["cpu", "emulator", gpu.as_str()] {
@@ -49,5 +78,5 @@ fn main() {
     {
         println!("NOT RUN on {gpu}: {reason}");
     }
-    conclusion.exit();
+    conclusion.exit_code()
 }

@@ -3,6 +3,8 @@
 //! Draws are the same on every run unless `WARPSMITH_TEST_SEED` is set. A failing case is printed, after shrinking, as the value
 //! to add to [`REGRESSIONS`], which every device runs first; so nothing is read from or written to files.
 
+use std::env::VarError;
+
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
@@ -19,6 +21,9 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     drawn_integer_cases_are_exact,
     cases_that_once_failed_or_are_easy_to_get_wrong_hold,
 ];
+
+/// Decides what is drawn.
+const SEED_VARIABLE: &str = "WARPSMITH_TEST_SEED";
 
 /// Sizes and types that are worth running always: each is M, K, N with input and output type.
 const REGRESSIONS: &[(usize, usize, usize, DType, DType)] = &[
@@ -92,16 +97,20 @@ fn has_kernel(case: &LinearCase, tile: Tile) -> bool {
     tile.serves(case.input, access)
 }
 
-fn runner(device: &Device) -> TestRunner {
+fn runner(device: &Device) -> Result<TestRunner, Failed> {
     let cases = match device.kind() {
         DeviceKind::Emulator => 96,
         _ => 400,
     };
-    let seed = std::env::var("WARPSMITH_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0u64);
+    let seed = match std::env::var(SEED_VARIABLE) {
+        Ok(text) => text.parse().map_err(|error| format!("{SEED_VARIABLE} is `{text}`: {error}"))?,
+        Err(VarError::NotPresent) => 0u64,
+        Err(error) => return Err(format!("{SEED_VARIABLE}: {error}").into()),
+    };
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
+    Ok(TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)))
 }
 
 /// Runs one case; the error says what it was and what was wrong.
@@ -122,7 +131,7 @@ fn check(device: &Device, case: &LinearCase) -> Result<(), TestCaseError> {
 }
 
 fn drawn_cases_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
-    Ok(runner(device).run(&linear_case(Data::Uniform), |case| check(device, &case))?)
+    Ok(runner(device)?.run(&linear_case(Data::Uniform), |case| check(device, &case))?)
 }
 
 fn drawn_integer_cases_are_exact(device: &Device) -> Result<(), Failed> {
@@ -131,7 +140,7 @@ fn drawn_integer_cases_are_exact(device: &Device) -> Result<(), Failed> {
         scale: if case.scale < 0.0 { 1.0 } else { case.scale },
         ..case
     });
-    Ok(runner(device).run(&exact, |case| {
+    Ok(runner(device)?.run(&exact, |case| {
         prop_assert!(case.is_exact());
         check(device, &case)
     })?)
