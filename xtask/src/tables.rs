@@ -123,6 +123,7 @@ fn table(rows: &[Measurement]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::{fill, read, stale, table};
+    use crate::workspace_root;
 
     #[test]
     fn a_table_is_replaced_and_the_rest_is_kept() {
@@ -148,5 +149,24 @@ mod tests {
     #[test]
     fn the_documentation_shows_what_was_measured() {
         assert_eq!(stale().expect("pages and data are there"), [] as [std::path::PathBuf; 0]);
+    }
+
+    /// mdBook leaves a missing include in the page and says nothing.
+    #[test]
+    fn the_book_includes_what_is_there() {
+        let pages = workspace_root().join("docs/src");
+        for page in std::fs::read_dir(&pages).expect("the book").map(|entry| entry.expect("a page").path()) {
+            let Ok(text) = std::fs::read_to_string(&page) else { continue };
+            for include in text.split("{{#include ").skip(1) {
+                let (path, _) = include.split_once("}}").expect("a closed include");
+                let (file, anchor) =
+                    path.split_once(':').map_or((path, None), |(file, anchor)| (file, Some(anchor)));
+                let included = std::fs::read_to_string(pages.join(file)).expect(path);
+                assert!(!included.trim().is_empty(), "{path} is empty, in {}", page.display());
+                if let Some(anchor) = anchor {
+                    assert!(included.contains(&format!("ANCHOR: {anchor} ")), "{path} has no such anchor");
+                }
+            }
+        }
     }
 }
