@@ -116,7 +116,10 @@ fn committed_ptx() -> Finding {
         Ok((current, complaints)) if complaints.is_empty() => {
             State::Has(format!("{current} files, up to date"))
         }
-        Ok((_, complaints)) => State::Lacks { why: complaints.join("; "), remedy: "cargo xtask ptx".into() },
+        Ok((_, complaints)) => {
+            let why: Vec<String> = complaints.iter().map(ToString::to_string).collect();
+            State::Lacks { why: why.join("; "), remedy: "cargo xtask ptx".into() }
+        }
         Err(error) => {
             State::Needs { why: format!("{error:#}"), remedy: "git checkout -- kernels-gpu".into() }
         }

@@ -1,9 +1,10 @@
 //! `xtask ptx`: compiles the kernels to the PTX files that ship, or checks that the committed files are what the sources give.
 //!
 //! The check is in two steps. The hash of the sources stands in each file's header, and comparing it needs no device toolchain:
-//! `xtask test` does it everywhere. A rebuild compares the text itself, which only means something with the compiler that the
-//! header names.
+//! `xtask test` does it everywhere, and only warns, since a changed comment changes the hash too. A rebuild compares the text
+//! itself, which only means something with the compiler that the header names.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -144,7 +145,22 @@ fn usage_table(artefacts: &[Artefact]) -> Table {
     table
 }
 
-/// One committed file and what is wrong with it.
+/// What is wrong with a committed file.
+pub(crate) enum Complaint {
+    /// It was made from other sources than those that are here; its text may be right all the same.
+    Stale(String),
+    /// It is not what it should be.
+    Wrong(String),
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Stale(text) | Self::Wrong(text)) = self;
+        formatter.write_str(text)
+    }
+}
+
+/// One committed file that is up to date by its hash.
 struct Committed {
     target: Target,
     text: String,
@@ -197,7 +213,7 @@ fn rebuild(
     args: &Args,
     toolchain: &Toolchain,
     committed: &[Committed],
-    complaints: &mut Vec<String>,
+    complaints: &mut Vec<Complaint>,
 ) -> Result<()> {
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     for file in compile(args.builder().out_dir(folder.path()), toolchain)? {
@@ -205,7 +221,10 @@ fn rebuild(
         let Some(committed) = committed.iter().find(|committed| committed.target == target) else { continue };
         if committed.text != file.text {
             let difference = difference(&committed.text, &file.text);
-            complaints.push(format!("{} is not what its sources give:\n{difference}", target.file_name()));
+            complaints.push(Complaint::Wrong(format!(
+                "{} is not what its sources give:\n{difference}",
+                target.file_name()
+            )));
         }
     }
     Ok(())
@@ -242,14 +261,14 @@ fn difference(committed: &str, built: &str) -> String {
 /// Compares the hashes in the committed files with the sources: cheap, and needs no device toolchain.
 ///
 /// Returns a complaint for every file that is missing, stale, or there without a reason.
-pub(crate) fn check_hashes() -> Result<(usize, Vec<String>)> {
+pub(crate) fn check_hashes() -> Result<(usize, Vec<Complaint>)> {
     let mut complaints = Vec::new();
     let committed = committed(&Builder::new(kernel_crate()), &mut complaints)?;
     Ok((committed.len(), complaints))
 }
 
 /// Reads the committed files; those that are up to date by their hash are returned, of the others there is a complaint.
-fn committed(builder: &Builder, complaints: &mut Vec<String>) -> Result<Vec<Committed>> {
+fn committed(builder: &Builder, complaints: &mut Vec<Complaint>) -> Result<Vec<Committed>> {
     let folder = builder.output_folder()?;
     let targets = builder.targets()?;
     if targets.is_empty() {
@@ -259,22 +278,25 @@ fn committed(builder: &Builder, complaints: &mut Vec<String>) -> Result<Vec<Comm
     for target in &targets {
         let name = target.file_name();
         let Ok(text) = std::fs::read_to_string(folder.join(&name)) else {
-            complaints.push(format!("{name} is missing"));
+            complaints.push(Complaint::Wrong(format!("{name} is missing")));
             continue;
         };
         let Some(header) = Header::parse(&text) else {
-            complaints.push(format!("{name} has no header that says what it was made from"));
+            complaints
+                .push(Complaint::Wrong(format!("{name} has no header that says what it was made from")));
             continue;
         };
         let expected = builder.source_hash(target)?;
         if header.sources != expected {
-            complaints
-                .push(format!("{name} was made from other sources ({}; now {expected})", header.sources));
+            complaints.push(Complaint::Stale(format!(
+                "{name} was made from other sources ({}; now {expected})",
+                header.sources
+            )));
             continue;
         }
         committed.push(Committed { target: target.clone(), text, header });
     }
-    complaints.extend(strays(&folder, builder)?);
+    complaints.extend(strays(&folder, builder)?.into_iter().map(Complaint::Wrong));
     Ok(committed)
 }
 

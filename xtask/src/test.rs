@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::{cargo, conclude, ptx, step};
+use crate::ptx::{self, Complaint};
+use crate::{cargo, conclude, step};
 
 /// Run all tests; needs no GPU, no device toolchain and no CUDA.
 #[derive(clap::Args, Debug)]
@@ -30,11 +31,25 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
     println!("── {PTX}");
     let (current, complaints) = ptx::check_hashes()?;
+    let mut stale = 0;
     for complaint in &complaints {
-        println!("{complaint}");
+        match complaint {
+            Complaint::Stale(text) => {
+                stale += 1;
+                println!("warning: {text}");
+            }
+            Complaint::Wrong(text) => println!("error: {text}"),
+        }
     }
-    println!("{current} up to date, {} stale", complaints.len());
-    if !complaints.is_empty() {
+    let wrong = complaints.len() - stale;
+    println!("{current} up to date, {stale} stale, {wrong} wrong");
+    if stale > 0 {
+        println!(
+            "The tests below run the committed PTX, not the changed sources. `cargo xtask ptx` compiles those; before a \
+             merge, `cargo xtask ptx --check` must pass."
+        );
+    }
+    if wrong > 0 {
         failed.push(PTX);
     }
     // `--all-targets` would build benchmarks too; documentation examples are a target of their own.
@@ -51,12 +66,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(conclude(&failed))
 }
 
-/// Which GPUs the tests could use.
+/// The GPU that the tests were run on: the one that they open too.
 #[cfg(feature = "host")]
 fn gpu() -> String {
-    match warpsmith::Device::cuda_count() {
-        Ok(0) => "The driver offers no GPU: tests on a GPU were NOT run.".into(),
-        Ok(count) => format!("{count} available: tests on a GPU were run."),
+    let name = std::env::var("WARPSMITH_TEST_DEVICE").unwrap_or_else(|_| "cuda:0".into());
+    match name.parse::<warpsmith::Device>() {
+        Ok(device) => format!("Tests on a GPU were run on {device}: {}", device.name()),
         Err(error) => format!("Tests on a GPU were NOT run: {error}"),
     }
 }
