@@ -293,6 +293,9 @@ fn measurement(row: &Row, provenance: &Provenance) -> Measurement {
         driver: provenance.driver.clone(),
         commit: provenance.commit.clone(),
         command: provenance.command.clone(),
+        clock_mhz: provenance.clock_mhz,
+        tflops: Some(rounded(row.tflops, 1e3)),
+        share: Some(rounded(row.share, 1e4)),
     }
 }
 

@@ -29,4 +29,10 @@ pub(crate) struct Measurement {
     pub commit: String,
     /// The command that measured.
     pub command: String,
+    /// The highest clock of the GPU's multiprocessors in MHz; absent if the driver does not tell it, and in older files.
+    pub clock_mhz: Option<u32>,
+    /// 10¹² floating-point operations a second; absent in older files.
+    pub tflops: Option<f64>,
+    /// The least time that the GPU's measured ceilings allow, as a share of ours; absent in older files.
+    pub share: Option<f64>,
 }

@@ -1,4 +1,4 @@
-//! Where a measurement comes from: GPU, driver, commit, command.
+//! Where a measurement comes from: GPU, its clock, driver, commit, command.
 
 use std::fmt;
 use std::process::Command;
@@ -11,6 +11,8 @@ pub(super) struct Provenance {
     pub(super) driver: String,
     pub(super) commit: String,
     pub(super) command: String,
+    /// The highest clock of the multiprocessors.
+    pub(super) clock_mhz: Option<u32>,
 }
 
 impl Provenance {
@@ -23,14 +25,16 @@ impl Provenance {
             driver: driver_version(device),
             commit,
             command: format!("cargo xtask {command}"),
+            clock_mhz: Some(device.properties().clock_khz / 1000).filter(|&clock| clock > 0),
         }
     }
 }
 
 impl fmt::Display for Provenance {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gpu, driver, commit, command } = self;
-        write!(formatter, "{gpu}, driver {driver}, commit {commit}: {command}")
+        let Self { gpu, driver, commit, command, clock_mhz } = self;
+        let clock = clock_mhz.map_or_else(String::new, |clock| format!(" at up to {clock} MHz"));
+        write!(formatter, "{gpu}{clock}, driver {driver}, commit {commit}: {command}")
     }
 }
 
