@@ -4,15 +4,16 @@
 
 mod cases;
 
+use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use comfy_table::{Cell, Color, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use warpsmith::validate::{self, LinearCase, Outcome};
 use warpsmith::{Device, DeviceKind};
 
@@ -54,17 +55,26 @@ struct Row {
     shape: String,
     options: String,
     implementation: String,
+    #[serde(serialize_with = "number")]
     max_absolute_error: f64,
+    #[serde(serialize_with = "number")]
     max_relative_error: f64,
     /// The error allowed at the element that comes closest to it.
+    #[serde(serialize_with = "number")]
     bound: f64,
     /// The largest error in units of its bound.
+    #[serde(serialize_with = "number")]
     ratio: f64,
     compared: usize,
     exact: bool,
     seconds: f64,
     passed: bool,
     note: String,
+}
+
+/// JSON has no infinity and no NaN, and `null` would say that nothing was measured: those are written as text.
+fn number<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    if value.is_finite() { serializer.serialize_f64(*value) } else { serializer.collect_str(value) }
 }
 
 #[derive(Debug, Serialize)]
@@ -80,6 +90,7 @@ struct Report<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let json = args.json.as_deref().map(Json::open).transpose()?;
     let device = open_device(&args.device)?;
     let level = match (args.quick, args.full) {
         (true, _) => Level::Quick,
@@ -121,13 +132,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         seconds: start.elapsed().as_secs_f64(),
         rows: &rows,
     };
-    let json_on_stdout = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
-    if !json_on_stdout {
+    if !matches!(json, Some(Json::Stdout)) {
         println!("{}", table(&rows));
         summarise(&report);
     }
-    if let Some(path) = &args.json {
-        write_json(path, json_on_stdout, &report)?;
+    if let Some(json) = json {
+        json.write(&report)?;
     }
     Ok(if failures == 0 && !rows.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -293,11 +303,83 @@ fn kernel_of(implementation: &str) -> &str {
     implementation.split(',').next().unwrap_or_default().trim_start_matches("kernel ")
 }
 
-fn write_json(path: &PathBuf, on_stdout: bool, report: &Report<'_>) -> anyhow::Result<()> {
-    let text = serde_json::to_string_pretty(report).context("writing the report as JSON")?;
-    if on_stdout {
-        writeln!(std::io::stdout(), "{text}").context("writing to standard output")
-    } else {
-        std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+/// Where the report goes as JSON. Opened before the cases are run, so that a path that cannot be written costs no run.
+enum Json {
+    Stdout,
+    File(PathBuf, File),
+}
+
+impl Json {
+    fn open(path: &Path) -> anyhow::Result<Self> {
+        if path.as_os_str() == "-" {
+            return Ok(Self::Stdout);
+        }
+        // What is there stays until there is something to put in its place.
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.with_context(|| format!("opening {} to write to it", path.display()))?;
+        Ok(Self::File(path.to_owned(), file))
+    }
+
+    fn write(self, report: &Report<'_>) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(report).context("writing the report as JSON")? + "\n";
+        match self {
+            Self::Stdout => {
+                std::io::stdout().write_all(text.as_bytes()).context("writing to standard output")
+            }
+            Self::File(path, mut file) => {
+                // Pipes and devices have no length to cut off, and need no cutting.
+                let cut =
+                    if file.metadata().is_ok_and(|file| file.is_file()) { file.set_len(0) } else { Ok(()) };
+                cut.and_then(|()| file.write_all(text.as_bytes()))
+                    .with_context(|| format!("writing {}", path.display()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use warpsmith::DType;
+    use warpsmith::validate::LinearCase;
+
+    use super::{Json, Level, Report, Row, failed_row};
+
+    fn report(rows: &[Row]) -> Report<'_> {
+        Report {
+            device: "cpu".into(),
+            device_name: "CPU",
+            level: Level::Quick,
+            seed: 1,
+            cases: rows.len(),
+            failures: rows.len(),
+            seconds: 0.5,
+            rows,
+        }
+    }
+
+    #[test]
+    fn json_tells_infinite_errors_from_none() {
+        let row = failed_row(&LinearCase::new(DType::F16, 1, 1, 1), 0.0, String::new());
+        let rows = [Row { ratio: f64::INFINITY, bound: 0.25, max_absolute_error: f64::NAN, ..row }];
+        let json = serde_json::to_value(report(&rows)).expect("a report can be written");
+        let row = &json["rows"][0];
+        assert_eq!(row["ratio"], "inf");
+        assert_eq!(row["max_absolute_error"], "NaN");
+        assert_eq!(row["bound"], 0.25);
+    }
+
+    #[test]
+    fn a_report_replaces_a_longer_file_and_a_bad_path_is_known_at_once() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("report.json");
+        std::fs::write(&path, "x".repeat(10_000)).expect("the folder can be written");
+        let json = Json::open(&path).expect("it can be opened");
+        assert_eq!(std::fs::metadata(&path).expect("it is there").len(), 10_000);
+        json.write(&report(&[])).expect("it can be written");
+        let text = std::fs::read_to_string(&path).expect("it was written");
+        assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok_and(|json| json["cases"] == 0));
+        assert!(Json::open(Path::new("/nowhere/report.json")).is_err());
     }
 }
