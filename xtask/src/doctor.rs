@@ -202,21 +202,66 @@ fn gpus() -> Vec<Finding> {
             Ok(device) => {
                 let properties = device.properties();
                 let (major, minor) = properties.compute_capability;
+                let unusable = match families_without_ptx((major, minor)) {
+                    Some(why) => Some(State::Lacks { why, remedy: NEWER_GPU.into() }),
+                    None => try_kernel(&device).err().map(|error| lacks(error.to_string())),
+                };
                 let driver = properties
                     .driver_version
                     .map_or_else(String::new, |(major, minor)| format!(", driver for CUDA {major}.{minor}"));
-                State::Has(format!(
+                let description = format!(
                     "cuda:{ordinal}: {}, compute capability {major}.{minor}, {} multiprocessors, {} GiB{driver}",
                     device.name(),
                     properties.multiprocessors,
                     properties.total_memory >> 30,
-                ))
+                );
+                match unusable {
+                    None => State::Has(description),
+                    Some(State::Lacks { why, remedy }) => {
+                        State::Lacks { why: format!("{description}: {why}"), remedy }
+                    }
+                    Some(other) => other,
+                }
             }
             Err(error) => lacks(format!("cuda:{ordinal}: {error}")),
         };
         Finding { what: "CUDA driver, GPU", purpose, state }
     };
     (0..count).map(gpu).collect()
+}
+
+/// What to do about a GPU that no kernel was compiled for.
+#[cfg(feature = "host")]
+const NEWER_GPU: &str = "Use a newer GPU, or the emulator: --device emulator";
+
+/// The kernel families whose PTX runs on no GPU of this compute capability, and what would do; `None` if all run.
+#[cfg(feature = "host")]
+fn families_without_ptx(capability: (u32, u32)) -> Option<String> {
+    let modules = warpsmith_kernels::MODULES;
+    let runs = |module: &warpsmith_kernels::PtxModule| match module.arch_specific {
+        true => module.arch == capability,
+        false => module.arch <= capability,
+    };
+    let mut lacking: Vec<String> = Vec::new();
+    let families: std::collections::BTreeSet<_> = modules.iter().map(|module| module.family).collect();
+    for family in families {
+        let mut of_family = modules.iter().filter(|module| module.family == family);
+        let least = of_family.clone().map(|module| module.arch).min();
+        if let (false, Some((major, minor))) = (of_family.any(runs), least) {
+            lacking.push(format!("the kernels `{family}` need compute capability {major}.{minor} or later"));
+        }
+    }
+    (!lacking.is_empty()).then(|| lacking.join("; "))
+}
+
+/// Runs a small operation on the GPU: whether the driver takes the PTX, and the GPU's answer is right.
+#[cfg(feature = "host")]
+fn try_kernel(device: &warpsmith::Device) -> Result<()> {
+    use warpsmith::validate::{self, LinearCase};
+
+    let outcome = validate::linear(device, &LinearCase::new(warpsmith::DType::F16, 17, 31, 13))?;
+    anyhow::ensure!(outcome.passed(), "{} gives a wrong result: run validate", outcome.implementation);
+    Ok(())
 }
 
 #[cfg(not(feature = "host"))]
@@ -285,4 +330,23 @@ fn output(program: impl AsRef<Path>, arguments: &[&str]) -> Result<String, Strin
         return Err(format!("{}: {}", program.display(), last.trim()));
     }
     Ok(String::from_utf8_lossy(&result.stdout).trim().to_owned())
+}
+
+#[cfg(all(test, feature = "host"))]
+mod tests {
+    use super::{families_without_ptx, try_kernel};
+
+    #[test]
+    fn a_gpu_older_than_the_ptx_is_told_from_one_that_runs_it() {
+        for capability in [(8, 0), (8, 9), (9, 0), (12, 1)] {
+            assert_eq!(families_without_ptx(capability), None);
+        }
+        let lacks = families_without_ptx((7, 5)).expect("the kernels need tensor cores of later GPUs");
+        assert!(lacks.contains("`linear`") && lacks.contains("8.0"), "{lacks}");
+    }
+
+    #[test]
+    fn the_kernel_that_is_tried_runs() {
+        try_kernel(&warpsmith::Device::emulator()).expect("kernels run in the emulator");
+    }
 }
