@@ -69,7 +69,8 @@ pub trait LinearSubject: Subject {
 ///
 /// # Errors
 ///
-/// [`Error::Type`] if there is no linear operation for the case's types; otherwise whatever it returns.
+/// [`Error::Type`] if there is no linear operation for the case's types, [`Error::SizeLimit`] or [`Error::OutOfMemory`] if
+/// the host cannot hold its operands; otherwise whatever it returns.
 pub fn linear(device: &Device, case: &LinearCase, options: &Options) -> Result<LinearMeasurement> {
     let stream = device.default_stream();
     let mut subject = linear_subject(&stream, case)?;
@@ -88,6 +89,7 @@ pub fn linear(device: &Device, case: &LinearCase, options: &Options) -> Result<L
 ///
 /// As [`linear`].
 pub fn linear_subject(stream: &Stream, case: &LinearCase) -> Result<Box<dyn LinearSubject>> {
+    case.check_sizes("benchmark::linear")?;
     Ok(match (case.input, case.output) {
         (DType::F16, DType::F16) => Box::new(Operands::<f16, f16>::new(stream, case)?),
         (DType::F16, DType::F32) => Box::new(Operands::<f16, f32>::new(stream, case)?),
@@ -135,7 +137,7 @@ where
         let draw = |number, shape: (usize, usize)| {
             case.data.draw(case.seed, number, shape, k, |value| T::round(value.into()))
         };
-        let (x, w, bias) = (draw(0, (m, k)), draw(1, (n, k)), draw(2, (1, n)));
+        let (x, w, bias) = (draw(0, (m, k))?, draw(1, (n, k))?, draw(2, (1, n))?);
         for _ in 0..count {
             let bias = case.bias.then(|| Tensor::from_array(device, &bias)?.reshape([n])).transpose()?;
             operands.sets.push(Set {

@@ -8,8 +8,13 @@ use rayon::prelude::*;
 
 use super::gemm::{K_BLOCK, MicroKernel, pack};
 use super::number::{Accumulator, FromAccumulator, Operand};
+use crate::device::cpu::out_of_memory;
+use crate::error::{Error, Result};
+use crate::memory::zeros;
 use crate::ops::Activation;
 
+/// The operation's name in errors.
+const OPERATION: &str = "cpu::linear";
 /// Rows of an output tile: a multiple of every micro-kernel's rows, and its packed rows fit the second-level cache.
 const TILE_ROWS: usize = 96;
 /// Columns of an output tile: its sums fit the second-level cache too.
@@ -36,31 +41,34 @@ impl Default for LinearOptions {
 ///
 /// `x` is `[M, K]`, `w` `[N, K]`, `bias` `[N]`, `y` `[M, N]`; any strides, any sizes. With K = 0 the product is zero.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If the shapes do not fit together; [`ops::linear`](fn@crate::ops::linear) has checked them.
+/// [`Error::Shape`] if the shapes do not fit together, [`Error::OutOfMemory`] if the host has too little memory to pack `w`.
 pub fn linear<T, A, O>(
     x: ArrayView2<'_, T>,
     w: ArrayView2<'_, T>,
     bias: Option<ArrayView1<'_, T>>,
     options: LinearOptions,
     mut y: ArrayViewMut2<'_, O>,
-) where
+) -> Result<()>
+where
     T: Operand,
     A: Accumulator,
     O: FromAccumulator<A>,
 {
     let (n, k) = w.dim();
-    assert_eq!(x.ncols(), k, "x and w share K");
-    assert_eq!(y.dim(), (x.nrows(), n), "y is [M, N]");
-    assert!(bias.is_none_or(|bias| bias.len() == n), "the bias is [N]");
+    let m = x.nrows();
+    expect_shape("x", x.shape(), &[m, k])?;
+    expect_shape("y", y.shape(), &[m, n])?;
+    bias.map_or(Ok(()), |bias| expect_shape("bias", bias.shape(), &[n]))?;
     if y.is_empty() {
-        return;
+        return Ok(());
     }
     let kernel = A::micro_kernel();
     let tile_columns = TILE_COLUMNS.next_multiple_of(kernel.nr);
-    let slab = (SLAB_BYTES / (k.max(1) * size_of::<A>()) / tile_columns).max(1) * tile_columns;
-    let mut packed_w = vec![A::zero(); slab.min(n.next_multiple_of(kernel.nr)) * k];
+    let slab = (SLAB_BYTES / k.max(1).saturating_mul(size_of::<A>()) / tile_columns).max(1) * tile_columns;
+    let packed_columns = slab.min(n.next_multiple_of(kernel.nr));
+    let mut packed_w = zeros::<A>(OPERATION, packed_columns.saturating_mul(k))?;
 
     for slab_start in (0..n).step_by(slab) {
         let columns = slab_start..n.min(slab_start + slab);
@@ -79,7 +87,7 @@ pub fn linear<T, A, O>(
             );
         }
         let packed_w = &packed_w[..padded * k];
-        let tiles = tiles(y.slice_mut(s![.., columns]), TILE_ROWS, tile_columns);
+        let tiles = tiles(y.slice_mut(s![.., columns]), TILE_ROWS, tile_columns)?;
         tiles.into_par_iter().for_each_init(Scratch::default, |scratch, (row, column, mut tile)| {
             let x = x.slice(s![row..row + tile.nrows(), ..]);
             let width = tile.ncols().next_multiple_of(kernel.nr);
@@ -96,6 +104,15 @@ pub fn linear<T, A, O>(
             }
         });
     }
+    Ok(())
+}
+
+fn expect_shape(operand: &'static str, actual: &[usize], expected: &[usize]) -> Result<()> {
+    if actual == expected {
+        return Ok(());
+    }
+    let expected = format!("{expected:?}, as the other operands give");
+    Err(Error::Shape { operation: OPERATION, operand, expected, actual: actual.to_vec() })
 }
 
 /// Cuts `y` into disjoint tiles of at most `rows` × `columns`, each with the row and column it starts at.
@@ -103,8 +120,11 @@ fn tiles<O>(
     y: ArrayViewMut2<'_, O>,
     rows: usize,
     columns: usize,
-) -> Vec<(usize, usize, ArrayViewMut2<'_, O>)> {
-    let mut tiles = Vec::with_capacity(y.nrows().div_ceil(rows) * y.ncols().div_ceil(columns));
+) -> Result<Vec<(usize, usize, ArrayViewMut2<'_, O>)>> {
+    let count = y.nrows().div_ceil(rows) * y.ncols().div_ceil(columns);
+    let bytes = count.saturating_mul(size_of::<(usize, usize, ArrayViewMut2<'_, O>)>());
+    let mut tiles = Vec::new();
+    tiles.try_reserve_exact(count).map_err(|_| out_of_memory(OPERATION, bytes))?;
     let (mut below, mut row) = (y, 0);
     while below.nrows() > 0 {
         let height = rows.min(below.nrows());
@@ -120,7 +140,7 @@ fn tiles<O>(
         below = rest;
         row += height;
     }
-    tiles
+    Ok(tiles)
 }
 
 /// A thread's buffers, kept from tile to tile.
@@ -168,6 +188,7 @@ mod tests {
 
     use super::{LinearOptions, linear};
     use crate::cpu::Operand;
+    use crate::error::Error;
     use crate::ops::Activation;
 
     fn pattern(rows: usize, columns: usize, seed: usize) -> Array2<f32> {
@@ -183,10 +204,12 @@ mod tests {
     fn check_exact<T: Operand>(m: usize, n: usize, k: usize, convert: fn(f32) -> T) {
         let (x, w) = (pattern(m, k, 1).mapv(convert), pattern(n, k, 2).mapv(convert));
         let mut y = Array2::from_elem((m, n), f32::NAN);
-        linear::<T, f32, f32>(x.view(), w.view(), None, LinearOptions::default(), y.view_mut());
+        linear::<T, f32, f32>(x.view(), w.view(), None, LinearOptions::default(), y.view_mut())
+            .expect("the shapes fit");
         assert_eq!(y.mapv(f64::from), naive(x.view(), w.view()), "{m}x{n}x{k} in f32");
         let mut y = Array2::from_elem((m, n), f64::NAN);
-        linear::<T, f64, f64>(x.view(), w.view(), None, LinearOptions::default(), y.view_mut());
+        linear::<T, f64, f64>(x.view(), w.view(), None, LinearOptions::default(), y.view_mut())
+            .expect("the shapes fit");
         assert_eq!(y, naive(x.view(), w.view()), "{m}x{n}x{k} in f64");
     }
 
@@ -214,7 +237,8 @@ mod tests {
         let (x, w) = (pattern(20, 60, 3), pattern(40, 60, 4));
         let (x, w) = (x.slice(s![1..;2, 5..;3]), w.slice(s![..;-2, ..19]));
         let mut y = Array2::from_elem((20, 41), -1.0f32);
-        linear::<f32, f32, f32>(x, w, None, LinearOptions::default(), y.slice_mut(s![..;2, 1..;2]));
+        linear::<f32, f32, f32>(x, w, None, LinearOptions::default(), y.slice_mut(s![..;2, 1..;2]))
+            .expect("the shapes fit");
         let expected = naive(x, w);
         for ((i, j), &value) in y.indexed_iter() {
             let expected = if i % 2 == 0 && j % 2 == 1 { expected[[i / 2, j / 2]] } else { -1.0 };
@@ -228,7 +252,8 @@ mod tests {
         let bias = Array1::from_vec(vec![1.0f32, -200.0, 3.0, 0.25]);
         let options = LinearOptions { scale: 0.5, activation: Activation::Relu };
         let mut y = Array2::zeros((3, 4));
-        linear::<f32, f32, f32>(x.view(), w.view(), Some(bias.view()), options, y.view_mut());
+        linear::<f32, f32, f32>(x.view(), w.view(), Some(bias.view()), options, y.view_mut())
+            .expect("the shapes fit");
         for ((i, j), &sum) in naive(x.view(), w.view()).indexed_iter() {
             assert_eq!(f64::from(y[[i, j]]), (0.5 * sum + f64::from(bias[j])).max(0.0));
         }
@@ -240,7 +265,26 @@ mod tests {
         let options = LinearOptions { scale: 1.0, activation: Activation::Relu };
         let mut y = Array2::from_elem((2, 2), f32::NAN);
         let (x, w) = (Array2::<f32>::zeros((2, 0)), Array2::zeros((2, 0)));
-        linear::<f32, f32, f32>(x.view(), w.view(), Some(bias.view()), options, y.view_mut());
+        linear::<f32, f32, f32>(x.view(), w.view(), Some(bias.view()), options, y.view_mut())
+            .expect("the shapes fit");
         assert_eq!(y, ndarray::array![[0.0, 2.0], [0.0, 2.0]]);
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_errors() {
+        let run = |x: (usize, usize), w: (usize, usize), bias: usize, y: (usize, usize)| {
+            let (x, w) = (Array2::<f32>::zeros(x), Array2::zeros(w));
+            let (bias, mut y) = (Array1::zeros(bias), Array2::zeros(y));
+            let options = LinearOptions::default();
+            linear::<f32, f32, f32>(x.view(), w.view(), Some(bias.view()), options, y.view_mut())
+        };
+        let operand = |result| match result {
+            Err(Error::Shape { operand, .. }) => operand,
+            other => panic!("expected an error of shape, got {other:?}"),
+        };
+        assert_eq!(operand(run((2, 3), (4, 5), 4, (2, 4))), "x");
+        assert_eq!(operand(run((2, 3), (4, 3), 4, (4, 2))), "y");
+        assert_eq!(operand(run((2, 3), (4, 3), 1, (2, 4))), "bias");
+        run((2, 3), (4, 3), 4, (2, 4)).expect("these fit");
     }
 }

@@ -42,7 +42,14 @@ half_operand!(bf16);
 
 /// A type to add up in: `f32` for speed, `f64` for the reference.
 pub trait Accumulator:
-    num_traits::Float + num_traits::FloatConst + Default + Send + Sync + core::ops::AddAssign + 'static
+    num_traits::Float
+    + num_traits::FloatConst
+    + bytemuck::Zeroable
+    + Default
+    + Send
+    + Sync
+    + core::ops::AddAssign
+    + 'static
 {
     /// `value` in this type, exactly.
     fn from_f32(value: f32) -> Self;

@@ -76,6 +76,12 @@ fn host<'a>(operation: &'static str, memory: &'a Memory) -> Result<&'a HostMemor
     }
 }
 
+/// Changes `memory`'s bytes by `change`.
+fn write(operation: &'static str, memory: &Memory, change: impl FnOnce(&mut [u8])) -> Result<()> {
+    let memory = host(operation, memory)?;
+    memory.write(change).ok_or_else(|| out_of_memory(operation, memory.snapshot().as_slice().len()))
+}
+
 impl Backend for Cpu {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Cpu
@@ -111,14 +117,12 @@ impl Backend for Cpu {
     }
 
     fn fill(&self, memory: &Memory, rows: Rows, byte: u8, _: &StreamHandle) -> Result<()> {
-        let mut block = host("filling memory", memory)?.write();
-        let bytes = block.as_mut_slice();
-        for_each_row(rows, |range, _| bytes[range].fill(byte));
-        Ok(())
+        let fill = |bytes: &mut [u8]| for_each_row(rows, |range, _| bytes[range].fill(byte));
+        write("filling memory", memory, fill)
     }
 
     unsafe fn read(&self, memory: &Memory, rows: Rows, destination: *mut u8, _: &StreamHandle) -> Result<()> {
-        let block = host("copying to the host", memory)?.read();
+        let block = host("copying to the host", memory)?.snapshot();
         // SAFETY: the caller lends `width * height` bytes there until the work is done, which it is on return.
         let dense = unsafe { std::slice::from_raw_parts_mut(destination, rows.width * rows.height) };
         let bytes = block.as_slice();
@@ -130,15 +134,14 @@ impl Backend for Cpu {
     }
 
     unsafe fn write(&self, memory: &Memory, rows: Rows, source: *const u8, _: &StreamHandle) -> Result<()> {
-        let mut block = host("copying from the host", memory)?.write();
         // SAFETY: the caller lends `width * height` bytes there until the work is done, which it is on return.
         let dense = unsafe { std::slice::from_raw_parts(source, rows.width * rows.height) };
-        let bytes = block.as_mut_slice();
-        for_each_row(rows, |range, at| {
-            let length = range.len();
-            bytes[range].copy_from_slice(&dense[at..at + length]);
-        });
-        Ok(())
+        write("copying from the host", memory, |bytes| {
+            for_each_row(rows, |range, at| {
+                let length = range.len();
+                bytes[range].copy_from_slice(&dense[at..at + length]);
+            });
+        })
     }
 
     fn copy(
@@ -147,33 +150,22 @@ impl Backend for Cpu {
         (source, from): (&Memory, Rows),
         _: &StreamHandle,
     ) -> Result<()> {
-        let (destination, source) =
-            (host("copying on the device", destination)?, host("copying on the device", source)?);
+        const OPERATION: &str = "copying on the device";
         let offsets = (0..to.height).map(|row| (to.offset + row * to.pitch, from.offset + row * from.pitch));
-        if std::ptr::eq(destination, source) {
-            let mut block = destination.write();
-            let bytes = block.as_mut_slice();
-            offsets.for_each(|(to_row, from_row)| {
-                bytes.copy_within(from_row..from_row + from.width, to_row);
+        if std::ptr::eq(host(OPERATION, destination)?, host(OPERATION, source)?) {
+            return write(OPERATION, destination, |bytes| {
+                offsets.for_each(|(to_row, from_row)| {
+                    bytes.copy_within(from_row..from_row + from.width, to_row);
+                });
             });
-        } else {
-            // One lock at a time, through a copy: two threads that copy in opposite directions cannot block each other.
-            let staged: Vec<u8> = {
-                let block = source.read();
-                offsets
-                    .clone()
-                    .flat_map(|(_, from_row)| {
-                        block.as_slice()[from_row..from_row + from.width].iter().copied()
-                    })
-                    .collect()
-            };
-            let mut block = destination.write();
-            let bytes = block.as_mut_slice();
-            for ((to_row, _), row) in offsets.zip(staged.chunks(to.width.max(1))) {
-                bytes[to_row..to_row + to.width].copy_from_slice(row);
-            }
         }
-        Ok(())
+        let source = host(OPERATION, source)?.snapshot();
+        let source = source.as_slice();
+        write(OPERATION, destination, |bytes| {
+            for (to_row, from_row) in offsets {
+                bytes[to_row..to_row + to.width].copy_from_slice(&source[from_row..from_row + from.width]);
+            }
+        })
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<HostBlock> {
@@ -235,16 +227,21 @@ impl Backend for Cpu {
 
 /// Ordinary memory in the place of pinned memory.
 pub(super) fn pageable_block(bytes: usize) -> Result<HostBlock> {
-    HostBytes::zeroed(bytes).map(HostBlock::Pageable).ok_or_else(|| {
-        let system = system_memory().unwrap_or(SystemMemory { total: 0, available: 0 });
-        Error::OutOfMemory {
-            operation: "PinnedBuffer::zeros",
-            device: "host".into(),
-            requested: bytes as u64,
-            free: system.available,
-            total: system.total,
-        }
-    })
+    HostBytes::zeroed(bytes)
+        .map(HostBlock::Pageable)
+        .ok_or_else(|| out_of_memory("PinnedBuffer::zeros", bytes))
+}
+
+/// The error for `bytes` bytes of the host's memory that it does not have.
+pub(crate) fn out_of_memory(operation: &'static str, bytes: usize) -> Error {
+    let system = system_memory();
+    Error::OutOfMemory {
+        operation,
+        device: "the host".into(),
+        requested: bytes as u64,
+        free: system.as_ref().map_or(0, |system| system.available),
+        total: system.as_ref().map_or(0, |system| system.total),
+    }
 }
 
 /// The time between two events of a device that works immediately.

@@ -4,7 +4,7 @@
 //! choose between a kernel and an operation's CPU implementation.
 
 pub(crate) mod backend;
-mod cpu;
+pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod emulator;
 mod properties;

@@ -5,7 +5,12 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::slice;
 
-use parking_lot::{RecursiveRwLock, RecursiveRwLockReadGuard, RecursiveRwLockWriteGuard};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::device::cpu::out_of_memory;
+use crate::error::Result;
 
 /// The alignment of every block: a cache line, and a multiple of every element's alignment.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -59,22 +64,68 @@ impl fmt::Debug for HostBytes {
     }
 }
 
-/// The memory of a CPU tensor: shared by its views, so locked while it is read or written.
+/// `length` zeros on the host, or the error if there is no memory for them.
+pub(crate) fn zeros<T: bytemuck::Zeroable>(operation: &'static str, length: usize) -> Result<Vec<T>> {
+    bytemuck::allocation::try_zeroed_vec(length)
+        .map_err(|()| out_of_memory(operation, length.saturating_mul(size_of::<T>())))
+}
+
+/// The memory of a CPU tensor, shared by its views.
+///
+/// A reader takes a snapshot, and a writer that finds one taken writes to a copy. So the lock is never held over more
+/// than copying bytes: a thread that waits within parallel work may run any other task of its pool, and one that held a
+/// lock meanwhile could wait for itself.
 #[derive(Debug)]
-pub(crate) struct HostMemory(RecursiveRwLock<HostBytes>);
+pub(crate) struct HostMemory(RwLock<Arc<HostBytes>>);
 
 impl HostMemory {
     pub(crate) fn new(bytes: HostBytes) -> Self {
-        Self(RecursiveRwLock::new(bytes))
+        Self(RwLock::new(Arc::new(bytes)))
     }
 
-    /// Locks for reading. A thread may hold several such locks of one block: two operands can share memory.
-    pub(crate) fn read(&self) -> RecursiveRwLockReadGuard<'_, HostBytes> {
-        self.0.read()
+    /// The bytes as they are now; later writes do not change them.
+    pub(crate) fn snapshot(&self) -> Arc<HostBytes> {
+        self.0.read().clone()
     }
 
-    /// Locks for writing. The caller holds no lock of this block.
-    pub(crate) fn write(&self) -> RecursiveRwLockWriteGuard<'_, HostBytes> {
-        self.0.write()
+    /// Changes the bytes by `change`, which must not wait for other threads. `None` if there are snapshots to spare and
+    /// no memory for a copy.
+    pub(crate) fn write<R>(&self, change: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
+        let mut block = self.0.write();
+        if Arc::get_mut(&mut block).is_none() {
+            let mut copy = HostBytes::zeroed(block.bytes)?;
+            copy.as_mut_slice().copy_from_slice(block.as_slice());
+            *block = Arc::new(copy);
+        }
+        Arc::get_mut(&mut block).map(|block| change(block.as_mut_slice()))
+    }
+
+    /// Puts `bytes`, of the same length, in the place of the bytes.
+    pub(crate) fn replace(&self, bytes: HostBytes) {
+        let mut block = self.0.write();
+        debug_assert_eq!(block.bytes, bytes.bytes);
+        *block = Arc::new(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HostBytes, HostMemory};
+
+    #[test]
+    fn a_snapshot_is_neither_waited_for_nor_changed_by_a_write() {
+        let memory = HostMemory::new(HostBytes::zeroed(4).expect("four bytes"));
+        let before = memory.snapshot();
+        assert_eq!(memory.write(|bytes| bytes[1] = 7), Some(()));
+        assert_eq!(before.as_slice(), [0; 4]);
+        assert_eq!(memory.snapshot().as_slice(), [0, 7, 0, 0]);
+    }
+
+    #[test]
+    fn a_write_without_snapshots_is_in_place() {
+        let memory = HostMemory::new(HostBytes::zeroed(4).expect("four bytes"));
+        let start = memory.snapshot().as_slice().as_ptr();
+        assert_eq!(memory.write(|bytes| bytes.fill(1)), Some(()));
+        assert_eq!(memory.snapshot().as_slice().as_ptr(), start);
     }
 }

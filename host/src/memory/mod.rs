@@ -5,5 +5,5 @@ mod host;
 mod pinned;
 
 pub(crate) use buffer::Buffer;
-pub(crate) use host::{HostBytes, HostMemory};
+pub(crate) use host::{HostBytes, HostMemory, zeros};
 pub use pinned::{PinnedBuffer, Transfer};

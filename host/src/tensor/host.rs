@@ -1,31 +1,43 @@
 //! Direct access to a CPU tensor's elements, for the operations' CPU implementations.
 //!
-//! Only for reading: a result is written with [`Tensor::write_slice`] once the views of its operands are released. A
-//! thread that held a view while it waited to write could block, and be blocked by, one that does so the other way round.
+//! A view is a snapshot: it holds no lock, so parallel work may read through it, and a result is put in place whole with
+//! [`Tensor::put_host_bytes`].
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use ndarray::{ArrayViewD, IxDyn, ShapeBuilder, StrideShape};
-use parking_lot::RecursiveRwLockReadGuard;
 
 use super::{Element, Layout, Tensor};
 use crate::device::backend::Memory;
 use crate::error::{Error, Result};
 use crate::memory::{HostBytes, HostMemory};
 
-/// A CPU tensor's elements, locked for reading.
+/// A CPU tensor's elements at one moment.
 pub(crate) struct HostView<'a, T: Element> {
     /// `None` for a tensor of no elements.
-    bytes: Option<RecursiveRwLockReadGuard<'a, HostBytes>>,
+    bytes: Option<Arc<HostBytes>>,
     layout: &'a Layout,
     elements: PhantomData<T>,
 }
 
 impl<T: Element> Tensor<T> {
-    /// Locks a CPU tensor's elements for reading. Several may be held, also of one tensor.
+    /// A CPU tensor's elements as they are now.
     pub(crate) fn host_view(&self, operation: &'static str) -> Result<HostView<'_, T>> {
-        let bytes = self.host_memory(operation)?.map(HostMemory::read);
+        let bytes = self.host_memory(operation)?.map(HostMemory::snapshot);
         Ok(HostView { bytes, layout: &self.layout, elements: PhantomData })
+    }
+
+    /// Overwrites a CPU tensor's elements with those in `bytes`, in row-major order, without a copy where they are all
+    /// that the tensor's memory holds.
+    pub(crate) fn put_host_bytes(&mut self, operation: &'static str, bytes: HostBytes) -> Result<()> {
+        let Some(memory) = self.host_memory(operation)? else { return Ok(()) };
+        // As long as its memory, a tensor without gaps or overlaps starts where that does.
+        if self.is_contiguous() && self.len() * size_of::<T>() == self.buffer.bytes() {
+            memory.replace(bytes);
+            return Ok(());
+        }
+        self.write_slice(bytemuck::cast_slice(bytes.as_slice()))
     }
 
     fn host_memory(&self, operation: &'static str) -> Result<Option<&HostMemory>> {

@@ -124,6 +124,10 @@ impl Layout {
                 actual: self.shape.clone(),
             });
         }
+        if self.len() == 0 {
+            // The strides of an empty view must be addressable, too; 8 bytes is the largest element.
+            return Ok(Self { offset: self.offset, ..Self::contiguous(operation, shape, 8)? });
+        }
         let strides = self.reshaped_strides(shape).ok_or_else(|| Error::Stride {
             operation,
             operand: "tensor",
@@ -136,11 +140,8 @@ impl Layout {
         Ok(Self { shape: shape.to_vec(), strides, offset: self.offset })
     }
 
-    /// The strides of `shape` over the same elements, if there are any.
+    /// The strides of `shape` over the same elements, of which there are some; `None` if no strides give them.
     fn reshaped_strides(&self, shape: &[usize]) -> Option<Vec<usize>> {
-        if self.len() == 0 {
-            return Some(contiguous_strides(shape));
-        }
         // Every group of axes with a common stride must be a product of consecutive axes of the new shape.
         let mut groups = self.collapsed().into_iter().rev();
         let (mut left, mut stride) = groups.next().unwrap_or((1, 1));

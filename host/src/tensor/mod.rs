@@ -166,7 +166,8 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if the shape has another number of elements, [`Error::Stride`] if no strides give that view.
+    /// [`Error::Shape`] if the shape has another number of elements, [`Error::Stride`] if no strides give that view,
+    /// [`Error::SizeLimit`] if it has no elements, but axes whose strides overflow.
     pub fn reshape(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
         Ok(self.with_layout(self.layout.reshape("Tensor::reshape", shape.as_ref())?))
     }

@@ -11,8 +11,9 @@ use ndarray::{ArrayBase, ArrayD, Data, Dimension, IxDyn};
 use super::{Element, Layout, Tensor};
 use crate::device::Device;
 use crate::device::backend::Rows;
+use crate::device::cpu::out_of_memory;
 use crate::error::{Error, Result};
-use crate::memory::{PinnedBuffer, Transfer};
+use crate::memory::{PinnedBuffer, Transfer, zeros};
 use crate::stream::Stream;
 
 /// A view that is read in more two-dimensional copies than this is read whole, gaps included, and gathered on the host.
@@ -99,7 +100,7 @@ impl<T: Element> Tensor<T> {
         if copies.len() > MOST_READS {
             return self.gather();
         }
-        let mut elements = vec![T::zeroed(); self.len()];
+        let mut elements = zeros("Tensor::to_vec", self.len())?;
         self.read_rows(copies, &mut elements)?;
         Ok(elements)
     }
@@ -117,13 +118,16 @@ impl<T: Element> Tensor<T> {
 
     /// Reads the whole span of the view and picks its elements on the host.
     fn gather(&self) -> Result<Vec<T>> {
-        let mut span = vec![T::zeroed(); self.layout.span()];
+        let mut span = zeros::<T>("Tensor::to_vec", self.layout.span())?;
         let bytes = size_of_val(&span[..]);
         let rows =
             Rows { offset: self.layout.offset() * size_of::<T>(), pitch: bytes, width: bytes, height: 1 };
         self.buffer.check_rows("Tensor::to_vec", rows)?;
         self.read_rows(vec![(rows, Rows { offset: 0, ..rows })], &mut span)?;
-        let mut elements = Vec::with_capacity(self.len());
+        let mut elements: Vec<T> = Vec::new();
+        elements
+            .try_reserve_exact(self.len())
+            .map_err(|_| out_of_memory("Tensor::to_vec", self.len() * size_of::<T>()))?;
         let dense = Layout::contiguous("Tensor::to_vec", self.shape(), size_of::<T>())?;
         for (ours, _) in self.layout.row_copies(&dense, 1) {
             for row in 0..ours.height {

@@ -2,6 +2,7 @@
 
 use super::data::Data;
 use crate::DType;
+use crate::error::{Error, Result};
 use crate::ops::Activation;
 use crate::ops::linear::Tile;
 
@@ -79,6 +80,36 @@ impl LinearCase {
             tile: None,
             seed: 0,
         }
+    }
+
+    /// The error for sizes of which a matrix, with what lies beside it, cannot be addressed.
+    pub(crate) fn check_sizes(&self, operation: &'static str) -> Result<()> {
+        // In f64, as the reference has them. A quarter of the address space for each leaves their sum addressable.
+        const ELEMENT_BYTES: usize = 4 * size_of::<f64>();
+        let matrices =
+            [("x", self.m, self.k, self.x), ("w", self.n, self.k, self.w), ("y", self.m, self.n, self.y)];
+        for (operand, rows, columns, placement) in matrices {
+            let limit = isize::MAX as usize / ELEMENT_BYTES;
+            // A matrix of no elements has strides, too, so no side of it counts as zero.
+            let elements = placement
+                .before
+                .checked_add(columns)
+                .and_then(|columns| columns.checked_add(placement.after))
+                .and_then(|columns| columns.max(1).checked_mul(rows.max(1)));
+            if elements.is_none_or(|elements| elements > limit) {
+                return Err(Error::SizeLimit {
+                    operation,
+                    operand,
+                    quantity: "shape",
+                    limit: format!("at most {limit} elements, with the columns beside it"),
+                    actual: format!(
+                        "{rows} × {columns}, {}+{} columns beside it",
+                        placement.before, placement.after
+                    ),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Whether an exact result can be asked for: integer data, an activation that keeps integers, a scale that is a power

@@ -3,6 +3,9 @@
 use ndarray::Array2;
 use rayon::prelude::*;
 
+use crate::device::cpu::out_of_memory;
+use crate::error::{Error, Result};
+
 /// What the inputs of a validation are drawn from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -39,7 +42,7 @@ impl Data {
         (rows, columns): (usize, usize),
         k: usize,
         convert: fn(f32) -> T,
-    ) -> Array2<T> {
+    ) -> Result<Array2<T>> {
         let seed = split_mix(seed, stream);
         let largest = Self::largest_integer(k);
         let element = |index: usize| {
@@ -50,9 +53,37 @@ impl Data {
                 Self::Integers => ((bits >> 32) % (2 * largest + 1)) as f32 - largest as f32,
             })
         };
-        let values: Vec<T> = (0..rows * columns).into_par_iter().map(element).collect();
-        Array2::from_shape_vec((rows, columns), values).expect("rows × columns values were drawn")
+        let mut values = reserved((rows, columns))?;
+        values.par_extend((0..rows * columns).into_par_iter().map(element));
+        array((rows, columns), values)
     }
+}
+
+/// An array of `shape` with every element `value`.
+pub(crate) fn filled<T: Clone>(shape: (usize, usize), value: T) -> Result<Array2<T>> {
+    let mut values = reserved(shape)?;
+    values.resize(shape.0 * shape.1, value);
+    array(shape, values)
+}
+
+/// An empty vector with room for the elements of `shape`, whose product does not overflow after this.
+fn reserved<T>((rows, columns): (usize, usize)) -> Result<Vec<T>> {
+    let bytes = rows.saturating_mul(columns).saturating_mul(size_of::<T>());
+    let mut values = Vec::new();
+    values
+        .try_reserve_exact(rows.saturating_mul(columns))
+        .map_err(|_| out_of_memory("drawing a case's operands", bytes))?;
+    Ok(values)
+}
+
+fn array<T>((rows, columns): (usize, usize), values: Vec<T>) -> Result<Array2<T>> {
+    Array2::from_shape_vec((rows, columns), values).map_err(|error| Error::SizeLimit {
+        operation: "drawing a case's operands",
+        operand: "matrix",
+        quantity: "shape",
+        limit: error.to_string(),
+        actual: format!("{rows} × {columns}"),
+    })
 }
 
 #[cfg(test)]
@@ -61,7 +92,7 @@ mod tests {
 
     #[test]
     fn uniform_data_fills_its_range_evenly() {
-        let drawn = Data::Uniform.draw(7, 0, (1000, 100), 100, |v| v);
+        let drawn = Data::Uniform.draw(7, 0, (1000, 100), 100, |v| v).expect("it fits");
         assert!(drawn.iter().all(|v| (-1.0..1.0).contains(v)));
         assert!(drawn.mean().is_some_and(|mean| mean.abs() < 0.01));
         let variance = drawn.iter().map(|v| f64::from(v * v)).sum::<f64>() / 1e5;
@@ -74,14 +105,14 @@ mod tests {
             let largest = Data::largest_integer(k);
             assert!(largest >= 1 && k as u64 * largest * largest + largest < 1 << 23, "{k}");
         }
-        let drawn = Data::Integers.draw(7, 1, (100, 100), 64, |v| v);
+        let drawn = Data::Integers.draw(7, 1, (100, 100), 64, |v| v).expect("it fits");
         assert!(drawn.iter().all(|v| v.fract() == 0.0 && v.abs() <= 8.0));
         assert!(drawn.iter().any(|&v| v == 8.0) && drawn.iter().any(|&v| v == -8.0));
     }
 
     #[test]
     fn streams_and_seeds_differ_and_repeat() {
-        let draw = |seed, stream| Data::Uniform.draw(seed, stream, (4, 4), 4, |v| v);
+        let draw = |seed, stream| Data::Uniform.draw(seed, stream, (4, 4), 4, |v| v).expect("it fits");
         assert_eq!(draw(1, 0), draw(1, 0));
         assert_ne!(draw(1, 0), draw(1, 1));
         assert_ne!(draw(1, 0), draw(2, 0));

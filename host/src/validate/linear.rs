@@ -5,6 +5,7 @@ use ndarray::{Array1, Array2, ArrayView2, Axis, s};
 
 use super::bound::{Arithmetic, ErrorModel};
 use super::case::{LinearCase, Placement};
+use super::data::filled;
 use super::reference::Reference;
 use super::{Outcome, Worst};
 use crate::cpu::{FromAccumulator, LinearOptions};
@@ -26,7 +27,8 @@ const BIAS_STREAM: u64 = 2;
 ///
 /// # Errors
 ///
-/// [`Error::Type`] if there is no linear operation for the case's types; otherwise whatever the operation returns.
+/// [`Error::Type`] if there is no linear operation for the case's types, [`Error::SizeLimit`] or [`Error::OutOfMemory`] if
+/// the host cannot hold its operands; otherwise whatever the operation returns.
 pub fn linear(device: &Device, case: &LinearCase) -> Result<Outcome> {
     dispatch(case, CheckRun { device, case })
 }
@@ -51,6 +53,7 @@ trait TypedRun {
 }
 
 fn dispatch<R: TypedRun>(case: &LinearCase, run: R) -> Result<R::Output> {
+    case.check_sizes("validate::linear")?;
     match (case.input, case.output) {
         (DType::F16, DType::F16) => run.run::<f16, f16>(),
         (DType::F16, DType::F32) => run.run::<f16, f32>(),
@@ -113,15 +116,15 @@ struct Operands<T> {
 }
 
 impl<T: FloatElement> Operands<T> {
-    fn draw(case: &LinearCase) -> Self {
+    fn draw(case: &LinearCase) -> Result<Self> {
         let LinearCase { m, k, n, data, seed, .. } = *case;
         let round: fn(f32) -> T = |value| T::round(value.into());
-        let bias = case.bias.then(|| data.draw(seed, BIAS_STREAM, (1, n), k, round).remove_axis(Axis(0)));
-        Self {
-            x: data.draw(seed, X_STREAM, (m, k), k, round),
-            w: data.draw(seed, W_STREAM, (n, k), k, round),
-            bias,
-        }
+        let bias = case.bias.then(|| data.draw(seed, BIAS_STREAM, (1, n), k, round)).transpose()?;
+        Ok(Self {
+            x: data.draw(seed, X_STREAM, (m, k), k, round)?,
+            w: data.draw(seed, W_STREAM, (n, k), k, round)?,
+            bias: bias.map(|bias| bias.remove_axis(Axis(0))),
+        })
     }
 }
 
@@ -143,8 +146,7 @@ fn place<T: FloatElement>(device: &Device, matrix: &Array2<T>, placement: Placem
         return Tensor::from_array(device, matrix);
     }
     let columns = placement.before..placement.before + matrix.ncols();
-    let mut surrounding =
-        Array2::from_elem((matrix.nrows(), columns.end + placement.after), T::round(f64::NAN));
+    let mut surrounding = filled((matrix.nrows(), columns.end + placement.after), T::round(f64::NAN))?;
     surrounding.slice_mut(s![.., columns.clone()]).assign(matrix);
     Tensor::from_array(device, &surrounding)?.slice(1, columns)
 }
@@ -158,7 +160,7 @@ where
     let w = place(device, &operands.w, case.w)?;
     let bias = operands.bias.as_ref().map(|bias| Tensor::from_array(device, bias)).transpose()?;
     let columns = case.y.before..case.y.before + case.n;
-    let filler = Array2::from_elem((case.m, columns.end + case.y.after), O::round(SENTINEL.into()));
+    let filler = filled((case.m, columns.end + case.y.after), O::round(SENTINEL.into()))?;
     let surrounding = Tensor::from_array(device, &filler)?;
     let mut y = surrounding.slice(1, columns)?;
     let op = ops::linear::with_output::<T, O>(&x, &w)
@@ -186,7 +188,7 @@ impl TypedRun for BitsRun<'_> {
         T: LinearTypes<O> + FloatElement,
         O: FloatElement + FromAccumulator<f32> + Bits,
     {
-        let result = run_case::<T, O>(self.device, self.case, &Operands::draw(self.case))?;
+        let result = run_case::<T, O>(self.device, self.case, &Operands::draw(self.case)?)?;
         Ok(result.y(self.case).iter().map(|y| y.bits()).collect())
     }
 }
@@ -205,9 +207,9 @@ impl TypedRun for CheckRun<'_> {
         O: FloatElement + FromAccumulator<f32> + Bits,
     {
         let Self { device, case } = self;
-        let operands = Operands::<T>::draw(case);
+        let operands = Operands::<T>::draw(case)?;
         let result = run_case::<T, O>(device, case, &operands)?;
-        Ok(compare(device, case, &operands, &result))
+        compare(device, case, &operands, &result)
     }
 }
 
@@ -216,7 +218,7 @@ fn compare<T, O>(
     case: &LinearCase,
     operands: &Operands<T>,
     result: &CaseResult<O>,
-) -> Outcome
+) -> Result<Outcome>
 where
     T: LinearTypes<O> + FloatElement,
     O: FloatElement + FromAccumulator<f32> + Bits,
@@ -241,7 +243,7 @@ where
         stray_writes: stray_writes(case, &result.surrounding),
     };
     let mut largest = 0f64;
-    for part in Reference::cover(operands.x.view(), operands.w.view(), bias, options) {
+    for part in Reference::cover(operands.x.view(), operands.w.view(), bias, options)? {
         for (row, column, expected) in part.elements() {
             let got = y[[row, column]].widen();
             let (error, bound, within) = if outcome.exact {
@@ -270,7 +272,7 @@ where
     }
     outcome.max_relative_error =
         if outcome.max_absolute_error == 0.0 { 0.0 } else { outcome.max_absolute_error / largest };
-    outcome
+    Ok(outcome)
 }
 
 /// How many elements beside y no longer hold what they were filled with.

@@ -3,7 +3,9 @@
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis};
 
 use super::bound::Expected;
+use super::data::filled;
 use crate::cpu::{self, LinearOptions, Operand};
+use crate::error::Result;
 use crate::ops::Activation;
 
 /// Multiply–adds above which only some rows and columns of the output are compared.
@@ -28,17 +30,21 @@ impl Reference {
         w: ArrayView2<'_, T>,
         bias: Option<ArrayView1<'_, T>>,
         options: LinearOptions,
-    ) -> Vec<Self> {
+    ) -> Result<Vec<Self>> {
         let (m, n, k) = (x.nrows(), w.nrows(), x.ncols());
         let all = |count: usize| (0..count).collect::<Vec<_>>();
-        let work = (m as u64).saturating_mul(n as u64).saturating_mul(k as u64);
-        if work <= FULL_WORK {
-            return vec![Self::new(x, w, bias, options, all(m), all(n))];
+        if m == 0 || n == 0 {
+            return Ok(Vec::new());
         }
-        vec![
-            Self::new(x, w, bias, options, sampled(m), all(n)),
-            Self::new(x, w, bias, options, all(m), sampled(n)),
-        ]
+        // Where K is 0 the elements are work, too.
+        let work = (m as u64).saturating_mul(n as u64).saturating_mul(k.max(1) as u64);
+        if work <= FULL_WORK {
+            return Ok(vec![Self::new(x, w, bias, options, all(m), all(n))?]);
+        }
+        Ok(vec![
+            Self::new(x, w, bias, options, sampled(m), all(n))?,
+            Self::new(x, w, bias, options, all(m), sampled(n))?,
+        ])
     }
 
     fn new<T: Operand>(
@@ -48,24 +54,19 @@ impl Reference {
         options: LinearOptions,
         rows: Vec<usize>,
         columns: Vec<usize>,
-    ) -> Self {
+    ) -> Result<Self> {
         let (x, w) = (x.select(Axis(0), &rows), w.select(Axis(0), &columns));
         let bias = bias.map(|bias| bias.select(Axis(0), &columns));
         let shape = (rows.len(), columns.len());
-        let (mut z, mut magnitude) = (Array2::zeros(shape), Array2::zeros(shape));
+        let (mut z, mut magnitude) = (filled(shape, 0f64)?, filled(shape, 0f64)?);
         let product = LinearOptions { scale: options.scale, activation: Activation::None };
-        cpu::linear::<T, f64, f64>(
-            x.view(),
-            w.view(),
-            bias.as_ref().map(|b| b.view()),
-            product,
-            z.view_mut(),
-        );
+        let bias_view = bias.as_ref().map(|b| b.view());
+        cpu::linear::<T, f64, f64>(x.view(), w.view(), bias_view, product, z.view_mut())?;
         let (x, w) = (x.mapv(|v| v.to_f32().abs()), w.mapv(|v| v.to_f32().abs()));
         let plain = LinearOptions::default();
-        cpu::linear::<f32, f64, f64>(x.view(), w.view(), None, plain, magnitude.view_mut());
+        cpu::linear::<f32, f64, f64>(x.view(), w.view(), None, plain, magnitude.view_mut())?;
         let bias = bias.map(|bias| bias.mapv(|b| f64::from(b.to_f32())));
-        Self { z, magnitude, bias, activation: options.activation, rows, columns }
+        Ok(Self { z, magnitude, bias, activation: options.activation, rows, columns })
     }
 
     /// Every compared element: its row and column in the output, and what is expected there.
@@ -111,7 +112,8 @@ mod tests {
     #[test]
     fn a_large_case_is_covered_by_whole_rows_and_whole_columns() {
         let (x, w) = (Array2::from_elem((1500, 1000), 1f32), Array2::from_elem((1500, 1000), -2f32));
-        let cover = Reference::cover(x.view(), w.view(), None, LinearOptions::default());
+        let cover =
+            Reference::cover(x.view(), w.view(), None, LinearOptions::default()).expect("the shapes fit");
         let shapes: Vec<_> = cover.iter().map(|part| part.z.dim()).collect();
         assert!(shapes.len() == 2 && shapes[0].1 == 1500 && shapes[1].0 == 1500 && shapes[0].0 < 50);
         let (row, column, expected) = cover[1].elements().last().expect("it is not empty");

@@ -1,8 +1,8 @@
 //! One suite for all devices: every case is run on each device that it applies to.
 //!
 //! On a machine without a GPU the GPU's cases are listed as ignored and the reason is printed, so that a run never looks
-//! as if it had tested what it did not. `WARPSMITH_TEST_DEVICE=cuda:1` picks another GPU than the first. The program
-//! needs nothing but itself, so it can be built on one machine and run on another.
+//! as if it had tested what it did not. `WARPSMITH_TEST_DEVICE=cuda:1` picks another GPU than the first, and then
+//! it has to be there. The program needs nothing but itself, so it can be built on one machine and run on another.
 
 mod kernels;
 mod memory;
@@ -10,8 +10,11 @@ mod ptx;
 mod streams;
 mod tensors;
 
+use std::env::VarError;
+use std::process::ExitCode;
+
 use libtest_mimic::{Arguments, Failed, Trial};
-use warpsmith::Device;
+use warpsmith::{Device, DeviceKind, Error};
 
 /// A case: a device in, a reason for failure out.
 type Case = fn(&Device) -> Result<(), Failed>;
@@ -48,13 +51,39 @@ fn all_cases() -> impl Iterator<Item = (&'static str, On, Case)> {
         .copied()
 }
 
-fn main() {
+/// Names another GPU than the first to test on.
+const DEVICE_VARIABLE: &str = "WARPSMITH_TEST_DEVICE";
+
+/// The GPU to test on, and why it cannot be had if that is no fault: a GPU that was asked for by name has to be there.
+fn gpu() -> Result<(String, Option<String>), String> {
+    let named = match std::env::var(DEVICE_VARIABLE) {
+        Ok(name) => Some(name),
+        Err(VarError::NotPresent) => None,
+        Err(error) => return Err(format!("{DEVICE_VARIABLE}: {error}")),
+    };
+    let name = named.clone().unwrap_or_else(|| "cuda:0".into());
+    match (name.parse::<Device>(), named) {
+        (Ok(device), _) if matches!(device.kind(), DeviceKind::Cuda(_)) => Ok((name, None)),
+        (Ok(device), _) => Err(format!("{DEVICE_VARIABLE} is `{name}`, expected a GPU, not {device}")),
+        (Err(error @ (Error::NoDriver { .. } | Error::NoSuchDevice { .. })), None) => {
+            Ok((name, Some(error.to_string())))
+        }
+        (Err(error), _) => Err(format!("no tests on `{name}`: {error}")),
+    }
+}
+
+fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Some cases fill a device's memory, others compare how much of it is in use.
     arguments.test_threads.get_or_insert(1);
 
-    let gpu = std::env::var("WARPSMITH_TEST_DEVICE").unwrap_or_else(|_| "cuda:0".into());
-    let missing = gpu.parse::<Device>().err().map(|error| error.to_string());
+    let (gpu, missing) = match gpu() {
+        Ok(found) => found,
+        Err(reason) => {
+            eprintln!("error: {reason}");
+            return ExitCode::FAILURE;
+        }
+    };
     let devices =
         [("cpu".to_owned(), &[On::All][..]), ("emulator".to_owned(), &[On::All, On::Kernels, On::Emulator])];
     let devices = devices.into_iter().chain([(gpu.clone(), &[On::All, On::Kernels, On::Cuda][..])]);
@@ -73,5 +102,5 @@ fn main() {
     {
         println!("NOT RUN on {gpu}: {reason}");
     }
-    conclusion.exit();
+    conclusion.exit_code()
 }

@@ -13,10 +13,12 @@ pub mod select;
 pub use instances::{LinearInput, LinearTypes};
 pub use select::Tile;
 
-use ndarray::{Array2, Ix1, Ix2};
+use ndarray::{ArrayViewMut2, Ix1, Ix2};
 
 use crate::cpu::{self, FromAccumulator, LinearOptions};
+use crate::device::cpu::out_of_memory;
 use crate::error::{Error, Result};
+use crate::memory::HostBytes;
 use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -177,9 +179,10 @@ where
         }
     }
 
-    /// The result is written when all inputs have been read, so no two locks of tensors' memory are ever held for writing.
+    /// Works on snapshots of the inputs and on a block of its own for the result, so no lock is held meanwhile.
     fn execute_on_cpu(&self, plan: &Plan<T, O>, y: &mut Tensor<O>) -> Result<()> {
-        let mut result = Array2::from_elem((plan.m, plan.n), O::from_accumulator(0.0));
+        let mut result = HostBytes::zeroed(plan.m * plan.n * size_of::<O>())
+            .ok_or_else(|| out_of_memory(OPERATION, plan.m * plan.n * size_of::<O>()))?;
         {
             let (x, w) = (plan.x.host_view(OPERATION)?, self.w.host_view(OPERATION)?);
             let bias = self.bias.map(|bias| bias.host_view(OPERATION)).transpose()?;
@@ -195,8 +198,10 @@ where
             let w = w.into_dimensionality::<Ix2>().map_err(two)?;
             let bias = bias.map(|bias| bias.into_dimensionality::<Ix1>()).transpose().map_err(two)?;
             let options = LinearOptions { scale: self.scale, activation: self.activation };
-            cpu::linear::<T, f32, O>(x, w, bias, options, result.view_mut());
+            let elements = bytemuck::cast_slice_mut(result.as_mut_slice());
+            let result = ArrayViewMut2::from_shape((plan.m, plan.n), elements).map_err(two)?;
+            cpu::linear::<T, f32, O>(x, w, bias, options, result)?;
         }
-        y.write_slice(result.as_slice().expect("a new array is in standard layout"))
+        y.put_host_bytes(OPERATION, result)
     }
 }
