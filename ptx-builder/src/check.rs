@@ -4,6 +4,7 @@
 //! memory because an index was not constant, a function that was not inlined, a symbol that is nowhere defined, a kernel whose
 //! block size nobody stated.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::arch::Arch;
@@ -117,10 +118,14 @@ pub fn check(ptx: &str) -> Report {
         }
     };
     let mut violations = Vec::new();
+    let globals = declared_in_module(&module);
     for item in &module.items {
         match item {
             Item::Line(line) => check_module_line(line, &mut violations),
-            Item::Function(function) => check_function(function, &mut violations),
+            Item::Function(function) => {
+                check_function(function, &mut violations);
+                check_symbols(function, &globals, &mut violations);
+            }
         }
     }
     let entries: Vec<Entry> = module.entries().map(entry).collect();
@@ -161,6 +166,53 @@ fn check_function(function: &Function, violations: &mut Vec<Violation>) {
         if statements(code(&line.text)).any(is_call) {
             let (function, line, text) = found();
             violations.push(Violation::Call { function, line, text });
+        }
+    }
+}
+
+/// Every word that stands outside of functions, and the functions' names: more than the declared symbols, and all of them.
+fn declared_in_module(module: &Module) -> BTreeSet<&str> {
+    let mut declared = BTreeSet::new();
+    for item in &module.items {
+        match item {
+            Item::Line(line) => declared.extend(identifiers(code(&line.text))),
+            Item::Function(function) => {
+                declared.insert(function.name.as_str());
+            }
+        }
+    }
+    declared
+}
+
+/// Finds operands that name neither a symbol of the module, nor a parameter, a variable or a label of the function.
+fn check_symbols(function: &Function, globals: &BTreeSet<&str>, violations: &mut Vec<Violation>) {
+    let body = function.body.as_deref().unwrap_or_default();
+    let mut locals: BTreeSet<&str> =
+        function.head.iter().flat_map(|line| identifiers(code(&line.text))).collect();
+    for line in body {
+        let code = code(&line.text);
+        locals.extend(code.split([';', '{', '}', ' ', '\t']).filter_map(|word| word.strip_suffix(':')));
+        for statement in statements(code).filter(|statement| statement.starts_with('.')) {
+            locals.extend(identifiers(statement));
+        }
+    }
+    for line in body {
+        let instructions = statements(code(&line.text))
+            .filter(|statement| !statement.starts_with('.') && !is_call(statement) && !is_local(statement));
+        for statement in instructions {
+            let operands = statement.split_once(char::is_whitespace).map_or("", |(_, operands)| operands);
+            let mut words = operands
+                .split(|character: char| !(character.is_ascii_alphanumeric() || "_$%.".contains(character)))
+                .map(|word| word.split('.').next().unwrap_or_default());
+            if words.any(|word| {
+                word.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_' || first == '$')
+                    && !matches!(word, "_" | "WARP_SZ")
+                    && !globals.contains(word)
+                    && !locals.contains(word)
+            }) {
+                violations
+                    .push(Violation::Unresolved { line: line.number, text: line.text.trim().to_owned() });
+            }
         }
     }
 }
@@ -213,12 +265,19 @@ fn entry(function: &Function) -> Entry {
     }
 }
 
-/// Blanks `/* … */`, keeping line numbers.
+/// Blanks `/* … */`, keeping line numbers. What looks like one within a `// …` comment is none.
 fn without_block_comments(ptx: &str) -> String {
     let mut text = String::with_capacity(ptx.len());
     let mut rest = ptx;
     while let Some(start) = rest.find("/*") {
         let (before, comment) = rest.split_at(start);
+        let line = before.rfind('\n').map_or(0, |end| end + 1);
+        if before[line..].contains("//") {
+            let end = rest[start..].find('\n').map_or(rest.len(), |end| start + end);
+            text.push_str(&rest[..end]);
+            rest = &rest[end..];
+            continue;
+        }
         text.push_str(before);
         let end = comment.find("*/").map_or(comment.len(), |end| end + 2);
         text.extend(comment[..end].chars().filter(|character| *character == '\n'));

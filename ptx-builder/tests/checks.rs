@@ -76,7 +76,7 @@ fn words_that_only_resemble_them_are_not_refused() {
         "/* call.uni f; */ mov.u32 %r1, %r2;",
         "mov.u32 %call, %r1;",
         "callee: bra callee;",
-        "mov.u32 %r1, local_variable;",
+        "{ .reg .b32 local_variable; mov.u32 %r1, local_variable; }",
         "cvta.to.global.u64 %rd1, %rd2;",
         "cp.async.cg.shared.global [%r1], [%rd1], 16;",
         ".loc 1 2 3",
@@ -127,4 +127,33 @@ fn texts_that_hold_no_kernel_are_refused() {
 fn every_violation_is_reported_at_once() {
     let text = kernel("", "\tcall.uni f;\n\tst.local.b32 [%rd1], %r1;");
     assert_eq!(check(&text).violations.len(), 3);
+}
+
+#[test]
+fn a_symbol_that_nothing_declares_is_refused() {
+    for statement in [
+        "mov.u32 \t%r1, nowhere;",
+        "ld.global.u32 \t%r2, [nowhere+4];",
+        "@%p1 bra \t$L__BB0_7;",
+        "{ mov.u32 %r1, nowhere; }",
+    ] {
+        let report = check(&module(&format!("\t{statement}")));
+        let [Violation::Unresolved { line: 10, text }] = report.violations.as_slice() else {
+            panic!("`{statement}` gives {:?}", report.violations);
+        };
+        assert_eq!(text, statement);
+    }
+    let body = "\t.shared .b8 own[4];\n\tmov.u32 %r1, own;\n\tmov.u32 %r2, %tid.x;\n\tmov.f32 %f1, 0f3F800000;\n\
+                \tld.param.u64 %rd1, [k_param_0];\n\tmov.u32 %r3, WARP_SZ;\n$L__BB0_1:\n\tbra $L__BB0_1;";
+    assert_eq!(check(&module(body)).violations, []);
+}
+
+#[test]
+fn a_block_comment_within_a_line_comment_hides_nothing() {
+    let report = check(&module("\t// loads A/*\n\tcall helper, ();\n\t// */ done"));
+    assert!(
+        matches!(report.violations.as_slice(), [Violation::Call { line: 11, .. }]),
+        "{:?}",
+        report.violations
+    );
 }
