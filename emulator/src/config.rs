@@ -18,7 +18,8 @@ pub struct Config {
     pub numerics: Numerics,
     /// When an asynchronous copy moves its bytes.
     pub completion: Completion,
-    /// How many threads run blocks; `None` takes rayon's current pool. The result is the same for any number.
+    /// How many threads run blocks; `None` takes rayon's current pool. The result is the same for any number, unless blocks
+    /// write to the same bytes of global memory without atomic operations, which is not looked for.
     pub threads: Option<usize>,
     /// The seed of everything that a GPU leaves open: the same seed gives the same run.
     pub seed: u64,
@@ -43,7 +44,7 @@ impl Default for Config {
 /// The checks of a run. All are on by default; a run without them differs only in what it reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
-    /// Accesses outside an allocation or a variable, and accesses to freed memory. Where this is off such a load gives
+    /// Accesses outside an allocation, outside a block's shared or a thread's local memory, and accesses to freed memory. Where this is off such a load gives
     /// 0 and such a store is dropped.
     pub bounds: bool,
     /// Addresses that are not a multiple of the access size.

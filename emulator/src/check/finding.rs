@@ -72,8 +72,6 @@ pub enum FindingKind {
     Uninitialised,
     /// Two accesses to shared memory, one of them a write, that no barrier orders.
     SharedRace,
-    /// Two blocks wrote different values to the same bytes of global memory.
-    GlobalRace,
     /// The destination of an asynchronous copy was touched before the copy had been waited for.
     AsynchronousCopy,
     /// No warp can go on.
@@ -100,7 +98,6 @@ impl FindingKind {
             Self::Misaligned => "misaligned",
             Self::Uninitialised => "uninitialised",
             Self::SharedRace => "shared-race",
-            Self::GlobalRace => "global-race",
             Self::AsynchronousCopy => "asynchronous-copy",
             Self::BarrierDeadlock => "barrier-deadlock",
             Self::BarrierMisuse => "barrier-misuse",
