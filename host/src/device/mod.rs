@@ -83,10 +83,17 @@ impl Device {
         CPU.get_or_init(|| Self::from_backend(Box::new(cpu::Cpu::new()), StreamHandle::Immediate)).clone()
     }
 
-    /// The first GPU if there is one, else the CPU.
+    /// The first GPU that this project's kernels run on, given its compute capability and the driver; without one the CPU.
+    /// [`Device::cuda`] says why a GPU cannot be used, and loading a kernel there why it does not run.
     #[must_use]
     pub fn auto() -> Self {
-        Self::cuda(0).unwrap_or_else(|_| Self::cpu())
+        (0..Self::cuda_count().unwrap_or(0))
+            .filter_map(|ordinal| Self::cuda(ordinal).ok())
+            .find(|device| {
+                let properties = device.properties();
+                kernel::runs_built_in(properties.compute_capability, properties.driver_version)
+            })
+            .unwrap_or_else(Self::cpu)
     }
 
     /// How many GPUs the driver offers.

@@ -23,8 +23,8 @@ use crate::device::backend::{FunctionHandle, FunctionResources, LaunchSize, Modu
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 pub(crate) use ptx::PtxSummary;
-use ptx::{PtxEntry, Target};
-pub(crate) use select::required_cuda;
+use ptx::{PtxEntry, Reach, Target};
+pub(crate) use select::{required_cuda, runs_built_in};
 
 /// A module of PTX, loaded on a device.
 #[derive(Clone)]
@@ -59,10 +59,10 @@ pub struct TypedKernel<K: Kernel> {
     kernel: PhantomData<fn() -> K>,
 }
 
-/// The kernels of this project that a device has loaded, by their entries' names.
+/// The kernels of this project that a device has loaded, by their families and entries' names.
 #[derive(Default)]
 pub(crate) struct Cache {
-    functions: Mutex<HashMap<&'static str, Arc<LoadedFunction>>>,
+    functions: Mutex<HashMap<(&'static str, &'static str), Arc<LoadedFunction>>>,
 }
 
 impl Device {
@@ -74,16 +74,19 @@ impl Device {
     /// device, [`Error::KernelMismatch`] if PTX and type disagree; otherwise as for [`Device::load_ptx`].
     pub fn kernel<K: Kernel>(&self) -> Result<TypedKernel<K>> {
         let declaration = &K::DECLARATION;
-        let mut functions = self.kernels().functions.lock();
-        let loaded = match functions.get(declaration.name) {
-            Some(loaded) => loaded.clone(),
+        let key = (declaration.family, declaration.name);
+        let cached = self.kernels().functions.lock().get(&key).cloned();
+        let loaded = match cached {
+            Some(loaded) => loaded,
             None => {
+                // Compiled without the lock, so that threads that want other kernels do not wait. Of two that compile the
+                // same one, the first to finish has its kept.
                 let loaded = self.load_built_in(declaration.family, declaration.name)?;
-                check::check_declaration(declaration, K::Args::LAYOUT, &loaded.entry, &loaded.resources)?;
-                functions.insert(declaration.name, loaded.clone());
-                loaded
+                self.kernels().functions.lock().entry(key).or_insert(loaded).clone()
             }
         };
+        // Also for a kernel from the cache: another type may have asked for it.
+        check::check_declaration(declaration, K::Args::LAYOUT, &loaded.entry, &loaded.resources)?;
         Ok(TypedKernel { function: Function { device: self.clone(), loaded }, kernel: PhantomData })
     }
 
@@ -91,10 +94,16 @@ impl Device {
         let capability = self.properties().compute_capability;
         let module =
             select::best_module(warpsmith_kernels::MODULES, family, capability).ok_or_else(|| {
+                let lowest = select::lowest_capability(warpsmith_kernels::MODULES, family);
                 Error::UnsupportedDevice {
                     operation: "loading a kernel",
                     device: self.to_string(),
-                    expected: format!("a compute capability that kernels `{family}` are built for"),
+                    expected: lowest.map_or_else(
+                        || format!("kernels of a family `{family}`, of which there are none"),
+                        |(major, minor)| {
+                            format!("compute capability {major}.{minor} or later for kernels `{family}`")
+                        },
+                    ),
                     actual: format!("{}.{}", capability.0, capability.1),
                 }
             })?;
@@ -118,13 +127,17 @@ impl Device {
         let summary = self.read_declarations(name, text)?;
         let capability = self.properties().compute_capability;
         if !summary.target.runs_on(capability) {
-            let Target { arch: (major, minor), specific } = summary.target;
+            let Target { arch: (major, minor), reach } = summary.target;
             return Err(Error::UnsupportedDevice {
                 operation: "loading a module",
                 device: self.to_string(),
                 expected: format!(
                     "compute capability {major}.{minor} {} for `{name}`",
-                    if specific { "exactly" } else { "or later" },
+                    match reach {
+                        Reach::Exact => "exactly",
+                        Reach::Family => "or later of the same major version",
+                        Reach::Later => "or later",
+                    },
                 ),
                 actual: format!("{}.{}", capability.0, capability.1),
             });

@@ -13,14 +13,29 @@ use warpsmith_dsl::launch::ParamLayout;
 pub(crate) struct Target {
     /// The compute capability.
     pub(crate) arch: (u32, u32),
-    /// Whether the code runs on that architecture only (`sm_90a`).
-    pub(crate) specific: bool,
+    /// Which other devices the code runs on.
+    pub(crate) reach: Reach,
+}
+
+/// On which devices other than its own architecture's code runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// All later ones (`sm_90`).
+    Later,
+    /// Later ones of the same major version (`sm_100f`).
+    Family,
+    /// None (`sm_90a`).
+    Exact,
 }
 
 impl Target {
     /// Whether code for this target runs on a device of compute capability `capability`.
     pub(crate) fn runs_on(self, capability: (u32, u32)) -> bool {
-        if self.specific { self.arch == capability } else { self.arch <= capability }
+        match self.reach {
+            Reach::Later => self.arch <= capability,
+            Reach::Family => self.arch.0 == capability.0 && self.arch.1 <= capability.1,
+            Reach::Exact => self.arch == capability,
+        }
     }
 
     /// The target that an architecture's name stands for.
@@ -29,16 +44,25 @@ impl Target {
         let digits = number.trim_end_matches(|c: char| c.is_ascii_lowercase());
         let suffix = &number[digits.len()..];
         let value: u32 = digits.parse().ok()?;
-        // A family suffix (`sm_100f`) also ties the code to few devices: the driver decides about those.
-        matches!(suffix, "" | "a" | "f")
-            .then_some(Self { arch: (value / 10, value % 10), specific: suffix == "a" })
+        let reach = match suffix {
+            "" => Reach::Later,
+            "f" => Reach::Family,
+            "a" => Reach::Exact,
+            _ => return None,
+        };
+        Some(Self { arch: (value / 10, value % 10), reach })
     }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Target { arch: (major, minor), specific } = self;
-        write!(formatter, "sm_{major}{minor}{}", if *specific { "a" } else { "" })
+        let Target { arch: (major, minor), reach } = self;
+        let suffix = match reach {
+            Reach::Later => "",
+            Reach::Family => "f",
+            Reach::Exact => "a",
+        };
+        write!(formatter, "sm_{major}{minor}{suffix}")
     }
 }
 
@@ -389,7 +413,7 @@ mod tests {
     fn a_summary_holds_what_the_text_declares() {
         let summary = PtxSummary::parse(TEXT).unwrap();
         assert_eq!(summary.version, (8, 0));
-        assert_eq!(summary.target, Target { arch: (9, 0), specific: true });
+        assert_eq!(summary.target, Target { arch: (9, 0), reach: Reach::Exact });
         let [first, second] = &summary.entries[..] else { panic!("{summary:?}") };
         assert_eq!(first.name, "first");
         assert_eq!(
@@ -444,7 +468,8 @@ mod tests {
         assert!(!warpsmith_kernels::MODULES.is_empty());
         for module in warpsmith_kernels::MODULES {
             let summary = PtxSummary::parse(module.text).unwrap();
-            assert_eq!(summary.target, Target { arch: module.arch, specific: module.arch_specific });
+            let reach = if module.arch_specific { Reach::Exact } else { Reach::Later };
+            assert_eq!(summary.target, Target { arch: module.arch, reach });
             assert!(!summary.entries.is_empty() && !summary.entangled, "{}", module.family);
             for entry in &summary.entries {
                 assert!(entry.required_block.is_some() && entry.shared_bytes.is_some(), "{}", entry.name);
@@ -493,6 +518,10 @@ mod tests {
         assert!(!plain.runs_on((7, 5)));
         let specific = Target::parse("sm_90a").unwrap();
         assert!(specific.runs_on((9, 0)) && !specific.runs_on((10, 0)) && !specific.runs_on((8, 9)));
+        let family = Target::parse("sm_100f").unwrap();
+        assert_eq!(family.to_string(), "sm_100f");
+        assert!(family.runs_on((10, 0)) && family.runs_on((10, 3)));
+        assert!(!family.runs_on((12, 0)) && !family.runs_on((9, 0)));
         assert_eq!(Target::parse("sm_120").unwrap().arch, (12, 0));
         assert_eq!(Target::parse("sm_").map(|_| ()), None);
     }

@@ -2,6 +2,8 @@
 
 use warpsmith_kernels::PtxModule;
 
+use super::PtxSummary;
+
 /// The module of `family` that makes most of a device of compute capability `capability`: of those that run there the
 /// one for the latest architecture, and of two for the same one that which runs on no other.
 pub(crate) fn best_module<'a>(
@@ -12,12 +14,29 @@ pub(crate) fn best_module<'a>(
     modules
         .iter()
         .filter(|module| module.family == family)
-        .filter(
-            |module| {
-                if module.arch_specific { module.arch == capability } else { module.arch <= capability }
-            },
-        )
+        .filter(|module| runs(module, capability))
         .max_by_key(|module| (module.arch, module.arch_specific))
+}
+
+fn runs(module: &PtxModule, capability: (u32, u32)) -> bool {
+    if module.arch_specific { module.arch == capability } else { module.arch <= capability }
+}
+
+/// The lowest compute capability that a module of `family` runs on.
+pub(crate) fn lowest_capability(modules: &[PtxModule], family: &str) -> Option<(u32, u32)> {
+    modules.iter().filter(|module| module.family == family).map(|module| module.arch).min()
+}
+
+/// Whether some of this project's kernels run on a device of compute capability `capability` with a driver of CUDA version
+/// `driver`.
+pub(crate) fn runs_built_in(capability: (u32, u32), driver: Option<(u32, u32)>) -> bool {
+    warpsmith_kernels::MODULES.iter().filter(|module| runs(module, capability)).any(|module| {
+        let required = PtxSummary::parse(module.text).ok().and_then(|summary| required_cuda(summary.version));
+        match (required, driver) {
+            (Some(required), Some(driver)) => required <= driver,
+            _ => true,
+        }
+    })
 }
 
 /// Major and minor.
@@ -91,6 +110,20 @@ mod tests {
         assert_eq!(best((9, 0)), Some(((9, 0), true)));
         assert_eq!(best((10, 0)), Some(((9, 0), false)));
         assert_eq!(best((12, 1)), Some(((9, 0), false)));
+    }
+
+    #[test]
+    fn the_lowest_capability_is_the_families_own() {
+        assert_eq!(lowest_capability(MODULES, "linear"), Some((8, 0)));
+        assert_eq!(lowest_capability(MODULES, "other"), Some((12, 0)));
+        assert_eq!(lowest_capability(MODULES, "attention"), None);
+    }
+
+    #[test]
+    fn kernels_run_where_both_the_device_and_the_driver_take_them() {
+        assert!(runs_built_in((8, 0), Some((13, 1))) && runs_built_in((12, 0), None));
+        assert!(!runs_built_in((7, 5), Some((13, 1))));
+        assert!(!runs_built_in((9, 0), Some((9, 0))));
     }
 
     #[test]
