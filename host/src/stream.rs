@@ -78,8 +78,8 @@ impl Stream {
     /// Enqueues `work` on this stream so that it is ordered with every other use of `operands`.
     ///
     /// Operands whose home stream is this one cost nothing. Of each other home stream, its work so far is waited for by
-    /// this stream before `work`, and its later work waits for `work`. That also holds where `work` fails, since it may
-    /// have enqueued a part.
+    /// this stream before `work`, and its later work waits for `work`. That also holds where `work` fails or
+    /// panics, since it may have enqueued a part.
     ///
     /// # Errors
     ///
@@ -98,15 +98,9 @@ impl Stream {
         for home in &homes {
             backend.wait(&self.handle, &backend.record(home)?)?;
         }
+        let order = Order { stream: self, homes };
         let result = work();
-        if !homes.is_empty() {
-            let ordered = self.order_after(&homes);
-            if ordered.is_err() {
-                // The homes do not wait for this stream, so the host has to: memory freed on a home stream must not be
-                // in use here.
-                self.synchronize()?;
-            }
-        }
+        order.finish()?;
         result
     }
 
@@ -114,6 +108,34 @@ impl Stream {
         let backend = self.device.backend();
         let done = backend.record(&self.handle)?;
         homes.iter().try_for_each(|home| backend.wait(home, &done))
+    }
+}
+
+/// Makes the home streams wait for a stream, also when it is dropped by a panic.
+struct Order<'a> {
+    stream: &'a Stream,
+    homes: Vec<&'a Arc<StreamHandle>>,
+}
+
+impl Order<'_> {
+    fn finish(mut self) -> Result<()> {
+        self.restore()
+    }
+
+    fn restore(&mut self) -> Result<()> {
+        let homes = std::mem::take(&mut self.homes);
+        if homes.is_empty() || self.stream.order_after(&homes).is_ok() {
+            return Ok(());
+        }
+        // The homes do not wait for this stream, so the host has to: memory freed on a home stream must not be in use here.
+        self.stream.synchronize()
+    }
+}
+
+impl Drop for Order<'_> {
+    fn drop(&mut self) {
+        // After `finish` nothing is left to do. In a panic an error has nowhere to go; the driver repeats it later.
+        let _ = self.restore();
     }
 }
 

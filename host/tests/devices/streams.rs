@@ -56,6 +56,13 @@ fn tensors_of_different_streams_are_ordered(device: &Device) -> Result<(), Faile
     let stream = device.new_stream()?;
     let failed = stream.with_operands(&[&last], || last.slice(7, 0..1).map(|_| ()));
     assert!(matches!(failed, Err(Error::Argument { .. })), "{failed:?}");
+    // So is the order after a panic.
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        stream.with_operands(&[&last], || -> warpsmith::Result<()> {
+            panic!("the work panics, as it is meant to")
+        })
+    }));
+    assert!(panicked.is_err());
     assert_eq!(last.home_stream().device(), device);
     assert_eq!(last.to_vec()?[9], 9);
     Ok(())
