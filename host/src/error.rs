@@ -76,11 +76,9 @@ pub enum Error {
         other: &'static str,
     },
 
-    /// The device has too little free memory, also after the pool was released and the allocation tried again.
-    #[error(
-        "{operation}: out of memory on {device}: {requested} bytes requested, {free} of {total} bytes free after the \
-         pool was released"
-    )]
+    /// A device or the host has too little free memory; a device also after its pool was released and the allocation tried
+    /// again.
+    #[error("{operation}: out of memory on {device}: {requested} bytes requested, {}", free_memory(*free, *total))]
     OutOfMemory {
         /// The operation that was asked for.
         operation: &'static str,
@@ -90,7 +88,7 @@ pub enum Error {
         requested: u64,
         /// Bytes that are free.
         free: u64,
-        /// Bytes that the device has.
+        /// Bytes that the device has; 0 if that is not known.
         total: u64,
     },
 
@@ -243,7 +241,7 @@ pub enum Error {
     },
 
     /// A file of weights is damaged, or lacks what a layer needs.
-    #[error("loading weights from {source_name}: tensor `{tensor}`: expected {expected}, {actual}")]
+    #[error("loading weights from {source_name}: {}expected {expected}, {actual}", of_tensor(tensor))]
     Weights {
         /// The file or buffer.
         source_name: String,
@@ -265,4 +263,41 @@ pub enum Error {
         /// What the operating system said.
         source: std::io::Error,
     },
+}
+
+fn free_memory(free: u64, total: u64) -> String {
+    match total {
+        0 => "more than it can give".into(),
+        _ => format!("{free} of {total} bytes free"),
+    }
+}
+
+fn of_tensor(tensor: &str) -> String {
+    if tensor.is_empty() { String::new() } else { format!("tensor `{tensor}`: ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+
+    #[test]
+    fn out_of_memory_says_no_more_than_is_known() {
+        let error = |total| Error::OutOfMemory {
+            operation: "test",
+            device: "the host".into(),
+            requested: 7,
+            free: 3,
+            total,
+        };
+        let known = error(5).to_string();
+        assert_eq!(known, "test: out of memory on the host: 7 bytes requested, 3 of 5 bytes free");
+        assert!(!error(0).to_string().contains("of 0 bytes"));
+    }
+
+    #[test]
+    fn a_damaged_weights_file_is_not_blamed_on_a_tensor() {
+        let error = crate::Weights::from_bytes(*b"no weights").expect_err("it is no such file").to_string();
+        assert!(!error.contains("tensor `"), "{error}");
+        assert!(error.contains("a buffer of 10 bytes: expected a whole safetensors file"), "{error}");
+    }
 }

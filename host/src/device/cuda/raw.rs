@@ -415,13 +415,7 @@ impl CudaHostMemory {
         // SAFETY: the size is not zero; the memory is owned by the value made below.
         let start = unsafe { cust::memory::cuda_malloc_locked::<u8>(bytes) };
         let start = start.map_err(|failure| match driver::cust_code(failure) {
-            2 => Error::OutOfMemory {
-                operation: OPERATION,
-                device: "host (pinned memory)".into(),
-                requested: bytes as u64,
-                free: 0,
-                total: 0,
-            },
+            2 => crate::device::cpu::out_of_memory(OPERATION, bytes),
             code => driver::error(OPERATION, code),
         })?;
         let start = NonNull::new(start).ok_or_else(|| driver::error(OPERATION, 2))?;
