@@ -124,7 +124,7 @@ fn classify<T: LinearInput + FloatElement>(device: &Device, digits: &Digits) -> 
     let implementations = vec![
         layers[0].implementation(&images)?.to_string(),
         layers[1].implementation(&hidden)?.to_string(),
-        layers[2].implementation(&layers[1].forward(&hidden)?)?.to_string(),
+        layers[2].implementation_as::<f32>(&layers[1].forward(&hidden)?)?.to_string(),
     ];
     Ok(Report { implementations, time, ..compare(&logits, digits) })
 }

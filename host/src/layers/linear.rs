@@ -120,6 +120,19 @@ impl<T: LinearInput> Linear<T> {
         self.operation(x).implementation()
     }
 
+    /// The implementation that [`forward_as`](Self::forward_as) takes for `x`.
+    ///
+    /// # Errors
+    ///
+    /// As [`LinearOp::implementation`].
+    pub fn implementation_as<O>(&self, x: &Tensor<T>) -> Result<Implementation>
+    where
+        T: LinearTypes<O>,
+        O: Element + FromAccumulator<f32>,
+    {
+        self.operation(x).output::<O>().implementation()
+    }
+
     fn operation<'a>(&'a self, x: &'a Tensor<T>) -> LinearOp<'a, T, T> {
         ops::linear(x, &self.weight).bias(&self.bias).activation(self.activation)
     }
