@@ -38,7 +38,8 @@ pub struct EmulatorOptions {
     pub numerics: Numerics,
     /// When an asynchronous copy moves its bytes.
     pub completion: Completion,
-    /// How many threads run blocks; `None` takes rayon's current pool. The result is the same for any number.
+    /// How many threads run blocks, at most as many as the machine has cores; `None` takes rayon's current pool. The result
+    /// is the same for any number.
     pub threads: Option<usize>,
     /// The seed of everything that a GPU leaves open.
     pub seed: u64,
@@ -121,6 +122,9 @@ impl Emulator {
             driver_version: None,
         };
         let (major, minor) = compute_capability;
+        // More threads than cores gain nothing, and absurdly many take the machine down.
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let threads = threads.map(|threads| threads.min(cores));
         let config = Config { compute_capability, checks, numerics, completion, threads, seed, limits };
         Self {
             machine: Machine::new(config),

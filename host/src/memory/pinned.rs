@@ -18,6 +18,7 @@ use crate::tensor::Element;
 #[derive(Debug)]
 pub struct PinnedBuffer<T: Element> {
     block: HostBlock,
+    device: Device,
     length: usize,
     elements: PhantomData<T>,
 }
@@ -39,7 +40,8 @@ impl<T: Element> PinnedBuffer<T> {
                 limit: format!("at most {} elements", isize::MAX as usize / size_of::<T>()),
                 actual: length.to_string(),
             })?;
-        Ok(Self { block: device.backend().allocate_pinned(bytes)?, length, elements: PhantomData })
+        let block = device.backend().allocate_pinned(bytes)?;
+        Ok(Self { block, device: device.clone(), length, elements: PhantomData })
     }
 
     /// A buffer that holds a copy of `values`.
@@ -57,6 +59,10 @@ impl<T: Element> PinnedBuffer<T> {
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         matches!(self.block, HostBlock::Cuda(_))
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 
     pub(crate) fn as_bytes_ptr(&mut self) -> *mut u8 {

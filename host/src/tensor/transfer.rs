@@ -239,11 +239,12 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if the number of elements differs, [`Error::DeviceMismatch`] if the stream is another device's,
-    /// [`Error::Driver`] if the copy could not be enqueued. The buffer is lost then.
+    /// [`Error::Shape`] if the number of elements differs, [`Error::DeviceMismatch`] if the buffer or the stream is another
+    /// device's, [`Error::Driver`] if the copy could not be enqueued. The buffer is lost then.
     pub fn copy_from_pinned(&mut self, mut source: PinnedBuffer<T>, stream: &Stream) -> Result<Transfer<T>> {
         const OPERATION: &str = "Tensor::copy_from_pinned";
         self.expect_length(OPERATION, "source", source.len())?;
+        self.device().expect_same(OPERATION, "source", source.device())?;
         let copies = self.copies_with_dense(OPERATION)?;
         let start = source.as_bytes_ptr();
         let backend = self.device().backend();
@@ -268,6 +269,7 @@ impl<T: Element> Tensor<T> {
     pub fn copy_to_pinned(&self, mut destination: PinnedBuffer<T>, stream: &Stream) -> Result<Transfer<T>> {
         const OPERATION: &str = "Tensor::copy_to_pinned";
         self.expect_length(OPERATION, "destination", destination.len())?;
+        self.device().expect_same(OPERATION, "destination", destination.device())?;
         let copies = self.copies_with_dense(OPERATION)?;
         let start = destination.as_bytes_ptr();
         let backend = self.device().backend();

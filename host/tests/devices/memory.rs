@@ -122,6 +122,11 @@ fn pinned_buffers_of_the_wrong_length_or_device_are_errors(device: &Device) -> R
     let foreign = Device::emulator().default_stream();
     let elsewhere = tensor.copy_from_pinned(PinnedBuffer::zeros(device, 4)?, &foreign);
     assert!(matches!(elsewhere, Err(Error::DeviceMismatch { .. })), "{elsewhere:?}");
+    let other = Device::emulator();
+    let sent = tensor.copy_from_pinned(PinnedBuffer::zeros(&other, 4)?, &stream);
+    assert!(matches!(sent, Err(Error::DeviceMismatch { operand: "source", .. })), "{sent:?}");
+    let received = tensor.copy_to_pinned(PinnedBuffer::zeros(&other, 4)?, &stream);
+    assert!(matches!(received, Err(Error::DeviceMismatch { operand: "destination", .. })), "{received:?}");
     let absurd = PinnedBuffer::<f32>::zeros(device, usize::MAX);
     assert!(matches!(absurd, Err(Error::SizeLimit { .. })), "{absurd:?}");
     assert!(PinnedBuffer::<f32>::zeros(device, 0)?.is_empty());
