@@ -4,8 +4,8 @@ use libtest_mimic::Failed;
 use warpsmith::{Device, Error, Module, Tensor};
 
 use crate::ptx::{
-    Absent, Scale, ScaleParams, ScaleWithLargeBlock, ScaleWithWideParams, ScaleWithoutParams, TEXT,
-    late_value,
+    Absent, Scale, ScaleParams, ScaleWithLargeBlock, ScaleWithWideParams, ScaleWithoutParams, ShippedLinear,
+    ShippedLinearWithoutArguments, TEXT, late_value,
 };
 use crate::{Case, On, cases, raw};
 
@@ -24,6 +24,7 @@ pub(crate) const CASES: &[(&str, On, Case)] = &cases![On::Kernels =>
     a_stream_of_another_device_is_refused,
     kernels_outlive_their_module_handle,
     every_shipped_kernel_loads,
+    a_loaded_kernel_is_still_refused_to_a_type_that_disagrees,
 ];
 
 #[rustfmt::skip]
@@ -282,6 +283,14 @@ fn every_shipped_kernel_loads(device: &Device) -> Result<(), Failed> {
             module.function(&entry)?;
         }
     }
+    Ok(())
+}
+
+fn a_loaded_kernel_is_still_refused_to_a_type_that_disagrees(device: &Device) -> Result<(), Failed> {
+    device.kernel::<ShippedLinear>()?;
+    let wrong = device.kernel::<ShippedLinearWithoutArguments>();
+    assert!(matches!(wrong, Err(Error::KernelMismatch { .. })), "{wrong:?}");
+    device.kernel::<ShippedLinear>()?;
     Ok(())
 }
 

@@ -167,6 +167,23 @@ unsafe impl Kernel for Absent {
     const DECLARATION: Declaration = Declaration { name: "absent", params: &[], ..SCALE };
 }
 
+/// One of the kernels that come with this crate.
+pub(crate) type ShippedLinear = warpsmith_kernels::linear::linear<
+    f32,
+    f32,
+    warpsmith_kernels::linear::Tile16x64,
+    warpsmith_dsl::tile::Aligned,
+>;
+
+/// A type that takes it for an entry without parameters.
+pub(crate) struct ShippedLinearWithoutArguments;
+
+// SAFETY: this type is wrong on purpose; it is never launched.
+unsafe impl Kernel for ShippedLinearWithoutArguments {
+    type Args = ();
+    const DECLARATION: Declaration = <ShippedLinear as Kernel>::DECLARATION;
+}
+
 /// The arguments of an untyped launch.
 #[macro_export]
 macro_rules! raw {
