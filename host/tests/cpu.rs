@@ -32,7 +32,7 @@ fn operations_in_parallel_tasks_wait_for_no_lock_of_their_own_thread() {
             }
         });
         let row = free.to_vec().expect("it is readable");
-        assert!(row.iter().all(|&value| value == row[0] && value != 1.5));
+        assert!(row.iter().all(|&value| value == row[0]), "one write is whole: {row:?}");
         done.send(()).expect("the test waits");
     });
     // A deadlock must fail, not hang.
