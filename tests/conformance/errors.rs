@@ -2,9 +2,11 @@
 
 use libtest_mimic::Failed;
 use ndarray::{Array1, Array2};
+use warpsmith::benchmark::{self, Options};
 use warpsmith::layers::Linear;
 use warpsmith::ops::{self, Activation, linear::Tile};
-use warpsmith::{Device, DeviceKind, Error, Tensor};
+use warpsmith::validate::{self, LinearCase, Placement};
+use warpsmith::{DType, Device, DeviceKind, Error, Tensor};
 
 use crate::{Case, cases};
 
@@ -14,6 +16,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     strides_that_no_kernel_reads_are_refused,
     an_output_that_shares_memory_is_refused,
     absurd_sizes_are_refused_before_anything_is_allocated,
+    absurd_cases_are_neither_validated_nor_measured,
     a_tile_without_a_kernel_is_refused,
     ptx_that_is_none_is_refused,
     a_device_that_is_not_there_is_an_error,
@@ -88,15 +91,42 @@ fn an_output_that_shares_memory_is_refused(device: &Device) -> Result<(), Failed
 
 fn absurd_sizes_are_refused_before_anything_is_allocated(device: &Device) -> Result<(), Failed> {
     assert_error!(Tensor::<f32>::zeros(device, [usize::MAX / 2, 3]), SizeLimit, "shape");
-    if device.kind() == DeviceKind::Cpu {
-        return Ok(()); // The CPU has no limit but its memory.
-    }
     let empty = |rows: usize| Tensor::<f32>::zeros(device, [rows, 0]);
     let w = empty(4)?;
-    assert_error!(ops::linear(&empty(1 << 31)?, &w).run(), SizeLimit, "`x`");
-    assert_error!(ops::linear(&w, &empty(1 << 40)?).run(), SizeLimit, "`w`");
+    assert_error!(w.reshape([0, usize::MAX, 2]), SizeLimit, "shape");
     let wide = empty((1 << 31) - 1)?;
-    assert_error!(ops::linear(&wide, &wide).run(), SizeLimit, "`y`");
+    if device.kind() == DeviceKind::Cpu {
+        // The CPU has no limit but its memory, which no inputs need here.
+        assert_error!(ops::linear(&empty(1 << 46)?, &w).run(), OutOfMemory, "1125899906842624 bytes");
+        assert_error!(ops::linear(&w, &empty(1 << 46)?).run(), OutOfMemory, "1125899906842624 bytes");
+        assert_error!(ops::linear(&wide, &wide).run(), SizeLimit, "shape");
+    } else {
+        assert_error!(ops::linear(&empty(1 << 31)?, &w).run(), SizeLimit, "`x`");
+        assert_error!(ops::linear(&w, &empty(1 << 40)?).run(), SizeLimit, "`w`");
+        assert_error!(ops::linear(&wide, &wide).run(), SizeLimit, "`y`");
+    }
+    Ok(())
+}
+
+fn absurd_cases_are_neither_validated_nor_measured(device: &Device) -> Result<(), Failed> {
+    let case = |m, k, n| LinearCase::new(DType::F32, m, k, n);
+    let beside = Placement { before: usize::MAX, after: 1 };
+    for case in [
+        case(usize::MAX, 2, 2),
+        case(2, usize::MAX, 2),
+        case(2, 2, usize::MAX),
+        LinearCase { x: beside, ..case(2, 2, 2) },
+        LinearCase { w: beside, ..case(2, 2, 2) },
+        LinearCase { y: beside, ..case(2, 2, 2) },
+    ] {
+        assert_error!(validate::linear(device, &case), SizeLimit, "validate::linear");
+        assert_error!(validate::linear_bits(device, &case), SizeLimit, "validate::linear");
+        assert_error!(benchmark::linear(device, &case, &Options::default()), SizeLimit, "benchmark::linear");
+    }
+    // Its operands can be addressed, but no machine holds them.
+    let large = case(1 << 34, 1 << 14, 2);
+    assert_error!(validate::linear(device, &large), OutOfMemory, "out of memory");
+    assert_error!(benchmark::linear(device, &large, &Options::default()), OutOfMemory, "out of memory");
     Ok(())
 }
 
