@@ -18,9 +18,12 @@ use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
 use warpsmith_dsl::tile::{Aligned, Unaligned};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 
-/// M, K, N. Sums longer than the ring of slots, some of which end where the ring does; tails that end in every part of a tile,
+/// M, K, N.
+type Size = (u32, u32, u32);
+
+/// Sums longer than the ring of slots, some of which end where the ring does; tails that end in every part of a tile,
 /// and leave every number of columns after fours.
-const SIZES: [(u32, u32, u32); 7] =
+const SIZES: [Size; 7] =
     [(70, 648, 65), (65, 360, 66), (64, 72, 67), (5, 40, 68), (3, 8, 64), (45, 24, 68), (101, 16, 65)];
 
 /// A kernel that is mutated.
@@ -31,7 +34,7 @@ struct Subject {
     /// Steps along K in a slot of the ring, beside the first: each has a constant in the swizzle, for x and for w or for both.
     steps: usize,
     /// Runs its text on a size; whether the result is right.
-    run: fn(&str, (u32, u32, u32)) -> Result<bool, Error>,
+    run: fn(&str, Size) -> Result<bool, Error>,
 }
 
 impl Subject {
@@ -253,7 +256,7 @@ impl Entry {
 }
 
 /// Runs the kernel `K` of tile `S` on integers, with K smaller by `LESS`; whether the result is right.
-fn run<T, O, S, K, const LESS: u32>(text: &str, (m, k, n): (u32, u32, u32)) -> Result<bool, Error>
+fn run<T, O, S, K, const LESS: u32>(text: &str, (m, k, n): Size) -> Result<bool, Error>
 where
     T: FloatElement,
     O: FloatElement,
