@@ -320,6 +320,15 @@ fn the_first_failing_block_is_reported_whatever_the_number_of_threads() {
 }
 
 #[test]
+fn a_failing_block_ends_the_launch_of_a_large_grid() {
+    let start = std::time::Instant::now();
+    let text = kernel("", "st.global.u32 [%q], %t;");
+    let found = finding(launch(&Machine::default(), &module(&text), i32::MAX as u32, 32, 0, &[0]));
+    assert_eq!((found.kind, found.block), (FindingKind::OutOfBounds, [0; 3]), "{found}");
+    assert!(start.elapsed().as_secs() < 1, "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_finding_reads_like_a_compilers_diagnostic() {
     let text = format!(".file 1 \"src/lib.rs\"\n{}", kernel("", ".loc 1 42 7\nld.global.u32 %r0, [%q+4];"));
     let found = fails(&text, 32, FindingKind::OutOfBounds);

@@ -106,8 +106,7 @@ impl Core<'_> {
         }
         let wrong = lanes_where(lanes, |lane| addresses[lane] & u64::from(bytes - 1) != 0);
         let address = addresses[wrong.trailing_zeros() as usize];
-        let message =
-            format!("{what} of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}");
+        let message = format!("{what} of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}");
         Err(self.fail(FindingKind::Misaligned, wrong, message, None))
     }
 

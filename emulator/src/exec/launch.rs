@@ -22,6 +22,9 @@ use crate::memory::global::Table;
 use crate::memory::local::Bytes;
 use crate::module::Text;
 
+/// Blocks that are given out to the threads at a time.
+const PART: u64 = 1 << 16;
+
 /// Everything that the blocks of a launch share.
 pub(crate) struct Launch<'l> {
     pub(crate) name: &'l str,
@@ -97,30 +100,36 @@ impl<'l> Launch<'l> {
     fn in_parallel(&self, constants: &Constants, blocks: u64) -> Result<u64, Box<Finding>> {
         let instructions = AtomicU64::new(0);
         let failed = AtomicU64::new(u64::MAX);
-        let finding = (0..blocks)
-            .into_par_iter()
-            .filter_map(|number| {
-                if number > failed.load(Relaxed) {
-                    return None;
-                }
-                let mut core = self.core(constants, number);
-                let turn = loop {
-                    match core.run_block() {
-                        Turn::Paused => {}
-                        turn => break turn,
+        // In parts, so that a failure ends the launch without going through the numbers of all blocks above it.
+        let mut first = 0;
+        while first < blocks {
+            let end = blocks.min(first + PART);
+            let finding = (first..end)
+                .into_par_iter()
+                .filter_map(|number| {
+                    if number > failed.load(Relaxed) {
+                        return None;
                     }
-                };
-                instructions.fetch_add(core.block.instructions, Relaxed);
-                (turn == Turn::Failed).then(|| {
-                    failed.fetch_min(number, Relaxed);
-                    (number, self.finding(&mut core))
+                    let mut core = self.core(constants, number);
+                    let turn = loop {
+                        match core.run_block() {
+                            Turn::Paused => {}
+                            turn => break turn,
+                        }
+                    };
+                    instructions.fetch_add(core.block.instructions, Relaxed);
+                    (turn == Turn::Failed).then(|| {
+                        failed.fetch_min(number, Relaxed);
+                        (number, self.finding(&mut core))
+                    })
                 })
-            })
-            .min_by_key(|(number, _)| *number);
-        match finding {
-            Some((_, finding)) => Err(finding),
-            None => Ok(instructions.into_inner()),
+                .min_by_key(|(number, _)| *number);
+            if let Some((_, finding)) = finding {
+                return Err(finding);
+            }
+            first = end;
         }
+        Ok(instructions.into_inner())
     }
 
     fn in_turns(&self, constants: &Constants, blocks: u64) -> Result<u64, Box<Finding>> {
