@@ -320,6 +320,24 @@ fn the_first_failing_block_is_reported_whatever_the_number_of_threads() {
 }
 
 #[test]
+fn a_stray_lane_does_not_keep_the_others_from_memory() {
+    let machine = Machine::new(Config { checks: Checks::none(), ..Config::default() });
+    // Lane 0 is astray; the others load and store.
+    let text = kernel(
+        "",
+        "setp.eq.u32 %c0, %t, 0;\n@%c0 mov.b64 %q, 0;\nld.global.u32 %r0, [%q];\nadd.u32 %r0, %r0, 1;\n\
+         st.global.u32 [%q], %r0;",
+    );
+    let p = machine.allocate(128).unwrap();
+    machine.write(p, &[7u32; 32].map(u32::to_le_bytes).concat()).unwrap();
+    launch(&machine, &module(&text), 1, 32, 0, &[p]).unwrap_or_else(|error| panic!("{error}"));
+    let mut back = [0; 128];
+    machine.read(p, &mut back).unwrap();
+    let words: Vec<u8> = back.iter().copied().step_by(4).collect();
+    assert!(words[0] == 7 && words[1..] == [8; 31], "{words:?}");
+}
+
+#[test]
 fn a_failing_block_ends_the_launch_of_a_large_grid() {
     let start = std::time::Instant::now();
     let text = kernel("", "st.global.u32 [%q], %t;");

@@ -138,7 +138,11 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
                     while rest != 0 {
                         let first = addresses[rest.trailing_zeros() as usize];
                         let allocation = core.allocation(first, rest, addresses, bytes, "load")?;
-                        let Some(allocation) = allocation else { break };
+                        let Some(allocation) = allocation else {
+                            // Bounds are not checked: only this lane is without memory.
+                            rest &= rest - 1;
+                            continue;
+                        };
                         let allocation = table.at(allocation);
                         let (base, storage) = (allocation.base, &*allocation.storage);
                         let limit = storage.bytes() - u64::from(bytes);
@@ -223,7 +227,11 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                     while rest != 0 {
                         let first = addresses[rest.trailing_zeros() as usize];
                         let allocation = core.allocation(first, rest, addresses, bytes, "store")?;
-                        let Some(allocation) = allocation else { break };
+                        let Some(allocation) = allocation else {
+                            // Bounds are not checked: only this lane is without memory.
+                            rest &= rest - 1;
+                            continue;
+                        };
                         let allocation = table.at(allocation);
                         if allocation.read_only {
                             let message = format!("a store to {}", table.describe(first));
