@@ -338,6 +338,26 @@ fn a_stray_lane_does_not_keep_the_others_from_memory() {
 }
 
 #[test]
+fn a_copy_in_flight_is_not_settled_by_its_neighbours_wait() {
+    let text = |allowed: u32| {
+        kernel(
+            ".shared .align 16 .b8 s[16];",
+            &format!(
+                "setp.ne.u32 %c0, %t, 0;\n@%c0 exit;\nmov.u32 %r0, 0;\n\
+                 st.shared.v4.u32 [s], {{%r0, %r0, %r0, %r0}};\nbar.sync 0;\n\
+                 cp.async.ca.shared.global [s], [%p], 4;\ncp.async.commit_group;\n\
+                 cp.async.ca.shared.global [s+4], [%p+4], 4;\ncp.async.commit_group;\n\
+                 cp.async.wait_group {allowed};\nld.shared.u32 %r1, [s];\nld.shared.u32 %r1, [s+8];\n\
+                 ld.shared.u32 %r1, [s+4];\nst.global.u32 [%p], %r1;"
+            ),
+        )
+    };
+    passes(&text(0), 32);
+    let found = fails(&text(1), 32, FindingKind::AsynchronousCopy);
+    assert!(found.text.contains("[s+4]"), "{found}");
+}
+
+#[test]
 fn a_failing_block_ends_the_launch_of_a_large_grid() {
     let start = std::time::Instant::now();
     let text = kernel("", "st.global.u32 [%q], %t;");

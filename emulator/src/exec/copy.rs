@@ -225,10 +225,17 @@ pub(crate) fn wait(level: Level) -> Handler {
                 }
                 if let Some(shadow) = &mut core.block.shadow {
                     let field = (1u32 << copy.bytes) - 1;
+                    // Neighbouring lanes together, where they fill a granule in parts.
+                    let (mut here, mut all) = (copy.to[done.trailing_zeros() as usize] / GRANULE, 0);
                     for lane in ones(done) {
                         let (granule, bytes) = (copy.to[lane] / GRANULE, field << (copy.to[lane] % GRANULE));
-                        shadow.complete(granule, bytes as u16);
+                        if granule != here {
+                            shadow.complete(here, all);
+                            (here, all) = (granule, 0);
+                        }
+                        all |= bytes as u16;
                     }
+                    shadow.complete(here, all);
                 }
                 copy.lanes &= !done;
             }

@@ -243,15 +243,24 @@ impl Shadow {
         let state = self.region((granule / REGION) as usize);
         state.written |= bit;
         let cell = &mut self.cells[granule as usize];
-        (cell.pending, cell.write_stamp) = (false, now);
-        if self.splits.is_empty() || !self.split.contains_key(&granule) {
+        let mut parts = None;
+        if !self.splits.is_empty() {
+            parts = self.split.get(&granule).copied();
+        }
+        if parts.is_none() && cell.pending && cell.written_bytes & !bytes != 0 {
+            // Copies to other bytes of the granule may still be on their way.
+            parts = Some(self.splits.len());
+            self.split.insert(granule, self.splits.len());
+            self.splits.push(std::array::from_fn(|i| cell.part(i as u32)));
+        }
+        let Some(parts) = parts else {
+            (cell.pending, cell.write_stamp) = (false, now);
             self.regions[(granule / REGION) as usize].open &= !bit;
-        } else {
-            let parts = self.split[&granule];
-            for byte in bits(u32::from(bytes)) {
-                let part = &mut self.splits[parts][byte as usize];
-                (part.pending, part.write_stamp) = (false, now);
-            }
+            return;
+        };
+        for byte in bits(u32::from(bytes)) {
+            let part = &mut self.splits[parts][byte as usize];
+            (part.pending, part.write_stamp) = (false, now);
         }
     }
 
