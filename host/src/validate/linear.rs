@@ -253,6 +253,8 @@ where
                 let judgement = model.judge(got, expected);
                 (judgement.error, judgement.bound, judgement.within)
             };
+            // A NaN is as wrong as can be; `f64::max` would pass over it.
+            let error = if error.is_nan() { f64::INFINITY } else { error };
             outcome.compared += 1;
             outcome.failures += usize::from(!within);
             outcome.max_absolute_error = outcome.max_absolute_error.max(error);
@@ -262,10 +264,11 @@ where
             let ratio = match (error, within) {
                 (0.0, true) => 0.0,
                 (_, true) => (error / bound).min(1.0),
+                // Both infinite: a bound that overflowed is no bound.
+                (_, false) if error == f64::INFINITY => f64::INFINITY,
                 (_, false) => (error / bound).max(1.0 + f64::EPSILON),
             };
-            // A NaN ratio can only come of a NaN error, which is a failure.
-            if !outcome.worst.is_some_and(|worst| ratio <= worst.ratio) {
+            if outcome.worst.is_none_or(|worst| ratio > worst.ratio) {
                 outcome.worst = Some(Worst { row, column, got, expected: expected.y, bound, ratio });
             }
         }
