@@ -358,6 +358,27 @@ fn a_copy_in_flight_is_not_settled_by_its_neighbours_wait() {
 }
 
 #[test]
+fn a_read_knows_all_atomic_writers() {
+    let text = |thread: u32, barrier: &str| {
+        kernel(
+            ".shared .align 4 .b8 s[8];",
+            &format!(
+                "setp.eq.u32 %c0, %t, {thread};\n@%c0 st.shared.u32 [s], 0;\nbar.sync 0;\n\
+                 red.shared.add.u32 [s], 1;\n{barrier}\n@%c0 ld.shared.u32 %r0, [s];\n\
+                 @%c0 st.global.u32 [%q], %r0;"
+            ),
+        )
+    };
+    for thread in [0, 32, 64] {
+        passes(&text(thread, "bar.sync 0;"), 96);
+        fails(&text(thread, ""), 96, FindingKind::SharedRace);
+        // A barrier that only some of the writers take part in.
+        let some = "setp.lt.u32 %c1, %t, 32;\n@%c1 bra $L;\nbar.sync 1, 64;\n$L:";
+        fails(&text(thread, some), 96, FindingKind::SharedRace);
+    }
+}
+
+#[test]
 fn a_failing_block_ends_the_launch_of_a_large_grid() {
     let start = std::time::Instant::now();
     let text = kernel("", "st.global.u32 [%q], %t;");

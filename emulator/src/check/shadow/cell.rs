@@ -10,6 +10,9 @@ pub(super) struct Cell {
     pub(super) read_at: u32,
     pub(super) read_stamp: u32,
     pub(super) readers: u32,
+    /// Warps whose atomic writes the last one, atomic too, is not ordered behind, and the oldest stamp of these.
+    pub(super) atomics: u32,
+    pub(super) atomic_stamp: u32,
     pub(super) written_bytes: u16,
     pub(super) read_bytes: u16,
     pub(super) writer: u8,
@@ -59,7 +62,30 @@ impl Cell {
         {
             return self.write_conflict();
         }
+        if self.atomics != 0
+            && self.written_bytes & bytes != 0
+            && let Some(conflict) = self.atomic_conflict(actor)
+        {
+            return conflict;
+        }
         self.note_read(bytes, actor)
+    }
+
+    /// With an atomic write before the last one.
+    #[cold]
+    fn atomic_conflict(&self, actor: &Actor<'_>) -> Option<Outcome> {
+        let warp = bits(self.atomics).find(|&warp| !actor.knows(warp, self.atomic_stamp))?;
+        Some(Outcome::Conflict(Conflict { warp, at: self.written_at, access: Access::Atomic }))
+    }
+
+    /// The atomic writes that one more is not ordered behind, and their oldest stamp.
+    fn unordered_atomics(&self, actor: &Actor<'_>) -> (u32, u32) {
+        let unknown = |warps: u32, stamp: u32| {
+            bits(warps).filter(|&warp| !actor.knows(warp, stamp)).fold(0, |all, warp| all | 1 << warp)
+        };
+        let before = unknown(self.atomics, self.atomic_stamp);
+        let last = unknown(1 << self.writer, self.write_stamp);
+        (before | last, if before == 0 { self.write_stamp } else { self.atomic_stamp })
     }
 
     #[inline(always)]
@@ -97,6 +123,18 @@ impl Cell {
         if overlap && !write_known && !both_atomic {
             return self.write_conflict();
         }
+        let mut atomics = (0, 0);
+        if both_atomic && self.written_bytes != 0 {
+            atomics = self.unordered_atomics(actor);
+            if atomics.0 != 0 && self.written_bytes != bytes {
+                return Outcome::Split;
+            }
+        } else if overlap
+            && self.atomics != 0
+            && let Some(conflict) = self.atomic_conflict(actor)
+        {
+            return conflict;
+        }
         let others = self.readers & !(1 << actor.warp);
         if others != 0 && self.read_stamp >= actor.settled {
             for other in bits(others) {
@@ -125,6 +163,7 @@ impl Cell {
         }
         (self.writer, self.write_stamp, self.written_at) = (actor.warp as u8, actor.now, actor.at);
         (self.pending, self.atomic) = (pending, atomic);
+        (self.atomics, self.atomic_stamp) = atomics;
         Outcome::Done
     }
 
@@ -141,6 +180,7 @@ impl Cell {
             written_bytes: keep(self.written_bytes),
             read_bytes: keep(self.read_bytes),
             readers,
+            atomics: if keep(self.written_bytes) == 1 { self.atomics } else { 0 },
             pending: self.pending && keep(self.written_bytes) == 1,
             ..*self
         }
