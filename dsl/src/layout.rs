@@ -252,14 +252,17 @@ mod tests {
         }
     }
 
+    /// `mma` gives register i of lane l the element at row g + 8(i >> 1), column 2t + (i & 1), with g = l / 4, t = l mod 4.
     #[test]
-    fn accumulators_cover_the_tile_once() {
-        let all: HashSet<(u32, u32)> = (0..32)
-            .flat_map(|lane| (0..4).map(move |i| accumulator_coord(lane, i)))
-            .map(|Coord { row, column }| (row, column))
-            .collect();
-        assert_eq!(all.len(), 16 * 8);
-        assert!(all.iter().all(|&(row, column)| row < 16 && column < 8));
+    fn accumulators_are_where_mma_puts_them_and_cover_the_tile() {
+        let mut all = HashSet::new();
+        for lane in 0..32 {
+            for i in 0..4 {
+                let Coord { row, column } = accumulator_coord(lane, i);
+                assert_eq!((row, column), (lane / 4 + 8 * (i >> 1), 2 * (lane % 4) + (i & 1)));
+                assert!(row < 16 && column < 8 && all.insert((row, column)));
+            }
+        }
     }
 
     #[test]

@@ -195,7 +195,7 @@ impl<T: Element, A: Access, S: CopyShape> TileLoader<T, A, S> {
     /// # Safety
     ///
     /// All threads of the block call it; `to` is a multiple of 1024 with room for the tile, which no thread touches until
-    /// the copies have completed; the operand is valid for reads and aligned as `A` asks; (`step` + 1) · `ROW_BYTES` < 2³¹.
+    /// the copies have completed; the operand is valid for reads and aligned as `A` asks; `step` · `ROW_BYTES` < 2³¹.
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedAddress, step: u32) {
         let left = self.bytes_left - (step * S::ROW_BYTES) as i32;
