@@ -32,7 +32,7 @@ pub(crate) struct Entry {
 /// The rows of each opcode.
 static ROWS: LazyLock<HashMap<&'static str, Vec<&'static Form>>> = LazyLock::new(|| {
     let mut rows: HashMap<_, Vec<_>> = HashMap::new();
-    for form in FORMS {
+    for form in FORMS.into_iter().flatten() {
         rows.entry(form.opcode).or_default().push(form);
     }
     rows

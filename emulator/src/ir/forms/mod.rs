@@ -1,0 +1,235 @@
+//! The table of opcode forms: every instruction that the emulator knows. How rows are written is said in
+//! [`form`](super::form). An instruction that no row allows is an error when the module is parsed.
+
+use super::form::{Chosen, Form};
+use super::op::{
+    Atomic, Barrier, Binary as B, Carry, Combine, Compare, LaneMask, Mma, Mode, Op, Permute, Property,
+    Relation, Shuffle, Special, Ternary as T, Unary as U, Vote,
+};
+use super::types::Ty;
+use crate::numeric::convert::Conversion;
+use crate::numeric::float::Round;
+use crate::syntax::ast::Space;
+
+const fn form(
+    opcode: &'static str,
+    modifiers: &'static str,
+    operands: &'static str,
+    build: fn(&Chosen<'_>) -> Op,
+) -> Form {
+    Form { opcode, modifiers, operands, build }
+}
+
+fn round(c: &Chosen<'_>) -> Round {
+    use Round::{Away, Down, Nearest, Up, Zero};
+    let names = [("rn", Nearest), ("rz", Zero), ("rm", Down), ("rp", Up), ("rna", Away)];
+    let integral = [("rni", Nearest), ("rzi", Zero), ("rmi", Down), ("rpi", Up)];
+    c.pick(&names, c.pick(&integral, Nearest))
+}
+
+fn mode(c: &Chosen<'_>) -> Mode {
+    let sat = c.has("sat") || c.has("satfinite");
+    Mode { round: round(c), ftz: c.has("ftz"), sat, nan: c.has("NaN"), relu: c.has("relu") }
+}
+
+fn unary(c: &Chosen<'_>, op: U) -> Op {
+    Op::Unary(op, c.ty(0), mode(c))
+}
+
+fn binary(c: &Chosen<'_>, op: B) -> Op {
+    Op::Binary(op, c.ty(0), mode(c))
+}
+
+fn ternary(c: &Chosen<'_>, op: T) -> Op {
+    Op::Ternary(op, c.ty(0), mode(c))
+}
+
+fn space(c: &Chosen<'_>) -> Space {
+    let spaces = [
+        ("global", Space::Global),
+        ("shared", Space::Shared),
+        ("shared::cta", Space::Shared),
+        ("local", Space::Local),
+        ("const", Space::Const),
+        ("param", Space::Param),
+        ("param::entry", Space::Param),
+    ];
+    c.pick(&spaces, Space::Generic)
+}
+
+/// Whether the access is meant to be seen by other threads while they run.
+fn strong(c: &Chosen<'_>) -> bool {
+    ["volatile", "relaxed", "acquire", "release"].iter().any(|m| c.has(m))
+}
+
+fn carry(c: &Chosen<'_>, op: Carry) -> Op {
+    Op::Carry(op, c.ty(0), c.has("cc"))
+}
+
+fn compare(c: &Chosen<'_>, ty: Ty, combined: bool) -> Compare {
+    use Relation::{Equal, Greater, GreaterEqual, Less, LessEqual, NotEqual, Ordered, Unordered};
+    let names = [
+        ("eq", (Equal, false)),
+        ("ne", (NotEqual, false)),
+        ("lt", (Less, false)),
+        ("le", (LessEqual, false)),
+        ("gt", (Greater, false)),
+        ("ge", (GreaterEqual, false)),
+        ("lo", (Less, false)),
+        ("ls", (LessEqual, false)),
+        ("hi", (Greater, false)),
+        ("hs", (GreaterEqual, false)),
+        ("equ", (Equal, true)),
+        ("neu", (NotEqual, true)),
+        ("ltu", (Less, true)),
+        ("leu", (LessEqual, true)),
+        ("gtu", (Greater, true)),
+        ("geu", (GreaterEqual, true)),
+        ("num", (Ordered, false)),
+        ("nan", (Unordered, false)),
+    ];
+    let (relation, unordered) = c.pick(&names, (Equal, false));
+    let combine =
+        c.pick(&[("and", Some(Combine::And)), ("or", Some(Combine::Or)), ("xor", Some(Combine::Xor))], None);
+    Compare { relation, unordered, ty, ftz: c.has("ftz"), combine: combine.filter(|_| combined) }
+}
+
+fn convert(c: &Chosen<'_>) -> Op {
+    let integral = ["rni", "rzi", "rmi", "rpi"].iter().any(|m| c.has(m));
+    Op::Convert(Conversion {
+        to: c.ty(0),
+        from: c.ty(1),
+        round: round(c),
+        integral,
+        ftz: c.has("ftz"),
+        sat: c.has("sat"),
+        relu: c.has("relu"),
+        satfinite: c.has("satfinite"),
+    })
+}
+
+fn convert_pack(c: &Chosen<'_>) -> Op {
+    match convert(c) {
+        Op::Convert(conversion) => {
+            let to = if conversion.to == Ty::F16x2 { Ty::F16 } else { Ty::Bf16 };
+            Op::ConvertPack(Conversion { to, ..conversion })
+        }
+        other => other,
+    }
+}
+
+fn atomic(c: &Chosen<'_>, result: bool) -> Op {
+    let names = [
+        ("add", Atomic::Add),
+        ("min", Atomic::Min),
+        ("max", Atomic::Max),
+        ("and", Atomic::And),
+        ("or", Atomic::Or),
+        ("xor", Atomic::Xor),
+        ("inc", Atomic::Inc),
+        ("dec", Atomic::Dec),
+        ("exch", Atomic::Exchange),
+        ("cas", Atomic::CompareExchange),
+    ];
+    Op::Atomic { op: c.pick(&names, Atomic::Add), space: space(c), ty: c.ty(0), result }
+}
+
+fn redux(c: &Chosen<'_>) -> Op {
+    match atomic(c, true) {
+        Op::Atomic { op, ty, .. } => Op::Redux(op, ty),
+        other => other,
+    }
+}
+
+fn vote(c: &Chosen<'_>) -> Vote {
+    let names = [("all", Vote::All), ("any", Vote::Any), ("uni", Vote::Uniform), ("ballot", Vote::Ballot)];
+    c.pick(&[("and", Vote::All), ("or", Vote::Any)], c.pick(&names, Vote::All))
+}
+
+fn barrier(c: &Chosen<'_>, kind: Barrier, plain: usize) -> Op {
+    // `bar` is always aligned; `barrier` only if it says so.
+    Op::Barrier { kind, aligned: true, counted: c.operands > plain }
+}
+
+fn barrier_any(c: &Chosen<'_>, kind: Barrier, plain: usize) -> Op {
+    Op::Barrier { kind, aligned: c.has("aligned"), counted: c.operands > plain }
+}
+
+fn mma(c: &Chosen<'_>) -> Op {
+    let k = c.pick(&[("m16n8k16", 16), ("m16n8k8", 8), ("m16n8k4", 4)], 16);
+    Op::Mma(Mma { k, input: c.ty(1), accumulator: c.ty(0) })
+}
+
+fn copy_async(c: &Chosen<'_>) -> Op {
+    // The number of bytes is an operand, which `lower` puts here.
+    Op::CopyAsync { bytes: 0, with_source_size: c.operands > 3 }
+}
+
+macro_rules! rows {
+    ($($opcode:literal, $modifiers:expr, $operands:literal, $build:expr;)*) => {
+        &[$(form($opcode, $modifiers, $operands, $build)),*]
+    };
+}
+
+mod matrix;
+mod memory;
+mod scalar;
+mod sync;
+mod tensor;
+
+/// All rows, part by part. Of several rows for one opcode, the first that fits is taken.
+pub(crate) static FORMS: [&[Form]; 5] = [scalar::ROWS, memory::ROWS, sync::ROWS, matrix::ROWS, tensor::ROWS];
+
+/// Modifier lists of comparisons, which share the list of relations.
+mod relations {
+    macro_rules! cmp {
+        ($before:literal, $after:literal) => {
+            concat!($before, "eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan", $after)
+        };
+    }
+    pub(super) const PLAIN: &str = cmp!("", " ftz? b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64|f16|bf16");
+    pub(super) const COMBINED: &str =
+        cmp!("", " and|or|xor ftz? b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64|f16|bf16");
+    pub(super) const SET: &str =
+        cmp!("", " ftz? u32|s32|f32 b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64|f16|bf16");
+    pub(super) const SET_COMBINED: &str =
+        cmp!("", " and|or|xor ftz? u32|s32|f32 b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64|f16|bf16");
+}
+
+/// The special register of a name and a component.
+pub(crate) fn special(name: &str, component: Option<&str>) -> Option<(Special, Ty)> {
+    let axis = match component {
+        Some("x") => Some(0),
+        Some("y") => Some(1),
+        Some("z") => Some(2),
+        Some(_) => return None,
+        None => None,
+    };
+    Some(match (name, axis) {
+        ("%tid", Some(axis)) => (Special::ThreadIndex(axis), Ty::U32),
+        ("%ntid", Some(axis)) => (Special::BlockSize(axis), Ty::U32),
+        ("%ctaid", Some(axis)) => (Special::BlockIndex(axis), Ty::U32),
+        ("%nctaid", Some(axis)) => (Special::GridSize(axis), Ty::U32),
+        ("%laneid", None) => (Special::LaneId, Ty::U32),
+        ("%warpid", None) => (Special::WarpId, Ty::U32),
+        ("%nwarpid", None) => (Special::WarpCount, Ty::U32),
+        ("%smid", None) => (Special::MultiprocessorId, Ty::U32),
+        ("%nsmid", None) => (Special::MultiprocessorCount, Ty::U32),
+        ("%gridid", None) => (Special::GridId, Ty::U64),
+        ("%lanemask_eq", None) => (Special::LaneMask(LaneMask::Equal), Ty::U32),
+        ("%lanemask_lt", None) => (Special::LaneMask(LaneMask::Less), Ty::U32),
+        ("%lanemask_le", None) => (Special::LaneMask(LaneMask::LessEqual), Ty::U32),
+        ("%lanemask_gt", None) => (Special::LaneMask(LaneMask::Greater), Ty::U32),
+        ("%lanemask_ge", None) => (Special::LaneMask(LaneMask::GreaterEqual), Ty::U32),
+        ("%clock", None) => (Special::Clock, Ty::U32),
+        ("%clock_hi", None) => (Special::ClockHigh, Ty::U32),
+        ("%clock64", None) => (Special::Clock, Ty::U64),
+        ("%globaltimer", None) => (Special::GlobalTimer, Ty::U64),
+        ("%globaltimer_lo", None) => (Special::GlobalTimer, Ty::U32),
+        ("%globaltimer_hi", None) => (Special::GlobalTimerHigh, Ty::U32),
+        ("%dynamic_smem_size", None) => (Special::DynamicShared, Ty::U32),
+        ("%total_smem_size", None) => (Special::TotalShared, Ty::U32),
+        ("WARP_SZ", None) => (Special::WarpSize, Ty::U32),
+        _ => return None,
+    })
+}

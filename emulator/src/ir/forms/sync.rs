@@ -1,0 +1,42 @@
+//! Control, barriers and fences, and operations across the lanes of a warp.
+
+use super::*;
+
+pub(super) static ROWS: &[Form] = rows! {
+    // Control.
+    "bra", "uni?", "label", |_| Op::Branch;
+    "brx", "idx uni?", "b32 targets", |_| Op::BranchIndexed;
+    "ret", "uni?", "", |_| Op::Exit;
+    "exit", "", "", |_| Op::Exit;
+    "trap", "", "", |_| Op::Trap;
+    "brkpt", "", "", |_| Op::Nop;
+    "pmevent", "", "#", |_| Op::Nop;
+    "nanosleep", "u32", "b32", |_| Op::Nop;
+
+    // Synchronisation.
+    "bar", "cta? sync", "b32 b32?", |c| barrier(c, Barrier::Sync, 1);
+    "bar", "cta? arrive", "b32 b32", |c| barrier(c, Barrier::Arrive, 1);
+    "bar", "cta? red and|or pred", "=pred b32 b32? pred", |c| barrier(c, Barrier::Reduce(vote(c)), 3);
+    "bar", "cta? red popc u32", "=b32 b32 b32? pred", |c| barrier(c, Barrier::Count, 3);
+    "bar", "warp sync", "b32", |_| Op::BarrierWarp;
+    "barrier", "cta? sync aligned?", "b32 b32?", |c| barrier_any(c, Barrier::Sync, 1);
+    "barrier", "cta? arrive aligned?", "b32 b32", |c| barrier_any(c, Barrier::Arrive, 1);
+    "barrier", "cta? red and|or aligned? pred", "=pred b32 b32? pred",
+        |c| barrier_any(c, Barrier::Reduce(vote(c)), 3);
+    "barrier", "cta? red popc aligned? u32", "=b32 b32 b32? pred", |c| barrier_any(c, Barrier::Count, 3);
+    "membar", "cta|gl|sys", "", |c| Op::Fence { gpu: !c.has("cta") };
+    "fence", "sc|acq_rel? cta|cluster|gpu|sys", "", |c| Op::Fence { gpu: !c.has("cta") };
+
+    // The warp.
+    "shfl", "sync up|down|bfly|idx b32", "=b32|pred b32 b32 b32 b32", |c| {
+        let names = [("up", Shuffle::Up), ("down", Shuffle::Down), ("bfly", Shuffle::Butterfly)];
+        Op::Shuffle(c.pick(&names, Shuffle::Index))
+    };
+    "vote", "sync all|any|uni pred", "=pred pred b32", |c| Op::Vote(vote(c));
+    "vote", "sync ballot b32", "=b32 pred b32", |c| Op::Vote(vote(c));
+    "match", "any sync b32|b64", "=b32 t b32", |c| Op::Match { all: false, ty: c.ty(0) };
+    "match", "all sync b32|b64", "=b32|pred t b32", |c| Op::Match { all: true, ty: c.ty(0) };
+    "activemask", "b32", "=b32", |_| Op::ActiveMask;
+    "redux", "sync add|min|max u32|s32", "=t t b32", redux;
+    "redux", "sync and|or|xor b32", "=t t b32", redux;
+};
