@@ -10,9 +10,13 @@ mod memory;
 mod module;
 mod numeric;
 mod syntax;
+mod tensor;
 
 pub use check::{Finding, FindingKind, Related, SourceLine};
 pub use config::{Checks, Completion, Config, Limits, Numerics};
 pub use error::{LaunchError, MemoryError, ParseError};
 pub use machine::{LaunchConfig, Machine, Report};
 pub use module::{KernelInfo, Module, ParamInfo};
+pub use tensor::{
+    Interleave, L2Promotion, OobFill, Swizzle, TensorMap, TensorMapArguments, TensorMapError, TensorType,
+};
