@@ -63,7 +63,10 @@ global_pointer!(GlobalMut);
 ///
 /// The type has the same size, alignment and field order for the host and for `nvptx64`, has no padding bytes, and any
 /// value of it may be copied byte by byte.
-pub unsafe trait KernelParam: Copy + 'static {}
+pub unsafe trait KernelParam: Copy + 'static {
+    /// The alignment in bytes of the parameter, which the PTX states. It may exceed the type's own.
+    const PARAM_ALIGN: usize = align_of::<Self>();
+}
 
 macro_rules! kernel_param {
     ($($scalar:ty),*) => {
@@ -79,6 +82,46 @@ kernel_param!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
 unsafe impl<T: 'static> KernelParam for Global<T> {}
 // SAFETY: transparent over a `u64`.
 unsafe impl<T: 'static> KernelParam for GlobalMut<T> {}
+
+/// Describes a tensor in global memory to the copy engine (TMA): 128 opaque bytes, which the host encodes.
+///
+/// A kernel takes it by reference, `x: &TensorMap`: the launch passes its bytes by value, and the kernel gets the place in
+/// the parameters where they stand, which is what the copy instructions ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct TensorMap([u64; 16]);
+
+impl TensorMap {
+    /// Bytes of a tensor map.
+    pub const BYTES: usize = 128;
+    /// The alignment in bytes that the copy engine asks for.
+    pub const ALIGN: usize = 64;
+
+    /// The tensor map of these words, as the driver or the emulator has encoded it.
+    #[must_use]
+    pub const fn from_words(words: [u64; 16]) -> Self {
+        Self(words)
+    }
+
+    /// The words.
+    #[must_use]
+    pub const fn words(&self) -> &[u64; 16] {
+        &self.0
+    }
+
+    /// The generic address of this tensor map, for [`ptx`](crate::ptx).
+    #[inline(always)]
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        (&raw const *self).addr() as u64
+    }
+}
+
+// A larger alignment of the type would make the compiler copy the parameter to local memory.
+// SAFETY: an array of `u64`, without padding.
+unsafe impl KernelParam for TensorMap {
+    const PARAM_ALIGN: usize = Self::ALIGN;
+}
 
 /// Size and alignment of one kernel parameter, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +154,7 @@ macro_rules! kernel_args {
     ($($name:ident $index:tt),*) => {
         impl<$($name: KernelParam),*> KernelArgs for ($($name,)*) {
             const LAYOUT: &'static [ParamLayout] =
-                &[$(ParamLayout { size: size_of::<$name>(), align: align_of::<$name>() }),*];
+                &[$(ParamLayout { size: size_of::<$name>(), align: $name::PARAM_ALIGN }),*];
 
             fn with_raw<R>(&self, take: impl FnOnce(&[RawArg]) -> R) -> R {
                 take(&[$(RawArg { data: (&raw const self.$index).cast(), size: size_of::<$name>() }),*])
@@ -142,6 +185,8 @@ pub struct Declaration {
     pub family: &'static str,
     /// Threads a block along x, y, z: every launch uses exactly these.
     pub block: [u32; 3],
+    /// Blocks of a cluster along x, y, z: every launch uses exactly these. `[1, 1, 1]` is a launch without clusters.
+    pub cluster: [u32; 3],
     /// Blocks that one multiprocessor must be able to hold at a time.
     pub min_blocks_per_sm: u32,
     /// Dynamic shared memory a block, in bytes.

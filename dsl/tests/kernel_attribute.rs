@@ -1,7 +1,7 @@
 //! What `#[kernel]` makes for the host: the typed launch and the declaration of every instance.
 
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::launch::{Global, GlobalMut, Kernel, KernelArgs, ParamLayout};
+use warpsmith_dsl::launch::{Global, GlobalMut, Kernel, KernelArgs, KernelParam, ParamLayout, TensorMap};
 use warpsmith_dsl::{KernelParam, kernel};
 
 /// Sizes of a test kernel.
@@ -54,6 +54,54 @@ unsafe fn scale<T: 'static, S: Shape, const STAGES: u32>(
 #[kernel(family = fill, block = [32, 1, 1])]
 unsafe fn fill(y: GlobalMut<Bf16>, n: u32) {
     let _ = (y, n);
+}
+
+/// Two tensor maps in one parameter.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct Maps {
+    /// The first.
+    pub x: TensorMap,
+    /// The second.
+    pub y: TensorMap,
+}
+
+/// # Safety
+///
+/// Never launched.
+#[kernel(
+    family = copying,
+    block = [128, 1, 1],
+    cluster = [BLOCKS, 1, 1],
+    instances = [copy_1 = <1>, copy_2 = <2>],
+)]
+unsafe fn copy<const BLOCKS: u32>(n: u32, x: &TensorMap, maps: &Maps) {
+    let _ = (n, x.address(), maps.y.address());
+}
+
+#[test]
+fn a_reference_is_passed_by_value_with_the_alignment_of_what_it_refers_to() {
+    type Args = <copy<2> as Kernel>::Args;
+    let layout = |size, align| ParamLayout { size, align };
+    assert_eq!(Args::LAYOUT, [layout(4, 4), layout(128, 64), layout(256, 64)]);
+    assert_eq!(<Maps as KernelParam>::PARAM_ALIGN, TensorMap::ALIGN);
+    assert_eq!(<Sizes as KernelParam>::PARAM_ALIGN, 8);
+
+    let map = TensorMap::from_words(std::array::from_fn(|word| word as u64));
+    let args: Args = (1, map, Maps { x: map, y: map });
+    args.with_raw(|raw| {
+        // SAFETY: the arguments live until this closure returns, and kernel parameters have no padding.
+        let bytes = unsafe { std::slice::from_raw_parts(raw[1].data, raw[1].size) };
+        assert_eq!(bytes.len(), TensorMap::BYTES);
+        assert_eq!(bytes[15 * 8..], 15u64.to_ne_bytes());
+    });
+}
+
+#[test]
+fn an_instance_declares_its_cluster() {
+    assert_eq!(<copy<1> as Kernel>::DECLARATION.cluster, [1, 1, 1]);
+    assert_eq!(<copy<2> as Kernel>::DECLARATION.cluster, [2, 1, 1]);
+    assert_eq!(<fill as Kernel>::DECLARATION.cluster, [1, 1, 1]);
 }
 
 #[test]

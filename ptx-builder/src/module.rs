@@ -8,7 +8,8 @@
 //! ```
 //!
 //! in an entry's body becomes the directive in the right place. A line `// warpsmith.shared_bytes 65536` (dynamic shared memory
-//! of a launch) becomes a comment there, for whoever works out occupancy.
+//! of a launch) becomes a comment there, for whoever works out occupancy. A line `// warpsmith.param_align 0, 64` raises the
+//! alignment of the entry's first parameter, where rustc would state its type's own.
 //!
 //! Dropped are: functions that nothing refers to (the panic handler, which Rust demands and an immediate abort never reaches),
 //! labels of debug ranges, markers of inline assembly. `.loc` and `.file` lines stay: diagnostics and profilers show Rust lines by
@@ -70,6 +71,7 @@ const DIRECTIVES: &[&str] = &[
 ];
 const DIRECTIVE_MARK: &str = "// warpsmith.directive";
 const SHARED_MARK: &str = "// warpsmith.shared_bytes";
+const ALIGN_MARK: &str = "// warpsmith.param_align";
 
 /// Turns rustc's PTX into the text that ships. Source files in one of `folders` (the first that fits) are named relative to it,
 /// after its prefix, so that every checkout gives the same text.
@@ -196,6 +198,8 @@ impl Module {
                     (name.to_owned(), directive.to_owned())
                 } else if text.starts_with(SHARED_MARK) {
                     (SHARED_MARK.to_owned(), text.to_owned())
+                } else if text.starts_with(ALIGN_MARK) {
+                    (text.split(',').next().unwrap_or_default().to_owned(), text.to_owned())
                 } else {
                     kept.push(line);
                     continue;
@@ -222,8 +226,13 @@ impl Module {
                 }
             }
             *body = kept;
-            let lines = order.iter().filter_map(|name| lifted.remove(name));
-            function.head.extend(lines);
+            for line in order.iter().filter_map(|name| lifted.remove(name)) {
+                match line.text.strip_prefix(ALIGN_MARK) {
+                    Some(what) => raise_alignment(&mut function.head, &function.name, what)
+                        .ok_or_else(|| format!("line {}: `{}` fits no parameter", line.number, line.text))?,
+                    None => function.head.push(line),
+                }
+            }
         }
         Ok(())
     }
@@ -366,6 +375,23 @@ impl Function {
         }
         Err(format!("line {start}: the body of `{name}` does not end"))
     }
+}
+
+/// Raises the alignment of a parameter among the lines of an entry's head; `what` is its index and the alignment. `None` if
+/// there is no such parameter, or the alignment is none.
+fn raise_alignment(head: &mut [Line], entry: &str, what: &str) -> Option<()> {
+    let (index, align) = what.split_once(',')?;
+    let (index, align): (usize, u32) = (index.trim().parse().ok()?, align.trim().parse().ok()?);
+    let parameter = format!("{entry}_param_{index}");
+    let line = head.iter_mut().find(|line| identifiers(code(&line.text)).any(|word| word == parameter))?;
+    let (before, after) = line.text.split_once(".align ")?;
+    let digits = after.find(|character: char| !character.is_ascii_digit())?;
+    let stated: u32 = after[..digits].parse().ok()?;
+    if !align.is_power_of_two() {
+        return None;
+    }
+    line.text = format!("{before}.align {}{}", stated.max(align), &after[digits..]);
+    Some(())
 }
 
 fn is_debris(text: &str) -> bool {

@@ -91,6 +91,32 @@ $L__BB1_2:
 }
 
 #[test]
+fn a_parameter_is_aligned_as_the_kernel_says_and_never_less() {
+    let with = |mark: &str| {
+        let text = raw(&format!("{BOUNDS}\n\t// warpsmith.param_align {mark}"));
+        finish(&text.replace(".param .u32 scale_param_1", ".param .align 16 .b8 scale_param_1[128]"))
+    };
+    for (asked, stated) in [(64, 64), (16, 16), (4, 16)] {
+        let text = with(&format!("1, {asked}")).unwrap();
+        assert!(text.contains(&format!("\t.param .align {stated} .b8 scale_param_1[128]\n)")), "{text}");
+        assert!(text.contains(".ptr .align 1 scale_param_0,") && !text.contains("param_align"), "{text}");
+    }
+    for wrong in ["2, 64", "1, 48", "1", "x, 64", "1, 0"] {
+        let error = with(wrong).unwrap_err();
+        assert!(error.contains(&format!("param_align {wrong}` fits no parameter")), "{error}");
+    }
+}
+
+#[test]
+fn a_kernel_states_its_cluster() {
+    let text = raw(&format!(
+        "{BOUNDS}\n\t// warpsmith.directive .explicitcluster\n\t// warpsmith.directive .reqnctapercluster 2, 1, 1"
+    ));
+    let text = finish(&text).unwrap();
+    assert!(text.contains(".minnctapersm 2\n.explicitcluster\n.reqnctapercluster 2, 1, 1\n{"), "{text}");
+}
+
+#[test]
 fn finishing_twice_changes_nothing() {
     let once = finish(&raw(BOUNDS)).unwrap();
     assert_eq!(finish(&once).unwrap(), once);

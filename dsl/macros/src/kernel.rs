@@ -28,6 +28,7 @@ impl Parse for Instance {
 struct Attribute {
     family: Ident,
     block: [Expr; 3],
+    cluster: Option<[Expr; 3]>,
     min_blocks: Expr,
     shared: Expr,
     instances: Option<Vec<Instance>>,
@@ -35,24 +36,15 @@ struct Attribute {
 
 impl Parse for Attribute {
     fn parse(input: ParseStream) -> Result<Self> {
-        let (mut family, mut block, mut instances) = (None, None, None);
+        let (mut family, mut block, mut cluster, mut instances) = (None, None, None, None);
         let (mut min_blocks, mut shared): (Expr, Expr) = (syn::parse_quote!(1), syn::parse_quote!(0));
         while !input.is_empty() {
             let key: Ident = input.parse()?;
             input.parse::<Token![=]>()?;
             match key.to_string().as_str() {
                 "family" => family = Some(input.parse()?),
-                "block" => {
-                    let array: ExprArray = input.parse()?;
-                    let extents: Vec<Expr> = array.elems.iter().cloned().collect();
-                    let extents = extents.try_into().map_err(|_| {
-                        Error::new_spanned(
-                            &array,
-                            "`block` takes the number of threads along x, y and z: [x, y, z]",
-                        )
-                    })?;
-                    block = Some(extents);
-                }
+                "block" => block = Some(extents(input, "`block` takes the number of threads")?),
+                "cluster" => cluster = Some(extents(input, "`cluster` takes the number of blocks")?),
                 "min_blocks" => min_blocks = input.parse()?,
                 "shared" => shared = input.parse()?,
                 "instances" => {
@@ -64,7 +56,7 @@ impl Parse for Attribute {
                 _ => {
                     return Err(Error::new(
                         key.span(),
-                        "expected `family`, `block`, `min_blocks`, `shared` or `instances`",
+                        "expected `family`, `block`, `cluster`, `min_blocks`, `shared` or `instances`",
                     ));
                 }
             }
@@ -76,6 +68,7 @@ impl Parse for Attribute {
         Ok(Self {
             family: family.ok_or_else(|| missing("family"))?,
             block: block.ok_or_else(|| missing("block"))?,
+            cluster,
             min_blocks,
             shared,
             instances,
@@ -83,10 +76,25 @@ impl Parse for Attribute {
     }
 }
 
-/// The names and the types of the function's parameters.
-fn parameters(function: &ItemFn) -> Result<(Vec<Ident>, Vec<Type>)> {
-    let mut names = Vec::new();
-    let mut types = Vec::new();
+/// An array of three expressions.
+fn extents(input: ParseStream, takes: &str) -> Result<[Expr; 3]> {
+    let array: ExprArray = input.parse()?;
+    let extents: Vec<Expr> = array.elems.iter().cloned().collect();
+    extents.try_into().map_err(|_| Error::new_spanned(&array, format!("{takes} along x, y and z: [x, y, z]")))
+}
+
+/// One parameter of the kernel.
+struct Parameter {
+    name: Ident,
+    /// The type that a launch passes by value.
+    ty: Type,
+    /// Whether the kernel takes a reference to it, in the place where the launch put it.
+    by_reference: bool,
+}
+
+/// The function's parameters.
+fn parameters(function: &ItemFn) -> Result<Vec<Parameter>> {
+    let mut parameters = Vec::new();
     for input in &function.sig.inputs {
         let FnArg::Typed(typed) = input else {
             return Err(Error::new_spanned(input, "a kernel has no `self`"));
@@ -94,10 +102,16 @@ fn parameters(function: &ItemFn) -> Result<(Vec<Ident>, Vec<Type>)> {
         let Pat::Ident(name) = &*typed.pat else {
             return Err(Error::new_spanned(&typed.pat, "a kernel's parameters are plain names"));
         };
-        names.push(name.ident.clone());
-        types.push((*typed.ty).clone());
+        let (ty, by_reference) = match &*typed.ty {
+            Type::Reference(reference) if reference.mutability.is_some() || reference.lifetime.is_some() => {
+                return Err(Error::new_spanned(reference, "a kernel takes a parameter by `&` or by value"));
+            }
+            Type::Reference(reference) => ((*reference.elem).clone(), true),
+            ty => (ty.clone(), false),
+        };
+        parameters.push(Parameter { name: name.ident.clone(), ty, by_reference });
     }
-    Ok((names, types))
+    Ok(parameters)
 }
 
 /// The instances: those listed, or the function itself if it is not generic.
@@ -150,8 +164,30 @@ fn bindings(function: &ItemFn, instance: &Instance) -> Result<TokenStream> {
     Ok(bound)
 }
 
+/// Makes of a parameter of the entry `entry` a reference to it where it stands. (A reference that the compiler makes would be
+/// to a copy in local memory.)
+fn in_place(parameter: &Parameter, index: usize, entry: &str) -> TokenStream {
+    let Parameter { name, ty, .. } = parameter;
+    let address = format!("mov.b64 {{0}}, {entry}_param_{index};");
+    let align = format!("// warpsmith.param_align {index}, {{}}");
+    quote! {
+        let #name = {
+            core::arch::asm!(
+                #align, const <#ty as ::warpsmith_dsl::launch::KernelParam>::PARAM_ALIGN,
+                options(nomem, nostack, preserves_flags),
+            );
+            let address: *const #ty;
+            core::arch::asm!(
+                #address, "cvta.param.u64 {0}, {0};", out(reg64) address,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+            &*address
+        };
+    }
+}
+
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
-    let Attribute { family, block: [x, y, z], min_blocks, shared, instances: listed } =
+    let Attribute { family, block: [x, y, z], cluster, min_blocks, shared, instances: listed } =
         syn::parse2(attribute)?;
     let mut function: ItemFn = syn::parse2(item)?;
     if !matches!(function.sig.safety, Safety::Unsafe(_)) {
@@ -163,12 +199,28 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
     if let ReturnType::Type(_, ty) = &function.sig.output {
         return Err(Error::new_spanned(ty, "a kernel returns nothing"));
     }
-    let (names, types) = parameters(&function)?;
+    let parameters = parameters(&function)?;
+    let (names, types): (Vec<_>, Vec<_>) =
+        parameters.iter().map(|parameter| (&parameter.name, &parameter.ty)).unzip();
     let listed = instances(listed, &function)?;
     let kernel = function.sig.ident.clone();
     let visibility = function.vis.clone();
     function.attrs.push(syn::parse_quote!(#[inline(always)]));
     function.attrs.push(syn::parse_quote!(#[cfg_attr(not(target_arch = "nvptx64"), allow(dead_code))]));
+
+    let cluster_directives = cluster.as_ref().map(|[x, y, z]| {
+        quote! {
+            if (#x) * (#y) * (#z) > 1 {
+                core::arch::asm!(
+                    "// warpsmith.directive .explicitcluster",
+                    "// warpsmith.directive .reqnctapercluster {}, {}, {}", const #x, const #y, const #z,
+                    options(nomem, nostack, preserves_flags),
+                );
+            }
+        }
+    });
+    let [cluster_x, cluster_y, cluster_z] =
+        cluster.unwrap_or_else(|| std::array::from_fn(|_| syn::parse_quote!(1)));
 
     let mut expanded = quote! { #function };
     let mut declarations = Vec::new();
@@ -177,7 +229,10 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
         let Instance { name, arguments } = instance;
         let name_text = name.to_string();
         let family_text = family.to_string();
-        let parameter_names: Vec<String> = names.iter().map(Ident::to_string).collect();
+        let references = parameters.iter().enumerate().filter(|(_, parameter)| parameter.by_reference);
+        let references: TokenStream =
+            references.map(|(index, parameter)| in_place(parameter, index, &name_text)).collect();
+        let parameter_names: Vec<String> = names.iter().map(ToString::to_string).collect();
         expanded.extend(quote! {
             #[cfg(target_arch = "nvptx64")]
             const _: () = {
@@ -199,6 +254,8 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                             "// warpsmith.shared_bytes {}", const #shared,
                             options(nomem, nostack, preserves_flags),
                         );
+                        #cluster_directives
+                        #references
                         #kernel::<#(#arguments),*>(#(#names),*)
                     }
                 }
@@ -214,6 +271,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                         name: #name_text,
                         family: #family_text,
                         block: [#x, #y, #z],
+                        cluster: [#cluster_x, #cluster_y, #cluster_z],
                         min_blocks_per_sm: #min_blocks,
                         shared_bytes: #shared,
                         params: &[#(#parameter_names),*],

@@ -26,6 +26,7 @@ mod param;
 /// |---|---|---|
 /// | `family` | the kernel family, which is the name of the PTX file | required |
 /// | `block` | threads of a block along x, y, z; every launch uses exactly these | required |
+/// | `cluster` | blocks of a cluster along x, y, z; every launch uses exactly these (sm_90) | `[1, 1, 1]` |
 /// | `min_blocks` | blocks that one multiprocessor must hold at a time, which bounds a thread's registers | 1 |
 /// | `shared` | dynamic shared memory of a block, in bytes | 0 |
 /// | `instances` | for a generic function: `entry_name = <arguments>`, … | the function itself |
@@ -36,7 +37,8 @@ mod param;
 /// remains, so that its body is type-checked on stable Rust.
 ///
 /// The function must be `unsafe`, return nothing, and take parameters that are plain names of types that implement
-/// `launch::KernelParam`.
+/// `launch::KernelParam`, or of references to such types: a launch passes both by value, and for `x: &T` the kernel gets the
+/// place in constant memory where the launch has put the `T`, instead of a copy (sm_70, PTX ISA 7.7).
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()

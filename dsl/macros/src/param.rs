@@ -30,6 +30,7 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     }
     let name = &input.ident;
     let fields: Vec<_> = data.fields.iter().map(|field| &field.ty).collect();
+    let members = data.fields.members();
     Ok(quote! {
         const _: () = {
             const fn is_kernel_param<T: ::warpsmith_dsl::launch::KernelParam>() {}
@@ -38,8 +39,24 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
                 size_of::<#name>() == 0 #(+ size_of::<#fields>())*,
                 "a kernel parameter must have no padding: order its fields by size, or add a field"
             );
+            #(assert!(
+                ::core::mem::offset_of!(#name, #members)
+                    .is_multiple_of(<#fields as ::warpsmith_dsl::launch::KernelParam>::PARAM_ALIGN),
+                "a field of a kernel parameter must start at a multiple of its alignment as a parameter"
+            );)*
         };
         // SAFETY: a fixed layout of fields that are kernel parameters, with no padding between them.
-        unsafe impl ::warpsmith_dsl::launch::KernelParam for #name {}
+        unsafe impl ::warpsmith_dsl::launch::KernelParam for #name {
+            const PARAM_ALIGN: usize = {
+                let mut align = align_of::<#name>();
+                #(
+                    let field = <#fields as ::warpsmith_dsl::launch::KernelParam>::PARAM_ALIGN;
+                    if field > align {
+                        align = field;
+                    }
+                )*
+                align
+            };
+        }
     })
 }

@@ -110,6 +110,7 @@ const SCALE: Declaration = Declaration {
     name: "scale",
     family: "hand-written",
     block: [128, 1, 1],
+    cluster: [1, 1, 1],
     min_blocks_per_sm: 1,
     shared_bytes: 0,
     params: &["x", "y", "p"],

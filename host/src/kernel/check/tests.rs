@@ -117,6 +117,7 @@ fn a_declaration_must_agree_with_the_entry() {
         name: "k",
         family: "test",
         block: [128, 1, 1],
+        cluster: [1, 1, 1],
         min_blocks_per_sm: 1,
         shared_bytes: 0,
         params: &["a", "b"],
