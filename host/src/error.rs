@@ -214,6 +214,10 @@ pub enum Error {
         actual: String,
     },
 
+    /// A tensor map cannot be made of a tensor.
+    #[error("making a tensor map: {0}")]
+    TensorMap(#[from] warpsmith_emulator::TensorMapError),
+
     /// The emulator found a defect in a kernel.
     #[error("{0}")]
     Finding(Box<warpsmith_emulator::Finding>),

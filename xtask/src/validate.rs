@@ -22,7 +22,7 @@ use cases::Level;
 /// Compare every operation with its reference, on a GPU or in the emulator.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Where to run: auto (the first GPU, else the emulator), cuda:N, emulator or cpu.
+    /// Where to run: auto (the first GPU, else the emulator), cuda:N, emulator, emulator:9.0 or cpu.
     #[arg(long, default_value = "auto")]
     device: String,
     /// Only this operation.

@@ -201,7 +201,7 @@ mod tests {
                         Swizzle::B64 => (3, linear / 16),
                         Swizzle::B128 => (7, linear / 16),
                     };
-                    let place = (chunk ^ (linear / 128 & mask)) * 16 + linear % 16;
+                    let place = (chunk ^ ((linear / 128) & mask)) * 16 + linear % 16;
                     let from = inside.then(|| global.cast_unsigned() + u64::from(byte));
                     assert_eq!(bytes.insert(place, from), None, "two bytes for one place");
                 }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use warpsmith_dsl::launch::RawArg;
+use warpsmith_emulator::TensorMapArguments;
 
 use crate::device::cuda;
 use crate::device::emulator;
@@ -95,6 +96,8 @@ pub(crate) struct FunctionResources {
 pub(crate) struct LaunchSize {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
+    /// Blocks of a cluster; `[1; 3]` without clusters.
+    pub(crate) cluster: [u32; 3],
     pub(crate) dynamic_shared: u32,
 }
 
@@ -170,6 +173,9 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn synchronize_event(&self, event: &EventHandle) -> Result<()>;
     fn is_done(&self, event: &EventHandle) -> Result<bool>;
     fn elapsed(&self, start: &EventHandle, end: &EventHandle) -> Result<Duration>;
+
+    /// The words of a tensor map.
+    fn tensor_map(&self, arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]>;
 
     fn load_module(&self, name: &str, text: &str, summary: &PtxSummary) -> Result<ModuleHandle>;
     fn function(&self, module: &ModuleHandle, entry: &str) -> Result<(FunctionHandle, FunctionResources)>;

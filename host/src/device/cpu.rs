@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use warpsmith_dsl::launch::RawArg;
+use warpsmith_emulator::TensorMapArguments;
 
 use super::backend::{
     AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, HostBlock, LaunchSize, Memory,
@@ -32,6 +33,7 @@ impl Cpu {
             max_threads_per_multiprocessor: 0,
             max_block: [0; 3],
             max_grid: [0; 3],
+            max_cluster: 0,
             max_shared_per_block: 0,
             shared_per_multiprocessor: 0,
             reserved_shared_per_block: 0,
@@ -202,6 +204,10 @@ impl Backend for Cpu {
 
     fn elapsed(&self, start: &EventHandle, end: &EventHandle) -> Result<Duration> {
         elapsed_on_host(start, end)
+    }
+
+    fn tensor_map(&self, _: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
+        self.no_kernels("encoding a tensor map")
     }
 
     fn load_module(&self, _: &str, _: &str, _: &PtxSummary) -> Result<ModuleHandle> {

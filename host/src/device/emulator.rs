@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use warpsmith_dsl::launch::RawArg;
 use warpsmith_emulator::{
     Checks, Completion, Config, LaunchConfig, LaunchError, Limits, Machine, MemoryError, Module, Numerics,
+    TensorMap, TensorMapArguments,
 };
 
 use super::backend::{
@@ -15,6 +16,7 @@ use super::backend::{
     ModuleHandle, Rows, StreamHandle, foreign_handle,
 };
 use super::cpu::{elapsed_on_host, for_each_row, pageable_block};
+use super::properties::max_cluster;
 use super::{DeviceKind, MemoryStats, Properties};
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
@@ -109,6 +111,7 @@ impl Emulator {
             max_threads_per_multiprocessor: generation.threads,
             max_block: limits.block,
             max_grid: limits.grid,
+            max_cluster: max_cluster(compute_capability),
             max_shared_per_block: shared_per_block,
             shared_per_multiprocessor: generation.shared_kib * 1024,
             reserved_shared_per_block: 1024,
@@ -293,6 +296,12 @@ impl Backend for Emulator {
         elapsed_on_host(start, end)
     }
 
+    fn tensor_map(&self, arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
+        let map = TensorMap::encode(arguments)?;
+        let (words, _) = map.as_bytes().as_chunks::<8>();
+        Ok(std::array::from_fn(|i| u64::from_le_bytes(words[i])))
+    }
+
     fn load_module(&self, name: &str, text: &str, _: &PtxSummary) -> Result<ModuleHandle> {
         Module::parse(name, text).map(|module| ModuleHandle::Emulator(EmulatorModule(module))).map_err(
             |error| Error::InvalidPtx {
@@ -327,7 +336,15 @@ impl Backend for Emulator {
         arguments: &[RawArg],
         _: &StreamHandle,
     ) -> Result<()> {
-        let LaunchSize { grid, block, dynamic_shared } = size;
+        let LaunchSize { grid, block, cluster, dynamic_shared } = size;
+        if cluster != [1; 3] {
+            return Err(Error::UnsupportedDevice {
+                operation: "launching a kernel",
+                device: "emulator".into(),
+                expected: "a GPU for clusters".into(),
+                actual: format!("a cluster of {cluster:?}"),
+            });
+        }
         let arguments: Vec<&[u8]> = arguments
             .iter()
             // SAFETY: the caller answers for the arguments being readable.

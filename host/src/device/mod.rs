@@ -220,11 +220,12 @@ impl fmt::Debug for Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// Opens the device that is named `auto`, `cuda` (the first GPU), `cuda:N`, `emulator` or `cpu`.
+    /// Opens the device that is named `auto`, `cuda` (the first GPU), `cuda:N`, `emulator`, `emulator:9.0` (of that compute
+    /// capability) or `cpu`.
     fn from_str(text: &str) -> Result<Self> {
         let unknown = || Error::NoSuchDevice {
             requested: text.to_owned(),
-            available: "`auto`, `cuda`, `cuda:N`, `emulator` or `cpu`".into(),
+            available: "`auto`, `cuda`, `cuda:N`, `emulator`, `emulator:MAJOR.MINOR` or `cpu`".into(),
         };
         match text {
             "auto" => Ok(Self::auto()),
@@ -232,6 +233,15 @@ impl FromStr for Device {
             "emulator" => Ok(Self::emulator()),
             "cpu" => Ok(Self::cpu()),
             _ => {
+                if let Some(capability) = text.strip_prefix("emulator:") {
+                    let capability = capability
+                        .split_once('.')
+                        .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)))
+                        .filter(|&capability| capability >= (7, 5))
+                        .ok_or_else(unknown)?;
+                    let options = EmulatorOptions { compute_capability: capability, ..Default::default() };
+                    return Ok(Self::emulator_with(options));
+                }
                 let ordinal = text.strip_prefix("cuda:").ok_or_else(unknown)?;
                 Self::cuda(ordinal.parse().map_err(|_| unknown())?)
             }

@@ -18,6 +18,8 @@ pub struct Properties {
     pub max_block: [u32; 3],
     /// Blocks a grid along x, y, z, at most.
     pub max_grid: [u32; 3],
+    /// Blocks a cluster, at most; 1 where there are no clusters. More than 8 may leave multiprocessors idle.
+    pub max_cluster: u32,
     /// Bytes of shared memory a block, at most: static and dynamic, opted in to all that the hardware allows.
     pub max_shared_per_block: u32,
     /// Bytes of shared memory a multiprocessor.
@@ -40,6 +42,16 @@ pub struct Properties {
     pub memory_bus_bits: u32,
     /// The CUDA version of the driver, where there is one.
     pub driver_version: Option<(u32, u32)>,
+}
+
+/// Blocks a cluster on GPUs of a compute capability (CUDA programming guide, "thread block clusters"): 8 wherever there are
+/// clusters, and 16 on the data-centre GPUs, which is asked for at the launch.
+pub(super) fn max_cluster(compute_capability: (u32, u32)) -> u32 {
+    match compute_capability {
+        (9, 0) | (10, _) => 16,
+        (9.., _) => 8,
+        _ => 1,
+    }
 }
 
 /// How much of a device's memory is in use.

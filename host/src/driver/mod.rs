@@ -56,6 +56,20 @@ unsafe fn function<F: Copy>(name: &str) -> Option<F> {
     unsafe { library().ok()?.get::<F>(name.as_bytes()) }.ok().map(|symbol| *symbol)
 }
 
+/// Calls a function of the driver that `cust_raw` does not declare; `name` ends in a zero byte.
+///
+/// # Safety
+///
+/// The function has the type `F`, a function pointer.
+pub(crate) unsafe fn call<F: Copy>(
+    operation: &'static str,
+    name: &str,
+    call: impl FnOnce(F) -> c_int,
+) -> Result<()> {
+    // SAFETY: the caller answers for the type.
+    check(operation, unsafe { function::<F>(name) }.map_or_else(unavailable, |found| known(call(found))))
+}
+
 /// The result of a forwarded call that reached no function.
 fn unavailable() -> CUresult {
     match library() {

@@ -18,7 +18,7 @@ pub(crate) fn check_launch(
     let refuse = |quantity: &'static str, expected: String, actual: String| {
         Err(Error::LaunchLimit { kernel: entry.name.clone(), quantity, expected, actual })
     };
-    let LaunchSize { grid, block, dynamic_shared } = size;
+    let LaunchSize { grid, block, cluster, dynamic_shared } = size;
 
     if let Some(required) = entry.required_block
         && block != required
@@ -48,6 +48,7 @@ pub(crate) fn check_launch(
         let limits = properties.max_grid;
         return refuse("the grid", format!("at least 1 and at most {limits:?}"), format!("{grid:?}"));
     }
+    check_cluster(entry, properties, grid, cluster)?;
     let shared = u64::from(resources.static_shared) + u64::from(dynamic_shared);
     if shared > u64::from(properties.max_shared_per_block) {
         return refuse(
@@ -57,6 +58,29 @@ pub(crate) fn check_launch(
         );
     }
     check_arguments(entry, properties, argument_sizes)
+}
+
+fn check_cluster(entry: &PtxEntry, properties: &Properties, grid: [u32; 3], cluster: [u32; 3]) -> Result<()> {
+    let refuse = |expected: String| {
+        let (kernel, actual) = (entry.name.clone(), format!("{cluster:?}"));
+        Err(Error::LaunchLimit { kernel, quantity: "the cluster", expected, actual })
+    };
+    if let Some(required) = entry.required_cluster
+        && cluster != required
+    {
+        return refuse(format!("{required:?}, as the kernel declares"));
+    }
+    if (0..3).any(|axis| cluster[axis] == 0 || !grid[axis].is_multiple_of(cluster[axis])) {
+        return refuse(format!("a divisor of the grid {grid:?} along each axis"));
+    }
+    let blocks: u128 = cluster.iter().map(|&length| u128::from(length)).product();
+    let declared = entry.max_cluster.map(|limit| (limit, "the kernel declares"));
+    for (limit, whose) in declared.into_iter().chain([(properties.max_cluster, "the device allows")]) {
+        if blocks > u128::from(limit) {
+            return refuse(format!("at most {limit} blocks, which {whose}"));
+        }
+    }
+    Ok(())
 }
 
 fn check_arguments(
@@ -130,6 +154,11 @@ pub(crate) fn check_declaration(
         && required != declaration.block
     {
         return refuse("the block", format!("{:?}", declaration.block), format!("{required:?}"));
+    }
+    if let Some(required) = entry.required_cluster
+        && required != declaration.cluster
+    {
+        return refuse("the cluster", format!("{:?}", declaration.cluster), format!("{required:?}"));
     }
     let threads: u64 = declaration.block.iter().map(|&length| u64::from(length)).product();
     if let Some(limit) = entry.max_threads

@@ -235,7 +235,7 @@ impl Function {
     }
 
     /// Launches `grid` blocks of `block` threads, each block with `dynamic_shared` bytes of shared memory besides what
-    /// the kernel declares.
+    /// the kernel declares, in clusters if the kernel declares their size.
     ///
     /// # Errors
     ///
@@ -255,9 +255,32 @@ impl Function {
         dynamic_shared: u32,
         arguments: &[RawArg],
     ) -> Result<()> {
+        let cluster = self.loaded.entry.required_cluster.unwrap_or([1; 3]);
+        // SAFETY: the caller answers for the arguments.
+        unsafe { self.launch_clusters(stream, grid, block, cluster, dynamic_shared, arguments) }
+    }
+
+    /// As [`Function::launch`], with `cluster` blocks in each cluster, which divides `grid`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Function::launch`].
+    pub unsafe fn launch_clusters(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        block: [u32; 3],
+        cluster: [u32; 3],
+        dynamic_shared: u32,
+        arguments: &[RawArg],
+    ) -> Result<()> {
         let LoadedFunction { module, entry, handle, resources } = &*self.loaded;
         self.device.expect_same("launching a kernel", "stream", stream.device())?;
-        let size = LaunchSize { grid, block, dynamic_shared };
+        let size = LaunchSize { grid, block, cluster, dynamic_shared };
         let sizes = arguments.iter().map(|argument| argument.size);
         check::check_launch(entry, resources, self.device.properties(), size, sizes)?;
         // SAFETY: the function was found in this module; the caller answers for the arguments, whose number and sizes
@@ -282,7 +305,8 @@ impl<K: Kernel> TypedKernel<K> {
         &self.function
     }
 
-    /// Launches `grid` blocks, each of the size and with the shared memory that the kernel declares.
+    /// Launches `grid` blocks, each of the size and with the shared memory that the kernel declares, in clusters if it
+    /// declares those.
     ///
     /// # Errors
     ///
@@ -297,7 +321,14 @@ impl<K: Kernel> TypedKernel<K> {
         args.with_raw(|arguments| {
             // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.
             unsafe {
-                self.function.launch(stream, grid, declaration.block, declaration.shared_bytes, arguments)
+                self.function.launch_clusters(
+                    stream,
+                    grid,
+                    declaration.block,
+                    declaration.cluster,
+                    declaration.shared_bytes,
+                    arguments,
+                )
             }
         })
     }

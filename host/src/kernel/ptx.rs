@@ -73,6 +73,10 @@ pub(crate) struct PtxEntry {
     pub(crate) params: Vec<ParamLayout>,
     /// The block that every launch must have.
     pub(crate) required_block: Option<[u32; 3]>,
+    /// The cluster that every launch must have.
+    pub(crate) required_cluster: Option<[u32; 3]>,
+    /// The blocks that a cluster may have at most.
+    pub(crate) max_cluster: Option<u32>,
     /// The threads that a block may have at most.
     pub(crate) max_threads: Option<u32>,
     /// The dynamic shared memory of a launch in bytes, where the kernel's compiler noted it.
@@ -211,6 +215,7 @@ impl<'a> Scanner<'a> {
         let mut params = Vec::new();
         let mut required_block = None;
         let mut max_threads = None;
+        let (mut required_cluster, mut max_cluster) = (None, None);
         let mut token = self.expect_any("`{`")?;
         if token == "(" {
             params = self.params()?;
@@ -230,12 +235,34 @@ impl<'a> Scanner<'a> {
                     let threads = dimensions.iter().try_fold(1u32, |product, &n| product.checked_mul(n));
                     max_threads = Some(threads.ok_or_else(|| self.unexpected("at most 2^32 threads"))?);
                 }
+                ".reqnctapercluster" => {
+                    let cluster = self.dimensions()?;
+                    let blocks = cluster.iter().try_fold(1u32, |product, &n| product.checked_mul(n));
+                    blocks
+                        .filter(|&blocks| blocks > 0)
+                        .ok_or_else(|| self.unexpected("a cluster of 1 to 2^32 blocks"))?;
+                    required_cluster = Some(cluster);
+                }
+                ".maxclusterrank" => {
+                    let blocks = self.number("a cluster's size")?;
+                    max_cluster =
+                        Some(u32::try_from(blocks).map_err(|_| self.unexpected("a cluster's size"))?);
+                }
                 _ => {}
             }
             token = self.expect_any("`{`")?;
         };
         let shared_bytes = noted_shared_bytes(&self.text[start..body]);
-        Ok(PtxEntry { name, params, required_block, max_threads, shared_bytes, span: start..self.at })
+        Ok(PtxEntry {
+            name,
+            params,
+            required_block,
+            required_cluster,
+            max_cluster,
+            max_threads,
+            shared_bytes,
+            span: start..self.at,
+        })
     }
 
     fn params(&mut self) -> Result<Vec<ParamLayout>, String> {
@@ -277,9 +304,9 @@ impl<'a> Scanner<'a> {
         for (axis, dimension) in dimensions.iter_mut().enumerate() {
             let value = self.number("a block's size")?;
             *dimension = u32::try_from(value).map_err(|_| self.unexpected("a block's size"))?;
-            let before = self.at;
+            let before = (self.at, self.token_start);
             if axis < 2 && self.next()? != Some(",") {
-                self.at = before;
+                (self.at, self.token_start) = before;
                 break;
             }
         }
@@ -395,8 +422,11 @@ mod tests {
 .visible .entry first(
     .param .u64 .ptr .global .align 1 first_param_0,
     .param .align 8 .b8 first_param_1[48], /* ) */
-    .param .f32 first_param_2
+    .param .f32 first_param_2,
+    .param .align 64 .b8 first_param_3[128]
 )
+.explicitcluster
+.reqnctapercluster 2, 1, 1
 .reqntid 256, 1, 1
 .minnctapersm 1
 {
@@ -404,7 +434,7 @@ mod tests {
     ret;
 }
 .global .align 4 .b8 table[4] = {1, 2, 3, 4};
-.entry second .maxntid 16, 8
+.entry second .maxntid 16, 8 .maxclusterrank 8
 // warpsmith.shared_bytes 4096
 { ret; }
 "#;
@@ -421,10 +451,13 @@ mod tests {
             [
                 ParamLayout { size: 8, align: 8 },
                 ParamLayout { size: 48, align: 8 },
-                ParamLayout { size: 4, align: 4 }
+                ParamLayout { size: 4, align: 4 },
+                ParamLayout { size: 128, align: 64 }
             ]
         );
         assert_eq!(first.required_block, Some([256, 1, 1]));
+        assert_eq!((first.required_cluster, first.max_cluster), (Some([2, 1, 1]), None));
+        assert_eq!((second.required_cluster, second.max_cluster), (None, Some(8)));
         assert_eq!((second.name.as_str(), second.max_threads), ("second", Some(128)));
         assert!(second.params.is_empty());
         assert_eq!((first.shared_bytes, second.shared_bytes), (None, Some(4096)));
@@ -454,6 +487,8 @@ mod tests {
             (".version 8.0\n.target gfx9", "line 2: `gfx9`"),
             (".version 8.0\n.target sm_80\n.entry a {", "line 3: `{` is never closed"),
             (".version 8.0\n.target sm_80\n.entry a(.param x)", "with a type"),
+            (".version 8.0\n.target sm_90\n.entry a .reqnctapercluster 0 {}", "line 3: `0`"),
+            (".version 8.0\n.target sm_90\n.entry a .maxntid 65536, 65536 {}", "line 3: `65536`"),
             (".version 8.0 /*", "never closed"),
             (".version 8.0\n.target sm_80\n.entry", "the text ends"),
             ("ü", "no `.version`"),

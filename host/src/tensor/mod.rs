@@ -1,11 +1,12 @@
 //! Tensors: typed, strided views of a device's memory.
 //!
 //! A tensor is a view of a buffer. Clones and the views that `slice`, `reshape` and the like return share its memory.
-//! Transfers between host and device are in `transfer`, the CPU device's direct access to the elements in `host`.
+//! Transfers between host and device are in `transfer`, tensor maps for the copy engine in `map`, the CPU device's direct access to the elements in `host`.
 
 mod element;
 mod host;
 mod layout;
+mod map;
 mod transfer;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 pub use element::{DType, Element};
 use layout::Layout;
+pub use map::{L2Promotion, OobFill, Swizzle, TensorMapError, TensorMapOptions, TensorType};
 use warpsmith_dsl::launch::{Global, GlobalMut};
 
 use crate::device::Device;

@@ -4,8 +4,10 @@
 //! that the CUDA runtime uses too; every call makes that context the calling thread's current one and leaves it so.
 //! Everything that the driver gave out holds the context, so nothing outlives it.
 
+mod launch;
 mod module;
 mod raw;
+mod tensor_map;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -16,6 +18,7 @@ use cust::context::{Context, CurrentContext};
 use cust::device::{Device as CustDevice, DeviceAttribute};
 use parking_lot::Mutex;
 use warpsmith_dsl::launch::RawArg;
+use warpsmith_emulator::TensorMapArguments;
 
 pub(crate) use module::{CudaFunction, CudaModule};
 pub(crate) use raw::{CudaEvent, CudaHostMemory, CudaStream};
@@ -25,6 +28,7 @@ use super::backend::{
     ModuleHandle, Rows, StreamHandle, foreign_handle,
 };
 use super::cpu::pageable_block;
+use super::properties::max_cluster;
 use super::{Device, DeviceKind, Inner, MemoryStats, Properties};
 use crate::driver;
 use crate::error::{Error, Result};
@@ -164,11 +168,12 @@ fn properties(device: CustDevice, attribute: impl Fn(raw::Attribute) -> Result<u
     const OPERATION: &str = "asking for a GPU's properties";
     let version = cust::CudaApiVersion::get().map_err(driver::cust_error(OPERATION))?;
     let number = |value: i32| u32::try_from(value).unwrap_or(0);
+    let compute_capability = (
+        attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
     Ok(Properties {
-        compute_capability: (
-            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        ),
+        compute_capability,
         multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         warp_size: attribute(A::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
         max_threads_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
@@ -183,6 +188,7 @@ fn properties(device: CustDevice, attribute: impl Fn(raw::Attribute) -> Result<u
             attribute(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y)?,
             attribute(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z)?,
         ],
+        max_cluster: max_cluster(compute_capability),
         max_shared_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         shared_per_multiprocessor: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
         reserved_shared_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK)?,
@@ -341,6 +347,11 @@ impl Backend for Gpu {
         end.elapsed_since(start)
     }
 
+    fn tensor_map(&self, arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
+        self.context.bind()?;
+        tensor_map::encode(arguments)
+    }
+
     fn load_module(&self, name: &str, text: &str, summary: &PtxSummary) -> Result<ModuleHandle> {
         let module = module::load(&self.context, self, name, text, summary)?;
         Ok(ModuleHandle::Cuda(module))
@@ -368,6 +379,6 @@ impl Backend for Gpu {
         let stream = self.stream(stream)?;
         self.context.bind()?;
         // SAFETY: the caller answers for function and arguments.
-        unsafe { module::launch(function, size, arguments, stream) }
+        unsafe { launch::launch(function, size, arguments, stream) }
     }
 }

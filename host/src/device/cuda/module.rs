@@ -1,4 +1,4 @@
-//! Modules on a GPU: compiling PTX with a log of what is wrong with it, an entry's resources, and launches.
+//! Modules on a GPU: compiling PTX with a log of what is wrong with it, and an entry's resources.
 
 use std::ffi::{CString, c_void};
 use std::mem::ManuallyDrop;
@@ -9,11 +9,9 @@ use cust::error::CudaError;
 use cust::function::FunctionAttribute;
 use cust::module::Module;
 use cust_raw as cuda;
-use warpsmith_dsl::launch::RawArg;
 
-use super::raw::CudaStream;
 use super::{Gpu, GpuContext};
-use crate::device::backend::{Backend, FunctionResources, LaunchSize};
+use crate::device::backend::{Backend, FunctionResources};
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::kernel::{PtxSummary, required_cuda};
@@ -38,7 +36,7 @@ pub(crate) struct CudaModule {
 
 /// The driver's handle of an entry; valid as long as its module is loaded.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CudaFunction(cuda::CUfunction);
+pub(crate) struct CudaFunction(pub(super) cuda::CUfunction);
 
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for CudaFunction {}
@@ -170,36 +168,4 @@ impl CudaModule {
         })?;
         Ok((CudaFunction(function.to_raw()), resources))
     }
-}
-
-/// Launches an entry.
-///
-/// # Safety
-///
-/// As for [`Backend::launch`].
-pub(super) unsafe fn launch(
-    CudaFunction(function): CudaFunction,
-    size: LaunchSize,
-    arguments: &[RawArg],
-    stream: &CudaStream,
-) -> Result<()> {
-    let LaunchSize { grid, block, dynamic_shared } = size;
-    let mut pointers: Vec<*mut c_void> =
-        arguments.iter().map(|argument| argument.data.cast_mut().cast()).collect();
-    // SAFETY: the caller answers for function and arguments, which the driver copies during the call.
-    driver::check("launching a kernel", unsafe {
-        cuda::cuLaunchKernel(
-            function,
-            grid[0],
-            grid[1],
-            grid[2],
-            block[0],
-            block[1],
-            block[2],
-            dynamic_shared,
-            stream.raw(),
-            pointers.as_mut_ptr(),
-            ptr::null_mut(),
-        )
-    })
 }

@@ -33,7 +33,7 @@ fn launch(
     dynamic_shared: u32,
     sizes: &[usize],
 ) -> Result<()> {
-    let size = LaunchSize { grid, block, dynamic_shared };
+    let size = LaunchSize { grid, block, cluster: [1; 3], dynamic_shared };
     check_launch(entry, &RESOURCES, &properties(), size, sizes.iter().copied())
 }
 
@@ -84,9 +84,44 @@ fn one_beyond_each_limit_is_refused_and_named() {
 }
 
 #[test]
+fn clusters_divide_the_grid_and_fit_the_kernel_and_the_device() {
+    let hopper = Device::emulator_with(EmulatorOptions { compute_capability: (9, 0), ..Default::default() });
+    let launch = |entry: &PtxEntry, properties: &Properties, grid, cluster| {
+        let size = LaunchSize { grid, block: [1, 1, 1], cluster, dynamic_shared: 0 };
+        check_launch(entry, &RESOURCES, properties, size, [].into_iter())
+    };
+    let plain = free_entry();
+    launch(&plain, hopper.properties(), [4, 6, 1], [2, 3, 1]).unwrap();
+    launch(&plain, hopper.properties(), [16, 1, 1], [16, 1, 1]).unwrap();
+    let refused = |entry: &PtxEntry, properties: &Properties, grid, cluster| {
+        let (quantity, expected, actual) = refusal(launch(entry, properties, grid, cluster));
+        assert_eq!((quantity, actual), ("the cluster", format!("{cluster:?}")));
+        expected
+    };
+    assert!(
+        refused(&plain, hopper.properties(), [4, 5, 1], [2, 3, 1]).contains("divisor of the grid [4, 5, 1]")
+    );
+    assert!(refused(&plain, hopper.properties(), [4, 1, 1], [0, 1, 1]).contains("divisor"));
+    assert!(
+        refused(&plain, hopper.properties(), [17, 1, 1], [17, 1, 1]).contains("16 blocks, which the device")
+    );
+    assert!(refused(&plain, &properties(), [2, 1, 1], [2, 1, 1]).contains("1 blocks, which the device"));
+    // A product that does not fit in 64 bits.
+    let huge = [1 << 22, 1 << 15, 1 << 15];
+    assert!(refused(&plain, hopper.properties(), huge, huge).contains("the device"));
+    let bounded = PtxEntry { max_cluster: Some(4), ..free_entry() };
+    assert!(
+        refused(&bounded, hopper.properties(), [8, 1, 1], [8, 1, 1]).contains("4 blocks, which the kernel")
+    );
+    let declared = PtxEntry { required_cluster: Some([2, 1, 1]), ..free_entry() };
+    launch(&declared, hopper.properties(), [4, 1, 1], [2, 1, 1]).unwrap();
+    assert!(refused(&declared, hopper.properties(), [4, 1, 1], [1; 3]).contains("[2, 1, 1], as the kernel"));
+}
+
+#[test]
 fn registers_limit_the_block_too() {
     let resources = FunctionResources { max_threads: 32, ..RESOURCES };
-    let size = LaunchSize { grid: [1; 3], block: [33, 1, 1], dynamic_shared: 0 };
+    let size = LaunchSize { grid: [1; 3], block: [33, 1, 1], cluster: [1; 3], dynamic_shared: 0 };
     let result = check_launch(&free_entry(), &resources, &properties(), size, [].into_iter());
     assert!(refusal(result).1.contains("registers"));
 }
@@ -138,6 +173,9 @@ fn a_declaration_must_agree_with_the_entry() {
     assert_eq!(check(&declaration, &aligned), "a parameter");
     let large = Declaration { block: [256, 1, 1], ..declaration };
     assert_eq!(check(&large, &layout), "the block");
+    let clustered = PtxEntry { required_cluster: Some([2, 1, 1]), ..entry() };
+    let result = check_declaration(&declaration, &layout, &clustered, &RESOURCES);
+    assert_eq!(quantity(result), "the cluster");
     let noted = PtxEntry { shared_bytes: Some(16), ..entry() };
     let result = check_declaration(&declaration, &layout, &noted, &RESOURCES);
     assert_eq!(quantity(result), "the dynamic shared memory");
