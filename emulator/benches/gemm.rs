@@ -39,7 +39,12 @@ fn run(module: &Module, checks: Checks, numerics: Numerics, threads: usize) -> f
     for (address, bytes) in [(a, m * k * 2), (b, n * k * 2)] {
         machine.fill(address, 0x3c, u64::from(bytes)).expect("the allocation is there");
     }
-    let config = LaunchConfig { grid: [n / 64, m / 64, 1], block: [128, 1, 1], dynamic_shared: 0 };
+    let config = LaunchConfig {
+        grid: [n / 64, m / 64, 1],
+        block: [128, 1, 1],
+        dynamic_shared: 0,
+        ..LaunchConfig::default()
+    };
     let arguments: [&[u8]; 5] =
         [&a.to_le_bytes(), &b.to_le_bytes(), &c.to_le_bytes(), &n.to_le_bytes(), &k.to_le_bytes()];
     let start = Instant::now();

@@ -41,6 +41,14 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// A machine that stands for an H100: compute capability 9.0 and its limits.
+    #[must_use]
+    pub fn hopper() -> Self {
+        Self { compute_capability: (9, 0), limits: Limits::hopper(), ..Self::default() }
+    }
+}
+
 /// The checks of a run. All are on by default; a run without them differs only in what it reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
@@ -113,6 +121,8 @@ pub struct Limits {
     pub block: [u32; 3],
     /// Blocks in a grid along x, y and z.
     pub grid: [u32; 3],
+    /// Blocks in a cluster; before compute capability 9.0 it has no say, for there are none.
+    pub blocks_per_cluster: u32,
     /// Bytes of shared memory in a block, static and dynamic together.
     pub shared_per_block: u32,
     /// Bytes of all parameters of a kernel.
@@ -125,12 +135,21 @@ pub struct Limits {
     pub resident_blocks: u32,
 }
 
+impl Limits {
+    /// The limits of an H100.
+    #[must_use]
+    pub fn hopper() -> Self {
+        Self { shared_per_block: 227 * 1024, resident_blocks: 264, ..Self::default() }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
             threads_per_block: 1024,
             block: [1024, 1024, 64],
             grid: [0x7fff_ffff, 65_535, 65_535],
+            blocks_per_cluster: 8,
             shared_per_block: 163 * 1024,
             parameters: 4096,
             global_memory: 16 << 30,

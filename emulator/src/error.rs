@@ -89,6 +89,16 @@ pub enum LaunchError {
         /// Bytes given.
         actual: usize,
     },
+    /// The cluster does not have the shape that the kernel requires, or does not divide the grid.
+    #[error("kernel `{kernel}`: expected a cluster of {expected}, got {actual:?}")]
+    ClusterShape {
+        /// The kernel.
+        kernel: String,
+        /// What it declares, or what the grid allows.
+        expected: String,
+        /// The shape given.
+        actual: [u32; 3],
+    },
     /// The block does not have the shape that the kernel requires.
     #[error("kernel `{kernel}` requires a block of {expected}, got {actual:?}")]
     BlockShape {

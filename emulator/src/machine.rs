@@ -33,6 +33,15 @@ pub struct LaunchConfig {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory of a block.
     pub dynamic_shared: u32,
+    /// Blocks of a cluster along x, y and z. A kernel that declares a shape gets it if this is all ones.
+    pub cluster: [u32; 3],
+}
+
+impl Default for LaunchConfig {
+    /// One block of one thread.
+    fn default() -> Self {
+        Self { grid: [1; 3], block: [1; 3], dynamic_shared: 0, cluster: [1; 3] }
+    }
 }
 
 /// What a launch did.
@@ -153,6 +162,11 @@ impl Machine {
         arguments: &[&[u8]],
     ) -> Result<Report, LaunchError> {
         let (info, code, instructions) = module.find(kernel)?;
+        let cluster = match info.cluster {
+            Some(cluster) if config.cluster == [1; 3] => cluster,
+            _ => config.cluster,
+        };
+        let config = &LaunchConfig { cluster, ..*config };
         self.check_launch(module, info, config, arguments)?;
         let addresses = self.place_variables(module)?;
         let mut parameters = vec![0; code.parameter_bytes as usize];
@@ -188,6 +202,12 @@ impl Machine {
             shared_bytes: code.static_shared + config.dynamic_shared,
             instruction_limit: self.config.limits.instructions_per_block,
             resident_blocks: self.config.limits.resident_blocks.max(1),
+            // A multiprocessor has 65 536, given out to whole warps in eights a thread.
+            registers_per_thread: (65_536
+                / (threads.next_multiple_of(32) * info.min_ctas.unwrap_or(1).max(1))
+                / 8
+                * 8)
+            .clamp(24, 256),
             constant_ranges,
         };
         let result = match self.pool()? {
@@ -267,6 +287,24 @@ impl Machine {
         within("the number of blocks", u64::try_from(blocks).unwrap_or(u64::MAX), 1 << 62)?;
         let shared = u64::from(info.static_shared) + u64::from(config.dynamic_shared);
         within("shared memory", shared.max(1), u64::from(limits.shared_per_block))?;
+        let cluster = config.cluster;
+        let blocks = cluster.iter().map(|&n| u128::from(n)).product::<u128>();
+        let most = if self.config.compute_capability.0 >= 9 { limits.blocks_per_cluster } else { 1 };
+        within(
+            "the number of blocks in a cluster",
+            u64::try_from(blocks).unwrap_or(u64::MAX),
+            u64::from(most),
+        )?;
+        let whole = (0..3).all(|axis| config.grid[axis].is_multiple_of(cluster[axis]));
+        if !whole || info.cluster.is_some_and(|required| required != cluster) {
+            let expected = match info.cluster {
+                Some(required) => {
+                    format!("exactly {required:?} blocks, in whole clusters of the grid {:?}", config.grid)
+                }
+                None => format!("a shape that divides the grid {:?}", config.grid),
+            };
+            return Err(LaunchError::ClusterShape { kernel: kernel(), expected, actual: cluster });
+        }
         if let Some(required) = info.reqntid
             && required != config.block
         {

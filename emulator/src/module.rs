@@ -59,6 +59,8 @@ pub struct KernelInfo {
     pub params: Vec<ParamInfo>,
     /// The block shape that a launch must have (`.reqntid`).
     pub reqntid: Option<[u32; 3]>,
+    /// The cluster shape that a launch must have (`.reqnctapercluster`), and has if it names none.
+    pub cluster: Option<[u32; 3]>,
     /// The largest block shape that a launch may have (`.maxntid`).
     pub maxntid: Option<[u32; 3]>,
     /// Blocks that a multiprocessor is to hold (`.minnctapersm`).
@@ -127,6 +129,7 @@ impl Module {
                         .map(|&(size, align)| ParamInfo { size: size as usize, align: align as usize })
                         .collect(),
                     reqntid: entry.reqntid,
+                    cluster: entry.cluster,
                     maxntid: entry.maxntid,
                     min_ctas: entry.min_ctas,
                     static_shared: entry.kernel.static_shared,

@@ -207,17 +207,20 @@ fn a_barrier_with_a_bad_number_or_count_is_misuse() {
 
 #[test]
 fn lanes_that_a_mask_names_must_come() {
-    let text = |mask: &str| {
+    let text = |mask: &str, rest: &str| {
         kernel(
             "",
             &format!(
-                "setp.lt.u32 %c0, %t, 16;\n@!%c0 bra $END;\nshfl.sync.idx.b32 %r0, %t, 0, 31, {mask};\n$END:"
+                "setp.lt.u32 %c0, %t, 16;\n@!%c0 bra $END;\nshfl.sync.idx.b32 %r0, %t, 0, 31, {mask};\n$END:\n{rest}"
             ),
         )
     };
-    passes(&text("0xffff"), 32);
-    fails(&text("0xffffffff"), 32, FindingKind::Divergence);
-    fails(&text("0xff"), 32, FindingKind::Divergence);
+    let meet = "bar.warp.sync 0xffffffff;";
+    passes(&text("0xffff", meet), 32);
+    fails(&text("0xffffffff", meet), 32, FindingKind::Divergence);
+    fails(&text("0xff", meet), 32, FindingKind::Divergence);
+    // Lanes that have exited are not waited for.
+    passes(&text("0xffffffff", ""), 32);
     // Aligned instructions need the whole warp at once.
     let aligned = "setp.lt.u32 %c0, %t, 16;\n@%c0 bra $END;\nbar.sync 0;\n$END:\nret;";
     passes(

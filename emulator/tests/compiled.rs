@@ -27,7 +27,12 @@ fn download<T, const N: usize>(
 }
 
 fn launch(machine: &Machine, kernel: &str, threads: u32, arguments: &[&[u8]]) {
-    let config = LaunchConfig { grid: [threads.div_ceil(128), 1, 1], block: [128, 1, 1], dynamic_shared: 0 };
+    let config = LaunchConfig {
+        grid: [threads.div_ceil(128), 1, 1],
+        block: [128, 1, 1],
+        dynamic_shared: 0,
+        ..LaunchConfig::default()
+    };
     machine.launch(&module(), kernel, &config, arguments).unwrap_or_else(|error| panic!("{error}"));
 }
 
@@ -106,7 +111,8 @@ fn a_warp_reduces_through_shuffles() {
     let machine = Machine::default();
     let x: Vec<f32> = (0..777).map(|i| (i % 17) as f32).collect();
     let (dx, y) = (upload(&machine, &x, f32::to_le_bytes), machine.allocate(4).unwrap());
-    let config = LaunchConfig { grid: [1; 3], block: [32, 1, 1], dynamic_shared: 0 };
+    let config =
+        LaunchConfig { grid: [1; 3], block: [32, 1, 1], dynamic_shared: 0, ..LaunchConfig::default() };
     let arguments: [&[u8]; 3] = [&dx.to_le_bytes(), &y.to_le_bytes(), &777u32.to_le_bytes()];
     machine.launch(&module(), "sum", &config, &arguments).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(download(&machine, y, 1, f32::from_le_bytes), [x.iter().sum::<f32>()]);

@@ -28,8 +28,12 @@ fn run(
     };
     let (da, db) = (upload(&a), upload(&b));
     let dc = machine.allocate((m * n * 4) as u64).unwrap();
-    let grid =
-        LaunchConfig { grid: [n as u32 / 64, m as u32 / 64, 1], block: [128, 1, 1], dynamic_shared: 0 };
+    let grid = LaunchConfig {
+        grid: [n as u32 / 64, m as u32 / 64, 1],
+        block: [128, 1, 1],
+        dynamic_shared: 0,
+        ..LaunchConfig::default()
+    };
     let arguments: [&[u8]; 5] = [
         &da.to_le_bytes(),
         &db.to_le_bytes(),

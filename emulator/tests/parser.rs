@@ -140,7 +140,8 @@ fn what_does_not_fit_the_declaration_is_refused_before_the_launch() {
     assert_eq!(info.params.iter().map(|p| (p.size, p.align)).collect::<Vec<_>>(), [(8, 8), (24, 8)]);
     assert!(info.uses_dynamic_shared && info.reqntid == Some([64, 2, 1]));
     let machine = Machine::default();
-    let good = LaunchConfig { grid: [1; 3], block: [64, 2, 1], dynamic_shared: 1024 };
+    let good =
+        LaunchConfig { grid: [1; 3], block: [64, 2, 1], dynamic_shared: 1024, ..LaunchConfig::default() };
     let arguments: [&[u8]; 2] = [&[0; 8], &[0; 24]];
     let launch = |config: LaunchConfig, arguments: &[&[u8]]| machine.launch(&module, "t", &config, arguments);
     launch(good, &arguments).unwrap();
@@ -185,7 +186,7 @@ fn parse_and_run(text: &str) {
             .collect();
         let arguments: Vec<&[u8]> = arguments.iter().map(|a| &a[..]).collect();
         let block = kernel.reqntid.unwrap_or([64, 1, 1]);
-        let config = LaunchConfig { grid: [2, 1, 1], block, dynamic_shared: 1024 };
+        let config = LaunchConfig { grid: [2, 1, 1], block, dynamic_shared: 1024, ..LaunchConfig::default() };
         // Whatever comes of it, it comes back.
         let _ = machine.launch(&module, &kernel.name, &config, &arguments);
     }

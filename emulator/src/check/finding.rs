@@ -74,6 +74,10 @@ pub enum FindingKind {
     SharedRace,
     /// The destination of an asynchronous copy was touched before the copy had been waited for.
     AsynchronousCopy,
+    /// The copy engine or a matrix unit would not see an ordinary write, or the other way round: a proxy fence is missing.
+    ProxyFence,
+    /// `setmaxnreg` asks for what cannot be.
+    Registers,
     /// No warp can go on.
     BarrierDeadlock,
     /// A barrier was used in a way that PTX does not define.
@@ -99,6 +103,8 @@ impl FindingKind {
             Self::Uninitialised => "uninitialised",
             Self::SharedRace => "shared-race",
             Self::AsynchronousCopy => "asynchronous-copy",
+            Self::ProxyFence => "proxy-fence",
+            Self::Registers => "registers",
             Self::BarrierDeadlock => "barrier-deadlock",
             Self::BarrierMisuse => "barrier-misuse",
             Self::Divergence => "divergence",

@@ -1,11 +1,13 @@
 //! Before memory is touched: addresses, spaces, and the checks of every access.
 
+use super::cluster::OFFSET_BITS;
 use super::code::{Core, Flow};
 use super::control::lanes_where;
 use super::lane::Lane;
 use super::registers::{DOUBLE, Slot};
 use crate::check::FindingKind;
-use crate::check::shadow::{Access, Conflict, GRANULE, REGION};
+use crate::check::order;
+use crate::check::shadow::{Access, Conflict, GRANULE, REGION, Who};
 use crate::syntax::ast::Space;
 
 /// Where shared memory appears among generic addresses.
@@ -73,20 +75,66 @@ impl Core<'_> {
         addresses: &[u64; 32],
         mut f: impl FnMut(&mut Self, Space, u32, &[u64; 32]) -> Result<(), Flow>,
     ) -> Result<(), Flow> {
+        if space == Space::Cluster {
+            return self.by_rank(lanes, addresses, &mut f);
+        }
         if space != Space::Generic {
             return f(self, space, lanes, addresses);
         }
         let mut rest = lanes;
         for (space, window) in
-            [(Space::Shared, SHARED_WINDOW), (Space::Local, LOCAL_WINDOW), (Space::Param, PARAM_WINDOW)]
+            [(Space::Cluster, SHARED_WINDOW), (Space::Local, LOCAL_WINDOW), (Space::Param, PARAM_WINDOW)]
         {
             let here = lanes_where(rest, |lane| addresses[lane].wrapping_sub(window) < WINDOW);
             if here != 0 {
                 rest &= !here;
-                f(self, space, here, &addresses.map(|address| address.wrapping_sub(window)))?;
+                let addresses = addresses.map(|address| address.wrapping_sub(window));
+                match space {
+                    Space::Cluster => self.by_rank(here, &addresses, &mut f)?,
+                    _ => f(self, space, here, &addresses)?,
+                }
             }
         }
         if rest == 0 { Ok(()) } else { f(self, Space::Global, rest, addresses) }
+    }
+
+    /// Calls `f` once for each block of the cluster whose shared memory the lanes' addresses are in; the block takes the
+    /// place of the own one meanwhile.
+    #[inline(always)]
+    fn by_rank(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        f: &mut impl FnMut(&mut Self, Space, u32, &[u64; 32]) -> Result<(), Flow>,
+    ) -> Result<(), Flow> {
+        let own = lanes_where(lanes, |lane| self.own_shared(addresses[lane]).is_some());
+        let offsets = addresses.map(|address| address & ((1 << OFFSET_BITS) - 1));
+        if own != 0 {
+            f(self, Space::Shared, own, &offsets)?;
+        }
+        let mut rest = lanes & !own;
+        while rest != 0 {
+            let lane = rest.trailing_zeros() as usize;
+            let (rank, _) = self.place_of(addresses[lane], lane, "an access")?;
+            let here = lanes_where(rest, |lane| addresses[lane] >> OFFSET_BITS == u64::from(rank) + 1);
+            rest &= !here;
+            let home = self.block.rank;
+            self.select(rank);
+            let result = f(self, Space::Shared, here, &offsets);
+            self.select(home);
+            result?;
+        }
+        Ok(())
+    }
+
+    /// The address in the cluster's shared memory that a generic address stands for.
+    pub(crate) fn shared_address(&mut self, address: u64, lane: usize, what: &str) -> Result<u64, Flow> {
+        let offset = address.wrapping_sub(SHARED_WINDOW);
+        if offset < WINDOW {
+            return Ok(offset);
+        }
+        let message = format!("{what} at the generic address {address:#x}, which is not in shared memory");
+        Err(self.fail(FindingKind::OutOfBounds, 1 << lane, message, None))
     }
 
     #[inline(always)]
@@ -240,7 +288,8 @@ impl Core<'_> {
         // With the alignment check off, an access may begin anywhere.
         let aligned = self.launch.checks.alignment;
         let Some(shadow) = &mut self.block.shadow else { return Ok(()) };
-        let (warp, at) = (self.warp.number, self.warp.pc);
+        let order = &self.order;
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
         if bytes == GRANULE && aligned {
             // Whole granules: those of neighbouring lanes are mostly in one region, and noted together.
             let (mut region, mut granules, mut failed) = (0, 0u64, None);
@@ -250,14 +299,14 @@ impl Core<'_> {
                 }
                 let granule = addresses[lane] as u32 / GRANULE;
                 if granule / REGION != region && granules != 0 {
-                    failed = failed.or(shadow.access_whole(region, granules, warp, access, at).err());
+                    failed = failed.or(shadow.access_whole(order, region, granules, who, access).err());
                     granules = 0;
                 }
                 region = granule / REGION;
                 granules |= 1 << (granule % REGION);
             }
             if granules != 0 {
-                failed = failed.or(shadow.access_whole(region, granules, warp, access, at).err());
+                failed = failed.or(shadow.access_whole(order, region, granules, who, access).err());
             }
             return match failed {
                 None => Ok(()),
@@ -276,7 +325,7 @@ impl Core<'_> {
             let field = ((1u32 << bytes) - 1) << (offset % GRANULE);
             if here != granule {
                 if touched != 0
-                    && let Err(conflict) = shadow.access(granule, touched as u16, warp, access, at)
+                    && let Err(conflict) = shadow.access(order, granule, touched as u16, who, access)
                 {
                     failed = Some((granule, conflict));
                     break;
@@ -287,7 +336,7 @@ impl Core<'_> {
             // An access that the alignment check let pass may reach into the next granule.
             let rest = field >> 16;
             if rest != 0
-                && let Err(conflict) = shadow.access(here + 1, rest as u16, warp, access, at)
+                && let Err(conflict) = shadow.access(order, here + 1, rest as u16, who, access)
             {
                 failed = Some((here + 1, conflict));
                 break;
@@ -295,7 +344,7 @@ impl Core<'_> {
         }
         if failed.is_none()
             && touched != 0
-            && let Err(conflict) = shadow.access(granule, touched as u16, warp, access, at)
+            && let Err(conflict) = shadow.access(order, granule, touched as u16, who, access)
         {
             failed = Some((granule, conflict));
         }
@@ -317,45 +366,61 @@ impl Core<'_> {
         access: Access,
         conflict: Conflict,
     ) -> Flow {
-        let checks = self.launch.checks;
-        let asynchronous = conflict.access == Access::Asynchronous;
-        if asynchronous && !checks.asynchronous || !asynchronous && !checks.races {
-            return Flow::Next;
-        }
         let lanes = lanes_where(lanes, |lane| {
             let offset = addresses[lane] as u32;
             offset / GRANULE == granule || offset.div_ceil(GRANULE) == granule
         });
-        let name = |access| match access {
-            Access::Read => "read",
-            Access::Write => "write",
-            Access::Atomic => "atomic operation",
-            Access::Asynchronous => "asynchronous copy",
-        };
+        self.raced_by(lanes, granule, access.name(), conflict)
+    }
+
+    /// Reports an access to shared memory that another one is not ordered with; [`Flow::Next`] if nobody wants to know.
+    #[cold]
+    pub(super) fn raced_by(&mut self, lanes: u32, granule: u32, what: &str, conflict: Conflict) -> Flow {
+        let checks = self.launch.checks;
+        let asynchronous = matches!(conflict.access, Access::Asynchronous | Access::Locked);
+        if asynchronous && !checks.asynchronous || !asynchronous && !checks.races {
+            return Flow::Next;
+        }
         let place = self.launch.describe_shared(granule * GRANULE);
-        let (kind, message, hint) = if asynchronous {
-            let message = format!(
-                "{} of shared memory at {place}, where an asynchronous copy of warp {} has not been waited for",
-                name(access),
-                conflict.warp
-            );
-            let hint = "wait for the copy (`cp.async.wait_group`, `cp.async.wait_all`), then pass a barrier";
-            (FindingKind::AsynchronousCopy, message, hint)
-        } else {
-            let message = format!(
-                "{} of shared memory at {place} races with the {} by warp {}",
-                name(access),
-                name(conflict.access),
-                conflict.warp
-            );
-            (FindingKind::SharedRace, message, "put a barrier between the two")
+        let party = self.actor_name(conflict.actor);
+        let (kind, message, hint) = match conflict.access {
+            Access::Asynchronous => {
+                let message = format!(
+                    "{what} of shared memory at {place}, where an asynchronous copy of {party} has not been waited for"
+                );
+                let hint = "wait for the copy (at its mbarrier, or `cp.async.wait_group` and a barrier)";
+                (FindingKind::AsynchronousCopy, message, hint)
+            }
+            Access::Locked => {
+                let lock = self.block.shadow.as_ref().and_then(|shadow| shadow.locked_by(granule, u16::MAX));
+                let reader = lock.map_or("an asynchronous operation", |(_, reader)| reader);
+                let message =
+                    format!("{what} of shared memory at {place}, which {reader} of {party} still uses");
+                let hint = "wait for what reads it (`wgmma.wait_group`, `cp.async.bulk.wait_group.read`) before it is written";
+                (FindingKind::AsynchronousCopy, message, hint)
+            }
+            access => {
+                let message =
+                    format!("{what} of shared memory at {place} races with the {} by {party}", access.name());
+                (FindingKind::SharedRace, message, "put a barrier between the two")
+            }
         };
         self.fail(kind, lanes, message, Some(hint));
         if let Some(fault) = &mut self.fault {
-            fault
-                .related
-                .push((format!("the {} by warp {}", name(conflict.access), conflict.warp), conflict.at));
+            fault.related.push((format!("the {} by {party}", conflict.access.name()), conflict.at));
         }
         Flow::Fault
+    }
+
+    /// A warp or a channel in words.
+    pub(super) fn actor_name(&self, actor: order::Actor) -> String {
+        let (warps, actor) = (self.launch.warps, u32::from(actor));
+        if actor >= warps * self.launch.ranks() {
+            return "the copy engine".to_owned();
+        }
+        match self.launch.ranks() {
+            1 => format!("warp {actor}"),
+            _ => format!("warp {} of the cluster's block {}", actor % warps, actor / warps),
+        }
     }
 }

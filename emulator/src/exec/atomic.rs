@@ -132,7 +132,7 @@ fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
 }
 
 /// What stands in memory after the operation.
-fn apply(op: Atomic, ty: Ty, old: u64, value: u64, new: u64) -> u64 {
+pub(super) fn apply(op: Atomic, ty: Ty, old: u64, value: u64, new: u64) -> u64 {
     let wide = ty.bytes() == 8;
     let signed = |x: u64| if wide { x.cast_signed() } else { i64::from(x as i32) };
     let (old32, value32) = (old as u32, value as u32);

@@ -1,10 +1,12 @@
-//! The warps of a block: who runs, the block's barriers, and when nothing can go on.
+//! The warps of a block: who runs, and the block's barriers.
 
-use super::code::{Core, Fault, Flow, Guard};
+use super::code::{Core, Flow, Guard};
 use super::control::reduction;
+use super::mbarrier::Mbarriers;
 use super::registers::Slot;
 use super::warp::{Next, State, Warp};
 use crate::check::FindingKind;
+use crate::check::order::Clock;
 use crate::check::shadow::Shadow;
 use crate::ir::op::Barrier;
 use crate::memory::local::Bytes;
@@ -17,14 +19,17 @@ pub(crate) struct Block {
     /// Counts blocks along x, then y, then z.
     pub(crate) number: u64,
     pub(crate) index: [u32; 3],
+    /// Its number in the cluster.
+    pub(crate) rank: u32,
     pub(crate) shared: Bytes,
     /// Absent if races are not checked.
     pub(crate) shadow: Option<Shadow>,
     /// Warp-instructions run so far.
     pub(crate) instructions: u64,
     pub(crate) barriers: [BarrierState; 16],
-    /// The barrier of the last [`Flow::Barrier`].
-    pub(crate) waiting_at: u8,
+    pub(crate) mbarriers: Mbarriers,
+    /// Registers that `setmaxnreg` has given back and nobody has taken.
+    pub(crate) spare_registers: u32,
     /// All warps; a placeholder stands for the one that runs.
     pub(crate) parked: Vec<Warp>,
 }
@@ -32,31 +37,66 @@ pub(crate) struct Block {
 /// A barrier that some warps have arrived at.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BarrierState {
-    arrived: u32,
-    count: Option<u32>,
+    pub(super) count: Option<u32>,
     /// Threads whose predicate held, and threads asked.
     votes: u32,
     asked: u32,
-    /// Each warp that arrived, with the stamp of its arrival if it does not wait.
-    arrivals: Vec<(u32, Option<u32>)>,
+    arrivals: Vec<Arrival>,
     /// Where the result of a reduction goes: warp, lanes, slot.
     results: Vec<(u32, u32, Slot, Barrier)>,
+}
+
+/// Lanes of a warp that have arrived.
+#[derive(Clone, Debug)]
+struct Arrival {
+    warp: u32,
+    lanes: u32,
+    /// What the warp passed on, if it does not wait.
+    clock: Option<Clock>,
+}
+
+impl BarrierState {
+    /// The threads that have arrived. A warp that is there with all its lanes counts as 32, even if some have exited or never
+    /// existed.
+    pub(super) fn arrived<'w>(&self, warps: impl Iterator<Item = &'w Warp>) -> u32 {
+        warps
+            .map(|warp| {
+                let lanes =
+                    self.arrivals.iter().filter(|a| a.warp == warp.number).fold(0, |all, a| all | a.lanes);
+                if warp.live != 0 && lanes & warp.live == warp.live { 32 } else { lanes.count_ones() }
+            })
+            .sum()
+    }
 }
 
 /// What became of a block's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Finished,
-    /// It can go on.
+    /// It can go on, or waits for others.
     Paused,
     Failed,
 }
 
+/// How a warp's turn ended.
+enum End {
+    /// It waits, has ended, or its quantum is used up.
+    Over,
+    /// It polls.
+    Polling,
+    Failed,
+}
+
 impl Core<'_> {
-    /// Runs every warp of the block until it waits, once around.
+    /// All warps of the block that runs.
+    pub(super) fn warps(&self) -> impl Iterator<Item = &Warp> {
+        // The placeholder has no lanes.
+        self.block.parked.iter().chain([&self.warp])
+    }
+
+    /// Runs every warp of the block until it waits, once around. Notes in the cluster whether one of them got on.
     pub(crate) fn run_block(&mut self) -> Turn {
         let mut finished = true;
-        let mut progress = false;
         for index in 0..self.block.parked.len() {
             if self.block.parked[index].live == 0 {
                 continue;
@@ -65,46 +105,35 @@ impl Core<'_> {
             if !self.block.parked[index].is_ready() {
                 continue;
             }
-            progress = true;
             std::mem::swap(&mut self.warp, &mut self.block.parked[index]);
-            let ran = self.run_warp();
-            let failed = ran.is_err();
-            if self.warp.live == 0 && !failed {
-                self.warp_exited();
-            }
-            if failed {
-                return Turn::Failed;
+            match self.run_warp() {
+                End::Over => self.cluster.progress = true,
+                End::Polling => self.cluster.polling = true,
+                End::Failed => return Turn::Failed,
             }
             std::mem::swap(&mut self.warp, &mut self.block.parked[index]);
         }
-        if finished {
-            return Turn::Finished;
-        }
-        if !progress {
-            self.deadlock();
-            return Turn::Failed;
-        }
-        Turn::Paused
+        if finished { Turn::Finished } else { Turn::Paused }
     }
 
-    /// Runs the warp until it waits, ends, or its quantum is used up.
-    fn run_warp(&mut self) -> Result<(), ()> {
+    /// Runs the warp until it waits, polls, ends, or its quantum is used up.
+    fn run_warp(&mut self) -> End {
         let code = self.launch.code;
         let mut left = QUANTUM;
-        let result = loop {
+        let end = loop {
             match self.warp.schedule() {
                 Next::Run => {}
-                Next::Finished | Next::Blocked => break Ok(()),
+                Next::Finished | Next::Blocked => break End::Over,
                 Next::Stuck => {
                     self.stuck();
-                    break Err(());
+                    break End::Failed;
                 }
             }
             if left == 0 {
-                break Ok(());
+                break End::Over;
             }
             left -= 1;
-            let Some(inst) = code.get(self.warp.pc as usize) else { break Ok(()) };
+            let Some(inst) = code.get(self.warp.pc as usize) else { break End::Over };
             let active = self.warp.active;
             let mask = match inst.guard {
                 Guard::Always => active,
@@ -114,7 +143,7 @@ impl Core<'_> {
                     let missing = active & !registers.predicate_written(slot);
                     if missing != 0 && self.launch.checks.uninitialised {
                         self.uninitialised(missing, "the predicate of an instruction");
-                        break Err(());
+                        break End::Failed;
                     }
                     active & if matches!(inst.guard, Guard::If(_)) { value } else { !value }
                 }
@@ -129,24 +158,27 @@ impl Core<'_> {
             match flow {
                 Flow::Next => self.warp.pc += 1,
                 Flow::Jumped => {}
-                Flow::Converge | Flow::Barrier => {
+                Flow::Yield => {
+                    self.warp.pc += 1;
+                    break End::Polling;
+                }
+                Flow::Converge | Flow::Wait => {
                     let warp = &mut self.warp;
                     let (mask, pc, passing) = (warp.mask, warp.pc, warp.active & !warp.mask);
-                    let id = self.block.waiting_at;
                     let state = match flow {
                         Flow::Converge => State::Converging(warp.wanted),
-                        _ => State::Barrier(id),
+                        _ => warp.waiting,
                     };
                     warp.part(mask, pc, state);
                     if passing != 0 {
                         warp.part(passing, pc + 1, State::Ready);
                     }
                 }
-                Flow::Fault => break Err(()),
+                Flow::Fault => break End::Failed,
             }
         };
         self.block.instructions += u64::from(QUANTUM - left);
-        if result.is_ok() && self.block.instructions > self.launch.instruction_limit {
+        if !matches!(end, End::Failed) && self.block.instructions > self.launch.instruction_limit {
             let message = format!(
                 "the block has run {} warp-instructions, more than the limit of {}",
                 self.block.instructions, self.launch.instruction_limit
@@ -154,9 +186,9 @@ impl Core<'_> {
             let lanes = self.warp.active;
             let hint = "an endless loop, or a wait for something that never comes; the limit can be raised";
             self.fail(FindingKind::Budget, lanes, message, Some(hint));
-            return Err(());
+            return End::Failed;
         }
-        result
+        end
     }
 
     /// Arrives at a barrier; see [`reduction`] for what reductions give.
@@ -165,13 +197,12 @@ impl Core<'_> {
         id: u8,
         kind: Barrier,
         count: Option<u32>,
-        threads: u32,
         vote: u32,
         result: Slot,
     ) -> Result<Flow, Flow> {
         let (warp, mask) = (self.warp.number, self.warp.mask);
         let barrier = &mut self.block.barriers[usize::from(id)];
-        if barrier.arrived != 0 && barrier.count != count {
+        if !barrier.arrivals.is_empty() && barrier.count != count {
             let show = |count: Option<u32>| count.map_or("all".to_owned(), |c| c.to_string());
             let message = format!(
                 "barrier {id} is for {} threads here, but a warp that already waits said {}",
@@ -181,24 +212,19 @@ impl Core<'_> {
             return Err(self.fail(FindingKind::BarrierMisuse, mask, message, None));
         }
         barrier.count = count;
-        barrier.arrived += threads;
         barrier.votes += vote.count_ones();
         barrier.asked += mask.count_ones();
         let waits = kind != Barrier::Arrive;
-        let stamp = match &mut self.block.shadow {
-            Some(shadow) if !waits => Some(shadow.arrive()),
-            _ if !waits => Some(0),
-            _ => None,
-        };
-        barrier.arrivals.push((warp, stamp));
+        let clock = (!waits).then(|| self.order.release(self.warp.actor));
+        barrier.arrivals.push(Arrival { warp, lanes: mask, clock });
         if matches!(kind, Barrier::Reduce(_) | Barrier::Count) {
             barrier.results.push((warp, mask, result, kind));
         }
         if self.complete(id) {
             Ok(Flow::Next)
         } else if waits {
-            self.block.waiting_at = id;
-            Ok(Flow::Barrier)
+            self.warp.waiting = State::Barrier(id);
+            Ok(Flow::Wait)
         } else {
             Ok(Flow::Next)
         }
@@ -206,23 +232,24 @@ impl Core<'_> {
 
     /// Completes a barrier if enough threads have arrived.
     fn complete(&mut self, id: u8) -> bool {
-        let running: Vec<u32> = self
-            .block
-            .parked
-            .iter()
-            .chain([&self.warp])
-            .filter(|warp| warp.live != 0)
-            .map(|warp| warp.number)
-            .collect();
-        let barrier = &mut self.block.barriers[usize::from(id)];
-        let expected = barrier.count.unwrap_or(running.len() as u32 * 32);
-        if barrier.arrived == 0 || barrier.arrived < expected {
+        let barrier = &self.block.barriers[usize::from(id)];
+        let running = self.warps().filter(|warp| warp.live != 0).count() as u32;
+        let expected = barrier.count.unwrap_or(running * 32);
+        if barrier.arrivals.is_empty() || barrier.arrived(self.warps()) < expected {
             return false;
         }
-        let barrier = std::mem::take(barrier);
+        let everyone = self
+            .warps()
+            .filter(|warp| warp.live != 0)
+            .all(|warp| barrier.arrivals.iter().any(|a| a.warp == warp.number && a.clock.is_none()));
+        let barrier = std::mem::take(&mut self.block.barriers[usize::from(id)]);
+        let first = self.launch.warps * self.block.rank;
+        let arrivals: Vec<_> = barrier.arrivals.into_iter().map(|a| (first + a.warp, a.clock)).collect();
         if let Some(shadow) = &mut self.block.shadow {
-            let everyone = running.iter().all(|warp| barrier.arrivals.iter().any(|(w, _)| w == warp));
-            shadow.barrier(&barrier.arrivals, everyone);
+            self.order.barrier(&arrivals);
+            if everyone {
+                shadow.settle(self.order.now());
+            }
         }
         for &(number, lanes, slot, kind) in &barrier.results {
             let value = reduction(kind, barrier.votes, barrier.asked);
@@ -245,72 +272,15 @@ impl Core<'_> {
         true
     }
 
-    /// A warp that is gone is not waited for any more.
-    fn warp_exited(&mut self) {
+    /// Lanes that are gone are not waited for any more.
+    pub(super) fn lanes_exited(&mut self) {
         for id in 0..16 {
-            if self.block.barriers[usize::from(id)].count.is_none() {
+            if !self.block.barriers[usize::from(id)].arrivals.is_empty() {
                 self.complete(id);
             }
         }
-    }
-
-    /// All groups of the warp wait for lanes that will not come.
-    fn stuck(&mut self) {
-        let Some(first) = self.warp.others.first().cloned() else { return };
-        let State::Converging(wanted) = first.state else { return };
-        let related = self
-            .warp
-            .others
-            .iter()
-            .skip(1)
-            .map(|g| (format!("lanes {:#010x} wait here", g.lanes), g.pc))
-            .collect();
-        let message = format!(
-            "lanes {:#010x} wait for lanes {:#010x}, which do not come here",
-            first.lanes,
-            wanted & !first.lanes
-        );
-        let hint = "every lane that the mask names must execute the same instruction; instructions with `.aligned` \
-                    need the whole warp";
-        self.fault = Some(Box::new(Fault {
-            kind: FindingKind::Divergence,
-            message,
-            lanes: first.lanes,
-            related,
-            hint: Some(hint.to_owned()),
-            at: Some(first.pc),
-        }));
-    }
-
-    /// No warp of the block can go on.
-    fn deadlock(&mut self) {
-        let mut places = Vec::new();
-        for warp in self.block.parked.iter().filter(|warp| warp.live != 0) {
-            for group in &warp.others {
-                let State::Barrier(id) = group.state else { continue };
-                let barrier = &self.block.barriers[usize::from(id)];
-                let expected = barrier.count.map_or("all".to_owned(), |count| count.to_string());
-                places.push((
-                    warp.number,
-                    group.clone(),
-                    format!("waits at barrier {id}, which has {} of {expected} threads", barrier.arrived),
-                ));
-            }
-        }
-        let Some((number, group, text)) = places.first().cloned() else { return };
-        let gone: Vec<_> =
-            self.block.parked.iter().filter(|w| w.live == 0).map(|w| w.number.to_string()).collect();
-        let gone =
-            if gone.is_empty() { String::new() } else { format!("; exited: warps {}", gone.join(", ")) };
-        self.warp.number = number;
-        let related = places.iter().skip(1).map(|(w, g, text)| (format!("warp {w} {text}"), g.pc)).collect();
-        self.fault = Some(Box::new(Fault {
-            kind: FindingKind::BarrierDeadlock,
-            message: format!("no warp of the block can go on: warp {number} {text}{gone}"),
-            lanes: group.lanes,
-            related,
-            hint: Some("every warp must reach the same barriers, the same number of times".to_owned()),
-            at: Some(group.pc),
-        }));
+        // What waits for lanes of its warp counts them anew.
+        self.warp.wake(|state| matches!(state, State::Converging(_)));
+        self.cluster_barrier_check();
     }
 }

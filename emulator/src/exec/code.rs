@@ -1,10 +1,13 @@
 //! The bytecode: instructions bound to the functions that run them.
 
+use super::agent::Engine;
 use super::block::Block;
+use super::cluster::Cluster;
 use super::launch::Launch;
 use super::registers::{Constants, Slot, slot_of};
 use super::warp::Warp;
 use crate::check::FindingKind;
+use crate::check::order::Order;
 use crate::ir::op::Op;
 use crate::ir::program::{Kernel, Operand};
 
@@ -52,8 +55,10 @@ pub(crate) enum Flow {
     Jumped,
     /// The lanes must wait for other lanes of the warp, which [`Warp::wanted`] names.
     Converge,
-    /// The lanes wait at a barrier of the block.
-    Barrier,
+    /// The lanes wait for what [`Warp::waiting`] says.
+    Wait,
+    /// On to the next instruction; but the lanes poll for what others do, which should have a turn.
+    Yield,
     /// A check failed: [`Core::fault`] says what.
     Fault,
 }
@@ -70,6 +75,8 @@ pub(crate) struct Inst {
     pub(crate) guard: Guard,
     pub(crate) op: Op,
     pub(crate) slots: [Slot; 16],
+    /// All slots, where there are more than fit above.
+    pub(crate) all: Box<[Slot]>,
     pub(crate) immediates: [i64; 2],
     pub(crate) targets: Box<[u32]>,
 }
@@ -82,10 +89,13 @@ pub(crate) enum Guard {
     Unless(Slot),
 }
 
-/// What a handler works on: the warp that runs, its block, and the launch.
+/// What a handler works on: the warp that runs, its block and cluster, and the launch.
 pub(crate) struct Core<'l> {
     pub(crate) warp: Warp,
     pub(crate) block: Block,
+    pub(crate) cluster: Cluster,
+    pub(crate) order: Order,
+    pub(crate) engine: Engine,
     pub(crate) constants: &'l Constants,
     pub(crate) launch: &'l Launch<'l>,
     pub(crate) fault: Option<Box<Fault>>,
@@ -127,10 +137,10 @@ pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
         .instructions
         .iter()
         .map(|instruction| {
+            let every = instruction.operands.iter().map(|&operand| slot_of(operand, &kernel.registers));
             let mut slots = [0; 16];
-            for (slot, &operand) in slots.iter_mut().zip(&instruction.operands) {
-                *slot = slot_of(operand, &kernel.registers);
-            }
+            slots.iter_mut().zip(every.clone()).for_each(|(to, slot)| *to = slot);
+            let all = if instruction.operands.len() > slots.len() { every.collect() } else { Box::default() };
             let guard = match instruction.guard {
                 None => Guard::Always,
                 Some((register, false)) => Guard::If(slot_of(Operand::Register(register), &kernel.registers)),
@@ -143,6 +153,7 @@ pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
                 guard,
                 op: instruction.op,
                 slots,
+                all,
                 immediates: instruction.immediates,
                 targets: instruction.targets.clone().into(),
             }
@@ -153,7 +164,8 @@ pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
 /// The function that runs an operation.
 fn handler_of(op: Op, level: Level) -> Handler {
     use super::{
-        arithmetic, atomic, collective, compare, control, convert, copy, data, floating, matrix, memory,
+        agent, arithmetic, atomic, cluster, collective, compare, control, convert, copy, data, floating,
+        matrix, mbarrier, memory,
     };
     match op {
         Op::Unary(unary, ty, mode) => match arithmetic::unary(unary, ty, level) {
@@ -190,6 +202,14 @@ fn handler_of(op: Op, level: Level) -> Handler {
         Op::Barrier { .. } => control::barrier(level),
         Op::BarrierWarp => control::barrier_warp(level),
         Op::Fence { .. } | Op::Nop => control::nop(level),
+        Op::ProxyFence(_) => agent::fence(level),
+        Op::Mbarrier { what, .. } => mbarrier::handler_of(what, level),
+        Op::CopyArrive { .. } => mbarrier::copy_arrive(level),
+        Op::ClusterBarrier { .. } => cluster::barrier(level),
+        Op::MapAddress { .. } => cluster::map_address(level),
+        Op::AddressRank { .. } => cluster::address_rank(level),
+        Op::Elect => control::elect(level),
+        Op::SetRegisters { .. } => cluster::set_registers(level),
         Op::Shuffle(mode) => collective::shuffle(mode, level),
         Op::Vote(vote) => collective::vote(vote, level),
         Op::Match { all, ty } => collective::matching(all, ty, level),

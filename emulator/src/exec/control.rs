@@ -70,9 +70,33 @@ pub(crate) fn lanes_where(mask: u32, f: impl Fn(usize) -> bool) -> u32 {
 pub(crate) fn exit(level: Level) -> Handler {
     warp!(level, |core, _inst| {
         let warp = &mut core.warp;
+        let last = warp.live == warp.mask && core.block.parked.iter().all(|warp| warp.live == 0);
+        if last && let Err(flow) = core.check_exit() {
+            return flow;
+        }
+        let warp = &mut core.warp;
         warp.live &= !warp.mask;
         warp.active &= !warp.mask;
-        if warp.active == 0 { Flow::Jumped } else { Flow::Next }
+        core.lanes_exited();
+        if core.warp.active == 0 { Flow::Jumped } else { Flow::Next }
+    })
+}
+
+/// The handler of `elect`.
+pub(crate) fn elect(level: Level) -> Handler {
+    warp!(level, |core, inst| {
+        let members = match core.members(inst, 2) {
+            Ok(members) => members,
+            Err(flow) => return flow,
+        };
+        if !core.converged(members) {
+            return Flow::Converge;
+        }
+        let mask = core.warp.mask;
+        let leader = mask.trailing_zeros();
+        u32::write(core, inst.slots[0], &[leader; 32], u32::MAX);
+        core.warp.registers.set_predicate(inst.slots[1], 1 << leader, mask, u32::MAX);
+        Flow::Next
     })
 }
 
@@ -199,9 +223,7 @@ fn arrive(core: &mut Core<'_>, inst: &Inst, kind: Barrier, counted: bool) -> Res
     } else {
         0
     };
-    // A warp that is here as a whole counts as 32 threads, even if it is the incomplete last one.
-    let threads = if mask == core.warp.live { 32 } else { mask.count_ones() };
-    core.arrive_at(id as u8, kind, count, threads, vote, inst.slots[0])
+    core.arrive_at(id as u8, kind, count, vote, inst.slots[0])
 }
 
 /// What a completed reduction gives every thread.

@@ -117,7 +117,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
 }
 
 /// Spreads the bits of a number (the finaliser of SplitMix64).
-fn mix(value: u64) -> u64 {
+pub(super) fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)
@@ -209,41 +209,56 @@ pub(crate) fn wait(level: Level) -> Handler {
         let allowed = inst.immediates[0].clamp(0, i64::from(u32::MAX)) as u32;
         let mask = core.warp.mask;
         let groups = core.warp.copies.groups;
-        // Taken out, so that the warp can be worked on; in order, so that later copies win.
-        let mut pending = std::mem::take(&mut core.warp.copies.pending);
-        for copy in &mut pending {
+        complete(core, |copy| {
             let mut done = 0;
             for lane in 0..32 {
                 // A copy is done if at most `allowed` groups were committed after its own.
                 let complete = all || copy.groups[lane].saturating_add(allowed) < groups[lane];
                 done |= u32::from(complete) << lane;
             }
-            done &= copy.lanes & mask;
-            if done != 0 {
-                if !copy.moved {
-                    transfer(core, copy, done);
-                }
-                if let Some(shadow) = &mut core.block.shadow {
-                    let field = (1u32 << copy.bytes) - 1;
-                    // Neighbouring lanes together, where they fill a granule in parts.
-                    let (mut here, mut all) = (copy.to[done.trailing_zeros() as usize] / GRANULE, 0);
-                    for lane in ones(done) {
-                        let (granule, bytes) = (copy.to[lane] / GRANULE, field << (copy.to[lane] % GRANULE));
-                        if granule != here {
-                            shadow.complete(here, all);
-                            (here, all) = (granule, 0);
-                        }
-                        all |= bytes as u16;
-                    }
-                    shadow.complete(here, all);
-                }
-                copy.lanes &= !done;
-            }
-        }
-        while pending.front().is_some_and(|copy| copy.lanes == 0) {
-            pending.pop_front();
-        }
-        core.warp.copies.pending = pending;
+            done & mask
+        });
         Flow::Next
     })
+}
+
+/// Completes all copies of the lanes at hand.
+pub(super) fn complete_all(core: &mut Core<'_>) {
+    let mask = core.warp.mask;
+    complete(core, |_| mask);
+}
+
+/// Completes the copies of the lanes that `which` names.
+#[inline(always)]
+fn complete(core: &mut Core<'_>, which: impl Fn(&Pending) -> u32) {
+    // Taken out, so that the warp can be worked on; in order, so that later copies win.
+    let mut pending = std::mem::take(&mut core.warp.copies.pending);
+    let now = core.order.now();
+    for copy in &mut pending {
+        let done = which(copy) & copy.lanes;
+        if done != 0 {
+            if !copy.moved {
+                transfer(core, copy, done);
+            }
+            if let Some(shadow) = &mut core.block.shadow {
+                let field = (1u32 << copy.bytes) - 1;
+                // Neighbouring lanes together, where they fill a granule in parts.
+                let (mut here, mut all) = (copy.to[done.trailing_zeros() as usize] / GRANULE, 0);
+                for lane in ones(done) {
+                    let (granule, bytes) = (copy.to[lane] / GRANULE, field << (copy.to[lane] % GRANULE));
+                    if granule != here {
+                        shadow.complete(here, all, now);
+                        (here, all) = (granule, 0);
+                    }
+                    all |= bytes as u16;
+                }
+                shadow.complete(here, all, now);
+            }
+            copy.lanes &= !done;
+        }
+    }
+    while pending.front().is_some_and(|copy| copy.lanes == 0) {
+        pending.pop_front();
+    }
+    core.warp.copies.pending = pending;
 }

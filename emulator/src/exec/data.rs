@@ -61,6 +61,10 @@ pub(crate) fn special(level: Level) -> Handler {
         let Op::ReadSpecial(register, ty) = inst.op else { return Flow::Next };
         let values = read_special(core, register);
         match ty.bytes() {
+            0 => {
+                let (value, mask) = (if values[0] == 0 { 0 } else { u32::MAX }, core.warp.mask);
+                core.warp.registers.set_predicate(inst.slots[0], value, mask, u32::MAX);
+            }
             8 => u64::write(core, inst.slots[0], &values, u32::MAX),
             _ => u32::write(core, inst.slots[0], &values.map(|v| v as u32), u32::MAX),
         }
@@ -89,6 +93,18 @@ fn read_special(core: &Core<'_>, register: Special) -> [u64; 32] {
         Special::LaneId => lanes(&u64::from),
         Special::WarpId => uniform(warp),
         Special::WarpCount => uniform(u64::from(launch.warps)),
+        Special::ClusterIndex(axis) => {
+            uniform(u64::from(core.block.index[usize::from(axis)] / launch.cluster(axis)))
+        }
+        Special::ClusterCount(axis) => {
+            uniform(u64::from(launch.config.grid[usize::from(axis)] / launch.cluster(axis)))
+        }
+        Special::ClusterBlockIndex(axis) => {
+            uniform(u64::from(core.block.index[usize::from(axis)] % launch.cluster(axis)))
+        }
+        Special::ClusterSize(axis) => uniform(u64::from(launch.cluster(axis))),
+        Special::ClusterBlockRank => uniform(u64::from(core.block.rank)),
+        Special::ClusterBlockCount => uniform(u64::from(launch.ranks())),
         // One multiprocessor for each block, as far as they go.
         Special::MultiprocessorId => uniform(core.block.number % 108),
         Special::MultiprocessorCount => uniform(108),
@@ -109,13 +125,14 @@ fn read_special(core: &Core<'_>, register: Special) -> [u64; 32] {
         Special::DynamicShared => uniform(u64::from(launch.config.dynamic_shared)),
         Special::TotalShared => uniform(u64::from(launch.shared_bytes)),
         Special::WarpSize => uniform(32),
+        Special::IsExplicitCluster => uniform(u64::from(launch.ranks() > 1)),
     }
 }
 
 /// Where the addresses of a space begin among the generic ones.
 fn window(space: Space) -> u64 {
     match space {
-        Space::Shared => SHARED_WINDOW,
+        Space::Shared | Space::Cluster => SHARED_WINDOW,
         Space::Local => LOCAL_WINDOW,
         Space::Param => PARAM_WINDOW,
         Space::Global | Space::Const | Space::Generic => 0,
@@ -125,10 +142,14 @@ fn window(space: Space) -> u64 {
 /// The handler of `cvta`.
 pub(crate) fn cvta(space: Space, to_space: bool, level: Level) -> Handler {
     match (space, to_space) {
-        (Space::Shared, false) => lanes!(level, |a: u64| -> u64 { a.wrapping_add(SHARED_WINDOW) }),
+        (Space::Shared | Space::Cluster, false) => {
+            lanes!(level, |a: u64| -> u64 { a.wrapping_add(SHARED_WINDOW) })
+        }
         (Space::Local, false) => lanes!(level, |a: u64| -> u64 { a.wrapping_add(LOCAL_WINDOW) }),
         (Space::Param, false) => lanes!(level, |a: u64| -> u64 { a.wrapping_add(PARAM_WINDOW) }),
-        (Space::Shared, true) => lanes!(level, |a: u64| -> u64 { a.wrapping_sub(SHARED_WINDOW) }),
+        (Space::Shared | Space::Cluster, true) => {
+            lanes!(level, |a: u64| -> u64 { a.wrapping_sub(SHARED_WINDOW) })
+        }
         (Space::Local, true) => lanes!(level, |a: u64| -> u64 { a.wrapping_sub(LOCAL_WINDOW) }),
         (Space::Param, true) => lanes!(level, |a: u64| -> u64 { a.wrapping_sub(PARAM_WINDOW) }),
         (Space::Global | Space::Const | Space::Generic, _) => lanes!(level, |a: u64| -> u64 { a }),
@@ -144,7 +165,8 @@ pub(crate) fn is_space(_: Space, level: Level) -> Handler {
         for lane in 0..32 {
             let address = values[lane];
             let inside = match space {
-                Space::Shared | Space::Local | Space::Param => address.wrapping_sub(window(space)) < WINDOW,
+                Space::Cluster | Space::Local | Space::Param => address.wrapping_sub(window(space)) < WINDOW,
+                Space::Shared => core.own_shared(address.wrapping_sub(window(space))).is_some(),
                 Space::Const => core.launch.is_constant(address),
                 Space::Global | Space::Generic => {
                     address < SHARED_WINDOW && !core.launch.is_constant(address)

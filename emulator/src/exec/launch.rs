@@ -1,17 +1,21 @@
-//! The blocks of a grid, over threads or in turns.
+//! The clusters of a grid, over threads or in turns; a block that is in no cluster is one of its own.
 //!
-//! Blocks that do not communicate run in parallel, each to its end. If some fail, the one with the lowest number is
-//! reported: blocks above a failed one need not run, those below must. Blocks that communicate take turns on one
-//! thread, in an order that the seed gives.
+//! Clusters that do not communicate run in parallel, each to its end. If some fail, the one with the lowest number is
+//! reported: those above a failed one need not run, those below must. Clusters that communicate take turns on one
+//! thread.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rayon::prelude::*;
 
+use super::agent::Engine;
 use super::block::{BarrierState, Block, Turn};
+use super::cluster::Cluster;
 use super::code::{Core, Fault, Inst, Level};
+use super::mbarrier::Mbarriers;
 use super::registers::{Constants, Registers};
 use super::warp::Warp;
+use crate::check::order::Order;
 use crate::check::shadow::Shadow;
 use crate::check::{Finding, Related};
 use crate::config::{Checks, Completion, Numerics};
@@ -22,7 +26,7 @@ use crate::memory::global::Table;
 use crate::memory::local::Bytes;
 use crate::module::Text;
 
-/// Blocks that are given out to the threads at a time.
+/// Clusters that are given out to the threads at a time.
 const PART: u64 = 1 << 16;
 
 /// Everything that the blocks of a launch share.
@@ -47,6 +51,8 @@ pub(crate) struct Launch<'l> {
     pub(crate) shared_bytes: u32,
     pub(crate) instruction_limit: u64,
     pub(crate) resident_blocks: u32,
+    /// What a thread has before the first `setmaxnreg`: as many as a multiprocessor's allow.
+    pub(crate) registers_per_thread: u32,
     /// Address ranges of the module's constant variables: first and length.
     pub(crate) constant_ranges: Vec<(u64, u64)>,
 }
@@ -86,24 +92,36 @@ impl<'l> Launch<'l> {
         }
     }
 
-    /// Runs all blocks; gives the number of warp-instructions.
+    /// Blocks of a cluster along an axis.
+    pub(crate) fn cluster(&self, axis: u8) -> u32 {
+        self.config.cluster[usize::from(axis)]
+    }
+
+    /// How many blocks a cluster has.
+    #[inline(always)]
+    pub(crate) fn ranks(&self) -> u32 {
+        let [x, y, z] = self.config.cluster;
+        x * y * z
+    }
+
+    /// Runs all clusters; gives the number of warp-instructions.
     pub(crate) fn run(&self, constants: &Constants) -> Result<u64, Box<Finding>> {
-        let [x, y, z] = self.config.grid.map(u64::from);
-        let blocks = x * y * z;
+        let clusters =
+            self.config.grid.iter().map(|&n| u64::from(n)).product::<u64>() / u64::from(self.ranks());
         if self.kernel.communicates {
-            self.in_turns(constants, blocks)
+            self.in_turns(constants, clusters)
         } else {
-            self.in_parallel(constants, blocks)
+            self.in_parallel(constants, clusters)
         }
     }
 
-    fn in_parallel(&self, constants: &Constants, blocks: u64) -> Result<u64, Box<Finding>> {
+    fn in_parallel(&self, constants: &Constants, clusters: u64) -> Result<u64, Box<Finding>> {
         let instructions = AtomicU64::new(0);
         let failed = AtomicU64::new(u64::MAX);
-        // In parts, so that a failure ends the launch without going through the numbers of all blocks above it.
+        // In parts, so that a failure ends the launch without going through the numbers of all clusters above it.
         let mut first = 0;
-        while first < blocks {
-            let end = blocks.min(first + PART);
+        while first < clusters {
+            let end = clusters.min(first + PART);
             let finding = (first..end)
                 .into_par_iter()
                 .filter_map(|number| {
@@ -112,12 +130,12 @@ impl<'l> Launch<'l> {
                     }
                     let mut core = self.core(constants, number);
                     let turn = loop {
-                        match core.run_block() {
+                        match core.run_cluster() {
                             Turn::Paused => {}
                             turn => break turn,
                         }
                     };
-                    instructions.fetch_add(core.block.instructions, Relaxed);
+                    instructions.fetch_add(core.cluster_instructions(), Relaxed);
                     (turn == Turn::Failed).then(|| {
                         failed.fetch_min(number, Relaxed);
                         (number, self.finding(&mut core))
@@ -132,12 +150,13 @@ impl<'l> Launch<'l> {
         Ok(instructions.into_inner())
     }
 
-    fn in_turns(&self, constants: &Constants, blocks: u64) -> Result<u64, Box<Finding>> {
+    fn in_turns(&self, constants: &Constants, clusters: u64) -> Result<u64, Box<Finding>> {
         let mut instructions = 0;
         let mut next = 0;
         let mut resident: Vec<Core<'_>> = Vec::new();
+        let room = (self.resident_blocks / self.ranks()).max(1) as usize;
         loop {
-            while next < blocks && resident.len() < self.resident_blocks as usize {
+            while next < clusters && resident.len() < room {
                 resident.push(self.core(constants, next));
                 next += 1;
             }
@@ -146,41 +165,69 @@ impl<'l> Launch<'l> {
             }
             let mut index = 0;
             while index < resident.len() {
-                match resident[index].run_block() {
+                match resident[index].run_cluster() {
                     Turn::Paused => index += 1,
-                    Turn::Finished => instructions += resident.remove(index).block.instructions,
+                    Turn::Finished => instructions += resident.remove(index).cluster_instructions(),
                     Turn::Failed => return Err(self.finding(&mut resident[index])),
                 }
             }
         }
     }
 
-    /// A block before its first instruction.
+    /// A cluster before its first instruction.
     fn core<'c>(&'c self, constants: &'c Constants, number: u64) -> Core<'c> {
-        let [x, y, _] = self.config.grid.map(u64::from);
-        let index = [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32];
+        let actors = self.warps * self.ranks();
+        let placeholder = Warp::new(u32::MAX, u32::MAX, 0, Registers::new(&[0; 3]), Bytes::new(0));
+        Core {
+            warp: placeholder,
+            block: self.block(number, 0),
+            cluster: Cluster::new((1..self.ranks()).map(|rank| self.block(number, rank))),
+            order: Order::new(actors, self.kernel.engine),
+            engine: Engine::default(),
+            constants,
+            launch: self,
+            fault: None,
+        }
+    }
+
+    /// A block of a cluster before its first instruction.
+    fn block(&self, cluster: u64, rank: u32) -> Block {
+        let [x, y, _] =
+            std::array::from_fn(|axis| u64::from(self.config.grid[axis] / self.config.cluster[axis]));
+        let cluster = [cluster % x, cluster / x % y, cluster / x / y];
+        let [cx, cy, _] = self.config.cluster;
+        let place = [rank % cx, rank / cx % cy, rank / cx / cy];
+        let index: [u32; 3] =
+            std::array::from_fn(|axis| cluster[axis] as u32 * self.config.cluster[axis] + place[axis]);
+        let [gx, gy, _] = self.config.grid.map(u64::from);
+        let [bx, by, bz] = index.map(u64::from);
         let local = self.kernel.local as usize * 32;
+        let first = rank * self.warps;
         let parked = (0..self.warps)
             .map(|warp| {
                 let threads = self.threads - warp * 32;
                 let lanes = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
-                Warp::new(warp, lanes, Registers::new(&self.kernel.registers), Bytes::new(local))
+                let registers = Registers::new(&self.kernel.registers);
+                let mut warp = Warp::new(warp, first + warp, lanes, registers, Bytes::new(local));
+                warp.budget = self.registers_per_thread;
+                warp
             })
             .collect();
         let watched = self.checks.races || self.checks.asynchronous;
-        let shadow = (watched && self.shared_bytes > 0).then(|| Shadow::new(self.shared_bytes, self.warps));
-        let block = Block {
-            number,
+        let shadow =
+            (watched && self.shared_bytes > 0).then(|| Shadow::new(self.shared_bytes, first, self.warps));
+        Block {
+            number: (bz * gy + by) * gx + bx,
             index,
+            rank,
             shared: Bytes::new(self.shared_bytes as usize),
             shadow,
             instructions: 0,
             barriers: std::array::from_fn(|_| BarrierState::default()),
-            waiting_at: 0,
+            mbarriers: Mbarriers::default(),
+            spare_registers: 0,
             parked,
-        };
-        let placeholder = Warp::new(u32::MAX, 0, Registers::new(&[0; 3]), Bytes::new(0));
-        Core { warp: placeholder, block, constants, launch: self, fault: None }
+        }
     }
 
     /// Makes a finding of a block's fault.

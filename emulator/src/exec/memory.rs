@@ -96,7 +96,7 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
         let result = core.by_space(space, mask, &addresses, |core, space, lanes, addresses| {
             core.check_alignment(lanes, addresses, bytes, "load")?;
             match space {
-                Space::Shared => {
+                Space::Shared | Space::Cluster => {
                     let lanes = core.check_shared(lanes, addresses, bytes, "load")?;
                     core.race(lanes, addresses, bytes, Access::Read)?;
                     for lane in ones(lanes) {
@@ -192,7 +192,7 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
         let result = core.by_space(space, mask, &addresses, |core, space, lanes, addresses| {
             core.check_alignment(lanes, addresses, bytes, "store")?;
             match space {
-                Space::Shared => {
+                Space::Shared | Space::Cluster => {
                     let lanes = core.check_shared(lanes, addresses, bytes, "store")?;
                     core.race(lanes, addresses, bytes, Access::Write)?;
                     for lane in ones(lanes) {

@@ -8,18 +8,22 @@
 //! | `arithmetic`, `floating`, `compare`, `convert`, `data` | operations inside a lane |
 //! | `access` | addresses, and the checks of every access to memory |
 //! | `memory`, `atomic`, `copy` | loads, stores, atomic operations, asynchronous copies |
+//! | `agent`, `mbarrier` | the copy engine, and the barriers in shared memory that tell of it |
 //! | `collective`, `matrix` | operations across the lanes of a warp |
 //! | `control` | branches, exits, barriers |
 //! | `warp` | which lanes run next: divergence and convergence |
-//! | `block` | the warps of a block, barriers, shared memory |
-//! | `launch` | the blocks of a grid over threads |
+//! | `block`, `deadlock` | the warps of a block, its barriers; when nothing can go on |
+//! | `cluster` | the blocks of a cluster, and what they share |
+//! | `launch` | the clusters of a grid over threads |
 
 #![allow(clippy::needless_range_loop, reason = "a lane indexes several registers at once")]
 
 mod access;
+pub(crate) mod agent;
 mod arithmetic;
 mod atomic;
 pub(crate) mod block;
+pub(crate) mod cluster;
 pub(crate) mod code;
 mod collective;
 mod compare;
@@ -27,10 +31,12 @@ mod control;
 mod convert;
 mod copy;
 mod data;
+mod deadlock;
 mod floating;
 mod lane;
 pub(crate) mod launch;
 mod matrix;
+mod mbarrier;
 mod memory;
 pub(crate) mod registers;
 mod warp;

@@ -4,6 +4,8 @@
 //! first, so that groups meet again as early as the code allows. A group that waits for lanes of another one (a loop
 //! that polls what its neighbour will write) would never let that one run: so after a while the others get a turn.
 
+use super::agent::BulkGroups;
+use super::cluster::ClusterArrivals;
 use super::copy::Copies;
 use super::registers::Registers;
 use crate::memory::local::Bytes;
@@ -14,6 +16,8 @@ const PATIENCE: u32 = 4096;
 /// A warp.
 pub(crate) struct Warp {
     pub(crate) number: u32,
+    /// Its number among the warps of the cluster.
+    pub(crate) actor: u32,
     pub(crate) registers: Registers,
     /// The carry flag of each lane.
     pub(crate) carry: u32,
@@ -26,6 +30,8 @@ pub(crate) struct Warp {
     pub(crate) mask: u32,
     /// The lanes that the group at hand must meet, after [`Flow::Converge`](super::code::Flow::Converge).
     pub(crate) wanted: u32,
+    /// What the group at hand waits for, after [`Flow::Wait`](super::code::Flow::Wait).
+    pub(crate) waiting: State,
     pub(crate) others: Vec<Group>,
     patience: u32,
     /// The running group has its turn out of order.
@@ -34,6 +40,10 @@ pub(crate) struct Warp {
     /// Position of the allocation that was accessed last.
     pub(crate) allocation: usize,
     pub(crate) copies: Copies,
+    pub(crate) bulk: BulkGroups,
+    pub(crate) cluster: ClusterArrivals,
+    /// Registers that a thread has, as far as `setmaxnreg` is concerned.
+    pub(crate) budget: u32,
     pub(crate) local: Bytes,
 }
 
@@ -46,6 +56,13 @@ pub(crate) struct Group {
     last_turn: u64,
 }
 
+impl Group {
+    /// Lanes that are at an instruction and could run.
+    pub(crate) fn at(pc: u32, lanes: u32) -> Self {
+        Self { pc, lanes, state: State::Ready, last_turn: 0 }
+    }
+}
+
 /// Why a group does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -54,13 +71,23 @@ pub(crate) enum State {
     Converging(u32),
     /// It waits at a barrier of the block.
     Barrier(u8),
+    /// It waits at an mbarrier for the end of a phase of this parity.
+    Mbarrier {
+        rank: u32,
+        offset: u32,
+        parity: u32,
+    },
+    /// It waits at the barrier of the cluster.
+    Cluster,
+    /// It waits until the block has registers for it.
+    Registers,
 }
 
 /// What a warp can do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Run,
-    /// All groups wait, some at a barrier.
+    /// All groups wait, some for what other warps or agents do.
     Blocked,
     /// All groups wait for each other.
     Stuck,
@@ -68,9 +95,10 @@ pub(crate) enum Next {
 }
 
 impl Warp {
-    pub(crate) fn new(number: u32, lanes: u32, registers: Registers, local: Bytes) -> Self {
+    pub(crate) fn new(number: u32, actor: u32, lanes: u32, registers: Registers, local: Bytes) -> Self {
         Self {
             number,
+            actor,
             registers,
             carry: 0,
             live: lanes,
@@ -78,12 +106,16 @@ impl Warp {
             active: lanes,
             mask: lanes,
             wanted: 0,
+            waiting: State::Ready,
             others: Vec::new(),
             patience: PATIENCE,
             turn: false,
             turns: 0,
             allocation: 0,
             copies: Copies::default(),
+            bulk: BulkGroups::default(),
+            cluster: ClusterArrivals::default(),
+            budget: 0,
             local,
         }
     }
@@ -137,8 +169,8 @@ impl Warp {
             if self.others.is_empty() {
                 return Next::Finished;
             }
-            let barrier = self.others.iter().any(|g| matches!(g.state, State::Barrier(_)));
-            return if barrier { Next::Blocked } else { Next::Stuck };
+            let stuck = self.others.iter().all(|g| matches!(g.state, State::Converging(_)));
+            return if stuck { Next::Stuck } else { Next::Blocked };
         };
         let group = self.others.swap_remove(index);
         (self.pc, self.active, self.patience) = (group.pc, group.lanes, PATIENCE);
@@ -154,7 +186,7 @@ impl Warp {
     fn join(&mut self) {
         let (pc, mut active) = (self.pc, self.active);
         self.others.retain(|group| {
-            let meets = group.pc == pc && !matches!(group.state, State::Barrier(_));
+            let meets = group.pc == pc && matches!(group.state, State::Ready | State::Converging(_));
             if meets {
                 active |= group.lanes;
             }
@@ -170,6 +202,13 @@ impl Warp {
                 group.state = State::Ready;
                 group.pc += 1;
             }
+        }
+    }
+
+    /// Lets groups try again what they wait for.
+    pub(crate) fn wake(&mut self, awaited: impl Fn(State) -> bool) {
+        for group in self.others.iter_mut().filter(|g| awaited(g.state)) {
+            group.state = State::Ready;
         }
     }
 

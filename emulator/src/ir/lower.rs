@@ -24,6 +24,7 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) parameters: Vec<(u64, u64)>,
     pub(crate) reqntid: Option<[u32; 3]>,
+    pub(crate) cluster: Option<[u32; 3]>,
     pub(crate) maxntid: Option<[u32; 3]>,
     pub(crate) min_ctas: Option<u32>,
     pub(crate) kernel: Kernel,
@@ -127,6 +128,7 @@ fn translate_entry(
         }
     }
     let communicates = done.iter().any(|i| i.op.communicates());
+    let engine = done.iter().any(|i| i.op.uses_engine());
     let mut kernel = Kernel {
         instructions: done,
         constants,
@@ -138,12 +140,14 @@ fn translate_entry(
         parameters,
         parameter_bytes: end as u32,
         communicates,
+        engine,
     };
     super::allocate::allocate(&mut kernel);
     Ok(Entry {
         name: entry.name.text.to_owned(),
         parameters: entry.parameters.iter().map(|p| (p.size, p.align)).collect(),
         reqntid: entry.reqntid,
+        cluster: entry.cluster,
         maxntid: entry.maxntid,
         min_ctas: entry.min_ctas,
         kernel,

@@ -205,6 +205,50 @@ pub(crate) enum Barrier {
     Count,
 }
 
+/// What is done to an mbarrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Mbarrier {
+    Init,
+    Invalidate,
+    ExpectBytes,
+    CompleteBytes,
+    Arrive {
+        /// Later phases expect one arrival less.
+        drop: bool,
+        /// The phase expects more bytes, as the last operand says.
+        expect: bool,
+        /// An arrival that must not complete the phase.
+        no_complete: bool,
+        /// An operand says how many arrivals it counts for.
+        counted: bool,
+    },
+    Wait {
+        /// By the parity of a phase, not by the state that an arrival gave.
+        parity: bool,
+        /// It may suspend the thread until the phase completes.
+        suspend: bool,
+    },
+    PendingCount,
+}
+
+/// What happens at the barrier of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ClusterBarrier {
+    Arrive,
+    Wait,
+}
+
+/// What a proxy fence is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ProxyFence {
+    /// Between ordinary accesses and those of the copy engine and the matrix units.
+    Async,
+    /// Behind the initialisation of mbarriers.
+    MbarrierInit,
+    /// Between different virtual addresses of the same memory, which there are none of here.
+    Alias,
+}
+
 /// The operand types of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Mma {
@@ -234,6 +278,13 @@ pub(crate) enum Special {
     GlobalTimerHigh,
     DynamicShared,
     TotalShared,
+    ClusterIndex(u8),
+    ClusterCount(u8),
+    ClusterBlockIndex(u8),
+    ClusterSize(u8),
+    ClusterBlockRank,
+    ClusterBlockCount,
+    IsExplicitCluster,
     WarpSize,
 }
 
@@ -314,6 +365,36 @@ pub(crate) enum Op {
     Fence {
         gpu: bool,
     },
+    ProxyFence(ProxyFence),
+    Mbarrier {
+        what: Mbarrier,
+        space: Space,
+        /// It orders nothing.
+        relaxed: bool,
+    },
+    ClusterBarrier {
+        what: ClusterBarrier,
+        relaxed: bool,
+    },
+    /// The address of the same place in another block's shared memory.
+    MapAddress {
+        generic: bool,
+    },
+    /// The rank of the block whose shared memory an address is in.
+    AddressRank {
+        generic: bool,
+    },
+    Elect,
+    /// Gives registers back to the block, or takes more: the immediate says how many a thread has then.
+    SetRegisters {
+        more: bool,
+    },
+    /// Lets an mbarrier know when the lane's copies are done.
+    CopyArrive {
+        space: Space,
+        /// It counts as one of the arrivals that the barrier expects.
+        expected: bool,
+    },
     Nop,
     Mma(Mma),
     LoadMatrix {
@@ -341,5 +422,10 @@ impl Op {
                 | Self::Store { space: Space::Global | Space::Generic, strong: true, .. }
                 | Self::Fence { gpu: true }
         )
+    }
+
+    /// Whether it uses mbarriers, or memory through another proxy, so that clocks need channels.
+    pub(crate) fn uses_engine(self) -> bool {
+        matches!(self, Self::Mbarrier { .. } | Self::ProxyFence(_) | Self::CopyArrive { .. })
     }
 }

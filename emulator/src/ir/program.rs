@@ -80,6 +80,8 @@ pub(crate) struct Kernel {
     pub(crate) parameter_bytes: u32,
     /// Whether blocks may communicate with each other.
     pub(crate) communicates: bool,
+    /// Whether it uses mbarriers or the copy engine.
+    pub(crate) engine: bool,
 }
 
 /// The position of a class in [`Kernel::registers`]; halves live in words.

@@ -19,6 +19,22 @@ impl Bytes {
         self.bytes.len()
     }
 
+    /// Copies bytes out, and which of them were written.
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8], written: &mut [bool]) {
+        into.copy_from_slice(&self.bytes[offset..offset + into.len()]);
+        for (i, written) in written.iter_mut().enumerate() {
+            *written = self.written(offset + i, 1) == 1;
+        }
+    }
+
+    /// Copies bytes in; `written` says which of them count as written.
+    pub(crate) fn write(&mut self, offset: usize, from: &[u8], written: &[bool]) {
+        self.bytes[offset..offset + from.len()].copy_from_slice(from);
+        for (i, &written) in written.iter().enumerate() {
+            self.set_written(offset + i, 1, written);
+        }
+    }
+
     /// The `N` bytes at `offset`, which is inside.
     #[inline(always)]
     pub(crate) fn load<const N: usize>(&self, offset: usize) -> [u8; N] {

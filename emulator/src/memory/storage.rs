@@ -139,6 +139,19 @@ impl Storage {
         });
     }
 
+    /// Which bytes were written.
+    pub(crate) fn read_written(&self, offset: u64, into: &mut [bool]) {
+        for_words(offset, into.len(), |at, range, whole| {
+            if whole && self.is_written(at, 8) {
+                into[range].fill(true);
+            } else {
+                for (i, written) in into[range].iter_mut().enumerate() {
+                    *written = self.is_written(at + i as u64, 1);
+                }
+            }
+        });
+    }
+
     /// Copies bytes in and marks them as written.
     pub(crate) fn write(&self, offset: u64, from: &[u8]) {
         for_words(offset, from.len(), |at, range, whole| {

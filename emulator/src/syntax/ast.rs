@@ -35,6 +35,8 @@ pub(crate) enum Space {
     Global,
     Const,
     Shared,
+    /// The shared memory of all blocks of the cluster.
+    Cluster,
     Local,
     Param,
     /// No space was named: the address says which it is.
@@ -71,6 +73,8 @@ pub(crate) struct Entry<'a> {
     pub(crate) name: Name<'a>,
     pub(crate) parameters: Vec<Parameter<'a>>,
     pub(crate) reqntid: Option<[u32; 3]>,
+    /// Blocks of a cluster.
+    pub(crate) cluster: Option<[u32; 3]>,
     pub(crate) maxntid: Option<[u32; 3]>,
     pub(crate) min_ctas: Option<u32>,
     pub(crate) body: Body<'a>,

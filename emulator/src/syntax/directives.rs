@@ -305,6 +305,7 @@ impl<'a> Parser<'_, 'a> {
             name,
             parameters: Vec::new(),
             reqntid: None,
+            cluster: None,
             maxntid: None,
             min_ctas: None,
             body: Body::default(),
@@ -324,6 +325,11 @@ impl<'a> Parser<'_, 'a> {
             self.advance();
             match directive {
                 "reqntid" => entry.reqntid = Some(self.dimensions()?),
+                "reqnctapercluster" => entry.cluster = Some(self.dimensions()?),
+                "explicitcluster" => {}
+                "maxclusterrank" => {
+                    self.integer("the largest number of blocks in a cluster")?;
+                }
                 "maxntid" => entry.maxntid = Some(self.dimensions()?),
                 "minnctapersm" | "maxnctapersm" => {
                     let count = self.dimensions()?[0];

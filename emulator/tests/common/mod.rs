@@ -18,7 +18,8 @@ pub(crate) fn launch(
     dynamic_shared: u32,
     arguments: &[u64],
 ) -> Result<Report, LaunchError> {
-    let config = LaunchConfig { grid: [grid, 1, 1], block: [block, 1, 1], dynamic_shared };
+    let config =
+        LaunchConfig { grid: [grid, 1, 1], block: [block, 1, 1], dynamic_shared, ..LaunchConfig::default() };
     let bytes: Vec<[u8; 8]> = arguments.iter().map(|a| a.to_le_bytes()).collect();
     let arguments: Vec<&[u8]> = bytes.iter().map(|b| &b[..]).collect();
     let name = module.kernels().next().unwrap().name.clone();

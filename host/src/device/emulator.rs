@@ -350,7 +350,7 @@ impl Backend for Emulator {
             // SAFETY: the caller answers for the arguments being readable.
             .map(|argument| unsafe { std::slice::from_raw_parts(argument.data, argument.size) })
             .collect();
-        let config = LaunchConfig { grid, block, dynamic_shared };
+        let config = LaunchConfig { grid, block, dynamic_shared, ..LaunchConfig::default() };
         self.machine
             .launch(parsed(module)?, entry, &config, &arguments)
             .map(|_| ())

@@ -1,19 +1,29 @@
 //! Races in shared memory.
 //!
-//! Every 16 bytes have a cell with the last write and the reads since. Time is counted in *stamps*: the number of
-//! barriers that the block has completed. An access of warp a is ordered before one of warp b if a barrier that both
-//! took part in, directly or through others, completed in between: `seen[b][a]` is the stamp up to which b knows what a
-//! did. Where warps touch different bytes of a cell without order, it is split into cells of one byte.
+//! Every 16 bytes have a cell with the last write and the reads since, with their stamps (see [`order`](super::order)). Where
+//! warps touch different bytes of a cell without order, it is split into cells of one byte.
 //!
 //! Most accesses are of whole granules that nobody touched since the last barrier of the whole block. They are decided
 //! for up to 64 granules (a *region*) at a time, with a bit for each: which were written since, which each warp read.
+//!
+//! Agents (the copy engine, the matrix unit of a warpgroup) read memory over a time, from the instruction that starts them to the
+//! one that waits for them. Such reads are *locks*: nobody may write there until the lock is taken away. Reads by warps of other
+//! blocks of the cluster are kept in a list of their own.
 //!
 //! The lanes of one warp count as one. Where several warps read the same bytes at different times, with only some of
 //! the times known to each other, the oldest is kept: a race may go unseen then, but none is made up.
 
 mod cell;
 
+mod locks;
+
+use std::collections::HashMap;
+
 use cell::{Actor, Cell, Outcome, bits};
+pub(crate) use locks::Lock;
+use locks::Locks;
+
+use super::order::{self, Order};
 
 /// The bytes that a cell stands for.
 pub(crate) const GRANULE: u32 = 16;
@@ -26,17 +36,39 @@ pub(crate) enum Access {
     Atomic,
     /// The start of an asynchronous write.
     Asynchronous,
+    /// A read by an agent that is still under way; only ever the other party of a conflict.
+    Locked,
 }
 
 /// Two accesses that are not ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Conflict {
-    /// The other warp.
-    pub(crate) warp: u32,
+    /// The other warp, or the channel of a copy.
+    pub(crate) actor: order::Actor,
     /// The index of its instruction.
     pub(crate) at: u32,
     /// What it did.
     pub(crate) access: Access,
+    /// They are ordered, but the access at hand is an agent's, and no proxy fence is in between.
+    pub(crate) unfenced: bool,
+}
+
+/// Whose access it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Who {
+    /// The warp.
+    pub(crate) actor: u32,
+    /// The index of its instruction.
+    pub(crate) at: u32,
+}
+
+/// A read by a warp of another block.
+#[derive(Clone, Copy, Debug)]
+struct Remote {
+    actor: order::Actor,
+    stamp: u32,
+    at: u32,
+    bytes: u16,
 }
 
 /// 64 granules.
@@ -70,33 +102,54 @@ pub(crate) struct Shadow {
     cells: Vec<Cell>,
     /// Cells of one byte, for cells that are split, and where each of those has them.
     splits: Vec<[Cell; 16]>,
-    split: std::collections::HashMap<u32, usize>,
+    split: HashMap<u32, usize>,
     regions: Vec<Region>,
     /// For each region, the reads of each warp.
     reads: Vec<Reads>,
+    /// Reads of granules by warps of other blocks.
+    remote: HashMap<u32, Vec<Remote>>,
+    locks: Locks,
+    /// The block's first warp among the cluster's, and how many it has.
+    first: u32,
     warps: usize,
-    now: u32,
-    /// The stamp of the last barrier of the whole block: accesses before it are ordered before everything.
+    /// The stamp of the last barrier of the whole block: its warps' accesses before are ordered before each other's.
     settled: u32,
-    seen: Vec<u32>,
 }
 
 impl Shadow {
-    /// A shadow of `bytes` bytes, for a block of `warps` warps.
-    pub(crate) fn new(bytes: u32, warps: u32) -> Self {
+    /// A shadow of `bytes` bytes, for a block of `warps` warps, the first of which is the cluster's warp `first`.
+    pub(crate) fn new(bytes: u32, first: u32, warps: u32) -> Self {
         let warps = warps as usize;
         let regions = bytes.div_ceil(GRANULE * REGION) as usize;
         Self {
             cells: vec![Cell::default(); regions * REGION as usize],
             splits: Vec::new(),
-            split: std::collections::HashMap::new(),
+            split: HashMap::new(),
             regions: vec![Region::default(); regions],
             reads: vec![Reads::default(); regions * warps],
+            remote: HashMap::new(),
+            locks: Locks::new(regions),
+            first,
             warps,
-            // Stamp 0 is before everything, so that an untouched cell is always known.
-            now: 1,
             settled: 1,
-            seen: vec![1; warps * warps],
+        }
+    }
+
+    /// A barrier of the whole block has completed: the stamp after it.
+    pub(crate) fn settle(&mut self, stamp: u32) {
+        self.settled = stamp;
+    }
+
+    fn actor<'o>(&self, order: &'o Order, who: Who) -> Actor<'o> {
+        Actor {
+            id: who.actor as order::Actor,
+            first: self.first as order::Actor,
+            warps: self.warps as u32,
+            at: who.at,
+            now: order.now(),
+            settled: self.settled,
+            seen: order.seen(who.actor),
+            fenced: None,
         }
     }
 
@@ -115,14 +168,19 @@ impl Shadow {
     #[inline(always)]
     pub(crate) fn access_whole(
         &mut self,
+        order: &Order,
         region: u32,
         granules: u64,
-        warp: u32,
+        who: Who,
         access: Access,
-        at: u32,
     ) -> Result<(), (u32, Conflict)> {
-        let (now, own) = (self.now, 1u32 << warp);
+        let now = order.now();
+        let warp = who.actor.wrapping_sub(self.first);
         let index = region as usize;
+        if warp as usize >= self.warps || access != Access::Read && self.locks.any(index) {
+            return self.access_each(order, region, granules, who, access);
+        }
+        let own = 1u32 << warp;
         let state = *self.region(index);
         let row = index * self.warps;
         if access == Access::Read {
@@ -132,7 +190,7 @@ impl Shadow {
                 *reads = Reads {
                     granules: if first { granules } else { reads.granules | granules },
                     stamp: now,
-                    at,
+                    at: who.at,
                 };
                 self.regions[index].readers |= own;
                 return Ok(());
@@ -141,9 +199,9 @@ impl Shadow {
             let others = state.readers & !own;
             if bits(others).all(|other| self.reads[row + other as usize].granules & granules == 0) {
                 let cell = Cell {
-                    writer: warp as u8,
+                    writer: who.actor as order::Actor,
                     write_stamp: now,
-                    written_at: at,
+                    written_at: who.at,
                     written_bytes: u16::MAX,
                     pending: access == Access::Asynchronous,
                     ..Cell::default()
@@ -159,20 +217,20 @@ impl Shadow {
                 return Ok(());
             }
         }
-        self.access_each(region, granules, warp, access, at)
+        self.access_each(order, region, granules, who, access)
     }
 
     #[cold]
     fn access_each(
         &mut self,
+        order: &Order,
         region: u32,
         granules: u64,
-        warp: u32,
+        who: Who,
         access: Access,
-        at: u32,
     ) -> Result<(), (u32, Conflict)> {
         for granule in (0..REGION).filter(|i| granules >> i & 1 == 1).map(|i| region * REGION + i) {
-            self.access(granule, u16::MAX, warp, access, at).map_err(|conflict| (granule, conflict))?;
+            self.access(order, granule, u16::MAX, who, access).map_err(|conflict| (granule, conflict))?;
         }
         Ok(())
     }
@@ -180,46 +238,150 @@ impl Shadow {
     /// Notes an access to some bytes of a granule.
     pub(crate) fn access(
         &mut self,
+        order: &Order,
         granule: u32,
         bytes: u16,
-        warp: u32,
+        who: Who,
         access: Access,
-        at: u32,
     ) -> Result<(), Conflict> {
-        let (index, bit) = ((granule / REGION) as usize, 1u64 << (granule % REGION));
-        let state = *self.region(index);
-        let row = warp as usize * self.warps;
-        let actor =
-            Actor { warp, at, now: self.now, settled: self.settled, seen: &self.seen[row..row + self.warps] };
-        if access != Access::Read {
-            for other in bits(state.readers & !(1 << warp)) {
-                let reads = self.reads[index * self.warps + other as usize];
-                if reads.granules & bit != 0 && !actor.knows(other, reads.stamp) {
-                    return Err(Conflict { warp: other, at: reads.at, access: Access::Read });
-                }
+        let actor = self.actor(order, who);
+        self.check_others(granule, bytes, &actor, access)?;
+        self.touch(granule, bytes, &actor, access)?;
+        if access == Access::Read && actor.bit().is_none() {
+            let read = Remote { actor: actor.id, stamp: actor.now, at: actor.at, bytes };
+            let reads = self.remote.entry(granule).or_default();
+            reads.retain(|r| r.actor != read.actor || r.bytes & !bytes != 0);
+            reads.push(read);
+        }
+        Ok(())
+    }
+
+    /// The start of the copy engine's write to some bytes, which nobody may touch until it [arrives](Self::arrive).
+    pub(crate) fn start_copy(
+        &mut self,
+        order: &Order,
+        granule: u32,
+        bytes: u16,
+        who: Who,
+        channel: order::Actor,
+    ) -> Result<(), Conflict> {
+        let actor = Actor { fenced: Some(order.fenced(who.actor)), ..self.actor(order, who) };
+        self.check_others(granule, bytes, &actor, Access::Asynchronous)?;
+        self.touch(granule, bytes, &actor, Access::Asynchronous)?;
+        self.each_cell(granule, bytes, |cell| {
+            (cell.writer, cell.foreign, cell.proxy) = (channel, true, true);
+        });
+        Ok(())
+    }
+
+    /// The copy engine has written some bytes.
+    pub(crate) fn arrive(&mut self, granule: u32, bytes: u16, stamp: u32) {
+        self.part(granule, bytes);
+        self.each_cell(granule, bytes, |cell| (cell.pending, cell.write_stamp) = (false, stamp));
+        self.open(granule);
+    }
+
+    /// Whether an agent that works for a warp may read some bytes.
+    pub(crate) fn check_agent(
+        &mut self,
+        order: &Order,
+        granule: u32,
+        bytes: u16,
+        who: Who,
+    ) -> Result<(), Conflict> {
+        let actor = Actor { fenced: Some(order.fenced(who.actor)), ..self.actor(order, who) };
+        match self.split.get(&granule) {
+            None => outcome(self.cells[granule as usize].check_read(bytes, &actor)),
+            Some(&parts) => bits(u32::from(bytes))
+                .try_for_each(|byte| outcome(self.splits[parts][byte as usize].check_read(1, &actor))),
+        }
+    }
+
+    /// Locks bytes that an agent reads; see [`check_agent`](Self::check_agent).
+    pub(crate) fn lock(&mut self, ranges: &[(u32, u32)], who: Who, what: &'static str) -> Lock {
+        self.locks.add(ranges, who, what)
+    }
+
+    /// Takes a lock away: the agent's reads become reads of the warp it worked for.
+    pub(crate) fn unlock(&mut self, order: &Order, lock: Lock) {
+        let Some((ranges, who)) = self.locks.remove(lock) else { return };
+        for (offset, bytes) in ranges {
+            for (granule, bytes) in granules(offset, bytes) {
+                // It was allowed to read when it began, and nobody could write since.
+                let _ = self.access(order, granule, bytes, who, Access::Read);
             }
         }
+    }
+
+    /// What holds the bytes locked, if anything does.
+    pub(crate) fn locked_by(&self, granule: u32, bytes: u16) -> Option<(Who, &'static str)> {
+        self.locks.find(granule, bytes)
+    }
+
+    /// Conflicts that the cell does not know of: locks, reads noted with their region, reads from other blocks.
+    #[inline(always)]
+    fn check_others(
+        &mut self,
+        granule: u32,
+        bytes: u16,
+        actor: &Actor<'_>,
+        access: Access,
+    ) -> Result<(), Conflict> {
+        if access == Access::Read {
+            return Ok(());
+        }
+        let (index, bit) = ((granule / REGION) as usize, 1u64 << (granule % REGION));
+        if self.locks.any(index)
+            && let Some((who, _)) = self.locks.find(granule, bytes)
+        {
+            let actor = who.actor as order::Actor;
+            return Err(Conflict { actor, at: who.at, access: Access::Locked, unfenced: false });
+        }
+        let state = *self.region(index);
+        let own = actor.bit().unwrap_or(0);
+        for other in bits(state.readers & !own) {
+            let reads = self.reads[index * self.warps + other as usize];
+            if reads.granules & bit != 0 && !actor.knows_warp(other, reads.stamp) {
+                let actor = (self.first + other) as order::Actor;
+                return Err(Conflict { actor, at: reads.at, access: Access::Read, unfenced: false });
+            }
+        }
+        if !self.remote.is_empty()
+            && let Some(reads) = self.remote.get_mut(&granule)
+        {
+            let unknown = reads.iter().find(|r| r.bytes & bytes != 0 && !actor.knows(r.actor, r.stamp));
+            if let Some(read) = unknown {
+                return Err(Conflict {
+                    actor: read.actor,
+                    at: read.at,
+                    access: Access::Read,
+                    unfenced: false,
+                });
+            }
+            reads.retain(|r| r.bytes & !bytes != 0);
+            if reads.is_empty() {
+                self.remote.remove(&granule);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn touch(&mut self, granule: u32, bytes: u16, actor: &Actor<'_>, access: Access) -> Result<(), Conflict> {
+        let (index, bit) = ((granule / REGION) as usize, 1u64 << (granule % REGION));
+        self.region(index);
         let cell = &mut self.cells[granule as usize];
-        let mut parts = self.split.get(&granule).copied();
+        let mut parts = if self.splits.is_empty() { None } else { self.split.get(&granule).copied() };
         if parts.is_none() {
-            match cell.touch(bytes, access, &actor) {
-                Outcome::Done => {}
-                Outcome::Conflict(conflict) => return Err(conflict),
-                Outcome::Split => {
-                    parts = Some(self.splits.len());
-                    self.split.insert(granule, self.splits.len());
-                    self.splits.push(std::array::from_fn(|i| cell.part(i as u32)));
-                }
+            match cell.touch(bytes, access, actor) {
+                Outcome::Split => parts = Some(self.cut(granule)),
+                outcome => self::outcome(outcome)?,
             }
         }
         if let Some(parts) = parts {
             for byte in bits(u32::from(bytes)) {
                 // A cell of one byte is never split further: everything that touches it overlaps.
-                if let Outcome::Conflict(conflict) =
-                    self.splits[parts][byte as usize].touch(1, access, &actor)
-                {
-                    return Err(conflict);
-                }
+                outcome(self.splits[parts][byte as usize].touch(1, access, actor))?;
             }
         }
         let state = &mut self.regions[index];
@@ -228,17 +390,49 @@ impl Shadow {
         } else {
             state.written |= bit;
         }
-        if parts.is_some() || access == Access::Asynchronous {
+        if parts.is_some() || access == Access::Asynchronous || actor.bit().is_none() {
             state.written |= bit;
             state.open |= bit;
         }
         Ok(())
     }
 
+    /// Cuts a cell into cells of one byte; gives where they are.
+    fn cut(&mut self, granule: u32) -> usize {
+        let cell = self.cells[granule as usize];
+        self.split.insert(granule, self.splits.len());
+        self.splits.push(std::array::from_fn(|i| cell.part(i as u32)));
+        self.splits.len() - 1
+    }
+
+    /// Cuts a pending cell of which only some bytes have arrived.
+    fn part(&mut self, granule: u32, bytes: u16) {
+        let cell = &self.cells[granule as usize];
+        if !self.split.contains_key(&granule) && cell.pending && cell.written_bytes & !bytes != 0 {
+            self.cut(granule);
+        }
+    }
+
+    fn each_cell(&mut self, granule: u32, bytes: u16, mut change: impl FnMut(&mut Cell)) {
+        match self.split.get(&granule) {
+            None => change(&mut self.cells[granule as usize]),
+            Some(&parts) => {
+                for byte in bits(u32::from(bytes)) {
+                    change(&mut self.splits[parts][byte as usize]);
+                }
+            }
+        }
+    }
+
+    fn open(&mut self, granule: u32) {
+        let state = self.region((granule / REGION) as usize);
+        state.written |= 1 << (granule % REGION);
+        state.open |= 1 << (granule % REGION);
+    }
+
     /// An asynchronous write has been waited for: from now on it is a write of its warp.
     #[inline(always)]
-    pub(crate) fn complete(&mut self, granule: u32, bytes: u16) {
-        let now = self.now;
+    pub(crate) fn complete(&mut self, granule: u32, bytes: u16, now: u32) {
         let bit = 1u64 << (granule % REGION);
         let state = self.region((granule / REGION) as usize);
         state.written |= bit;
@@ -249,11 +443,10 @@ impl Shadow {
         }
         if parts.is_none() && cell.pending && cell.written_bytes & !bytes != 0 {
             // Copies to other bytes of the granule may still be on their way.
-            parts = Some(self.splits.len());
-            self.split.insert(granule, self.splits.len());
-            self.splits.push(std::array::from_fn(|i| cell.part(i as u32)));
+            parts = Some(self.cut(granule));
         }
         let Some(parts) = parts else {
+            let cell = &mut self.cells[granule as usize];
             (cell.pending, cell.write_stamp) = (false, now);
             self.regions[(granule / REGION) as usize].open &= !bit;
             return;
@@ -263,151 +456,24 @@ impl Shadow {
             (part.pending, part.write_stamp) = (false, now);
         }
     }
+}
 
-    /// The stamp of an arrival that does not wait: what the warp does from now on is after it.
-    pub(crate) fn arrive(&mut self) -> u32 {
-        self.now += 1;
-        self.now
+fn outcome(outcome: Outcome) -> Result<(), Conflict> {
+    match outcome {
+        Outcome::Conflict(conflict) => Err(conflict),
+        _ => Ok(()),
     }
+}
 
-    /// A barrier has completed. `arrivals` has each warp that took part, with the stamp of its arrival if it did not
-    /// wait; `everyone` says that these are all the warps that still run.
-    pub(crate) fn barrier(&mut self, arrivals: &[(u32, Option<u32>)], everyone: bool) {
-        self.now += 1;
-        let mut joined = vec![0; self.warps];
-        for &(warp, stamp) in arrivals {
-            let row = &self.seen[warp as usize * self.warps..][..self.warps];
-            for (j, &s) in joined.iter_mut().zip(row) {
-                *j = s.max(*j);
-            }
-            let own = &mut joined[warp as usize];
-            *own = (*own).max(stamp.unwrap_or(self.now));
-        }
-        let mut waiting = true;
-        for &(warp, stamp) in arrivals {
-            waiting &= stamp.is_none();
-            if stamp.is_none() {
-                self.seen[warp as usize * self.warps..][..self.warps].copy_from_slice(&joined);
-            }
-        }
-        if everyone && waiting {
-            self.settled = self.now;
-        }
-    }
+/// The granules of a range of bytes, with a bit for each byte of theirs that is in it.
+pub(crate) fn granules(offset: u32, bytes: u32) -> impl Iterator<Item = (u32, u16)> {
+    let end = offset + bytes;
+    (offset / GRANULE..end.div_ceil(GRANULE)).map(move |granule| {
+        let (first, last) = (granule * GRANULE, (granule + 1) * GRANULE);
+        let (from, to) = (offset.max(first) - first, end.min(last) - first);
+        (granule, (((1u32 << to) - 1) & !((1u32 << from) - 1)) as u16)
+    })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn all(shadow: &mut Shadow, warps: u32) {
-        let arrivals: Vec<_> = (0..warps).map(|w| (w, None)).collect();
-        shadow.barrier(&arrivals, true);
-    }
-
-    #[test]
-    fn a_barrier_orders_and_nothing_else_does() {
-        let mut s = Shadow::new(64, 2);
-        assert!(s.access(0, 0xffff, 0, Access::Write, 1).is_ok());
-        assert!(s.access(0, 0x000f, 0, Access::Read, 2).is_ok());
-        let race = s.access(0, 0x000f, 1, Access::Read, 3).unwrap_err();
-        assert_eq!(race, Conflict { warp: 0, at: 1, access: Access::Write });
-        all(&mut s, 2);
-        assert!(s.access(0, 0x000f, 1, Access::Read, 4).is_ok());
-        let race = s.access(0, 0xffff, 0, Access::Write, 5).unwrap_err();
-        assert_eq!(race, Conflict { warp: 1, at: 4, access: Access::Read });
-        all(&mut s, 2);
-        assert!(s.access(0, 0xffff, 0, Access::Write, 6).is_ok());
-    }
-
-    #[test]
-    fn neighbours_in_a_granule_do_not_race() {
-        let mut s = Shadow::new(64, 4);
-        for warp in 0..4 {
-            assert!(s.access(1, 0xf << (4 * warp), warp, Access::Read, 0).is_ok());
-            assert!(s.access(1, 0xf << (4 * warp), warp, Access::Write, 1).is_ok());
-        }
-        assert!(s.access(1, 0x1, 1, Access::Read, 2).is_err());
-        all(&mut s, 4);
-        assert!(s.access(1, 0xffff, 1, Access::Read, 3).is_ok());
-    }
-
-    #[test]
-    fn a_barrier_of_some_orders_only_them() {
-        let mut s = Shadow::new(16, 3);
-        s.access(0, 1, 0, Access::Write, 0).unwrap();
-        s.barrier(&[(0, None), (1, None)], false);
-        assert!(s.access(0, 1, 1, Access::Read, 1).is_ok());
-        assert!(s.access(0, 1, 2, Access::Read, 2).is_err());
-        // Order is passed on: 1 and 2 meet, and 2 then knows what 0 did before.
-        s.barrier(&[(1, None), (2, None)], false);
-        assert!(s.access(0, 1, 2, Access::Read, 3).is_ok());
-    }
-
-    #[test]
-    fn an_arrival_orders_what_was_before_it_only() {
-        let mut s = Shadow::new(32, 2);
-        s.access(0, 1, 0, Access::Write, 0).unwrap();
-        let stamp = s.arrive();
-        s.access(1, 1, 0, Access::Write, 1).unwrap();
-        s.barrier(&[(0, Some(stamp)), (1, None)], true);
-        assert!(s.access(0, 1, 1, Access::Read, 2).is_ok());
-        assert!(s.access(1, 1, 1, Access::Read, 3).is_err());
-    }
-
-    #[test]
-    fn a_pending_copy_must_not_be_touched_by_anyone() {
-        let mut s = Shadow::new(16, 2);
-        s.access(0, 0xffff, 0, Access::Asynchronous, 0).unwrap();
-        assert_eq!(s.access(0, 1, 0, Access::Read, 1).unwrap_err().access, Access::Asynchronous);
-        s.complete(0, 0xffff);
-        assert!(s.access(0, 1, 0, Access::Read, 2).is_ok());
-        assert!(s.access(0, 1, 1, Access::Read, 3).is_err(), "a wait orders the own warp only");
-        all(&mut s, 2);
-        assert!(s.access(0, 1, 1, Access::Read, 4).is_ok());
-    }
-
-    #[test]
-    fn whole_granules_are_checked_like_their_bytes() {
-        let mut s = Shadow::new(4096, 3);
-        let write = |s: &mut Shadow, warp| s.access_whole(1, 0b110, warp, Access::Write, 7);
-        let read = |s: &mut Shadow, warp, granules| s.access_whole(1, granules, warp, Access::Read, 8);
-        write(&mut s, 0).unwrap();
-        assert_eq!(
-            read(&mut s, 1, 0b010).unwrap_err(),
-            (65, Conflict { warp: 0, at: 7, access: Access::Write })
-        );
-        assert!(read(&mut s, 1, 0b001).is_ok() && read(&mut s, 0, 0b100).is_ok());
-        all(&mut s, 3);
-        assert!(read(&mut s, 1, 0b010).is_ok() && read(&mut s, 2, 0b100).is_ok());
-        assert_eq!(write(&mut s, 0).unwrap_err(), (65, Conflict { warp: 1, at: 8, access: Access::Read }));
-        assert!(s.access_whole(1, 0b001, 0, Access::Write, 9).is_ok());
-        // A single byte conflicts with the read of its granule.
-        assert!(s.access(66, 1, 0, Access::Write, 10).is_err());
-        assert!(s.access(66, 1, 2, Access::Write, 11).is_ok());
-        // Readers that a barrier of some has ordered do not count.
-        s.barrier(&[(0, None), (1, None)], false);
-        assert!(s.access_whole(1, 0b010, 0, Access::Write, 12).is_ok());
-    }
-
-    #[test]
-    fn copies_stay_pending_across_barriers() {
-        let mut s = Shadow::new(2048, 2);
-        s.access_whole(0, 1, 0, Access::Asynchronous, 0).unwrap();
-        all(&mut s, 2);
-        assert_eq!(s.access_whole(0, 1, 1, Access::Read, 1).unwrap_err().1.access, Access::Asynchronous);
-        s.complete(0, u16::MAX);
-        assert!(s.access_whole(0, 1, 0, Access::Read, 2).is_ok());
-        assert!(s.access_whole(0, 1, 1, Access::Read, 3).is_err());
-        all(&mut s, 2);
-        assert!(s.access_whole(0, 1, 1, Access::Read, 4).is_ok());
-    }
-
-    #[test]
-    fn atomics_do_not_race_with_each_other() {
-        let mut s = Shadow::new(16, 2);
-        s.access(0, 0xf, 0, Access::Atomic, 0).unwrap();
-        assert!(s.access(0, 0xf, 1, Access::Atomic, 1).is_ok());
-        assert!(s.access(0, 0xf, 0, Access::Read, 2).is_err());
-    }
-}
+mod tests;

@@ -3,8 +3,8 @@
 
 use super::form::{Chosen, Form};
 use super::op::{
-    Atomic, Barrier, Binary as B, Carry, Combine, Compare, LaneMask, Mma, Mode, Op, Permute, Property,
-    Relation, Shuffle, Special, Ternary as T, Unary as U, Vote,
+    Atomic, Barrier, Binary as B, Carry, ClusterBarrier, Combine, Compare, LaneMask, Mbarrier, Mma, Mode, Op,
+    Permute, Property, ProxyFence, Relation, Shuffle, Special, Ternary as T, Unary as U, Vote,
 };
 use super::types::Ty;
 use crate::numeric::convert::Conversion;
@@ -49,6 +49,7 @@ fn space(c: &Chosen<'_>) -> Space {
         ("global", Space::Global),
         ("shared", Space::Shared),
         ("shared::cta", Space::Shared),
+        ("shared::cluster", Space::Cluster),
         ("local", Space::Local),
         ("const", Space::Const),
         ("param", Space::Param),
@@ -155,6 +156,20 @@ fn barrier_any(c: &Chosen<'_>, kind: Barrier, plain: usize) -> Op {
     Op::Barrier { kind, aligned: c.has("aligned"), counted: c.operands > plain }
 }
 
+fn mbarrier(c: &Chosen<'_>, what: Mbarrier) -> Op {
+    Op::Mbarrier { what, space: space(c), relaxed: c.has("relaxed") }
+}
+
+fn arrive(c: &Chosen<'_>) -> Op {
+    let (expect, no_complete) = (c.has("expect_tx"), c.has("noComplete"));
+    let counted = !expect && c.operands > 2;
+    mbarrier(c, Mbarrier::Arrive { drop: c.has("arrive_drop"), expect, no_complete, counted })
+}
+
+fn mbarrier_wait(c: &Chosen<'_>) -> Op {
+    mbarrier(c, Mbarrier::Wait { parity: c.has("parity"), suspend: c.has("try_wait") })
+}
+
 fn mma(c: &Chosen<'_>) -> Op {
     let k = c.pick(&[("m16n8k16", 16), ("m16n8k8", 8), ("m16n8k4", 4)], 16);
     Op::Mma(Mma { k, input: c.ty(1), accumulator: c.ty(0) })
@@ -228,6 +243,13 @@ pub(crate) fn special(name: &str, component: Option<&str>) -> Option<(Special, T
         ("%globaltimer_lo", None) => (Special::GlobalTimer, Ty::U32),
         ("%globaltimer_hi", None) => (Special::GlobalTimerHigh, Ty::U32),
         ("%dynamic_smem_size", None) => (Special::DynamicShared, Ty::U32),
+        ("%clusterid", Some(axis)) => (Special::ClusterIndex(axis), Ty::U32),
+        ("%nclusterid", Some(axis)) => (Special::ClusterCount(axis), Ty::U32),
+        ("%cluster_ctaid", Some(axis)) => (Special::ClusterBlockIndex(axis), Ty::U32),
+        ("%cluster_nctaid", Some(axis)) => (Special::ClusterSize(axis), Ty::U32),
+        ("%cluster_ctarank", None) => (Special::ClusterBlockRank, Ty::U32),
+        ("%cluster_nctarank", None) => (Special::ClusterBlockCount, Ty::U32),
+        ("%is_explicit_cluster", None) => (Special::IsExplicitCluster, Ty::Pred),
         ("%total_smem_size", None) => (Special::TotalShared, Ty::U32),
         ("WARP_SZ", None) => (Special::WarpSize, Ty::U32),
         _ => return None,

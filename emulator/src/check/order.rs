@@ -1,0 +1,234 @@
+//! What each warp of a cluster knows of the others: vector clocks.
+//!
+//! Time is counted in *stamps*, which grow whenever warps synchronise. `seen[b][a]` is the stamp up to which b knows what
+//! a did: an access of a is ordered before b's next one if its stamp is smaller. Barriers, arrivals and waits pass on
+//! what the arriving warps know.
+//!
+//! The copy engine reads and writes memory through a proxy of its own. What it has written for an mbarrier is known to those
+//! that have waited there: every mbarrier has a column, a *channel*, beside those of the warps. What a warp has written,
+//! the engine sees only after a proxy fence somewhere on the way: `fenced` is what `seen` was at such fences.
+
+/// Names a warp of the cluster (its block's rank times the warps of a block, plus its number) or a channel.
+pub(crate) type Actor = u16;
+
+/// What was known at some moment, to be passed on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clock {
+    seen: Vec<u32>,
+    fenced: Vec<u32>,
+}
+
+impl Clock {
+    /// Takes in what another one knows.
+    pub(crate) fn join(&mut self, other: &Self) {
+        join(&mut self.seen, &other.seen);
+        join(&mut self.fenced, &other.fenced);
+    }
+
+    /// Learns what an actor did before a stamp.
+    pub(crate) fn learn(&mut self, actor: Actor, stamp: u32) {
+        for list in [&mut self.seen, &mut self.fenced] {
+            let index = usize::from(actor);
+            if list.len() <= index {
+                list.resize(index + 1, 1);
+            }
+            list[index] = list[index].max(stamp);
+        }
+    }
+}
+
+fn join(to: &mut Vec<u32>, from: &[u32]) {
+    if to.len() < from.len() {
+        to.resize(from.len(), 1);
+    }
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to = from.max(*to);
+    }
+}
+
+/// The clocks of a cluster.
+pub(crate) struct Order {
+    actors: usize,
+    /// Actors and channels; rows have this length.
+    width: usize,
+    channels: usize,
+    now: u32,
+    seen: Vec<u32>,
+    fenced: Vec<u32>,
+}
+
+impl Order {
+    /// Clocks for so many warps; `engine` says whether the kernel uses the copy engine or anything else that has channels.
+    pub(crate) fn new(actors: u32, engine: bool) -> Self {
+        let actors = actors as usize;
+        let width = actors + if engine { 16 } else { 0 };
+        // Stamp 0 is before everything, so that what was never touched is always known.
+        let rows = vec![1; actors * width];
+        Self {
+            actors,
+            width,
+            channels: 0,
+            now: 1,
+            fenced: if engine { rows.clone() } else { Vec::new() },
+            seen: rows,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn now(&self) -> u32 {
+        self.now
+    }
+
+    /// What an actor knows of the others.
+    #[inline(always)]
+    pub(crate) fn seen(&self, actor: u32) -> &[u32] {
+        let at = actor as usize * self.width;
+        &self.seen[at..at + self.width]
+    }
+
+    /// What of that an agent that works for it knows: the part behind a proxy fence.
+    pub(crate) fn fenced(&self, actor: u32) -> &[u32] {
+        let at = actor as usize * self.width;
+        self.fenced.get(at..at + self.width).unwrap_or_default()
+    }
+
+    /// Whether an actor knows what another one did at a stamp.
+    pub(crate) fn knows(&self, actor: u32, other: Actor, stamp: u32) -> bool {
+        actor == u32::from(other) || stamp < self.seen(actor)[usize::from(other)]
+    }
+
+    /// A new channel.
+    pub(crate) fn channel(&mut self) -> Actor {
+        let channel = self.actors + self.channels;
+        self.channels += 1;
+        if channel >= self.width {
+            let width = (2 * self.width).max(channel + 1);
+            for rows in [&mut self.seen, &mut self.fenced] {
+                let mut wide = vec![1; self.actors * width];
+                for (to, from) in wide.chunks_exact_mut(width).zip(rows.chunks_exact(self.width)) {
+                    to[..from.len()].copy_from_slice(from);
+                }
+                *rows = wide;
+            }
+            self.width = width;
+        }
+        channel as Actor
+    }
+
+    /// Lets time go on.
+    pub(crate) fn tick(&mut self) -> u32 {
+        self.now += 1;
+        self.now
+    }
+
+    /// Passes on what an actor has done so far and knows; what it does from now on is not part of it.
+    pub(crate) fn release(&mut self, actor: u32) -> Clock {
+        let now = self.tick();
+        let mut clock = Clock { seen: self.seen(actor).to_vec(), fenced: self.fenced(actor).to_vec() };
+        clock.seen[actor as usize] = now;
+        clock
+    }
+
+    /// An actor learns what was passed on.
+    pub(crate) fn acquire(&mut self, actor: u32, clock: &Clock) {
+        let at = actor as usize * self.width;
+        join_row(&mut self.seen[at..at + self.width], &clock.seen);
+        if !self.fenced.is_empty() {
+            join_row(&mut self.fenced[at..at + self.width], &clock.fenced);
+        }
+    }
+
+    /// A proxy fence: all that an actor did and knows is visible to agents that work for it.
+    pub(crate) fn fence(&mut self, actor: u32) {
+        if self.fenced.is_empty() {
+            return;
+        }
+        let now = self.tick();
+        let at = actor as usize * self.width;
+        let (seen, fenced) = (&self.seen[at..at + self.width], &mut self.fenced[at..at + self.width]);
+        join_row(fenced, seen);
+        fenced[actor as usize] = now;
+    }
+
+    /// A barrier has completed. `arrivals` has each warp that took part, with what it passed on if it did not wait.
+    pub(crate) fn barrier(&mut self, arrivals: &[(u32, Option<Clock>)]) {
+        let mut all = Clock::default();
+        for (actor, clock) in arrivals {
+            match clock {
+                Some(clock) => all.join(clock),
+                None => {
+                    let at = *actor as usize * self.width;
+                    join(&mut all.seen, &self.seen[at..at + self.width]);
+                    if !self.fenced.is_empty() {
+                        join(&mut all.fenced, &self.fenced[at..at + self.width]);
+                    }
+                }
+            }
+        }
+        let now = self.tick();
+        for (actor, clock) in arrivals {
+            if clock.is_none() {
+                all.seen[*actor as usize] = now;
+            }
+        }
+        for (actor, clock) in arrivals {
+            if clock.is_none() {
+                self.acquire(*actor, &all);
+            }
+        }
+    }
+}
+
+fn join_row(to: &mut [u32], from: &[u32]) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to = from.max(*to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_released_before_an_acquire_is_known_after_it() {
+        let mut order = Order::new(3, true);
+        let before = order.now();
+        let clock = order.release(0);
+        let after = order.now();
+        assert!(!order.knows(1, 0, before));
+        order.acquire(1, &clock);
+        assert!(order.knows(1, 0, before) && !order.knows(1, 0, after) && !order.knows(2, 0, before));
+        // It is passed on.
+        let clock = order.release(1);
+        order.acquire(2, &clock);
+        assert!(order.knows(2, 0, before));
+    }
+
+    #[test]
+    fn agents_see_what_was_fenced_before_it_was_passed_on() {
+        let mut order = Order::new(2, true);
+        let write = order.now();
+        let early = order.release(0);
+        order.fence(0);
+        let late = order.release(0);
+        order.acquire(1, &early);
+        assert!(order.knows(1, 0, write) && order.fenced(1)[0] <= write);
+        order.acquire(1, &late);
+        assert!(order.fenced(1)[0] > write);
+    }
+
+    #[test]
+    fn channels_keep_what_is_known_when_rows_grow() {
+        let mut order = Order::new(2, true);
+        let clock = order.release(0);
+        order.acquire(1, &clock);
+        let stamp = order.seen(1)[0];
+        let channels: Vec<_> = (0..40).map(|_| order.channel()).collect();
+        assert_eq!(channels, (2..42).collect::<Vec<_>>());
+        assert_eq!(order.seen(1)[0], stamp);
+        let mut clock = Clock::default();
+        clock.learn(41, 7);
+        order.acquire(0, &clock);
+        assert!(order.knows(0, 41, 6) && !order.knows(0, 41, 7) && !order.knows(1, 41, 6));
+    }
+}

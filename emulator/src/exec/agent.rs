@@ -1,0 +1,519 @@
+//! The copy engine: copies of ranges and tensors that run beside the warps.
+//!
+//! A *transfer* is what one lane of one instruction starts: pieces of contiguous bytes, and who hears of their end. From the start
+//! on, nobody may touch its destination in shared memory nor write its source there; [`Completion`] says when the bytes move.
+//! Transfers that an mbarrier counts end on their own; those of a bulk group, when their thread waits for the group.
+
+use super::access::ones;
+use super::code::{Core, Fault, Flow, Handler, Level};
+use super::lane::warp;
+use crate::check::FindingKind;
+use crate::check::order::Clock;
+use crate::check::shadow::{Access, Conflict, GRANULE, Lock, Who, granules};
+use crate::config::Completion;
+use crate::ir::op::{Atomic, Op, ProxyFence};
+use crate::ir::types::Ty;
+
+/// What one lane of a copy instruction starts. All its bytes lie inside their block's shared memory or their allocation.
+#[derive(Clone, Debug)]
+pub(crate) struct Transfer {
+    /// The instruction, for findings: "a tensor copy".
+    pub(crate) what: &'static str,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) signals: Vec<Signal>,
+    /// What each barrier counts.
+    pub(crate) bytes: u32,
+}
+
+/// Contiguous bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Piece {
+    /// Zeros.
+    Fill {
+        to: Place,
+        bytes: u32,
+    },
+    Load {
+        from: Place,
+        to: Place,
+        bytes: u32,
+    },
+    /// Combines elements of the source with those of the destination.
+    Reduce {
+        op: Atomic,
+        ty: Ty,
+        from: Place,
+        to: Place,
+        bytes: u32,
+    },
+}
+
+impl Piece {
+    fn parts(self) -> (Option<Place>, Place, u32) {
+        match self {
+            Self::Fill { to, bytes } => (None, to, bytes),
+            Self::Load { from, to, bytes } | Self::Reduce { from, to, bytes, .. } => (Some(from), to, bytes),
+        }
+    }
+}
+
+/// Where bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the shared memory of a block of the cluster.
+    Shared { rank: u32, offset: u32 },
+    /// In an allocation, by its position in the launch's table.
+    Global { allocation: usize, offset: u64 },
+}
+
+/// Who hears that a transfer has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signal {
+    /// An mbarrier, which counts the bytes.
+    Barrier { rank: u32, offset: u32 },
+    /// The bulk group that the lane commits next.
+    Group,
+}
+
+/// A transfer on its way.
+#[derive(Debug)]
+struct Pending {
+    transfer: Transfer,
+    who: Who,
+    /// The block and warp that started it, and the lane.
+    rank: u32,
+    warp: u32,
+    lane: usize,
+    /// The lane's group.
+    group: u32,
+    locks: Vec<(u32, Lock)>,
+}
+
+impl Pending {
+    fn of_group(&self) -> bool {
+        self.transfer.signals.contains(&Signal::Group)
+    }
+}
+
+/// The transfers of a cluster.
+#[derive(Debug, Default)]
+pub(crate) struct Engine {
+    pending: Vec<Pending>,
+    draws: u64,
+}
+
+impl Engine {
+    /// A number that the seed and the run so far decide.
+    pub(super) fn draw(&mut self, seed: u64) -> u64 {
+        self.draws += 1;
+        super::copy::mix(seed ^ self.draws.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+}
+
+/// The bulk groups of a warp's lanes: the number of the group that the next transfer belongs to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BulkGroups {
+    next: [u32; 32],
+}
+
+impl Core<'_> {
+    /// Starts a transfer for a lane.
+    pub(crate) fn start(&mut self, lane: usize, transfer: Transfer) -> Result<(), Flow> {
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        for &signal in &transfer.signals {
+            if let Signal::Barrier { rank, offset } = signal {
+                self.check_signal(lane, rank, offset)?;
+            }
+        }
+        let mut locks = Vec::new();
+        let mut sources: Vec<(u32, Vec<(u32, u32)>)> = Vec::new();
+        for piece in &transfer.pieces {
+            let (from, to, bytes) = piece.parts();
+            if let Some(Place::Shared { rank, offset }) = from {
+                let into_memory = matches!(to, Place::Global { .. });
+                self.check_source(lane, &transfer, rank, offset, bytes, into_memory)?;
+                match sources.iter_mut().find(|(r, _)| *r == rank) {
+                    Some((_, ranges)) => ranges.push((offset, bytes)),
+                    None => sources.push((rank, vec![(offset, bytes)])),
+                }
+            }
+            if let Place::Shared { rank, offset } = to {
+                self.check_alive(rank, 1 << lane, transfer.what)?;
+                self.claim(lane, &transfer, rank, offset, bytes)?;
+            }
+        }
+        for (rank, ranges) in sources {
+            let lock = self.peer(rank).and_then(|block| block.shadow.as_mut());
+            locks.extend(lock.map(|shadow| (rank, shadow.lock(&ranges, who, transfer.what))));
+        }
+        let (rank, warp, group) = (self.block.rank, self.warp.number, self.warp.bulk.next[lane]);
+        self.engine.pending.push(Pending { transfer, who, rank, warp, lane, group, locks });
+        let now = match self.launch.completion {
+            Completion::Eager => true,
+            Completion::Latest => false,
+            Completion::Random => self.engine.draw(self.launch.seed) & 3 == 0,
+        };
+        // What a group has under way stays so until it is waited for, as far as others can see.
+        let index = self.engine.pending.len() - 1;
+        if now && !self.engine.pending[index].of_group() && !self.finish(index) {
+            return Err(Flow::Fault);
+        }
+        Ok(())
+    }
+
+    /// The barrier that is to hear of a transfer.
+    fn check_signal(&mut self, lane: usize, rank: u32, offset: u32) -> Result<(), Flow> {
+        let barrier = self.peer(rank).and_then(|block| block.mbarriers.get(offset));
+        let fenced = barrier.map(|barrier| barrier.fenced);
+        let place = self.launch.describe_shared(offset);
+        match fenced {
+            None => {
+                let message = format!("there is no mbarrier at {place}, which a copy is to tell of its end");
+                let hint = "`mbarrier.init` comes first, and a barrier of the threads between it and any use";
+                Err(self.fail(FindingKind::BarrierMisuse, 1 << lane, message, Some(hint)))
+            }
+            Some(false) if self.launch.checks.asynchronous => {
+                let message = format!(
+                    "the initialisation of the mbarrier at {place} is not visible to the copy engine"
+                );
+                let hint = "after `mbarrier.init`, the same thread needs `fence.mbarrier_init.release.cluster` or \
+                            `fence.proxy.async`";
+                Err(self.fail(FindingKind::ProxyFence, 1 << lane, message, Some(hint)))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Shared memory that a transfer will read.
+    fn check_source(
+        &mut self,
+        lane: usize,
+        transfer: &Transfer,
+        rank: u32,
+        offset: u32,
+        bytes: u32,
+        into_memory: bool,
+    ) -> Result<(), Flow> {
+        self.check_agent_read(rank, offset, bytes, 1 << lane, transfer.what)?;
+        let uninitialised = self.launch.checks.uninitialised && into_memory;
+        let Some(block) = self.peer(rank) else { return Ok(()) };
+        let missing = uninitialised
+            .then(|| (offset..offset + bytes).find(|&at| block.shared.written(at as usize, 1) == 0))
+            .flatten();
+        if let Some(at) = missing {
+            let place = self.launch.describe_shared(at);
+            return Err(self.uninitialised(1 << lane, &format!("{place}, which {} stores,", transfer.what)));
+        }
+        Ok(())
+    }
+
+    /// Whether an agent that works for the warp may read shared memory.
+    pub(super) fn check_agent_read(
+        &mut self,
+        rank: u32,
+        offset: u32,
+        bytes: u32,
+        lanes: u32,
+        what: &str,
+    ) -> Result<(), Flow> {
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        let home = self.block.rank;
+        self.select(rank);
+        let mut failed = None;
+        if let Some(shadow) = &mut self.block.shadow {
+            failed = granules(offset, bytes).find_map(|(granule, bytes)| {
+                shadow.check_agent(&self.order, granule, bytes, who).err().map(|conflict| (granule, conflict))
+            });
+        }
+        let flow = failed.map(|(granule, conflict)| self.conflicts(lanes, granule, what, "reads", conflict));
+        self.select(home);
+        flow.filter(|flow| *flow == Flow::Fault).map_or(Ok(()), Err)
+    }
+
+    /// Marks shared memory as the destination of a transfer.
+    fn claim(
+        &mut self,
+        lane: usize,
+        transfer: &Transfer,
+        rank: u32,
+        offset: u32,
+        bytes: u32,
+    ) -> Result<(), Flow> {
+        let own = |signal: &&Signal| matches!(signal, Signal::Barrier { rank: r, .. } if *r == rank);
+        let signal = transfer.signals.iter().find(own).or(transfer.signals.first());
+        let channel = match signal {
+            Some(&Signal::Barrier { rank, offset }) => {
+                self.peer(rank).and_then(|block| block.mbarriers.get(offset)).map(|barrier| barrier.channel)
+            }
+            _ => None,
+        };
+        let Some(channel) = channel else { return Ok(()) };
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        let home = self.block.rank;
+        self.select(rank);
+        let mut failed = None;
+        if let Some(shadow) = &mut self.block.shadow {
+            failed = granules(offset, bytes).find_map(|(granule, bytes)| {
+                let started = shadow.start_copy(&self.order, granule, bytes, who, channel);
+                started.err().map(|conflict| (granule, conflict))
+            });
+        }
+        let flow = failed
+            .map(|(granule, conflict)| self.conflicts(1 << lane, granule, transfer.what, "writes", conflict));
+        self.select(home);
+        flow.filter(|flow| *flow == Flow::Fault).map_or(Ok(()), Err)
+    }
+
+    /// Reports what an agent's access runs into.
+    fn conflicts(&mut self, lanes: u32, granule: u32, what: &str, verb: &str, conflict: Conflict) -> Flow {
+        if !conflict.unfenced {
+            return self.raced_by(lanes, granule, &format!("{what}, which {verb} it,"), conflict);
+        }
+        if !self.launch.checks.asynchronous {
+            return Flow::Next;
+        }
+        let place = self.launch.describe_shared(granule * GRANULE);
+        let party = self.actor_name(conflict.actor);
+        let message = format!(
+            "{what} {verb} shared memory at {place}, where a write by {party} is not visible to the engine that runs it"
+        );
+        let hint = "the writing thread needs `fence.proxy.async` behind the write, before the barrier that lets the other go on";
+        self.fail(FindingKind::ProxyFence, lanes, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push((format!("the write by {party}"), conflict.at));
+        }
+        Flow::Fault
+    }
+
+    /// Locks shared memory of the own block that a matrix unit reads for the warp.
+    pub(crate) fn lock_reads(
+        &mut self,
+        ranges: &[(u32, u32)],
+        what: &'static str,
+    ) -> Result<Option<Lock>, Flow> {
+        let rank = self.block.rank;
+        for &(offset, bytes) in ranges {
+            self.check_agent_read(rank, offset, bytes, u32::MAX, what)?;
+        }
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        Ok(self.block.shadow.as_mut().map(|shadow| shadow.lock(ranges, who, what)))
+    }
+
+    /// The reads of a lock are over: they become the warp's own.
+    pub(crate) fn unlock_reads(&mut self, lock: Option<Lock>) {
+        if let (Some(shadow), Some(lock)) = (&mut self.block.shadow, lock) {
+            shadow.unlock(&self.order, lock);
+        }
+    }
+
+    /// Moves the bytes of a transfer and tells those that wait. `false` if that was wrong, with the fault set.
+    fn finish(&mut self, index: usize) -> bool {
+        let pending = self.engine.pending.remove(index);
+        for &piece in &pending.transfer.pieces {
+            self.carry_out(piece);
+            let (_, to, bytes) = piece.parts();
+            if let Place::Shared { rank, offset } = to {
+                let stamp = self.order.now();
+                if let Some(shadow) = self.peer(rank).and_then(|block| block.shadow.as_mut()) {
+                    granules(offset, bytes).for_each(|(granule, bytes)| shadow.arrive(granule, bytes, stamp));
+                }
+            }
+        }
+        let home = self.block.rank;
+        for &(rank, lock) in &pending.locks {
+            self.select(rank);
+            if let Some(shadow) = &mut self.block.shadow {
+                shadow.unlock(&self.order, lock);
+            }
+        }
+        self.select(home);
+        let stamp = self.order.tick();
+        for &signal in &pending.transfer.signals {
+            let Signal::Barrier { rank, offset } = signal else { continue };
+            let Some(barrier) = self.peer(rank).and_then(|block| block.mbarriers.get(offset)) else {
+                continue;
+            };
+            let mut clock = Clock::default();
+            clock.learn(barrier.channel, stamp);
+            if let Some(message) = self.bytes_came(rank, offset, pending.transfer.bytes, &clock) {
+                self.select(pending.rank);
+                self.warp.number = pending.warp;
+                self.fault = Some(Box::new(Fault {
+                    kind: FindingKind::BarrierMisuse,
+                    message,
+                    lanes: 1 << pending.lane,
+                    related: Vec::new(),
+                    hint: None,
+                    at: Some(pending.who.at),
+                }));
+                return false;
+            }
+        }
+        self.cluster.progress = true;
+        true
+    }
+
+    /// In the random mode, transfers may end at any time.
+    pub(super) fn engine_turn(&mut self) {
+        while self.launch.completion == Completion::Random && self.fault.is_none() {
+            let draw = self.engine.draw(self.launch.seed);
+            if draw & 3 != 0 || !self.end_some((draw >> 8) as usize) {
+                return;
+            }
+        }
+    }
+
+    /// Ends a transfer that mbarriers wait for, if there is one.
+    pub(super) fn engine_completes_one(&mut self) -> bool {
+        let choice = match self.launch.completion {
+            Completion::Random => self.engine.draw(self.launch.seed) as usize,
+            _ => 0,
+        };
+        self.end_some(choice)
+    }
+
+    fn end_some(&mut self, choice: usize) -> bool {
+        let count = self.engine.pending.iter().filter(|p| !p.of_group()).count();
+        if count == 0 {
+            return false;
+        }
+        let mut candidates = self.engine.pending.iter().enumerate().filter(|(_, p)| !p.of_group());
+        match candidates.nth(choice % count).map(|(index, _)| index) {
+            Some(index) => self.finish(index),
+            None => false,
+        }
+    }
+
+    /// The handler's part of `cp.async.bulk.commit_group`.
+    pub(crate) fn commit_bulk_group(&mut self, lanes: u32) {
+        for lane in ones(lanes) {
+            self.warp.bulk.next[lane] += 1;
+        }
+    }
+
+    /// The handler's part of `cp.async.bulk.wait_group`: at most `allowed` of the last groups may still be under way then.
+    pub(crate) fn wait_bulk_group(&mut self, lanes: u32, allowed: u32, _read_only: bool) -> Result<(), Flow> {
+        let (rank, warp) = (self.block.rank, self.warp.number);
+        let next = self.warp.bulk.next;
+        let done = |p: &Pending| {
+            p.of_group()
+                && (p.rank, p.warp) == (rank, warp)
+                && lanes >> p.lane & 1 == 1
+                && p.group.saturating_add(allowed) < next[p.lane]
+        };
+        while let Some(index) = self.engine.pending.iter().position(done) {
+            if !self.finish(index) {
+                return Err(Flow::Fault);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a block that exits must not leave behind.
+    pub(super) fn check_exit(&mut self) -> Result<(), Flow> {
+        let rank = self.block.rank;
+        let here = |place: Place| matches!(place, Place::Shared { rank: r, .. } if r == rank);
+        let left = self.engine.pending.iter().find(|p| {
+            p.transfer.pieces.iter().any(|piece| {
+                let (from, to, _) = piece.parts();
+                from.is_some_and(here) || here(to)
+            })
+        });
+        let Some(left) = left.filter(|_| self.launch.checks.asynchronous) else { return Ok(()) };
+        let (what, at) = (left.transfer.what, left.who.at);
+        let message = format!("the block exits while {what} from or to its shared memory is on its way");
+        let hint = "wait for every copy: at its mbarrier, or with `cp.async.bulk.wait_group`";
+        let lanes = self.warp.mask;
+        self.fail(FindingKind::AsynchronousCopy, lanes, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push(("the copy".to_owned(), at));
+        }
+        Err(Flow::Fault)
+    }
+}
+
+impl Core<'_> {
+    /// Moves the bytes of a piece.
+    fn carry_out(&mut self, piece: Piece) {
+        let (from, to, bytes) = piece.parts();
+        let mut data = vec![0u8; bytes as usize];
+        let mut written = vec![true; bytes as usize];
+        if let Some(from) = from {
+            self.fetch(from, &mut data, &mut written);
+        }
+        if let Piece::Reduce { op, ty, .. } = piece {
+            let mut old = vec![0u8; bytes as usize];
+            let mut there = vec![true; bytes as usize];
+            self.fetch(to, &mut old, &mut there);
+            let size = ty.bytes() as usize;
+            for (new, old) in data.chunks_exact_mut(size).zip(old.chunks_exact(size)) {
+                let value =
+                    |bytes: &[u8]| bytes.iter().rev().fold(0u64, |all, &byte| all << 8 | u64::from(byte));
+                let result = super::atomic::apply(op, ty, value(old), value(new), 0);
+                new.copy_from_slice(&result.to_le_bytes()[..size]);
+            }
+            written.iter_mut().zip(there).for_each(|(written, there)| *written &= there);
+        }
+        match to {
+            Place::Shared { rank, offset } => {
+                if let Some(block) = self.peer(rank) {
+                    block.shared.write(offset as usize, &data, &written);
+                }
+            }
+            Place::Global { allocation, offset } => {
+                if let Some(allocation) = self.launch.table.get(allocation) {
+                    allocation.storage.write(offset, &data);
+                    for (i, _) in written.iter().enumerate().filter(|(_, written)| !**written) {
+                        allocation.storage.set_written(offset + i as u64, 1, false);
+                    }
+                }
+            }
+        }
+    }
+
+    fn fetch(&mut self, from: Place, data: &mut [u8], written: &mut [bool]) {
+        match from {
+            Place::Shared { rank, offset } => {
+                if let Some(block) = self.peer(rank) {
+                    block.shared.read(offset as usize, data, written);
+                }
+            }
+            Place::Global { allocation, offset } => {
+                if let Some(allocation) = self.launch.table.get(allocation) {
+                    allocation.storage.read(offset, data);
+                    allocation.storage.read_written(offset, written);
+                }
+            }
+        }
+    }
+}
+
+/// The handler of fences between proxies.
+pub(crate) fn fence(level: Level) -> Handler {
+    warp!(level, |core, inst| {
+        let Op::ProxyFence(fence) = inst.op else { return Flow::Next };
+        if fence == ProxyFence::Alias {
+            return Flow::Next;
+        }
+        let actor = core.warp.actor;
+        let Core { block, order, .. } = core;
+        block.mbarriers.all().for_each(|barrier| barrier.fenced |= barrier.is_known(order, actor));
+        if fence == ProxyFence::Async {
+            order.fence(actor);
+        }
+        Flow::Next
+    })
+}
+
+impl Access {
+    /// What it is called in findings.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Atomic => "atomic operation",
+            Self::Asynchronous => "asynchronous copy",
+            Self::Locked => "read that is under way",
+        }
+    }
+}
