@@ -9,6 +9,12 @@ pub(crate) fn module(text: &str) -> Module {
     Module::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
+/// A module for Hopper.
+pub(crate) fn hopper_module(text: &str) -> Module {
+    let text = format!(".version 8.6\n.target sm_90a\n.address_size 64\n{text}");
+    Module::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
 /// Launches the only kernel of a module with 64-bit arguments.
 pub(crate) fn launch(
     machine: &Machine,
