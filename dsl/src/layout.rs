@@ -144,6 +144,18 @@ pub const fn staging_word(columns: u32, row: u32, column: u32) -> u32 {
     row * (columns + STAGING_PAD_WORDS) + column
 }
 
+/// Columns of f32 that a row of a swizzled staging buffer holds.
+pub const STAGED_COLUMNS: u32 = 64;
+
+/// The word offset of `(row, column)` in an epilogue's staging buffer of [`STAGED_COLUMNS`] columns of f32, without padding.
+///
+/// The rows that a half-warp writes at a time are kept apart by exchanging 32-byte parts of a row by the row's number.
+#[inline(always)]
+#[must_use]
+pub const fn swizzled_staging_word(row: u32, column: u32) -> u32 {
+    row * STAGED_COLUMNS + (column ^ ((row % 4) * 8))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,6 +304,41 @@ mod tests {
                     .collect();
                 assert_eq!(banks.iter().collect::<HashSet<_>>().len(), 32, "{columns} columns");
             }
+        }
+    }
+
+    #[test]
+    fn swizzled_staging_is_a_bijection_that_keeps_four_columns_together() {
+        let all: HashSet<u32> =
+            (0..16).flat_map(|row| (0..64).map(move |column| swizzled_staging_word(row, column))).collect();
+        assert!(all.len() == 16 * 64 && all.iter().all(|&word| word < 16 * 64));
+        for (row, column) in (0..16).flat_map(|row| (0..64).step_by(4).map(move |column| (row, column))) {
+            let first = swizzled_staging_word(row, column);
+            assert!(first.is_multiple_of(4), "a 16-byte load is aligned");
+            assert!((1..4).all(|i| swizzled_staging_word(row, column + i) == first + i));
+        }
+    }
+
+    #[test]
+    fn swizzled_staging_has_no_bank_conflicts() {
+        let distinct = |words: Vec<u32>, bytes: u32| {
+            let banks: HashSet<u32> = words.iter().flat_map(|word| banks_of(4 * word, bytes)).collect();
+            banks.len() == 32
+        };
+        for fragment in 0..8 {
+            // Eight-byte stores are served a half-warp at a time.
+            for half in 0..2 {
+                let words = (16 * half..16 * half + 16).map(|lane| {
+                    let Coord { row, column } = accumulator_coord(lane, 0);
+                    swizzled_staging_word(row, 8 * fragment + column)
+                });
+                assert!(distinct(words.collect(), 8), "fragment {fragment}");
+            }
+        }
+        // Sixteen-byte loads are served eight lanes at a time.
+        for (row, first) in [(0, 0), (1, 0), (2, 32), (3, 32), (7, 0)] {
+            let words = (0..8).map(|lane| swizzled_staging_word(row, first + 4 * lane));
+            assert!(distinct(words.collect(), 16), "row {row}");
         }
     }
 }

@@ -12,6 +12,7 @@
 //! | [`math`] | the elementary functions that kernels need, with their error |
 //! | [`layout`] | pure functions: which element is where. Proven by tests on the host |
 //! | [`shared`] | shared memory, laid out at compile time |
+//! | [`barrier`], [`pipeline`] | barriers that copies arrive at, and the ring of stages that they guard |
 //! | [`tile`] | tiles of global and shared memory, and how they are copied |
 //! | [`gemm`] | the main loop of a matrix product |
 //! | [`epilogue`] | what happens to a product before it is rounded and stored |
@@ -27,6 +28,7 @@ extern crate std;
 
 pub use warpsmith_dsl_macros::{KernelParam, kernel};
 
+pub mod barrier;
 pub mod block;
 pub mod epilogue;
 pub mod float;
@@ -34,6 +36,7 @@ pub mod gemm;
 pub mod launch;
 pub mod layout;
 pub mod math;
+pub mod pipeline;
 pub mod ptx;
 pub mod shared;
 pub mod thread;

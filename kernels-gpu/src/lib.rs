@@ -6,12 +6,15 @@
 //!
 //! | family | kernels |
 //! |---|---|
-//! | [`linear`] | `Y = activation(scale · X Wᵀ + bias)` |
+//! | [`linear`] | `Y = activation(scale · X Wᵀ + bias)`, on sm_80 and every later architecture |
+//! | [`linear_hopper`] | the same on Hopper, for 16-bit types (sm_90a) |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 #[cfg(feature = "linear")]
 pub mod linear;
+#[cfg(feature = "linear_hopper")]
+pub mod linear_hopper;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod modules;

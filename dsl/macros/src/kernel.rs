@@ -202,6 +202,14 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
     let parameters = parameters(&function)?;
     let (names, types): (Vec<_>, Vec<_>) =
         parameters.iter().map(|parameter| (&parameter.name, &parameter.ty)).unzip();
+    // What the kernel sees in place is not used as a value.
+    let entry_names =
+        parameters.iter().map(
+            |Parameter { name, by_reference, .. }| {
+                if *by_reference { format_ident!("_{name}") } else { name.clone() }
+            },
+        );
+    let entry_names: Vec<Ident> = entry_names.collect();
     let listed = instances(listed, &function)?;
     let kernel = function.sig.ident.clone();
     let visibility = function.vis.clone();
@@ -239,7 +247,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                 #bound
                 // A name of its own: the kernel may be called what the entry is called.
                 #[unsafe(export_name = #name_text)]
-                unsafe extern "ptx-kernel" fn __warpsmith_entry(#(#names: #types),*) {
+                unsafe extern "ptx-kernel" fn __warpsmith_entry(#(#entry_names: #types),*) {
                     // SAFETY: comments, which the builder turns into directives; then the kernel's own contract.
                     unsafe {
                         core::arch::asm!(

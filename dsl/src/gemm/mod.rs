@@ -1,14 +1,22 @@
 //! The matrix product: a block multiplies a tile of rows of A with a tile of rows of B, both K-major, and stores
 //! `epilogue(A Bᵀ)`.
 //!
-//! A kernel names a [`TileShape`] and calls [`multiply`](TileShape::multiply), then [`store`](TileShape::store); what
-//! happens between the rows in global memory and the accumulators is the main loop's business. There is one main loop:
-//! [`mma_sync`], for sm_80 and every later architecture.
+//! There are two main loops. What happens between the rows in global memory and the accumulators is their business.
+//!
+//! | main loop | for | a kernel names | and calls |
+//! |---|---|---|---|
+//! | [`mma_sync`] | sm_80 and every later architecture | a [`TileShape`] | [`multiply`](TileShape::multiply), [`store`](TileShape::store) |
+//! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and [`store`](PersistentTile::store) in others |
 
 mod element;
 pub mod mma_sync;
+mod persistent;
+mod schedule;
+pub mod wgmma;
 
 pub use element::MmaElement;
+pub use persistent::PersistentTile;
+pub use schedule::PersistentTiles;
 
 use crate::epilogue::Epilogue;
 use crate::float::Element;

@@ -1,4 +1,4 @@
-//! The tensor cores' warp-level instructions: `ldmatrix` and `mma.sync`.
+//! The tensor cores' warp-level instructions: `ldmatrix`, `stmatrix` and `mma.sync`.
 //!
 //! Which element a lane's register holds is derived, and tested, in [`crate::layout`].
 
@@ -24,6 +24,25 @@ pub unsafe fn ldmatrix_x4(address: u32) -> [u32; 4] {
         )
     };
     [a, b, c, d]
+}
+
+/// `stmatrix.sync.aligned.m8n8.x4.shared.b16`: four 8×8 matrices of 16-bit elements, the inverse of [`ldmatrix_x4`]. PTX ISA 7.8,
+/// sm_90.
+///
+/// # Safety
+///
+/// All 32 lanes of the warp execute it; each address is in shared memory, a multiple of 16, and no other thread touches its
+/// row meanwhile.
+#[inline(always)]
+pub unsafe fn stmatrix_x4(address: u32, rows: [u32; 4]) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{0}], {{{1}, {2}, {3}, {4}}};",
+            in(reg32) address, in(reg32) rows[0], in(reg32) rows[1], in(reg32) rows[2], in(reg32) rows[3],
+            options(nostack)
+        )
+    }
 }
 
 macro_rules! mma {

@@ -13,7 +13,12 @@
 //! | [`sync`] | barriers, votes, traps |
 //! | [`memory`] | loads and stores |
 //! | [`async_copy`] | `cp.async` |
-//! | [`matrix`] | `ldmatrix`, `mma.sync` |
+//! | [`matrix`] | `ldmatrix`, `stmatrix`, `mma.sync` |
+//! | [`wgmma`] | `wgmma`, its descriptors, groups and accumulators |
+//! | [`mbarrier`] | barriers in shared memory |
+//! | [`tma`] | `cp.async.bulk.tensor`, and the fence between the proxies |
+//! | [`cluster`] | the block's place in its cluster, addresses in other blocks, the cluster's barrier |
+//! | [`specialization`] | `setmaxnreg`, `elect.sync`, `griddepcontrol` |
 //! | [`arithmetic`] | conversions and approximations |
 
 #![cfg_attr(
@@ -38,19 +43,46 @@ macro_rules! instruction {
     }};
 }
 
+/// A function that reads a special register.
+macro_rules! special_register {
+    ($name:ident, $register:literal, $what:literal) => {
+        #[doc = concat!("The ", $what, ": `mov.u32 r, ", $register, "`.")]
+        #[inline(always)]
+        #[must_use]
+        pub fn $name() -> u32 {
+            let value: u32;
+            // SAFETY: reads a register that never changes while the thread runs.
+            unsafe {
+                instruction!(concat!("mov.u32 {}, ", $register, ";"), out(reg32) value, options(pure, nomem, nostack))
+            };
+            value
+        }
+    };
+}
+
 pub mod arithmetic;
 pub mod async_copy;
+pub mod cluster;
 pub mod matrix;
+pub mod mbarrier;
 pub mod memory;
 pub mod special;
+pub mod specialization;
 pub mod sync;
+pub mod tma;
+pub mod wgmma;
 
 pub use arithmetic::*;
 pub use async_copy::*;
+pub use cluster::*;
 pub use matrix::*;
+pub use mbarrier::*;
 pub use memory::*;
 pub use special::*;
+pub use specialization::*;
 pub use sync::*;
+pub use tma::*;
+pub use wgmma::*;
 
 /// What an instruction is on the host.
 ///

@@ -1,21 +1,5 @@
 //! Special registers: where a thread is in its block and its grid.
 
-macro_rules! special_register {
-    ($name:ident, $register:literal, $what:literal) => {
-        #[doc = concat!("The ", $what, ": `mov.u32 r, ", $register, "`.")]
-        #[inline(always)]
-        #[must_use]
-        pub fn $name() -> u32 {
-            let value: u32;
-            // SAFETY: reads a register that never changes while the thread runs.
-            unsafe {
-                instruction!(concat!("mov.u32 {}, ", $register, ";"), out(reg32) value, options(pure, nomem, nostack))
-            };
-            value
-        }
-    };
-}
-
 special_register!(tid_x, "%tid.x", "thread index within the block, along x");
 special_register!(tid_y, "%tid.y", "thread index within the block, along y");
 special_register!(tid_z, "%tid.z", "thread index within the block, along z");

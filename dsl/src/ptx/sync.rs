@@ -11,6 +11,19 @@ pub unsafe fn bar_sync() {
     unsafe { instruction!("bar.sync 0;", options(nostack)) }
 }
 
+/// `bar.sync BARRIER, threads`: waits until `threads` threads of the block have come to barrier `BARRIER` (0 to 15); memory
+/// accesses before it are visible to them after it.
+///
+/// # Safety
+///
+/// `threads` is a multiple of 32, the same for all who come; so many come, by whole warps.
+#[inline(always)]
+pub unsafe fn bar_sync_some<const BARRIER: u32>(threads: u32) {
+    const { assert!(BARRIER < 16, "a block has 16 barriers") };
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("bar.sync {}, {};", const BARRIER, in(reg32) threads, options(nostack)) }
+}
+
 /// `bar.warp.sync`: waits for the lanes of `mask`; memory accesses before it are visible to those lanes after it.
 ///
 /// # Safety

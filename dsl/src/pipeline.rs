@@ -1,0 +1,211 @@
+//! A ring of stages in shared memory between a thread that has them filled by asynchronous copies and warps that read them.
+//!
+//! The [`Producer`] waits for a free stage, announces the bytes it is about to copy there and gets the stage; each consuming
+//! warp's [`Consumer`] waits for the next full stage and gives it back when the warp has read it. Each stage has two barriers, one
+//! that completes when it is full and one that completes when it is free. Which phase they are in is known here and nowhere else.
+//!
+//! In a cluster of `BLOCKS` blocks the producers fill each other's stages, in step: a stage is free when the consumers of all
+//! blocks have given it back.
+
+use crate::barrier::Barrier;
+use crate::ptx;
+use crate::shared::SharedAddress;
+use crate::warp;
+
+/// The barriers of a ring of `STAGES` stages in each of `BLOCKS` blocks.
+#[derive(Clone, Copy)]
+pub struct Pipeline<const STAGES: u32, const BLOCKS: u32> {
+    barriers: SharedAddress,
+}
+
+/// The next stage, and the parity of the phase in which to wait for it.
+#[derive(Clone, Copy)]
+struct Position<const STAGES: u32> {
+    stage: u32,
+    parity: u32,
+}
+
+impl<const STAGES: u32> Position<STAGES> {
+    #[inline(always)]
+    const fn step(self) -> Self {
+        if self.stage + 1 == STAGES {
+            Self { stage: 0, parity: self.parity ^ 1 }
+        } else {
+            Self { stage: self.stage + 1, parity: self.parity }
+        }
+    }
+}
+
+/// The thread that fills stages.
+pub struct Producer<const STAGES: u32, const BLOCKS: u32> {
+    pipeline: Pipeline<STAGES, BLOCKS>,
+    next: Position<STAGES>,
+}
+
+/// A warp that reads stages.
+pub struct Consumer<const STAGES: u32, const BLOCKS: u32> {
+    pipeline: Pipeline<STAGES, BLOCKS>,
+    next: Position<STAGES>,
+}
+
+/// A free stage that copies may fill.
+pub struct FreeStage {
+    /// Its index in the ring.
+    pub index: u32,
+    /// Where its copies complete.
+    pub full: Barrier,
+}
+
+/// A full stage that a warp may read.
+#[derive(Clone, Copy)]
+pub struct FullStage {
+    /// Its index in the ring.
+    pub index: u32,
+}
+
+impl<const STAGES: u32, const BLOCKS: u32> Pipeline<STAGES, BLOCKS> {
+    /// Bytes of the barriers.
+    pub const BYTES: u32 = 2 * STAGES * Barrier::BYTES;
+
+    /// The ring whose barriers are at `barriers`.
+    #[inline(always)]
+    #[must_use]
+    pub fn at(barriers: SharedAddress) -> Self {
+        Self { barriers }
+    }
+
+    #[inline(always)]
+    fn full(self, stage: u32) -> Barrier {
+        Barrier::at(self.barriers.offset(stage * Barrier::BYTES))
+    }
+
+    #[inline(always)]
+    fn free(self, stage: u32) -> Barrier {
+        Barrier::at(self.barriers.offset((STAGES + stage) * Barrier::BYTES))
+    }
+
+    /// Makes the barriers, for `warps` consuming warps in each block.
+    ///
+    /// # Safety
+    ///
+    /// One thread of the block calls it, before all others use the ring: the blocks' threads synchronise in between. The
+    /// barriers' place is [`BYTES`](Self::BYTES) bytes of shared memory, aligned to eight.
+    #[inline(always)]
+    pub unsafe fn init(self, warps: u32) {
+        for stage in 0..STAGES {
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.full(stage).init(1);
+                self.free(stage).init(warps * BLOCKS);
+            }
+        }
+        ptx::fence_mbarrier_init();
+    }
+
+    /// The side that fills the stages; one thread of the block is it.
+    #[inline(always)]
+    #[must_use]
+    pub fn producer(self) -> Producer<STAGES, BLOCKS> {
+        // A new barrier is in its first phase, and so past the one before, which has parity 1: all stages are free.
+        Producer { pipeline: self, next: Position { stage: 0, parity: 1 } }
+    }
+
+    /// The side that reads the stages, for one warp.
+    #[inline(always)]
+    #[must_use]
+    pub fn consumer(self) -> Consumer<STAGES, BLOCKS> {
+        Consumer { pipeline: self, next: Position { stage: 0, parity: 0 } }
+    }
+}
+
+impl<const STAGES: u32, const BLOCKS: u32> Producer<STAGES, BLOCKS> {
+    /// Waits until the next stage is free, in all blocks of the cluster, and announces `bytes` bytes of copies to this block's.
+    ///
+    /// # Safety
+    ///
+    /// The ring is made; copies of so many bytes, from whichever block, complete at the stage's barrier.
+    #[inline(always)]
+    pub unsafe fn acquire(&mut self, bytes: u32) -> FreeStage {
+        let Position { stage, parity } = self.next;
+        let (free, full) = (self.pipeline.free(stage), self.pipeline.full(stage));
+        // SAFETY: each stage is filled once in each phase of its barriers.
+        unsafe {
+            free.wait(parity);
+            full.arrive_and_expect(bytes);
+        }
+        self.next = self.next.step();
+        FreeStage { index: stage, full }
+    }
+
+    /// Waits until the consumers of all blocks have given back every stage. Until then the block must not end: others arrive
+    /// at its barriers.
+    ///
+    /// # Safety
+    ///
+    /// The ring is made, and consumers give back every stage that was filled.
+    #[inline(always)]
+    pub unsafe fn drain(mut self) {
+        for _ in 0..STAGES {
+            let Position { stage, parity } = self.next;
+            // SAFETY: as in `acquire`.
+            unsafe { self.pipeline.free(stage).wait(parity) };
+            self.next = self.next.step();
+        }
+    }
+}
+
+impl<const STAGES: u32, const BLOCKS: u32> Consumer<STAGES, BLOCKS> {
+    /// Waits until the next stage is full.
+    ///
+    /// # Safety
+    ///
+    /// The ring is made, and a producer fills the stage.
+    #[inline(always)]
+    pub unsafe fn wait(&mut self) -> FullStage {
+        let Position { stage, parity } = self.next;
+        // SAFETY: the stage is not filled again before this warp has given it back.
+        unsafe { self.pipeline.full(stage).wait(parity) };
+        self.next = self.next.step();
+        FullStage { index: stage }
+    }
+
+    /// Gives a stage back to the producers of all blocks.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it, once for each stage that they waited for, after the warp's last access to it. No block
+    /// of the cluster has ended.
+    #[inline(always)]
+    pub unsafe fn release(&self, stage: FullStage) {
+        let free = self.pipeline.free(stage.index);
+        let lane = warp::lane_id();
+        // SAFETY: one arrival of each warp at each block.
+        unsafe {
+            if BLOCKS == 1 {
+                if lane == 0 {
+                    free.arrive();
+                }
+            } else if lane < BLOCKS {
+                free.arrive_at_block(lane);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Producer and consumer go around the ring in the same order, one lap of the producer ahead of the phases.
+    #[test]
+    fn parities_change_with_every_lap() {
+        let (mut write, mut read) =
+            (Position::<3> { stage: 0, parity: 1 }, Position::<3> { stage: 0, parity: 0 });
+        for index in 0..20 {
+            let lap = index / 3;
+            assert_eq!((write.stage, write.parity), (index % 3, (lap + 1) % 2));
+            assert_eq!((read.stage, read.parity), (index % 3, lap % 2));
+            (write, read) = (write.step(), read.step());
+        }
+    }
+}

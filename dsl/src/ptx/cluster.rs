@@ -1,0 +1,42 @@
+//! Clusters: blocks that run at the same time and reach each other's shared memory. PTX ISA 7.8, sm_90.
+
+special_register!(cluster_ctarank, "%cluster_ctarank", "rank of the block within its cluster");
+special_register!(cluster_nctarank, "%cluster_nctarank", "number of blocks in the cluster");
+special_register!(clusterid_x, "%clusterid.x", "cluster index within the grid, along x");
+special_register!(nclusterid_x, "%nclusterid.x", "number of clusters in the grid, along x");
+
+/// `mapa.shared::cluster.u32`: the address in the cluster's shared memory of the place in block `rank` that `address` is in the
+/// own block.
+#[inline(always)]
+#[must_use]
+pub fn mapa(address: u32, rank: u32) -> u32 {
+    let mapped: u32;
+    // SAFETY: arithmetic on an address.
+    unsafe {
+        instruction!("mapa.shared::cluster.u32 {0}, {1}, {2};", out(reg32) mapped, in(reg32) address, in(reg32) rank, options(pure, nomem, nostack))
+    };
+    mapped
+}
+
+/// `barrier.cluster.arrive.release.aligned`: arrives at the cluster's barrier; memory accesses before it are visible to the cluster
+/// after [`barrier_cluster_wait`].
+///
+/// # Safety
+///
+/// All lanes of the warp execute it, and a [`barrier_cluster_wait`] before the next one.
+#[inline(always)]
+pub unsafe fn barrier_cluster_arrive() {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("barrier.cluster.arrive.release.aligned;", options(nostack)) }
+}
+
+/// `barrier.cluster.wait.acquire.aligned`: waits until every thread of the cluster that has not exited has arrived.
+///
+/// # Safety
+///
+/// All lanes of the warp execute it, after a [`barrier_cluster_arrive`].
+#[inline(always)]
+pub unsafe fn barrier_cluster_wait() {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("barrier.cluster.wait.acquire.aligned;", options(nostack)) }
+}

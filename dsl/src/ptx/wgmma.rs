@@ -1,0 +1,235 @@
+//! `wgmma`: matrix products of a warpgroup, four warps that multiply tiles of shared memory on the tensor cores.
+//!
+//! All of it needs PTX ISA 8.0 and sm_90a. The products run asynchronously: a [`wgmma_fence`] orders them after earlier accesses
+//! to their registers, [`wgmma_commit_group`] closes a group of them, and [`wgmma_wait_group`] waits for groups. Between a
+//! product and the wait for its group nothing may touch its accumulators or write its operands. [`Accumulators::hold`] keeps
+//! the compiler from moving anything that does across the wait.
+//!
+//! Warp w of the warpgroup holds rows 16·w to 16·w + 15 of the 64 rows; of each 8 columns it holds an accumulator as `mma`'s
+//! ([`accumulator_coord`](crate::layout::accumulator_coord)): registers 4·j to 4·j + 3 belong to columns 8·j to 8·j + 7.
+
+use crate::float::{Bf16, Element, F16};
+
+/// `wgmma.fence.sync.aligned`: orders the warpgroup's earlier accesses to accumulators before the products that follow.
+///
+/// # Safety
+///
+/// All lanes of the warp execute it.
+#[inline(always)]
+pub unsafe fn wgmma_fence() {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("wgmma.fence.sync.aligned;", options(nostack)) }
+}
+
+/// `wgmma.commit_group.sync.aligned`: closes the group of the products since the last one.
+///
+/// # Safety
+///
+/// All lanes of the warp execute it.
+#[inline(always)]
+pub unsafe fn wgmma_commit_group() {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("wgmma.commit_group.sync.aligned;", options(nostack)) }
+}
+
+/// `wgmma.wait_group.sync.aligned PENDING`: waits until at most `PENDING` (0 to 7) of the newest groups are unfinished.
+///
+/// # Safety
+///
+/// All lanes of the warp execute it.
+#[inline(always)]
+pub unsafe fn wgmma_wait_group<const PENDING: u32>() {
+    const { assert!(PENDING < 8, "wgmma.wait_group takes 0 to 7") };
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("wgmma.wait_group.sync.aligned {};", const PENDING, options(nostack)) }
+}
+
+/// How the rows of a matrix lie in shared memory, as `wgmma` is told of it: a 64-bit descriptor.
+///
+/// Bits 0–13 are the address, 16–29 the leading byte offset, 32–45 the stride byte offset, each in units of 16 bytes; bits 62–63
+/// are the swizzle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct MatrixDescriptor(u64);
+
+impl MatrixDescriptor {
+    /// A K-major matrix whose rows are 128 bytes, one after the other, in the 128-byte swizzle.
+    ///
+    /// The rows start at `address`, a multiple of 1024. Eight rows are a unit of the swizzle, so the stride byte offset is 1024; the
+    /// leading byte offset means nothing to a row that is no longer than the swizzle.
+    #[inline(always)]
+    #[must_use]
+    pub const fn rows_of_128_bytes(address: u32) -> Self {
+        const STRIDE: u64 = 1024 >> 4;
+        const LEADING: u64 = 1;
+        const SWIZZLE_128: u64 = 1;
+        let address = ((address & 0x3_ffff) >> 4) as u64;
+        Self(address | (LEADING << 16) | (STRIDE << 32) | (SWIZZLE_128 << 62))
+    }
+
+    /// The matrix `bytes` further along K, a multiple of 16 that stays within the rows.
+    ///
+    /// The hardware applies the swizzle to addresses, so moving along a row is an addition.
+    #[inline(always)]
+    #[must_use]
+    pub const fn advance(self, bytes: u32) -> Self {
+        Self(self.0 + (bytes >> 4) as u64)
+    }
+
+    /// The descriptor's bits.
+    #[inline(always)]
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+}
+
+/// A warpgroup's accumulators, a thread's share: two for each column of the product.
+pub trait Accumulators: Copy + 'static {
+    /// Columns of the product.
+    const COLUMNS: u32;
+
+    /// All zeros.
+    fn zero() -> Self;
+
+    /// The four accumulators of columns 8·`index` to 8·`index` + 7.
+    fn fragment(&self, index: usize) -> [f32; 4];
+
+    /// No instruction: to the compiler, a use and a change of every accumulator.
+    ///
+    /// It stands before the first product and after a wait. Without it the compiler, which knows nothing of asynchronous
+    /// registers, could use the accumulators before the wait, where they do not hold the product yet.
+    fn hold(&mut self);
+}
+
+/// A type of inputs whose products `wgmma` adds to accumulators `C`.
+pub trait Wgmma<C: Accumulators>: Element {
+    /// `c += a bᵀ`, over the next 32 bytes along K of 64 rows of `a` and as many rows of `b` as `c` has columns.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the four warps of an aligned warpgroup execute it with the same descriptors, of shared memory that is
+    /// written and visible to the async proxy. Nothing writes it, and nothing touches `c` but further products of this
+    /// shape, before a wait for the product's group.
+    unsafe fn wgmma(c: &mut C, a: MatrixDescriptor, b: MatrixDescriptor);
+}
+
+macro_rules! accumulators {
+    ($columns:literal, $registers:literal, [$first:literal $($index:literal)*]) => {
+        impl Accumulators for [f32; $registers] {
+            const COLUMNS: u32 = $columns;
+
+            #[inline(always)]
+            fn zero() -> Self {
+                // SAFETY: all-zero bits are numbers. (An array literal of this length would be filled by a loop with a
+                // variable index and so live in local memory.)
+                unsafe { core::mem::zeroed() }
+            }
+
+            #[inline(always)]
+            fn fragment(&self, index: usize) -> [f32; 4] {
+                [self[4 * index], self[4 * index + 1], self[4 * index + 2], self[4 * index + 3]]
+            }
+
+            #[inline(always)]
+            fn hold(&mut self) {
+                // SAFETY: a comment.
+                unsafe {
+                    instruction!(
+                        concat!("// {", $first, "}" $(, " {", $index, "}")*),
+                        inout(reg32) self[$first], $(inout(reg32) self[$index],)*
+                        options(nostack)
+                    )
+                }
+            }
+        }
+
+        wgmma!($columns, $registers, F16, "f16", [$first $($index)*]);
+        wgmma!($columns, $registers, Bf16, "bf16", [$first $($index)*]);
+    };
+}
+
+macro_rules! wgmma {
+    ($columns:literal, $registers:literal, $element:ident, $type:literal, [$first:literal $($index:literal)*]) => {
+        #[doc = concat!("`wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.", $type, ".", $type, "`, both operands in shared memory, K-major.")]
+        impl Wgmma<[f32; $registers]> for $element {
+            #[inline(always)]
+            unsafe fn wgmma(c: &mut [f32; $registers], a: MatrixDescriptor, b: MatrixDescriptor) {
+                // SAFETY: the caller's promise is the instruction's.
+                unsafe {
+                    instruction!(
+                        concat!(
+                            "wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.", $type, ".", $type,
+                            " {{{", $first, "}" $(, ", {", $index, "}")*, "}}, {a}, {b}, 1, 1, 1, 0, 0;"
+                        ),
+                        inout(reg32) c[$first], $(inout(reg32) c[$index],)*
+                        a = in(reg64) a.bits(), b = in(reg64) b.bits(),
+                        options(nostack)
+                    )
+                }
+            }
+        }
+    };
+}
+
+accumulators!(
+    64, 32,
+    [
+        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+    ]
+);
+accumulators!(
+    128, 64,
+    [
+        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32
+        33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61
+        62 63
+    ]
+);
+accumulators!(
+    256, 128,
+    [
+        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32
+        33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61
+        62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90
+        91 92 93 94 95 96 97 98 99 100 101 102 103 104 105 106 107 108 109 110 111 112 113 114
+        115 116 117 118 119 120 121 122 123 124 125 126 127
+    ]
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fields as the PTX ISA lists them under "Matrix descriptor", read back one by one.
+    #[test]
+    fn a_descriptor_says_where_the_rows_are_and_how_they_are_swizzled() {
+        for address in [0, 1024, 0x1_8000, 0x3_8400] {
+            let bits = MatrixDescriptor::rows_of_128_bytes(address).bits();
+            assert_eq!((bits & 0x3fff) << 4, u64::from(address));
+            assert_eq!((bits >> 32 & 0x3fff) << 4, 1024, "eight rows of 128 bytes");
+            assert_eq!(bits >> 62, 1, "128-byte swizzle");
+            assert_eq!(bits >> 49 & 7, 0, "tiles that start at a multiple of 1024 need no base offset");
+        }
+    }
+
+    #[test]
+    fn advancing_changes_the_address_only() {
+        let start = MatrixDescriptor::rows_of_128_bytes(0x8000);
+        for step in 0..4 {
+            let bits = start.advance(32 * step).bits();
+            assert_eq!((bits & 0x3fff) << 4, 0x8000 + 32 * u64::from(step));
+            assert_eq!(bits >> 14, start.bits() >> 14);
+        }
+    }
+
+    #[test]
+    fn two_registers_a_column_hold_64_rows() {
+        fn check<C: Accumulators>() {
+            assert_eq!(size_of::<C>() as u32 / 4 * 128, 64 * C::COLUMNS);
+        }
+        check::<[f32; 32]>();
+        check::<[f32; 64]>();
+        check::<[f32; 128]>();
+    }
+}
