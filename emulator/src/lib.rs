@@ -6,7 +6,6 @@ mod check;
 mod config;
 mod error;
 mod exec;
-pub mod forms;
 mod ir;
 mod machine;
 mod memory;

@@ -78,6 +78,8 @@ pub enum FindingKind {
     ProxyFence,
     /// `setmaxnreg` asks for what cannot be.
     Registers,
+    /// A copy of a box names something that is no tensor map, or one that does not fit it.
+    TensorMap,
     /// No warp can go on.
     BarrierDeadlock,
     /// A barrier was used in a way that PTX does not define.
@@ -105,6 +107,7 @@ impl FindingKind {
             Self::AsynchronousCopy => "asynchronous-copy",
             Self::ProxyFence => "proxy-fence",
             Self::Registers => "registers",
+            Self::TensorMap => "tensor-map",
             Self::BarrierDeadlock => "barrier-deadlock",
             Self::BarrierMisuse => "barrier-misuse",
             Self::Divergence => "divergence",

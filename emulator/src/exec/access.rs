@@ -377,7 +377,9 @@ impl Core<'_> {
     #[cold]
     pub(super) fn raced_by(&mut self, lanes: u32, granule: u32, what: &str, conflict: Conflict) -> Flow {
         let checks = self.launch.checks;
-        let asynchronous = matches!(conflict.access, Access::Asynchronous | Access::Locked);
+        // A copy that has ended is still to be waited for.
+        let arrived = self.is_engine(conflict.actor);
+        let asynchronous = arrived || matches!(conflict.access, Access::Asynchronous | Access::Locked);
         if asynchronous && !checks.asynchronous || !asynchronous && !checks.races {
             return Flow::Next;
         }
@@ -399,6 +401,12 @@ impl Core<'_> {
                 let hint = "wait for what reads it (`wgmma.wait_group`, `cp.async.bulk.wait_group.read`) before it is written";
                 (FindingKind::AsynchronousCopy, message, hint)
             }
+            _ if arrived => {
+                let message = format!(
+                    "{what} of shared memory at {place}, where an asynchronous copy has not been waited for"
+                );
+                (FindingKind::AsynchronousCopy, message, "wait for the copy at its mbarrier")
+            }
             access => {
                 let message =
                     format!("{what} of shared memory at {place} races with the {} by {party}", access.name());
@@ -412,12 +420,17 @@ impl Core<'_> {
         Flow::Fault
     }
 
+    /// Whether an actor is a channel of the copy engine, not a warp.
+    fn is_engine(&self, actor: order::Actor) -> bool {
+        u32::from(actor) >= self.launch.warps * self.launch.ranks()
+    }
+
     /// A warp or a channel in words.
     pub(super) fn actor_name(&self, actor: order::Actor) -> String {
-        let (warps, actor) = (self.launch.warps, u32::from(actor));
-        if actor >= warps * self.launch.ranks() {
+        if self.is_engine(actor) {
             return "the copy engine".to_owned();
         }
+        let (warps, actor) = (self.launch.warps, u32::from(actor));
         match self.launch.ranks() {
             1 => format!("warp {actor}"),
             _ => format!("warp {} of the cluster's block {}", actor % warps, actor / warps),

@@ -13,6 +13,7 @@ use crate::check::shadow::{Access, Conflict, GRANULE, Lock, Who, granules};
 use crate::config::Completion;
 use crate::ir::op::{Atomic, Op, ProxyFence};
 use crate::ir::types::Ty;
+use crate::tensor::round_tf32;
 
 /// What one lane of a copy instruction starts. All its bytes lie inside their block's shared memory or their allocation.
 #[derive(Clone, Debug)]
@@ -28,12 +29,19 @@ pub(crate) struct Transfer {
 /// Contiguous bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Piece {
-    /// Zeros.
+    /// The same 16 bits throughout.
     Fill {
         to: Place,
         bytes: u32,
+        pattern: u16,
     },
     Load {
+        from: Place,
+        to: Place,
+        bytes: u32,
+    },
+    /// f32 numbers, rounded to TF32.
+    LoadRounded {
         from: Place,
         to: Place,
         bytes: u32,
@@ -51,8 +59,26 @@ pub(crate) enum Piece {
 impl Piece {
     fn parts(self) -> (Option<Place>, Place, u32) {
         match self {
-            Self::Fill { to, bytes } => (None, to, bytes),
-            Self::Load { from, to, bytes } | Self::Reduce { from, to, bytes, .. } => (Some(from), to, bytes),
+            Self::Fill { to, bytes, .. } => (None, to, bytes),
+            Self::Load { from, to, bytes }
+            | Self::LoadRounded { from, to, bytes }
+            | Self::Reduce { from, to, bytes, .. } => (Some(from), to, bytes),
+        }
+    }
+
+    /// How many bytes it writes.
+    pub(super) fn bytes(self) -> u32 {
+        self.parts().2
+    }
+
+    /// Makes another block of the cluster the one whose shared memory it writes.
+    pub(super) fn send_to(&mut self, block: u32) {
+        let (Self::Fill { to, .. }
+        | Self::Load { to, .. }
+        | Self::LoadRounded { to, .. }
+        | Self::Reduce { to, .. }) = self;
+        if let Place::Shared { rank, .. } = to {
+            *rank = block;
         }
     }
 }
@@ -440,6 +466,14 @@ impl Core<'_> {
         let mut written = vec![true; bytes as usize];
         if let Some(from) = from {
             self.fetch(from, &mut data, &mut written);
+        }
+        if let Piece::Fill { pattern, .. } = piece {
+            data.iter_mut().zip(pattern.to_le_bytes().iter().cycle()).for_each(|(to, &from)| *to = from);
+        }
+        if let Piece::LoadRounded { .. } = piece {
+            for number in data.as_chunks_mut().0 {
+                *number = round_tf32(u32::from_le_bytes(*number)).to_le_bytes();
+            }
         }
         if let Piece::Reduce { op, ty, .. } = piece {
             let mut old = vec![0u8; bytes as usize];

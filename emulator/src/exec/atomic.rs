@@ -8,7 +8,7 @@ use crate::check::FindingKind;
 use crate::check::shadow::Access;
 use crate::ir::op::{Atomic, Op};
 use crate::ir::types::Ty;
-use crate::numeric::float::canonical;
+use crate::numeric::float::{canonical, maximum, minimum};
 use crate::numeric::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::syntax::ast::Space;
 
@@ -154,6 +154,12 @@ pub(super) fn apply(op: Atomic, ty: Ty, old: u64, value: u64, new: u64) -> u64 {
             }
             _ => old.wrapping_add(value),
         },
+        Atomic::Min if ty.bytes() == 2 => {
+            u64::from(through_f32(ty == Ty::F16, minimum, old as u16, value as u16))
+        }
+        Atomic::Max if ty.bytes() == 2 => {
+            u64::from(through_f32(ty == Ty::F16, maximum, old as u16, value as u16))
+        }
         Atomic::Min if ty.is_signed() => {
             if signed(value) < signed(old) {
                 value
@@ -191,7 +197,16 @@ pub(super) fn apply(op: Atomic, ty: Ty, old: u64, value: u64, new: u64) -> u64 {
 }
 
 fn add16(f16: bool, a: u16, b: u16) -> u16 {
-    if f16 { f32_to_f16(f16_to_f32(a) + f16_to_f32(b)) } else { f32_to_bf16(bf16_to_f32(a) + bf16_to_f32(b)) }
+    through_f32(f16, |a, b| a + b, a, b)
+}
+
+/// An operation on f16 or bf16 by way of f32.
+fn through_f32(f16: bool, operation: fn(f32, f32) -> f32, a: u16, b: u16) -> u16 {
+    if f16 {
+        f32_to_f16(operation(f16_to_f32(a), f16_to_f32(b)))
+    } else {
+        f32_to_bf16(operation(bf16_to_f32(a), bf16_to_f32(b)))
+    }
 }
 
 #[cfg(test)]

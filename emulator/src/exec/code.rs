@@ -77,7 +77,7 @@ pub(crate) struct Inst {
     pub(crate) slots: [Slot; 16],
     /// All slots, where there are more than fit above.
     pub(crate) all: Box<[Slot]>,
-    pub(crate) immediates: [i64; 2],
+    pub(crate) immediates: [i64; 3],
     pub(crate) targets: Box<[u32]>,
 }
 
@@ -164,8 +164,8 @@ pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
 /// The function that runs an operation.
 fn handler_of(op: Op, level: Level) -> Handler {
     use super::{
-        agent, arithmetic, atomic, cluster, collective, compare, control, convert, copy, data, floating,
-        matrix, mbarrier, memory,
+        agent, arithmetic, atomic, bulk, cluster, collective, compare, control, convert, copy, data,
+        floating, matrix, mbarrier, memory, tensor,
     };
     match op {
         Op::Unary(unary, ty, mode) => match arithmetic::unary(unary, ty, level) {
@@ -218,6 +218,12 @@ fn handler_of(op: Op, level: Level) -> Handler {
         Op::Mma(shape) => matrix::mma(shape, level),
         Op::LoadMatrix { count, transpose } => matrix::load(count, transpose, level),
         Op::CopyAsync { .. } => copy::start(level),
+        Op::TensorCopy { .. } => tensor::copy(level),
+        Op::PrefetchMap(_) => tensor::prefetch(level),
+        Op::BulkCopy(_) => bulk::copy(level),
+        Op::BulkCommit => bulk::commit(level),
+        Op::BulkWait { .. } => bulk::wait(level),
+        Op::CreatePolicy => bulk::create_policy(level),
         Op::CopyCommit => copy::commit(level),
         Op::CopyWait { .. } => copy::wait(level),
     }

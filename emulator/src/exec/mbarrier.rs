@@ -389,7 +389,7 @@ fn wait(core: &mut Core<'_>, inst: &Inst) -> Result<Flow, Flow> {
     }
     if !relaxed {
         for lane in ones(done) {
-            if lane == 0 || done & (1 << lane) - 1 == 0 || places[lane] != places[lane - 1] {
+            if lane == 0 || done & ((1 << lane) - 1) == 0 || places[lane] != places[lane - 1] {
                 let complete = core.block.mbarriers.get(places[lane].0).map(|barrier| &barrier.complete);
                 if let Some(complete) = complete {
                     core.order.acquire(actor, complete);

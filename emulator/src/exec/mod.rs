@@ -8,6 +8,7 @@
 //! | `arithmetic`, `floating`, `compare`, `convert`, `data` | operations inside a lane |
 //! | `access` | addresses, and the checks of every access to memory |
 //! | `memory`, `atomic`, `copy` | loads, stores, atomic operations, asynchronous copies |
+//! | `bulk`, `tensor` | copies of ranges and of boxes of tensors, as the copy engine gets them |
 //! | `agent`, `mbarrier` | the copy engine, and the barriers in shared memory that tell of it |
 //! | `collective`, `matrix` | operations across the lanes of a warp |
 //! | `control` | branches, exits, barriers |
@@ -23,6 +24,7 @@ pub(crate) mod agent;
 mod arithmetic;
 mod atomic;
 pub(crate) mod block;
+mod bulk;
 pub(crate) mod cluster;
 pub(crate) mod code;
 mod collective;
@@ -39,4 +41,5 @@ mod matrix;
 mod mbarrier;
 mod memory;
 pub(crate) mod registers;
+mod tensor;
 mod warp;

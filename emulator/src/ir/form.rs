@@ -11,8 +11,9 @@
 //! | `=…` | a destination |
 //! | `t*4` | a vector of 4; `t*v` as many as the `.v2`/`.v4` modifier says |
 //! | `~t`, `=~t` | as `t`, and the register may be wider than the type |
-//! | `=t\|pred` | a destination with an optional predicate behind `\|`; `=pred\|`: PTX does not allow it here |
+//! | `=t\|pred` | a destination with an optional predicate behind `\|` |
 //! | `[]` | an address |
+//! | `[map]` | the address of a tensor map, and the coordinates of a box |
 //! | `#` | an integer constant |
 //! | `label`, `targets` | a label; the name of a list of labels |
 //! | `any` | operands that the row's own code takes apart |

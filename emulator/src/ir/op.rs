@@ -249,6 +249,39 @@ pub(crate) enum ProxyFence {
     Alias,
 }
 
+/// Whose shared memory the copy engine fills from global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Destination {
+    /// The block's own.
+    Own,
+    /// That of the block of the cluster that the address names.
+    Any,
+    /// That of each block of the cluster that a mask names.
+    Several,
+}
+
+/// What the copy engine does with a box of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum TensorCopy {
+    Load(Destination),
+    Store,
+    Reduce(Atomic),
+    /// Into the level-2 cache.
+    Prefetch,
+}
+
+/// What the copy engine does with a range of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum BulkCopy {
+    Load(Destination),
+    /// To global memory, perhaps as a reduction.
+    Store(Option<(Atomic, Ty)>),
+    /// From the block's shared memory to that of a block of the cluster.
+    ToPeer(Option<(Atomic, Ty)>),
+    /// Into the level-2 cache.
+    Prefetch,
+}
+
 /// The operand types of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Mma {
@@ -406,6 +439,19 @@ pub(crate) enum Op {
         bytes: u8,
         with_source_size: bool,
     },
+    TensorCopy {
+        what: TensorCopy,
+        axes: u8,
+    },
+    BulkCopy(BulkCopy),
+    BulkCommit,
+    /// How many groups may still be under way stands in the immediate; `read`: only their sources are waited for.
+    BulkWait {
+        read: bool,
+    },
+    PrefetchMap(Space),
+    /// A cache policy, of no consequence for a result.
+    CreatePolicy,
     CopyCommit,
     CopyWait {
         all: bool,
@@ -421,11 +467,20 @@ impl Op {
                 | Self::Load { space: Space::Global | Space::Generic, strong: true, .. }
                 | Self::Store { space: Space::Global | Space::Generic, strong: true, .. }
                 | Self::Fence { gpu: true }
+                | Self::TensorCopy { what: TensorCopy::Reduce(_), .. }
+                | Self::BulkCopy(BulkCopy::Store(Some(_)))
         )
     }
 
     /// Whether it uses mbarriers, or memory through another proxy, so that clocks need channels.
     pub(crate) fn uses_engine(self) -> bool {
-        matches!(self, Self::Mbarrier { .. } | Self::ProxyFence(_) | Self::CopyArrive { .. })
+        matches!(
+            self,
+            Self::Mbarrier { .. }
+                | Self::ProxyFence(_)
+                | Self::CopyArrive { .. }
+                | Self::TensorCopy { .. }
+                | Self::BulkCopy(_)
+        )
     }
 }

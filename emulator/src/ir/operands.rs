@@ -25,12 +25,7 @@ pub(super) struct Lowering<'e, 'a> {
     pub(super) done: Vec<Instruction>,
     /// Instructions that must follow the one at hand, to widen its results.
     after: Vec<Instruction>,
-    /// The targets of all indexed branches so far.
-    branch_targets: usize,
 }
-
-/// Lists of targets are copied into each branch that uses them, so their sum is bounded.
-const MAX_TARGETS: usize = 1 << 20;
 
 /// The instruction at hand, while its operands are gathered.
 struct Draft<'i, 'a> {
@@ -45,8 +40,7 @@ struct Draft<'i, 'a> {
 impl<'e, 'a> Lowering<'e, 'a> {
     pub(super) fn new(source: &'e Source<'a>, names: Names<'e, 'a>, body: &'e Body<'a>) -> Self {
         let (constants, known) = (Vec::new(), HashMap::new());
-        let (done, after) = (Vec::new(), Vec::new());
-        Self { source, names, body, constants, known, done, after, branch_targets: 0 }
+        Self { source, names, body, constants, known, done: Vec::new(), after: Vec::new() }
     }
 
     fn error<T>(&self, span: Span, message: impl Into<String>) -> Result<T, ParseError> {
@@ -120,7 +114,7 @@ impl<'e, 'a> Lowering<'e, 'a> {
             op,
             operands,
             destinations,
-            immediates: [immediate(0), immediate(1)],
+            immediates: [immediate(0), immediate(1), immediate(2)],
             guard: draft.guard,
             targets: draft.targets,
             line: draft.text.span.line,
@@ -134,7 +128,7 @@ impl<'e, 'a> Lowering<'e, 'a> {
             op,
             operands: vec![Operand::Register(to), from],
             destinations: 1,
-            immediates: [0; 2],
+            immediates: [0; 3],
             guard: None,
             targets: Vec::new(),
             line: draft.text.span.line,
@@ -167,6 +161,7 @@ impl<'e, 'a> Lowering<'e, 'a> {
     ) -> Result<(), ParseError> {
         match specification {
             "[]" => return self.memory(draft, operand),
+            "[map]" => return self.tensor(draft, operand),
             "#" => {
                 let OperandKind::Integer(value) = operand.kind else {
                     return self.error(operand.span, "expected an integer constant");
@@ -194,10 +189,6 @@ impl<'e, 'a> Lowering<'e, 'a> {
             None => (false, specification),
         };
         let (value, pair) = match specification.split_once('|') {
-            Some((_, "")) if matches!(operand.kind, OperandKind::Pair(_)) => {
-                let message = format!("`{}` has no second result", spelled(draft.text));
-                return self.error(operand.span, message);
-            }
             Some((value, _)) => (value, true),
             None => (specification, false),
         };
@@ -477,6 +468,24 @@ impl<'e, 'a> Lowering<'e, 'a> {
         }
     }
 
+    /// A tensor map's generic address, and as many coordinates as the instruction says that the tensor has axes.
+    fn tensor(&mut self, draft: &mut Draft<'_, 'a>, operand: &ast::Operand<'a>) -> Result<(), ParseError> {
+        let OperandKind::Tensor(map, coordinates) = &operand.kind else {
+            return self.error(operand.span, "expected a tensor map and coordinates: `[map, {x, y}]`");
+        };
+        let axes = draft.text.modifiers.iter().find_map(|m| m.strip_suffix('d')?.parse::<usize>().ok());
+        if axes.is_some_and(|axes| axes != coordinates.len()) {
+            let message = format!("`{}` has {} coordinates here", spelled(draft.text), coordinates.len());
+            return self.error(operand.span, message);
+        }
+        self.memory(draft, map)?;
+        for coordinate in coordinates {
+            let source = self.source_operand(draft, Ty::B32, coordinate, false)?;
+            draft.sources.push(source);
+        }
+        Ok(())
+    }
+
     /// A variable may be accessed only in its own space.
     fn check_space(
         &self,
@@ -508,14 +517,11 @@ impl<'e, 'a> Lowering<'e, 'a> {
             return self.error(operand.span, "expected the name of a `.branchtargets` list");
         };
         let scope = draft.text.scope;
-        let Some(list) = self.names.list(scope, name).and_then(|index| self.body.targets.get(index)) else {
+        let found =
+            self.body.targets.iter().find(|t| t.name.text == name && self.names.is_within(scope, t.scope));
+        let Some(list) = found else {
             return self.error(operand.span, format!("there is no `.branchtargets` list `{name}` here"));
         };
-        self.branch_targets += list.labels.len();
-        if self.branch_targets > MAX_TARGETS {
-            let message = format!("indexed branches of this entry have more than {MAX_TARGETS} targets");
-            return self.error(operand.span, message);
-        }
         for label in &list.labels {
             draft.targets.push(self.names.label(list.scope, label.text, label.span)? as u32);
         }

@@ -41,7 +41,7 @@ pub(crate) struct Instruction {
     /// How many of the operands are destinations.
     pub(crate) destinations: usize,
     /// Offsets of addresses, an integer operand, or the target of a branch.
-    pub(crate) immediates: [i64; 2],
+    pub(crate) immediates: [i64; 3],
     pub(crate) guard: Option<(Register, bool)>,
     /// The targets of an indexed branch.
     pub(crate) targets: Vec<u32>,

@@ -185,4 +185,6 @@ pub(crate) enum OperandKind<'a> {
     Offset(&'a str, i64),
     /// `[base+offset]`; no base for an absolute address.
     Memory(Option<Name<'a>>, i64),
+    /// `[map, {a, b, …}]`: an address of the former kind, and coordinates.
+    Tensor(Box<Operand<'a>>, Vec<Operand<'a>>),
 }

@@ -202,18 +202,21 @@ impl<'s, 'a> Parser<'s, 'a> {
         Ok(first)
     }
 
+    /// Operands in braces.
+    fn vector(&mut self) -> Result<Vec<Operand<'a>>, ParseError> {
+        self.expect(b'{')?;
+        let mut elements = vec![self.single_operand(false)?];
+        while self.accept(b',') {
+            elements.push(self.single_operand(false)?);
+        }
+        self.expect(b'}')?;
+        Ok(elements)
+    }
+
     fn single_operand(&mut self, vectors: bool) -> Result<Operand<'a>, ParseError> {
         let span = self.span();
         let kind = match self.kind() {
-            Kind::Symbol(b'{') if vectors => {
-                self.advance();
-                let mut elements = vec![self.single_operand(false)?];
-                while self.accept(b',') {
-                    elements.push(self.single_operand(false)?);
-                }
-                self.expect(b'}')?;
-                OperandKind::Vector(elements)
-            }
+            Kind::Symbol(b'{') if vectors => OperandKind::Vector(self.vector()?),
             Kind::Symbol(b'[') if vectors => {
                 self.advance();
                 let (base, offset) = match self.kind() {
@@ -232,8 +235,15 @@ impl<'s, 'a> Parser<'s, 'a> {
                     Kind::Integer(_) => (None, self.integer("an address")?.cast_signed()),
                     _ => return Err(self.expected("a register, a variable or an address")),
                 };
-                self.expect(b']')?;
-                OperandKind::Memory(base, offset)
+                let address = OperandKind::Memory(base, offset);
+                if self.accept(b',') {
+                    let coordinates = self.vector()?;
+                    self.expect(b']')?;
+                    OperandKind::Tensor(Box::new(Operand { span, kind: address }), coordinates)
+                } else {
+                    self.expect(b']')?;
+                    address
+                }
             }
             Kind::Symbol(b'!') => {
                 self.advance();

@@ -4,11 +4,11 @@
 //! the tensor, and permutes 16-byte chunks of shared memory so that later reads meet no bank conflicts. [`map`] is the
 //! map with the rules of its arguments and its 128 bytes, [`plan`] the walk.
 
-#[allow(dead_code, reason = "the copies that read maps are being added")]
 mod map;
-#[allow(dead_code, reason = "the copies that walk boxes are being added")]
 pub(crate) mod plan;
 
 pub use map::{
     Interleave, L2Promotion, OobFill, Swizzle, TensorMap, TensorMapArguments, TensorMapError, TensorType,
 };
+pub(crate) use map::{MAP_BYTES, Tiled};
+pub(crate) use plan::round_tf32;

@@ -10,6 +10,16 @@ use super::map::{OobFill, Tiled};
 /// once, twice or four times.
 const OOB_NAN: u16 = 0x7ff7;
 
+/// What a load puts in the place of the bits of an f32 where the map's type is TF32: the nearest number, of two the even one,
+/// and one NaN for all.
+pub(crate) fn round_tf32(bits: u32) -> u32 {
+    match bits & 0x7fff_ffff {
+        0x7f80_0000 => bits,
+        0x7f80_0001.. => 0x7fff_e000,
+        _ => (bits + 0xfff + (bits >> 13 & 1)) & !0x1fff,
+    }
+}
+
 /// Contiguous bytes of a box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BoxPiece {

@@ -102,7 +102,9 @@ impl Emulator {
         let generation = generation(compute_capability);
         // The hardware keeps 1 KiB of every block's shared memory for itself.
         let shared_per_block = (generation.shared_kib - 1) * 1024;
-        let limits = Limits { shared_per_block, global_memory: memory, ..Limits::default() };
+        let blocks_per_cluster = max_cluster(compute_capability);
+        let limits =
+            Limits { shared_per_block, blocks_per_cluster, global_memory: memory, ..Limits::default() };
         let properties = Properties {
             compute_capability,
             multiprocessors: generation.multiprocessors,
@@ -111,7 +113,7 @@ impl Emulator {
             max_threads_per_multiprocessor: generation.threads,
             max_block: limits.block,
             max_grid: limits.grid,
-            max_cluster: max_cluster(compute_capability),
+            max_cluster: blocks_per_cluster,
             max_shared_per_block: shared_per_block,
             shared_per_multiprocessor: generation.shared_kib * 1024,
             reserved_shared_per_block: 1024,
@@ -337,20 +339,12 @@ impl Backend for Emulator {
         _: &StreamHandle,
     ) -> Result<()> {
         let LaunchSize { grid, block, cluster, dynamic_shared } = size;
-        if cluster != [1; 3] {
-            return Err(Error::UnsupportedDevice {
-                operation: "launching a kernel",
-                device: "emulator".into(),
-                expected: "a GPU for clusters".into(),
-                actual: format!("a cluster of {cluster:?}"),
-            });
-        }
         let arguments: Vec<&[u8]> = arguments
             .iter()
             // SAFETY: the caller answers for the arguments being readable.
             .map(|argument| unsafe { std::slice::from_raw_parts(argument.data, argument.size) })
             .collect();
-        let config = LaunchConfig { grid, block, dynamic_shared, ..LaunchConfig::default() };
+        let config = LaunchConfig { grid, block, cluster, dynamic_shared };
         self.machine
             .launch(parsed(module)?, entry, &config, &arguments)
             .map(|_| ())
