@@ -6,6 +6,7 @@ mod check;
 mod config;
 mod error;
 mod exec;
+pub mod forms;
 mod ir;
 mod machine;
 mod memory;

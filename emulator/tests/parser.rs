@@ -3,7 +3,9 @@
 mod common;
 
 use proptest::prelude::*;
-use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Limits, Machine, Module, ParseError};
+use warpsmith_emulator::{
+    Config, FindingKind, LaunchConfig, LaunchError, Limits, Machine, Module, ParseError,
+};
 
 /// The error of a kernel whose body is `body`; lines are counted from the body's first.
 fn body_error(body: &str) -> ParseError {
@@ -130,6 +132,109 @@ fn huge_declarations_cost_nothing_and_deep_nesting_ends() {
     assert!(Module::parse("x", &params).unwrap_err().message.contains("64 KiB"));
 }
 
+/// A module that could cost its reader far more than its length; it must be parsed or refused in little time.
+fn assert_cheap(name: &str, body: &str) -> Result<Module, ParseError> {
+    let text = format!(
+        ".version 7.0\n.target sm_80\n.entry t() {{\n.reg .pred %p;\n.reg .b32 %r<99999>;\n{body}\n}}"
+    );
+    let start = std::time::Instant::now();
+    let result = Module::parse("x", &text);
+    let seconds = start.elapsed().as_secs_f64();
+    assert!(seconds < 10.0, "{name}: {seconds} s for {} bytes", text.len());
+    result
+}
+
+#[test]
+fn jumps_back_by_the_thousand_are_parsed_in_little_time() {
+    let lines = |count: usize, line: &dyn Fn(usize) -> String| (0..count).map(line).collect::<String>();
+    // Each loop learns what is live from the next one, so that a sweep over all of them moves it on by one.
+    let heads = lines(8000, &|i| format!("$L{i}: add.u32 %r{i}, %r{}, 1;\n@%p bra $M{i};\n", i + 1));
+    let tails = lines(8000, &|i| format!("$M{i}: @%p bra $L{};\n", (i * 4099 + 1) % 8000));
+    let _ = assert_cheap("loops", &format!("setp.eq.u32 %p, 0, 0;\n{heads}{tails}"));
+    let nested = lines(8000, &|i| format!("$L{i}: mov.u32 %r{i}, {i};\n"));
+    let ends = lines(8000, &|i| format!("add.u32 %r9000, %r9000, %r{0};\n@%p bra $L{0};\n", 7999 - i));
+    assert_cheap("nested loops", &format!("setp.eq.u32 %p, 0, 0;\nmov.u32 %r9000, 0;\n{nested}{ends}"))
+        .unwrap();
+    let to_one = lines(20_000, &|i| format!("add.u32 %r{i}, %r{i}, 1;\n@%p bra $TOP;\n"));
+    let _ = assert_cheap("one head", &format!("setp.eq.u32 %p, 0, 0;\n$TOP:\n{to_one}"));
+}
+
+#[test]
+fn long_lists_of_targets_are_bounded() {
+    let labels = (0..5000).map(|i| format!("$L{i}: mov.u32 %r{i}, 0;\n")).collect::<String>();
+    let list = (0..5000).map(|i| format!("$L{i}")).collect::<Vec<_>>().join(", ");
+    let one = format!("mov.u32 %r0, 1;\n$T: .branchtargets {list};\nbrx.idx %r0, $T;\n{labels}");
+    assert_cheap("one list", &one).unwrap();
+    let many = format!("$T: .branchtargets {list};\n{}{labels}", "@%p brx.idx %r0, $T;\n".repeat(20_000));
+    assert!(assert_cheap("many uses", &many).unwrap_err().message.contains("targets"));
+    let lists = (0..20_000).map(|i| format!("$T{i}: .branchtargets $L{};\n", i % 5000)).collect::<String>();
+    let uses = (0..20_000).map(|i| format!("@%p brx.idx %r0, $T{i};\n")).collect::<String>();
+    assert_cheap("many lists", &format!("{lists}{uses}{labels}")).unwrap();
+}
+
+#[test]
+fn names_and_declarations_by_the_thousand_are_looked_up_in_little_time() {
+    let digits = "7".repeat(200_000);
+    assert!(assert_cheap("digits", &format!("mov.u32 %r{digits}, 1;")).is_err());
+    let zeros = "0".repeat(200_000);
+    assert!(assert_cheap("zeros", &format!("mov.u32 %r{zeros}, 1;")).is_err());
+    let start = std::time::Instant::now();
+    let variables = (0..30_000).map(|i| format!(".global .b32 g{i} = 1;\n")).collect::<String>();
+    let entries = (0..200).map(|i| format!(".entry e{i}() {{ }}\n")).collect::<String>();
+    Module::parse("x", &format!(".version 7.0\n.target sm_80\n{variables}{entries}")).unwrap();
+    let entries = (0..30_000).map(|i| format!(".entry e{i}() {{ }}\n")).collect::<String>();
+    Module::parse("x", &format!(".version 7.0\n.target sm_80\n{entries}")).unwrap();
+    assert!(start.elapsed().as_secs_f64() < 10.0, "{:?}", start.elapsed());
+    let text = format!(".version 7.0\n.target sm_80\n//{}", "x".repeat(33 << 20));
+    assert!(Module::parse("x", &text).unwrap_err().message.contains("32 MiB"));
+}
+
+#[test]
+fn more_live_registers_than_a_warp_can_have_are_refused() {
+    let writes = (0..40_000).map(|i| format!("mov.u32 %r{i}, {i};\n")).collect::<String>();
+    let reads = (0..40_000).map(|i| format!("add.u32 %r50000, %r50000, %r{i};\n")).collect::<String>();
+    let error = assert_cheap("registers", &format!("{writes}mov.u32 %r50000, 0;\n{reads}")).unwrap_err();
+    assert!(error.message.contains("registers"), "{error}");
+}
+
+#[test]
+fn endless_loops_end_with_a_finding() {
+    for body in [
+        "$L: bra $L;",
+        "$L: bar.sync 0; bra.uni $L;",
+        "mov.u32 %r0, %laneid; setp.gt.u32 %p, %r0, 7;\n$L: @%p bra $L;\n$M: bra $M;",
+        "mov.u32 %r0, 0;\n$L: add.u32 %r0, %r0, 1; activemask.b32 %r1; bra $L;",
+    ] {
+        let module = assert_cheap(body, body).unwrap();
+        let limits = Limits { instructions_per_block: 100_000, ..Limits::default() };
+        let machine = Machine::new(Config { limits, threads: Some(1), ..Config::default() });
+        let config = LaunchConfig { grid: [2, 1, 1], block: [64, 1, 1], ..LaunchConfig::default() };
+        match machine.launch(&module, "t", &config, &[]) {
+            Err(LaunchError::Finding(found)) => assert_eq!(found.kind, FindingKind::Budget, "{found}"),
+            other => panic!("{body}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_the_assembler_refuses_is_refused() {
+    for body in [
+        "add.b32 %r0, %r1, %r2;",
+        "mul.lo.b64 %d0, %d1, %d2;",
+        "setp.lt.b32 %p0, %r0, %r1;",
+        "setp.lo.s32 %p0, %r0, %r1;",
+        "setp.lt.ftz.f64 %p0, %d0, %d1;",
+        "setp.lt.f16 %p0|%p1, %h0, %h1;",
+        "selp.f16 %h0, %h1, %h2, %p0;",
+        "add.sat.bf16 %h0, %h1, %h2;",
+        "min.NaN.f64 %d0, %d1, %d2;",
+        "cvt.sat.u32.u16 %r0, %h0;",
+        "ex2.approx.bf16 %h0, %h1;",
+    ] {
+        body_error(body);
+    }
+}
+
 #[test]
 fn what_does_not_fit_the_declaration_is_refused_before_the_launch() {
     let text = ".version 7.0\n.target sm_80\n.extern .shared .align 16 .b8 s[];\n\
@@ -225,6 +330,44 @@ proptest! {
         let mut text = source.as_bytes().to_vec();
         text.splice(start..(start + length).min(source.len()), insert.bytes());
         parse_and_run(&String::from_utf8_lossy(&text));
+    }
+
+    #[test]
+    fn bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let soup = String::from_utf8_lossy(&bytes);
+        let _ = Module::parse("fuzz.ptx", &soup);
+        let _ = Module::parse("fuzz.ptx", &format!(".version 7.0\n.target sm_80\n{soup}"));
+        let _ = Module::parse("fuzz.ptx", &format!(".version 7.0\n.target sm_80\n.entry t() {{\n{soup}"));
+    }
+
+    #[test]
+    fn modules_with_changed_bits_never_panic(
+        which in 0usize..2, flips in prop::collection::vec((any::<prop::sample::Index>(), 0u32..8), 1..6),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut text = SOURCES[which].as_bytes().to_vec();
+        for (at, bit) in flips {
+            let at = at.index(text.len());
+            text[at] ^= 1 << bit;
+        }
+        if let Some(cut) = cut {
+            text.truncate(cut.index(text.len()));
+        }
+        parse_and_run(&String::from_utf8_lossy(&text));
+    }
+
+    #[test]
+    fn modules_with_tokens_repeated_or_swapped_never_panic(
+        which in 0usize..2, from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>(), times in 1usize..40,
+        number in prop::option::of(prop::sample::select(vec!["4294967296", "18446744073709551615", "-1", "0", "0x80000000"])),
+    ) {
+        let source = SOURCES[which];
+        // Words and the blanks between them.
+        let mut tokens: Vec<&str> = source.split_inclusive([' ', ',', ';', '\n', '\t', '[', '{', '<']).collect();
+        let token = number.unwrap_or(tokens[from.index(tokens.len())]);
+        let at = to.index(tokens.len());
+        tokens.splice(at..at + 1, std::iter::repeat_n(token, times));
+        parse_and_run(&tokens.concat());
     }
 
     #[test]

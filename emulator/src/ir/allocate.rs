@@ -13,18 +13,21 @@ use std::collections::BinaryHeap;
 use super::op::Op;
 use super::program::{Instruction, Kernel, Operand, Register, file_of};
 
-/// The work is bounded: beyond this many bits of liveness, every register keeps a slot of its own.
-const MAX_BITS: usize = 1 << 30;
+/// The memory is bounded: beyond this many bits of liveness, every register keeps a slot of its own.
+const MAX_BITS: usize = 1 << 27;
+/// And so is the work: beyond this many words of liveness computed, likewise. Real kernels need a thousandth of it; text
+/// made to need more (thousands of loops that share one head) must not hang the parser.
+const MAX_WORK: usize = 1 << 27;
 
 /// Replaces register numbers by slots, and their counts by the number of slots.
 pub(crate) fn allocate(kernel: &mut Kernel) {
+    let blocks = Blocks::new(&kernel.instructions);
     for file in 0..3 {
         let count = kernel.registers[file] as usize;
-        let blocks = Blocks::new(&kernel.instructions);
         if count == 0 || blocks.starts.len().saturating_mul(count) > MAX_BITS {
             continue;
         }
-        let lives = lives(&kernel.instructions, &blocks, file, count);
+        let Some(lives) = lives(&kernel.instructions, &blocks, file, count) else { continue };
         let (slots, used) = assign(&lives);
         kernel.registers[file] = used;
         for instruction in &mut kernel.instructions {
@@ -46,6 +49,7 @@ struct Blocks {
     starts: Vec<usize>,
     end: usize,
     successors: Vec<Vec<usize>>,
+    predecessors: Vec<Vec<usize>>,
 }
 
 impl Blocks {
@@ -62,7 +66,7 @@ impl Blocks {
         }
         let starts: Vec<usize> = (0..code.len()).filter(|&i| leaders[i]).collect();
         let block_of = |i: usize| starts.partition_point(|&s| s <= i) - 1;
-        let successors = (0..starts.len())
+        let successors: Vec<Vec<usize>> = (0..starts.len())
             .map(|b| {
                 let end = starts.get(b + 1).copied().unwrap_or(code.len());
                 let last = &code[end - 1];
@@ -70,10 +74,16 @@ impl Blocks {
                 if falls_through(last) && end < code.len() {
                     next.push(b + 1);
                 }
+                next.sort_unstable();
+                next.dedup();
                 next
             })
             .collect();
-        Self { starts, end: code.len(), successors }
+        let mut predecessors = vec![Vec::new(); starts.len()];
+        for (block, next) in successors.iter().enumerate() {
+            next.iter().for_each(|&next| predecessors[next].push(block));
+        }
+        Self { starts, end: code.len(), successors, predecessors }
     }
 
     fn range(&self, block: usize) -> std::ops::Range<usize> {
@@ -114,43 +124,16 @@ fn writes(instruction: &Instruction, file: usize) -> impl Iterator<Item = usize>
     instruction.operands[..instruction.destinations].iter().filter_map(in_file(file))
 }
 
-/// First and last instruction of each register's life; `None` where it has none.
-fn lives(code: &[Instruction], blocks: &Blocks, file: usize, count: usize) -> Vec<Option<(usize, usize)>> {
+/// First and last instruction of each register's life, `None` where it has none; nothing if that is too much work.
+fn lives(
+    code: &[Instruction],
+    blocks: &Blocks,
+    file: usize,
+    count: usize,
+) -> Option<Vec<Option<(usize, usize)>>> {
     let words = count.div_ceil(64);
     let n = blocks.starts.len();
-    let mut live_in = vec![0u64; n * words];
-    // Upward-exposed reads and writes of each block.
-    let (mut exposed, mut written) = (vec![0u64; n * words], vec![0u64; n * words]);
-    for block in 0..n {
-        let (e, w) = (&mut exposed[block * words..][..words], &mut written[block * words..][..words]);
-        for instruction in &code[blocks.range(block)] {
-            for r in reads(instruction, file) {
-                e[r / 64] |= (1 << (r % 64)) & !w[r / 64];
-            }
-            for r in writes(instruction, file) {
-                w[r / 64] |= 1 << (r % 64);
-            }
-        }
-    }
-    let mut changed = true;
-    let mut live_out = vec![0u64; words];
-    while changed {
-        changed = false;
-        for block in (0..n).rev() {
-            live_out.fill(0);
-            for &next in &blocks.successors[block] {
-                for (out, live) in live_out.iter_mut().zip(&live_in[next * words..]) {
-                    *out |= live;
-                }
-            }
-            for (i, out) in live_out.iter().enumerate() {
-                let at = block * words + i;
-                let live = exposed[at] | (out & !written[at]);
-                changed |= live != live_in[at];
-                live_in[at] = live;
-            }
-        }
-    }
+    let live_in = live_in(code, blocks, file, words)?;
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; count];
     let extend = |life: &mut Option<(usize, usize)>, at: usize| match life {
         Some((first, last)) => (*first, *last) = ((*first).min(at), (*last).max(at)),
@@ -163,22 +146,67 @@ fn lives(code: &[Instruction], blocks: &Blocks, file: usize, count: usize) -> Ve
                 extend(&mut lives[r], i);
             }
         }
-        for (r, life) in lives.iter_mut().enumerate() {
-            let live = |set: &[u64]| set[r / 64] >> (r % 64) & 1 == 1;
-            if live(&live_in[block * words..]) {
-                extend(life, range.start);
+        let set = |block: usize| &live_in[block * words..][..words];
+        for_each_bit(set(block), |r| extend(&mut lives[r], range.start));
+        for &next in &blocks.successors[block] {
+            for_each_bit(set(next), |r| extend(&mut lives[r], range.end - 1));
+        }
+    }
+    for_each_bit(&live_in[..words], |r| lives[r] = Some((0, code.len())));
+    Some(lives)
+}
+
+/// The registers that may be read before they are written, from each block's start on: a set of bits for each block.
+fn live_in(code: &[Instruction], blocks: &Blocks, file: usize, words: usize) -> Option<Vec<u64>> {
+    let n = blocks.starts.len();
+    // What a block reads before writing it is live at its start; what it writes is not, unless it is read first.
+    let (mut live_in, mut written) = (vec![0u64; n * words], vec![0u64; n * words]);
+    for block in 0..n {
+        let (live, w) = (&mut live_in[block * words..][..words], &mut written[block * words..][..words]);
+        for instruction in &code[blocks.range(block)] {
+            for r in reads(instruction, file) {
+                live[r / 64] |= (1 << (r % 64)) & !w[r / 64];
             }
-            if blocks.successors[block].iter().any(|&next| live(&live_in[next * words..])) {
-                extend(life, range.end - 1);
+            for r in writes(instruction, file) {
+                w[r / 64] |= 1 << (r % 64);
             }
         }
     }
-    for (r, life) in lives.iter_mut().enumerate() {
-        if live_in[r / 64] >> (r % 64) & 1 == 1 {
-            *life = Some((0, code.len()));
+    // Blocks whose start has learned something that their predecessors do not know yet, the last in the text first.
+    let mut waiting: BinaryHeap<usize> = (0..n).collect();
+    let mut is_waiting = vec![true; n];
+    let mut work = 0;
+    while let Some(block) = waiting.pop() {
+        is_waiting[block] = false;
+        for &before in &blocks.predecessors[block] {
+            work += words + 1;
+            let mut changed = false;
+            for i in 0..words {
+                let at = before * words + i;
+                let live = live_in[at] | (live_in[block * words + i] & !written[at]);
+                changed |= live != live_in[at];
+                live_in[at] = live;
+            }
+            if changed && !is_waiting[before] {
+                is_waiting[before] = true;
+                waiting.push(before);
+            }
+        }
+        if work > MAX_WORK {
+            return None;
         }
     }
-    lives
+    Some(live_in)
+}
+
+fn for_each_bit(set: &[u64], mut act: impl FnMut(usize)) {
+    for (i, &word) in set.iter().enumerate() {
+        let mut rest = word;
+        while rest != 0 {
+            act(i * 64 + rest.trailing_zeros() as usize);
+            rest &= rest - 1;
+        }
+    }
 }
 
 /// Gives each life a slot; lives that overlap have different ones.

@@ -11,7 +11,7 @@
 //! | `=…` | a destination |
 //! | `t*4` | a vector of 4; `t*v` as many as the `.v2`/`.v4` modifier says |
 //! | `~t`, `=~t` | as `t`, and the register may be wider than the type |
-//! | `=t\|pred` | a destination with an optional predicate behind `\|` |
+//! | `=t\|pred` | a destination with an optional predicate behind `\|`; `=pred\|`: PTX does not allow it here |
 //! | `[]` | an address |
 //! | `[map]` | the address of a tensor map, and the coordinates of a box |
 //! | `#` | an integer constant |

@@ -1,6 +1,6 @@
 //! Translates entries: finds the form of every instruction and resolves its operands.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
 use super::form::{Chosen, Form};
@@ -12,6 +12,9 @@ use super::program::{Instruction, Kernel, Variable};
 use crate::error::ParseError;
 use crate::syntax::Source;
 use crate::syntax::ast::{self, Space, Span};
+
+/// Registers of a class that a kernel may need at a time; a GPU has 255, and puts what is more in local memory.
+const MAX_REGISTERS: u32 = 1 << 14;
 
 /// A module's entries and variables.
 pub(crate) struct Translated {
@@ -43,8 +46,9 @@ static ROWS: LazyLock<HashMap<&'static str, Vec<&'static Form>>> = LazyLock::new
 pub(crate) fn translate(source: &Source<'_>, module: &ast::Module<'_>) -> Result<Translated, ParseError> {
     let variables = variables(source, module)?;
     let mut entries: Vec<Entry> = Vec::new();
+    let mut names = HashSet::new();
     for entry in &module.entries {
-        if entries.iter().any(|e| e.name == entry.name.text) {
+        if !names.insert(entry.name.text) {
             return Err(source.error(entry.name.span, format!("`{}` is defined twice", entry.name.text)));
         }
         entries.push(translate_entry(source, module, &variables, entry)?);
@@ -55,18 +59,21 @@ pub(crate) fn translate(source: &Source<'_>, module: &ast::Module<'_>) -> Result
 fn variables(source: &Source<'_>, module: &ast::Module<'_>) -> Result<Vec<Variable>, ParseError> {
     let placed: Vec<_> =
         module.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const)).collect();
-    let mut variables: Vec<Variable> = Vec::new();
-    for variable in &placed {
-        if variables.iter().any(|v| v.name == variable.name.text) {
+    let mut numbers = HashMap::new();
+    for (number, variable) in placed.iter().enumerate() {
+        if numbers.insert(variable.name.text, number as u32).is_some() {
             let message = format!("`{}` is declared twice", variable.name.text);
             return Err(source.error(variable.name.span, message));
         }
+    }
+    let mut variables: Vec<Variable> = Vec::new();
+    for variable in &placed {
         let mut addresses = Vec::new();
         for &(offset, name, addend) in &variable.addresses {
-            let Some(index) = placed.iter().position(|v| v.name.text == name.text) else {
+            let Some(&number) = numbers.get(name.text) else {
                 return Err(source.error(name.span, format!("there is no global variable `{}`", name.text)));
             };
-            addresses.push((offset, index as u32, addend));
+            addresses.push((offset, number, addend));
         }
         variables.push(Variable {
             name: variable.name.text.to_owned(),
@@ -143,6 +150,13 @@ fn translate_entry(
         engine,
     };
     super::allocate::allocate(&mut kernel);
+    if let Some(&slots) = kernel.registers.iter().find(|&&slots| slots > MAX_REGISTERS) {
+        let message = format!(
+            "`{}` keeps {slots} registers of one size alive at the same time; {MAX_REGISTERS} are possible",
+            entry.name.text
+        );
+        return Err(source.error(entry.name.span, message));
+    }
     Ok(Entry {
         name: entry.name.text.to_owned(),
         parameters: entry.parameters.iter().map(|p| (p.size, p.align)).collect(),
@@ -223,7 +237,7 @@ fn operand_count_fits(row: &Form, count: usize) -> bool {
 }
 
 /// The opcode with its modifiers.
-pub(super) fn spelled(instruction: &ast::Instruction<'_>) -> String {
+pub(crate) fn spelled(instruction: &ast::Instruction<'_>) -> String {
     let mut text = instruction.opcode.to_owned();
     for modifier in &instruction.modifiers {
         text.push('.');

@@ -6,7 +6,7 @@
 pub(crate) mod allocate;
 pub(crate) mod form;
 pub(crate) mod forms;
-mod lower;
+pub(crate) mod lower;
 mod names;
 pub(crate) mod op;
 mod operands;

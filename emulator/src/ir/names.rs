@@ -28,6 +28,8 @@ pub(crate) struct Names<'e, 'a> {
     pub(crate) counts: [u32; 3],
     places: HashMap<(u32, &'a str), Meaning>,
     labels: HashMap<(u32, &'a str), usize>,
+    /// The `.branchtargets` lists, by their position among the body's.
+    lists: HashMap<(u32, &'a str), usize>,
     pub(crate) used_dynamic: bool,
     dynamic: Vec<&'a str>,
     pub(crate) shared: Vec<(String, u32, u32)>,
@@ -57,6 +59,7 @@ impl<'e, 'a> Names<'e, 'a> {
             counts: [0; 3],
             places: HashMap::new(),
             labels: HashMap::new(),
+            lists: HashMap::new(),
             used_dynamic: false,
             dynamic: Vec::new(),
             shared: Vec::new(),
@@ -79,11 +82,13 @@ impl<'e, 'a> Names<'e, 'a> {
                 return Err(names.twice(parameter.name));
             }
         }
-        for (index, global) in globals.iter().enumerate() {
-            let written = module.variables.iter().find(|v| v.name.text == global.name);
-            if let Some(written) = written {
-                names.places.insert((0, written.name.text), Meaning::Global(global.space, index as u32));
-            }
+        // Those in global and constant memory, in the order of the text.
+        let written = module.variables.iter().filter(|v| matches!(v.space, Space::Global | Space::Const));
+        for (index, (global, written)) in globals.iter().zip(written).enumerate() {
+            names.places.insert((0, written.name.text), Meaning::Global(global.space, index as u32));
+        }
+        for (index, list) in body.targets.iter().enumerate() {
+            names.lists.entry((list.scope, list.name.text)).or_insert(index);
         }
         names.lay_out(module, entry)?;
         Ok(names)
@@ -154,7 +159,8 @@ impl<'e, 'a> Names<'e, 'a> {
 
     /// What a name means in a scope.
     pub(crate) fn find(&mut self, scope: u32, name: &'a str) -> Option<Meaning> {
-        let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        // A number has at most 20 digits.
+        let digits = name.bytes().rev().take(20).take_while(u8::is_ascii_digit).count();
         let mut scope = Some(scope);
         while let Some(here) = scope {
             if let Some(&index) = self.declared.get(&(here, name))
@@ -204,16 +210,16 @@ impl<'e, 'a> Names<'e, 'a> {
         Err(self.source.error(span, format!("there is no label `{name}` here")))
     }
 
-    /// Whether `inner` is `outer` or a scope inside it.
-    pub(crate) fn is_within(&self, inner: u32, outer: u32) -> bool {
-        let mut scope = Some(inner);
+    /// The `.branchtargets` list of a name: its position among the body's.
+    pub(crate) fn list(&self, scope: u32, name: &str) -> Option<usize> {
+        let mut scope = Some(scope);
         while let Some(here) = scope {
-            if here == outer {
-                return true;
+            if let Some(&list) = self.lists.get(&(here, name)) {
+                return Some(list);
             }
             scope = self.up(here);
         }
-        false
+        None
     }
 }
 

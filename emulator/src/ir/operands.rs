@@ -25,7 +25,12 @@ pub(super) struct Lowering<'e, 'a> {
     pub(super) done: Vec<Instruction>,
     /// Instructions that must follow the one at hand, to widen its results.
     after: Vec<Instruction>,
+    /// The targets of all indexed branches so far.
+    branch_targets: usize,
 }
+
+/// Lists of targets are copied into each branch that uses them, so their sum is bounded.
+const MAX_TARGETS: usize = 1 << 20;
 
 /// The instruction at hand, while its operands are gathered.
 struct Draft<'i, 'a> {
@@ -40,7 +45,8 @@ struct Draft<'i, 'a> {
 impl<'e, 'a> Lowering<'e, 'a> {
     pub(super) fn new(source: &'e Source<'a>, names: Names<'e, 'a>, body: &'e Body<'a>) -> Self {
         let (constants, known) = (Vec::new(), HashMap::new());
-        Self { source, names, body, constants, known, done: Vec::new(), after: Vec::new() }
+        let (done, after) = (Vec::new(), Vec::new());
+        Self { source, names, body, constants, known, done, after, branch_targets: 0 }
     }
 
     fn error<T>(&self, span: Span, message: impl Into<String>) -> Result<T, ParseError> {
@@ -189,6 +195,10 @@ impl<'e, 'a> Lowering<'e, 'a> {
             None => (false, specification),
         };
         let (value, pair) = match specification.split_once('|') {
+            Some((_, "")) if matches!(operand.kind, OperandKind::Pair(_)) => {
+                let message = format!("`{}` has no second result", spelled(draft.text));
+                return self.error(operand.span, message);
+            }
             Some((value, _)) => (value, true),
             None => (specification, false),
         };
@@ -517,11 +527,14 @@ impl<'e, 'a> Lowering<'e, 'a> {
             return self.error(operand.span, "expected the name of a `.branchtargets` list");
         };
         let scope = draft.text.scope;
-        let found =
-            self.body.targets.iter().find(|t| t.name.text == name && self.names.is_within(scope, t.scope));
-        let Some(list) = found else {
+        let Some(list) = self.names.list(scope, name).and_then(|index| self.body.targets.get(index)) else {
             return self.error(operand.span, format!("there is no `.branchtargets` list `{name}` here"));
         };
+        self.branch_targets += list.labels.len();
+        if self.branch_targets > MAX_TARGETS {
+            let message = format!("indexed branches of this entry have more than {MAX_TARGETS} targets");
+            return self.error(operand.span, message);
+        }
         for label in &list.labels {
             draft.targets.push(self.names.label(list.scope, label.text, label.span)? as u32);
         }

@@ -48,10 +48,13 @@ impl Kind<'_> {
     }
 }
 
+/// Longer texts are refused: a token takes more memory than its text.
+const MAX_TEXT: usize = 32 << 20;
+
 /// All tokens of a text, with [`Kind::End`] last.
 pub(super) fn tokens<'a>(source: &Source<'a>) -> Result<Vec<Token<'a>>, ParseError> {
-    if source.text.len() >= 1 << 28 {
-        let message = format!("the text has {} bytes, more than 256 MiB", source.text.len());
+    if source.text.len() > MAX_TEXT {
+        let message = format!("the text has {} bytes, more than 32 MiB", source.text.len());
         return Err(source.error(Span { line: 1, offset: 0 }, message));
     }
     let mut lexer = Lexer { source, at: 0, line: 1 };

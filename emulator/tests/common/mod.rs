@@ -1,12 +1,21 @@
 //! What the tests share: running a piece of PTX on given bits.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
 use warpsmith_emulator::{Config, Finding, LaunchConfig, LaunchError, Machine, Module, Report};
+
+/// The forms in all texts that this program's tests ran so far.
+pub(crate) static FORMS_RUN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// A module around some text.
 pub(crate) fn module(text: &str) -> Module {
     let text = format!(".version 7.8\n.target sm_80\n.address_size 64\n{text}");
-    Module::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+    let module = Module::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let forms = warpsmith_emulator::forms::used_in("test.ptx", &text).unwrap_or_default();
+    FORMS_RUN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(forms.into_keys());
+    module
 }
 
 /// A module for Hopper.

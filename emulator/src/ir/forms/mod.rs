@@ -195,20 +195,32 @@ mod tensor;
 /// All rows, part by part. Of several rows for one opcode, the first that fits is taken.
 pub(crate) static FORMS: [&[Form]; 5] = [scalar::ROWS, memory::ROWS, sync::ROWS, matrix::ROWS, tensor::ROWS];
 
-/// Modifier lists of comparisons, which share the list of relations.
+/// Modifier lists of comparisons: of `setp`, of `setp` with a predicate to combine with, and of `set` likewise.
 mod relations {
-    macro_rules! cmp {
-        ($before:literal, $after:literal) => {
-            concat!($before, "eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan", $after)
+    macro_rules! lists {
+        ($relations:literal, $operands:literal, $results:literal) => {
+            [
+                concat!($relations, " ", $operands),
+                concat!($relations, " and|or|xor ", $operands),
+                concat!($relations, " ", $results),
+                concat!($relations, " and|or|xor ", $results),
+            ]
         };
     }
-    pub(super) const PLAIN: &str = cmp!("", " ftz? b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64|f16|bf16");
-    pub(super) const COMBINED: &str =
-        cmp!("", " and|or|xor ftz? b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64|f16|bf16");
-    pub(super) const SET: &str =
-        cmp!("", " ftz? u32|s32|f32 b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64|f16|bf16");
-    pub(super) const SET_COMBINED: &str =
-        cmp!("", " and|or|xor ftz? u32|s32|f32 b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64|f16|bf16");
+    macro_rules! floats {
+        ($operands:literal, $results:literal) => {
+            lists!("eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan", $operands, $results)
+        };
+    }
+    type Lists = [&'static str; 4];
+    pub(super) const BITS: Lists = lists!("eq|ne", "b16|b32|b64", "u32|s32|f32 b16|b32|b64");
+    pub(super) const UNSIGNED: Lists =
+        lists!("eq|ne|lt|le|gt|ge|lo|ls|hi|hs", "u16|u32|u64", "u32|s32|f32 u16|u32|u64");
+    pub(super) const SIGNED: Lists = lists!("eq|ne|lt|le|gt|ge", "s16|s32|s64", "u32|s32|f32 s16|s32|s64");
+    pub(super) const SINGLES: Lists = floats!("ftz? f32", "ftz? u32|s32|f32 f32");
+    pub(super) const DOUBLES: Lists = floats!("f64", "u32|s32|f32 f64");
+    pub(super) const HALVES: Lists = floats!("ftz? f16", "ftz? u32|s32 f16");
+    pub(super) const BRAINS: Lists = floats!("bf16", "u32|s32 bf16");
 }
 
 /// The special register of a name and a component.
