@@ -27,12 +27,22 @@ type EncodeTiled = unsafe extern "C" fn(
     oob_fill: c_int,
 ) -> c_int;
 
-/// The driver's tensor map. The arguments have been checked, so that the lists have a number for each axis.
+/// The driver's tensor map.
 pub(super) fn encode(arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
     arguments.check()?;
+    // SAFETY: the arguments were checked.
+    unsafe { encode_unchecked(arguments) }
+}
+
+/// The same, where the driver has to find what is wrong.
+///
+/// # Safety
+///
+/// Each list has a number for each axis that it is about.
+unsafe fn encode_unchecked(arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
     let mut map = RawMap([0; 16]);
-    // SAFETY: the driver's function of this name has this type. The lists have the lengths that the rank says, since the
-    // arguments were checked; the address is only noted; the map is written to a local variable.
+    // SAFETY: the driver's function of this name has this type. The caller answers for the lengths of the lists; the address
+    // is only noted; the map is written to a local variable.
     unsafe {
         driver::call("encoding a tensor map", "cuTensorMapEncodeTiled\0", |encode: EncodeTiled| {
             encode(
@@ -60,6 +70,110 @@ mod tests {
     use warpsmith_emulator::{Interleave, L2Promotion, OobFill, Swizzle, TensorType};
 
     use super::*;
+    use crate::{Device, Tensor};
+
+    /// Run it with `--ignored` where there is such a GPU.
+    #[test]
+    #[ignore = "needs a GPU of compute capability 9.0"]
+    fn the_driver_takes_what_the_rules_take_and_nothing_else() {
+        let device = Device::cuda(0).unwrap();
+        let tensor = Tensor::<u8>::zeros(&device, [1 << 20]).unwrap();
+        let plain = TensorMapArguments {
+            data_type: TensorType::F16,
+            address: tensor.arg().address(),
+            dims: &[64, 64, 4],
+            strides: &[128, 8192],
+            box_dims: &[32, 8, 2],
+            element_strides: &[1, 1, 1],
+            interleave: Interleave::None,
+            swizzle: Swizzle::None,
+            l2_promotion: L2Promotion::None,
+            oob_fill: OobFill::Zeros,
+        };
+        let mut cases = vec![("as it is", plain)];
+        for (name, address) in [("address + 8", plain.address + 8), ("address + 16", plain.address + 16)] {
+            cases.push((name, TensorMapArguments { address, ..plain }));
+        }
+        for dims in [
+            [0, 64, 4],
+            [64, 0, 4],
+            [1, 1, 1],
+            [1 << 31, 64, 4],
+            [64, 1 << 31, 4],
+            [64, (1 << 31) + 1, 4],
+            [64, 64, 1 << 32],
+            [64, 64, (1 << 32) + 1],
+        ] {
+            cases.push(("dims", TensorMapArguments { dims: Box::leak(Box::new(dims)), ..plain }));
+        }
+        for strides in [
+            [0, 8192],
+            [16, 16],
+            [128, 0],
+            [120, 8192],
+            [8192, 128],
+            [128, (1 << 40) - 16],
+            [128, 1 << 40],
+            [(1 << 40) - 16, 8192],
+        ] {
+            cases.push(("strides", TensorMapArguments { strides: Box::leak(Box::new(strides)), ..plain }));
+        }
+        for box_dims in [
+            [0, 8, 2],
+            [32, 0, 2],
+            [4, 8, 2],
+            [8, 8, 2],
+            [256, 8, 2],
+            [257, 8, 2],
+            [264, 8, 2],
+            [32, 256, 256],
+            [32, 257, 1],
+        ] {
+            cases.push(("box", TensorMapArguments { box_dims: Box::leak(Box::new(box_dims)), ..plain }));
+        }
+        for element_strides in [[0, 1, 1], [2, 1, 1], [8, 1, 1], [9, 1, 1], [1, 0, 1], [1, 8, 8], [1, 9, 1]] {
+            let element_strides = Box::leak(Box::new(element_strides));
+            cases.push(("element strides", TensorMapArguments { element_strides, ..plain }));
+        }
+        for (swizzle, box_dims) in [
+            (Swizzle::B32, [16, 8, 2]),
+            (Swizzle::B32, [24, 8, 2]),
+            (Swizzle::B64, [8, 8, 2]),
+            (Swizzle::B64, [40, 8, 2]),
+            (Swizzle::B128, [64, 8, 2]),
+            (Swizzle::B128, [72, 8, 2]),
+        ] {
+            cases.push((
+                "swizzle",
+                TensorMapArguments { swizzle, box_dims: Box::leak(Box::new(box_dims)), ..plain },
+            ));
+        }
+        for data_type in TensorType::ALL {
+            let arguments = TensorMapArguments { data_type, oob_fill: OobFill::Nan, ..plain };
+            cases.push(("fill", arguments));
+        }
+        for rank in 1..=5 {
+            let arguments = TensorMapArguments {
+                dims: &[64; 5][..rank],
+                strides: &[128, 8192, 16, 32][..rank - 1],
+                box_dims: &[8; 5][..rank],
+                element_strides: &[1; 5][..rank],
+                ..plain
+            };
+            cases.push(("rank", arguments));
+        }
+        let wrong: Vec<String> = cases
+            .iter()
+            .filter_map(|(name, arguments)| {
+                // SAFETY: every case has lists of the right lengths.
+                let (ours, driver) = (arguments.check(), unsafe { encode_unchecked(arguments) });
+                (ours.is_ok() != driver.is_ok()).then(|| {
+                    format!("{name}: rules {ours:?}, driver {:?}\n  {arguments:?}", driver.map(|_| ()))
+                })
+            })
+            .collect();
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
 
     #[test]
     fn enums_have_the_drivers_numbers() {
