@@ -1,6 +1,6 @@
 //! What happens to a product before it is rounded and stored.
 //!
-//! An epilogue sees f32 accumulators, four neighbouring columns of one row at a time, and gives f32 back. Epilogues compose
+//! An epilogue sees f32 accumulators, some neighbouring columns of one row at a time, and gives f32 back. Epilogues compose
 //! with [`Epilogue::then`], left to right:
 //!
 //! ```ignore
@@ -9,25 +9,39 @@
 
 use crate::float::Element;
 use crate::launch::Global;
-use crate::math;
-
-/// Columns that an epilogue transforms at a time.
-pub const COLUMNS: usize = 4;
+use crate::shared::SharedAddress;
+use crate::{math, ptx};
 
 /// A transformation of the accumulators, applied before they are rounded.
 pub trait Epilogue: Copy {
-    /// What the epilogue knows of four columns, read once and used for every row.
-    type Columns: Copy;
+    /// What the epilogue knows of a column, read once and used for every row.
+    type Column: ColumnState;
 
-    /// Reads what it needs for the columns from `first` on.
+    /// Reads what it needs to know of column `column`. Columns outside the matrix may be asked for; what is returned for them
+    /// means nothing.
     ///
     /// # Safety
     ///
     /// The pointers that the epilogue was made with are valid for every column below the number of columns it was told.
-    unsafe fn columns(&self, first: u32) -> Self::Columns;
+    unsafe fn column(&self, column: u32) -> Self::Column;
 
-    /// Transforms four accumulators of one row.
-    fn apply(&self, columns: Self::Columns, accumulators: [f32; COLUMNS]) -> [f32; COLUMNS];
+    /// Transforms accumulators of one row, in the columns that `columns` is about.
+    fn apply<const N: usize>(&self, columns: [Self::Column; N], accumulators: [f32; N]) -> [f32; N];
+
+    /// [`column`](Self::column), for the `N` columns from `first` on.
+    ///
+    /// # Safety
+    ///
+    /// As [`column`](Self::column).
+    #[inline(always)]
+    unsafe fn columns<const N: usize>(&self, first: u32) -> [Self::Column; N] {
+        let mut columns = [Self::Column::default(); N];
+        for (i, column) in columns.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *column = unsafe { self.column(first + i as u32) };
+        }
+        columns
+    }
 
     /// This epilogue, and `next` on its result.
     #[inline(always)]
@@ -36,22 +50,92 @@ pub trait Epilogue: Copy {
     }
 }
 
+/// What an epilogue knows of a column, in a form that lanes of a warp can hand to each other through shared memory.
+pub trait ColumnState: Copy + Default {
+    /// Its size there, a multiple of 4.
+    const BYTES: u32;
+
+    /// Puts it in place `index` of an array of 64 at `array`.
+    ///
+    /// # Safety
+    ///
+    /// The array is 64 · [`BYTES`](Self::BYTES) bytes of shared memory, aligned to eight; no other thread touches the place.
+    unsafe fn put(self, array: SharedAddress, index: u32);
+
+    /// The states in places `index`, which is even, and `index` + 1.
+    ///
+    /// # Safety
+    ///
+    /// They have been put there, and the threads that put them have synchronised with this one.
+    unsafe fn get_pair(array: SharedAddress, index: u32) -> [Self; 2];
+}
+
+impl ColumnState for () {
+    const BYTES: u32 = 0;
+
+    #[inline(always)]
+    unsafe fn put(self, _: SharedAddress, _: u32) {}
+
+    #[inline(always)]
+    unsafe fn get_pair(_: SharedAddress, _: u32) -> [Self; 2] {
+        [(); 2]
+    }
+}
+
+impl ColumnState for f32 {
+    const BYTES: u32 = 4;
+
+    #[inline(always)]
+    unsafe fn put(self, array: SharedAddress, index: u32) {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::st_shared_f32(array.offset(4 * index).get(), self) }
+    }
+
+    #[inline(always)]
+    unsafe fn get_pair(array: SharedAddress, index: u32) -> [Self; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_shared_v2_f32(array.offset(4 * index).get()) }
+    }
+}
+
+/// An array of the first states, then one of the second.
+impl<A: ColumnState, B: ColumnState> ColumnState for (A, B) {
+    const BYTES: u32 = A::BYTES + B::BYTES;
+
+    #[inline(always)]
+    unsafe fn put(self, array: SharedAddress, index: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.0.put(array, index);
+            self.1.put(array.offset(64 * A::BYTES), index);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn get_pair(array: SharedAddress, index: u32) -> [Self; 2] {
+        // SAFETY: the caller's promise.
+        let (a, b) = unsafe { (A::get_pair(array, index), B::get_pair(array.offset(64 * A::BYTES), index)) };
+        [(a[0], b[0]), (a[1], b[1])]
+    }
+}
+
 /// Two epilogues, one after the other.
 #[derive(Clone, Copy)]
 pub struct Then<A, B>(A, B);
 
 impl<A: Epilogue, B: Epilogue> Epilogue for Then<A, B> {
-    type Columns = (A::Columns, B::Columns);
+    type Column = (A::Column, B::Column);
 
     #[inline(always)]
-    unsafe fn columns(&self, first: u32) -> Self::Columns {
+    unsafe fn column(&self, column: u32) -> Self::Column {
         // SAFETY: the caller's promise covers both.
-        unsafe { (self.0.columns(first), self.1.columns(first)) }
+        unsafe { (self.0.column(column), self.1.column(column)) }
     }
 
     #[inline(always)]
-    fn apply(&self, columns: Self::Columns, accumulators: [f32; COLUMNS]) -> [f32; COLUMNS] {
-        self.1.apply(columns.1, self.0.apply(columns.0, accumulators))
+    fn apply<const N: usize>(&self, columns: [Self::Column; N], accumulators: [f32; N]) -> [f32; N] {
+        let first = self.0.apply(columns.map(|column| column.0), accumulators);
+        self.1.apply(columns.map(|column| column.1), first)
     }
 }
 
@@ -60,14 +144,14 @@ impl<A: Epilogue, B: Epilogue> Epilogue for Then<A, B> {
 pub struct Scale(pub f32);
 
 impl Epilogue for Scale {
-    type Columns = ();
+    type Column = ();
 
     #[inline(always)]
-    unsafe fn columns(&self, _: u32) {}
+    unsafe fn column(&self, _: u32) {}
 
     #[inline(always)]
-    fn apply(&self, (): (), a: [f32; COLUMNS]) -> [f32; COLUMNS] {
-        [a[0] * self.0, a[1] * self.0, a[2] * self.0, a[3] * self.0]
+    fn apply<const N: usize>(&self, _: [(); N], accumulators: [f32; N]) -> [f32; N] {
+        accumulators.map(|value| value * self.0)
     }
 }
 
@@ -75,6 +159,7 @@ impl Epilogue for Scale {
 #[derive(Clone, Copy)]
 pub struct Bias<T> {
     vector: Global<T>,
+    /// Elements that may be read: none if the pointer is null.
     columns: u32,
 }
 
@@ -83,35 +168,55 @@ impl<T> Bias<T> {
     #[inline(always)]
     #[must_use]
     pub fn new(vector: Global<T>, columns: u32) -> Self {
-        Self { vector, columns }
+        Self { vector, columns: if vector.is_null() { 0 } else { columns } }
     }
 }
 
 impl<T: Element> Epilogue for Bias<T> {
-    type Columns = [f32; COLUMNS];
+    type Column = f32;
 
     #[inline(always)]
-    unsafe fn columns(&self, first: u32) -> Self::Columns {
-        let at = |column: u32| {
-            if self.vector.is_null() || column >= self.columns {
-                0.0
-            } else {
-                // SAFETY: below `columns`, for which the caller vouches.
-                unsafe { T::load_read_only(self.vector.offset(column as u64)).to_f32() }
-            }
-        };
-        [at(first), at(first + 1), at(first + 2), at(first + 3)]
+    unsafe fn column(&self, column: u32) -> f32 {
+        // SAFETY: below `columns`, for which the caller vouches.
+        unsafe { T::load_read_only_if(self.vector.offset(column as u64), column < self.columns).to_f32() }
     }
 
     #[inline(always)]
-    fn apply(&self, b: Self::Columns, a: [f32; COLUMNS]) -> [f32; COLUMNS] {
-        [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]]
+    fn apply<const N: usize>(&self, bias: [f32; N], mut accumulators: [f32; N]) -> [f32; N] {
+        for (value, bias) in accumulators.iter_mut().zip(&bias) {
+            *value += bias;
+        }
+        accumulators
+    }
+}
+
+/// The larger of a number and a floor; NaN stays NaN.
+#[derive(Clone, Copy)]
+pub struct Floor(f32);
+
+/// No floor.
+impl Default for Floor {
+    #[inline(always)]
+    fn default() -> Self {
+        Self(f32::NEG_INFINITY)
+    }
+}
+
+impl Epilogue for Floor {
+    type Column = ();
+
+    #[inline(always)]
+    unsafe fn column(&self, _: u32) {}
+
+    #[inline(always)]
+    fn apply<const N: usize>(&self, _: [(); N], accumulators: [f32; N]) -> [f32; N] {
+        accumulators.map(|value| ptx::max_nan(value, self.0))
     }
 }
 
 /// An element-wise function, chosen when the kernel is launched.
 ///
-/// The choice is the same for all threads, so it costs a branch for every four elements and no instance of the kernel.
+/// The choice is the same for all threads, so it costs a branch each time it is applied and no instance of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Activation(u32);
@@ -127,29 +232,36 @@ impl Activation {
     pub const GELU_TANH: Self = Self(3);
     /// [`math::silu`].
     pub const SILU: Self = Self(4);
+
+    /// This function as a floor, where it is one: an epilogue cheap enough to stand many times in a kernel.
+    #[inline(always)]
+    #[must_use]
+    pub fn as_floor(self) -> Option<Floor> {
+        match self {
+            Self::NONE => Some(Floor::default()),
+            Self::RELU => Some(Floor(0.0)),
+            _ => None,
+        }
+    }
 }
 
 // SAFETY: transparent over a `u32`.
 unsafe impl crate::launch::KernelParam for Activation {}
 
 impl Epilogue for Activation {
-    type Columns = ();
+    type Column = ();
 
     #[inline(always)]
-    unsafe fn columns(&self, _: u32) {}
+    unsafe fn column(&self, _: u32) {}
 
     #[inline(always)]
-    fn apply(&self, (): (), a: [f32; COLUMNS]) -> [f32; COLUMNS] {
-        #[inline(always)]
-        fn each(a: [f32; COLUMNS], f: impl Fn(f32) -> f32) -> [f32; COLUMNS] {
-            [f(a[0]), f(a[1]), f(a[2]), f(a[3])]
-        }
+    fn apply<const N: usize>(&self, _: [(); N], accumulators: [f32; N]) -> [f32; N] {
         match *self {
-            Self::RELU => each(a, math::relu),
-            Self::GELU_ERF => each(a, math::gelu_erf),
-            Self::GELU_TANH => each(a, math::gelu_tanh),
-            Self::SILU => each(a, math::silu),
-            _ => a,
+            Self::RELU => accumulators.map(math::relu),
+            Self::GELU_ERF => accumulators.map(math::gelu_erf),
+            Self::GELU_TANH => accumulators.map(math::gelu_tanh),
+            Self::SILU => accumulators.map(math::silu),
+            _ => accumulators,
         }
     }
 }

@@ -25,6 +25,13 @@ pub trait Element: Copy + 'static {
     /// The pointer is valid for a read of one element, aligned to it.
     unsafe fn load_read_only(from: Global<Self>) -> Self;
 
+    /// As [`load_read_only`](Self::load_read_only) if `condition` holds; else zero, without a branch.
+    ///
+    /// # Safety
+    ///
+    /// As [`load_read_only`](Self::load_read_only), if `condition` holds.
+    unsafe fn load_read_only_if(from: Global<Self>, condition: bool) -> Self;
+
     /// The same number in f32.
     fn to_f32(self) -> f32;
 
@@ -34,6 +41,13 @@ pub trait Element: Copy + 'static {
     ///
     /// The pointer is valid for a write of one element, aligned to it, and no other thread touches it.
     unsafe fn store_rounded(to: GlobalMut<Self>, value: f32);
+
+    /// Rounds two numbers to the nearest elements, ties to even, and stores them in one instruction.
+    ///
+    /// # Safety
+    ///
+    /// As [`store_rounded`](Self::store_rounded) for two elements, and the address is a multiple of their size.
+    unsafe fn store_rounded_2(to: GlobalMut<Self>, values: [f32; 2]);
 
     /// Rounds four numbers to the nearest elements, ties to even, and stores them in one instruction.
     ///
@@ -45,6 +59,13 @@ pub trait Element: Copy + 'static {
 
 macro_rules! half_element {
     ($element:ident, $from_f32:ident, $pack:ident, $to_f32:expr) => {
+        impl HalfElement for $element {
+            #[inline(always)]
+            fn pack(values: [f32; 2]) -> u32 {
+                ptx::$pack(values[1], values[0])
+            }
+        }
+
         impl Element for $element {
             const BYTES: u32 = 2;
 
@@ -52,6 +73,12 @@ macro_rules! half_element {
             unsafe fn load_read_only(from: Global<Self>) -> Self {
                 // SAFETY: the caller's promise.
                 Self(unsafe { ptx::ld_global_nc_b16(from.address()) })
+            }
+
+            #[inline(always)]
+            unsafe fn load_read_only_if(from: Global<Self>, condition: bool) -> Self {
+                // SAFETY: the caller's promise.
+                Self(unsafe { ptx::ld_global_nc_b16_if(from.address(), condition) })
             }
 
             #[inline(always)]
@@ -66,10 +93,16 @@ macro_rules! half_element {
             }
 
             #[inline(always)]
+            unsafe fn store_rounded_2(to: GlobalMut<Self>, v: [f32; 2]) {
+                // SAFETY: the caller's promise.
+                unsafe { ptx::st_global_b32(to.address(), Self::pack(v)) }
+            }
+
+            #[inline(always)]
             unsafe fn store_rounded_4(to: GlobalMut<Self>, v: [f32; 4]) {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    ptx::st_global_v2_b32(to.address(), [ptx::$pack(v[1], v[0]), ptx::$pack(v[3], v[2])])
+                    ptx::st_global_v2_b32(to.address(), [Self::pack([v[0], v[1]]), Self::pack([v[2], v[3]])])
                 }
             }
         }
@@ -77,6 +110,12 @@ macro_rules! half_element {
 }
 half_element!(F16, cvt_f16_f32, cvt_f16x2_f32, ptx::cvt_f32_f16);
 half_element!(Bf16, cvt_bf16_f32, cvt_bf16x2_f32, |bits| f32::from_bits((bits as u32) << 16));
+
+/// An element of 16 bits, of which a register holds two.
+pub trait HalfElement: Element {
+    /// Rounds two numbers to the nearest elements, ties to even; the first is in the lower half.
+    fn pack(values: [f32; 2]) -> u32;
+}
 
 impl Element for f32 {
     const BYTES: u32 = 4;
@@ -88,6 +127,12 @@ impl Element for f32 {
     }
 
     #[inline(always)]
+    unsafe fn load_read_only_if(from: Global<Self>, condition: bool) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_global_nc_f32_if(from.address(), condition) }
+    }
+
+    #[inline(always)]
     fn to_f32(self) -> f32 {
         self
     }
@@ -96,6 +141,12 @@ impl Element for f32 {
     unsafe fn store_rounded(to: GlobalMut<Self>, value: f32) {
         // SAFETY: the caller's promise.
         unsafe { ptx::st_global_b32(to.address(), value.to_bits()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_rounded_2(to: GlobalMut<Self>, v: [f32; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::st_global_v2_b32(to.address(), v.map(f32::to_bits)) }
     }
 
     #[inline(always)]

@@ -78,6 +78,17 @@ pub const fn a_fragment_chunk(lane: u32) -> ChunkIndex {
     ChunkIndex { row: lane % 16, chunk: lane / 16 }
 }
 
+/// The chunk that `lane` addresses to store two neighbouring accumulator fragments of `mma`, rounded to 16 bits, with
+/// `stmatrix.x4`: 16 rows × 16 columns.
+///
+/// Matrices 0 to 3 are (rows 0–7, chunk 0), (rows 8–15, chunk 0), (rows 0–7, chunk 1), (rows 8–15, chunk 1): the lane's two
+/// columns of the first fragment in both its rows, then of the second.
+#[inline(always)]
+#[must_use]
+pub const fn store_fragment_chunk(lane: u32) -> ChunkIndex {
+    a_fragment_chunk(lane)
+}
+
 /// The chunk that `lane` addresses to load two neighbouring B fragments of `mma`: 2 × 8 columns × 32 bytes, with B stored
 /// column by column (so that a column of B is a row in memory).
 ///
@@ -144,16 +155,16 @@ pub const fn staging_word(columns: u32, row: u32, column: u32) -> u32 {
     row * (columns + STAGING_PAD_WORDS) + column
 }
 
-/// Columns of f32 that a row of a swizzled staging buffer holds.
-pub const STAGED_COLUMNS: u32 = 64;
+/// Columns of a strip, which a warp stores at a time: 128 bytes of a row for 16-bit types.
+pub const STRIP_COLUMNS: u32 = 64;
 
-/// The word offset of `(row, column)` in an epilogue's staging buffer of [`STAGED_COLUMNS`] columns of f32, without padding.
+/// The word offset of `(row, column)` in an epilogue's staging buffer of [`STRIP_COLUMNS`] columns of f32, without padding.
 ///
 /// The rows that a half-warp writes at a time are kept apart by exchanging 32-byte parts of a row by the row's number.
 #[inline(always)]
 #[must_use]
 pub const fn swizzled_staging_word(row: u32, column: u32) -> u32 {
-    row * STAGED_COLUMNS + (column ^ ((row % 4) * 8))
+    row * STRIP_COLUMNS + (column ^ ((row % 4) * 8))
 }
 
 #[cfg(test)]
@@ -273,6 +284,21 @@ mod tests {
                 let Coord { row, column } = accumulator_coord(lane, i);
                 assert_eq!((row, column), (lane / 4 + 8 * (i >> 1), 2 * (lane % 4) + (i & 1)));
                 assert!(row < 16 && column < 8 && all.insert((row, column)));
+            }
+        }
+    }
+
+    /// `stmatrix` puts register i of lane l, two elements, at elements 2(l mod 4), +1 of row l / 4 of matrix i, whose rows start
+    /// where lanes 8i to 8i + 7 say.
+    #[test]
+    fn stored_fragments_land_where_their_accumulators_belong() {
+        for lane in 0..32 {
+            for (register, index) in [(0, 0), (1, 2), (2, 0), (3, 2)] {
+                let fragment = register / 2;
+                let Coord { row, column } = accumulator_coord(lane, index);
+                let start = store_fragment_chunk(8 * register + lane / 4);
+                assert_eq!((start.row, start.chunk), (row, fragment), "lane {lane}, register {register}");
+                assert_eq!(column, 2 * (lane % 4));
             }
         }
     }

@@ -41,12 +41,25 @@ pub struct Output<T> {
 }
 
 impl<T: Element> Output<T> {
+    /// Whether every row starts at a multiple of `bytes`, a power of two.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_aligned_to(&self, bytes: u32) -> bool {
+        (self.base.address() | (self.stride * T::BYTES as u64)) & (bytes as u64 - 1) == 0
+    }
+
     /// Whether every row starts at a multiple of four elements' size, so that four may be stored at a time.
     #[inline(always)]
     #[must_use]
     pub fn is_vector_aligned(&self) -> bool {
-        let bytes = 4 * T::BYTES as u64;
-        (self.base.address() | (self.stride * T::BYTES as u64)) & (bytes - 1) == 0
+        self.is_aligned_to(4 * T::BYTES)
+    }
+
+    /// The place of an element.
+    #[inline(always)]
+    #[must_use]
+    pub fn at(&self, row: u32, column: u32) -> GlobalMut<T> {
+        self.base.offset(row as u64 * self.stride + column as u64)
     }
 
     /// Rounds `values` to columns `column`.. of `row` and stores those that lie within the matrix.
@@ -60,7 +73,7 @@ impl<T: Element> Output<T> {
         if row >= self.rows {
             return;
         }
-        let at = self.base.offset(row as u64 * self.stride + column as u64);
+        let at = self.at(row, column);
         if vector_aligned && column + 4 <= self.columns {
             // SAFETY: within the matrix, and aligned as the caller says.
             unsafe { T::store_rounded_4(at, values) }

@@ -4,9 +4,9 @@
 //! consumers multiply, apply the epilogue to the f32 accumulators and round them to Y's type, once.
 
 use warpsmith_dsl::epilogue::{Activation, Bias, Epilogue, Scale};
-use warpsmith_dsl::float::{Bf16, Element, F16};
-use warpsmith_dsl::gemm::PersistentTile;
+use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::gemm::wgmma::WgmmaTile;
+use warpsmith_dsl::gemm::{OutputElement, PersistentTile};
 use warpsmith_dsl::launch::{Global, GlobalMut, TensorMap};
 use warpsmith_dsl::ptx::Wgmma;
 use warpsmith_dsl::tile::Output;
@@ -68,7 +68,7 @@ pub struct HopperParams {
         linear_hopper_bf16_f32_64x128 = <Bf16, f32, Hopper64x128>,
     ],
 )]
-pub unsafe fn linear_hopper<T: Wgmma<S::Accumulators>, O: Element, S: PersistentTile>(
+pub unsafe fn linear_hopper<T: Wgmma<S::Accumulators>, O: OutputElement, S: PersistentTile>(
     x: &TensorMap,
     w: &TensorMap,
     bias: Global<T>,
@@ -92,10 +92,17 @@ pub unsafe fn linear_hopper<T: Wgmma<S::Accumulators>, O: Element, S: Persistent
         } else {
             let mut consumer = S::consumer();
             let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.n };
-            let epilogue = Scale(p.scale).then(Bias::new(bias, p.n)).then(p.activation);
+            let affine = Scale(p.scale).then(Bias::new(bias, p.n));
+            let floor = p.activation.as_floor();
+            let cheap = affine.then(floor.unwrap_or_default());
             while let Some(tile) = tiles.next_tile() {
+                let columns = S::columns(&cheap, tile);
                 let accumulators = S::multiply::<T>(&mut consumer, steps);
-                S::store(accumulators, epilogue, y, tile);
+                if floor.is_some() && S::is_whole(&y, tile) {
+                    S::store_whole(accumulators, &cheap, &columns, &y, tile);
+                } else {
+                    S::store(accumulators, &affine.then(p.activation), &y, tile);
+                }
             }
         }
     }

@@ -7,7 +7,7 @@
 
 use core::marker::PhantomData;
 
-use crate::epilogue::{COLUMNS, Epilogue};
+use crate::epilogue::Epilogue;
 use crate::float::Element;
 use crate::gemm::{MmaElement, TileShape};
 use crate::layout::{
@@ -26,6 +26,8 @@ const MMA_M: u32 = 16;
 const MMA_N: u32 = 8;
 /// Bytes of a row that one k-step multiplies.
 const STEP_BYTES: u32 = 32;
+/// Columns that a lane transforms and stores at a time.
+const COLUMNS: usize = 4;
 
 /// A tile of `WARPS_M` × `WARPS_N` warps, each with `MI` × `NI` accumulators of 16 × 8, over a ring of `STAGES` slots whose
 /// rows have `ROW_BYTES` bytes (64 or 128).
@@ -272,7 +274,7 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
         let output_column = tile.n * Self::BLOCK_N + warp_column + column;
         let vector_aligned = output.is_vector_aligned();
         // SAFETY: the caller's promise.
-        let columns = unsafe { epilogue.columns(output_column) };
+        let columns = unsafe { epilogue.columns::<COLUMNS>(output_column) };
 
         for round in 0..MI / Self::STAGED {
             for i in 0..Self::STAGED {

@@ -9,12 +9,14 @@
 //! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and [`store`](PersistentTile::store) in others |
 
 mod element;
+mod fragments;
 pub mod mma_sync;
 mod persistent;
 mod schedule;
 pub mod wgmma;
 
 pub use element::MmaElement;
+pub use fragments::{ColumnCache, OutputElement, Strip};
 pub use persistent::PersistentTile;
 pub use schedule::PersistentTiles;
 

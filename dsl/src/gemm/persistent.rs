@@ -2,7 +2,7 @@
 
 use crate::epilogue::Epilogue;
 use crate::float::Element;
-use crate::gemm::PersistentTiles;
+use crate::gemm::{ColumnCache, OutputElement, PersistentTiles};
 use crate::launch::TensorMap;
 use crate::layout::TileIndex;
 use crate::ptx::{Accumulators, Wgmma};
@@ -96,6 +96,31 @@ pub trait PersistentTile: 'static {
         steps: u32,
     ) -> Self::Accumulators;
 
+    /// What `epilogue` knows of the columns of a tile, to be read before the products whose results need it.
+    ///
+    /// # Safety
+    ///
+    /// All threads of a consumer's warpgroup call it; `epilogue` may be asked for every column of the output.
+    unsafe fn columns<E: Epilogue>(epilogue: &E, tile: TileIndex) -> ColumnCache<E::Column>;
+
+    /// Whether [`store_whole`](Self::store_whole) can store the tile.
+    fn is_whole<O: OutputElement>(output: &Output<O>, tile: TileIndex) -> bool;
+
+    /// Applies `epilogue` to the accumulators in their registers, rounds them, and stores them. The epilogue's code stands once
+    /// for every two accumulators.
+    ///
+    /// # Safety
+    ///
+    /// As [`store`](Self::store), for a tile that [`is_whole`](Self::is_whole); `columns` is what
+    /// [`columns`](Self::columns) returned for it.
+    unsafe fn store_whole<O: OutputElement, E: Epilogue>(
+        accumulators: Self::Accumulators,
+        epilogue: &E,
+        columns: &ColumnCache<E::Column>,
+        output: &Output<O>,
+        tile: TileIndex,
+    );
+
     /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output.
     ///
     /// # Safety
@@ -104,8 +129,8 @@ pub trait PersistentTile: 'static {
     /// valid for writes and no other block touches this tile of it; `epilogue` may be asked for every column of the output.
     unsafe fn store<O: Element, E: Epilogue>(
         accumulators: Self::Accumulators,
-        epilogue: E,
-        output: Output<O>,
+        epilogue: &E,
+        output: &Output<O>,
         tile: TileIndex,
     );
 

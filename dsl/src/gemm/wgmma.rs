@@ -14,11 +14,12 @@
 
 use core::marker::PhantomData;
 
-use crate::epilogue::{COLUMNS, Epilogue};
+use crate::epilogue::Epilogue;
 use crate::float::Element;
-use crate::gemm::PersistentTile;
+use crate::gemm::fragments::STRIP_FRAGMENTS;
+use crate::gemm::{ColumnCache, OutputElement, PersistentTile};
 use crate::launch::TensorMap;
-use crate::layout::{STAGED_COLUMNS, TileIndex, accumulator_coord, swizzled_staging_word};
+use crate::layout::{STRIP_COLUMNS, TileIndex, accumulator_coord, swizzled_staging_word};
 use crate::pipeline::{Consumer, FullStage, Pipeline, Producer};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, Wgmma};
 use crate::shared::SharedAddress;
@@ -38,13 +39,25 @@ const STEP_BYTES: u32 = 32;
 const WARP_ROWS: u32 = 16;
 /// Columns of an accumulator fragment.
 const FRAGMENT_COLUMNS: u32 = 8;
-/// Bytes of a warp's staging buffer.
-const STAGING_BYTES: u32 = WARP_ROWS * STAGED_COLUMNS * 4;
+/// Bytes of a warp's staging buffer, for a strip of f32.
+const STAGING_BYTES: u32 = WARP_ROWS * STRIP_COLUMNS * 4;
+/// Columns that a lane transforms and stores at a time, of what is staged.
+const COLUMNS: usize = 4;
 /// Registers of a thread of the producer's warpgroup and of a consumer, where there are two consumers: with them the consumers
 /// can hold 128 accumulators each. 40 · 128 + 232 · 256 is within the 64 Ki registers of a multiprocessor.
 const PRODUCER_REGISTERS: u32 = 40;
 /// See [`PRODUCER_REGISTERS`].
 const CONSUMER_REGISTERS: u32 = 232;
+
+/// A consuming warp's part of a tile.
+struct WarpPart {
+    /// The thread's lane.
+    lane: u32,
+    /// The output's first row that the warp has accumulators of.
+    row: u32,
+    /// Its staging buffer.
+    staging: SharedAddress,
+}
 
 /// A tile of `CONSUMERS` warpgroups × 64 rows and as many columns as the accumulators `C` are for, over a ring of `STAGES` stages, in
 /// clusters of `CLUSTER` blocks.
@@ -61,6 +74,12 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
     const STAGING_AT: u32 = STAGES * Self::STAGE_BYTES;
     /// Where the barriers follow the staging buffers.
     const BARRIERS_AT: u32 = Self::STAGING_AT + 4 * CONSUMERS * STAGING_BYTES;
+    /// Strips that a warp stores one after the other.
+    const STRIPS: usize = {
+        let strips = C::COLUMNS / STRIP_COLUMNS;
+        assert!(C::COLUMNS.is_multiple_of(STRIP_COLUMNS), "strips cover the columns");
+        strips as usize
+    };
     /// Whether the producer's warpgroup hands registers to the consumers.
     const HANDS_OVER_REGISTERS: bool = CONSUMERS == 2;
 
@@ -73,6 +92,19 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
     #[inline(always)]
     fn stage(index: u32) -> SharedAddress {
         SharedAddress::dynamic().offset(index * Self::STAGE_BYTES)
+    }
+
+    /// This consuming warp's place in the output.
+    #[inline(always)]
+    fn own_part(tile: TileIndex) -> WarpPart {
+        // Opaque: what follows from it is worth no register while the products run.
+        let thread = ptx::opaque(thread::thread_idx_x());
+        let (warp, lane) = (thread / warp::SIZE - 4, thread % warp::SIZE);
+        WarpPart {
+            lane,
+            row: tile.m * (CONSUMERS * WARPGROUP_ROWS) + warp * WARP_ROWS,
+            staging: SharedAddress::dynamic().offset(Self::STAGING_AT + warp * STAGING_BYTES),
+        }
     }
 
     /// The index of this thread's warpgroup; 0 is the producer's.
@@ -210,29 +242,63 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
     }
 
     #[inline(always)]
-    unsafe fn store<O: Element, E: Epilogue>(
+    unsafe fn columns<E: Epilogue>(epilogue: &E, tile: TileIndex) -> ColumnCache<E::Column> {
+        // SAFETY: the caller's promise.
+        unsafe { ColumnCache::load(epilogue, tile.n * Self::BLOCK_N, Self::BLOCK_N) }
+    }
+
+    #[inline(always)]
+    fn is_whole<O: OutputElement>(output: &Output<O>, tile: TileIndex) -> bool {
+        (tile.m + 1) * Self::BLOCK_M <= output.rows
+            && (tile.n + 1) * Self::BLOCK_N <= output.columns
+            && O::is_strip_aligned(output)
+    }
+
+    #[inline(always)]
+    unsafe fn store_whole<O: OutputElement, E: Epilogue>(
         accumulators: C,
-        epilogue: E,
-        output: Output<O>,
+        epilogue: &E,
+        columns: &ColumnCache<E::Column>,
+        output: &Output<O>,
         tile: TileIndex,
     ) {
-        const LANES_PER_ROW: u32 = STAGED_COLUMNS / COLUMNS as u32;
+        let WarpPart { lane, row, staging } = Self::own_part(tile);
+        for strip in 0..Self::STRIPS {
+            let fragment = |index| accumulators.fragment(strip * STRIP_FRAGMENTS + index);
+            let column = tile.n * Self::BLOCK_N + strip as u32 * STRIP_COLUMNS;
+            // SAFETY: all lanes of the warp are here. The states of columns and the results have a half of the staging buffer
+            // each; between two uses of one, the warp synchronises for the other.
+            unsafe {
+                let scratch = staging.offset(STAGING_BYTES / 2);
+                let results = columns.apply(epilogue, scratch, lane, strip, fragment);
+                O::store_strip(results, lane, staging, output, row, column);
+            }
+        }
+        // The staging buffer may be written again.
+        // SAFETY: all lanes of the warp are here.
+        unsafe { warp::sync_warp() };
+    }
+
+    #[inline(always)]
+    unsafe fn store<O: Element, E: Epilogue>(
+        accumulators: C,
+        epilogue: &E,
+        output: &Output<O>,
+        tile: TileIndex,
+    ) {
+        const LANES_PER_ROW: u32 = STRIP_COLUMNS / COLUMNS as u32;
         const ROWS_PER_PASS: u32 = warp::SIZE / LANES_PER_ROW;
-        const FRAGMENTS: usize = (STAGED_COLUMNS / FRAGMENT_COLUMNS) as usize;
-        let lane = warp::lane_id();
-        let warp = warp::warp_id() - 4;
-        let staging = SharedAddress::dynamic().offset(Self::STAGING_AT + warp * STAGING_BYTES);
+        let WarpPart { lane, row: output_row, staging } = Self::own_part(tile);
         let place = |row: u32, column: u32| staging.offset(4 * swizzled_staging_word(row, column)).get();
 
         let (first_row, column) = (lane / LANES_PER_ROW, (lane % LANES_PER_ROW) * COLUMNS as u32);
-        let output_row = tile.m * Self::BLOCK_M + warp * WARP_ROWS + first_row;
         let vector_aligned = output.is_vector_aligned();
-        for round in 0..(C::COLUMNS / STAGED_COLUMNS) as usize {
-            let output_column = tile.n * Self::BLOCK_N + round as u32 * STAGED_COLUMNS + column;
+        for strip in 0..Self::STRIPS {
+            let output_column = tile.n * Self::BLOCK_N + strip as u32 * STRIP_COLUMNS + column;
             // SAFETY: the caller's promise.
-            let columns = unsafe { epilogue.columns(output_column) };
-            for fragment in 0..FRAGMENTS {
-                let [c0, c1, c2, c3] = accumulators.fragment(round * FRAGMENTS + fragment);
+            let columns = unsafe { epilogue.columns::<COLUMNS>(output_column) };
+            for fragment in 0..STRIP_FRAGMENTS {
+                let [c0, c1, c2, c3] = accumulators.fragment(strip * STRIP_FRAGMENTS + fragment);
                 let at = accumulator_coord(lane, 0);
                 let column = fragment as u32 * FRAGMENT_COLUMNS + at.column;
                 // SAFETY: within this warp's staging buffer, which no other warp touches.
@@ -245,10 +311,10 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
             unsafe { warp::sync_warp() };
             // Not unrolled: the epilogue's code is larger than the loop's overhead.
             let rows = ptx::opaque(WARP_ROWS);
-            let mut row = 0;
+            let mut row = first_row;
             while row < rows {
                 // SAFETY: written before the barrier, by this warp.
-                let staged = unsafe { ptx::ld_shared_v4_f32(place(row + first_row, column)) };
+                let staged = unsafe { ptx::ld_shared_v4_f32(place(row, column)) };
                 let result = epilogue.apply(columns, staged);
                 // SAFETY: the caller's promise; every element of the tile belongs to one lane of one warp.
                 unsafe { output.store_4(output_row + row, output_column, result, vector_aligned) };

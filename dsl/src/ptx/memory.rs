@@ -46,6 +46,41 @@ load!(
     ld_global_nc_f32, "ld.global.nc.f32", reg32, f32, address: u64, reg64, [pure, nomem, nostack]
 );
 
+macro_rules! load_if {
+    ($(#[$doc:meta])* $name:ident, $text:literal, $zero:literal, $class:ident, $value:ty) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        ///
+        /// As the module says, if `condition` holds.
+        #[inline(always)]
+        #[must_use]
+        pub unsafe fn $name(address: u64, condition: bool) -> $value {
+            let value: $value;
+            // SAFETY: the caller's promise is the instruction's.
+            unsafe {
+                instruction!(
+                    concat!(
+                        "{{ .reg .pred holds; setp.ne.u32 holds, {2}, 0; ", $zero, "; @holds ", $text, " {0}, [{1}]; }}"
+                    ),
+                    out($class) value, in(reg64) address, in(reg32) u32::from(condition),
+                    options(pure, nomem, nostack)
+                )
+            };
+            value
+        }
+    };
+}
+
+load_if!(
+    /// `@condition ld.global.nc.b16`: as [`ld_global_nc_b16`] if `condition` holds, else 0.
+    ld_global_nc_b16_if, "ld.global.nc.b16", "mov.b16 {0}, 0", reg16, u16
+);
+load_if!(
+    /// `@condition ld.global.nc.f32`: as [`ld_global_nc_f32`] if `condition` holds, else 0.
+    ld_global_nc_f32_if, "ld.global.nc.f32", "mov.b32 {0}, 0", reg32, f32
+);
+
 macro_rules! store {
     ($(#[$doc:meta])* $name:ident, $text:literal, $class:ident, $value:ty) => {
         $(#[$doc])*
@@ -130,6 +165,33 @@ pub unsafe fn st_shared_v2_f32(address: u32, value: [f32; 2]) {
     }
 }
 
+/// `st.shared.f32`: a number.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+pub unsafe fn st_shared_f32(address: u32, value: f32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("st.shared.f32 [{0}], {1};", in(reg32) address, in(reg32) value, options(nostack)) }
+}
+
+/// `ld.shared.v2.f32`: two numbers.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_shared_v2_f32(address: u32) -> [f32; 2] {
+    let (a, b): (f32, f32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("ld.shared.v2.f32 {{{0}, {1}}}, [{2}];", out(reg32) a, out(reg32) b, in(reg32) address, options(nostack))
+    };
+    [a, b]
+}
+
 /// `ld.shared.v4.f32`: four numbers.
 ///
 /// # Safety
@@ -143,6 +205,26 @@ pub unsafe fn ld_shared_v4_f32(address: u32) -> [f32; 4] {
     unsafe {
         instruction!(
             "ld.shared.v4.f32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+            options(nostack)
+        )
+    };
+    [a, b, c, d]
+}
+
+/// `ld.shared.v4.b32`: sixteen bytes.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_shared_v4_b32(address: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "ld.shared.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
             out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
             options(nostack)
         )

@@ -10,7 +10,7 @@
 //! | module | instructions |
 //! |---|---|
 //! | [`special`] | special registers |
-//! | [`sync`] | barriers, votes, traps |
+//! | [`sync`] | barriers, traps |
 //! | [`memory`] | loads and stores |
 //! | [`async_copy`] | `cp.async` |
 //! | [`matrix`] | `ldmatrix`, `stmatrix`, `mma.sync` |
