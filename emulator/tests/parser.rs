@@ -40,12 +40,12 @@ fn an_unknown_instruction_or_modifier_is_named_with_its_place() {
     assert_error("add.rn.ftz.f64 %d0, %d1, %d2;", 1, 11, &["expected `.f32`", "found `.f64`"]);
     assert_error("shl %r0, %r1, %r2;", 1, 4, &["found the end of the modifiers"]);
     assert_error(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r0}, {%r0}, {%r0}, {%r0};",
+        "mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%r0}, {%r0}, {%r0}, {%r0};",
         1,
         17,
         &["m16n8k16"],
     );
-    assert_error("wgmma.fence.sync.aligned;", 1, 1, &["`wgmma`"]);
+    assert_error("tcgen05.wait.ld.sync.aligned;", 1, 1, &["`tcgen05`"]);
     assert_error("ld.global.v4.u64 {%d0, %d1, %d2, %d3}, [%d0];", 1, 1, &["more than 16 bytes"]);
 }
 

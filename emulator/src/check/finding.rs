@@ -74,6 +74,10 @@ pub enum FindingKind {
     SharedRace,
     /// The destination of an asynchronous copy was touched before the copy had been waited for.
     AsynchronousCopy,
+    /// A register of an asynchronous matrix product was touched before the product had been waited for, or without a fence.
+    AsynchronousProduct,
+    /// The warps of a warpgroup do not execute the same product, or its operands are none.
+    WarpgroupMisuse,
     /// The copy engine or a matrix unit would not see an ordinary write, or the other way round: a proxy fence is missing.
     ProxyFence,
     /// `setmaxnreg` asks for what cannot be.
@@ -105,6 +109,8 @@ impl FindingKind {
             Self::Uninitialised => "uninitialised",
             Self::SharedRace => "shared-race",
             Self::AsynchronousCopy => "asynchronous-copy",
+            Self::AsynchronousProduct => "asynchronous-product",
+            Self::WarpgroupMisuse => "warpgroup-misuse",
             Self::ProxyFence => "proxy-fence",
             Self::Registers => "registers",
             Self::TensorMap => "tensor-map",

@@ -5,6 +5,7 @@ use super::control::reduction;
 use super::mbarrier::Mbarriers;
 use super::registers::Slot;
 use super::warp::{Next, State, Warp};
+use super::wgmma::Warpgroup;
 use crate::check::FindingKind;
 use crate::check::order::Clock;
 use crate::check::shadow::Shadow;
@@ -30,6 +31,7 @@ pub(crate) struct Block {
     pub(crate) mbarriers: Mbarriers,
     /// Registers that `setmaxnreg` has given back and nobody has taken.
     pub(crate) spare_registers: u32,
+    pub(crate) warpgroups: Vec<Warpgroup>,
     /// All warps; a placeholder stands for the one that runs.
     pub(crate) parked: Vec<Warp>,
 }

@@ -6,6 +6,7 @@ use super::cluster::Cluster;
 use super::launch::Launch;
 use super::registers::{Constants, Slot, slot_of};
 use super::warp::Warp;
+use super::wgmma::Watch;
 use crate::check::FindingKind;
 use crate::check::order::Order;
 use crate::ir::op::Op;
@@ -77,6 +78,8 @@ pub(crate) struct Inst {
     pub(crate) slots: [Slot; 16],
     /// All slots, where there are more than fit above.
     pub(crate) all: Box<[Slot]>,
+    /// What comes before its work, if it names registers of asynchronous products.
+    pub(crate) watch: Option<Box<Watch>>,
     pub(crate) immediates: [i64; 3],
     pub(crate) targets: Box<[u32]>,
 }
@@ -133,7 +136,7 @@ impl Core<'_> {
 /// Binds the instructions of a kernel.
 pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
     // The destinations that nobody wants have the slot behind the last register.
-    kernel
+    let mut code: Vec<Inst> = kernel
         .instructions
         .iter()
         .map(|instruction| {
@@ -154,18 +157,21 @@ pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
                 op: instruction.op,
                 slots,
                 all,
+                watch: None,
                 immediates: instruction.immediates,
                 targets: instruction.targets.clone().into(),
             }
         })
-        .collect()
+        .collect();
+    super::wgmma::watch(kernel, &mut code);
+    code
 }
 
 /// The function that runs an operation.
 fn handler_of(op: Op, level: Level) -> Handler {
     use super::{
         agent, arithmetic, atomic, bulk, cluster, collective, compare, control, convert, copy, data,
-        floating, matrix, mbarrier, memory, tensor,
+        floating, matrix, mbarrier, memory, tensor, wgmma,
     };
     match op {
         Op::Unary(unary, ty, mode) => match arithmetic::unary(unary, ty, level) {
@@ -216,7 +222,12 @@ fn handler_of(op: Op, level: Level) -> Handler {
         Op::ActiveMask => collective::active_mask(level),
         Op::Redux(..) => collective::redux(level),
         Op::Mma(shape) => matrix::mma(shape, level),
+        Op::Wgmma(_) => wgmma::start(level),
+        Op::WgmmaFence => wgmma::fence(level),
+        Op::WgmmaCommit => wgmma::commit(level),
+        Op::WgmmaWait => wgmma::wait(level),
         Op::LoadMatrix { count, transpose } => matrix::load(count, transpose, level),
+        Op::StoreMatrix { .. } => matrix::store(level),
         Op::CopyAsync { .. } => copy::start(level),
         Op::TensorCopy { .. } => tensor::copy(level),
         Op::PrefetchMap(_) => tensor::prefetch(level),

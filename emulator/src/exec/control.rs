@@ -70,6 +70,12 @@ pub(crate) fn lanes_where(mask: u32, f: impl Fn(usize) -> bool) -> u32 {
 pub(crate) fn exit(level: Level) -> Handler {
     warp!(level, |core, _inst| {
         let warp = &mut core.warp;
+        if warp.live == warp.mask
+            && let Err(flow) = core.check_products_at_exit()
+        {
+            return flow;
+        }
+        let warp = &mut core.warp;
         let last = warp.live == warp.mask && core.block.parked.iter().all(|warp| warp.live == 0);
         if last && let Err(flow) = core.check_exit() {
             return flow;

@@ -112,6 +112,7 @@ impl Core<'_> {
                 let place = self.launch.describe_shared(offset);
                 format!("waits at the mbarrier at {place} for the end of a phase of parity {parity}: {state}")
             }
+            State::Warpgroup => super::wgmma::Products::WAITS.to_owned(),
             State::Cluster => "waits at the barrier of the cluster".to_owned(),
             State::Registers => {
                 format!("waits for registers; the block has {} to spare", self.block.spare_registers)

@@ -226,6 +226,7 @@ impl<'l> Launch<'l> {
             barriers: std::array::from_fn(|_| BarrierState::default()),
             mbarriers: Mbarriers::default(),
             spare_registers: 0,
+            warpgroups: Vec::new(),
             parked,
         }
     }

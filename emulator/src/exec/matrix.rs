@@ -1,4 +1,4 @@
-//! `ldmatrix` and `mma`: operations in which the whole warp holds a matrix.
+//! `ldmatrix`, `stmatrix` and `mma`: operations in which the whole warp holds a matrix.
 
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Execute, Lane, handler, warp};
@@ -89,6 +89,53 @@ fn transposed(matrix: &[u32; 32]) -> [u32; 32] {
     })
 }
 
+/// The handler of `stmatrix`.
+pub(crate) fn store(level: Level) -> Handler {
+    warp!(level, |core, inst| { store_matrices(core, inst).err().unwrap_or(Flow::Next) })
+}
+
+#[inline(always)]
+fn store_matrices(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
+    let Op::StoreMatrix { count, transpose } = inst.op else { return Ok(()) };
+    core.whole_warp("stmatrix")?;
+    // Only the first 8 lanes for each matrix give addresses.
+    let lanes = u32::MAX >> (32 - 8 * u32::from(count));
+    core.warp.mask = lanes;
+    let addresses = core.addresses(inst.slots[0], inst.immediates[0])?;
+    core.check_alignment(lanes, &addresses, 16, "stmatrix")?;
+    let rows = core.check_shared(lanes, &addresses, 16, "stmatrix")?;
+    core.race(rows, &addresses, 16, Access::Write)?;
+    core.warp.mask = u32::MAX;
+    for n in 0..usize::from(count) {
+        let slot = inst.slots[1 + n];
+        let (matrix, known) = (*u32::read(core, slot), u32::written(core, slot));
+        // Which halves of each lane are known; a lane knows both or none.
+        let matrix = if transpose { transposed(&matrix) } else { matrix };
+        for row in (0..8).filter(|row| rows >> (8 * n + row) & 1 == 1) {
+            let mut data = [0; 16];
+            for (bytes, word) in data.as_chunks_mut::<4>().0.iter_mut().zip(&matrix[4 * row..]) {
+                *bytes = word.to_le_bytes();
+            }
+            let at = addresses[8 * n + row] as usize;
+            core.block.shared.store_block(at, data);
+            if known != u32::MAX {
+                for column in 0..8 {
+                    let lane = if transpose { 4 * column + row / 2 } else { 4 * row + column / 2 };
+                    core.block.shared.set_written(at + 2 * column, 2, known >> lane & 1 == 1);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How many registers hold A.
+#[inline(always)]
+fn registers_a(shape: Mma) -> usize {
+    // A row has 16 bytes in two registers.
+    usize::from(shape.k) * shape.a.bytes() as usize / 8
+}
+
 /// The handler of `mma`.
 pub(crate) fn mma(_: Mma, level: Level) -> Handler {
     warp!(level, |core, inst| {
@@ -96,10 +143,7 @@ pub(crate) fn mma(_: Mma, level: Level) -> Handler {
         if let Err(flow) = core.whole_warp("mma") {
             return flow;
         }
-        let registers_a = match (shape.k, shape.input) {
-            (16, _) | (8, Ty::Tf32) => 4,
-            _ => 2,
-        };
+        let registers_a = registers_a(shape);
         let registers_b = registers_a / 2;
         let results = if shape.accumulator == Ty::F16 { 2 } else { 4 };
         let (first_a, first_b) = (results, results + registers_a);
@@ -137,7 +181,7 @@ pub(crate) fn mma(_: Mma, level: Level) -> Handler {
 #[cold]
 fn written_results(core: &Core<'_>, inst: &Inst, shape: Mma) -> [u32; 4] {
     let results = if shape.accumulator == Ty::F16 { 2 } else { 4 };
-    let registers_a = if shape.k == 16 || shape.k == 8 && shape.input == Ty::Tf32 { 4 } else { 2 };
+    let registers_a = registers_a(shape);
     let known = |from: usize, count: usize, step: usize| {
         (from..from + count).step_by(step).fold(u32::MAX, |all, i| all & u32::written(core, inst.slots[i]))
     };

@@ -11,6 +11,7 @@
 //! | `bulk`, `tensor` | copies of ranges and of boxes of tensors, as the copy engine gets them |
 //! | `agent`, `mbarrier` | the copy engine, and the barriers in shared memory that tell of it |
 //! | `collective`, `matrix` | operations across the lanes of a warp |
+//! | `wgmma` | matrix products of warpgroups |
 //! | `control` | branches, exits, barriers |
 //! | `warp` | which lanes run next: divergence and convergence |
 //! | `block`, `deadlock` | the warps of a block, its barriers; when nothing can go on |
@@ -43,3 +44,4 @@ mod memory;
 pub(crate) mod registers;
 mod tensor;
 mod warp;
+pub(crate) mod wgmma;

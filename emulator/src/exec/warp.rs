@@ -8,6 +8,7 @@ use super::agent::BulkGroups;
 use super::cluster::ClusterArrivals;
 use super::copy::Copies;
 use super::registers::Registers;
+use super::wgmma::Products;
 use crate::memory::local::Bytes;
 
 /// Instructions that one group may run while others are ready, before these get a turn.
@@ -42,6 +43,7 @@ pub(crate) struct Warp {
     pub(crate) copies: Copies,
     pub(crate) bulk: BulkGroups,
     pub(crate) cluster: ClusterArrivals,
+    pub(crate) products: Products,
     /// Registers that a thread has, as far as `setmaxnreg` is concerned.
     pub(crate) budget: u32,
     pub(crate) local: Bytes,
@@ -81,6 +83,8 @@ pub(crate) enum State {
     Cluster,
     /// It waits until the block has registers for it.
     Registers,
+    /// It waits for the other warps of its warpgroup.
+    Warpgroup,
 }
 
 /// What a warp can do next.
@@ -115,6 +119,7 @@ impl Warp {
             copies: Copies::default(),
             bulk: BulkGroups::default(),
             cluster: ClusterArrivals::default(),
+            products: Products::default(),
             budget: 0,
             local,
         }

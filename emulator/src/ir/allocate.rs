@@ -5,7 +5,8 @@
 //! in the order of the text, from the first to the last point where the value may still be read.
 //!
 //! A register that some path may read before writing it has a slot of its own for the whole kernel: only so is "nothing
-//! wrote it" still seen when the kernel runs.
+//! wrote it" still seen when the kernel runs. So do the registers of a warpgroup's product, which are in use until some
+//! later wait.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -116,7 +117,9 @@ fn reads(instruction: &Instruction, file: usize) -> impl Iterator<Item = usize> 
         .iter()
         .filter(move |(r, _)| file_of(r.class) == file)
         .map(|(r, _)| r.number as usize);
-    let first = if instruction.guard.is_some() { 0 } else { instruction.destinations };
+    // A warpgroup's product adds to its destinations.
+    let keeps = instruction.guard.is_some() || matches!(instruction.op, Op::Wgmma(_));
+    let first = if keeps { 0 } else { instruction.destinations };
     instruction.operands[first..].iter().filter_map(in_file(file)).chain(guard)
 }
 
@@ -153,6 +156,9 @@ fn lives(
         }
     }
     for_each_bit(&live_in[..words], |r| lives[r] = Some((0, code.len())));
+    for product in code.iter().filter(|i| matches!(i.op, Op::Wgmma(_))) {
+        product.operands.iter().filter_map(in_file(file)).for_each(|r| lives[r] = Some((0, code.len())));
+    }
     Some(lives)
 }
 

@@ -9,7 +9,10 @@
 //! | `w` | a value of twice the first type's width |
 //! | `b32`, `pred`, … | a value of this type |
 //! | `=…` | a destination |
+//! | `+…` | a destination whose old value counts too |
 //! | `t*4` | a vector of 4; `t*v` as many as the `.v2`/`.v4` modifier says |
+//! | `t*d` | a vector of as many as the result of a warpgroup's matrix product takes |
+//! | `b32*4/b64` | a vector of 4, or a single value of the other type |
 //! | `~t`, `=~t` | as `t`, and the register may be wider than the type |
 //! | `=t\|pred` | a destination with an optional predicate behind `\|`; `=pred\|`: PTX does not allow it here |
 //! | `[]` | an address |

@@ -286,9 +286,43 @@ pub(crate) enum BulkCopy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Mma {
     pub(crate) k: u8,
-    pub(crate) input: Ty,
-    /// f32 or f16.
+    pub(crate) a: Ty,
+    pub(crate) b: Ty,
+    /// f32, f16 or s32.
     pub(crate) accumulator: Ty,
+    /// Integer sums stop at the largest and the smallest value.
+    pub(crate) satfinite: bool,
+}
+
+/// A matrix product of a warpgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Wgmma {
+    /// Columns of the result; it has 64 rows.
+    pub(crate) n: u16,
+    pub(crate) a: Ty,
+    pub(crate) b: Ty,
+    /// f32, f16 or s32.
+    pub(crate) accumulator: Ty,
+    /// A comes from registers, not from shared memory.
+    pub(crate) registers: bool,
+    /// The factor of A is −1; likewise for B.
+    pub(crate) negate: [bool; 2],
+    /// A is stored with its rows together, not its columns; likewise B.
+    pub(crate) transpose: [bool; 2],
+    /// Integer sums stop at the largest and the smallest value.
+    pub(crate) satfinite: bool,
+}
+
+impl Wgmma {
+    /// Terms of each sum. A row of A and a column of B have 32 bytes, whatever the type.
+    pub(crate) const fn k(self) -> usize {
+        32 / self.a.bytes() as usize
+    }
+
+    /// Registers that a thread's part of the result takes.
+    pub(crate) const fn accumulators(self) -> usize {
+        self.n as usize / if matches!(self.accumulator, Ty::F16) { 4 } else { 2 }
+    }
 }
 
 /// Special registers.
@@ -430,7 +464,16 @@ pub(crate) enum Op {
     },
     Nop,
     Mma(Mma),
+    Wgmma(Wgmma),
+    WgmmaFence,
+    WgmmaCommit,
+    /// How many groups may still be under way stands in the immediate.
+    WgmmaWait,
     LoadMatrix {
+        count: u8,
+        transpose: bool,
+    },
+    StoreMatrix {
         count: u8,
         transpose: bool,
     },
@@ -481,6 +524,7 @@ impl Op {
                 | Self::CopyArrive { .. }
                 | Self::TensorCopy { .. }
                 | Self::BulkCopy(_)
+                | Self::Wgmma(_)
         )
     }
 }

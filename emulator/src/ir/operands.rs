@@ -6,7 +6,7 @@ use super::form::Form;
 use super::forms::special;
 use super::lower::{operation, spelled};
 use super::names::{Meaning, Names};
-use super::op::{Mode, Op, Unary};
+use super::op::{Mode, Op, Unary, Wgmma};
 use super::program::{Constant, Instruction, Operand, Register, file_of, whole_type};
 use super::types::Ty;
 use crate::error::ParseError;
@@ -85,9 +85,11 @@ impl<'e, 'a> Lowering<'e, 'a> {
                 let optional = specification.ends_with('?');
                 if optional && missing > 0 {
                     missing -= 1;
-                    draft.sources.push(Operand::None(Class::Word));
+                    if !specification.starts_with('#') {
+                        draft.sources.push(Operand::None(Class::Word));
+                    }
                 } else if let Some(operand) = given.next() {
-                    self.operand(&mut draft, specification.trim_end_matches('?'), operand)?;
+                    self.operand(&mut draft, op, specification.trim_end_matches('?'), operand)?;
                 }
             }
         }
@@ -106,9 +108,42 @@ impl<'e, 'a> Lowering<'e, 'a> {
             }
             op = Op::CopyAsync { bytes: bytes as u8, with_source_size };
         }
+        if let Op::Wgmma(shape) = op {
+            op = Op::Wgmma(self.wgmma(&mut draft, shape)?);
+        }
         self.push(op, draft);
         self.done.append(&mut self.after);
         Ok(())
+    }
+
+    /// The integer operands of a warpgroup's product: signs of A and B, then whether they are transposed. A has no
+    /// such choice if it comes from registers.
+    fn wgmma(&self, draft: &mut Draft<'_, 'a>, mut shape: Wgmma) -> Result<Wgmma, ParseError> {
+        let operands = &draft.text.operands;
+        shape.registers = operands.get(1).is_some_and(|a| matches!(a.kind, OperandKind::Vector(_)));
+        let choices: Vec<_> = std::mem::take(&mut draft.immediates).into_iter().zip(&operands[4..]).collect();
+        let halves = shape.a.bytes() == 2;
+        let expected = if halves && !shape.registers { 4 } else { 2 + usize::from(halves) };
+        if shape.accumulator != Ty::S32 && choices.len() != expected {
+            let message = format!(
+                "`{}` has {} integer operands here, expected {expected}",
+                spelled(draft.text),
+                choices.len()
+            );
+            return self.error(draft.text.span, message);
+        }
+        for (i, &(value, operand)) in choices.iter().enumerate() {
+            let (allowed, other) = if i < 2 { ([1, -1], "1 or -1") } else { ([0, 1], "0 or 1") };
+            if !allowed.contains(&value) {
+                return self.error(operand.span, format!("expected {other}, found {value}"));
+            }
+            match i {
+                0 | 1 => shape.negate[i] = value == -1,
+                // Of one transposition only, it is that of B.
+                _ => shape.transpose[i - 2 + usize::from(shape.registers)] = value == 1,
+            }
+        }
+        Ok(shape)
     }
 
     fn push(&mut self, op: Op, draft: Draft<'_, 'a>) {
@@ -162,6 +197,7 @@ impl<'e, 'a> Lowering<'e, 'a> {
     fn operand(
         &mut self,
         draft: &mut Draft<'_, 'a>,
+        op: Op,
         specification: &str,
         operand: &ast::Operand<'a>,
     ) -> Result<(), ParseError> {
@@ -186,9 +222,15 @@ impl<'e, 'a> Lowering<'e, 'a> {
             "targets" => return self.targets(draft, operand),
             _ => {}
         }
-        let (destination, specification) = match specification.strip_prefix('=') {
+        let (destination, specification) = match specification.strip_prefix(['=', '+']) {
             Some(rest) => (true, rest),
             None => (false, specification),
+        };
+        // Either a vector or a single value of another type.
+        let specification = match (specification.split_once('/'), &operand.kind) {
+            (Some((vector, _)), OperandKind::Vector(_)) => vector,
+            (Some((_, single)), _) => single,
+            (None, _) => specification,
         };
         let (wider, specification) = match specification.strip_prefix('~') {
             Some(rest) => (true, rest),
@@ -211,6 +253,10 @@ impl<'e, 'a> Lowering<'e, 'a> {
                 });
                 (value, count)
             }
+            Some((value, "d")) => match op {
+                Op::Wgmma(shape) => (value, Some(shape.accumulators())),
+                _ => (value, None),
+            },
             Some((value, count)) => (value, count.parse::<usize>().ok()),
             None => (value, None),
         };

@@ -9,11 +9,15 @@ pub(crate) enum Ty {
     B8,
     U8,
     S8,
+    E4m3,
+    E5m2,
     B16,
     U16,
     S16,
     F16,
     Bf16,
+    E4m3x2,
+    E5m2x2,
     B32,
     U32,
     S32,
@@ -35,6 +39,10 @@ impl Ty {
             "b8" => Self::B8,
             "u8" => Self::U8,
             "s8" => Self::S8,
+            "e4m3" => Self::E4m3,
+            "e5m2" => Self::E5m2,
+            "e4m3x2" => Self::E4m3x2,
+            "e5m2x2" => Self::E5m2x2,
             "b16" => Self::B16,
             "u16" => Self::U16,
             "s16" => Self::S16,
@@ -59,8 +67,8 @@ impl Ty {
     pub(crate) const fn bytes(self) -> u32 {
         match self {
             Self::Pred => 0,
-            Self::B8 | Self::U8 | Self::S8 => 1,
-            Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 => 2,
+            Self::B8 | Self::U8 | Self::S8 | Self::E4m3 | Self::E5m2 => 1,
+            Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 | Self::E4m3x2 | Self::E5m2x2 => 2,
             Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::Tf32 | Self::F16x2 | Self::Bf16x2 => 4,
             Self::B64 | Self::U64 | Self::S64 | Self::F64 => 8,
         }
@@ -75,7 +83,17 @@ impl Ty {
     pub(crate) const fn is_float(self) -> bool {
         matches!(
             self,
-            Self::F16 | Self::Bf16 | Self::F32 | Self::Tf32 | Self::F16x2 | Self::Bf16x2 | Self::F64
+            Self::F16
+                | Self::Bf16
+                | Self::F32
+                | Self::Tf32
+                | Self::F16x2
+                | Self::Bf16x2
+                | Self::F64
+                | Self::E4m3
+                | Self::E5m2
+                | Self::E4m3x2
+                | Self::E5m2x2
         )
     }
 

@@ -8,3 +8,5 @@ pub(crate) mod convert;
 pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod mma;
+pub(crate) mod narrow;
+pub(crate) mod wgmma;

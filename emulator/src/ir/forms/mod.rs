@@ -4,7 +4,7 @@
 use super::form::{Chosen, Form};
 use super::op::{
     Atomic, Barrier, Binary as B, Carry, ClusterBarrier, Combine, Compare, LaneMask, Mbarrier, Mma, Mode, Op,
-    Permute, Property, ProxyFence, Relation, Shuffle, Special, Ternary as T, Unary as U, Vote,
+    Permute, Property, ProxyFence, Relation, Shuffle, Special, Ternary as T, Unary as U, Vote, Wgmma,
 };
 use super::types::Ty;
 use crate::numeric::convert::Conversion;
@@ -171,8 +171,8 @@ fn mbarrier_wait(c: &Chosen<'_>) -> Op {
 }
 
 fn mma(c: &Chosen<'_>) -> Op {
-    let k = c.pick(&[("m16n8k16", 16), ("m16n8k8", 8), ("m16n8k4", 4)], 16);
-    Op::Mma(Mma { k, input: c.ty(1), accumulator: c.ty(0) })
+    let k = c.pick(&[("m16n8k32", 32), ("m16n8k16", 16), ("m16n8k8", 8), ("m16n8k4", 4)], 16);
+    Op::Mma(Mma { k, a: c.ty(1), b: c.ty(2), accumulator: c.ty(0), satfinite: c.has("satfinite") })
 }
 
 fn copy_async(c: &Chosen<'_>) -> Op {

@@ -5,9 +5,9 @@
 //! recorded on an H100, which the tests replay.
 
 use super::Matrices;
-use crate::ir::op::Mma;
 use crate::ir::types::Ty;
 use crate::numeric::float::{Round, round_to_f32};
+use crate::numeric::half::f32_to_f16;
 
 /// The tensor cores of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,13 +18,36 @@ pub(crate) enum Model {
     Hopper,
 }
 
-impl Model {
-    /// Products in a step, and bits behind the point.
-    fn step(self, input: Ty) -> (usize, i32) {
-        match self {
-            Self::Ampere => (if input == Ty::Tf32 { 4 } else { 8 }, 24),
-            Self::Hopper => (if input == Ty::Tf32 { 8 } else { 16 }, 25),
-        }
+/// How a product adds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    /// Products in a step.
+    step: usize,
+    /// Bits behind the point that terms are cut to.
+    fraction: i32,
+    /// The bits of a sum that are kept.
+    kept: u32,
+    /// The smallest exponents of A's, of B's and of the sums' format.
+    smallest: [i32; 3],
+}
+
+impl Rules {
+    pub(crate) fn new(model: Model, a: Ty, b: Ty, accumulator: Ty) -> Self {
+        let (step, fraction) = match (a.bytes(), model) {
+            (4, Model::Ampere) => (4, 24),
+            (4, Model::Hopper) => (8, 25),
+            (1, _) => (32, 13),
+            (_, Model::Ampere) => (8, 24),
+            (_, Model::Hopper) => (16, 25),
+        };
+        // Sums of 8-bit floats have no more bits in f32 than their terms are cut to.
+        let kept = if a.bytes() == 1 && accumulator == Ty::F32 { !0 << (23 - 13) } else { !0 };
+        let smallest = [a, b, accumulator].map(|ty| match ty {
+            Ty::F16 | Ty::E5m2 => -14,
+            Ty::E4m3 => -6,
+            _ => -126,
+        });
+        Self { step, fraction, kept, smallest }
     }
 }
 
@@ -38,11 +61,6 @@ fn exponent(value: f32, smallest: i32) -> i32 {
     if value == 0.0 { NOTHING } else { exponent }
 }
 
-#[inline(always)]
-fn smallest_exponent(input: Ty) -> i32 {
-    if input == Ty::F16 { -14 } else { -126 }
-}
-
 /// Two to a power that a normal f64 has.
 #[inline(always)]
 fn power(exponent: i32) -> f64 {
@@ -51,37 +69,35 @@ fn power(exponent: i32) -> f64 {
 
 /// D = A·B + C, eight columns at a time.
 #[inline(always)]
-pub(super) fn product(m: &Matrices, shape: Mma, model: Model) -> [[f32; 8]; 16] {
-    let k_size = usize::from(shape.k);
-    let (step, fraction) = model.step(shape.input);
-    let smallest = smallest_exponent(shape.input);
+pub(crate) fn exact_product<const K: usize>(m: &Matrices<K>, k_size: usize, rules: Rules) -> [[f32; 8]; 16] {
+    let Rules { step, fraction, kept, smallest } = rules;
     let finite = m.a.iter().flatten().all(|x| x.is_finite())
         && m.b.iter().chain(&m.c).flatten().all(|x| x.is_finite());
     let mut d = m.c;
     if !finite {
         for (row, sums) in d.iter_mut().enumerate() {
             for (column, sum) in sums.iter_mut().enumerate() {
-                let b: [f32; 16] = std::array::from_fn(|k| m.b[k][column]);
-                *sum = dot(&m.a[row][..k_size], &b[..k_size], *sum, shape.input, model);
+                let b: [f32; K] = std::array::from_fn(|k| m.b[k][column]);
+                *sum = dot(&m.a[row][..k_size], &b[..k_size], *sum, rules);
             }
         }
         return d;
     }
-    let mut b_exponents = [[0i32; 8]; 16];
+    let mut b_exponents = [[0i32; 8]; K];
     for (exponents, row) in b_exponents.iter_mut().zip(&m.b) {
         for (e, &value) in exponents.iter_mut().zip(row) {
-            *e = exponent(value, smallest);
+            *e = exponent(value, smallest[1]);
         }
     }
     for (row, sums) in d.iter_mut().enumerate() {
         for first in (0..k_size).step_by(step) {
             let mut largest = [NOTHING; 8];
             for (l, &sum) in largest.iter_mut().zip(&*sums) {
-                *l = exponent(sum, -126);
+                *l = exponent(sum, smallest[2]);
             }
             let steps = first..(first + step).min(k_size);
             for k in steps.clone() {
-                let own = exponent(m.a[row][k], smallest);
+                let own = exponent(m.a[row][k], smallest[0]);
                 for (l, e) in largest.iter_mut().zip(&b_exponents[k]) {
                     *l = (*l).max(own + e);
                 }
@@ -100,8 +116,11 @@ pub(super) fn product(m: &Matrices, shape: Mma, model: Model) -> [[f32; 8]; 16] 
             }
             for n in 0..8 {
                 let zero = total[n] == 0.0 && largest[n] <= NOTHING / 2;
-                sums[n] =
-                    if zero { signed_zero(m, row, n, first, step, sums[n]) } else { cut(total[n] / unit[n]) };
+                sums[n] = if zero {
+                    signed_zero(m, row, n, first..(first + step).min(k_size), sums[n])
+                } else {
+                    f32::from_bits(cut(total[n] / unit[n]).to_bits() & kept)
+                };
             }
         }
     }
@@ -110,8 +129,14 @@ pub(super) fn product(m: &Matrices, shape: Mma, model: Model) -> [[f32; 8]; 16] 
 
 /// The sum of zeros, whose sign follows the usual rules.
 #[cold]
-fn signed_zero(m: &Matrices, row: usize, column: usize, first: usize, step: usize, c: f32) -> f32 {
-    (first..(first + step).min(16)).map(|k| m.a[row][k] * m.b[k][column]).sum::<f32>() + c
+fn signed_zero<const K: usize>(
+    m: &Matrices<K>,
+    row: usize,
+    column: usize,
+    steps: std::ops::Range<usize>,
+    c: f32,
+) -> f32 {
+    steps.map(|k| m.a[row][k] * m.b[k][column]).sum::<f32>() + c
 }
 
 /// Cuts to f32.
@@ -133,10 +158,16 @@ fn cut(value: f64) -> f32 {
     }
 }
 
+/// A sum as f16: rounded to nearest; what is too small for it has no sign.
+#[inline(always)]
+pub(crate) fn exact_half(sum: f32) -> u16 {
+    let half = f32_to_f16(sum);
+    if half & 0x7fff == 0 && sum != 0.0 { 0 } else { half }
+}
+
 /// One element of the product, for operands that need not be finite.
-fn dot(a: &[f32], b: &[f32], c: f32, input: Ty, model: Model) -> f32 {
-    let (step, fraction) = model.step(input);
-    let smallest = smallest_exponent(input);
+fn dot(a: &[f32], b: &[f32], c: f32, rules: Rules) -> f32 {
+    let Rules { step, fraction, kept, smallest } = rules;
     let mut sum = c;
     for (a, b) in a.chunks(step).zip(b.chunks(step)) {
         let exact = |(x, y): (&f32, &f32)| f64::from(*x) * f64::from(*y);
@@ -145,15 +176,16 @@ fn dot(a: &[f32], b: &[f32], c: f32, input: Ty, model: Model) -> f32 {
             sum = (a.iter().zip(b).map(exact).sum::<f64>() + f64::from(sum)) as f32;
             continue;
         }
-        let exponents = a.iter().zip(b).map(|(x, y)| exponent(*x, smallest) + exponent(*y, smallest));
-        let largest = exponents.fold(exponent(sum, -126), i32::max);
+        let exponents = a.iter().zip(b).map(|(x, y)| exponent(*x, smallest[0]) + exponent(*y, smallest[1]));
+        let largest = exponents.fold(exponent(sum, smallest[2]), i32::max);
         if largest <= NOTHING / 2 {
             sum += a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
             continue;
         }
         let unit = power(fraction - largest);
         let total = a.iter().zip(b).map(|pair| (exact(pair) * unit).trunc()).sum::<f64>();
-        sum = cut((total + (f64::from(sum) * unit).trunc()) / unit);
+        let value = cut((total + (f64::from(sum) * unit).trunc()) / unit);
+        sum = f32::from_bits(value.to_bits() & kept);
     }
     sum
 }
@@ -162,6 +194,10 @@ fn dot(a: &[f32], b: &[f32], c: f32, input: Ty, model: Model) -> f32 {
 mod tests {
     use super::*;
 
+    fn rules(ty: Ty, model: Model) -> Rules {
+        Rules::new(model, ty, ty, Ty::F32)
+    }
+
     #[test]
     fn small_terms_are_cut_at_the_largest_exponent() {
         // 2^-25 is kept beside 1 on Hopper, lost on Ampere; cut to f32, the sum shows it once there are enough of them.
@@ -169,9 +205,9 @@ mod tests {
         let mut b = [2f32.powi(-25); 16];
         b[0] = 1.0;
         b[15] = 0.0;
-        assert_eq!(dot(&a, &b, 0.0, Ty::Bf16, Model::Hopper), 1.0 + 3.0 * 2f32.powi(-23));
-        assert_eq!(dot(&a, &b, 0.0, Ty::Bf16, Model::Ampere), 1.0);
-        assert_eq!(dot(&a, &b, -1.0, Ty::Bf16, Model::Hopper), 14.0 * 2f32.powi(-25));
+        assert_eq!(dot(&a, &b, 0.0, rules(Ty::Bf16, Model::Hopper)), 1.0 + 3.0 * 2f32.powi(-23));
+        assert_eq!(dot(&a, &b, 0.0, rules(Ty::Bf16, Model::Ampere)), 1.0);
+        assert_eq!(dot(&a, &b, -1.0, rules(Ty::Bf16, Model::Hopper)), 14.0 * 2f32.powi(-25));
     }
 
     #[test]
@@ -180,14 +216,14 @@ mod tests {
         let b: Vec<f32> = (0..16).map(|i| (i * 5 % 13) as f32 - 6.0).collect();
         let expected = a.iter().zip(&b).map(|(x, y)| x * y).sum::<f32>() + 17.0;
         for model in [Model::Ampere, Model::Hopper] {
-            assert_eq!(dot(&a, &b, 17.0, Ty::F16, model), expected);
+            assert_eq!(dot(&a, &b, 17.0, rules(Ty::F16, model)), expected);
         }
     }
 
     #[test]
     fn special_values_follow_the_usual_rules() {
-        assert_eq!(dot(&[f32::INFINITY], &[1.0], 0.0, Ty::F16, Model::Hopper), f32::INFINITY);
-        assert!(dot(&[f32::INFINITY], &[0.0], 0.0, Ty::F16, Model::Ampere).is_nan());
-        assert_eq!(dot(&[0.0], &[1.0], 0.0, Ty::F16, Model::Hopper), 0.0);
+        assert_eq!(dot(&[f32::INFINITY], &[1.0], 0.0, rules(Ty::F16, Model::Hopper)), f32::INFINITY);
+        assert!(dot(&[f32::INFINITY], &[0.0], 0.0, rules(Ty::F16, Model::Ampere)).is_nan());
+        assert_eq!(dot(&[0.0], &[1.0], 0.0, rules(Ty::F16, Model::Hopper)), 0.0);
     }
 }
