@@ -402,3 +402,77 @@ fn a_finding_reads_like_a_compilers_diagnostic() {
     );
     assert!(shown.contains("kernel `test`, block (0, 0, 0), warp 0, lane 31"), "{shown}");
 }
+
+#[test]
+fn warps_and_blocks_that_share_bytes_of_global_memory_race() {
+    // Each thread writes its word, then reads one of another warp.
+    let exchange = |between: &str| {
+        kernel(
+            "",
+            &format!(
+                "st.global.u32 [%q], %t;\n{between}xor.b32 %r1, %t, 32;\nmad.wide.u32 %x1, %r1, 4, %p;\n\
+                 ld.global.u32 %r2, [%x1];"
+            ),
+        )
+    };
+    passes(&exchange("bar.sync 0;\n"), 64);
+    let found = fails(&exchange(""), 64, FindingKind::GlobalRace);
+    assert!(found.message.contains("allocation #0") && found.related.len() == 1, "{found}");
+    // Bytes that share a word, and atomic operations, do not race.
+    passes(&kernel("", "cvt.u64.u32 %x1, %t;\nadd.s64 %q, %p, %x1;\nst.global.u8 [%q], %t;"), 64);
+    passes(&kernel("", "red.global.add.u32 [%p], %t;"), 64);
+    fails(&kernel("", "red.global.add.u32 [%p], %t;\nld.global.u32 %r0, [%p];"), 64, FindingKind::GlobalRace);
+}
+
+#[test]
+fn races_between_blocks_are_the_same_whatever_the_number_of_threads() {
+    let text = kernel(
+        "",
+        "mov.u32 %r0, %ctaid.x;\nadd.u32 %r1, %t, %r0;\nmad.wide.u32 %x1, %r1, 4, %p;\nst.global.u32 [%x1], %r0;",
+    );
+    let run = |threads, grid| {
+        let machine = Machine::new(Config { threads: Some(threads), ..Config::default() });
+        let p = machine.allocate(4096).unwrap();
+        launch(&machine, &module(&text), grid, 32, 0, &[p])
+    };
+    assert!(run(1, 1).is_ok());
+    let all: Vec<_> = [1, 2, 4].map(|threads| finding(run(threads, 64))).into();
+    assert_eq!(all[0].kind, FindingKind::GlobalRace);
+    assert!(all.iter().all(|found| found == &all[0]), "{}", all[1]);
+    assert_eq!((all[0].block, all[0].message.contains("block (0, 0, 0)")), ([1, 0, 0], true), "{}", all[0]);
+    // Each block its own bytes.
+    let apart = text.replace("add.u32 %r1, %t, %r0", "mad.lo.u32 %r1, %r0, 32, %t");
+    let machine = Machine::default();
+    let p = machine.allocate(4096).unwrap();
+    launch(&machine, &module(&apart), 32, 32, 0, &[p]).unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn release_and_acquire_order_what_is_around_them() {
+    // Thread 0 writes data, then a flag; the second warp polls the flag, then reads the data.
+    let text = |space: &str, write: &str, read: &str| {
+        let (data, flag) = if space == "shared" { ("sh", "sh+256") } else { ("%p", "%p+128") };
+        kernel(
+            ".shared .align 16 .b8 sh[512];",
+            &format!(
+                "setp.eq.u32 %c1, %t, 0;\n@%c1 st.shared.u32 [sh+256], 0;\nbar.sync 0;\nshr.u32 %r1, %t, 5;\n\
+                 setp.ne.u32 %c0, %r1, 0;\n@%c0 bra READ;\n@!%c1 bra END;\nst.{space}.u32 [{data}], 5;\n\
+                 {}\nbra END;\nREAD:\n{}\nsetp.eq.u32 %c2, %r2, 0;\n@%c2 bra READ;\nld.{space}.u32 %r3, [{data}];\nEND:",
+                write.replace("FLAG", &format!("{space}.u32 [{flag}], 1;")),
+                read.replace("FLAG", &format!("{space}.u32 %r2, [{flag}];"))
+            ),
+        )
+    };
+    for (space, race) in [("shared", FindingKind::SharedRace), ("global", FindingKind::GlobalRace)] {
+        let (release, acquire) = ("st.release.cta.FLAG", "ld.acquire.cta.FLAG");
+        let (write, read) = ("st.relaxed.cta.FLAG", "ld.relaxed.cta.FLAG");
+        let fence = "fence.acq_rel.cta;\n";
+        passes(&text(space, release, acquire), 64);
+        passes(&text(space, &format!("{fence}{write}"), &format!("{read}\n{fence}")), 64);
+        passes(&text(space, &format!("{fence}{write}"), acquire), 64);
+        fails(&text(space, write, acquire), 64, race);
+        fails(&text(space, release, read), 64, race);
+        fails(&text(space, &format!("{fence}{write}"), read), 64, race);
+        fails(&text(space, "st.FLAG", "ld.FLAG"), 64, race);
+    }
+}

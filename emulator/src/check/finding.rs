@@ -72,6 +72,8 @@ pub enum FindingKind {
     Uninitialised,
     /// Two accesses to shared memory, one of them a write, that no barrier orders.
     SharedRace,
+    /// Two accesses to global memory, one of them a write, that nothing orders.
+    GlobalRace,
     /// The destination of an asynchronous copy was touched before the copy had been waited for.
     AsynchronousCopy,
     /// A register of an asynchronous matrix product was touched before the product had been waited for, or without a fence.
@@ -107,6 +109,7 @@ impl FindingKind {
             Self::UseAfterFree => "use-after-free",
             Self::Misaligned => "misaligned",
             Self::Uninitialised => "uninitialised",
+            Self::GlobalRace => "global-race",
             Self::SharedRace => "shared-race",
             Self::AsynchronousCopy => "asynchronous-copy",
             Self::AsynchronousProduct => "asynchronous-product",

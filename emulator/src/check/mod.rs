@@ -1,6 +1,7 @@
 //! The checks that run beside the program, and what they report.
 
 mod finding;
+pub(crate) mod global;
 pub(crate) mod order;
 pub(crate) mod shadow;
 

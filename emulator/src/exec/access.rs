@@ -6,6 +6,7 @@ use super::control::lanes_where;
 use super::lane::Lane;
 use super::registers::{DOUBLE, Slot};
 use crate::check::FindingKind;
+use crate::check::global::PAGE;
 use crate::check::order;
 use crate::check::shadow::{Access, Conflict, GRANULE, REGION, Who};
 use crate::syntax::ast::Space;
@@ -30,6 +31,19 @@ pub(crate) fn ones(mask: u32) -> impl Iterator<Item = usize> {
         let lane = rest.trailing_zeros() as usize;
         rest &= rest - 1;
         Some(lane)
+    })
+}
+
+/// The positions of the bits that are set.
+#[inline(always)]
+fn ones64(mask: u64) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        let bit = rest.trailing_zeros() as usize;
+        (rest != 0).then(|| {
+            rest &= rest - 1;
+            bit
+        })
     })
 }
 
@@ -355,6 +369,127 @@ impl Core<'_> {
                 flow => Err(flow),
             },
         }
+    }
+
+    /// Notes accesses to global memory, and reports those that race. The lanes' accesses are inside the allocation.
+    #[inline(always)]
+    pub(crate) fn race_global(
+        &mut self,
+        allocation: usize,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        access: Access,
+    ) -> Result<(), Flow> {
+        let Some(log) = &mut self.log else { return Ok(()) };
+        let order = &self.order;
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        let base = self.launch.table.at(allocation).base;
+        let granule = u64::from(GRANULE);
+        // Bases are aligned, so that a granule of the address is one of the offset.
+        let mut failed = None;
+        let mut rest = lanes;
+        if bytes == GRANULE && access == Access::Read && self.launch.checks.alignment {
+            // Whole granules, mostly of one page for neighbouring lanes.
+            let (mut page, mut whole) = (0, 0u64);
+            for lane in ones(lanes) {
+                let offset = addresses[lane] - base;
+                if offset / PAGE != page && whole != 0 {
+                    let read = log.read_whole(order, (allocation, page), whole, who, false);
+                    failed =
+                        failed.or(read.err().map(|(at, conflict)| (at + page as u32 * REGION, conflict)));
+                    whole = 0;
+                }
+                page = offset / PAGE;
+                whole |= 1 << (offset % PAGE / granule);
+            }
+            if whole != 0 {
+                let read = log.read_whole(order, (allocation, page), whole, who, false);
+                failed = failed.or(read.err().map(|(at, conflict)| (at + page as u32 * REGION, conflict)));
+            }
+            rest = 0;
+        }
+        while rest != 0 && failed.is_none() {
+            let page = (addresses[rest.trailing_zeros() as usize & 31] - base) / PAGE;
+            let (mut whole, mut parts) = (0u64, [0u16; REGION as usize]);
+            let mut partial = 0u64;
+            for lane in ones(rest) {
+                let offset = addresses[lane] - base;
+                if offset / PAGE != page {
+                    continue;
+                }
+                rest &= !(1 << lane);
+                let (first, last) = (offset % PAGE, (offset % PAGE + u64::from(bytes) - 1).min(PAGE - 1));
+                if bytes == GRANULE && first % granule == 0 {
+                    whole |= 1 << (first / granule);
+                    continue;
+                }
+                for at in first / granule..=last / granule {
+                    let (from, to) =
+                        (first.max(at * granule) % granule, last.min(at * granule + 15) % granule);
+                    parts[at as usize] |= (((1u32 << (to + 1)) - 1) & !((1u32 << from) - 1)) as u16;
+                    partial |= 1 << at;
+                }
+            }
+            if access == Access::Read {
+                for at in ones64(partial) {
+                    if parts[at] == u16::MAX {
+                        (whole, partial) = (whole | 1 << at, partial & !(1 << at));
+                    }
+                }
+                if whole != 0 {
+                    failed = log.read_whole(order, (allocation, page), whole, who, false).err();
+                }
+                whole = 0;
+            }
+            for at in ones64(whole | partial) {
+                let field = if whole >> at & 1 == 1 { u16::MAX } else { parts[at] };
+                let noted = log.access(order, (allocation, page), at as u32, field, who, (access, false));
+                failed = failed.or(noted.err().map(|conflict| (at as u32, conflict)));
+            }
+            if let Some((at, _)) = &mut failed {
+                *at += page as u32 * REGION;
+            }
+        }
+        match failed {
+            None => Ok(()),
+            Some((at, conflict)) => {
+                Err(self.raced_global(allocation, lanes, u64::from(at) * granule, access.name(), conflict))
+            }
+        }
+    }
+
+    /// Reports accesses to global memory that are not ordered.
+    #[cold]
+    pub(super) fn raced_global(
+        &mut self,
+        allocation: usize,
+        lanes: u32,
+        offset: u64,
+        what: &str,
+        conflict: Conflict,
+    ) -> Flow {
+        let table = self.launch.table;
+        let place = table.get(allocation).map_or(String::new(), |a| table.describe(a.base + offset));
+        let (party, access) = (self.actor_name(conflict.actor), conflict.access.name());
+        let (kind, message, hint) = if conflict.unfenced {
+            let message = format!(
+                "{what} of {place}, where a write by {party} is not visible to the engine that runs it"
+            );
+            (
+                FindingKind::ProxyFence,
+                message,
+                "the writing thread needs `fence.proxy.async` behind the write",
+            )
+        } else {
+            let message = format!("{what} near {place} races with the {access} by {party}");
+            (FindingKind::GlobalRace, message, "put a barrier between the two, or use atomic operations")
+        };
+        self.fail(kind, lanes, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push((format!("the {access} by {party}"), conflict.at));
+        }
+        Flow::Fault
     }
 
     #[cold]

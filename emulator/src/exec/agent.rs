@@ -163,6 +163,7 @@ impl Core<'_> {
                     None => sources.push((rank, vec![(offset, bytes)])),
                 }
             }
+            self.note_global(lane, piece)?;
             if let Place::Shared { rank, offset } = to {
                 self.check_alive(rank, 1 << lane, transfer.what)?;
                 self.claim(lane, &transfer, rank, offset, bytes)?;
@@ -183,6 +184,22 @@ impl Core<'_> {
         let index = self.engine.pending.len() - 1;
         if now && !self.engine.pending[index].of_group() && !self.finish(index) {
             return Err(Flow::Fault);
+        }
+        Ok(())
+    }
+
+    /// Notes what a piece does to global memory.
+    fn note_global(&mut self, lane: usize, piece: &Piece) -> Result<(), Flow> {
+        let (from, to, bytes) = piece.parts();
+        let write = if matches!(piece, Piece::Reduce { .. }) { Access::Atomic } else { Access::Write };
+        for (place, access) in from.map(|from| (from, Access::Read)).into_iter().chain([(to, write)]) {
+            let (Place::Global { allocation, offset }, Some(log)) = (place, &mut self.log) else { continue };
+            let who = Who { actor: self.warp.actor, at: self.warp.pc };
+            if let Err((granule, conflict)) = log.agent(&self.order, allocation, (offset, bytes), who, access)
+            {
+                let offset = granule * u64::from(GRANULE);
+                return Err(self.raced_global(allocation, 1 << lane, offset, access.name(), conflict));
+            }
         }
         Ok(())
     }
@@ -545,6 +562,7 @@ impl Access {
         match self {
             Self::Read => "read",
             Self::Write => "write",
+            Self::Poll => "strong read",
             Self::Atomic => "atomic operation",
             Self::Asynchronous => "asynchronous copy",
             Self::Locked => "read that is under way",

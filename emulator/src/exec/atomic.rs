@@ -4,6 +4,7 @@ use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Lane, warp};
 use super::registers::Slot;
+use super::strong::shared_place;
 use crate::check::FindingKind;
 use crate::check::shadow::Access;
 use crate::ir::op::{Atomic, Op};
@@ -30,7 +31,7 @@ fn read(core: &Core<'_>, slot: Slot, ty: Ty) -> ([u64; 32], u32) {
 }
 
 fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
-    let Op::Atomic { op, space, ty, result } = inst.op else { return Ok(()) };
+    let Op::Atomic { op, space, ty, result, strength } = inst.op else { return Ok(()) };
     let first = usize::from(result);
     let addresses = core.addresses(inst.slots[first], inst.immediates[0])?;
     let (values, mut known) = read(core, inst.slots[first + 1], ty);
@@ -53,6 +54,8 @@ fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
             Space::Shared => {
                 let lanes = core.check_shared(lanes, addresses, bytes, "atomic operation")?;
                 core.race(lanes, addresses, bytes, Access::Atomic)?;
+                let rank = core.block.rank;
+                core.synchronise(strength, (true, true), lanes, |lane| shared_place(rank, addresses[lane]));
                 let memory = &mut core.block.shared;
                 for lane in ones(lanes) {
                     let at = addresses[lane] as usize;
@@ -92,6 +95,8 @@ fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
                         let message = format!("an atomic operation on {}", table.describe(address));
                         return Err(core.fail(FindingKind::ReadOnly, 1 << lane, message, None));
                     }
+                    core.race_global(index, 1 << lane, addresses, bytes, Access::Atomic)?;
+                    core.synchronise(strength, (true, true), 1 << lane, |lane| addresses[lane]);
                     let (storage, at) = (&allocation.storage, address - allocation.base);
                     if !storage.is_written(at & !(u64::from(bytes) - 1), bytes) {
                         written &= !(1 << lane);

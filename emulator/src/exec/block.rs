@@ -247,11 +247,13 @@ impl Core<'_> {
         let barrier = std::mem::take(&mut self.block.barriers[usize::from(id)]);
         let first = self.launch.warps * self.block.rank;
         let arrivals: Vec<_> = barrier.arrivals.into_iter().map(|a| (first + a.warp, a.clock)).collect();
-        if let Some(shadow) = &mut self.block.shadow {
+        if self.log.is_some() || self.block.shadow.is_some() {
             self.order.barrier(&arrivals);
-            if everyone {
-                shadow.settle(self.order.now());
-            }
+        }
+        if let Some(shadow) = &mut self.block.shadow
+            && everyone
+        {
+            shadow.settle(self.order.now());
         }
         for &(number, lanes, slot, kind) in &barrier.results {
             let value = reduction(kind, barrier.votes, barrier.asked);

@@ -5,9 +5,11 @@ use super::block::Block;
 use super::cluster::Cluster;
 use super::launch::Launch;
 use super::registers::{Constants, Slot, slot_of};
+use super::strong::Locations;
 use super::warp::Warp;
 use super::wgmma::Watch;
 use crate::check::FindingKind;
+use crate::check::global::Log;
 use crate::check::order::Order;
 use crate::ir::op::Op;
 use crate::ir::program::{Kernel, Operand};
@@ -99,6 +101,9 @@ pub(crate) struct Core<'l> {
     pub(crate) cluster: Cluster,
     pub(crate) order: Order,
     pub(crate) engine: Engine,
+    /// The cluster's accesses to global memory; absent if races are not checked.
+    pub(crate) log: Option<Log>,
+    pub(crate) locations: Locations,
     pub(crate) constants: &'l Constants,
     pub(crate) launch: &'l Launch<'l>,
     pub(crate) fault: Option<Box<Fault>>,
@@ -171,7 +176,7 @@ pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
 fn handler_of(op: Op, level: Level) -> Handler {
     use super::{
         agent, arithmetic, atomic, bulk, cluster, collective, compare, control, convert, copy, data,
-        floating, matrix, mbarrier, memory, tensor, wgmma,
+        floating, matrix, mbarrier, memory, strong, tensor, wgmma,
     };
     match op {
         Op::Unary(unary, ty, mode) => match arithmetic::unary(unary, ty, level) {
@@ -207,7 +212,8 @@ fn handler_of(op: Op, level: Level) -> Handler {
         Op::Trap => control::trap(level),
         Op::Barrier { .. } => control::barrier(level),
         Op::BarrierWarp => control::barrier_warp(level),
-        Op::Fence { .. } | Op::Nop => control::nop(level),
+        Op::Nop => control::nop(level),
+        Op::Fence { .. } => strong::fence(level),
         Op::ProxyFence(_) => agent::fence(level),
         Op::Mbarrier { what, .. } => mbarrier::handler_of(what, level),
         Op::CopyArrive { .. } => mbarrier::copy_arrive(level),

@@ -86,12 +86,22 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         let allocation = table.at(index);
         let (base, size) = (allocation.base, allocation.bytes());
         source = (source.is_none() && rest == lanes && lengths == [16; 32]).then_some(index);
+        let mut here = 0;
         for lane in 0..32 {
             let offset = from[lane].wrapping_sub(base);
             // The bytes are wanted at the wait, and come from all over memory.
             allocation.storage.prefetch(offset);
             let fits = offset < size && size - offset >= u64::from(lengths[lane]);
-            rest &= !(u32::from(fits) << lane);
+            here |= u32::from(fits) << lane;
+        }
+        here &= rest;
+        rest &= !here;
+        if lengths == [16; 32] {
+            core.race_global(index, here, &from, 16, Access::Read)?;
+        } else {
+            for lane in ones(here) {
+                core.race_global(index, 1 << lane, &from, u32::from(lengths[lane]), Access::Read)?;
+            }
         }
     }
     let moved = match core.launch.completion {

@@ -14,7 +14,9 @@ use super::cluster::Cluster;
 use super::code::{Core, Fault, Inst, Level};
 use super::mbarrier::Mbarriers;
 use super::registers::{Constants, Registers};
+use super::strong::Locations;
 use super::warp::Warp;
+use crate::check::global::{Ledger, Log, Race};
 use crate::check::order::Order;
 use crate::check::shadow::Shadow;
 use crate::check::{Finding, Related};
@@ -109,13 +111,51 @@ impl<'l> Launch<'l> {
         let clusters =
             self.config.grid.iter().map(|&n| u64::from(n)).product::<u64>() / u64::from(self.ranks());
         if self.kernel.communicates {
-            self.in_turns(constants, clusters)
-        } else {
-            self.in_parallel(constants, clusters)
+            return self.in_turns(constants, clusters);
+        }
+        let ledger = Ledger::default();
+        let instructions = self.in_parallel(constants, clusters, &ledger)?;
+        match ledger.race() {
+            None => Ok(instructions),
+            Some(race) => Err(self.race(constants, &race)),
         }
     }
 
-    fn in_parallel(&self, constants: &Constants, clusters: u64) -> Result<u64, Box<Finding>> {
+    /// Makes a finding of a race between clusters.
+    fn race(&self, constants: &Constants, race: &Race) -> Box<Finding> {
+        let name = |rank: u32, cluster: u64| {
+            let [x, y, z] = self.block_index(cluster, rank);
+            format!("block ({x}, {y}, {z})")
+        };
+        let rank = |actor: u16| u32::from(actor) / self.warps;
+        let mut core = self.core(constants, race.here.cluster);
+        core.select(rank(race.here.actor));
+        core.warp.number = u32::from(race.here.actor) % self.warps;
+        let other = name(rank(race.other.actor), race.other.cluster);
+        let place = self
+            .table
+            .get(race.allocation)
+            .map_or(String::new(), |a| self.table.describe(a.base + race.offset));
+        let access = race.other.access.name();
+        let message = format!("{} of {place} races with the {access} by {other}", race.here.access.name());
+        let hint = "blocks of a launch run in any order and at the same time: give each its own bytes, or use atomic operations";
+        core.fault = Some(Box::new(Fault {
+            kind: crate::check::FindingKind::GlobalRace,
+            message,
+            lanes: 0,
+            related: vec![(format!("the {access} by {other}"), race.other.at)],
+            hint: Some(hint.to_owned()),
+            at: Some(race.here.at),
+        }));
+        self.finding(&mut core)
+    }
+
+    fn in_parallel(
+        &self,
+        constants: &Constants,
+        clusters: u64,
+        ledger: &Ledger,
+    ) -> Result<u64, Box<Finding>> {
         let instructions = AtomicU64::new(0);
         let failed = AtomicU64::new(u64::MAX);
         // In parts, so that a failure ends the launch without going through the numbers of all clusters above it.
@@ -136,6 +176,9 @@ impl<'l> Launch<'l> {
                         }
                     };
                     instructions.fetch_add(core.cluster_instructions(), Relaxed);
+                    if let Some(log) = &mut core.log {
+                        ledger.enter(number, log);
+                    }
                     (turn == Turn::Failed).then(|| {
                         failed.fetch_min(number, Relaxed);
                         (number, self.finding(&mut core))
@@ -184,21 +227,26 @@ impl<'l> Launch<'l> {
             cluster: Cluster::new((1..self.ranks()).map(|rank| self.block(number, rank))),
             order: Order::new(actors, self.kernel.engine),
             engine: Engine::default(),
+            log: self.checks.races.then(Log::default),
+            locations: Locations::default(),
             constants,
             launch: self,
             fault: None,
         }
     }
 
-    /// A block of a cluster before its first instruction.
-    fn block(&self, cluster: u64, rank: u32) -> Block {
+    fn block_index(&self, cluster: u64, rank: u32) -> [u32; 3] {
         let [x, y, _] =
             std::array::from_fn(|axis| u64::from(self.config.grid[axis] / self.config.cluster[axis]));
         let cluster = [cluster % x, cluster / x % y, cluster / x / y];
         let [cx, cy, _] = self.config.cluster;
         let place = [rank % cx, rank / cx % cy, rank / cx / cy];
-        let index: [u32; 3] =
-            std::array::from_fn(|axis| cluster[axis] as u32 * self.config.cluster[axis] + place[axis]);
+        std::array::from_fn(|axis| cluster[axis] as u32 * self.config.cluster[axis] + place[axis])
+    }
+
+    /// A block of a cluster before its first instruction.
+    fn block(&self, cluster: u64, rank: u32) -> Block {
+        let index = self.block_index(cluster, rank);
         let [gx, gy, _] = self.config.grid.map(u64::from);
         let [bx, by, bz] = index.map(u64::from);
         let local = self.kernel.local as usize * 32;

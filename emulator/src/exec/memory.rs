@@ -3,9 +3,10 @@
 use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Execute, Lane, handler};
+use super::strong::shared_place;
 use crate::check::FindingKind;
 use crate::check::shadow::Access;
-use crate::ir::op::Op;
+use crate::ir::op::{Op, Strength};
 use crate::ir::types::Ty;
 use crate::memory::storage::Unit;
 use crate::syntax::ast::Space;
@@ -84,7 +85,7 @@ type Bits<E> = <<E as Element>::Register as Lane>::Bits;
 impl<E: Element, const N: usize> Execute for Load<E, N> {
     #[inline(always)]
     fn execute(core: &mut Core<'_>, inst: &Inst) -> Flow {
-        let Op::Load { space, ty, .. } = inst.op else { return Flow::Next };
+        let Op::Load { space, ty, strength, .. } = inst.op else { return Flow::Next };
         let addresses = match core.addresses(inst.slots[N], inst.immediates[0]) {
             Ok(addresses) => addresses,
             Err(flow) => return flow,
@@ -98,7 +99,12 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
             match space {
                 Space::Shared | Space::Cluster => {
                     let lanes = core.check_shared(lanes, addresses, bytes, "load")?;
-                    core.race(lanes, addresses, bytes, Access::Read)?;
+                    let access = if strength == Strength::Weak { Access::Read } else { Access::Poll };
+                    core.race(lanes, addresses, bytes, access)?;
+                    let rank = core.block.rank;
+                    core.synchronise(strength, (true, false), lanes, |lane| {
+                        shared_place(rank, addresses[lane])
+                    });
                     for lane in ones(lanes) {
                         let offset = addresses[lane] as usize;
                         let bits = core.block.shared.written(offset, bytes);
@@ -138,20 +144,21 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
                     while rest != 0 {
                         let first = addresses[rest.trailing_zeros() as usize];
                         let allocation = core.allocation(first, rest, addresses, bytes, "load")?;
-                        let Some(allocation) = allocation else {
+                        let Some(index) = allocation else {
                             // Bounds are not checked: only this lane is without memory.
                             rest &= rest - 1;
                             continue;
                         };
-                        let allocation = table.at(allocation);
+                        let allocation = table.at(index);
                         let (base, storage) = (allocation.base, &*allocation.storage);
                         let limit = storage.bytes() - u64::from(bytes);
-                        for lane in ones(rest) {
+                        let here = within(rest, addresses, base, limit);
+                        rest &= !here;
+                        let access = if strength == Strength::Weak { Access::Read } else { Access::Poll };
+                        core.race_global(index, here, addresses, bytes, access)?;
+                        core.synchronise(strength, (true, false), here, |lane| addresses[lane]);
+                        for lane in ones(here) {
                             let offset = addresses[lane].wrapping_sub(base);
-                            if offset > limit {
-                                continue;
-                            }
-                            rest &= !(1 << lane);
                             for n in 0..N {
                                 let at = offset + n as u64 * u64::from(E::BYTES);
                                 values[n][lane] = load_global::<E>(storage, at).widen(ty.is_signed());
@@ -176,7 +183,7 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
 impl<E: Element, const N: usize> Execute for Store<E, N> {
     #[inline(always)]
     fn execute(core: &mut Core<'_>, inst: &Inst) -> Flow {
-        let Op::Store { space, .. } = inst.op else { return Flow::Next };
+        let Op::Store { space, strength, .. } = inst.op else { return Flow::Next };
         let addresses = match core.addresses(inst.slots[0], inst.immediates[0]) {
             Ok(addresses) => addresses,
             Err(flow) => return flow,
@@ -194,7 +201,12 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
             match space {
                 Space::Shared | Space::Cluster => {
                     let lanes = core.check_shared(lanes, addresses, bytes, "store")?;
-                    core.race(lanes, addresses, bytes, Access::Write)?;
+                    let access = if strength == Strength::Weak { Access::Write } else { Access::Atomic };
+                    core.race(lanes, addresses, bytes, access)?;
+                    let rank = core.block.rank;
+                    core.synchronise(strength, (false, true), lanes, |lane| {
+                        shared_place(rank, addresses[lane])
+                    });
                     for lane in ones(lanes) {
                         for n in 0..N {
                             let at = addresses[lane] as usize + n * E::BYTES as usize;
@@ -227,24 +239,25 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                     while rest != 0 {
                         let first = addresses[rest.trailing_zeros() as usize];
                         let allocation = core.allocation(first, rest, addresses, bytes, "store")?;
-                        let Some(allocation) = allocation else {
+                        let Some(index) = allocation else {
                             // Bounds are not checked: only this lane is without memory.
                             rest &= rest - 1;
                             continue;
                         };
-                        let allocation = table.at(allocation);
+                        let allocation = table.at(index);
                         if allocation.read_only {
                             let message = format!("a store to {}", table.describe(first));
                             return Err(core.fail(FindingKind::ReadOnly, rest, message, None));
                         }
                         let (base, storage) = (allocation.base, &*allocation.storage);
                         let limit = storage.bytes() - u64::from(bytes);
-                        for lane in ones(rest) {
+                        let here = within(rest, addresses, base, limit);
+                        rest &= !here;
+                        let access = if strength == Strength::Weak { Access::Write } else { Access::Atomic };
+                        core.race_global(index, here, addresses, bytes, access)?;
+                        core.synchronise(strength, (false, true), here, |lane| addresses[lane]);
+                        for lane in ones(here) {
                             let offset = addresses[lane].wrapping_sub(base);
-                            if offset > limit {
-                                continue;
-                            }
-                            rest &= !(1 << lane);
                             for n in 0..N {
                                 let at = offset + n as u64 * u64::from(E::BYTES);
                                 let written = written[n] >> lane & 1 == 1;
@@ -258,6 +271,16 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
         });
         result.err().unwrap_or(Flow::Next)
     }
+}
+
+/// The lanes whose offset from `base` is at most `limit`.
+#[inline(always)]
+fn within(lanes: u32, addresses: &[u64; 32], base: u64, limit: u64) -> u32 {
+    let mut here = 0;
+    for lane in 0..32 {
+        here |= u32::from(addresses[lane].wrapping_sub(base) <= limit) << lane;
+    }
+    here & lanes
 }
 
 #[inline(always)]

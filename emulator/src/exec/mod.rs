@@ -9,6 +9,7 @@
 //! | `access` | addresses, and the checks of every access to memory |
 //! | `memory`, `atomic`, `copy` | loads, stores, atomic operations, asynchronous copies |
 //! | `bulk`, `tensor` | copies of ranges and of boxes of tensors, as the copy engine gets them |
+//! | `strong` | what fences and strong accesses pass on |
 //! | `agent`, `mbarrier` | the copy engine, and the barriers in shared memory that tell of it |
 //! | `collective`, `matrix` | operations across the lanes of a warp |
 //! | `wgmma` | matrix products of warpgroups |
@@ -42,6 +43,7 @@ mod matrix;
 mod mbarrier;
 mod memory;
 pub(crate) mod registers;
+mod strong;
 mod tensor;
 mod warp;
 pub(crate) mod wgmma;

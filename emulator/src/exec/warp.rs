@@ -8,6 +8,7 @@ use super::agent::BulkGroups;
 use super::cluster::ClusterArrivals;
 use super::copy::Copies;
 use super::registers::Registers;
+use super::strong::Fences;
 use super::wgmma::Products;
 use crate::memory::local::Bytes;
 
@@ -44,6 +45,7 @@ pub(crate) struct Warp {
     pub(crate) bulk: BulkGroups,
     pub(crate) cluster: ClusterArrivals,
     pub(crate) products: Products,
+    pub(crate) fences: Fences,
     /// Registers that a thread has, as far as `setmaxnreg` is concerned.
     pub(crate) budget: u32,
     pub(crate) local: Bytes,
@@ -120,6 +122,7 @@ impl Warp {
             bulk: BulkGroups::default(),
             cluster: ClusterArrivals::default(),
             products: Products::default(),
+            fences: Fences::default(),
             budget: 0,
             local,
         }

@@ -176,6 +176,28 @@ pub(crate) enum Atomic {
     CompareExchange,
 }
 
+/// How an access takes part in synchronisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Strength {
+    /// Not at all: it must not meet others unordered.
+    Weak,
+    /// It may meet others; fences around it order what is before and behind them.
+    Relaxed,
+    Acquire,
+    Release,
+    AcquireRelease,
+}
+
+impl Strength {
+    pub(crate) fn acquires(self) -> bool {
+        matches!(self, Self::Acquire | Self::AcquireRelease)
+    }
+
+    pub(crate) fn releases(self) -> bool {
+        matches!(self, Self::Release | Self::AcquireRelease)
+    }
+}
+
 /// How `shfl` finds its source lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Shuffle {
@@ -390,13 +412,13 @@ pub(crate) enum Op {
         space: Space,
         ty: Ty,
         count: u8,
-        strong: bool,
+        strength: Strength,
     },
     Store {
         space: Space,
         ty: Ty,
         count: u8,
-        strong: bool,
+        strength: Strength,
     },
     /// To or from a generic address.
     Cvta {
@@ -428,6 +450,7 @@ pub(crate) enum Op {
         space: Space,
         ty: Ty,
         result: bool,
+        strength: Strength,
     },
     Fence {
         gpu: bool,
@@ -504,15 +527,17 @@ pub(crate) enum Op {
 impl Op {
     /// Whether it can order or carry data between blocks, so that blocks must not run in parallel.
     pub(crate) fn communicates(self) -> bool {
-        matches!(
-            self,
+        match self {
+            Self::Load { space: Space::Global | Space::Generic, strength, .. }
+            | Self::Store { space: Space::Global | Space::Generic, strength, .. } => {
+                strength != Strength::Weak
+            }
             Self::Atomic { space: Space::Global | Space::Generic, .. }
-                | Self::Load { space: Space::Global | Space::Generic, strong: true, .. }
-                | Self::Store { space: Space::Global | Space::Generic, strong: true, .. }
-                | Self::Fence { gpu: true }
-                | Self::TensorCopy { what: TensorCopy::Reduce(_), .. }
-                | Self::BulkCopy(BulkCopy::Store(Some(_)))
-        )
+            | Self::Fence { gpu: true }
+            | Self::TensorCopy { what: TensorCopy::Reduce(_), .. }
+            | Self::BulkCopy(BulkCopy::Store(Some(_))) => true,
+            _ => false,
+        }
     }
 
     /// Whether it uses mbarriers, or memory through another proxy, so that clocks need channels.

@@ -111,6 +111,11 @@ impl Cell {
         self.unfenced(actor).unwrap_or(Outcome::Done)
     }
 
+    /// The same for a strong read, which may meet atomic operations.
+    pub(super) fn check_poll(&self, bytes: u16, actor: &Actor<'_>) -> Outcome {
+        if self.atomic && !self.pending { Outcome::Done } else { self.check_read(bytes, actor) }
+    }
+
     #[inline(always)]
     fn read(&mut self, bytes: u16, actor: &Actor<'_>) -> Outcome {
         if let conflict @ Outcome::Conflict(_) = self.check_read(bytes, actor) {

@@ -34,6 +34,8 @@ pub(crate) enum Access {
     Read,
     Write,
     Atomic,
+    /// A strong read, which may meet atomic operations.
+    Poll,
     /// The start of an asynchronous write.
     Asynchronous,
     /// A read by an agent that is still under way; only ever the other party of a conflict.
@@ -175,6 +177,9 @@ impl Shadow {
         access: Access,
     ) -> Result<(), (u32, Conflict)> {
         let now = order.now();
+        if access == Access::Poll {
+            return self.access_each(order, region, granules, who, access);
+        }
         let warp = who.actor.wrapping_sub(self.first);
         let index = region as usize;
         if warp as usize >= self.warps || access != Access::Read && self.locks.any(index) {
@@ -245,6 +250,14 @@ impl Shadow {
         access: Access,
     ) -> Result<(), Conflict> {
         let actor = self.actor(order, who);
+        if access == Access::Poll {
+            return self.check_cells(
+                granule,
+                |cell| cell.check_poll(bytes, &actor),
+                |cell| cell.check_poll(1, &actor),
+                bytes,
+            );
+        }
         self.check_others(granule, bytes, &actor, access)?;
         self.touch(granule, bytes, &actor, access)?;
         if access == Access::Read && actor.bit().is_none() {
@@ -290,10 +303,27 @@ impl Shadow {
         who: Who,
     ) -> Result<(), Conflict> {
         let actor = Actor { fenced: Some(order.fenced(who.actor)), ..self.actor(order, who) };
+        self.check_cells(
+            granule,
+            |cell| cell.check_read(bytes, &actor),
+            |cell| cell.check_read(1, &actor),
+            bytes,
+        )
+    }
+
+    /// Checks the cell of a granule, or those of its bytes.
+    fn check_cells(
+        &self,
+        granule: u32,
+        whole: impl Fn(&Cell) -> Outcome,
+        part: impl Fn(&Cell) -> Outcome,
+        bytes: u16,
+    ) -> Result<(), Conflict> {
         match self.split.get(&granule) {
-            None => outcome(self.cells[granule as usize].check_read(bytes, &actor)),
-            Some(&parts) => bits(u32::from(bytes))
-                .try_for_each(|byte| outcome(self.splits[parts][byte as usize].check_read(1, &actor))),
+            None => outcome(whole(&self.cells[granule as usize])),
+            Some(&parts) => {
+                bits(u32::from(bytes)).try_for_each(|byte| outcome(part(&self.splits[parts][byte as usize])))
+            }
         }
     }
 

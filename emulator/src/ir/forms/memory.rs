@@ -18,11 +18,11 @@ macro_rules! list {
 }
 
 fn load(c: &Chosen<'_>) -> Op {
-    Op::Load { space: space(c), ty: c.ty(0), count: c.vector(), strong: strong(c) }
+    Op::Load { space: space(c), ty: c.ty(0), count: c.vector(), strength: strength(c, Strength::Weak) }
 }
 
 fn store(c: &Chosen<'_>) -> Op {
-    Op::Store { space: space(c), ty: c.ty(0), count: c.vector(), strong: strong(c) }
+    Op::Store { space: space(c), ty: c.ty(0), count: c.vector(), strength: strength(c, Strength::Weak) }
 }
 
 pub(super) static ROWS: &[Form] = rows! {

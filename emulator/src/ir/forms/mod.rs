@@ -4,7 +4,8 @@
 use super::form::{Chosen, Form};
 use super::op::{
     Atomic, Barrier, Binary as B, Carry, ClusterBarrier, Combine, Compare, LaneMask, Mbarrier, Mma, Mode, Op,
-    Permute, Property, ProxyFence, Relation, Shuffle, Special, Ternary as T, Unary as U, Vote, Wgmma,
+    Permute, Property, ProxyFence, Relation, Shuffle, Special, Strength, Ternary as T, Unary as U, Vote,
+    Wgmma,
 };
 use super::types::Ty;
 use crate::numeric::convert::Conversion;
@@ -59,8 +60,15 @@ fn space(c: &Chosen<'_>) -> Space {
 }
 
 /// Whether the access is meant to be seen by other threads while they run.
-fn strong(c: &Chosen<'_>) -> bool {
-    ["volatile", "relaxed", "acquire", "release"].iter().any(|m| c.has(m))
+fn strength(c: &Chosen<'_>, otherwise: Strength) -> Strength {
+    let names = [
+        ("volatile", Strength::Relaxed),
+        ("relaxed", Strength::Relaxed),
+        ("acquire", Strength::Acquire),
+        ("release", Strength::Release),
+        ("acq_rel", Strength::AcquireRelease),
+    ];
+    c.pick(&names, otherwise)
 }
 
 fn carry(c: &Chosen<'_>, op: Carry) -> Op {
@@ -132,7 +140,13 @@ fn atomic(c: &Chosen<'_>, result: bool) -> Op {
         ("exch", Atomic::Exchange),
         ("cas", Atomic::CompareExchange),
     ];
-    Op::Atomic { op: c.pick(&names, Atomic::Add), space: space(c), ty: c.ty(0), result }
+    Op::Atomic {
+        op: c.pick(&names, Atomic::Add),
+        space: space(c),
+        ty: c.ty(0),
+        result,
+        strength: strength(c, Strength::Relaxed),
+    }
 }
 
 fn redux(c: &Chosen<'_>) -> Op {

@@ -1,0 +1,77 @@
+//! What strong accesses and fences pass on.
+//!
+//! A release leaves what its warp did and knows at the place that it writes; an acquire takes what it finds at the place that it
+//! reads. A fence makes releases of the relaxed writes behind it, and acquires of the relaxed reads before it. Scopes are not told
+//! apart, and places keep all that was ever left there: both hide mistakes at worst, and make none up.
+
+use std::collections::HashMap;
+
+use super::access::ones;
+use super::code::{Core, Flow, Handler, Level};
+use super::lane::warp;
+use crate::check::order::Clock;
+use crate::ir::op::Strength;
+
+/// What was left at places that strong accesses touch: those of global memory by address, those of shared memory by rank and
+/// offset, with the highest bit set.
+pub(crate) type Locations = HashMap<u64, Clock>;
+
+/// A warp's part in it.
+#[derive(Debug, Default)]
+pub(crate) struct Fences {
+    /// What the warp had done and known at its last fence.
+    released: Option<Clock>,
+    /// What its relaxed reads have found since.
+    found: Clock,
+}
+
+/// The place of an offset in a block's shared memory.
+pub(crate) fn shared_place(rank: u32, offset: u64) -> u64 {
+    1 << 63 | u64::from(rank) << 32 | offset
+}
+
+impl Core<'_> {
+    /// A strong access of some lanes, which reads, writes or both; `place` gives each lane's.
+    pub(crate) fn synchronise(
+        &mut self,
+        strength: Strength,
+        (reads, writes): (bool, bool),
+        lanes: u32,
+        place: impl Fn(usize) -> u64,
+    ) {
+        if strength == Strength::Weak || self.log.is_none() {
+            return;
+        }
+        if reads {
+            for lane in ones(lanes) {
+                let Some(clock) = self.locations.get(&place(lane)) else { continue };
+                if strength.acquires() {
+                    self.order.acquire(self.warp.actor, clock);
+                } else {
+                    self.warp.fences.found.join(clock);
+                }
+            }
+        }
+        if writes {
+            let released = match strength.releases() {
+                true => Some(self.order.release(self.warp.actor)),
+                false => self.warp.fences.released.clone(),
+            };
+            let Some(released) = released else { return };
+            for lane in ones(lanes) {
+                self.locations.entry(place(lane)).or_default().join(&released);
+            }
+        }
+    }
+}
+
+/// The handler of fences between threads.
+pub(crate) fn fence(level: Level) -> Handler {
+    warp!(level, |core, _inst| {
+        let actor = core.warp.actor;
+        let found = std::mem::take(&mut core.warp.fences.found);
+        core.order.acquire(actor, &found);
+        core.warp.fences.released = Some(core.order.release(actor));
+        Flow::Next
+    })
+}
