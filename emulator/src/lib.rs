@@ -1,6 +1,4 @@
 #![doc = include_str!("../README.md")]
-// The copy engine has no instructions yet.
-#![allow(dead_code)]
 
 mod check;
 mod config;
