@@ -18,9 +18,12 @@ pub(crate) const CASES: &[(&str, On, Case)] = &cases![On::Hopper =>
     blocks_of_a_cluster_share_what_they_load,
     launches_in_clusters_of_every_size_work,
     all_of_the_shared_memory_of_a_cluster_can_be_used,
+    a_pipelined_product_is_exact,
 ];
 
 const TEXT: &str = include_str!("hopper.ptx");
+/// The emulator's own example of a pipeline, so that a GPU says whether it is one.
+const PRODUCT: &str = include_str!("../../../emulator/tests/data/tma_gemm.ptx");
 
 fn module(device: &Device) -> Result<Module, Failed> {
     Ok(device.load_ptx("hopper.ptx", TEXT)?)
@@ -278,5 +281,35 @@ fn all_of_the_shared_memory_of_a_cluster_can_be_used(device: &Device) -> Result<
     launch(most)?;
     assert_eq!(out.to_vec()?, [0, 2, 1, 2, 0, 2, 1, 2]);
     assert!(launch(most + 1).is_err());
+    Ok(())
+}
+
+fn a_pipelined_product_is_exact(device: &Device) -> Result<(), Failed> {
+    let function = device.load_ptx("tma_gemm.ptx", PRODUCT)?.function("tma_gemm")?;
+    let element = |i: usize, j: usize, salt: usize| ((i * 31 + j * 17 + salt) * 40_503 / 128 % 16) as i32 - 8;
+    for [m, n, k] in [[256, 128, 448], [200, 72, 104], [64, 64, 8]] {
+        let matrix = |rows: usize, salt: usize| -> Vec<bf16> {
+            (0..rows * k).map(|i| bf16::from_f32(element(i / k, i % k, salt) as f32)).collect()
+        };
+        let a = Tensor::from_slice(device, &matrix(m, 1), [m, k])?;
+        let b = Tensor::from_slice(device, &matrix(n, 2), [n, k])?;
+        let mut c = Tensor::<f32>::zeros(device, [m, n])?;
+        let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+        let maps = (
+            a.tensor_map([64, 64], &options)?,
+            b.tensor_map([32, 64], &options)?,
+            c.tensor_map_mut([64, 64], &TensorMapOptions::default())?,
+        );
+        let tiles = k.div_ceil(64) as u32;
+        let grid = [m.div_ceil(128) as u32 * 2, n.div_ceil(64) as u32, 1];
+        // SAFETY: the arguments are those of `tma_gemm`; the tensors live until the result is read.
+        unsafe {
+            let arguments = raw![maps.0, maps.1, maps.2, tiles];
+            function.launch(&device.default_stream(), grid, [160, 1, 1], 65_536, &arguments)?;
+        }
+        let sum = |i: usize, j: usize| (0..k).map(|l| element(i, l, 1) * element(j, l, 2)).sum::<i32>();
+        let expected: Vec<f32> = (0..m * n).map(|i| sum(i / n, i % n) as f32).collect();
+        assert_eq!(c.to_vec()?, expected, "{m} x {n} x {k}");
+    }
     Ok(())
 }
