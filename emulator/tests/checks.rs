@@ -476,3 +476,30 @@ fn release_and_acquire_order_what_is_around_them() {
         fails(&text(space, "st.FLAG", "ld.FLAG"), 64, race);
     }
 }
+
+#[test]
+fn lanes_of_a_warp_that_share_bytes_need_an_order() {
+    let exchange = |between: &str, read: &str| {
+        kernel(
+            ".shared .align 16 .b8 sh[256];",
+            &format!(
+                "mov.u32 %r0, sh;\nmad.lo.u32 %r1, %t, 4, %r0;\nxor.b32 %r2, %t, 1;\nmad.lo.u32 %r2, %r2, 4, %r0;\n\
+                 st.shared.u32 [%r1], %t;\n{between}{read}"
+            ),
+        )
+    };
+    let other = "ld.shared.u32 %r3, [%r2];";
+    passes(&exchange("bar.warp.sync 0xffffffff;\n", other), 32);
+    passes(&exchange("bar.sync 0;\n", other), 32);
+    passes(&exchange("", "ld.shared.u32 %r3, [%r1];"), 32);
+    let found = fails(&exchange("", other), 32, FindingKind::SharedRace);
+    assert!(found.message.contains("by lane 0 races with the write by lane 1 of the same warp"), "{found}");
+    // A shuffle orders no memory; a matrix is read by all lanes.
+    fails(&exchange("shfl.sync.idx.b32 %r5, %t, 0, 31, 0xffffffff;\n", other), 32, FindingKind::SharedRace);
+    let matrix = "and.b32 %r6, %t, 7;\nmad.lo.u32 %r6, %r6, 16, %r0;\nldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r7}, [%r6];";
+    passes(&exchange("bar.warp.sync 0xffffffff;\n", matrix), 32);
+    fails(&exchange("", matrix), 32, FindingKind::SharedRace);
+    // Nor may a lane write what another one reads before.
+    let overwrite = format!("{other}\nst.shared.u32 [%r1], %t;");
+    fails(&exchange("bar.warp.sync 0xffffffff;\n", &overwrite), 32, FindingKind::SharedRace);
+}

@@ -2,6 +2,7 @@
 
 mod finding;
 pub(crate) mod global;
+pub(crate) mod lanes;
 pub(crate) mod order;
 pub(crate) mod shadow;
 

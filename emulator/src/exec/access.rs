@@ -7,6 +7,7 @@ use super::lane::Lane;
 use super::registers::{DOUBLE, Slot};
 use crate::check::FindingKind;
 use crate::check::global::PAGE;
+use crate::check::lanes::LaneRace;
 use crate::check::order;
 use crate::check::shadow::{Access, Conflict, GRANULE, REGION, Who};
 use crate::syntax::ast::Space;
@@ -369,6 +370,41 @@ impl Core<'_> {
                 flow => Err(flow),
             },
         }
+    }
+
+    /// Notes what lanes do to the own block's shared memory, each for itself, and reports what races with another lane.
+    #[inline(always)]
+    pub(crate) fn race_lanes(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        write: bool,
+    ) -> Result<(), Flow> {
+        if !self.launch.checks.races {
+            return Ok(());
+        }
+        let (size, at) = (self.block.shared.len(), self.warp.pc);
+        match self.warp.lanes.access(size, lanes, addresses, bytes, write, at) {
+            None => Ok(()),
+            Some(race) => Err(self.raced_lane(race, if write { "write" } else { "read" })),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn raced_lane(&mut self, race: LaneRace, what: &str) -> Flow {
+        let place = self.launch.describe_shared(race.offset);
+        let verb = if race.wrote { "write" } else { "read" };
+        let message = format!(
+            "{what} of shared memory at {place} by lane {} races with the {verb} by lane {} of the same warp",
+            race.lane, race.other
+        );
+        let hint = "the lanes of a warp need not run in step: put `bar.warp.sync` between the two";
+        self.fail(FindingKind::SharedRace, 1 << race.lane, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push((format!("the {verb} by lane {}", race.other), race.at));
+        }
+        Flow::Fault
     }
 
     /// Notes accesses to global memory, and reports those that race. The lanes' accesses are inside the allocation.

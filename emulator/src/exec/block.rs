@@ -71,6 +71,12 @@ impl BarrierState {
     }
 }
 
+impl BarrierState {
+    fn is_waited_for_by(&self, warp: u32) -> bool {
+        self.arrivals.iter().any(|a| a.warp == warp && a.clock.is_none())
+    }
+}
+
 /// What became of a block's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
@@ -246,7 +252,7 @@ impl Core<'_> {
             .all(|warp| barrier.arrivals.iter().any(|a| a.warp == warp.number && a.clock.is_none()));
         let barrier = std::mem::take(&mut self.block.barriers[usize::from(id)]);
         let first = self.launch.warps * self.block.rank;
-        let arrivals: Vec<_> = barrier.arrivals.into_iter().map(|a| (first + a.warp, a.clock)).collect();
+        let arrivals: Vec<_> = barrier.arrivals.iter().cloned().map(|a| (first + a.warp, a.clock)).collect();
         if self.log.is_some() || self.block.shadow.is_some() {
             self.order.barrier(&arrivals);
         }
@@ -269,8 +275,10 @@ impl Core<'_> {
                 warp.registers.set_predicate(slot, predicate, lanes, lanes);
             }
         }
-        self.warp.release(id);
-        for warp in &mut self.block.parked {
+        for warp in self.block.parked.iter_mut().chain([&mut self.warp]) {
+            if barrier.is_waited_for_by(warp.number) {
+                warp.lanes.settle();
+            }
             warp.release(id);
         }
         true

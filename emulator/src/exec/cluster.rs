@@ -67,6 +67,12 @@ impl Core<'_> {
         }
     }
 
+    /// Whether the block that is selected is the running warp's own.
+    #[inline(always)]
+    pub(crate) fn is_home(&self) -> bool {
+        self.warp.actor / self.launch.warps == self.block.rank
+    }
+
     /// A block of the cluster.
     pub(crate) fn peer(&mut self, rank: u32) -> Option<&mut Block> {
         if rank == self.block.rank {
@@ -213,6 +219,7 @@ pub(crate) fn barrier(level: Level) -> Handler {
                 }
                 core.warp.cluster.owing &= !mask;
                 core.order.acquire(core.warp.actor, &core.cluster.complete);
+                core.warp.lanes.settle();
                 Flow::Next
             }
         }

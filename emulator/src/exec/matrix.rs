@@ -37,6 +37,9 @@ fn load_matrices<const N: usize>(core: &mut Core<'_>, inst: &Inst) -> Result<(),
     core.check_alignment(lanes, &addresses, 16, "ldmatrix")?;
     let rows = core.check_shared(lanes, &addresses, 16, "ldmatrix")?;
     core.race(rows, &addresses, 16, Access::Read)?;
+    if let Some(race) = core.warp.lanes.together(rows, &addresses, 16) {
+        return Err(core.raced_lane(race, "read"));
+    }
     let mut values = [[0u32; 32]; N];
     // Row i of the matrices stands in lanes 4·(i mod 8) to 4·(i mod 8) + 3 of register i / 8: all rows in a row.
     let words = values.as_flattened_mut().as_chunks_mut::<4>().0;
@@ -104,6 +107,7 @@ fn store_matrices(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     let addresses = core.addresses(inst.slots[0], inst.immediates[0])?;
     core.check_alignment(lanes, &addresses, 16, "stmatrix")?;
     let rows = core.check_shared(lanes, &addresses, 16, "stmatrix")?;
+    core.race_lanes(rows, &addresses, 16, true)?;
     core.race(rows, &addresses, 16, Access::Write)?;
     core.warp.mask = u32::MAX;
     for n in 0..usize::from(count) {

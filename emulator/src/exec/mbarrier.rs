@@ -397,6 +397,9 @@ fn wait(core: &mut Core<'_>, inst: &Inst) -> Result<Flow, Flow> {
             }
         }
     }
+    if done != 0 {
+        core.warp.lanes.settle();
+    }
     core.warp.registers.set_predicate(inst.slots[0], done, mask, u32::MAX);
     Ok(if done == mask { Flow::Next } else { Flow::Yield })
 }

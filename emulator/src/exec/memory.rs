@@ -101,6 +101,9 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
                     let lanes = core.check_shared(lanes, addresses, bytes, "load")?;
                     let access = if strength == Strength::Weak { Access::Read } else { Access::Poll };
                     core.race(lanes, addresses, bytes, access)?;
+                    if strength == Strength::Weak && core.is_home() {
+                        core.race_lanes(lanes, addresses, bytes, false)?;
+                    }
                     let rank = core.block.rank;
                     core.synchronise(strength, (true, false), lanes, |lane| {
                         shared_place(rank, addresses[lane])
@@ -203,6 +206,9 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                     let lanes = core.check_shared(lanes, addresses, bytes, "store")?;
                     let access = if strength == Strength::Weak { Access::Write } else { Access::Atomic };
                     core.race(lanes, addresses, bytes, access)?;
+                    if strength == Strength::Weak && core.is_home() {
+                        core.race_lanes(lanes, addresses, bytes, true)?;
+                    }
                     let rank = core.block.rank;
                     core.synchronise(strength, (false, true), lanes, |lane| {
                         shared_place(rank, addresses[lane])

@@ -72,6 +72,7 @@ pub(crate) fn fence(level: Level) -> Handler {
         let found = std::mem::take(&mut core.warp.fences.found);
         core.order.acquire(actor, &found);
         core.warp.fences.released = Some(core.order.release(actor));
+        core.warp.lanes.settle();
         Flow::Next
     })
 }

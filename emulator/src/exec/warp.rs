@@ -10,6 +10,7 @@ use super::copy::Copies;
 use super::registers::Registers;
 use super::strong::Fences;
 use super::wgmma::Products;
+use crate::check::lanes::LaneLog;
 use crate::memory::local::Bytes;
 
 /// Instructions that one group may run while others are ready, before these get a turn.
@@ -46,6 +47,8 @@ pub(crate) struct Warp {
     pub(crate) cluster: ClusterArrivals,
     pub(crate) products: Products,
     pub(crate) fences: Fences,
+    /// What its lanes did to shared memory since they were last ordered.
+    pub(crate) lanes: LaneLog,
     /// Registers that a thread has, as far as `setmaxnreg` is concerned.
     pub(crate) budget: u32,
     pub(crate) local: Bytes,
@@ -123,6 +126,7 @@ impl Warp {
             cluster: ClusterArrivals::default(),
             products: Products::default(),
             fences: Fences::default(),
+            lanes: LaneLog::default(),
             budget: 0,
             local,
         }

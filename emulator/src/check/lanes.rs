@@ -1,0 +1,146 @@
+//! Races in shared memory between the lanes of a warp.
+//!
+//! The lanes of a warp need not run in step: what one of them writes, another may read only behind something that orders the two,
+//! such as `bar.warp.sync`. Every two bytes have an entry with the lanes that have written and read them since the last such
+//! point. An entry whose epoch is over is empty. Accesses of single bytes are not followed.
+
+/// The lanes that have touched two bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    epoch: u32,
+    writers: u32,
+    readers: u32,
+}
+
+/// The accesses of a warp's lanes since they were last ordered.
+#[derive(Debug)]
+pub(crate) struct LaneLog {
+    /// As long as shared memory, in pairs of bytes, once something was written.
+    entries: Vec<Entry>,
+    epoch: u32,
+    /// The instruction of the last write.
+    wrote: u32,
+    read: u32,
+    written: bool,
+}
+
+impl Default for LaneLog {
+    fn default() -> Self {
+        Self { entries: Vec::new(), epoch: 1, wrote: 0, read: 0, written: false }
+    }
+}
+
+/// Two lanes that nothing orders: the one at hand, the other, and what that did and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LaneRace {
+    pub(crate) lane: u32,
+    pub(crate) other: u32,
+    pub(crate) offset: u32,
+    pub(crate) wrote: bool,
+    pub(crate) at: u32,
+}
+
+impl LaneLog {
+    /// All lanes are ordered.
+    #[inline(always)]
+    pub(crate) fn settle(&mut self) {
+        self.epoch += 1;
+        self.written = false;
+    }
+
+    /// Notes what lanes read or write at one instruction. `size` is that of shared memory.
+    pub(crate) fn access(
+        &mut self,
+        size: usize,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        write: bool,
+        at: u32,
+    ) -> Option<LaneRace> {
+        if bytes < 2 {
+            return None;
+        }
+        if self.entries.is_empty() {
+            self.entries = vec![Entry::default(); size / 2 + 1];
+        }
+        let mut race = None;
+        for lane in (0..32u32).filter(|lane| lanes >> lane & 1 == 1) {
+            let own = 1 << lane;
+            let offset = addresses[lane as usize] as usize;
+            for entry in &self.entries[offset / 2..(offset + bytes as usize) / 2] {
+                let current = entry.epoch == self.epoch;
+                let others = if write { entry.writers | entry.readers } else { entry.writers } & !own;
+                if current && others != 0 {
+                    let wrote = entry.writers & !own != 0;
+                    let other = if wrote { entry.writers & !own } else { others }.trailing_zeros();
+                    let at = if wrote { self.wrote } else { self.read };
+                    race = race.or(Some(LaneRace { lane, other, offset: offset as u32, wrote, at }));
+                }
+            }
+        }
+        // Noted afterwards: lanes that meet in one instruction are a matter of their own.
+        for lane in (0..32u32).filter(|lane| lanes >> lane & 1 == 1) {
+            let offset = addresses[lane as usize] as usize;
+            for entry in &mut self.entries[offset / 2..(offset + bytes as usize) / 2] {
+                if entry.epoch != self.epoch {
+                    *entry = Entry { epoch: self.epoch, ..Entry::default() };
+                }
+                let mask = if write { &mut entry.writers } else { &mut entry.readers };
+                *mask |= 1 << lane;
+            }
+        }
+        if write {
+            (self.wrote, self.written) = (at, true);
+        } else {
+            self.read = at;
+        }
+        race
+    }
+
+    /// Whether lanes read together, as a whole warp, what one of them has written.
+    #[inline(always)]
+    pub(crate) fn together(&self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<LaneRace> {
+        if self.written { self.look(lanes, addresses, bytes) } else { None }
+    }
+
+    #[cold]
+    fn look(&self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<LaneRace> {
+        (0..32u32).filter(|lane| lanes >> lane & 1 == 1).find_map(|lane| {
+            let offset = addresses[lane as usize] as usize;
+            let entries = &self.entries[offset / 2..(offset + bytes as usize) / 2];
+            let entry = entries.iter().find(|e| e.epoch == self.epoch && e.writers != 0)?;
+            let (other, offset) = (entry.writers.trailing_zeros(), offset as u32);
+            Some(LaneRace { lane, other, offset, wrote: true, at: self.wrote })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(step: u64) -> [u64; 32] {
+        std::array::from_fn(|lane| lane as u64 * step)
+    }
+
+    #[test]
+    fn lanes_race_until_they_are_ordered() {
+        let mut log = LaneLog::default();
+        assert_eq!(log.access(512, u32::MAX, &addresses(4), 4, true, 7), None);
+        assert_eq!(log.access(512, u32::MAX, &addresses(4), 4, false, 8), None);
+        let reversed = std::array::from_fn(|lane| 4 * (31 - lane as u64));
+        let race = log.access(512, u32::MAX, &reversed, 4, false, 9);
+        assert_eq!(race, Some(LaneRace { lane: 0, other: 31, offset: 124, wrote: true, at: 7 }));
+        assert!(log.together(1, &addresses(16), 16).is_some());
+        log.settle();
+        assert_eq!(log.access(512, u32::MAX, &reversed, 4, false, 9), None);
+        assert_eq!(log.together(1, &addresses(16), 16), None);
+        let race = log.access(512, 2, &addresses(4), 4, true, 10);
+        assert_eq!(race, Some(LaneRace { lane: 1, other: 30, offset: 4, wrote: false, at: 9 }));
+        // Halves of a word are apart.
+        log.settle();
+        assert_eq!(log.access(512, 3, &addresses(2), 2, true, 11), None);
+        assert_eq!(log.access(512, 3, &addresses(2), 2, false, 12), None);
+    }
+}
