@@ -13,7 +13,6 @@ use crate::check::shadow::{Access, Conflict, GRANULE, Lock, Who, granules};
 use crate::config::Completion;
 use crate::ir::op::{Atomic, Op, ProxyFence};
 use crate::ir::types::Ty;
-use crate::tensor::round_tf32;
 
 /// What one lane of a copy instruction starts. All its bytes lie inside their block's shared memory or their allocation.
 #[derive(Clone, Debug)]
@@ -57,7 +56,7 @@ pub(crate) enum Piece {
 }
 
 impl Piece {
-    fn parts(self) -> (Option<Place>, Place, u32) {
+    pub(super) fn parts(self) -> (Option<Place>, Place, u32) {
         match self {
             Self::Fill { to, bytes, .. } => (None, to, bytes),
             Self::Load { from, to, bytes }
@@ -472,70 +471,6 @@ impl Core<'_> {
             fault.related.push(("the copy".to_owned(), at));
         }
         Err(Flow::Fault)
-    }
-}
-
-impl Core<'_> {
-    /// Moves the bytes of a piece.
-    fn carry_out(&mut self, piece: Piece) {
-        let (from, to, bytes) = piece.parts();
-        let mut data = vec![0u8; bytes as usize];
-        let mut written = vec![true; bytes as usize];
-        if let Some(from) = from {
-            self.fetch(from, &mut data, &mut written);
-        }
-        if let Piece::Fill { pattern, .. } = piece {
-            data.iter_mut().zip(pattern.to_le_bytes().iter().cycle()).for_each(|(to, &from)| *to = from);
-        }
-        if let Piece::LoadRounded { .. } = piece {
-            for number in data.as_chunks_mut().0 {
-                *number = round_tf32(u32::from_le_bytes(*number)).to_le_bytes();
-            }
-        }
-        if let Piece::Reduce { op, ty, .. } = piece {
-            let mut old = vec![0u8; bytes as usize];
-            let mut there = vec![true; bytes as usize];
-            self.fetch(to, &mut old, &mut there);
-            let size = ty.bytes() as usize;
-            for (new, old) in data.chunks_exact_mut(size).zip(old.chunks_exact(size)) {
-                let value =
-                    |bytes: &[u8]| bytes.iter().rev().fold(0u64, |all, &byte| all << 8 | u64::from(byte));
-                let result = super::atomic::apply(op, ty, value(old), value(new), 0);
-                new.copy_from_slice(&result.to_le_bytes()[..size]);
-            }
-            written.iter_mut().zip(there).for_each(|(written, there)| *written &= there);
-        }
-        match to {
-            Place::Shared { rank, offset } => {
-                if let Some(block) = self.peer(rank) {
-                    block.shared.write(offset as usize, &data, &written);
-                }
-            }
-            Place::Global { allocation, offset } => {
-                if let Some(allocation) = self.launch.table.get(allocation) {
-                    allocation.storage.write(offset, &data);
-                    for (i, _) in written.iter().enumerate().filter(|(_, written)| !**written) {
-                        allocation.storage.set_written(offset + i as u64, 1, false);
-                    }
-                }
-            }
-        }
-    }
-
-    fn fetch(&mut self, from: Place, data: &mut [u8], written: &mut [bool]) {
-        match from {
-            Place::Shared { rank, offset } => {
-                if let Some(block) = self.peer(rank) {
-                    block.shared.read(offset as usize, data, written);
-                }
-            }
-            Place::Global { allocation, offset } => {
-                if let Some(allocation) = self.launch.table.get(allocation) {
-                    allocation.storage.read(offset, data);
-                    allocation.storage.read_written(offset, written);
-                }
-            }
-        }
     }
 }
 

@@ -10,6 +10,7 @@
 //! | `memory`, `atomic`, `copy` | loads, stores, atomic operations, asynchronous copies |
 //! | `bulk`, `tensor` | copies of ranges and of boxes of tensors, as the copy engine gets them |
 //! | `strong` | what fences and strong accesses pass on |
+//! | `carry` | the bytes that the copy engine moves |
 //! | `agent`, `mbarrier` | the copy engine, and the barriers in shared memory that tell of it |
 //! | `collective`, `matrix` | operations across the lanes of a warp |
 //! | `wgmma` | matrix products of warpgroups |
@@ -27,6 +28,7 @@ mod arithmetic;
 mod atomic;
 pub(crate) mod block;
 mod bulk;
+mod carry;
 pub(crate) mod cluster;
 pub(crate) mod code;
 mod collective;
