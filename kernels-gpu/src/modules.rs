@@ -14,9 +14,17 @@ pub struct PtxModule {
 }
 
 /// Every PTX file of this crate.
-pub static MODULES: &[PtxModule] = &[PtxModule {
-    family: "linear",
-    arch: (8, 0),
-    arch_specific: false,
-    text: include_str!("../ptx/linear.sm_80.ptx"),
-}];
+pub static MODULES: &[PtxModule] = &[
+    PtxModule {
+        family: "linear",
+        arch: (8, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/linear.sm_80.ptx"),
+    },
+    PtxModule {
+        family: "linear_hopper",
+        arch: (9, 0),
+        arch_specific: true,
+        text: include_str!("../ptx/linear_hopper.sm_90a.ptx"),
+    },
+];

@@ -67,7 +67,8 @@ fn placement() -> impl Strategy<Value = Placement> {
     ]
 }
 
-fn linear_case(data: Data) -> impl Strategy<Value = LinearCase> {
+fn linear_case(device: &Device, data: Data) -> impl Strategy<Value = LinearCase> {
+    let capability = device.properties().compute_capability;
     let sizes = (side(131), side(257), side(257));
     let places = (placement(), placement(), placement());
     let options = (
@@ -82,19 +83,25 @@ fn linear_case(data: Data) -> impl Strategy<Value = LinearCase> {
         let ((input, output), activation, bias, scale, tile, seed) = options;
         let case = LinearCase::new(input, m, k, n);
         let case = LinearCase { output, activation, bias, scale, x, w, y, data, seed, ..case };
-        LinearCase { tile: tile.filter(|tile| has_kernel(&case, *tile)), ..case }
+        LinearCase { tile: tile.filter(|tile| has_kernel(&case, *tile, capability)), ..case }
     })
 }
 
-/// Whether a tile can be asked for: the larger ones need rows of x and w on 16-byte boundaries.
-fn has_kernel(case: &LinearCase, tile: Tile) -> bool {
+/// Whether a tile can be asked for: the larger ones need rows of x and w on 16-byte boundaries, and Hopper's need Hopper and
+/// a column.
+fn has_kernel(case: &LinearCase, tile: Tile, capability: (u32, u32)) -> bool {
     let chunked = |place: Placement| {
         let size = case.input.size();
         (place.before * size).is_multiple_of(16)
             && ((place.before + case.k + place.after) * size).is_multiple_of(16)
     };
     let access = if chunked(case.x) && chunked(case.w) { Access::Aligned } else { Access::Unaligned };
-    tile.serves(case.input, access)
+    let runs = match capability {
+        // The CPU implementation ignores the tile.
+        (0, 0) => true,
+        _ => tile.runs_on(capability) && (case.k > 0 || !tile.is_hopper()),
+    };
+    runs && tile.serves(case.input, access)
 }
 
 fn runner(device: &Device) -> Result<TestRunner, Failed> {
@@ -131,11 +138,11 @@ fn check(device: &Device, case: &LinearCase) -> Result<(), TestCaseError> {
 }
 
 fn drawn_cases_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
-    Ok(runner(device)?.run(&linear_case(Data::Uniform), |case| check(device, &case))?)
+    Ok(runner(device)?.run(&linear_case(device, Data::Uniform), |case| check(device, &case))?)
 }
 
 fn drawn_integer_cases_are_exact(device: &Device) -> Result<(), Failed> {
-    let exact = linear_case(Data::Integers).prop_map(|case| LinearCase {
+    let exact = linear_case(device, Data::Integers).prop_map(|case| LinearCase {
         activation: if case.bias { Activation::Relu } else { Activation::None },
         scale: if case.scale < 0.0 { 1.0 } else { case.scale },
         ..case

@@ -194,7 +194,7 @@ fn measure(
     let stream = device.default_stream();
     let mut variants = vec![args.tile];
     if args.variants {
-        variants.extend(tiles_of(dtype).map(Some));
+        variants.extend(tiles_of(device, dtype).map(Some));
     }
     let case = LinearCase::new(dtype, m, k, n);
     let with_tile = |&tile: &Option<Tile>| {
@@ -233,9 +233,11 @@ fn measure(
         .collect()
 }
 
-fn tiles_of(dtype: DType) -> impl Iterator<Item = Tile> {
+fn tiles_of(device: &Device, dtype: DType) -> impl Iterator<Item = Tile> {
     use warpsmith::ops::linear::select::Access;
-    Tile::ALL.into_iter().filter(move |tile| tile.serves(dtype, Access::Aligned))
+    let capability = device.properties().compute_capability;
+    let serves = move |tile: &Tile| tile.runs_on(capability) && tile.serves(dtype, Access::Aligned);
+    Tile::ALL.into_iter().filter(serves)
 }
 
 fn microseconds(time: Duration) -> f64 {

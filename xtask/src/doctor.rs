@@ -234,7 +234,8 @@ fn gpus() -> Vec<Finding> {
 #[cfg(feature = "host")]
 const NEWER_GPU: &str = "Use a newer GPU, or the emulator: --device emulator";
 
-/// The kernel families whose PTX runs on no GPU of this compute capability, and what would do; `None` if all run.
+/// The kernel families whose PTX runs on no GPU of this compute capability, and what would do; `None` if all run. A family for
+/// one architecture alone is no loss elsewhere.
 #[cfg(feature = "host")]
 fn families_without_ptx(capability: (u32, u32)) -> Option<String> {
     let modules = warpsmith_kernels::MODULES;
@@ -243,7 +244,8 @@ fn families_without_ptx(capability: (u32, u32)) -> Option<String> {
         false => module.arch <= capability,
     };
     let mut lacking: Vec<String> = Vec::new();
-    let families: std::collections::BTreeSet<_> = modules.iter().map(|module| module.family).collect();
+    let portable = modules.iter().filter(|module| !module.arch_specific);
+    let families: std::collections::BTreeSet<_> = portable.map(|module| module.family).collect();
     for family in families {
         let mut of_family = modules.iter().filter(|module| module.family == family);
         let least = of_family.clone().map(|module| module.arch).min();

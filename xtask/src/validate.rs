@@ -15,9 +15,9 @@ use comfy_table::{Cell, Color, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
 use warpsmith::validate::{self, LinearCase, Outcome};
-use warpsmith::{Device, DeviceKind};
+use warpsmith::{Device, EmulatorOptions};
 
-use cases::Level;
+use cases::{Level, Target};
 
 /// Compare every operation with its reference, on a GPU or in the emulator.
 #[derive(clap::Args, Debug)]
@@ -102,17 +102,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let mut rows = Vec::new();
     if args.op.is_none_or(|op| op == Operation::Linear) {
-        let on_gpu = matches!(device.kind(), DeviceKind::Cuda(_));
-        let cases = cases::linear(level, on_gpu, args.seed);
-        let compared_bits =
-            if on_gpu && level == Level::Full { cases::compared_bits(args.seed) } else { vec![] };
+        let target = Target::of(&device);
+        let cases = cases::linear(level, target, args.seed);
+        let compare = target.on_gpu && level == Level::Full;
+        let compared_bits = if compare { cases::compared_bits(target, args.seed) } else { vec![] };
         let progress = progress_bar(cases.len() + compared_bits.len());
         for case in &cases {
             progress.set_message(format!("linear {} {}", case.types(), case.shape()));
             rows.push(validate_linear(&device, case));
             progress.inc(1);
         }
-        let emulator = Device::emulator();
+        // One that runs the same kernels.
+        let emulator = Device::emulator_with(EmulatorOptions {
+            compute_capability: target.compute_capability,
+            ..EmulatorOptions::default()
+        });
         for case in &compared_bits {
             progress.set_message(format!("GPU = emulator {} {}", case.types(), case.shape()));
             rows.push(compare_with_emulator(&device, &emulator, case));

@@ -1,11 +1,11 @@
 //! The cases of `xtask validate`.
 
 use serde::Serialize;
-use warpsmith::DType;
 use warpsmith::ops::Activation;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
 use warpsmith::validate::{Data, LinearCase, Placement};
+use warpsmith::{DType, Device, DeviceKind};
 
 /// How much to validate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -59,8 +59,29 @@ const LARGE_SIZES: [(usize, usize, usize); 6] = [
 /// The largest product that the emulator validates: it runs about a thousand times slower than a GPU.
 const EMULATED_WORK: usize = 1024 * 784 * 2048;
 
+/// What the cases are chosen for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    /// Whether it is fast enough for large problems.
+    pub(super) on_gpu: bool,
+    /// Its compute capability.
+    pub(super) compute_capability: (u32, u32),
+}
+
+impl Target {
+    /// What `device` is.
+    pub(super) fn of(device: &Device) -> Self {
+        let compute_capability = match device.kind() {
+            // It runs any tile's case, and ignores the tile.
+            DeviceKind::Cpu => (8, 0),
+            _ => device.properties().compute_capability,
+        };
+        Self { on_gpu: matches!(device.kind(), DeviceKind::Cuda(_)), compute_capability }
+    }
+}
+
 /// The cases of the linear operation.
-pub(super) fn linear(level: Level, on_gpu: bool, seed: u64) -> Vec<LinearCase> {
+pub(super) fn linear(level: Level, target: Target, seed: u64) -> Vec<LinearCase> {
     let mut cases = Vec::new();
     for (input, output) in TYPES {
         let case = |(m, k, n)| LinearCase { output, ..LinearCase::new(input, m, k, n) };
@@ -69,13 +90,13 @@ pub(super) fn linear(level: Level, on_gpu: bool, seed: u64) -> Vec<LinearCase> {
         cases.extend(layouts(&case));
         if level >= Level::Default {
             cases.extend(MORE_SIZES.map(case));
-            cases.extend(tiles(&case, input));
+            cases.extend(tiles(&case, input, target));
             cases.extend(QUICK_SIZES.into_iter().chain(MORE_SIZES).map(|size| integers(case(size))));
         } else {
             cases.extend([(17, 31, 13), (65, 129, 67)].map(|size| integers(case(size))));
         }
         if level == Level::Full {
-            let fits = |&(m, k, n): &(usize, usize, usize)| on_gpu || m * k * n <= EMULATED_WORK;
+            let fits = |&(m, k, n): &(usize, usize, usize)| target.on_gpu || m * k * n <= EMULATED_WORK;
             cases.extend(LARGE_SIZES.into_iter().filter(fits).map(case));
         }
     }
@@ -83,12 +104,12 @@ pub(super) fn linear(level: Level, on_gpu: bool, seed: u64) -> Vec<LinearCase> {
 }
 
 /// Integer cases on which a GPU and the emulator are compared bit by bit.
-pub(super) fn compared_bits(seed: u64) -> Vec<LinearCase> {
+pub(super) fn compared_bits(target: Target, seed: u64) -> Vec<LinearCase> {
     let mut cases = Vec::new();
     for (input, output) in TYPES {
         let case = |(m, k, n)| integers(LinearCase { output, ..LinearCase::new(input, m, k, n) });
         cases.extend(QUICK_SIZES.into_iter().chain(MORE_SIZES).map(case));
-        cases.extend(tiles(&case, input));
+        cases.extend(tiles(&case, input, target));
         cases.extend(layouts(&case));
     }
     numbered(cases, seed)
@@ -124,13 +145,18 @@ fn layouts(case: &impl Fn((usize, usize, usize)) -> LinearCase) -> Vec<LinearCas
 }
 
 /// Every tile with every access that it has a kernel for, on an output that none divides, with a tail along K and without.
-fn tiles(case: &impl Fn((usize, usize, usize)) -> LinearCase, input: DType) -> Vec<LinearCase> {
+fn tiles(
+    case: &impl Fn((usize, usize, usize)) -> LinearCase,
+    input: DType,
+    target: Target,
+) -> Vec<LinearCase> {
     let beside = Placement { before: 1, after: 7 };
     let aligned = [case((200, 128, 300)), case((150, 200, 140))];
     // An odd number of columns, and an even one that starts at an odd place.
     let unaligned = [case((150, 201, 140)), LinearCase { x: beside, w: beside, ..case((134, 128, 75)) }];
     let forced = |access, cases: [LinearCase; 2]| {
-        let tiles = Tile::ALL.into_iter().filter(move |tile| tile.serves(input, access));
+        let runs = move |tile: &Tile| tile.runs_on(target.compute_capability) && tile.serves(input, access);
+        let tiles = Tile::ALL.into_iter().filter(runs);
         tiles.flat_map(move |tile| cases.clone().map(|case| LinearCase { tile: Some(tile), ..case }))
     };
     forced(Access::Aligned, aligned).chain(forced(Access::Unaligned, unaligned)).collect()
@@ -154,7 +180,9 @@ mod tests {
     use warpsmith::validate::{LinearCase, Placement};
     use warpsmith::{DType, Device, Element, Tensor, ops};
 
-    use super::{Level, linear};
+    use super::{Level, Target, linear};
+
+    const AMPERE: Target = Target { on_gpu: false, compute_capability: (8, 0) };
 
     /// The kernel that `case` runs in the emulator; `None` if there is nothing to run.
     fn kernel<T, O>(device: &Device, case: &LinearCase) -> warpsmith::Result<Option<&'static str>>
@@ -175,17 +203,19 @@ mod tests {
 
     #[test]
     fn the_default_cases_run_every_kernel_that_ships() -> warpsmith::Result<()> {
-        let device = Device::emulator();
         let mut reached = BTreeSet::new();
-        for case in linear(Level::Default, false, 1) {
-            reached.extend(match (case.input, case.output) {
-                (DType::F16, DType::F16) => kernel::<f16, f16>(&device, &case)?,
-                (DType::F16, DType::F32) => kernel::<f16, f32>(&device, &case)?,
-                (DType::Bf16, DType::Bf16) => kernel::<bf16, bf16>(&device, &case)?,
-                (DType::Bf16, DType::F32) => kernel::<bf16, f32>(&device, &case)?,
-                (DType::F32, DType::F32) => kernel::<f32, f32>(&device, &case)?,
-                other => panic!("no linear operation has the types {other:?}"),
-            });
+        for device in ["emulator", "emulator:9.0"] {
+            let device: Device = device.parse()?;
+            for case in linear(Level::Default, Target::of(&device), 1) {
+                reached.extend(match (case.input, case.output) {
+                    (DType::F16, DType::F16) => kernel::<f16, f16>(&device, &case)?,
+                    (DType::F16, DType::F32) => kernel::<f16, f32>(&device, &case)?,
+                    (DType::Bf16, DType::Bf16) => kernel::<bf16, bf16>(&device, &case)?,
+                    (DType::Bf16, DType::F32) => kernel::<bf16, f32>(&device, &case)?,
+                    (DType::F32, DType::F32) => kernel::<f32, f32>(&device, &case)?,
+                    other => panic!("no linear operation has the types {other:?}"),
+                });
+            }
         }
         let entries = warpsmith_kernels::MODULES.iter().flat_map(|module| module.text.lines());
         let shipped: BTreeSet<&str> =
@@ -197,7 +227,7 @@ mod tests {
 
     #[test]
     fn each_level_holds_the_cases_of_the_one_before() {
-        let count = |level, on_gpu| linear(level, on_gpu, 1).len();
+        let count = |level, on_gpu| linear(level, Target { on_gpu, ..AMPERE }, 1).len();
         assert!(count(Level::Quick, false) < count(Level::Default, false));
         assert!(count(Level::Default, false) < count(Level::Full, false));
         assert!(count(Level::Full, false) < count(Level::Full, true));
@@ -205,7 +235,7 @@ mod tests {
 
     #[test]
     fn no_two_cases_of_a_run_draw_the_same_numbers() {
-        let cases = linear(Level::Full, true, 3);
+        let cases = linear(Level::Full, Target { on_gpu: true, compute_capability: (9, 0) }, 3);
         let mut seeds: Vec<_> = cases.iter().map(|case| case.seed).collect();
         seeds.sort_unstable();
         seeds.dedup();

@@ -1,17 +1,23 @@
-//! The kernel instances of the linear family, by types, tile and access: the one table that launches go through.
+//! The kernel instances of the linear families, by types, tile and access: the one table that launches go through.
 
 use half::{bf16, f16};
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
+use warpsmith_dsl::gemm::PersistentTile;
+use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::tile::{Aligned, Unaligned};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
+use warpsmith_kernels::linear_hopper::{
+    Hopper64x128, Hopper128x128, Hopper128x256, HopperParams, linear_hopper,
+};
 
+use super::plan::row_stride;
 use super::select::{Access, Tile};
 use crate::cpu::{FromAccumulator, Operand};
 use crate::device::Device;
 use crate::error::Result;
+use crate::ops::Activation;
 use crate::stream::Stream;
-use crate::tensor::Element;
+use crate::tensor::{Element, Swizzle, Tensor, TensorMapOptions};
 
 /// An element type of x, w and the bias: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
 pub trait LinearInput: LinearTypes<Self> + LinearTypes<f32> + FromAccumulator<f32> {}
@@ -30,14 +36,29 @@ where
     fn instance(tile: Tile, access: Access) -> Option<Instance<Self, O>>;
 }
 
-/// The arguments of a linear kernel.
-pub(crate) type Args<T, O> = (
-    Global<<T as Element>::Device>,
-    Global<<T as Element>::Device>,
-    Global<<T as Element>::Device>,
-    GlobalMut<<O as Element>::Device>,
-    LinearParams,
-);
+/// What a linear kernel works on.
+pub(crate) struct Operands<'a, T: Element, O: Element> {
+    /// x as a matrix.
+    pub(crate) x: &'a Tensor<T>,
+    /// w.
+    pub(crate) w: &'a Tensor<T>,
+    /// The bias, or null.
+    pub(crate) bias: Global<T::Device>,
+    /// y.
+    pub(crate) y: GlobalMut<O::Device>,
+    /// Elements from one row of y to the next.
+    pub(crate) stride_y: u64,
+    /// Rows of x and y.
+    pub(crate) m: u32,
+    /// Rows of w, columns of y.
+    pub(crate) n: u32,
+    /// Columns of x and w.
+    pub(crate) k: u32,
+    /// What the product is multiplied with.
+    pub(crate) scale: f32,
+    /// The function applied last.
+    pub(crate) activation: Activation,
+}
 
 /// A kernel and how it is launched.
 #[doc(hidden)]
@@ -46,44 +67,97 @@ pub struct Instance<T: Element, O: Element> {
     launch: Launch<T, O>,
 }
 
-type Launch<T, O> = unsafe fn(&Device, &Stream, u32, Args<T, O>) -> Result<()>;
+type Launch<T, O> = unsafe fn(&Device, &Stream, u32, &Operands<'_, T, O>) -> Result<()>;
 
 impl<T: Element, O: Element> Instance<T, O> {
-    fn of<K: Kernel<Args = Args<T, O>>>() -> Self {
-        Self { declaration: K::DECLARATION, launch: launch::<T, O, K> }
+    fn portable<K: Kernel<Args = PortableArgs<T, O>>>() -> Self {
+        Self { declaration: K::DECLARATION, launch: launch_portable::<T, O, K> }
     }
 
-    /// Launches the kernel on `blocks` blocks.
+    fn hopper<K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>() -> Self {
+        Self { declaration: K::DECLARATION, launch: launch_hopper::<T, O, K, S> }
+    }
+
+    /// Launches the kernel on `blocks` blocks, loading it if this is its first use on the device.
     ///
     /// # Safety
     ///
-    /// The arguments are what [`linear`] asks for, and the tensors they point into live until the stream's work is done.
+    /// The operands are valid for what [`linear`] or [`linear_hopper`] does with them, and live until the stream's work is
+    /// done.
     pub(crate) unsafe fn launch(
         &self,
         device: &Device,
         stream: &Stream,
         blocks: u32,
-        args: Args<T, O>,
+        operands: &Operands<'_, T, O>,
     ) -> Result<()> {
         // SAFETY: the caller's promise is the kernel's.
-        unsafe { (self.launch)(device, stream, blocks, args) }
+        unsafe { (self.launch)(device, stream, blocks, operands) }
     }
 }
 
-/// Launches `K`, loading it if this is its first use on the device.
+/// The arguments of a portable kernel.
+type PortableArgs<T, O> = (
+    Global<<T as Element>::Device>,
+    Global<<T as Element>::Device>,
+    Global<<T as Element>::Device>,
+    GlobalMut<<O as Element>::Device>,
+    LinearParams,
+);
+
+/// Launches the portable kernel `K`.
 ///
 /// # Safety
 ///
 /// As [`Instance::launch`].
-unsafe fn launch<T: Element, O: Element, K: Kernel<Args = Args<T, O>>>(
+unsafe fn launch_portable<T: Element, O: Element, K: Kernel<Args = PortableArgs<T, O>>>(
     device: &Device,
     stream: &Stream,
     blocks: u32,
-    args: Args<T, O>,
+    operands: &Operands<'_, T, O>,
 ) -> Result<()> {
+    let &Operands { x, w, bias, y, stride_y, m, n, k, scale, activation } = operands;
+    let params = LinearParams {
+        stride_x: row_stride(x),
+        stride_w: row_stride(w),
+        stride_y,
+        m,
+        n,
+        k,
+        scale,
+        activation: activation.on_device(),
+        reserved: 0,
+    };
     let kernel = device.kernel::<K>()?;
     // SAFETY: the caller's promise is the kernel's.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], args) }
+    unsafe { kernel.launch(stream, [blocks, 1, 1], (x.arg(), w.arg(), bias, y, params)) }
+}
+
+/// The arguments of a Hopper kernel.
+type HopperArgs<T, O> =
+    (TensorMap, TensorMap, Global<<T as Element>::Device>, GlobalMut<<O as Element>::Device>, HopperParams);
+
+/// Launches the Hopper kernel `K` of tile `S`.
+///
+/// # Safety
+///
+/// As [`Instance::launch`].
+unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>(
+    device: &Device,
+    stream: &Stream,
+    blocks: u32,
+    operands: &Operands<'_, T, O>,
+) -> Result<()> {
+    let &Operands { x, w, bias, y, stride_y, m, n, k, scale, activation } = operands;
+    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    let columns = S::ROW_BYTES as usize / size_of::<T>();
+    let x = x.tensor_map([S::A_BOX_ROWS as usize, columns], &options)?;
+    let w = w.tensor_map([S::B_BOX_ROWS as usize, columns], &options)?;
+    let activation = activation.on_device();
+    let params = HopperParams { stride_y, m, n, k, scale, activation, reserved: 0 };
+    let kernel = device.kernel::<K>()?;
+    // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
+    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, bias, y, params)) }
 }
 
 macro_rules! instances {
@@ -98,11 +172,18 @@ macro_rules! instances {
     };
     (@arms $t:ident, $o:ident, $choice:expr, [$($tile:ident $access:ident),*]) => {
         match $choice {
-            $((Tile::$tile, Access::$access) => Some(Instance::of::<linear<$t, $o, instances!(@tile $tile), $access>>()),)*
+            $((Tile::$tile, Access::$access) => Some(instances!(@instance $t, $o, $tile, $access)),)*
             #[allow(unreachable_patterns, reason = "types that have every combination leave nothing over")]
             _ => None,
         }
     };
+    (@instance $t:ident, $o:ident, Hopper128x256, Aligned) => { instances!(@hopper $t, $o, Hopper128x256) };
+    (@instance $t:ident, $o:ident, Hopper128x128, Aligned) => { instances!(@hopper $t, $o, Hopper128x128) };
+    (@instance $t:ident, $o:ident, Hopper64x128, Aligned) => { instances!(@hopper $t, $o, Hopper64x128) };
+    (@instance $t:ident, $o:ident, $tile:ident, $access:ident) => {
+        Instance::portable::<linear<$t, $o, instances!(@tile $tile), $access>>()
+    };
+    (@hopper $t:ident, $o:ident, $tile:ident) => { Instance::hopper::<linear_hopper<$t, $o, $tile>, $tile>() };
     (@tile T128x128) => { Tile128x128 };
     (@tile T128x64) => { Tile128x64 };
     (@tile T64x64) => { Tile64x64 };
@@ -110,13 +191,17 @@ macro_rules! instances {
 }
 instances! {
     f16 / F16 -> f16 / F16:
-        [T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [Hopper128x256 Aligned, Hopper128x128 Aligned, Hopper64x128 Aligned,
+         T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f16 / F16 -> f32 / f32:
-        [T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [Hopper128x256 Aligned, Hopper128x128 Aligned, Hopper64x128 Aligned,
+         T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> bf16 / Bf16:
-        [T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [Hopper128x256 Aligned, Hopper128x128 Aligned, Hopper64x128 Aligned,
+         T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> f32 / f32:
-        [T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [Hopper128x256 Aligned, Hopper128x128 Aligned, Hopper64x128 Aligned,
+         T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f32 / f32 -> f32 / f32:
         [T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
 }
@@ -138,7 +223,9 @@ mod tests {
                     same.iter().map(|i| i.declaration).chain(wide.iter().map(|i| i.declaration))
                 {
                     assert_eq!(declaration.shared_bytes, tile.shared_bytes(), "{}", declaration.name);
-                    assert!(declaration.name.contains(tile.name()), "{} is for {tile}", declaration.name);
+                    let of_tile = declaration.name.contains(tile.name().trim_start_matches("hopper-"));
+                    assert!(of_tile && declaration.name.contains("hopper") == tile.is_hopper());
+                    assert_eq!(declaration.cluster, [tile.cluster(), 1, 1], "{}", declaration.name);
                     let unaligned = declaration.name.contains("unaligned");
                     assert_eq!(unaligned, access == Access::Unaligned, "{}", declaration.name);
                 }

@@ -112,7 +112,7 @@ where
         Self { stream: Some(stream), ..self }
     }
 
-    /// Takes this tile instead of the one that [`select::select`] chooses. The CPU implementation has no such tiles and
+    /// Takes this tile instead of the one that [`select::select`] chooses; it must run on the device. The CPU implementation has no such tiles and
     /// ignores it.
     pub fn tile(self, tile: impl Into<Option<Tile>>) -> Self {
         Self { tile: tile.into(), ..self }
@@ -163,17 +163,15 @@ where
             None => self.execute_on_cpu(plan, y),
             Some(launch) => {
                 let mut flat = plan::flatten("y", y)?;
-                let null = warpsmith_dsl::launch::Global::new(0);
-                let bias = self.bias.map_or(null, Tensor::arg);
-                let params = launch.params(plan, flat.strides()[0], self);
-                let args = (plan.x.arg(), self.w.arg(), bias, flat.arg_mut(), params);
+                let stride_y = flat.strides()[0];
+                let arguments = launch.operands(plan, self, flat.arg_mut(), stride_y);
                 let mut operands: Vec<&dyn Operand> = vec![self.x, self.w, y];
                 operands.extend(self.bias.map(|bias| bias as &dyn Operand));
                 stream.with_operands(&operands, || {
                     // SAFETY: the plan has checked shapes, strides, alignment and device of every operand, and that `y` is
                     // apart from the inputs. Tensors are freed in the order of their home streams, which
                     // `with_operands` makes wait for this work.
-                    unsafe { launch.instance.launch(self.x.device(), stream, launch.blocks, args) }
+                    unsafe { launch.instance.launch(self.x.device(), stream, launch.blocks, &arguments) }
                 })
             }
         }

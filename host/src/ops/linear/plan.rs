@@ -1,8 +1,8 @@
 //! Everything that is checked and decided before a linear operation runs.
 
-use warpsmith_kernels::linear::LinearParams;
+use warpsmith_dsl::launch::{Global, GlobalMut};
 
-use super::instances::{Instance, LinearTypes};
+use super::instances::{Instance, LinearTypes, Operands};
 use super::select::{Access, Limits, Problem, Tile, select};
 use super::{LinearOp, OPERATION};
 use crate::cpu::FromAccumulator;
@@ -127,36 +127,53 @@ where
         let k = k as u32;
 
         let access = if is_chunked(x) && is_chunked(op.w) { Access::Aligned } else { Access::Unaligned };
+        let properties = device.properties();
         let tile = choose_tile(op.tile, device, Problem { m, n, k, input: T::DTYPE, access })?;
         let missing = || Error::Argument {
             operation: OPERATION,
             argument: "tile",
-            expected: format!("one that has a kernel for {} inputs with {access:?} access", T::DTYPE),
+            expected: format!(
+                "one that has a kernel for {} inputs with {access:?} access and {k} columns on compute capability {}.{}",
+                T::DTYPE,
+                properties.compute_capability.0,
+                properties.compute_capability.1
+            ),
             actual: tile.to_string(),
         };
+        if !tile.runs_on(properties.compute_capability) || (tile.is_hopper() && k == 0) {
+            return Err(missing());
+        }
         let instance = T::instance(tile, access).ok_or_else(missing)?;
-        let most_blocks = device.properties().max_grid[0];
-        let blocks = tile.blocks(m, n);
-        let blocks = u32::try_from(blocks)
-            .ok()
-            .filter(|&blocks| blocks <= most_blocks)
-            .ok_or_else(|| limit("y", "number of tiles", format!("at most {most_blocks}"), blocks))?;
+        let most_blocks = properties.max_grid[0];
+        let tiles = tile.tiles(m, n);
+        if tiles > u64::from(most_blocks) {
+            return Err(limit("y", "number of tiles", format!("at most {most_blocks}"), tiles));
+        }
+        // No more than the tiles, and so a number of 32 bits.
+        let blocks = tile.blocks(m, n, properties.multiprocessors) as u32;
         Ok(Self { instance, blocks, m, n, k })
     }
 
-    /// The kernel's parameters for an output with `stride_y` elements from row to row.
-    pub(super) fn params(&self, plan: &Plan<T, O>, stride_y: usize, op: &LinearOp<'_, T, O>) -> LinearParams {
+    /// The kernel's operands for an output at `y` with `stride_y` elements from row to row.
+    pub(super) fn operands<'a>(
+        &self,
+        plan: &'a Plan<T, O>,
+        op: &LinearOp<'a, T, O>,
+        y: GlobalMut<O::Device>,
+        stride_y: usize,
+    ) -> Operands<'a, T, O> {
         debug_assert_eq!(plan.k, self.k as usize);
-        LinearParams {
-            stride_x: row_stride(&plan.x),
-            stride_w: row_stride(op.w),
+        Operands {
+            x: &plan.x,
+            w: op.w,
+            bias: op.bias.map_or(Global::new(0), Tensor::arg),
+            y,
             stride_y: stride_y as u64,
             m: self.m,
             n: self.n,
             k: self.k,
             scale: op.scale,
-            activation: op.activation.on_device(),
-            reserved: 0,
+            activation: op.activation,
         }
     }
 }
@@ -164,6 +181,7 @@ where
 fn choose_tile(forced: Option<Tile>, device: &Device, problem: Problem) -> Result<Tile> {
     let properties = device.properties();
     let limits = Limits {
+        compute_capability: properties.compute_capability,
         multiprocessors: properties.multiprocessors,
         max_shared_per_block: properties.max_shared_per_block,
         shared_per_multiprocessor: properties.shared_per_multiprocessor,
@@ -180,7 +198,7 @@ fn choose_tile(forced: Option<Tile>, device: &Device, problem: Problem) -> Resul
 ///
 /// A single row has no stride to speak of. Zero keeps the addresses of the rows that a tile has and the matrix lacks as
 /// aligned as its own.
-fn row_stride<T: Element>(matrix: &Tensor<T>) -> u64 {
+pub(super) fn row_stride<T: Element>(matrix: &Tensor<T>) -> u64 {
     if matrix.shape()[0] <= 1 { 0 } else { matrix.strides()[0] as u64 }
 }
 

@@ -10,15 +10,22 @@
 //!
 //! The costs were fitted to measurements on an H100 of sizes from 1 × 4096 × 4096 to 8192³. Only their ratios matter here.
 
-use warpsmith_dsl::gemm::TileShape;
+use warpsmith_dsl::gemm::{PersistentTile, TileShape};
 use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128};
+use warpsmith_kernels::linear_hopper::{Hopper64x128, Hopper128x128, Hopper128x256};
 
 use crate::DType;
 
-/// The tile of the output that one block computes, rows × columns.
+/// The tile of the output that one block computes at a time, rows × columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Tile {
+    /// 128 × 256 with Hopper's copy engine and `wgmma`, two blocks to a cluster; 16-bit types only.
+    Hopper128x256,
+    /// 128 × 128, as the former, without clusters.
+    Hopper128x128,
+    /// 64 × 128, as the former, two blocks to a multiprocessor.
+    Hopper64x128,
     /// 128 × 128; 16-bit types only.
     T128x128,
     /// 128 × 64.
@@ -30,13 +37,24 @@ pub enum Tile {
 }
 
 impl Tile {
-    /// Every tile, largest first.
-    pub const ALL: [Self; 4] = [Self::T128x128, Self::T128x64, Self::T64x64, Self::T16x64];
+    /// Every tile, largest first; those for Hopper before the portable ones.
+    pub const ALL: [Self; 7] = [
+        Self::Hopper128x256,
+        Self::Hopper128x128,
+        Self::Hopper64x128,
+        Self::T128x128,
+        Self::T128x64,
+        Self::T64x64,
+        Self::T16x64,
+    ];
 
     /// Its name in tables and on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Hopper128x256 => "hopper-128x256",
+            Self::Hopper128x128 => "hopper-128x128",
+            Self::Hopper64x128 => "hopper-64x128",
             Self::T128x128 => "128x128",
             Self::T128x64 => "128x64",
             Self::T64x64 => "64x64",
@@ -44,28 +62,42 @@ impl Tile {
         }
     }
 
+    const fn facts(self) -> Facts {
+        match self {
+            Self::Hopper128x256 => Facts::of_hopper::<Hopper128x256>(),
+            Self::Hopper128x128 => Facts::of_hopper::<Hopper128x128>(),
+            Self::Hopper64x128 => Facts::of_hopper::<Hopper64x128>(),
+            Self::T128x128 => Facts::of::<Tile128x128>(),
+            Self::T128x64 => Facts::of::<Tile128x64>(),
+            Self::T64x64 => Facts::of::<Tile64x64>(),
+            Self::T16x64 => Facts::of::<Tile16x64>(),
+        }
+    }
+
     /// Rows and columns of the tile.
     #[must_use]
     pub const fn shape(self) -> (u32, u32) {
-        const fn of<S: TileShape>() -> (u32, u32) {
-            (S::BLOCK_M, S::BLOCK_N)
-        }
-        match self {
-            Self::T128x128 => of::<Tile128x128>(),
-            Self::T128x64 => of::<Tile128x64>(),
-            Self::T64x64 => of::<Tile64x64>(),
-            Self::T16x64 => of::<Tile16x64>(),
-        }
+        self.facts().shape
     }
 
     /// Shared memory that a block of it takes, in bytes.
     #[must_use]
     pub const fn shared_bytes(self) -> u32 {
-        match self {
-            Self::T128x128 => Tile128x128::SHARED_BYTES,
-            Self::T128x64 => Tile128x64::SHARED_BYTES,
-            Self::T64x64 => Tile64x64::SHARED_BYTES,
-            Self::T16x64 => Tile16x64::SHARED_BYTES,
+        self.facts().shared_bytes
+    }
+
+    /// Whether it runs on Hopper only.
+    #[must_use]
+    pub const fn is_hopper(self) -> bool {
+        self.facts().hopper.is_some()
+    }
+
+    /// Blocks of a cluster.
+    #[must_use]
+    pub const fn cluster(self) -> u32 {
+        match self.facts().hopper {
+            Some(hopper) => hopper.cluster,
+            None => 1,
         }
     }
 
@@ -73,17 +105,67 @@ impl Tile {
     #[must_use]
     pub fn serves(self, input: DType, access: Access) -> bool {
         match self {
-            Self::T128x128 => input != DType::F32 && access == Access::Aligned,
+            Self::Hopper128x256 | Self::Hopper128x128 | Self::Hopper64x128 | Self::T128x128 => {
+                input != DType::F32 && access == Access::Aligned
+            }
             Self::T128x64 => access == Access::Aligned,
             Self::T64x64 | Self::T16x64 => true,
         }
     }
 
-    /// The blocks that cover an output of `m` × `n`; each side below 2³¹.
+    /// Whether its kernels run on a device of this compute capability.
     #[must_use]
-    pub fn blocks(self, m: u32, n: u32) -> u64 {
+    pub fn runs_on(self, compute_capability: (u32, u32)) -> bool {
+        if self.is_hopper() { compute_capability == HOPPER } else { compute_capability >= (8, 0) }
+    }
+
+    /// The tiles that cover an output of `m` × `n`, whole clusters of them; each side below 2³¹.
+    #[must_use]
+    pub fn tiles(self, m: u32, n: u32) -> u64 {
         let (rows, columns) = self.shape();
-        u64::from(m.div_ceil(rows)) * u64::from(n.div_ceil(columns))
+        let along_m = m.div_ceil(rows).next_multiple_of(self.cluster());
+        u64::from(along_m) * u64::from(n.div_ceil(columns))
+    }
+
+    /// The blocks of a launch for an output of `m` × `n`: one for each tile, or at most as many as the multiprocessors hold
+    /// where a block works through several.
+    #[must_use]
+    pub fn blocks(self, m: u32, n: u32, multiprocessors: u32) -> u64 {
+        let tiles = self.tiles(m, n);
+        let Some(Hopper { cluster, resident }) = self.facts().hopper else { return tiles };
+        let most = u64::from(multiprocessors) * u64::from(resident) / u64::from(cluster);
+        tiles.min(most.max(1) * u64::from(cluster))
+    }
+}
+
+/// The compute capability of Hopper's kernels, which run on no other.
+const HOPPER: (u32, u32) = (9, 0);
+
+/// What a tile's kernel says of itself.
+#[derive(Clone, Copy)]
+struct Facts {
+    shape: (u32, u32),
+    shared_bytes: u32,
+    hopper: Option<Hopper>,
+}
+
+/// The same, of a persistent kernel for Hopper.
+#[derive(Clone, Copy)]
+struct Hopper {
+    /// Blocks of a cluster.
+    cluster: u32,
+    /// Blocks that a multiprocessor holds.
+    resident: u32,
+}
+
+impl Facts {
+    const fn of<S: TileShape>() -> Self {
+        Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, hopper: None }
+    }
+
+    const fn of_hopper<S: PersistentTile>() -> Self {
+        let hopper = Hopper { cluster: S::CLUSTER_M, resident: S::MIN_BLOCKS };
+        Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, hopper: Some(hopper) }
     }
 }
 
@@ -134,6 +216,8 @@ pub struct Problem {
 /// What the choice needs to know of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
+    /// Its compute capability.
+    pub compute_capability: (u32, u32),
     /// Its multiprocessors.
     pub multiprocessors: u32,
     /// Shared memory that a block may have, in bytes.
@@ -160,6 +244,9 @@ struct Cost {
 impl Cost {
     const fn of(tile: Tile, input: DType) -> Self {
         let (alone, together, crowded, overhead, resident) = match (tile, input) {
+            (Tile::Hopper128x256, _) => (11_600, 11_600, 12_400, 280, 1),
+            (Tile::Hopper128x128, _) => (5_800, 5_800, 6_300, 300, 1),
+            (Tile::Hopper64x128, _) => (5_400, 3_450, 4_000, 250, 2),
             (Tile::T128x128, _) => (13_600, 8_000, 9_400, 340, 2),
             (Tile::T128x64, DType::F32) => (37_000, 31_000, 31_100, 100, 2),
             (Tile::T128x64, _) => (10_900, 5_000, 6_700, 220, 3),
@@ -180,7 +267,10 @@ const RESERVED_SHARED: u32 = 1024;
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
     Tile::ALL
         .into_iter()
+        .filter(|tile| tile.runs_on(limits.compute_capability))
         .filter(|tile| tile.serves(problem.input, problem.access))
+        // There is no tensor map of a matrix without columns.
+        .filter(|tile| problem.k > 0 || !tile.is_hopper())
         .filter(|tile| tile.shared_bytes() <= limits.max_shared_per_block)
         .min_by_key(|tile| picoseconds(*tile, problem, limits))
 }
@@ -189,7 +279,7 @@ pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
 fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
     let cost = Cost::of(tile, problem.input);
     let multiprocessors = u64::from(limits.multiprocessors.max(1));
-    let blocks = tile.blocks(problem.m, problem.n);
+    let blocks = tile.tiles(problem.m, problem.n);
     let shared = limits.shared_per_multiprocessor / (tile.shared_bytes() + RESERVED_SHARED);
     let resident = cost.resident.min(u64::from(shared)).max(1);
 
@@ -207,11 +297,21 @@ mod tests {
     use super::{Access, Limits, Problem, Tile, select};
     use crate::DType;
 
-    const H100: Limits =
-        Limits { multiprocessors: 132, max_shared_per_block: 232_448, shared_per_multiprocessor: 233_472 };
+    const H100: Limits = Limits {
+        compute_capability: (9, 0),
+        multiprocessors: 132,
+        max_shared_per_block: 232_448,
+        shared_per_multiprocessor: 233_472,
+    };
+    /// An H100 that runs what its predecessors run.
+    const PORTABLE: Limits = Limits { compute_capability: (8, 0), ..H100 };
+
+    fn tile_on(limits: &Limits, m: u32, k: u32, n: u32, input: DType) -> Tile {
+        select(&Problem { m, n, k, input, access: Access::Aligned }, limits).expect("all tiles fit an H100")
+    }
 
     fn tile(m: u32, k: u32, n: u32, input: DType) -> Tile {
-        select(&Problem { m, n, k, input, access: Access::Aligned }, &H100).expect("all tiles fit an H100")
+        tile_on(&PORTABLE, m, k, n, input)
     }
 
     #[test]
@@ -219,6 +319,36 @@ mod tests {
         for size in [4096, 8192, 16384] {
             assert_eq!(tile(size, size, size, DType::Bf16), Tile::T128x128);
             assert_eq!(tile(size, size, size, DType::F32), Tile::T128x64);
+        }
+    }
+
+    #[test]
+    fn hopper_gets_its_own_tiles_for_what_its_copy_engine_can_read() {
+        for size in [4096, 8192, 16384] {
+            assert_eq!(tile_on(&H100, size, size, size, DType::Bf16), Tile::Hopper128x256);
+            assert_eq!(tile_on(&H100, size, size, size, DType::F32), Tile::T128x64);
+        }
+        let problem = Problem { m: 4096, n: 4096, k: 4096, input: DType::F16, access: Access::Unaligned };
+        assert!(select(&problem, &H100).is_some_and(|tile| !tile.is_hopper()), "rows that are not aligned");
+        let empty = Problem { k: 0, access: Access::Aligned, ..problem };
+        assert!(select(&empty, &H100).is_some_and(|tile| !tile.is_hopper()), "no columns");
+        let later = Limits { compute_capability: (10, 0), ..H100 };
+        let problem = Problem { access: Access::Aligned, ..problem };
+        assert!(select(&problem, &later).is_some_and(|tile| !tile.is_hopper()), "another architecture");
+    }
+
+    #[test]
+    fn a_persistent_launch_is_of_whole_clusters_and_no_larger_than_the_device() {
+        for tile in Tile::ALL.into_iter().filter(|tile| tile.is_hopper()) {
+            let (rows, columns) = tile.shape();
+            for multiprocessors in [1, 7, 132] {
+                for (m, n) in [(1, 1), (rows + 1, columns + 1), (5000, 3000), (1 << 20, 1 << 20)] {
+                    let blocks = tile.blocks(m, n, multiprocessors);
+                    assert!(blocks > 0 && blocks.is_multiple_of(u64::from(tile.cluster())));
+                    assert!(blocks <= tile.tiles(m, n));
+                    assert!(blocks <= u64::from((2 * multiprocessors).max(tile.cluster())));
+                }
+            }
         }
     }
 
@@ -266,6 +396,7 @@ mod tests {
             for access in [Access::Aligned, Access::Unaligned] {
                 for shared in [49_152, 101_376, 166_912, 232_448] {
                     let limits = Limits {
+                        compute_capability: (9, 0),
                         multiprocessors: 46,
                         max_shared_per_block: shared,
                         shared_per_multiprocessor: shared + 1024,
@@ -282,8 +413,12 @@ mod tests {
 
     #[test]
     fn a_device_with_too_little_shared_memory_is_told_so() {
-        let limits =
-            Limits { multiprocessors: 10, max_shared_per_block: 1024, shared_per_multiprocessor: 2048 };
+        let limits = Limits {
+            multiprocessors: 10,
+            max_shared_per_block: 1024,
+            shared_per_multiprocessor: 2048,
+            ..PORTABLE
+        };
         let problem = Problem { m: 1, n: 1, k: 1, input: DType::F16, access: Access::Aligned };
         assert_eq!(select(&problem, &limits), None);
     }
@@ -293,7 +428,7 @@ mod tests {
         let area = |multiprocessors| {
             let problem = Problem { m: 2048, n: 2048, k: 2048, input: DType::F16, access: Access::Aligned };
             let (rows, columns) =
-                select(&problem, &Limits { multiprocessors, ..H100 }).expect("tiles fit").shape();
+                select(&problem, &Limits { multiprocessors, ..PORTABLE }).expect("tiles fit").shape();
             rows * columns
         };
         assert!(area(8) >= area(132) && area(132) >= area(100_000));
