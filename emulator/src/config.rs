@@ -108,7 +108,8 @@ pub enum Completion {
     /// At the wait that requires it.
     #[default]
     Latest,
-    /// At either, drawn from [`Config::seed`] for each copy.
+    /// At any time between, in any order, drawn from [`Config::seed`]; warps take turns at random times, too, and waits that may
+    /// give up do so.
     Random,
 }
 

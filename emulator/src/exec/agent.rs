@@ -121,13 +121,18 @@ impl Pending {
 }
 
 /// The transfers of a cluster.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Engine {
     pending: Vec<Pending>,
     draws: u64,
 }
 
 impl Engine {
+    /// The engine of a cluster, by its number, which decides its draws with the seed.
+    pub(super) fn new(cluster: u64) -> Self {
+        Self { pending: Vec::new(), draws: cluster << 32 }
+    }
+
     /// A number that the seed and the run so far decide.
     pub(super) fn draw(&mut self, seed: u64) -> u64 {
         self.draws += 1;

@@ -9,10 +9,11 @@ use super::wgmma::Warpgroup;
 use crate::check::FindingKind;
 use crate::check::order::Clock;
 use crate::check::shadow::Shadow;
+use crate::config::Completion;
 use crate::ir::op::Barrier;
 use crate::memory::local::Bytes;
 
-/// Instructions that a warp runs before the next warp of the block has its turn.
+/// Instructions that a warp runs before the next warp of the block has its turn; in the random mode, any number up to that.
 const QUANTUM: u32 = 1 << 14;
 
 /// The state of a block that its warps share.
@@ -105,7 +106,14 @@ impl Core<'_> {
     /// Runs every warp of the block until it waits, once around. Notes in the cluster whether one of them got on.
     pub(crate) fn run_block(&mut self) -> Turn {
         let mut finished = true;
-        for index in 0..self.block.parked.len() {
+        let warps = self.block.parked.len();
+        let first = if self.launch.completion == Completion::Random {
+            self.engine.draw(self.launch.seed) as usize % warps
+        } else {
+            0
+        };
+        for turn in 0..warps {
+            let index = (first + turn) % warps;
             if self.block.parked[index].live == 0 {
                 continue;
             }
@@ -127,7 +135,12 @@ impl Core<'_> {
     /// Runs the warp until it waits, polls, ends, or its quantum is used up.
     fn run_warp(&mut self) -> End {
         let code = self.launch.code;
-        let mut left = QUANTUM;
+        let quantum = if self.launch.completion == Completion::Random {
+            1 << (self.engine.draw(self.launch.seed) % 15)
+        } else {
+            QUANTUM
+        };
+        let mut left = quantum;
         let end = loop {
             match self.warp.schedule() {
                 Next::Run => {}
@@ -185,7 +198,7 @@ impl Core<'_> {
                 Flow::Fault => break End::Failed,
             }
         };
-        self.block.instructions += u64::from(QUANTUM - left);
+        self.block.instructions += u64::from(quantum - left);
         if !matches!(end, End::Failed) && self.block.instructions > self.launch.instruction_limit {
             let message = format!(
                 "the block has run {} warp-instructions, more than the limit of {}",

@@ -2,7 +2,7 @@
 //!
 //! Clusters that do not communicate run in parallel, each to its end. If some fail, the one with the lowest number is
 //! reported: those above a failed one need not run, those below must. Clusters that communicate take turns on one
-//! thread.
+//! thread, in an order that the seed gives.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -197,6 +197,7 @@ impl<'l> Launch<'l> {
         let mut instructions = 0;
         let mut next = 0;
         let mut resident: Vec<Core<'_>> = Vec::new();
+        let mut round = self.seed;
         let room = (self.resident_blocks / self.ranks()).max(1) as usize;
         loop {
             while next < clusters && resident.len() < room {
@@ -206,6 +207,10 @@ impl<'l> Launch<'l> {
             if resident.is_empty() {
                 return Ok(instructions);
             }
+            // Who begins is up to the seed; the others follow in turn.
+            round = super::copy::mix(round.wrapping_add(1));
+            let count = resident.len();
+            resident.rotate_left(round as usize % count);
             let mut index = 0;
             while index < resident.len() {
                 match resident[index].run_cluster() {
@@ -226,7 +231,7 @@ impl<'l> Launch<'l> {
             block: self.block(number, 0),
             cluster: Cluster::new((1..self.ranks()).map(|rank| self.block(number, rank))),
             order: Order::new(actors, self.kernel.engine),
-            engine: Engine::default(),
+            engine: Engine::new(number),
             log: self.checks.races.then(Log::default),
             locations: Locations::default(),
             constants,
