@@ -4,6 +4,7 @@ use super::code::{Flow, Handler, Level};
 use super::lane::{Lane, lanes, warp};
 use crate::ir::op::{Binary, Carry, Mode, Op, Permute, Ternary, Unary};
 use crate::ir::types::Ty;
+use crate::numeric::float::flush;
 
 /// The handler of a unary operation on integers or bits; `None` for floating point.
 pub(crate) fn unary(op: Unary, ty: Ty, level: Level) -> Option<Handler> {
@@ -327,17 +328,23 @@ pub(crate) fn ternary(op: Ternary, ty: Ty, level: Level) -> Option<Handler> {
         },
         (Ternary::Selp, _) if ty.bytes() == 8 => select::<u64>(level),
         (Ternary::Selp, _) => select::<u32>(level),
-        (Ternary::Slct { float: false }, _) if ty.bytes() == 8 => {
+        (Ternary::Slct { float: false, .. }, _) if ty.bytes() == 8 => {
             lanes!(level, |a: u64, b: u64, c: i32| -> u64 { if c >= 0 { a } else { b } })
         }
-        (Ternary::Slct { float: false }, _) => {
+        (Ternary::Slct { float: false, .. }, _) => {
             lanes!(level, |a: u32, b: u32, c: i32| -> u32 { if c >= 0 { a } else { b } })
         }
-        (Ternary::Slct { float: true }, _) if ty.bytes() == 8 => {
+        (Ternary::Slct { ftz: false, .. }, _) if ty.bytes() == 8 => {
             lanes!(level, |a: u64, b: u64, c: f32| -> u64 { if c >= 0.0 { a } else { b } })
         }
-        (Ternary::Slct { float: true }, _) => {
+        (Ternary::Slct { ftz: false, .. }, _) => {
             lanes!(level, |a: u32, b: u32, c: f32| -> u32 { if c >= 0.0 { a } else { b } })
+        }
+        (Ternary::Slct { .. }, _) if ty.bytes() == 8 => {
+            lanes!(level, |a: u64, b: u64, c: f32| -> u64 { if flush(c) >= 0.0 { a } else { b } })
+        }
+        (Ternary::Slct { .. }, _) => {
+            lanes!(level, |a: u32, b: u32, c: f32| -> u32 { if flush(c) >= 0.0 { a } else { b } })
         }
         _ => return None,
     })

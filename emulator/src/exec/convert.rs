@@ -30,6 +30,19 @@ pub(crate) fn convert(c: Conversion, level: Level) -> Handler {
         (Ty::F32, Ty::S32) if nearest => lanes!(level, |a: i32| -> f32 { a as f32 }),
         (Ty::F32, Ty::U32) if nearest => lanes!(level, |a: u32| -> f32 { a as f32 }),
         (Ty::S32, Ty::F32) if plain && c.round == Round::Zero => lanes!(level, |a: f32| -> i32 { a as i32 }),
+        // Pairs of one width to pairs of the other.
+        (Ty::E4m3x2 | Ty::E5m2x2, _) | (_, Ty::E4m3x2 | Ty::E5m2x2) => warp!(level, |core, inst| {
+            let Op::Convert(pair) = inst.op else { return Flow::Next };
+            let [to, from, ..] = inst.slots;
+            let c = Conversion { to: element(pair.to), from: element(pair.from), ..pair };
+            let (wide, narrow) = (8 * c.from.bytes(), 8 * c.to.bytes());
+            let values = u32::read(core, from);
+            let half = |value: u32| c.apply(u64::from(value & ((1 << wide) - 1))) as u32;
+            let out = values.map(|pair| half(pair >> wide) << narrow | half(pair));
+            let written = u32::written(core, from);
+            u32::write(core, to, &out, written);
+            Flow::Next
+        }),
         _ => warp!(level, |core, inst| {
             let Op::Convert(c) = inst.op else { return Flow::Next };
             let [to, from, ..] = inst.slots;
@@ -46,6 +59,15 @@ pub(crate) fn convert(c: Conversion, level: Level) -> Handler {
     }
 }
 
+/// The type of one of a pair.
+fn element(pair: Ty) -> Ty {
+    match pair {
+        Ty::E4m3x2 => Ty::E4m3,
+        Ty::E5m2x2 => Ty::E5m2,
+        _ => Ty::F16,
+    }
+}
+
 /// The handler of `cvt` with two operands.
 pub(crate) fn pack(c: Conversion, level: Level) -> Handler {
     let plain = !(c.relu || c.satfinite) && c.round == Round::Nearest;
@@ -59,7 +81,7 @@ pub(crate) fn pack(c: Conversion, level: Level) -> Handler {
             let mut out = [0u32; 32];
             for lane in 0..32 {
                 let half = |x: u32| c.apply(u64::from(x)) as u32;
-                out[lane] = half(a[lane]) << 16 | half(b[lane]);
+                out[lane] = half(a[lane]) << (8 * c.to.bytes()) | half(b[lane]);
             }
             let written = u32::written(core, sa) & u32::written(core, sb);
             u32::write(core, to, &out, written);

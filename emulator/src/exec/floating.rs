@@ -111,6 +111,7 @@ pub(crate) fn unary(op: Unary, ty: Ty, mode: Mode, level: Level) -> Handler {
         (Unary::Testp(_), _) => testp::<f32>(level),
         (Unary::Neg, Ty::F32) if !mode.ftz => lanes!(level, |a: f32| -> f32 { canonical(-a) }),
         (Unary::Abs, Ty::F32) if !mode.ftz => lanes!(level, |a: f32| -> f32 { canonical(a.abs()) }),
+        _ if !is_f32(ty) && mode.ftz => slow_halves(level),
         (Unary::Neg, _) if !is_f32(ty) => through_f32!(level, ty, |a| -a),
         (Unary::Abs, _) if !is_f32(ty) => through_f32!(level, ty, |a| a.abs()),
         (Unary::Ex2, _) if !is_f32(ty) => through_f32!(level, ty, |a| f64::from(a).exp2() as f32),
@@ -215,6 +216,7 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Handler {
         (Binary::Min, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { minimum64(a, b) }),
         (Binary::Max, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { maximum64(a, b) }),
         (Binary::Copysign, _) => lanes!(level, |a: f64, b: f64| -> f64 { b.copysign(a) }),
+        _ if !is_f32(ty) && (mode.ftz || mode.xorsign) => slow_halves(level),
         (Binary::Add, _) if !is_f32(ty) && !mode.sat => through_f32!(level, ty, |a, b| a + b),
         (Binary::Sub, _) if !is_f32(ty) && !mode.sat => through_f32!(level, ty, |a, b| a - b),
         (Binary::Mul, _) if !is_f32(ty) && !mode.sat => through_f32!(level, ty, |a, b| a * b),
@@ -240,9 +242,7 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Handler {
                     Binary::Sub => add32(a, -b, mode.round),
                     Binary::Mul => mul32(a, b, mode.round),
                     Binary::Div => a / b,
-                    _ if mode.nan && (a.is_nan() || b.is_nan()) => f32::NAN,
-                    Binary::Min => minimum(a, b),
-                    _ => maximum(a, b),
+                    _ => extremum(op, a, b, mode),
                 };
                 out[lane] = output(result, mode).to_bits();
             }
@@ -251,6 +251,67 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Handler {
             Flow::Next
         }),
     }
+}
+
+/// `min` or `max` in any mode.
+fn extremum(op: Binary, a: f32, b: f32, mode: Mode) -> f32 {
+    let select = |a, b| if op == Binary::Min { minimum(a, b) } else { maximum(a, b) };
+    if mode.nan && (a.is_nan() || b.is_nan()) {
+        f32::NAN
+    } else if mode.xorsign {
+        let sign = (a.to_bits() ^ b.to_bits()) & 0x8000_0000;
+        f32::from_bits(select(a.abs(), b.abs()).to_bits() ^ sign)
+    } else {
+        select(a, b)
+    }
+}
+
+/// Operations on 16-bit floats with modes that few use: flush to zero, the sign of a product.
+fn slow_halves(level: Level) -> Handler {
+    warp!(level, |core, inst| {
+        let (operands, ty, mode) = match inst.op {
+            Op::Unary(_, ty, mode) => (1, ty, mode),
+            Op::Binary(_, ty, mode) => (2, ty, mode),
+            Op::Ternary(_, ty, mode) => (3, ty, mode),
+            _ => return Flow::Next,
+        };
+        let f16 = matches!(ty, Ty::F16 | Ty::F16x2);
+        let packed = matches!(ty, Ty::F16x2 | Ty::Bf16x2);
+        let values: [[u32; 32]; 3] = std::array::from_fn(|i| match i < operands {
+            true => *u32::read(core, inst.slots[1 + i]),
+            false => [0; 32],
+        });
+        let written = (0..operands).fold(u32::MAX, |all, i| all & u32::written(core, inst.slots[1 + i]));
+        let smallest = if f16 { 0x0400 } else { 0x0080 };
+        let flushed = |half: u32| {
+            let half = half as u16;
+            if mode.ftz && half & 0x7fff < smallest { half & 0x8000 } else { half }
+        };
+        let wide = |half: u16| if f16 { f16_to_f32(half) } else { bf16_to_f32(half) };
+        let narrow = |value: f32| if f16 { f32_to_f16(value) } else { f32_to_bf16(value) };
+        let one = |shift: u32, lane: usize| {
+            let [a, b, c] = values.map(|v| flushed(v[lane] >> shift));
+            let (x, y) = (wide(a), wide(b));
+            let result = match inst.op {
+                Op::Unary(op, ..) => narrow(approximate(op, x)),
+                Op::Binary(Binary::Add, ..) => narrow(x + y),
+                Op::Binary(Binary::Sub, ..) => narrow(x - y),
+                Op::Binary(Binary::Mul, ..) => narrow(x * y),
+                Op::Binary(op, ..) => narrow(extremum(op, x, y, mode)),
+                _ if f16 => fma_f16(a, b, c),
+                _ => fma_bf16(a, b, c),
+            };
+            u32::from(flushed(u32::from(clamp16(result, f16, mode))))
+        };
+        let out: [u32; 32] =
+            std::array::from_fn(
+                |lane| {
+                    if packed { one(16, lane) << 16 | one(0, lane) } else { one(0, lane) }
+                },
+            );
+        u32::write(core, inst.slots[0], &out, written);
+        Flow::Next
+    })
 }
 
 /// The handler of a ternary floating-point operation, which is a fused multiply-add.
@@ -274,6 +335,7 @@ pub(crate) fn ternary(_: Ternary, ty: Ty, mode: Mode, level: Level) -> Handler {
             f32::write(core, to, &out, written);
             Flow::Next
         }),
+        _ if mode.ftz => slow_halves(level),
         _ => warp!(level, |core, inst| {
             let Op::Ternary(_, ty, mode) = inst.op else { return Flow::Next };
             let [to, sa, sb, sc, ..] = inst.slots;

@@ -15,6 +15,8 @@ pub(crate) struct Mode {
     pub(crate) nan: bool,
     /// `fma`: negative results become 0.
     pub(crate) relu: bool,
+    /// `min`/`max`: of the magnitudes; the sign is that of the operands' product.
+    pub(crate) xorsign: bool,
 }
 
 /// One operand, one result.
@@ -103,6 +105,7 @@ pub(crate) enum Ternary {
     /// Select by the sign of the third operand, whose type is f32 or s32.
     Slct {
         float: bool,
+        ftz: bool,
     },
 }
 

@@ -1,7 +1,8 @@
 //! `cvt`: every conversion between two types, on single values.
 
 use super::float::{Round, canonical, flush, round_to_f32, saturate};
-use super::half::{NAN16, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, f32_to_tf32};
+use super::half::{NAN16, NAN32, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, f32_to_tf32};
+use super::narrow::{e4m3_to_f32, e5m2_to_f32, f32_to_e4m3, f32_to_e5m2};
 use crate::ir::types::Ty;
 
 /// A conversion of one value.
@@ -25,6 +26,9 @@ impl Conversion {
     /// Converts the low bits of `bits`; the result stands in the low bits, extended to 64 by its sign if it is a signed
     /// integer.
     pub(crate) fn apply(&self, bits: u64) -> u64 {
+        if self.to == Ty::Tf32 {
+            return u64::from(self.narrow_tf32(bits as u32));
+        }
         match (self.from.is_float(), self.to.is_float()) {
             (false, false) => self.integer_to_integer(bits),
             (false, true) => self.integer_to_float(bits),
@@ -93,6 +97,8 @@ impl Conversion {
         match self.from {
             Ty::F16 => f64::from(f16_to_f32(bits as u16)),
             Ty::Bf16 => f64::from(bf16_to_f32(bits as u16)),
+            Ty::E4m3 => f64::from(e4m3_to_f32(bits as u8)),
+            Ty::E5m2 => f64::from(e5m2_to_f32(bits as u8)),
             Ty::F64 => f64::from_bits(bits),
             _ => {
                 let value = f32::from_bits(bits as u32);
@@ -152,11 +158,30 @@ impl Conversion {
         }
     }
 
-    /// To f16, bf16 or TF32, from a value that is exact or rounded to odd.
+    /// From f32 to TF32.
+    fn narrow_tf32(&self, bits: u32) -> u32 {
+        let value = f32::from_bits(bits);
+        if self.relu && value <= 0.0 {
+            return 0;
+        }
+        let nan = value.is_nan();
+        let result = match self.round {
+            Round::Nearest | Round::Zero if nan => NAN32 & !0x1fff,
+            Round::Nearest => bits.wrapping_add(0xfff + (bits >> 13 & 1)) & !0x1fff,
+            Round::Zero => bits & !0x1fff,
+            _ => f32_to_tf32(value),
+        };
+        // The GPU steps back from NaN as it does from infinity.
+        let beyond = self.satfinite && result & 0x7fff_ffff >= 0x7f80_0000;
+        if beyond { result - 0x2000 } else { result }
+    }
+
+    /// To one of the narrow types, from a value that is exact or rounded to odd.
     fn narrow_float(&self, value: f64) -> u64 {
-        if self.to == Ty::Tf32 {
-            let result = f32_to_tf32(value as f32);
-            return u64::from(result);
+        match self.to {
+            Ty::E4m3 => return u64::from(f32_to_e4m3(value as f32)),
+            Ty::E5m2 => return u64::from(f32_to_e5m2(value as f32)),
+            _ => {}
         }
         let brain = self.to == Ty::Bf16;
         let from_f32 = |x| if brain { f32_to_bf16(x) } else { f32_to_f16(x) };

@@ -55,8 +55,8 @@ pub(crate) fn f32_to_tf32(value: f32) -> u32 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x1000) & !0x1fff;
     match bits & 0x7fff_ffff {
-        // A NaN stays what it is.
-        0x7f80_0000.. => bits,
+        // A NaN is cut.
+        0x7f80_0000.. => bits & !0x1fff,
         _ => rounded,
     }
 }

@@ -3,7 +3,7 @@
 //! e5m2 is the upper half of an f16. e4m3 has no infinities: its largest exponent is one of numbers, but for the largest
 //! significand, which is NaN.
 
-use super::half::{f16_to_f32, f32_to_f16};
+use super::half::f16_to_f32;
 
 /// NaN, as the GPU writes it in both formats.
 pub(crate) const NAN8: u8 = 0x7f;
@@ -74,18 +74,6 @@ pub(crate) fn f32_to_e5m2(value: f32) -> u8 {
     }
     let sign = (value.to_bits() >> 24) as u8 & 0x80;
     sign | round_to_bits(value.clamp(-57344.0, 57344.0), 2, -14).min(0x7b) as u8
-}
-
-/// e4m3 to f16, exact.
-#[inline(always)]
-pub(crate) fn e4m3_to_f16(bits: u8) -> u16 {
-    f32_to_f16(e4m3_to_f32(bits))
-}
-
-/// e5m2 to f16, exact but for the NaN.
-#[inline(always)]
-pub(crate) fn e5m2_to_f16(bits: u8) -> u16 {
-    f32_to_f16(e5m2_to_f32(bits))
 }
 
 #[cfg(test)]

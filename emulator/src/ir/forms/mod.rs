@@ -30,7 +30,8 @@ fn round(c: &Chosen<'_>) -> Round {
 
 fn mode(c: &Chosen<'_>) -> Mode {
     let sat = c.has("sat") || c.has("satfinite");
-    Mode { round: round(c), ftz: c.has("ftz"), sat, nan: c.has("NaN"), relu: c.has("relu") }
+    let (ftz, nan, relu, xorsign) = (c.has("ftz"), c.has("NaN"), c.has("relu"), c.has("xorsign"));
+    Mode { round: round(c), ftz, sat, nan, relu, xorsign }
 }
 
 fn unary(c: &Chosen<'_>, op: U) -> Op {
@@ -120,7 +121,12 @@ fn convert(c: &Chosen<'_>) -> Op {
 fn convert_pack(c: &Chosen<'_>) -> Op {
     match convert(c) {
         Op::Convert(conversion) => {
-            let to = if conversion.to == Ty::F16x2 { Ty::F16 } else { Ty::Bf16 };
+            let to = match conversion.to {
+                Ty::F16x2 => Ty::F16,
+                Ty::E4m3x2 => Ty::E4m3,
+                Ty::E5m2x2 => Ty::E5m2,
+                _ => Ty::Bf16,
+            };
             Op::ConvertPack(Conversion { to, ..conversion })
         }
         other => other,

@@ -103,10 +103,14 @@ pub(super) static ROWS: &[Form] = rows! {
     "abs", "ftz? f32|f16|f16x2", "=t t", |c| unary(c, U::Abs);
     "abs", "f64|bf16|bf16x2", "=t t", |c| unary(c, U::Abs);
     "min", "ftz? NaN? f32|f16|f16x2", "=t t t", |c| binary(c, B::Min);
+    "min", "ftz? NaN? xorsign abs f32|f16|f16x2", "=t t t", |c| binary(c, B::Min);
     "min", "NaN? bf16|bf16x2", "=t t t", |c| binary(c, B::Min);
+    "min", "NaN? xorsign abs bf16|bf16x2", "=t t t", |c| binary(c, B::Min);
     "min", "f64", "=t t t", |c| binary(c, B::Min);
     "max", "ftz? NaN? f32|f16|f16x2", "=t t t", |c| binary(c, B::Max);
+    "max", "ftz? NaN? xorsign abs f32|f16|f16x2", "=t t t", |c| binary(c, B::Max);
     "max", "NaN? bf16|bf16x2", "=t t t", |c| binary(c, B::Max);
+    "max", "NaN? xorsign abs bf16|bf16x2", "=t t t", |c| binary(c, B::Max);
     "max", "f64", "=t t t", |c| binary(c, B::Max);
     "copysign", "f32|f64", "=t t t", |c| binary(c, B::Copysign);
     "testp", "finite|infinite|number|notanumber|normal|subnormal f32|f64", "=pred t", |c| {
@@ -151,9 +155,9 @@ pub(super) static ROWS: &[Form] = rows! {
     "set", relations::BRAINS[2], "=t u u", |c| Op::Set(compare(c, c.ty(1), false), c.ty(0));
     "set", relations::BRAINS[3], "=t u u pred", |c| Op::Set(compare(c, c.ty(1), true), c.ty(0));
     "selp", "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64", "=t t t pred", |c| ternary(c, T::Selp);
-    "slct", "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64 s32", "=t t t u", |c| ternary(c, T::Slct { float: false });
+    "slct", "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64 s32", "=t t t u", |c| ternary(c, T::Slct { float: false, ftz: false });
     "slct", "ftz? b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64 f32", "=t t t u",
-        |c| ternary(c, T::Slct { float: true });
+        |c| ternary(c, T::Slct { float: true, ftz: c.has("ftz") });
 
     // Conversion.
     "cvt", "u8|s8|u16|s16|u32|s32|u64|s64 u8|s8|u16|s16|u32|s32|u64|s64", "=~t ~u", convert;
@@ -188,5 +192,9 @@ pub(super) static ROWS: &[Form] = rows! {
     "cvt", "rm|rp bf16 f32", "=t u", convert;
     "cvt", "rn|rz|rm|rp bf16 f64", "=t u", convert;
     "cvt", "rna satfinite? tf32 f32", "=b32 u", convert;
+    "cvt", "rn|rz relu? tf32 f32", "=b32 u", convert;
+    "cvt", "rn satfinite relu? e4m3x2|e5m2x2 f32", "=t u u", convert_pack;
+    "cvt", "rn satfinite relu? e4m3x2|e5m2x2 f16x2", "=t u", convert;
+    "cvt", "rn relu? f16x2 e4m3x2|e5m2x2", "=t u", convert;
     "cvt", "rn|rz relu? satfinite? f16x2|bf16x2 f32", "=t u u", convert_pack;
 };
