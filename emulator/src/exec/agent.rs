@@ -49,6 +49,8 @@ pub(crate) enum Piece {
     Reduce {
         op: Atomic,
         ty: Ty,
+        /// Subnormal numbers of f32 count as zeros.
+        flush: bool,
         from: Place,
         to: Place,
         bytes: u32,
@@ -197,15 +199,31 @@ impl Core<'_> {
         let (from, to, bytes) = piece.parts();
         let write = if matches!(piece, Piece::Reduce { .. }) { Access::Atomic } else { Access::Write };
         for (place, access) in from.map(|from| (from, Access::Read)).into_iter().chain([(to, write)]) {
-            let (Place::Global { allocation, offset }, Some(log)) = (place, &mut self.log) else { continue };
-            let who = Who { actor: self.warp.actor, at: self.warp.pc };
-            if let Err((granule, conflict)) = log.agent(&self.order, allocation, (offset, bytes), who, access)
-            {
-                let offset = granule * u64::from(GRANULE);
-                return Err(self.raced_global(allocation, 1 << lane, offset, access.name(), conflict));
+            if let Place::Global { allocation, offset } = place {
+                self.note_global_range(lane, allocation, offset, bytes, access)?;
             }
         }
         Ok(())
+    }
+
+    /// Notes what the copy engine does to a range of an allocation.
+    pub(super) fn note_global_range(
+        &mut self,
+        lane: usize,
+        allocation: usize,
+        offset: u64,
+        bytes: u32,
+        access: Access,
+    ) -> Result<(), Flow> {
+        let Some(log) = &mut self.log else { return Ok(()) };
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        match log.agent(&self.order, allocation, (offset, bytes), who, access) {
+            Ok(()) => Ok(()),
+            Err((granule, conflict)) => {
+                let offset = granule * u64::from(GRANULE);
+                Err(self.raced_global(allocation, 1 << lane, offset, access.name(), conflict))
+            }
+        }
     }
 
     /// The barrier that is to hear of a transfer.
@@ -488,8 +506,10 @@ pub(crate) fn fence(level: Level) -> Handler {
         }
         let actor = core.warp.actor;
         let Core { block, order, .. } = core;
-        block.mbarriers.all().for_each(|barrier| barrier.fenced |= barrier.is_known(order, actor));
-        if fence == ProxyFence::Async {
+        if fence != ProxyFence::TensorMap {
+            block.mbarriers.all().for_each(|barrier| barrier.fenced |= barrier.is_known(order, actor));
+        }
+        if matches!(fence, ProxyFence::Async | ProxyFence::TensorMap) {
             order.fence(actor);
         }
         Flow::Next

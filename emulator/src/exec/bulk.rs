@@ -135,7 +135,7 @@ pub(super) struct Targets {
 
 fn piece(reduction: Option<(Atomic, Ty)>, from: Place, to: Place, bytes: u32) -> Piece {
     match reduction {
-        Some((op, ty)) => Piece::Reduce { op, ty, from, to, bytes },
+        Some((op, ty)) => Piece::Reduce { op, ty, flush: false, from, to, bytes },
         None => Piece::Load { from, to, bytes },
     }
 }

@@ -52,7 +52,7 @@ impl Core<'_> {
                 *number = round_tf32(u32::from_le_bytes(*number)).to_le_bytes();
             }
         }
-        if let Piece::Reduce { op, ty, .. } = piece {
+        if let Piece::Reduce { op, ty, flush, .. } = piece {
             let mut old = vec![0u8; bytes as usize];
             let mut there = vec![true; bytes as usize];
             self.fetch(to, &mut old, &mut there);
@@ -60,7 +60,10 @@ impl Core<'_> {
             for (new, old) in data.chunks_exact_mut(size).zip(old.chunks_exact(size)) {
                 let value =
                     |bytes: &[u8]| bytes.iter().rev().fold(0u64, |all, &byte| all << 8 | u64::from(byte));
-                let result = super::atomic::apply(op, ty, value(old), value(new), 0);
+                let flushed =
+                    |bits: u64| if flush && bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits };
+                let result = super::atomic::apply(op, ty, flushed(value(old)), flushed(value(new)), 0);
+                let result = flushed(result);
                 new.copy_from_slice(&result.to_le_bytes()[..size]);
             }
             written.iter_mut().zip(there).for_each(|(written, there)| *written &= there);

@@ -6,6 +6,7 @@ use super::bulk::{Route, Targets};
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Lane, warp};
 use crate::check::FindingKind;
+use crate::check::shadow::Access;
 use crate::ir::op::{Atomic, Destination, Op, TensorCopy};
 use crate::ir::types::Ty;
 use crate::syntax::ast::Space;
@@ -192,6 +193,7 @@ fn store(
             }
         },
     };
+    let flush = map.data_type == TensorType::F32Ftz;
     let mut pieces = Vec::new();
     let mut failed = None;
     if let Some(Place::Shared { rank, offset }) = core.own_range(lane, tile, map.shared_bytes(), what)? {
@@ -202,7 +204,7 @@ fn store(
                 Ok(Some(to)) => {
                     let (from, bytes) = (Place::Shared { rank, offset: piece.shared }, piece.bytes);
                     pieces.push(match reduction {
-                        Some((op, ty)) => Piece::Reduce { op, ty, from, to, bytes },
+                        Some((op, ty)) => Piece::Reduce { op, ty, flush, from, to, bytes },
                         None => Piece::Load { from, to, bytes },
                     });
                 }
@@ -225,7 +227,7 @@ fn element(op: Atomic, data_type: TensorType) -> Option<Ty> {
         TensorType::S64 => Ty::S64,
         TensorType::F16 => Ty::F16,
         TensorType::Bf16 => Ty::Bf16,
-        TensorType::F32 => Ty::F32,
+        TensorType::F32 | TensorType::F32Ftz => Ty::F32,
         _ => return None,
     };
     let known = match op {
@@ -256,8 +258,16 @@ impl Core<'_> {
             let found =
                 self.allocation(address, 1 << lane, &[address; 32], MAP_BYTES as u32, "a tensor map")?;
             let table = self.launch.table;
-            if let Some(allocation) = found.map(|index| table.at(index)) {
-                allocation.storage.read(address - allocation.base, &mut bytes);
+            if let Some(index) = found {
+                let offset = address - table.at(index).base;
+                table.at(index).storage.read(offset, &mut bytes);
+                let noted = self.note_global_range(lane, index, offset, MAP_BYTES as u32, Access::Read);
+                if let (Err(_), Some(fault)) = (noted, &mut self.fault) {
+                    let hint = "whoever writes a map needs `fence.proxy.tensormap::generic.release` behind it, whoever \
+                                uses it the `.acquire` before, and an order between the two";
+                    fault.hint = Some(hint.to_owned());
+                }
+                noted?;
             }
             table.describe(address)
         };

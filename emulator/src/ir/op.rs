@@ -268,6 +268,8 @@ pub(crate) enum ClusterBarrier {
 pub(crate) enum ProxyFence {
     /// Between ordinary accesses and those of the copy engine and the matrix units.
     Async,
+    /// Behind writes to a tensor map.
+    TensorMap,
     /// Behind the initialisation of mbarriers.
     MbarrierInit,
     /// Between different virtual addresses of the same memory, which there are none of here.

@@ -318,6 +318,34 @@ impl TensorMapArguments<'_> {
 /// A tensor map of the emulator: 128 bytes that a kernel gets as a parameter or in memory, aligned to 64.
 ///
 /// It stands for the driver's `CUtensorMap`, but its bytes are the emulator's own: neither understands the other's.
+///
+/// ```
+/// use warpsmith_emulator::{
+///     Interleave, L2Promotion, Machine, OobFill, Swizzle, TensorMap, TensorMapArguments, TensorType,
+/// };
+///
+/// let machine = Machine::default();
+/// let matrix = TensorMapArguments {
+///     data_type: TensorType::Bf16,
+///     address: machine.allocate(100 * 256)?,
+///     dims: &[128, 100], // 100 rows of 128 elements
+///     strides: &[256],
+///     box_dims: &[64, 32],
+///     element_strides: &[1, 1],
+///     interleave: Interleave::None,
+///     swizzle: Swizzle::B128,
+///     l2_promotion: L2Promotion::None,
+///     oob_fill: OobFill::Zeros,
+/// };
+/// // These bytes are the argument of a parameter `.param .align 64 .b8 map[128]`.
+/// let map = TensorMap::encode(&matrix)?;
+/// let argument: &[u8; 128] = map.as_bytes();
+///
+/// let error = TensorMap::encode(&TensorMapArguments { strides: &[250], ..matrix }).unwrap_err();
+/// assert_eq!(error.to_string(), "the stride of axis 1 is 250, expected a multiple of 16 below 2^40");
+/// # let _ = argument;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct TensorMap([u8; MAP_BYTES]);

@@ -199,6 +199,39 @@ fn a_write_must_be_made_visible_before_the_copy_engine_reads_it() {
 }
 
 #[test]
+fn a_map_in_memory_must_be_there_before_it_is_used() {
+    // One warp copies the map to global memory, another one uses the copy.
+    let body = |between: &str| {
+        format!(
+            "ld.param.u64 %p, [p];\n{MAP}{INIT}setp.ge.u32 %c1, %t, 32;\nshl.b32 %r4, %t, 2;\ncvt.u64.u32 %x0, %r4;\n\
+             add.u64 %x1, %x0, %map;\nadd.u64 %x2, %x0, %p;\n@%c1 bra $USE;\n\
+             ld.param.u32 %r5, [%x1];\nst.global.u32 [%x2], %r5;\nbra $GO;\n$USE:\n$GO:\n{between}\n\
+             setp.ne.u32 %c2, %t, 32;\n@%c2 bra $END;\nprefetch.tensormap [%p];\n$END:"
+        )
+        .replace("ld.param.u32 %r5, [%x1]", "ld.u32 %r5, [%x1]")
+    };
+    for machine in machines() {
+        let run = |between: &str| {
+            let module = kernel(".param .align 64 .b8 map[128], .param .u64 p", "", 1024, &body(between));
+            let tensor = memory(&machine, &noise(4096));
+            let map = MATRIX.map(tensor);
+            run(&machine, &module, threads(64), &[map.as_bytes(), &tensor.to_le_bytes()])
+        };
+        let fences = [
+            "fence.proxy.tensormap::generic.release.cta;",
+            "fence.proxy.tensormap::generic.acquire.cta [%p], 128;",
+        ];
+        run(&format!("{}\nbar.sync 0;\n{}", fences[0], fences[1])).unwrap_or_else(|error| panic!("{error}"));
+        let found = finding(run("bar.sync 0;"));
+        assert_eq!(found.kind, FindingKind::ProxyFence, "{found}");
+        assert!(found.hint.as_ref().is_some_and(|hint| hint.contains("tensormap")), "{found}");
+        let found = finding(run(fences[0]));
+        // The one warp may come before the other or behind it.
+        assert!(matches!(found.kind, FindingKind::GlobalRace | FindingKind::TensorMap), "{found}");
+    }
+}
+
+#[test]
 fn wrong_byte_counts_leave_the_wait_hanging() {
     for machine in machines() {
         let body = format!(

@@ -181,6 +181,20 @@ fn check_store(
     starts: &[&[i32]],
     combine: impl Fn(&[u8], &[u8]) -> Vec<u8>,
 ) {
+    check_store_of(shape, instruction, starts, |byte, _| byte, combine);
+}
+
+/// The same with noise that `change` has changed, which gets each byte and its offset.
+fn check_store_of(
+    shape: &Shape<'_>,
+    instruction: &str,
+    starts: &[&[i32]],
+    change: impl Fn(u8, usize) -> u8,
+    combine: impl Fn(&[u8], &[u8]) -> Vec<u8>,
+) {
+    let noise = |count: u64| -> Vec<u8> {
+        noise(count).into_iter().enumerate().map(|(i, byte)| change(byte, i)).collect()
+    };
     let (old, tile) =
         (noise(shape.bytes()), noise(shape.bytes() + shape.tile_bytes())[shape.bytes() as usize..].to_vec());
     let module = storer(shape, instruction);
@@ -240,6 +254,25 @@ fn a_reduction_combines_elements_of_the_map_s_type() {
         check_store(&shape(data_type), &instruction(op), &starts, |old, new| {
             combine(word(old), word(new)).to_le_bytes().to_vec()
         });
+    }
+    // Subnormal numbers count as zeros where the map says so, and zero is what becomes of them.
+    let float = |bytes: &[u8], flush: bool| {
+        let bits = word(bytes);
+        f32::from_bits(if flush && bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits })
+    };
+    for (data_type, flush) in [(TensorType::F32, false), (TensorType::F32Ftz, true)] {
+        // In boxes of bytes that make small numbers.
+        let small = shape(data_type);
+        check_store_of(
+            &small,
+            &instruction("add"),
+            &starts,
+            |byte, i| if i % 4 == 3 { byte & 0x81 } else { byte },
+            |old, new| {
+                let sum = (float(old, flush) + float(new, flush)).to_le_bytes();
+                float(&sum, flush).to_le_bytes().to_vec()
+            },
+        );
     }
     let half = |bytes: &[u8]| half::bf16::from_le_bytes(bytes.try_into().unwrap());
     check_store(&MATRIX, &instruction("add"), &starts, |old, new| {

@@ -1,7 +1,7 @@
 //! Copies of tensors and of whole ranges, by the copy engine.
 
 use super::*;
-use crate::ir::op::{BulkCopy, Destination, TensorCopy};
+use crate::ir::op::{BulkCopy, Destination, ProxyFence, TensorCopy};
 
 fn tensor(c: &Chosen<'_>, what: TensorCopy) -> Op {
     let axes = [("1d", 1), ("2d", 2), ("3d", 3), ("4d", 4), ("5d", 5)];
@@ -124,7 +124,7 @@ pub(super) static ROWS: &[Form] = rows! {
     "cp", "async bulk commit_group", "", |_| Op::BulkCommit;
     "cp", "async bulk wait_group read?", "#", |c| Op::BulkWait { read: c.has("read") };
     "prefetch", "param|const? tensormap", "[]", |c| Op::PrefetchMap(space(c));
-    "fence", "proxy tensormap::generic release cta|cluster|gpu|sys", "", |_| Op::Nop;
+    "fence", "proxy tensormap::generic release cta|cluster|gpu|sys", "", |_| Op::ProxyFence(ProxyFence::TensorMap);
     "fence", "proxy tensormap::generic acquire cta|cluster|gpu|sys", "[] #", |_| Op::Nop;
     "createpolicy", "fractional L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged \
         L2::evict_first|L2::evict_unchanged? b64", "=b64 f32?", |_| Op::CreatePolicy;
