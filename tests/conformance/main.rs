@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     };
 
     let mut trials = Vec::new();
-    for spec in ["cpu", "emulator", gpu.as_str()] {
+    for spec in ["cpu", "emulator", "emulator:9.0", gpu.as_str()] {
         for &(name, case) in ON_EVERY_DEVICE.into_iter().flatten() {
             let device = spec.to_owned();
             let trial = Trial::test(format!("{spec}::{name}"), move || case(&device.parse::<Device>()?));
