@@ -503,3 +503,26 @@ fn lanes_of_a_warp_that_share_bytes_need_an_order() {
     let overwrite = format!("{other}\nst.shared.u32 [%r1], %t;");
     fails(&exchange("bar.warp.sync 0xffffffff;\n", &overwrite), 32, FindingKind::SharedRace);
 }
+
+#[test]
+fn groups_of_a_warp_may_name_different_lanes() {
+    // Even lanes shuffle among themselves, odd ones too, at the same instruction.
+    let text = |mask: &str| {
+        format!(
+            "and.b32 %r0, %t, 1;\nmov.u32 %r1, 0x55555555;\nshl.b32 %r1, %r1, %r0;\n{mask}xor.b32 %r2, %t, 2;\n\
+             shfl.sync.idx.b32 %r3, %t, %r2, 31, %r1;\nst.global.u32 [%q], %r3;\nbar.warp.sync %r1;"
+        )
+    };
+    let machine = Machine::default();
+    let p = machine.allocate(128).unwrap();
+    launch(&machine, &module(&kernel("", &text(""))), 1, 32, 0, &[p])
+        .unwrap_or_else(|error| panic!("{error}"));
+    let mut back = [0; 128];
+    machine.read(p, &mut back).unwrap();
+    let values: Vec<u32> = back.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+    assert_eq!(values, (0..32).map(|t| t ^ 2).collect::<Vec<_>>());
+    // A lane that its own mask does not name; masks that wait for each other's lanes.
+    fails(&kernel("", &text("mov.u32 %r1, 0x55555555;\n")), 32, FindingKind::Divergence);
+    let crossed = "setp.lt.u32 %c0, %t, 16;\nselp.u32 %r1, 0x0001ffff, 0xffff8000, %c0;\n";
+    fails(&kernel("", &text(crossed)), 32, FindingKind::Divergence);
+}

@@ -4,6 +4,7 @@ use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::control::lanes_where;
 use super::lane::{Lane, warp};
+use super::warp::State;
 use crate::check::FindingKind;
 use crate::ir::op::{Atomic, Op, Shuffle, Vote};
 use crate::ir::types::Ty;
@@ -12,14 +13,49 @@ impl Core<'_> {
     /// The lanes that an instruction's mask operand names.
     #[inline(always)]
     pub(crate) fn members(&mut self, inst: &Inst, operand: usize) -> Result<u32, Flow> {
-        let members = self.uniform(inst, operand, "the mask of lanes")?;
+        let slot = inst.slots[operand];
         let mask = self.warp.mask;
+        let missing = mask & !u32::written(self, slot);
+        if missing != 0 && self.launch.checks.uninitialised {
+            return Err(self.uninitialised(missing, "the mask of lanes"));
+        }
+        let values = u32::read(self, slot);
+        let members = values[mask.trailing_zeros() as usize & 31];
+        if lanes_where(mask, |lane| values[lane] != members) != 0 {
+            return self.one_of(*values);
+        }
         if mask & !members != 0 {
             let message = format!("a lane executes this, but the mask {members:#010x} does not name it");
             let hint = "the mask must name every lane that comes here";
             return Err(self.fail(FindingKind::Divergence, mask & !members, message, Some(hint)));
         }
         Ok(members)
+    }
+
+    /// Lanes that have come together with different masks: those whose mask names no lane that is missing go on, the others
+    /// come after them.
+    #[cold]
+    fn one_of(&mut self, masks: [u32; 32]) -> Result<u32, Flow> {
+        let (here, live) = (self.warp.mask, self.warp.live);
+        let mut wanted = 0;
+        for lane in ones(here) {
+            let members = masks[lane];
+            let same = lanes_where(here, |other| masks[other] == members);
+            let strangers = same & !members;
+            if strangers != 0 {
+                let message = format!("a lane executes this, but the mask {members:#010x} does not name it");
+                return Err(self.fail(FindingKind::Divergence, strangers, message, None));
+            }
+            if members & live & !same == 0 {
+                let pc = self.warp.pc;
+                self.warp.part(here & !same, pc, State::Ready);
+                self.warp.mask = same;
+                return Ok(members);
+            }
+            wanted |= members & live;
+        }
+        self.warp.wanted = wanted;
+        Err(Flow::Converge)
     }
 
     /// The value of an operand that must be the same in all lanes.
