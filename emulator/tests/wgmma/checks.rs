@@ -241,3 +241,33 @@ fn memory_that_nothing_wrote_is_found_where_a_result_of_it_is_stored() {
         "nothing wrote",
     );
 }
+
+#[test]
+fn a_warpgroup_that_waits_for_one_of_its_warps_is_reported() {
+    let stuck = "setp.eq.u32 %p, %w, 3;\n@%p bar.sync 5, 64;\n";
+    let parts = [READY, ZERO, FENCE, stuck, &multiply(D), COMMIT, &wait(0), STORE];
+    found(128, &parts, FindingKind::BarrierDeadlock, "to execute the same `wgmma`");
+}
+
+#[test]
+fn operands_may_be_constants_and_results_unwanted() {
+    let sums = "{%d0, _, %d2, _}";
+    let once = format!(
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {sums}, {{0x3c003c00, %one, %one, %one}}, %db, 0, -1, 1, 1;\n"
+    );
+    let parts = [READY, ZERO, FENCE, &once, COMMIT, &wait(0), STORE];
+    let all = right(128, &parts);
+    for thread in all[..512].as_chunks::<4>().0 {
+        assert_eq!(*thread, [-16.0, 0.0, -16.0, 0.0]);
+    }
+}
+
+#[test]
+fn a_warp_does_not_run_ahead_without_bounds() {
+    // Three hundred products, of which none is waited for until the end.
+    let start = [READY, ZERO, FENCE, "mov.u32 %x, 0;\nLOOP:\n"].concat();
+    let end =
+        [COMMIT, "add.u32 %x, %x, 1;\nsetp.lt.u32 %p, %x, 300;\n@%p bra LOOP;\n", &wait(0), STORE].concat();
+    let sums = right(128, &[&start, &multiply(D), &end]);
+    assert_eq!(sums[..512], [4800.0; 512]);
+}
