@@ -148,6 +148,19 @@ pub(crate) struct BulkGroups {
     next: [u32; 32],
 }
 
+/// Ranges of shared memory, first byte and length, by the rank of the block.
+#[derive(Default)]
+struct Ranges(Vec<(u32, Vec<(u32, u32)>)>);
+
+impl Ranges {
+    fn add(&mut self, rank: u32, range: (u32, u32)) {
+        match self.0.iter_mut().rev().find(|(r, _)| *r == rank) {
+            Some((_, ranges)) => ranges.push(range),
+            None => self.0.push((rank, vec![range])),
+        }
+    }
+}
+
 impl Core<'_> {
     /// Starts a transfer for a lane.
     pub(crate) fn start(&mut self, lane: usize, transfer: Transfer) -> Result<(), Flow> {
@@ -158,24 +171,24 @@ impl Core<'_> {
             }
         }
         let mut locks = Vec::new();
-        let mut sources: Vec<(u32, Vec<(u32, u32)>)> = Vec::new();
+        let (mut sources, mut targets) = (Ranges::default(), Ranges::default());
         for piece in &transfer.pieces {
             let (from, to, bytes) = piece.parts();
             if let Some(Place::Shared { rank, offset }) = from {
                 let into_memory = matches!(to, Place::Global { .. });
                 self.check_source(lane, &transfer, rank, offset, bytes, into_memory)?;
-                match sources.iter_mut().find(|(r, _)| *r == rank) {
-                    Some((_, ranges)) => ranges.push((offset, bytes)),
-                    None => sources.push((rank, vec![(offset, bytes)])),
-                }
+                sources.add(rank, (offset, bytes));
             }
             self.note_global(lane, piece)?;
             if let Place::Shared { rank, offset } = to {
-                self.check_alive(rank, 1 << lane, transfer.what)?;
-                self.claim(lane, &transfer, rank, offset, bytes)?;
+                targets.add(rank, (offset, bytes));
             }
         }
-        for (rank, ranges) in sources {
+        for (rank, ranges) in targets.0 {
+            self.check_alive(rank, 1 << lane, transfer.what)?;
+            self.claim(lane, &transfer, rank, &ranges)?;
+        }
+        for (rank, ranges) in sources.0 {
             let lock = self.peer(rank).and_then(|block| block.shadow.as_mut());
             locks.extend(lock.map(|shadow| (rank, shadow.lock(&ranges, who, transfer.what))));
         }
@@ -259,7 +272,7 @@ impl Core<'_> {
         bytes: u32,
         into_memory: bool,
     ) -> Result<(), Flow> {
-        self.check_agent_read(rank, offset, bytes, 1 << lane, transfer.what)?;
+        self.check_agent_reads(rank, &[(offset, bytes)], 1 << lane, transfer.what)?;
         let uninitialised = self.launch.checks.uninitialised && into_memory;
         let Some(block) = self.peer(rank) else { return Ok(()) };
         let missing = uninitialised
@@ -272,37 +285,33 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Whether an agent that works for the warp may read shared memory.
-    pub(super) fn check_agent_read(
+    /// Whether an agent that works for the warp may read ranges of a block's shared memory.
+    pub(super) fn check_agent_reads(
         &mut self,
         rank: u32,
-        offset: u32,
-        bytes: u32,
+        ranges: &[(u32, u32)],
         lanes: u32,
         what: &str,
     ) -> Result<(), Flow> {
         let who = Who { actor: self.warp.actor, at: self.warp.pc };
-        let home = self.block.rank;
-        self.select(rank);
-        let mut failed = None;
-        if let Some(shadow) = &mut self.block.shadow {
-            failed = granules(offset, bytes).find_map(|(granule, bytes)| {
-                shadow.check_agent(&self.order, granule, bytes, who).err().map(|conflict| (granule, conflict))
+        self.in_block(rank, |core| {
+            let Core { block, order, .. } = core;
+            let Some(shadow) = &mut block.shadow else { return Ok(()) };
+            let mut all = ranges.iter().flat_map(|&(offset, bytes)| granules(offset, bytes));
+            let failed = all.find_map(|(granule, bytes)| {
+                shadow.check_agent(order, granule, bytes, who).err().map(|conflict| (granule, conflict))
             });
-        }
-        let flow = failed.map(|(granule, conflict)| self.conflicts(lanes, granule, what, "reads", conflict));
-        self.select(home);
-        flow.filter(|flow| *flow == Flow::Fault).map_or(Ok(()), Err)
+            core.conflicts(lanes, what, false, failed)
+        })
     }
 
-    /// Marks shared memory as the destination of a transfer.
+    /// Marks ranges of a block's shared memory as the destination of a transfer.
     fn claim(
         &mut self,
         lane: usize,
         transfer: &Transfer,
         rank: u32,
-        offset: u32,
-        bytes: u32,
+        ranges: &[(u32, u32)],
     ) -> Result<(), Flow> {
         let own = |signal: &&Signal| matches!(signal, Signal::Barrier { rank: r, .. } if *r == rank);
         let signal = transfer.signals.iter().find(own).or(transfer.signals.first());
@@ -314,29 +323,47 @@ impl Core<'_> {
         };
         let Some(channel) = channel else { return Ok(()) };
         let who = Who { actor: self.warp.actor, at: self.warp.pc };
-        let home = self.block.rank;
-        self.select(rank);
-        let mut failed = None;
-        if let Some(shadow) = &mut self.block.shadow {
-            failed = granules(offset, bytes).find_map(|(granule, bytes)| {
-                let started = shadow.start_copy(&self.order, granule, bytes, who, channel);
+        self.in_block(rank, |core| {
+            let Core { block, order, .. } = core;
+            let Some(shadow) = &mut block.shadow else { return Ok(()) };
+            let mut all = ranges.iter().flat_map(|&(offset, bytes)| granules(offset, bytes));
+            let failed = all.find_map(|(granule, bytes)| {
+                let started = shadow.start_copy(order, granule, bytes, who, channel);
                 started.err().map(|conflict| (granule, conflict))
             });
-        }
-        let flow = failed
-            .map(|(granule, conflict)| self.conflicts(1 << lane, granule, transfer.what, "writes", conflict));
-        self.select(home);
-        flow.filter(|flow| *flow == Flow::Fault).map_or(Ok(()), Err)
+            core.conflicts(1 << lane, transfer.what, true, failed)
+        })
     }
 
-    /// Reports what an agent's access runs into.
-    fn conflicts(&mut self, lanes: u32, granule: u32, what: &str, verb: &str, conflict: Conflict) -> Flow {
+    /// Does something while a block of the cluster has the place of the one that runs.
+    fn in_block<R>(&mut self, rank: u32, work: impl FnOnce(&mut Self) -> R) -> R {
+        let home = self.block.rank;
+        self.select(rank);
+        let result = work(self);
+        self.select(home);
+        result
+    }
+
+    /// Reports what an agent's access to the running block's shared memory has run into, if it has.
+    fn conflicts(
+        &mut self,
+        lanes: u32,
+        what: &str,
+        writes: bool,
+        failed: Option<(u32, Conflict)>,
+    ) -> Result<(), Flow> {
+        let Some((granule, conflict)) = failed else { return Ok(()) };
         if !conflict.unfenced {
-            return self.raced_by(lanes, granule, &format!("{what}, which {verb} it,"), conflict);
+            let access = format!("the {} by {what}", if writes { "write" } else { "read" });
+            return match self.raced_by(lanes, granule, &access, conflict) {
+                Flow::Fault => Err(Flow::Fault),
+                _ => Ok(()),
+            };
         }
         if !self.launch.checks.asynchronous {
-            return Flow::Next;
+            return Ok(());
         }
+        let verb = if writes { "writes" } else { "reads" };
         let place = self.launch.describe_shared(granule * GRANULE);
         let party = self.actor_name(conflict.actor);
         let message = format!(
@@ -347,7 +374,7 @@ impl Core<'_> {
         if let Some(fault) = &mut self.fault {
             fault.related.push((format!("the write by {party}"), conflict.at));
         }
-        Flow::Fault
+        Err(Flow::Fault)
     }
 
     /// Locks shared memory of the own block that a matrix unit reads for the warp.
@@ -357,9 +384,7 @@ impl Core<'_> {
         what: &'static str,
     ) -> Result<Option<Lock>, Flow> {
         let rank = self.block.rank;
-        for &(offset, bytes) in ranges {
-            self.check_agent_read(rank, offset, bytes, u32::MAX, what)?;
-        }
+        self.check_agent_reads(rank, ranges, u32::MAX, what)?;
         let who = Who { actor: self.warp.actor, at: self.warp.pc };
         Ok(self.block.shadow.as_mut().map(|shadow| shadow.lock(ranges, who, what)))
     }

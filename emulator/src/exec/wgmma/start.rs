@@ -53,9 +53,7 @@ pub(super) fn execute(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     if core.join_product(index, number, operation)? {
         // B is read once for all four warps; each of them must know what was written there.
         let rank = core.block.rank;
-        for &(offset, bytes) in &*columns {
-            core.check_agent_read(rank, offset, bytes, u32::MAX, WHAT)?;
-        }
+        core.check_agent_reads(rank, &columns, u32::MAX, WHAT)?;
     } else {
         ranges.extend(&*columns);
     }
