@@ -6,6 +6,7 @@
 
 mod errors;
 mod linear;
+mod modes;
 mod mutants;
 mod properties;
 mod weights;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         }
     }
     trials.extend(mutants::trials());
+    trials.extend(modes::trials());
     trials.extend(weights::trials());
 
     let conclusion = libtest_mimic::run(&arguments, trials);
