@@ -22,6 +22,9 @@ pub(crate) enum Level {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// The same and AVX-512, which only matrix products have code for.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Level {
@@ -29,9 +32,21 @@ impl Level {
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         if ["avx2", "fma", "bmi1", "bmi2", "popcnt", "lzcnt", "f16c"].iter().all(|f| detected(f)) {
-            return Self::Avx2;
+            let wide = ["avx512f", "avx512vl", "avx512dq", "avx512bw"].iter().all(|f| detected(f));
+            return if wide { Self::Avx512 } else { Self::Avx2 };
         }
         Self::Plain
+    }
+
+    /// The levels that this host has.
+    #[cfg(test)]
+    pub(crate) fn all() -> Vec<Self> {
+        match Self::detect() {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => vec![Self::Plain, Self::Avx2, Self::Avx512],
+            Self::Plain => vec![Self::Plain],
+            best => vec![Self::Plain, best],
+        }
     }
 }
 
@@ -45,6 +60,10 @@ fn detected(feature: &str) -> bool {
         "popcnt" => is_x86_feature_detected!("popcnt"),
         "lzcnt" => is_x86_feature_detected!("lzcnt"),
         "f16c" => is_x86_feature_detected!("f16c"),
+        "avx512f" => is_x86_feature_detected!("avx512f"),
+        "avx512vl" => is_x86_feature_detected!("avx512vl"),
+        "avx512dq" => is_x86_feature_detected!("avx512dq"),
+        "avx512bw" => is_x86_feature_detected!("avx512bw"),
         _ => false,
     }
 }

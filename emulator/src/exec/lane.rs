@@ -71,7 +71,7 @@ pub(crate) fn handler<E: Execute>(level: Level) -> Handler {
     match level {
         Level::Plain => plain::<E>,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => avx2::<E>,
+        Level::Avx2 | Level::Avx512 => avx2::<E>,
     }
 }
 

@@ -1,12 +1,14 @@
 //! The products of `mma.sync`, from and to the fragments that a warp's registers hold.
 //!
 //! With g = lane / 4 and t = lane % 4, a register of A holds, in all its lanes together, a matrix of 8 rows (g) by 8
-//! halves or 4 words (t): register r has rows from 8·(r mod 2) and columns from its width times r / 2; of bytes, 16 to a row. A register of B
-//! is the same with n for the row. The accumulator's register i holds row g + 8·(i / 2), column 2t + i mod 2; of f16
+//! halves or 4 words (t): register r has rows from 8·(r mod 2) and columns from its width times r / 2; of bytes,
+//! a row has 16. A register of B is the same with n for the row. The accumulator's register i holds row g + 8·(i / 2), column 2t + i mod 2; of f16
 //! accumulators, register i holds row g + 8·i, columns 2t and 2t + 1.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod exact;
 
 pub(crate) use exact::{Model, Rules, exact_half, exact_product};
@@ -110,18 +112,19 @@ pub(crate) fn product(
     out: &mut [[u32; 32]; 4],
 ) {
     #[cfg(target_arch = "x86_64")]
-    if level == Level::Avx2 && model.is_none() && shape.accumulator == Ty::F32 {
+    if level != Level::Plain && model.is_none() && shape.accumulator == Ty::F32 {
         use avx2::{BF16, F16, TF32};
-        let product = match (shape.a, shape.k) {
-            (Ty::F16, 16) => Some(avx2::multiply::<F16, 2> as unsafe fn(&Fragments<'_>, &mut [[u32; 32]; 4])),
-            (Ty::F16, _) => Some(avx2::multiply::<F16, 1> as _),
-            (Ty::Bf16, 16) => Some(avx2::multiply::<BF16, 2> as _),
-            (Ty::Bf16, _) => Some(avx2::multiply::<BF16, 1> as _),
-            (Ty::Tf32, 8) => Some(avx2::multiply::<TF32, 1> as _),
-            _ => None,
+        type Product = unsafe fn(&Fragments<'_>, &mut [[u32; 32]; 4]);
+        let [narrow, wide]: [Option<Product>; 2] = match (shape.a, shape.k) {
+            (Ty::F16, 16) => [Some(avx2::multiply::<F16, 2>), Some(avx512::multiply::<F16, 2>)],
+            (Ty::F16, _) => [Some(avx2::multiply::<F16, 1>), Some(avx512::multiply::<F16, 1>)],
+            (Ty::Bf16, 16) => [Some(avx2::multiply::<BF16, 2>), Some(avx512::multiply::<BF16, 2>)],
+            (Ty::Bf16, _) => [Some(avx2::multiply::<BF16, 1>), Some(avx512::multiply::<BF16, 1>)],
+            (Ty::Tf32, 8) => [Some(avx2::multiply::<TF32, 1>), Some(avx512::multiply::<TF32, 1>)],
+            _ => [None, None],
         };
-        if let Some(product) = product {
-            // SAFETY: `Level::Avx2` says that the host has AVX2, FMA and F16C.
+        if let Some(product) = if level == Level::Avx512 { wide } else { narrow } {
+            // SAFETY: the level says that the host has these instructions.
             return unsafe { product(f, out) };
         }
     }
@@ -214,8 +217,10 @@ mod tests {
         };
         // Small positive and negative halves, and sums of any size.
         let small = |bits: u32| (bits & 0x8fff_8fff) | 0x3000_3000;
-        let a: [[u32; 32]; 4] =
+        let mut a: [[u32; 32]; 4] =
             std::array::from_fn(|_| std::array::from_fn(|_| small((next() << 8) ^ next())));
+        // Infinity and NaN in every format, in two of the rows.
+        (a[0][5], a[1][9]) = (0x7f80_7c00, 0x7fc0_7e00);
         let b: [[u32; 32]; 2] =
             std::array::from_fn(|_| std::array::from_fn(|_| small((next() << 8) ^ next())));
         let c: [[u32; 32]; 4] =
@@ -223,10 +228,13 @@ mod tests {
         let f = Fragments { a: a.each_ref(), b: b.each_ref(), c: c.each_ref() };
         for (input, k) in [(Ty::F16, 16), (Ty::F16, 8), (Ty::Bf16, 16), (Ty::Bf16, 8), (Ty::Tf32, 8)] {
             let shape = Mma { k, a: input, b: input, accumulator: Ty::F32, satfinite: false };
-            let (mut vector, mut plain) = ([[0; 32]; 4], [[0; 32]; 4]);
-            product(&f, shape, None, Level::detect(), &mut vector);
+            let mut plain = [[0; 32]; 4];
             portable::<16>(&f, shape, None, &mut plain);
-            assert_eq!(vector, plain, "{input:?}, k = {k}");
+            for level in Level::all() {
+                let mut vector = [[0; 32]; 4];
+                product(&f, shape, None, level, &mut vector);
+                assert_eq!(vector, plain, "{input:?}, k = {k}, {level:?}");
+            }
         }
     }
 }

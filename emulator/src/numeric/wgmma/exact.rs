@@ -29,7 +29,7 @@ fn dispatch<T: Number, const K: usize>(
     registers: &mut [[u32; 32]],
 ) {
     #[cfg(target_arch = "x86_64")]
-    if level == Level::Avx2 {
+    if level != Level::Plain {
         // SAFETY: the level says that the host has these instructions.
         return unsafe { vector::<T, K>(a, b, rules, registers) };
     }

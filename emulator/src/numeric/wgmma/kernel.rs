@@ -18,7 +18,7 @@ pub(super) fn product<T: Number>(
         return saturating(a, b, registers);
     }
     #[cfg(target_arch = "x86_64")]
-    if level == Level::Avx2 {
+    if level != Level::Plain {
         use std::any::Any;
         if let (Some(a), Some(b)) =
             ((a as &dyn Any).downcast_ref::<Rows<f32>>(), (b as &dyn Any).downcast_ref::<Columns<f32>>())

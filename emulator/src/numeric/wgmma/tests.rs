@@ -34,7 +34,7 @@ fn every_register_holds_its_row_and_column() {
     let (rows, columns) = operands(n, k, a, b);
     for accumulator in [Ty::F32, Ty::F16] {
         for model in [None, Some(Model::Hopper)] {
-            for level in [Level::Plain, Level::detect()] {
+            for level in Level::all() {
                 let shape = shape(n as u16, Ty::F16, accumulator);
                 let mut registers = vec![[0xdead_beef; 32]; shape.accumulators()];
                 product(&rows, &columns, shape, true, model, level, &mut registers);
