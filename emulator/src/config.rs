@@ -18,8 +18,8 @@ pub struct Config {
     pub numerics: Numerics,
     /// When an asynchronous copy moves its bytes.
     pub completion: Completion,
-    /// How many threads run blocks; `None` takes rayon's current pool. The result is the same for any number, unless blocks
-    /// write to the same bytes of global memory without atomic operations, which is not looked for.
+    /// How many threads run blocks; `None` takes rayon's current pool. The result is the same for any number; where blocks race in
+    /// global memory, the finding is.
     pub threads: Option<usize>,
     /// The seed of everything that a GPU leaves open: the same seed gives the same run.
     pub seed: u64,
@@ -59,9 +59,9 @@ pub struct Checks {
     pub alignment: bool,
     /// Values that nothing wrote, where they decide a branch, an address or a store to global memory.
     pub uninitialised: bool,
-    /// Accesses to shared memory that no barrier orders.
+    /// Accesses to shared or global memory that nothing orders.
     pub races: bool,
-    /// Touching the destination of an asynchronous copy before it was waited for.
+    /// Touching what asynchronous copies and products work on before they were waited for, and missing proxy fences.
     pub asynchronous: bool,
 }
 

@@ -6,7 +6,7 @@
 //! | `lane` | loops over lanes for operations on typed values |
 //! | `code` | the bytecode: an instruction bound to the function that runs it |
 //! | `arithmetic`, `floating`, `compare`, `convert`, `data` | operations inside a lane |
-//! | `access` | addresses, and the checks of every access to memory |
+//! | `access`, `race` | addresses, and the checks of every access to memory |
 //! | `memory`, `atomic`, `copy` | loads, stores, atomic operations, asynchronous copies |
 //! | `bulk`, `tensor` | copies of ranges and of boxes of tensors, as the copy engine gets them |
 //! | `strong` | what fences and strong accesses pass on |
@@ -44,6 +44,7 @@ pub(crate) mod launch;
 mod matrix;
 mod mbarrier;
 mod memory;
+mod race;
 pub(crate) mod registers;
 mod strong;
 mod tensor;

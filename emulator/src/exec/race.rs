@@ -1,0 +1,342 @@
+//! The accesses that races are looked for among, and what is said of those that are found.
+
+use super::access::ones;
+use super::code::{Core, Flow};
+use super::control::lanes_where;
+use crate::check::FindingKind;
+use crate::check::global::PAGE;
+use crate::check::lanes::LaneRace;
+use crate::check::order;
+use crate::check::shadow::{Access, Conflict, GRANULE, REGION, Who};
+
+/// The positions of the bits that are set.
+#[inline(always)]
+fn ones64(mask: u64) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        let bit = rest.trailing_zeros() as usize;
+        (rest != 0).then(|| {
+            rest &= rest - 1;
+            bit
+        })
+    })
+}
+
+impl Core<'_> {
+    /// Notes accesses to shared memory, and reports those that race. The lanes' accesses are inside.
+    #[inline(always)]
+    pub(crate) fn race(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        access: Access,
+    ) -> Result<(), Flow> {
+        // With the alignment check off, an access may begin anywhere.
+        let aligned = self.launch.checks.alignment;
+        let Some(shadow) = &mut self.block.shadow else { return Ok(()) };
+        let order = &self.order;
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        if bytes == GRANULE && aligned {
+            // Whole granules: those of neighbouring lanes are mostly in one region, and noted together.
+            let (mut region, mut granules, mut failed) = (0, 0u64, None);
+            for lane in 0..32 {
+                if lanes >> lane & 1 == 0 {
+                    continue;
+                }
+                let granule = addresses[lane] as u32 / GRANULE;
+                if granule / REGION != region && granules != 0 {
+                    failed = failed.or(shadow.access_whole(order, region, granules, who, access).err());
+                    granules = 0;
+                }
+                region = granule / REGION;
+                granules |= 1 << (granule % REGION);
+            }
+            if granules != 0 {
+                failed = failed.or(shadow.access_whole(order, region, granules, who, access).err());
+            }
+            return match failed {
+                None => Ok(()),
+                Some((granule, conflict)) => match self.raced(lanes, addresses, granule, access, conflict) {
+                    Flow::Next => Ok(()),
+                    flow => Err(flow),
+                },
+            };
+        }
+        // Neighbouring lanes mostly touch the same granule: their bytes are noted together.
+        let (mut granule, mut touched) = (u32::MAX, 0u32);
+        let mut failed = None;
+        for lane in ones(lanes) {
+            let offset = addresses[lane] as u32;
+            let here = offset / GRANULE;
+            let field = ((1u32 << bytes) - 1) << (offset % GRANULE);
+            if here != granule {
+                if touched != 0
+                    && let Err(conflict) = shadow.access(order, granule, touched as u16, who, access)
+                {
+                    failed = Some((granule, conflict));
+                    break;
+                }
+                (granule, touched) = (here, 0);
+            }
+            touched |= field & 0xffff;
+            // An access that the alignment check let pass may reach into the next granule.
+            let rest = field >> 16;
+            if rest != 0
+                && let Err(conflict) = shadow.access(order, here + 1, rest as u16, who, access)
+            {
+                failed = Some((here + 1, conflict));
+                break;
+            }
+        }
+        if failed.is_none()
+            && touched != 0
+            && let Err(conflict) = shadow.access(order, granule, touched as u16, who, access)
+        {
+            failed = Some((granule, conflict));
+        }
+        match failed {
+            None => Ok(()),
+            Some((granule, conflict)) => match self.raced(lanes, addresses, granule, access, conflict) {
+                Flow::Next => Ok(()),
+                flow => Err(flow),
+            },
+        }
+    }
+
+    /// Notes what lanes do to the own block's shared memory, each for itself, and reports what races with another lane.
+    #[inline(always)]
+    pub(crate) fn race_lanes(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        write: bool,
+    ) -> Result<(), Flow> {
+        if !self.launch.checks.races {
+            return Ok(());
+        }
+        let (size, at) = (self.block.shared.len(), self.warp.pc);
+        match self.warp.lanes.access(size, lanes, addresses, bytes, write, at) {
+            None => Ok(()),
+            Some(race) => Err(self.raced_lane(race, if write { "write" } else { "read" })),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn raced_lane(&mut self, race: LaneRace, what: &str) -> Flow {
+        let place = self.launch.describe_shared(race.offset);
+        let verb = if race.wrote { "write" } else { "read" };
+        let message = format!(
+            "{what} of shared memory at {place} by lane {} races with the {verb} by lane {} of the same warp",
+            race.lane, race.other
+        );
+        let hint = "the lanes of a warp need not run in step: put `bar.warp.sync` between the two";
+        self.fail(FindingKind::SharedRace, 1 << race.lane, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push((format!("the {verb} by lane {}", race.other), race.at));
+        }
+        Flow::Fault
+    }
+
+    /// Notes accesses to global memory, and reports those that race. The lanes' accesses are inside the allocation.
+    #[inline(always)]
+    pub(crate) fn race_global(
+        &mut self,
+        allocation: usize,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        access: Access,
+    ) -> Result<(), Flow> {
+        let Some(log) = &mut self.log else { return Ok(()) };
+        let order = &self.order;
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        let base = self.launch.table.at(allocation).base;
+        let granule = u64::from(GRANULE);
+        // Bases are aligned, so that a granule of the address is one of the offset.
+        let mut failed = None;
+        let mut rest = lanes;
+        if bytes == GRANULE && access == Access::Read && self.launch.checks.alignment {
+            // Whole granules, mostly of one page for neighbouring lanes.
+            let (mut page, mut whole) = (0, 0u64);
+            for lane in ones(lanes) {
+                let offset = addresses[lane] - base;
+                if offset / PAGE != page && whole != 0 {
+                    let read = log.read_whole(order, (allocation, page), whole, who, false);
+                    failed =
+                        failed.or(read.err().map(|(at, conflict)| (at + page as u32 * REGION, conflict)));
+                    whole = 0;
+                }
+                page = offset / PAGE;
+                whole |= 1 << (offset % PAGE / granule);
+            }
+            if whole != 0 {
+                let read = log.read_whole(order, (allocation, page), whole, who, false);
+                failed = failed.or(read.err().map(|(at, conflict)| (at + page as u32 * REGION, conflict)));
+            }
+            rest = 0;
+        }
+        while rest != 0 && failed.is_none() {
+            let page = (addresses[rest.trailing_zeros() as usize & 31] - base) / PAGE;
+            let (mut whole, mut parts) = (0u64, [0u16; REGION as usize]);
+            let mut partial = 0u64;
+            for lane in ones(rest) {
+                let offset = addresses[lane] - base;
+                if offset / PAGE != page {
+                    continue;
+                }
+                rest &= !(1 << lane);
+                let (first, last) = (offset % PAGE, (offset % PAGE + u64::from(bytes) - 1).min(PAGE - 1));
+                if bytes == GRANULE && first % granule == 0 {
+                    whole |= 1 << (first / granule);
+                    continue;
+                }
+                for at in first / granule..=last / granule {
+                    let (from, to) =
+                        (first.max(at * granule) % granule, last.min(at * granule + 15) % granule);
+                    parts[at as usize] |= (((1u32 << (to + 1)) - 1) & !((1u32 << from) - 1)) as u16;
+                    partial |= 1 << at;
+                }
+            }
+            if access == Access::Read {
+                for at in ones64(partial) {
+                    if parts[at] == u16::MAX {
+                        (whole, partial) = (whole | 1 << at, partial & !(1 << at));
+                    }
+                }
+                if whole != 0 {
+                    failed = log.read_whole(order, (allocation, page), whole, who, false).err();
+                }
+                whole = 0;
+            }
+            for at in ones64(whole | partial) {
+                let field = if whole >> at & 1 == 1 { u16::MAX } else { parts[at] };
+                let noted = log.access(order, (allocation, page), at as u32, field, who, (access, false));
+                failed = failed.or(noted.err().map(|conflict| (at as u32, conflict)));
+            }
+            if let Some((at, _)) = &mut failed {
+                *at += page as u32 * REGION;
+            }
+        }
+        match failed {
+            None => Ok(()),
+            Some((at, conflict)) => {
+                Err(self.raced_global(allocation, lanes, u64::from(at) * granule, access.name(), conflict))
+            }
+        }
+    }
+
+    /// Reports accesses to global memory that are not ordered.
+    #[cold]
+    pub(super) fn raced_global(
+        &mut self,
+        allocation: usize,
+        lanes: u32,
+        offset: u64,
+        what: &str,
+        conflict: Conflict,
+    ) -> Flow {
+        let table = self.launch.table;
+        let place = table.get(allocation).map_or(String::new(), |a| table.describe(a.base + offset));
+        let (party, access) = (self.actor_name(conflict.actor), conflict.access.name());
+        let (kind, message, hint) = if conflict.unfenced {
+            let message = format!(
+                "{what} of {place}, where a write by {party} is not visible to the engine that runs it"
+            );
+            (
+                FindingKind::ProxyFence,
+                message,
+                "the writing thread needs `fence.proxy.async` behind the write",
+            )
+        } else {
+            let message = format!("{what} near {place} races with the {access} by {party}");
+            (FindingKind::GlobalRace, message, "put a barrier between the two, or use atomic operations")
+        };
+        self.fail(kind, lanes, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push((format!("the {access} by {party}"), conflict.at));
+        }
+        Flow::Fault
+    }
+
+    #[cold]
+    fn raced(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        granule: u32,
+        access: Access,
+        conflict: Conflict,
+    ) -> Flow {
+        let lanes = lanes_where(lanes, |lane| {
+            let offset = addresses[lane] as u32;
+            offset / GRANULE == granule || offset.div_ceil(GRANULE) == granule
+        });
+        self.raced_by(lanes, granule, access.name(), conflict)
+    }
+
+    /// Reports an access to shared memory that another one is not ordered with; [`Flow::Next`] if nobody wants to know.
+    #[cold]
+    pub(super) fn raced_by(&mut self, lanes: u32, granule: u32, what: &str, conflict: Conflict) -> Flow {
+        let checks = self.launch.checks;
+        // A copy that has ended is still to be waited for.
+        let arrived = self.is_engine(conflict.actor);
+        let asynchronous = arrived || matches!(conflict.access, Access::Asynchronous | Access::Locked);
+        if asynchronous && !checks.asynchronous || !asynchronous && !checks.races {
+            return Flow::Next;
+        }
+        let place = self.launch.describe_shared(granule * GRANULE);
+        let party = self.actor_name(conflict.actor);
+        let (kind, message, hint) = match conflict.access {
+            Access::Asynchronous => {
+                let message = format!(
+                    "{what} of shared memory at {place}, where an asynchronous copy of {party} has not been waited for"
+                );
+                let hint = "wait for the copy (at its mbarrier, or `cp.async.wait_group` and a barrier)";
+                (FindingKind::AsynchronousCopy, message, hint)
+            }
+            Access::Locked => {
+                let lock = self.block.shadow.as_ref().and_then(|shadow| shadow.locked_by(granule, u16::MAX));
+                let reader = lock.map_or("an asynchronous operation", |(_, reader)| reader);
+                let message =
+                    format!("{what} of shared memory at {place}, which {reader} of {party} still uses");
+                let hint = "wait for what reads it (`wgmma.wait_group`, `cp.async.bulk.wait_group.read`) before it is written";
+                (FindingKind::AsynchronousCopy, message, hint)
+            }
+            _ if arrived => {
+                let message = format!(
+                    "{what} of shared memory at {place}, where an asynchronous copy has not been waited for"
+                );
+                (FindingKind::AsynchronousCopy, message, "wait for the copy at its mbarrier")
+            }
+            access => {
+                let message =
+                    format!("{what} of shared memory at {place} races with the {} by {party}", access.name());
+                (FindingKind::SharedRace, message, "put a barrier between the two")
+            }
+        };
+        self.fail(kind, lanes, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push((format!("the {} by {party}", conflict.access.name()), conflict.at));
+        }
+        Flow::Fault
+    }
+
+    /// Whether an actor is a channel of the copy engine, not a warp.
+    fn is_engine(&self, actor: order::Actor) -> bool {
+        u32::from(actor) >= self.launch.warps * self.launch.ranks()
+    }
+
+    /// A warp or a channel in words.
+    pub(super) fn actor_name(&self, actor: order::Actor) -> String {
+        if self.is_engine(actor) {
+            return "the copy engine".to_owned();
+        }
+        let (warps, actor) = (self.launch.warps, u32::from(actor));
+        match self.launch.ranks() {
+            1 => format!("warp {actor}"),
+            _ => format!("warp {} of the cluster's block {}", actor % warps, actor / warps),
+        }
+    }
+}
