@@ -11,8 +11,9 @@ use warpsmith::emulator::Completion;
 use warpsmith::ops::linear::select::Access;
 use warpsmith::ops::linear::{LinearInput, LinearTypes, Tile};
 use warpsmith::ops::{self, Activation, Implementation};
+use warpsmith::validate::{self, Data, LinearCase};
 use warpsmith::weights::FloatElement;
-use warpsmith::{Device, Element, EmulatorOptions, Tensor};
+use warpsmith::{DType, Device, Element, EmulatorOptions, Tensor};
 use warpsmith_kernels::MODULES;
 
 /// M, K, N: several tiles with tails, sums longer than any ring of stages.
@@ -97,6 +98,28 @@ where
     if missing.is_empty() { Ok(()) } else { Err(format!("not run: {missing:?}").into()) }
 }
 
+/// M, K, N of more tiles than an H100 has blocks for them: some blocks work through two, and the second goes around the ring of
+/// stages where the first has stopped.
+const PERSISTENT: (usize, usize, usize) = (17_300, 136, 256);
+
+/// Whole tiles and cut ones, in clusters, with an activation that is applied in registers.
+fn blocks_that_work_through_several_tiles_are_right() -> Result<(), Failed> {
+    let (tile, (m, k, n)) = (Tile::Hopper128x256, PERSISTENT);
+    let case = LinearCase {
+        tile: Some(tile),
+        activation: Activation::Relu,
+        data: Data::Integers,
+        ..LinearCase::new(DType::Bf16, m, k, n)
+    };
+    for (mode, device) in devices() {
+        let blocks = tile.blocks(m as u32, n as u32, device.properties().multiprocessors);
+        assert!(blocks < tile.tiles(m as u32, n as u32), "the launch is persistent");
+        let outcome = validate::linear(&device, &case).map_err(|error| format!("{mode}: {error}"))?;
+        assert!(outcome.passed() && outcome.exact && outcome.compared == m * n, "{mode}: {outcome:?}");
+    }
+    Ok(())
+}
+
 pub(crate) fn trials() -> Vec<Trial> {
     let all: [(&str, fn(&str) -> Result<(), Failed>); 5] = [
         ("f16_f16", check_all::<f16, f16>),
@@ -105,9 +128,11 @@ pub(crate) fn trials() -> Vec<Trial> {
         ("bf16_f32", check_all::<bf16, f32>),
         ("f32_f32", check_all::<f32, f32>),
     ];
-    all.map(|(types, check)| {
+    let by_types = all.map(|(types, check)| {
         let name = format!("emulator::modes::every_kernel_of_{types}_gives_the_same_bits_in_every_mode");
         Trial::test(name, move || check(types))
-    })
-    .into()
+    });
+    let name = "emulator::modes::blocks_that_work_through_several_tiles_are_right_in_every_mode";
+    let persistent = Trial::test(name, blocks_that_work_through_several_tiles_are_right);
+    by_types.into_iter().chain([persistent]).collect()
 }
