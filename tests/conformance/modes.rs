@@ -120,8 +120,11 @@ fn blocks_that_work_through_several_tiles_are_right() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Checks the kernels of some types.
+type Check = fn(&str) -> Result<(), Failed>;
+
 pub(crate) fn trials() -> Vec<Trial> {
-    let all: [(&str, fn(&str) -> Result<(), Failed>); 5] = [
+    let all: [(&str, Check); 5] = [
         ("f16_f16", check_all::<f16, f16>),
         ("f16_f32", check_all::<f16, f32>),
         ("bf16_bf16", check_all::<bf16, bf16>),
