@@ -61,6 +61,8 @@ struct Part {
     granule: u8,
     bytes: u16,
     atomic: bool,
+    /// By the copy engine.
+    agent: bool,
 }
 
 #[derive(Debug, Default)]
@@ -180,7 +182,7 @@ impl Log {
         if access == Access::Poll {
             return Ok(());
         }
-        let part = Part { actor, stamp: now, at: who.at, granule: granule as u8, bytes, atomic };
+        let part = Part { actor, stamp: now, at: who.at, granule: granule as u8, bytes, atomic, agent };
         if access == Access::Read {
             for other in page.part_reads.iter_mut().rev().take(8) {
                 if (other.actor, other.stamp, other.granule) == (actor, now, part.granule) {
@@ -232,6 +234,8 @@ impl Page {
             if !order.knows(who.actor, write.actor, write.stamp) {
                 return Err(conflict);
             }
+            // What the engine has written it sees without a fence.
+            let fenced = fenced.filter(|_| !write.agent);
             if fenced.is_some_and(|f| f.get(usize::from(write.actor)).is_some_and(|&f| write.stamp >= f)) {
                 return Err(Conflict { unfenced: true, ..conflict });
             }
@@ -242,7 +246,8 @@ impl Page {
     fn note_write(&mut self, part: Part) {
         self.written |= 1 << part.granule;
         let same = |w: &Part| {
-            (w.granule, w.actor, w.stamp, w.atomic) == (part.granule, part.actor, part.stamp, part.atomic)
+            (w.granule, w.actor, w.stamp, w.atomic, w.agent)
+                == (part.granule, part.actor, part.stamp, part.atomic, part.agent)
         };
         if let Some(write) = self.writes.iter_mut().rev().take(16).find(|w| same(w)) {
             write.bytes |= part.bytes;

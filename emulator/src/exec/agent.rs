@@ -8,7 +8,7 @@ use super::access::ones;
 use super::code::{Core, Fault, Flow, Handler, Level};
 use super::lane::warp;
 use crate::check::FindingKind;
-use crate::check::order::Clock;
+use crate::check::order::{Actor, Clock};
 use crate::check::shadow::{Access, Conflict, GRANULE, Lock, Who, granules};
 use crate::config::Completion;
 use crate::ir::op::{Atomic, Op, ProxyFence};
@@ -84,6 +84,16 @@ impl Piece {
     }
 }
 
+impl Store {
+    /// What a piece writes of global memory.
+    fn of(piece: &Piece) -> Option<Self> {
+        let (_, to, bytes) = piece.parts();
+        let Place::Global { allocation, offset } = to else { return None };
+        let reduces = matches!(piece, Piece::Reduce { .. });
+        Some(Self { allocation, offset, end: offset + u64::from(bytes), reduces })
+    }
+}
+
 /// Where bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -114,9 +124,30 @@ struct Pending {
     /// The lane's group.
     group: u32,
     locks: Vec<(u32, Lock)>,
+    /// What it writes of global memory, ascending.
+    stores: Vec<Store>,
+}
+
+/// A range of an allocation that a transfer writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Store {
+    allocation: usize,
+    offset: u64,
+    end: u64,
+    /// It is a reduction, with which atomic operations may go on at the same time.
+    reduces: bool,
 }
 
 impl Pending {
+    /// Whether it will write any of the bytes of an allocation, and not in a way that goes together with the access.
+    fn writes(&self, allocation: usize, offset: u64, bytes: u32, access: Access) -> bool {
+        let behind = self.stores.partition_point(|s| (s.allocation, s.end) <= (allocation, offset));
+        self.stores[behind..]
+            .iter()
+            .take_while(|s| s.allocation == allocation && s.offset < offset + u64::from(bytes))
+            .any(|s| !(s.reduces && access == Access::Atomic))
+    }
+
     fn of_group(&self) -> bool {
         self.transfer.signals.contains(&Signal::Group)
     }
@@ -127,12 +158,14 @@ impl Pending {
 pub(crate) struct Engine {
     pending: Vec<Pending>,
     draws: u64,
+    /// How many of the transfers under way write global memory.
+    pub(super) stores: u32,
 }
 
 impl Engine {
     /// The engine of a cluster, by its number, which decides its draws with the seed.
     pub(super) fn new(cluster: u64) -> Self {
-        Self { pending: Vec::new(), draws: cluster << 32 }
+        Self { pending: Vec::new(), draws: cluster << 32, stores: 0 }
     }
 
     /// A number that the seed and the run so far decide.
@@ -193,7 +226,10 @@ impl Core<'_> {
             locks.extend(lock.map(|shadow| (rank, shadow.lock(&ranges, who, transfer.what))));
         }
         let (rank, warp, group) = (self.block.rank, self.warp.number, self.warp.bulk.next[lane]);
-        self.engine.pending.push(Pending { transfer, who, rank, warp, lane, group, locks });
+        let mut stores: Vec<Store> = transfer.pieces.iter().filter_map(Store::of).collect();
+        stores.sort_unstable();
+        self.engine.stores += u32::from(!stores.is_empty());
+        self.engine.pending.push(Pending { transfer, who, rank, warp, lane, group, locks, stores });
         let now = match self.launch.completion {
             Completion::Eager => true,
             Completion::Latest => false,
@@ -219,6 +255,35 @@ impl Core<'_> {
         Ok(())
     }
 
+    /// Whether bytes of global memory are those that a transfer is going to write: nobody may touch them before its group was
+    /// waited for.
+    #[cold]
+    pub(super) fn check_in_flight(
+        &mut self,
+        lane: usize,
+        allocation: usize,
+        offset: u64,
+        bytes: u32,
+        access: Access,
+    ) -> Result<(), Flow> {
+        let mut pending = self.engine.pending.iter();
+        let found = pending.find(|p| p.writes(allocation, offset, bytes, access));
+        let Some(found) = found.filter(|_| self.launch.checks.asynchronous) else { return Ok(()) };
+        let (what, who) = (found.transfer.what, found.who);
+        let table = self.launch.table;
+        let place = table.get(allocation).map_or(String::new(), |a| table.describe(a.base + offset));
+        let party = self.actor_name(who.actor as Actor);
+        let message =
+            format!("{} of {place}, where {what} of {party} has not been waited for", access.name());
+        let hint = "the thread that started it waits for its group (`cp.async.bulk.wait_group`, without `.read`), then passes \
+                    a barrier";
+        self.fail(FindingKind::AsynchronousCopy, 1 << lane, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push((format!("{what} of {party}"), who.at));
+        }
+        Err(Flow::Fault)
+    }
+
     /// Notes what the copy engine does to a range of an allocation.
     pub(super) fn note_global_range(
         &mut self,
@@ -228,6 +293,9 @@ impl Core<'_> {
         bytes: u32,
         access: Access,
     ) -> Result<(), Flow> {
+        if self.engine.stores != 0 {
+            self.check_in_flight(lane, allocation, offset, bytes, access)?;
+        }
         let Some(log) = &mut self.log else { return Ok(()) };
         let who = Who { actor: self.warp.actor, at: self.warp.pc };
         match log.agent(&self.order, allocation, (offset, bytes), who, access) {
@@ -399,6 +467,7 @@ impl Core<'_> {
     /// Moves the bytes of a transfer and tells those that wait. `false` if that was wrong, with the fault set.
     fn finish(&mut self, index: usize) -> bool {
         let pending = self.engine.pending.remove(index);
+        self.engine.stores -= u32::from(!pending.stores.is_empty());
         for &piece in &pending.transfer.pieces {
             self.carry_out(piece);
             let (_, to, bytes) = piece.parts();

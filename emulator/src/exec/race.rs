@@ -149,6 +149,13 @@ impl Core<'_> {
         bytes: u32,
         access: Access,
     ) -> Result<(), Flow> {
+        if self.engine.stores != 0 {
+            let base = self.launch.table.at(allocation).base;
+            for lane in ones(lanes) {
+                let offset = addresses[lane].wrapping_sub(base);
+                self.check_in_flight(lane, allocation, offset, bytes, access)?;
+            }
+        }
         let Some(log) = &mut self.log else { return Ok(()) };
         let order = &self.order;
         let who = Who { actor: self.warp.actor, at: self.warp.pc };

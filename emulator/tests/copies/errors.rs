@@ -199,6 +199,47 @@ fn a_write_must_be_made_visible_before_the_copy_engine_reads_it() {
 }
 
 #[test]
+fn what_a_group_is_to_write_is_not_to_be_touched_before_the_group_was_waited_for() {
+    let start = |copy: &str| {
+        format!(
+            "mov.u32 %r0, 1;\nst.shared.v4.u32 [%tile], {{%r0, %r0, %r0, %r0}};\nfence.proxy.async.shared::cta;\n\
+             {copy} [%p+64], [%tile], 16;\ncp.async.bulk.commit_group;\n"
+        )
+    };
+    let plain = start("cp.async.bulk.global.shared::cta.bulk_group");
+    let adding = start("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32");
+    let wait = "cp.async.bulk.wait_group 0;\n";
+    for (started, access) in [
+        (&plain, "ld.global.u32 %r1, [%p+64];"),
+        (&plain, "st.global.u32 [%p+76], %r0;"),
+        (&plain, "red.global.add.u32 [%p+68], %r0;"),
+        (&plain, "cp.async.bulk.global.shared::cta.bulk_group [%p+64], [%tile], 16;"),
+        (&plain, "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%p, {0, 0}];"),
+        (&adding, "ld.global.u32 %r1, [%p+64];"),
+    ] {
+        found(
+            &format!("{started}{access}\n{wait}"),
+            FindingKind::AsynchronousCopy,
+            "has not been waited for",
+        );
+    }
+    // Beside it, after the wait, or adding to what is being added to, there is nothing wrong.
+    let body = format!(
+        "ld.param.u64 %p, [p];\n{INIT}@!%one bra $END;\n{plain}st.global.u32 [%p+60], 7;\nst.global.u32 [%p+80], 7;\n{wait}\
+         ld.global.u32 %r1, [%p+64];\n{adding}red.global.add.u32 [%p+64], 1;\n{wait}$END:"
+    );
+    let module = kernel(".param .u64 p", "", 1024, &body);
+    for machine in machines() {
+        let memory = memory(&machine, &[0; 256]);
+        run(&machine, &module, threads(32), &[&memory.to_le_bytes()])
+            .unwrap_or_else(|error| panic!("{error}"));
+        let words = super::read(&machine, memory, 84);
+        let word = |at: usize| u32::from_le_bytes(words[at..at + 4].try_into().unwrap());
+        assert_eq!([word(60), word(64), word(68), word(76), word(80)], [7, 3, 2, 2, 7]);
+    }
+}
+
+#[test]
 fn a_map_in_memory_must_be_there_before_it_is_used() {
     // One warp copies the map to global memory, another one uses the copy.
     let body = |between: &str| {

@@ -28,6 +28,29 @@ fn a_range_goes_to_shared_memory_and_back() {
 }
 
 #[test]
+fn what_the_engine_has_stored_it_loads_without_a_fence() {
+    let body = format!(
+        "ld.param.u64 %q, [from];\nld.param.u64 %p, [to];\n{INIT}@!%one bra $END;\n\
+         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 512;\n\
+         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%tile], [%q], 512, [%bar];\n{WAIT}\
+         cp.async.bulk.global.shared::cta.bulk_group [%p], [%tile], 512;\ncp.async.bulk.commit_group;\n\
+         cp.async.bulk.wait_group 0;\nmbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 512;\n\
+         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%tile+512], [%p], 512, [%bar];\n\
+         $AGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 %c0, [%bar], 1;\n@!%c0 bra $AGAIN;\n\
+         cp.async.bulk.global.shared::cta.bulk_group [%p+512], [%tile+512], 512;\ncp.async.bulk.commit_group;\n\
+         cp.async.bulk.wait_group 0;\n$END:"
+    );
+    let module = kernel(".param .u64 from, .param .u64 to", "", 1024, &body);
+    let data = noise(512);
+    for machine in machines() {
+        let (from, to) = (memory(&machine, &data), machine.allocate(1024).unwrap());
+        run(&machine, &module, threads(32), &[&from.to_le_bytes(), &to.to_le_bytes()])
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert!(read(&machine, to, 1024) == data.repeat(2));
+    }
+}
+
+#[test]
 fn each_lane_starts_a_copy_of_its_own() {
     let body = format!(
         "ld.param.u64 %q, [from];\nld.param.u64 %p, [to];\n{INIT}\
