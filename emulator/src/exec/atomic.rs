@@ -9,7 +9,7 @@ use crate::check::FindingKind;
 use crate::check::shadow::Access;
 use crate::ir::op::{Atomic, Op};
 use crate::ir::types::Ty;
-use crate::numeric::float::{canonical, maximum, minimum};
+use crate::numeric::float::{canonical, flush, maximum, minimum, propagate64};
 use crate::numeric::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::syntax::ast::Space;
 
@@ -109,7 +109,7 @@ fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
                         _ => u64::from(storage.load::<u16>(at)),
                     };
                     old[lane] = before;
-                    let after = apply(op, ty, before, values[lane], new[lane]);
+                    let after = apply_in_global(op, ty, before, values[lane], new[lane]);
                     match bytes {
                         8 => storage.store::<u64>(at, after),
                         4 => storage.store::<u32>(at, after as u32),
@@ -136,6 +136,20 @@ fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     Ok(())
 }
 
+/// What stands in global memory after the operation: where it is done by the memory itself, a sum in f32 takes subnormal
+/// numbers for zeros, and a NaN in f64 stays as it is, that of the operand before that in memory.
+fn apply_in_global(op: Atomic, ty: Ty, old: u64, value: u64, new: u64) -> u64 {
+    match (op, ty) {
+        (Atomic::Add, Ty::F32) => {
+            let flushed = |bits: u64| flush(f32::from_bits(bits as u32));
+            u64::from(flush(canonical(flushed(old) + flushed(value))).to_bits())
+        }
+        (Atomic::Add, Ty::F64) if f64::from_bits(value).is_nan() => value,
+        (Atomic::Add, Ty::F64) if f64::from_bits(old).is_nan() => old,
+        _ => apply(op, ty, old, value, new),
+    }
+}
+
 /// What stands in memory after the operation.
 pub(super) fn apply(op: Atomic, ty: Ty, old: u64, value: u64, new: u64) -> u64 {
     let wide = ty.bytes() == 8;
@@ -149,7 +163,10 @@ pub(super) fn apply(op: Atomic, ty: Ty, old: u64, value: u64, new: u64) -> u64 {
         }
         Atomic::Add => match ty {
             Ty::F32 => u64::from(canonical(f32::from_bits(old32) + f32::from_bits(value32)).to_bits()),
-            Ty::F64 => (f64::from_bits(old) + f64::from_bits(value)).to_bits(),
+            Ty::F64 => {
+                let (a, b) = (f64::from_bits(old), f64::from_bits(value));
+                propagate64(a + b, [a, b]).to_bits()
+            }
             Ty::F16 | Ty::Bf16 => u64::from(add16(ty == Ty::F16, old as u16, value as u16)),
             Ty::F16x2 | Ty::Bf16x2 => {
                 let half = |shift: u32| {

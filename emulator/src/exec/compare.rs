@@ -34,6 +34,7 @@ comparable! {
     f64 => f64: |x| x;
     Flushed => f32: |x| flush(x.0);
     Half => f32: |x| f16_to_f32(x.0);
+    FlushedHalf => f32: |x| f16_to_f32(if x.0 & 0x7c00 == 0 { x.0 & 0x8000 } else { x.0 });
     Brain => f32: |x| bf16_to_f32(x.0);
 }
 
@@ -43,6 +44,9 @@ struct Flushed(f32);
 /// An f16.
 #[derive(Clone, Copy)]
 struct Half(u16);
+/// An f16 whose subnormal values count as zeros.
+#[derive(Clone, Copy)]
+struct FlushedHalf(u16);
 /// A bf16.
 #[derive(Clone, Copy)]
 struct Brain(u16);
@@ -66,7 +70,7 @@ macro_rules! through {
         }
     )*};
 }
-through! { Flushed(f32); Half(u16); Brain(u16); }
+through! { Flushed(f32); Half(u16); FlushedHalf(u16); Brain(u16); }
 
 #[inline(always)]
 fn mask_of<T: Comparable>(
@@ -167,6 +171,7 @@ macro_rules! by_type {
             Ty::F32 if $c.ftz => handler::<$run<Flushed>>($level),
             Ty::F32 => handler::<$run<f32>>($level),
             Ty::F64 => handler::<$run<f64>>($level),
+            Ty::F16 if $c.ftz => handler::<$run<FlushedHalf>>($level),
             Ty::F16 => handler::<$run<Half>>($level),
             Ty::Bf16 => handler::<$run<Brain>>($level),
             _ => handler::<$run<u32>>($level),

@@ -7,7 +7,7 @@ use crate::ir::op::{Binary, Mode, Op, Property, Ternary, Unary};
 use crate::ir::types::Ty;
 use crate::numeric::float::{
     add32, canonical, flush, fma_bf16, fma_f16, fma32, maximum, maximum64, minimum, minimum64, mul32,
-    saturate,
+    propagate64, quiet64, saturate,
 };
 use crate::numeric::half::{NAN16, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
@@ -102,11 +102,14 @@ fn is_f32(ty: Ty) -> bool {
 /// The handler of a unary floating-point operation.
 pub(crate) fn unary(op: Unary, ty: Ty, mode: Mode, level: Level) -> Handler {
     match (op, ty) {
-        (Unary::Neg, Ty::F64) => lanes!(level, |a: f64| -> f64 { -a }),
-        (Unary::Abs, Ty::F64) => lanes!(level, |a: f64| -> f64 { a.abs() }),
-        (Unary::Rcp, Ty::F64) => lanes!(level, |a: f64| -> f64 { 1.0 / a }),
-        (Unary::Sqrt, Ty::F64) => lanes!(level, |a: f64| -> f64 { a.sqrt() }),
-        (Unary::Rsqrt, Ty::F64) => lanes!(level, |a: f64| -> f64 { 1.0 / a.sqrt() }),
+        // The sign of a NaN stays.
+        (Unary::Neg, Ty::F64) => lanes!(level, |a: f64| -> f64 { if a.is_nan() { quiet64(a) } else { -a } }),
+        (Unary::Abs, Ty::F64) => {
+            lanes!(level, |a: f64| -> f64 { if a.is_nan() { quiet64(a) } else { a.abs() } })
+        }
+        (Unary::Rcp, Ty::F64) => lanes!(level, |a: f64| -> f64 { propagate64(1.0 / a, [a]) }),
+        (Unary::Sqrt, Ty::F64) => lanes!(level, |a: f64| -> f64 { propagate64(a.sqrt(), [a]) }),
+        (Unary::Rsqrt, Ty::F64) => lanes!(level, |a: f64| -> f64 { propagate64(1.0 / a.sqrt(), [a]) }),
         (Unary::Testp(_), Ty::F64) => testp::<f64>(level),
         (Unary::Testp(_), _) => testp::<f32>(level),
         (Unary::Neg, Ty::F32) if !mode.ftz => lanes!(level, |a: f32| -> f32 { canonical(-a) }),
@@ -209,10 +212,10 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Handler {
         (Binary::Max, Ty::F32) if plain => lanes!(level, |a: f32, b: f32| -> f32 { maximum(a, b) }),
         // The sign is that of the first operand.
         (Binary::Copysign, Ty::F32) => lanes!(level, |a: f32, b: f32| -> f32 { b.copysign(a) }),
-        (Binary::Add, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { a + b }),
-        (Binary::Sub, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { a - b }),
-        (Binary::Mul, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { a * b }),
-        (Binary::Div, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { a / b }),
+        (Binary::Add, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { propagate64(a + b, [b, a]) }),
+        (Binary::Sub, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { propagate64(a - b, [b, a]) }),
+        (Binary::Mul, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { propagate64(a * b, [b, a]) }),
+        (Binary::Div, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { propagate64(a / b, [a, b]) }),
         (Binary::Min, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { minimum64(a, b) }),
         (Binary::Max, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { maximum64(a, b) }),
         (Binary::Copysign, _) => lanes!(level, |a: f64, b: f64| -> f64 { b.copysign(a) }),
@@ -317,7 +320,9 @@ fn slow_halves(level: Level) -> Handler {
 /// The handler of a ternary floating-point operation, which is a fused multiply-add.
 pub(crate) fn ternary(_: Ternary, ty: Ty, mode: Mode, level: Level) -> Handler {
     match ty {
-        Ty::F64 => lanes!(level, |a: f64, b: f64, c: f64| -> f64 { a.mul_add(b, c) }),
+        Ty::F64 => {
+            lanes!(level, |a: f64, b: f64, c: f64| -> f64 { propagate64(a.mul_add(b, c), [b, c, a]) })
+        }
         Ty::F32 if mode == Mode::default() => {
             lanes!(level, |a: f32, b: f32, c: f32| -> f32 { canonical(a.mul_add(b, c)) })
         }
@@ -344,7 +349,8 @@ pub(crate) fn ternary(_: Ternary, ty: Ty, mode: Mode, level: Level) -> Handler {
             let packed = matches!(ty, Ty::F16x2 | Ty::Bf16x2);
             let one = |a: u32, b: u32, c: u32| {
                 let (a, b, c) = (a as u16, b as u16, c as u16);
-                u32::from(clamp16(if f16 { fma_f16(a, b, c) } else { fma_bf16(a, b, c) }, f16, mode))
+                let result = if f16 { fma_f16(a, b, c) } else { fma_bf16(a, b, c) };
+                u32::from(clamp16(result, f16, mode))
             };
             let mut out = [0u32; 32];
             for lane in 0..32 {

@@ -1,6 +1,6 @@
 //! `cvt`: every conversion between two types, on single values.
 
-use super::float::{Round, canonical, flush, round_to_f32, saturate};
+use super::float::{Round, canonical, flush, quiet64, round_to_f32, saturate, widen};
 use super::half::{NAN16, NAN32, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, f32_to_tf32};
 use super::narrow::{e4m3_to_f32, e5m2_to_f32, f32_to_e4m3, f32_to_e5m2};
 use crate::ir::types::Ty;
@@ -95,14 +95,15 @@ impl Conversion {
 
     fn float(&self, bits: u64) -> f64 {
         match self.from {
-            Ty::F16 => f64::from(f16_to_f32(bits as u16)),
-            Ty::Bf16 => f64::from(bf16_to_f32(bits as u16)),
+            Ty::F16 => widen(f16_to_f32(bits as u16)),
+            Ty::Bf16 => widen(bf16_to_f32(bits as u16)),
             Ty::E4m3 => f64::from(e4m3_to_f32(bits as u8)),
             Ty::E5m2 => f64::from(e5m2_to_f32(bits as u8)),
             Ty::F64 => f64::from_bits(bits),
             _ => {
                 let value = f32::from_bits(bits as u32);
-                f64::from(if self.ftz { flush(value) } else { value })
+                // To f16, what is subnormal in f32 rounds as it is.
+                widen(if self.ftz && self.to != Ty::F16 { flush(value) } else { value })
             }
         }
     }
@@ -121,7 +122,17 @@ impl Conversion {
     }
 
     fn float_to_float(&self, bits: u64) -> u64 {
+        let moves = !(self.integral || self.ftz || self.sat || self.relu || self.satfinite);
+        if moves && self.to == self.from {
+            return bits;
+        }
+        if self.to == Ty::Tf32 {
+            return u64::from(self.narrow_tf32(bits as u32));
+        }
         let mut value = self.float(bits);
+        if value.is_nan() && !self.sat && self.to.bytes() > 1 {
+            return self.nan(value);
+        }
         if self.integral {
             value = integral(value, self.round);
         }
@@ -142,6 +153,10 @@ impl Conversion {
                     _ => value,
                 };
                 value.to_bits()
+            }
+            // What is below the smallest normal number before it is rounded counts as zero.
+            Ty::F32 if self.ftz && value.abs() < f64::from(f32::MIN_POSITIVE) => {
+                u64::from(if self.sat { 0.0 } else { 0f32.copysign(value as f32) }.to_bits())
             }
             Ty::F32 => {
                 let round = if self.integral { Round::Nearest } else { self.round };
@@ -174,6 +189,22 @@ impl Conversion {
         // The GPU steps back from NaN as it does from infinity.
         let beyond = self.satfinite && result & 0x7fff_ffff >= 0x7f80_0000;
         if beyond { result - 0x2000 } else { result }
+    }
+
+    /// What a NaN becomes. Where f64 takes part, it keeps its sign and what has room of its payload.
+    fn nan(&self, value: f64) -> u64 {
+        let bits = quiet64(value).to_bits();
+        let sign = bits >> 63;
+        match (self.to, self.from) {
+            (Ty::F64, Ty::F32) if self.ftz => widen(f32::from_bits(NAN32)).to_bits(),
+            (Ty::F64, _) => bits,
+            (Ty::F32, Ty::F64) => sign << 31 | 0x7f80_0000 | bits >> 29 & 0x007f_ffff,
+            (Ty::F16, Ty::F64) => sign << 15 | 0x7c00 | bits >> 42 & 0x3ff,
+            (Ty::Bf16, Ty::F64) => sign << 15 | 0x7f80 | bits >> 45 & 0x7f,
+            (Ty::F32, Ty::Bf16) if !self.ftz => sign << 31 | 0x7f80_0000 | bits >> 29 & 0x007f_ffff,
+            (Ty::F32, _) => u64::from(NAN32),
+            _ => u64::from(NAN16),
+        }
     }
 
     /// To one of the narrow types, from a value that is exact or rounded to odd.

@@ -63,10 +63,43 @@ fn minimum_keep(a: f32, b: f32) -> f32 {
     if result.is_nan() { -result } else { result }
 }
 
+/// NaN, as the GPU makes it in f64 where no operand is one.
+const NAN64: u64 = 0xfff8_0000_0000_0000;
+
+/// An f64 NaN with the bit that makes it quiet.
+#[inline(always)]
+pub(crate) fn quiet64(nan: f64) -> f64 {
+    f64::from_bits(nan.to_bits() | 1 << 51)
+}
+
+/// A result in f64 with the NaN that the GPU gives: the first of `operands` that is one, made quiet.
+#[inline(always)]
+pub(crate) fn propagate64<const N: usize>(result: f64, operands: [f64; N]) -> f64 {
+    // On the bits: which NaN comes out of the host's own operation is not said.
+    match operands.into_iter().find(|operand| operand.is_nan()) {
+        Some(nan) => quiet64(nan),
+        None if result.is_nan() => f64::from_bits(NAN64),
+        None => result,
+    }
+}
+
+/// f32 to f64, exact; a NaN keeps its sign and its payload, and is made quiet.
+#[inline(always)]
+pub(crate) fn widen(value: f32) -> f64 {
+    if value.is_nan() {
+        let bits = u64::from(value.to_bits());
+        let sign = (bits & 0x8000_0000) << 32;
+        return f64::from_bits(sign | 0x7ff8_0000_0000_0000 | (bits & 0x007f_ffff) << 29);
+    }
+    f64::from(value)
+}
+
 /// [`minimum`] in f64.
 #[inline(always)]
 pub(crate) fn minimum64(a: f64, b: f64) -> f64 {
-    if a.is_nan() {
+    if a.is_nan() && b.is_nan() {
+        quiet64(b)
+    } else if a.is_nan() {
         b
     } else if b.is_nan() {
         a
@@ -80,7 +113,9 @@ pub(crate) fn minimum64(a: f64, b: f64) -> f64 {
 /// [`maximum`] in f64.
 #[inline(always)]
 pub(crate) fn maximum64(a: f64, b: f64) -> f64 {
-    if a.is_nan() {
+    if a.is_nan() && b.is_nan() {
+        quiet64(b)
+    } else if a.is_nan() {
         b
     } else if b.is_nan() {
         a

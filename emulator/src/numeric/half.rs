@@ -49,7 +49,7 @@ pub(crate) fn f32_to_bf16(value: f32) -> u16 {
     if bits & 0x7fff_ffff > 0x7f80_0000 { NAN16 } else { rounded as u16 }
 }
 
-/// f32 to TF32, to nearest, ties away from zero; the low 13 bits are zeros.
+/// f32 to TF32, to nearest, ties away from zero; the low 13 bits are zeros. A NaN is cut, and may so become an infinity.
 #[inline(always)]
 pub(crate) fn f32_to_tf32(value: f32) -> u32 {
     let bits = value.to_bits();
@@ -103,5 +103,6 @@ mod tests {
         assert_eq!(f32_to_tf32(f32::from_bits(0x3f80_0fff)), 0x3f80_0000);
         assert_eq!(f32_to_tf32(f32::INFINITY), f32::INFINITY.to_bits());
         assert_eq!(f32_to_tf32(f32::from_bits(0x7fc0_0000)), 0x7fc0_0000);
+        assert_eq!(f32_to_tf32(f32::from_bits(0x7f80_0001)), 0x7f80_0000);
     }
 }

@@ -1,27 +1,36 @@
 //! What the tests share: running a piece of PTX on given bits.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::collections::BTreeSet;
-use std::sync::Mutex;
+use std::io::Write as _;
 
-use warpsmith_emulator::{Config, Finding, LaunchConfig, LaunchError, Machine, Module, Report};
+use warpsmith_emulator::{
+    Config, Finding, LaunchConfig, LaunchError, Machine, Module, ParseError, Report, forms,
+};
 
-/// The forms in all texts that this program's tests ran so far.
-pub(crate) static FORMS_RUN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// Names a file to which every form in the texts that tests parse is written.
+pub(crate) const FORMS_FILE: &str = "WARPSMITH_EMULATOR_FORMS_FILE";
+
+/// Parses a module; notes its forms, if that is asked for.
+pub(crate) fn parse(file: &str, text: &str) -> Result<Module, ParseError> {
+    let module = Module::parse(file, text)?;
+    if let Some(path) = std::env::var_os(FORMS_FILE) {
+        let list: String = forms::used_in(file, text)?.into_keys().map(|form| form + "\n").collect();
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        file.write_all(list.as_bytes()).unwrap();
+    }
+    Ok(module)
+}
 
 /// A module around some text.
 pub(crate) fn module(text: &str) -> Module {
     let text = format!(".version 7.8\n.target sm_80\n.address_size 64\n{text}");
-    let module = Module::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let forms = warpsmith_emulator::forms::used_in("test.ptx", &text).unwrap_or_default();
-    FORMS_RUN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(forms.into_keys());
-    module
+    parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 /// A module for Hopper.
 pub(crate) fn hopper_module(text: &str) -> Module {
     let text = format!(".version 8.6\n.target sm_90a\n.address_size 64\n{text}");
-    Module::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+    parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 /// Launches the only kernel of a module with 64-bit arguments.

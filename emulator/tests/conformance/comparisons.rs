@@ -4,12 +4,8 @@ use half::f16;
 
 use crate::harness::{check, floats, inputs};
 
-/// For the test that counts the forms that are tested.
-#[allow(dead_code, reason = "not counted yet")]
-pub(crate) const ALL: &[fn()] = &[comparisons_of_integers, comparisons_of_floats];
-
 #[test]
-pub(crate) fn comparisons_of_integers() {
+fn comparisons_of_integers() {
     let i = inputs();
     for (name, f) in [
         ("eq", (|a, b| a == b) as fn(i128, i128) -> bool),
@@ -56,7 +52,7 @@ pub(crate) fn comparisons_of_integers() {
 }
 
 #[test]
-pub(crate) fn comparisons_of_floats() {
+fn comparisons_of_floats() {
     let i = floats();
     let value = |bits: u64| f32::from_bits(bits as u32);
     for (name, f) in [

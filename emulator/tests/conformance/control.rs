@@ -5,27 +5,12 @@ use warpsmith_emulator::{FindingKind, LaunchConfig, Machine};
 use crate::common::{evaluate, finding, launch, module};
 use crate::harness::check;
 
-/// For the test that counts the forms that are tested.
-#[allow(dead_code, reason = "not counted yet")]
-pub(crate) const ALL: &[fn()] = &[
-    branches_choose_a_path_for_each_lane,
-    an_indexed_branch_takes_the_label_of_its_number,
-    lanes_that_return_leave_the_others_running,
-    a_trap_ends_the_launch,
-    barriers_make_shared_writes_visible,
-    parameters_of_every_size_are_read,
-    constants_are_read,
-    a_copy_fills_up_with_zeros_what_its_source_lacks,
-    groups_of_copies_are_waited_for_by_their_number,
-    addresses_of_all_spaces_can_be_made_generic,
-];
-
 fn lanes() -> Vec<[u64; 4]> {
     (0..64).map(|lane| [lane, lane % 4, lane * 7 % 64, lane % 3]).collect()
 }
 
 #[test]
-pub(crate) fn branches_choose_a_path_for_each_lane() {
+fn branches_choose_a_path_for_each_lane() {
     let body = "setp.lt.u32 %dp, %a32, 20;\n@%dp bra $LESS;\n@!%ep bra $THIRD;\nadd.u32 %d32, %a32, 100;\n\
                 bra.uni $END;\n$THIRD:\nmov.u32 %d32, 7;\nbra $END;\n$LESS:\nadd.u32 %d32, %a32, 1000;\n$END:";
     check(body, "32", &lanes(), |[a, _, _, e]| match (a, e) {
@@ -40,7 +25,7 @@ pub(crate) fn branches_choose_a_path_for_each_lane() {
 }
 
 #[test]
-pub(crate) fn an_indexed_branch_takes_the_label_of_its_number() {
+fn an_indexed_branch_takes_the_label_of_its_number() {
     let body = "$LIST: .branchtargets $ONE, $TWO, $ONE, $FOUR;\nbrx.idx %b32, $LIST;\n\
                 $ONE:\nmov.u32 %d32, 11;\nbra.uni $END;\n$TWO:\nmov.u32 %d32, 22;\nbra.uni $END;\n\
                 $FOUR:\nmov.u32 %d32, 44;\n$END:";
@@ -48,7 +33,7 @@ pub(crate) fn an_indexed_branch_takes_the_label_of_its_number() {
 }
 
 #[test]
-pub(crate) fn lanes_that_return_leave_the_others_running() {
+fn lanes_that_return_leave_the_others_running() {
     for leave in ["ret", "exit"] {
         let module = module(&format!(
             ".visible .entry test(.param .u64 p) {{\n.reg .b64 %p; .reg .b32 %t, %m; .reg .pred %q;\n\
@@ -71,7 +56,7 @@ pub(crate) fn lanes_that_return_leave_the_others_running() {
 }
 
 #[test]
-pub(crate) fn a_trap_ends_the_launch() {
+fn a_trap_ends_the_launch() {
     let module = module(
         ".visible .entry test(.param .u64 p) {\n.reg .b32 %t; .reg .pred %q;\nmov.u32 %t, %tid.x;\n\
          setp.eq.u32 %q, %t, 9;\n@%q trap;\nret;\n}",
@@ -82,7 +67,7 @@ pub(crate) fn a_trap_ends_the_launch() {
 }
 
 #[test]
-pub(crate) fn barriers_make_shared_writes_visible() {
+fn barriers_make_shared_writes_visible() {
     // 64 threads: each reads what the thread at the other end wrote.
     for barrier in
         ["bar.sync 0", "barrier.sync.aligned 1", "barrier.sync 2, 64", "bar.warp.sync -1;\nbar.cta.sync 3"]
@@ -96,7 +81,7 @@ pub(crate) fn barriers_make_shared_writes_visible() {
 }
 
 #[test]
-pub(crate) fn parameters_of_every_size_are_read() {
+fn parameters_of_every_size_are_read() {
     let sizes =
         ["b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64"];
     let value = 0x8182_8384_8586_8788u64;
@@ -131,7 +116,51 @@ pub(crate) fn parameters_of_every_size_are_read() {
 }
 
 #[test]
-pub(crate) fn constants_are_read() {
+fn a_parameter_has_a_generic_address() {
+    let module = module(
+        ".visible .entry test(.param .u64 out, .param .align 64 .b8 bytes[128]) {\n.reg .b64 %p, %q; .reg .b32 %v;\n\
+         ld.param.u64 %p, [out];\nmov.b64 %q, bytes;\ncvta.param.u64 %q, %q;\nld.b32 %v, [%q+100];\n\
+         st.global.b32 [%p], %v;\nret;\n}",
+    );
+    let machine = Machine::default();
+    let memory = machine.allocate(4).unwrap();
+    let config = LaunchConfig { grid: [1; 3], block: [1; 3], ..LaunchConfig::default() };
+    let bytes: Vec<u8> = (0..128).collect();
+    machine.launch(&module, "test", &config, &[&memory.to_le_bytes(), &bytes]).unwrap();
+    let mut out = [0; 4];
+    machine.read(memory, &mut out).unwrap();
+    assert_eq!(out, [100, 101, 102, 103]);
+}
+
+#[test]
+fn shared_memory_is_accessed_in_vectors() {
+    let prelude = "{ .shared .align 16 .b8 s[2048]; .reg .b32 %p, %v<4>; .reg .b64 %w<2>; mov.u32 %p, s;\n\
+                   mad.lo.u32 %p, %t, 32, %p;";
+    // The thread's inputs are 64 bits each: a, b, c, e.
+    let words = ["st.shared.v2.b64 [%p], {%a64, %b64};", "st.shared.v2.b64 [%p+16], {%c64, %e64};"].concat();
+    for (load, sum) in [
+        ("ld.shared.v2.f32 {%v0, %v1}, [%p+8];", "add.s32 %d32, %v0, %v1;"),
+        (
+            "ld.shared.v4.b32 {%v0, %v1, %v2, %v3}, [%p];",
+            "add.s32 %d32, %v0, %v1; sub.s32 %d32, %d32, %v2; sub.s32 %d32, %d32, %v3; neg.s32 %d32, %d32;",
+        ),
+        ("ld.shared.v4.f32 {%v0, %v1, %v2, %v3}, [%p+16];", "mad.lo.s32 %d32, %v2, 7, %v0;"),
+    ] {
+        let expected = |[a, b, c, e]: [u64; 4]| match () {
+            () if load.contains(".v2") => b,
+            () if load.contains(".v4.b32") => b.wrapping_sub(a) & 0xffff_ffff,
+            () => e * 7 + c,
+        };
+        check(&format!("{prelude}\n{words}\n{load}\n{sum} }}"), "32", &lanes(), expected);
+    }
+    let single = "st.shared.f32 [%p], %c32; st.shared.v2.f32 [%p+8], {%a32, %b32}; st.shared.v4.b32 [%p+16], {%a32, %b32, %c32, %e32};\n\
+                  ld.shared.b32 %d32, [%p]; ld.shared.b32 %v0, [%p+12]; ld.shared.b32 %v1, [%p+24];\n\
+                  mad.lo.s32 %d32, %v0, 64, %d32; mad.lo.s32 %d32, %v1, 4096, %d32;";
+    check(&format!("{prelude}\n{single} }}"), "32", &lanes(), |[_, b, c, _]| c + 64 * b + 4096 * c);
+}
+
+#[test]
+fn constants_are_read() {
     let module = module(
         ".const .align 4 .b32 table[4] = {3, 1, 4, 1};\n.visible .entry test(.param .u64 p) {\n\
          .reg .b64 %p, %c; .reg .b32 %t, %v; .reg .b64 %d;\nld.param.u64 %p, [p];\nmov.u32 %t, %tid.x;\nmov.u64 %c, table;\n\
@@ -147,7 +176,7 @@ pub(crate) fn constants_are_read() {
 }
 
 #[test]
-pub(crate) fn a_copy_fills_up_with_zeros_what_its_source_lacks() {
+fn a_copy_fills_up_with_zeros_what_its_source_lacks() {
     for (form, size) in [("ca", 4), ("ca", 8), ("ca", 16), ("cg", 16)] {
         let body = format!(
             "{{ .shared .align 16 .b8 s[1024]; .reg .b32 %p, %n; mov.u32 %p, s; mad.lo.u32 %p, %t, 16, %p;\n\
@@ -171,7 +200,7 @@ pub(crate) fn a_copy_fills_up_with_zeros_what_its_source_lacks() {
 }
 
 #[test]
-pub(crate) fn groups_of_copies_are_waited_for_by_their_number() {
+fn groups_of_copies_are_waited_for_by_their_number() {
     let body = "{ .shared .align 16 .b8 s[2048]; .reg .b32 %p; .reg .b64 %x, %y; mov.u32 %p, s; mad.lo.u32 %p, %t, 32, %p;\n\
                 cp.async.ca.shared.global [%p], [%in], 8;\ncp.async.commit_group;\n\
                 cp.async.cg.shared.global [%p+16], [%in+16], 16;\ncp.async.commit_group;\n\
@@ -181,7 +210,7 @@ pub(crate) fn groups_of_copies_are_waited_for_by_their_number() {
 }
 
 #[test]
-pub(crate) fn addresses_of_all_spaces_can_be_made_generic() {
+fn addresses_of_all_spaces_can_be_made_generic() {
     for space in ["shared", "local"] {
         let body = format!(
             "{{ .{space} .align 8 .b64 v[64]; .reg .b64 %p, %q; .reg .pred %is;\nmov.u64 %p, v;\n\

@@ -4,13 +4,8 @@ use half::{bf16, f16};
 
 use crate::harness::{bits, check, doubles, floats, flushed, inputs};
 
-/// For the test that counts the forms that are tested.
-#[allow(dead_code, reason = "not counted yet")]
-pub(crate) const ALL: &[fn()] =
-    &[conversions_between_integers, conversions_between_integers_and_floats, conversions_between_floats];
-
 #[test]
-pub(crate) fn conversions_between_integers() {
+fn conversions_between_integers() {
     let i = inputs();
     check("cvt.u32.u8 %d32, %a32;", "32", &i, |[a, ..]| a & 0xff);
     check("cvt.s32.s8 %d32, %a32;", "32", &i, |[a, ..]| u64::from(i32::from(a as i8) as u32));
@@ -28,7 +23,7 @@ pub(crate) fn conversions_between_integers() {
 }
 
 #[test]
-pub(crate) fn conversions_between_integers_and_floats() {
+fn conversions_between_integers_and_floats() {
     let i = inputs();
     check("cvt.rn.f32.u32 %d32, %a32;", "32", &i, |[a, ..]| bits(a as u32 as f32));
     check("cvt.rn.f32.s64 %d32, %a64;", "32", &i, |[a, ..]| bits(a as i64 as f32));
@@ -59,7 +54,7 @@ pub(crate) fn conversions_between_integers_and_floats() {
 }
 
 #[test]
-pub(crate) fn conversions_between_floats() {
+fn conversions_between_floats() {
     let f = floats();
     let value = |b: u64| f32::from_bits(b as u32);
     let half = |v: f32| if v.is_nan() { 0x7fff } else { u64::from(f16::from_f32(v).to_bits()) };

@@ -4,13 +4,8 @@ use half::{bf16, f16};
 
 use crate::harness::{bits, check, doubles, floats, flushed};
 
-/// For the test that counts the forms that are tested.
-#[allow(dead_code, reason = "not counted yet")]
-pub(crate) const ALL: &[fn()] =
-    &[single_precision, directed_rounding_agrees_with_a_wider_type, double_precision, half_precision];
-
 #[test]
-pub(crate) fn single_precision() {
+fn single_precision() {
     let i = floats();
     let check = |body: &str, f: &dyn Fn(f32, f32, f32) -> f32| {
         check(body, "32", &i, |[a, b, c, _]| {
@@ -66,7 +61,7 @@ fn common_sign(i: &[[u64; 4]]) {
 }
 
 #[test]
-pub(crate) fn directed_rounding_agrees_with_a_wider_type() {
+fn directed_rounding_agrees_with_a_wider_type() {
     let i: Vec<_> =
         floats().into_iter().filter(|v| v.iter().all(|&b| f32::from_bits(b as u32).is_finite())).collect();
     // Products and sums of f32 in f64, rounded down or up by stepping from the nearest.
@@ -90,7 +85,7 @@ pub(crate) fn directed_rounding_agrees_with_a_wider_type() {
 }
 
 #[test]
-pub(crate) fn double_precision() {
+fn double_precision() {
     let i: Vec<_> = doubles();
     let check = |body: &str, f: &dyn Fn(f64, f64, f64) -> f64| {
         let finite: Vec<_> = i
@@ -117,7 +112,7 @@ pub(crate) fn double_precision() {
 }
 
 #[test]
-pub(crate) fn half_precision() {
+fn half_precision() {
     let f = floats();
     let a16 = |v: u64| f16::from_bits(v as u16);
     let b16 = |v: u64| bf16::from_bits(v as u16);

@@ -2,13 +2,8 @@
 
 use crate::harness::{check, double, inputs, short, word};
 
-/// For the test that counts the forms that are tested.
-#[allow(dead_code, reason = "not counted yet")]
-pub(crate) const ALL: &[fn()] =
-    &[word_arithmetic, word_bits, double_arithmetic_and_bits, short_arithmetic, carries_go_through_chains];
-
 #[test]
-pub(crate) fn word_arithmetic() {
+fn word_arithmetic() {
     let i = inputs();
     word! { i;
         "add.u32 %d32, %a32, %b32;": |a, b, c| a.wrapping_add(b);
@@ -39,7 +34,7 @@ pub(crate) fn word_arithmetic() {
 }
 
 #[test]
-pub(crate) fn word_bits() {
+fn word_bits() {
     let i = inputs();
     word! { i;
         "and.b32 %d32, %a32, %b32;": |a, b, c| a & b;
@@ -93,7 +88,7 @@ pub(crate) fn word_bits() {
 }
 
 #[test]
-pub(crate) fn double_arithmetic_and_bits() {
+fn double_arithmetic_and_bits() {
     let i = inputs();
     double! { i;
         "add.s64 %d64, %a64, %b64;": |a, b, c| a.wrapping_add(b);
@@ -142,7 +137,7 @@ pub(crate) fn double_arithmetic_and_bits() {
 }
 
 #[test]
-pub(crate) fn short_arithmetic() {
+fn short_arithmetic() {
     let i = inputs();
     short! { i;
         "add.s16 %d16, %a16, %b16;": |a, b, c| a.wrapping_add(b);
@@ -174,7 +169,7 @@ pub(crate) fn short_arithmetic() {
 }
 
 #[test]
-pub(crate) fn carries_go_through_chains() {
+fn carries_go_through_chains() {
     let i = inputs();
     check(
         "{ .reg .b32 %l, %h, %m, %n, %x, %y; mov.b64 {%l, %h}, %a64; mov.b64 {%m, %n}, %b64;\n\

@@ -2,12 +2,8 @@
 
 use crate::harness::check;
 
-/// For the test that counts the forms that are tested.
-#[allow(dead_code, reason = "not counted yet")]
-pub(crate) const ALL: &[fn()] = &[lanes_exchange_values];
-
 #[test]
-pub(crate) fn lanes_exchange_values() {
+fn lanes_exchange_values() {
     // One warp: inputs carry the lane in the low bits.
     let i: Vec<[u64; 4]> = (0..32).map(|lane| [100 + lane, lane * 7 % 32, lane % 3, lane]).collect();
     let value = |lane: u64| 100 + lane;

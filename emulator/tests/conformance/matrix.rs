@@ -4,12 +4,8 @@ use half::{bf16, f16};
 
 use crate::common::evaluate;
 
-/// For the test that counts the forms that are tested.
-#[allow(dead_code, reason = "not counted yet")]
-pub(crate) const ALL: &[fn()] = &[ldmatrix_gives_each_lane_its_elements, mma_multiplies_in_every_shape];
-
 #[test]
-pub(crate) fn ldmatrix_gives_each_lane_its_elements() {
+fn ldmatrix_gives_each_lane_its_elements() {
     // Shared memory holds halves that count up; row r of each matrix is row r of an 8-column array.
     let prelude = "{ .shared .align 16 .b8 s[512]; .reg .b32 %x, %y; .reg .b16 %h;\nmad.lo.u32 %x, %t, 16, 0;\n\
                    mov.u32 %y, s;\nadd.u32 %y, %y, %x;\nshl.b32 %x, %t, 3;\n";
@@ -105,7 +101,7 @@ fn mma(shape: &str, registers: [usize; 3], half_bits: &dyn Fn(i32) -> u64, k: us
 }
 
 #[test]
-pub(crate) fn mma_multiplies_in_every_shape() {
+fn mma_multiplies_in_every_shape() {
     let half = |v: i32| u64::from(f16::from_f32(v as f32).to_bits());
     let brain = |v: i32| u64::from(bf16::from_f32(v as f32).to_bits());
     mma("m16n8k16.row.col.f32.f16.f16.f32", [4, 2, 4], &half, 16, false);

@@ -7,15 +7,6 @@
 use crate::common::{launch, module};
 use warpsmith_emulator::{Config, Machine, Numerics};
 
-/// For the test that counts the forms that are tested.
-#[allow(dead_code, reason = "not counted yet")]
-pub(crate) const ALL: &[fn()] = &[
-    products_of_f16_are_those_of_the_gpu,
-    products_of_f16_with_f16_sums_are_those_of_the_gpu,
-    products_of_bf16_are_those_of_the_gpu,
-    products_of_tf32_are_those_of_the_gpu,
-];
-
 fn replay(shape: &str, [a, b, c]: [usize; 3], data: &[u8]) {
     let inputs = (a + b + c) * 4;
     let list =
@@ -65,22 +56,22 @@ fn replay(shape: &str, [a, b, c]: [usize; 3], data: &[u8]) {
 }
 
 #[test]
-pub(crate) fn products_of_f16_are_those_of_the_gpu() {
+fn products_of_f16_are_those_of_the_gpu() {
     replay("m16n8k16.row.col.f32.f16.f16.f32", [4, 2, 4], include_bytes!("../data/mma/f16k16.bin"));
     replay("m16n8k8.row.col.f32.f16.f16.f32", [2, 1, 4], include_bytes!("../data/mma/f16k8.bin"));
 }
 
 #[test]
-pub(crate) fn products_of_f16_with_f16_sums_are_those_of_the_gpu() {
+fn products_of_f16_with_f16_sums_are_those_of_the_gpu() {
     replay("m16n8k16.row.col.f16.f16.f16.f16", [4, 2, 2], include_bytes!("../data/mma/halfk16.bin"));
 }
 
 #[test]
-pub(crate) fn products_of_bf16_are_those_of_the_gpu() {
+fn products_of_bf16_are_those_of_the_gpu() {
     replay("m16n8k16.row.col.f32.bf16.bf16.f32", [4, 2, 4], include_bytes!("../data/mma/bf16k16.bin"));
 }
 
 #[test]
-pub(crate) fn products_of_tf32_are_those_of_the_gpu() {
+fn products_of_tf32_are_those_of_the_gpu() {
     replay("m16n8k8.row.col.f32.tf32.tf32.f32", [4, 2, 4], include_bytes!("../data/mma/tf32k8.bin"));
 }

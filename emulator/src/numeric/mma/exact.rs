@@ -117,7 +117,7 @@ pub(crate) fn exact_product<const K: usize>(m: &Matrices<K>, k_size: usize, rule
             for n in 0..8 {
                 let zero = total[n] == 0.0 && largest[n] <= NOTHING / 2;
                 sums[n] = if zero {
-                    signed_zero(m, row, n, first..(first + step).min(k_size), sums[n])
+                    signed_zero(m, row, n, first..(first + step).min(k_size), sums[n]) + padding(k_size, step)
                 } else {
                     f32::from_bits(cut(total[n] / unit[n]).to_bits() & kept)
                 };
@@ -125,6 +125,12 @@ pub(crate) fn exact_product<const K: usize>(m: &Matrices<K>, k_size: usize, rule
         }
     }
     d
+}
+
+/// What a step of fewer products than the unit adds at a time has in the place of the others: plus zero.
+#[inline(always)]
+fn padding(products: usize, step: usize) -> f32 {
+    if products < step { 0.0 } else { -0.0 }
 }
 
 /// The sum of zeros, whose sign follows the usual rules.
@@ -179,7 +185,7 @@ fn dot(a: &[f32], b: &[f32], c: f32, rules: Rules) -> f32 {
         let exponents = a.iter().zip(b).map(|(x, y)| exponent(*x, smallest[0]) + exponent(*y, smallest[1]));
         let largest = exponents.fold(exponent(sum, smallest[2]), i32::max);
         if largest <= NOTHING / 2 {
-            sum += a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
+            sum += a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>() + padding(a.len(), step);
             continue;
         }
         let unit = power(fraction - largest);

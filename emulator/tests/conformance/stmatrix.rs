@@ -1,9 +1,7 @@
 //! `stmatrix`: every element at its place, and the checks of its accesses.
 
-mod common;
-
-use common::{finding, launch};
-use warpsmith_emulator::{Config, FindingKind, LaunchError, Machine, Module, Report};
+use crate::common::{finding, launch};
+use warpsmith_emulator::{Config, FindingKind, LaunchError, Machine, Report};
 
 /// Stores `count` matrices, whose lane l of register r holds the halves 64r + 2l and 64r + 2l + 1, to the rows of shared
 /// memory from the last one on, and copies it to global memory. `between` stands before the store.
@@ -16,13 +14,13 @@ fn run(count: usize, transpose: &str, between: &str) -> (Result<Report, LaunchEr
          mad.lo.u32 %x, %t, 0x00020002, 0x00010000;\nmov.b32 %r0, %x;\nadd.u32 %r1, %x, 0x00400040;\n\
          add.u32 %r2, %x, 0x00800080;\nadd.u32 %r3, %x, 0x00c000c0;\nsub.u32 %x, 31, %t;\n\
          mad.lo.u32 %s, %x, 16, %s;\n{between}\n\
-         stmatrix.sync.aligned.m8n8.x{count}{transpose}.shared::cta.b16 [%s], {{{registers}}};\nbar.warp.sync 0xffffffff;\n\
+         stmatrix.sync.aligned.m8n8.x{count}{transpose}.shared.b16 [%s], {{{registers}}};\nbar.warp.sync 0xffffffff;\n\
          mov.u32 %s, rows;\nmad.lo.u32 %s, %t, 16, %s;\nsetp.ge.u32 %p, %t, {};\n\
          @%p ld.shared.v4.u32 {{%r0, %r1, %r2, %r3}}, [%s];\n\
          @%p st.global.v4.u32 [%out], {{%r0, %r1, %r2, %r3}};\nret;\n}}\n",
         32 - 8 * count
     );
-    let module = Module::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let module = crate::common::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let machine = Machine::new(Config { compute_capability: (9, 0), ..Config::default() });
     let out = machine.allocate(512).unwrap();
     machine.fill(out, 0, 512).unwrap();

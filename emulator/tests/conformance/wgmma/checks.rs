@@ -1,8 +1,8 @@
 //! What is found in kernels that use `wgmma` wrongly, and that nothing is in those that use it rightly.
 
-use warpsmith_emulator::{Completion, Config, Finding, FindingKind, LaunchError, Machine, Module};
+use warpsmith_emulator::{Completion, Config, Finding, FindingKind, LaunchError, Machine};
 
-use super::common::launch;
+use crate::common::{launch, parse};
 
 const MODES: [Completion; 3] = [Completion::Eager, Completion::Latest, Completion::Random];
 
@@ -41,7 +41,7 @@ fn run(completion: Completion, threads: u32, parts: &[&str]) -> Result<Vec<f32>,
         8u64 << 16 | 16 << 32,
         parts.concat()
     );
-    let module = Module::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let module = parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let machine =
         Machine::new(Config { compute_capability: (9, 0), completion, seed: 3, ..Config::default() });
     let out = machine.allocate(16 * 256).unwrap();

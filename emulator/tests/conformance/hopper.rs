@@ -1,9 +1,7 @@
 //! mbarriers, clusters and what else came with compute capability 9.0: every check has a kernel that it must flag, and a correct
 //! twin that it must not.
 
-mod common;
-
-use common::{finding, hopper_module, launch};
+use crate::common::{finding, hopper_module, launch};
 use warpsmith_emulator::{Completion, Config, Finding, FindingKind, LaunchError, Limits, Machine, Report};
 
 /// A kernel of one pointer parameter, `%p`, thread index `%t`, block rank `%k`, and shared memory `s` of 4 KiB and the mbarriers
@@ -163,6 +161,8 @@ fn blocks_of_a_cluster_read_and_write_each_others_shared_memory() {
             assert_eq!(output[block * 32 + t], other * 100 + t as u32 + other);
         }
     }
+    let ordered = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
+    assert_eq!(passes(&kernel(2, &body(ordered, "")), 4, 32), output);
     let written = format!("mov.b32 %r1, s;\nmad.lo.u32 %r1, %t, 4, %r1;\nst.shared.u32 [%r1], %t;\n{SYNC}");
     fails(&kernel(2, &format!("{written}{}", body("bar.sync 0;\n", SYNC))), 4, 32, FindingKind::SharedRace);
     // The generic address of the same place, read after the barrier: the owner must not exit before.
@@ -192,7 +192,9 @@ fn blocks_arrive_at_each_others_mbarriers() {
         )
     };
     let arrive = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r5];";
-    assert_eq!(passes(&kernel(2, &body(arrive)), 2, 32)[..32], (0..32).collect::<Vec<_>>());
+    for arrive in [arrive, "mbarrier.arrive.shared::cluster.b64 _, [%r5];"] {
+        assert_eq!(passes(&kernel(2, &body(arrive)), 2, 32)[..32], (0..32).collect::<Vec<_>>());
+    }
     fails(&kernel(2, &body("")), 2, 32, FindingKind::BarrierDeadlock);
 }
 

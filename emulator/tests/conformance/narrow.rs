@@ -1,13 +1,9 @@
 //! Conversions to and from narrow floats, and arithmetic on pairs of them with all modifiers, against what an H100 gave.
 
-mod common;
-#[path = "wgmma/operands.rs"]
-#[allow(dead_code, reason = "shared with other tests")]
-mod operands;
+use warpsmith_emulator::{Config, Machine};
 
-use common::launch;
-use operands::random;
-use warpsmith_emulator::{Config, Machine, Module};
+use crate::common::launch;
+use crate::wgmma::operands::random;
 
 const VALUES: u32 = 1 << 16;
 
@@ -18,12 +14,12 @@ fn results_are_those_of_the_gpu() {
     let upper = bytes(&mut (0..VALUES).map(|i| i << 16 | random[i as usize] & 0xffff));
     let lower = bytes(&mut (0..VALUES).map(|i| i | random[i as usize] & 0xffff_0000));
     let second = bytes(&mut random.iter().cycle().skip(VALUES as usize - 1).take(VALUES as usize).copied());
-    let lines = include_str!("data/narrow/digests.txt").lines().filter(|line| !line.starts_with('#'));
+    let lines = include_str!("../data/narrow/digests.txt").lines().filter(|line| !line.starts_with('#'));
     let mut count = 0;
     for line in lines {
         let [operand, body, digests] = line.split(" | ").collect::<Vec<_>>().try_into().expect("three parts");
-        let text = include_str!("data/narrow/kernel.ptx").replace("BODY", body);
-        let module = Module::parse("narrow.ptx", &text).unwrap_or_else(|error| panic!("{error}"));
+        let text = include_str!("../data/narrow/kernel.ptx").replace("BODY", body);
+        let module = crate::common::parse("narrow.ptx", &text).unwrap_or_else(|error| panic!("{error}"));
         let machine = Machine::new(Config { compute_capability: (9, 0), ..Config::default() });
         let put = |bytes: &[u8]| {
             let at = machine.allocate(bytes.len() as u64).unwrap();

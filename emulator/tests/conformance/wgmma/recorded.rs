@@ -10,8 +10,8 @@ use std::sync::LazyLock;
 
 use warpsmith_emulator::{Completion, Config, Machine, Module, Numerics};
 
-use super::common::launch;
 use super::operands::{KINDS, addends, elements, small, width};
+use crate::common::{launch, parse};
 
 /// Bytes of shared memory where layouts are tested.
 const IMAGE: usize = 32 << 10;
@@ -19,7 +19,7 @@ const FLOATS: [&str; 2] = ["e4m3", "e5m2"];
 const INTEGERS: [&str; 2] = ["s8", "u8"];
 
 static RECORDED: LazyLock<HashMap<String, Vec<u8>>> = LazyLock::new(|| {
-    let packed = include_bytes!("../data/wgmma/recorded.z");
+    let packed = include_bytes!("../../data/wgmma/recorded.z");
     let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(packed).expect("a zlib stream");
     let mut rest = &bytes[..];
     let mut piece = || {
@@ -50,7 +50,7 @@ fn numeric() -> Vec<(&'static str, &'static str, &'static str)> {
 fn kernel(shape: &str, count: usize, image: usize, registers: bool, modifiers: &str) -> Module {
     let lines = |line: &dyn Fn(usize) -> String| (0..count).map(line).collect::<Vec<_>>().join("\n");
     let results = (0..count).map(|i| format!("%d{i}")).collect::<Vec<_>>().join(", ");
-    let text = include_str!("../data/wgmma/wgmma.ptx")
+    let text = include_str!("../../data/wgmma/wgmma.ptx")
         .replace("COUNT", &count.to_string())
         .replace("BYTES", &image.to_string())
         .replace("SHAPE", shape)
@@ -59,7 +59,7 @@ fn kernel(shape: &str, count: usize, image: usize, registers: bool, modifiers: &
         .replace("MODIFIERS", modifiers)
         .replace("LOADS", &lines(&|i| format!("    ld.global.u32 %d{i}, [%c+{}];", 4 * i)))
         .replace("STORES", &lines(&|i| format!("    st.global.u32 [%out+{}], %d{i};", 4 * i)));
-    Module::parse("wgmma.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+    parse("wgmma.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 fn machine(numerics: Numerics, completion: Completion) -> Machine {
@@ -227,8 +227,8 @@ fn sums_of_bytes_by_one_warp_are_those_of_the_gpu() {
     let all = pairs(FLOATS).map(|(a, b)| (a, b, "f32")).chain(pairs(INTEGERS).map(|(a, b)| (a, b, "s32")));
     for (index, (a, b, sums)) in all.enumerate() {
         let shape = format!("m16n8k32.row.col.{sums}.{a}.{b}.{sums}");
-        let text = include_str!("../data/wgmma/mma.ptx").replace("SHAPE", &shape);
-        let module = Module::parse("mma.ptx", &text).unwrap_or_else(|error| panic!("{error}"));
+        let text = include_str!("../../data/wgmma/mma.ptx").replace("SHAPE", &shape);
+        let module = parse("mma.ptx", &text).unwrap_or_else(|error| panic!("{error}"));
         let expected = &RECORDED[&format!("mma_{sums}_{a}_{b}")];
         let blocks = expected.len() / 512;
         let (mut of_a, mut of_b, mut of_c) = (Vec::new(), Vec::new(), Vec::new());

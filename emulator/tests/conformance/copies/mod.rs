@@ -39,7 +39,7 @@ fn kernel(parameters: &str, directives: &str, tile: u64, body: &str) -> Module {
          mov.u32 %t, %tid.x;\nsetp.eq.u32 %one, %t, 0;\nmov.u32 %tile, tile;\nmov.u32 %bar, bars;\n\
          {body}\nret;\n}}\n"
     );
-    Module::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+    crate::common::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 /// Thread 0 makes the mbarrier ready for one arrival a phase, and all threads see it.

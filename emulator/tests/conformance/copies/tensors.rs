@@ -30,10 +30,12 @@ fn loader(shape: &Shape<'_>) -> Module {
     let rank = shape.rank();
     let (parameters, loads, names) = coordinates(rank);
     let tile = shape.tile_bytes();
+    // Tiles are what is meant where no mode is named.
+    let mode = if rank == 2 { "" } else { ".tile" };
     let body = format!(
         "ld.param.u64 %p, [out];\n{loads}{MAP}{}{INIT}@!%one bra $WAIT;\n\
          mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {};\n\
-         cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes\n\
+         cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes\n\
          [%tile], [%map, {{{names}}}], [%bar];\n{WAIT}{}",
         fill_tile(tile, 0xaaaa_aaaa),
         shape.box_bytes(),

@@ -1,0 +1,70 @@
+//! Whether every form of instruction in the PTX that ships has a test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+use warpsmith_emulator::forms;
+
+use crate::common::FORMS_FILE;
+use crate::replay;
+
+/// Kernels that tests beside these compare with the same computation in Rust (`gemm.rs`, `tma_gemm.rs`, `compiled.rs`).
+const WHOLE: [(&str, &str); 3] = [
+    ("gemm.ptx", include_str!("../data/gemm.ptx")),
+    ("tma_gemm.ptx", include_str!("../data/tma_gemm.ptx")),
+    ("compiled.sm_80.ptx", include_str!("../data/compiled.sm_80.ptx")),
+];
+
+/// The forms that a recording holds, and those that this program's other tests run: it is started once more to note them.
+fn tested() -> BTreeSet<String> {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("forms-{}.txt", std::process::id()));
+    let program = std::env::current_exe().unwrap();
+    let output =
+        Command::new(program).args(["--skip", "coverage::"]).env(FORMS_FILE, &file).output().unwrap();
+    let run = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(
+        output.status.success(),
+        "the other tests must pass: {}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+    let run = run.lines().map(str::to_owned);
+    let whole = WHOLE.iter().flat_map(|(file, text)| forms::used_in(file, text).unwrap().into_keys());
+    run.chain(whole).chain(replay::forms()).collect()
+}
+
+/// The PTX files that ship, by their names.
+fn shipped() -> BTreeMap<String, String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels-gpu/ptx");
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths
+        .filter(|path| path.extension().is_some_and(|extension| extension == "ptx"))
+        .map(|path| (path.display().to_string(), std::fs::read_to_string(path).unwrap()))
+        .collect()
+}
+
+/// The forms of a text that are not among those tested, with their places.
+fn untested(file: &str, text: &str, tested: &BTreeSet<String>) -> Vec<String> {
+    let used = forms::used_in(file, text).unwrap_or_else(|error| panic!("{error}"));
+    let missing = used.into_iter().filter(|(form, _)| !tested.contains(form));
+    missing.map(|(form, line)| format!("`{form}` ({file}:{line})")).collect()
+}
+
+#[test]
+fn every_form_that_ships_has_a_conformance_test_or_a_recording() {
+    let tested = tested();
+    let shipped = shipped();
+    assert!(!shipped.is_empty());
+    let missing: Vec<String> =
+        shipped.iter().flat_map(|(file, text)| untested(file, text, &tested)).collect();
+    assert!(missing.is_empty(), "forms without a test:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn a_form_without_a_test_is_named_with_its_place() {
+    let tested = BTreeSet::from(["add.u32".to_owned()]);
+    let text = ".version 8.0\n.target sm_80\n.entry t() {\n.reg .b32 %r;\nadd.u32 %r, 1, 2;\nadd.sat.s32 %r, 1, 2;\n}";
+    assert_eq!(untested("a.ptx", text, &tested), ["`add.sat.s32` (a.ptx:6)"]);
+}
