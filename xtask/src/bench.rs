@@ -4,7 +4,6 @@
 //! the CSV says where it came from.
 
 mod cublas;
-mod provenance;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,8 +17,8 @@ use warpsmith::validate::LinearCase;
 use warpsmith::{DType, Device, DeviceKind, Error};
 
 use crate::measurement::Measurement;
+use crate::provenance::Provenance;
 use cublas::Cublas;
-use provenance::Provenance;
 
 /// Time the operations on a GPU, beside cuBLAS and the GPU's ceilings.
 #[derive(clap::Args, Debug)]

@@ -3,13 +3,29 @@
 #[cfg(feature = "host")]
 mod bench;
 mod doctor;
+#[cfg(feature = "host")]
+mod forms;
+#[cfg(feature = "host")]
+mod fuzz;
+#[cfg(feature = "host")]
+mod launch;
 mod lint;
 mod measurement;
+#[cfg(feature = "host")]
+mod provenance;
 mod ptx;
+#[cfg(feature = "host")]
+mod random;
+#[cfg(feature = "host")]
+mod record;
+#[cfg(feature = "host")]
+mod spell;
 mod tables;
 mod test;
 #[cfg(feature = "host")]
 mod validate;
+#[cfg(feature = "host")]
+mod values;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -31,6 +47,12 @@ enum Task {
     Validate(validate::Args),
     #[cfg(feature = "host")]
     Bench(bench::Args),
+    #[cfg(feature = "host")]
+    Forms(forms::Args),
+    #[cfg(feature = "host")]
+    Fuzz(fuzz::Args),
+    #[cfg(feature = "host")]
+    Record(record::Args),
     Test(test::Args),
     Ptx(ptx::Args),
     Doctor(doctor::Args),
@@ -44,6 +66,12 @@ fn main() -> ExitCode {
         Task::Validate(args) => validate::run(&args),
         #[cfg(feature = "host")]
         Task::Bench(args) => bench::run(&args),
+        #[cfg(feature = "host")]
+        Task::Forms(args) => forms::run(&args),
+        #[cfg(feature = "host")]
+        Task::Fuzz(args) => fuzz::run(&args),
+        #[cfg(feature = "host")]
+        Task::Record(args) => record::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Ptx(args) => ptx::run(&args),
         Task::Doctor(args) => doctor::run(&args),

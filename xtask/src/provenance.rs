@@ -6,18 +6,18 @@ use std::process::Command;
 use warpsmith::Device;
 
 /// What a row of results carries beside its numbers.
-pub(super) struct Provenance {
-    pub(super) gpu: String,
-    pub(super) driver: String,
-    pub(super) commit: String,
-    pub(super) command: String,
+pub(crate) struct Provenance {
+    pub(crate) gpu: String,
+    pub(crate) driver: String,
+    pub(crate) commit: String,
+    pub(crate) command: String,
     /// The highest clock of the multiprocessors.
-    pub(super) clock_mhz: Option<u32>,
+    pub(crate) clock_mhz: Option<u32>,
 }
 
 impl Provenance {
     /// What this machine says; `commit` where it cannot ask `git`.
-    pub(super) fn collect(device: &Device, commit: Option<String>) -> Self {
+    pub(crate) fn collect(device: &Device, commit: Option<String>) -> Self {
         let commit = commit.or_else(git_commit).unwrap_or_else(|| "unknown".into());
         let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
         Self {
