@@ -255,3 +255,40 @@ fn sums_of_bytes_by_one_warp_are_those_of_the_gpu() {
         }
     }
 }
+
+#[test]
+fn wide_products_of_integers_are_exact_in_every_element() {
+    let machine = machine(Numerics::Exact, Completion::Latest);
+    let a = |row: usize, k: usize| (row * 5 + k * 3) as i32 % 13 - 6;
+    let b = |column: usize, k: usize| (column * 7 + k * 11) as i32 % 17 - 8;
+    for ty in ["f16", "bf16"] {
+        let half = |value: i32| match ty {
+            "f16" => half::f16::from_f32(value as f32).to_bits(),
+            _ => half::bf16::from_f32(value as f32).to_bits(),
+        };
+        for n in [64, 128, 192, 256] {
+            let rows = |count: usize, value: &dyn Fn(usize, usize) -> i32| -> Vec<u8> {
+                let elements = (0..count).flat_map(|row| (0..16).map(move |k| (row, k)));
+                core_matrices(
+                    &elements.flat_map(|(row, k)| half(value(row, k)).to_le_bytes()).collect::<Vec<_>>(),
+                )
+            };
+            let image = [rows(64, &a), rows(n, &b)].concat();
+            let count = n / 2;
+            let module =
+                kernel(&format!("m64n{n}k16.f32.{ty}.{ty}"), count, image.len(), false, ", 1, 1, 0, 0");
+            let descriptors = vec![[descriptor(0, 128, 256), descriptor(2048, 128, 256)]];
+            let c = vec![0; 128 * 4 * count];
+            let inputs = Inputs { image, step: 0, descriptors, a: vec![0; 2048], c, scale: 0 };
+            let got = run(&machine, &module, &inputs, 128 * 4 * count);
+            for (at, bytes) in got.as_chunks::<4>().0.iter().enumerate() {
+                let (thread, i) = (at / count, at % count);
+                let (warp, lane) = (thread / 32, thread % 32);
+                let row = 16 * warp + lane / 4 + 8 * (i / 2 % 2);
+                let column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+                let sum: i32 = (0..16).map(|k| a(row, k) * b(column, k)).sum();
+                assert_eq!(f32::from_le_bytes(*bytes), sum as f32, "{ty}, n {n}, row {row}, column {column}");
+            }
+        }
+    }
+}
