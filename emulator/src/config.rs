@@ -1,6 +1,8 @@
 //! What a [`Machine`](crate::Machine) is told: which checks run, how tensor cores add, when asynchronous copies land,
 //! and how large a launch may grow.
 
+use crate::exec::trace::Tracer;
+
 /// How a [`Machine`](crate::Machine) runs kernels.
 ///
 /// ```
@@ -23,6 +25,8 @@ pub struct Config {
     pub threads: Option<usize>,
     /// The seed of everything that a GPU leaves open: the same seed gives the same run.
     pub seed: u64,
+    /// Where the steps of chosen lanes go, for a look at what a kernel does; nowhere if there is none.
+    pub trace: Option<Tracer>,
     /// The sizes that a launch and the memory may reach.
     pub limits: Limits,
 }
@@ -36,6 +40,7 @@ impl Default for Config {
             completion: Completion::default(),
             threads: None,
             seed: 0,
+            trace: None,
             limits: Limits::default(),
         }
     }

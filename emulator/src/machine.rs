@@ -194,6 +194,7 @@ impl Machine {
             level: module.level(),
             completion: self.config.completion,
             seed: self.config.seed,
+            trace: self.config.trace.as_ref().filter(|trace| trace.wants(kernel)),
             hopper: self.config.compute_capability.0 >= 9,
             parameters,
             table: &table,

@@ -172,7 +172,7 @@ fn excerpt(
 }
 
 /// Shows a mask of lanes as ranges: `lanes 0-3, 8`.
-struct Lanes(u32);
+pub(crate) struct Lanes(pub(crate) u32);
 
 impl fmt::Display for Lanes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -212,5 +212,87 @@ mod tests {
         assert_eq!(Lanes(0b1_0000_1111).to_string(), "lanes 0-3, 8");
         assert_eq!(Lanes(0xc000_0000).to_string(), "lanes 30-31");
         assert_eq!(Lanes(u32::MAX).to_string(), "all lanes");
+    }
+
+    fn finding() -> Finding {
+        Finding {
+            kind: FindingKind::SharedRace,
+            message: "read of shared memory at byte 16 races with the write by warp 2".into(),
+            kernel: "scan".into(),
+            file: "scan.ptx".into(),
+            line: 104,
+            text: "\tld.shared.b32 %r1, [%r2];  ".into(),
+            source: Some(SourceLine { file: "src/scan.rs".into(), line: 31 }),
+            block: [1, 0, 2],
+            warp: 3,
+            lanes: 0b111,
+            related: vec![Related {
+                message: "the write by warp 2".into(),
+                line: 98,
+                text: "\tst.shared.b32 [%r3], %r4;".into(),
+                source: None,
+            }],
+            hint: Some("put a barrier between the two".into()),
+        }
+    }
+
+    #[test]
+    fn a_finding_shows_both_places_and_what_helps() {
+        let expected = "\
+error[shared-race]: read of shared memory at byte 16 races with the write by warp 2
+   --> scan.ptx:104 (from src/scan.rs:31)
+    |
+104 | \tld.shared.b32 %r1, [%r2];
+    |
+    = kernel `scan`, block (1, 0, 2), warp 3, lanes 0-2
+    note: the write by warp 2
+   --> scan.ptx:98
+    |
+ 98 | \tst.shared.b32 [%r3], %r4;
+    |
+    = help: put a barrier between the two
+";
+        assert_eq!(finding().to_string(), expected);
+    }
+
+    #[test]
+    fn a_finding_of_no_instruction_and_no_other_party_is_two_lines() {
+        let bare = Finding { line: 0, related: Vec::new(), hint: None, lanes: 0, ..finding() };
+        let expected = "\
+error[shared-race]: read of shared memory at byte 16 races with the write by warp 2
+  = kernel `scan`, block (1, 0, 2), warp 3, no lane
+";
+        assert_eq!(bare.to_string(), expected);
+    }
+
+    #[test]
+    fn every_kind_shows_under_a_name_of_its_own() {
+        use FindingKind::*;
+        const KINDS: [FindingKind; 18] = [
+            OutOfBounds,
+            UseAfterFree,
+            Misaligned,
+            Uninitialised,
+            GlobalRace,
+            SharedRace,
+            AsynchronousCopy,
+            AsynchronousProduct,
+            WarpgroupMisuse,
+            ProxyFence,
+            Registers,
+            TensorMap,
+            BarrierDeadlock,
+            BarrierMisuse,
+            Divergence,
+            Trap,
+            ReadOnly,
+            Budget,
+        ];
+        let names: std::collections::HashSet<_> = KINDS.into_iter().map(FindingKind::name).collect();
+        assert_eq!(names.len(), KINDS.len());
+        for kind in KINDS {
+            let shown = Finding { kind, ..finding() }.to_string();
+            assert!(shown.starts_with(&format!("error[{}]: ", kind.name())), "{shown}");
+        }
     }
 }

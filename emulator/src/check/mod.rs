@@ -6,4 +6,5 @@ pub(crate) mod lanes;
 pub(crate) mod order;
 pub(crate) mod shadow;
 
+pub(crate) use finding::Lanes;
 pub use finding::{Finding, FindingKind, Related, SourceLine};

@@ -174,8 +174,13 @@ impl Core<'_> {
                 self.warp.pc += 1;
                 continue;
             }
+            let pc = self.warp.pc;
+            let step = if self.launch.trace.is_some() { self.trace_before(inst) } else { None };
             // SAFETY: the launch bound its code for the level that `Level::detect` found on this host.
             let flow = unsafe { (inst.run)(self, inst) };
+            if let Some(step) = step {
+                self.trace_after(inst, step, pc);
+            }
             match flow {
                 Flow::Next => self.warp.pc += 1,
                 Flow::Jumped => {}

@@ -15,6 +15,7 @@ use super::code::{Core, Fault, Inst, Level};
 use super::mbarrier::Mbarriers;
 use super::registers::{Constants, Registers};
 use super::strong::Locations;
+use super::trace::Tracer;
 use super::warp::Warp;
 use crate::check::global::{Ledger, Log, Race};
 use crate::check::order::Order;
@@ -44,6 +45,8 @@ pub(crate) struct Launch<'l> {
     pub(crate) level: Level,
     pub(crate) completion: Completion,
     pub(crate) seed: u64,
+    /// Where steps of this kernel go, if they are wanted.
+    pub(crate) trace: Option<&'l Tracer>,
     /// The machine has the tensor cores of compute capability 9.
     pub(crate) hopper: bool,
     pub(crate) parameters: Vec<u8>,

@@ -48,5 +48,6 @@ mod race;
 pub(crate) mod registers;
 mod strong;
 mod tensor;
+pub(crate) mod trace;
 mod warp;
 pub(crate) mod wgmma;

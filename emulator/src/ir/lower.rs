@@ -8,7 +8,7 @@ use super::forms::FORMS;
 use super::names::Names;
 use super::op::Op;
 use super::operands::Lowering;
-use super::program::{Instruction, Kernel, Variable};
+use super::program::{Instruction, Kernel, RegisterNames, Variable};
 use crate::error::ParseError;
 use crate::syntax::Source;
 use crate::syntax::ast::{self, Space, Span};
@@ -137,6 +137,7 @@ fn translate_entry(
     let communicates = done.iter().any(|i| i.op.communicates());
     let engine = done.iter().any(|i| i.op.uses_engine());
     let mut kernel = Kernel {
+        names: RegisterNames::new(names.register_names(), &done),
         instructions: done,
         constants,
         registers: names.counts,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::program::{Register, Variable};
+use super::program::{Register, Variable, file_of};
 use crate::error::ParseError;
 use crate::syntax::Source;
 use crate::syntax::ast::{self, Class, Name, Space, Span};
@@ -92,6 +92,19 @@ impl<'e, 'a> Names<'e, 'a> {
         }
         names.lay_out(module, entry)?;
         Ok(names)
+    }
+
+    /// What the registers of each file are called, by number.
+    pub(crate) fn register_names(&self) -> [Vec<String>; 3] {
+        let mut names = self.counts.map(|count| vec![String::new(); count as usize]);
+        for (&(declaration, number), register) in &self.numbers {
+            let ast::Registers { name, count, .. } = &self.declarations[declaration];
+            let number = count.map_or(String::new(), |_| number.to_string());
+            if let Some(to) = names[file_of(register.class)].get_mut(register.number as usize) {
+                *to = format!("{}{number}", name.text);
+            }
+        }
+        names
     }
 
     fn twice(&self, name: Name<'_>) -> ParseError {

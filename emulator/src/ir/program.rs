@@ -78,10 +78,50 @@ pub(crate) struct Kernel {
     /// Offset and size of each parameter.
     pub(crate) parameters: Vec<(u32, u32)>,
     pub(crate) parameter_bytes: u32,
+    /// What the registers are called.
+    pub(crate) names: RegisterNames,
     /// Whether blocks may communicate with each other.
     pub(crate) communicates: bool,
     /// Whether it uses mbarriers or the copy engine.
     pub(crate) engine: bool,
+}
+
+/// The names that an entry's registers have in the text, for people.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RegisterNames {
+    /// Of each file, by the numbers that registers had before they got slots.
+    pub(crate) files: [Vec<String>; 3],
+    /// Those numbers, of every operand of every instruction, and where each instruction's begin.
+    numbers: Vec<u32>,
+    starts: Vec<u32>,
+    classes: Vec<Class>,
+}
+
+impl RegisterNames {
+    pub(crate) fn new(files: [Vec<String>; 3], instructions: &[Instruction]) -> Self {
+        let mut names = Self { files, ..Self::default() };
+        for instruction in instructions {
+            names.starts.push(names.numbers.len() as u32);
+            for operand in &instruction.operands {
+                let (number, class) = match *operand {
+                    Operand::Register(register) => (register.number, register.class),
+                    Operand::Constant(class, _) | Operand::None(class) => (u32::MAX, class),
+                };
+                names.numbers.push(number);
+                names.classes.push(class);
+            }
+        }
+        names
+    }
+
+    /// The name of the register that is an operand of an instruction.
+    pub(crate) fn of(&self, instruction: usize, operand: usize) -> Option<&str> {
+        let at = *self.starts.get(instruction)? as usize + operand;
+        let file = &self.files[file_of(*self.classes.get(at)?)];
+        let name = file.get(*self.numbers.get(at)? as usize)?;
+        // What the translation adds has none.
+        (!name.is_empty()).then_some(name.as_str())
+    }
 }
 
 /// The position of a class in [`Kernel::registers`]; halves live in words.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use warpsmith_dsl::launch::RawArg;
 use warpsmith_emulator::{
     Checks, Completion, Config, LaunchConfig, LaunchError, Limits, Machine, MemoryError, Module, Numerics,
-    TensorMap, TensorMapArguments,
+    TensorMap, TensorMapArguments, Tracer,
 };
 
 use super::backend::{
@@ -45,13 +45,24 @@ pub struct EmulatorOptions {
     pub threads: Option<usize>,
     /// The seed of everything that a GPU leaves open.
     pub seed: u64,
+    /// Where the steps of chosen lanes go, for a look at what a kernel does; nowhere if there is none.
+    pub trace: Option<Tracer>,
 }
 
 impl Default for EmulatorOptions {
     fn default() -> Self {
-        let Config { compute_capability, checks, numerics, completion, threads, seed, limits } =
+        let Config { compute_capability, checks, numerics, completion, threads, seed, trace, limits } =
             Config::default();
-        Self { compute_capability, memory: limits.global_memory, checks, numerics, completion, threads, seed }
+        Self {
+            compute_capability,
+            memory: limits.global_memory,
+            checks,
+            numerics,
+            completion,
+            threads,
+            seed,
+            trace,
+        }
     }
 }
 
@@ -97,8 +108,16 @@ pub(crate) struct EmulatorModule(Module);
 
 impl Emulator {
     pub(super) fn new(options: EmulatorOptions) -> Self {
-        let EmulatorOptions { compute_capability, memory, checks, numerics, completion, threads, seed } =
-            options;
+        let EmulatorOptions {
+            compute_capability,
+            memory,
+            checks,
+            numerics,
+            completion,
+            threads,
+            seed,
+            trace,
+        } = options;
         let generation = generation(compute_capability);
         // The hardware keeps 1 KiB of every block's shared memory for itself.
         let shared_per_block = (generation.shared_kib - 1) * 1024;
@@ -130,7 +149,8 @@ impl Emulator {
         // More threads than cores gain nothing, and absurdly many take the machine down.
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let threads = threads.map(|threads| threads.min(cores));
-        let config = Config { compute_capability, checks, numerics, completion, threads, seed, limits };
+        let config =
+            Config { compute_capability, checks, numerics, completion, threads, seed, trace, limits };
         Self {
             machine: Machine::new(config),
             name: format!("emulated GPU, compute capability {major}.{minor}, sized as {}", generation.gpu),
