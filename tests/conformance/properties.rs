@@ -109,6 +109,12 @@ fn runner(device: &Device) -> Result<TestRunner, Failed> {
         DeviceKind::Emulator => 96,
         _ => 400,
     };
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
+    Ok(TestRunner::new_with_rng(config, rng()?))
+}
+
+/// The source of everything that is drawn: the same on every run, unless the variable says otherwise.
+pub(crate) fn rng() -> Result<TestRng, Failed> {
     let seed = match std::env::var(SEED_VARIABLE) {
         Ok(text) => text.parse().map_err(|error| format!("{SEED_VARIABLE} is `{text}`: {error}"))?,
         Err(VarError::NotPresent) => 0u64,
@@ -116,8 +122,7 @@ fn runner(device: &Device) -> Result<TestRunner, Failed> {
     };
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    Ok(TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)))
+    Ok(TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
 /// Runs one case; the error says what it was and what was wrong.

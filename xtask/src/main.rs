@@ -4,6 +4,8 @@
 mod bench;
 mod doctor;
 #[cfg(feature = "host")]
+mod emulate;
+#[cfg(feature = "host")]
 mod forms;
 #[cfg(feature = "host")]
 mod fuzz;
@@ -11,6 +13,8 @@ mod fuzz;
 mod launch;
 mod lint;
 mod measurement;
+#[cfg(feature = "host")]
+mod mutants;
 #[cfg(feature = "host")]
 mod provenance;
 mod ptx;
@@ -48,6 +52,10 @@ enum Task {
     #[cfg(feature = "host")]
     Bench(bench::Args),
     #[cfg(feature = "host")]
+    Mutants(mutants::Args),
+    #[cfg(feature = "host")]
+    Emulate(emulate::Args),
+    #[cfg(feature = "host")]
     Forms(forms::Args),
     #[cfg(feature = "host")]
     Fuzz(fuzz::Args),
@@ -66,6 +74,10 @@ fn main() -> ExitCode {
         Task::Validate(args) => validate::run(&args),
         #[cfg(feature = "host")]
         Task::Bench(args) => bench::run(&args),
+        #[cfg(feature = "host")]
+        Task::Mutants(args) => mutants::run(&args),
+        #[cfg(feature = "host")]
+        Task::Emulate(args) => emulate::run(&args),
         #[cfg(feature = "host")]
         Task::Forms(args) => forms::run(&args),
         #[cfg(feature = "host")]

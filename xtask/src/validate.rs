@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow, bail};
 use comfy_table::{Cell, Color, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
 use warpsmith::validate::{self, LinearCase, Outcome};
-use warpsmith::{Device, EmulatorOptions};
+use warpsmith::{Device, DeviceKind, EmulatorOptions};
+use warpsmith_emulator::{TraceFilter, Tracer};
 
 use cases::{Level, Target};
 
@@ -37,6 +38,10 @@ pub(crate) struct Args {
     /// Write the results as JSON to this file, or to standard output for `-`.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// In the emulator, print what chosen lanes of a kernel execute: a part of the kernel's name, and `block=X[.Y[.Z]]`,
+    /// `warp=W` and `lane=FIRST[-LAST]`, each of which may be left out.
+    #[arg(long, value_name = "KERNEL[:FILTER]")]
+    trace: Option<String>,
     /// Decides the random inputs.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -91,7 +96,10 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let json = args.json.as_deref().map(Json::open).transpose()?;
-    let device = open_device(&args.device)?;
+    let device = match &args.trace {
+        Some(filter) => tracing_emulator(&args.device, filter)?,
+        None => open_device(&args.device)?,
+    };
     let level = match (args.quick, args.full) {
         (true, _) => Level::Quick,
         (_, true) => Level::Full,
@@ -144,6 +152,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         json.write(&report)?;
     }
     Ok(if failures == 0 && !rows.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The emulator, printing what the lanes of a filter execute.
+fn tracing_emulator(name: &str, filter: &str) -> anyhow::Result<Device> {
+    let filter: TraceFilter = filter.parse().map_err(|error| anyhow!("{error}"))?;
+    let compute_capability = match name.parse::<Device>() {
+        Ok(device) if device.kind() == DeviceKind::Emulator => device.properties().compute_capability,
+        _ => bail!("only the emulator traces what it runs: add `--device emulator`, not `{name}`"),
+    };
+    let trace = Some(Tracer::new(filter, |step| println!("{step}")));
+    Ok(Device::emulator_with(EmulatorOptions { compute_capability, trace, ..EmulatorOptions::default() }))
 }
 
 /// The device of that name; `auto` is the first GPU, else the emulator, and says which.

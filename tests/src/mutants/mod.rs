@@ -1,0 +1,232 @@
+//! Mutants: the PTX that ships with one thing wrong, each of which the emulator has to find.
+//!
+//! A checker is as good as what it finds. So every entry of every shipped module is broken in every way that
+//! [`mutate`] knows, one at a time, and run on sizes that reach all its paths. A mutant is *found* if a check reports it or
+//! its result is wrong. Of one that is not found something has to be known: that it does the same as the kernel, and why.
+//! `cargo xtask mutants` writes the table of all to `emulator/reports/mutants.csv`.
+//!
+//! | module | |
+//! |---|---|
+//! | `ptx` | an entry's text, cut into statements |
+//! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
+//! | [`mutate`] | what can be wrong with each statement |
+//! | `linear` | how the kernels of that family are run, and what they have to give |
+//! | `congruence`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
+//! | [`report`] | the table |
+
+mod bounds;
+mod congruence;
+pub mod equivalents;
+mod flow;
+mod linear;
+pub mod mutate;
+mod ptx;
+pub mod report;
+
+use std::sync::Arc;
+
+use warpsmith_emulator::{Completion, Config, FindingKind, LaunchError, Limits, Module};
+
+use congruence::Congruence;
+use flow::Flow;
+use linear::{Case, Instance};
+pub use mutate::{Kind, Mutant};
+pub use ptx::Entry;
+
+/// What became of a mutant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A check reported it.
+    Finding(FindingKind, String),
+    /// The result was wrong; for which case.
+    WrongResult(String),
+    /// It does what the kernel does; why.
+    Equivalent(String),
+    /// Nothing was found and nothing is known.
+    Missed,
+}
+
+/// An entry of a shipped module, ready to be mutated.
+pub struct Subject {
+    /// The module's file.
+    pub module: String,
+    /// The entry.
+    pub entry: Entry,
+    /// Its mutants, in the order of the text.
+    pub mutants: Vec<Mutant>,
+    congruence: Congruence,
+    flow: Flow,
+    /// Whether it has asynchronous copies of single threads (`cp.async`).
+    copies: bool,
+    capability: (u32, u32),
+    cases: Vec<Case>,
+    /// The most warp-instructions that a block may run: a few times what the sound kernel needs.
+    budget: u64,
+}
+
+/// Why a shipped kernel cannot be mutated, or a mutant not be run.
+#[derive(Debug)]
+pub struct Failure(pub String);
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Every entry of every shipped module: the module's file and architecture, and the entry.
+pub fn shipped() -> impl Iterator<Item = (String, (u32, u32), Entry)> {
+    warpsmith_kernels::MODULES.iter().flat_map(|module| {
+        let specific = if module.arch_specific { "a" } else { "" };
+        let file = format!("{}.sm_{}{}{specific}.ptx", module.family, module.arch.0, module.arch.1);
+        ptx::entries(module.text).into_iter().map(move |entry| (file.clone(), module.arch, entry))
+    })
+}
+
+impl Subject {
+    /// Prepares an entry, and makes sure that the kernel itself is sound in all its cases.
+    ///
+    /// # Errors
+    ///
+    /// If nothing is known of how such a kernel is run, or it fails.
+    pub fn new(module: String, capability: (u32, u32), entry: Entry) -> Result<Self, Failure> {
+        let Some(instance) = Instance::named(&entry.name) else {
+            return Err(Failure(format!("nothing is known of how `{}` is run", entry.name)));
+        };
+        let mutants = mutate::mutants(&entry);
+        let (congruence, flow) = (Congruence::of(&entry), Flow::of(&entry));
+        let cases = instance.cases();
+        let copies = entry
+            .statements
+            .iter()
+            .any(|statement| statement.is("cp.async.ca") || statement.is("cp.async.cg"));
+        let mut subject =
+            Self { module, entry, mutants, congruence, flow, copies, capability, cases, budget: 1 << 30 };
+        let text = subject.entry.module();
+        if let (Some(defect), _) = subject.defect(&text, MODES)? {
+            return Err(Failure(format!("`{}` itself fails: {defect:?}", subject.entry.name)));
+        }
+        subject.budget = 4 * subject.defect(&text, &MODES[..1])?.1 + 100_000;
+        Ok(subject)
+    }
+
+    /// The line of a mutant's statement in the module.
+    #[must_use]
+    pub fn line(&self, mutant: &Mutant) -> u32 {
+        self.entry.statements[mutant.statement].line
+    }
+
+    /// Runs a mutant, unless it is proven to do what the kernel does.
+    ///
+    /// # Errors
+    ///
+    /// If it is no PTX, or a launch was refused.
+    pub fn verdict(&self, mutant: &Mutant) -> Result<Verdict, Failure> {
+        match self.proof(mutant) {
+            Some(reason) => Ok(Verdict::Equivalent(reason)),
+            None => self.verdict_by_running(mutant),
+        }
+    }
+
+    /// Runs a mutant, whether or not something is proven of it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`verdict`](Self::verdict), and if a check or the result refutes the proof.
+    pub fn verdict_by_running(&self, mutant: &Mutant) -> Result<Verdict, Failure> {
+        let text = self.entry.with(mutant.statement, &mutant.replacement);
+        // When copies land is nothing to a bound.
+        let of_bounds = matches!(mutant.kind, Kind::Bound | Kind::OffByOne | Kind::Size | Kind::Swizzle);
+        let (defect, _) = self.defect(&text, if of_bounds { &MODES[..1] } else { MODES })?;
+        match (defect, self.proof(mutant)) {
+            (Some(defect), Some(proof)) => Err(Failure(format!(
+                "`{}`, line {}: {} was proven to change nothing ({proof}), but there is {defect:?}",
+                self.entry.name,
+                self.line(mutant),
+                mutant.description
+            ))),
+            (Some(defect), None) => Ok(defect),
+            (None, Some(proof)) => Ok(Verdict::Equivalent(proof)),
+            (None, None) => {
+                let reason = equivalents::reason(&self.entry, mutant);
+                Ok(reason.map_or(Verdict::Missed, Verdict::Equivalent))
+            }
+        }
+    }
+
+    /// Why a mutant does what the kernel does, if that can be proven.
+    fn proof(&self, mutant: &Mutant) -> Option<String> {
+        match mutant.kind {
+            Kind::Bound | Kind::OffByOne => self.congruence.never_equal(&mutant.differs_if),
+            Kind::Wait | Kind::WaitFewer | Kind::Commit
+                if self.entry.statements[mutant.statement].is("cp.async") && !self.copies =>
+            {
+                Some("the entry has no asynchronous copies: there is nothing to wait for".to_owned())
+            }
+            Kind::Barrier if self.entry.statements[mutant.statement].is("bar.warp") => {
+                let accesses = self
+                    .flow
+                    .after(mutant.statement)
+                    .into_iter()
+                    .any(|at| self.entry.statements[at].accesses_memory());
+                let reason = "no memory is accessed after it, and what its lanes do until they exit needs no other lane";
+                (!accesses).then(|| reason.to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    /// The first thing that is wrong with a text, and the most warp-instructions that a case took.
+    fn defect(&self, text: &str, modes: &[(Completion, u64)]) -> Result<(Option<Verdict>, u64), Failure> {
+        let module = Module::parse(&self.module, text)
+            .map_err(|error| Failure(format!("a mutant of `{}` is no PTX: {error}", self.entry.name)))?;
+        let mut most = 0;
+        for &(completion, seed) in modes {
+            for case in &self.cases {
+                let config = Config {
+                    compute_capability: self.capability,
+                    completion,
+                    seed,
+                    limits: Limits {
+                        instructions_per_block: self.budget,
+                        // What a block may have on the GPUs of that generation.
+                        shared_per_block: if self.capability.0 >= 9 { 227 << 10 } else { 163 << 10 },
+                        ..Limits::default()
+                    },
+                    ..Config::default()
+                };
+                match case.run(&module, self.entry.shared_bytes(), config) {
+                    Ok((report, true)) => most = most.max(report.warp_instructions),
+                    Ok((_, false)) => return Ok((Some(Verdict::WrongResult(case.name.clone())), most)),
+                    Err(LaunchError::Finding(finding)) => {
+                        return Ok((Some(Verdict::Finding(finding.kind, finding.message)), most));
+                    }
+                    Err(error) => {
+                        return Err(Failure(format!("`{}` did not run: {error}", self.entry.name)));
+                    }
+                }
+            }
+        }
+        Ok((None, most))
+    }
+}
+
+/// When copies land, and the seed: what a mutant is run with until one shows it.
+const MODES: &[(Completion, u64)] =
+    &[(Completion::Latest, 0), (Completion::Eager, 0), (Completion::Random, 1), (Completion::Random, 2)];
+
+/// All shipped entries whose names contain `pattern`, prepared.
+///
+/// # Errors
+///
+/// As for [`Subject::new`].
+pub fn subjects(pattern: &str) -> Result<Vec<Arc<Subject>>, Failure> {
+    use rayon::prelude::*;
+    let entries: Vec<_> = shipped().filter(|(_, _, entry)| entry.name.contains(pattern)).collect();
+    entries
+        .into_par_iter()
+        .map(|(module, arch, entry)| Subject::new(module, arch, entry).map(Arc::new))
+        .collect()
+}
