@@ -126,7 +126,9 @@ where
         }
         let k = k as u32;
 
-        let access = if is_chunked(x) && is_chunked(op.w) { Access::Aligned } else { Access::Unaligned };
+        // Of no columns nothing is read, wherever they are.
+        let chunked = k == 0 || is_chunked(x) && is_chunked(op.w);
+        let access = if chunked { Access::Aligned } else { Access::Unaligned };
         let properties = device.properties();
         let tile = choose_tile(op.tile, device, Problem { m, n, k, input: T::DTYPE, access })?;
         let missing = || Error::Argument {
