@@ -118,7 +118,7 @@ pub enum Completion {
     Random,
 }
 
-/// The sizes that a launch and the memory may reach. The defaults are those of an A100, but for the last three.
+/// The sizes that a launch and the memory may reach. The defaults are those of an A100, but for local memory and the last three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Threads in a block.
@@ -131,6 +131,8 @@ pub struct Limits {
     pub blocks_per_cluster: u32,
     /// Bytes of shared memory in a block, static and dynamic together.
     pub shared_per_block: u32,
+    /// Bytes of local memory of all threads of a block.
+    pub local_per_block: u64,
     /// Bytes of all parameters of a kernel.
     pub parameters: u32,
     /// Bytes of all live allocations.
@@ -157,9 +159,10 @@ impl Default for Limits {
             grid: [0x7fff_ffff, 65_535, 65_535],
             blocks_per_cluster: 8,
             shared_per_block: 163 * 1024,
+            local_per_block: 512 << 20,
             parameters: 4096,
             global_memory: 16 << 30,
-            instructions_per_block: 1 << 30,
+            instructions_per_block: 1 << 28,
             resident_blocks: 216,
         }
     }

@@ -168,6 +168,15 @@ impl Machine {
         };
         let config = &LaunchConfig { cluster, ..*config };
         self.check_launch(module, info, config, arguments)?;
+        let local = u64::from(code.local) * config.block.iter().map(|&n| u64::from(n)).product::<u64>();
+        if local > self.config.limits.local_per_block {
+            return Err(LaunchError::Limit {
+                kernel: kernel.to_owned(),
+                what: "local memory of a block",
+                actual: local,
+                limit: self.config.limits.local_per_block,
+            });
+        }
         let addresses = self.place_variables(module)?;
         let mut parameters = vec![0; code.parameter_bytes as usize];
         for (&(offset, size), argument) in code.parameters.iter().zip(arguments) {
@@ -205,7 +214,7 @@ impl Machine {
             resident_blocks: self.config.limits.resident_blocks.max(1),
             // A multiprocessor has 65 536, given out to whole warps in eights a thread.
             registers_per_thread: (65_536
-                / (threads.next_multiple_of(32) * info.min_ctas.unwrap_or(1).max(1))
+                / threads.next_multiple_of(32).saturating_mul(info.min_ctas.unwrap_or(1).max(1))
                 / 8
                 * 8)
             .clamp(24, 256),

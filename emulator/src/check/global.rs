@@ -43,6 +43,9 @@ impl Hasher for Mix {
 
 type Map<V> = HashMap<Key, V, BuildHasherDefault<Mix>>;
 
+/// Reads that a page keeps before it looks for some to leave out.
+const ROOM: usize = 128;
+
 /// Accesses of a warp at one time: whole granules, a bit each.
 #[derive(Clone, Copy, Debug)]
 struct Reads {
@@ -65,9 +68,11 @@ struct Part {
     agent: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Page {
     reads: Vec<Reads>,
+    /// How many reads there may be before it is worth looking for those that no longer count.
+    room: usize,
     part_reads: Vec<Part>,
     /// Granules that were written.
     written: u64,
@@ -130,6 +135,9 @@ impl Log {
             }
         }
         page.reads.push(Reads { actor, stamp: now, at: who.at, granules });
+        if page.reads.len() > page.room {
+            page.prune();
+        }
         Ok(())
     }
 
@@ -191,6 +199,9 @@ impl Log {
                 }
             }
             page.part_reads.push(part);
+            if page.part_reads.len() > page.room {
+                page.prune();
+            }
             return Ok(());
         }
         let (bit, conflict) =
@@ -211,7 +222,33 @@ impl Log {
     }
 }
 
+impl Default for Page {
+    fn default() -> Self {
+        Self { reads: Vec::new(), room: ROOM, part_reads: Vec::new(), written: 0, writes: Vec::new() }
+    }
+}
+
 impl Page {
+    /// Leaves out reads that the same warp has done again: who is ordered behind the last is behind all.
+    #[cold]
+    fn prune(&mut self) {
+        let mut later: HashMap<order::Actor, u64> = HashMap::new();
+        for reads in self.reads.iter_mut().rev() {
+            let seen = later.entry(reads.actor).or_default();
+            reads.granules &= !*seen;
+            *seen |= reads.granules;
+        }
+        self.reads.retain(|reads| reads.granules != 0);
+        let mut seen: HashMap<(order::Actor, u8), u16> = HashMap::new();
+        for part in self.part_reads.iter_mut().rev() {
+            let later = seen.entry((part.actor, part.granule)).or_default();
+            part.bytes &= !*later;
+            *later |= part.bytes;
+        }
+        self.part_reads.retain(|part| part.bytes != 0);
+        self.room = ROOM.max(2 * self.reads.len()).max(2 * self.part_reads.len());
+    }
+
     #[inline(always)]
     fn check_writes(
         &self,

@@ -25,6 +25,11 @@ impl Clock {
         join(&mut self.fenced, &other.fenced);
     }
 
+    /// Whether what an actor did at a stamp is known.
+    pub(crate) fn knows(&self, actor: Actor, stamp: u32) -> bool {
+        self.seen.get(usize::from(actor)).is_some_and(|&seen| stamp < seen)
+    }
+
     /// Learns what an actor did before a stamp.
     pub(crate) fn learn(&mut self, actor: Actor, stamp: u32) {
         for list in [&mut self.seen, &mut self.fenced] {
@@ -45,6 +50,9 @@ fn join(to: &mut Vec<u32>, from: &[u32]) {
         *to = from.max(*to);
     }
 }
+
+/// Channels of a cluster.
+const MOST_CHANNELS: usize = 1 << 12;
 
 /// The clocks of a cluster.
 pub(crate) struct Order {
@@ -98,8 +106,10 @@ impl Order {
     }
 
     /// A new channel.
+    ///
+    /// There are so many of them; who initialises more mbarriers than that shares them with others.
     pub(crate) fn channel(&mut self) -> Actor {
-        let channel = self.actors + self.channels;
+        let channel = self.actors + self.channels % MOST_CHANNELS;
         self.channels += 1;
         if channel >= self.width {
             let width = (2 * self.width).max(channel + 1);

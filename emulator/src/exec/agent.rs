@@ -126,6 +126,8 @@ struct Pending {
     locks: Vec<(u32, Lock)>,
     /// What it writes of global memory, ascending.
     stores: Vec<Store>,
+    /// Its source was read, and its bytes have moved.
+    read: bool,
 }
 
 /// A range of an allocation that a transfer writes.
@@ -152,6 +154,9 @@ impl Pending {
         self.transfer.signals.contains(&Signal::Group)
     }
 }
+
+/// Transfers of a cluster that are under way at a time, of groups that nobody waits for.
+const MOST_PENDING: usize = 1 << 10;
 
 /// The transfers of a cluster.
 #[derive(Debug)]
@@ -203,6 +208,10 @@ impl Core<'_> {
                 self.check_signal(lane, rank, offset)?;
             }
         }
+        if transfer.pieces.iter().all(|piece| piece.parts().2 == 0) {
+            // Nothing is copied, and nobody is told.
+            return Ok(());
+        }
         let mut locks = Vec::new();
         let (mut sources, mut targets) = (Ranges::default(), Ranges::default());
         for piece in &transfer.pieces {
@@ -229,7 +238,18 @@ impl Core<'_> {
         let mut stores: Vec<Store> = transfer.pieces.iter().filter_map(Store::of).collect();
         stores.sort_unstable();
         self.engine.stores += u32::from(!stores.is_empty());
-        self.engine.pending.push(Pending { transfer, who, rank, warp, lane, group, locks, stores });
+        self.engine.pending.push(Pending {
+            transfer,
+            who,
+            rank,
+            warp,
+            lane,
+            group,
+            locks,
+            stores,
+            read: false,
+        });
+        self.make_room();
         let now = match self.launch.completion {
             Completion::Eager => true,
             Completion::Latest => false,
@@ -464,12 +484,41 @@ impl Core<'_> {
         }
     }
 
+    /// Moves the bytes of a transfer: its source is free from then on.
+    fn read_sources(&mut self, index: usize) {
+        let pending = &mut self.engine.pending[index];
+        pending.read = true;
+        let (pieces, locks) = (pending.transfer.pieces.clone(), std::mem::take(&mut pending.locks));
+        for piece in pieces {
+            self.carry_out(piece);
+        }
+        let home = self.block.rank;
+        for (rank, lock) in locks {
+            self.select(rank);
+            if let Some(shadow) = &mut self.block.shadow {
+                shadow.unlock(&self.order, lock);
+            }
+        }
+        self.select(home);
+    }
+
+    /// Lets the oldest group's transfers end where more are under way than anybody follows.
+    fn make_room(&mut self) {
+        if self.engine.pending.len() > MOST_PENDING
+            && let Some(index) = self.engine.pending.iter().position(Pending::of_group)
+        {
+            self.finish(index);
+        }
+    }
+
     /// Moves the bytes of a transfer and tells those that wait. `false` if that was wrong, with the fault set.
     fn finish(&mut self, index: usize) -> bool {
+        if !self.engine.pending[index].read {
+            self.read_sources(index);
+        }
         let pending = self.engine.pending.remove(index);
         self.engine.stores -= u32::from(!pending.stores.is_empty());
         for &piece in &pending.transfer.pieces {
-            self.carry_out(piece);
             let (_, to, bytes) = piece.parts();
             if let Place::Shared { rank, offset } = to {
                 let stamp = self.order.now();
@@ -478,14 +527,6 @@ impl Core<'_> {
                 }
             }
         }
-        let home = self.block.rank;
-        for &(rank, lock) in &pending.locks {
-            self.select(rank);
-            if let Some(shadow) = &mut self.block.shadow {
-                shadow.unlock(&self.order, lock);
-            }
-        }
-        self.select(home);
         let stamp = self.order.tick();
         for &signal in &pending.transfer.signals {
             let Signal::Barrier { rank, offset } = signal else { continue };
@@ -551,7 +592,8 @@ impl Core<'_> {
     }
 
     /// The handler's part of `cp.async.bulk.wait_group`: at most `allowed` of the last groups may still be under way then.
-    pub(crate) fn wait_bulk_group(&mut self, lanes: u32, allowed: u32, _read_only: bool) -> Result<(), Flow> {
+    /// `read_only`: it is their sources that are waited for; what they write stays in flight.
+    pub(crate) fn wait_bulk_group(&mut self, lanes: u32, allowed: u32, read_only: bool) -> Result<(), Flow> {
         let (rank, warp) = (self.block.rank, self.warp.number);
         let next = self.warp.bulk.next;
         let done = |p: &Pending| {
@@ -560,6 +602,14 @@ impl Core<'_> {
                 && lanes >> p.lane & 1 == 1
                 && p.group.saturating_add(allowed) < next[p.lane]
         };
+        if read_only {
+            for index in 0..self.engine.pending.len() {
+                if done(&self.engine.pending[index]) && !self.engine.pending[index].read {
+                    self.read_sources(index);
+                }
+            }
+            return Ok(());
+        }
         while let Some(index) = self.engine.pending.iter().position(done) {
             if !self.finish(index) {
                 return Err(Flow::Fault);
@@ -574,8 +624,8 @@ impl Core<'_> {
         let here = |place: Place| matches!(place, Place::Shared { rank: r, .. } if r == rank);
         let left = self.engine.pending.iter().find(|p| {
             p.transfer.pieces.iter().any(|piece| {
-                let (from, to, _) = piece.parts();
-                from.is_some_and(here) || here(to)
+                let (from, to, bytes) = piece.parts();
+                bytes != 0 && (!p.read && from.is_some_and(here) || here(to))
             })
         });
         let Some(left) = left.filter(|_| self.launch.checks.asynchronous) else { return Ok(()) };
@@ -599,6 +649,9 @@ pub(crate) fn fence(level: Level) -> Handler {
             return Flow::Next;
         }
         let actor = core.warp.actor;
+        if fence == ProxyFence::MbarrierInit {
+            core.warp.fences.published = core.order.release(actor);
+        }
         let Core { block, order, .. } = core;
         if fence != ProxyFence::TensorMap {
             block.mbarriers.all().for_each(|barrier| barrier.fenced |= barrier.is_known(order, actor));

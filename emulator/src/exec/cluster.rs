@@ -30,6 +30,9 @@ pub(crate) struct Cluster {
     /// What those have passed on that arrived at the cluster's barrier, and what the last phase passed on.
     arrived: Clock,
     complete: Clock,
+    /// The same for initialisations of mbarriers, which relaxed arrivals pass on, too.
+    publishing: Clock,
+    published: Clock,
 }
 
 impl Cluster {
@@ -42,6 +45,8 @@ impl Cluster {
             idle: 0,
             arrived: Clock::default(),
             complete: Clock::default(),
+            publishing: Clock::default(),
+            published: Clock::default(),
         }
     }
 }
@@ -176,6 +181,7 @@ impl Core<'_> {
             return;
         }
         self.cluster.complete = std::mem::take(&mut self.cluster.arrived);
+        self.cluster.published = std::mem::take(&mut self.cluster.publishing);
         self.warp.cluster.arrived = 0;
         let blocks = self.cluster.others.iter_mut().flatten().chain([&mut self.block]);
         for warp in blocks.flat_map(|block| &mut block.parked).chain([&mut self.warp]) {
@@ -200,10 +206,12 @@ pub(crate) fn barrier(level: Level) -> Handler {
                 }
                 core.warp.cluster.owing |= mask;
                 core.warp.cluster.arrived |= mask;
-                if !relaxed {
-                    let clock = core.order.release(core.warp.actor);
-                    core.cluster.arrived.join(&clock);
-                }
+                let clock = match relaxed {
+                    true => core.warp.fences.released(),
+                    false => core.order.release(core.warp.actor),
+                };
+                core.cluster.arrived.join(&clock);
+                core.cluster.publishing.join(&core.warp.fences.published);
                 core.cluster_barrier_check();
                 Flow::Next
             }
@@ -219,6 +227,7 @@ pub(crate) fn barrier(level: Level) -> Handler {
                 }
                 core.warp.cluster.owing &= !mask;
                 core.order.acquire(core.warp.actor, &core.cluster.complete);
+                core.warp.fences.inits.join(&core.cluster.published);
                 core.warp.lanes.settle();
                 Flow::Next
             }

@@ -29,6 +29,8 @@ use crate::memory::global::Table;
 use crate::memory::local::Bytes;
 use crate::module::Text;
 
+/// Bytes of local memory of all clusters that take turns.
+const RESIDENT_LOCAL: u64 = 4 << 30;
 /// Clusters that are given out to the threads at a time.
 const PART: u64 = 1 << 16;
 
@@ -201,7 +203,9 @@ impl<'l> Launch<'l> {
         let mut next = 0;
         let mut resident: Vec<Core<'_>> = Vec::new();
         let mut round = self.seed;
-        let room = (self.resident_blocks / self.ranks()).max(1) as usize;
+        let local = u64::from(self.kernel.local) * u64::from(self.threads) * u64::from(self.ranks());
+        let fitting = u32::try_from(RESIDENT_LOCAL / local.max(1)).unwrap_or(u32::MAX);
+        let room = (self.resident_blocks / self.ranks()).min(fitting).max(1) as usize;
         loop {
             while next < clusters && resident.len() < room {
                 resident.push(self.core(constants, next));

@@ -97,8 +97,15 @@ pub(crate) fn handler_of(what: What, level: Level) -> Handler {
     }
 }
 
-/// The offsets of the lanes' addresses in the cluster's shared memory.
-fn addresses(core: &mut Core<'_>, inst: &Inst, operand: usize, space: Space) -> Result<[u64; 32], Flow> {
+/// Where the lanes' mbarriers are: ranks of blocks, and offsets in their shared memory, in which eight bytes lie. `own`: they must
+/// be in the own block.
+fn places(
+    core: &mut Core<'_>,
+    inst: &Inst,
+    operand: usize,
+    space: Space,
+    own: bool,
+) -> Result<[(u32, u32); 32], Flow> {
     let mut addresses = core.addresses(inst.slots[operand], inst.immediates[0])?;
     let mask = core.warp.mask;
     if space == Space::Generic {
@@ -107,10 +114,26 @@ fn addresses(core: &mut Core<'_>, inst: &Inst, operand: usize, space: Space) -> 
         }
     }
     core.check_alignment(mask, &addresses, 8, "mbarrier")?;
-    if space == Space::Shared {
-        core.check_shared(mask, &addresses, 8, "mbarrier")?;
+    let mut places = [(0, 0); 32];
+    for lane in ones(mask) {
+        let address = addresses[lane];
+        let (rank, offset) = match space {
+            Space::Shared => (core.block.rank, u32::try_from(address).unwrap_or(u32::MAX)),
+            _ => core.place_of(address, lane, "an mbarrier")?,
+        };
+        if own && rank != core.block.rank {
+            let message =
+                format!("this works on an mbarrier of the own block, not of block {rank} of the cluster");
+            return Err(core.fail(FindingKind::BarrierMisuse, 1 << lane, message, None));
+        }
+        let size = core.launch.shared_bytes;
+        if u64::from(offset) + 8 > u64::from(size) {
+            let message = format!("mbarrier at {offset:#x} of shared memory, which has {size} bytes");
+            return Err(core.fail(FindingKind::OutOfBounds, 1 << lane, message, None));
+        }
+        places[lane] = (rank, offset);
     }
-    Ok(addresses)
+    Ok(places)
 }
 
 /// An operand that counts something.
@@ -133,7 +156,8 @@ fn change(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     let Op::Mbarrier { what, space, relaxed } = inst.op else { return Ok(()) };
     let arrive = matches!(what, What::Arrive { .. });
     let first = usize::from(arrive);
-    let addresses = addresses(core, inst, first, space)?;
+    let own = matches!(what, What::Init | What::Invalidate);
+    let places = places(core, inst, first, space, own)?;
     let mask = core.warp.mask;
     let values = match what {
         What::Init => counts(core, inst, 1, "the count of an mbarrier")?,
@@ -144,10 +168,14 @@ fn change(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         }
         _ => [1; 32],
     };
-    let clock = if arrive && !relaxed { core.order.release(core.warp.actor) } else { Clock::default() };
+    let clock = match (arrive, relaxed) {
+        (false, _) => Clock::default(),
+        (true, false) => core.order.release(core.warp.actor),
+        (true, true) => core.warp.fences.released(),
+    };
     let mut states = [0; 32];
     for lane in ones(mask) {
-        let (rank, offset) = core.place_of(addresses[lane], lane, "an mbarrier")?;
+        let (rank, offset) = places[lane];
         let value = values[lane];
         match what {
             What::Init => init(core, lane, offset, value)?,
@@ -168,7 +196,7 @@ fn change(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
                     barrier.bytes += i64::from(value);
                 }
                 if drop {
-                    barrier.expected = barrier.expected.saturating_sub(1);
+                    barrier.expected = barrier.expected.saturating_sub(count);
                 }
                 barrier.arrived.join(&clock);
                 arrive_on(core, lane, rank, offset, count, no_complete)?;
@@ -191,7 +219,8 @@ fn find<'c>(core: &'c mut Core<'_>, lane: usize, rank: u32, offset: u32) -> Resu
         let hint = "`mbarrier.init` comes first, and a barrier of the threads between it and any use";
         return Err(core.fail(FindingKind::BarrierMisuse, 1 << lane, message, Some(hint)));
     };
-    if core.launch.checks.races && !core.order.knows(core.warp.actor, actor, stamp) {
+    let known = core.order.knows(core.warp.actor, actor, stamp) || core.warp.fences.inits.knows(actor, stamp);
+    if core.launch.checks.races && !known {
         let place = core.launch.describe_shared(offset);
         let message = format!("the use of the mbarrier at {place} races with its initialisation");
         let hint = "put a barrier of the threads between the two (of the cluster, if other blocks use it)";
@@ -353,7 +382,7 @@ fn wait(core: &mut Core<'_>, inst: &Inst) -> Result<Flow, Flow> {
     let Op::Mbarrier { what: What::Wait { parity, suspend }, space, relaxed } = inst.op else {
         return Ok(Flow::Next);
     };
-    let addresses = addresses(core, inst, 1, space)?;
+    let wanted = places(core, inst, 1, space, true)?;
     let mask = core.warp.mask;
     let phases: [u64; 32] = if parity {
         u32::read(core, inst.slots[2]).map(u64::from)
@@ -369,7 +398,7 @@ fn wait(core: &mut Core<'_>, inst: &Inst) -> Result<Flow, Flow> {
     let mut done = 0;
     let mut places = [(0, 0); 32];
     for lane in ones(mask) {
-        let offset = addresses[lane] as u32;
+        let (_, offset) = wanted[lane];
         if parity && phases[lane] > 1 {
             let message = format!("the parity of a phase is {}: expected 0 or 1", phases[lane]);
             return Err(core.fail(FindingKind::BarrierMisuse, 1 << lane, message, None));
@@ -387,13 +416,13 @@ fn wait(core: &mut Core<'_>, inst: &Inst) -> Result<Flow, Flow> {
         core.warp.waiting = State::Mbarrier { rank, offset: first.0, parity: first.1 };
         return Ok(Flow::Wait);
     }
-    if !relaxed {
-        for lane in ones(done) {
-            if lane == 0 || done & ((1 << lane) - 1) == 0 || places[lane] != places[lane - 1] {
-                let complete = core.block.mbarriers.get(places[lane].0).map(|barrier| &barrier.complete);
-                if let Some(complete) = complete {
-                    core.order.acquire(actor, complete);
-                }
+    for lane in ones(done) {
+        if lane == 0 || done & ((1 << lane) - 1) == 0 || places[lane] != places[lane - 1] {
+            let complete = core.block.mbarriers.get(places[lane].0).map(|barrier| &barrier.complete);
+            match complete {
+                Some(complete) if relaxed => core.warp.fences.find(complete),
+                Some(complete) => core.order.acquire(actor, complete),
+                None => {}
             }
         }
     }
@@ -418,13 +447,12 @@ pub(crate) fn copy_arrive(level: Level) -> Handler {
 
 fn copies_done(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     let Op::CopyArrive { space, expected } = inst.op else { return Ok(()) };
-    let addresses = addresses(core, inst, 0, space)?;
+    let places = places(core, inst, 0, space, true)?;
     // The copies of these lanes complete here, which is when they may.
     super::copy::complete_all(core);
     let clock = core.order.release(core.warp.actor);
-    let rank = core.block.rank;
     for lane in ones(core.warp.mask) {
-        let offset = addresses[lane] as u32;
+        let (rank, offset) = places[lane];
         let barrier = find(core, lane, rank, offset)?;
         barrier.arrived.join(&clock);
         // Otherwise it adds the arrival that it makes to what the phase expects.

@@ -23,6 +23,22 @@ pub(crate) struct Fences {
     released: Option<Clock>,
     /// What its relaxed reads have found since.
     found: Clock,
+    /// What it had done at its last `fence.mbarrier_init`, and what it knows behind such fences of others: initialisations of
+    /// mbarriers, which relaxed arrivals at the cluster's barrier pass on.
+    pub(super) published: Clock,
+    pub(super) inits: Clock,
+}
+
+impl Fences {
+    /// What a relaxed write passes on.
+    pub(super) fn released(&self) -> Clock {
+        self.released.clone().unwrap_or_default()
+    }
+
+    /// A relaxed read has found what was passed on.
+    pub(super) fn find(&mut self, clock: &Clock) {
+        self.found.join(clock);
+    }
 }
 
 /// The place of an offset in a block's shared memory.

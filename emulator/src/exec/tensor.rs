@@ -78,6 +78,14 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
             return Err(core.fail(FindingKind::TensorMap, 1 << lane, message, None));
         }
         let start = starts[lane];
+        let first = i64::from(start[0]) * i64::from(map.data_type.bytes());
+        if first % 16 != 0 && !matches!(what, TensorCopy::Prefetch) && core.launch.checks.alignment {
+            let message = format!(
+                "{name} whose box begins {first} bytes into the innermost axis, which is not a multiple of 16"
+            );
+            let hint = "the first coordinate times the size of an element must be a multiple of 16 bytes";
+            return Err(core.fail(FindingKind::Misaligned, 1 << lane, message, Some(hint)));
+        }
         match what {
             TensorCopy::Load(destination) => {
                 let route =

@@ -183,10 +183,19 @@ pub struct TensorMapArguments<'a> {
     pub oob_fill: OobFill,
 }
 
+/// The most bytes that a box may have. (An H100's driver takes so many and refuses one KiB more.)
+const BOX_BYTES: u64 = 228 << 10;
+
 /// Why arguments do not make a tensor map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorMapError {
+    /// The box has more bytes than a multiprocessor has for shared memory.
+    #[error("the box has {actual} bytes, expected at most {BOX_BYTES}")]
+    BoxBytes {
+        /// The bytes of the elements that it takes.
+        actual: u64,
+    },
     /// The tensor has no axis, or too many.
     #[error("the tensor has {actual} axes, expected 1 to 5")]
     Rank {
@@ -310,6 +319,16 @@ impl TensorMapArguments<'_> {
         }
         if self.oob_fill == OobFill::Nan && !self.data_type.is_float() {
             return Err(TensorMapError::Fill { actual: self.data_type });
+        }
+        let whole = self
+            .box_dims
+            .iter()
+            .zip(self.element_strides)
+            .map(|(&n, &step)| u64::from(n.div_ceil(step)))
+            .product::<u64>()
+            * u64::from(self.data_type.bytes());
+        if whole > BOX_BYTES {
+            return Err(TensorMapError::BoxBytes { actual: whole });
         }
         Ok(())
     }
@@ -501,7 +520,7 @@ mod tests {
             address: !15,
             dims: &[1 << 32; 5],
             strides: &[(1 << 40) - 16; 4],
-            box_dims: &[256; 5],
+            box_dims: &[256, 256, 8, 8, 256],
             element_strides: &[8; 5],
             swizzle: Swizzle::None,
             oob_fill: OobFill::Zeros,
@@ -510,7 +529,7 @@ mod tests {
         let map = Tiled::decode(TensorMap::encode(&arguments).unwrap().as_bytes()).unwrap();
         assert_eq!((map.dims, map.strides[1..].to_vec()), ([1 << 32; 5], vec![(1 << 40) - 16; 4]));
         // The element stride of the innermost axis has no effect.
-        assert_eq!((map.counts, map.steps), ([256, 32, 32, 32, 32], [1, 8, 8, 8, 8]));
+        assert_eq!((map.counts, map.steps), ([256, 32, 1, 1, 32], [1, 8, 8, 8, 8]));
     }
 
     #[test]
@@ -591,7 +610,12 @@ mod tests {
                 TensorMapArguments { box_dims: &[64, 257, 1], ..p },
                 "the box's size of axis 1 is 257, expected 1 to 256 elements",
             ),
-            (TensorMapArguments { box_dims: &[64, 256, 256], ..p }, "taken"),
+            (TensorMapArguments { box_dims: &[64, 256, 1], ..p }, "taken"),
+            (TensorMapArguments { box_dims: &[64, 171, 32], ..none }, "taken"),
+            (
+                TensorMapArguments { box_dims: &[64, 172, 32], ..none },
+                "the box has 237568 bytes, expected at most 233472",
+            ),
             (
                 TensorMapArguments { element_strides: &[1, 0, 1], ..p },
                 "the element stride of axis 1 is 0, expected 1 to 8",

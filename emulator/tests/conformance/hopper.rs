@@ -269,3 +269,45 @@ fn launches_must_fit_the_cluster() {
     let (result, _) = run_as(&kernel(9, ""), 9, 32, Completion::Latest);
     assert!(matches!(result, Err(LaunchError::Limit { .. })), "{result:?}");
 }
+
+#[test]
+fn mbarriers_lie_in_shared_memory_and_are_initialised_by_their_own_block() {
+    let outside = "cvta.shared.u64 %x0, s;\n@%c7 mbarrier.init.b64 [%x0+8192], 1;";
+    fails(&kernel(1, outside), 1, 32, FindingKind::OutOfBounds);
+    fails(&kernel(1, "@%c7 mbarrier.init.shared::cta.b64 [s+0x10000], 1;"), 1, 32, FindingKind::OutOfBounds);
+    let remote = "cvta.shared.u64 %x0, m;\nmapa.u64 %x0, %x0, 1;\nsetp.eq.u32 %c0, %r15, 0;\n@%c0 mbarrier.init.b64 [%x0], 1;";
+    fails(&kernel(2, remote), 2, 32, FindingKind::BarrierMisuse);
+}
+
+#[test]
+fn a_drop_lowers_what_later_phases_expect_by_its_count() {
+    let body = format!(
+        "{}@%c7 mbarrier.arrive_drop.shared::cta.b64 _, [m], 3;\nbar.sync 0;\n@%c7 mbarrier.arrive.shared::cta.b64 _, [m];\n{}\
+         @%c7 mbarrier.arrive.shared::cta.b64 _, [m];\n{}",
+        init(4),
+        wait("A", 0),
+        wait("B", 1)
+    );
+    passes(&kernel(1, &body), 1, 32);
+}
+
+#[test]
+fn relaxed_arrivals_pass_on_what_fences_released() {
+    let relaxed = "barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
+    // The initialisation of an mbarrier behind its own fence, and ordinary writes behind a fence of the threads.
+    let remote = "mov.b32 %r4, m;\nxor.b32 %r2, %k, 1;\nmapa.shared::cluster.u32 %r5, %r4, %r2;\n\
+                  mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r5];\n";
+    let init = |fence: &str| {
+        format!("@%c7 mbarrier.init.shared::cta.b64 [m], 32;\n{fence}{relaxed}{remote}{}{SYNC}", wait("L", 0))
+    };
+    passes(&kernel(2, &init("fence.mbarrier_init.release.cluster;\n")), 2, 32);
+    fails(&kernel(2, &init("")), 2, 32, FindingKind::SharedRace);
+    let exchange = |fence: &str| {
+        format!(
+            "mov.b32 %r1, s;\nmad.lo.u32 %r1, %t, 4, %r1;\nst.shared.u32 [%r1], %t;\n{fence}{relaxed}xor.b32 %r2, %k, 1;\n\
+             mapa.shared::cluster.u32 %r3, %r1, %r2;\nld.shared::cluster.u32 %r5, [%r3];\n{SYNC}"
+        )
+    };
+    passes(&kernel(2, &exchange("fence.acq_rel.cluster;\n")), 2, 32);
+    fails(&kernel(2, &exchange("")), 2, 32, FindingKind::SharedRace);
+}

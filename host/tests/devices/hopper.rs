@@ -105,7 +105,8 @@ fn elements_outside_a_tensor_are_filled_as_expected(device: &Device) -> Result<(
         let elements: Vec<T> = bytemuck::pod_collect_to_vec(&values);
         let x = Tensor::from_slice(device, &elements, [30, 16])?;
         let columns = 32 / size;
-        for (left, top) in [(-3, -2), (10, 25), (0, 30), (16, 0), (-40, 0), (0, i32::MAX), (i32::MIN, 0)] {
+        // The box begins at a multiple of 16 bytes along the innermost axis.
+        for (left, top) in [(-16, -2), (16, 25), (0, 30), (16, 0), (-48, 0), (0, i32::MAX), (i32::MIN, 0)] {
             let options = TensorMapOptions { oob_fill, ..TensorMapOptions::default() };
             let tile = load_tile(&x, [8, columns], 8, &options, (left, top))?;
             let expected = expected_tile(columns, 8, size, Swizzle::None, |row, column| {

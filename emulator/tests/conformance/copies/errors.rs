@@ -93,7 +93,7 @@ fn copies_must_lie_in_memory() {
         FindingKind::OutOfBounds,
         "past the end of allocation",
     );
-    found(&format!("{STORE} [%map, {{-1, 0}}], [%tile];"), FindingKind::OutOfBounds, "begins at [-1, 0]");
+    found(&format!("{STORE} [%map, {{-8, 0}}], [%tile];"), FindingKind::OutOfBounds, "begins at [-8, 0]");
     // The map promises more than there is.
     let machine = machines().next().unwrap();
     let found = found_with(
@@ -295,7 +295,7 @@ fn without_the_checks_nothing_is_touched_outside_memory() {
         format!("{LOAD} [%tile], [%map, {{16, 30}}], [%bar];"),
         format!("{RANGE} [%tile+1000], [%p], 4000, [%bar];"),
         format!("{RANGE} [%tile+3], [%p+1], 17, [%bar];"),
-        format!("{STORE} [%map, {{-1, 0}}], [%tile+512];"),
+        format!("{STORE} [%map, {{-8, 0}}], [%tile+512];"),
         "cp.async.bulk.global.shared::cta.bulk_group [%p+4090], [%tile], 16;".to_owned(),
     ] {
         let text = format!("ld.param.u64 %p, [p];\n{MAP}{INIT}@!%one bra $END;\n{body}\n$END:");
@@ -305,4 +305,10 @@ fn without_the_checks_nothing_is_touched_outside_memory() {
         run(&machine, &module, threads(32), &[map.as_bytes(), &tensor.to_le_bytes()])
             .unwrap_or_else(|error| panic!("{body}: {error}"));
     }
+}
+
+#[test]
+fn boxes_begin_at_multiples_of_16_bytes() {
+    // An H100 takes a box that begins elsewhere for an illegal instruction.
+    found(&format!("{STORE} [%map, {{3, 0}}], [%tile];"), FindingKind::Misaligned, "not a multiple of 16");
 }

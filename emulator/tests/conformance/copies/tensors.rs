@@ -101,7 +101,7 @@ fn a_load_fills_the_tile_as_the_swizzle_says_and_nothing_else() {
 #[test]
 fn elements_outside_the_tensor_are_filled() {
     let starts: [&[i32]; 8] =
-        [&[-3, 0], &[90, 0], &[0, -7], &[0, 30], &[99, 39], &[100, 0], &[i32::MIN, 0], &[0, i32::MAX]];
+        [&[-8, 0], &[88, 0], &[0, -7], &[0, 30], &[96, 39], &[104, 0], &[i32::MIN, 0], &[0, i32::MAX]];
     check(&MATRIX, &starts, 0, |bits| bits);
     check(&Shape { oob_fill: OobFill::Nan, ..MATRIX }, &starts, 0x7ff7, |bits| bits);
     let single = Shape { data_type: TensorType::F32, dims: &[50, 40], box_dims: &[32, 16], ..MATRIX };
@@ -128,7 +128,7 @@ fn tensors_of_every_rank_are_loaded() {
 #[test]
 fn element_strides_leave_rows_out() {
     let shape = Shape { element_strides: &[1, 3], ..MATRIX };
-    check(&shape, &[&[0, 0], &[4, -2], &[40, 33]], 0, |bits| bits);
+    check(&shape, &[&[0, 0], &[8, -2], &[40, 33]], 0, |bits| bits);
 }
 
 #[test]
@@ -225,12 +225,12 @@ fn check_store_of(
 fn a_store_writes_what_lies_inside_the_tensor() {
     for swizzle in [Swizzle::None, Swizzle::B128] {
         let shape = Shape { swizzle, ..MATRIX };
-        let starts: [&[i32]; 5] = [&[0, 0], &[30, 20], &[50, 35], &[100, 0], &[0, 40]];
+        let starts: [&[i32]; 5] = [&[0, 0], &[32, 20], &[48, 35], &[104, 0], &[0, 40]];
         let instruction = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group";
         check_store(&shape, instruction, &starts, |_, new| new.to_vec());
     }
     let row = Shape { dims: &[100], strides: &[], box_dims: &[64], element_strides: &[1], ..MATRIX };
-    check_store(&row, "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group", &[&[40], &[3]], |_, new| {
+    check_store(&row, "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group", &[&[40], &[8]], |_, new| {
         new.to_vec()
     });
 }
