@@ -285,7 +285,8 @@ fn slow_halves(level: Level) -> Handler {
             false => [0; 32],
         });
         let written = (0..operands).fold(u32::MAX, |all, i| all & u32::written(core, inst.slots[1 + i]));
-        let smallest = if f16 { 0x0400 } else { 0x0080 };
+        let smallest: u16 = if f16 { 0x0400 } else { 0x0080 };
+        let limit = if f16 { (1.0 - 2f64.powi(-12)) * 2f64.powi(-14) } else { 0.0 };
         let flushed = |half: u32| {
             let half = half as u16;
             if mode.ftz && half & 0x7fff < smallest { half & 0x8000 } else { half }
@@ -304,6 +305,15 @@ fn slow_halves(level: Level) -> Handler {
                 _ if f16 => fma_f16(a, b, c),
                 _ => fma_bf16(a, b, c),
             };
+            // What is flushed is what would be below the smallest normal number if it were rounded to as many bits as one has:
+            // what lies less than a quarter of a step below rounds to it, and stays.
+            let exact = match inst.op {
+                Op::Binary(Binary::Mul, ..) => f64::from(x) * f64::from(y),
+                Op::Ternary(..) => f64::from(x).mul_add(f64::from(y), f64::from(wide(c))),
+                _ => f64::from(wide(result)),
+            };
+            let tiny = mode.ftz && exact != 0.0 && exact.abs() < limit;
+            let result = if tiny { u16::from(exact.is_sign_negative()) << 15 } else { result };
             u32::from(flushed(u32::from(clamp16(result, f16, mode))))
         };
         let out: [u32; 32] =

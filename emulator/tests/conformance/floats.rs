@@ -112,6 +112,18 @@ fn double_precision() {
 }
 
 #[test]
+fn a_tiny_result_in_f16_is_flushed_even_where_it_rounds_to_a_normal_number() {
+    // 2^-14 - 1.26 · 2^-26, of which an H100 makes zero; the same with the other sign; and 2^-14 - 0.94 · 2^-26.
+    let i = [[0x0400, 0x8d08, 0x0400, 0], [0x8400, 0x8d08, 0x8400, 0], [0x0400, 0x8b80, 0x0400, 0]];
+    let expect = |results: [u64; 3]| {
+        move |operands: [u64; 4]| results[i.iter().position(|input| *input == operands).unwrap()]
+    };
+    check("fma.rn.f16 %d16, %a16, %b16, %c16;", "16", &i, expect([0x0400, 0x8400, 0x0400]));
+    check("fma.rn.ftz.f16 %d16, %a16, %b16, %c16;", "16", &i, expect([0, 0x8000, 0x0400]));
+    check("fma.rn.ftz.relu.f16 %d16, %a16, %b16, %c16;", "16", &i, expect([0, 0, 0x0400]));
+}
+
+#[test]
 fn half_precision() {
     let f = floats();
     let a16 = |v: u64| f16::from_bits(v as u16);

@@ -160,9 +160,15 @@ mod tests {
             Sample { seed, program: program(seed, &table, style) }
         };
         let samples: Vec<Sample> = (0..60).map(sample).collect();
-        for (sample, failure) in failures(&machines, &samples) {
-            panic!("seed {}: {failure}\n{}", sample.seed, sample.program.listing());
-        }
+        let failed = failures(&machines, &samples);
+        assert!(failed.is_empty(), "{}", report(&failed));
+    }
+
+    fn report(failed: &[(Sample, Failure)]) -> String {
+        failed
+            .iter()
+            .map(|(s, failure)| format!("seed {}: {failure}\n{}", s.seed, s.program.listing()))
+            .collect()
     }
 
     #[test]

@@ -245,11 +245,29 @@ impl Generator<'_> {
                 parts.push(copy);
             }
         }
+        // Compilers (as above) take a byte that was loaded with its sign for one with a sign where the register is converted
+        // without; this makes it an integer of the register's width.
+        let signed = !store && bits < wide && ty.starts_with('s');
+        let loaded = if signed { parts.clone() } else { Vec::new() };
         let value = if count == 1 { parts.remove(0) } else { Operand::Vector(parts) };
         made.push(match store {
             true => Instruction::new(&format!("st{space}{vector}.{ty}"), vec![text(address), value]),
             false => Instruction::new(&format!("ld{space}{vector}.{ty}"), vec![value, text(address)]),
         });
+        if signed {
+            let (convert, other) = match wide {
+                16 => (Some("cvt.u16.u32"), "%j1"),
+                32 => (None, "%thread"),
+                _ => (Some("cvt.u64.u32"), "%u1"),
+            };
+            made.extend(convert.map(|form| Instruction::fixed(form, &format!("{other}, %thread"))));
+            made.extend(loaded.iter().map(|register| {
+                Instruction::new(
+                    &format!("xor.b{wide}"),
+                    vec![register.clone(), register.clone(), text(other)],
+                )
+            }));
+        }
         made
     }
 

@@ -59,8 +59,18 @@ impl Table {
                 continue;
             }
             let mut made = instructions(&spelling, random);
-            if let Some(last) = made.last_mut().and_then(|i| i.operands.last_mut()) {
-                *last = Operand::Text("-1".into());
+            let Some(last) = made.last_mut() else { continue };
+            if let Some(mask) = last.operands.last_mut() {
+                *mask = Operand::Text("-1".into());
+            }
+            // Compilers (as above) take what is computed from a value that all lanes have for such a value too, even where
+            // the other operands are the lane's own: `bfe` at a position of its own. This makes it the lane's own.
+            if let ("redux" | "vote" | "match", Some(Operand::Destination(to) | Operand::Pair(to, _))) =
+                (spelling.opcode, last.operands.first())
+                && to.0 == 'r'
+            {
+                let to = *to;
+                made.push(Instruction::fixed("xor.b32", &format!("{to}, {to}, %thread")));
             }
             return made;
         }
@@ -77,6 +87,18 @@ impl Table {
             // The accumulator is the result: compilers (as above) write the results one after the other, and read an
             // accumulator that is one of them after it was written.
             last.operands[3] = last.operands[0].clone();
+            // And they convert the upper half of a constant operand to something else; this makes none of them known.
+            let mut number = 0;
+            for operand in &mut last.operands[1..3] {
+                let Operand::Vector(parts) = operand else { continue };
+                for part in parts {
+                    let mixed = Operand::Text(format!("%t{number}"));
+                    let thread = Operand::Text("%thread".into());
+                    made.push(Instruction::new("xor.b32", vec![mixed.clone(), part.clone(), thread]));
+                    *part = mixed;
+                    number += 1;
+                }
+            }
         }
         if spelling.has("tf32") {
             // The operands have 19 bits, as after `cvt.rna.tf32`.
@@ -220,6 +242,15 @@ pub(super) fn instructions(spelling: &Spelling, random: &mut Random) -> Vec<Inst
                 vec![Operand::Text(safe.into()), operands[2].clone(), Operand::Text("1".into())],
             ));
             operands[2] = Operand::Text(safe.into());
+        }
+        "abs" if matches!(ty, "s32" | "s64") => {
+            // The smallest integer has no absolute value; compilers (as above) take the result for positive.
+            let (width, safe) = if ty == "s32" { (32, "%t1") } else { (64, "%u1") };
+            made.push(Instruction::new(
+                &format!("or.b{width}"),
+                vec![Operand::Text(safe.into()), operands[1].clone(), Operand::Text("1".into())],
+            ));
+            operands[1] = Operand::Text(safe.into());
         }
         "shl" | "shr" | "shf" => {
             // Where the amount is a register that an operation on f32 wrote, compilers (as above) convert it to an integer;

@@ -29,6 +29,8 @@ pub(crate) struct Rules {
     kept: u32,
     /// The smallest exponents of A's, of B's and of the sums' format.
     smallest: [i32; 3],
+    /// Whether the sum is rounded again, to f16, which needs to know of bits that f32 has no room for.
+    rounded: bool,
 }
 
 impl Rules {
@@ -47,7 +49,7 @@ impl Rules {
             Ty::E4m3 => -6,
             _ => -126,
         });
-        Self { step, fraction, kept, smallest }
+        Self { step, fraction, kept, smallest, rounded: accumulator == Ty::F16 }
     }
 }
 
@@ -70,7 +72,7 @@ fn power(exponent: i32) -> f64 {
 /// D = A·B + C, eight columns at a time.
 #[inline(always)]
 pub(crate) fn exact_product<const K: usize>(m: &Matrices<K>, k_size: usize, rules: Rules) -> [[f32; 8]; 16] {
-    let Rules { step, fraction, kept, smallest } = rules;
+    let Rules { step, fraction, kept, smallest, rounded } = rules;
     let finite = m.a.iter().flatten().all(|x| x.is_finite())
         && m.b.iter().chain(&m.c).flatten().all(|x| x.is_finite());
     let mut d = m.c;
@@ -91,6 +93,7 @@ pub(crate) fn exact_product<const K: usize>(m: &Matrices<K>, k_size: usize, rule
     }
     for (row, sums) in d.iter_mut().enumerate() {
         for first in (0..k_size).step_by(step) {
+            let trace = rounded && first + step >= k_size;
             let mut largest = [NOTHING; 8];
             for (l, &sum) in largest.iter_mut().zip(&*sums) {
                 *l = exponent(sum, smallest[2]);
@@ -119,7 +122,7 @@ pub(crate) fn exact_product<const K: usize>(m: &Matrices<K>, k_size: usize, rule
                 sums[n] = if zero {
                     signed_zero(m, row, n, first..(first + step).min(k_size), sums[n]) + padding(k_size, step)
                 } else {
-                    f32::from_bits(cut(total[n] / unit[n]).to_bits() & kept)
+                    f32::from_bits(cut(total[n] / unit[n], trace).to_bits() & kept)
                 };
             }
         }
@@ -145,13 +148,16 @@ fn signed_zero<const K: usize>(
     steps.map(|k| m.a[row][k] * m.b[k][column]).sum::<f32>() + c
 }
 
-/// Cuts to f32.
+/// Cuts to f32. With `trace`, the last bit is set where bits were lost, so that what rounds the result once more does not
+/// take it for a tie.
 #[inline(always)]
-fn cut(value: f64) -> f32 {
+fn cut(value: f64, trace: bool) -> f32 {
     let size = value.abs();
     if (2f64.powi(-126)..2f64.powi(128)).contains(&size) {
         // The bits that f32 has no room for are dropped, which makes the conversion exact.
-        return f64::from_bits(value.to_bits() & !((1 << 29) - 1)) as f32;
+        let lost = (1 << 29) - 1;
+        let odd = u32::from(trace && value.to_bits() & lost != 0);
+        return f32::from_bits((f64::from_bits(value.to_bits() & !lost) as f32).to_bits() | odd);
     }
     match size {
         // Beyond the largest f32 there is infinity, although rounding is towards zero.
@@ -173,9 +179,10 @@ pub(crate) fn exact_half(sum: f32) -> u16 {
 
 /// One element of the product, for operands that need not be finite.
 fn dot(a: &[f32], b: &[f32], c: f32, rules: Rules) -> f32 {
-    let Rules { step, fraction, kept, smallest } = rules;
+    let Rules { step, fraction, kept, smallest, rounded } = rules;
     let mut sum = c;
-    for (a, b) in a.chunks(step).zip(b.chunks(step)) {
+    let steps = a.len().div_ceil(step);
+    for (i, (a, b)) in a.chunks(step).zip(b.chunks(step)).enumerate() {
         let exact = |(x, y): (&f32, &f32)| f64::from(*x) * f64::from(*y);
         if !a.iter().chain(b).all(|x| x.is_finite()) || !sum.is_finite() {
             // Infinities and NaN follow the usual rules.
@@ -190,7 +197,7 @@ fn dot(a: &[f32], b: &[f32], c: f32, rules: Rules) -> f32 {
         }
         let unit = power(fraction - largest);
         let total = a.iter().zip(b).map(|pair| (exact(pair) * unit).trunc()).sum::<f64>();
-        let value = cut((total + (f64::from(sum) * unit).trunc()) / unit);
+        let value = cut((total + (f64::from(sum) * unit).trunc()) / unit, rounded && i + 1 == steps);
         sum = f32::from_bits(value.to_bits() & kept);
     }
     sum
@@ -214,6 +221,26 @@ mod tests {
         assert_eq!(dot(&a, &b, 0.0, rules(Ty::Bf16, Model::Hopper)), 1.0 + 3.0 * 2f32.powi(-23));
         assert_eq!(dot(&a, &b, 0.0, rules(Ty::Bf16, Model::Ampere)), 1.0);
         assert_eq!(dot(&a, &b, -1.0, rules(Ty::Bf16, Model::Hopper)), 14.0 * 2f32.powi(-25));
+    }
+
+    #[test]
+    fn a_sum_in_f16_is_rounded_once() {
+        // Halfway between two of f16 and a little more, which f32 has no room for.
+        let terms = [1.0, 2f32.powi(-11), 2f32.powi(-24)];
+        let rules = Rules::new(Model::Hopper, Ty::F16, Ty::F16, Ty::F16);
+        for sign in [1.0, -1.0] {
+            let rounded =
+                |terms: &[f32]| exact_half(dot(&vec![sign; terms.len()], terms, 0.0, rules)) & 0x7fff;
+            assert_eq!((rounded(&terms), rounded(&terms[..2])), (0x3c01, 0x3c00));
+        }
+        let mut m = Matrices::<16> { a: [[1.0; 16]; 16], b: [[0.0; 8]; 16], c: [[0.0; 8]; 16] };
+        for (row, term) in m.b.iter_mut().zip(terms) {
+            *row = [term; 8];
+        }
+        assert_eq!(exact_half(exact_product(&m, 16, rules)[3][5]), 0x3c01);
+        // A sum that stays f32 is cut.
+        let rules = Rules::new(Model::Hopper, Ty::F16, Ty::F16, Ty::F32);
+        assert_eq!(exact_product(&m, 16, rules)[3][5], 1.0 + 2f32.powi(-11));
     }
 
     #[test]
