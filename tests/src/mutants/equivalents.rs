@@ -143,6 +143,23 @@ const EQUIVALENTS: &[Equivalent] = &[
     },
     Equivalent {
         family: "linear_hopper_",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "mbarrier.try_wait",
+        reason: NEXT_TILE,
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "st.global",
+        reason: "behind the last strip of a tile: nothing but stores to global memory stands between it and the barrier at the \
+                 end of the tile",
+    },
+    Equivalent {
+        family: "linear_hopper_",
         kinds: &[Kind::Wait],
         statement: "mbarrier.try_wait",
         source: ("dsl/src/ptx/mbarrier.rs", "instruction!("),
