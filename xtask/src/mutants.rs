@@ -11,7 +11,7 @@ use warpsmith_tests::mutants::equivalents::sources;
 use warpsmith_tests::mutants::report::{Row, Table, hash};
 use warpsmith_tests::mutants::{Subject, Verdict, shipped, subjects};
 
-/// Run all mutants of the shipped kernels in the emulator; a few minutes on two cores.
+/// Run all mutants of the shipped kernels in the emulator; about ten minutes on two cores.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Only the entries whose names contain this; the table keeps its rows of the others.

@@ -440,7 +440,7 @@ impl Entry {
 }
 
 /// The positions of the bits that are set.
-fn bits(mask: u64) -> impl Iterator<Item = u32> {
+pub(crate) fn bits(mask: u64) -> impl Iterator<Item = u32> {
     let mut rest = mask;
     std::iter::from_fn(move || {
         let bit = rest.trailing_zeros();

@@ -11,7 +11,7 @@
 //! | `bulk`, `tensor` | copies of ranges and of boxes of tensors, as the copy engine gets them |
 //! | `strong` | what fences and strong accesses pass on |
 //! | `carry` | the bytes that the copy engine moves |
-//! | `agent`, `mbarrier` | the copy engine, and the barriers in shared memory that tell of it |
+//! | `agent`, `agent_checks`, `mbarrier` | the copy engine, and the barriers in shared memory that tell of it |
 //! | `collective`, `matrix` | operations across the lanes of a warp |
 //! | `wgmma` | matrix products of warpgroups |
 //! | `control` | branches, exits, barriers |
@@ -24,6 +24,7 @@
 
 mod access;
 pub(crate) mod agent;
+mod agent_checks;
 mod arithmetic;
 mod atomic;
 pub(crate) mod block;

@@ -4,23 +4,10 @@ use super::access::ones;
 use super::code::{Core, Flow};
 use super::control::lanes_where;
 use crate::check::FindingKind;
-use crate::check::global::PAGE;
+use crate::check::global::{PAGE, bits};
 use crate::check::lanes::LaneRace;
 use crate::check::order;
 use crate::check::shadow::{Access, Conflict, GRANULE, REGION, Who};
-
-/// The positions of the bits that are set.
-#[inline(always)]
-fn ones64(mask: u64) -> impl Iterator<Item = usize> {
-    let mut rest = mask;
-    std::iter::from_fn(move || {
-        let bit = rest.trailing_zeros() as usize;
-        (rest != 0).then(|| {
-            rest &= rest - 1;
-            bit
-        })
-    })
-}
 
 impl Core<'_> {
     /// Notes accesses to shared memory, and reports those that race. The lanes' accesses are inside.
@@ -207,7 +194,7 @@ impl Core<'_> {
                 }
             }
             if access == Access::Read {
-                for at in ones64(partial) {
+                for at in bits(partial).map(|at| at as usize) {
                     if parts[at] == u16::MAX {
                         (whole, partial) = (whole | 1 << at, partial & !(1 << at));
                     }
@@ -217,7 +204,7 @@ impl Core<'_> {
                 }
                 whole = 0;
             }
-            for at in ones64(whole | partial) {
+            for at in bits(whole | partial).map(|at| at as usize) {
                 let field = if whole >> at & 1 == 1 { u16::MAX } else { parts[at] };
                 let noted = log.access(order, (allocation, page), at as u32, field, who, (access, false));
                 failed = failed.or(noted.err().map(|conflict| (at as u32, conflict)));
