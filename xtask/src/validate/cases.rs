@@ -151,13 +151,16 @@ fn tiles(
     target: Target,
 ) -> Vec<LinearCase> {
     let beside = Placement { before: 1, after: 7 };
-    let aligned = [case((200, 128, 300)), case((150, 200, 140))];
+    // The last has a sum longer than any ring of stages.
+    let aligned = vec![case((200, 128, 300)), case((150, 200, 140)), case((200, 712, 264))];
     // An odd number of columns, and an even one that starts at an odd place.
-    let unaligned = [case((150, 201, 140)), LinearCase { x: beside, w: beside, ..case((134, 128, 75)) }];
-    let forced = |access, cases: [LinearCase; 2]| {
+    let unaligned = vec![case((150, 201, 140)), LinearCase { x: beside, w: beside, ..case((134, 128, 75)) }];
+    let forced = |access, cases: Vec<LinearCase>| {
         let runs = move |tile: &Tile| tile.runs_on(target.compute_capability) && tile.serves(input, access);
         let tiles = Tile::ALL.into_iter().filter(runs);
-        tiles.flat_map(move |tile| cases.clone().map(|case| LinearCase { tile: Some(tile), ..case }))
+        tiles.flat_map(move |tile| {
+            cases.clone().into_iter().map(move |case| LinearCase { tile: Some(tile), ..case })
+        })
     };
     forced(Access::Aligned, aligned).chain(forced(Access::Unaligned, unaligned)).collect()
 }
