@@ -6,7 +6,9 @@
 mod activation;
 mod implementation;
 pub mod linear;
+mod precision;
 
 pub use activation::Activation;
 pub use implementation::Implementation;
 pub use linear::linear;
+pub use precision::{Precision, Products};
