@@ -13,6 +13,16 @@ pub struct F16(pub u16);
 #[repr(transparent)]
 pub struct Bf16(pub u16);
 
+/// An 8-bit floating-point number of 4 exponent and 3 fraction bits without infinities (OCP's E4M3), as its bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct F8E4M3(pub u8);
+
+/// An 8-bit floating-point number of 5 exponent and 2 fraction bits (OCP's E5M2), as its bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct F8E5M2(pub u8);
+
 /// A number that tensors hold: how it is loaded, stored and converted.
 pub trait Element: Copy + 'static {
     /// Its size in bytes: 2 or 4.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 use safetensors::{Dtype, SafeTensors};
@@ -125,11 +126,19 @@ impl Weights {
     pub fn array_converted<T: FloatElement>(&self, name: &str) -> Result<ArrayD<T>> {
         let entry = self.entry(name)?;
         let elements = match entry.dtype {
+            Dtype::F8_E4M3 => {
+                self.elements::<F8E4M3>(entry).into_iter().map(|v| T::round(v.to_f64())).collect()
+            }
+            Dtype::F8_E5M2 => {
+                self.elements::<F8E5M2>(entry).into_iter().map(|v| T::round(v.to_f64())).collect()
+            }
             Dtype::F16 => self.elements::<f16>(entry).into_iter().map(|v| T::round(v.into())).collect(),
             Dtype::BF16 => self.elements::<bf16>(entry).into_iter().map(|v| T::round(v.into())).collect(),
             Dtype::F32 => self.elements::<f32>(entry).into_iter().map(|v| T::round(v.into())).collect(),
             Dtype::F64 => self.elements::<f64>(entry).into_iter().map(T::round).collect(),
-            _ => return Err(self.unexpected_type(name, "f16, bf16, f32 or f64".into(), entry)),
+            _ => {
+                return Err(self.unexpected_type(name, "f8e4m3, f8e5m2, f16, bf16, f32 or f64".into(), entry));
+            }
         };
         self.array_of(name, entry, elements)
     }
@@ -191,6 +200,8 @@ impl Weights {
 /// The element type that a file's type stands for.
 fn element_type(dtype: Dtype) -> Option<DType> {
     match dtype {
+        Dtype::F8_E4M3 => Some(DType::F8E4M3),
+        Dtype::F8_E5M2 => Some(DType::F8E5M2),
         Dtype::F16 => Some(DType::F16),
         Dtype::BF16 => Some(DType::Bf16),
         Dtype::F32 => Some(DType::F32),
@@ -206,7 +217,22 @@ fn element_type(dtype: Dtype) -> Option<DType> {
 /// A floating-point element type, to which others can be rounded.
 pub trait FloatElement: Element {
     /// The nearest number of this type, ties to even.
+    ///
+    /// What is too large for a type becomes infinite, but for the 8-bit types, where it becomes the largest number of its sign, as
+    /// infinity does: GPUs convert so (`cvt.satfinite`), and a scale is chosen for the largest number to be used. A NaN stays one.
     fn round(value: f64) -> Self;
+}
+
+impl FloatElement for F8E4M3 {
+    fn round(value: f64) -> Self {
+        F8E4M3::from_f64(value)
+    }
+}
+
+impl FloatElement for F8E5M2 {
+    fn round(value: f64) -> Self {
+        F8E5M2::from_f64(value)
+    }
 }
 
 impl FloatElement for f64 {
@@ -250,6 +276,7 @@ fn round_to_odd(value: f64) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use float8::{F8E4M3, F8E5M2};
     use half::{bf16, f16};
 
     use super::{FloatElement, Weights};
@@ -299,5 +326,86 @@ mod tests {
         assert_eq!(<f16 as FloatElement>::round(1e300), f16::INFINITY);
         assert!(<f16 as FloatElement>::round(f64::NAN).is_nan());
         assert_eq!(<f16 as FloatElement>::round(-2.5), f16::from_f32(-2.5));
+    }
+
+    /// The value of an 8-bit float's bits, by the definition of its format.
+    fn value_of(bits: u8, fraction_bits: u32, bias: i32, infinities: bool) -> f64 {
+        let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
+        let (exponent, fraction) = ((bits & 0x7f) >> fraction_bits, bits & ((1 << fraction_bits) - 1));
+        let largest = 0x7f >> fraction_bits;
+        let part = f64::from(fraction) / f64::from(1u32 << fraction_bits);
+        match (exponent, infinities) {
+            (0, _) => sign * part * 2f64.powi(1 - bias),
+            (e, true) if e == largest => {
+                if fraction == 0 {
+                    sign * f64::INFINITY
+                } else {
+                    f64::NAN
+                }
+            }
+            _ if bits & 0x7f == 0x7f => f64::NAN,
+            (e, _) => sign * (1.0 + part) * 2f64.powi(i32::from(e) - bias),
+        }
+    }
+
+    /// All 256 numbers of a type, and what lies between and beyond them.
+    fn rounds_as_defined<T: FloatElement>(
+        infinities: bool,
+        (fraction_bits, bias): (u32, i32),
+        from_bits: fn(u8) -> T,
+        widen: fn(T) -> f64,
+    ) {
+        let bits = |value: T| bytemuck::bytes_of(&value)[0];
+        let value = |bits| value_of(bits, fraction_bits, bias, infinities);
+        let largest = (0..0x7f).rev().find(|&b| value(b).is_finite()).expect("there are numbers");
+        for code in 0..=255 {
+            let wide = widen(from_bits(code));
+            assert!(wide == value(code) || wide.is_nan() && value(code).is_nan(), "{code:#x} is {wide}");
+            let back = bits(T::round(wide));
+            if wide.is_nan() {
+                assert!(value(back).is_nan(), "NaN became {back:#x}");
+            } else if wide.is_infinite() {
+                assert_eq!(back, code & 0x80 | largest, "infinity saturates");
+            } else {
+                assert_eq!(back, code);
+            }
+        }
+        for code in 0..largest {
+            let middle = value(code).midpoint(value(code + 1));
+            for sign in [0, 0x80u8] {
+                let signed = |v: f64| if sign == 0 { v } else { -v };
+                assert_eq!(bits(T::round(signed(middle))), sign | (code + (code & 1)), "tie above {code:#x}");
+                assert_eq!(bits(T::round(signed(middle.next_down()))), sign | code, "below the tie");
+                assert_eq!(bits(T::round(signed(middle.next_up()))), sign | (code + 1), "above the tie");
+            }
+        }
+        for beyond in [value(largest) * 1.01, value(largest) * 1.5, 1e300, f64::INFINITY] {
+            assert_eq!(bits(T::round(beyond)), largest);
+            assert_eq!(bits(T::round(-beyond)), 0x80 | largest);
+        }
+        assert_eq!((bits(T::round(1e-300)), bits(T::round(-1e-300))), (0, 0x80));
+    }
+
+    #[test]
+    fn eight_bit_floats_round_to_nearest_even_and_saturate() {
+        rounds_as_defined(false, (3, 7), F8E4M3::from_bits, |v| v.to_f64());
+        rounds_as_defined(true, (2, 15), F8E5M2::from_bits, |v| v.to_f64());
+        assert_eq!((F8E4M3::from_bits(0x7e).to_f64(), F8E5M2::from_bits(0x7b).to_f64()), (448.0, 57344.0));
+    }
+
+    #[test]
+    fn eight_bit_tensors_are_read_by_their_names_in_the_file() {
+        let data = [0x38u8, 0xb8, 0x01, 0x7e];
+        let view = |dtype| safetensors::tensor::TensorView::new(dtype, vec![2, 2], &data).expect("fits");
+        let file = safetensors::serialize(
+            [("a", view(safetensors::Dtype::F8_E4M3)), ("b", view(safetensors::Dtype::F8_E5M2))],
+            None,
+        );
+        let weights = Weights::from_bytes(file.expect("serialises")).expect("the file is sound");
+        let a = weights.array::<F8E4M3>("a").expect("it is e4m3");
+        assert_eq!(a.iter().map(|v| v.to_f64()).collect::<Vec<_>>(), [1.0, -1.0, 2f64.powi(-9), 448.0]);
+        assert!(weights.array::<F8E5M2>("a").is_err());
+        let wide = weights.array_converted::<f32>("b").expect("e5m2 converts");
+        assert_eq!(wide[[0, 0]], 0.5);
     }
 }

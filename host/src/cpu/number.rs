@@ -1,5 +1,6 @@
 //! The number types of the CPU implementations: what they read, what they accumulate in, what they write.
 
+use float8::{F8E4M3, F8E5M2};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -39,6 +40,24 @@ macro_rules! half_operand {
 }
 half_operand!(f16);
 half_operand!(bf16);
+
+macro_rules! eight_bit_operand {
+    ($element:ty) => {
+        impl Operand for $element {
+            fn widen(source: &[Self], target: &mut [f32]) {
+                for (target, source) in target.iter_mut().zip(source) {
+                    *target = source.to_f32();
+                }
+            }
+
+            fn to_f32(self) -> f32 {
+                <$element>::to_f32(&self)
+            }
+        }
+    };
+}
+eight_bit_operand!(F8E4M3);
+eight_bit_operand!(F8E5M2);
 
 /// A type to add up in: `f32` for speed, `f64` for the reference.
 pub trait Accumulator:

@@ -2,13 +2,18 @@
 
 use std::fmt;
 
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
-use warpsmith_dsl::float::{Bf16, F16};
+use warpsmith_dsl::float::{self as device, Bf16, F16};
 
 /// The element type of a tensor, as a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DType {
+    /// 8-bit floating point of 4 exponent and 3 fraction bits, without infinities (OCP's E4M3): up to 448.
+    F8E4M3,
+    /// 8-bit floating point of 5 exponent and 2 fraction bits (OCP's E5M2): up to 57344.
+    F8E5M2,
     /// IEEE 754 half precision.
     F16,
     /// bfloat16.
@@ -32,7 +37,7 @@ impl DType {
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
-            DType::U8 => 1,
+            DType::F8E4M3 | DType::F8E5M2 | DType::U8 => 1,
             DType::F16 | DType::Bf16 => 2,
             DType::F32 | DType::I32 | DType::U32 => 4,
             DType::F64 | DType::I64 => 8,
@@ -43,6 +48,8 @@ impl DType {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            DType::F8E4M3 => "f8e4m3",
+            DType::F8E5M2 => "f8e5m2",
             DType::F16 => "f16",
             DType::Bf16 => "bf16",
             DType::F32 => "f32",
@@ -67,7 +74,7 @@ mod sealed {
 
 /// A type that a [`Tensor`](crate::Tensor) can hold: a number without padding, valid for every bit pattern.
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync + sealed::Sealed {
-    /// The same type as kernels name it. (Kernels see the 16-bit floats as their bits.)
+    /// The same type as kernels name it. (Kernels see the 8-bit and 16-bit floats as their bits.)
     type Device: 'static;
     /// The type as a value.
     const DTYPE: DType;
@@ -87,6 +94,8 @@ macro_rules! elements {
     };
 }
 elements! {
+    F8E4M3 => device::F8E4M3, F8E4M3;
+    F8E5M2 => device::F8E5M2, F8E5M2;
     f16 => F16, F16;
     bf16 => Bf16, Bf16;
     f32 => f32, F32;

@@ -31,7 +31,7 @@ fn data_type(dtype: DType) -> TensorType {
         DType::Bf16 => TensorType::Bf16,
         DType::F32 => TensorType::F32,
         DType::F64 => TensorType::F64,
-        DType::U8 => TensorType::U8,
+        DType::F8E4M3 | DType::F8E5M2 | DType::U8 => TensorType::U8,
         DType::I32 => TensorType::S32,
         DType::U32 => TensorType::U32,
         DType::I64 => TensorType::S64,
