@@ -137,7 +137,11 @@ impl Weights {
             Dtype::F32 => self.elements::<f32>(entry).into_iter().map(|v| T::round(v.into())).collect(),
             Dtype::F64 => self.elements::<f64>(entry).into_iter().map(T::round).collect(),
             _ => {
-                return Err(self.unexpected_type(name, "f8e4m3, f8e5m2, f16, bf16, f32 or f64".into(), entry));
+                return Err(self.unexpected_type(
+                    name,
+                    "f8e4m3, f8e5m2, f16, bf16, f32 or f64".into(),
+                    entry,
+                ));
             }
         };
         self.array_of(name, entry, elements)

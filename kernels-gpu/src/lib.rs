@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`linear`] | `Y = activation(scale · X Wᵀ + bias)`, on sm_80 and every later architecture |
 //! | [`linear_hopper`] | the same on Hopper, for 16-bit types (sm_90a) |
+//! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_80 and later |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
@@ -15,6 +16,8 @@
 pub mod linear;
 #[cfg(feature = "linear_hopper")]
 pub mod linear_hopper;
+#[cfg(feature = "repack")]
+pub mod repack;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod modules;

@@ -27,4 +27,10 @@ pub static MODULES: &[PtxModule] = &[
         arch_specific: true,
         text: include_str!("../ptx/linear_hopper.sm_90a.ptx"),
     },
+    PtxModule {
+        family: "repack",
+        arch: (8, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/repack.sm_80.ptx"),
+    },
 ];

@@ -9,6 +9,7 @@ mod linear;
 mod modes;
 mod mutants;
 mod properties;
+mod repack;
 mod weights;
 
 use std::env::VarError;
@@ -29,7 +30,8 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 3] = [properties::CASES, linear::CASES, errors::CASES];
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 4] =
+    [properties::CASES, linear::CASES, repack::CASES, errors::CASES];
 
 /// Names another GPU than the first to test on.
 const DEVICE_VARIABLE: &str = "WARPSMITH_TEST_DEVICE";

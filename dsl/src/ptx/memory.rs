@@ -45,6 +45,55 @@ load!(
     /// `ld.global.nc.f32`: a number from memory that nothing writes while the kernel runs.
     ld_global_nc_f32, "ld.global.nc.f32", reg32, f32, address: u64, reg64, [pure, nomem, nostack]
 );
+load!(
+    /// `ld.shared.b8`: a byte.
+    ld_shared_b8, "ld.shared.b8", reg16, u16, address: u32, reg32, [nostack]
+);
+load!(
+    /// `ld.shared.b16`: two bytes.
+    ld_shared_b16, "ld.shared.b16", reg16, u16, address: u32, reg32, [nostack]
+);
+load!(
+    /// `ld.shared.f32`: a number.
+    ld_shared_f32, "ld.shared.f32", reg32, f32, address: u32, reg32, [nostack]
+);
+
+/// `ld.global.nc.v4.f32`: four numbers from memory that nothing writes while the kernel runs.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_global_nc_v4_f32(address: u64) -> [f32; 4] {
+    let (a, b, c, d): (f32, f32, f32, f32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("ld.global.nc.v4.f32 {{{0}, {1}, {2}, {3}}}, [{4}];", out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, options(pure, nomem, nostack))
+    };
+    [a, b, c, d]
+}
+
+/// `@condition ld.global.nc.v2.f32`: two numbers from memory that nothing writes while the kernel runs if `condition` holds,
+/// else 0.
+///
+/// # Safety
+///
+/// As the module says, if `condition` holds.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_global_nc_v2_f32_if(address: u64, condition: bool) -> [f32; 2] {
+    let (a, b): (f32, f32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "{{ .reg .pred holds; setp.ne.u32 holds, {3}, 0; mov.b32 {0}, 0; mov.b32 {1}, 0; @holds ld.global.nc.v2.f32 {{{0}, {1}}}, [{2}]; }}",
+            out(reg32) a, out(reg32) b, in(reg64) address, in(reg32) u32::from(condition),
+            options(pure, nomem, nostack)
+        )
+    };
+    [a, b]
+}
 
 macro_rules! load_if {
     ($(#[$doc:meta])* $name:ident, $text:literal, $zero:literal, $class:ident, $value:ty) => {
@@ -72,6 +121,10 @@ macro_rules! load_if {
     };
 }
 
+load_if!(
+    /// `@condition ld.global.nc.b8`: a byte of memory that nothing writes while the kernel runs if `condition` holds, else 0.
+    ld_global_nc_b8_if, "ld.global.nc.b8", "mov.b16 {0}, 0", reg16, u16
+);
 load_if!(
     /// `@condition ld.global.nc.b16`: as [`ld_global_nc_b16`] if `condition` holds, else 0.
     ld_global_nc_b16_if, "ld.global.nc.b16", "mov.b16 {0}, 0", reg16, u16

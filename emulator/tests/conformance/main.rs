@@ -18,6 +18,7 @@ mod integers;
 mod lanes;
 mod matrix;
 mod narrow;
+mod narrow_loads;
 mod products;
 #[path = "../common/recording.rs"]
 #[allow(dead_code, reason = "what records shares it")]

@@ -7,8 +7,10 @@ mod activation;
 mod implementation;
 pub mod linear;
 mod precision;
+mod repack;
 
 pub use activation::Activation;
 pub use implementation::Implementation;
 pub use linear::linear;
 pub use precision::{Precision, Products};
+pub use repack::{RepackOp, repack};

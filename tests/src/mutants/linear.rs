@@ -15,6 +15,8 @@ use warpsmith_emulator::{
 use warpsmith_kernels::linear::LinearParams;
 use warpsmith_kernels::linear_hopper::{Hopper64x128, Hopper128x128, Hopper128x256, HopperParams};
 
+use super::Problem;
+
 /// A type of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Float {
@@ -59,9 +61,15 @@ enum Access {
     },
 }
 
+/// The problems that an entry of this family is run on; none if the name is no such entry's.
+pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
+    let cases = Instance::named(name)?.cases();
+    Some(cases.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
+}
+
 /// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>[_unaligned]`, or `linear_hopper_` and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Instance {
+struct Instance {
     input: Float,
     output: Float,
     tile: [u32; 2],
@@ -69,7 +77,7 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    fn named(name: &str) -> Option<Self> {
         fn maps<S: PersistentTile>() -> Access {
             Access::Maps { rows: [S::A_BOX_ROWS, S::B_BOX_ROWS], cluster: S::CLUSTER_M }
         }
@@ -92,7 +100,7 @@ impl Instance {
     }
 
     /// The cases, those that cost least first.
-    pub(crate) fn cases(self) -> Vec<Case> {
+    fn cases(self) -> Vec<Case> {
         let mut sizes = self.sizes();
         sizes.sort_by_key(|size| (size.m + 16) * (size.n + 16) * (size.k + 100));
         sizes.into_iter().map(|size| Case::new(self, size)).collect()
@@ -223,9 +231,8 @@ const fn size(m: u32, k: u32, n: u32) -> Size {
 }
 
 /// One problem, its data and its result.
-pub(crate) struct Case {
-    /// For people.
-    pub(crate) name: String,
+struct Case {
+    name: String,
     instance: Instance,
     size: Size,
     /// Elements from one row of x and of w to the next.
@@ -282,13 +289,42 @@ impl Case {
         }
     }
 
-    /// Runs the only entry of `module`; what it did, and whether the result is right.
-    pub(crate) fn run(
-        &self,
-        module: &Module,
-        shared_bytes: u32,
-        config: Config,
-    ) -> Result<(Report, bool), LaunchError> {
+    /// The tensor map of an operand with so many rows, in boxes of `box_rows` rows of 128 bytes.
+    fn map(&self, address: u64, rows: u32, box_rows: u32) -> TensorMap {
+        let input = self.instance.input;
+        let bytes = input.bytes() as u64;
+        let data_type = match input {
+            Float::F16 => TensorType::F16,
+            Float::Bf16 => TensorType::Bf16,
+            Float::F32 => TensorType::F32,
+        };
+        let encoded = EncodedMap::encode(&TensorMapArguments {
+            data_type,
+            address,
+            // A tensor has columns, also one that is not to be read.
+            dims: &[self.size.k.max(1).into(), rows.into()],
+            strides: &[u64::from(self.stride) * bytes],
+            box_dims: &[128 / bytes as u32, box_rows],
+            element_strides: &[1, 1],
+            interleave: Interleave::None,
+            swizzle: Swizzle::B128,
+            l2_promotion: L2Promotion::None,
+            oob_fill: OobFill::Zeros,
+        });
+        let encoded = encoded.expect("the sizes of the cases make tensor maps");
+        let words = std::array::from_fn(|at| {
+            u64::from_le_bytes(std::array::from_fn(|byte| encoded.as_bytes()[8 * at + byte]))
+        });
+        TensorMap::from_words(words)
+    }
+}
+
+impl Problem for Case {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
         let machine = Machine::new(config);
         let place = |bytes: &[u8]| -> Result<u64, LaunchError> {
             if bytes.is_empty() {
@@ -344,34 +380,5 @@ impl Case {
         let mut result = vec![0; self.expected.len()];
         machine.read(y, &mut result)?;
         Ok((report, result == self.expected))
-    }
-
-    /// The tensor map of an operand with so many rows, in boxes of `box_rows` rows of 128 bytes.
-    fn map(&self, address: u64, rows: u32, box_rows: u32) -> TensorMap {
-        let input = self.instance.input;
-        let bytes = input.bytes() as u64;
-        let data_type = match input {
-            Float::F16 => TensorType::F16,
-            Float::Bf16 => TensorType::Bf16,
-            Float::F32 => TensorType::F32,
-        };
-        let encoded = EncodedMap::encode(&TensorMapArguments {
-            data_type,
-            address,
-            // A tensor has columns, also one that is not to be read.
-            dims: &[self.size.k.max(1).into(), rows.into()],
-            strides: &[u64::from(self.stride) * bytes],
-            box_dims: &[128 / bytes as u32, box_rows],
-            element_strides: &[1, 1],
-            interleave: Interleave::None,
-            swizzle: Swizzle::B128,
-            l2_promotion: L2Promotion::None,
-            oob_fill: OobFill::Zeros,
-        });
-        let encoded = encoded.expect("the sizes of the cases make tensor maps");
-        let words = std::array::from_fn(|at| {
-            u64::from_le_bytes(std::array::from_fn(|byte| encoded.as_bytes()[8 * at + byte]))
-        });
-        TensorMap::from_words(words)
     }
 }

@@ -10,7 +10,7 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `linear` | how the kernels of that family are run, and what they have to give |
+//! | `linear`, `repack` | how the kernels of a family are run, and what they have to give |
 //! | `congruence`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
 
@@ -21,15 +21,15 @@ mod flow;
 mod linear;
 pub mod mutate;
 mod ptx;
+mod repack;
 pub mod report;
 
 use std::sync::Arc;
 
-use warpsmith_emulator::{Completion, Config, FindingKind, LaunchError, Limits, Module};
+use warpsmith_emulator::{Completion, Config, FindingKind, LaunchError, Limits, Module, Report};
 
 use congruence::Congruence;
 use flow::Flow;
-use linear::{Case, Instance};
 pub use mutate::{Kind, Mutant};
 pub use ptx::Entry;
 
@@ -59,7 +59,7 @@ pub struct Subject {
     /// Whether it has asynchronous copies of single threads (`cp.async`).
     copies: bool,
     capability: (u32, u32),
-    cases: Vec<Case>,
+    problems: Vec<Box<dyn Problem>>,
     /// The most warp-instructions that a block may run: a few times what the sound kernel needs.
     budget: u64,
 }
@@ -75,6 +75,20 @@ impl std::fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// A problem that an entry is run on, whose result is known.
+trait Problem: Send + Sync {
+    /// For people.
+    fn name(&self) -> &str;
+
+    /// Runs the only entry of `module`; what it did, and whether the result is right.
+    fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError>;
+}
+
+/// The problems that an entry is run on, those that cost least first; none if nothing is known of such a kernel.
+fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
+    linear::problems(entry).or_else(|| repack::problems(entry))
+}
 
 /// Every entry of every shipped module: the module's file and architecture, and the entry.
 pub fn shipped() -> impl Iterator<Item = (String, (u32, u32), Entry)> {
@@ -92,18 +106,17 @@ impl Subject {
     ///
     /// If nothing is known of how such a kernel is run, or it fails.
     pub fn new(module: String, capability: (u32, u32), entry: Entry) -> Result<Self, Failure> {
-        let Some(instance) = Instance::named(&entry.name) else {
+        let Some(problems) = problems(&entry.name) else {
             return Err(Failure(format!("nothing is known of how `{}` is run", entry.name)));
         };
         let mutants = mutate::mutants(&entry);
         let (congruence, flow) = (Congruence::of(&entry), Flow::of(&entry));
-        let cases = instance.cases();
         let copies = entry
             .statements
             .iter()
             .any(|statement| statement.is("cp.async.ca") || statement.is("cp.async.cg"));
         let mut subject =
-            Self { module, entry, mutants, congruence, flow, copies, capability, cases, budget: 1 << 30 };
+            Self { module, entry, mutants, congruence, flow, copies, capability, problems, budget: 1 << 30 };
         let text = subject.entry.module();
         if let (Some(defect), _) = subject.defect(&text, MODES)? {
             return Err(Failure(format!("`{}` itself fails: {defect:?}", subject.entry.name)));
@@ -184,7 +197,7 @@ impl Subject {
             .map_err(|error| Failure(format!("a mutant of `{}` is no PTX: {error}", self.entry.name)))?;
         let mut most = 0;
         for &(completion, seed) in modes {
-            for case in &self.cases {
+            for problem in &self.problems {
                 let config = Config {
                     compute_capability: self.capability,
                     completion,
@@ -197,9 +210,11 @@ impl Subject {
                     },
                     ..Config::default()
                 };
-                match case.run(&module, self.entry.shared_bytes(), config) {
+                match problem.run(&module, self.entry.shared_bytes(), config) {
                     Ok((report, true)) => most = most.max(report.warp_instructions),
-                    Ok((_, false)) => return Ok((Some(Verdict::WrongResult(case.name.clone())), most)),
+                    Ok((_, false)) => {
+                        return Ok((Some(Verdict::WrongResult(problem.name().to_owned())), most));
+                    }
                     Err(LaunchError::Finding(finding)) => {
                         return Ok((Some(Verdict::Finding(finding.kind, finding.message)), most));
                     }

@@ -1,0 +1,141 @@
+//! Repacked matrices hold what their source holds, whatever its strides: drawn by proptest, compared with copies by the host.
+
+use std::fmt::Debug;
+
+use half::{bf16, f16};
+use libtest_mimic::Failed;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use warpsmith::{Device, DeviceKind, Element, Error, Tensor, ops};
+
+use crate::{Case, cases};
+
+pub(crate) const CASES: &[(&str, Case)] = cases![
+    drawn_matrices_hold_the_same_elements_in_aligned_rows,
+    many_matrices_are_all_copied,
+    what_cannot_be_repacked_is_refused,
+    a_copy_of_nothing_is_empty,
+];
+
+/// A view of a tensor: the lengths of its memory's axes, what is cut off both ends of each, and the axes exchanged last.
+#[derive(Clone, Debug)]
+struct View {
+    lengths: Vec<usize>,
+    cuts: Vec<(usize, usize)>,
+    swaps: Vec<(usize, usize)>,
+    seed: u32,
+}
+
+fn view() -> impl Strategy<Value = View> {
+    let side = || {
+        prop_oneof![
+            2 => Just(1usize),
+            4 => 2usize..12,
+            4 => (prop::sample::select(vec![16usize, 32, 64, 128]), 0usize..3).prop_map(|(at, off)| at + off - 1),
+            2 => prop::sample::select(vec![33usize, 70, 96, 150]),
+        ]
+    };
+    let cut = || prop_oneof![3 => Just(0usize), 1 => 1usize..9, 1 => Just(16)];
+    let leading = prop::collection::vec(1usize..4, 0..=2);
+    (leading, [side(), side()]).prop_flat_map(move |(mut lengths, sides)| {
+        lengths.extend(sides);
+        let rank = lengths.len();
+        let cuts = prop::collection::vec((cut(), cut()), rank);
+        let swaps = prop::collection::vec((0..rank, 0..rank), 0..=2);
+        (Just(lengths), cuts, swaps, any::<u32>()).prop_map(|(lengths, cuts, swaps, seed)| View {
+            lengths,
+            cuts,
+            swaps,
+            seed,
+        })
+    })
+}
+
+impl View {
+    /// The view, over elements of `T` with random bits.
+    fn make<T: Element>(&self, device: &Device, element: fn(u32) -> T) -> warpsmith::Result<Tensor<T>> {
+        let memory: Vec<usize> =
+            self.lengths.iter().zip(&self.cuts).map(|(length, cut)| cut.0 + length + cut.1).collect();
+        let mut state = self.seed;
+        let elements: Vec<T> = (0..memory.iter().product())
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                element(state >> 8)
+            })
+            .collect();
+        let mut tensor = Tensor::from_slice(device, &elements, &memory)?;
+        for (axis, (&length, cut)) in self.lengths.iter().zip(&self.cuts).enumerate() {
+            tensor = tensor.slice(axis, cut.0..cut.0 + length)?;
+        }
+        for &(first, second) in &self.swaps {
+            tensor = tensor.swap_axes(first, second)?;
+        }
+        Ok(tensor)
+    }
+}
+
+fn check<T: Element + Debug>(
+    device: &Device,
+    view: &View,
+    element: fn(u32) -> T,
+) -> Result<(), TestCaseError> {
+    let failed = |error: Error| TestCaseError::fail(error.to_string());
+    let x = view.make(device, element).map_err(failed)?;
+    let y = ops::repack(&x).run().map_err(failed)?;
+    prop_assert_eq!(y.shape(), x.shape());
+    let (&last, rest) = y.strides().split_last().expect("there are two axes");
+    prop_assert_eq!(last, 1);
+    prop_assert!(rest.iter().all(|stride| (stride * size_of::<T>()).is_multiple_of(16)), "{:?}", y.strides());
+    prop_assert!(y.arg().address().is_multiple_of(16));
+    let (got, expected) = (y.to_vec().map_err(failed)?, x.to_vec().map_err(failed)?);
+    prop_assert!(got == expected, "{:?} of strides {:?}", x.shape(), x.strides());
+    Ok(())
+}
+
+fn drawn_matrices_hold_the_same_elements_in_aligned_rows(device: &Device) -> Result<(), Failed> {
+    let cases = if device.kind() == DeviceKind::Emulator { 150 } else { 400 };
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, crate::properties::rng()?);
+    Ok(runner.run(&view(), |view| {
+        match view.seed % 4 {
+            0 => check(device, &view, |bits| bits as u8),
+            // No NaN, which would not equal itself.
+            1 => check(device, &view, |bits| f16::from_f32((bits % 2048) as f32)),
+            2 => check(device, &view, |bits| bf16::from_f32((bits % 256) as f32)),
+            _ => check(device, &view, |bits| bits as f32),
+        }
+    })?)
+}
+
+/// More matrices than a grid has blocks along one axis.
+fn many_matrices_are_all_copied(device: &Device) -> Result<(), Failed> {
+    let count = 70_000;
+    let elements: Vec<u8> = (0..count * 6).map(|i| (i % 251) as u8).collect();
+    let x = Tensor::from_slice(device, &elements, [count, 3, 2])?;
+    assert_eq!(ops::repack(&x).run()?.to_vec()?, elements);
+    let turned = x.swap_axes(1, 2)?;
+    assert_eq!(ops::repack(&turned).run()?.to_vec()?, turned.to_vec()?);
+    Ok(())
+}
+
+fn what_cannot_be_repacked_is_refused(device: &Device) -> Result<(), Failed> {
+    let wide = Tensor::<f64>::zeros(device, [4, 4])?;
+    assert!(matches!(ops::repack(&wide).run(), Err(Error::Type { operand: "x", .. })));
+    let vector = Tensor::<f32>::zeros(device, [4])?;
+    assert!(matches!(ops::repack(&vector).run(), Err(Error::Shape { operand: "x", .. })));
+    let other = if device.kind() == DeviceKind::Cpu { Device::emulator() } else { Device::cpu() };
+    let (x, stream) = (Tensor::<f32>::zeros(device, [4, 4])?, other.default_stream());
+    assert!(matches!(
+        ops::repack(&x).on(&stream).run(),
+        Err(Error::DeviceMismatch { operand: "stream", .. })
+    ));
+    Ok(())
+}
+
+fn a_copy_of_nothing_is_empty(device: &Device) -> Result<(), Failed> {
+    for shape in [[0, 3, 4], [2, 0, 4], [2, 3, 0]] {
+        let y = ops::repack(&Tensor::<f32>::zeros(device, shape)?).run()?;
+        assert_eq!((y.shape(), y.len()), (&shape[..], 0));
+    }
+    Ok(())
+}
