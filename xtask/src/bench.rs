@@ -1,37 +1,57 @@
-//! `xtask bench`: times the operations on a GPU, beside the vendor's library and the GPU's own ceilings.
+//! `xtask bench`: times the operations on a GPU, beside the vendor's libraries, a framework, and the GPU's own ceilings.
 //!
-//! What is compared runs interleaved in this process on one stream; ceilings are measured first. Results are data: each row of
-//! the CSV says where it came from.
+//! What is compared runs interleaved in this process on one stream, but for the framework, whose process takes turns with this
+//! one; ceilings are measured first. Results are data: each row of the CSV says where it came from.
 
+mod case;
+mod ceilings;
 mod cublas;
+mod cublaslt;
+mod operands;
+mod pass;
+mod report;
+mod suites;
+mod torch;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use comfy_table::{Table, presets};
+use anyhow::{Context, Result, bail};
 use warpsmith::benchmark::{self, LinearSubject, Options, Subject, Timing};
 use warpsmith::ops::linear::Tile;
 use warpsmith::validate::LinearCase;
 use warpsmith::{DType, Device, DeviceKind, Error};
 
-use crate::measurement::Measurement;
 use crate::provenance::Provenance;
+use case::{Case, Operation, Precision, parse_shape};
+use ceilings::Ceilings;
 use cublas::Cublas;
+use cublaslt::CublasLt;
+use operands::Operands;
+use report::{Control, Ours, Peer, Row};
+use suites::Suite;
+use torch::Torch;
 
-/// Time the operations on a GPU, beside cuBLAS and the GPU's ceilings.
+/// Time the operations on a GPU, beside cuBLASLt, PyTorch and the GPU's ceilings.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// The GPU: cuda or cuda:N.
     #[arg(long, default_value = "cuda:0")]
     device: String,
-    /// Only these input types; f16, bf16 or f32, separated by commas.
-    #[arg(long, value_delimiter = ',', value_parser = parse_dtype)]
-    dtype: Vec<DType>,
+    /// Only these sets of sizes, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    suite: Vec<Suite>,
+    /// Only these types instead of each set's own: bf16, f16, tf32, f32 or f8e4m3, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    dtype: Vec<Precision>,
     /// Only these sizes, as MxKxN separated by commas.
     #[arg(long, value_delimiter = ',', value_parser = parse_shape)]
     shape: Vec<[usize; 3]>,
+    /// Only what has this text in its operation, type and size, e.g. `f16 1024`.
+    #[arg(long)]
+    filter: Option<String>,
     /// Take this tile instead of the one that would be chosen.
     #[arg(long)]
     tile: Option<Tile>,
@@ -39,102 +59,120 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "tile")]
     variants: bool,
     /// Samples of each subject.
-    #[arg(long, default_value_t = 15)]
+    #[arg(long, default_value_t = 11)]
     samples: usize,
     /// Seconds to run before the first sample of each size.
-    #[arg(long, default_value_t = 0.5)]
+    #[arg(long, default_value_t = 0.3)]
     warm_up: f64,
+    /// Fewer samples and less warm-up, and no framework: for a first look.
+    #[arg(long)]
+    quick: bool,
+    /// The Python to ask for PyTorch.
+    #[arg(long, default_value = "python3")]
+    python: String,
+    /// Do not compare with PyTorch.
+    #[arg(long)]
+    no_torch: bool,
+    /// How PyTorch compiles its compiled variant, which the suites main and epilogue have.
+    #[arg(long, default_value = "default")]
+    torch_compile: String,
     /// Write the results to this file.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// The commit to note in the results; by default the one that `git` reports here.
     #[arg(long)]
     commit: Option<String>,
+    /// Fail if a goal is missed.
+    #[arg(long)]
+    check: bool,
 }
 
-/// M, K, N: from a size at which launching dominates to one at which the products do.
-const SHAPES: [[usize; 3]; 6] = [
-    [256, 256, 512],
-    [1024, 784, 2048],
-    [2048, 2048, 2048],
-    [4096, 4096, 4096],
-    [8192, 4096, 4096],
-    [8192, 8192, 8192],
-];
-const DTYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+impl Args {
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = suites::cases(&self.suite, &self.dtype, &self.shape);
+        if let Some(filter) = &self.filter {
+            let filter = filter.replace('x', "×");
+            cases.retain(|case| case.to_string().contains(&filter));
+        }
+        cases
+    }
 
-/// What this GPU reaches at best, measured.
-struct Ceilings {
-    /// Bytes a second, read and written, of a copy within the GPU's memory.
-    bandwidth: f64,
-    /// Floating-point operations a second of the library's largest bf16 product, if the library is there.
-    flops: Option<f64>,
-}
-
-impl Ceilings {
-    /// The least time that the ceilings allow for this work. f32 work is three TF32 products, each at half the rate of bf16.
-    fn least_seconds(&self, dtype: DType, flops: f64, bytes: f64) -> f64 {
-        let slowdown = if dtype == DType::F32 { 6.0 } else { 1.0 };
-        let computing = self.flops.map_or(0.0, |rate| flops * slowdown / rate);
-        computing.max(bytes / self.bandwidth)
+    fn options(&self) -> Result<Options> {
+        let mut options = Options::default();
+        options.samples = if self.quick { 5 } else { self.samples };
+        let warm_up = if self.quick { 0.05 } else { self.warm_up };
+        options.warm_up = Duration::try_from_secs_f64(warm_up).context("--warm-up")?;
+        Ok(options)
     }
 }
 
-/// One measured variant of one size.
-struct Row {
-    dtype: DType,
-    shape: [usize; 3],
-    variant: String,
-    implementation: String,
-    timing: Timing,
-    tflops: f64,
-    share: f64,
-    peer: Option<Timing>,
+/// Everything that measurements are made with.
+struct Bench<'a> {
+    args: &'a Args,
+    device: Device,
+    options: Options,
+    cublaslt: Option<Rc<CublasLt>>,
+    cublas: Option<Rc<Cublas>>,
+    torch: Option<Torch>,
+    ceilings: Ceilings,
+    rows: Vec<Row>,
+    controls: Vec<Control>,
 }
 
-impl Row {
-    fn ratio(&self) -> Option<f64> {
-        self.peer.map(|peer| peer.median.as_secs_f64() / self.timing.median.as_secs_f64())
-    }
-}
-
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let start = Instant::now();
     let device = open_gpu(&args.device)?;
-    let mut options = Options::default();
-    options.samples = args.samples;
-    options.warm_up = Duration::try_from_secs_f64(args.warm_up).context("--warm-up")?;
-    let stream = device.default_stream();
-    let mut library = Cublas::open(&stream).map_err(|reason| eprintln!("cuBLAS is absent: {reason}")).ok();
-
-    let provenance = Provenance::collect(&device, args.commit.clone());
-    println!("{provenance}");
-    if let Some(library) = &library {
-        println!("cuBLAS {}", library.version());
+    let options = args.options()?;
+    let cases = args.cases();
+    if cases.is_empty() {
+        bail!("nothing to measure: no case is of these suites, types and sizes");
     }
-    let ceilings = measure_ceilings(&device, library.as_mut(), &options)?;
+    let stream = device.default_stream();
+    let cublaslt = present("cuBLASLt", CublasLt::open(&stream));
+    let cublas = present("cuBLAS", Cublas::open(&stream));
+    let torch =
+        if args.no_torch || args.quick { None } else { present("PyTorch", Torch::open(&args.python)) };
+
+    let mut provenance = Provenance::collect(&device, args.commit.clone());
+    println!("{provenance}");
+    if let Some(library) = &cublaslt {
+        println!("cuBLASLt {}", library.version());
+    }
+    if let Some(torch) = &torch {
+        println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
+    }
+    let ceilings = Ceilings::measure(&device, cublaslt.as_ref(), &options)?;
     println!("Copy within the GPU's memory: {:.2} TB/s, read and written", ceilings.bandwidth * 1e-12);
     match ceilings.flops {
-        Some(flops) => println!("cuBLAS bf16 8192×8192×8192: {:.0} TFLOP/s", flops * 1e-12),
-        None => println!("Without cuBLAS there is no ceiling of products; shares are of the bandwidth only"),
-    }
-
-    let mut rows = Vec::new();
-    let (dtypes, shapes) = (or_all(&args.dtype, &DTYPES), or_all(&args.shape, &SHAPES));
-    for &dtype in dtypes {
-        for &shape in shapes {
-            eprintln!("Measuring linear {dtype} {shape:?}");
-            rows.extend(measure(&device, dtype, shape, args, library.as_mut(), &ceilings, &options)?);
-            device.release_memory()?;
+        Some(flops) => println!("cuBLASLt bf16 8192×8192×8192: {:.0} TFLOP/s", flops * 1e-12),
+        None => {
+            println!("Without cuBLASLt there is no ceiling of products; shares are of the bandwidth only")
         }
     }
-    println!("{}", table(&rows));
-    if let Some(path) = &args.csv {
-        write_csv(path, &rows, &provenance).with_context(|| format!("writing {}", path.display()))?;
+    provenance.ceiling_tbps = Some(ceilings.bandwidth * 1e-12);
+    provenance.ceiling_tflops = ceilings.flops.map(|flops| flops * 1e-12);
+
+    let (rows, controls) = (Vec::new(), Vec::new());
+    let mut bench = Bench { args, device, options, cublaslt, cublas, torch, ceilings, rows, controls };
+    let mut failed = 0;
+    for (number, case) in cases.iter().enumerate() {
+        let seconds = start.elapsed().as_secs();
+        eprintln!("[{seconds:3} s, {}/{}] {} {case}", number + 1, cases.len(), case.suite.name());
+        // What was measured before is worth keeping.
+        if let Err(error) = bench.measure(case) {
+            eprintln!("error: {error:#}");
+            failed += 1;
+        }
+        bench.device.release_memory()?;
     }
-    Ok(ExitCode::SUCCESS)
+    let code = bench.report(&provenance, &cases, start)?;
+    if failed > 0 {
+        bail!("{failed} of {} cases could not be measured", cases.len());
+    }
+    Ok(code)
 }
 
-fn open_gpu(name: &str) -> anyhow::Result<Device> {
+fn open_gpu(name: &str) -> Result<Device> {
     let device: Device = match name.parse() {
         Err(error @ (Error::NoDriver { .. } | Error::NoSuchDevice { .. })) => {
             bail!("bench measures a GPU, and there is none here: {error}")
@@ -147,89 +185,9 @@ fn open_gpu(name: &str) -> anyhow::Result<Device> {
     }
 }
 
-fn or_all<'a, T>(chosen: &'a [T], all: &'a [T]) -> &'a [T] {
-    if chosen.is_empty() { all } else { chosen }
-}
-
-fn parse_dtype(text: &str) -> Result<DType, String> {
-    let dtype = DTYPES.into_iter().find(|dtype| dtype.name() == text);
-    dtype.ok_or_else(|| format!("`{text}` is none of f16, bf16 and f32"))
-}
-
-fn parse_shape(text: &str) -> Result<[usize; 3], String> {
-    let sides: Result<Vec<usize>, _> = text.split(['x', '×']).map(str::parse).collect();
-    let sides = sides.map_err(|error| format!("`{text}`: {error}"))?;
-    sides.try_into().map_err(|_| format!("`{text}` is not of the form MxKxN"))
-}
-
-fn measure_ceilings(
-    device: &Device,
-    library: Option<&mut Cublas>,
-    options: &Options,
-) -> anyhow::Result<Ceilings> {
-    let bandwidth = benchmark::copy_bandwidth(device, options).context("measuring the bandwidth")?;
-    device.release_memory()?;
-    let Some(library) = library else { return Ok(Ceilings { bandwidth, flops: None }) };
-    let case = LinearCase { bias: false, ..LinearCase::new(DType::Bf16, 8192, 8192, 8192) };
-    let stream = device.default_stream();
-    let mut operands = benchmark::linear_subject(&stream, &case)?;
-    let flops = operands.flops();
-    let mut product = library.product(&case, &mut *operands);
-    let timing = benchmark::interleaved(&stream, &mut [&mut product], options)?[0];
-    Ok(Ceilings { bandwidth, flops: Some(flops / timing.median.as_secs_f64()) })
-}
-
-/// Measures the variants of one size, and the library's plain product beside them.
-fn measure(
-    device: &Device,
-    dtype: DType,
-    shape: [usize; 3],
-    args: &Args,
-    library: Option<&mut Cublas>,
-    ceilings: &Ceilings,
-    options: &Options,
-) -> anyhow::Result<Vec<Row>> {
-    let [m, k, n] = shape;
-    let stream = device.default_stream();
-    let mut variants = vec![args.tile];
-    if args.variants {
-        variants.extend(tiles_of(device, dtype).map(Some));
-    }
-    let case = LinearCase::new(dtype, m, k, n);
-    let with_tile = |&tile: &Option<Tile>| {
-        benchmark::linear_subject(&stream, &LinearCase { tile, ..case.clone() })
-            .with_context(|| format!("preparing {dtype} {shape:?}"))
-    };
-    let mut ours: Vec<Box<dyn LinearSubject>> = variants.iter().map(with_tile).collect::<Result<_, _>>()?;
-    let mut peer_operands = library.is_some().then(|| with_tile(&None)).transpose()?;
-    let mut peer = match (library, peer_operands.as_deref_mut()) {
-        (Some(library), Some(operands)) => Some(library.product(&case, operands)),
-        _ => None,
-    };
-    let mut subjects: Vec<&mut dyn Subject> =
-        ours.iter_mut().map(|ours| &mut **ours as &mut dyn Subject).collect();
-    subjects.extend(peer.as_mut().map(|peer| peer as &mut dyn Subject));
-    let timings = benchmark::interleaved(&stream, &mut subjects, options)?;
-    drop(subjects);
-
-    let peer = peer.is_some().then(|| timings[timings.len() - 1]);
-    ours.iter()
-        .zip(&variants)
-        .zip(&timings)
-        .map(|((ours, variant), &timing)| {
-            let least = ceilings.least_seconds(dtype, ours.flops(), ours.bytes());
-            Ok(Row {
-                dtype,
-                shape,
-                variant: variant.map_or("chosen".into(), |tile| tile.to_string()),
-                implementation: ours.implementation()?.to_string(),
-                timing,
-                tflops: timing.tera_per_second(ours.flops()),
-                share: least / timing.median.as_secs_f64(),
-                peer,
-            })
-        })
-        .collect()
+/// A peer, or nothing but a word on why it is not there.
+fn present<T>(name: &str, peer: Result<T>) -> Option<T> {
+    peer.inspect_err(|reason| eprintln!("{name} is absent: {reason:#}")).ok()
 }
 
 fn tiles_of(device: &Device, dtype: DType) -> impl Iterator<Item = Tile> {
@@ -239,91 +197,143 @@ fn tiles_of(device: &Device, dtype: DType) -> impl Iterator<Item = Tile> {
     Tile::ALL.into_iter().filter(serves)
 }
 
-fn microseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
+fn microseconds(timing: &Timing) -> f64 {
+    timing.median.as_secs_f64() * 1e6
 }
 
-fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
-        "operation",
-        "type",
-        "M×K×N",
-        "tile",
-        "µs",
-        "fastest",
-        "TFLOP/s",
-        "of ceiling",
-        "cuBLAS µs",
-        "cuBLAS / ours",
-        "ran",
-    ]);
-    for row in rows {
-        let [m, k, n] = row.shape;
-        let absent = || "–".to_string();
-        table.add_row([
-            "linear bias relu".into(),
-            row.dtype.to_string(),
-            format!("{m}×{k}×{n}"),
-            row.variant.clone(),
-            format!("{:.2}", microseconds(row.timing.median)),
-            format!("{:.2}", microseconds(row.timing.fastest)),
-            format!("{:.1}", row.tflops),
-            format!("{:.0} %", row.share * 100.0),
-            row.peer.map_or_else(absent, |peer| format!("{:.2}", microseconds(peer.median))),
-            row.ratio().map_or_else(absent, |ratio| format!("{ratio:.3}")),
-            row.implementation.clone(),
-        ]);
-    }
-    table
-}
+impl Bench<'_> {
+    /// Measures the variants of one case and everything that is there to compare them with.
+    fn measure(&mut self, case: &Case) -> Result<()> {
+        let stream = self.device.default_stream();
+        let mut variants = vec![self.args.tile];
+        if let Some(ours) = case.ours().filter(|_| self.args.variants) {
+            variants.extend(tiles_of(&self.device, ours.input).map(Some));
+        }
+        let mut ours: Vec<Box<dyn LinearSubject>> = Vec::new();
+        if let Some(linear) = case.ours() {
+            for &tile in &variants {
+                let subject = benchmark::linear_subject(&stream, &LinearCase { tile, ..linear.clone() })?;
+                ours.push(subject);
+            }
+        }
+        let (mut peers, mut control) = self.peers(case)?;
 
-fn measurement(row: &Row, provenance: &Provenance) -> Measurement {
-    let [m, k, n] = row.shape;
-    let rounded = |value: f64, digits: f64| (value * digits).round() / digits;
-    Measurement {
-        operation: "linear bias relu".into(),
-        dtype: row.dtype.to_string(),
-        shape: format!("{m}x{k}x{n}"),
-        variant: row.variant.clone(),
-        median_us: rounded(microseconds(row.timing.median), 1e3),
-        peer: if row.peer.is_some() { "cublas product".into() } else { String::new() },
-        peer_us: row.peer.map(|peer| rounded(microseconds(peer.median), 1e3)),
-        ratio: row.ratio().map(|ratio| rounded(ratio, 1e4)),
-        gpu: provenance.gpu.clone(),
-        driver: provenance.driver.clone(),
-        commit: provenance.commit.clone(),
-        command: provenance.command.clone(),
-        clock_mhz: provenance.clock_mhz,
-        tflops: Some(rounded(row.tflops, 1e3)),
-        share: Some(rounded(row.share, 1e4)),
-    }
-}
+        let mut subjects: Vec<&mut dyn Subject> =
+            ours.iter_mut().map(|ours| &mut **ours as &mut dyn Subject).collect();
+        subjects.extend(peers.iter_mut().map(|(_, peer)| &mut **peer as &mut dyn Subject));
+        subjects.extend(control.as_mut().map(|control| control as &mut dyn Subject));
+        let timings = benchmark::interleaved(&stream, &mut subjects, &self.options)?;
+        drop(subjects);
+        let peer_times = timings[ours.len()..].iter();
+        let mut peers: Vec<Peer> = peers
+            .into_iter()
+            .zip(peer_times)
+            .map(|((name, _), timing)| Peer { name: name.into(), microseconds: microseconds(timing) })
+            .collect();
+        let control = control.and(timings.last()).map(microseconds);
 
-fn write_csv(path: &Path, rows: &[Row], provenance: &Provenance) -> anyhow::Result<()> {
-    let mut writer = csv::Writer::from_path(path)?;
-    for row in rows {
-        writer.serialize(measurement(row, provenance))?;
-    }
-    Ok(writer.flush()?)
-}
+        let mut measured = Vec::new();
+        for ((ours, variant), timing) in ours.iter().zip(&variants).zip(&timings) {
+            let kernel = ours.implementation()?.to_string();
+            let variant = variant.map_or("chosen".into(), |tile| tile.to_string());
+            measured.push((variant, Some(Ours { kernel, microseconds: microseconds(timing) })));
+        }
+        if measured.is_empty() {
+            measured.push(("none".into(), None));
+        }
+        drop(ours);
+        self.device.release_memory()?;
+        peers.extend(self.framework(case, control));
 
-#[cfg(test)]
-mod tests {
-    use super::{Ceilings, parse_shape};
-    use warpsmith::DType;
-
-    #[test]
-    fn shapes_are_read_in_the_order_they_are_printed() {
-        assert_eq!(parse_shape("1024x784x2048"), Ok([1024, 784, 2048]));
-        assert!(parse_shape("1024x784").is_err() && parse_shape("axbxc").is_err());
+        let times =
+            measured.iter().filter_map(|(variant, ours)| Some((variant, ours.as_ref()?.microseconds)));
+        let times = times.chain(peers.iter().map(|peer| (&peer.name, peer.microseconds)));
+        let times: Vec<_> = times.map(|(name, time)| format!("{name} {time:.2}")).collect();
+        eprintln!("  {}", times.join(", "));
+        let least_seconds = self.ceilings.least_seconds(case);
+        self.rows.extend(measured.into_iter().map(|(variant, ours)| Row {
+            case: *case,
+            variant,
+            ours,
+            least_seconds,
+            peers: peers.clone(),
+        }));
+        Ok(())
     }
 
-    #[test]
-    fn the_tighter_ceiling_counts() {
-        let ceilings = Ceilings { bandwidth: 1e12, flops: Some(1e14) };
-        assert_eq!(ceilings.least_seconds(DType::Bf16, 1e14, 1e10), 1.0);
-        assert_eq!(ceilings.least_seconds(DType::F32, 1e14, 1e10), 6.0);
-        assert_eq!(ceilings.least_seconds(DType::Bf16, 1e10, 1e12), 1.0);
+    /// The peers of this process, by their names, and cuBLAS's own choice as a control where PyTorch is there to be compared
+    /// with it.
+    #[allow(clippy::type_complexity, reason = "names and subjects side by side")]
+    fn peers(&self, case: &Case) -> Result<(Vec<(&'static str, Box<dyn Subject>)>, Option<cublas::Product>)> {
+        let mut peers: Vec<(&'static str, Box<dyn Subject>)> = Vec::new();
+        let stream = self.device.default_stream();
+        let operands = Rc::new(Operands::new(&stream, *case)?);
+        if let Some(library) = &self.cublaslt {
+            let fastest = |operation| present("  A peer", library.fastest(&operands, operation)).flatten();
+            if let Some(product) = fastest(Operation::PRODUCT) {
+                if case.operation == Operation::BIAS_RELU {
+                    let unfused = pass::Unfused::new(&stream, product.clone(), &operands);
+                    let unfused = present("  A peer", unfused);
+                    peers.extend(unfused.map(|it| ("cublaslt-unfused", Box::new(it) as Box<dyn Subject>)));
+                }
+                peers.push(("cublaslt-product", Box::new(product)));
+            }
+            if case.operation != Operation::PRODUCT
+                && let Some(fused) = fastest(case.operation)
+            {
+                peers.push(("cublaslt-fused", Box::new(fused)));
+            }
+        }
+        let control = match (&self.cublas, &self.torch) {
+            (Some(library), Some(_)) => present("  A peer", library.product(&operands)).flatten(),
+            _ => None,
+        };
+        Ok((peers, control))
+    }
+
+    /// PyTorch's times. A process that fails is absent from then on.
+    fn framework(&mut self, case: &Case, control: Option<f64>) -> Vec<Peer> {
+        let Some(torch) = &mut self.torch else { return Vec::new() };
+        let compiled = matches!(case.suite, Suite::Main | Suite::Epilogue);
+        let compile = compiled.then_some(self.args.torch_compile.as_str());
+        let measured = match torch.measure(case, compile, &self.options) {
+            Ok(measured) => measured,
+            Err(reason) => {
+                eprintln!("PyTorch is absent from here on: {reason:#}");
+                self.torch = None;
+                return Vec::new();
+            }
+        };
+        let mut peers = Vec::new();
+        for torch::Measured { variant, median_us } in measured {
+            let peer = Peer { name: variant, microseconds: median_us };
+            match control {
+                _ if peer.name != torch::PRODUCT => peers.push(peer),
+                Some(ours) => self.controls.push(Control { case: *case, ours, peer }),
+                None => {}
+            }
+        }
+        peers
+    }
+
+    fn report(&self, provenance: &Provenance, cases: &[Case], start: Instant) -> Result<ExitCode> {
+        println!("{}", report::table(&self.rows));
+        report::print_controls(&self.controls);
+        if let Some(path) = &self.args.csv {
+            report::write_csv(path, &self.rows, &self.controls, provenance)
+                .with_context(|| format!("writing {}", path.display()))?;
+        }
+        println!("{}: {} cases in {} s", report::suites_of(cases), cases.len(), start.elapsed().as_secs());
+        let mut missed = false;
+        for report::Verdict { goal, measured, met } in report::verdicts(&self.rows) {
+            let word = match met {
+                Some(true) => "met",
+                Some(false) => "MISSED",
+                None => "open",
+            };
+            missed |= met == Some(false);
+            println!("{word}: {goal}: {measured}");
+        }
+        Ok(if missed && self.args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }

@@ -1,8 +1,8 @@
-//! A row of `docs/bench/*.csv`: one measurement, with where it comes from.
+//! A row of `docs/bench/*.csv`: one measurement beside one peer's, with where it comes from.
 
 use serde::{Deserialize, Serialize};
 
-/// One measurement of one variant of an operation, beside its peer's in the same run.
+/// One measurement of one variant of an operation, beside one peer's in the same run. A variant has a row for each peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     /// The operation and its options.
@@ -15,7 +15,7 @@ pub(crate) struct Measurement {
     pub variant: String,
     /// Our time in microseconds, the median of the samples.
     pub median_us: f64,
-    /// What it is compared with; empty if it was absent.
+    /// What it is compared with; empty if there was nothing. Peers named `torch-…` ran in a process of their own.
     pub peer: String,
     /// The peer's time in microseconds, likewise.
     pub peer_us: Option<f64>,
@@ -29,10 +29,28 @@ pub(crate) struct Measurement {
     pub commit: String,
     /// The command that measured.
     pub command: String,
-    /// The highest clock of the GPU's multiprocessors in MHz; absent if the driver does not tell it, and in older files.
+    /// The set of sizes that this one belongs to.
+    pub suite: String,
+    /// What ran; empty in older files.
+    pub kernel: String,
+    /// The highest clock of the GPU's multiprocessors in MHz; absent if the driver does not tell it.
     pub clock_mhz: Option<u32>,
-    /// 10¹² floating-point operations a second; absent in older files.
+    /// 10¹² floating-point operations a second.
     pub tflops: Option<f64>,
-    /// The least time that the GPU's measured ceilings allow, as a share of ours; absent in older files.
+    /// The least time that the GPU's measured ceilings allow, as a share of ours.
     pub share: Option<f64>,
+    /// Bytes that must be read and written.
+    pub bytes: Option<f64>,
+    /// 10¹² floating-point operations a second of the library's largest bf16 product in this run.
+    pub ceiling_tflops: Option<f64>,
+    /// 10¹² bytes a second, read and written, of a copy within the GPU's memory in this run.
+    pub ceiling_tbps: Option<f64>,
+}
+
+impl Measurement {
+    /// Whether a peer computes what the operation does, rather than a part of it: fused operations stand beside the plain
+    /// product, too, which has less to do.
+    pub(crate) fn is_like_for_like(operation: &str, peer: &str) -> bool {
+        operation == "linear" || !peer.ends_with("-product")
+    }
 }

@@ -1,4 +1,4 @@
-//! Where a measurement comes from: GPU, its clock, driver, commit, command.
+//! Where a measurement comes from: GPU, its clock and ceilings, driver, commit, command.
 
 use std::fmt;
 use std::process::Command;
@@ -13,6 +13,9 @@ pub(crate) struct Provenance {
     pub(crate) command: String,
     /// The highest clock of the multiprocessors.
     pub(crate) clock_mhz: Option<u32>,
+    /// What the GPU reaches at best, as it was measured in this run, if it was: 10¹² operations and bytes a second.
+    pub(crate) ceiling_tflops: Option<f64>,
+    pub(crate) ceiling_tbps: Option<f64>,
 }
 
 impl Provenance {
@@ -26,13 +29,15 @@ impl Provenance {
             commit,
             command: format!("cargo xtask {command}"),
             clock_mhz: Some(device.properties().clock_khz / 1000).filter(|&clock| clock > 0),
+            ceiling_tflops: None,
+            ceiling_tbps: None,
         }
     }
 }
 
 impl fmt::Display for Provenance {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gpu, driver, commit, command, clock_mhz } = self;
+        let Self { gpu, driver, commit, command, clock_mhz, .. } = self;
         let clock = clock_mhz.map_or_else(String::new, |clock| format!(" at up to {clock} MHz"));
         write!(formatter, "{gpu}{clock}, driver {driver}, commit {commit}: {command}")
     }

@@ -1,10 +1,15 @@
-//! `xtask tables`: the documentation's tables of measurements, made from `docs/bench/*.csv`.
+//! `xtask tables`: the documentation's tables and plots of measurements, made from `docs/bench/*.csv`.
 //!
-//! A table stands between `<!-- table NAME -->` and `<!-- end of table -->`, where NAME is that of the CSV file. Only what the
-//! library chooses by itself is shown; forced variants stay in the data.
+//! A table stands between `<!-- table NAME PART -->` and `<!-- end of table -->`, where NAME is that of the CSV file and PART a suite
+//! of the bench, or `control`. Only what the library chooses by itself is shown; forced variants stay in the data. Each file has
+//! its plots in `docs/src/plots`.
+
+mod markdown;
+mod plots;
+mod results;
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
@@ -12,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::measurement::Measurement;
 use crate::workspace_root;
 
-/// Make the documentation's tables of measurements from docs/bench.
+/// Make the documentation's tables and plots of measurements from docs/bench.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Only say which files are stale, and fail if there are any.
@@ -22,16 +27,21 @@ pub(crate) struct Args {
 
 /// The pages that show measurements.
 const PAGES: [&str; 2] = ["README.md", "docs/src/performance.md"];
+const DATA: &str = "docs/bench";
+const PLOTS: &str = "docs/src/plots";
 const OPEN: &str = "<!-- table ";
 const OPEN_END: &str = " -->\n";
 const CLOSE: &str = "<!-- end of table -->";
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let stale = stale_pages()?;
+    let stale = stale_files()?;
     for (path, text) in &stale {
         if args.check {
             println!("stale: {}", path.display());
         } else {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+            }
             std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
             println!("written: {}", path.display());
         }
@@ -39,27 +49,58 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if args.check && !stale.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The pages whose tables are not what the data say.
+/// The pages and plots that are not what the data say.
 pub(crate) fn stale() -> Result<Vec<PathBuf>> {
-    Ok(stale_pages()?.into_iter().map(|(path, _)| path).collect())
+    Ok(stale_files()?.into_iter().map(|(path, _)| path).collect())
 }
 
-/// Those pages, and what should stand in them.
-fn stale_pages() -> Result<Vec<(PathBuf, String)>> {
+/// Those files, and what should stand in them.
+fn stale_files() -> Result<Vec<(PathBuf, String)>> {
     let mut stale = Vec::new();
     for page in PAGES {
         let path = workspace_root().join(page);
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-        let made = fill(&text, |name| table(&read(name)?)).with_context(|| format!("in {page}"))?;
+        let make = |mark: &str| match mark.split_once(' ') {
+            Some((name, part)) => markdown::table(name, &read(name)?, part),
+            None => bail!("table `{mark}` names no part of its file"),
+        };
+        let made = fill(&text, make).with_context(|| format!("in {page}"))?;
         if made != text {
             stale.push((path, made));
+        }
+    }
+    for name in files()? {
+        let rows = read(&name)?;
+        for (plot, draw) in plots::PLOTS {
+            let path = workspace_root().join(PLOTS).join(format!("{name}-{plot}.svg"));
+            let made = draw(&rows).with_context(|| format!("plotting {name}"))?;
+            // One that is not there is as stale as another one.
+            if std::fs::read_to_string(&path).ok().as_ref() != Some(&made) {
+                stale.push((path, made));
+            }
         }
     }
     Ok(stale)
 }
 
+/// The names of the files of measurements.
+fn files() -> Result<Vec<String>> {
+    let folder = workspace_root().join(DATA);
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        let stem = |path: &Path| Some(path.file_stem()?.to_str()?.to_owned());
+        if path.extension().is_some_and(|extension| extension == "csv") {
+            names.extend(stem(&path));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
 fn read(name: &str) -> Result<Vec<Measurement>> {
-    let path = workspace_root().join("docs/bench").join(name).with_extension("csv");
+    let path = workspace_root().join(DATA).join(name).with_extension("csv");
     let rows = csv::Reader::from_path(&path).and_then(|mut reader| reader.deserialize().collect());
     rows.with_context(|| format!("reading {}", path.display()))
 }
@@ -81,48 +122,10 @@ fn fill(text: &str, make: impl Fn(&str) -> Result<String>) -> Result<String> {
     Ok(filled)
 }
 
-/// The rows as a Markdown table, with the run that they come from below it.
-fn table(rows: &[Measurement]) -> Result<String> {
-    let chosen: Vec<_> = rows.iter().filter(|row| row.variant == "chosen").collect();
-    let Some(first) = chosen.first() else {
-        bail!("no row whose variant is `chosen`");
-    };
-    let same_run = |row: &&Measurement| {
-        (&row.gpu, &row.driver, &row.commit, &row.command)
-            == (&first.gpu, &first.driver, &first.commit, &first.command)
-    };
-    if !chosen.iter().all(same_run) {
-        bail!("rows of different runs: their times are not to be compared");
-    }
-    let mut text = String::from(
-        "| type | M × K × N | µs | TFLOP/s | peer µs | peer / ours |\n|---|---|---|---|---|---|\n",
-    );
-    for row in &chosen {
-        let sides = row.shape.split('x').map(str::parse::<f64>).collect::<Result<Vec<_>, _>>();
-        let sides = sides.with_context(|| format!("shape `{}`", row.shape))?;
-        let tflops = 2.0 * sides.iter().product::<f64>() / row.median_us * 1e-6;
-        let absent = || "–".to_owned();
-        writeln!(
-            text,
-            "| {} | {} | {:.1} | {tflops:.0} | {} | {} |",
-            row.dtype,
-            row.shape.replace('x', " × "),
-            row.median_us,
-            row.peer_us.map_or_else(absent, |time| format!("{time:.1}")),
-            row.ratio.map_or_else(absent, |ratio| format!("{ratio:.2}")),
-        )?;
-    }
-    writeln!(
-        text,
-        "\n{}, driver {}, commit {}, `{}`.",
-        first.gpu, first.driver, first.commit, first.command
-    )?;
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{fill, read, stale, table};
+    use super::markdown::table;
+    use super::{fill, read, stale};
     use crate::workspace_root;
 
     #[test]
@@ -141,9 +144,9 @@ mod tests {
     #[test]
     fn rows_of_two_runs_are_not_put_side_by_side() {
         let mut rows = read("linear-h100").expect("committed data");
-        assert!(table(&rows).is_ok());
+        assert!(table("linear-h100", &rows, "main").is_ok());
         rows[0].commit.push('0');
-        assert!(table(&rows).is_err());
+        assert!(table("linear-h100", &rows, "main").is_err());
     }
 
     #[test]

@@ -55,9 +55,6 @@ pub trait LinearSubject: Subject {
     /// As [`LinearOp::implementation`](crate::ops::linear::LinearOp::implementation).
     fn implementation(&self) -> Result<Implementation>;
 
-    /// The device addresses of x, w and y that work number `index` uses, for a peer to work on the same.
-    fn addresses(&mut self, index: usize) -> [u64; 3];
-
     /// Floating-point operations of one operation: 2 · M · N · K.
     fn flops(&self) -> f64;
 
@@ -138,15 +135,17 @@ where
             case.data.draw(case.seed, number, shape, k, |value| T::round(value.into()))
         };
         let (x, w, bias) = (draw(0, (m, k))?, draw(1, (n, k))?, draw(2, (1, n))?);
-        for _ in 0..count {
-            let bias = case.bias.then(|| Tensor::from_array(device, &bias)?.reshape([n])).transpose()?;
+        let (x, w) = (Tensor::from_array(device, &x)?, Tensor::from_array(device, &w)?);
+        let bias = case.bias.then(|| Tensor::from_array(device, &bias)?.reshape([n])).transpose()?;
+        for _ in 1..count {
             operands.sets.push(Set {
-                x: Tensor::from_array(device, &x)?,
-                w: Tensor::from_array(device, &w)?,
-                bias,
+                x: x.deep_clone()?,
+                w: w.deep_clone()?,
+                bias: bias.as_ref().map(Tensor::deep_clone).transpose()?,
                 y: Tensor::zeros_on(stream, [m, n])?,
             });
         }
+        operands.sets.push(Set { x, w, bias, y: Tensor::zeros_on(stream, [m, n])? });
         Ok(operands)
     }
 
@@ -180,12 +179,6 @@ where
 {
     fn implementation(&self) -> Result<Implementation> {
         Self::op(&self.case, &self.stream, &self.sets[0]).implementation()
-    }
-
-    fn addresses(&mut self, index: usize) -> [u64; 3] {
-        let index = index % self.sets.len();
-        let set = &mut self.sets[index];
-        [set.x.arg().address(), set.w.arg().address(), set.y.arg_mut().address()]
     }
 
     fn flops(&self) -> f64 {

@@ -62,6 +62,13 @@ pub(crate) enum EventHandle {
     Cuda(cuda::CudaEvent),
 }
 
+/// Recorded work that can be enqueued again.
+#[derive(Debug)]
+pub(crate) enum GraphHandle {
+    /// A graph of a GPU.
+    Cuda(cuda::CudaGraph),
+}
+
 /// A loaded module.
 #[derive(Debug)]
 pub(crate) enum ModuleHandle {
@@ -173,6 +180,25 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn synchronize_event(&self, event: &EventHandle) -> Result<()>;
     fn is_done(&self, event: &EventHandle) -> Result<bool>;
     fn elapsed(&self, start: &EventHandle, end: &EventHandle) -> Result<Duration>;
+
+    /// Records what `work` enqueues on `stream` instead of doing it; `None` from a device that has no such recordings, which
+    /// then has not called `work`.
+    fn record_graph(
+        &self,
+        _stream: &StreamHandle,
+        _work: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Option<GraphHandle>> {
+        Ok(None)
+    }
+    /// Enqueues recorded work.
+    ///
+    /// # Safety
+    ///
+    /// What the recorded work uses is valid until the work on `stream` is done.
+    unsafe fn launch_graph(&self, graph: &GraphHandle, _stream: &StreamHandle) -> Result<()> {
+        let GraphHandle::Cuda(_) = graph;
+        Err(foreign_handle("enqueueing recorded work", "graph", self.kind()))
+    }
 
     /// The words of a tensor map.
     fn tensor_map(&self, arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]>;

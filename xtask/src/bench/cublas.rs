@@ -1,54 +1,51 @@
-//! The vendor's library as a peer: plain products by cuBLAS, opened at run time.
+//! cuBLAS's plain product with the algorithm of its own choice, which is what frameworks call. It is no peer of fused
+//! operations, but a control: a framework's own time of the same call should come out alike.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::rc::Rc;
 
+use anyhow::{Context, Result, anyhow, bail};
 use cudarc::cublas::sys;
-use warpsmith::benchmark::{LinearSubject, Subject};
-use warpsmith::validate::LinearCase;
-use warpsmith::{DType, Error, Stream};
+use warpsmith::benchmark::Subject;
+use warpsmith::{Error, Stream};
+
+use super::case::{Operation, Precision};
+use super::operands::Operands;
 
 /// cuBLAS on one stream.
 pub(super) struct Cublas {
     handle: sys::cublasHandle_t,
-    version: c_int,
-    /// Keeps the stream, and through it the device's context, alive.
-    _stream: Stream,
+    /// Also keeps the device's context alive.
+    stream: Stream,
 }
 
 impl Cublas {
     /// Opens the library and binds it to `stream`; an error says why that cannot be.
-    pub(super) fn open(stream: &Stream) -> Result<Self, String> {
-        let raw_stream = stream.cuda_handle().ok_or("the stream is not a GPU's")?;
+    pub(super) fn open(stream: &Stream) -> Result<Rc<Self>> {
+        let raw_stream = stream.cuda_handle().context("the stream is not a GPU's")?;
         // SAFETY: this only opens the library, whose initialisers have no requirements.
         if !unsafe { sys::is_culib_present() } {
-            return Err("libcublas was not found; its folder can be added to LD_LIBRARY_PATH".into());
+            bail!("libcublas was not found; its folder can be added to LD_LIBRARY_PATH");
         }
         let mut handle = ptr::null_mut();
-        let mut version = 0;
-        // SAFETY: the library is there; the pointers are to live variables; the device's context is current on this thread
-        // since its stream was made or used here, and the stream handle is valid while `_stream` lives.
-        unsafe {
-            check("cublasCreate", sys::cublasCreate_v2(&mut handle))?;
-            check("cublasSetStream", sys::cublasSetStream_v2(handle, raw_stream.cast()))?;
-            check("cublasGetVersion", sys::cublasGetVersion_v2(handle, &mut version))?;
-        }
-        Ok(Self { handle, version, _stream: stream.clone() })
+        // SAFETY: the library is there; the pointer is to a live variable; the device's context is current on this thread since
+        // its stream was made or used here.
+        check("cublasCreate", unsafe { sys::cublasCreate_v2(&raw mut handle) })?;
+        let library = Rc::new(Self { handle, stream: stream.clone() });
+        // SAFETY: both handles are alive.
+        check("cublasSetStream", unsafe { sys::cublasSetStream_v2(handle, raw_stream.cast()) })?;
+        Ok(library)
     }
 
-    /// The library's version, as in `13.1.0`.
-    pub(super) fn version(&self) -> String {
-        format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
-    }
-
-    /// The plain product x wᵀ of `case` on the subject's operands, without bias and activation. f32 products are made of f32
-    /// instructions, not of TF32 ones.
-    pub(super) fn product<'a>(
-        &'a mut self,
-        case: &LinearCase,
-        operands: &'a mut dyn LinearSubject,
-    ) -> Product<'a> {
-        Product { library: self, case: case.clone(), operands }
+    /// The plain product of `operands`; `None` for types that it does not multiply.
+    pub(super) fn product(self: &Rc<Self>, operands: &Rc<Operands>) -> Result<Option<Product>> {
+        let Some((dtype, compute)) = types(operands.case.precision) else { return Ok(None) };
+        let mut product = Product { library: self.clone(), operands: operands.clone(), dtype, compute };
+        product.enqueue(0)?;
+        self.stream.synchronize()?;
+        operands.check(Operation::PRODUCT).context("cuBLAS computes another product")?;
+        Ok(Some(product))
     }
 }
 
@@ -59,18 +56,31 @@ impl Drop for Cublas {
     }
 }
 
-/// A product to measure.
-pub(super) struct Product<'a> {
-    library: &'a mut Cublas,
-    case: LinearCase,
-    operands: &'a mut dyn LinearSubject,
+fn types(precision: Precision) -> Option<(sys::cudaDataType, sys::cublasComputeType_t)> {
+    use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
+    use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
+    match precision {
+        Precision::Bf16 => Some((CUDA_R_16BF, CUBLAS_COMPUTE_32F)),
+        Precision::F16 => Some((CUDA_R_16F, CUBLAS_COMPUTE_32F)),
+        Precision::Tf32 => Some((CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32)),
+        Precision::F32 => Some((CUDA_R_32F, CUBLAS_COMPUTE_32F)),
+        Precision::F8 => None,
+    }
 }
 
-impl Subject for Product<'_> {
+/// A product to measure.
+pub(super) struct Product {
+    library: Rc<Cublas>,
+    operands: Rc<Operands>,
+    dtype: sys::cudaDataType,
+    compute: sys::cublasComputeType_t,
+}
+
+impl Subject for Product {
     fn enqueue(&mut self, index: usize) -> Result<(), Error> {
-        let [x, w, y] = self.operands.addresses(index);
-        let (m, k, n) = (side(self.case.m)?, side(self.case.k)?, side(self.case.n)?);
-        let (input, output) = (data_type(self.case.input), data_type(self.case.output));
+        let addresses = self.operands.addresses(index);
+        let [m, k, n] = self.operands.case.shape;
+        let (m, k, n) = (side(m)?, side(k)?, side(n)?);
         let (one, zero) = (1f32, 0f32);
         // cuBLAS is column-major: there y is the N × M matrix wᵀ' x', with w' and x' the K × N and K × M matrices in memory.
         //
@@ -85,21 +95,21 @@ impl Subject for Product<'_> {
                 m,
                 k,
                 (&raw const one).cast(),
-                w as *const c_void,
-                input,
+                addresses.w as *const c_void,
+                self.dtype,
                 k,
-                x as *const c_void,
-                input,
+                addresses.x as *const c_void,
+                self.dtype,
                 k,
                 (&raw const zero).cast(),
-                y as *mut c_void,
-                output,
+                addresses.y as *mut c_void,
+                self.dtype,
                 n,
-                sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                self.compute,
                 sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
         };
-        check("cublasGemmEx", status).map_err(|reason| argument("product", "success", reason))
+        check("cublasGemmEx", status).map_err(|error| argument("product", "success", error.to_string()))
     }
 }
 
@@ -112,17 +122,9 @@ fn argument(argument: &'static str, expected: &str, actual: String) -> Error {
     Error::Argument { operation: "cuBLAS product", argument, expected: expected.into(), actual }
 }
 
-fn data_type(dtype: DType) -> sys::cudaDataType {
-    match dtype {
-        DType::F16 => sys::cudaDataType::CUDA_R_16F,
-        DType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
-        _ => sys::cudaDataType::CUDA_R_32F,
-    }
-}
-
-fn check(call: &str, status: sys::cublasStatus_t) -> Result<(), String> {
+fn check(call: &str, status: sys::cublasStatus_t) -> Result<()> {
     match status {
         sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
-        status => Err(format!("{call} returned {status:?}")),
+        status => Err(anyhow!("{call} returned {status:?}")),
     }
 }

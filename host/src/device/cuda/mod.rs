@@ -4,6 +4,7 @@
 //! that the CUDA runtime uses too; every call makes that context the calling thread's current one and leaves it so.
 //! Everything that the driver gave out holds the context, so nothing outlives it.
 
+mod graph;
 mod launch;
 mod module;
 mod raw;
@@ -20,12 +21,13 @@ use parking_lot::Mutex;
 use warpsmith_dsl::launch::RawArg;
 use warpsmith_emulator::TensorMapArguments;
 
+pub(crate) use graph::CudaGraph;
 pub(crate) use module::{CudaFunction, CudaModule};
 pub(crate) use raw::{CudaEvent, CudaHostMemory, CudaStream};
 
 use super::backend::{
-    AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, HostBlock, LaunchSize, Memory,
-    ModuleHandle, Rows, StreamHandle, foreign_handle,
+    AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, GraphHandle, HostBlock,
+    LaunchSize, Memory, ModuleHandle, Rows, StreamHandle, foreign_handle,
 };
 use super::cpu::pageable_block;
 use super::properties::max_cluster;
@@ -345,6 +347,24 @@ impl Backend for Gpu {
         let (start, end) = (self.event(start)?, self.event(end)?);
         self.context.bind()?;
         end.elapsed_since(start)
+    }
+
+    fn record_graph(
+        &self,
+        stream: &StreamHandle,
+        work: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Option<GraphHandle>> {
+        let stream = self.stream(stream)?;
+        self.context.bind()?;
+        graph::record(&self.context, stream, work).map(|graph| Some(GraphHandle::Cuda(graph)))
+    }
+
+    unsafe fn launch_graph(&self, graph: &GraphHandle, stream: &StreamHandle) -> Result<()> {
+        let GraphHandle::Cuda(graph) = graph;
+        let stream = self.stream(stream)?;
+        self.context.bind()?;
+        // SAFETY: the caller answers for what the work uses.
+        unsafe { graph.launch(stream) }
     }
 
     fn tensor_map(&self, arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {

@@ -1,0 +1,99 @@
+//! Work recorded from a stream, to be enqueued again as a whole with one call of the driver.
+
+use std::ffi::{c_int, c_ulonglong};
+use std::ptr;
+use std::sync::Arc;
+
+use cust_raw as cuda;
+
+use super::GpuContext;
+use super::raw::CudaStream;
+use crate::driver;
+use crate::error::Result;
+
+type BeginCapture = unsafe extern "C" fn(cuda::CUstream, c_int) -> c_int;
+type EndCapture = unsafe extern "C" fn(cuda::CUstream, *mut cuda::CUgraph) -> c_int;
+type Instantiate = unsafe extern "C" fn(*mut cuda::CUgraphExec, cuda::CUgraph, c_ulonglong) -> c_int;
+type Launch = unsafe extern "C" fn(cuda::CUgraphExec, cuda::CUstream) -> c_int;
+type DestroyGraph = unsafe extern "C" fn(cuda::CUgraph) -> c_int;
+type DestroyExecutable = unsafe extern "C" fn(cuda::CUgraphExec) -> c_int;
+
+/// Recorded work, ready to be enqueued.
+#[derive(Debug)]
+pub(crate) struct CudaGraph {
+    executable: cuda::CUgraphExec,
+    context: Arc<GpuContext>,
+}
+
+/// Records what `work` enqueues on `stream` instead of doing it. The context is current.
+pub(super) fn record(
+    context: &Arc<GpuContext>,
+    stream: &CudaStream,
+    work: &mut dyn FnMut() -> Result<()>,
+) -> Result<CudaGraph> {
+    let thread_local = cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_int;
+    // SAFETY: the driver's function of this name has this type; the stream is alive.
+    unsafe {
+        driver::call("recording work", "cuStreamBeginCapture_v2\0", |begin: BeginCapture| {
+            begin(stream.raw(), thread_local)
+        })?;
+    }
+    let outcome = work();
+    let mut graph = ptr::null_mut();
+    // SAFETY: as above; the handle is written to a local variable. The recording ends whether or not the work was accepted.
+    let ended = unsafe {
+        driver::call("ending a recording", "cuStreamEndCapture\0", |end: EndCapture| {
+            end(stream.raw(), &raw mut graph)
+        })
+    };
+    let result = outcome.and(ended).and_then(|()| instantiate(context, graph));
+    if !graph.is_null() {
+        // SAFETY: as above; what was instantiated does not need the graph that it came from.
+        let _ = unsafe {
+            driver::call("freeing a recording", "cuGraphDestroy\0", |destroy: DestroyGraph| destroy(graph))
+        };
+    }
+    result
+}
+
+fn instantiate(context: &Arc<GpuContext>, graph: cuda::CUgraph) -> Result<CudaGraph> {
+    let mut executable = ptr::null_mut();
+    // SAFETY: the driver's function of this name has this type; the graph is alive and the handle is written to a local
+    // variable.
+    unsafe {
+        driver::call("preparing recorded work", "cuGraphInstantiateWithFlags\0", |make: Instantiate| {
+            make(&raw mut executable, graph, 0)
+        })?;
+    }
+    Ok(CudaGraph { executable, context: context.clone() })
+}
+
+impl CudaGraph {
+    /// Enqueues the work on `stream`. The context is current.
+    ///
+    /// # Safety
+    ///
+    /// What the recorded work uses is valid until the work on `stream` is done.
+    pub(super) unsafe fn launch(&self, stream: &CudaStream) -> Result<()> {
+        // SAFETY: the driver's function of this name has this type; both handles are alive; the caller answers for the work.
+        unsafe {
+            driver::call("enqueueing recorded work", "cuGraphLaunch\0", |launch: Launch| {
+                launch(self.executable, stream.raw())
+            })
+        }
+    }
+}
+
+impl Drop for CudaGraph {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: the driver's function of this name has this type; the handle is alive and not used again. The driver
+            // frees it once its work is done.
+            let _ = unsafe {
+                driver::call("freeing recorded work", "cuGraphExecDestroy\0", |destroy: DestroyExecutable| {
+                    destroy(self.executable)
+                })
+            };
+        }
+    }
+}

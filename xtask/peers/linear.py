@@ -1,0 +1,197 @@
+"""Times PyTorch's linear layers for `cargo xtask bench`, by the bench's own rules.
+
+One request a line comes in, as JSON; one line a variant goes out, then `{"done": true}`. Variants of a request run interleaved, each
+as a CUDA graph of many launches whose operands rotate through more memory than the level-2 cache holds; the graph is enqueued
+behind a copy that keeps the GPU busy meanwhile. Results are medians.
+"""
+
+import ctypes
+import gc
+import json
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+CACHE_MULTIPLE = 3
+MOST_SETS = 512
+MOST_LAUNCHES = 512
+PLUG_BYTES = 256 << 20
+
+TYPES = {
+    "bf16": (torch.bfloat16, torch.bfloat16),
+    "f16": (torch.float16, torch.float16),
+    "tf32": (torch.float32, torch.float32),
+    "f32": (torch.float32, torch.float32),
+    "f8e4m3": (torch.float8_e4m3fn, torch.bfloat16),
+}
+
+ACTIVATIONS = {
+    "none": lambda z: z,
+    "relu": F.relu,
+    "gelu-erf": F.gelu,
+    "gelu-tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+class Operands:
+    """Sets of x, w and bias."""
+
+    def __init__(self, request):
+        m, k, n = request["m"], request["k"], request["n"]
+        self.input, self.output = TYPES[request["precision"]]
+        self.m, self.k, self.n = m, k, n
+        read = (m * k + n * k) * torch.empty((), dtype=self.input).element_size()
+        written = (m * n + n) * torch.empty((), dtype=self.output).element_size()
+        wanted = CACHE_MULTIPLE * torch.cuda.get_device_properties(0).L2_cache_size
+        count = min(max(-(-wanted // (read + written)), 2), MOST_SETS)
+        x, w, bias = self.draw(m, k), self.draw(n, k), self.draw(1, n, self.output).reshape(n)
+        self.sets = [(x.clone(), w.clone(), bias.clone()) for _ in range(count - 1)] + [(x, w, bias)]
+        self.scale = torch.ones((), device="cuda")
+
+    def draw(self, rows, columns, dtype=None):
+        values = torch.empty(rows, columns, device="cuda", dtype=torch.float32).uniform_(-1, 1)
+        return values.to(dtype or self.input)
+
+
+def variants(request, operands):
+    """The functions of (x, w, bias) to time, by name."""
+    activation = ACTIVATIONS[request["activation"]]
+    scale = operands.scale
+
+    if request["precision"] == "f8e4m3":
+
+        def scaled(x, w, bias):
+            return torch._scaled_mm(
+                x, w.t(), scale_a=scale, scale_b=scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True
+            )
+
+        def eager(x, w, bias):
+            return activation(scaled(x, w, bias if request["bias"] else None))
+
+        def matmul(x, w, _):
+            return scaled(x, w, None)
+
+    else:
+
+        def eager(x, w, bias):
+            return activation(F.linear(x, w, bias if request["bias"] else None))
+
+        def matmul(x, w, _):
+            return torch.matmul(x, w.t())
+
+    found = {"torch-matmul": matmul, "torch-eager": eager}
+    fused = {"relu": False, "gelu-tanh": True}.get(request["activation"])
+    if request["bias"] and fused is not None and request["precision"] != "f8e4m3":
+        found["torch-addmm-activation"] = lambda x, w, bias: torch._addmm_activation(bias, x, w.t(), use_gelu=fused)
+    if request["compile"]:
+        torch._dynamo.reset()
+        found["torch-compiled"] = torch.compile(eager, dynamic=False, mode=request["compile"])
+    return found
+
+
+def check(name, request, operands, result):
+    """Whether the first row is what was asked for."""
+    x, w, bias = operands.sets[0]
+    z = x[:1].double() @ w.double().t()
+    if name != "torch-matmul":
+        z = ACTIVATIONS[request["activation"]](z + bias.double() if request["bias"] else z)
+    error = (result[:1].double() - z).abs().max().item()
+    allowed = 0.02 * z.abs().max().item() + 0.05
+    if not error <= allowed:
+        raise RuntimeError(f"{name} is off by {error}, more than {allowed}")
+
+
+class Graph:
+    """A variant's launches, recorded."""
+
+    def __init__(self, function, operands, batch_us, plug):
+        sets = operands.sets
+        self.results = [None] * len(sets)
+        self.first = function(*sets[0])
+        torch.cuda.synchronize()
+        self.samples = []
+        self.copies = 1
+        # How many fill a batch is seen from a few.
+        self.record(function, sets, 4)
+        self.record(function, sets, int(min(max(batch_us / max(self.sample(plug), 0.1), 1), MOST_LAUNCHES)))
+
+    def record(self, function, sets, launches):
+        self.launches = launches
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            for index in range(launches):
+                self.results[index % len(sets)] = function(*sets[index % len(sets)])
+
+    def sample(self, plug):
+        """Microseconds of one launch."""
+        while True:
+            for _ in range(self.copies):
+                plug[0].copy_(plug[1])
+            start, end = event(), event()
+            start.record()
+            self.graph.replay()
+            end.record()
+            ahead = not start.query()
+            end.synchronize()
+            if ahead or self.copies > 1024:
+                return 1e3 * start.elapsed_time(end) / self.launches
+            self.copies *= 2
+
+
+def event():
+    return torch.cuda.Event(enable_timing=True)
+
+
+def measure(request, plug):
+    """Yields name and median of each variant."""
+    torch.set_float32_matmul_precision("highest" if request["precision"] == "f32" else "high")
+    operands = Operands(request)
+    graphs = {}
+    for name, function in variants(request, operands).items():
+        try:
+            graph = Graph(function, operands, request["batch_us"], plug)
+            check(name, request, operands, graph.first)
+            graphs[name] = graph
+        except Exception as error:  # A variant that these sizes and types do not have is absent; the others are measured.
+            yield {"variant": name, "absent": str(error).splitlines()[0][:200]}
+    start = time.monotonic()
+    while time.monotonic() - start < request["warm_up_s"]:
+        for graph in graphs.values():
+            graph.sample(plug)
+    for _ in range(request["samples"]):
+        for graph in graphs.values():
+            graph.samples.append(graph.sample(plug))
+    for name, graph in graphs.items():
+        yield {"variant": name, "median_us": statistics.median(graph.samples)}
+
+
+def cublas_version():
+    """The version of the library that PyTorch has loaded, as it counts them."""
+    torch.ones(16, 16, device="cuda") @ torch.ones(16, 16, device="cuda")
+    for line in open("/proc/self/maps"):
+        if "libcublasLt.so" in line:
+            library = ctypes.CDLL(line.split()[-1])
+            library.cublasLtGetVersion.restype = ctypes.c_size_t
+            return library.cublasLtGetVersion()
+    return 0
+
+
+def main():
+    say = lambda line: print(json.dumps(line), flush=True)
+    plug = [torch.zeros(PLUG_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    say({"torch": torch.__version__, "cublas": cublas_version()})
+    for line in sys.stdin:
+        for result in measure(json.loads(line), plug):
+            say(result)
+        gc.collect()
+        torch.cuda.empty_cache()
+        say({"done": True})
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

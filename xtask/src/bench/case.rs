@@ -1,0 +1,194 @@
+//! What is measured: an operation, its types, and its sizes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use warpsmith::DType;
+use warpsmith::ops::Activation;
+use warpsmith::validate::LinearCase;
+
+use super::suites::Suite;
+
+/// The inputs' type and how accurately they are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Precision {
+    Bf16,
+    F16,
+    /// f32 inputs rounded to TF32.
+    Tf32,
+    /// f32 inputs at f32 accuracy.
+    F32,
+    /// FP8 e4m3 inputs, with a scale for each operand; the output is bf16.
+    F8,
+}
+
+impl Precision {
+    pub(super) const ALL: [Self; 5] = [Self::Bf16, Self::F16, Self::Tf32, Self::F32, Self::F8];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::Tf32 => "tf32",
+            Self::F32 => "f32",
+            Self::F8 => "f8e4m3",
+        }
+    }
+
+    /// Bytes of an element of the inputs.
+    pub(super) const fn input_bytes(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::Tf32 | Self::F32 => 4,
+            Self::F8 => 1,
+        }
+    }
+
+    /// Bytes of an element of the bias and the output.
+    pub(super) const fn output_bytes(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 | Self::F8 => 2,
+            Self::Tf32 | Self::F32 => 4,
+        }
+    }
+
+    /// The time of a product on tensor cores, in that of bf16. At f32 accuracy it is that of three TF32 products.
+    pub(super) const fn slowdown(self) -> f64 {
+        match self {
+            Self::Bf16 | Self::F16 => 1.0,
+            Self::Tf32 => 2.0,
+            Self::F32 => 6.0,
+            Self::F8 => 0.5,
+        }
+    }
+
+    /// The type of our operation's inputs; `None` where there is no such operation.
+    const fn ours(self) -> Option<DType> {
+        match self {
+            Self::Bf16 => Some(DType::Bf16),
+            Self::F16 => Some(DType::F16),
+            Self::F32 => Some(DType::F32),
+            Self::Tf32 | Self::F8 => None,
+        }
+    }
+}
+
+impl FromStr for Precision {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = Self::ALL.map(Self::name).join(", ");
+        let found = Self::ALL.into_iter().find(|precision| precision.name() == text);
+        found.ok_or_else(|| format!("`{text}` is none of {names}"))
+    }
+}
+
+/// What follows a product x wᵀ in the same operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Operation {
+    pub(super) bias: bool,
+    pub(super) activation: Activation,
+}
+
+impl Operation {
+    /// The fused linear layer that everything but the epilogues is measured with.
+    pub(super) const BIAS_RELU: Self = Self { bias: true, activation: Activation::Relu };
+    /// The product and nothing else.
+    pub(super) const PRODUCT: Self = Self { bias: false, activation: Activation::None };
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("linear")?;
+        if self.bias {
+            formatter.write_str(" bias")?;
+        }
+        if self.activation != Activation::None {
+            write!(formatter, " {}", self.activation)?;
+        }
+        Ok(())
+    }
+}
+
+/// One thing to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) suite: Suite,
+    pub(super) operation: Operation,
+    pub(super) precision: Precision,
+    /// M, K, N.
+    pub(super) shape: [usize; 3],
+}
+
+impl Case {
+    /// The same for our operation; `None` where there is none.
+    pub(super) fn ours(&self) -> Option<LinearCase> {
+        let [m, k, n] = self.shape;
+        let Operation { bias, activation } = self.operation;
+        self.precision.ours().map(|dtype| LinearCase { bias, activation, ..LinearCase::new(dtype, m, k, n) })
+    }
+
+    /// Floating-point operations: 2 · M · N · K.
+    pub(super) fn flops(&self) -> f64 {
+        2.0 * self.shape.iter().map(|&side| side as f64).product::<f64>()
+    }
+
+    /// Bytes that must be read and written.
+    pub(super) fn bytes(&self) -> f64 {
+        let [m, k, n] = self.shape;
+        let bias = if self.operation.bias { n } else { 0 };
+        ((m * k + n * k) * self.precision.input_bytes() + (m * n + bias) * self.precision.output_bytes())
+            as f64
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [m, k, n] = self.shape;
+        write!(formatter, "{} {} {m}×{k}×{n}", self.operation, self.precision.name())
+    }
+}
+
+/// M, K, N from `MxKxN`.
+pub(super) fn parse_shape(text: &str) -> Result<[usize; 3], String> {
+    let sides: Result<Vec<usize>, _> = text.split(['x', '×']).map(str::parse).collect();
+    let sides = sides.map_err(|error| format!("`{text}`: {error}"))?;
+    sides
+        .try_into()
+        .ok()
+        .filter(|sides: &[usize; 3]| sides.iter().all(|&side| side > 0))
+        .ok_or_else(|| format!("`{text}` is not of the form MxKxN, three sides above 0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Case, Operation, Precision, Suite, parse_shape};
+
+    #[test]
+    fn shapes_are_read_in_the_order_they_are_printed() {
+        assert_eq!(parse_shape("1024x784x2048"), Ok([1024, 784, 2048]));
+        assert!(parse_shape("1024x784").is_err() && parse_shape("axbxc").is_err());
+        assert!(parse_shape("0x1x1").is_err());
+    }
+
+    #[test]
+    fn amounts_are_those_of_the_operation_with_its_bias() {
+        let case = |precision| Case {
+            suite: Suite::Main,
+            operation: Operation::BIAS_RELU,
+            precision,
+            shape: [2, 3, 5],
+        };
+        assert_eq!(case(Precision::Bf16).flops(), 60.0);
+        assert_eq!(case(Precision::Bf16).bytes(), 2.0 * (6.0 + 15.0 + 10.0 + 5.0));
+        assert_eq!(case(Precision::F8).bytes(), 6.0 + 15.0 + 2.0 * (10.0 + 5.0));
+    }
+
+    #[test]
+    fn every_type_is_found_by_its_name() {
+        for precision in Precision::ALL {
+            assert_eq!(precision.name().parse(), Ok(precision));
+        }
+        assert!("f64".parse::<Precision>().is_err());
+    }
+}

@@ -1,0 +1,323 @@
+//! cuBLASLt as a peer: products with the epilogues that it fuses, by the fastest of the algorithms that it proposes.
+//!
+//! The library is opened at run time. What it computes is column-major: there y is the N × M matrix w' x', with w' and x' the
+//! K × N matrix of w, transposed, and the K × M matrix of x as they lie in memory.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use cudarc::cublas::sys::cublasOperation_t;
+use cudarc::cublaslt::sys;
+use warpsmith::benchmark::{self, Options, Subject};
+use warpsmith::ops::Activation;
+use warpsmith::{Error, Stream, Tensor};
+
+use super::case::{Case, Operation, Precision};
+use super::operands::Operands;
+
+/// Memory that an algorithm may work in.
+const WORKSPACE_BYTES: usize = 64 << 20;
+/// Algorithms to ask for and to try.
+const ALGORITHMS: usize = 24;
+
+/// cuBLASLt on one stream.
+pub(super) struct CublasLt {
+    handle: sys::cublasLtHandle_t,
+    workspace: Tensor<u8>,
+    /// Also keeps the device's context alive.
+    stream: Stream,
+}
+
+impl CublasLt {
+    /// Opens the library for work on `stream`; an error says why that cannot be.
+    pub(super) fn open(stream: &Stream) -> Result<Rc<Self>> {
+        stream.cuda_handle().context("the stream is not a GPU's")?;
+        // SAFETY: this only opens the library, whose initialisers have no requirements.
+        if !unsafe { sys::is_culib_present() } {
+            bail!("libcublasLt was not found; its folder can be added to LD_LIBRARY_PATH");
+        }
+        let workspace = Tensor::zeros_on(stream, [WORKSPACE_BYTES])?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the library is there; the pointer is to a live variable; the device's context is current on this thread since
+        // memory was allocated on it here.
+        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&raw mut handle) })?;
+        Ok(Rc::new(Self { handle, workspace, stream: stream.clone() }))
+    }
+
+    /// The library's version.
+    pub(super) fn version(&self) -> String {
+        // SAFETY: the library is there, since there is a handle.
+        version(unsafe { sys::cublasLtGetVersion() })
+    }
+
+    /// The fastest of the library's algorithms for the product of `operands` followed by `operation`, timed on them; `None` if
+    /// it has none for these types, sizes and epilogue.
+    pub(super) fn fastest(
+        self: &Rc<Self>,
+        operands: &Rc<Operands>,
+        operation: Operation,
+    ) -> Result<Option<Product>> {
+        let Some(epilogue) = epilogue(operation) else { return Ok(None) };
+        let call = Rc::new(Call::new(&operands.case, operands, epilogue)?);
+        let mut products: Vec<Product> = call
+            .proposals(self)?
+            .into_iter()
+            .map(|algorithm| Product {
+                library: self.clone(),
+                call: call.clone(),
+                operands: operands.clone(),
+                algorithm,
+            })
+            .collect();
+        // Some of the proposals are refused when they are run.
+        products.retain_mut(|product| product.enqueue(0).is_ok() && self.stream.synchronize().is_ok());
+        if products.len() > 1 {
+            let mut options = Options::default();
+            (options.warm_up, options.samples, options.batch) =
+                (Duration::from_millis(20), 5, Duration::from_millis(1));
+            let mut subjects: Vec<&mut dyn Subject> =
+                products.iter_mut().map(|product| product as &mut dyn Subject).collect();
+            let timings = benchmark::interleaved(&self.stream, &mut subjects, &options)?;
+            let fastest = (0..timings.len()).min_by_key(|&index| timings[index].median);
+            products.swap(0, fastest.unwrap_or(0));
+        }
+        products.truncate(1);
+        let Some(mut product) = products.pop() else { return Ok(None) };
+        product.enqueue(0)?;
+        self.stream.synchronize()?;
+        operands.check(operation).with_context(|| format!("cuBLASLt computes another {operation}"))?;
+        Ok(Some(product))
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        // SAFETY: the handle is from `cublasLtCreate` and is used no more. Nothing can be done about an error.
+        let _ = unsafe { sys::cublasLtDestroy(self.handle) };
+    }
+}
+
+/// A version as the library counts them, as in `13.1.0`.
+pub(super) fn version(number: usize) -> String {
+    format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
+}
+
+/// The epilogue for what follows a product, if there is one.
+fn epilogue(operation: Operation) -> Option<sys::cublasLtEpilogue_t> {
+    use sys::cublasLtEpilogue_t as Epilogue;
+    match (operation.bias, operation.activation) {
+        (false, Activation::None) => Some(Epilogue::CUBLASLT_EPILOGUE_DEFAULT),
+        (true, Activation::None) => Some(Epilogue::CUBLASLT_EPILOGUE_BIAS),
+        (false, Activation::Relu) => Some(Epilogue::CUBLASLT_EPILOGUE_RELU),
+        (true, Activation::Relu) => Some(Epilogue::CUBLASLT_EPILOGUE_RELU_BIAS),
+        (false, Activation::GeluTanh) => Some(Epilogue::CUBLASLT_EPILOGUE_GELU),
+        (true, Activation::GeluTanh) => Some(Epilogue::CUBLASLT_EPILOGUE_GELU_BIAS),
+        _ => None,
+    }
+}
+
+/// The types of the inputs, of the bias and the output, and of the products.
+fn types(precision: Precision) -> (sys::cudaDataType, sys::cudaDataType, sys::cublasComputeType_t) {
+    use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
+    use sys::cudaDataType_t::{CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
+    match precision {
+        Precision::Bf16 => (CUDA_R_16BF, CUDA_R_16BF, CUBLAS_COMPUTE_32F),
+        Precision::F16 => (CUDA_R_16F, CUDA_R_16F, CUBLAS_COMPUTE_32F),
+        Precision::Tf32 => (CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32),
+        Precision::F32 => (CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F),
+        Precision::F8 => (CUDA_R_8F_E4M3, CUDA_R_16BF, CUBLAS_COMPUTE_32F),
+    }
+}
+
+/// The library's descriptions of one operation and its matrices.
+struct Call {
+    operation: sys::cublasLtMatmulDesc_t,
+    /// Of w, x and y.
+    layouts: Vec<sys::cublasLtMatrixLayout_t>,
+    /// What the bias's address was last set to.
+    bias: Cell<u64>,
+}
+
+impl Call {
+    /// The caller has a handle of the library, which therefore is there.
+    fn new(case: &Case, operands: &Operands, epilogue: sys::cublasLtEpilogue_t) -> Result<Self> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let (input, output, compute) = types(case.precision);
+        let [m, k, n] = case.shape.map(|side| side as u64);
+        let mut operation = ptr::null_mut();
+        let scale = sys::cudaDataType_t::CUDA_R_32F;
+        // SAFETY: the library is there; the handle is written to a local variable.
+        check("cublasLtMatmulDescCreate", unsafe {
+            sys::cublasLtMatmulDescCreate(&raw mut operation, compute, scale)
+        })?;
+        // From here on, dropping `call` frees what was made.
+        let mut call = Self { operation, layouts: Vec::new(), bias: Cell::new(0) };
+        call.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, cublasOperation_t::CUBLAS_OP_T)?;
+        call.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, cublasOperation_t::CUBLAS_OP_N)?;
+        call.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
+        if epilogue != sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT {
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, output)?;
+            call.set_bias(operands.addresses(0).bias)?;
+        }
+        if case.precision == Precision::F8 {
+            let scale = operands.scale_address();
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scale)?;
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scale)?;
+        }
+        for (dtype, rows, columns) in [(input, k, n), (input, k, m), (output, n, m)] {
+            let mut layout = ptr::null_mut();
+            // SAFETY: as above. Columns lie without gaps, so the leading dimension is the number of rows.
+            check("cublasLtMatrixLayoutCreate", unsafe {
+                sys::cublasLtMatrixLayoutCreate(&raw mut layout, dtype, rows, columns, rows as i64)
+            })?;
+            call.layouts.push(layout);
+        }
+        Ok(call)
+    }
+
+    /// Sets an attribute, whose type is `T` as the library documents it.
+    fn set<T: Copy>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: T) -> Result<()> {
+        // SAFETY: the description is alive; the value is read during the call, and is as long as said.
+        let status = unsafe {
+            sys::cublasLtMatmulDescSetAttribute(
+                self.operation,
+                attribute,
+                (&raw const value).cast(),
+                size_of::<T>(),
+            )
+        };
+        check("cublasLtMatmulDescSetAttribute", status).with_context(|| format!("{attribute:?}"))
+    }
+
+    /// Sets the bias's address for the next calls.
+    fn set_bias(&self, address: u64) -> Result<()> {
+        if self.bias.replace(address) == address {
+            return Ok(());
+        }
+        self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, address)
+    }
+
+    /// The algorithms that the library proposes, the one that it holds for the fastest first.
+    fn proposals(&self, library: &CublasLt) -> Result<Vec<sys::cublasLtMatmulAlgo_t>> {
+        let mut preference = ptr::null_mut();
+        // SAFETY: the library is there; the handle is written to a local variable.
+        check("cublasLtMatmulPreferenceCreate", unsafe {
+            sys::cublasLtMatmulPreferenceCreate(&raw mut preference)
+        })?;
+        let mut found = [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit() }; ALGORITHMS];
+        let mut count: c_int = 0;
+        let workspace = WORKSPACE_BYTES as u64;
+        let [w, x, y] = self.layouts[..] else { bail!("an operation with {} matrices", self.layouts.len()) };
+        // SAFETY: all handles are alive; the attribute is an unsigned number of 64 bits; `found` has room for as many results
+        // as are asked for.
+        let (set, asked) = unsafe {
+            let set = sys::cublasLtMatmulPreferenceSetAttribute(
+                preference,
+                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const workspace).cast(),
+                size_of::<u64>(),
+            );
+            let asked = sys::cublasLtMatmulAlgoGetHeuristic(
+                library.handle,
+                self.operation,
+                w,
+                x,
+                y,
+                y,
+                preference,
+                ALGORITHMS as c_int,
+                found.as_mut_ptr().cast(),
+                &raw mut count,
+            );
+            let _ = sys::cublasLtMatmulPreferenceDestroy(preference);
+            (set, asked)
+        };
+        check("cublasLtMatmulPreferenceSetAttribute", set)?;
+        match asked {
+            sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED
+            | sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE => return Ok(Vec::new()),
+            status => check("cublasLtMatmulAlgoGetHeuristic", status)?,
+        }
+        let count = usize::try_from(count).unwrap_or(0).min(ALGORITHMS);
+        // SAFETY: the library has written the first `count` results.
+        let found = found[..count].iter().map(|result| unsafe { result.assume_init_ref() });
+        let usable = found.filter(|result| result.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        Ok(usable.map(|result| result.algo).collect())
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        // SAFETY: the descriptions are used no more. Nothing can be done about an error.
+        unsafe {
+            for &layout in &self.layouts {
+                let _ = sys::cublasLtMatrixLayoutDestroy(layout);
+            }
+            let _ = sys::cublasLtMatmulDescDestroy(self.operation);
+        }
+    }
+}
+
+/// One operation by one algorithm, to measure.
+#[derive(Clone)]
+pub(super) struct Product {
+    library: Rc<CublasLt>,
+    call: Rc<Call>,
+    operands: Rc<Operands>,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Subject for Product {
+    fn enqueue(&mut self, index: usize) -> Result<(), Error> {
+        let addresses = self.operands.addresses(index);
+        let failed = |reason: anyhow::Error| Error::Argument {
+            operation: "cuBLASLt",
+            argument: "product",
+            expected: "success".into(),
+            actual: format!("{reason:#}"),
+        };
+        if self.call.bias.get() != 0 {
+            self.call.set_bias(addresses.bias).map_err(failed)?;
+        }
+        let [w, x, y] = self.call.layouts[..] else {
+            return Err(failed(anyhow!("{} matrices", self.call.layouts.len())));
+        };
+        let stream = self.library.stream.cuda_handle().unwrap_or(ptr::null_mut());
+        let (one, zero) = (1f32, 0f32);
+        // SAFETY: all handles are alive, and the addresses are of live memory of the layouts' sizes; the scalars are f32, as
+        // the description says, and are read during the call; with zero for beta y is only written.
+        let status = unsafe {
+            sys::cublasLtMatmul(
+                self.library.handle,
+                self.call.operation,
+                (&raw const one).cast(),
+                addresses.w as *const c_void,
+                w,
+                addresses.x as *const c_void,
+                x,
+                (&raw const zero).cast(),
+                addresses.y as *const c_void,
+                y,
+                addresses.y as *mut c_void,
+                y,
+                &raw const self.algorithm,
+                self.library.workspace.arg().address() as *mut c_void,
+                WORKSPACE_BYTES,
+                stream.cast(),
+            )
+        };
+        check("cublasLtMatmul", status).map_err(failed)
+    }
+}
+
+fn check(call: &str, status: sys::cublasStatus_t) -> Result<()> {
+    match status {
+        sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+        status => Err(anyhow!("{call} returned {status:?}")),
+    }
+}

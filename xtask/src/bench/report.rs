@@ -1,0 +1,312 @@
+//! Results: a table for the terminal, rows for the CSV, and whether the goals are met.
+
+use std::path::Path;
+
+use anyhow::Result;
+use comfy_table::{Table, presets};
+
+use super::case::{Case, Operation, Precision};
+use super::suites::Suite;
+use crate::measurement::Measurement;
+use crate::provenance::Provenance;
+
+/// What a peer took.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Peer {
+    pub(super) name: String,
+    pub(super) microseconds: f64,
+}
+
+/// What ran of ours, and its time.
+#[derive(Clone, Debug)]
+pub(super) struct Ours {
+    pub(super) kernel: String,
+    pub(super) microseconds: f64,
+}
+
+/// One variant of ours beside its peers.
+pub(super) struct Row {
+    pub(super) case: Case,
+    pub(super) variant: String,
+    /// `None` where we have no such operation.
+    pub(super) ours: Option<Ours>,
+    /// The ceilings' least time.
+    pub(super) least_seconds: f64,
+    pub(super) peers: Vec<Peer>,
+}
+
+/// cuBLAS's own choice beside PyTorch's time of the same product.
+pub(super) struct Control {
+    pub(super) case: Case,
+    pub(super) ours: f64,
+    pub(super) peer: Peer,
+}
+
+impl Row {
+    fn microseconds(&self) -> Option<f64> {
+        self.ours.as_ref().map(|ours| ours.microseconds)
+    }
+
+    /// The fastest peer that computes what ours does.
+    fn best(&self) -> Option<&Peer> {
+        let same = |peer: &&Peer| Measurement::is_like_for_like(&self.case.operation.to_string(), &peer.name);
+        self.peers.iter().filter(same).min_by(|a, b| a.microseconds.total_cmp(&b.microseconds))
+    }
+
+    fn peer(&self, name: &str) -> Option<f64> {
+        self.peers.iter().find(|peer| peer.name == name).map(|peer| peer.microseconds)
+    }
+
+    fn ratio(&self, peer: Option<f64>) -> Option<f64> {
+        Some(peer? / self.microseconds()?)
+    }
+
+    fn measurement(&self, peer: Option<&Peer>, provenance: &Provenance) -> Option<Measurement> {
+        let ours = self.ours.as_ref()?;
+        let seconds = ours.microseconds * 1e-6;
+        Some(Measurement {
+            kernel: ours.kernel.clone(),
+            tflops: Some(rounded(self.case.flops() / seconds * 1e-12, 1e3)),
+            share: Some(rounded(self.least_seconds / seconds, 1e4)),
+            ..measurement(&self.case, &self.variant, ours.microseconds, peer, provenance)
+        })
+    }
+}
+
+fn rounded(value: f64, digits: f64) -> f64 {
+    (value * digits).round() / digits
+}
+
+fn measurement(
+    case: &Case,
+    variant: &str,
+    ours: f64,
+    peer: Option<&Peer>,
+    provenance: &Provenance,
+) -> Measurement {
+    let [m, k, n] = case.shape;
+    Measurement {
+        operation: case.operation.to_string(),
+        dtype: case.precision.name().into(),
+        shape: format!("{m}x{k}x{n}"),
+        variant: variant.into(),
+        median_us: rounded(ours, 1e3),
+        peer: peer.map_or_else(String::new, |peer| peer.name.clone()),
+        peer_us: peer.map(|peer| rounded(peer.microseconds, 1e3)),
+        ratio: peer.map(|peer| rounded(peer.microseconds / ours, 1e4)),
+        gpu: provenance.gpu.clone(),
+        driver: provenance.driver.clone(),
+        commit: provenance.commit.clone(),
+        command: provenance.command.clone(),
+        suite: case.suite.name(),
+        kernel: String::new(),
+        clock_mhz: provenance.clock_mhz,
+        tflops: None,
+        share: None,
+        bytes: Some(case.bytes()),
+        ceiling_tflops: provenance.ceiling_tflops,
+        ceiling_tbps: provenance.ceiling_tbps,
+    }
+}
+
+/// The results as a table, ours beside the fastest like-for-like peer and the plain product.
+pub(super) fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
+        "suite",
+        "operation",
+        "type",
+        "M×K×N",
+        "tile",
+        "µs",
+        "TFLOP/s",
+        "of ceiling",
+        "best peer",
+        "its µs",
+        "/ ours",
+        "product µs",
+        "/ ours",
+        "unfused / ours",
+        "ran",
+    ]);
+    let number = |value: Option<f64>, digits: usize| {
+        value.map_or_else(|| "–".into(), |value| format!("{value:.digits$}"))
+    };
+    for row in rows {
+        let [m, k, n] = row.case.shape;
+        let (best, product) = (row.best(), row.peer("cublaslt-product"));
+        let seconds = row.microseconds().map(|time| time * 1e-6);
+        table.add_row([
+            row.case.suite.name(),
+            row.case.operation.to_string(),
+            row.case.precision.name().into(),
+            format!("{m}×{k}×{n}"),
+            row.variant.clone(),
+            number(row.microseconds(), 2),
+            number(seconds.map(|seconds| row.case.flops() / seconds * 1e-12), 1),
+            seconds.map_or_else(|| "–".into(), |time| format!("{:.0} %", row.least_seconds / time * 100.0)),
+            best.map_or_else(|| "–".into(), |peer| peer.name.clone()),
+            number(best.map(|peer| peer.microseconds), 2),
+            number(row.ratio(best.map(|peer| peer.microseconds)), 3),
+            number(product, 2),
+            number(row.ratio(product), 3),
+            number(row.ratio(row.peer("cublaslt-unfused")), 3),
+            row.ours.as_ref().map_or_else(|| "–".into(), |ours| ours.kernel.clone()),
+        ]);
+    }
+    table
+}
+
+/// The controls as lines.
+pub(super) fn print_controls(controls: &[Control]) {
+    for Control { case, ours, peer } in controls {
+        println!(
+            "Control {case}: cuBLAS's own choice {ours:.2} µs here, {:.2} µs by {} ({:.3})",
+            peer.microseconds,
+            peer.name,
+            peer.microseconds / ours
+        );
+    }
+}
+
+/// Writes a row for every peer, and one for a variant without any.
+pub(super) fn write_csv(
+    path: &Path,
+    rows: &[Row],
+    controls: &[Control],
+    provenance: &Provenance,
+) -> Result<()> {
+    let mut writer = csv::Writer::from_path(path)?;
+    for row in rows {
+        let peers: Vec<Option<&Peer>> =
+            if row.peers.is_empty() { vec![None] } else { row.peers.iter().map(Some).collect() };
+        for measurement in peers.into_iter().filter_map(|peer| row.measurement(peer, provenance)) {
+            writer.serialize(measurement)?;
+        }
+    }
+    for Control { case, ours, peer } in controls {
+        let row = measurement(case, "cublas", *ours, Some(peer), provenance);
+        writer.serialize(Measurement { operation: "control product".into(), ..row })?;
+    }
+    Ok(writer.flush()?)
+}
+
+/// A goal, and what was measured of it.
+pub(super) struct Verdict {
+    pub(super) goal: String,
+    pub(super) measured: String,
+    /// `None` if nothing was measured that could tell.
+    pub(super) met: Option<bool>,
+}
+
+/// The least ratios to the unfused sequences, in bf16.
+const UNFUSED: [([usize; 3], f64); 3] =
+    [([256, 256, 512], 1.0), ([1024, 784, 2048], 1.05), ([8192, 4096, 4096], 1.18)];
+/// The least ratio to the best peer, in the 16-bit types.
+const BEST: f64 = 0.95;
+
+/// Whether the goals are met by what the library chooses.
+pub(super) fn verdicts(rows: &[Row]) -> Vec<Verdict> {
+    let chosen = || rows.iter().filter(|row| row.variant == "chosen" && row.ours.is_some());
+    let mut verdicts = Vec::new();
+    for (shape, least) in UNFUSED {
+        let found = chosen().find(|row| {
+            row.case.shape == shape
+                && row.case.precision == Precision::Bf16
+                && row.case.operation == Operation::BIAS_RELU
+        });
+        let ratios: Vec<(&str, f64)> = ["cublaslt-unfused", "torch-eager"]
+            .into_iter()
+            .filter_map(|name| Some((name, found?.ratio(found?.peer(name))?)))
+            .collect();
+        let said: Vec<_> = ratios.iter().map(|(name, ratio)| format!("{name} {ratio:.3}")).collect();
+        let [m, k, n] = shape;
+        verdicts.push(Verdict {
+            goal: format!("bf16 {m}×{k}×{n} at least {least} × the unfused sequence"),
+            measured: if said.is_empty() { "not measured".into() } else { said.join(", ") },
+            met: (!ratios.is_empty()).then(|| ratios.iter().all(|&(_, ratio)| ratio >= least)),
+        });
+    }
+    let sixteen = || {
+        let sixteen_bits = |row: &&Row| matches!(row.case.precision, Precision::Bf16 | Precision::F16);
+        chosen().filter(sixteen_bits).filter_map(|row| {
+            let best = row.best()?;
+            Some((row, best, row.ratio(Some(best.microseconds))?))
+        })
+    };
+    let below: Vec<_> = sixteen().filter(|&(_, _, ratio)| ratio < BEST).collect();
+    let said: Vec<_> =
+        below.iter().map(|(row, best, ratio)| format!("{} {ratio:.3} of {}", row.case, best.name)).collect();
+    verdicts.push(Verdict {
+        goal: format!("no bf16 or f16 size below {BEST} × the best peer"),
+        measured: match (sixteen().count(), said.len()) {
+            (0, _) => "not measured".into(),
+            (all, 0) => format!("none of {all}"),
+            (all, some) => format!("{some} of {all}: {}", said.join("; ")),
+        },
+        met: (sixteen().count() > 0).then_some(below.is_empty()),
+    });
+    verdicts
+}
+
+/// The suites that rows are of, in words.
+pub(super) fn suites_of(cases: &[Case]) -> String {
+    let mut names: Vec<String> = Vec::new();
+    for name in cases.iter().map(|case: &Case| Suite::name(case.suite)) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Case, Operation, Ours, Peer, Precision, Row, Suite, Verdict, verdicts};
+
+    fn row(shape: [usize; 3], ours: f64, peers: &[(&str, f64)]) -> Row {
+        Row {
+            case: Case {
+                suite: Suite::Main,
+                operation: Operation::BIAS_RELU,
+                precision: Precision::Bf16,
+                shape,
+            },
+            variant: "chosen".into(),
+            ours: Some(Ours { kernel: "kernel".into(), microseconds: ours }),
+            least_seconds: 0.0,
+            peers: peers
+                .iter()
+                .map(|&(name, microseconds)| Peer { name: name.into(), microseconds })
+                .collect(),
+        }
+    }
+
+    fn met(verdicts: &[Verdict]) -> Vec<Option<bool>> {
+        verdicts.iter().map(|verdict| verdict.met).collect()
+    }
+
+    #[test]
+    fn a_goal_without_a_measurement_is_neither_met_nor_missed() {
+        assert_eq!(met(&verdicts(&[])), [None; 4]);
+    }
+
+    #[test]
+    fn each_goal_is_judged_by_its_own_peers() {
+        let rows = [
+            row([256, 256, 512], 10.0, &[("cublaslt-unfused", 10.0), ("torch-eager", 9.0)]),
+            row([1024, 784, 2048], 10.0, &[("cublaslt-unfused", 10.5), ("cublaslt-fused", 9.4)]),
+            row([8192, 4096, 4096], 100.0, &[("torch-eager", 117.0), ("cublaslt-product", 10.0)]),
+        ];
+        let judged = verdicts(&rows);
+        // The slower of two unfused sequences does not save the first; a plain product is no peer of the third.
+        assert_eq!(met(&judged), [Some(false), Some(true), Some(false), Some(false)]);
+        assert!(judged[3].measured.contains("2 of 3"), "{}", judged[3].measured);
+    }
+
+    #[test]
+    fn the_best_peer_computes_the_same() {
+        let row = row([1, 2, 3], 10.0, &[("cublaslt-product", 1.0), ("a", 3.0), ("b", 2.0)]);
+        assert_eq!(row.best().map(|peer| peer.name.as_str()), Some("b"));
+    }
+}

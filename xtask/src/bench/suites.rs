@@ -1,0 +1,203 @@
+//! The sizes that are measured, in suites.
+
+use clap::ValueEnum;
+use warpsmith::ops::Activation;
+
+use super::case::{Case, Operation, Precision};
+
+/// A set of sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub(super) enum Suite {
+    /// From a size at which launching dominates to one at which the products do, in every type.
+    Main,
+    /// The epilogues, on three of the main sizes.
+    Epilogue,
+    /// Squares from 512 to 16384.
+    Square,
+    /// The layers of small multi-layer perceptrons, by batch and width.
+    Mlp,
+    /// One to 128 rows of x.
+    Skinny,
+    /// Sizes that no tile divides.
+    Odd,
+}
+
+/// M, K, N.
+const MAIN: [[usize; 3]; 6] = [
+    [256, 256, 512],
+    [1024, 784, 2048],
+    [2048, 2048, 2048],
+    [4096, 4096, 4096],
+    [8192, 4096, 4096],
+    [8192, 8192, 8192],
+];
+const EPILOGUE: [[usize; 3]; 3] = [[1024, 784, 2048], [4096, 4096, 4096], [8192, 4096, 4096]];
+const SQUARES: [usize; 9] = [512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384];
+/// Batch, inputs and width of the layers.
+const MLP: [[usize; 3]; 14] = [
+    [256, 784, 256],
+    [256, 256, 256],
+    [1024, 784, 256],
+    [1024, 256, 256],
+    [4096, 256, 256],
+    [256, 784, 1024],
+    [256, 1024, 1024],
+    [1024, 784, 1024],
+    [4096, 1024, 1024],
+    [16384, 1024, 1024],
+    [256, 2048, 2048],
+    [1024, 2048, 2048],
+    [4096, 2048, 2048],
+    [16384, 2048, 2048],
+];
+const ROWS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+const SKINNY: [usize; 2] = [4096, 8192];
+const ODD: [[usize; 3]; 30] = [
+    // Primes.
+    [127, 127, 127],
+    [251, 509, 1021],
+    [509, 1021, 2039],
+    [1021, 1021, 1021],
+    [2039, 2039, 2039],
+    [4093, 4093, 4093],
+    [8191, 1021, 509],
+    // Odd K, with sides that tiles divide.
+    [1024, 783, 2048],
+    [2048, 1025, 2048],
+    [4096, 4095, 4096],
+    // Multiples of 8, not of 64.
+    [1000, 1000, 1000],
+    [264, 520, 776],
+    [1416, 2008, 3000],
+    [3000, 3000, 3000],
+    [5000, 4104, 1032],
+    [4104, 4104, 4104],
+    [6152, 2056, 8200],
+    // One past a tile, and one short of it.
+    [129, 1024, 257],
+    [1025, 1024, 1025],
+    [2047, 2048, 2049],
+    [4097, 4096, 4097],
+    // Tall.
+    [65536, 64, 64],
+    [65536, 256, 128],
+    [32768, 1024, 200],
+    [100_000, 100, 100],
+    // Wide.
+    [64, 256, 65536],
+    [200, 1024, 32768],
+    [100, 4096, 11008],
+    // Long sums for few results.
+    [128, 16384, 256],
+    [300, 20_000, 300],
+];
+
+impl Suite {
+    fn shapes(self) -> Vec<[usize; 3]> {
+        match self {
+            Self::Main => MAIN.to_vec(),
+            Self::Epilogue => EPILOGUE.to_vec(),
+            Self::Square => SQUARES.map(|side| [side; 3]).to_vec(),
+            Self::Mlp => MLP.to_vec(),
+            Self::Skinny => SKINNY.iter().flat_map(|&side| ROWS.map(|rows| [rows, side, side])).collect(),
+            Self::Odd => ODD.to_vec(),
+        }
+    }
+
+    fn operations(self) -> Vec<Operation> {
+        let with = |activation| Operation { bias: true, activation };
+        match self {
+            // ReLU with a bias is measured on these sizes already.
+            Self::Epilogue => vec![
+                Operation::PRODUCT,
+                with(Activation::None),
+                with(Activation::GeluTanh),
+                with(Activation::GeluErf),
+                with(Activation::Silu),
+            ],
+            _ => vec![Operation::BIAS_RELU],
+        }
+    }
+
+    fn precisions(self) -> &'static [Precision] {
+        match self {
+            Self::Main => &Precision::ALL,
+            Self::Square | Self::Mlp | Self::Skinny | Self::Odd | Self::Epilogue => &[Precision::Bf16],
+        }
+    }
+
+    /// Its name in tables.
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// The cases of `suites`, each once, in the order of the suites. Without a choice each suite has its own types and sizes.
+pub(super) fn cases(suites: &[Suite], precisions: &[Precision], shapes: &[[usize; 3]]) -> Vec<Case> {
+    let all = Suite::value_variants();
+    // Sizes that were asked for are measured as the main ones are, whether or not a suite has them.
+    let suites = match (suites, shapes) {
+        ([], []) => all,
+        ([], _) => &[Suite::Main],
+        (chosen, _) => chosen,
+    };
+    let mut cases: Vec<Case> = Vec::new();
+    for &suite in suites {
+        let precisions = if precisions.is_empty() { suite.precisions() } else { precisions };
+        let shapes = if shapes.is_empty() { suite.shapes() } else { shapes.to_vec() };
+        for &precision in precisions {
+            for &shape in &shapes {
+                for operation in suite.operations() {
+                    let case = Case { suite, operation, precision, shape };
+                    let same = |other: &Case| Case { suite, ..*other } == case;
+                    if !cases.iter().any(same) {
+                        cases.push(case);
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::{ODD, Operation, Precision, Suite, cases};
+
+    #[test]
+    fn no_case_is_measured_twice() {
+        let all = cases(&[], &[], &[]);
+        for (index, case) in all.iter().enumerate() {
+            let same = |other: &&super::Case| super::Case { suite: case.suite, ..**other } == *case;
+            assert_eq!(all.iter().filter(same).count(), 1, "{index}: {case}");
+        }
+        for suite in Suite::value_variants() {
+            assert!(all.iter().any(|case| case.suite == *suite), "{suite:?}");
+        }
+    }
+
+    #[test]
+    fn the_main_sizes_are_measured_in_every_type() {
+        let all = cases(&[], &[], &[]);
+        for precision in Precision::ALL {
+            let main = |case: &&super::Case| case.suite == Suite::Main && case.precision == precision;
+            assert_eq!(all.iter().filter(main).count(), 6);
+        }
+    }
+
+    #[test]
+    fn odd_sizes_are_distinct() {
+        for (index, shape) in ODD.iter().enumerate() {
+            assert!(!ODD[..index].contains(shape), "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_asked_for_is_what_is_measured() {
+        let chosen = cases(&[], &[Precision::F16], &[[7, 8, 9]]);
+        assert_eq!(chosen.len(), 1);
+        assert_eq!((chosen[0].shape, chosen[0].operation), ([7, 8, 9], Operation::BIAS_RELU));
+    }
+}

@@ -1,0 +1,90 @@
+//! Measurements as Markdown tables.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::results::{CONTROL, Entry, chosen};
+use crate::measurement::Measurement;
+
+/// What a table shows of a file: a set of sizes, or the controls.
+pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<String> {
+    let shown: Vec<&Measurement> = rows
+        .iter()
+        .filter(|row| match part {
+            "control" => row.operation == CONTROL,
+            suite => row.operation != CONTROL && row.variant == "chosen" && row.suite == suite,
+        })
+        .collect();
+    let Some(first) = shown.first() else {
+        return Ok(format!("`docs/bench/{name}.csv` has no rows of `{part}`.\n"));
+    };
+    let same_run = |row: &&Measurement| {
+        (&row.gpu, &row.driver, &row.commit, &row.command)
+            == (&first.gpu, &first.driver, &first.commit, &first.command)
+    };
+    if !shown.iter().all(same_run) {
+        bail!("rows of different runs: their times are not to be compared");
+    }
+    let mut text = if part == "control" { controls(&shown) } else { results(&chosen(&shown))? };
+    write!(text, "\n{}, driver {}, commit {}, `{}`", first.gpu, first.driver, first.commit, first.command)?;
+    if let (Some(tflops), Some(tbps)) = (first.ceiling_tflops, first.ceiling_tbps) {
+        write!(text, "; ceilings {tflops:.0} TFLOP/s and {tbps:.2} TB/s")?;
+    }
+    text.push_str(".\n");
+    Ok(text)
+}
+
+/// A row for each operation, type and size.
+fn results(entries: &[Entry<'_>]) -> Result<String> {
+    let several = entries.iter().any(|entry| entry.ours.operation != entries[0].ours.operation);
+    let (title, rule) = if several { ("| operation ", "|---") } else { ("", "") };
+    let mut text = format!(
+        "{title}| type | M × K × N | µs | TFLOP/s | best peer | its µs | peer / ours | product µs | product / ours |\n\
+         {rule}|---|---|---|---|---|---|---|---|---|\n"
+    );
+    let number = |value: Option<f64>, digits: usize| {
+        value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
+    };
+    for entry in entries {
+        let Entry { ours, best, product } = entry;
+        if several {
+            write!(text, "| {} ", ours.operation)?;
+        }
+        writeln!(
+            text,
+            "| {} | {} | {:.1} | {:.0} | {} | {} | {} | {} | {} |",
+            ours.dtype,
+            ours.shape.replace('x', " × "),
+            ours.median_us,
+            flops(&ours.shape)? / ours.median_us * 1e-6,
+            best.map_or("–", |best| best.peer.as_str()),
+            number(best.and_then(|best| best.peer_us), 1),
+            number(best.and_then(|best| best.ratio), 2),
+            number(product.and_then(|product| product.peer_us), 1),
+            number(product.and_then(|product| product.ratio), 2),
+        )?;
+    }
+    Ok(text)
+}
+
+fn controls(rows: &[&Measurement]) -> String {
+    let mut text = String::from(
+        "| type | M × K × N | cuBLAS, by this bench, µs | the same by PyTorch, µs | ratio |\n|---|---|---|---|---|\n",
+    );
+    for row in rows {
+        let (peer, ratio) = (row.peer_us.unwrap_or(f64::NAN), row.ratio.unwrap_or(f64::NAN));
+        let shape = row.shape.replace('x', " × ");
+        text.push_str(&format!(
+            "| {} | {shape} | {:.1} | {peer:.1} | {ratio:.2} |\n",
+            row.dtype, row.median_us
+        ));
+    }
+    text
+}
+
+/// Floating-point operations of a product of this shape, `MxKxN`.
+pub(super) fn flops(shape: &str) -> Result<f64> {
+    let sides = shape.split('x').map(str::parse::<f64>).collect::<Result<Vec<_>, _>>();
+    Ok(2.0 * sides.with_context(|| format!("shape `{shape}`"))?.iter().product::<f64>())
+}

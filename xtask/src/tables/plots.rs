@@ -1,0 +1,218 @@
+//! Measurements as plots: against the roofline, and against the best peer.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use super::markdown::flops;
+use super::results::{Entry, chosen};
+use crate::measurement::Measurement;
+
+type Draw = fn(&[Measurement]) -> Result<String>;
+
+/// A file's plots: a part of the name, and how it is drawn.
+pub(super) const PLOTS: [(&str, Draw); 2] = [("roofline", roofline), ("ratio", ratio)];
+
+/// Types and their colours, which the colour-blind can tell apart.
+const COLOURS: [(&str, RGBColor); 6] = [
+    ("bf16", RGBColor(0, 114, 178)),
+    ("f16", RGBColor(230, 159, 0)),
+    ("tf32", RGBColor(0, 158, 115)),
+    ("f32", RGBColor(204, 121, 167)),
+    ("f8e4m3", RGBColor(213, 94, 0)),
+    ("f8e5m2", RGBColor(86, 180, 233)),
+];
+const FONT: (&str, i32) = ("sans-serif", 13);
+
+/// The colour of a type; black for one that has none.
+fn colour(dtype: &str) -> RGBColor {
+    COLOURS.iter().find(|(name, _)| *name == dtype).map_or(BLACK, |&(_, colour)| colour)
+}
+
+type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Draws on a white canvas of this size.
+fn svg(size: (u32, u32), draw: impl FnOnce(&Canvas<'_>) -> Result<()>) -> Result<String> {
+    let mut text = String::new();
+    {
+        let canvas = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        canvas.fill(&WHITE).map_err(failure)?;
+        draw(&canvas)?;
+        canvas.present().map_err(failure)?;
+    }
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// Drawing errors borrow from the canvas.
+fn failure(error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("drawing: {error}")
+}
+
+/// An operation by its arithmetic intensity.
+struct Point {
+    /// Operations a byte.
+    intensity: f64,
+    tflops: f64,
+    /// What the ceilings allow at this intensity.
+    allowed: f64,
+    /// The best peer's rate.
+    peer: Option<f64>,
+}
+
+/// The types' points; only of rows that say how much they move and what the ceilings allow.
+fn points<'a>(entries: &[Entry<'a>]) -> Result<BTreeMap<&'a str, Vec<Point>>> {
+    let mut points: BTreeMap<&str, Vec<Point>> = BTreeMap::new();
+    for Entry { ours, best, .. } in entries {
+        let (Some(bytes), Some(share)) = (ours.bytes, ours.share.filter(|&share| share > 0.0)) else {
+            continue;
+        };
+        let flops = flops(&ours.shape)?;
+        let rate = |microseconds: f64| flops / microseconds * 1e-6;
+        let tflops = rate(ours.median_us);
+        let peer = best.and_then(|best| best.peer_us).map(rate);
+        let point = Point { intensity: flops / bytes, tflops, allowed: tflops / share, peer };
+        points.entry(&ours.dtype).or_default().push(point);
+    }
+    Ok(points)
+}
+
+/// Rates over arithmetic intensity, below what memory and tensor cores allow. Filled marks are ours, crosses the best peer's.
+fn roofline(rows: &[Measurement]) -> Result<String> {
+    let points = points(&chosen(&rows.iter().collect::<Vec<_>>()))?;
+    let all = || points.values().flatten();
+    let range = |value: fn(&Point) -> f64| {
+        let (least, most) = all().fold((f64::INFINITY, 0f64), |(least, most), point| {
+            (least.min(value(point)), most.max(value(point)))
+        });
+        if least > most { 1.0..10.0 } else { least / 1.5..most * 1.5 }
+    };
+    let (x, y) = (range(|point| point.intensity), range(|point| point.tflops));
+    let y = y.start..all().fold(y.end, |top, point| top.max(1.2 * point.allowed));
+    // Points that memory bounds lie on the slope itself, all others below it.
+    let slope = all().fold(0f64, |slope, point| slope.max(point.allowed / point.intensity));
+    svg((860, 560), |canvas| {
+        let mut chart = ChartBuilder::on(canvas)
+            .margin(12)
+            .x_label_area_size(44)
+            .y_label_area_size(60)
+            .build_cartesian_2d(x.clone().log_scale(), y.clone().log_scale())
+            .map_err(failure)?;
+        chart
+            .configure_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_desc("operations a byte")
+            .y_desc("TFLOP/s")
+            .x_label_formatter(&|intensity| format!("{intensity}"))
+            .y_label_formatter(&|rate| format!("{rate}"))
+            .label_style(FONT)
+            .draw()
+            .map_err(failure)?;
+        for (dtype, points) in &points {
+            let colour = colour(dtype);
+            let flat = points.iter().fold(0f64, |flat, point| flat.max(point.allowed));
+            let line = [x.start, (flat / slope).clamp(x.start, x.end), x.end];
+            let line = line.map(|x| (x, (slope * x).min(flat)));
+            chart.draw_series(LineSeries::new(line, colour.mix(0.6))).map_err(failure)?;
+            let ours =
+                points.iter().map(|point| Circle::new((point.intensity, point.tflops), 4, colour.filled()));
+            chart
+                .draw_series(ours)
+                .map_err(failure)?
+                .label(*dtype)
+                .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
+            let peers = points.iter().filter_map(|point| Some((point.intensity, point.peer?)));
+            chart.draw_series(peers.map(|at| Cross::new(at, 4, colour))).map_err(failure)?;
+        }
+        legend(&mut chart, SeriesLabelPosition::LowerRight)
+    })
+}
+
+/// The best peer's time over ours, by size: above 1, ours is faster. Rings stand for the plain product, where nothing computes the
+/// same.
+fn ratio(rows: &[Measurement]) -> Result<String> {
+    const STEP: u32 = 17;
+    const LABELS: u32 = 130;
+    let entries = chosen(&rows.iter().collect::<Vec<_>>());
+    let entries: Vec<_> = entries.iter().filter(|entry| entry.ours.operation != "linear").collect();
+    let mut shapes: Vec<&str> = Vec::new();
+    for entry in &entries {
+        if !shapes.contains(&entry.ours.shape.as_str()) {
+            shapes.push(&entry.ours.shape);
+        }
+    }
+    let column = |shape: &str| shapes.iter().position(|&other| other == shape).unwrap_or(0) as f64 + 0.5;
+    let of = |entry: &Entry<'_>| {
+        let peer = entry.best.or(entry.product)?;
+        Some((column(&entry.ours.shape), peer.ratio?, entry.best.is_some()))
+    };
+    let ratios = || entries.iter().filter_map(|entry| of(entry)).map(|(_, ratio, _)| ratio);
+    let y = ratios().fold(0.9, f64::min) * 0.95..ratios().fold(1.1, f64::max) * 1.05;
+    let columns = shapes.len().max(1);
+    let size = ((STEP * columns as u32).max(500) + 100, 420 + LABELS);
+    svg(size, |canvas| {
+        let mut chart = ChartBuilder::on(canvas)
+            .margin(12)
+            .x_label_area_size(LABELS)
+            .y_label_area_size(60)
+            .build_cartesian_2d(0.0..columns as f64, y.clone())
+            .map_err(failure)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .x_labels(0)
+            .light_line_style(TRANSPARENT)
+            .y_desc("best peer's time / ours")
+            .y_label_formatter(&|ratio| format!("{ratio:.2}"))
+            .label_style(FONT)
+            .draw()
+            .map_err(failure)?;
+        let across = |ratio: f64| [(0.0, ratio), (columns as f64, ratio)];
+        chart.draw_series(LineSeries::new(across(1.0), BLACK.stroke_width(2))).map_err(failure)?;
+        for (dtype, colour) in COLOURS {
+            let own: Vec<_> = entries
+                .iter()
+                .filter(|entry| entry.ours.dtype == dtype)
+                .filter_map(|entry| of(entry))
+                .collect();
+            if own.is_empty() {
+                continue;
+            }
+            let mark = |&(x, y, same): &(f64, f64, bool)| {
+                let style: ShapeStyle = if same { colour.filled() } else { colour.stroke_width(1) };
+                Circle::new((x, y), 4, style)
+            };
+            chart
+                .draw_series(own.iter().map(mark))
+                .map_err(failure)?
+                .label(dtype)
+                .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
+        }
+        let below = chart.plotting_area().get_pixel_range().1.end;
+        for shape in &shapes {
+            let (x, _) = chart.backend_coord(&(column(shape), y.start));
+            let style = TextStyle::from(FONT.into_font().transform(FontTransform::Rotate90));
+            let text = shape.replace('x', " × ");
+            canvas.draw(&Text::new(text, (x + 5, below + 6), style)).map_err(failure)?;
+        }
+        legend(&mut chart, SeriesLabelPosition::UpperRight)
+    })
+}
+
+/// The types' names beside their colours.
+fn legend<'a, 'b: 'a, X, Y>(
+    chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
+    position: SeriesLabelPosition,
+) -> Result<()>
+where
+    X: Ranged,
+    Y: Ranged,
+{
+    let mut labels = chart.configure_series_labels();
+    labels.position(position).background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3)).label_font(FONT);
+    labels.draw().map_err(failure)
+}
