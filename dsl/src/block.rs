@@ -3,7 +3,7 @@
 use crate::layout::{self, TileIndex};
 use crate::thread;
 
-/// The output tile of this block in a one-dimensional grid of `tiles_m · tiles_n` blocks, in the raster order of
+/// The output tile of this block in a one-dimensional grid of `tiles_m · tiles_n` blocks for each matrix, in the raster order of
 /// [`layout::raster`].
 #[inline(always)]
 #[must_use]

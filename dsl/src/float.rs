@@ -42,6 +42,20 @@ pub trait Element: Copy + 'static {
     /// As [`load_read_only`](Self::load_read_only), if `condition` holds.
     unsafe fn load_read_only_if(from: Global<Self>, condition: bool) -> Self;
 
+    /// Loads an element from memory that this thread may write later, if `condition` holds; else zero, without a branch.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is valid for a read of one element, aligned to it, if `condition` holds.
+    unsafe fn load_if(from: Global<Self>, condition: bool) -> Self;
+
+    /// As [`load_if`](Self::load_if), four elements in one instruction, in f32.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is valid for a read of four elements, and the address is a multiple of their size.
+    unsafe fn load_4(from: Global<Self>) -> [f32; 4];
+
     /// The same number in f32.
     fn to_f32(self) -> f32;
 
@@ -89,6 +103,19 @@ macro_rules! half_element {
             unsafe fn load_read_only_if(from: Global<Self>, condition: bool) -> Self {
                 // SAFETY: the caller's promise.
                 Self(unsafe { ptx::ld_global_nc_b16_if(from.address(), condition) })
+            }
+
+            #[inline(always)]
+            unsafe fn load_if(from: Global<Self>, condition: bool) -> Self {
+                // SAFETY: the caller's promise.
+                Self(unsafe { ptx::ld_global_b16_if(from.address(), condition) })
+            }
+
+            #[inline(always)]
+            unsafe fn load_4(from: Global<Self>) -> [f32; 4] {
+                // SAFETY: the caller's promise.
+                let [low, high] = unsafe { ptx::ld_global_v2_b32(from.address()) };
+                [low, low >> 16, high, high >> 16].map(|bits| Self(bits as u16).to_f32())
             }
 
             #[inline(always)]
@@ -140,6 +167,18 @@ impl Element for f32 {
     unsafe fn load_read_only_if(from: Global<Self>, condition: bool) -> Self {
         // SAFETY: the caller's promise.
         unsafe { ptx::ld_global_nc_f32_if(from.address(), condition) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_if(from: Global<Self>, condition: bool) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_global_f32_if(from.address(), condition) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_4(from: Global<Self>) -> [f32; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_global_v4_b32(from.address()) }.map(f32::from_bits)
     }
 
     #[inline(always)]

@@ -116,9 +116,11 @@ pub const fn accumulator_coord(lane: u32, index: u32) -> Coord {
     Coord { row: lane / 4 + 8 * (index / 2), column: 2 * (lane % 4) + index % 2 }
 }
 
-/// Which output tile: its index along M and along N.
+/// Which output tile: of which matrix of a batch, and its index along M and along N.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileIndex {
+    /// The matrix.
+    pub batch: u32,
     /// Index along M.
     pub m: u32,
     /// Index along N.
@@ -128,20 +130,29 @@ pub struct TileIndex {
 /// Tiles along M that [`raster`] visits before it steps along N.
 pub const RASTER_GROUP: u32 = 8;
 
-/// The tile that block `block` of `tiles_m · tiles_n` works on.
+/// The tile that block `block` works on, where each matrix has `tiles_m · tiles_n` tiles.
 ///
 /// Blocks that run at the same time should share rows of A and of B in the L2 cache, so the order goes through groups of
 /// [`RASTER_GROUP`] tiles along M: down a group, one step along N, down again.
 #[inline(always)]
 #[must_use]
 pub const fn raster(block: u32, tiles_m: u32, tiles_n: u32) -> TileIndex {
-    let per_group = RASTER_GROUP * tiles_n;
+    // At least 1: a division that could trap would keep the GPU's compiler from giving warpgroups registers of their own.
+    let per_matrix = at_least_1(tiles_m * tiles_n);
+    let batch = block / per_matrix;
+    let block = block % per_matrix;
+    let per_group = at_least_1(RASTER_GROUP * tiles_n);
     let group = block / per_group;
     let first = group * RASTER_GROUP;
     let left = tiles_m - first;
-    let height = if left < RASTER_GROUP { left } else { RASTER_GROUP };
+    let height = at_least_1(if left < RASTER_GROUP { left } else { RASTER_GROUP });
     let within = block - group * per_group;
-    TileIndex { m: first + within % height, n: within / height }
+    TileIndex { batch, m: first + within % height, n: within / height }
+}
+
+#[inline(always)]
+const fn at_least_1(number: u32) -> u32 {
+    if number == 0 { 1 } else { number }
 }
 
 /// Words by which a row of the staging buffer of the epilogue exceeds its data, so that the rows that a half-warp writes
@@ -309,7 +320,7 @@ mod tests {
             for tiles_n in 1..20 {
                 let all: HashSet<(u32, u32)> = (0..tiles_m * tiles_n)
                     .map(|block| raster(block, tiles_m, tiles_n))
-                    .map(|TileIndex { m, n }| (m, n))
+                    .map(|TileIndex { m, n, .. }| (m, n))
                     .collect();
                 assert_eq!(all.len() as u32, tiles_m * tiles_n);
                 assert!(all.iter().all(|&(m, n)| m < tiles_m && n < tiles_n));

@@ -34,6 +34,12 @@ impl<const STAGES: u32> Position<STAGES> {
             Self { stage: self.stage + 1, parity: self.parity }
         }
     }
+
+    #[inline(always)]
+    const fn skip(self, stages: u32) -> Self {
+        let stage = self.stage + stages;
+        Self { stage: stage % STAGES, parity: self.parity ^ (stage / STAGES % 2) }
+    }
 }
 
 /// The thread that fills stages.
@@ -84,7 +90,7 @@ impl<const STAGES: u32, const BLOCKS: u32> Pipeline<STAGES, BLOCKS> {
         Barrier::at(self.barriers.offset((STAGES + stage) * Barrier::BYTES))
     }
 
-    /// Makes the barriers, for `warps` consuming warps in each block.
+    /// Makes the barriers, for `warps` warps in each block that consume a stage.
     ///
     /// # Safety
     ///
@@ -169,6 +175,15 @@ impl<const STAGES: u32, const BLOCKS: u32> Consumer<STAGES, BLOCKS> {
         FullStage { index: stage }
     }
 
+    /// Passes over the next `stages` stages, which another consumer reads.
+    ///
+    /// A wait tells two phases of a barrier apart, no more: before it next waits, this consumer has to know that the other has
+    /// waited for all of them.
+    #[inline(always)]
+    pub fn skip(&mut self, stages: u32) {
+        self.next = self.next.skip(stages);
+    }
+
     /// Gives a stage back to the producers of all blocks.
     ///
     /// # Safety
@@ -206,6 +221,18 @@ mod tests {
             assert_eq!((write.stage, write.parity), (index % 3, (lap + 1) % 2));
             assert_eq!((read.stage, read.parity), (index % 3, lap % 2));
             (write, read) = (write.step(), read.step());
+        }
+    }
+
+    #[test]
+    fn skipping_stages_is_as_many_steps() {
+        for start in [Position::<3> { stage: 0, parity: 1 }, Position::<3> { stage: 2, parity: 0 }] {
+            let mut stepped = start;
+            for stages in 0..20 {
+                let skipped = start.skip(stages);
+                assert_eq!((skipped.stage, skipped.parity), (stepped.stage, stepped.parity), "{stages}");
+                stepped = stepped.step();
+            }
         }
     }
 }

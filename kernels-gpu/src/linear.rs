@@ -1,9 +1,10 @@
-//! Linear layers: `Y = activation(scale · X Wᵀ + bias)`, with `X [M, K]`, `W [N, K]`, `bias [N]` and `Y [M, N]`.
+//! Matrix products and linear layers: `Y = activation(alpha · X Wᵀ + …)`, with `X [M, K]`, `W [N, K]` and `Y [M, N]`, one or many
+//! at a time, and an epilogue that says the rest.
 //!
 //! All are row-major with any row stride. Each block computes one tile of Y; the accumulators are f32, and the epilogue is
 //! applied to them before they are rounded to Y's type, once.
 
-use warpsmith_dsl::epilogue::{Activation, Bias, Epilogue, Scale};
+use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, Element, F16};
 use warpsmith_dsl::gemm::mma_sync::MmaTile;
 use warpsmith_dsl::gemm::{MmaElement, TileShape};
@@ -30,29 +31,32 @@ pub struct LinearParams {
     pub stride_w: u64,
     /// Elements from one row of Y to the next.
     pub stride_y: u64,
+    /// Elements from one matrix of X to the next; 0 where all have the same.
+    pub batch_x: u64,
+    /// Elements from one matrix of W to the next; 0 where all have the same.
+    pub batch_w: u64,
+    /// Elements from one matrix of Y to the next.
+    pub batch_y: u64,
     /// Rows of X and of Y.
     pub m: u32,
     /// Rows of W, and columns of Y.
     pub n: u32,
     /// Columns of X and of W; a row has less than 2³¹ bytes.
     pub k: u32,
-    /// What the product is multiplied with before the bias is added.
-    pub scale: f32,
-    /// The function applied last.
-    pub activation: Activation,
     /// Keeps the size a multiple of the alignment; its value is not read.
     pub reserved: u32,
 }
 
-/// `Y = activation(scale · X Wᵀ + bias)`, on a one-dimensional grid of ⌈M / `BLOCK_M`⌉ · ⌈N / `BLOCK_N`⌉ blocks.
+/// `Y = activation(alpha · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of ⌈M / `BLOCK_M`⌉ · ⌈N / `BLOCK_N`⌉
+/// blocks for each matrix.
 ///
-/// `bias` may be null, which adds nothing. The name of an instance tells the type of X and W, the type of Y, the tile, and
-/// the access.
+/// The name of an instance tells the type of X and W, the type of Y, the tile, and the access.
 ///
 /// # Safety
 ///
-/// The pointers are valid for the matrices that `p` describes, and Y overlaps nothing else. With [`Aligned`] access, the
-/// addresses and the row strides of X and W are multiples of 16 bytes.
+/// The pointers, those of `epilogue` too, are valid for the matrices that `p` describes. Y and what else is written overlap nothing
+/// else, but that Y may be the epilogue's residual. With [`Aligned`] access, the addresses and the strides of X and W are
+/// multiples of 16 bytes.
 #[kernel(
     family = linear,
     block = [S::THREADS, 1, 1],
@@ -92,15 +96,16 @@ pub struct LinearParams {
 pub unsafe fn linear<T: MmaElement, O: Element, S: TileShape, A: Access>(
     x: Global<T>,
     w: Global<T>,
-    bias: Global<T>,
     y: GlobalMut<O>,
+    epilogue: LinearEpilogue<T, O>,
     p: LinearParams,
 ) {
-    let x = Operand { base: x, stride: p.stride_x, rows: p.m, k: p.k };
-    let w = Operand { base: w, stride: p.stride_w, rows: p.n, k: p.k };
-    let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.n };
     let tile = block::tile_index(p.m.div_ceil(S::BLOCK_M), p.n.div_ceil(S::BLOCK_N));
-    let epilogue = Scale(p.scale).then(Bias::new(bias, p.n)).then(p.activation);
+    let batch = tile.batch as u64;
+    let x = Operand { base: x.offset(batch * p.batch_x), stride: p.stride_x, rows: p.m, k: p.k };
+    let w = Operand { base: w.offset(batch * p.batch_w), stride: p.stride_w, rows: p.n, k: p.k };
+    let y = Output { base: y.offset(batch * p.batch_y), stride: p.stride_y, rows: p.m, columns: p.n };
+    let epilogue = epilogue.of_matrix(tile.batch, p.m, p.n);
 
     // SAFETY: the whole block is here, with the threads and the shared memory that the tile asks for; the caller vouches for
     // the pointers, and each tile of Y belongs to one block.

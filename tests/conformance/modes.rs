@@ -100,11 +100,18 @@ where
 
 /// M, K, N of more tiles than an H100 has blocks for them: some blocks work through two, and the second goes around the ring of
 /// stages where the first has stopped.
-const PERSISTENT: (usize, usize, usize) = (17_300, 136, 256);
+const PERSISTENT: (usize, usize, usize) = (17_300, 136, 384);
 
 /// Whole tiles and cut ones, in clusters, with an activation that is applied in registers.
 fn blocks_that_work_through_several_tiles_are_right() -> Result<(), Failed> {
-    let (tile, (m, k, n)) = (Tile::Hopper128x256, PERSISTENT);
+    for tile in Tile::ALL.into_iter().filter(|tile| tile.is_hopper()) {
+        check_persistent(tile)?;
+    }
+    Ok(())
+}
+
+fn check_persistent(tile: Tile) -> Result<(), Failed> {
+    let (m, k, n) = PERSISTENT;
     let case = LinearCase {
         tile: Some(tile),
         activation: Activation::Relu,

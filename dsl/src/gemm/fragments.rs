@@ -1,24 +1,43 @@
-//! A warp's accumulators on their way to the output without a detour: an epilogue that is cheap enough to stand once for every
-//! accumulator is applied in registers, and only whole tiles are stored.
+//! A warpgroup's accumulators on their way to the output, warp by warp: each warp has 16 of 64 rows.
+//!
+//! There are two ways. [`store_boxes`] applies the epilogue in registers, rounds into shared memory, and leaves the rest to the copy
+//! engine: for an epilogue that is cheap enough to stand once for every two accumulators, and rows that are aligned.
+//! [`store_rows`] stages f32 and goes along the rows in a loop: for every epilogue and any alignment.
 
 use crate::epilogue::{ColumnState, Epilogue};
 use crate::float::{Bf16, Element, F16, HalfElement};
+use crate::launch::TensorMap;
 use crate::layout::{
-    CHUNK_BYTES, ChunkIndex, STRIP_COLUMNS, accumulator_coord, store_fragment_chunk, swizzled_chunk,
+    Coord, STRIP_COLUMNS, Swizzle, accumulator_coord, store_fragment_chunk, swizzled_chunk,
+    swizzled_staging_word,
 };
-use crate::ptx;
+use crate::ptx::{self, Accumulators};
 use crate::shared::SharedAddress;
 use crate::tile::Output;
 use crate::warp;
 
 /// Columns of an accumulator fragment.
 const FRAGMENT_COLUMNS: u32 = 8;
-/// Fragments of so many columns.
-pub(super) const STRIP_FRAGMENTS: usize = (STRIP_COLUMNS / FRAGMENT_COLUMNS) as usize;
 /// Rows of a warp's accumulators.
 const ROWS: u32 = 16;
-/// Bytes of a row of a strip of a 16-bit type.
-const STRIP_BYTES: u32 = 2 * STRIP_COLUMNS;
+/// Bytes of a row of a box.
+const BOX_ROW_BYTES: u32 = 128;
+/// Bytes of a box.
+const BOX_BYTES: u32 = ROWS * BOX_ROW_BYTES;
+/// The most fragments of a box, of which it has 128 bytes in each row.
+const BOX_FRAGMENTS: usize = 8;
+/// Fragments of a strip.
+const STRIP_FRAGMENTS: usize = (STRIP_COLUMNS / FRAGMENT_COLUMNS) as usize;
+/// Columns that a lane transforms and stores at a time, of what is staged.
+const COLUMNS: usize = 4;
+/// Columns that the lanes of a warp have one each of.
+const WARP_COLUMNS: u32 = warp::SIZE;
+
+/// Bytes of a warp's staging buffer: two boxes, or a strip of f32.
+pub const STAGING_BYTES: u32 = {
+    assert!(2 * BOX_BYTES == ROWS * STRIP_COLUMNS * 4);
+    2 * BOX_BYTES
+};
 
 /// What an epilogue knows of up to 256 columns, spread over the lanes of a warp: lane l has columns l, l + 32, …
 pub struct ColumnCache<K>([K; 8]);
@@ -34,7 +53,7 @@ impl<K: ColumnState> ColumnCache<K> {
         let lane = warp::lane_id();
         let mut cache = [K::default(); 8];
         for (i, state) in cache.iter_mut().enumerate() {
-            let column = i as u32 * warp::SIZE;
+            let column = i as u32 * WARP_COLUMNS;
             if column < columns {
                 // SAFETY: the caller's promise.
                 *state = unsafe { epilogue.column(first + column + lane) };
@@ -42,128 +61,56 @@ impl<K: ColumnState> ColumnCache<K> {
         }
         Self(cache)
     }
-
-    /// Applies `epilogue` to the accumulators of strip `strip`, of which `fragment` gives each fragment's.
-    ///
-    /// The result of a fragment is two neighbouring columns of the lane's row, and of the row eight further on.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of the warp call it, each with its own `lane`. `scratch` is 2048 bytes of shared memory, aligned to eight, that
-    /// nothing else uses; of two calls, all lanes of the warp have synchronised after the first.
-    #[inline(always)]
-    pub unsafe fn apply<E: Epilogue<Column = K>>(
-        &self,
-        epilogue: &E,
-        scratch: SharedAddress,
-        lane: u32,
-        strip: usize,
-        fragment: impl Fn(usize) -> [f32; 4],
-    ) -> Strip {
-        const { assert!(STRIP_COLUMNS * K::BYTES <= 2048, "the states fit the scratch") };
-        // SAFETY: each lane puts its own states, and reads after all have.
-        unsafe {
-            self.0[2 * strip].put(scratch, lane);
-            self.0[2 * strip + 1].put(scratch, lane + warp::SIZE);
-            warp::sync_warp();
-        }
-        let mut results = [[[0.0; 2]; 2]; STRIP_FRAGMENTS];
-        for (index, result) in results.iter_mut().enumerate() {
-            let column = index as u32 * FRAGMENT_COLUMNS + accumulator_coord(lane, 0).column;
-            // SAFETY: as above.
-            let columns = unsafe { K::get_pair(scratch, column) };
-            let c = fragment(index);
-            *result = [epilogue.apply(columns, [c[0], c[1]]), epilogue.apply(columns, [c[2], c[3]])];
-        }
-        results
-    }
 }
 
-/// A lane's part of a strip: of each fragment two neighbouring columns of its row, and of the row eight further on.
-pub type Strip = [[[f32; 2]; 2]; STRIP_FRAGMENTS];
+/// Where a warp's accumulators belong.
+#[derive(Clone, Copy)]
+pub struct WarpRows {
+    /// The thread's lane.
+    pub lane: u32,
+    /// The matrix.
+    pub batch: u32,
+    /// The warp's first row.
+    pub row: u32,
+    /// The first column.
+    pub column: u32,
+    /// The warp's staging buffer: [`STAGING_BYTES`] bytes of shared memory, aligned to 1024.
+    pub staging: SharedAddress,
+}
+
+/// A lane's part of two neighbouring fragments: of each, two neighbouring columns of its row, and of the row eight further on.
+pub type FragmentPair = [[[f32; 2]; 2]; 2];
 
 /// A type that a warp can store its accumulators as.
 pub trait OutputElement: Element {
-    /// Whether the rows of `output` are aligned as [`store_strip`](Self::store_strip) asks.
-    fn is_strip_aligned(output: &Output<Self>) -> bool;
+    /// Columns of a box of the output: 128 bytes.
+    const BOX_COLUMNS: u32 = BOX_ROW_BYTES / Self::BYTES;
 
-    /// Rounds and stores 16 rows × 64 columns of `output`, from (`row`, `column`) on. It synchronises the warp.
+    /// Rounds fragments 2 · `index` and 2 · `index` + 1 of a box and puts them into shared memory, where the box is in the 128-byte
+    /// swizzle.
     ///
     /// # Safety
     ///
-    /// All lanes of the warp call it, each with its own `lane`. The strip lies within the output, which is valid for writes and
-    /// [aligned](Self::is_strip_aligned), and no other thread touches it; `column` is a multiple of 64. `staging` is 2048 bytes of
-    /// shared memory, aligned to 1024, that nothing else uses; of two calls with the same staging, all lanes of the warp have
-    /// synchronised since the first.
-    unsafe fn store_strip(
-        strip: Strip,
-        lane: u32,
-        staging: SharedAddress,
-        output: &Output<Self>,
-        row: u32,
-        column: u32,
-    );
+    /// All lanes of the warp call it, each with its own `lane`; `to` is the box: 2048 bytes of shared memory, aligned to 1024.
+    /// Nothing else uses the fragments' places.
+    unsafe fn put_pair(pair: FragmentPair, index: u32, lane: u32, to: SharedAddress);
 }
 
 impl OutputElement for f32 {
     #[inline(always)]
-    fn is_strip_aligned(output: &Output<Self>) -> bool {
-        output.is_aligned_to(8)
-    }
-
-    #[inline(always)]
-    unsafe fn store_strip(
-        strip: Strip,
-        lane: u32,
-        _: SharedAddress,
-        output: &Output<Self>,
-        row: u32,
-        column: u32,
-    ) {
+    unsafe fn put_pair(pair: FragmentPair, index: u32, lane: u32, to: SharedAddress) {
         let at = accumulator_coord(lane, 0);
-        let upper = output.at(row + at.row, column + at.column);
-        let lower = output.at(row + at.row + ROWS / 2, column + at.column);
-        // SAFETY: all lanes of the warp are here.
-        unsafe { warp::sync_warp() };
-        for (index, &[first, second]) in strip.iter().enumerate() {
-            let along = index as u64 * FRAGMENT_COLUMNS as u64;
-            // SAFETY: the caller's promise; a quad of lanes writes 32 bytes of each row.
+        let place = |row: u32, column: u32| {
+            to.offset(Swizzle::Bytes128.apply(row * BOX_ROW_BYTES + 4 * column)).get()
+        };
+        for (i, &[upper, lower]) in pair.iter().enumerate() {
+            let column = (2 * index + i as u32) * FRAGMENT_COLUMNS + at.column;
+            // SAFETY: within the box.
             unsafe {
-                Self::store_rounded_2(upper.offset(along), first);
-                Self::store_rounded_2(lower.offset(along), second);
+                ptx::st_shared_v2_f32(place(at.row, column), upper);
+                ptx::st_shared_v2_f32(place(at.row + ROWS / 2, column), lower);
             }
         }
-    }
-}
-
-/// By way of shared memory, so that each instruction writes 128 bytes of a row.
-#[inline(always)]
-unsafe fn store_half_strip<T: HalfElement>(
-    strip: Strip,
-    lane: u32,
-    staging: SharedAddress,
-    output: &Output<T>,
-    row: u32,
-    column: u32,
-) {
-    let place = |row, chunk| staging.offset(swizzled_chunk(STRIP_BYTES, row, chunk)).get();
-    let own = store_fragment_chunk(lane);
-    for pair in 0..STRIP_FRAGMENTS / 2 {
-        let [[a, b], [c, d]] = [strip[2 * pair], strip[2 * pair + 1]];
-        let chunk = 2 * pair as u32 + own.chunk;
-        // SAFETY: all lanes of the warp are here; within the staging buffer.
-        unsafe { ptx::stmatrix_x4(place(own.row, chunk), [T::pack(a), T::pack(b), T::pack(c), T::pack(d)]) };
-    }
-    // SAFETY: all lanes of the warp are here.
-    unsafe { warp::sync_warp() };
-    const LANES_PER_ROW: u32 = STRIP_BYTES / CHUNK_BYTES;
-    const ROWS_PER_PASS: u32 = warp::SIZE / LANES_PER_ROW;
-    let from = ChunkIndex { row: lane / LANES_PER_ROW, chunk: lane % LANES_PER_ROW };
-    for pass in 0..ROWS / ROWS_PER_PASS {
-        let strip_row = pass * ROWS_PER_PASS + from.row;
-        let to = output.at(row + strip_row, column + from.chunk * (CHUNK_BYTES / T::BYTES));
-        // SAFETY: written before the barrier; the caller's promise.
-        unsafe { ptx::st_global_v4_b32(to.address(), ptx::ld_shared_v4_b32(place(strip_row, from.chunk))) };
     }
 }
 
@@ -171,24 +118,169 @@ macro_rules! half_output {
     ($element:ident) => {
         impl OutputElement for $element {
             #[inline(always)]
-            fn is_strip_aligned(output: &Output<Self>) -> bool {
-                output.is_aligned_to(CHUNK_BYTES)
-            }
-
-            #[inline(always)]
-            unsafe fn store_strip(
-                strip: Strip,
-                lane: u32,
-                staging: SharedAddress,
-                output: &Output<Self>,
-                row: u32,
-                column: u32,
-            ) {
-                // SAFETY: the caller's promise.
-                unsafe { store_half_strip(strip, lane, staging, output, row, column) }
+            unsafe fn put_pair(pair: FragmentPair, index: u32, lane: u32, to: SharedAddress) {
+                let own = store_fragment_chunk(lane);
+                let [[a, b], [c, d]] = pair;
+                let place = to.offset(swizzled_chunk(BOX_ROW_BYTES, own.row, 2 * index + own.chunk)).get();
+                let rows = [Self::pack(a), Self::pack(b), Self::pack(c), Self::pack(d)];
+                // SAFETY: all lanes of the warp are here; within the box.
+                unsafe { ptx::stmatrix_x4(place, rows) };
             }
         }
     };
 }
 half_output!(F16);
 half_output!(Bf16);
+
+/// Applies `epilogue` to a warp's accumulators in their registers, rounds them, and has the copy engine store them.
+///
+/// The stores run on when this returns: before the staging buffer is used for anything else, or the block ends,
+/// [`wait_for_stores`].
+///
+/// # Safety
+///
+/// All lanes of the warp call it, with the same accumulators' owner, `at` and `output`, a map of rank 3 (columns, rows, matrices) with
+/// boxes of 128 bytes × 16 rows × 1 in the 128-byte swizzle, valid for writes; no other warp has these places. `columns` is what
+/// `epilogue` knows of the columns from `at.column` on. `first` is the number of boxes that the warp has stored of this
+/// tile so far; a tile has an even number.
+#[inline(always)]
+pub unsafe fn store_boxes<C: Accumulators, O: OutputElement, E: Epilogue>(
+    accumulators: &C,
+    epilogue: &E,
+    columns: &ColumnCache<E::Column>,
+    output: &TensorMap,
+    at: WarpRows,
+    first: u32,
+) {
+    const { assert!(STRIP_COLUMNS * E::Column::BYTES <= BOX_BYTES, "the states fit a box") };
+    let boxes = const { C::COLUMNS / O::BOX_COLUMNS };
+    let fragments = const { O::BOX_COLUMNS / FRAGMENT_COLUMNS };
+    let own = accumulator_coord(at.lane, 0);
+    // SAFETY: the caller's promise.
+    let rows = unsafe { [epilogue.row(at.row + own.row), epilogue.row(at.row + own.row + ROWS / 2)] };
+    for index in 0..boxes {
+        let buffer = at.staging.offset((first + index) % 2 * BOX_BYTES);
+        // The store before the last has read this buffer; the lane that issued it knows.
+        ptx::cp_async_bulk_wait_group_read::<1>();
+        // SAFETY: all lanes of the warp are here. The buffer holds the columns' states first and the rounded box after all lanes
+        // have read them.
+        unsafe {
+            warp::sync_warp();
+            for part in 0..O::BOX_COLUMNS / WARP_COLUMNS {
+                let cached = index * (O::BOX_COLUMNS / WARP_COLUMNS) + part;
+                columns.0[cached as usize].put(buffer, part * WARP_COLUMNS + at.lane);
+            }
+            warp::sync_warp();
+            let mut states = [[E::Column::default(); 2]; BOX_FRAGMENTS];
+            for fragment in 0..fragments {
+                states[fragment as usize] =
+                    E::Column::get_pair(buffer, fragment * FRAGMENT_COLUMNS + own.column);
+            }
+            warp::sync_warp();
+            for pair in 0..fragments / 2 {
+                let transformed = |fragment: u32| {
+                    let states = states[fragment as usize];
+                    let c = accumulators.fragment((index * fragments + fragment) as usize);
+                    let column = index * O::BOX_COLUMNS + fragment * FRAGMENT_COLUMNS + own.column;
+                    let place = Coord { row: at.row + own.row, column: at.column + column };
+                    let below = Coord { row: place.row + ROWS / 2, ..place };
+                    [
+                        epilogue.apply(place, rows[0], states, [c[0], c[1]]),
+                        epilogue.apply(below, rows[1], states, [c[2], c[3]]),
+                    ]
+                };
+                O::put_pair([transformed(2 * pair), transformed(2 * pair + 1)], pair, at.lane, buffer);
+            }
+            ptx::fence_proxy_async_shared();
+            warp::sync_warp();
+            if at.lane == 0 {
+                let column = at.column + index * O::BOX_COLUMNS;
+                let to = [column as i32, at.row as i32, at.batch as i32];
+                ptx::tma_store_3d(output.address(), to, buffer.get());
+                ptx::cp_async_bulk_commit_group();
+            }
+        }
+    }
+}
+
+/// Waits until the copy engine has read what [`store_boxes`] gave it.
+///
+/// # Safety
+///
+/// All lanes of the warp call it.
+#[inline(always)]
+pub unsafe fn wait_for_stores() {
+    ptx::cp_async_bulk_wait_group_read::<0>();
+    // SAFETY: all lanes of the warp are here.
+    unsafe { warp::sync_warp() };
+}
+
+/// Applies `epilogue` to a warp's accumulators of several times 64 rows, rounds them, and stores those that lie within the
+/// output. The epilogue's code stands once.
+///
+/// # Safety
+///
+/// All lanes of the warp call it, with the same `at`; block i of the accumulators belongs 64 · i rows further down. The output is
+/// valid for writes, and no other warp has these places; `epilogue` may be asked for every row and column of it.
+#[inline(always)]
+pub unsafe fn store_rows<C: Accumulators, O: Element, E: Epilogue, const BLOCKS: usize>(
+    accumulators: &[C; BLOCKS],
+    epilogue: &E,
+    output: &Output<O>,
+    at: WarpRows,
+) {
+    const LANES_PER_ROW: u32 = STRIP_COLUMNS / COLUMNS as u32;
+    const ROWS_PER_PASS: u32 = warp::SIZE / LANES_PER_ROW;
+    const BLOCK_ROWS: u32 = 64;
+    let strips = const { C::COLUMNS / STRIP_COLUMNS };
+    let place = |row: u32, column: u32| at.staging.offset(4 * swizzled_staging_word(row, column)).get();
+    let own = accumulator_coord(at.lane, 0);
+    let (first_row, column) = (at.lane / LANES_PER_ROW, (at.lane % LANES_PER_ROW) * COLUMNS as u32);
+    let vector_aligned = output.is_vector_aligned();
+
+    // SAFETY: all lanes of the warp are here.
+    unsafe { wait_for_stores() };
+    // Opaque numbers keep the loops as they are: the epilogue's code is larger than their overhead.
+    let count = ptx::opaque(strips * BLOCKS as u32);
+    let mut strip = 0;
+    while strip < count {
+        let output_row = at.row + strip / strips * BLOCK_ROWS;
+        let output_column = at.column + strip % strips * STRIP_COLUMNS + column;
+        for candidate in 0..strips * BLOCKS as u32 {
+            // Registers have no index: each strip has its own stores.
+            if strip == ptx::opaque(candidate) {
+                for fragment in 0..STRIP_FRAGMENTS {
+                    let of_block = (candidate % strips) as usize * STRIP_FRAGMENTS + fragment;
+                    let [c0, c1, c2, c3] = accumulators[(candidate / strips) as usize].fragment(of_block);
+                    let column = fragment as u32 * FRAGMENT_COLUMNS + own.column;
+                    // SAFETY: within this warp's staging buffer, which no other warp touches.
+                    unsafe {
+                        ptx::st_shared_v2_f32(place(own.row, column), [c0, c1]);
+                        ptx::st_shared_v2_f32(place(own.row + ROWS / 2, column), [c2, c3]);
+                    }
+                }
+            }
+        }
+        // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
+        let columns = unsafe {
+            warp::sync_warp();
+            epilogue.columns::<COLUMNS>(output_column)
+        };
+        let rows = ptx::opaque(ROWS);
+        let mut row = first_row;
+        while row < rows {
+            let at = Coord { row: output_row + row, column: output_column };
+            // SAFETY: written before the barrier, by this warp; the caller's promise. Every element of the tile belongs to one
+            // lane of one warp, and the lanes of a row have four neighbouring columns each.
+            unsafe {
+                let staged = ptx::ld_shared_v4_f32(place(row, column));
+                let result = epilogue.apply(at, epilogue.row(at.row), columns, staged);
+                output.store_4(at.row, at.column, result, vector_aligned);
+            }
+            row += ROWS_PER_PASS;
+        }
+        // SAFETY: all lanes of the warp are here.
+        unsafe { warp::sync_warp() };
+        strip += 1;
+    }
+}

@@ -11,7 +11,7 @@ use crate::epilogue::Epilogue;
 use crate::float::Element;
 use crate::gemm::{MmaElement, TileShape};
 use crate::layout::{
-    ChunkIndex, STAGING_PAD_WORDS, TileIndex, a_fragment_chunk, accumulator_coord, b_fragment_chunk,
+    ChunkIndex, Coord, STAGING_PAD_WORDS, TileIndex, a_fragment_chunk, accumulator_coord, b_fragment_chunk,
     staging_word, swizzled_chunk,
 };
 use crate::ptx;
@@ -145,7 +145,10 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
     const A_BYTES: u32 = Self::BLOCK_M * ROW_BYTES;
     /// Bytes of a slot.
     const SLOT_BYTES: u32 = {
-        assert!(NI.is_multiple_of(2), "B fragments are loaded in pairs");
+        assert!(
+            NI.is_multiple_of(2),
+            "B fragments are loaded in pairs, and two lanes have eight columns of a row"
+        );
         assert!(STAGES >= 3, "one slot is read while another is filled and a third is on its way");
         (Self::BLOCK_M + Self::BLOCK_N) * ROW_BYTES
     };
@@ -296,10 +299,14 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
             while row < rows {
                 // SAFETY: written before the barrier, by this warp.
                 let staged = unsafe { ptx::ld_shared_v4_f32(word(row + first_row, column)) };
-                let result = epilogue.apply(columns, staged);
-                let output_row = output_row + (round * Self::STAGED) as u32 * MMA_M + row;
-                // SAFETY: the caller's promise; every element of the tile belongs to one lane of one warp.
-                unsafe { output.store_4(output_row, output_column, result, vector_aligned) };
+                let row_in_tile = (round * Self::STAGED) as u32 * MMA_M + row;
+                let at = Coord { row: output_row + row_in_tile, column: output_column };
+                // SAFETY: the caller's promise; every element of the tile belongs to one lane of one warp, and the lanes of a row
+                // have four neighbouring columns each.
+                unsafe {
+                    let result = epilogue.apply(at, epilogue.row(at.row), columns, staged);
+                    output.store_4(at.row, at.column, result, vector_aligned);
+                }
                 row += rows_per_pass;
             }
             // SAFETY: all lanes of the warp are here.

@@ -6,7 +6,7 @@
 //! | main loop | for | a kernel names | and calls |
 //! |---|---|---|---|
 //! | [`mma_sync`] | sm_80 and every later architecture | a [`TileShape`] | [`multiply`](TileShape::multiply), [`store`](TileShape::store) |
-//! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and [`store`](PersistentTile::store) in others |
+//! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and a store in others |
 
 mod element;
 mod fragments;
@@ -16,8 +16,11 @@ mod schedule;
 pub mod wgmma;
 
 pub use element::MmaElement;
-pub use fragments::{ColumnCache, OutputElement, Strip};
-pub use persistent::PersistentTile;
+pub use fragments::{
+    ColumnCache, FragmentPair, OutputElement, STAGING_BYTES, WarpRows, store_boxes, store_rows,
+    wait_for_stores,
+};
+pub use persistent::{Layouts, PersistentTile};
 pub use schedule::PersistentTiles;
 
 use crate::epilogue::Epilogue;

@@ -3,15 +3,90 @@
 use crate::epilogue::Epilogue;
 use crate::float::Element;
 use crate::gemm::{ColumnCache, OutputElement, PersistentTiles};
-use crate::launch::TensorMap;
+use crate::launch::{KernelParam, TensorMap};
 use crate::layout::TileIndex;
 use crate::ptx::{Accumulators, Wgmma};
 use crate::tile::Output;
 
+/// How the operands of a product lie in memory, chosen when the kernel is launched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Layouts(u32);
+
+impl Layouts {
+    const A_MN: u32 = 1;
+    const B_MN: u32 = 2;
+    const A_SHARED: u32 = 4;
+    const B_SHARED: u32 = 8;
+
+    /// Each row of A and of B is contiguous along K, and each matrix of a batch has operands of its own.
+    pub const K_MAJOR: Self = Self(0);
+
+    /// With A contiguous along M instead ("MN-major").
+    #[must_use]
+    pub const fn with_a_mn(self, is_mn: bool) -> Self {
+        self.with(Self::A_MN, is_mn)
+    }
+
+    /// With B contiguous along N instead.
+    #[must_use]
+    pub const fn with_b_mn(self, is_mn: bool) -> Self {
+        self.with(Self::B_MN, is_mn)
+    }
+
+    /// With one A for all matrices of a batch.
+    #[must_use]
+    pub const fn with_shared_a(self, is_shared: bool) -> Self {
+        self.with(Self::A_SHARED, is_shared)
+    }
+
+    /// With one B for all matrices of a batch.
+    #[must_use]
+    pub const fn with_shared_b(self, is_shared: bool) -> Self {
+        self.with(Self::B_SHARED, is_shared)
+    }
+
+    const fn with(self, bit: u32, set: bool) -> Self {
+        Self(if set { self.0 | bit } else { self.0 & !bit })
+    }
+
+    /// Whether A is contiguous along M.
+    #[inline(always)]
+    #[must_use]
+    pub const fn a_is_mn(self) -> bool {
+        self.0 & Self::A_MN != 0
+    }
+
+    /// Whether B is contiguous along N.
+    #[inline(always)]
+    #[must_use]
+    pub const fn b_is_mn(self) -> bool {
+        self.0 & Self::B_MN != 0
+    }
+
+    /// Which matrix of A product `batch` takes.
+    #[inline(always)]
+    #[must_use]
+    pub const fn matrix_of_a(self, batch: u32) -> u32 {
+        if self.0 & Self::A_SHARED != 0 { 0 } else { batch }
+    }
+
+    /// Which matrix of B product `batch` takes.
+    #[inline(always)]
+    #[must_use]
+    pub const fn matrix_of_b(self, batch: u32) -> u32 {
+        if self.0 & Self::B_SHARED != 0 { 0 } else { batch }
+    }
+}
+
+// SAFETY: transparent over a `u32`.
+unsafe impl KernelParam for Layouts {}
+
 /// The shape of a block's tile where warps have different work, and how shared memory, clusters and main loop are arranged.
 ///
-/// Each operand is described by a tensor map of two dimensions, K and the rows, with the 128-byte swizzle and boxes of
-/// [`ROW_BYTES`](Self::ROW_BYTES) bytes × [`A_BOX_ROWS`](Self::A_BOX_ROWS) or [`B_BOX_ROWS`](Self::B_BOX_ROWS) rows.
+/// Each operand is described by a tensor map of three dimensions with the 128-byte swizzle: K, the rows, the matrices, with boxes of
+/// [`ROW_BYTES`](Self::ROW_BYTES) bytes × [`A_BOX_ROWS`](Self::A_BOX_ROWS) or [`B_BOX_ROWS`](Self::B_BOX_ROWS) rows × 1; or, if it
+/// is MN-major, the rows, K, the matrices, with boxes of 64 × 64 × 1 elements.
 pub trait PersistentTile: 'static {
     /// Rows of the output tile.
     const BLOCK_M: u32;
@@ -32,16 +107,22 @@ pub trait PersistentTile: 'static {
     /// Rows of B that are copied at a time.
     const B_BOX_ROWS: u32;
 
-    /// A warpgroup's accumulators: each thread's share, in registers.
-    type Accumulators: Accumulators;
+    /// Whether operands may be MN-major, of types for which [`Wgmma::TRANSPOSES`] holds.
+    const TRANSPOSES: bool;
+
+    /// The accumulators of one product instruction: each thread's share, in registers.
+    type Fragment: Accumulators;
+    /// A consumer's accumulators.
+    type Accumulators;
     /// What the producer knows.
     type Producer;
     /// What a consumer knows.
     type Consumer;
 
-    /// The tiles that this block works on, of an output of `rows` × `columns`.
-    fn tiles(rows: u32, columns: u32) -> PersistentTiles {
-        PersistentTiles::new(rows.div_ceil(Self::BLOCK_M), columns.div_ceil(Self::BLOCK_N), Self::CLUSTER_M)
+    /// The tiles that this block works on, of an output of `matrices` matrices of `rows` × `columns`.
+    fn tiles(rows: u32, columns: u32, matrices: u32) -> PersistentTiles {
+        let (tiles_m, tiles_n) = (rows.div_ceil(Self::BLOCK_M), columns.div_ceil(Self::BLOCK_N));
+        PersistentTiles::new(tiles_m, tiles_n, matrices, Self::CLUSTER_M)
     }
 
     /// Prepares the block's shared memory.
@@ -71,17 +152,22 @@ pub trait PersistentTile: 'static {
     /// [`start`](Self::start).
     unsafe fn consumer() -> Self::Consumer;
 
+    /// The next tile of this consumer, of the block's `tiles`, each of which takes `steps` steps.
+    fn next_tile(consumer: &mut Self::Consumer, tiles: &mut PersistentTiles, steps: u32)
+    -> Option<TileIndex>;
+
     /// Copies the rows of A and of B that output tile `tile` needs, `steps` × `ROW_BYTES` bytes of each.
     ///
     /// # Safety
     ///
-    /// The producers of all blocks of the cluster call it, each for its own tile, and for each call the block's consumers
-    /// call [`multiply`](Self::multiply) with the same number of steps. The maps describe tensors of type `T` as the trait
-    /// says, valid for reads, and nothing writes them while the kernel runs.
-    unsafe fn load<T: Element>(
+    /// The producers of all blocks of the cluster call it for every tile of their own, in order, and for each call a consumer of
+    /// the block calls [`multiply`](Self::multiply) with the same number of steps, at least one. The maps describe tensors of type `T` as
+    /// the trait and `layouts` say, valid for reads, and nothing writes them while the kernel runs.
+    unsafe fn load<T: Wgmma<Self::Fragment>>(
         producer: &mut Self::Producer,
         a: &TensorMap,
         b: &TensorMap,
+        layouts: Layouts,
         steps: u32,
         tile: TileIndex,
     );
@@ -90,9 +176,11 @@ pub trait PersistentTile: 'static {
     ///
     /// # Safety
     ///
-    /// All consumers of the block call it, for each of the producer's calls of `load` and with as many steps.
-    unsafe fn multiply<T: Wgmma<Self::Accumulators>>(
+    /// All warps of a consumer call it, for each tile that [`next_tile`](Self::next_tile) gave it and with as many steps as
+    /// `load`, at least one.
+    unsafe fn multiply<T: Wgmma<Self::Fragment>>(
         consumer: &mut Self::Consumer,
+        layouts: Layouts,
         steps: u32,
     ) -> Self::Accumulators;
 
@@ -103,21 +191,18 @@ pub trait PersistentTile: 'static {
     /// All threads of a consumer's warpgroup call it; `epilogue` may be asked for every column of the output.
     unsafe fn columns<E: Epilogue>(epilogue: &E, tile: TileIndex) -> ColumnCache<E::Column>;
 
-    /// Whether [`store_whole`](Self::store_whole) can store the tile.
-    fn is_whole<O: OutputElement>(output: &Output<O>, tile: TileIndex) -> bool;
-
-    /// Applies `epilogue` to the accumulators in their registers, rounds them, and stores them. The epilogue's code stands once
-    /// for every two accumulators.
+    /// Applies `epilogue` to the accumulators in their registers, rounds them, and has the copy engine store those that lie within the
+    /// output. The epilogue's code stands once for every two accumulators.
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store), for a tile that [`is_whole`](Self::is_whole); `columns` is what
-    /// [`columns`](Self::columns) returned for it.
-    unsafe fn store_whole<O: OutputElement, E: Epilogue>(
-        accumulators: Self::Accumulators,
+    /// As [`store_rows`](Self::store_rows), with `columns` as [`columns`](Self::columns) returned it for the tile; `output` is a
+    /// tensor map of the output of rank 3 (columns, rows, matrices) with boxes of 128 bytes × 16 rows × 1 in the 128-byte swizzle.
+    unsafe fn store_boxes<O: OutputElement, E: Epilogue>(
+        accumulators: &Self::Accumulators,
         epilogue: &E,
         columns: &ColumnCache<E::Column>,
-        output: &Output<O>,
+        output: &TensorMap,
         tile: TileIndex,
     );
 
@@ -126,9 +211,9 @@ pub trait PersistentTile: 'static {
     /// # Safety
     ///
     /// All threads of a consumer's warpgroup call it with what [`multiply`](Self::multiply) returned for `tile`; the output is
-    /// valid for writes and no other block touches this tile of it; `epilogue` may be asked for every column of the output.
-    unsafe fn store<O: Element, E: Epilogue>(
-        accumulators: Self::Accumulators,
+    /// valid for writes and no other block touches this tile of it; `epilogue` may be asked for every row and column of the output.
+    unsafe fn store_rows<O: Element, E: Epilogue>(
+        accumulators: &Self::Accumulators,
         epilogue: &E,
         output: &Output<O>,
         tile: TileIndex,
@@ -140,4 +225,11 @@ pub trait PersistentTile: 'static {
     ///
     /// The producer calls it after its last [`load`](Self::load), and ends its thread after it.
     unsafe fn finish(producer: Self::Producer);
+
+    /// Ends a consumer's work, when its stores need the block's shared memory no more.
+    ///
+    /// # Safety
+    ///
+    /// All threads of a consumer call it after their last tile.
+    unsafe fn finish_stores();
 }

@@ -14,22 +14,30 @@ pub struct PersistentTiles {
     stride: u32,
     groups_m: u32,
     tiles_n: u32,
+    matrices: u32,
 }
 
 impl PersistentTiles {
-    /// The tiles of this block, of `tiles_m` · `tiles_n` in all, for a grid of clusters of `cluster` blocks that extends along x only.
+    /// The tiles of this block, of `tiles_m` · `tiles_n` in each of `matrices` matrices, for a grid of clusters of `cluster` blocks that
+    /// extends along x only.
     #[inline(always)]
     #[must_use]
-    pub fn new(tiles_m: u32, tiles_n: u32, cluster: u32) -> Self {
-        Self::of_block(thread::block_idx_x(), thread::grid_dim_x(), tiles_m, tiles_n, cluster)
+    pub fn new(tiles_m: u32, tiles_n: u32, matrices: u32, cluster: u32) -> Self {
+        Self::of_block(thread::block_idx_x(), thread::grid_dim_x(), [tiles_m, tiles_n, matrices], cluster)
     }
 
     /// The same of block `block` in a grid of `blocks` blocks, whole clusters of them. There are fewer than 2³² − `blocks` groups of
     /// tiles.
     #[inline(always)]
     #[must_use]
-    pub const fn of_block(block: u32, blocks: u32, tiles_m: u32, tiles_n: u32, cluster: u32) -> Self {
+    pub const fn of_block(
+        block: u32,
+        blocks: u32,
+        [tiles_m, tiles_n, matrices]: [u32; 3],
+        cluster: u32,
+    ) -> Self {
         Self {
+            matrices,
             cluster,
             rank: block % cluster,
             next: block / cluster,
@@ -42,12 +50,18 @@ impl PersistentTiles {
     /// The next tile, if there is one. Blocks of a cluster have as many each.
     #[inline(always)]
     pub const fn next_tile(&mut self) -> Option<TileIndex> {
-        if self.next >= self.groups_m * self.tiles_n {
+        if self.next >= self.groups_m * self.tiles_n * self.matrices {
             return None;
         }
         let group = layout::raster(self.next, self.groups_m, self.tiles_n);
         self.next += self.stride;
-        Some(TileIndex { m: group.m * self.cluster + self.rank, n: group.n })
+        Some(TileIndex { m: group.m * self.cluster + self.rank, ..group })
+    }
+
+    /// Passes over the next tile.
+    #[inline(always)]
+    pub const fn skip_tile(&mut self) {
+        self.next += self.stride;
     }
 }
 
@@ -57,27 +71,26 @@ mod tests {
     use std::collections::HashSet;
     use std::vec::Vec;
 
-    fn tiles(block: u32, blocks: u32, tiles_m: u32, tiles_n: u32, cluster: u32) -> Vec<TileIndex> {
-        let mut tiles = PersistentTiles::of_block(block, blocks, tiles_m, tiles_n, cluster);
+    fn tiles(block: u32, blocks: u32, tiles: [u32; 3], cluster: u32) -> Vec<TileIndex> {
+        let mut tiles = PersistentTiles::of_block(block, blocks, tiles, cluster);
         std::iter::from_fn(|| tiles.next_tile()).collect()
     }
 
     #[test]
     fn all_blocks_together_work_on_every_tile_once() {
         for cluster in [1, 2, 4] {
-            for (tiles_m, tiles_n) in [(1, 1), (5, 3), (16, 9), (23, 40)] {
+            for [tiles_m, tiles_n, matrices] in [[1, 1, 1], [5, 3, 2], [16, 9, 1], [23, 40, 3]] {
                 for blocks in [cluster, 3 * cluster, 132, 1000] {
                     let all: Vec<_> = (0..blocks)
-                        .flat_map(|block| tiles(block, blocks, tiles_m, tiles_n, cluster))
-                        .map(|tile| (tile.m, tile.n))
+                        .flat_map(|block| tiles(block, blocks, [tiles_m, tiles_n, matrices], cluster))
+                        .map(|tile| (tile.batch, tile.m, tile.n))
                         .collect();
                     let distinct: HashSet<_> = all.iter().copied().collect();
                     assert_eq!(all.len(), distinct.len());
-                    for tile in (0..tiles_m).flat_map(|m| (0..tiles_n).map(move |n| (m, n))) {
-                        assert!(
-                            distinct.contains(&tile),
-                            "{tile:?} of {tiles_m} x {tiles_n}, {blocks} blocks"
-                        );
+                    for batch in 0..matrices {
+                        for tile in (0..tiles_m).flat_map(|m| (0..tiles_n).map(move |n| (batch, m, n))) {
+                            assert!(distinct.contains(&tile), "{tile:?} of {tiles_m} x {tiles_n}, {blocks}");
+                        }
                     }
                 }
             }
@@ -87,12 +100,13 @@ mod tests {
     /// Else a block would wait for a share of B that its neighbour does not fetch.
     #[test]
     fn blocks_of_a_cluster_are_at_tiles_with_the_same_columns_at_the_same_time() {
-        for (tiles_m, tiles_n) in [(1, 1), (7, 5), (16, 9)] {
+        for shape in [[1, 1, 1], [7, 5, 3], [16, 9, 2]] {
             for first in (0..12).step_by(2) {
-                let [upper, lower] = [first, first + 1].map(|block| tiles(block, 12, tiles_m, tiles_n, 2));
+                let [upper, lower] = [first, first + 1].map(|block| tiles(block, 12, shape, 2));
                 assert_eq!(upper.len(), lower.len());
                 for (upper, lower) in upper.iter().zip(&lower) {
                     assert_eq!((upper.n, upper.m + 1, upper.m % 2), (lower.n, lower.m, 0));
+                    assert_eq!(upper.batch, lower.batch);
                 }
             }
         }

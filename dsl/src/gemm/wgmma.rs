@@ -1,26 +1,31 @@
 //! Hopper's main loop: the copy engine fills a ring of tiles, warpgroups multiply them with `wgmma`; sm_90a.
 //!
 //! The warps of a block have different work. One thread of the first warpgroup, the producer, has the copy engine (TMA) fill the
-//! ring's stages; the other warpgroups consume them, each with 64 rows of the block's tile (the *cooperative* schedule). A
-//! launch is persistent: a block works through several tiles, and the producer is already filling stages for the next one
-//! while the consumers store the last.
+//! ring's stages; the other warpgroups consume them. A launch is persistent: a block works through several tiles, and the
+//! producer is already filling stages for the next one while consumers store the last.
 //!
-//! A stage holds 128 bytes of each row of A and of B, in the 128-byte swizzle, as the copy engine writes it and `wgmma` reads it.
-//! In a cluster, the blocks' tiles are neighbours along M: they need the same rows of B, of which each block fetches a share and
-//! sends it to all.
+//! There are two schedules. [`Cooperative`]: all consumers work on one tile, each on its own rows, which makes the tile large. [`PingPong`]: two
+//! consumers have a tile each and take turns with the tensor cores, so that the epilogue of one runs under the products of the
+//! other.
+//!
+//! A stage holds 128 bytes of each row of A and of B, or for an operand whose columns are contiguous (16-bit types) panels of 64
+//! rows × 64 indices along K; both in the 128-byte swizzle, as the copy engine writes it and `wgmma` reads it. In a cluster,
+//! the blocks' tiles are neighbours along M: they need the same rows of B, of which each block fetches a share and sends it to
+//! all.
 //!
 //! While the tensor cores work on one stage, the consumers issue the products of the next; a stage is given back when the
 //! products after it have been issued and its own have completed.
 
 use core::marker::PhantomData;
 
+use crate::barrier::Barrier;
 use crate::epilogue::Epilogue;
 use crate::float::Element;
-use crate::gemm::fragments::STRIP_FRAGMENTS;
-use crate::gemm::{ColumnCache, OutputElement, PersistentTile};
+use crate::gemm::fragments::{self, STAGING_BYTES, WarpRows};
+use crate::gemm::{ColumnCache, Layouts, OutputElement, PersistentTile, PersistentTiles};
 use crate::launch::TensorMap;
-use crate::layout::{STRIP_COLUMNS, TileIndex, accumulator_coord, swizzled_staging_word};
-use crate::pipeline::{Consumer, FullStage, Pipeline, Producer};
+use crate::layout::TileIndex;
+use crate::pipeline::{self, FullStage, Pipeline};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, Wgmma};
 use crate::shared::SharedAddress;
 use crate::thread;
@@ -29,63 +34,91 @@ use crate::warp;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 4 * warp::SIZE;
-/// Rows that a warpgroup multiplies, 16 by each warp.
-const WARPGROUP_ROWS: u32 = 64;
+/// Rows of the products that a warpgroup issues, 16 for each warp.
+const BLOCK_ROWS: u32 = 64;
 /// Bytes of each row in a stage: the width of the widest swizzle.
 const ROW_BYTES: u32 = 128;
 /// Bytes of each row that one product takes.
 const STEP_BYTES: u32 = 32;
-/// Rows of accumulators that a warp has.
+/// Products along K of a stage.
+const STEPS: u32 = ROW_BYTES / STEP_BYTES;
+/// Rows of accumulators that a warp has in each block.
 const WARP_ROWS: u32 = 16;
-/// Columns of an accumulator fragment.
-const FRAGMENT_COLUMNS: u32 = 8;
-/// Bytes of a warp's staging buffer, for a strip of f32.
-const STAGING_BYTES: u32 = WARP_ROWS * STRIP_COLUMNS * 4;
-/// Columns that a lane transforms and stores at a time, of what is staged.
-const COLUMNS: usize = 4;
-/// Registers of a thread of the producer's warpgroup and of a consumer, where there are two consumers: with them the consumers
-/// can hold 128 accumulators each. 40 · 128 + 232 · 256 is within the 64 Ki registers of a multiprocessor.
-const PRODUCER_REGISTERS: u32 = 40;
-/// See [`PRODUCER_REGISTERS`].
-const CONSUMER_REGISTERS: u32 = 232;
+/// Bytes of a panel of 64 rows and 64 indices along K, of a 16-bit type.
+const PANEL_BYTES: u32 = 64 * ROW_BYTES;
+/// Bytes from one product's part of a panel to the next: 16 indices along K.
+const PANEL_STEP_BYTES: u32 = 16 * ROW_BYTES;
 
-/// A consuming warp's part of a tile.
-struct WarpPart {
-    /// The thread's lane.
-    lane: u32,
-    /// The output's first row that the warp has accumulators of.
-    row: u32,
-    /// Its staging buffer.
-    staging: SharedAddress,
+/// How a block's consumers share its work.
+pub trait Schedule: 'static {
+    /// Warpgroups that consume.
+    const CONSUMERS: u32;
+    /// Warpgroups that work on the same tile.
+    const CONSUMERS_OF_TILE: u32;
 }
 
-/// A tile of `CONSUMERS` warpgroups × 64 rows and as many columns as the accumulators `C` are for, over a ring of `STAGES` stages, in
-/// clusters of `CLUSTER` blocks.
-pub struct WgmmaTile<C, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u32>(PhantomData<C>);
+/// All of `CONSUMERS` warpgroups work on one tile, each on its own rows.
+pub struct Cooperative<const CONSUMERS: u32>;
 
-impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u32>
-    WgmmaTile<C, CONSUMERS, STAGES, CLUSTER>
+impl<const CONSUMERS: u32> Schedule for Cooperative<CONSUMERS> {
+    const CONSUMERS: u32 = CONSUMERS;
+    const CONSUMERS_OF_TILE: u32 = CONSUMERS;
+}
+
+/// Two warpgroups have a tile each and take turns with the tensor cores.
+pub struct PingPong;
+
+impl Schedule for PingPong {
+    const CONSUMERS: u32 = 2;
+    const CONSUMERS_OF_TILE: u32 = 1;
+}
+
+/// A tile in which each consumer of schedule `S` has `BLOCKS` × 64 rows and as many columns as the accumulators `C` are for, over a
+/// ring of `STAGES` stages, in clusters of `CLUSTER` blocks.
+pub struct WgmmaTile<C, const BLOCKS: usize, S, const STAGES: u32, const CLUSTER: u32>(PhantomData<(C, S)>);
+
+/// What a consumer knows: its place in the ring, and whose turn it is.
+pub struct Consumer<const STAGES: u32, const CLUSTER: u32> {
+    ring: pipeline::Consumer<STAGES, CLUSTER>,
+    /// The warpgroup's number among the consumers.
+    index: u32,
+    /// The parity of the phase of its turns' barrier in which it may multiply next.
+    turn: u32,
+    /// Whether the next tile in the order is another consumer's.
+    skips: bool,
+}
+
+impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32>
+    WgmmaTile<C, BLOCKS, S, STAGES, CLUSTER>
 {
+    /// Rows of a consumer.
+    const CONSUMER_ROWS: u32 = BLOCKS as u32 * BLOCK_ROWS;
     /// Bytes of a stage's rows of A, which its rows of B follow.
-    const A_BYTES: u32 = CONSUMERS * WARPGROUP_ROWS * ROW_BYTES;
+    const A_BYTES: u32 = Self::BLOCK_M * ROW_BYTES;
     /// Bytes of a stage.
     const STAGE_BYTES: u32 = Self::A_BYTES + C::COLUMNS * ROW_BYTES;
     /// Where the consumers' staging buffers follow the ring.
     const STAGING_AT: u32 = STAGES * Self::STAGE_BYTES;
-    /// Where the barriers follow the staging buffers.
-    const BARRIERS_AT: u32 = Self::STAGING_AT + 4 * CONSUMERS * STAGING_BYTES;
-    /// Strips that a warp stores one after the other.
-    const STRIPS: usize = {
-        let strips = C::COLUMNS / STRIP_COLUMNS;
-        assert!(C::COLUMNS.is_multiple_of(STRIP_COLUMNS), "strips cover the columns");
-        strips as usize
-    };
+    /// Where the ring's barriers follow the staging buffers.
+    const BARRIERS_AT: u32 = Self::STAGING_AT + 4 * S::CONSUMERS * STAGING_BYTES;
+    /// Where the barriers of the consumers' turns follow them.
+    const TURNS_AT: u32 = Self::BARRIERS_AT + Pipeline::<STAGES, CLUSTER>::BYTES;
+    /// Whether consumers take turns.
+    const TAKES_TURNS: bool = S::CONSUMERS > S::CONSUMERS_OF_TILE;
     /// Whether the producer's warpgroup hands registers to the consumers.
-    const HANDS_OVER_REGISTERS: bool = CONSUMERS == 2;
+    const HANDS_OVER_REGISTERS: bool = S::CONSUMERS == 2;
+    /// Whether a consumer's accumulators leave it few other registers.
+    const IS_WIDE: bool = BLOCKS as u32 * C::COLUMNS > 256;
 
     #[inline(always)]
     fn pipeline() -> Pipeline<STAGES, CLUSTER> {
         Pipeline::at(SharedAddress::dynamic().offset(Self::BARRIERS_AT))
+    }
+
+    /// The barrier that completes a phase when consumer `index` may multiply again.
+    #[inline(always)]
+    fn turn_of(index: u32) -> Barrier {
+        Barrier::at(SharedAddress::dynamic().offset(Self::TURNS_AT + index * Barrier::BYTES))
     }
 
     /// The place of a stage.
@@ -96,13 +129,16 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
 
     /// This consuming warp's place in the output.
     #[inline(always)]
-    fn own_part(tile: TileIndex) -> WarpPart {
+    fn own_rows(tile: TileIndex) -> WarpRows {
         // Opaque: what follows from it is worth no register while the products run.
         let thread = ptx::opaque(thread::thread_idx_x());
         let (warp, lane) = (thread / warp::SIZE - 4, thread % warp::SIZE);
-        WarpPart {
+        let first = if Self::TAKES_TURNS { 0 } else { warp / 4 * Self::CONSUMER_ROWS };
+        WarpRows {
             lane,
-            row: tile.m * (CONSUMERS * WARPGROUP_ROWS) + warp * WARP_ROWS,
+            batch: tile.batch,
+            row: tile.m * Self::BLOCK_M + first + warp % 4 * WARP_ROWS,
+            column: tile.n * C::COLUMNS,
             staging: SharedAddress::dynamic().offset(Self::STAGING_AT + warp * STAGING_BYTES),
         }
     }
@@ -112,17 +148,129 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
     fn warpgroup() -> u32 {
         thread::thread_idx_x() / WARPGROUP
     }
+
+    /// Copies a part of an operand, `rows` rows of it, to `to`: one box, or a box for each panel if the operand is MN-major.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::load`].
+    #[inline(always)]
+    unsafe fn copy(
+        map: &TensorMap,
+        is_mn: bool,
+        [k, row, batch]: [u32; 3],
+        rows: u32,
+        to: SharedAddress,
+        full: u32,
+        blocks: u16,
+    ) {
+        let one = |to: SharedAddress, at: [u32; 3]| {
+            let at = at.map(|index| index as i32);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if blocks > 1 {
+                    ptx::tma_load_3d_multicast(to.get(), map.address(), at, full, blocks);
+                } else {
+                    ptx::tma_load_3d(to.get(), map.address(), at, full);
+                }
+            }
+        };
+        if is_mn {
+            for panel in 0..rows / BLOCK_ROWS {
+                one(to.offset(panel * PANEL_BYTES), [row + panel * BLOCK_ROWS, k, batch]);
+            }
+        } else {
+            one(to, [k, row, batch]);
+        }
+    }
+
+    /// Issues the products of stage `stage`; those of a tile's first stage begin from zero.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::multiply`].
+    #[inline(always)]
+    unsafe fn multiply_stage<T: Wgmma<C>, const A_MN: bool, const B_MN: bool>(
+        index: u32,
+        accumulators: &mut [C; BLOCKS],
+        stage: &FullStage,
+        is_first: bool,
+    ) {
+        let first_row = if Self::TAKES_TURNS { 0 } else { index * Self::CONSUMER_ROWS };
+        let rows = Self::stage(stage.index);
+        let matrix = |is_mn, address| {
+            if is_mn {
+                MatrixDescriptor::panels_of_128_bytes(address, PANEL_BYTES)
+            } else {
+                MatrixDescriptor::rows_of_128_bytes(address)
+            }
+        };
+        let along_k = |is_mn, part| part * if is_mn { PANEL_STEP_BYTES } else { STEP_BYTES };
+        // Panels and rows alike: 64 rows are as many bytes.
+        let a = matrix(A_MN, rows.offset(first_row * ROW_BYTES).get());
+        let b = matrix(B_MN, rows.offset(Self::A_BYTES).get());
+        // SAFETY: the caller's promise.
+        unsafe {
+            ptx::wgmma_fence();
+            for part in 0..STEPS {
+                for (block, accumulators) in accumulators.iter_mut().enumerate() {
+                    let a = a.advance(block as u32 * BLOCK_ROWS * ROW_BYTES + along_k(A_MN, part));
+                    let b = b.advance(along_k(B_MN, part));
+                    if is_first && part == 0 {
+                        T::wgmma_from_zero::<A_MN, B_MN>(accumulators, a, b);
+                    } else {
+                        T::wgmma::<A_MN, B_MN>(accumulators, a, b);
+                    }
+                }
+            }
+            ptx::wgmma_commit_group();
+        }
+    }
+
+    /// The products of one tile, operands laid out as the constants say.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::multiply`].
+    #[inline(always)]
+    unsafe fn multiply_as<T: Wgmma<C>, const A_MN: bool, const B_MN: bool>(
+        consumer: &mut Consumer<STAGES, CLUSTER>,
+        steps: u32,
+    ) -> [C; BLOCKS] {
+        // SAFETY: all-zero bits are numbers. (As for `Accumulators::zero`; the first product overwrites them.)
+        let mut accumulators: [C; BLOCKS] = unsafe { core::mem::zeroed() };
+        // SAFETY: all warps of the warpgroup run this alike; each stage is full, and it is given back when the products
+        // that read it have completed.
+        unsafe {
+            let mut previous = consumer.ring.wait();
+            Self::multiply_stage::<T, A_MN, B_MN>(consumer.index, &mut accumulators, &previous, true);
+            for _ in 1..steps {
+                let stage = consumer.ring.wait();
+                Self::multiply_stage::<T, A_MN, B_MN>(consumer.index, &mut accumulators, &stage, false);
+                ptx::wgmma_wait_group::<1>();
+                consumer.ring.release(previous);
+                previous = stage;
+            }
+            if Self::TAKES_TURNS && warp::lane_id() == 0 {
+                Self::turn_of(1 - consumer.index).arrive();
+            }
+            ptx::wgmma_wait_group::<0>();
+            accumulators.iter_mut().for_each(Accumulators::hold);
+            consumer.ring.release(previous);
+        }
+        accumulators
+    }
 }
 
-impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u32> PersistentTile
-    for WgmmaTile<C, CONSUMERS, STAGES, CLUSTER>
+impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32> PersistentTile
+    for WgmmaTile<C, BLOCKS, S, STAGES, CLUSTER>
 {
-    const BLOCK_M: u32 = CONSUMERS * WARPGROUP_ROWS;
+    const BLOCK_M: u32 = S::CONSUMERS_OF_TILE * Self::CONSUMER_ROWS;
     const BLOCK_N: u32 = C::COLUMNS;
     const CLUSTER_M: u32 = CLUSTER;
-    const THREADS: u32 = (1 + CONSUMERS) * WARPGROUP;
-    const MIN_BLOCKS: u32 = if CONSUMERS == 1 { 2 } else { 1 };
-    const SHARED_BYTES: u32 = Self::BARRIERS_AT + Pipeline::<STAGES, CLUSTER>::BYTES;
+    const THREADS: u32 = (1 + S::CONSUMERS) * WARPGROUP;
+    const MIN_BLOCKS: u32 = if S::CONSUMERS == 1 { 2 } else { 1 };
+    const SHARED_BYTES: u32 = Self::TURNS_AT + if Self::TAKES_TURNS { 2 * Barrier::BYTES } else { 0 };
     const ROW_BYTES: u32 = ROW_BYTES;
     const A_BOX_ROWS: u32 = Self::BLOCK_M;
     const B_BOX_ROWS: u32 = {
@@ -130,8 +278,12 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
         Self::BLOCK_N / CLUSTER
     };
 
-    type Accumulators = C;
-    type Producer = Producer<STAGES, CLUSTER>;
+    // Main loops for these layouts would take registers that wide tiles lack.
+    const TRANSPOSES: bool = !Self::IS_WIDE && Self::B_BOX_ROWS.is_multiple_of(BLOCK_ROWS);
+
+    type Fragment = C;
+    type Accumulators = [C; BLOCKS];
+    type Producer = pipeline::Producer<STAGES, CLUSTER>;
     type Consumer = Consumer<STAGES, CLUSTER>;
 
     #[inline(always)]
@@ -139,7 +291,11 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
         // SAFETY: all threads of the cluster are here; one makes the barriers, and the others wait for it.
         unsafe {
             if thread::thread_idx_x() == 0 {
-                Self::pipeline().init(4 * CONSUMERS);
+                if Self::TAKES_TURNS {
+                    Self::turn_of(0).init(4);
+                    Self::turn_of(1).init(4);
+                }
+                Self::pipeline().init(4 * S::CONSUMERS_OF_TILE);
             }
             if CLUSTER > 1 {
                 ptx::barrier_cluster_arrive();
@@ -157,9 +313,16 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
 
     #[inline(always)]
     unsafe fn producer() -> Option<Self::Producer> {
+        // 24 · 128 + 240 · 256 and 40 · 128 + 232 · 256 are within the 64 Ki registers of a multiprocessor.
         if Self::HANDS_OVER_REGISTERS {
             // SAFETY: the whole warpgroup is here.
-            unsafe { ptx::setmaxnreg_dec::<PRODUCER_REGISTERS>() };
+            unsafe {
+                if Self::IS_WIDE {
+                    ptx::setmaxnreg_dec::<24>();
+                } else {
+                    ptx::setmaxnreg_dec::<40>();
+                }
+            }
         }
         if thread::thread_idx_x() == 0 { Some(Self::pipeline().producer()) } else { None }
     }
@@ -168,77 +331,92 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
     unsafe fn consumer() -> Self::Consumer {
         if Self::HANDS_OVER_REGISTERS {
             // SAFETY: the whole warpgroup is here, and the producer's gives back as many registers.
-            unsafe { ptx::setmaxnreg_inc::<CONSUMER_REGISTERS>() };
+            unsafe {
+                if Self::IS_WIDE {
+                    ptx::setmaxnreg_inc::<240>();
+                } else {
+                    ptx::setmaxnreg_inc::<232>();
+                }
+            }
         }
-        Self::pipeline().consumer()
+        let index = Self::warpgroup() - 1;
+        // A new barrier is past the phase before its first, which has parity 1: the first turn is consumer 0's.
+        Consumer { ring: Self::pipeline().consumer(), index, turn: 1 - index, skips: index > 0 }
     }
 
     #[inline(always)]
-    unsafe fn load<T: Element>(
+    fn next_tile(
+        consumer: &mut Self::Consumer,
+        tiles: &mut PersistentTiles,
+        steps: u32,
+    ) -> Option<TileIndex> {
+        if Self::TAKES_TURNS {
+            if consumer.skips {
+                tiles.skip_tile();
+                consumer.ring.skip(steps);
+            }
+            consumer.skips = true;
+        }
+        tiles.next_tile()
+    }
+
+    #[inline(always)]
+    unsafe fn load<T: Wgmma<C>>(
         producer: &mut Self::Producer,
         a: &TensorMap,
         b: &TensorMap,
+        layouts: Layouts,
         steps: u32,
         tile: TileIndex,
     ) {
-        let (row_a, row_b) = ((tile.m * Self::BLOCK_M) as i32, (tile.n * Self::BLOCK_N) as i32);
+        let (row_a, row_b) = (tile.m * Self::BLOCK_M, tile.n * Self::BLOCK_N);
+        let (batch_a, batch_b) = (layouts.matrix_of_a(tile.batch), layouts.matrix_of_b(tile.batch));
+        let (a_is_mn, b_is_mn) = (
+            Self::TRANSPOSES && T::TRANSPOSES && layouts.a_is_mn(),
+            Self::TRANSPOSES && T::TRANSPOSES && layouts.b_is_mn(),
+        );
         for step in 0..steps {
-            let k = (step * (ROW_BYTES / T::BYTES)) as i32;
+            let k = step * (ROW_BYTES / T::BYTES);
             // SAFETY: a stage's bytes come from the boxes of A and of B, in a cluster the shares of all blocks, which are
             // all at the same step; nothing touches the stage before it is full. The rest is the caller's promise.
             unsafe {
                 let stage = producer.acquire(Self::STAGE_BYTES);
                 let (to_a, full) = (Self::stage(stage.index), stage.full.address());
-                let to_b = to_a.offset(Self::A_BYTES);
-                ptx::tma_load_2d(to_a.get(), a.address(), [k, row_a], full);
+                let (mut to_b, mut row_b, mut blocks) = (to_a.offset(Self::A_BYTES), row_b, 1);
                 if CLUSTER > 1 {
                     let share = ptx::cluster_ctarank() * Self::B_BOX_ROWS;
-                    let to_b = to_b.offset(share * ROW_BYTES);
-                    let all = ((1u32 << CLUSTER) - 1) as u16;
-                    ptx::tma_load_2d_multicast(to_b.get(), b.address(), [k, row_b + share as i32], full, all);
-                } else {
-                    ptx::tma_load_2d(to_b.get(), b.address(), [k, row_b], full);
+                    to_b = to_b.offset(share * ROW_BYTES);
+                    row_b += share;
+                    blocks = ((1u32 << CLUSTER) - 1) as u16;
                 }
+                Self::copy(a, a_is_mn, [k, row_a, batch_a], Self::A_BOX_ROWS, to_a, full, 1);
+                Self::copy(b, b_is_mn, [k, row_b, batch_b], Self::B_BOX_ROWS, to_b, full, blocks);
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn multiply<T: Wgmma<C>>(consumer: &mut Self::Consumer, steps: u32) -> C {
-        let first_row = (Self::warpgroup() - 1) * WARPGROUP_ROWS;
-        let mut accumulators = C::zero();
-        accumulators.hold();
-        let mut previous: Option<FullStage> = None;
-        for _ in 0..steps {
-            // SAFETY: all warps of the warpgroup run this loop alike; the stage is full, and it is given back when the
-            // products that read it have completed.
-            unsafe {
-                let stage = consumer.wait();
-                let rows = Self::stage(stage.index);
-                let a = MatrixDescriptor::rows_of_128_bytes(rows.offset(first_row * ROW_BYTES).get());
-                let b = MatrixDescriptor::rows_of_128_bytes(rows.offset(Self::A_BYTES).get());
-                ptx::wgmma_fence();
-                for part in 0..ROW_BYTES / STEP_BYTES {
-                    let along_k = part * STEP_BYTES;
-                    T::wgmma(&mut accumulators, a.advance(along_k), b.advance(along_k));
-                }
-                ptx::wgmma_commit_group();
-                if let Some(previous) = previous {
-                    ptx::wgmma_wait_group::<1>();
-                    consumer.release(previous);
-                }
-                previous = Some(stage);
-            }
-        }
-        // SAFETY: as above.
+    unsafe fn multiply<T: Wgmma<C>>(
+        consumer: &mut Self::Consumer,
+        layouts: Layouts,
+        steps: u32,
+    ) -> [C; BLOCKS] {
+        // SAFETY: the caller's promise; the barrier is made, and each phase of it is waited for.
         unsafe {
-            ptx::wgmma_wait_group::<0>();
-            accumulators.hold();
-            if let Some(previous) = previous {
-                consumer.release(previous);
+            if Self::TAKES_TURNS {
+                Self::turn_of(consumer.index).wait(consumer.turn);
+                consumer.turn ^= 1;
+            }
+            if !(T::TRANSPOSES && Self::TRANSPOSES) {
+                return Self::multiply_as::<T, false, false>(consumer, steps);
+            }
+            match (layouts.a_is_mn(), layouts.b_is_mn()) {
+                (false, false) => Self::multiply_as::<T, false, false>(consumer, steps),
+                (true, false) => Self::multiply_as::<T, true, false>(consumer, steps),
+                (false, true) => Self::multiply_as::<T, false, true>(consumer, steps),
+                (true, true) => Self::multiply_as::<T, true, true>(consumer, steps),
             }
         }
-        accumulators
     }
 
     #[inline(always)]
@@ -248,81 +426,38 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
     }
 
     #[inline(always)]
-    fn is_whole<O: OutputElement>(output: &Output<O>, tile: TileIndex) -> bool {
-        (tile.m + 1) * Self::BLOCK_M <= output.rows
-            && (tile.n + 1) * Self::BLOCK_N <= output.columns
-            && O::is_strip_aligned(output)
-    }
-
-    #[inline(always)]
-    unsafe fn store_whole<O: OutputElement, E: Epilogue>(
-        accumulators: C,
+    unsafe fn store_boxes<O: OutputElement, E: Epilogue>(
+        accumulators: &[C; BLOCKS],
         epilogue: &E,
         columns: &ColumnCache<E::Column>,
-        output: &Output<O>,
+        output: &TensorMap,
         tile: TileIndex,
     ) {
-        let WarpPart { lane, row, staging } = Self::own_part(tile);
-        for strip in 0..Self::STRIPS {
-            let fragment = |index| accumulators.fragment(strip * STRIP_FRAGMENTS + index);
-            let column = tile.n * Self::BLOCK_N + strip as u32 * STRIP_COLUMNS;
-            // SAFETY: all lanes of the warp are here. The states of columns and the results have a half of the staging buffer
-            // each; between two uses of one, the warp synchronises for the other.
-            unsafe {
-                let scratch = staging.offset(STAGING_BYTES / 2);
-                let results = columns.apply(epilogue, scratch, lane, strip, fragment);
-                O::store_strip(results, lane, staging, output, row, column);
-            }
+        let boxes = const { C::COLUMNS / O::BOX_COLUMNS };
+        const {
+            assert!(
+                (BLOCKS as u32 * C::COLUMNS / O::BOX_COLUMNS).is_multiple_of(2),
+                "an even number of boxes"
+            )
+        };
+        let at = Self::own_rows(tile);
+        for (block, accumulators) in accumulators.iter().enumerate() {
+            let at = WarpRows { row: at.row + block as u32 * BLOCK_ROWS, ..at };
+            let first = block as u32 * boxes;
+            // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
+            unsafe { fragments::store_boxes::<C, O, E>(accumulators, epilogue, columns, output, at, first) };
         }
-        // The staging buffer may be written again.
-        // SAFETY: all lanes of the warp are here.
-        unsafe { warp::sync_warp() };
     }
 
     #[inline(always)]
-    unsafe fn store<O: Element, E: Epilogue>(
-        accumulators: C,
+    unsafe fn store_rows<O: Element, E: Epilogue>(
+        accumulators: &[C; BLOCKS],
         epilogue: &E,
         output: &Output<O>,
         tile: TileIndex,
     ) {
-        const LANES_PER_ROW: u32 = STRIP_COLUMNS / COLUMNS as u32;
-        const ROWS_PER_PASS: u32 = warp::SIZE / LANES_PER_ROW;
-        let WarpPart { lane, row: output_row, staging } = Self::own_part(tile);
-        let place = |row: u32, column: u32| staging.offset(4 * swizzled_staging_word(row, column)).get();
-
-        let (first_row, column) = (lane / LANES_PER_ROW, (lane % LANES_PER_ROW) * COLUMNS as u32);
-        let vector_aligned = output.is_vector_aligned();
-        for strip in 0..Self::STRIPS {
-            let output_column = tile.n * Self::BLOCK_N + strip as u32 * STRIP_COLUMNS + column;
-            // SAFETY: the caller's promise.
-            let columns = unsafe { epilogue.columns::<COLUMNS>(output_column) };
-            for fragment in 0..STRIP_FRAGMENTS {
-                let [c0, c1, c2, c3] = accumulators.fragment(strip * STRIP_FRAGMENTS + fragment);
-                let at = accumulator_coord(lane, 0);
-                let column = fragment as u32 * FRAGMENT_COLUMNS + at.column;
-                // SAFETY: within this warp's staging buffer, which no other warp touches.
-                unsafe {
-                    ptx::st_shared_v2_f32(place(at.row, column), [c0, c1]);
-                    ptx::st_shared_v2_f32(place(at.row + WARP_ROWS / 2, column), [c2, c3]);
-                }
-            }
-            // SAFETY: all lanes of the warp are here.
-            unsafe { warp::sync_warp() };
-            // Not unrolled: the epilogue's code is larger than the loop's overhead.
-            let rows = ptx::opaque(WARP_ROWS);
-            let mut row = first_row;
-            while row < rows {
-                // SAFETY: written before the barrier, by this warp.
-                let staged = unsafe { ptx::ld_shared_v4_f32(place(row, column)) };
-                let result = epilogue.apply(columns, staged);
-                // SAFETY: the caller's promise; every element of the tile belongs to one lane of one warp.
-                unsafe { output.store_4(output_row + row, output_column, result, vector_aligned) };
-                row += ROWS_PER_PASS;
-            }
-            // SAFETY: all lanes of the warp are here.
-            unsafe { warp::sync_warp() };
-        }
+        // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
+        unsafe { fragments::store_rows(accumulators, epilogue, output, Self::own_rows(tile)) };
     }
 
     #[inline(always)]
@@ -331,5 +466,11 @@ impl<C: Accumulators, const CONSUMERS: u32, const STAGES: u32, const CLUSTER: u3
             // SAFETY: the caller's promise.
             unsafe { producer.drain() };
         }
+    }
+
+    #[inline(always)]
+    unsafe fn finish_stores() {
+        // SAFETY: the caller's promise.
+        unsafe { fragments::wait_for_stores() };
     }
 }

@@ -134,6 +134,50 @@ load_if!(
     ld_global_nc_f32_if, "ld.global.nc.f32", "mov.b32 {0}, 0", reg32, f32
 );
 
+load_if!(
+    /// `@condition ld.global.b16`: two bytes if `condition` holds, else 0. Unlike the `nc` form, of memory that the kernel may write.
+    ld_global_b16_if, "ld.global.b16", "mov.b16 {0}, 0", reg16, u16
+);
+load_if!(
+    /// `@condition ld.global.f32`: as [`ld_global_b16_if`], of an f32.
+    ld_global_f32_if, "ld.global.f32", "mov.b32 {0}, 0", reg32, f32
+);
+
+/// `ld.global.v2.b32`: eight bytes.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_global_v2_b32(address: u64) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("ld.global.v2.b32 {{{0}, {1}}}, [{2}];", out(reg32) a, out(reg32) b, in(reg64) address, options(readonly, nostack))
+    };
+    [a, b]
+}
+
+/// `ld.global.v4.b32`: sixteen bytes.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_global_v4_b32(address: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "ld.global.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, options(readonly, nostack)
+        )
+    };
+    [a, b, c, d]
+}
+
 macro_rules! store {
     ($(#[$doc:meta])* $name:ident, $text:literal, $class:ident, $value:ty) => {
         $(#[$doc])*
@@ -149,6 +193,10 @@ macro_rules! store {
     };
 }
 
+store!(
+    /// `st.global.b8`: the lowest byte of a register.
+    st_global_b8, "st.global.b8", reg32, u32
+);
 store!(
     /// `st.global.b16`: two bytes.
     st_global_b16, "st.global.b16", reg16, u16

@@ -1,4 +1,4 @@
-//! Barriers and traps.
+//! Barriers, exchanges between lanes, and traps.
 
 /// `bar.sync 0`: waits until every thread of the block has come here; memory accesses before it are visible after it.
 ///
@@ -33,6 +33,22 @@ pub unsafe fn bar_sync_some<const BARRIER: u32>(threads: u32) {
 pub unsafe fn bar_warp_sync(mask: u32) {
     // SAFETY: the caller's promise is the instruction's.
     unsafe { instruction!("bar.warp.sync {};", in(reg32) mask, options(nostack)) }
+}
+
+/// `shfl.sync.bfly.b32` among all lanes: `value` as the lane has it whose number differs in the bits of `mask`.
+///
+/// # Safety
+///
+/// All lanes of the warp execute it.
+#[inline(always)]
+#[must_use]
+pub unsafe fn shfl_sync_bfly(value: u32, mask: u32) -> u32 {
+    let result: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("shfl.sync.bfly.b32 {0}, {1}, {2}, 0x1f, 0xffffffff;", out(reg32) result, in(reg32) value, in(reg32) mask, options(nostack))
+    };
+    result
 }
 
 /// `trap`: ends the kernel with an error.

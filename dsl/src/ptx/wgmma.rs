@@ -67,7 +67,19 @@ impl MatrixDescriptor {
         Self(address | (LEADING << 16) | (STRIDE << 32) | (SWIZZLE_128 << 62))
     }
 
-    /// The matrix `bytes` further along K, a multiple of 16 that stays within the rows.
+    /// A matrix of 16-bit elements whose columns are contiguous ("MN-major"), in the 128-byte swizzle: panels of 64 rows, each of
+    /// which is 128 bytes, the 64 rows' elements, for every index along K; the next panel is `panel_bytes` further on.
+    ///
+    /// The first panel starts at `address`, a multiple of 1024. Eight indices along K are a unit of the swizzle, so the stride
+    /// byte offset is 1024; the leading byte offset is what leads from panel to panel.
+    #[inline(always)]
+    #[must_use]
+    pub const fn panels_of_128_bytes(address: u32, panel_bytes: u32) -> Self {
+        let rows = Self::rows_of_128_bytes(address).0 & !(0x3fff << 16);
+        Self(rows | (((panel_bytes >> 4) as u64) << 16))
+    }
+
+    /// The matrix `bytes` further on, a multiple of 16: along K within the rows, or from one unit of the swizzle to another.
     ///
     /// The hardware applies the swizzle to addresses, so moving along a row is an addition.
     #[inline(always)]
@@ -104,14 +116,29 @@ pub trait Accumulators: Copy + 'static {
 
 /// A type of inputs whose products `wgmma` adds to accumulators `C`.
 pub trait Wgmma<C: Accumulators>: Element {
-    /// `c += a bᵀ`, over the next 32 bytes along K of 64 rows of `a` and as many rows of `b` as `c` has columns.
+    /// Whether an operand may be MN-major: its elements contiguous along its rows' index rather than along K.
+    const TRANSPOSES: bool;
+
+    /// `c += a bᵀ`, over the next 32 bytes along K of 64 rows of `a` and as many rows of `b` as `c` has columns. `A_MN` and `B_MN`
+    /// say which operands are MN-major.
     ///
     /// # Safety
     ///
     /// All lanes of the four warps of an aligned warpgroup execute it with the same descriptors, of shared memory that is
     /// written and visible to the async proxy. Nothing writes it, and nothing touches `c` but further products of this
     /// shape, before a wait for the product's group.
-    unsafe fn wgmma(c: &mut C, a: MatrixDescriptor, b: MatrixDescriptor);
+    unsafe fn wgmma<const A_MN: bool, const B_MN: bool>(c: &mut C, a: MatrixDescriptor, b: MatrixDescriptor);
+
+    /// `c = a bᵀ`: as [`wgmma`](Self::wgmma), whatever `c` was before.
+    ///
+    /// # Safety
+    ///
+    /// As [`wgmma`](Self::wgmma).
+    unsafe fn wgmma_from_zero<const A_MN: bool, const B_MN: bool>(
+        c: &mut C,
+        a: MatrixDescriptor,
+        b: MatrixDescriptor,
+    );
 }
 
 macro_rules! accumulators {
@@ -151,19 +178,47 @@ macro_rules! accumulators {
 
 macro_rules! wgmma {
     ($columns:literal, $registers:literal, $element:ident, $type:literal, [$first:literal $($index:literal)*]) => {
-        #[doc = concat!("`wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.", $type, ".", $type, "`, both operands in shared memory, K-major.")]
+        #[doc = concat!("`wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.", $type, ".", $type, "`, both operands in shared memory.")]
         impl Wgmma<[f32; $registers]> for $element {
+            const TRANSPOSES: bool = true;
+
             #[inline(always)]
-            unsafe fn wgmma(c: &mut [f32; $registers], a: MatrixDescriptor, b: MatrixDescriptor) {
+            unsafe fn wgmma<const A_MN: bool, const B_MN: bool>(
+                c: &mut [f32; $registers],
+                a: MatrixDescriptor,
+                b: MatrixDescriptor,
+            ) {
                 // SAFETY: the caller's promise is the instruction's.
                 unsafe {
                     instruction!(
                         concat!(
                             "wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.", $type, ".", $type,
-                            " {{{", $first, "}" $(, ", {", $index, "}")*, "}}, {a}, {b}, 1, 1, 1, 0, 0;"
+                            " {{{", $first, "}" $(, ", {", $index, "}")*, "}}, {a}, {b}, 1, 1, 1, {a_mn}, {b_mn};"
                         ),
                         inout(reg32) c[$first], $(inout(reg32) c[$index],)*
                         a = in(reg64) a.bits(), b = in(reg64) b.bits(),
+                        a_mn = const A_MN as u32, b_mn = const B_MN as u32,
+                        options(nostack)
+                    )
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn wgmma_from_zero<const A_MN: bool, const B_MN: bool>(
+                c: &mut [f32; $registers],
+                a: MatrixDescriptor,
+                b: MatrixDescriptor,
+            ) {
+                // SAFETY: the caller's promise is the instruction's.
+                unsafe {
+                    instruction!(
+                        concat!(
+                            "wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.", $type, ".", $type,
+                            " {{{", $first, "}" $(, ", {", $index, "}")*, "}}, {a}, {b}, 0, 1, 1, {a_mn}, {b_mn};"
+                        ),
+                        out(reg32) c[$first], $(out(reg32) c[$index],)*
+                        a = in(reg64) a.bits(), b = in(reg64) b.bits(),
+                        a_mn = const A_MN as u32, b_mn = const B_MN as u32,
                         options(nostack)
                     )
                 }
@@ -184,6 +239,15 @@ accumulators!(
         0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32
         33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61
         62 63
+    ]
+);
+accumulators!(
+    192, 96,
+    [
+        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32
+        33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61
+        62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90
+        91 92 93 94 95
     ]
 );
 accumulators!(
@@ -214,6 +278,15 @@ mod tests {
     }
 
     #[test]
+    fn a_descriptor_of_panels_says_how_far_apart_they_are() {
+        let bits = MatrixDescriptor::panels_of_128_bytes(0x1_8000, 8192).bits();
+        assert_eq!((bits & 0x3fff) << 4, 0x1_8000);
+        assert_eq!((bits >> 16 & 0x3fff) << 4, 8192, "from panel to panel");
+        assert_eq!((bits >> 32 & 0x3fff) << 4, 1024, "eight indices along K");
+        assert_eq!(bits >> 62, 1);
+    }
+
+    #[test]
     fn advancing_changes_the_address_only() {
         let start = MatrixDescriptor::rows_of_128_bytes(0x8000);
         for step in 0..4 {
@@ -230,6 +303,7 @@ mod tests {
         }
         check::<[f32; 32]>();
         check::<[f32; 64]>();
+        check::<[f32; 96]>();
         check::<[f32; 128]>();
     }
 }

@@ -71,7 +71,7 @@ impl<T: Element> Tensor<T> {
         box_shape: impl AsRef<[usize]>,
         options: &TensorMapOptions,
     ) -> Result<TensorMap> {
-        self.encode("Tensor::tensor_map", box_shape.as_ref(), options)
+        self.encode_as("Tensor::tensor_map", self.shape(), self.strides(), box_shape.as_ref(), options)
     }
 
     /// As [`Tensor::tensor_map`], for a kernel that writes boxes.
@@ -84,12 +84,16 @@ impl<T: Element> Tensor<T> {
         box_shape: impl AsRef<[usize]>,
         options: &TensorMapOptions,
     ) -> Result<TensorMap> {
-        self.encode("Tensor::tensor_map_mut", box_shape.as_ref(), options)
+        self.encode_as("Tensor::tensor_map_mut", self.shape(), self.strides(), box_shape.as_ref(), options)
     }
 
-    fn encode(
+    /// A tensor map of the memory from the tensor's first element on, seen with other axes; `shape` and `strides`, in elements, stay
+    /// within it.
+    pub(crate) fn encode_as(
         &self,
         operation: &'static str,
+        shape: &[usize],
+        strides: &[usize],
         box_shape: &[usize],
         options: &TensorMapOptions,
     ) -> Result<TensorMap> {
@@ -102,7 +106,6 @@ impl<T: Element> Tensor<T> {
                 actual: format!("{}.{}", capability.0, capability.1),
             });
         }
-        let (shape, strides) = (self.shape(), self.strides());
         if let (Some(&length), Some(&stride)) = (shape.last(), strides.last())
             && length > 1
             && stride != 1

@@ -5,15 +5,15 @@
 //! rows of y are followed by elements that must stay as they are.
 
 use half::{bf16, f16};
-use warpsmith_dsl::epilogue::Activation;
-use warpsmith_dsl::gemm::PersistentTile;
+use warpsmith_dsl::epilogue::{Activation, LinearEpilogue};
+use warpsmith_dsl::gemm::{Layouts, PersistentTile};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg, TensorMap};
 use warpsmith_emulator::{
     Config, Interleave, L2Promotion, LaunchConfig, LaunchError, Machine, Module, OobFill, Report, Swizzle,
     TensorMap as EncodedMap, TensorMapArguments, TensorType,
 };
 use warpsmith_kernels::linear::LinearParams;
-use warpsmith_kernels::linear_hopper::{Hopper64x128, Hopper128x128, Hopper128x256, HopperParams};
+use warpsmith_kernels::linear_hopper::{HopperCooperative128x128, HopperParams, HopperPingPong128x128};
 
 use super::Problem;
 
@@ -67,7 +67,8 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     Some(cases.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
 
-/// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>[_unaligned]`, or `linear_hopper_` and so on.
+/// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>[_unaligned]`, or
+/// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Instance {
     input: Float,
@@ -86,14 +87,14 @@ impl Instance {
         let mut parts = hopper.unwrap_or(name).split('_');
         let input = Float::named(parts.next()?)?;
         let output = Float::named(parts.next()?)?;
+        let schedule = if hopper.is_some() { parts.next() } else { None };
         let shape = parts.next()?;
         let (m, n) = shape.split_once('x')?;
-        let access = match (hopper, parts.next(), shape) {
+        let access = match (schedule, parts.next(), shape) {
             (None, None, _) => Access::Aligned,
             (None, Some("unaligned"), _) => Access::Unaligned,
-            (Some(_), None, "128x256") => maps::<Hopper128x256>(),
-            (Some(_), None, "128x128") => maps::<Hopper128x128>(),
-            (Some(_), None, "64x128") => maps::<Hopper64x128>(),
+            (Some("pingpong"), None, "128x128") => maps::<HopperPingPong128x128>(),
+            (Some("cooperative"), None, "128x128") => maps::<HopperCooperative128x128>(),
             _ => return None,
         };
         Some(Self { input, output, tile: [m.parse().ok()?, n.parse().ok()?], access })
@@ -289,11 +290,17 @@ impl Case {
         }
     }
 
-    /// The tensor map of an operand with so many rows, in boxes of `box_rows` rows of 128 bytes.
-    fn map(&self, address: u64, rows: u32, box_rows: u32) -> TensorMap {
-        let input = self.instance.input;
-        let bytes = input.bytes() as u64;
-        let data_type = match input {
+    /// The tensor map of one matrix of `rows` × `columns` elements, in boxes of `box_rows` rows of 128 bytes.
+    fn map(
+        &self,
+        of: Float,
+        address: u64,
+        [rows, columns]: [u32; 2],
+        stride: u64,
+        box_rows: u32,
+    ) -> TensorMap {
+        let bytes = of.bytes() as u64;
+        let data_type = match of {
             Float::F16 => TensorType::F16,
             Float::Bf16 => TensorType::Bf16,
             Float::F32 => TensorType::F32,
@@ -302,10 +309,10 @@ impl Case {
             data_type,
             address,
             // A tensor has columns, also one that is not to be read.
-            dims: &[self.size.k.max(1).into(), rows.into()],
-            strides: &[u64::from(self.stride) * bytes],
-            box_dims: &[128 / bytes as u32, box_rows],
-            element_strides: &[1, 1],
+            dims: &[columns.max(1).into(), rows.into(), 1],
+            strides: &[stride * bytes, (stride * bytes).next_multiple_of(16)],
+            box_dims: &[128 / bytes as u32, box_rows, 1],
+            element_strides: &[1, 1, 1],
             interleave: Interleave::None,
             swizzle: Swizzle::B128,
             l2_promotion: L2Promotion::None,
@@ -339,8 +346,28 @@ impl Problem for Case {
         let Instance { output, tile, access, .. } = self.instance;
         let Size { m, n, k, relu, skip, pad, .. } = self.size;
         let (pointer, first) = (Global::<u8>::new, u64::from(skip) * output.bytes() as u64);
-        let (bias, y_first) = (pointer(bias), GlobalMut::<u8>::new(y + first));
-        let activation = if relu { Activation::RELU } else { Activation::NONE };
+        let (bias, y_at) = (pointer(bias), y + first);
+        let y_first = GlobalMut::<u8>::new(y_at);
+        let epilogue = LinearEpilogue {
+            bias,
+            residual: Global::<u8>::new(0),
+            row_scale: Global::new(0),
+            column_scale: Global::new(0),
+            mask: GlobalMut::new(0),
+            preactivation: GlobalMut::new(0),
+            residual_stride: 0,
+            residual_batch: 0,
+            mask_stride: 0,
+            mask_batch: 0,
+            preactivation_stride: 0,
+            preactivation_batch: 0,
+            row_scale_stride: 0,
+            column_scale_stride: 0,
+            alpha: 1.0,
+            beta: 0.0,
+            activation: if relu { Activation::RELU } else { Activation::NONE },
+            reserved: 0,
+        };
         let (stride, stride_y) = (u64::from(self.stride), u64::from(n + pad));
         let Some(kernel) = module.kernels().next() else { return Ok((Report::default(), false)) };
         let config = LaunchConfig {
@@ -357,24 +384,43 @@ impl Problem for Case {
         };
         let report = match access {
             Access::Maps { rows, .. } => {
-                let params = HopperParams { stride_y, m, n, k, scale: 1.0, activation, reserved: 0 };
-                let maps = (self.map(x, m, rows[0]), self.map(w, n, rows[1]));
+                let input = self.instance.input;
+                let row = n as u64 * output.bytes() as u64;
+                let has_boxes = (y_at | row | (stride_y * output.bytes() as u64)).is_multiple_of(16);
+                let params = HopperParams {
+                    stride_y,
+                    batch_y: 0,
+                    batch: 1,
+                    m,
+                    n,
+                    k,
+                    layouts: Layouts::K_MAJOR,
+                    has_boxes: has_boxes.into(),
+                };
+                let x = self.map(input, x, [m, k], stride, rows[0]);
+                let w = self.map(input, w, [n, k], stride, rows[1]);
+                let y_boxes = if has_boxes {
+                    self.map(output, y_at, [m, n], stride_y, 16)
+                } else {
+                    TensorMap::from_words([0; 16])
+                };
                 let config = LaunchConfig { grid: [self.size.blocks, 1, 1], ..config };
-                (maps.0, maps.1, bias, y_first, params).with_raw(|raw| launch(config, raw))?
+                (x, w, y_boxes, y_first, epilogue, params).with_raw(|raw| launch(config, raw))?
             }
             Access::Aligned | Access::Unaligned => {
                 let params = LinearParams {
                     stride_x: stride,
                     stride_w: stride,
                     stride_y,
+                    batch_x: 0,
+                    batch_w: 0,
+                    batch_y: 0,
                     m,
                     n,
                     k,
-                    scale: 1.0,
-                    activation,
                     reserved: 0,
                 };
-                (pointer(x), pointer(w), bias, y_first, params).with_raw(|raw| launch(config, raw))?
+                (pointer(x), pointer(w), y_first, epilogue, params).with_raw(|raw| launch(config, raw))?
             }
         };
         let mut result = vec![0; self.expected.len()];

@@ -1,21 +1,22 @@
 //! The kernel instances of the linear families, by types, tile and access: the one table that launches go through.
 
 use half::{bf16, f16};
+use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::gemm::PersistentTile;
+use warpsmith_dsl::gemm::{Layouts, PersistentTile};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::tile::{Aligned, Unaligned};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
-    Hopper64x128, Hopper128x128, Hopper128x256, HopperParams, linear_hopper,
+    HopperCooperative128x128, HopperParams, HopperPingPong128x128, linear_hopper,
 };
 
-use super::plan::row_stride;
+use super::OPERATION;
+use super::plan::{is_chunked_at, row_stride};
 use super::select::{Access, Tile};
 use crate::cpu::{FromAccumulator, Operand};
 use crate::device::Device;
 use crate::error::Result;
-use crate::ops::Activation;
 use crate::stream::Stream;
 use crate::tensor::{Element, Swizzle, Tensor, TensorMapOptions};
 
@@ -42,22 +43,18 @@ pub(crate) struct Operands<'a, T: Element, O: Element> {
     pub(crate) x: &'a Tensor<T>,
     /// w.
     pub(crate) w: &'a Tensor<T>,
-    /// The bias, or null.
-    pub(crate) bias: Global<T::Device>,
-    /// y.
-    pub(crate) y: GlobalMut<O::Device>,
-    /// Elements from one row of y to the next.
-    pub(crate) stride_y: u64,
+    /// y as a matrix.
+    pub(crate) y: &'a Tensor<O>,
+    /// The place of y.
+    pub(crate) y_arg: GlobalMut<O::Device>,
     /// Rows of x and y.
     pub(crate) m: u32,
     /// Rows of w, columns of y.
     pub(crate) n: u32,
     /// Columns of x and w.
     pub(crate) k: u32,
-    /// What the product is multiplied with.
-    pub(crate) scale: f32,
-    /// The function applied last.
-    pub(crate) activation: Activation,
+    /// What is done to the product.
+    pub(crate) epilogue: LinearEpilogue<T::Device, O::Device>,
 }
 
 /// A kernel and how it is launched.
@@ -100,8 +97,8 @@ impl<T: Element, O: Element> Instance<T, O> {
 type PortableArgs<T, O> = (
     Global<<T as Element>::Device>,
     Global<<T as Element>::Device>,
-    Global<<T as Element>::Device>,
     GlobalMut<<O as Element>::Device>,
+    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
     LinearParams,
 );
 
@@ -116,26 +113,44 @@ unsafe fn launch_portable<T: Element, O: Element, K: Kernel<Args = PortableArgs<
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let &Operands { x, w, bias, y, stride_y, m, n, k, scale, activation } = operands;
+    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
     let params = LinearParams {
         stride_x: row_stride(x),
         stride_w: row_stride(w),
-        stride_y,
+        stride_y: row_stride(y),
+        batch_x: 0,
+        batch_w: 0,
+        batch_y: 0,
         m,
         n,
         k,
-        scale,
-        activation: activation.on_device(),
         reserved: 0,
     };
     let kernel = device.kernel::<K>()?;
     // SAFETY: the caller's promise is the kernel's.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], (x.arg(), w.arg(), bias, y, params)) }
+    unsafe { kernel.launch(stream, [blocks, 1, 1], (x.arg(), w.arg(), y_arg, epilogue, params)) }
 }
 
 /// The arguments of a Hopper kernel.
-type HopperArgs<T, O> =
-    (TensorMap, TensorMap, Global<<T as Element>::Device>, GlobalMut<<O as Element>::Device>, HopperParams);
+type HopperArgs<T, O> = (
+    TensorMap,
+    TensorMap,
+    TensorMap,
+    GlobalMut<<O as Element>::Device>,
+    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
+    HopperParams,
+);
+
+/// Rows of Y that a warp has the copy engine store at a time.
+const STORED_ROWS: usize = 16;
+
+/// A tensor map of a matrix as one of a batch, with boxes of `rows` × `columns`.
+fn matrix_map<T: Element>(matrix: &Tensor<T>, rows: usize, columns: usize) -> Result<TensorMap> {
+    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    let (shape, strides) = (matrix.shape(), matrix.strides());
+    let (shape, strides) = ([1, shape[0], shape[1]], [0, strides[0], strides[1]]);
+    matrix.encode_as(OPERATION, &shape, &strides, &[1, rows, columns], &options)
+}
 
 /// Launches the Hopper kernel `K` of tile `S`.
 ///
@@ -148,16 +163,30 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let &Operands { x, w, bias, y, stride_y, m, n, k, scale, activation } = operands;
-    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
     let columns = S::ROW_BYTES as usize / size_of::<T>();
-    let x = x.tensor_map([S::A_BOX_ROWS as usize, columns], &options)?;
-    let w = w.tensor_map([S::B_BOX_ROWS as usize, columns], &options)?;
-    let activation = activation.on_device();
-    let params = HopperParams { stride_y, m, n, k, scale, activation, reserved: 0 };
+    let x = matrix_map(x, S::A_BOX_ROWS as usize, columns)?;
+    let w = matrix_map(w, S::B_BOX_ROWS as usize, columns)?;
+    // The copy engine stores chunks of 16 bytes, also where a row ends within one.
+    let has_boxes = is_chunked_at(y_arg.address(), y) && (n as usize * size_of::<O>()).is_multiple_of(16);
+    let y_boxes = if has_boxes {
+        matrix_map(y, STORED_ROWS, S::ROW_BYTES as usize / size_of::<O>())?
+    } else {
+        TensorMap::from_words([0; 16])
+    };
+    let params = HopperParams {
+        stride_y: row_stride(y),
+        batch_y: 0,
+        batch: 1,
+        m,
+        n,
+        k,
+        layouts: Layouts::K_MAJOR,
+        has_boxes: has_boxes.into(),
+    };
     let kernel = device.kernel::<K>()?;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, bias, y, params)) }
+    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_boxes, y_arg, epilogue, params)) }
 }
 
 macro_rules! instances {
@@ -177,9 +206,9 @@ macro_rules! instances {
             _ => None,
         }
     };
-    (@instance $t:ident, $o:ident, Hopper128x256, Aligned) => { instances!(@hopper $t, $o, Hopper128x256) };
-    (@instance $t:ident, $o:ident, Hopper128x128, Aligned) => { instances!(@hopper $t, $o, Hopper128x128) };
-    (@instance $t:ident, $o:ident, Hopper64x128, Aligned) => { instances!(@hopper $t, $o, Hopper64x128) };
+    (@instance $t:ident, $o:ident, Aligned) => { instances!(@hopper $t, $o) };
+    (@instance $t:ident, $o:ident, HopperPingPong128x128, Aligned) => { instances!(@hopper $t, $o, HopperPingPong128x128) };
+    (@instance $t:ident, $o:ident, HopperCooperative128x128, Aligned) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
     (@instance $t:ident, $o:ident, $tile:ident, $access:ident) => {
         Instance::portable::<linear<$t, $o, instances!(@tile $tile), $access>>()
     };
@@ -191,16 +220,16 @@ macro_rules! instances {
 }
 instances! {
     f16 / F16 -> f16 / F16:
-        [Hopper128x256 Aligned, Hopper128x128 Aligned, Hopper64x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperCooperative128x128 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f16 / F16 -> f32 / f32:
-        [Hopper128x256 Aligned, Hopper128x128 Aligned, Hopper64x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperCooperative128x128 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> bf16 / Bf16:
-        [Hopper128x256 Aligned, Hopper128x128 Aligned, Hopper64x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperCooperative128x128 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> f32 / f32:
-        [Hopper128x256 Aligned, Hopper128x128 Aligned, Hopper64x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperCooperative128x128 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f32 / f32 -> f32 / f32:
         [T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
@@ -223,7 +252,8 @@ mod tests {
                     same.iter().map(|i| i.declaration).chain(wide.iter().map(|i| i.declaration))
                 {
                     assert_eq!(declaration.shared_bytes, tile.shared_bytes(), "{}", declaration.name);
-                    let of_tile = declaration.name.contains(tile.name().trim_start_matches("hopper-"));
+                    let of_tile = tile.name().trim_start_matches("hopper-").replace('-', "_");
+                    let of_tile = declaration.name.contains(&of_tile);
                     assert!(of_tile && declaration.name.contains("hopper") == tile.is_hopper());
                     assert_eq!(declaration.cluster, [tile.cluster(), 1, 1], "{}", declaration.name);
                     let unaligned = declaration.name.contains("unaligned");

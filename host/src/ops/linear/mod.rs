@@ -163,8 +163,8 @@ where
             None => self.execute_on_cpu(plan, y),
             Some(launch) => {
                 let mut flat = plan::flatten("y", y)?;
-                let stride_y = flat.strides()[0];
-                let arguments = launch.operands(plan, self, flat.arg_mut(), stride_y);
+                let y_arg = flat.arg_mut();
+                let arguments = launch.operands(plan, self, &flat, y_arg);
                 let mut operands: Vec<&dyn Operand> = vec![self.x, self.w, y];
                 operands.extend(self.bias.map(|bias| bias as &dyn Operand));
                 stream.with_operands(&operands, || {

@@ -1,5 +1,6 @@
 //! Everything that is checked and decided before a linear operation runs.
 
+use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::launch::{Global, GlobalMut};
 
 use super::instances::{Instance, LinearTypes, Operands};
@@ -156,27 +157,36 @@ where
         Ok(Self { instance, blocks, m, n, k })
     }
 
-    /// The kernel's operands for an output at `y` with `stride_y` elements from row to row.
+    /// The kernel's operands for the output `y`, a matrix at `y_arg`.
     pub(super) fn operands<'a>(
         &self,
         plan: &'a Plan<T, O>,
         op: &LinearOp<'a, T, O>,
-        y: GlobalMut<O::Device>,
-        stride_y: usize,
+        y: &'a Tensor<O>,
+        y_arg: GlobalMut<O::Device>,
     ) -> Operands<'a, T, O> {
         debug_assert_eq!(plan.k, self.k as usize);
-        Operands {
-            x: &plan.x,
-            w: op.w,
+        let epilogue = LinearEpilogue {
             bias: op.bias.map_or(Global::new(0), Tensor::arg),
-            y,
-            stride_y: stride_y as u64,
-            m: self.m,
-            n: self.n,
-            k: self.k,
-            scale: op.scale,
-            activation: op.activation,
-        }
+            residual: Global::new(0),
+            row_scale: Global::new(0),
+            column_scale: Global::new(0),
+            mask: GlobalMut::new(0),
+            preactivation: GlobalMut::new(0),
+            residual_stride: 0,
+            residual_batch: 0,
+            mask_stride: 0,
+            mask_batch: 0,
+            preactivation_stride: 0,
+            preactivation_batch: 0,
+            row_scale_stride: 0,
+            column_scale_stride: 0,
+            alpha: op.scale,
+            beta: 0.0,
+            activation: op.activation.on_device(),
+            reserved: 0,
+        };
+        Operands { x: &plan.x, w: op.w, y, y_arg, m: self.m, n: self.n, k: self.k, epilogue }
     }
 }
 
@@ -206,8 +216,13 @@ pub(super) fn row_stride<T: Element>(matrix: &Tensor<T>) -> u64 {
 
 /// Whether the rows of a matrix can be read in chunks of 16 bytes.
 fn is_chunked<T: Element>(matrix: &Tensor<T>) -> bool {
+    is_chunked_at(matrix.arg().address(), matrix)
+}
+
+/// The same of a matrix at `address`.
+pub(super) fn is_chunked_at<T: Element>(address: u64, matrix: &Tensor<T>) -> bool {
     let stride_bytes = row_stride(matrix) * size_of::<T>() as u64;
-    (matrix.arg().address() | stride_bytes).is_multiple_of(CHUNK_BYTES)
+    (address | stride_bytes).is_multiple_of(CHUNK_BYTES)
 }
 
 /// `tensor` as a matrix, with its leading axes as rows.

@@ -6,9 +6,16 @@
 //! ```ignore
 //! let epilogue = Scale(p.scale).then(Bias::new(bias, p.n)).then(p.activation);
 //! ```
+//!
+//! [`LinearEpilogue`] is the one that the shipped products take: a kernel parameter in which each launch says what it wants.
+
+mod linear;
+
+pub use linear::{FusedLinear, InRegisters, LinearEpilogue, ScaledInRegisters};
 
 use crate::float::Element;
 use crate::launch::Global;
+use crate::layout::Coord;
 use crate::shared::SharedAddress;
 use crate::{math, ptx};
 
@@ -16,6 +23,8 @@ use crate::{math, ptx};
 pub trait Epilogue: Copy {
     /// What the epilogue knows of a column, read once and used for every row.
     type Column: ColumnState;
+    /// What it knows of a row, read once for the columns that a thread has of it.
+    type Row: Copy;
 
     /// Reads what it needs to know of column `column`. Columns outside the matrix may be asked for; what is returned for them
     /// means nothing.
@@ -25,8 +34,27 @@ pub trait Epilogue: Copy {
     /// The pointers that the epilogue was made with are valid for every column below the number of columns it was told.
     unsafe fn column(&self, column: u32) -> Self::Column;
 
-    /// Transforms accumulators of one row, in the columns that `columns` is about.
-    fn apply<const N: usize>(&self, columns: [Self::Column; N], accumulators: [f32; N]) -> [f32; N];
+    /// Reads what it needs to know of row `row`; of rows outside the matrix, nothing that means anything.
+    ///
+    /// # Safety
+    ///
+    /// The pointers that the epilogue was made with are valid for every row below the number of rows it was told.
+    unsafe fn row(&self, row: u32) -> Self::Row;
+
+    /// Transforms accumulators of one row, in the columns that `columns` is about; `at` is where the first stands in the output.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it, with `row` and `columns` of the places that their accumulators have; if `N` is 4, each
+    /// even lane and the one after it have eight neighbouring columns of one row, of which the first is a multiple of 8. No
+    /// other thread has these places. What the epilogue reads and writes is valid for the matrix that it was told.
+    unsafe fn apply<const N: usize>(
+        &self,
+        at: Coord,
+        row: Self::Row,
+        columns: [Self::Column; N],
+        accumulators: [f32; N],
+    ) -> [f32; N];
 
     /// [`column`](Self::column), for the `N` columns from `first` on.
     ///
@@ -125,6 +153,7 @@ pub struct Then<A, B>(A, B);
 
 impl<A: Epilogue, B: Epilogue> Epilogue for Then<A, B> {
     type Column = (A::Column, B::Column);
+    type Row = (A::Row, B::Row);
 
     #[inline(always)]
     unsafe fn column(&self, column: u32) -> Self::Column {
@@ -144,9 +173,24 @@ impl<A: Epilogue, B: Epilogue> Epilogue for Then<A, B> {
     }
 
     #[inline(always)]
-    fn apply<const N: usize>(&self, columns: [Self::Column; N], accumulators: [f32; N]) -> [f32; N] {
-        let first = self.0.apply(columns.map(|column| column.0), accumulators);
-        self.1.apply(columns.map(|column| column.1), first)
+    unsafe fn row(&self, row: u32) -> Self::Row {
+        // SAFETY: the caller's promise covers both.
+        unsafe { (self.0.row(row), self.1.row(row)) }
+    }
+
+    #[inline(always)]
+    unsafe fn apply<const N: usize>(
+        &self,
+        at: Coord,
+        row: Self::Row,
+        columns: [Self::Column; N],
+        accumulators: [f32; N],
+    ) -> [f32; N] {
+        // SAFETY: the caller's promise covers both.
+        unsafe {
+            let first = self.0.apply(at, row.0, columns.map(|column| column.0), accumulators);
+            self.1.apply(at, row.1, columns.map(|column| column.1), first)
+        }
     }
 }
 
@@ -156,12 +200,16 @@ pub struct Scale(pub f32);
 
 impl Epilogue for Scale {
     type Column = ();
+    type Row = ();
 
     #[inline(always)]
     unsafe fn column(&self, _: u32) {}
 
     #[inline(always)]
-    fn apply<const N: usize>(&self, _: [(); N], accumulators: [f32; N]) -> [f32; N] {
+    unsafe fn row(&self, _: u32) {}
+
+    #[inline(always)]
+    unsafe fn apply<const N: usize>(&self, _: Coord, (): (), _: [(); N], accumulators: [f32; N]) -> [f32; N] {
         accumulators.map(|value| value * self.0)
     }
 }
@@ -185,6 +233,10 @@ impl<T> Bias<T> {
 
 impl<T: Element> Epilogue for Bias<T> {
     type Column = f32;
+    type Row = ();
+
+    #[inline(always)]
+    unsafe fn row(&self, _: u32) {}
 
     #[inline(always)]
     unsafe fn column(&self, column: u32) -> f32 {
@@ -207,35 +259,17 @@ impl<T: Element> Epilogue for Bias<T> {
     }
 
     #[inline(always)]
-    fn apply<const N: usize>(&self, bias: [f32; N], mut accumulators: [f32; N]) -> [f32; N] {
+    unsafe fn apply<const N: usize>(
+        &self,
+        _: Coord,
+        (): (),
+        bias: [f32; N],
+        mut accumulators: [f32; N],
+    ) -> [f32; N] {
         for (value, bias) in accumulators.iter_mut().zip(&bias) {
             *value += bias;
         }
         accumulators
-    }
-}
-
-/// The larger of a number and a floor; NaN stays NaN.
-#[derive(Clone, Copy)]
-pub struct Floor(f32);
-
-/// No floor.
-impl Default for Floor {
-    #[inline(always)]
-    fn default() -> Self {
-        Self(f32::NEG_INFINITY)
-    }
-}
-
-impl Epilogue for Floor {
-    type Column = ();
-
-    #[inline(always)]
-    unsafe fn column(&self, _: u32) {}
-
-    #[inline(always)]
-    fn apply<const N: usize>(&self, _: [(); N], accumulators: [f32; N]) -> [f32; N] {
-        accumulators.map(|value| ptx::max_nan(value, self.0))
     }
 }
 
@@ -258,14 +292,16 @@ impl Activation {
     /// [`math::silu`].
     pub const SILU: Self = Self(4);
 
-    /// This function as a floor, where it is one: an epilogue cheap enough to stand many times in a kernel.
+    /// The function's values.
     #[inline(always)]
     #[must_use]
-    pub fn as_floor(self) -> Option<Floor> {
+    pub fn of<const N: usize>(self, arguments: [f32; N]) -> [f32; N] {
         match self {
-            Self::NONE => Some(Floor::default()),
-            Self::RELU => Some(Floor(0.0)),
-            _ => None,
+            Self::RELU => arguments.map(math::relu),
+            Self::GELU_ERF => arguments.map(math::gelu_erf),
+            Self::GELU_TANH => arguments.map(math::gelu_tanh),
+            Self::SILU => arguments.map(math::silu),
+            _ => arguments,
         }
     }
 }
@@ -275,18 +311,16 @@ unsafe impl crate::launch::KernelParam for Activation {}
 
 impl Epilogue for Activation {
     type Column = ();
+    type Row = ();
 
     #[inline(always)]
     unsafe fn column(&self, _: u32) {}
 
     #[inline(always)]
-    fn apply<const N: usize>(&self, _: [(); N], accumulators: [f32; N]) -> [f32; N] {
-        match *self {
-            Self::RELU => accumulators.map(math::relu),
-            Self::GELU_ERF => accumulators.map(math::gelu_erf),
-            Self::GELU_TANH => accumulators.map(math::gelu_tanh),
-            Self::SILU => accumulators.map(math::silu),
-            _ => accumulators,
-        }
+    unsafe fn row(&self, _: u32) {}
+
+    #[inline(always)]
+    unsafe fn apply<const N: usize>(&self, _: Coord, (): (), _: [(); N], accumulators: [f32; N]) -> [f32; N] {
+        self.of(accumulators)
     }
 }
