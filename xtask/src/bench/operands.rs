@@ -110,8 +110,8 @@ impl Operands {
                 // sequence of two steps has between them; and roundings of parts of the sum, which libraries may add in the
                 // output's type.
                 let (product, output) = roundings(precision);
-                let allowed =
-                    8.0 * product * f64::sqrt(squares) + output * (sum.abs() + expected.abs()) + 1e-6;
+                let spread = f64::sqrt(squares);
+                let allowed = (8.0 * product + 4.0 * output) * spread + output * (sum.abs() + expected.abs());
                 ensure!(
                     (found - expected).abs() <= allowed,
                     "y[{row}, {column}] is {found}, where {expected} ± {allowed:.1e} is expected"
