@@ -30,6 +30,7 @@ pub mod memory;
 pub mod ops;
 pub mod stream;
 pub mod tensor;
+pub mod tune;
 pub mod validate;
 pub mod weights;
 
@@ -57,6 +58,8 @@ struct RepositoryReadme;
 mod book {
     #[doc = include_str!("../../docs/src/quick-start.md")]
     struct QuickStart;
+    #[doc = include_str!("../../docs/src/tuning.md")]
+    struct Tuning;
     #[doc = include_str!("../../docs/src/validation.md")]
     struct Validation;
 }

@@ -12,6 +12,7 @@ mod pass;
 mod report;
 mod suites;
 mod torch;
+pub(crate) mod tune;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -211,10 +212,10 @@ impl Bench<'_> {
         }
         let mut ours: Vec<Box<dyn LinearSubject>> = Vec::new();
         if let Some(linear) = case.ours() {
-            for &tile in &variants {
-                let subject = benchmark::linear_subject(&stream, &LinearCase { tile, ..linear.clone() })?;
-                ours.push(subject);
-            }
+            let subject = benchmark::linear_subject(&stream, &LinearCase { tile: variants[0], ..linear })?;
+            let others: Vec<_> = variants[1..].iter().map(|&tile| subject.with_tile(tile)).collect();
+            ours.push(subject);
+            ours.extend(others);
         }
         let (mut peers, mut control) = self.peers(case)?;
 

@@ -52,6 +52,8 @@ enum Task {
     #[cfg(feature = "host")]
     Bench(bench::Args),
     #[cfg(feature = "host")]
+    Tune(bench::tune::Args),
+    #[cfg(feature = "host")]
     Mutants(mutants::Args),
     #[cfg(feature = "host")]
     Emulate(emulate::Args),
@@ -74,6 +76,8 @@ fn main() -> ExitCode {
         Task::Validate(args) => validate::run(&args),
         #[cfg(feature = "host")]
         Task::Bench(args) => bench::run(&args),
+        #[cfg(feature = "host")]
+        Task::Tune(args) => bench::tune::run(&args),
         #[cfg(feature = "host")]
         Task::Mutants(args) => mutants::run(&args),
         #[cfg(feature = "host")]

@@ -6,7 +6,7 @@ use super::{Options, Subject, Timing, interleaved};
 use crate::cpu::FromAccumulator;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::linear::LinearTypes;
+use crate::ops::linear::{LinearTypes, Tile};
 use crate::ops::{self, Implementation};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
@@ -54,6 +54,9 @@ pub trait LinearSubject: Subject {
     ///
     /// As [`LinearOp::implementation`](crate::ops::linear::LinearOp::implementation).
     fn implementation(&self) -> Result<Implementation>;
+
+    /// The same operation on the same operands, by another tile; `None` for the one that would be chosen.
+    fn with_tile(&self, tile: Option<Tile>) -> Box<dyn LinearSubject>;
 
     /// Floating-point operations of one operation: 2 · M · N · K.
     fn flops(&self) -> f64;
@@ -112,6 +115,8 @@ struct Operands<T: Element, O: Element> {
     sets: Vec<Set<T, O>>,
 }
 
+/// Operands of one launch. Clones share their memory.
+#[derive(Clone)]
 struct Set<T: Element, O: Element> {
     x: Tensor<T>,
     w: Tensor<T>,
@@ -179,6 +184,11 @@ where
 {
     fn implementation(&self) -> Result<Implementation> {
         Self::op(&self.case, &self.stream, &self.sets[0]).implementation()
+    }
+
+    fn with_tile(&self, tile: Option<Tile>) -> Box<dyn LinearSubject> {
+        let case = LinearCase { tile, ..self.case.clone() };
+        Box::new(Self { stream: self.stream.clone(), case, sets: self.sets.clone() })
     }
 
     fn flops(&self) -> f64 {

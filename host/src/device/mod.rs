@@ -19,6 +19,7 @@ pub use properties::{MemoryStats, Properties};
 use crate::error::{Error, Result};
 use crate::kernel;
 use crate::stream::Stream;
+use crate::tune;
 use backend::{Backend, StreamHandle};
 
 /// What a [`Device`] is.
@@ -49,6 +50,7 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     kernels: kernel::Cache,
+    tuning: tune::State,
     default_stream: Arc<StreamHandle>,
     backend: Box<dyn Backend>,
 }
@@ -108,6 +110,7 @@ impl Device {
     pub(crate) fn from_backend(backend: Box<dyn Backend>, default_stream: StreamHandle) -> Self {
         Self(Arc::new(Inner {
             kernels: kernel::Cache::default(),
+            tuning: tune::State::default(),
             default_stream: Arc::new(default_stream),
             backend,
         }))
@@ -176,6 +179,10 @@ impl Device {
 
     pub(crate) fn backend(&self) -> &dyn Backend {
         &*self.0.backend
+    }
+
+    pub(crate) fn tuning(&self) -> &tune::State {
+        &self.0.tuning
     }
 
     pub(crate) fn kernels(&self) -> &kernel::Cache {

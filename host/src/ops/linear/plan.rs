@@ -4,13 +4,14 @@ use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::launch::{Global, GlobalMut};
 
 use super::instances::{Instance, LinearTypes, Operands};
-use super::select::{Access, Limits, Problem, Tile, select};
+use super::select::{Access, Limits, Problem, Tile};
 use super::{LinearOp, OPERATION};
 use crate::cpu::FromAccumulator;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::ops::Implementation;
 use crate::tensor::{Element, Tensor};
+use crate::tune;
 
 /// The address alignment of 16-byte copies.
 const CHUNK_BYTES: u64 = 16;
@@ -198,7 +199,11 @@ fn choose_tile(forced: Option<Tile>, device: &Device, problem: Problem) -> Resul
         max_shared_per_block: properties.max_shared_per_block,
         shared_per_multiprocessor: properties.shared_per_multiprocessor,
     };
-    forced.or_else(|| select(&problem, &limits)).ok_or_else(|| Error::UnsupportedDevice {
+    let tile = match forced {
+        Some(tile) => Some(tile),
+        None => tune::choose(device, &problem, &limits)?,
+    };
+    tile.ok_or_else(|| Error::UnsupportedDevice {
         operation: OPERATION,
         device: device.to_string(),
         expected: format!("at least {} bytes of shared memory a block", Tile::T16x64.shared_bytes()),

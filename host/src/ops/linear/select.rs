@@ -307,6 +307,11 @@ const RESERVED_SHARED: u32 = 1024;
 /// The tile to compute `problem` with; `None` if no tile fits the device's shared memory.
 #[must_use]
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
+    candidates(problem, limits).min_by_key(|tile| picoseconds(*tile, problem, limits))
+}
+
+/// The tiles that compute `problem` on a device with these limits.
+pub fn candidates(problem: &Problem, limits: &Limits) -> impl Iterator<Item = Tile> {
     Tile::ALL
         .into_iter()
         .filter(|tile| tile.runs_on(limits.compute_capability))
@@ -314,7 +319,6 @@ pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
         // There is no tensor map of a matrix without columns.
         .filter(|tile| problem.k > 0 || !tile.is_hopper())
         .filter(|tile| tile.shared_bytes() <= limits.max_shared_per_block)
-        .min_by_key(|tile| picoseconds(*tile, problem, limits))
 }
 
 /// How long it takes, in picoseconds on an H100.
