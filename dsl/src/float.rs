@@ -23,6 +23,32 @@ pub struct F8E4M3(pub u8);
 #[repr(transparent)]
 pub struct F8E5M2(pub u8);
 
+/// An 8-bit floating-point type.
+pub trait Float8: Copy + 'static {
+    /// The number of these bits, in f32. It is one of f16, too.
+    fn to_f32(bits: u8) -> f32;
+}
+
+impl Float8 for F8E4M3 {
+    /// The bits stand seven exponents too low for an f32 of their fields, 120 for the numbers: a multiplication puts both right, and
+    /// subnormal numbers as well.
+    #[inline(always)]
+    fn to_f32(bits: u8) -> f32 {
+        const REBIAS: f32 = f32::from_bits((127 + 127 - 7) << 23);
+        let (sign, magnitude) = ((bits as u32 & 0x80) << 24, bits as u32 & 0x7f);
+        let number = f32::from_bits(sign | (magnitude << 20)) * REBIAS;
+        if magnitude == 0x7f { f32::NAN } else { number }
+    }
+}
+
+impl Float8 for F8E5M2 {
+    /// e5m2 is the upper half of an f16.
+    #[inline(always)]
+    fn to_f32(bits: u8) -> f32 {
+        ptx::cvt_f32_f16((bits as u16) << 8)
+    }
+}
+
 /// A number that tensors hold: how it is loaded, stored and converted.
 pub trait Element: Copy + 'static {
     /// Its size in bytes: 2 or 4.

@@ -8,12 +8,18 @@
 //! |---|---|
 //! | [`linear`] | `Y = activation(scale · X Wᵀ + bias)`, on sm_80 and every later architecture |
 //! | [`linear_hopper`] | the same on Hopper, for 16-bit types (sm_90a) |
+//! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_80 and later |
+//! | [`linear_fp8_hopper`] | the same on Hopper, multiplied as they are (sm_90a) |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_80 and later |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 #[cfg(feature = "linear")]
 pub mod linear;
+#[cfg(feature = "linear_fp8")]
+pub mod linear_fp8;
+#[cfg(feature = "linear_fp8_hopper")]
+pub mod linear_fp8_hopper;
 #[cfg(feature = "linear_hopper")]
 pub mod linear_hopper;
 #[cfg(feature = "repack")]

@@ -28,6 +28,18 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear_hopper.sm_90a.ptx"),
     },
     PtxModule {
+        family: "linear_fp8",
+        arch: (8, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/linear_fp8.sm_80.ptx"),
+    },
+    PtxModule {
+        family: "linear_fp8_hopper",
+        arch: (9, 0),
+        arch_specific: true,
+        text: include_str!("../ptx/linear_fp8_hopper.sm_90a.ptx"),
+    },
+    PtxModule {
         family: "repack",
         arch: (8, 0),
         arch_specific: false,

@@ -34,6 +34,13 @@ impl Layouts {
         self.with(Self::B_MN, is_mn)
     }
 
+    /// With both operands contiguous along K.
+    #[inline(always)]
+    #[must_use]
+    pub const fn without_mn(self) -> Self {
+        self.with(Self::A_MN | Self::B_MN, false)
+    }
+
     /// With one A for all matrices of a batch.
     #[must_use]
     pub const fn with_shared_a(self, is_shared: bool) -> Self {

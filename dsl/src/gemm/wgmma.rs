@@ -16,6 +16,10 @@
 //! While the tensor cores work on one stage, the consumers issue the products of the next; a stage is given back when the
 //! products after it have been issued and its own have completed.
 
+mod promoted;
+
+pub use promoted::{Promote, PromotedTile};
+
 use core::marker::PhantomData;
 
 use crate::barrier::Barrier;
@@ -181,6 +185,44 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             }
         } else {
             one(to, [k, row, batch]);
+        }
+    }
+
+    /// [`load`](PersistentTile::load), where a stage has `elements` elements of each row.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::load`].
+    #[inline(always)]
+    unsafe fn load_rows(
+        producer: &mut pipeline::Producer<STAGES, CLUSTER>,
+        a: &TensorMap,
+        b: &TensorMap,
+        layouts: Layouts,
+        elements: u32,
+        steps: u32,
+        tile: TileIndex,
+    ) {
+        let (row_a, row_b) = (tile.m * Self::BLOCK_M, tile.n * Self::BLOCK_N);
+        let (batch_a, batch_b) = (layouts.matrix_of_a(tile.batch), layouts.matrix_of_b(tile.batch));
+        let (a_is_mn, b_is_mn) = (layouts.a_is_mn(), layouts.b_is_mn());
+        for step in 0..steps {
+            let k = step * elements;
+            // SAFETY: a stage's bytes come from the boxes of A and of B, in a cluster the shares of all blocks, which are
+            // all at the same step; nothing touches the stage before it is full. The rest is the caller's promise.
+            unsafe {
+                let stage = producer.acquire(Self::STAGE_BYTES);
+                let (to_a, full) = (Self::stage(stage.index), stage.full.address());
+                let (mut to_b, mut row_b, mut blocks) = (to_a.offset(Self::A_BYTES), row_b, 1);
+                if CLUSTER > 1 {
+                    let share = ptx::cluster_ctarank() * Self::B_BOX_ROWS;
+                    to_b = to_b.offset(share * ROW_BYTES);
+                    row_b += share;
+                    blocks = ((1u32 << CLUSTER) - 1) as u16;
+                }
+                Self::copy(a, a_is_mn, [k, row_a, batch_a], Self::A_BOX_ROWS, to_a, full, 1);
+                Self::copy(b, b_is_mn, [k, row_b, batch_b], Self::B_BOX_ROWS, to_b, full, blocks);
+            }
         }
     }
 
@@ -369,30 +411,9 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         steps: u32,
         tile: TileIndex,
     ) {
-        let (row_a, row_b) = (tile.m * Self::BLOCK_M, tile.n * Self::BLOCK_N);
-        let (batch_a, batch_b) = (layouts.matrix_of_a(tile.batch), layouts.matrix_of_b(tile.batch));
-        let (a_is_mn, b_is_mn) = (
-            Self::TRANSPOSES && T::TRANSPOSES && layouts.a_is_mn(),
-            Self::TRANSPOSES && T::TRANSPOSES && layouts.b_is_mn(),
-        );
-        for step in 0..steps {
-            let k = step * (ROW_BYTES / T::BYTES);
-            // SAFETY: a stage's bytes come from the boxes of A and of B, in a cluster the shares of all blocks, which are
-            // all at the same step; nothing touches the stage before it is full. The rest is the caller's promise.
-            unsafe {
-                let stage = producer.acquire(Self::STAGE_BYTES);
-                let (to_a, full) = (Self::stage(stage.index), stage.full.address());
-                let (mut to_b, mut row_b, mut blocks) = (to_a.offset(Self::A_BYTES), row_b, 1);
-                if CLUSTER > 1 {
-                    let share = ptx::cluster_ctarank() * Self::B_BOX_ROWS;
-                    to_b = to_b.offset(share * ROW_BYTES);
-                    row_b += share;
-                    blocks = ((1u32 << CLUSTER) - 1) as u16;
-                }
-                Self::copy(a, a_is_mn, [k, row_a, batch_a], Self::A_BOX_ROWS, to_a, full, 1);
-                Self::copy(b, b_is_mn, [k, row_b, batch_b], Self::B_BOX_ROWS, to_b, full, blocks);
-            }
-        }
+        let layouts = if Self::TRANSPOSES && T::TRANSPOSES { layouts } else { layouts.without_mn() };
+        // SAFETY: the caller's promise.
+        unsafe { Self::load_rows(producer, a, b, layouts, ROW_BYTES / T::BYTES, steps, tile) }
     }
 
     #[inline(always)]
@@ -434,12 +455,11 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         tile: TileIndex,
     ) {
         let boxes = const { C::COLUMNS / O::BOX_COLUMNS };
-        const {
-            assert!(
-                (BLOCKS as u32 * C::COLUMNS / O::BOX_COLUMNS).is_multiple_of(2),
-                "an even number of boxes"
-            )
-        };
+        // The staging buffer's halves take turns, so after an odd number of boxes the next tile begins with the one used last.
+        if !(BLOCKS as u32 * boxes).is_multiple_of(2) {
+            // SAFETY: all lanes of the warp are here.
+            unsafe { fragments::wait_for_stores() };
+        }
         let at = Self::own_rows(tile);
         for (block, accumulators) in accumulators.iter().enumerate() {
             let at = WarpRows { row: at.row + block as u32 * BLOCK_ROWS, ..at };

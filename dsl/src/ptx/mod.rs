@@ -15,6 +15,7 @@
 //! | [`async_copy`] | `cp.async` |
 //! | [`matrix`] | `ldmatrix`, `stmatrix`, `mma.sync` |
 //! | [`wgmma`] | `wgmma`, its descriptors, groups and accumulators |
+//! | [`wgmma_fp8`] | `wgmma` of 8-bit floating-point types |
 //! | [`mbarrier`] | barriers in shared memory |
 //! | [`tma`] | `cp.async.bulk.tensor`, and the fence between the proxies |
 //! | [`cluster`] | the block's place in its cluster, addresses in other blocks, the cluster's barrier |
@@ -71,6 +72,7 @@ pub mod specialization;
 pub mod sync;
 pub mod tma;
 pub mod wgmma;
+pub mod wgmma_fp8;
 
 pub use arithmetic::*;
 pub use async_copy::*;
@@ -83,6 +85,7 @@ pub use specialization::*;
 pub use sync::*;
 pub use tma::*;
 pub use wgmma::*;
+pub use wgmma_fp8::*;
 
 /// What an instruction is on the host.
 ///

@@ -24,6 +24,28 @@ pub unsafe fn bar_sync_some<const BARRIER: u32>(threads: u32) {
     unsafe { instruction!("bar.sync {}, {};", const BARRIER, in(reg32) threads, options(nostack)) }
 }
 
+/// `bar.sync barrier, threads`, with a barrier (0 to 15) that is known when the kernel runs; as [`bar_sync_some`].
+///
+/// # Safety
+///
+/// As [`bar_sync_some`]; `barrier` is the same for all lanes of the warp.
+#[inline(always)]
+pub unsafe fn bar_sync_at(barrier: u32, threads: u32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("bar.sync {}, {};", in(reg32) barrier, in(reg32) threads, options(nostack)) }
+}
+
+/// `bar.arrive barrier, threads`: comes to the barrier as [`bar_sync_at`] does, and does not wait.
+///
+/// # Safety
+///
+/// As [`bar_sync_at`].
+#[inline(always)]
+pub unsafe fn bar_arrive_at(barrier: u32, threads: u32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("bar.arrive {}, {};", in(reg32) barrier, in(reg32) threads, options(nostack)) }
+}
+
 /// `bar.warp.sync`: waits for the lanes of `mask`; memory accesses before it are visible to those lanes after it.
 ///
 /// # Safety

@@ -1,0 +1,139 @@
+//! Linear layers of 8-bit floating-point types on Hopper, with scales: `Y = activation(alpha · row_scale · column_scale · X Wᵀ + …)`.
+//!
+//! The launch is persistent, as that of [`linear_hopper`](mod@crate::linear_hopper). The tensor cores add up 128 elements along K at a
+//! time, f32 accumulators the rest; the epilogue, which has the scales, is applied to these before they are rounded, once.
+
+use warpsmith_dsl::epilogue::LinearEpilogue;
+use warpsmith_dsl::float::{Bf16, F8E4M3, F8E5M2, F16};
+use warpsmith_dsl::gemm::wgmma::{Cooperative, PromotedTile, WgmmaTile};
+use warpsmith_dsl::gemm::{OutputElement, PersistentTile};
+use warpsmith_dsl::launch::{GlobalMut, TensorMap};
+use warpsmith_dsl::ptx::WgmmaFp8;
+use warpsmith_dsl::tile::Output;
+use warpsmith_dsl::{KernelParam, kernel};
+
+/// 128 × 192 outputs by two warpgroups: the widest sums that leave registers for as many accumulators.
+pub type Fp8Hopper128x192 = WgmmaTile<[f32; 96], 1, Cooperative<2>, 4, 1>;
+/// 256 × 128 outputs by two warpgroups, 64 rows of each at a time.
+pub type Fp8Hopper256x128 = WgmmaTile<[f32; 64], 2, Cooperative<2>, 4, 1>;
+/// 128 × 128 outputs by two warpgroups: more blocks for a smaller Y.
+pub type Fp8Hopper128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 1>;
+
+/// The types of X and of W.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Fp8Types(u32);
+
+impl Fp8Types {
+    const X_E5M2: u32 = 1;
+    const W_E5M2: u32 = 2;
+
+    /// e4m3 or e5m2 for each operand.
+    #[must_use]
+    pub const fn new(x_is_e5m2: bool, w_is_e5m2: bool) -> Self {
+        Self(if x_is_e5m2 { Self::X_E5M2 } else { 0 } | if w_is_e5m2 { Self::W_E5M2 } else { 0 })
+    }
+}
+
+// SAFETY: transparent over a `u32`.
+unsafe impl warpsmith_dsl::launch::KernelParam for Fp8Types {}
+
+/// The sizes and types of a launch.
+#[derive(Clone, Copy, Debug, KernelParam)]
+#[repr(C)]
+pub struct Fp8HopperParams {
+    /// Elements from one row of Y to the next.
+    pub stride_y: u64,
+    /// Rows of X and of Y.
+    pub m: u32,
+    /// Rows of W, and columns of Y.
+    pub n: u32,
+    /// Columns of X and of W, at least 1.
+    pub k: u32,
+    /// The types of X and of W.
+    pub types: Fp8Types,
+    /// 1 if `y_boxes` describes Y, which then has aligned rows; else 0.
+    pub has_boxes: u32,
+    /// Keeps the size a multiple of the alignment; its value is not read.
+    pub reserved: u32,
+}
+
+/// `Y = activation(alpha · row_scale · column_scale · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of any
+/// number of blocks. The types of X and W are chosen at the launch: the name of an instance tells the type of Y and the tile.
+///
+/// # Safety
+///
+/// `x` and `w` describe X and W as [`PromotedTile`] asks, `y_boxes` Y if `has_boxes` is 1; `y` and the pointers of `epilogue` are
+/// valid for what `p` describes. Y and what else is written overlap nothing else, but that Y may be the epilogue's residual.
+#[kernel(
+    family = linear_fp8_hopper,
+    block = [S::THREADS, 1, 1],
+    cluster = [S::CLUSTER_M, 1, 1],
+    min_blocks = S::MIN_BLOCKS,
+    shared = S::SHARED_BYTES,
+    instances = [
+        linear_fp8_hopper_bf16_128x192 = <Bf16, Fp8Hopper128x192>,
+        linear_fp8_hopper_bf16_256x128 = <Bf16, Fp8Hopper256x128>,
+        linear_fp8_hopper_bf16_128x128 = <Bf16, Fp8Hopper128x128>,
+        linear_fp8_hopper_f16_128x192 = <F16, Fp8Hopper128x192>,
+        linear_fp8_hopper_f16_256x128 = <F16, Fp8Hopper256x128>,
+        linear_fp8_hopper_f16_128x128 = <F16, Fp8Hopper128x128>,
+        linear_fp8_hopper_f32_128x192 = <f32, Fp8Hopper128x192>,
+        linear_fp8_hopper_f32_256x128 = <f32, Fp8Hopper256x128>,
+        linear_fp8_hopper_f32_128x128 = <f32, Fp8Hopper128x128>,
+    ],
+)]
+pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
+    x: &TensorMap,
+    w: &TensorMap,
+    y_boxes: &TensorMap,
+    y: GlobalMut<O>,
+    epilogue: LinearEpilogue<O, O>,
+    p: Fp8HopperParams,
+) where
+    F8E4M3: WgmmaFp8<F8E4M3, S::Fragment> + WgmmaFp8<F8E5M2, S::Fragment>,
+    F8E5M2: WgmmaFp8<F8E4M3, S::Fragment> + WgmmaFp8<F8E5M2, S::Fragment>,
+{
+    let steps = p.k.div_ceil(S::ROW_BYTES);
+
+    // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the tile asks for; the caller
+    // vouches for maps and pointers, and each tile of Y belongs to one block.
+    unsafe {
+        S::start();
+        if S::is_producer() {
+            if let Some(mut producer) = S::producer() {
+                let mut tiles = S::tiles(p.m, p.n, 1);
+                while let Some(tile) = tiles.next_tile() {
+                    S::load_bytes(&mut producer, x, w, steps, tile);
+                }
+                S::finish(producer);
+            }
+        } else {
+            let mut consumer = S::consumer();
+            let mut tiles = S::tiles(p.m, p.n, 1);
+            let epilogue = epilogue.of_matrix(0, p.m, p.n);
+            let cheap = epilogue.in_registers_scaled();
+            while let Some(tile) = S::next_tile(&mut consumer, &mut tiles, steps) {
+                let accumulators = match p.types {
+                    Fp8Types(0) => S::multiply_promoted::<F8E4M3, F8E4M3>(&mut consumer, steps),
+                    Fp8Types(Fp8Types::X_E5M2) => {
+                        S::multiply_promoted::<F8E5M2, F8E4M3>(&mut consumer, steps)
+                    }
+                    Fp8Types(Fp8Types::W_E5M2) => {
+                        S::multiply_promoted::<F8E4M3, F8E5M2>(&mut consumer, steps)
+                    }
+                    _ => S::multiply_promoted::<F8E5M2, F8E5M2>(&mut consumer, steps),
+                };
+                if p.has_boxes != 0 && epilogue.fits_registers_scaled() {
+                    // Read late: no register of the main loop is free for it.
+                    let columns = S::columns(&cheap, tile);
+                    S::store_boxes::<O, _>(&accumulators, &cheap, &columns, y_boxes, tile);
+                } else {
+                    let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.n };
+                    S::store_rows(&accumulators, &epilogue, &y, tile);
+                }
+            }
+            S::finish_stores();
+        }
+    }
+}
