@@ -10,6 +10,7 @@ mod modes;
 mod mutants;
 mod properties;
 mod repack;
+mod scaled;
 mod weights;
 
 use std::env::VarError;
@@ -30,8 +31,8 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 4] =
-    [properties::CASES, linear::CASES, repack::CASES, errors::CASES];
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 5] =
+    [properties::CASES, linear::CASES, repack::CASES, scaled::CASES, errors::CASES];
 
 /// Names another GPU than the first to test on.
 const DEVICE_VARIABLE: &str = "WARPSMITH_TEST_DEVICE";
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
     }
     trials.extend(mutants::trials());
     trials.extend(modes::trials());
+    trials.extend(scaled::trials());
     trials.extend(weights::trials());
 
     let conclusion = libtest_mimic::run(&arguments, trials);

@@ -8,9 +8,11 @@ mod implementation;
 pub mod linear;
 mod precision;
 mod repack;
+pub mod scaled;
 
 pub use activation::Activation;
 pub use implementation::Implementation;
 pub use linear::linear;
 pub use precision::{Precision, Products};
 pub use repack::{RepackOp, repack};
+pub use scaled::{Scale, linear_scaled};

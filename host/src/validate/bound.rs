@@ -16,6 +16,16 @@
 //! most 6 groups that lose less than `(5 + 2) u` each of that step's part of S, so 42 u · S over all steps. Each step's sum is
 //! then added to an f32 with rounding to nearest: at most u · S a step, ⌈K/8⌉ steps.
 //!
+//! **Sums of 8-bit numbers on Hopper's tensor cores.** An instruction takes 32 products, which are exact, and the sum so far. All
+//! are aligned to the largest exponent E among them, cut to multiples of the unit 2^(E−13), added, and the sum is cut to 13 bits
+//! behind its leading one. The exponent of a product is the sum of its factors' exponents, where a subnormal number has the
+//! smallest normal exponent of its type. So let S here be the sum of the products' sizes with factors made as large as the
+//! smallest normal number where they are smaller, but not zero: then E is at most that of S, and the unit at most 2⁻¹³ S. Each term loses less
+//! than a unit, and so does the sum: 33 units in the first instruction, which begins from zero, 34 in each of the other
+//! three of the 128 products that are added up so; 135 · 2⁻¹³ S. Their sums are added to an f32 with rounding to nearest, at
+//! most u · S a time, ⌈K/128⌉ times. (One long sum would lose 34 units of all of S every 32 products.) Two more roundings belong to
+//! the scales: a factor is put together of those of x and of w, and the sum is multiplied twice.
+//!
 //! **Sums on the CPU.** [`crate::cpu`] adds blocks of 128 products, then the blocks: an element passes through at most
 //! `min(K, 128) + ⌈K/128⌉` roundings of u, one more where a product is rounded before it is added.
 //!
@@ -43,12 +53,21 @@ use crate::ops::Activation;
 pub enum Arithmetic {
     /// `mma` instructions, on a GPU or in the emulator.
     TensorCore,
+    /// `wgmma` instructions on 8-bit operands, whose sums are promoted to f32 every 128 products.
+    Promoted,
     /// The CPU implementation.
     Cpu,
 }
 
 /// Half a unit in the last place of an f32 near 1.
 const U: f64 = 1.0 / (1u64 << 24) as f64;
+/// Products of 8-bit numbers that are added up before they are added to an f32.
+const PROMOTED_SUM: usize = 128;
+/// What such a sum keeps: bits behind the leading one of its largest term.
+const PROMOTED_UNIT: f64 = 1.0 / (1 << 13) as f64;
+/// Units that the four instructions of such a sum lose at most: the first of its 32 terms and its result, the others of one term
+/// more.
+const PROMOTED_UNITS: u32 = 33 + 3 * 34;
 /// The largest error of an f32 result relative to S, for K up to [`F32_CLAIM_K`].
 const F32_CLAIM: f64 = 1e-5;
 /// The longest sum for which [`F32_CLAIM`] is claimed.
@@ -136,6 +155,9 @@ impl ErrorModel {
             (Arithmetic::Cpu, _) => {
                 let block = crate::cpu::SUM_BLOCK;
                 (k.min(block) + k.div_ceil(block) + 1) as f64 * U
+            }
+            (Arithmetic::Promoted, _) => {
+                f64::from(PROMOTED_UNITS) * PROMOTED_UNIT + (k.div_ceil(PROMOTED_SUM) + 2) as f64 * U
             }
             (Arithmetic::TensorCore, DType::F32) => 2f64.powi(-19) + (42 + k.div_ceil(8)) as f64 * U,
             (Arithmetic::TensorCore, _) => (length + 8.0) * 2.0 * U,

@@ -22,7 +22,7 @@ impl Placement {
         self == Self::default()
     }
 
-    fn note(self, name: &str) -> String {
+    pub(super) fn note(self, name: &str) -> String {
         if self.is_whole() { String::new() } else { format!(" {name}:{}+{}", self.before, self.after) }
     }
 }

@@ -9,10 +9,14 @@ mod case;
 mod data;
 mod linear;
 mod reference;
+mod scaled;
+mod scaled_case;
 
 pub use case::{LinearCase, Placement};
 pub use data::Data;
 pub use linear::{linear, linear_bits};
+pub use scaled::linear_scaled;
+pub use scaled_case::{ScaleKind, ScaledCase};
 
 use crate::ops::Implementation;
 

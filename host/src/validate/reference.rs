@@ -84,7 +84,7 @@ impl Reference {
 }
 
 /// Some of `count` lines: the first and the last, the ones around multiples of 128, and others spread between.
-fn sampled(count: usize) -> Vec<usize> {
+pub(super) fn sampled(count: usize) -> Vec<usize> {
     let spread = (0..SAMPLED_LINES).map(|i| i * count.saturating_sub(1) / (SAMPLED_LINES - 1));
     let mut lines: Vec<_> = spread.chain([127, 128, 129, 255, 256]).filter(|&line| line < count).collect();
     lines.sort_unstable();

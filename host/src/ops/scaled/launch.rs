@@ -1,0 +1,454 @@
+//! The kernels of the scaled linear operation, and how they are launched.
+//!
+//! On Hopper one kernel multiplies the 8-bit operands. Elsewhere they are widened to f16, which holds every 8-bit number exactly, and
+//! multiplied by a kernel for that. Rows that a kernel cannot read as they lie are repacked first.
+
+use float8::{F8E4M3, F8E5M2};
+use half::{bf16, f16};
+use warpsmith_dsl::epilogue::LinearEpilogue;
+use warpsmith_dsl::float::{self as device_float, Bf16, F16};
+use warpsmith_dsl::gemm::PersistentTile;
+use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
+use warpsmith_kernels::linear_fp8::{
+    Fp8Params, Fp8Portable64x64, WIDEN_CHUNK, WidenParams, linear_fp8, widen_fp8,
+};
+use warpsmith_kernels::linear_fp8_hopper::{
+    Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128, Fp8HopperParams, Fp8Types, linear_fp8_hopper,
+};
+
+use super::plan::{flatten, size_limit};
+use super::select::{Fp8Tile, Limits, Problem, select};
+use super::{Bias, OPERATION, Scale, ScaledLinearOp};
+use crate::cpu::{FromAccumulator, Operand as CpuOperand};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::ops::{self, Implementation};
+use crate::stream::{Operand, Stream};
+use crate::tensor::{Element, Swizzle, Tensor, TensorMapOptions};
+
+/// What rows have to start at multiples of, in bytes.
+const CHUNK_BYTES: u64 = 16;
+/// Rows of Y that a warp has the copy engine store at a time.
+const STORED_ROWS: usize = 16;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// An 8-bit type of x or w: [`F8E4M3`](float8::F8E4M3) or [`F8E5M2`](float8::F8E5M2).
+pub trait ScaledInput: Element + CpuOperand + sealed::Sealed {
+    /// Whether it is e5m2.
+    #[doc(hidden)]
+    const IS_E5M2: bool;
+    /// Copies a matrix of whole chunks to f16.
+    #[doc(hidden)]
+    fn widen_to_f16(stream: &Stream, from: &Tensor<Self>, to: &mut Tensor<f16>) -> Result<()>;
+}
+
+macro_rules! inputs {
+    ($($host:ident, $is_e5m2:literal;)*) => {
+        $(
+            impl sealed::Sealed for $host {}
+            impl ScaledInput for $host {
+                const IS_E5M2: bool = $is_e5m2;
+
+                fn widen_to_f16(stream: &Stream, from: &Tensor<Self>, to: &mut Tensor<f16>) -> Result<()> {
+                    widen::<Self, widen_fp8<device_float::$host>>(stream, from, to)
+                }
+            }
+        )*
+    };
+}
+inputs! {
+    F8E4M3, false;
+    F8E5M2, true;
+}
+
+/// A type of y: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
+pub trait ScaledOutput: Element + FromAccumulator<f32> + CpuOperand + sealed::Sealed {
+    /// The vector, if it has this type.
+    #[doc(hidden)]
+    fn bias(bias: Bias<'_>) -> Option<&Tensor<Self>>;
+    /// The kernel for a tile.
+    #[doc(hidden)]
+    fn instance(tile: Fp8Tile) -> Instance<Self>;
+}
+
+macro_rules! outputs {
+    ($($host:ident / $device:ident, $bias:ident;)*) => {
+        $(
+            impl sealed::Sealed for $host {}
+            impl ScaledOutput for $host {
+                fn bias(bias: Bias<'_>) -> Option<&Tensor<Self>> {
+                    match bias {
+                        Bias::$bias(tensor) => Some(tensor),
+                        _ => None,
+                    }
+                }
+
+                fn instance(tile: Fp8Tile) -> Instance<Self> {
+                    match tile {
+                        Fp8Tile::Hopper256x128 => {
+                            Instance::hopper::<linear_fp8_hopper<$device, Fp8Hopper256x128>, Fp8Hopper256x128>()
+                        }
+                        Fp8Tile::Hopper128x192 => {
+                            Instance::hopper::<linear_fp8_hopper<$device, Fp8Hopper128x192>, Fp8Hopper128x192>()
+                        }
+                        Fp8Tile::Hopper128x128 => {
+                            Instance::hopper::<linear_fp8_hopper<$device, Fp8Hopper128x128>, Fp8Hopper128x128>()
+                        }
+                        Fp8Tile::Portable64x64 => Instance::portable::<linear_fp8<$device, Fp8Portable64x64>>(),
+                    }
+                }
+            }
+        )*
+    };
+}
+outputs! {
+    f16 / F16, F16;
+    bf16 / Bf16, Bf16;
+    f32 / f32, F32;
+}
+
+/// A kernel and how it is launched.
+#[doc(hidden)]
+pub struct Instance<O: Element> {
+    declaration: Declaration,
+    kind: Kind<O>,
+}
+
+enum Kind<O: Element> {
+    /// It reads 8-bit operands.
+    Hopper(LaunchHopper<O>),
+    /// It reads f16.
+    Portable(LaunchPortable<O>),
+}
+
+type LaunchHopper<O> = unsafe fn(&Stream, u32, &Matrices<'_>, &Output<'_, O>, Fp8Types) -> Result<()>;
+type LaunchPortable<O> = unsafe fn(&Stream, u32, [&Tensor<f16>; 2], &Output<'_, O>, u32) -> Result<()>;
+
+/// Encodes a matrix for boxes of so many rows, as one of a batch.
+type Encode<'a> = &'a dyn Fn(u32) -> Result<TensorMap>;
+
+/// The operands of a Hopper kernel, whatever their types.
+struct Matrices<'a> {
+    x: Encode<'a>,
+    w: Encode<'a>,
+    k: u32,
+}
+
+/// Where the result of a kernel goes.
+struct Output<'a, O: Element> {
+    /// y as a matrix.
+    y: &'a Tensor<O>,
+    place: GlobalMut<O::Device>,
+    epilogue: LinearEpilogue<O::Device, O::Device>,
+    m: u32,
+    n: u32,
+}
+
+impl<O: Element> Instance<O> {
+    fn hopper<K: Kernel<Args = HopperArgs<O>>, S: PersistentTile>() -> Self {
+        Self { declaration: K::DECLARATION, kind: Kind::Hopper(launch_hopper::<O, K, S>) }
+    }
+
+    fn portable<K: Kernel<Args = PortableArgs<O>>>() -> Self {
+        Self { declaration: K::DECLARATION, kind: Kind::Portable(launch_portable::<O, K>) }
+    }
+}
+
+/// The arguments of a Hopper kernel.
+type HopperArgs<O> = (
+    TensorMap,
+    TensorMap,
+    TensorMap,
+    GlobalMut<<O as Element>::Device>,
+    LinearEpilogue<<O as Element>::Device, <O as Element>::Device>,
+    Fp8HopperParams,
+);
+
+/// Launches the Hopper kernel `K` of tile `S`.
+///
+/// # Safety
+///
+/// The operands and what the epilogue names are valid for what the kernel does with them, and live until the stream's work is done.
+unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: PersistentTile>(
+    stream: &Stream,
+    blocks: u32,
+    matrices: &Matrices<'_>,
+    output: &Output<'_, O>,
+    types: Fp8Types,
+) -> Result<()> {
+    let &Output { y, place, epilogue, m, n } = output;
+    let (x, w) = ((matrices.x)(S::A_BOX_ROWS)?, (matrices.w)(S::B_BOX_ROWS)?);
+    // The copy engine writes chunks of 16 bytes whole, so a row must end with one, too.
+    let [stride_bytes, row_bytes] =
+        [row_stride(y), n.into()].map(|elements| elements * size_of::<O>() as u64);
+    let has_boxes = (place.address() | stride_bytes | row_bytes).is_multiple_of(CHUNK_BYTES);
+    let y_boxes = if has_boxes {
+        matrix_map(y, STORED_ROWS, S::ROW_BYTES as usize / size_of::<O>())?
+    } else {
+        TensorMap::from_words([0; 16])
+    };
+    let params = Fp8HopperParams {
+        stride_y: row_stride(y),
+        m,
+        n,
+        k: matrices.k,
+        types,
+        has_boxes: has_boxes.into(),
+        reserved: 0,
+    };
+    let kernel = stream.device().kernel::<K>()?;
+    // SAFETY: the maps are of matrices of bytes, with the boxes that the tile asks for; the rest is the caller's promise.
+    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_boxes, place, epilogue, params)) }
+}
+
+/// The arguments of a portable kernel.
+type PortableArgs<O> = (
+    Global<F16>,
+    Global<F16>,
+    GlobalMut<<O as Element>::Device>,
+    LinearEpilogue<<O as Element>::Device, <O as Element>::Device>,
+    Fp8Params,
+);
+
+/// Launches the portable kernel `K`.
+///
+/// # Safety
+///
+/// As [`launch_hopper`].
+unsafe fn launch_portable<O: Element, K: Kernel<Args = PortableArgs<O>>>(
+    stream: &Stream,
+    blocks: u32,
+    [x, w]: [&Tensor<f16>; 2],
+    output: &Output<'_, O>,
+    k: u32,
+) -> Result<()> {
+    let &Output { y, place, epilogue, m, n } = output;
+    let stride = x.shape()[1] as u64;
+    let params = Fp8Params { stride, stride_y: row_stride(y), m, n, k, reserved: 0 };
+    let kernel = stream.device().kernel::<K>()?;
+    // SAFETY: the copies are contiguous rows of whole chunks; the rest is the caller's promise.
+    unsafe { kernel.launch(stream, [blocks, 1, 1], (x.arg(), w.arg(), place, epilogue, params)) }
+}
+
+/// Widens `from`, a matrix of rows of whole chunks, to `to`, contiguous rows of as many, with the kernel `K`.
+fn widen<T, K>(stream: &Stream, from: &Tensor<T>, to: &mut Tensor<f16>) -> Result<()>
+where
+    T: Element,
+    K: Kernel<Args = (Global<T::Device>, GlobalMut<F16>, WidenParams)>,
+{
+    let &[rows, columns] = to.shape() else { return Ok(()) };
+    let params = WidenParams { stride: row_stride(from), chunks: columns as u32 / WIDEN_CHUNK, reserved: 0 };
+    let kernel = stream.device().kernel::<K>()?;
+    let place = to.arg_mut();
+    stream.with_operands(&[from as &dyn Operand, to], || {
+        // SAFETY: `widened` has made both so that every chunk is there and aligned. Tensors are freed in the order of their home
+        // streams, which `with_operands` makes wait for this work.
+        unsafe { kernel.launch(stream, [rows as u32, 1, 1], (from.arg(), place, params)) }
+    })
+}
+
+/// A tensor map of a matrix as one of a batch, with boxes of `rows` × `columns`.
+fn matrix_map<T: Element>(matrix: &Tensor<T>, rows: usize, columns: usize) -> Result<TensorMap> {
+    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    matrix.reshape([1, matrix.shape()[0], matrix.shape()[1]])?.tensor_map([1, rows, columns], &options)
+}
+
+/// Elements from one row to the next; 0 for a single row, which has no stride to speak of.
+fn row_stride<T: Element>(matrix: &Tensor<T>) -> u64 {
+    if matrix.shape()[0] <= 1 { 0 } else { matrix.strides()[0] as u64 }
+}
+
+/// Whether rows of an 8-bit matrix start at multiples of 16 bytes.
+fn is_aligned<T: Element>(matrix: &Tensor<T>) -> bool {
+    (matrix.arg().address() | row_stride(matrix)).is_multiple_of(CHUNK_BYTES)
+}
+
+/// The matrix, or a copy of it if its rows are not aligned.
+fn aligned<T: Element>(stream: &Stream, matrix: &Tensor<T>) -> Result<Tensor<T>> {
+    if is_aligned(matrix) { Ok(matrix.clone()) } else { ops::repack(matrix).on(stream).run() }
+}
+
+/// A copy in f16, its rows filled up to whole chunks.
+fn widened<T: ScaledInput>(stream: &Stream, matrix: &Tensor<T>) -> Result<Tensor<f16>> {
+    let &[rows, columns] = matrix.shape() else { return Tensor::uninit_on(stream, [0, 0]) };
+    let chunk = WIDEN_CHUNK as usize;
+    let mut wide = Tensor::uninit_on(stream, [rows, columns.next_multiple_of(chunk)])?;
+    if wide.is_empty() {
+        return Ok(wide);
+    }
+    // A repacked row has zeros up to the next chunk.
+    let repacked;
+    let from = if is_aligned(matrix) && columns.is_multiple_of(chunk) {
+        matrix
+    } else {
+        repacked = ops::repack(matrix).on(stream).run()?;
+        &repacked
+    };
+    T::widen_to_f16(stream, from, &mut wide)?;
+    Ok(wide)
+}
+
+/// Kernel launches that fit the operands.
+pub(super) struct Launch<O: Element> {
+    instance: Instance<O>,
+    blocks: u32,
+    m: u32,
+    n: u32,
+    k: u32,
+}
+
+impl<O: ScaledOutput> Launch<O> {
+    pub(super) fn new<X: ScaledInput, W: ScaledInput>(
+        op: &ScaledLinearOp<'_, X, W, O>,
+        x: &Tensor<X>,
+        [m, n]: [u32; 2],
+        k: u32,
+    ) -> Result<Self> {
+        let device = x.device();
+        let properties = device.properties();
+        let limits = Limits {
+            compute_capability: properties.compute_capability,
+            multiprocessors: properties.multiprocessors,
+            max_shared_per_block: properties.max_shared_per_block,
+        };
+        let tile = match op.tile.or_else(|| select(&Problem { m, n, k }, &limits)) {
+            Some(tile) if tile.runs_on(properties.compute_capability) && (k > 0 || !tile.is_hopper()) => tile,
+            Some(tile) => {
+                return Err(Error::Argument {
+                    operation: OPERATION,
+                    argument: "tile",
+                    expected: format!(
+                        "one for compute capability {}.{} and {k} columns",
+                        properties.compute_capability.0, properties.compute_capability.1
+                    ),
+                    actual: tile.to_string(),
+                });
+            }
+            None => {
+                return Err(Error::UnsupportedDevice {
+                    operation: OPERATION,
+                    device: device.to_string(),
+                    expected: format!(
+                        "at least {} bytes of shared memory a block",
+                        Fp8Tile::Portable64x64.shared_bytes()
+                    ),
+                    actual: format!("{} bytes", properties.max_shared_per_block),
+                });
+            }
+        };
+        let most_blocks = properties.max_grid[0];
+        let tiles = tile.tiles(m, n);
+        if tiles > u64::from(most_blocks) {
+            return Err(size_limit("y", "number of tiles", format!("at most {most_blocks}"), tiles));
+        }
+        // No more than the tiles, and so a number of 32 bits.
+        let blocks = tile.blocks(m, n, properties.multiprocessors) as u32;
+        Ok(Self { instance: O::instance(tile), blocks, m, n, k })
+    }
+
+    pub(super) fn implementation(&self, device: &Device) -> Implementation {
+        Implementation::kernel(device, self.instance.declaration.name, self.blocks)
+    }
+
+    /// Launches what computes `op` into `y`, of which `x` is the operand as a matrix.
+    pub(super) fn run<X: ScaledInput, W: ScaledInput>(
+        &self,
+        op: &ScaledLinearOp<'_, X, W, O>,
+        x: &Tensor<X>,
+        stream: &Stream,
+        y: &mut Tensor<O>,
+    ) -> Result<()> {
+        let mut flat = flatten("y", y)?;
+        let place = flat.arg_mut();
+        let output = Output { y: &flat, place, epilogue: self.epilogue(op), m: self.m, n: self.n };
+        match self.instance.kind {
+            Kind::Hopper(launch) => {
+                let (x, w) = (aligned(stream, x)?, aligned(stream, op.w)?);
+                // A stage holds 128 bytes of each row.
+                let encode_x = |rows: u32| matrix_map(&x, rows as usize, 128);
+                let encode_w = |rows: u32| matrix_map(&w, rows as usize, 128);
+                let matrices = Matrices { x: &encode_x, w: &encode_w, k: self.k };
+                let mut operands: Vec<&dyn Operand> = vec![&x, &w, &*y];
+                operands.extend(op.vectors().into_iter().map(|(_, vector)| vector));
+                stream.with_operands(&operands, || {
+                    // SAFETY: the plan has checked shapes, strides and device of every operand, and that `y` is apart from the
+                    // inputs; rows are aligned. Tensors are freed in the order of their home streams, which
+                    // `with_operands` makes wait for this work.
+                    unsafe {
+                        launch(stream, self.blocks, &matrices, &output, Fp8Types::new(X::IS_E5M2, W::IS_E5M2))
+                    }
+                })
+            }
+            Kind::Portable(launch) => {
+                let (x, w) = (widened(stream, x)?, widened(stream, op.w)?);
+                let mut operands: Vec<&dyn Operand> = vec![&x, &w, &*y];
+                operands.extend(op.vectors().into_iter().map(|(_, vector)| vector));
+                stream.with_operands(&operands, || {
+                    // SAFETY: as above; the copies are made for this kernel.
+                    unsafe { launch(stream, self.blocks, [&x, &w], &output, self.k) }
+                })
+            }
+        }
+    }
+
+    /// What is done to the product.
+    fn epilogue<X: ScaledInput, W: ScaledInput>(
+        &self,
+        op: &ScaledLinearOp<'_, X, W, O>,
+    ) -> LinearEpilogue<O::Device, O::Device> {
+        let vector = |scale: Scale<'_>| {
+            let stride = u32::from(matches!(scale, Scale::Rows(_)));
+            (scale.tensor().map_or(Global::new(0), Tensor::arg), stride)
+        };
+        let ((row_scale, row_scale_stride), (column_scale, column_scale_stride)) =
+            (vector(op.x_scale), vector(op.w_scale));
+        LinearEpilogue {
+            bias: op.bias.and_then(O::bias).map_or(Global::new(0), Tensor::arg),
+            residual: Global::new(0),
+            row_scale,
+            column_scale,
+            mask: GlobalMut::new(0),
+            preactivation: GlobalMut::new(0),
+            residual_stride: 0,
+            residual_batch: 0,
+            mask_stride: 0,
+            mask_batch: 0,
+            preactivation_stride: 0,
+            preactivation_batch: 0,
+            row_scale_stride,
+            column_scale_stride,
+            alpha: op.factor(),
+            beta: 0.0,
+            activation: op.activation.on_device(),
+            reserved: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::{Fp8Tile, ScaledOutput};
+
+    fn instances_are_what_select_counts_on<O: ScaledOutput>() {
+        for tile in Fp8Tile::ALL {
+            let declaration = O::instance(tile).declaration;
+            assert_eq!(declaration.shared_bytes, tile.shared_bytes(), "{}", declaration.name);
+            assert!(declaration.name.contains(tile.name().trim_start_matches("hopper-")), "{tile}");
+            assert_eq!(declaration.name.contains("hopper"), tile.is_hopper(), "{}", declaration.name);
+            assert!(declaration.name.contains(O::DTYPE.name()), "{}", declaration.name);
+            assert_eq!(declaration.cluster, [1, 1, 1], "launches are of any number of blocks");
+        }
+    }
+
+    #[test]
+    fn every_tile_that_select_offers_has_its_kernel() {
+        instances_are_what_select_counts_on::<f16>();
+        instances_are_what_select_counts_on::<bf16>();
+        instances_are_what_select_counts_on::<f32>();
+    }
+}

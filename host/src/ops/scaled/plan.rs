@@ -1,0 +1,171 @@
+//! Everything that is checked and decided before a scaled linear operation runs.
+
+use super::launch::{Launch, ScaledInput, ScaledOutput};
+use super::{OPERATION, Scale, ScaledLinearOp};
+use crate::device::DeviceKind;
+use crate::error::{Error, Result};
+use crate::ops::Implementation;
+use crate::tensor::{Element, Tensor};
+
+/// No side may reach this, so that coordinates of a tile that sticks out stay 32-bit numbers.
+const SIDE_LIMIT: usize = 1 << 31;
+/// Nor may a row of x or w, in bytes: of the copies in f16 that devices without 8-bit products get, too.
+const ROW_LIMIT: usize = 1 << 31;
+
+/// A checked operation.
+pub(super) struct Plan<'a, X: Element, O: Element> {
+    /// x as a matrix.
+    pub(super) x: Tensor<X>,
+    /// The bias, of the output's type.
+    pub(super) bias: Option<&'a Tensor<O>>,
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) output_shape: Vec<usize>,
+    /// The kernels to launch; none on the CPU, and none if y has no elements.
+    pub(super) launch: Option<Launch<O>>,
+    pub(super) implementation: Implementation,
+}
+
+impl<'a, X: ScaledInput, O: ScaledOutput> Plan<'a, X, O> {
+    pub(super) fn new<W: ScaledInput>(op: &ScaledLinearOp<'a, X, W, O>) -> Result<Self> {
+        let device = op.x.device();
+        device.expect_same(OPERATION, "w", op.w.device())?;
+        for (name, vector) in op.vectors() {
+            device.expect_same(OPERATION, name, vector.buffer().device())?;
+        }
+        if let Some(stream) = op.stream {
+            device.expect_same(OPERATION, "stream", stream.device())?;
+        }
+
+        let Some((&k, leading)) = op.x.shape().split_last() else {
+            return Err(shape("x", "[.., K], at least one axis", op.x));
+        };
+        let &[n, w_k] = op.w.shape() else { return Err(shape("w", format!("[N, {k}], two axes"), op.w)) };
+        if w_k != k {
+            return Err(shape("w", format!("[N, {k}], since x has {k} columns"), op.w));
+        }
+        let x = flatten("x", op.x)?;
+        let m = x.shape()[0];
+        unit_stride("x", &x)?;
+        unit_stride("w", op.w)?;
+        check_scale("x_scale", op.x_scale, "x", m)?;
+        check_scale("w_scale", op.w_scale, "w", n)?;
+        let bias = match op.bias {
+            None => None,
+            Some(bias) => Some(O::bias(bias).ok_or_else(|| Error::Type {
+                operation: OPERATION,
+                operand: "bias",
+                expected: format!("{}, the output's type", O::DTYPE),
+                actual: bias.dtype(),
+            })?),
+        };
+        if let Some(bias) = bias {
+            if bias.shape() != [n] {
+                return Err(shape("bias", format!("[{n}], since w has {n} rows"), bias));
+            }
+            unit_stride("bias", bias)?;
+        }
+
+        let mut output_shape = leading.to_vec();
+        output_shape.push(n);
+        let (launch, implementation) = if m == 0 || n == 0 {
+            (None, Implementation::Empty)
+        } else if device.kind() == DeviceKind::Cpu {
+            (None, Implementation::Cpu)
+        } else {
+            let sides = [side("x", m)?, side("w", n)?];
+            let row_bytes = k.next_multiple_of(16).saturating_mul(2);
+            if row_bytes >= ROW_LIMIT {
+                let limit = format!("less than {}", ROW_LIMIT / 2);
+                return Err(size_limit("x", "number of columns", limit, k));
+            }
+            let launch = Launch::new(op, &x, sides, k as u32)?;
+            let implementation = launch.implementation(device);
+            (Some(launch), implementation)
+        };
+        Ok(Self { x, bias, m, n, output_shape, launch, implementation })
+    }
+
+    /// Checks a tensor that is to take the result.
+    pub(super) fn check_output<W: ScaledInput>(
+        &self,
+        op: &ScaledLinearOp<'_, X, W, O>,
+        y: &Tensor<O>,
+    ) -> Result<()> {
+        op.x.device().expect_same(OPERATION, "y", y.device())?;
+        if y.shape() != self.output_shape {
+            return Err(shape("y", format!("{:?}, as x and w give", self.output_shape), y));
+        }
+        unit_stride("y", &flatten("y", y)?)?;
+        let scale = |scale: Scale<'_>| scale.tensor().is_some_and(|tensor| y.shares_memory(tensor));
+        let shared = [
+            ("x", y.shares_memory(op.x)),
+            ("w", y.shares_memory(op.w)),
+            ("x_scale", scale(op.x_scale)),
+            ("w_scale", scale(op.w_scale)),
+            ("bias", self.bias.is_some_and(|bias| y.shares_memory(bias))),
+        ];
+        match shared.into_iter().find(|(_, shares)| *shares) {
+            Some((other, _)) => Err(Error::Overlap { operation: OPERATION, operand: "y", other }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn check_scale(name: &'static str, scale: Scale<'_>, operand: &str, rows: usize) -> Result<()> {
+    let (tensor, length, why) = match scale {
+        Scale::One | Scale::Tensor(_) => return Ok(()),
+        Scale::Device(tensor) => (tensor, 1, "one number for all".to_owned()),
+        Scale::Rows(tensor) => (tensor, rows, format!("since {operand} has {rows} rows")),
+    };
+    if tensor.shape() != [length] {
+        return Err(shape(name, format!("[{length}], {why}"), tensor));
+    }
+    unit_stride(name, tensor)
+}
+
+fn side(operand: &'static str, size: usize) -> Result<u32> {
+    match u32::try_from(size) {
+        Ok(side) if size < SIDE_LIMIT => Ok(side),
+        _ => Err(size_limit(operand, "number of rows", format!("less than {SIDE_LIMIT}"), size)),
+    }
+}
+
+/// `tensor` as a matrix, with its leading axes as rows.
+pub(super) fn flatten<T: Element>(operand: &'static str, tensor: &Tensor<T>) -> Result<Tensor<T>> {
+    tensor.flatten_leading().map_err(|error| match error {
+        Error::Stride { expected, actual, .. } => {
+            Error::Stride { operation: OPERATION, operand, expected, actual }
+        }
+        Error::SizeLimit { quantity, limit, actual, .. } => {
+            Error::SizeLimit { operation: OPERATION, operand, quantity, limit, actual }
+        }
+        other => other,
+    })
+}
+
+fn unit_stride<T: Element>(operand: &'static str, tensor: &Tensor<T>) -> Result<()> {
+    let last = tensor.rank() - 1;
+    if tensor.is_empty() || tensor.shape()[last] == 1 || tensor.strides()[last] == 1 {
+        return Ok(());
+    }
+    Err(Error::Stride {
+        operation: OPERATION,
+        operand,
+        expected: "1 along the last axis (`contiguous` makes a copy that has it)".into(),
+        actual: tensor.strides().to_vec(),
+    })
+}
+
+fn shape<T: Element>(operand: &'static str, expected: impl Into<String>, tensor: &Tensor<T>) -> Error {
+    Error::Shape { operation: OPERATION, operand, expected: expected.into(), actual: tensor.shape().to_vec() }
+}
+
+pub(super) fn size_limit(
+    operand: &'static str,
+    quantity: &'static str,
+    limit: String,
+    actual: impl ToString,
+) -> Error {
+    Error::SizeLimit { operation: OPERATION, operand, quantity, limit, actual: actual.to_string() }
+}

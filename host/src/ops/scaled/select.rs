@@ -1,0 +1,236 @@
+//! Which kernel a scaled linear operation runs: one pure function of the problem and the device.
+//!
+//! On Hopper, the model is the time of the fullest multiprocessor: the tiles that it works through one after the other, times a
+//! cost for each column of K. The costs were fitted to measurements on an H100 of sizes from 512³ to 8192³; only their ratios
+//! matter. Each choice gives the same answer within the operation's error bound.
+
+use std::fmt;
+use std::str::FromStr;
+
+use warpsmith_dsl::gemm::{PersistentTile, TileShape};
+use warpsmith_kernels::linear_fp8::Fp8Portable64x64;
+use warpsmith_kernels::linear_fp8_hopper::{Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128};
+
+use crate::error::Error;
+
+/// The tile of the output that one block computes at a time, rows × columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fp8Tile {
+    /// 256 × 128 with Hopper's copy engine and `wgmma`.
+    Hopper256x128,
+    /// 128 × 192, as the former.
+    Hopper128x192,
+    /// 128 × 128, as the former.
+    Hopper128x128,
+    /// 64 × 64, by way of f16, on every device.
+    Portable64x64,
+}
+
+impl Fp8Tile {
+    /// Every tile.
+    pub const ALL: [Self; 4] =
+        [Self::Hopper256x128, Self::Hopper128x192, Self::Hopper128x128, Self::Portable64x64];
+
+    /// Its name in tables and on command lines.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hopper256x128 => "hopper-256x128",
+            Self::Hopper128x192 => "hopper-128x192",
+            Self::Hopper128x128 => "hopper-128x128",
+            Self::Portable64x64 => "64x64",
+        }
+    }
+
+    /// Rows and columns of the tile.
+    #[must_use]
+    pub const fn shape(self) -> (u32, u32) {
+        match self {
+            Self::Hopper256x128 => (Fp8Hopper256x128::BLOCK_M, Fp8Hopper256x128::BLOCK_N),
+            Self::Hopper128x192 => (Fp8Hopper128x192::BLOCK_M, Fp8Hopper128x192::BLOCK_N),
+            Self::Hopper128x128 => (Fp8Hopper128x128::BLOCK_M, Fp8Hopper128x128::BLOCK_N),
+            Self::Portable64x64 => (Fp8Portable64x64::BLOCK_M, Fp8Portable64x64::BLOCK_N),
+        }
+    }
+
+    /// Shared memory that a block of it takes, in bytes.
+    #[must_use]
+    pub const fn shared_bytes(self) -> u32 {
+        match self {
+            Self::Hopper256x128 => Fp8Hopper256x128::SHARED_BYTES,
+            Self::Hopper128x192 => Fp8Hopper128x192::SHARED_BYTES,
+            Self::Hopper128x128 => Fp8Hopper128x128::SHARED_BYTES,
+            Self::Portable64x64 => Fp8Portable64x64::SHARED_BYTES,
+        }
+    }
+
+    /// Whether it multiplies 8-bit operands as they are, on Hopper only.
+    #[must_use]
+    pub const fn is_hopper(self) -> bool {
+        !matches!(self, Self::Portable64x64)
+    }
+
+    /// Whether it runs on devices of this compute capability.
+    #[must_use]
+    pub const fn runs_on(self, compute_capability: (u32, u32)) -> bool {
+        !self.is_hopper() || matches!(compute_capability, (9, 0))
+    }
+
+    /// The tiles of an output of `m` × `n`.
+    #[must_use]
+    pub fn tiles(self, m: u32, n: u32) -> u64 {
+        let (rows, columns) = self.shape();
+        u64::from(m.div_ceil(rows)) * u64::from(n.div_ceil(columns))
+    }
+
+    /// The blocks of a launch: of a persistent one, no more than there are multiprocessors.
+    #[must_use]
+    pub fn blocks(self, m: u32, n: u32, multiprocessors: u32) -> u64 {
+        let tiles = self.tiles(m, n);
+        if self.is_hopper() { tiles.min(u64::from(multiprocessors.max(1))) } else { tiles }
+    }
+
+    /// Picoseconds on an H100 for each column of K.
+    const fn cost(self) -> u64 {
+        match self {
+            Self::Hopper256x128 => 7_000,
+            Self::Hopper128x192 => 4_950,
+            Self::Hopper128x128 => 3_700,
+            // By way of f16, and with copies of the operands: for where nothing else runs.
+            Self::Portable64x64 => 60_000,
+        }
+    }
+}
+
+impl fmt::Display for Fp8Tile {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl FromStr for Fp8Tile {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|tile| tile.name() == text).ok_or_else(|| Error::Argument {
+            operation: "linear_scaled",
+            argument: "tile",
+            expected: format!("one of {}", Self::ALL.map(Self::name).join(", ")),
+            actual: format!("`{text}`"),
+        })
+    }
+}
+
+/// What the choice depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Rows of x and y.
+    pub m: u32,
+    /// Rows of w, columns of y.
+    pub n: u32,
+    /// Columns of x and w.
+    pub k: u32,
+}
+
+/// What the choice needs to know of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Its compute capability.
+    pub compute_capability: (u32, u32),
+    /// Its multiprocessors.
+    pub multiprocessors: u32,
+    /// Shared memory that a block may have, in bytes.
+    pub max_shared_per_block: u32,
+}
+
+/// The tile to compute `problem` with; `None` if no tile fits the device's shared memory.
+#[must_use]
+pub fn select(problem: &Problem, limits: &Limits) -> Option<Fp8Tile> {
+    let Problem { m, n, k } = *problem;
+    Fp8Tile::ALL
+        .into_iter()
+        .filter(|tile| tile.runs_on(limits.compute_capability))
+        .filter(|tile| tile.shared_bytes() <= limits.max_shared_per_block)
+        // There is no tensor map of a matrix without columns.
+        .filter(|tile| k > 0 || !tile.is_hopper())
+        .min_by_key(|tile| {
+            let rounds = tile.tiles(m, n).div_ceil(u64::from(limits.multiprocessors.max(1)));
+            u128::from(rounds) * u128::from(tile.cost())
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Fp8Tile, Limits, Problem, select};
+
+    const H100: Limits =
+        Limits { compute_capability: (9, 0), multiprocessors: 132, max_shared_per_block: 232_448 };
+
+    fn tile(m: u32, k: u32, n: u32, limits: &Limits) -> Option<Fp8Tile> {
+        select(&Problem { m, n, k }, limits)
+    }
+
+    #[test]
+    fn the_portable_tile_is_for_devices_without_these_products() {
+        for (m, k, n) in [(1, 16, 1), (1024, 768, 2048), (8192, 8192, 8192)] {
+            assert!(tile(m, k, n, &H100).is_some_and(Fp8Tile::is_hopper));
+            for compute_capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
+                let limits = Limits { compute_capability, ..H100 };
+                assert_eq!(tile(m, k, n, &limits), Some(Fp8Tile::Portable64x64));
+            }
+        }
+        assert_eq!(tile(5, 0, 7, &H100), Some(Fp8Tile::Portable64x64), "no columns");
+    }
+
+    /// Microseconds of the tiles for Hopper in the order of [`Fp8Tile::ALL`], e4m3 to bf16 on an H100: M, K, N first.
+    #[test]
+    fn the_choice_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
+        let measured: [((u32, u32, u32), [f64; 3]); 7] = [
+            ((8192, 8192, 8192), [939.90, 880.98, 1033.95]),
+            ((8192, 4096, 4096), [232.00, 229.27, 249.58]),
+            ((4096, 4096, 4096), [114.40, 122.94, 121.45]),
+            ((2048, 2048, 2048), [17.45, 22.73, 18.16]),
+            ((1024, 768, 2048), [10.03, 8.87, 8.08]),
+            ((512, 512, 512), [7.41, 6.52, 6.05]),
+            ((16, 4096, 4096), [25.89, 19.89, 16.28]),
+        ];
+        for ((m, k, n), times) in measured {
+            let choice = tile(m, k, n, &H100).expect("tiles fit");
+            let of = Fp8Tile::ALL.iter().position(|&other| other == choice).expect("it is a tile");
+            let fastest = times.into_iter().fold(f64::INFINITY, f64::min);
+            assert!(times[of] <= 1.05 * fastest, "{m}x{k}x{n}: {choice} takes {}, {fastest}", times[of]);
+        }
+    }
+
+    #[test]
+    fn a_choice_fits_the_device() {
+        for max_shared_per_block in [0, 49_152, 101_376, 200_000, 232_448] {
+            let limits = Limits { max_shared_per_block, ..H100 };
+            for size in [1, 100, 1000, 5000, i32::MAX as u32] {
+                let Some(tile) = tile(size, size, size, &limits) else { continue };
+                assert!(tile.shared_bytes() <= max_shared_per_block);
+            }
+        }
+        assert_eq!(tile(1, 1, 1, &Limits { max_shared_per_block: 1024, ..H100 }), None);
+    }
+
+    #[test]
+    fn a_launch_is_no_larger_than_the_device_or_the_output() {
+        for tile in Fp8Tile::ALL {
+            for (m, n) in [(1, 1), (257, 129), (5000, 3000), (1 << 20, 1 << 20)] {
+                let blocks = tile.blocks(m, n, 132);
+                assert!(blocks > 0 && blocks <= tile.tiles(m, n));
+                assert!(!tile.is_hopper() || blocks <= 132);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for tile in Fp8Tile::ALL {
+            assert_eq!(tile.name().parse::<Fp8Tile>().expect("it is a name"), tile);
+        }
+        assert!("128x256".parse::<Fp8Tile>().is_err());
+    }
+}

@@ -1,0 +1,256 @@
+//! The scaled linear operation on 8-bit operands: against its f64 reference, exact where it has to be, and what it refuses.
+
+use float8::{F8E4M3, F8E5M2};
+use half::{bf16, f16};
+use libtest_mimic::{Failed, Trial};
+use ndarray::Array2;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use warpsmith::emulator::{Completion, Numerics};
+use warpsmith::ops::scaled::Fp8Tile;
+use warpsmith::ops::{self, Activation, Implementation, Scale};
+use warpsmith::validate::{self, Data, Placement, ScaleKind, ScaledCase};
+use warpsmith::{DType, Device, DeviceKind, EmulatorOptions, Error, Tensor};
+
+use crate::{Case, cases};
+
+pub(crate) const CASES: &[(&str, Case)] = cases![
+    scaled_draws_stay_within_their_bound,
+    scaled_integer_draws_are_exact,
+    scaled_products_of_every_pair_of_types_are_right,
+    scaled_sums_of_one_sign_keep_what_is_added_to_them,
+    scaled_results_show_infinities_and_nan,
+    scaled_operands_that_do_not_fit_are_refused,
+    scaled_outputs_that_share_memory_are_refused,
+];
+
+const TYPES: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
+const OUTPUTS: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+
+fn check(device: &Device, case: &ScaledCase) -> Result<(), TestCaseError> {
+    let what = || format!("{} {} {}", case.types(), case.shape(), case.options());
+    let outcome = validate::linear_scaled(device, case)
+        .map_err(|error| TestCaseError::fail(format!("{}: {error}", what())))?;
+    prop_assert_eq!(outcome.compared, case.m * case.n, "not every element was compared");
+    prop_assert_eq!(outcome.exact, case.is_exact());
+    prop_assert!(
+        outcome.passed(),
+        "{}: {} elements out of bounds, {} stray writes by {}; the worst: {:?}",
+        what(),
+        outcome.failures,
+        outcome.stray_writes,
+        outcome.implementation,
+        outcome.worst
+    );
+    Ok(())
+}
+
+/// A size: nothing, one, small, around the multiples that tiles and copies care about, prime.
+fn side(most: usize) -> impl Strategy<Value = usize> {
+    let around = prop::sample::select(vec![16usize, 48, 64, 128, 192, 256]);
+    prop_oneof![
+        1 => Just(0),
+        2 => Just(1),
+        4 => 2usize..20,
+        6 => (around, -1isize..=1).prop_map(|(at, off)| at.saturating_add_signed(off)),
+        3 => prop::sample::select(vec![37usize, 61, 97, 130, 257, 400]),
+    ]
+    .prop_map(move |size| size.min(most))
+}
+
+fn placement() -> impl Strategy<Value = Placement> {
+    prop_oneof![
+        4 => Just(Placement::default()),
+        2 => (0usize..3, 0usize..3).prop_map(|(before, after)| Placement { before: 16 * before, after: 16 * after }),
+        2 => (0usize..9, 0usize..9).prop_map(|(before, after)| Placement { before, after }),
+    ]
+}
+
+fn scaled_case(device: &Device, data: Data) -> impl Strategy<Value = ScaledCase> {
+    let capability = device.properties().compute_capability;
+    let scale = || prop::sample::select(ScaleKind::ALL.to_vec());
+    let types = (prop::sample::select(TYPES.to_vec()), prop::sample::select(TYPES.to_vec()));
+    let options = (
+        prop::sample::select(OUTPUTS.to_vec()),
+        prop::sample::select(Activation::ALL.to_vec()),
+        any::<bool>(),
+        prop::sample::select(vec![1.0f32, 0.5, -0.37]),
+        prop::option::weighted(0.4, prop::sample::select(Fp8Tile::ALL.to_vec())),
+        any::<u64>(),
+    );
+    let places = (placement(), placement(), placement());
+    ((side(131), side(520), side(257)), types, (scale(), scale()), places, options).prop_map(
+        move |((m, k, n), (x_type, w_type), (x_scale, w_scale), (x, w, y), options)| {
+            let (output, activation, bias, alpha, tile, seed) = options;
+            let runs = |tile: &Fp8Tile| {
+                capability == (0, 0) || tile.runs_on(capability) && (k > 0 || !tile.is_hopper())
+            };
+            let case = ScaledCase { x_type, w_type, output, x_scale, w_scale, ..ScaledCase::new(m, k, n) };
+            let case = ScaledCase { alpha, bias, activation, x, w, y, data, seed, ..case };
+            ScaledCase { tile: tile.filter(runs), ..case }
+        },
+    )
+}
+
+fn runner(device: &Device) -> Result<TestRunner, Failed> {
+    let cases = match device.kind() {
+        DeviceKind::Emulator => 64,
+        _ => 300,
+    };
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
+    Ok(TestRunner::new_with_rng(config, crate::properties::rng()?))
+}
+
+fn scaled_draws_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
+    Ok(runner(device)?.run(&scaled_case(device, Data::Uniform), |case| check(device, &case))?)
+}
+
+fn scaled_integer_draws_are_exact(device: &Device) -> Result<(), Failed> {
+    let exact = scaled_case(device, Data::Integers).prop_map(|case| ScaledCase {
+        activation: if case.bias { Activation::Relu } else { Activation::None },
+        alpha: if case.alpha < 0.0 { 1.0 } else { case.alpha },
+        ..case
+    });
+    Ok(runner(device)?.run(&exact, |case| {
+        prop_assert!(case.is_exact());
+        check(device, &case)
+    })?)
+}
+
+fn scaled_products_of_every_pair_of_types_are_right(device: &Device) -> Result<(), Failed> {
+    for x_type in TYPES {
+        for w_type in TYPES {
+            for output in OUTPUTS {
+                for data in [Data::Uniform, Data::Integers] {
+                    for (m, k, n) in [(65, 130, 70), (3, 16, 5), (150, 48, 200)] {
+                        let case = ScaledCase { x_type, w_type, output, data, ..ScaledCase::new(m, k, n) };
+                        check(device, &case)?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Hopper's tensor cores cut terms to 13 bits behind the leading one of the sum: from 2¹³ on, a sum of nothing but 81/64 would take
+/// each for 1, from 2¹⁴ on for 0.
+fn scaled_sums_of_one_sign_keep_what_is_added_to_them(device: &Device) -> Result<(), Failed> {
+    let (m, k, n) = (3, 1 << 15, 5);
+    let x = Tensor::from_array(device, &Array2::from_elem((m, k), F8E4M3::from_f32(1.125)))?;
+    let w = Tensor::from_array(device, &Array2::from_elem((n, k), F8E4M3::from_f32(1.125)))?;
+    let expected = k as f32 * 1.125 * 1.125;
+    for y in ops::linear_scaled(&x, &w).output::<f32>().run()?.to_vec()? {
+        assert!((y - expected).abs() <= 1e-3 * expected, "{y} for {expected}");
+    }
+    Ok(())
+}
+
+fn scaled_results_show_infinities_and_nan(device: &Device) -> Result<(), Failed> {
+    let ones = |rows| Array2::from_elem((rows, 40), F8E5M2::from_f32(1.0));
+    let w = Tensor::from_array(device, &ones(6))?;
+    for value in [f32::NAN, f32::INFINITY] {
+        let mut x = ones(9);
+        x[[4, 33]] = F8E5M2::from_bits(if value.is_nan() { 0x7f } else { 0x7c });
+        let y = ops::linear_scaled(&Tensor::from_array(device, &x)?, &w).output::<f32>().run()?.to_vec()?;
+        for (index, y) in y.iter().enumerate() {
+            let right =
+                if index / 6 != 4 { *y == 40.0 } else { y.is_nan() == value.is_nan() && !y.is_finite() };
+            assert!(right, "{value}: y[{index}] is {y}");
+        }
+    }
+    Ok(())
+}
+
+fn operands(device: &Device) -> Result<(Tensor<F8E4M3>, Tensor<F8E4M3>), Error> {
+    Ok((Tensor::zeros(device, [4, 32])?, Tensor::zeros(device, [6, 32])?))
+}
+
+fn scaled_operands_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
+    let (x, w) = operands(device)?;
+    let (half, brain) = (Tensor::<f16>::zeros(device, [6])?, Tensor::<bf16>::zeros(device, [6])?);
+    assert!(ops::linear_scaled(&x, &w).bias(&brain).run().is_ok());
+    let wrong = ops::linear_scaled(&x, &w).bias(&half).run();
+    assert!(matches!(wrong, Err(Error::Type { operand: "bias", actual: DType::F16, .. })), "{wrong:?}");
+    let four = Tensor::<f32>::zeros(device, [4])?;
+    assert!(ops::linear_scaled(&x, &w).x_scale(Scale::Rows(&four)).run().is_ok());
+    let wrong = ops::linear_scaled(&x, &w).w_scale(Scale::Rows(&four)).run();
+    assert!(matches!(wrong, Err(Error::Shape { operand: "w_scale", .. })), "{wrong:?}");
+    let wrong = ops::linear_scaled(&x, &w).x_scale(Scale::Device(&four)).run();
+    assert!(matches!(wrong, Err(Error::Shape { operand: "x_scale", .. })), "{wrong:?}");
+    Ok(())
+}
+
+fn scaled_outputs_that_share_memory_are_refused(device: &Device) -> Result<(), Failed> {
+    let (x, w) = operands(device)?;
+    let memory = Tensor::<f32>::zeros(device, [4, 6])?;
+    let scales = memory.slice(1, 0..1)?.reshape([4])?;
+    let mut y = memory.clone();
+    let op = ops::linear_scaled(&x, &w).output::<f32>();
+    let wrong = op.w_scale(Scale::Device(&memory.reshape([24])?.slice(0, 3..4)?)).run_into(&mut y);
+    assert!(matches!(wrong, Err(Error::Overlap { other: "w_scale", .. })), "{wrong:?}");
+    let op = ops::linear_scaled(&x, &w).output::<f32>();
+    let wrong = op.x_scale(Scale::Rows(&scales)).run_into(&mut y);
+    assert!(matches!(wrong, Err(Error::Stride { operand: "x_scale", .. })), "{wrong:?}");
+    Ok(())
+}
+
+/// Every kernel gives the same bits whenever its copies and products complete, and whichever warp is first.
+fn every_kernel_gives_the_same_bits_in_every_mode() -> Result<(), Failed> {
+    let options = |completion, seed, threads| EmulatorOptions {
+        compute_capability: (9, 0),
+        completion,
+        seed,
+        threads: Some(threads),
+        ..EmulatorOptions::default()
+    };
+    let mut modes = vec![options(Completion::Latest, 0, 1), options(Completion::Eager, 0, 2)];
+    modes.extend((1..=2).map(|seed| options(Completion::Random, seed, 2)));
+    for tile in Fp8Tile::ALL {
+        for (m, k, n) in [(300, 1100, 260), (65, 40, 72)] {
+            let mut first: Option<Vec<bf16>> = None;
+            for options in &modes {
+                let device = Device::emulator_with(options.clone());
+                let values = |rows: usize, factor: usize| {
+                    Array2::from_shape_fn((rows, k), |(i, j)| {
+                        F8E4M3::from_f32(((i * factor + j * 7) % 61) as f32 / 16.0 - 1.9)
+                    })
+                };
+                let x = Tensor::from_array(&device, &values(m, 3))?;
+                let w = Tensor::from_array(&device, &values(n, 5))?;
+                let scales = Tensor::from_slice(&device, &vec![0.3f32; m], [m])?;
+                let op = ops::linear_scaled(&x, &w).x_scale(Scale::Rows(&scales)).tile(tile);
+                let Implementation::Emulator { kernel, .. } = op.implementation()? else {
+                    return Err(format!("no kernel for {tile}").into());
+                };
+                let y = op.run().map_err(|error| format!("{kernel}, {options:?}: {error}"))?.to_vec()?;
+                match &first {
+                    None => first = Some(y),
+                    Some(first) if *first == y => {}
+                    Some(_) => return Err(format!("{kernel}, {m}×{k}×{n}: {options:?} differs").into()),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// With the sums of Hopper's tensor cores, bit by bit.
+fn sums_as_tensor_cores_add_them_stay_within_their_bound() -> Result<(), Failed> {
+    let numerics = Numerics::Exact;
+    let options = EmulatorOptions { compute_capability: (9, 0), numerics, ..EmulatorOptions::default() };
+    let device = Device::emulator_with(options);
+    scaled_products_of_every_pair_of_types_are_right(&device)?;
+    scaled_sums_of_one_sign_keep_what_is_added_to_them(&device)?;
+    check(&device, &ScaledCase { output: DType::F32, ..ScaledCase::new(40, 3000, 70) })?;
+    Ok(())
+}
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let modes = "emulator::scaled::every_kernel_gives_the_same_bits_in_every_mode";
+    let sums = "emulator::scaled::sums_as_tensor_cores_add_them_stay_within_their_bound";
+    vec![
+        Trial::test(modes, every_kernel_gives_the_same_bits_in_every_mode),
+        Trial::test(sums, sums_as_tensor_cores_add_them_stay_within_their_bound),
+    ]
+}
