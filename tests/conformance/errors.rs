@@ -13,7 +13,9 @@ use crate::{Case, cases};
 pub(crate) const CASES: &[(&str, Case)] = cases![
     shapes_that_do_not_fit_are_named,
     tensors_and_streams_of_another_device_are_named,
-    strides_that_no_kernel_reads_are_refused,
+    an_output_is_written_in_rows,
+    options_that_do_not_fit_are_named,
+    matrices_that_do_not_fit_are_named,
     an_output_that_shares_memory_is_refused,
     absurd_sizes_are_refused_before_anything_is_allocated,
     absurd_cases_are_neither_validated_nor_measured,
@@ -67,15 +69,62 @@ fn tensors_and_streams_of_another_device_are_named(device: &Device) -> Result<()
     Ok(())
 }
 
-fn strides_that_no_kernel_reads_are_refused(device: &Device) -> Result<(), Failed> {
+fn an_output_is_written_in_rows(device: &Device) -> Result<(), Failed> {
     let (x, w) = (zeros(device, 4, 6)?, zeros(device, 5, 6)?);
-    assert_error!(ops::linear(&zeros(device, 6, 4)?.swap_axes(0, 1)?, &w).run(), Stride, "`x`");
-    assert_error!(ops::linear(&x, &zeros(device, 6, 5)?.swap_axes(0, 1)?).run(), Stride, "`w`");
-    assert_error!(ops::linear(&x, &w).run_into(&mut zeros(device, 5, 4)?.swap_axes(0, 1)?), Stride, "`y`");
-    // A batch whose rows are not evenly spaced is no matrix without a copy.
+    let turned = |rows: usize, columns: usize| zeros(device, columns, rows)?.swap_axes(0, 1);
+    assert_error!(ops::linear(&x, &w).run_into(&mut turned(4, 5)?), Stride, "`y`");
+    assert_error!(ops::linear(&x, &w).residual(&turned(4, 5)?, 1.0).run(), Stride, "`residual`");
+    assert_error!(ops::linear(&x, &w).preactivation(&mut turned(4, 5)?).run(), Stride, "`preactivation`");
+    // Inputs may lie in any way.
+    assert_eq!(ops::linear(&turned(4, 6)?, &turned(5, 6)?).run()?.shape(), [4, 5]);
     let batch = zeros(device, 12, 6)?.reshape([3, 4, 6])?.slice(1, 0..3)?;
-    assert_error!(ops::linear(&batch, &w).run(), Stride, "`x`");
-    assert_eq!(ops::linear(&batch.contiguous()?, &w).run()?.shape(), [3, 3, 5]);
+    assert_eq!(ops::linear(&batch, &w).run()?.shape(), [3, 3, 5]);
+    Ok(())
+}
+
+fn options_that_do_not_fit_are_named(device: &Device) -> Result<(), Failed> {
+    let (x, w) = (zeros(device, 4, 6)?, zeros(device, 5, 6)?);
+    let vector = |length: usize| Tensor::from_array(device, &Array1::<f32>::zeros(length));
+    let words = |rows: usize, columns: usize| Tensor::<u32>::zeros(device, [rows, columns]);
+    assert_error!(ops::linear(&x, &w).residual(&zeros(device, 5, 4)?, 1.0).run(), Shape, "`residual`");
+    assert_error!(ops::linear(&x, &w).row_scale(&vector(5)?).run(), Shape, "`row_scale`");
+    assert_error!(ops::linear(&x, &w).column_scale(&vector(4)?).run(), Shape, "`column_scale`");
+    assert_error!(ops::linear(&x, &w).relu_mask(&mut words(4, 2)?).run(), Shape, "`relu_mask`");
+    assert_error!(
+        ops::linear(&x, &w).preactivation(&mut zeros(device, 4, 4)?).run(),
+        Shape,
+        "`preactivation`"
+    );
+    let residual = zeros(device, 4, 5)?;
+    assert_error!(ops::linear(&x, &w).residual(&residual, 1.0).output::<f32>().run(), Argument, "residual");
+    assert_error!(ops::matmul(&x, &w).transpose_b().beta(1.0).run(), Argument, "beta");
+    let mut y = zeros(device, 4, 5)?;
+    let both = ops::matmul(&x, &w).transpose_b().beta(1.0).residual(&residual, 1.0).run_into(&mut y);
+    assert_error!(both, Argument, "beta");
+    // What is written is apart from all else.
+    let mut z = y.clone();
+    assert_error!(ops::linear(&x, &w).preactivation(&mut z).run_into(&mut y), Overlap, "`preactivation`");
+    let mut part = x.slice(1, 0..5)?;
+    assert_error!(ops::linear(&x, &w).preactivation(&mut part).run(), Overlap, "`x`");
+    // A residual may be the output itself, but no other view of its memory.
+    let rows = zeros(device, 5, 5)?;
+    let above = rows.slice(0, 0..4)?;
+    ops::linear(&x, &w).residual(&above, 1.0).run_into(&mut rows.slice(0, 0..4)?)?;
+    let below = ops::linear(&x, &w).residual(&above, 1.0).run_into(&mut rows.slice(0, 1..5)?);
+    assert_error!(below, Overlap, "`residual`");
+    Ok(())
+}
+
+fn matrices_that_do_not_fit_are_named(device: &Device) -> Result<(), Failed> {
+    let of = |shape: &[usize]| Tensor::<f32>::zeros(device, shape);
+    assert_error!(ops::matmul(&of(&[4, 6])?, &of(&[5, 6])?).run(), Shape, "`b`");
+    assert_error!(ops::matmul(&of(&[4, 6])?, &of(&[6, 5])?).transpose_b().run(), Shape, "`b`");
+    assert_error!(ops::matmul(&of(&[6])?, &of(&[6, 5])?).run(), Shape, "`a`");
+    assert_error!(ops::matmul(&of(&[4, 6])?, &of(&[6])?).run(), Shape, "`b`");
+    assert_error!(ops::matmul(&of(&[2, 4, 6])?, &of(&[3, 6, 5])?).run(), Shape, "`b`");
+    let (a, b) = (of(&[2, 4, 6])?, of(&[2, 6, 5])?);
+    assert_error!(ops::matmul(&a, &b).run_into(&mut of(&[4, 5])?), Shape, "`y`");
+    assert_error!(ops::matmul(&a, &b).bias(&of(&[4])?).run(), Shape, "`bias`");
     Ok(())
 }
 

@@ -119,7 +119,7 @@ fn check_persistent(tile: Tile) -> Result<(), Failed> {
         ..LinearCase::new(DType::Bf16, m, k, n)
     };
     for (mode, device) in devices() {
-        let blocks = tile.blocks(m as u32, n as u32, device.properties().multiprocessors);
+        let blocks = tile.blocks(m as u32, n as u32, 1, device.properties().multiprocessors);
         assert!(blocks < tile.tiles(m as u32, n as u32), "the launch is persistent");
         let outcome = validate::linear(&device, &case).map_err(|error| format!("{mode}: {error}"))?;
         assert!(outcome.passed() && outcome.exact && outcome.compared == m * n, "{mode}: {outcome:?}");

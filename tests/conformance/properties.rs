@@ -1,4 +1,4 @@
-//! The linear operation against its f64 reference, on cases drawn by proptest: sizes, types, options, layouts, tiles, seeds.
+//! The linear operation and matrix products against their f64 reference, on cases drawn by proptest: sizes, types, options, layouts, tiles, seeds.
 //!
 //! Draws are the same on every run unless `WARPSMITH_TEST_SEED` is set. A failing case is printed, after shrinking, as the value
 //! to add to [`REGRESSIONS`], which every device runs first; so nothing is read from or written to files.
@@ -11,7 +11,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 use warpsmith::ops::Activation;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
-use warpsmith::validate::{self, Data, LinearCase, Placement};
+use warpsmith::validate::{self, Data, LinearCase, MatmulCase, Outcome, Placement, Scales, Terms};
 use warpsmith::{DType, Device, DeviceKind};
 
 use crate::{Case, cases};
@@ -19,6 +19,8 @@ use crate::{Case, cases};
 pub(crate) const CASES: &[(&str, Case)] = cases![
     drawn_cases_stay_within_their_bound,
     drawn_integer_cases_are_exact,
+    drawn_products_stay_within_their_bound,
+    drawn_integer_products_are_exact,
     cases_that_once_failed_or_are_easy_to_get_wrong_hold,
 ];
 
@@ -67,6 +69,40 @@ fn placement() -> impl Strategy<Value = Placement> {
     ]
 }
 
+/// No terms half of the time, so that the plain kernels are drawn as well.
+fn terms() -> impl Strategy<Value = Terms> {
+    let scales = || prop::sample::select(vec![Scales::None, Scales::One, Scales::Each]);
+    let beta = prop::sample::select(vec![0.0f32, 0.0, 1.0, -2.0, 0.3]);
+    let all = (scales(), scales(), beta, any::<[bool; 3]>()).prop_map(
+        |(row_scale, column_scale, beta, [in_place, mask, preactivation])| Terms {
+            row_scale,
+            column_scale,
+            beta,
+            in_place,
+            mask,
+            preactivation,
+        },
+    );
+    prop_oneof![Just(Terms::default()), all]
+}
+
+/// Products of the same sizes, but smaller ones where there are several of them.
+fn matmul_case(device: &Device, data: Data) -> impl Strategy<Value = MatmulCase> {
+    let batch = prop_oneof![
+        4 => Just([1, 1]),
+        2 => (2usize..4).prop_map(|count| [count; 2]),
+        1 => (2usize..4).prop_map(|count| [count, 1]),
+        1 => (2usize..4).prop_map(|count| [1, count]),
+        1 => prop::sample::select(vec![[0, 0], [0, 1], [1, 0]]),
+    ];
+    (linear_case(device, data), batch, any::<[bool; 2]>()).prop_map(|(product, batch, across)| {
+        let most = if batch == [1, 1] { usize::MAX } else { 70 };
+        let LinearCase { m, k, n, .. } = product;
+        let product = LinearCase { m: m.min(most), k: k.min(most), n: n.min(most), ..product };
+        MatmulCase { product, batch, across }
+    })
+}
+
 fn linear_case(device: &Device, data: Data) -> impl Strategy<Value = LinearCase> {
     let capability = device.properties().compute_capability;
     let sizes = (side(131), side(257), side(257));
@@ -78,30 +114,24 @@ fn linear_case(device: &Device, data: Data) -> impl Strategy<Value = LinearCase>
         prop::sample::select(vec![1.0f32, 1.0, 0.5, 2.0, -0.37]),
         prop::option::weighted(0.4, prop::sample::select(Tile::ALL.to_vec())),
         any::<u64>(),
+        terms(),
     );
     (sizes, places, options).prop_map(move |((m, k, n), (x, w, y), options)| {
-        let ((input, output), activation, bias, scale, tile, seed) = options;
+        let ((input, output), activation, bias, scale, tile, seed, terms) = options;
         let case = LinearCase::new(input, m, k, n);
-        let case = LinearCase { output, activation, bias, scale, x, w, y, data, seed, ..case };
+        let case = LinearCase { output, activation, bias, scale, terms, x, w, y, data, seed, ..case };
         LinearCase { tile: tile.filter(|tile| has_kernel(&case, *tile, capability)), ..case }
     })
 }
 
-/// Whether a tile can be asked for: the larger ones need rows of x and w on 16-byte boundaries, and Hopper's need Hopper and
-/// a column.
+/// Whether a tile can be asked for: Hopper's need Hopper and a column. (What a tile cannot read where it lies is copied.)
 fn has_kernel(case: &LinearCase, tile: Tile, capability: (u32, u32)) -> bool {
-    let chunked = |place: Placement| {
-        let size = case.input.size();
-        (place.before * size).is_multiple_of(16)
-            && ((place.before + case.k + place.after) * size).is_multiple_of(16)
-    };
-    let access = if chunked(case.x) && chunked(case.w) { Access::Aligned } else { Access::Unaligned };
     let runs = match capability {
         // The CPU implementation ignores the tile.
         (0, 0) => true,
         _ => tile.runs_on(capability) && (case.k > 0 || !tile.is_hopper()),
     };
-    runs && tile.serves(case.input, access)
+    runs && tile.serves(case.input, Access::Aligned)
 }
 
 fn runner(device: &Device) -> Result<TestRunner, Failed> {
@@ -129,7 +159,19 @@ pub(crate) fn rng() -> Result<TestRng, Failed> {
 fn check(device: &Device, case: &LinearCase) -> Result<(), TestCaseError> {
     let outcome = validate::linear(device, case)
         .map_err(|error| TestCaseError::fail(format!("{} {}: {error}", case.types(), case.shape())))?;
-    prop_assert_eq!(outcome.compared, case.m * case.n, "not every element was compared");
+    judge(&outcome, case, case.m * case.n)
+}
+
+/// As [`check`], for a batch of products.
+fn check_matmul(device: &Device, case: &MatmulCase) -> Result<(), TestCaseError> {
+    let product = &case.product;
+    let outcome = validate::matmul(device, case)
+        .map_err(|error| TestCaseError::fail(format!("{} {}: {error}", product.types(), case.shape())))?;
+    judge(&outcome, product, case.matrices() * product.m * product.n)
+}
+
+fn judge(outcome: &Outcome, case: &LinearCase, elements: usize) -> Result<(), TestCaseError> {
+    prop_assert_eq!(outcome.compared, elements, "not every element was compared");
     prop_assert_eq!(outcome.exact, case.is_exact());
     prop_assert!(
         outcome.passed(),
@@ -142,16 +184,35 @@ fn check(device: &Device, case: &LinearCase) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+fn drawn_products_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
+    Ok(runner(device)?.run(&matmul_case(device, Data::Uniform), |case| check_matmul(device, &case))?)
+}
+
+fn drawn_integer_products_are_exact(device: &Device) -> Result<(), Failed> {
+    let exact = matmul_case(device, Data::Integers)
+        .prop_map(|case| MatmulCase { product: made_exact(case.product), ..case });
+    Ok(runner(device)?.run(&exact, |case| {
+        prop_assert!(case.product.is_exact());
+        check_matmul(device, &case)
+    })?)
+}
+
+/// The case with options that keep integers exact.
+fn made_exact(case: LinearCase) -> LinearCase {
+    LinearCase {
+        activation: if case.bias { Activation::Relu } else { Activation::None },
+        scale: if case.scale < 0.0 { 1.0 } else { case.scale },
+        terms: Terms { beta: case.terms.beta.round(), ..case.terms },
+        ..case
+    }
+}
+
 fn drawn_cases_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
     Ok(runner(device)?.run(&linear_case(device, Data::Uniform), |case| check(device, &case))?)
 }
 
 fn drawn_integer_cases_are_exact(device: &Device) -> Result<(), Failed> {
-    let exact = linear_case(device, Data::Integers).prop_map(|case| LinearCase {
-        activation: if case.bias { Activation::Relu } else { Activation::None },
-        scale: if case.scale < 0.0 { 1.0 } else { case.scale },
-        ..case
-    });
+    let exact = linear_case(device, Data::Integers).prop_map(made_exact);
     Ok(runner(device)?.run(&exact, |case| {
         prop_assert!(case.is_exact());
         check(device, &case)

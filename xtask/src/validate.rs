@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow, bail};
 use comfy_table::{Cell, Color, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
-use warpsmith::validate::{self, LinearCase, Outcome};
+use warpsmith::validate::{self, LinearCase, MatmulCase, Outcome};
 use warpsmith::{Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 
@@ -50,6 +50,7 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Operation {
     Linear,
+    Matmul,
 }
 
 /// One line of the report.
@@ -117,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let progress = progress_bar(cases.len() + compared_bits.len());
         for case in &cases {
             progress.set_message(format!("linear {} {}", case.types(), case.shape()));
-            rows.push(validate_linear(&device, case));
+            rows.push(row_of(Label::linear(case), || validate::linear(&device, case)));
             progress.inc(1);
         }
         // One that runs the same kernels.
@@ -128,6 +129,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for case in &compared_bits {
             progress.set_message(format!("GPU = emulator {} {}", case.types(), case.shape()));
             rows.push(compare_with_emulator(&device, &emulator, case));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::Matmul) {
+        let cases = cases::matmul(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("matmul {} {}", case.product.types(), case.shape()));
+            rows.push(row_of(Label::matmul(case), || validate::matmul(&device, case)));
             progress.inc(1);
         }
         progress.finish_and_clear();
@@ -184,13 +195,48 @@ fn progress_bar(cases: usize) -> ProgressBar {
     progress
 }
 
-fn validate_linear(device: &Device, case: &LinearCase) -> Row {
+/// What a row says of its case.
+#[derive(Clone, Debug)]
+struct Label {
+    operation: &'static str,
+    types: String,
+    shape: String,
+    options: String,
+}
+
+impl Label {
+    fn linear(case: &LinearCase) -> Self {
+        Self { operation: "linear", types: case.types(), shape: case.shape(), options: case.options() }
+    }
+
+    fn matmul(case: &MatmulCase) -> Self {
+        Self {
+            operation: "matmul",
+            types: case.product.types(),
+            shape: case.shape(),
+            options: case.options(),
+        }
+    }
+}
+
+/// Runs a validation; the row tells what came of it.
+fn row_of(label: Label, validate: impl FnOnce() -> warpsmith::Result<Outcome>) -> Row {
     let start = Instant::now();
-    let result = validate::linear(device, case);
+    let result = validate();
     let seconds = start.elapsed().as_secs_f64();
     match result {
-        Ok(outcome) => Row { note: note(&outcome), seconds, ..row_of(case, &outcome) },
-        Err(error) => failed_row(case, seconds, error.to_string()),
+        Ok(outcome) => Row {
+            implementation: outcome.implementation.to_string(),
+            max_absolute_error: outcome.max_absolute_error,
+            max_relative_error: outcome.max_relative_error,
+            bound: outcome.worst.map_or(0.0, |worst| worst.bound),
+            ratio: outcome.worst_ratio(),
+            compared: outcome.compared,
+            exact: outcome.exact,
+            passed: outcome.passed(),
+            ..failed_row(label, seconds, note(&outcome))
+        },
+        Err(error) => failed_row(label, seconds, error.to_string()),
     }
 }
 
@@ -200,6 +246,7 @@ fn compare_with_emulator(device: &Device, emulator: &Device, case: &LinearCase) 
     let both = validate::linear_bits(device, case)
         .and_then(|ours| Ok((ours, validate::linear_bits(emulator, case)?)));
     let seconds = start.elapsed().as_secs_f64();
+    let label = Label::linear(case);
     match both {
         Ok((gpu, emulated)) => {
             let different = gpu.iter().zip(&emulated).filter(|(a, b)| a != b).count();
@@ -208,33 +255,20 @@ fn compare_with_emulator(device: &Device, emulator: &Device, case: &LinearCase) 
                 compared: gpu.len(),
                 exact: true,
                 passed: different == 0 && gpu.len() == emulated.len(),
-                ..failed_row(case, seconds, format!("{different} elements differ"))
+                ..failed_row(label, seconds, format!("{different} elements differ"))
             }
         }
-        Err(error) => failed_row(case, seconds, error.to_string()),
+        Err(error) => failed_row(label, seconds, error.to_string()),
     }
 }
 
-fn row_of(case: &LinearCase, outcome: &Outcome) -> Row {
+fn failed_row(label: Label, seconds: f64, note: String) -> Row {
+    let Label { operation, types, shape, options } = label;
     Row {
-        implementation: outcome.implementation.to_string(),
-        max_absolute_error: outcome.max_absolute_error,
-        max_relative_error: outcome.max_relative_error,
-        bound: outcome.worst.map_or(0.0, |worst| worst.bound),
-        ratio: outcome.worst_ratio(),
-        compared: outcome.compared,
-        exact: outcome.exact,
-        passed: outcome.passed(),
-        ..failed_row(case, 0.0, String::new())
-    }
-}
-
-fn failed_row(case: &LinearCase, seconds: f64, note: String) -> Row {
-    Row {
-        operation: "linear",
-        types: case.types(),
-        shape: case.shape(),
-        options: case.options(),
+        operation,
+        types,
+        shape,
+        options,
         implementation: String::new(),
         max_absolute_error: 0.0,
         max_relative_error: 0.0,
@@ -367,7 +401,7 @@ mod tests {
     use warpsmith::DType;
     use warpsmith::validate::LinearCase;
 
-    use super::{Json, Level, Report, Row, failed_row};
+    use super::{Json, Label, Level, Report, Row, failed_row};
 
     fn report(rows: &[Row]) -> Report<'_> {
         Report {
@@ -384,7 +418,7 @@ mod tests {
 
     #[test]
     fn json_tells_infinite_errors_from_none() {
-        let row = failed_row(&LinearCase::new(DType::F16, 1, 1, 1), 0.0, String::new());
+        let row = failed_row(Label::linear(&LinearCase::new(DType::F16, 1, 1, 1)), 0.0, String::new());
         let rows = [Row { ratio: f64::INFINITY, bound: 0.25, max_absolute_error: f64::NAN, ..row }];
         let json = serde_json::to_value(report(&rows)).expect("a report can be written");
         let row = &json["rows"][0];

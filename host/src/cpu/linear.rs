@@ -1,4 +1,4 @@
-//! `Y = act(scale · X Wᵀ + b)` on the CPU.
+//! `Y = act(alpha · r · c · X Wᵀ + b + beta · R)` on the CPU.
 //!
 //! W is packed in slabs of a few megabytes that all threads share; the output is cut into tiles, each the work of one
 //! thread, so a result does not depend on how many threads there are.
@@ -22,50 +22,85 @@ const TILE_COLUMNS: usize = 256;
 /// What a packed slab of W may take, in bytes, before W is worked through in several slabs.
 const SLAB_BYTES: usize = 32 << 20;
 
-/// What [`linear`] does to the product.
-#[derive(Clone, Copy, Debug)]
-pub struct LinearOptions {
-    /// Multiplies the product before the bias is added.
-    pub scale: f32,
+/// What [`linear`] does to the product, and what it gives beside the result.
+///
+/// With the sum s of an element's products, `z = alpha · row_scale · column_scale · s + bias + beta · residual`, and the result is the
+/// activation's value at z.
+#[derive(Debug)]
+pub struct LinearTerms<'a, B, R, O> {
+    /// Multiplies the product.
+    pub alpha: f32,
+    /// `[M]`: multiplies the product's rows.
+    pub row_scale: Option<ArrayView1<'a, f32>>,
+    /// `[N]`: multiplies the product's columns.
+    pub column_scale: Option<ArrayView1<'a, f32>>,
+    /// `[N]`: is added to every row.
+    pub bias: Option<ArrayView1<'a, B>>,
+    /// What the residual is multiplied with.
+    pub beta: f32,
+    /// `[M, N]`: is added, `beta` times.
+    pub residual: Option<ArrayView2<'a, R>>,
     /// Applied last, before rounding.
     pub activation: Activation,
+    /// `[M, ⌈N / 32⌉]`: takes whether z > 0, column n as bit n mod 32 of word ⌊n / 32⌋; bits past N become 0.
+    pub mask: Option<ArrayViewMut2<'a, u32>>,
+    /// `[M, N]`: takes z.
+    pub preactivation: Option<ArrayViewMut2<'a, O>>,
 }
 
-impl Default for LinearOptions {
+impl<B, R, O> Default for LinearTerms<'_, B, R, O> {
     fn default() -> Self {
-        Self { scale: 1.0, activation: Activation::None }
+        Self {
+            alpha: 1.0,
+            row_scale: None,
+            column_scale: None,
+            bias: None,
+            beta: 1.0,
+            residual: None,
+            activation: Activation::None,
+            mask: None,
+            preactivation: None,
+        }
     }
 }
 
-/// Computes `y = act(scale · x wᵀ + bias)`, adding up in `A` and rounding once to `O`.
+/// Computes `y = act(z)` as [`LinearTerms`] says, adding up in `A` and rounding once to `O`.
 ///
-/// `x` is `[M, K]`, `w` `[N, K]`, `bias` `[N]`, `y` `[M, N]`; any strides, any sizes. With K = 0 the product is zero.
+/// `x` is `[M, K]`, `w` `[N, K]`, `y` `[M, N]`; any strides, any sizes. With K = 0 the product is zero.
 ///
 /// # Errors
 ///
 /// [`Error::Shape`] if the shapes do not fit together, [`Error::OutOfMemory`] if the host has too little memory to pack `w`.
-pub fn linear<T, A, O>(
+pub fn linear<A, T, B, R, O>(
     x: ArrayView2<'_, T>,
     w: ArrayView2<'_, T>,
-    bias: Option<ArrayView1<'_, T>>,
-    options: LinearOptions,
+    terms: LinearTerms<'_, B, R, O>,
     mut y: ArrayViewMut2<'_, O>,
 ) -> Result<()>
 where
-    T: Operand,
     A: Accumulator,
+    T: Operand,
+    B: Operand,
+    R: Operand,
     O: FromAccumulator<A>,
 {
     let (n, k) = w.dim();
     let m = x.nrows();
+    let LinearTerms { row_scale, column_scale, bias, residual, mut mask, mut preactivation, .. } = terms;
     expect_shape("x", x.shape(), &[m, k])?;
     expect_shape("y", y.shape(), &[m, n])?;
-    bias.map_or(Ok(()), |bias| expect_shape("bias", bias.shape(), &[n]))?;
+    row_scale.as_ref().map_or(Ok(()), |scale| expect_shape("row_scale", scale.shape(), &[m]))?;
+    column_scale.as_ref().map_or(Ok(()), |scale| expect_shape("column_scale", scale.shape(), &[n]))?;
+    bias.as_ref().map_or(Ok(()), |bias| expect_shape("bias", bias.shape(), &[n]))?;
+    residual.as_ref().map_or(Ok(()), |residual| expect_shape("residual", residual.shape(), &[m, n]))?;
+    mask.as_ref().map_or(Ok(()), |mask| expect_shape("relu_mask", mask.shape(), &[m, n.div_ceil(32)]))?;
+    preactivation.as_ref().map_or(Ok(()), |z| expect_shape("preactivation", z.shape(), &[m, n]))?;
     if y.is_empty() {
         return Ok(());
     }
     let kernel = A::micro_kernel();
-    let tile_columns = TILE_COLUMNS.next_multiple_of(kernel.nr);
+    // Whole words of a mask, so that no two tiles share one.
+    let tile_columns = TILE_COLUMNS.next_multiple_of(kernel.nr).next_multiple_of(32);
     let slab = (SLAB_BYTES / k.max(1).saturating_mul(size_of::<A>()) / tile_columns).max(1) * tile_columns;
     let packed_columns = slab.min(n.next_multiple_of(kernel.nr));
     let mut packed_w = zeros::<A>(OPERATION, packed_columns.saturating_mul(k))?;
@@ -73,7 +108,6 @@ where
     for slab_start in (0..n).step_by(slab) {
         let columns = slab_start..n.min(slab_start + slab);
         let w = w.slice(s![columns.clone(), ..]);
-        let bias = bias.as_ref().map(|bias| bias.slice(s![columns.clone()]));
         let padded = w.nrows().next_multiple_of(kernel.nr);
         if k > 0 {
             packed_w[..padded * k].par_chunks_mut(K_BLOCK * padded).enumerate().for_each(
@@ -87,19 +121,47 @@ where
             );
         }
         let packed_w = &packed_w[..padded * k];
+        let words = columns.start / 32..columns.end.div_ceil(32);
+        let masks = mask.as_mut().map(|mask| mask.slice_mut(s![.., words]));
+        let stored = preactivation.as_mut().map(|z| z.slice_mut(s![.., columns.clone()]));
         let tiles = tiles(y.slice_mut(s![.., columns]), TILE_ROWS, tile_columns)?;
-        tiles.into_par_iter().for_each_init(Scratch::default, |scratch, (row, column, mut tile)| {
+        let masks = tiles_if_any(masks, tile_columns / 32, tiles.len())?;
+        let stored = tiles_if_any(stored, tile_columns, tiles.len())?;
+        let work = tiles.into_par_iter().zip(masks).zip(stored);
+        work.for_each_init(Scratch::default, |scratch, (((row, column, mut tile), mut mask), mut stored)| {
             let x = x.slice(s![row..row + tile.nrows(), ..]);
             let width = tile.ncols().next_multiple_of(kernel.nr);
             let sums = product(kernel, x, packed_w, padded, column..column + width, scratch);
-            for (mut y, sums) in tile.rows_mut().into_iter().zip(sums.chunks_exact(width)) {
-                for (index, (y, &sum)) in y.iter_mut().zip(sums).enumerate() {
-                    let scaled = if options.scale == 1.0 { sum } else { sum * A::from_f32(options.scale) };
-                    let z = match &bias {
-                        Some(bias) => scaled + A::from_f32(bias[column + index].to_f32()),
-                        None => scaled,
-                    };
-                    *y = O::from_accumulator(options.activation.apply(z));
+            if let Some(mask) = &mut mask {
+                mask.fill(0);
+            }
+            for (i, (mut y, sums)) in tile.rows_mut().into_iter().zip(sums.chunks_exact(width)).enumerate() {
+                let at = row + i;
+                let row_scale = row_scale.as_ref().map(|scale| A::from_f32(scale[at]));
+                for (j, (y, &sum)) in y.iter_mut().zip(sums).enumerate() {
+                    let to = slab_start + column + j;
+                    let mut z = if terms.alpha == 1.0 { sum } else { sum * A::from_f32(terms.alpha) };
+                    if let Some(scale) = row_scale {
+                        z = z * scale;
+                    }
+                    if let Some(scale) = &column_scale {
+                        z = z * A::from_f32(scale[to]);
+                    }
+                    if let Some(bias) = &bias {
+                        z += A::from_f32(bias[to].to_f32());
+                    }
+                    if let Some(residual) = &residual {
+                        z += A::from_f32(terms.beta) * A::from_f32(residual[[at, to]].to_f32());
+                    }
+                    if let Some(mask) = &mut mask
+                        && z > A::zero()
+                    {
+                        mask[[i, j / 32]] |= 1 << (j % 32);
+                    }
+                    if let Some(stored) = &mut stored {
+                        stored[[i, j]] = O::from_accumulator(z);
+                    }
+                    *y = O::from_accumulator(terms.activation.apply(z));
                 }
             }
         });
@@ -141,6 +203,18 @@ fn tiles<O>(
         row += height;
     }
     Ok(tiles)
+}
+
+/// The tiles of `view` as [`tiles`] cuts them; without a view, nothing for each of `count` tiles.
+fn tiles_if_any<O>(
+    view: Option<ArrayViewMut2<'_, O>>,
+    columns: usize,
+    count: usize,
+) -> Result<Vec<Option<ArrayViewMut2<'_, O>>>> {
+    Ok(match view {
+        Some(view) => tiles(view, TILE_ROWS, columns)?.into_iter().map(|(_, _, tile)| Some(tile)).collect(),
+        None => std::iter::repeat_with(|| None).take(count).collect(),
+    })
 }
 
 /// A thread's buffers, kept from tile to tile.
@@ -186,7 +260,7 @@ mod tests {
     use half::{bf16, f16};
     use ndarray::{Array1, Array2, ArrayView2, s};
 
-    use super::{LinearOptions, linear};
+    use super::{LinearTerms, linear};
     use crate::cpu::Operand;
     use crate::error::Error;
     use crate::ops::Activation;
@@ -204,11 +278,11 @@ mod tests {
     fn check_exact<T: Operand>(m: usize, n: usize, k: usize, convert: fn(f32) -> T) {
         let (x, w) = (pattern(m, k, 1).mapv(convert), pattern(n, k, 2).mapv(convert));
         let mut y = Array2::from_elem((m, n), f32::NAN);
-        linear::<T, f32, f32>(x.view(), w.view(), None, LinearOptions::default(), y.view_mut())
+        linear::<f32, T, T, f32, _>(x.view(), w.view(), LinearTerms::default(), y.view_mut())
             .expect("the shapes fit");
         assert_eq!(y.mapv(f64::from), naive(x.view(), w.view()), "{m}x{n}x{k} in f32");
         let mut y = Array2::from_elem((m, n), f64::NAN);
-        linear::<T, f64, f64>(x.view(), w.view(), None, LinearOptions::default(), y.view_mut())
+        linear::<f64, T, T, f32, _>(x.view(), w.view(), LinearTerms::default(), y.view_mut())
             .expect("the shapes fit");
         assert_eq!(y, naive(x.view(), w.view()), "{m}x{n}x{k} in f64");
     }
@@ -237,7 +311,7 @@ mod tests {
         let (x, w) = (pattern(20, 60, 3), pattern(40, 60, 4));
         let (x, w) = (x.slice(s![1..;2, 5..;3]), w.slice(s![..;-2, ..19]));
         let mut y = Array2::from_elem((20, 41), -1.0f32);
-        linear::<f32, f32, f32>(x, w, None, LinearOptions::default(), y.slice_mut(s![..;2, 1..;2]))
+        linear::<f32, _, f32, f32, f32>(x, w, LinearTerms::default(), y.slice_mut(s![..;2, 1..;2]))
             .expect("the shapes fit");
         let expected = naive(x, w);
         for ((i, j), &value) in y.indexed_iter() {
@@ -250,10 +324,14 @@ mod tests {
     fn scale_comes_before_the_bias_and_the_activation_last() {
         let (x, w) = (pattern(3, 5, 5), pattern(4, 5, 6));
         let bias = Array1::from_vec(vec![1.0f32, -200.0, 3.0, 0.25]);
-        let options = LinearOptions { scale: 0.5, activation: Activation::Relu };
-        let mut y = Array2::zeros((3, 4));
-        linear::<f32, f32, f32>(x.view(), w.view(), Some(bias.view()), options, y.view_mut())
-            .expect("the shapes fit");
+        let options = LinearTerms {
+            alpha: 0.5,
+            activation: Activation::Relu,
+            bias: Some(bias.view()),
+            ..LinearTerms::default()
+        };
+        let mut y = Array2::<f32>::zeros((3, 4));
+        linear::<f32, _, f32, f32, f32>(x.view(), w.view(), options, y.view_mut()).expect("the shapes fit");
         for ((i, j), &sum) in naive(x.view(), w.view()).indexed_iter() {
             assert_eq!(f64::from(y[[i, j]]), (0.5 * sum + f64::from(bias[j])).max(0.0));
         }
@@ -262,11 +340,15 @@ mod tests {
     #[test]
     fn an_empty_k_gives_the_activated_bias() {
         let bias = Array1::from_vec(vec![-1.0f32, 2.0]);
-        let options = LinearOptions { scale: 1.0, activation: Activation::Relu };
+        let options = LinearTerms {
+            alpha: 1.0,
+            activation: Activation::Relu,
+            bias: Some(bias.view()),
+            ..LinearTerms::default()
+        };
         let mut y = Array2::from_elem((2, 2), f32::NAN);
         let (x, w) = (Array2::<f32>::zeros((2, 0)), Array2::zeros((2, 0)));
-        linear::<f32, f32, f32>(x.view(), w.view(), Some(bias.view()), options, y.view_mut())
-            .expect("the shapes fit");
+        linear::<f32, _, f32, f32, f32>(x.view(), w.view(), options, y.view_mut()).expect("the shapes fit");
         assert_eq!(y, ndarray::array![[0.0, 2.0], [0.0, 2.0]]);
     }
 
@@ -274,9 +356,9 @@ mod tests {
     fn shapes_that_do_not_fit_are_errors() {
         let run = |x: (usize, usize), w: (usize, usize), bias: usize, y: (usize, usize)| {
             let (x, w) = (Array2::<f32>::zeros(x), Array2::zeros(w));
-            let (bias, mut y) = (Array1::zeros(bias), Array2::zeros(y));
-            let options = LinearOptions::default();
-            linear::<f32, f32, f32>(x.view(), w.view(), Some(bias.view()), options, y.view_mut())
+            let (bias, mut y) = (Array1::zeros(bias), Array2::<f32>::zeros(y));
+            let options = LinearTerms { bias: Some(bias.view()), ..LinearTerms::default() };
+            linear::<f32, _, f32, f32, f32>(x.view(), w.view(), options, y.view_mut())
         };
         let operand = |result| match result {
             Err(Error::Shape { operand, .. }) => operand,
@@ -286,5 +368,41 @@ mod tests {
         assert_eq!(operand(run((2, 3), (4, 3), 4, (4, 2))), "y");
         assert_eq!(operand(run((2, 3), (4, 3), 1, (2, 4))), "bias");
         run((2, 3), (4, 3), 4, (2, 4)).expect("these fit");
+    }
+
+    /// Small integers, so that every value is exact: each term, the mask and the value before the activation.
+    #[test]
+    fn every_term_enters_where_it_is_defined_to() {
+        let (m, n, k) = (100, 300, 7);
+        let (x, w) = (pattern(m, k, 1), pattern(n, k, 2));
+        let bias = Array1::from_shape_fn(n, |j| j as f32 - 150.0);
+        let residual = pattern(m, n, 3);
+        let (rows, columns) = (
+            Array1::from_shape_fn(m, |i| if i % 2 == 0 { 1.0 } else { -2.0 }),
+            Array1::from_shape_fn(n, |j| [0.5, 1.0, 4.0][j % 3]),
+        );
+        let mut mask = Array2::from_elem((m, n.div_ceil(32)), u32::MAX);
+        let (mut z, mut y) = (Array2::<f32>::zeros((m, n)), Array2::<f32>::zeros((m, n)));
+        let terms = LinearTerms {
+            alpha: 2.0,
+            row_scale: Some(rows.view()),
+            column_scale: Some(columns.view()),
+            bias: Some(bias.view()),
+            beta: -3.0,
+            residual: Some(residual.view()),
+            activation: Activation::Relu,
+            mask: Some(mask.view_mut()),
+            preactivation: Some(z.view_mut()),
+        };
+        linear::<f32, _, f32, f32, f32>(x.view(), w.view(), terms, y.view_mut()).expect("the shapes fit");
+        let sums = naive(x.view(), w.view());
+        for ((i, j), &sum) in sums.indexed_iter() {
+            let scale = 2.0 * f64::from(rows[i]) * f64::from(columns[j]);
+            let expected = scale * sum + f64::from(bias[j]) - 3.0 * f64::from(residual[[i, j]]);
+            assert_eq!(f64::from(z[[i, j]]), expected, "[{i}, {j}]");
+            assert_eq!(f64::from(y[[i, j]]), expected.max(0.0));
+            assert_eq!(mask[[i, j / 32]] >> (j % 32) & 1 == 1, expected > 0.0);
+        }
+        assert!(mask.column(9).iter().all(|word| word >> (n % 32) == 0), "bits past the last column");
     }
 }

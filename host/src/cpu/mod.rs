@@ -10,6 +10,6 @@ mod number;
 mod scaled;
 
 pub(crate) use gemm::K_BLOCK as SUM_BLOCK;
-pub use linear::{LinearOptions, linear};
+pub use linear::{LinearTerms, linear};
 pub use number::{Accumulator, FromAccumulator, Operand};
 pub use scaled::{ScaledOptions, Scales, linear_scaled};

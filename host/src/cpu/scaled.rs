@@ -5,7 +5,7 @@
 use ndarray::{Array2, ArrayView1, ArrayView2, ArrayViewMut2};
 use rayon::prelude::*;
 
-use super::linear::{LinearOptions, linear};
+use super::linear::{LinearTerms, linear};
 use super::number::{Accumulator, FromAccumulator, Operand};
 use crate::error::{Error, Result};
 use crate::memory::zeros;
@@ -107,7 +107,7 @@ where
 
     let (x, w) = (widened(x)?, widened(w)?);
     let mut sums = array((m, n), zeros::<A>(OPERATION, m.saturating_mul(n))?)?;
-    linear::<f32, A, A>(x.view(), w.view(), None, LinearOptions::default(), sums.view_mut())?;
+    linear::<A, _, f32, f32, A>(x.view(), w.view(), LinearTerms::default(), sums.view_mut())?;
     let columns: Vec<(A, A)> = (0..n)
         .map(|column| {
             let bias = bias.as_ref().map_or(0.0, |bias| bias[column].to_f32());

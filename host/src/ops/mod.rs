@@ -6,13 +6,16 @@
 mod activation;
 mod implementation;
 pub mod linear;
+pub mod matmul;
 mod precision;
+mod product;
 mod repack;
 pub mod scaled;
 
 pub use activation::Activation;
 pub use implementation::Implementation;
 pub use linear::linear;
+pub use matmul::matmul;
 pub use precision::{Precision, Products};
 pub use repack::{RepackOp, repack};
 pub use scaled::{Scale, linear_scaled};

@@ -16,7 +16,7 @@ use crate::tensor::{Element, Tensor};
 /// The operation's name in errors.
 const OPERATION: &str = "repack";
 /// What rows of the copy start at multiples of, in bytes.
-const CHUNK_BYTES: usize = 16;
+pub(crate) const CHUNK_BYTES: usize = 16;
 /// No number of rows, and no length of a row in bytes, may reach this.
 const LIMIT: u64 = 1 << 31;
 /// Blocks of a grid along y, and along z.

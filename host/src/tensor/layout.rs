@@ -207,6 +207,14 @@ impl Layout {
         Ok(Self { shape: vec![rows, columns], strides: vec![stride, last_stride], offset: self.offset })
     }
 
+    /// Other axes over the same memory, from `start` elements after the first on. The caller sees to it that they reach no
+    /// element beyond the view's last.
+    pub(crate) fn with_axes(&self, start: usize, shape: &[usize], strides: &[usize]) -> Self {
+        let axes = Self { shape: shape.to_vec(), strides: strides.to_vec(), offset: self.offset + start };
+        debug_assert!(axes.len() == 0 || start + axes.span() <= self.span(), "{axes:?} in {self:?}");
+        axes
+    }
+
     /// The axes as (length, stride) with axes of length 1 left out and neighbours merged where one stride serves both.
     fn collapsed(&self) -> Vec<(usize, usize)> {
         collapse(&self.shape, [&self.strides])

@@ -155,6 +155,11 @@ impl<T: Element> Tensor<T> {
         Arc::ptr_eq(&self.buffer, &other.buffer) && ours.start.max(theirs.start) < ours.end.min(theirs.end)
     }
 
+    /// Whether the other tensor is the same view of the same memory.
+    pub(crate) fn is_same_view(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.buffer, &other.buffer) && self.layout == other.layout
+    }
+
     /// The indices `range` of `axis`, as a view.
     ///
     /// # Errors
@@ -190,6 +195,11 @@ impl<T: Element> Tensor<T> {
     /// [`Error::Argument`] if there is no such axis.
     pub fn swap_axes(&self, first: usize, second: usize) -> Result<Self> {
         Ok(self.with_layout(self.layout.swap_axes(first, second)?))
+    }
+
+    /// Other axes over this view's memory; see [`Layout::with_axes`].
+    pub(crate) fn with_axes(&self, start: usize, shape: &[usize], strides: &[usize]) -> Self {
+        self.with_layout(self.layout.with_axes(start, shape, strides))
     }
 
     /// The address of the first element as an argument of a kernel that reads it. Null for a tensor of no elements.

@@ -27,6 +27,58 @@ impl Placement {
     }
 }
 
+/// Numbers that rows or columns are multiplied with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scales {
+    /// None.
+    #[default]
+    None,
+    /// One for all.
+    One,
+    /// One for each.
+    Each,
+}
+
+/// What an operation does beside scale, bias and activation, and what it gives beside its result.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Terms {
+    /// What the rows are multiplied with.
+    pub row_scale: Scales,
+    /// What the columns are multiplied with.
+    pub column_scale: Scales,
+    /// What a residual is multiplied with; 0 for none.
+    pub beta: f32,
+    /// Whether the residual is what the output holds.
+    pub in_place: bool,
+    /// Whether the ReLU mask is asked for.
+    pub mask: bool,
+    /// Whether the activation's argument is asked for.
+    pub preactivation: bool,
+}
+
+impl Terms {
+    fn note(self) -> String {
+        let mut note = String::new();
+        for (scales, name) in [(self.row_scale, "row"), (self.column_scale, "column")] {
+            match scales {
+                Scales::None => {}
+                Scales::One => note.push_str(&format!(" {name} scale 1")),
+                Scales::Each => note.push_str(&format!(" {name} scales")),
+            }
+        }
+        if self.beta != 0.0 {
+            note.push_str(&format!(" {} {}", if self.in_place { "onto y" } else { "residual" }, self.beta));
+        }
+        if self.mask {
+            note.push_str(" mask");
+        }
+        if self.preactivation {
+            note.push_str(" preactivation");
+        }
+        note
+    }
+}
+
 /// One linear operation to validate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearCase {
@@ -46,6 +98,8 @@ pub struct LinearCase {
     pub bias: bool,
     /// What the product is multiplied with.
     pub scale: f32,
+    /// What else there is.
+    pub terms: Terms,
     /// Where x lies.
     pub x: Placement,
     /// Where w lies.
@@ -73,6 +127,7 @@ impl LinearCase {
             activation: Activation::Relu,
             bias: true,
             scale: 1.0,
+            terms: Terms::default(),
             x: Placement::default(),
             w: Placement::default(),
             y: Placement::default(),
@@ -113,12 +168,13 @@ impl LinearCase {
     }
 
     /// Whether an exact result can be asked for: integer data, an activation that keeps integers, a scale that is a power
-    /// of two (down to a half).
+    /// of two (down to a half), a residual that is added once or twice. (Scales of integer data are 1 and −1.)
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.data == Data::Integers
             && matches!(self.activation, Activation::None | Activation::Relu)
             && matches!(self.scale, 0.5 | 1.0 | 2.0)
+            && matches!(self.terms.beta.abs(), 0.0 | 1.0 | 2.0)
     }
 
     /// The types, as in `bf16` or `bf16→f32`.
@@ -147,6 +203,7 @@ impl LinearCase {
         if self.scale != 1.0 {
             options.push_str(&format!(" scale {}", self.scale));
         }
+        options.push_str(&self.terms.note());
         for (placement, name) in [(self.x, "x"), (self.w, "w"), (self.y, "y")] {
             options.push_str(&placement.note(name));
         }
@@ -157,5 +214,71 @@ impl LinearCase {
             options.push_str(&format!(" tile {tile}"));
         }
         options
+    }
+}
+
+/// One matrix product to validate: a batch of products of the sizes and options of a linear operation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatmulCase {
+    /// Sizes, types and options; x stands for a, w for b. Where an operand lies is told of it as it is stored.
+    pub product: LinearCase,
+    /// Matrices of a and of b: as many of each, or one of one of them.
+    pub batch: [usize; 2],
+    /// Whether a is stored as K × M, and b as K × N: contiguous along M, along N.
+    pub across: [bool; 2],
+}
+
+impl MatmulCase {
+    /// Single products of `product`'s sizes and options, both operands contiguous along K.
+    #[must_use]
+    pub fn new(product: LinearCase) -> Self {
+        Self { product, batch: [1; 2], across: [false; 2] }
+    }
+
+    /// Matrices of the output.
+    #[must_use]
+    pub fn matrices(&self) -> usize {
+        // A batch of none and one for all is one of none.
+        if self.batch.contains(&0) { 0 } else { self.batch[0].max(self.batch[1]) }
+    }
+
+    /// The error for batches that do not fit together, and for sizes that cannot be addressed.
+    pub(crate) fn check_sizes(&self, operation: &'static str) -> Result<()> {
+        let [a, b] = self.batch;
+        if a != b && a != 1 && b != 1 {
+            return Err(Error::Argument {
+                operation,
+                argument: "batch",
+                expected: "as many matrices of each operand, or one of one of them".into(),
+                actual: format!("{a} and {b}"),
+            });
+        }
+        let LinearCase { m, k, n, .. } = self.product;
+        let rows = |count: usize, rows: usize| count.max(1).saturating_mul(rows);
+        // Each as rows of one matrix, as it is stored, and as the reference reads it.
+        let stored = [
+            LinearCase { m: rows(a, m), n: rows(b, n), ..self.product.clone() },
+            LinearCase { m: rows(a, k), n: rows(b, k), k: m.max(n), ..self.product.clone() },
+            LinearCase { m: rows(a.max(b), m), ..self.product.clone() },
+        ];
+        stored.iter().try_for_each(|case| case.check_sizes(operation))
+    }
+
+    /// The sizes, as M×K×N, with the matrices before them if there are several.
+    #[must_use]
+    pub fn shape(&self) -> String {
+        match self.batch {
+            [1, 1] => self.product.shape(),
+            [a, b] if a == b => format!("{a}×{}", self.product.shape()),
+            [a, b] => format!("{a}|{b}×{}", self.product.shape()),
+        }
+    }
+
+    /// The options in short: the layouts as in `NT`, where N is for M × K and for K × N, then those of the product.
+    #[must_use]
+    pub fn options(&self) -> String {
+        let letter = |transposed: bool| if transposed { 'T' } else { 'N' };
+        let [a, b] = self.across;
+        format!("{}{} {}", letter(a), letter(!b), self.product.options())
     }
 }

@@ -7,14 +7,14 @@
 pub mod bound;
 mod case;
 mod data;
-mod linear;
+mod product;
 mod reference;
 mod scaled;
 mod scaled_case;
 
-pub use case::{LinearCase, Placement};
+pub use case::{LinearCase, MatmulCase, Placement, Scales, Terms};
 pub use data::Data;
-pub use linear::{linear, linear_bits};
+pub use product::{linear, linear_bits, matmul, matmul_bits};
 pub use scaled::linear_scaled;
 pub use scaled_case::{ScaleKind, ScaledCase};
 

@@ -4,7 +4,7 @@ use ndarray::{Array1, Array2, ArrayView1, ArrayView2, Axis};
 
 use super::bound::Expected;
 use super::data::filled;
-use crate::cpu::{self, LinearOptions, Operand};
+use crate::cpu::{self, LinearTerms, Operand};
 use crate::error::Result;
 use crate::ops::Activation;
 
@@ -13,11 +13,40 @@ const FULL_WORK: u64 = 1 << 31;
 /// Rows, and columns, compared where not all are.
 const SAMPLED_LINES: usize = 32;
 
+/// What is done to the product, for all rows and columns.
+#[derive(Clone, Debug)]
+pub(crate) struct ReferenceTerms<'a, B> {
+    pub(crate) alpha: f32,
+    pub(crate) row_scale: Option<ArrayView1<'a, f32>>,
+    pub(crate) column_scale: Option<ArrayView1<'a, f32>>,
+    pub(crate) bias: Option<ArrayView1<'a, B>>,
+    pub(crate) beta: f32,
+    pub(crate) residual: Option<ArrayView2<'a, f32>>,
+    pub(crate) activation: Activation,
+}
+
+impl<B> Default for ReferenceTerms<'_, B> {
+    fn default() -> Self {
+        Self {
+            alpha: 1.0,
+            row_scale: None,
+            column_scale: None,
+            bias: None,
+            beta: 0.0,
+            residual: None,
+            activation: Activation::None,
+        }
+    }
+}
+
 /// The reference of some rows and all columns, or of all rows and some columns.
 pub(crate) struct Reference {
     z: Array2<f64>,
     magnitude: Array2<f64>,
-    bias: Option<Array1<f64>>,
+    /// What is added to the product, in magnitude.
+    added: Array2<f64>,
+    row_scale: Option<Array1<f32>>,
+    column_scale: Option<Array1<f32>>,
     activation: Activation,
     rows: Vec<usize>,
     columns: Vec<usize>,
@@ -25,11 +54,10 @@ pub(crate) struct Reference {
 
 impl Reference {
     /// The references that together cover what is to be compared: everything, or sampled rows and sampled columns.
-    pub(crate) fn cover<T: Operand>(
+    pub(crate) fn cover<T: Operand, B: Operand>(
         x: ArrayView2<'_, T>,
         w: ArrayView2<'_, T>,
-        bias: Option<ArrayView1<'_, T>>,
-        options: LinearOptions,
+        terms: &ReferenceTerms<'_, B>,
     ) -> Result<Vec<Self>> {
         let (m, n, k) = (x.nrows(), w.nrows(), x.ncols());
         let all = |count: usize| (0..count).collect::<Vec<_>>();
@@ -39,34 +67,46 @@ impl Reference {
         // Where K is 0 the elements are work, too.
         let work = (m as u64).saturating_mul(n as u64).saturating_mul(k.max(1) as u64);
         if work <= FULL_WORK {
-            return Ok(vec![Self::new(x, w, bias, options, all(m), all(n))?]);
+            return Ok(vec![Self::new(x, w, terms, all(m), all(n))?]);
         }
-        Ok(vec![
-            Self::new(x, w, bias, options, sampled(m), all(n))?,
-            Self::new(x, w, bias, options, all(m), sampled(n))?,
-        ])
+        Ok(vec![Self::new(x, w, terms, sampled(m), all(n))?, Self::new(x, w, terms, all(m), sampled(n))?])
     }
 
-    fn new<T: Operand>(
+    fn new<T: Operand, B: Operand>(
         x: ArrayView2<'_, T>,
         w: ArrayView2<'_, T>,
-        bias: Option<ArrayView1<'_, T>>,
-        options: LinearOptions,
+        terms: &ReferenceTerms<'_, B>,
         rows: Vec<usize>,
         columns: Vec<usize>,
     ) -> Result<Self> {
         let (x, w) = (x.select(Axis(0), &rows), w.select(Axis(0), &columns));
-        let bias = bias.map(|bias| bias.select(Axis(0), &columns));
+        let row_scale = terms.row_scale.map(|scale| scale.select(Axis(0), &rows));
+        let column_scale = terms.column_scale.map(|scale| scale.select(Axis(0), &columns));
+        let bias = terms.bias.as_ref().map(|bias| bias.select(Axis(0), &columns));
+        let residual =
+            terms.residual.map(|residual| residual.select(Axis(0), &rows).select(Axis(1), &columns));
         let shape = (rows.len(), columns.len());
         let (mut z, mut magnitude) = (filled(shape, 0f64)?, filled(shape, 0f64)?);
-        let product = LinearOptions { scale: options.scale, activation: Activation::None };
-        let bias_view = bias.as_ref().map(|b| b.view());
-        cpu::linear::<T, f64, f64>(x.view(), w.view(), bias_view, product, z.view_mut())?;
+        let product = LinearTerms {
+            alpha: terms.alpha,
+            row_scale: row_scale.as_ref().map(|scale| scale.view()),
+            column_scale: column_scale.as_ref().map(|scale| scale.view()),
+            bias: bias.as_ref().map(|bias| bias.view()),
+            beta: terms.beta,
+            residual: residual.as_ref().map(|residual| residual.view()),
+            ..LinearTerms::default()
+        };
+        cpu::linear::<f64, _, _, _, _>(x.view(), w.view(), product, z.view_mut())?;
         let (x, w) = (x.mapv(|v| v.to_f32().abs()), w.mapv(|v| v.to_f32().abs()));
-        let plain = LinearOptions::default();
-        cpu::linear::<f32, f64, f64>(x.view(), w.view(), None, plain, magnitude.view_mut())?;
-        let bias = bias.map(|bias| bias.mapv(|b| f64::from(b.to_f32())));
-        Ok(Self { z, magnitude, bias, activation: options.activation, rows, columns })
+        let plain = LinearTerms::<f32, f32, f64>::default();
+        cpu::linear::<f64, _, _, _, _>(x.view(), w.view(), plain, magnitude.view_mut())?;
+        let mut added = filled(shape, 0f64)?;
+        for ((i, j), added) in added.indexed_iter_mut() {
+            *added = bias.as_ref().map_or(0.0, |bias| f64::from(bias[j].to_f32()).abs())
+                + residual.as_ref().map_or(0.0, |r| (f64::from(terms.beta) * f64::from(r[[i, j]])).abs());
+        }
+        let activation = terms.activation;
+        Ok(Self { z, magnitude, added, row_scale, column_scale, activation, rows, columns })
     }
 
     /// Every compared element: its row and column in the output, and what is expected there.
@@ -76,7 +116,9 @@ impl Reference {
                 z,
                 y: self.activation.apply(z),
                 magnitude: self.magnitude[[i, j]],
-                bias: self.bias.as_ref().map_or(0.0, |bias| bias[j]),
+                factor: self.row_scale.as_ref().map_or(1.0, |scale| f64::from(scale[i]))
+                    * self.column_scale.as_ref().map_or(1.0, |scale| f64::from(scale[j])),
+                added: self.added[[i, j]],
             };
             (self.rows[i], self.columns[j], expected)
         })
@@ -96,8 +138,7 @@ pub(super) fn sampled(count: usize) -> Vec<usize> {
 mod tests {
     use ndarray::Array2;
 
-    use super::{Reference, sampled};
-    use crate::cpu::LinearOptions;
+    use super::{Reference, ReferenceTerms, sampled};
 
     #[test]
     fn samples_include_both_ends_and_no_line_twice() {
@@ -112,8 +153,8 @@ mod tests {
     #[test]
     fn a_large_case_is_covered_by_whole_rows_and_whole_columns() {
         let (x, w) = (Array2::from_elem((1500, 1000), 1f32), Array2::from_elem((1500, 1000), -2f32));
-        let cover =
-            Reference::cover(x.view(), w.view(), None, LinearOptions::default()).expect("the shapes fit");
+        let terms = ReferenceTerms::<f32>::default();
+        let cover = Reference::cover(x.view(), w.view(), &terms).expect("the shapes fit");
         let shapes: Vec<_> = cover.iter().map(|part| part.z.dim()).collect();
         assert!(shapes.len() == 2 && shapes[0].1 == 1500 && shapes[1].0 == 1500 && shapes[0].0 < 50);
         let (row, column, expected) = cover[1].elements().last().expect("it is not empty");

@@ -285,7 +285,8 @@ where
                 z,
                 y: case.activation.apply(z),
                 magnitude: magnitude[[row, column]],
-                bias: operands.bias.as_ref().map_or(0.0, |bias| bias[column].to_f32().into()),
+                factor: 1.0,
+                added: operands.bias.as_ref().map_or(0.0, |bias| f64::from(bias[column].to_f32()).abs()),
             };
             (rows[row], column, expected)
         })

@@ -4,7 +4,7 @@ use serde::Serialize;
 use warpsmith::ops::Activation;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
-use warpsmith::validate::{Data, LinearCase, Placement};
+use warpsmith::validate::{Data, LinearCase, MatmulCase, Placement, Scales, Terms};
 use warpsmith::{DType, Device, DeviceKind};
 
 /// How much to validate.
@@ -88,6 +88,7 @@ pub(super) fn linear(level: Level, target: Target, seed: u64) -> Vec<LinearCase>
         cases.extend(QUICK_SIZES.map(case));
         cases.extend(options(&case));
         cases.extend(layouts(&case));
+        cases.extend(terms(&case));
         if level >= Level::Default {
             cases.extend(MORE_SIZES.map(case));
             cases.extend(tiles(&case, input, target));
@@ -103,6 +104,68 @@ pub(super) fn linear(level: Level, target: Target, seed: u64) -> Vec<LinearCase>
     numbered(cases, seed)
 }
 
+/// The cases of matrix products: every layout of both operands, single and in batches, on sizes that are aligned and on odd ones.
+pub(super) fn matmul(level: Level, target: Target, seed: u64) -> Vec<MatmulCase> {
+    let mut cases = Vec::new();
+    for (input, output) in TYPES {
+        let case = |(m, k, n)| {
+            let product = LinearCase { output, ..LinearCase::new(input, m, k, n) };
+            LinearCase { activation: Activation::None, bias: false, ..product }
+        };
+        let layouts = |product: LinearCase, batch: [usize; 2]| {
+            [[false, false], [false, true], [true, false], [true, true]].map(|across| MatmulCase {
+                product: product.clone(),
+                batch,
+                across,
+            })
+        };
+        let beside = Placement { before: 8, after: 3 };
+        let scaled = LinearCase {
+            scale: -0.37,
+            terms: Terms { beta: 0.5, in_place: true, ..Terms::default() },
+            ..case((64, 72, 80))
+        };
+        let mut chosen = vec![
+            (case((64, 64, 64)), [1, 1]),
+            (case((65, 129, 67)), [1, 1]),
+            (case((40, 24, 56)), [3, 3]),
+            (case((33, 17, 13)), [1, 3]),
+            (scaled.clone(), [1, 1]),
+        ];
+        if level >= Level::Default {
+            chosen.extend([
+                (case((1, 100, 40)), [4, 1]),
+                (case((7, 0, 9)), [2, 2]),
+                (case((9, 8, 1)), [2, 2]),
+                (LinearCase { x: beside, w: beside, y: beside, ..case((70, 88, 90)) }, [2, 2]),
+                (
+                    LinearCase {
+                        terms: Terms { in_place: false, row_scale: Scales::Each, ..scaled.terms },
+                        ..scaled
+                    },
+                    [2, 2],
+                ),
+                (integers(case((130, 100, 140))), [1, 1]),
+                (integers(case((65, 33, 129))), [2, 1]),
+            ]);
+        }
+        if level == Level::Full && target.on_gpu {
+            chosen.extend([
+                (case((1024, 784, 2048)), [1, 1]),
+                (case((1000, 4095, 999)), [1, 1]),
+                (case((4096, 4096, 4096)), [1, 1]),
+                (case((512, 512, 512)), [16, 16]),
+                (case((1024, 128, 1024)), [32, 32]),
+            ]);
+        }
+        cases.extend(chosen.into_iter().flat_map(|(product, batch)| layouts(product, batch)));
+    }
+    for (number, case) in cases.iter_mut().enumerate() {
+        case.product.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
+    }
+    cases
+}
+
 /// Integer cases on which a GPU and the emulator are compared bit by bit.
 pub(super) fn compared_bits(target: Target, seed: u64) -> Vec<LinearCase> {
     let mut cases = Vec::new();
@@ -111,6 +174,7 @@ pub(super) fn compared_bits(target: Target, seed: u64) -> Vec<LinearCase> {
         cases.extend(QUICK_SIZES.into_iter().chain(MORE_SIZES).map(case));
         cases.extend(tiles(&case, input, target));
         cases.extend(layouts(&case));
+        cases.extend(terms(&case));
     }
     numbered(cases, seed)
 }
@@ -129,6 +193,33 @@ fn options(case: &impl Fn((usize, usize, usize)) -> LinearCase) -> Vec<LinearCas
         ]
     };
     Activation::ALL.into_iter().flat_map(with).collect()
+}
+
+/// Scales, residuals and what training needs: each alone and all together, on outputs with whole words of a mask and without.
+fn terms(case: &impl Fn((usize, usize, usize)) -> LinearCase) -> Vec<LinearCase> {
+    let none = Terms::default();
+    let all = Terms {
+        row_scale: Scales::Each,
+        column_scale: Scales::Each,
+        beta: 2.0,
+        in_place: false,
+        mask: true,
+        preactivation: true,
+    };
+    let alone = [
+        Terms { row_scale: Scales::Each, ..none },
+        Terms { column_scale: Scales::Each, row_scale: Scales::One, ..none },
+        Terms { column_scale: Scales::One, ..none },
+        Terms { beta: -1.0, ..none },
+        Terms { beta: 1.0, in_place: true, ..none },
+        Terms { mask: true, ..none },
+        Terms { preactivation: true, ..none },
+    ];
+    let alone = alone.map(|terms| LinearCase { terms, ..case((70, 88, 90)) });
+    let together = [(37, 70, 45), (130, 64, 256), (65, 40, 288)].map(case);
+    let gelu = LinearCase { activation: Activation::GeluErf, ..case((40, 56, 33)) };
+    let together = together.into_iter().chain([gelu]).map(|case| LinearCase { terms: all, ..case });
+    alone.into_iter().chain(together).collect()
 }
 
 /// Operands inside larger matrices: on 16-byte boundaries, and on any.

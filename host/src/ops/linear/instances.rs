@@ -11,8 +11,6 @@ use warpsmith_kernels::linear_hopper::{
     HopperCooperative128x128, HopperParams, HopperPingPong128x128, linear_hopper,
 };
 
-use super::OPERATION;
-use super::plan::{is_chunked_at, row_stride};
 use super::select::{Access, Tile};
 use crate::cpu::{FromAccumulator, Operand};
 use crate::device::Device;
@@ -39,11 +37,11 @@ where
 
 /// What a linear kernel works on.
 pub(crate) struct Operands<'a, T: Element, O: Element> {
-    /// x as a matrix.
+    /// The matrices x, `[batch, M, K]`; one if all products share it.
     pub(crate) x: &'a Tensor<T>,
-    /// w.
+    /// The matrices w, `[batch, N, K]`; one if all products share it.
     pub(crate) w: &'a Tensor<T>,
-    /// y as a matrix.
+    /// The matrices y, `[batch, M, N]`.
     pub(crate) y: &'a Tensor<O>,
     /// The place of y.
     pub(crate) y_arg: GlobalMut<O::Device>,
@@ -118,9 +116,9 @@ unsafe fn launch_portable<T: Element, O: Element, K: Kernel<Args = PortableArgs<
         stride_x: row_stride(x),
         stride_w: row_stride(w),
         stride_y: row_stride(y),
-        batch_x: 0,
-        batch_w: 0,
-        batch_y: 0,
+        batch_x: batch_stride(x),
+        batch_w: batch_stride(w),
+        batch_y: batch_stride(y),
         m,
         n,
         k,
@@ -144,12 +142,23 @@ type HopperArgs<T, O> = (
 /// Rows of Y that a warp has the copy engine store at a time.
 const STORED_ROWS: usize = 16;
 
-/// A tensor map of a matrix as one of a batch, with boxes of `rows` × `columns`.
-fn matrix_map<T: Element>(matrix: &Tensor<T>, rows: usize, columns: usize) -> Result<TensorMap> {
-    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
-    let (shape, strides) = (matrix.shape(), matrix.strides());
-    let (shape, strides) = ([1, shape[0], shape[1]], [0, strides[0], strides[1]]);
-    matrix.encode_as(OPERATION, &shape, &strides, &[1, rows, columns], &options)
+/// Elements from one row of matrices to the next.
+///
+/// A single row has no stride to speak of. Zero keeps the addresses of the rows that a tile has and the matrix lacks as
+/// aligned as its own.
+fn row_stride<T: Element>(matrices: &Tensor<T>) -> u64 {
+    if matrices.shape()[1] <= 1 { 0 } else { matrices.strides()[1] as u64 }
+}
+
+/// Elements from one matrix to the next; 0 for a single one.
+fn batch_stride<T: Element>(matrices: &Tensor<T>) -> u64 {
+    if matrices.shape()[0] <= 1 { 0 } else { matrices.strides()[0] as u64 }
+}
+
+/// Whether the copy engine can store the rows of `y`, which begins at `y_arg`: they start at multiples of 16 bytes.
+fn is_chunked<T: Element>(y_arg: GlobalMut<T::Device>, y: &Tensor<T>) -> bool {
+    let strides = (row_stride(y) | batch_stride(y)) * size_of::<T>() as u64;
+    (y_arg.address() | strides).is_multiple_of(16)
 }
 
 /// Launches the Hopper kernel `K` of tile `S`.
@@ -165,23 +174,28 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
 ) -> Result<()> {
     let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
     let columns = S::ROW_BYTES as usize / size_of::<T>();
-    let x = matrix_map(x, S::A_BOX_ROWS as usize, columns)?;
-    let w = matrix_map(w, S::B_BOX_ROWS as usize, columns)?;
+    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    let batch = y.shape()[0];
+    let is_shared = |matrices: usize| matrices == 1 && batch > 1;
+    let layouts =
+        Layouts::K_MAJOR.with_shared_a(is_shared(x.shape()[0])).with_shared_b(is_shared(w.shape()[0]));
+    let x = x.tensor_map([1, S::A_BOX_ROWS as usize, columns], &options)?;
+    let w = w.tensor_map([1, S::B_BOX_ROWS as usize, columns], &options)?;
     // The copy engine stores chunks of 16 bytes, also where a row ends within one.
-    let has_boxes = is_chunked_at(y_arg.address(), y) && (n as usize * size_of::<O>()).is_multiple_of(16);
+    let has_boxes = is_chunked(y_arg, y) && (n as usize * size_of::<O>()).is_multiple_of(16);
     let y_boxes = if has_boxes {
-        matrix_map(y, STORED_ROWS, S::ROW_BYTES as usize / size_of::<O>())?
+        y.tensor_map([1, STORED_ROWS, S::ROW_BYTES as usize / size_of::<O>()], &options)?
     } else {
         TensorMap::from_words([0; 16])
     };
     let params = HopperParams {
         stride_y: row_stride(y),
-        batch_y: 0,
-        batch: 1,
+        batch_y: batch_stride(y),
+        batch: batch as u32,
         m,
         n,
         k,
-        layouts: Layouts::K_MAJOR,
+        layouts,
         has_boxes: has_boxes.into(),
     };
     let kernel = device.kernel::<K>()?;

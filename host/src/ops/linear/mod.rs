@@ -1,28 +1,24 @@
 //! `Y = act(scale · X Wᵀ + b)`: the fused linear operation.
 //!
-//! [`linear`] starts a builder; [`LinearOp::run`] and [`LinearOp::run_into`] check everything first (`plan`), then launch a
-//! kernel (`instances`) that [`select::select`] has chosen, or run the CPU implementation.
+//! [`linear`] starts a builder; [`LinearOp::run`] and [`LinearOp::run_into`] check everything first and launch a kernel
+//! (`instances`) that [`select::select`] has chosen, or run the CPU implementation, as every product does (`ops::product`).
 //!
 //! Accumulation is in f32, the result is rounded once. f32 inputs are multiplied at f32 accuracy (as three TF32 products on
 //! tensor cores).
 
 mod instances;
-mod plan;
 pub mod select;
 
+pub(crate) use instances::{Instance, Operands};
 pub use instances::{LinearInput, LinearTypes};
 pub use select::Tile;
 
-use ndarray::{ArrayViewMut2, Ix1, Ix2};
-
-use crate::cpu::{self, FromAccumulator, LinearOptions};
-use crate::device::cpu::out_of_memory;
+use crate::cpu::FromAccumulator;
 use crate::error::{Error, Result};
-use crate::memory::HostBytes;
-use crate::ops::{Activation, Implementation};
-use crate::stream::{Operand, Stream};
+use crate::ops::product::{Options, Product, option_methods};
+use crate::ops::{Activation, Implementation, Precision};
+use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
-use plan::Plan;
 
 /// The operation's name in errors.
 const OPERATION: &str = "linear";
@@ -51,16 +47,7 @@ where
     T: LinearTypes<O>,
     O: Element + FromAccumulator<f32>,
 {
-    LinearOp {
-        x,
-        w,
-        bias: None,
-        scale: 1.0,
-        activation: Activation::None,
-        stream: None,
-        tile: None,
-        output: std::marker::PhantomData,
-    }
+    LinearOp { x, w, options: Options::new() }
 }
 
 /// A linear operation that has yet to run; see [`linear`].
@@ -69,12 +56,7 @@ where
 pub struct LinearOp<'a, T: Element, O: Element> {
     x: &'a Tensor<T>,
     w: &'a Tensor<T>,
-    bias: Option<&'a Tensor<T>>,
-    scale: f32,
-    activation: Activation,
-    stream: Option<&'a Stream>,
-    tile: Option<Tile>,
-    output: std::marker::PhantomData<O>,
+    options: Options<'a, T, O>,
 }
 
 impl<'a, T, O> LinearOp<'a, T, O>
@@ -82,66 +64,42 @@ where
     T: LinearTypes<O>,
     O: Element + FromAccumulator<f32>,
 {
-    /// Adds `bias` `[N]` to every row; `None` adds nothing.
-    pub fn bias(self, bias: impl Into<Option<&'a Tensor<T>>>) -> Self {
-        Self { bias: bias.into(), ..self }
+    option_methods!();
+
+    /// Multiplies the product by `scale` before anything is added. 1 unless it is set.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.options.alpha = scale;
+        self
     }
 
-    /// Applies `activation` last, before rounding.
-    pub fn activation(self, activation: Activation) -> Self {
-        Self { activation, ..self }
-    }
-
-    /// Multiplies the product by `scale` before the bias is added. 1 unless it is set.
-    pub fn scale(self, scale: f32) -> Self {
-        Self { scale, ..self }
-    }
-
-    /// Rounds the result to `P` instead of the inputs' type; `f32` is the alternative.
+    /// Rounds the result to `P` instead of the inputs' type; `f32` is the alternative. It comes before the options that take tensors
+    /// of the output's type.
     pub fn output<P>(self) -> LinearOp<'a, T, P>
     where
         T: LinearTypes<P>,
         P: Element + FromAccumulator<f32>,
     {
-        let Self { x, w, bias, scale, activation, stream, tile, .. } = self;
-        LinearOp { x, w, bias, scale, activation, stream, tile, output: std::marker::PhantomData }
-    }
-
-    /// Runs on `stream` instead of the device's default stream.
-    pub fn on(self, stream: &'a Stream) -> Self {
-        Self { stream: Some(stream), ..self }
-    }
-
-    /// Takes this tile instead of the one that [`select::select`] chooses; it must run on the device. The CPU implementation has no such tiles and
-    /// ignores it.
-    pub fn tile(self, tile: impl Into<Option<Tile>>) -> Self {
-        Self { tile: tile.into(), ..self }
+        LinearOp { x: self.x, w: self.w, options: self.options.output() }
     }
 
     /// Runs the operation into a new tensor of shape [.., N]. On a GPU the work may still be under way when this returns.
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit;
-    /// whatever allocating the output, loading the kernel and launching it may return.
+    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
+    /// not fit; whatever allocating the output, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<O>> {
-        let plan = Plan::new(self)?;
-        let stream = self.stream();
-        let mut y = Tensor::uninit_on(&stream, &plan.output_shape)?;
-        self.execute(&plan, &stream, &mut y)?;
-        Ok(y)
+        self.product()?.run()
     }
 
-    /// Runs the operation into `y`, which may be a view with any row stride.
+    /// Runs the operation into `y`, which may be a view whose last axis is contiguous.
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run), and [`Error::Overlap`] if `y` shares memory with an input: if the spans from first to last
-    /// element of the two meet, even if their elements alternate.
+    /// As [`run`](Self::run), and [`Error::Overlap`] if `y` shares memory with another operand: if the spans from first to last
+    /// element of the two meet, even if their elements alternate. Only a residual may be the same tensor.
     pub fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
-        let plan = Plan::new(self)?;
-        plan.check_output(self, y)?;
-        self.execute(&plan, &self.stream(), y)
+        self.product()?.run_into(y)
     }
 
     /// Which implementation [`run`](Self::run) would take.
@@ -150,56 +108,29 @@ where
     ///
     /// As [`run`](Self::run), for the operands.
     pub fn implementation(&self) -> Result<Implementation> {
-        Ok(Plan::new(self)?.implementation)
+        self.product()?.implementation()
     }
 
-    fn stream(&self) -> Stream {
-        self.stream.cloned().unwrap_or_else(|| self.x.device().default_stream())
-    }
-
-    fn execute(&self, plan: &Plan<T, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
-        match &plan.launch {
-            _ if y.is_empty() => Ok(()),
-            None => self.execute_on_cpu(plan, y),
-            Some(launch) => {
-                let mut flat = plan::flatten("y", y)?;
-                let y_arg = flat.arg_mut();
-                let arguments = launch.operands(plan, self, &flat, y_arg);
-                let mut operands: Vec<&dyn Operand> = vec![self.x, self.w, y];
-                operands.extend(self.bias.map(|bias| bias as &dyn Operand));
-                stream.with_operands(&operands, || {
-                    // SAFETY: the plan has checked shapes, strides, alignment and device of every operand, and that `y` is
-                    // apart from the inputs. Tensors are freed in the order of their home streams, which
-                    // `with_operands` makes wait for this work.
-                    unsafe { launch.instance.launch(self.x.device(), stream, launch.blocks, &arguments) }
-                })
-            }
+    fn product(&self) -> Result<Product<'_, T, O>> {
+        let (x, w) = (self.x, self.w);
+        let shape = |operand, expected: String, tensor: &Tensor<T>| Error::Shape {
+            operation: OPERATION,
+            operand,
+            expected,
+            actual: tensor.shape().to_vec(),
+        };
+        let Some((&k, rows)) = x.shape().split_last() else {
+            return Err(shape("x", "[.., K], at least one axis".into(), x));
+        };
+        let &[n, w_k] = w.shape() else { return Err(shape("w", format!("[N, {k}], two axes"), w)) };
+        if w_k != k {
+            return Err(shape("w", format!("[N, {k}], since x has {k} columns"), w));
         }
-    }
-
-    /// Works on snapshots of the inputs and on a block of its own for the result, so no lock is held meanwhile.
-    fn execute_on_cpu(&self, plan: &Plan<T, O>, y: &mut Tensor<O>) -> Result<()> {
-        let mut result = HostBytes::zeroed(plan.m * plan.n * size_of::<O>())
-            .ok_or_else(|| out_of_memory(OPERATION, plan.m * plan.n * size_of::<O>()))?;
-        {
-            let (x, w) = (plan.x.host_view(OPERATION)?, self.w.host_view(OPERATION)?);
-            let bias = self.bias.map(|bias| bias.host_view(OPERATION)).transpose()?;
-            let (x, w) = (x.array(), w.array());
-            let bias = bias.as_ref().map(|bias| bias.array());
-            let two = |shape: ndarray::ShapeError| Error::Argument {
-                operation: OPERATION,
-                argument: "shape",
-                expected: "two axes".into(),
-                actual: shape.to_string(),
-            };
-            let x = x.into_dimensionality::<Ix2>().map_err(two)?;
-            let w = w.into_dimensionality::<Ix2>().map_err(two)?;
-            let bias = bias.map(|bias| bias.into_dimensionality::<Ix1>()).transpose().map_err(two)?;
-            let options = LinearOptions { scale: self.scale, activation: self.activation };
-            let elements = bytemuck::cast_slice_mut(result.as_mut_slice());
-            let result = ArrayViewMut2::from_shape((plan.m, plan.n), elements).map_err(two)?;
-            cpu::linear::<T, f32, O>(x, w, bias, options, result)?;
-        }
-        y.put_host_bytes(OPERATION, result)
+        let output_shape = [rows, &[n]].concat();
+        // A vector is a matrix of one row.
+        let a = if rows.is_empty() { x.reshape([1, k])? } else { x.clone() };
+        let leading = a.shape()[..a.rank() - 2].to_vec();
+        let (b, options) = (w.clone(), &self.options);
+        Ok(Product { operation: OPERATION, names: ["x", "w"], a, b, leading, output_shape, options })
     }
 }

@@ -122,14 +122,25 @@ impl Tile {
         u64::from(along_m) * u64::from(n.div_ceil(columns))
     }
 
-    /// The blocks of a launch for an output of `m` × `n`: one for each tile, or at most as many as the multiprocessors hold
+    /// The blocks of a launch for `batch` outputs of `m` × `n`: one for each tile, or at most as many as the multiprocessors hold
     /// where a block works through several.
     #[must_use]
-    pub fn blocks(self, m: u32, n: u32, multiprocessors: u32) -> u64 {
-        let tiles = self.tiles(m, n);
+    pub fn blocks(self, m: u32, n: u32, batch: u32, multiprocessors: u32) -> u64 {
+        let tiles = self.tiles(m, n).saturating_mul(batch.into());
         let Some(Hopper { cluster, resident }) = self.facts().hopper else { return tiles };
         let most = u64::from(multiprocessors) * u64::from(resident) / u64::from(cluster);
         tiles.min(most.max(1) * u64::from(cluster))
+    }
+}
+
+impl Tile {
+    /// Whether a device has a kernel with this tile for a problem.
+    fn computes(self, problem: &Problem, limits: &Limits) -> bool {
+        self.runs_on(limits.compute_capability)
+            && self.serves(problem.input, problem.access)
+            // There is no tensor map of a matrix without columns.
+            && (problem.k > 0 || !self.is_hopper())
+            && self.shared_bytes() <= limits.max_shared_per_block
     }
 }
 
@@ -202,6 +213,8 @@ pub struct Problem {
     pub n: u32,
     /// Columns of x and w.
     pub k: u32,
+    /// How many products of these sizes there are.
+    pub batch: u32,
     /// The inputs' type.
     pub input: DType,
     /// How x and w can be read.
@@ -255,7 +268,7 @@ impl Cost {
     /// The time of the fullest multiprocessor, in picoseconds.
     fn picoseconds(self, tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
         let multiprocessors = u64::from(limits.multiprocessors.max(1));
-        let blocks = tile.tiles(problem.m, problem.n);
+        let blocks = tile.tiles(problem.m, problem.n).saturating_mul(problem.batch.into());
         let shared = limits.shared_per_multiprocessor / (tile.shared_bytes() + RESERVED_SHARED);
         let resident = self.resident.min(u64::from(shared)).max(1);
 
@@ -293,13 +306,19 @@ impl PersistentCost {
     }
 
     fn picoseconds(self, tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
-        let blocks = tile.blocks(problem.m, problem.n, limits.multiprocessors).max(1);
-        let rounds = tile.tiles(problem.m, problem.n).div_ceil(blocks);
+        let Problem { m, n, batch, .. } = *problem;
+        let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
+        let rounds = tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(blocks);
         let column = if rounds > 1 { self.crowded } else { self.alone };
         let of_tile = u64::from(problem.k).saturating_mul(column) + self.tile;
         u128::from(self.launch) + u128::from(rounds) * u128::from(of_tile)
     }
 }
+
+/// Half the times that reading element by element takes as long as in chunks: for f32, which is copied asynchronously, and for
+/// 16-bit types, which go through registers. An estimate from the instructions of a chunk.
+const UNALIGNED_WORDS: u128 = 3;
+const UNALIGNED_HALVES: u128 = 5;
 
 /// Shared memory that the driver keeps for itself in every block, in bytes.
 const RESERVED_SHARED: u32 = 1024;
@@ -312,13 +331,16 @@ pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
 
 /// The tiles that compute `problem` on a device with these limits.
 pub fn candidates(problem: &Problem, limits: &Limits) -> impl Iterator<Item = Tile> {
-    Tile::ALL
-        .into_iter()
-        .filter(|tile| tile.runs_on(limits.compute_capability))
-        .filter(|tile| tile.serves(problem.input, problem.access))
-        // There is no tensor map of a matrix without columns.
-        .filter(|tile| problem.k > 0 || !tile.is_hopper())
-        .filter(|tile| tile.shared_bytes() <= limits.max_shared_per_block)
+    Tile::ALL.into_iter().filter(|tile| tile.computes(problem, limits))
+}
+
+/// The time of `problem` with `tile`, or with the tile that [`select`] chooses, in picoseconds; `None` if there is no kernel for it.
+pub(crate) fn estimate(tile: Option<Tile>, problem: &Problem, limits: &Limits) -> Option<u128> {
+    let tile = match tile {
+        Some(tile) => Some(tile).filter(|tile| tile.computes(problem, limits)),
+        None => select(problem, limits),
+    };
+    tile.map(|tile| picoseconds(tile, problem, limits))
 }
 
 /// How long it takes, in picoseconds on an H100.
@@ -326,7 +348,13 @@ fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
     if let Some(cost) = PersistentCost::of(tile) {
         return cost.picoseconds(tile, problem, limits);
     }
-    Cost::of(tile, problem.input).map_or(u128::MAX, |cost| cost.picoseconds(tile, problem, limits))
+    let aligned =
+        Cost::of(tile, problem.input).map_or(u128::MAX, |cost| cost.picoseconds(tile, problem, limits));
+    match (problem.access, problem.input) {
+        (Access::Aligned, _) => aligned,
+        (Access::Unaligned, DType::F32) => aligned.saturating_mul(UNALIGNED_WORDS) / 2,
+        (Access::Unaligned, _) => aligned.saturating_mul(UNALIGNED_HALVES) / 2,
+    }
 }
 
 #[cfg(test)]
@@ -344,7 +372,8 @@ mod tests {
     const PORTABLE: Limits = Limits { compute_capability: (8, 0), ..H100 };
 
     fn tile_on(limits: &Limits, m: u32, k: u32, n: u32, input: DType) -> Tile {
-        select(&Problem { m, n, k, input, access: Access::Aligned }, limits).expect("all tiles fit an H100")
+        select(&Problem { m, n, k, batch: 1, input, access: Access::Aligned }, limits)
+            .expect("all tiles fit an H100")
     }
 
     fn tile(m: u32, k: u32, n: u32, input: DType) -> Tile {
@@ -365,7 +394,8 @@ mod tests {
             assert!(tile_on(&H100, size, size, size, DType::Bf16).is_hopper());
             assert_eq!(tile_on(&H100, size, size, size, DType::F32), Tile::T128x64);
         }
-        let problem = Problem { m: 4096, n: 4096, k: 4096, input: DType::F16, access: Access::Unaligned };
+        let problem =
+            Problem { m: 4096, n: 4096, k: 4096, batch: 1, input: DType::F16, access: Access::Unaligned };
         assert!(select(&problem, &H100).is_some_and(|tile| !tile.is_hopper()), "rows that are not aligned");
         let empty = Problem { k: 0, access: Access::Aligned, ..problem };
         assert!(select(&empty, &H100).is_some_and(|tile| !tile.is_hopper()), "no columns");
@@ -403,7 +433,7 @@ mod tests {
             let (rows, columns) = tile.shape();
             for multiprocessors in [1, 7, 132] {
                 for (m, n) in [(1, 1), (rows + 1, columns + 1), (5000, 3000), (1 << 20, 1 << 20)] {
-                    let blocks = tile.blocks(m, n, multiprocessors);
+                    let blocks = tile.blocks(m, n, 1, multiprocessors);
                     assert!(blocks > 0 && blocks.is_multiple_of(u64::from(tile.cluster())));
                     assert!(blocks <= tile.tiles(m, n));
                     assert!(blocks <= u64::from((2 * multiprocessors).max(tile.cluster())));
@@ -462,7 +492,7 @@ mod tests {
                         shared_per_multiprocessor: shared + 1024,
                     };
                     for size in [1, 15, 64, 100, 1000, 5000, i32::MAX as u32] {
-                        let problem = Problem { m: size, n: size, k: size, input, access };
+                        let problem = Problem { m: size, n: size, k: size, batch: 1, input, access };
                         let Some(tile) = select(&problem, &limits) else { continue };
                         assert!(tile.serves(input, access) && tile.shared_bytes() <= shared);
                     }
@@ -479,14 +509,15 @@ mod tests {
             shared_per_multiprocessor: 2048,
             ..PORTABLE
         };
-        let problem = Problem { m: 1, n: 1, k: 1, input: DType::F16, access: Access::Aligned };
+        let problem = Problem { m: 1, n: 1, k: 1, batch: 1, input: DType::F16, access: Access::Aligned };
         assert_eq!(select(&problem, &limits), None);
     }
 
     #[test]
     fn more_multiprocessors_never_ask_for_larger_tiles() {
         let area = |multiprocessors| {
-            let problem = Problem { m: 2048, n: 2048, k: 2048, input: DType::F16, access: Access::Aligned };
+            let problem =
+                Problem { m: 2048, n: 2048, k: 2048, batch: 1, input: DType::F16, access: Access::Aligned };
             let (rows, columns) =
                 select(&problem, &Limits { multiprocessors, ..PORTABLE }).expect("tiles fit").shape();
             rows * columns

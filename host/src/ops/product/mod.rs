@@ -1,0 +1,214 @@
+//! Products of matrices: what [`linear`](crate::ops::linear()) and [`matmul`](crate::ops::matmul()) share.
+//!
+//! A builder describes what it wants as a [`Product`], `y = act(alpha · a bᵀ + …)` with all operands as views `[.., M, K]`, `[.., N, K]`
+//! and `[.., M, N]`. The product checks every operand (`check`), decides how to get at the operands (`path`) and which launches give all
+//! matrices (`batch`, `plan`), and runs them or the CPU implementation (`on_cpu`).
+
+mod batch;
+mod check;
+mod on_cpu;
+mod options;
+mod path;
+mod plan;
+
+pub(crate) use batch::broadcast;
+pub(crate) use options::{Options, option_methods};
+
+use warpsmith_dsl::epilogue::LinearEpilogue;
+use warpsmith_dsl::launch::{Global, GlobalMut};
+
+use crate::cpu::FromAccumulator;
+use crate::device::DeviceKind;
+use crate::error::{Error, Result};
+use crate::ops::linear::{LinearTypes, Operands};
+use crate::ops::{Implementation, repack};
+use crate::stream::{Operand, Stream};
+use crate::tensor::{Element, Tensor};
+use batch::{PerRole, Role};
+use plan::Plan;
+
+/// A product that has yet to run.
+#[derive(Debug)]
+pub(crate) struct Product<'o, T: Element, O: Element> {
+    /// The operation's name in errors.
+    pub(crate) operation: &'static str,
+    /// The operands' names there.
+    pub(crate) names: [&'static str; 2],
+    /// `[.., M, K]`, any strides.
+    pub(crate) a: Tensor<T>,
+    /// `[.., N, K]`, any strides.
+    pub(crate) b: Tensor<T>,
+    /// The leading axes of a and b, broadcast.
+    pub(crate) leading: Vec<usize>,
+    /// The output's shape as the caller sees it: the leading axes, M unless it was given as no axis, N.
+    pub(crate) output_shape: Vec<usize>,
+    /// What else there is to do.
+    pub(crate) options: &'o Options<'o, T, O>,
+}
+
+impl<T, O> Product<'_, T, O>
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    /// Rows of a matrix of the output.
+    fn m(&self) -> usize {
+        self.a.shape()[self.a.rank() - 2]
+    }
+
+    /// Columns of the output.
+    fn n(&self) -> usize {
+        self.b.shape()[self.b.rank() - 2]
+    }
+
+    /// The length of the sums.
+    fn k(&self) -> usize {
+        self.a.shape()[self.a.rank() - 1]
+    }
+
+    /// The output's shape with all axes.
+    fn full_shape(&self) -> Vec<usize> {
+        let mut shape = self.leading.clone();
+        shape.extend([self.m(), self.n()]);
+        shape
+    }
+
+    fn stream(&self) -> Stream {
+        self.options.stream.cloned().unwrap_or_else(|| self.a.device().default_stream())
+    }
+
+    /// Runs into a new tensor.
+    pub(crate) fn run(&self) -> Result<Tensor<O>> {
+        self.check()?;
+        if self.options.beta != 0.0 {
+            return Err(Error::Argument {
+                operation: self.operation,
+                argument: "beta",
+                expected: "0 for `run`, whose output is new: `run_into` adds to one that is there".into(),
+                actual: self.options.beta.to_string(),
+            });
+        }
+        let plan = Plan::new(self, None)?;
+        let stream = self.stream();
+        let mut y = Tensor::uninit_on(&stream, &self.output_shape)?;
+        self.execute(&plan, &stream, &mut y)?;
+        Ok(y)
+    }
+
+    /// Runs into `y`.
+    pub(crate) fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
+        self.check()?;
+        self.check_output(y)?;
+        let plan = Plan::new(self, Some(y))?;
+        self.execute(&plan, &self.stream(), y)
+    }
+
+    /// What would run.
+    pub(crate) fn implementation(&self) -> Result<Implementation> {
+        self.check()?;
+        Ok(Plan::new(self, None)?.implementation)
+    }
+
+    /// What is added, and how often: the residual, or what the output holds.
+    fn added<'r>(&'r self, y: &'r Tensor<O>) -> Option<(&'r Tensor<O>, f32)> {
+        match self.options.residual {
+            Some((residual, beta)) => (beta != 0.0).then_some((residual, beta)),
+            None => (self.options.beta != 0.0).then_some((y, self.options.beta)),
+        }
+    }
+
+    fn execute(&self, plan: &Plan<T, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
+        if y.is_empty() {
+            return Ok(());
+        }
+        if self.a.device().kind() == DeviceKind::Cpu {
+            return self.execute_on_cpu(y);
+        }
+        let Some(launch) = &plan.launch else { return Ok(()) };
+        let copied = |operand: &Tensor<T>, copy: bool| {
+            if copy { repack(operand).on(stream).run() } else { Ok(operand.clone()) }
+        };
+        let a = copied(&self.a, launch.path.repack[0])?;
+        let b = copied(&self.b, launch.path.repack[1])?;
+
+        let options = self.options;
+        let mut operands: Vec<&dyn Operand> = vec![&a, &b, y];
+        operands.extend(options.bias.map(|bias| bias as &dyn Operand));
+        operands.extend(options.residual.map(|(residual, _)| residual as &dyn Operand));
+        operands.extend(options.row_scale.map(|scale| scale as &dyn Operand));
+        operands.extend(options.column_scale.map(|scale| scale as &dyn Operand));
+        operands.extend(options.mask.as_deref().map(|mask| mask as &dyn Operand));
+        operands.extend(options.preactivation.as_deref().map(|z| z as &dyn Operand));
+
+        let epilogue = self.epilogue(plan, y);
+        let launches = &launch.launches;
+        let matrices = |stride: usize| if stride == 0 { 1 } else { launches.batch };
+        stream.with_operands(&operands, || {
+            for start in launches.starts() {
+                let view = |role: Role| {
+                    let (batch, row) = (launches.batch_strides[role], launches.row_strides[role]);
+                    (start[role], matrices(batch), [batch, row, 1])
+                };
+                let (at, batch, strides) = view(Role::A);
+                let x = a.with_axes(at, &[batch, launches.rows, self.k()], &strides);
+                let (at, batch, mut strides) = view(Role::B);
+                strides[1] = launch.row_stride_b;
+                let w = b.with_axes(at, &[batch, self.n(), self.k()], &strides);
+                let (at, _, strides) = view(Role::Y);
+                let mut y = y.with_axes(at, &[launches.batch, launches.rows, self.n()], &strides);
+                let y_arg = y.arg_mut();
+                let epilogue = started(epilogue, start);
+                let operands =
+                    Operands { x: &x, w: &w, y: &y, y_arg, m: launch.m, n: launch.n, k: launch.k, epilogue };
+                // SAFETY: `check` and the plan have checked shapes, strides, alignment and device of every operand, and that what
+                // is written is apart from the rest. Tensors are freed in the order of their home streams, which
+                // `with_operands` makes wait for this work.
+                unsafe { launch.instance.launch(self.a.device(), stream, launch.blocks, &operands) }?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The kernels' epilogue for the first launch.
+    fn epilogue(&self, plan: &Plan<T, O>, y: &Tensor<O>) -> LinearEpilogue<T::Device, O::Device> {
+        let options = self.options;
+        let launches = plan.launch.as_ref().map(|launch| &launch.launches);
+        let row = |role: Role| launches.map_or(0, |launches| launches.row_strides[role] as u64);
+        let batch = |role: Role| launches.map_or(0, |launches| launches.batch_strides[role] as u64);
+        let added = self.added(y);
+        let mask = options.mask.as_deref().map(|mask| mask.clone().arg_mut());
+        let preactivation = options.preactivation.as_deref().map(|z| z.clone().arg_mut());
+        LinearEpilogue {
+            bias: options.bias.map_or(Global::new(0), Tensor::arg),
+            residual: added.map_or(Global::new(0), |(residual, _)| residual.arg()),
+            row_scale: options.row_scale.map_or(Global::new(0), Tensor::arg),
+            column_scale: options.column_scale.map_or(Global::new(0), Tensor::arg),
+            mask: mask.unwrap_or(GlobalMut::new(0)),
+            preactivation: preactivation.unwrap_or(GlobalMut::new(0)),
+            residual_stride: row(Role::Residual),
+            residual_batch: batch(Role::Residual),
+            mask_stride: row(Role::Mask),
+            mask_batch: batch(Role::Mask),
+            preactivation_stride: row(Role::Preactivation),
+            preactivation_batch: batch(Role::Preactivation),
+            row_scale_stride: row(Role::RowScale) as u32,
+            column_scale_stride: options.column_scale.map_or(0, |scale| u32::from(scale.len() > 1)),
+            alpha: options.alpha,
+            beta: added.map_or(0.0, |(_, beta)| beta),
+            activation: options.activation.on_device(),
+            reserved: 0,
+        }
+    }
+}
+
+/// The epilogue with its operands `start` elements further on.
+fn started<B, O>(epilogue: LinearEpilogue<B, O>, start: PerRole) -> LinearEpilogue<B, O> {
+    let offset = |role: Role| start[role] as u64;
+    LinearEpilogue {
+        residual: epilogue.residual.offset(offset(Role::Residual)),
+        row_scale: epilogue.row_scale.offset(offset(Role::RowScale)),
+        mask: epilogue.mask.offset(offset(Role::Mask)),
+        preactivation: epilogue.preactivation.offset(offset(Role::Preactivation)),
+        ..epilogue
+    }
+}

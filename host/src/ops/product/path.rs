@@ -1,0 +1,205 @@
+//! How a product gets at its operands: one pure function of how they lie and of what the device has kernels for.
+//!
+//! The kernels read rows that are contiguous along K, fastest in chunks of 16 bytes. An operand that lies otherwise is read where it
+//! lies by slower kernels, if there are any, or is copied first ([`repack`](crate::ops::repack)): whatever costs less, by the
+//! time that the product takes and the bytes that the copy moves.
+
+use crate::ops::linear::Tile;
+use crate::ops::linear::select::{Access, Limits, Problem, estimate};
+
+/// The address alignment of 16-byte copies.
+const CHUNK_BYTES: u64 = 16;
+/// Bytes that a copy reads and writes in a nanosecond, on an H100: four fifths of what a plain copy reaches.
+const COPY_RATE: u64 = 2_400;
+/// What a launch more costs, in picoseconds.
+const LAUNCH: u64 = 2_000_000;
+
+/// How the matrices of an operand lie, as the kernels see them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lie {
+    /// Rows contiguous along K; every row starts at a multiple of 16 bytes.
+    Chunks,
+    /// Rows contiguous along K.
+    Rows,
+    /// Contiguous along the rows; every column starts at a multiple of 16 bytes.
+    ColumnChunks,
+    /// Any other strides.
+    Other,
+}
+
+/// The matrices of an operand: where they are, and how far apart. Strides in elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) address: u64,
+    pub(crate) element_bytes: u64,
+    /// Rows, and the stride from one to the next.
+    pub(crate) rows: (usize, usize),
+    /// Columns: the extent along K.
+    pub(crate) columns: (usize, usize),
+    /// The leading axes' lengths, and their strides.
+    pub(crate) leading: (&'a [usize], &'a [usize]),
+}
+
+impl Place<'_> {
+    /// How the matrices lie.
+    pub(crate) fn lie(&self) -> Lie {
+        // Of no columns nothing is read, wherever they are.
+        if self.columns.0 == 0 {
+            return Lie::Chunks;
+        }
+        let aligned = |strides: &mut dyn Iterator<Item = (usize, usize)>| {
+            let strides = strides.filter(|&(length, _)| length > 1);
+            strides
+                .fold(self.address, |all, (_, stride)| all | (stride as u64 * self.element_bytes))
+                .is_multiple_of(CHUNK_BYTES)
+        };
+        let leading = || self.leading.0.iter().copied().zip(self.leading.1.iter().copied());
+        let along_k = self.columns.0 == 1 || self.columns.1 == 1;
+        if along_k && aligned(&mut leading().chain([self.rows])) {
+            Lie::Chunks
+        } else if along_k {
+            Lie::Rows
+        } else if (self.rows.0 == 1 || self.rows.1 == 1) && aligned(&mut leading().chain([self.columns])) {
+            Lie::ColumnChunks
+        } else {
+            Lie::Other
+        }
+    }
+
+    /// What a copy of the matrices into aligned rows costs, in picoseconds.
+    fn copy_cost(&self) -> u128 {
+        let matrices: usize = self.leading.0.iter().product();
+        let elements = matrices as u128 * self.rows.0 as u128 * self.columns.0 as u128;
+        let bytes = 2 * elements * u128::from(self.element_bytes);
+        bytes * 1_000 / u128::from(COPY_RATE) + u128::from(LAUNCH)
+    }
+}
+
+/// How kernels can read two operands that lie like this where they lie; `None` if none can.
+///
+/// This is the one place that knows which layouts kernels take.
+pub(crate) fn access(a: Lie, b: Lie) -> Option<Access> {
+    match (a, b) {
+        (Lie::Chunks, Lie::Chunks) => Some(Access::Aligned),
+        (Lie::Chunks | Lie::Rows, Lie::Chunks | Lie::Rows) => Some(Access::Unaligned),
+        _ => None,
+    }
+}
+
+/// What to do with the operands, and how the kernel reads them then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Path {
+    /// Whether A, and whether B, is copied first.
+    pub(crate) repack: [bool; 2],
+    /// How the kernel reads them.
+    pub(crate) access: Access,
+}
+
+/// The path that costs least for a product of `places`, of which `problem` gives the problem of each launch and how many there
+/// are, when some operands have been copied; with a tile that is asked for, the path with the fewest copies. `None` if no kernel of the device, or none of the tile that is asked for, would do.
+pub(crate) fn choose(
+    places: [Place<'_>; 2],
+    tile: Option<Tile>,
+    limits: &Limits,
+    problem: impl Fn([bool; 2], Access) -> (Problem, usize),
+) -> Option<Path> {
+    let mut best: Option<(u128, Path)> = None;
+    // Copies last, so that what costs the same is read where it lies.
+    for repack in [[false, false], [true, false], [false, true], [true, true]] {
+        let lies: [Lie; 2] = std::array::from_fn(|i| if repack[i] { Lie::Chunks } else { places[i].lie() });
+        if (0..2).any(|i| repack[i] && places[i].lie() == Lie::Chunks) {
+            continue;
+        }
+        let Some(access) = access(lies[0], lies[1]) else { continue };
+        let (problem, launches) = problem(repack, access);
+        let Some(time) = estimate(tile, &problem, limits) else { continue };
+        let copies: u128 = (0..2).filter(|&i| repack[i]).map(|i| places[i].copy_cost()).sum();
+        let cost = time * launches as u128 + copies;
+        // A tile that is asked for reads operands where they lie, if it can.
+        if best.is_none_or(|(least, _)| cost < least && tile.is_none()) {
+            best = Some((cost, Path { repack, access }));
+        }
+    }
+    best.map(|(_, path)| path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    const H100: Limits = Limits {
+        compute_capability: (9, 0),
+        multiprocessors: 132,
+        max_shared_per_block: 232_448,
+        shared_per_multiprocessor: 233_472,
+    };
+
+    fn rows(rows: usize, columns: usize, stride: usize) -> Place<'static> {
+        Place {
+            address: 1 << 20,
+            element_bytes: 2,
+            rows: (rows, stride),
+            columns: (columns, 1),
+            leading: (&[], &[]),
+        }
+    }
+
+    fn turned(place: Place<'static>, stride: usize) -> Place<'static> {
+        Place { rows: (place.rows.0, 1), columns: (place.columns.0, stride), ..place }
+    }
+
+    fn path(a: Place<'_>, b: Place<'_>, tile: Option<Tile>) -> Option<Path> {
+        let (m, n, k) = (a.rows.0 as u32, b.rows.0 as u32, a.columns.0 as u32);
+        choose([a, b], tile, &H100, |_, access| {
+            (Problem { m, n, k, batch: 1, input: DType::Bf16, access }, 1)
+        })
+    }
+
+    #[test]
+    fn operands_that_kernels_read_fast_are_never_copied() {
+        for (m, n, k) in [(1, 4096, 4096), (128, 64, 8), (8192, 8192, 8192)] {
+            let path = path(rows(m, k, k), rows(n, k, k + 8), None);
+            assert_eq!(path, Some(Path { repack: [false; 2], access: Access::Aligned }));
+        }
+    }
+
+    #[test]
+    fn large_operands_of_odd_rows_are_copied_and_a_small_one_is_not() {
+        let odd = |m, n, k| path(rows(m, k, k), rows(n, k, k), None).expect("there are kernels");
+        assert_eq!(odd(4096, 4096, 4095), Path { repack: [true; 2], access: Access::Aligned });
+        assert_eq!(odd(3, 5, 7), Path { repack: [false; 2], access: Access::Unaligned });
+    }
+
+    #[test]
+    fn only_the_operand_that_no_kernel_reads_is_copied() {
+        let (a, b) = (rows(1024, 1024, 1024), rows(2048, 1024, 1024));
+        assert_eq!(path(turned(a, 1024), b, None).map(|path| path.repack), Some([true, false]));
+        assert_eq!(path(a, turned(b, 2048), None).map(|path| path.repack), Some([false, true]));
+        assert_eq!(path(turned(a, 1024), turned(b, 2048), None).map(|path| path.repack), Some([true; 2]));
+    }
+
+    #[test]
+    fn a_tile_that_is_asked_for_gets_operands_that_it_can_read() {
+        let odd = [rows(100, 63, 63), rows(50, 63, 63)];
+        let with = |tile| path(odd[0], odd[1], Some(tile)).map(|path| (path.repack, path.access));
+        assert_eq!(with(Tile::HopperPingPong128x128), Some(([true; 2], Access::Aligned)));
+        assert_eq!(with(Tile::T16x64), Some(([false; 2], Access::Unaligned)));
+    }
+
+    #[test]
+    fn lies_are_told_from_address_and_every_stride_that_counts() {
+        let place = rows(10, 64, 64);
+        assert_eq!(place.lie(), Lie::Chunks);
+        assert_eq!(Place { address: 8, ..place }.lie(), Lie::Rows);
+        assert_eq!(Place { rows: (10, 65), ..place }.lie(), Lie::Rows);
+        assert_eq!(Place { rows: (1, 65), ..place }.lie(), Lie::Chunks);
+        assert_eq!(Place { columns: (64, 2), ..place }.lie(), Lie::Other);
+        assert_eq!(Place { columns: (1, 2), ..place }.lie(), Lie::Chunks);
+        assert_eq!(Place { columns: (0, 2), address: 2, ..place }.lie(), Lie::Chunks);
+        assert_eq!(Place { leading: (&[3], &[641]), ..place }.lie(), Lie::Rows);
+        assert_eq!(Place { leading: (&[1], &[641]), ..place }.lie(), Lie::Chunks);
+        assert_eq!(turned(place, 16).lie(), Lie::ColumnChunks);
+        assert_eq!(turned(place, 10).lie(), Lie::Other);
+    }
+}

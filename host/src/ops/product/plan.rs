@@ -1,0 +1,270 @@
+//! What a product runs: the path to its operands, the launches, the kernel and its blocks.
+
+use super::Product;
+use super::batch::{Axes, Launches, PerRole, Role, broadcast_strides};
+use super::path::{self, Path, Place};
+use crate::cpu::FromAccumulator;
+use crate::device::DeviceKind;
+use crate::error::{Error, Result};
+use crate::ops::Implementation;
+use crate::ops::linear::select::{Access, Limits, Problem, Tile};
+use crate::ops::linear::{Instance, LinearTypes};
+use crate::ops::repack::CHUNK_BYTES;
+use crate::tensor::{Element, Tensor};
+use crate::tune;
+
+/// No side may reach this, so that coordinates of a tile that sticks out stay 32-bit numbers.
+const SIDE_LIMIT: u64 = 1 << 31;
+/// Nor may a row of an operand, in bytes.
+const ROW_LIMIT: u64 = 1 << 31;
+
+/// A product, planned.
+pub(super) struct Plan<T: Element, O: Element> {
+    /// The launches; none on the CPU, and none if y has no elements.
+    pub(super) launch: Option<Launch<T, O>>,
+    pub(super) implementation: Implementation,
+}
+
+/// Launches of a kernel that fit the operands.
+pub(super) struct Launch<T: Element, O: Element> {
+    pub(super) path: Path,
+    pub(super) launches: Launches,
+    pub(super) row_stride_b: usize,
+    pub(super) instance: Instance<T, O>,
+    pub(super) blocks: u32,
+    pub(super) m: u32,
+    pub(super) n: u32,
+    pub(super) k: u32,
+}
+
+/// The strides of a tensor of shape `[.., rows, columns]` apart: of the leading axes, and of the rows.
+#[derive(Clone, Debug)]
+struct Strides {
+    leading: Vec<usize>,
+    row: usize,
+}
+
+impl Strides {
+    fn of(shape: &[usize], strides: &[usize], rank: usize) -> Self {
+        let axes = shape.len() - 2;
+        let leading = broadcast_strides(&shape[..axes], &strides[..axes], rank);
+        Self { leading, row: strides[axes] }
+    }
+
+    /// Those of a copy into aligned rows.
+    fn repacked<T: Element>(operand: &Tensor<T>, rank: usize) -> Self {
+        let shape = operand.shape();
+        let columns = shape[shape.len() - 1];
+        Self::dense(shape, columns.next_multiple_of(CHUNK_BYTES / size_of::<T>()), rank)
+    }
+
+    /// Those of a tensor without gaps, but that rows are `pitch` elements apart.
+    fn dense(shape: &[usize], pitch: usize, rank: usize) -> Self {
+        let mut strides = vec![1; shape.len()];
+        let mut next = pitch;
+        for (stride, length) in strides.iter_mut().zip(shape).rev().skip(1) {
+            *stride = next;
+            next = next.saturating_mul((*length).max(1));
+        }
+        Self::of(shape, &strides, rank)
+    }
+}
+
+impl<T, O> Plan<T, O>
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    /// The plan for an output that lies as `y` does, or has no gaps. All operands have been checked.
+    pub(super) fn new(product: &Product<'_, T, O>, y: Option<&Tensor<O>>) -> Result<Self> {
+        let device = product.a.device();
+        if product.output_shape.contains(&0) {
+            return Ok(Self { launch: None, implementation: Implementation::Empty });
+        }
+        if device.kind() == DeviceKind::Cpu {
+            return Ok(Self { launch: None, implementation: Implementation::Cpu });
+        }
+        let launch = Launch::new(product, y)?;
+        let kernel = launch.instance.declaration.name;
+        let implementation = Implementation::kernel(device, kernel, launch.blocks);
+        Ok(Self { launch: Some(launch), implementation })
+    }
+}
+
+impl<T, O> Launch<T, O>
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    fn new(product: &Product<'_, T, O>, y: Option<&Tensor<O>>) -> Result<Self> {
+        let device = product.a.device();
+        let [a_name, b_name] = product.names;
+        let limit = |operand, quantity, limit: String, actual: u64| Error::SizeLimit {
+            operation: product.operation,
+            operand,
+            quantity,
+            limit,
+            actual: actual.to_string(),
+        };
+        let side = |operand, quantity, size: usize| match u32::try_from(size) {
+            Ok(size) if u64::from(size) < SIDE_LIMIT => Ok(size),
+            _ => Err(limit(operand, quantity, format!("less than {SIDE_LIMIT}"), size as u64)),
+        };
+        let n =
+            side(b_name, if b_name == "w" { "number of rows" } else { "number of columns" }, product.n())?;
+        let k = product.k();
+        let row_bytes = (k as u64).saturating_mul(size_of::<T>() as u64);
+        if row_bytes >= ROW_LIMIT {
+            return Err(limit(a_name, "size of a row", format!("less than {ROW_LIMIT} bytes"), row_bytes));
+        }
+        let k = k as u32;
+
+        let operands = [&product.a, &product.b];
+        let places = operands.map(place);
+        let axes = |repack: [bool; 2]| axes(product, y, repack);
+        let properties = device.properties();
+        let limits = Limits {
+            compute_capability: properties.compute_capability,
+            multiprocessors: properties.multiprocessors,
+            max_shared_per_block: properties.max_shared_per_block,
+            shared_per_multiprocessor: properties.shared_per_multiprocessor,
+        };
+        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let problem = |repack: [bool; 2], access: Access| {
+            let launches = axes(repack).0.launches();
+            let m = number(launches.rows);
+            (Problem { m, n, k, batch: number(launches.batch), input: T::DTYPE, access }, launches.count())
+        };
+        let chosen = path::choose(places, product.options.tile, &limits, problem);
+        let path = chosen.ok_or_else(|| no_kernel(product, &limits))?;
+
+        let (axes, row_stride_b) = axes(path.repack);
+        let launches = axes.launches();
+        let m = side(a_name, "number of rows", launches.rows)?;
+        let batch = number(launches.batch);
+        let problem = Problem { m, n, k, batch, input: T::DTYPE, access: path.access };
+        let tile = match product.options.tile {
+            Some(tile) => Some(tile),
+            None => tune::choose(device, &problem, &limits)?,
+        };
+        let tile = tile.ok_or_else(|| no_kernel(product, &limits))?;
+        let instance = T::instance(tile, path.access).ok_or_else(|| no_kernel(product, &limits))?;
+        let most_blocks = properties.max_grid[0];
+        let tiles = tile.tiles(m, n).saturating_mul(launches.batch as u64);
+        if tiles > u64::from(most_blocks) {
+            return Err(limit("y", "number of tiles", format!("at most {most_blocks}"), tiles));
+        }
+        // No more than the tiles, and so a number of 32 bits.
+        let blocks = tile.blocks(m, n, batch, properties.multiprocessors) as u32;
+        Ok(Self { path, launches, row_stride_b, instance, blocks, m, n, k })
+    }
+}
+
+/// Where the matrices of an operand are.
+fn place<T: Element>(operand: &Tensor<T>) -> Place<'_> {
+    let (axes, shape, strides) = (operand.rank() - 2, operand.shape(), operand.strides());
+    Place {
+        address: operand.arg().address(),
+        element_bytes: size_of::<T>() as u64,
+        rows: (shape[axes], strides[axes]),
+        columns: (shape[axes + 1], strides[axes + 1]),
+        leading: (&shape[..axes], &strides[..axes]),
+    }
+}
+
+/// The axes of a product whose operands have been copied or not, and the row stride of B.
+fn axes<T, O>(product: &Product<'_, T, O>, y: Option<&Tensor<O>>, repack: [bool; 2]) -> (Axes, usize)
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    let (rank, options, full) = (product.leading.len(), product.options, product.full_shape());
+    // The caller may see a matrix of one row as a vector.
+    let widened = |shape: &[usize], strides: &[usize]| {
+        let (mut shape, mut strides) = (shape.to_vec(), strides.to_vec());
+        if shape.len() < full.len() {
+            shape.insert(0, 1);
+            strides.insert(0, 0);
+        }
+        Strides::of(&shape, &strides, rank)
+    };
+    let operand = |operand: &Tensor<T>, repack: bool| {
+        if repack {
+            Strides::repacked(operand, rank)
+        } else {
+            Strides::of(operand.shape(), operand.strides(), rank)
+        }
+    };
+    let b = operand(&product.b, repack[1]);
+    let written = y.map_or_else(
+        || Strides::dense(&full, full[full.len() - 1], rank),
+        |y| widened(y.shape(), y.strides()),
+    );
+    let row_scale = options.row_scale.map(|scale| {
+        let strides = vec![1; scale.rank()];
+        let rows = full[..full.len() - 1].to_vec();
+        match scale.shape() {
+            [1] => Strides { leading: vec![0; rank], row: 0 },
+            [_] if rows.len() > 1 || scale.len() != rows.iter().product::<usize>() => {
+                Strides { leading: vec![0; rank], row: strides[0] }
+            }
+            _ => {
+                let mut shape = rows;
+                shape.push(1);
+                Strides::dense(&shape, 1, rank)
+            }
+        }
+    });
+    let mut all = [
+        (Role::A, Some(operand(&product.a, repack[0]))),
+        (Role::B, Some(Strides { row: 0, ..b.clone() })),
+        (Role::Y, Some(written.clone())),
+        (
+            Role::Residual,
+            match options.residual {
+                Some((residual, _)) => Some(widened(residual.shape(), residual.strides())),
+                None => (options.beta != 0.0).then_some(written),
+            },
+        ),
+        (Role::Mask, options.mask.as_deref().map(|mask| widened(mask.shape(), mask.strides()))),
+        (Role::Preactivation, options.preactivation.as_deref().map(|z| widened(z.shape(), z.strides()))),
+        (Role::RowScale, row_scale),
+    ];
+    let mut row_strides = PerRole::default();
+    let mut leading: Vec<_> = product.leading.iter().map(|&length| (length, PerRole::default())).collect();
+    for (role, strides) in &mut all {
+        let Some(strides) = strides else { continue };
+        row_strides[*role] = strides.row;
+        for ((_, per_role), stride) in leading.iter_mut().zip(&strides.leading) {
+            per_role[*role] = *stride;
+        }
+    }
+    (Axes { leading, rows: product.m(), row_strides }, b.row)
+}
+
+/// The error where no kernel of the device, or none of the tile that was asked for, can run the product.
+fn no_kernel<T, O>(product: &Product<'_, T, O>, limits: &Limits) -> Error
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    let (major, minor) = limits.compute_capability;
+    match product.options.tile {
+        Some(tile) => Error::Argument {
+            operation: product.operation,
+            argument: "tile",
+            expected: format!(
+                "one that has a kernel for {} inputs and {} columns on compute capability {major}.{minor}",
+                T::DTYPE,
+                product.k()
+            ),
+            actual: tile.to_string(),
+        },
+        None => Error::UnsupportedDevice {
+            operation: product.operation,
+            device: product.a.device().to_string(),
+            expected: format!("at least {} bytes of shared memory a block", Tile::T16x64.shared_bytes()),
+            actual: format!("{} bytes", limits.max_shared_per_block),
+        },
+    }
+}

@@ -1,0 +1,527 @@
+//! Validation of products: the linear operation, and batches of matrix products.
+
+use half::{bf16, f16};
+use ndarray::{Array1, Array2, ArrayView2, Axis, s};
+
+use super::bound::{Arithmetic, ErrorModel, Judgement};
+use super::case::{LinearCase, MatmulCase, Placement, Scales};
+use super::data::{Data, filled};
+use super::reference::{Reference, ReferenceTerms};
+use super::{Outcome, Worst};
+use crate::cpu::FromAccumulator;
+use crate::device::{Device, DeviceKind};
+use crate::error::{Error, Result};
+use crate::ops::linear::LinearTypes;
+use crate::ops::{self, Implementation};
+use crate::tensor::{DType, Tensor};
+use crate::weights::FloatElement;
+
+/// What the memory beside an output is filled with: a number that no validated result is.
+const SENTINEL: f32 = -24576.0;
+/// The streams of [`Data`] that the operands are drawn from.
+const X_STREAM: u64 = 0;
+const W_STREAM: u64 = 1;
+const BIAS_STREAM: u64 = 2;
+const RESIDUAL_STREAM: u64 = 3;
+const ROW_SCALE_STREAM: u64 = 4;
+const COLUMN_SCALE_STREAM: u64 = 5;
+
+/// Runs one case on `device` and compares the result with the reference.
+///
+/// # Errors
+///
+/// [`Error::Type`] if there is no linear operation for the case's types, [`Error::SizeLimit`] or [`Error::OutOfMemory`] if
+/// the host cannot hold its operands; otherwise whatever the operation returns.
+pub fn linear(device: &Device, case: &LinearCase) -> Result<Outcome> {
+    const OPERATION: &str = "validate::linear";
+    case.check_sizes(OPERATION)?;
+    let product = &MatmulCase::new(case.clone());
+    dispatch(OPERATION, case, CheckRun { device, case: product, kind: Kind::Linear })
+}
+
+/// Runs one case on `device` and returns the bits of the result, row by row, to compare devices with each other.
+///
+/// # Errors
+///
+/// As [`linear`].
+pub fn linear_bits(device: &Device, case: &LinearCase) -> Result<Vec<u32>> {
+    const OPERATION: &str = "validate::linear_bits";
+    case.check_sizes(OPERATION)?;
+    let product = &MatmulCase::new(case.clone());
+    dispatch(OPERATION, case, BitsRun { device, case: product, kind: Kind::Linear })
+}
+
+/// Runs a batch of matrix products on `device` and compares the results with the reference.
+///
+/// # Errors
+///
+/// As [`linear`], and [`Error::Argument`] if the case's batches do not fit together.
+pub fn matmul(device: &Device, case: &MatmulCase) -> Result<Outcome> {
+    const OPERATION: &str = "validate::matmul";
+    case.check_sizes(OPERATION)?;
+    dispatch(OPERATION, &case.product, CheckRun { device, case, kind: Kind::Matmul })
+}
+
+/// Runs a batch of matrix products on `device` and returns the bits of the result, row by row, to compare devices with each other.
+///
+/// # Errors
+///
+/// As [`matmul`].
+pub fn matmul_bits(device: &Device, case: &MatmulCase) -> Result<Vec<u32>> {
+    const OPERATION: &str = "validate::matmul_bits";
+    case.check_sizes(OPERATION)?;
+    dispatch(OPERATION, &case.product, BitsRun { device, case, kind: Kind::Matmul })
+}
+
+/// Which operation a case is run with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Linear,
+    Matmul,
+}
+
+/// Something to do with the types of a case.
+trait TypedRun {
+    type Output;
+
+    fn run<T, O>(self) -> Result<Self::Output>
+    where
+        T: LinearTypes<O> + FloatElement,
+        O: FloatElement + FromAccumulator<f32> + Bits;
+}
+
+fn dispatch<R: TypedRun>(operation: &'static str, case: &LinearCase, run: R) -> Result<R::Output> {
+    match (case.input, case.output) {
+        (DType::F16, DType::F16) => run.run::<f16, f16>(),
+        (DType::F16, DType::F32) => run.run::<f16, f32>(),
+        (DType::Bf16, DType::Bf16) => run.run::<bf16, bf16>(),
+        (DType::Bf16, DType::F32) => run.run::<bf16, f32>(),
+        (DType::F32, DType::F32) => run.run::<f32, f32>(),
+        (DType::F16 | DType::Bf16 | DType::F32, output) => Err(Error::Type {
+            operation,
+            operand: "y",
+            expected: format!("{} or f32", case.input),
+            actual: output,
+        }),
+        (input, _) => {
+            Err(Error::Type { operation, operand: "x", expected: "f16, bf16 or f32".into(), actual: input })
+        }
+    }
+}
+
+/// An output type whose numbers can be widened and compared bit by bit.
+trait Bits: Copy {
+    fn bits(self) -> u32;
+    fn widen(self) -> f64;
+}
+
+impl Bits for f32 {
+    fn bits(self) -> u32 {
+        self.to_bits()
+    }
+    fn widen(self) -> f64 {
+        self.into()
+    }
+}
+
+impl Bits for f16 {
+    fn bits(self) -> u32 {
+        self.to_bits().into()
+    }
+    fn widen(self) -> f64 {
+        self.into()
+    }
+}
+
+impl Bits for bf16 {
+    fn bits(self) -> u32 {
+        self.to_bits().into()
+    }
+    fn widen(self) -> f64 {
+        self.into()
+    }
+}
+
+/// The operands of a case on the host: matrices one below the other.
+struct Operands<T, O> {
+    x: Array2<T>,
+    w: Array2<T>,
+    bias: Option<Array1<T>>,
+    residual: Option<Array2<O>>,
+    row_scale: Option<Array1<f32>>,
+    column_scale: Option<Array1<f32>>,
+}
+
+impl<T: FloatElement, O: FloatElement> Operands<T, O> {
+    fn draw(case: &MatmulCase) -> Result<Self> {
+        let LinearCase { m, k, n, data, seed, terms, .. } = case.product;
+        let round: fn(f32) -> T = |value| T::round(value.into());
+        let round_output: fn(f32) -> O = |value| O::round(value.into());
+        let row = |drawn: Array2<f32>| drawn.remove_axis(Axis(0));
+        let bias = case.product.bias.then(|| data.draw(seed, BIAS_STREAM, (1, n), k, round)).transpose()?;
+        let rows = case.matrices() * m;
+        let residual = (terms.beta != 0.0)
+            .then(|| data.draw(seed, RESIDUAL_STREAM, (rows, n), k, round_output))
+            .transpose()?;
+        // Integers times 1 or −1 are exact.
+        let sign: fn(f32) -> f32 = |value| if value < 0.0 { -1.0 } else { 1.0 };
+        let itself: fn(f32) -> f32 = |value| value;
+        let convert = if data == Data::Integers { sign } else { itself };
+        let scale = |scales: Scales, stream: u64, each: usize| {
+            let count = match scales {
+                Scales::None => return Ok(None),
+                Scales::One => 1,
+                Scales::Each => each,
+            };
+            data.draw(seed, stream, (1, count), k, convert).map(|drawn| Some(row(drawn)))
+        };
+        Ok(Self {
+            x: data.draw(seed, X_STREAM, (case.batch[0] * m, k), k, round)?,
+            w: data.draw(seed, W_STREAM, (case.batch[1] * n, k), k, round)?,
+            bias: bias.map(|bias| bias.remove_axis(Axis(0))),
+            residual,
+            row_scale: scale(terms.row_scale, ROW_SCALE_STREAM, m)?,
+            column_scale: scale(terms.column_scale, COLUMN_SCALE_STREAM, n)?,
+        })
+    }
+}
+
+/// The result of a case: the matrices that hold y, one below the other, what else was stored, and what ran.
+struct CaseResult<O> {
+    surrounding: Array2<O>,
+    mask: Option<Array2<u32>>,
+    preactivation: Option<Array2<O>>,
+    implementation: Implementation,
+}
+
+impl<O> CaseResult<O> {
+    fn y(&self, case: &LinearCase) -> ArrayView2<'_, O> {
+        self.surrounding.slice(s![.., case.y.before..case.y.before + case.n])
+    }
+}
+
+/// How an operand's matrices are given to the operation.
+#[derive(Clone, Copy)]
+struct Stored {
+    /// How many there are, and of how many rows each.
+    batch: usize,
+    rows: usize,
+    /// Whether there is an axis for the batch.
+    batch_axis: bool,
+    /// Whether each is stored with its axes exchanged, and whether a view exchanges them back.
+    across: bool,
+    turned_back: bool,
+    placement: Placement,
+}
+
+/// Copies matrices, one below the other, to the device, each as columns of a larger one that is filled with NaNs.
+fn place<T: FloatElement>(device: &Device, matrices: &Array2<T>, stored: Stored) -> Result<Tensor<T>> {
+    let Stored { batch, rows, batch_axis, across, turned_back, placement } = stored;
+    let columns = matrices.ncols();
+    let matrix = |index: usize| matrices.slice(s![index * rows..(index + 1) * rows, ..]);
+    let (height, width) = if across { (columns, rows) } else { (rows, columns) };
+    let inside = placement.before..placement.before + width;
+    let mut all = filled((batch * height, inside.end + placement.after), T::round(f64::NAN))?;
+    for index in 0..batch {
+        let mut target = all.slice_mut(s![index * height..(index + 1) * height, inside.clone()]);
+        if across { target.assign(&matrix(index).t()) } else { target.assign(&matrix(index)) }
+    }
+    let tensor = Tensor::from_array(device, &all)?;
+    let tensor = if batch_axis { tensor.reshape([batch, height, all.ncols()])? } else { tensor };
+    let rank = tensor.rank();
+    let tensor = tensor.slice(rank - 1, inside)?;
+    if across && turned_back { tensor.swap_axes(rank - 2, rank - 1) } else { Ok(tensor) }
+}
+
+fn run_case<T, O>(
+    device: &Device,
+    case: &MatmulCase,
+    kind: Kind,
+    operands: &Operands<T, O>,
+) -> Result<CaseResult<O>>
+where
+    T: LinearTypes<O> + FloatElement,
+    O: FloatElement + FromAccumulator<f32>,
+{
+    let LinearCase { m, n, terms, .. } = case.product;
+    let batched = case.batch != [1; 2];
+    // The seed decides what is the same for the result: views or flags, an axis of length 1 or none.
+    let [views, axes] = [0, 1].map(|bit| case.product.seed >> bit & 1 == 1);
+    let stored = |index: usize, placement: Placement| Stored {
+        batch: case.batch[index],
+        rows: [m, n][index],
+        batch_axis: batched && (axes || case.batch[index] != 1),
+        across: case.across[index],
+        turned_back: views,
+        placement,
+    };
+    let x = place(device, &operands.x, stored(0, case.product.x))?;
+    let w = place(device, &operands.w, stored(1, case.product.w))?;
+    let vector = |vector: &Option<Array1<f32>>| {
+        vector.as_ref().map(|vector| Tensor::from_array(device, vector)).transpose()
+    };
+    let bias = operands.bias.as_ref().map(|bias| Tensor::from_array(device, bias)).transpose()?;
+    let (row_scale, column_scale) = (vector(&operands.row_scale)?, vector(&operands.column_scale)?);
+
+    let rows = case.matrices() * m;
+    let full = |columns: usize| if batched { vec![case.matrices(), m, columns] } else { vec![m, columns] };
+    let columns = case.product.y.before..case.product.y.before + n;
+    let mut filler = filled((rows, columns.end + case.product.y.after), O::round(SENTINEL.into()))?;
+    if let (Some(residual), true) = (&operands.residual, terms.in_place) {
+        filler.slice_mut(s![.., columns.clone()]).assign(residual);
+    }
+    let surrounding = Tensor::from_array(device, &filler)?;
+    let last = full(0).len() - 1;
+    let mut y = surrounding.reshape(full(filler.ncols()))?.slice(last, columns)?;
+    let residual = operands.residual.as_ref().filter(|_| !terms.in_place);
+    let residual = residual
+        .map(|residual| Tensor::from_array(device, residual).and_then(|tensor| tensor.reshape(full(n))))
+        .transpose()?;
+    let whole = y.clone();
+    let residual = match residual {
+        None if terms.beta != 0.0 => Some(whole),
+        residual => residual,
+    };
+    let mut mask = terms.mask.then(|| Tensor::uninit(device, full(n.div_ceil(32)))).transpose()?;
+    let mut preactivation = terms.preactivation.then(|| Tensor::uninit(device, full(n))).transpose()?;
+
+    macro_rules! run {
+        ($op:expr) => {{
+            let mut op = $op
+                .bias(&bias)
+                .row_scale(&row_scale)
+                .column_scale(&column_scale)
+                .activation(case.product.activation)
+                .tile(case.product.tile);
+            if let Some(residual) = &residual {
+                op = op.residual(residual, terms.beta);
+            }
+            if let Some(mask) = &mut mask {
+                op = op.relu_mask(mask);
+            }
+            if let Some(preactivation) = &mut preactivation {
+                op = op.preactivation(preactivation);
+            }
+            let implementation = op.implementation()?;
+            op.run_into(&mut y)?;
+            implementation
+        }};
+    }
+    let implementation = match kind {
+        Kind::Linear => run!(ops::linear::with_output::<T, O>(&x, &w).scale(case.product.scale)),
+        Kind::Matmul => {
+            let mut op = ops::matmul::with_output::<T, O>(&x, &w).alpha(case.product.scale);
+            let [a_is_across, b_is_across] = case.across.map(|across| across && !views);
+            // Where a view has exchanged the axes of b, it is as it was drawn: N × K.
+            if a_is_across {
+                op = op.transpose_a();
+            }
+            if !b_is_across {
+                op = op.transpose_b();
+            }
+            run!(op)
+        }
+    };
+    let array = |tensor: &Tensor<O>, columns: usize| -> Result<Array2<O>> {
+        matrix((rows, columns), tensor.to_vec()?)
+    };
+    Ok(CaseResult {
+        surrounding: array(&surrounding, filler.ncols())?,
+        mask: mask.map(|mask| matrix((rows, n.div_ceil(32)), mask.to_vec()?)).transpose()?,
+        preactivation: preactivation.map(|z| array(&z, n)).transpose()?,
+        implementation,
+    })
+}
+
+fn matrix<U>(shape: (usize, usize), elements: Vec<U>) -> Result<Array2<U>> {
+    Array2::from_shape_vec(shape, elements).map_err(|error| Error::Argument {
+        operation: "validate",
+        argument: "shape",
+        expected: format!("{shape:?}"),
+        actual: error.to_string(),
+    })
+}
+
+struct BitsRun<'a> {
+    device: &'a Device,
+    case: &'a MatmulCase,
+    kind: Kind,
+}
+
+impl TypedRun for BitsRun<'_> {
+    type Output = Vec<u32>;
+
+    fn run<T, O>(self) -> Result<Vec<u32>>
+    where
+        T: LinearTypes<O> + FloatElement,
+        O: FloatElement + FromAccumulator<f32> + Bits,
+    {
+        let operands = Operands::<T, O>::draw(self.case)?;
+        let result = run_case::<T, O>(self.device, self.case, self.kind, &operands)?;
+        let z = result.preactivation.iter().flatten().map(|z| z.bits());
+        let mask = result.mask.iter().flatten().copied();
+        Ok(result.y(&self.case.product).iter().map(|y| y.bits()).chain(z).chain(mask).collect())
+    }
+}
+
+struct CheckRun<'a> {
+    device: &'a Device,
+    case: &'a MatmulCase,
+    kind: Kind,
+}
+
+impl TypedRun for CheckRun<'_> {
+    type Output = Outcome;
+
+    fn run<T, O>(self) -> Result<Outcome>
+    where
+        T: LinearTypes<O> + FloatElement,
+        O: FloatElement + FromAccumulator<f32> + Bits,
+    {
+        let Self { device, case, kind } = self;
+        let operands = Operands::<T, O>::draw(case)?;
+        let result = run_case::<T, O>(device, case, kind, &operands)?;
+        compare(device, case, &operands, &result)
+    }
+}
+
+fn compare<T, O>(
+    device: &Device,
+    case: &MatmulCase,
+    operands: &Operands<T, O>,
+    result: &CaseResult<O>,
+) -> Result<Outcome>
+where
+    T: LinearTypes<O> + FloatElement,
+    O: FloatElement + FromAccumulator<f32> + Bits,
+{
+    let arithmetic = match device.kind() {
+        DeviceKind::Cpu => Arithmetic::Cpu,
+        _ => Arithmetic::TensorCore,
+    };
+    let LinearCase { m, n, k, input, output, scale, activation, terms, .. } = case.product;
+    let model = ErrorModel::new(arithmetic, input, output, k, scale, activation);
+    let y = result.y(&case.product);
+    // One scale for all is that for each.
+    let each = |scale: &Option<Array1<f32>>, count: usize| {
+        let scale = scale.as_ref()?;
+        Some(if scale.len() == 1 { Array1::from_elem(count, scale[0]) } else { scale.clone() })
+    };
+    let (row_scale, column_scale) = (each(&operands.row_scale, m), each(&operands.column_scale, n));
+    let residual = operands.residual.as_ref().map(|residual| residual.mapv(|value| value.widen() as f32));
+
+    let mut tally = Tally::new(result.implementation, case.product.is_exact());
+    for index in 0..case.matrices() {
+        let of =
+            |count: usize, rows: usize| if count == 1 { 0..rows } else { index * rows..(index + 1) * rows };
+        let reference = ReferenceTerms {
+            alpha: scale,
+            row_scale: row_scale.as_ref().map(|scale| scale.view()),
+            column_scale: column_scale.as_ref().map(|scale| scale.view()),
+            bias: operands.bias.as_ref().map(|bias| bias.view()),
+            beta: terms.beta,
+            residual: residual.as_ref().map(|residual| residual.slice(s![index * m..(index + 1) * m, ..])),
+            activation,
+        };
+        let x = operands.x.slice(s![of(case.batch[0], m), ..]);
+        let w = operands.w.slice(s![of(case.batch[1], n), ..]);
+        for part in Reference::cover(x, w, &reference)? {
+            for (row, column, expected) in part.elements() {
+                let at = [index * m + row, column];
+                tally.outcome.compared += 1;
+                let judge = |got| model.judge(got, expected);
+                tally.add(at, y[at].widen(), [expected.y, O::round(expected.y).widen()], judge);
+                if let Some(z) = &result.preactivation {
+                    let judge = |got| model.judge_argument(got, expected);
+                    tally.add(at, z[at].widen(), [expected.z, O::round(expected.z).widen()], judge);
+                }
+                if let Some(mask) = &result.mask {
+                    let bit = mask[[at[0], column / 32]] >> (column % 32) & 1 == 1;
+                    // Where rounding may decide, either will do.
+                    let open = !tally.outcome.exact && expected.z.abs() <= model.argument_error(expected);
+                    tally.outcome.failures += usize::from(bit != (expected.z > 0.0) && !open);
+                }
+            }
+        }
+    }
+    if let Some(mask) = &result.mask
+        && !n.is_multiple_of(32)
+        && n > 0
+    {
+        let beyond = mask.column(n / 32).iter().filter(|&&word| word >> (n % 32) != 0).count();
+        tally.outcome.failures += beyond;
+    }
+    tally.outcome.stray_writes = stray_writes(&case.product, &result.surrounding);
+    Ok(tally.finish())
+}
+
+/// Judgements, added up.
+struct Tally {
+    outcome: Outcome,
+    /// The largest finite reference, in magnitude.
+    largest: f64,
+}
+
+impl Tally {
+    fn new(implementation: Implementation, exact: bool) -> Self {
+        let outcome = Outcome {
+            implementation,
+            compared: 0,
+            max_absolute_error: 0.0,
+            max_relative_error: 0.0,
+            worst: None,
+            exact,
+            failures: 0,
+            stray_writes: 0,
+        };
+        Self { outcome, largest: 0.0 }
+    }
+
+    /// Compares a number with what is expected, exactly and rounded.
+    fn add(
+        &mut self,
+        [row, column]: [usize; 2],
+        got: f64,
+        [expected, rounded]: [f64; 2],
+        judge: impl FnOnce(f64) -> Judgement,
+    ) {
+        let outcome = &mut self.outcome;
+        let (error, bound, within) = if outcome.exact {
+            ((got - rounded).abs(), 0.0, got == rounded)
+        } else {
+            let judgement = judge(got);
+            (judgement.error, judgement.bound, judgement.within)
+        };
+        // A NaN is as wrong as can be; `f64::max` would pass over it.
+        let error = if error.is_nan() { f64::INFINITY } else { error };
+        outcome.failures += usize::from(!within);
+        outcome.max_absolute_error = outcome.max_absolute_error.max(error);
+        if expected.is_finite() {
+            self.largest = self.largest.max(expected.abs());
+        }
+        let ratio = match (error, within) {
+            (0.0, true) => 0.0,
+            (_, true) => (error / bound).min(1.0),
+            // Both infinite: a bound that overflowed is no bound.
+            (_, false) if error == f64::INFINITY => f64::INFINITY,
+            (_, false) => (error / bound).max(1.0 + f64::EPSILON),
+        };
+        if outcome.worst.is_none_or(|worst| ratio > worst.ratio) {
+            outcome.worst = Some(Worst { row, column, got, expected, bound, ratio });
+        }
+    }
+
+    fn finish(self) -> Outcome {
+        let error = self.outcome.max_absolute_error;
+        let max_relative_error = if error == 0.0 { 0.0 } else { error / self.largest };
+        Outcome { max_relative_error, ..self.outcome }
+    }
+}
+
+/// How many elements beside y no longer hold what they were filled with.
+fn stray_writes<O: FloatElement>(case: &LinearCase, surrounding: &Array2<O>) -> usize {
+    let sentinel = O::round(SENTINEL.into());
+    let y = case.y.before..case.y.before + case.n;
+    let beside = |view: ArrayView2<'_, O>| view.iter().filter(|&&value| value != sentinel).count();
+    beside(surrounding.slice(s![.., ..y.start])) + beside(surrounding.slice(s![.., y.end..]))
+}
