@@ -7,7 +7,7 @@
 use libtest_mimic::{Failed, Trial};
 use proptest::prelude::RngExt;
 use warpsmith_tests::mutants::report::{Row, Table};
-use warpsmith_tests::mutants::{Subject, shipped};
+use warpsmith_tests::mutants::{Shipped, Subject, shipped};
 
 /// Mutants of each kernel that are run.
 const SAMPLE: usize = 5;
@@ -17,34 +17,30 @@ pub(crate) fn trials() -> Vec<Trial> {
         let unexplained = Table::read()?.rows.into_iter().find(|row| !row.is_explained());
         unexplained.map_or(Ok(()), |row| Err(format!("{row:?}").into()))
     })];
-    for (module, arch, entry) in shipped() {
-        let name = format!("emulator::mutants::{}::a_sample_is_found_or_explained", entry.name);
-        trials.push(Trial::test(name, move || {
-            let table = Table::read()?;
-            sample(&Subject::new(module, arch, entry)?, &table)
-        }));
+    for shipped in shipped() {
+        let name = format!("emulator::mutants::{}::a_sample_is_found_or_explained", shipped.entry.name);
+        trials.push(Trial::test(name, move || sample(shipped, &Table::read()?)));
     }
     trials
 }
 
-/// Runs some of an entry's mutants; the seed decides which.
-fn sample(subject: &Subject, table: &Table) -> Result<(), Failed> {
-    let entry = &subject.entry;
-    let rows: Vec<&Row> = if table.is_of(entry) { table.of(entry).collect() } else { Vec::new() };
+/// Runs some of an entry's mutants; the seed decides which. Those of a twin are not in the table.
+fn sample(shipped: Shipped, table: &Table) -> Result<(), Failed> {
+    let subject = Subject::new(shipped)?;
+    let known = table.known(&subject.entry, &subject.mutants);
     let mut rng = crate::properties::rng()?;
     for _ in 0..SAMPLE {
         let index = rng.random_range(0..subject.mutants.len());
         let mutant = &subject.mutants[index];
-        let row = Row::new(entry, mutant, subject.verdict_by_running(mutant)?);
+        let row = Row::new(&subject.entry, mutant, subject.verdict_by_running(mutant)?);
         if !row.is_explained() {
             return Err(format!("nothing finds this mutant: {row:?}").into());
         }
         // What a check says of a mutant may change with the check.
-        let same = |known: &Row| {
-            (known.line, &known.mutation, known.is_found()) == (row.line, &row.mutation, row.is_found())
-        };
-        if !rows.is_empty() && !rows.get(index).is_some_and(|known| same(known)) {
-            return Err(format!("the table has {:?}, but this is {row:?}", rows.get(index)).into());
+        if let Some(known) = known[index]
+            && known.is_found() != row.is_found()
+        {
+            return Err(format!("the table has {known:?}, but this is {row:?}").into());
         }
     }
     Ok(())

@@ -11,6 +11,7 @@
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
 //! | `linear`, `repack` | how the kernels of a family are run, and what they have to give |
+//! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
 
@@ -18,18 +19,18 @@ mod bounds;
 mod congruence;
 pub mod equivalents;
 mod flow;
+pub mod identity;
 mod linear;
 pub mod mutate;
 mod ptx;
 mod repack;
 pub mod report;
 
-use std::sync::Arc;
-
 use warpsmith_emulator::{Completion, Config, FindingKind, LaunchError, Limits, Module, Report};
 
 use congruence::Congruence;
 use flow::Flow;
+use identity::{Likeness, twins};
 pub use mutate::{Kind, Mutant};
 pub use ptx::Entry;
 
@@ -90,13 +91,44 @@ fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
     linear::problems(entry).or_else(|| repack::problems(entry))
 }
 
-/// Every entry of every shipped module: the module's file and architecture, and the entry.
-pub fn shipped() -> impl Iterator<Item = (String, (u32, u32), Entry)> {
-    warpsmith_kernels::MODULES.iter().flat_map(|module| {
+/// An entry that ships.
+#[derive(Clone, Debug)]
+pub struct Shipped {
+    /// The module's file.
+    pub module: String,
+    /// The module's architecture.
+    pub capability: (u32, u32),
+    /// The entry.
+    pub entry: Entry,
+    /// The entry before it that stands for both in the table of mutants, since they are the same but for a type.
+    pub twin: Option<String>,
+}
+
+/// Every entry of every shipped module.
+#[must_use]
+pub fn shipped() -> Vec<Shipped> {
+    use rayon::prelude::*;
+    let entries = warpsmith_kernels::MODULES.iter().flat_map(|module| {
         let specific = if module.arch_specific { "a" } else { "" };
         let file = format!("{}.sm_{}{}{specific}.ptx", module.family, module.arch.0, module.arch.1);
-        ptx::entries(module.text).into_iter().map(move |entry| (file.clone(), module.arch, entry))
-    })
+        ptx::entries(module.text).into_iter().map(move |entry| Shipped {
+            module: file.clone(),
+            capability: module.arch,
+            entry,
+            twin: None,
+        })
+    });
+    let mut all: Vec<Shipped> = entries.collect();
+    let likeness: Vec<Likeness> = all.par_iter().map(|shipped| Likeness::of(&shipped.entry)).collect();
+    for at in 0..all.len() {
+        let twin = (0..at).find(|&before| {
+            all[before].twin.is_none()
+                && all[before].module == all[at].module
+                && twins(&likeness[before], &likeness[at])
+        });
+        all[at].twin = twin.map(|before| all[before].entry.name.clone());
+    }
+    all
 }
 
 impl Subject {
@@ -105,7 +137,19 @@ impl Subject {
     /// # Errors
     ///
     /// If nothing is known of how such a kernel is run, or it fails.
-    pub fn new(module: String, capability: (u32, u32), entry: Entry) -> Result<Self, Failure> {
+    pub fn new(shipped: Shipped) -> Result<Self, Failure> {
+        let mut subject = Self::unchecked(shipped)?;
+        subject.check()?;
+        Ok(subject)
+    }
+
+    /// Prepares an entry, of which nothing is to be run before [`check`](Self::check).
+    ///
+    /// # Errors
+    ///
+    /// If nothing is known of how such a kernel is run.
+    pub fn unchecked(shipped: Shipped) -> Result<Self, Failure> {
+        let Shipped { module, capability, entry, .. } = shipped;
         let Some(problems) = problems(&entry.name) else {
             return Err(Failure(format!("nothing is known of how `{}` is run", entry.name)));
         };
@@ -115,14 +159,26 @@ impl Subject {
             .statements
             .iter()
             .any(|statement| statement.is("cp.async.ca") || statement.is("cp.async.cg"));
-        let mut subject =
-            Self { module, entry, mutants, congruence, flow, copies, capability, problems, budget: 1 << 30 };
-        let text = subject.entry.module();
-        if let (Some(defect), _) = subject.defect(&text, MODES)? {
-            return Err(Failure(format!("`{}` itself fails: {defect:?}", subject.entry.name)));
-        }
-        subject.budget = 4 * subject.defect(&text, &MODES[..1])?.1 + 100_000;
-        Ok(subject)
+        Ok(Self { module, entry, mutants, congruence, flow, copies, capability, problems, budget: 1 << 30 })
+    }
+
+    /// Makes sure that the kernel itself is sound in all its cases, and learns how long its blocks take.
+    ///
+    /// # Errors
+    ///
+    /// If it fails.
+    pub fn check(&mut self) -> Result<(), Failure> {
+        use rayon::prelude::*;
+        let text = self.entry.module();
+        let most: Vec<u64> = MODES
+            .par_iter()
+            .map(|mode| match self.defect(&text, std::slice::from_ref(mode))? {
+                (None, most) => Ok(most),
+                (Some(defect), _) => Err(Failure(format!("`{}` itself fails: {defect:?}", self.entry.name))),
+            })
+            .collect::<Result<_, _>>()?;
+        self.budget = 4 * most[0] + 100_000;
+        Ok(())
     }
 
     /// The line of a mutant's statement in the module.
@@ -167,6 +223,12 @@ impl Subject {
                 Ok(reason.map_or(Verdict::Missed, Verdict::Equivalent))
             }
         }
+    }
+
+    /// Why a mutant does what the kernel does, if there is a proof or a reason. A mutant with a reason may yet be found.
+    #[must_use]
+    pub fn explanation(&self, mutant: &Mutant) -> Option<String> {
+        self.proof(mutant).or_else(|| equivalents::reason(&self.entry, mutant))
     }
 
     /// Why a mutant does what the kernel does, if that can be proven.
@@ -231,17 +293,3 @@ impl Subject {
 /// When copies land, and the seed: what a mutant is run with until one shows it.
 const MODES: &[(Completion, u64)] =
     &[(Completion::Latest, 0), (Completion::Eager, 0), (Completion::Random, 1), (Completion::Random, 2)];
-
-/// All shipped entries whose names contain `pattern`, prepared.
-///
-/// # Errors
-///
-/// As for [`Subject::new`].
-pub fn subjects(pattern: &str) -> Result<Vec<Arc<Subject>>, Failure> {
-    use rayon::prelude::*;
-    let entries: Vec<_> = shipped().filter(|(_, _, entry)| entry.name.contains(pattern)).collect();
-    entries
-        .into_par_iter()
-        .map(|(module, arch, entry)| Subject::new(module, arch, entry).map(Arc::new))
-        .collect()
-}

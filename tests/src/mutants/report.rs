@@ -1,23 +1,24 @@
 //! The table of all mutants and what became of them, `emulator/reports/mutants.csv`.
 //!
-//! Before its rows the table says which entries it is of, with a hash of each one's text: a table of other text than what
-//! ships is out of date. A row's line is the statement's line in the module.
+//! Before its rows the table says which entries it is of, with a hash of each one's instructions: a table of others than what
+//! ships is out of date. It also names the twins, entries for which another stands. A row tells which of the entry's instructions it
+//! is about, counted from 1.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
-use super::{Entry, Failure, Mutant, Verdict, mutate, shipped};
+use super::identity::hash;
+use super::{Entry, Failure, Mutant, Shipped, Verdict, mutate, shipped};
 
 /// One mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// The entry.
     pub kernel: String,
-    /// The line in the module.
-    pub line: u32,
+    /// The number of the instruction in the entry, from 1.
+    pub instruction: usize,
     /// What is wrong.
     pub mutation: String,
     /// `finding`, `wrong result`, `equivalent` or `missed`.
@@ -41,11 +42,17 @@ impl Row {
         };
         Self {
             kernel: entry.name.clone(),
-            line: entry.statements[mutant.statement].line,
+            instruction: mutant.statement + 1,
             mutation: mutant.description.clone(),
             verdict: verdict.to_owned(),
             reason,
         }
+    }
+
+    /// Whether the row is about this mutant of its entry.
+    #[must_use]
+    pub fn is_of(&self, mutant: &Mutant) -> bool {
+        (self.instruction, self.mutation.as_str()) == (mutant.statement + 1, mutant.description.as_str())
     }
 
     /// Whether a check or the result shows that something is wrong.
@@ -80,20 +87,15 @@ fn without_addresses(message: &str) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// The hash of each entry that it is of.
-    pub entries: HashMap<String, String>,
+    pub entries: BTreeMap<String, String>,
+    /// The entries that another one stands for, and that one.
+    pub twins: BTreeMap<String, String>,
     /// The mutants, by modules, entries and lines.
     pub rows: Vec<Row>,
 }
 
-/// A hash of all that decides what an entry does, and what is known of it: not of the module's comments.
-#[must_use]
-pub fn hash(entry: &Entry) -> String {
-    let text: String =
-        entry.module().lines().filter(|line| !line.starts_with("//")).map(|l| format!("{l}\n")).collect();
-    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 const ENTRY: &str = "# entry ";
+const TWIN: &str = "# twin ";
 
 impl Table {
     /// Where the table is.
@@ -126,10 +128,15 @@ impl Table {
             .filter_map(|line| line.strip_prefix(ENTRY)?.split_once(" sha256:"))
             .map(|(name, hash)| (name.to_owned(), hash.to_owned()))
             .collect();
+        let twins = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(TWIN)?.split_once(" of "))
+            .map(|(twin, of)| (twin.to_owned(), of.to_owned()))
+            .collect();
         let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
         let rows = reader.deserialize().collect::<Result<_, _>>();
         let rows = rows.map_err(|error| Failure(format!("the table of mutants: {error}")))?;
-        Ok(Self { entries, rows })
+        Ok(Self { entries, twins, rows })
     }
 
     /// The table as text.
@@ -150,10 +157,14 @@ impl Table {
             count("equivalent"),
             count("missed")
         );
-        let mut entries: Vec<_> = self.entries.iter().collect();
-        entries.sort();
-        for (name, hash) in entries {
+        for (name, hash) in &self.entries {
             text += &format!("{ENTRY}{name} sha256:{hash}\n");
+        }
+        if !self.twins.is_empty() {
+            text += "# Twins are the same but for a type and how floats are converted and computed with: one stands for both.\n";
+        }
+        for (twin, of) in &self.twins {
+            text += &format!("{TWIN}{twin} of {of}\n");
         }
         let mut writer = csv::Writer::from_writer(Vec::new());
         for row in &self.rows {
@@ -163,10 +174,20 @@ impl Table {
         Ok(text + &String::from_utf8(bytes).map_err(|error| failure(&error))?)
     }
 
-    /// Whether the table is of this entry's text as it is.
+    /// Whether the table is of this entry's instructions as they are.
     #[must_use]
     pub fn is_of(&self, entry: &Entry) -> bool {
         self.entries.get(&entry.name).is_some_and(|known| *known == hash(entry))
+    }
+
+    /// What the table knows of each of the entry's `mutants`: nothing of those of an entry that has changed.
+    #[must_use]
+    pub fn known<'t>(&'t self, entry: &'t Entry, mutants: &[Mutant]) -> Vec<Option<&'t Row>> {
+        let rows: Vec<&Row> = if self.is_of(entry) { self.of(entry).collect() } else { Vec::new() };
+        if rows.len() != mutants.len() {
+            return vec![None; mutants.len()];
+        }
+        rows.into_iter().zip(mutants).map(|(row, mutant)| row.is_of(mutant).then_some(row)).collect()
     }
 
     /// The rows of an entry.
@@ -178,25 +199,34 @@ impl Table {
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
         let mut complaints = Vec::new();
-        let entries: Vec<_> = shipped().map(|(_, _, entry)| entry).collect();
-        for entry in &entries {
-            if !self.is_of(entry) {
-                complaints.push(format!("`{}` is not what the table is of", entry.name));
+        let shipped = shipped();
+        for Shipped { entry, twin, .. } in &shipped {
+            if let Some(twin) = twin {
+                if self.twins.get(&entry.name) != Some(twin) {
+                    complaints.push(format!("`{}` is not in the table, as a twin of `{twin}`", entry.name));
+                }
                 continue;
             }
-            let expected = mutate::mutants(entry);
-            let expected =
-                expected.iter().map(|m| (entry.statements[m.statement].line, m.description.as_str()));
-            if !self.of(entry).map(|row| (row.line, row.mutation.as_str())).eq(expected) {
+            if !self.is_of(entry) {
+                complaints.push(format!("`{}` is not what the table is of", entry.name));
+            } else if self.known(entry, &mutate::mutants(entry)).contains(&None) {
                 complaints.push(format!("`{}` has other mutants than the table", entry.name));
             }
         }
-        for name in self.entries.keys().filter(|name| !entries.iter().any(|entry| entry.name == **name)) {
-            complaints.push(format!("`{name}`, which the table is of, does not ship"));
+        let ships = |name: &String, twin: bool| {
+            shipped.iter().any(|shipped| shipped.entry.name == *name && shipped.twin.is_some() == twin)
+        };
+        for name in self.entries.keys().filter(|name| !ships(name, false)) {
+            complaints.push(format!(
+                "`{name}`, which the table is of, does not ship, or has a twin that stands for it"
+            ));
+        }
+        for name in self.twins.keys().filter(|name| !ships(name, true)) {
+            complaints.push(format!("`{name}`, which the table has as a twin, is none that ships"));
         }
         for row in self.rows.iter().filter(|row| !row.is_explained()) {
-            complaints
-                .push(format!("`{}`, line {}: {}: {}", row.kernel, row.line, row.mutation, row.verdict));
+            let Row { kernel, instruction, mutation, verdict, .. } = row;
+            complaints.push(format!("`{kernel}`, instruction {instruction}: {mutation}: {verdict}"));
         }
         complaints
     }
@@ -209,7 +239,7 @@ mod tests {
     fn row(verdict: &str, reason: &str) -> Row {
         Row {
             kernel: "k".into(),
-            line: 7,
+            instruction: 7,
             mutation: "`bar.sync 0` left out, \"quoted\"".into(),
             verdict: verdict.into(),
             reason: reason.into(),
@@ -219,7 +249,8 @@ mod tests {
     #[test]
     fn a_table_is_what_was_written() {
         let table = Table {
-            entries: HashMap::from([("k".to_owned(), "00ff".to_owned())]),
+            entries: BTreeMap::from([("k".to_owned(), "00ff".to_owned())]),
+            twins: BTreeMap::from([("k_bf16".to_owned(), "k".to_owned())]),
             rows: vec![row("finding", "shared-race: lane 3, word 4"), row("missed", "")],
         };
         assert_eq!(Table::parse(&table.text().unwrap()).unwrap(), table);
@@ -236,7 +267,7 @@ mod tests {
     #[test]
     fn an_empty_table_is_of_nothing_that_ships() {
         let complaints = Table::default().complaints();
-        assert_eq!(complaints.len(), shipped().count());
+        assert_eq!(complaints.len(), shipped().len());
         assert!(!complaints.is_empty());
     }
 
