@@ -14,6 +14,9 @@ use warpsmith_dsl::{KernelParam, kernel};
 
 /// 128 × 128 outputs by each of two warpgroups in turn.
 pub type HopperPingPong128x128 = WgmmaTile<[f32; 64], 2, PingPong, 6, 1>;
+/// 128 × 256 outputs by two warpgroups together, in clusters of two blocks: the most products for each byte loaded, for operands
+/// that are slow to load.
+pub type HopperCooperative128x256 = WgmmaTile<[f32; 128], 1, Cooperative<2>, 4, 2>;
 /// 128 × 128 outputs by two warpgroups together: the sooner done where a block has but one tile.
 pub type HopperCooperative128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 1>;
 
@@ -55,12 +58,16 @@ pub struct HopperParams {
     shared = S::SHARED_BYTES,
     instances = [
         linear_hopper_f16_f16_pingpong_128x128 = <F16, F16, HopperPingPong128x128>,
+        linear_hopper_f16_f16_cooperative_128x256 = <F16, F16, HopperCooperative128x256>,
         linear_hopper_f16_f16_cooperative_128x128 = <F16, F16, HopperCooperative128x128>,
         linear_hopper_f16_f32_pingpong_128x128 = <F16, f32, HopperPingPong128x128>,
+        linear_hopper_f16_f32_cooperative_128x256 = <F16, f32, HopperCooperative128x256>,
         linear_hopper_f16_f32_cooperative_128x128 = <F16, f32, HopperCooperative128x128>,
         linear_hopper_bf16_bf16_pingpong_128x128 = <Bf16, Bf16, HopperPingPong128x128>,
+        linear_hopper_bf16_bf16_cooperative_128x256 = <Bf16, Bf16, HopperCooperative128x256>,
         linear_hopper_bf16_bf16_cooperative_128x128 = <Bf16, Bf16, HopperCooperative128x128>,
         linear_hopper_bf16_f32_pingpong_128x128 = <Bf16, f32, HopperPingPong128x128>,
+        linear_hopper_bf16_f32_cooperative_128x256 = <Bf16, f32, HopperCooperative128x256>,
         linear_hopper_bf16_f32_cooperative_128x128 = <Bf16, f32, HopperCooperative128x128>,
     ],
 )]

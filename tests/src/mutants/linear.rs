@@ -13,7 +13,9 @@ use warpsmith_emulator::{
     TensorMap as EncodedMap, TensorMapArguments, TensorType,
 };
 use warpsmith_kernels::linear::LinearParams;
-use warpsmith_kernels::linear_hopper::{HopperCooperative128x128, HopperParams, HopperPingPong128x128};
+use warpsmith_kernels::linear_hopper::{
+    HopperCooperative128x128, HopperCooperative128x256, HopperParams, HopperPingPong128x128,
+};
 
 use super::Problem;
 
@@ -94,6 +96,7 @@ impl Instance {
             (None, None, _) => Access::Aligned,
             (None, Some("unaligned"), _) => Access::Unaligned,
             (Some("pingpong"), None, "128x128") => maps::<HopperPingPong128x128>(),
+            (Some("cooperative"), None, "128x256") => maps::<HopperCooperative128x256>(),
             (Some("cooperative"), None, "128x128") => maps::<HopperCooperative128x128>(),
             _ => return None,
         };

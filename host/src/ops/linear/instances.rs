@@ -8,7 +8,7 @@ use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::tile::{Aligned, Unaligned};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative128x128, HopperParams, HopperPingPong128x128, linear_hopper,
+    HopperCooperative128x128, HopperCooperative128x256, HopperParams, HopperPingPong128x128, linear_hopper,
 };
 
 use super::select::{Access, Tile};
@@ -222,6 +222,7 @@ macro_rules! instances {
     };
     (@instance $t:ident, $o:ident, Aligned) => { instances!(@hopper $t, $o) };
     (@instance $t:ident, $o:ident, HopperPingPong128x128, Aligned) => { instances!(@hopper $t, $o, HopperPingPong128x128) };
+    (@instance $t:ident, $o:ident, HopperCooperative128x256, Aligned) => { instances!(@hopper $t, $o, HopperCooperative128x256) };
     (@instance $t:ident, $o:ident, HopperCooperative128x128, Aligned) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
     (@instance $t:ident, $o:ident, $tile:ident, $access:ident) => {
         Instance::portable::<linear<$t, $o, instances!(@tile $tile), $access>>()
@@ -234,16 +235,16 @@ macro_rules! instances {
 }
 instances! {
     f16 / F16 -> f16 / F16:
-        [HopperPingPong128x128 Aligned, HopperCooperative128x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f16 / F16 -> f32 / f32:
-        [HopperPingPong128x128 Aligned, HopperCooperative128x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> bf16 / Bf16:
-        [HopperPingPong128x128 Aligned, HopperCooperative128x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> f32 / f32:
-        [HopperPingPong128x128 Aligned, HopperCooperative128x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f32 / f32 -> f32 / f32:
         [T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
