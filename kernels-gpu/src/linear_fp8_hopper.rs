@@ -110,6 +110,7 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
             }
         } else {
             let mut consumer = S::consumer();
+            S::begin_turns(&consumer);
             let mut tiles = S::tiles(p.m, p.n, 1);
             let epilogue = epilogue.of_matrix(0, p.m, p.n);
             let cheap = epilogue.in_registers_scaled();
@@ -133,6 +134,7 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
                     S::store_rows(&accumulators, &epilogue, &y, tile);
                 }
             }
+            S::end_turns(&consumer);
             S::finish_stores();
         }
     }

@@ -195,8 +195,8 @@ fn scaled_outputs_that_share_memory_are_refused(device: &Device) -> Result<(), F
     Ok(())
 }
 
-/// Every kernel gives the same bits whenever its copies and products complete, and whichever warp is first.
-fn every_kernel_gives_the_same_bits_in_every_mode() -> Result<(), Failed> {
+/// Emulated H100s that complete copies and products late, at once and at random, and let warps take turns at random, too.
+fn modes() -> Vec<EmulatorOptions> {
     let options = |completion, seed, threads| EmulatorOptions {
         compute_capability: (9, 0),
         completion,
@@ -205,7 +205,28 @@ fn every_kernel_gives_the_same_bits_in_every_mode() -> Result<(), Failed> {
         ..EmulatorOptions::default()
     };
     let mut modes = vec![options(Completion::Latest, 0, 1), options(Completion::Eager, 0, 2)];
-    modes.extend((1..=2).map(|seed| options(Completion::Random, seed, 2)));
+    modes.extend((1..=3).map(|seed| options(Completion::Random, seed, 2)));
+    modes
+}
+
+/// More tiles than an H100 has blocks for them: the two consumers' turns go on from tile to tile.
+fn blocks_that_work_through_several_tiles_are_right_in_every_mode() -> Result<(), Failed> {
+    for options in modes() {
+        let device = Device::emulator_with(options.clone());
+        for tile in [Fp8Tile::Hopper128x128, Fp8Tile::Hopper128x192] {
+            let (m, k, n) = (17_300, 144, 256);
+            let data = Data::Integers;
+            let case = ScaledCase { tile: Some(tile), bias: false, data, ..ScaledCase::new(m, k, n) };
+            assert!(tile.tiles(m as u32, n as u32) > tile.blocks(m as u32, n as u32, 132));
+            check(&device, &case).map_err(|error| format!("{options:?}: {error}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Every kernel gives the same bits whenever its copies and products complete, and whichever warp is first.
+fn every_kernel_gives_the_same_bits_in_every_mode() -> Result<(), Failed> {
+    let modes = modes();
     for tile in Fp8Tile::ALL {
         for (m, k, n) in [(300, 1100, 260), (65, 40, 72)] {
             let mut first: Option<Vec<bf16>> = None;
@@ -248,9 +269,11 @@ fn sums_as_tensor_cores_add_them_stay_within_their_bound() -> Result<(), Failed>
 
 pub(crate) fn trials() -> Vec<Trial> {
     let modes = "emulator::scaled::every_kernel_gives_the_same_bits_in_every_mode";
+    let persistent = "emulator::scaled::blocks_that_work_through_several_tiles_are_right_in_every_mode";
     let sums = "emulator::scaled::sums_as_tensor_cores_add_them_stay_within_their_bound";
     vec![
         Trial::test(modes, every_kernel_gives_the_same_bits_in_every_mode),
+        Trial::test(persistent, blocks_that_work_through_several_tiles_are_right_in_every_mode),
         Trial::test(sums, sums_as_tensor_cores_add_them_stay_within_their_bound),
     ]
 }

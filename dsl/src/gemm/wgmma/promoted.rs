@@ -35,11 +35,26 @@ pub trait PromotedTile: PersistentTile {
         tile: TileIndex,
     );
 
+    /// Gives consumer 0 the first turn. The turns go on from tile to tile: each is given when the one before it has been taken, or a
+    /// fast warp would be counted twice.
+    ///
+    /// # Safety
+    ///
+    /// All threads of each consumer call it once, before its first product.
+    unsafe fn begin_turns(consumer: &Self::Consumer);
+
+    /// Takes the last turn, which nobody needs any more.
+    ///
+    /// # Safety
+    ///
+    /// All threads of each consumer call it once, after its last product.
+    unsafe fn end_turns(consumer: &Self::Consumer);
+
     /// The product of the rows that [`load_bytes`](Self::load_bytes) has copied, which are of types `A` and `B`.
     ///
     /// # Safety
     ///
-    /// As [`PersistentTile::multiply`].
+    /// As [`PersistentTile::multiply`], between [`begin_turns`](Self::begin_turns) and [`end_turns`](Self::end_turns).
     unsafe fn multiply_promoted<A: WgmmaFp8<B, Self::Fragment>, B>(
         consumer: &mut Self::Consumer,
         steps: u32,
@@ -119,6 +134,22 @@ impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUS
     }
 
     #[inline(always)]
+    unsafe fn begin_turns(consumer: &Self::Consumer) {
+        if consumer.index == 1 {
+            // SAFETY: consumer 0 waits before its first product, or at the end.
+            unsafe { Self::let_issue(0) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end_turns(consumer: &Self::Consumer) {
+        if consumer.index == 0 {
+            // SAFETY: consumer 1 has given one turn more than consumer 0 had products.
+            unsafe { Self::await_issue(0) };
+        }
+    }
+
+    #[inline(always)]
     unsafe fn multiply_promoted<A: WgmmaFp8<B, C>, B>(
         consumer: &mut Self::Consumer,
         steps: u32,
@@ -130,9 +161,6 @@ impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUS
         // SAFETY: all warps of the warpgroup run this alike; a stage is full when it is read, and is given back when the products
         // that read it have completed. One consumer waits for its turn as often as the other gives it.
         unsafe {
-            if own == 1 {
-                Self::let_issue(0);
-            }
             for _ in 0..steps {
                 let stage = consumer.ring.wait();
                 let rows = Self::stage(stage.index);
@@ -158,9 +186,6 @@ impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUS
                     accumulators.promote(&sums);
                     accumulators.hold();
                 }
-            }
-            if own == 0 {
-                Self::await_issue(0);
             }
         }
         accumulators
