@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow, bail};
 use comfy_table::{Cell, Color, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
-use warpsmith::validate::{self, LinearCase, MatmulCase, Outcome};
+use warpsmith::validate::{self, LinearCase, MatmulCase, Outcome, ScaledCase};
 use warpsmith::{Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 
@@ -51,6 +51,7 @@ pub(crate) struct Args {
 enum Operation {
     Linear,
     Matmul,
+    LinearScaled,
 }
 
 /// One line of the report.
@@ -143,6 +144,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         progress.finish_and_clear();
     }
+    if args.op.is_none_or(|op| op == Operation::LinearScaled) {
+        let cases = cases::scaled(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("linear_scaled {} {}", case.types(), case.shape()));
+            rows.push(row_of(Label::scaled(case), || validate::linear_scaled(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
 
     let failures = rows.iter().filter(|row| !row.passed).count();
     let report = Report {
@@ -207,6 +218,11 @@ struct Label {
 impl Label {
     fn linear(case: &LinearCase) -> Self {
         Self { operation: "linear", types: case.types(), shape: case.shape(), options: case.options() }
+    }
+
+    fn scaled(case: &ScaledCase) -> Self {
+        let (types, shape, options) = (case.types(), case.shape(), case.options());
+        Self { operation: "linear_scaled", types, shape, options }
     }
 
     fn matmul(case: &MatmulCase) -> Self {

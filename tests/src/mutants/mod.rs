@@ -10,7 +10,7 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `linear`, `repack` | how the kernels of a family are run, and what they have to give |
+//! | `linear`, `fp8`, `repack` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
@@ -19,6 +19,7 @@ mod bounds;
 mod congruence;
 pub mod equivalents;
 mod flow;
+mod fp8;
 pub mod identity;
 mod linear;
 pub mod mutate;
@@ -88,7 +89,7 @@ trait Problem: Send + Sync {
 
 /// The problems that an entry is run on, those that cost least first; none if nothing is known of such a kernel.
 fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
-    linear::problems(entry).or_else(|| repack::problems(entry))
+    linear::problems(entry).or_else(|| fp8::problems(entry)).or_else(|| repack::problems(entry))
 }
 
 /// An entry that ships.

@@ -4,7 +4,8 @@ use serde::Serialize;
 use warpsmith::ops::Activation;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
-use warpsmith::validate::{Data, LinearCase, MatmulCase, Placement, Scales, Terms};
+use warpsmith::ops::scaled::Fp8Tile;
+use warpsmith::validate::{Data, LinearCase, MatmulCase, Placement, ScaleKind, ScaledCase, Scales, Terms};
 use warpsmith::{DType, Device, DeviceKind};
 
 /// How much to validate.
@@ -256,6 +257,64 @@ fn tiles(
     forced(Access::Aligned, aligned).chain(forced(Access::Unaligned, unaligned)).collect()
 }
 
+/// The cases of the scaled linear operation.
+pub(super) fn scaled(level: Level, target: Target, seed: u64) -> Vec<ScaledCase> {
+    let mut cases = Vec::new();
+    let integers = |case: ScaledCase| ScaledCase { data: Data::Integers, alpha: 0.5, ..case };
+    for x_type in [DType::F8E4M3, DType::F8E5M2] {
+        for w_type in [DType::F8E4M3, DType::F8E5M2] {
+            for output in [DType::F16, DType::Bf16, DType::F32] {
+                let case = |(m, k, n)| ScaledCase { x_type, w_type, output, ..ScaledCase::new(m, k, n) };
+                cases.extend([(17, 31, 13), (65, 130, 67)].map(case));
+                cases.extend([(17, 31, 13), (130, 300, 200)].map(|size| integers(case(size))));
+            }
+        }
+    }
+    // Of one type of operands, since the path of the others is the same.
+    for output in [DType::F16, DType::Bf16, DType::F32] {
+        let case = |(m, k, n)| ScaledCase { output, ..ScaledCase::new(m, k, n) };
+        cases.extend(QUICK_SIZES.map(case));
+        let sized = case((37, 80, 45));
+        cases.extend(Activation::ALL.map(|activation| ScaledCase {
+            activation,
+            alpha: -0.37,
+            ..sized.clone()
+        }));
+        for scale in ScaleKind::ALL {
+            cases.push(ScaledCase { x_scale: scale, bias: false, ..sized.clone() });
+            cases.push(ScaledCase { w_scale: scale, activation: Activation::None, ..sized.clone() });
+        }
+        let at = |before, after| Placement { before, after };
+        cases.extend([
+            ScaledCase { x: at(16, 32), w: at(32, 16), y: at(16, 16), ..case((70, 176, 96)) },
+            ScaledCase { x: at(1, 0), ..sized.clone() },
+            ScaledCase { w: at(0, 3), ..sized.clone() },
+            ScaledCase { y: at(0, 3), ..sized.clone() },
+            ScaledCase { x: at(3, 2), w: at(5, 1), y: at(7, 1), ..case((9, 61, 67)) },
+        ]);
+        if level >= Level::Default {
+            cases.extend(MORE_SIZES.map(case));
+            cases.extend(QUICK_SIZES.into_iter().chain(MORE_SIZES).map(|size| integers(case(size))));
+            let runs = |tile: &Fp8Tile| tile.runs_on(target.compute_capability);
+            for tile in Fp8Tile::ALL.into_iter().filter(runs) {
+                // The last has a sum longer than any ring of stages.
+                for size in [(300, 256, 400), (150, 200, 140), (260, 1300, 264)] {
+                    cases.push(ScaledCase { tile: Some(tile), ..case(size) });
+                    cases.push(ScaledCase { tile: Some(tile), ..integers(case(size)) });
+                }
+            }
+        }
+        if level == Level::Full {
+            let fits = |&(m, k, n): &(usize, usize, usize)| target.on_gpu || m * k * n <= EMULATED_WORK;
+            cases.extend(LARGE_SIZES.into_iter().filter(fits).map(case));
+        }
+    }
+    for (number, case) in cases.iter_mut().enumerate() {
+        case.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
+    }
+    cases
+}
+
 fn numbered(mut cases: Vec<LinearCase>, seed: u64) -> Vec<LinearCase> {
     for (number, case) in cases.iter_mut().enumerate() {
         case.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
@@ -267,14 +326,16 @@ fn numbered(mut cases: Vec<LinearCase>, seed: u64) -> Vec<LinearCase> {
 mod tests {
     use std::collections::BTreeSet;
 
+    use float8::F8E4M3;
     use half::{bf16, f16};
     use warpsmith::cpu::FromAccumulator;
     use warpsmith::ops::Implementation;
     use warpsmith::ops::linear::LinearTypes;
-    use warpsmith::validate::{LinearCase, Placement};
+    use warpsmith::ops::scaled::ScaledOutput;
+    use warpsmith::validate::{LinearCase, Placement, ScaledCase};
     use warpsmith::{DType, Device, Element, Tensor, ops};
 
-    use super::{Level, Target, linear};
+    use super::{Level, Target, linear, scaled};
 
     const AMPERE: Target = Target { on_gpu: false, compute_capability: (8, 0) };
 
@@ -311,11 +372,46 @@ mod tests {
                 });
             }
         }
-        let entries = warpsmith_kernels::MODULES.iter().flat_map(|module| module.text.lines());
-        let shipped: BTreeSet<&str> =
-            entries.filter_map(|line| line.strip_prefix(".visible .entry ")?.strip_suffix('(')).collect();
-        assert!(!shipped.is_empty());
-        assert_eq!(reached, shipped);
+        assert_eq!(reached, shipped(&["linear", "linear_hopper"]));
+        Ok(())
+    }
+
+    /// The names of the products' kernels that ship in some families.
+    fn shipped(families: &[&str]) -> BTreeSet<&'static str> {
+        let modules = warpsmith_kernels::MODULES.iter().filter(|module| families.contains(&module.family));
+        let entries = modules.flat_map(|module| module.text.lines());
+        let names = entries.filter_map(|line| line.strip_prefix(".visible .entry ")?.strip_suffix('('));
+        let names: BTreeSet<_> = names.filter(|name| name.starts_with("linear_")).collect();
+        assert!(!names.is_empty());
+        names
+    }
+
+    /// Those that make copies in f16 run before the portable ones.
+    #[test]
+    fn the_default_cases_run_every_scaled_kernel_that_ships() -> warpsmith::Result<()> {
+        fn kernel<O: ScaledOutput>(
+            device: &Device,
+            case: &ScaledCase,
+        ) -> warpsmith::Result<Option<&'static str>> {
+            let x = Tensor::<F8E4M3>::zeros(device, [case.m, case.k])?;
+            let w = Tensor::<F8E4M3>::zeros(device, [case.n, case.k])?;
+            Ok(match ops::linear_scaled(&x, &w).output::<O>().tile(case.tile).implementation()? {
+                Implementation::Emulator { kernel, .. } => Some(kernel),
+                _ => None,
+            })
+        }
+        let mut reached = BTreeSet::new();
+        for device in ["emulator", "emulator:9.0"] {
+            let device: Device = device.parse()?;
+            for case in scaled(Level::Default, Target::of(&device), 1) {
+                reached.extend(match case.output {
+                    DType::F16 => kernel::<f16>(&device, &case)?,
+                    DType::Bf16 => kernel::<bf16>(&device, &case)?,
+                    _ => kernel::<f32>(&device, &case)?,
+                });
+            }
+        }
+        assert_eq!(reached, shipped(&["linear_fp8", "linear_fp8_hopper"]));
         Ok(())
     }
 
