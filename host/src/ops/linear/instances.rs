@@ -37,7 +37,7 @@ where
 
 /// What a linear kernel works on.
 pub(crate) struct Operands<'a, T: Element, O: Element> {
-    /// The matrices x, `[batch, M, K]`; one if all products share it.
+    /// The matrices x, `[batch, M, K]`, with unit stride along K or, if the kernel reads that, along M; one if all products share it.
     pub(crate) x: &'a Tensor<T>,
     /// The matrices w, `[batch, N, K]`; one if all products share it.
     pub(crate) w: &'a Tensor<T>,
@@ -139,6 +139,8 @@ type HopperArgs<T, O> = (
     HopperParams,
 );
 
+/// Rows, and columns, of the boxes of operands that are contiguous along their rows.
+const PANEL: usize = 64;
 /// Rows of Y that a warp has the copy engine store at a time.
 const STORED_ROWS: usize = 16;
 
@@ -153,6 +155,11 @@ fn row_stride<T: Element>(matrices: &Tensor<T>) -> u64 {
 /// Elements from one matrix to the next; 0 for a single one.
 fn batch_stride<T: Element>(matrices: &Tensor<T>) -> u64 {
     if matrices.shape()[0] <= 1 { 0 } else { matrices.strides()[0] as u64 }
+}
+
+/// Whether matrices are contiguous along their rows rather than along K.
+fn is_across<T: Element>(matrices: &Tensor<T>) -> bool {
+    matrices.shape()[2] > 1 && matrices.strides()[2] != 1
 }
 
 /// Whether the copy engine can store the rows of `y`, which begins at `y_arg`: they start at multiples of 16 bytes.
@@ -177,10 +184,19 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
     let batch = y.shape()[0];
     let is_shared = |matrices: usize| matrices == 1 && batch > 1;
-    let layouts =
-        Layouts::K_MAJOR.with_shared_a(is_shared(x.shape()[0])).with_shared_b(is_shared(w.shape()[0]));
-    let x = x.tensor_map([1, S::A_BOX_ROWS as usize, columns], &options)?;
-    let w = w.tensor_map([1, S::B_BOX_ROWS as usize, columns], &options)?;
+    let layouts = Layouts::K_MAJOR
+        .with_a_mn(is_across(x))
+        .with_b_mn(is_across(w))
+        .with_shared_a(is_shared(x.shape()[0]))
+        .with_shared_b(is_shared(w.shape()[0]));
+    let map = |matrices: &Tensor<T>, box_rows: u32| {
+        if is_across(matrices) {
+            matrices.swap_axes(1, 2)?.tensor_map([1, PANEL, PANEL], &options)
+        } else {
+            matrices.tensor_map([1, box_rows as usize, columns], &options)
+        }
+    };
+    let (x, w) = (map(x, S::A_BOX_ROWS)?, map(w, S::B_BOX_ROWS)?);
     // The copy engine stores chunks of 16 bytes, also where a row ends within one.
     let has_boxes = is_chunked(y_arg, y) && (n as usize * size_of::<O>()).is_multiple_of(16);
     let y_boxes = if has_boxes {

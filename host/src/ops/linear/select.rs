@@ -107,12 +107,12 @@ impl Tile {
     #[must_use]
     pub fn serves(self, input: DType, access: Access) -> bool {
         match self {
-            Self::HopperPingPong128x128
-            | Self::HopperCooperative128x256
-            | Self::HopperCooperative128x128
-            | Self::T128x128 => input != DType::F32 && access == Access::Aligned,
+            Self::HopperPingPong128x128 | Self::HopperCooperative128x128 | Self::HopperCooperative128x256 => {
+                input != DType::F32 && access != Access::Unaligned
+            }
+            Self::T128x128 => input != DType::F32 && access == Access::Aligned,
             Self::T128x64 => access == Access::Aligned,
-            Self::T64x64 | Self::T16x64 => true,
+            Self::T64x64 | Self::T16x64 => access != Access::Across,
         }
     }
 
@@ -206,8 +206,10 @@ impl std::str::FromStr for Tile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Access {
-    /// In chunks of 16 bytes: base addresses and row strides are multiples of 16 bytes.
+    /// In chunks of 16 bytes along K: base addresses and row strides are multiples of 16 bytes.
     Aligned,
+    /// In chunks of 16 bytes, of at least one of them along its rows: x lies as K × M, or w as K × N.
+    Across,
     /// Element by element: any address and stride.
     Unaligned,
 }
@@ -371,7 +373,7 @@ fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
     let aligned =
         Cost::of(tile, problem.input).map_or(u128::MAX, |cost| cost.picoseconds(tile, problem, limits));
     match (problem.access, problem.input) {
-        (Access::Aligned, _) => aligned,
+        (Access::Aligned | Access::Across, _) => aligned,
         (Access::Unaligned, DType::F32) => aligned.saturating_mul(UNALIGNED_WORDS) / 2,
         (Access::Unaligned, _) => aligned.saturating_mul(UNALIGNED_HALVES) / 2,
     }

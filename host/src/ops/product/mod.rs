@@ -149,10 +149,11 @@ where
                     let (batch, row) = (launches.batch_strides[role], launches.row_strides[role]);
                     (start[role], matrices(batch), [batch, row, 1])
                 };
-                let (at, batch, strides) = view(Role::A);
+                let (at, batch, mut strides) = view(Role::A);
+                strides[2] = a.strides()[a.rank() - 1];
                 let x = a.with_axes(at, &[batch, launches.rows, self.k()], &strides);
                 let (at, batch, mut strides) = view(Role::B);
-                strides[1] = launch.row_stride_b;
+                strides[1..].copy_from_slice(&b.strides()[b.rank() - 2..]);
                 let w = b.with_axes(at, &[batch, self.n(), self.k()], &strides);
                 let (at, _, strides) = view(Role::Y);
                 let mut y = y.with_axes(at, &[launches.batch, launches.rows, self.n()], &strides);

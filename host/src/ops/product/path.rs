@@ -82,6 +82,7 @@ pub(crate) fn access(a: Lie, b: Lie) -> Option<Access> {
     match (a, b) {
         (Lie::Chunks, Lie::Chunks) => Some(Access::Aligned),
         (Lie::Chunks | Lie::Rows, Lie::Chunks | Lie::Rows) => Some(Access::Unaligned),
+        (Lie::Chunks | Lie::ColumnChunks, Lie::Chunks | Lie::ColumnChunks) => Some(Access::Across),
         _ => None,
     }
 }
@@ -174,9 +175,24 @@ mod tests {
     #[test]
     fn only_the_operand_that_no_kernel_reads_is_copied() {
         let (a, b) = (rows(1024, 1024, 1024), rows(2048, 1024, 1024));
-        assert_eq!(path(turned(a, 1024), b, None).map(|path| path.repack), Some([true, false]));
-        assert_eq!(path(a, turned(b, 2048), None).map(|path| path.repack), Some([false, true]));
-        assert_eq!(path(turned(a, 1024), turned(b, 2048), None).map(|path| path.repack), Some([true; 2]));
+        for (a, b, repack) in [
+            (turned(a, 1024), b, [true, false]),
+            (a, turned(b, 2048), [false, true]),
+            (turned(a, 1024), turned(b, 2048), [true; 2]),
+        ] {
+            let path_on = |limits: &Limits| {
+                choose([a, b], None, limits, |_, access| {
+                    (Problem { m: 1024, n: 2048, k: 1024, batch: 1, input: DType::Bf16, access }, 1)
+                })
+            };
+            // Hopper's kernels take every layout.
+            assert_eq!(path_on(&H100), Some(Path { repack: [false; 2], access: Access::Across }));
+            let portable = Limits { compute_capability: (8, 0), ..H100 };
+            assert_eq!(path_on(&portable), Some(Path { repack, access: Access::Aligned }));
+        }
+        // Columns that are not aligned are copied everywhere.
+        let odd = path(turned(a, 1023), b, None);
+        assert_eq!(odd, Some(Path { repack: [true, false], access: Access::Aligned }));
     }
 
     #[test]

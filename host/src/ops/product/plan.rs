@@ -29,7 +29,6 @@ pub(super) struct Plan<T: Element, O: Element> {
 pub(super) struct Launch<T: Element, O: Element> {
     pub(super) path: Path,
     pub(super) launches: Launches,
-    pub(super) row_stride_b: usize,
     pub(super) instance: Instance<T, O>,
     pub(super) blocks: u32,
     pub(super) m: u32,
@@ -131,15 +130,14 @@ where
         };
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let problem = |repack: [bool; 2], access: Access| {
-            let launches = axes(repack).0.launches();
+            let launches = axes(repack).launches();
             let m = number(launches.rows);
             (Problem { m, n, k, batch: number(launches.batch), input: T::DTYPE, access }, launches.count())
         };
         let chosen = path::choose(places, product.options.tile, &limits, problem);
         let path = chosen.ok_or_else(|| no_kernel(product, &limits))?;
 
-        let (axes, row_stride_b) = axes(path.repack);
-        let launches = axes.launches();
+        let launches = axes(path.repack).launches();
         let m = side(a_name, "number of rows", launches.rows)?;
         let batch = number(launches.batch);
         let problem = Problem { m, n, k, batch, input: T::DTYPE, access: path.access };
@@ -148,7 +146,9 @@ where
             None => tune::choose(device, &problem, &limits)?,
         };
         let tile = tile.ok_or_else(|| no_kernel(product, &limits))?;
-        let instance = T::instance(tile, path.access).ok_or_else(|| no_kernel(product, &limits))?;
+        // The kernels that read operands across their rows are those that read them along K.
+        let access = if path.access == Access::Across { Access::Aligned } else { path.access };
+        let instance = T::instance(tile, access).ok_or_else(|| no_kernel(product, &limits))?;
         let most_blocks = properties.max_grid[0];
         let tiles = tile.tiles(m, n).saturating_mul(launches.batch as u64);
         if tiles > u64::from(most_blocks) {
@@ -156,7 +156,7 @@ where
         }
         // No more than the tiles, and so a number of 32 bits.
         let blocks = tile.blocks(m, n, batch, properties.multiprocessors) as u32;
-        Ok(Self { path, launches, row_stride_b, instance, blocks, m, n, k })
+        Ok(Self { path, launches, instance, blocks, m, n, k })
     }
 }
 
@@ -172,8 +172,8 @@ fn place<T: Element>(operand: &Tensor<T>) -> Place<'_> {
     }
 }
 
-/// The axes of a product whose operands have been copied or not, and the row stride of B.
-fn axes<T, O>(product: &Product<'_, T, O>, y: Option<&Tensor<O>>, repack: [bool; 2]) -> (Axes, usize)
+/// The axes of a product whose operands have been copied or not.
+fn axes<T, O>(product: &Product<'_, T, O>, y: Option<&Tensor<O>>, repack: [bool; 2]) -> Axes
 where
     T: LinearTypes<O>,
     O: Element + FromAccumulator<f32>,
@@ -195,7 +195,6 @@ where
             Strides::of(operand.shape(), operand.strides(), rank)
         }
     };
-    let b = operand(&product.b, repack[1]);
     let written = y.map_or_else(
         || Strides::dense(&full, full[full.len() - 1], rank),
         |y| widened(y.shape(), y.strides()),
@@ -217,7 +216,8 @@ where
     });
     let mut all = [
         (Role::A, Some(operand(&product.a, repack[0]))),
-        (Role::B, Some(Strides { row: 0, ..b.clone() })),
+        // Its rows are the output's columns.
+        (Role::B, Some(Strides { row: 0, ..operand(&product.b, repack[1]) })),
         (Role::Y, Some(written.clone())),
         (
             Role::Residual,
@@ -239,7 +239,7 @@ where
             per_role[*role] = *stride;
         }
     }
-    (Axes { leading, rows: product.m(), row_strides }, b.row)
+    Axes { leading, rows: product.m(), row_strides }
 }
 
 /// The error where no kernel of the device, or none of the tile that was asked for, can run the product.
