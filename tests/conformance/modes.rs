@@ -11,7 +11,7 @@ use warpsmith::emulator::Completion;
 use warpsmith::ops::linear::select::Access;
 use warpsmith::ops::linear::{LinearInput, LinearTypes, Tile};
 use warpsmith::ops::{self, Activation, Implementation};
-use warpsmith::validate::{self, Data, LinearCase};
+use warpsmith::validate::{self, Data, LinearCase, MatmulCase};
 use warpsmith::weights::FloatElement;
 use warpsmith::{DType, Device, Element, EmulatorOptions, Tensor};
 use warpsmith_kernels::MODULES;
@@ -127,6 +127,31 @@ fn check_persistent(tile: Tile) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Operands along K and across it, of their own for each matrix and shared, with tails in every direction.
+fn operands_of_every_layout_are_read_where_they_lie() -> Result<(), Failed> {
+    for (mode, device) in devices() {
+        for tile in Tile::ALL.into_iter().filter(|tile| tile.serves(DType::F16, Access::Across)) {
+            for (across, batch) in [
+                ([false, true], [2, 2]),
+                ([true, false], [1, 2]),
+                ([true, true], [2, 1]),
+                ([true, true], [1, 1]),
+            ] {
+                let product = LinearCase {
+                    tile: Some(tile),
+                    activation: Activation::Relu,
+                    data: Data::Integers,
+                    ..LinearCase::new(DType::F16, 200, 136, 264)
+                };
+                let case = MatmulCase { product, batch, across };
+                let outcome = validate::matmul(&device, &case).map_err(|error| format!("{mode}: {error}"))?;
+                assert!(outcome.passed() && outcome.exact, "{mode}, {tile}, {}: {outcome:?}", case.options());
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Checks the kernels of some types.
 type Check = fn(&str) -> Result<(), Failed>;
 
@@ -144,5 +169,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     });
     let name = "emulator::modes::blocks_that_work_through_several_tiles_are_right_in_every_mode";
     let persistent = Trial::test(name, blocks_that_work_through_several_tiles_are_right);
-    by_types.into_iter().chain([persistent]).collect()
+    let name = "emulator::modes::operands_of_every_layout_are_read_where_they_lie_in_every_mode";
+    let layouts = Trial::test(name, operands_of_every_layout_are_read_where_they_lie);
+    by_types.into_iter().chain([persistent, layouts]).collect()
 }
