@@ -48,8 +48,13 @@ class Operands:
         written = (m * n + n) * torch.empty((), dtype=self.output).element_size()
         wanted = CACHE_MULTIPLE * torch.cuda.get_device_properties(0).L2_cache_size
         count = min(max(-(-wanted // (read + written)), 2), MOST_SETS)
-        x, w, bias = self.draw(m, k), self.draw(n, k), self.draw(1, n, self.output).reshape(n)
-        self.sets = [(x.clone(), w.clone(), bias.clone()) for _ in range(count - 1)] + [(x, w, bias)]
+        turned_x, turned_w = request["layout"][0] == "t", request["layout"][1] == "n"
+        x = self.draw(k, m) if turned_x else self.draw(m, k)
+        w = self.draw(k, n) if turned_w else self.draw(n, k)
+        bias = self.draw(1, n, self.output).reshape(n)
+        sets = [(x.clone(), w.clone(), bias.clone()) for _ in range(count - 1)] + [(x, w, bias)]
+        # As M × K and N × K, whichever way they lie.
+        self.sets = [(x.t() if turned_x else x, w.t() if turned_w else w, bias) for x, w, bias in sets]
         self.scale = torch.ones((), device="cuda")
 
     def draw(self, rows, columns, dtype=None):

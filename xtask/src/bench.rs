@@ -8,6 +8,7 @@ mod ceilings;
 mod cublas;
 mod cublaslt;
 mod operands;
+mod ours;
 mod pass;
 mod report;
 mod suites;
@@ -20,9 +21,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use warpsmith::benchmark::{self, LinearSubject, Options, Subject, Timing};
+use warpsmith::benchmark::{self, Options, Subject, Timing};
 use warpsmith::ops::linear::Tile;
-use warpsmith::validate::LinearCase;
 use warpsmith::{DType, Device, DeviceKind, Error};
 
 use crate::provenance::Provenance;
@@ -210,13 +210,7 @@ impl Bench<'_> {
         if let Some(ours) = case.ours().filter(|_| self.args.variants) {
             variants.extend(tiles_of(&self.device, ours.input).map(Some));
         }
-        let mut ours: Vec<Box<dyn LinearSubject>> = Vec::new();
-        if let Some(linear) = case.ours() {
-            let subject = benchmark::linear_subject(&stream, &LinearCase { tile: variants[0], ..linear })?;
-            let others: Vec<_> = variants[1..].iter().map(|&tile| subject.with_tile(tile)).collect();
-            ours.push(subject);
-            ours.extend(others);
-        }
+        let mut ours = ours::subjects(&stream, case, &variants)?;
         let (mut peers, mut control) = self.peers(case)?;
 
         let mut subjects: Vec<&mut dyn Subject> =
@@ -235,7 +229,7 @@ impl Bench<'_> {
 
         let mut measured = Vec::new();
         for ((ours, variant), timing) in ours.iter().zip(&variants).zip(&timings) {
-            let kernel = ours.implementation()?.to_string();
+            let kernel = ours.implementation()?;
             let variant = variant.map_or("chosen".into(), |tile| tile.to_string());
             measured.push((variant, Some(Ours { kernel, microseconds: microseconds(timing) })));
         }
@@ -271,7 +265,9 @@ impl Bench<'_> {
         let operands = Rc::new(Operands::new(&stream, *case)?);
         if let Some(library) = &self.cublaslt {
             let fastest = |operation| present("  A peer", library.fastest(&operands, operation)).flatten();
-            if let Some(product) = fastest(Operation::PRODUCT) {
+            let product = Operation::product(case.operation.layout);
+            let is_product = case.operation == product;
+            if let Some(product) = fastest(product) {
                 if case.operation == Operation::BIAS_RELU {
                     let unfused = pass::Unfused::new(&stream, product.clone(), &operands);
                     let unfused = present("  A peer", unfused);
@@ -279,9 +275,7 @@ impl Bench<'_> {
                 }
                 peers.push(("cublaslt-product", Box::new(product)));
             }
-            if case.operation != Operation::PRODUCT
-                && let Some(fused) = fastest(case.operation)
-            {
+            if !is_product && let Some(fused) = fastest(case.operation) {
                 peers.push(("cublaslt-fused", Box::new(fused)));
             }
         }

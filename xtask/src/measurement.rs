@@ -51,6 +51,6 @@ impl Measurement {
     /// Whether a peer computes what the operation does, rather than a part of it: fused operations stand beside the plain
     /// product, too, which has less to do.
     pub(crate) fn is_like_for_like(operation: &str, peer: &str) -> bool {
-        operation == "linear" || !peer.ends_with("-product")
+        operation == "linear" || operation.starts_with("matmul ") || !peer.ends_with("-product")
     }
 }

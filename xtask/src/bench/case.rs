@@ -62,7 +62,7 @@ impl Precision {
         }
     }
 
-    /// The type of our operation's inputs; `None` where there is no such operation.
+    /// The type of our linear layer's inputs; `None` where that is another operation's.
     const fn ours(self) -> Option<DType> {
         match self {
             Self::Bf16 => Some(DType::Bf16),
@@ -83,23 +83,63 @@ impl FromStr for Precision {
     }
 }
 
-/// What follows a product x wᵀ in the same operation.
+/// How the operands lie in memory: x as M × K or, transposed, as K × M; w as K × N or, transposed, as N × K.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Layout {
+    Nn,
+    /// That of linear layers.
+    Nt,
+    Tn,
+    Tt,
+}
+
+impl Layout {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Nn => "nn",
+            Self::Nt => "nt",
+            Self::Tn => "tn",
+            Self::Tt => "tt",
+        }
+    }
+
+    /// Whether x is transposed.
+    pub(super) const fn transposes_x(self) -> bool {
+        matches!(self, Self::Tn | Self::Tt)
+    }
+
+    /// Whether w is transposed.
+    pub(super) const fn transposes_w(self) -> bool {
+        matches!(self, Self::Nt | Self::Tt)
+    }
+}
+
+/// A product, and what follows it in the same operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Operation {
+    pub(super) layout: Layout,
     pub(super) bias: bool,
     pub(super) activation: Activation,
 }
 
 impl Operation {
     /// The fused linear layer that everything but the epilogues is measured with.
-    pub(super) const BIAS_RELU: Self = Self { bias: true, activation: Activation::Relu };
+    pub(super) const BIAS_RELU: Self = Self { layout: Layout::Nt, bias: true, activation: Activation::Relu };
     /// The product and nothing else.
-    pub(super) const PRODUCT: Self = Self { bias: false, activation: Activation::None };
+    pub(super) const PRODUCT: Self = Self::product(Layout::Nt);
+
+    /// The product of operands that lie like this, and nothing else.
+    pub(super) const fn product(layout: Layout) -> Self {
+        Self { layout, bias: false, activation: Activation::None }
+    }
 }
 
 impl fmt::Display for Operation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("linear")?;
+        match self.layout {
+            Layout::Nt => formatter.write_str("linear")?,
+            other => write!(formatter, "matmul {}", other.name())?,
+        }
         if self.bias {
             formatter.write_str(" bias")?;
         }
@@ -121,10 +161,13 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// The same for our operation; `None` where there is none.
+    /// The same as a linear layer of one type; `None` where it is none.
     pub(super) fn ours(&self) -> Option<LinearCase> {
         let [m, k, n] = self.shape;
-        let Operation { bias, activation } = self.operation;
+        let Operation { layout, bias, activation } = self.operation;
+        if layout != Layout::Nt {
+            return None;
+        }
         self.precision.ours().map(|dtype| LinearCase { bias, activation, ..LinearCase::new(dtype, m, k, n) })
     }
 

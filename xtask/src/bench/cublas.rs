@@ -10,7 +10,7 @@ use cudarc::cublas::sys;
 use warpsmith::benchmark::Subject;
 use warpsmith::{Error, Stream};
 
-use super::case::{Operation, Precision};
+use super::case::{Case, Layout, Operation, Precision};
 use super::operands::Operands;
 
 /// cuBLAS on one stream.
@@ -38,9 +38,12 @@ impl Cublas {
         Ok(library)
     }
 
-    /// The plain product of `operands`; `None` for types that it does not multiply.
+    /// The plain product of `operands`; `None` for types that it does not multiply, and for layouts that are no control.
     pub(super) fn product(self: &Rc<Self>, operands: &Rc<Operands>) -> Result<Option<Product>> {
-        let Some((dtype, compute)) = types(operands.case.precision) else { return Ok(None) };
+        let Case { precision, operation, .. } = operands.case;
+        let Some((dtype, compute)) = types(precision).filter(|_| operation.layout == Layout::Nt) else {
+            return Ok(None);
+        };
         let mut product = Product { library: self.clone(), operands: operands.clone(), dtype, compute };
         product.enqueue(0)?;
         self.stream.synchronize()?;

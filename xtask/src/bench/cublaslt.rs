@@ -1,7 +1,7 @@
 //! cuBLASLt as a peer: products with the epilogues that it fuses, by the fastest of the algorithms that it proposes.
 //!
-//! The library is opened at run time. What it computes is column-major: there y is the N × M matrix w' x', with w' and x' the
-//! K × N matrix of w, transposed, and the K × M matrix of x as they lie in memory.
+//! The library is opened at run time. What it computes is column-major: there y is the N × M matrix of w's N × K by x's K × M. What
+//! lies in memory as rows of K is a matrix of K rows to it.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -157,8 +157,11 @@ impl Call {
         })?;
         // From here on, dropping `call` frees what was made.
         let mut call = Self { operation, layouts: Vec::new(), bias: Cell::new(0) };
-        call.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, cublasOperation_t::CUBLAS_OP_T)?;
-        call.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, cublasOperation_t::CUBLAS_OP_N)?;
+        let layout = case.operation.layout;
+        let transposed =
+            |is: bool| if is { cublasOperation_t::CUBLAS_OP_T } else { cublasOperation_t::CUBLAS_OP_N };
+        call.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, transposed(layout.transposes_w()))?;
+        call.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, transposed(layout.transposes_x()))?;
         call.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
         if epilogue != sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT {
             call.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, output)?;
@@ -169,7 +172,10 @@ impl Call {
             call.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scale)?;
             call.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scale)?;
         }
-        for (dtype, rows, columns) in [(input, k, n), (input, k, m), (output, n, m)] {
+        let (w_rows, w_columns) = if layout.transposes_w() { (k, n) } else { (n, k) };
+        let (x_rows, x_columns) = if layout.transposes_x() { (m, k) } else { (k, m) };
+        for (dtype, rows, columns) in [(input, w_rows, w_columns), (input, x_rows, x_columns), (output, n, m)]
+        {
             let mut layout = ptr::null_mut();
             // SAFETY: as above. Columns lie without gaps, so the leading dimension is the number of rows.
             check("cublasLtMatrixLayoutCreate", unsafe {

@@ -52,8 +52,7 @@ impl Operands {
         let w = upload(Operand::W, n * k)?;
         let bias = upload(Operand::Bias, n)?;
         let y = Tensor::zeros_on(stream, [m * n * case.precision.output_bytes()])?;
-        let wanted = CACHE_MULTIPLE * device.properties().l2_bytes;
-        let count = wanted.div_ceil((case.bytes() as u64).max(1)).clamp(2, MOST_SETS);
+        let count = sets(stream, &case);
         let mut sets = vec![Set { x, w, bias, y }];
         for _ in 1..count {
             let Set { x, w, bias, y } = &sets[0];
@@ -90,15 +89,17 @@ impl Operands {
     /// validate; this tells whether they were asked the right question.
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
         const COLUMNS: usize = 16;
-        let Case { precision, shape: [m, k, n], .. } = self.case;
+        let Case { precision, shape: [m, k, n], operation: Operation { layout, .. }, .. } = self.case;
         let bytes = precision.output_bytes();
         let y = self.sets[0].y.reshape([m, n * bytes])?;
         for row in [0, m - 1] {
             let found = y.slice(0, row..row + 1)?.to_vec()?;
             for column in (0..n).step_by(n.div_ceil(COLUMNS)) {
                 let products = (0..k).map(|index| {
-                    let x = element(precision, Operand::X, row * k + index);
-                    f64::from(x) * f64::from(element(precision, Operand::W, column * k + index))
+                    let x = if layout.transposes_x() { index * m + row } else { row * k + index };
+                    let w = if layout.transposes_w() { column * k + index } else { index * n + column };
+                    let x = element(precision, Operand::X, x);
+                    f64::from(x) * f64::from(element(precision, Operand::W, w))
                 });
                 let (sum, squares) = products
                     .fold((0.0, 0.0), |(sum, squares), product| (sum + product, squares + product * product));
@@ -122,9 +123,15 @@ impl Operands {
     }
 }
 
+/// How many sets of a case's operands together exceed the level-2 cache.
+pub(super) fn sets(stream: &Stream, case: &Case) -> usize {
+    let wanted = CACHE_MULTIPLE * stream.device().properties().l2_bytes;
+    wanted.div_ceil((case.bytes() as u64).max(1)).clamp(2, MOST_SETS) as usize
+}
+
 /// One of the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operand {
+pub(super) enum Operand {
     X,
     W,
     Bias,
@@ -163,7 +170,7 @@ fn element(precision: Precision, operand: Operand, index: usize) -> f32 {
 }
 
 /// The bytes of an input.
-fn encoded(precision: Precision, operand: Operand, elements: usize) -> Vec<u8> {
+pub(super) fn encoded(precision: Precision, operand: Operand, elements: usize) -> Vec<u8> {
     fn collect<const BYTES: usize>(
         elements: usize,
         convert: impl Fn(usize) -> [u8; BYTES] + Sync,

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use warpsmith::ops::Activation;
 
-use super::case::{Case, Operation, Precision};
+use super::case::{Case, Layout, Operation, Precision};
 
 /// A set of sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
@@ -12,6 +12,8 @@ pub(super) enum Suite {
     Main,
     /// The epilogues, on three of the main sizes.
     Epilogue,
+    /// Products of operands that lie otherwise than a linear layer's, on the same sizes.
+    Layout,
     /// Squares from 512 to 16384.
     Square,
     /// The layers of small multi-layer perceptrons, by batch and width.
@@ -31,7 +33,7 @@ const MAIN: [[usize; 3]; 6] = [
     [8192, 4096, 4096],
     [8192, 8192, 8192],
 ];
-const EPILOGUE: [[usize; 3]; 3] = [[1024, 784, 2048], [4096, 4096, 4096], [8192, 4096, 4096]];
+const LARGE: [[usize; 3]; 3] = [[1024, 784, 2048], [4096, 4096, 4096], [8192, 4096, 4096]];
 const SQUARES: [usize; 9] = [512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384];
 /// Batch, inputs and width of the layers.
 const MLP: [[usize; 3]; 14] = [
@@ -96,7 +98,7 @@ impl Suite {
     fn shapes(self) -> Vec<[usize; 3]> {
         match self {
             Self::Main => MAIN.to_vec(),
-            Self::Epilogue => EPILOGUE.to_vec(),
+            Self::Epilogue | Self::Layout => LARGE.to_vec(),
             Self::Square => SQUARES.map(|side| [side; 3]).to_vec(),
             Self::Mlp => MLP.to_vec(),
             Self::Skinny => SKINNY.iter().flat_map(|&side| ROWS.map(|rows| [rows, side, side])).collect(),
@@ -105,7 +107,7 @@ impl Suite {
     }
 
     fn operations(self) -> Vec<Operation> {
-        let with = |activation| Operation { bias: true, activation };
+        let with = |activation| Operation { activation, ..Operation::BIAS_RELU };
         match self {
             // ReLU with a bias is measured on these sizes already.
             Self::Epilogue => vec![
@@ -115,6 +117,7 @@ impl Suite {
                 with(Activation::GeluErf),
                 with(Activation::Silu),
             ],
+            Self::Layout => [Layout::Nn, Layout::Tn, Layout::Tt].map(Operation::product).to_vec(),
             _ => vec![Operation::BIAS_RELU],
         }
     }
@@ -122,7 +125,7 @@ impl Suite {
     fn precisions(self) -> &'static [Precision] {
         match self {
             Self::Main => &Precision::ALL,
-            Self::Square | Self::Mlp | Self::Skinny | Self::Odd | Self::Epilogue => &[Precision::Bf16],
+            _ => &[Precision::Bf16],
         }
     }
 

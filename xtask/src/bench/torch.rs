@@ -36,6 +36,7 @@ pub(super) struct Torch {
 
 #[derive(Serialize)]
 struct Request<'a> {
+    layout: &'a str,
     precision: &'a str,
     m: usize,
     k: usize,
@@ -109,6 +110,7 @@ impl Torch {
     ) -> Result<Vec<Measured>> {
         let [m, k, n] = case.shape;
         let request = Request {
+            layout: case.operation.layout.name(),
             precision: case.precision.name(),
             m,
             k,
