@@ -9,7 +9,7 @@ use warpsmith::ops::{self, Scale};
 use warpsmith::validate::LinearCase;
 use warpsmith::{Element, Error, Stream, Tensor};
 
-use super::case::{Case, Precision};
+use super::case::{Case, Operation, Precision};
 use super::operands::{self, Operand};
 
 /// One of our operations, to measure.
@@ -39,6 +39,9 @@ pub(super) fn subjects(stream: &Stream, case: &Case, tiles: &[Option<Tile>]) -> 
     }
     Ok(match case.precision {
         Precision::F8 => vec![Box::new(Scaled::new(stream, *case)?)],
+        Precision::Bf16 if case.operation == Operation::product(case.operation.layout) => {
+            vec![Box::new(Matmul::new(stream, *case)?)]
+        }
         _ => Vec::new(),
     })
 }
@@ -131,20 +134,69 @@ impl Ours for Scaled {
     }
 }
 
+/// A product of bf16 operands, as they lie.
+struct Matmul {
+    case: Case,
+    stream: Stream,
+    x: Vec<Tensor<bf16>>,
+    w: Vec<Tensor<bf16>>,
+    y: Vec<Tensor<bf16>>,
+}
+
+impl Matmul {
+    fn new(stream: &Stream, case: Case) -> Result<Self> {
+        let ([m, k, n], layout) = (case.shape, case.operation.layout);
+        let x = if layout.transposes_x() { [k, m] } else { [m, k] };
+        let w = if layout.transposes_w() { [n, k] } else { [k, n] };
+        let count = operands::sets(stream, &case);
+        Ok(Self {
+            case,
+            stream: stream.clone(),
+            x: copies(bf16_tensor(stream, &case, Operand::X, &x)?, count)?,
+            w: copies(bf16_tensor(stream, &case, Operand::W, &w)?, count)?,
+            y: copies(Tensor::zeros_on(stream, [m, n])?, count)?,
+        })
+    }
+
+    fn op(&self, index: usize) -> ops::matmul::MatmulOp<'_, bf16, bf16> {
+        let layout = self.case.operation.layout;
+        let op = ops::matmul(&self.x[index], &self.w[index]).on(&self.stream);
+        let op = if layout.transposes_x() { op.transpose_a() } else { op };
+        if layout.transposes_w() { op.transpose_b() } else { op }
+    }
+}
+
+impl Subject for Matmul {
+    fn enqueue(&mut self, index: usize) -> Result<(), Error> {
+        let index = index % self.y.len();
+        let mut y = self.y[index].clone();
+        self.op(index).run_into(&mut y)
+    }
+}
+
+impl Ours for Matmul {
+    fn implementation(&self) -> Result<String> {
+        Ok(self.op(0).implementation()?.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use warpsmith::Device;
 
     use super::{Case, Precision, subjects};
-    use crate::bench::case::Operation;
+    use crate::bench::case::{Layout, Operation};
     use crate::bench::suites::Suite;
 
     #[test]
-    fn every_type_has_an_operation_that_runs() {
+    fn every_type_and_layout_has_an_operation_that_runs() {
         let device = Device::emulator();
         let stream = device.default_stream();
-        for precision in [Precision::Bf16, Precision::F16, Precision::F32, Precision::F8] {
-            let operation = Operation::BIAS_RELU;
+        let types = [Precision::Bf16, Precision::F16, Precision::F32, Precision::F8];
+        let linear = types.map(|precision| (precision, Operation::BIAS_RELU));
+        let layouts = [Layout::Nn, Layout::Tn, Layout::Tt];
+        let products = layouts.map(|layout| (Precision::Bf16, Operation::product(layout)));
+        for (precision, operation) in linear.into_iter().chain(products) {
             let case = Case { suite: Suite::Main, operation, precision, shape: [8, 32, 16] };
             let mut subjects = subjects(&stream, &case, &[None]).expect("memory");
             assert_eq!(subjects.len(), 1, "{case}");
