@@ -178,6 +178,17 @@ pub const fn swizzled_staging_word(row: u32, column: u32) -> u32 {
     row * STRIP_COLUMNS + (column ^ ((row % 4) * 8))
 }
 
+/// The word offset of `(row, column)` in a buffer of 8 rows × 16 columns of f32, through which a warp transposes an accumulator
+/// fragment of 16 × 8.
+///
+/// The two pairs of registers that a quad of lanes has lie in rows of the buffer that would share banks. They are kept apart by
+/// exchanging halves of a row, and rows, by the bits of the row's number above the lowest.
+#[inline(always)]
+#[must_use]
+pub const fn transposed_fragment_word(row: u32, column: u32) -> u32 {
+    (row * 16 + column) ^ ((row >> 1 & 1) * 8) ^ ((row >> 2 & 1) * 16)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,6 +387,36 @@ mod tests {
         for (row, first) in [(0, 0), (1, 0), (2, 32), (3, 32), (7, 0)] {
             let words = (0..8).map(|lane| swizzled_staging_word(row, first + 4 * lane));
             assert!(distinct(words.collect(), 16), "row {row}");
+        }
+    }
+
+    #[test]
+    fn transposed_fragments_are_a_bijection_that_keeps_four_columns_together() {
+        let all: HashSet<u32> =
+            (0..8).flat_map(|row| (0..16).map(move |column| transposed_fragment_word(row, column))).collect();
+        assert!(all.len() == 8 * 16 && all.iter().all(|&word| word < 8 * 16));
+        for (row, column) in (0..8).flat_map(|row| (0..16).step_by(4).map(move |column| (row, column))) {
+            let first = transposed_fragment_word(row, column);
+            assert!(first.is_multiple_of(4), "a 16-byte load is aligned");
+            assert!((1..4).all(|i| transposed_fragment_word(row, column + i) == first + i));
+        }
+    }
+
+    #[test]
+    fn transposing_a_fragment_has_no_bank_conflicts() {
+        for register in 0..4 {
+            let words = (0..32).map(|lane| {
+                let Coord { row, column } = accumulator_coord(lane, register);
+                transposed_fragment_word(column, row)
+            });
+            assert_eq!(words.map(|word| word % 32).collect::<HashSet<_>>().len(), 32, "register {register}");
+        }
+        // Sixteen-byte loads are served eight lanes at a time.
+        for first in (0..32).step_by(8) {
+            let banks: HashSet<u32> = (first..first + 8)
+                .flat_map(|lane| banks_of(4 * transposed_fragment_word(lane / 4, 4 * (lane % 4)), 16))
+                .collect();
+            assert_eq!(banks.len(), 32);
         }
     }
 }

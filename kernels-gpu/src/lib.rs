@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`linear`] | `Y = activation(scale · X Wᵀ + bias)`, on sm_80 and every later architecture |
 //! | [`linear_hopper`] | the same on Hopper, for 16-bit types (sm_90a) |
+//! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |
 //! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_80 and later |
 //! | [`linear_fp8_hopper`] | the same on Hopper, multiplied as they are (sm_90a) |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_80 and later |
@@ -22,6 +23,8 @@ pub mod linear_fp8;
 pub mod linear_fp8_hopper;
 #[cfg(feature = "linear_hopper")]
 pub mod linear_hopper;
+#[cfg(feature = "linear_skinny")]
+pub mod linear_skinny;
 #[cfg(feature = "repack")]
 pub mod repack;
 

@@ -28,6 +28,12 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear_hopper.sm_90a.ptx"),
     },
     PtxModule {
+        family: "linear_skinny",
+        arch: (9, 0),
+        arch_specific: true,
+        text: include_str!("../ptx/linear_skinny.sm_90a.ptx"),
+    },
+    PtxModule {
         family: "linear_fp8",
         arch: (8, 0),
         arch_specific: false,

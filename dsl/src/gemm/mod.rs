@@ -1,18 +1,20 @@
 //! The matrix product: a block multiplies a tile of rows of A with a tile of rows of B, both K-major, and stores
 //! `epilogue(A Bᵀ)`.
 //!
-//! There are two main loops. What happens between the rows in global memory and the accumulators is their business.
+//! There are three main loops. What happens between the rows in global memory and the accumulators is their business.
 //!
 //! | main loop | for | a kernel names | and calls |
 //! |---|---|---|---|
 //! | [`mma_sync`] | sm_80 and every later architecture | a [`TileShape`] | [`multiply`](TileShape::multiply), [`store`](TileShape::store) |
 //! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and a store in others |
+//! | [`split_k`] | sm_90a, few rows of A or few tiles | a [`SplitKTile`] | [`load`](SplitKTile::load) in one warp, [`multiply`](SplitKTile::multiply), [`exchange`](SplitKTile::exchange) and [`store`](SplitKTile::store) in others |
 
 mod element;
 mod fragments;
 pub mod mma_sync;
 mod persistent;
 mod schedule;
+pub mod split_k;
 pub mod wgmma;
 
 pub use element::MmaElement;
@@ -22,6 +24,7 @@ pub use fragments::{
 };
 pub use persistent::{Layouts, PersistentTile};
 pub use schedule::PersistentTiles;
+pub use split_k::SplitKTile;
 
 use crate::epilogue::Epilogue;
 use crate::float::Element;

@@ -18,6 +18,24 @@ pub fn mapa(address: u32, rank: u32) -> u32 {
     mapped
 }
 
+/// `st.shared::cluster.v4.f32`: four numbers, to shared memory of any block of the cluster, by its address from [`mapa`].
+///
+/// # Safety
+///
+/// The address is valid for a store of 16 bytes, aligned to it, in a block that has started and has not ended; no other thread
+/// touches the place unordered.
+#[inline(always)]
+pub unsafe fn st_shared_cluster_v4_f32(address: u32, value: [f32; 4]) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "st.shared::cluster.v4.f32 [{0}], {{{1}, {2}, {3}, {4}}};",
+            in(reg32) address, in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3],
+            options(nostack)
+        )
+    }
+}
+
 /// `barrier.cluster.arrive.release.aligned`: arrives at the cluster's barrier; memory accesses before it are visible to the cluster
 /// after [`barrier_cluster_wait`].
 ///

@@ -253,6 +253,23 @@ pub unsafe fn st_shared_v4_b32(address: u32, value: [u32; 4]) {
     }
 }
 
+/// `st.shared.v4.f32`: four numbers.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+pub unsafe fn st_shared_v4_f32(address: u32, value: [f32; 4]) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "st.shared.v4.f32 [{0}], {{{1}, {2}, {3}, {4}}};",
+            in(reg32) address, in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3],
+            options(nostack)
+        )
+    }
+}
+
 /// `st.shared.v2.f32`: two numbers.
 ///
 /// # Safety

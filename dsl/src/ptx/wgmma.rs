@@ -227,6 +227,8 @@ macro_rules! wgmma {
     };
 }
 
+accumulators!(16, 8, [0 1 2 3 4 5 6 7]);
+accumulators!(32, 16, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]);
 accumulators!(
     64, 32,
     [
@@ -301,6 +303,8 @@ mod tests {
         fn check<C: Accumulators>() {
             assert_eq!(size_of::<C>() as u32 / 4 * 128, 64 * C::COLUMNS);
         }
+        check::<[f32; 8]>();
+        check::<[f32; 16]>();
         check::<[f32; 32]>();
         check::<[f32; 64]>();
         check::<[f32; 96]>();

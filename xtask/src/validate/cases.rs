@@ -243,8 +243,9 @@ fn tiles(
     target: Target,
 ) -> Vec<LinearCase> {
     let beside = Placement { before: 1, after: 7 };
-    // The last has a sum longer than any ring of stages.
-    let aligned = vec![case((200, 128, 300)), case((150, 200, 140)), case((200, 712, 264))];
+    // The third has a sum longer than any ring of stages, the last one that some blocks that share it have no part of.
+    let aligned =
+        vec![case((200, 128, 300)), case((150, 200, 140)), case((200, 712, 264)), case((3, 72, 136))];
     // An odd number of columns, and an even one that starts at an odd place.
     let unaligned = vec![case((150, 201, 140)), LinearCase { x: beside, w: beside, ..case((134, 128, 75)) }];
     let forced = |access, cases: Vec<LinearCase>| {

@@ -3,12 +3,16 @@
 use half::{bf16, f16};
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::gemm::{Layouts, PersistentTile};
+use warpsmith_dsl::gemm::{Layouts, PersistentTile, SplitKTile};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::tile::{Aligned, Unaligned};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative128x128, HopperCooperative128x256, HopperParams, HopperPingPong128x128, linear_hopper,
+};
+use warpsmith_kernels::linear_skinny::{
+    Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny32x64Split2, Skinny64x64,
+    Skinny64x64Split2, Skinny128x64Split2, Skinny128x128Split2, SkinnyParams, linear_skinny,
 };
 
 use super::select::{Access, Tile};
@@ -16,7 +20,7 @@ use crate::cpu::{FromAccumulator, Operand};
 use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
-use crate::tensor::{Element, Swizzle, Tensor, TensorMapOptions};
+use crate::tensor::{Element, L2Promotion, Swizzle, Tensor, TensorMapOptions};
 
 /// An element type of x, w and the bias: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
 pub trait LinearInput: LinearTypes<Self> + LinearTypes<f32> + FromAccumulator<f32> {}
@@ -73,12 +77,16 @@ impl<T: Element, O: Element> Instance<T, O> {
         Self { declaration: K::DECLARATION, launch: launch_hopper::<T, O, K, S> }
     }
 
+    fn skinny<K: Kernel<Args = SkinnyArgs<T, O>>, S: SplitKTile>() -> Self {
+        Self { declaration: K::DECLARATION, launch: launch_skinny::<T, O, K, S> }
+    }
+
     /// Launches the kernel on `blocks` blocks, loading it if this is its first use on the device.
     ///
     /// # Safety
     ///
-    /// The operands are valid for what [`linear`] or [`linear_hopper`] does with them, and live until the stream's work is
-    /// done.
+    /// The operands are valid for what [`linear`], [`linear_hopper`] or [`linear_skinny`] does with them, and live until the
+    /// stream's work is done.
     pub(crate) unsafe fn launch(
         &self,
         device: &Device,
@@ -168,6 +176,13 @@ fn is_chunked<T: Element>(y_arg: GlobalMut<T::Device>, y: &Tensor<T>) -> bool {
     (y_arg.address() | strides).is_multiple_of(16)
 }
 
+/// Which of x and w all products share.
+fn layouts<T: Element, O: Element>(operands: &Operands<'_, T, O>) -> Layouts {
+    let batch = operands.y.shape()[0];
+    let is_shared = |operand: &Tensor<T>| operand.shape()[0] == 1 && batch > 1;
+    Layouts::K_MAJOR.with_shared_a(is_shared(operands.x)).with_shared_b(is_shared(operands.w))
+}
+
 /// Launches the Hopper kernel `K` of tile `S`.
 ///
 /// # Safety
@@ -183,12 +198,7 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     let columns = S::ROW_BYTES as usize / size_of::<T>();
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
     let batch = y.shape()[0];
-    let is_shared = |matrices: usize| matrices == 1 && batch > 1;
-    let layouts = Layouts::K_MAJOR
-        .with_a_mn(is_across(x))
-        .with_b_mn(is_across(w))
-        .with_shared_a(is_shared(x.shape()[0]))
-        .with_shared_b(is_shared(w.shape()[0]));
+    let layouts = layouts(operands).with_a_mn(is_across(x)).with_b_mn(is_across(w));
     let map = |matrices: &Tensor<T>, box_rows: u32| {
         if is_across(matrices) {
             matrices.swap_axes(1, 2)?.tensor_map([1, PANEL, PANEL], &options)
@@ -219,6 +229,43 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_boxes, y_arg, epilogue, params)) }
 }
 
+/// The arguments of a kernel for few rows of x.
+type SkinnyArgs<T, O> = (
+    TensorMap,
+    TensorMap,
+    GlobalMut<<O as Element>::Device>,
+    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
+    SkinnyParams,
+);
+
+/// Launches the kernel `K` of tile `S`, which is for few rows of x.
+///
+/// # Safety
+///
+/// As [`Instance::launch`].
+unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O>>, S: SplitKTile>(
+    device: &Device,
+    stream: &Stream,
+    blocks: u32,
+    operands: &Operands<'_, T, O>,
+) -> Result<()> {
+    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
+    let options = TensorMapOptions {
+        swizzle: Swizzle::B128,
+        // What follows in a row is asked for next.
+        l2_promotion: L2Promotion::B256,
+        ..TensorMapOptions::default()
+    };
+    let columns = S::ROW_BYTES as usize / size_of::<T>();
+    let layouts = layouts(operands);
+    let x = x.tensor_map([1, S::A_BOX_ROWS as usize, columns], &options)?;
+    let w = w.tensor_map([1, S::B_BOX_ROWS as usize, columns], &options)?;
+    let params = SkinnyParams { stride_y: row_stride(y), batch_y: batch_stride(y), m, n, k, layouts };
+    let kernel = device.kernel::<K>()?;
+    // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
+    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_arg, epilogue, params)) }
+}
+
 macro_rules! instances {
     ($($input:ident / $device_input:ident -> $output:ident / $device_output:ident: [$($tile:ident $access:ident),* $(,)?];)*) => {
         $(
@@ -240,10 +287,20 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, HopperPingPong128x128, Aligned) => { instances!(@hopper $t, $o, HopperPingPong128x128) };
     (@instance $t:ident, $o:ident, HopperCooperative128x256, Aligned) => { instances!(@hopper $t, $o, HopperCooperative128x256) };
     (@instance $t:ident, $o:ident, HopperCooperative128x128, Aligned) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
+    (@instance $t:ident, $o:ident, Skinny128x128Split2, Aligned) => { instances!(@skinny $t, $o, Skinny128x128Split2) };
+    (@instance $t:ident, $o:ident, Skinny128x64Split2, Aligned) => { instances!(@skinny $t, $o, Skinny128x64Split2) };
+    (@instance $t:ident, $o:ident, Skinny64x64, Aligned) => { instances!(@skinny $t, $o, Skinny64x64) };
+    (@instance $t:ident, $o:ident, Skinny64x64Split2, Aligned) => { instances!(@skinny $t, $o, Skinny64x64Split2) };
+    (@instance $t:ident, $o:ident, Skinny32x64, Aligned) => { instances!(@skinny $t, $o, Skinny32x64) };
+    (@instance $t:ident, $o:ident, Skinny32x64Split2, Aligned) => { instances!(@skinny $t, $o, Skinny32x64Split2) };
+    (@instance $t:ident, $o:ident, Skinny16x64, Aligned) => { instances!(@skinny $t, $o, Skinny16x64) };
+    (@instance $t:ident, $o:ident, Skinny16x64Split2, Aligned) => { instances!(@skinny $t, $o, Skinny16x64Split2) };
+    (@instance $t:ident, $o:ident, Skinny16x64Split4, Aligned) => { instances!(@skinny $t, $o, Skinny16x64Split4) };
     (@instance $t:ident, $o:ident, $tile:ident, $access:ident) => {
         Instance::portable::<linear<$t, $o, instances!(@tile $tile), $access>>()
     };
     (@hopper $t:ident, $o:ident, $tile:ident) => { Instance::hopper::<linear_hopper<$t, $o, $tile>, $tile>() };
+    (@skinny $t:ident, $o:ident, $tile:ident) => { Instance::skinny::<linear_skinny<$t, $o, $tile>, $tile>() };
     (@tile T128x128) => { Tile128x128 };
     (@tile T128x64) => { Tile128x64 };
     (@tile T64x64) => { Tile64x64 };
@@ -252,15 +309,19 @@ macro_rules! instances {
 instances! {
     f16 / F16 -> f16 / F16:
         [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
+         Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
+         Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> bf16 / Bf16:
         [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
+         Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> f32 / f32:
         [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
+         Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f32 / f32 -> f32 / f32:
         [T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
@@ -283,9 +344,13 @@ mod tests {
                     same.iter().map(|i| i.declaration).chain(wide.iter().map(|i| i.declaration))
                 {
                     assert_eq!(declaration.shared_bytes, tile.shared_bytes(), "{}", declaration.name);
-                    let of_tile = tile.name().trim_start_matches("hopper-").replace('-', "_");
-                    let of_tile = declaration.name.contains(&of_tile);
-                    assert!(of_tile && declaration.name.contains("hopper") == tile.is_hopper());
+                    let (family, of_tile) = match tile.name().split_once('-') {
+                        Some(("skinny", rest)) => ("linear_skinny", rest),
+                        Some((_, rest)) => ("linear_hopper", rest),
+                        None => ("linear", tile.name()),
+                    };
+                    assert_eq!(declaration.family, family, "{}", declaration.name);
+                    assert!(declaration.name.contains(&of_tile.replace('-', "_")), "{}", declaration.name);
                     assert_eq!(declaration.cluster, [tile.cluster(), 1, 1], "{}", declaration.name);
                     let unaligned = declaration.name.contains("unaligned");
                     assert_eq!(unaligned, access == Access::Unaligned, "{}", declaration.name);

@@ -151,10 +151,11 @@ where
         let instance = T::instance(tile, access).ok_or_else(|| no_kernel(product, &limits))?;
         let most_blocks = properties.max_grid[0];
         let tiles = tile.tiles(m, n).saturating_mul(launches.batch as u64);
-        if tiles > u64::from(most_blocks) {
-            return Err(limit("y", "number of tiles", format!("at most {most_blocks}"), tiles));
+        let most_tiles = u64::from(most_blocks / tile.split());
+        if tiles > most_tiles {
+            return Err(limit("y", "number of tiles", format!("at most {most_tiles}"), tiles));
         }
-        // No more than the tiles, and so a number of 32 bits.
+        // No more than `split` times the tiles, and so a number of 32 bits.
         let blocks = tile.blocks(m, n, batch, properties.multiprocessors) as u32;
         Ok(Self { path, launches, instance, blocks, m, n, k })
     }

@@ -1,0 +1,526 @@
+//! A main loop for products with few rows of A, whose time is that of reading B, and for products of few tiles; sm_90a.
+//!
+//! It computes the transposed product `B Aᵀ`: 64 rows of B are the rows of a `wgmma`, and the few rows of A its columns, of
+//! which it may have as few as 16. One warp of the block has the copy engine fill two rings, one for each operand. That of B is
+//! the deeper one and holds most of the shared memory: what is under way has to cover the time that the GPU's memory takes to
+//! answer, while A, which all blocks read, comes from the level-2 cache.
+//!
+//! The blocks of a cluster share the sum over K of one tile. At its end each block has the sums of some rows of the output to
+//! complete: the others send it their parts, as they lie in their registers, to a place of its own in its shared memory. It adds them
+//! in the order of the blocks, so that the result does not depend on which came first.
+
+use core::marker::PhantomData;
+
+use crate::epilogue::Epilogue;
+use crate::float::Element;
+use crate::gemm::Layouts;
+use crate::launch::TensorMap;
+use crate::layout::{Coord, TileIndex, accumulator_coord, transposed_fragment_word};
+use crate::pipeline::{FullStage, Pipeline, Producer};
+use crate::ptx::{self, Accumulators, MatrixDescriptor, Wgmma};
+use crate::shared::SharedAddress;
+use crate::thread;
+use crate::tile::Output;
+use crate::warp;
+
+/// Rows of B that a warpgroup multiplies, 16 by each warp.
+const WARPGROUP_ROWS: u32 = 64;
+/// Bytes of each row in a box: the width of the widest swizzle.
+const ROW_BYTES: u32 = 128;
+/// Bytes of each row that one product takes.
+const STEP_BYTES: u32 = 32;
+/// Columns of the output that a warp has accumulators of.
+const WARP_COLUMNS: u32 = 16;
+/// Rows of the output in an accumulator fragment.
+const FRAGMENT_ROWS: u32 = 8;
+/// Bytes of a warp's accumulators of a fragment.
+const FRAGMENT_BYTES: u32 = FRAGMENT_ROWS * WARP_COLUMNS * 4;
+/// Bytes of a lane's.
+const LANE_BYTES: u32 = FRAGMENT_BYTES / warp::SIZE;
+/// Columns that a lane transforms and stores at a time.
+pub const COLUMNS: usize = 4;
+/// Lanes that store a row of a warp's columns.
+const LANES_PER_ROW: u32 = WARP_COLUMNS / COLUMNS as u32;
+/// What a block does: the steps along K that it sums for a tile of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The tile.
+    pub tile: TileIndex,
+    /// The first step.
+    pub first: u32,
+    /// How many steps; there may be none.
+    pub steps: u32,
+}
+
+impl Share {
+    /// The share of block `block`, where each `split` blocks have the `steps` steps of a tile, matrices have `tiles_m` · `tiles_n` tiles,
+    /// and tiles that are neighbours along M follow each other. There are fewer than 2³² / `split` steps.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_block(block: u32, split: u32, [tiles_m, tiles_n]: [u32; 2], steps: u32) -> Self {
+        let (tile, rank) = (block / split, block % split);
+        // A division by what might be zero could trap.
+        let (tiles_m, tiles_n) = (tiles_m.max(1), tiles_n.max(1));
+        let column = tile / tiles_m;
+        let first = rank * steps / split;
+        Self {
+            tile: TileIndex { batch: column / tiles_n, m: tile % tiles_m, n: column % tiles_n },
+            first,
+            steps: (rank + 1) * steps / split - first,
+        }
+    }
+}
+
+/// The shape of a block's tile where the blocks of a cluster share the sum over K.
+///
+/// Each operand is described by a tensor map of three dimensions, K, the rows and the matrices, with the 128-byte swizzle and boxes of
+/// [`ROW_BYTES`](Self::ROW_BYTES) bytes × [`A_BOX_ROWS`](Self::A_BOX_ROWS) or [`B_BOX_ROWS`](Self::B_BOX_ROWS) rows.
+pub trait SplitKTile: 'static {
+    /// Rows of the output tile.
+    const BLOCK_M: u32;
+    /// Columns of the output tile.
+    const BLOCK_N: u32;
+    /// Blocks of a cluster that share the sum over K of a tile.
+    const SPLIT: u32;
+    /// Threads of a block.
+    const THREADS: u32;
+    /// Blocks that a multiprocessor holds at a time.
+    const MIN_BLOCKS: u32;
+    /// Dynamic shared memory of a block, in bytes.
+    const SHARED_BYTES: u32;
+    /// Bytes of each row that are copied at a time.
+    const ROW_BYTES: u32;
+    /// Rows of A that are copied at a time.
+    const A_BOX_ROWS: u32;
+    /// Rows of B that are copied at a time.
+    const B_BOX_ROWS: u32;
+
+    /// A warpgroup's accumulators: each thread's share, in registers.
+    type Accumulators: Accumulators;
+
+    /// This block's share of outputs of `rows` × `columns`, for operands whose rows have `row_bytes` bytes, fewer than 2³¹.
+    fn share(rows: u32, columns: u32, row_bytes: u32) -> Share;
+
+    /// Prepares the block's shared memory, and fetches the maps.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the grid call it once, before anything else, in blocks of `THREADS` threads with `SHARED_BYTES` bytes of
+    /// dynamic shared memory, and in clusters of `SPLIT` blocks along x.
+    unsafe fn start(a: &TensorMap, b: &TensorMap);
+
+    /// Whether this thread belongs to the warp that has the operands copied, rather than to one that multiplies them.
+    fn is_producer() -> bool;
+
+    /// Copies the block's share of the rows of A and of B.
+    ///
+    /// # Safety
+    ///
+    /// All threads for which [`is_producer`](Self::is_producer) holds call it once, after [`start`](Self::start), and then end. The
+    /// maps describe tensors of type `T` as the trait says, valid for reads, and nothing writes them while the kernel runs.
+    /// `share` is what [`share`](Self::share) returned; `layouts` says only which operand is shared.
+    unsafe fn load<T: Element>(a: &TensorMap, b: &TensorMap, layouts: Layouts, share: Share);
+
+    /// What `epilogue` knows of the columns that this thread will store, to be read before the products.
+    ///
+    /// # Safety
+    ///
+    /// `epilogue` may be asked for every column of the output.
+    unsafe fn columns<E: Epilogue>(epilogue: &E, tile: TileIndex) -> [E::Column; COLUMNS];
+
+    /// The product of the rows that are copied, transposed.
+    ///
+    /// # Safety
+    ///
+    /// All threads for which [`is_producer`](Self::is_producer) does not hold call it once, after [`start`](Self::start), with the
+    /// share that `load` is called with.
+    unsafe fn multiply<T: Wgmma<Self::Accumulators>>(share: Share) -> Self::Accumulators;
+
+    /// Gives each block what those of its cluster have summed for its rows of a tile, of an output of `rows` rows.
+    ///
+    /// # Safety
+    ///
+    /// All threads that called [`multiply`](Self::multiply) call it once, with what it returned.
+    unsafe fn exchange(accumulators: Self::Accumulators, rows: u32, tile: TileIndex);
+
+    /// Applies `epilogue` to the block's rows of the sums, rounds them, and stores those that lie within the output.
+    ///
+    /// # Safety
+    ///
+    /// All threads that called [`exchange`](Self::exchange) call it once, for the same tile and as many rows; the output is valid
+    /// for writes and no other cluster touches this tile of it; so is what `epilogue` reads and writes; `columns` is what
+    /// [`columns`](Self::columns) returned.
+    unsafe fn store<O: Element, E: Epilogue>(
+        epilogue: &E,
+        columns: [E::Column; COLUMNS],
+        output: &Output<O>,
+        tile: TileIndex,
+    );
+}
+
+/// A tile of as many rows as the accumulators `C` have columns, and `CONSUMERS` warpgroups × 64 columns. A step along K is `BOXES` boxes of
+/// each operand; the rings have `A_STAGES` and `B_STAGES` of them. `SPLIT` blocks sum a part of K each, and `BLOCKS` blocks fit a
+/// multiprocessor.
+pub struct TransposedTile<
+    C,
+    const CONSUMERS: u32,
+    const BOXES: u32,
+    const A_STAGES: u32,
+    const B_STAGES: u32,
+    const SPLIT: u32,
+    const BLOCKS: u32,
+>(PhantomData<C>);
+
+impl<
+    C: Accumulators,
+    const CONSUMERS: u32,
+    const BOXES: u32,
+    const A_STAGES: u32,
+    const B_STAGES: u32,
+    const SPLIT: u32,
+    const BLOCKS: u32,
+> TransposedTile<C, CONSUMERS, BOXES, A_STAGES, B_STAGES, SPLIT, BLOCKS>
+{
+    /// Warps that multiply.
+    const WARPS: u32 = 4 * CONSUMERS;
+    /// Bytes of a box of A.
+    const A_BYTES: u32 = C::COLUMNS * ROW_BYTES;
+    /// Bytes of a box of B.
+    const B_BYTES: u32 = CONSUMERS * WARPGROUP_ROWS * ROW_BYTES;
+    /// Accumulator fragments of a warp.
+    const FRAGMENTS: u32 = C::COLUMNS / FRAGMENT_ROWS;
+    /// Fragments that a block completes: the block of rank `r` has those whose index is `r` more than a multiple of `SPLIT`.
+    const OWNED: u32 = Self::FRAGMENTS.div_ceil(SPLIT);
+    /// Where the ring of B follows that of A.
+    const B_AT: u32 = A_STAGES * BOXES * Self::A_BYTES;
+    /// Where the parts that the blocks send each other follow the rings.
+    const PARTS_AT: u32 = Self::B_AT + B_STAGES * BOXES * Self::B_BYTES;
+    /// Where the buffers in which the warps transpose follow them.
+    const STAGING_AT: u32 = Self::PARTS_AT + SPLIT * Self::OWNED * Self::WARPS * FRAGMENT_BYTES;
+    /// Where the rings' barriers follow these.
+    const A_BARRIERS_AT: u32 = Self::STAGING_AT + Self::WARPS * FRAGMENT_BYTES;
+    /// See [`A_BARRIERS_AT`](Self::A_BARRIERS_AT).
+    const B_BARRIERS_AT: u32 = {
+        assert!(B_STAGES >= A_STAGES, "the ring of B is the deeper one");
+        Self::A_BARRIERS_AT + Pipeline::<A_STAGES, 1>::BYTES
+    };
+    #[inline(always)]
+    fn ring_a() -> Pipeline<A_STAGES, 1> {
+        Pipeline::at(SharedAddress::dynamic().offset(Self::A_BARRIERS_AT))
+    }
+
+    #[inline(always)]
+    fn ring_b() -> Pipeline<B_STAGES, 1> {
+        Pipeline::at(SharedAddress::dynamic().offset(Self::B_BARRIERS_AT))
+    }
+
+    /// Where the boxes of A of a stage are.
+    #[inline(always)]
+    fn stage_a(index: u32) -> SharedAddress {
+        SharedAddress::dynamic().offset(index * BOXES * Self::A_BYTES)
+    }
+
+    /// Where the boxes of B of a stage are.
+    #[inline(always)]
+    fn stage_b(index: u32) -> SharedAddress {
+        SharedAddress::dynamic().offset(Self::B_AT + index * BOXES * Self::B_BYTES)
+    }
+
+    /// Has `rows` rows from `row` on copied to the next stage of a ring, whose place `place` gives, for step `step` along K.
+    ///
+    /// # Safety
+    ///
+    /// The ring is made; the boxes of `map` have `rows` rows; the rest as [`SplitKTile::load`].
+    #[inline(always)]
+    unsafe fn copy<T: Element, const STAGES: u32>(
+        producer: &mut Producer<STAGES, 1>,
+        map: &TensorMap,
+        place: impl Fn(u32) -> SharedAddress,
+        [row, rows, batch]: [u32; 3],
+        step: u32,
+    ) {
+        let box_bytes = rows * ROW_BYTES;
+        // SAFETY: the boxes' bytes are those announced; nothing touches the stage before it is full.
+        unsafe {
+            let stage = producer.acquire(BOXES * box_bytes);
+            for index in 0..BOXES {
+                let to = place(stage.index).offset(index * box_bytes).get();
+                let k = ((step * BOXES + index) * (ROW_BYTES / T::BYTES)) as i32;
+                let at = [k, row as i32, batch as i32];
+                ptx::tma_load_3d(to, map.address(), at, stage.full.address());
+            }
+        }
+    }
+
+    /// Where this thread's part of the `owned`-th fragment of a block is, as summed by block `source`.
+    #[inline(always)]
+    fn part(source: u32, owned: u32) -> SharedAddress {
+        let slot = (source * Self::OWNED + owned) * (Self::WARPS * warp::SIZE);
+        SharedAddress::dynamic().offset(Self::PARTS_AT + (slot + thread::thread_idx_x()) * LANE_BYTES)
+    }
+
+    /// This block's place in its cluster.
+    #[inline(always)]
+    fn rank() -> u32 {
+        if SPLIT > 1 { ptx::cluster_ctarank() } else { 0 }
+    }
+
+    /// Fragments of `tile` that have rows of an output of `rows` rows.
+    #[inline(always)]
+    fn fragments(rows: u32, tile: TileIndex) -> u32 {
+        (rows - tile.m * C::COLUMNS).div_ceil(FRAGMENT_ROWS).min(Self::FRAGMENTS)
+    }
+
+    /// The first of the four columns that this thread stores.
+    #[inline(always)]
+    fn column(tile: TileIndex) -> u32 {
+        tile.n * Self::BLOCK_N
+            + warp::warp_id() * WARP_COLUMNS
+            + warp::lane_id() % LANES_PER_ROW * COLUMNS as u32
+    }
+}
+
+impl<
+    C: Accumulators,
+    const CONSUMERS: u32,
+    const BOXES: u32,
+    const A_STAGES: u32,
+    const B_STAGES: u32,
+    const SPLIT: u32,
+    const BLOCKS: u32,
+> SplitKTile for TransposedTile<C, CONSUMERS, BOXES, A_STAGES, B_STAGES, SPLIT, BLOCKS>
+{
+    const BLOCK_M: u32 = C::COLUMNS;
+    const BLOCK_N: u32 = CONSUMERS * WARPGROUP_ROWS;
+    const SPLIT: u32 = SPLIT;
+    const THREADS: u32 = (Self::WARPS + 1) * warp::SIZE;
+    const MIN_BLOCKS: u32 = BLOCKS;
+    const SHARED_BYTES: u32 = Self::B_BARRIERS_AT + Pipeline::<B_STAGES, 1>::BYTES;
+    const ROW_BYTES: u32 = ROW_BYTES;
+    const A_BOX_ROWS: u32 = Self::BLOCK_M;
+    const B_BOX_ROWS: u32 = Self::BLOCK_N;
+
+    type Accumulators = C;
+
+    #[inline(always)]
+    fn share(rows: u32, columns: u32, row_bytes: u32) -> Share {
+        let steps = row_bytes.div_ceil(BOXES * ROW_BYTES);
+        let tiles = [rows.div_ceil(Self::BLOCK_M), columns.div_ceil(Self::BLOCK_N)];
+        Share::of_block(thread::block_idx_x(), SPLIT, tiles, steps)
+    }
+
+    #[inline(always)]
+    unsafe fn start(a: &TensorMap, b: &TensorMap) {
+        // SAFETY: all threads of the cluster are here. One of each block makes the barriers and the others wait for it. That all
+        // blocks of the cluster have started matters to `exchange` only, which waits for it.
+        unsafe {
+            if thread::thread_idx_x() == Self::WARPS * warp::SIZE {
+                ptx::prefetch_tensormap(b.address());
+                ptx::prefetch_tensormap(a.address());
+                Self::ring_a().init(Self::WARPS);
+                Self::ring_b().init(Self::WARPS);
+            }
+            thread::sync_threads();
+            if SPLIT > 1 {
+                // Before the copies: what arrives after them waits for them.
+                ptx::barrier_cluster_arrive();
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn is_producer() -> bool {
+        thread::thread_idx_x() >= Self::WARPS * warp::SIZE
+    }
+
+    #[inline(always)]
+    unsafe fn load<T: Element>(a: &TensorMap, b: &TensorMap, layouts: Layouts, share: Share) {
+        if warp::lane_id() == 0 {
+            let (mut producer_a, mut producer_b) = (Self::ring_a().producer(), Self::ring_b().producer());
+            let rows_a = [share.tile.m * Self::BLOCK_M, Self::BLOCK_M, layouts.matrix_of_a(share.tile.batch)];
+            let rows_b = [share.tile.n * Self::BLOCK_N, Self::BLOCK_N, layouts.matrix_of_b(share.tile.batch)];
+            // The copies of B are `ahead` steps ahead of those of A, as many as its ring is deeper: so both wait for the same
+            // products.
+            let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
+            for index in 0..ahead {
+                // SAFETY: the caller's promise.
+                unsafe { Self::copy::<T, _>(&mut producer_b, b, Self::stage_b, rows_b, share.first + index) };
+            }
+            for index in 0..share.steps {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if index + ahead < share.steps {
+                        Self::copy::<T, _>(
+                            &mut producer_b,
+                            b,
+                            Self::stage_b,
+                            rows_b,
+                            share.first + index + ahead,
+                        );
+                    }
+                    Self::copy::<T, _>(&mut producer_a, a, Self::stage_a, rows_a, share.first + index);
+                }
+            }
+        }
+        if SPLIT > 1 {
+            // SAFETY: all lanes of the warp are here, and have arrived in `start`.
+            unsafe {
+                warp::sync_warp();
+                ptx::barrier_cluster_wait();
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn columns<E: Epilogue>(epilogue: &E, tile: TileIndex) -> [E::Column; COLUMNS] {
+        // SAFETY: the caller's promise.
+        unsafe { epilogue.columns::<COLUMNS>(Self::column(tile)) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply<T: Wgmma<C>>(share: Share) -> C {
+        let first_row = thread::thread_idx_x() / (4 * warp::SIZE) * WARPGROUP_ROWS;
+        let (mut consumer_a, mut consumer_b) = (Self::ring_a().consumer(), Self::ring_b().consumer());
+        let mut accumulators = C::zero();
+        accumulators.hold();
+        let mut previous: Option<[FullStage; 2]> = None;
+        for _ in 0..share.steps {
+            // SAFETY: all warps of the warpgroup run this loop alike; the stages are full, and they are given back when the
+            // products that read them have completed.
+            unsafe {
+                let (stage_b, stage_a) = (consumer_b.wait(), consumer_a.wait());
+                let to_b = Self::stage_b(stage_b.index).offset(first_row * ROW_BYTES);
+                let b = MatrixDescriptor::rows_of_128_bytes(to_b.get());
+                let a = MatrixDescriptor::rows_of_128_bytes(Self::stage_a(stage_a.index).get());
+                ptx::wgmma_fence();
+                for index in 0..BOXES {
+                    for step in 0..ROW_BYTES / STEP_BYTES {
+                        let along_b = index * Self::B_BYTES + step * STEP_BYTES;
+                        let along_a = index * Self::A_BYTES + step * STEP_BYTES;
+                        T::wgmma::<false, false>(&mut accumulators, b.advance(along_b), a.advance(along_a));
+                    }
+                }
+                ptx::wgmma_commit_group();
+                if let Some([previous_a, previous_b]) = previous {
+                    ptx::wgmma_wait_group::<1>();
+                    consumer_a.release(previous_a);
+                    consumer_b.release(previous_b);
+                }
+                previous = Some([stage_a, stage_b]);
+            }
+        }
+        // SAFETY: as above. The last stages are not given back: nothing fills them again.
+        unsafe { ptx::wgmma_wait_group::<0>() };
+        accumulators.hold();
+        accumulators
+    }
+
+    #[inline(always)]
+    unsafe fn exchange(accumulators: C, rows: u32, tile: TileIndex) {
+        let (rank, fragments) = (Self::rank(), Self::fragments(rows, tile));
+        if SPLIT > 1 {
+            // SAFETY: all lanes of the warp are here, and have arrived in `start`.
+            unsafe { ptx::barrier_cluster_wait() };
+        }
+        for index in 0..Self::FRAGMENTS {
+            if index < fragments {
+                let to = Self::part(rank, index / SPLIT).get();
+                let fragment = accumulators.fragment(index as usize);
+                // SAFETY: a place of this thread's own, in a block that has started and waits for all others below.
+                unsafe {
+                    if SPLIT > 1 {
+                        ptx::st_shared_cluster_v4_f32(ptx::mapa(to, index % SPLIT), fragment);
+                    } else {
+                        ptx::st_shared_v4_f32(to, fragment);
+                    }
+                }
+            }
+        }
+        if SPLIT > 1 {
+            // SAFETY: all lanes of the warp are here. The producers do not arrive again: they end.
+            unsafe {
+                ptx::barrier_cluster_arrive();
+                ptx::barrier_cluster_wait();
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<O: Element, E: Epilogue>(
+        epilogue: &E,
+        columns: [E::Column; COLUMNS],
+        output: &Output<O>,
+        tile: TileIndex,
+    ) {
+        let lane = warp::lane_id();
+        let staging = SharedAddress::dynamic().offset(Self::STAGING_AT + warp::warp_id() * FRAGMENT_BYTES);
+        let place = |row, column| staging.offset(4 * transposed_fragment_word(row, column)).get();
+
+        let (row, column) = (lane / LANES_PER_ROW, lane % LANES_PER_ROW * COLUMNS as u32);
+        let vector_aligned = output.is_vector_aligned();
+        let fragments = Self::fragments(output.rows, tile);
+        // Not unrolled: the epilogue's code is larger than the loop's overhead.
+        let (mut fragment, mut owned) = (ptx::opaque(Self::rank()), 0);
+        while fragment < fragments {
+            // SAFETY: what the blocks have sent to this thread before the barrier of `exchange`.
+            let mut sums = unsafe { ptx::ld_shared_v4_f32(Self::part(0, owned).get()) };
+            for source in 1..SPLIT {
+                // SAFETY: as above.
+                let part = unsafe { ptx::ld_shared_v4_f32(Self::part(source, owned).get()) };
+                for (sum, part) in sums.iter_mut().zip(&part) {
+                    *sum += part;
+                }
+            }
+            for (index, &sum) in sums.iter().enumerate() {
+                let at = accumulator_coord(lane, index as u32);
+                // SAFETY: within this warp's staging buffer, which no other warp touches.
+                unsafe { ptx::st_shared_f32(place(at.column, at.row), sum) };
+            }
+            // SAFETY: all lanes of the warp are here.
+            unsafe { warp::sync_warp() };
+            // SAFETY: written before the barrier, by this warp.
+            let staged = unsafe { ptx::ld_shared_v4_f32(place(row, column)) };
+            // SAFETY: all lanes of the warp are here.
+            unsafe { warp::sync_warp() };
+            let at = Coord {
+                row: tile.m * Self::BLOCK_M + fragment * FRAGMENT_ROWS + row,
+                column: Self::column(tile),
+            };
+            // SAFETY: the caller's promise; every element of the tile belongs to one lane of one warp, of which all are here; two
+            // lanes have eight columns of a row.
+            unsafe {
+                let result = epilogue.apply(at, epilogue.row(at.row), columns, staged);
+                output.store_4(at.row, at.column, result, vector_aligned);
+            }
+            fragment += SPLIT;
+            owned += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn the_blocks_of_a_tile_share_its_steps_and_every_tile_has_its_blocks() {
+        for split in [1, 2, 3, 8] {
+            for (matrices, tiles) in [(1, [1, 1]), (1, [1, 7]), (2, [3, 5])] {
+                for steps in [0, 1, 3, 64, 1000] {
+                    let all = matrices * tiles[0] * tiles[1];
+                    let mut summed = HashSet::new();
+                    for block in 0..all * split {
+                        let Share { tile, first, steps: own } = Share::of_block(block, split, tiles, steps);
+                        assert!(tile.batch < matrices && tile.m < tiles[0] && tile.n < tiles[1]);
+                        assert!(own <= steps.div_ceil(split));
+                        for step in first..first + own {
+                            assert!(step < steps && summed.insert((tile.batch, tile.m, tile.n, step)));
+                        }
+                    }
+                    assert_eq!(summed.len() as u32, all * steps);
+                }
+            }
+        }
+    }
+}
