@@ -108,6 +108,24 @@ impl<const STAGES: u32, const BLOCKS: u32> Pipeline<STAGES, BLOCKS> {
         ptx::fence_mbarrier_init();
     }
 
+    /// Makes the barriers, for stages that `writers` warps of the block fill and `readers` warps of it read.
+    ///
+    /// # Safety
+    ///
+    /// As [`init`](Self::init).
+    #[inline(always)]
+    pub unsafe fn init_between_warps(self, writers: u32, readers: u32) {
+        const { assert!(BLOCKS == 1, "a warp writes to its own block") };
+        for stage in 0..STAGES {
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.full(stage).init(writers);
+                self.free(stage).init(readers);
+            }
+        }
+        ptx::fence_mbarrier_init();
+    }
+
     /// The side that fills the stages; one thread of the block is it.
     #[inline(always)]
     #[must_use]
@@ -141,6 +159,38 @@ impl<const STAGES: u32, const BLOCKS: u32> Producer<STAGES, BLOCKS> {
         }
         self.next = self.next.step();
         FreeStage { index: stage, full }
+    }
+
+    /// Waits until the next stage is free, for warps to write it. Each of them then says so with [`written`](Self::written).
+    ///
+    /// # Safety
+    ///
+    /// The ring is made [between warps](Pipeline::init_between_warps).
+    #[inline(always)]
+    pub unsafe fn acquire_to_write(&mut self) -> FreeStage {
+        let Position { stage, parity } = self.next;
+        // SAFETY: each stage is written once in each phase of its barriers.
+        unsafe { self.pipeline.free(stage).wait(parity) };
+        self.next = self.next.step();
+        FreeStage { index: stage, full: self.pipeline.full(stage) }
+    }
+
+    /// Hands a stage that this warp has written its part of to the consumers, for `wgmma` to read.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it, once for each stage that they [acquired](Self::acquire_to_write), after the warp's last
+    /// access to it.
+    #[inline(always)]
+    pub unsafe fn written(&self, stage: FreeStage) {
+        ptx::fence_proxy_async_shared();
+        // SAFETY: the warp arrives once, when all its lanes have written.
+        unsafe {
+            warp::sync_warp();
+            if warp::lane_id() == 0 {
+                stage.full.arrive();
+            }
+        }
     }
 
     /// Waits until the consumers of all blocks have given back every stage. Until then the block must not end: others arrive

@@ -7,7 +7,8 @@
 //! | family | kernels |
 //! |---|---|
 //! | [`linear`] | `Y = activation(scale · X Wᵀ + bias)`, on sm_80 and every later architecture |
-//! | [`linear_hopper`] | the same on Hopper, for 16-bit types (sm_90a) |
+//! | [`linear_hopper`] | the same on Hopper, for 16-bit types and TF32 (sm_90a) |
+//! | [`linear_hopper_f32`] | the same on Hopper, for f32 at f32 accuracy (sm_90a) |
 //! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |
 //! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_80 and later |
 //! | [`linear_fp8_hopper`] | the same on Hopper, multiplied as they are (sm_90a) |
@@ -23,6 +24,8 @@ pub mod linear_fp8;
 pub mod linear_fp8_hopper;
 #[cfg(feature = "linear_hopper")]
 pub mod linear_hopper;
+#[cfg(feature = "linear_hopper_f32")]
+pub mod linear_hopper_f32;
 #[cfg(feature = "linear_skinny")]
 pub mod linear_skinny;
 #[cfg(feature = "repack")]

@@ -45,6 +45,7 @@ pub struct HopperParams {
 /// `Y = activation(alpha · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of any number of clusters.
 ///
 /// The name of an instance tells the type of X and W, the type of Y, the schedule, and the tile.
+/// TF32 operands are f32 in memory; the copy engine rounds them if their maps ask for it, else they are cut off.
 ///
 /// # Safety
 ///
@@ -69,6 +70,9 @@ pub struct HopperParams {
         linear_hopper_bf16_f32_pingpong_128x128 = <Bf16, f32, HopperPingPong128x128>,
         linear_hopper_bf16_f32_cooperative_128x256 = <Bf16, f32, HopperCooperative128x256>,
         linear_hopper_bf16_f32_cooperative_128x128 = <Bf16, f32, HopperCooperative128x128>,
+        linear_hopper_tf32_f32_pingpong_128x128 = <f32, f32, HopperPingPong128x128>,
+        linear_hopper_tf32_f32_cooperative_128x128 = <f32, f32, HopperCooperative128x128>,
+        linear_hopper_tf32_f32_cooperative_128x256 = <f32, f32, HopperCooperative128x256>,
     ],
 )]
 pub unsafe fn linear_hopper<T: Wgmma<S::Fragment>, O: OutputElement, S: PersistentTile>(

@@ -28,6 +28,12 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear_hopper.sm_90a.ptx"),
     },
     PtxModule {
+        family: "linear_hopper_f32",
+        arch: (9, 0),
+        arch_specific: true,
+        text: include_str!("../ptx/linear_hopper_f32.sm_90a.ptx"),
+    },
+    PtxModule {
         family: "linear_skinny",
         arch: (9, 0),
         arch_specific: true,

@@ -60,7 +60,8 @@ where
             let x = Tensor::from_array(device, &values::<T>(m, k, 1))?;
             let w = Tensor::from_array(device, &values::<T>(n, k, 2))?;
             let bias = Tensor::from_array(device, &Array1::from_iter(values::<T>(1, n, 3)))?;
-            let op = ops::linear(&x, &w).bias(&bias).activation(Activation::GeluErf).tile(tile).output::<O>();
+            let op = ops::linear(&x, &w).bias(&bias).activation(Activation::GeluErf).tile(tile);
+            let op = op.precision(tile.precision(T::DTYPE)).output::<O>();
             let Implementation::Emulator { kernel, .. } = op.implementation()? else {
                 return Err(format!("no kernel for {tile:?}").into());
             };

@@ -8,9 +8,9 @@ use std::env::VarError;
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
-use warpsmith::ops::Activation;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
+use warpsmith::ops::{Activation, Precision};
 use warpsmith::validate::{self, Data, LinearCase, MatmulCase, Outcome, Placement, Scales, Terms};
 use warpsmith::{DType, Device, DeviceKind};
 
@@ -120,7 +120,9 @@ fn linear_case(device: &Device, data: Data) -> impl Strategy<Value = LinearCase>
         let ((input, output), activation, bias, scale, tile, seed, terms) = options;
         let case = LinearCase::new(input, m, k, n);
         let case = LinearCase { output, activation, bias, scale, terms, x, w, y, data, seed, ..case };
-        LinearCase { tile: tile.filter(|tile| has_kernel(&case, *tile, capability)), ..case }
+        let tile = tile.filter(|tile| has_kernel(&case, *tile, capability));
+        let precision = tile.map_or_else(Precision::default, |tile| tile.precision(input));
+        LinearCase { tile, precision, ..case }
     })
 }
 

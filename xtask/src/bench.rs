@@ -22,8 +22,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use warpsmith::benchmark::{self, Options, Subject, Timing};
+use warpsmith::ops::Products;
 use warpsmith::ops::linear::Tile;
-use warpsmith::{DType, Device, DeviceKind, Error};
+use warpsmith::validate::LinearCase;
+use warpsmith::{Device, DeviceKind, Error};
 
 use crate::provenance::Provenance;
 use case::{Case, Operation, Precision, parse_shape};
@@ -191,10 +193,16 @@ fn present<T>(name: &str, peer: Result<T>) -> Option<T> {
     peer.inspect_err(|reason| eprintln!("{name} is absent: {reason:#}")).ok()
 }
 
-fn tiles_of(device: &Device, dtype: DType) -> impl Iterator<Item = Tile> {
+/// The tiles that run on `device` and are as exact as `case` asks.
+fn tiles_of(device: &Device, case: &LinearCase) -> impl Iterator<Item = Tile> {
     use warpsmith::ops::linear::select::Access;
     let capability = device.properties().compute_capability;
-    let serves = move |tile: &Tile| tile.runs_on(capability) && tile.serves(dtype, Access::Aligned);
+    let (input, asked) = (case.input, Products::choose(case.input, case.k, case.precision, true));
+    let serves = move |tile: &Tile| {
+        tile.runs_on(capability)
+            && tile.serves(input, Access::Aligned)
+            && tile.products(input).is_at_least(asked)
+    };
     Tile::ALL.into_iter().filter(serves)
 }
 
@@ -208,7 +216,7 @@ impl Bench<'_> {
         let stream = self.device.default_stream();
         let mut variants = vec![self.args.tile];
         if let Some(ours) = case.ours().filter(|_| self.args.variants) {
-            variants.extend(tiles_of(&self.device, ours.input).map(Some));
+            variants.extend(tiles_of(&self.device, &ours).map(Some));
         }
         let mut ours = ours::subjects(&stream, case, &variants)?;
         let (mut peers, mut control) = self.peers(case)?;

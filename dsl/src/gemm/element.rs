@@ -74,13 +74,17 @@ impl<const WORDS: usize> Split<WORDS> {
     #[inline(always)]
     fn new(words: [u32; WORDS]) -> Self {
         let big = words.map(|word| word & TF32_MASK);
-        let mut small = big;
-        for i in 0..WORDS {
-            let rest = f32::from_bits(words[i]) - f32::from_bits(big[i]);
-            small[i] = (rest * ROUNDING).to_bits();
-        }
-        Self { big, small }
+        Self { big, small: small_parts(words) }
     }
+}
+
+/// The small parts of f32 words.
+#[inline(always)]
+pub(super) fn small_parts<const WORDS: usize>(words: [u32; WORDS]) -> [u32; WORDS] {
+    words.map(|word| {
+        let rest = f32::from_bits(word) - f32::from_bits(word & TF32_MASK);
+        (rest * ROUNDING).to_bits()
+    })
 }
 
 /// f32 to f32 accuracy: three products of TF32 parts, the fourth (small · small) being below f32's own rounding.

@@ -16,6 +16,7 @@
 //! | [`matrix`] | `ldmatrix`, `stmatrix`, `mma.sync` |
 //! | [`wgmma`] | `wgmma`, its descriptors, groups and accumulators |
 //! | [`wgmma_fp8`] | `wgmma` of 8-bit floating-point types |
+//! | [`wgmma_tf32`] | the same on f32 operands |
 //! | [`mbarrier`] | barriers in shared memory |
 //! | [`tma`] | `cp.async.bulk.tensor`, and the fence between the proxies |
 //! | [`cluster`] | the block's place in its cluster, addresses in other blocks, the cluster's barrier |
@@ -73,6 +74,7 @@ pub mod sync;
 pub mod tma;
 pub mod wgmma;
 pub mod wgmma_fp8;
+pub mod wgmma_tf32;
 
 pub use arithmetic::*;
 pub use async_copy::*;
@@ -86,6 +88,7 @@ pub use sync::*;
 pub use tma::*;
 pub use wgmma::*;
 pub use wgmma_fp8::*;
+pub use wgmma_tf32::*;
 
 /// What an instruction is on the host.
 ///

@@ -159,6 +159,7 @@ where
             .bias(&set.bias)
             .activation(case.activation)
             .scale(case.scale)
+            .precision(case.precision)
             .tile(case.tile)
             .on(stream)
     }

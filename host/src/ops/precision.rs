@@ -58,6 +58,12 @@ impl Products {
         if has_tf32 && tf32_will_do { Self::Tf32 } else { Self::ThreeTf32 }
     }
 
+    /// Whether it is as exact as `other`, for the same inputs.
+    #[must_use]
+    pub fn is_at_least(self, other: Self) -> bool {
+        self == other || (self, other) == (Self::ThreeTf32, Self::Tf32)
+    }
+
     /// The largest error of a sum of `k` products, relative to the sum of their magnitudes; see [`validate::bound`](crate::validate::bound).
     #[must_use]
     pub fn error(self, k: usize) -> f64 {

@@ -16,6 +16,15 @@
 //! most 6 groups that lose less than `(5 + 2) u` each of that step's part of S, so 42 u · S over all steps. Each step's sum is
 //! then added to an f32 with rounding to nearest: at most u · S a step, ⌈K/8⌉ steps.
 //!
+//! With `wgmma` the groups are of 8 products, 6 of them one after the other from zero over 16 of K, those with small parts first. The
+//! first four see terms of at most 2⁻⁹ S, so all but the last two lose next to nothing: less than `(2 · (9 + 2) + 1) u` of the
+//! part of S, and one rounded addition for each 16 of K: within the bound of the former.
+//!
+//! **Sums on tensor cores, TF32.** Each operand is rounded to 11 significant bits by the copy engine, to nearest: a relative error of
+//! at most 2⁻¹¹ each, together at most 2⁻¹⁰ + 2⁻²² of a product. Sums are as those of 16-bit types, in groups of 8. (Where a kernel
+//! is more exact than it has to be, the bound is still that of what was asked for.) A number beyond TF32's range becomes
+//! infinite: such a number is above 2¹²⁷, where any result is accepted.
+//!
 //! **Sums of 8-bit numbers on Hopper's tensor cores.** An instruction takes 32 products, which are exact, and the sum so far. All
 //! are aligned to the largest exponent E among them, cut to multiples of the unit 2^(E−13), added, and the sum is cut to 13 bits
 //! behind its leading one. The exponent of a product is the sum of its factors' exponents, where a subnormal number has the
@@ -46,7 +55,7 @@
 //! products and sums adds at most 2⁻¹²⁶ for each of the K products.
 
 use crate::DType;
-use crate::ops::Activation;
+use crate::ops::{Activation, Precision, Products};
 
 /// How an implementation adds up, which decides how far off it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +63,22 @@ use crate::ops::Activation;
 pub enum Arithmetic {
     /// `mma` instructions, on a GPU or in the emulator.
     TensorCore,
+    /// Tensor cores, with operands of f32 that may be rounded to TF32.
+    Tf32,
     /// `wgmma` instructions on 8-bit operands, whose sums are promoted to f32 every 128 products.
     Promoted,
     /// The CPU implementation.
     Cpu,
+}
+
+impl Arithmetic {
+    /// What tensor cores may do to inputs of type `input` and sums of `k` products where `precision` is asked for.
+    pub(crate) fn on_tensor_cores(input: DType, k: usize, precision: Precision) -> Self {
+        match Products::choose(input, k, precision, true) {
+            Products::Tf32 => Self::Tf32,
+            _ => Self::TensorCore,
+        }
+    }
 }
 
 /// Half a unit in the last place of an f32 near 1.
@@ -153,7 +174,6 @@ impl ErrorModel {
         scale: f32,
         activation: Activation,
     ) -> Self {
-        let length = k as f64;
         let accumulation = match (arithmetic, input) {
             (Arithmetic::Cpu, _) => {
                 let block = crate::cpu::SUM_BLOCK;
@@ -162,10 +182,11 @@ impl ErrorModel {
             (Arithmetic::Promoted, _) => {
                 f64::from(PROMOTED_UNITS) * PROMOTED_UNIT + (k.div_ceil(PROMOTED_SUM) + 2) as f64 * U
             }
-            (Arithmetic::TensorCore, DType::F32) => 2f64.powi(-19) + (42 + k.div_ceil(8)) as f64 * U,
-            (Arithmetic::TensorCore, _) => (length + 8.0) * 2.0 * U,
+            (Arithmetic::Tf32, _) => Products::Tf32.error(k),
+            (Arithmetic::TensorCore, _) => Products::choose(input, k, Precision::Full, true).error(k),
         };
-        let claim = if input == DType::F32 && k <= F32_CLAIM_K { F32_CLAIM } else { f64::INFINITY };
+        let full = arithmetic != Arithmetic::Tf32;
+        let claim = if input == DType::F32 && full && k <= F32_CLAIM_K { F32_CLAIM } else { f64::INFINITY };
         let scale = f64::from(scale).abs();
         Self { k, scale, activation, accumulation, claim, rounding: Rounding::of(output) }
     }
@@ -278,6 +299,18 @@ mod tests {
         assert!((bound - 1e-5).abs() < 1e-10, "{bound}");
         let cpu = ErrorModel::new(Arithmetic::Cpu, DType::F32, DType::F32, 4096, 1.0, Activation::None);
         assert!(cpu.accumulation + 5.0 * U < 1e-5);
+    }
+
+    /// Rounding two factors in the same direction is the worst that TF32 does; cutting them off would be twice as far off.
+    #[test]
+    fn the_tf32_bound_allows_rounded_factors_and_not_cut_ones() {
+        let tf32 = Arithmetic::Tf32;
+        let model = ErrorModel::new(tf32, DType::F32, DType::F32, 1, 1.0, Activation::None);
+        let factor = 1.0 + 2f64.powi(-11);
+        let exact = plain(factor * factor, factor * factor);
+        assert!(model.judge(1.0, exact).within);
+        let factor = 1.0 + 2f64.powi(-10) * (1.0 - 2f64.powi(-12));
+        assert!(!model.judge(1.0, plain(factor * factor, factor * factor)).within);
     }
 
     #[test]

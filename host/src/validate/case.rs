@@ -3,8 +3,8 @@
 use super::data::Data;
 use crate::DType;
 use crate::error::{Error, Result};
-use crate::ops::Activation;
 use crate::ops::linear::Tile;
+use crate::ops::{Activation, Precision};
 
 /// Where an operand lies: a matrix of its own, or columns of a larger one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,6 +100,8 @@ pub struct LinearCase {
     pub scale: f32,
     /// What else there is.
     pub terms: Terms,
+    /// How exact the product has to be.
+    pub precision: Precision,
     /// Where x lies.
     pub x: Placement,
     /// Where w lies.
@@ -128,6 +130,7 @@ impl LinearCase {
             bias: true,
             scale: 1.0,
             terms: Terms::default(),
+            precision: Precision::Full,
             x: Placement::default(),
             w: Placement::default(),
             y: Placement::default(),
@@ -204,6 +207,11 @@ impl LinearCase {
             options.push_str(&format!(" scale {}", self.scale));
         }
         options.push_str(&self.terms.note());
+        match self.precision {
+            Precision::Full => {}
+            Precision::Tf32 => options.push_str(" tf32"),
+            Precision::Within(allowed) => options.push_str(&format!(" within {allowed:e}")),
+        }
         for (placement, name) in [(self.x, "x"), (self.w, "w"), (self.y, "y")] {
             options.push_str(&placement.note(name));
         }

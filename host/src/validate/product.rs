@@ -292,6 +292,7 @@ where
                 .row_scale(&row_scale)
                 .column_scale(&column_scale)
                 .activation(case.product.activation)
+                .precision(case.product.precision)
                 .tile(case.product.tile);
             if let Some(residual) = &residual {
                 op = op.residual(residual, terms.beta);
@@ -397,7 +398,7 @@ where
 {
     let arithmetic = match device.kind() {
         DeviceKind::Cpu => Arithmetic::Cpu,
-        _ => Arithmetic::TensorCore,
+        _ => Arithmetic::on_tensor_cores(case.product.input, case.product.k, case.product.precision),
     };
     let LinearCase { m, n, k, input, output, scale, activation, terms, .. } = case.product;
     let model = ErrorModel::new(arithmetic, input, output, k, scale, activation);

@@ -6,6 +6,7 @@
 
 use half::{bf16, f16};
 use warpsmith_dsl::epilogue::{Activation, LinearEpilogue};
+use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{Layouts, PersistentTile};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg, TensorMap};
 use warpsmith_emulator::{
@@ -15,6 +16,9 @@ use warpsmith_emulator::{
 use warpsmith_kernels::linear::LinearParams;
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative128x128, HopperCooperative128x256, HopperParams, HopperPingPong128x128,
+};
+use warpsmith_kernels::linear_hopper_f32::{
+    HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256,
 };
 
 use super::Problem;
@@ -32,7 +36,7 @@ impl Float {
         match name {
             "f16" => Some(Self::F16),
             "bf16" => Some(Self::Bf16),
-            "f32" => Some(Self::F32),
+            "f32" | "tf32" => Some(Self::F32),
             _ => None,
         }
     }
@@ -60,6 +64,8 @@ enum Access {
     Maps {
         rows: [u32; 2],
         cluster: u32,
+        /// Whether the kernel is one of f32 at f32 accuracy.
+        split: bool,
     },
 }
 
@@ -82,7 +88,10 @@ struct Instance {
 impl Instance {
     fn named(name: &str) -> Option<Self> {
         fn maps<S: PersistentTile>() -> Access {
-            Access::Maps { rows: [S::A_BOX_ROWS, S::B_BOX_ROWS], cluster: S::CLUSTER_M }
+            Access::Maps { rows: [S::A_BOX_ROWS, S::B_BOX_ROWS], cluster: S::CLUSTER_M, split: false }
+        }
+        fn split_maps<S: SplitTile>() -> Access {
+            Access::Maps { rows: [S::A_BOX_ROWS, S::B_BOX_ROWS], cluster: S::CLUSTER_M, split: true }
         }
         let name = name.strip_prefix("linear_")?;
         let hopper = name.strip_prefix("hopper_");
@@ -98,6 +107,10 @@ impl Instance {
             (Some("pingpong"), None, "128x128") => maps::<HopperPingPong128x128>(),
             (Some("cooperative"), None, "128x256") => maps::<HopperCooperative128x256>(),
             (Some("cooperative"), None, "128x128") => maps::<HopperCooperative128x128>(),
+            (Some("split"), None, "128x256") => split_maps::<Split128x256>(),
+            (Some("split"), None, "128x128") => split_maps::<Split128x128>(),
+            (Some("split"), None, "64x128") => split_maps::<Split64x128>(),
+            (Some("split"), None, "64x64") => split_maps::<Split64x64>(),
             _ => return None,
         };
         Some(Self { input, output, tile: [m.parse().ok()?, n.parse().ok()?], access })
@@ -386,6 +399,15 @@ impl Problem for Case {
             machine.launch(module, &kernel.name, &config, &bytes)
         };
         let report = match access {
+            Access::Maps { rows, split: true, .. } => {
+                let layouts = Layouts::K_MAJOR;
+                let params =
+                    HopperF32Params { stride_y, batch_y: 0, batch: 1, m, n, k, layouts, reserved: 0 };
+                let x = self.map(Float::F32, x, [m, k], stride, rows[0]);
+                let w = self.map(Float::F32, w, [n, k], stride, rows[1]);
+                let config = LaunchConfig { grid: [self.size.blocks, 1, 1], ..config };
+                (x, w, y_first, epilogue, params).with_raw(|raw| launch(config, raw))?
+            }
             Access::Maps { rows, .. } => {
                 let input = self.instance.input;
                 let row = n as u64 * output.bytes() as u64;

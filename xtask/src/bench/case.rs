@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use warpsmith::DType;
-use warpsmith::ops::Activation;
+use warpsmith::ops::{self, Activation};
 use warpsmith::validate::LinearCase;
 
 use super::suites::Suite;
@@ -67,8 +67,16 @@ impl Precision {
         match self {
             Self::Bf16 => Some(DType::Bf16),
             Self::F16 => Some(DType::F16),
-            Self::F32 => Some(DType::F32),
-            Self::Tf32 | Self::F8 => None,
+            Self::Tf32 | Self::F32 => Some(DType::F32),
+            Self::F8 => None,
+        }
+    }
+
+    /// The precision that our operation is asked for.
+    const fn asked(self) -> ops::Precision {
+        match self {
+            Self::Tf32 => ops::Precision::Tf32,
+            _ => ops::Precision::Full,
         }
     }
 }
@@ -168,7 +176,9 @@ impl Case {
         if layout != Layout::Nt {
             return None;
         }
-        self.precision.ours().map(|dtype| LinearCase { bias, activation, ..LinearCase::new(dtype, m, k, n) })
+        let precision = self.precision.asked();
+        let case = |dtype| LinearCase { bias, activation, precision, ..LinearCase::new(dtype, m, k, n) };
+        self.precision.ours().map(case)
     }
 
     /// Floating-point operations: 2 · M · N · K.

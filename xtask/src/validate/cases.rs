@@ -252,7 +252,8 @@ fn tiles(
         let runs = move |tile: &Tile| tile.runs_on(target.compute_capability) && tile.serves(input, access);
         let tiles = Tile::ALL.into_iter().filter(runs);
         tiles.flat_map(move |tile| {
-            cases.clone().into_iter().map(move |case| LinearCase { tile: Some(tile), ..case })
+            let precision = tile.precision(input);
+            cases.clone().into_iter().map(move |case| LinearCase { tile: Some(tile), precision, ..case })
         })
     };
     forced(Access::Aligned, aligned).chain(forced(Access::Unaligned, unaligned)).collect()
@@ -351,10 +352,17 @@ mod tests {
             Tensor::<T>::zeros(device, [rows, columns.end + place.after])?.slice(1, columns)
         };
         let (x, w) = (place(case.m, case.x)?, place(case.n, case.w)?);
-        Ok(match ops::linear(&x, &w).output::<O>().tile(case.tile).implementation()? {
-            Implementation::Emulator { kernel, .. } => Some(kernel),
-            _ => None,
-        })
+        Ok(
+            match ops::linear(&x, &w)
+                .output::<O>()
+                .tile(case.tile)
+                .precision(case.precision)
+                .implementation()?
+            {
+                Implementation::Emulator { kernel, .. } => Some(kernel),
+                _ => None,
+            },
+        )
     }
 
     #[test]

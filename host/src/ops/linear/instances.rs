@@ -3,12 +3,16 @@
 use half::{bf16, f16};
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16};
+use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{Layouts, PersistentTile, SplitKTile};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::tile::{Aligned, Unaligned};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative128x128, HopperCooperative128x256, HopperParams, HopperPingPong128x128, linear_hopper,
+};
+use warpsmith_kernels::linear_hopper_f32::{
+    HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
 };
 use warpsmith_kernels::linear_skinny::{
     Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny32x64Split2, Skinny64x64,
@@ -20,7 +24,7 @@ use crate::cpu::{FromAccumulator, Operand};
 use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
-use crate::tensor::{Element, L2Promotion, Swizzle, Tensor, TensorMapOptions};
+use crate::tensor::{DType, Element, L2Promotion, Swizzle, Tensor, TensorMapOptions, TensorType};
 
 /// An element type of x, w and the bias: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
 pub trait LinearInput: LinearTypes<Self> + LinearTypes<f32> + FromAccumulator<f32> {}
@@ -96,6 +100,12 @@ impl<T: Element, O: Element> Instance<T, O> {
     ) -> Result<()> {
         // SAFETY: the caller's promise is the kernel's.
         unsafe { (self.launch)(device, stream, blocks, operands) }
+    }
+}
+
+impl Instance<f32, f32> {
+    fn split<K: Kernel<Args = SplitArgs>, S: SplitTile>() -> Self {
+        Self { declaration: K::DECLARATION, launch: launch_split::<K, S> }
     }
 }
 
@@ -197,13 +207,16 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
     let columns = S::ROW_BYTES as usize / size_of::<T>();
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    // The tensor cores would cut f32 off to TF32; the copy engine rounds it.
+    let rounded = (T::DTYPE == DType::F32).then_some(TensorType::Tf32);
+    let of_inputs = TensorMapOptions { data_type: rounded, ..options.clone() };
     let batch = y.shape()[0];
     let layouts = layouts(operands).with_a_mn(is_across(x)).with_b_mn(is_across(w));
     let map = |matrices: &Tensor<T>, box_rows: u32| {
         if is_across(matrices) {
-            matrices.swap_axes(1, 2)?.tensor_map([1, PANEL, PANEL], &options)
+            matrices.swap_axes(1, 2)?.tensor_map([1, PANEL, PANEL], &of_inputs)
         } else {
-            matrices.tensor_map([1, box_rows as usize, columns], &options)
+            matrices.tensor_map([1, box_rows as usize, columns], &of_inputs)
         }
     };
     let (x, w) = (map(x, S::A_BOX_ROWS)?, map(w, S::B_BOX_ROWS)?);
@@ -266,6 +279,32 @@ unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O
     unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_arg, epilogue, params)) }
 }
 
+/// The arguments of a Hopper kernel at f32 accuracy.
+type SplitArgs = (TensorMap, TensorMap, GlobalMut<f32>, LinearEpilogue<f32, f32>, HopperF32Params);
+
+/// Launches the f32 kernel `K` of tile `S`.
+///
+/// # Safety
+///
+/// As [`Instance::launch`].
+unsafe fn launch_split<K: Kernel<Args = SplitArgs>, S: SplitTile>(
+    device: &Device,
+    stream: &Stream,
+    blocks: u32,
+    operands: &Operands<'_, f32, f32>,
+) -> Result<()> {
+    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
+    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    let (batch, layouts) = (y.shape()[0] as u32, layouts(operands));
+    let x = x.tensor_map([1, S::A_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
+    let w = w.tensor_map([1, S::B_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
+    let (stride_y, batch_y) = (row_stride(y), batch_stride(y));
+    let params = HopperF32Params { stride_y, batch_y, batch, m, n, k, layouts, reserved: 0 };
+    let kernel = device.kernel::<K>()?;
+    // SAFETY: the maps are of matrices of f32, with the boxes that the tile asks for; the rest is the caller's promise.
+    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_arg, epilogue, params)) }
+}
+
 macro_rules! instances {
     ($($input:ident / $device_input:ident -> $output:ident / $device_output:ident: [$($tile:ident $access:ident),* $(,)?];)*) => {
         $(
@@ -296,11 +335,16 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, Skinny16x64, Aligned) => { instances!(@skinny $t, $o, Skinny16x64) };
     (@instance $t:ident, $o:ident, Skinny16x64Split2, Aligned) => { instances!(@skinny $t, $o, Skinny16x64Split2) };
     (@instance $t:ident, $o:ident, Skinny16x64Split4, Aligned) => { instances!(@skinny $t, $o, Skinny16x64Split4) };
+    (@instance $t:ident, $o:ident, HopperSplit128x256, Aligned) => { instances!(@split Split128x256) };
+    (@instance $t:ident, $o:ident, HopperSplit128x128, Aligned) => { instances!(@split Split128x128) };
+    (@instance $t:ident, $o:ident, HopperSplit64x128, Aligned) => { instances!(@split Split64x128) };
+    (@instance $t:ident, $o:ident, HopperSplit64x64, Aligned) => { instances!(@split Split64x64) };
     (@instance $t:ident, $o:ident, $tile:ident, $access:ident) => {
         Instance::portable::<linear<$t, $o, instances!(@tile $tile), $access>>()
     };
     (@hopper $t:ident, $o:ident, $tile:ident) => { Instance::hopper::<linear_hopper<$t, $o, $tile>, $tile>() };
     (@skinny $t:ident, $o:ident, $tile:ident) => { Instance::skinny::<linear_skinny<$t, $o, $tile>, $tile>() };
+    (@split $tile:ident) => { Instance::split::<linear_hopper_f32<$tile>, $tile>() };
     (@tile T128x128) => { Tile128x128 };
     (@tile T128x64) => { Tile128x64 };
     (@tile T64x64) => { Tile64x64 };
@@ -324,7 +368,9 @@ instances! {
          Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f32 / f32 -> f32 / f32:
-        [T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [HopperPingPong128x128 Aligned, HopperCooperative128x128 Aligned, HopperCooperative128x256 Aligned,
+         HopperSplit128x256 Aligned, HopperSplit128x128 Aligned, HopperSplit64x128 Aligned, HopperSplit64x64 Aligned,
+         T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
 }
 
 #[cfg(test)]
@@ -332,6 +378,7 @@ mod tests {
     use half::{bf16, f16};
 
     use super::{Access, LinearInput, LinearTypes, Tile};
+    use crate::ops::Products;
 
     fn instances_are_what_select_counts_on<T: LinearInput>() {
         for tile in Tile::ALL {
@@ -346,11 +393,14 @@ mod tests {
                     assert_eq!(declaration.shared_bytes, tile.shared_bytes(), "{}", declaration.name);
                     let (family, of_tile) = match tile.name().split_once('-') {
                         Some(("skinny", rest)) => ("linear_skinny", rest),
+                        Some(("hopper", rest)) if rest.starts_with("split") => ("linear_hopper_f32", rest),
                         Some((_, rest)) => ("linear_hopper", rest),
                         None => ("linear", tile.name()),
                     };
                     assert_eq!(declaration.family, family, "{}", declaration.name);
                     assert!(declaration.name.contains(&of_tile.replace('-', "_")), "{}", declaration.name);
+                    let tf32 = tile.products(T::DTYPE) == Products::Tf32;
+                    assert_eq!(declaration.name.contains("tf32"), tf32, "{}", declaration.name);
                     assert_eq!(declaration.cluster, [tile.cluster(), 1, 1], "{}", declaration.name);
                     let unaligned = declaration.name.contains("unaligned");
                     assert_eq!(unaligned, access == Access::Unaligned, "{}", declaration.name);

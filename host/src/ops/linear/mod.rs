@@ -4,7 +4,7 @@
 //! (`instances`) that [`select::select`] has chosen, or run the CPU implementation, as every product does (`ops::product`).
 //!
 //! Accumulation is in f32, the result is rounded once. f32 inputs are multiplied at f32 accuracy (as three TF32 products on
-//! tensor cores).
+//! tensor cores), unless [`LinearOp::precision`] allows less.
 
 mod instances;
 pub mod select;

@@ -10,28 +10,39 @@
 //!
 //! The costs were fitted to measurements on an H100 of sizes from 1 × 4096 × 4096 to 8192³. Only their ratios matter here.
 
+use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape};
 use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative128x128, HopperCooperative128x256, HopperPingPong128x128,
 };
+use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
     Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny32x64Split2, Skinny64x64,
     Skinny64x64Split2, Skinny128x64Split2, Skinny128x128Split2,
 };
 
 use crate::DType;
+use crate::ops::{Precision, Products};
 
 /// The tile of the output that one block computes at a time, rows × columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Tile {
-    /// 128 × 128 with Hopper's copy engine and `wgmma`, by two warpgroups in turn; 16-bit types only.
+    /// 128 × 128 with Hopper's copy engine and `wgmma`, by two warpgroups in turn; f32 is rounded to TF32.
     HopperPingPong128x128,
     /// 128 × 256, as the former, by two warpgroups together, two blocks to a cluster.
     HopperCooperative128x256,
     /// 128 × 128, as the former, by two warpgroups together.
     HopperCooperative128x128,
+    /// 128 × 256, for f32 as three TF32 products, two blocks to a cluster.
+    HopperSplit128x256,
+    /// 128 × 128, the same without clusters.
+    HopperSplit128x128,
+    /// 64 × 128, the same, two blocks to a multiprocessor.
+    HopperSplit64x128,
+    /// 64 × 64, the same, two blocks to a multiprocessor.
+    HopperSplit64x64,
     /// 128 × 128 on Hopper by two blocks, which share the sum over K; 16-bit types only.
     Skinny128x128Split2,
     /// 128 × 64, as the former.
@@ -62,10 +73,14 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile, largest first; those for Hopper before the portable ones.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 20] = [
         Self::HopperPingPong128x128,
         Self::HopperCooperative128x256,
         Self::HopperCooperative128x128,
+        Self::HopperSplit128x256,
+        Self::HopperSplit128x128,
+        Self::HopperSplit64x128,
+        Self::HopperSplit64x64,
         Self::Skinny128x128Split2,
         Self::Skinny128x64Split2,
         Self::Skinny64x64,
@@ -88,6 +103,10 @@ impl Tile {
             Self::HopperPingPong128x128 => "hopper-pingpong-128x128",
             Self::HopperCooperative128x256 => "hopper-cooperative-128x256",
             Self::HopperCooperative128x128 => "hopper-cooperative-128x128",
+            Self::HopperSplit128x256 => "hopper-split-128x256",
+            Self::HopperSplit128x128 => "hopper-split-128x128",
+            Self::HopperSplit64x128 => "hopper-split-64x128",
+            Self::HopperSplit64x64 => "hopper-split-64x64",
             Self::Skinny128x128Split2 => "skinny-128x128-split2",
             Self::Skinny128x64Split2 => "skinny-128x64-split2",
             Self::Skinny64x64 => "skinny-64x64",
@@ -109,6 +128,10 @@ impl Tile {
             Self::HopperPingPong128x128 => Facts::of_hopper::<HopperPingPong128x128>(),
             Self::HopperCooperative128x256 => Facts::of_hopper::<HopperCooperative128x256>(),
             Self::HopperCooperative128x128 => Facts::of_hopper::<HopperCooperative128x128>(),
+            Self::HopperSplit128x256 => Facts::of_split::<Split128x256>(),
+            Self::HopperSplit128x128 => Facts::of_split::<Split128x128>(),
+            Self::HopperSplit64x128 => Facts::of_split::<Split64x128>(),
+            Self::HopperSplit64x64 => Facts::of_split::<Split64x64>(),
             Self::Skinny128x128Split2 => Facts::of_skinny::<Skinny128x128Split2>(),
             Self::Skinny128x64Split2 => Facts::of_skinny::<Skinny128x64Split2>(),
             Self::Skinny64x64 => Facts::of_skinny::<Skinny64x64>(),
@@ -167,12 +190,35 @@ impl Tile {
     pub fn serves(self, input: DType, access: Access) -> bool {
         match self {
             Self::HopperPingPong128x128 | Self::HopperCooperative128x128 | Self::HopperCooperative128x256 => {
-                input != DType::F32 && access != Access::Unaligned
+                access == Access::Aligned || (access == Access::Across && input != DType::F32)
             }
+            Self::HopperSplit128x256
+            | Self::HopperSplit128x128
+            | Self::HopperSplit64x128
+            | Self::HopperSplit64x64 => input == DType::F32 && access == Access::Aligned,
+            Self::T128x128 => input != DType::F32 && access == Access::Aligned,
             Self::T128x64 => access == Access::Aligned,
             Self::T64x64 | Self::T16x64 => access != Access::Across,
             _ => input != DType::F32 && access == Access::Aligned,
         }
+    }
+
+    /// How its kernels multiply inputs of type `input`.
+    #[must_use]
+    pub fn products(self, input: DType) -> Products {
+        match self {
+            _ if input != DType::F32 => Products::Direct,
+            Self::HopperPingPong128x128 | Self::HopperCooperative128x128 | Self::HopperCooperative128x256 => {
+                Products::Tf32
+            }
+            _ => Products::ThreeTf32,
+        }
+    }
+
+    /// The least exact precision that its kernels are for, with inputs of type `input`.
+    #[must_use]
+    pub fn precision(self, input: DType) -> Precision {
+        if self.products(input) == Products::Tf32 { Precision::Tf32 } else { Precision::Full }
     }
 
     /// Whether its kernels run on a device of this compute capability.
@@ -211,6 +257,7 @@ impl Tile {
     fn computes(self, problem: &Problem, limits: &Limits) -> bool {
         self.runs_on(limits.compute_capability)
             && self.serves(problem.input, problem.access)
+            && self.products(problem.input).is_at_least(problem.products)
             // There is no tensor map of a matrix without columns.
             && (problem.k > 0 || !self.is_hopper())
             && self.shared_bytes() <= limits.max_shared_per_block
@@ -219,6 +266,11 @@ impl Tile {
 
 /// The compute capability of Hopper's kernels, which run on no other.
 const HOPPER: (u32, u32) = (9, 0);
+
+/// Whether Hopper's kernels run on a device of this compute capability.
+pub(crate) fn is_hopper(compute_capability: (u32, u32)) -> bool {
+    compute_capability == HOPPER
+}
 
 /// What a tile's kernel says of itself.
 #[derive(Clone, Copy)]
@@ -242,6 +294,11 @@ enum Schedule {
 impl Facts {
     const fn of<S: TileShape>() -> Self {
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule: Schedule::Portable }
+    }
+
+    const fn of_split<S: SplitTile>() -> Self {
+        let schedule = Schedule::Persistent { cluster: S::CLUSTER_M, resident: S::MIN_BLOCKS };
+        Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
 
     const fn of_hopper<S: PersistentTile>() -> Self {
@@ -301,6 +358,8 @@ pub struct Problem {
     pub input: DType,
     /// How x and w can be read.
     pub access: Access,
+    /// How the inputs are to be multiplied, or more exactly.
+    pub products: Products,
 }
 
 /// What the choice needs to know of a device.
@@ -334,6 +393,10 @@ struct Cost {
 impl Cost {
     const fn of(tile: Tile, input: DType) -> Option<Self> {
         let (alone, together, crowded, overhead, resident) = match (tile, input) {
+            (Tile::HopperSplit128x256, _) => (61_500, 61_500, 70_000, 143, 1),
+            (Tile::HopperSplit128x128, _) => (32_400, 32_400, 36_300, 177, 1),
+            (Tile::HopperSplit64x128, _) => (24_300, 17_800, 19_500, 235, 2),
+            (Tile::HopperSplit64x64, _) => (15_300, 10_300, 12_300, 202, 2),
             (Tile::T128x128, _) => (13_600, 8_000, 9_400, 340, 2),
             (Tile::T128x64, DType::F32) => (37_000, 31_000, 31_100, 100, 2),
             (Tile::T128x64, _) => (10_900, 5_000, 6_700, 220, 3),
@@ -382,11 +445,14 @@ struct PersistentCost {
 }
 
 impl PersistentCost {
-    const fn of(tile: Tile) -> Option<Self> {
-        let (launch, alone, crowded, straddling, tile) = match tile {
-            Tile::HopperPingPong128x128 => (4_400_000, 5_480, 5_690, 10_900, 100_000),
-            Tile::HopperCooperative128x256 => (4_900_000, 10_600, 11_600, 12_800, 730_000),
-            Tile::HopperCooperative128x128 => (4_100_000, 5_500, 5_600, 10_900, 730_000),
+    const fn of(tile: Tile, input: DType) -> Option<Self> {
+        let (launch, alone, crowded, straddling, tile) = match (tile, input) {
+            (Tile::HopperPingPong128x128, DType::F32) => (4_400_000, 9_000, 10_400, 21_800, 100_000),
+            (Tile::HopperCooperative128x256, DType::F32) => (6_000_000, 19_700, 20_300, 25_600, 700_000),
+            (Tile::HopperCooperative128x128, DType::F32) => (4_300_000, 9_400, 11_000, 21_800, 500_000),
+            (Tile::HopperPingPong128x128, _) => (4_400_000, 5_480, 5_690, 10_900, 100_000),
+            (Tile::HopperCooperative128x256, _) => (4_900_000, 10_600, 11_600, 12_800, 730_000),
+            (Tile::HopperCooperative128x128, _) => (4_100_000, 5_500, 5_600, 10_900, 730_000),
             _ => return None,
         };
         Some(Self { launch, alone, crowded, straddling, tile })
@@ -514,7 +580,7 @@ pub(crate) fn estimate(tile: Option<Tile>, problem: &Problem, limits: &Limits) -
 
 /// How long it takes, in picoseconds on an H100.
 fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
-    if let Some(cost) = PersistentCost::of(tile) {
+    if let Some(cost) = PersistentCost::of(tile, problem.input) {
         return cost.picoseconds(tile, problem, limits);
     }
     if let Some(cost) = SkinnyCost::of(tile) {
@@ -533,6 +599,13 @@ fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
 mod tests {
     use super::{Access, Limits, Problem, Tile, select};
     use crate::DType;
+    use crate::ops::{Precision, Products};
+
+    /// One product at the accuracy of its inputs' type.
+    fn full(input: DType, access: Access) -> Problem {
+        let products = Products::choose(input, 1, Precision::Full, true);
+        Problem { m: 1, n: 1, k: 1, batch: 1, input, access, products }
+    }
 
     const H100: Limits = Limits {
         compute_capability: (9, 0),
@@ -544,8 +617,7 @@ mod tests {
     const PORTABLE: Limits = Limits { compute_capability: (8, 0), ..H100 };
 
     fn tile_on(limits: &Limits, m: u32, k: u32, n: u32, input: DType) -> Tile {
-        select(&Problem { m, n, k, batch: 1, input, access: Access::Aligned }, limits)
-            .expect("all tiles fit an H100")
+        select(&Problem { m, n, k, ..full(input, Access::Aligned) }, limits).expect("all tiles fit an H100")
     }
 
     fn tile(m: u32, k: u32, n: u32, input: DType) -> Tile {
@@ -564,16 +636,33 @@ mod tests {
     fn hopper_gets_its_own_tiles_for_what_its_copy_engine_can_read() {
         for size in [4096, 8192, 16384] {
             assert!(tile_on(&H100, size, size, size, DType::Bf16).is_hopper());
-            assert_eq!(tile_on(&H100, size, size, size, DType::F32), Tile::T128x64);
+            assert_eq!(tile_on(&H100, size, size, size, DType::F32), Tile::HopperSplit128x256);
         }
-        let problem =
-            Problem { m: 4096, n: 4096, k: 4096, batch: 1, input: DType::F16, access: Access::Unaligned };
+        let problem = Problem { m: 4096, n: 4096, k: 4096, ..full(DType::F16, Access::Unaligned) };
         assert!(select(&problem, &H100).is_some_and(|tile| !tile.is_hopper()), "rows that are not aligned");
         let empty = Problem { k: 0, access: Access::Aligned, ..problem };
         assert!(select(&empty, &H100).is_some_and(|tile| !tile.is_hopper()), "no columns");
         let later = Limits { compute_capability: (10, 0), ..H100 };
         let problem = Problem { access: Access::Aligned, ..problem };
         assert!(select(&problem, &later).is_some_and(|tile| !tile.is_hopper()), "another architecture");
+    }
+
+    /// M, K, N, and microseconds of each tile in the order of [`Tile::ALL`].
+    type Measured<const TILES: usize> = ((u32, u32, u32), [f64; TILES]);
+
+    /// Checks choices against what was measured of the tiles that are as exact as `products`.
+    fn check_choices<const TILES: usize>(input: DType, products: Products, measured: &[Measured<TILES>]) {
+        let serves =
+            |tile: &Tile| tile.serves(input, Access::Aligned) && tile.products(input).is_at_least(products);
+        let tiles: Vec<_> = Tile::ALL.into_iter().filter(serves).collect();
+        assert_eq!(tiles.len(), TILES);
+        for &((m, k, n), times) in measured {
+            let problem = Problem { m, n, k, products, ..full(input, Access::Aligned) };
+            let choice = select(&problem, &H100).expect("all tiles fit an H100");
+            let of = |tile| times[tiles.iter().position(|&other| other == tile).expect("a tile")];
+            let fastest = times.into_iter().fold(f64::INFINITY, f64::min);
+            assert!(of(choice) <= 1.05 * fastest, "{m}x{k}x{n}: {choice} takes {}, {fastest}", of(choice));
+        }
     }
 
     /// Microseconds of tiles for few rows of x on an H100, bf16 with bias and ReLU: M, K, N first.
@@ -653,6 +742,83 @@ mod tests {
         }
     }
 
+    /// f32 on an H100.
+    #[test]
+    fn the_choice_for_f32_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
+        let measured: [Measured<7>; 18] = [
+            ((1, 4096, 4096), [253.84, 134.07, 101.27, 63.9, 154.55, 83.72, 32.6]),
+            ((16, 4096, 4096), [254.19, 134.16, 101.42, 63.98, 154.59, 83.77, 32.88]),
+            ((64, 4096, 4096), [254.65, 134.38, 101.63, 64.12, 154.94, 84.01, 50.19]),
+            ((128, 4096, 4096), [258.52, 136.42, 103.21, 65.88, 157.58, 85.43, 100.56]),
+            ((256, 4096, 4096), [263.6, 139.15, 105.8, 98.76, 160.87, 153.59, 196.28]),
+            ((512, 4096, 4096), [272.46, 145.17, 165.92, 203.54, 278.85, 318.23, 410.33]),
+            ((256, 256, 512), [22.79, 12.53, 10.27, 7.02, 12.73, 7.53, 3.86]),
+            ((512, 512, 512), [38.35, 20.68, 16.42, 10.91, 22.29, 12.71, 8.13]),
+            ((1024, 784, 2048), [57.59, 31.14, 34.69, 41.06, 53.6, 61.79, 79.86]),
+            ((1024, 1024, 1024), [69.74, 37.25, 29.05, 26.77, 41.63, 39.5, 50.16]),
+            ((1536, 1536, 1536), [104.35, 111.11, 104.35, 97.58, 173.74, 143.92, 167.12]),
+            ((2048, 2048, 2048), [143.39, 149.5, 169.15, 205.16, 284.39, 320.14, 416.11]),
+            ((3072, 3072, 3072), [622.2, 543.89, 616.56, 679.97, 1029.42, 1038.87, 1330.23]),
+            ((4096, 1024, 1024), [74.71, 77.01, 86.88, 104.48, 144.04, 160.8, 207.0]),
+            ((16384, 768, 768), [171.24, 178.12, 199.82, 237.09, 331.14, 365.1, 469.55]),
+            ((4096, 4096, 4096), [1141.77, 1198.58, 1358.27, 1672.58, 2298.27, 2567.62, 3285.15]),
+            ((8192, 4096, 4096), [2275.71, 2370.88, 2674.75, 3202.43, 4587.58, 5042.3, 6535.36]),
+            ((8192, 8192, 8192), [8638.56, 9227.78, 10696.54, 13168.51, 20105.35, 21133.82, 26020.35]),
+        ];
+        check_choices(DType::F32, Products::ThreeTf32, &measured);
+    }
+
+    /// TF32 on an H100.
+    #[test]
+    fn the_choice_for_tf32_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
+        let measured: [Measured<10>; 9] = [
+            ((1024, 784, 2048), [13.29, 20.86, 13.22, 57.59, 31.14, 34.69, 41.06, 53.6, 61.79, 79.86]),
+            ((1024, 1024, 1024), [13.32, 24.31, 13.0, 69.74, 37.25, 29.05, 26.77, 41.63, 39.5, 50.16]),
+            (
+                (1536, 1536, 1536),
+                [32.85, 34.55, 34.47, 104.35, 111.11, 104.35, 97.58, 173.74, 143.92, 167.12],
+            ),
+            (
+                (2048, 2048, 2048),
+                [46.74, 47.16, 49.12, 143.39, 149.5, 169.15, 205.16, 284.39, 320.14, 416.11],
+            ),
+            (
+                (3072, 3072, 3072),
+                [170.62, 195.02, 177.74, 622.2, 543.89, 616.56, 679.97, 1029.42, 1038.87, 1330.23],
+            ),
+            ((4096, 1024, 1024), [26.34, 27.02, 28.24, 74.71, 77.01, 86.88, 104.48, 144.04, 160.8, 207.0]),
+            ((16384, 768, 768), [61.22, 61.93, 65.9, 171.24, 178.12, 199.82, 237.09, 331.14, 365.1, 469.55]),
+            (
+                (4096, 4096, 4096),
+                [366.21, 346.49, 381.02, 1141.77, 1198.58, 1358.27, 1672.58, 2298.27, 2567.62, 3285.15],
+            ),
+            (
+                (8192, 4096, 4096),
+                [757.93, 683.99, 780.29, 2275.71, 2370.88, 2674.75, 3202.43, 4587.58, 5042.3, 6535.36],
+            ),
+        ];
+        check_choices(DType::F32, Products::Tf32, &measured);
+    }
+
+    #[test]
+    fn f32_is_rounded_to_tf32_only_where_that_is_asked_for() {
+        for size in [1, 100, 4096, 8192] {
+            let problem = Problem { m: size, n: size, k: size, ..full(DType::F32, Access::Aligned) };
+            let tile = select(&problem, &H100).expect("all tiles fit an H100");
+            assert_eq!(tile.products(DType::F32), Products::ThreeTf32, "{size}");
+        }
+        let problem = Problem {
+            m: 4096,
+            n: 4096,
+            k: 4096,
+            products: Products::Tf32,
+            ..full(DType::F32, Access::Aligned)
+        };
+        assert!(select(&problem, &H100).is_some_and(|tile| tile.products(DType::F32) == Products::Tf32));
+        let tile = select(&problem, &PORTABLE).expect("tiles fit");
+        assert_eq!(tile.products(DType::F32), Products::ThreeTf32, "what other devices have is more exact");
+    }
+
     #[test]
     fn a_persistent_launch_is_of_whole_clusters_and_no_larger_than_the_device() {
         let persistent =
@@ -720,7 +886,7 @@ mod tests {
                         shared_per_multiprocessor: shared + 1024,
                     };
                     for size in [1, 15, 64, 100, 1000, 5000, i32::MAX as u32] {
-                        let problem = Problem { m: size, n: size, k: size, batch: 1, input, access };
+                        let problem = Problem { m: size, n: size, k: size, ..full(input, access) };
                         let Some(tile) = select(&problem, &limits) else { continue };
                         assert!(tile.serves(input, access) && tile.shared_bytes() <= shared);
                     }
@@ -737,15 +903,14 @@ mod tests {
             shared_per_multiprocessor: 2048,
             ..PORTABLE
         };
-        let problem = Problem { m: 1, n: 1, k: 1, batch: 1, input: DType::F16, access: Access::Aligned };
+        let problem = full(DType::F16, Access::Aligned);
         assert_eq!(select(&problem, &limits), None);
     }
 
     #[test]
     fn more_multiprocessors_never_ask_for_larger_tiles() {
         let area = |multiprocessors| {
-            let problem =
-                Problem { m: 2048, n: 2048, k: 2048, batch: 1, input: DType::F16, access: Access::Aligned };
+            let problem = Problem { m: 2048, n: 2048, k: 2048, ..full(DType::F16, Access::Aligned) };
             let (rows, columns) =
                 select(&problem, &Limits { multiprocessors, ..PORTABLE }).expect("tiles fit").shape();
             rows * columns

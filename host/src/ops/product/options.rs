@@ -127,7 +127,7 @@ macro_rules! option_methods {
         }
 
         /// Takes this tile instead of the one that [`select`](crate::ops::linear::select::select) chooses; it must run on the
-        /// device. What it cannot read where it lies is copied first. The CPU implementation has no such tiles and ignores it.
+        /// device and be as exact as `precision` asks. What it cannot read where it lies is copied first. The CPU implementation has no such tiles and ignores it.
         pub fn tile(mut self, tile: impl Into<Option<Tile>>) -> Self {
             self.options.tile = tile.into();
             self

@@ -128,6 +128,7 @@ pub(crate) fn choose(
 mod tests {
     use super::*;
     use crate::DType;
+    use crate::ops::Products;
 
     const H100: Limits = Limits {
         compute_capability: (9, 0),
@@ -153,7 +154,8 @@ mod tests {
     fn path(a: Place<'_>, b: Place<'_>, tile: Option<Tile>) -> Option<Path> {
         let (m, n, k) = (a.rows.0 as u32, b.rows.0 as u32, a.columns.0 as u32);
         choose([a, b], tile, &H100, |_, access| {
-            (Problem { m, n, k, batch: 1, input: DType::Bf16, access }, 1)
+            let products = Products::Direct;
+            (Problem { m, n, k, batch: 1, input: DType::Bf16, access, products }, 1)
         })
     }
 
@@ -182,7 +184,18 @@ mod tests {
         ] {
             let path_on = |limits: &Limits| {
                 choose([a, b], None, limits, |_, access| {
-                    (Problem { m: 1024, n: 2048, k: 1024, batch: 1, input: DType::Bf16, access }, 1)
+                    (
+                        Problem {
+                            m: 1024,
+                            n: 2048,
+                            k: 1024,
+                            batch: 1,
+                            input: DType::Bf16,
+                            access,
+                            products: Products::Direct,
+                        },
+                        1,
+                    )
                 })
             };
             // Hopper's kernels take every layout.

@@ -6,10 +6,10 @@ use super::path::{self, Path, Place};
 use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::ops::Implementation;
-use crate::ops::linear::select::{Access, Limits, Problem, Tile};
+use crate::ops::linear::select::{Access, Limits, Problem, Tile, is_hopper};
 use crate::ops::linear::{Instance, LinearTypes};
 use crate::ops::repack::CHUNK_BYTES;
+use crate::ops::{Implementation, Products};
 use crate::tensor::{Element, Tensor};
 use crate::tune;
 
@@ -128,11 +128,14 @@ where
             max_shared_per_block: properties.max_shared_per_block,
             shared_per_multiprocessor: properties.shared_per_multiprocessor,
         };
+        let tf32 = k > 0 && is_hopper(limits.compute_capability);
+        let products = Products::choose(T::DTYPE, k as usize, product.options.precision, tf32);
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let problem = |repack: [bool; 2], access: Access| {
             let launches = axes(repack).launches();
             let m = number(launches.rows);
-            (Problem { m, n, k, batch: number(launches.batch), input: T::DTYPE, access }, launches.count())
+            let batch = number(launches.batch);
+            (Problem { m, n, k, batch, input: T::DTYPE, access, products }, launches.count())
         };
         let chosen = path::choose(places, product.options.tile, &limits, problem);
         let path = chosen.ok_or_else(|| no_kernel(product, &limits))?;
@@ -140,7 +143,7 @@ where
         let launches = axes(path.repack).launches();
         let m = side(a_name, "number of rows", launches.rows)?;
         let batch = number(launches.batch);
-        let problem = Problem { m, n, k, batch, input: T::DTYPE, access: path.access };
+        let problem = Problem { m, n, k, batch, input: T::DTYPE, access: path.access, products };
         let tile = match product.options.tile {
             Some(tile) => Some(tile),
             None => tune::choose(device, &problem, &limits)?,
