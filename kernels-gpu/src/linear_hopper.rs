@@ -14,6 +14,8 @@ use warpsmith_dsl::{KernelParam, kernel};
 
 /// 128 × 128 outputs by each of two warpgroups in turn.
 pub type HopperPingPong128x128 = WgmmaTile<[f32; 64], 2, PingPong, 6, 1>;
+/// 128 × 192 outputs by each of two warpgroups in turn, in clusters of two blocks: for the cheap epilogue and aligned rows only.
+pub type HopperPingPong128x192 = WgmmaTile<[f32; 96], 2, PingPong, 4, 2>;
 /// 128 × 256 outputs by two warpgroups together, in clusters of two blocks: the most products for each byte loaded, for operands
 /// that are slow to load.
 pub type HopperCooperative128x256 = WgmmaTile<[f32; 128], 1, Cooperative<2>, 4, 2>;
@@ -59,15 +61,19 @@ pub struct HopperParams {
     shared = S::SHARED_BYTES,
     instances = [
         linear_hopper_f16_f16_pingpong_128x128 = <F16, F16, HopperPingPong128x128>,
+        linear_hopper_f16_f16_pingpong_128x192 = <F16, F16, HopperPingPong128x192>,
         linear_hopper_f16_f16_cooperative_128x256 = <F16, F16, HopperCooperative128x256>,
         linear_hopper_f16_f16_cooperative_128x128 = <F16, F16, HopperCooperative128x128>,
         linear_hopper_f16_f32_pingpong_128x128 = <F16, f32, HopperPingPong128x128>,
+        linear_hopper_f16_f32_pingpong_128x192 = <F16, f32, HopperPingPong128x192>,
         linear_hopper_f16_f32_cooperative_128x256 = <F16, f32, HopperCooperative128x256>,
         linear_hopper_f16_f32_cooperative_128x128 = <F16, f32, HopperCooperative128x128>,
         linear_hopper_bf16_bf16_pingpong_128x128 = <Bf16, Bf16, HopperPingPong128x128>,
+        linear_hopper_bf16_bf16_pingpong_128x192 = <Bf16, Bf16, HopperPingPong128x192>,
         linear_hopper_bf16_bf16_cooperative_128x256 = <Bf16, Bf16, HopperCooperative128x256>,
         linear_hopper_bf16_bf16_cooperative_128x128 = <Bf16, Bf16, HopperCooperative128x128>,
         linear_hopper_bf16_f32_pingpong_128x128 = <Bf16, f32, HopperPingPong128x128>,
+        linear_hopper_bf16_f32_pingpong_128x192 = <Bf16, f32, HopperPingPong128x192>,
         linear_hopper_bf16_f32_cooperative_128x256 = <Bf16, f32, HopperCooperative128x256>,
         linear_hopper_bf16_f32_cooperative_128x128 = <Bf16, f32, HopperCooperative128x128>,
         linear_hopper_tf32_f32_pingpong_128x128 = <f32, f32, HopperPingPong128x128>,
@@ -104,7 +110,7 @@ pub unsafe fn linear_hopper<T: Wgmma<S::Fragment>, O: OutputElement, S: Persiste
                 let cheap = epilogue.in_registers();
                 let columns = S::columns(&cheap, tile);
                 let accumulators = S::multiply::<T>(&mut consumer, p.layouts, steps);
-                if p.has_boxes != 0 && epilogue.fits_registers() {
+                if !S::STORES_ROWS || p.has_boxes != 0 && epilogue.fits_registers() {
                     S::store_boxes::<O, _>(&accumulators, &cheap, &columns, y_boxes, tile);
                 } else {
                     let base = y.offset(tile.batch as u64 * p.batch_y);

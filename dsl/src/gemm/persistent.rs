@@ -117,6 +117,9 @@ pub trait PersistentTile: 'static {
     /// Whether operands may be MN-major, of types for which [`Wgmma::TRANSPOSES`] holds.
     const TRANSPOSES: bool;
 
+    /// Whether a kernel may call [`store_rows`](Self::store_rows): of a tile whose accumulators leave few other registers it may not.
+    const STORES_ROWS: bool;
+
     /// The accumulators of one product instruction: each thread's share, in registers.
     type Fragment: Accumulators;
     /// A consumer's accumulators.

@@ -323,6 +323,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     // Main loops for these layouts would take registers that wide tiles lack.
     const TRANSPOSES: bool = !Self::IS_WIDE && Self::B_BOX_ROWS.is_multiple_of(BLOCK_ROWS);
 
+    const STORES_ROWS: bool = !Self::IS_WIDE;
+
     type Fragment = C;
     type Accumulators = [C; BLOCKS];
     type Producer = pipeline::Producer<STAGES, CLUSTER>;

@@ -16,6 +16,7 @@ use warpsmith_emulator::{
 use warpsmith_kernels::linear::LinearParams;
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative128x128, HopperCooperative128x256, HopperParams, HopperPingPong128x128,
+    HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{
     HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256,
@@ -105,6 +106,7 @@ impl Instance {
             (None, None, _) => Access::Aligned,
             (None, Some("unaligned"), _) => Access::Unaligned,
             (Some("pingpong"), None, "128x128") => maps::<HopperPingPong128x128>(),
+            (Some("pingpong"), None, "128x192") => maps::<HopperPingPong128x192>(),
             (Some("cooperative"), None, "128x256") => maps::<HopperCooperative128x256>(),
             (Some("cooperative"), None, "128x128") => maps::<HopperCooperative128x128>(),
             (Some("split"), None, "128x256") => split_maps::<Split128x256>(),

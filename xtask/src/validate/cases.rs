@@ -253,7 +253,14 @@ fn tiles(
         let tiles = Tile::ALL.into_iter().filter(runs);
         tiles.flat_map(move |tile| {
             let precision = tile.precision(input);
-            cases.clone().into_iter().map(move |case| LinearCase { tile: Some(tile), precision, ..case })
+            // Where the copy engine stores, rows are multiples of 16 bytes.
+            let columns = move |n: usize| if tile.needs_boxes() { n.next_multiple_of(8) } else { n };
+            cases.clone().into_iter().map(move |case| LinearCase {
+                tile: Some(tile),
+                precision,
+                n: columns(case.n),
+                ..case
+            })
         })
     };
     forced(Access::Aligned, aligned).chain(forced(Access::Unaligned, unaligned)).collect()

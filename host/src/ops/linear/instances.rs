@@ -9,7 +9,8 @@ use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::tile::{Aligned, Unaligned};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative128x128, HopperCooperative128x256, HopperParams, HopperPingPong128x128, linear_hopper,
+    HopperCooperative128x128, HopperCooperative128x256, HopperParams, HopperPingPong128x128,
+    HopperPingPong128x192, linear_hopper,
 };
 use warpsmith_kernels::linear_hopper_f32::{
     HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
@@ -324,6 +325,7 @@ macro_rules! instances {
     };
     (@instance $t:ident, $o:ident, Aligned) => { instances!(@hopper $t, $o) };
     (@instance $t:ident, $o:ident, HopperPingPong128x128, Aligned) => { instances!(@hopper $t, $o, HopperPingPong128x128) };
+    (@instance $t:ident, $o:ident, HopperPingPong128x192, Aligned) => { instances!(@hopper $t, $o, HopperPingPong128x192) };
     (@instance $t:ident, $o:ident, HopperCooperative128x256, Aligned) => { instances!(@hopper $t, $o, HopperCooperative128x256) };
     (@instance $t:ident, $o:ident, HopperCooperative128x128, Aligned) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
     (@instance $t:ident, $o:ident, Skinny128x128Split2, Aligned) => { instances!(@skinny $t, $o, Skinny128x128Split2) };
@@ -352,19 +354,19 @@ macro_rules! instances {
 }
 instances! {
     f16 / F16 -> f16 / F16:
-        [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperPingPong128x192 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
          Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f16 / F16 -> f32 / f32:
-        [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperPingPong128x192 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
          Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> bf16 / Bf16:
-        [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperPingPong128x192 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
          Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     bf16 / Bf16 -> f32 / f32:
-        [HopperPingPong128x128 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
+        [HopperPingPong128x128 Aligned, HopperPingPong128x192 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
          Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
          T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
     f32 / f32 -> f32 / f32:

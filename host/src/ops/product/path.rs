@@ -155,7 +155,7 @@ mod tests {
         let (m, n, k) = (a.rows.0 as u32, b.rows.0 as u32, a.columns.0 as u32);
         choose([a, b], tile, &H100, |_, access| {
             let products = Products::Direct;
-            (Problem { m, n, k, batch: 1, input: DType::Bf16, access, products }, 1)
+            (Problem { m, n, k, batch: 1, input: DType::Bf16, access, products, stores_boxes: true }, 1)
         })
     }
 
@@ -193,6 +193,7 @@ mod tests {
                             input: DType::Bf16,
                             access,
                             products: Products::Direct,
+                            stores_boxes: true,
                         },
                         1,
                     )

@@ -131,11 +131,12 @@ where
         let tf32 = k > 0 && is_hopper(limits.compute_capability);
         let products = Products::choose(T::DTYPE, k as usize, product.options.precision, tf32);
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let stores_boxes = stores_boxes(product, y);
         let problem = |repack: [bool; 2], access: Access| {
             let launches = axes(repack).launches();
             let m = number(launches.rows);
             let batch = number(launches.batch);
-            (Problem { m, n, k, batch, input: T::DTYPE, access, products }, launches.count())
+            (Problem { m, n, k, batch, input: T::DTYPE, access, products, stores_boxes }, launches.count())
         };
         let chosen = path::choose(places, product.options.tile, &limits, problem);
         let path = chosen.ok_or_else(|| no_kernel(product, &limits))?;
@@ -143,7 +144,8 @@ where
         let launches = axes(path.repack).launches();
         let m = side(a_name, "number of rows", launches.rows)?;
         let batch = number(launches.batch);
-        let problem = Problem { m, n, k, batch, input: T::DTYPE, access: path.access, products };
+        let problem =
+            Problem { m, n, k, batch, input: T::DTYPE, access: path.access, products, stores_boxes };
         let tile = match product.options.tile {
             Some(tile) => Some(tile),
             None => tune::choose(device, &problem, &limits)?,
@@ -162,6 +164,22 @@ where
         let blocks = tile.blocks(m, n, batch, properties.multiprocessors) as u32;
         Ok(Self { path, launches, instance, blocks, m, n, k })
     }
+}
+
+/// Whether the copy engine can store an output that lies as `y` does, or has no gaps, and the options leave it all the work: see
+/// [`Problem::stores_boxes`].
+fn stores_boxes<T, O>(product: &Product<'_, T, O>, y: Option<&Tensor<O>>) -> bool
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    let is_chunked = |elements: usize| (elements * size_of::<O>()).is_multiple_of(CHUNK_BYTES);
+    let lies_well = |y: &Tensor<O>| {
+        let (_, leading) = y.strides().split_last().unwrap_or((&1, &[]));
+        y.arg().address().is_multiple_of(CHUNK_BYTES as u64)
+            && leading.iter().all(|&stride| is_chunked(stride))
+    };
+    product.options.is_cheap() && is_chunked(product.n()) && y.is_none_or(lies_well)
 }
 
 /// Where the matrices of an operand are.
