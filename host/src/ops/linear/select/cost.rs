@@ -1,0 +1,236 @@
+//! How long a kernel takes, by a model.
+//!
+//! The model is the time of the fullest multiprocessor. A block walks along K, so its time is a cost per column of K, times K
+//! and some columns more for filling its pipeline and storing its tile. A block that is alone on a multiprocessor waits for its
+//! own instructions; several overlap. With B = ⌈tiles / multiprocessors⌉ blocks to work through, R of them at a time, that is
+//! ⌊B / R⌋ full rounds and one of the rest. A chip that is full everywhere is slower still, since all share the level-2 cache
+//! and the power: the time is at least the tiles' share at that rate. So a large problem gets the largest tile, which reads least
+//! for each product, and a small one gets tiles that spread over all multiprocessors. //!
+//! Persistent launches and those for few rows have models of their own: what a tile costs for each column of K, whether all ask
+//! for memory at once, and what is not hidden under something else.
+//!
+//! The costs were fitted to measurements on an H100, for 16-bit types those in `tiles-h100.csv`. Only their ratios matter here.
+
+use super::{Access, Limits, Problem, Tile};
+use crate::DType;
+
+/// What one block of a tile costs for each column of K, in picoseconds on an H100.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    /// With the multiprocessor to itself.
+    alone: u64,
+    /// Its share of the time that as many blocks take as fit a multiprocessor.
+    together: u64,
+    /// The same, with the whole chip full.
+    crowded: u64,
+    /// Columns of K that a block takes for filling its pipeline and storing its tile.
+    overhead: u64,
+    /// Blocks whose registers fit a multiprocessor.
+    resident: u64,
+}
+
+impl Cost {
+    const fn of(tile: Tile, input: DType) -> Option<Self> {
+        let (alone, together, crowded, overhead, resident) = match (tile, input) {
+            (Tile::HopperSplit128x256, _) => (61_500, 61_500, 70_000, 143, 1),
+            (Tile::HopperSplit128x128, _) => (32_400, 32_400, 36_300, 177, 1),
+            (Tile::HopperSplit64x128, _) => (24_300, 17_800, 19_500, 235, 2),
+            (Tile::HopperSplit64x64, _) => (15_300, 10_300, 12_300, 202, 2),
+            (Tile::T128x128, _) => (13_600, 8_000, 9_400, 340, 2),
+            (Tile::T128x64, DType::F32) => (37_000, 31_000, 31_100, 100, 2),
+            (Tile::T128x64, _) => (10_900, 5_000, 6_700, 220, 3),
+            (Tile::T64x64, DType::F32) => (19_600, 17_600, 17_600, 100, 2),
+            (Tile::T64x64, _) => (6_600, 3_000, 3_670, 200, 4),
+            (Tile::T16x64, DType::F32) => (7_800, 5_600, 5_600, 100, 5),
+            (Tile::T16x64, _) => (4_600, 1_900, 2_140, 250, 8),
+            // These have costs of their own.
+            _ => return None,
+        };
+        Some(Self { alone, together, crowded, overhead, resident })
+    }
+
+    /// The time of the fullest multiprocessor, in picoseconds.
+    fn picoseconds(self, tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
+        let multiprocessors = u64::from(limits.multiprocessors.max(1));
+        let blocks = tile.tiles(problem.m, problem.n).saturating_mul(problem.batch.into());
+        let shared = limits.shared_per_multiprocessor / (tile.shared_bytes() + RESERVED_SHARED);
+        let resident = self.resident.min(u64::from(shared)).max(1);
+
+        let round = |blocks: u64| self.alone.max(blocks * self.together);
+        let fullest = blocks.div_ceil(multiprocessors);
+        let (rounds, rest) = (fullest / resident, fullest % resident);
+        let last = if rest > 0 { round(rest) } else { 0 };
+        let by_rounds = u128::from(rounds) * u128::from(round(resident)) + u128::from(last);
+        let by_chip = u128::from(blocks) * u128::from(self.crowded) / u128::from(multiprocessors);
+        let columns = u128::from(problem.k) * slowness(problem) / 2 + u128::from(self.overhead);
+        let of_blocks = by_rounds.max(by_chip) * columns;
+        // Where reading x and w takes longest, some of the rest is not hidden under it.
+        LAUNCH + of_blocks.max(bytes(problem) * 1_000_000 / BANDWIDTH + of_blocks / 8)
+    }
+}
+
+/// What a persistent launch costs, in picoseconds on an H100.
+#[derive(Clone, Copy, Debug)]
+struct PersistentCost {
+    /// For launching, filling the pipeline and storing the last tile.
+    launch: u64,
+    /// A tile for each column of K, where each block has one.
+    alone: u64,
+    /// The same, where blocks have several: all share the level-2 cache and the power.
+    crowded: u64,
+    /// The same, where rows do not start at the cache's lines, so that a row's part of a box takes two of them.
+    straddling: u64,
+    /// What a tile takes beside: of the epilogue, what is not hidden under another tile's products.
+    tile: u64,
+    /// What it takes more where the copy engine does not store it, but the consumers, row by row.
+    rows: u64,
+    /// The same of a block's last tile, under which nothing else runs.
+    last_rows: u64,
+}
+
+impl PersistentCost {
+    const fn of(tile: Tile, input: DType) -> Option<Self> {
+        let (launch, alone, crowded, straddling, tile, rows, last_rows) = match (tile, input) {
+            (Tile::HopperPingPong128x128, DType::F32) => {
+                (3_500_000, 9_000, 10_400, 21_800, 100_000, 3_900_000, 6_600_000)
+            }
+            (Tile::HopperCooperative128x256, DType::F32) => {
+                (5_100_000, 19_700, 20_300, 25_600, 700_000, 10_600_000, 0)
+            }
+            (Tile::HopperCooperative128x128, DType::F32) => {
+                (3_400_000, 9_400, 11_000, 21_800, 500_000, 5_300_000, 0)
+            }
+            (Tile::HopperPingPong128x128, _) => {
+                (3_600_000, 4_920, 5_480, 8_180, 95_000, 3_900_000, 6_600_000)
+            }
+            (Tile::HopperPingPong128x192, _) => (4_270_000, 7_680, 7_825, 9_320, 175_000, 0, 0),
+            (Tile::HopperCooperative128x256, _) => {
+                (3_985_000, 10_560, 10_640, 11_460, 624_000, 10_600_000, 0)
+            }
+            (Tile::HopperCooperative128x128, _) => (2_115_000, 5_090, 5_965, 7_405, 1_174_000, 5_300_000, 0),
+            _ => return None,
+        };
+        Some(Self { launch, alone, crowded, straddling, tile, rows, last_rows })
+    }
+
+    fn picoseconds(self, tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
+        let Problem { m, n, batch, .. } = *problem;
+        let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
+        let rounds = tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(blocks);
+        let row_bytes = u64::from(problem.k) * problem.input.size() as u64;
+        let column = match rounds {
+            1 => self.alone,
+            _ if row_bytes.is_multiple_of(CACHE_LINE) => self.crowded,
+            _ => self.straddling,
+        };
+        let (rows, last_rows) = if problem.stores_boxes { (0, 0) } else { (self.rows, self.last_rows) };
+        let of_tile = u64::from(problem.k).saturating_mul(column) + self.tile + rows;
+        let of_tiles = u128::from(rounds) * u128::from(of_tile);
+        u128::from(self.launch + last_rows) + of_tiles.max(bytes(problem) * 1_000_000 / BANDWIDTH)
+    }
+}
+
+/// What a launch for few rows of x costs, in picoseconds on an H100. It waits for the GPU's memory most of the time.
+#[derive(Clone, Copy, Debug)]
+struct SkinnyCost {
+    /// A block for each column of K that it sums, with the memory to itself.
+    alone: u64,
+    /// The same divided by the multiprocessors, where all of them ask for w and x.
+    crowded: u64,
+    /// Blocks that a multiprocessor holds.
+    resident: u64,
+}
+
+impl SkinnyCost {
+    /// From the launch to the first products.
+    const LAUNCH: u64 = 1_800_000;
+    /// For the blocks of a cluster to wait for each other.
+    const EXCHANGE: u64 = 1_770_000;
+    /// For exchanging and storing the sums, an element of the tile.
+    const ELEMENT: u64 = 268;
+    /// Bytes in a microsecond that the level-2 cache gives.
+    const CACHE: u128 = 10_700_000;
+    /// From the end of one block of a multiprocessor to the first products of the next.
+    const ROUND: u64 = 2_240_000;
+    /// Bytes in a microsecond that the memory gives.
+    const BANDWIDTH: u128 = 3_120_000;
+
+    const fn of(tile: Tile) -> Option<Self> {
+        let (alone, crowded, resident) = match tile {
+            Tile::Skinny128x128Split2 => (4_010, 9_160, 1),
+            Tile::Skinny128x64Split2 => (7_150, 6_460, 1),
+            Tile::Skinny64x64 => (3_930, 4_930, 1),
+            Tile::Skinny64x64Split2 => (3_890, 5_150, 1),
+            Tile::Skinny32x64 => (3_290, 4_510, 1),
+            Tile::Skinny32x64Split2 => (2_460, 4_460, 1),
+            Tile::Skinny16x64 => (3_210, 3_570, 2),
+            Tile::Skinny16x64Split2 => (1_650, 4_190, 2),
+            Tile::Skinny16x64Split4 => (1_320, 4_660, 2),
+            _ => return None,
+        };
+        Some(Self { alone, crowded, resident })
+    }
+
+    fn picoseconds(self, tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
+        let multiprocessors = u64::from(limits.multiprocessors.max(1));
+        let blocks = tile.blocks(problem.m, problem.n, problem.batch, limits.multiprocessors);
+        let columns = u128::from(problem.k.div_ceil(tile.split()));
+        let rounds = blocks.div_ceil(multiprocessors * self.resident);
+        let by_rounds = u128::from(rounds * self.alone) * columns;
+        // Tiles that are neighbours along M read the same rows of w, all but the first from the level-2 cache.
+        let (rows_of_tile, columns_of_tile) = tile.shape();
+        let along_m = u64::from(problem.m.div_ceil(rows_of_tile)).max(1);
+        let reading = u128::from(blocks) * u128::from(along_m + 3) / u128::from(4 * along_m);
+        let by_chip = reading * u128::from(self.crowded) * columns / u128::from(multiprocessors);
+        let of_memory = (by_chip * 5 / 4).max(bytes(problem) * 1_000_000 / Self::BANDWIDTH);
+        let elements = u64::from(rows_of_tile * columns_of_tile);
+        let copied = u128::from(blocks) * u128::from(rows_of_tile + columns_of_tile) * columns;
+        let by_cache = copied * problem.input.size() as u128 * 1_000_000 / Self::CACHE;
+        let exchange = if tile.split() > 1 { Self::EXCHANGE } else { 0 };
+        let between = Self::ROUND.saturating_mul(rounds.saturating_sub(1));
+        u128::from(Self::LAUNCH + exchange + Self::ELEMENT * elements)
+            + u128::from(between)
+            + by_rounds.max(by_cache).max(of_memory)
+    }
+}
+
+/// Bytes of x and w that kernels read in a microsecond at most, those aside that are for few rows of x.
+const BANDWIDTH: u128 = 2_450_000;
+
+/// Bytes of x and w.
+fn bytes(problem: &Problem) -> u128 {
+    let rows = u128::from(problem.m) + u128::from(problem.n);
+    rows * u128::from(problem.k) * u128::from(problem.batch) * problem.input.size() as u128
+}
+
+/// Half the times that reading element by element takes as long as in chunks: for f32, which is copied asynchronously, and for
+/// 16-bit types, which go through registers. An estimate from the instructions of a chunk.
+const UNALIGNED_WORDS: u128 = 3;
+const UNALIGNED_HALVES: u128 = 16;
+
+/// What a launch of blocks with one tile each takes beside them, in picoseconds on an H100.
+const LAUNCH: u128 = 1_690_000;
+/// Bytes of a line of the level-2 cache.
+const CACHE_LINE: u64 = 128;
+/// Shared memory that the driver keeps for itself in every block, in bytes.
+const RESERVED_SHARED: u32 = 1024;
+
+/// How long it takes, in picoseconds on an H100.
+pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
+    if let Some(cost) = PersistentCost::of(tile, problem.input) {
+        return cost.picoseconds(tile, problem, limits);
+    }
+    if let Some(cost) = SkinnyCost::of(tile) {
+        return cost.picoseconds(tile, problem, limits);
+    }
+    Cost::of(tile, problem.input).map_or(u128::MAX, |cost| cost.picoseconds(tile, problem, limits))
+}
+
+/// Half the times that a column takes as long as one that is read in chunks.
+fn slowness(problem: &Problem) -> u128 {
+    match (problem.access, problem.input) {
+        (Access::Aligned | Access::Across, _) => 2,
+        (Access::Unaligned, DType::F32) => UNALIGNED_WORDS,
+        (Access::Unaligned, _) => UNALIGNED_HALVES,
+    }
+}

@@ -1,0 +1,415 @@
+//! Which kernel a linear operation runs: one pure function of the problem and the device.
+//!
+//! The model of the kernels' times is in `cost`. Each choice gives the same answer within the operation's error bound.
+
+mod cost;
+#[cfg(test)]
+mod tests;
+
+use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
+use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape};
+use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128};
+use warpsmith_kernels::linear_hopper::{
+    HopperCooperative128x128, HopperCooperative128x256, HopperPingPong128x128, HopperPingPong128x192,
+};
+use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
+use warpsmith_kernels::linear_skinny::{
+    Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny32x64Split2, Skinny64x64,
+    Skinny64x64Split2, Skinny128x64Split2, Skinny128x128Split2,
+};
+
+use cost::picoseconds;
+
+use crate::DType;
+use crate::ops::{Precision, Products};
+
+/// The tile of the output that one block computes at a time, rows × columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Tile {
+    /// 128 × 128 with Hopper's copy engine and `wgmma`, by two warpgroups in turn; f32 is rounded to TF32.
+    HopperPingPong128x128,
+    /// 128 × 192, as the former, two blocks to a cluster; for outputs that are [stored as boxes](Problem::stores_boxes) only.
+    HopperPingPong128x192,
+    /// 128 × 256, as the former, by two warpgroups together, two blocks to a cluster.
+    HopperCooperative128x256,
+    /// 128 × 128, as the former, by two warpgroups together.
+    HopperCooperative128x128,
+    /// 128 × 256, for f32 as three TF32 products, two blocks to a cluster.
+    HopperSplit128x256,
+    /// 128 × 128, the same without clusters.
+    HopperSplit128x128,
+    /// 64 × 128, the same, two blocks to a multiprocessor.
+    HopperSplit64x128,
+    /// 64 × 64, the same, two blocks to a multiprocessor.
+    HopperSplit64x64,
+    /// 128 × 128 on Hopper by two blocks, which share the sum over K; 16-bit types only.
+    Skinny128x128Split2,
+    /// 128 × 64, as the former.
+    Skinny128x64Split2,
+    /// 64 × 64, as the former, by one block.
+    Skinny64x64,
+    /// 64 × 64, as the former, by two blocks.
+    Skinny64x64Split2,
+    /// 32 × 64, as the former, by one block.
+    Skinny32x64,
+    /// 32 × 64, as the former, by two blocks.
+    Skinny32x64Split2,
+    /// 16 × 64, as the former, by one block.
+    Skinny16x64,
+    /// 16 × 64, as the former, by two blocks.
+    Skinny16x64Split2,
+    /// 16 × 64, as the former, by four blocks.
+    Skinny16x64Split4,
+    /// 128 × 128; 16-bit types only.
+    T128x128,
+    /// 128 × 64.
+    T128x64,
+    /// 64 × 64.
+    T64x64,
+    /// 16 × 64, for a few rows of x.
+    T16x64,
+}
+
+impl Tile {
+    /// Every tile, largest first; those for Hopper before the portable ones.
+    pub const ALL: [Self; 21] = [
+        Self::HopperPingPong128x128,
+        Self::HopperPingPong128x192,
+        Self::HopperCooperative128x256,
+        Self::HopperCooperative128x128,
+        Self::HopperSplit128x256,
+        Self::HopperSplit128x128,
+        Self::HopperSplit64x128,
+        Self::HopperSplit64x64,
+        Self::Skinny128x128Split2,
+        Self::Skinny128x64Split2,
+        Self::Skinny64x64,
+        Self::Skinny64x64Split2,
+        Self::Skinny32x64,
+        Self::Skinny32x64Split2,
+        Self::Skinny16x64,
+        Self::Skinny16x64Split2,
+        Self::Skinny16x64Split4,
+        Self::T128x128,
+        Self::T128x64,
+        Self::T64x64,
+        Self::T16x64,
+    ];
+
+    /// Its name in tables and on command lines.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::HopperPingPong128x128 => "hopper-pingpong-128x128",
+            Self::HopperPingPong128x192 => "hopper-pingpong-128x192",
+            Self::HopperCooperative128x256 => "hopper-cooperative-128x256",
+            Self::HopperCooperative128x128 => "hopper-cooperative-128x128",
+            Self::HopperSplit128x256 => "hopper-split-128x256",
+            Self::HopperSplit128x128 => "hopper-split-128x128",
+            Self::HopperSplit64x128 => "hopper-split-64x128",
+            Self::HopperSplit64x64 => "hopper-split-64x64",
+            Self::Skinny128x128Split2 => "skinny-128x128-split2",
+            Self::Skinny128x64Split2 => "skinny-128x64-split2",
+            Self::Skinny64x64 => "skinny-64x64",
+            Self::Skinny64x64Split2 => "skinny-64x64-split2",
+            Self::Skinny32x64 => "skinny-32x64",
+            Self::Skinny32x64Split2 => "skinny-32x64-split2",
+            Self::Skinny16x64 => "skinny-16x64",
+            Self::Skinny16x64Split2 => "skinny-16x64-split2",
+            Self::Skinny16x64Split4 => "skinny-16x64-split4",
+            Self::T128x128 => "128x128",
+            Self::T128x64 => "128x64",
+            Self::T64x64 => "64x64",
+            Self::T16x64 => "16x64",
+        }
+    }
+
+    const fn facts(self) -> Facts {
+        match self {
+            Self::HopperPingPong128x128 => Facts::of_hopper::<HopperPingPong128x128>(),
+            Self::HopperPingPong128x192 => Facts::of_hopper::<HopperPingPong128x192>(),
+            Self::HopperCooperative128x256 => Facts::of_hopper::<HopperCooperative128x256>(),
+            Self::HopperCooperative128x128 => Facts::of_hopper::<HopperCooperative128x128>(),
+            Self::HopperSplit128x256 => Facts::of_split::<Split128x256>(),
+            Self::HopperSplit128x128 => Facts::of_split::<Split128x128>(),
+            Self::HopperSplit64x128 => Facts::of_split::<Split64x128>(),
+            Self::HopperSplit64x64 => Facts::of_split::<Split64x64>(),
+            Self::Skinny128x128Split2 => Facts::of_skinny::<Skinny128x128Split2>(),
+            Self::Skinny128x64Split2 => Facts::of_skinny::<Skinny128x64Split2>(),
+            Self::Skinny64x64 => Facts::of_skinny::<Skinny64x64>(),
+            Self::Skinny64x64Split2 => Facts::of_skinny::<Skinny64x64Split2>(),
+            Self::Skinny32x64 => Facts::of_skinny::<Skinny32x64>(),
+            Self::Skinny32x64Split2 => Facts::of_skinny::<Skinny32x64Split2>(),
+            Self::Skinny16x64 => Facts::of_skinny::<Skinny16x64>(),
+            Self::Skinny16x64Split2 => Facts::of_skinny::<Skinny16x64Split2>(),
+            Self::Skinny16x64Split4 => Facts::of_skinny::<Skinny16x64Split4>(),
+            Self::T128x128 => Facts::of::<Tile128x128>(),
+            Self::T128x64 => Facts::of::<Tile128x64>(),
+            Self::T64x64 => Facts::of::<Tile64x64>(),
+            Self::T16x64 => Facts::of::<Tile16x64>(),
+        }
+    }
+
+    /// Rows and columns of the tile.
+    #[must_use]
+    pub const fn shape(self) -> (u32, u32) {
+        self.facts().shape
+    }
+
+    /// Shared memory that a block of it takes, in bytes.
+    #[must_use]
+    pub const fn shared_bytes(self) -> u32 {
+        self.facts().shared_bytes
+    }
+
+    /// Whether it runs on Hopper only.
+    #[must_use]
+    pub const fn is_hopper(self) -> bool {
+        !matches!(self.facts().schedule, Schedule::Portable)
+    }
+
+    /// Blocks of a cluster.
+    #[must_use]
+    pub const fn cluster(self) -> u32 {
+        match self.facts().schedule {
+            Schedule::Portable => 1,
+            Schedule::Persistent { cluster, .. } => cluster,
+            Schedule::Split { parts } => parts,
+        }
+    }
+
+    /// Blocks that share the sum over K of a tile.
+    #[must_use]
+    pub const fn split(self) -> u32 {
+        match self.facts().schedule {
+            Schedule::Split { parts } => parts,
+            _ => 1,
+        }
+    }
+
+    /// Whether a block works through several tiles.
+    #[must_use]
+    pub const fn is_persistent(self) -> bool {
+        matches!(self.facts().schedule, Schedule::Persistent { .. })
+    }
+
+    /// Whether its kernels serve only outputs that are [stored as boxes](Problem::stores_boxes).
+    #[must_use]
+    pub const fn needs_boxes(self) -> bool {
+        matches!(self, Self::HopperPingPong128x192)
+    }
+
+    /// Whether there is a kernel with this tile for inputs of type `input`, read with `access`.
+    #[must_use]
+    pub fn serves(self, input: DType, access: Access) -> bool {
+        match self {
+            Self::HopperPingPong128x128 | Self::HopperCooperative128x128 | Self::HopperCooperative128x256 => {
+                access == Access::Aligned || (access == Access::Across && input != DType::F32)
+            }
+            Self::HopperSplit128x256
+            | Self::HopperSplit128x128
+            | Self::HopperSplit64x128
+            | Self::HopperSplit64x64 => input == DType::F32 && access == Access::Aligned,
+            Self::T128x128 => input != DType::F32 && access == Access::Aligned,
+            Self::T128x64 => access == Access::Aligned,
+            Self::T64x64 | Self::T16x64 => access != Access::Across,
+            _ => input != DType::F32 && access == Access::Aligned,
+        }
+    }
+
+    /// How its kernels multiply inputs of type `input`.
+    #[must_use]
+    pub fn products(self, input: DType) -> Products {
+        match self {
+            _ if input != DType::F32 => Products::Direct,
+            Self::HopperPingPong128x128 | Self::HopperCooperative128x128 | Self::HopperCooperative128x256 => {
+                Products::Tf32
+            }
+            _ => Products::ThreeTf32,
+        }
+    }
+
+    /// The least exact precision that its kernels are for, with inputs of type `input`.
+    #[must_use]
+    pub fn precision(self, input: DType) -> Precision {
+        if self.products(input) == Products::Tf32 { Precision::Tf32 } else { Precision::Full }
+    }
+
+    /// Whether its kernels run on a device of this compute capability.
+    #[must_use]
+    pub fn runs_on(self, compute_capability: (u32, u32)) -> bool {
+        if self.is_hopper() { compute_capability == HOPPER } else { compute_capability >= (8, 0) }
+    }
+
+    /// The tiles that cover an output of `m` × `n`, whole clusters of them; each side below 2³¹.
+    #[must_use]
+    pub fn tiles(self, m: u32, n: u32) -> u64 {
+        let (rows, columns) = self.shape();
+        // The tiles of a cluster are neighbours along M, unless its blocks share one.
+        let along_m = m.div_ceil(rows).next_multiple_of(self.cluster() / self.split());
+        u64::from(along_m) * u64::from(n.div_ceil(columns))
+    }
+
+    /// The blocks of a launch for `batch` outputs of `m` × `n`: one for each tile, or at most as many as the multiprocessors hold
+    /// where a block works through several, or as many for each as share it.
+    #[must_use]
+    pub fn blocks(self, m: u32, n: u32, batch: u32, multiprocessors: u32) -> u64 {
+        let tiles = self.tiles(m, n).saturating_mul(batch.into());
+        match self.facts().schedule {
+            Schedule::Portable => tiles,
+            Schedule::Persistent { cluster, resident } => {
+                let most = u64::from(multiprocessors) * u64::from(resident) / u64::from(cluster);
+                tiles.min(most.max(1) * u64::from(cluster))
+            }
+            Schedule::Split { parts } => tiles.saturating_mul(parts.into()),
+        }
+    }
+}
+
+impl Tile {
+    /// Whether a device has a kernel with this tile for a problem.
+    fn computes(self, problem: &Problem, limits: &Limits) -> bool {
+        self.runs_on(limits.compute_capability)
+            && self.serves(problem.input, problem.access)
+            && self.products(problem.input).is_at_least(problem.products)
+            // There is no tensor map of a matrix without columns.
+            && (problem.k > 0 || !self.is_hopper())
+            && (problem.stores_boxes || !self.needs_boxes())
+            && self.shared_bytes() <= limits.max_shared_per_block
+    }
+}
+
+/// The compute capability of Hopper's kernels, which run on no other.
+const HOPPER: (u32, u32) = (9, 0);
+
+/// Whether Hopper's kernels run on a device of this compute capability.
+pub(crate) fn is_hopper(compute_capability: (u32, u32)) -> bool {
+    compute_capability == HOPPER
+}
+
+/// What a tile's kernel says of itself.
+#[derive(Clone, Copy)]
+struct Facts {
+    shape: (u32, u32),
+    shared_bytes: u32,
+    schedule: Schedule,
+}
+
+/// How the blocks of a launch share the tiles.
+#[derive(Clone, Copy)]
+enum Schedule {
+    /// A block for each tile, on any device.
+    Portable,
+    /// Blocks that work through several tiles, on Hopper: those of a cluster, and those that a multiprocessor holds.
+    Persistent { cluster: u32, resident: u32 },
+    /// A cluster of `parts` blocks for each tile, on Hopper.
+    Split { parts: u32 },
+}
+
+impl Facts {
+    const fn of<S: TileShape>() -> Self {
+        Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule: Schedule::Portable }
+    }
+
+    const fn of_split<S: SplitTile>() -> Self {
+        let schedule = Schedule::Persistent { cluster: S::CLUSTER_M, resident: S::MIN_BLOCKS };
+        Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
+    }
+
+    const fn of_hopper<S: PersistentTile>() -> Self {
+        let schedule = Schedule::Persistent { cluster: S::CLUSTER_M, resident: S::MIN_BLOCKS };
+        Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
+    }
+
+    const fn of_skinny<S: SplitKTile>() -> Self {
+        let schedule = Schedule::Split { parts: S::SPLIT };
+        Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
+    }
+}
+
+impl std::fmt::Display for Tile {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for Tile {
+    type Err = crate::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|tile| tile.name() == text).ok_or_else(|| crate::Error::Argument {
+            operation: "linear",
+            argument: "tile",
+            expected: format!("one of {}", Self::ALL.map(Self::name).join(", ")),
+            actual: format!("`{text}`"),
+        })
+    }
+}
+
+/// How a kernel reads x and w.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Access {
+    /// In chunks of 16 bytes along K: base addresses and row strides are multiples of 16 bytes.
+    Aligned,
+    /// In chunks of 16 bytes, of at least one of them along its rows: x lies as K × M, or w as K × N.
+    Across,
+    /// Element by element: any address and stride.
+    Unaligned,
+}
+
+/// What the choice depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Rows of x and y.
+    pub m: u32,
+    /// Rows of w, columns of y.
+    pub n: u32,
+    /// Columns of x and w.
+    pub k: u32,
+    /// How many products of these sizes there are.
+    pub batch: u32,
+    /// The inputs' type.
+    pub input: DType,
+    /// How x and w can be read.
+    pub access: Access,
+    /// How the inputs are to be multiplied, or more exactly.
+    pub products: Products,
+    /// Whether the copy engine can store y, whose rows and their length are then multiples of 16 bytes, and nothing is done to the
+    /// products but scaling by one number, a bias and ReLU.
+    pub stores_boxes: bool,
+}
+
+/// What the choice needs to know of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Its compute capability.
+    pub compute_capability: (u32, u32),
+    /// Its multiprocessors.
+    pub multiprocessors: u32,
+    /// Shared memory that a block may have, in bytes.
+    pub max_shared_per_block: u32,
+    /// Shared memory that the blocks of a multiprocessor have together, in bytes.
+    pub shared_per_multiprocessor: u32,
+}
+
+/// The tile to compute `problem` with; `None` if no tile fits the device's shared memory.
+#[must_use]
+pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
+    candidates(problem, limits).min_by_key(|tile| picoseconds(*tile, problem, limits))
+}
+
+/// The tiles that compute `problem` on a device with these limits.
+pub fn candidates(problem: &Problem, limits: &Limits) -> impl Iterator<Item = Tile> {
+    Tile::ALL.into_iter().filter(|tile| tile.computes(problem, limits))
+}
+
+/// The time of `problem` with `tile`, or with the tile that [`select`] chooses, in picoseconds; `None` if there is no kernel for it.
+pub(crate) fn estimate(tile: Option<Tile>, problem: &Problem, limits: &Limits) -> Option<u128> {
+    let tile = match tile {
+        Some(tile) => Some(tile).filter(|tile| tile.computes(problem, limits)),
+        None => select(problem, limits),
+    };
+    tile.map(|tile| picoseconds(tile, problem, limits))
+}
