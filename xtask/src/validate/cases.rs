@@ -175,10 +175,10 @@ pub(super) fn compared_bits(target: Target, seed: u64) -> Vec<LinearCase> {
         cases.extend(QUICK_SIZES.into_iter().chain(MORE_SIZES).map(case));
         cases.extend(tiles(&case, input, target));
         cases.extend(layouts(&case));
-        // A GPU's `ex2` and `rcp` are approximate in their own way.
-        cases.retain(LinearCase::is_exact);
         cases.extend(terms(&case));
     }
+    // A GPU's `ex2` and `rcp` are approximate in their own way.
+    cases.retain(LinearCase::is_exact);
     numbered(cases, seed)
 }
 
