@@ -5,7 +5,7 @@
 //! own instructions; several overlap. With B = ⌈tiles / multiprocessors⌉ blocks to work through, R of them at a time, that is
 //! ⌊B / R⌋ full rounds and one of the rest. A chip that is full everywhere is slower still, since all share the level-2 cache
 //! and the power: the time is at least the tiles' share at that rate. So a large problem gets the largest tile, which reads least
-//! for each product, and a small one gets tiles that spread over all multiprocessors. //!
+//! for each product, and a small one gets tiles that spread over all multiprocessors.
 //! Persistent launches and those for few rows have models of their own: what a tile costs for each column of K, whether all ask
 //! for memory at once, and what is not hidden under something else.
 //!

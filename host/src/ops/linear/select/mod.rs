@@ -72,7 +72,7 @@ pub enum Tile {
 }
 
 impl Tile {
-    /// Every tile, largest first; those for Hopper before the portable ones.
+    /// Every tile; those for Hopper before the portable ones.
     pub const ALL: [Self; 21] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
