@@ -101,13 +101,13 @@ impl PersistentCost {
                 (3_400_000, 9_400, 11_000, 21_800, 500_000, 5_300_000, 0)
             }
             (Tile::HopperPingPong128x128, _) => {
-                (3_600_000, 4_920, 5_480, 8_180, 95_000, 3_900_000, 6_600_000)
+                (3_380_000, 5_040, 5_490, 8_330, 139_000, 3_900_000, 6_600_000)
             }
-            (Tile::HopperPingPong128x192, _) => (4_270_000, 7_680, 7_825, 9_320, 175_000, 0, 0),
+            (Tile::HopperPingPong128x192, _) => (4_020_000, 7_710, 8_020, 9_170, 80_000, 0, 0),
             (Tile::HopperCooperative128x256, _) => {
-                (3_985_000, 10_560, 10_640, 11_460, 624_000, 10_600_000, 0)
+                (3_640_000, 10_770, 11_380, 11_970, 761_000, 10_600_000, 0)
             }
-            (Tile::HopperCooperative128x128, _) => (2_115_000, 5_090, 5_965, 7_405, 1_174_000, 5_300_000, 0),
+            (Tile::HopperCooperative128x128, _) => (2_790_000, 4_760, 6_040, 8_300, 768_000, 5_300_000, 0),
             _ => return None,
         };
         Some(Self { launch, alone, crowded, straddling, tile, rows, last_rows })
@@ -143,29 +143,31 @@ struct SkinnyCost {
 
 impl SkinnyCost {
     /// From the launch to the first products.
-    const LAUNCH: u64 = 1_800_000;
+    const LAUNCH: u64 = 2_380_000;
     /// For the blocks of a cluster to wait for each other.
-    const EXCHANGE: u64 = 1_770_000;
+    const EXCHANGE: u64 = 303_000;
     /// For exchanging and storing the sums, an element of the tile.
-    const ELEMENT: u64 = 268;
+    const ELEMENT: u64 = 299;
     /// Bytes in a microsecond that the level-2 cache gives.
-    const CACHE: u128 = 10_700_000;
+    const CACHE: u128 = 9_760_000;
     /// From the end of one block of a multiprocessor to the first products of the next.
-    const ROUND: u64 = 2_240_000;
-    /// Bytes in a microsecond that the memory gives.
-    const BANDWIDTH: u128 = 3_120_000;
+    const ROUND: u64 = 2_230_000;
+    /// Until the memory gives all it can.
+    const RAMP: u64 = 508_000;
+    /// Then, bytes in a microsecond.
+    const BANDWIDTH: u128 = 3_067_000;
 
     const fn of(tile: Tile) -> Option<Self> {
         let (alone, crowded, resident) = match tile {
-            Tile::Skinny128x128Split2 => (4_010, 9_160, 1),
-            Tile::Skinny128x64Split2 => (7_150, 6_460, 1),
-            Tile::Skinny64x64 => (3_930, 4_930, 1),
-            Tile::Skinny64x64Split2 => (3_890, 5_150, 1),
-            Tile::Skinny32x64 => (3_290, 4_510, 1),
-            Tile::Skinny32x64Split2 => (2_460, 4_460, 1),
-            Tile::Skinny16x64 => (3_210, 3_570, 2),
-            Tile::Skinny16x64Split2 => (1_650, 4_190, 2),
-            Tile::Skinny16x64Split4 => (1_320, 4_660, 2),
+            Tile::Skinny128x128Split2 => (6_250, 10_210, 1),
+            Tile::Skinny128x64Split2 => (7_570, 8_100, 1),
+            Tile::Skinny64x64 => (3_670, 5_060, 1),
+            Tile::Skinny64x64Split2 => (4_290, 6_620, 1),
+            Tile::Skinny32x64 => (3_010, 4_330, 1),
+            Tile::Skinny32x64Split2 => (2_640, 5_570, 1),
+            Tile::Skinny16x64 => (1_280, 5_740, 2),
+            Tile::Skinny16x64Split2 => (2_700, 5_010, 2),
+            Tile::Skinny16x64Split4 => (1_320, 5_940, 2),
             _ => return None,
         };
         Some(Self { alone, crowded, resident })
@@ -182,7 +184,8 @@ impl SkinnyCost {
         let along_m = u64::from(problem.m.div_ceil(rows_of_tile)).max(1);
         let reading = u128::from(blocks) * u128::from(along_m + 3) / u128::from(4 * along_m);
         let by_chip = reading * u128::from(self.crowded) * columns / u128::from(multiprocessors);
-        let of_memory = (by_chip * 5 / 4).max(bytes(problem) * 1_000_000 / Self::BANDWIDTH);
+        let by_memory = by_chip.max(bytes(problem) * 1_000_000 / Self::BANDWIDTH);
+        let of_memory = by_memory + (by_memory / 4).min(u128::from(Self::RAMP));
         let elements = u64::from(rows_of_tile * columns_of_tile);
         let copied = u128::from(blocks) * u128::from(rows_of_tile + columns_of_tile) * columns;
         let by_cache = copied * problem.input.size() as u128 * 1_000_000 / Self::CACHE;
@@ -195,7 +198,7 @@ impl SkinnyCost {
 }
 
 /// Bytes of x and w that kernels read in a microsecond at most, those aside that are for few rows of x.
-const BANDWIDTH: u128 = 2_450_000;
+const BANDWIDTH: u128 = 2_516_000;
 
 /// Bytes of x and w.
 fn bytes(problem: &Problem) -> u128 {
@@ -209,7 +212,7 @@ const UNALIGNED_WORDS: u128 = 3;
 const UNALIGNED_HALVES: u128 = 16;
 
 /// What a launch of blocks with one tile each takes beside them, in picoseconds on an H100.
-const LAUNCH: u128 = 1_690_000;
+const LAUNCH: u128 = 1_855_000;
 /// Bytes of a line of the level-2 cache.
 const CACHE_LINE: u64 = 128;
 /// Shared memory that the driver keeps for itself in every block, in bytes.
