@@ -10,7 +10,7 @@ use crate::check::shadow::Access;
 use crate::ir::op::{Atomic, Destination, Op, TensorCopy};
 use crate::ir::types::Ty;
 use crate::syntax::ast::Space;
-use crate::tensor::{MAP_BYTES, TensorType, Tiled};
+use crate::tensor::{BoxPiece, MAP_BYTES, TensorType, Tiled};
 
 /// What the address of a tile in shared memory is a multiple of.
 const TILE_ALIGNMENT: u32 = 128;
@@ -205,7 +205,7 @@ fn store(
     let mut pieces = Vec::new();
     let mut failed = None;
     if let Some(Place::Shared { rank, offset }) = core.own_range(lane, tile, map.shared_bytes(), what)? {
-        map.pieces(start, offset, |piece| {
+        let mut take = |piece: BoxPiece| {
             let Some(address) = piece.global.filter(|_| failed.is_none()) else { return };
             match core.global_place(lane, address, piece.bytes, true, what) {
                 Ok(None) => {}
@@ -218,7 +218,12 @@ fn store(
                 }
                 Err(flow) => failed = Some(flow),
             }
-        });
+        };
+        if reduction.is_some() {
+            map.pieces(start, offset, &mut take);
+        } else {
+            map.stored_pieces(start, offset, &mut take);
+        }
     }
     if let Some(flow) = failed {
         return Err(core.at_box(flow, map, start));

@@ -11,4 +11,4 @@ pub use map::{
     Interleave, L2Promotion, OobFill, Swizzle, TensorMap, TensorMapArguments, TensorMapError, TensorType,
 };
 pub(crate) use map::{MAP_BYTES, Tiled};
-pub(crate) use plan::round_tf32;
+pub(crate) use plan::{BoxPiece, round_tf32};

@@ -10,6 +10,9 @@ use super::map::{OobFill, Tiled};
 /// once, twice or four times.
 const OOB_NAN: u16 = 0x7ff7;
 
+/// What a store writes at a time.
+const CHUNK_BYTES: u64 = 16;
+
 /// What a load puts in the place of the bits of an f32 where the map's type is TF32: the nearest number, of two the even one,
 /// and one NaN for all.
 pub(crate) fn round_tf32(bits: u32) -> u32 {
@@ -71,7 +74,18 @@ impl Tiled {
     /// Walks the box that begins at the coordinates `start`, whose tile begins at `shared`, a multiple of 128.
     ///
     /// The tile ends at most at 2³²: the caller has compared [`shared_bytes`](Self::shared_bytes) with what there is.
-    pub(crate) fn pieces(&self, start: &[i32; 5], shared: u32, mut piece: impl FnMut(BoxPiece)) {
+    pub(crate) fn pieces(&self, start: &[i32; 5], shared: u32, piece: impl FnMut(BoxPiece)) {
+        self.walk(start, shared, 1, piece);
+    }
+
+    /// Walks the box as a store does, which writes whole chunks: of one in which the innermost axis of the tensor ends, also the bytes
+    /// behind that end.
+    pub(crate) fn stored_pieces(&self, start: &[i32; 5], shared: u32, piece: impl FnMut(BoxPiece)) {
+        self.walk(start, shared, CHUNK_BYTES, piece);
+    }
+
+    /// Walks the box, in whose rows what lies inside the tensor ends at a multiple of `unit` bytes.
+    fn walk(&self, start: &[i32; 5], shared: u32, unit: u64, mut piece: impl FnMut(BoxPiece)) {
         let size = u64::from(self.data_type.bytes());
         let row_bytes = self.row_bytes();
         // The elements of a row that lie inside the tensor.
@@ -111,7 +125,8 @@ impl Tiled {
                 };
             }
             let (from, to) = match offset {
-                Some(_) => ((first * size) as u32, (last * size) as u32),
+                // The tensor and the box begin with a chunk, and the box ends with one.
+                Some(_) => ((first * size) as u32, (last * size).next_multiple_of(unit) as u32),
                 None => (0, 0),
             };
             // An address beyond the last one is in no allocation.
@@ -355,6 +370,30 @@ mod tests {
         assert_eq!(pieces, [BoxPiece { shared: 0, bytes: 2560, global: Some(BASE + 1920) }]);
         shape.map().pieces(&[0, 0, 20, 0, 0], 0, |piece| pieces.push(piece));
         assert_eq!(pieces[1..], [BoxPiece { shared: 0, bytes: 2560, global: None }]);
+    }
+
+    #[test]
+    fn stores_write_whole_chunks_of_rows_that_have_elements() {
+        let shape = Shape {
+            data_type: TensorType::Bf16,
+            dims: &[19, 5],
+            strides: &[48],
+            box_dims: &[16, 2],
+            element_strides: &[1, 1],
+            swizzle: Swizzle::None,
+        };
+        let stored = |x: i32| {
+            let mut pieces = Vec::new();
+            shape.map().stored_pieces(&[x, 4, 0, 0, 0], 0, |piece| {
+                pieces.extend(piece.global.map(|global| (piece.shared, global - BASE - 192, piece.bytes)));
+            });
+            pieces
+        };
+        assert_eq!(stored(0), [(0, 0, 32)]);
+        // Elements 8 to 18, and the rest of the chunk that begins with 16.
+        assert_eq!(stored(8), [(0, 16, 32)]);
+        assert_eq!(stored(16), [(0, 32, 16)]);
+        assert_eq!(stored(24), []);
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub(crate) const CASES: &[(&str, On, Case)] = &cases![On::Hopper =>
     tf32_maps_round_as_expected,
     element_strides_leave_rows_out,
     boxes_move_between_tensors_and_add_up,
+    a_store_writes_the_rest_of_a_chunk_in_which_a_row_ends,
     blocks_of_a_cluster_share_what_they_load,
     launches_in_clusters_of_every_size_work,
     all_of_the_shared_memory_of_a_cluster_can_be_used,
@@ -233,6 +234,40 @@ fn boxes_move_between_tensors_and_add_up(device: &Device) -> Result<(), Failed> 
         check(device, |i| half::f16::from_f32(i as f32), swizzle)?;
     }
     check(device, |i| i as u32, Swizzle::B32)
+}
+
+fn a_store_writes_the_rest_of_a_chunk_in_which_a_row_ends(device: &Device) -> Result<(), Failed> {
+    // Rows of 90 elements, which end within a chunk of 8, in rows of 104; what the loads leave behind them are zeros.
+    let element = |i: usize| bf16::from_f32((i * 7 % 61) as f32 + 1.0);
+    let x = Tensor::from_slice(device, &(0..40 * 104).map(element).collect::<Vec<_>>(), [40, 104])?;
+    let wide = Tensor::from_slice(device, &vec![bf16::from_f32(-5.0); 40 * 104], [40, 104])?;
+    let (x_part, mut y) = (x.slice(1, 0..90)?, wide.slice(1, 0..90)?);
+    // The kernel adds the box to a third tensor too, whose rows end with a chunk.
+    let mut sum = Tensor::<bf16>::zeros(device, [40, 104])?;
+    for swizzle in [Swizzle::None, Swizzle::B128] {
+        let options = TensorMapOptions { swizzle, ..TensorMapOptions::default() };
+        let maps = (
+            x_part.tensor_map([16, 64], &options)?,
+            y.tensor_map_mut([16, 64], &options)?,
+            sum.tensor_map_mut([16, 64], &options)?,
+        );
+        let function = module(device)?.function("move_tiles")?;
+        let (step_x, step_y, bytes) = (64u32, 16u32, 16 * 64 * 2u32);
+        // SAFETY: the arguments are those of `move_tiles`; the tensors live until the results are read.
+        unsafe {
+            let arguments = raw![maps.0, maps.1, maps.2, step_x, step_y, bytes];
+            function.launch(&device.default_stream(), [2, 3, 1], [32, 1, 1], bytes, &arguments)?;
+        }
+        for (i, value) in wide.to_vec()?.into_iter().enumerate() {
+            let expected = match i % 104 {
+                0..90 => element(i),
+                90..96 => bf16::ZERO,
+                _ => bf16::from_f32(-5.0),
+            };
+            assert_eq!(value, expected, "{swizzle:?}, row {}, column {}", i / 104, i % 104);
+        }
+    }
+    Ok(())
 }
 
 fn blocks_of_a_cluster_share_what_they_load(device: &Device) -> Result<(), Failed> {

@@ -1,10 +1,10 @@
 //! Boxes of tensors.
 
-use warpsmith_emulator::{LaunchConfig, Machine, Module, OobFill, Swizzle, TensorType};
+use warpsmith_emulator::{FindingKind, LaunchConfig, Machine, Module, OobFill, Swizzle, TensorType};
 
 use super::{
-    INIT, MAP, Shape, WAIT, dump_tile, fill_tile, kernel, machines, memory, noise, read, read_tile, run,
-    threads,
+    INIT, MAP, Shape, WAIT, dump_tile, fill_tile, finding, kernel, machines, memory, noise, read, read_tile,
+    run, threads,
 };
 
 const MATRIX: Shape<'static> = Shape {
@@ -224,15 +224,48 @@ fn check_store_of(
 #[test]
 fn a_store_writes_what_lies_inside_the_tensor() {
     for swizzle in [Swizzle::None, Swizzle::B128] {
-        let shape = Shape { swizzle, ..MATRIX };
+        let shape = Shape { swizzle, dims: &[104, 40], ..MATRIX };
         let starts: [&[i32]; 5] = [&[0, 0], &[32, 20], &[48, 35], &[104, 0], &[0, 40]];
         let instruction = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group";
         check_store(&shape, instruction, &starts, |_, new| new.to_vec());
     }
-    let row = Shape { dims: &[100], strides: &[], box_dims: &[64], element_strides: &[1], ..MATRIX };
+    let row = Shape { dims: &[104], strides: &[], box_dims: &[64], element_strides: &[1], ..MATRIX };
     check_store(&row, "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group", &[&[40], &[8]], |_, new| {
         new.to_vec()
     });
+}
+
+/// As an H100 does it: a box's row ends with the chunk of 16 bytes in which the tensor's row ends.
+#[test]
+fn a_store_writes_the_rest_of_a_chunk_in_which_the_tensor_ends() {
+    let shape = Shape { dims: &[90, 20], ..MATRIX };
+    // What a store changes: the same tensor with whole chunks in its rows.
+    let whole = Shape { dims: &[96, 20], ..shape };
+    let module = storer(&shape, "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group");
+    let (old, tile) = (noise(whole.bytes()), noise(shape.tile_bytes()));
+    for machine in machines() {
+        for start in [[64, 0], [40, 10], [88, 4], [0, 0]] {
+            let (tensor, input) = (memory(&machine, &old), memory(&machine, &tile));
+            let map = shape.map(tensor);
+            let [x, y] = start.map(i32::to_le_bytes);
+            run(&machine, &module, threads(64), &[map.as_bytes(), &input.to_le_bytes(), &x, &y])
+                .unwrap_or_else(|error| panic!("{error}"));
+            let mut expected = old.clone();
+            for (offset, to) in whole.elements(&start) {
+                let Some(to) = to else { continue };
+                expected[to..to + 2].copy_from_slice(&tile[offset..offset + 2]);
+            }
+            assert!(read(&machine, tensor, whole.bytes()) == expected, "at {start:?}");
+        }
+        // Behind the last row there are only two more bytes.
+        let tensor = memory(&machine, &old[..shape.bytes() as usize + 2]);
+        let input = memory(&machine, &tile);
+        let map = shape.map(tensor);
+        let [x, y] = [64i32, 10].map(i32::to_le_bytes);
+        let result = run(&machine, &module, threads(64), &[map.as_bytes(), &input.to_le_bytes(), &x, &y]);
+        let found = finding(result);
+        assert_eq!(found.kind, FindingKind::OutOfBounds, "{found}");
+    }
 }
 
 #[test]
