@@ -12,11 +12,36 @@ struct Entry {
     readers: u32,
 }
 
+/// Entries of a page.
+const PAGE: usize = 256;
+
+/// The entries of shared memory, in pages that are made when they are first touched: a warp's lanes share little of it.
+#[derive(Debug, Default)]
+struct Entries {
+    pages: Vec<Option<Box<[Entry; PAGE]>>>,
+}
+
+impl Entries {
+    /// What is known of a pair of bytes.
+    fn get(&self, index: usize) -> Entry {
+        let page = self.pages.get(index / PAGE).and_then(Option::as_ref);
+        page.map_or(Entry::default(), |page| page[index % PAGE])
+    }
+
+    fn entry(&mut self, index: usize) -> &mut Entry {
+        let page = index / PAGE;
+        if page >= self.pages.len() {
+            self.pages.resize_with(page + 1, || None);
+        }
+        let page = self.pages[page].get_or_insert_with(|| Box::new([Entry::default(); PAGE]));
+        &mut page[index % PAGE]
+    }
+}
+
 /// The accesses of a warp's lanes since they were last ordered.
 #[derive(Debug)]
 pub(crate) struct LaneLog {
-    /// As long as shared memory, in pairs of bytes, once something was written.
-    entries: Vec<Entry>,
+    entries: Entries,
     epoch: u32,
     /// The instruction of the last write.
     wrote: u32,
@@ -26,7 +51,7 @@ pub(crate) struct LaneLog {
 
 impl Default for LaneLog {
     fn default() -> Self {
-        Self { entries: Vec::new(), epoch: 1, wrote: 0, read: 0, written: false }
+        Self { entries: Entries::default(), epoch: 1, wrote: 0, read: 0, written: false }
     }
 }
 
@@ -48,10 +73,9 @@ impl LaneLog {
         self.written = false;
     }
 
-    /// Notes what lanes read or write at one instruction. `size` is that of shared memory.
+    /// Notes what lanes read or write at one instruction.
     pub(crate) fn access(
         &mut self,
-        size: usize,
         lanes: u32,
         addresses: &[u64; 32],
         bytes: u32,
@@ -61,14 +85,12 @@ impl LaneLog {
         if bytes < 2 {
             return None;
         }
-        if self.entries.is_empty() {
-            self.entries = vec![Entry::default(); size / 2 + 1];
-        }
         let mut race = None;
         for lane in (0..32u32).filter(|lane| lanes >> lane & 1 == 1) {
             let own = 1 << lane;
             let offset = addresses[lane as usize] as usize;
-            for entry in &self.entries[offset / 2..(offset + bytes as usize) / 2] {
+            for index in offset / 2..(offset + bytes as usize) / 2 {
+                let entry = self.entries.get(index);
                 let current = entry.epoch == self.epoch;
                 let others = if write { entry.writers | entry.readers } else { entry.writers } & !own;
                 if current && others != 0 {
@@ -82,7 +104,8 @@ impl LaneLog {
         // Noted afterwards: lanes that meet in one instruction are a matter of their own.
         for lane in (0..32u32).filter(|lane| lanes >> lane & 1 == 1) {
             let offset = addresses[lane as usize] as usize;
-            for entry in &mut self.entries[offset / 2..(offset + bytes as usize) / 2] {
+            for index in offset / 2..(offset + bytes as usize) / 2 {
+                let entry = self.entries.entry(index);
                 if entry.epoch != self.epoch {
                     *entry = Entry { epoch: self.epoch, ..Entry::default() };
                 }
@@ -108,8 +131,9 @@ impl LaneLog {
     fn look(&self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<LaneRace> {
         (0..32u32).filter(|lane| lanes >> lane & 1 == 1).find_map(|lane| {
             let offset = addresses[lane as usize] as usize;
-            let entries = &self.entries[offset / 2..(offset + bytes as usize) / 2];
-            let entry = entries.iter().find(|e| e.epoch == self.epoch && e.writers != 0)?;
+            let mut entries =
+                (offset / 2..(offset + bytes as usize) / 2).map(|index| self.entries.get(index));
+            let entry = entries.find(|e| e.epoch == self.epoch && e.writers != 0)?;
             let (other, offset) = (entry.writers.trailing_zeros(), offset as u32);
             Some(LaneRace { lane, other, offset, wrote: true, at: self.wrote })
         })
@@ -127,20 +151,20 @@ mod tests {
     #[test]
     fn lanes_race_until_they_are_ordered() {
         let mut log = LaneLog::default();
-        assert_eq!(log.access(512, u32::MAX, &addresses(4), 4, true, 7), None);
-        assert_eq!(log.access(512, u32::MAX, &addresses(4), 4, false, 8), None);
+        assert_eq!(log.access(u32::MAX, &addresses(4), 4, true, 7), None);
+        assert_eq!(log.access(u32::MAX, &addresses(4), 4, false, 8), None);
         let reversed = std::array::from_fn(|lane| 4 * (31 - lane as u64));
-        let race = log.access(512, u32::MAX, &reversed, 4, false, 9);
+        let race = log.access(u32::MAX, &reversed, 4, false, 9);
         assert_eq!(race, Some(LaneRace { lane: 0, other: 31, offset: 124, wrote: true, at: 7 }));
         assert!(log.together(1, &addresses(16), 16).is_some());
         log.settle();
-        assert_eq!(log.access(512, u32::MAX, &reversed, 4, false, 9), None);
+        assert_eq!(log.access(u32::MAX, &reversed, 4, false, 9), None);
         assert_eq!(log.together(1, &addresses(16), 16), None);
-        let race = log.access(512, 2, &addresses(4), 4, true, 10);
+        let race = log.access(2, &addresses(4), 4, true, 10);
         assert_eq!(race, Some(LaneRace { lane: 1, other: 30, offset: 4, wrote: false, at: 9 }));
         // Halves of a word are apart.
         log.settle();
-        assert_eq!(log.access(512, 3, &addresses(2), 2, true, 11), None);
-        assert_eq!(log.access(512, 3, &addresses(2), 2, false, 12), None);
+        assert_eq!(log.access(3, &addresses(2), 2, true, 11), None);
+        assert_eq!(log.access(3, &addresses(2), 2, false, 12), None);
     }
 }

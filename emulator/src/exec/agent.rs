@@ -231,6 +231,7 @@ impl Core<'_> {
             if let Some(Place::Shared { rank, offset }) = from {
                 let into_memory = matches!(to, Place::Global { .. });
                 self.check_source(lane, &transfer, rank, offset, bytes, into_memory)?;
+                self.read_by_lane(lane, rank, offset, bytes)?;
                 sources.add(rank, (offset, bytes));
             }
             self.note_global(lane, piece)?;
@@ -271,6 +272,30 @@ impl Core<'_> {
         let index = self.engine.pending.len() - 1;
         if now && !self.engine.pending[index].of_group() && !self.finish(index) {
             return Err(Flow::Fault);
+        }
+        Ok(())
+    }
+
+    /// Notes that a transfer reads shared memory as an access of the lane that starts it, or has waited for it: the other lanes
+    /// need not run in step with that one.
+    fn read_by_lane(&mut self, lane: usize, rank: u32, offset: u32, bytes: u32) -> Result<(), Flow> {
+        if rank != self.block.rank {
+            return Ok(());
+        }
+        self.race_lanes(1 << lane, &[u64::from(offset); 32], bytes, false)
+    }
+
+    /// A lane has waited until the source of a transfer was read.
+    fn waited_for_sources(&mut self, index: usize) -> Result<(), Flow> {
+        let pending = &self.engine.pending[index];
+        if pending.read {
+            return Ok(());
+        }
+        let (lane, pieces) = (pending.lane, pending.transfer.pieces.clone());
+        for piece in pieces {
+            if let (Some(Place::Shared { rank, offset }), _, bytes) = piece.parts() {
+                self.read_by_lane(lane, rank, offset, bytes)?;
+            }
         }
         Ok(())
     }
@@ -396,12 +421,14 @@ impl Core<'_> {
         if read_only {
             for index in 0..self.engine.pending.len() {
                 if done(&self.engine.pending[index]) && !self.engine.pending[index].read {
+                    self.waited_for_sources(index)?;
                     self.read_sources(index);
                 }
             }
             return Ok(());
         }
         while let Some(index) = self.engine.pending.iter().position(done) {
+            self.waited_for_sources(index)?;
             if !self.finish(index) {
                 return Err(Flow::Fault);
             }

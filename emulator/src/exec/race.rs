@@ -103,8 +103,8 @@ impl Core<'_> {
         if !self.launch.checks.races {
             return Ok(());
         }
-        let (size, at) = (self.block.shared.len(), self.warp.pc);
-        match self.warp.lanes.access(size, lanes, addresses, bytes, write, at) {
+        let at = self.warp.pc;
+        match self.warp.lanes.access(lanes, addresses, bytes, write, at) {
             None => Ok(()),
             Some(race) => Err(self.raced_lane(race, if write { "write" } else { "read" })),
         }

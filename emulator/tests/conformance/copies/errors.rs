@@ -168,6 +168,42 @@ fn values_that_nothing_wrote_are_not_operands() {
     );
 }
 
+/// All lanes write the tile, one has it stored, and all write it again.
+fn lanes_share_a_store(before: &str, behind: &str) -> String {
+    let write = "st.shared.v4.u32 [%r1], {%r0, %r0, %r0, %r0};\n";
+    format!(
+        "ld.param.u64 %p, [p];\n{MAP}shl.b32 %r0, %t, 4;\nadd.u32 %r1, %tile, %r0;\n{write}\
+         fence.proxy.async.shared::cta;\n{before}@!%one bra $JOIN;\n\
+         {STORE} [%map, {{0, 0}}], [%tile];\ncp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\n\
+         $JOIN:\n{behind}{write}"
+    )
+}
+
+#[test]
+fn the_lane_that_starts_a_store_and_waits_for_it_does_not_run_in_step_with_the_others() {
+    let sync = "bar.warp.sync 0xffffffff;\n";
+    for (before, behind, part) in [
+        (sync, sync, None),
+        ("", sync, Some("read of shared memory at")),
+        (sync, "", Some("write of shared memory at")),
+    ] {
+        let body = lanes_share_a_store(before, behind);
+        let module = kernel(".param .align 64 .b8 map[128], .param .u64 p", "", 1024, &body);
+        for machine in machines() {
+            let tensor = memory(&machine, &noise(MATRIX.bytes()));
+            let map = MATRIX.map(tensor);
+            let result = run(&machine, &module, threads(32), &[map.as_bytes(), &tensor.to_le_bytes()]);
+            let Some(part) = part else {
+                result.unwrap_or_else(|error| panic!("{error}"));
+                continue;
+            };
+            let found = finding(result);
+            assert_eq!(found.kind, FindingKind::SharedRace, "{found}");
+            assert!(found.message.starts_with(part) && found.message.contains("by lane"), "{found}");
+        }
+    }
+}
+
 #[test]
 fn the_tile_is_not_to_be_touched_before_the_copy_was_waited_for() {
     let load = format!(
