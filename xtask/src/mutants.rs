@@ -2,6 +2,7 @@
 //! `emulator/reports/mutants.csv`.
 
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -63,18 +64,27 @@ fn run_mutants(pattern: &str, all: bool) -> Result<Table> {
     if !shipped.iter().any(is_chosen) {
         bail!("no shipped kernel that stands for itself has a name with `{pattern}`");
     }
-    let mut rows: Vec<Option<Vec<Row>>> = shipped
+    let rows: Vec<Option<Vec<Row>>> = shipped
         .iter()
         .map(|shipped| {
             let known = shipped.twin.is_none() && old.is_of(&shipped.entry);
             known.then(|| old.of(&shipped.entry).cloned().collect())
         })
         .collect();
-    for (at, one) in shipped.iter().enumerate().filter(|(_, one)| is_chosen(one)) {
-        rows[at] = Some(run_entry(one, &old, all)?);
-        write(&table(&shipped, &rows))?;
-    }
-    Ok(table(&shipped, &rows))
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} mutants {elapsed}, {eta} left")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let progress = ProgressBar::new(0).with_style(style);
+    let rows = Mutex::new(rows);
+    // Several entries at a time: the last mutants of one leave threads to the next.
+    let chosen: Vec<usize> = (0..shipped.len()).filter(|&at| is_chosen(&shipped[at])).collect();
+    chosen.into_par_iter().with_max_len(1).try_for_each(|at| -> Result<()> {
+        let new = run_entry(&shipped[at], &old, all, &progress)?;
+        let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
+        rows[at] = Some(new);
+        write(&table(&shipped, &rows))
+    })?;
+    progress.finish_and_clear();
+    Ok(table(&shipped, &rows.into_inner().unwrap_or_else(PoisonError::into_inner)))
 }
 
 /// The table of the entries that have rows, and of twins.
@@ -101,7 +111,7 @@ fn write(table: &Table) -> Result<()> {
 
 /// The rows of an entry. Those that the old table has are kept as far as they are explained, an equivalent mutant's by a proof or
 /// a reason that is still there; the other mutants are run.
-fn run_entry(shipped: &Shipped, old: &Table, all: bool) -> Result<Vec<Row>> {
+fn run_entry(shipped: &Shipped, old: &Table, all: bool, progress: &ProgressBar) -> Result<Vec<Row>> {
     let name = &shipped.entry.name;
     let mut subject = Subject::unchecked(shipped.clone())?;
     let known = old.known(&shipped.entry, &subject.mutants);
@@ -123,9 +133,7 @@ fn run_entry(shipped: &Shipped, old: &Table, all: bool) -> Result<Vec<Row>> {
         return Ok(kept.into_iter().flatten().collect());
     }
     subject.check()?;
-    let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} mutants {elapsed}, {eta} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    let progress = ProgressBar::new(open as u64).with_style(style).with_message(name.clone());
+    progress.inc_length(open as u64);
     let start = Instant::now();
     let rows = subject
         .mutants
@@ -150,7 +158,7 @@ fn run_entry(shipped: &Shipped, old: &Table, all: bool) -> Result<Vec<Row>> {
             Ok(Row::new(&subject.entry, mutant, verdict))
         })
         .collect::<Result<_>>();
-    progress.finish_and_clear();
-    println!("`{name}`: {open} mutants run in {:.0} s", start.elapsed().as_secs_f64());
+    let seconds = start.elapsed().as_secs_f64();
+    progress.suspend(|| println!("`{name}`: {open} mutants run in {seconds:.0} s"));
     rows
 }

@@ -5,7 +5,7 @@ use super::ptx::Entry;
 
 /// Mutants that do what the kernel does.
 struct Equivalent {
-    /// What the entry's name begins with.
+    /// What the entry's name begins with, and behind an asterisk what else it has.
     family: &'static str,
     /// The kinds of mutation.
     kinds: &'static [Kind],
@@ -20,15 +20,33 @@ struct Equivalent {
     reason: &'static str,
 }
 
+impl Equivalent {
+    fn is_of(&self, entry: &str) -> bool {
+        let (start, part) = self.family.split_once('*').unwrap_or((self.family, ""));
+        entry.starts_with(start) && entry.contains(part)
+    }
+}
+
 const ANYTHING: &str = "";
 const BOUNDS: &[Kind] = &[Kind::Bound, Kind::OffByOne];
 
+/// Statements that come from no line.
+const NOWHERE: (&str, &str) = ("", "");
 const BAR_WARP_SYNC: (&str, &str) = (
     "dsl/src/ptx/sync.rs",
     r#"unsafe { instruction!("bar.warp.sync {};", in(reg32) mask, options(nostack)) }"#,
 );
 const NEXT_TILE: &str = "the last barrier of a tile, after its staging buffer was read: before the next tile's writes to that \
                          buffer stand its products, whose `.sync.aligned` instructions no lane passes alone";
+
+const NO_STORES: &str = "a launch stores all its tiles in one way: where they are stored row by row, the copy engine has nothing to read";
+const ONE_AHEAD: &str = "the ring of W is one stage deeper than that of X: the loop that fetches W ahead, two steps at a time, never runs";
+const AHEAD: &str = "before the first product all stages are free, and fewer steps of W are fetched ahead than its ring has stages: there \
+                    is nothing to wait for, and the ring does not come round";
+const ONE_MORE: &str = "a step of W behind the last is fetched too, to a stage that is free, and nothing reads it; it arrives while the \
+                       products are awaited that end the block";
+const BY_ROWS: &str =
+    "tiles that the copy engine could store are stored row by row: slower, and the same result";
 
 const EQUIVALENTS: &[Equivalent] = &[
     Equivalent {
@@ -82,6 +100,260 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: "four elements are stored one by one instead of together: slower, and the same result",
     },
     Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: ("dsl/src/epilogue/linear.rs", "if N == 4 && aligned && self.is_inside::<N>(at) {"),
+        then: ANYTHING,
+        reason: "four elements of the residual are read one by one instead of together: slower, and the same result",
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: ("kernels-gpu/src/linear_hopper.rs", "let mut consumer = S::consumer();"),
+        then: ANYTHING,
+        reason: BY_ROWS,
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: (
+            "kernels-gpu/src/linear_hopper.rs",
+            "if !S::STORES_ROWS || p.has_boxes != 0 && epilogue.fits_registers() {",
+        ),
+        then: ANYTHING,
+        reason: BY_ROWS,
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: (
+            "dsl/src/epilogue/linear.rs",
+            "if self.params.activation == Activation::RELU { 0.0 } else { f32::NEG_INFINITY }",
+        ),
+        then: ANYTHING,
+        reason: BY_ROWS,
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "bar.warp",
+        reason: NO_STORES,
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: &[Kind::Bound],
+        statement: "setp.eq.b32",
+        source: NOWHERE,
+        then: ANYTHING,
+        reason: "a sum of no steps, which the caller rules out: K is at least 1",
+    },
+    Equivalent {
+        family: "linear_skinny_",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: ("dsl/src/gemm/split_k.rs", "if index < fragments {"),
+        then: ANYTHING,
+        reason: "a part beyond the rows of Y is sent too, to a place of its own that nothing reads",
+    },
+    Equivalent {
+        family: "linear_skinny_",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: ("dsl/src/gemm/split_k.rs", "while fragment < fragments {"),
+        then: ANYTHING,
+        reason: "rows beyond those of Y are worked on too, of which nothing is stored",
+    },
+    Equivalent {
+        family: "linear_skinny_",
+        kinds: &[Kind::Fence],
+        statement: "fence.mbarrier_init",
+        source: (
+            "dsl/src/ptx/mbarrier.rs",
+            r#"unsafe { instruction!("fence.mbarrier_init.release.cluster;", options(nostack)) }"#,
+        ),
+        then: "mbarrier.init",
+        reason: "the fence behind the second ring's barriers, by the same thread, is one for both rings",
+    },
+    Equivalent {
+        family: "linear_skinny_",
+        kinds: &[Kind::OffByOne],
+        statement: "setp.ne.b32",
+        source: ("dsl/src/gemm/split_k.rs", "if warp::lane_id() == 0 {"),
+        then: ANYTHING,
+        reason: "lane 1 of its warp is the producer instead of lane 0",
+    },
+    Equivalent {
+        family: "linear_skinny_",
+        kinds: &[Kind::Barrier],
+        statement: "barrier.cluster.wait",
+        source: (
+            "dsl/src/ptx/cluster.rs",
+            r#"unsafe { instruction!("barrier.cluster.wait.acquire.aligned;", options(nostack)) }"#,
+        ),
+        then: "ld.global.nc",
+        reason: "the warp ends after it, and for the barrier's other phases threads that have ended count as arrived",
+    },
+    Equivalent {
+        family: "linear_skinny_*_128x128",
+        kinds: &[Kind::Wait],
+        statement: "mbarrier.try_wait",
+        source: ("dsl/src/ptx/mbarrier.rs", "instruction!("),
+        then: ANYTHING,
+        reason: ONE_AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_*_128x128",
+        kinds: &[Kind::Expect, Kind::Arrive],
+        statement: "mbarrier.arrive.expect_tx",
+        source: (
+            "dsl/src/ptx/mbarrier.rs",
+            r#"instruction!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{0}], {1};", in(reg32) barrier, in(reg32) bytes, options(nostack))"#,
+        ),
+        then: ANYTHING,
+        reason: ONE_AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_*_128x128",
+        kinds: &[Kind::Swizzle, Kind::Bound, Kind::OffByOne],
+        statement: "",
+        source: ("dsl/src/pipeline.rs", "if self.stage + 1 == STAGES {"),
+        then: ANYTHING,
+        reason: ONE_AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_*_128x128",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: NOWHERE,
+        then: ANYTHING,
+        reason: ONE_AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_*_128x128",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: (
+            "dsl/src/barrier.rs",
+            "while !unsafe { ptx::mbarrier_try_wait_parity(self.0.get(), parity) } {}",
+        ),
+        then: ANYTHING,
+        reason: ONE_AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_*_16x64",
+        kinds: &[Kind::Wait],
+        statement: "mbarrier.try_wait",
+        source: ("dsl/src/ptx/mbarrier.rs", "instruction!("),
+        then: ANYTHING,
+        reason: ONE_AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_*_16x64",
+        kinds: &[Kind::Expect, Kind::Arrive],
+        statement: "mbarrier.arrive.expect_tx",
+        source: (
+            "dsl/src/ptx/mbarrier.rs",
+            r#"instruction!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{0}], {1};", in(reg32) barrier, in(reg32) bytes, options(nostack))"#,
+        ),
+        then: ANYTHING,
+        reason: ONE_AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_*_16x64",
+        kinds: &[Kind::Swizzle, Kind::Bound, Kind::OffByOne],
+        statement: "",
+        source: ("dsl/src/pipeline.rs", "if self.stage + 1 == STAGES {"),
+        then: ANYTHING,
+        reason: ONE_AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_*_16x64",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: NOWHERE,
+        then: ANYTHING,
+        reason: ONE_AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_*_16x64",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: (
+            "dsl/src/barrier.rs",
+            "while !unsafe { ptx::mbarrier_try_wait_parity(self.0.get(), parity) } {}",
+        ),
+        then: ANYTHING,
+        reason: ONE_AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_",
+        kinds: &[Kind::Wait],
+        statement: "mbarrier.try_wait",
+        source: ("dsl/src/ptx/mbarrier.rs", "instruction!("),
+        then: ANYTHING,
+        reason: AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_",
+        kinds: &[Kind::Swizzle, Kind::Bound, Kind::OffByOne],
+        statement: "",
+        source: ("dsl/src/pipeline.rs", "if self.stage + 1 == STAGES {"),
+        then: ANYTHING,
+        reason: AHEAD,
+    },
+    Equivalent {
+        family: "linear_skinny_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: (
+            "dsl/src/barrier.rs",
+            "while !unsafe { ptx::mbarrier_try_wait_parity(self.0.get(), parity) } {}",
+        ),
+        then: ANYTHING,
+        reason: ONE_MORE,
+    },
+    Equivalent {
+        family: "linear_skinny_",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: ("dsl/src/gemm/split_k.rs", "if index + ahead < share.steps {"),
+        then: ANYTHING,
+        reason: ONE_MORE,
+    },
+    Equivalent {
+        family: "linear_skinny_*_16x64_split",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "ld.global.nc",
+        reason: "a block has one fragment of the tile at most: its staging buffer is not written again",
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: &[Kind::OffByOne],
+        statement: "setp.ne.b32",
+        source: (
+            "dsl/src/gemm/wgmma.rs",
+            "staging: SharedAddress::dynamic().offset(Self::STAGING_AT + warp * STAGING_BYTES),",
+        ),
+        then: ANYTHING,
+        reason: "lane 1 of each warp starts the stores and waits for them instead of lane 0",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: ("dsl/src/gemm/fragments.rs", "if strip == ptx::opaque(candidate) {"),
+        then: ANYTHING,
+        reason: "the first strip is staged for every strip, and what the strip has itself is staged over it",
+    },
+    Equivalent {
         family: "linear_hopper_",
         kinds: &[Kind::OffByOne],
         statement: "setp.ne.b32",
@@ -118,10 +390,10 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: "a tile within Y is stored as one at its edge: slower, and the same result",
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_",
         kinds: BOUNDS,
-        statement: "setp.ge.u32",
-        source: ("dsl/src/gemm/wgmma.rs", "while row < rows {"),
+        statement: "setp.",
+        source: ("dsl/src/gemm/fragments.rs", "while row < rows {"),
         then: ANYTHING,
         reason: "the test before the first pass: a lane's first row is at most 3, of 16",
     },
@@ -176,14 +448,16 @@ pub(crate) fn reason(entry: &Entry, mutant: &Mutant) -> Option<String> {
         decided(entry, mutant.statement).into_iter().filter_map(|at| entry.source(at)).collect();
     let next = next_effect(entry, mutant.statement);
     let known = EQUIVALENTS.iter().find(|known| {
-        entry.name.starts_with(known.family)
+        known.is_of(&entry.name)
             && known.kinds.contains(&mutant.kind)
             && statement.starts_with(known.statement)
             && next.starts_with(known.then)
-            && sources.iter().any(|&(file, line)| {
-                file.ends_with(known.source.0)
-                    && source_line(file, line).is_some_and(|text| text == known.source.1)
-            })
+            && match known.source {
+                NOWHERE => sources.iter().all(|&(file, line)| source_line(file, line).is_none()),
+                (in_file, text) => sources.iter().any(|&(file, line)| {
+                    file.ends_with(in_file) && source_line(file, line).is_some_and(|found| found == text)
+                }),
+            }
     })?;
     Some(known.reason.to_owned())
 }

@@ -63,6 +63,22 @@ impl Flow {
         found
     }
 
+    /// Where a statement may go on; beyond the last is the end.
+    pub(crate) fn next(&self, statement: usize) -> &[usize] {
+        self.next.get(statement).map_or(&[], Vec::as_slice)
+    }
+
+    /// Where each statement may have come from.
+    pub(crate) fn reversed(&self) -> Vec<Vec<usize>> {
+        let mut previous = vec![Vec::new(); self.next.len() + 1];
+        for (at, successors) in self.next.iter().enumerate() {
+            for &to in successors {
+                previous[to].push(at);
+            }
+        }
+        previous
+    }
+
     /// Where a branch goes if it is not taken, and where if it is.
     pub(crate) fn edges(&self, branch: usize) -> Option<[usize; 2]> {
         self.next[branch].clone().try_into().ok()

@@ -10,22 +10,23 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `linear`, `fp8`, `repack` | how the kernels of a family are run, and what they have to give |
+//! | `linear`, `repack`, `widen` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
-//! | `congruence`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
+//! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
 
 mod bounds;
 mod congruence;
 pub mod equivalents;
+mod fences;
 mod flow;
-mod fp8;
 pub mod identity;
 mod linear;
 pub mod mutate;
 mod ptx;
 mod repack;
 pub mod report;
+mod widen;
 
 use warpsmith_emulator::{Completion, Config, FindingKind, LaunchError, Limits, Module, Report};
 
@@ -89,7 +90,7 @@ trait Problem: Send + Sync {
 
 /// The problems that an entry is run on, those that cost least first; none if nothing is known of such a kernel.
 fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
-    linear::problems(entry).or_else(|| fp8::problems(entry)).or_else(|| repack::problems(entry))
+    linear::problems(entry).or_else(|| repack::problems(entry)).or_else(|| widen::problems(entry))
 }
 
 /// An entry that ships.
@@ -207,9 +208,9 @@ impl Subject {
     /// As for [`verdict`](Self::verdict), and if a check or the result refutes the proof.
     pub fn verdict_by_running(&self, mutant: &Mutant) -> Result<Verdict, Failure> {
         let text = self.entry.with(mutant.statement, &mutant.replacement);
-        // When copies land is nothing to a bound.
-        let of_bounds = matches!(mutant.kind, Kind::Bound | Kind::OffByOne | Kind::Size | Kind::Swizzle);
-        let (defect, _) = self.defect(&text, if of_bounds { &MODES[..1] } else { MODES })?;
+        // What is known to change nothing is run in case that this is not so, but not in every mode.
+        let known = self.explanation(mutant).is_some();
+        let (defect, _) = self.defect(&text, if known { &MODES[..1] } else { MODES })?;
         match (defect, self.proof(mutant)) {
             (Some(defect), Some(proof)) => Err(Failure(format!(
                 "`{}`, line {}: {} was proven to change nothing ({proof}), but there is {defect:?}",
@@ -240,6 +241,9 @@ impl Subject {
                 if self.entry.statements[mutant.statement].is("cp.async") && !self.copies =>
             {
                 Some("the entry has no asynchronous copies: there is nothing to wait for".to_owned())
+            }
+            Kind::Fence if self.entry.statements[mutant.statement].is("wgmma.fence") => {
+                fences::is_repeated(&self.entry, &self.flow, mutant.statement)
             }
             Kind::Barrier if self.entry.statements[mutant.statement].is("bar.warp") => {
                 let accesses = self

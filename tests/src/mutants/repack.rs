@@ -58,6 +58,10 @@ fn rows(word: u64) -> Vec<Case> {
     for rows in [1, 31, 32, 33, 63, 64, 97] {
         all.push(case(5, [1, rows, 33 * per_chunk - 1], 0, 1));
     }
+    // Last rows in every pass of a block, after which there is nothing to read.
+    for pass in 0..u64::from(PASSES) {
+        all.push(case(5, [1, pass * u64::from(THREADS >> 5) + 2, 2 * per_chunk - 1], 0, 1));
+    }
     all.push(case(5, [1, 130, 31 * per_chunk], 32, 1));
     all
 }
@@ -81,6 +85,13 @@ fn transpose(word: u64) -> Vec<Case> {
     for tail in 1..=per_chunk {
         all.push(case([1, tile - tail, 2 * per_chunk + tail], 1, tail % 2 == 0, 0));
         all.push(case([1, 2 * per_chunk + tail, tile + per_chunk - tail], 1, tail % 2 == 1, 16));
+    }
+    // Last columns in every pass of a tile, whose rows end after every number of elements of a chunk: there is nothing behind.
+    let columns_per_pass = u64::from(THREADS) / u64::from(TILE_BYTES / 16);
+    for pass in 0..tile / columns_per_pass {
+        for tail in 1..=per_chunk {
+            all.push(case([1, per_chunk + tail, pass * columns_per_pass + 3], 1, tail % 2 == 0, 0));
+        }
     }
     for sides in [[1, tile, tile], [2, tile + 1, 2 * tile - 1], [1, 2 * tile + 3, tile + 1]] {
         all.push(case(sides, 1, true, 0));

@@ -1,0 +1,471 @@
+//! One problem of the linear family: its operands, its result, and a launch.
+//!
+//! The rows of X and W are followed by NaNs and their last row by nothing, so that an element too many shows as a wrong result or
+//! as an access out of bounds; what is written lies between bytes that must stay as they are.
+
+use warpsmith_dsl::epilogue::{Activation, LinearEpilogue};
+use warpsmith_dsl::gemm::Layouts;
+use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg, TensorMap};
+use warpsmith_emulator::{
+    Config, Interleave, L2Promotion, LaunchConfig, LaunchError, Machine, Module, OobFill, Report, Swizzle,
+    TensorMap as EncodedMap, TensorMapArguments,
+};
+use warpsmith_kernels::linear::LinearParams;
+use warpsmith_kernels::linear_fp8::Fp8Params;
+use warpsmith_kernels::linear_fp8_hopper::{Fp8HopperParams, Fp8Types};
+use warpsmith_kernels::linear_hopper::HopperParams;
+use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
+use warpsmith_kernels::linear_skinny::SkinnyParams;
+
+use super::super::Problem;
+use super::numbers::Float;
+use super::size::{Function, Fused, Scales, Size};
+use super::{Family, Instance};
+
+/// What bytes that the kernel must not touch are filled with.
+const UNTOUCHED: u8 = 0xa5;
+/// What the residual is multiplied with.
+const BETA: f32 = 2.0;
+
+/// Elements of one operand: the length of its contiguous axis and of the other, and the elements from one matrix to the next.
+struct Operand {
+    bytes: Vec<u8>,
+    of: Float,
+    /// Contiguous elements, and how many runs of them.
+    lengths: [u32; 2],
+    stride: u64,
+    batch_stride: u64,
+}
+
+/// What a kernel writes: elements or words in rows.
+struct Written {
+    initial: Vec<u8>,
+    expected: Vec<u8>,
+    /// Bytes before the first row.
+    skip: u64,
+    /// Elements from row to row, from matrix to matrix.
+    stride: u64,
+    batch_stride: u64,
+}
+
+/// One problem, its data and its results.
+pub(super) struct Case {
+    name: String,
+    instance: Instance,
+    size: Size,
+    operands: [Operand; 2],
+    bias: Vec<u8>,
+    scales: [Vec<u8>; 2],
+    residual: Vec<u8>,
+    y: Written,
+    mask: Written,
+    preactivation: Written,
+}
+
+/// X's element (row, index along K), or W's.
+///
+/// The numbers of an f32 operand whose products are made of parts have low parts too; of two that meet one has none, as the
+/// product of the low parts is left out.
+fn element(which: usize, batch: u32, row: u32, k: u32, has_parts: bool) -> f32 {
+    let step = [7, 11][which];
+    let small = ((row * step + k * 3 + row * k + batch * 2) % 5) as f32 - 2.0;
+    if has_parts && k as usize % 2 == which { small + 4096.0 * ((row + k) % 3) as f32 } else { small }
+}
+
+fn scale(index: u32, scales: Scales) -> f32 {
+    match scales {
+        Scales::None => 1.0,
+        Scales::One => 2.0,
+        Scales::Each => [1.0, 2.0, -0.5, -1.0, 4.0][index as usize % 5],
+    }
+}
+
+fn residual(batch: u32, row: u32, column: u32) -> f32 {
+    ((row * 5 + column * 3 + batch) % 8) as f32 - 3.0
+}
+
+impl Function {
+    fn activation(self) -> Activation {
+        match self {
+            Self::None => Activation::NONE,
+            Self::Relu => Activation::RELU,
+            Self::Silu => Activation::SILU,
+            Self::Gelu => Activation::GELU_TANH,
+        }
+    }
+
+    fn of(self, z: f32) -> f32 {
+        match self {
+            Self::None => z,
+            Self::Relu => z.max(0.0),
+            Self::Silu => z / (1.0 + (-z).exp()),
+            Self::Gelu => {
+                let inner = (2.0 / std::f32::consts::PI).sqrt() * (z + 0.044_715 * z * z * z);
+                0.5 * z * (1.0 + inner.tanh())
+            }
+        }
+    }
+
+    /// Whether kernels compute it with approximations.
+    fn is_smooth(self) -> bool {
+        matches!(self, Self::Silu | Self::Gelu)
+    }
+}
+
+impl Operand {
+    fn new(instance: Instance, size: &Size, which: usize) -> Self {
+        let of = instance.input(size, which);
+        let (rows, k, mn) = ([size.m, size.n][which], size.k, size.mn[which]);
+        let lengths = if mn { [rows, k] } else { [k, rows] };
+        let matrices = if size.shared[which] { 1 } else { size.batch };
+        // Between the runs: what keeps them aligned, or what does not.
+        let chunk = of.chunk();
+        let stride = if instance.family == Family::Unaligned {
+            lengths[0] + lengths[0] % 2 + 1
+        } else if instance.family == Family::Fp8Portable {
+            // X and W have one stride, which K alone decides.
+            k.next_multiple_of(chunk)
+        } else {
+            lengths[0].next_multiple_of(chunk) + chunk
+        };
+        let batch_stride = u64::from(stride) * u64::from(lengths[1]) + u64::from(chunk);
+        let at = |batch: u32, line: u32, along: u32| {
+            (u64::from(batch) * batch_stride + u64::from(line) * u64::from(stride) + u64::from(along))
+                as usize
+        };
+        let length =
+            if lengths.contains(&0) { 0 } else { at(matrices - 1, lengths[1] - 1, lengths[0] - 1) + 1 };
+        let mut bytes = vec![0; length * of.bytes() as usize];
+        for i in 0..length {
+            of.put(f32::NAN, i, &mut bytes);
+        }
+        for batch in 0..matrices {
+            for row in 0..rows {
+                for k in 0..k {
+                    let (line, along) = if mn { (k, row) } else { (row, k) };
+                    let value = element(which, batch, row, k, instance.has_parts());
+                    of.put(value, at(batch, line, along), &mut bytes);
+                }
+            }
+        }
+        Self { bytes, of, lengths, stride: stride.into(), batch_stride }
+    }
+
+    /// Its tensor map, in boxes of `box_rows` rows of 128 bytes, or panels of 64 × 64 if it is contiguous along its rows' index.
+    fn map(&self, address: u64, size: &Size, which: usize, box_rows: u32) -> TensorMap {
+        let matrices = if size.shared[which] { 1 } else { size.batch };
+        let inner = 128 / self.of.bytes();
+        let box_dims = if size.mn[which] { [64, 64, 1] } else { [inner, box_rows, 1] };
+        map(
+            self.of,
+            address,
+            [self.lengths[0], self.lengths[1], matrices],
+            [self.stride, self.batch_stride],
+            box_dims,
+        )
+    }
+}
+
+/// A tensor map of rank 3 with the 128-byte swizzle.
+fn map(of: Float, address: u64, dims: [u32; 3], strides: [u64; 2], box_dims: [u32; 3]) -> TensorMap {
+    let bytes = u64::from(of.bytes());
+    let encoded = EncodedMap::encode(&TensorMapArguments {
+        data_type: of.tensor_type(),
+        address,
+        // A tensor has elements, also one that is not to be read.
+        dims: &dims.map(|length| u64::from(length.max(1))),
+        strides: &strides.map(|stride| (stride * bytes).next_multiple_of(16)),
+        box_dims: &box_dims,
+        element_strides: &[1; 3],
+        interleave: Interleave::None,
+        swizzle: Swizzle::B128,
+        l2_promotion: L2Promotion::None,
+        oob_fill: OobFill::Zeros,
+    });
+    let encoded = encoded.expect("the sizes of the cases make tensor maps");
+    let words = std::array::from_fn(|at| {
+        u64::from_le_bytes(std::array::from_fn(|byte| encoded.as_bytes()[8 * at + byte]))
+    });
+    TensorMap::from_words(words)
+}
+
+impl Written {
+    /// Nothing.
+    const NONE: Self =
+        Self { initial: Vec::new(), expected: Vec::new(), skip: 0, stride: 0, batch_stride: 0 };
+
+    fn new(size: &Size, row: u32, bytes: u32, skip: u32, pad: u32) -> Self {
+        let (stride, bytes) = (u64::from(row + pad), u64::from(bytes));
+        // Whole chunks from matrix to matrix, where there are several.
+        let batch_stride = stride * u64::from(size.m) + if size.batch > 1 { 16 / bytes } else { 0 };
+        let length = (u64::from(skip) + batch_stride * u64::from(size.batch)) * bytes;
+        let initial = vec![UNTOUCHED; length as usize];
+        Self { expected: initial.clone(), initial, skip: u64::from(skip) * bytes, stride, batch_stride }
+    }
+
+    fn place(&self, batch: u32, row: u32, column: u32) -> usize {
+        (u64::from(batch) * self.batch_stride + u64::from(row) * self.stride + u64::from(column)) as usize
+    }
+}
+
+impl Case {
+    pub(super) fn new(instance: Instance, size: Size) -> Self {
+        let Size { batch, m, k, n, fused, skip, pad, .. } = size;
+        let output = instance.output;
+        let operands = [Operand::new(instance, &size, 0), Operand::new(instance, &size, 1)];
+        let added = |column: u32| if fused.bias { (column % 9) as f32 - 4.0 } else { 0.0 };
+        let bias = list(if fused.bias { n } else { 0 }, instance.bias(), added);
+        let scales = [(m, fused.row_scale), (n, fused.column_scale)].map(|(count, scales)| {
+            let count = match scales {
+                Scales::None => 0,
+                Scales::One => 1,
+                Scales::Each => count,
+            };
+            list(count, Float::F32, |index| scale(index, scales))
+        });
+        let mut y = Written::new(&size, n, output.bytes(), skip, pad);
+        let mut preactivation = if fused.preactivation {
+            Written::new(&size, n, output.bytes(), skip, pad)
+        } else {
+            Written::NONE
+        };
+        let mut mask = if fused.mask { Written::new(&size, n.div_ceil(32), 4, 0, 1) } else { Written::NONE };
+        let mut added_to_it = if fused.residual { y.initial.clone() } else { Vec::new() };
+
+        for (batch, row) in (0..batch).flat_map(|batch| (0..m).map(move |row| (batch, row))) {
+            let own = |which: usize| if size.shared[which] { 0 } else { batch };
+            let mut bits = vec![0u32; n.div_ceil(32) as usize];
+            for column in 0..n {
+                let x = |k| element(0, own(0), row, k, instance.has_parts());
+                let w = |k| element(1, own(1), column, k, instance.has_parts());
+                let sum: f32 = (0..k).map(|k| x(k) * w(k)).sum();
+                let mut z =
+                    fused.alpha * scale(row, fused.row_scale) * scale(column, fused.column_scale) * sum
+                        + added(column);
+                let at = y.place(batch, row, column);
+                let first = skip as usize;
+                if fused.residual {
+                    let value = residual(batch, row, column);
+                    output.put(value, first + at, &mut added_to_it);
+                    z += BETA * value;
+                }
+                if fused.preactivation {
+                    output.put(z, first + at, &mut preactivation.expected);
+                }
+                if z > 0.0 {
+                    bits[column as usize / 32] |= 1 << (column % 32);
+                }
+                output.put(fused.function.of(z), first + at, &mut y.expected);
+            }
+            if fused.mask {
+                for (word, bits) in bits.into_iter().enumerate() {
+                    let at = 4 * mask.place(batch, row, word as u32);
+                    mask.expected[at..at + 4].copy_from_slice(&bits.to_le_bytes());
+                }
+            }
+        }
+        // What is only read ends with its last element.
+        if fused.residual {
+            let end = skip as usize + y.place(batch - 1, m - 1, n - 1) + 1;
+            added_to_it.truncate(end * output.bytes() as usize);
+        }
+        let kind = if fused.residual { ", all that an epilogue does" } else { "" };
+        let name = format!("{batch} of M {m}, K {k}, N {n}{kind}");
+        Self { name, instance, size, operands, bias, scales, residual: added_to_it, y, mask, preactivation }
+    }
+
+    /// Whether y is what it has to be.
+    fn is_right(&self, y: &[u8]) -> bool {
+        if !self.size.fused.function.is_smooth() {
+            return y == self.y.expected;
+        }
+        // Elements that the kernel does not write are patterns of bytes, which have to be the same.
+        let output = self.instance.output;
+        let bytes = output.bytes() as usize;
+        (0..y.len() / bytes).all(|at| {
+            let (got, expected) = (output.get(at, y), output.get(at, &self.y.expected));
+            let same = y[at * bytes..][..bytes] == self.y.expected[at * bytes..][..bytes];
+            same || (got - expected).abs() <= expected.abs().max(1.0) / 64.0
+        })
+    }
+}
+
+fn list(count: u32, of: Float, value: impl Fn(u32) -> f32) -> Vec<u8> {
+    let mut bytes = vec![0; (count * of.bytes()) as usize];
+    for index in 0..count {
+        of.put(value(index), index as usize, &mut bytes);
+    }
+    bytes
+}
+
+/// Where a case's data are in a machine's memory.
+struct Addresses {
+    operands: [u64; 2],
+    bias: u64,
+    scales: [u64; 2],
+    residual: u64,
+    y: u64,
+    mask: u64,
+    preactivation: u64,
+}
+
+impl Case {
+    fn place(&self, machine: &Machine) -> Result<Addresses, LaunchError> {
+        let place = |bytes: &[u8]| -> Result<u64, LaunchError> {
+            if bytes.is_empty() {
+                return Ok(0);
+            }
+            let address = machine.allocate(bytes.len() as u64)?;
+            machine.write(address, bytes)?;
+            Ok(address)
+        };
+        Ok(Addresses {
+            operands: [place(&self.operands[0].bytes)?, place(&self.operands[1].bytes)?],
+            bias: place(&self.bias)?,
+            scales: [place(&self.scales[0])?, place(&self.scales[1])?],
+            residual: place(&self.residual)?,
+            y: place(&self.y.initial)?,
+            mask: place(&self.mask.initial)?,
+            preactivation: place(&self.preactivation.initial)?,
+        })
+    }
+
+    fn epilogue(&self, at: &Addresses) -> LinearEpilogue<u8, u8> {
+        let Fused { alpha, row_scale, column_scale, function, residual, preactivation, .. } = self.size.fused;
+        let skipped = |present: bool, address: u64| if present { address + self.y.skip } else { 0 };
+        LinearEpilogue {
+            bias: Global::new(at.bias),
+            residual: Global::new(skipped(residual, at.residual)),
+            row_scale: Global::new(at.scales[0]),
+            column_scale: Global::new(at.scales[1]),
+            mask: GlobalMut::new(at.mask),
+            preactivation: GlobalMut::new(skipped(preactivation, at.preactivation)),
+            residual_stride: self.y.stride,
+            residual_batch: self.y.batch_stride,
+            mask_stride: self.mask.stride,
+            mask_batch: self.mask.batch_stride,
+            preactivation_stride: self.preactivation.stride,
+            preactivation_batch: self.preactivation.batch_stride,
+            row_scale_stride: (row_scale == Scales::Each).into(),
+            column_scale_stride: (column_scale == Scales::Each).into(),
+            alpha,
+            beta: BETA,
+            activation: function.activation(),
+            reserved: 0,
+        }
+    }
+
+    /// Hands the kernel's arguments to `launch`, with the blocks of the grid.
+    fn launch<R>(&self, at: &Addresses, launch: impl FnOnce(u32, &[RawArg]) -> R) -> R {
+        let Size { batch, m, n, k, mn, shared, second_type, clusters, .. } = self.size;
+        let [tile_m, tile_n] = self.instance.tile;
+        let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
+        let (y, epilogue) = (GlobalMut::<u8>::new(at.y + self.y.skip), self.epilogue(at));
+        let pointer = |which: usize| Global::<u8>::new(at.operands[which]);
+        let batch_of = |which: usize| if shared[which] { 0 } else { self.operands[which].batch_stride };
+        let (stride_y, batch_y) = (self.y.stride, self.y.batch_stride);
+        let maps = |box_rows: [u32; 2]| {
+            let map = |which: usize| {
+                self.operands[which].map(at.operands[which], &self.size, which, box_rows[which])
+            };
+            (map(0), map(1))
+        };
+        let bytes = u64::from(self.instance.output.bytes());
+        let has_boxes =
+            ((at.y + self.y.skip) | (u64::from(n) * bytes) | (stride_y * bytes)).is_multiple_of(16);
+        let y_boxes = |rows: u32| match has_boxes {
+            true => map(
+                self.instance.output,
+                at.y + self.y.skip,
+                [n, m, batch],
+                [stride_y, batch_y],
+                [128 / bytes as u32, rows, 1],
+            ),
+            false => TensorMap::from_words([0; 16]),
+        };
+        let layouts = Layouts::K_MAJOR
+            .with_a_mn(mn[0])
+            .with_b_mn(mn[1])
+            .with_shared_a(shared[0])
+            .with_shared_b(shared[1]);
+        match self.instance.family {
+            Family::Aligned | Family::Unaligned => {
+                let params = LinearParams {
+                    stride_x: self.operands[0].stride,
+                    stride_w: self.operands[1].stride,
+                    stride_y,
+                    batch_x: batch_of(0),
+                    batch_w: batch_of(1),
+                    batch_y,
+                    m,
+                    n,
+                    k,
+                    reserved: 0,
+                };
+                (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(tiles, raw))
+            }
+            Family::Fp8Portable => {
+                let params = Fp8Params { stride: self.operands[0].stride, stride_y, m, n, k, reserved: 0 };
+                (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(tiles, raw))
+            }
+            Family::Hopper(boxes) => {
+                let params =
+                    HopperParams { stride_y, batch_y, batch, m, n, k, layouts, has_boxes: has_boxes.into() };
+                let (x, w) = maps(boxes.rows);
+                (x, w, y_boxes(16), y, epilogue, params).with_raw(|raw| launch(clusters * boxes.cluster, raw))
+            }
+            Family::Split(boxes) => {
+                let params = HopperF32Params { stride_y, batch_y, batch, m, n, k, layouts, reserved: 0 };
+                let (x, w) = maps(boxes.rows);
+                (x, w, y, epilogue, params).with_raw(|raw| launch(clusters * boxes.cluster, raw))
+            }
+            Family::Skinny(boxes) => {
+                let params = SkinnyParams { stride_y, batch_y, m, n, k, layouts };
+                let (x, w) = maps(boxes.rows);
+                (x, w, y, epilogue, params).with_raw(|raw| launch(tiles * boxes.cluster, raw))
+            }
+            Family::Fp8Hopper(boxes) => {
+                let types = Fp8Types::new(second_type[0], second_type[1]);
+                let params =
+                    Fp8HopperParams { stride_y, m, n, k, types, has_boxes: has_boxes.into(), reserved: 0 };
+                let (x, w) = maps(boxes.rows);
+                (x, w, y_boxes(16), y, epilogue, params).with_raw(|raw| launch(clusters * boxes.cluster, raw))
+            }
+        }
+    }
+}
+
+impl Problem for Case {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
+        let machine = Machine::new(config);
+        let at = self.place(&machine)?;
+        let Some(kernel) = module.kernels().next() else { return Ok((Report::default(), false)) };
+        let report = self.launch(&at, |blocks, raw| {
+            let config = LaunchConfig {
+                grid: [blocks, 1, 1],
+                block: kernel.reqntid.unwrap_or([1; 3]),
+                dynamic_shared: shared_bytes,
+                ..LaunchConfig::default()
+            };
+            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
+            let bytes: Vec<&[u8]> =
+                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
+            machine.launch(module, &kernel.name, &config, &bytes)
+        })?;
+        let read = |address: u64, length: usize| -> Result<Vec<u8>, LaunchError> {
+            let mut bytes = vec![0; length];
+            if length > 0 {
+                machine.read(address, &mut bytes)?;
+            }
+            Ok(bytes)
+        };
+        let right = self.is_right(&read(at.y, self.y.expected.len())?)
+            && read(at.mask, self.mask.expected.len())? == self.mask.expected
+            && read(at.preactivation, self.preactivation.expected.len())? == self.preactivation.expected;
+        Ok((report, right))
+    }
+}

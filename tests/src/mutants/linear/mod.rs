@@ -1,0 +1,387 @@
+//! How the kernels of the linear families are run: on sizes that reach every path of a tile, with results known exactly.
+//!
+//! Inputs are small integers, so that every sum is exact in f32 and rounded once; only the smooth activations are compared with a
+//! tolerance. `size` has the words for a problem, `case` its data and its launch; here is which problems an entry gets.
+
+mod case;
+mod numbers;
+mod size;
+
+use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
+use warpsmith_dsl::gemm::{PersistentTile, SplitKTile};
+use warpsmith_kernels::linear_fp8_hopper::{Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128};
+use warpsmith_kernels::linear_hopper::{
+    HopperCooperative128x128, HopperCooperative128x256, HopperPingPong128x128, HopperPingPong128x192,
+};
+use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
+use warpsmith_kernels::linear_skinny::{
+    Skinny16x64, Skinny32x64, Skinny64x64, Skinny128x64Split2, Skinny128x128Split2,
+};
+
+use super::Problem;
+use case::Case;
+use numbers::Float;
+use size::{FULL, Function, Fused, PLAIN, Scales, Size, plain, size};
+
+/// How a kernel is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    /// `linear`, whose operands have aligned rows.
+    Aligned,
+    /// `linear`, whose operands lie anywhere.
+    Unaligned,
+    /// `linear_fp8`, of operands that have been widened.
+    Fp8Portable,
+    /// `linear_hopper`.
+    Hopper(Boxes),
+    /// `linear_fp8_hopper`.
+    Fp8Hopper(Boxes),
+    /// `linear_hopper_f32`, whose products are made of the parts of each number.
+    Split(Boxes),
+    /// `linear_skinny`, of which a cluster shares a tile.
+    Skinny(Boxes),
+}
+
+/// How a kernel gets at X and W by tensor maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Boxes {
+    /// The rows of the boxes of X and of W.
+    rows: [u32; 2],
+    /// Blocks of a cluster.
+    cluster: u32,
+    /// Whether operands may be contiguous along their rows' index.
+    transposes: bool,
+    /// Whether y may lie anywhere, with any epilogue.
+    stores_rows: bool,
+}
+
+/// The problems that an entry of these families is run on; none if the name is no such entry's.
+pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
+    let instance = Instance::named(name)?;
+    let mut sizes = match instance.family {
+        Family::Aligned | Family::Unaligned | Family::Fp8Portable => instance.portable_sizes(),
+        Family::Hopper(boxes) | Family::Fp8Hopper(boxes) | Family::Split(boxes) => {
+            instance.hopper_sizes(boxes)
+        }
+        Family::Skinny(boxes) => instance.skinny_sizes(boxes.cluster),
+    };
+    sizes.sort_by_key(|size| size.cost(instance.tile, 128 / instance.input.bytes()));
+    Some(sizes.into_iter().map(|size| Box::new(Case::new(instance, size)) as Box<dyn Problem>).collect())
+}
+
+/// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>[_unaligned]`, `linear_fp8_<output>_<M>x<N>`,
+/// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>` or
+/// `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Instance {
+    family: Family,
+    /// The type of X and W, if they have the same one.
+    input: Float,
+    output: Float,
+    tile: [u32; 2],
+}
+
+fn boxes<S: PersistentTile>() -> Boxes {
+    Boxes {
+        rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
+        cluster: S::CLUSTER_M,
+        transposes: S::TRANSPOSES,
+        stores_rows: S::STORES_ROWS,
+    }
+}
+
+/// The same of a tile of f32.
+fn split_boxes<S: SplitTile>() -> Boxes {
+    Boxes {
+        rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
+        cluster: S::CLUSTER_M,
+        transposes: false,
+        stores_rows: true,
+    }
+}
+
+/// The same of a tile that `cluster` blocks share.
+fn shared_boxes<S: SplitKTile>(cluster: u32) -> Boxes {
+    Boxes { rows: [S::A_BOX_ROWS, S::B_BOX_ROWS], cluster, transposes: false, stores_rows: true }
+}
+
+impl Instance {
+    fn named(name: &str) -> Option<Self> {
+        let parts: Vec<&str> = name.strip_prefix("linear_")?.split('_').collect();
+        let (family, input, output, shape) = match parts[..] {
+            ["hopper", input, output, "pingpong", shape @ "128x128"] => {
+                (Family::Hopper(boxes::<HopperPingPong128x128>()), input, output, shape)
+            }
+            ["hopper", input, output, "pingpong", shape @ "128x192"] => {
+                (Family::Hopper(boxes::<HopperPingPong128x192>()), input, output, shape)
+            }
+            ["hopper", input, output, "split", shape] => {
+                let boxes = match shape {
+                    "128x256" => split_boxes::<Split128x256>(),
+                    "128x128" => split_boxes::<Split128x128>(),
+                    "64x128" => split_boxes::<Split64x128>(),
+                    "64x64" => split_boxes::<Split64x64>(),
+                    _ => return None,
+                };
+                (Family::Split(boxes), input, output, shape)
+            }
+            ["hopper", input, output, "cooperative", shape @ "128x128"] => {
+                (Family::Hopper(boxes::<HopperCooperative128x128>()), input, output, shape)
+            }
+            ["hopper", input, output, "cooperative", shape @ "128x256"] => {
+                (Family::Hopper(boxes::<HopperCooperative128x256>()), input, output, shape)
+            }
+            ["fp8", "hopper", output, shape @ "128x128"] => {
+                (Family::Fp8Hopper(boxes::<Fp8Hopper128x128>()), "e4m3", output, shape)
+            }
+            ["fp8", "hopper", output, shape @ "128x192"] => {
+                (Family::Fp8Hopper(boxes::<Fp8Hopper128x192>()), "e4m3", output, shape)
+            }
+            ["fp8", "hopper", output, shape @ "256x128"] => {
+                (Family::Fp8Hopper(boxes::<Fp8Hopper256x128>()), "e4m3", output, shape)
+            }
+            ["skinny", input, output, shape, ref split @ ..] => {
+                let cluster = match split {
+                    [] => 1,
+                    [split] => split.strip_prefix("split")?.parse().ok()?,
+                    _ => return None,
+                };
+                // The boxes are the same however many blocks share a tile.
+                let boxes = match shape {
+                    "128x128" => shared_boxes::<Skinny128x128Split2>(cluster),
+                    "128x64" => shared_boxes::<Skinny128x64Split2>(cluster),
+                    "64x64" => shared_boxes::<Skinny64x64>(cluster),
+                    "32x64" => shared_boxes::<Skinny32x64>(cluster),
+                    "16x64" => shared_boxes::<Skinny16x64>(cluster),
+                    _ => return None,
+                };
+                (Family::Skinny(boxes), input, output, shape)
+            }
+            ["fp8", output, shape] => (Family::Fp8Portable, "f16", output, shape),
+            [input, output, shape] => (Family::Aligned, input, output, shape),
+            [input, output, shape, "unaligned"] => (Family::Unaligned, input, output, shape),
+            _ => return None,
+        };
+        let (m, n) = shape.split_once('x')?;
+        let tile = [m.parse().ok()?, n.parse().ok()?];
+        Some(Self { family, input: Float::named(input)?, output: Float::named(output)?, tile })
+    }
+
+    /// The type of X, or of W.
+    fn input(self, size: &Size, which: usize) -> Float {
+        if self.input == Float::E4m3 && size.second_type[which] { Float::E5m2 } else { self.input }
+    }
+
+    /// The type of the bias.
+    fn bias(self) -> Float {
+        match self.family {
+            Family::Fp8Portable | Family::Fp8Hopper(_) => self.output,
+            _ => self.input,
+        }
+    }
+
+    /// Whether products are made of the parts of each number.
+    fn has_parts(self) -> bool {
+        matches!(self.family, Family::Split(_))
+    }
+
+    fn portable_sizes(self) -> Vec<Size> {
+        // Columns of x in a slot of the ring: rows of 64 bytes in the large tiles, of 128 in the others.
+        let slot = if self.tile[0] == 128 { 64 } else { 128 } / self.input.bytes();
+        let chunk = self.input.chunk();
+        // Sums that end in each slot of the ring before it comes round, some with the slot and some within it; longer
+        // ones that end in its first, its last and between.
+        let mut sizes = vec![size(5, 0, 9)];
+        for slots in 1..=SLOTS {
+            sizes.push(size(5, slots * slot, 6));
+            sizes.push(size(37, slots * slot - slot / 2, 53));
+        }
+        for slots in [11, 12, 14, 17] {
+            sizes.push(size(61, slots * slot - chunk, 61));
+        }
+        // Rows and columns that end in every part of a tile, and leave every number of columns after fours.
+        for (at, &(m, n)) in EDGES.iter().enumerate() {
+            let bias = at % 4 != 1;
+            let fused = if at % 2 == 0 { FULL } else { PLAIN };
+            let size = plain(m, chunk, n).fused(Fused { bias, ..fused });
+            sizes.push(if at % 3 == 2 { size.odd() } else { size });
+        }
+        sizes.push(plain(100, chunk, 100).fused(FULL));
+        sizes.push(plain(33, chunk, 75).fused(FULL).odd());
+        sizes.push(plain(33, chunk, 67).fused(FULL));
+        sizes.push(plain(20, chunk, 40).fused(FULL).odd());
+        sizes.extend(SINGLE.map(|fused| plain(20, chunk, 21).fused(fused)));
+        if self.family != Family::Fp8Portable {
+            sizes.push(plain(20, chunk, 70).fused(FULL).batch(2, [false, false]));
+            sizes.push(plain(70, chunk, 20).batch(3, [false, true]));
+        }
+        if self.family == Family::Unaligned {
+            // Rows that end at every element of a chunk, in every slot.
+            for slots in 1..=SLOTS {
+                for tail in 1..chunk {
+                    sizes.push(size(64, (slots - 1) * slot + chunk + tail, 64));
+                }
+            }
+        } else {
+            sizes.push(size(64, slot + chunk + 3, 64));
+        }
+        sizes
+    }
+
+    /// Sums of fewer steps than the ring has stages, of as many and of more; tiles that lie within y and tiles at its edges; blocks
+    /// with no tile, with one and with several; what only the rows' way of storing does, and what the copy engine does.
+    fn hopper_sizes(self, boxes: Boxes) -> Vec<Size> {
+        let [m, n] = [self.tile[0], self.tile[1]];
+        let (all_m, step) = (m * boxes.cluster, 128 / self.input.bytes());
+        let chunk = self.input.chunk();
+        let unbiased = Fused { bias: false, ..PLAIN };
+        let rectified = Fused { function: Function::Relu, ..unbiased };
+        let mut sizes = vec![
+            size(5, chunk, 9),
+            plain(all_m, step, n).boxed(8).fused(unbiased).clusters(2),
+            plain(m + 3, step - chunk, n + 6).odd(),
+            plain(all_m, step * 3, 2 * n).boxed(8),
+            plain(all_m + 5, step * 5, n + 7),
+            size(m - 1, step * 7 + chunk, 2 * n - 2).clusters(2),
+            size(all_m, step * 9, n),
+            // Aligned for whole tiles, of which one lacks rows and one columns.
+            plain(m - 1, step, n).boxed(8),
+            plain(m, step, n - 8).boxed(16),
+            // So many tiles that the ring comes round after every number of them.
+            plain(8 * all_m, step, 9),
+            plain(8 * all_m, step, 8).boxed(8),
+            plain(5 * all_m, step * 3, 10),
+            plain(8 * all_m, step, 9).fused(rectified),
+            plain(3 * all_m, step * 7, 16).boxed(8).fused(rectified),
+            plain(8 * all_m, step, 16).boxed(8).fused(rectified),
+            plain(m, chunk, 16).boxed(8).fused(rectified),
+            plain(m, chunk, 16).boxed(8).fused(Fused { function: Function::Relu, ..PLAIN }),
+            plain(3 * all_m, step, n + 16).boxed(8),
+            plain(all_m + 3, step, n + 5).fused(FULL),
+            plain(2 * all_m, step, n).boxed(8).fused(FULL),
+            plain(20, chunk, 37).odd().fused(FULL),
+            plain(20, chunk, 40).odd().fused(FULL),
+        ];
+        sizes.extend(SINGLE.map(|fused| plain(20, chunk, 24).boxed(8).fused(fused)));
+        // Columns that end in every strip of a tile, rows and columns that are aligned or are not.
+        for tail in 1..=n / 8 {
+            let (columns, rows) = (8 * tail - tail % 4, 1 + 5 * tail % m);
+            let fused = if tail % 3 == 0 && tail % 4 != 0 { FULL } else { PLAIN };
+            sizes.push(plain(rows, chunk, columns).boxed(8 - columns % 8).fused(fused));
+            if tail % 4 == 0 {
+                sizes.push(plain(rows, chunk, columns).odd());
+            }
+        }
+        for (m, n) in [(m - 1, n - 1), (m, n - 1), (m - 1, n), (m, n - 2), (m - 2, n - 3)] {
+            sizes.push(plain(m, chunk, n).boxed(8 - n % 8));
+        }
+        if let Family::Fp8Hopper(_) = self.family {
+            for [x, w] in [[false, true], [true, false], [true, true]] {
+                sizes.push(plain(m + 3, step * 3 - chunk, n + 9).second_type(x, w));
+                sizes.push(plain(3 * all_m, step * 5, 16).boxed(8).second_type(x, w));
+            }
+        } else {
+            sizes.extend([
+                plain(m + 3, step * 2, 24).boxed(8).batch(2, [false, false]),
+                plain(m - 5, chunk, n + 9).fused(FULL).batch(3, [true, false]),
+                plain(16, step, n + 16).boxed(8).batch(2, [false, true]),
+            ]);
+        }
+        if boxes.transposes && self.input.bytes() == 2 {
+            for [x, w] in [[false, true], [true, false], [true, true]] {
+                // Loops for every layout, with a bias and without, with ReLU and without, and rings that come round at every step.
+                for fused in [PLAIN, rectified] {
+                    sizes.push(plain(8 * all_m, step, 16).boxed(8).fused(fused).mn(x, w));
+                    sizes.push(plain(3 * all_m, step * 6 + 3 * chunk, 16).boxed(8).fused(fused).mn(x, w));
+                }
+                sizes.push(plain(m + 3, step * 3 - chunk, n + 9).mn(x, w));
+                sizes.push(plain(70, step, 80).mn(x, w).batch(2, [x, w]));
+            }
+        }
+        // Tiles that begin and end with each stage of a ring.
+        for steps in 2..=6 {
+            sizes.push(plain(4 * all_m, step * steps, 16).boxed(8).fused(if steps % 2 == 0 {
+                PLAIN
+            } else {
+                rectified
+            }));
+        }
+        sizes.push(plain(4 * all_m, step * 3, 16).boxed(8));
+        sizes.push(plain(all_m, step * 7, 16).boxed(8));
+        if !boxes.stores_rows {
+            sizes.retain(|size| size.fits_boxes(self.output.bytes()));
+            for tail in 1..=n / 8 {
+                sizes.push(plain(1 + 5 * tail % m, chunk, 8 * tail).boxed(8 * (tail % 2)));
+            }
+        }
+        sizes.into_iter().map(|size| size.clusters(size.clusters.max(1))).collect()
+    }
+}
+
+impl Instance {
+    /// Sums of fewer steps than blocks share them, of as many as their rings have stages and of more; rows that end in every fragment of
+    /// accumulators, columns that end in every warp's part.
+    fn skinny_sizes(self, split: u32) -> Vec<Size> {
+        let [m, n] = self.tile;
+        let mut sizes = vec![
+            plain(9, 0, 10),
+            size(5, 8, 9),
+            plain(m, 128 * split, n),
+            plain(m + 3, 128 * split + 8, n + 6).odd(),
+            plain(6, 16, 12).fused(Fused { bias: false, ..PLAIN }),
+            size(m - 1, 128 * split * 3 - 40, 2 * n - 1),
+            plain(m + 3, 16, n + 5).fused(FULL),
+            plain(m, 16, n).fused(FULL),
+            plain(m - 3, 72, n + 3).odd().fused(FULL),
+            plain(12, 16, 40).odd().fused(FULL),
+            plain(m + 2, 136, 21).batch(2, [false, false]),
+            plain(m - 5, 8, n + 9).fused(FULL).batch(2, [true, false]),
+            plain(7, 136, 12).batch(3, [false, true]),
+        ];
+        // Each ring comes round with every number of steps left, in steps of one box or of two.
+        sizes.extend(
+            [4, 5, 6, 9, 10, 11, 13, 15, 17, 19, 29, 41].map(|boxes| plain(7, 64 * split * boxes, 10)),
+        );
+        sizes.extend(SINGLE.map(|fused| plain(12, 16, 24).fused(fused)));
+        for tail in 1..=m / 8 {
+            let fused = if tail % 2 == 0 { FULL } else { PLAIN };
+            sizes.push(plain(8 * tail - tail % 3, 16, 20 + tail % 4).fused(fused));
+        }
+        for tail in 1..=n / 8 {
+            let fused = if tail % 2 == 1 { FULL } else { PLAIN };
+            sizes.push(plain(1 + 5 * tail % m, 16, 8 * tail - tail % 5).fused(fused));
+        }
+        sizes
+    }
+}
+
+/// More slots than any ring has.
+const SLOTS: u32 = 7;
+
+/// Rows and columns of y.
+const EDGES: [(u32, u32); 12] = [
+    (1, 1),
+    (3, 64),
+    (20, 101),
+    (64, 67),
+    (37, 85),
+    (52, 70),
+    (70, 52),
+    (85, 37),
+    (101, 20),
+    (117, 117),
+    (65, 66),
+    (130, 131),
+];
+
+/// What needs more than a bias and a ReLU, each without the others.
+const SINGLE: [Fused; 8] = [
+    Fused { residual: true, ..PLAIN },
+    Fused { mask: true, ..PLAIN },
+    Fused { preactivation: true, ..PLAIN },
+    Fused { row_scale: Scales::Each, ..PLAIN },
+    Fused { column_scale: Scales::Each, ..PLAIN },
+    Fused { row_scale: Scales::One, column_scale: Scales::One, alpha: -1.0, ..PLAIN },
+    Fused { function: Function::Silu, ..PLAIN },
+    Fused { function: Function::Gelu, alpha: 0.125, ..PLAIN },
+];

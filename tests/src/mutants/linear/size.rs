@@ -1,0 +1,148 @@
+//! A problem's size, and what else selects a path.
+
+/// Whether there is a scale for each row or column, one for all, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scales {
+    None,
+    One,
+    Each,
+}
+
+/// The activations that the epilogue knows; of the smooth ones one stands for the others, whose code is no access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Function {
+    None,
+    Relu,
+    Silu,
+    Gelu,
+}
+
+/// What the epilogue does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fused {
+    pub(super) alpha: f32,
+    pub(super) bias: bool,
+    pub(super) row_scale: Scales,
+    pub(super) column_scale: Scales,
+    pub(super) residual: bool,
+    pub(super) mask: bool,
+    pub(super) preactivation: bool,
+    pub(super) function: Function,
+}
+
+/// A bias at most.
+pub(super) const PLAIN: Fused = Fused {
+    alpha: 1.0,
+    bias: true,
+    row_scale: Scales::None,
+    column_scale: Scales::None,
+    residual: false,
+    mask: false,
+    preactivation: false,
+    function: Function::None,
+};
+
+/// All that there is.
+pub(super) const FULL: Fused = Fused {
+    alpha: 0.5,
+    bias: true,
+    row_scale: Scales::Each,
+    column_scale: Scales::Each,
+    residual: true,
+    mask: true,
+    preactivation: true,
+    function: Function::Relu,
+};
+
+/// A problem.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub(super) batch: u32,
+    pub(super) m: u32,
+    pub(super) k: u32,
+    pub(super) n: u32,
+    pub(super) fused: Fused,
+    /// Elements of y, of the residual and of the preactivation before their first.
+    pub(super) skip: u32,
+    /// Elements of y between its rows; the residual and the preactivation have as many.
+    pub(super) pad: u32,
+    /// Whether X and W are contiguous along their rows' index instead of K.
+    pub(super) mn: [bool; 2],
+    /// Whether all matrices of the batch have the same X, the same W.
+    pub(super) shared: [bool; 2],
+    /// Whether X and W are of the second of the types that a kernel chooses from at its launch.
+    pub(super) second_type: [bool; 2],
+    /// Clusters of a persistent launch; 0 where every tile has its own.
+    pub(super) clusters: u32,
+}
+
+/// With a bias and ReLU, and y aligned for stores of four elements.
+pub(super) const fn size(m: u32, k: u32, n: u32) -> Size {
+    Size {
+        batch: 1,
+        m,
+        k,
+        n,
+        fused: Fused { function: Function::Relu, ..PLAIN },
+        skip: 0,
+        pad: 8 - n % 4,
+        mn: [false; 2],
+        shared: [false; 2],
+        second_type: [false; 2],
+        clusters: 0,
+    }
+}
+
+/// With a bias, and y aligned for stores of four elements.
+pub(super) const fn plain(m: u32, k: u32, n: u32) -> Size {
+    Size { fused: PLAIN, ..size(m, k, n) }
+}
+
+impl Size {
+    pub(super) const fn fused(self, fused: Fused) -> Self {
+        Self { fused, ..self }
+    }
+
+    /// Rows of y aligned for the copy engine: padded to whole chunks.
+    pub(super) const fn boxed(self, pad: u32) -> Self {
+        Self { pad, ..self }
+    }
+
+    /// y, the residual and the preactivation such that four elements are not aligned.
+    pub(super) const fn odd(self) -> Self {
+        Self { skip: 1, pad: 1, ..self }
+    }
+
+    pub(super) const fn clusters(self, clusters: u32) -> Self {
+        Self { clusters, ..self }
+    }
+
+    pub(super) const fn batch(self, batch: u32, shared: [bool; 2]) -> Self {
+        Self { batch, shared, ..self }
+    }
+
+    pub(super) const fn mn(self, x: bool, w: bool) -> Self {
+        Self { mn: [x, w], ..self }
+    }
+
+    pub(super) const fn second_type(self, x: bool, w: bool) -> Self {
+        Self { second_type: [x, w], ..self }
+    }
+
+    /// Whether the copy engine can store y, whose elements have `bytes` bytes, and no more is asked of the epilogue than a bias and a ReLU.
+    pub(super) fn fits_boxes(&self, bytes: u32) -> bool {
+        let Fused { row_scale, column_scale, residual, mask, preactivation, function, .. } = self.fused;
+        let aligned =
+            [self.skip, self.n, self.n + self.pad].iter().all(|length| (length * bytes).is_multiple_of(16));
+        let scaled = row_scale != Scales::None || column_scale != Scales::None;
+        let cheap = matches!(function, Function::None | Function::Relu);
+        aligned && cheap && !(scaled || residual || mask || preactivation)
+    }
+
+    /// What it costs to run, more or less: steps along K of whole tiles, and elements that the epilogue works on.
+    pub(super) const fn cost(&self, tile: [u32; 2], step: u32) -> u32 {
+        let tiles = self.batch * self.m.div_ceil(tile[0]) * self.n.div_ceil(tile[1]);
+        let elements = self.batch * self.m * self.n / if self.fused.residual { 512 } else { 2048 };
+        tiles * (self.k.div_ceil(step) + 4) * 16 + elements
+    }
+}
