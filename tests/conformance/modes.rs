@@ -110,18 +110,22 @@ const PERSISTENT: (usize, usize, usize) = (17_300, 136, 384);
 /// Whole tiles and cut ones, in clusters, with an activation that is applied in registers.
 fn blocks_that_work_through_several_tiles_are_right() -> Result<(), Failed> {
     for tile in Tile::ALL.into_iter().filter(|tile| tile.is_persistent()) {
-        check_persistent(tile)?;
+        let types = [DType::Bf16, DType::F32].into_iter();
+        for input in types.filter(|&input| tile.serves(input, Access::Aligned)) {
+            check_persistent(tile, input)?;
+        }
     }
     Ok(())
 }
 
-fn check_persistent(tile: Tile) -> Result<(), Failed> {
+fn check_persistent(tile: Tile, input: DType) -> Result<(), Failed> {
     let (m, k, n) = PERSISTENT;
     let case = LinearCase {
         tile: Some(tile),
+        precision: tile.precision(input),
         activation: Activation::Relu,
         data: Data::Integers,
-        ..LinearCase::new(DType::Bf16, m, k, n)
+        ..LinearCase::new(input, m, k, n)
     };
     for (mode, device) in devices() {
         let blocks = tile.blocks(m as u32, n as u32, 1, device.properties().multiprocessors);

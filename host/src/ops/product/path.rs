@@ -41,6 +41,12 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// Whether neighbouring rows are neighbours in memory. A leading axis may become that of the rows where a matrix has but one.
+    fn is_contiguous_along_rows(&self) -> bool {
+        let has_one_matrix = self.leading.0.iter().all(|&length| length <= 1);
+        self.rows.1 == 1 || (self.rows.0 == 1 && has_one_matrix)
+    }
+
     /// How the matrices lie.
     pub(crate) fn lie(&self) -> Lie {
         // Of no columns nothing is read, wherever they are.
@@ -59,7 +65,7 @@ impl Place<'_> {
             Lie::Chunks
         } else if along_k {
             Lie::Rows
-        } else if (self.rows.0 == 1 || self.rows.1 == 1) && aligned(&mut leading().chain([self.columns])) {
+        } else if self.is_contiguous_along_rows() && aligned(&mut leading().chain([self.columns])) {
             Lie::ColumnChunks
         } else {
             Lie::Other
@@ -155,7 +161,20 @@ mod tests {
         let (m, n, k) = (a.rows.0 as u32, b.rows.0 as u32, a.columns.0 as u32);
         choose([a, b], tile, &H100, |_, access| {
             let products = Products::Direct;
-            (Problem { m, n, k, batch: 1, input: DType::Bf16, access, products, stores_boxes: true }, 1)
+            (
+                Problem {
+                    m,
+                    n,
+                    k,
+                    batch: 1,
+                    input: DType::Bf16,
+                    output: DType::Bf16,
+                    access,
+                    products,
+                    stores_boxes: true,
+                },
+                1,
+            )
         })
     }
 
@@ -172,6 +191,15 @@ mod tests {
         let odd = |m, n, k| path(rows(m, k, k), rows(n, k, k), None).expect("there are kernels");
         assert_eq!(odd(4096, 4096, 4095), Path { repack: [true; 2], access: Access::Aligned });
         assert_eq!(odd(3, 5, 7), Path { repack: [false; 2], access: Access::Unaligned });
+    }
+
+    /// The leading axis may become the rows' own, which are then as far apart as its matrices.
+    #[test]
+    fn single_rows_of_many_matrices_are_not_contiguous_along_the_rows() {
+        let across = Place { rows: (1, 1), ..turned(rows(1, 64, 0), 32) };
+        assert_eq!(across.lie(), Lie::ColumnChunks);
+        let many = Place { rows: (1, 8), leading: (&[4], &[8]), ..across };
+        assert_eq!(many.lie(), Lie::Other);
     }
 
     #[test]
@@ -191,6 +219,7 @@ mod tests {
                             k: 1024,
                             batch: 1,
                             input: DType::Bf16,
+                            output: DType::Bf16,
                             access,
                             products: Products::Direct,
                             stores_boxes: true,

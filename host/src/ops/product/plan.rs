@@ -136,7 +136,10 @@ where
             let launches = axes(repack).launches();
             let m = number(launches.rows);
             let batch = number(launches.batch);
-            (Problem { m, n, k, batch, input: T::DTYPE, access, products, stores_boxes }, launches.count())
+            (
+                Problem { m, n, k, batch, input: T::DTYPE, output: O::DTYPE, access, products, stores_boxes },
+                launches.count(),
+            )
         };
         let chosen = path::choose(places, product.options.tile, &limits, problem);
         let path = chosen.ok_or_else(|| no_kernel(product, &limits))?;
@@ -144,8 +147,17 @@ where
         let launches = axes(path.repack).launches();
         let m = side(a_name, "number of rows", launches.rows)?;
         let batch = number(launches.batch);
-        let problem =
-            Problem { m, n, k, batch, input: T::DTYPE, access: path.access, products, stores_boxes };
+        let problem = Problem {
+            m,
+            n,
+            k,
+            batch,
+            input: T::DTYPE,
+            output: O::DTYPE,
+            access: path.access,
+            products,
+            stores_boxes,
+        };
         let tile = match product.options.tile {
             Some(tile) => Some(tile),
             None => tune::choose(device, &problem, &limits)?,
@@ -271,22 +283,43 @@ where
     O: Element + FromAccumulator<f32>,
 {
     let (major, minor) = limits.compute_capability;
+    let unsupported = |expected: String, actual: String| Error::UnsupportedDevice {
+        operation: product.operation,
+        device: product.a.device().to_string(),
+        expected,
+        actual,
+    };
     match product.options.tile {
-        Some(tile) => Error::Argument {
-            operation: product.operation,
-            argument: "tile",
-            expected: format!(
-                "one that has a kernel for {} inputs and {} columns on compute capability {major}.{minor}",
-                T::DTYPE,
-                product.k()
-            ),
-            actual: tile.to_string(),
-        },
-        None => Error::UnsupportedDevice {
-            operation: product.operation,
-            device: product.a.device().to_string(),
-            expected: format!("at least {} bytes of shared memory a block", Tile::T16x64.shared_bytes()),
-            actual: format!("{} bytes", limits.max_shared_per_block),
-        },
+        Some(tile) => {
+            let serves = |access| tile.serves(T::DTYPE, access);
+            let expected = if !tile.runs_on(limits.compute_capability) {
+                format!("one that runs on compute capability {major}.{minor}")
+            } else if ![Access::Aligned, Access::Unaligned, Access::Across].into_iter().any(serves) {
+                format!("one that has a kernel for {} inputs", T::DTYPE)
+            } else if tile.is_hopper() && product.k() == 0 {
+                "one that takes operands without columns, which no tensor map describes".into()
+            } else if tile.shared_bytes() > limits.max_shared_per_block {
+                format!("one of at most {} bytes of shared memory", limits.max_shared_per_block)
+            } else if tile.needs_boxes() {
+                "one that serves this output: this takes rows of y that are multiples of 16 bytes, and no more than a \
+                 scale, a bias and ReLU"
+                    .into()
+            } else {
+                format!("one that multiplies {} at the precision {:?}", T::DTYPE, product.options.precision)
+            };
+            Error::Argument {
+                operation: product.operation,
+                argument: "tile",
+                expected,
+                actual: tile.to_string(),
+            }
+        }
+        None if limits.compute_capability < (8, 0) => {
+            unsupported("compute capability 8.0 or later".into(), format!("{major}.{minor}"))
+        }
+        None => unsupported(
+            format!("at least {} bytes of shared memory a block", Tile::T16x64.shared_bytes()),
+            format!("{} bytes", limits.max_shared_per_block),
+        ),
     }
 }

@@ -178,7 +178,7 @@ impl SkinnyCost {
         let blocks = tile.blocks(problem.m, problem.n, problem.batch, limits.multiprocessors);
         let columns = u128::from(problem.k.div_ceil(tile.split()));
         let rounds = blocks.div_ceil(multiprocessors * self.resident);
-        let by_rounds = u128::from(rounds * self.alone) * columns;
+        let by_rounds = u128::from(rounds) * u128::from(self.alone) * columns;
         // Tiles that are neighbours along M read the same rows of w, all but the first from the level-2 cache.
         let (rows_of_tile, columns_of_tile) = tile.shape();
         let along_m = u64::from(problem.m.div_ceil(rows_of_tile)).max(1);

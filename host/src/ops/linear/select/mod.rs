@@ -372,6 +372,8 @@ pub struct Problem {
     pub batch: u32,
     /// The inputs' type.
     pub input: DType,
+    /// The output's type.
+    pub output: DType,
     /// How x and w can be read.
     pub access: Access,
     /// How the inputs are to be multiplied, or more exactly.

@@ -9,7 +9,7 @@ use crate::ops::{Precision, Products};
 /// One product at the accuracy of its inputs' type.
 fn full(input: DType, access: Access) -> Problem {
     let products = Products::choose(input, 1, Precision::Full, true);
-    Problem { m: 1, n: 1, k: 1, batch: 1, input, access, products, stores_boxes: true }
+    Problem { m: 1, n: 1, k: 1, batch: 1, input, output: input, access, products, stores_boxes: true }
 }
 
 const H100: Limits = Limits {
@@ -223,9 +223,11 @@ fn every_choice_has_a_kernel_that_fits_the_device() {
                     shared_per_multiprocessor: shared + 1024,
                 };
                 for size in [1, 15, 64, 100, 1000, 5000, i32::MAX as u32] {
-                    let problem = Problem { m: size, n: size, k: size, ..full(input, access) };
-                    let Some(tile) = select(&problem, &limits) else { continue };
-                    assert!(tile.serves(input, access) && tile.shared_bytes() <= shared);
+                    for batch in [1, 1000, u32::MAX] {
+                        let problem = Problem { m: size, n: size, k: size, batch, ..full(input, access) };
+                        let Some(tile) = select(&problem, &limits) else { continue };
+                        assert!(tile.serves(input, access) && tile.shared_bytes() <= shared);
+                    }
                 }
             }
         }
