@@ -45,8 +45,9 @@ const AHEAD: &str = "before the first product all stages are free, and fewer ste
                     is nothing to wait for, and the ring does not come round";
 const ONE_MORE: &str = "a step of W behind the last is fetched too, to a stage that is free, and nothing reads it; it arrives while the \
                        products are awaited that end the block";
-const BY_ROWS: &str =
-    "tiles that the copy engine could store are stored row by row: slower, and the same result";
+const NO_STEPS: &str = "a sum of no steps, which the caller rules out: K is at least 1";
+const BY_ROWS: &str = "another copy of a tile's code is taken, which stores row by row what the copy engine could store, or asks again: \
+                       slower, and the same result";
 
 const EQUIVALENTS: &[Equivalent] = &[
     Equivalent {
@@ -108,7 +109,7 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: "four elements of the residual are read one by one instead of together: slower, and the same result",
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: BOUNDS,
         statement: "setp.",
         source: ("kernels-gpu/src/linear_hopper.rs", "let mut consumer = S::consumer();"),
@@ -116,7 +117,7 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: BY_ROWS,
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: BOUNDS,
         statement: "setp.",
         source: (
@@ -127,9 +128,9 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: BY_ROWS,
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: BOUNDS,
-        statement: "setp.eq.b32",
+        statement: "setp.",
         source: (
             "dsl/src/epilogue/linear.rs",
             "if self.params.activation == Activation::RELU { 0.0 } else { f32::NEG_INFINITY }",
@@ -138,7 +139,7 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: BY_ROWS,
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: &[Kind::Barrier],
         statement: "bar.warp.sync",
         source: BAR_WARP_SYNC,
@@ -146,12 +147,12 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: NO_STORES,
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: &[Kind::Bound],
         statement: "setp.eq.b32",
         source: NOWHERE,
         then: ANYTHING,
-        reason: "a sum of no steps, which the caller rules out: K is at least 1",
+        reason: NO_STEPS,
     },
     Equivalent {
         family: "linear_skinny_",
@@ -335,7 +336,164 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: "a block has one fragment of the tile at most: its staging buffer is not written again",
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_hopper_f32_",
+        kinds: &[Kind::OffByOne],
+        statement: "setp.ne.b32",
+        source: ("dsl/src/gemm/wgmma_f32.rs", "if thread::thread_idx_x() == 0 {"),
+        then: ANYTHING,
+        reason: "thread 1 of the block makes the barriers instead of thread 0",
+    },
+    Equivalent {
+        family: "linear_hopper_f32_",
+        kinds: &[Kind::Fence],
+        statement: "fence.mbarrier_init",
+        source: (
+            "dsl/src/ptx/mbarrier.rs",
+            r#"unsafe { instruction!("fence.mbarrier_init.release.cluster;", options(nostack)) }"#,
+        ),
+        then: "mbarrier.init",
+        reason: "the fence behind the last ring's barriers, by the same thread, is one for all rings",
+    },
+    Equivalent {
+        family: "linear_hopper_f32_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b64",
+        source: ("dsl/src/gemm/wgmma_f32.rs", "while strip < count {"),
+        then: ANYTHING,
+        reason: NO_STEPS,
+    },
+    Equivalent {
+        family: "linear_hopper_f32_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b64",
+        source: ("kernels-gpu/src/linear_hopper_f32.rs", "while tiles.next_tile().is_some() {"),
+        then: ANYTHING,
+        reason: NO_STEPS,
+    },
+    Equivalent {
+        family: "linear_hopper_f32_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b64",
+        source: (
+            "dsl/src/gemm/schedule.rs",
+            "if self.next >= self.groups_m * self.tiles_n * self.matrices {",
+        ),
+        then: ANYTHING,
+        reason: NO_STEPS,
+    },
+    Equivalent {
+        family: "linear_hopper_f32_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: ("dsl/src/gemm/wgmma_f32.rs", "if strip == ptx::opaque(candidate) {"),
+        then: ANYTHING,
+        reason: "the first strip is staged for every strip, and what the strip has itself is staged over it",
+    },
+    Equivalent {
+        family: "linear_hopper_f32_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: ("dsl/src/gemm/wgmma_f32.rs", "while pass < passes {"),
+        then: ANYTHING,
+        reason: "the test before the first of several passes",
+    },
+    Equivalent {
+        family: "linear_hopper_f32_",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: ("dsl/src/gemm/wgmma_f32.rs", "while first < end {"),
+        then: ANYTHING,
+        reason: "the rows do not end at this test: each thread has chunks in the first round, and none in a round behind the last",
+    },
+    Equivalent {
+        family: "linear_hopper_f32_",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: ("dsl/src/gemm/wgmma_f32.rs", "if at < end {"),
+        then: ANYTHING,
+        reason: "the rows do not end in this of a thread's chunks",
+    },
+    Equivalent {
+        family: "linear_fp8_hopper_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: ("dsl/src/gemm/wgmma.rs", "Self::warpgroup() == 0"),
+        then: ANYTHING,
+        reason: NO_STEPS,
+    },
+    Equivalent {
+        family: "linear_hopper_f32_",
+        kinds: &[Kind::Fence],
+        statement: "fence.mbarrier_init",
+        source: (
+            "dsl/src/ptx/mbarrier.rs",
+            r#"unsafe { instruction!("fence.mbarrier_init.release.cluster;", options(nostack)) }"#,
+        ),
+        then: "bar",
+        reason: "the barriers of the last ring are arrived at by threads only, for which the block's barrier is enough",
+    },
+    Equivalent {
+        family: "linear_fp8_hopper_bf16_128x192",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "st.shared",
+        reason: "a tile of three boxes is waited for at its end: the buffers of the next one's first two are free",
+    },
+    Equivalent {
+        family: "linear_*hopper",
+        kinds: &[Kind::OffByOne],
+        statement: "setp.ne.b32",
+        source: ("dsl/src/gemm/fragments.rs", "if at.lane == 0 {"),
+        then: ANYTHING,
+        reason: "lane 1 of each warp starts the stores and waits for them instead of lane 0",
+    },
+    Equivalent {
+        family: "linear_fp8_hopper_",
+        kinds: &[Kind::Barrier],
+        statement: "bar.sync",
+        source: (
+            "dsl/src/ptx/sync.rs",
+            r#"unsafe { instruction!("bar.sync {}, {};", in(reg32) barrier, in(reg32) threads, options(nostack)) }"#,
+        ),
+        then: ANYTHING,
+        reason: "consumers take turns with the tensor cores: it is faster, and no data depend on it",
+    },
+    Equivalent {
+        family: "linear_*hopper",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: (
+            "dsl/src/epilogue/linear.rs",
+            "let is_floor = p.activation == Activation::NONE || p.activation == Activation::RELU;",
+        ),
+        then: ANYTHING,
+        reason: BY_ROWS,
+    },
+    Equivalent {
+        family: "linear_*hopper",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: (
+            "kernels-gpu/src/linear_fp8_hopper.rs",
+            "while let Some(tile) = S::next_tile(&mut consumer, &mut tiles, steps) {",
+        ),
+        then: ANYTHING,
+        reason: BY_ROWS,
+    },
+    Equivalent {
+        family: "linear_*hopper",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: (
+            "kernels-gpu/src/linear_fp8_hopper.rs",
+            "if p.has_boxes != 0 && epilogue.fits_registers_scaled() {",
+        ),
+        then: ANYTHING,
+        reason: BY_ROWS,
+    },
+    Equivalent {
+        family: "linear_*hopper",
         kinds: &[Kind::OffByOne],
         statement: "setp.ne.b32",
         source: (
@@ -354,7 +512,7 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: "the first strip is staged for every strip, and what the strip has itself is staged over it",
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: &[Kind::OffByOne],
         statement: "setp.ne.b32",
         source: ("dsl/src/gemm/wgmma.rs", "if thread::thread_idx_x() == 0 {"),
@@ -362,7 +520,7 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: "thread 1 of the warp makes the barriers and is the producer instead of thread 0",
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: BOUNDS,
         statement: "setp.lt.u32",
         source: (
@@ -374,7 +532,7 @@ const EQUIVALENTS: &[Equivalent] = &[
                  Y and end before",
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: BOUNDS,
         statement: "setp.le.u32",
         source: ("dsl/src/gemm/wgmma.rs", "(tile.m + 1) * Self::BLOCK_M <= output.rows"),
@@ -382,7 +540,7 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: "a tile within Y is stored as one at its edge: slower, and the same result",
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: BOUNDS,
         statement: "setp.eq.b64",
         source: ("dsl/src/gemm/wgmma.rs", "(tile.m + 1) * Self::BLOCK_M <= output.rows"),
@@ -398,7 +556,7 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: "the test before the first pass: a lane's first row is at most 3, of 16",
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: &[Kind::Barrier],
         statement: "bar.warp.sync",
         source: BAR_WARP_SYNC,
@@ -406,7 +564,7 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: NEXT_TILE,
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: &[Kind::Barrier],
         statement: "bar.warp.sync",
         source: BAR_WARP_SYNC,
@@ -414,7 +572,7 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: NEXT_TILE,
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: &[Kind::Barrier],
         statement: "bar.warp.sync",
         source: BAR_WARP_SYNC,
@@ -422,7 +580,7 @@ const EQUIVALENTS: &[Equivalent] = &[
         reason: NEXT_TILE,
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: &[Kind::Barrier],
         statement: "bar.warp.sync",
         source: BAR_WARP_SYNC,
@@ -431,7 +589,7 @@ const EQUIVALENTS: &[Equivalent] = &[
                  end of the tile",
     },
     Equivalent {
-        family: "linear_hopper_",
+        family: "linear_*hopper",
         kinds: &[Kind::Wait],
         statement: "mbarrier.try_wait",
         source: ("dsl/src/ptx/mbarrier.rs", "instruction!("),

@@ -261,6 +261,8 @@ impl Instance {
             plain(2 * all_m, step, n).boxed(8).fused(FULL),
             plain(20, chunk, 37).odd().fused(FULL),
             plain(20, chunk, 40).odd().fused(FULL),
+            plain(20, chunk, 39).fused(FULL),
+            plain(20, chunk, 39).odd().fused(FULL),
         ];
         sizes.extend(SINGLE.map(|fused| plain(20, chunk, 24).boxed(8).fused(fused)));
         // Columns that end in every strip of a tile, rows and columns that are aligned or are not.
@@ -298,6 +300,9 @@ impl Instance {
                 sizes.push(plain(70, step, 80).mn(x, w).batch(2, [x, w]));
             }
         }
+        // Rows that end in each half of a warp's, in each of a consumer's blocks.
+        let scaled = Fused { row_scale: Scales::Each, ..PLAIN };
+        sizes.extend([28, 84, 92].map(|m| plain(m, chunk, 24).boxed(8).fused(scaled)));
         // Tiles that begin and end with each stage of a ring.
         for steps in 2..=6 {
             sizes.push(plain(4 * all_m, step * steps, 16).boxed(8).fused(if steps % 2 == 0 {

@@ -19,6 +19,7 @@ impl Float {
             "f16" => Some(Self::F16),
             "bf16" => Some(Self::Bf16),
             "f32" | "tf32" => Some(Self::F32),
+            "e4m3" => Some(Self::E4m3),
             _ => None,
         }
     }
