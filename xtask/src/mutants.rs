@@ -48,6 +48,9 @@ fn report(table: &Table) -> ExitCode {
     for group in verdicts.chunk_by(|a, b| a == b) {
         println!("  {:>6} {}", group.len(), group[0]);
     }
+    if !table.pending.is_empty() {
+        println!("Not in the table yet: {}", table.pending.iter().cloned().collect::<Vec<_>>().join(", "));
+    }
     let complaints = table.complaints();
     for complaint in &complaints {
         println!("error: {complaint}");
@@ -96,6 +99,8 @@ fn table(shipped: &[Shipped], rows: &[Option<Vec<Row>>]) -> Table {
         } else if let Some(rows) = rows {
             table.entries.insert(entry.name.clone(), hash(entry));
             table.rows.extend_from_slice(rows);
+        } else {
+            table.pending.insert(entry.name.clone());
         }
     }
     table
