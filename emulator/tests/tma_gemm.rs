@@ -84,7 +84,12 @@ fn multiply(machine: &Machine, text: &str, [m, n, k]: [usize; 3]) -> Result<Vec<
     machine.read(c, &mut bytes).unwrap();
     let words = bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word));
     let (inside, outside): (Vec<_>, Vec<_>) = words.enumerate().partition(|(i, _)| i % pitch_c < n);
-    assert!(outside.iter().all(|(_, word)| word.to_bits() == u32::MAX), "nothing is written between rows");
+    // The copy engine writes the rest of the 16 bytes in which a row ends.
+    let beside = |&&(i, _): &&(usize, f32)| i % pitch_c >= n.next_multiple_of(4);
+    assert!(
+        outside.iter().filter(beside).all(|(_, word)| word.to_bits() == u32::MAX),
+        "nothing is written between rows"
+    );
     Ok(inside.into_iter().map(|(_, word)| word).collect())
 }
 

@@ -161,6 +161,23 @@ fn blocks_of_a_cluster_read_and_write_each_others_shared_memory() {
             assert_eq!(output[block * 32 + t], other * 100 + t as u32 + other);
         }
     }
+    // Four words at a time, to the own block and to the other.
+    let four = |place: &str, at: &str| {
+        let body = format!(
+            "mov.b32 %r1, s;\nmad.lo.u32 %r1, %t, 16, %r1;\nxor.b32 %r2, %k, 1;\nmapa.shared::cluster.u32 %r3, %r1, %r2;\n\
+             mad.lo.u32 %r4, %k, 100, %t;\nst.shared{place}.v4.f32 [{at}], {{%r2, %r4, %t, %k}};\n{SYNC}\
+             ld.shared.u32 %r5, [%r1+4];\nld.shared.u32 %r6, [%r1+8];\nmad.lo.u32 %r5, %r6, 1000, %r5;\nst.global.u32 [%q], %r5;"
+        );
+        let output = passes(&kernel(2, &body), 4, 32);
+        for block in 0..4u32 {
+            let writer = if place.is_empty() { block % 2 } else { 1 - block % 2 };
+            for t in 0..32 {
+                assert_eq!(output[(block * 32 + t) as usize], writer * 100 + t + 1000 * t, "{place}");
+            }
+        }
+    };
+    four("", "%r1");
+    four("::cluster", "%r3");
     let ordered = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
     assert_eq!(passes(&kernel(2, &body(ordered, "")), 4, 32), output);
     let written = format!("mov.b32 %r1, s;\nmad.lo.u32 %r1, %t, 4, %r1;\nst.shared.u32 [%r1], %t;\n{SYNC}");

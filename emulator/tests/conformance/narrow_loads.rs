@@ -55,6 +55,33 @@ fn a_number_of_shared_memory_keeps_its_bits() {
 }
 
 #[test]
+fn memory_that_may_be_written_is_loaded_alike() {
+    for at in (0..48).step_by(16) {
+        let body = format!("ld.global.b16 %h, [%in+{}];\ncvt.u32.u16 %w2, %h;", at + 6);
+        assert_eq!(results(&body), [0, 0, word(at + 6) & 0xffff, 0]);
+        let body = format!("ld.global.f32 %f0, [%in+{at}];\nmov.b32 %w1, %f0;");
+        assert_eq!(results(&body), [0, word(at), 0, 0]);
+        let body = format!("ld.global.v2.b32 {{%w3, %w0}}, [%in+{}];", at + 8);
+        assert_eq!(results(&body), [word(at + 12), 0, 0, word(at + 8)]);
+        let body = format!("ld.global.v4.b32 {{%w3, %w2, %w1, %w0}}, [%in+{at}];");
+        assert_eq!(results(&body), [word(at + 12), word(at + 8), word(at + 4), word(at)]);
+    }
+}
+
+#[test]
+fn a_byte_is_stored_alone() {
+    for at in 0..4 {
+        let body = format!(
+            "ld.global.v4.b32 {{%w0, %w1, %w2, %w3}}, [%in];\nst.global.b8 [%in+{at}], %w1;\n\
+             ld.global.v4.b32 {{%w0, %w1, %w2, %w3}}, [%in];"
+        );
+        let shift = 8 * at;
+        let first = word(0) & !(0xff << shift) | ((word(4) & 0xff) << shift);
+        assert_eq!(results(&body), [first, word(4), word(8), word(12)]);
+    }
+}
+
+#[test]
 fn several_numbers_are_consecutive_words() {
     for at in (0..48).step_by(16) {
         let body = format!(

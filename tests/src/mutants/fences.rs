@@ -26,7 +26,8 @@ pub(crate) fn is_repeated(entry: &Entry, flow: &Flow, fence: usize) -> Option<St
         !is_product(*at) && !is_fence(*at) && self::registers(statement).any(|name| registers.contains(name))
     };
     // The entry's beginning is on a path without a fence.
-    let proven = !registers.is_empty() && !before.contains(&0) && !before.iter().any(touches);
+    let begins = fence == 0 || (before.contains(&0) && !is_fence(0));
+    let proven = !registers.is_empty() && !begins && !before.iter().any(touches);
     proven.then(|| {
         "since the fence before it nothing but products of this shape has touched their registers, which needs no fence"
             .to_owned()
