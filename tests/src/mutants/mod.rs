@@ -238,7 +238,9 @@ impl Subject {
         match mutant.kind {
             Kind::Bound | Kind::OffByOne => self.congruence.never_equal(&mutant.differs_if),
             Kind::Wait | Kind::WaitFewer | Kind::Commit
-                if self.entry.statements[mutant.statement].is("cp.async") && !self.copies =>
+                if self.entry.statements[mutant.statement].is("cp.async")
+                    && !self.entry.statements[mutant.statement].is("cp.async.bulk")
+                    && !self.copies =>
             {
                 Some("the entry has no asynchronous copies: there is nothing to wait for".to_owned())
             }
