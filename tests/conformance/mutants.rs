@@ -29,12 +29,14 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn sample(shipped: Shipped, table: &Table) -> Result<(), Failed> {
     let subject = Subject::new(shipped)?;
     let known = table.known(&subject.entry, &subject.mutants);
+    let name = &subject.entry.name;
+    let is_pending = table.pending.contains(table.twins.get(name).unwrap_or(name));
     let mut rng = crate::properties::rng()?;
     for _ in 0..SAMPLE {
         let index = rng.random_range(0..subject.mutants.len());
         let mutant = &subject.mutants[index];
         let row = Row::new(&subject.entry, mutant, subject.verdict_by_running(mutant)?);
-        if !row.is_explained() && !table.pending.contains(&subject.entry.name) {
+        if !row.is_explained() && !is_pending {
             return Err(format!("nothing finds this mutant: {row:?}").into());
         }
         // What a check says of a mutant may change with the check.
