@@ -1,7 +1,7 @@
 //! Linear layers of 8-bit floating-point types where there are no products of these: f16 holds all their numbers exactly, so the
 //! operands are widened to it, and the products are f16's.
 //!
-//! [`widen_fp8`] makes the copies, [`linear_fp8`] is [`linear`](mod@crate::linear) with a bias of Y's type.
+//! [`widen_fp8`](fn@widen_fp8) makes the copies, [`linear_fp8`](fn@linear_fp8) is [`linear`](mod@crate::linear) with a bias of Y's type.
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, Element, F8E4M3, F8E5M2, F16, Float8};
@@ -14,12 +14,12 @@ use warpsmith_dsl::{KernelParam, block, kernel, ptx, thread};
 /// 64 × 64 outputs by four warps.
 pub type Fp8Portable64x64 = MmaTile<2, 4, 2, 2, 4, 128>;
 
-/// Threads of a block of [`widen_fp8`].
+/// Threads of a block of [`widen_fp8`](fn@widen_fp8).
 pub const WIDEN_THREADS: u32 = 128;
 /// Elements that a thread widens at a time: 16 bytes.
 pub const WIDEN_CHUNK: u32 = 16;
 
-/// The matrices of a launch of [`widen_fp8`].
+/// The matrices of a launch of [`widen_fp8`](fn@widen_fp8).
 #[derive(Clone, Copy, Debug, KernelParam)]
 #[repr(C)]
 pub struct WidenParams {
@@ -69,7 +69,7 @@ pub unsafe fn widen_fp8<T: Float8>(from: Global<T>, to: GlobalMut<F16>, p: Widen
     }
 }
 
-/// The sizes of a launch of [`linear_fp8`].
+/// The sizes of a launch of [`linear_fp8`](fn@linear_fp8).
 #[derive(Clone, Copy, Debug, KernelParam)]
 #[repr(C)]
 pub struct Fp8Params {

@@ -11,9 +11,9 @@ use warpsmith_dsl::{KernelParam, kernel, ptx, thread};
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
-/// Chunks of 16 bytes that a thread of [`repack_rows`] copies, in rows of as many passes over the block's rows.
+/// Chunks of 16 bytes that a thread of [`repack_rows`](fn@repack_rows) copies, in rows of as many passes over the block's rows.
 pub const PASSES: u32 = 4;
-/// Bytes of a tile of [`repack_transpose`] along K, and along the rows.
+/// Bytes of a tile of [`repack_transpose`](fn@repack_transpose) along K, and along the rows.
 pub const TILE_BYTES: u32 = 128;
 /// Chunks of 16 bytes of that.
 const TILE_CHUNKS: u32 = TILE_BYTES / CHUNK_BYTES;
@@ -38,9 +38,9 @@ pub struct RepackParams {
     pub columns: u32,
     /// Matrices.
     pub batch: u32,
-    /// The base-2 logarithm of the chunks that a row of threads of [`repack_rows`] copies at a time: at most 8, so 256 of them.
+    /// The base-2 logarithm of the chunks that a row of threads of [`repack_rows`](fn@repack_rows) copies at a time: at most 8, so 256 of them.
     pub lanes_log2: u32,
-    /// For [`repack_transpose`], 1 if the source can be read in chunks of 16 bytes along its columns: the row stride is 1, the
+    /// For [`repack_transpose`](fn@repack_transpose), 1 if the source can be read in chunks of 16 bytes along its columns: the row stride is 1, the
     /// address and the other strides are multiples of 16 bytes.
     pub chunked: u32,
     /// Keeps the size a multiple of the alignment; its value is not read.
