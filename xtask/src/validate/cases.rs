@@ -390,7 +390,8 @@ mod tests {
                 });
             }
         }
-        assert_eq!(reached, shipped(&["linear", "linear_hopper"]));
+        let families = ["linear", "linear_hopper", "linear_hopper_f32", "linear_skinny"];
+        assert_eq!(reached, shipped(&families));
         Ok(())
     }
 
