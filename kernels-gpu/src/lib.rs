@@ -16,6 +16,7 @@
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
+pub mod codes;
 #[cfg(feature = "linear")]
 pub mod linear;
 #[cfg(feature = "linear_fp8")]
