@@ -26,6 +26,29 @@ pub unsafe fn ldmatrix_x4(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// `ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`: four 8×8 matrices of 16-bit elements, transposed.
+///
+/// Lanes 8·i to 8·i + 7 give the addresses of the eight 16-byte rows of matrix i; register i of lane l receives elements
+/// l / 4 of rows 2·(l mod 4) and the next of matrix i.
+///
+/// # Safety
+///
+/// As [`ldmatrix_x4`].
+#[inline(always)]
+#[must_use]
+pub unsafe fn ldmatrix_x4_trans(address: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{0}, {1}, {2}, {3}}}, [{4}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+            options(nostack)
+        )
+    };
+    [a, b, c, d]
+}
+
 /// `stmatrix.sync.aligned.m8n8.x4.shared.b16`: four 8×8 matrices of 16-bit elements, the inverse of [`ldmatrix_x4`]. PTX ISA 7.8,
 /// sm_90.
 ///

@@ -294,6 +294,33 @@ pub unsafe fn st_shared_f32(address: u32, value: f32) {
     unsafe { instruction!("st.shared.f32 [{0}], {1};", in(reg32) address, in(reg32) value, options(nostack)) }
 }
 
+/// `ld.shared.b32`: four bytes.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_shared_b32(address: u32) -> u32 {
+    let value: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("ld.shared.b32 {0}, [{1}];", out(reg32) value, in(reg32) address, options(nostack))
+    };
+    value
+}
+
+/// `st.shared.b32`: four bytes.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+pub unsafe fn st_shared_b32(address: u32, value: u32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("st.shared.b32 [{0}], {1};", in(reg32) address, in(reg32) value, options(nostack)) }
+}
+
 /// `ld.shared.v2.f32`: two numbers.
 ///
 /// # Safety
