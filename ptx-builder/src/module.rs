@@ -12,8 +12,8 @@
 //! alignment of the entry's first parameter, where rustc would state its type's own.
 //!
 //! Dropped are: functions that nothing refers to (the panic handler, which Rust demands and an immediate abort never reaches),
-//! labels of debug ranges, markers of inline assembly. `.loc` and `.file` lines stay: diagnostics and profilers show Rust lines by
-//! them.
+//! labels of debug ranges, comments. `.loc` and `.file` lines stay where they say something new: diagnostics and profilers show
+//! Rust lines by them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -85,6 +85,7 @@ pub fn finish(ptx: &str, folders: &[(PathBuf, String)]) -> Result<String, String
     module.drop_debris();
     module.drop_unused_functions();
     module.lift()?;
+    module.drop_debris_in_bodies();
     module.drop_positions();
     module.gather_files(folders);
     Ok(module.to_text())
@@ -149,6 +150,10 @@ impl Module {
             // LLVM's banner and its `// .globl` notes; the header of the finished file says more.
             !text.starts_with("//")
         });
+    }
+
+    /// Drops the lines of bodies that carry nothing.
+    fn drop_debris_in_bodies(&mut self) {
         for function in self.functions_mut() {
             let Some(body) = &mut function.body else { continue };
             body.retain(|line| !is_debris(line.text.trim()));
@@ -237,15 +242,26 @@ impl Module {
         Ok(())
     }
 
-    /// A position that another one replaces before the next instruction says nothing.
+    /// Keeps the positions that say something, each right before its first instruction.
+    ///
+    /// A `.loc` is in force up to the next one in the text, whatever labels stand between. So one that another replaces before
+    /// the next instruction says nothing, nor does one that repeats the line in force, or one of line 0: that of no line.
     fn drop_positions(&mut self) {
         for function in self.functions_mut() {
             let Some(body) = &mut function.body else { continue };
             let mut kept: Vec<Line> = Vec::with_capacity(body.len());
+            let (mut in_force, mut pending) = (None, None);
             for line in body.drain(..) {
-                let is_position = |line: &Line| line.text.trim_start().starts_with(".loc");
-                if is_position(&line) && kept.last().is_some_and(is_position) {
-                    kept.pop();
+                if let Some(position) = position(&line.text) {
+                    pending = (position.line != "0").then_some((position, line));
+                    continue;
+                }
+                if !is_label(line.text.trim())
+                    && let Some((position, line)) = pending.take()
+                    && in_force.as_ref() != Some(&position)
+                {
+                    in_force = Some(position);
+                    kept.push(line);
                 }
                 kept.push(line);
             }
@@ -394,16 +410,35 @@ fn raise_alignment(head: &mut [Line], entry: &str, what: &str) -> Option<()> {
     Some(())
 }
 
+/// Whether a line of a function's body carries nothing: a comment (the kernel's marks are lifted before), a label of debug ranges.
 fn is_debris(text: &str) -> bool {
     let label = |prefix: &str| {
         let number = text.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(':'));
         number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
     };
-    text == "// begin inline asm"
-        || text == "// end inline asm"
-        || label("$L__tmp")
-        || label("$L__func_begin")
-        || label("$L__func_end")
+    text.starts_with("//") || label("$L__tmp") || label("$L__func_begin") || label("$L__func_end")
+}
+
+/// Whether a line is a label and nothing else.
+fn is_label(text: &str) -> bool {
+    let name = text.strip_suffix(':');
+    name.is_some_and(|name| identifiers(name).next() == Some(name))
+}
+
+/// What a `.loc` line says. The column is left out: it tells the instructions of a line apart for no reader.
+#[derive(PartialEq, Eq)]
+struct Position {
+    file: String,
+    line: String,
+    /// Where the function is inlined, if the line says so.
+    inlined: String,
+}
+
+fn position(line: &str) -> Option<Position> {
+    let mut words = line.trim_start().strip_prefix(".loc")?.split_whitespace();
+    let mut next = || words.next().unwrap_or_default().trim_end_matches(',').to_owned();
+    let (file, line, _column) = (next(), next(), next());
+    Some(Position { file, line, inlined: words.collect::<Vec<_>>().join(" ") })
 }
 
 /// A `.file` line with its path relative to the first of `folders` that holds it.

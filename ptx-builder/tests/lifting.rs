@@ -189,6 +189,54 @@ fn positions_of_removed_lines_do_not_pile_up() {
     assert!(text.contains(".loc\t2 13 1\n\tmov.u32"), "{text}");
 }
 
+/// The lines of the shipped body after the bounds, for one with `body` at its start.
+fn shipped(body: &str) -> String {
+    let text = finish(&raw(body)).unwrap();
+    text.split_once("%r<3>;\n").unwrap().1.to_owned()
+}
+
+#[test]
+fn a_position_that_repeats_the_line_in_force_is_dropped() {
+    let body = shipped("\tadd a;\n\t.loc\t2 11 7\n\tadd b;\n\t.loc\t2 12 7\n\tadd c;\n\t.loc\t2 11 0");
+    let expected =
+        "\t.loc\t2 11 0\n\tadd a;\n\tadd b;\n\t.loc\t2 12 7\n\tadd c;\n\t.loc\t2 11 0\n\tmov.u32 %r1";
+    assert!(body.starts_with(expected), "{body}");
+    // The same line of another file is another one, and so is one that is inlined elsewhere.
+    let body = shipped("\tadd a;\n\t.loc\t3 11 0\n\tadd b;");
+    assert!(body.starts_with("\t.loc\t2 11 0\n\tadd a;\n\t.loc\t3 11 0\n\tadd b;"), "{body}");
+    let inlined = "\t.loc\t2 11 0, function_name $L__info0, inlined_at 2 30 1\n\tadd b;";
+    let body = shipped(&format!("\tadd a;\n{inlined}"));
+    assert!(body.starts_with(&format!("\t.loc\t2 11 0\n\tadd a;\n{inlined}")), "{body}");
+}
+
+#[test]
+fn a_position_of_no_line_leaves_the_one_in_force() {
+    let body = shipped("\tadd a;\n\t.loc\t2 12 7\n\t.loc\t2 0 7\n\tadd b;\n\t.loc\t2 11 0");
+    assert!(body.starts_with("\t.loc\t2 11 0\n\tadd a;\n\tadd b;\n\tmov.u32 %r1"), "{body}");
+}
+
+#[test]
+fn a_position_stands_before_its_first_instruction_whatever_labels_are_between() {
+    let body = shipped("\tadd a;\n\t.loc\t2 12 7\n$L__BB1_1:\n\t.loc\t2 13 7\n$L__BB1_3:\n\tadd b;");
+    assert!(body.contains("\tadd a;\n$L__BB1_1:\n$L__BB1_3:\n\t.loc\t2 13 7\n\tadd b;"), "{body}");
+    // A label does not end what is in force: positions hold for the text, not for the flow of control.
+    let body = shipped("\tadd a;\n$L__BB1_1:\n\t.loc\t2 11 9\n\tadd b;");
+    assert!(body.contains("\tadd a;\n$L__BB1_1:\n\tadd b;"), "{body}");
+}
+
+#[test]
+fn every_function_states_its_first_position() {
+    let other = ".visible .entry other()\n{\n\t.loc\t2 11 0\n\tret;\n}\n";
+    let text = finish(&format!("{}{other}", raw(BOUNDS))).unwrap();
+    assert!(text.ends_with("other()\n{\n\t.loc\t2 11 0\n\tret;\n}\n"), "{text}");
+}
+
+#[test]
+fn comments_of_a_body_are_dropped() {
+    let body = shipped("// %bb.3:\n\t// {%r1} {%r2}\n\tadd a;\n\t\n\tadd b; \t");
+    assert!(body.starts_with("\t.loc\t2 11 0\n\tadd a;\n\tadd b;\n\tmov.u32 %r1"), "{body}");
+}
+
 #[test]
 fn paths_of_sources_name_no_folder_of_this_machine() {
     let ours = "/home/someone/repository/kernels/src/lib.rs";
