@@ -6,6 +6,7 @@ use core::num::NonZeroU32;
 
 use warpsmith_dsl::float::Element;
 use warpsmith_dsl::launch::{Global, KernelParam};
+use warpsmith_dsl::ptx;
 
 /// The most updates that run as one.
 pub const MAX_UPDATES: usize = 8;
@@ -71,19 +72,25 @@ impl<T: Element> Codes<T> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn of_rank(&self, rank: u32) -> CodesOfRank<T> {
-        let (mut first, mut begin) = (self.codes[0], 0);
-        let (mut stride, mut rows, mut scaling) = (self.strides[0], self.rows[0], self.scaling[0]);
-        // Selections: an array in parameters that is indexed by a variable would be copied to local memory.
+        let (mut first, mut begin) = (self.codes[0].address(), 0);
+        let (mut stride, mut rows, mut scaling) = (self.strides[0], self.rows[0], self.scaling[0].to_bits());
+        // Masks, opaque ones: of selections the compiler would make a selection among addresses, and copy the parameter to local memory
+        // for it.
         for update in 1..MAX_UPDATES {
-            if rank >= self.ends[update - 1] {
-                (first, begin) = (self.codes[update], self.ends[update - 1]);
-                (stride, rows, scaling) = (self.strides[update], self.rows[update], self.scaling[update]);
-            }
+            let behind = rank >= self.ends[update - 1];
+            let mask = ptx::opaque(0u32.wrapping_sub(behind.into()));
+            let wide = mask as u64 | (mask as u64) << 32;
+            first ^= (first ^ self.codes[update].address()) & wide;
+            stride ^= (stride ^ self.strides[update]) & wide;
+            begin ^= (begin ^ self.ends[update - 1]) & mask;
+            rows ^= (rows ^ self.rows[update]) & mask;
+            scaling ^= (scaling ^ self.scaling[update].to_bits()) & mask;
         }
         let inside = rank < self.rank();
         // SAFETY: the caller's promise.
         let rows = unsafe { NonZeroU32::new_unchecked(rows) };
-        CodesOfRank { first: first.offset((rank - begin) as u64), stride, rows, scaling, inside }
+        let first = Global::new(first).offset((rank - begin) as u64);
+        CodesOfRank { first, stride, rows, scaling: f32::from_bits(scaling), inside }
     }
 }
 
