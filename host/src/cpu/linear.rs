@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::gemm::{K_BLOCK, MicroKernel, pack};
 use super::number::{Accumulator, FromAccumulator, Operand};
+use super::update::LowRank;
 use crate::device::cpu::out_of_memory;
 use crate::error::{Error, Result};
 use crate::memory::zeros;
@@ -75,6 +76,24 @@ pub fn linear<A, T, B, R, O>(
     x: ArrayView2<'_, T>,
     w: ArrayView2<'_, T>,
     terms: LinearTerms<'_, B, R, O>,
+    y: ArrayViewMut2<'_, O>,
+) -> Result<()>
+where
+    A: Accumulator,
+    T: Operand,
+    B: Operand,
+    R: Operand,
+    O: FromAccumulator<A>,
+{
+    linear_and::<A, T, B, R, O>(x, w, terms, None, y)
+}
+
+/// As [`linear`], of the sum of `x wᵀ` and the product `low_rank`, whose sizes fit.
+pub(super) fn linear_and<A, T, B, R, O>(
+    x: ArrayView2<'_, T>,
+    w: ArrayView2<'_, T>,
+    terms: LinearTerms<'_, B, R, O>,
+    low_rank: Option<&LowRank<A>>,
     mut y: ArrayViewMut2<'_, O>,
 ) -> Result<()>
 where
@@ -135,10 +154,15 @@ where
             if let Some(mask) = &mut mask {
                 mask.fill(0);
             }
-            for (i, (mut y, sums)) in tile.rows_mut().into_iter().zip(sums.chunks_exact(width)).enumerate() {
+            for (i, (mut y, sums)) in
+                tile.rows_mut().into_iter().zip(sums.chunks_exact_mut(width)).enumerate()
+            {
                 let at = row + i;
+                if let Some(low_rank) = low_rank {
+                    low_rank.add_to(at, slab_start + column, n, sums);
+                }
                 let row_scale = row_scale.as_ref().map(|scale| A::from_f32(scale[at]));
-                for (j, (y, &sum)) in y.iter_mut().zip(sums).enumerate() {
+                for (j, (y, &sum)) in y.iter_mut().zip(&*sums).enumerate() {
                     let to = slab_start + column + j;
                     let mut z = if terms.alpha == 1.0 { sum } else { sum * A::from_f32(terms.alpha) };
                     if let Some(scale) = row_scale {
@@ -234,7 +258,7 @@ fn product<'a, T: Operand, A: Accumulator>(
     padded: usize,
     columns: core::ops::Range<usize>,
     scratch: &'a mut Scratch<A>,
-) -> &'a [A] {
+) -> &'a mut [A] {
     let (rows, k) = x.dim();
     let (rows, width) = (rows.next_multiple_of(kernel.mr), columns.len());
     scratch.sums.clear();
@@ -252,7 +276,7 @@ fn product<'a, T: Operand, A: Accumulator>(
             }
         }
     }
-    &scratch.sums
+    &mut scratch.sums
 }
 
 #[cfg(test)]

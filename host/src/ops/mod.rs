@@ -11,6 +11,7 @@ mod precision;
 mod product;
 mod repack;
 pub mod scaled;
+pub mod update;
 
 pub use activation::Activation;
 pub use implementation::Implementation;
@@ -19,3 +20,4 @@ pub use matmul::matmul;
 pub use precision::{Precision, Products};
 pub use repack::{RepackOp, repack};
 pub use scaled::{Scale, linear_scaled};
+pub use update::{generated_update, linear_with_update};

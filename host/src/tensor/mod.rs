@@ -4,7 +4,7 @@
 //! Transfers between host and device are in `transfer`, tensor maps for the copy engine in `map`, the CPU device's direct access to the elements in `host`.
 
 mod element;
-mod host;
+pub(crate) mod host;
 mod layout;
 mod map;
 mod transfer;

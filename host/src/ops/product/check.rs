@@ -12,7 +12,7 @@ where
     O: Element + FromAccumulator<f32>,
 {
     /// Checks devices, shapes and strides of all operands but the output.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let (operation, options, device) = (self.operation, self.options, self.a.device());
         let same = |operand, other| device.expect_same(operation, operand, other);
         same(self.names[1], self.b.device())?;
@@ -97,7 +97,7 @@ where
     }
 
     /// Checks a tensor that is to take the result.
-    pub(super) fn check_output(&self, y: &Tensor<O>) -> Result<()> {
+    pub(crate) fn check_output(&self, y: &Tensor<O>) -> Result<()> {
         let (operation, options) = (self.operation, self.options);
         self.a.device().expect_same(operation, "y", y.device())?;
         self.expect_output_shape("y", y)?;

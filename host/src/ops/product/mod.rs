@@ -73,7 +73,7 @@ where
         shape
     }
 
-    fn stream(&self) -> Stream {
+    pub(crate) fn stream(&self) -> Stream {
         self.options.stream.cloned().unwrap_or_else(|| self.a.device().default_stream())
     }
 
@@ -110,7 +110,7 @@ where
     }
 
     /// What is added, and how often: the residual, or what the output holds.
-    fn added<'r>(&'r self, y: &'r Tensor<O>) -> Option<(&'r Tensor<O>, f32)> {
+    pub(crate) fn added<'r>(&'r self, y: &'r Tensor<O>) -> Option<(&'r Tensor<O>, f32)> {
         match self.options.residual {
             Some((residual, beta)) => (beta != 0.0).then_some((residual, beta)),
             None => (self.options.beta != 0.0).then_some((y, self.options.beta)),

@@ -91,7 +91,7 @@ where
         y.put_host_bytes(operation, result)
     }
 
-    fn zeroed<U>(&self, elements: usize) -> Result<HostBytes> {
+    pub(crate) fn zeroed<U>(&self, elements: usize) -> Result<HostBytes> {
         let bytes = elements.saturating_mul(size_of::<U>());
         HostBytes::zeroed(bytes).ok_or_else(|| out_of_memory(self.operation, bytes))
     }
@@ -112,7 +112,7 @@ where
     }
 
     /// The elements in row-major order, as f32.
-    fn widened(&self, tensor: &Tensor<O>) -> Result<Vec<f32>> {
+    pub(crate) fn widened(&self, tensor: &Tensor<O>) -> Result<Vec<f32>> {
         let view = tensor.host_view(self.operation)?;
         let elements: Vec<O> = view.array().iter().copied().collect();
         match O::DTYPE {
@@ -128,7 +128,7 @@ where
         }
     }
 
-    fn two_axes(&self, error: &ShapeError) -> Error {
+    pub(crate) fn two_axes(&self, error: &ShapeError) -> Error {
         Error::Argument {
             operation: self.operation,
             argument: "shape",

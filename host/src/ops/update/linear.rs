@@ -1,0 +1,358 @@
+//! A linear operation with generated low-rank updates, `Y = act(X Wᵀ + ΔY + b + …)`, in one kernel where there is one for it.
+//!
+//! V's columns ride along in the product of X and W as more columns of the output, which stay on the multiprocessor: scaled by the
+//! codes they are the left operand of one more step, with U as the right one, before the epilogue.
+//!
+//! Where no kernel does both, one computes the updates, then the linear operation adds them as it adds a residual. They are then
+//! rounded to the operands' type in between.
+
+use warpsmith_dsl::epilogue::LinearEpilogue;
+use warpsmith_dsl::launch::{Global, GlobalMut};
+
+use super::check::{Checked, matrix};
+use super::operands::{BoltOn, Packed, Updates, has_rows, is_chunked, limits, row_stride};
+use super::{Update, UpdateInput, hopper, portable};
+use crate::device::DeviceKind;
+use crate::error::{Error, Result};
+use crate::ops::product::{Options, Product};
+use crate::ops::{Activation, Implementation};
+use crate::stream::{Operand, Stream};
+use crate::tensor::{Element, Tensor};
+
+/// The operation's name in errors.
+const OPERATION: &str = "linear_with_update";
+
+/// The linear operation on `x` `[.., K]` and `w` `[N, K]`, with a generated low-rank update:
+/// `y = act(x wᵀ + ((x v) ⊙ codes) u · scaling + bias)`, `[.., N]`. v is `[K, R]`, u `[R, N]`; codes are as
+/// [`generated_update`](super::generated_update) takes them.
+///
+/// ```
+/// use ndarray::array;
+/// use warpsmith::{Device, Tensor, ops, ops::Activation};
+///
+/// let device = Device::cpu();
+/// let x = Tensor::from_array(&device, &array![[1.0f32, 2.0]])?;
+/// let w = Tensor::from_array(&device, &array![[3.0f32, 4.0], [-5.0, 0.0]])?;
+/// let v = Tensor::from_array(&device, &array![[1.0f32], [1.0]])?;
+/// let codes = Tensor::from_array(&device, &array![[2.0f32]])?;
+/// let u = Tensor::from_array(&device, &array![[0.5f32, 1.0]])?;
+/// let op = ops::linear_with_update(&x, &w, &v, &codes, &u, 1.0).activation(Activation::Relu);
+/// assert_eq!(op.run()?.to_vec()?, [14.0, 1.0]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub fn linear_with_update<'a, T: UpdateInput>(
+    x: &'a Tensor<T>,
+    w: &'a Tensor<T>,
+    v: &'a Tensor<T>,
+    codes: &'a Tensor<T>,
+    u: &'a Tensor<T>,
+    scaling: f32,
+) -> LinearUpdateOp<'a, T> {
+    let updates = Updates::Given(vec![Update { v, codes, u, scaling }]);
+    LinearUpdateOp { x, w, updates, options: Options::new() }
+}
+
+/// A linear operation with generated low-rank updates that has yet to run; see [`linear_with_update`].
+#[derive(Debug)]
+#[must_use = "an operation does nothing until `run` or `run_into`"]
+pub struct LinearUpdateOp<'a, T: Element> {
+    x: &'a Tensor<T>,
+    w: &'a Tensor<T>,
+    updates: Updates<'a, T>,
+    options: Options<'a, T, T>,
+}
+
+/// What runs on a device that has kernels.
+enum Path {
+    Hopper(hopper::Choice),
+    Portable(portable::Choice),
+    /// The updates alone, then the linear operation.
+    Sequence,
+}
+
+impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
+    /// The updates of a layer, whose V and U are packed.
+    #[allow(dead_code, reason = "the layer has yet to come")]
+    pub(crate) fn of_packed(
+        x: &'a Tensor<T>,
+        w: &'a Tensor<T>,
+        packed: &'a Packed<T>,
+        codes: Vec<&'a Tensor<T>>,
+    ) -> Self {
+        Self { x, w, updates: Updates::Packed(packed, codes), options: Options::new() }
+    }
+
+    /// Adds another update; there may be [`MAX_UPDATES`](super::MAX_UPDATES), with ranks of [`MAX_RANK`](super::MAX_RANK) together.
+    pub fn and(mut self, v: &'a Tensor<T>, codes: &'a Tensor<T>, u: &'a Tensor<T>, scaling: f32) -> Self {
+        self.updates.push(Update { v, codes, u, scaling });
+        self
+    }
+
+    /// Adds `bias` `[N]` to every row; `None` adds nothing.
+    pub fn bias(mut self, bias: impl Into<Option<&'a Tensor<T>>>) -> Self {
+        self.options.bias = bias.into();
+        self
+    }
+
+    /// Adds `beta · residual`, of the output's shape. With `beta` = 0 it is not read.
+    ///
+    /// It may be the very output of `run_into`, but not otherwise share memory with it.
+    pub fn residual(mut self, residual: &'a Tensor<T>, beta: f32) -> Self {
+        self.options.residual = Some((residual, beta));
+        self
+    }
+
+    /// Applies `activation` last, before rounding.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.options.activation = activation;
+        self
+    }
+
+    /// Also stores where the activation's argument is above 0, as [`LinearOp::relu_mask`](crate::ops::linear::LinearOp::relu_mask)
+    /// does.
+    pub fn relu_mask(mut self, mask: &'a mut Tensor<u32>) -> Self {
+        self.options.mask = Some(mask);
+        self
+    }
+
+    /// Also stores the activation's argument, rounded to the output's type: what a backward pass needs.
+    pub fn preactivation(mut self, preactivation: &'a mut Tensor<T>) -> Self {
+        self.options.preactivation = Some(preactivation);
+        self
+    }
+
+    /// Runs on `stream` instead of the device's default stream.
+    pub fn on(mut self, stream: &'a Stream) -> Self {
+        self.options.stream = Some(stream);
+        self
+    }
+
+    /// Runs the operation into a new tensor of shape [.., N]. On a GPU the work may still be under way when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
+    /// not fit; whatever allocating the output, loading the kernel and launching it may return.
+    pub fn run(&self) -> Result<Tensor<T>> {
+        let (checked, base) = self.checked()?;
+        let stream = base.stream();
+        let mut y = Tensor::uninit_on(&stream, checked.output_shape())?;
+        self.execute(&checked, &base, &stream, &mut y)?;
+        Ok(y)
+    }
+
+    /// Runs the operation into `y`, which may be a view whose last axis is contiguous.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run), and [`Error::Overlap`] if `y` shares memory with another operand: if the spans from first to last
+    /// element of the two meet, even if their elements alternate. Only a residual may be the same tensor.
+    pub fn run_into(&self, y: &mut Tensor<T>) -> Result<()> {
+        let (checked, base) = self.checked()?;
+        base.check_output(y)?;
+        checked.expect_output(y)?;
+        self.execute(&checked, &base, &base.stream(), y)
+    }
+
+    /// Which implementation [`run`](Self::run) would take: one kernel, or the [`Sequence`](Implementation::Sequence) of two. Operands
+    /// that a kernel cannot read as they are get copied by another one first.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run), for the operands.
+    pub fn implementation(&self) -> Result<Implementation> {
+        let (checked, base) = self.checked()?;
+        let device = self.x.device();
+        if checked.is_empty() || device.kind() == DeviceKind::Cpu || checked.k == 0 {
+            return base.implementation();
+        }
+        Ok(match self.path(&checked, None)? {
+            Path::Hopper(choice) => {
+                Implementation::kernel(device, hopper::kernel::<T>(choice), choice.blocks)
+            }
+            Path::Portable(choice) => {
+                Implementation::kernel(device, portable::kernel::<T>(choice), choice.blocks)
+            }
+            Path::Sequence => {
+                Implementation::sequence(checked.implementation_alone()?, base.implementation()?)
+            }
+        })
+    }
+
+    /// The updates and the linear operation, if all operands but the output fit.
+    fn checked(&self) -> Result<(Checked<T>, Product<'_, T, T>)> {
+        let (x, w) = (self.x, self.w);
+        let checked = Checked::new(OPERATION, x, &self.updates)?;
+        let (k, n) = (checked.k, checked.n);
+        if w.shape() != [n, k] {
+            return Err(Error::Shape {
+                operation: OPERATION,
+                operand: "w",
+                expected: format!("[{n}, {k}], since x has {k} columns and u has {n}"),
+                actual: w.shape().to_vec(),
+            });
+        }
+        let base = self.base(&checked, &self.options)?;
+        base.check()?;
+        if let Some(preactivation) = self.options.preactivation.as_deref() {
+            checked.expect_apart("preactivation", preactivation)?;
+        }
+        if let Some(mask) = self.options.mask.as_deref() {
+            checked.expect_apart("relu_mask", mask)?;
+        }
+        Ok((checked, base))
+    }
+
+    /// The linear operation without the updates.
+    fn base<'o>(&self, checked: &Checked<T>, options: &'o Options<'o, T, T>) -> Result<Product<'o, T, T>> {
+        let x = self.x;
+        // A vector is a matrix of one row.
+        let a = if x.rank() == 1 { x.reshape([1, checked.k])? } else { x.clone() };
+        let leading = a.shape()[..a.rank() - 2].to_vec();
+        let (b, output_shape) = (self.w.clone(), checked.output_shape());
+        Ok(Product { operation: OPERATION, names: ["x", "w"], a, b, leading, output_shape, options })
+    }
+
+    /// What runs for an output that lies as the matrix `y` does, or is new.
+    fn path(&self, checked: &Checked<T>, y: Option<&Tensor<T>>) -> Result<Path> {
+        checked.check_sizes()?;
+        if !has_rows(self.w) {
+            return Ok(Path::Sequence);
+        }
+        let is_aligned = is_chunked(&checked.x) && is_chunked(self.w);
+        let mut problem = checked.problem(is_aligned, true, y);
+        problem.is_cheap = self.options.is_cheap();
+        let limits = limits(self.x.device());
+        if let Some(choice) = hopper::choose(&problem, &limits) {
+            return Ok(Path::Hopper(choice));
+        }
+        Ok(portable::choose(&problem, &limits).map_or(Path::Sequence, Path::Portable))
+    }
+
+    /// Runs into `y`, which has been checked, or is new.
+    fn execute(
+        &self,
+        checked: &Checked<T>,
+        base: &Product<'_, T, T>,
+        stream: &Stream,
+        y: &mut Tensor<T>,
+    ) -> Result<()> {
+        let device = self.x.device();
+        if checked.is_empty() {
+            return Ok(());
+        }
+        if device.kind() == DeviceKind::Cpu {
+            return checked.run_linear_on_cpu(base, y);
+        }
+        if checked.k == 0 {
+            return base.run_into(y);
+        }
+        let mut flat = matrix(OPERATION, "y", y)?;
+        let path = self.path(checked, Some(&flat))?;
+        if matches!(path, Path::Sequence) {
+            return self.sequence(checked, stream, y);
+        }
+        let (vt, u) = checked.factors_bolt_on(stream)?;
+        let options = &self.options;
+        let epilogue = self.epilogue(&flat)?;
+        let y_arg = flat.arg_mut();
+        let operands = BoltOn {
+            x: &checked.x,
+            w: self.w,
+            vt: &vt,
+            u: &u,
+            y: &flat,
+            y_arg,
+            codes: checked.codes(),
+            epilogue,
+            m: checked.m as u32,
+            n: checked.n as u32,
+            k: checked.k as u32,
+        };
+        let mut used: Vec<&dyn Operand> = vec![&checked.x, self.w, &vt, &u, &flat];
+        used.extend(checked.codes.iter().map(|codes| &codes.codes as &dyn Operand));
+        used.extend(options.bias.map(|bias| bias as &dyn Operand));
+        used.extend(options.residual.map(|(residual, _)| residual as &dyn Operand));
+        used.extend(options.mask.as_deref().map(|mask| mask as &dyn Operand));
+        used.extend(options.preactivation.as_deref().map(|z| z as &dyn Operand));
+        stream.with_operands(&used, || {
+            // SAFETY: `checked` and `path` have checked shapes, strides, alignment, sizes and device of every operand, and that what is
+            // written is apart from the rest. Tensors are freed in the order of their home streams, which `with_operands` makes
+            // wait for this work.
+            unsafe {
+                match path {
+                    Path::Hopper(choice) => hopper::launch::<T>(device, stream, choice, &operands),
+                    Path::Portable(choice) => portable::launch::<T>(device, stream, choice, &operands),
+                    Path::Sequence => Ok(()),
+                }
+            }
+        })
+    }
+
+    /// The updates alone into `y`, then the linear operation, to which what `y` holds is a residual.
+    fn sequence(&self, checked: &Checked<T>, stream: &Stream, y: &mut Tensor<T>) -> Result<()> {
+        let given = &self.options;
+        let added = given.residual.filter(|(_, beta)| *beta != 0.0);
+        let beta = match added {
+            None => {
+                checked.run_alone(stream, y, false)?;
+                1.0
+            }
+            Some((residual, beta)) => {
+                // beta · (r + ΔY / beta)
+                if !residual.is_same_view(y) {
+                    y.copy_from(residual)?;
+                }
+                checked.scaled(1.0 / beta).run_alone(stream, y, true)?;
+                beta
+            }
+        };
+        let (held, mut mask) = (y.clone(), given.mask.as_deref().cloned());
+        let mut preactivation = given.preactivation.as_deref().cloned();
+        let options = Options {
+            bias: given.bias,
+            activation: given.activation,
+            residual: Some((&held, beta)),
+            mask: mask.as_mut(),
+            preactivation: preactivation.as_mut(),
+            stream: Some(stream),
+            ..Options::new()
+        };
+        self.base(checked, &options)?.run_into(y)
+    }
+
+    /// The kernels' epilogue.
+    fn epilogue(&self, y: &Tensor<T>) -> Result<LinearEpilogue<T::Device, T::Device>> {
+        let options = &self.options;
+        let residual = options.residual.filter(|(_, beta)| *beta != 0.0);
+        let residual: Option<(Tensor<T>, f32)> = match residual {
+            Some((residual, beta)) => Some((matrix(OPERATION, "residual", residual)?, beta)),
+            None => None,
+        };
+        let mask = options.mask.as_deref().map(|mask| matrix(OPERATION, "relu_mask", mask)).transpose()?;
+        let z = options.preactivation.as_deref().map(|z| matrix(OPERATION, "preactivation", z));
+        let z = z.transpose()?;
+        let (m, n) = (y.shape()[0] as u64, y.shape()[1] as u64);
+        debug_assert!(m > 0 && n > 0);
+        Ok(LinearEpilogue {
+            bias: options.bias.map_or(Global::new(0), Tensor::arg),
+            residual: residual.as_ref().map_or(Global::new(0), |(residual, _)| residual.arg()),
+            row_scale: Global::new(0),
+            column_scale: Global::new(0),
+            mask: mask.clone().map_or(GlobalMut::new(0), |mut mask| mask.arg_mut()),
+            preactivation: z.clone().map_or(GlobalMut::new(0), |mut z| z.arg_mut()),
+            residual_stride: residual.as_ref().map_or(0, |(residual, _)| row_stride(residual)),
+            residual_batch: 0,
+            mask_stride: mask.as_ref().map_or(0, row_stride),
+            mask_batch: 0,
+            preactivation_stride: z.as_ref().map_or(0, row_stride),
+            preactivation_batch: 0,
+            row_scale_stride: 0,
+            column_scale_stride: 0,
+            alpha: 1.0,
+            beta: residual.as_ref().map_or(0.0, |(_, beta)| *beta),
+            activation: options.activation.on_device(),
+            reserved: 0,
+        })
+    }
+}

@@ -1,0 +1,236 @@
+//! Generated low-rank updates, `ΔY = ((X V) ⊙ codes) U · scaling`: alone, and bolted onto a linear operation.
+//!
+//! [`generated_update`] and [`linear_with_update`] start builders. Both check their operands first (`check`), bring V, U and the codes
+//! of all updates into the form that kernels take (`operands`), and run the kernel that the pure functions of `alone`, `hopper` and
+//! `portable` have chosen, or the CPU implementation (`on_cpu`). Where no kernel does the linear operation and its updates
+//! together, two do it one after the other (`linear`).
+//!
+//! Several updates, each with codes and a scaling of its own, run as one whose rank is the sum of theirs. H = X V is never stored: a
+//! kernel adds it up in f32, multiplies it by codes and scaling, rounds that to the operands' type, and multiplies it by U.
+
+mod alone;
+mod check;
+mod hopper;
+mod linear;
+mod on_cpu;
+#[allow(dead_code, reason = "the kernels that read the rest have yet to come")]
+mod operands;
+mod portable;
+
+pub use linear::{LinearUpdateOp, linear_with_update};
+pub(crate) use operands::Packed;
+
+use half::{bf16, f16};
+pub use warpsmith_kernels::codes::MAX_UPDATES;
+
+use crate::device::DeviceKind;
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
+use crate::ops::Implementation;
+use crate::ops::linear::LinearInput;
+use crate::stream::{Operand, Stream};
+use crate::tensor::{Element, Tensor};
+use check::Checked;
+use operands::{Alone, Problem, Updates, limits, no_kernel};
+
+/// The largest rank, and the largest sum of the ranks of updates that run together.
+pub const MAX_RANK: usize = 128;
+
+/// An element type of generated low-rank updates: [`f16`], [`bf16`] or `f32`.
+pub trait UpdateInput: LinearInput + alone::Kernels + hopper::Kernels + portable::Kernels {}
+
+impl UpdateInput for f16 {}
+impl UpdateInput for bf16 {}
+impl UpdateInput for f32 {}
+
+/// One update as it was given.
+#[derive(Debug)]
+pub(crate) struct Update<'a, T: Element> {
+    v: &'a Tensor<T>,
+    codes: &'a Tensor<T>,
+    u: &'a Tensor<T>,
+    scaling: f32,
+}
+
+/// The operation's name in errors.
+const OPERATION: &str = "generated_update";
+
+/// The generated low-rank update of `x` `[.., K1]`: `ΔY = ((x v) ⊙ codes) u · scaling`, `[.., K2]`, with v `[K1, R]` and u `[R, K2]`.
+///
+/// `codes` are `[.., R]`: a row for each row of x, or a row for all rows with the same indices of the first axes of x. For x of
+/// [batch, sequence, K1] they are [batch, sequence, R], or [batch, R], or `[R]`.
+///
+/// ```
+/// use ndarray::array;
+/// use warpsmith::{Device, Tensor, ops};
+///
+/// let device = Device::cpu();
+/// let x = Tensor::from_array(&device, &array![[1.0f32, 2.0], [3.0, -1.0]])?;
+/// let v = Tensor::from_array(&device, &array![[1.0f32], [1.0]])?;
+/// let codes = Tensor::from_array(&device, &array![[1.0f32], [0.5]])?;
+/// let u = Tensor::from_array(&device, &array![[10.0f32, 20.0, 30.0]])?;
+/// let mut y = ops::generated_update(&x, &v, &codes, &u, 2.0).run()?;
+/// assert_eq!(y.to_vec()?, [60.0, 120.0, 180.0, 20.0, 40.0, 60.0]);
+/// ops::generated_update(&x, &v, &codes, &u, -1.0).add_to(&mut y)?;
+/// assert_eq!(y.to_vec()?, [30.0, 60.0, 90.0, 10.0, 20.0, 30.0]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub fn generated_update<'a, T: UpdateInput>(
+    x: &'a Tensor<T>,
+    v: &'a Tensor<T>,
+    codes: &'a Tensor<T>,
+    u: &'a Tensor<T>,
+    scaling: f32,
+) -> UpdateOp<'a, T> {
+    UpdateOp { x, updates: Updates::Given(vec![Update { v, codes, u, scaling }]), stream: None }
+}
+
+/// Generated low-rank updates that have yet to run; see [`generated_update`].
+#[derive(Debug)]
+#[must_use = "an operation does nothing until `run`, `run_into` or `add_to`"]
+pub struct UpdateOp<'a, T: Element> {
+    x: &'a Tensor<T>,
+    updates: Updates<'a, T>,
+    stream: Option<&'a Stream>,
+}
+
+impl<'a, T: UpdateInput> UpdateOp<'a, T> {
+    /// The updates of a layer, whose V and U are packed.
+    #[allow(dead_code, reason = "the layer has yet to come")]
+    pub(crate) fn of_packed(x: &'a Tensor<T>, packed: &'a Packed<T>, codes: Vec<&'a Tensor<T>>) -> Self {
+        Self { x, updates: Updates::Packed(packed, codes), stream: None }
+    }
+
+    /// Adds another update; there may be [`MAX_UPDATES`], with ranks of [`MAX_RANK`] together.
+    pub fn and(mut self, v: &'a Tensor<T>, codes: &'a Tensor<T>, u: &'a Tensor<T>, scaling: f32) -> Self {
+        self.updates.push(Update { v, codes, u, scaling });
+        self
+    }
+
+    /// Runs on `stream` instead of the device's default stream.
+    pub fn on(self, stream: &'a Stream) -> Self {
+        Self { stream: Some(stream), ..self }
+    }
+
+    /// Runs the operation into a new tensor of shape [.., K2]. On a GPU the work may still be under way when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit;
+    /// whatever allocating the output, loading the kernel and launching it may return.
+    pub fn run(&self) -> Result<Tensor<T>> {
+        let checked = self.checked()?;
+        let stream = self.stream();
+        let mut y = Tensor::uninit_on(&stream, checked.output_shape())?;
+        checked.run_alone(&stream, &mut y, false)?;
+        Ok(y)
+    }
+
+    /// Runs the operation into `y`, a view whose last axis is contiguous.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run), and [`Error::Overlap`] if `y` shares memory with another operand: if the spans from first to last
+    /// element of the two meet, even if their elements alternate.
+    pub fn run_into(&self, y: &mut Tensor<T>) -> Result<()> {
+        self.write(y, false)
+    }
+
+    /// Adds the update to what `y` holds, `y += ΔY`: added up in f32 and rounded once.
+    ///
+    /// # Errors
+    ///
+    /// As [`run_into`](Self::run_into).
+    pub fn add_to(&self, y: &mut Tensor<T>) -> Result<()> {
+        self.write(y, true)
+    }
+
+    /// Which implementation [`run`](Self::run) would take for the update itself. Operands that the kernel cannot read as they are get
+    /// copied by another one first.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run), for the operands.
+    pub fn implementation(&self) -> Result<Implementation> {
+        self.checked()?.implementation_alone()
+    }
+
+    fn checked(&self) -> Result<Checked<T>> {
+        if let Some(stream) = self.stream {
+            self.x.device().expect_same(OPERATION, "stream", stream.device())?;
+        }
+        Checked::new(OPERATION, self.x, &self.updates)
+    }
+
+    fn stream(&self) -> Stream {
+        self.stream.cloned().unwrap_or_else(|| self.x.device().default_stream())
+    }
+
+    fn write(&self, y: &mut Tensor<T>, add: bool) -> Result<()> {
+        let checked = self.checked()?;
+        checked.expect_output(y)?;
+        checked.run_alone(&self.stream(), y, add)
+    }
+}
+
+impl<T: UpdateInput> Checked<T> {
+    /// What runs the updates alone.
+    fn implementation_alone(&self) -> Result<Implementation> {
+        let device = self.x.device();
+        if self.is_empty() {
+            return Ok(Implementation::Empty);
+        }
+        if device.kind() == DeviceKind::Cpu {
+            return Ok(Implementation::Cpu);
+        }
+        if self.k == 0 {
+            return Ok(Implementation::Empty);
+        }
+        let choice = self.choose_alone(&self.problem_alone(None)?)?;
+        Ok(Implementation::kernel(device, alone::kernel::<T>(choice), choice.blocks))
+    }
+
+    fn choose_alone(&self, problem: &Problem) -> Result<alone::Choice> {
+        let device = self.x.device();
+        alone::choose(problem, &limits(device)).ok_or_else(|| no_kernel(self.operation, device))
+    }
+
+    /// Runs the updates alone into `y`, which has been checked, or is new; or adds them to it.
+    fn run_alone(&self, stream: &Stream, y: &mut Tensor<T>, add: bool) -> Result<()> {
+        let device = self.x.device();
+        if self.is_empty() {
+            return Ok(());
+        }
+        if device.kind() == DeviceKind::Cpu {
+            return self.run_on_cpu(y, add);
+        }
+        if self.k == 0 {
+            return if add { Ok(()) } else { y.copy_from(&Tensor::zeros_on(stream, y.shape())?) };
+        }
+        let mut y = y.flatten_leading()?;
+        let choice = self.choose_alone(&self.problem_alone(Some(&y))?)?;
+        let (v, u) = self.factors_alone(stream)?;
+        let y_arg = y.arg_mut();
+        let operands = Alone {
+            x: &self.x,
+            v: &v,
+            u: &u,
+            y: &y,
+            y_arg,
+            codes: self.codes(),
+            m: self.m as u32,
+            k: self.k as u32,
+            n: self.n as u32,
+            add,
+        };
+        let mut used: Vec<&dyn Operand> = vec![&self.x, &v, &u, &y];
+        used.extend(self.codes.iter().map(|codes| &codes.codes as &dyn Operand));
+        stream.with_operands(&used, || {
+            // SAFETY: shapes, strides and device of every operand have been checked, the sizes with the problem, and that what is written is
+            // apart from the rest. Tensors are freed in the order of their home streams, which `with_operands` makes wait for
+            // this work.
+            unsafe { alone::launch::<T>(device, stream, choice, &operands) }
+        })
+    }
+}
