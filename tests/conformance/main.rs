@@ -4,6 +4,7 @@
 //! the first, and then it has to be there; `WARPSMITH_TEST_SEED=n` draws other properties than usual. The program needs nothing but itself, so it can be built
 //! on one machine and run on another.
 
+mod batches;
 mod errors;
 mod linear;
 mod modes;
@@ -31,8 +32,8 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 5] =
-    [properties::CASES, linear::CASES, repack::CASES, scaled::CASES, errors::CASES];
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 6] =
+    [properties::CASES, linear::CASES, batches::CASES, repack::CASES, scaled::CASES, errors::CASES];
 
 /// Names another GPU than the first to test on.
 const DEVICE_VARIABLE: &str = "WARPSMITH_TEST_DEVICE";

@@ -3,21 +3,45 @@
 
 use std::collections::BTreeSet;
 
-use half::{bf16, f16};
 use libtest_mimic::{Failed, Trial};
-use ndarray::{Array1, Array2};
-use warpsmith::cpu::FromAccumulator;
 use warpsmith::emulator::Completion;
+use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
-use warpsmith::ops::linear::{LinearInput, LinearTypes, Tile};
-use warpsmith::ops::{self, Activation, Implementation};
-use warpsmith::validate::{self, Data, LinearCase, MatmulCase};
-use warpsmith::weights::FloatElement;
-use warpsmith::{DType, Device, Element, EmulatorOptions, Tensor};
+use warpsmith::ops::{Activation, Implementation};
+use warpsmith::validate::{self, Data, LinearCase, MatmulCase, Scales, Terms};
+use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 
-/// M, K, N: several tiles with tails, sums longer than any ring of stages.
-const SIZES: [(usize, usize, usize); 2] = [(200, 712, 264), (65, 40, 72)];
+/// What is done to the sums, with M, K, N.
+type Fused = (Activation, Terms, (usize, usize, usize));
+
+/// Every term that there is beside the bias.
+const ALL_TERMS: Terms = Terms {
+    row_scale: Scales::Each,
+    column_scale: Scales::Each,
+    beta: 0.5,
+    in_place: false,
+    mask: true,
+    preactivation: true,
+};
+
+/// Several tiles with tails, and sums longer than any ring of stages; with ReLU, which the copy engine stores from boxes; and with
+/// every term, for which warps store row by row. N is a multiple of 8, so that boxes can be stored.
+const FUSED: [Fused; 4] = [
+    (Activation::GeluErf, NO_TERMS, (200, 712, 264)),
+    (Activation::GeluErf, NO_TERMS, (65, 40, 72)),
+    (Activation::Relu, NO_TERMS, (136, 200, 136)),
+    (Activation::Silu, ALL_TERMS, (136, 200, 136)),
+];
+
+const NO_TERMS: Terms = Terms {
+    row_scale: Scales::None,
+    column_scale: Scales::None,
+    beta: 0.0,
+    in_place: false,
+    mask: false,
+    preactivation: false,
+};
 
 /// Emulated H100s, which run all kernels.
 fn devices() -> Vec<(String, Device)> {
@@ -36,46 +60,38 @@ fn devices() -> Vec<(String, Device)> {
     all.into_iter().map(|(name, options)| (name, Device::emulator_with(options))).collect()
 }
 
-fn values<T: FloatElement>(rows: usize, columns: usize, seed: u32) -> Array2<T> {
-    let mut state = seed;
-    Array2::from_shape_simple_fn((rows, columns), || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        T::round(f64::from(state >> 8) / f64::from(1 << 23) - 1.0)
-    })
-}
-
-/// Runs a tile in every mode; gives the kernels that ran.
-fn check<T, O>(tile: Tile, access: Access) -> Result<BTreeSet<String>, Failed>
-where
-    T: LinearInput + LinearTypes<O> + FloatElement,
-    O: Element + FloatElement + FromAccumulator<f32> + Into<f64>,
-{
+/// Runs a tile in every mode, in every way that it stores its results; gives the kernels that ran.
+fn check(tile: Tile, [input, output]: [DType; 2], access: Access) -> Result<BTreeSet<String>, Failed> {
     let mut ran = BTreeSet::new();
     let devices = devices();
-    for (m, mut k, mut n) in SIZES {
-        // An odd row length is what kernels without copies of 16 bytes are for.
-        k += usize::from(access == Access::Unaligned);
-        let mut activation = Activation::GeluErf;
-        if tile.needs_boxes() {
-            (n, activation) = (n.next_multiple_of(8), Activation::Relu);
+    for (activation, terms, (m, k, n)) in FUSED {
+        let is_cheap = activation == Activation::Relu && terms == NO_TERMS;
+        if tile.needs_boxes() && !is_cheap {
+            continue;
         }
-        let mut first: Option<Vec<u64>> = None;
+        // An odd row length is what kernels without copies of 16 bytes are for.
+        let k = k + usize::from(access == Access::Unaligned);
+        let precision = tile.precision(input);
+        let case = LinearCase { output, activation, terms, precision, ..LinearCase::new(input, m, k, n) };
+        let case = LinearCase { tile: Some(tile), ..case };
+        let mut first: Option<Vec<u32>> = None;
         for (mode, device) in &devices {
-            let x = Tensor::from_array(device, &values::<T>(m, k, 1))?;
-            let w = Tensor::from_array(device, &values::<T>(n, k, 2))?;
-            let bias = Tensor::from_array(device, &Array1::from_iter(values::<T>(1, n, 3)))?;
-            let op = ops::linear(&x, &w).bias(&bias).activation(activation).tile(tile);
-            let op = op.precision(tile.precision(T::DTYPE)).output::<O>();
-            let Implementation::Emulator { kernel, .. } = op.implementation()? else {
-                return Err(format!("no kernel for {tile:?}").into());
-            };
-            ran.insert(kernel.to_owned());
-            let y = op.run().map_err(|error| format!("{mode}: {error}"))?;
-            let bits = y.to_vec()?.into_iter().map(|value| Into::<f64>::into(value).to_bits()).collect();
+            let context = || format!("{tile}, {} {} {}, {mode}", case.types(), case.shape(), case.options());
+            let bits =
+                validate::linear_bits(device, &case).map_err(|error| format!("{}: {error}", context()))?;
             match &first {
-                None => first = Some(bits),
                 Some(first) if *first == bits => {}
-                Some(_) => return Err(format!("{kernel}, {m}×{k}×{n}: {mode} differs from late").into()),
+                Some(_) => return Err(format!("{}: differs from {}", context(), devices[0].0).into()),
+                None => {
+                    // What all modes agree on is right as well.
+                    let outcome = validate::linear(device, &case)?;
+                    assert!(outcome.passed() && outcome.compared == m * n, "{}: {outcome:?}", context());
+                    let Implementation::Emulator { kernel, copies: 0, .. } = outcome.implementation else {
+                        return Err(format!("{}: {}", context(), outcome.implementation).into());
+                    };
+                    ran.insert(kernel.to_owned());
+                    first = Some(bits);
+                }
             }
         }
     }
@@ -83,18 +99,14 @@ where
 }
 
 /// Runs every tile of some types, and compares what ran with what ships.
-fn check_all<T, O>(types: &str) -> Result<(), Failed>
-where
-    T: LinearInput + LinearTypes<O> + FloatElement,
-    O: Element + FloatElement + FromAccumulator<f32> + Into<f64>,
-{
+fn check_all([input, output]: [DType; 2]) -> Result<(), Failed> {
     let mut ran = BTreeSet::new();
     for access in [Access::Aligned, Access::Unaligned] {
-        for tile in Tile::ALL.into_iter().filter(|tile| tile.serves(T::DTYPE, access)) {
-            ran.extend(check::<T, O>(tile, access)?);
+        for tile in Tile::ALL.into_iter().filter(|tile| tile.serves(input, access)) {
+            ran.extend(check(tile, [input, output], access)?);
         }
     }
-    let part = format!("_{types}_");
+    let part = format!("_{input}_{output}_");
     let entries = MODULES.iter().flat_map(|module| module.text.lines()).filter_map(|line| {
         let (name, _) = line.split_once(".entry ")?.1.split_once('(')?;
         name.contains(&part).then(|| name.to_owned())
@@ -136,16 +148,24 @@ fn check_persistent(tile: Tile, input: DType) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Operands along K and across it, of their own for each matrix and shared, with tails in every direction.
+/// Operands along K and across it, of their own for each matrix and shared, with tails in every direction. Tiles that cannot read an
+/// operand where it lies have it copied; each is told from the other.
 fn operands_of_every_layout_are_read_where_they_lie() -> Result<(), Failed> {
+    let batches = [
+        ([false, false], [2, 2]),
+        ([false, true], [2, 2]),
+        ([true, false], [1, 2]),
+        ([true, true], [2, 1]),
+        ([true, true], [1, 1]),
+    ];
     for (mode, device) in devices() {
-        for tile in Tile::ALL.into_iter().filter(|tile| tile.serves(DType::F16, Access::Across)) {
-            for (across, batch) in [
-                ([false, true], [2, 2]),
-                ([true, false], [1, 2]),
-                ([true, true], [2, 1]),
-                ([true, true], [1, 1]),
-            ] {
+        for tile in Tile::ALL {
+            let in_place = tile.serves(DType::F16, Access::Across);
+            // One portable tile shows what a copy looks like.
+            if !in_place && tile != Tile::T64x64 {
+                continue;
+            }
+            for (across, batch) in batches {
                 let product = LinearCase {
                     tile: Some(tile),
                     activation: Activation::Relu,
@@ -154,27 +174,30 @@ fn operands_of_every_layout_are_read_where_they_lie() -> Result<(), Failed> {
                 };
                 let case = MatmulCase { product, batch, across };
                 let outcome = validate::matmul(&device, &case).map_err(|error| format!("{mode}: {error}"))?;
-                assert!(outcome.passed() && outcome.exact, "{mode}, {tile}, {}: {outcome:?}", case.options());
+                let context = || format!("{mode}, {tile}, {}: {outcome:?}", case.options());
+                assert!(outcome.passed() && outcome.exact, "{}", context());
+                let turned = across.into_iter().filter(|&across| across).count() as u32;
+                let expected = if in_place { 0 } else { turned };
+                assert_eq!(outcome.implementation.copies(), expected, "{}", context());
             }
         }
     }
     Ok(())
 }
 
-/// Checks the kernels of some types.
-type Check = fn(&str) -> Result<(), Failed>;
-
 pub(crate) fn trials() -> Vec<Trial> {
-    let all: [(&str, Check); 5] = [
-        ("f16_f16", check_all::<f16, f16>),
-        ("f16_f32", check_all::<f16, f32>),
-        ("bf16_bf16", check_all::<bf16, bf16>),
-        ("bf16_f32", check_all::<bf16, f32>),
-        ("f32_f32", check_all::<f32, f32>),
+    let all = [
+        [DType::F16, DType::F16],
+        [DType::F16, DType::F32],
+        [DType::Bf16, DType::Bf16],
+        [DType::Bf16, DType::F32],
+        [DType::F32, DType::F32],
     ];
-    let by_types = all.map(|(types, check)| {
-        let name = format!("emulator::modes::every_kernel_of_{types}_gives_the_same_bits_in_every_mode");
-        Trial::test(name, move || check(types))
+    let by_types = all.map(|types| {
+        let [input, output] = types;
+        let name =
+            format!("emulator::modes::every_kernel_of_{input}_{output}_gives_the_same_bits_in_every_mode");
+        Trial::test(name, move || check_all(types))
     });
     let name = "emulator::modes::blocks_that_work_through_several_tiles_are_right_in_every_mode";
     let persistent = Trial::test(name, blocks_that_work_through_several_tiles_are_right);

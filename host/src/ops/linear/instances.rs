@@ -384,11 +384,20 @@ mod tests {
 
     fn instances_are_what_select_counts_on<T: LinearInput>() {
         for tile in Tile::ALL {
-            for access in [Access::Aligned, Access::Unaligned] {
-                let same = <T as LinearTypes<T>>::instance(tile, access);
-                let wide = <T as LinearTypes<f32>>::instance(tile, access);
-                assert_eq!(same.is_some(), tile.serves(T::DTYPE, access), "{} {tile} {access:?}", T::DTYPE);
+            for access in Access::ALL {
+                let serves = tile.serves(T::DTYPE, access);
+                let same = <T as LinearTypes<T>>::instance(tile, access.of_kernel());
+                let wide = <T as LinearTypes<f32>>::instance(tile, access.of_kernel());
                 assert_eq!(wide.is_some(), same.is_some());
+                if access == Access::Across {
+                    // Only one family's parameters say that an operand lies across.
+                    let families =
+                        [same.as_ref().map(|i| i.declaration), wide.as_ref().map(|i| i.declaration)];
+                    let reads_across = families.map(|d| d.is_some_and(|d| d.family == "linear_hopper"));
+                    assert!(!serves || reads_across == [true; 2], "{} {tile}", T::DTYPE);
+                    continue;
+                }
+                assert_eq!(same.is_some(), serves, "{} {tile} {access:?}", T::DTYPE);
                 for declaration in
                     same.iter().map(|i| i.declaration).chain(wide.iter().map(|i| i.declaration))
                 {

@@ -85,7 +85,8 @@ where
         }
         let launch = Launch::new(product, y)?;
         let kernel = launch.instance.declaration.name;
-        let implementation = Implementation::kernel(device, kernel, launch.blocks);
+        let copies = launch.path.repack.into_iter().filter(|&copied| copied).count();
+        let implementation = Implementation::kernel(device, kernel, launch.blocks).with_copies(copies);
         Ok(Self { launch: Some(launch), implementation })
     }
 }
@@ -163,9 +164,8 @@ where
             None => tune::choose(device, &problem, &limits)?,
         };
         let tile = tile.ok_or_else(|| no_kernel(product, &limits))?;
-        // The kernels that read operands across their rows are those that read them along K.
-        let access = if path.access == Access::Across { Access::Aligned } else { path.access };
-        let instance = T::instance(tile, access).ok_or_else(|| no_kernel(product, &limits))?;
+        let instance =
+            T::instance(tile, path.access.of_kernel()).ok_or_else(|| no_kernel(product, &limits))?;
         let most_blocks = properties.max_grid[0];
         let tiles = tile.tiles(m, n).saturating_mul(launches.batch as u64);
         let most_tiles = u64::from(most_blocks / tile.split());
@@ -294,7 +294,7 @@ where
             let serves = |access| tile.serves(T::DTYPE, access);
             let expected = if !tile.runs_on(limits.compute_capability) {
                 format!("one that runs on compute capability {major}.{minor}")
-            } else if ![Access::Aligned, Access::Unaligned, Access::Across].into_iter().any(serves) {
+            } else if !Access::ALL.into_iter().any(serves) {
                 format!("one that has a kernel for {} inputs", T::DTYPE)
             } else if tile.is_hopper() && product.k() == 0 {
                 "one that takes operands without columns, which no tensor map describes".into()

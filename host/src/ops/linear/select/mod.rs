@@ -359,6 +359,20 @@ pub enum Access {
     Unaligned,
 }
 
+impl Access {
+    /// Every access.
+    pub const ALL: [Self; 3] = [Self::Aligned, Self::Across, Self::Unaligned];
+
+    /// The access that the kernels are listed under: those that read operands across their rows are those that read them along K.
+    #[must_use]
+    pub(crate) const fn of_kernel(self) -> Self {
+        match self {
+            Self::Across => Self::Aligned,
+            own => own,
+        }
+    }
+}
+
 /// What the choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Problem {
