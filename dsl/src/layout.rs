@@ -59,6 +59,11 @@ pub const fn swizzled_chunk(row_bytes: u32, row: u32, chunk: u32) -> u32 {
     Swizzle::for_row(row_bytes).apply(row * row_bytes + chunk * CHUNK_BYTES)
 }
 
+/// Rows of a fragment of accumulators.
+pub const FRAGMENT_ROWS: u32 = 16;
+/// Columns of a fragment of accumulators.
+pub const FRAGMENT_COLUMNS: u32 = 8;
+
 /// Row and 16-byte chunk, relative to a fragment's origin, that a lane addresses in an `ldmatrix.x4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkIndex {

@@ -1,6 +1,7 @@
 //! Elementary functions in f32, made from the GPU's approximations and accurate to a few units in the last place.
 //!
-//! Each states its error against the real-valued function; u is 2⁻²⁴, half a unit in the last place of 1.
+//! Each states its error against the real-valued function; u is 2⁻²⁴, half a unit in the last place of 1. Powers and reciprocals
+//! below 2⁻¹²⁶ are taken as zero, which is less than that.
 
 use crate::ptx;
 
@@ -15,7 +16,7 @@ pub fn relu(x: f32) -> f32 {
 #[inline(always)]
 #[must_use]
 pub fn sigmoid(x: f32) -> f32 {
-    ptx::rcp_approx(1.0 + ptx::ex2_approx(x * -core::f32::consts::LOG2_E))
+    ptx::rcp_approx_ftz(1.0 + ptx::ex2_approx_ftz(x * -core::f32::consts::LOG2_E))
 }
 
 /// `x · sigmoid(x)`, to 8 u · |x|.
@@ -44,7 +45,7 @@ pub fn gelu_erf(x: f32) -> f32 {
         0.131_615_85,
     ];
     let t = f32::from_bits(x.to_bits() & 0x7fff_ffff);
-    let q = ptx::rcp_approx(ptx::fma(0.33, t, 1.0));
+    let q = ptx::rcp_approx_ftz(ptx::fma(0.33, t, 1.0));
     let mut p = P[0];
     p = ptx::fma(p, q, P[1]);
     p = ptx::fma(p, q, P[2]);
@@ -54,7 +55,7 @@ pub fn gelu_erf(x: f32) -> f32 {
     p = ptx::fma(p, q, P[6]);
     p = ptx::fma(p, q, P[7]);
     p = ptx::fma(p, q, P[8]);
-    let tail = q * p * ptx::ex2_approx(t * t * (-0.5 * core::f32::consts::LOG2_E));
+    let tail = q * p * ptx::ex2_approx_ftz(t * t * (-0.5 * core::f32::consts::LOG2_E));
     x * if x < 0.0 { tail } else { 1.0 - tail }
 }
 

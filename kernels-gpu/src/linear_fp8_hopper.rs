@@ -113,7 +113,7 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
             S::begin_turns(&consumer);
             let mut tiles = S::tiles(p.m, p.n, 1);
             let epilogue = epilogue.of_matrix(0, p.m, p.n);
-            let cheap = epilogue.in_registers_scaled();
+            let in_registers = epilogue.in_registers_scaled();
             while let Some(tile) = S::next_tile(&mut consumer, &mut tiles, steps) {
                 let accumulators = match p.types {
                     Fp8Types(0) => S::multiply_promoted::<F8E4M3, F8E4M3>(&mut consumer, steps),
@@ -127,8 +127,19 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
                 };
                 if p.has_boxes != 0 && epilogue.fits_registers_scaled() {
                     // Read late: no register of the main loop is free for it.
-                    let columns = S::columns(&cheap, tile);
-                    S::store_boxes::<O, _>(&accumulators, &cheap, &columns, y_boxes, tile);
+                    let columns = S::columns(&in_registers, tile);
+                    match in_registers.with_floor() {
+                        Some(e) if S::UNROLLS => {
+                            S::store_boxes::<O, _, true>(&accumulators, &e, &columns, y_boxes, tile)
+                        }
+                        _ => S::store_boxes::<O, _, false>(
+                            &accumulators,
+                            &in_registers,
+                            &columns,
+                            y_boxes,
+                            tile,
+                        ),
+                    }
                 } else {
                     let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.n };
                     S::store_rows(&accumulators, &epilogue, &y, tile);

@@ -14,7 +14,7 @@ use warpsmith_dsl::{KernelParam, kernel};
 
 /// 128 × 128 outputs by each of two warpgroups in turn.
 pub type HopperPingPong128x128 = WgmmaTile<[f32; 64], 2, PingPong, 6, 1>;
-/// 128 × 192 outputs by each of two warpgroups in turn, in clusters of two blocks: for the cheap epilogue and aligned rows only.
+/// 128 × 192 outputs by each of two warpgroups in turn, in clusters of two blocks: for epilogues that need no memory, and aligned rows only.
 pub type HopperPingPong128x192 = WgmmaTile<[f32; 96], 2, PingPong, 4, 2>;
 /// 128 × 256 outputs by two warpgroups together, in clusters of two blocks: the most products for each byte loaded, for operands
 /// that are slow to load.
@@ -107,11 +107,22 @@ pub unsafe fn linear_hopper<T: Wgmma<S::Fragment>, O: OutputElement, S: Persiste
             let mut consumer = S::consumer();
             while let Some(tile) = S::next_tile(&mut consumer, &mut tiles, steps) {
                 let epilogue = epilogue.of_matrix(tile.batch, p.m, p.n);
-                let cheap = epilogue.in_registers();
-                let columns = S::columns(&cheap, tile);
+                let in_registers = epilogue.in_registers();
+                let columns = S::columns(&in_registers, tile);
                 let accumulators = S::multiply::<T>(&mut consumer, p.layouts, steps);
                 if !S::STORES_ROWS || p.has_boxes != 0 && epilogue.fits_registers() {
-                    S::store_boxes::<O, _>(&accumulators, &cheap, &columns, y_boxes, tile);
+                    match in_registers.with_floor() {
+                        Some(e) if S::UNROLLS => {
+                            S::store_boxes::<O, _, true>(&accumulators, &e, &columns, y_boxes, tile)
+                        }
+                        _ => S::store_boxes::<O, _, false>(
+                            &accumulators,
+                            &in_registers,
+                            &columns,
+                            y_boxes,
+                            tile,
+                        ),
+                    }
                 } else {
                     let base = y.offset(tile.batch as u64 * p.batch_y);
                     let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };

@@ -133,10 +133,9 @@ fn has_kernel(case: &LinearCase, tile: Tile, capability: (u32, u32)) -> bool {
         (0, 0) => true,
         _ => tile.runs_on(capability) && (case.k > 0 || !tile.is_hopper()),
     };
-    let cheap =
-        matches!(case.activation, Activation::None | Activation::Relu) && case.terms == Terms::default();
+    let plain = case.terms == Terms::default();
     let chunks = [case.n, case.y.before, case.y.after].iter().all(|columns| columns.is_multiple_of(8));
-    runs && tile.serves(case.input, Access::Aligned) && (!tile.needs_boxes() || cheap && chunks)
+    runs && tile.serves(case.input, Access::Aligned) && (!tile.needs_boxes() || plain && chunks)
 }
 
 fn runner(device: &Device) -> Result<TestRunner, Failed> {

@@ -1,6 +1,6 @@
 //! What the shipped products do to their sums, chosen at each launch.
 
-use super::{Activation, Epilogue};
+use super::{Activation, Epilogue, Floor, Function};
 use crate::float::Element;
 use crate::launch::{Global, GlobalMut, KernelParam};
 use crate::layout::Coord;
@@ -87,11 +87,11 @@ pub struct FusedLinear<'a, B, O> {
 }
 
 impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
-    /// The part that is cheap enough to stand once for every accumulator: alpha, bias and at most a ReLU.
+    /// The part that needs no memory: alpha, bias, activation.
     #[inline(always)]
     #[must_use]
-    pub fn in_registers(&self) -> InRegisters<'a, B, O> {
-        InRegisters { fused: *self, alpha: self.params.alpha, floor: self.floor() }
+    pub fn in_registers(&self) -> InRegisters<'a, B, O, Activation> {
+        InRegisters { fused: *self, function: self.params.activation }
     }
 
     /// Whether [`in_registers`](Self::in_registers) is all that this launch asks for.
@@ -104,8 +104,8 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
     /// As [`in_registers`](Self::in_registers), with the scales of rows and columns.
     #[inline(always)]
     #[must_use]
-    pub fn in_registers_scaled(&self) -> ScaledInRegisters<'a, B, O> {
-        ScaledInRegisters { fused: *self, floor: self.floor() }
+    pub fn in_registers_scaled(&self) -> ScaledInRegisters<'a, B, O, Activation> {
+        ScaledInRegisters { fused: *self, function: self.params.activation }
     }
 
     /// Whether [`in_registers_scaled`](Self::in_registers_scaled) is all that this launch asks for.
@@ -113,14 +113,7 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
     #[must_use]
     pub fn fits_registers_scaled(&self) -> bool {
         let p = self.params;
-        let is_floor = p.activation == Activation::NONE || p.activation == Activation::RELU;
-        is_floor && p.residual.is_null() && p.mask.is_null() && p.preactivation.is_null()
-    }
-
-    /// The activation as a floor, where it is one.
-    #[inline(always)]
-    fn floor(&self) -> f32 {
-        if self.params.activation == Activation::RELU { 0.0 } else { f32::NEG_INFINITY }
+        p.residual.is_null() && p.mask.is_null() && p.preactivation.is_null()
     }
 
     /// The bias of a column, 0 if there is none.
@@ -292,16 +285,23 @@ impl<B: Element, O: Element> Epilogue for FusedLinear<'_, B, O> {
     }
 }
 
-/// The cheapest part of [`FusedLinear`]: `max(alpha · Σ + bias, floor)`.
+/// The part of [`FusedLinear`] that needs no memory but for the bias: `function(alpha · Σ + bias)`.
 #[derive(Clone, Copy)]
-pub struct InRegisters<'a, B, O> {
+pub struct InRegisters<'a, B, O, F = Activation> {
     fused: FusedLinear<'a, B, O>,
-    alpha: f32,
-    /// 0 for ReLU, else −∞.
-    floor: f32,
+    function: F,
 }
 
-impl<B: Element, O: Element> Epilogue for InRegisters<'_, B, O> {
+impl<'a, B, O> InRegisters<'a, B, O> {
+    /// The same with a function that is cheap enough to stand once for every accumulator, if the activation is one.
+    #[inline(always)]
+    #[must_use]
+    pub fn with_floor(self) -> Option<InRegisters<'a, B, O, Floor>> {
+        Some(InRegisters { fused: self.fused, function: self.function.as_floor()? })
+    }
+}
+
+impl<B: Element, O: Element, F: Function> Epilogue for InRegisters<'_, B, O, F> {
     /// The bias.
     type Column = f32;
     type Row = ();
@@ -316,30 +316,49 @@ impl<B: Element, O: Element> Epilogue for InRegisters<'_, B, O> {
     unsafe fn row(&self, _: u32) {}
 
     #[inline(always)]
-    unsafe fn apply<const N: usize>(
+    unsafe fn apply<const N: usize>(&self, _: Coord, (): (), bias: [f32; N], sums: [f32; N]) -> [f32; N] {
+        let mut values = sums;
+        for (value, bias) in values.iter_mut().zip(&bias) {
+            *value = ptx::fma(*value, self.fused.params.alpha, *bias);
+        }
+        self.function.of(values)
+    }
+
+    /// The choice of the function stands once for all fragments.
+    #[inline(always)]
+    unsafe fn apply_fragments<const N: usize>(
         &self,
         _: Coord,
-        (): (),
-        bias: [f32; N],
-        accumulators: [f32; N],
-    ) -> [f32; N] {
-        let mut values = accumulators;
-        for (value, bias) in values.iter_mut().zip(&bias) {
-            *value = ptx::max_nan(ptx::fma(*value, self.alpha, *bias), self.floor);
+        _: [(); 2],
+        bias: &[[f32; 2]; N],
+        sums: &mut [[f32; 4]; N],
+    ) {
+        for (values, bias) in sums.iter_mut().zip(bias) {
+            for (i, value) in values.iter_mut().enumerate() {
+                *value = ptx::fma(*value, self.fused.params.alpha, bias[i % 2]);
+            }
         }
-        values
+        self.function.apply_to(sums);
     }
 }
 
-/// The cheap part of [`FusedLinear`]: `max(alpha · row_scale · column_scale · Σ + bias, floor)`.
+/// As [`InRegisters`], with the scales of rows and columns: `function(alpha · row_scale · column_scale · Σ + bias)`.
 #[derive(Clone, Copy)]
-pub struct ScaledInRegisters<'a, B, O> {
+pub struct ScaledInRegisters<'a, B, O, F = Activation> {
     fused: FusedLinear<'a, B, O>,
-    /// 0 for ReLU, else −∞.
-    floor: f32,
+    function: F,
 }
 
-impl<B: Element, O: Element> Epilogue for ScaledInRegisters<'_, B, O> {
+impl<'a, B, O> ScaledInRegisters<'a, B, O> {
+    /// As [`InRegisters::with_floor`].
+    #[inline(always)]
+    #[must_use]
+    pub fn with_floor(self) -> Option<ScaledInRegisters<'a, B, O, Floor>> {
+        Some(ScaledInRegisters { fused: self.fused, function: self.function.as_floor()? })
+    }
+}
+
+impl<B: Element, O: Element, F: Function> Epilogue for ScaledInRegisters<'_, B, O, F> {
     /// Scale and bias.
     type Column = (f32, f32);
     /// Alpha times the row's scale.
@@ -363,12 +382,30 @@ impl<B: Element, O: Element> Epilogue for ScaledInRegisters<'_, B, O> {
         _: Coord,
         row: f32,
         columns: [(f32, f32); N],
-        accumulators: [f32; N],
+        sums: [f32; N],
     ) -> [f32; N] {
-        let mut values = accumulators;
+        let mut values = sums;
         for (value, (scale, bias)) in values.iter_mut().zip(&columns) {
-            *value = ptx::max_nan(ptx::fma(*value * row, *scale, *bias), self.floor);
+            *value = ptx::fma(*value * row, *scale, *bias);
         }
-        values
+        self.function.of(values)
+    }
+
+    /// The choice of the function stands once for all fragments.
+    #[inline(always)]
+    unsafe fn apply_fragments<const N: usize>(
+        &self,
+        _: Coord,
+        rows: [f32; 2],
+        columns: &[[(f32, f32); 2]; N],
+        sums: &mut [[f32; 4]; N],
+    ) {
+        for (values, columns) in sums.iter_mut().zip(columns) {
+            for (i, value) in values.iter_mut().enumerate() {
+                let (scale, bias) = columns[i % 2];
+                *value = ptx::fma(*value * rows[i / 2], scale, bias);
+            }
+        }
+        self.function.apply_to(sums);
     }
 }

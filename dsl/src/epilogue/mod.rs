@@ -15,8 +15,7 @@ pub use linear::{FusedLinear, InRegisters, LinearEpilogue, ScaledInRegisters};
 
 use crate::float::Element;
 use crate::launch::Global;
-use crate::layout::Coord;
-use crate::shared::SharedAddress;
+use crate::layout::{Coord, FRAGMENT_COLUMNS, FRAGMENT_ROWS};
 use crate::{math, ptx};
 
 /// A transformation of the accumulators, applied before they are rounded.
@@ -56,6 +55,33 @@ pub trait Epilogue: Copy {
         accumulators: [f32; N],
     ) -> [f32; N];
 
+    /// Transforms neighbouring fragments: 8 columns each, of which a lane has two neighbouring ones in its row, and the same two eight
+    /// rows further down. `at` is the lane's first place, `rows` is about its two rows, `columns` about its columns of each fragment.
+    ///
+    /// # Safety
+    ///
+    /// As [`apply`](Self::apply).
+    #[inline(always)]
+    unsafe fn apply_fragments<const N: usize>(
+        &self,
+        at: Coord,
+        rows: [Self::Row; 2],
+        columns: &[[Self::Column; 2]; N],
+        fragments: &mut [[f32; 4]; N],
+    ) {
+        for (i, (fragment, columns)) in fragments.iter_mut().zip(columns).enumerate() {
+            let place = Coord { column: at.column + i as u32 * FRAGMENT_COLUMNS, ..at };
+            let below = Coord { row: place.row + FRAGMENT_ROWS / 2, ..place };
+            let [a, b, c, d] = *fragment;
+            // SAFETY: the caller's promise.
+            unsafe {
+                let [a, b] = self.apply(place, rows[0], *columns, [a, b]);
+                let [c, d] = self.apply(below, rows[1], *columns, [c, d]);
+                *fragment = [a, b, c, d];
+            }
+        }
+    }
+
     /// [`column`](Self::column), for the `N` columns from `first` on.
     ///
     /// # Safety
@@ -78,72 +104,34 @@ pub trait Epilogue: Copy {
     }
 }
 
-/// What an epilogue knows of a column, in a form that lanes of a warp can hand to each other through shared memory.
+/// What an epilogue knows of a column, in a form that lanes of a warp can hand to each other.
 pub trait ColumnState: Copy + Default {
-    /// Its size there, a multiple of 4.
-    const BYTES: u32;
-
-    /// Puts it in place `index` of an array of 64 at `array`.
+    /// What lane `lane` knows.
     ///
     /// # Safety
     ///
-    /// The array is 64 · [`BYTES`](Self::BYTES) bytes of shared memory, aligned to eight; no other thread touches the place.
-    unsafe fn put(self, array: SharedAddress, index: u32);
-
-    /// The states in places `index`, which is even, and `index` + 1.
-    ///
-    /// # Safety
-    ///
-    /// They have been put there, and the threads that put them have synchronised with this one.
-    unsafe fn get_pair(array: SharedAddress, index: u32) -> [Self; 2];
+    /// All lanes of the warp call it; `lane` is less than 32.
+    unsafe fn of_lane(self, lane: u32) -> Self;
 }
 
 impl ColumnState for () {
-    const BYTES: u32 = 0;
-
     #[inline(always)]
-    unsafe fn put(self, _: SharedAddress, _: u32) {}
-
-    #[inline(always)]
-    unsafe fn get_pair(_: SharedAddress, _: u32) -> [Self; 2] {
-        [(); 2]
-    }
+    unsafe fn of_lane(self, _: u32) {}
 }
 
 impl ColumnState for f32 {
-    const BYTES: u32 = 4;
-
     #[inline(always)]
-    unsafe fn put(self, array: SharedAddress, index: u32) {
+    unsafe fn of_lane(self, lane: u32) -> f32 {
         // SAFETY: the caller's promise.
-        unsafe { ptx::st_shared_f32(array.offset(4 * index).get(), self) }
-    }
-
-    #[inline(always)]
-    unsafe fn get_pair(array: SharedAddress, index: u32) -> [Self; 2] {
-        // SAFETY: the caller's promise.
-        unsafe { ptx::ld_shared_v2_f32(array.offset(4 * index).get()) }
+        f32::from_bits(unsafe { ptx::shfl_sync_idx(self.to_bits(), lane) })
     }
 }
 
-/// An array of the first states, then one of the second.
 impl<A: ColumnState, B: ColumnState> ColumnState for (A, B) {
-    const BYTES: u32 = A::BYTES + B::BYTES;
-
     #[inline(always)]
-    unsafe fn put(self, array: SharedAddress, index: u32) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.0.put(array, index);
-            self.1.put(array.offset(64 * A::BYTES), index);
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn get_pair(array: SharedAddress, index: u32) -> [Self; 2] {
-        // SAFETY: the caller's promise.
-        let (a, b) = unsafe { (A::get_pair(array, index), B::get_pair(array.offset(64 * A::BYTES), index)) };
-        [(a[0], b[0]), (a[1], b[1])]
+    unsafe fn of_lane(self, lane: u32) -> Self {
+        // SAFETY: the caller's promise covers both.
+        unsafe { (self.0.of_lane(lane), self.1.of_lane(lane)) }
     }
 }
 
@@ -292,17 +280,63 @@ impl Activation {
     /// [`math::silu`].
     pub const SILU: Self = Self(4);
 
-    /// The function's values.
+    /// As a floor: of ReLU 0, of the identity −∞, of other functions none.
     #[inline(always)]
     #[must_use]
-    pub fn of<const N: usize>(self, arguments: [f32; N]) -> [f32; N] {
+    pub fn as_floor(self) -> Option<Floor> {
         match self {
-            Self::RELU => arguments.map(math::relu),
-            Self::GELU_ERF => arguments.map(math::gelu_erf),
-            Self::GELU_TANH => arguments.map(math::gelu_tanh),
-            Self::SILU => arguments.map(math::silu),
-            _ => arguments,
+            Self::RELU => Some(Floor(0.0)),
+            Self::NONE => Some(Floor(f32::NEG_INFINITY)),
+            _ => None,
         }
+    }
+
+    #[inline(always)]
+    fn each<const N: usize, const M: usize>(values: &mut [[f32; N]; M], function: impl Fn(f32) -> f32) {
+        for values in values.iter_mut() {
+            for value in values.iter_mut() {
+                *value = function(*value);
+            }
+        }
+    }
+}
+
+/// A function of single numbers.
+pub trait Function: Copy {
+    /// Applies it in place: an array that is returned would go through memory.
+    fn apply_to<const N: usize, const M: usize>(self, values: &mut [[f32; N]; M]);
+
+    /// Its values.
+    #[inline(always)]
+    #[must_use]
+    fn of<const N: usize>(self, arguments: [f32; N]) -> [f32; N] {
+        let mut values = [arguments];
+        self.apply_to(&mut values);
+        values[0]
+    }
+}
+
+impl Function for Activation {
+    #[inline(always)]
+    fn apply_to<const N: usize, const M: usize>(self, values: &mut [[f32; N]; M]) {
+        match self {
+            Self::RELU => Self::each(values, math::relu),
+            Self::GELU_ERF => Self::each(values, math::gelu_erf),
+            Self::GELU_TANH => Self::each(values, math::gelu_tanh),
+            Self::SILU => Self::each(values, math::silu),
+            _ => {}
+        }
+    }
+}
+
+/// The larger of a number and this one; NaN stays NaN.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Floor(f32);
+
+impl Function for Floor {
+    #[inline(always)]
+    fn apply_to<const N: usize, const M: usize>(self, values: &mut [[f32; N]; M]) {
+        Activation::each(values, |value| ptx::max_nan(value, self.0));
     }
 }
 

@@ -8,30 +8,32 @@ use crate::epilogue::{ColumnState, Epilogue};
 use crate::float::{Bf16, Element, F16, HalfElement};
 use crate::launch::TensorMap;
 use crate::layout::{
-    Coord, STRIP_COLUMNS, Swizzle, accumulator_coord, store_fragment_chunk, swizzled_chunk,
-    swizzled_staging_word,
+    Coord, FRAGMENT_COLUMNS, FRAGMENT_ROWS, STRIP_COLUMNS, Swizzle, accumulator_coord, store_fragment_chunk,
+    swizzled_chunk, swizzled_staging_word,
 };
 use crate::ptx::{self, Accumulators};
 use crate::shared::SharedAddress;
 use crate::tile::Output;
 use crate::warp;
 
-/// Columns of an accumulator fragment.
-const FRAGMENT_COLUMNS: u32 = 8;
-/// Rows of a warp's accumulators.
-const ROWS: u32 = 16;
+/// Rows of a warp's accumulators of one block.
+const ROWS: u32 = FRAGMENT_ROWS;
+/// Rows of a block of accumulators, which four warps share.
+const BLOCK_ROWS: u32 = 64;
 /// Bytes of a row of a box.
 const BOX_ROW_BYTES: u32 = 128;
 /// Bytes of a box.
 const BOX_BYTES: u32 = ROWS * BOX_ROW_BYTES;
-/// The most fragments of a box, of which it has 128 bytes in each row.
-const BOX_FRAGMENTS: usize = 8;
 /// Fragments of a strip.
 const STRIP_FRAGMENTS: usize = (STRIP_COLUMNS / FRAGMENT_COLUMNS) as usize;
 /// Columns that a lane transforms and stores at a time, of what is staged.
 const COLUMNS: usize = 4;
 /// Columns that the lanes of a warp have one each of.
 const WARP_COLUMNS: u32 = warp::SIZE;
+/// The most chunks of as many columns, by 16 rows, that a warp stores in a loop.
+const MAX_CHUNKS: u32 = 12;
+/// Fragments of as many columns.
+const CHUNK_FRAGMENTS: usize = (WARP_COLUMNS / FRAGMENT_COLUMNS) as usize;
 
 /// Bytes of a warp's staging buffer: two boxes, or a strip of f32.
 pub const STAGING_BYTES: u32 = {
@@ -132,7 +134,9 @@ macro_rules! half_output {
 half_output!(F16);
 half_output!(Bf16);
 
-/// Applies `epilogue` to a warp's accumulators in their registers, rounds them, and has the copy engine store them.
+/// Applies `epilogue` to a warp's accumulators of several times 64 rows in their registers, rounds them, and has the copy engine
+/// store them. If `UNROLLED`, the epilogue's code stands once for every accumulator: for the cheapest. Else it stands once for 16
+/// accumulators of a lane, which are moved to where it is.
 ///
 /// The stores run on when this returns: before the staging buffer is used for anything else, or the block ends,
 /// [`wait_for_stores`].
@@ -140,67 +144,129 @@ half_output!(Bf16);
 /// # Safety
 ///
 /// All lanes of the warp call it, with the same accumulators' owner, `at` and `output`, a map of rank 3 (columns, rows, matrices) with
-/// boxes of 128 bytes × 16 rows × 1 in the 128-byte swizzle, valid for writes; no other warp has these places. `columns` is what
-/// `epilogue` knows of the columns from `at.column` on. `first` is the number of boxes that the warp has stored of this
-/// tile so far; a tile has an even number.
+/// boxes of 128 bytes × 16 rows × 1 in the 128-byte swizzle, valid for writes; no other warp has these places. Block i of the
+/// accumulators belongs 64 · i rows further down. `columns` is what `epilogue` knows of the columns from `at.column` on.
 #[inline(always)]
-pub unsafe fn store_boxes<C: Accumulators, O: OutputElement, E: Epilogue>(
-    accumulators: &C,
+pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
+    accumulators: &[C; BLOCKS],
     epilogue: &E,
     columns: &ColumnCache<E::Column>,
     output: &TensorMap,
     at: WarpRows,
-    first: u32,
+) where
+    C: Accumulators,
+    O: OutputElement,
+    E: Epilogue,
+{
+    // A chunk is as many columns as a warp has lanes, each of which knows one of them.
+    let chunks = const { C::COLUMNS / WARP_COLUMNS };
+    let count = const {
+        assert!(BLOCKS as u32 * C::COLUMNS / WARP_COLUMNS <= MAX_CHUNKS, "chunks that can be told apart");
+        BLOCKS as u32 * C::COLUMNS / WARP_COLUMNS
+    };
+    // The staging buffer's halves take turns, so after an odd number of boxes the next tile begins with the one used last.
+    if !(count / (O::BOX_COLUMNS / WARP_COLUMNS)).is_multiple_of(2) {
+        // SAFETY: all lanes of the warp are here.
+        unsafe { wait_for_stores() };
+    }
+    let chunk = |index: u32| {
+        let (block, of_block) = (index / chunks % BLOCKS as u32, index % chunks);
+        let mut values = [[0.0; 4]; CHUNK_FRAGMENTS];
+        for (i, values) in values.iter_mut().enumerate() {
+            *values = accumulators[block as usize].fragment(of_block as usize * CHUNK_FRAGMENTS + i);
+        }
+        (values, columns.0[of_block as usize])
+    };
+    let store = |index: u32, (mut values, state)| {
+        let at = WarpRows {
+            row: at.row + index / chunks * BLOCK_ROWS,
+            column: at.column + index % chunks * WARP_COLUMNS,
+            ..at
+        };
+        // SAFETY: the caller's promise.
+        unsafe { store_chunk::<O, E>(&mut values, state, epilogue, output, at, index) };
+    };
+    if UNROLLED {
+        for index in 0..count {
+            store(index, chunk(index));
+        }
+    } else {
+        // Opaque, so that the loop stays one.
+        let mut index = ptx::opaque(0);
+        while index < count {
+            // Registers have no index: each chunk has its own moves. A branch for each would be taken apart into selections.
+            let values = match index {
+                0 => chunk(0),
+                1 => chunk(1),
+                2 => chunk(2),
+                3 => chunk(3),
+                4 if 4 < count => chunk(4),
+                5 if 4 < count => chunk(5),
+                6 if 6 < count => chunk(6),
+                7 if 6 < count => chunk(7),
+                8 if 8 < count => chunk(8),
+                9 if 8 < count => chunk(9),
+                10 if 8 < count => chunk(10),
+                _ => chunk(count - 1),
+            };
+            store(index, values);
+            index += 1;
+        }
+    }
+}
+
+/// The part of [`store_boxes`] for 16 accumulators of each lane, in 32 columns; `state` is what the epilogue knows of the one of
+/// them that has the lane's number. `index` counts the chunks of the tile, whose boxes have one or two.
+///
+/// # Safety
+///
+/// As [`store_boxes`], for each chunk in order, with `at` as its place.
+#[inline(always)]
+unsafe fn store_chunk<O: OutputElement, E: Epilogue>(
+    values: &mut [[f32; 4]; CHUNK_FRAGMENTS],
+    state: E::Column,
+    epilogue: &E,
+    output: &TensorMap,
+    at: WarpRows,
+    index: u32,
 ) {
-    const { assert!(STRIP_COLUMNS * E::Column::BYTES <= BOX_BYTES, "the states fit a box") };
-    let boxes = const { C::COLUMNS / O::BOX_COLUMNS };
-    let fragments = const { O::BOX_COLUMNS / FRAGMENT_COLUMNS };
+    let parts = const { O::BOX_COLUMNS / WARP_COLUMNS };
+    let part = index % parts;
     let own = accumulator_coord(at.lane, 0);
-    // SAFETY: the caller's promise.
-    let rows = unsafe { [epilogue.row(at.row + own.row), epilogue.row(at.row + own.row + ROWS / 2)] };
-    for index in 0..boxes {
-        let buffer = at.staging.offset((first + index) % 2 * BOX_BYTES);
-        // The store before the last has read this buffer; the lane that issued it knows.
-        ptx::cp_async_bulk_wait_group_read::<1>();
-        // SAFETY: all lanes of the warp are here. The buffer holds the columns' states first and the rounded box after all lanes
-        // have read them.
-        unsafe {
+    let buffer = at.staging.offset(index / parts % 2 * BOX_BYTES);
+    let place = Coord { row: at.row + own.row, column: at.column + own.column };
+    // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
+    unsafe {
+        let rows = [epilogue.row(place.row), epilogue.row(place.row + ROWS / 2)];
+        let mut states = [[E::Column::default(); 2]; CHUNK_FRAGMENTS];
+        for (i, states) in states.iter_mut().enumerate() {
+            let first = i as u32 * FRAGMENT_COLUMNS + own.column;
+            *states = [state.of_lane(first), state.of_lane(first + 1)];
+        }
+        epilogue.apply_fragments(place, rows, &states, values);
+        if part == 0 {
+            // The store before the last has read this buffer; the lane that issued it knows.
+            ptx::cp_async_bulk_wait_group_read::<1>();
             warp::sync_warp();
-            for part in 0..O::BOX_COLUMNS / WARP_COLUMNS {
-                let cached = index * (O::BOX_COLUMNS / WARP_COLUMNS) + part;
-                columns.0[cached as usize].put(buffer, part * WARP_COLUMNS + at.lane);
-            }
-            warp::sync_warp();
-            let mut states = [[E::Column::default(); 2]; BOX_FRAGMENTS];
-            for fragment in 0..fragments {
-                states[fragment as usize] =
-                    E::Column::get_pair(buffer, fragment * FRAGMENT_COLUMNS + own.column);
-            }
-            warp::sync_warp();
-            for pair in 0..fragments / 2 {
-                let transformed = |fragment: u32| {
-                    let states = states[fragment as usize];
-                    let c = accumulators.fragment((index * fragments + fragment) as usize);
-                    let column = index * O::BOX_COLUMNS + fragment * FRAGMENT_COLUMNS + own.column;
-                    let place = Coord { row: at.row + own.row, column: at.column + column };
-                    let below = Coord { row: place.row + ROWS / 2, ..place };
-                    [
-                        epilogue.apply(place, rows[0], states, [c[0], c[1]]),
-                        epilogue.apply(below, rows[1], states, [c[2], c[3]]),
-                    ]
-                };
-                O::put_pair([transformed(2 * pair), transformed(2 * pair + 1)], pair, at.lane, buffer);
-            }
+        }
+        O::put_pair([split(values[0]), split(values[1])], 2 * part, at.lane, buffer);
+        O::put_pair([split(values[2]), split(values[3])], 2 * part + 1, at.lane, buffer);
+        if part + 1 == parts {
             ptx::fence_proxy_async_shared();
             warp::sync_warp();
             if at.lane == 0 {
-                let column = at.column + index * O::BOX_COLUMNS;
-                let to = [column as i32, at.row as i32, at.batch as i32];
-                ptx::tma_store_3d(output.address(), to, buffer.get());
+                let first = [at.column - part * WARP_COLUMNS, at.row, at.batch];
+                ptx::tma_store_3d(output.address(), first.map(|index| index as i32), buffer.get());
                 ptx::cp_async_bulk_commit_group();
             }
         }
     }
+}
+
+/// A lane's accumulators of a fragment, row by row.
+#[inline(always)]
+fn split([a, b, c, d]: [f32; 4]) -> [[f32; 2]; 2] {
+    [[a, b], [c, d]]
 }
 
 /// Waits until the copy engine has read what [`store_boxes`] gave it.
@@ -231,7 +297,6 @@ pub unsafe fn store_rows<C: Accumulators, O: Element, E: Epilogue, const BLOCKS:
 ) {
     const LANES_PER_ROW: u32 = STRIP_COLUMNS / COLUMNS as u32;
     const ROWS_PER_PASS: u32 = warp::SIZE / LANES_PER_ROW;
-    const BLOCK_ROWS: u32 = 64;
     let strips = const { C::COLUMNS / STRIP_COLUMNS };
     let place = |row: u32, column: u32| at.staging.offset(4 * swizzled_staging_word(row, column)).get();
     let own = accumulator_coord(at.lane, 0);

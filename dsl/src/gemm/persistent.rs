@@ -120,6 +120,10 @@ pub trait PersistentTile: 'static {
     /// Whether a kernel may call [`store_rows`](Self::store_rows): of a tile whose accumulators leave few other registers it may not.
     const STORES_ROWS: bool;
 
+    /// Whether a cheap epilogue should stand once for every accumulator. Where few registers are left, a loop needs fewer; where the
+    /// tile is large, its overhead is small beside the products.
+    const UNROLLS: bool;
+
     /// The accumulators of one product instruction: each thread's share, in registers.
     type Fragment: Accumulators;
     /// A consumer's accumulators.
@@ -202,13 +206,13 @@ pub trait PersistentTile: 'static {
     unsafe fn columns<E: Epilogue>(epilogue: &E, tile: TileIndex) -> ColumnCache<E::Column>;
 
     /// Applies `epilogue` to the accumulators in their registers, rounds them, and has the copy engine store those that lie within the
-    /// output. The epilogue's code stands once for every two accumulators.
+    /// output. The epilogue's code stands once for every accumulator if `UNROLLED`, else once in a loop.
     ///
     /// # Safety
     ///
     /// As [`store_rows`](Self::store_rows), with `columns` as [`columns`](Self::columns) returned it for the tile; `output` is a
     /// tensor map of the output of rank 3 (columns, rows, matrices) with boxes of 128 bytes × 16 rows × 1 in the 128-byte swizzle.
-    unsafe fn store_boxes<O: OutputElement, E: Epilogue>(
+    unsafe fn store_boxes<O: OutputElement, E: Epilogue, const UNROLLED: bool>(
         accumulators: &Self::Accumulators,
         epilogue: &E,
         columns: &ColumnCache<E::Column>,

@@ -325,6 +325,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
 
     const STORES_ROWS: bool = !Self::IS_WIDE;
 
+    const UNROLLS: bool = !Self::IS_WIDE && (Self::TAKES_TURNS || BLOCKS as u32 * C::COLUMNS <= 128);
+
     type Fragment = C;
     type Accumulators = [C; BLOCKS];
     type Producer = pipeline::Producer<STAGES, CLUSTER>;
@@ -449,25 +451,17 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     }
 
     #[inline(always)]
-    unsafe fn store_boxes<O: OutputElement, E: Epilogue>(
+    unsafe fn store_boxes<O: OutputElement, E: Epilogue, const UNROLLED: bool>(
         accumulators: &[C; BLOCKS],
         epilogue: &E,
         columns: &ColumnCache<E::Column>,
         output: &TensorMap,
         tile: TileIndex,
     ) {
-        let boxes = const { C::COLUMNS / O::BOX_COLUMNS };
-        // The staging buffer's halves take turns, so after an odd number of boxes the next tile begins with the one used last.
-        if !(BLOCKS as u32 * boxes).is_multiple_of(2) {
-            // SAFETY: all lanes of the warp are here.
-            unsafe { fragments::wait_for_stores() };
-        }
-        let at = Self::own_rows(tile);
-        for (block, accumulators) in accumulators.iter().enumerate() {
-            let at = WarpRows { row: at.row + block as u32 * BLOCK_ROWS, ..at };
-            let first = block as u32 * boxes;
-            // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
-            unsafe { fragments::store_boxes::<C, O, E>(accumulators, epilogue, columns, output, at, first) };
+        // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
+        unsafe {
+            let at = Self::own_rows(tile);
+            fragments::store_boxes::<C, O, E, BLOCKS, UNROLLED>(accumulators, epilogue, columns, output, at);
         }
     }
 

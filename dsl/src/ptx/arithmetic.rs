@@ -17,12 +17,12 @@ macro_rules! unary {
 }
 
 unary!(
-    /// `ex2.approx.f32`: 2 to the power of `value`, to 2 ulp; subnormal results are kept.
-    ex2_approx, "ex2.approx.f32", reg32 f32 => reg32 f32
+    /// `ex2.approx.ftz.f32`: 2 to the power of `value`, to 2 ulp; subnormal results are zero.
+    ex2_approx_ftz, "ex2.approx.ftz.f32", reg32 f32 => reg32 f32
 );
 unary!(
-    /// `rcp.approx.f32`: the reciprocal, to 1 ulp.
-    rcp_approx, "rcp.approx.f32", reg32 f32 => reg32 f32
+    /// `rcp.approx.ftz.f32`: the reciprocal, to 1 ulp; of a subnormal number infinity, and subnormal results are zero.
+    rcp_approx_ftz, "rcp.approx.ftz.f32", reg32 f32 => reg32 f32
 );
 unary!(
     /// `cvt.rn.f16.f32`: rounds to the nearest half-precision number, ties to even.

@@ -73,6 +73,22 @@ pub unsafe fn shfl_sync_bfly(value: u32, mask: u32) -> u32 {
     result
 }
 
+/// `shfl.sync.idx.b32` among all lanes: `value` as lane `lane` has it.
+///
+/// # Safety
+///
+/// All lanes of the warp execute it; `lane` is less than 32.
+#[inline(always)]
+#[must_use]
+pub unsafe fn shfl_sync_idx(value: u32, lane: u32) -> u32 {
+    let result: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("shfl.sync.idx.b32 {0}, {1}, {2}, 0x1f, 0xffffffff;", out(reg32) result, in(reg32) value, in(reg32) lane, options(nostack))
+    };
+    result
+}
+
 /// `trap`: ends the kernel with an error.
 ///
 /// # Safety

@@ -26,13 +26,12 @@ pub(crate) struct Options<'a, T: Element, O: Element> {
 }
 
 impl<'a, T: Element, O: Element> Options<'a, T, O> {
-    /// Whether the sums are scaled by one number, a bias is added, ReLU is applied, and nothing else.
-    pub(crate) fn is_cheap(&self) -> bool {
+    /// Whether the sums are scaled by one number, a bias is added, the activation is applied, and nothing else.
+    pub(crate) fn fits_registers(&self) -> bool {
         let has_scales = self.row_scale.is_some() || self.column_scale.is_some();
         let adds = self.residual.is_some() || self.beta != 0.0;
         let stores = self.mask.is_some() || self.preactivation.is_some();
-        let is_floor = matches!(self.activation, Activation::None | Activation::Relu);
-        is_floor && !(has_scales || adds || stores)
+        !(has_scales || adds || stores)
     }
 
     pub(crate) fn new() -> Self {

@@ -191,7 +191,7 @@ where
         y.arg().address().is_multiple_of(CHUNK_BYTES as u64)
             && leading.iter().all(|&stride| is_chunked(stride))
     };
-    product.options.is_cheap() && is_chunked(product.n()) && y.is_none_or(lies_well)
+    product.options.fits_registers() && is_chunked(product.n()) && y.is_none_or(lies_well)
 }
 
 /// Where the matrices of an operand are.

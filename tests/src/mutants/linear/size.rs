@@ -129,14 +129,13 @@ impl Size {
         Self { second_type: [x, w], ..self }
     }
 
-    /// Whether the copy engine can store y, whose elements have `bytes` bytes, and no more is asked of the epilogue than a bias and a ReLU.
+    /// Whether the copy engine can store y, whose elements have `bytes` bytes, and no more is asked of the epilogue than a bias and the function.
     pub(super) fn fits_boxes(&self, bytes: u32) -> bool {
-        let Fused { row_scale, column_scale, residual, mask, preactivation, function, .. } = self.fused;
+        let Fused { row_scale, column_scale, residual, mask, preactivation, .. } = self.fused;
         let aligned =
             [self.skip, self.n, self.n + self.pad].iter().all(|length| (length * bytes).is_multiple_of(16));
         let scaled = row_scale != Scales::None || column_scale != Scales::None;
-        let cheap = matches!(function, Function::None | Function::Relu);
-        aligned && cheap && !(scaled || residual || mask || preactivation)
+        aligned && !(scaled || residual || mask || preactivation)
     }
 
     /// What it costs to run, more or less: steps along K of whole tiles, and elements that the epilogue works on.

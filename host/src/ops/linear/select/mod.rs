@@ -393,7 +393,7 @@ pub struct Problem {
     /// How the inputs are to be multiplied, or more exactly.
     pub products: Products,
     /// Whether the copy engine can store y, whose rows and their length are then multiples of 16 bytes, and nothing is done to the
-    /// products but scaling by one number, a bias and ReLU.
+    /// products but scaling by one number, a bias and the activation.
     pub stores_boxes: bool,
 }
 
