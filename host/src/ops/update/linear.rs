@@ -221,7 +221,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         }
         let is_aligned = is_chunked(&checked.x) && is_chunked(self.w);
         let mut problem = checked.problem(is_aligned, true, y);
-        problem.is_cheap = self.options.is_cheap();
+        problem.fits_registers = self.options.fits_registers();
         let limits = limits(self.x.device());
         if let Some(choice) = hopper::choose(&problem, &limits) {
             return Ok(Path::Hopper(choice));

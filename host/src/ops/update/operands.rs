@@ -81,8 +81,8 @@ pub(super) struct Problem {
     pub(super) u_is_chunked: bool,
     /// Whether the rows of Y start at multiples of 16 bytes.
     pub(super) y_is_chunked: bool,
-    /// Whether an epilogue does no more than to add a bias and to apply a ReLU. Of the update alone: whether it is not added to Y.
-    pub(super) is_cheap: bool,
+    /// Whether an epilogue does no more than to add a bias and to apply an activation. Of the update alone: whether it is not added to Y.
+    pub(super) fits_registers: bool,
 }
 
 /// What a kernel of the update alone works on: `y = ((x v) ⊙ codes) u`, or `y += …`.
@@ -211,7 +211,7 @@ impl<T: Element + Number> Checked<T> {
             access: if is_aligned { Access::Aligned } else { Access::Unaligned },
             u_is_chunked,
             y_is_chunked,
-            is_cheap: true,
+            fits_registers: true,
         }
     }
 
