@@ -12,6 +12,7 @@ mod mutants;
 mod properties;
 mod repack;
 mod scaled;
+mod update;
 mod weights;
 
 use std::env::VarError;
@@ -73,6 +74,10 @@ fn main() -> ExitCode {
             let trial = Trial::test(format!("{spec}::{name}"), move || case(&device.parse::<Device>()?));
             trials.push(trial.with_ignored_flag(spec == gpu && missing.is_some()));
         }
+    }
+    // Their kernels have yet to come.
+    for &(name, case) in update::CASES {
+        trials.push(Trial::test(format!("cpu::{name}"), move || case(&Device::cpu())));
     }
     trials.extend(mutants::trials());
     trials.extend(modes::trials());

@@ -82,7 +82,7 @@ impl Arithmetic {
 }
 
 /// Half a unit in the last place of an f32 near 1.
-const U: f64 = 1.0 / (1u64 << 24) as f64;
+pub(super) const U: f64 = 1.0 / (1u64 << 24) as f64;
 /// Products of 8-bit numbers that are added up before they are added to an f32.
 const PROMOTED_SUM: usize = 128;
 /// What such a sum keeps: bits behind the leading one of its largest term.
@@ -97,11 +97,11 @@ const F32_CLAIM_K: usize = 4096;
 
 /// What rounding to a type does to a number.
 #[derive(Clone, Copy, Debug)]
-struct Rounding {
+pub(super) struct Rounding {
     /// The largest relative error of a normal number.
-    relative: f64,
+    pub(super) relative: f64,
     /// The largest error of a subnormal number.
-    absolute: f64,
+    pub(super) absolute: f64,
     /// The smallest magnitude that becomes infinite.
     overflow: f64,
 }
@@ -116,7 +116,7 @@ impl Rounding {
         }
     }
 
-    fn of(dtype: DType) -> Self {
+    pub(super) fn of(dtype: DType) -> Self {
         match dtype {
             DType::F16 => Self::new(11, 15),
             DType::Bf16 => Self::new(8, 127),
@@ -139,6 +139,8 @@ pub struct Expected {
     pub factor: f64,
     /// What is added to the product, in magnitude: `|b| + |beta · r|`.
     pub added: f64,
+    /// How far the terms of the sum may be off before they are added up, together. 0 for products of inputs.
+    pub inner: f64,
 }
 
 /// What is known of one result beside its reference.
@@ -191,11 +193,16 @@ impl ErrorModel {
         Self { k, scale, activation, accumulation, claim, rounding: Rounding::of(output) }
     }
 
+    /// The same for another error of the sums, relative to their magnitude.
+    pub(super) fn with_accumulation(self, accumulation: f64) -> Self {
+        Self { accumulation, ..self }
+    }
+
     /// How far the value before rounding may be from `expected.y`.
     fn before_rounding(&self, expected: Expected) -> f64 {
         let scale = self.scale * expected.factor.abs();
         let size = scale * expected.magnitude + expected.added;
-        let relative = self.accumulation * scale * expected.magnitude + 5.0 * U * size;
+        let relative = (self.accumulation * expected.magnitude + expected.inner) * scale + 5.0 * U * size;
         // Of the products' sum, of f, of what is added.
         let underflow =
             (self.k as f64 * scale + 2.0 * expected.magnitude + 4.0) * f64::from(f32::MIN_POSITIVE);
@@ -266,7 +273,7 @@ mod tests {
     }
 
     fn plain(y: f64, magnitude: f64) -> Expected {
-        Expected { z: y, y, magnitude, factor: 1.0, added: 0.0 }
+        Expected { z: y, y, magnitude, factor: 1.0, added: 0.0, inner: 0.0 }
     }
 
     #[test]
@@ -327,14 +334,21 @@ mod tests {
     #[test]
     fn nan_and_infinity_must_show() {
         let model = model(DType::F32, DType::F32, 16);
-        let nan = Expected { z: f64::NAN, y: f64::NAN, magnitude: f64::NAN, factor: 1.0, added: 0.0 };
+        let nan =
+            Expected { z: f64::NAN, y: f64::NAN, magnitude: f64::NAN, factor: 1.0, added: 0.0, inner: 0.0 };
         assert!(model.judge(f64::NAN, nan).within);
         assert!(!model.judge(0.0, nan).within);
         let infinite = plain(f64::INFINITY, f64::INFINITY);
         assert!(model.judge(f64::INFINITY, infinite).within && model.judge(f64::NAN, infinite).within);
         assert!(!model.judge(3e38, infinite).within);
-        let clipped =
-            Expected { z: f64::NEG_INFINITY, y: 0.0, magnitude: f64::INFINITY, factor: 1.0, added: 0.0 };
+        let clipped = Expected {
+            z: f64::NEG_INFINITY,
+            y: 0.0,
+            magnitude: f64::INFINITY,
+            factor: 1.0,
+            added: 0.0,
+            inner: 0.0,
+        };
         assert!(model.judge(0.0, clipped).within && !model.judge(1.0, clipped).within);
         assert!(!model.judge(f64::NAN, plain(1.0, 1.0)).within);
     }

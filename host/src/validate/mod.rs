@@ -11,12 +11,17 @@ mod product;
 mod reference;
 mod scaled;
 mod scaled_case;
+mod update;
+mod update_bound;
+mod update_case;
 
 pub use case::{LinearCase, MatmulCase, Placement, Scales, Terms};
 pub use data::Data;
 pub use product::{linear, linear_bits, matmul, matmul_bits};
 pub use scaled::linear_scaled;
 pub use scaled_case::{ScaleKind, ScaledCase};
+pub use update::generated_update;
+pub use update_case::{CodesPer, UpdateCase};
 
 use crate::ops::Implementation;
 

@@ -457,14 +457,14 @@ where
 }
 
 /// Judgements, added up.
-struct Tally {
-    outcome: Outcome,
+pub(super) struct Tally {
+    pub(super) outcome: Outcome,
     /// The largest finite reference, in magnitude.
     largest: f64,
 }
 
 impl Tally {
-    fn new(implementation: Implementation, exact: bool) -> Self {
+    pub(super) fn new(implementation: Implementation, exact: bool) -> Self {
         let outcome = Outcome {
             implementation,
             compared: 0,
@@ -479,7 +479,7 @@ impl Tally {
     }
 
     /// Compares a number with what is expected, exactly and rounded.
-    fn add(
+    pub(super) fn add(
         &mut self,
         [row, column]: [usize; 2],
         got: f64,
@@ -512,7 +512,7 @@ impl Tally {
         }
     }
 
-    fn finish(self) -> Outcome {
+    pub(super) fn finish(self) -> Outcome {
         let error = self.outcome.max_absolute_error;
         let max_relative_error = if error == 0.0 { 0.0 } else { error / self.largest };
         Outcome { max_relative_error, ..self.outcome }

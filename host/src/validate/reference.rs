@@ -119,6 +119,7 @@ impl Reference {
                 factor: self.row_scale.as_ref().map_or(1.0, |scale| f64::from(scale[i]))
                     * self.column_scale.as_ref().map_or(1.0, |scale| f64::from(scale[j])),
                 added: self.added[[i, j]],
+                inner: 0.0,
             };
             (self.rows[i], self.columns[j], expected)
         })

@@ -287,6 +287,7 @@ where
                 magnitude: magnitude[[row, column]],
                 factor: 1.0,
                 added: operands.bias.as_ref().map_or(0.0, |bias| f64::from(bias[column].to_f32()).abs()),
+                inner: 0.0,
             };
             (rows[row], column, expected)
         })

@@ -216,7 +216,7 @@ impl<T: Element> Checked<T> {
 }
 
 /// The error for more updates than run together, or none.
-pub(super) fn expect_count(operation: &'static str, count: usize) -> Result<()> {
+pub(crate) fn expect_count(operation: &'static str, count: usize) -> Result<()> {
     if (1..=MAX_UPDATES).contains(&count) {
         return Ok(());
     }
@@ -229,7 +229,7 @@ pub(super) fn expect_count(operation: &'static str, count: usize) -> Result<()> 
 }
 
 /// The error for a rank that no kernel takes.
-pub(super) fn expect_rank(operation: &'static str, operand: &'static str, rank: usize) -> Result<()> {
+pub(crate) fn expect_rank(operation: &'static str, operand: &'static str, rank: usize) -> Result<()> {
     if (1..=MAX_RANK).contains(&rank) {
         return Ok(());
     }
@@ -238,7 +238,7 @@ pub(super) fn expect_rank(operation: &'static str, operand: &'static str, rank: 
 }
 
 /// The error for updates of more ranks together than a kernel takes.
-pub(super) fn expect_total(operation: &'static str, total: usize) -> Result<()> {
+pub(crate) fn expect_total(operation: &'static str, total: usize) -> Result<()> {
     if total <= MAX_RANK {
         return Ok(());
     }

@@ -72,7 +72,6 @@ enum Path {
 
 impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
     /// The updates of a layer, whose V and U are packed.
-    #[allow(dead_code, reason = "the layer has yet to come")]
     pub(crate) fn of_packed(
         x: &'a Tensor<T>,
         w: &'a Tensor<T>,

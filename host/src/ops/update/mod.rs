@@ -17,6 +17,7 @@ mod on_cpu;
 mod operands;
 mod portable;
 
+pub(crate) use check::{expect_count, expect_rank, expect_total};
 pub use linear::{LinearUpdateOp, linear_with_update};
 pub(crate) use operands::Packed;
 
@@ -96,12 +97,6 @@ pub struct UpdateOp<'a, T: Element> {
 }
 
 impl<'a, T: UpdateInput> UpdateOp<'a, T> {
-    /// The updates of a layer, whose V and U are packed.
-    #[allow(dead_code, reason = "the layer has yet to come")]
-    pub(crate) fn of_packed(x: &'a Tensor<T>, packed: &'a Packed<T>, codes: Vec<&'a Tensor<T>>) -> Self {
-        Self { x, updates: Updates::Packed(packed, codes), stream: None }
-    }
-
     /// Adds another update; there may be [`MAX_UPDATES`], with ranks of [`MAX_RANK`] together.
     pub fn and(mut self, v: &'a Tensor<T>, codes: &'a Tensor<T>, u: &'a Tensor<T>, scaling: f32) -> Self {
         self.updates.push(Update { v, codes, u, scaling });

@@ -49,6 +49,21 @@ pub(crate) struct Packed<T: Element> {
     pub(crate) parts: Vec<(usize, f32)>,
 }
 
+impl<T: Element> Packed<T> {
+    /// Packs V, U and the scaling of each update, which fit together; there is at least one.
+    pub(crate) fn new(stream: &Stream, updates: &[(Tensor<T>, Tensor<T>, f32)]) -> Result<Self> {
+        let v: Vec<_> = updates.iter().map(|(v, ..)| v.clone()).collect();
+        let u: Vec<_> = updates.iter().map(|(_, u, _)| u.clone()).collect();
+        let vt = v.iter().map(|v| v.swap_axes(0, 1)).collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            v: concatenated(stream, 1, &v)?,
+            vt: concatenated(stream, 0, &vt)?,
+            u: concatenated(stream, 0, &u)?,
+            parts: updates.iter().map(|(_, u, scaling)| (u.shape()[0], *scaling)).collect(),
+        })
+    }
+}
+
 /// The codes of one update, checked: a row for some neighbouring rows of X.
 #[derive(Clone, Debug)]
 pub(super) struct CodesOfUpdate<T: Element> {
@@ -274,18 +289,6 @@ impl<T: Element + Number> Checked<T> {
             ([vt], [u]) => Ok((in_chunks(stream, vt)?, in_chunks(stream, u)?)),
             _ => Ok((concatenated(stream, 0, &vt)?, concatenated(stream, 0, &u)?)),
         }
-    }
-
-    /// V and U of all updates in every layout.
-    pub(super) fn pack(&self, stream: &Stream) -> Result<Packed<T>> {
-        let (v, u): (Vec<_>, Vec<_>) = self.factors.iter().cloned().unzip();
-        let vt = v.iter().map(|v| v.swap_axes(0, 1)).collect::<Result<Vec<_>>>()?;
-        Ok(Packed {
-            v: concatenated(stream, 1, &v)?,
-            vt: concatenated(stream, 0, &vt)?,
-            u: concatenated(stream, 0, &u)?,
-            parts: self.codes.iter().map(|codes| (codes.rank, codes.scaling)).collect(),
-        })
     }
 }
 

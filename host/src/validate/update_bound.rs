@@ -1,0 +1,144 @@
+//! How far generated low-rank updates may be from the exact ones; see [`bound`](super::bound) for the sums, and for the names.
+//!
+//! Let h be an element of `X V`, g = h · code · scaling what it becomes, and c the magnitude of code · scaling. Of one element of the output let
+//! `E = Σ |g uᵣ|` over the ranks, `Σ |uᵣ|` the magnitudes of U alone, and `D = Σ c Sₕ |uᵣ|` with Sₕ the sum of the magnitudes of
+//! the products in h.
+//!
+//! **H.** h is a sum of K products: off by at most `a(K) · Sₕ`, with a(K) the error of such sums. Code times scaling, and its
+//! product with h, are rounded: 2u each at most, together less than 3u of |g| ≤ c Sₕ.
+//!
+//! **Rounding to the operands' type.** Kernels round g to the type T of the operands, to nearest: at most `t · |g|`, or η where g is subnormal
+//! in T, with t = 2⁻¹¹ (f16), 2⁻⁸ (bf16) or 2⁻²⁴ (f32). The CPU does not, and its bound does not allow it.
+//!
+//! So the terms of the second sum are off by at most `inner = (1 + t)(a(K) + 3u) · D + t · E + η · Σ |uᵣ|`, together.
+//!
+//! **The second sum** begins where that of the linear operation ends, whose terms have the magnitude S: a sum of K + R products of magnitude
+//! `S + E + inner`, with a group that K leaves incomplete, which counts as 8 more. Alone it is one of R products. On the CPU each of the R
+//! products is rounded, and added with a rounding.
+//!
+//! **One kernel after the other.** The update is rounded to T before the linear operation adds it: t · (E + inner), or η.
+//!
+//! **The claim for f32** is that of linear operations, for K up to 4096: within 10⁻⁵ of the magnitudes, which are S + D here.
+
+use super::bound::{Arithmetic, ErrorModel, Expected, Rounding, U};
+use crate::DType;
+use crate::ops::{Activation, Precision, Products};
+
+/// The error bound of one update; the module's text derives it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UpdateModel {
+    arithmetic: Arithmetic,
+    dtype: DType,
+    k: usize,
+    rank: usize,
+    /// Of h.
+    first: f64,
+    /// Of g, relative and where it is subnormal.
+    rounded: f64,
+    step: f64,
+    /// Whether the update is rounded before it is added to the linear operation's.
+    is_sequence: bool,
+}
+
+/// The error of a sum of `k` products of `dtype`, relative to its magnitude.
+fn sum(arithmetic: Arithmetic, dtype: DType, k: usize) -> f64 {
+    match arithmetic {
+        Arithmetic::Cpu => {
+            let block = crate::cpu::SUM_BLOCK;
+            (k.min(block) + k.div_ceil(block) + 1) as f64 * U
+        }
+        _ => Products::choose(dtype, k, Precision::Full, true).error(k),
+    }
+}
+
+impl UpdateModel {
+    pub(super) fn new(
+        arithmetic: Arithmetic,
+        dtype: DType,
+        k: usize,
+        rank: usize,
+        is_sequence: bool,
+    ) -> Self {
+        let rounding = Rounding::of(dtype);
+        let on_cpu = arithmetic == Arithmetic::Cpu;
+        Self {
+            arithmetic,
+            dtype,
+            k,
+            rank,
+            first: sum(arithmetic, dtype, k) + 3.0 * U,
+            rounded: if on_cpu { 0.0 } else { rounding.relative },
+            step: if on_cpu { 0.0 } else { rounding.absolute },
+            is_sequence,
+        }
+    }
+
+    /// The bound for the second sum, which may begin where that of a linear operation ends.
+    pub(super) fn of_sum(&self, linear: bool, activation: Activation) -> ErrorModel {
+        let k = if linear { self.k } else { 0 };
+        let accumulation = match self.arithmetic {
+            Arithmetic::Cpu => sum(self.arithmetic, self.dtype, k) + (2 * self.rank) as f64 * U,
+            _ => sum(self.arithmetic, self.dtype, k + 8 + self.rank),
+        };
+        // The claim is one for sums of the length that the operands have.
+        ErrorModel::new(self.arithmetic, self.dtype, self.dtype, self.k, 1.0, activation)
+            .with_accumulation(accumulation)
+    }
+
+    /// What is expected of an element, of which S, E, D and `Σ |uᵣ|` are given, but for the numbers themselves.
+    pub(super) fn expected(&self, base: f64, update: f64, size: f64, sum_of_u: f64) -> Expected {
+        let mut inner =
+            (1.0 + self.rounded) * self.first * size + self.rounded * update + self.step * sum_of_u;
+        let of_sum = update + inner;
+        if self.is_sequence {
+            let rounding = Rounding::of(self.dtype);
+            inner += (rounding.relative * of_sum).max(rounding.absolute);
+        }
+        // f32 is held to a claim, which is one of all magnitudes.
+        let magnitude = base + if self.dtype == DType::F32 { size } else { of_sum };
+        Expected { z: 0.0, y: 0.0, magnitude, factor: 1.0, added: 0.0, inner }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::UpdateModel;
+    use crate::DType;
+    use crate::ops::Activation;
+    use crate::validate::bound::{Arithmetic, Expected};
+
+    /// One product after the other, each of powers of two, so that the only error is the one that is put in.
+    #[test]
+    fn rounding_h_once_is_allowed_and_twice_is_not() {
+        for (dtype, bits) in [(DType::F16, 11), (DType::Bf16, 8)] {
+            let model = UpdateModel::new(Arithmetic::TensorCore, dtype, 1, 1, false);
+            let expected = model.expected(0.0, 1.0, 1.0, 1.0);
+            let at = |z: f64| Expected { z, y: z, ..expected };
+            let judge = model.of_sum(false, Activation::None);
+            let step = 2f64.powi(-bits);
+            // H and the output may each be half a unit off.
+            assert!(judge.judge(1.0 + 2.0 * step, at(1.0)).within, "{dtype}");
+            assert!(!judge.judge(1.0 + 4.0 * step, at(1.0)).within, "{dtype}");
+            let on_cpu = UpdateModel::new(Arithmetic::Cpu, dtype, 1, 1, false);
+            let expected = on_cpu.expected(0.0, 1.0, 1.0, 1.0);
+            let at = Expected { z: 1.0, y: 1.0, ..expected };
+            assert!(!on_cpu.of_sum(false, Activation::None).judge(1.0 + 2.0 * step, at).within, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn a_sequence_may_round_once_more() {
+        let one = UpdateModel::new(Arithmetic::TensorCore, DType::Bf16, 64, 8, false);
+        let two = UpdateModel { is_sequence: true, ..one };
+        let difference = two.expected(4.0, 2.0, 3.0, 1.0).inner - one.expected(4.0, 2.0, 3.0, 1.0).inner;
+        assert!((difference / 2f64.powi(-7) - 1.0).abs() < 0.01, "{difference}");
+    }
+
+    #[test]
+    fn the_f32_claim_is_of_all_magnitudes() {
+        let model = UpdateModel::new(Arithmetic::TensorCore, DType::F32, 4096, 64, false);
+        let expected = Expected { z: 0.0, y: 0.0, ..model.expected(2.0, 0.1, 3.0, 1.0) };
+        let bound = model.of_sum(true, Activation::None).bound(expected);
+        assert!((bound / 5e-5 - 1.0).abs() < 1e-4, "{bound}");
+    }
+}
