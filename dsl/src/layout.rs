@@ -105,6 +105,17 @@ pub const fn b_fragment_chunk(lane: u32) -> ChunkIndex {
     ChunkIndex { row: lane % 8 + (lane / 16) * 8, chunk: (lane / 8) % 2 }
 }
 
+/// The chunk that `lane` addresses to load two neighbouring B fragments of `mma` with a transposing `ldmatrix.x4`, where B is stored row by
+/// row: 16 rows (along k) × 2 · 8 columns of 16 bits.
+///
+/// Matrices 0 to 3 are (rows 0–7, chunk 0), (rows 8–15, chunk 0), (rows 0–7, chunk 1), (rows 8–15, chunk 1): registers 0 and 1 of the
+/// first fragment, then of the second.
+#[inline(always)]
+#[must_use]
+pub const fn across_chunk(lane: u32) -> ChunkIndex {
+    a_fragment_chunk(lane)
+}
+
 /// Row and column of a matrix element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coord {
@@ -298,6 +309,22 @@ mod tests {
                 let b = b_fragment_chunk(source);
                 assert_eq!(b.row, g + 8 * (register / 2));
                 assert_eq!(b.chunk * 8 + 2 * t, 2 * t + 8 * (register % 2));
+            }
+        }
+    }
+
+    /// `ldmatrix` with `.trans` gives register i of lane l rows 2(l mod 4), +1 of column l / 4 of matrix i; `mma` m16n8k16 wants B at
+    /// k = 2t + 8r, column g.
+    #[test]
+    fn transposed_fragments_hold_what_mma_expects() {
+        for lane in 0..32 {
+            let t = lane % 4;
+            for register in 0..4 {
+                // The lanes that gave the addresses of rows 2t and 2t + 1 of this register's matrix.
+                for i in 0..2 {
+                    let ChunkIndex { row, chunk } = across_chunk(8 * register + 2 * t + i);
+                    assert_eq!((row, chunk), (2 * t + i + 8 * (register % 2), register / 2));
+                }
             }
         }
     }

@@ -80,11 +80,13 @@ impl<T: Element> Codes<T> {
             let behind = rank >= self.ends[update - 1];
             let mask = ptx::opaque(0u32.wrapping_sub(behind.into()));
             let wide = mask as u64 | (mask as u64) << 32;
-            first ^= (first ^ self.codes[update].address()) & wide;
-            stride ^= (stride ^ self.strides[update]) & wide;
-            begin ^= (begin ^ self.ends[update - 1]) & mask;
-            rows ^= (rows ^ self.rows[update]) & mask;
-            scaling ^= (scaling ^ self.scaling[update].to_bits()) & mask;
+            let pick = |before: u32, behind: u32| (before & !mask) | (behind & mask);
+            let pick_wide = |before: u64, behind: u64| (before & !wide) | (behind & wide);
+            first = pick_wide(first, self.codes[update].address());
+            stride = pick_wide(stride, self.strides[update]);
+            begin = pick(begin, self.ends[update - 1]);
+            rows = pick(rows, self.rows[update]);
+            scaling = pick(scaling, self.scaling[update].to_bits());
         }
         let inside = rank < self.rank();
         // SAFETY: the caller's promise.

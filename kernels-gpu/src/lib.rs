@@ -10,6 +10,7 @@
 //! | [`linear_hopper`] | the same on Hopper, for 16-bit types and TF32 (sm_90a) |
 //! | [`linear_hopper_f32`] | the same on Hopper, for f32 at f32 accuracy (sm_90a) |
 //! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |
+//! | [`linear_update`] | the same with a generated low-rank update, on sm_80 and every later architecture |
 //! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_80 and later |
 //! | [`linear_fp8_hopper`] | the same on Hopper, multiplied as they are (sm_90a) |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_80 and later |
@@ -29,6 +30,8 @@ pub mod linear_hopper;
 pub mod linear_hopper_f32;
 #[cfg(feature = "linear_skinny")]
 pub mod linear_skinny;
+#[cfg(feature = "linear_update")]
+pub mod linear_update;
 #[cfg(feature = "repack")]
 pub mod repack;
 

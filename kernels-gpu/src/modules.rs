@@ -40,6 +40,12 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear_skinny.sm_90a.ptx"),
     },
     PtxModule {
+        family: "linear_update",
+        arch: (8, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/linear_update.sm_80.ptx"),
+    },
+    PtxModule {
         family: "linear_fp8",
         arch: (8, 0),
         arch_specific: false,

@@ -21,11 +21,11 @@ use crate::tile::{Access, CopyShape, Operand, Output, TileLoader};
 use crate::warp;
 
 /// Rows of an accumulator fragment.
-const MMA_M: u32 = 16;
+pub(super) const MMA_M: u32 = 16;
 /// Columns of an accumulator fragment.
-const MMA_N: u32 = 8;
+pub(super) const MMA_N: u32 = 8;
 /// Bytes of a row that one k-step multiplies.
-const STEP_BYTES: u32 = 32;
+pub(super) const STEP_BYTES: u32 = 32;
 /// Columns that a lane transforms and stores at a time.
 const COLUMNS: usize = 4;
 
@@ -41,9 +41,9 @@ pub struct MmaTile<
 >(PhantomData<()>);
 
 /// The rows of A of one slot.
-struct ARows<S>(PhantomData<S>);
+pub(super) struct ARows<S>(PhantomData<S>);
 /// The rows of B of one slot.
-struct BRows<S>(PhantomData<S>);
+pub(super) struct BRows<S>(PhantomData<S>);
 
 impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGES: u32, const ROW_BYTES: u32>
     CopyShape for ARows<MmaTile<MI, NI, WM, WN, STAGES, ROW_BYTES>>
@@ -63,14 +63,14 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
 
 /// The operands of one k-step, as `ldmatrix` gives them.
 #[derive(Clone, Copy)]
-struct Fragments<const MI: usize, const NI: usize> {
-    a: [[u32; 4]; MI],
-    b: [[u32; 2]; NI],
+pub(super) struct Fragments<const MI: usize, const NI: usize> {
+    pub(super) a: [[u32; 4]; MI],
+    pub(super) b: [[u32; 2]; NI],
 }
 
 /// Where a lane reads its fragments in a slot.
 #[derive(Clone, Copy)]
-struct FragmentLoader<const MI: usize, const NI: usize, const ROW_BYTES: u32> {
+pub(super) struct FragmentLoader<const MI: usize, const NI: usize, const ROW_BYTES: u32> {
     /// Offset in the slot of this lane's chunk of the first A fragment, at k-step 0.
     a: u32,
     /// The same of the first pair of B fragments.
@@ -81,7 +81,7 @@ impl<const MI: usize, const NI: usize, const ROW_BYTES: u32> FragmentLoader<MI, 
     /// The loader of the fragments that start at row `first_a` of a slot's A, which is at its start, and at row `first_b` of
     /// its B, `b_offset` bytes further on.
     #[inline(always)]
-    fn new(first_a: u32, first_b: u32, b_offset: u32) -> Self {
+    pub(super) fn new(first_a: u32, first_b: u32, b_offset: u32) -> Self {
         let lane = warp::lane_id();
         let at = |first_row: u32, ChunkIndex { row, chunk }: ChunkIndex| {
             first_row * ROW_BYTES + swizzled_chunk(ROW_BYTES, row, chunk)
@@ -95,22 +95,34 @@ impl<const MI: usize, const NI: usize, const ROW_BYTES: u32> FragmentLoader<MI, 
     ///
     /// All lanes of the warp call it, and the slot's data are visible to it.
     #[inline(always)]
-    unsafe fn load(&self, slot: SharedAddress, step: u32) -> Fragments<MI, NI> {
+    pub(super) unsafe fn load(&self, slot: SharedAddress, step: u32) -> Fragments<MI, NI> {
+        let b = slot.get() + (self.b ^ (step * STEP_BYTES));
+        // SAFETY: the caller's promise.
+        let mut fragments = unsafe { self.load_a(slot, step) };
+        for pair in 0..NI / 2 {
+            // SAFETY: the caller's promise; the addresses are multiples of 16 within the slot.
+            let [b0, b1, b2, b3] = unsafe { ptx::ldmatrix_x4(b + pair as u32 * (2 * MMA_N * ROW_BYTES)) };
+            fragments.b[2 * pair] = [b0, b1];
+            fragments.b[2 * pair + 1] = [b2, b3];
+        }
+        fragments
+    }
+
+    /// As [`load`](Self::load), of A alone; those of B are zeros.
+    ///
+    /// # Safety
+    ///
+    /// As [`load`](Self::load), for the rows of A.
+    #[inline(always)]
+    pub(super) unsafe fn load_a(&self, slot: SharedAddress, step: u32) -> Fragments<MI, NI> {
         // The swizzle makes a k-step an exclusive or: see `layout`.
         let a = slot.get() + (self.a ^ (step * STEP_BYTES));
-        let b = slot.get() + (self.b ^ (step * STEP_BYTES));
         // SAFETY: all-zero bits are integers. (An array literal of this length would be filled by a loop with a variable
         // index and so live in local memory.)
         let mut fragments: Fragments<MI, NI> = unsafe { core::mem::zeroed() };
         for i in 0..MI {
             // SAFETY: the caller's promise; the addresses are multiples of 16 within the slot.
             fragments.a[i] = unsafe { ptx::ldmatrix_x4(a + i as u32 * (MMA_M * ROW_BYTES)) };
-        }
-        for pair in 0..NI / 2 {
-            // SAFETY: as above.
-            let [b0, b1, b2, b3] = unsafe { ptx::ldmatrix_x4(b + pair as u32 * (2 * MMA_N * ROW_BYTES)) };
-            fragments.b[2 * pair] = [b0, b1];
-            fragments.b[2 * pair + 1] = [b2, b3];
         }
         fragments
     }
@@ -122,7 +134,7 @@ impl<const MI: usize, const NI: usize, const ROW_BYTES: u32> FragmentLoader<MI, 
 ///
 /// All lanes of the warp call it.
 #[inline(always)]
-unsafe fn multiply_add<T: MmaElement, const MI: usize, const NI: usize>(
+pub(super) unsafe fn multiply_add<T: MmaElement, const MI: usize, const NI: usize>(
     accumulators: &mut [[[f32; 4]; NI]; MI],
     fragments: &Fragments<MI, NI>,
 ) {
@@ -168,7 +180,7 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
 
     /// This warp's place in the tile: its first row and its first column.
     #[inline(always)]
-    fn warp_origin() -> (u32, u32) {
+    pub(super) fn warp_origin() -> (u32, u32) {
         let warp = warp::warp_id();
         ((warp / WN) * (MI as u32 * MMA_M), (warp % WN) * Self::WARP_N)
     }
