@@ -7,6 +7,7 @@
 mod batches;
 mod errors;
 mod linear;
+mod linear_update;
 mod modes;
 mod mutants;
 mod properties;
@@ -82,6 +83,7 @@ fn main() -> ExitCode {
     trials.extend(mutants::trials());
     trials.extend(modes::trials());
     trials.extend(scaled::trials());
+    trials.extend(linear_update::trials());
     trials.extend(weights::trials());
 
     let conclusion = libtest_mimic::run(&arguments, trials);

@@ -16,10 +16,12 @@ use warpsmith_kernels::linear_fp8_hopper::{Fp8HopperParams, Fp8Types};
 use warpsmith_kernels::linear_hopper::HopperParams;
 use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
 use warpsmith_kernels::linear_skinny::SkinnyParams;
+use warpsmith_kernels::linear_update::LinearUpdateParams;
 
 use super::super::Problem;
 use super::numbers::Float;
 use super::size::{Function, Fused, Scales, Size};
+use super::update::Update;
 use super::{Family, Instance};
 
 /// What bytes that the kernel must not touch are filled with.
@@ -54,6 +56,7 @@ pub(super) struct Case {
     instance: Instance,
     size: Size,
     operands: [Operand; 2],
+    update: Option<Update>,
     bias: Vec<u8>,
     scales: [Vec<u8>; 2],
     residual: Vec<u8>,
@@ -213,6 +216,7 @@ impl Case {
         let Size { batch, m, k, n, fused, skip, pad, .. } = size;
         let output = instance.output;
         let operands = [Operand::new(instance, &size, 0), Operand::new(instance, &size, 1)];
+        let update = (instance.family == Family::Update).then(|| Update::new(instance.input, &size));
         let added = |column: u32| if fused.bias { (column % 9) as f32 - 4.0 } else { 0.0 };
         let bias = list(if fused.bias { n } else { 0 }, instance.bias(), added);
         let scales = [(m, fused.row_scale), (n, fused.column_scale)].map(|(count, scales)| {
@@ -235,10 +239,12 @@ impl Case {
         for (batch, row) in (0..batch).flat_map(|batch| (0..m).map(move |row| (batch, row))) {
             let own = |which: usize| if size.shared[which] { 0 } else { batch };
             let mut bits = vec![0u32; n.div_ceil(32) as usize];
+            let x = |k| element(0, own(0), row, k, instance.has_parts());
+            let hidden = update.as_ref().map(|update| update.hidden(&size, row, x)).unwrap_or_default();
             for column in 0..n {
-                let x = |k| element(0, own(0), row, k, instance.has_parts());
                 let w = |k| element(1, own(1), column, k, instance.has_parts());
-                let sum: f32 = (0..k).map(|k| x(k) * w(k)).sum();
+                let product: f32 = (0..k).map(|k| x(k) * w(k)).sum();
+                let sum = product + update.as_ref().map_or(0.0, |update| update.added(&hidden, column));
                 let mut z =
                     fused.alpha * scale(row, fused.row_scale) * scale(column, fused.column_scale) * sum
                         + added(column);
@@ -270,8 +276,21 @@ impl Case {
             added_to_it.truncate(end * output.bytes() as usize);
         }
         let kind = if fused.residual { ", all that an epilogue does" } else { "" };
-        let name = format!("{batch} of M {m}, K {k}, N {n}{kind}");
-        Self { name, instance, size, operands, bias, scales, residual: added_to_it, y, mask, preactivation }
+        let ranks = if update.is_some() { format!(", ranks {:?}", size.ranks) } else { String::new() };
+        let name = format!("{batch} of M {m}, K {k}, N {n}{ranks}{kind}");
+        Self {
+            name,
+            instance,
+            size,
+            operands,
+            update,
+            bias,
+            scales,
+            residual: added_to_it,
+            y,
+            mask,
+            preactivation,
+        }
     }
 
     /// Whether y is what it has to be.
@@ -301,6 +320,8 @@ fn list(count: u32, of: Float, value: impl Fn(u32) -> f32) -> Vec<u8> {
 /// Where a case's data are in a machine's memory.
 struct Addresses {
     operands: [u64; 2],
+    /// Vᵀ, U and the codes.
+    update: [u64; 4],
     bias: u64,
     scales: [u64; 2],
     residual: u64,
@@ -321,6 +342,12 @@ impl Case {
         };
         Ok(Addresses {
             operands: [place(&self.operands[0].bytes)?, place(&self.operands[1].bytes)?],
+            update: match &self.update {
+                Some(Update { bytes: [vt, u, first, second], .. }) => {
+                    [place(vt)?, place(u)?, place(first)?, place(second)?]
+                }
+                None => [0; 4],
+            },
             bias: place(&self.bias)?,
             scales: [place(&self.scales[0])?, place(&self.scales[1])?],
             residual: place(&self.residual)?,
@@ -403,6 +430,28 @@ impl Case {
                     reserved: 0,
                 };
                 (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(tiles, raw))
+            }
+            Family::Update => {
+                let Some(update) = &self.update else { return launch(0, &[]) };
+                let [stride_vt, stride_u, ..] = update.strides;
+                let tiles = self.size.row_tiles;
+                let params = LinearUpdateParams {
+                    stride_x: self.operands[0].stride,
+                    stride_w: self.operands[1].stride,
+                    stride_vt,
+                    stride_u,
+                    stride_y,
+                    m,
+                    n,
+                    k,
+                    tiles,
+                };
+                let [vt, u, first, second] = at.update;
+                let codes = update.codes(&self.size, [first, second]);
+                let (vt, u) = (Global::<u8>::new(vt), Global::<u8>::new(u));
+                let blocks = m.div_ceil(tile_m) * n.div_ceil(tile_n).div_ceil(tiles);
+                (pointer(0), pointer(1), vt, u, y, codes, epilogue, params)
+                    .with_raw(|raw| launch(blocks, raw))
             }
             Family::Fp8Portable => {
                 let params = Fp8Params { stride: self.operands[0].stride, stride_y, m, n, k, reserved: 0 };

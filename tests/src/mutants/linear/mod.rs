@@ -1,11 +1,13 @@
 //! How the kernels of the linear families are run: on sizes that reach every path of a tile, with results known exactly.
 //!
 //! Inputs are small integers, so that every sum is exact in f32 and rounded once; only the smooth activations are compared with a
-//! tolerance. `size` has the words for a problem, `case` its data and its launch; here is which problems an entry gets.
+//! tolerance. `size` has the words for a problem, `case` its data and its launch, `update` those of a low-rank update; here is which
+//! problems an entry gets.
 
 mod case;
 mod numbers;
 mod size;
+mod update;
 
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile};
@@ -32,6 +34,8 @@ enum Family {
     Unaligned,
     /// `linear_fp8`, of operands that have been widened.
     Fp8Portable,
+    /// `linear_update`.
+    Update,
     /// `linear_hopper`.
     Hopper(Boxes),
     /// `linear_fp8_hopper`.
@@ -60,6 +64,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let instance = Instance::named(name)?;
     let mut sizes = match instance.family {
         Family::Aligned | Family::Unaligned | Family::Fp8Portable => instance.portable_sizes(),
+        Family::Update => instance.update_sizes(),
         Family::Hopper(boxes) | Family::Fp8Hopper(boxes) | Family::Split(boxes) => {
             instance.hopper_sizes(boxes)
         }
@@ -69,7 +74,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     Some(sizes.into_iter().map(|size| Box::new(Case::new(instance, size)) as Box<dyn Problem>).collect())
 }
 
-/// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>[_unaligned]`, `linear_fp8_<output>_<M>x<N>`,
+/// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>[_unaligned]`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
 /// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>` or
 /// `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +162,7 @@ impl Instance {
                 };
                 (Family::Skinny(boxes), input, output, shape)
             }
+            ["update", input, shape] => (Family::Update, input, input, shape),
             ["fp8", output, shape] => (Family::Fp8Portable, "f16", output, shape),
             [input, output, shape] => (Family::Aligned, input, output, shape),
             [input, output, shape, "unaligned"] => (Family::Unaligned, input, output, shape),
@@ -224,6 +230,50 @@ impl Instance {
             }
         } else {
             sizes.push(size(64, slot + chunk + 3, 64));
+        }
+        sizes
+    }
+
+    /// Ranks on both sides of what a fragment, a k-step, a slot and the registers hold, with sums that end in each slot of the ring; then
+    /// what [`portable_sizes`](Self::portable_sizes) has of edges and epilogues; blocks of one tile and of several.
+    fn update_sizes(self) -> Vec<Size> {
+        let [tile_m, tile_n] = self.tile;
+        let (slot, chunk) = (64 / self.input.bytes(), self.input.chunk());
+        let ranks = [
+            [1, 0],
+            [7, 1],
+            [5, 4],
+            [8, 8],
+            [16, 1],
+            [20, 13],
+            [64, 0],
+            [63, 2],
+            [33, 47],
+            [1, 95],
+            [100, 28],
+        ];
+        let mut sizes: Vec<Size> = ranks
+            .iter()
+            .zip(0..)
+            .map(|(&ranks, at)| {
+                let slots = 1 + at % SLOTS;
+                let k = slots * slot - if at % 2 == 0 { 0 } else { slot / 2 };
+                size(5 + 16 * at, k, 6 + 12 * at).updated(ranks, [1, 1 + at])
+            })
+            .collect();
+        for (at, &(m, n)) in EDGES.iter().enumerate() {
+            let bias = at % 4 != 1;
+            let fused = if at % 2 == 0 { FULL } else { PLAIN };
+            let size = plain(m, chunk, n).fused(Fused { bias, ..fused }).updated([3, 2], [1, m]);
+            sizes.push(if at % 3 == 2 { size.odd() } else { size });
+        }
+        sizes.push(plain(100, chunk, 100).fused(FULL).updated([2, 9], [7, 1]));
+        sizes.push(plain(33, chunk, 75).fused(FULL).odd().updated([1, 1], [1, 1]));
+        sizes.push(plain(20, chunk, 40).fused(FULL).odd().updated([1, 1], [1, 1]));
+        sizes.extend(SINGLE.map(|fused| plain(20, chunk, 21).fused(fused).updated([2, 0], [1, 1])));
+        for (row_tiles, ranks, slots) in [(2, [9, 0], 3), (3, [60, 10], 4), (3, [17, 3], 5)] {
+            let size = plain(tile_m + 3, slots * slot, 3 * tile_n - 3).updated(ranks, [1, 1]);
+            sizes.push(size.row_tiles(row_tiles));
         }
         sizes
     }

@@ -74,6 +74,12 @@ pub(super) struct Size {
     pub(super) second_type: [bool; 2],
     /// Clusters of a persistent launch; 0 where every tile has its own.
     pub(super) clusters: u32,
+    /// The ranks of two updates of the product.
+    pub(super) ranks: [u32; 2],
+    /// Rows of X that share a row of each one's codes.
+    pub(super) code_rows: [u32; 2],
+    /// Tiles of y that a block of a kernel with updates computes.
+    pub(super) row_tiles: u32,
 }
 
 /// With a bias and ReLU, and y aligned for stores of four elements.
@@ -90,6 +96,9 @@ pub(super) const fn size(m: u32, k: u32, n: u32) -> Size {
         shared: [false; 2],
         second_type: [false; 2],
         clusters: 0,
+        ranks: [0; 2],
+        code_rows: [1; 2],
+        row_tiles: 1,
     }
 }
 
@@ -127,6 +136,15 @@ impl Size {
 
     pub(super) const fn second_type(self, x: bool, w: bool) -> Self {
         Self { second_type: [x, w], ..self }
+    }
+
+    /// With two updates, whose codes each serve so many rows of X.
+    pub(super) const fn updated(self, ranks: [u32; 2], code_rows: [u32; 2]) -> Self {
+        Self { ranks, code_rows, ..self }
+    }
+
+    pub(super) const fn row_tiles(self, row_tiles: u32) -> Self {
+        Self { row_tiles, ..self }
     }
 
     /// Whether the copy engine can store y, whose elements have `bytes` bytes, and no more is asked of the epilogue than a bias and the function.
