@@ -62,6 +62,7 @@ pub struct LinearUpdateParams {
         linear_update_f32_64x64 = <f32, f32, Update64x64<f32>>,
     ],
 )]
+#[allow(clippy::too_many_arguments, reason = "each operand is one")]
 pub unsafe fn linear_update<T: UpdateElement, O: Element, S: UpdateShape<T>>(
     x: Global<T>,
     w: Global<T>,

@@ -16,7 +16,7 @@ use warpsmith_kernels::codes::{Codes, MAX_UPDATES};
 use warpsmith_kernels::linear_update::{LinearUpdateParams, Update64x64, Update128x128, linear_update};
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases: [(&str, fn() -> Result<(), Failed>); 4] = [
+    let cases: [(&str, Check); 4] = [
         ("integers_come_out_exact_for_every_rank", integers_come_out_exact_for_every_rank),
         ("random_numbers_are_within_the_bound", random_numbers_are_within_the_bound),
         (
@@ -27,6 +27,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     ];
     cases.into_iter().map(|(name, case)| Trial::test(format!("linear_update::{name}"), case)).collect()
 }
+
+/// A test.
+type Check = fn() -> Result<(), Failed>;
 
 /// On both sides of what a k-step, a pair of fragments, a slot and the registers hold.
 const RANKS: [usize; 9] = [1, 5, 8, 16, 17, 33, 64, 100, 128];
@@ -245,8 +248,8 @@ impl Problem {
             let (row, column) = (i / n, i % n);
             let (y, bound) = self.expected::<T>(row, column);
             let off = (got.into() - y).abs();
-            // Negated, so that a NaN fails.
-            if if exact { got != T::round(y) } else { !(off <= bound) } {
+            let is_right = if exact { got == T::round(y) } else { off <= bound };
+            if !is_right {
                 let ranks = self.v.columns;
                 return Err(format!(
                     "{:?}, {} ranks, {} tiles a block: y[{row}, {column}] is {got:?}, expected {y} ± {bound}",

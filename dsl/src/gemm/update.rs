@@ -519,8 +519,9 @@ impl<
 
             // SAFETY: all-zero bits are numbers. (An array literal of this length would be filled by a loop with a variable index and so
             // live in local memory.)
-            let (mut accumulators, mut shares): ([[[f32; 4]; NI]; MI], [[[f32; 4]; RIDE]; MI]) =
-                unsafe { core::mem::zeroed() };
+            let mut accumulators: [[[f32; 4]; NI]; MI] = unsafe { core::mem::zeroed() };
+            // SAFETY: as above.
+            let mut shares: [[[f32; 4]; RIDE]; MI] = unsafe { core::mem::zeroed() };
             // SAFETY: the first slot has arrived.
             let mut current = unsafe { fragments.load(ring, 0) };
             let mut slot = 0;
@@ -530,12 +531,12 @@ impl<
                     let riding = ptx::opaque(riding);
                     // SAFETY: all-zero bits are integers; the slot has arrived.
                     let mut v: [[u32; 4]; RIDE] = unsafe { core::mem::zeroed() };
-                    for pair in 0..RIDE / 2 {
+                    for (pair, words) in v.iter_mut().enumerate().take(RIDE / 2) {
                         if riding > 2 * pair as u32 {
                             let rows = ring.get() + read + (ride_at ^ (step * STEP_BYTES));
                             let rows = rows + pair as u32 * (2 * MMA_N * ROW_BYTES);
                             // SAFETY: all lanes of the warp are here, and the slot has arrived.
-                            v[pair] = unsafe { ptx::ldmatrix_x4(rows) };
+                            *words = unsafe { ptx::ldmatrix_x4(rows) };
                         }
                     }
                     if step + 1 == Self::SLOT_STEPS {

@@ -21,7 +21,7 @@ pub(super) struct Update {
 
 /// V's element (index along K, rank). Most are zero, so that `H ⊙ codes` stays among the integers that all types hold.
 fn v(k: u32, rank: u32) -> f32 {
-    if (k * 3 + rank * 5) % 7 == 0 { [1.0, -1.0][(k + rank / 2) as usize % 2] } else { 0.0 }
+    if (k * 3 + rank * 5).is_multiple_of(7) { [1.0, -1.0][(k + rank / 2) as usize % 2] } else { 0.0 }
 }
 
 fn u(rank: u32, column: u32) -> f32 {
