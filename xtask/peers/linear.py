@@ -151,15 +151,15 @@ def event():
     return torch.cuda.Event(enable_timing=True)
 
 
-def measure(request, plug):
+def measure(request, plug, operands_of=Operands, variants_of=variants, check_of=check):
     """Yields name and median of each variant."""
     torch.set_float32_matmul_precision("highest" if request["precision"] == "f32" else "high")
-    operands = Operands(request)
+    operands = operands_of(request)
     graphs = {}
-    for name, function in variants(request, operands).items():
+    for name, function in variants_of(request, operands).items():
         try:
             graph = Graph(function, operands, request["batch_us"], plug)
-            check(name, request, operands, graph.first)
+            check_of(name, request, operands, graph.first)
             graphs[name] = graph
         except Exception as error:  # A variant that these sizes and types do not have is absent; the others are measured.
             yield {"variant": name, "absent": str(error).splitlines()[0][:200]}

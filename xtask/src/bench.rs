@@ -14,6 +14,7 @@ mod report;
 mod suites;
 mod torch;
 pub(crate) mod tune;
+mod update;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +44,9 @@ pub(crate) struct Args {
     /// The GPU: cuda or cuda:N.
     #[arg(long, default_value = "cuda:0")]
     device: String,
+    /// What to measure: linear operations, or generated low-rank updates, which have a set of sizes of their own.
+    #[arg(long, value_enum, default_value_t = Measured::Linear)]
+    operation: Measured,
     /// Only these sets of sizes, separated by commas.
     #[arg(long, value_delimiter = ',')]
     suite: Vec<Suite>,
@@ -90,6 +94,13 @@ pub(crate) struct Args {
     check: bool,
 }
 
+/// The operations that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Measured {
+    Linear,
+    Update,
+}
+
 impl Args {
     fn cases(&self) -> Vec<Case> {
         let mut cases = suites::cases(&self.suite, &self.dtype, &self.shape);
@@ -123,6 +134,9 @@ struct Bench<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    if args.operation == Measured::Update {
+        return update::run(args);
+    }
     let start = Instant::now();
     let device = open_gpu(&args.device)?;
     let options = args.options()?;

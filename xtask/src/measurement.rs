@@ -45,12 +45,17 @@ pub(crate) struct Measurement {
     pub ceiling_tflops: Option<f64>,
     /// 10¹² bytes a second, read and written, of a copy within the GPU's memory in this run.
     pub ceiling_tbps: Option<f64>,
+    /// What generated updates cost beside our own linear operation without them, as a fraction of it; absent for all else.
+    #[serde(default)]
+    pub overhead: Option<f64>,
 }
 
 impl Measurement {
     /// Whether a peer computes what the operation does, rather than a part of it: fused operations stand beside the plain
-    /// product, too, which has less to do.
+    /// product, too, which has less to do, and generated updates beside the linear operation without them.
     pub(crate) fn is_like_for_like(operation: &str, peer: &str) -> bool {
-        operation == "linear" || operation.starts_with("matmul ") || !peer.ends_with("-product")
+        operation == "linear"
+            || operation.starts_with("matmul ")
+            || !(peer.ends_with("-product") || peer.ends_with("-base"))
     }
 }

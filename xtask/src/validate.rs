@@ -4,6 +4,7 @@
 
 mod cases;
 
+use std::fmt;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,8 +15,8 @@ use anyhow::{Context, anyhow, bail};
 use comfy_table::{Cell, Color, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
-use warpsmith::validate::{self, LinearCase, MatmulCase, Outcome, ScaledCase};
-use warpsmith::{Device, DeviceKind, EmulatorOptions};
+use warpsmith::validate::{self, LinearCase, MatmulCase, Outcome, ScaledCase, UpdateCase};
+use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 
 use cases::{Level, Target};
@@ -52,6 +53,7 @@ enum Operation {
     Linear,
     Matmul,
     LinearScaled,
+    Update,
 }
 
 /// One line of the report.
@@ -154,6 +156,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         progress.finish_and_clear();
     }
+    let mut unit_scaled = Vec::new();
+    if args.op.is_none_or(|op| op == Operation::Update) {
+        let cases = cases::updates(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("{} {} {}", case.operation(), case.dtype, case.shape()));
+            let row = row_of(Label::update(case), || validate::generated_update(&device, case));
+            if case.unit_scaled {
+                unit_scaled.push(UnitScaled::new(case, &row));
+            }
+            rows.push(row);
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
 
     let failures = rows.iter().filter(|row| !row.passed).count();
     let report = Report {
@@ -169,6 +186,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !matches!(json, Some(Json::Stdout)) {
         println!("{}", table(&rows));
         summarise(&report);
+        unit_scaled.iter().for_each(|line| println!("{line}"));
     }
     if let Some(json) = json {
         json.write(&report)?;
@@ -225,6 +243,11 @@ impl Label {
         Self { operation: "linear_scaled", types, shape, options }
     }
 
+    fn update(case: &UpdateCase) -> Self {
+        let (operation, types) = (case.operation(), case.dtype.to_string());
+        Self { operation, types, shape: case.shape(), options: case.options() }
+    }
+
     fn matmul(case: &MatmulCase) -> Self {
         Self {
             operation: "matmul",
@@ -232,6 +255,35 @@ impl Label {
             shape: case.shape(),
             options: case.options(),
         }
+    }
+}
+
+/// The largest error of a generated update on inputs of variance 1, beside the tolerance that is usual for its type.
+struct UnitScaled {
+    label: String,
+    error: f64,
+    usual: f64,
+}
+
+impl UnitScaled {
+    fn new(case: &UpdateCase, row: &Row) -> Self {
+        let usual = match case.dtype {
+            DType::F16 => 1e-3,
+            DType::Bf16 => 1e-2,
+            _ => 1e-5,
+        };
+        let label = format!("{} {} {}", case.operation(), case.dtype, case.shape());
+        Self { label, error: if row.compared > 0 { row.max_absolute_error } else { f64::NAN }, usual }
+    }
+}
+
+impl fmt::Display for UnitScaled {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { label, error, usual } = self;
+        write!(
+            formatter,
+            "Unit-scaled {label}: largest absolute error {error:.2e} (usual tolerance {usual:.0e})"
+        )
     }
 }
 

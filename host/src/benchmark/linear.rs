@@ -14,9 +14,9 @@ use crate::validate::LinearCase;
 use crate::weights::FloatElement;
 
 /// The inputs together take this many times the last-level cache.
-const CACHE_MULTIPLE: u64 = 3;
+pub(super) const CACHE_MULTIPLE: u64 = 3;
 /// The most sets of operands, for problems so small that no number of them would fill the cache soon.
-const MOST_SETS: u64 = 512;
+pub(super) const MOST_SETS: u64 = 512;
 
 /// What a measurement of a linear operation found.
 #[derive(Clone, Debug)]

@@ -9,8 +9,10 @@
 //! does not enter, however short a launch is.
 
 mod linear;
+mod update;
 
 pub use linear::{LinearMeasurement, LinearSubject, linear, linear_subject};
+pub use update::{UpdateMeasurement, UpdateSubjects, generated_update, update_subjects};
 
 use std::time::{Duration, Instant};
 

@@ -149,7 +149,7 @@ impl UpdateCase {
     }
 
     /// The error for sizes of which a matrix, with what lies beside it, cannot be addressed, and for no updates.
-    pub(super) fn check_sizes(&self, operation: &'static str) -> Result<()> {
+    pub(crate) fn check_sizes(&self, operation: &'static str) -> Result<()> {
         if self.ranks.is_empty() {
             return Err(Error::Argument {
                 operation,

@@ -73,7 +73,7 @@ impl Row {
     }
 }
 
-fn rounded(value: f64, digits: f64) -> f64 {
+pub(super) fn rounded(value: f64, digits: f64) -> f64 {
     (value * digits).round() / digits
 }
 
@@ -106,6 +106,7 @@ fn measurement(
         bytes: Some(case.bytes()),
         ceiling_tflops: provenance.ceiling_tflops,
         ceiling_tbps: provenance.ceiling_tbps,
+        overhead: None,
     }
 }
 

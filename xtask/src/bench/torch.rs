@@ -19,7 +19,9 @@ use super::cublaslt;
 /// The variant that is the plain product.
 pub(super) const PRODUCT: &str = "torch-matmul";
 
-const SCRIPT: &str = include_str!("../../peers/linear.py");
+/// What measures linear operations, and what measures generated updates with parts of the former.
+const LINEAR: (&str, &str) = ("linear.py", include_str!("../../peers/linear.py"));
+const UPDATE: (&str, &str) = ("update.py", include_str!("../../peers/update.py"));
 /// The longest that one answer may take; compiling a graph is the longest step.
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -68,9 +70,20 @@ pub(super) struct Measured {
 impl Torch {
     /// Starts `python`; an error says why there is no PyTorch to compare with.
     pub(super) fn open(python: &str) -> Result<Self> {
+        Self::start(python, LINEAR.0)
+    }
+
+    /// As [`open`](Self::open), to measure generated updates.
+    pub(super) fn open_for_updates(python: &str) -> Result<Self> {
+        Self::start(python, UPDATE.0)
+    }
+
+    fn start(python: &str, script: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let script = folder.path().join("linear.py");
-        std::fs::write(&script, SCRIPT)?;
+        for (name, text) in [LINEAR, UPDATE] {
+            std::fs::write(folder.path().join(name), text)?;
+        }
+        let script = folder.path().join(script);
         let errors = File::create(folder.path().join("stderr"))?;
         let mut child = Command::new(python)
             .arg("-u")
@@ -122,7 +135,12 @@ impl Torch {
             warm_up_s: options.warm_up.as_secs_f64(),
             batch_us: options.batch.as_secs_f64() * 1e6,
         };
-        let request = serde_json::to_string(&request)?;
+        self.ask(&request)
+    }
+
+    /// The times that answer `request`.
+    pub(super) fn ask(&mut self, request: &impl Serialize) -> Result<Vec<Measured>> {
+        let request = serde_json::to_string(request)?;
         writeln!(self.requests, "{request}").map_err(|error| self.failure(error))?;
         self.requests.flush()?;
         let mut measured = Vec::new();

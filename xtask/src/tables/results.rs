@@ -68,6 +68,7 @@ mod tests {
             bytes: None,
             ceiling_tflops: None,
             ceiling_tbps: None,
+            overhead: None,
         }
     }
 

@@ -1,6 +1,9 @@
 //! The cases of `xtask validate`.
 
+mod updates;
+
 use serde::Serialize;
+pub(super) use updates::updates;
 use warpsmith::ops::Activation;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;

@@ -1,0 +1,93 @@
+"""Times PyTorch's linear layers with generated low-rank updates for `cargo xtask bench --operation update`.
+
+It measures as `linear.py` beside it does: one request a line comes in, one line a variant goes out, then `{"done": true}`.
+"""
+
+import gc
+import json
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import linear
+
+
+class Operands:
+    """Sets of x, w, bias, v, codes and u."""
+
+    def __init__(self, request):
+        m, k, n, rank = request["m"], request["k"], request["n"], request["rank"]
+        self.dtype = linear.TYPES[request["precision"]][0]
+        elements = m * k + m * n + rank * (m + k + n) + (n * k + n if request["linear"] else 0)
+        bytes_each = elements * torch.empty((), dtype=self.dtype).element_size()
+        wanted = linear.CACHE_MULTIPLE * torch.cuda.get_device_properties(0).L2_cache_size
+        count = min(max(-(-wanted // bytes_each), 2), linear.MOST_SETS)
+        one = (
+            self.draw(m, k, 1),
+            self.draw(n, k, k),
+            self.draw(1, n, 1).reshape(n),
+            self.draw(k, rank, k),
+            self.draw(m, rank, 1),
+            self.draw(rank, n, rank),
+        )
+        self.sets = [tuple(tensor.clone() for tensor in one) for _ in range(count - 1)] + [one]
+
+    def draw(self, rows, columns, length):
+        values = torch.empty(rows, columns, device="cuda", dtype=torch.float32).uniform_(-1, 1)
+        return (values / max(length, 1) ** 0.5).to(self.dtype)
+
+
+def variants(request, operands):
+    """The functions of a set to time, by name."""
+    scaling = request["scaling"]
+
+    def base(x, w, bias, v, codes, u):
+        return F.linear(x, w, bias)
+
+    def update(x, w, bias, v, codes, u):
+        return ((x @ v) * codes) @ u * scaling
+
+    def both(x, w, bias, v, codes, u):
+        return F.linear(x, w, bias) + ((x @ v) * codes) @ u * scaling
+
+    eager = both if request["linear"] else update
+    found = {"torch-eager": eager}
+    if request["linear"]:
+        found["torch-base"] = base
+    if request["compile"]:
+        torch._dynamo.reset()
+        found["torch-compiled"] = torch.compile(eager, dynamic=False, mode=request["compile"])
+    return found
+
+
+def check(name, request, operands, result):
+    """Whether the first row is what was asked for."""
+    x, w, bias, v, codes, u = (tensor.double() for tensor in operands.sets[0])
+    z = torch.zeros_like(result[:1], dtype=torch.float64)
+    if request["linear"]:
+        z = x[:1] @ w.t() + bias
+    if name != "torch-base":
+        z = z + ((x[:1] @ v) * codes[:1]) @ u * request["scaling"]
+    error = (result[:1].double() - z).abs().max().item()
+    allowed = 0.02 * z.abs().max().item() + 0.02
+    if not error <= allowed:
+        raise RuntimeError(f"{name} is off by {error}, more than {allowed}")
+
+
+def main():
+    say = lambda line: print(json.dumps(line), flush=True)
+    plug = [torch.zeros(linear.PLUG_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    say({"torch": torch.__version__, "cublas": linear.cublas_version()})
+    for line in sys.stdin:
+        request = json.loads(line)
+        for result in linear.measure(request, plug, Operands, variants, check):
+            say(result)
+        gc.collect()
+        torch.cuda.empty_cache()
+        say({"done": True})
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

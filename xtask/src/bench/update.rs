@@ -1,0 +1,382 @@
+//! `xtask bench --operation update`: generated low-rank updates, bolted onto a linear layer and alone.
+//!
+//! The bolt-on is measured beside our own linear layer without it, of which its cost is a fraction, beside that layer followed by the
+//! update in a kernel of its own, and beside the framework's same sequence, as it comes and compiled.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use warpsmith::benchmark::{self, Options, UpdateMeasurement};
+use warpsmith::validate::UpdateCase;
+use warpsmith::{DType, Device};
+
+use super::case::Precision;
+use super::report::{Verdict, rounded};
+use super::torch::Torch;
+use super::{Args, microseconds, open_gpu, present};
+use crate::measurement::Measurement;
+use crate::provenance::Provenance;
+
+/// M, K, N, R.
+const SHAPES: [[usize; 4]; 5] = [
+    [128, 768, 768, 8],
+    [4096, 768, 768, 8],
+    [16384, 768, 768, 8],
+    [16384, 4096, 4096, 16],
+    [16384, 4096, 4096, 64],
+];
+/// Of updates alone.
+const ALONE: [[usize; 4]; 1] = [[16384, 768, 768, 8]];
+const TYPES: [DType; 2] = [DType::F16, DType::Bf16];
+/// The most that the bolt-on may cost, as a fraction of the linear layer: everywhere, and at the sizes that have a goal of their own.
+const MOST: f64 = 0.15;
+const GOALS: [([usize; 4], f64); 3] =
+    [([16384, 768, 768, 8], 0.07), ([16384, 4096, 4096, 16], 0.03), ([16384, 4096, 4096, 64], 0.05)];
+/// The share of a copy's bandwidth that an update alone is to reach.
+const SHARE: f64 = 0.9;
+/// The name of our own linear layer among the peers, and of the sequence of two kernels.
+const BASE: &str = "warpsmith-base";
+const SEQUENCE: &str = "warpsmith-sequence";
+
+#[derive(Serialize)]
+struct Request<'a> {
+    precision: &'a str,
+    m: usize,
+    k: usize,
+    n: usize,
+    rank: usize,
+    linear: bool,
+    scaling: f32,
+    compile: Option<&'a str>,
+    samples: usize,
+    warm_up_s: f64,
+    batch_us: f64,
+}
+
+/// One case, measured.
+struct Row {
+    case: UpdateCase,
+    kernel: String,
+    microseconds: f64,
+    flops: f64,
+    bytes: f64,
+    overhead: Option<f64>,
+    /// What a copy's bandwidth and the product's rate allow at least, as a share of the time.
+    share: f64,
+    /// Names and microseconds.
+    peers: Vec<(String, f64)>,
+}
+
+impl Row {
+    fn new(
+        case: UpdateCase,
+        measured: &UpdateMeasurement,
+        bandwidth: f64,
+        torch: Vec<(String, f64)>,
+    ) -> Self {
+        let timing = |name: &str, timing: Option<benchmark::Timing>| {
+            timing.map(|timing| (name.to_owned(), microseconds(&timing)))
+        };
+        let ours = [timing(BASE, measured.base), timing(SEQUENCE, measured.unfused)];
+        Self {
+            case,
+            kernel: measured.implementation.to_string(),
+            microseconds: microseconds(&measured.timing),
+            flops: measured.flops,
+            bytes: measured.bytes,
+            overhead: measured.overhead(),
+            share: measured.bytes / bandwidth / measured.timing.median.as_secs_f64(),
+            peers: ours.into_iter().flatten().chain(torch).collect(),
+        }
+    }
+
+    fn shape(&self) -> [usize; 4] {
+        [self.case.m, self.case.k, self.case.n, self.case.rank()]
+    }
+
+    fn label(&self) -> String {
+        let [m, k, n, rank] = self.shape();
+        format!("{} {} {m}×{k}×{n} R={rank}", self.case.operation(), self.case.dtype)
+    }
+
+    /// How many times longer a peer takes.
+    fn ratio(&self, name: &str) -> Option<f64> {
+        let peer = self.peers.iter().find(|(peer, _)| peer == name)?;
+        Some(peer.1 / self.microseconds)
+    }
+
+    fn measurements(&self, provenance: &Provenance) -> Vec<Measurement> {
+        let [m, k, n, rank] = self.shape();
+        let seconds = self.microseconds * 1e-6;
+        let row = Measurement {
+            operation: self.case.operation().replace('_', " "),
+            dtype: self.case.dtype.to_string(),
+            shape: format!("{m}x{k}x{n}x{rank}"),
+            variant: "chosen".into(),
+            median_us: rounded(self.microseconds, 1e3),
+            peer: String::new(),
+            peer_us: None,
+            ratio: None,
+            gpu: provenance.gpu.clone(),
+            driver: provenance.driver.clone(),
+            commit: provenance.commit.clone(),
+            command: provenance.command.clone(),
+            suite: "update".into(),
+            kernel: self.kernel.clone(),
+            clock_mhz: provenance.clock_mhz,
+            tflops: Some(rounded(self.flops / seconds * 1e-12, 1e3)),
+            share: Some(rounded(self.share, 1e4)),
+            bytes: Some(self.bytes),
+            ceiling_tflops: provenance.ceiling_tflops,
+            ceiling_tbps: provenance.ceiling_tbps,
+            overhead: self.overhead.map(|overhead| rounded(overhead, 1e4)),
+        };
+        if self.peers.is_empty() {
+            return vec![row];
+        }
+        let beside = |(name, time): &(String, f64)| Measurement {
+            peer: name.clone(),
+            peer_us: Some(rounded(*time, 1e3)),
+            ratio: Some(rounded(time / self.microseconds, 1e4)),
+            ..row.clone()
+        };
+        self.peers.iter().map(beside).collect()
+    }
+}
+
+/// The cases that the arguments leave.
+fn cases(args: &Args) -> Vec<UpdateCase> {
+    let mut cases = Vec::new();
+    for dtype in TYPES {
+        let case = |[m, k, n, rank]: [usize; 4]| UpdateCase::new(dtype, m, k, n, rank);
+        cases.extend(SHAPES.map(case));
+        cases.extend(ALONE.map(|shape| case(shape).alone(false)));
+    }
+    let wanted = |case: &UpdateCase| {
+        let name = format!("{} {} {}", case.operation(), case.dtype, case.shape());
+        let of_type = |precision: &Precision| precision.name() == case.dtype.name();
+        args.filter.as_ref().is_none_or(|filter| name.contains(&filter.replace('x', "×")))
+            && (args.dtype.is_empty() || args.dtype.iter().any(of_type))
+            && (args.shape.is_empty() || args.shape.contains(&[case.m, case.k, case.n]))
+    };
+    cases.retain(wanted);
+    cases
+}
+
+pub(super) fn run(args: &Args) -> Result<ExitCode> {
+    let device = open_gpu(&args.device)?;
+    let options = args.options()?;
+    let cases = cases(args);
+    if cases.is_empty() {
+        bail!("nothing to measure: no update is of these types and sizes");
+    }
+    let absent = args.no_torch || args.quick;
+    let mut torch = if absent { None } else { present("PyTorch", Torch::open_for_updates(&args.python)) };
+    let mut provenance = Provenance::collect(&device, args.commit.clone());
+    println!("{provenance}");
+    if let Some(torch) = &torch {
+        println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
+    }
+    let bandwidth = benchmark::copy_bandwidth(&device, &options).context("measuring the bandwidth")?;
+    device.release_memory()?;
+    println!("Copy within the GPU's memory: {:.2} TB/s, read and written", bandwidth * 1e-12);
+    provenance.ceiling_tbps = Some(bandwidth * 1e-12);
+
+    let (start, mut rows, mut failed) = (Instant::now(), Vec::new(), 0);
+    for (number, case) in cases.iter().enumerate() {
+        let (seconds, shape) = (start.elapsed().as_secs(), case.shape());
+        let (operation, dtype) = (case.operation(), case.dtype);
+        eprintln!("[{seconds:3} s, {}/{}] {operation} {dtype} {shape}", number + 1, cases.len());
+        match measure(&device, case, &options, args, &mut torch, bandwidth) {
+            Ok(row) => rows.push(row),
+            // What was measured before is worth keeping.
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                failed += 1;
+            }
+        }
+        device.release_memory()?;
+    }
+    println!("{}", table(&rows));
+    if let Some(path) = &args.csv {
+        write_csv(path, &rows, &provenance).with_context(|| format!("writing {}", path.display()))?;
+    }
+    let mut missed = false;
+    for Verdict { goal, measured, met } in verdicts(&rows) {
+        let word = match met {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "open",
+        };
+        missed |= met == Some(false);
+        println!("{word}: {goal}: {measured}");
+    }
+    if failed > 0 {
+        bail!("{failed} of {} cases could not be measured", cases.len());
+    }
+    Ok(if missed && args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn measure(
+    device: &Device,
+    case: &UpdateCase,
+    options: &Options,
+    args: &Args,
+    torch: &mut Option<Torch>,
+    bandwidth: f64,
+) -> Result<Row> {
+    let measured = benchmark::generated_update(device, case, options)?;
+    // The framework's process needs the memory.
+    device.release_memory()?;
+    let request = Request {
+        precision: case.dtype.name(),
+        m: case.m,
+        k: case.k,
+        n: case.n,
+        rank: case.rank(),
+        linear: case.linear,
+        scaling: case.scaling,
+        compile: Some(args.torch_compile.as_str()),
+        samples: options.samples,
+        warm_up_s: options.warm_up.as_secs_f64(),
+        batch_us: options.batch.as_secs_f64() * 1e6,
+    };
+    let answer = torch.as_mut().map(|torch| torch.ask(&request)).transpose();
+    let answer = answer.unwrap_or_else(|reason| {
+        eprintln!("PyTorch is absent from here on: {reason:#}");
+        *torch = None;
+        None
+    });
+    let peers = answer.into_iter().flatten().map(|peer| (peer.variant, peer.median_us)).collect();
+    let row = Row::new(case.clone(), &measured, bandwidth, peers);
+    let times: Vec<_> = row.peers.iter().map(|(name, time)| format!("{name} {time:.2}")).collect();
+    eprintln!("  {:.2} µs, {}", row.microseconds, times.join(", "));
+    Ok(row)
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
+        "operation",
+        "type",
+        "M×K×N, R",
+        "µs",
+        "overhead",
+        "of copy",
+        "sequence / ours",
+        "eager / ours",
+        "compiled / ours",
+        "ran",
+    ]);
+    let number = |value: Option<f64>| value.map_or_else(|| "–".into(), |value| format!("{value:.3}"));
+    for row in rows {
+        let overhead = row.overhead.map(|overhead| format!("{:.1} %", overhead * 100.0));
+        table.add_row([
+            row.case.operation().replace('_', " "),
+            row.case.dtype.to_string(),
+            row.case.shape(),
+            format!("{:.2}", row.microseconds),
+            overhead.unwrap_or_else(|| "–".into()),
+            format!("{:.0} %", row.share * 100.0),
+            number(row.ratio(SEQUENCE)),
+            number(row.ratio("torch-eager")),
+            number(row.ratio("torch-compiled")),
+            row.kernel.clone(),
+        ]);
+    }
+    table
+}
+
+fn write_csv(path: &std::path::Path, rows: &[Row], provenance: &Provenance) -> Result<()> {
+    let mut writer = csv::Writer::from_path(path)?;
+    for row in rows.iter().flat_map(|row| row.measurements(provenance)) {
+        writer.serialize(row)?;
+    }
+    Ok(writer.flush()?)
+}
+
+/// Whether the goals are met.
+fn verdicts(rows: &[Row]) -> Vec<Verdict> {
+    let bolted: Vec<_> = rows.iter().filter_map(|row| Some((row, row.overhead?))).collect();
+    let mut verdicts = vec![judged(
+        format!("every bolt-on costs less than {:.0} % of the linear layer", MOST * 100.0),
+        bolted.iter().map(|(row, overhead)| (row.label(), *overhead, *overhead < MOST)),
+    )];
+    for (shape, most) in GOALS {
+        let [m, k, n, rank] = shape;
+        let of_shape = bolted.iter().filter(|(row, _)| row.shape() == shape);
+        verdicts.push(judged(
+            format!("at {m}×{k}×{n} R={rank} it costs at most {:.0} %", most * 100.0),
+            of_shape.map(|(row, overhead)| (row.label(), *overhead, *overhead <= most)),
+        ));
+    }
+    let faster = rows.iter().flat_map(|row| {
+        ["torch-eager", "torch-compiled"].into_iter().filter_map(|name| {
+            let ratio = row.ratio(name)?;
+            Some((format!("{} of {name}", row.label()), ratio, ratio > 1.0))
+        })
+    });
+    verdicts.push(judged("always faster than the framework".into(), faster));
+    let alone = rows.iter().filter(|row| !row.case.linear);
+    verdicts.push(judged(
+        format!("an update alone reaches {:.0} % of a copy's bandwidth", SHARE * 100.0),
+        alone.map(|row| (row.label(), row.share, row.share >= SHARE)),
+    ));
+    verdicts
+}
+
+/// A goal that is met if all of what was measured does; the numbers that miss it are told, or the one that is closest.
+fn judged(goal: String, measured: impl Iterator<Item = (String, f64, bool)>) -> Verdict {
+    let all: Vec<_> = measured.collect();
+    if all.is_empty() {
+        return Verdict { goal, measured: "not measured".into(), met: None };
+    }
+    let missed: Vec<_> = all.iter().filter(|(_, _, met)| !met).collect();
+    let said: Vec<_> = missed.iter().map(|(label, value, _)| format!("{label} {value:.3}")).collect();
+    let told = if said.is_empty() { format!("all of {}", all.len()) } else { said.join("; ") };
+    Verdict { goal, measured: told, met: Some(missed.is_empty()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use warpsmith::DType;
+    use warpsmith::validate::UpdateCase;
+
+    use super::{Row, SEQUENCE, verdicts};
+
+    fn row(shape: [usize; 4], overhead: Option<f64>, share: f64, eager: f64) -> Row {
+        let [m, k, n, rank] = shape;
+        let case = UpdateCase::new(DType::Bf16, m, k, n, rank);
+        Row {
+            case: if overhead.is_some() { case } else { case.alone(false) },
+            kernel: "kernel".into(),
+            microseconds: 10.0,
+            flops: 1.0,
+            bytes: 1.0,
+            overhead,
+            share,
+            peers: vec![(SEQUENCE.into(), 15.0), ("torch-eager".into(), eager)],
+        }
+    }
+
+    #[test]
+    fn each_goal_is_judged_by_its_own_rows() {
+        let met = |rows: &[Row]| verdicts(rows).into_iter().map(|verdict| verdict.met).collect::<Vec<_>>();
+        assert_eq!(met(&[]), [None; 6]);
+        let large = [16384, 768, 768, 8];
+        let rows = [row(large, Some(0.08), 0.5, 20.0), row(large, None, 0.95, 30.0)];
+        assert_eq!(met(&rows), [Some(true), Some(false), None, None, Some(true), Some(true)]);
+        let rows = [row([128, 768, 768, 8], Some(0.2), 0.5, 9.0), row(large, None, 0.85, 30.0)];
+        assert_eq!(met(&rows), [Some(false), None, None, None, Some(false), Some(false)]);
+    }
+
+    #[test]
+    fn a_row_says_how_it_stands_to_the_sequence() {
+        let row = row([1, 2, 3, 4], Some(0.1), 0.5, 9.0);
+        assert_eq!(row.ratio(SEQUENCE), Some(1.5));
+        assert_eq!(row.ratio("nobody"), None);
+    }
+}

@@ -1,0 +1,130 @@
+//! The cases of generated low-rank updates.
+
+use warpsmith::DType;
+use warpsmith::ops::Activation;
+use warpsmith::validate::{CodesPer, Data, Placement, UpdateCase};
+
+use super::{Level, Target};
+
+const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+
+/// M, K, N, R: nothing, single elements, odd sizes, sizes of tiles and one more and one less, few rows.
+const QUICK_SIZES: [[usize; 4]; 8] = [
+    [0, 5, 7, 2],
+    [5, 0, 7, 2],
+    [1, 1, 1, 1],
+    [17, 31, 13, 3],
+    [64, 64, 64, 8],
+    [65, 136, 72, 16],
+    [1, 1000, 104, 8],
+    [129, 104, 264, 33],
+];
+const MORE_SIZES: [[usize; 4]; 10] = [
+    [5, 7, 0, 4],
+    [3, 768, 768, 8],
+    [16, 512, 304, 64],
+    [128, 128, 128, 128],
+    [127, 255, 131, 100],
+    [33, 2048, 72, 17],
+    [200, 96, 520, 48],
+    [256, 256, 512, 24],
+    [300, 72, 128, 8],
+    [130, 64, 257, 127],
+];
+/// What is validated on a GPU, and the first in the emulator too.
+const LARGE_SIZES: [[usize; 4]; 5] = [
+    [128, 768, 768, 8],
+    [4096, 768, 768, 8],
+    [16384, 768, 768, 8],
+    [16384, 4096, 4096, 16],
+    [16384, 4096, 4096, 64],
+];
+
+/// The cases of updates alone and onto linear operations.
+pub(in super::super) fn updates(level: Level, target: Target, seed: u64) -> Vec<UpdateCase> {
+    let mut cases = Vec::new();
+    for dtype in TYPES {
+        let case = |[m, k, n, rank]: [usize; 4]| UpdateCase::new(dtype, m, k, n, rank);
+        let mut sizes = QUICK_SIZES.to_vec();
+        if level >= Level::Default {
+            sizes.extend(MORE_SIZES);
+        }
+        for size in sizes {
+            for data in [Data::Uniform, Data::Integers] {
+                let case = UpdateCase { data, ..case(size) };
+                cases.extend([case.clone().alone(false), case]);
+            }
+        }
+        cases.extend(options(&case));
+        if level == Level::Full {
+            let fits = |size: &[usize; 4]| target.on_gpu || size == &LARGE_SIZES[0];
+            for size in LARGE_SIZES.into_iter().filter(fits) {
+                cases.extend([case(size), case(size).alone(true)]);
+            }
+        }
+        // What is told beside the usual tolerances.
+        let unit = UpdateCase {
+            unit_scaled: true,
+            ..case(if target.on_gpu { LARGE_SIZES[1] } else { [64, 768, 128, 8] })
+        };
+        cases.extend([unit.clone().alone(false), unit]);
+    }
+    for (number, case) in cases.iter_mut().enumerate() {
+        case.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
+    }
+    cases
+}
+
+/// Several updates, every way to share codes, every epilogue, and operands inside larger matrices.
+fn options(case: &impl Fn([usize; 4]) -> UpdateCase) -> Vec<UpdateCase> {
+    let sized = case([96, 72, 136, 8]);
+    let mut cases: Vec<_> = [CodesPer::Sequence, CodesPer::Operation, CodesPer::Mixed]
+        .into_iter()
+        .flat_map(|codes| {
+            let case = UpdateCase { codes, sequence: 16, ranks: vec![8, 3, 5, 16], ..sized.clone() };
+            [case.clone().alone(true), UpdateCase { scaling: -0.37, ..case.clone() }, case]
+        })
+        .collect();
+    cases.extend(Activation::ALL.map(|activation| UpdateCase { activation, ..sized.clone() }));
+    let relu = UpdateCase { activation: Activation::Relu, mask: true, ..sized.clone() };
+    let at = |before, after| Placement { before, after };
+    cases.extend([
+        UpdateCase { ranks: vec![16; 8], ..sized.clone() },
+        UpdateCase { ranks: vec![1; 8], v_across: true, ..sized.clone() }.alone(false),
+        UpdateCase { bias: false, beta: -0.5, ..sized.clone() },
+        UpdateCase { beta: 1.0, in_place: true, activation: Activation::Silu, ..sized.clone() },
+        UpdateCase { beta: 0.3, preactivation: true, ..relu.clone() },
+        UpdateCase { data: Data::Integers, beta: 2.0, preactivation: true, ..relu.clone() },
+        UpdateCase { n: 131, ..relu },
+        UpdateCase { v_across: true, ..sized.clone() },
+        UpdateCase { x: at(8, 16), w: at(16, 8), factors: at(8, 8), y: at(8, 16), ..sized.clone() },
+        UpdateCase { x: at(8, 16), factors: at(8, 8), y: at(8, 6), ..sized.clone() }.alone(true),
+        UpdateCase { x: at(1, 0), ..sized.clone() },
+        UpdateCase { w: at(0, 3), ..sized.clone() },
+        UpdateCase { factors: at(3, 2), ..sized.clone() },
+        UpdateCase { y: at(1, 2), ..sized.clone() },
+        UpdateCase { x: at(3, 2), factors: at(5, 1), y: at(7, 1), ..case([9, 61, 67, 5]) }.alone(true),
+        UpdateCase { x: at(3, 2), w: at(5, 1), factors: at(1, 1), y: at(7, 1), ..case([9, 61, 67, 5]) },
+    ]);
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use warpsmith::validate::UpdateCase;
+
+    use super::super::{Level, Target};
+    use super::updates;
+
+    #[test]
+    fn each_level_of_updates_holds_the_cases_of_the_one_before() {
+        let target = Target { on_gpu: false, compute_capability: (8, 0) };
+        let of = |level| updates(level, target, 1);
+        let (quick, default, full) = (of(Level::Quick), of(Level::Default), of(Level::Full));
+        assert!(quick.len() < default.len() && default.len() < full.len());
+        let kinds = |case: &UpdateCase| (case.linear, case.unit_scaled, case.is_exact());
+        for kind in [(true, false, false), (true, false, true), (false, false, true), (true, true, false)] {
+            assert!(quick.iter().any(|case| kinds(case) == kind), "{kind:?}");
+        }
+    }
+}
