@@ -62,4 +62,6 @@ mod book {
     struct Tuning;
     #[doc = include_str!("../../docs/src/validation.md")]
     struct Validation;
+    #[doc = include_str!("../../docs/src/operations/generated-update.md")]
+    struct GeneratedUpdate;
 }

@@ -10,7 +10,7 @@ use super::case::Placement;
 use super::data::{Data, filled};
 use super::product::Tally;
 use super::reference::sampled;
-use super::update_bound::UpdateModel;
+use super::update_bound::{Magnitudes, UpdateModel};
 use super::update_case::UpdateCase;
 use crate::cpu::{self, LinearTerms};
 use crate::device::{Device, DeviceKind};
@@ -255,7 +255,9 @@ where
         _ => Arithmetic::TensorCore,
     };
     let is_sequence = matches!(result.implementation, Implementation::Sequence { .. });
-    let model = UpdateModel::new(arithmetic, case.dtype, case.k, case.rank(), is_sequence);
+    let beta = if case.beta == 0.0 { 1.0 } else { f64::from(case.beta) };
+    let between = is_sequence.then_some(beta);
+    let model = UpdateModel::new(arithmetic, case.dtype, case.k, case.rank(), between);
     let judged = model.of_sum(case.linear, case.activation);
     let y = result.surrounding.slice(s![.., case.y.before..case.y.before + case.n]);
     // Between two kernels the update is rounded.
@@ -406,12 +408,18 @@ where
         let sums_of_u = &sums_of_u;
         (0..columns.len()).map(move |j| {
             let z = z[[i, j]] + delta[j];
-            let added = bias.as_ref().map_or(0.0, |bias| f64::from(bias[j].to_f32()).abs())
-                + residual.as_ref().map_or(0.0, |residual| {
-                    (f64::from(case.beta) * f64::from(residual[[i, j]].to_f32())).abs()
-                });
-            let expected = model.expected(base[[i, j]], magnitude[j], size[j], sums_of_u[j]);
-            let expected = Expected { z, y: activation.apply(z), added, ..expected };
+            let residual = residual
+                .as_ref()
+                .map_or(0.0, |residual| (f64::from(case.beta) * f64::from(residual[[i, j]].to_f32())).abs());
+            let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[j].to_f32()).abs());
+            let expected = model.expected(Magnitudes {
+                base: base[[i, j]],
+                update: magnitude[j],
+                size: size[j],
+                sum_of_u: sums_of_u[j],
+                residual,
+            });
+            let expected = Expected { z, y: activation.apply(z), added: bias + residual, ..expected };
             (rows[i], columns[j], expected)
         })
     });

@@ -16,7 +16,8 @@
 //! `S + E + inner`, with a group that K leaves incomplete, which counts as 8 more. Alone it is one of R products. On the CPU each of the R
 //! products is rounded, and added with a rounding.
 //!
-//! **One kernel after the other.** The update is rounded to T before the linear operation adds it: t · (E + inner), or η.
+//! **One kernel after the other.** The update is rounded to T before the linear operation adds it: t · (E + inner), or η. With a residual it is
+//! the sum of both, divided by beta: t · (E + inner + |beta · r|), or |beta| · η.
 //!
 //! **The claim for f32** is that of linear operations, for K up to 4096: within 10⁻⁵ of the magnitudes, which are S + D here.
 
@@ -36,8 +37,23 @@ pub(super) struct UpdateModel {
     /// Of g, relative and where it is subnormal.
     rounded: f64,
     step: f64,
-    /// Whether the update is rounded before it is added to the linear operation's.
-    is_sequence: bool,
+    /// What an update that is rounded before the linear operation adds it is then multiplied with.
+    between: Option<f64>,
+}
+
+/// The magnitudes of an element's terms; the module's text says which.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Magnitudes {
+    /// S.
+    pub(super) base: f64,
+    /// E.
+    pub(super) update: f64,
+    /// D.
+    pub(super) size: f64,
+    /// `Σ |uᵣ|`.
+    pub(super) sum_of_u: f64,
+    /// `|beta · r|`.
+    pub(super) residual: f64,
 }
 
 /// The error of a sum of `k` products of `dtype`, relative to its magnitude.
@@ -57,7 +73,7 @@ impl UpdateModel {
         dtype: DType,
         k: usize,
         rank: usize,
-        is_sequence: bool,
+        between: Option<f64>,
     ) -> Self {
         let rounding = Rounding::of(dtype);
         let on_cpu = arithmetic == Arithmetic::Cpu;
@@ -69,7 +85,7 @@ impl UpdateModel {
             first: sum(arithmetic, dtype, k) + 3.0 * U,
             rounded: if on_cpu { 0.0 } else { rounding.relative },
             step: if on_cpu { 0.0 } else { rounding.absolute },
-            is_sequence,
+            between,
         }
     }
 
@@ -85,42 +101,46 @@ impl UpdateModel {
             .with_accumulation(accumulation)
     }
 
-    /// What is expected of an element, of which S, E, D and `Σ |uᵣ|` are given, but for the numbers themselves.
-    pub(super) fn expected(&self, base: f64, update: f64, size: f64, sum_of_u: f64) -> Expected {
+    /// What is expected of an element with terms of these magnitudes, but for the numbers themselves and what is added.
+    pub(super) fn expected(&self, of: Magnitudes) -> Expected {
         let mut inner =
-            (1.0 + self.rounded) * self.first * size + self.rounded * update + self.step * sum_of_u;
-        let of_sum = update + inner;
-        if self.is_sequence {
+            (1.0 + self.rounded) * self.first * of.size + self.rounded * of.update + self.step * of.sum_of_u;
+        let of_sum = of.update + inner;
+        if let Some(beta) = self.between {
             let rounding = Rounding::of(self.dtype);
-            inner += (rounding.relative * of_sum).max(rounding.absolute);
+            inner += (rounding.relative * (of_sum + of.residual)).max(rounding.absolute * beta.abs());
         }
         // f32 is held to a claim, which is one of all magnitudes.
-        let magnitude = base + if self.dtype == DType::F32 { size } else { of_sum };
+        let magnitude = of.base + if self.dtype == DType::F32 { of.size } else { of_sum };
         Expected { z: 0.0, y: 0.0, magnitude, factor: 1.0, added: 0.0, inner }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::UpdateModel;
+    use super::{Magnitudes, UpdateModel};
     use crate::DType;
     use crate::ops::Activation;
     use crate::validate::bound::{Arithmetic, Expected};
+
+    fn of(base: f64, update: f64, size: f64) -> Magnitudes {
+        Magnitudes { base, update, size, sum_of_u: 1.0, residual: 0.0 }
+    }
 
     /// One product after the other, each of powers of two, so that the only error is the one that is put in.
     #[test]
     fn rounding_h_once_is_allowed_and_twice_is_not() {
         for (dtype, bits) in [(DType::F16, 11), (DType::Bf16, 8)] {
-            let model = UpdateModel::new(Arithmetic::TensorCore, dtype, 1, 1, false);
-            let expected = model.expected(0.0, 1.0, 1.0, 1.0);
+            let model = UpdateModel::new(Arithmetic::TensorCore, dtype, 1, 1, None);
+            let expected = model.expected(of(0.0, 1.0, 1.0));
             let at = |z: f64| Expected { z, y: z, ..expected };
             let judge = model.of_sum(false, Activation::None);
             let step = 2f64.powi(-bits);
             // H and the output may each be half a unit off.
             assert!(judge.judge(1.0 + 2.0 * step, at(1.0)).within, "{dtype}");
             assert!(!judge.judge(1.0 + 4.0 * step, at(1.0)).within, "{dtype}");
-            let on_cpu = UpdateModel::new(Arithmetic::Cpu, dtype, 1, 1, false);
-            let expected = on_cpu.expected(0.0, 1.0, 1.0, 1.0);
+            let on_cpu = UpdateModel::new(Arithmetic::Cpu, dtype, 1, 1, None);
+            let expected = on_cpu.expected(of(0.0, 1.0, 1.0));
             let at = Expected { z: 1.0, y: 1.0, ..expected };
             assert!(!on_cpu.of_sum(false, Activation::None).judge(1.0 + 2.0 * step, at).within, "{dtype}");
         }
@@ -128,16 +148,16 @@ mod tests {
 
     #[test]
     fn a_sequence_may_round_once_more() {
-        let one = UpdateModel::new(Arithmetic::TensorCore, DType::Bf16, 64, 8, false);
-        let two = UpdateModel { is_sequence: true, ..one };
-        let difference = two.expected(4.0, 2.0, 3.0, 1.0).inner - one.expected(4.0, 2.0, 3.0, 1.0).inner;
+        let one = UpdateModel::new(Arithmetic::TensorCore, DType::Bf16, 64, 8, None);
+        let two = UpdateModel { between: Some(1.0), ..one };
+        let difference = two.expected(of(4.0, 2.0, 3.0)).inner - one.expected(of(4.0, 2.0, 3.0)).inner;
         assert!((difference / 2f64.powi(-7) - 1.0).abs() < 0.01, "{difference}");
     }
 
     #[test]
     fn the_f32_claim_is_of_all_magnitudes() {
-        let model = UpdateModel::new(Arithmetic::TensorCore, DType::F32, 4096, 64, false);
-        let expected = Expected { z: 0.0, y: 0.0, ..model.expected(2.0, 0.1, 3.0, 1.0) };
+        let model = UpdateModel::new(Arithmetic::TensorCore, DType::F32, 4096, 64, None);
+        let expected = Expected { z: 0.0, y: 0.0, ..model.expected(of(2.0, 0.1, 3.0)) };
         let bound = model.of_sum(true, Activation::None).bound(expected);
         assert!((bound / 5e-5 - 1.0).abs() < 1e-4, "{bound}");
     }

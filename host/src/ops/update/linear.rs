@@ -165,15 +165,14 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         if checked.is_empty() || device.kind() == DeviceKind::Cpu || checked.k == 0 {
             return base.implementation();
         }
+        let kernel =
+            |name, blocks| Implementation::kernel(device, name, blocks).with_copies(checked.copies_bolt_on());
         Ok(match self.path(&checked, None)? {
-            Path::Hopper(choice) => {
-                Implementation::kernel(device, hopper::kernel::<T>(choice), choice.blocks)
-            }
-            Path::Portable(choice) => {
-                Implementation::kernel(device, portable::kernel::<T>(choice), choice.blocks)
-            }
+            Path::Hopper(choice) => kernel(hopper::kernel::<T>(choice), choice.blocks),
+            Path::Portable(choice) => kernel(portable::kernel::<T>(choice), choice.blocks),
             Path::Sequence => {
-                Implementation::sequence(checked.implementation_alone()?, base.implementation()?)
+                let then = self.after_updates(&checked, 1.0, None, |base| base.implementation())?;
+                Implementation::sequence(checked.implementation_alone()?, then)
             }
         })
     }
@@ -306,18 +305,30 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
                 beta
             }
         };
-        let (held, mut mask) = (y.clone(), given.mask.as_deref().cloned());
+        self.after_updates(checked, beta, Some(stream), |base| base.run_into(y))
+    }
+
+    /// The linear operation that adds `beta` times what the output holds, with all else that was asked for, to do something with.
+    fn after_updates<R>(
+        &self,
+        checked: &Checked<T>,
+        beta: f32,
+        stream: Option<&Stream>,
+        work: impl FnOnce(&Product<'_, T, T>) -> Result<R>,
+    ) -> Result<R> {
+        let given = &self.options;
+        let mut mask = given.mask.as_deref().cloned();
         let mut preactivation = given.preactivation.as_deref().cloned();
         let options = Options {
             bias: given.bias,
             activation: given.activation,
-            residual: Some((&held, beta)),
+            beta,
             mask: mask.as_mut(),
             preactivation: preactivation.as_mut(),
-            stream: Some(stream),
+            stream,
             ..Options::new()
         };
-        self.base(checked, &options)?.run_into(y)
+        work(&self.base(checked, &options)?)
     }
 
     /// The kernels' epilogue.

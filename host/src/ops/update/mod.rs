@@ -183,7 +183,8 @@ impl<T: UpdateInput> Checked<T> {
             return Ok(Implementation::Empty);
         }
         let choice = self.choose_alone(&self.problem_alone(None)?)?;
-        Ok(Implementation::kernel(device, alone::kernel::<T>(choice), choice.blocks))
+        let ran = Implementation::kernel(device, alone::kernel::<T>(choice), choice.blocks);
+        Ok(ran.with_copies(self.copies_alone()))
     }
 
     fn choose_alone(&self, problem: &Problem) -> Result<alone::Choice> {

@@ -265,6 +265,27 @@ impl<T: Element + Number> Checked<T> {
         }
     }
 
+    /// Operands that [`factors_alone`](Self::factors_alone) copies.
+    pub(super) fn copies_alone(&self) -> usize {
+        match (&self.packed, &self.factors[..]) {
+            (Some(_), _) => 0,
+            (None, [(v, u)]) => usize::from(!has_rows(v)) + usize::from(!has_rows(u)),
+            (None, several) => 2 * several.len(),
+        }
+    }
+
+    /// Operands that [`factors_bolt_on`](Self::factors_bolt_on) copies.
+    pub(super) fn copies_bolt_on(&self) -> usize {
+        match (&self.packed, &self.factors[..]) {
+            (Some(_), _) => 0,
+            (None, [(v, u)]) => {
+                let has_columns = v.swap_axes(0, 1).is_ok_and(|vt| is_chunked(&vt));
+                usize::from(!has_columns) + usize::from(!is_chunked(u))
+            }
+            (None, several) => 2 * several.len(),
+        }
+    }
+
     /// V `[K1, R]` and U `[R, K2]` of all updates, contiguous along their rows.
     pub(super) fn factors_alone(&self, stream: &Stream) -> Result<(Tensor<T>, Tensor<T>)> {
         if let Some(packed) = &self.packed {
