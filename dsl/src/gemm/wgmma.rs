@@ -226,7 +226,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         }
     }
 
-    /// Issues the products of stage `stage`; those of a tile's first stage begin from zero.
+    /// Issues the products of stage `stage`. They are added to the accumulators if `keep` is not 0, else they begin them.
     ///
     /// # Safety
     ///
@@ -236,7 +236,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         index: u32,
         accumulators: &mut [C; BLOCKS],
         stage: &FullStage,
-        is_first: bool,
+        keep: u32,
     ) {
         let first_row = if Self::TAKES_TURNS { 0 } else { index * Self::CONSUMER_ROWS };
         let rows = Self::stage(stage.index);
@@ -258,8 +258,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
                 for (block, accumulators) in accumulators.iter_mut().enumerate() {
                     let a = a.advance(block as u32 * BLOCK_ROWS * ROW_BYTES + along_k(A_MN, part));
                     let b = b.advance(along_k(B_MN, part));
-                    if is_first && part == 0 {
-                        T::wgmma_from_zero::<A_MN, B_MN>(accumulators, a, b);
+                    if part == 0 {
+                        T::wgmma_if::<A_MN, B_MN>(accumulators, a, b, keep);
                     } else {
                         T::wgmma::<A_MN, B_MN>(accumulators, a, b);
                     }
@@ -279,19 +279,27 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         consumer: &mut Consumer<STAGES, CLUSTER>,
         steps: u32,
     ) -> [C; BLOCKS] {
-        // SAFETY: all-zero bits are numbers. (As for `Accumulators::zero`; the first product overwrites them.)
+        // SAFETY: all-zero bits are numbers. (As for `Accumulators::zero`.)
         let mut accumulators: [C; BLOCKS] = unsafe { core::mem::zeroed() };
+        accumulators.iter_mut().for_each(|block| *block = C::arbitrary());
         // SAFETY: all warps of the warpgroup run this alike; each stage is full, and it is given back when the products
         // that read it have completed.
         unsafe {
-            let mut previous = consumer.ring.wait();
-            Self::multiply_stage::<T, A_MN, B_MN>(consumer.index, &mut accumulators, &previous, true);
-            for _ in 1..steps {
+            let mut previous = FullStage { index: 0 };
+            let mut step = 0;
+            loop {
                 let stage = consumer.ring.wait();
-                Self::multiply_stage::<T, A_MN, B_MN>(consumer.index, &mut accumulators, &stage, false);
+                Self::multiply_stage::<T, A_MN, B_MN>(consumer.index, &mut accumulators, &stage, step);
                 ptx::wgmma_wait_group::<1>();
-                consumer.ring.release(previous);
+                if step > 0 {
+                    consumer.ring.release(previous);
+                }
                 previous = stage;
+                // Opaque: copies of the loop for its first steps, or for several at a time, are worth nothing.
+                step = ptx::opaque(step + 1);
+                if step >= steps {
+                    break;
+                }
             }
             if Self::TAKES_TURNS && warp::lane_id() == 0 {
                 Self::turn_of(1 - consumer.index).arrive();

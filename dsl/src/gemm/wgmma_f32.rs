@@ -330,7 +330,7 @@ impl<
         f32: WgmmaRegisters<C>,
     {
         let along = |b: MatrixDescriptor, step: usize| b.advance(step as u32 * STEP_BYTES);
-        let mut sum = C::zero();
+        let mut sum = C::arbitrary();
         // SAFETY: the caller's promise.
         unsafe {
             ptx::wgmma_fence();

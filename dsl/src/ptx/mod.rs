@@ -25,7 +25,7 @@
 
 #![cfg_attr(
     not(target_arch = "nvptx64"),
-    allow(unused_variables, unreachable_code, clippy::diverging_sub_expression)
+    allow(unused_variables, unused_mut, unreachable_code, clippy::diverging_sub_expression)
 )]
 
 /// `asm!` on the GPU, a panic on the host.

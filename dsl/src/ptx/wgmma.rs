@@ -104,6 +104,9 @@ pub trait Accumulators: Copy + 'static {
     /// All zeros.
     fn zero() -> Self;
 
+    /// Whatever is in the registers: no instruction. For products that do not add to what was before.
+    fn arbitrary() -> Self;
+
     /// The four accumulators of columns 8·`index` to 8·`index` + 7.
     fn fragment(&self, index: usize) -> [f32; 4];
 
@@ -129,17 +132,91 @@ pub trait Wgmma<C: Accumulators>: Element {
     /// shape, before a wait for the product's group.
     unsafe fn wgmma<const A_MN: bool, const B_MN: bool>(c: &mut C, a: MatrixDescriptor, b: MatrixDescriptor);
 
-    /// `c = a bᵀ`: as [`wgmma`](Self::wgmma), whatever `c` was before.
+    /// As [`wgmma`](Self::wgmma) if `keep` is not 0, else `c = a bᵀ`, whatever `c` was before.
     ///
     /// # Safety
     ///
-    /// As [`wgmma`](Self::wgmma).
-    unsafe fn wgmma_from_zero<const A_MN: bool, const B_MN: bool>(
+    /// As [`wgmma`](Self::wgmma), with the same `keep` in all lanes.
+    unsafe fn wgmma_if<const A_MN: bool, const B_MN: bool>(
         c: &mut C,
         a: MatrixDescriptor,
         b: MatrixDescriptor,
+        keep: u32,
     );
 }
+
+/// Calls macro `$then` for products of so many columns: with the columns, the number of a thread's accumulators, their indices, and
+/// the arguments that follow.
+macro_rules! for_columns {
+    (16, $then:ident! $($arguments:tt)*) => {
+        $then!(16, 8, [
+            0 1 2 3 4 5 6 7
+        ] $($arguments)*);
+    };
+    (32, $then:ident! $($arguments:tt)*) => {
+        $then!(32, 16, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
+        ] $($arguments)*);
+    };
+    (64, $then:ident! $($arguments:tt)*) => {
+        $then!(64, 32, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+        ] $($arguments)*);
+    };
+    (128, $then:ident! $($arguments:tt)*) => {
+        $then!(128, 64, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
+            39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+        ] $($arguments)*);
+    };
+    (192, $then:ident! $($arguments:tt)*) => {
+        $then!(192, 96, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
+            39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74
+            75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95
+        ] $($arguments)*);
+    };
+    (256, $then:ident! $($arguments:tt)*) => {
+        $then!(256, 128, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
+            39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74
+            75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95 96 97 98 99 100 101 102 103 104 105 106 107
+            108 109 110 111 112 113 114 115 116 117 118 119 120 121 122 123 124 125 126 127
+        ] $($arguments)*);
+    };
+}
+pub(super) use for_columns;
+
+/// `wgmma.mma_async` of so many columns that adds to the accumulators `$c`. `$form` is the rest of the shape, and the types; then come
+/// the operands: A, B, the predicate that says whether the accumulators count, the signs. `$keep` is the predicate's register, if it is
+/// in one.
+macro_rules! product {
+    ($columns:literal, $indices:tt $c:ident, $form:tt, $operands:tt, keep = $keep:expr, $($values:tt)*) => {
+        product!(
+            @ $columns, $indices $c, $form, $operands,
+            "{{ .reg .pred keep; setp.ne.b32 keep, {keep}, 0; ", " }}",
+            keep = in(reg32) $keep, $($values)*
+        )
+    };
+    ($columns:literal, $indices:tt $c:ident, $form:tt, $operands:tt, $($values:tt)*) => {
+        product!(@ $columns, $indices $c, $form, $operands, "", "", $($values)*)
+    };
+    (
+        @ $columns:literal, [$first:literal $($index:literal)*]
+        $c:ident, [$($form:literal)*], $operands:literal, $before:literal, $after:literal, $($values:tt)*
+    ) => {
+        instruction!(
+            concat!(
+                $before, "wgmma.mma_async.sync.aligned.m64n", $columns $(, $form)*,
+                " {{{", $first, "}" $(, ", {", $index, "}")*, "}}, ", $operands, ";", $after
+            ),
+            inout(reg32) $c[$first], $(inout(reg32) $c[$index],)*
+            $($values)*
+            options(nostack)
+        )
+    };
+}
+pub(super) use product;
 
 macro_rules! accumulators {
     ($columns:literal, $registers:literal, [$first:literal $($index:literal)*]) => {
@@ -151,6 +228,20 @@ macro_rules! accumulators {
                 // SAFETY: all-zero bits are numbers. (An array literal of this length would be filled by a loop with a
                 // variable index and so live in local memory.)
                 unsafe { core::mem::zeroed() }
+            }
+
+            #[inline(always)]
+            fn arbitrary() -> Self {
+                let mut all = Self::zero();
+                // SAFETY: a comment, which may leave anything in its outputs: any bits are numbers.
+                unsafe {
+                    instruction!(
+                        concat!("// {", $first, "}" $(, " {", $index, "}")*),
+                        out(reg32) all[$first], $(out(reg32) all[$index],)*
+                        options(nomem, nostack)
+                    )
+                }
+                all
             }
 
             #[inline(always)]
@@ -170,14 +261,11 @@ macro_rules! accumulators {
                 }
             }
         }
-
-        wgmma!($columns, $registers, F16, "f16", [$first $($index)*]);
-        wgmma!($columns, $registers, Bf16, "bf16", [$first $($index)*]);
     };
 }
 
 macro_rules! wgmma {
-    ($columns:literal, $registers:literal, $element:ident, $type:literal, [$first:literal $($index:literal)*]) => {
+    ($columns:literal, $registers:literal, $indices:tt $element:ident $type:literal) => {
         #[doc = concat!("`wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.", $type, ".", $type, "`, both operands in shared memory.")]
         impl Wgmma<[f32; $registers]> for $element {
             const TRANSPOSES: bool = true;
@@ -190,36 +278,27 @@ macro_rules! wgmma {
             ) {
                 // SAFETY: the caller's promise is the instruction's.
                 unsafe {
-                    instruction!(
-                        concat!(
-                            "wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.", $type, ".", $type,
-                            " {{{", $first, "}" $(, ", {", $index, "}")*, "}}, {a}, {b}, 1, 1, 1, {a_mn}, {b_mn};"
-                        ),
-                        inout(reg32) c[$first], $(inout(reg32) c[$index],)*
+                    product!(
+                        $columns, $indices c, ["k16.f32." $type "." $type], "{a}, {b}, 1, 1, 1, {a_mn}, {b_mn}",
                         a = in(reg64) a.bits(), b = in(reg64) b.bits(),
                         a_mn = const A_MN as u32, b_mn = const B_MN as u32,
-                        options(nostack)
                     )
                 }
             }
 
             #[inline(always)]
-            unsafe fn wgmma_from_zero<const A_MN: bool, const B_MN: bool>(
+            unsafe fn wgmma_if<const A_MN: bool, const B_MN: bool>(
                 c: &mut [f32; $registers],
                 a: MatrixDescriptor,
                 b: MatrixDescriptor,
+                keep: u32,
             ) {
                 // SAFETY: the caller's promise is the instruction's.
                 unsafe {
-                    instruction!(
-                        concat!(
-                            "wgmma.mma_async.sync.aligned.m64n", $columns, "k16.f32.", $type, ".", $type,
-                            " {{{", $first, "}" $(, ", {", $index, "}")*, "}}, {a}, {b}, 0, 1, 1, {a_mn}, {b_mn};"
-                        ),
-                        out(reg32) c[$first], $(out(reg32) c[$index],)*
-                        a = in(reg64) a.bits(), b = in(reg64) b.bits(),
+                    product!(
+                        $columns, $indices c, ["k16.f32." $type "." $type], "{a}, {b}, keep, 1, 1, {a_mn}, {b_mn}",
+                        keep = keep, a = in(reg64) a.bits(), b = in(reg64) b.bits(),
                         a_mn = const A_MN as u32, b_mn = const B_MN as u32,
-                        options(nostack)
                     )
                 }
             }
@@ -227,41 +306,24 @@ macro_rules! wgmma {
     };
 }
 
-accumulators!(16, 8, [0 1 2 3 4 5 6 7]);
-accumulators!(32, 16, [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15]);
-accumulators!(
-    64, 32,
-    [
-        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
-    ]
-);
-accumulators!(
-    128, 64,
-    [
-        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32
-        33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61
-        62 63
-    ]
-);
-accumulators!(
-    192, 96,
-    [
-        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32
-        33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61
-        62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90
-        91 92 93 94 95
-    ]
-);
-accumulators!(
-    256, 128,
-    [
-        0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32
-        33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61
-        62 63 64 65 66 67 68 69 70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90
-        91 92 93 94 95 96 97 98 99 100 101 102 103 104 105 106 107 108 109 110 111 112 113 114
-        115 116 117 118 119 120 121 122 123 124 125 126 127
-    ]
-);
+for_columns!(16, accumulators!);
+for_columns!(32, accumulators!);
+for_columns!(64, accumulators!);
+for_columns!(128, accumulators!);
+for_columns!(192, accumulators!);
+for_columns!(256, accumulators!);
+for_columns!(16, wgmma! F16 "f16");
+for_columns!(32, wgmma! F16 "f16");
+for_columns!(64, wgmma! F16 "f16");
+for_columns!(128, wgmma! F16 "f16");
+for_columns!(192, wgmma! F16 "f16");
+for_columns!(256, wgmma! F16 "f16");
+for_columns!(16, wgmma! Bf16 "bf16");
+for_columns!(32, wgmma! Bf16 "bf16");
+for_columns!(64, wgmma! Bf16 "bf16");
+for_columns!(128, wgmma! Bf16 "bf16");
+for_columns!(192, wgmma! Bf16 "bf16");
+for_columns!(256, wgmma! Bf16 "bf16");
 
 #[cfg(test)]
 mod tests {

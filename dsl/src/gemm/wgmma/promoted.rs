@@ -156,7 +156,7 @@ impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUS
     ) -> [C; BLOCKS] {
         // SAFETY: all-zero bits are numbers.
         let mut accumulators: [C; BLOCKS] = unsafe { core::mem::zeroed() };
-        let mut sums = C::zero();
+        let mut sums = C::arbitrary();
         let own = consumer.index;
         // SAFETY: all warps of the warpgroup run this alike; a stage is full when it is read, and is given back when the products
         // that read it have completed. One consumer waits for its turn as often as the other gives it.
