@@ -11,7 +11,10 @@ mod precision;
 mod product;
 mod repack;
 pub mod scaled;
+mod sizes;
 pub mod update;
+
+pub(crate) use sizes::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, STORED_ROWS};
 
 pub use activation::Activation;
 pub use implementation::Implementation;

@@ -9,16 +9,13 @@ use warpsmith_kernels::repack::{
 
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
-use crate::ops::Implementation;
+pub(crate) use crate::ops::CHUNK_BYTES;
+use crate::ops::{Implementation, ROW_LIMIT, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
 /// The operation's name in errors.
 const OPERATION: &str = "repack";
-/// What rows of the copy start at multiples of, in bytes.
-pub(crate) const CHUNK_BYTES: usize = 16;
-/// No number of rows, and no length of a row in bytes, may reach this.
-const LIMIT: u64 = 1 << 31;
 /// Blocks of a grid along y, and along z.
 const MOST_ALONG_Y: u64 = 65_535;
 
@@ -124,9 +121,11 @@ fn check<T: Element>(x: &Tensor<T>) -> Result<()> {
         return Err(Error::Type { operation, operand, expected, actual: T::DTYPE });
     }
     let row_bytes = (columns as u64).saturating_mul(size_of::<T>() as u64);
-    for (quantity, size) in [("number of rows", rows as u64), ("size of a row in bytes", row_bytes)] {
-        if size >= LIMIT {
-            let (limit, actual) = (format!("less than {LIMIT}"), size.to_string());
+    for (quantity, size, limit) in
+        [("number of rows", rows as u64, SIDE_LIMIT), ("size of a row in bytes", row_bytes, ROW_LIMIT)]
+    {
+        if size >= limit {
+            let (limit, actual) = (format!("less than {limit}"), size.to_string());
             return Err(Error::SizeLimit { operation, operand, quantity, limit, actual });
         }
     }
@@ -270,7 +269,7 @@ impl Launch {
             .map(|(source, target)| {
                 let launch = Source { address: base.address + source * base.element, ..base }.launch();
                 let most = x.device().properties().max_grid;
-                if (0..3).any(|axis| launch.grid[axis] > u64::from(most[axis])) || base.batch >= LIMIT {
+                if (0..3).any(|axis| launch.grid[axis] > u64::from(most[axis])) || base.batch >= SIDE_LIMIT {
                     return Err(Error::SizeLimit {
                         operation: OPERATION,
                         operand: "x",

@@ -24,6 +24,7 @@ use super::select::{Access, Tile};
 use crate::cpu::{FromAccumulator, Operand};
 use crate::device::Device;
 use crate::error::Result;
+use crate::ops::{CHUNK_BYTES, STORED_ROWS};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, L2Promotion, Swizzle, Tensor, TensorMapOptions, TensorType};
 
@@ -160,8 +161,6 @@ type HopperArgs<T, O> = (
 
 /// Rows, and columns, of the boxes of operands that are contiguous along their rows.
 const PANEL: usize = 64;
-/// Rows of Y that a warp has the copy engine store at a time.
-const STORED_ROWS: usize = 16;
 
 /// Elements from one row of matrices to the next.
 ///
@@ -184,7 +183,7 @@ fn is_across<T: Element>(matrices: &Tensor<T>) -> bool {
 /// Whether the copy engine can store the rows of `y`, which begins at `y_arg`: they start at multiples of 16 bytes.
 fn is_chunked<T: Element>(y_arg: GlobalMut<T::Device>, y: &Tensor<T>) -> bool {
     let strides = (row_stride(y) | batch_stride(y)) * size_of::<T>() as u64;
-    (y_arg.address() | strides).is_multiple_of(16)
+    (y_arg.address() | strides).is_multiple_of(CHUNK_BYTES as u64)
 }
 
 /// Which of x and w all products share.
@@ -222,7 +221,7 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     };
     let (x, w) = (map(x, S::A_BOX_ROWS)?, map(w, S::B_BOX_ROWS)?);
     // The copy engine stores chunks of 16 bytes, also where a row ends within one.
-    let has_boxes = is_chunked(y_arg, y) && (n as usize * size_of::<O>()).is_multiple_of(16);
+    let has_boxes = is_chunked(y_arg, y) && (n as usize * size_of::<O>()).is_multiple_of(CHUNK_BYTES);
     let y_boxes = if has_boxes {
         y.tensor_map([1, STORED_ROWS, S::ROW_BYTES as usize / size_of::<O>()], &options)?
     } else {

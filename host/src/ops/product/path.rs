@@ -4,11 +4,10 @@
 //! lies by slower kernels, if there are any, or is copied first ([`repack`](crate::ops::repack)): whatever costs less, by the
 //! time that the product takes and the bytes that the copy moves.
 
+use crate::ops::CHUNK_BYTES;
 use crate::ops::linear::Tile;
 use crate::ops::linear::select::{Access, Limits, Problem, estimate};
 
-/// The address alignment of 16-byte copies.
-const CHUNK_BYTES: u64 = 16;
 /// Bytes that a copy reads and writes in a nanosecond, on an H100: four fifths of what a plain copy reaches.
 const COPY_RATE: u64 = 2_400;
 /// What a launch more costs, in picoseconds.
@@ -57,7 +56,7 @@ impl Place<'_> {
             let strides = strides.filter(|&(length, _)| length > 1);
             strides
                 .fold(self.address, |all, (_, stride)| all | (stride as u64 * self.element_bytes))
-                .is_multiple_of(CHUNK_BYTES)
+                .is_multiple_of(CHUNK_BYTES as u64)
         };
         let leading = || self.leading.0.iter().copied().zip(self.leading.1.iter().copied());
         let along_k = self.columns.0 == 1 || self.columns.1 == 1;

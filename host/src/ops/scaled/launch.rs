@@ -22,14 +22,9 @@ use super::{Bias, OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::{self, Implementation};
+use crate::ops::{self, CHUNK_BYTES, Implementation, STORED_ROWS};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Swizzle, Tensor, TensorMapOptions};
-
-/// What rows have to start at multiples of, in bytes.
-const CHUNK_BYTES: u64 = 16;
-/// Rows of Y that a warp has the copy engine store at a time.
-const STORED_ROWS: usize = 16;
 
 mod sealed {
     pub trait Sealed {}
@@ -184,7 +179,7 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
     // The copy engine writes chunks of 16 bytes whole, so a row must end with one, too.
     let [stride_bytes, row_bytes] =
         [row_stride(y), n.into()].map(|elements| elements * size_of::<O>() as u64);
-    let has_boxes = (place.address() | stride_bytes | row_bytes).is_multiple_of(CHUNK_BYTES);
+    let has_boxes = (place.address() | stride_bytes | row_bytes).is_multiple_of(CHUNK_BYTES as u64);
     let y_boxes = if has_boxes {
         matrix_map(y, STORED_ROWS, S::ROW_BYTES as usize / size_of::<O>())?
     } else {
@@ -263,7 +258,7 @@ fn row_stride<T: Element>(matrix: &Tensor<T>) -> u64 {
 
 /// Whether rows of an 8-bit matrix start at multiples of 16 bytes.
 fn is_aligned<T: Element>(matrix: &Tensor<T>) -> bool {
-    (matrix.arg().address() | row_stride(matrix)).is_multiple_of(CHUNK_BYTES)
+    (matrix.arg().address() | row_stride(matrix)).is_multiple_of(CHUNK_BYTES as u64)
 }
 
 /// The matrix, or a copy of it if its rows are not aligned.

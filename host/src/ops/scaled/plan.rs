@@ -1,16 +1,13 @@
 //! Everything that is checked and decided before a scaled linear operation runs.
 
+use half::f16;
+
 use super::launch::{Launch, ScaledInput, ScaledOutput};
 use super::{OPERATION, Scale, ScaledLinearOp};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::ops::Implementation;
+use crate::ops::{CHUNK_BYTES, Implementation, ROW_LIMIT, SIDE_LIMIT};
 use crate::tensor::{Element, Tensor};
-
-/// No side may reach this, so that coordinates of a tile that sticks out stay 32-bit numbers.
-const SIDE_LIMIT: usize = 1 << 31;
-/// Nor may a row of x or w, in bytes: of the copies in f16 that devices without 8-bit products get, too.
-const ROW_LIMIT: usize = 1 << 31;
 
 /// A checked operation.
 pub(super) struct Plan<'a, X: Element, O: Element> {
@@ -74,7 +71,8 @@ impl<'a, X: ScaledInput, O: ScaledOutput> Plan<'a, X, O> {
             (None, Implementation::Cpu)
         } else {
             let sides = [side("x", m)?, side("w", n)?];
-            let row_bytes = k.next_multiple_of(16).saturating_mul(2);
+            // Of the copies in f16 that devices without 8-bit products get, too.
+            let row_bytes = (k.next_multiple_of(CHUNK_BYTES) as u64).saturating_mul(size_of::<f16>() as u64);
             if row_bytes >= ROW_LIMIT {
                 let limit = format!("less than {}", ROW_LIMIT / 2);
                 return Err(size_limit("x", "number of columns", limit, k));
@@ -126,7 +124,7 @@ fn check_scale(name: &'static str, scale: Scale<'_>, operand: &str, rows: usize)
 
 fn side(operand: &'static str, size: usize) -> Result<u32> {
     match u32::try_from(size) {
-        Ok(side) if size < SIDE_LIMIT => Ok(side),
+        Ok(side) if u64::from(side) < SIDE_LIMIT => Ok(side),
         _ => Err(size_limit(operand, "number of rows", format!("less than {SIDE_LIMIT}"), size)),
     }
 }
