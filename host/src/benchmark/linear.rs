@@ -7,7 +7,7 @@ use crate::cpu::FromAccumulator;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::linear::{LinearTypes, Tile};
-use crate::ops::{self, Implementation};
+use crate::ops::{self, CHUNK_BYTES, Implementation};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
 use crate::validate::LinearCase;
@@ -57,6 +57,13 @@ pub trait LinearSubject: Subject {
 
     /// The same operation on the same operands, by another tile; `None` for the one that would be chosen.
     fn with_tile(&self, tile: Option<Tile>) -> Box<dyn LinearSubject>;
+
+    /// The same operation on copies of x and w whose rows start at multiples of 16 bytes.
+    ///
+    /// # Errors
+    ///
+    /// Whatever allocating and copying return.
+    fn with_aligned_rows(&self) -> Result<Box<dyn LinearSubject>>;
 
     /// Floating-point operations of one operation: 2 · M · N · K.
     fn flops(&self) -> f64;
@@ -190,6 +197,21 @@ where
     fn with_tile(&self, tile: Option<Tile>) -> Box<dyn LinearSubject> {
         let case = LinearCase { tile, ..self.case.clone() };
         Box::new(Self { stream: self.stream.clone(), case, sets: self.sets.clone() })
+    }
+
+    fn with_aligned_rows(&self) -> Result<Box<dyn LinearSubject>> {
+        let aligned = |tensor: &Tensor<T>| -> Result<Tensor<T>> {
+            let (rows, columns) = (tensor.shape()[0], tensor.shape()[1]);
+            let padded = columns.next_multiple_of(CHUNK_BYTES / size_of::<T>());
+            let mut copy = Tensor::zeros_on(&self.stream, [rows, padded])?.slice(1, 0..columns)?;
+            copy.copy_from(tensor)?;
+            Ok(copy)
+        };
+        let sets = self.sets.iter().map(|set| -> Result<Set<T, O>> {
+            Ok(Set { x: aligned(&set.x)?, w: aligned(&set.w)?, bias: set.bias.clone(), y: set.y.clone() })
+        });
+        let sets = sets.collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(Self { stream: self.stream.clone(), case: self.case.clone(), sets }))
     }
 
     fn flops(&self) -> f64 {

@@ -1,8 +1,9 @@
 //! Measuring: how long an operation takes on a device, compared fairly with another.
 //!
-//! What is compared is measured interleaved (A B A B …) on one stream, after a warm-up in which the clocks settle. A sample is the
-//! time between two events around a batch of launches, divided by their number; the result is the median of the samples.
-//! The inputs rotate through more memory than the last-level cache holds.
+//! What is compared is measured in rounds on one stream, after a warm-up in which the clocks settle: a round takes one sample of
+//! each, and rounds differ in their order (A B, B A, …), so that no subject is always the one that runs on a chip that another has
+//! heated or left idle. A sample is the time between two events around a batch of launches, divided by their number; the
+//! result is the median of the samples. The inputs rotate through more memory than the last-level cache holds.
 //!
 //! On a GPU a batch is recorded once, as a graph, and each sample enqueues it whole behind a copy that keeps the GPU busy
 //! meanwhile. A sample counts only if the GPU had not yet come to the batch when all of it was enqueued, so the host's speed
@@ -121,22 +122,51 @@ fn measure(
 ) -> Result<Vec<Timing>> {
     let plug = Plug::new(stream)?;
     let mut runs: Vec<Run> = Vec::with_capacity(subjects.len());
-    for subject in subjects.iter_mut() {
-        runs.push(Run::prepare(stream, &plug, *subject, options, recorded)?);
+    let outcome = rounds(stream, &plug, &mut runs, subjects, options, recorded);
+    if outcome.is_err() {
+        // A batch may still be under way, which works on memory that its subject or its recording has.
+        stream.synchronize()?;
     }
-    let start = Instant::now();
-    while start.elapsed() < options.warm_up {
-        for (run, subject) in runs.iter_mut().zip(subjects.iter_mut()) {
-            run.sample(stream, &plug, *subject)?;
-        }
-    }
-    for _ in 0..options.samples.max(1) {
-        for (run, subject) in runs.iter_mut().zip(subjects.iter_mut()) {
-            let sample = run.sample(stream, &plug, *subject)?;
-            run.samples.push(sample);
-        }
-    }
+    outcome?;
     Ok(runs.into_iter().map(|run| Timing::of(run.samples, run.launches)).collect())
+}
+
+/// Takes all samples.
+fn rounds(
+    stream: &Stream,
+    plug: &Plug,
+    runs: &mut Vec<Run>,
+    subjects: &mut [&mut dyn Subject],
+    options: &Options,
+    recorded: bool,
+) -> Result<()> {
+    for subject in subjects.iter_mut() {
+        runs.push(Run::prepare(stream, plug, *subject, options, recorded)?);
+    }
+    let (start, mut round) = (Instant::now(), 0);
+    while start.elapsed() < options.warm_up {
+        for index in order(round, subjects.len()) {
+            runs[index].sample(stream, plug, &mut *subjects[index])?;
+        }
+        round += 1;
+    }
+    for round in 0..options.samples.max(1) {
+        for index in order(round, subjects.len()) {
+            let sample = runs[index].sample(stream, plug, &mut *subjects[index])?;
+            runs[index].samples.push(sample);
+        }
+    }
+    Ok(())
+}
+
+/// The order of `count` subjects in a round: forwards and backwards in turn, and every second time from the next subject on. So over
+/// 2 · `count` rounds each is equally often at each place, and as often before each neighbour as after it.
+fn order(round: usize, count: usize) -> impl Iterator<Item = usize> {
+    let (first, is_forwards) = (round / 2, round.is_multiple_of(2));
+    (0..count).map(move |place| {
+        let place = if is_forwards { place } else { count - 1 - place };
+        (first + place) % count
+    })
 }
 
 /// A subject's progress.
@@ -174,7 +204,10 @@ impl Run {
     /// Enqueues one batch.
     fn enqueue(&mut self, stream: &Stream, subject: &mut dyn Subject) -> Result<()> {
         if let Some(graph) = &self.graph {
-            // SAFETY: the subject, which owns what its work uses, outlives every sample: each waits for the batch's end.
+            // SAFETY: each sample waits for its batch's end, and `measure` for one that failed on the way, while the subject is
+            // borrowed, which owns the operands. What an operation allocated while it was recorded, as copies of operands in
+            // aligned rows, it also freed then: both are part of the recording, whose memory it is as long as `self.graph` lives.
+            // (A driver that cannot allocate in a stream's order refuses to record such work.)
             return unsafe { stream.device().backend().launch_graph(graph, stream.handle()) };
         }
         for _ in 0..self.launches {
@@ -253,9 +286,10 @@ pub fn copy_bandwidth(device: &Device, options: &Options) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::time::Duration;
 
-    use super::{Options, Timing, interleaved};
+    use super::{Options, Timing, interleaved, order};
     use crate::Device;
 
     #[test]
@@ -263,6 +297,49 @@ mod tests {
         let samples = [5, 1, 2, 900, 3].map(Duration::from_micros).to_vec();
         let timing = Timing::of(samples, 1);
         assert_eq!((timing.median, timing.fastest), (Duration::from_micros(3), Duration::from_micros(1)));
+    }
+
+    #[test]
+    fn rounds_give_every_subject_every_place_and_both_sides_of_its_neighbours() {
+        for count in 1..=7 {
+            let mut places = vec![vec![0; count]; count];
+            let mut follows = vec![vec![0; count]; count];
+            for round in 0..2 * count {
+                let order: Vec<usize> = order(round, count).collect();
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert!(sorted.into_iter().eq(0..count), "a round has every subject once: {order:?}");
+                order.iter().enumerate().for_each(|(place, &subject)| places[subject][place] += 1);
+                order.windows(2).for_each(|pair| follows[pair[0]][pair[1]] += 1);
+            }
+            assert!(places.iter().flatten().all(|&times| times == 2), "{count}: {places:?}");
+            for (a, b) in (0..count).flat_map(|a| (0..count).map(move |b| (a, b))) {
+                assert_eq!(follows[a][b], follows[b][a], "{count}: {a} and {b}");
+            }
+        }
+    }
+
+    /// Every sample is one turn; no subject has two turns more than another.
+    #[test]
+    fn samples_are_taken_in_rounds_over_all_subjects() {
+        let turns = RefCell::new(Vec::new());
+        let subject = |own: usize| {
+            let turns = &turns;
+            move |_: usize| {
+                std::thread::sleep(Duration::from_micros(100));
+                turns.borrow_mut().push(own);
+                Ok(())
+            }
+        };
+        let (mut a, mut b, mut c) = (subject(0), subject(1), subject(2));
+        // Batches of one launch.
+        let options = Options { warm_up: Duration::ZERO, samples: 4, batch: Duration::ZERO };
+        let stream = Device::cpu().default_stream();
+        interleaved(&stream, &mut [&mut a, &mut b, &mut c], &options).expect("nothing fails");
+        let turns = turns.borrow();
+        // Each has been run twice before, to load it and to see how long it takes.
+        let expected: Vec<usize> = (0..4).flat_map(|round| order(round, 3)).collect();
+        assert_eq!(turns[6..], expected);
     }
 
     #[test]

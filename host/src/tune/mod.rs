@@ -22,6 +22,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::linear::Tile;
 use crate::ops::linear::select::{Limits, Problem, candidates, select};
+use crate::stream::Stream;
 use crate::validate::LinearCase;
 
 /// The variable that says what devices do with kept results where the program does not: `read` or `off`.
@@ -114,28 +115,31 @@ pub(crate) fn choose(device: &Device, problem: &Problem, limits: &Limits) -> Res
         Tuning::Read => device.tuning().kept(device, problem),
     };
     let kept = kept.filter(|&tile| candidates(problem, limits).any(|candidate| candidate == tile));
-    let observation = Observation { problem: *problem, limits: *limits };
-    OBSERVED.with_borrow_mut(|observed| {
-        if let Some(observed) = observed {
-            observed.push(observation);
-        }
-    });
     Ok(kept.or_else(|| select(problem, limits)))
 }
 
-/// A problem that an operation looked for a kernel for.
-#[derive(Clone, Copy)]
+/// A problem that an operation runs a kernel for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Observation {
     problem: Problem,
     limits: Limits,
 }
 
 thread_local! {
-    /// The problems that this thread's operations look for kernels for, while someone wants to know.
+    /// The problems that this thread's operations run kernels for, while someone wants to know.
     static OBSERVED: RefCell<Option<Vec<Observation>>> = const { RefCell::new(None) };
 }
 
-/// The problems that `work` looks for kernels for.
+/// Says that a kernel is about to run for a problem, whoever chooses it.
+pub(crate) fn notice(problem: &Problem, limits: &Limits) {
+    OBSERVED.with_borrow_mut(|observed| {
+        if let Some(observed) = observed {
+            observed.push(Observation { problem: *problem, limits: *limits });
+        }
+    });
+}
+
+/// The problems that `work` runs kernels for.
 fn observe(work: impl FnOnce() -> Result<()>) -> Result<Vec<Observation>> {
     OBSERVED.set(Some(Vec::new()));
     let outcome = work();
@@ -174,39 +178,63 @@ impl Tuned {
 /// Measures every kernel that computes the linear operation of `case` on `device`, whatever tile the case asks for. `None` if there is
 /// nothing to choose: on the CPU, and where nothing is computed.
 ///
+/// The candidates read operands that lie as the operation's own kernel sees them: where it would copy them into aligned rows first,
+/// they have been copied. So all of them are measured at the problem that the result is kept for, and the copies, which are
+/// the same for all, do not count.
+///
 /// # Errors
 ///
 /// As [`benchmark::linear`](fn@crate::benchmark::linear). A candidate that fails is left out.
 pub fn linear(device: &Device, case: &LinearCase, options: &Options) -> Result<Option<Tuned>> {
-    let stream = device.default_stream();
-    let mut by_itself = benchmark::linear_subject(&stream, &LinearCase { tile: None, ..case.clone() })?;
-    let observed = observe(|| by_itself.enqueue(0))?;
-    stream.synchronize()?;
-    let Some(&Observation { problem, limits }) = observed.first() else { return Ok(None) };
+    let Some(prepared) = Candidates::new(device, case)? else { return Ok(None) };
+    let Candidates { observation: Observation { problem, limits }, stream, tiles, mut subjects } = prepared;
     let Some(model) = select(&problem, &limits) else { return Ok(None) };
-
-    let mut tiles = Vec::new();
-    let mut subjects: Vec<Box<dyn LinearSubject>> = Vec::new();
-    for tile in candidates(&problem, &limits) {
-        let mut candidate = by_itself.with_tile(Some(tile));
-        if candidate.enqueue(0).is_ok() {
-            tiles.push(tile);
-            subjects.push(candidate);
-        }
-    }
-    stream.synchronize()?;
     let mut running: Vec<&mut dyn Subject> =
         subjects.iter_mut().map(|subject| &mut **subject as &mut dyn Subject).collect();
     let timings = benchmark::interleaved(&stream, &mut running, options)?;
     Ok(Some(Tuned { key: key(&problem), model, candidates: tiles.into_iter().zip(timings).collect() }))
 }
 
+/// The kernels that compute one problem, each with operands to run on.
+struct Candidates {
+    /// The problem that all of them run, and the device's limits.
+    observation: Observation,
+    stream: Stream,
+    tiles: Vec<Tile>,
+    subjects: Vec<Box<dyn LinearSubject>>,
+}
+
+impl Candidates {
+    /// Those of `case`; `None` where no kernel runs.
+    fn new(device: &Device, case: &LinearCase) -> Result<Option<Self>> {
+        let stream = device.default_stream();
+        let mut by_itself = benchmark::linear_subject(&stream, &LinearCase { tile: None, ..case.clone() })?;
+        let observed = observe(|| by_itself.enqueue(0))?;
+        let Some(&observation) = observed.first() else { return Ok(None) };
+        if by_itself.implementation()?.copies() > 0 {
+            by_itself = by_itself.with_aligned_rows()?;
+        }
+        let (mut tiles, mut subjects) = (Vec::new(), Vec::new());
+        for tile in candidates(&observation.problem, &observation.limits) {
+            let mut candidate = by_itself.with_tile(Some(tile));
+            // One that cannot run is left out; so is one that would run another problem, whose time says nothing about this one.
+            if observe(|| candidate.enqueue(0)).is_ok_and(|observed| observed == [observation]) {
+                tiles.push(tile);
+                subjects.push(candidate);
+            }
+        }
+        stream.synchronize()?;
+        Ok(Some(Self { observation, stream, tiles, subjects }))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
+    use crate::ops::linear::select::Access;
     use crate::ops::{self, Implementation};
     use crate::tensor::Tensor;
+    use crate::{DType, EmulatorOptions};
 
     fn implementation(device: &Device) -> Implementation {
         let x = Tensor::<f32>::zeros(device, [64, 64]).expect("memory");
@@ -260,6 +288,31 @@ mod tests {
         assert_eq!("off".parse::<Tuning>().expect("a mode"), Tuning::Off);
         let error = "raed".parse::<Tuning>().expect_err("no mode").to_string();
         assert!(error.contains(MODE_VARIABLE) && error.contains("`raed`"), "{error}");
+    }
+
+    /// What is measured is what is kept, with aligned rows and with rows that are copied into such first.
+    #[test]
+    fn every_candidate_runs_the_problem_that_its_time_is_kept_for() {
+        let hopper = EmulatorOptions { compute_capability: (9, 0), ..EmulatorOptions::default() };
+        for device in [Device::emulator(), Device::emulator_with(hopper)] {
+            for (m, k, n, access) in [
+                (16, 32, 16, Access::Aligned),
+                (16, 33, 16, Access::Unaligned),
+                // So long that the copies pay.
+                (4, 8191, 8, Access::Aligned),
+                (1, 8191, 8, Access::Aligned),
+            ] {
+                let case = LinearCase::new(DType::F16, m, k, n);
+                let own = Candidates::new(&device, &case).expect("nothing fails").expect("a choice");
+                let Observation { problem, limits } = own.observation;
+                assert_eq!((problem.k, problem.access), (k as u32, access), "{device}");
+                let all: Vec<_> = candidates(&problem, &limits).collect();
+                assert_eq!(own.tiles, all, "{device}: all of {m}x{k}x{n} run");
+                for subject in &own.subjects {
+                    assert_eq!(subject.implementation().expect("a kernel").copies(), 0, "{device}");
+                }
+            }
+        }
     }
 
     #[test]

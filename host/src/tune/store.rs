@@ -1,9 +1,10 @@
 //! Kept results: a JSON file for each kind of GPU in the user's cache folder, with where its results come from.
 //!
-//! The file is replaced as a whole, so a reader never sees half of one; of two programs that write at once, the later one keeps
-//! what it finds of the other's.
+//! The file is replaced as a whole, so a reader never sees half of one and needs no lock. Writers take turns: a file beside it is
+//! locked from reading what others have kept until theirs and our own is in place, so that nothing is lost.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -171,18 +172,32 @@ impl Store {
     /// [`Error::Io`] if the folder or the file cannot be written.
     pub fn save(&mut self) -> Result<()> {
         let failed = |source| Error::Io { operation: "writing", path: self.path.clone(), source };
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        // Released when it is dropped, or the process ends in any way.
+        let _lock = lock(&self.path.with_extension("lock"))?;
         let (_, others) = read(&self.path, &self.origin);
         for (key, kept) in others {
             self.results.entry(key).or_insert(kept);
         }
         let content = Content { format: FORMAT, origin: self.origin.clone(), results: self.results.clone() };
         let text = serde_json::to_string_pretty(&content).map_err(|error| failed(error.into()))?;
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        std::fs::create_dir_all(folder).map_err(failed)?;
         let mut file = NamedTempFile::new_in(folder).map_err(failed)?;
         file.write_all(text.as_bytes()).map_err(failed)?;
         file.persist(&self.path).map_err(|error| failed(error.error))?;
         Ok(())
+    }
+}
+
+/// Waits until no other writer holds the lock file, and holds it until the result is dropped. It stays where it is: a writer that
+/// removed it would let one that waits for it and one that makes it anew write at once.
+fn lock(path: &Path) -> Result<File> {
+    let failed = |source| Error::Io { operation: "locking", path: path.to_owned(), source };
+    let file = File::options().create(true).append(true).open(path).map_err(failed)?;
+    match file.lock() {
+        // Where there are no locks, as on some network file systems, the file is still replaced as a whole.
+        Err(error) if error.kind() != std::io::ErrorKind::Unsupported => Err(failed(error)),
+        _ => Ok(file),
     }
 }
 
@@ -206,7 +221,7 @@ fn file_name(gpu: &str) -> String {
 /// The results in a file that count for `origin`, and what else was found.
 fn read(path: &Path, origin: &Origin) -> (Found, BTreeMap<String, Kept>) {
     let nothing = |found| (found, BTreeMap::new());
-    let file = match std::fs::File::open(path) {
+    let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return nothing(Found::Nothing),
         Err(error) => return nothing(Found::Foreign(error.to_string())),
@@ -257,8 +272,13 @@ mod tests {
         assert_eq!(again.found(), &Found::Results);
         assert_eq!(again.results(), store.results());
         assert_eq!(again.tiles().collect::<Vec<_>>(), [("a".to_owned(), Tile::T64x64)]);
-        let files = std::fs::read_dir(&inner).expect("the folder").count();
-        assert_eq!(files, 1, "nothing temporary is left");
+        let mut files: Vec<_> = std::fs::read_dir(&inner)
+            .expect("the folder")
+            .map(|entry| entry.expect("an entry").path())
+            .collect();
+        files.sort_unstable();
+        let lock = again.path().with_extension("lock");
+        assert_eq!(files, [again.path(), &lock], "nothing temporary is left");
     }
 
     #[test]
@@ -347,6 +367,45 @@ mod tests {
         first.save().expect("written");
         second.save().expect("written");
         assert_eq!(Store::open_in(folder.path(), origin()).results().len(), 2);
+    }
+
+    #[test]
+    fn many_writers_at_once_lose_nothing_of_each_other() {
+        const WRITERS: usize = 16;
+        let folder = tempfile::tempdir().expect("a folder");
+        let start = std::sync::Barrier::new(WRITERS);
+        std::thread::scope(|scope| {
+            for writer in 0..WRITERS {
+                let (folder, start) = (folder.path(), &start);
+                scope.spawn(move || {
+                    let mut store = Store::open_in(folder, origin());
+                    start.wait();
+                    for result in 0..4 {
+                        store.keep(&tuned(&format!("{writer} {result}"), Tile::T64x64));
+                        store.save().expect("written");
+                    }
+                });
+            }
+        });
+        assert_eq!(Store::open_in(folder.path(), origin()).results().len(), 4 * WRITERS);
+    }
+
+    #[test]
+    fn a_writer_waits_for_the_one_before_it_and_a_reader_for_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut store = Store::open_in(folder.path(), origin());
+        store.keep(&tuned("a", Tile::T64x64));
+        let held = lock(&store.path().with_extension("lock")).expect("nobody else has it");
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| store.save());
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!writer.is_finished());
+            let meanwhile = Store::open_in(folder.path(), origin());
+            assert_eq!(meanwhile.found(), &Found::Nothing);
+            drop(held);
+            writer.join().expect("no panic").expect("written");
+        });
+        assert_eq!(Store::open_in(folder.path(), origin()).results().len(), 1);
     }
 
     #[test]

@@ -8,15 +8,9 @@ use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::linear::select::{Access, Limits, Problem, Tile, is_hopper};
 use crate::ops::linear::{Instance, LinearTypes};
-use crate::ops::repack::CHUNK_BYTES;
-use crate::ops::{Implementation, Products};
+use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT};
 use crate::tensor::{Element, Tensor};
 use crate::tune;
-
-/// No side may reach this, so that coordinates of a tile that sticks out stay 32-bit numbers.
-const SIDE_LIMIT: u64 = 1 << 31;
-/// Nor may a row of an operand, in bytes.
-const ROW_LIMIT: u64 = 1 << 31;
 
 /// A product, planned.
 pub(super) struct Plan<T: Element, O: Element> {
@@ -159,6 +153,7 @@ where
             products,
             stores_boxes,
         };
+        tune::notice(&problem, &limits);
         let tile = match product.options.tile {
             Some(tile) => Some(tile),
             None => tune::choose(device, &problem, &limits)?,
