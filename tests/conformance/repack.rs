@@ -6,12 +6,14 @@ use half::{bf16, f16};
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use warpsmith::ops::Implementation;
 use warpsmith::{Device, DeviceKind, Element, Error, Tensor, ops};
 
 use crate::{Case, cases};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     drawn_matrices_hold_the_same_elements_in_aligned_rows,
+    a_tensor_without_gaps_is_one_matrix,
     many_matrices_are_all_copied,
     what_cannot_be_repacked_is_refused,
     a_copy_of_nothing_is_empty,
@@ -36,7 +38,7 @@ fn view() -> impl Strategy<Value = View> {
         ]
     };
     let cut = || prop_oneof![3 => Just(0usize), 1 => 1usize..9, 1 => Just(16)];
-    let leading = prop::collection::vec(1usize..4, 0..=2);
+    let leading = prop::collection::vec(1usize..4, 0..=3);
     (leading, [side(), side()]).prop_flat_map(move |(mut lengths, sides)| {
         lengths.extend(sides);
         let rank = lengths.len();
@@ -107,12 +109,32 @@ fn drawn_matrices_hold_the_same_elements_in_aligned_rows(device: &Device) -> Res
     })?)
 }
 
+/// A tensor without gaps is one long matrix, of whatever rank: a small one takes one block, not one for each of its matrices.
+fn a_tensor_without_gaps_is_one_matrix(device: &Device) -> Result<(), Failed> {
+    let elements: Vec<f32> = (0..2 * 3 * 4 * 5 * 7).map(|i| i as f32).collect();
+    let x = Tensor::from_slice(device, &elements, [2, 3, 4, 5, 7])?;
+    let y = ops::repack(&x);
+    match y.implementation()? {
+        Implementation::Cuda { blocks, .. } | Implementation::Emulator { blocks, .. } => {
+            assert_eq!(blocks, 1)
+        }
+        ran => assert_eq!(ran, Implementation::Cpu),
+    }
+    assert_eq!(y.run()?.to_vec()?, elements);
+    let turned = x.swap_axes(3, 4)?;
+    assert_eq!(ops::repack(&turned).run()?.to_vec()?, turned.to_vec()?);
+    Ok(())
+}
+
 /// More matrices than a grid has blocks along one axis.
 fn many_matrices_are_all_copied(device: &Device) -> Result<(), Failed> {
     let count = 70_000;
     let elements: Vec<u8> = (0..count * 6).map(|i| (i % 251) as u8).collect();
     let x = Tensor::from_slice(device, &elements, [count, 3, 2])?;
+    // As one long matrix.
     assert_eq!(ops::repack(&x).run()?.to_vec()?, elements);
+    let cut = x.slice(1, 0..2)?;
+    assert_eq!(ops::repack(&cut).run()?.to_vec()?, cut.to_vec()?);
     let turned = x.swap_axes(1, 2)?;
     assert_eq!(ops::repack(&turned).run()?.to_vec()?, turned.to_vec()?);
     Ok(())

@@ -77,7 +77,7 @@ impl<'a, T: Element> RepackOp<'a, T> {
             return Ok(copy);
         }
         let mut copy = Tensor::uninit_on(&stream, &padded)?.slice(x.rank() - 1, 0..columns)?;
-        let launches = Launch::all(x, &copy)?;
+        let launches = Launch::all(x)?;
         let target = copy.arg_mut().address();
         stream.with_operands(&[x as &dyn Operand, &copy], || {
             // SAFETY: the launches were made for these two tensors; the copy is new. Tensors are freed in the order of their home
@@ -103,9 +103,9 @@ impl<'a, T: Element> RepackOp<'a, T> {
         if device.kind() == DeviceKind::Cpu {
             return Ok(Implementation::Cpu);
         }
-        let source = Source::of(self.x);
-        let launch = source.launch();
-        let blocks = u32::try_from(launch.blocks()).unwrap_or(u32::MAX);
+        let launches = Launch::all(self.x)?;
+        let Some(launch) = launches.first() else { return Ok(Implementation::Empty) };
+        let blocks = u32::try_from(launch.blocks().saturating_mul(launches.len() as u64)).unwrap_or(u32::MAX);
         Ok(Implementation::kernel(device, launch.variant.name(), blocks))
     }
 }
@@ -143,6 +143,9 @@ struct Source {
     row_stride: u64,
     column_stride: u64,
     batch_stride: u64,
+    /// From one row of the copy to the next, and from one matrix to the next.
+    copy_row_stride: u64,
+    copy_batch_stride: u64,
 }
 
 /// Which kernel copies.
@@ -168,23 +171,91 @@ impl Variant {
     }
 }
 
+/// An axis of a tensor and its copy: its length, and the strides along it in both, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Axis {
+    length: u64,
+    source: u64,
+    copy: u64,
+}
+
+/// All axes of a tensor but the last, beside those of a copy whose rows are `pitch` elements apart.
+fn axes(shape: &[usize], strides: &[usize], pitch: u64) -> Vec<Axis> {
+    let mut copy = pitch;
+    let mut axes: Vec<Axis> = Vec::with_capacity(shape.len());
+    for (&length, &source) in shape.iter().zip(strides).rev().skip(1) {
+        axes.push(Axis { length: length as u64, source: source as u64, copy });
+        copy = copy.saturating_mul(length as u64);
+    }
+    axes.reverse();
+    axes
+}
+
+/// How the axes before the last make up launches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Nest {
+    /// The rows of a matrix.
+    rows: Axis,
+    /// The matrices of a launch.
+    batch: Axis,
+    /// There is a launch for each index of these.
+    outer: Vec<Axis>,
+}
+
+impl Nest {
+    /// The fewest launches for axes that are all longer than 0, the rows last.
+    ///
+    /// Neighbours become one axis where the outer one goes on where the inner one ends, in the tensor and in the copy; so a tensor
+    /// without gaps is one long matrix. Of what is left the last are the rows, the longest of the others the batch.
+    fn of(axes: &[Axis]) -> Self {
+        let single = Axis { length: 1, source: 0, copy: 0 };
+        let mut merged: Vec<Axis> = Vec::with_capacity(axes.len());
+        for &inner in axes.iter().filter(|axis| axis.length != 1) {
+            match merged.last_mut() {
+                Some(outer)
+                    if outer.source == inner.source.saturating_mul(inner.length)
+                        && outer.copy == inner.copy.saturating_mul(inner.length)
+                        // What a kernel counts is a number of 32 bits.
+                        && outer.length.saturating_mul(inner.length) < SIDE_LIMIT =>
+                {
+                    *outer = Axis { length: outer.length * inner.length, ..inner };
+                }
+                _ => merged.push(inner),
+            }
+        }
+        // A kernel puts the rows of a matrix one after the other, whatever their strides are in the source.
+        let rows = merged.pop().unwrap_or(single);
+        let longest = (0..merged.len()).max_by_key(|&axis| merged[axis].length);
+        let batch = longest.map_or(single, |axis| merged.remove(axis));
+        Self { rows, batch, outer: merged }
+    }
+
+    /// Where the matrices of each launch start, in the source and in the copy.
+    fn starts(&self) -> Vec<(u64, u64)> {
+        let mut starts = vec![(0, 0)];
+        for &Axis { length, source, copy } in &self.outer {
+            let along = |(a, b): (u64, u64)| (0..length).map(move |i| (a + i * source, b + i * copy));
+            starts = starts.into_iter().flat_map(along).collect();
+        }
+        starts
+    }
+}
+
 impl Source {
-    /// The matrices of the innermost leading axis.
-    fn of<T: Element>(x: &Tensor<T>) -> Self {
-        let axes = x.rank() - 2;
-        let (batch, batch_stride) = match axes {
-            0 => (1, 0),
-            _ => (x.shape()[axes - 1] as u64, x.strides()[axes - 1] as u64),
-        };
+    /// The matrices of a launch for `x`.
+    fn of<T: Element>(x: &Tensor<T>, nest: &Nest) -> Self {
+        let last = x.rank() - 1;
         Self {
             address: x.arg().address(),
             element: size_of::<T>() as u64,
-            rows: x.shape()[axes] as u64,
-            columns: x.shape()[axes + 1] as u64,
-            batch,
-            row_stride: x.strides()[axes] as u64,
-            column_stride: x.strides()[axes + 1] as u64,
-            batch_stride,
+            rows: nest.rows.length,
+            columns: x.shape()[last] as u64,
+            batch: nest.batch.length,
+            row_stride: nest.rows.source,
+            column_stride: x.strides()[last] as u64,
+            batch_stride: nest.batch.source,
+            copy_row_stride: nest.rows.copy,
+            copy_batch_stride: nest.batch.copy,
         }
     }
 
@@ -195,9 +266,8 @@ impl Source {
             && strides.into_iter().all(|(_, stride)| (stride * self.element).is_multiple_of(bytes))
     }
 
-    /// The kernel and its launch, with the copy's matrices one after the other.
+    /// The kernel and its launch.
     fn launch(&self) -> Launch {
-        let pitch = (self.columns * self.element).next_multiple_of(CHUNK_BYTES as u64);
         let (rows, batch) = ((self.rows, self.row_stride), (self.batch, self.batch_stride));
         let (variant, unit, along_x, lanes_log2, chunked) = if self.columns == 1 || self.column_stride == 1 {
             let fits = |word: u64| {
@@ -207,7 +277,7 @@ impl Source {
             };
             let word = [8, 4, 2].into_iter().find(|&word| fits(word)).unwrap_or(self.element);
             // Few chunks leave more rows to the threads.
-            let chunks = pitch / CHUNK_BYTES as u64;
+            let chunks = (self.columns * self.element).div_ceil(CHUNK_BYTES as u64);
             let lanes = chunks.next_power_of_two().min(32);
             let block_rows = u64::from(PASSES) * u64::from(THREADS) / lanes;
             let blocks = self.rows.div_ceil(block_rows) * chunks.div_ceil(lanes);
@@ -225,8 +295,8 @@ impl Source {
             row_stride: if self.rows > 1 { in_units(self.row_stride) } else { 0 },
             column_stride: if self.columns > 1 { in_units(self.column_stride) } else { 0 },
             batch_stride: if self.batch > 1 { in_units(self.batch_stride) } else { 0 },
-            pitch,
-            copy_batch_stride: self.rows * pitch,
+            pitch: self.copy_row_stride * self.element,
+            copy_batch_stride: self.copy_batch_stride * self.element,
             rows: self.rows as u32,
             columns: in_units(self.columns) as u32,
             batch: self.batch as u32,
@@ -252,19 +322,13 @@ struct Launch {
 }
 
 impl Launch {
-    /// One launch for each index of the leading axes but the last, which is a launch's batch.
-    fn all<T: Element>(x: &Tensor<T>, copy: &Tensor<T>) -> Result<Vec<Self>> {
-        let outer = x.rank().saturating_sub(3);
-        let mut starts = vec![(0, 0)];
-        for axis in 0..outer {
-            let (from, to) = (x.strides()[axis] as u64, copy.strides()[axis] as u64);
-            starts = starts
-                .into_iter()
-                .flat_map(|(a, b)| (0..x.shape()[axis] as u64).map(move |i| (a + i * from, b + i * to)))
-                .collect();
-        }
-        let base = Source::of(x);
-        starts
+    /// The launches for `x`, of the least number that [`Nest`] finds.
+    fn all<T: Element>(x: &Tensor<T>) -> Result<Vec<Self>> {
+        let columns = x.shape()[x.rank() - 1];
+        let pitch = columns.next_multiple_of(CHUNK_BYTES / size_of::<T>());
+        let nest = Nest::of(&axes(x.shape(), x.strides(), pitch as u64));
+        let base = Source::of(x, &nest);
+        nest.starts()
             .into_iter()
             .map(|(source, target)| {
                 let launch = Source { address: base.address + source * base.element, ..base }.launch();
@@ -341,7 +405,7 @@ impl Launch {
 
 #[cfg(test)]
 mod tests {
-    use super::{Source, Variant};
+    use super::{Axis, Nest, Source, Variant, axes};
 
     /// A row-major matrix of 2-byte elements.
     const ROWS: Source = Source {
@@ -353,6 +417,8 @@ mod tests {
         row_stride: 64,
         column_stride: 1,
         batch_stride: 0,
+        copy_row_stride: 64,
+        copy_batch_stride: 6400,
     };
 
     #[test]
@@ -368,7 +434,8 @@ mod tests {
         assert_eq!(variant(Source { element: 1, columns: 63, ..ROWS }), Variant::Rows(1));
         assert_eq!(variant(Source { element: 4, address: 260, ..ROWS }), Variant::Rows(4));
         let params = Source { columns: 62, ..ROWS }.launch().params;
-        assert_eq!((params.columns, params.row_stride, params.pitch), (31, 32, 128));
+        assert_eq!((params.columns, params.row_stride), (31, 32));
+        assert_eq!((params.pitch, params.copy_batch_stride), (128, 12_800), "in bytes");
     }
 
     #[test]
@@ -399,5 +466,76 @@ mod tests {
             let grid = Source { batch, batch_stride: 6400, ..ROWS }.launch().grid;
             assert!(grid[1] * grid[2] >= batch && grid[1] <= 65_535 && grid[2] <= 65_535, "{grid:?}");
         }
+    }
+
+    /// Where rows start in the source and in the copy.
+    type Places = Vec<(u64, u64)>;
+
+    /// The places of all rows, in the order of the tensor's: by the axes, and by the launches, sorted by the copy.
+    fn places(axes: &[Axis]) -> (Places, Places) {
+        let along = |starts: Places, axis: Axis| -> Places {
+            let step =
+                |(a, b): (u64, u64)| (0..axis.length).map(move |i| (a + i * axis.source, b + i * axis.copy));
+            starts.into_iter().flat_map(step).collect()
+        };
+        let direct = axes.iter().fold(vec![(0, 0)], |starts, &axis| along(starts, axis));
+        let nest = Nest::of(axes);
+        let mut launched = along(along(nest.starts(), nest.batch), nest.rows);
+        launched.sort_unstable_by_key(|&(_, copy)| copy);
+        (direct, launched)
+    }
+
+    #[test]
+    fn a_tensor_without_gaps_is_one_matrix_whatever_its_rank() {
+        for shape in [&[6, 10][..], &[3, 6, 10], &[2, 3, 6, 10], &[2, 2, 3, 6, 10], &[2, 1, 3, 6, 10]] {
+            let mut strides = vec![1; shape.len()];
+            for axis in (0..shape.len() - 1).rev() {
+                strides[axis] = strides[axis + 1] * shape[axis + 1];
+            }
+            let nest = Nest::of(&axes(shape, &strides, 16));
+            let rows = shape[..shape.len() - 1].iter().product::<usize>() as u64;
+            assert_eq!(nest.rows, Axis { length: rows, source: 10, copy: 16 });
+            assert_eq!((nest.batch.length, nest.outer.len()), (1, 0), "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn axes_that_are_apart_are_a_batch_and_then_several_launches() {
+        // Transposed matrices in a tensor without gaps: [4, 3, M, K] from [4, 3, K, M].
+        let turned = Nest::of(&axes(&[4, 3, 5, 7], &[105, 35, 1, 5], 8));
+        assert_eq!(turned.rows, Axis { length: 5, source: 1, copy: 8 });
+        assert_eq!(turned.batch, Axis { length: 12, source: 35, copy: 40 });
+        assert!(turned.outer.is_empty());
+        // Cut along two axes; the longer one that cannot be merged is the batch.
+        let cut = Nest::of(&axes(&[2, 3, 5, 7], &[1000, 100, 10, 1], 8));
+        assert_eq!((cut.rows.length, cut.batch.length, cut.starts().len()), (5, 3, 2));
+        assert_eq!(Nest::of(&axes(&[1, 1, 1, 7], &[9, 9, 9, 1], 8)).starts(), [(0, 0)]);
+    }
+
+    #[test]
+    fn launches_copy_every_row_once_to_its_own_place() {
+        let shapes = [[2, 3, 4, 5], [1, 3, 4, 5], [2, 1, 4, 1], [3, 2, 1, 6], [4, 4, 4, 4]];
+        for shape in shapes {
+            for order in [[0, 1, 2, 3], [1, 0, 2, 3], [2, 1, 0, 3], [0, 1, 3, 2], [3, 2, 1, 0], [1, 3, 0, 2]]
+            {
+                for gap in [0, 1] {
+                    // Axes lie in memory in this order, innermost last, with `gap` elements more along each.
+                    let mut strides = [0; 4];
+                    let mut next = 1;
+                    for axis in order.into_iter().rev() {
+                        strides[axis] = next;
+                        next *= shape[axis] + gap;
+                    }
+                    let (direct, launched) = places(&axes(&shape, &strides, 8));
+                    assert_eq!(direct, launched, "{shape:?} of strides {strides:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn axes_are_not_merged_into_more_than_a_kernel_counts() {
+        let nest = Nest::of(&axes(&[1 << 20, 1 << 15, 1], &[1 << 15, 1, 1], 8));
+        assert_eq!((nest.rows.length, nest.batch.length), (1 << 15, 1 << 20));
     }
 }
