@@ -38,22 +38,58 @@ pub(super) fn record(
             begin(stream.raw(), thread_local)
         })?;
     }
-    let outcome = work();
-    let mut graph = ptr::null_mut();
-    // SAFETY: as above; the handle is written to a local variable. The recording ends whether or not the work was accepted.
-    let ended = unsafe {
-        driver::call("ending a recording", "cuStreamEndCapture\0", |end: EndCapture| {
-            end(stream.raw(), &raw mut graph)
-        })
-    };
-    let result = outcome.and(ended).and_then(|()| instantiate(context, graph));
-    if !graph.is_null() {
-        // SAFETY: as above; what was instantiated does not need the graph that it came from.
-        let _ = unsafe {
-            driver::call("freeing a recording", "cuGraphDestroy\0", |destroy: DestroyGraph| destroy(graph))
+    let graph = between(work, || {
+        let mut graph = ptr::null_mut();
+        // SAFETY: as above; the handle is written to a local variable.
+        let ended = unsafe {
+            driver::call("ending a recording", "cuStreamEndCapture\0", |end: EndCapture| {
+                end(stream.raw(), &raw mut graph)
+            })
         };
+        // What an invalid recording has left is to be freed as well.
+        let graph = Graph(graph);
+        ended.map(|()| graph)
+    })?;
+    instantiate(context, graph.0)
+}
+
+/// Runs `work`, then `end`, which follows whether the work succeeds, fails or panics: a stream that is left recording does nothing
+/// more, and neither do those that wait for it.
+fn between<G>(work: &mut dyn FnMut() -> Result<()>, mut end: impl FnMut() -> Result<G>) -> Result<G> {
+    /// Calls what it holds when it is dropped: by a panic.
+    struct InPanic<F: FnMut()>(F);
+
+    impl<F: FnMut()> Drop for InPanic<F> {
+        fn drop(&mut self) {
+            (self.0)();
+        }
     }
-    result
+
+    let guard = InPanic(|| {
+        // An error has nowhere to go.
+        let _ = end();
+    });
+    let outcome = work();
+    std::mem::forget(guard);
+    let graph = end();
+    outcome.and(graph)
+}
+
+/// A recording as the driver gives it.
+struct Graph(cuda::CUgraph);
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: the driver's function of this name has this type; the handle is alive and not used again. What was
+            // instantiated does not need the graph that it came from.
+            let _ = unsafe {
+                driver::call("freeing a recording", "cuGraphDestroy\0", |destroy: DestroyGraph| {
+                    destroy(self.0)
+                })
+            };
+        }
+    }
 }
 
 fn instantiate(context: &Arc<GpuContext>, graph: cuda::CUgraph) -> Result<CudaGraph> {
@@ -95,5 +131,41 @@ impl Drop for CudaGraph {
                 })
             };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::between;
+    use crate::error::{Error, Result};
+
+    fn failure(operation: &'static str) -> Error {
+        Error::Emulator { operation, reason: String::new() }
+    }
+
+    /// What `between` gives, `None` for a panic, and how often the end was reached.
+    fn run(mut work: impl FnMut() -> Result<()>, end: fn() -> Result<u32>) -> (Option<Result<u32>>, u32) {
+        let ends = Cell::new(0);
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            between(&mut work, || {
+                ends.set(ends.get() + 1);
+                end()
+            })
+        }));
+        (outcome.ok(), ends.get())
+    }
+
+    #[test]
+    fn a_recording_is_ended_once_whatever_the_work_does() {
+        assert!(matches!(run(|| Ok(()), || Ok(7)), (Some(Ok(7)), 1)));
+        let of_work = || Err(failure("work"));
+        let of_end = || Err(failure("end"));
+        assert!(matches!(run(of_work, || Ok(7)), (Some(Err(Error::Emulator { operation: "work", .. })), 1)));
+        assert!(matches!(run(|| Ok(()), of_end), (Some(Err(Error::Emulator { operation: "end", .. })), 1)));
+        assert!(matches!(run(of_work, of_end), (Some(Err(Error::Emulator { operation: "work", .. })), 1)));
+        assert!(matches!(run(|| panic!("in the work"), || Ok(7)), (None, 1)));
     }
 }
