@@ -1,19 +1,22 @@
 //! Resolves and checks the operands of one instruction against its form.
+//!
+//! The form's specification of each operand says what to expect; `values` resolves registers and constants, `memory` addresses and
+//! tensor maps.
+
+mod memory;
+mod values;
 
 use std::collections::HashMap;
 
 use super::form::Form;
-use super::forms::special;
 use super::lower::{operation, spelled};
 use super::names::{Meaning, Names};
-use super::op::{Mode, Op, Unary, Wgmma};
-use super::program::{Constant, Instruction, Operand, Register, file_of, whole_type};
+use super::op::{Op, Unary, Wgmma};
+use super::program::{Constant, Instruction, Operand, Register, whole_type};
 use super::types::Ty;
 use crate::error::ParseError;
-use crate::numeric::convert::Conversion;
-use crate::numeric::float::Round;
 use crate::syntax::Source;
-use crate::syntax::ast::{self, Body, Class, OperandKind, Space, Span};
+use crate::syntax::ast::{self, Body, Class, OperandKind, Span};
 
 /// The state of translating one entry.
 pub(super) struct Lowering<'e, 'a> {
@@ -298,276 +301,6 @@ impl<'e, 'a> Lowering<'e, 'a> {
         Ok(())
     }
 
-    fn destination(
-        &mut self,
-        draft: &mut Draft<'_, 'a>,
-        ty: Ty,
-        operand: &ast::Operand<'a>,
-        wider: bool,
-        pair: bool,
-    ) -> Result<(), ParseError> {
-        let (first, second) = match &operand.kind {
-            OperandKind::Pair(both) if pair => (&both.0, Some(&both.1)),
-            _ => (operand, None),
-        };
-        let result = match first.kind {
-            OperandKind::Sink => Operand::None(ty.class()),
-            OperandKind::Name(name) => {
-                let register = self.register(draft.text.scope, name, first.span)?;
-                if wider && register.class == Class::Double && file_of(ty.class()) == 1 {
-                    // The result is narrower than the register: widen it by its sign.
-                    let narrow = self.names.temporary(Class::Word);
-                    let from = if ty.is_signed() { Ty::S32 } else { Ty::U32 };
-                    let to = if ty.is_signed() { Ty::S64 } else { Ty::U64 };
-                    let op = Op::Convert(plain_conversion(to, from));
-                    let mut widen = self.helper(draft, op, register, Operand::Register(narrow));
-                    widen.guard = draft.guard;
-                    self.after.push(widen);
-                    Operand::Register(narrow)
-                } else {
-                    self.check_class(draft, ty, register, name, first.span, wider)?;
-                    Operand::Register(register)
-                }
-            }
-            _ => return self.error(first.span, format!("expected a {}", ty.class().describe())),
-        };
-        draft.destinations.push(result);
-        if pair {
-            let predicate = match second.map(|operand| (&operand.kind, operand.span)) {
-                None | Some((OperandKind::Sink, _)) => Operand::None(Class::Predicate),
-                Some((&OperandKind::Name(name), span)) => {
-                    let register = self.register(draft.text.scope, name, span)?;
-                    self.check_class(draft, Ty::Pred, register, name, span, false)?;
-                    Operand::Register(register)
-                }
-                Some((_, span)) => return self.error(span, "expected a predicate register"),
-            };
-            draft.destinations.push(predicate);
-        }
-        Ok(())
-    }
-
-    fn check_class(
-        &self,
-        draft: &Draft<'_, 'a>,
-        ty: Ty,
-        register: Register,
-        name: &str,
-        span: Span,
-        wider: bool,
-    ) -> Result<(), ParseError> {
-        let wanted = ty.class();
-        let wide_enough = wider && wanted == Class::Half && register.class == Class::Word;
-        if register.class == wanted || wide_enough {
-            return Ok(());
-        }
-        let message = format!(
-            "`{}` takes a {} here, `{name}` is a {}",
-            spelled(draft.text),
-            wanted.describe(),
-            register.class.describe()
-        );
-        self.error(span, message)
-    }
-
-    fn source_operand(
-        &mut self,
-        draft: &Draft<'_, 'a>,
-        ty: Ty,
-        operand: &ast::Operand<'a>,
-        wider: bool,
-    ) -> Result<Operand, ParseError> {
-        let class = ty.class();
-        let scope = draft.text.scope;
-        match &operand.kind {
-            OperandKind::Not(name) => {
-                let register = self.register(scope, name.text, name.span)?;
-                self.check_class(draft, Ty::Pred, register, name.text, name.span, false)?;
-                if ty != Ty::Pred {
-                    return self.error(operand.span, format!("expected a {}", class.describe()));
-                }
-                let negated = self.names.temporary(Class::Predicate);
-                let op = Op::Unary(Unary::Not, Ty::Pred, Mode::default());
-                let helper = self.helper(draft, op, negated, Operand::Register(register));
-                self.done.push(helper);
-                Ok(Operand::Register(negated))
-            }
-            &OperandKind::Name(name) => match self.names.find(scope, name) {
-                Some(Meaning::Register(register)) => {
-                    if wider && register.class == Class::Double && file_of(class) == 1 {
-                        let narrow = self.names.temporary(Class::Word);
-                        let op = Op::Convert(plain_conversion(Ty::U32, Ty::U64));
-                        let helper = self.helper(draft, op, narrow, Operand::Register(register));
-                        self.done.push(helper);
-                        return Ok(Operand::Register(narrow));
-                    }
-                    self.check_class(draft, ty, register, name, operand.span, wider)?;
-                    Ok(Operand::Register(register))
-                }
-                Some(meaning) => self.address(draft, ty, meaning, 0, operand.span),
-                None => self.special(draft, ty, name, None, operand.span),
-            },
-            &OperandKind::Offset(name, offset) => match self.names.find(scope, name) {
-                Some(Meaning::Register(_)) => self.error(operand.span, "a register takes no offset here"),
-                Some(meaning) => self.address(draft, ty, meaning, offset, operand.span),
-                None => self.error(operand.span, format!("`{name}` is not declared here")),
-            },
-            &OperandKind::Component(name, component) => {
-                self.special(draft, ty, name, Some(component), operand.span)
-            }
-            &OperandKind::Integer(value) => {
-                let value = match (ty, class) {
-                    (Ty::F32 | Ty::F64 | Ty::F16 | Ty::Bf16, _) => {
-                        return self
-                            .error(operand.span, "expected a floating-point constant, such as 0f3F800000");
-                    }
-                    (_, Class::Predicate) => u64::from(value != 0),
-                    (_, Class::Half) => value & 0xffff,
-                    (_, Class::Word) => value & 0xffff_ffff,
-                    (_, Class::Double) => value,
-                };
-                Ok(self.constant(class, Constant::Value(value)))
-            }
-            &OperandKind::Single(bits) => match ty {
-                Ty::F32 | Ty::B32 => Ok(self.constant(class, Constant::Value(u64::from(bits)))),
-                Ty::F64 => {
-                    let value = f64::from(f32::from_bits(bits)).to_bits();
-                    Ok(self.constant(class, Constant::Value(value)))
-                }
-                _ => self.error(operand.span, "a single-precision constant does not fit here"),
-            },
-            &OperandKind::Double(bits) => match ty {
-                Ty::F64 | Ty::B64 => Ok(self.constant(class, Constant::Value(bits))),
-                Ty::F32 => {
-                    let value = (f64::from_bits(bits) as f32).to_bits();
-                    Ok(self.constant(class, Constant::Value(u64::from(value))))
-                }
-                _ => self.error(operand.span, "a double-precision constant does not fit here"),
-            },
-            _ => self.error(operand.span, format!("expected a {} or a constant", class.describe())),
-        }
-    }
-
-    /// The address of a variable, as a value.
-    fn address(
-        &mut self,
-        draft: &Draft<'_, 'a>,
-        ty: Ty,
-        meaning: Meaning,
-        offset: i64,
-        span: Span,
-    ) -> Result<Operand, ParseError> {
-        let constant = match meaning {
-            Meaning::Offset(_, base) => Constant::Value(base.wrapping_add_signed(offset)),
-            Meaning::Global(_, variable) => Constant::Address { variable, offset },
-            Meaning::Register(_) => return self.error(span, "expected a variable"),
-        };
-        match (ty.class(), constant) {
-            (Class::Double, _) => Ok(self.constant(Class::Double, constant)),
-            (Class::Word, Constant::Value(_)) => Ok(self.constant(Class::Word, constant)),
-            _ => self.error(span, format!("`{}` cannot hold the address of a variable", spelled(draft.text))),
-        }
-    }
-
-    fn special(
-        &mut self,
-        draft: &Draft<'_, 'a>,
-        ty: Ty,
-        name: &str,
-        component: Option<&str>,
-        span: Span,
-    ) -> Result<Operand, ParseError> {
-        let Some((register, own)) = special(name, component) else {
-            let dot = component.map(|c| format!(".{c}")).unwrap_or_default();
-            return self.error(span, format!("`{name}{dot}` is not declared here, and no special register"));
-        };
-        if own.class() != ty.class() {
-            let (has, wants) = (own.class().describe(), ty.class().describe());
-            return self
-                .error(span, format!("`{name}` is a {has}, `{}` takes a {wants}", spelled(draft.text)));
-        }
-        let value = self.names.temporary(own.class());
-        let mut read = self.helper(draft, Op::ReadSpecial(register, own), value, Operand::None(own.class()));
-        read.operands.truncate(1);
-        self.done.push(read);
-        Ok(Operand::Register(value))
-    }
-
-    fn memory(&mut self, draft: &mut Draft<'_, 'a>, operand: &ast::Operand<'a>) -> Result<(), ParseError> {
-        let OperandKind::Memory(base, offset) = operand.kind else {
-            return self.error(operand.span, "expected an address in `[` and `]`");
-        };
-        let Some(name) = base else {
-            let address = self.constant(Class::Double, Constant::Value(offset.cast_unsigned()));
-            draft.sources.push(address);
-            draft.immediates.push(0);
-            return Ok(());
-        };
-        match self.names.find(draft.text.scope, name.text) {
-            Some(Meaning::Register(register)) => {
-                if !matches!(register.class, Class::Word | Class::Double) {
-                    let message = format!("`{}` is a {}: no address", name.text, register.class.describe());
-                    return self.error(name.span, message);
-                }
-                draft.sources.push(Operand::Register(register));
-                draft.immediates.push(offset);
-                Ok(())
-            }
-            Some(meaning) => {
-                self.check_space(draft, meaning, name)?;
-                let address = self.address(draft, Ty::B64, meaning, offset, name.span)?;
-                draft.sources.push(address);
-                draft.immediates.push(0);
-                Ok(())
-            }
-            None => self.error(name.span, format!("`{}` is not declared here", name.text)),
-        }
-    }
-
-    /// A tensor map's generic address, and as many coordinates as the instruction says that the tensor has axes.
-    fn tensor(&mut self, draft: &mut Draft<'_, 'a>, operand: &ast::Operand<'a>) -> Result<(), ParseError> {
-        let OperandKind::Tensor(map, coordinates) = &operand.kind else {
-            return self.error(operand.span, "expected a tensor map and coordinates: `[map, {x, y}]`");
-        };
-        let axes = draft.text.modifiers.iter().find_map(|m| m.strip_suffix('d')?.parse::<usize>().ok());
-        if axes.is_some_and(|axes| axes != coordinates.len()) {
-            let message = format!("`{}` has {} coordinates here", spelled(draft.text), coordinates.len());
-            return self.error(operand.span, message);
-        }
-        self.memory(draft, map)?;
-        for coordinate in coordinates {
-            let source = self.source_operand(draft, Ty::B32, coordinate, false)?;
-            draft.sources.push(source);
-        }
-        Ok(())
-    }
-
-    /// A variable may be accessed only in its own space.
-    fn check_space(
-        &self,
-        draft: &Draft<'_, 'a>,
-        meaning: Meaning,
-        name: ast::Name<'a>,
-    ) -> Result<(), ParseError> {
-        let (space, word) = match meaning {
-            Meaning::Offset(Space::Shared, _) => (Space::Shared, "shared"),
-            Meaning::Offset(Space::Local, _) => (Space::Local, "local"),
-            Meaning::Offset(..) => (Space::Param, "param"),
-            Meaning::Global(Space::Const, _) => (Space::Const, "const"),
-            _ => (Space::Global, "global"),
-        };
-        let named = |m: &&str| m.split("::").next() == Some(word);
-        // Global and constant addresses are generic ones; the others need their space named.
-        let generic = matches!(space, Space::Global | Space::Const)
-            && !draft.text.modifiers.iter().any(|m| {
-                ["global", "shared", "local", "const", "param"].contains(&m.split("::").next().unwrap_or(m))
-            });
-        if generic || draft.text.modifiers.iter().any(named) {
-            return Ok(());
-        }
-        self.error(name.span, format!("`{}` is in .{word}, `{}` is not", name.text, spelled(draft.text)))
-    }
-
     fn targets(&mut self, draft: &mut Draft<'_, 'a>, operand: &ast::Operand<'a>) -> Result<(), ParseError> {
         let OperandKind::Name(name) = operand.kind else {
             return self.error(operand.span, "expected the name of a `.branchtargets` list");
@@ -634,19 +367,5 @@ impl<'e, 'a> Lowering<'e, 'a> {
                 self.error(span, format!("a value of {bytes} bytes cannot be cut into {count} parts"))
             }
         }
-    }
-}
-
-/// Cuts or extends an integer.
-fn plain_conversion(to: Ty, from: Ty) -> Conversion {
-    Conversion {
-        to,
-        from,
-        round: Round::Nearest,
-        integral: false,
-        ftz: false,
-        sat: false,
-        relu: false,
-        satfinite: false,
     }
 }
