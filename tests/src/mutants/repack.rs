@@ -58,9 +58,11 @@ fn rows(word: u64) -> Vec<Case> {
     for rows in [1, 31, 32, 33, 63, 64, 97] {
         all.push(case(5, [1, rows, 33 * per_chunk - 1], 0, 1));
     }
-    // Last rows in every pass of a block, after which there is nothing to read.
+    // Last rows in every pass of a block, and as their last chunk every number of words, after which there is nothing to read.
     for pass in 0..u64::from(PASSES) {
-        all.push(case(5, [1, pass * u64::from(THREADS >> 5) + 2, 2 * per_chunk - 1], 0, 1));
+        for tail in 1..=per_chunk {
+            all.push(case(5, [1, pass * u64::from(THREADS >> 5) + 2, per_chunk + tail], 0, 1));
+        }
     }
     all.push(case(5, [1, 130, 31 * per_chunk], 32, 1));
     all
@@ -80,8 +82,12 @@ fn transpose(word: u64) -> Vec<Case> {
             Case::new(word, strides, [batch, rows, columns], pitch, gap, [along_x, 2, batch.div_ceil(2)]);
         case.with_chunks(chunked)
     };
-    let mut all =
-        vec![case([1, 1, 2], 1, true, 0), case([3, 5, 7], 1, false, 0), case([2, 6, 9], 3, false, 16)];
+    let mut all = vec![
+        case([1, 1, 2], 1, true, 0),
+        case([1, 3, 1], 1, true, 0),
+        case([3, 5, 7], 1, false, 0),
+        case([2, 6, 9], 3, false, 16),
+    ];
     for tail in 1..=per_chunk {
         all.push(case([1, tile - tail, 2 * per_chunk + tail], 1, tail % 2 == 0, 0));
         all.push(case([1, 2 * per_chunk + tail, tile + per_chunk - tail], 1, tail % 2 == 1, 16));
@@ -92,6 +98,11 @@ fn transpose(word: u64) -> Vec<Case> {
         for tail in 1..=per_chunk {
             all.push(case([1, per_chunk + tail, pass * columns_per_pass + 3], 1, tail % 2 == 0, 0));
         }
+    }
+    // Last rows in every pass of a tile, beside whose last chunks there is room.
+    for pass in 0..tile / columns_per_pass {
+        all.push(case([1, pass * columns_per_pass + 3, 2 * per_chunk], 1, pass % 2 == 0, 16));
+        all.push(case([1, pass * columns_per_pass + 3, 2 * per_chunk - 1], 1, pass % 2 == 1, 0));
     }
     for sides in [[1, tile, tile], [2, tile + 1, 2 * tile - 1], [1, 2 * tile + 3, tile + 1]] {
         all.push(case(sides, 1, true, 0));

@@ -363,6 +363,10 @@ impl Instance {
         }
         sizes.push(plain(4 * all_m, step * 3, 16).boxed(8));
         sizes.push(plain(all_m, step * 7, 16).boxed(8));
+        // Each way of storing boxes stands once in the text: several tiles by each, whose buffers are used again.
+        for function in [Function::Gelu, Function::Silu] {
+            sizes.push(plain(3 * all_m, step, n).boxed(8).fused(Fused { function, ..PLAIN }));
+        }
         if !boxes.stores_rows {
             sizes.retain(|size| size.fits_boxes(self.output.bytes()));
             for tail in 1..=n / 8 {

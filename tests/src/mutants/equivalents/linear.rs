@@ -1,0 +1,80 @@
+//! Reasons that hold for the kernels of every linear family.
+
+use super::{ANYTHING, BOUNDS, Equivalent};
+
+pub(super) const EQUIVALENTS: &[Equivalent] = &[
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b64",
+        source: ("dsl/src/layout.rs", "let group = block / per_group;"),
+        then: ANYTHING,
+        reason: "the test for a division by zero, which traps: Y has a column if the grid has a block",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: ("dsl/src/layout.rs", "TileIndex { m: first + within % height, n: within / height }"),
+        then: ANYTHING,
+        reason: "the test for a division by zero, which traps: the grid has no group without a row of tiles",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.lt.u32",
+        source: ("dsl/src/gemm/mma_sync.rs", "if index < slots {"),
+        then: ANYTHING,
+        reason: "a slot after the last is filled too, with zeros, since K ends before it: no product reads it, and its copies \
+                 have been waited for, or it lies beyond the staging buffer",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.ge.u32",
+        source: ("dsl/src/gemm/mma_sync.rs", "if index < slots {"),
+        then: ANYTHING,
+        reason: "a slot after the last is filled too, with zeros, since K ends before it: no product reads it, and its copies \
+                 have been waited for, or it lies beyond the staging buffer",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.ne.b64",
+        source: ("dsl/src/tile.rs", "if vector_aligned && column + 4 <= self.columns {"),
+        then: ANYTHING,
+        reason: "four elements are stored one by one instead of together: slower, and the same result",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.gt.u32",
+        source: ("dsl/src/tile.rs", "if vector_aligned && column + 4 <= self.columns {"),
+        then: ANYTHING,
+        reason: "four elements are stored one by one instead of together: slower, and the same result",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: ("dsl/src/epilogue/linear.rs", "if N == 4 && aligned && self.is_inside::<N>(at) {"),
+        then: ANYTHING,
+        reason: "four elements of the residual are read one by one instead of together: slower, and the same result",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.eq.b32",
+        source: ("dsl/src/gemm/fragments.rs", "if strip == ptx::opaque(candidate) {"),
+        then: ANYTHING,
+        reason: "the first strip is staged for every strip, and what the strip has itself is staged over it",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.",
+        source: ("dsl/src/gemm/fragments.rs", "while row < rows {"),
+        then: ANYTHING,
+        reason: "the test before the first pass: a lane's first row is at most 3, of 16",
+    },
+];

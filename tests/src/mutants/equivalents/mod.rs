@@ -1,0 +1,152 @@
+//! Why mutants that nothing finds do what the kernel does: a reason for each, where there is no proof by machine.
+//!
+//! The reasons stand in tables, one for each kind of kernel; here is how a mutant's is found.
+
+mod hopper;
+mod hopper_f32;
+mod linear;
+mod repack;
+mod skinny;
+
+use super::mutate::{Kind, Mutant};
+use super::ptx::Entry;
+
+/// Mutants that do what the kernel does.
+struct Equivalent {
+    /// What the entry's name begins with, and behind an asterisk what else it has.
+    family: &'static str,
+    /// The kinds of mutation.
+    kinds: &'static [Kind],
+    /// What the statement begins with.
+    statement: &'static str,
+    /// What the Rust source file ends with, and the text of the line that the statement, or a branch that it decides,
+    /// comes from.
+    source: (&'static str, &'static str),
+    /// What the next statement that accesses memory or synchronises begins with; anything if empty.
+    then: &'static str,
+    /// Why it does not matter.
+    reason: &'static str,
+}
+
+impl Equivalent {
+    fn is_of(&self, entry: &str) -> bool {
+        let (start, part) = self.family.split_once('*').unwrap_or((self.family, ""));
+        entry.starts_with(start) && entry.contains(part)
+    }
+}
+
+const ANYTHING: &str = "";
+const BOUNDS: &[Kind] = &[Kind::Bound, Kind::OffByOne];
+
+/// Statements that come from no line.
+const NOWHERE: (&str, &str) = ("", "");
+const BAR_WARP_SYNC: (&str, &str) = (
+    "dsl/src/ptx/sync.rs",
+    r#"unsafe { instruction!("bar.warp.sync {};", in(reg32) mask, options(nostack)) }"#,
+);
+const NO_STEPS: &str = "a sum of no steps, which the caller rules out: K is at least 1";
+
+/// Every table, in the order in which they are searched.
+const TABLES: [&[Equivalent]; 5] = [
+    linear::EQUIVALENTS,
+    hopper::EQUIVALENTS,
+    skinny::EQUIVALENTS,
+    hopper_f32::EQUIVALENTS,
+    repack::EQUIVALENTS,
+];
+
+/// The reason for a mutant, if there is one.
+pub(crate) fn reason(entry: &Entry, mutant: &Mutant) -> Option<String> {
+    let at = origin(entry, mutant.statement);
+    let statement = entry.statement_text(at);
+    let sources: Vec<_> = decided(entry, at).into_iter().filter_map(|at| entry.source(at)).collect();
+    let next = next_effect(entry, at);
+    let known = TABLES.into_iter().flatten().find(|known| {
+        known.is_of(&entry.name)
+            && known.kinds.contains(&mutant.kind)
+            && statement.starts_with(known.statement)
+            && next.starts_with(known.then)
+            && match known.source {
+                NOWHERE => sources.iter().all(|&(file, line)| source_line(file, line).is_none()),
+                (in_file, text) => sources.iter().any(|&(file, line)| {
+                    file.ends_with(in_file) && source_line(file, line).is_some_and(|found| found == text)
+                }),
+            }
+    })?;
+    Some(known.reason.to_owned())
+}
+
+/// Where the condition of a guarded load comes from: the load's own text tests a number that a comparison has set to 1 or 0, and what is
+/// said of the comparison holds for the test. Any other statement is its own.
+fn origin(entry: &Entry, at: usize) -> usize {
+    let before = |at: usize, name: &str| {
+        (0..at).rev().find(|&at| entry.statements[at].operands.first().is_some_and(|result| result == name))
+    };
+    let guarded = &entry.statements[at];
+    let ("setp.ne.u32", [_, number, zero]) = (guarded.opcode.as_str(), &guarded.operands[..]) else {
+        return at;
+    };
+    let Some(selected) = before(at, number).filter(|_| zero == "0") else { return at };
+    match &entry.statements[selected] {
+        select if select.is("selp") => match &select.operands[..] {
+            [_, one, zero, predicate] if one == "1" && zero == "0" => {
+                before(selected, predicate).unwrap_or(at)
+            }
+            _ => at,
+        },
+        _ => at,
+    }
+}
+
+/// The opcode of the next statement in the text that accesses memory or synchronises.
+fn next_effect(entry: &Entry, after: usize) -> &str {
+    const SYNCHRONISES: [&str; 7] = ["mbarrier", "bar", "barrier", "fence", "wgmma", "ret", "exit"];
+    let next = entry.statements[after + 1..]
+        .iter()
+        .find(|statement| statement.accesses_memory() || SYNCHRONISES.iter().any(|name| statement.is(name)));
+    next.map_or("", |statement| statement.opcode.as_str())
+}
+
+/// A line of one of this repository's files, without the space around it.
+fn source_line(file: &str, line: u32) -> Option<String> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
+    let text = std::fs::read_to_string(root.join(file)).ok()?;
+    Some(text.lines().nth(line.checked_sub(1)? as usize)?.trim().to_owned())
+}
+
+/// The lines of source that a mutant's statement, and what it decides, come from: what a reason can be found by.
+#[must_use]
+pub fn sources(entry: &Entry, mutant: &Mutant) -> Vec<String> {
+    let lines = decided(entry, mutant.statement).into_iter().filter_map(|at| entry.source(at));
+    let mut sources: Vec<_> = lines
+        .filter_map(|(file, line)| Some(format!("{file}:{line}: {}", source_line(file, line)?)))
+        .collect();
+    sources.dedup();
+    sources
+}
+
+/// The statements whose execution a statement's result decides, and the statement itself.
+fn decided(entry: &Entry, statement: usize) -> Vec<usize> {
+    const PASSES_ON: [&str; 6] = ["and", "or", "xor", "not", "mov", "selp"];
+    let result = |at: usize| entry.statements[at].operands.first().cloned().unwrap_or_default();
+    let mut names = vec![result(statement)];
+    let mut decided = vec![statement];
+    let mut next = 0;
+    while let Some(name) = names.get(next).cloned() {
+        next += 1;
+        for (at, user) in entry.statements.iter().enumerate() {
+            if user.guard.as_ref().is_some_and(|(predicate, _)| *predicate == name) && !decided.contains(&at)
+            {
+                decided.push(at);
+            }
+            let passes_on = PASSES_ON.iter().any(|opcode| user.is(opcode));
+            if passes_on && user.operands.iter().skip(1).any(|operand| *operand == name) {
+                let to = result(at);
+                if !names.contains(&to) {
+                    names.push(to);
+                }
+            }
+        }
+    }
+    decided
+}
