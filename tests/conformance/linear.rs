@@ -90,7 +90,7 @@ fn results_beyond_f16_become_infinite(device: &Device) -> Result<(), Failed> {
     };
     let (x, w) = (of(256.0, (3, 64))?, of(16.0, (5, 64))?);
     assert!(ops::linear(&x, &w).run()?.to_vec()?.iter().all(|&y| y == f16::INFINITY));
-    assert!(ops::linear(&x, &w).scale(-1.0).run()?.to_vec()?.iter().all(|&y| y == f16::NEG_INFINITY));
+    assert!(ops::linear(&x, &w).alpha(-1.0).run()?.to_vec()?.iter().all(|&y| y == f16::NEG_INFINITY));
     assert!(ops::linear(&x, &w).output::<f32>().run()?.to_vec()?.iter().all(|&y| y == 262_144.0));
     Ok(())
 }

@@ -20,6 +20,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     scaled_products_of_every_pair_of_types_are_right,
     scaled_sums_of_one_sign_keep_what_is_added_to_them,
     scaled_results_show_infinities_and_nan,
+    scaled_operands_may_have_any_strides,
     scaled_operands_that_do_not_fit_are_refused,
     scaled_outputs_that_share_memory_are_refused,
 ];
@@ -159,6 +160,45 @@ fn scaled_results_show_infinities_and_nan(device: &Device) -> Result<(), Failed>
             assert!(right, "{value}: y[{index}] is {y}");
         }
     }
+    Ok(())
+}
+
+/// Views that no kernel reads where they lie give what their contiguous copies give, bit by bit.
+fn scaled_operands_may_have_any_strides(device: &Device) -> Result<(), Failed> {
+    let values = |shape: &[usize], factor: usize| -> Result<Tensor<F8E4M3>, Error> {
+        let elements: Vec<_> = (0..shape.iter().product())
+            .map(|i| F8E4M3::from_f32((i * factor % 61) as f32 / 16.0 - 1.9))
+            .collect();
+        Tensor::from_slice(device, &elements, shape)
+    };
+    let batch = values(&[3, 5, 48], 7)?;
+    let x = [
+        // Leading axes without a common stride.
+        batch.slice(1, 1..4)?,
+        // The same, and rows at odd addresses.
+        batch.slice(1, 1..4)?.slice(2, 3..36)?,
+        // Neighbours along K are apart.
+        batch.swap_axes(1, 2)?,
+        batch.swap_axes(0, 2)?.slice(1, 0..2)?,
+        // A vector of one column's numbers.
+        batch.slice(0, 1..2)?.slice(2, 5..6)?.reshape([5])?,
+    ];
+    for x in x {
+        let k = x.shape()[x.rank() - 1];
+        let w = values(&[k, 20], 11)?.swap_axes(0, 1)?;
+        let of = |x: &Tensor<F8E4M3>, w: &Tensor<F8E4M3>| -> Result<Vec<f32>, Error> {
+            ops::linear_scaled(x, w).output::<f32>().alpha(0.5).run()?.to_vec()
+        };
+        let context = format!("{:?} of strides {:?}", x.shape(), x.strides());
+        assert_eq!(of(&x, &w)?, of(&x.contiguous()?, &w.contiguous()?)?, "{context}");
+        let ran = ops::linear_scaled(&x, &w).implementation()?;
+        let copied = if device.kind() == DeviceKind::Cpu { 0 } else { 2 };
+        assert_eq!(ran.copies(), copied, "{context}: {ran}");
+    }
+    let (x, w) = operands(device)?;
+    let ran = ops::linear_scaled(&x, &w).implementation()?;
+    let is_hopper = device.properties().compute_capability == (9, 0);
+    assert_eq!(ran.copies() == 0, is_hopper || device.kind() == DeviceKind::Cpu, "{ran}");
     Ok(())
 }
 

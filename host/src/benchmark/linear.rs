@@ -165,7 +165,7 @@ where
         ops::linear::with_output::<T, O>(&set.x, &set.w)
             .bias(&set.bias)
             .activation(case.activation)
-            .scale(case.scale)
+            .alpha(case.scale)
             .precision(case.precision)
             .tile(case.tile)
             .on(stream)

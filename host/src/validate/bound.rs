@@ -2,7 +2,7 @@
 //!
 //! Let `s = Σ xₖwₖ` over the K products of one output element and `S = Σ |xₖwₖ|`, the entry of `|X| |W|ᵀ`. The inputs are taken
 //! as they are, already rounded to their type, so no error of theirs counts. Write u for 2⁻²⁴, half a unit in the last place of
-//! an f32 near 1, f for `scale · row scale · column scale`, and z for `f · s + b + beta · r`.
+//! an f32 near 1, f for `alpha · row scale · column scale`, and z for `f · s + b + beta · r`.
 //!
 //! **Sums on tensor cores, f16 and bf16.** Products are exact. A group of 8 products (on later architectures 16) and the
 //! accumulator are aligned to the largest of them and truncated to at least 24 fraction bits, added, and the sum truncated to

@@ -309,7 +309,7 @@ where
         }};
     }
     let implementation = match kind {
-        Kind::Linear => run!(ops::linear::with_output::<T, O>(&x, &w).scale(case.product.scale)),
+        Kind::Linear => run!(ops::linear::with_output::<T, O>(&x, &w).alpha(case.product.scale)),
         Kind::Matmul => {
             let mut op = ops::matmul::with_output::<T, O>(&x, &w).alpha(case.product.scale);
             let [a_is_across, b_is_across] = case.across.map(|across| across && !views);

@@ -1,4 +1,4 @@
-//! `Y = act(scale · X Wᵀ + b)`: the fused linear operation.
+//! `Y = act(alpha · X Wᵀ + b)`: the fused linear operation.
 //!
 //! [`linear`] starts a builder; [`LinearOp::run`] and [`LinearOp::run_into`] check everything first and launch a kernel
 //! (`instances`) that [`select::select`] has chosen, or run the CPU implementation, as every product does (`ops::product`).
@@ -23,7 +23,7 @@ use crate::tensor::{Element, Tensor};
 /// The operation's name in errors.
 const OPERATION: &str = "linear";
 
-/// The linear operation on `x` `[.., K]` and `w` `[N, K]`: `y = act(scale · x wᵀ + bias)`, `[.., N]`.
+/// The linear operation on `x` `[.., K]` and `w` `[N, K]`: `y = act(alpha · x wᵀ + bias)`, `[.., N]`.
 ///
 /// ```
 /// use ndarray::array;
@@ -66,9 +66,9 @@ where
 {
     option_methods!();
 
-    /// Multiplies the product by `scale` before anything is added. 1 unless it is set.
-    pub fn scale(mut self, scale: f32) -> Self {
-        self.options.alpha = scale;
+    /// Multiplies the product by `alpha` before anything is added. 1 unless it is set.
+    pub fn alpha(mut self, alpha: f32) -> Self {
+        self.options.alpha = alpha;
         self
     }
 

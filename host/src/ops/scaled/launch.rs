@@ -16,13 +16,13 @@ use warpsmith_kernels::linear_fp8_hopper::{
     Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128, Fp8HopperParams, Fp8Types, linear_fp8_hopper,
 };
 
-use super::plan::{flatten, size_limit};
+use super::plan::{Matrix, flatten, size_limit};
 use super::select::{Fp8Tile, Limits, Problem, select};
 use super::{Bias, OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::{self, CHUNK_BYTES, Implementation, STORED_ROWS};
+use crate::ops::{CHUNK_BYTES, Implementation, STORED_ROWS};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Swizzle, Tensor, TensorMapOptions};
 
@@ -261,28 +261,25 @@ fn is_aligned<T: Element>(matrix: &Tensor<T>) -> bool {
     (matrix.arg().address() | row_stride(matrix)).is_multiple_of(CHUNK_BYTES as u64)
 }
 
-/// The matrix, or a copy of it if its rows are not aligned.
-fn aligned<T: Element>(stream: &Stream, matrix: &Tensor<T>) -> Result<Tensor<T>> {
-    if is_aligned(matrix) { Ok(matrix.clone()) } else { ops::repack(matrix).on(stream).run() }
+/// The matrix, or a copy of it if its rows are not contiguous or not aligned.
+fn aligned<T: Element>(stream: &Stream, matrix: &Matrix<T>) -> Result<Tensor<T>> {
+    matrix.in_place(is_aligned).map_or_else(|| matrix.copy(stream), Ok)
 }
 
 /// A copy in f16, its rows filled up to whole chunks.
-fn widened<T: ScaledInput>(stream: &Stream, matrix: &Tensor<T>) -> Result<Tensor<f16>> {
-    let &[rows, columns] = matrix.shape() else { return Tensor::uninit_on(stream, [0, 0]) };
-    let chunk = WIDEN_CHUNK as usize;
+fn widened<T: ScaledInput>(
+    stream: &Stream,
+    matrix: &Matrix<T>,
+    [rows, columns]: [u32; 2],
+) -> Result<Tensor<f16>> {
+    let (rows, columns, chunk) = (rows as usize, columns as usize, WIDEN_CHUNK as usize);
     let mut wide = Tensor::uninit_on(stream, [rows, columns.next_multiple_of(chunk)])?;
     if wide.is_empty() {
         return Ok(wide);
     }
-    // A repacked row has zeros up to the next chunk.
-    let repacked;
-    let from = if is_aligned(matrix) && columns.is_multiple_of(chunk) {
-        matrix
-    } else {
-        repacked = ops::repack(matrix).on(stream).run()?;
-        &repacked
-    };
-    T::widen_to_f16(stream, from, &mut wide)?;
+    let is_whole = |matrix: &Tensor<T>| is_aligned(matrix) && columns.is_multiple_of(chunk);
+    let from = matrix.in_place(is_whole).map_or_else(|| matrix.copy(stream), Ok)?;
+    T::widen_to_f16(stream, &from, &mut wide)?;
     Ok(wide)
 }
 
@@ -298,11 +295,10 @@ pub(super) struct Launch<O: Element> {
 impl<O: ScaledOutput> Launch<O> {
     pub(super) fn new<X: ScaledInput, W: ScaledInput>(
         op: &ScaledLinearOp<'_, X, W, O>,
-        x: &Tensor<X>,
         [m, n]: [u32; 2],
         k: u32,
     ) -> Result<Self> {
-        let device = x.device();
+        let device = op.x.device();
         let properties = device.properties();
         let limits = Limits {
             compute_capability: properties.compute_capability,
@@ -344,15 +340,28 @@ impl<O: ScaledOutput> Launch<O> {
         Ok(Self { instance: O::instance(tile), blocks, m, n, k })
     }
 
-    pub(super) fn implementation(&self, device: &Device) -> Implementation {
-        Implementation::kernel(device, self.instance.declaration.name, self.blocks)
+    /// What runs, with the operands that it has copied first: where it multiplies f16, both.
+    pub(super) fn implementation<X: Element, W: Element>(
+        &self,
+        device: &Device,
+        x: &Matrix<X>,
+        w: &Matrix<W>,
+    ) -> Implementation {
+        let copies = match self.instance.kind {
+            Kind::Hopper(_) => {
+                let in_place = [x.in_place(is_aligned).is_some(), w.in_place(is_aligned).is_some()];
+                in_place.into_iter().filter(|&in_place| !in_place).count()
+            }
+            Kind::Portable(_) => 2,
+        };
+        Implementation::kernel(device, self.instance.declaration.name, self.blocks).with_copies(copies)
     }
 
-    /// Launches what computes `op` into `y`, of which `x` is the operand as a matrix.
+    /// Launches what computes `op` into `y`, of which `x` and `w` are the operands as matrices.
     pub(super) fn run<X: ScaledInput, W: ScaledInput>(
         &self,
         op: &ScaledLinearOp<'_, X, W, O>,
-        x: &Tensor<X>,
+        (x, w): (&Matrix<X>, &Matrix<W>),
         stream: &Stream,
         y: &mut Tensor<O>,
     ) -> Result<()> {
@@ -361,7 +370,7 @@ impl<O: ScaledOutput> Launch<O> {
         let output = Output { y: &flat, place, epilogue: self.epilogue(op), m: self.m, n: self.n };
         match self.instance.kind {
             Kind::Hopper(launch) => {
-                let (x, w) = (aligned(stream, x)?, aligned(stream, op.w)?);
+                let (x, w) = (aligned(stream, x)?, aligned(stream, w)?);
                 // A stage holds 128 bytes of each row.
                 let encode_x = |rows: u32| matrix_map(&x, rows as usize, 128);
                 let encode_w = |rows: u32| matrix_map(&w, rows as usize, 128);
@@ -378,7 +387,8 @@ impl<O: ScaledOutput> Launch<O> {
                 })
             }
             Kind::Portable(launch) => {
-                let (x, w) = (widened(stream, x)?, widened(stream, op.w)?);
+                let x = widened(stream, x, [self.m, self.k])?;
+                let w = widened(stream, w, [self.n, self.k])?;
                 let mut operands: Vec<&dyn Operand> = vec![&x, &w, &*y];
                 operands.extend(op.vectors().into_iter().map(|(_, vector)| vector));
                 stream.with_operands(&operands, || {

@@ -103,6 +103,9 @@ impl<'a> Bias<'a> {
 /// `y = act(alpha · x_scale · w_scale · x wᵀ + bias)`, `[.., N]`, in bf16 unless [`output`](ScaledLinearOp::output) says
 /// another type.
 ///
+/// Both may have any strides. Rows that are contiguous, evenly spaced and start at multiples of 16 bytes are read where they lie on
+/// Hopper; all else is copied first.
+///
 /// ```
 /// use float8::F8E4M3;
 /// use ndarray::array;
@@ -222,8 +225,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         self.execute(&plan, &self.stream(), y)
     }
 
-    /// Which implementation [`run`](Self::run) would take for the product. Operands that the kernel cannot read as they are get
-    /// copied by another one first.
+    /// Which implementation [`run`](Self::run) would take for the product, and how many operands it has copied first.
     ///
     /// # Errors
     ///
@@ -252,16 +254,16 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         [scale("x_scale", self.x_scale), scale("w_scale", self.w_scale), bias].into_iter().flatten().collect()
     }
 
-    fn execute(&self, plan: &Plan<X, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
+    fn execute(&self, plan: &Plan<X, W, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
         match &plan.launch {
             _ if y.is_empty() => Ok(()),
-            None => self.execute_on_cpu(plan, y),
-            Some(launch) => launch.run(self, &plan.x, stream, y),
+            None => self.execute_on_cpu(plan, stream, y),
+            Some(launch) => launch.run(self, (&plan.x, &plan.w), stream, y),
         }
     }
 
     /// Works on snapshots of the inputs and on a block of its own for the result, so no lock is held meanwhile.
-    fn execute_on_cpu(&self, plan: &Plan<X, O>, y: &mut Tensor<O>) -> Result<()> {
+    fn execute_on_cpu(&self, plan: &Plan<X, W, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
         let mut result = HostBytes::zeroed(plan.m * plan.n * size_of::<O>())
             .ok_or_else(|| out_of_memory(OPERATION, plan.m * plan.n * size_of::<O>()))?;
         {
@@ -271,7 +273,9 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
                 expected: "two axes of an operand, one of a vector".into(),
                 actual: shape.to_string(),
             };
-            let (x, w) = (plan.x.host_view(OPERATION)?, self.w.host_view(OPERATION)?);
+            let x = plan.x.in_place(|_| true).map_or_else(|| plan.x.copy(stream), Ok)?;
+            let w = plan.w.in_place(|_| true).map_or_else(|| plan.w.copy(stream), Ok)?;
+            let (x, w) = (x.host_view(OPERATION)?, w.host_view(OPERATION)?);
             let x = x.array().into_dimensionality::<Ix2>().map_err(axes)?;
             let w = w.array().into_dimensionality::<Ix2>().map_err(axes)?;
             let bias = plan.bias.map(|bias| bias.host_view(OPERATION)).transpose()?;

@@ -6,13 +6,46 @@ use super::launch::{Launch, ScaledInput, ScaledOutput};
 use super::{OPERATION, Scale, ScaledLinearOp};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::ops::{CHUNK_BYTES, Implementation, ROW_LIMIT, SIDE_LIMIT};
+use crate::ops::{CHUNK_BYTES, Implementation, ROW_LIMIT, SIDE_LIMIT, repack};
+use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 
+/// An operand as a matrix of contiguous rows, its leading axes as rows.
+pub(super) struct Matrix<T: Element> {
+    /// The operand; a matrix, unless that takes a copy.
+    tensor: Tensor<T>,
+    /// Whether no view of it is such a matrix.
+    must_copy: bool,
+}
+
+impl<T: Element> Matrix<T> {
+    fn of(operand: &'static str, tensor: &Tensor<T>) -> Result<Self> {
+        match flatten(operand, tensor) {
+            Ok(matrix) => {
+                let must_copy = !has_unit_stride(&matrix);
+                Ok(Self { tensor: matrix, must_copy })
+            }
+            // Its leading axes have no common stride.
+            Err(Error::Stride { .. }) => Ok(Self { tensor: tensor.clone(), must_copy: true }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A view that is read where it lies, if it is as a kernel asks.
+    pub(super) fn in_place(&self, is_readable: impl FnOnce(&Tensor<T>) -> bool) -> Option<Tensor<T>> {
+        (!self.must_copy && is_readable(&self.tensor)).then(|| self.tensor.clone())
+    }
+
+    /// A copy whose rows start at multiples of 16 bytes, with zeros up to the next such multiple behind them.
+    pub(super) fn copy(&self, stream: &Stream) -> Result<Tensor<T>> {
+        repack(&self.tensor).on(stream).run()?.flatten_leading()
+    }
+}
+
 /// A checked operation.
-pub(super) struct Plan<'a, X: Element, O: Element> {
-    /// x as a matrix.
-    pub(super) x: Tensor<X>,
+pub(super) struct Plan<'a, X: Element, W: Element, O: Element> {
+    pub(super) x: Matrix<X>,
+    pub(super) w: Matrix<W>,
     /// The bias, of the output's type.
     pub(super) bias: Option<&'a Tensor<O>>,
     pub(super) m: usize,
@@ -23,8 +56,8 @@ pub(super) struct Plan<'a, X: Element, O: Element> {
     pub(super) implementation: Implementation,
 }
 
-impl<'a, X: ScaledInput, O: ScaledOutput> Plan<'a, X, O> {
-    pub(super) fn new<W: ScaledInput>(op: &ScaledLinearOp<'a, X, W, O>) -> Result<Self> {
+impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<'a, X, W, O> {
+    pub(super) fn new(op: &ScaledLinearOp<'a, X, W, O>) -> Result<Self> {
         let device = op.x.device();
         device.expect_same(OPERATION, "w", op.w.device())?;
         for (name, vector) in op.vectors() {
@@ -41,10 +74,9 @@ impl<'a, X: ScaledInput, O: ScaledOutput> Plan<'a, X, O> {
         if w_k != k {
             return Err(shape("w", format!("[N, {k}], since x has {k} columns"), op.w));
         }
-        let x = flatten("x", op.x)?;
-        let m = x.shape()[0];
-        unit_stride("x", &x)?;
-        unit_stride("w", op.w)?;
+        let (x, w) = (Matrix::of("x", op.x)?, Matrix::of("w", op.w)?);
+        // `flatten` has refused axes whose product is no number.
+        let m = leading.iter().product();
         check_scale("x_scale", op.x_scale, "x", m)?;
         check_scale("w_scale", op.w_scale, "w", n)?;
         let bias = match op.bias {
@@ -77,19 +109,15 @@ impl<'a, X: ScaledInput, O: ScaledOutput> Plan<'a, X, O> {
                 let limit = format!("less than {}", ROW_LIMIT / 2);
                 return Err(size_limit("x", "number of columns", limit, k));
             }
-            let launch = Launch::new(op, &x, sides, k as u32)?;
-            let implementation = launch.implementation(device);
+            let launch = Launch::new(op, sides, k as u32)?;
+            let implementation = launch.implementation(device, &x, &w);
             (Some(launch), implementation)
         };
-        Ok(Self { x, bias, m, n, output_shape, launch, implementation })
+        Ok(Self { x, w, bias, m, n, output_shape, launch, implementation })
     }
 
     /// Checks a tensor that is to take the result.
-    pub(super) fn check_output<W: ScaledInput>(
-        &self,
-        op: &ScaledLinearOp<'_, X, W, O>,
-        y: &Tensor<O>,
-    ) -> Result<()> {
+    pub(super) fn check_output(&self, op: &ScaledLinearOp<'_, X, W, O>, y: &Tensor<O>) -> Result<()> {
         op.x.device().expect_same(OPERATION, "y", y.device())?;
         if y.shape() != self.output_shape {
             return Err(shape("y", format!("{:?}, as x and w give", self.output_shape), y));
@@ -142,9 +170,14 @@ pub(super) fn flatten<T: Element>(operand: &'static str, tensor: &Tensor<T>) -> 
     })
 }
 
-fn unit_stride<T: Element>(operand: &'static str, tensor: &Tensor<T>) -> Result<()> {
+/// Whether neighbours along the last axis are neighbours in memory.
+fn has_unit_stride<T: Element>(tensor: &Tensor<T>) -> bool {
     let last = tensor.rank() - 1;
-    if tensor.is_empty() || tensor.shape()[last] == 1 || tensor.strides()[last] == 1 {
+    tensor.is_empty() || tensor.shape()[last] == 1 || tensor.strides()[last] == 1
+}
+
+fn unit_stride<T: Element>(operand: &'static str, tensor: &Tensor<T>) -> Result<()> {
+    if has_unit_stride(tensor) {
         return Ok(());
     }
     Err(Error::Stride {
