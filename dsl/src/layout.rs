@@ -205,6 +205,50 @@ pub const fn transposed_fragment_word(row: u32, column: u32) -> u32 {
     (row * 16 + column) ^ ((row >> 1 & 1) * 8) ^ ((row >> 2 & 1) * 16)
 }
 
+/// Columns of a panel.
+pub const PANEL_COLUMNS: u32 = 8;
+
+/// Where chunk `chunk` of row `row` lies in a matrix of `rows` rows that is stored in panels of [`PANEL_COLUMNS`] columns, for elements of
+/// `element_bytes` bytes, 2 or 4; there is a multiple of eight rows.
+///
+/// A panel holds its rows one after the other: eight of them of a 16-bit type are the 128 bytes of an 8×8 matrix, which `ldmatrix`
+/// reads transposed as a B fragment whose columns are the panel's. Panels begin at the same bank, so rows are exchanged by the
+/// panel's number: those who write the chunks of one row write to different banks.
+///
+/// `mma` on f32 takes two elements of B from each lane: row t and row t + 4 of eight, with t = lane mod 4. With `paired` rows, rows 2t and
+/// 2t + 1 are stored there: the two columns of an accumulator that the lane has, so that these are a fragment of A without
+/// an exchange between lanes.
+#[inline(always)]
+#[must_use]
+pub const fn panel_chunk(element_bytes: u32, rows: u32, row: u32, chunk: u32, paired: bool) -> u32 {
+    let row_bytes = PANEL_COLUMNS * element_bytes;
+    let (panel, of_row) = (chunk * CHUNK_BYTES / row_bytes, chunk * CHUNK_BYTES % row_bytes);
+    let within = row % 8;
+    let exchanged = match element_bytes {
+        2 => within ^ (panel % 8),
+        _ if paired => (within / 2 + within % 2 * 4) ^ (panel % 4),
+        _ => within ^ (panel % 4),
+    };
+    (panel * rows + row - within + exchanged) * row_bytes + of_row
+}
+
+/// Where chunk `chunk` of row `row` lies in a buffer of 16 rows of 128 bytes, into which a warp puts accumulator fragments rounded to
+/// elements of `element_bytes` bytes, 2 or 4, and which it reads in chunks of a row, or the other way round.
+#[inline(always)]
+#[must_use]
+pub const fn staged_chunk(element_bytes: u32, row: u32, chunk: u32) -> u32 {
+    let exchanged = if element_bytes == 2 { chunk ^ (row % 8) } else { chunk ^ (row % 4 * 2) };
+    row * 128 + exchanged * CHUNK_BYTES
+}
+
+/// Where a lane's two columns of row `row` (0 to 15) of accumulator fragment `fragment` lie in such a buffer.
+#[inline(always)]
+#[must_use]
+pub const fn staged_fragment(element_bytes: u32, lane: u32, row: u32, fragment: u32) -> u32 {
+    let column_bytes = (fragment * 8 + 2 * (lane % 4)) * element_bytes;
+    staged_chunk(element_bytes, row, column_bytes / CHUNK_BYTES) + column_bytes % CHUNK_BYTES
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -449,6 +493,76 @@ mod tests {
                 .flat_map(|lane| banks_of(4 * transposed_fragment_word(lane / 4, 4 * (lane % 4)), 16))
                 .collect();
             assert_eq!(banks.len(), 32);
+        }
+    }
+
+    #[test]
+    fn panels_and_staged_rows_are_bijections() {
+        for bytes in [2, 4] {
+            for (rows, chunks) in [(8, 32), (64, 1 << bytes), (256, bytes / 2)] {
+                for paired in [false, true] {
+                    let all: HashSet<u32> = (0..rows)
+                        .flat_map(|row| {
+                            (0..chunks).map(move |chunk| panel_chunk(bytes, rows, row, chunk, paired))
+                        })
+                        .collect();
+                    assert_eq!(all.len() as u32, rows * chunks);
+                    assert!(all.iter().all(|&at| at < rows * chunks * 16 && at.is_multiple_of(16)));
+                }
+            }
+            let staged: HashSet<u32> =
+                (0..16).flat_map(|row| (0..8).map(move |chunk| staged_chunk(bytes, row, chunk))).collect();
+            assert!(staged.len() == 128 && staged.iter().all(|&at| at < 2048));
+        }
+    }
+
+    /// Eight rows of a panel are read at a time as a matrix of 16-bit elements; of f32, four rows and eight columns.
+    #[test]
+    fn fragments_are_read_from_panels_without_bank_conflicts() {
+        for panel in 0..8 {
+            let banks: HashSet<u32> =
+                (0..8).flat_map(|row| banks_of(panel_chunk(2, 64, 16 + row, panel, false), 16)).collect();
+            assert_eq!(banks.len(), 32);
+            for (paired, rows) in
+                [(false, [0, 1, 2, 3]), (false, [4, 5, 6, 7]), (true, [0, 2, 4, 6]), (true, [1, 3, 5, 7])]
+            {
+                let banks: HashSet<u32> = rows
+                    .iter()
+                    .flat_map(|&row| {
+                        (0..2).flat_map(move |half| {
+                            banks_of(panel_chunk(4, 64, 8 + row, 2 * panel + half, paired), 16)
+                        })
+                    })
+                    .collect();
+                assert_eq!(banks.len(), 32);
+            }
+        }
+    }
+
+    #[test]
+    fn staged_rows_and_fragments_have_no_bank_conflicts() {
+        for row in 0..16 {
+            for first in [0, 4] {
+                // Eight lanes read a row of 128 bytes.
+                let banks: HashSet<u32> = (0..8)
+                    .flat_map(|chunk| banks_of(staged_chunk(if first == 0 { 2 } else { 4 }, row, chunk), 16))
+                    .collect();
+                assert_eq!(banks.len(), 32);
+            }
+        }
+        for fragment in 0..8 {
+            let banks: HashSet<u32> =
+                (0..32).flat_map(|lane| banks_of(staged_fragment(2, lane, lane / 4, fragment), 4)).collect();
+            assert_eq!(banks.len(), 32);
+        }
+        for fragment in 0..4 {
+            // Eight-byte accesses are served a half-warp at a time.
+            for half in 0..2 {
+                let banks: HashSet<u32> = (16 * half..16 * half + 16)
+                    .flat_map(|lane| banks_of(staged_fragment(4, lane, lane / 4, fragment), 8))
+                    .collect();
+                assert_eq!(banks.len(), 32);
+            }
         }
     }
 }

@@ -10,9 +10,12 @@
 //! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and a store in others |
 //! | [`split_k`] | sm_90a, few rows of A or few tiles | a [`SplitKTile`] | [`load`](SplitKTile::load) in one warp, [`multiply`](SplitKTile::multiply), [`exchange`](SplitKTile::exchange) and [`store`](SplitKTile::store) in others |
 //! | [`wgmma_f32`] | sm_90a, f32 at f32 accuracy | a [`SplitTile`](wgmma_f32::SplitTile) | `load`, `split` and `multiply`, each in other warps, and `store` |
+//!
+//! [`low_rank`] multiplies three matrices: a low-rank update alone, whose first product stays in registers.
 
 mod element;
 mod fragments;
+pub mod low_rank;
 pub mod mma_sync;
 mod persistent;
 mod schedule;

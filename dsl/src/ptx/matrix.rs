@@ -49,6 +49,27 @@ pub unsafe fn ldmatrix_x4_trans(address: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// `ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16`: two 8×8 matrices, as [`ldmatrix_x4_trans`] loads four; lanes 0 to 15 give the
+/// addresses.
+///
+/// # Safety
+///
+/// As [`ldmatrix_x4`].
+#[inline(always)]
+#[must_use]
+pub unsafe fn ldmatrix_x2_trans(address: u32) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {{{0}, {1}}}, [{2}];",
+            out(reg32) a, out(reg32) b, in(reg32) address,
+            options(nostack)
+        )
+    };
+    [a, b]
+}
+
 /// `stmatrix.sync.aligned.m8n8.x4.shared.b16`: four 8×8 matrices of 16-bit elements, the inverse of [`ldmatrix_x4`]. PTX ISA 7.8,
 /// sm_90.
 ///
