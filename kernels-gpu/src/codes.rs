@@ -5,6 +5,7 @@
 use core::num::NonZeroU32;
 
 use warpsmith_dsl::float::Element;
+use warpsmith_dsl::gemm::low_rank::{RankCodes, RankColumn};
 use warpsmith_dsl::launch::{Global, KernelParam};
 use warpsmith_dsl::ptx;
 
@@ -108,5 +109,20 @@ impl<T: Element> CodesOfRank<T> {
         let from = self.first.offset((row / self.rows) as u64 * self.stride);
         // SAFETY: the caller's promise.
         self.scaling * unsafe { T::load_read_only_if(from, valid && self.inside).to_f32() }
+    }
+}
+
+/// The kernels that take codes ask that `rows` holds no zero.
+impl<T: Element> RankCodes for Codes<T> {
+    #[inline(always)]
+    fn of_rank(&self, rank: u32) -> RankColumn {
+        // SAFETY: a kernel's promise.
+        let CodesOfRank { first, stride, rows, scaling, inside } = unsafe { Codes::of_rank(self, rank) };
+        RankColumn {
+            address: first.address(),
+            pitch: stride * T::BYTES as u64,
+            rows: if inside { rows.get() } else { 0 },
+            scaling,
+        }
     }
 }

@@ -13,11 +13,17 @@
 //! | [`linear_update`] | the same with a generated low-rank update, on sm_80 and every later architecture |
 //! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_80 and later |
 //! | [`linear_fp8_hopper`] | the same on Hopper, multiplied as they are (sm_90a) |
+//! | [`generated_update`] | `Y (+)= ((X V) ⊙ codes) U · scaling`, on sm_80 and later |
+//! | [`generated_update_cluster`] | the same for few rows, by clusters of blocks (sm_90 and later) |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_80 and later |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 pub mod codes;
+#[cfg(feature = "generated_update")]
+pub mod generated_update;
+#[cfg(feature = "generated_update_cluster")]
+pub mod generated_update_cluster;
 #[cfg(feature = "linear")]
 pub mod linear;
 #[cfg(feature = "linear_fp8")]
@@ -34,6 +40,7 @@ pub mod linear_skinny;
 pub mod linear_update;
 #[cfg(feature = "repack")]
 pub mod repack;
+pub mod update;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod modules;

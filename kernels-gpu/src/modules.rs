@@ -58,6 +58,18 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear_fp8_hopper.sm_90a.ptx"),
     },
     PtxModule {
+        family: "generated_update",
+        arch: (8, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/generated_update.sm_80.ptx"),
+    },
+    PtxModule {
+        family: "generated_update_cluster",
+        arch: (9, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/generated_update_cluster.sm_90.ptx"),
+    },
+    PtxModule {
         family: "repack",
         arch: (8, 0),
         arch_specific: false,

@@ -1,0 +1,59 @@
+//! Generated low-rank updates: `Y (+)= Σ scaling · ((X V) ⊙ codes) U`, with `X [M, K1]`, `V [K1, R]`, `U [R, K2]` and codes of each row.
+//!
+//! All are row-major with any row stride. The product of X and V stays in registers: multiplied with the codes and rounded to the operands'
+//! type, it is the left operand of the product with U. So X is read once and Y written once, and the time is that of a copy.
+
+use warpsmith_dsl::float::{Bf16, Element, F16};
+use warpsmith_dsl::gemm::low_rank::{LowRankElement, LowRankShape, LowRankTile};
+use warpsmith_dsl::kernel;
+use warpsmith_dsl::launch::{Global, GlobalMut};
+
+use crate::codes::Codes;
+use crate::update::{UpdateParams, update};
+
+/// 16 rows by four warps that share the sums: V and U stay in shared memory if they are small.
+pub type Rank8 = LowRankTile<1, 1, 4, 7, 1, 2>;
+/// 64 rows by four warps.
+pub type Rank64 = LowRankTile<8, 4, 1, 4, 1, 2>;
+/// 64 rows by four warps, for 16-bit types.
+pub type Rank128 = LowRankTile<16, 4, 1, 3, 1, 1>;
+/// 32 rows by two warps, for f32.
+pub type Rank128F32 = LowRankTile<16, 2, 1, 3, 1, 1>;
+
+/// `Y (+)= Σ scaling · ((X V) ⊙ codes) U`, where the sum goes over the updates of `codes`, on a one-dimensional grid of any number of
+/// blocks: they take turns with the tiles of `BLOCK_M` rows × `slice` columns.
+///
+/// The name of an instance tells the type of all operands, and the largest rank.
+///
+/// # Safety
+///
+/// The pointers, those of `codes` too, are valid for what `p` describes. The rank of `codes` is that of V and U, and at most the
+/// instance's; `codes.rows` holds no zero. Y overlaps nothing else.
+#[kernel(
+    family = generated_update,
+    block = [S::THREADS, 1, 1],
+    min_blocks = S::MIN_BLOCKS,
+    shared = S::BASE_BYTES + S::CODES * <T as Element>::BYTES,
+    instances = [
+        generated_update_f16_rank8 = <F16, Rank8>,
+        generated_update_f16_rank64 = <F16, Rank64>,
+        generated_update_f16_rank128 = <F16, Rank128>,
+        generated_update_bf16_rank8 = <Bf16, Rank8>,
+        generated_update_bf16_rank64 = <Bf16, Rank64>,
+        generated_update_bf16_rank128 = <Bf16, Rank128>,
+        generated_update_f32_rank8 = <f32, Rank8>,
+        generated_update_f32_rank64 = <f32, Rank64>,
+        generated_update_f32_rank128 = <f32, Rank128F32>,
+    ],
+)]
+pub unsafe fn generated_update<T: LowRankElement, S: LowRankShape>(
+    x: Global<T>,
+    v: Global<T>,
+    codes: Codes<T>,
+    u: Global<T>,
+    y: GlobalMut<T>,
+    p: UpdateParams,
+) {
+    // SAFETY: the caller's promise is `update`'s.
+    unsafe { update::<T, S>(x, v, codes, u, y, p) }
+}
