@@ -10,7 +10,7 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `linear`, `repack`, `widen` | how the kernels of a family are run, and what they have to give |
+//! | `linear`, `generated`, `repack`, `widen` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
@@ -20,6 +20,7 @@ mod congruence;
 pub mod equivalents;
 mod fences;
 mod flow;
+mod generated;
 pub mod identity;
 mod linear;
 pub mod mutate;
@@ -90,7 +91,10 @@ trait Problem: Send + Sync {
 
 /// The problems that an entry is run on, those that cost least first; none if nothing is known of such a kernel.
 fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
-    linear::problems(entry).or_else(|| repack::problems(entry)).or_else(|| widen::problems(entry))
+    linear::problems(entry)
+        .or_else(|| generated::problems(entry))
+        .or_else(|| repack::problems(entry))
+        .or_else(|| widen::problems(entry))
 }
 
 /// An entry that ships.
