@@ -33,6 +33,8 @@ pub struct Multiprocessor {
 }
 
 impl Arch {
+    /// Turing (T4), which lacks asynchronous copies.
+    pub const SM_75: Self = Self { major: 7, minor: 5, specific: false };
     /// Ampere (A100) and everything later.
     pub const SM_80: Self = Self { major: 8, minor: 0, specific: false };
     /// Hopper (H100, H200) with `wgmma`, TMA and clusters; no other architecture.
@@ -60,6 +62,7 @@ impl Arch {
     /// What one multiprocessor holds; `None` for an architecture that is not known here.
     pub const fn multiprocessor(self) -> Option<Multiprocessor> {
         let (warps, blocks, shared_kib) = match (self.major, self.minor) {
+            (7, 5) => (32, 16, 65),
             (8, 0) => (64, 32, 164),
             (8, 6) => (48, 16, 100),
             (8, 7) => (48, 16, 164),

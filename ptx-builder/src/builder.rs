@@ -152,7 +152,8 @@ impl Builder {
     ///
     /// Errors of reading the crate's manifest and sources.
     pub fn source_hash(&self, target: &Target) -> Result<String, Error> {
-        KernelCrate::read(&self.manifest_dir)?.hash(&target.recipe())
+        let sources = KernelCrate::read(&self.manifest_dir)?;
+        sources.hash(&target.recipe(&target.features(&sources)))
     }
 
     /// Compiles, checks and writes every file.
@@ -195,7 +196,7 @@ impl Builder {
 
     fn targets_of(&self, sources: &KernelCrate) -> Result<Vec<Target>, Error> {
         let declared: Vec<Target> = if sources.declared.is_empty() {
-            let all = sources.features.iter();
+            let all = sources.features.iter().filter(|feature| *feature != TURING_FEATURE);
             all.map(|family| Target { family: family.clone(), arch: Arch::SM_80 }).collect()
         } else {
             sources
@@ -238,14 +239,27 @@ impl Builder {
     }
 }
 
+/// The feature that a kernel crate has for architectures before sm_80, in which it names `warpsmith-dsl/turing`.
+const TURING_FEATURE: &str = "turing";
+
 impl Target {
     /// The file's name, e.g. `linear.sm_80.ptx`.
     pub fn file_name(&self) -> String {
         format!("{}.{}.ptx", self.family, self.arch)
     }
 
-    fn recipe(&self) -> String {
-        format!("--features {} {}", self.family, recipe(self.arch, self.arch.ptx_version()))
+    /// The kernel crate's features that it is built with: its family, and for architectures before sm_80 [`TURING_FEATURE`], if the
+    /// crate has that.
+    fn features(&self, sources: &KernelCrate) -> String {
+        let has_turing = sources.features.iter().any(|feature| feature == TURING_FEATURE);
+        match has_turing && self.arch < Arch::SM_80 {
+            true => format!("{},{TURING_FEATURE}", self.family),
+            false => self.family.clone(),
+        }
+    }
+
+    fn recipe(&self, features: &str) -> String {
+        format!("--features {features} {}", recipe(self.arch, self.arch.ptx_version()))
     }
 }
 
@@ -263,13 +277,15 @@ struct Build<'a> {
 impl Build<'_> {
     fn run(&self, target: &Target) -> Result<Artefact, Error> {
         let Self { sources, toolchain, ptxas, intermediate, folder } = self;
+        let features = target.features(sources);
+        let recipe = target.recipe(&features);
         let compiled = Compilation {
             toolchain,
             package: &sources.package,
             manifest: &sources.manifest,
             workspace: &sources.workspace,
             target_dir: intermediate,
-            family: &target.family,
+            features: &features,
             arch: target.arch,
             ptx_version: target.arch.ptx_version(),
         }
@@ -280,8 +296,8 @@ impl Build<'_> {
             rustc: toolchain.version(),
             llvm: toolchain.llvm.clone(),
             builder: env!("CARGO_PKG_VERSION").to_owned(),
-            recipe: target.recipe(),
-            sources: sources.hash(&target.recipe())?,
+            sources: sources.hash(&recipe)?,
+            recipe,
         };
         let body = module::finish(&compiled.ptx, &sources.folders()).map_err(|reason| Error::Ptx {
             family: target.family.clone(),

@@ -20,7 +20,8 @@ pub(crate) struct Compilation<'a> {
     pub(crate) manifest: &'a Path,
     pub(crate) workspace: &'a Path,
     pub(crate) target_dir: &'a Path,
-    pub(crate) family: &'a str,
+    /// Those of the kernel crate.
+    pub(crate) features: &'a str,
     pub(crate) arch: Arch,
     pub(crate) ptx_version: u32,
 }
@@ -72,7 +73,7 @@ impl Compilation<'_> {
         command.current_dir(self.workspace);
         command.arg("rustc").arg("--manifest-path").arg(self.manifest);
         command.args(["--package", self.package, "--lib", "--crate-type", "rlib", "--release"]);
-        command.args(["--no-default-features", "--features", self.family]);
+        command.args(["--no-default-features", "--features", self.features]);
         command.args(["--target", TARGET, "-Zbuild-std=core", "-Zpanic-immediate-abort"]);
         for (key, value) in PROFILE {
             command.arg("--config").arg(format!("profile.release.{key}={value}"));

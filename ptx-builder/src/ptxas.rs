@@ -51,6 +51,7 @@ pub struct KernelUsage {
 
 /// One architecture of each generation after Ampere, and the CUDA release since which ptxas knows it.
 const LATER: &[(Arch, (u32, u32))] = &[
+    (Arch::SM_80, (11, 0)),
     (Arch { major: 8, minor: 9, specific: false }, (11, 8)),
     (Arch { major: 9, minor: 0, specific: false }, (11, 8)),
     (Arch { major: 10, minor: 0, specific: false }, (12, 8)),
@@ -259,6 +260,7 @@ mod tests {
             ptxas.architectures(arch).iter().map(Arch::to_string).collect()
         };
         assert_eq!(names("13.0.88", Arch::SM_80), ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]);
+        assert_eq!(names("13.0.88", Arch::SM_75)[..2], ["sm_75", "sm_80"]);
         assert_eq!(names("12.4.131", Arch::SM_80), ["sm_80", "sm_89", "sm_90"]);
         assert_eq!(names("11.4.48", Arch::SM_80), ["sm_80"]);
         assert_eq!(names("13.0.88", Arch::SM_90A), ["sm_90a"]);

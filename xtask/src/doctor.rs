@@ -343,8 +343,10 @@ mod tests {
         for capability in [(8, 0), (8, 9), (9, 0), (12, 1)] {
             assert_eq!(families_without_ptx(capability), None);
         }
-        let lacks = families_without_ptx((7, 5)).expect("the kernels need tensor cores of later GPUs");
-        assert!(lacks.contains("`linear`") && lacks.contains("8.0"), "{lacks}");
+        let lacks = families_without_ptx((7, 0)).expect("the kernels need tensor cores of later GPUs");
+        assert!(lacks.contains("`linear`") && lacks.contains("7.5"), "{lacks}");
+        let lacks = families_without_ptx((7, 5)).expect("updates are not for Turing");
+        assert!(lacks.contains("`linear_update`") && !lacks.contains("`linear`"), "{lacks}");
     }
 
     #[test]
