@@ -3,7 +3,7 @@
 mod common;
 
 use common::{finding, launch, module};
-use warpsmith_emulator::{Checks, Config, Finding, FindingKind, Limits, Machine, Report};
+use warpsmith_emulator::{Checks, Completion, Config, Finding, FindingKind, Limits, Machine, Module, Report};
 
 /// A kernel of one pointer parameter, `%p`, and thread index `%t`.
 fn kernel(declarations: &str, body: &str) -> String {
@@ -275,6 +275,30 @@ fn blocks_that_wait_for_each_other_take_turns() {
     let p = machine.allocate(4).unwrap();
     machine.fill(p, 0, 4).unwrap();
     launch(&machine, &module(&text), 2, 1, 0, &[p]).unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn a_warp_that_asks_for_a_word_does_not_hold_up_the_copies_of_its_block() {
+    // Warp 0 waits for a word that warp 1 sets when its copy is there.
+    let text = kernel(
+        ".shared .align 16 .b8 s[16];\n.shared .align 8 .b64 b;",
+        "setp.ge.u32 %c0, %t, 32;\n@%c0 bra $COPY;\n$WAIT:\n\
+         ld.acquire.gpu.global.u32 %r1, [%p];\nsetp.eq.u32 %c1, %r1, 0;\n@%c1 bra $WAIT;\nret;\n$COPY:\n\
+         setp.ne.u32 %c0, %t, 32;\n@%c0 ret;\nmov.u32 %r2, s;\nmov.u32 %r3, b;\n\
+         mbarrier.init.shared::cta.b64 [%r3], 1;\nfence.mbarrier_init.release.cluster;\n\
+         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 16;\n\
+         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%p+16], 16, [%r3];\n$POLL:\n\
+         mbarrier.try_wait.parity.shared::cta.b64 %c2, [%r3], 0;\n@!%c2 bra $POLL;\n\
+         st.release.gpu.global.u32 [%p], 1;",
+    );
+    let module = Module::parse("test.ptx", &format!(".version 8.0\n.target sm_90\n.address_size 64\n{text}"));
+    for completion in [Completion::Latest, Completion::Eager, Completion::Random] {
+        let limits = Limits { instructions_per_block: 1_000_000, ..Config::hopper().limits };
+        let machine = Machine::new(Config { completion, limits, ..Config::hopper() });
+        let p = machine.allocate(32).unwrap();
+        machine.fill(p, 0, 32).unwrap();
+        launch(&machine, module.as_ref().unwrap(), 1, 64, 0, &[p]).unwrap_or_else(|error| panic!("{error}"));
+    }
 }
 
 #[test]

@@ -179,6 +179,10 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
         for n in 0..N {
             E::Register::write(core, inst.slots[n], &values[n], written[n]);
         }
+        // A warp that asks again and again for what another one writes must not keep that one, or a copy, from getting on.
+        if strength != Strength::Weak && matches!(space, Space::Global | Space::Generic) {
+            return Flow::Yield;
+        }
         Flow::Next
     }
 }
