@@ -106,6 +106,8 @@ pub(crate) struct LaunchSize {
     /// Blocks of a cluster; `[1; 3]` without clusters.
     pub(crate) cluster: [u32; 3],
     pub(crate) dynamic_shared: u32,
+    /// Whether all blocks have to be on the device at the same time.
+    pub(crate) cooperative: bool,
 }
 
 /// Why an allocation failed.

@@ -358,7 +358,8 @@ impl Backend for Emulator {
         arguments: &[RawArg],
         _: &StreamHandle,
     ) -> Result<()> {
-        let LaunchSize { grid, block, cluster, dynamic_shared } = size;
+        // A launch of more blocks than the device holds has been refused.
+        let LaunchSize { grid, block, cluster, dynamic_shared, cooperative: _ } = size;
         let arguments: Vec<&[u8]> = arguments
             .iter()
             // SAFETY: the caller answers for the arguments being readable.

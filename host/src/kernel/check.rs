@@ -18,7 +18,7 @@ pub(crate) fn check_launch(
     let refuse = |quantity: &'static str, expected: String, actual: String| {
         Err(Error::LaunchLimit { kernel: entry.name.clone(), quantity, expected, actual })
     };
-    let LaunchSize { grid, block, cluster, dynamic_shared } = size;
+    let LaunchSize { grid, block, cluster, dynamic_shared, cooperative } = size;
 
     if let Some(required) = entry.required_block
         && block != required
@@ -56,6 +56,20 @@ pub(crate) fn check_launch(
             format!("at most {} bytes, which the device has", properties.max_shared_per_block),
             format!("{shared} bytes ({} static, {dynamic_shared} dynamic)", resources.static_shared),
         );
+    }
+    if cooperative {
+        let of_shared = u64::from(properties.shared_per_multiprocessor)
+            / (shared + u64::from(properties.reserved_shared_per_block)).max(1);
+        let of_threads = u64::from(properties.max_threads_per_multiprocessor) / threads.max(1);
+        let limit = of_shared.min(of_threads) * u64::from(properties.multiprocessors);
+        let blocks: u128 = grid.iter().map(|&length| u128::from(length)).product();
+        if blocks > u128::from(limit) {
+            return refuse(
+                "the grid of a cooperative launch",
+                format!("at most {limit} blocks, which the device holds at the same time"),
+                format!("{grid:?}"),
+            );
+        }
     }
     check_arguments(entry, properties, argument_sizes)
 }

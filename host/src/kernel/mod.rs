@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use warpsmith_dsl::launch::{Kernel, KernelArgs};
+use warpsmith_dsl::launch::{Declaration, Kernel, KernelArgs};
 
 pub use warpsmith_dsl::launch::RawArg;
 
@@ -278,9 +278,19 @@ impl Function {
         dynamic_shared: u32,
         arguments: &[RawArg],
     ) -> Result<()> {
+        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative: false };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_size(stream, size, arguments) }
+    }
+
+    /// Launches a grid of this size.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Function::launch`].
+    unsafe fn launch_size(&self, stream: &Stream, size: LaunchSize, arguments: &[RawArg]) -> Result<()> {
         let LoadedFunction { module, entry, handle, resources } = &*self.loaded;
         self.device.expect_same("launching a kernel", "stream", stream.device())?;
-        let size = LaunchSize { grid, block, cluster, dynamic_shared };
         let sizes = arguments.iter().map(|argument| argument.size);
         check::check_launch(entry, resources, self.device.properties(), size, sizes)?;
         // SAFETY: the function was found in this module; the caller answers for the arguments, whose number and sizes
@@ -317,20 +327,41 @@ impl<K: Kernel> TypedKernel<K> {
     /// The addresses in `args` are valid for what the kernel does with them until the work on `stream` is done, and no
     /// other work touches that memory meanwhile (see [`Stream::with_operands`]).
     pub unsafe fn launch(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
-        let declaration = &K::DECLARATION;
-        args.with_raw(|arguments| {
-            // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.
-            unsafe {
-                self.function.launch_clusters(
-                    stream,
-                    grid,
-                    declaration.block,
-                    declaration.cluster,
-                    declaration.shared_bytes,
-                    arguments,
-                )
-            }
-        })
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(stream, grid, args, false) }
+    }
+
+    /// As [`launch`](Self::launch), of blocks that wait for each other: the launch is refused if the device does not hold all of them at
+    /// the same time, and none begins before there is room for all.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch).
+    pub unsafe fn launch_cooperative(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(stream, grid, args, true) }
+    }
+
+    /// Launches the kernel.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch).
+    unsafe fn launch_as(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        args: K::Args,
+        cooperative: bool,
+    ) -> Result<()> {
+        let Declaration { block, cluster, shared_bytes: dynamic_shared, .. } = K::DECLARATION;
+        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative };
+        // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.
+        args.with_raw(|arguments| unsafe { self.function.launch_size(stream, size, arguments) })
     }
 }
 

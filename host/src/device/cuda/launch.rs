@@ -1,4 +1,4 @@
-//! Launches, those in clusters too, for which `cust_raw`'s version of the driver has no function.
+//! Launches, cooperative ones and those in clusters too, for which `cust_raw`'s version of the driver has no function.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -16,6 +16,8 @@ use crate::error::Result;
 const PORTABLE_CLUSTER: u32 = 8;
 /// `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`.
 const NON_PORTABLE_ALLOWED: c_int = 14;
+/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
+const COOPERATIVE: c_uint = 2;
 /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
 const CLUSTER_DIMENSION: c_uint = 4;
 
@@ -54,10 +56,10 @@ pub(super) unsafe fn launch(
     stream: &CudaStream,
 ) -> Result<()> {
     const OPERATION: &str = "launching a kernel";
-    let LaunchSize { grid, block, cluster, dynamic_shared } = size;
+    let LaunchSize { grid, block, cluster, dynamic_shared, cooperative } = size;
     let mut pointers: Vec<*mut c_void> =
         arguments.iter().map(|argument| argument.data.cast_mut().cast()).collect();
-    if cluster == [1; 3] {
+    if cluster == [1; 3] && !cooperative {
         // SAFETY: the caller answers for function and arguments, which the driver copies during the call.
         return driver::check(OPERATION, unsafe {
             cuda::cuLaunchKernel(
@@ -84,16 +86,21 @@ pub(super) unsafe fn launch(
             })?;
         }
     }
-    let mut value = [0; 16];
-    value[..3].copy_from_slice(&cluster);
-    let attribute = LaunchAttribute { id: CLUSTER_DIMENSION, padding: 0, value };
+    let attribute = |id, of: &[c_uint]| {
+        let mut value = [0; 16];
+        value[..of.len()].copy_from_slice(of);
+        LaunchAttribute { id, padding: 0, value }
+    };
+    // A launch without clusters has just the second.
+    let attributes = [attribute(CLUSTER_DIMENSION, &cluster), attribute(COOPERATIVE, &[cooperative.into()])];
+    let attributes = &attributes[usize::from(cluster == [1; 3])..];
     let config = LaunchConfig {
         grid,
         block,
         dynamic_shared,
         stream: stream.raw(),
-        attributes: &raw const attribute,
-        attribute_count: 1,
+        attributes: attributes.as_ptr(),
+        attribute_count: attributes.len() as c_uint,
     };
     // SAFETY: the driver's function of this name has this type; it reads the configuration and copies the arguments during
     // the call, for which the caller answers as for the kernel.

@@ -33,7 +33,7 @@ fn launch(
     dynamic_shared: u32,
     sizes: &[usize],
 ) -> Result<()> {
-    let size = LaunchSize { grid, block, cluster: [1; 3], dynamic_shared };
+    let size = LaunchSize { grid, block, cluster: [1; 3], dynamic_shared, cooperative: false };
     check_launch(entry, &RESOURCES, &properties(), size, sizes.iter().copied())
 }
 
@@ -87,7 +87,7 @@ fn one_beyond_each_limit_is_refused_and_named() {
 fn clusters_divide_the_grid_and_fit_the_kernel_and_the_device() {
     let hopper = Device::emulator_with(EmulatorOptions { compute_capability: (9, 0), ..Default::default() });
     let launch = |entry: &PtxEntry, properties: &Properties, grid, cluster| {
-        let size = LaunchSize { grid, block: [1, 1, 1], cluster, dynamic_shared: 0 };
+        let size = LaunchSize { grid, block: [1, 1, 1], cluster, dynamic_shared: 0, cooperative: false };
         check_launch(entry, &RESOURCES, properties, size, [].into_iter())
     };
     let plain = free_entry();
@@ -118,10 +118,35 @@ fn clusters_divide_the_grid_and_fit_the_kernel_and_the_device() {
     assert!(refused(&declared, hopper.properties(), [4, 1, 1], [1; 3]).contains("[2, 1, 1], as the kernel"));
 }
 
+/// An A100 has 108 multiprocessors of 164 KiB, 1 KiB of which each block costs, and 2048 threads.
+#[test]
+fn the_blocks_of_a_cooperative_launch_fit_the_device_together() {
+    let launch = |blocks, threads, dynamic_shared| {
+        let size = LaunchSize {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            cluster: [1; 3],
+            dynamic_shared,
+            cooperative: true,
+        };
+        check_launch(&free_entry(), &RESOURCES, &properties(), size, [].into_iter())
+    };
+    launch(2 * 108, 64, 80_000).unwrap();
+    assert!(refusal(launch(2 * 108 + 1, 64, 80_000)).1.contains("216 blocks"));
+    launch(32 * 108, 64, 0).unwrap();
+    assert_eq!(refusal(launch(32 * 108 + 1, 64, 0)).0, "the grid of a cooperative launch");
+}
+
 #[test]
 fn registers_limit_the_block_too() {
     let resources = FunctionResources { max_threads: 32, ..RESOURCES };
-    let size = LaunchSize { grid: [1; 3], block: [33, 1, 1], cluster: [1; 3], dynamic_shared: 0 };
+    let size = LaunchSize {
+        grid: [1; 3],
+        block: [33, 1, 1],
+        cluster: [1; 3],
+        dynamic_shared: 0,
+        cooperative: false,
+    };
     let result = check_launch(&free_entry(), &resources, &properties(), size, [].into_iter());
     assert!(refusal(result).1.contains("registers"));
 }
