@@ -153,16 +153,23 @@ pub const RASTER_GROUP: u32 = 8;
 #[inline(always)]
 #[must_use]
 pub const fn raster(block: u32, tiles_m: u32, tiles_n: u32) -> TileIndex {
+    raster_in_groups(block, tiles_m, tiles_n, RASTER_GROUP)
+}
+
+/// As [`raster`], in groups of `group` tiles along M, at least 1.
+#[inline(always)]
+#[must_use]
+pub const fn raster_in_groups(block: u32, tiles_m: u32, tiles_n: u32, group: u32) -> TileIndex {
     // At least 1: a division that could trap would keep the GPU's compiler from giving warpgroups registers of their own.
     let per_matrix = at_least_1(tiles_m * tiles_n);
     let batch = block / per_matrix;
     let block = block % per_matrix;
-    let per_group = at_least_1(RASTER_GROUP * tiles_n);
-    let group = block / per_group;
-    let first = group * RASTER_GROUP;
+    let per_group = at_least_1(group * tiles_n);
+    let index = block / per_group;
+    let first = index * group;
     let left = tiles_m - first;
-    let height = at_least_1(if left < RASTER_GROUP { left } else { RASTER_GROUP });
-    let within = block - group * per_group;
+    let height = at_least_1(if left < group { left } else { group });
+    let within = block - index * per_group;
     TileIndex { batch, m: first + within % height, n: within / height }
 }
 
@@ -403,10 +410,10 @@ mod tests {
 
     #[test]
     fn raster_visits_every_tile_once() {
-        for tiles_m in 1..40 {
-            for tiles_n in 1..20 {
+        for (tiles_m, tiles_n) in (1..40).flat_map(|m| (1..20).map(move |n| (m, n))) {
+            for group in [1, 3, RASTER_GROUP] {
                 let all: HashSet<(u32, u32)> = (0..tiles_m * tiles_n)
-                    .map(|block| raster(block, tiles_m, tiles_n))
+                    .map(|block| raster_in_groups(block, tiles_m, tiles_n, group))
                     .map(|TileIndex { m, n, .. }| (m, n))
                     .collect();
                 assert_eq!(all.len() as u32, tiles_m * tiles_n);

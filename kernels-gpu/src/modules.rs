@@ -22,12 +22,6 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear.sm_80.ptx"),
     },
     PtxModule {
-        family: "linear",
-        arch: (7, 5),
-        arch_specific: false,
-        text: include_str!("../ptx/linear.sm_75.ptx"),
-    },
-    PtxModule {
         family: "linear_hopper",
         arch: (9, 0),
         arch_specific: true,
@@ -58,12 +52,6 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear_fp8.sm_80.ptx"),
     },
     PtxModule {
-        family: "linear_fp8",
-        arch: (7, 5),
-        arch_specific: false,
-        text: include_str!("../ptx/linear_fp8.sm_75.ptx"),
-    },
-    PtxModule {
         family: "linear_fp8_hopper",
         arch: (9, 0),
         arch_specific: true,
@@ -82,9 +70,15 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/generated_update_cluster.sm_90.ptx"),
     },
     PtxModule {
+        family: "linear_update_hopper",
+        arch: (9, 0),
+        arch_specific: true,
+        text: include_str!("../ptx/linear_update_hopper.sm_90a.ptx"),
+    },
+    PtxModule {
         family: "repack",
-        arch: (7, 5),
+        arch: (8, 0),
         arch_specific: false,
-        text: include_str!("../ptx/repack.sm_75.ptx"),
+        text: include_str!("../ptx/repack.sm_80.ptx"),
     },
 ];

@@ -15,6 +15,8 @@ pub struct PersistentTiles {
     groups_m: u32,
     tiles_n: u32,
     matrices: u32,
+    /// Groups along M that the order visits before it steps along N.
+    height: u32,
 }
 
 impl PersistentTiles {
@@ -38,6 +40,7 @@ impl PersistentTiles {
     ) -> Self {
         Self {
             matrices,
+            height: layout::RASTER_GROUP,
             cluster,
             rank: block % cluster,
             next: block / cluster,
@@ -47,13 +50,20 @@ impl PersistentTiles {
         }
     }
 
+    /// The same tiles in an order that visits `height` clusters' tiles along M, at least 1, before it steps along N.
+    #[inline(always)]
+    #[must_use]
+    pub const fn in_groups_of(self, height: u32) -> Self {
+        Self { height, ..self }
+    }
+
     /// The next tile, if there is one. Blocks of a cluster have as many each.
     #[inline(always)]
     pub const fn next_tile(&mut self) -> Option<TileIndex> {
         if self.next >= self.groups_m * self.tiles_n * self.matrices {
             return None;
         }
-        let group = layout::raster(self.next, self.groups_m, self.tiles_n);
+        let group = layout::raster_in_groups(self.next, self.groups_m, self.tiles_n, self.height);
         self.next += self.stride;
         Some(TileIndex { m: group.m * self.cluster + self.rank, ..group })
     }

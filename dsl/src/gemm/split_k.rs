@@ -9,6 +9,10 @@
 //! complete: the others send it their parts, as they lie in their registers, to a place of its own in its shared memory. It adds them
 //! in the order of the blocks, so that the result does not depend on which came first.
 
+mod update;
+
+pub use update::{TransposedUpdate, URegisters};
+
 use core::marker::PhantomData;
 
 use crate::epilogue::Epilogue;

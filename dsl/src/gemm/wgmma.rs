@@ -17,8 +17,10 @@
 //! products after it have been issued and its own have completed.
 
 mod promoted;
+mod update;
 
 pub use promoted::{Promote, PromotedTile};
+pub use update::{CHUNK, Exchange, PART, U_BOX_COLUMNS, UpdateTile, WgmmaUpdateTile};
 
 use core::marker::PhantomData;
 

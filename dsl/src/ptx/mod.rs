@@ -17,11 +17,11 @@
 //! | [`wgmma`] | `wgmma`, its descriptors, groups and accumulators |
 //! | [`wgmma_fp8`] | `wgmma` of 8-bit floating-point types |
 //! | [`wgmma_tf32`] | the same on f32 operands |
+//! | [`wgmma_update`] | wider products, and products with A in registers |
 //! | [`mbarrier`] | barriers in shared memory |
 //! | [`tma`] | `cp.async.bulk.tensor`, and the fence between the proxies |
 //! | [`cluster`] | the block's place in its cluster, addresses in other blocks, the cluster's barrier |
 //! | [`specialization`] | `setmaxnreg`, `elect.sync`, `griddepcontrol` |
-//! | [`turing`] | what stands for some of them on sm_75 |
 //! | [`arithmetic`] | conversions and approximations |
 
 #![cfg_attr(
@@ -73,10 +73,10 @@ pub mod special;
 pub mod specialization;
 pub mod sync;
 pub mod tma;
-pub mod turing;
 pub mod wgmma;
 pub mod wgmma_fp8;
 pub mod wgmma_tf32;
+pub mod wgmma_update;
 
 pub use arithmetic::*;
 pub use async_copy::*;
@@ -88,11 +88,10 @@ pub use special::*;
 pub use specialization::*;
 pub use sync::*;
 pub use tma::*;
-#[cfg(feature = "turing")]
-pub use turing::*;
 pub use wgmma::*;
 pub use wgmma_fp8::*;
 pub use wgmma_tf32::*;
+pub use wgmma_update::*;
 
 /// What an instruction is on the host.
 ///

@@ -1,4 +1,4 @@
-//! Barriers, exchanges between lanes, and traps.
+//! Barriers, exchanges between lanes and between blocks, and traps.
 
 /// `bar.sync 0`: waits until every thread of the block has come here; memory accesses before it are visible after it.
 ///
@@ -55,6 +55,36 @@ pub unsafe fn bar_arrive_at(barrier: u32, threads: u32) {
 pub unsafe fn bar_warp_sync(mask: u32) {
     // SAFETY: the caller's promise is the instruction's.
     unsafe { instruction!("bar.warp.sync {};", in(reg32) mask, options(nostack)) }
+}
+
+/// `red.release.gpu.global.add.u32`: adds to a number in global memory. What this thread did before, and what it knows that others did,
+/// is visible to those whose [`ld_acquire_gpu_u32`] finds the sum.
+///
+/// # Safety
+///
+/// The address is valid for reads and writes of four bytes, aligned to them; all who touch the place meanwhile do it atomically.
+#[inline(always)]
+pub unsafe fn red_release_gpu_add_u32(address: u64, value: u32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("red.release.gpu.global.add.u32 [{0}], {1};", in(reg64) address, in(reg32) value, options(nostack))
+    }
+}
+
+/// `ld.acquire.gpu.global.u32`: a number in global memory that others may write; see [`red_release_gpu_add_u32`].
+///
+/// # Safety
+///
+/// The address is valid for reads of four bytes, aligned to them; all who write the place meanwhile do it atomically.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_acquire_gpu_u32(address: u64) -> u32 {
+    let value: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("ld.acquire.gpu.global.u32 {0}, [{1}];", out(reg32) value, in(reg64) address, options(nostack))
+    };
+    value
 }
 
 /// `shfl.sync.bfly.b32` among all lanes: `value` as the lane has it whose number differs in the bits of `mask`.

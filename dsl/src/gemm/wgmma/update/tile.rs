@@ -1,0 +1,612 @@
+//! The tile of a product that an update is added to: [`WgmmaTile`](crate::gemm::wgmma::WgmmaTile)'s arrangement, with room for the rows
+//! of Vᵀ in each stage, for the codes, and for the rows of U.
+
+use core::marker::PhantomData;
+
+use super::{CHUNK, Exchange, PART, U_BOX_COLUMNS, UpdateTile};
+use crate::barrier::Barrier;
+use crate::epilogue::Epilogue;
+use crate::float::{Element, HalfElement};
+use crate::gemm::fragments::{self, STAGING_BYTES, WarpRows};
+use crate::gemm::wgmma::{
+    BLOCK_ROWS, Consumer, ROW_BYTES, STEP_BYTES, STEPS, Schedule, WARP_ROWS, WARPGROUP,
+};
+use crate::gemm::{ColumnCache, OutputElement, PersistentTiles};
+use crate::launch::TensorMap;
+use crate::layout::{TileIndex, accumulator_coord};
+use crate::pipeline::{self, FullStage, Pipeline};
+use crate::ptx::{self, Accumulators, MatrixDescriptor, WgmmaUpdate};
+use crate::shared::SharedAddress;
+use crate::thread;
+use crate::tile::Output;
+use crate::warp;
+
+/// Bytes of a box of U: a panel of 64 columns and 16 ranks.
+const PANEL_BYTES: u32 = U_BOX_COLUMNS * PART * 2;
+/// Parts of U that a consumer has in shared memory at a time.
+const RESIDENT_PARTS: u32 = 4;
+
+/// A consumer's sums: of its outputs, and of a chunk of H.
+pub struct UpdateAccumulators<C, const BLOCKS: usize> {
+    outputs: [C; BLOCKS],
+    chunk: [[f32; 4]; BLOCKS],
+}
+
+/// What a consumer knows.
+pub struct UpdateConsumer<const STAGES: u32, const CLUSTER: u32> {
+    tiles: Consumer<STAGES, CLUSTER>,
+    /// The parity of the phase in which the next rows of U arrive.
+    parity: u32,
+}
+
+/// As [`WgmmaTile`](crate::gemm::wgmma::WgmmaTile), for products that an update is added to.
+pub struct WgmmaUpdateTile<C, const BLOCKS: usize, S, const STAGES: u32, const CLUSTER: u32>(
+    PhantomData<(C, S)>,
+);
+
+impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32>
+    WgmmaUpdateTile<C, BLOCKS, S, STAGES, CLUSTER>
+{
+    /// Rows of a consumer.
+    const CONSUMER_ROWS: u32 = BLOCKS as u32 * BLOCK_ROWS;
+    /// Bytes of a stage's rows of A, which its rows of B follow.
+    const A_BYTES: u32 = Self::BLOCK_M * ROW_BYTES;
+    /// Bytes of a stage without those of Vᵀ, which follow.
+    const STAGE_BYTES: u32 = Self::A_BYTES + C::COLUMNS * ROW_BYTES;
+    /// Bytes of a stage's rows of Vᵀ.
+    const V_BYTES: u32 = CHUNK * ROW_BYTES;
+    /// Bytes from one stage to the next.
+    const STAGE_PITCH: u32 = Self::STAGE_BYTES + Self::V_BYTES;
+    /// Panels of U that are as wide as the tile.
+    const PANELS: u32 = {
+        assert!(C::COLUMNS.is_multiple_of(U_BOX_COLUMNS), "panels cover the tile exactly");
+        C::COLUMNS / U_BOX_COLUMNS
+    };
+    /// Bytes of a part of U.
+    const PART_BYTES: u32 = Self::PANELS * PANEL_BYTES;
+    /// Bytes of the place in which a consumer has parts of U and then stages its outputs.
+    const AREA_BYTES: u32 = {
+        let (parts, staging) = (RESIDENT_PARTS * Self::PART_BYTES, 4 * STAGING_BYTES);
+        if parts > staging { parts } else { staging }
+    };
+    /// Where these places follow the ring.
+    const AREAS_AT: u32 = STAGES * Self::STAGE_PITCH;
+    /// Bytes of a consumer's codes, two numbers for each of a thread's rows.
+    const CODES_BYTES: u32 = BLOCKS as u32 * 4 * 4 * WARPGROUP;
+    /// Where the consumers' codes follow the areas.
+    const CODES_AT: u32 = Self::AREAS_AT + S::CONSUMERS * Self::AREA_BYTES;
+    /// Where the ring's barriers follow them.
+    const BARRIERS_AT: u32 = Self::CODES_AT + S::CONSUMERS * Self::CODES_BYTES;
+    /// Where the barriers at which U arrives, one for each consumer, follow them.
+    const ARRIVALS_AT: u32 = Self::BARRIERS_AT + Pipeline::<STAGES, CLUSTER>::BYTES;
+    /// Where the barriers of the consumers' turns follow them.
+    const TURNS_AT: u32 = Self::ARRIVALS_AT + S::CONSUMERS * Barrier::BYTES;
+    /// Whether consumers take turns.
+    const TAKES_TURNS: bool = S::CONSUMERS > S::CONSUMERS_OF_TILE;
+    /// Whether the producer's warpgroup hands registers to the consumers.
+    const HANDS_OVER_REGISTERS: bool = S::CONSUMERS == 2;
+    /// Whether a consumer's accumulators leave it few other registers.
+    const IS_WIDE: bool = BLOCKS as u32 * C::COLUMNS > 256;
+
+    #[inline(always)]
+    fn pipeline() -> Pipeline<STAGES, CLUSTER> {
+        Pipeline::at(SharedAddress::dynamic().offset(Self::BARRIERS_AT))
+    }
+
+    /// The barrier that completes a phase when consumer `index` may multiply again.
+    #[inline(always)]
+    fn turn_of(index: u32) -> Barrier {
+        Barrier::at(SharedAddress::dynamic().offset(Self::TURNS_AT + index * Barrier::BYTES))
+    }
+
+    /// The barrier at which the rows of U for consumer `index` arrive.
+    #[inline(always)]
+    fn arrival_of(index: u32) -> Barrier {
+        Barrier::at(SharedAddress::dynamic().offset(Self::ARRIVALS_AT + index * Barrier::BYTES))
+    }
+
+    /// The place of a stage.
+    #[inline(always)]
+    fn stage(index: u32) -> SharedAddress {
+        SharedAddress::dynamic().offset(index * Self::STAGE_PITCH)
+    }
+
+    /// The place of consumer `index` for parts of U and for staging.
+    #[inline(always)]
+    fn area(index: u32) -> SharedAddress {
+        SharedAddress::dynamic().offset(Self::AREAS_AT + index * Self::AREA_BYTES)
+    }
+
+    /// The place of this thread's first code; the others follow 4 · [`WARPGROUP`] bytes apart.
+    #[inline(always)]
+    fn codes(index: u32) -> SharedAddress {
+        let own = Self::CODES_AT + index * Self::CODES_BYTES + thread::thread_idx_x() % WARPGROUP * 4;
+        SharedAddress::dynamic().offset(own)
+    }
+
+    /// This consuming warp's place in the output.
+    #[inline(always)]
+    fn own_rows(tile: TileIndex) -> WarpRows {
+        // Opaque: what follows from it is worth no register while the products run.
+        let thread = ptx::opaque(thread::thread_idx_x());
+        let (warp, lane) = (thread / warp::SIZE - 4, thread % warp::SIZE);
+        let first = if Self::TAKES_TURNS { 0 } else { warp / 4 * Self::CONSUMER_ROWS };
+        WarpRows {
+            lane,
+            batch: 0,
+            row: tile.m * Self::BLOCK_M + first + warp % 4 * WARP_ROWS,
+            column: tile.n * C::COLUMNS,
+            staging: Self::area(warp / 4).offset(warp % 4 * STAGING_BYTES),
+        }
+    }
+
+    /// Waits for all warps of consumer `index`.
+    ///
+    /// # Safety
+    ///
+    /// All its threads call it.
+    #[inline(always)]
+    unsafe fn sync_consumer(index: u32) {
+        // SAFETY: the caller's promise; barrier 0 is the block's.
+        unsafe { ptx::bar_sync_at(1 + index, WARPGROUP) }
+    }
+
+    /// Begins to copy the parts of U from part `first` on, of `parts` parts, as many as there is room for.
+    ///
+    /// # Safety
+    ///
+    /// As [`UpdateTile::fetch`]; all threads of the consumer call it, and none uses its place before they have arrived.
+    #[inline(always)]
+    unsafe fn copy_parts(index: u32, u: &TensorMap, first: u32, parts: u32, tile: TileIndex) {
+        // What the threads have staged here comes before what the copy engine writes.
+        ptx::fence_proxy_async_shared();
+        // SAFETY: the caller's promise; the parts' bytes are those announced.
+        unsafe {
+            Self::sync_consumer(index);
+            if thread::thread_idx_x().is_multiple_of(WARPGROUP) {
+                let (arrival, area) = (Self::arrival_of(index), Self::area(index));
+                let count = (parts - first).min(RESIDENT_PARTS);
+                arrival.arrive_and_expect(count * Self::PART_BYTES);
+                let mut part = 0;
+                while part < count {
+                    for panel in 0..Self::PANELS {
+                        let column = tile.n * C::COLUMNS + panel * U_BOX_COLUMNS;
+                        let at = [column as i32, ((first + part) * PART) as i32, 0];
+                        let to = area.offset(part * Self::PART_BYTES + panel * PANEL_BYTES);
+                        ptx::tma_load_3d(to.get(), u.address(), at, arrival.address());
+                    }
+                    part += 1;
+                }
+            }
+        }
+    }
+
+    /// Issues the products of stage `stage`, with its rows of Vᵀ if `CHUNKED`; those of a tile's first stage begin from zero.
+    ///
+    /// # Safety
+    ///
+    /// As [`UpdateTile::multiply`].
+    #[inline(always)]
+    unsafe fn multiply_stage<T: WgmmaUpdate<C>, const CHUNKED: bool>(
+        index: u32,
+        accumulators: &mut UpdateAccumulators<C, BLOCKS>,
+        stage: &FullStage,
+        step: u32,
+    ) {
+        let first_row = if Self::TAKES_TURNS { 0 } else { index * Self::CONSUMER_ROWS };
+        let rows = Self::stage(stage.index);
+        let a = MatrixDescriptor::rows_of_128_bytes(rows.offset(first_row * ROW_BYTES).get());
+        let b = MatrixDescriptor::rows_of_128_bytes(rows.offset(Self::A_BYTES).get());
+        let UpdateAccumulators { outputs, chunk } = accumulators;
+        // SAFETY: the caller's promise.
+        unsafe {
+            ptx::wgmma_fence();
+            for part in 0..STEPS {
+                for (block, (outputs, chunk)) in outputs.iter_mut().zip(chunk.iter_mut()).enumerate() {
+                    let a = a.advance(block as u32 * BLOCK_ROWS * ROW_BYTES + part * STEP_BYTES);
+                    let b = b.advance(part * STEP_BYTES);
+                    let keep = if part > 0 { 1 } else { step };
+                    if CHUNKED {
+                        T::wgmma_wider_if(outputs, chunk, a, b, keep);
+                    } else {
+                        T::wgmma_if::<false, false>(outputs, a, b, keep);
+                    }
+                }
+            }
+            ptx::wgmma_commit_group();
+        }
+    }
+
+    /// The products of one tile.
+    ///
+    /// # Safety
+    ///
+    /// As [`UpdateTile::multiply`].
+    #[inline(always)]
+    unsafe fn multiply_as<T: WgmmaUpdate<C>, const CHUNKED: bool>(
+        consumer: &mut Consumer<STAGES, CLUSTER>,
+        steps: u32,
+    ) -> UpdateAccumulators<C, BLOCKS> {
+        // Zeros, though the first products overwrite them: of what is arbitrary, the widest tile would spill some.
+        // SAFETY: all-zero bits are numbers. (As for `Accumulators::zero`.)
+        let mut accumulators: UpdateAccumulators<C, BLOCKS> = unsafe { core::mem::zeroed() };
+        // SAFETY: all warps of the warpgroup run this alike; each stage is full, and it is given back when the products
+        // that read it have completed.
+        unsafe {
+            let mut previous = FullStage { index: 0 };
+            let mut step = 0;
+            loop {
+                let stage = consumer.ring.wait();
+                Self::multiply_stage::<T, CHUNKED>(consumer.index, &mut accumulators, &stage, step);
+                ptx::wgmma_wait_group::<1>();
+                if step > 0 {
+                    consumer.ring.release(previous);
+                }
+                previous = stage;
+                // Opaque: copies of the loop for its first steps, or for several at a time, are worth nothing.
+                step = ptx::opaque(step + 1);
+                if step >= steps {
+                    break;
+                }
+            }
+            if Self::TAKES_TURNS && warp::lane_id() == 0 {
+                Self::turn_of(1 - consumer.index).arrive();
+            }
+            ptx::wgmma_wait_group::<0>();
+            accumulators.outputs.iter_mut().for_each(Accumulators::hold);
+            accumulators.chunk.iter_mut().for_each(ptx::hold_sums);
+            consumer.ring.release(previous);
+        }
+        accumulators
+    }
+}
+
+impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32> UpdateTile
+    for WgmmaUpdateTile<C, BLOCKS, S, STAGES, CLUSTER>
+{
+    const BLOCK_M: u32 = S::CONSUMERS_OF_TILE * Self::CONSUMER_ROWS;
+    const BLOCK_N: u32 = C::COLUMNS;
+    const CLUSTER_M: u32 = CLUSTER;
+    const THREADS: u32 = (1 + S::CONSUMERS) * WARPGROUP;
+    const SHARED_BYTES: u32 = Self::TURNS_AT + if Self::TAKES_TURNS { 2 * Barrier::BYTES } else { 0 };
+    const ROW_BYTES: u32 = ROW_BYTES;
+    const A_BOX_ROWS: u32 = Self::BLOCK_M;
+    const B_BOX_ROWS: u32 = {
+        assert!((Self::BLOCK_N / CLUSTER).is_multiple_of(8), "a share of B is whole units of the swizzle");
+        Self::BLOCK_N / CLUSTER
+    };
+    const STORES_ROWS: bool = !Self::IS_WIDE;
+    const UNROLLS: bool = !Self::IS_WIDE;
+
+    type Fragment = C;
+    type Accumulators = UpdateAccumulators<C, BLOCKS>;
+    type Producer = pipeline::Producer<STAGES, CLUSTER>;
+    type Consumer = UpdateConsumer<STAGES, CLUSTER>;
+    type Chunk = [[u32; 2]; BLOCKS];
+
+    #[inline(always)]
+    unsafe fn start() {
+        // SAFETY: all threads of the cluster are here; one makes the barriers, and the others wait for it.
+        unsafe {
+            if thread::thread_idx_x() == 0 {
+                if Self::TAKES_TURNS {
+                    Self::turn_of(0).init(4);
+                    Self::turn_of(1).init(4);
+                }
+                for index in 0..S::CONSUMERS {
+                    Self::arrival_of(index).init(1);
+                }
+                Self::pipeline().init(4 * S::CONSUMERS_OF_TILE);
+            }
+            if CLUSTER > 1 {
+                ptx::barrier_cluster_arrive();
+                ptx::barrier_cluster_wait();
+            } else {
+                thread::sync_threads();
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn is_producer() -> bool {
+        thread::thread_idx_x() / WARPGROUP == 0
+    }
+
+    #[inline(always)]
+    unsafe fn producer() -> Option<Self::Producer> {
+        // 24 · 128 + 240 · 256 and 40 · 128 + 232 · 256 are within the 64 Ki registers of a multiprocessor.
+        if Self::HANDS_OVER_REGISTERS {
+            // SAFETY: the whole warpgroup is here.
+            unsafe {
+                if Self::IS_WIDE {
+                    ptx::setmaxnreg_dec::<24>();
+                } else {
+                    ptx::setmaxnreg_dec::<40>();
+                }
+            }
+        }
+        if thread::thread_idx_x() == 0 { Some(Self::pipeline().producer()) } else { None }
+    }
+
+    #[inline(always)]
+    unsafe fn consumer() -> Self::Consumer {
+        if Self::HANDS_OVER_REGISTERS {
+            // SAFETY: the whole warpgroup is here, and the producer's gives back as many registers.
+            unsafe {
+                if Self::IS_WIDE {
+                    ptx::setmaxnreg_inc::<240>();
+                } else {
+                    ptx::setmaxnreg_inc::<232>();
+                }
+            }
+        }
+        let index = thread::thread_idx_x() / WARPGROUP - 1;
+        // A new barrier is past the phase before its first, which has parity 1: the first turn is consumer 0's.
+        let tiles = Consumer { ring: Self::pipeline().consumer(), index, turn: 1 - index, skips: index > 0 };
+        UpdateConsumer { tiles, parity: 0 }
+    }
+
+    #[inline(always)]
+    fn next_tile(
+        consumer: &mut Self::Consumer,
+        tiles: &mut PersistentTiles,
+        steps: u32,
+    ) -> Option<TileIndex> {
+        let consumer = &mut consumer.tiles;
+        if Self::TAKES_TURNS {
+            if consumer.skips {
+                tiles.skip_tile();
+                consumer.ring.skip(steps);
+            }
+            consumer.skips = true;
+        }
+        tiles.next_tile()
+    }
+
+    #[inline(always)]
+    unsafe fn load<T: WgmmaUpdate<C>>(
+        producer: &mut Self::Producer,
+        a: &TensorMap,
+        b: &TensorMap,
+        vt: &TensorMap,
+        steps: u32,
+        tile: TileIndex,
+        chunk: Option<u32>,
+    ) {
+        let bytes = Self::STAGE_BYTES + if chunk.is_some() { Self::V_BYTES } else { 0 };
+        let row_a = (tile.m * Self::BLOCK_M) as i32;
+        let row_b = tile.n * Self::BLOCK_N;
+        for step in 0..steps {
+            let k = (step * (ROW_BYTES / T::BYTES)) as i32;
+            // SAFETY: a stage's bytes come from the boxes of A, of Vᵀ and of B, in a cluster the shares of all blocks, which are
+            // all at the same step; nothing touches the stage before it is full. The rest is the caller's promise.
+            unsafe {
+                let stage = producer.acquire(bytes);
+                let (to_a, full) = (Self::stage(stage.index), stage.full.address());
+                ptx::tma_load_3d(to_a.get(), a.address(), [k, row_a, 0], full);
+                let to_b = to_a.offset(Self::A_BYTES);
+                if CLUSTER > 1 {
+                    let share = ptx::cluster_ctarank() * Self::B_BOX_ROWS;
+                    let (to_b, blocks) = (to_b.offset(share * ROW_BYTES), ((1u32 << CLUSTER) - 1) as u16);
+                    let at = [k, (row_b + share) as i32, 0];
+                    ptx::tma_load_3d_multicast(to_b.get(), b.address(), at, full, blocks);
+                } else {
+                    ptx::tma_load_3d(to_b.get(), b.address(), [k, row_b as i32, 0], full);
+                }
+                if let Some(chunk) = chunk {
+                    let to_v = to_a.offset(Self::STAGE_BYTES);
+                    ptx::tma_load_3d(to_v.get(), vt.address(), [k, (chunk * CHUNK) as i32, 0], full);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fetch(consumer: &Self::Consumer, u: &TensorMap, exchange: &Exchange, tile: TileIndex) {
+        // SAFETY: the caller's promise; the stores of the tile before have been read.
+        unsafe {
+            fragments::wait_for_stores();
+            Self::copy_parts(consumer.tiles.index, u, 0, exchange.parts(), tile);
+        }
+    }
+
+    #[inline(always)]
+    fn chunk_column() -> u32 {
+        accumulator_coord(warp::lane_id(), 0).column
+    }
+
+    #[inline(always)]
+    unsafe fn put_codes(consumer: &Self::Consumer, tile: TileIndex, codes: impl Fn(u32) -> [f32; 2]) {
+        let at = Self::own_rows(tile);
+        let first = at.row + accumulator_coord(at.lane, 0).row;
+        let place = Self::codes(consumer.tiles.index);
+        for block in 0..BLOCKS as u32 {
+            for half in 0..2 {
+                let pair = codes(first + block * BLOCK_ROWS + half * (WARP_ROWS / 2));
+                let to = place.offset((block * 4 + half * 2) * 4 * WARPGROUP);
+                // SAFETY: places that only this thread uses.
+                unsafe {
+                    ptx::st_shared_f32(to.get(), pair[0]);
+                    ptx::st_shared_f32(to.offset(4 * WARPGROUP).get(), pair[1]);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply<T: WgmmaUpdate<C>>(
+        consumer: &mut Self::Consumer,
+        steps: u32,
+        has_chunk: bool,
+    ) -> Self::Accumulators {
+        let consumer = &mut consumer.tiles;
+        // SAFETY: the caller's promise; the barrier is made, and each phase of it is waited for.
+        unsafe {
+            if Self::TAKES_TURNS {
+                Self::turn_of(consumer.index).wait(consumer.turn);
+                consumer.turn ^= 1;
+            }
+            if has_chunk {
+                Self::multiply_as::<T, true>(consumer, steps)
+            } else {
+                Self::multiply_as::<T, false>(consumer, steps)
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale<T: HalfElement>(
+        consumer: &Self::Consumer,
+        accumulators: &Self::Accumulators,
+        inside: [bool; 2],
+    ) -> Self::Chunk {
+        let place = Self::codes(consumer.tiles.index);
+        let mut chunk = [[0; 2]; BLOCKS];
+        for (block, (packed, sums)) in chunk.iter_mut().zip(&accumulators.chunk).enumerate() {
+            let scaled = |i: u32| {
+                let from = place.offset((block as u32 * 4 + i) * 4 * WARPGROUP);
+                // SAFETY: this thread has put it there.
+                let code = unsafe { ptx::ld_shared_f32(from.get()) };
+                // Not a multiplication by a code of zero: a sum of what is not there may be infinite times zero.
+                if inside[i as usize % 2] { sums[i as usize] * code } else { 0.0 }
+            };
+            *packed = [T::pack([scaled(0), scaled(1)]), T::pack([scaled(2), scaled(3)])];
+        }
+        chunk
+    }
+
+    #[inline(always)]
+    fn no_chunk() -> Self::Chunk {
+        [[0; 2]; BLOCKS]
+    }
+
+    #[inline(always)]
+    unsafe fn publish(
+        _: &Self::Consumer,
+        exchange: &Exchange,
+        tile: TileIndex,
+        chunk: u32,
+        own: Self::Chunk,
+    ) {
+        let at = Self::own_rows(tile);
+        let strip = at.row / WARP_ROWS;
+        // Of an odd number of chunks, the last has no other beside it.
+        let is_single = chunk.is_multiple_of(2) && chunk + 1 == exchange.chunks;
+        // SAFETY: the caller's promise: nobody else writes these registers' places, and those who read them see the counter first.
+        unsafe {
+            for (block, registers) in own.iter().enumerate() {
+                let strip = strip + block as u32 * (BLOCK_ROWS / WARP_ROWS);
+                let record = exchange.record(strip, chunk / 2, at.lane);
+                ptx::st_global_v2_b32(record.offset(2 * (chunk % 2) as u64).address(), *registers);
+                if is_single {
+                    ptx::st_global_v2_b32(record.offset(2).address(), [0; 2]);
+                }
+            }
+            warp::sync_warp();
+            if at.lane == 0 {
+                ptx::red_release_gpu_add_u32(exchange.counters.offset(strip as u64).address(), 1);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn update<T: WgmmaUpdate<C>>(
+        consumer: &mut Self::Consumer,
+        accumulators: &mut Self::Accumulators,
+        u: &TensorMap,
+        exchange: &Exchange,
+        tile: TileIndex,
+        own: Self::Chunk,
+    ) {
+        let (index, parts) = (consumer.tiles.index, exchange.parts());
+        let at = Self::own_rows(tile);
+        let strip = at.row / WARP_ROWS;
+        // SAFETY: the caller's promise. Records are read when the counter says that they are written; U is read when it has arrived,
+        // and its place is used again when all warps' products with it have completed.
+        unsafe {
+            if exchange.is_own == 0 {
+                let counter = exchange.counters.offset(strip as u64).address();
+                while ptx::ld_acquire_gpu_u32(counter) < exchange.chunks {}
+                warp::sync_warp();
+            }
+            let mut part = 0;
+            while part < parts {
+                let resident = part % RESIDENT_PARTS;
+                if resident == 0 {
+                    if part > 0 {
+                        Self::copy_parts(index, u, part, parts, tile);
+                    }
+                    Self::arrival_of(index).wait(consumer.parity);
+                    consumer.parity ^= 1;
+                }
+                let mut a = [[0; 4]; BLOCKS];
+                for (block, (a, own)) in a.iter_mut().zip(&own).enumerate() {
+                    if exchange.is_own != 0 {
+                        *a = [own[0], own[1], 0, 0];
+                    } else {
+                        let strip = strip + block as u32 * (BLOCK_ROWS / WARP_ROWS);
+                        *a = ptx::ld_global_v4_b32(exchange.record(strip, part, at.lane).address());
+                    }
+                    ptx::hold_registers(a);
+                }
+                let b = Self::area(index).offset(resident * Self::PART_BYTES);
+                let b = MatrixDescriptor::panels_of_128_bytes(b.get(), PANEL_BYTES);
+                ptx::wgmma_fence();
+                for (outputs, a) in accumulators.outputs.iter_mut().zip(&a) {
+                    T::wgmma_registers(outputs, a, b);
+                }
+                ptx::wgmma_commit_group();
+                ptx::wgmma_wait_group::<0>();
+                accumulators.outputs.iter_mut().for_each(Accumulators::hold);
+                part += 1;
+            }
+            Self::sync_consumer(index);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn columns<E: Epilogue>(epilogue: &E, tile: TileIndex) -> ColumnCache<E::Column> {
+        // SAFETY: the caller's promise.
+        unsafe { ColumnCache::load(epilogue, tile.n * Self::BLOCK_N, Self::BLOCK_N) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_boxes<O: OutputElement, E: Epilogue, const UNROLLED: bool>(
+        accumulators: &Self::Accumulators,
+        epilogue: &E,
+        columns: &ColumnCache<E::Column>,
+        output: &TensorMap,
+        tile: TileIndex,
+    ) {
+        // SAFETY: the caller's promise; each warp has its rows and its staging buffer, from which nothing is being stored.
+        unsafe {
+            let (at, outputs) = (Self::own_rows(tile), &accumulators.outputs);
+            fragments::store_boxes::<C, O, E, BLOCKS, UNROLLED>(outputs, epilogue, columns, output, at);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_rows<O: Element, E: Epilogue>(
+        accumulators: &Self::Accumulators,
+        epilogue: &E,
+        output: &Output<O>,
+        tile: TileIndex,
+    ) {
+        // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
+        unsafe { fragments::store_rows(&accumulators.outputs, epilogue, output, Self::own_rows(tile)) };
+    }
+
+    #[inline(always)]
+    unsafe fn finish(producer: Self::Producer) {
+        if CLUSTER > 1 {
+            // SAFETY: the caller's promise.
+            unsafe { producer.drain() };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish_stores() {
+        // SAFETY: the caller's promise.
+        unsafe { fragments::wait_for_stores() };
+    }
+}
