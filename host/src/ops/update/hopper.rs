@@ -1,38 +1,324 @@
 //! The launches of the kernels that compute a linear operation with its updates on Hopper.
 //!
-//! There are none yet: [`choose`] finds no kernel for any problem.
+//! There are three tiles, one of them for few rows of X and updates of few ranks. Of the others: where the updates have a rank of at most 8, each tile may compute H for itself. Otherwise some tiles compute
+//! it for all, 8 ranks each, and exchange it through a workspace: that costs less arithmetic, and the time until the last of them has
+//! what it waits for. The launch is then cooperative, since blocks that wait for each other have to be on the GPU at the same time.
 
 use half::{bf16, f16};
+use warpsmith_dsl::epilogue::LinearEpilogue;
+use warpsmith_dsl::float::{Bf16, F16};
+use warpsmith_dsl::gemm::split_k::TransposedUpdate;
+use warpsmith_dsl::gemm::wgmma::{CHUNK, Exchange, PART, U_BOX_COLUMNS, UpdateTile};
+use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
+use warpsmith_dsl::layout::RASTER_GROUP;
+use warpsmith_kernels::codes::Codes;
+use warpsmith_kernels::linear_update_hopper::{
+    UpdateFewRowsParams, UpdateHopperParams, UpdatePingPong128x128, UpdatePingPong128x192,
+    linear_update_few_rows, linear_update_hopper,
+};
 
-use super::operands::{BoltOn, Problem};
+use super::operands::{BoltOn, Problem, row_stride};
 use crate::device::Device;
 use crate::error::Result;
-use crate::ops::linear::select::Limits;
+use crate::ops::linear::select::{self, Access, Limits};
+use crate::ops::{Products, linear};
 use crate::stream::Stream;
-use crate::tensor::Element;
+use crate::tensor::{DType, Element, Swizzle, Tensor, TensorMapOptions};
 
-/// The kernels of an element type.
-pub trait Kernels: Element {}
+/// The operation's name in errors.
+const OPERATION: &str = "linear_with_update";
+/// The compute capability that these kernels run on.
+const HOPPER: (u32, u32) = (9, 0);
+/// Rows of Y that a warp has the copy engine store at a time, and that a warp has of H.
+const WARP_ROWS: u32 = 16;
 
-impl Kernels for f16 {}
-impl Kernels for bf16 {}
-impl Kernels for f32 {}
+/// The tile of the output that a block, or one of its two consumers, computes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tile {
+    /// 128 × 192, in clusters of two blocks; for outputs that the copy engine stores.
+    PingPong128x192,
+    /// 128 × 128.
+    PingPong128x128,
+    /// 16 × 64, for few rows and at most 8 ranks: a block for each.
+    FewRows16x64,
+}
+
+/// What the choice knows of a tile.
+#[derive(Clone, Copy)]
+struct Facts {
+    rows: u32,
+    columns: u32,
+    cluster: u32,
+    shared_bytes: u32,
+    needs_boxes: bool,
+    /// For launching, filling the pipeline and storing the last tile, in picoseconds on an H100.
+    launch: u64,
+    /// The product of a tile for each column of K, where each block has one.
+    alone: u64,
+    /// The same, where blocks have several.
+    crowded: u64,
+    /// What a tile takes beside, where the copy engine stores it.
+    tile: u64,
+    /// What it takes more where it does not.
+    in_rows: u64,
+}
+
+impl Tile {
+    const ALL: [Self; 3] = [Self::PingPong128x192, Self::PingPong128x128, Self::FewRows16x64];
+
+    const fn facts(self) -> Facts {
+        const fn of<S: UpdateTile>([launch, alone, crowded, tile, in_rows]: [u64; 5]) -> Facts {
+            Facts {
+                rows: S::BLOCK_M,
+                columns: S::BLOCK_N,
+                cluster: S::CLUSTER_M,
+                shared_bytes: S::SHARED_BYTES,
+                needs_boxes: !S::STORES_ROWS,
+                launch,
+                alone,
+                crowded,
+                tile,
+                in_rows,
+            }
+        }
+        // The costs of the products are those of the linear operation's kernels with the same tile.
+        match self {
+            Self::PingPong128x192 => of::<UpdatePingPong128x192>([4_020_000, 7_710, 8_020, 80_000, 0]),
+            Self::PingPong128x128 => {
+                of::<UpdatePingPong128x128>([3_380_000, 5_040, 5_490, 139_000, 3_900_000])
+            }
+            // Its time follows from that of the linear operation's kernel.
+            Self::FewRows16x64 => Facts {
+                rows: TransposedUpdate::BLOCK_M,
+                columns: TransposedUpdate::BLOCK_N,
+                cluster: 1,
+                shared_bytes: TransposedUpdate::SHARED_BYTES,
+                needs_boxes: false,
+                launch: 0,
+                alone: 0,
+                crowded: 0,
+                tile: 0,
+                in_rows: 0,
+            },
+        }
+    }
+}
+
+/// How tiles get at H.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sharing {
+    /// Each computes all of it.
+    Own,
+    /// Some compute 8 ranks each, and all exchange them.
+    Exchanged,
+}
 
 /// A kernel and its launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     /// Blocks of the launch.
     pub(super) blocks: u32,
+    tile: Tile,
+    sharing: Sharing,
+    /// Clusters' tiles along M that the order visits before it steps along N.
+    height: u32,
 }
 
+/// Until a block has what another one has published, in picoseconds on an H100: a fence, a number, and the data, all by way of the
+/// level-2 cache. An estimate.
+const EXCHANGE: u64 = 1_800_000;
+/// From a tile's own H to its sums: an estimate from the latencies of its instructions.
+const OWN: u64 = 300_000;
+
+/// More blocks than any of these launches has.
+const MAX_BLOCKS: u32 = 1 << 31;
+
 /// The kernel that computes a linear operation with updates on Hopper; `None` if none can.
-pub(super) fn choose(_problem: &Problem, _limits: &Limits) -> Option<Choice> {
-    None
+pub(super) fn choose(problem: &Problem, limits: &Limits) -> Option<Choice> {
+    candidates(problem, limits).min_by_key(|&choice| picoseconds(choice, problem, limits)).filter(|_| {
+        limits.compute_capability == HOPPER
+            && problem.dtype != DType::F32
+            && problem.access == Access::Aligned
+            && problem.u_is_chunked
+    })
+}
+
+/// Every launch that would do on a Hopper GPU, for operands that the copy engine can read.
+fn candidates(problem: &Problem, limits: &Limits) -> impl Iterator<Item = Choice> {
+    let of_tile = |tile| [Sharing::Own, Sharing::Exchanged].map(|sharing| (tile, sharing));
+    let all = Tile::ALL.into_iter().flat_map(of_tile);
+    all.filter_map(|(tile, sharing)| plan(tile, sharing, problem, limits))
+}
+
+/// The launch with a tile, if there is one.
+fn plan(tile: Tile, sharing: Sharing, problem: &Problem, limits: &Limits) -> Option<Choice> {
+    let facts = tile.facts();
+    if problem.k == 0 || facts.shared_bytes > limits.max_shared_per_block {
+        return None;
+    }
+    if facts.needs_boxes && !stores_boxes(problem) {
+        return None;
+    }
+    let (clusters_m, tiles_n) = tiles(facts, problem);
+    if tile == Tile::FewRows16x64 {
+        let blocks = u32::try_from(clusters_m * tiles_n).ok().filter(|&blocks| blocks < MAX_BLOCKS)?;
+        let computes = sharing == Sharing::Own && problem.rank <= CHUNK && blocks > 0;
+        return computes.then_some(Choice { blocks, tile, sharing, height: 1 });
+    }
+    let most = u64::from(limits.multiprocessors / facts.cluster);
+    let clusters = (clusters_m * tiles_n).min(most);
+    // The order of the tiles counts them in 32 bits.
+    if clusters == 0 || (clusters_m * tiles_n).checked_add(most)? > u64::from(u32::MAX) {
+        return None;
+    }
+    let chunks = u64::from(problem.rank.div_ceil(CHUNK));
+    let height = match sharing {
+        Sharing::Own if chunks > 1 => return None,
+        Sharing::Own => u64::from(RASTER_GROUP),
+        // A cluster that computed two chunks of the same rows would wait for itself.
+        Sharing::Exchanged => u64::from(RASTER_GROUP).min(clusters / chunks),
+    };
+    if height == 0 || sharing == Sharing::Exchanged && tiles_n < chunks {
+        return None;
+    }
+    let blocks = u32::try_from(clusters).ok()? * facts.cluster;
+    Some(Choice { blocks, tile, sharing, height: height as u32 })
+}
+
+/// Whether the copy engine stores Y.
+fn stores_boxes(problem: &Problem) -> bool {
+    let is_chunked = problem.y_is_chunked;
+    problem.fits_registers
+        && is_chunked
+        && (u64::from(problem.n) * problem.dtype.size() as u64).is_multiple_of(16)
+}
+
+/// The clusters' tiles along M, and the tiles along N.
+fn tiles(facts: Facts, problem: &Problem) -> (u64, u64) {
+    let (rows, columns) = (facts.rows * facts.cluster, facts.columns);
+    (problem.m.div_ceil(rows).into(), problem.n.div_ceil(columns).into())
+}
+
+/// How long a launch takes by a model, in picoseconds on an H100: the time of the fullest block, as for the linear operation alone, and
+/// what the update adds to it.
+fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> u128 {
+    if choice.tile == Tile::FewRows16x64 {
+        return few_rows_picoseconds(problem, limits);
+    }
+    let facts = choice.tile.facts();
+    let (clusters_m, tiles_n) = tiles(facts, problem);
+    let rounds = (clusters_m * tiles_n).div_ceil(u64::from(choice.blocks / facts.cluster));
+    let column = if rounds == 1 { facts.alone } else { facts.crowded };
+    let chunks = u64::from(problem.rank.div_ceil(CHUNK));
+    // Of the columns of V, what a tile has to multiply, and when it is waited for.
+    let (multiplied, waits) = match choice.sharing {
+        Sharing::Own => (u64::from(CHUNK * 1024), OWN),
+        Sharing::Exchanged => (u64::from(CHUNK * 1024) * chunks / tiles_n, EXCHANGE),
+    };
+    let product = u128::from(column) * u128::from(problem.k);
+    let ridden = product * u128::from(multiplied) / u128::from(facts.columns * 1024);
+    let added = u128::from(column) * u128::from(problem.rank.next_multiple_of(PART));
+    let in_rows = if stores_boxes(problem) { 0 } else { facts.in_rows };
+    let of_tile = product + ridden + added + u128::from(facts.tile + in_rows);
+    u128::from(facts.launch + waits) + u128::from(rounds) * of_tile
+}
+
+/// The same of the tile for few rows: the linear operation's time with that tile, of which the rows of V are a part more, and what the
+/// warps wait for H'.
+fn few_rows_picoseconds(problem: &Problem, limits: &Limits) -> u128 {
+    let &Problem { m, n, k, dtype, .. } = problem;
+    let product = select::Problem {
+        m,
+        n,
+        k,
+        batch: 1,
+        input: dtype,
+        output: dtype,
+        access: Access::Aligned,
+        products: Products::Direct,
+        stores_boxes: stores_boxes(problem),
+    };
+    let rows = u128::from(TransposedUpdate::BLOCK_M + TransposedUpdate::BLOCK_N);
+    select::estimate(Some(linear::Tile::Skinny16x64), &product, limits)
+        .map_or(u128::MAX, |time| time * (rows + u128::from(CHUNK)) / rows + u128::from(OWN))
+}
+
+/// The arguments of these kernels.
+type Args<T> = (
+    TensorMap,
+    TensorMap,
+    TensorMap,
+    TensorMap,
+    TensorMap,
+    GlobalMut<<T as Element>::Device>,
+    LinearEpilogue<<T as Element>::Device, <T as Element>::Device>,
+    Codes<<T as Element>::Device>,
+    Exchange,
+    UpdateHopperParams,
+);
+
+/// The arguments of the kernels for few rows.
+type FewRowsArgs<T> = (
+    TensorMap,
+    TensorMap,
+    TensorMap,
+    Global<<T as Element>::Device>,
+    GlobalMut<<T as Element>::Device>,
+    LinearEpilogue<<T as Element>::Device, <T as Element>::Device>,
+    Codes<<T as Element>::Device>,
+    UpdateFewRowsParams,
+);
+
+/// A kernel and how it is launched.
+#[doc(hidden)]
+pub struct Instance<T: Element> {
+    declaration: Declaration,
+    launch: unsafe fn(&Device, &Stream, Choice, &BoltOn<'_, T>) -> Result<()>,
+}
+
+impl<T: Element> Instance<T> {
+    fn of<K: Kernel<Args = Args<T>>, S: UpdateTile>() -> Self {
+        Self { declaration: K::DECLARATION, launch: launch_as::<T, K, S> }
+    }
+
+    fn few_rows<K: Kernel<Args = FewRowsArgs<T>>>() -> Self {
+        Self { declaration: K::DECLARATION, launch: launch_few_rows::<T, K> }
+    }
+}
+
+/// The kernels of an element type.
+pub trait Kernels: Element {
+    /// The kernel with a tile; `None` if the type has none.
+    #[doc(hidden)]
+    fn instance(tile: Tile) -> Option<Instance<Self>>;
+}
+
+macro_rules! kernels {
+    ($element:ident, $device:ident) => {
+        impl Kernels for $element {
+            fn instance(tile: Tile) -> Option<Instance<Self>> {
+                Some(match tile {
+                    Tile::PingPong128x192 => kernels!(@of $device, UpdatePingPong128x192),
+                    Tile::PingPong128x128 => kernels!(@of $device, UpdatePingPong128x128),
+                    Tile::FewRows16x64 => Instance::few_rows::<linear_update_few_rows<$device>>(),
+                })
+            }
+        }
+    };
+    (@of $device:ident, $tile:ident) => { Instance::of::<linear_update_hopper<$device, $tile>, $tile>() };
+}
+kernels!(f16, F16);
+kernels!(bf16, Bf16);
+
+impl Kernels for f32 {
+    fn instance(_: Tile) -> Option<Instance<Self>> {
+        None
+    }
 }
 
 /// The entry point of a choice.
-pub(super) fn kernel<T: Kernels>(_choice: Choice) -> &'static str {
-    ""
+pub(super) fn kernel<T: Kernels>(choice: Choice) -> &'static str {
+    T::instance(choice.tile).map_or("", |instance| instance.declaration.name)
 }
 
 /// Launches a choice for `operands`, for which it was made.
@@ -41,10 +327,123 @@ pub(super) fn kernel<T: Kernels>(_choice: Choice) -> &'static str {
 ///
 /// The operands are valid for what the kernel does with them, and live until the stream's work is done.
 pub(super) unsafe fn launch<T: Kernels>(
-    _device: &Device,
-    _stream: &Stream,
-    _choice: Choice,
-    _operands: &BoltOn<'_, T>,
+    device: &Device,
+    stream: &Stream,
+    choice: Choice,
+    operands: &BoltOn<'_, T>,
 ) -> Result<()> {
-    Ok(())
+    let Some(instance) = T::instance(choice.tile) else {
+        return Err(super::operands::no_kernel(OPERATION, device));
+    };
+    // SAFETY: the caller's promise.
+    unsafe { (instance.launch)(device, stream, choice, operands) }
 }
+
+/// A matrix as kernels see it, with one matrix as a third axis, in boxes of `rows` × `columns`.
+fn map<T: Element>(matrix: &Tensor<T>, rows: u32, columns: u32) -> Result<TensorMap> {
+    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    let (shape, strides) = (matrix.shape(), matrix.strides());
+    let (shape, strides) = ([1, shape[0], shape[1]], [0, strides[0], strides[1]]);
+    matrix.encode_as(OPERATION, &shape, &strides, &[1, rows as usize, columns as usize], &options)
+}
+
+/// Launches the kernel `K` of tile `S`.
+///
+/// # Safety
+///
+/// As [`launch`].
+unsafe fn launch_as<T: Element, K: Kernel<Args = Args<T>>, S: UpdateTile>(
+    device: &Device,
+    stream: &Stream,
+    choice: Choice,
+    operands: &BoltOn<'_, T>,
+) -> Result<()> {
+    let &BoltOn { x, w, vt, u, y, y_arg, codes, epilogue, m, n, k } = operands;
+    let size = size_of::<T>() as u32;
+    let columns = S::ROW_BYTES / size;
+    let strides = row_stride(y) * u64::from(size);
+    let has_boxes =
+        (y_arg.address() | strides).is_multiple_of(16) && (u64::from(n) * u64::from(size)).is_multiple_of(16);
+    let y_boxes = if has_boxes { map(y, WARP_ROWS, columns)? } else { TensorMap::from_words([0; 16]) };
+    let chunks = (vt.shape()[0] as u32).div_ceil(CHUNK);
+    let mut workspace = match choice.sharing {
+        Sharing::Own => None,
+        Sharing::Exchanged => {
+            // Tiles write all of their rows, those outside of Y too.
+            let rows = u64::from(m).next_multiple_of(u64::from(S::BLOCK_M * S::CLUSTER_M));
+            let strips = rows / u64::from(WARP_ROWS);
+            let words = Exchange::record_words(strips, chunks) as usize;
+            let counters = Tensor::<u32>::zeros_on(stream, [strips as usize])?;
+            Some((Tensor::<u32>::uninit_on(stream, [words])?, counters))
+        }
+    };
+    let [records, counters] = match &mut workspace {
+        Some((records, counters)) => [records.arg_mut(), counters.arg_mut()],
+        None => [GlobalMut::new(0); 2],
+    };
+    let exchange = Exchange { records, counters, chunks, is_own: (choice.sharing == Sharing::Own).into() };
+    let params = UpdateHopperParams {
+        stride_y: row_stride(y),
+        m,
+        n,
+        k,
+        has_boxes: has_boxes.into(),
+        height: choice.height,
+        reserved: 0,
+    };
+    let args = (
+        map(x, S::A_BOX_ROWS, columns)?,
+        map(w, S::B_BOX_ROWS, columns)?,
+        map(vt, CHUNK, columns)?,
+        map(u, PART, U_BOX_COLUMNS)?,
+        y_boxes,
+        y_arg,
+        epilogue,
+        codes,
+        exchange,
+        params,
+    );
+    let kernel = device.kernel::<K>()?;
+    // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for. The workspace belongs to this launch, and is freed in
+    // the order of its stream. The rest is the caller's promise.
+    unsafe {
+        match choice.sharing {
+            Sharing::Own => kernel.launch(stream, [choice.blocks, 1, 1], args),
+            Sharing::Exchanged => kernel.launch_cooperative(stream, [choice.blocks, 1, 1], args),
+        }
+    }
+}
+
+/// Launches the kernel `K`, which is for few rows.
+///
+/// # Safety
+///
+/// As [`launch`].
+unsafe fn launch_few_rows<T: Element, K: Kernel<Args = FewRowsArgs<T>>>(
+    device: &Device,
+    stream: &Stream,
+    choice: Choice,
+    operands: &BoltOn<'_, T>,
+) -> Result<()> {
+    type S = TransposedUpdate;
+    let &BoltOn { x, w, vt, u, y, y_arg, codes, epilogue, m, n, k } = operands;
+    let columns = S::ROW_BYTES / size_of::<T>() as u32;
+    let params =
+        UpdateFewRowsParams { stride_y: row_stride(y), stride_u: row_stride(u), m, n, k, reserved: 0 };
+    let args = (
+        map(x, S::A_BOX_ROWS, columns)?,
+        map(w, S::B_BOX_ROWS, columns)?,
+        map(vt, CHUNK, columns)?,
+        u.arg(),
+        y_arg,
+        epilogue,
+        codes,
+        params,
+    );
+    let kernel = device.kernel::<K>()?;
+    // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
+    unsafe { kernel.launch(stream, [choice.blocks, 1, 1], args) }
+}
+
+#[cfg(test)]
+mod tests;
