@@ -5,6 +5,7 @@
 
 use warpsmith_dsl::epilogue::{Activation, LinearEpilogue};
 use warpsmith_dsl::gemm::Layouts;
+use warpsmith_dsl::gemm::wgmma::{CHUNK, Exchange, PART, U_BOX_COLUMNS};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg, TensorMap};
 use warpsmith_emulator::{
     Config, Interleave, L2Promotion, LaunchConfig, LaunchError, Machine, Module, OobFill, Report, Swizzle,
@@ -17,6 +18,7 @@ use warpsmith_kernels::linear_hopper::HopperParams;
 use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
 use warpsmith_kernels::linear_skinny::SkinnyParams;
 use warpsmith_kernels::linear_update::LinearUpdateParams;
+use warpsmith_kernels::linear_update_hopper::{UpdateFewRowsParams, UpdateHopperParams};
 
 use super::super::Problem;
 use super::numbers::Float;
@@ -216,7 +218,9 @@ impl Case {
         let Size { batch, m, k, n, fused, skip, pad, .. } = size;
         let output = instance.output;
         let operands = [Operand::new(instance, &size, 0), Operand::new(instance, &size, 1)];
-        let update = (instance.family == Family::Update).then(|| Update::new(instance.input, &size));
+        let update =
+            matches!(instance.family, Family::Update | Family::UpdateHopper(_) | Family::UpdateFewRows)
+                .then(|| Update::new(instance.input, &size));
         let added = |column: u32| if fused.bias { (column % 9) as f32 - 4.0 } else { 0.0 };
         let bias = list(if fused.bias { n } else { 0 }, instance.bias(), added);
         let scales = [(m, fused.row_scale), (n, fused.column_scale)].map(|(count, scales)| {
@@ -322,6 +326,8 @@ struct Addresses {
     operands: [u64; 2],
     /// Vᵀ, U and the codes.
     update: [u64; 4],
+    /// What tiles exchange, and the counters of it.
+    exchange: [u64; 2],
     bias: u64,
     scales: [u64; 2],
     residual: u64,
@@ -348,6 +354,11 @@ impl Case {
                 }
                 None => [0; 4],
             },
+            exchange: self.exchange_words().map_or(Ok([0; 2]), |[records, counters]| {
+                let addresses = [machine.allocate(records * 4)?, machine.allocate(counters * 4)?];
+                machine.fill(addresses[1], 0, counters * 4)?;
+                Ok::<_, LaunchError>(addresses)
+            })?,
             bias: place(&self.bias)?,
             scales: [place(&self.scales[0])?, place(&self.scales[1])?],
             residual: place(&self.residual)?,
@@ -355,6 +366,19 @@ impl Case {
             mask: place(&self.mask.initial)?,
             preactivation: place(&self.preactivation.initial)?,
         })
+    }
+
+    /// Chunks of the ranks.
+    fn chunks(&self) -> u32 {
+        (self.size.ranks[0] + self.size.ranks[1]).div_ceil(CHUNK)
+    }
+
+    /// Words of what tiles exchange, and of the counters; none if they do not.
+    fn exchange_words(&self) -> Option<[u64; 2]> {
+        let Family::UpdateHopper(boxes) = self.instance.family else { return None };
+        let rows = self.size.m.next_multiple_of(self.instance.tile[0] * boxes.cluster);
+        let strips = u64::from(rows / 16);
+        self.size.exchanged.then(|| [Exchange::record_words(strips, self.chunks()), strips])
     }
 
     fn epilogue(&self, at: &Addresses) -> LinearEpilogue<u8, u8> {
@@ -452,6 +476,45 @@ impl Case {
                 let blocks = m.div_ceil(tile_m) * n.div_ceil(tile_n).div_ceil(tiles);
                 (pointer(0), pointer(1), vt, u, y, codes, epilogue, params)
                     .with_raw(|raw| launch(blocks, raw))
+            }
+            Family::UpdateHopper(boxes) => {
+                let Some(update) = &self.update else { return launch(0, &[]) };
+                let [stride_vt, stride_u, ..] = update.strides;
+                let [vt, u, first, second] = at.update;
+                let total = self.size.ranks[0] + self.size.ranks[1];
+                let of = self.instance.input;
+                let inner = 128 / of.bytes();
+                let whole = |stride: u64| [stride, stride * u64::from(total)];
+                let vt = map(of, vt, [k, total, 1], whole(stride_vt), [inner, CHUNK, 1]);
+                let u = map(of, u, [n, total, 1], whole(stride_u), [U_BOX_COLUMNS, PART, 1]);
+                let codes = update.codes(&self.size, [first, second]);
+                let [records, counters] = at.exchange.map(GlobalMut::new);
+                let is_own = (!self.size.exchanged).into();
+                let exchange = Exchange { records, counters, chunks: self.chunks(), is_own };
+                let has_boxes = has_boxes.into();
+                let params = UpdateHopperParams { stride_y, m, n, k, has_boxes, height: 1, reserved: 0 };
+                let (x, w) = maps(boxes.rows);
+                (x, w, vt, u, y_boxes(16), y, epilogue, codes, exchange, params)
+                    .with_raw(|raw| launch(clusters * boxes.cluster, raw))
+            }
+            Family::UpdateFewRows => {
+                let Some(update) = &self.update else { return launch(0, &[]) };
+                let [stride_vt, stride_u, ..] = update.strides;
+                let [vt, u, first, second] = at.update;
+                let total = self.size.ranks[0] + self.size.ranks[1];
+                let of = self.instance.input;
+                let vt = map(
+                    of,
+                    vt,
+                    [k, total, 1],
+                    [stride_vt, stride_vt * u64::from(total)],
+                    [128 / of.bytes(), CHUNK, 1],
+                );
+                let codes = update.codes(&self.size, [first, second]);
+                let params = UpdateFewRowsParams { stride_y, stride_u, m, n, k, reserved: 0 };
+                let (x, w) = maps([tile_m, tile_n]);
+                (x, w, vt, Global::<u8>::new(u), y, epilogue, codes, params)
+                    .with_raw(|raw| launch(tiles, raw))
             }
             Family::Fp8Portable => {
                 let params = Fp8Params { stride: self.operands[0].stride, stride_y, m, n, k, reserved: 0 };

@@ -9,6 +9,7 @@ mod numbers;
 mod size;
 mod update;
 
+use warpsmith_dsl::gemm::wgmma::UpdateTile;
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile};
 use warpsmith_kernels::linear_fp8_hopper::{Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128};
@@ -19,6 +20,7 @@ use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128
 use warpsmith_kernels::linear_skinny::{
     Skinny16x64, Skinny32x64, Skinny64x64, Skinny128x64Split2, Skinny128x128Split2,
 };
+use warpsmith_kernels::linear_update_hopper::{UpdatePingPong128x128, UpdatePingPong128x192};
 
 use super::Problem;
 use case::Case;
@@ -36,6 +38,10 @@ enum Family {
     Fp8Portable,
     /// `linear_update`.
     Update,
+    /// `linear_update_hopper`.
+    UpdateHopper(Boxes),
+    /// The same, for few rows of X.
+    UpdateFewRows,
     /// `linear_hopper`.
     Hopper(Boxes),
     /// `linear_fp8_hopper`.
@@ -65,6 +71,10 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let mut sizes = match instance.family {
         Family::Aligned | Family::Unaligned | Family::Fp8Portable => instance.portable_sizes(),
         Family::Update => instance.update_sizes(),
+        Family::UpdateHopper(boxes) => instance.update_hopper_sizes(boxes),
+        Family::UpdateFewRows => {
+            instance.skinny_sizes(1).into_iter().filter_map(Size::narrowly_updated).collect()
+        }
         Family::Hopper(boxes) | Family::Fp8Hopper(boxes) | Family::Split(boxes) => {
             instance.hopper_sizes(boxes)
         }
@@ -75,6 +85,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
 }
 
 /// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>[_unaligned]`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
+/// `linear_update_hopper_<type>_[pingpong_]<M>x<N>`,
 /// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>` or
 /// `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +113,16 @@ fn split_boxes<S: SplitTile>() -> Boxes {
         cluster: S::CLUSTER_M,
         transposes: false,
         stores_rows: true,
+    }
+}
+
+/// The same of a tile that an update is added to.
+fn update_boxes<S: UpdateTile>() -> Boxes {
+    Boxes {
+        rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
+        cluster: S::CLUSTER_M,
+        transposes: false,
+        stores_rows: S::STORES_ROWS,
     }
 }
 
@@ -162,6 +183,13 @@ impl Instance {
                 };
                 (Family::Skinny(boxes), input, output, shape)
             }
+            ["update", "hopper", input, "pingpong", shape @ "128x128"] => {
+                (Family::UpdateHopper(update_boxes::<UpdatePingPong128x128>()), input, input, shape)
+            }
+            ["update", "hopper", input, "pingpong", shape @ "128x192"] => {
+                (Family::UpdateHopper(update_boxes::<UpdatePingPong128x192>()), input, input, shape)
+            }
+            ["update", "hopper", input, shape @ "16x64"] => (Family::UpdateFewRows, input, input, shape),
             ["update", input, shape] => (Family::Update, input, input, shape),
             ["fp8", output, shape] => (Family::Fp8Portable, "f16", output, shape),
             [input, output, shape] => (Family::Aligned, input, output, shape),
@@ -274,6 +302,45 @@ impl Instance {
         for (row_tiles, ranks, slots) in [(2, [9, 0], 3), (3, [60, 10], 4), (3, [17, 3], 5)] {
             let size = plain(tile_m + 3, slots * slot, 3 * tile_n - 3).updated(ranks, [1, 1]);
             sizes.push(size.row_tiles(row_tiles));
+        }
+        sizes
+    }
+
+    /// As [`hopper_sizes`](Self::hopper_sizes), with ranks on both sides of a chunk, of a part, and of what is resident of U; each tile
+    /// with its own H, or exchanged among tiles of which each block has one or several.
+    fn update_hopper_sizes(self, boxes: Boxes) -> Vec<Size> {
+        let [m, n] = self.tile;
+        let (all_m, step, chunk) = (m * boxes.cluster, 128 / self.input.bytes(), self.input.chunk());
+        let own = |size: Size, ranks: [u32; 2]| size.updated(ranks, [1, 3]).clusters(2);
+        // As many clusters as chunks, or a few more.
+        let exchanged = |size: Size, ranks: [u32; 2], more: u32| {
+            let chunks = (ranks[0] + ranks[1]).div_ceil(8);
+            size.updated(ranks, [1, 3]).exchanged().clusters(chunks + more)
+        };
+        let wide = |chunks: u32| (chunks - 1) * n + 16;
+        let mut sizes = vec![
+            own(plain(5, chunk, 8).boxed(8), [1, 0]),
+            own(plain(all_m, step, n).boxed(8), [5, 3]),
+            own(size(m - 1, step * 3 - chunk, n - 8).boxed(8), [2, 2]),
+            own(plain(4 * all_m, step * 6, 16).boxed(8), [7, 0]),
+            own(plain(m + 3, step - chunk, n + 6).odd(), [8, 0]),
+            own(plain(20, chunk, 37).odd().fused(FULL), [3, 1]),
+            own(plain(all_m + 3, step, n + 5).fused(FULL), [4, 4]),
+            exchanged(plain(m + 3, chunk, 8).boxed(8), [3, 0], 0),
+            exchanged(plain(5 * all_m, step * 5, 2 * n).boxed(8), [4, 8], 0),
+            exchanged(plain(3 * all_m - 5, step * 2, wide(3)).boxed(8), [17, 0], 2),
+            exchanged(plain(20, chunk, wide(5)).boxed(8), [3, 37], 0),
+            exchanged(plain(20, chunk, wide(9)).boxed(8), [60, 10], 0),
+            exchanged(plain(m + 1, chunk, wide(2) + 1).fused(FULL), [9, 7], 1),
+        ];
+        let singles = SINGLE.map(|fused| own(plain(20, chunk, 24).boxed(8).fused(fused), [2, 0]));
+        sizes.extend(singles);
+        for tail in 1..=n / 8 {
+            sizes
+                .push(own(plain(1 + 5 * tail % m, chunk, 8 * tail).boxed(8 * (tail % 2)), [1 + tail % 8, 0]));
+        }
+        if !boxes.stores_rows {
+            sizes.retain(|size| size.fits_boxes(self.output.bytes()));
         }
         sizes
     }

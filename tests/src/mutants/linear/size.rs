@@ -80,6 +80,8 @@ pub(super) struct Size {
     pub(super) code_rows: [u32; 2],
     /// Tiles of y that a block of a kernel with updates computes.
     pub(super) row_tiles: u32,
+    /// Whether tiles of a kernel with updates exchange what they have computed of X V.
+    pub(super) exchanged: bool,
 }
 
 /// With a bias and ReLU, and y aligned for stores of four elements.
@@ -99,6 +101,7 @@ pub(super) const fn size(m: u32, k: u32, n: u32) -> Size {
         ranks: [0; 2],
         code_rows: [1; 2],
         row_tiles: 1,
+        exchanged: false,
     }
 }
 
@@ -145,6 +148,16 @@ impl Size {
 
     pub(super) const fn row_tiles(self, row_tiles: u32) -> Self {
         Self { row_tiles, ..self }
+    }
+
+    pub(super) const fn exchanged(self) -> Self {
+        Self { exchanged: true, ..self }
+    }
+
+    /// With two updates of at most eight ranks together, if there is one product, of some columns of X.
+    pub(super) fn narrowly_updated(self) -> Option<Self> {
+        let ranks = [1 + self.m % 5, self.n % 4];
+        (self.batch == 1 && self.k > 0).then(|| self.updated(ranks, [1, 3]))
     }
 
     /// Whether the copy engine can store y, whose elements have `bytes` bytes, and no more is asked of the epilogue than a bias and the function.
