@@ -8,7 +8,7 @@ use crate::check::SourceLine;
 use crate::error::{LaunchError, ParseError};
 use crate::exec::code::{Inst, Level, bind};
 use crate::ir::program::{Kernel, Variable};
-use crate::ir::translate;
+use crate::ir::{translate, turing};
 use crate::syntax::{self, Source};
 
 /// A PTX module, parsed and translated. Cheap to clone.
@@ -115,6 +115,17 @@ impl Module {
             return Err(source
                 .error(target.span, format!("expected a target such as sm_80, found `{}`", target.text)));
         };
+        if version < turing::UNCHECKED {
+            let instructions = tree.entries.iter().flat_map(|entry| &entry.body.instructions);
+            if let Some(instruction) = instructions.into_iter().find(|instruction| turing::lacks(instruction))
+            {
+                let name: Vec<&str> =
+                    [instruction.opcode].into_iter().chain(instruction.modifiers.iter().copied()).collect();
+                let message =
+                    format!("expected an instruction of {}, found `{}`", target.text, name.join("."));
+                return Err(source.error(instruction.span, message));
+            }
+        }
         let translated = translate(&source, &tree)?;
         let level = Level::detect();
         let kernels = translated

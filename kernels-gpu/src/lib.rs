@@ -6,17 +6,17 @@
 //!
 //! | family | kernels |
 //! |---|---|
-//! | [`linear`] | `Y = activation(scale · X Wᵀ + bias)`, on sm_80 and every later architecture |
+//! | [`linear`] | `Y = activation(scale · X Wᵀ + bias)`, on sm_75 and every later architecture |
 //! | [`linear_hopper`] | the same on Hopper, for 16-bit types and TF32 (sm_90a) |
 //! | [`linear_hopper_f32`] | the same on Hopper, for f32 at f32 accuracy (sm_90a) |
 //! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |
 //! | [`linear_update`] | the same with a generated low-rank update, on sm_80 and every later architecture |
-//! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_80 and later |
+//! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_75 and later |
 //! | [`linear_fp8_hopper`] | the same on Hopper, multiplied as they are (sm_90a) |
 //! | [`linear_update_hopper`] | a linear layer of 16-bit types and generated low-rank updates of it, on Hopper (sm_90a) |
 //! | [`generated_update`] | `Y (+)= ((X V) ⊙ codes) U · scaling`, on sm_80 and later |
 //! | [`generated_update_cluster`] | the same for few rows, by clusters of blocks (sm_90 and later) |
-//! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_80 and later |
+//! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 

@@ -9,7 +9,12 @@ use warpsmith_dsl::float::{Bf16, Element, F16};
 use warpsmith_dsl::gemm::mma_sync::MmaTile;
 use warpsmith_dsl::gemm::{MmaElement, TileShape};
 use warpsmith_dsl::launch::{Global, GlobalMut};
-use warpsmith_dsl::tile::{Access, Aligned, Operand, Output, Unaligned};
+#[cfg_attr(
+    feature = "turing",
+    allow(unused_imports, reason = "Turing's kernels read aligned operands only")
+)]
+use warpsmith_dsl::tile::Unaligned;
+use warpsmith_dsl::tile::{Access, Aligned, Operand, Output};
 use warpsmith_dsl::{KernelParam, block, kernel};
 
 /// 128 × 128 outputs by four warps, for 16-bit types: the most products for each byte loaded.
@@ -62,34 +67,58 @@ pub struct LinearParams {
     block = [S::THREADS, 1, 1],
     shared = S::SHARED_BYTES,
     instances = [
+        #[cfg(not(feature = "turing"))]
         linear_f16_f16_128x128 = <F16, F16, Tile128x128, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f16_f16_128x64 = <F16, F16, Tile128x64, Aligned>,
         linear_f16_f16_64x64 = <F16, F16, Tile64x64, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f16_f16_16x64 = <F16, F16, Tile16x64, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f16_f16_64x64_unaligned = <F16, F16, Tile64x64, Unaligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f16_f16_16x64_unaligned = <F16, F16, Tile16x64, Unaligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f16_f32_128x128 = <F16, f32, Tile128x128, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f16_f32_128x64 = <F16, f32, Tile128x64, Aligned>,
         linear_f16_f32_64x64 = <F16, f32, Tile64x64, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f16_f32_16x64 = <F16, f32, Tile16x64, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f16_f32_64x64_unaligned = <F16, f32, Tile64x64, Unaligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f16_f32_16x64_unaligned = <F16, f32, Tile16x64, Unaligned>,
+        #[cfg(not(feature = "turing"))]
         linear_bf16_bf16_128x128 = <Bf16, Bf16, Tile128x128, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_bf16_bf16_128x64 = <Bf16, Bf16, Tile128x64, Aligned>,
         linear_bf16_bf16_64x64 = <Bf16, Bf16, Tile64x64, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_bf16_bf16_16x64 = <Bf16, Bf16, Tile16x64, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_bf16_bf16_64x64_unaligned = <Bf16, Bf16, Tile64x64, Unaligned>,
+        #[cfg(not(feature = "turing"))]
         linear_bf16_bf16_16x64_unaligned = <Bf16, Bf16, Tile16x64, Unaligned>,
+        #[cfg(not(feature = "turing"))]
         linear_bf16_f32_128x128 = <Bf16, f32, Tile128x128, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_bf16_f32_128x64 = <Bf16, f32, Tile128x64, Aligned>,
         linear_bf16_f32_64x64 = <Bf16, f32, Tile64x64, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_bf16_f32_16x64 = <Bf16, f32, Tile16x64, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_bf16_f32_64x64_unaligned = <Bf16, f32, Tile64x64, Unaligned>,
+        #[cfg(not(feature = "turing"))]
         linear_bf16_f32_16x64_unaligned = <Bf16, f32, Tile16x64, Unaligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f32_f32_128x64 = <f32, f32, Tile128x64, Aligned>,
         linear_f32_f32_64x64 = <f32, f32, Tile64x64, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f32_f32_16x64 = <f32, f32, Tile16x64, Aligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f32_f32_64x64_unaligned = <f32, f32, Tile64x64, Unaligned>,
+        #[cfg(not(feature = "turing"))]
         linear_f32_f32_16x64_unaligned = <f32, f32, Tile16x64, Unaligned>,
     ],
 )]

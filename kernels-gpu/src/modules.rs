@@ -22,6 +22,12 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear.sm_80.ptx"),
     },
     PtxModule {
+        family: "linear",
+        arch: (7, 5),
+        arch_specific: false,
+        text: include_str!("../ptx/linear.sm_75.ptx"),
+    },
+    PtxModule {
         family: "linear_hopper",
         arch: (9, 0),
         arch_specific: true,
@@ -52,6 +58,12 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear_fp8.sm_80.ptx"),
     },
     PtxModule {
+        family: "linear_fp8",
+        arch: (7, 5),
+        arch_specific: false,
+        text: include_str!("../ptx/linear_fp8.sm_75.ptx"),
+    },
+    PtxModule {
         family: "linear_fp8_hopper",
         arch: (9, 0),
         arch_specific: true,
@@ -77,8 +89,8 @@ pub static MODULES: &[PtxModule] = &[
     },
     PtxModule {
         family: "repack",
-        arch: (8, 0),
+        arch: (7, 5),
         arch_specific: false,
-        text: include_str!("../ptx/repack.sm_80.ptx"),
+        text: include_str!("../ptx/repack.sm_75.ptx"),
     },
 ];

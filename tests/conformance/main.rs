@@ -37,6 +37,10 @@ use cases;
 const ON_EVERY_DEVICE: [&[(&str, Case)]; 6] =
     [properties::CASES, linear::CASES, batches::CASES, repack::CASES, scaled::CASES, errors::CASES];
 
+/// Cases that are run on a Turing GPU too, whose kernels are others.
+const ON_TURING: [&[(&str, Case)]; 5] =
+    [properties::CASES, linear::CASES, batches::CASES, repack::CASES, scaled::CASES];
+
 /// Names another GPU than the first to test on.
 const DEVICE_VARIABLE: &str = "WARPSMITH_TEST_DEVICE";
 
@@ -79,6 +83,9 @@ fn main() -> ExitCode {
     // Their kernels have yet to come.
     for &(name, case) in update::CASES {
         trials.push(Trial::test(format!("cpu::{name}"), move || case(&Device::cpu())));
+    }
+    for &(name, case) in ON_TURING.into_iter().flatten() {
+        trials.push(Trial::test(format!("emulator:7.5::{name}"), move || case(&"emulator:7.5".parse()?)));
     }
     trials.extend(mutants::trials());
     trials.extend(modes::trials());

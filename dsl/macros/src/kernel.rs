@@ -9,18 +9,20 @@ use syn::{
     ItemFn, Pat, Result, ReturnType, Safety, Token, Type, bracketed,
 };
 
-/// One line of `instances`: `name = <arguments>`.
+/// One line of `instances`: `name = <arguments>`, with attributes for the entry, such as `#[cfg(…)]`.
 struct Instance {
+    attributes: Vec<syn::Attribute>,
     name: Ident,
     arguments: Vec<GenericArgument>,
 }
 
 impl Parse for Instance {
     fn parse(input: ParseStream) -> Result<Self> {
+        let attributes = input.call(syn::Attribute::parse_outer)?;
         let name = input.parse()?;
         input.parse::<Token![=]>()?;
         let arguments: AngleBracketedGenericArguments = input.parse()?;
-        Ok(Self { name, arguments: arguments.args.into_iter().collect() })
+        Ok(Self { attributes, name, arguments: arguments.args.into_iter().collect() })
     }
 }
 
@@ -119,7 +121,11 @@ fn instances(listed: Option<Vec<Instance>>, function: &ItemFn) -> Result<Vec<Ins
     let parameters = &function.sig.generics.params;
     let Some(listed) = listed else {
         if parameters.is_empty() {
-            return Ok(vec![Instance { name: function.sig.ident.clone(), arguments: Vec::new() }]);
+            return Ok(vec![Instance {
+                attributes: Vec::new(),
+                name: function.sig.ident.clone(),
+                arguments: Vec::new(),
+            }]);
         }
         return Err(Error::new_spanned(
             parameters,
@@ -234,7 +240,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
     let mut declarations = Vec::new();
     for instance in &listed {
         let bound = bindings(&function, instance)?;
-        let Instance { name, arguments } = instance;
+        let Instance { attributes, name, arguments } = instance;
         let name_text = name.to_string();
         let family_text = family.to_string();
         let references = parameters.iter().enumerate().filter(|(_, parameter)| parameter.by_reference);
@@ -243,6 +249,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
         let parameter_names: Vec<String> = names.iter().map(ToString::to_string).collect();
         expanded.extend(quote! {
             #[cfg(target_arch = "nvptx64")]
+            #(#attributes)*
             const _: () = {
                 #bound
                 // A name of its own: the kernel may be called what the entry is called.

@@ -4,10 +4,11 @@
 //! by `ldmatrix`; they differ in what is done with the loaded words.
 
 use crate::float::{Bf16, Element, F16};
+use crate::gemm::turing::TuringElement;
 use crate::ptx;
 
 /// A type that the tensor cores multiply, with accumulation in f32.
-pub trait MmaElement: Element {
+pub trait MmaElement: Element + TuringElement {
     /// A 16-row fragment of A, ready for the product.
     type A: Copy;
     /// An 8-column fragment of B, ready for the product.

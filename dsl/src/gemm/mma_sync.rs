@@ -9,6 +9,7 @@ use core::marker::PhantomData;
 
 use crate::epilogue::Epilogue;
 use crate::float::Element;
+use crate::gemm::turing::{self, RowReader};
 use crate::gemm::{MmaElement, TileShape};
 use crate::layout::{
     ChunkIndex, Coord, STAGING_PAD_WORDS, TileIndex, a_fragment_chunk, accumulator_coord, b_fragment_chunk,
@@ -202,6 +203,14 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
         b: Operand<T>,
         tile: TileIndex,
     ) -> Self::Accumulators {
+        if cfg!(feature = "turing") {
+            let a = RowReader::<T, ARows<Self>>::new(a, tile.m * Self::BLOCK_M);
+            let b_rows = RowReader::<T, BRows<Self>>::new(b, tile.n * Self::BLOCK_N);
+            // SAFETY: the caller's promise. Kernels of this build are launched with aligned operands only.
+            return unsafe {
+                turing::multiply::<T, _, _, MI, NI, ROW_BYTES>(&a, &b_rows, b.k, Self::warp_origin())
+            };
+        }
         let ring = SharedAddress::dynamic();
         let ring_bytes = STAGES * Self::SLOT_BYTES;
         let (warp_row, warp_column) = Self::warp_origin();

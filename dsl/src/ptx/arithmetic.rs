@@ -28,6 +28,7 @@ unary!(
     /// `cvt.rn.f16.f32`: rounds to the nearest half-precision number, ties to even.
     cvt_f16_f32, "cvt.rn.f16.f32", reg32 f32 => reg16 u16
 );
+#[cfg(not(feature = "turing"))]
 unary!(
     /// `cvt.rn.bf16.f32`: rounds to the nearest bfloat16, ties to even.
     cvt_bf16_f32, "cvt.rn.bf16.f32", reg32 f32 => reg16 u16
@@ -37,6 +38,7 @@ unary!(
     cvt_f32_f16, "cvt.f32.f16", reg16 u16 => reg32 f32
 );
 
+#[cfg(not(feature = "turing"))]
 macro_rules! binary {
     ($(#[$doc:meta])* $name:ident, $text:literal, $output:ty) => {
         $(#[$doc])*
@@ -53,14 +55,17 @@ macro_rules! binary {
     };
 }
 
+#[cfg(not(feature = "turing"))]
 binary!(
     /// `max.NaN.f32`: the larger number; NaN if either is NaN.
     max_nan, "max.NaN.f32", f32
 );
+#[cfg(not(feature = "turing"))]
 binary!(
     /// `cvt.rn.f16x2.f32`: both rounded to half precision, `a` in the upper half of the result.
     cvt_f16x2_f32, "cvt.rn.f16x2.f32", u32
 );
+#[cfg(not(feature = "turing"))]
 binary!(
     /// `cvt.rn.bf16x2.f32`: both rounded to bfloat16, `a` in the upper half of the result.
     cvt_bf16x2_f32, "cvt.rn.bf16x2.f32", u32

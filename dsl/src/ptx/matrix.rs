@@ -113,6 +113,24 @@ macro_rules! mma {
         }
     };
 }
+/// `mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32`: `c += a · b`, accumulated in f32. PTX ISA 6.5, sm_75.
+///
+/// # Safety
+///
+/// All 32 lanes of the warp execute it.
+#[inline(always)]
+pub unsafe fn mma_m16n8k8_f16(c: &mut [f32; 4], a: [u32; 2], b: u32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {{{0}, {1}, {2}, {3}}}, {{{4}, {5}}}, {{{6}}}, {{{0}, {1}, {2}, {3}}};",
+            inout(reg32) c[0], inout(reg32) c[1], inout(reg32) c[2], inout(reg32) c[3],
+            in(reg32) a[0], in(reg32) a[1], in(reg32) b,
+            options(pure, nomem, nostack)
+        )
+    }
+}
+
 mma!(mma_m16n8k16_f16, "m16n8k16", "f16.f16");
 mma!(mma_m16n8k16_bf16, "m16n8k16", "bf16.bf16");
 mma!(mma_m16n8k8_tf32, "m16n8k8", "tf32.tf32");

@@ -22,6 +22,7 @@
 //! | [`tma`] | `cp.async.bulk.tensor`, and the fence between the proxies |
 //! | [`cluster`] | the block's place in its cluster, addresses in other blocks, the cluster's barrier |
 //! | [`specialization`] | `setmaxnreg`, `elect.sync`, `griddepcontrol` |
+//! | [`turing`] | what stands for some of them on sm_75 |
 //! | [`arithmetic`] | conversions and approximations |
 
 #![cfg_attr(
@@ -73,6 +74,7 @@ pub mod special;
 pub mod specialization;
 pub mod sync;
 pub mod tma;
+pub mod turing;
 pub mod wgmma;
 pub mod wgmma_fp8;
 pub mod wgmma_tf32;
@@ -88,6 +90,8 @@ pub use special::*;
 pub use specialization::*;
 pub use sync::*;
 pub use tma::*;
+#[cfg(feature = "turing")]
+pub use turing::*;
 pub use wgmma::*;
 pub use wgmma_fp8::*;
 pub use wgmma_tf32::*;

@@ -122,7 +122,8 @@ mod tests {
     #[test]
     fn kernels_run_where_both_the_device_and_the_driver_take_them() {
         assert!(runs_built_in((8, 0), Some((13, 1))) && runs_built_in((12, 0), None));
-        assert!(!runs_built_in((7, 5), Some((13, 1))));
+        assert!(runs_built_in((7, 5), Some((11, 0))) && !runs_built_in((7, 5), Some((10, 2))));
+        assert!(!runs_built_in((7, 0), Some((13, 1))));
         assert!(!runs_built_in((9, 0), Some((9, 0))));
     }
 

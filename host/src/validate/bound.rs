@@ -20,6 +20,10 @@
 //! first four see terms of at most 2⁻⁹ S, so all but the last two lose next to nothing: less than `(2 · (9 + 2) + 1) u` of the
 //! part of S, and one rounded addition for each 16 of K: within the bound of the former.
 //!
+//! **Sums on Turing.** f16 is added in groups of 8 products, or of 4 with 7u of S/⌈K/4⌉ each: within the bound of the former. bf16 and f32
+//! are multiplied in f32, a row of 128 bytes (32 products or 64) by fused multiply-adds from zero, whose sum is then added with
+//! rounding: at most `(64 + ⌈K/64⌉) u · S` for bf16 and `(32 + ⌈K/32⌉) u · S` for f32, which is below what tensor cores may lose.
+//!
 //! **Sums on tensor cores, TF32.** Each operand is rounded to 11 significant bits by the copy engine, to nearest: a relative error of
 //! at most 2⁻¹¹ each, together at most 2⁻¹⁰ + 2⁻²² of a product. Sums are as those of 16-bit types, in groups of 8. (Where a kernel
 //! is more exact than it has to be, the bound is still that of what was asked for.) A number beyond TF32's range becomes

@@ -110,11 +110,17 @@ pub struct Shipped {
     pub twin: Option<String>,
 }
 
-/// Every entry of every shipped module.
+/// Every entry of every shipped module, but those for sm_75: they have the names of entries for later architectures, under which the
+/// table knows only those.
 #[must_use]
 pub fn shipped() -> Vec<Shipped> {
     use rayon::prelude::*;
-    let entries = warpsmith_kernels::MODULES.iter().flat_map(|module| {
+    let is_namesake = |module: &warpsmith_kernels::PtxModule| {
+        let mut others = warpsmith_kernels::MODULES.iter().filter(|other| other.family == module.family);
+        module.arch < (8, 0) && others.any(|other| other.arch >= (8, 0))
+    };
+    let modules = warpsmith_kernels::MODULES.iter().filter(|module| !is_namesake(module));
+    let entries = modules.flat_map(|module| {
         let specific = if module.arch_specific { "a" } else { "" };
         let file = format!("{}.sm_{}{}{specific}.ptx", module.family, module.arch.0, module.arch.1);
         ptx::entries(module.text).into_iter().map(move |entry| Shipped {

@@ -6,7 +6,7 @@ use super::path::{self, Path, Place};
 use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::ops::linear::select::{Access, Limits, Problem, Tile, is_hopper};
+use crate::ops::linear::select::{Access, Limits, Problem, TURING, Tile, is_hopper};
 use crate::ops::linear::{Instance, LinearTypes};
 use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT};
 use crate::tensor::{Element, Tensor};
@@ -309,8 +309,8 @@ where
                 actual: tile.to_string(),
             }
         }
-        None if limits.compute_capability < (8, 0) => {
-            unsupported("compute capability 8.0 or later".into(), format!("{major}.{minor}"))
+        None if limits.compute_capability < TURING => {
+            unsupported("compute capability 7.5 or later".into(), format!("{major}.{minor}"))
         }
         None => unsupported(
             format!("at least {} bytes of shared memory a block", Tile::T16x64.shared_bytes()),

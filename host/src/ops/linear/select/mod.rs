@@ -239,7 +239,11 @@ impl Tile {
     /// Whether its kernels run on a device of this compute capability.
     #[must_use]
     pub fn runs_on(self, compute_capability: (u32, u32)) -> bool {
-        if self.is_hopper() { compute_capability == HOPPER } else { compute_capability >= (8, 0) }
+        match self {
+            _ if self.is_hopper() => compute_capability == HOPPER,
+            Self::T64x64 => compute_capability >= TURING,
+            _ => compute_capability >= AMPERE,
+        }
     }
 
     /// The tiles that cover an output of `m` × `n`, whole clusters of them; each side below 2³¹.
@@ -276,9 +280,16 @@ impl Tile {
             // There is no tensor map of a matrix without columns.
             && (problem.k > 0 || !self.is_hopper())
             && (problem.stores_boxes || !self.needs_boxes())
+            // Turing's kernels read chunks.
+            && (problem.access == Access::Aligned || limits.compute_capability >= AMPERE)
             && self.shared_bytes() <= limits.max_shared_per_block
     }
 }
+
+/// The first compute capability that kernels run on, of one tile.
+pub(crate) const TURING: (u32, u32) = (7, 5);
+/// The first compute capability with all portable tiles.
+const AMPERE: (u32, u32) = (8, 0);
 
 /// The compute capability of Hopper's kernels, which run on no other.
 const HOPPER: (u32, u32) = (9, 0);

@@ -1,0 +1,317 @@
+//! The main loop of sm_75, which has `ldmatrix` and `mma.sync` for f16, but no `cp.async`, and of other types no products on tensor cores
+//! that would be exact enough.
+//!
+//! Two slots of shared memory take turns. While the products of one are made, the rows of the next are on their way to registers, from
+//! where they go to the other slot; one barrier a slot says that it is complete, and that the one before it is free.
+
+use core::marker::PhantomData;
+
+use super::mma_sync::{FragmentLoader, MMA_M, MMA_N, STEP_BYTES};
+use crate::float::{Bf16, Element, F16};
+use crate::layout::{CHUNK_BYTES, swizzled_chunk};
+use crate::ptx;
+use crate::shared::SharedAddress;
+use crate::thread;
+use crate::tile::{CopyShape, Operand};
+use crate::warp;
+
+/// The most chunks of an operand that a thread copies at a time.
+const MAX_PASSES: usize = 4;
+
+/// What a warp's products of a slot are made of.
+#[derive(Clone, Copy)]
+pub struct SlotPart {
+    /// The slot: the rows of A, then those of B.
+    pub slot: SharedAddress,
+    /// Where the rows of B begin in it.
+    pub b_offset: u32,
+    /// The warp's first row of A.
+    pub row: u32,
+    /// The warp's first row of B.
+    pub column: u32,
+}
+
+/// A type that is multiplied on sm_75.
+pub trait TuringElement: Element {
+    /// Adds the products of a slot with rows of `ROW_BYTES` bytes to accumulators in the layout of `mma`.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; the slot is complete and visible to it.
+    unsafe fn multiply_slot<const MI: usize, const NI: usize, const ROW_BYTES: u32>(
+        accumulators: &mut [[[f32; 4]; NI]; MI],
+        part: SlotPart,
+    );
+}
+
+/// On tensor cores, half a k-step at a time.
+impl TuringElement for F16 {
+    #[inline(always)]
+    unsafe fn multiply_slot<const MI: usize, const NI: usize, const ROW_BYTES: u32>(
+        accumulators: &mut [[[f32; 4]; NI]; MI],
+        part: SlotPart,
+    ) {
+        let loader = FragmentLoader::<MI, NI, ROW_BYTES>::new(part.row, part.column, part.b_offset);
+        for step in 0..ROW_BYTES / STEP_BYTES {
+            // SAFETY: the caller's promise.
+            let fragments = unsafe { loader.load(part.slot, step) };
+            for (row, a) in accumulators.iter_mut().zip(&fragments.a) {
+                for (accumulator, b) in row.iter_mut().zip(&fragments.b) {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        ptx::mma_m16n8k8_f16(accumulator, [a[0], a[1]], b[0]);
+                        ptx::mma_m16n8k8_f16(accumulator, [a[2], a[3]], b[1]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A type that is multiplied in f32, outside the tensor cores.
+trait Widened: Element {
+    /// Elements of a chunk.
+    const CHUNK: usize;
+
+    /// Element `index` of a chunk.
+    fn widen(chunk: &[u32; 4], index: usize) -> f32;
+}
+
+impl Widened for f32 {
+    const CHUNK: usize = 4;
+
+    #[inline(always)]
+    fn widen(chunk: &[u32; 4], index: usize) -> f32 {
+        f32::from_bits(chunk[index])
+    }
+}
+
+impl Widened for Bf16 {
+    const CHUNK: usize = 8;
+
+    #[inline(always)]
+    fn widen(chunk: &[u32; 4], index: usize) -> f32 {
+        let word = chunk[index / 2];
+        f32::from_bits(if index.is_multiple_of(2) { word << 16 } else { word & 0xffff_0000 })
+    }
+}
+
+/// Fused multiply-adds. A slot is summed from zero and then added, which keeps the error of long sums small.
+#[inline(always)]
+unsafe fn multiply_slot_in_f32<T: Widened, const MI: usize, const NI: usize, const ROW_BYTES: u32>(
+    accumulators: &mut [[[f32; 4]; NI]; MI],
+    part: SlotPart,
+) {
+    let lane = warp::lane_id();
+    // SAFETY: all-zero bits are numbers. (An array literal of this length would be filled by a loop with a variable index and so live
+    // in local memory.)
+    let mut sums: [[[f32; 4]; NI]; MI] = unsafe { core::mem::zeroed() };
+    let (a_row, b_row) = (part.row + lane / 4, part.column + 2 * (lane % 4));
+    let chunks = ptx::opaque(ROW_BYTES / CHUNK_BYTES);
+    let mut chunk = 0;
+    while chunk < chunks {
+        // SAFETY: all-zero bits are integers.
+        let mut a: [[[u32; 4]; 2]; MI] = unsafe { core::mem::zeroed() };
+        // SAFETY: as above.
+        let mut b: [[[u32; 4]; 2]; NI] = unsafe { core::mem::zeroed() };
+        let load = |offset: u32, row: u32| {
+            let at = part.slot.offset(offset + swizzled_chunk(ROW_BYTES, row, chunk));
+            // SAFETY: a chunk of the slot, which the caller vouches for.
+            unsafe { ptx::ld_shared_v4_b32(at.get()) }
+        };
+        for (i, rows) in a.iter_mut().enumerate() {
+            for (half, words) in rows.iter_mut().enumerate() {
+                *words = load(0, a_row + i as u32 * MMA_M + half as u32 * (MMA_M / 2));
+            }
+        }
+        for (j, columns) in b.iter_mut().enumerate() {
+            for (neighbour, words) in columns.iter_mut().enumerate() {
+                *words = load(part.b_offset, b_row + j as u32 * MMA_N + neighbour as u32);
+            }
+        }
+        for k in 0..T::CHUNK {
+            for (row, a) in sums.iter_mut().zip(&a) {
+                for (sum, b) in row.iter_mut().zip(&b) {
+                    for (index, value) in sum.iter_mut().enumerate() {
+                        *value = ptx::fma(T::widen(&a[index / 2], k), T::widen(&b[index % 2], k), *value);
+                    }
+                }
+            }
+        }
+        chunk = ptx::opaque(chunk + 1);
+    }
+    for (row, sums) in accumulators.iter_mut().zip(&sums) {
+        for (accumulator, sum) in row.iter_mut().zip(sums) {
+            for (value, sum) in accumulator.iter_mut().zip(sum) {
+                *value += *sum;
+            }
+        }
+    }
+}
+
+macro_rules! in_f32 {
+    ($element:ident) => {
+        impl TuringElement for $element {
+            #[inline(always)]
+            unsafe fn multiply_slot<const MI: usize, const NI: usize, const ROW_BYTES: u32>(
+                accumulators: &mut [[[f32; 4]; NI]; MI],
+                part: SlotPart,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe { multiply_slot_in_f32::<Self, MI, NI, ROW_BYTES>(accumulators, part) }
+            }
+        }
+    };
+}
+in_f32!(Bf16);
+in_f32!(f32);
+
+/// A thread's share of reading the rows of an operand and of putting them into a slot.
+#[derive(Clone, Copy)]
+pub(super) struct RowReader<T, S> {
+    /// This thread's chunk of the operand's first row, of the first slot.
+    from: u64,
+    row_bytes: u64,
+    /// This thread's first row, and the operand's last.
+    row: u32,
+    last: u32,
+    /// Offset of the first chunk in the slot's rows.
+    to: u32,
+    /// Bytes of a row from this thread's chunk of the first slot on; negative if the chunk lies outside.
+    bytes_left: i32,
+    kind: PhantomData<(T, S)>,
+}
+
+impl<T: Element, S: CopyShape> RowReader<T, S> {
+    const PASSES: usize = {
+        assert!(S::PASSES as usize <= MAX_PASSES, "the chunks fit the registers that are meant for them");
+        S::PASSES as usize
+    };
+
+    /// The reader of the rows of `operand` from `first_row` on, which lies within it.
+    #[inline(always)]
+    pub(super) fn new(operand: Operand<T>, first_row: u32) -> Self {
+        let thread = thread::thread_idx_x();
+        let (row, chunk) = (thread / S::CHUNKS_PER_ROW, thread % S::CHUNKS_PER_ROW);
+        Self {
+            from: operand.base.address() + (chunk * CHUNK_BYTES) as u64,
+            row_bytes: operand.stride * T::BYTES as u64,
+            row: first_row + row,
+            last: operand.rows - 1,
+            to: swizzled_chunk(S::ROW_BYTES, row, chunk),
+            bytes_left: (operand.k * T::BYTES) as i32 - (chunk * CHUNK_BYTES) as i32,
+            kind: PhantomData,
+        }
+    }
+
+    /// Reads this thread's chunks of slot `slot` along K. What lies beyond K is zero; rows beyond the last are the last again, for what
+    /// comes of them is not stored.
+    ///
+    /// # Safety
+    ///
+    /// The operand is valid for reads, with aligned rows; nothing writes it while the kernel runs.
+    #[inline(always)]
+    pub(super) unsafe fn read(&self, slot: u32) -> [[u32; 4]; MAX_PASSES] {
+        let left = self.bytes_left - (slot * S::ROW_BYTES) as i32;
+        let from = self.from + (slot * S::ROW_BYTES) as u64;
+        // SAFETY: all-zero bits are integers.
+        let mut chunks: [[u32; 4]; MAX_PASSES] = unsafe { core::mem::zeroed() };
+        let at = |pass: usize| {
+            let row = (self.row + pass as u32 * S::ROWS_PER_PASS).min(self.last);
+            from + row as u64 * self.row_bytes
+        };
+        if left >= CHUNK_BYTES as i32 {
+            for (pass, chunk) in chunks.iter_mut().enumerate().take(Self::PASSES) {
+                // SAFETY: within a row of the operand.
+                *chunk = unsafe { ptx::ld_global_nc_v4_f32(at(pass)) }.map(f32::to_bits);
+            }
+        } else {
+            for (pass, chunk) in chunks.iter_mut().enumerate().take(Self::PASSES) {
+                let from = at(pass);
+                // Of an odd number of 16-bit elements the last is half a word.
+                let half = if T::BYTES == 2 {
+                    // SAFETY: within a row of the operand, if there is such an element.
+                    unsafe { ptx::ld_global_nc_b16_if(from + (left & !3) as u64, left > 0 && left & 2 != 0) }
+                } else {
+                    0
+                };
+                for (i, word) in chunk.iter_mut().enumerate() {
+                    let begin = 4 * i as i32;
+                    // SAFETY: within a row of the operand, if the condition holds.
+                    let whole = unsafe { ptx::ld_global_nc_f32_if(from + begin as u64, left >= begin + 4) };
+                    *word = whole.to_bits() | if left & !3 == begin { half as u32 } else { 0 };
+                }
+            }
+        }
+        chunks
+    }
+
+    /// Puts chunks into the rows at `to`.
+    ///
+    /// # Safety
+    ///
+    /// `to` has room for the rows, a multiple of 1024; no other thread touches them until a barrier.
+    #[inline(always)]
+    pub(super) unsafe fn put(&self, to: SharedAddress, chunks: &[[u32; 4]; MAX_PASSES]) {
+        for (pass, chunk) in chunks.iter().enumerate().take(Self::PASSES) {
+            let to = to.offset(self.to + pass as u32 * (S::ROWS_PER_PASS * S::ROW_BYTES));
+            // SAFETY: the caller's promise; this thread's own chunk.
+            unsafe { ptx::st_shared_v4_b32(to.get(), *chunk) }
+        }
+    }
+}
+
+/// The products of the rows of `a` and `b`, which the readers read, for a warp at row and column `origin` of the tile.
+///
+/// # Safety
+///
+/// As [`TileShape::multiply`](super::TileShape::multiply), with aligned access.
+#[inline(always)]
+pub(super) unsafe fn multiply<
+    T: TuringElement,
+    A: CopyShape,
+    B: CopyShape,
+    const MI: usize,
+    const NI: usize,
+    const ROW_BYTES: u32,
+>(
+    a: &RowReader<T, A>,
+    b: &RowReader<T, B>,
+    k: u32,
+    origin: (u32, u32),
+) -> [[[f32; 4]; NI]; MI] {
+    let b_offset = const { A::ROWS * ROW_BYTES };
+    let slot_bytes = const { (A::ROWS + B::ROWS) * ROW_BYTES };
+    let ring = SharedAddress::dynamic();
+    let slots = (k * T::BYTES).div_ceil(ROW_BYTES);
+    // SAFETY: all-zero bits are numbers.
+    let mut accumulators: [[[f32; 4]; NI]; MI] = unsafe { core::mem::zeroed() };
+    let (mut at, mut before) = (ring, ring.offset(slot_bytes));
+    let mut slot = ptx::opaque(0);
+    while slot <= slots {
+        // SAFETY: all-zero bits are integers.
+        let mut read: [[[u32; 4]; MAX_PASSES]; 2] = unsafe { core::mem::zeroed() };
+        if slot < slots {
+            // SAFETY: the caller's promise.
+            unsafe { read = [a.read(slot), b.read(slot)] };
+        }
+        if slot > 0 {
+            let part = SlotPart { slot: before, b_offset, row: origin.0, column: origin.1 };
+            // SAFETY: the barrier below has made the slot visible; all lanes of the warp are here.
+            unsafe { T::multiply_slot::<MI, NI, ROW_BYTES>(&mut accumulators, part) };
+        }
+        // SAFETY: the products of the slot that this takes the place of were made before the last barrier. All threads of the block
+        // run the loop as often.
+        unsafe {
+            if slot < slots {
+                a.put(at, &read[0]);
+                b.put(at.offset(b_offset), &read[1]);
+            }
+            thread::sync_threads();
+        }
+        (at, before) = (before, at);
+        // Opaque, so that neither the first slot nor the last gets code of its own.
+        slot = ptx::opaque(slot + 1);
+    }
+    accumulators
+}
