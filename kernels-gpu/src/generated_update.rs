@@ -12,13 +12,13 @@ use crate::codes::Codes;
 use crate::update::{UpdateParams, update};
 
 /// 16 rows by four warps that share the sums: V and U stay in shared memory if they are small.
-pub type Rank8 = LowRankTile<1, 1, 4, 7, 1, 2>;
+pub type Rank8 = LowRankTile<1, 1, 4, 4, 7, 1, 3>;
 /// 64 rows by four warps.
-pub type Rank64 = LowRankTile<8, 4, 1, 4, 1, 2>;
+pub type Rank64 = LowRankTile<8, 4, 1, 4, 4, 1, 2>;
 /// 64 rows by four warps, for 16-bit types.
-pub type Rank128 = LowRankTile<16, 4, 1, 3, 1, 1>;
+pub type Rank128 = LowRankTile<16, 4, 1, 3, 3, 1, 1>;
 /// 32 rows by two warps, for f32.
-pub type Rank128F32 = LowRankTile<16, 2, 1, 3, 1, 1>;
+pub type Rank128F32 = LowRankTile<16, 2, 1, 3, 3, 1, 1>;
 
 /// `Y (+)= Σ scaling · ((X V) ⊙ codes) U`, where the sum goes over the updates of `codes`, on a one-dimensional grid of any number of
 /// blocks: they take turns with the tiles of `BLOCK_M` rows × `slice` columns.

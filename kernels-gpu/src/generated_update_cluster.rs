@@ -12,7 +12,7 @@ use crate::codes::Codes;
 use crate::update::{UpdateParams, update};
 
 /// 16 rows by eight blocks of four warps.
-pub type Cluster16 = LowRankTile<2, 1, 4, 4, 8, 2>;
+pub type Cluster16 = LowRankTile<2, 1, 4, 4, 4, 8, 2>;
 
 /// `Y (+)= Σ scaling · ((X V) ⊙ codes) U` on a one-dimensional grid of one cluster for each tile of `BLOCK_M` rows × `SPLIT` · `slice`
 /// columns.

@@ -33,30 +33,43 @@ impl<T: LowRankElement> Chunks<T> {
         }
     }
 
-    /// Whether all of it is there, at a multiple of 16 bytes.
+    /// Whether the chunks of rows that there are lie within Y, at multiples of 16 bytes.
     #[inline(always)]
-    pub(super) fn is_whole(&self, down: u32) -> bool {
-        self.aligned && self.present(down) == Self::COLUMNS
+    pub(super) fn are_whole(&self) -> bool {
+        self.aligned && self.columns.saturating_sub(self.column) >= Self::COLUMNS
     }
 
-    /// Its address.
+    /// The address of the chunk `down` rows further down.
     #[inline(always)]
-    pub(super) fn at(&self, down: u32) -> u64 {
+    fn at(&self, down: u32) -> u64 {
         self.y.at(self.row + down, self.column).address()
     }
 
-    /// The chunk `down` rows further down if it is whole, else zeros.
+    /// The chunk `down` rows further down if [all are whole](Self::are_whole) and there is such a row, else zeros.
     ///
     /// # Safety
     ///
     /// Y is valid for reads, and no other thread touches the chunk.
     #[inline(always)]
     pub(super) unsafe fn load_whole(&self, down: u32) -> [u32; 4] {
-        if !self.is_whole(down) {
+        if !self.are_whole() || self.row + down >= self.y.rows {
             return [0; 4];
         }
         // SAFETY: the caller's promise; it lies within Y.
         unsafe { ptx::ld_global_v4_b32(self.at(down)) }
+    }
+
+    /// Stores it, of chunks that [are whole](Self::are_whole), if there is such a row.
+    ///
+    /// # Safety
+    ///
+    /// As [`load_whole`](Self::load_whole), for writes.
+    #[inline(always)]
+    pub(super) unsafe fn store_whole(&self, down: u32, words: [u32; 4]) {
+        if self.row + down < self.y.rows {
+            // SAFETY: the caller's promise; it lies within Y.
+            unsafe { ptx::st_global_v4_b32(self.at(down), words) }
+        }
     }
 
     /// The chunk `down` rows further down, element by element, with zeros for what is not there.

@@ -68,4 +68,35 @@ impl Source {
             }
         }
     }
+
+    /// Whether every row starts at a multiple of 16 bytes.
+    #[inline(always)]
+    pub(super) fn is_aligned(&self) -> bool {
+        self.alignment == 16
+    }
+
+    /// Copies the chunks `offset` bytes into `COUNT` rows, of which the first is `row` and each next one `step` further down, to where
+    /// `to` says of each.
+    ///
+    /// # Safety
+    ///
+    /// As [`copy_chunk`](Self::copy_chunk); the matrix [is aligned](Self::is_aligned).
+    #[inline(always)]
+    pub(super) unsafe fn copy_aligned<const COUNT: u32>(
+        &self,
+        to: impl Fn(u32) -> u32,
+        [row, step]: [u32; 2],
+        offset: u32,
+    ) {
+        let left = self.row_bytes.saturating_sub(offset).min(CHUNK_BYTES);
+        let rows = self.rows.saturating_sub(row);
+        let mut from = self.address + row as u64 * self.pitch + offset as u64;
+        let pitch = step as u64 * self.pitch;
+        for i in 0..COUNT {
+            let present = if i * step < rows { left } else { 0 };
+            // SAFETY: so many bytes lie within the matrix.
+            unsafe { ptx::cp_async_cg_16(to(i), from, present) }
+            from += pitch;
+        }
+    }
 }

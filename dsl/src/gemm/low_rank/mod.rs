@@ -47,13 +47,15 @@ const PASSES: usize = 4;
 const GROUP: usize = 2;
 
 /// How a block's warps share a tile, for up to 8 · `N` rank coordinates: `WARPS_M` groups of warps with 16 rows each, in each
-/// `WARPS_K` warps that share the first product's sums and the second one's columns; a ring of `STAGES`. The blocks of a cluster of
+/// `WARPS_K` warps that share the first product's sums and the second one's columns; a ring of `STAGES`, and room for `PANELS` stages'
+/// parts of V and U. The blocks of a cluster of
 /// `SPLIT` share the sums of one tile, and each has columns of its own. `BLOCKS` blocks fit a multiprocessor.
 pub struct LowRankTile<
     const N: usize,
     const WARPS_M: u32,
     const WARPS_K: u32,
     const STAGES: u32,
+    const PANELS: u32,
     const SPLIT: u32,
     const BLOCKS: u32,
 >(PhantomData<()>);
@@ -72,6 +74,8 @@ pub trait LowRankShape: 'static {
     const SPLIT: u32;
     /// Stages of the ring.
     const STAGES: u32;
+    /// Stages whose parts of V and U shared memory has room for.
+    const PANELS: u32;
     /// Bytes of a row of X, and of a row of Y, that a block works on at a time.
     const STAGE_ROW_BYTES: u32;
     /// Codes that shared memory holds, after the first [`BASE_BYTES`](Self::BASE_BYTES) bytes of it.
@@ -135,9 +139,10 @@ impl<
     const WARPS_M: u32,
     const WARPS_K: u32,
     const STAGES: u32,
+    const PANELS: u32,
     const SPLIT: u32,
     const BLOCKS: u32,
-> LowRankTile<N, WARPS_M, WARPS_K, STAGES, SPLIT, BLOCKS>
+> LowRankTile<N, WARPS_M, WARPS_K, STAGES, PANELS, SPLIT, BLOCKS>
 {
     /// Bytes of the rows of X in a stage.
     const X_BYTES: u32 = WARPS_M * ROWS * WARPS_K * ROW_BYTES;
@@ -147,7 +152,8 @@ impl<
     const STAGING_AT: u32 = {
         assert!(STAGES >= 3, "one stage is read while another is filled and a third is on its way");
         assert!(N == 1 || N.is_multiple_of(2), "fragments of B are loaded in pairs");
-        STAGES * (Self::X_BYTES + Self::PANEL_BYTES)
+        assert!(PANELS >= STAGES, "every stage has room for its part of V or U");
+        STAGES * Self::X_BYTES + PANELS * Self::PANEL_BYTES
     };
     /// Bytes of a tile's accumulators.
     const SUM_BYTES: u32 = WARPS_M * N as u32 * FRAGMENT_BYTES;
@@ -389,9 +395,10 @@ impl<
     const WARPS_M: u32,
     const WARPS_K: u32,
     const STAGES: u32,
+    const PANELS: u32,
     const SPLIT: u32,
     const BLOCKS: u32,
-> LowRankShape for LowRankTile<N, WARPS_M, WARPS_K, STAGES, SPLIT, BLOCKS>
+> LowRankShape for LowRankTile<N, WARPS_M, WARPS_K, STAGES, PANELS, SPLIT, BLOCKS>
 {
     const BLOCK_M: u32 = WARPS_M * ROWS;
     const MAX_RANK: u32 = N as u32 * 8;
@@ -399,6 +406,7 @@ impl<
     const MIN_BLOCKS: u32 = BLOCKS;
     const SPLIT: u32 = SPLIT;
     const STAGES: u32 = STAGES;
+    const PANELS: u32 = PANELS;
     const STAGE_ROW_BYTES: u32 = WARPS_K * ROW_BYTES;
     const CODES: u32 = if Self::HELD { 0 } else { Self::BLOCK_M * Self::MAX_RANK };
     const BASE_BYTES: u32 = Self::COLUMNS_AT + Self::MAX_RANK * RankColumn::BYTES;
@@ -555,29 +563,30 @@ impl<
         while pair < pairs {
             // SAFETY: all lanes of the warp are here; the stage has arrived. What the buffer holds of Y lies where the lane's sums do.
             unsafe {
-                let sums = Self::products::<T>(h, panels, pair);
+                let mut sums = Self::products::<T>(h, panels, pair);
                 if add && pair == 0 {
                     for (pass, &words) in before.iter().enumerate() {
                         ptx::st_shared_v4_b32(place(pass as u32), words);
                     }
-                    for pass in 0..ptx::opaque(PASSES as u32) {
-                        if !chunks.is_whole(pass * 4) {
+                    if !chunks.are_whole() {
+                        for pass in 0..ptx::opaque(PASSES as u32) {
                             ptx::st_shared_v4_b32(place(pass), chunks.load_part(pass * 4));
                         }
                     }
                     warp::sync_warp();
                 }
-                for (i, &[a, b, c, d]) in sums.iter().enumerate().take(2 * at_a_time) {
-                    let fragment = 2 * pair + i as u32;
-                    let [mut upper, mut lower] = [[a, b], [c, d]];
-                    if add {
+                if add {
+                    for (i, sums) in sums.iter_mut().enumerate().take(2 * at_a_time) {
+                        let fragment = 2 * pair + i as u32;
                         let [a, b] = T::get(buffer, lane, own, fragment);
                         let [c, d] = T::get(buffer, lane, own + ROWS / 2, fragment);
-                        upper = [upper[0] + a, upper[1] + b];
-                        lower = [lower[0] + c, lower[1] + d];
+                        *sums = [sums[0] + a, sums[1] + b, sums[2] + c, sums[3] + d];
                     }
-                    T::put(buffer, lane, own, fragment, upper);
-                    T::put(buffer, lane, own + ROWS / 2, fragment, lower);
+                }
+                for (i, &[a, b, c, d]) in sums.iter().enumerate().take(2 * at_a_time) {
+                    let fragment = 2 * pair + i as u32;
+                    T::put(buffer, lane, own, fragment, [a, b]);
+                    T::put(buffer, lane, own + ROWS / 2, fragment, [c, d]);
                 }
             }
             pair += at_a_time as u32;
@@ -585,13 +594,12 @@ impl<
         // SAFETY: all lanes of the warp are here; each stores chunks of its own.
         unsafe {
             warp::sync_warp();
-            for pass in 0..PASSES as u32 {
-                if chunks.is_whole(pass * 4) {
-                    ptx::st_global_v4_b32(chunks.at(pass * 4), ptx::ld_shared_v4_b32(place(pass)));
+            if chunks.are_whole() {
+                for pass in 0..PASSES as u32 {
+                    chunks.store_whole(pass * 4, ptx::ld_shared_v4_b32(place(pass)));
                 }
-            }
-            for pass in 0..ptx::opaque(PASSES as u32) {
-                if !chunks.is_whole(pass * 4) {
+            } else {
+                for pass in 0..ptx::opaque(PASSES as u32) {
                     chunks.store_part(pass * 4, ptx::ld_shared_v4_b32(place(pass)));
                 }
             }

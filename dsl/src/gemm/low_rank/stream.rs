@@ -15,6 +15,9 @@ const ROW_CHUNKS: u32 = 8;
 /// Bytes of a row that a warp multiplies in a stage.
 const ROW_BYTES: u32 = ROW_CHUNKS * CHUNK_BYTES;
 
+/// Rows of X of which a thread copies a chunk for a stage: 16 rows for each 32 threads, who have 128 bytes of a row.
+const X_PASSES: u32 = 4;
+
 /// What is computed: `X [M, K1]`, `V [K1, R]`, `U [R, K2]`, and how the columns of Y are shared.
 #[derive(Clone, Copy)]
 pub struct Problem<T> {
@@ -150,7 +153,7 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
             turn,
             projections,
             expansions,
-            resident: slices == 1 && projections + expansions <= S::STAGES,
+            resident: slices == 1 && projections + expansions <= S::PANELS,
             first_tile: unit,
             ahead: 0,
             fill: at,
@@ -213,18 +216,22 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
             let along = at.stage * S::STAGE_ROW_BYTES;
             if projects {
                 let per_row = const { S::STAGE_ROW_BYTES / CHUNK_BYTES };
-                let passes = ptx::opaque(S::BLOCK_M * per_row / S::THREADS);
-                let to = Self::rows(at);
-                for pass in 0..passes {
-                    let index = thread + pass * S::THREADS;
-                    let (of_row, chunk) = (index / per_row, index % per_row);
-                    let to = to.offset(
-                        chunk / ROW_CHUNKS * (S::BLOCK_M * ROW_BYTES)
-                            + swizzled_chunk(ROW_BYTES, of_row, chunk % ROW_CHUNKS),
-                    );
-                    let offset = self.first_byte + along + chunk * CHUNK_BYTES;
-                    // SAFETY: no warp reads this slot any more; the caller vouches for X.
-                    unsafe { self.x.copy_chunk::<T>(to.get(), row + of_row, offset) }
+                // A thread has the same chunk of several rows.
+                let step = const { S::THREADS / (S::STAGE_ROW_BYTES / CHUNK_BYTES) };
+                let (first, chunk) = (thread / per_row, thread % per_row);
+                let to = Self::rows(at).offset(chunk / ROW_CHUNKS * (S::BLOCK_M * ROW_BYTES)).get();
+                let place =
+                    |pass: u32| to + swizzled_chunk(ROW_BYTES, first + pass * step, chunk % ROW_CHUNKS);
+                let offset = self.first_byte + along + chunk * CHUNK_BYTES;
+                // SAFETY: no warp reads this slot any more; the caller vouches for X.
+                unsafe {
+                    if self.x.is_aligned() {
+                        self.x.copy_aligned::<X_PASSES>(place, [row + first, step], offset);
+                    } else {
+                        for pass in 0..ptx::opaque(X_PASSES) {
+                            self.x.copy_chunk::<T>(place(pass), row + first + pass * step, offset);
+                        }
+                    }
                 }
             }
             if !self.stays(at) {

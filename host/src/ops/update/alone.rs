@@ -59,7 +59,7 @@ struct Sizes {
     declaration: Declaration,
     block_m: u32,
     max_rank: u32,
-    stages: u32,
+    panels: u32,
     stage_row_bytes: u32,
     split: u32,
 }
@@ -70,7 +70,7 @@ impl Sizes {
             declaration,
             block_m: S::BLOCK_M,
             max_rank: S::MAX_RANK,
-            stages: S::STAGES,
+            panels: S::PANELS,
             stage_row_bytes: S::STAGE_ROW_BYTES,
             split: S::SPLIT,
         }
@@ -164,8 +164,6 @@ const MEMORY_RATE: u64 = 3_000_000;
 const STAGE: u64 = 150;
 /// What the first bytes of a tile, or of the other blocks' sums, take to arrive, in nanoseconds.
 const LATENCY: u64 = 1_000;
-/// The most blocks of a multiprocessor that registers have room for.
-const MOST_BLOCKS: u32 = 2;
 
 /// The kernel that computes the update alone; `None` if none can.
 pub(super) fn choose(problem: &Problem, limits: &Limits) -> Option<Choice> {
@@ -197,7 +195,8 @@ fn choices(shape: Shape, problem: &Problem, limits: &Limits) -> Vec<(Choice, u64
     if !fits {
         return Vec::new();
     }
-    let per_multiprocessor = (limits.shared_per_multiprocessor / (shared + 1024)).clamp(1, MOST_BLOCKS);
+    let per_multiprocessor = (limits.shared_per_multiprocessor / (shared + 1024))
+        .clamp(1, sizes.declaration.min_blocks_per_sm.max(1));
     let at_once = per_multiprocessor.saturating_mul(limits.multiprocessors).max(sizes.split);
     let unit = SLICE_BYTES / size_of_type(dtype);
     let units = n.div_ceil(unit).max(1);
@@ -237,7 +236,7 @@ fn nanoseconds(choice: Choice, sizes: &Sizes, problem: &Problem, limits: &Limits
     let slices = n.div_ceil(slice).next_multiple_of(split);
     let jobs = m.div_ceil(block_m) * slices;
     let stages = k_bytes.div_ceil(stage) + (slice.min(n) * bytes).div_ceil(stage);
-    let resident = slices == 1 && stages <= u64::from(sizes.stages);
+    let resident = slices == 1 && stages <= u64::from(sizes.panels);
     // What a block moves for a tile; V and U only once if they stay.
     let factors = rank * (k_bytes + slice.min(n) * bytes);
     let rows = block_m * (k_bytes + slice.min(n) * bytes);

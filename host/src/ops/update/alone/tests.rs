@@ -378,7 +378,7 @@ fn problem(m: u32, k: u32, n: u32, rank: u32, dtype: DType) -> Problem {
 fn many_rows_run_in_one_slice_on_all_multiprocessors() {
     for dtype in [DType::F16, DType::Bf16] {
         let choice = choose(&problem(16_384, 768, 768, 8, dtype), &h100()).unwrap();
-        assert_eq!(choice, Choice { shape: Shape::Rank8, slice: 768, blocks: 264 });
+        assert_eq!(choice, Choice { shape: Shape::Rank8, slice: 768, blocks: 396 });
     }
     let choice = choose(&problem(16_384, 4096, 4096, 64, DType::F16), &h100()).unwrap();
     assert_eq!(choice, Choice { shape: Shape::Rank64, slice: 4096, blocks: 256 });
