@@ -180,13 +180,16 @@ impl Case {
         };
         let codes = |update: usize| read([m.div_ceil(SHARED[update]), ranks[update]], 3 + update as u32);
         let held = |row: u32, column: u32| small(row, column, 9);
+        let hidden = |row: u32, r: u32| {
+            let sum: f64 = (0..k).map(|k| small(row, k, 0) * small(k, r, 1)).sum();
+            let (update, own) = if r < ranks[0] { (0, r) } else { (1, r - ranks[0]) };
+            sum * small(row / SHARED[update], own, 3 + update as u32) * f64::from(SCALING[update])
+        };
+        let hidden: Vec<f64> =
+            (0..m).flat_map(|row| (0..rank).map(move |r| (row, r))).map(|(row, r)| hidden(row, r)).collect();
         let after = |row: u32, column: u32| {
-            let hidden = |r: u32| {
-                let sum: f64 = (0..k).map(|k| small(row, k, 0) * small(k, r, 1)).sum();
-                let (update, own) = if r < ranks[0] { (0, r) } else { (1, r - ranks[0]) };
-                sum * small(row / SHARED[update], own, 3 + update as u32) * f64::from(SCALING[update])
-            };
-            let sum: f64 = (0..rank).map(|r| hidden(r) * small(r, column, 2)).sum();
+            let of_row = &hidden[(row * rank) as usize..][..rank as usize];
+            let sum: f64 = of_row.iter().zip(0..).map(|(hidden, r)| hidden * small(r, column, 2)).sum();
             sum + if add { held(row, column) } else { 0.0 }
         };
         let name = format!("M {m}, K1 {k}, K2 {n}, ranks {ranks:?}, margin {margin}, add {add}");

@@ -191,7 +191,7 @@ fn choices(shape: Shape, problem: &Problem, limits: &Limits) -> Vec<(Choice, u64
     let shared = sizes.declaration.shared_bytes;
     let fits = rank <= sizes.max_rank
         && shared <= limits.max_shared_per_block
-        && (sizes.split == 1 || limits.compute_capability >= (9, 0));
+        && limits.compute_capability >= if sizes.split > 1 { (9, 0) } else { (8, 0) };
     if !fits {
         return Vec::new();
     }
