@@ -6,7 +6,7 @@
 //!
 //! | family | kernels |
 //! |---|---|
-//! | [`linear`] | `Y = activation(scale · X Wᵀ + bias)`, on sm_75 and every later architecture |
+//! | [`linear`] | `Y = activation(alpha · X Wᵀ + …)` with every term of [`LinearEpilogue`](warpsmith_dsl::epilogue::LinearEpilogue), in batches, on sm_75 and every later architecture |
 //! | [`linear_hopper`] | the same on Hopper, for 16-bit types and TF32 (sm_90a) |
 //! | [`linear_hopper_f32`] | the same on Hopper, for f32 at f32 accuracy (sm_90a) |
 //! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |

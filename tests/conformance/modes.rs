@@ -25,7 +25,7 @@ const ALL_TERMS: Terms = Terms {
     preactivation: true,
 };
 
-/// Several tiles with tails, and sums longer than any ring of stages; with ReLU, which the copy engine stores from boxes; and with
+/// Several tiles with tails, and sums longer than any ring of stages; activations alone, with which the copy engine stores boxes; and
 /// every term, for which warps store row by row. N is a multiple of 8, so that boxes can be stored.
 const FUSED: [Fused; 4] = [
     (Activation::GeluErf, NO_TERMS, (200, 712, 264)),

@@ -1,5 +1,5 @@
-//! The matrix product: a block multiplies a tile of rows of A with a tile of rows of B, both K-major, and stores
-//! `epilogue(A Bᵀ)`.
+//! The matrix product: a block multiplies a tile of rows of A with a tile of rows of B and stores `epilogue(A Bᵀ)`. Rows are
+//! contiguous along K; [`wgmma`] also reads 16-bit operands that are contiguous along the other index ([`Layouts`]).
 //!
 //! There are several main loops. What happens between the rows in global memory and the accumulators is their business.
 //!

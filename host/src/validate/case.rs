@@ -1,5 +1,7 @@
 //! What to validate: one linear operation's sizes, types, options and memory layout.
 
+use std::fmt::Display;
+
 use super::data::Data;
 use crate::DType;
 use crate::error::{Error, Result};
@@ -25,6 +27,27 @@ impl Placement {
     pub(super) fn note(self, name: &str) -> String {
         if self.is_whole() { String::new() } else { format!(" {name}:{}+{}", self.before, self.after) }
     }
+}
+
+/// What the options of every kind of case end with: where its operands lie, what they are drawn from, the tile that it asks for.
+pub(super) fn drawn_and_placed(
+    placements: [(Placement, &str); 3],
+    data: Data,
+    tile: Option<impl Display>,
+) -> String {
+    let mut options: String = placements.iter().map(|(placement, name)| placement.note(name)).collect();
+    if data == Data::Integers {
+        options.push_str(" integers");
+    }
+    if let Some(tile) = tile {
+        options.push_str(&format!(" tile {tile}"));
+    }
+    options
+}
+
+/// Whether sums of these data are integers, and stay such under the activation.
+pub(super) fn keeps_integers(data: Data, activation: Activation) -> bool {
+    data == Data::Integers && matches!(activation, Activation::None | Activation::Relu)
 }
 
 /// Numbers that rows or columns are multiplied with.
@@ -174,8 +197,7 @@ impl LinearCase {
     /// of two (down to a half), a residual that is added once or twice. (Scales of integer data are 1 and −1.)
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.data == Data::Integers
-            && matches!(self.activation, Activation::None | Activation::Relu)
+        keeps_integers(self.data, self.activation)
             && matches!(self.scale, 0.5 | 1.0 | 2.0)
             && matches!(self.terms.beta.abs(), 0.0 | 1.0 | 2.0)
     }
@@ -212,16 +234,7 @@ impl LinearCase {
             Precision::Tf32 => options.push_str(" tf32"),
             Precision::Within(allowed) => options.push_str(&format!(" within {allowed:e}")),
         }
-        for (placement, name) in [(self.x, "x"), (self.w, "w"), (self.y, "y")] {
-            options.push_str(&placement.note(name));
-        }
-        if self.data == Data::Integers {
-            options.push_str(" integers");
-        }
-        if let Some(tile) = self.tile {
-            options.push_str(&format!(" tile {tile}"));
-        }
-        options
+        options + &drawn_and_placed([(self.x, "x"), (self.w, "w"), (self.y, "y")], self.data, self.tile)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What to validate: one scaled linear operation's sizes, types, scales, options and memory layout.
 
-use super::case::{LinearCase, Placement};
+use super::case::{LinearCase, Placement, drawn_and_placed, keeps_integers};
 use super::data::Data;
 use crate::DType;
 use crate::error::Result;
@@ -110,9 +110,7 @@ impl ScaledCase {
     /// of two (down to a half). Scales are powers of two with integer data.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.data == Data::Integers
-            && matches!(self.activation, Activation::None | Activation::Relu)
-            && matches!(self.alpha, 0.5 | 1.0)
+        keeps_integers(self.data, self.activation) && matches!(self.alpha, 0.5 | 1.0)
     }
 
     /// The types, as in `f8e4m3·f8e5m2→bf16`.
@@ -138,15 +136,6 @@ impl ScaledCase {
         if self.alpha != 1.0 {
             options.push_str(&format!(" alpha {}", self.alpha));
         }
-        for (placement, name) in [(self.x, "x"), (self.w, "w"), (self.y, "y")] {
-            options.push_str(&placement.note(name));
-        }
-        if self.data == Data::Integers {
-            options.push_str(" integers");
-        }
-        if let Some(tile) = self.tile {
-            options.push_str(&format!(" tile {tile}"));
-        }
-        options
+        options + &drawn_and_placed([(self.x, "x"), (self.w, "w"), (self.y, "y")], self.data, self.tile)
     }
 }

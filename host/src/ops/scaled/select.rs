@@ -17,11 +17,11 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Fp8Tile {
-    /// 256 × 128 with Hopper's copy engine and `wgmma`.
+    /// 256 × 128 on Hopper, persistent.
     Hopper256x128,
-    /// 128 × 192, as the former.
+    /// 128 × 192 on Hopper, persistent.
     Hopper128x192,
-    /// 128 × 128, as the former.
+    /// 128 × 128 on Hopper, persistent.
     Hopper128x128,
     /// 64 × 64, by way of f16, on every device.
     Portable64x64,

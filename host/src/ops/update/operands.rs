@@ -10,15 +10,9 @@ use crate::cpu::Operand as Number;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::linear::select::{Access, Limits};
-use crate::ops::repack;
-use crate::ops::repack::CHUNK_BYTES;
+use crate::ops::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, repack};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
-
-/// No side of a matrix may reach this, so that coordinates of a tile that sticks out stay 32-bit numbers.
-const SIDE_LIMIT: u64 = 1 << 31;
-/// Nor may a row of an operand, in bytes.
-const ROW_LIMIT: u64 = 1 << 31;
 
 /// The updates of an operation: as they were given, or those of a layer, which has packed their V and U.
 #[derive(Debug)]

@@ -27,39 +27,40 @@ use crate::ops::{Precision, Products};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Tile {
-    /// 128 × 128 with Hopper's copy engine and `wgmma`, by two warpgroups in turn; f32 is rounded to TF32.
+    /// 128 × 128 on Hopper, persistent, by two warpgroups in turn; f32 is rounded to TF32.
     HopperPingPong128x128,
-    /// 128 × 192, as the former, two blocks to a cluster; for outputs that are [stored as boxes](Problem::stores_boxes) only.
+    /// 128 × 192 on Hopper, persistent, by two warpgroups in turn, two blocks to a cluster; for 16-bit types and outputs that are
+    /// [stored as boxes](Problem::stores_boxes) only.
     HopperPingPong128x192,
-    /// 128 × 256, as the former, by two warpgroups together, two blocks to a cluster.
+    /// 128 × 256 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; f32 is rounded to TF32.
     HopperCooperative128x256,
-    /// 128 × 128, as the former, by two warpgroups together.
+    /// 128 × 128 on Hopper, persistent, by two warpgroups together; f32 is rounded to TF32.
     HopperCooperative128x128,
-    /// 128 × 256, for f32 as three TF32 products, two blocks to a cluster.
+    /// 128 × 256 on Hopper, for f32 as three TF32 products, two blocks to a cluster.
     HopperSplit128x256,
-    /// 128 × 128, the same without clusters.
+    /// 128 × 128 on Hopper, for f32 as three TF32 products.
     HopperSplit128x128,
-    /// 64 × 128, the same, two blocks to a multiprocessor.
+    /// 64 × 128 on Hopper, for f32 as three TF32 products, two blocks to a multiprocessor.
     HopperSplit64x128,
-    /// 64 × 64, the same, two blocks to a multiprocessor.
+    /// 64 × 64 on Hopper, for f32 as three TF32 products, two blocks to a multiprocessor.
     HopperSplit64x64,
-    /// 128 × 128 on Hopper by two blocks, which share the sum over K; 16-bit types only.
+    /// 128 × 128 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
     Skinny128x128Split2,
-    /// 128 × 64, as the former.
+    /// 128 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
     Skinny128x64Split2,
-    /// 64 × 64, as the former, by one block.
+    /// 64 × 64 on Hopper by one block; 16-bit types only.
     Skinny64x64,
-    /// 64 × 64, as the former, by two blocks.
+    /// 64 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
     Skinny64x64Split2,
-    /// 32 × 64, as the former, by one block.
+    /// 32 × 64 on Hopper by one block; 16-bit types only.
     Skinny32x64,
-    /// 32 × 64, as the former, by two blocks.
+    /// 32 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
     Skinny32x64Split2,
-    /// 16 × 64, as the former, by one block.
+    /// 16 × 64 on Hopper by one block; 16-bit types only.
     Skinny16x64,
-    /// 16 × 64, as the former, by two blocks.
+    /// 16 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
     Skinny16x64Split2,
-    /// 16 × 64, as the former, by four blocks.
+    /// 16 × 64 on Hopper by a cluster of four blocks, which share the sum over K; 16-bit types only.
     Skinny16x64Split4,
     /// 128 × 128; 16-bit types only.
     T128x128,
