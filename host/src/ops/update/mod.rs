@@ -38,7 +38,7 @@ use operands::{Alone, Problem, Updates, limits, no_kernel};
 /// The largest rank, and the largest sum of the ranks of updates that run together.
 pub const MAX_RANK: usize = 128;
 
-/// An element type of generated low-rank updates: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
+/// An element type of generated low-rank updates: [`f16`](struct@f16), [`bf16`] or `f32`.
 pub trait UpdateInput: LinearInput + alone::Kernels + hopper::Kernels + portable::Kernels {}
 
 impl UpdateInput for f16 {}
