@@ -150,3 +150,35 @@ fn decided(entry: &Entry, statement: usize) -> Vec<usize> {
     }
     decided
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::ptx::entries;
+    use super::origin;
+
+    /// A guarded load's test leads back to the comparison; a test of anything else is its own.
+    #[test]
+    fn the_test_of_a_guarded_load_is_the_comparison_that_it_was_made_from() {
+        let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\n\
+                    setp.gt.u32 %p1, %r1, 3;\n\
+                    selp.b32 %r2, 1, 0, %p1;\n\
+                    { .reg .pred holds; setp.ne.u32 holds, %r2, 0; mov.b32 %r3, 0; @holds ld.global.f32 %r3, [%rd1]; }\n\
+                    add.s32 %r4, %r1, 1;\n\
+                    setp.ne.u32 %p2, %r4, 0;\n\
+                    setp.ne.u32 %p3, %r2, 1;\n\
+                    selp.b32 %r5, 7, 0, %p1;\n\
+                    setp.ne.u32 %p4, %r5, 0;\n\
+                    ret;\n}\n";
+        let entries = entries(text);
+        let entry = entries.first().expect("there is one");
+        let tests: Vec<usize> =
+            (0..entry.statements.len()).filter(|&at| entry.statements[at].is("setp")).collect();
+        let [comparison, guarded, others @ ..] = &tests[..] else { panic!("{tests:?}") };
+        assert_eq!(origin(entry, *guarded), *comparison);
+        assert_eq!(origin(entry, *comparison), *comparison);
+        assert_eq!(others.len(), 3);
+        for &other in others {
+            assert_eq!(origin(entry, other), other, "{}", entry.statement_text(other));
+        }
+    }
+}
