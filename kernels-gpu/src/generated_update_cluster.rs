@@ -21,7 +21,7 @@ pub type Cluster16 = LowRankTile<2, 1, 4, 4, 4, 8, 2>;
 ///
 /// # Safety
 ///
-/// As [`update`].
+/// As [`generated_update`](fn@crate::generated_update::generated_update).
 #[kernel(
     family = generated_update_cluster,
     block = [S::THREADS, 1, 1],

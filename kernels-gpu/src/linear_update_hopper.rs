@@ -3,7 +3,7 @@
 //!
 //! It costs a few percent over the layer alone: the columns of V ride along in the products of X and W, and their sums, times the codes
 //! and rounded to X's type, are one operand of a last product before the epilogue. How, says
-//! [`UpdateTile`](warpsmith_dsl::gemm::wgmma::UpdateTile). For few rows of X there is a kernel that sums X V in a warp of its own, as
+//! [`UpdateTile`]. For few rows of X there is a kernel that sums X V in a warp of its own, as
 //! [`linear_skinny`](mod@crate::linear_skinny) multiplies.
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
@@ -173,7 +173,7 @@ pub struct UpdateFewRowsParams {
     pub reserved: u32,
 }
 
-/// As [`linear_update_hopper`], for few rows of X and updates of at most eight ranks together, on a one-dimensional grid of one block for
+/// As [`linear_update_hopper`](fn@linear_update_hopper), for few rows of X and updates of at most eight ranks together, on a one-dimensional grid of one block for
 /// each tile of 16 × 64 outputs.
 ///
 /// # Safety

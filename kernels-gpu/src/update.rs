@@ -26,7 +26,7 @@ pub struct UpdateParams {
     pub k1: u32,
     /// Columns of U and of Y. A row has less than 2³¹ bytes.
     pub k2: u32,
-    /// Columns of Y that a block computes of its rows: a multiple of [`SLICE_BYTES`](SLICE_BYTES) bytes' worth.
+    /// Columns of Y that a block computes of its rows: a multiple of [`SLICE_BYTES`] bytes' worth.
     pub slice: u32,
     /// 1 if the update is added to what Y holds, 0 if Y becomes the update.
     pub add: u32,
