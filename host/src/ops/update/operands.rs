@@ -177,7 +177,7 @@ pub(super) fn no_kernel(operation: &'static str, device: &Device) -> Error {
     Error::UnsupportedDevice {
         operation,
         device: device.to_string(),
-        expected: "a device that a kernel of generated updates runs on".into(),
+        expected: "compute capability 8.0 or later, which the kernels of generated updates need".into(),
         actual: format!("compute capability {major}.{minor}"),
     }
 }
