@@ -1,15 +1,15 @@
 //! Tiles: pieces of a matrix in global memory, and their copies in shared memory.
 //!
 //! An operand of a matrix product is stored K-major: each row is contiguous along the dimension that the product sums
-//! over. A block copies `ROWS` rows × `ROW_BYTES` bytes of it at a time, in 16-byte chunks spread over its threads, into a
-//! swizzled tile (see [`layout`](crate::layout)). What lies outside the matrix arrives as zeros, so that the product need
+//! over. A block copies `ROWS` rows × `ROW_BYTES` bytes of it at a time, in chunks of 16 bytes or smaller words spread over its
+//! threads, into a swizzled tile (see [`layout`](crate::layout)). What lies outside the matrix arrives as zeros, so that the product need
 //! not know of edges.
 
 use core::marker::PhantomData;
 
 use crate::float::Element;
 use crate::launch::{Global, GlobalMut};
-use crate::layout::{CHUNK_BYTES, swizzled_chunk};
+use crate::layout::{CHUNK_BYTES, Swizzle};
 use crate::ptx;
 use crate::shared::SharedAddress;
 use crate::thread;
@@ -88,59 +88,52 @@ impl<T: Element> Output<T> {
     }
 }
 
-/// How a 16-byte chunk of an operand is read: what its alignment allows.
+/// How many bytes of an operand's rows are copied at a time: what their alignment allows.
 pub trait Access: 'static {
-    /// Copies a chunk to shared memory, of which the first `bytes` come from `from` and the rest are zeros.
-    ///
-    /// The copy belongs to the thread's open `cp.async` group, or is complete on return.
-    ///
-    /// # Safety
-    ///
-    /// `to` is a multiple of 16 in the block's shared memory that no thread touches until the copy has completed. `from` is
-    /// valid for reads of `bytes` ≤ 16 bytes, whole elements, aligned as the implementation asks.
-    unsafe fn copy_chunk<T: Element>(to: SharedAddress, from: Global<T>, bytes: u32);
-}
+    /// Whether it is always 16.
+    const IS_ALIGNED: bool;
 
-/// Base address and row stride are multiples of 16 bytes: one asynchronous copy a chunk.
-pub enum Aligned {}
+    /// The logarithm of that number.
+    fn word_log2<T: Element>(operand: &Operand<T>) -> u32;
 
-/// Any element-aligned address and stride: element by element.
-pub enum Unaligned {}
-
-impl Access for Aligned {
+    /// Whether these two operands can be read as [`Aligned`].
     #[inline(always)]
-    unsafe fn copy_chunk<T: Element>(to: SharedAddress, from: Global<T>, bytes: u32) {
-        // SAFETY: the caller's promise; `from` is a multiple of 16.
-        unsafe { ptx::cp_async_cg_16(to.get(), from.address(), bytes) }
+    fn are_aligned<T: Element>(a: &Operand<T>, b: &Operand<T>) -> bool {
+        Self::word_log2(a) == CHUNK_LOG2 && Self::word_log2(b) == CHUNK_LOG2
     }
 }
 
-impl Access for Unaligned {
+/// Base address and row stride are multiples of 16 bytes, and so many are copied at a time.
+pub enum Aligned {}
+
+/// Base address and row stride are multiples of 4 bytes; 4, 8 or 16 are copied at a time, as many as both allow.
+pub enum Words {}
+
+impl Access for Aligned {
+    const IS_ALIGNED: bool = true;
+
     #[inline(always)]
-    unsafe fn copy_chunk<T: Element>(to: SharedAddress, from: Global<T>, bytes: u32) {
-        if T::BYTES == 4 {
-            for i in 0..4 {
-                let present = if 4 * i < bytes { 4 } else { 0 };
-                // SAFETY: the caller's promise; an element of four bytes is a multiple of 4.
-                unsafe {
-                    ptx::cp_async_ca_4(to.offset(4 * i).get(), from.offset(i as u64).address(), present)
-                }
-            }
-        } else {
-            let element = |i: u32| {
-                if 2 * i < bytes {
-                    // SAFETY: the caller's promise.
-                    unsafe { ptx::ld_global_nc_b16(from.offset(i as u64).address()) as u32 }
-                } else {
-                    0
-                }
-            };
-            let pair = |i: u32| element(2 * i) | (element(2 * i + 1) << 16);
-            // SAFETY: the caller's promise.
-            unsafe { ptx::st_shared_v4_b32(to.get(), [pair(0), pair(1), pair(2), pair(3)]) }
+    fn word_log2<T: Element>(_: &Operand<T>) -> u32 {
+        CHUNK_LOG2
+    }
+}
+
+impl Access for Words {
+    const IS_ALIGNED: bool = false;
+
+    #[inline(always)]
+    fn word_log2<T: Element>(operand: &Operand<T>) -> u32 {
+        let bits = operand.base.address() | (operand.stride * T::BYTES as u64);
+        match bits {
+            _ if bits.is_multiple_of(16) => CHUNK_LOG2,
+            _ if bits.is_multiple_of(8) => 3,
+            _ => 2,
         }
     }
 }
+
+/// The logarithm of the bytes of a chunk.
+const CHUNK_LOG2: u32 = CHUNK_BYTES.ilog2();
 
 /// A tile of an operand as a block copies it to shared memory.
 pub trait CopyShape: 'static {
@@ -167,19 +160,21 @@ pub trait CopyShape: 'static {
     };
 }
 
-/// One thread's share of copying the tiles of an operand to shared memory.
+/// One thread's share of copying the tiles of an operand to shared memory: the same word of every pass's rows.
 #[derive(Clone, Copy)]
 pub struct TileLoader<T, A, S> {
-    /// This thread's first chunk of the first tile along K.
+    /// This thread's first word of the first tile along K.
     from: u64,
     /// Bytes between the rows of two passes.
     pass_stride: u64,
-    /// Offset of the first chunk in the shared tile.
+    /// Offset of the first word in the shared tile.
     to: u32,
     /// Rows of the operand from this thread's first row on; 0 if that row lies outside.
     rows_left: u32,
-    /// Bytes of a row from this thread's chunk of the first tile on; negative if the chunk lies outside.
+    /// Bytes of a row from this thread's word of the first tile on; negative if the word lies outside.
     bytes_left: i32,
+    /// The logarithm of a word's bytes.
+    word_log2: u32,
     kind: PhantomData<(T, A, S)>,
 }
 
@@ -188,19 +183,30 @@ impl<T: Element, A: Access, S: CopyShape> TileLoader<T, A, S> {
     #[inline(always)]
     #[must_use]
     pub fn new(operand: Operand<T>, first_row: u32) -> Self {
-        let thread = thread::thread_idx_x();
-        let (row, chunk) = (thread / S::CHUNKS_PER_ROW, thread % S::CHUNKS_PER_ROW);
+        let word_log2 = A::word_log2(&operand);
+        let (row, byte) = Self::place(thread::thread_idx_x(), word_log2);
         let row_bytes = operand.stride * T::BYTES as u64;
         Self {
-            from: operand.base.address()
-                + (first_row + row) as u64 * row_bytes
-                + (chunk * CHUNK_BYTES) as u64,
-            pass_stride: S::ROWS_PER_PASS as u64 * row_bytes,
-            to: swizzled_chunk(S::ROW_BYTES, row, chunk),
+            from: operand.base.address() + (first_row + row) as u64 * row_bytes + byte as u64,
+            pass_stride: Self::rows_of_pass(word_log2) as u64 * row_bytes,
+            to: Swizzle::for_row(S::ROW_BYTES).apply(row * S::ROW_BYTES + byte),
             rows_left: (operand.rows - first_row).saturating_sub(row),
-            bytes_left: (operand.k * T::BYTES) as i32 - (chunk * CHUNK_BYTES) as i32,
+            bytes_left: (operand.k * T::BYTES) as i32 - byte as i32,
+            word_log2,
             kind: PhantomData,
         }
+    }
+
+    /// The place in the tile of a thread's first word: its row, and its byte in the row.
+    #[inline(always)]
+    const fn place(thread: u32, word_log2: u32) -> (u32, u32) {
+        (thread >> (S::ROW_BYTES.ilog2() - word_log2), (thread << word_log2) % S::ROW_BYTES)
+    }
+
+    /// Rows that the block copies at a time.
+    #[inline(always)]
+    const fn rows_of_pass(word_log2: u32) -> u32 {
+        S::THREADS >> (S::ROW_BYTES.ilog2() - word_log2)
     }
 
     /// Copies tile `step` along K to the shared tile at `to`.
@@ -212,14 +218,61 @@ impl<T: Element, A: Access, S: CopyShape> TileLoader<T, A, S> {
     #[inline(always)]
     pub unsafe fn load(&self, to: SharedAddress, step: u32) {
         let left = self.bytes_left - (step * S::ROW_BYTES) as i32;
-        let bytes = if left <= 0 { 0 } else { (left as u32).min(CHUNK_BYTES) };
-        let mut from = self.from + (step * S::ROW_BYTES) as u64;
+        let bytes = if left <= 0 { 0 } else { (left as u32).min(1 << self.word_log2) };
+        let from = self.from + (step * S::ROW_BYTES) as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if A::IS_ALIGNED {
+                self.load_chunks(to, from, bytes);
+            } else {
+                self.load_words(to, from, bytes);
+            }
+        }
+    }
+
+    /// Copies chunks, of each `bytes` bytes, the first of which comes from `from`.
+    ///
+    /// # Safety
+    ///
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    unsafe fn load_chunks(&self, to: SharedAddress, mut from: u64, bytes: u32) {
         for pass in 0..S::PASSES {
-            let present = if pass * S::ROWS_PER_PASS < self.rows_left { bytes } else { 0 };
+            let bytes = if pass * S::ROWS_PER_PASS < self.rows_left { bytes } else { 0 };
+            // The swizzle repeats with every pass.
             let to = to.offset(self.to + pass * (S::ROWS_PER_PASS * S::ROW_BYTES));
-            // SAFETY: `present` counts only bytes within the operand; the rest is the caller's promise.
-            unsafe { A::copy_chunk::<T>(to, Global::new(from), present) }
+            // SAFETY: `bytes` counts only those within the operand; the rest is the caller's promise.
+            unsafe { ptx::cp_async_cg_16(to.get(), from, bytes) }
             from += self.pass_stride;
+        }
+    }
+
+    /// Copies words, of each `bytes` bytes, the first of which comes from `from`.
+    ///
+    /// # Safety
+    ///
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    unsafe fn load_words(&self, to: SharedAddress, mut from: u64, bytes: u32) {
+        // Opaque: worked out here, it takes no register while the products run.
+        let (first, byte) = Self::place(ptx::opaque(thread::thread_idx_x()), self.word_log2);
+        let rows_of_pass = Self::rows_of_pass(self.word_log2);
+        let mut row = 0;
+        while first + row < S::ROWS {
+            let bytes = if row < self.rows_left { bytes } else { 0 };
+            let at = Swizzle::for_row(S::ROW_BYTES).apply((first + row) * S::ROW_BYTES + byte);
+            let to = to.offset(at).get();
+            // SAFETY: `bytes` counts only those within the operand; a word is aligned in both places; the rest is the
+            // caller's promise.
+            unsafe {
+                match self.word_log2 {
+                    CHUNK_LOG2 => ptx::cp_async_cg_16(to, from, bytes),
+                    3 => ptx::cp_async_ca_8(to, from, bytes),
+                    _ => ptx::cp_async_ca_4(to, from, bytes),
+                }
+            }
+            from += self.pass_stride;
+            row += rows_of_pass;
         }
     }
 }

@@ -9,12 +9,7 @@ use warpsmith_dsl::float::{Bf16, Element, F16};
 use warpsmith_dsl::gemm::mma_sync::MmaTile;
 use warpsmith_dsl::gemm::{MmaElement, TileShape};
 use warpsmith_dsl::launch::{Global, GlobalMut};
-#[cfg_attr(
-    feature = "turing",
-    allow(unused_imports, reason = "Turing's kernels read aligned operands only")
-)]
-use warpsmith_dsl::tile::Unaligned;
-use warpsmith_dsl::tile::{Access, Aligned, Operand, Output};
+use warpsmith_dsl::tile::{Access, Aligned, Operand, Output, Words};
 use warpsmith_dsl::{KernelParam, block, kernel};
 
 /// 128 × 128 outputs by four warps, for 16-bit types: the most products for each byte loaded.
@@ -55,13 +50,13 @@ pub struct LinearParams {
 /// `Y = activation(alpha · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of ⌈M / `BLOCK_M`⌉ · ⌈N / `BLOCK_N`⌉
 /// blocks for each matrix.
 ///
-/// The name of an instance tells the type of X and W, the type of Y, the tile, and the access.
+/// The name of an instance tells the type of X and W, the type of Y, and the tile.
 ///
 /// # Safety
 ///
 /// The pointers, those of `epilogue` too, are valid for the matrices that `p` describes. Y and what else is written overlap nothing
-/// else, but that Y may be the epilogue's residual. With [`Aligned`] access, the addresses and the strides of X and W are
-/// multiples of 16 bytes.
+/// else, but that Y may be the epilogue's residual. The addresses and the strides of X and W are multiples of what the access `A`
+/// asks for; with [`Words`], they are read fastest where they are multiples of 16 bytes.
 #[kernel(
     family = linear,
     block = [S::THREADS, 1, 1],
@@ -71,55 +66,35 @@ pub struct LinearParams {
         linear_f16_f16_128x128 = <F16, F16, Tile128x128, Aligned>,
         #[cfg(not(feature = "turing"))]
         linear_f16_f16_128x64 = <F16, F16, Tile128x64, Aligned>,
-        linear_f16_f16_64x64 = <F16, F16, Tile64x64, Aligned>,
+        linear_f16_f16_64x64 = <F16, F16, Tile64x64, Words>,
         #[cfg(not(feature = "turing"))]
-        linear_f16_f16_16x64 = <F16, F16, Tile16x64, Aligned>,
-        #[cfg(not(feature = "turing"))]
-        linear_f16_f16_64x64_unaligned = <F16, F16, Tile64x64, Unaligned>,
-        #[cfg(not(feature = "turing"))]
-        linear_f16_f16_16x64_unaligned = <F16, F16, Tile16x64, Unaligned>,
+        linear_f16_f16_16x64 = <F16, F16, Tile16x64, Words>,
         #[cfg(not(feature = "turing"))]
         linear_f16_f32_128x128 = <F16, f32, Tile128x128, Aligned>,
         #[cfg(not(feature = "turing"))]
         linear_f16_f32_128x64 = <F16, f32, Tile128x64, Aligned>,
-        linear_f16_f32_64x64 = <F16, f32, Tile64x64, Aligned>,
+        linear_f16_f32_64x64 = <F16, f32, Tile64x64, Words>,
         #[cfg(not(feature = "turing"))]
-        linear_f16_f32_16x64 = <F16, f32, Tile16x64, Aligned>,
-        #[cfg(not(feature = "turing"))]
-        linear_f16_f32_64x64_unaligned = <F16, f32, Tile64x64, Unaligned>,
-        #[cfg(not(feature = "turing"))]
-        linear_f16_f32_16x64_unaligned = <F16, f32, Tile16x64, Unaligned>,
+        linear_f16_f32_16x64 = <F16, f32, Tile16x64, Words>,
         #[cfg(not(feature = "turing"))]
         linear_bf16_bf16_128x128 = <Bf16, Bf16, Tile128x128, Aligned>,
         #[cfg(not(feature = "turing"))]
         linear_bf16_bf16_128x64 = <Bf16, Bf16, Tile128x64, Aligned>,
-        linear_bf16_bf16_64x64 = <Bf16, Bf16, Tile64x64, Aligned>,
+        linear_bf16_bf16_64x64 = <Bf16, Bf16, Tile64x64, Words>,
         #[cfg(not(feature = "turing"))]
-        linear_bf16_bf16_16x64 = <Bf16, Bf16, Tile16x64, Aligned>,
-        #[cfg(not(feature = "turing"))]
-        linear_bf16_bf16_64x64_unaligned = <Bf16, Bf16, Tile64x64, Unaligned>,
-        #[cfg(not(feature = "turing"))]
-        linear_bf16_bf16_16x64_unaligned = <Bf16, Bf16, Tile16x64, Unaligned>,
+        linear_bf16_bf16_16x64 = <Bf16, Bf16, Tile16x64, Words>,
         #[cfg(not(feature = "turing"))]
         linear_bf16_f32_128x128 = <Bf16, f32, Tile128x128, Aligned>,
         #[cfg(not(feature = "turing"))]
         linear_bf16_f32_128x64 = <Bf16, f32, Tile128x64, Aligned>,
-        linear_bf16_f32_64x64 = <Bf16, f32, Tile64x64, Aligned>,
+        linear_bf16_f32_64x64 = <Bf16, f32, Tile64x64, Words>,
         #[cfg(not(feature = "turing"))]
-        linear_bf16_f32_16x64 = <Bf16, f32, Tile16x64, Aligned>,
-        #[cfg(not(feature = "turing"))]
-        linear_bf16_f32_64x64_unaligned = <Bf16, f32, Tile64x64, Unaligned>,
-        #[cfg(not(feature = "turing"))]
-        linear_bf16_f32_16x64_unaligned = <Bf16, f32, Tile16x64, Unaligned>,
+        linear_bf16_f32_16x64 = <Bf16, f32, Tile16x64, Words>,
         #[cfg(not(feature = "turing"))]
         linear_f32_f32_128x64 = <f32, f32, Tile128x64, Aligned>,
-        linear_f32_f32_64x64 = <f32, f32, Tile64x64, Aligned>,
+        linear_f32_f32_64x64 = <f32, f32, Tile64x64, Words>,
         #[cfg(not(feature = "turing"))]
-        linear_f32_f32_16x64 = <f32, f32, Tile16x64, Aligned>,
-        #[cfg(not(feature = "turing"))]
-        linear_f32_f32_64x64_unaligned = <f32, f32, Tile64x64, Unaligned>,
-        #[cfg(not(feature = "turing"))]
-        linear_f32_f32_16x64_unaligned = <f32, f32, Tile16x64, Unaligned>,
+        linear_f32_f32_16x64 = <f32, f32, Tile16x64, Words>,
     ],
 )]
 pub unsafe fn linear<T: MmaElement, O: Element, S: TileShape, A: Access>(
@@ -139,7 +114,12 @@ pub unsafe fn linear<T: MmaElement, O: Element, S: TileShape, A: Access>(
     // SAFETY: the whole block is here, with the threads and the shared memory that the tile asks for; the caller vouches for
     // the pointers, and each tile of Y belongs to one block.
     unsafe {
-        let accumulators = S::multiply::<T, A>(x, w, tile);
+        // Turing's main loop reads chunks only.
+        let accumulators = if cfg!(feature = "turing") || A::are_aligned(&x, &w) {
+            S::multiply::<T, Aligned>(x, w, tile)
+        } else {
+            S::multiply::<T, A>(x, w, tile)
+        };
         S::store(accumulators, epilogue, y, tile);
     }
 }

@@ -239,8 +239,11 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
             unsafe { thread::sync_threads() };
         };
 
-        for index in 0..STAGES - 1 {
+        // Not unrolled: the copies' code is larger than the loop's overhead.
+        let (mut index, first) = (0, ptx::opaque(STAGES - 1));
+        while index < first {
             fill(index * Self::SLOT_BYTES, index);
+            index += 1;
         }
         next_slot_arrived();
 

@@ -19,19 +19,28 @@ pub unsafe fn cp_async_cg_16(destination: u32, source: u64, source_bytes: u32) {
     }
 }
 
-/// `cp.async.ca.shared.global [destination], [source], 4, source_bytes`: copies four bytes (`source_bytes` = 4) or writes
-/// four zero bytes (`source_bytes` = 0).
-///
-/// # Safety
-///
-/// As [`cp_async_cg_16`], with addresses that are multiples of 4 and `source_bytes` ≤ 4.
-#[inline(always)]
-pub unsafe fn cp_async_ca_4(destination: u32, source: u64, source_bytes: u32) {
-    // SAFETY: the caller's promise is the instruction's.
-    unsafe {
-        instruction!("cp.async.ca.shared.global [{0}], [{1}], 4, {2};", in(reg32) destination, in(reg64) source, in(reg32) source_bytes, options(nostack))
-    }
+macro_rules! copy_through_l1 {
+    ($name:ident, $bytes:literal) => {
+        #[doc = concat!("`cp.async.ca.shared.global [destination], [source], ", $bytes, ", source_bytes`: copies ", $bytes, " bytes, of which the first")]
+        /// `source_bytes` come from `source` and the rest are zeros.
+        ///
+        /// # Safety
+        ///
+        #[doc = concat!("As [`cp_async_cg_16`], with addresses that are multiples of ", $bytes, " and `source_bytes` ≤ ", $bytes, ".")]
+        #[inline(always)]
+        pub unsafe fn $name(destination: u32, source: u64, source_bytes: u32) {
+            // SAFETY: the caller's promise is the instruction's.
+            unsafe {
+                instruction!(
+                    concat!("cp.async.ca.shared.global [{0}], [{1}], ", $bytes, ", {2};"),
+                    in(reg32) destination, in(reg64) source, in(reg32) source_bytes, options(nostack)
+                )
+            }
+        }
+    };
 }
+copy_through_l1!(cp_async_ca_4, "4");
+copy_through_l1!(cp_async_ca_8, "8");
 
 /// `cp.async.commit_group`: closes the group of the copies that this thread has issued since the last one.
 #[inline(always)]

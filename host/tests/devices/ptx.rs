@@ -173,7 +173,7 @@ pub(crate) type ShippedLinear = warpsmith_kernels::linear::linear<
     f32,
     f32,
     warpsmith_kernels::linear::Tile16x64,
-    warpsmith_dsl::tile::Aligned,
+    warpsmith_dsl::tile::Words,
 >;
 
 /// A type that takes it for an entry without parameters.

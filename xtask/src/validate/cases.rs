@@ -247,12 +247,19 @@ fn tiles(
     input: DType,
     target: Target,
 ) -> Vec<LinearCase> {
-    let beside = Placement { before: 1, after: 7 };
+    let beside = |before| Placement { before, after: 8 - before };
     // The third has a sum longer than any ring of stages, the last one that some blocks that share it have no part of.
     let aligned =
         vec![case((200, 128, 300)), case((150, 200, 140)), case((200, 712, 264)), case((3, 72, 136))];
-    // An odd number of columns, and an even one that starts at an odd place.
-    let unaligned = vec![case((150, 201, 140)), LinearCase { x: beside, w: beside, ..case((134, 128, 75)) }];
+    // Rows that are no whole chunks, chunks that start within one of memory's, and one operand that can be read faster than the other.
+    let sized = || case((134, 128, 75));
+    let words = vec![
+        case((150, 202, 140)),
+        case((20, 204, 70)),
+        LinearCase { x: beside(2), w: beside(2), ..sized() },
+        LinearCase { x: beside(4), ..sized() },
+        LinearCase { w: beside(2), ..sized() },
+    ];
     let forced = |access, cases: Vec<LinearCase>| {
         let runs = move |tile: &Tile| tile.runs_on(target.compute_capability) && tile.serves(input, access);
         let tiles = Tile::ALL.into_iter().filter(runs);
@@ -268,7 +275,7 @@ fn tiles(
             })
         })
     };
-    forced(Access::Aligned, aligned).chain(forced(Access::Unaligned, unaligned)).collect()
+    forced(Access::Aligned, aligned).chain(forced(Access::Words, words)).collect()
 }
 
 /// The cases of the scaled linear operation.

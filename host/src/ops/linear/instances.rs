@@ -6,7 +6,7 @@ use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{Layouts, PersistentTile, SplitKTile};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
-use warpsmith_dsl::tile::{Aligned, Unaligned};
+use warpsmith_dsl::tile::{Aligned, Words};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative128x128, HopperCooperative128x256, HopperParams, HopperPingPong128x128,
@@ -20,7 +20,7 @@ use warpsmith_kernels::linear_skinny::{
     Skinny64x64Split2, Skinny128x64Split2, Skinny128x128Split2, SkinnyParams, linear_skinny,
 };
 
-use super::select::{Access, Tile};
+use super::select::Tile;
 use crate::cpu::{FromAccumulator, Operand};
 use crate::device::Device;
 use crate::error::Result;
@@ -40,9 +40,9 @@ pub trait LinearTypes<O>: Element + Operand
 where
     O: Element + FromAccumulator<f32>,
 {
-    /// The kernel for a tile and an access; `None` if there is none.
+    /// The kernel for a tile; `None` if there is none.
     #[doc(hidden)]
-    fn instance(tile: Tile, access: Access) -> Option<Instance<Self, O>>;
+    fn instance(tile: Tile) -> Option<Instance<Self, O>>;
 }
 
 /// What a linear kernel works on.
@@ -306,115 +306,102 @@ unsafe fn launch_split<K: Kernel<Args = SplitArgs>, S: SplitTile>(
 }
 
 macro_rules! instances {
-    ($($input:ident / $device_input:ident -> $output:ident / $device_output:ident: [$($tile:ident $access:ident),* $(,)?];)*) => {
+    ($($input:ident / $device_input:ident -> $output:ident / $device_output:ident: [$($tile:ident),* $(,)?];)*) => {
         $(
             impl LinearTypes<$output> for $input {
-                fn instance(tile: Tile, access: Access) -> Option<Instance<Self, $output>> {
-                    instances!(@arms $device_input, $device_output, (tile, access), [$($tile $access),*])
+                fn instance(tile: Tile) -> Option<Instance<Self, $output>> {
+                    instances!(@arms $device_input, $device_output, tile, [$($tile),*])
                 }
             }
         )*
     };
-    (@arms $t:ident, $o:ident, $choice:expr, [$($tile:ident $access:ident),*]) => {
+    (@arms $t:ident, $o:ident, $choice:expr, [$($tile:ident),*]) => {
         match $choice {
-            $((Tile::$tile, Access::$access) => Some(instances!(@instance $t, $o, $tile, $access)),)*
+            $(Tile::$tile => Some(instances!(@instance $t, $o, $tile)),)*
             #[allow(unreachable_patterns, reason = "types that have every combination leave nothing over")]
             _ => None,
         }
     };
-    (@instance $t:ident, $o:ident, Aligned) => { instances!(@hopper $t, $o) };
-    (@instance $t:ident, $o:ident, HopperPingPong128x128, Aligned) => { instances!(@hopper $t, $o, HopperPingPong128x128) };
-    (@instance $t:ident, $o:ident, HopperPingPong128x192, Aligned) => { instances!(@hopper $t, $o, HopperPingPong128x192) };
-    (@instance $t:ident, $o:ident, HopperCooperative128x256, Aligned) => { instances!(@hopper $t, $o, HopperCooperative128x256) };
-    (@instance $t:ident, $o:ident, HopperCooperative128x128, Aligned) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
-    (@instance $t:ident, $o:ident, Skinny128x128Split2, Aligned) => { instances!(@skinny $t, $o, Skinny128x128Split2) };
-    (@instance $t:ident, $o:ident, Skinny128x64Split2, Aligned) => { instances!(@skinny $t, $o, Skinny128x64Split2) };
-    (@instance $t:ident, $o:ident, Skinny64x64, Aligned) => { instances!(@skinny $t, $o, Skinny64x64) };
-    (@instance $t:ident, $o:ident, Skinny64x64Split2, Aligned) => { instances!(@skinny $t, $o, Skinny64x64Split2) };
-    (@instance $t:ident, $o:ident, Skinny32x64, Aligned) => { instances!(@skinny $t, $o, Skinny32x64) };
-    (@instance $t:ident, $o:ident, Skinny32x64Split2, Aligned) => { instances!(@skinny $t, $o, Skinny32x64Split2) };
-    (@instance $t:ident, $o:ident, Skinny16x64, Aligned) => { instances!(@skinny $t, $o, Skinny16x64) };
-    (@instance $t:ident, $o:ident, Skinny16x64Split2, Aligned) => { instances!(@skinny $t, $o, Skinny16x64Split2) };
-    (@instance $t:ident, $o:ident, Skinny16x64Split4, Aligned) => { instances!(@skinny $t, $o, Skinny16x64Split4) };
-    (@instance $t:ident, $o:ident, HopperSplit128x256, Aligned) => { instances!(@split Split128x256) };
-    (@instance $t:ident, $o:ident, HopperSplit128x128, Aligned) => { instances!(@split Split128x128) };
-    (@instance $t:ident, $o:ident, HopperSplit64x128, Aligned) => { instances!(@split Split64x128) };
-    (@instance $t:ident, $o:ident, HopperSplit64x64, Aligned) => { instances!(@split Split64x64) };
-    (@instance $t:ident, $o:ident, $tile:ident, $access:ident) => {
-        Instance::portable::<linear<$t, $o, instances!(@tile $tile), $access>>()
+    (@instance $t:ident, $o:ident, HopperPingPong128x128) => { instances!(@hopper $t, $o, HopperPingPong128x128) };
+    (@instance $t:ident, $o:ident, HopperPingPong128x192) => { instances!(@hopper $t, $o, HopperPingPong128x192) };
+    (@instance $t:ident, $o:ident, HopperCooperative128x256) => { instances!(@hopper $t, $o, HopperCooperative128x256) };
+    (@instance $t:ident, $o:ident, HopperCooperative128x128) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
+    (@instance $t:ident, $o:ident, Skinny128x128Split2) => { instances!(@skinny $t, $o, Skinny128x128Split2) };
+    (@instance $t:ident, $o:ident, Skinny128x64Split2) => { instances!(@skinny $t, $o, Skinny128x64Split2) };
+    (@instance $t:ident, $o:ident, Skinny64x64) => { instances!(@skinny $t, $o, Skinny64x64) };
+    (@instance $t:ident, $o:ident, Skinny64x64Split2) => { instances!(@skinny $t, $o, Skinny64x64Split2) };
+    (@instance $t:ident, $o:ident, Skinny32x64) => { instances!(@skinny $t, $o, Skinny32x64) };
+    (@instance $t:ident, $o:ident, Skinny32x64Split2) => { instances!(@skinny $t, $o, Skinny32x64Split2) };
+    (@instance $t:ident, $o:ident, Skinny16x64) => { instances!(@skinny $t, $o, Skinny16x64) };
+    (@instance $t:ident, $o:ident, Skinny16x64Split2) => { instances!(@skinny $t, $o, Skinny16x64Split2) };
+    (@instance $t:ident, $o:ident, Skinny16x64Split4) => { instances!(@skinny $t, $o, Skinny16x64Split4) };
+    (@instance $t:ident, $o:ident, HopperSplit128x256) => { instances!(@split Split128x256) };
+    (@instance $t:ident, $o:ident, HopperSplit128x128) => { instances!(@split Split128x128) };
+    (@instance $t:ident, $o:ident, HopperSplit64x128) => { instances!(@split Split64x128) };
+    (@instance $t:ident, $o:ident, HopperSplit64x64) => { instances!(@split Split64x64) };
+    (@instance $t:ident, $o:ident, $tile:ident) => {
+        instances!(@portable $t, $o, $tile)
     };
     (@hopper $t:ident, $o:ident, $tile:ident) => { Instance::hopper::<linear_hopper<$t, $o, $tile>, $tile>() };
     (@skinny $t:ident, $o:ident, $tile:ident) => { Instance::skinny::<linear_skinny<$t, $o, $tile>, $tile>() };
     (@split $tile:ident) => { Instance::split::<linear_hopper_f32<$tile>, $tile>() };
-    (@tile T128x128) => { Tile128x128 };
-    (@tile T128x64) => { Tile128x64 };
-    (@tile T64x64) => { Tile64x64 };
-    (@tile T16x64) => { Tile16x64 };
+    (@portable $t:ident, $o:ident, T128x128) => { instances!(@portable $t, $o, Tile128x128, Aligned) };
+    (@portable $t:ident, $o:ident, T128x64) => { instances!(@portable $t, $o, Tile128x64, Aligned) };
+    (@portable $t:ident, $o:ident, T64x64) => { instances!(@portable $t, $o, Tile64x64, Words) };
+    (@portable $t:ident, $o:ident, T16x64) => { instances!(@portable $t, $o, Tile16x64, Words) };
+    (@portable $t:ident, $o:ident, $tile:ident, $access:ident) => { Instance::portable::<linear<$t, $o, $tile, $access>>() };
 }
 instances! {
     f16 / F16 -> f16 / F16:
-        [HopperPingPong128x128 Aligned, HopperPingPong128x192 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
-         Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
-         T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
+         Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
-        [HopperPingPong128x128 Aligned, HopperPingPong128x192 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
-         Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
-         T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
+         Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> bf16 / Bf16:
-        [HopperPingPong128x128 Aligned, HopperPingPong128x192 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
-         Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
-         T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
+         Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
-        [HopperPingPong128x128 Aligned, HopperPingPong128x192 Aligned, HopperCooperative128x256 Aligned, HopperCooperative128x128 Aligned,
-         Skinny128x128Split2 Aligned, Skinny128x64Split2 Aligned, Skinny64x64 Aligned, Skinny64x64Split2 Aligned, Skinny32x64 Aligned, Skinny32x64Split2 Aligned, Skinny16x64 Aligned, Skinny16x64Split2 Aligned, Skinny16x64Split4 Aligned,
-         T128x128 Aligned, T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
+         Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         T128x128, T128x64, T64x64, T16x64];
     f32 / f32 -> f32 / f32:
-        [HopperPingPong128x128 Aligned, HopperCooperative128x128 Aligned, HopperCooperative128x256 Aligned,
-         HopperSplit128x256 Aligned, HopperSplit128x128 Aligned, HopperSplit64x128 Aligned, HopperSplit64x64 Aligned,
-         T128x64 Aligned, T64x64 Aligned, T16x64 Aligned, T64x64 Unaligned, T16x64 Unaligned];
+        [HopperPingPong128x128, HopperCooperative128x128, HopperCooperative128x256,
+         HopperSplit128x256, HopperSplit128x128, HopperSplit64x128, HopperSplit64x64,
+         T128x64, T64x64, T16x64];
 }
 
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};
 
-    use super::{Access, LinearInput, LinearTypes, Tile};
+    use super::{LinearInput, LinearTypes, Tile};
     use crate::ops::Products;
+    use crate::ops::linear::select::Access;
 
     fn instances_are_what_select_counts_on<T: LinearInput>() {
         for tile in Tile::ALL {
-            for access in Access::ALL {
-                let serves = tile.serves(T::DTYPE, access);
-                let same = <T as LinearTypes<T>>::instance(tile, access.of_kernel());
-                let wide = <T as LinearTypes<f32>>::instance(tile, access.of_kernel());
-                assert_eq!(wide.is_some(), same.is_some());
-                if access == Access::Across {
-                    // Only one family's parameters say that an operand lies across.
-                    let families =
-                        [same.as_ref().map(|i| i.declaration), wide.as_ref().map(|i| i.declaration)];
-                    let reads_across = families.map(|d| d.is_some_and(|d| d.family == "linear_hopper"));
-                    assert!(!serves || reads_across == [true; 2], "{} {tile}", T::DTYPE);
-                    continue;
-                }
-                assert_eq!(same.is_some(), serves, "{} {tile} {access:?}", T::DTYPE);
-                for declaration in
-                    same.iter().map(|i| i.declaration).chain(wide.iter().map(|i| i.declaration))
-                {
-                    assert_eq!(declaration.shared_bytes, tile.shared_bytes(), "{}", declaration.name);
-                    let (family, of_tile) = match tile.name().split_once('-') {
-                        Some(("skinny", rest)) => ("linear_skinny", rest),
-                        Some(("hopper", rest)) if rest.starts_with("split") => ("linear_hopper_f32", rest),
-                        Some((_, rest)) => ("linear_hopper", rest),
-                        None => ("linear", tile.name()),
-                    };
-                    assert_eq!(declaration.family, family, "{}", declaration.name);
-                    assert!(declaration.name.contains(&of_tile.replace('-', "_")), "{}", declaration.name);
-                    let tf32 = tile.products(T::DTYPE) == Products::Tf32;
-                    assert_eq!(declaration.name.contains("tf32"), tf32, "{}", declaration.name);
-                    assert_eq!(declaration.cluster, [tile.cluster(), 1, 1], "{}", declaration.name);
-                    let unaligned = declaration.name.contains("unaligned");
-                    assert_eq!(unaligned, access == Access::Unaligned, "{}", declaration.name);
-                }
+            let same = <T as LinearTypes<T>>::instance(tile);
+            let wide = <T as LinearTypes<f32>>::instance(tile);
+            let serves = Access::ALL.into_iter().any(|access| tile.serves(T::DTYPE, access));
+            assert_eq!(same.is_some(), serves, "{} {tile}", T::DTYPE);
+            assert_eq!(wide.is_some(), same.is_some());
+            for declaration in same.iter().map(|i| i.declaration).chain(wide.iter().map(|i| i.declaration)) {
+                assert_eq!(declaration.shared_bytes, tile.shared_bytes(), "{}", declaration.name);
+                let (family, of_tile) = match tile.name().split_once('-') {
+                    Some(("skinny", rest)) => ("linear_skinny", rest),
+                    Some(("hopper", rest)) if rest.starts_with("split") => ("linear_hopper_f32", rest),
+                    Some((_, rest)) => ("linear_hopper", rest),
+                    None => ("linear", tile.name()),
+                };
+                assert_eq!(declaration.family, family, "{}", declaration.name);
+                assert!(declaration.name.contains(&of_tile.replace('-', "_")), "{}", declaration.name);
+                let tf32 = tile.products(T::DTYPE) == Products::Tf32;
+                assert_eq!(declaration.name.contains("tf32"), tf32, "{}", declaration.name);
+                assert_eq!(declaration.cluster, [tile.cluster(), 1, 1], "{}", declaration.name);
             }
         }
     }

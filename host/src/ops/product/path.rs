@@ -8,6 +8,8 @@ use crate::ops::CHUNK_BYTES;
 use crate::ops::linear::Tile;
 use crate::ops::linear::select::{Access, Limits, Problem, estimate};
 
+/// The address alignment of the smallest copies that kernels make.
+const WORD_BYTES: u64 = 4;
 /// Bytes that a copy reads and writes in a nanosecond, on an H100: four fifths of what a plain copy reaches.
 const COPY_RATE: u64 = 2_400;
 /// What a launch more costs, in picoseconds.
@@ -18,11 +20,11 @@ const LAUNCH: u64 = 2_000_000;
 pub(crate) enum Lie {
     /// Rows contiguous along K; every row starts at a multiple of 16 bytes.
     Chunks,
-    /// Rows contiguous along K.
-    Rows,
+    /// Rows contiguous along K; every row starts at a multiple of 4 bytes.
+    Words,
     /// Contiguous along the rows; every column starts at a multiple of 16 bytes.
     ColumnChunks,
-    /// Any other strides.
+    /// In any other way.
     Other,
 }
 
@@ -52,19 +54,21 @@ impl Place<'_> {
         if self.columns.0 == 0 {
             return Lie::Chunks;
         }
-        let aligned = |strides: &mut dyn Iterator<Item = (usize, usize)>| {
+        // Has the bits of the address and of every stride that counts.
+        let bits = |strides: &mut dyn Iterator<Item = (usize, usize)>| {
             let strides = strides.filter(|&(length, _)| length > 1);
-            strides
-                .fold(self.address, |all, (_, stride)| all | (stride as u64 * self.element_bytes))
-                .is_multiple_of(CHUNK_BYTES as u64)
+            strides.fold(self.address, |all, (_, stride)| all | (stride as u64 * self.element_bytes))
         };
         let leading = || self.leading.0.iter().copied().zip(self.leading.1.iter().copied());
         let along_k = self.columns.0 == 1 || self.columns.1 == 1;
-        if along_k && aligned(&mut leading().chain([self.rows])) {
+        let of_rows = bits(&mut leading().chain([self.rows]));
+        let of_columns = bits(&mut leading().chain([self.columns]));
+        if along_k && of_rows.is_multiple_of(CHUNK_BYTES as u64) {
             Lie::Chunks
-        } else if along_k {
-            Lie::Rows
-        } else if self.is_contiguous_along_rows() && aligned(&mut leading().chain([self.columns])) {
+        } else if along_k && of_rows.is_multiple_of(WORD_BYTES) {
+            Lie::Words
+        } else if !along_k && self.is_contiguous_along_rows() && of_columns.is_multiple_of(CHUNK_BYTES as u64)
+        {
             Lie::ColumnChunks
         } else {
             Lie::Other
@@ -86,7 +90,7 @@ impl Place<'_> {
 pub(crate) fn access(a: Lie, b: Lie) -> Option<Access> {
     match (a, b) {
         (Lie::Chunks, Lie::Chunks) => Some(Access::Aligned),
-        (Lie::Chunks | Lie::Rows, Lie::Chunks | Lie::Rows) => Some(Access::Unaligned),
+        (Lie::Chunks | Lie::Words, Lie::Chunks | Lie::Words) => Some(Access::Words),
         (Lie::Chunks | Lie::ColumnChunks, Lie::Chunks | Lie::ColumnChunks) => Some(Access::Across),
         _ => None,
     }
@@ -170,7 +174,7 @@ mod tests {
                     output: DType::Bf16,
                     access,
                     products,
-                    stores_boxes: true,
+                    stores_boxes: n.is_multiple_of(8),
                 },
                 1,
             )
@@ -189,7 +193,11 @@ mod tests {
     fn large_operands_of_odd_rows_are_copied_and_a_small_one_is_not() {
         let odd = |m, n, k| path(rows(m, k, k), rows(n, k, k), None).expect("there are kernels");
         assert_eq!(odd(4096, 4096, 4095), Path { repack: [true; 2], access: Access::Aligned });
-        assert_eq!(odd(3, 5, 7), Path { repack: [false; 2], access: Access::Unaligned });
+        assert_eq!(odd(3, 5, 6), Path { repack: [false; 2], access: Access::Words });
+        // No kernel reads rows that start at odd places.
+        assert_eq!(odd(3, 5, 7), Path { repack: [true; 2], access: Access::Aligned });
+        // Many short rows: the copy would take longer than the product.
+        assert_eq!(odd(100_000, 100, 100), Path { repack: [false; 2], access: Access::Words });
     }
 
     /// The leading axis may become the rows' own, which are then as far apart as its matrices.
@@ -239,23 +247,26 @@ mod tests {
 
     #[test]
     fn a_tile_that_is_asked_for_gets_operands_that_it_can_read() {
-        let odd = [rows(100, 63, 63), rows(50, 63, 63)];
+        let odd = [rows(100, 62, 62), rows(50, 62, 62)];
         let with = |tile| path(odd[0], odd[1], Some(tile)).map(|path| (path.repack, path.access));
         assert_eq!(with(Tile::HopperPingPong128x128), Some(([true; 2], Access::Aligned)));
-        assert_eq!(with(Tile::T16x64), Some(([false; 2], Access::Unaligned)));
+        assert_eq!(with(Tile::T16x64), Some(([false; 2], Access::Words)));
     }
 
     #[test]
     fn lies_are_told_from_address_and_every_stride_that_counts() {
         let place = rows(10, 64, 64);
         assert_eq!(place.lie(), Lie::Chunks);
-        assert_eq!(Place { address: 8, ..place }.lie(), Lie::Rows);
-        assert_eq!(Place { rows: (10, 65), ..place }.lie(), Lie::Rows);
+        assert_eq!(Place { address: 8, ..place }.lie(), Lie::Words);
+        assert_eq!(Place { address: 2, ..place }.lie(), Lie::Other);
+        assert_eq!(Place { rows: (10, 66), ..place }.lie(), Lie::Words);
+        assert_eq!(Place { rows: (10, 65), ..place }.lie(), Lie::Other);
         assert_eq!(Place { rows: (1, 65), ..place }.lie(), Lie::Chunks);
         assert_eq!(Place { columns: (64, 2), ..place }.lie(), Lie::Other);
         assert_eq!(Place { columns: (1, 2), ..place }.lie(), Lie::Chunks);
         assert_eq!(Place { columns: (0, 2), address: 2, ..place }.lie(), Lie::Chunks);
-        assert_eq!(Place { leading: (&[3], &[641]), ..place }.lie(), Lie::Rows);
+        assert_eq!(Place { leading: (&[3], &[642]), ..place }.lie(), Lie::Words);
+        assert_eq!(Place { leading: (&[3], &[641]), ..place }.lie(), Lie::Other);
         assert_eq!(Place { leading: (&[1], &[641]), ..place }.lie(), Lie::Chunks);
         assert_eq!(turned(place, 16).lie(), Lie::ColumnChunks);
         assert_eq!(turned(place, 10).lie(), Lie::Other);

@@ -159,8 +159,7 @@ where
             None => tune::choose(device, &problem, &limits)?,
         };
         let tile = tile.ok_or_else(|| no_kernel(product, &limits))?;
-        let instance =
-            T::instance(tile, path.access.of_kernel()).ok_or_else(|| no_kernel(product, &limits))?;
+        let instance = T::instance(tile).ok_or_else(|| no_kernel(product, &limits))?;
         let most_blocks = properties.max_grid[0];
         let tiles = tile.tiles(m, n).saturating_mul(launches.batch as u64);
         let most_tiles = u64::from(most_blocks / tile.split());

@@ -84,7 +84,7 @@ pub(super) struct Problem {
     pub(super) rank: u32,
     /// The operands' type.
     pub(super) dtype: DType,
-    /// How the kernel reads X, and W or V: `Aligned` if all of their rows start at multiples of 16 bytes, else `Unaligned`.
+    /// How the kernel reads X, and W or V: `Aligned` if all of their rows start at multiples of 16 bytes, else `Words`, whatever they are multiples of.
     pub(super) access: Access,
     /// Whether the rows of U start at multiples of 16 bytes.
     pub(super) u_is_chunked: bool,
@@ -217,7 +217,7 @@ impl<T: Element + Number> Checked<T> {
             n: self.n as u32,
             rank: self.rank() as u32,
             dtype: T::DTYPE,
-            access: if is_aligned { Access::Aligned } else { Access::Unaligned },
+            access: if is_aligned { Access::Aligned } else { Access::Words },
             u_is_chunked,
             y_is_chunked,
             fits_registers: true,

@@ -254,7 +254,7 @@ mod tests {
     fn rows_that_are_not_aligned_have_no_kernel() {
         let aligned = problem(4096, 768, 768, 8, DType::F16);
         assert!(choose(&aligned, &A100).is_some());
-        assert_eq!(choose(&Problem { access: Access::Unaligned, ..aligned }, &A100), None);
+        assert_eq!(choose(&Problem { access: Access::Words, ..aligned }, &A100), None);
         assert_eq!(choose(&Problem { u_is_chunked: false, ..aligned }, &A100), None);
     }
 }

@@ -125,8 +125,9 @@ impl Operand {
         let matrices = if size.shared[which] { 1 } else { size.batch };
         // Between the runs: what keeps them aligned, or what does not.
         let chunk = of.chunk();
-        let stride = if instance.family == Family::Unaligned {
-            lengths[0] + lengths[0] % 2 + 1
+        let word = size.words[which];
+        let stride = if word < 16 {
+            ((lengths[0] * of.bytes() / word + 1) | 1) * (word / of.bytes())
         } else if instance.family == Family::Fp8Portable {
             // X and W have one stride, which K alone decides.
             k.next_multiple_of(chunk)
@@ -440,7 +441,7 @@ impl Case {
             .with_shared_a(shared[0])
             .with_shared_b(shared[1]);
         match self.instance.family {
-            Family::Aligned | Family::Unaligned => {
+            Family::Portable => {
                 let params = LinearParams {
                     stride_x: self.operands[0].stride,
                     stride_w: self.operands[1].stride,

@@ -30,10 +30,8 @@ use size::{FULL, Function, Fused, PLAIN, Scales, Size, plain, size};
 /// How a kernel is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
-    /// `linear`, whose operands have aligned rows.
-    Aligned,
-    /// `linear`, whose operands lie anywhere.
-    Unaligned,
+    /// `linear`.
+    Portable,
     /// `linear_fp8`, of operands that have been widened.
     Fp8Portable,
     /// `linear_update`.
@@ -69,7 +67,7 @@ struct Boxes {
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let instance = Instance::named(name)?;
     let mut sizes = match instance.family {
-        Family::Aligned | Family::Unaligned | Family::Fp8Portable => instance.portable_sizes(),
+        Family::Portable | Family::Fp8Portable => instance.portable_sizes(),
         Family::Update => instance.update_sizes(),
         Family::UpdateHopper(boxes) => instance.update_hopper_sizes(boxes),
         Family::UpdateFewRows => {
@@ -84,7 +82,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     Some(sizes.into_iter().map(|size| Box::new(Case::new(instance, size)) as Box<dyn Problem>).collect())
 }
 
-/// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>[_unaligned]`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
+/// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
 /// `linear_update_hopper_<type>_[pingpong_]<M>x<N>`,
 /// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>` or
 /// `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>]`.
@@ -192,8 +190,7 @@ impl Instance {
             ["update", "hopper", input, shape @ "16x64"] => (Family::UpdateFewRows, input, input, shape),
             ["update", input, shape] => (Family::Update, input, input, shape),
             ["fp8", output, shape] => (Family::Fp8Portable, "f16", output, shape),
-            [input, output, shape] => (Family::Aligned, input, output, shape),
-            [input, output, shape, "unaligned"] => (Family::Unaligned, input, output, shape),
+            [input, output, shape] => (Family::Portable, input, output, shape),
             _ => return None,
         };
         let (m, n) = shape.split_once('x')?;
@@ -249,17 +246,26 @@ impl Instance {
             sizes.push(plain(20, chunk, 70).fused(FULL).batch(2, [false, false]));
             sizes.push(plain(70, chunk, 20).batch(3, [false, true]));
         }
-        if self.family == Family::Unaligned {
-            // Rows that end at every element of a chunk, in every slot.
+        sizes.push(size(64, slot + chunk + 3, 64));
+        if self.reads_words() {
+            // Rows that end at every element of a chunk, in every slot, and start at multiples of 4 and of 8 bytes.
             for slots in 1..=SLOTS {
-                for tail in 1..chunk {
-                    sizes.push(size(64, (slots - 1) * slot + chunk + tail, 64));
+                for tail in 1..=chunk {
+                    let columns = (slots - 1) * slot + chunk + tail;
+                    sizes.push(size(64, columns, 64).words([4, 4]));
+                    sizes.push(size(64, columns, 64).words([8, 8]));
                 }
             }
-        } else {
-            sizes.push(size(64, slot + chunk + 3, 64));
+            sizes.push(size(37, slot + chunk, 53).words([16, 4]));
+            sizes.push(size(37, slot + chunk, 53).words([8, 16]));
+            sizes.push(plain(70, chunk, 20).batch(2, [false, true]).words([8, 4]));
         }
         sizes
+    }
+
+    /// Whether its kernel reads rows of X and W that start at multiples of 4 bytes.
+    fn reads_words(self) -> bool {
+        self.family == Family::Portable && self.tile[0] < 128
     }
 
     /// Ranks on both sides of what a fragment, a k-step, a slot and the registers hold, with sums that end in each slot of the ring; then

@@ -72,6 +72,8 @@ pub(super) struct Size {
     pub(super) shared: [bool; 2],
     /// Whether X and W are of the second of the types that a kernel chooses from at its launch.
     pub(super) second_type: [bool; 2],
+    /// What the rows of X and of W start at multiples of, in bytes, and of nothing larger.
+    pub(super) words: [u32; 2],
     /// Clusters of a persistent launch; 0 where every tile has its own.
     pub(super) clusters: u32,
     /// The ranks of two updates of the product.
@@ -97,6 +99,7 @@ pub(super) const fn size(m: u32, k: u32, n: u32) -> Size {
         mn: [false; 2],
         shared: [false; 2],
         second_type: [false; 2],
+        words: [16; 2],
         clusters: 0,
         ranks: [0; 2],
         code_rows: [1; 2],
@@ -123,6 +126,10 @@ impl Size {
     /// y, the residual and the preactivation such that four elements are not aligned.
     pub(super) const fn odd(self) -> Self {
         Self { skip: 1, pad: 1, ..self }
+    }
+
+    pub(super) const fn words(self, words: [u32; 2]) -> Self {
+        Self { words, ..self }
     }
 
     pub(super) const fn clusters(self, clusters: u32) -> Self {

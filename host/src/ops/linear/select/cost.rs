@@ -206,10 +206,10 @@ fn bytes(problem: &Problem) -> u128 {
     rows * u128::from(problem.k) * u128::from(problem.batch) * problem.input.size() as u128
 }
 
-/// Half the times that reading element by element takes as long as in chunks: for f32, which is copied asynchronously, and for
-/// 16-bit types, which go through registers. An estimate from the instructions of a chunk.
-const UNALIGNED_WORDS: u128 = 3;
-const UNALIGNED_HALVES: u128 = 16;
+/// Half the times that a column takes as long where it is read in words as in chunks: for f32, and for 16-bit types, whose products
+/// take less time. An estimate from the instructions of a slot.
+const WORDS_OF_F32: u128 = 3;
+const WORDS_OF_HALVES: u128 = 4;
 
 /// What a launch of blocks with one tile each takes beside them, in picoseconds on an H100.
 const LAUNCH: u128 = 1_855_000;
@@ -233,7 +233,7 @@ pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u12
 fn slowness(problem: &Problem) -> u128 {
     match (problem.access, problem.input) {
         (Access::Aligned | Access::Across, _) => 2,
-        (Access::Unaligned, DType::F32) => UNALIGNED_WORDS,
-        (Access::Unaligned, _) => UNALIGNED_HALVES,
+        (Access::Words, DType::F32) => WORDS_OF_F32,
+        (Access::Words, _) => WORDS_OF_HALVES,
     }
 }

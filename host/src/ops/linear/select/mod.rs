@@ -367,22 +367,13 @@ pub enum Access {
     Aligned,
     /// In chunks of 16 bytes, of at least one of them along its rows: x lies as K × M, or w as K × N.
     Across,
-    /// Element by element: any address and stride.
-    Unaligned,
+    /// In words of 4, 8 or 16 bytes along K: base addresses and row strides are multiples of 4 bytes.
+    Words,
 }
 
 impl Access {
     /// Every access.
-    pub const ALL: [Self; 3] = [Self::Aligned, Self::Across, Self::Unaligned];
-
-    /// The access that the kernels are listed under: those that read operands across their rows are those that read them along K.
-    #[must_use]
-    pub(crate) const fn of_kernel(self) -> Self {
-        match self {
-            Self::Across => Self::Aligned,
-            own => own,
-        }
-    }
+    pub const ALL: [Self; 3] = [Self::Aligned, Self::Across, Self::Words];
 }
 
 /// What the choice depends on.

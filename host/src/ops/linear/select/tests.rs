@@ -48,7 +48,7 @@ fn hopper_gets_its_own_tiles_for_what_its_copy_engine_can_read() {
         assert!(tile_on(&H100, size, size, size, DType::Bf16).is_hopper());
         assert_eq!(tile_on(&H100, size, size, size, DType::F32), Tile::HopperSplit128x256);
     }
-    let problem = Problem { m: 4096, n: 4096, k: 4096, ..full(DType::F16, Access::Unaligned) };
+    let problem = Problem { m: 4096, n: 4096, k: 4096, ..full(DType::F16, Access::Words) };
     assert!(select(&problem, &H100).is_some_and(|tile| !tile.is_hopper()), "rows that are not aligned");
     let empty = Problem { k: 0, access: Access::Aligned, ..problem };
     assert!(select(&empty, &H100).is_some_and(|tile| !tile.is_hopper()), "no columns");

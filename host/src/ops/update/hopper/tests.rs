@@ -394,7 +394,7 @@ fn only_operands_that_the_copy_engine_reads_have_a_kernel_and_only_on_hopper() {
     assert!(choose(&good, &H100).is_some());
     for bad in [
         Problem { dtype: DType::F32, ..good },
-        Problem { access: Access::Unaligned, ..good },
+        Problem { access: Access::Words, ..good },
         Problem { u_is_chunked: false, ..good },
         Problem { k: 0, ..good },
     ] {
