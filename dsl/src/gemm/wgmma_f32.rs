@@ -13,6 +13,8 @@
 //! of 16 columns of K are summed from zero, the small ones first, and added to the accumulators with ordinary, rounding
 //! additions. While one warpgroup adds, the other's products keep the tensor cores busy.
 
+mod store;
+
 use core::marker::PhantomData;
 
 use crate::epilogue::Epilogue;
@@ -20,13 +22,14 @@ use crate::float::Element;
 use crate::gemm::element::small_parts;
 use crate::gemm::{Layouts, PersistentTiles};
 use crate::launch::TensorMap;
-use crate::layout::{CHUNK_BYTES, Coord, TileIndex, a_fragment_chunk, accumulator_coord, swizzled_chunk};
+use crate::layout::{CHUNK_BYTES, Coord, TileIndex, a_fragment_chunk, swizzled_chunk};
 use crate::pipeline::{Consumer, Pipeline, Producer};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, WgmmaRegisters};
 use crate::shared::SharedAddress;
 use crate::thread;
 use crate::tile::Output;
 use crate::warp;
+use store::STAGING_BYTES;
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 4 * warp::SIZE;
@@ -46,29 +49,12 @@ const SUM_BYTES: u32 = STEPS as u32 * STEP_BYTES;
 const SPLITTERS: u32 = 3;
 /// Chunks of 16 bytes that a splitter has in registers at a time.
 const CHUNKS: u32 = 4;
-/// Columns of an accumulator fragment.
-const FRAGMENT_COLUMNS: u32 = 8;
-/// Columns of a strip, which a warp stores at a time: 128 bytes of a row.
-const STRIP_COLUMNS: u32 = 32;
-/// Fragments of a strip.
-const STRIP_FRAGMENTS: usize = (STRIP_COLUMNS / FRAGMENT_COLUMNS) as usize;
-/// Bytes of a warp's staging buffer.
-const STAGING_BYTES: u32 = WARP_ROWS * STRIP_COLUMNS * 4;
-/// Columns that a lane transforms and stores at a time.
-const COLUMNS: usize = 4;
 /// Registers of a thread of the first warpgroup. With those of the others they are within the 64 Ki registers of a multiprocessor.
 const REGISTERS_OF_OTHERS: u32 = 40;
 /// Registers of a multiplying thread where two warpgroups multiply, in one block of a multiprocessor.
 const REGISTERS_OF_TWO: u32 = 232;
 /// Registers of a multiplying thread where one warpgroup multiplies, in each of two blocks.
 const REGISTERS_OF_ONE: u32 = 216;
-
-/// The word offset of `(row, column)` in a staging buffer. The rows that a half-warp writes at a time are kept apart by
-/// exchanging 32-byte parts of a row by the row's number.
-#[inline(always)]
-const fn staging_word(row: u32, column: u32) -> u32 {
-    row * STRIP_COLUMNS + (column ^ ((row % 4) * 8))
-}
 
 /// The accumulators of a warpgroup: of `PARTS` products side by side, each thread's share.
 #[derive(Clone, Copy)]
@@ -269,11 +255,6 @@ impl<
     const BARRIERS_AT: u32 = Self::STAGING_AT + 4 * CONSUMERS * STAGING_BYTES;
     /// Whether a stage's two sums are on their way at the same time, each in registers of its own, where there are enough.
     const SUMS_TOGETHER: bool = PARTS == 1 && C::COLUMNS <= 64;
-    /// Strips of a part.
-    const STRIPS: u32 = {
-        assert!(C::COLUMNS.is_multiple_of(STRIP_COLUMNS), "strips cover the columns");
-        C::COLUMNS / STRIP_COLUMNS
-    };
 
     #[inline(always)]
     fn raw() -> Pipeline<RAW, CLUSTER> {
@@ -563,63 +544,13 @@ where
         output: &Output<O>,
         tile: TileIndex,
     ) {
-        const LANES_PER_ROW: u32 = STRIP_COLUMNS / COLUMNS as u32;
-        const ROWS_PER_PASS: u32 = warp::SIZE / LANES_PER_ROW;
         // Opaque: what follows from it is worth no register while the products run.
         let thread = ptx::opaque(thread::thread_idx_x());
-        let (warp, lane) = (thread / warp::SIZE - 4, thread % warp::SIZE);
+        let warp = thread / warp::SIZE - 4;
         let staging = SharedAddress::dynamic().offset(Self::STAGING_AT + warp * STAGING_BYTES);
-        let place = |row: u32, column: u32| staging.offset(4 * staging_word(row, column)).get();
-        let output_row = tile.m * Self::BLOCK_M + warp * WARP_ROWS;
-
-        let own = accumulator_coord(lane, 0);
-        let (first_row, column) = (lane / LANES_PER_ROW, (lane % LANES_PER_ROW) * COLUMNS as u32);
-        let vector_aligned = output.is_vector_aligned();
-        // Opaque numbers keep the loops as they are: the epilogue's code is larger than their overhead.
-        let count = ptx::opaque(Self::COLUMNS / STRIP_COLUMNS);
-        let mut strip = 0;
-        while strip < count {
-            for candidate in 0..Self::COLUMNS / STRIP_COLUMNS {
-                // Registers have no index: each strip has its own stores.
-                if strip == ptx::opaque(candidate) {
-                    let (part, of_part) = (candidate / Self::STRIPS, candidate % Self::STRIPS);
-                    for fragment in 0..STRIP_FRAGMENTS {
-                        let of_part = of_part as usize * STRIP_FRAGMENTS + fragment;
-                        let [c0, c1, c2, c3] = accumulators.0[part as usize].fragment(of_part);
-                        let column = fragment as u32 * FRAGMENT_COLUMNS + own.column;
-                        // SAFETY: within this warp's staging buffer, which no other warp touches.
-                        unsafe {
-                            ptx::st_shared_v2_f32(place(own.row, column), [c0, c1]);
-                            ptx::st_shared_v2_f32(place(own.row + WARP_ROWS / 2, column), [c2, c3]);
-                        }
-                    }
-                }
-            }
-            let output_column = tile.n * Self::BLOCK_N + strip * STRIP_COLUMNS + column;
-            // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
-            let columns = unsafe {
-                warp::sync_warp();
-                epilogue.columns::<COLUMNS>(output_column)
-            };
-            // The same number for all lanes, or ptxas would take the lanes for apart from here to the next tile's products.
-            let passes = ptx::opaque(WARP_ROWS / ROWS_PER_PASS);
-            let mut pass = 0;
-            while pass < passes {
-                let row = first_row + pass * ROWS_PER_PASS;
-                let at = Coord { row: output_row + row, column: output_column };
-                // SAFETY: written before the barrier, by this warp; the caller's promise. Every element of the tile belongs to
-                // one lane of one warp, and the lanes of a row have four neighbouring columns each.
-                unsafe {
-                    let staged = ptx::ld_shared_v4_f32(place(row, column));
-                    let result = epilogue.apply(at, epilogue.row(at.row), columns, staged);
-                    output.store_4(at.row, at.column, result, vector_aligned);
-                }
-                pass += 1;
-            }
-            // SAFETY: all lanes of the warp are here.
-            unsafe { warp::sync_warp() };
-            strip += 1;
-        }
+        let at = Coord { row: tile.m * Self::BLOCK_M + warp * WARP_ROWS, column: tile.n * Self::BLOCK_N };
+        // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
+        unsafe { store::store(&accumulators, epilogue, output, at, thread % warp::SIZE, staging) };
     }
 
     #[inline(always)]
@@ -627,43 +558,6 @@ where
         if CLUSTER > 1 {
             // SAFETY: the caller's promise.
             unsafe { loader.drain() };
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{STRIP_COLUMNS, WARP_ROWS, staging_word};
-    use crate::layout::accumulator_coord;
-    use std::collections::HashSet;
-
-    #[test]
-    fn staging_is_a_bijection() {
-        let words: HashSet<u32> = (0..WARP_ROWS)
-            .flat_map(|row| (0..STRIP_COLUMNS).map(move |column| staging_word(row, column)))
-            .collect();
-        assert_eq!(words.len() as u32, WARP_ROWS * STRIP_COLUMNS);
-        assert!(words.iter().all(|&word| word < WARP_ROWS * STRIP_COLUMNS));
-    }
-
-    /// Stores of eight bytes are served a half-warp at a time, loads of sixteen a quarter-warp.
-    #[test]
-    fn staging_has_no_bank_conflicts() {
-        let banks =
-            |words: &mut dyn Iterator<Item = u32>| words.map(|word| word % 32).collect::<HashSet<_>>().len();
-        for fragment in 0..4 {
-            for half in 0..2 {
-                let mut words = (16 * half..16 * half + 16).flat_map(|lane| {
-                    let at = accumulator_coord(lane, 0);
-                    let word = staging_word(at.row, fragment * 8 + at.column);
-                    [word, word + 1]
-                });
-                assert_eq!(banks(&mut words), 32);
-            }
-        }
-        for row in 0..WARP_ROWS {
-            let mut words = (0..8).flat_map(|lane| (0..4).map(move |i| staging_word(row, 4 * lane) + i));
-            assert_eq!(banks(&mut words), 32);
         }
     }
 }
