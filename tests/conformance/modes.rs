@@ -101,7 +101,8 @@ fn check(tile: Tile, [input, output]: [DType; 2], access: Access) -> Result<BTre
 fn check_all([input, output]: [DType; 2]) -> Result<(), Failed> {
     let mut ran = BTreeSet::new();
     for access in [Access::Aligned, Access::Words] {
-        for tile in Tile::ALL.into_iter().filter(|tile| tile.serves(input, access)) {
+        let serves = |tile: &Tile| tile.serves(input, access) && tile.serves_output(input, output);
+        for tile in Tile::ALL.into_iter().filter(serves) {
             ran.extend(check(tile, [input, output], access)?);
         }
     }

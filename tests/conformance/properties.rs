@@ -135,7 +135,8 @@ fn has_kernel(case: &LinearCase, tile: Tile, capability: (u32, u32)) -> bool {
     };
     let plain = case.terms == Terms::default();
     let chunks = [case.n, case.y.before, case.y.after].iter().all(|columns| columns.is_multiple_of(8));
-    runs && tile.serves(case.input, Access::Aligned) && (!tile.needs_boxes() || plain && chunks)
+    let serves = tile.serves(case.input, Access::Aligned) && tile.serves_output(case.input, case.output);
+    runs && serves && (!tile.needs_boxes() || plain && chunks)
 }
 
 fn runner(device: &Device) -> Result<TestRunner, Failed> {

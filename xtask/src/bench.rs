@@ -211,10 +211,12 @@ fn present<T>(name: &str, peer: Result<T>) -> Option<T> {
 fn tiles_of(device: &Device, case: &LinearCase) -> impl Iterator<Item = Tile> {
     use warpsmith::ops::linear::select::Access;
     let capability = device.properties().compute_capability;
-    let (input, asked) = (case.input, Products::choose(case.input, case.k, case.precision, true));
+    let (input, output) = (case.input, case.output);
+    let asked = Products::choose(case.input, case.k, case.precision, true);
     let serves = move |tile: &Tile| {
         tile.runs_on(capability)
             && tile.serves(input, Access::Aligned)
+            && tile.serves_output(input, output)
             && tile.products(input).is_at_least(asked)
     };
     Tile::ALL.into_iter().filter(serves)

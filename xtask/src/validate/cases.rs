@@ -260,8 +260,13 @@ fn tiles(
         LinearCase { x: beside(4), ..sized() },
         LinearCase { w: beside(2), ..sized() },
     ];
+    let output = case((1, 1, 1)).output;
     let forced = |access, cases: Vec<LinearCase>| {
-        let runs = move |tile: &Tile| tile.runs_on(target.compute_capability) && tile.serves(input, access);
+        let runs = move |tile: &Tile| {
+            tile.runs_on(target.compute_capability)
+                && tile.serves(input, access)
+                && tile.serves_output(input, output)
+        };
         let tiles = Tile::ALL.into_iter().filter(runs);
         tiles.flat_map(move |tile| {
             let precision = tile.precision(input);

@@ -290,6 +290,8 @@ where
                 format!("one that runs on compute capability {major}.{minor}")
             } else if !Access::ALL.into_iter().any(serves) {
                 format!("one that has a kernel for {} inputs", T::DTYPE)
+            } else if !tile.serves_output(T::DTYPE, O::DTYPE) {
+                format!("one that has a kernel for {} outputs of {} inputs", O::DTYPE, T::DTYPE)
             } else if tile.is_hopper() && product.k() == 0 {
                 "one that takes operands without columns, which no tensor map describes".into()
             } else if tile.shared_bytes() > limits.max_shared_per_block {

@@ -219,6 +219,21 @@ impl Tile {
         }
     }
 
+    /// Whether a tile that [serves](Self::serves) inputs of type `input` has a kernel for outputs of type `output`.
+    #[must_use]
+    pub fn serves_output(self, input: DType, output: DType) -> bool {
+        // Few rows of f32 are rarely asked for: a few tiles are never far from the fastest.
+        let is_for_inputs_type = matches!(
+            self,
+            Self::Skinny128x128Split2
+                | Self::Skinny64x64
+                | Self::Skinny32x64
+                | Self::Skinny32x64Split2
+                | Self::Skinny16x64Split2
+        );
+        output == input || (output == DType::F32 && !is_for_inputs_type)
+    }
+
     /// How its kernels multiply inputs of type `input`.
     #[must_use]
     pub fn products(self, input: DType) -> Products {
@@ -277,6 +292,7 @@ impl Tile {
     fn computes(self, problem: &Problem, limits: &Limits) -> bool {
         self.runs_on(limits.compute_capability)
             && self.serves(problem.input, problem.access)
+            && self.serves_output(problem.input, problem.output)
             && self.products(problem.input).is_at_least(problem.products)
             // There is no tensor map of a matrix without columns.
             && (problem.k > 0 || !self.is_hopper())
