@@ -357,16 +357,14 @@ instances! {
          Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
-        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
-         Skinny128x64Split2, Skinny64x64Split2, Skinny16x64, Skinny16x64Split4,
+        [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> bf16 / Bf16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
          Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
-        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
-         Skinny128x64Split2, Skinny64x64Split2, Skinny16x64, Skinny16x64Split4,
+        [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     f32 / f32 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, HopperCooperative128x256,

@@ -297,8 +297,8 @@ where
             } else if tile.shared_bytes() > limits.max_shared_per_block {
                 format!("one of at most {} bytes of shared memory", limits.max_shared_per_block)
             } else if tile.needs_boxes() {
-                "one that serves this output: this takes rows of y that are multiples of 16 bytes, and no more than a \
-                 scale, a bias and ReLU"
+                "one that serves this output: this takes rows of y that are multiples of 16 bytes, and no more than \
+                 alpha, a bias and an activation"
                     .into()
             } else {
                 format!("one that multiplies {} at the precision {:?}", T::DTYPE, product.options.precision)

@@ -222,11 +222,15 @@ impl Tile {
     /// Whether a tile that [serves](Self::serves) inputs of type `input` has a kernel for outputs of type `output`.
     #[must_use]
     pub fn serves_output(self, input: DType, output: DType) -> bool {
-        // Few rows of f32 are rarely asked for: a few tiles are never far from the fastest.
+        // A wider output is rarely asked for, and a few tiles are never far from the fastest.
         let is_for_inputs_type = matches!(
             self,
-            Self::Skinny128x128Split2
+            Self::HopperPingPong128x192
+                | Self::HopperCooperative128x256
+                | Self::Skinny128x128Split2
+                | Self::Skinny128x64Split2
                 | Self::Skinny64x64
+                | Self::Skinny64x64Split2
                 | Self::Skinny32x64
                 | Self::Skinny32x64Split2
                 | Self::Skinny16x64Split2
