@@ -249,6 +249,8 @@ fn families_without_ptx(capability: (u32, u32)) -> Option<String> {
     for family in families {
         let mut of_family = modules.iter().filter(|module| module.family == family);
         let least = of_family.clone().map(|module| module.arch).min();
+        // What is for later GPUs stands beside a family that runs on sm_80 too.
+        let least = least.filter(|&arch| arch <= (8, 0));
         if let (false, Some((major, minor))) = (of_family.any(runs), least) {
             lacking.push(format!("the kernels `{family}` need compute capability {major}.{minor} or later"));
         }
