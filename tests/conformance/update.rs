@@ -19,6 +19,7 @@ use crate::{Case, cases};
 pub(crate) const CASES: &[(&str, Case)] = cases![
     updates_drawn_stay_within_their_bound,
     integer_updates_drawn_are_exact,
+    errors_on_unit_scaled_inputs_are_what_the_types_allow,
     codes_are_those_of_the_rows_that_share_them,
     updates_that_run_together_are_the_sum_of_each,
     what_is_attached_adds_its_update_and_detached_leaves_nothing,
@@ -86,7 +87,7 @@ fn placement() -> impl Strategy<Value = Placement> {
 fn update_case(data: Data) -> impl Strategy<Value = UpdateCase> {
     let codes =
         vec![CodesPer::Token, CodesPer::Token, CodesPer::Sequence, CodesPer::Operation, CodesPer::Mixed];
-    let sizes = (side(200), side(400), side(400), ranks(), prop::sample::select(vec![0usize, 1, 2, 8, 17]));
+    let sizes = (side(131), side(257), side(257), ranks(), prop::sample::select(vec![0usize, 1, 2, 8, 17]));
     let places = (placement(), placement(), placement(), placement());
     let options = (
         prop::sample::select(TYPES.to_vec()),
@@ -150,6 +151,22 @@ fn integer_updates_drawn_are_exact(device: &Device) -> Result<(), Failed> {
         prop_assert!(case.is_exact());
         check(device, &case)
     })?)
+}
+
+/// On inputs of variance 1 the bound is not all that is asked for: f32 is right to 10⁻⁵ of the largest result, as the 16-bit types are to
+/// what their roundings give.
+fn errors_on_unit_scaled_inputs_are_what_the_types_allow(device: &Device) -> Result<(), Failed> {
+    for (dtype, allowed) in [(DType::F16, 1e-3), (DType::Bf16, 1e-2), (DType::F32, 1e-5)] {
+        for [m, k, n, rank] in [[64, 768, 128, 8], [40, 1000, 72, 64], [3, 2048, 264, 16]] {
+            let case = UpdateCase { unit_scaled: true, ..UpdateCase::new(dtype, m, k, n, rank) };
+            for case in [case.clone().alone(false), case] {
+                let outcome = validate::generated_update(device, &case)?;
+                let error = outcome.max_relative_error;
+                assert!(error <= allowed, "{} {dtype} {}: {error}", case.operation(), case.shape());
+            }
+        }
+    }
+    Ok(())
 }
 
 fn tensor(device: &Device, shape: &[usize], seed: usize) -> warpsmith::Result<Tensor<f32>> {

@@ -258,10 +258,11 @@ impl Label {
     }
 }
 
-/// The largest error of a generated update on inputs of variance 1, beside the tolerance that is usual for its type.
+/// The largest errors of a generated update on inputs of variance 1, beside the relative tolerance that is usual for its type.
 struct UnitScaled {
     label: String,
-    error: f64,
+    absolute: f64,
+    relative: f64,
     usual: f64,
 }
 
@@ -273,16 +274,19 @@ impl UnitScaled {
             _ => 1e-5,
         };
         let label = format!("{} {} {}", case.operation(), case.dtype, case.shape());
-        Self { label, error: if row.compared > 0 { row.max_absolute_error } else { f64::NAN }, usual }
+        let or_nan = |error| if row.compared > 0 { error } else { f64::NAN };
+        let (absolute, relative) = (or_nan(row.max_absolute_error), or_nan(row.max_relative_error));
+        Self { label, absolute, relative, usual }
     }
 }
 
 impl fmt::Display for UnitScaled {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { label, error, usual } = self;
+        let Self { label, absolute, relative, usual } = self;
         write!(
             formatter,
-            "Unit-scaled {label}: largest absolute error {error:.2e} (usual tolerance {usual:.0e})"
+            "Unit-scaled {label}: largest absolute error {absolute:.2e}, {relative:.2e} of the largest result; \
+             usual tolerance {usual:.0e}"
         )
     }
 }

@@ -111,10 +111,81 @@ fn options(case: &impl Fn([usize; 4]) -> UpdateCase) -> Vec<UpdateCase> {
 
 #[cfg(test)]
 mod tests {
-    use warpsmith::validate::UpdateCase;
+    use std::collections::BTreeSet;
+
+    use half::{bf16, f16};
+    use warpsmith::ops::Implementation;
+    use warpsmith::ops::update::UpdateInput;
+    use warpsmith::validate::{Placement, UpdateCase};
+    use warpsmith::{DType, Device, Tensor, ops};
 
     use super::super::{Level, Target};
     use super::updates;
+
+    /// The kernels that `case` runs in the emulator.
+    fn kernels<T: UpdateInput>(device: &Device, case: &UpdateCase) -> warpsmith::Result<Vec<&'static str>> {
+        let place = |rows, columns, place: Placement| {
+            let inside = place.before..place.before + columns;
+            Tensor::<T>::zeros(device, [rows, inside.end + place.after])?.slice(1, inside)
+        };
+        let (x, w) = (place(case.m, case.k, case.x)?, place(case.n, case.k, case.w)?);
+        let mut parts = Vec::new();
+        for &rank in &case.ranks {
+            let v = if case.v_across {
+                place(rank, case.k, case.factors)?.swap_axes(0, 1)?
+            } else {
+                place(case.k, rank, case.factors)?
+            };
+            parts.push((v, Tensor::zeros(device, [rank])?, place(rank, case.n, case.factors)?));
+        }
+        let ((v, codes, u), others) = parts.split_first().expect("at least one update");
+        let implementation = if case.linear {
+            let residual = Tensor::zeros(device, [case.m, case.n])?;
+            let mut op = ops::linear_with_update(&x, &w, v, codes, u, 1.0)
+                .activation(case.activation)
+                .residual(&residual, case.beta);
+            for (v, codes, u) in others {
+                op = op.and(v, codes, u, 1.0);
+            }
+            op.implementation()?
+        } else {
+            let mut op = ops::generated_update(&x, v, codes, u, 1.0);
+            for (v, codes, u) in others {
+                op = op.and(v, codes, u, 1.0);
+            }
+            op.implementation()?
+        };
+        Ok(match implementation {
+            Implementation::Emulator { kernel, .. } => vec![kernel],
+            Implementation::Sequence { kernels, .. } => kernels.to_vec(),
+            _ => Vec::new(),
+        })
+    }
+
+    #[test]
+    fn the_default_cases_run_every_update_kernel_that_ships() -> warpsmith::Result<()> {
+        let is_update =
+            |name: &&str| name.starts_with("linear_update") || name.starts_with("generated_update");
+        let modules = warpsmith_kernels::MODULES.iter().filter(|module| is_update(&module.family));
+        let entries = modules.flat_map(|module| module.text.lines());
+        let names = entries.filter_map(|line| line.strip_prefix(".visible .entry ")?.strip_suffix('('));
+        let shipped: BTreeSet<_> = names.filter(is_update).collect();
+        assert!(!shipped.is_empty());
+        let mut reached = BTreeSet::new();
+        for device in ["emulator", "emulator:9.0"] {
+            let device: Device = device.parse()?;
+            for case in updates(Level::Default, Target::of(&device), 1) {
+                let kernels = match case.dtype {
+                    DType::F16 => kernels::<f16>(&device, &case)?,
+                    DType::Bf16 => kernels::<bf16>(&device, &case)?,
+                    _ => kernels::<f32>(&device, &case)?,
+                };
+                reached.extend(kernels.into_iter().filter(is_update));
+            }
+        }
+        assert_eq!(reached, shipped);
+        Ok(())
+    }
 
     #[test]
     fn each_level_of_updates_holds_the_cases_of_the_one_before() {
