@@ -34,8 +34,15 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 6] =
-    [properties::CASES, linear::CASES, batches::CASES, repack::CASES, scaled::CASES, errors::CASES];
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 7] = [
+    properties::CASES,
+    linear::CASES,
+    batches::CASES,
+    repack::CASES,
+    scaled::CASES,
+    update::CASES,
+    errors::CASES,
+];
 
 /// Cases that are run on a Turing GPU too, whose kernels are others.
 const ON_TURING: [&[(&str, Case)]; 5] =
@@ -79,10 +86,6 @@ fn main() -> ExitCode {
             let trial = Trial::test(format!("{spec}::{name}"), move || case(&device.parse::<Device>()?));
             trials.push(trial.with_ignored_flag(spec == gpu && missing.is_some()));
         }
-    }
-    // Their kernels have yet to come.
-    for &(name, case) in update::CASES {
-        trials.push(Trial::test(format!("cpu::{name}"), move || case(&Device::cpu())));
     }
     for &(name, case) in ON_TURING.into_iter().flatten() {
         trials.push(Trial::test(format!("emulator:7.5::{name}"), move || case(&"emulator:7.5".parse()?)));
