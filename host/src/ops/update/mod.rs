@@ -5,15 +5,15 @@
 //! `portable` have chosen, or the CPU implementation (`on_cpu`). Where no kernel does the linear operation and its updates
 //! together, two do it one after the other (`linear`).
 //!
-//! Several updates, each with codes and a scaling of its own, run as one whose rank is the sum of theirs. H = X V is never stored: a
-//! kernel adds it up in f32, multiplies it by codes and scaling, rounds that to the operands' type, and multiplies it by U.
+//! Several updates, each with codes and a scaling of its own, run as one whose rank is the sum of theirs. No kernel leaves
+//! H = X V to another one: it adds it up in f32, multiplies it by codes and scaling, rounds that to the operands' type, and multiplies that
+//! by U.
 
 mod alone;
 mod check;
 mod hopper;
 mod linear;
 mod on_cpu;
-#[allow(dead_code, reason = "the kernels that read the rest have yet to come")]
 mod operands;
 mod portable;
 
