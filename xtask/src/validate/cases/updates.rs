@@ -144,9 +144,10 @@ mod tests {
         let ((v, codes, u), others) = parts.split_first().expect("at least one update");
         let implementation = if case.linear {
             let residual = Tensor::zeros(device, [case.m, case.n])?;
-            let mut op = ops::linear_with_update(&x, &w, v, codes, u, 1.0)
-                .activation(case.activation)
-                .residual(&residual, case.beta);
+            let mut op = ops::linear_with_update(&x, &w, v, codes, u, 1.0).activation(case.activation);
+            if case.beta != 0.0 {
+                op = op.residual(&residual, case.beta);
+            }
             for (v, codes, u) in others {
                 op = op.and(v, codes, u, 1.0);
             }
