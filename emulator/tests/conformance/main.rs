@@ -10,6 +10,7 @@ mod comparisons;
 mod control;
 mod conversions;
 mod copies;
+mod counters;
 mod coverage;
 mod floats;
 mod harness;

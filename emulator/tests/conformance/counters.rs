@@ -1,0 +1,43 @@
+//! Counters in global memory, by which blocks that run at the same time tell each other what they have written.
+
+use warpsmith_emulator::{Config, Machine};
+
+use crate::common::{launch, module};
+
+/// Each of `blocks` blocks stores a word a lane, counts up, waits until all have, and reads the words of the block after it.
+fn exchanged(blocks: u32) -> (Vec<u32>, u32) {
+    let text = format!(
+        ".visible .entry test(.param .u64 p_words, .param .u64 p_counter, .param .u64 p_out)\n.reqntid 32, 1, 1\n{{\n\
+         .reg .b64 %words, %counter, %out, %at;\n.reg .b32 %block, %lane, %own, %next, %word, %count;\n.reg .pred %p;\n\
+         ld.param.u64 %words, [p_words];\nld.param.u64 %counter, [p_counter];\nld.param.u64 %out, [p_out];\n\
+         mov.u32 %block, %ctaid.x;\nmov.u32 %lane, %tid.x;\nmad.lo.u32 %own, %block, 32, %lane;\n\
+         mul.lo.u32 %word, %own, 3;\nmad.wide.u32 %at, %own, 4, %words;\nst.global.u32 [%at], %word;\n\
+         bar.warp.sync -1;\nsetp.ne.u32 %p, %lane, 0;\n@!%p red.release.gpu.global.add.u32 [%counter], 1;\n\
+         WAIT:\nld.acquire.gpu.global.u32 %count, [%counter];\nsetp.lt.u32 %p, %count, {blocks};\n@%p bra WAIT;\n\
+         add.u32 %next, %block, 1;\nrem.u32 %next, %next, {blocks};\nmad.lo.u32 %next, %next, 32, %lane;\n\
+         mad.wide.u32 %at, %next, 4, %words;\nld.global.u32 %word, [%at];\n\
+         mad.wide.u32 %at, %own, 4, %out;\nst.global.u32 [%at], %word;\n}}\n"
+    );
+    let machine = Machine::new(Config { compute_capability: (8, 0), ..Config::default() });
+    let bytes = u64::from(blocks) * 32 * 4;
+    let [words, out] = [machine.allocate(bytes).unwrap(), machine.allocate(bytes).unwrap()];
+    let counter = machine.allocate(4).unwrap();
+    machine.write(counter, &[0; 4]).unwrap();
+    let arguments = [words, counter, out];
+    launch(&machine, &module(&text), blocks, 32, 0, &arguments).unwrap_or_else(|error| panic!("{error}"));
+    let (mut read, mut count) = (vec![0; bytes as usize], [0; 4]);
+    machine.read(out, &mut read).unwrap();
+    machine.read(counter, &mut count).unwrap();
+    let read = read.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
+    (read, u32::from_le_bytes(count))
+}
+
+#[test]
+fn blocks_that_count_up_see_what_others_wrote_before_they_did() {
+    for blocks in [1, 2, 5] {
+        let (read, count) = exchanged(blocks);
+        assert_eq!(count, blocks);
+        let expected = |own: u32| 3 * ((own / 32 + 1) % blocks * 32 + own % 32);
+        assert_eq!(read, (0..32 * blocks).map(expected).collect::<Vec<_>>());
+    }
+}
