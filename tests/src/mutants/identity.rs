@@ -2,7 +2,7 @@
 //!
 //! Where a statement comes from in Rust, and how the files are numbered, is nothing to the mutants: [`hash`] leaves it out, so that a
 //! table stays up to date when only lines move. Entries for f16 and for bf16 are made from one source and differ in how numbers
-//! are converted; [`twins`] tells whether that is all, so that one stands for both.
+//! are converted; `twins` tells whether that is all, so that one stands for both.
 
 use std::collections::HashMap;
 use std::fmt::Write;
