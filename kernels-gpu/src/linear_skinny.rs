@@ -2,6 +2,7 @@
 //! W takes.
 //!
 //! Where there are few tiles of Y, the blocks of a cluster share the sum over K of one, so that enough of them keep the GPU's memory busy.
+//! Where there are many rows of X, those of a cluster may share rows of it instead, so that the level-2 cache has less to give.
 //! In each block one warp has X and W copied to shared memory, the others multiply; then the blocks send each other their parts
 //! of the f32 sums, and each applies the epilogue to some rows of the tile and rounds them to Y's type, once.
 
@@ -14,24 +15,26 @@ use warpsmith_dsl::ptx::Wgmma;
 use warpsmith_dsl::tile::Output;
 use warpsmith_dsl::{KernelParam, kernel};
 
-/// 128 × 128 outputs by two blocks.
-pub type Skinny128x128Split2 = TransposedTile<[f32; 64], 2, 1, 4, 5, 2, 1>;
-/// 128 × 64 outputs by two blocks.
-pub type Skinny128x64Split2 = TransposedTile<[f32; 64], 1, 1, 5, 12, 2, 1>;
+/// 128 × 64 outputs by a block, of a cluster of four that share rows of X.
+pub type Skinny128x64Multicast4 = TransposedTile<[f32; 64], 1, 1, 7, 10, 1, 4, 1>;
 /// 64 × 64 outputs by one block.
-pub type Skinny64x64 = TransposedTile<[f32; 32], 1, 1, 8, 14, 1, 1>;
+pub type Skinny64x64 = TransposedTile<[f32; 32], 1, 1, 8, 14, 1, 1, 1>;
+/// 64 × 64 outputs by a block, of a cluster of two that share rows of X.
+pub type Skinny64x64Multicast2 = TransposedTile<[f32; 32], 1, 1, 12, 14, 1, 2, 1>;
+/// 64 × 64 outputs by a block, of a cluster of four that share rows of X.
+pub type Skinny64x64Multicast4 = TransposedTile<[f32; 32], 1, 1, 12, 14, 1, 4, 1>;
 /// 64 × 64 outputs by two blocks.
-pub type Skinny64x64Split2 = TransposedTile<[f32; 32], 1, 1, 8, 14, 2, 1>;
+pub type Skinny64x64Split2 = TransposedTile<[f32; 32], 1, 1, 8, 14, 2, 1, 1>;
+/// 64 × 64 outputs by eight blocks.
+pub type Skinny64x64Split8 = TransposedTile<[f32; 32], 1, 1, 5, 6, 8, 1, 2>;
 /// 32 × 64 outputs by one block.
-pub type Skinny32x64 = TransposedTile<[f32; 16], 1, 2, 5, 9, 1, 1>;
-/// 32 × 64 outputs by two blocks.
-pub type Skinny32x64Split2 = TransposedTile<[f32; 16], 1, 2, 5, 9, 2, 1>;
+pub type Skinny32x64 = TransposedTile<[f32; 16], 1, 2, 5, 9, 1, 1, 1>;
 /// 16 × 64 outputs by one block.
-pub type Skinny16x64 = TransposedTile<[f32; 8], 1, 2, 4, 5, 1, 2>;
+pub type Skinny16x64 = TransposedTile<[f32; 8], 1, 2, 4, 5, 1, 1, 2>;
 /// 16 × 64 outputs by two blocks.
-pub type Skinny16x64Split2 = TransposedTile<[f32; 8], 1, 2, 4, 5, 2, 2>;
+pub type Skinny16x64Split2 = TransposedTile<[f32; 8], 1, 2, 4, 5, 2, 1, 2>;
 /// 16 × 64 outputs by four blocks.
-pub type Skinny16x64Split4 = TransposedTile<[f32; 8], 1, 2, 4, 5, 4, 2>;
+pub type Skinny16x64Split4 = TransposedTile<[f32; 8], 1, 2, 4, 5, 4, 1, 2>;
 
 /// The sizes and strides of a launch.
 #[derive(Clone, Copy, Debug, KernelParam)]
@@ -54,7 +57,7 @@ pub struct SkinnyParams {
 /// `Y = activation(alpha · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of one cluster for each tile of each
 /// matrix.
 ///
-/// The name of an instance tells the type of X and W, the type of Y, the tile, and how many blocks share it. An f32 Y has fewer
+/// The name of an instance tells the type of X and W, the type of Y, the tile, and how many blocks share it or rows of X. An f32 Y has fewer
 /// tiles: those that are never far from the fastest.
 ///
 /// # Safety
@@ -64,27 +67,29 @@ pub struct SkinnyParams {
 #[kernel(
     family = linear_skinny,
     block = [S::THREADS, 1, 1],
-    cluster = [S::SPLIT, 1, 1],
+    cluster = [S::CLUSTER, 1, 1],
     min_blocks = S::MIN_BLOCKS,
     shared = S::SHARED_BYTES,
     instances = [
-        linear_skinny_f16_f16_128x128_split2 = <F16, F16, Skinny128x128Split2>,
-        linear_skinny_f16_f16_128x64_split2 = <F16, F16, Skinny128x64Split2>,
+        linear_skinny_f16_f16_128x64_multicast4 = <F16, F16, Skinny128x64Multicast4>,
         linear_skinny_f16_f16_64x64 = <F16, F16, Skinny64x64>,
+        linear_skinny_f16_f16_64x64_multicast2 = <F16, F16, Skinny64x64Multicast2>,
+        linear_skinny_f16_f16_64x64_multicast4 = <F16, F16, Skinny64x64Multicast4>,
         linear_skinny_f16_f16_64x64_split2 = <F16, F16, Skinny64x64Split2>,
+        linear_skinny_f16_f16_64x64_split8 = <F16, F16, Skinny64x64Split8>,
         linear_skinny_f16_f16_32x64 = <F16, F16, Skinny32x64>,
-        linear_skinny_f16_f16_32x64_split2 = <F16, F16, Skinny32x64Split2>,
         linear_skinny_f16_f16_16x64 = <F16, F16, Skinny16x64>,
         linear_skinny_f16_f16_16x64_split2 = <F16, F16, Skinny16x64Split2>,
         linear_skinny_f16_f16_16x64_split4 = <F16, F16, Skinny16x64Split4>,
         linear_skinny_f16_f32_16x64 = <F16, f32, Skinny16x64>,
         linear_skinny_f16_f32_16x64_split4 = <F16, f32, Skinny16x64Split4>,
-        linear_skinny_bf16_bf16_128x128_split2 = <Bf16, Bf16, Skinny128x128Split2>,
-        linear_skinny_bf16_bf16_128x64_split2 = <Bf16, Bf16, Skinny128x64Split2>,
+        linear_skinny_bf16_bf16_128x64_multicast4 = <Bf16, Bf16, Skinny128x64Multicast4>,
         linear_skinny_bf16_bf16_64x64 = <Bf16, Bf16, Skinny64x64>,
+        linear_skinny_bf16_bf16_64x64_multicast2 = <Bf16, Bf16, Skinny64x64Multicast2>,
+        linear_skinny_bf16_bf16_64x64_multicast4 = <Bf16, Bf16, Skinny64x64Multicast4>,
         linear_skinny_bf16_bf16_64x64_split2 = <Bf16, Bf16, Skinny64x64Split2>,
+        linear_skinny_bf16_bf16_64x64_split8 = <Bf16, Bf16, Skinny64x64Split8>,
         linear_skinny_bf16_bf16_32x64 = <Bf16, Bf16, Skinny32x64>,
-        linear_skinny_bf16_bf16_32x64_split2 = <Bf16, Bf16, Skinny32x64Split2>,
         linear_skinny_bf16_bf16_16x64 = <Bf16, Bf16, Skinny16x64>,
         linear_skinny_bf16_bf16_16x64_split2 = <Bf16, Bf16, Skinny16x64Split2>,
         linear_skinny_bf16_bf16_16x64_split4 = <Bf16, Bf16, Skinny16x64Split4>,
@@ -99,23 +104,30 @@ pub unsafe fn linear_skinny<T: Wgmma<S::Accumulators>, O: Element, S: SplitKTile
     epilogue: LinearEpilogue<T, O>,
     p: SkinnyParams,
 ) {
-    let share = S::share(p.m, p.n, p.k * T::BYTES);
-    let tile = share.tile;
-
     // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the tile asks for; the caller
     // vouches for maps and pointers, and each tile of Y belongs to one cluster.
     unsafe {
         S::start(x, w);
+        // Behind the start, under which its divisions run.
+        let share = S::share(p.m, p.n, p.k * T::BYTES);
+        let tile = share.tile;
         if S::is_producer() {
             S::load::<T>(x, w, p.layouts, share);
         } else {
             let epilogue = epilogue.of_matrix(tile.batch, p.m, p.n);
             let columns = S::columns(&epilogue, tile);
             let accumulators = S::multiply::<T>(share);
-            S::exchange(accumulators, p.m, tile);
+            S::exchange(accumulators);
             let base = y.offset(tile.batch as u64 * p.batch_y);
             let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
-            S::store(&epilogue, columns, &y, tile);
+            let is_whole = y.is_vector_aligned() && p.n.is_multiple_of(4);
+            match epilogue.in_registers().with_floor() {
+                Some(simple) if is_whole && epilogue.fits_registers() => {
+                    let columns = columns.map(|(_, bias)| bias);
+                    S::store_at_once(&simple, columns, &y, tile);
+                }
+                _ => S::store(&epilogue, columns, &y, tile),
+            }
         }
     }
 }

@@ -5,9 +5,12 @@
 //! the deeper one and holds most of the shared memory: what is under way has to cover the time that the GPU's memory takes to
 //! answer, while A, which all blocks read, comes from the level-2 cache.
 //!
-//! The blocks of a cluster share the sum over K of one tile. At its end each block has the sums of some rows of the output to
+//! The blocks of a cluster may share the sum over K of one tile. At its end each block has the sums of some rows of the output to
 //! complete: the others send it their parts, as they lie in their registers, to a place of its own in its shared memory. It adds them
 //! in the order of the blocks, so that the result does not depend on which came first.
+//!
+//! Or they share rows of A: their tiles are neighbours along N, and each of them copies a share of every box of A to all. What the
+//! level-2 cache gives limits tiles of many rows, of which it would otherwise give every block all.
 
 mod update;
 
@@ -43,6 +46,10 @@ const FRAGMENT_BYTES: u32 = FRAGMENT_ROWS * WARP_COLUMNS * 4;
 const LANE_BYTES: u32 = FRAGMENT_BYTES / warp::SIZE;
 /// Columns that a lane transforms and stores at a time.
 pub const COLUMNS: usize = 4;
+/// The barrier at which the rings are made.
+const MADE: u32 = 0;
+/// Rows that a lane stores at once where the epilogue is short.
+const AT_ONCE: usize = 4;
 /// Lanes that store a row of a warp's columns.
 const LANES_PER_ROW: u32 = WARP_COLUMNS / COLUMNS as u32;
 /// What a block does: the steps along K that it sums for a tile of the output.
@@ -57,25 +64,36 @@ pub struct Share {
 }
 
 impl Share {
-    /// The share of block `block`, where each `split` blocks have the `steps` steps of a tile, matrices have `tiles_m` · `tiles_n` tiles,
-    /// and tiles that are neighbours along M follow each other. There are fewer than 2³² / `split` steps.
+    /// The share of block `block`, where each `split` blocks have the `steps` steps of a tile, `sharing` neighbours along N make a
+    /// cluster, matrices have `tiles_m` · `tiles_n` tiles, and clusters that are neighbours along M follow each other. There are fewer
+    /// than 2³² / `split` steps. The last tiles of a cluster may lie beyond the matrix.
     #[inline(always)]
     #[must_use]
-    pub fn of_block(block: u32, split: u32, [tiles_m, tiles_n]: [u32; 2], steps: u32) -> Self {
-        let (tile, rank) = (block / split, block % split);
+    pub fn of_block(
+        block: u32,
+        [split, sharing]: [u32; 2],
+        [tiles_m, tiles_n]: [u32; 2],
+        steps: u32,
+    ) -> Self {
+        let (cluster, rank) = (block / (split * sharing), block % (split * sharing));
+        let (neighbour, rank) = (rank / split, rank % split);
         // A division by what might be zero could trap.
-        let (tiles_m, tiles_n) = (tiles_m.max(1), tiles_n.max(1));
-        let column = tile / tiles_m;
+        let (tiles_m, clusters_n) = (tiles_m.max(1), tiles_n.div_ceil(sharing).max(1));
+        let column = cluster / tiles_m;
         let first = rank * steps / split;
         Self {
-            tile: TileIndex { batch: column / tiles_n, m: tile % tiles_m, n: column % tiles_n },
+            tile: TileIndex {
+                batch: column / clusters_n,
+                m: cluster % tiles_m,
+                n: column % clusters_n * sharing + neighbour,
+            },
             first,
             steps: (rank + 1) * steps / split - first,
         }
     }
 }
 
-/// The shape of a block's tile where the blocks of a cluster share the sum over K.
+/// The shape of a block's tile where the blocks of a cluster share the sum over K, or rows of A.
 ///
 /// Each operand is described by a tensor map of three dimensions, K, the rows and the matrices, with the 128-byte swizzle and boxes of
 /// [`ROW_BYTES`](Self::ROW_BYTES) bytes × [`A_BOX_ROWS`](Self::A_BOX_ROWS) or [`B_BOX_ROWS`](Self::B_BOX_ROWS) rows.
@@ -86,6 +104,10 @@ pub trait SplitKTile: 'static {
     const BLOCK_N: u32;
     /// Blocks of a cluster that share the sum over K of a tile.
     const SPLIT: u32;
+    /// Blocks of a cluster that share rows of A: their tiles are neighbours along N.
+    const SHARING: u32;
+    /// Blocks of a cluster.
+    const CLUSTER: u32 = Self::SPLIT * Self::SHARING;
     /// Threads of a block.
     const THREADS: u32;
     /// Blocks that a multiprocessor holds at a time.
@@ -94,7 +116,7 @@ pub trait SplitKTile: 'static {
     const SHARED_BYTES: u32;
     /// Bytes of each row that are copied at a time.
     const ROW_BYTES: u32;
-    /// Rows of A that are copied at a time.
+    /// Rows of A that a block copies at a time.
     const A_BOX_ROWS: u32;
     /// Rows of B that are copied at a time.
     const B_BOX_ROWS: u32;
@@ -110,7 +132,7 @@ pub trait SplitKTile: 'static {
     /// # Safety
     ///
     /// All threads of the grid call it once, before anything else, in blocks of `THREADS` threads with `SHARED_BYTES` bytes of
-    /// dynamic shared memory, and in clusters of `SPLIT` blocks along x.
+    /// dynamic shared memory, and in clusters of `CLUSTER` blocks along x.
     unsafe fn start(a: &TensorMap, b: &TensorMap);
 
     /// Whether this thread belongs to the warp that has the operands copied, rather than to one that multiplies them.
@@ -140,18 +162,18 @@ pub trait SplitKTile: 'static {
     /// share that `load` is called with.
     unsafe fn multiply<T: Wgmma<Self::Accumulators>>(share: Share) -> Self::Accumulators;
 
-    /// Gives each block what those of its cluster have summed for its rows of a tile, of an output of `rows` rows.
+    /// Gives each block what those of its cluster have summed for its rows of a tile, and each lane what it will store.
     ///
     /// # Safety
     ///
     /// All threads that called [`multiply`](Self::multiply) call it once, with what it returned.
-    unsafe fn exchange(accumulators: Self::Accumulators, rows: u32, tile: TileIndex);
+    unsafe fn exchange(accumulators: Self::Accumulators);
 
     /// Applies `epilogue` to the block's rows of the sums, rounds them, and stores those that lie within the output.
     ///
     /// # Safety
     ///
-    /// All threads that called [`exchange`](Self::exchange) call it once, for the same tile and as many rows; the output is valid
+    /// All threads that called [`exchange`](Self::exchange) call it once, for the share's tile; the output is valid
     /// for writes and no other cluster touches this tile of it; so is what `epilogue` reads and writes; `columns` is what
     /// [`columns`](Self::columns) returned.
     unsafe fn store<O: Element, E: Epilogue>(
@@ -160,11 +182,23 @@ pub trait SplitKTile: 'static {
         output: &Output<O>,
         tile: TileIndex,
     );
+
+    /// As [`store`](Self::store), for an epilogue that is short enough to stand once for every row of a warp: what it waits for is waited for once.
+    ///
+    /// # Safety
+    ///
+    /// As [`store`](Self::store); the output is [aligned](Output::is_vector_aligned) and has a multiple of four columns.
+    unsafe fn store_at_once<O: Element, E: Epilogue>(
+        epilogue: &E,
+        columns: [E::Column; COLUMNS],
+        output: &Output<O>,
+        tile: TileIndex,
+    );
 }
 
 /// A tile of as many rows as the accumulators `C` have columns, and `CONSUMERS` warpgroups × 64 columns. A step along K is `BOXES` boxes of
-/// each operand; the rings have `A_STAGES` and `B_STAGES` of them. `SPLIT` blocks sum a part of K each, and `BLOCKS` blocks fit a
-/// multiprocessor.
+/// each operand; the rings have `A_STAGES` and `B_STAGES` of them. `SPLIT` blocks sum a part of K each, `SHARING` blocks copy a share
+/// of their rows of A each, and `BLOCKS` blocks fit a multiprocessor.
 pub struct TransposedTile<
     C,
     const CONSUMERS: u32,
@@ -172,6 +206,7 @@ pub struct TransposedTile<
     const A_STAGES: u32,
     const B_STAGES: u32,
     const SPLIT: u32,
+    const SHARING: u32,
     const BLOCKS: u32,
 >(PhantomData<C>);
 
@@ -182,8 +217,9 @@ impl<
     const A_STAGES: u32,
     const B_STAGES: u32,
     const SPLIT: u32,
+    const SHARING: u32,
     const BLOCKS: u32,
-> TransposedTile<C, CONSUMERS, BOXES, A_STAGES, B_STAGES, SPLIT, BLOCKS>
+> TransposedTile<C, CONSUMERS, BOXES, A_STAGES, B_STAGES, SPLIT, SHARING, BLOCKS>
 {
     /// Warps that multiply.
     const WARPS: u32 = 4 * CONSUMERS;
@@ -199,17 +235,27 @@ impl<
     const B_AT: u32 = A_STAGES * BOXES * Self::A_BYTES;
     /// Where the parts that the blocks send each other follow the rings.
     const PARTS_AT: u32 = Self::B_AT + B_STAGES * BOXES * Self::B_BYTES;
-    /// Where the buffers in which the warps transpose follow them.
-    const STAGING_AT: u32 = Self::PARTS_AT + SPLIT * Self::OWNED * Self::WARPS * FRAGMENT_BYTES;
+    /// Bytes of a block's fragments.
+    const OWNED_BYTES: u32 = Self::OWNED * Self::WARPS * FRAGMENT_BYTES;
+    /// Where the sums follow them, transposed.
+    const SUMS_AT: u32 = {
+        assert!(
+            Self::OWNED <= AT_ONCE as u32 || Self::OWNED.is_multiple_of(AT_ONCE as u32),
+            "whole groups of rows"
+        );
+        Self::PARTS_AT + if SPLIT > 1 { SPLIT * Self::OWNED_BYTES } else { 0 }
+    };
     /// Where the rings' barriers follow these.
-    const A_BARRIERS_AT: u32 = Self::STAGING_AT + Self::WARPS * FRAGMENT_BYTES;
+    const A_BARRIERS_AT: u32 = Self::SUMS_AT + Self::OWNED_BYTES;
     /// See [`A_BARRIERS_AT`](Self::A_BARRIERS_AT).
     const B_BARRIERS_AT: u32 = {
         assert!(B_STAGES >= A_STAGES, "the ring of B is the deeper one");
-        Self::A_BARRIERS_AT + Pipeline::<A_STAGES, 1>::BYTES
+        assert!(SPLIT == 1 || SHARING == 1, "the blocks of a cluster share a sum or rows of A");
+        Self::A_BARRIERS_AT + Pipeline::<A_STAGES, SHARING>::BYTES
     };
+
     #[inline(always)]
-    fn ring_a() -> Pipeline<A_STAGES, 1> {
+    fn ring_a() -> Pipeline<A_STAGES, SHARING> {
         Pipeline::at(SharedAddress::dynamic().offset(Self::A_BARRIERS_AT))
     }
 
@@ -230,28 +276,39 @@ impl<
         SharedAddress::dynamic().offset(Self::B_AT + index * BOXES * Self::B_BYTES)
     }
 
-    /// Has `rows` rows from `row` on copied to the next stage of a ring, whose place `place` gives, for step `step` along K.
+    /// Has `rows` rows from `row` on copied to the next stage of a ring, whose place `place` gives, for step `step` along K: this
+    /// block's share of them to all `TO` blocks of the cluster.
     ///
     /// # Safety
     ///
-    /// The ring is made; the boxes of `map` have `rows` rows; the rest as [`SplitKTile::load`].
+    /// The ring is made, in all of these blocks, which copy their shares of the same rows; the boxes of `map` have `rows` / `TO`
+    /// rows; the rest as [`SplitKTile::load`].
     #[inline(always)]
-    unsafe fn copy<T: Element, const STAGES: u32>(
-        producer: &mut Producer<STAGES, 1>,
+    unsafe fn copy<T: Element, const STAGES: u32, const TO: u32>(
+        producer: &mut Producer<STAGES, TO>,
         map: &TensorMap,
         place: impl Fn(u32) -> SharedAddress,
         [row, rows, batch]: [u32; 3],
         step: u32,
     ) {
         let box_bytes = rows * ROW_BYTES;
-        // SAFETY: the boxes' bytes are those announced; nothing touches the stage before it is full.
+        // SAFETY: the boxes' bytes are those announced, in a cluster the shares of all blocks, which are all at the same step; nothing
+        // touches the stage before it is full.
         unsafe {
             let stage = producer.acquire(BOXES * box_bytes);
             for index in 0..BOXES {
-                let to = place(stage.index).offset(index * box_bytes).get();
+                let to = place(stage.index).offset(index * box_bytes);
                 let k = ((step * BOXES + index) * (ROW_BYTES / T::BYTES)) as i32;
-                let at = [k, row as i32, batch as i32];
-                ptx::tma_load_3d(to, map.address(), at, stage.full.address());
+                if TO > 1 {
+                    let share = ptx::cluster_ctarank() * (rows / TO);
+                    let (to, at) =
+                        (to.offset(share * ROW_BYTES).get(), [k, (row + share) as i32, batch as i32]);
+                    let blocks = ((1u32 << TO) - 1) as u16;
+                    ptx::tma_load_3d_multicast(to, map.address(), at, stage.full.address(), blocks);
+                } else {
+                    let at = [k, row as i32, batch as i32];
+                    ptx::tma_load_3d(to.get(), map.address(), at, stage.full.address());
+                }
             }
         }
     }
@@ -263,7 +320,58 @@ impl<
         SharedAddress::dynamic().offset(Self::PARTS_AT + (slot + thread::thread_idx_x()) * LANE_BYTES)
     }
 
-    /// This block's place in its cluster.
+    /// Where this warp's part of the sums of a block's `owned`-th fragment is.
+    #[inline(always)]
+    fn sums(owned: u32) -> SharedAddress {
+        let slot = owned * Self::WARPS + warp::warp_id();
+        SharedAddress::dynamic().offset(Self::SUMS_AT + slot * FRAGMENT_BYTES)
+    }
+
+    /// Where the four columns are that this thread stores of the row that it has of a block's `owned`-th fragment.
+    #[inline(always)]
+    fn stored(owned: u32) -> SharedAddress {
+        let (row, column) = Self::row_and_column();
+        Self::sums(owned).offset(4 * transposed_fragment_word(row, column))
+    }
+
+    /// The row of a fragment that this thread stores, and its first column among the warp's.
+    #[inline(always)]
+    fn row_and_column() -> (u32, u32) {
+        let lane = warp::lane_id();
+        (lane / LANES_PER_ROW, lane % LANES_PER_ROW * COLUMNS as u32)
+    }
+
+    /// Where this thread's share of the sums of a block's first fragment is, transposed.
+    #[inline(always)]
+    fn transposed() -> [u32; 4] {
+        let place = |index| {
+            let at = accumulator_coord(warp::lane_id(), index);
+            Self::sums(0).offset(4 * transposed_fragment_word(at.column, at.row)).get()
+        };
+        [place(0), place(1), place(2), place(3)]
+    }
+
+    /// Writes this thread's share of the sums of a block's `owned`-th fragment; `places` is what [`transposed`](Self::transposed)
+    /// returned.
+    ///
+    /// # Safety
+    ///
+    /// No other warp touches this warp's part.
+    #[inline(always)]
+    unsafe fn write_sums(places: &[u32; 4], owned: u32, sums: [f32; 4]) {
+        for (place, sum) in places.iter().zip(&sums) {
+            // SAFETY: the caller's promise.
+            unsafe { ptx::st_shared_f32(place + owned * (Self::WARPS * FRAGMENT_BYTES), *sum) };
+        }
+    }
+
+    /// Whether a block has an `owned`-th fragment.
+    #[inline(always)]
+    fn owns(rank: u32, owned: u32) -> bool {
+        Self::FRAGMENTS.is_multiple_of(SPLIT) || rank + owned * SPLIT < Self::FRAGMENTS
+    }
+
+    /// This block's place among those that share the sum of a tile.
     #[inline(always)]
     fn rank() -> u32 {
         if SPLIT > 1 { ptx::cluster_ctarank() } else { 0 }
@@ -278,9 +386,7 @@ impl<
     /// The first of the four columns that this thread stores.
     #[inline(always)]
     fn column(tile: TileIndex) -> u32 {
-        tile.n * Self::BLOCK_N
-            + warp::warp_id() * WARP_COLUMNS
-            + warp::lane_id() % LANES_PER_ROW * COLUMNS as u32
+        tile.n * Self::BLOCK_N + warp::warp_id() * WARP_COLUMNS + Self::row_and_column().1
     }
 }
 
@@ -291,17 +397,22 @@ impl<
     const A_STAGES: u32,
     const B_STAGES: u32,
     const SPLIT: u32,
+    const SHARING: u32,
     const BLOCKS: u32,
-> SplitKTile for TransposedTile<C, CONSUMERS, BOXES, A_STAGES, B_STAGES, SPLIT, BLOCKS>
+> SplitKTile for TransposedTile<C, CONSUMERS, BOXES, A_STAGES, B_STAGES, SPLIT, SHARING, BLOCKS>
 {
     const BLOCK_M: u32 = C::COLUMNS;
     const BLOCK_N: u32 = CONSUMERS * WARPGROUP_ROWS;
     const SPLIT: u32 = SPLIT;
+    const SHARING: u32 = SHARING;
     const THREADS: u32 = (Self::WARPS + 1) * warp::SIZE;
     const MIN_BLOCKS: u32 = BLOCKS;
     const SHARED_BYTES: u32 = Self::B_BARRIERS_AT + Pipeline::<B_STAGES, 1>::BYTES;
     const ROW_BYTES: u32 = ROW_BYTES;
-    const A_BOX_ROWS: u32 = Self::BLOCK_M;
+    const A_BOX_ROWS: u32 = {
+        assert!((Self::BLOCK_M / SHARING).is_multiple_of(8), "a share of A is whole units of the swizzle");
+        Self::BLOCK_M / SHARING
+    };
     const B_BOX_ROWS: u32 = Self::BLOCK_N;
 
     type Accumulators = C;
@@ -310,24 +421,33 @@ impl<
     fn share(rows: u32, columns: u32, row_bytes: u32) -> Share {
         let steps = row_bytes.div_ceil(BOXES * ROW_BYTES);
         let tiles = [rows.div_ceil(Self::BLOCK_M), columns.div_ceil(Self::BLOCK_N)];
-        Share::of_block(thread::block_idx_x(), SPLIT, tiles, steps)
+        Share::of_block(thread::block_idx_x(), [SPLIT, SHARING], tiles, steps)
     }
 
     #[inline(always)]
     unsafe fn start(a: &TensorMap, b: &TensorMap) {
-        // SAFETY: all threads of the cluster are here. One of each block makes the barriers and the others wait for it. That all
-        // blocks of the cluster have started matters to `exchange` only, which waits for it.
+        // SAFETY: all threads of the cluster are here. The first warp makes the barriers, and the others wait for it, the one that has the
+        // operands copied in `load`: until then it finds out what to copy. That all blocks of the cluster have started matters to
+        // copies to several of them and to `exchange` only, which wait for it.
         unsafe {
-            if thread::thread_idx_x() == Self::WARPS * warp::SIZE {
-                ptx::prefetch_tensormap(b.address());
-                ptx::prefetch_tensormap(a.address());
-                Self::ring_a().init(Self::WARPS);
-                Self::ring_b().init(Self::WARPS);
+            if Self::is_producer() {
+                if warp::lane_id() == 0 {
+                    ptx::prefetch_tensormap(b.address());
+                    ptx::prefetch_tensormap(a.address());
+                }
+            } else if warp::warp_id() == 0 {
+                if warp::lane_id() == 0 {
+                    Self::ring_a().init(Self::WARPS);
+                    Self::ring_b().init(Self::WARPS);
+                }
+                warp::sync_warp();
+                ptx::bar_arrive_at(MADE, Self::THREADS);
+            } else {
+                ptx::bar_sync_at(MADE, Self::THREADS);
             }
-            thread::sync_threads();
-            if SPLIT > 1 {
-                // Before the copies: what arrives after them waits for them.
-                ptx::barrier_cluster_arrive();
+            if Self::CLUSTER > 1 {
+                // Before the copies: what arrives after them waits for them. Nothing has been written but barriers.
+                ptx::barrier_cluster_arrive_relaxed();
             }
         }
     }
@@ -339,31 +459,48 @@ impl<
 
     #[inline(always)]
     unsafe fn load<T: Element>(a: &TensorMap, b: &TensorMap, layouts: Layouts, share: Share) {
+        let (mut producer_a, mut producer_b) = (Self::ring_a().producer(), Self::ring_b().producer());
+        let rows_a = [share.tile.m * Self::BLOCK_M, Self::BLOCK_M, layouts.matrix_of_a(share.tile.batch)];
+        let rows_b = [share.tile.n * Self::BLOCK_N, Self::BLOCK_N, layouts.matrix_of_b(share.tile.batch)];
+        // The copies of B are `ahead` steps ahead of those of A, as many as its ring is deeper: so both wait for the same
+        // products.
+        let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
+        // SAFETY: all lanes of the warp are here, and the other warps have come to the barrier, or will, in `start`.
+        unsafe { ptx::bar_sync_at(MADE, Self::THREADS) };
+        // Opaque: the loops would be unrolled, which is worth nothing.
+        let mut index = 0;
         if warp::lane_id() == 0 {
-            let (mut producer_a, mut producer_b) = (Self::ring_a().producer(), Self::ring_b().producer());
-            let rows_a = [share.tile.m * Self::BLOCK_M, Self::BLOCK_M, layouts.matrix_of_a(share.tile.batch)];
-            let rows_b = [share.tile.n * Self::BLOCK_N, Self::BLOCK_N, layouts.matrix_of_b(share.tile.batch)];
-            // The copies of B are `ahead` steps ahead of those of A, as many as its ring is deeper: so both wait for the same
-            // products.
-            let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
-            for index in 0..ahead {
-                // SAFETY: the caller's promise.
-                unsafe { Self::copy::<T, _>(&mut producer_b, b, Self::stage_b, rows_b, share.first + index) };
-            }
-            for index in 0..share.steps {
+            while index < ahead {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    if index + ahead < share.steps {
-                        Self::copy::<T, _>(
-                            &mut producer_b,
-                            b,
-                            Self::stage_b,
-                            rows_b,
-                            share.first + index + ahead,
-                        );
+                    Self::copy::<T, _, _>(&mut producer_b, b, Self::stage_b, rows_b, share.first + index)
+                };
+                index = ptx::opaque(index + 1);
+            }
+        }
+        if SHARING > 1 {
+            // SAFETY: all lanes of the warp are here, and have arrived in `start`. From here on others' rings are made.
+            unsafe {
+                warp::sync_warp();
+                ptx::barrier_cluster_wait();
+            }
+        }
+        if warp::lane_id() == 0 {
+            index = 0;
+            while index < share.steps {
+                let next = index + ahead;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if next < share.steps {
+                        Self::copy::<T, _, _>(&mut producer_b, b, Self::stage_b, rows_b, share.first + next);
                     }
-                    Self::copy::<T, _>(&mut producer_a, a, Self::stage_a, rows_a, share.first + index);
+                    Self::copy::<T, _, _>(&mut producer_a, a, Self::stage_a, rows_a, share.first + index);
                 }
+                index = ptx::opaque(index + 1);
+            }
+            if SHARING > 1 {
+                // SAFETY: the consumers of all blocks give back every stage.
+                unsafe { producer_a.drain() };
             }
         }
         if SPLIT > 1 {
@@ -388,6 +525,10 @@ impl<
         let mut accumulators = C::zero();
         accumulators.hold();
         let mut previous: Option<[FullStage; 2]> = None;
+        if SHARING > 1 {
+            // SAFETY: all lanes of the warp are here, and have arrived in `start`.
+            unsafe { ptx::barrier_cluster_wait() };
+        }
         for _ in 0..share.steps {
             // SAFETY: all warps of the warpgroup run this loop alike; the stages are full, and they are given back when the
             // products that read them have completed.
@@ -413,40 +554,61 @@ impl<
                 previous = Some([stage_a, stage_b]);
             }
         }
-        // SAFETY: as above. The last stages are not given back: nothing fills them again.
-        unsafe { ptx::wgmma_wait_group::<0>() };
+        // SAFETY: as above. The last stages are not given back, as nothing fills them again; but that of A where others' producers wait
+        // for that before they end.
+        unsafe {
+            ptx::wgmma_wait_group::<0>();
+            if SHARING > 1
+                && let Some([last, _]) = previous
+            {
+                consumer_a.release(last);
+            }
+        }
         accumulators.hold();
         accumulators
     }
 
     #[inline(always)]
-    unsafe fn exchange(accumulators: C, rows: u32, tile: TileIndex) {
-        let (rank, fragments) = (Self::rank(), Self::fragments(rows, tile));
-        if SPLIT > 1 {
+    unsafe fn exchange(accumulators: C) {
+        let places = Self::transposed();
+        if SPLIT == 1 {
+            for index in 0..Self::FRAGMENTS {
+                // SAFETY: this warp's part.
+                unsafe { Self::write_sums(&places, index, accumulators.fragment(index as usize)) };
+            }
+        } else {
+            let rank = Self::rank();
             // SAFETY: all lanes of the warp are here, and have arrived in `start`.
             unsafe { ptx::barrier_cluster_wait() };
-        }
-        for index in 0..Self::FRAGMENTS {
-            if index < fragments {
+            for index in 0..Self::FRAGMENTS {
                 let to = Self::part(rank, index / SPLIT).get();
                 let fragment = accumulators.fragment(index as usize);
                 // SAFETY: a place of this thread's own, in a block that has started and waits for all others below.
-                unsafe {
-                    if SPLIT > 1 {
-                        ptx::st_shared_cluster_v4_f32(ptx::mapa(to, index % SPLIT), fragment);
-                    } else {
-                        ptx::st_shared_v4_f32(to, fragment);
-                    }
-                }
+                unsafe { ptx::st_shared_cluster_v4_f32(ptx::mapa(to, index % SPLIT), fragment) };
             }
-        }
-        if SPLIT > 1 {
             // SAFETY: all lanes of the warp are here. The producers do not arrive again: they end.
             unsafe {
                 ptx::barrier_cluster_arrive();
                 ptx::barrier_cluster_wait();
             }
+            for owned in 0..Self::OWNED {
+                if Self::owns(rank, owned) {
+                    // SAFETY: what the blocks have sent to this thread before the barrier.
+                    let mut sums = unsafe { ptx::ld_shared_v4_f32(Self::part(0, owned).get()) };
+                    for source in 1..SPLIT {
+                        // SAFETY: as above.
+                        let part = unsafe { ptx::ld_shared_v4_f32(Self::part(source, owned).get()) };
+                        for (sum, part) in sums.iter_mut().zip(&part) {
+                            *sum += part;
+                        }
+                    }
+                    // SAFETY: this warp's part.
+                    unsafe { Self::write_sums(&places, owned, sums) };
+                }
+            }
         }
+        // SAFETY: all lanes of the warp are here.
+        unsafe { warp::sync_warp() };
     }
 
     #[inline(always)]
@@ -456,48 +618,61 @@ impl<
         output: &Output<O>,
         tile: TileIndex,
     ) {
-        let lane = warp::lane_id();
-        let staging = SharedAddress::dynamic().offset(Self::STAGING_AT + warp::warp_id() * FRAGMENT_BYTES);
-        let place = |row, column| staging.offset(4 * transposed_fragment_word(row, column)).get();
-
-        let (row, column) = (lane / LANES_PER_ROW, lane % LANES_PER_ROW * COLUMNS as u32);
+        let first = tile.m * Self::BLOCK_M + Self::row_and_column().0;
         let vector_aligned = output.is_vector_aligned();
         let fragments = Self::fragments(output.rows, tile);
         // Not unrolled: the epilogue's code is larger than the loop's overhead.
         let (mut fragment, mut owned) = (ptx::opaque(Self::rank()), 0);
         while fragment < fragments {
-            // SAFETY: what the blocks have sent to this thread before the barrier of `exchange`.
-            let mut sums = unsafe { ptx::ld_shared_v4_f32(Self::part(0, owned).get()) };
-            for source in 1..SPLIT {
-                // SAFETY: as above.
-                let part = unsafe { ptx::ld_shared_v4_f32(Self::part(source, owned).get()) };
-                for (sum, part) in sums.iter_mut().zip(&part) {
-                    *sum += part;
-                }
-            }
-            for (index, &sum) in sums.iter().enumerate() {
-                let at = accumulator_coord(lane, index as u32);
-                // SAFETY: within this warp's staging buffer, which no other warp touches.
-                unsafe { ptx::st_shared_f32(place(at.column, at.row), sum) };
-            }
-            // SAFETY: all lanes of the warp are here.
-            unsafe { warp::sync_warp() };
-            // SAFETY: written before the barrier, by this warp.
-            let staged = unsafe { ptx::ld_shared_v4_f32(place(row, column)) };
-            // SAFETY: all lanes of the warp are here.
-            unsafe { warp::sync_warp() };
-            let at = Coord {
-                row: tile.m * Self::BLOCK_M + fragment * FRAGMENT_ROWS + row,
-                column: Self::column(tile),
-            };
+            // SAFETY: written before the barrier at the end of `exchange`, by this warp.
+            let sums = unsafe { ptx::ld_shared_v4_f32(Self::stored(owned).get()) };
+            let at = Coord { row: first + fragment * FRAGMENT_ROWS, column: Self::column(tile) };
             // SAFETY: the caller's promise; every element of the tile belongs to one lane of one warp, of which all are here; two
             // lanes have eight columns of a row.
             unsafe {
-                let result = epilogue.apply(at, epilogue.row(at.row), columns, staged);
+                let result = epilogue.apply(at, epilogue.row(at.row), columns, sums);
                 output.store_4(at.row, at.column, result, vector_aligned);
             }
             fragment += SPLIT;
             owned += 1;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_at_once<O: Element, E: Epilogue>(
+        epilogue: &E,
+        columns: [E::Column; COLUMNS],
+        output: &Output<O>,
+        tile: TileIndex,
+    ) {
+        let (rank, column) = (Self::rank(), Self::column(tile));
+        if column >= output.columns || !Self::owns(rank, 0) {
+            return;
+        }
+        let first = tile.m * Self::BLOCK_M + rank * FRAGMENT_ROWS + Self::row_and_column().0;
+        let mut group = 0;
+        loop {
+            let owned = |index: usize| group + index as u32;
+            let mut sums = [[0.0; 4]; AT_ONCE];
+            for (index, sums) in sums.iter_mut().enumerate().take(Self::OWNED as usize) {
+                // SAFETY: written before the barrier at the end of `exchange`, by this warp.
+                *sums = unsafe { ptx::ld_shared_v4_f32(Self::stored(owned(index)).get()) };
+            }
+            for (index, sums) in sums.iter().enumerate().take(Self::OWNED as usize) {
+                let at = Coord { row: first + owned(index) * (SPLIT * FRAGMENT_ROWS), column };
+                // SAFETY: the caller's promise; as there is a multiple of four columns, all four are the output's.
+                unsafe {
+                    let result = epilogue.apply(at, epilogue.row(at.row), columns, *sums);
+                    if at.row < output.rows {
+                        O::store_rounded_4(output.at(at.row, column), result);
+                    }
+                }
+            }
+            // Opaque: the loop would be unrolled.
+            group = ptx::opaque(group + AT_ONCE as u32);
+            if Self::OWNED <= AT_ONCE as u32 || group >= Self::OWNED {
+                break;
+            }
         }
     }
 }
@@ -509,14 +684,23 @@ mod tests {
 
     #[test]
     fn the_blocks_of_a_tile_share_its_steps_and_every_tile_has_its_blocks() {
-        for split in [1, 2, 3, 8] {
+        for [split, sharing] in [[1, 1], [2, 1], [3, 1], [8, 1], [1, 2], [1, 4], [2, 3]] {
             for (matrices, tiles) in [(1, [1, 1]), (1, [1, 7]), (2, [3, 5])] {
                 for steps in [0, 1, 3, 64, 1000] {
-                    let all = matrices * tiles[0] * tiles[1];
+                    let columns = u32::next_multiple_of(tiles[1], sharing);
+                    let all = matrices * tiles[0] * columns;
                     let mut summed = HashSet::new();
                     for block in 0..all * split {
-                        let Share { tile, first, steps: own } = Share::of_block(block, split, tiles, steps);
-                        assert!(tile.batch < matrices && tile.m < tiles[0] && tile.n < tiles[1]);
+                        let Share { tile, first, steps: own } =
+                            Share::of_block(block, [split, sharing], tiles, steps);
+                        assert!(tile.batch < matrices && tile.m < tiles[0] && tile.n < columns);
+                        let neighbour = block / split % sharing;
+                        let of_first =
+                            Share::of_block(block - neighbour * split, [split, sharing], tiles, steps);
+                        assert_eq!(
+                            (tile.batch, tile.m, tile.n),
+                            (of_first.tile.batch, of_first.tile.m, of_first.tile.n + neighbour)
+                        );
                         assert!(own <= steps.div_ceil(split));
                         for step in first..first + own {
                             assert!(step < steps && summed.insert((tile.batch, tile.m, tile.n, step)));

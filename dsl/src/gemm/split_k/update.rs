@@ -39,7 +39,7 @@ const H_BYTES: u32 = 2 * 4 * warp::SIZE;
 const HANDED: u32 = 1;
 
 /// 16 rows of A by 64 of B.
-type Base = TransposedTile<[f32; 8], 1, BOXES, A_STAGES, B_STAGES, 1, 2>;
+type Base = TransposedTile<[f32; 8], 1, BOXES, A_STAGES, B_STAGES, 1, 1, 2>;
 
 /// The rows of a lane's operand of `mma` that U is, packed: two ranks of each of two columns of U.
 pub type URegisters = [u32; 2];
@@ -145,16 +145,16 @@ impl TransposedUpdate {
         let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
         for index in 0..ahead {
             // SAFETY: the caller's promise.
-            unsafe { Base::copy::<T, _>(&mut producer_b, b, Base::stage_b, rows_b, index) };
+            unsafe { Base::copy::<T, _, _>(&mut producer_b, b, Base::stage_b, rows_b, index) };
         }
         for index in 0..share.steps {
             // SAFETY: the caller's promise.
             unsafe {
                 if index + ahead < share.steps {
-                    Base::copy::<T, _>(&mut producer_b, b, Base::stage_b, rows_b, index + ahead);
+                    Base::copy::<T, _, _>(&mut producer_b, b, Base::stage_b, rows_b, index + ahead);
                 }
-                Base::copy::<T, _>(&mut producer_a, a, Base::stage_a, rows_a, index);
-                Base::copy::<T, _>(&mut producer_v, vt, Self::stage_v, [0, CHUNK, 0], index);
+                Base::copy::<T, _, _>(&mut producer_a, a, Base::stage_a, rows_a, index);
+                Base::copy::<T, _, _>(&mut producer_v, vt, Self::stage_v, [0, CHUNK, 0], index);
             }
         }
     }
@@ -304,7 +304,7 @@ impl TransposedUpdate {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            Base::exchange(accumulators, output.rows, tile);
+            Base::exchange(accumulators);
             Base::store(epilogue, columns, output, tile);
         }
     }

@@ -18,7 +18,8 @@ use warpsmith_kernels::linear_hopper::{
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
-    Skinny16x64, Skinny32x64, Skinny64x64, Skinny128x64Split2, Skinny128x128Split2,
+    Skinny16x64, Skinny32x64, Skinny64x64, Skinny64x64Multicast2, Skinny64x64Multicast4,
+    Skinny128x64Multicast4,
 };
 use warpsmith_kernels::linear_update_hopper::{UpdatePingPong128x128, UpdatePingPong128x192};
 
@@ -85,7 +86,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
 /// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
 /// `linear_update_hopper_<type>_[pingpong_]<M>x<N>`,
 /// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>` or
-/// `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>]`.
+/// `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>]` or `linear_skinny_<input>_<output>_<M>x<N>_multicast<blocks>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Instance {
     family: Family,
@@ -129,6 +130,15 @@ fn shared_boxes<S: SplitKTile>(cluster: u32) -> Boxes {
     Boxes { rows: [S::A_BOX_ROWS, S::B_BOX_ROWS], cluster, transposes: false, stores_rows: true }
 }
 
+/// How many blocks share a tile, of what follows the tile in an entry's name.
+fn blocks_of(split: &[&str]) -> Option<u32> {
+    match split {
+        [] => Some(1),
+        [split] => split.strip_prefix("split")?.parse().ok(),
+        _ => None,
+    }
+}
+
 impl Instance {
     fn named(name: &str) -> Option<Self> {
         let parts: Vec<&str> = name.strip_prefix("linear_")?.split('_').collect();
@@ -165,18 +175,14 @@ impl Instance {
                 (Family::Fp8Hopper(boxes::<Fp8Hopper256x128>()), "e4m3", output, shape)
             }
             ["skinny", input, output, shape, ref split @ ..] => {
-                let cluster = match split {
-                    [] => 1,
-                    [split] => split.strip_prefix("split")?.parse().ok()?,
-                    _ => return None,
-                };
                 // The boxes are the same however many blocks share a tile.
-                let boxes = match shape {
-                    "128x128" => shared_boxes::<Skinny128x128Split2>(cluster),
-                    "128x64" => shared_boxes::<Skinny128x64Split2>(cluster),
-                    "64x64" => shared_boxes::<Skinny64x64>(cluster),
-                    "32x64" => shared_boxes::<Skinny32x64>(cluster),
-                    "16x64" => shared_boxes::<Skinny16x64>(cluster),
+                let boxes = match (shape, split) {
+                    ("128x64", ["multicast4"]) => shared_boxes::<Skinny128x64Multicast4>(1),
+                    ("64x64", ["multicast2"]) => shared_boxes::<Skinny64x64Multicast2>(1),
+                    ("64x64", ["multicast4"]) => shared_boxes::<Skinny64x64Multicast4>(1),
+                    ("64x64", split) => shared_boxes::<Skinny64x64>(blocks_of(split)?),
+                    ("32x64", split) => shared_boxes::<Skinny32x64>(blocks_of(split)?),
+                    ("16x64", split) => shared_boxes::<Skinny16x64>(blocks_of(split)?),
                     _ => return None,
                 };
                 (Family::Skinny(boxes), input, output, shape)

@@ -14,8 +14,8 @@ use warpsmith_kernels::linear_hopper::{
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
-    Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny32x64Split2, Skinny64x64,
-    Skinny64x64Split2, Skinny128x64Split2, Skinny128x128Split2,
+    Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny64x64, Skinny64x64Multicast2,
+    Skinny64x64Multicast4, Skinny64x64Split2, Skinny64x64Split8, Skinny128x64Multicast4,
 };
 
 use cost::picoseconds;
@@ -44,18 +44,20 @@ pub enum Tile {
     HopperSplit64x128,
     /// 64 × 64 on Hopper, for f32 as three TF32 products, two blocks to a multiprocessor.
     HopperSplit64x64,
-    /// 128 × 128 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
-    Skinny128x128Split2,
-    /// 128 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
-    Skinny128x64Split2,
+    /// 128 × 64 on Hopper by one block, of a cluster of four that share rows of x; 16-bit types only.
+    Skinny128x64Multicast4,
     /// 64 × 64 on Hopper by one block; 16-bit types only.
     Skinny64x64,
+    /// 64 × 64 on Hopper by one block, of a cluster of two that share rows of x; 16-bit types only.
+    Skinny64x64Multicast2,
+    /// 64 × 64 on Hopper by one block, of a cluster of four that share rows of x; 16-bit types only.
+    Skinny64x64Multicast4,
     /// 64 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
     Skinny64x64Split2,
+    /// 64 × 64 on Hopper by a cluster of eight blocks, which share the sum over K; 16-bit types only.
+    Skinny64x64Split8,
     /// 32 × 64 on Hopper by one block; 16-bit types only.
     Skinny32x64,
-    /// 32 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
-    Skinny32x64Split2,
     /// 16 × 64 on Hopper by one block; 16-bit types only.
     Skinny16x64,
     /// 16 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
@@ -74,7 +76,7 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
@@ -83,12 +85,13 @@ impl Tile {
         Self::HopperSplit128x128,
         Self::HopperSplit64x128,
         Self::HopperSplit64x64,
-        Self::Skinny128x128Split2,
-        Self::Skinny128x64Split2,
+        Self::Skinny128x64Multicast4,
         Self::Skinny64x64,
+        Self::Skinny64x64Multicast2,
+        Self::Skinny64x64Multicast4,
         Self::Skinny64x64Split2,
+        Self::Skinny64x64Split8,
         Self::Skinny32x64,
-        Self::Skinny32x64Split2,
         Self::Skinny16x64,
         Self::Skinny16x64Split2,
         Self::Skinny16x64Split4,
@@ -110,12 +113,13 @@ impl Tile {
             Self::HopperSplit128x128 => "hopper-split-128x128",
             Self::HopperSplit64x128 => "hopper-split-64x128",
             Self::HopperSplit64x64 => "hopper-split-64x64",
-            Self::Skinny128x128Split2 => "skinny-128x128-split2",
-            Self::Skinny128x64Split2 => "skinny-128x64-split2",
+            Self::Skinny128x64Multicast4 => "skinny-128x64-multicast4",
             Self::Skinny64x64 => "skinny-64x64",
+            Self::Skinny64x64Multicast2 => "skinny-64x64-multicast2",
+            Self::Skinny64x64Multicast4 => "skinny-64x64-multicast4",
             Self::Skinny64x64Split2 => "skinny-64x64-split2",
+            Self::Skinny64x64Split8 => "skinny-64x64-split8",
             Self::Skinny32x64 => "skinny-32x64",
-            Self::Skinny32x64Split2 => "skinny-32x64-split2",
             Self::Skinny16x64 => "skinny-16x64",
             Self::Skinny16x64Split2 => "skinny-16x64-split2",
             Self::Skinny16x64Split4 => "skinny-16x64-split4",
@@ -136,12 +140,13 @@ impl Tile {
             Self::HopperSplit128x128 => Facts::of_split::<Split128x128>(),
             Self::HopperSplit64x128 => Facts::of_split::<Split64x128>(),
             Self::HopperSplit64x64 => Facts::of_split::<Split64x64>(),
-            Self::Skinny128x128Split2 => Facts::of_skinny::<Skinny128x128Split2>(),
-            Self::Skinny128x64Split2 => Facts::of_skinny::<Skinny128x64Split2>(),
+            Self::Skinny128x64Multicast4 => Facts::of_skinny::<Skinny128x64Multicast4>(),
             Self::Skinny64x64 => Facts::of_skinny::<Skinny64x64>(),
+            Self::Skinny64x64Multicast2 => Facts::of_skinny::<Skinny64x64Multicast2>(),
+            Self::Skinny64x64Multicast4 => Facts::of_skinny::<Skinny64x64Multicast4>(),
             Self::Skinny64x64Split2 => Facts::of_skinny::<Skinny64x64Split2>(),
+            Self::Skinny64x64Split8 => Facts::of_skinny::<Skinny64x64Split8>(),
             Self::Skinny32x64 => Facts::of_skinny::<Skinny32x64>(),
-            Self::Skinny32x64Split2 => Facts::of_skinny::<Skinny32x64Split2>(),
             Self::Skinny16x64 => Facts::of_skinny::<Skinny16x64>(),
             Self::Skinny16x64Split2 => Facts::of_skinny::<Skinny16x64Split2>(),
             Self::Skinny16x64Split4 => Facts::of_skinny::<Skinny16x64Split4>(),
@@ -176,7 +181,7 @@ impl Tile {
         match self.facts().schedule {
             Schedule::Portable => 1,
             Schedule::Persistent { cluster, .. } => cluster,
-            Schedule::Split { parts } => parts,
+            Schedule::Split { parts, sharing } => parts * sharing,
         }
     }
 
@@ -184,7 +189,16 @@ impl Tile {
     #[must_use]
     pub const fn split(self) -> u32 {
         match self.facts().schedule {
-            Schedule::Split { parts } => parts,
+            Schedule::Split { parts, .. } => parts,
+            _ => 1,
+        }
+    }
+
+    /// Blocks whose tiles are neighbours along N, and that share rows of x.
+    #[must_use]
+    pub const fn sharing(self) -> u32 {
+        match self.facts().schedule {
+            Schedule::Split { sharing, .. } => sharing,
             _ => 1,
         }
     }
@@ -227,12 +241,13 @@ impl Tile {
             self,
             Self::HopperPingPong128x192
                 | Self::HopperCooperative128x256
-                | Self::Skinny128x128Split2
-                | Self::Skinny128x64Split2
+                | Self::Skinny128x64Multicast4
                 | Self::Skinny64x64
+                | Self::Skinny64x64Multicast2
+                | Self::Skinny64x64Multicast4
                 | Self::Skinny64x64Split2
+                | Self::Skinny64x64Split8
                 | Self::Skinny32x64
-                | Self::Skinny32x64Split2
                 | Self::Skinny16x64Split2
         );
         output == input || (output == DType::F32 && !is_for_inputs_type)
@@ -270,9 +285,9 @@ impl Tile {
     #[must_use]
     pub fn tiles(self, m: u32, n: u32) -> u64 {
         let (rows, columns) = self.shape();
-        // The tiles of a cluster are neighbours along M, unless its blocks share one.
-        let along_m = m.div_ceil(rows).next_multiple_of(self.cluster() / self.split());
-        u64::from(along_m) * u64::from(n.div_ceil(columns))
+        // The tiles of a cluster are neighbours along M, unless its blocks share one, or rows of x.
+        let along_m = m.div_ceil(rows).next_multiple_of(self.cluster() / self.split() / self.sharing());
+        u64::from(along_m) * u64::from(n.div_ceil(columns).next_multiple_of(self.sharing()))
     }
 
     /// The blocks of a launch for `batch` outputs of `m` × `n`: one for each tile, or at most as many as the multiprocessors hold
@@ -286,7 +301,7 @@ impl Tile {
                 let most = u64::from(multiprocessors) * u64::from(resident) / u64::from(cluster);
                 tiles.min(most.max(1) * u64::from(cluster))
             }
-            Schedule::Split { parts } => tiles.saturating_mul(parts.into()),
+            Schedule::Split { parts, .. } => tiles.saturating_mul(parts.into()),
         }
     }
 }
@@ -335,8 +350,8 @@ enum Schedule {
     Portable,
     /// Blocks that work through several tiles, on Hopper: those of a cluster, and those that a multiprocessor holds.
     Persistent { cluster: u32, resident: u32 },
-    /// A cluster of `parts` blocks for each tile, on Hopper.
-    Split { parts: u32 },
+    /// `parts` blocks for each tile, on Hopper, and `sharing` tiles that are neighbours along N for each cluster.
+    Split { parts: u32, sharing: u32 },
 }
 
 impl Facts {
@@ -355,7 +370,7 @@ impl Facts {
     }
 
     const fn of_skinny<S: SplitKTile>() -> Self {
-        let schedule = Schedule::Split { parts: S::SPLIT };
+        let schedule = Schedule::Split { parts: S::SPLIT, sharing: S::SHARING };
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
 }
