@@ -15,18 +15,14 @@ use warpsmith_dsl::ptx::Wgmma;
 use warpsmith_dsl::tile::Output;
 use warpsmith_dsl::{KernelParam, kernel};
 
-/// 128 × 128 outputs by two blocks.
-pub type Skinny128x128Split2 = TransposedTile<[f32; 64], 2, 1, 4, 5, 2, 1>;
-/// 128 × 64 outputs by two blocks.
-pub type Skinny128x64Split2 = TransposedTile<[f32; 64], 1, 1, 5, 12, 2, 1>;
 /// 64 × 64 outputs by one block.
 pub type Skinny64x64 = TransposedTile<[f32; 32], 1, 1, 8, 14, 1, 1>;
 /// 64 × 64 outputs by two blocks.
 pub type Skinny64x64Split2 = TransposedTile<[f32; 32], 1, 1, 8, 14, 2, 1>;
+/// 64 × 64 outputs by eight blocks.
+pub type Skinny64x64Split8 = TransposedTile<[f32; 32], 1, 1, 5, 6, 8, 2>;
 /// 32 × 64 outputs by one block.
 pub type Skinny32x64 = TransposedTile<[f32; 16], 1, 2, 5, 9, 1, 1>;
-/// 32 × 64 outputs by two blocks.
-pub type Skinny32x64Split2 = TransposedTile<[f32; 16], 1, 2, 5, 9, 2, 1>;
 /// 16 × 64 outputs by one block.
 pub type Skinny16x64 = TransposedTile<[f32; 8], 1, 2, 4, 5, 1, 2>;
 /// 16 × 64 outputs by two blocks.
@@ -69,23 +65,19 @@ pub struct SkinnyParams {
     min_blocks = S::MIN_BLOCKS,
     shared = S::SHARED_BYTES,
     instances = [
-        linear_skinny_f16_f16_128x128_split2 = <F16, F16, Skinny128x128Split2>,
-        linear_skinny_f16_f16_128x64_split2 = <F16, F16, Skinny128x64Split2>,
         linear_skinny_f16_f16_64x64 = <F16, F16, Skinny64x64>,
         linear_skinny_f16_f16_64x64_split2 = <F16, F16, Skinny64x64Split2>,
+        linear_skinny_f16_f16_64x64_split8 = <F16, F16, Skinny64x64Split8>,
         linear_skinny_f16_f16_32x64 = <F16, F16, Skinny32x64>,
-        linear_skinny_f16_f16_32x64_split2 = <F16, F16, Skinny32x64Split2>,
         linear_skinny_f16_f16_16x64 = <F16, F16, Skinny16x64>,
         linear_skinny_f16_f16_16x64_split2 = <F16, F16, Skinny16x64Split2>,
         linear_skinny_f16_f16_16x64_split4 = <F16, F16, Skinny16x64Split4>,
         linear_skinny_f16_f32_16x64 = <F16, f32, Skinny16x64>,
         linear_skinny_f16_f32_16x64_split4 = <F16, f32, Skinny16x64Split4>,
-        linear_skinny_bf16_bf16_128x128_split2 = <Bf16, Bf16, Skinny128x128Split2>,
-        linear_skinny_bf16_bf16_128x64_split2 = <Bf16, Bf16, Skinny128x64Split2>,
         linear_skinny_bf16_bf16_64x64 = <Bf16, Bf16, Skinny64x64>,
         linear_skinny_bf16_bf16_64x64_split2 = <Bf16, Bf16, Skinny64x64Split2>,
+        linear_skinny_bf16_bf16_64x64_split8 = <Bf16, Bf16, Skinny64x64Split8>,
         linear_skinny_bf16_bf16_32x64 = <Bf16, Bf16, Skinny32x64>,
-        linear_skinny_bf16_bf16_32x64_split2 = <Bf16, Bf16, Skinny32x64Split2>,
         linear_skinny_bf16_bf16_16x64 = <Bf16, Bf16, Skinny16x64>,
         linear_skinny_bf16_bf16_16x64_split2 = <Bf16, Bf16, Skinny16x64Split2>,
         linear_skinny_bf16_bf16_16x64_split4 = <Bf16, Bf16, Skinny16x64Split4>,
@@ -100,24 +92,31 @@ pub unsafe fn linear_skinny<T: Wgmma<S::Accumulators>, O: Element, S: SplitKTile
     epilogue: LinearEpilogue<T, O>,
     p: SkinnyParams,
 ) {
-    let share = S::share(p.m, p.n, p.k * T::BYTES);
-    let tile = share.tile;
-
     // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the tile asks for; the caller
     // vouches for maps and pointers, and each tile of Y belongs to one cluster.
     unsafe {
         S::start(x, w);
         grid::wait_for_earlier_launches();
+        // Behind the start, under which its divisions run.
+        let share = S::share(p.m, p.n, p.k * T::BYTES);
+        let tile = share.tile;
         if S::is_producer() {
             S::load::<T>(x, w, p.layouts, share);
         } else {
             let epilogue = epilogue.of_matrix(tile.batch, p.m, p.n);
             let columns = S::columns(&epilogue, tile);
             let accumulators = S::multiply::<T>(share);
-            S::exchange(accumulators, p.m, tile);
+            S::exchange(accumulators);
             let base = y.offset(tile.batch as u64 * p.batch_y);
             let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
-            S::store(&epilogue, columns, &y, tile);
+            let is_whole = y.is_vector_aligned() && p.n.is_multiple_of(4);
+            match epilogue.in_registers().with_floor() {
+                Some(simple) if is_whole && epilogue.fits_registers() => {
+                    let columns = columns.map(|(_, bias)| bias);
+                    S::store_at_once(&simple, columns, &y, tile);
+                }
+                _ => S::store(&epilogue, columns, &y, tile),
+            }
         }
     }
 }

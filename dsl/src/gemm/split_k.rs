@@ -5,9 +5,12 @@
 //! the deeper one and holds most of the shared memory: what is under way has to cover the time that the GPU's memory takes to
 //! answer, while A, which all blocks read, comes from the level-2 cache.
 //!
-//! The blocks of a cluster share the sum over K of one tile. At its end each block has the sums of some rows of the output to
+//! The blocks of a cluster may share the sum over K of one tile. At its end each block has the sums of some rows of the output to
 //! complete: the others send it their parts, as they lie in their registers, to a place of its own in its shared memory. It adds them
 //! in the order of the blocks, so that the result does not depend on which came first.
+//!
+//! Or they share rows of A: their tiles are neighbours along N, and each of them copies a share of every box of A to all. What the
+//! level-2 cache gives limits tiles of many rows, of which it would otherwise give every block all.
 
 mod update;
 
@@ -43,6 +46,10 @@ const FRAGMENT_BYTES: u32 = FRAGMENT_ROWS * WARP_COLUMNS * 4;
 const LANE_BYTES: u32 = FRAGMENT_BYTES / warp::SIZE;
 /// Columns that a lane transforms and stores at a time.
 pub const COLUMNS: usize = 4;
+/// The barrier at which the rings are made.
+const MADE: u32 = 0;
+/// Rows that a lane stores at once where the epilogue is short.
+const AT_ONCE: usize = 4;
 /// Lanes that store a row of a warp's columns.
 const LANES_PER_ROW: u32 = WARP_COLUMNS / COLUMNS as u32;
 /// What a block does: the steps along K that it sums for a tile of the output.
@@ -94,7 +101,7 @@ pub trait SplitKTile: 'static {
     const SHARED_BYTES: u32;
     /// Bytes of each row that are copied at a time.
     const ROW_BYTES: u32;
-    /// Rows of A that are copied at a time.
+    /// Rows of A that a block copies at a time.
     const A_BOX_ROWS: u32;
     /// Rows of B that are copied at a time.
     const B_BOX_ROWS: u32;
@@ -140,21 +147,33 @@ pub trait SplitKTile: 'static {
     /// share that `load` is called with.
     unsafe fn multiply<T: Wgmma<Self::Accumulators>>(share: Share) -> Self::Accumulators;
 
-    /// Gives each block what those of its cluster have summed for its rows of a tile, of an output of `rows` rows.
+    /// Gives each block what those of its cluster have summed for its rows of a tile, and each lane what it will store.
     ///
     /// # Safety
     ///
     /// All threads that called [`multiply`](Self::multiply) call it once, with what it returned.
-    unsafe fn exchange(accumulators: Self::Accumulators, rows: u32, tile: TileIndex);
+    unsafe fn exchange(accumulators: Self::Accumulators);
 
     /// Applies `epilogue` to the block's rows of the sums, rounds them, and stores those that lie within the output.
     ///
     /// # Safety
     ///
-    /// All threads that called [`exchange`](Self::exchange) call it once, for the same tile and as many rows; the output is valid
+    /// All threads that called [`exchange`](Self::exchange) call it once, for the share's tile; the output is valid
     /// for writes and no other cluster touches this tile of it; so is what `epilogue` reads and writes; `columns` is what
     /// [`columns`](Self::columns) returned.
     unsafe fn store<O: Element, E: Epilogue>(
+        epilogue: &E,
+        columns: [E::Column; COLUMNS],
+        output: &Output<O>,
+        tile: TileIndex,
+    );
+
+    /// As [`store`](Self::store), for an epilogue that is short enough to stand once for every row of a warp: what it waits for is waited for once.
+    ///
+    /// # Safety
+    ///
+    /// As [`store`](Self::store); the output is [aligned](Output::is_vector_aligned) and has a multiple of four columns.
+    unsafe fn store_at_once<O: Element, E: Epilogue>(
         epilogue: &E,
         columns: [E::Column; COLUMNS],
         output: &Output<O>,
@@ -199,15 +218,24 @@ impl<
     const B_AT: u32 = A_STAGES * BOXES * Self::A_BYTES;
     /// Where the parts that the blocks send each other follow the rings.
     const PARTS_AT: u32 = Self::B_AT + B_STAGES * BOXES * Self::B_BYTES;
-    /// Where the buffers in which the warps transpose follow them.
-    const STAGING_AT: u32 = Self::PARTS_AT + SPLIT * Self::OWNED * Self::WARPS * FRAGMENT_BYTES;
+    /// Bytes of a block's fragments.
+    const OWNED_BYTES: u32 = Self::OWNED * Self::WARPS * FRAGMENT_BYTES;
+    /// Where the sums follow them, transposed.
+    const SUMS_AT: u32 = {
+        assert!(
+            Self::OWNED <= AT_ONCE as u32 || Self::OWNED.is_multiple_of(AT_ONCE as u32),
+            "whole groups of rows"
+        );
+        Self::PARTS_AT + if SPLIT > 1 { SPLIT * Self::OWNED_BYTES } else { 0 }
+    };
     /// Where the rings' barriers follow these.
-    const A_BARRIERS_AT: u32 = Self::STAGING_AT + Self::WARPS * FRAGMENT_BYTES;
+    const A_BARRIERS_AT: u32 = Self::SUMS_AT + Self::OWNED_BYTES;
     /// See [`A_BARRIERS_AT`](Self::A_BARRIERS_AT).
     const B_BARRIERS_AT: u32 = {
         assert!(B_STAGES >= A_STAGES, "the ring of B is the deeper one");
         Self::A_BARRIERS_AT + Pipeline::<A_STAGES, 1>::BYTES
     };
+
     #[inline(always)]
     fn ring_a() -> Pipeline<A_STAGES, 1> {
         Pipeline::at(SharedAddress::dynamic().offset(Self::A_BARRIERS_AT))
@@ -263,7 +291,58 @@ impl<
         SharedAddress::dynamic().offset(Self::PARTS_AT + (slot + thread::thread_idx_x()) * LANE_BYTES)
     }
 
-    /// This block's place in its cluster.
+    /// Where this warp's part of the sums of a block's `owned`-th fragment is.
+    #[inline(always)]
+    fn sums(owned: u32) -> SharedAddress {
+        let slot = owned * Self::WARPS + warp::warp_id();
+        SharedAddress::dynamic().offset(Self::SUMS_AT + slot * FRAGMENT_BYTES)
+    }
+
+    /// Where the four columns are that this thread stores of the row that it has of a block's `owned`-th fragment.
+    #[inline(always)]
+    fn stored(owned: u32) -> SharedAddress {
+        let (row, column) = Self::row_and_column();
+        Self::sums(owned).offset(4 * transposed_fragment_word(row, column))
+    }
+
+    /// The row of a fragment that this thread stores, and its first column among the warp's.
+    #[inline(always)]
+    fn row_and_column() -> (u32, u32) {
+        let lane = warp::lane_id();
+        (lane / LANES_PER_ROW, lane % LANES_PER_ROW * COLUMNS as u32)
+    }
+
+    /// Where this thread's share of the sums of a block's first fragment is, transposed.
+    #[inline(always)]
+    fn transposed() -> [u32; 4] {
+        let place = |index| {
+            let at = accumulator_coord(warp::lane_id(), index);
+            Self::sums(0).offset(4 * transposed_fragment_word(at.column, at.row)).get()
+        };
+        [place(0), place(1), place(2), place(3)]
+    }
+
+    /// Writes this thread's share of the sums of a block's `owned`-th fragment; `places` is what [`transposed`](Self::transposed)
+    /// returned.
+    ///
+    /// # Safety
+    ///
+    /// No other warp touches this warp's part.
+    #[inline(always)]
+    unsafe fn write_sums(places: &[u32; 4], owned: u32, sums: [f32; 4]) {
+        for (place, sum) in places.iter().zip(&sums) {
+            // SAFETY: the caller's promise.
+            unsafe { ptx::st_shared_f32(place + owned * (Self::WARPS * FRAGMENT_BYTES), *sum) };
+        }
+    }
+
+    /// Whether a block has an `owned`-th fragment.
+    #[inline(always)]
+    fn owns(rank: u32, owned: u32) -> bool {
+        Self::FRAGMENTS.is_multiple_of(SPLIT) || rank + owned * SPLIT < Self::FRAGMENTS
+    }
+
+    /// This block's place among those that share the sum of a tile.
     #[inline(always)]
     fn rank() -> u32 {
         if SPLIT > 1 { ptx::cluster_ctarank() } else { 0 }
@@ -278,9 +357,7 @@ impl<
     /// The first of the four columns that this thread stores.
     #[inline(always)]
     fn column(tile: TileIndex) -> u32 {
-        tile.n * Self::BLOCK_N
-            + warp::warp_id() * WARP_COLUMNS
-            + warp::lane_id() % LANES_PER_ROW * COLUMNS as u32
+        tile.n * Self::BLOCK_N + warp::warp_id() * WARP_COLUMNS + Self::row_and_column().1
     }
 }
 
@@ -315,19 +392,28 @@ impl<
 
     #[inline(always)]
     unsafe fn start(a: &TensorMap, b: &TensorMap) {
-        // SAFETY: all threads of the cluster are here. One of each block makes the barriers and the others wait for it. That all
-        // blocks of the cluster have started matters to `exchange` only, which waits for it.
+        // SAFETY: all threads of the cluster are here. The first warp makes the barriers, and the others wait for it, the one that has the
+        // operands copied in `load`: until then it finds out what to copy. That all blocks of the cluster have started matters to
+        // copies to several of them and to `exchange` only, which wait for it.
         unsafe {
-            if thread::thread_idx_x() == Self::WARPS * warp::SIZE {
-                ptx::prefetch_tensormap(b.address());
-                ptx::prefetch_tensormap(a.address());
-                Self::ring_a().init(Self::WARPS);
-                Self::ring_b().init(Self::WARPS);
+            if Self::is_producer() {
+                if warp::lane_id() == 0 {
+                    ptx::prefetch_tensormap(b.address());
+                    ptx::prefetch_tensormap(a.address());
+                }
+            } else if warp::warp_id() == 0 {
+                if warp::lane_id() == 0 {
+                    Self::ring_a().init(Self::WARPS);
+                    Self::ring_b().init(Self::WARPS);
+                }
+                warp::sync_warp();
+                ptx::bar_arrive_at(MADE, Self::THREADS);
+            } else {
+                ptx::bar_sync_at(MADE, Self::THREADS);
             }
-            thread::sync_threads();
             if SPLIT > 1 {
-                // Before the copies: what arrives after them waits for them.
-                ptx::barrier_cluster_arrive();
+                // Before the copies: what arrives after them waits for them. Nothing has been written but barriers.
+                ptx::barrier_cluster_arrive_relaxed();
             }
         }
     }
@@ -339,31 +425,33 @@ impl<
 
     #[inline(always)]
     unsafe fn load<T: Element>(a: &TensorMap, b: &TensorMap, layouts: Layouts, share: Share) {
+        let (mut producer_a, mut producer_b) = (Self::ring_a().producer(), Self::ring_b().producer());
+        let rows_a = [share.tile.m * Self::BLOCK_M, Self::BLOCK_M, layouts.matrix_of_a(share.tile.batch)];
+        let rows_b = [share.tile.n * Self::BLOCK_N, Self::BLOCK_N, layouts.matrix_of_b(share.tile.batch)];
+        // The copies of B are `ahead` steps ahead of those of A, as many as its ring is deeper: so both wait for the same
+        // products.
+        let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
+        // SAFETY: all lanes of the warp are here, and the other warps have come to the barrier, or will, in `start`.
+        unsafe { ptx::bar_sync_at(MADE, Self::THREADS) };
+        // Opaque: the loops would be unrolled, which is worth nothing.
+        let mut index = 0;
         if warp::lane_id() == 0 {
-            let (mut producer_a, mut producer_b) = (Self::ring_a().producer(), Self::ring_b().producer());
-            let rows_a = [share.tile.m * Self::BLOCK_M, Self::BLOCK_M, layouts.matrix_of_a(share.tile.batch)];
-            let rows_b = [share.tile.n * Self::BLOCK_N, Self::BLOCK_N, layouts.matrix_of_b(share.tile.batch)];
-            // The copies of B are `ahead` steps ahead of those of A, as many as its ring is deeper: so both wait for the same
-            // products.
-            let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
-            for index in 0..ahead {
+            while index < ahead {
                 // SAFETY: the caller's promise.
                 unsafe { Self::copy::<T, _>(&mut producer_b, b, Self::stage_b, rows_b, share.first + index) };
+                index = ptx::opaque(index + 1);
             }
-            for index in 0..share.steps {
+            index = 0;
+            while index < share.steps {
+                let next = index + ahead;
                 // SAFETY: the caller's promise.
                 unsafe {
-                    if index + ahead < share.steps {
-                        Self::copy::<T, _>(
-                            &mut producer_b,
-                            b,
-                            Self::stage_b,
-                            rows_b,
-                            share.first + index + ahead,
-                        );
+                    if next < share.steps {
+                        Self::copy::<T, _>(&mut producer_b, b, Self::stage_b, rows_b, share.first + next);
                     }
                     Self::copy::<T, _>(&mut producer_a, a, Self::stage_a, rows_a, share.first + index);
                 }
+                index = ptx::opaque(index + 1);
             }
         }
         if SPLIT > 1 {
@@ -413,40 +501,53 @@ impl<
                 previous = Some([stage_a, stage_b]);
             }
         }
-        // SAFETY: as above. The last stages are not given back: nothing fills them again.
+        // SAFETY: as above. The last stages are not given back, as nothing fills them again.
         unsafe { ptx::wgmma_wait_group::<0>() };
         accumulators.hold();
         accumulators
     }
 
     #[inline(always)]
-    unsafe fn exchange(accumulators: C, rows: u32, tile: TileIndex) {
-        let (rank, fragments) = (Self::rank(), Self::fragments(rows, tile));
-        if SPLIT > 1 {
+    unsafe fn exchange(accumulators: C) {
+        let places = Self::transposed();
+        if SPLIT == 1 {
+            for index in 0..Self::FRAGMENTS {
+                // SAFETY: this warp's part.
+                unsafe { Self::write_sums(&places, index, accumulators.fragment(index as usize)) };
+            }
+        } else {
+            let rank = Self::rank();
             // SAFETY: all lanes of the warp are here, and have arrived in `start`.
             unsafe { ptx::barrier_cluster_wait() };
-        }
-        for index in 0..Self::FRAGMENTS {
-            if index < fragments {
+            for index in 0..Self::FRAGMENTS {
                 let to = Self::part(rank, index / SPLIT).get();
                 let fragment = accumulators.fragment(index as usize);
                 // SAFETY: a place of this thread's own, in a block that has started and waits for all others below.
-                unsafe {
-                    if SPLIT > 1 {
-                        ptx::st_shared_cluster_v4_f32(ptx::mapa(to, index % SPLIT), fragment);
-                    } else {
-                        ptx::st_shared_v4_f32(to, fragment);
-                    }
-                }
+                unsafe { ptx::st_shared_cluster_v4_f32(ptx::mapa(to, index % SPLIT), fragment) };
             }
-        }
-        if SPLIT > 1 {
             // SAFETY: all lanes of the warp are here. The producers do not arrive again: they end.
             unsafe {
                 ptx::barrier_cluster_arrive();
                 ptx::barrier_cluster_wait();
             }
+            for owned in 0..Self::OWNED {
+                if Self::owns(rank, owned) {
+                    // SAFETY: what the blocks have sent to this thread before the barrier.
+                    let mut sums = unsafe { ptx::ld_shared_v4_f32(Self::part(0, owned).get()) };
+                    for source in 1..SPLIT {
+                        // SAFETY: as above.
+                        let part = unsafe { ptx::ld_shared_v4_f32(Self::part(source, owned).get()) };
+                        for (sum, part) in sums.iter_mut().zip(&part) {
+                            *sum += part;
+                        }
+                    }
+                    // SAFETY: this warp's part.
+                    unsafe { Self::write_sums(&places, owned, sums) };
+                }
+            }
         }
+        // SAFETY: all lanes of the warp are here.
+        unsafe { warp::sync_warp() };
     }
 
     #[inline(always)]
@@ -456,48 +557,61 @@ impl<
         output: &Output<O>,
         tile: TileIndex,
     ) {
-        let lane = warp::lane_id();
-        let staging = SharedAddress::dynamic().offset(Self::STAGING_AT + warp::warp_id() * FRAGMENT_BYTES);
-        let place = |row, column| staging.offset(4 * transposed_fragment_word(row, column)).get();
-
-        let (row, column) = (lane / LANES_PER_ROW, lane % LANES_PER_ROW * COLUMNS as u32);
+        let first = tile.m * Self::BLOCK_M + Self::row_and_column().0;
         let vector_aligned = output.is_vector_aligned();
         let fragments = Self::fragments(output.rows, tile);
         // Not unrolled: the epilogue's code is larger than the loop's overhead.
         let (mut fragment, mut owned) = (ptx::opaque(Self::rank()), 0);
         while fragment < fragments {
-            // SAFETY: what the blocks have sent to this thread before the barrier of `exchange`.
-            let mut sums = unsafe { ptx::ld_shared_v4_f32(Self::part(0, owned).get()) };
-            for source in 1..SPLIT {
-                // SAFETY: as above.
-                let part = unsafe { ptx::ld_shared_v4_f32(Self::part(source, owned).get()) };
-                for (sum, part) in sums.iter_mut().zip(&part) {
-                    *sum += part;
-                }
-            }
-            for (index, &sum) in sums.iter().enumerate() {
-                let at = accumulator_coord(lane, index as u32);
-                // SAFETY: within this warp's staging buffer, which no other warp touches.
-                unsafe { ptx::st_shared_f32(place(at.column, at.row), sum) };
-            }
-            // SAFETY: all lanes of the warp are here.
-            unsafe { warp::sync_warp() };
-            // SAFETY: written before the barrier, by this warp.
-            let staged = unsafe { ptx::ld_shared_v4_f32(place(row, column)) };
-            // SAFETY: all lanes of the warp are here.
-            unsafe { warp::sync_warp() };
-            let at = Coord {
-                row: tile.m * Self::BLOCK_M + fragment * FRAGMENT_ROWS + row,
-                column: Self::column(tile),
-            };
+            // SAFETY: written before the barrier at the end of `exchange`, by this warp.
+            let sums = unsafe { ptx::ld_shared_v4_f32(Self::stored(owned).get()) };
+            let at = Coord { row: first + fragment * FRAGMENT_ROWS, column: Self::column(tile) };
             // SAFETY: the caller's promise; every element of the tile belongs to one lane of one warp, of which all are here; two
             // lanes have eight columns of a row.
             unsafe {
-                let result = epilogue.apply(at, epilogue.row(at.row), columns, staged);
+                let result = epilogue.apply(at, epilogue.row(at.row), columns, sums);
                 output.store_4(at.row, at.column, result, vector_aligned);
             }
             fragment += SPLIT;
             owned += 1;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_at_once<O: Element, E: Epilogue>(
+        epilogue: &E,
+        columns: [E::Column; COLUMNS],
+        output: &Output<O>,
+        tile: TileIndex,
+    ) {
+        let (rank, column) = (Self::rank(), Self::column(tile));
+        if column >= output.columns || !Self::owns(rank, 0) {
+            return;
+        }
+        let first = tile.m * Self::BLOCK_M + rank * FRAGMENT_ROWS + Self::row_and_column().0;
+        let mut group = 0;
+        loop {
+            let owned = |index: usize| group + index as u32;
+            let mut sums = [[0.0; 4]; AT_ONCE];
+            for (index, sums) in sums.iter_mut().enumerate().take(Self::OWNED as usize) {
+                // SAFETY: written before the barrier at the end of `exchange`, by this warp.
+                *sums = unsafe { ptx::ld_shared_v4_f32(Self::stored(owned(index)).get()) };
+            }
+            for (index, sums) in sums.iter().enumerate().take(Self::OWNED as usize) {
+                let at = Coord { row: first + owned(index) * (SPLIT * FRAGMENT_ROWS), column };
+                // SAFETY: the caller's promise; as there is a multiple of four columns, all four are the output's.
+                unsafe {
+                    let result = epilogue.apply(at, epilogue.row(at.row), columns, *sums);
+                    if at.row < output.rows {
+                        O::store_rounded_4(output.at(at.row, column), result);
+                    }
+                }
+            }
+            // Opaque: the loop would be unrolled.
+            group = ptx::opaque(group + AT_ONCE as u32);
+            if Self::OWNED <= AT_ONCE as u32 || group >= Self::OWNED {
+                break;
+            }
         }
     }
 }

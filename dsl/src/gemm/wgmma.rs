@@ -355,7 +355,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
                 Self::pipeline().init(4 * S::CONSUMERS_OF_TILE);
             }
             if CLUSTER > 1 {
-                ptx::barrier_cluster_arrive();
+                // Nothing has been written but barriers.
+                ptx::barrier_cluster_arrive_relaxed();
                 ptx::barrier_cluster_wait();
             } else {
                 thread::sync_threads();

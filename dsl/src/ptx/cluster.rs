@@ -48,6 +48,18 @@ pub unsafe fn barrier_cluster_arrive() {
     unsafe { instruction!("barrier.cluster.arrive.release.aligned;", options(nostack)) }
 }
 
+/// `barrier.cluster.arrive.relaxed.aligned`: arrives at the cluster's barrier, and says nothing of memory accesses but initialisations of
+/// mbarriers that a [fence](super::fence_mbarrier_init) follows.
+///
+/// # Safety
+///
+/// As [`barrier_cluster_arrive`].
+#[inline(always)]
+pub unsafe fn barrier_cluster_arrive_relaxed() {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("barrier.cluster.arrive.relaxed.aligned;", options(nostack)) }
+}
+
 /// `barrier.cluster.wait.acquire.aligned`: waits until every thread of the cluster that has not exited has arrived.
 ///
 /// # Safety

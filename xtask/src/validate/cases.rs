@@ -250,7 +250,7 @@ fn tiles(
     let beside = |before| Placement { before, after: 8 - before };
     // The third has a sum longer than any ring of stages, the last one that some blocks that share it have no part of.
     let aligned =
-        vec![case((200, 128, 300)), case((150, 200, 140)), case((200, 712, 264)), case((3, 72, 136))];
+        vec![case((200, 128, 300)), case((150, 200, 140)), case((200, 1032, 264)), case((3, 72, 136))];
     // Rows that are no whole chunks, chunks that start within one of memory's, and one operand that can be read faster than the other.
     let sized = || case((134, 128, 75));
     let words = vec![

@@ -304,7 +304,7 @@ impl TransposedUpdate {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            Base::exchange(accumulators, output.rows, tile);
+            Base::exchange(accumulators);
             Base::store(epilogue, columns, output, tile);
         }
     }

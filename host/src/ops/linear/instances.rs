@@ -16,8 +16,8 @@ use warpsmith_kernels::linear_hopper_f32::{
     HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
 };
 use warpsmith_kernels::linear_skinny::{
-    Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny32x64Split2, Skinny64x64,
-    Skinny64x64Split2, Skinny128x64Split2, Skinny128x128Split2, SkinnyParams, linear_skinny,
+    Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny64x64, Skinny64x64Split2,
+    Skinny64x64Split8, SkinnyParams, linear_skinny,
 };
 
 use super::select::Tile;
@@ -346,12 +346,10 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, HopperCooperative128x128) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
     (@instance $t:ident, $o:ident, HopperCooperative64x128) => { instances!(@hopper $t, $o, HopperCooperative64x128) };
     (@instance $t:ident, $o:ident, HopperCooperative192x192) => { instances!(@hopper $t, $o, HopperCooperative192x192) };
-    (@instance $t:ident, $o:ident, Skinny128x128Split2) => { instances!(@skinny $t, $o, Skinny128x128Split2) };
-    (@instance $t:ident, $o:ident, Skinny128x64Split2) => { instances!(@skinny $t, $o, Skinny128x64Split2) };
     (@instance $t:ident, $o:ident, Skinny64x64) => { instances!(@skinny $t, $o, Skinny64x64) };
     (@instance $t:ident, $o:ident, Skinny64x64Split2) => { instances!(@skinny $t, $o, Skinny64x64Split2) };
+    (@instance $t:ident, $o:ident, Skinny64x64Split8) => { instances!(@skinny $t, $o, Skinny64x64Split8) };
     (@instance $t:ident, $o:ident, Skinny32x64) => { instances!(@skinny $t, $o, Skinny32x64) };
-    (@instance $t:ident, $o:ident, Skinny32x64Split2) => { instances!(@skinny $t, $o, Skinny32x64Split2) };
     (@instance $t:ident, $o:ident, Skinny16x64) => { instances!(@skinny $t, $o, Skinny16x64) };
     (@instance $t:ident, $o:ident, Skinny16x64Split2) => { instances!(@skinny $t, $o, Skinny16x64Split2) };
     (@instance $t:ident, $o:ident, Skinny16x64Split4) => { instances!(@skinny $t, $o, Skinny16x64Split4) };
@@ -374,14 +372,16 @@ macro_rules! instances {
 instances! {
     f16 / F16 -> f16 / F16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
-         HopperCooperative64x128, HopperCooperative192x192, Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative64x128, HopperCooperative192x192, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8,
+         Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> bf16 / Bf16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
-         HopperCooperative64x128, HopperCooperative192x192, Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative64x128, HopperCooperative192x192, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8,
+         Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,

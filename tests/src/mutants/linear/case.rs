@@ -535,6 +535,9 @@ impl Case {
             Family::Skinny(boxes) => {
                 let params = SkinnyParams { stride_y, batch_y, m, n, k, layouts };
                 let (x, w) = maps(boxes.rows);
+                // Tiles that are neighbours along N share rows of X.
+                let columns = n.div_ceil(tile_n).next_multiple_of(tile_m / boxes.rows[0]);
+                let tiles = batch * m.div_ceil(tile_m) * columns;
                 (x, w, y, epilogue, params).with_raw(|raw| launch(tiles * boxes.cluster, raw))
             }
             Family::Fp8Hopper(boxes) => {

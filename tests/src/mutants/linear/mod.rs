@@ -18,9 +18,7 @@ use warpsmith_kernels::linear_hopper::{
     HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
-use warpsmith_kernels::linear_skinny::{
-    Skinny16x64, Skinny32x64, Skinny64x64, Skinny128x64Split2, Skinny128x128Split2,
-};
+use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64};
 use warpsmith_kernels::linear_update_hopper::{UpdatePingPong128x128, UpdatePingPong128x192};
 
 use super::Problem;
@@ -130,6 +128,15 @@ fn shared_boxes<S: SplitKTile>(cluster: u32) -> Boxes {
     Boxes { rows: [S::A_BOX_ROWS, S::B_BOX_ROWS], cluster, transposes: false, stores_rows: true }
 }
 
+/// How many blocks share a tile, of what follows the tile in an entry's name.
+fn blocks_of(split: &[&str]) -> Option<u32> {
+    match split {
+        [] => Some(1),
+        [split] => split.strip_prefix("split")?.parse().ok(),
+        _ => None,
+    }
+}
+
 impl Instance {
     fn named(name: &str) -> Option<Self> {
         let parts: Vec<&str> = name.strip_prefix("linear_")?.split('_').collect();
@@ -172,18 +179,11 @@ impl Instance {
                 (Family::Fp8Hopper(boxes::<Fp8Hopper256x128>()), "e4m3", output, shape)
             }
             ["skinny", input, output, shape, ref split @ ..] => {
-                let cluster = match split {
-                    [] => 1,
-                    [split] => split.strip_prefix("split")?.parse().ok()?,
-                    _ => return None,
-                };
                 // The boxes are the same however many blocks share a tile.
-                let boxes = match shape {
-                    "128x128" => shared_boxes::<Skinny128x128Split2>(cluster),
-                    "128x64" => shared_boxes::<Skinny128x64Split2>(cluster),
-                    "64x64" => shared_boxes::<Skinny64x64>(cluster),
-                    "32x64" => shared_boxes::<Skinny32x64>(cluster),
-                    "16x64" => shared_boxes::<Skinny16x64>(cluster),
+                let boxes = match (shape, split) {
+                    ("64x64", split) => shared_boxes::<Skinny64x64>(blocks_of(split)?),
+                    ("32x64", split) => shared_boxes::<Skinny32x64>(blocks_of(split)?),
+                    ("16x64", split) => shared_boxes::<Skinny16x64>(blocks_of(split)?),
                     _ => return None,
                 };
                 (Family::Skinny(boxes), input, output, shape)

@@ -161,12 +161,10 @@ impl SkinnyCost {
 
     const fn of(tile: Tile) -> Option<Self> {
         let (alone, crowded, resident) = match tile {
-            Tile::Skinny128x128Split2 => (6_250, 10_210, 1),
-            Tile::Skinny128x64Split2 => (7_570, 8_100, 1),
             Tile::Skinny64x64 => (3_670, 5_060, 1),
             Tile::Skinny64x64Split2 => (4_290, 6_620, 1),
+            Tile::Skinny64x64Split8 => (4_290, 6_620, 2),
             Tile::Skinny32x64 => (3_010, 4_330, 1),
-            Tile::Skinny32x64Split2 => (2_640, 5_570, 1),
             Tile::Skinny16x64 => (1_280, 5_740, 2),
             Tile::Skinny16x64Split2 => (2_700, 5_010, 2),
             Tile::Skinny16x64Split4 => (1_320, 5_940, 2),
@@ -191,7 +189,7 @@ impl SkinnyCost {
         let elements = u64::from(rows_of_tile * columns_of_tile);
         let copied = u128::from(blocks) * u128::from(rows_of_tile + columns_of_tile) * columns;
         let by_cache = copied * problem.input.size() as u128 * 1_000_000 / Self::CACHE;
-        let exchange = if tile.split() > 1 { Self::EXCHANGE } else { 0 };
+        let exchange = if tile.cluster() > 1 { Self::EXCHANGE } else { 0 };
         let between = Self::ROUND.saturating_mul(rounds.saturating_sub(1));
         u128::from(Self::LAUNCH + exchange + Self::ELEMENT * elements)
             + u128::from(between)

@@ -15,8 +15,8 @@ use warpsmith_kernels::linear_hopper::{
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
-    Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny32x64Split2, Skinny64x64,
-    Skinny64x64Split2, Skinny128x64Split2, Skinny128x128Split2,
+    Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny64x64, Skinny64x64Split2,
+    Skinny64x64Split8,
 };
 
 use cost::picoseconds;
@@ -51,18 +51,17 @@ pub enum Tile {
     HopperSplit64x128,
     /// 64 × 64 on Hopper, for f32 as three TF32 products, two blocks to a multiprocessor.
     HopperSplit64x64,
-    /// 128 × 128 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
-    Skinny128x128Split2,
-    /// 128 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
-    Skinny128x64Split2,
+    /// 128 × 64 on Hopper by one block, of a cluster of four that share rows of x; 16-bit types only.
     /// 64 × 64 on Hopper by one block; 16-bit types only.
     Skinny64x64,
+    /// 64 × 64 on Hopper by one block, of a cluster of two that share rows of x; 16-bit types only.
+    /// 64 × 64 on Hopper by one block, of a cluster of four that share rows of x; 16-bit types only.
     /// 64 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
     Skinny64x64Split2,
+    /// 64 × 64 on Hopper by a cluster of eight blocks, which share the sum over K; 16-bit types only.
+    Skinny64x64Split8,
     /// 32 × 64 on Hopper by one block; 16-bit types only.
     Skinny32x64,
-    /// 32 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
-    Skinny32x64Split2,
     /// 16 × 64 on Hopper by one block; 16-bit types only.
     Skinny16x64,
     /// 16 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
@@ -81,7 +80,7 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 21] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
@@ -92,12 +91,10 @@ impl Tile {
         Self::HopperSplit128x128,
         Self::HopperSplit64x128,
         Self::HopperSplit64x64,
-        Self::Skinny128x128Split2,
-        Self::Skinny128x64Split2,
         Self::Skinny64x64,
         Self::Skinny64x64Split2,
+        Self::Skinny64x64Split8,
         Self::Skinny32x64,
-        Self::Skinny32x64Split2,
         Self::Skinny16x64,
         Self::Skinny16x64Split2,
         Self::Skinny16x64Split4,
@@ -121,12 +118,10 @@ impl Tile {
             Self::HopperSplit128x128 => "hopper-split-128x128",
             Self::HopperSplit64x128 => "hopper-split-64x128",
             Self::HopperSplit64x64 => "hopper-split-64x64",
-            Self::Skinny128x128Split2 => "skinny-128x128-split2",
-            Self::Skinny128x64Split2 => "skinny-128x64-split2",
             Self::Skinny64x64 => "skinny-64x64",
             Self::Skinny64x64Split2 => "skinny-64x64-split2",
+            Self::Skinny64x64Split8 => "skinny-64x64-split8",
             Self::Skinny32x64 => "skinny-32x64",
-            Self::Skinny32x64Split2 => "skinny-32x64-split2",
             Self::Skinny16x64 => "skinny-16x64",
             Self::Skinny16x64Split2 => "skinny-16x64-split2",
             Self::Skinny16x64Split4 => "skinny-16x64-split4",
@@ -149,12 +144,10 @@ impl Tile {
             Self::HopperSplit128x128 => Facts::of_split::<Split128x128>(),
             Self::HopperSplit64x128 => Facts::of_split::<Split64x128>(),
             Self::HopperSplit64x64 => Facts::of_split::<Split64x64>(),
-            Self::Skinny128x128Split2 => Facts::of_skinny::<Skinny128x128Split2>(),
-            Self::Skinny128x64Split2 => Facts::of_skinny::<Skinny128x64Split2>(),
             Self::Skinny64x64 => Facts::of_skinny::<Skinny64x64>(),
             Self::Skinny64x64Split2 => Facts::of_skinny::<Skinny64x64Split2>(),
+            Self::Skinny64x64Split8 => Facts::of_skinny::<Skinny64x64Split8>(),
             Self::Skinny32x64 => Facts::of_skinny::<Skinny32x64>(),
-            Self::Skinny32x64Split2 => Facts::of_skinny::<Skinny32x64Split2>(),
             Self::Skinny16x64 => Facts::of_skinny::<Skinny16x64>(),
             Self::Skinny16x64Split2 => Facts::of_skinny::<Skinny16x64Split2>(),
             Self::Skinny16x64Split4 => Facts::of_skinny::<Skinny16x64Split4>(),
@@ -245,12 +238,10 @@ impl Tile {
                 | Self::HopperCooperative128x256
                 | Self::HopperCooperative64x128
                 | Self::HopperCooperative192x192
-                | Self::Skinny128x128Split2
-                | Self::Skinny128x64Split2
                 | Self::Skinny64x64
                 | Self::Skinny64x64Split2
+                | Self::Skinny64x64Split8
                 | Self::Skinny32x64
-                | Self::Skinny32x64Split2
                 | Self::Skinny16x64Split2
         );
         output == input || (output == DType::F32 && !is_for_inputs_type)
