@@ -293,8 +293,16 @@ unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O
     let w = w.tensor_map([1, S::B_BOX_ROWS as usize, columns], &options)?;
     let params = SkinnyParams { stride_y: row_stride(y), batch_y: batch_stride(y), m, n, k, layouts };
     let kernel = device.kernel::<K>()?;
+    let (grid, args) = ([blocks, 1, 1], (x, w, y_arg, epilogue, params));
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe { kernel.launch_early(stream, [blocks, 1, 1], (x, w, y_arg, epilogue, params)) }
+    unsafe {
+        // Large clusters find room one by one while others end; then some are late, and all wait for them.
+        if S::SPLIT <= 2 {
+            kernel.launch_early(stream, grid, args)
+        } else {
+            kernel.launch(stream, grid, args)
+        }
+    }
 }
 
 /// The arguments of a Hopper kernel at f32 accuracy.

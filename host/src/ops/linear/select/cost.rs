@@ -65,7 +65,8 @@ impl Cost {
         let columns = u128::from(problem.k) * slowness(problem) / 2 + u128::from(self.overhead);
         let of_blocks = by_rounds.max(by_chip) * columns;
         // Where reading x and w takes longest, some of the rest is not hidden under it.
-        LAUNCH + of_blocks.max(bytes(problem) * 1_000_000 / BANDWIDTH + of_blocks / 8)
+        let moved = bytes(problem) + stored_bytes(problem);
+        LAUNCH + of_blocks.max(moved * 1_000_000 / BANDWIDTH + of_blocks / 8)
     }
 }
 
@@ -101,15 +102,15 @@ impl PersistentCost {
                 (3_400_000, 9_400, 11_000, 21_800, 500_000, 5_300_000, 0)
             }
             (Tile::HopperPingPong128x128, _) => {
-                (3_380_000, 5_040, 5_490, 8_330, 139_000, 3_900_000, 6_600_000)
+                (2_991_000, 5_230, 5_580, 7_720, 222_000, 5_148_000, 1_606_000)
             }
-            (Tile::HopperPingPong128x192, _) => (4_020_000, 7_710, 8_020, 9_170, 80_000, 0, 0),
+            (Tile::HopperPingPong128x192, _) => (5_851_000, 6_870, 7_740, 9_520, 113_000, 0, 0),
             (Tile::HopperCooperative128x256, _) => {
-                (3_640_000, 10_770, 11_380, 11_970, 761_000, 10_600_000, 0)
+                (5_219_000, 9_180, 10_710, 10_940, 1_332_000, 3_422_000, 0)
             }
-            (Tile::HopperCooperative128x128, _) => (2_790_000, 4_760, 6_040, 8_300, 768_000, 5_300_000, 0),
-            (Tile::HopperCooperative64x128, _) => (2_900_000, 2_700, 3_200, 4_300, 500_000, 0, 0),
-            (Tile::HopperCooperative192x192, _) => (3_800_000, 12_400, 12_800, 13_300, 1_100_000, 0, 0),
+            (Tile::HopperCooperative128x128, _) => (3_252_000, 3_820, 6_030, 6_890, 577_000, 6_164_000, 0),
+            (Tile::HopperCooperative64x128, _) => (939_000, 3_620, 4_650, 8_100, 1_623_000, 0, 0),
+            (Tile::HopperCooperative192x192, _) => (4_598_000, 11_830, 11_770, 13_310, 1_149_000, 0, 0),
             _ => return None,
         };
         Some(Self { launch, alone, crowded, straddling, tile, rows, last_rows })
@@ -120,15 +121,23 @@ impl PersistentCost {
         let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
         let rounds = tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(blocks);
         let row_bytes = u64::from(problem.k) * problem.input.size() as u64;
-        let column = match rounds {
-            1 => self.alone,
-            _ if row_bytes.is_multiple_of(CACHE_LINE) => self.crowded,
-            _ => self.straddling,
+        let column = match (rounds, row_bytes.is_multiple_of(CACHE_LINE)) {
+            (1, true) => self.alone,
+            (1, false) => self.alone * self.straddling / self.crowded,
+            (_, true) => self.crowded,
+            (_, false) => self.straddling,
         };
         let (rows, last_rows) = if problem.stores_boxes { (0, 0) } else { (self.rows, self.last_rows) };
         let of_tile = u64::from(problem.k).saturating_mul(column) + self.tile + rows;
         let of_tiles = u128::from(rounds) * u128::from(of_tile);
-        u128::from(self.launch + last_rows) + of_tiles.max(bytes(problem) * 1_000_000 / BANDWIDTH)
+        // Of x, which several tiles along N read, a part has left the level-2 cache in between.
+        let again = if tile.shape().1 < n {
+            u128::from(m) * u128::from(batch) * u128::from(row_bytes) / 4
+        } else {
+            0
+        };
+        let moved = bytes(problem) + again + stored_bytes(problem);
+        u128::from(self.launch + last_rows) + of_tiles.max(moved * 1_000_000 / BANDWIDTH)
     }
 }
 
@@ -137,7 +146,9 @@ impl PersistentCost {
 struct SkinnyCost {
     /// A block for each column of K that it sums, with the memory to itself.
     alone: u64,
-    /// The same divided by the multiprocessors, where all of them ask for w and x.
+    /// The same, where rows do not start at sectors of the cache's lines.
+    straddling: u64,
+    /// The first divided by the multiprocessors, where all of them ask for w and x.
     crowded: u64,
     /// Blocks that a multiprocessor holds.
     resident: u64,
@@ -145,32 +156,34 @@ struct SkinnyCost {
 
 impl SkinnyCost {
     /// From the launch to the first products.
-    const LAUNCH: u64 = 2_380_000;
+    const LAUNCH: u64 = 1_568_000;
     /// For the blocks of a cluster to wait for each other.
-    const EXCHANGE: u64 = 303_000;
+    const EXCHANGE: u64 = 1_663_000;
     /// For exchanging and storing the sums, an element of the tile.
-    const ELEMENT: u64 = 299;
+    const ELEMENT: u64 = 47;
+    /// The same, where it is stored by rows and other blocks of the multiprocessor wait for that.
+    const SLOW_ELEMENT: u64 = 57;
     /// Bytes in a microsecond that the level-2 cache gives.
-    const CACHE: u128 = 9_760_000;
+    const CACHE: u128 = 9_546_000;
     /// From the end of one block of a multiprocessor to the first products of the next.
-    const ROUND: u64 = 2_230_000;
+    const ROUND: u64 = 1_461_000;
     /// Until the memory gives all it can.
-    const RAMP: u64 = 508_000;
+    const RAMP: u64 = 304_000;
     /// Then, bytes in a microsecond.
-    const BANDWIDTH: u128 = 3_067_000;
+    const BANDWIDTH: u128 = 3_372_000;
 
     const fn of(tile: Tile) -> Option<Self> {
-        let (alone, crowded, resident) = match tile {
-            Tile::Skinny64x64 => (3_670, 5_060, 1),
-            Tile::Skinny64x64Split2 => (4_290, 6_620, 1),
-            Tile::Skinny64x64Split8 => (4_290, 6_620, 2),
-            Tile::Skinny32x64 => (3_010, 4_330, 1),
-            Tile::Skinny16x64 => (1_280, 5_740, 2),
-            Tile::Skinny16x64Split2 => (2_700, 5_010, 2),
-            Tile::Skinny16x64Split4 => (1_320, 5_940, 2),
+        let (alone, straddling, crowded, resident) = match tile {
+            Tile::Skinny64x64 => (3_460, 3_460, 5_760, 1),
+            Tile::Skinny64x64Split2 => (3_040, 3_040, 5_820, 1),
+            Tile::Skinny64x64Split8 => (3_300, 3_300, 6_580, 2),
+            Tile::Skinny32x64 => (3_090, 5_250, 5_650, 1),
+            Tile::Skinny16x64 => (2_480, 4_210, 6_020, 2),
+            Tile::Skinny16x64Split2 => (2_150, 2_150, 4_620, 2),
+            Tile::Skinny16x64Split4 => (1_320, 1_320, 5_550, 2),
             _ => return None,
         };
-        Some(Self { alone, crowded, resident })
+        Some(Self { alone, straddling, crowded, resident })
     }
 
     fn picoseconds(self, tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
@@ -178,7 +191,9 @@ impl SkinnyCost {
         let blocks = tile.blocks(problem.m, problem.n, problem.batch, limits.multiprocessors);
         let columns = u128::from(problem.k.div_ceil(tile.split()));
         let rounds = blocks.div_ceil(multiprocessors * self.resident);
-        let by_rounds = u128::from(rounds) * u128::from(self.alone) * columns;
+        let straddles = !(u64::from(problem.k) * problem.input.size() as u64).is_multiple_of(SECTOR);
+        let alone = if straddles { self.straddling } else { self.alone };
+        let by_rounds = u128::from(rounds) * u128::from(alone) * columns;
         // Tiles that are neighbours along M read the same rows of w, all but the first from the level-2 cache.
         let (rows_of_tile, columns_of_tile) = tile.shape();
         let along_m = u64::from(problem.m.div_ceil(rows_of_tile)).max(1);
@@ -191,19 +206,31 @@ impl SkinnyCost {
         let by_cache = copied * problem.input.size() as u128 * 1_000_000 / Self::CACHE;
         let exchange = if tile.cluster() > 1 { Self::EXCHANGE } else { 0 };
         let between = Self::ROUND.saturating_mul(rounds.saturating_sub(1));
-        u128::from(Self::LAUNCH + exchange + Self::ELEMENT * elements)
+        let storing = if problem.stores_boxes {
+            u128::from(Self::ELEMENT * elements)
+        } else {
+            u128::from(rounds) * u128::from(Self::SLOW_ELEMENT * elements)
+        };
+        u128::from(Self::LAUNCH + exchange)
+            + storing
             + u128::from(between)
             + by_rounds.max(by_cache).max(of_memory)
     }
 }
 
-/// Bytes of x and w that kernels read in a microsecond at most, those aside that are for few rows of x.
+/// Bytes that kernels read and write in a microsecond at most, those aside that are for few rows of x.
 const BANDWIDTH: u128 = 2_516_000;
 
 /// Bytes of x and w.
 fn bytes(problem: &Problem) -> u128 {
     let rows = u128::from(problem.m) + u128::from(problem.n);
     rows * u128::from(problem.k) * u128::from(problem.batch) * problem.input.size() as u128
+}
+
+/// Bytes of y that the memory has to take while a kernel runs; the rest is still in the level-2 cache at its end.
+fn stored_bytes(problem: &Problem) -> u128 {
+    let elements = u128::from(problem.m) * u128::from(problem.n) * u128::from(problem.batch);
+    elements * problem.output.size() as u128 * 4 / 5
 }
 
 /// Half the times that a column takes as long where it is read in words as in chunks: for f32, and for 16-bit types, whose products
@@ -215,6 +242,8 @@ const WORDS_OF_HALVES: u128 = 4;
 const LAUNCH: u128 = 1_855_000;
 /// Bytes of a line of the level-2 cache.
 const CACHE_LINE: u64 = 128;
+/// Bytes of a line that are read and written together.
+const SECTOR: u64 = 32;
 /// Shared memory that the driver keeps for itself in every block, in bytes.
 const RESERVED_SHARED: u32 = 1024;
 

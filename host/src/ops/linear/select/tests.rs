@@ -88,13 +88,26 @@ fn the_choice_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
         sizes.entry(size).or_default().push((tile.parse().expect("a tile"), time));
     }
     assert!(sizes.len() > 40);
+    let mut missed = Vec::new();
     for (size, times) in sizes {
         let sides: Vec<u32> = size.split('x').map(|side| side.parse().expect("a number")).collect();
-        let choice = tile_on(&H100, sides[0], sides[1], sides[2], DType::Bf16);
+        // y is contiguous; so whether the copy engine can store it follows from its columns.
+        let stores_boxes = sides[2].is_multiple_of(8);
+        let problem = Problem {
+            m: sides[0],
+            k: sides[1],
+            n: sides[2],
+            stores_boxes,
+            ..full(DType::Bf16, Access::Aligned)
+        };
+        let choice = select(&problem, &H100).expect("all tiles fit an H100");
         let fastest = times.iter().map(|&(_, time)| time).fold(f64::INFINITY, f64::min);
         let time = times.iter().find(|(tile, _)| *tile == choice).map(|&(_, time)| time);
-        assert!(time.is_some_and(|time| time <= 1.05 * fastest), "{size}: {choice}, {time:?}, {fastest}");
+        if time.is_none_or(|time| time > 1.05 * fastest) {
+            missed.push(format!("{size}: {choice}, {time:?}, {fastest}"));
+        }
     }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
 /// f32 on an H100, kernels of commit 2df4ec4.
