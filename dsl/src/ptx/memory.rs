@@ -130,6 +130,11 @@ load_if!(
     ld_global_nc_b16_if, "ld.global.nc.b16", "mov.b16 {0}, 0", reg16, u16
 );
 load_if!(
+    /// `@condition ld.global.nc.u16`: as [`ld_global_nc_b16_if`], into a register of 32 bits, so that nothing has to wait for the two
+    /// bytes only to widen them.
+    ld_global_nc_u16_wide_if, "ld.global.nc.u16", "mov.b32 {0}, 0", reg32, u32
+);
+load_if!(
     /// `@condition ld.global.nc.f32`: as [`ld_global_nc_f32`] if `condition` holds, else 0.
     ld_global_nc_f32_if, "ld.global.nc.f32", "mov.b32 {0}, 0", reg32, f32
 );

@@ -19,7 +19,7 @@ use core::marker::PhantomData;
 use chunks::Chunks;
 pub use codes::{RankCodes, RankColumn};
 pub use element::LowRankElement;
-pub use stream::{LowRankStream, Problem, Stage};
+pub use stream::{Due, LowRankStream, Problem, Stage};
 
 use crate::float::Element;
 use crate::layout::{PANEL_COLUMNS, a_fragment_chunk, accumulator_coord, staged_chunk, swizzled_chunk};
@@ -70,6 +70,10 @@ pub trait LowRankShape: 'static {
     const THREADS: u32;
     /// Blocks that a multiprocessor holds at a time.
     const MIN_BLOCKS: u32;
+    /// Warps that have different parts of K and of the columns.
+    const WARPS_K: u32;
+    /// Whether each warp has parts of V and of U that no other reads.
+    const IS_PRIVATE: bool;
     /// Blocks of a cluster, which share a tile's sums.
     const SPLIT: u32;
     /// Stages of the ring.
@@ -82,13 +86,15 @@ pub trait LowRankShape: 'static {
     const CODES: u32;
     /// Dynamic shared memory of a block but for the codes, in bytes.
     const BASE_BYTES: u32;
+    /// Whether a thread's codes stay in its registers, from which the next tile's cannot drive out what the last one's left.
+    const HELD: bool;
 
     /// The accumulators of the first product: each thread's share, in registers.
     type Accumulators: Copy;
     /// The codes of these, where they are few enough for registers.
     type Codes: Copy;
 
-    /// Prepares the block's shared memory.
+    /// Prepares the block's shared memory, and waits until all threads have.
     ///
     /// # Safety
     ///
@@ -102,13 +108,13 @@ pub trait LowRankShape: 'static {
     /// No codes.
     fn no_codes() -> Self::Codes;
 
-    /// Has the codes of a tile fetched.
+    /// Has the codes of the tile whose first row is `row` fetched.
     ///
     /// # Safety
     ///
-    /// All threads of the block call it with a tile's first stage that the stream gave, after [`start`](Self::start); the codes can be read
-    /// for `rows` rows, and nothing writes them while the kernel runs.
-    unsafe fn fetch<T: LowRankElement>(rows: u32, stage: &Stage) -> Self::Codes;
+    /// All threads of the block call it when the stream says so, after [`start`](Self::start); the codes can be read for `rows` rows,
+    /// and nothing writes them while the kernel runs.
+    unsafe fn fetch<T: LowRankElement>(rows: u32, row: u32) -> Self::Codes;
 
     /// Adds the stage's part of `X V`.
     ///
@@ -121,9 +127,14 @@ pub trait LowRankShape: 'static {
     ///
     /// # Safety
     ///
-    /// All threads of the block, and of its cluster, call it after a tile's last [`project`](Self::project), with what
+    /// All threads of the block, and of its cluster, call it after a tile's last [`project`](Self::project), with its stage, and what
     /// [`fetch`](Self::fetch) returned.
-    unsafe fn modulate<T: LowRankElement>(h: &mut Self::Accumulators, codes: Self::Codes, rank: u32);
+    unsafe fn modulate<T: LowRankElement>(
+        h: &mut Self::Accumulators,
+        codes: Self::Codes,
+        rank: u32,
+        stage: &Stage,
+    );
 
     /// Computes the stage's columns of the product with U, adds what Y holds if `add`, rounds, and stores what lies within Y.
     ///
@@ -159,20 +170,22 @@ impl<
     const SUM_BYTES: u32 = WARPS_M * N as u32 * FRAGMENT_BYTES;
     /// Whether several warps share a sum.
     const SHARED_SUMS: bool = WARPS_K * SPLIT > 1;
+    /// Whether each of them adds all parts up itself: one exchange less. Tiles take turns with two places for the parts, so that the next
+    /// tile's need not wait for those who still read this one's.
+    const ALL_ADD: bool = Self::SHARED_SUMS && SPLIT == 1 && N == 1;
     /// Where the parts of the sums follow, those of each of the warps that share them.
     const PARTS_AT: u32 = Self::STAGING_AT + WARPS_M * WARPS_K * STAGING_BYTES;
+    /// Places for the parts.
+    const PARTS: u32 = if Self::ALL_ADD { 2 } else { 1 };
     /// Where the parts of the blocks of the cluster follow.
     const BLOCK_PARTS_AT: u32 =
-        Self::PARTS_AT + if Self::SHARED_SUMS { WARPS_K * Self::SUM_BYTES } else { 0 };
+        Self::PARTS_AT + if Self::SHARED_SUMS { Self::PARTS * WARPS_K * Self::SUM_BYTES } else { 0 };
     /// Where the sums follow.
     const SUMS_AT: u32 = Self::BLOCK_PARTS_AT + if SPLIT > 1 { SPLIT * Self::SUM_BYTES } else { 0 };
     /// Where what is known of the rank coordinates' codes follows.
     const COLUMNS_AT: u32 = Self::SUMS_AT + if Self::SHARED_SUMS { Self::SUM_BYTES } else { 0 };
     /// Fragments whose sums a warp completes: that of number k among those that share them has fragments k, k + `WARPS_K`, …
     const OWNED: usize = N.div_ceil(WARPS_K as usize);
-    /// Whether the codes stay in registers.
-    const HELD: bool = Self::OWNED == 1;
-
     /// The warp's group, and its number in it.
     #[inline(always)]
     fn place() -> (u32, u32) {
@@ -198,7 +211,7 @@ impl<
         SharedAddress::dynamic().offset(Self::COLUMNS_AT + rank * RankColumn::BYTES).get()
     }
 
-    /// The codes of the lane's accumulators of `fragment`, in a tile whose first row is `row`.
+    /// The bits of the codes of the lane's accumulators of `fragment`, in a tile whose first row is `first_row`.
     #[inline(always)]
     unsafe fn codes_of<T: LowRankElement>(rows: u32, first_row: u32, fragment: u32) -> [u32; 4] {
         let (group, _) = Self::place();
@@ -211,12 +224,12 @@ impl<
         unsafe {
             let left = RankColumn::get(Self::of_column(rank));
             let right = RankColumn::get(Self::of_column(rank + 1));
-            T::code_words([
-                left.code(row, row < rows),
-                right.code(row, row < rows),
-                left.code(below, below < rows),
-                right.code(below, below < rows),
-            ])
+            [
+                left.code_bits::<T>(row, row < rows),
+                right.code_bits::<T>(row, row < rows),
+                left.code_bits::<T>(below, below < rows),
+                right.code_bits::<T>(below, below < rows),
+            ]
         }
     }
 
@@ -224,7 +237,7 @@ impl<
     #[inline(always)]
     unsafe fn modulated<T: LowRankElement>(
         sums: [f32; 4],
-        codes: [u32; 4],
+        codes: [f32; 4],
         fragment: u32,
         rank: u32,
     ) -> [f32; 4] {
@@ -234,7 +247,6 @@ impl<
             unsafe { ptx::ld_shared_f32(Self::of_column(rank) + RankColumn::SCALING_AT) }
         };
         let scaling = [scaling(first), scaling(first + 1)];
-        let codes = T::codes_of_words(codes);
         // Not a product with zero: beyond the rank, the sum of an infinite row of X is no number.
         let times = |i: usize| {
             if first + (i as u32 % 2) < rank { sums[i] * (scaling[i % 2] * codes[i]) } else { 0.0 }
@@ -244,20 +256,20 @@ impl<
 
     /// The codes of fragment `fragment`, that are the warp's `owned`-th.
     #[inline(always)]
-    unsafe fn codes_at<T: LowRankElement>(held: [u32; 4], fragment: u32) -> [u32; 4] {
-        if Self::HELD {
-            return held;
+    unsafe fn codes_at<T: LowRankElement>(held: [u32; 4], fragment: u32) -> [f32; 4] {
+        if <Self as LowRankShape>::HELD {
+            return held.map(T::code_of_bits);
         }
         let at = Self::of_codes::<T>(fragment);
         // SAFETY: this lane wrote them.
-        unsafe {
+        T::codes_of_words(unsafe {
             if T::BYTES == 2 {
                 let [low, high] = ptx::ld_shared_v2_f32(at).map(f32::to_bits);
                 [low, high, 0, 0]
             } else {
                 ptx::ld_shared_v4_b32(at)
             }
-        }
+        })
     }
 
     /// The sum of `parts` parts that start at `from`, `SUM_BYTES` apart, in their order.
@@ -404,12 +416,15 @@ impl<
     const MAX_RANK: u32 = N as u32 * 8;
     const THREADS: u32 = WARPS_M * WARPS_K * warp::SIZE;
     const MIN_BLOCKS: u32 = BLOCKS;
+    const WARPS_K: u32 = WARPS_K;
+    const IS_PRIVATE: bool = WARPS_M == 1;
     const SPLIT: u32 = SPLIT;
     const STAGES: u32 = STAGES;
     const PANELS: u32 = PANELS;
     const STAGE_ROW_BYTES: u32 = WARPS_K * ROW_BYTES;
     const CODES: u32 = if Self::HELD { 0 } else { Self::BLOCK_M * Self::MAX_RANK };
     const BASE_BYTES: u32 = Self::COLUMNS_AT + Self::MAX_RANK * RankColumn::BYTES;
+    const HELD: bool = Self::OWNED == 1;
 
     type Accumulators = [[f32; 4]; N];
     type Codes = [u32; 4];
@@ -424,6 +439,8 @@ impl<
             unsafe { column.put(Self::of_column(rank)) }
             rank += Self::THREADS;
         }
+        // SAFETY: all threads of the block are here.
+        unsafe { thread::sync_threads() }
         if SPLIT > 1 {
             // SAFETY: all threads of the block are here, and wait in `share`.
             unsafe { ptx::barrier_cluster_arrive() }
@@ -443,14 +460,15 @@ impl<
     }
 
     #[inline(always)]
-    unsafe fn fetch<T: LowRankElement>(rows: u32, stage: &Stage) -> Self::Codes {
+    unsafe fn fetch<T: LowRankElement>(rows: u32, row: u32) -> Self::Codes {
         let (_, number) = Self::place();
         if Self::HELD {
-            if number >= N as u32 {
+            let fragment = if Self::ALL_ADD { 0 } else { number };
+            if fragment >= N as u32 {
                 return [0; 4];
             }
             // SAFETY: the caller's promise.
-            let held = unsafe { Self::codes_of::<T>(rows, stage.row, number) };
+            let held = unsafe { Self::codes_of::<T>(rows, row, fragment) };
             // Loaded here, not where they are used.
             return [ptx::opaque(held[0]), ptx::opaque(held[1]), ptx::opaque(held[2]), ptx::opaque(held[3])];
         }
@@ -460,7 +478,7 @@ impl<
             for (i, words) in words.iter_mut().enumerate() {
                 let fragment = number + (owned + i as u32) * WARPS_K;
                 // SAFETY: the caller's promise.
-                *words = unsafe { Self::codes_of::<T>(rows, stage.row, fragment) };
+                *words = T::code_words(unsafe { Self::codes_of::<T>(rows, row, fragment) });
             }
             for (i, &[a, b, c, d]) in words.iter().enumerate() {
                 let at = Self::of_codes::<T>(number + (owned + i as u32) * WARPS_K);
@@ -508,7 +526,26 @@ impl<
     }
 
     #[inline(always)]
-    unsafe fn modulate<T: LowRankElement>(h: &mut Self::Accumulators, codes: Self::Codes, rank: u32) {
+    unsafe fn modulate<T: LowRankElement>(
+        h: &mut Self::Accumulators,
+        codes: Self::Codes,
+        rank: u32,
+        stage: &Stage,
+    ) {
+        if Self::ALL_ADD {
+            let (group, number) = Self::place();
+            let parts = Self::PARTS_AT + stage.odd * (WARPS_K * Self::SUM_BYTES) + Self::of_fragment(group, 0);
+            let parts = SharedAddress::dynamic().offset(parts).get();
+            // SAFETY: this lane's place. All have read what the last tile but one left there: they have since come to the last one's
+            // barrier.
+            unsafe {
+                ptx::st_shared_v4_f32(parts + number * Self::SUM_BYTES, h[0]);
+                thread::sync_threads();
+                let codes = Self::codes_at::<T>(codes, 0);
+                h[0] = Self::modulated::<T>(Self::sum(parts, WARPS_K), codes, 0, rank);
+            }
+            return;
+        }
         if Self::SHARED_SUMS {
             // SAFETY: the caller's promise.
             return unsafe { Self::share::<T>(h, codes, rank) };
