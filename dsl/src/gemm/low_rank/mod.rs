@@ -158,7 +158,9 @@ impl<
     /// Bytes of the rows of X in a stage.
     const X_BYTES: u32 = WARPS_M * ROWS * WARPS_K * ROW_BYTES;
     /// Bytes of the rows of V, or of those of U, in a stage.
-    const PANEL_BYTES: u32 = WARPS_K * ROW_BYTES * N as u32 * 8;
+    const PANEL_BYTES: u32 = WARPS_K * Self::PART_BYTES;
+    /// Bytes of those that a warp has: the rows of V for 128 bytes of a row of X, or 128 bytes of the rows of U.
+    const PART_BYTES: u32 = ROW_BYTES * N as u32 * 8;
     /// Where the rings' buffers end.
     const STAGING_AT: u32 = {
         assert!(STAGES >= 3, "one stage is read while another is filled and a third is on its way");
@@ -502,8 +504,8 @@ impl<
         let chunk = a_fragment_chunk(warp::lane_id());
         let rows = stage.x.offset((number * Self::BLOCK_M + group * ROWS) * ROW_BYTES);
         let own = swizzled_chunk(ROW_BYTES, chunk.row, chunk.chunk);
-        let panels = stage.panels.offset(number * (4 * STEP_PANEL_BYTES)).get();
-        let stride = const { WARPS_K * ROW_BYTES * PANEL_COLUMNS };
+        let panels = stage.panels.offset(number * Self::PART_BYTES).get();
+        let stride = const { ROW_BYTES * PANEL_COLUMNS };
         let steps = ROW_BYTES / STEP_BYTES;
         // Not unrolled where that would be much code.
         let steps = if N as u32 * T::BYTES >= 32 { ptx::opaque(steps) } else { steps };
@@ -534,7 +536,8 @@ impl<
     ) {
         if Self::ALL_ADD {
             let (group, number) = Self::place();
-            let parts = Self::PARTS_AT + stage.odd * (WARPS_K * Self::SUM_BYTES) + Self::of_fragment(group, 0);
+            let parts =
+                Self::PARTS_AT + stage.odd * (WARPS_K * Self::SUM_BYTES) + Self::of_fragment(group, 0);
             let parts = SharedAddress::dynamic().offset(parts).get();
             // SAFETY: this lane's place. All have read what the last tile but one left there: they have since come to the last one's
             // barrier.
@@ -591,8 +594,7 @@ impl<
         }
 
         let own = accumulator_coord(lane, 0).row;
-        let panels =
-            stage.panels.get() + number * T::PANELS as u32 * (N as u32 * 8 * PANEL_COLUMNS * T::BYTES);
+        let panels = stage.panels.get() + number * Self::PART_BYTES;
         let pairs = const { T::PANELS as u32 / 2 };
         let at_a_time = Self::pairs_at_a_time::<T>();
         let pairs = if at_a_time == 1 { ptx::opaque(pairs) } else { pairs };

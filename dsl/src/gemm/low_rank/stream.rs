@@ -279,27 +279,24 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
             // V has a row for each element along K, and the rank's columns; U has the rank's rows: as many chunks.
             let is_of_v = panel < self.projections;
             let along = panel - if is_of_v { 0 } else { self.projections };
-            let (source, first_row, first_chunk, first_byte, rows, per_row) = if is_of_v {
-                let per_row = S::MAX_RANK * T::BYTES / CHUNK_BYTES;
-                let row = part * (Self::EXTENT / S::WARPS_K);
-                (self.v, row, 0, 0, Self::EXTENT, per_row)
+            let (source, first_row, first_byte, rows, per_row) = if is_of_v {
+                let rows = const { ROW_BYTES / T::BYTES };
+                let first_row = self.first + (along * S::WARPS_K + part) * rows;
+                (self.v, first_row, 0, rows, S::MAX_RANK * T::BYTES / CHUNK_BYTES)
             } else {
-                let first_byte = first_column * T::BYTES + along * S::STAGE_ROW_BYTES;
-                let u = self.u.up_to(end_column * T::BYTES);
-                (u, 0, part * ROW_CHUNKS, first_byte, S::MAX_RANK, ROW_CHUNKS)
+                let first_byte = first_column * T::BYTES + along * S::STAGE_ROW_BYTES + part * ROW_BYTES;
+                (self.u.up_to(end_column * T::BYTES), 0, first_byte, S::MAX_RANK, ROW_CHUNKS)
             };
-            let before = if is_of_v { self.first + along * Self::EXTENT } else { 0 };
             let shift = ptx::opaque(31 - per_row.leading_zeros());
             let passes = ptx::opaque(Self::PANEL_BYTES / CHUNK_BYTES / S::THREADS);
-            let to = self.panels(at, panel);
+            let to = self.panels(at, panel).offset(part * const { Self::PANEL_BYTES / S::WARPS_K });
             for pass in 0..passes {
                 let index = group * warp::SIZE + lane + pass * const { S::THREADS / S::WARPS_K };
-                let of_row = first_row + (index >> shift);
-                let chunk = first_chunk + (index & ((1 << shift) - 1));
+                let (of_row, chunk) = (index >> shift, index & ((1 << shift) - 1));
                 let place = panel_chunk(T::BYTES, rows, of_row, chunk, !is_of_v);
                 let offset = first_byte + chunk * CHUNK_BYTES;
                 // SAFETY: as above, of V and of U.
-                unsafe { source.copy_chunk::<T>(to.offset(place).get(), before + of_row, offset) }
+                unsafe { source.copy_chunk::<T>(to.offset(place).get(), first_row + of_row, offset) }
             }
             panel += 1;
         }

@@ -313,6 +313,8 @@ fn blocks_that_work_through_several_tiles_are_right() {
     // More columns than stay.
     check_all(&Case::new(70, 600, 1100, 8), Shape::Rank8, 1, 2);
     check_all(&Case::new(70, 600, 1100, 8).random(), Shape::Rank8, 3, 2);
+    // Where a block of the cluster had a part of V in the ring, it has a part of U later.
+    check_all(&Case::new(3, 6000, 4000, 9), Shape::Cluster16, 1, 8);
 }
 
 /// A row of X that is not finite makes that row of Y so, and no other; nor do the coordinates that fill up the rank.
