@@ -4,7 +4,7 @@
 //! of V along K, then slices of U along the columns of Y. So the next tile's rows are on their way while this tile's are
 //! stored. The accumulators of the first product, times the codes, are the A fragments of the second as they lie in their registers.
 //!
-//! Where V and U fit the ring's room for them, they are copied with the block's first tile and stay.
+//! Where V and U fit the ring's room for them, they are copied once, after the first rows of X, and stay.
 //!
 //! [`LowRankStream`] is the ring: it hands out [`Stage`]s. [`LowRankTile`] is what the warps do with them.
 
@@ -86,7 +86,7 @@ pub trait LowRankShape: 'static {
     const CODES: u32;
     /// Dynamic shared memory of a block but for the codes, in bytes.
     const BASE_BYTES: u32;
-    /// Whether a thread's codes stay in its registers, from which the next tile's cannot drive out what the last one's left.
+    /// Whether a thread's codes stay in its registers: a tile's are then asked for while the last tile's columns are computed.
     const HELD: bool;
 
     /// The accumulators of the first product: each thread's share, in registers.
@@ -237,12 +237,7 @@ impl<
 
     /// A lane's accumulators of `fragment` times their codes and scalings; zeros beyond `rank`.
     #[inline(always)]
-    unsafe fn modulated<T: LowRankElement>(
-        sums: [f32; 4],
-        codes: [f32; 4],
-        fragment: u32,
-        rank: u32,
-    ) -> [f32; 4] {
+    unsafe fn modulated(sums: [f32; 4], codes: [f32; 4], fragment: u32, rank: u32) -> [f32; 4] {
         let first = fragment * 8 + accumulator_coord(warp::lane_id(), 0).column;
         let scaling = |rank: u32| {
             // SAFETY: written at the start, and the block has synchronised since.
@@ -327,7 +322,7 @@ impl<
             while fragment < N as u32 {
                 let at = Self::of_fragment(group, fragment);
                 let codes = Self::codes_at::<T>(held, fragment);
-                let modulated = Self::modulated::<T>(Self::sum(from + at, count), codes, fragment, rank);
+                let modulated = Self::modulated(Self::sum(from + at, count), codes, fragment, rank);
                 ptx::st_shared_v4_f32(sums + at, modulated);
                 fragment += WARPS_K;
             }
@@ -545,7 +540,7 @@ impl<
                 ptx::st_shared_v4_f32(parts + number * Self::SUM_BYTES, h[0]);
                 thread::sync_threads();
                 let codes = Self::codes_at::<T>(codes, 0);
-                h[0] = Self::modulated::<T>(Self::sum(parts, WARPS_K), codes, 0, rank);
+                h[0] = Self::modulated(Self::sum(parts, WARPS_K), codes, 0, rank);
             }
             return;
         }
@@ -558,7 +553,7 @@ impl<
             // SAFETY: the caller's promise.
             unsafe {
                 let codes = Self::codes_at::<T>(codes, fragment);
-                *sums = Self::modulated::<T>(*sums, codes, fragment, rank);
+                *sums = Self::modulated(*sums, codes, fragment, rank);
                 if Self::is_stored::<T>() {
                     ptx::st_shared_v4_f32(Self::of_result::<T>(fragment), *sums);
                 }

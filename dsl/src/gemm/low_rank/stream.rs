@@ -248,23 +248,21 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
         let lane = warp::lane_id();
         let [row, first_column, end_column] = self.place(at.tile);
         let is_there = at.tile < self.tiles;
-        if is_there {
-            if at.stage < self.projections {
-                // A thread has the same chunk of several rows.
-                let step = const { S::BLOCK_M / X_PASSES };
-                let (first, chunk) = (group * PASS_ROWS + lane / ROW_CHUNKS, lane % ROW_CHUNKS);
-                let to = Self::rows(at).offset(part * (S::BLOCK_M * ROW_BYTES)).get();
-                let place = |pass: u32| to + swizzled_chunk(ROW_BYTES, first + pass * step, chunk);
-                let offset =
-                    self.first_byte + at.stage * S::STAGE_ROW_BYTES + part * ROW_BYTES + chunk * CHUNK_BYTES;
-                // SAFETY: no warp reads this slot any more; the caller vouches for X.
-                unsafe {
-                    if self.x.is_aligned() {
-                        self.x.copy_aligned::<X_PASSES>(place, [row + first, step], offset);
-                    } else {
-                        for pass in 0..ptx::opaque(X_PASSES) {
-                            self.x.copy_chunk::<T>(place(pass), row + first + pass * step, offset);
-                        }
+        if is_there && at.stage < self.projections {
+            // A thread has the same chunk of several rows.
+            let step = const { S::BLOCK_M / X_PASSES };
+            let (first, chunk) = (group * PASS_ROWS + lane / ROW_CHUNKS, lane % ROW_CHUNKS);
+            let to = Self::rows(at).offset(part * (S::BLOCK_M * ROW_BYTES)).get();
+            let place = |pass: u32| to + swizzled_chunk(ROW_BYTES, first + pass * step, chunk);
+            let offset =
+                self.first_byte + at.stage * S::STAGE_ROW_BYTES + part * ROW_BYTES + chunk * CHUNK_BYTES;
+            // SAFETY: no warp reads this slot any more; the caller vouches for X.
+            unsafe {
+                if self.x.is_aligned() {
+                    self.x.copy_aligned::<X_PASSES>(place, [row + first, step], offset);
+                } else {
+                    for pass in 0..ptx::opaque(X_PASSES) {
+                        self.x.copy_chunk::<T>(place(pass), row + first + pass * step, offset);
                     }
                 }
             }
