@@ -6,12 +6,15 @@
 //!
 //! Where V and U fit the ring's room for them, they are copied once, after the first rows of X, and stay.
 //!
+//! [`RowsTile`] is for few columns, of which a block's registers hold V and U.
+//!
 //! [`LowRankStream`] is the ring: it hands out [`Stage`]s. [`LowRankTile`] is what the warps do with them.
 
 mod chunks;
 mod codes;
 mod copy;
 mod element;
+mod rows;
 mod stream;
 
 use core::marker::PhantomData;
@@ -19,6 +22,7 @@ use core::marker::PhantomData;
 use chunks::Chunks;
 pub use codes::{RankCodes, RankColumn};
 pub use element::LowRankElement;
+pub use rows::{RowsProblem, RowsShape, RowsTile};
 pub use stream::{Due, LowRankStream, Problem, Stage};
 
 use crate::float::Element;
