@@ -225,11 +225,10 @@ impl<const GROUPS: usize, const WARPS: u32, const BLOCKS: u32> RowsShape for Row
         let &RowsProblem { x, v, u, y, add } = problem;
         let rank = u.rows;
         let mut row = thread::block_idx_x() * ROWS;
-        // SAFETY: all-zero bits are numbers, and so below. (An array literal of this length would be filled by a loop with a variable index
-        // and so live in local memory.)
-        let mut chunks: [[[u32; 4]; 2]; GROUPS] = unsafe { core::mem::zeroed() };
-        let mut of_v: [[[u32; 2]; 2]; GROUPS] = unsafe { core::mem::zeroed() };
-        let mut of_u: [[u32; 4]; GROUPS] = unsafe { core::mem::zeroed() };
+        // SAFETY: all-zero bits are numbers. (An array literal of this length would be filled by a loop with a variable index and so live in
+        // local memory.)
+        let (mut chunks, mut of_v, mut of_u) =
+            unsafe { (core::mem::zeroed(), core::mem::zeroed(), core::mem::zeroed()) };
         // SAFETY: the caller's promise. One thread writes the codes' column, and all synchronise before they read it.
         let mut held = unsafe {
             Self::load_rows(&mut chunks, &x, row);
