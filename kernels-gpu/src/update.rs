@@ -65,18 +65,22 @@ pub(crate) unsafe fn update<T: LowRankElement, S: LowRankShape>(
     // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the shape asks for; the caller vouches
     // for the pointers, and each tile of Y belongs to one block.
     unsafe {
-        S::start(&codes);
         let mut h = S::zero();
         let mut codes_of_tile = S::no_codes();
-        while let Some(stage) = stream.next() {
+        while let Some(stage) = stream.next(|due| {
+            // Not before: the first rows are on their way by now.
+            if due.is_first {
+                S::start(&codes);
+            }
+            codes_of_tile = S::fetch::<T>(p.m, due.row);
+        }) {
             if stage.is_first() {
                 h = S::zero();
-                codes_of_tile = S::fetch::<T>(p.m, &stage);
             }
             if stage.is_of_first_product() {
                 S::project::<T>(&mut h, &stage);
                 if stage.completes_first_product() {
-                    S::modulate::<T>(&mut h, codes_of_tile, rank);
+                    S::modulate::<T>(&mut h, codes_of_tile, rank, &stage);
                 }
             } else {
                 S::expand::<T>(&h, &y, p.add != 0, &stage);

@@ -95,6 +95,27 @@ pub unsafe fn ld_global_nc_v2_f32_if(address: u64, condition: bool) -> [f32; 2] 
     [a, b]
 }
 
+/// `@condition ld.global.v4.b32`: 16 bytes if `condition` holds, else zeros. Unlike an `nc` load, it is not moved behind a barrier: a loop
+/// asks for bytes long before it uses them.
+///
+/// # Safety
+///
+/// As the module says, if `condition` holds.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_global_v4_b32_if(address: u64, condition: bool) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "{{ .reg .pred holds; setp.ne.u32 holds, {5}, 0; mov.b32 {0}, 0; mov.b32 {1}, 0; mov.b32 {2}, 0; mov.b32 {3}, 0; @holds ld.global.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}]; }}",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, in(reg32) u32::from(condition),
+            options(nomem, nostack)
+        )
+    };
+    [a, b, c, d]
+}
+
 macro_rules! load_if {
     ($(#[$doc:meta])* $name:ident, $text:literal, $zero:literal, $class:ident, $value:ty) => {
         $(#[$doc])*
@@ -128,6 +149,11 @@ load_if!(
 load_if!(
     /// `@condition ld.global.nc.b16`: as [`ld_global_nc_b16`] if `condition` holds, else 0.
     ld_global_nc_b16_if, "ld.global.nc.b16", "mov.b16 {0}, 0", reg16, u16
+);
+load_if!(
+    /// `@condition ld.global.nc.u16`: as [`ld_global_nc_b16_if`], into a register of 32 bits, so that nothing has to wait for the two
+    /// bytes only to widen them.
+    ld_global_nc_u16_wide_if, "ld.global.nc.u16", "mov.b32 {0}, 0", reg32, u32
 );
 load_if!(
     /// `@condition ld.global.nc.f32`: as [`ld_global_nc_f32`] if `condition` holds, else 0.

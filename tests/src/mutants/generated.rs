@@ -2,11 +2,11 @@
 //! every direction, and rows of every alignment.
 
 use half::{bf16, f16};
-use warpsmith_dsl::gemm::low_rank::LowRankShape;
+use warpsmith_dsl::gemm::low_rank::{LowRankShape, RowsShape};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::codes::{Codes, MAX_UPDATES};
-use warpsmith_kernels::generated_update::{Rank8, Rank64, Rank128, Rank128F32};
+use warpsmith_kernels::generated_update::{Rank8, Rank64, Rank128, Rank128F32, Rows768};
 use warpsmith_kernels::generated_update_cluster::Cluster16;
 use warpsmith_kernels::update::UpdateParams;
 
@@ -47,11 +47,17 @@ struct Instance {
     rows: u32,
     max_rank: u32,
     split: u32,
+    /// Whether the rows of X, U and Y are whole chunks of 16 bytes.
+    is_chunked: bool,
 }
 
 impl Instance {
     fn of<S: LowRankShape>(of: Float) -> Self {
-        Self { of, rows: S::BLOCK_M, max_rank: S::MAX_RANK, split: S::SPLIT }
+        Self { of, rows: S::BLOCK_M, max_rank: S::MAX_RANK, split: S::SPLIT, is_chunked: false }
+    }
+
+    fn of_rows<S: RowsShape>(of: Float) -> Self {
+        Self { of, rows: S::BLOCK_M, max_rank: S::MAX_RANK, split: 1, is_chunked: true }
     }
 
     fn named(name: &str) -> Option<Self> {
@@ -65,6 +71,7 @@ impl Instance {
         match parts[..] {
             ["cluster", of, "rank16"] => Some(Self::of::<Cluster16>(float(of)?)),
             [of, "rank8"] => Some(Self::of::<Rank8>(float(of)?)),
+            [of, "rows768"] => Some(Self::of_rows::<Rows768>(float(of)?)),
             [of, "rank64"] => Some(Self::of::<Rank64>(float(of)?)),
             ["f32", "rank128"] => Some(Self::of::<Rank128F32>(Float::F32)),
             [of, "rank128"] => Some(Self::of::<Rank128>(float(of)?)),
@@ -90,6 +97,19 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         margin: 0,
     };
     let half = (rank / 2).max(2);
+    if instance.is_chunked {
+        let sizes = [
+            size(5, 3 * chunk, 2 * chunk, [1, half - 1]),
+            Size { add: true, margin: chunk, ..size(rows + 3, 2 * line + chunk, line, [half, 1]) },
+            Size { margin: chunk, ..size(rows - 1, line, 3 * line + chunk, [half - 1, half]) },
+            // Several tiles of a block, all groups of columns of a warp and all warps.
+            Size { add: true, blocks: 2, ..size(5 * rows - 2, 12 * line, 11 * line, [rank - 1, 1]) },
+            size(3 * rows, 11 * line - chunk, 12 * line, [half, rank - half]),
+        ];
+        return Some(
+            sizes.into_iter().map(|size| Box::new(Case::new(instance, size)) as Box<dyn Problem>).collect(),
+        );
+    }
     let mut sizes = vec![
         size(5, 3 * chunk, 2 * chunk, [1, half - 1]),
         Size { add: true, ..size(rows + 3, 2 * line + chunk, line + 3, [half, 1]) },

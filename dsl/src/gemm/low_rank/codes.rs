@@ -1,6 +1,6 @@
 //! The codes of a low-rank update, as a kernel looks them up.
 
-use crate::float::Element;
+use super::LowRankElement;
 use crate::launch::Global;
 use crate::ptx;
 
@@ -64,15 +64,15 @@ impl RankColumn {
         }
     }
 
-    /// The code of row `row`; zero if `valid` is false or there is no such coordinate.
+    /// The bits of the code of row `row`; zero if `valid` is false or there is no such coordinate.
     ///
     /// # Safety
     ///
     /// If `valid` and there is such a coordinate, the code is valid for reads, and nothing writes it while the kernel runs.
     #[inline(always)]
-    pub(super) unsafe fn code<T: Element>(&self, row: u32, valid: bool) -> T {
+    pub(super) unsafe fn code_bits<T: LowRankElement>(&self, row: u32, valid: bool) -> u32 {
         let from = self.address + (row / self.rows.max(1)) as u64 * self.pitch;
         // SAFETY: the caller's promise.
-        unsafe { T::load_read_only_if(Global::new(from), valid && self.rows != 0) }
+        unsafe { T::load_code_bits(Global::new(from), valid && self.rows != 0) }
     }
 }

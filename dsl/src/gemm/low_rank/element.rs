@@ -2,6 +2,7 @@
 
 use crate::float::{Bf16, Element, F16, HalfElement};
 use crate::gemm::MmaElement;
+use crate::launch::Global;
 use crate::layout::{PANEL_COLUMNS, staged_fragment};
 use crate::ptx;
 use crate::warp;
@@ -58,8 +59,19 @@ pub trait LowRankElement: MmaElement {
     /// As [`put`](Self::put); it is written and visible to the lane.
     unsafe fn get(buffer: u32, lane: u32, row: u32, fragment: u32) -> [f32; 2];
 
-    /// Codes of a lane's four accumulators, as 16 bytes.
-    fn code_words(codes: [Self; 4]) -> [u32; 4];
+    /// The bits of a code if `condition` holds, else 0, in a register that nothing is done with before they are used: so nothing waits for
+    /// them.
+    ///
+    /// # Safety
+    ///
+    /// As [`load_read_only_if`](Element::load_read_only_if).
+    unsafe fn load_code_bits(from: Global<Self>, condition: bool) -> u32;
+
+    /// The code of these bits.
+    fn code_of_bits(bits: u32) -> f32;
+
+    /// The bits of the codes of a lane's four accumulators, as 16 bytes.
+    fn code_words(bits: [u32; 4]) -> [u32; 4];
 
     /// The codes of these words.
     fn codes_of_words(words: [u32; 4]) -> [f32; 4];
@@ -123,8 +135,19 @@ macro_rules! half_low_rank {
             }
 
             #[inline(always)]
-            fn code_words([a, b, c, d]: [Self; 4]) -> [u32; 4] {
-                [a.0 as u32 | (b.0 as u32) << 16, c.0 as u32 | (d.0 as u32) << 16, 0, 0]
+            unsafe fn load_code_bits(from: Global<Self>, condition: bool) -> u32 {
+                // SAFETY: the caller's promise.
+                unsafe { ptx::ld_global_nc_u16_wide_if(from.address(), condition) }
+            }
+
+            #[inline(always)]
+            fn code_of_bits(bits: u32) -> f32 {
+                Self(bits as u16).to_f32()
+            }
+
+            #[inline(always)]
+            fn code_words([a, b, c, d]: [u32; 4]) -> [u32; 4] {
+                [a | b << 16, c | d << 16, 0, 0]
             }
 
             #[inline(always)]
@@ -184,8 +207,19 @@ impl LowRankElement for f32 {
     }
 
     #[inline(always)]
-    fn code_words(codes: [Self; 4]) -> [u32; 4] {
-        codes.map(f32::to_bits)
+    unsafe fn load_code_bits(from: Global<Self>, condition: bool) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_global_nc_f32_if(from.address(), condition) }.to_bits()
+    }
+
+    #[inline(always)]
+    fn code_of_bits(bits: u32) -> f32 {
+        f32::from_bits(bits)
+    }
+
+    #[inline(always)]
+    fn code_words(bits: [u32; 4]) -> [u32; 4] {
+        bits
     }
 
     #[inline(always)]

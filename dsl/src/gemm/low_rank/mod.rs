@@ -4,7 +4,9 @@
 //! of V along K, then slices of U along the columns of Y. So the next tile's rows are on their way while this tile's are
 //! stored. The accumulators of the first product, times the codes, are the A fragments of the second as they lie in their registers.
 //!
-//! Where V and U fit the ring's room for them, they are copied with the block's first tile and stay.
+//! Where V and U fit the ring's room for them, they are copied once, after the first rows of X, and stay.
+//!
+//! [`RowsTile`] is for few columns, of which a block's registers hold V and U.
 //!
 //! [`LowRankStream`] is the ring: it hands out [`Stage`]s. [`LowRankTile`] is what the warps do with them.
 
@@ -12,6 +14,7 @@ mod chunks;
 mod codes;
 mod copy;
 mod element;
+mod rows;
 mod stream;
 
 use core::marker::PhantomData;
@@ -19,7 +22,8 @@ use core::marker::PhantomData;
 use chunks::Chunks;
 pub use codes::{RankCodes, RankColumn};
 pub use element::LowRankElement;
-pub use stream::{LowRankStream, Problem, Stage};
+pub use rows::{RowsProblem, RowsShape, RowsTile};
+pub use stream::{Due, LowRankStream, Problem, Stage};
 
 use crate::float::Element;
 use crate::layout::{PANEL_COLUMNS, a_fragment_chunk, accumulator_coord, staged_chunk, swizzled_chunk};
@@ -70,6 +74,10 @@ pub trait LowRankShape: 'static {
     const THREADS: u32;
     /// Blocks that a multiprocessor holds at a time.
     const MIN_BLOCKS: u32;
+    /// Warps that have different parts of K and of the columns.
+    const WARPS_K: u32;
+    /// Whether each warp has parts of V and of U that no other reads.
+    const IS_PRIVATE: bool;
     /// Blocks of a cluster, which share a tile's sums.
     const SPLIT: u32;
     /// Stages of the ring.
@@ -82,13 +90,15 @@ pub trait LowRankShape: 'static {
     const CODES: u32;
     /// Dynamic shared memory of a block but for the codes, in bytes.
     const BASE_BYTES: u32;
+    /// Whether a thread's codes stay in its registers: a tile's are then asked for while the last tile's columns are computed.
+    const HELD: bool;
 
     /// The accumulators of the first product: each thread's share, in registers.
     type Accumulators: Copy;
     /// The codes of these, where they are few enough for registers.
     type Codes: Copy;
 
-    /// Prepares the block's shared memory.
+    /// Prepares the block's shared memory, and waits until all threads have.
     ///
     /// # Safety
     ///
@@ -102,13 +112,13 @@ pub trait LowRankShape: 'static {
     /// No codes.
     fn no_codes() -> Self::Codes;
 
-    /// Has the codes of a tile fetched.
+    /// Has the codes of the tile whose first row is `row` fetched.
     ///
     /// # Safety
     ///
-    /// All threads of the block call it with a tile's first stage that the stream gave, after [`start`](Self::start); the codes can be read
-    /// for `rows` rows, and nothing writes them while the kernel runs.
-    unsafe fn fetch<T: LowRankElement>(rows: u32, stage: &Stage) -> Self::Codes;
+    /// All threads of the block call it when the stream says so, after [`start`](Self::start); the codes can be read for `rows` rows,
+    /// and nothing writes them while the kernel runs.
+    unsafe fn fetch<T: LowRankElement>(rows: u32, row: u32) -> Self::Codes;
 
     /// Adds the stage's part of `X V`.
     ///
@@ -121,9 +131,14 @@ pub trait LowRankShape: 'static {
     ///
     /// # Safety
     ///
-    /// All threads of the block, and of its cluster, call it after a tile's last [`project`](Self::project), with what
+    /// All threads of the block, and of its cluster, call it after a tile's last [`project`](Self::project), with its stage, and what
     /// [`fetch`](Self::fetch) returned.
-    unsafe fn modulate<T: LowRankElement>(h: &mut Self::Accumulators, codes: Self::Codes, rank: u32);
+    unsafe fn modulate<T: LowRankElement>(
+        h: &mut Self::Accumulators,
+        codes: Self::Codes,
+        rank: u32,
+        stage: &Stage,
+    );
 
     /// Computes the stage's columns of the product with U, adds what Y holds if `add`, rounds, and stores what lies within Y.
     ///
@@ -147,7 +162,9 @@ impl<
     /// Bytes of the rows of X in a stage.
     const X_BYTES: u32 = WARPS_M * ROWS * WARPS_K * ROW_BYTES;
     /// Bytes of the rows of V, or of those of U, in a stage.
-    const PANEL_BYTES: u32 = WARPS_K * ROW_BYTES * N as u32 * 8;
+    const PANEL_BYTES: u32 = WARPS_K * Self::PART_BYTES;
+    /// Bytes of those that a warp has: the rows of V for 128 bytes of a row of X, or 128 bytes of the rows of U.
+    const PART_BYTES: u32 = ROW_BYTES * N as u32 * 8;
     /// Where the rings' buffers end.
     const STAGING_AT: u32 = {
         assert!(STAGES >= 3, "one stage is read while another is filled and a third is on its way");
@@ -159,20 +176,22 @@ impl<
     const SUM_BYTES: u32 = WARPS_M * N as u32 * FRAGMENT_BYTES;
     /// Whether several warps share a sum.
     const SHARED_SUMS: bool = WARPS_K * SPLIT > 1;
+    /// Whether each of them adds all parts up itself: one exchange less. Tiles take turns with two places for the parts, so that the next
+    /// tile's need not wait for those who still read this one's.
+    const ALL_ADD: bool = Self::SHARED_SUMS && SPLIT == 1 && N == 1;
     /// Where the parts of the sums follow, those of each of the warps that share them.
     const PARTS_AT: u32 = Self::STAGING_AT + WARPS_M * WARPS_K * STAGING_BYTES;
+    /// Places for the parts.
+    const PARTS: u32 = if Self::ALL_ADD { 2 } else { 1 };
     /// Where the parts of the blocks of the cluster follow.
     const BLOCK_PARTS_AT: u32 =
-        Self::PARTS_AT + if Self::SHARED_SUMS { WARPS_K * Self::SUM_BYTES } else { 0 };
+        Self::PARTS_AT + if Self::SHARED_SUMS { Self::PARTS * WARPS_K * Self::SUM_BYTES } else { 0 };
     /// Where the sums follow.
     const SUMS_AT: u32 = Self::BLOCK_PARTS_AT + if SPLIT > 1 { SPLIT * Self::SUM_BYTES } else { 0 };
     /// Where what is known of the rank coordinates' codes follows.
     const COLUMNS_AT: u32 = Self::SUMS_AT + if Self::SHARED_SUMS { Self::SUM_BYTES } else { 0 };
     /// Fragments whose sums a warp completes: that of number k among those that share them has fragments k, k + `WARPS_K`, …
     const OWNED: usize = N.div_ceil(WARPS_K as usize);
-    /// Whether the codes stay in registers.
-    const HELD: bool = Self::OWNED == 1;
-
     /// The warp's group, and its number in it.
     #[inline(always)]
     fn place() -> (u32, u32) {
@@ -198,7 +217,7 @@ impl<
         SharedAddress::dynamic().offset(Self::COLUMNS_AT + rank * RankColumn::BYTES).get()
     }
 
-    /// The codes of the lane's accumulators of `fragment`, in a tile whose first row is `row`.
+    /// The bits of the codes of the lane's accumulators of `fragment`, in a tile whose first row is `first_row`.
     #[inline(always)]
     unsafe fn codes_of<T: LowRankElement>(rows: u32, first_row: u32, fragment: u32) -> [u32; 4] {
         let (group, _) = Self::place();
@@ -211,30 +230,24 @@ impl<
         unsafe {
             let left = RankColumn::get(Self::of_column(rank));
             let right = RankColumn::get(Self::of_column(rank + 1));
-            T::code_words([
-                left.code(row, row < rows),
-                right.code(row, row < rows),
-                left.code(below, below < rows),
-                right.code(below, below < rows),
-            ])
+            [
+                left.code_bits::<T>(row, row < rows),
+                right.code_bits::<T>(row, row < rows),
+                left.code_bits::<T>(below, below < rows),
+                right.code_bits::<T>(below, below < rows),
+            ]
         }
     }
 
     /// A lane's accumulators of `fragment` times their codes and scalings; zeros beyond `rank`.
     #[inline(always)]
-    unsafe fn modulated<T: LowRankElement>(
-        sums: [f32; 4],
-        codes: [u32; 4],
-        fragment: u32,
-        rank: u32,
-    ) -> [f32; 4] {
+    unsafe fn modulated(sums: [f32; 4], codes: [f32; 4], fragment: u32, rank: u32) -> [f32; 4] {
         let first = fragment * 8 + accumulator_coord(warp::lane_id(), 0).column;
         let scaling = |rank: u32| {
             // SAFETY: written at the start, and the block has synchronised since.
             unsafe { ptx::ld_shared_f32(Self::of_column(rank) + RankColumn::SCALING_AT) }
         };
         let scaling = [scaling(first), scaling(first + 1)];
-        let codes = T::codes_of_words(codes);
         // Not a product with zero: beyond the rank, the sum of an infinite row of X is no number.
         let times = |i: usize| {
             if first + (i as u32 % 2) < rank { sums[i] * (scaling[i % 2] * codes[i]) } else { 0.0 }
@@ -244,20 +257,20 @@ impl<
 
     /// The codes of fragment `fragment`, that are the warp's `owned`-th.
     #[inline(always)]
-    unsafe fn codes_at<T: LowRankElement>(held: [u32; 4], fragment: u32) -> [u32; 4] {
-        if Self::HELD {
-            return held;
+    unsafe fn codes_at<T: LowRankElement>(held: [u32; 4], fragment: u32) -> [f32; 4] {
+        if <Self as LowRankShape>::HELD {
+            return held.map(T::code_of_bits);
         }
         let at = Self::of_codes::<T>(fragment);
         // SAFETY: this lane wrote them.
-        unsafe {
+        T::codes_of_words(unsafe {
             if T::BYTES == 2 {
                 let [low, high] = ptx::ld_shared_v2_f32(at).map(f32::to_bits);
                 [low, high, 0, 0]
             } else {
                 ptx::ld_shared_v4_b32(at)
             }
-        }
+        })
     }
 
     /// The sum of `parts` parts that start at `from`, `SUM_BYTES` apart, in their order.
@@ -313,7 +326,7 @@ impl<
             while fragment < N as u32 {
                 let at = Self::of_fragment(group, fragment);
                 let codes = Self::codes_at::<T>(held, fragment);
-                let modulated = Self::modulated::<T>(Self::sum(from + at, count), codes, fragment, rank);
+                let modulated = Self::modulated(Self::sum(from + at, count), codes, fragment, rank);
                 ptx::st_shared_v4_f32(sums + at, modulated);
                 fragment += WARPS_K;
             }
@@ -404,12 +417,15 @@ impl<
     const MAX_RANK: u32 = N as u32 * 8;
     const THREADS: u32 = WARPS_M * WARPS_K * warp::SIZE;
     const MIN_BLOCKS: u32 = BLOCKS;
+    const WARPS_K: u32 = WARPS_K;
+    const IS_PRIVATE: bool = WARPS_M == 1;
     const SPLIT: u32 = SPLIT;
     const STAGES: u32 = STAGES;
     const PANELS: u32 = PANELS;
     const STAGE_ROW_BYTES: u32 = WARPS_K * ROW_BYTES;
     const CODES: u32 = if Self::HELD { 0 } else { Self::BLOCK_M * Self::MAX_RANK };
     const BASE_BYTES: u32 = Self::COLUMNS_AT + Self::MAX_RANK * RankColumn::BYTES;
+    const HELD: bool = Self::OWNED == 1;
 
     type Accumulators = [[f32; 4]; N];
     type Codes = [u32; 4];
@@ -424,6 +440,8 @@ impl<
             unsafe { column.put(Self::of_column(rank)) }
             rank += Self::THREADS;
         }
+        // SAFETY: all threads of the block are here.
+        unsafe { thread::sync_threads() }
         if SPLIT > 1 {
             // SAFETY: all threads of the block are here, and wait in `share`.
             unsafe { ptx::barrier_cluster_arrive() }
@@ -443,14 +461,15 @@ impl<
     }
 
     #[inline(always)]
-    unsafe fn fetch<T: LowRankElement>(rows: u32, stage: &Stage) -> Self::Codes {
+    unsafe fn fetch<T: LowRankElement>(rows: u32, row: u32) -> Self::Codes {
         let (_, number) = Self::place();
         if Self::HELD {
-            if number >= N as u32 {
+            let fragment = if Self::ALL_ADD { 0 } else { number };
+            if fragment >= N as u32 {
                 return [0; 4];
             }
             // SAFETY: the caller's promise.
-            let held = unsafe { Self::codes_of::<T>(rows, stage.row, number) };
+            let held = unsafe { Self::codes_of::<T>(rows, row, fragment) };
             // Loaded here, not where they are used.
             return [ptx::opaque(held[0]), ptx::opaque(held[1]), ptx::opaque(held[2]), ptx::opaque(held[3])];
         }
@@ -460,7 +479,7 @@ impl<
             for (i, words) in words.iter_mut().enumerate() {
                 let fragment = number + (owned + i as u32) * WARPS_K;
                 // SAFETY: the caller's promise.
-                *words = unsafe { Self::codes_of::<T>(rows, stage.row, fragment) };
+                *words = T::code_words(unsafe { Self::codes_of::<T>(rows, row, fragment) });
             }
             for (i, &[a, b, c, d]) in words.iter().enumerate() {
                 let at = Self::of_codes::<T>(number + (owned + i as u32) * WARPS_K);
@@ -484,8 +503,8 @@ impl<
         let chunk = a_fragment_chunk(warp::lane_id());
         let rows = stage.x.offset((number * Self::BLOCK_M + group * ROWS) * ROW_BYTES);
         let own = swizzled_chunk(ROW_BYTES, chunk.row, chunk.chunk);
-        let panels = stage.panels.offset(number * (4 * STEP_PANEL_BYTES)).get();
-        let stride = const { WARPS_K * ROW_BYTES * PANEL_COLUMNS };
+        let panels = stage.panels.offset(number * Self::PART_BYTES).get();
+        let stride = const { ROW_BYTES * PANEL_COLUMNS };
         let steps = ROW_BYTES / STEP_BYTES;
         // Not unrolled where that would be much code.
         let steps = if N as u32 * T::BYTES >= 32 { ptx::opaque(steps) } else { steps };
@@ -508,7 +527,27 @@ impl<
     }
 
     #[inline(always)]
-    unsafe fn modulate<T: LowRankElement>(h: &mut Self::Accumulators, codes: Self::Codes, rank: u32) {
+    unsafe fn modulate<T: LowRankElement>(
+        h: &mut Self::Accumulators,
+        codes: Self::Codes,
+        rank: u32,
+        stage: &Stage,
+    ) {
+        if Self::ALL_ADD {
+            let (group, number) = Self::place();
+            let parts =
+                Self::PARTS_AT + stage.odd * (WARPS_K * Self::SUM_BYTES) + Self::of_fragment(group, 0);
+            let parts = SharedAddress::dynamic().offset(parts).get();
+            // SAFETY: this lane's place. All have read what the last tile but one left there: they have since come to the last one's
+            // barrier.
+            unsafe {
+                ptx::st_shared_v4_f32(parts + number * Self::SUM_BYTES, h[0]);
+                thread::sync_threads();
+                let codes = Self::codes_at::<T>(codes, 0);
+                h[0] = Self::modulated(Self::sum(parts, WARPS_K), codes, 0, rank);
+            }
+            return;
+        }
         if Self::SHARED_SUMS {
             // SAFETY: the caller's promise.
             return unsafe { Self::share::<T>(h, codes, rank) };
@@ -518,7 +557,7 @@ impl<
             // SAFETY: the caller's promise.
             unsafe {
                 let codes = Self::codes_at::<T>(codes, fragment);
-                *sums = Self::modulated::<T>(*sums, codes, fragment, rank);
+                *sums = Self::modulated(*sums, codes, fragment, rank);
                 if Self::is_stored::<T>() {
                     ptx::st_shared_v4_f32(Self::of_result::<T>(fragment), *sums);
                 }
@@ -554,8 +593,7 @@ impl<
         }
 
         let own = accumulator_coord(lane, 0).row;
-        let panels =
-            stage.panels.get() + number * T::PANELS as u32 * (N as u32 * 8 * PANEL_COLUMNS * T::BYTES);
+        let panels = stage.panels.get() + number * Self::PART_BYTES;
         let pairs = const { T::PANELS as u32 / 2 };
         let at_a_time = Self::pairs_at_a_time::<T>();
         let pairs = if at_a_time == 1 { ptx::opaque(pairs) } else { pairs };

@@ -1,4 +1,9 @@
-//! The ring that all operands of a block's tiles come through.
+//! The ring that the operands of a block's tiles come through.
+//!
+//! A block's X always does. V and U do where they are too large to stay; where they stay, they are copied once, U too, so that the ring is of X
+//! alone, and the rows of the next tiles are on their way at once.
+//!
+//! Where the warps of a block have different parts of K and of the columns, each copies what it reads itself, and waits for nobody else.
 
 use core::marker::PhantomData;
 
@@ -9,6 +14,7 @@ use crate::ptx;
 use crate::shared::SharedAddress;
 use crate::thread;
 use crate::tile::Operand;
+use crate::warp;
 
 /// Chunks of 128 bytes.
 const ROW_CHUNKS: u32 = 8;
@@ -17,6 +23,8 @@ const ROW_BYTES: u32 = ROW_CHUNKS * CHUNK_BYTES;
 
 /// Rows of X of which a thread copies a chunk for a stage: 16 rows for each 32 threads, who have 128 bytes of a row.
 const X_PASSES: u32 = 4;
+/// Rows of X of which a warp copies chunks at a time.
+const PASS_ROWS: u32 = warp::SIZE / ROW_CHUNKS;
 
 /// What is computed: `X [M, K1]`, `V [K1, R]`, `U [R, K2]`, and how the columns of Y are shared.
 #[derive(Clone, Copy)]
@@ -44,6 +52,8 @@ pub struct Stage {
     pub column: u32,
     /// Where the block's columns end.
     pub columns: u32,
+    /// Whether the tile is the block's second, fourth, …: 0 or 1.
+    pub odd: u32,
     /// Its number among the tile's.
     index: u32,
     /// How many of these are stages of the first product.
@@ -71,6 +81,15 @@ impl Stage {
     pub fn completes_first_product(&self) -> bool {
         self.index + 1 == self.projections
     }
+}
+
+/// A tile whose codes are due.
+#[derive(Clone, Copy)]
+pub struct Due {
+    /// Its first row.
+    pub row: u32,
+    /// Whether it is the block's first.
+    pub is_first: bool,
 }
 
 /// Where the ring is filled, or read.
@@ -105,6 +124,8 @@ pub struct LowRankStream<T, S> {
     /// Whether V and U stay in shared memory after the block's first tile.
     resident: bool,
     first_tile: u32,
+    /// Whether the tile that is read is the block's second, fourth, …
+    odd: u32,
     /// Stages that are filled or on their way.
     ahead: u32,
     fill: Position,
@@ -155,17 +176,12 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
             expansions,
             resident: slices == 1 && projections + expansions <= S::PANELS,
             first_tile: unit,
+            odd: 0,
             ahead: 0,
             fill: at,
             read: at,
             kind: PhantomData,
         }
-    }
-
-    /// Whether the stage at `at` has nothing copied: its V or U has stayed.
-    #[inline(always)]
-    fn stays(&self, at: Position) -> bool {
-        self.resident && at.tile != self.first_tile
     }
 
     /// The tile's first row, and the block's columns of it.
@@ -180,10 +196,10 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
         [row * S::BLOCK_M, first, (first + self.slice).min(columns)]
     }
 
-    /// Where the panels of the stage at `at` are.
+    /// Where panels number `stage` of a tile are, those of V and then those of U, in the ring at `at`.
     #[inline(always)]
-    fn panels(&self, at: Position) -> SharedAddress {
-        let slot = if self.resident { at.stage } else { at.slot };
+    fn panels(&self, at: Position, stage: u32) -> SharedAddress {
+        let slot = if self.resident { stage } else { at.slot };
         SharedAddress::dynamic().offset(Self::PANELS_AT + slot * Self::PANEL_BYTES)
     }
 
@@ -197,7 +213,7 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
     #[inline(always)]
     fn next_in_ring(&self, at: Position) -> Position {
         let slot = if at.slot + 1 == S::STAGES { 0 } else { at.slot + 1 };
-        let stages = self.projections + if self.stays(at) { 0 } else { self.expansions };
+        let stages = self.projections + if self.resident { 0 } else { self.expansions };
         if at.stage + 1 == stages {
             Position { tile: at.tile + self.turn, stage: 0, slot }
         } else {
@@ -205,115 +221,153 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
         }
     }
 
+    /// The thread's group of warps, and the number of its warp in it: which 128 bytes of a row it has.
+    #[inline(always)]
+    fn place_of_warp() -> (u32, u32) {
+        (warp::warp_id() / S::WARPS_K, warp::warp_id() % S::WARPS_K)
+    }
+
+    /// Waits for what the thread reads of the ring: for its own warp, or for all.
+    #[inline(always)]
+    unsafe fn synchronize() {
+        // SAFETY: the caller's promise: all threads of the block are here.
+        unsafe {
+            if S::IS_PRIVATE {
+                warp::sync_warp();
+            } else {
+                thread::sync_threads();
+            }
+        }
+    }
+
     /// Has the next stage copied, if there is one, and closes the group of the copies even if there is not.
     #[inline(always)]
     unsafe fn fill(&mut self) {
         let at = self.fill;
-        if at.tile < self.tiles {
-            let [row, first_column, end_column] = self.place(at.tile);
-            let thread = thread::thread_idx_x();
-            let projects = at.stage < self.projections;
-            let along = at.stage * S::STAGE_ROW_BYTES;
-            if projects {
-                let per_row = const { S::STAGE_ROW_BYTES / CHUNK_BYTES };
-                // A thread has the same chunk of several rows.
-                let step = const { S::THREADS / (S::STAGE_ROW_BYTES / CHUNK_BYTES) };
-                let (first, chunk) = (thread / per_row, thread % per_row);
-                let to = Self::rows(at).offset(chunk / ROW_CHUNKS * (S::BLOCK_M * ROW_BYTES)).get();
-                let place =
-                    |pass: u32| to + swizzled_chunk(ROW_BYTES, first + pass * step, chunk % ROW_CHUNKS);
-                let offset = self.first_byte + along + chunk * CHUNK_BYTES;
-                // SAFETY: no warp reads this slot any more; the caller vouches for X.
-                unsafe {
-                    if self.x.is_aligned() {
-                        self.x.copy_aligned::<X_PASSES>(place, [row + first, step], offset);
-                    } else {
-                        for pass in 0..ptx::opaque(X_PASSES) {
-                            self.x.copy_chunk::<T>(place(pass), row + first + pass * step, offset);
-                        }
+        let (group, part) = Self::place_of_warp();
+        let lane = warp::lane_id();
+        let [row, first_column, end_column] = self.place(at.tile);
+        let is_there = at.tile < self.tiles;
+        if is_there && at.stage < self.projections {
+            // A thread has the same chunk of several rows.
+            let step = const { S::BLOCK_M / X_PASSES };
+            let (first, chunk) = (group * PASS_ROWS + lane / ROW_CHUNKS, lane % ROW_CHUNKS);
+            let to = Self::rows(at).offset(part * (S::BLOCK_M * ROW_BYTES)).get();
+            let place = |pass: u32| to + swizzled_chunk(ROW_BYTES, first + pass * step, chunk);
+            let offset =
+                self.first_byte + at.stage * S::STAGE_ROW_BYTES + part * ROW_BYTES + chunk * CHUNK_BYTES;
+            // SAFETY: no warp reads this slot any more; the caller vouches for X.
+            unsafe {
+                if self.x.is_aligned() {
+                    self.x.copy_aligned::<X_PASSES>(place, [row + first, step], offset);
+                } else {
+                    for pass in 0..ptx::opaque(X_PASSES) {
+                        self.x.copy_chunk::<T>(place(pass), row + first + pass * step, offset);
                     }
                 }
             }
-            if !self.stays(at) {
-                // V has a row for each element along K, and the rank's columns; U has the rank's rows: as many chunks.
-                let along = at.stage - if projects { 0 } else { self.projections };
-                let (source, first_row, first_byte, rows, per_row) = if projects {
-                    let per_row = S::MAX_RANK * T::BYTES / CHUNK_BYTES;
-                    (self.v, self.first + along * Self::EXTENT, 0, Self::EXTENT, per_row)
-                } else {
-                    let first_byte = first_column * T::BYTES + along * S::STAGE_ROW_BYTES;
-                    let u = self.u.up_to(end_column * T::BYTES);
-                    (u, 0, first_byte, S::MAX_RANK, S::STAGE_ROW_BYTES / CHUNK_BYTES)
-                };
-                let shift = ptx::opaque(31 - per_row.leading_zeros());
-                let passes = ptx::opaque(Self::PANEL_BYTES / CHUNK_BYTES / S::THREADS);
-                let to = self.panels(at);
-                for pass in 0..passes {
-                    let index = thread + pass * S::THREADS;
-                    let (of_row, chunk) = (index >> shift, index & ((1 << shift) - 1));
-                    let place = panel_chunk(T::BYTES, rows, of_row, chunk, !projects);
-                    let offset = first_byte + chunk * CHUNK_BYTES;
-                    // SAFETY: as above, of V and of U.
-                    unsafe { source.copy_chunk::<T>(to.offset(place).get(), first_row + of_row, offset) }
-                }
+        }
+        // What stays comes after the first rows of X, which have a longer way: with the last stage before the first is waited for.
+        let (mut panel, panels) = if self.resident {
+            (0, if self.ahead == S::STAGES - 2 { self.projections + self.expansions } else { 0 })
+        } else {
+            (at.stage, if is_there { at.stage + 1 } else { 0 })
+        };
+        while panel < panels {
+            // V has a row for each element along K, and the rank's columns; U has the rank's rows: as many chunks.
+            let is_of_v = panel < self.projections;
+            let along = panel - if is_of_v { 0 } else { self.projections };
+            let (source, first_row, first_byte, rows, per_row) = if is_of_v {
+                let rows = const { ROW_BYTES / T::BYTES };
+                let first_row = self.first + (along * S::WARPS_K + part) * rows;
+                (self.v, first_row, 0, rows, S::MAX_RANK * T::BYTES / CHUNK_BYTES)
+            } else {
+                let first_byte = first_column * T::BYTES + along * S::STAGE_ROW_BYTES + part * ROW_BYTES;
+                (self.u.up_to(end_column * T::BYTES), 0, first_byte, S::MAX_RANK, ROW_CHUNKS)
+            };
+            let shift = ptx::opaque(31 - per_row.leading_zeros());
+            let passes = ptx::opaque(Self::PANEL_BYTES / CHUNK_BYTES / S::THREADS);
+            let to = self.panels(at, panel).offset(part * const { Self::PANEL_BYTES / S::WARPS_K });
+            for pass in 0..passes {
+                let index = group * warp::SIZE + lane + pass * const { S::THREADS / S::WARPS_K };
+                let (of_row, chunk) = (index >> shift, index & ((1 << shift) - 1));
+                let place = panel_chunk(T::BYTES, rows, of_row, chunk, !is_of_v);
+                let offset = first_byte + chunk * CHUNK_BYTES;
+                // SAFETY: as above, of V and of U.
+                unsafe { source.copy_chunk::<T>(to.offset(place).get(), first_row + of_row, offset) }
             }
+            panel += 1;
+        }
+        if is_there {
             self.fill = self.next_in_ring(at);
         }
         ptx::cp_async_commit_group();
     }
 
     /// The next stage, for all threads of the block, once it has arrived; `None` after the last. The one before it may be filled
-    /// again.
+    /// again. Where the block's warps have different parts, it has arrived for each warp's own.
+    ///
+    /// `fetch` is called where a tile's codes are best asked for: before the block's first stage is waited for, and from then on while a
+    /// tile's second product begins, for the next tile, if [`HELD`](LowRankShape::HELD), else at the tile's beginning.
     ///
     /// # Safety
     ///
     /// All threads of the block call it alike. The problem's operands are valid for reads, and nothing writes them while the kernel
     /// runs.
     #[inline(always)]
-    pub unsafe fn next(&mut self) -> Option<Stage> {
+    pub unsafe fn next(&mut self, mut fetch: impl FnMut(Due)) -> Option<Stage> {
         let at = self.read;
         if at.tile >= self.tiles {
             return None;
         }
-        let in_ring = !(self.stays(at) && at.stage >= self.projections);
-        if in_ring {
-            loop {
-                let full = self.ahead == S::STAGES - 1;
+        let is_first = at.tile == self.first_tile && at.stage == 0;
+        let is_due = if S::HELD { is_first || at.stage == self.projections } else { at.stage == 0 };
+        let in_ring = !(self.resident && at.stage >= self.projections);
+        loop {
+            let full = !in_ring || self.ahead == S::STAGES - 1;
+            if full && is_due {
+                let tile = if at.stage == 0 { at.tile } else { at.tile + self.turn };
+                fetch(Due { row: self.place(tile)[0], is_first });
+            }
+            if in_ring {
                 if full {
-                    // The oldest stage that is on its way has arrived, for all threads, and all have read the one before it.
-                    ptx::cp_async_wait_group(const { S::STAGES - 2 });
+                    // The oldest stage that is on its way has arrived, and the one before it has been read. What stays has arrived with
+                    // the first.
+                    if self.resident && is_first {
+                        ptx::cp_async_wait_all();
+                    } else {
+                        ptx::cp_async_wait_group(const { S::STAGES - 2 });
+                    }
                     // SAFETY: all threads of the block are here.
-                    unsafe { thread::sync_threads() };
+                    unsafe { Self::synchronize() };
                 }
                 // SAFETY: the caller's promise.
                 unsafe { self.fill() };
-                // Opaque: two loops would each have all of the copies' code.
-                if ptx::opaque(full.into()) != 0 {
-                    break;
-                }
-                self.ahead += 1;
             }
+            // Opaque: two loops would each have all of the copies' code.
+            if ptx::opaque(full.into()) != 0 {
+                break;
+            }
+            self.ahead += 1;
         }
         let [row, first_column, columns] = self.place(at.tile);
         let stage = Stage {
             x: Self::rows(at),
-            panels: self.panels(at),
+            panels: self.panels(at, at.stage),
             row,
             column: first_column + at.stage.saturating_sub(self.projections) * Self::EXTENT,
             columns,
+            odd: self.odd,
             index: at.stage,
             projections: self.projections,
         };
-        self.read = if self.stays(at) && at.stage + 1 >= self.projections {
-            // The ring goes on with the next tile; this one's columns need nothing more of it.
-            let slot = if in_ring { self.next_in_ring(at).slot } else { at.slot };
-            if at.stage + 1 == self.projections + self.expansions {
-                Position { tile: at.tile + self.turn, stage: 0, slot }
-            } else {
-                Position { stage: at.stage + 1, slot, ..at }
-            }
+        // What stays is not in the ring.
+        let slot = if in_ring { self.next_in_ring(at).slot } else { at.slot };
+        self.read = if at.stage + 1 == self.projections + self.expansions {
+            self.odd ^= 1;
+            Position { tile: at.tile + self.turn, stage: 0, slot }
         } else {
-            self.next_in_ring(at)
+            Position { stage: at.stage + 1, slot, ..at }
         };
         Some(stage)
     }

@@ -301,6 +301,29 @@ fn several_updates_have_codes_and_scalings_of_their_own() {
     }
 }
 
+/// V and U in registers: whole chunks in every row, tails in every direction, and codes of every kind.
+#[test]
+fn few_columns_by_warps_that_hold_v_and_u_are_right() {
+    let shape = Shape::Rows768;
+    let parts = [(1, 4, 2.0), (4, 1, -1.0), (3, 100, 0.5)];
+    let cases = [
+        Case::new(1, 40, 72, 1),
+        Case::new(37, 136, 104, 7),
+        Case::new(50, 768, 64, 8).random(),
+        Case::new(17, 96, 768, 8).random().added(),
+        Case::new(21, 72, 88, 3).margin(8).added(),
+        Case::new(41, 72, 136, 0).with(&parts),
+        Case::new(41, 264, 768, 0).with(&parts).random().margin(8),
+        Case::new(77, 200, 136, 8),
+    ];
+    for case in cases {
+        for blocks in [1, 2, 100] {
+            check::<f16>(&case, shape, 1, blocks);
+            check::<bf16>(&case, shape, 1, blocks);
+        }
+    }
+}
+
 /// V and U of eight coordinates stay in shared memory, and a block works through many tiles; other shapes copy them again.
 #[test]
 fn blocks_that_work_through_several_tiles_are_right() {
@@ -313,12 +336,15 @@ fn blocks_that_work_through_several_tiles_are_right() {
     // More columns than stay.
     check_all(&Case::new(70, 600, 1100, 8), Shape::Rank8, 1, 2);
     check_all(&Case::new(70, 600, 1100, 8).random(), Shape::Rank8, 3, 2);
+    // Where a block of the cluster had a part of V in the ring, it has a part of U later.
+    check_all(&Case::new(3, 6000, 4000, 9), Shape::Cluster16, 1, 8);
 }
 
 /// A row of X that is not finite makes that row of Y so, and no other; nor do the coordinates that fill up the rank.
 #[test]
 fn rows_that_are_not_finite_stay_by_themselves() {
-    for (shape, [few, ..]) in SHAPES {
+    let shapes = SHAPES.map(|(shape, [few, ..])| (shape, few));
+    for (shape, few) in shapes.into_iter().chain([(Shape::Rows768, 7)]) {
         let device = device(Completion::Latest, 0, (9, 0));
         let (m, k, n) = (19, 24, 16);
         let mut x = vec![f16::ONE; m * k];
@@ -378,7 +404,18 @@ fn problem(m: u32, k: u32, n: u32, rank: u32, dtype: DType) -> Problem {
 fn many_rows_run_in_one_slice_on_all_multiprocessors() {
     for dtype in [DType::F16, DType::Bf16] {
         let choice = choose(&problem(16_384, 768, 768, 8, dtype), &h100()).unwrap();
-        assert_eq!(choice, Choice { shape: Shape::Rank8, slice: 768, blocks: 396 });
+        assert_eq!(choice, Choice { shape: Shape::Rows768, slice: 768, blocks: 264 });
+    }
+    // f32, rows that are not whole chunks, and more columns.
+    for other in [
+        problem(16_384, 768, 768, 8, DType::F32),
+        problem(16_384, 764, 768, 8, DType::F16),
+        problem(16_384, 768, 776, 8, DType::F16),
+        Problem { access: Access::Words, ..problem(16_384, 768, 768, 8, DType::F16) },
+        Problem { y_is_chunked: false, ..problem(16_384, 768, 768, 8, DType::F16) },
+    ] {
+        let choice = choose(&other, &h100()).unwrap();
+        assert_eq!((choice.shape, choice.blocks), (Shape::Rank8, 264), "{other:?}");
     }
     let choice = choose(&problem(16_384, 4096, 4096, 64, DType::F16), &h100()).unwrap();
     assert_eq!(choice, Choice { shape: Shape::Rank64, slice: 4096, blocks: 256 });
