@@ -106,15 +106,20 @@ pub unsafe fn linear_update_hopper<
                 let chunk = exchange.chunk_of(tile);
                 if let Some(chunk) = chunk {
                     let rank = chunk * CHUNK + S::chunk_column();
-                    let [left, right] = [codes.of_rank(rank), codes.of_rank(rank + 1)];
-                    S::put_codes(&consumer, tile, |row| {
-                        [left.scaled(row, row < p.m), right.scaled(row, row < p.m)]
-                    });
+                    if let Some(words) = codes.words_of_rank(rank) {
+                        S::put_codes(&consumer, tile, words.scaling(), |row, to| {
+                            words.copy(row, row < p.m, to);
+                        });
+                    } else {
+                        let [left, right] = [codes.of_rank(rank), codes.of_rank(rank + 1)];
+                        S::put_codes(&consumer, tile, [left.scaling(), right.scaling()], |row, to| {
+                            left.put_beside(&right, row, row < p.m, to);
+                        });
+                    }
                 }
                 let epilogue = epilogue.of_matrix(0, p.m, p.n);
                 let in_registers = epilogue.in_registers();
-                // Of a tile whose accumulators leave few registers, when the update has been added.
-                let early = S::STORES_ROWS.then(|| S::columns(&in_registers, tile));
+                let columns = S::columns(&in_registers, tile);
 
                 let mut accumulators = S::multiply::<T>(&mut consumer, steps, chunk.is_some());
                 let mut own = S::no_chunk();
@@ -127,10 +132,6 @@ pub unsafe fn linear_update_hopper<
                     }
                 }
                 S::update::<T>(&mut consumer, &mut accumulators, u, &exchange, tile, own);
-                let columns = match early {
-                    Some(columns) => columns,
-                    None => S::columns(&in_registers, tile),
-                };
 
                 if !S::STORES_ROWS || p.has_boxes != 0 && epilogue.fits_registers() {
                     match in_registers.with_floor() {

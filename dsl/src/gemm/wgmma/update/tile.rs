@@ -71,8 +71,10 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     };
     /// Where these places follow the ring.
     const AREAS_AT: u32 = STAGES * Self::STAGE_PITCH;
-    /// Bytes of a consumer's codes, two numbers for each of a thread's rows.
-    const CODES_BYTES: u32 = BLOCKS as u32 * 4 * 4 * WARPGROUP;
+    /// Bytes of a thread's scaling of two columns, which its codes follow.
+    const SCALING_BYTES: u32 = 2 * 4;
+    /// Bytes of a consumer's codes, a word for each of a thread's rows, and of their scaling.
+    const CODES_BYTES: u32 = (Self::SCALING_BYTES + BLOCKS as u32 * 2 * 4) * WARPGROUP;
     /// Where the consumers' codes follow the areas.
     const CODES_AT: u32 = Self::AREAS_AT + S::CONSUMERS * Self::AREA_BYTES;
     /// Where the ring's barriers follow them.
@@ -117,11 +119,18 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         SharedAddress::dynamic().offset(Self::AREAS_AT + index * Self::AREA_BYTES)
     }
 
-    /// The place of this thread's first code; the others follow 4 · [`WARPGROUP`] bytes apart.
+    /// The place of the scaling of this thread's codes.
     #[inline(always)]
-    fn codes(index: u32) -> SharedAddress {
-        let own = Self::CODES_AT + index * Self::CODES_BYTES + thread::thread_idx_x() % WARPGROUP * 4;
-        SharedAddress::dynamic().offset(own)
+    fn scaling(index: u32) -> SharedAddress {
+        let own = thread::thread_idx_x() % WARPGROUP * Self::SCALING_BYTES;
+        SharedAddress::dynamic().offset(Self::CODES_AT + index * Self::CODES_BYTES + own)
+    }
+
+    /// The place of this thread's codes of row `row` of its rows.
+    #[inline(always)]
+    fn codes(index: u32, row: u32) -> SharedAddress {
+        let first = Self::CODES_AT + index * Self::CODES_BYTES + Self::SCALING_BYTES * WARPGROUP;
+        SharedAddress::dynamic().offset(first + (row * WARPGROUP + thread::thread_idx_x() % WARPGROUP) * 4)
     }
 
     /// This consuming warp's place in the output.
@@ -416,20 +425,20 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     }
 
     #[inline(always)]
-    unsafe fn put_codes(consumer: &Self::Consumer, tile: TileIndex, codes: impl Fn(u32) -> [f32; 2]) {
+    unsafe fn put_codes(
+        consumer: &Self::Consumer,
+        tile: TileIndex,
+        scaling: [f32; 2],
+        put: impl Fn(u32, SharedAddress),
+    ) {
         let at = Self::own_rows(tile);
         let first = at.row + accumulator_coord(at.lane, 0).row;
-        let place = Self::codes(consumer.tiles.index);
-        for block in 0..BLOCKS as u32 {
-            for half in 0..2 {
-                let pair = codes(first + block * BLOCK_ROWS + half * (WARP_ROWS / 2));
-                let to = place.offset((block * 4 + half * 2) * 4 * WARPGROUP);
-                // SAFETY: places that only this thread uses.
-                unsafe {
-                    ptx::st_shared_f32(to.get(), pair[0]);
-                    ptx::st_shared_f32(to.offset(4 * WARPGROUP).get(), pair[1]);
-                }
-            }
+        let index = consumer.tiles.index;
+        // SAFETY: a place that only this thread uses.
+        unsafe { ptx::st_shared_v2_f32(Self::scaling(index).get(), scaling) };
+        for row in 0..BLOCKS as u32 * 2 {
+            let of_tile = first + row / 2 * BLOCK_ROWS + row % 2 * (WARP_ROWS / 2);
+            put(of_tile, Self::codes(index, row));
         }
     }
 
@@ -460,17 +469,22 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         accumulators: &Self::Accumulators,
         inside: [bool; 2],
     ) -> Self::Chunk {
-        let place = Self::codes(consumer.tiles.index);
+        let index = consumer.tiles.index;
+        ptx::cp_async_wait_all();
+        // SAFETY: this thread has put it there.
+        let scaling = unsafe { ptx::ld_shared_v2_f32(Self::scaling(index).get()) };
         let mut chunk = [[0; 2]; BLOCKS];
         for (block, (packed, sums)) in chunk.iter_mut().zip(&accumulators.chunk).enumerate() {
-            let scaled = |i: u32| {
-                let from = place.offset((block as u32 * 4 + i) * 4 * WARPGROUP);
-                // SAFETY: this thread has put it there.
-                let code = unsafe { ptx::ld_shared_f32(from.get()) };
-                // Not a multiplication by a code of zero: a sum of what is not there may be infinite times zero.
-                if inside[i as usize % 2] { sums[i as usize] * code } else { 0.0 }
-            };
-            *packed = [T::pack([scaled(0), scaled(1)]), T::pack([scaled(2), scaled(3)])];
+            for (half, packed) in packed.iter_mut().enumerate() {
+                let from = Self::codes(index, (block * 2 + half) as u32);
+                // SAFETY: this thread has put them there, or had them copied, and has waited.
+                let codes = T::unpack(unsafe { ptx::ld_shared_b32(from.get()) });
+                let scaled = |i: usize| {
+                    // Not a multiplication by a code of zero: a sum of what is not there may be infinite times zero.
+                    if inside[i] { sums[half * 2 + i] * (scaling[i] * codes[i]) } else { 0.0 }
+                };
+                *packed = T::pack([scaled(0), scaled(1)]);
+            }
         }
         chunk
     }
