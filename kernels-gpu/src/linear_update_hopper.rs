@@ -12,9 +12,9 @@ use warpsmith_dsl::gemm::split_k::TransposedUpdate;
 use warpsmith_dsl::gemm::wgmma::{CHUNK, Exchange, PingPong, UpdateTile, WgmmaUpdateTile};
 use warpsmith_dsl::gemm::{MmaElement, OutputElement};
 use warpsmith_dsl::launch::{Global, GlobalMut, TensorMap};
-use warpsmith_dsl::ptx::{Wgmma, WgmmaUpdate};
+use warpsmith_dsl::ptx::{self, Wgmma, WgmmaUpdate};
 use warpsmith_dsl::tile::Output;
-use warpsmith_dsl::{KernelParam, kernel};
+use warpsmith_dsl::{KernelParam, kernel, thread, warp};
 
 use crate::codes::Codes;
 
@@ -91,6 +91,15 @@ pub unsafe fn linear_update_hopper<
     // vouches for maps and pointers, and each tile of Y belongs to one block. Every chunk of H' is published by the tile that computes it,
     // before it waits for others.
     unsafe {
+        // By a warp that has nothing else to do, while the barriers are made.
+        if thread::thread_idx_x() == warp::SIZE {
+            for map in [x, w, vt, u] {
+                ptx::prefetch_tensormap(map.address());
+            }
+            if p.has_boxes != 0 {
+                ptx::prefetch_tensormap(y_boxes.address());
+            }
+        }
         S::start();
         if S::is_producer() {
             if let Some(mut producer) = S::producer() {
