@@ -122,7 +122,7 @@ impl<T: HalfElement> Codes<T> {
     #[must_use]
     pub fn words_of_rank(&self, rank: u32) -> Option<CodeWords<T>> {
         let (first, stride) = (self.codes[0], self.strides[0]);
-        let rows_are_words = (first.address() as u32 | stride as u32 * T::BYTES).is_multiple_of(4);
+        let rows_are_words = (first.address() | (stride * u64::from(T::BYTES))).is_multiple_of(4);
         if self.ends[0] != self.rank() || self.rows[0] != 1 || !rows_are_words {
             return None;
         }

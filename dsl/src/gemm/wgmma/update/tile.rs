@@ -544,6 +544,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
                 warp::sync_warp();
             }
             let mut part = 0;
+            // This part of H', and where there are registers for them those after it, which are then waited for together.
+            let mut ahead = [[[0; 4]; BLOCKS]; RESIDENT_PARTS as usize];
             while part < parts {
                 let resident = part % RESIDENT_PARTS;
                 if resident == 0 {
@@ -553,25 +555,40 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
                     Self::arrival_of(index).wait(consumer.parity);
                     consumer.parity ^= 1;
                 }
-                let mut a = [[0; 4]; BLOCKS];
-                for (block, (a, own)) in a.iter_mut().zip(&own).enumerate() {
-                    if exchange.is_own != 0 {
+                if exchange.is_own != 0 {
+                    for (a, own) in ahead[0].iter_mut().zip(&own) {
                         *a = [own[0], own[1], 0, 0];
-                    } else {
-                        let strip = strip + block as u32 * (BLOCK_ROWS / WARP_ROWS);
-                        *a = ptx::ld_global_v4_b32(exchange.record(strip, part, at.lane).address());
                     }
-                    ptx::hold_registers(a);
+                } else if Self::IS_WIDE || resident == 0 {
+                    for (i, registers) in ahead.iter_mut().enumerate() {
+                        let part = part + i as u32;
+                        if (i > 0 && Self::IS_WIDE) || part >= parts {
+                            continue;
+                        }
+                        for (block, a) in registers.iter_mut().enumerate() {
+                            let strip = strip + block as u32 * (BLOCK_ROWS / WARP_ROWS);
+                            *a = ptx::ld_global_v4_b32(exchange.record(strip, part, at.lane).address());
+                        }
+                    }
                 }
+                ahead[0].iter_mut().for_each(ptx::hold_registers);
                 let b = Self::area(index).offset(resident * Self::PART_BYTES);
                 let b = MatrixDescriptor::panels_of_128_bytes(b.get(), PANEL_BYTES);
                 ptx::wgmma_fence();
-                for (outputs, a) in accumulators.outputs.iter_mut().zip(&a) {
+                for (outputs, a) in accumulators.outputs.iter_mut().zip(&ahead[0]) {
                     T::wgmma_registers(outputs, a, b);
                 }
                 ptx::wgmma_commit_group();
                 ptx::wgmma_wait_group::<0>();
                 accumulators.outputs.iter_mut().for_each(Accumulators::hold);
+                if !Self::IS_WIDE {
+                    for i in 1..ahead.len() {
+                        let next = ahead[i];
+                        for (to, from) in ahead[i - 1].iter_mut().zip(&next) {
+                            *to = *from;
+                        }
+                    }
+                }
                 part += 1;
             }
             Self::sync_consumer(index);
