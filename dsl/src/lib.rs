@@ -33,6 +33,7 @@ pub mod block;
 pub mod epilogue;
 pub mod float;
 pub mod gemm;
+pub mod grid;
 pub mod launch;
 pub mod layout;
 pub mod math;

@@ -68,19 +68,35 @@ pub struct Checks {
     pub races: bool,
     /// Touching what asynchronous copies and products work on before they were waited for, and missing proxy fences.
     pub asynchronous: bool,
+    /// Accesses to global memory by threads that have not executed `griddepcontrol.wait`, in kernels that have a `griddepcontrol`.
+    pub dependencies: bool,
 }
 
 impl Checks {
     /// Every check.
     #[must_use]
     pub const fn all() -> Self {
-        Self { bounds: true, alignment: true, uninitialised: true, races: true, asynchronous: true }
+        Self {
+            bounds: true,
+            alignment: true,
+            uninitialised: true,
+            races: true,
+            asynchronous: true,
+            dependencies: true,
+        }
     }
 
     /// No check: only what cannot go on is reported, such as a deadlock.
     #[must_use]
     pub const fn none() -> Self {
-        Self { bounds: false, alignment: false, uninitialised: false, races: false, asynchronous: false }
+        Self {
+            bounds: false,
+            alignment: false,
+            uninitialised: false,
+            races: false,
+            asynchronous: false,
+            dependencies: false,
+        }
     }
 }
 

@@ -27,6 +27,8 @@ fn what_came_with_later_architectures_is_refused_and_named() {
         "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%f0, %f1, %f2, %f3}, {%a0, %a1}, {%a1}, {%f0, %f1, %f2, %f3};",
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f0, %f1, %f2, %f3}, {%a0, %a1, %a2, %a0}, {%a1, %a2}, {%f0, %f1, %f2, %f3};",
         "mbarrier.init.shared.b64 [%a0], 1;",
+        "griddepcontrol.wait;",
+        "griddepcontrol.launch_dependents;",
     ] {
         let opcode = instruction.split_whitespace().next().unwrap().trim_end_matches(';');
         let refused = parse("sm_75", instruction).expect_err(instruction);

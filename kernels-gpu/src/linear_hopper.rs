@@ -7,6 +7,7 @@ use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::gemm::wgmma::{Cooperative, PingPong, WgmmaTile};
 use warpsmith_dsl::gemm::{Layouts, OutputElement, PersistentTile};
+use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
 use warpsmith_dsl::ptx::Wgmma;
 use warpsmith_dsl::tile::Output;
@@ -19,8 +20,14 @@ pub type HopperPingPong128x192 = WgmmaTile<[f32; 96], 2, PingPong, 4, 2>;
 /// 128 × 256 outputs by two warpgroups together, in clusters of two blocks: the most products for each byte loaded, for operands
 /// that are slow to load.
 pub type HopperCooperative128x256 = WgmmaTile<[f32; 128], 1, Cooperative<2>, 4, 2>;
-/// 128 × 128 outputs by two warpgroups together: the sooner done where a block has but one tile.
-pub type HopperCooperative128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 1>;
+/// 128 × 128 outputs by two warpgroups together, in clusters of two blocks: the sooner done where a block has but one tile.
+pub type HopperCooperative128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 2>;
+/// 64 × 128 outputs by one warpgroup, in clusters of two blocks: for as many blocks as there are multiprocessors where Y is small. (Of
+/// clusters of four not all that a GPU has multiprocessors for run at a time.) For epilogues that need no memory, and aligned rows only.
+pub type HopperCooperative64x128 = WgmmaTile<[f32; 64], 1, Cooperative<1>, 8, 2>;
+/// 192 × 192 outputs by three warpgroups together, in clusters of two blocks: as many products for each byte loaded as 128 × 256, in
+/// another shape. For epilogues that need no memory, and aligned rows only.
+pub type HopperCooperative192x192 = WgmmaTile<[f32; 96], 1, Cooperative<3>, 3, 2>;
 
 /// The sizes and strides of a launch.
 #[derive(Clone, Copy, Debug, KernelParam)]
@@ -64,12 +71,16 @@ pub struct HopperParams {
         linear_hopper_f16_f16_pingpong_128x192 = <F16, F16, HopperPingPong128x192>,
         linear_hopper_f16_f16_cooperative_128x256 = <F16, F16, HopperCooperative128x256>,
         linear_hopper_f16_f16_cooperative_128x128 = <F16, F16, HopperCooperative128x128>,
+        linear_hopper_f16_f16_cooperative_64x128 = <F16, F16, HopperCooperative64x128>,
+        linear_hopper_f16_f16_cooperative_192x192 = <F16, F16, HopperCooperative192x192>,
         linear_hopper_f16_f32_pingpong_128x128 = <F16, f32, HopperPingPong128x128>,
         linear_hopper_f16_f32_cooperative_128x128 = <F16, f32, HopperCooperative128x128>,
         linear_hopper_bf16_bf16_pingpong_128x128 = <Bf16, Bf16, HopperPingPong128x128>,
         linear_hopper_bf16_bf16_pingpong_128x192 = <Bf16, Bf16, HopperPingPong128x192>,
         linear_hopper_bf16_bf16_cooperative_128x256 = <Bf16, Bf16, HopperCooperative128x256>,
         linear_hopper_bf16_bf16_cooperative_128x128 = <Bf16, Bf16, HopperCooperative128x128>,
+        linear_hopper_bf16_bf16_cooperative_64x128 = <Bf16, Bf16, HopperCooperative64x128>,
+        linear_hopper_bf16_bf16_cooperative_192x192 = <Bf16, Bf16, HopperCooperative192x192>,
         linear_hopper_bf16_f32_pingpong_128x128 = <Bf16, f32, HopperPingPong128x128>,
         linear_hopper_bf16_f32_cooperative_128x128 = <Bf16, f32, HopperCooperative128x128>,
         linear_hopper_tf32_f32_pingpong_128x128 = <f32, f32, HopperPingPong128x128>,
@@ -92,6 +103,7 @@ pub unsafe fn linear_hopper<T: Wgmma<S::Fragment>, O: OutputElement, S: Persiste
     // vouches for maps and pointers, and each tile of Y belongs to one block.
     unsafe {
         S::start();
+        grid::wait_for_earlier_launches();
         if S::is_producer() {
             if let Some(mut producer) = S::producer() {
                 while let Some(tile) = tiles.next_tile() {

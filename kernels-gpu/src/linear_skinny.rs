@@ -9,6 +9,7 @@ use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, Element, F16};
 use warpsmith_dsl::gemm::split_k::TransposedTile;
 use warpsmith_dsl::gemm::{Layouts, SplitKTile};
+use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
 use warpsmith_dsl::ptx::Wgmma;
 use warpsmith_dsl::tile::Output;
@@ -106,6 +107,7 @@ pub unsafe fn linear_skinny<T: Wgmma<S::Accumulators>, O: Element, S: SplitKTile
     // vouches for maps and pointers, and each tile of Y belongs to one cluster.
     unsafe {
         S::start(x, w);
+        grid::wait_for_earlier_launches();
         if S::is_producer() {
             S::load::<T>(x, w, p.layouts, share);
         } else {

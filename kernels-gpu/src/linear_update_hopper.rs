@@ -11,6 +11,7 @@ use warpsmith_dsl::float::{Bf16, F16, HalfElement};
 use warpsmith_dsl::gemm::split_k::TransposedUpdate;
 use warpsmith_dsl::gemm::wgmma::{CHUNK, Exchange, PingPong, UpdateTile, WgmmaUpdateTile};
 use warpsmith_dsl::gemm::{MmaElement, OutputElement};
+use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{Global, GlobalMut, TensorMap};
 use warpsmith_dsl::ptx::{self, Wgmma, WgmmaUpdate};
 use warpsmith_dsl::tile::Output;
@@ -101,6 +102,7 @@ pub unsafe fn linear_update_hopper<
             }
         }
         S::start();
+        grid::wait_for_earlier_launches();
         if S::is_producer() {
             if let Some(mut producer) = S::producer() {
                 while let Some(tile) = tiles.next_tile() {
@@ -219,6 +221,7 @@ pub unsafe fn linear_update_few_rows<T: Wgmma<[f32; 8]> + MmaElement + HalfEleme
     // pointers, and each tile of Y belongs to one block.
     unsafe {
         S::start(x, w, vt);
+        grid::wait_for_earlier_launches();
         if S::is_producer() {
             S::load::<T>(x, w, vt, share);
         } else if S::sums_h() {

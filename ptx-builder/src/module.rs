@@ -12,7 +12,7 @@
 //! alignment of the entry's first parameter, where rustc would state its type's own.
 //!
 //! Dropped are: functions that nothing refers to (the panic handler, which Rust demands and an immediate abort never reaches),
-//! labels of debug ranges, comments. `.loc` and `.file` lines stay where they say something new: diagnostics and profilers show
+//! labels of debug ranges, comments, the entry's name in its parameters' names, columns of white space. `.loc` and `.file` lines stay where they say something new: diagnostics and profilers show
 //! Rust lines by them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,6 +87,7 @@ pub fn finish(ptx: &str, folders: &[(PathBuf, String)]) -> Result<String, String
     module.lift()?;
     module.drop_debris_in_bodies();
     module.drop_positions();
+    module.shorten();
     module.gather_files(folders);
     Ok(module.to_text())
 }
@@ -266,6 +267,21 @@ impl Module {
                 kept.push(line);
             }
             *body = kept;
+        }
+    }
+
+    /// Spells an entry's parameters without its name, which they need not have, and separates words by one space.
+    fn shorten(&mut self) {
+        for function in self.functions_mut().filter(|function| function.entry) {
+            let long = format!("{}_param_", function.name);
+            for line in function.head.iter_mut().chain(function.body.iter_mut().flatten()) {
+                let (indent, text) = line.text.split_at(line.text.len() - line.text.trim_start().len());
+                let mut text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+                for name in identifiers(code(&text.clone())).filter_map(|word| word.strip_prefix(&long)) {
+                    text = text.replace(&format!("{long}{name}"), &format!("param_{name}"));
+                }
+                line.text = format!("{indent}{text}");
+            }
         }
     }
 

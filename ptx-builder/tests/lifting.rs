@@ -71,14 +71,14 @@ fn directives_go_between_the_parameters_and_the_body() {
 .file\t2 \"kernels/src/lib.rs\"
 
 .visible .entry scale(
-\t.param .u64 .ptr .align 1 scale_param_0,
-\t.param .u32 scale_param_1
+\t.param .u64 .ptr .align 1 param_0,
+\t.param .u32 param_1
 )
 .reqntid 256, 1, 1
 .minnctapersm 2
 {
-\t.reg .b32 \t%r<3>;
-\t.loc\t2 11 0
+\t.reg .b32 %r<3>;
+\t.loc 2 11 0
 \tmov.u32 %r1, %tid.x;
 \t{
 \t.reg .pred p;
@@ -98,8 +98,8 @@ fn a_parameter_is_aligned_as_the_kernel_says_and_never_less() {
     };
     for (asked, stated) in [(64, 64), (16, 16), (4, 16)] {
         let text = with(&format!("1, {asked}")).unwrap();
-        assert!(text.contains(&format!("\t.param .align {stated} .b8 scale_param_1[128]\n)")), "{text}");
-        assert!(text.contains(".ptr .align 1 scale_param_0,") && !text.contains("param_align"), "{text}");
+        assert!(text.contains(&format!("\t.param .align {stated} .b8 param_1[128]\n)")), "{text}");
+        assert!(text.contains(".ptr .align 1 param_0,") && !text.contains("param_align"), "{text}");
     }
     for wrong in ["2, 64", "1, 48", "1", "x, 64", "1, 0"] {
         let error = with(wrong).unwrap_err();
@@ -184,9 +184,9 @@ fn a_module_that_is_cut_off_is_refused_at_every_length() {
 #[test]
 fn positions_of_removed_lines_do_not_pile_up() {
     let text =
-        finish(&raw("\t.loc\t2 12 1\n\t// warpsmith.directive .reqntid 32, 1, 1\n\t.loc\t2 13 1")).unwrap();
+        finish(&raw("\t.loc 2 12 1\n\t// warpsmith.directive .reqntid 32, 1, 1\n\t.loc 2 13 1")).unwrap();
     assert_eq!(text.matches(".loc").count(), 1, "{text}");
-    assert!(text.contains(".loc\t2 13 1\n\tmov.u32"), "{text}");
+    assert!(text.contains(".loc 2 13 1\n\tmov.u32"), "{text}");
 }
 
 /// The lines of the shipped body after the bounds, for one with `body` at its start.
@@ -197,44 +197,50 @@ fn shipped(body: &str) -> String {
 
 #[test]
 fn a_position_that_repeats_the_line_in_force_is_dropped() {
-    let body = shipped("\tadd a;\n\t.loc\t2 11 7\n\tadd b;\n\t.loc\t2 12 7\n\tadd c;\n\t.loc\t2 11 0");
-    let expected =
-        "\t.loc\t2 11 0\n\tadd a;\n\tadd b;\n\t.loc\t2 12 7\n\tadd c;\n\t.loc\t2 11 0\n\tmov.u32 %r1";
+    let body = shipped("\tadd a;\n\t.loc 2 11 7\n\tadd b;\n\t.loc 2 12 7\n\tadd c;\n\t.loc 2 11 0");
+    let expected = "\t.loc 2 11 0\n\tadd a;\n\tadd b;\n\t.loc 2 12 7\n\tadd c;\n\t.loc 2 11 0\n\tmov.u32 %r1";
     assert!(body.starts_with(expected), "{body}");
     // The same line of another file is another one, and so is one that is inlined elsewhere.
-    let body = shipped("\tadd a;\n\t.loc\t3 11 0\n\tadd b;");
-    assert!(body.starts_with("\t.loc\t2 11 0\n\tadd a;\n\t.loc\t3 11 0\n\tadd b;"), "{body}");
-    let inlined = "\t.loc\t2 11 0, function_name $L__info0, inlined_at 2 30 1\n\tadd b;";
+    let body = shipped("\tadd a;\n\t.loc 3 11 0\n\tadd b;");
+    assert!(body.starts_with("\t.loc 2 11 0\n\tadd a;\n\t.loc 3 11 0\n\tadd b;"), "{body}");
+    let inlined = "\t.loc 2 11 0, function_name $L__info0, inlined_at 2 30 1\n\tadd b;";
     let body = shipped(&format!("\tadd a;\n{inlined}"));
-    assert!(body.starts_with(&format!("\t.loc\t2 11 0\n\tadd a;\n{inlined}")), "{body}");
+    assert!(body.starts_with(&format!("\t.loc 2 11 0\n\tadd a;\n{inlined}")), "{body}");
 }
 
 #[test]
 fn a_position_of_no_line_leaves_the_one_in_force() {
-    let body = shipped("\tadd a;\n\t.loc\t2 12 7\n\t.loc\t2 0 7\n\tadd b;\n\t.loc\t2 11 0");
-    assert!(body.starts_with("\t.loc\t2 11 0\n\tadd a;\n\tadd b;\n\tmov.u32 %r1"), "{body}");
+    let body = shipped("\tadd a;\n\t.loc 2 12 7\n\t.loc 2 0 7\n\tadd b;\n\t.loc 2 11 0");
+    assert!(body.starts_with("\t.loc 2 11 0\n\tadd a;\n\tadd b;\n\tmov.u32 %r1"), "{body}");
 }
 
 #[test]
 fn a_position_stands_before_its_first_instruction_whatever_labels_are_between() {
-    let body = shipped("\tadd a;\n\t.loc\t2 12 7\n$L__BB1_1:\n\t.loc\t2 13 7\n$L__BB1_3:\n\tadd b;");
-    assert!(body.contains("\tadd a;\n$L__BB1_1:\n$L__BB1_3:\n\t.loc\t2 13 7\n\tadd b;"), "{body}");
+    let body = shipped("\tadd a;\n\t.loc 2 12 7\n$L__BB1_1:\n\t.loc 2 13 7\n$L__BB1_3:\n\tadd b;");
+    assert!(body.contains("\tadd a;\n$L__BB1_1:\n$L__BB1_3:\n\t.loc 2 13 7\n\tadd b;"), "{body}");
     // A label does not end what is in force: positions hold for the text, not for the flow of control.
-    let body = shipped("\tadd a;\n$L__BB1_1:\n\t.loc\t2 11 9\n\tadd b;");
+    let body = shipped("\tadd a;\n$L__BB1_1:\n\t.loc 2 11 9\n\tadd b;");
     assert!(body.contains("\tadd a;\n$L__BB1_1:\n\tadd b;"), "{body}");
 }
 
 #[test]
 fn every_function_states_its_first_position() {
-    let other = ".visible .entry other()\n{\n\t.loc\t2 11 0\n\tret;\n}\n";
+    let other = ".visible .entry other()\n{\n\t.loc 2 11 0\n\tret;\n}\n";
     let text = finish(&format!("{}{other}", raw(BOUNDS))).unwrap();
-    assert!(text.ends_with("other()\n{\n\t.loc\t2 11 0\n\tret;\n}\n"), "{text}");
+    assert!(text.ends_with("other()\n{\n\t.loc 2 11 0\n\tret;\n}\n"), "{text}");
 }
 
 #[test]
 fn comments_of_a_body_are_dropped() {
     let body = shipped("// %bb.3:\n\t// {%r1} {%r2}\n\tadd a;\n\t\n\tadd b; \t");
-    assert!(body.starts_with("\t.loc\t2 11 0\n\tadd a;\n\tadd b;\n\tmov.u32 %r1"), "{body}");
+    assert!(body.starts_with("\t.loc 2 11 0\n\tadd a;\n\tadd b;\n\tmov.u32 %r1"), "{body}");
+}
+
+#[test]
+fn parameters_go_without_the_name_of_their_entry_and_words_with_one_space() {
+    let body = shipped("\tld.param.b32 \t%r1, [scale_param_1];\n\tcvta.local.u64 \t%rd1, rescale_param_1;");
+    let expected = "\t.loc 2 11 0\n\tld.param.b32 %r1, [param_1];\n\tcvta.local.u64 %rd1, rescale_param_1;\n";
+    assert!(body.starts_with(expected), "{body}");
 }
 
 #[test]

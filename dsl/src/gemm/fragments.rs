@@ -159,7 +159,6 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
     E: Epilogue,
 {
     // A chunk is as many columns as a warp has lanes, each of which knows one of them.
-    let chunks = const { C::COLUMNS / WARP_COLUMNS };
     let count = const {
         assert!(BLOCKS as u32 * C::COLUMNS / WARP_COLUMNS <= MAX_CHUNKS, "chunks that can be told apart");
         BLOCKS as u32 * C::COLUMNS / WARP_COLUMNS
@@ -169,50 +168,54 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
         // SAFETY: all lanes of the warp are here.
         unsafe { wait_for_stores() };
     }
-    let chunk = |index: u32| {
-        let (block, of_block) = (index / chunks % BLOCKS as u32, index % chunks);
-        let mut values = [[0.0; 4]; CHUNK_FRAGMENTS];
-        for (i, values) in values.iter_mut().enumerate() {
-            *values = accumulators[block as usize].fragment(of_block as usize * CHUNK_FRAGMENTS + i);
-        }
-        (values, columns.0[of_block as usize])
-    };
-    let store = |index: u32, (mut values, state)| {
-        let at = WarpRows {
-            row: at.row + index / chunks * BLOCK_ROWS,
-            column: at.column + index % chunks * WARP_COLUMNS,
-            ..at
-        };
-        // SAFETY: the caller's promise.
-        unsafe { store_chunk::<O, E>(&mut values, state, epilogue, output, at, index) };
-    };
     if UNROLLED {
         for index in 0..count {
-            store(index, chunk(index));
+            let (mut values, state) = chunk(accumulators, columns, index);
+            // SAFETY: the caller's promise.
+            unsafe { store_chunk::<C, O, E>(&mut values, state, epilogue, output, at, index) };
         }
     } else {
         // Opaque, so that the loop stays one.
         let mut index = ptx::opaque(0);
         while index < count {
             // Registers have no index: each chunk has its own moves. A branch for each would be taken apart into selections.
-            let values = match index {
-                0 => chunk(0),
-                1 => chunk(1),
-                2 => chunk(2),
-                3 => chunk(3),
-                4 if 4 < count => chunk(4),
-                5 if 4 < count => chunk(5),
-                6 if 6 < count => chunk(6),
-                7 if 6 < count => chunk(7),
-                8 if 8 < count => chunk(8),
-                9 if 8 < count => chunk(9),
-                10 if 8 < count => chunk(10),
-                _ => chunk(count - 1),
+            let (mut values, state) = match index {
+                0 => chunk(accumulators, columns, 0),
+                1 => chunk(accumulators, columns, 1),
+                2 => chunk(accumulators, columns, 2),
+                3 => chunk(accumulators, columns, 3),
+                4 if 4 < count => chunk(accumulators, columns, 4),
+                5 if 4 < count => chunk(accumulators, columns, 5),
+                6 if 6 < count => chunk(accumulators, columns, 6),
+                7 if 6 < count => chunk(accumulators, columns, 7),
+                8 if 8 < count => chunk(accumulators, columns, 8),
+                9 if 8 < count => chunk(accumulators, columns, 9),
+                10 if 8 < count => chunk(accumulators, columns, 10),
+                _ => chunk(accumulators, columns, count - 1),
             };
-            store(index, values);
+            // SAFETY: the caller's promise.
+            unsafe { store_chunk::<C, O, E>(&mut values, state, epilogue, output, at, index) };
             index += 1;
         }
     }
+}
+
+/// The accumulators that a lane has in chunk `index`, and what it knows of a column there.
+///
+/// A function and not a closure: one that several kernels call is not always inlined, and accumulators cannot be passed.
+#[inline(always)]
+fn chunk<C: Accumulators, K: ColumnState, const BLOCKS: usize>(
+    accumulators: &[C; BLOCKS],
+    columns: &ColumnCache<K>,
+    index: u32,
+) -> ([[f32; 4]; CHUNK_FRAGMENTS], K) {
+    let chunks = const { C::COLUMNS / WARP_COLUMNS };
+    let (block, of_block) = (index / chunks % BLOCKS as u32, index % chunks);
+    let mut values = [[0.0; 4]; CHUNK_FRAGMENTS];
+    for (i, values) in values.iter_mut().enumerate() {
+        *values = accumulators[block as usize].fragment(of_block as usize * CHUNK_FRAGMENTS + i);
+    }
+    (values, columns.0[of_block as usize])
 }
 
 /// The part of [`store_boxes`] for 16 accumulators of each lane, in 32 columns; `state` is what the epilogue knows of the one of
@@ -220,9 +223,9 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
 ///
 /// # Safety
 ///
-/// As [`store_boxes`], for each chunk in order, with `at` as its place.
+/// As [`store_boxes`], for each chunk in order, with `at` as the tile's place.
 #[inline(always)]
-unsafe fn store_chunk<O: OutputElement, E: Epilogue>(
+unsafe fn store_chunk<C: Accumulators, O: OutputElement, E: Epilogue>(
     values: &mut [[f32; 4]; CHUNK_FRAGMENTS],
     state: E::Column,
     epilogue: &E,
@@ -230,8 +233,13 @@ unsafe fn store_chunk<O: OutputElement, E: Epilogue>(
     at: WarpRows,
     index: u32,
 ) {
-    let parts = const { O::BOX_COLUMNS / WARP_COLUMNS };
+    let (chunks, parts) = const { (C::COLUMNS / WARP_COLUMNS, O::BOX_COLUMNS / WARP_COLUMNS) };
     let part = index % parts;
+    let at = WarpRows {
+        row: at.row + index / chunks * BLOCK_ROWS,
+        column: at.column + index % chunks * WARP_COLUMNS,
+        ..at
+    };
     let own = accumulator_coord(at.lane, 0);
     let buffer = at.staging.offset(index / parts % 2 * BOX_BYTES);
     let place = Coord { row: at.row + own.row, column: at.column + own.column };

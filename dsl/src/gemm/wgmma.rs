@@ -111,8 +111,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     const TURNS_AT: u32 = Self::BARRIERS_AT + Pipeline::<STAGES, CLUSTER>::BYTES;
     /// Whether consumers take turns.
     const TAKES_TURNS: bool = S::CONSUMERS > S::CONSUMERS_OF_TILE;
-    /// Whether the producer's warpgroup hands registers to the consumers.
-    const HANDS_OVER_REGISTERS: bool = S::CONSUMERS == 2;
+    /// Whether the producer's warpgroup hands registers to the consumers; a single one has all it can use.
+    const HANDS_OVER_REGISTERS: bool = S::CONSUMERS > 1;
     /// Whether a consumer's accumulators leave it few other registers.
     const IS_WIDE: bool = BLOCKS as u32 * C::COLUMNS > 256;
 
@@ -321,7 +321,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     const BLOCK_N: u32 = C::COLUMNS;
     const CLUSTER_M: u32 = CLUSTER;
     const THREADS: u32 = (1 + S::CONSUMERS) * WARPGROUP;
-    const MIN_BLOCKS: u32 = if S::CONSUMERS == 1 { 2 } else { 1 };
+    const MIN_BLOCKS: u32 = 1;
     const SHARED_BYTES: u32 = Self::TURNS_AT + if Self::TAKES_TURNS { 2 * Barrier::BYTES } else { 0 };
     const ROW_BYTES: u32 = ROW_BYTES;
     const A_BOX_ROWS: u32 = Self::BLOCK_M;
@@ -331,11 +331,12 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     };
 
     // Main loops for these layouts would take registers that wide tiles lack.
-    const TRANSPOSES: bool = !Self::IS_WIDE && Self::B_BOX_ROWS.is_multiple_of(BLOCK_ROWS);
+    const TRANSPOSES: bool = Self::STORES_ROWS && Self::B_BOX_ROWS.is_multiple_of(BLOCK_ROWS);
 
-    const STORES_ROWS: bool = !Self::IS_WIDE;
+    // Tiles of two warpgroups serve what others do not.
+    const STORES_ROWS: bool = !Self::IS_WIDE && S::CONSUMERS == 2;
 
-    const UNROLLS: bool = !Self::IS_WIDE && (Self::TAKES_TURNS || BLOCKS as u32 * C::COLUMNS <= 128);
+    const UNROLLS: bool = Self::STORES_ROWS && (Self::TAKES_TURNS || BLOCKS as u32 * C::COLUMNS <= 128);
 
     type Fragment = C;
     type Accumulators = [C; BLOCKS];
@@ -369,11 +370,13 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
 
     #[inline(always)]
     unsafe fn producer() -> Option<Self::Producer> {
-        // 24 · 128 + 240 · 256 and 40 · 128 + 232 · 256 are within the 64 Ki registers of a multiprocessor.
+        // 24 · 128 + 240 · 256, 40 · 128 + 232 · 256 and 32 · 128 + 160 · 384 are within the 64 Ki registers of a multiprocessor.
         if Self::HANDS_OVER_REGISTERS {
             // SAFETY: the whole warpgroup is here.
             unsafe {
-                if Self::IS_WIDE {
+                if S::CONSUMERS > 2 {
+                    ptx::setmaxnreg_dec::<32>();
+                } else if Self::IS_WIDE {
                     ptx::setmaxnreg_dec::<24>();
                 } else {
                     ptx::setmaxnreg_dec::<40>();
@@ -388,7 +391,9 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         if Self::HANDS_OVER_REGISTERS {
             // SAFETY: the whole warpgroup is here, and the producer's gives back as many registers.
             unsafe {
-                if Self::IS_WIDE {
+                if S::CONSUMERS > 2 {
+                    ptx::setmaxnreg_inc::<160>();
+                } else if Self::IS_WIDE {
                     ptx::setmaxnreg_inc::<240>();
                 } else {
                     ptx::setmaxnreg_inc::<232>();

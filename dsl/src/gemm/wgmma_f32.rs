@@ -297,7 +297,10 @@ impl<
             // SAFETY: the caller's promise.
             *words = unsafe { ptx::ldmatrix_x4(fragments ^ (along_k + step as u32 * STEP_BYTES)) };
         }
-        SplitFragments { big, small: big.map(small_parts) }
+        let mut small = big.map(small_parts);
+        // They are written before the fence that the products are issued after.
+        big.iter_mut().chain(&mut small).for_each(ptx::hold_registers);
+        SplitFragments { big, small }
     }
 
     /// Starts the products of `a` with the rows of B at `big_b`, whose small parts are at `small_b`, as a group.

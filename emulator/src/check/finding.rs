@@ -82,6 +82,8 @@ pub enum FindingKind {
     WarpgroupMisuse,
     /// The copy engine or a matrix unit would not see an ordinary write, or the other way round: a proxy fence is missing.
     ProxyFence,
+    /// Global memory was touched before `griddepcontrol.wait`, when the grids that write it may still run.
+    GridDependency,
     /// `setmaxnreg` asks for what cannot be.
     Registers,
     /// A copy of a box names something that is no tensor map, or one that does not fit it.
@@ -115,6 +117,7 @@ impl FindingKind {
             Self::AsynchronousProduct => "asynchronous-product",
             Self::WarpgroupMisuse => "warpgroup-misuse",
             Self::ProxyFence => "proxy-fence",
+            Self::GridDependency => "grid-dependency",
             Self::Registers => "registers",
             Self::TensorMap => "tensor-map",
             Self::BarrierDeadlock => "barrier-deadlock",
@@ -268,7 +271,7 @@ error[shared-race]: read of shared memory at byte 16 races with the write by war
     #[test]
     fn every_kind_shows_under_a_name_of_its_own() {
         use FindingKind::*;
-        const KINDS: [FindingKind; 18] = [
+        const KINDS: [FindingKind; 19] = [
             OutOfBounds,
             UseAfterFree,
             Misaligned,
@@ -279,6 +282,7 @@ error[shared-race]: read of shared memory at byte 16 races with the write by war
             AsynchronousProduct,
             WarpgroupMisuse,
             ProxyFence,
+            GridDependency,
             Registers,
             TensorMap,
             BarrierDeadlock,

@@ -205,6 +205,42 @@ impl Core<'_> {
         Err(self.fail(FindingKind::OutOfBounds, outside, message, None))
     }
 
+    /// Lanes may touch global memory only once they have waited for the grids before this one.
+    #[inline(always)]
+    pub(crate) fn check_grids(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        what: &str,
+    ) -> Result<(), Flow> {
+        let early = lanes & self.warp.early;
+        if early == 0 { Ok(()) } else { self.before_grids(early, addresses, bytes, what) }
+    }
+
+    #[cold]
+    fn before_grids(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        what: &str,
+    ) -> Result<(), Flow> {
+        // No grid writes constants.
+        let early = lanes_where(lanes, |lane| !self.launch.is_constant(addresses[lane]));
+        if early == 0 {
+            return Ok(());
+        }
+        let address = addresses[early.trailing_zeros() as usize];
+        let message = format!(
+            "{what} of {bytes} bytes at {address:#x}, an access to global memory before `griddepcontrol.wait`: {}",
+            self.launch.table.describe(address)
+        );
+        let hint = "the grids before this one may still run, and their writes need not be visible: each thread that touches global \
+                    memory executes `griddepcontrol.wait` first";
+        Err(self.fail(FindingKind::GridDependency, early, message, Some(hint)))
+    }
+
     /// Where a lane's local memory is in the warp's.
     #[inline(always)]
     pub(crate) fn local_offset(&self, lane: usize, address: u64) -> usize {

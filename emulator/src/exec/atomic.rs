@@ -82,6 +82,7 @@ fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
                 Ok(())
             }
             Space::Global | Space::Generic => {
+                core.check_grids(lanes, addresses, bytes, "atomic operation")?;
                 for lane in ones(lanes) {
                     let address = addresses[lane];
                     let Some(index) =

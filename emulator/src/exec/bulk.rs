@@ -58,7 +58,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     if what == BulkCopy::Prefetch {
         let sizes = core.sizes(second, name)?;
         for lane in ones(mask) {
-            core.global_place(lane, to[lane], sizes[lane], false, name)?;
+            core.global_place(lane, to[lane], sizes[lane], Use::Prefetch, name)?;
         }
         return Ok(());
     }
@@ -80,7 +80,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
             |destination| Route { destination, to: to[lane], barrier: barriers[lane], ranks: ranks[lane] };
         let signals = match what {
             BulkCopy::Load(destination) => {
-                let source = core.global_place(lane, from[lane], bytes, false, name)?;
+                let source = core.global_place(lane, from[lane], bytes, Use::Read, name)?;
                 let Targets { places, signals } =
                     core.targets(lane, route(destination), bytes.into(), name)?;
                 for (rank, offset) in places {
@@ -103,7 +103,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
             }
             BulkCopy::Store(reduction) => {
                 let source = core.own_range(lane, from[lane], bytes.into(), name)?;
-                let target = core.global_place(lane, to[lane], bytes, true, name)?;
+                let target = core.global_place(lane, to[lane], bytes, Use::Write, name)?;
                 if let (Some(from), Some(to)) = (source, target) {
                     pieces.push(piece(reduction, from, to, bytes));
                 }
@@ -115,6 +115,15 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         core.start(lane, Transfer { what: name, pieces, signals, bytes })?;
     }
     Ok(())
+}
+
+/// What a range of global memory is named for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    Read,
+    Write,
+    /// Nobody sees what is there.
+    Prefetch,
 }
 
 /// Where a lane's transfer to shared memory goes, and who hears of its end, as its operands say.
@@ -252,18 +261,21 @@ impl Core<'_> {
         lane: usize,
         address: u64,
         bytes: u32,
-        writes: bool,
+        purpose: Use,
         what: &str,
     ) -> Result<Option<Place>, Flow> {
         if bytes == 0 {
             return Ok(None);
+        }
+        if purpose != Use::Prefetch {
+            self.check_grids(1 << lane, &[address; 32], bytes, what)?;
         }
         let Some(index) = self.allocation(address, 1 << lane, &[address; 32], bytes, what)? else {
             return Ok(None);
         };
         let table = self.launch.table;
         let allocation = table.at(index);
-        if writes && allocation.read_only {
+        if purpose == Use::Write && allocation.read_only {
             let message = format!("{what} to {}", table.describe(address));
             return Err(self.fail(FindingKind::ReadOnly, 1 << lane, message, None));
         }

@@ -11,6 +11,14 @@ pub(crate) fn nop(level: Level) -> Handler {
     warp!(level, |_core, _inst| { Flow::Next })
 }
 
+/// The handler of `griddepcontrol.wait`: launches do not overlap here, so that there is nothing to wait for.
+pub(crate) fn wait_for_grids(level: Level) -> Handler {
+    warp!(level, |core, _inst| {
+        core.warp.early &= !core.warp.mask;
+        Flow::Next
+    })
+}
+
 /// The handler of `bra`.
 pub(crate) fn branch(level: Level) -> Handler {
     warp!(level, |core, inst| {

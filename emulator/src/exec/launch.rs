@@ -270,6 +270,7 @@ impl<'l> Launch<'l> {
                 let registers = Registers::new(&self.kernel.registers);
                 let mut warp = Warp::new(warp, first + warp, lanes, registers, Bytes::new(local));
                 warp.budget = self.registers_per_thread;
+                warp.early = if self.checks.dependencies && self.kernel.dependent { lanes } else { 0 };
                 warp
             })
             .collect();

@@ -142,6 +142,9 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
                     }
                 }
                 Space::Global | Space::Const | Space::Generic => {
+                    if space != Space::Const {
+                        core.check_grids(lanes, addresses, bytes, "load")?;
+                    }
                     let table = core.launch.table;
                     let mut rest = lanes;
                     while rest != 0 {
@@ -240,6 +243,7 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                     return Err(core.fail(FindingKind::ReadOnly, lanes, message, None));
                 }
                 Space::Global | Space::Generic => {
+                    core.check_grids(lanes, addresses, bytes, "store")?;
                     let missing = lanes & !written.iter().fold(u32::MAX, |all, w| all & w);
                     if missing != 0 && core.launch.checks.uninitialised {
                         return Err(core.uninitialised(missing, "a value stored to global memory"));

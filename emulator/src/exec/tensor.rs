@@ -2,7 +2,7 @@
 
 use super::access::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW, ones};
 use super::agent::{Piece, Place, Signal, Transfer};
-use super::bulk::{Route, Targets};
+use super::bulk::{Route, Targets, Use};
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Lane, warp};
 use crate::check::FindingKind;
@@ -139,7 +139,7 @@ fn load(
                 return;
             }
             let source = match piece.global {
-                Some(address) => core.global_place(lane, address, piece.bytes, false, what),
+                Some(address) => core.global_place(lane, address, piece.bytes, Use::Read, what),
                 None => Ok(None),
             };
             match source {
@@ -207,7 +207,7 @@ fn store(
     if let Some(Place::Shared { rank, offset }) = core.own_range(lane, tile, map.shared_bytes(), what)? {
         let mut take = |piece: BoxPiece| {
             let Some(address) = piece.global.filter(|_| failed.is_none()) else { return };
-            match core.global_place(lane, address, piece.bytes, true, what) {
+            match core.global_place(lane, address, piece.bytes, Use::Write, what) {
                 Ok(None) => {}
                 Ok(Some(to)) => {
                     let (from, bytes) = (Place::Shared { rank, offset: piece.shared }, piece.bytes);

@@ -26,6 +26,9 @@ pub(crate) struct Warp {
     pub(crate) carry: u32,
     /// The lanes that have not exited.
     pub(crate) live: u32,
+    /// The lanes that may not touch global memory yet: they have not waited for the grids before this one. None where that is not
+    /// checked, or the kernel depends on no grid.
+    pub(crate) early: u32,
     /// The program counter and the lanes of the group that runs.
     pub(crate) pc: u32,
     pub(crate) active: u32,
@@ -111,6 +114,7 @@ impl Warp {
             registers,
             carry: 0,
             live: lanes,
+            early: 0,
             pc: 0,
             active: lanes,
             mask: lanes,

@@ -136,6 +136,7 @@ fn translate_entry(
     }
     let communicates = done.iter().any(|i| i.op.communicates());
     let engine = done.iter().any(|i| i.op.uses_engine());
+    let dependent = done.iter().any(|i| matches!(i.op, Op::Grids { .. }));
     let mut kernel = Kernel {
         names: RegisterNames::new(names.register_names(), &done),
         instructions: done,
@@ -149,6 +150,7 @@ fn translate_entry(
         parameter_bytes: end as u32,
         communicates,
         engine,
+        dependent,
     };
     super::allocate::allocate(&mut kernel);
     if let Some(&slots) = kernel.registers.iter().find(|&&slots| slots > MAX_REGISTERS) {

@@ -490,6 +490,10 @@ pub(crate) enum Op {
         /// It counts as one of the arrivals that the barrier expects.
         expected: bool,
     },
+    /// `griddepcontrol`: waits for the grids before this one, or lets those behind it start.
+    Grids {
+        wait: bool,
+    },
     Nop,
     Mma(Mma),
     Wgmma(Wgmma),

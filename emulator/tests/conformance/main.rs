@@ -13,6 +13,7 @@ mod copies;
 mod counters;
 mod coverage;
 mod floats;
+mod grids;
 mod harness;
 mod hopper;
 mod integers;

@@ -108,6 +108,8 @@ pub(crate) struct LaunchSize {
     pub(crate) dynamic_shared: u32,
     /// Whether all blocks have to be on the device at the same time.
     pub(crate) cooperative: bool,
+    /// Whether it may begin before the launches before it on the stream have ended: the kernel waits for them itself.
+    pub(crate) early: bool,
 }
 
 /// Why an allocation failed.

@@ -359,7 +359,7 @@ impl Backend for Emulator {
         _: &StreamHandle,
     ) -> Result<()> {
         // A launch of more blocks than the device holds has been refused.
-        let LaunchSize { grid, block, cluster, dynamic_shared, cooperative: _ } = size;
+        let LaunchSize { grid, block, cluster, dynamic_shared, cooperative: _, early: _ } = size;
         let arguments: Vec<&[u8]> = arguments
             .iter()
             // SAFETY: the caller answers for the arguments being readable.

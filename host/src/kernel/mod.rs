@@ -278,7 +278,7 @@ impl Function {
         dynamic_shared: u32,
         arguments: &[RawArg],
     ) -> Result<()> {
-        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative: false };
+        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative: false, early: false };
         // SAFETY: the caller's promise.
         unsafe { self.launch_size(stream, size, arguments) }
     }
@@ -292,6 +292,8 @@ impl Function {
         let LoadedFunction { module, entry, handle, resources } = &*self.loaded;
         self.device.expect_same("launching a kernel", "stream", stream.device())?;
         let sizes = arguments.iter().map(|argument| argument.size);
+        let early = size.early && entry.waits_for_launches;
+        let size = LaunchSize { early, ..size };
         check::check_launch(entry, resources, self.device.properties(), size, sizes)?;
         // SAFETY: the function was found in this module; the caller answers for the arguments, whose number and sizes
         // were just checked.
@@ -306,6 +308,17 @@ impl Function {
             )
         }
     }
+}
+
+/// How a launch takes its place among others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// After those before it on the stream.
+    Plain,
+    /// With all its blocks at the same time.
+    Cooperative,
+    /// Before those before it have ended, for which its kernel waits itself.
+    Early,
 }
 
 impl<K: Kernel> TypedKernel<K> {
@@ -328,7 +341,22 @@ impl<K: Kernel> TypedKernel<K> {
     /// other work touches that memory meanwhile (see [`Stream::with_operands`]).
     pub unsafe fn launch(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch_as(stream, grid, args, false) }
+        unsafe { self.launch_as(stream, grid, args, Manner::Plain) }
+    }
+
+    /// As [`launch`](Self::launch), of a kernel that [waits for earlier launches](warpsmith_dsl::grid::wait_for_earlier_launches) itself: it may
+    /// begin before those before it on the stream have ended. Of any other kernel, and on older drivers, it is a plain launch.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch).
+    pub unsafe fn launch_early(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(stream, grid, args, Manner::Early) }
     }
 
     /// As [`launch`](Self::launch), of blocks that wait for each other: the launch is refused if the device does not hold all of them at
@@ -343,7 +371,7 @@ impl<K: Kernel> TypedKernel<K> {
     /// As for [`launch`](Self::launch).
     pub unsafe fn launch_cooperative(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch_as(stream, grid, args, true) }
+        unsafe { self.launch_as(stream, grid, args, Manner::Cooperative) }
     }
 
     /// Launches the kernel.
@@ -351,15 +379,10 @@ impl<K: Kernel> TypedKernel<K> {
     /// # Safety
     ///
     /// As for [`launch`](Self::launch).
-    unsafe fn launch_as(
-        &self,
-        stream: &Stream,
-        grid: [u32; 3],
-        args: K::Args,
-        cooperative: bool,
-    ) -> Result<()> {
+    unsafe fn launch_as(&self, stream: &Stream, grid: [u32; 3], args: K::Args, manner: Manner) -> Result<()> {
         let Declaration { block, cluster, shared_bytes: dynamic_shared, .. } = K::DECLARATION;
-        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative };
+        let (cooperative, early) = (manner == Manner::Cooperative, manner == Manner::Early);
+        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early };
         // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.
         args.with_raw(|arguments| unsafe { self.function.launch_size(stream, size, arguments) })
     }

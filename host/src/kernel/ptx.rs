@@ -81,6 +81,8 @@ pub(crate) struct PtxEntry {
     pub(crate) max_threads: Option<u32>,
     /// The dynamic shared memory of a launch in bytes, where the kernel's compiler noted it.
     pub(crate) shared_bytes: Option<u32>,
+    /// Whether it waits for the launches before it, and so may begin before they have ended.
+    pub(crate) waits_for_launches: bool,
     /// Where the entry stands in the text, from its first directive to its closing brace.
     pub(crate) span: Range<usize>,
 }
@@ -133,6 +135,9 @@ impl PtxSummary {
         kept
     }
 }
+
+/// The instruction by which a kernel waits for the launches before it.
+const GRID_WAIT: &str = "griddepcontrol.wait;";
 
 /// Bytes of a value of a fundamental type.
 fn type_size(name: &str) -> Option<usize> {
@@ -261,6 +266,7 @@ impl<'a> Scanner<'a> {
             max_cluster,
             max_threads,
             shared_bytes,
+            waits_for_launches: self.text[body..self.at].contains(GRID_WAIT),
             span: start..self.at,
         })
     }

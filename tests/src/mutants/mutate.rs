@@ -5,6 +5,7 @@
 //! | | mutations |
 //! |---|---|
 //! | a wait for copies or products | left out; one group fewer waited for; for an mbarrier: passed at once |
+//! | a wait for the grids before | lets those behind start instead (to leave that out changes no result, only when they start) |
 //! | a fence, a barrier | left out; for a barrier of some threads: of one warp fewer |
 //! | a commit, an arrival, an mbarrier's initialisation | left out; for the last: one arrival more |
 //! | an expected number of bytes | left out; 16 more; 16 fewer |
@@ -137,8 +138,11 @@ impl List<'_> {
                 let read = opcode.replace("wait_group", "wait_group.read");
                 self.replace(Kind::WaitFewer, at, &read, &operands);
             }
-        } else if statement.has("wait_all") || statement.is("griddepcontrol.wait") {
+        } else if statement.has("wait_all") {
             self.remove(Kind::Wait, at);
+        } else if statement.is("griddepcontrol.wait") {
+            // Left out, it might leave a kernel that does not look as if it could start before others have ended.
+            self.replace(Kind::Wait, at, "griddepcontrol.launch_dependents", &[]);
         } else if statement.is("mbarrier.try_wait") || statement.is("mbarrier.test_wait") {
             let arrived = operands.first().cloned().unwrap_or_default();
             let passed = rebuilt(statement, "setp.eq.u32", &[arrived, "0".into(), "0".into()]);
@@ -334,6 +338,18 @@ mod tests {
                 ),
             ]
         );
+    }
+
+    #[test]
+    fn a_wait_for_other_grids_is_left_out_of_a_kernel_that_still_depends_on_them() {
+        let found =
+            described("@%p1 griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\ngriddepcontrol.wait;");
+        let as_launch = |guard: &str| {
+            let [from, to] =
+                ["wait", "launch_dependents"].map(|what| format!("{guard}griddepcontrol.{what}"));
+            (Kind::Wait, format!("`{from}` as `{to}`"))
+        };
+        assert_eq!(found, [as_launch("@%p1 "), as_launch("")]);
     }
 
     #[test]

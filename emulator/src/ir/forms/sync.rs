@@ -55,8 +55,8 @@ pub(super) static ROWS: &[Form] = rows! {
     "mbarrier", "pending_count b64", "=b32 b64", |c| mbarrier(c, Mbarrier::PendingCount);
 
     // Launches and registers.
-    "griddepcontrol", "launch_dependents", "", |_| Op::Nop;
-    "griddepcontrol", "wait", "", |_| Op::Nop;
+    "griddepcontrol", "launch_dependents", "", |_| Op::Grids { wait: false };
+    "griddepcontrol", "wait", "", |_| Op::Grids { wait: true };
     "setmaxnreg", "inc sync aligned u32", "#", |_| Op::SetRegisters { more: true };
     "setmaxnreg", "dec sync aligned u32", "#", |_| Op::SetRegisters { more: false };
 

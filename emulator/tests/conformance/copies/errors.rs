@@ -107,6 +107,49 @@ fn copies_must_lie_in_memory() {
 }
 
 #[test]
+fn copies_of_global_memory_come_after_the_wait_for_other_grids() {
+    let arrive = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 512;";
+    let finish = "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;";
+    let reduce =
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%map, {0, 0}], [%tile];";
+    let fill = format!("{arrive}\n{LOAD} [%tile], [%map, {{16, 8}}], [%bar];\n{WAIT}");
+    let tests = [
+        ("a tensor load", format!("{arrive}\n{LOAD} [%tile], [%map, {{0, 0}}], [%bar];\n{WAIT}"), ""),
+        ("a tensor store", format!("{STORE} [%map, {{0, 0}}], [%tile];\n{finish}"), &*fill),
+        ("a tensor reduction", format!("{reduce}\n{finish}"), &fill),
+        ("a bulk copy", format!("{arrive}\n{RANGE} [%tile], [%p], 512, [%bar];\n{WAIT}"), ""),
+        (
+            "a bulk copy",
+            format!("cp.async.bulk.global.shared::cta.bulk_group [%p], [%tile], 512;\n{finish}"),
+            &fill,
+        ),
+        (
+            "a bulk reduction",
+            format!(
+                "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%p], [%tile], 512;\n{finish}"
+            ),
+            &fill,
+        ),
+    ];
+    // Prefetches bring nothing that anybody sees.
+    let prefetch = "cp.async.bulk.prefetch.L2.global [%p], 512;\nprefetch.tensormap [%map];\n\
+                    cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%map, {0, 0}];";
+    for (what, copy, before) in tests {
+        found(&format!("{copy}\ngriddepcontrol.wait;"), FindingKind::GridDependency, &format!("{what} of "));
+        let body = format!(
+            "{MAP}ld.param.u64 %p, [p];\n{INIT}@!%one bra $END;\n{prefetch}\ngriddepcontrol.wait;\n{before}\n{copy}\n$END:"
+        );
+        let module = kernel(".param .align 64 .b8 map[128], .param .u64 p", "", 1024, &body);
+        for machine in machines() {
+            let tensor = memory(&machine, &noise(MATRIX.bytes()));
+            let map = MATRIX.map(tensor);
+            run(&machine, &module, threads(32), &[map.as_bytes(), &tensor.to_le_bytes()])
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
+        }
+    }
+}
+
+#[test]
 fn a_barrier_must_be_where_the_copy_goes() {
     found(
         &format!("{LOAD} [%tile], [%map, {{0, 0}}], [%bar+8];"),

@@ -1,4 +1,4 @@
-//! Launches, cooperative ones and those in clusters too, for which `cust_raw`'s version of the driver has no function.
+//! Launches, cooperative ones, early ones and those in clusters too, for which `cust_raw`'s version of the driver has no function.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -20,6 +20,10 @@ const NON_PORTABLE_ALLOWED: c_int = 14;
 const COOPERATIVE: c_uint = 2;
 /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
 const CLUSTER_DIMENSION: c_uint = 4;
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+const PROGRAMMATIC_SERIALIZATION: c_uint = 6;
+/// The first version of CUDA that captures early launches into graphs.
+const EARLY_LAUNCHES: (u32, u32) = (12, 3);
 
 /// `CUlaunchAttribute` (CUDA 12's `cuda.h`), of which the value is a union of 64 bytes.
 #[repr(C, align(8))]
@@ -44,7 +48,7 @@ type LaunchKernelEx =
     unsafe extern "C" fn(*const LaunchConfig, cuda::CUfunction, *mut *mut c_void, *mut *mut c_void) -> c_int;
 type SetAttribute = unsafe extern "C" fn(cuda::CUfunction, c_int, c_int) -> c_int;
 
-/// Launches an entry.
+/// Launches an entry, on a driver of CUDA version `version`.
 ///
 /// # Safety
 ///
@@ -52,14 +56,16 @@ type SetAttribute = unsafe extern "C" fn(cuda::CUfunction, c_int, c_int) -> c_in
 pub(super) unsafe fn launch(
     CudaFunction(function): CudaFunction,
     size: LaunchSize,
+    version: Option<(u32, u32)>,
     arguments: &[RawArg],
     stream: &CudaStream,
 ) -> Result<()> {
     const OPERATION: &str = "launching a kernel";
-    let LaunchSize { grid, block, cluster, dynamic_shared, cooperative } = size;
+    let LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early } = size;
+    let early = early && version.is_some_and(|version| version >= EARLY_LAUNCHES);
     let mut pointers: Vec<*mut c_void> =
         arguments.iter().map(|argument| argument.data.cast_mut().cast()).collect();
-    if cluster == [1; 3] && !cooperative {
+    if cluster == [1; 3] && !cooperative && !early {
         // SAFETY: the caller answers for function and arguments, which the driver copies during the call.
         return driver::check(OPERATION, unsafe {
             cuda::cuLaunchKernel(
@@ -91,9 +97,12 @@ pub(super) unsafe fn launch(
         value[..of.len()].copy_from_slice(of);
         LaunchAttribute { id, padding: 0, value }
     };
-    // A launch without clusters has just the second.
-    let attributes = [attribute(CLUSTER_DIMENSION, &cluster), attribute(COOPERATIVE, &[cooperative.into()])];
-    let attributes = &attributes[usize::from(cluster == [1; 3])..];
+    let asked = [
+        (cluster != [1; 3]).then(|| attribute(CLUSTER_DIMENSION, &cluster)),
+        cooperative.then(|| attribute(COOPERATIVE, &[1])),
+        early.then(|| attribute(PROGRAMMATIC_SERIALIZATION, &[1])),
+    ];
+    let attributes: Vec<_> = asked.into_iter().flatten().collect();
     let config = LaunchConfig {
         grid,
         block,

@@ -399,6 +399,6 @@ impl Backend for Gpu {
         let stream = self.stream(stream)?;
         self.context.bind()?;
         // SAFETY: the caller answers for function and arguments.
-        unsafe { launch::launch(function, size, arguments, stream) }
+        unsafe { launch::launch(function, size, self.properties.driver_version, arguments, stream) }
     }
 }

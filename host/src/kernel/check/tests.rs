@@ -33,7 +33,7 @@ fn launch(
     dynamic_shared: u32,
     sizes: &[usize],
 ) -> Result<()> {
-    let size = LaunchSize { grid, block, cluster: [1; 3], dynamic_shared, cooperative: false };
+    let size = LaunchSize { grid, block, cluster: [1; 3], dynamic_shared, cooperative: false, early: false };
     check_launch(entry, &RESOURCES, &properties(), size, sizes.iter().copied())
 }
 
@@ -87,7 +87,14 @@ fn one_beyond_each_limit_is_refused_and_named() {
 fn clusters_divide_the_grid_and_fit_the_kernel_and_the_device() {
     let hopper = Device::emulator_with(EmulatorOptions { compute_capability: (9, 0), ..Default::default() });
     let launch = |entry: &PtxEntry, properties: &Properties, grid, cluster| {
-        let size = LaunchSize { grid, block: [1, 1, 1], cluster, dynamic_shared: 0, cooperative: false };
+        let size = LaunchSize {
+            grid,
+            block: [1, 1, 1],
+            cluster,
+            dynamic_shared: 0,
+            cooperative: false,
+            early: false,
+        };
         check_launch(entry, &RESOURCES, properties, size, [].into_iter())
     };
     let plain = free_entry();
@@ -128,6 +135,7 @@ fn the_blocks_of_a_cooperative_launch_fit_the_device_together() {
             cluster: [1; 3],
             dynamic_shared,
             cooperative: true,
+            early: false,
         };
         check_launch(&free_entry(), &RESOURCES, &properties(), size, [].into_iter())
     };
@@ -146,6 +154,7 @@ fn registers_limit_the_block_too() {
         cluster: [1; 3],
         dynamic_shared: 0,
         cooperative: false,
+        early: false,
     };
     let result = check_launch(&free_entry(), &resources, &properties(), size, [].into_iter());
     assert!(refusal(result).1.contains("registers"));

@@ -9,8 +9,8 @@ use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::tile::{Aligned, Words};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative128x128, HopperCooperative128x256, HopperParams, HopperPingPong128x128,
-    HopperPingPong128x192, linear_hopper,
+    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x192,
+    HopperParams, HopperPingPong128x128, HopperPingPong128x192, linear_hopper,
 };
 use warpsmith_kernels::linear_hopper_f32::{
     HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
@@ -193,6 +193,16 @@ fn layouts<T: Element, O: Element>(operands: &Operands<'_, T, O>) -> Layouts {
     Layouts::K_MAJOR.with_shared_a(is_shared(operands.x)).with_shared_b(is_shared(operands.w))
 }
 
+/// Whether to launch a Hopper kernel for `tiles` tiles in clusters of `cluster` blocks, on `blocks` blocks, before the launches before it
+/// have ended.
+///
+/// Such blocks lie on whichever multiprocessors are free, no longer beside those that read the same, which have read it from the
+/// level-2 cache together. So it is worth while where blocks that read the same are a cluster, and where a block has one tile: the
+/// start of one with many takes little of its time.
+pub(crate) const fn is_early(cluster: u32, tiles: u64, blocks: u32) -> bool {
+    cluster > 1 && tiles <= blocks as u64
+}
+
 /// Launches the Hopper kernel `K` of tile `S`.
 ///
 /// # Safety
@@ -238,8 +248,17 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
         has_boxes: has_boxes.into(),
     };
     let kernel = device.kernel::<K>()?;
+    let (grid, args) = ([blocks, 1, 1], (x, w, y_boxes, y_arg, epilogue, params));
+    let rows = m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M);
+    let tiles = (u64::from(rows) * u64::from(n.div_ceil(S::BLOCK_N))).saturating_mul(batch as u64);
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_boxes, y_arg, epilogue, params)) }
+    unsafe {
+        if is_early(S::CLUSTER_M, tiles, blocks) {
+            kernel.launch_early(stream, grid, args)
+        } else {
+            kernel.launch(stream, grid, args)
+        }
+    }
 }
 
 /// The arguments of a kernel for few rows of x.
@@ -276,7 +295,7 @@ unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O
     let params = SkinnyParams { stride_y: row_stride(y), batch_y: batch_stride(y), m, n, k, layouts };
     let kernel = device.kernel::<K>()?;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_arg, epilogue, params)) }
+    unsafe { kernel.launch_early(stream, [blocks, 1, 1], (x, w, y_arg, epilogue, params)) }
 }
 
 /// The arguments of a Hopper kernel at f32 accuracy.
@@ -326,6 +345,8 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, HopperPingPong128x192) => { instances!(@hopper $t, $o, HopperPingPong128x192) };
     (@instance $t:ident, $o:ident, HopperCooperative128x256) => { instances!(@hopper $t, $o, HopperCooperative128x256) };
     (@instance $t:ident, $o:ident, HopperCooperative128x128) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
+    (@instance $t:ident, $o:ident, HopperCooperative64x128) => { instances!(@hopper $t, $o, HopperCooperative64x128) };
+    (@instance $t:ident, $o:ident, HopperCooperative192x192) => { instances!(@hopper $t, $o, HopperCooperative192x192) };
     (@instance $t:ident, $o:ident, Skinny128x128Split2) => { instances!(@skinny $t, $o, Skinny128x128Split2) };
     (@instance $t:ident, $o:ident, Skinny128x64Split2) => { instances!(@skinny $t, $o, Skinny128x64Split2) };
     (@instance $t:ident, $o:ident, Skinny64x64) => { instances!(@skinny $t, $o, Skinny64x64) };
@@ -354,14 +375,14 @@ macro_rules! instances {
 instances! {
     f16 / F16 -> f16 / F16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
-         Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative64x128, HopperCooperative192x192, Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> bf16 / Bf16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
-         Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative64x128, HopperCooperative192x192, Skinny128x128Split2, Skinny128x64Split2, Skinny64x64, Skinny64x64Split2, Skinny32x64, Skinny32x64Split2, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,

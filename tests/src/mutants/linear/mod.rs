@@ -14,7 +14,8 @@ use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile};
 use warpsmith_kernels::linear_fp8_hopper::{Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative128x128, HopperCooperative128x256, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x192,
+    HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
@@ -154,6 +155,12 @@ impl Instance {
             }
             ["hopper", input, output, "cooperative", shape @ "128x256"] => {
                 (Family::Hopper(boxes::<HopperCooperative128x256>()), input, output, shape)
+            }
+            ["hopper", input, output, "cooperative", shape @ "64x128"] => {
+                (Family::Hopper(boxes::<HopperCooperative64x128>()), input, output, shape)
+            }
+            ["hopper", input, output, "cooperative", shape @ "192x192"] => {
+                (Family::Hopper(boxes::<HopperCooperative192x192>()), input, output, shape)
             }
             ["fp8", "hopper", output, shape @ "128x128"] => {
                 (Family::Fp8Hopper(boxes::<Fp8Hopper128x128>()), "e4m3", output, shape)

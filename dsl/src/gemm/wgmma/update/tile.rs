@@ -236,9 +236,10 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         consumer: &mut Consumer<STAGES, CLUSTER>,
         steps: u32,
     ) -> UpdateAccumulators<C, BLOCKS> {
-        // Zeros, though the first products overwrite them: of what is arbitrary, the widest tile would spill some.
         // SAFETY: all-zero bits are numbers. (As for `Accumulators::zero`.)
         let mut accumulators: UpdateAccumulators<C, BLOCKS> = unsafe { core::mem::zeroed() };
+        // Setting them to zero would take the tensor cores' time: it is this consumer's turn.
+        accumulators.outputs.iter_mut().for_each(|outputs| *outputs = C::arbitrary());
         // SAFETY: all warps of the warpgroup run this alike; each stage is full, and it is given back when the products
         // that read it have completed.
         unsafe {

@@ -108,6 +108,8 @@ impl PersistentCost {
                 (3_640_000, 10_770, 11_380, 11_970, 761_000, 10_600_000, 0)
             }
             (Tile::HopperCooperative128x128, _) => (2_790_000, 4_760, 6_040, 8_300, 768_000, 5_300_000, 0),
+            (Tile::HopperCooperative64x128, _) => (2_900_000, 2_700, 3_200, 4_300, 500_000, 0, 0),
+            (Tile::HopperCooperative192x192, _) => (3_800_000, 12_400, 12_800, 13_300, 1_100_000, 0, 0),
             _ => return None,
         };
         Some(Self { launch, alone, crowded, straddling, tile, rows, last_rows })

@@ -10,7 +10,8 @@ use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape};
 use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative128x128, HopperCooperative128x256, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x192,
+    HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
@@ -36,6 +37,12 @@ pub enum Tile {
     HopperCooperative128x256,
     /// 128 × 128 on Hopper, persistent, by two warpgroups together; f32 is rounded to TF32.
     HopperCooperative128x128,
+    /// 64 × 128 on Hopper, persistent, by one warpgroup, two blocks to a cluster; for 16-bit types and outputs that are
+    /// [stored as boxes](Problem::stores_boxes) only.
+    HopperCooperative64x128,
+    /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
+    /// [stored as boxes](Problem::stores_boxes) only.
+    HopperCooperative192x192,
     /// 128 × 256 on Hopper, for f32 as three TF32 products, two blocks to a cluster.
     HopperSplit128x256,
     /// 128 × 128 on Hopper, for f32 as three TF32 products.
@@ -74,11 +81,13 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
         Self::HopperCooperative128x128,
+        Self::HopperCooperative64x128,
+        Self::HopperCooperative192x192,
         Self::HopperSplit128x256,
         Self::HopperSplit128x128,
         Self::HopperSplit64x128,
@@ -106,6 +115,8 @@ impl Tile {
             Self::HopperPingPong128x192 => "hopper-pingpong-128x192",
             Self::HopperCooperative128x256 => "hopper-cooperative-128x256",
             Self::HopperCooperative128x128 => "hopper-cooperative-128x128",
+            Self::HopperCooperative64x128 => "hopper-cooperative-64x128",
+            Self::HopperCooperative192x192 => "hopper-cooperative-192x192",
             Self::HopperSplit128x256 => "hopper-split-128x256",
             Self::HopperSplit128x128 => "hopper-split-128x128",
             Self::HopperSplit64x128 => "hopper-split-64x128",
@@ -132,6 +143,8 @@ impl Tile {
             Self::HopperPingPong128x192 => Facts::of_hopper::<HopperPingPong128x192>(),
             Self::HopperCooperative128x256 => Facts::of_hopper::<HopperCooperative128x256>(),
             Self::HopperCooperative128x128 => Facts::of_hopper::<HopperCooperative128x128>(),
+            Self::HopperCooperative64x128 => Facts::of_hopper::<HopperCooperative64x128>(),
+            Self::HopperCooperative192x192 => Facts::of_hopper::<HopperCooperative192x192>(),
             Self::HopperSplit128x256 => Facts::of_split::<Split128x256>(),
             Self::HopperSplit128x128 => Facts::of_split::<Split128x128>(),
             Self::HopperSplit64x128 => Facts::of_split::<Split64x128>(),
@@ -198,7 +211,10 @@ impl Tile {
     /// Whether its kernels serve only outputs that are [stored as boxes](Problem::stores_boxes).
     #[must_use]
     pub const fn needs_boxes(self) -> bool {
-        matches!(self, Self::HopperPingPong128x192)
+        match self.facts().schedule {
+            Schedule::Persistent { stores_rows, .. } => !stores_rows,
+            _ => false,
+        }
     }
 
     /// Whether there is a kernel with this tile for inputs of type `input`, read with `access`.
@@ -227,6 +243,8 @@ impl Tile {
             self,
             Self::HopperPingPong128x192
                 | Self::HopperCooperative128x256
+                | Self::HopperCooperative64x128
+                | Self::HopperCooperative192x192
                 | Self::Skinny128x128Split2
                 | Self::Skinny128x64Split2
                 | Self::Skinny64x64
@@ -282,7 +300,7 @@ impl Tile {
         let tiles = self.tiles(m, n).saturating_mul(batch.into());
         match self.facts().schedule {
             Schedule::Portable => tiles,
-            Schedule::Persistent { cluster, resident } => {
+            Schedule::Persistent { cluster, resident, .. } => {
                 let most = u64::from(multiprocessors) * u64::from(resident) / u64::from(cluster);
                 tiles.min(most.max(1) * u64::from(cluster))
             }
@@ -333,8 +351,9 @@ struct Facts {
 enum Schedule {
     /// A block for each tile, on any device.
     Portable,
-    /// Blocks that work through several tiles, on Hopper: those of a cluster, and those that a multiprocessor holds.
-    Persistent { cluster: u32, resident: u32 },
+    /// Blocks that work through several tiles, on Hopper: those of a cluster, those that a multiprocessor holds, and whether they can
+    /// store an output row by row.
+    Persistent { cluster: u32, resident: u32, stores_rows: bool },
     /// A cluster of `parts` blocks for each tile, on Hopper.
     Split { parts: u32 },
 }
@@ -345,12 +364,17 @@ impl Facts {
     }
 
     const fn of_split<S: SplitTile>() -> Self {
-        let schedule = Schedule::Persistent { cluster: S::CLUSTER_M, resident: S::MIN_BLOCKS };
+        let schedule =
+            Schedule::Persistent { cluster: S::CLUSTER_M, resident: S::MIN_BLOCKS, stores_rows: true };
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
 
     const fn of_hopper<S: PersistentTile>() -> Self {
-        let schedule = Schedule::Persistent { cluster: S::CLUSTER_M, resident: S::MIN_BLOCKS };
+        let schedule = Schedule::Persistent {
+            cluster: S::CLUSTER_M,
+            resident: S::MIN_BLOCKS,
+            stores_rows: S::STORES_ROWS,
+        };
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
 
