@@ -572,6 +572,25 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
                         }
                     }
                 }
+                if !Self::IS_WIDE && resident == 0 && parts - part >= RESIDENT_PARTS {
+                    // One group: after each wait the tensor cores would turn to the other consumer's products and back.
+                    for registers in &mut ahead {
+                        registers.iter_mut().for_each(ptx::hold_registers);
+                    }
+                    ptx::wgmma_fence();
+                    for (i, registers) in ahead.iter().enumerate() {
+                        let b = Self::area(index).offset(i as u32 * Self::PART_BYTES);
+                        let b = MatrixDescriptor::panels_of_128_bytes(b.get(), PANEL_BYTES);
+                        for (outputs, a) in accumulators.outputs.iter_mut().zip(registers) {
+                            T::wgmma_registers(outputs, a, b);
+                        }
+                    }
+                    ptx::wgmma_commit_group();
+                    ptx::wgmma_wait_group::<0>();
+                    accumulators.outputs.iter_mut().for_each(Accumulators::hold);
+                    part += RESIDENT_PARTS;
+                    continue;
+                }
                 ahead[0].iter_mut().for_each(ptx::hold_registers);
                 let b = Self::area(index).offset(resident * Self::PART_BYTES);
                 let b = MatrixDescriptor::panels_of_128_bytes(b.get(), PANEL_BYTES);
