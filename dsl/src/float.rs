@@ -114,6 +114,11 @@ macro_rules! half_element {
             fn pack(values: [f32; 2]) -> u32 {
                 ptx::$pack(values[1], values[0])
             }
+
+            #[inline(always)]
+            fn unpack(word: u32) -> [f32; 2] {
+                [word, word >> 16].map(|bits| Self(bits as u16).to_f32())
+            }
         }
 
         impl Element for $element {
@@ -178,6 +183,9 @@ half_element!(Bf16, cvt_bf16_f32, cvt_bf16x2_f32, |bits| f32::from_bits((bits as
 pub trait HalfElement: Element {
     /// Rounds two numbers to the nearest elements, ties to even; the first is in the lower half.
     fn pack(values: [f32; 2]) -> u32;
+
+    /// The two elements of a register in f32, the lower half's first.
+    fn unpack(word: u32) -> [f32; 2];
 }
 
 impl Element for f32 {

@@ -4,10 +4,11 @@
 
 use core::num::NonZeroU32;
 
-use warpsmith_dsl::float::Element;
+use warpsmith_dsl::float::{Element, HalfElement};
 use warpsmith_dsl::gemm::low_rank::{RankCodes, RankColumn};
 use warpsmith_dsl::launch::{Global, KernelParam};
 use warpsmith_dsl::ptx;
+use warpsmith_dsl::shared::SharedAddress;
 
 /// The most updates that run as one.
 pub const MAX_UPDATES: usize = 8;
@@ -97,7 +98,95 @@ impl<T: Element> Codes<T> {
     }
 }
 
+/// The codes of two neighbouring rank coordinates, of which each row's are a word of memory.
+pub struct CodeWords<T> {
+    first: Global<T>,
+    stride: u64,
+    scaling: f32,
+    /// Bytes of a word: 4, or fewer at the end of the ranks.
+    bytes: u32,
+}
+
+impl<T> Clone for CodeWords<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for CodeWords<T> {}
+
+impl<T: HalfElement> Codes<T> {
+    /// The codes of rank coordinates `rank`, which is even, and `rank` + 1, if each row's are a word of memory: those of a single
+    /// update, a row for each row of X, which begins at a word.
+    #[inline(always)]
+    #[must_use]
+    pub fn words_of_rank(&self, rank: u32) -> Option<CodeWords<T>> {
+        let (first, stride) = (self.codes[0], self.strides[0]);
+        let rows_are_words = (first.address() | (stride * u64::from(T::BYTES))).is_multiple_of(4);
+        if self.ends[0] != self.rank() || self.rows[0] != 1 || !rows_are_words {
+            return None;
+        }
+        let bytes = self.rank().saturating_sub(rank).min(2) * T::BYTES;
+        Some(CodeWords { first: first.offset(rank as u64), stride, scaling: self.scaling[0], bytes })
+    }
+}
+
+impl<T: HalfElement> CodeWords<T> {
+    /// What all of these codes are multiplied with.
+    #[inline(always)]
+    #[must_use]
+    pub fn scaling(&self) -> [f32; 2] {
+        [self.scaling; 2]
+    }
+
+    /// Begins to copy the codes of row `row` of X to `to`, by `cp.async`; zeros if `valid` is false, and nothing is read.
+    ///
+    /// # Safety
+    ///
+    /// As [`CodesOfRank::scaled`]; `to` is a word of shared memory that nothing touches until the copy has completed.
+    #[inline(always)]
+    pub unsafe fn copy(&self, row: u32, valid: bool, to: SharedAddress) {
+        let from = self.first.offset(row as u64 * self.stride);
+        let bytes = if valid { self.bytes } else { 0 };
+        // SAFETY: the caller's promise; both are multiples of 4.
+        unsafe { ptx::cp_async_ca_4(to.get(), from.address(), bytes) }
+    }
+}
+
+impl<T: HalfElement> CodesOfRank<T> {
+    /// Puts the codes of row `row` of X, of this rank coordinate and of `right`, into a word of shared memory; zeros if `valid` is
+    /// false, and nothing is read.
+    ///
+    /// # Safety
+    ///
+    /// As [`scaled`](Self::scaled); nothing else touches the word `to`.
+    #[inline(always)]
+    pub unsafe fn put_beside(&self, right: &Self, row: u32, valid: bool, to: SharedAddress) {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::st_shared_b32(to.get(), T::pack([self.code(row, valid), right.code(row, valid)])) }
+    }
+}
+
 impl<T: Element> CodesOfRank<T> {
+    /// What the codes are multiplied with.
+    #[inline(always)]
+    #[must_use]
+    pub fn scaling(&self) -> f32 {
+        self.scaling
+    }
+
+    /// The code of row `row` of X; 0 if `valid` is false, and nothing is read.
+    ///
+    /// # Safety
+    ///
+    /// As [`scaled`](Self::scaled).
+    #[inline(always)]
+    unsafe fn code(&self, row: u32, valid: bool) -> f32 {
+        let from = self.first.offset((row / self.rows) as u64 * self.stride);
+        // SAFETY: the caller's promise.
+        unsafe { T::load_read_only_if(from, valid && self.inside).to_f32() }
+    }
+
     /// The code of row `row` of X times the update's scaling; 0 if `valid` is false, and nothing is read.
     ///
     /// # Safety
@@ -106,9 +195,8 @@ impl<T: Element> CodesOfRank<T> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn scaled(&self, row: u32, valid: bool) -> f32 {
-        let from = self.first.offset((row / self.rows) as u64 * self.stride);
         // SAFETY: the caller's promise.
-        self.scaling * unsafe { T::load_read_only_if(from, valid && self.inside).to_f32() }
+        self.scaling * unsafe { self.code(row, valid) }
     }
 }
 

@@ -11,10 +11,11 @@ use warpsmith_dsl::float::{Bf16, F16, HalfElement};
 use warpsmith_dsl::gemm::split_k::TransposedUpdate;
 use warpsmith_dsl::gemm::wgmma::{CHUNK, Exchange, PingPong, UpdateTile, WgmmaUpdateTile};
 use warpsmith_dsl::gemm::{MmaElement, OutputElement};
+use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{Global, GlobalMut, TensorMap};
-use warpsmith_dsl::ptx::{Wgmma, WgmmaUpdate};
+use warpsmith_dsl::ptx::{self, Wgmma, WgmmaUpdate};
 use warpsmith_dsl::tile::Output;
-use warpsmith_dsl::{KernelParam, kernel};
+use warpsmith_dsl::{KernelParam, kernel, thread, warp};
 
 use crate::codes::Codes;
 
@@ -91,7 +92,17 @@ pub unsafe fn linear_update_hopper<
     // vouches for maps and pointers, and each tile of Y belongs to one block. Every chunk of H' is published by the tile that computes it,
     // before it waits for others.
     unsafe {
+        // By a warp that has nothing else to do, while the barriers are made.
+        if thread::thread_idx_x() == warp::SIZE {
+            for map in [x, w, vt, u] {
+                ptx::prefetch_tensormap(map.address());
+            }
+            if p.has_boxes != 0 {
+                ptx::prefetch_tensormap(y_boxes.address());
+            }
+        }
         S::start();
+        grid::wait_for_earlier_launches();
         if S::is_producer() {
             if let Some(mut producer) = S::producer() {
                 while let Some(tile) = tiles.next_tile() {
@@ -106,15 +117,20 @@ pub unsafe fn linear_update_hopper<
                 let chunk = exchange.chunk_of(tile);
                 if let Some(chunk) = chunk {
                     let rank = chunk * CHUNK + S::chunk_column();
-                    let [left, right] = [codes.of_rank(rank), codes.of_rank(rank + 1)];
-                    S::put_codes(&consumer, tile, |row| {
-                        [left.scaled(row, row < p.m), right.scaled(row, row < p.m)]
-                    });
+                    if let Some(words) = codes.words_of_rank(rank) {
+                        S::put_codes(&consumer, tile, words.scaling(), |row, to| {
+                            words.copy(row, row < p.m, to);
+                        });
+                    } else {
+                        let [left, right] = [codes.of_rank(rank), codes.of_rank(rank + 1)];
+                        S::put_codes(&consumer, tile, [left.scaling(), right.scaling()], |row, to| {
+                            left.put_beside(&right, row, row < p.m, to);
+                        });
+                    }
                 }
                 let epilogue = epilogue.of_matrix(0, p.m, p.n);
                 let in_registers = epilogue.in_registers();
-                // Of a tile whose accumulators leave few registers, when the update has been added.
-                let early = S::STORES_ROWS.then(|| S::columns(&in_registers, tile));
+                let columns = S::columns(&in_registers, tile);
 
                 let mut accumulators = S::multiply::<T>(&mut consumer, steps, chunk.is_some());
                 let mut own = S::no_chunk();
@@ -127,10 +143,6 @@ pub unsafe fn linear_update_hopper<
                     }
                 }
                 S::update::<T>(&mut consumer, &mut accumulators, u, &exchange, tile, own);
-                let columns = match early {
-                    Some(columns) => columns,
-                    None => S::columns(&in_registers, tile),
-                };
 
                 if !S::STORES_ROWS || p.has_boxes != 0 && epilogue.fits_registers() {
                     match in_registers.with_floor() {
@@ -209,6 +221,7 @@ pub unsafe fn linear_update_few_rows<T: Wgmma<[f32; 8]> + MmaElement + HalfEleme
     // pointers, and each tile of Y belongs to one block.
     unsafe {
         S::start(x, w, vt);
+        grid::wait_for_earlier_launches();
         if S::is_producer() {
             S::load::<T>(x, w, vt, share);
         } else if S::sums_h() {

@@ -26,6 +26,7 @@ use crate::gemm::{ColumnCache, OutputElement, PersistentTiles};
 use crate::launch::{GlobalMut, KernelParam, TensorMap};
 use crate::layout::TileIndex;
 use crate::ptx::{Accumulators, EXTRA_COLUMNS, WgmmaUpdate};
+use crate::shared::SharedAddress;
 use crate::tile::Output;
 use crate::warp;
 
@@ -188,12 +189,19 @@ pub trait UpdateTile: 'static {
     /// The first of the two columns of a chunk that this thread has sums of.
     fn chunk_column() -> u32;
 
-    /// Keeps the codes of a chunk for [`scale`](Self::scale): `codes` gives those of a row for the thread's two columns.
+    /// Has the codes of a chunk put where [`scale`](Self::scale) finds them: `put` is told a row and a word of shared memory, for the
+    /// row's codes in the thread's two columns, the first in the lower half. It may leave `cp.async` copies of them under way.
+    /// `scaling` is what all of either column are multiplied with.
     ///
     /// # Safety
     ///
     /// All threads of a consumer call it, before [`multiply`](Self::multiply) and after [`scale`](Self::scale) of the tile before.
-    unsafe fn put_codes(consumer: &Self::Consumer, tile: TileIndex, codes: impl Fn(u32) -> [f32; 2]);
+    unsafe fn put_codes(
+        consumer: &Self::Consumer,
+        tile: TileIndex,
+        scaling: [f32; 2],
+        put: impl Fn(u32, SharedAddress),
+    );
 
     /// The product of the rows that [`load`](Self::load) has copied, with those of Vᵀ if `has_chunk` holds.
     ///

@@ -193,15 +193,14 @@ fn layouts<T: Element, O: Element>(operands: &Operands<'_, T, O>) -> Layouts {
     Layouts::K_MAJOR.with_shared_a(is_shared(operands.x)).with_shared_b(is_shared(operands.w))
 }
 
-/// Whether to launch a Hopper kernel of tile `S` on `blocks` blocks before the launches before it have ended.
+/// Whether to launch a Hopper kernel for `tiles` tiles in clusters of `cluster` blocks, on `blocks` blocks, before the launches before it
+/// have ended.
 ///
 /// Such blocks lie on whichever multiprocessors are free, no longer beside those that read the same, which have read it from the
 /// level-2 cache together. So it is worth while where blocks that read the same are a cluster, and where a block has one tile: the
 /// start of one with many takes little of its time.
-pub(crate) fn is_early<S: PersistentTile>(m: u32, n: u32, batch: usize, blocks: u32) -> bool {
-    let tiles =
-        u64::from(m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M)) * u64::from(n.div_ceil(S::BLOCK_N));
-    S::CLUSTER_M > 1 && tiles.saturating_mul(batch as u64) <= blocks.into()
+pub(crate) const fn is_early(cluster: u32, tiles: u64, blocks: u32) -> bool {
+    cluster > 1 && tiles <= blocks as u64
 }
 
 /// Launches the Hopper kernel `K` of tile `S`.
@@ -250,9 +249,11 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     };
     let kernel = device.kernel::<K>()?;
     let (grid, args) = ([blocks, 1, 1], (x, w, y_boxes, y_arg, epilogue, params));
+    let rows = m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M);
+    let tiles = (u64::from(rows) * u64::from(n.div_ceil(S::BLOCK_N))).saturating_mul(batch as u64);
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
     unsafe {
-        if is_early::<S>(m, n, batch, blocks) {
+        if is_early(S::CLUSTER_M, tiles, blocks) {
             kernel.launch_early(stream, grid, args)
         } else {
             kernel.launch(stream, grid, args)

@@ -9,7 +9,7 @@
 mod instances;
 pub mod select;
 
-pub(crate) use instances::{Instance, Operands};
+pub(crate) use instances::{Instance, Operands, is_early};
 pub use instances::{LinearInput, LinearTypes};
 pub use select::Tile;
 

@@ -404,10 +404,15 @@ unsafe fn launch_as<T: Element, K: Kernel<Args = Args<T>>, S: UpdateTile>(
         params,
     );
     let kernel = device.kernel::<K>()?;
+    let clusters_m = m.div_ceil(S::BLOCK_M * S::CLUSTER_M);
+    let tiles = u64::from(clusters_m * S::CLUSTER_M) * u64::from(n.div_ceil(S::BLOCK_N));
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for. The workspace belongs to this launch, and is freed in
     // the order of its stream. The rest is the caller's promise.
     unsafe {
         match choice.sharing {
+            Sharing::Own if linear::is_early(S::CLUSTER_M, tiles, choice.blocks) => {
+                kernel.launch_early(stream, [choice.blocks, 1, 1], args)
+            }
             Sharing::Own => kernel.launch(stream, [choice.blocks, 1, 1], args),
             Sharing::Exchanged => kernel.launch_cooperative(stream, [choice.blocks, 1, 1], args),
         }
@@ -442,7 +447,7 @@ unsafe fn launch_few_rows<T: Element, K: Kernel<Args = FewRowsArgs<T>>>(
     );
     let kernel = device.kernel::<K>()?;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe { kernel.launch(stream, [choice.blocks, 1, 1], args) }
+    unsafe { kernel.launch_early(stream, [choice.blocks, 1, 1], args) }
 }
 
 #[cfg(test)]

@@ -71,8 +71,10 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     };
     /// Where these places follow the ring.
     const AREAS_AT: u32 = STAGES * Self::STAGE_PITCH;
-    /// Bytes of a consumer's codes, two numbers for each of a thread's rows.
-    const CODES_BYTES: u32 = BLOCKS as u32 * 4 * 4 * WARPGROUP;
+    /// Bytes of a thread's scaling of two columns, which its codes follow.
+    const SCALING_BYTES: u32 = 2 * 4;
+    /// Bytes of a consumer's codes, a word for each of a thread's rows, and of their scaling.
+    const CODES_BYTES: u32 = (Self::SCALING_BYTES + BLOCKS as u32 * 2 * 4) * WARPGROUP;
     /// Where the consumers' codes follow the areas.
     const CODES_AT: u32 = Self::AREAS_AT + S::CONSUMERS * Self::AREA_BYTES;
     /// Where the ring's barriers follow them.
@@ -117,11 +119,18 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         SharedAddress::dynamic().offset(Self::AREAS_AT + index * Self::AREA_BYTES)
     }
 
-    /// The place of this thread's first code; the others follow 4 · [`WARPGROUP`] bytes apart.
+    /// The place of the scaling of this thread's codes.
     #[inline(always)]
-    fn codes(index: u32) -> SharedAddress {
-        let own = Self::CODES_AT + index * Self::CODES_BYTES + thread::thread_idx_x() % WARPGROUP * 4;
-        SharedAddress::dynamic().offset(own)
+    fn scaling(index: u32) -> SharedAddress {
+        let own = thread::thread_idx_x() % WARPGROUP * Self::SCALING_BYTES;
+        SharedAddress::dynamic().offset(Self::CODES_AT + index * Self::CODES_BYTES + own)
+    }
+
+    /// The place of this thread's codes of row `row` of its rows.
+    #[inline(always)]
+    fn codes(index: u32, row: u32) -> SharedAddress {
+        let first = Self::CODES_AT + index * Self::CODES_BYTES + Self::SCALING_BYTES * WARPGROUP;
+        SharedAddress::dynamic().offset(first + (row * WARPGROUP + thread::thread_idx_x() % WARPGROUP) * 4)
     }
 
     /// This consuming warp's place in the output.
@@ -227,9 +236,10 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         consumer: &mut Consumer<STAGES, CLUSTER>,
         steps: u32,
     ) -> UpdateAccumulators<C, BLOCKS> {
-        // Zeros, though the first products overwrite them: of what is arbitrary, the widest tile would spill some.
         // SAFETY: all-zero bits are numbers. (As for `Accumulators::zero`.)
         let mut accumulators: UpdateAccumulators<C, BLOCKS> = unsafe { core::mem::zeroed() };
+        // Setting them to zero would take the tensor cores' time: it is this consumer's turn.
+        accumulators.outputs.iter_mut().for_each(|outputs| *outputs = C::arbitrary());
         // SAFETY: all warps of the warpgroup run this alike; each stage is full, and it is given back when the products
         // that read it have completed.
         unsafe {
@@ -416,20 +426,20 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     }
 
     #[inline(always)]
-    unsafe fn put_codes(consumer: &Self::Consumer, tile: TileIndex, codes: impl Fn(u32) -> [f32; 2]) {
+    unsafe fn put_codes(
+        consumer: &Self::Consumer,
+        tile: TileIndex,
+        scaling: [f32; 2],
+        put: impl Fn(u32, SharedAddress),
+    ) {
         let at = Self::own_rows(tile);
         let first = at.row + accumulator_coord(at.lane, 0).row;
-        let place = Self::codes(consumer.tiles.index);
-        for block in 0..BLOCKS as u32 {
-            for half in 0..2 {
-                let pair = codes(first + block * BLOCK_ROWS + half * (WARP_ROWS / 2));
-                let to = place.offset((block * 4 + half * 2) * 4 * WARPGROUP);
-                // SAFETY: places that only this thread uses.
-                unsafe {
-                    ptx::st_shared_f32(to.get(), pair[0]);
-                    ptx::st_shared_f32(to.offset(4 * WARPGROUP).get(), pair[1]);
-                }
-            }
+        let index = consumer.tiles.index;
+        // SAFETY: a place that only this thread uses.
+        unsafe { ptx::st_shared_v2_f32(Self::scaling(index).get(), scaling) };
+        for row in 0..BLOCKS as u32 * 2 {
+            let of_tile = first + row / 2 * BLOCK_ROWS + row % 2 * (WARP_ROWS / 2);
+            put(of_tile, Self::codes(index, row));
         }
     }
 
@@ -460,17 +470,22 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         accumulators: &Self::Accumulators,
         inside: [bool; 2],
     ) -> Self::Chunk {
-        let place = Self::codes(consumer.tiles.index);
+        let index = consumer.tiles.index;
+        ptx::cp_async_wait_all();
+        // SAFETY: this thread has put it there.
+        let scaling = unsafe { ptx::ld_shared_v2_f32(Self::scaling(index).get()) };
         let mut chunk = [[0; 2]; BLOCKS];
         for (block, (packed, sums)) in chunk.iter_mut().zip(&accumulators.chunk).enumerate() {
-            let scaled = |i: u32| {
-                let from = place.offset((block as u32 * 4 + i) * 4 * WARPGROUP);
-                // SAFETY: this thread has put it there.
-                let code = unsafe { ptx::ld_shared_f32(from.get()) };
-                // Not a multiplication by a code of zero: a sum of what is not there may be infinite times zero.
-                if inside[i as usize % 2] { sums[i as usize] * code } else { 0.0 }
-            };
-            *packed = [T::pack([scaled(0), scaled(1)]), T::pack([scaled(2), scaled(3)])];
+            for (half, packed) in packed.iter_mut().enumerate() {
+                let from = Self::codes(index, (block * 2 + half) as u32);
+                // SAFETY: this thread has put them there, or had them copied, and has waited.
+                let codes = T::unpack(unsafe { ptx::ld_shared_b32(from.get()) });
+                let scaled = |i: usize| {
+                    // Not a multiplication by a code of zero: a sum of what is not there may be infinite times zero.
+                    if inside[i] { sums[half * 2 + i] * (scaling[i] * codes[i]) } else { 0.0 }
+                };
+                *packed = T::pack([scaled(0), scaled(1)]);
+            }
         }
         chunk
     }
@@ -530,6 +545,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
                 warp::sync_warp();
             }
             let mut part = 0;
+            // This part of H', and where there are registers for them those after it, which are then waited for together.
+            let mut ahead = [[[0; 4]; BLOCKS]; RESIDENT_PARTS as usize];
             while part < parts {
                 let resident = part % RESIDENT_PARTS;
                 if resident == 0 {
@@ -539,25 +556,59 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
                     Self::arrival_of(index).wait(consumer.parity);
                     consumer.parity ^= 1;
                 }
-                let mut a = [[0; 4]; BLOCKS];
-                for (block, (a, own)) in a.iter_mut().zip(&own).enumerate() {
-                    if exchange.is_own != 0 {
+                if exchange.is_own != 0 {
+                    for (a, own) in ahead[0].iter_mut().zip(&own) {
                         *a = [own[0], own[1], 0, 0];
-                    } else {
-                        let strip = strip + block as u32 * (BLOCK_ROWS / WARP_ROWS);
-                        *a = ptx::ld_global_v4_b32(exchange.record(strip, part, at.lane).address());
                     }
-                    ptx::hold_registers(a);
+                } else if Self::IS_WIDE || resident == 0 {
+                    for (i, registers) in ahead.iter_mut().enumerate() {
+                        let part = part + i as u32;
+                        if (i > 0 && Self::IS_WIDE) || part >= parts {
+                            continue;
+                        }
+                        for (block, a) in registers.iter_mut().enumerate() {
+                            let strip = strip + block as u32 * (BLOCK_ROWS / WARP_ROWS);
+                            *a = ptx::ld_global_v4_b32(exchange.record(strip, part, at.lane).address());
+                        }
+                    }
                 }
+                if !Self::IS_WIDE && resident == 0 && parts - part >= RESIDENT_PARTS {
+                    // One group: after each wait the tensor cores would turn to the other consumer's products and back.
+                    for registers in &mut ahead {
+                        registers.iter_mut().for_each(ptx::hold_registers);
+                    }
+                    ptx::wgmma_fence();
+                    for (i, registers) in ahead.iter().enumerate() {
+                        let b = Self::area(index).offset(i as u32 * Self::PART_BYTES);
+                        let b = MatrixDescriptor::panels_of_128_bytes(b.get(), PANEL_BYTES);
+                        for (outputs, a) in accumulators.outputs.iter_mut().zip(registers) {
+                            T::wgmma_registers(outputs, a, b);
+                        }
+                    }
+                    ptx::wgmma_commit_group();
+                    ptx::wgmma_wait_group::<0>();
+                    accumulators.outputs.iter_mut().for_each(Accumulators::hold);
+                    part += RESIDENT_PARTS;
+                    continue;
+                }
+                ahead[0].iter_mut().for_each(ptx::hold_registers);
                 let b = Self::area(index).offset(resident * Self::PART_BYTES);
                 let b = MatrixDescriptor::panels_of_128_bytes(b.get(), PANEL_BYTES);
                 ptx::wgmma_fence();
-                for (outputs, a) in accumulators.outputs.iter_mut().zip(&a) {
+                for (outputs, a) in accumulators.outputs.iter_mut().zip(&ahead[0]) {
                     T::wgmma_registers(outputs, a, b);
                 }
                 ptx::wgmma_commit_group();
                 ptx::wgmma_wait_group::<0>();
                 accumulators.outputs.iter_mut().for_each(Accumulators::hold);
+                if !Self::IS_WIDE {
+                    for i in 1..ahead.len() {
+                        let next = ahead[i];
+                        for (to, from) in ahead[i - 1].iter_mut().zip(&next) {
+                            *to = *from;
+                        }
+                    }
+                }
                 part += 1;
             }
             Self::sync_consumer(index);
