@@ -221,7 +221,6 @@ pub unsafe fn linear_update_few_rows<T: Wgmma<[f32; 8]> + MmaElement + HalfEleme
     // pointers, and each tile of Y belongs to one block.
     unsafe {
         S::start(x, w, vt);
-        grid::wait_for_earlier_launches();
         if S::is_producer() {
             S::load::<T>(x, w, vt, share);
         } else if S::sums_h() {

@@ -13,6 +13,7 @@
 
 use super::{Access, Limits, Problem, Tile};
 use crate::DType;
+use crate::ops::CHUNK_BYTES;
 
 /// What one block of a tile costs for each column of K, in picoseconds on an H100.
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +121,7 @@ impl PersistentCost {
         let Problem { m, n, batch, .. } = *problem;
         let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
         let rounds = tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(blocks);
-        let row_bytes = u64::from(problem.k) * problem.input.size() as u64;
+        let row_bytes = row_bytes(problem);
         let column = match (rounds, row_bytes.is_multiple_of(CACHE_LINE)) {
             (1, true) => self.alone,
             (1, false) => self.alone * self.straddling / self.crowded,
@@ -159,6 +160,8 @@ impl SkinnyCost {
     const LAUNCH: u64 = 1_568_000;
     /// For the blocks of a cluster to wait for each other.
     const EXCHANGE: u64 = 1_663_000;
+    /// For each block more than two.
+    const EXCHANGE_MORE: u64 = 90_000;
     /// For exchanging and storing the sums, an element of the tile.
     const ELEMENT: u64 = 47;
     /// The same, where it is stored by rows and other blocks of the multiprocessor wait for that.
@@ -177,10 +180,10 @@ impl SkinnyCost {
             Tile::Skinny64x64 => (3_460, 3_460, 5_760, 1),
             Tile::Skinny64x64Split2 => (3_040, 3_040, 5_820, 1),
             Tile::Skinny64x64Split8 => (3_300, 3_300, 6_580, 2),
-            Tile::Skinny32x64 => (3_090, 5_250, 5_650, 1),
-            Tile::Skinny16x64 => (2_480, 4_210, 6_020, 2),
-            Tile::Skinny16x64Split2 => (2_150, 2_150, 4_620, 2),
-            Tile::Skinny16x64Split4 => (1_320, 1_320, 5_550, 2),
+            Tile::Skinny32x64 => (2_990, 5_250, 5_650, 1),
+            Tile::Skinny16x64 => (3_080, 4_210, 6_020, 2),
+            Tile::Skinny16x64Split2 => (2_350, 2_350, 4_620, 2),
+            Tile::Skinny16x64Split4 => (3_800, 3_800, 5_550, 2),
             _ => return None,
         };
         Some(Self { alone, straddling, crowded, resident })
@@ -191,7 +194,7 @@ impl SkinnyCost {
         let blocks = tile.blocks(problem.m, problem.n, problem.batch, limits.multiprocessors);
         let columns = u128::from(problem.k.div_ceil(tile.split()));
         let rounds = blocks.div_ceil(multiprocessors * self.resident);
-        let straddles = !(u64::from(problem.k) * problem.input.size() as u64).is_multiple_of(SECTOR);
+        let straddles = !row_bytes(problem).is_multiple_of(SECTOR);
         let alone = if straddles { self.straddling } else { self.alone };
         let by_rounds = u128::from(rounds) * u128::from(alone) * columns;
         // Tiles that are neighbours along M read the same rows of w, all but the first from the level-2 cache.
@@ -204,7 +207,10 @@ impl SkinnyCost {
         let elements = u64::from(rows_of_tile * columns_of_tile);
         let copied = u128::from(blocks) * u128::from(rows_of_tile + columns_of_tile) * columns;
         let by_cache = copied * problem.input.size() as u128 * 1_000_000 / Self::CACHE;
-        let exchange = if tile.cluster() > 1 { Self::EXCHANGE } else { 0 };
+        let exchange = match u64::from(tile.split()) {
+            1 => 0,
+            blocks => Self::EXCHANGE + (blocks - 2) * Self::EXCHANGE_MORE,
+        };
         let between = Self::ROUND.saturating_mul(rounds.saturating_sub(1));
         let storing = if problem.stores_boxes {
             u128::from(Self::ELEMENT * elements)
@@ -225,6 +231,11 @@ const BANDWIDTH: u128 = 2_516_000;
 fn bytes(problem: &Problem) -> u128 {
     let rows = u128::from(problem.m) + u128::from(problem.n);
     rows * u128::from(problem.k) * u128::from(problem.batch) * problem.input.size() as u128
+}
+
+/// Bytes from one row of x or w to the next, where they are contiguous or copies.
+fn row_bytes(problem: &Problem) -> u64 {
+    (u64::from(problem.k) * problem.input.size() as u64).next_multiple_of(CHUNK_BYTES as u64)
 }
 
 /// Bytes of y that the memory has to take while a kernel runs; the rest is still in the level-2 cache at its end.

@@ -406,6 +406,10 @@ fn many_rows_run_in_one_slice_on_all_multiprocessors() {
         let choice = choose(&problem(16_384, 768, 768, 8, dtype), &h100()).unwrap();
         assert_eq!(choice, Choice { shape: Shape::Rows768, slice: 768, blocks: 264 });
     }
+    for m in [1, 128, 1024] {
+        let choice = choose(&problem(m, 768, 768, 8, DType::F16), &h100()).unwrap();
+        assert_eq!(choice, Choice { shape: Shape::Rows768, slice: 768, blocks: m.div_ceil(16) });
+    }
     // f32, rows that are not whole chunks, and more columns.
     for other in [
         problem(16_384, 768, 768, 8, DType::F32),
@@ -426,7 +430,7 @@ fn many_rows_run_in_one_slice_on_all_multiprocessors() {
 #[test]
 fn few_rows_run_in_clusters_or_in_slices() {
     let limits = h100();
-    for (m, k, n, rank) in [(1, 768, 768, 8), (16, 4096, 4096, 8), (64, 4096, 4096, 16)] {
+    for (m, k, n, rank) in [(1, 776, 768, 8), (16, 4096, 4096, 8), (64, 4096, 4096, 16)] {
         let choice = choose(&problem(m, k, n, rank, DType::Bf16), &limits).unwrap();
         assert_eq!(choice.shape, Shape::Cluster16, "{m} {k} {n} {rank}");
     }
