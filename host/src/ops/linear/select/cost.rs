@@ -183,7 +183,7 @@ impl SkinnyCost {
             Tile::Skinny32x64 => (2_990, 5_250, 5_650, 1),
             Tile::Skinny16x64 => (3_080, 4_210, 6_020, 2),
             Tile::Skinny16x64Split2 => (2_350, 2_350, 4_620, 2),
-            Tile::Skinny16x64Split4 => (3_800, 3_800, 5_550, 2),
+            Tile::Skinny16x64Split4 => (4_000, 4_000, 5_550, 2),
             _ => return None,
         };
         Some(Self { alone, straddling, crowded, resident })
