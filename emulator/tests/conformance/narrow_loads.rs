@@ -96,3 +96,12 @@ fn several_numbers_are_consecutive_words() {
         assert_eq!(results(&body), [word(at + 8), 0, 0, word(at + 12)]);
     }
 }
+
+#[test]
+fn a_register_wider_than_the_number_has_zeros_above_it() {
+    for at in (0..16).step_by(2) {
+        let body = format!("mov.b32 %w0, -1;\nld.global.nc.u16 %w0, [%in+{at}];");
+        let half = word(at / 4 * 4) >> (8 * (at % 4)) & 0xffff;
+        assert_eq!(results(&body)[0], half, "{at}");
+    }
+}

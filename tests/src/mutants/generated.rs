@@ -100,6 +100,9 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     if instance.is_chunked {
         let sizes = [
             size(5, 3 * chunk, 2 * chunk, [1, half - 1]),
+            // One row, of the first tile and of the next.
+            size(1, 2 * chunk, 3 * chunk, [1, half]),
+            size(rows + 1, 2 * chunk, chunk, [half, 1]),
             Size { add: true, margin: chunk, ..size(rows + 3, 2 * line + chunk, line, [half, 1]) },
             Size { margin: chunk, ..size(rows - 1, line, 3 * line + chunk, [half - 1, half]) },
             // Several tiles of a block, all groups of columns of a warp and all warps.

@@ -83,8 +83,8 @@ fn controls(rows: &[&Measurement]) -> String {
     text
 }
 
-/// Floating-point operations of a product of this shape, `MxKxN`.
+/// Floating-point operations of a product of this shape, `MxKxN`; that of an update, which has its rank behind them, is not counted.
 pub(super) fn flops(shape: &str) -> Result<f64> {
     let sides = shape.split('x').map(str::parse::<f64>).collect::<Result<Vec<_>, _>>();
-    Ok(2.0 * sides.with_context(|| format!("shape `{shape}`"))?.iter().product::<f64>())
+    Ok(2.0 * sides.with_context(|| format!("shape `{shape}`"))?.iter().take(3).product::<f64>())
 }

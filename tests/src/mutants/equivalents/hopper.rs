@@ -67,6 +67,18 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         then: ANYTHING,
         reason: NO_STEPS,
     },
+    // The compiler has taken the question out of the loop over the tiles.
+    Equivalent {
+        family: "linear_*hopper",
+        kinds: &[Kind::Bound],
+        statement: "setp.eq.b32",
+        source: (
+            "dsl/src/gemm/schedule.rs",
+            "if self.next >= self.groups_m * self.tiles_n * self.matrices {",
+        ),
+        then: ANYTHING,
+        reason: NO_STEPS,
+    },
     Equivalent {
         family: "linear_fp8_hopper_",
         kinds: BOUNDS,

@@ -2,6 +2,7 @@
 //!
 //! The reasons stand in tables, one for each kind of kernel; here is how a mutant's is found.
 
+mod generated;
 mod hopper;
 mod hopper_f32;
 mod linear;
@@ -47,8 +48,9 @@ const BAR_WARP_SYNC: (&str, &str) = (
 const NO_STEPS: &str = "a sum of no steps, which the caller rules out: K is at least 1";
 
 /// Every table, in the order in which they are searched.
-const TABLES: [&[Equivalent]; 5] = [
+const TABLES: [&[Equivalent]; 6] = [
     linear::EQUIVALENTS,
+    generated::EQUIVALENTS,
     hopper::EQUIVALENTS,
     skinny::EQUIVALENTS,
     hopper_f32::EQUIVALENTS,
