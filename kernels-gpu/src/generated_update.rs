@@ -63,12 +63,12 @@ pub unsafe fn generated_update<T: LowRankElement, S: LowRankShape>(
     unsafe { update::<T, S>(x, v, codes, u, y, p) }
 }
 
-/// As [`generated_update`], where X, U and Y are whole chunks of 16 bytes at multiples of 16 bytes and have few columns: V and U stay in
+/// As [`generated_update`](fn@generated_update), where X, U and Y are whole chunks of 16 bytes at multiples of 16 bytes and have few columns: V and U stay in
 /// the warps' registers.
 ///
 /// # Safety
 ///
-/// As [`generated_update`]; and the rows of X, U and Y start at multiples of 16 bytes and have a multiple of 16 bytes, at most
+/// As [`generated_update`](fn@generated_update); and the rows of X, U and Y start at multiples of 16 bytes and have a multiple of 16 bytes, at most
 /// `MAX_COLUMNS` elements.
 #[kernel(
     family = generated_update,
