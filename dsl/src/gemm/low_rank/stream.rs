@@ -176,7 +176,7 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
             expansions,
             resident: slices == 1 && projections + expansions <= S::PANELS,
             first_tile: unit,
-            odd: 0,
+            odd: 1,
             ahead: 0,
             fill: at,
             read: at,
@@ -350,6 +350,10 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
             }
             self.ahead += 1;
         }
+        // Here, not at the tile's end: one register holds what the stage and the stream know.
+        if at.stage == 0 {
+            self.odd ^= 1;
+        }
         let [row, first_column, columns] = self.place(at.tile);
         let stage = Stage {
             x: Self::rows(at),
@@ -364,7 +368,6 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
         // What stays is not in the ring.
         let slot = if in_ring { self.next_in_ring(at).slot } else { at.slot };
         self.read = if at.stage + 1 == self.projections + self.expansions {
-            self.odd ^= 1;
             Position { tile: at.tile + self.turn, stage: 0, slot }
         } else {
             Position { stage: at.stage + 1, slot, ..at }
