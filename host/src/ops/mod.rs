@@ -7,6 +7,7 @@ mod activation;
 mod implementation;
 pub mod linear;
 pub mod matmul;
+pub mod peer;
 mod precision;
 mod product;
 mod repack;
