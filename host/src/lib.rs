@@ -28,6 +28,7 @@ pub mod kernel;
 pub mod layers;
 pub mod memory;
 pub mod ops;
+pub mod peer;
 pub mod stream;
 pub mod tensor;
 pub mod tune;

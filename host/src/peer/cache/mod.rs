@@ -1,0 +1,279 @@
+//! Which rows of a table in host memory are in the slots of a device: a cache with CLOCK replacement, without the memory itself.
+//!
+//! Work comes in steps, each with the ids of the rows that it reads. [`RowCache::plan`] pins the rows of a step that have a slot, and gives
+//! the others one: an empty slot, or that of a row that the CLOCK hand finds unpinned and not used since its last turn. Whoever owns the
+//! memory copies what the [`Plan`] says and then commits it; a plan that is dropped leaves the slots that it took empty. So no failure in
+//! between can make a row appear where it is not. A row for which there is no slot, because all are pinned, stays where it is in host
+//! memory: that is slower, never an error.
+//!
+//! The pins that a committed plan gives out keep its rows in their slots until [`RowCache::release`], so that a plan made meanwhile, for
+//! the step after it, evicts nothing that either of them reads.
+
+mod plan;
+mod statistics;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use plan::{Load, Pins, Plan};
+pub use statistics::CacheStatistics;
+
+use crate::device::cpu::out_of_memory;
+use crate::error::{Error, Result};
+
+/// Stands for no slot in [`RowCache::slot_of`], and for no row in [`RowCache::owner_of`].
+pub const NONE: u32 = u32::MAX;
+
+/// A cache of some of a table's rows, with CLOCK replacement. Rows and slots are numbers: the memory is somebody else's.
+///
+/// ```
+/// use warpsmith::peer::RowCache;
+///
+/// # fn main() -> warpsmith::Result<()> {
+/// let mut cache = RowCache::new(1000, 2, 4096)?; // 1000 rows of 4 KiB, two slots
+/// let plan = cache.plan(&[7, 3, 7])?;
+/// for load in plan.loads() {
+///     println!("copy row {} to slot {}", load.row, load.slot);
+/// }
+/// let pins = plan.commit(); // once the copies are under way
+/// assert!(cache.slot(7).is_some() && cache.slot(3).is_some());
+/// cache.release(pins); // once the rows have been read
+/// assert_eq!(cache.statistics().misses, 3);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct RowCache {
+    row_bytes: u64,
+    /// The slot of each row, or [`NONE`].
+    slot_of: Vec<u32>,
+    /// The row in each slot, or [`NONE`].
+    owner_of: Vec<u32>,
+    /// Whether a slot's row has been used since the hand last came by.
+    referenced: Vec<bool>,
+    /// How many steps in flight use each slot.
+    pins: Vec<u32>,
+    /// How many slots have pins.
+    pinned: usize,
+    /// Slots that hold no row and that no plan has taken.
+    empty: Vec<u32>,
+    /// The slot that the hand looks at next.
+    hand: usize,
+    /// Steps that used each row.
+    heat: Vec<u32>,
+    /// The last step that each row was seen in.
+    seen: Vec<u32>,
+    /// The number of the step, never 0.
+    step: u32,
+    /// Whose pins are this cache's, and of what it held since it was last cleared.
+    generation: u64,
+    statistics: CacheStatistics,
+    /// Slots that the hand has looked at.
+    #[cfg(test)]
+    looked_at: u64,
+}
+
+/// A number that no other cache and no other state of this one has.
+fn new_generation() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// `length` times `value`, or the error if the host has no memory for them.
+fn filled<T: Clone>(length: usize, value: T) -> Result<Vec<T>> {
+    let mut values = Vec::new();
+    values
+        .try_reserve_exact(length)
+        .map_err(|_| out_of_memory("RowCache::new", length.saturating_mul(size_of::<T>())))?;
+    values.resize(length, value);
+    Ok(values)
+}
+
+impl RowCache {
+    /// A cache of a table of `rows` rows of `row_bytes` bytes, with `slots` slots, all of them empty. More slots than rows are as good as
+    /// one for each row. Without slots every row stays in host memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SizeLimit`] if there are more than 2³² - 1 rows, [`Error::OutOfMemory`] if the host has too little memory.
+    pub fn new(rows: usize, slots: usize, row_bytes: u64) -> Result<Self> {
+        let limit = NONE as usize;
+        if rows > limit {
+            return Err(Error::SizeLimit {
+                operation: "RowCache::new",
+                operand: "table",
+                quantity: "number of rows",
+                limit: format!("at most {limit}"),
+                actual: rows.to_string(),
+            });
+        }
+        let slots = slots.min(rows);
+        let mut empty = filled(slots, 0u32)?;
+        number_downwards(&mut empty);
+        Ok(Self {
+            row_bytes,
+            slot_of: filled(rows, NONE)?,
+            owner_of: filled(slots, NONE)?,
+            referenced: filled(slots, false)?,
+            pins: filled(slots, 0)?,
+            pinned: 0,
+            empty,
+            hand: 0,
+            heat: filled(rows, 0)?,
+            seen: filled(rows, 0)?,
+            step: 0,
+            generation: new_generation(),
+            statistics: CacheStatistics::default(),
+            #[cfg(test)]
+            looked_at: 0,
+        })
+    }
+
+    /// Plans a step that reads the rows `ids`, in any order and any number of times. See [`Plan`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if there is no row of one of the ids; the cache is then as it was.
+    pub fn plan(&mut self, ids: &[u32]) -> Result<Plan<'_>> {
+        if let Some(position) = ids.iter().position(|&id| id as usize >= self.slot_of.len()) {
+            return Err(Error::Argument {
+                operation: "RowCache::plan",
+                argument: "an id",
+                expected: format!("less than {}, the number of rows", self.slot_of.len()),
+                actual: format!("{}, at {position}", ids[position]),
+            });
+        }
+        Ok(Plan::new(self, ids))
+    }
+
+    /// Takes back the pins of a step whose rows have been read, or will be read before anything that is asked for from now on is
+    /// copied. Pins of another cache, or from before [`clear`](Self::clear), change nothing.
+    pub fn release(&mut self, pins: Pins) {
+        if pins.generation == self.generation {
+            pins.slots.iter().for_each(|&slot| self.unpin(slot));
+        }
+    }
+
+    /// Forgets where rows are, and all pins: every slot is empty. For when the contents of the slots are lost. Heat and statistics
+    /// stay.
+    pub fn clear(&mut self) {
+        self.slot_of.fill(NONE);
+        self.owner_of.fill(NONE);
+        self.referenced.fill(false);
+        self.pins.fill(0);
+        self.pinned = 0;
+        self.empty.resize(self.owner_of.len(), 0);
+        number_downwards(&mut self.empty);
+        self.hand = 0;
+        self.generation = new_generation();
+        self.statistics.residents = 0;
+    }
+
+    /// The slot of a row; `None` if it has none, or there is no such row.
+    #[must_use]
+    pub fn slot(&self, row: u32) -> Option<u32> {
+        self.slot_of.get(row as usize).copied().filter(|&slot| slot != NONE)
+    }
+
+    /// The slot of every row, [`NONE`] for those without.
+    #[must_use]
+    pub fn slot_of(&self) -> &[u32] {
+        &self.slot_of
+    }
+
+    /// The row in every slot, [`NONE`] for empty ones.
+    #[must_use]
+    pub fn owner_of(&self) -> &[u32] {
+        &self.owner_of
+    }
+
+    /// For every row, how many steps have used it; no more than 2³² - 1 are counted.
+    #[must_use]
+    pub fn heat(&self) -> &[u32] {
+        &self.heat
+    }
+
+    /// How many rows the table has.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.slot_of.len()
+    }
+
+    /// How many slots there are.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.owner_of.len()
+    }
+
+    /// How many slots steps in flight use.
+    #[must_use]
+    pub fn pinned(&self) -> usize {
+        self.pinned
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn statistics(&self) -> CacheStatistics {
+        self.statistics
+    }
+
+    /// Counts a step that had to wait for its rows.
+    pub fn count_stall(&mut self) {
+        self.statistics.stalls += 1;
+    }
+
+    fn pin(&mut self, slot: u32) {
+        let pins = &mut self.pins[slot as usize];
+        self.pinned += usize::from(*pins == 0);
+        *pins += 1;
+    }
+
+    fn unpin(&mut self, slot: u32) {
+        let pins = &mut self.pins[slot as usize];
+        *pins -= 1;
+        self.pinned -= usize::from(*pins == 0);
+    }
+
+    /// A slot for a row, pinned and empty, and the row that has lost it; `None` if all are pinned.
+    ///
+    /// Every step of the hand passes a pinned slot, clears a reference, or ends the search. Within one plan no reference is set on a slot that is
+    /// not pinned, and slots that are given out are pinned, so that all searches of a plan take no more than two turns together; and the
+    /// references that they clear were set by uses of their own. So a search takes a constant number of steps on average.
+    fn take_slot(&mut self) -> Option<(u32, Option<u32>)> {
+        if let Some(slot) = self.empty.pop() {
+            self.pin(slot);
+            return Some((slot, None));
+        }
+        let slots = self.owner_of.len();
+        if self.pinned == slots {
+            return None;
+        }
+        for _ in 0..2 * slots {
+            let slot = self.hand;
+            self.hand = (self.hand + 1) % slots;
+            #[cfg(test)]
+            {
+                self.looked_at += 1;
+            }
+            if self.pins[slot] != 0 || std::mem::take(&mut self.referenced[slot]) {
+                continue;
+            }
+            let victim = std::mem::replace(&mut self.owner_of[slot], NONE);
+            self.slot_of[victim as usize] = NONE;
+            self.statistics.evictions += 1;
+            self.statistics.residents -= 1;
+            let slot = slot as u32;
+            self.pin(slot);
+            return Some((slot, Some(victim)));
+        }
+        None
+    }
+}
+
+/// The numbers of the slots, so that the last is 0: empty slots are taken from the end.
+fn number_downwards(slots: &mut [u32]) {
+    for (slot, number) in slots.iter_mut().rev().zip(0..) {
+        *slot = number;
+    }
+}
