@@ -17,10 +17,13 @@
 //! | [`generated_update`] | `Y (+)= ((X V) ⊙ codes) U · scaling`, on sm_80 and later |
 //! | [`generated_update_cluster`] | the same for few rows, by clusters of blocks (sm_90 and later) |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
+//! | [`expert_cache`] | rows of a table in host memory to slots of a cache, on sm_75 and later |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
 pub mod codes;
+#[cfg(feature = "expert_cache")]
+pub mod expert_cache;
 #[cfg(feature = "generated_update")]
 pub mod generated_update;
 #[cfg(feature = "generated_update_cluster")]

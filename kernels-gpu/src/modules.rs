@@ -93,4 +93,10 @@ pub static MODULES: &[PtxModule] = &[
         arch_specific: false,
         text: include_str!("../ptx/repack.sm_75.ptx"),
     },
+    PtxModule {
+        family: "expert_cache",
+        arch: (7, 5),
+        arch_specific: false,
+        text: include_str!("../ptx/expert_cache.sm_75.ptx"),
+    },
 ];

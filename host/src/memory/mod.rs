@@ -2,8 +2,10 @@
 
 mod buffer;
 mod host;
+mod mapped;
 mod pinned;
 
 pub(crate) use buffer::Buffer;
 pub(crate) use host::{HostBytes, HostMemory, zeros};
+pub(crate) use mapped::MappedMemory;
 pub use pinned::{PinnedBuffer, Transfer};

@@ -6,6 +6,7 @@
 
 mod graph;
 mod launch;
+mod mapped;
 mod module;
 mod raw;
 mod tensor_map;
@@ -22,12 +23,13 @@ use warpsmith_dsl::launch::RawArg;
 use warpsmith_emulator::TensorMapArguments;
 
 pub(crate) use graph::CudaGraph;
+pub(crate) use mapped::CudaMappedMemory;
 pub(crate) use module::{CudaFunction, CudaModule};
 pub(crate) use raw::{CudaEvent, CudaHostMemory, CudaStream};
 
 use super::backend::{
     AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, GraphHandle, HostBlock,
-    LaunchSize, Memory, ModuleHandle, Rows, StreamHandle, foreign_handle,
+    LaunchSize, MappedBlock, Memory, ModuleHandle, Rows, StreamHandle, foreign_handle,
 };
 use super::cpu::pageable_block;
 use super::properties::max_cluster;
@@ -302,6 +304,16 @@ impl Backend for Gpu {
         }
         self.context.bind()?;
         CudaHostMemory::zeroed(&self.context, bytes).map(HostBlock::Cuda)
+    }
+
+    fn allocate_mapped(&self, bytes: usize, managed: bool) -> Result<MappedBlock> {
+        self.context.bind()?;
+        let memory = if managed {
+            CudaMappedMemory::managed(&self.context, self.ordinal, bytes)
+        } else {
+            CudaMappedMemory::pinned(&self.context, bytes)
+        };
+        memory.map(MappedBlock::Cuda)
     }
 
     fn new_stream(&self) -> Result<StreamHandle> {

@@ -150,9 +150,15 @@ impl RowCache {
     /// Takes back the pins of a step whose rows have been read, or will be read before anything that is asked for from now on is
     /// copied. Pins of another cache, or from before [`clear`](Self::clear), change nothing.
     pub fn release(&mut self, pins: Pins) {
-        if pins.generation == self.generation {
+        if self.owns(&pins) {
             pins.slots.iter().for_each(|&slot| self.unpin(slot));
         }
+    }
+
+    /// Whether the pins are this cache's, and not from before it was last cleared.
+    #[must_use]
+    pub fn owns(&self, pins: &Pins) -> bool {
+        pins.generation == self.generation
     }
 
     /// Forgets where rows are, and all pins: every slot is empty. For when the contents of the slots are lost. Heat and statistics

@@ -15,8 +15,8 @@ pub struct Load {
 
 /// What has to be copied before a step's rows can be read from their slots. See [`RowCache::plan`].
 ///
-/// Until it is committed no row that it loads has a slot; the rows that have left have none either. Dropping it without committing it, or
-/// [`cancel`](Self::cancel), takes its pins back and leaves the slots that it took empty, whatever part of the copies may have been done.
+/// Dropping it without committing it, or [`cancel`](Self::cancel), takes its pins back and leaves the slots that it took empty, whatever part
+/// of the copies may have been done: the rows that it would have loaded have no slot then, and neither have those that were there.
 #[derive(Debug)]
 #[must_use = "a plan that is dropped is undone"]
 pub struct Plan<'a> {
@@ -74,6 +74,8 @@ impl<'a> Plan<'a> {
         for row in without_slot {
             match plan.cache.take_slot() {
                 Some((slot, evicted)) => {
+                    plan.cache.slot_of[row as usize] = slot;
+                    plan.cache.owner_of[slot as usize] = row;
                     plan.slots.push(slot);
                     plan.loads.push(Load { row, slot, evicted });
                 }
@@ -101,13 +103,17 @@ impl<'a> Plan<'a> {
         &self.unique
     }
 
-    /// Gives the loaded rows their slots, and counts the step.
+    /// The slot of every row once the plan is committed, [`NONE`] for those without.
+    #[must_use]
+    pub fn slot_of(&self) -> &[u32] {
+        &self.cache.slot_of
+    }
+
+    /// Lets the loaded rows keep their slots, and counts the step.
     pub fn commit(mut self) -> Pins {
         self.done = true;
         let cache = &mut *self.cache;
         for load in &self.loads {
-            cache.slot_of[load.row as usize] = load.slot;
-            cache.owner_of[load.slot as usize] = load.row;
             cache.referenced[load.slot as usize] = true;
         }
         for &row in &self.unique {
@@ -139,6 +145,10 @@ impl Drop for Plan<'_> {
             return;
         }
         self.slots.iter().for_each(|&slot| self.cache.unpin(slot));
-        self.cache.empty.extend(self.loads.iter().map(|load| load.slot));
+        for load in &self.loads {
+            self.cache.slot_of[load.row as usize] = NONE;
+            self.cache.owner_of[load.slot as usize] = NONE;
+            self.cache.empty.push(load.slot);
+        }
     }
 }

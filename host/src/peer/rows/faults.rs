@@ -1,0 +1,46 @@
+//! Where a step can be made to fail, by tests.
+
+use crate::error::Result;
+
+/// A place in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Point {
+    /// Before anything.
+    Plan,
+    /// When the lists are allocated.
+    Allocation,
+    /// When some of the copies have been made.
+    Copy,
+    /// When all has been enqueued.
+    Record,
+}
+
+/// The failure that comes next: none, but in tests.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    #[cfg(test)]
+    pub(super) next: parking_lot::Mutex<Option<Point>>,
+}
+
+impl Faults {
+    /// Fails if this is the place, once.
+    #[cfg(test)]
+    pub(super) fn at(&self, point: Point) -> Result<()> {
+        if self.next.lock().take_if(|next| *next == point).is_none() {
+            return Ok(());
+        }
+        Err(crate::Error::Driver {
+            operation: "a test",
+            code: 999,
+            name: "INJECTED".into(),
+            message: format!("at {point:?}"),
+        })
+    }
+
+    #[cfg(not(test))]
+    #[inline]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "it can fail in tests")]
+    pub(super) fn at(&self, _: Point) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,423 @@
+//! Rows in host memory with a cache of them on a device: [`RowCache`](super::RowCache) and the memory that it is about.
+//!
+//! A step is staged, read and released. Staging copies what the step reads and the cache does not hold, on a stream of its own, while work on
+//! other streams goes on; reading waits for that. A slot gets another row in this order: its former row has no slot any more, the last work that
+//! may read it is waited for, the row is copied, and the step that asked for it waits for the copy.
+//!
+//! Kernels find rows by a map from rows to slots. There are two of them on the device, for the step that is being read and the one that is being
+//! staged, so that no kernel sees its map change.
+
+mod faults;
+mod fill;
+#[cfg(test)]
+mod tests;
+
+use super::cache::{CacheStatistics, NONE, Pins, RowCache};
+use super::options::CacheOptions;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::memory::MappedMemory;
+use crate::stream::{Event, Stream};
+use crate::tensor::Tensor;
+use faults::Faults;
+use fill::Lists;
+
+/// Steps that can be under way at a time: one that is read, one that is staged.
+pub const STEPS_IN_FLIGHT: usize = 2;
+
+/// What rows are aligned to, and a multiple of what their size is.
+pub const ROW_ALIGNMENT: usize = 16;
+
+/// Rows in host memory, some of them in a cache on a device.
+///
+/// ```
+/// use warpsmith::peer::{CacheOptions, CachedRows};
+/// use warpsmith::Device;
+///
+/// # fn main() -> warpsmith::Result<()> {
+/// let device = Device::emulator();
+/// let mut rows = CachedRows::new(&device, 100, 16, &CacheOptions::default().slots(2))?;
+/// rows.write(7, &[1; 16])?;
+/// let step = rows.stage(&[7, 3, 50])?; // two get a slot, the third is read from the host
+/// let stream = device.default_stream();
+/// rows.begin_reading(&step, &stream)?;
+/// // … launches on `stream` that read the rows at `rows.addresses(&step)` …
+/// rows.release(step, &stream)?;
+/// assert_eq!(rows.statistics().pin_failures, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct CachedRows {
+    device: Device,
+    cache: RowCache,
+    row_bytes: usize,
+    /// All rows.
+    host: MappedMemory,
+    /// The rows in slots.
+    slots: Tensor<u8>,
+    maps: [Map; STEPS_IN_FLIGHT],
+    /// The map that the next step gets.
+    next: usize,
+    /// The stream of the copies.
+    copies: Stream,
+    /// The last work that read slots for steps that have been released, which later copies wait for.
+    readers: Vec<Event>,
+    poison: bool,
+    /// How often everything was forgotten.
+    resets: u64,
+    faults: Faults,
+}
+
+/// A map from rows to slots on the device.
+#[derive(Debug)]
+struct Map {
+    slot_of: Tensor<u32>,
+    stale: Stale,
+    lists: Lists,
+    /// The end of the copies of its last step, which read the lists.
+    ready: Option<Event>,
+    /// Whether there is a step that uses it.
+    in_use: bool,
+}
+
+/// Rows whose entry in a map is not what it should be.
+#[derive(Debug)]
+struct Stale {
+    /// Each once.
+    rows: Vec<u32>,
+    /// A bit for each row, set for those.
+    marks: Vec<u64>,
+    /// Whether the whole map is anything.
+    all: bool,
+}
+
+impl Stale {
+    fn insert(&mut self, row: u32) {
+        let (word, bit) = (row as usize / 64, 1 << (row % 64));
+        if !self.all && self.marks[word] & bit == 0 {
+            self.marks[word] |= bit;
+            self.rows.push(row);
+        }
+    }
+
+    fn clear(&mut self) {
+        self.rows.drain(..).for_each(|row| self.marks[row as usize / 64] = 0);
+        self.all = false;
+    }
+}
+
+/// A step whose rows are on their way, or there; see [`CachedRows::stage`].
+#[derive(Debug)]
+#[must_use = "a step that is not released keeps its rows in the cache"]
+pub struct Step {
+    map: usize,
+    pins: Pins,
+    ready: Event,
+    resets: u64,
+}
+
+/// Where kernels find rows: addresses on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RowAddresses {
+    /// Slot 0, which the others follow.
+    pub slots: u64,
+    /// Row 0 in host memory, which the others follow.
+    pub host: u64,
+    /// The slot of each row, [`NONE`] for those that are to be read from host memory; one 32-bit number for each row.
+    pub slot_of: u64,
+    /// Bytes of a row and of a slot.
+    pub row_bytes: usize,
+}
+
+impl CachedRows {
+    /// `rows` rows of `row_bytes` bytes each, all zero, and a cache of them on `device` as `options` say.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if `row_bytes` is 0 or no multiple of [`ROW_ALIGNMENT`], or an option or a variable of the environment is not what it can
+    /// be; [`Error::SizeLimit`] if there are too many rows, [`Error::OutOfMemory`] if host or device have too little memory;
+    /// [`Error::UnsupportedDevice`] if managed memory is asked for and the GPU has none.
+    pub fn new(device: &Device, rows: usize, row_bytes: usize, options: &CacheOptions) -> Result<Self> {
+        const OPERATION: &str = "CachedRows::new";
+        if row_bytes == 0 || !row_bytes.is_multiple_of(ROW_ALIGNMENT) || u32::try_from(row_bytes).is_err() {
+            return Err(Error::Argument {
+                operation: OPERATION,
+                argument: "row_bytes",
+                expected: format!("a multiple of {ROW_ALIGNMENT} of 32 bits, at least {ROW_ALIGNMENT}"),
+                actual: row_bytes.to_string(),
+            });
+        }
+        let bytes = rows.checked_mul(row_bytes).filter(|&bytes| isize::try_from(bytes).is_ok());
+        let bytes = bytes.ok_or_else(|| Error::SizeLimit {
+            operation: OPERATION,
+            operand: "rows",
+            quantity: "number of bytes",
+            limit: format!("at most {}", isize::MAX),
+            actual: format!("{rows} rows of {row_bytes}"),
+        })?;
+        let settings = options.settings()?;
+        let slots = settings.slots(rows, row_bytes, device.memory_stats()?.free)?;
+        let cache = RowCache::new(rows, slots, row_bytes as u64)?;
+        let host = MappedMemory::zeroed(device, bytes, settings.managed)?;
+        let copies = device.new_stream()?;
+        let map = || {
+            Ok::<_, Error>(Map {
+                slot_of: Tensor::uninit_on(&copies, [rows])?,
+                stale: Stale {
+                    rows: Vec::new(),
+                    marks: crate::memory::zeros(OPERATION, rows.div_ceil(64))?,
+                    all: true,
+                },
+                lists: Lists::default(),
+                ready: None,
+                in_use: false,
+            })
+        };
+        let maps = [map()?, map()?];
+        let slots = Tensor::uninit_on(&copies, [slots, row_bytes])?;
+        let rows = Self {
+            device: device.clone(),
+            cache,
+            row_bytes,
+            host,
+            slots,
+            maps,
+            next: 0,
+            copies,
+            readers: Vec::new(),
+            poison: settings.poison,
+            resets: 0,
+            faults: Faults::default(),
+        };
+        if rows.poison {
+            let all = 0..rows.cache.slots() as u32;
+            all.into_iter().try_for_each(|slot| rows.poison_slot(slot))?;
+        }
+        Ok(rows)
+    }
+
+    /// Writes `row`, of which no copy is in a slot from then on. Waits for the work that may read it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if there is no such row or `values` are not as many bytes as a row has, or a step is under way; [`Error::Driver`] if
+    /// earlier work failed.
+    pub fn write(&mut self, row: usize, values: &[u8]) -> Result<()> {
+        const OPERATION: &str = "CachedRows::write";
+        let argument = |argument, expected, actual: usize| Error::Argument {
+            operation: OPERATION,
+            argument,
+            expected,
+            actual: actual.to_string(),
+        };
+        if row >= self.cache.rows() {
+            return Err(argument("row", format!("less than {}, the number of rows", self.cache.rows()), row));
+        }
+        if values.len() != self.row_bytes {
+            let expected = format!("{} bytes, as a row has", self.row_bytes);
+            return Err(argument("length of the values", expected, values.len()));
+        }
+        let in_use = self.maps.iter().filter(|map| map.in_use).count();
+        if in_use != 0 {
+            return Err(argument("number of steps under way", "0".into(), in_use));
+        }
+        if self.cache.statistics().steps != 0 {
+            self.wait()?;
+        }
+        if self.cache.slot(row as u32).is_some() {
+            self.forget();
+        }
+        self.host.write(row * self.row_bytes, values)
+    }
+
+    /// Reads `row` from host memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if there is no such row.
+    pub fn read(&self, row: usize) -> Result<Vec<u8>> {
+        if row >= self.cache.rows() {
+            return Err(Error::Argument {
+                operation: "CachedRows::read",
+                argument: "row",
+                expected: format!("less than {}, the number of rows", self.cache.rows()),
+                actual: row.to_string(),
+            });
+        }
+        let mut values = vec![0; self.row_bytes];
+        self.host.read(row * self.row_bytes, &mut values)?;
+        Ok(values)
+    }
+
+    /// Starts a step that reads the rows `ids`, in any order and any number of times: copies are under way when this returns, of as many of those that
+    /// have no slot as slots can be had for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if there is no row of one of the ids, or [`STEPS_IN_FLIGHT`] steps have not been released; [`Error::OutOfMemory`] if there is
+    /// no memory for the list of what is to be copied; [`Error::Driver`] if the driver refuses or earlier work failed. The cache holds then
+    /// what it held before, or less.
+    pub fn stage(&mut self, ids: &[u32]) -> Result<Step> {
+        let map = self.next;
+        if self.maps[map].in_use {
+            return Err(Error::Argument {
+                operation: "CachedRows::stage",
+                argument: "number of steps under way",
+                expected: format!("less than {STEPS_IN_FLIGHT}"),
+                actual: STEPS_IN_FLIGHT.to_string(),
+            });
+        }
+        let (pins, ready) = self.fill(map, ids)?;
+        self.maps[map].in_use = true;
+        self.next = (map + 1) % STEPS_IN_FLIGHT;
+        Ok(Step { map, pins, ready, resets: self.resets })
+    }
+
+    /// Makes later work on `stream` wait for the step's copies. Such work may read the step's rows at their [addresses](Self::addresses), until the step
+    /// is released.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DeviceMismatch`] if the stream is another device's, [`Error::Argument`] if the step is from before a [`reset`](Self::reset) or another
+    /// cache's, [`Error::Driver`] if the driver refuses or earlier work failed.
+    pub fn begin_reading(&mut self, step: &Step, stream: &Stream) -> Result<()> {
+        self.expect_current("CachedRows::begin_reading", step)?;
+        self.device.expect_same("CachedRows::begin_reading", "stream", stream.device())?;
+        match stream.wait(&step.ready).and_then(|()| step.ready.is_done()) {
+            Ok(done) => {
+                if !done {
+                    self.cache.count_stall();
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.reset();
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a step whose reads have been enqueued on `stream`: what is copied from now on waits for them.
+    ///
+    /// A step that nothing has read is released like any other.
+    ///
+    /// # Errors
+    ///
+    /// As for [`begin_reading`](Self::begin_reading). After an error of the driver everything is forgotten, as by [`reset`](Self::reset).
+    pub fn release(&mut self, step: Step, stream: &Stream) -> Result<()> {
+        self.device.expect_same("CachedRows::release", "stream", stream.device())?;
+        let read = self.end_reading(stream)?;
+        self.release_after(step, read)
+    }
+
+    /// The end of the work on `stream` so far, for [`release_after`](Self::release_after). It is asked for when a step's reads have been enqueued, so that
+    /// a later release does not wait for what comes after them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Stream::record`]; everything is forgotten then, as by [`reset`](Self::reset).
+    pub fn end_reading(&mut self, stream: &Stream) -> Result<Event> {
+        stream.record().inspect_err(|_| self.reset())
+    }
+
+    /// Ends a step whose reads come before `read`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if the step is from before a [`reset`](Self::reset), or another cache's.
+    pub fn release_after(&mut self, step: Step, read: Event) -> Result<()> {
+        self.expect_current("CachedRows::release", &step)?;
+        self.readers.push(read);
+        self.maps[step.map].in_use = false;
+        self.cache.release(step.pins);
+        Ok(())
+    }
+
+    fn expect_current(&self, operation: &'static str, step: &Step) -> Result<()> {
+        if step.resets == self.resets && self.cache.owns(&step.pins) {
+            return Ok(());
+        }
+        Err(Error::Argument {
+            operation,
+            argument: "step",
+            expected: "one of this cache's, since it was last reset".into(),
+            actual: "another".into(),
+        })
+    }
+
+    /// Where kernels find the rows of a step.
+    #[must_use]
+    pub fn addresses(&self, step: &Step) -> RowAddresses {
+        RowAddresses {
+            slots: self.slots.arg().address(),
+            host: self.host.address(),
+            slot_of: self.maps[step.map % STEPS_IN_FLIGHT].slot_of.arg().address(),
+            row_bytes: self.row_bytes,
+        }
+    }
+
+    /// Forgets what is in the slots, and all steps: for when work has failed, and nobody knows what was copied. The rows in host memory are as they were.
+    ///
+    /// Waits for the device's work as far as that can be waited for. Called by those methods that find an error of the driver.
+    pub fn reset(&mut self) {
+        // What failed has been, or will be, reported to those who asked for it.
+        let _ = self.device.synchronize();
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.cache.clear();
+        self.readers.clear();
+        self.next = 0;
+        self.resets += 1;
+        for map in &mut self.maps {
+            map.stale.clear();
+            map.stale.all = true;
+            map.in_use = false;
+            map.ready = None;
+        }
+    }
+
+    /// Waits for the work that may read slots or rows, or write slots.
+    fn wait(&self) -> Result<()> {
+        self.readers.iter().try_for_each(Event::synchronize)?;
+        self.copies.synchronize()
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn statistics(&self) -> CacheStatistics {
+        self.cache.statistics()
+    }
+
+    /// Which row is in which slot.
+    #[must_use]
+    pub fn cache(&self) -> &RowCache {
+        &self.cache
+    }
+
+    /// The device that the cache is on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Bytes of a row.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+}
+
+impl Drop for CachedRows {
+    fn drop(&mut self) {
+        // Slots and maps are freed in the order of the copies' stream, host memory at once: both after the last work that reads them. Where waiting
+        // fails the driver's context is broken, and whether a kernel still reads host memory is unknown.
+        if self.wait().is_err() {
+            self.host.leak();
+            self.maps.iter_mut().for_each(|map| map.lists.leak());
+        }
+    }
+}

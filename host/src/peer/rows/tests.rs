@@ -1,0 +1,218 @@
+//! Steps through caches of every size, on the devices that a test has: what a reader finds is what was written.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::faults::Point;
+use super::{CachedRows, NONE, Step};
+use crate::peer::CacheOptions;
+use crate::{Device, DeviceKind, EmulatorOptions, Error};
+
+/// Bytes of row `row` in its `version`, none of which are the poison.
+fn contents(row: usize, version: u8, row_bytes: usize) -> Vec<u8> {
+    (0..row_bytes).map(|i| ((row * 31 + i * 7 + usize::from(version) * 3) % 251) as u8).collect()
+}
+
+fn filled(device: &Device, rows: usize, row_bytes: usize, options: CacheOptions) -> CachedRows {
+    let mut cached = CachedRows::new(device, rows, row_bytes, &options).expect("there is memory for it");
+    for row in 0..rows {
+        cached.write(row, &contents(row, 0, row_bytes)).expect("a row");
+    }
+    cached
+}
+
+/// What work that reads `ids` finds by the step's map.
+fn read(cached: &CachedRows, step: &Step, ids: &[u32]) -> Vec<Vec<u8>> {
+    let map = cached.maps[step.map].slot_of.to_vec().expect("the map is initialised");
+    let slots = cached.slots.to_vec().expect("slots can be read");
+    let row_bytes = cached.row_bytes();
+    let find = |&id: &u32| match map[id as usize] {
+        NONE => cached.read(id as usize).expect("a row"),
+        slot => slots[slot as usize * row_bytes..][..row_bytes].to_vec(),
+    };
+    ids.iter().map(find).collect()
+}
+
+fn ids(rows: usize, steps: usize, seed: u64) -> Vec<Vec<u32>> {
+    let mut state = seed | 1;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 20) as usize % below
+    };
+    (0..steps)
+        .map(|_| {
+            let count = random(12);
+            // Squaring prefers the first rows.
+            (0..count).map(|_| (random(rows) * random(rows) / rows) as u32).collect()
+        })
+        .collect()
+}
+
+fn devices() -> [Device; 2] {
+    [Device::cpu(), Device::emulator()]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn readers_find_their_rows_while_the_next_step_is_staged(
+        rows in 1usize..30, slots in 1usize..34, chunks in 1usize..70, poison: bool, seed: u64,
+    ) {
+        for device in devices() {
+            let row_bytes = 16 * chunks;
+            let options = CacheOptions::default().slots(slots).poison(poison);
+            let mut cached = filled(&device, rows, row_bytes, options);
+            let stream = device.new_stream().unwrap();
+            let mut flying: VecDeque<(Step, Vec<u32>)> = VecDeque::new();
+            for ids in ids(rows, 12, seed) {
+                let step = cached.stage(&ids).unwrap();
+                cached.begin_reading(&step, &stream).unwrap();
+                flying.push_back((step, ids));
+                for (step, ids) in &flying {
+                    let expected: Vec<_> =
+                        ids.iter().map(|&id| contents(id as usize, 0, row_bytes)).collect();
+                    prop_assert_eq!(read(&cached, step, ids), expected);
+                }
+                let (last, _) = flying.back().unwrap();
+                let map = cached.maps[last.map].slot_of.to_vec().unwrap();
+                prop_assert_eq!(map, cached.cache().slot_of(), "the map of the last step is up to date");
+                if flying.len() == 2 {
+                    cached.release(flying.pop_front().unwrap().0, &stream).unwrap();
+                }
+            }
+            for (step, _) in flying {
+                cached.release(step, &stream).unwrap();
+            }
+            prop_assert_eq!(cached.cache().pinned(), 0);
+            let statistics = cached.statistics();
+            prop_assert_eq!(statistics.hits + statistics.misses, statistics.requests);
+            prop_assert!(statistics.residents <= slots.min(rows) as u64);
+        }
+    }
+
+    #[test]
+    fn a_step_that_fails_anywhere_is_an_error_and_leaves_the_cache_consistent(
+        rows in 1usize..20, slots in 1usize..20, poison: bool, seed: u64,
+        faults in prop::collection::vec(prop_oneof![
+            3 => Just(None), 1 => Just(Some(Point::Plan)), 1 => Just(Some(Point::Allocation)),
+            1 => Just(Some(Point::Copy)), 1 => Just(Some(Point::Record)),
+        ], 12),
+    ) {
+        for device in devices() {
+            let options = CacheOptions::default().slots(slots).poison(poison);
+            let mut cached = filled(&device, rows, 48, options);
+            let stream = device.default_stream();
+            let mut before: Option<(Step, Vec<u32>)> = None;
+            for (ids, &fault) in ids(rows, 12, seed).into_iter().zip(&faults) {
+                let resets = cached.resets;
+                *cached.faults.next.lock() = fault;
+                let result = cached.stage(&ids);
+                // A step without copies has no place for some of them.
+                let failed = fault.is_some() && cached.faults.next.lock().take().is_none();
+                prop_assert_eq!(result.is_err(), failed);
+                if cached.resets != resets {
+                    // Whatever was staged before has been forgotten as well.
+                    prop_assert_eq!(cached.cache().pinned(), 0);
+                    prop_assert_eq!(cached.statistics().residents, 0);
+                    if let Some((step, _)) = before.take() {
+                        prop_assert!(cached.begin_reading(&step, &stream).is_err());
+                        prop_assert!(cached.release(step, &stream).is_err());
+                    }
+                }
+                if let Some((step, ids)) = &before {
+                    let expected: Vec<_> = ids.iter().map(|&id| contents(id as usize, 0, 48)).collect();
+                    prop_assert_eq!(read(&cached, step, ids), expected, "an earlier step is as it was");
+                }
+                if let Ok(step) = result {
+                    let expected: Vec<_> = ids.iter().map(|&id| contents(id as usize, 0, 48)).collect();
+                    prop_assert_eq!(read(&cached, &step, &ids), expected);
+                    if let Some((step, _)) = before.replace((step, ids)) {
+                        cached.release(step, &stream).unwrap();
+                    }
+                }
+                let owners = cached.cache().owner_of();
+                for (slot, &row) in owners.iter().enumerate().filter(|(_, row)| **row != NONE) {
+                    prop_assert_eq!(cached.cache().slot(row), Some(slot as u32));
+                }
+            }
+            if let Some((step, _)) = before {
+                cached.release(step, &stream).unwrap();
+            }
+            prop_assert_eq!(cached.cache().pinned(), 0);
+        }
+    }
+}
+
+#[test]
+fn rows_can_be_written_between_steps_and_not_during_one() {
+    for device in devices() {
+        let mut cached = filled(&device, 5, 32, CacheOptions::default().slots(2));
+        let stream = device.default_stream();
+        let step = cached.stage(&[1, 2]).unwrap();
+        assert!(matches!(cached.write(1, &[0; 32]), Err(Error::Argument { .. })));
+        cached.release(step, &stream).unwrap();
+        cached.write(1, &contents(1, 9, 32)).unwrap();
+        let step = cached.stage(&[2, 1, 4]).unwrap();
+        let expected = [contents(2, 0, 32), contents(1, 9, 32), contents(4, 0, 32)];
+        assert_eq!(read(&cached, &step, &[2, 1, 4]), expected);
+        cached.release(step, &stream).unwrap();
+        assert!(cached.write(5, &[0; 32]).is_err());
+        assert!(cached.write(0, &[0; 31]).is_err());
+        assert!(cached.read(5).is_err());
+    }
+}
+
+#[test]
+fn three_steps_at_a_time_and_steps_of_another_cache_are_errors() {
+    let device = Device::emulator();
+    let mut cached = filled(&device, 5, 16, CacheOptions::default().slots(2));
+    let mut other = filled(&device, 5, 16, CacheOptions::default().slots(2));
+    let stream = device.default_stream();
+    let (first, second) = (cached.stage(&[0]).unwrap(), cached.stage(&[1]).unwrap());
+    let error = cached.stage(&[2]).unwrap_err().to_string();
+    assert!(error.contains("less than 2"), "{error}");
+    assert!(other.begin_reading(&first, &stream).is_err());
+    assert!(cached.begin_reading(&first, &Device::cpu().default_stream()).is_err());
+    assert!(cached.stage(&[5]).is_err());
+    assert!(other.release(second, &stream).is_err());
+    cached.release(first, &stream).unwrap();
+    assert_eq!(cached.cache().pinned(), 1);
+    cached.reset();
+    assert_eq!(cached.cache().pinned(), 0);
+    assert!(cached.stage(&[2]).is_ok());
+}
+
+#[test]
+fn sizes_that_are_none_and_too_little_memory_are_errors() {
+    let device = Device::emulator_with(EmulatorOptions { memory: 1 << 20, ..EmulatorOptions::default() });
+    let new = |rows, row_bytes, slots| {
+        CachedRows::new(&device, rows, row_bytes, &CacheOptions::default().slots(slots)).map(drop)
+    };
+    for row_bytes in [0, 8, 17] {
+        assert!(matches!(new(4, row_bytes, 1), Err(Error::Argument { argument: "row_bytes", .. })));
+    }
+    assert!(matches!(new(usize::MAX / 16, 32, 1), Err(Error::SizeLimit { .. })));
+    assert!(matches!(new(1 << 20, 32, 1), Err(Error::OutOfMemory { .. })), "no room for the rows");
+    assert!(matches!(new(1 << 10, 768, 1 << 10), Err(Error::OutOfMemory { .. })), "no room for the slots");
+    new(1 << 10, 768, 10).unwrap();
+    new(0, 16, 1).unwrap();
+    assert_eq!(device.memory_stats().unwrap().used, 0, "everything was freed");
+    let mut none = CachedRows::new(&device, 0, 16, &CacheOptions::default()).unwrap();
+    let step = none.stage(&[]).unwrap();
+    none.release(step, &device.default_stream()).unwrap();
+}
+
+#[test]
+fn a_default_capacity_fits_into_the_memory_that_is_free() {
+    let device = Device::emulator_with(EmulatorOptions { memory: 1 << 20, ..EmulatorOptions::default() });
+    // Whoever runs the tests may have set the variable.
+    if std::env::var_os(crate::peer::CAPACITY_VARIABLE).is_none() {
+        let cached = CachedRows::new(&device, 100, 256, &CacheOptions::default()).unwrap();
+        assert_eq!(cached.cache().slots(), 100);
+    }
+    assert_eq!(device.kind(), DeviceKind::Emulator);
+}
