@@ -248,12 +248,12 @@ impl<B: Element, O: Element> Epilogue for FusedLinear<'_, B, O> {
     #[inline(always)]
     unsafe fn row(&self, row: u32) -> f32 {
         let p = self.params;
-        if p.row_scale.is_null() {
-            return p.alpha;
-        }
+        let scaled = !p.row_scale.is_null();
         let from = p.row_scale.offset(row as u64 * p.row_scale_stride as u64);
-        // SAFETY: within the matrix, for which the caller vouches.
-        p.alpha * unsafe { f32::load_read_only_if(from, row < self.rows) }
+        // SAFETY: within the matrix, for which the caller vouches, and not null.
+        let scale = unsafe { f32::load_read_only_if(from, row < self.rows && scaled) };
+        // Without a branch: several rows' scales are on their way at once.
+        p.alpha * if scaled { scale } else { 1.0 }
     }
 
     #[inline(always)]

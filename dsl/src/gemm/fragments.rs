@@ -163,6 +163,14 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
         assert!(BLOCKS as u32 * C::COLUMNS / WARP_COLUMNS <= MAX_CHUNKS, "chunks that can be told apart");
         BLOCKS as u32 * C::COLUMNS / WARP_COLUMNS
     };
+    let first = at.row + accumulator_coord(at.lane, 0).row;
+    // All before the first is used: what the epilogue reads has a long way.
+    // SAFETY: the caller's promise.
+    let mut rows = [unsafe { rows_of(epilogue, first) }; BLOCKS];
+    for (block, rows) in rows.iter_mut().enumerate().skip(1) {
+        // SAFETY: the caller's promise.
+        *rows = unsafe { rows_of(epilogue, first + block as u32 * BLOCK_ROWS) };
+    }
     // The staging buffer's halves take turns, so after an odd number of boxes the next tile begins with the one used last.
     if !(count / (O::BOX_COLUMNS / WARP_COLUMNS)).is_multiple_of(2) {
         // SAFETY: all lanes of the warp are here.
@@ -171,8 +179,9 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
     if UNROLLED {
         for index in 0..count {
             let (mut values, state) = chunk(accumulators, columns, index);
+            let rows = rows[(index / const { C::COLUMNS / WARP_COLUMNS }) as usize];
             // SAFETY: the caller's promise.
-            unsafe { store_chunk::<C, O, E>(&mut values, state, epilogue, output, at, index) };
+            unsafe { store_chunk::<C, O, E>(&mut values, rows, state, epilogue, output, at, index) };
         }
     } else {
         // Opaque, so that the loop stays one.
@@ -193,8 +202,14 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
                 10 if 8 < count => chunk(accumulators, columns, 10),
                 _ => chunk(accumulators, columns, count - 1),
             };
+            let mut of_chunk = rows[0];
+            for (block, &rows) in rows.iter().enumerate().skip(1) {
+                if index / const { C::COLUMNS / WARP_COLUMNS } == block as u32 {
+                    of_chunk = rows;
+                }
+            }
             // SAFETY: the caller's promise.
-            unsafe { store_chunk::<C, O, E>(&mut values, state, epilogue, output, at, index) };
+            unsafe { store_chunk::<C, O, E>(&mut values, of_chunk, state, epilogue, output, at, index) };
             index += 1;
         }
     }
@@ -218,8 +233,19 @@ fn chunk<C: Accumulators, K: ColumnState, const BLOCKS: usize>(
     (values, columns.0[of_block as usize])
 }
 
-/// The part of [`store_boxes`] for 16 accumulators of each lane, in 32 columns; `state` is what the epilogue knows of the one of
-/// them that has the lane's number. `index` counts the chunks of the tile, whose boxes have one or two.
+/// What `epilogue` knows of a lane's two rows of a block of accumulators, of which the first is `row`.
+///
+/// # Safety
+///
+/// As [`Epilogue::row`].
+#[inline(always)]
+unsafe fn rows_of<E: Epilogue>(epilogue: &E, row: u32) -> [E::Row; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [epilogue.row(row), epilogue.row(row + ROWS / 2)] }
+}
+
+/// The part of [`store_boxes`] for 16 accumulators of each lane, in 32 columns; `rows` is what the epilogue knows of the lane's two
+/// rows, `state` what it knows of the one of these columns that has the lane's number. `index` counts the chunks of the tile, whose boxes have one or two.
 ///
 /// # Safety
 ///
@@ -227,6 +253,7 @@ fn chunk<C: Accumulators, K: ColumnState, const BLOCKS: usize>(
 #[inline(always)]
 unsafe fn store_chunk<C: Accumulators, O: OutputElement, E: Epilogue>(
     values: &mut [[f32; 4]; CHUNK_FRAGMENTS],
+    rows: [E::Row; 2],
     state: E::Column,
     epilogue: &E,
     output: &TensorMap,
@@ -245,7 +272,6 @@ unsafe fn store_chunk<C: Accumulators, O: OutputElement, E: Epilogue>(
     let place = Coord { row: at.row + own.row, column: at.column + own.column };
     // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
     unsafe {
-        let rows = [epilogue.row(place.row), epilogue.row(place.row + ROWS / 2)];
         let mut states = [[E::Column::default(); 2]; CHUNK_FRAGMENTS];
         for (i, states) in states.iter_mut().enumerate() {
             let first = i as u32 * FRAGMENT_COLUMNS + own.column;

@@ -120,8 +120,8 @@ pub trait PersistentTile: 'static {
     /// Whether a kernel may call [`store_rows`](Self::store_rows): of a tile whose accumulators leave few other registers it may not.
     const STORES_ROWS: bool;
 
-    /// Whether a cheap epilogue should stand once for every accumulator. Where few registers are left, a loop needs fewer; where the
-    /// tile is large, its overhead is small beside the products.
+    /// Whether a cheap epilogue should stand once for every accumulator: its instructions then run beside each other, where a loop over
+    /// a few accumulators waits for each round's. Where few registers are left, a loop needs fewer.
     const UNROLLS: bool;
 
     /// The accumulators of one product instruction: each thread's share, in registers.

@@ -336,7 +336,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     // Tiles of two warpgroups serve what others do not.
     const STORES_ROWS: bool = !Self::IS_WIDE && S::CONSUMERS == 2;
 
-    const UNROLLS: bool = Self::STORES_ROWS && (Self::TAKES_TURNS || BLOCKS as u32 * C::COLUMNS <= 128);
+    const UNROLLS: bool = Self::STORES_ROWS;
 
     type Fragment = C;
     type Accumulators = [C; BLOCKS];
