@@ -6,13 +6,11 @@
 //!
 //! Every block computes the H of its rows; V comes from the level-2 cache.
 
-use super::{
-    COLUMNS, FRAGMENT_ROWS, ROW_BYTES, STEP_BYTES, Share, SplitKTile, TransposedTile, WARP_COLUMNS,
-    WARPGROUP_ROWS,
-};
+use super::{FRAGMENT_ROWS, ROW_BYTES, STEP_BYTES, TransposedTile, WARP_COLUMNS, WARPGROUP_ROWS};
 use crate::epilogue::Epilogue;
 use crate::float::{Element, HalfElement};
 use crate::gemm::MmaElement;
+use crate::gemm::split_k::{COLUMNS, Share, SplitKTile};
 use crate::gemm::wgmma::CHUNK;
 use crate::launch::{Global, TensorMap};
 use crate::layout::{ChunkIndex, TileIndex, a_fragment_chunk, accumulator_coord, swizzled_chunk};
