@@ -15,6 +15,7 @@
 //! | [`barrier`], [`pipeline`] | barriers that copies arrive at, and the ring of stages that they guard |
 //! | [`tile`] | tiles of global and shared memory, and how they are copied |
 //! | [`gemm`] | the main loop of a matrix product |
+//! | [`topk`] | the best of many numbers, kept by a warp |
 //! | [`epilogue`] | what happens to a product before it is rounded and stored |
 //! | [`launch`] | what the host and the device agree on: parameter types and a kernel's declaration |
 //!
@@ -42,6 +43,7 @@ pub mod ptx;
 pub mod shared;
 pub mod thread;
 pub mod tile;
+pub mod topk;
 pub mod warp;
 
 /// What a kernel crate's root needs once: the panic handler (a trap) and the block's dynamic shared memory.

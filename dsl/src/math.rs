@@ -19,6 +19,16 @@ pub fn sigmoid(x: f32) -> f32 {
     ptx::rcp_approx_ftz(1.0 + ptx::ex2_approx_ftz(x * -core::f32::consts::LOG2_E))
 }
 
+/// 1 / √x for x ≥ 0, to 4 u; infinity for x below 2⁻¹²⁶, NaN for infinity.
+#[inline(always)]
+#[must_use]
+pub fn rsqrt(x: f32) -> f32 {
+    let root = ptx::rsqrt_approx_ftz(x);
+    // One step of Newton's method.
+    let refined = root * ptx::fma(-0.5 * x * root, root, 1.5);
+    if x < f32::MIN_POSITIVE { root } else { refined }
+}
+
 /// `x · sigmoid(x)`, to 8 u · |x|.
 #[inline(always)]
 #[must_use]

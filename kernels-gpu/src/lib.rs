@@ -18,6 +18,7 @@
 //! | [`generated_update_cluster`] | the same for few rows, by clusters of blocks (sm_90 and later) |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
 //! | [`expert_cache`] | rows of a table in host memory to slots of a cache, on sm_75 and later |
+//! | [`topk`] | the k largest elements of each row, on sm_80 and later |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
@@ -46,6 +47,8 @@ pub mod linear_update;
 pub mod linear_update_hopper;
 #[cfg(feature = "repack")]
 pub mod repack;
+#[cfg(feature = "topk")]
+pub mod topk;
 pub mod update;
 
 #[cfg(not(target_arch = "nvptx64"))]

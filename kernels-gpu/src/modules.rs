@@ -99,4 +99,10 @@ pub static MODULES: &[PtxModule] = &[
         arch_specific: false,
         text: include_str!("../ptx/expert_cache.sm_75.ptx"),
     },
+    PtxModule {
+        family: "topk",
+        arch: (8, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/topk.sm_80.ptx"),
+    },
 ];

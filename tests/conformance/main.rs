@@ -13,6 +13,7 @@ mod mutants;
 mod properties;
 mod repack;
 mod scaled;
+mod topk;
 mod update;
 mod weights;
 
@@ -34,13 +35,14 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 7] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 8] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
     repack::CASES,
     scaled::CASES,
     update::CASES,
+    topk::CASES,
     errors::CASES,
 ];
 

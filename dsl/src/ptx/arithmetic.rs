@@ -25,6 +25,10 @@ unary!(
     rcp_approx_ftz, "rcp.approx.ftz.f32", reg32 f32 => reg32 f32
 );
 unary!(
+    /// `rsqrt.approx.ftz.f32`: 1 over the square root, to 2⁻²²·⁹; of a subnormal number infinity.
+    rsqrt_approx_ftz, "rsqrt.approx.ftz.f32", reg32 f32 => reg32 f32
+);
+unary!(
     /// `cvt.rn.f16.f32`: rounds to the nearest half-precision number, ties to even.
     cvt_f16_f32, "cvt.rn.f16.f32", reg32 f32 => reg16 u16
 );

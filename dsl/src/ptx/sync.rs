@@ -119,6 +119,41 @@ pub unsafe fn shfl_sync_idx(value: u32, lane: u32) -> u32 {
     result
 }
 
+/// `shfl.sync.up.b32` among all lanes: `value` as the lane `distance` below has it; the first `distance` lanes get their own.
+///
+/// # Safety
+///
+/// All lanes of the warp execute it; `distance` is less than 32.
+#[inline(always)]
+#[must_use]
+pub unsafe fn shfl_sync_up(value: u32, distance: u32) -> u32 {
+    let result: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("shfl.sync.up.b32 {0}, {1}, {2}, 0, 0xffffffff;", out(reg32) result, in(reg32) value, in(reg32) distance, options(nostack))
+    };
+    result
+}
+
+/// `vote.sync.ballot.b32` among all lanes: a bit for each lane, set where `condition` holds.
+///
+/// # Safety
+///
+/// All lanes of the warp execute it.
+#[inline(always)]
+#[must_use]
+pub unsafe fn vote_sync_ballot(condition: bool) -> u32 {
+    let result: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "{{ .reg .pred holds; setp.ne.u32 holds, {1}, 0; vote.sync.ballot.b32 {0}, holds, 0xffffffff; }}",
+            out(reg32) result, in(reg32) u32::from(condition), options(nostack)
+        )
+    };
+    result
+}
+
 /// `trap`: ends the kernel with an error.
 ///
 /// # Safety

@@ -8,10 +8,12 @@ mod gemm;
 mod linear;
 mod number;
 mod scaled;
+mod topk;
 mod update;
 
 pub(crate) use gemm::K_BLOCK as SUM_BLOCK;
 pub use linear::{LinearTerms, linear};
 pub use number::{Accumulator, FromAccumulator, Operand};
 pub use scaled::{ScaledOptions, Scales, linear_scaled};
+pub use topk::topk;
 pub use update::{Update, generated_update, linear_with_update, rank_coordinates};

@@ -13,6 +13,7 @@ mod product;
 mod repack;
 pub mod scaled;
 mod sizes;
+pub mod topk;
 pub mod update;
 
 pub(crate) use sizes::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, STORED_ROWS};
@@ -24,4 +25,5 @@ pub use matmul::matmul;
 pub use precision::{Precision, Products};
 pub use repack::{RepackOp, repack};
 pub use scaled::{Scale, linear_scaled};
+pub use topk::topk;
 pub use update::{generated_update, linear_with_update};

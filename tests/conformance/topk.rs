@@ -1,0 +1,233 @@
+//! Selections are exactly what sorting gives, drawn by proptest: ties, NaN, duplicates, every layout; and what is refused.
+
+use half::{bf16, f16};
+use libtest_mimic::Failed;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use warpsmith::ops::topk::{MAX_K, TopkElement};
+use warpsmith::{Device, DeviceKind, Error, Tensor, ops};
+
+use crate::{Case, cases};
+
+pub(crate) const CASES: &[(&str, Case)] = cases![
+    selections_drawn_are_what_sorting_gives,
+    rows_in_worst_order_and_of_equal_elements_are_sorted,
+    nan_is_the_largest_and_zeros_are_equal,
+    a_few_long_rows_are_selected_in_parts,
+    views_of_any_layout_are_read,
+    what_cannot_be_selected_is_refused,
+    a_selection_of_no_rows_is_empty,
+];
+
+/// The order of selections, from the greatest on: NaN, then numbers, then the lowest place.
+fn before(a: (f32, usize), b: (f32, usize)) -> std::cmp::Ordering {
+    let numbers = match (a.0.is_nan(), b.0.is_nan()) {
+        (true, true) => std::cmp::Ordering::Equal,
+        (a_is, b_is) if a_is || b_is => b_is.cmp(&a_is),
+        _ => b.0.partial_cmp(&a.0).expect("neither is NaN"),
+    };
+    numbers.then(a.1.cmp(&b.1))
+}
+
+/// Runs a selection and compares it with what sorting each row gives, bit by bit.
+fn check<T: TopkElement>(x: &Tensor<T>, k: usize, widen: fn(T) -> f32) -> Result<(), Failed> {
+    let n = *x.shape().last().ok_or("x has an axis")?;
+    let (values, ids) = ops::topk(x, k).run()?;
+    let mut shape = x.shape().to_vec();
+    shape[x.rank() - 1] = k;
+    assert_eq!((values.shape(), ids.shape()), (&shape[..], &shape[..]));
+    let (elements, values, ids) = (x.to_vec()?, values.to_vec()?, ids.to_vec()?);
+    for (row, elements) in elements.chunks(n).enumerate() {
+        let mut sorted: Vec<usize> = (0..n).collect();
+        sorted.sort_by(|&a, &b| before((widen(elements[a]), a), (widen(elements[b]), b)));
+        for (place, &at) in sorted[..k].iter().enumerate() {
+            let (value, id) = (values[row * k + place], ids[row * k + place]);
+            if id as usize != at || bits(value) != bits(elements[at]) {
+                let expected = (at, elements[at]);
+                return Err(format!("row {row}, place {place}: {id} {value:?}, expected {expected:?}").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn bits<T: TopkElement>(value: T) -> Vec<u8> {
+    // An element has as many bytes as its type; equal bytes are equal bits.
+    let tensor = Tensor::from_slice(&Device::cpu(), &[value], [1]);
+    tensor.and_then(|tensor| tensor.to_vec()).map(|v| format!("{v:?}").into_bytes()).unwrap_or_default()
+}
+
+/// What rows are made of.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Random,
+    /// Few different numbers, so that most are ties.
+    Ties,
+    /// As random, with NaN, infinities, zeros of both signs and subnormal numbers between.
+    Special,
+    Rising,
+    Falling,
+    Equal,
+}
+
+fn number(kind: Kind, seed: u64, at: usize) -> f32 {
+    let mut z = seed ^ (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^= z >> 31;
+    let random = (z >> 40) as f32 / 8_388_608.0 - 1.0;
+    match kind {
+        Kind::Random => random,
+        Kind::Ties => (z % 5) as f32 - 2.0,
+        Kind::Special => match z % 16 {
+            0 => f32::NAN,
+            1 => -f32::NAN,
+            2 => f32::INFINITY,
+            3 => f32::NEG_INFINITY,
+            4 => 0.0,
+            5 => -0.0,
+            6 => f32::from_bits((z >> 32) as u32 & 0x8000_00ff),
+            _ => random,
+        },
+        Kind::Rising => at as f32,
+        Kind::Falling => -(at as f32),
+        Kind::Equal => 1.0,
+    }
+}
+
+fn make<T: TopkElement>(
+    device: &Device,
+    kind: Kind,
+    seed: u64,
+    shape: &[usize],
+    round: fn(f32) -> T,
+) -> warpsmith::Result<Tensor<T>> {
+    let n = shape[shape.len() - 1].max(1);
+    let elements: Vec<T> = (0..shape.iter().product())
+        .map(|at: usize| match kind {
+            Kind::Rising | Kind::Falling => round(number(kind, seed, at % n)),
+            _ => round(number(kind, seed, at)),
+        })
+        .collect();
+    Tensor::from_slice(device, &elements, shape)
+}
+
+fn check_kind(
+    device: &Device,
+    kind: Kind,
+    seed: u64,
+    shape: &[usize],
+    k: usize,
+    dtype: u8,
+) -> Result<(), Failed> {
+    match dtype % 3 {
+        0 => check(&make(device, kind, seed, shape, |v| v)?, k, |v: f32| v),
+        1 => check(&make(device, kind, seed, shape, f16::from_f32)?, k, f16::to_f32),
+        _ => check(&make(device, kind, seed, shape, bf16::from_f32)?, k, bf16::to_f32),
+    }
+}
+
+fn selections_drawn_are_what_sorting_gives(device: &Device) -> Result<(), Failed> {
+    let kinds = prop::sample::select(vec![
+        Kind::Random,
+        Kind::Random,
+        Kind::Ties,
+        Kind::Special,
+        Kind::Rising,
+        Kind::Falling,
+        Kind::Equal,
+    ]);
+    let columns = prop_oneof![
+        2 => 1usize..40,
+        3 => prop::sample::select(vec![31usize, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 1000, 2047, 3000]),
+    ];
+    let rows = prop_oneof![2 => 1usize..4, 1 => 4usize..20, 1 => prop::sample::select(vec![33usize, 131])];
+    let k = prop_oneof![2 => 1usize..=64, 3 => prop::sample::select(vec![1usize, 8, 16, 31, 32, 33, 63, 64])];
+    let strategy = (kinds, rows, columns, k, any::<u8>(), any::<u64>());
+    let cases = if device.kind() == DeviceKind::Emulator { 80 } else { 300 };
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, crate::properties::rng()?);
+    Ok(runner.run(&strategy, |(kind, rows, columns, k, dtype, seed)| {
+        check_kind(device, kind, seed, &[rows, columns], k.min(columns), dtype)
+            .map_err(|error| TestCaseError::fail(error.message().unwrap_or("failed").to_owned()))
+    })?)
+}
+
+fn rows_in_worst_order_and_of_equal_elements_are_sorted(device: &Device) -> Result<(), Failed> {
+    for kind in [Kind::Rising, Kind::Falling, Kind::Equal, Kind::Ties] {
+        for k in [1, 32, 64] {
+            for dtype in 0..3 {
+                // Numbers up to 256 are exact in every type.
+                check_kind(device, kind, 1, &[3, 200], k, dtype)?;
+            }
+            check_kind(device, kind, 1, &[2, 1500], k, 0)?;
+        }
+    }
+    Ok(())
+}
+
+fn nan_is_the_largest_and_zeros_are_equal(device: &Device) -> Result<(), Failed> {
+    let row = [-0.0, 0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, -f32::NAN, -1.0, 1.0];
+    let x = Tensor::from_slice(device, &row, [8])?;
+    let (values, ids) = ops::topk(&x, 8).run()?;
+    assert_eq!(ids.shape(), [8]);
+    assert_eq!(ids.to_vec()?, [4, 5, 3, 7, 0, 1, 6, 2]);
+    let values: Vec<u32> = values.to_vec()?.into_iter().map(f32::to_bits).collect();
+    let expected: Vec<u32> = [4, 5, 3, 7, 0, 1, 6, 2].map(|at: usize| row[at].to_bits()).to_vec();
+    assert_eq!(values, expected, "elements are copied as they are");
+    for dtype in 0..3 {
+        check_kind(device, Kind::Special, 3, &[4, 333], 64, dtype)?;
+    }
+    Ok(())
+}
+
+/// Enough columns that a row is cut: the result of the parts goes through the kernel once more.
+fn a_few_long_rows_are_selected_in_parts(device: &Device) -> Result<(), Failed> {
+    let shape = [2, 40_000];
+    for (kind, k, dtype) in
+        [(Kind::Random, 64, 0), (Kind::Ties, 33, 1), (Kind::Special, 16, 2), (Kind::Equal, 5, 0)]
+    {
+        check_kind(device, kind, 5, &shape, k, dtype)?;
+    }
+    let x = make(device, Kind::Random, 5, &shape, |v| v)?;
+    let implementation = ops::topk(&x, 16).implementation()?;
+    let expected = if device.kind() == DeviceKind::Cpu { "CPU" } else { "kernels" };
+    assert!(implementation.to_string().starts_with(expected), "{implementation}");
+    Ok(())
+}
+
+fn views_of_any_layout_are_read(device: &Device) -> Result<(), Failed> {
+    let x = make(device, Kind::Ties, 9, &[3, 5, 70], |v| v)?;
+    check(&x, 7, |v| v)?;
+    check(&x.slice(2, 3..60)?, 40, |v| v)?;
+    check(&x.slice(1, 1..4)?, 33, |v| v)?;
+    check(&x.swap_axes(0, 2)?, 3, |v| v)?;
+    check(&x.swap_axes(0, 1)?, 64, |v| v)?;
+    let column = make(device, Kind::Random, 9, &[90, 4], bf16::from_f32)?.slice(1, 1..2)?.reshape([90])?;
+    check(&column, 20, bf16::to_f32)?;
+    let single = make(device, Kind::Random, 9, &[40, 4], f16::from_f32)?.slice(1, 3..4)?;
+    check(&single, 1, f16::to_f32)
+}
+
+fn what_cannot_be_selected_is_refused(device: &Device) -> Result<(), Failed> {
+    let x = Tensor::<f32>::zeros(device, [4, 100])?;
+    for k in [0, MAX_K + 1, 1000] {
+        assert!(matches!(ops::topk(&x, k).run(), Err(Error::Argument { argument: "k", .. })), "{k}");
+    }
+    let short = x.slice(1, 0..5)?;
+    assert!(matches!(ops::topk(&short, 6).run(), Err(Error::Argument { argument: "k", .. })));
+    let point = Tensor::<f32>::zeros(device, [])?;
+    assert!(matches!(ops::topk(&point, 1).run(), Err(Error::Shape { operand: "x", .. })));
+    let other = if device.kind() == DeviceKind::Cpu { Device::emulator() } else { Device::cpu() };
+    let stream = other.default_stream();
+    let refused = ops::topk(&x, 1).on(&stream).run();
+    assert!(matches!(refused, Err(Error::DeviceMismatch { operand: "stream", .. })));
+    Ok(())
+}
+
+fn a_selection_of_no_rows_is_empty(device: &Device) -> Result<(), Failed> {
+    let x = Tensor::<f16>::zeros(device, [0, 3, 40])?;
+    let (values, ids) = ops::topk(&x, 40).run()?;
+    assert_eq!((values.shape(), ids.shape()), (&[0, 3, 40][..], &[0, 3, 40][..]));
+    Ok(())
+}
