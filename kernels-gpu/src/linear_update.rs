@@ -5,7 +5,10 @@
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, Element, F16};
-use warpsmith_dsl::gemm::update::{TileRow, UpdateElement, UpdateOperands, UpdateShape, UpdateTile};
+#[cfg(any(feature = "turing", not(target_arch = "nvptx64")))]
+use warpsmith_dsl::gemm::turing_update::TuringUpdateTile;
+use warpsmith_dsl::gemm::update::UpdateTile;
+use warpsmith_dsl::gemm::update::{TileRow, UpdateElement, UpdateOperands, UpdateShape};
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::tile::{Operand, Output};
 use warpsmith_dsl::{KernelParam, block, kernel};
@@ -45,7 +48,7 @@ pub struct LinearUpdateParams {
 /// ⌈⌈N / `BLOCK_N`⌉ / `tiles`⌉ blocks.
 ///
 /// `(X V) ⊙ codes`, with the scaling, is rounded to the type of X before the second product. The name of an instance tells the
-/// type of X and Y, and the tile.
+/// type of X and Y, and the tile. Those for Turing compute the update alone where `w` is null.
 ///
 /// # Safety
 ///
@@ -57,9 +60,18 @@ pub struct LinearUpdateParams {
     block = [S::THREADS, 1, 1],
     shared = S::SHARED_BYTES,
     instances = [
+        #[cfg(not(feature = "turing"))]
         linear_update_f16_128x128 = <F16, F16, Update128x128<F16>>,
+        #[cfg(not(feature = "turing"))]
         linear_update_bf16_128x128 = <Bf16, Bf16, Update128x128<Bf16>>,
+        #[cfg(not(feature = "turing"))]
         linear_update_f32_64x64 = <f32, f32, Update64x64<f32>>,
+        #[cfg(any(feature = "turing", not(target_arch = "nvptx64")))]
+        linear_update_f16_turing = <F16, F16, TuringUpdateTile<F16>>,
+        #[cfg(any(feature = "turing", not(target_arch = "nvptx64")))]
+        linear_update_bf16_turing = <Bf16, Bf16, TuringUpdateTile<Bf16>>,
+        #[cfg(any(feature = "turing", not(target_arch = "nvptx64")))]
+        linear_update_f32_turing = <f32, f32, TuringUpdateTile<f32>>,
     ],
 )]
 #[allow(clippy::too_many_arguments, reason = "each operand is one")]

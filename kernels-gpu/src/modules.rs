@@ -47,6 +47,12 @@ pub static MODULES: &[PtxModule] = &[
     },
     PtxModule {
         family: "linear_update",
+        arch: (7, 5),
+        arch_specific: false,
+        text: include_str!("../ptx/linear_update.sm_75.ptx"),
+    },
+    PtxModule {
+        family: "linear_update",
         arch: (8, 0),
         arch_specific: false,
         text: include_str!("../ptx/linear_update.sm_80.ptx"),

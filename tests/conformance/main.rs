@@ -47,8 +47,8 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 8] = [
 ];
 
 /// Cases that are run on a Turing GPU too, whose kernels are others.
-const ON_TURING: [&[(&str, Case)]; 5] =
-    [properties::CASES, linear::CASES, batches::CASES, repack::CASES, scaled::CASES];
+const ON_TURING: [&[(&str, Case)]; 6] =
+    [properties::CASES, linear::CASES, batches::CASES, repack::CASES, scaled::CASES, update::CASES];
 
 /// Names another GPU than the first to test on.
 const DEVICE_VARIABLE: &str = "WARPSMITH_TEST_DEVICE";

@@ -87,7 +87,10 @@ impl<const MI: usize, const NI: usize, const ROW_BYTES: u32> FragmentLoader<MI, 
         let at = |first_row: u32, ChunkIndex { row, chunk }: ChunkIndex| {
             first_row * ROW_BYTES + swizzled_chunk(ROW_BYTES, row, chunk)
         };
-        Self { a: at(first_a, a_fragment_chunk(lane)), b: b_offset + at(first_b, b_fragment_chunk(lane)) }
+        Self {
+            a: at(first_a, a_fragment_chunk(lane)),
+            b: b_offset.wrapping_add(at(first_b, b_fragment_chunk(lane))),
+        }
     }
 
     /// Loads the fragments of k-step `step` of the slot at `slot`.
@@ -97,7 +100,7 @@ impl<const MI: usize, const NI: usize, const ROW_BYTES: u32> FragmentLoader<MI, 
     /// All lanes of the warp call it, and the slot's data are visible to it.
     #[inline(always)]
     pub(super) unsafe fn load(&self, slot: SharedAddress, step: u32) -> Fragments<MI, NI> {
-        let b = slot.get() + (self.b ^ (step * STEP_BYTES));
+        let b = slot.get().wrapping_add(self.b ^ (step * STEP_BYTES));
         // SAFETY: the caller's promise.
         let mut fragments = unsafe { self.load_a(slot, step) };
         for pair in 0..NI / 2 {

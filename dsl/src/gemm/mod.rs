@@ -8,6 +8,7 @@
 //! | [`mma_sync`] | sm_80 and every later architecture | a [`TileShape`] | [`multiply`](TileShape::multiply), [`store`](TileShape::store) |
 //! | [`update`] | the same, with a low-rank update of the product | an [`UpdateShape`](update::UpdateShape) | `run` |
 //! | [`turing`] | sm_75, in the place of `mma_sync` | the same | the same |
+//! | [`turing_update`] | sm_75, in the place of `update` | an [`UpdateShape`](update::UpdateShape) | `run` |
 //! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and a store in others |
 //! | [`split_k`] | sm_90a, few rows of A or few tiles | a [`SplitKTile`] | [`load`](SplitKTile::load) in one warp, [`multiply`](SplitKTile::multiply), [`exchange`](SplitKTile::exchange) and [`store`](SplitKTile::store) in others |
 //! | [`wgmma_f32`] | sm_90a, f32 at f32 accuracy | a [`SplitTile`](wgmma_f32::SplitTile) | `load`, `split` and `multiply`, each in other warps, and `store` |
@@ -22,6 +23,7 @@ mod persistent;
 mod schedule;
 pub mod split_k;
 pub mod turing;
+pub mod turing_update;
 pub mod update;
 pub mod wgmma;
 pub mod wgmma_f32;

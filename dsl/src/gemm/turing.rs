@@ -21,9 +21,9 @@ const MAX_PASSES: usize = 4;
 /// What a warp's products of a slot are made of.
 #[derive(Clone, Copy)]
 pub struct SlotPart {
-    /// The slot: the rows of A, then those of B.
+    /// Where the rows of A begin.
     pub slot: SharedAddress,
-    /// Where the rows of B begin in it.
+    /// Where the rows of B begin, from there on; the sum may wrap around.
     pub b_offset: u32,
     /// The warp's first row of A.
     pub row: u32,
@@ -115,9 +115,9 @@ unsafe fn multiply_slot_in_f32<T: Widened, const MI: usize, const NI: usize, con
         // SAFETY: as above.
         let mut b: [[[u32; 4]; 2]; NI] = unsafe { core::mem::zeroed() };
         let load = |offset: u32, row: u32| {
-            let at = part.slot.offset(offset + swizzled_chunk(ROW_BYTES, row, chunk));
+            let at = part.slot.get().wrapping_add(offset).wrapping_add(swizzled_chunk(ROW_BYTES, row, chunk));
             // SAFETY: a chunk of the slot, which the caller vouches for.
-            unsafe { ptx::ld_shared_v4_b32(at.get()) }
+            unsafe { ptx::ld_shared_v4_b32(at) }
         };
         for (i, rows) in a.iter_mut().enumerate() {
             for (half, words) in rows.iter_mut().enumerate() {

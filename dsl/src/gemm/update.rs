@@ -18,6 +18,7 @@ use super::MmaElement;
 use super::mma_sync::MMA_N;
 use crate::epilogue::Epilogue;
 use crate::float::{Bf16, Element, F16, HalfElement};
+use crate::launch::Global;
 use crate::layout::{CHUNK_BYTES, across_chunk};
 use crate::ptx;
 use crate::shared::SharedAddress;
@@ -93,6 +94,13 @@ pub trait UpdateElement: MmaElement {
     /// There is room at `to`, which is a multiple of their size and which no other thread touches.
     unsafe fn put_rounded_2(to: SharedAddress, values: [f32; 2]);
 
+    /// The bits of an element if `condition` holds, else zero.
+    ///
+    /// # Safety
+    ///
+    /// As [`Element::load_read_only_if`].
+    unsafe fn load_bits_if(from: Global<Self>, condition: bool) -> u32;
+
     /// The B fragments of 16 columns from `column` on and of k-step `step`, of rows of `row_bytes` bytes at `rows` that are contiguous
     /// along the columns.
     ///
@@ -108,6 +116,12 @@ macro_rules! half_update {
             #[inline(always)]
             fn exchange(row: u32) -> u32 {
                 row % 8
+            }
+
+            #[inline(always)]
+            unsafe fn load_bits_if(from: Global<Self>, condition: bool) -> u32 {
+                // SAFETY: the caller's promise.
+                unsafe { Self::load_read_only_if(from, condition).0 as u32 }
             }
 
             #[inline(always)]
@@ -140,6 +154,12 @@ impl UpdateElement for f32 {
     #[inline(always)]
     fn exchange(row: u32) -> u32 {
         2 * (row % 4)
+    }
+
+    #[inline(always)]
+    unsafe fn load_bits_if(from: Global<Self>, condition: bool) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { Self::load_read_only_if(from, condition).to_bits() }
     }
 
     #[inline(always)]

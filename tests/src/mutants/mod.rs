@@ -112,8 +112,8 @@ pub struct Shipped {
     pub twin: Option<String>,
 }
 
-/// Every entry of every shipped module, but those for sm_75: they have the names of entries for later architectures, under which the
-/// table knows only those.
+/// Every entry of every shipped module, but those for sm_75 of families that have a module for later architectures, which the
+/// table knows: most of these entries have the same names.
 #[must_use]
 pub fn shipped() -> Vec<Shipped> {
     use rayon::prelude::*;

@@ -17,7 +17,7 @@ use warpsmith_kernels::linear_update_hopper::{
     linear_update_few_rows, linear_update_hopper,
 };
 
-use super::operands::{BoltOn, Problem, row_stride};
+use super::operands::{BoltOn, Problem, no_kernel, row_stride};
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::linear::select::{self, Access, Limits};
@@ -333,7 +333,7 @@ pub(super) unsafe fn launch<T: Kernels>(
     operands: &BoltOn<'_, T>,
 ) -> Result<()> {
     let Some(instance) = T::instance(choice.tile) else {
-        return Err(super::operands::no_kernel(OPERATION, device));
+        return Err(no_kernel(OPERATION, device));
     };
     // SAFETY: the caller's promise.
     unsafe { (instance.launch)(device, stream, choice, operands) }
@@ -358,7 +358,9 @@ unsafe fn launch_as<T: Element, K: Kernel<Args = Args<T>>, S: UpdateTile>(
     choice: Choice,
     operands: &BoltOn<'_, T>,
 ) -> Result<()> {
-    let &BoltOn { x, w, vt, u, y, y_arg, codes, epilogue, m, n, k } = operands;
+    let &BoltOn { x, w: Some(w), vt, u, y, y_arg, codes, epilogue, m, n, k } = operands else {
+        return Err(no_kernel(OPERATION, device));
+    };
     let size = size_of::<T>() as u32;
     let columns = S::ROW_BYTES / size;
     let strides = row_stride(y) * u64::from(size);
@@ -431,7 +433,9 @@ unsafe fn launch_few_rows<T: Element, K: Kernel<Args = FewRowsArgs<T>>>(
     operands: &BoltOn<'_, T>,
 ) -> Result<()> {
     type S = TransposedUpdate;
-    let &BoltOn { x, w, vt, u, y, y_arg, codes, epilogue, m, n, k } = operands;
+    let &BoltOn { x, w: Some(w), vt, u, y, y_arg, codes, epilogue, m, n, k } = operands else {
+        return Err(no_kernel(OPERATION, device));
+    };
     let columns = S::ROW_BYTES / size_of::<T>() as u32;
     let params =
         UpdateFewRowsParams { stride_y: row_stride(y), stride_u: row_stride(u), m, n, k, reserved: 0 };

@@ -256,7 +256,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         let y_arg = flat.arg_mut();
         let operands = BoltOn {
             x: &checked.x,
-            w: self.w,
+            w: Some(self.w),
             vt: &vt,
             u: &u,
             y: &flat,

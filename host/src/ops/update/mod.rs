@@ -22,18 +22,21 @@ pub use linear::{LinearUpdateOp, linear_with_update};
 pub(crate) use operands::Packed;
 
 use half::{bf16, f16};
+use warpsmith_dsl::epilogue::LinearEpilogue;
+use warpsmith_dsl::launch::{Global, GlobalMut};
 pub use warpsmith_kernels::codes::MAX_UPDATES;
 
 use crate::device::DeviceKind;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
-use crate::ops::Implementation;
 use crate::ops::linear::LinearInput;
+use crate::ops::linear::select::Access;
+use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 use check::Checked;
-use operands::{Alone, Problem, Updates, limits, no_kernel};
+use operands::{Alone, BoltOn, Problem, Updates, in_chunks, is_chunked, limits, no_kernel, row_stride};
 
 /// The largest rank, and the largest sum of the ranks of updates that run together.
 pub const MAX_RANK: usize = 128;
@@ -169,6 +172,14 @@ impl<'a, T: UpdateInput> UpdateOp<'a, T> {
     }
 }
 
+/// The kernels of updates alone.
+enum PathAlone {
+    /// For compute capability 8.0 and later.
+    Ampere(alone::Choice),
+    /// For 7.5.
+    Turing(portable::Choice),
+}
+
 impl<T: UpdateInput> Checked<T> {
     /// What runs the updates alone.
     fn implementation_alone(&self) -> Result<Implementation> {
@@ -182,14 +193,29 @@ impl<T: UpdateInput> Checked<T> {
         if self.k == 0 {
             return Ok(Implementation::Empty);
         }
-        let choice = self.choose_alone(&self.problem_alone(None)?)?;
-        let ran = Implementation::kernel(device, alone::kernel::<T>(choice), choice.blocks);
-        Ok(ran.with_copies(self.copies_alone()))
+        Ok(match self.path_alone(None)? {
+            PathAlone::Ampere(choice) => {
+                Implementation::kernel(device, alone::kernel::<T>(choice), choice.blocks)
+                    .with_copies(self.copies_alone())
+            }
+            PathAlone::Turing(choice) => {
+                Implementation::kernel(device, portable::kernel::<T>(choice), choice.blocks)
+                    .with_copies(self.copies_bolt_on() + usize::from(!is_chunked(&self.x)))
+            }
+        })
     }
 
-    fn choose_alone(&self, problem: &Problem) -> Result<alone::Choice> {
-        let device = self.x.device();
-        alone::choose(problem, &limits(device)).ok_or_else(|| no_kernel(self.operation, device))
+    /// What runs the updates alone into a matrix that lies as `y` does, or is new.
+    fn path_alone(&self, y: Option<&Tensor<T>>) -> Result<PathAlone> {
+        let (device, problem) = (self.x.device(), self.problem_alone(y)?);
+        let limits = limits(device);
+        if let Some(choice) = alone::choose(&problem, &limits) {
+            return Ok(PathAlone::Ampere(choice));
+        }
+        // What is not aligned is copied.
+        let problem = Problem { access: Access::Aligned, u_is_chunked: true, ..problem };
+        let choice = portable::choose_alone(&problem, &limits);
+        choice.map(PathAlone::Turing).ok_or_else(|| no_kernel(self.operation, device))
     }
 
     /// Runs the updates alone into `y`, which has been checked, or is new; or adds them to it.
@@ -205,7 +231,10 @@ impl<T: UpdateInput> Checked<T> {
             return if add { Ok(()) } else { y.copy_from(&Tensor::zeros_on(stream, y.shape())?) };
         }
         let mut y = y.flatten_leading()?;
-        let choice = self.choose_alone(&self.problem_alone(Some(&y))?)?;
+        let choice = match self.path_alone(Some(&y))? {
+            PathAlone::Ampere(choice) => choice,
+            PathAlone::Turing(choice) => return self.run_alone_on_turing(stream, choice, &mut y, add),
+        };
         let (v, u) = self.factors_alone(stream)?;
         let y_arg = y.arg_mut();
         let operands = Alone {
@@ -227,6 +256,60 @@ impl<T: UpdateInput> Checked<T> {
             // apart from the rest. Tensors are freed in the order of their home streams, which `with_operands` makes wait for
             // this work.
             unsafe { alone::launch::<T>(device, stream, choice, &operands) }
+        })
+    }
+
+    /// Runs the updates alone into the matrix `y`, or adds them to it, with a kernel for Turing.
+    fn run_alone_on_turing(
+        &self,
+        stream: &Stream,
+        choice: portable::Choice,
+        y: &mut Tensor<T>,
+        add: bool,
+    ) -> Result<()> {
+        let device = self.x.device();
+        let x = in_chunks(stream, &self.x)?;
+        let (vt, u) = self.factors_bolt_on(stream)?;
+        let y_arg = y.arg_mut();
+        // What is added to lies where the sum goes.
+        let epilogue = LinearEpilogue {
+            bias: Global::new(0),
+            residual: if add { y.arg() } else { Global::new(0) },
+            row_scale: Global::new(0),
+            column_scale: Global::new(0),
+            mask: GlobalMut::new(0),
+            preactivation: GlobalMut::new(0),
+            residual_stride: row_stride(y),
+            residual_batch: 0,
+            mask_stride: 0,
+            mask_batch: 0,
+            preactivation_stride: 0,
+            preactivation_batch: 0,
+            row_scale_stride: 0,
+            column_scale_stride: 0,
+            alpha: 1.0,
+            beta: 1.0,
+            activation: Activation::None.on_device(),
+            reserved: 0,
+        };
+        let operands = BoltOn {
+            x: &x,
+            w: None,
+            vt: &vt,
+            u: &u,
+            y,
+            y_arg,
+            codes: self.codes(),
+            epilogue,
+            m: self.m as u32,
+            n: self.n as u32,
+            k: self.k as u32,
+        };
+        let mut used: Vec<&dyn Operand> = vec![&x, &vt, &u, &*y];
+        used.extend(self.codes.iter().map(|codes| &codes.codes as &dyn Operand));
+        stream.with_operands(&used, || {
+            // SAFETY: as in `run_alone`; all rows that the kernel reads start at multiples of 16 bytes.
+            unsafe { portable::launch::<T>(device, stream, choice, &operands) }
         })
     }
 }

@@ -122,8 +122,8 @@ pub(super) struct Alone<'a, T: Element> {
 pub(super) struct BoltOn<'a, T: Element> {
     /// X, `[M, K]`, contiguous along K.
     pub(super) x: &'a Tensor<T>,
-    /// W, `[N, K]`, contiguous along K.
-    pub(super) w: &'a Tensor<T>,
+    /// W, `[N, K]`, contiguous along K; without it the updates alone are computed, by the kernels that can.
+    pub(super) w: Option<&'a Tensor<T>>,
     /// V transposed, `[R, K]`, contiguous along K, rows at multiples of 16 bytes.
     pub(super) vt: &'a Tensor<T>,
     /// U, `[R, N]`, contiguous along N, rows at multiples of 16 bytes.
@@ -177,7 +177,7 @@ pub(super) fn no_kernel(operation: &'static str, device: &Device) -> Error {
     Error::UnsupportedDevice {
         operation,
         device: device.to_string(),
-        expected: "compute capability 8.0 or later, which the kernels of generated updates need".into(),
+        expected: "compute capability 7.5 or later, which the kernels of generated updates need".into(),
         actual: format!("compute capability {major}.{minor}"),
     }
 }
@@ -313,7 +313,7 @@ fn with_rows<T: Element>(stream: &Stream, matrix: &Tensor<T>) -> Result<Tensor<T
 }
 
 /// The matrix itself if its rows start at multiples of 16 bytes, else a copy in which they do.
-fn in_chunks<T: Element>(stream: &Stream, matrix: &Tensor<T>) -> Result<Tensor<T>> {
+pub(super) fn in_chunks<T: Element>(stream: &Stream, matrix: &Tensor<T>) -> Result<Tensor<T>> {
     if is_chunked(matrix) { Ok(matrix.clone()) } else { repack(matrix).on(stream).run() }
 }
 

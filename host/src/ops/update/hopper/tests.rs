@@ -252,7 +252,7 @@ where
         let y_arg = y.arg_mut();
         let operands = BoltOn {
             x: &x,
-            w: &w,
+            w: Some(&w),
             vt: &vt,
             u: &u,
             y: &y,
