@@ -37,8 +37,10 @@ pub fn number_of_key(key: u32) -> f32 {
 pub struct BestOfWarp<const SLOTS: usize> {
     keys: [u32; SLOTS],
     ids: [u32; SLOTS],
-    /// What a candidate has to beat: the k-th best key.
+    /// What a candidate has to beat: the k-th best key, or what is known of that.
     bar: u32,
+    /// What every one of the k best is known to exceed.
+    floor: u32,
     k: u32,
 }
 
@@ -47,7 +49,7 @@ impl<const SLOTS: usize> BestOfWarp<SLOTS> {
     #[inline(always)]
     #[must_use]
     pub fn new(k: u32) -> Self {
-        Self { keys: [EMPTY; SLOTS], ids: [0; SLOTS], bar: EMPTY, k }
+        Self { keys: [EMPTY; SLOTS], ids: [0; SLOTS], bar: EMPTY, floor: EMPTY, k }
     }
 
     /// A list of what the lanes have.
@@ -58,7 +60,7 @@ impl<const SLOTS: usize> BestOfWarp<SLOTS> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn of(k: u32, keys: [u32; SLOTS], ids: [u32; SLOTS]) -> Self {
-        let mut list = Self { keys, ids, bar: EMPTY, k };
+        let mut list = Self { keys, ids, bar: EMPTY, floor: EMPTY, k };
         // SAFETY: the caller's promise.
         list.bar = unsafe { list.kth() };
         list
@@ -129,7 +131,32 @@ impl<const SLOTS: usize> BestOfWarp<SLOTS> {
             }
         }
         // SAFETY: the caller's promise.
-        self.bar = unsafe { self.kth() };
+        self.bar = unsafe { self.kth() }.max(self.floor);
+    }
+
+    /// Says of an empty list that each lane will have a candidate with the key that it gives, or give [`EMPTY`]: what is worse than the k-th
+    /// best of these is not put in the list.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it, before any offer; k is at most 32.
+    #[inline(always)]
+    pub unsafe fn expect_at_least(&mut self, key: u32) {
+        // Bitonic sorting of the lanes' keys, the largest first.
+        let (mut key, lane) = (key, warp::lane_id());
+        for size in 1..6 {
+            for step in (0..size).rev() {
+                // SAFETY: the caller's promise.
+                let other = unsafe { ptx::shfl_sync_bfly(key, 1 << step) };
+                let takes_larger = (lane >> size & 1) == (lane >> step & 1);
+                key = if takes_larger { key.max(other) } else { key.min(other) };
+            }
+        }
+        // SAFETY: the caller's promise.
+        let kth = unsafe { ptx::shfl_sync_idx(key, self.k - 1) };
+        // Those that are equal to it get in.
+        self.floor = kth.saturating_sub(1);
+        self.bar = self.floor;
     }
 
     /// Offers a candidate of each lane, whose ids are `first_id` and the next, all larger than those of candidates before: of equal

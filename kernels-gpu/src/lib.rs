@@ -16,6 +16,7 @@
 //! | [`linear_update_hopper`] | a linear layer of 16-bit types and generated low-rank updates of it, on Hopper (sm_90a) |
 //! | [`generated_update`] | `Y (+)= ((X V) ⊙ codes) U · scaling`, on sm_80 and later |
 //! | [`generated_update_cluster`] | the same for few rows, by clusters of blocks (sm_90 and later) |
+//! | [`product_key_topk`] | the k best of n² experts for each query, by two scores of n sub-keys, on sm_80 and later |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
 //! | [`expert_cache`] | rows of a table in host memory to slots of a cache, on sm_75 and later |
 //! | [`topk`] | the k largest elements of each row, on sm_80 and later |
@@ -45,6 +46,8 @@ pub mod linear_skinny;
 pub mod linear_update;
 #[cfg(feature = "linear_update_hopper")]
 pub mod linear_update_hopper;
+#[cfg(feature = "product_key_topk")]
+pub mod product_key_topk;
 #[cfg(feature = "repack")]
 pub mod repack;
 #[cfg(feature = "topk")]

@@ -111,4 +111,10 @@ pub static MODULES: &[PtxModule] = &[
         arch_specific: false,
         text: include_str!("../ptx/topk.sm_80.ptx"),
     },
+    PtxModule {
+        family: "product_key_topk",
+        arch: (8, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/product_key_topk.sm_80.ptx"),
+    },
 ];

@@ -10,6 +10,7 @@ mod linear;
 mod linear_update;
 mod modes;
 mod mutants;
+mod product_key;
 mod properties;
 mod repack;
 mod scaled;
@@ -35,7 +36,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 8] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 9] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -43,6 +44,7 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 8] = [
     scaled::CASES,
     update::CASES,
     topk::CASES,
+    product_key::CASES,
     errors::CASES,
 ];
 

@@ -15,7 +15,9 @@ use anyhow::{Context, anyhow, bail};
 use comfy_table::{Cell, Color, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
-use warpsmith::validate::{self, LinearCase, MatmulCase, Outcome, ScaledCase, UpdateCase};
+use warpsmith::validate::{
+    self, LinearCase, MatmulCase, Outcome, RoutingCase, ScaledCase, TopkCase, UpdateCase,
+};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 
@@ -54,6 +56,8 @@ enum Operation {
     Matmul,
     LinearScaled,
     Update,
+    Topk,
+    ProductKeyTopk,
 }
 
 /// One line of the report.
@@ -172,6 +176,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         progress.finish_and_clear();
     }
 
+    if args.op.is_none_or(|op| op == Operation::Topk) {
+        let cases = cases::selections(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("topk {} {}", case.dtype, case.shape()));
+            rows.push(row_of(Label::topk(case), || validate::topk(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::ProductKeyTopk) {
+        let cases = cases::retrievals(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("product_key_topk {} {}", case.dtype, case.shape()));
+            rows.push(retrieval_row(&device, case));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+
     let failures = rows.iter().filter(|row| !row.passed).count();
     let report = Report {
         device: device.to_string(),
@@ -248,6 +273,16 @@ impl Label {
         Self { operation, types, shape: case.shape(), options: case.options() }
     }
 
+    fn topk(case: &TopkCase) -> Self {
+        let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
+        Self { operation: "topk", types, shape, options }
+    }
+
+    fn retrieval(case: &RoutingCase) -> Self {
+        let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
+        Self { operation: "product_key_topk", types, shape, options }
+    }
+
     fn matmul(case: &MatmulCase) -> Self {
         Self {
             operation: "matmul",
@@ -310,6 +345,21 @@ fn row_of(label: Label, validate: impl FnOnce() -> warpsmith::Result<Outcome>) -
         },
         Err(error) => failed_row(label, seconds, error.to_string()),
     }
+}
+
+/// Validates a retrieval; the row tells the share of the reference's experts that were found, too.
+fn retrieval_row(device: &Device, case: &RoutingCase) -> Row {
+    let mut told = String::new();
+    let mut row = row_of(Label::retrieval(case), || {
+        let found = validate::product_key_topk(device, case)?;
+        told = format!(", recall {:.4}", found.recall);
+        if found.near_ties > 0 {
+            told.push_str(&format!(", {} near ties", found.near_ties));
+        }
+        Ok(found.outcome)
+    });
+    row.options.push_str(&told);
+    row
 }
 
 /// Runs a case on a GPU and in the emulator; the results must be the same bits.

@@ -7,6 +7,7 @@
 mod gemm;
 mod linear;
 mod number;
+pub(crate) mod product_key;
 mod scaled;
 mod topk;
 mod update;
@@ -14,6 +15,7 @@ mod update;
 pub(crate) use gemm::K_BLOCK as SUM_BLOCK;
 pub use linear::{LinearTerms, linear};
 pub use number::{Accumulator, FromAccumulator, Operand};
+pub use product_key::{Normalization, ProductKeys, product_key_topk};
 pub use scaled::{ScaledOptions, Scales, linear_scaled};
 pub use topk::topk;
 pub use update::{Update, generated_update, linear_with_update, rank_coordinates};

@@ -10,7 +10,7 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `linear`, `generated`, `repack`, `topk`, `widen` | how the kernels of a family are run, and what they have to give |
+//! | `linear`, `generated`, `repack`, `product_key`, `topk`, `widen` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
@@ -24,6 +24,7 @@ mod generated;
 pub mod identity;
 mod linear;
 pub mod mutate;
+mod product_key;
 mod ptx;
 mod repack;
 pub mod report;
@@ -95,6 +96,7 @@ fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
     linear::problems(entry)
         .or_else(|| generated::problems(entry))
         .or_else(|| repack::problems(entry))
+        .or_else(|| product_key::problems(entry))
         .or_else(|| topk::problems(entry))
         .or_else(|| widen::problems(entry))
 }

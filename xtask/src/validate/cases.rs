@@ -1,7 +1,9 @@
 //! The cases of `xtask validate`.
 
+mod routing;
 mod updates;
 
+pub(super) use routing::{retrievals, selections};
 use serde::Serialize;
 pub(super) use updates::updates;
 use warpsmith::ops::Activation;

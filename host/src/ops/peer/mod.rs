@@ -2,6 +2,12 @@
 //!
 //! A token's experts are found first, and evaluated then; a [`Routing`] is what goes from the one to the other.
 
+mod keys;
+mod options;
+mod product_key;
 mod routing;
 
+pub use keys::normalized_keys;
+pub use options::{Gate, QueryNorm};
+pub use product_key::{ProductKeyOp, RoutingInput, product_key_topk};
 pub use routing::Routing;

@@ -1,0 +1,487 @@
+//! Product-key retrieval: the experts of each token and head.
+//!
+//! [`product_key_topk`] is the operation. It runs two kernels: the linear one that projects the tokens to queries in f32, and one that
+//! does the rest, from the queries' normalisation to the gates.
+
+use half::{bf16, f16};
+use ndarray::{ArrayView2, Ix2, Ix3};
+use warpsmith_dsl::float::{Bf16, F16};
+use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
+use warpsmith_kernels::product_key_topk as kernels;
+use warpsmith_kernels::product_key_topk::{
+    ProductKeyParams, QueryNormParams, ROWS, product_key_topk as product_key_kernel,
+};
+
+use super::Routing;
+use super::options::{Gate, Kind, QueryNorm};
+use crate::cpu::{self, Normalization, ProductKeys};
+use crate::device::{Device, DeviceKind};
+use crate::error::{Error, Result};
+use crate::ops::linear::LinearInput;
+use crate::ops::topk::MAX_K;
+use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT, linear, repack};
+use crate::stream::{Operand, Stream};
+use crate::tensor::{Element, Tensor};
+
+/// The operation's name in errors.
+const OPERATION: &str = "product_key_topk";
+/// What the kernel for few experts finds at most.
+const FEW: usize = 32;
+/// The most sub-keys of a half: the number of an expert has 32 bits.
+const MOST_SUB_KEYS: usize = 1 << 16;
+
+/// The arguments of a kernel.
+type Args<D> =
+    (Global<f32>, Global<D>, Global<D>, QueryNormParams, GlobalMut<u32>, GlobalMut<f32>, ProductKeyParams);
+
+/// An element type of tokens, projection and sub-keys: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
+pub trait RoutingInput: LinearInput {
+    /// The kernel for up to 32 experts.
+    #[doc(hidden)]
+    type Few: Kernel<Args = Args<Self::Device>>;
+    /// The kernel for up to 64.
+    #[doc(hidden)]
+    type Many: Kernel<Args = Args<Self::Device>>;
+}
+
+impl RoutingInput for f16 {
+    type Few = product_key_kernel<F16, 1>;
+    type Many = product_key_kernel<F16, 2>;
+}
+impl RoutingInput for bf16 {
+    type Few = product_key_kernel<Bf16, 1>;
+    type Many = product_key_kernel<Bf16, 2>;
+}
+impl RoutingInput for f32 {
+    type Few = product_key_kernel<f32, 1>;
+    type Many = product_key_kernel<f32, 2>;
+}
+
+/// The `k` experts of each token of `x` `[.., D]` and each of `heads` heads, of n² experts: ids and gates `[.., H, k]`.
+///
+/// The query of a head is the head's d of the H · d columns of `x w_qᵀ + bias`, normalised. Expert `i · n + j` has as score the product of
+/// the query's first half with row i of `keys_1`, and of its second half with row j of `keys_2`: `[n, d / 2]` each, shared by all heads,
+/// or `[H, n, d / 2]`. The k experts with the highest scores are found, best first, and of equal scores that with the lowest id.
+///
+/// Scores are f32 throughout, at f32 accuracy whatever the type of the sub-keys: a query is not rounded to that type.
+///
+/// ```
+/// use ndarray::array;
+/// use warpsmith::ops::peer::{Gate, QueryNorm};
+/// use warpsmith::{Device, Tensor, ops};
+///
+/// let device = Device::cpu();
+/// let x = Tensor::from_array(&device, &array![[1.0f32, 2.0]])?;
+/// let w_q = Tensor::from_array(&device, &array![[1.0f32, 0.0], [0.0, 1.0]])?;
+/// let keys_1 = Tensor::from_array(&device, &array![[0.0f32], [1.0], [3.0]])?;
+/// let keys_2 = Tensor::from_array(&device, &array![[0.0f32], [-1.0], [1.0]])?;
+/// let routing = ops::product_key_topk(&x, &w_q, &keys_1, &keys_2, 1, 2)
+///     .query_norm(QueryNorm::none())
+///     .gate(Gate::Identity)
+///     .run()?;
+/// // Sub-keys 2 and 2 have scores 3 and 2; the next best are 1 and 2, and 2 and 0: of equal scores the lowest id.
+/// assert_eq!(routing.ids.to_vec()?, [2 * 3 + 2, 3 + 2]);
+/// assert_eq!(routing.gates.to_vec()?, [5.0, 3.0]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub fn product_key_topk<'a, T: RoutingInput>(
+    x: &'a Tensor<T>,
+    w_q: &'a Tensor<T>,
+    keys_1: &'a Tensor<T>,
+    keys_2: &'a Tensor<T>,
+    heads: usize,
+    k: usize,
+) -> ProductKeyOp<'a, T> {
+    ProductKeyOp {
+        x,
+        w_q,
+        keys: [keys_1, keys_2],
+        heads,
+        k,
+        bias: None,
+        norm: QueryNorm::layer(1e-5),
+        gate: Gate::Softmax,
+        temperature: 1.0,
+        stream: None,
+    }
+}
+
+/// A retrieval that has yet to run; see [`product_key_topk`](fn@product_key_topk).
+#[derive(Debug)]
+#[must_use = "an operation does nothing until `run`"]
+pub struct ProductKeyOp<'a, T: Element> {
+    x: &'a Tensor<T>,
+    w_q: &'a Tensor<T>,
+    keys: [&'a Tensor<T>; 2],
+    heads: usize,
+    k: usize,
+    bias: Option<&'a Tensor<T>>,
+    norm: QueryNorm<'a>,
+    gate: Gate,
+    temperature: f32,
+    stream: Option<&'a Stream>,
+}
+
+/// The sizes of a retrieval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sizes {
+    tokens: usize,
+    n: usize,
+    half: usize,
+    /// Whether each head has sub-keys of its own.
+    per_head: bool,
+}
+
+impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
+    /// Adds `bias` `[H · d]` to the projection.
+    pub fn bias(self, bias: &'a Tensor<T>) -> Self {
+        Self { bias: Some(bias), ..self }
+    }
+
+    /// How queries are normalised: by layer with epsilon 10⁻⁵, without weight and bias, unless it is set.
+    pub fn query_norm(self, norm: QueryNorm<'a>) -> Self {
+        Self { norm, ..self }
+    }
+
+    /// What gates are of the scores. A softmax unless it is set.
+    pub fn gate(self, gate: Gate) -> Self {
+        Self { gate, ..self }
+    }
+
+    /// Divides scores by `temperature`, above 0, before the gate. 1 unless it is set.
+    pub fn temperature(self, temperature: f32) -> Self {
+        Self { temperature, ..self }
+    }
+
+    /// Runs on `stream` instead of the device's default stream.
+    pub fn on(self, stream: &'a Stream) -> Self {
+        Self { stream: Some(stream), ..self }
+    }
+
+    /// Finds the experts. On a GPU the work may still be under way when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`] if an operand does not fit, [`Error::Argument`] if `k` is 0, above 64 or above n, if there is no head or if the
+    /// temperature is not a number above 0, [`Error::SizeLimit`] if there are more than 2¹⁶ sub-keys or 2³¹ tokens and heads,
+    /// [`Error::DeviceMismatch`] if an operand or the stream is another device's; whatever allocating memory, loading the kernels and
+    /// launching them may return.
+    pub fn run(&self) -> Result<Routing> {
+        let sizes = self.check()?;
+        let device = self.x.device();
+        let stream = self.stream.cloned().unwrap_or_else(|| device.default_stream());
+        let mut shape = self.x.shape().to_vec();
+        shape.pop();
+        shape.extend([self.heads, self.k]);
+        let mut routing =
+            Routing { ids: Tensor::uninit_on(&stream, &shape)?, gates: Tensor::uninit_on(&stream, &shape)? };
+        if sizes.tokens == 0 {
+            return Ok(routing);
+        }
+        if device.kind() == DeviceKind::Cpu {
+            self.run_on_cpu(&mut routing)?;
+            return Ok(routing);
+        }
+        let projection = linear(self.x, self.w_q).output::<f32>().on(&stream);
+        let q = match self.bias {
+            Some(bias) => projection.bias(bias).run()?,
+            None => projection.run()?,
+        };
+        self.launch(sizes, &stream, &q, &mut routing)?;
+        Ok(routing)
+    }
+
+    /// Which implementation [`run`](Self::run) would take.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run), for the operands.
+    pub fn implementation(&self) -> Result<Implementation> {
+        let sizes = self.check()?;
+        let device = self.x.device();
+        if sizes.tokens == 0 {
+            return Ok(Implementation::Empty);
+        }
+        if device.kind() == DeviceKind::Cpu {
+            return Ok(Implementation::Cpu);
+        }
+        let name = if self.k <= FEW { T::Few::DECLARATION.name } else { T::Many::DECLARATION.name };
+        let [x, y, _] = self.grid(sizes)?;
+        let projection = linear(self.x, self.w_q).output::<f32>().implementation()?;
+        let copies = self.keys.iter().filter(|keys| !is_chunked(keys)).count();
+        let kernel = Implementation::kernel(device, name, x.saturating_mul(y));
+        let copies = projection.copies() as usize + copies;
+        Ok(Implementation::sequence(projection, kernel).with_copies(copies))
+    }
+
+    fn check(&self) -> Result<Sizes> {
+        let (operation, device) = (OPERATION, self.x.device());
+        let shape = |operand, expected: String, actual: &[usize]| {
+            Err(Error::Shape { operation, operand, expected, actual: actual.to_vec() })
+        };
+        let argument = |argument, expected: String, actual: String| {
+            Err(Error::Argument { operation, argument, expected, actual })
+        };
+        if self.heads == 0 {
+            return argument("heads", "at least 1".into(), "0".into());
+        }
+        let Some((&columns, leading)) = self.x.shape().split_last() else {
+            return shape("x", "[.., D], at least one axis".into(), self.x.shape());
+        };
+        let heads = self.heads;
+        let (per_head, n, half) = match *self.keys[0].shape() {
+            [n, half] => (false, n, half),
+            [groups, n, half] if groups == heads => (true, n, half),
+            _ => {
+                let expected = format!("[n, d / 2], or [{heads}, n, d / 2], for each of {heads} heads");
+                return shape("keys_1", expected, self.keys[0].shape());
+            }
+        };
+        if self.keys[1].shape() != self.keys[0].shape() {
+            let expected = format!("{:?}, as keys_1 has", self.keys[0].shape());
+            return shape("keys_2", expected, self.keys[1].shape());
+        }
+        if half == 0 {
+            return shape("keys_1", "at least one column".into(), self.keys[0].shape());
+        }
+        let width = half.saturating_mul(2);
+        let projected = heads.saturating_mul(width);
+        if self.w_q.shape() != [projected, columns] {
+            let expected =
+                format!("[{projected}, {columns}]: {heads} heads of {width}, and x has {columns} columns");
+            return shape("w_q", expected, self.w_q.shape());
+        }
+        if let Some(bias) = self.bias.filter(|bias| bias.shape() != [projected]) {
+            return shape("bias", format!("[{projected}]"), bias.shape());
+        }
+        for (operand, tensor) in self.of_features() {
+            if tensor.shape() != [width] && tensor.shape() != [heads, width] {
+                return shape(operand, format!("[{width}], or [{heads}, {width}]"), tensor.shape());
+            }
+            device.expect_same(operation, operand, tensor.device())?;
+        }
+        if let Kind::Batch { mean, variance } = self.norm.kind
+            && mean.shape() != variance.shape()
+        {
+            return shape("variance", format!("{:?}, as the mean has", mean.shape()), variance.shape());
+        }
+        if let (Some(weight), Some(bias)) = (self.norm.weight, self.norm.bias)
+            && weight.shape() != bias.shape()
+        {
+            return shape(
+                "bias of the norm",
+                format!("{:?}, as its weight has", weight.shape()),
+                bias.shape(),
+            );
+        }
+        if self.k == 0 || self.k > MAX_K.min(n) {
+            let expected = format!("1 to {MAX_K}, and at most the {n} sub-keys of a half");
+            return argument("k", expected, self.k.to_string());
+        }
+        if !(self.temperature > 0.0 && self.temperature.is_finite() && (1.0 / self.temperature).is_finite()) {
+            let expected = "above 0, and a number as its reciprocal is".into();
+            return argument("temperature", expected, self.temperature.to_string());
+        }
+        if !(self.norm.epsilon >= 0.0 && self.norm.epsilon.is_finite()) {
+            return argument("epsilon", "0 or above".into(), self.norm.epsilon.to_string());
+        }
+        let tokens = leading.iter().product::<usize>();
+        let rows = (tokens as u64).saturating_mul(heads as u64);
+        for (operand, quantity, size, limit) in [
+            ("x", "number of tokens times heads", rows, SIDE_LIMIT),
+            ("keys_1", "number of sub-keys", n as u64, MOST_SUB_KEYS as u64 + 1),
+            ("keys_1", "number of columns of a query", width as u64, SIDE_LIMIT / 4),
+        ] {
+            if size >= limit {
+                let (limit, actual) = (format!("less than {limit}"), size.to_string());
+                return Err(Error::SizeLimit { operation, operand, quantity, limit, actual });
+            }
+        }
+        for (operand, tensor) in [("w_q", self.w_q), ("keys_1", self.keys[0]), ("keys_2", self.keys[1])] {
+            device.expect_same(operation, operand, tensor.device())?;
+        }
+        if let Some(bias) = self.bias {
+            device.expect_same(operation, "bias", bias.device())?;
+        }
+        if let Some(stream) = self.stream {
+            device.expect_same(operation, "stream", stream.device())?;
+        }
+        Ok(Sizes { tokens, n, half, per_head })
+    }
+
+    /// The tensors that have a number for each feature.
+    fn of_features(&self) -> Vec<(&'static str, &'a Tensor<f32>)> {
+        let mut all = Vec::new();
+        all.extend(self.norm.weight.map(|weight| ("weight of the norm", weight)));
+        all.extend(self.norm.bias.map(|bias| ("bias of the norm", bias)));
+        if let Kind::Batch { mean, variance } = self.norm.kind {
+            all.extend([("mean", mean), ("variance", variance)]);
+        }
+        all
+    }
+
+    /// Blocks of the launch.
+    fn grid(&self, sizes: Sizes) -> Result<[u32; 3]> {
+        let (rows, heads) =
+            if sizes.per_head { (sizes.tokens, self.heads) } else { (sizes.tokens * self.heads, 1) };
+        let most = self.x.device().properties().max_grid[1] as usize;
+        if heads > most {
+            let (limit, actual) = (format!("at most {most}"), heads.to_string());
+            let (operand, quantity) = ("keys_1", "number of heads");
+            return Err(Error::SizeLimit { operation: OPERATION, operand, quantity, limit, actual });
+        }
+        Ok([rows.div_ceil(ROWS as usize) as u32, heads as u32, 1])
+    }
+
+    fn launch(&self, sizes: Sizes, stream: &Stream, q: &Tensor<f32>, routing: &mut Routing) -> Result<()> {
+        let Sizes { tokens, n, half, per_head } = sizes;
+        let chunked = |keys: &Tensor<T>| {
+            if is_chunked(keys) { Ok(keys.clone()) } else { repack(keys).on(stream).run() }
+        };
+        let (keys_1, keys_2) = (chunked(self.keys[0])?, chunked(self.keys[1])?);
+        let contiguous = |tensor: Option<&Tensor<f32>>| tensor.map(Tensor::contiguous).transpose();
+        let (weight, bias) = (contiguous(self.norm.weight)?, contiguous(self.norm.bias)?);
+        let (mean, variance) = match self.norm.kind {
+            Kind::Batch { mean, variance } => (Some(mean.contiguous()?), Some(variance.contiguous()?)),
+            _ => (None, None),
+        };
+        let arg = |tensor: &Option<Tensor<f32>>| tensor.as_ref().map_or(Global::new(0), Tensor::arg);
+        let stride = |tensors: [&Option<Tensor<f32>>; 2]| {
+            let per_head = tensors.into_iter().flatten().any(|tensor| tensor.rank() == 2);
+            if per_head { 2 * half as u32 } else { 0 }
+        };
+        let norm = QueryNormParams {
+            weight: arg(&weight),
+            bias: arg(&bias),
+            mean: arg(&mean),
+            variance: arg(&variance),
+            kind: match self.norm.kind {
+                Kind::None => kernels::NORM_NONE,
+                Kind::Layer => kernels::NORM_LAYER,
+                Kind::Rms => kernels::NORM_RMS,
+                Kind::L2 => kernels::NORM_L2,
+                Kind::Batch { .. } => kernels::NORM_BATCH,
+            },
+            epsilon: match self.norm.kind {
+                Kind::L2 => 1.0 / self.norm.epsilon,
+                _ => self.norm.epsilon,
+            },
+            weight_stride: stride([&weight, &bias]),
+            mean_stride: stride([&mean, &variance]),
+        };
+        let row_stride = |keys: &Tensor<T>| keys.strides()[keys.rank() - 2] as u64;
+        let head_stride = |keys: &Tensor<T>| if per_head { keys.strides()[0] as u64 } else { 0 };
+        let params = ProductKeyParams {
+            key_stride_1: row_stride(&keys_1),
+            key_stride_2: row_stride(&keys_2),
+            head_stride_1: head_stride(&keys_1),
+            head_stride_2: head_stride(&keys_2),
+            rows: if per_head { tokens } else { tokens * self.heads } as u32,
+            row_step: if per_head { self.heads as u32 } else { 1 },
+            heads: self.heads as u32,
+            n: n as u32,
+            half: half as u32,
+            k: self.k as u32,
+            pairs: kernels::pairs(self.k as u32),
+            gate: self.gate.on_device(),
+            inverse_temperature: 1.0 / self.temperature,
+            reserved: 0,
+        };
+        let grid = self.grid(sizes)?;
+        let Routing { ids, gates } = routing;
+        let arguments = (q.arg(), keys_1.arg(), keys_2.arg(), norm, ids.arg_mut(), gates.arg_mut(), params);
+        let mut operands: Vec<&dyn Operand> = vec![q, &keys_1, &keys_2, ids, gates];
+        for tensor in [&weight, &bias, &mean, &variance].into_iter().flatten() {
+            operands.push(tensor);
+        }
+        // SAFETY: `check` has checked the sizes of every operand, the sub-keys are in chunks, and the results are new. Tensors are freed in
+        // the order of their home streams, which `with_operands` makes wait for this work.
+        stream.with_operands(&operands, || unsafe {
+            if self.k <= FEW {
+                launch_kernel::<T, T::Few>(stream.device(), stream, grid, arguments)
+            } else {
+                launch_kernel::<T, T::Many>(stream.device(), stream, grid, arguments)
+            }
+        })
+    }
+
+    fn run_on_cpu(&self, routing: &mut Routing) -> Result<()> {
+        let values = |tensor: Option<&Tensor<f32>>| tensor.map(Tensor::to_vec).transpose();
+        let (weight, shift) = (values(self.norm.weight)?, values(self.norm.bias)?);
+        let (mean, variance) = match self.norm.kind {
+            Kind::Batch { mean, variance } => (mean.to_vec()?, variance.to_vec()?),
+            _ => (Vec::new(), Vec::new()),
+        };
+        let epsilon = self.norm.epsilon;
+        let bias = self.bias.map(Tensor::to_vec).transpose()?;
+        let columns = self.x.shape()[self.x.rank() - 1];
+        let x = self.x.to_vec()?;
+        let error = |error: ndarray::ShapeError| Error::Argument {
+            operation: OPERATION,
+            argument: "shape",
+            expected: error.to_string(),
+            actual: format!("{:?}", self.x.shape()),
+        };
+        let tokens = self.x.len().checked_div(columns).unwrap_or_else(|| {
+            let leading = &self.x.shape()[..self.x.rank() - 1];
+            leading.iter().product()
+        });
+        let x = ArrayView2::from_shape((tokens, columns), &x).map_err(error)?;
+        let w = self.w_q.host_view(OPERATION)?;
+        let keys = [self.keys[0].host_view(OPERATION)?, self.keys[1].host_view(OPERATION)?];
+        let three = |view: &crate::tensor::host::HostView<'_, T>| {
+            let array = view.array().to_owned();
+            let shape = array.shape().to_vec();
+            match *shape.as_slice() {
+                [n, half] => array.into_shape_with_order((1, n, half)),
+                _ => array.into_dimensionality::<Ix3>(),
+            }
+            .map_err(error)
+        };
+        let (keys_1, keys_2) = (three(&keys[0])?, three(&keys[1])?);
+        let retrieval = ProductKeys {
+            w: w.array().into_dimensionality::<Ix2>().map_err(error)?,
+            bias: bias.as_deref(),
+            keys_1: keys_1.view(),
+            keys_2: keys_2.view(),
+            heads: self.heads,
+            k: self.k,
+            norm: match self.norm.kind {
+                Kind::None => Normalization::None,
+                Kind::Layer => Normalization::Layer { epsilon },
+                Kind::Rms => Normalization::Rms { epsilon },
+                Kind::L2 => Normalization::L2 { epsilon },
+                Kind::Batch { .. } => Normalization::Batch { mean: &mean, variance: &variance, epsilon },
+            },
+            weight: weight.as_deref(),
+            shift: shift.as_deref(),
+            gate: self.gate,
+            temperature: self.temperature,
+        };
+        let (ids, gates) = cpu::product_key_topk::<f32, T>(x, &retrieval)?;
+        routing.ids.write_slice(&ids)?;
+        routing.gates.write_slice(&gates)
+    }
+}
+
+/// Whether the kernel reads sub-keys where they lie: in rows of chunks of 16 bytes.
+fn is_chunked<T: Element>(keys: &Tensor<T>) -> bool {
+    let is_multiple = |elements: usize| (elements * size_of::<T>()).is_multiple_of(CHUNK_BYTES);
+    let (&last, leading) = keys.strides().split_last().unwrap_or((&1, &[]));
+    (last == 1 || keys.shape()[keys.rank() - 1] == 1)
+        && leading.iter().all(|&stride| is_multiple(stride))
+        && keys.arg().address().is_multiple_of(CHUNK_BYTES as u64)
+}
+
+/// # Safety
+///
+/// The arguments are valid for what the kernel does with them.
+unsafe fn launch_kernel<T: RoutingInput, K: Kernel<Args = Args<T::Device>>>(
+    device: &Device,
+    stream: &Stream,
+    grid: [u32; 3],
+    arguments: Args<T::Device>,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { device.kernel::<K>()?.launch(stream, grid, arguments) }
+}

@@ -1,0 +1,227 @@
+//! How the kernels of the family `product_key_topk` are run: on rows, sub-keys and columns of every number around what a block has at a
+//! time, with small integers, so that scores are exact and most are ties.
+
+use half::{bf16, f16};
+use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
+use warpsmith_kernels::product_key_topk::{
+    GATE_IDENTITY, NORM_BATCH, NORM_NONE, ProductKeyParams, QueryNormParams, ROWS, pairs,
+};
+
+use super::Problem;
+
+/// The problems that an entry of this family is run on; none if the name is no such entry's.
+pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
+    let (dtype, most) = name.strip_prefix("product_key_topk_")?.split_once('_')?;
+    let most: u32 = most.parse().ok()?;
+    let element = match dtype {
+        "f16" => Element { bytes: 2, bits: |number| u32::from(f16::from_f32(number).to_bits()) },
+        "bf16" => Element { bytes: 2, bits: |number| u32::from(bf16::from_f32(number).to_bits()) },
+        "f32" => Element { bytes: 4, bits: f32::to_bits },
+        _ => return None,
+    };
+    let case = |tokens, heads, per_head, n, half, k: u32, norm| Case {
+        element,
+        tokens,
+        heads,
+        per_head,
+        n,
+        half,
+        k: k.min(most).min(n),
+        norm,
+    };
+    let mut all = vec![
+        case(1, 1, false, 1, 1, 1, NORM_NONE),
+        case(2, 3, true, 5, 3, 4, NORM_BATCH),
+        case(7, 5, false, 33, 7, 33, NORM_NONE),
+        case(33, 2, true, 40, 17, 9, NORM_NONE),
+        case(3, 1, false, 257, 33, most, NORM_BATCH),
+        case(ROWS + 1, 1, false, 256, 8, 16, NORM_NONE),
+        case(2, 2, false, 70, 128, most - 1, NORM_NONE),
+    ];
+    for half in [9, 16, 24, 31, 63, 129, 260] {
+        all.push(case(3, 1, false, 35, half, 5, NORM_NONE));
+    }
+    Some(all.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
+}
+
+/// A type of elements.
+#[derive(Clone, Copy)]
+struct Element {
+    bytes: u32,
+    /// The bits of a number.
+    bits: fn(f32) -> u32,
+}
+
+struct Case {
+    element: Element,
+    tokens: u32,
+    heads: u32,
+    per_head: bool,
+    n: u32,
+    half: u32,
+    k: u32,
+    norm: u32,
+}
+
+/// A small integer.
+fn integer(seed: u32, a: u32, b: u32) -> f32 {
+    let mixed = (a.wrapping_mul(0x9e37_79b1) ^ b.wrapping_mul(0x85eb_ca77) ^ seed.wrapping_mul(0xc2b2_ae3d))
+        .wrapping_mul(0x27d4_eb2f);
+    ((mixed >> 15) % 5) as f32 - 2.0
+}
+
+impl Case {
+    fn rows(&self) -> u32 {
+        self.tokens * self.heads
+    }
+
+    /// Elements of a sub-key in memory: whole chunks, and one more.
+    fn pitch(&self) -> u32 {
+        let chunk = 16 / self.element.bytes;
+        self.half.next_multiple_of(chunk) + chunk
+    }
+
+    /// Column `feature` of a row of queries.
+    fn query(&self, row: u32, feature: u32) -> f32 {
+        integer(1, row, feature)
+    }
+
+    /// The same, normalised: by means that are integers and variances of 4, with weights that are whole.
+    fn normalised(&self, row: u32, feature: u32) -> f32 {
+        let query = self.query(row, feature);
+        if self.norm == NORM_NONE {
+            return query;
+        }
+        let (head, width) = (row % self.heads, 2 * self.half);
+        let mean = integer(4, 0, head * width + feature);
+        (query - mean) * 0.5 * (2.0 * integer(5, 0, feature)) + integer(6, 0, feature)
+    }
+
+    fn key(&self, half: u32, group: u32, key: u32, column: u32) -> f32 {
+        integer(2 + half, group * self.n + key, column)
+    }
+
+    /// The sub-keys of a half, which end with the last one's last element.
+    fn keys(&self, half: u32) -> Vec<u8> {
+        let groups = if self.per_head { self.heads } else { 1 };
+        let mut bytes = Vec::new();
+        for row in 0..groups * self.n {
+            let columns = if row + 1 < groups * self.n { self.pitch() } else { self.half };
+            for column in 0..columns {
+                let number = if column < self.half { self.key(half, 0, row, column) } else { 100.0 };
+                let bits = (self.element.bits)(number).to_le_bytes();
+                bytes.extend(&bits[..self.element.bytes as usize]);
+            }
+        }
+        bytes
+    }
+
+    /// Ids and gates.
+    fn expected(&self) -> [Vec<u8>; 2] {
+        let (mut ids, mut gates) = (Vec::new(), Vec::new());
+        for row in 0..self.rows() {
+            let group = if self.per_head { row % self.heads } else { 0 };
+            let scores = [0, 1].map(|half| -> Vec<f32> {
+                let score = |key: u32| {
+                    (0..self.half)
+                        .map(|c| self.normalised(row, half * self.half + c) * self.key(half, group, key, c))
+                        .sum()
+                };
+                (0..self.n).map(score).collect()
+            });
+            let score = |id: u32| scores[0][(id / self.n) as usize] + scores[1][(id % self.n) as usize];
+            let mut all: Vec<u32> = (0..self.n * self.n).collect();
+            all.sort_by(|&a, &b| score(b).total_cmp(&score(a)).then(a.cmp(&b)));
+            for &id in &all[..self.k as usize] {
+                ids.extend(id.to_le_bytes());
+                // Of a zero no sign.
+                gates.extend((score(id) + 0.0).to_le_bytes());
+            }
+        }
+        [ids, gates]
+    }
+}
+
+impl Problem for Case {
+    fn name(&self) -> &str {
+        "integers, most of them ties"
+    }
+
+    fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
+        let machine = Machine::new(config);
+        let upload = |bytes: &[u8]| -> Result<u64, LaunchError> {
+            let at = machine.allocate(bytes.len() as u64)?;
+            machine.write(at, bytes)?;
+            Ok(at)
+        };
+        let floats = |values: Vec<f32>| values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+        let width = 2 * self.half;
+        let q = (0..self.rows()).flat_map(|row| (0..width).map(move |feature| (row, feature)));
+        let q = upload(&floats(q.map(|(row, feature)| self.query(row, feature)).collect()))?;
+        let keys = [upload(&self.keys(0))?, upload(&self.keys(1))?];
+        let batch = self.norm == NORM_BATCH;
+        let features = |count: u32, value: &dyn Fn(u32) -> f32| -> Result<Global<f32>, LaunchError> {
+            let at = if batch { upload(&floats((0..count).map(value).collect()))? } else { 0 };
+            Ok(Global::new(at))
+        };
+        let norm = QueryNormParams {
+            weight: features(width, &|feature| 2.0 * integer(5, 0, feature))?,
+            bias: features(width, &|feature| integer(6, 0, feature))?,
+            mean: features(self.heads * width, &|feature| integer(4, 0, feature))?,
+            variance: features(self.heads * width, &|_| 4.0)?,
+            kind: self.norm,
+            epsilon: 0.0,
+            weight_stride: 0,
+            mean_stride: width,
+        };
+        let expected = self.expected();
+        let ids = machine.allocate(expected[0].len() as u64)?;
+        let gates = machine.allocate(expected[1].len() as u64)?;
+        let Some(kernel) = module.kernels().next() else { return Ok((Report::default(), false)) };
+        let (blocks, step) = if self.per_head { (self.tokens, self.heads) } else { (self.rows(), 1) };
+        let config = LaunchConfig {
+            grid: [blocks.div_ceil(ROWS), step, 1],
+            block: kernel.reqntid.unwrap_or([1; 3]),
+            dynamic_shared: shared_bytes,
+            ..LaunchConfig::default()
+        };
+        let launch = |raw: &[RawArg]| {
+            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
+            let bytes: Vec<&[u8]> =
+                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
+            machine.launch(module, &kernel.name, &config, &bytes)
+        };
+        let (pitch, group) = (u64::from(self.pitch()), u64::from(self.pitch() * self.n));
+        let params = ProductKeyParams {
+            key_stride_1: pitch,
+            key_stride_2: pitch,
+            head_stride_1: group,
+            head_stride_2: group,
+            rows: blocks,
+            row_step: step,
+            heads: self.heads,
+            n: self.n,
+            half: self.half,
+            k: self.k,
+            pairs: pairs(self.k),
+            gate: GATE_IDENTITY,
+            inverse_temperature: 1.0,
+            reserved: 0,
+        };
+        let arguments = (
+            Global::<f32>::new(q),
+            Global::<u8>::new(keys[0]),
+            Global::<u8>::new(keys[1]),
+            norm,
+            GlobalMut::<u32>::new(ids),
+            GlobalMut::<f32>::new(gates),
+            params,
+        );
+        let report = arguments.with_raw(launch)?;
+        let mut got = [vec![0; expected[0].len()], vec![0; expected[1].len()]];
+        machine.read(ids, &mut got[0])?;
+        machine.read(gates, &mut got[1])?;
+        Ok((report, got == expected))
+    }
+}
