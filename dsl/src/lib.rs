@@ -17,6 +17,7 @@
 //! | [`gemm`] | the main loop of a matrix product |
 //! | [`topk`] | the best of many numbers, kept by a warp |
 //! | [`epilogue`] | what happens to a product before it is rounded and stored |
+//! | [`experts`] | the experts that a token uses, evaluated where they lie |
 //! | [`launch`] | what the host and the device agree on: parameter types and a kernel's declaration |
 //!
 //! The same source builds for the host, on stable Rust, where it serves type checking, documentation and the typed
@@ -32,6 +33,7 @@ pub use warpsmith_dsl_macros::{KernelParam, kernel};
 pub mod barrier;
 pub mod block;
 pub mod epilogue;
+pub mod experts;
 pub mod float;
 pub mod gemm;
 pub mod grid;

@@ -65,4 +65,6 @@ mod book {
     struct Validation;
     #[doc = include_str!("../../docs/src/operations/generated-update.md")]
     struct GeneratedUpdate;
+    #[doc = include_str!("../../docs/src/operations/expert-mlp.md")]
+    struct ExpertMlp;
 }

@@ -125,26 +125,54 @@ impl Weights {
     /// [`Error::Weights`] if there is no such tensor or it has no floating-point type.
     pub fn array_converted<T: FloatElement>(&self, name: &str) -> Result<ArrayD<T>> {
         let entry = self.entry(name)?;
-        let elements = match entry.dtype {
-            Dtype::F8_E4M3 => {
-                self.elements::<F8E4M3>(entry).into_iter().map(|v| T::round(v.to_f64())).collect()
-            }
-            Dtype::F8_E5M2 => {
-                self.elements::<F8E5M2>(entry).into_iter().map(|v| T::round(v.to_f64())).collect()
-            }
-            Dtype::F16 => self.elements::<f16>(entry).into_iter().map(|v| T::round(v.into())).collect(),
-            Dtype::BF16 => self.elements::<bf16>(entry).into_iter().map(|v| T::round(v.into())).collect(),
-            Dtype::F32 => self.elements::<f32>(entry).into_iter().map(|v| T::round(v.into())).collect(),
-            Dtype::F64 => self.elements::<f64>(entry).into_iter().map(T::round).collect(),
-            _ => {
-                return Err(self.unexpected_type(
-                    name,
-                    "f8e4m3, f8e5m2, f16, bf16, f32 or f64".into(),
-                    entry,
-                ));
-            }
-        };
+        let elements = self.converted(name, entry, entry.data.clone())?;
         self.array_of(name, entry, elements)
+    }
+
+    /// The elements with the indices `rows` of the first axis of the tensor `name`, of any floating-point type, rounded to `T`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Weights`] if there is no such tensor, it has no floating-point type or no such indices.
+    pub fn rows_converted<T: FloatElement>(&self, name: &str, rows: Range<usize>) -> Result<Vec<T>> {
+        let entry = self.entry(name)?;
+        let count = entry.shape.first().copied().unwrap_or(0);
+        if rows.start > rows.end || rows.end > count {
+            return Err(Error::Weights {
+                source_name: self.source.clone(),
+                tensor: name.into(),
+                expected: format!("indices {rows:?} of its first axis"),
+                actual: format!("it has the shape {:?}", entry.shape),
+            });
+        }
+        let bytes = entry.data.len() / count.max(1);
+        let start = entry.data.start;
+        self.converted(name, entry, start + rows.start * bytes..start + rows.end * bytes)
+    }
+
+    /// The shape of the tensor `name`, or the error for none.
+    pub(crate) fn expect_shape(&self, name: &str) -> Result<&[usize]> {
+        Ok(&self.entry(name)?.shape)
+    }
+
+    /// The elements of a tensor that are the bytes `data`, rounded to `T`.
+    fn converted<T: FloatElement>(&self, name: &str, entry: &Entry, data: Range<usize>) -> Result<Vec<T>> {
+        Ok(match entry.dtype {
+            Dtype::F8_E4M3 => self.round(data, |v: F8E4M3| v.to_f64()),
+            Dtype::F8_E5M2 => self.round(data, |v: F8E5M2| v.to_f64()),
+            Dtype::F16 => self.round(data, |v: f16| v.into()),
+            Dtype::BF16 => self.round(data, |v: bf16| v.into()),
+            Dtype::F32 => self.round(data, |v: f32| v.into()),
+            Dtype::F64 => self.round(data, |v: f64| v),
+            _ => {
+                let expected = "f8e4m3, f8e5m2, f16, bf16, f32 or f64".into();
+                return Err(self.unexpected_type(name, expected, entry));
+            }
+        })
+    }
+
+    fn round<S: Element, T: FloatElement>(&self, data: Range<usize>, widen: fn(S) -> f64) -> Vec<T> {
+        self.elements_in(data).map(|value| T::round(widen(value))).collect()
     }
 
     /// [`array`](Self::array) as a tensor on `device`.
@@ -175,11 +203,12 @@ impl Weights {
     }
 
     fn elements<T: Element>(&self, entry: &Entry) -> Vec<T> {
+        self.elements_in(entry.data.clone()).collect()
+    }
+
+    fn elements_in<T: Element>(&self, data: Range<usize>) -> impl Iterator<Item = T> {
         // The file's data need not be aligned for `T`.
-        self.bytes[entry.data.clone()]
-            .chunks_exact(size_of::<T>())
-            .map(bytemuck::pod_read_unaligned)
-            .collect()
+        self.bytes[data].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned)
     }
 
     fn array_of<T>(&self, name: &str, entry: &Entry, elements: Vec<T>) -> Result<ArrayD<T>> {

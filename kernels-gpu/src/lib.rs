@@ -17,6 +17,8 @@
 //! | [`generated_update`] | `Y (+)= ((X V) ⊙ codes) U · scaling`, on sm_80 and later |
 //! | [`generated_update_cluster`] | the same for few rows, by clusters of blocks (sm_90 and later) |
 //! | [`product_key_topk`] | the k best of n² experts for each query, by two scores of n sub-keys, on sm_80 and later |
+//! | [`expert_mlp`] | `y = Σ gate · act(x·u) · v` over the experts that each token uses, on sm_75 and later |
+//! | [`expert_mlp_cluster`] | the same for few tokens, by clusters of blocks (sm_90 and later) |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
 //! | [`expert_cache`] | rows of a table in host memory to slots of a cache, on sm_75 and later |
 //! | [`topk`] | the k largest elements of each row, on sm_80 and later |
@@ -26,6 +28,10 @@
 pub mod codes;
 #[cfg(feature = "expert_cache")]
 pub mod expert_cache;
+#[cfg(feature = "expert_mlp")]
+pub mod expert_mlp;
+#[cfg(feature = "expert_mlp_cluster")]
+pub mod expert_mlp_cluster;
 #[cfg(feature = "generated_update")]
 pub mod generated_update;
 #[cfg(feature = "generated_update_cluster")]

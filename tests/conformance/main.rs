@@ -6,6 +6,7 @@
 
 mod batches;
 mod errors;
+mod expert_mlp;
 mod linear;
 mod linear_update;
 mod modes;
@@ -36,7 +37,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 9] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 10] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -45,12 +46,20 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 9] = [
     update::CASES,
     topk::CASES,
     product_key::CASES,
+    expert_mlp::CASES,
     errors::CASES,
 ];
 
 /// Cases that are run on a Turing GPU too, whose kernels are others.
-const ON_TURING: [&[(&str, Case)]; 6] =
-    [properties::CASES, linear::CASES, batches::CASES, repack::CASES, scaled::CASES, update::CASES];
+const ON_TURING: [&[(&str, Case)]; 7] = [
+    properties::CASES,
+    linear::CASES,
+    batches::CASES,
+    repack::CASES,
+    scaled::CASES,
+    update::CASES,
+    expert_mlp::CASES,
+];
 
 /// Names another GPU than the first to test on.
 const DEVICE_VARIABLE: &str = "WARPSMITH_TEST_DEVICE";

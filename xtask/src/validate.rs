@@ -16,7 +16,7 @@ use comfy_table::{Cell, Color, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
 use warpsmith::validate::{
-    self, LinearCase, MatmulCase, Outcome, RoutingCase, ScaledCase, TopkCase, UpdateCase,
+    self, ExpertCase, LinearCase, MatmulCase, Outcome, RoutingCase, ScaledCase, TopkCase, UpdateCase,
 };
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
@@ -58,6 +58,7 @@ enum Operation {
     Update,
     Topk,
     ProductKeyTopk,
+    ExpertMlp,
 }
 
 /// One line of the report.
@@ -196,6 +197,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         progress.finish_and_clear();
     }
+    if args.op.is_none_or(|op| op == Operation::ExpertMlp) {
+        let cases = cases::experts(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("expert_mlp {} {}", case.format, case.shape()));
+            rows.push(row_of(Label::experts(case), || validate::experts(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
 
     let failures = rows.iter().filter(|row| !row.passed).count();
     let report = Report {
@@ -281,6 +292,11 @@ impl Label {
     fn retrieval(case: &RoutingCase) -> Self {
         let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
         Self { operation: "product_key_topk", types, shape, options }
+    }
+
+    fn experts(case: &ExpertCase) -> Self {
+        let types = format!("{} x {}", case.format, case.dtype);
+        Self { operation: "expert_mlp", types, shape: case.shape(), options: case.options() }
     }
 
     fn matmul(case: &MatmulCase) -> Self {

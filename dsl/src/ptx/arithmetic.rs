@@ -87,6 +87,31 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     result
 }
 
+/// `prmt.b32`: four of the eight bytes of `a` (0 to 3) and `b` (4 to 7), which `selector` numbers with four bits each, the result's lowest
+/// byte first.
+#[inline(always)]
+#[must_use]
+pub fn prmt(a: u32, b: u32, selector: u32) -> u32 {
+    let result: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        instruction!("prmt.b32 {0}, {1}, {2}, {3};", out(reg32) result, in(reg32) a, in(reg32) b, in(reg32) selector, options(pure, nomem, nostack))
+    };
+    result
+}
+
+/// `lop3.b32` of `(a & b) | c`.
+#[inline(always)]
+#[must_use]
+pub fn lop3_and_or(a: u32, b: u32, c: u32) -> u32 {
+    let result: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        instruction!("lop3.b32 {0}, {1}, {2}, {3}, 0xea;", out(reg32) result, in(reg32) a, in(reg32) b, in(reg32) c, options(pure, nomem, nostack))
+    };
+    result
+}
+
 /// `mov.b32`: the same value, of which the compiler no longer knows that it is a constant.
 ///
 /// A loop with such a bound is not unrolled.

@@ -74,6 +74,33 @@ pub unsafe fn ld_global_nc_v4_f32(address: u64) -> [f32; 4] {
     [a, b, c, d]
 }
 
+/// `prefetch.global.L2`: has the level-2 cache get the line of an address, which need not be valid.
+#[inline(always)]
+pub fn prefetch_global_l2(address: u64) {
+    // SAFETY: a hint.
+    unsafe { instruction!("prefetch.global.L2 [{0}];", in(reg64) address, options(nostack)) }
+}
+
+/// `ld.global.nc.v4.b32`: sixteen bytes of memory that nothing writes while the kernel runs. It stays where it is among loads and barriers:
+/// a loop asks for the bytes of several steps before it uses the first.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_global_nc_v4_b32(address: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "ld.global.nc.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, options(nostack)
+        )
+    };
+    [a, b, c, d]
+}
+
 /// `@condition ld.global.nc.v2.f32`: two numbers from memory that nothing writes while the kernel runs if `condition` holds,
 /// else 0.
 ///
@@ -167,6 +194,11 @@ load_if!(
 load_if!(
     /// `@condition ld.global.f32`: as [`ld_global_b16_if`], of an f32.
     ld_global_f32_if, "ld.global.f32", "mov.b32 {0}, 0", reg32, f32
+);
+
+load!(
+    /// `ld.global.b32`: four bytes.
+    ld_global_b32, "ld.global.b32", reg32, u32, address: u64, reg64, [readonly, nostack]
 );
 
 /// `ld.global.v2.b32`: eight bytes.

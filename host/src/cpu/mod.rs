@@ -4,6 +4,7 @@
 //! accumulates in: at `f32` it is the fallback, and the same function at `f64` is the reference that every validation
 //! compares with. They assume nothing of strides or alignment and take any size, zero included.
 
+mod experts;
 mod gemm;
 mod linear;
 mod number;
@@ -12,6 +13,7 @@ mod scaled;
 mod topk;
 mod update;
 
+pub use experts::{TokenExperts, expert_mlp};
 pub(crate) use gemm::K_BLOCK as SUM_BLOCK;
 pub use linear::{LinearTerms, linear};
 pub use number::{Accumulator, FromAccumulator, Operand};

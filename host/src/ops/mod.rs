@@ -22,6 +22,7 @@ pub use activation::Activation;
 pub use implementation::Implementation;
 pub use linear::linear;
 pub use matmul::matmul;
+pub use peer::expert_mlp;
 pub use peer::product_key_topk;
 pub use precision::{Precision, Products};
 pub use repack::{RepackOp, repack};

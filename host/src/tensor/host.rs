@@ -63,6 +63,19 @@ fn array_shape(layout: &Layout) -> StrideShape<IxDyn> {
 }
 
 impl<T: Element> HostView<'_, T> {
+    /// The elements of a tensor that lie in row-major order without gaps.
+    pub(crate) fn slice(&self) -> &[T] {
+        debug_assert!(self.layout.is_contiguous());
+        let elements = self.bytes.as_ref().map_or(&[][..], |bytes| bytemuck::cast_slice(bytes.as_slice()));
+        let start = if self.layout.len() == 0 { 0 } else { self.layout.offset() };
+        &elements[start..start + self.layout.len()]
+    }
+
+    /// The length of the last axis.
+    pub(crate) fn columns(&self) -> usize {
+        self.layout.shape().last().copied().unwrap_or(1)
+    }
+
     /// The elements as an array.
     pub(crate) fn array(&self) -> ArrayViewD<'_, T> {
         let elements = self.bytes.as_ref().map_or(&[][..], |bytes| bytemuck::cast_slice(bytes.as_slice()));

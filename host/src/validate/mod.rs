@@ -7,6 +7,8 @@
 pub mod bound;
 mod case;
 mod data;
+mod experts;
+mod experts_case;
 mod product;
 mod reference;
 mod routing;
@@ -20,6 +22,8 @@ mod update_case;
 
 pub use case::{LinearCase, MatmulCase, Placement, Scales, Terms};
 pub use data::Data;
+pub use experts::{expert_bits, experts};
+pub use experts_case::{ExpertCase, Residence, RoutingKind};
 pub use product::{linear, linear_bits, matmul, matmul_bits};
 pub use routing::{RoutingOutcome, product_key_topk};
 pub use routing_case::{NormKind, RoutingCase};

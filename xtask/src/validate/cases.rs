@@ -1,8 +1,10 @@
 //! The cases of `xtask validate`.
 
+mod experts;
 mod routing;
 mod updates;
 
+pub(super) use experts::experts;
 pub(super) use routing::{retrievals, selections};
 use serde::Serialize;
 pub(super) use updates::updates;

@@ -2,11 +2,16 @@
 //!
 //! A token's experts are found first, and evaluated then; a [`Routing`] is what goes from the one to the other.
 
+mod experts;
 mod keys;
 mod options;
 mod product_key;
 mod routing;
 
+pub(crate) use experts::Part;
+pub use experts::{
+    ExpertFormat, ExpertInput, ExpertLayout, ExpertMlpOp, ExpertTable, ExpertVectors, expert_mlp,
+};
 pub use keys::normalized_keys;
 pub use options::{Gate, QueryNorm};
 pub use product_key::{ProductKeyOp, RoutingInput, product_key_topk};

@@ -1,0 +1,504 @@
+//! Experts of a token, evaluated where they lie: `y = Σ gate · act(x·u) [· (x·w)] · v` over the hidden units of the experts that a token
+//! uses.
+//!
+//! A block has a token, or the blocks of a cluster have one together, each some of its hidden units. The units' addresses are looked up
+//! first. Then groups of lanes take a set of vectors u (and w) at a time, four or eight, multiply their chunks of 16 bytes with the token's x, which is in shared
+//! memory in f32, and add up over the lanes. Last, each thread has a chunk of columns of y, and adds up over the units, a set of v at a time.
+//! So each byte of an expert is read once, by 128-bit loads of which every thread has a set on their way, and it is these bytes that take the
+//! time.
+//!
+//! Sums are in f32, in an order that depends on the sizes alone: never on where a row lies.
+
+mod format;
+mod params;
+mod sums;
+
+pub use format::{Int4, Int8, RowFormat};
+pub use params::{ExpertParams, ExpertRows, TYPE_BF16, TYPE_F16, TYPE_F32};
+use sums::{MOST, Sums};
+
+use core::marker::PhantomData;
+
+use crate::epilogue::Function;
+use crate::float::{Bf16, Element, F16};
+use crate::launch::{Global, GlobalMut};
+use crate::layout::CHUNK_BYTES;
+use crate::shared::SharedAddress;
+use crate::{ptx, thread, warp};
+
+/// The most threads that share the units of a chunk of columns.
+pub const MAX_SPLITS: u32 = 8;
+
+/// Elements of x that are in shared memory at a time.
+const X_TILE: u32 = 2048;
+/// Their bytes.
+const X_BYTES: u32 = X_TILE * 4;
+/// Bytes of what is known of a unit: its address, and its gate until what v is multiplied with and what is added are known.
+const UNIT_BYTES: u32 = 16;
+/// Where in that these two are.
+const FACTOR_AT: u32 = 8;
+
+/// How a block evaluates experts.
+pub trait ExpertShape {
+    /// Threads of a block.
+    const THREADS: u32;
+    /// Blocks that share a token.
+    const CLUSTER: u32;
+    /// Blocks that a multiprocessor is to hold at a time.
+    const MIN_BLOCKS: u32;
+    /// Hidden units of a token that a block has in shared memory at a time. A cluster's block has no more than that.
+    const UNITS: u32;
+    /// Hidden units of a set, of which the blocks of a cluster have whole ones.
+    const SET: u32;
+    /// Bytes of shared memory.
+    const SHARED_BYTES: u32;
+
+    /// Evaluates the experts of one token, the block's or the cluster's.
+    ///
+    /// An id that is no row's, or that of one that is nowhere, makes the token's outputs NaN.
+    ///
+    /// # Safety
+    ///
+    /// Every thread of every block of the grid calls it, of `CLUSTER` blocks for each token. X and Y are valid for reads and writes of a row of
+    /// `d` and `o` elements for each token, `ids` and `gates` of `experts` for each token; the rows are valid for reads wherever `rows` says that they are, and have
+    /// the format that the type says; nothing else writes any of them meanwhile. Where `CLUSTER` is more than 1, each block's share of a token's units is at
+    /// most `UNITS`.
+    unsafe fn evaluate(
+        x: Global<u8>,
+        ids: Global<u32>,
+        gates: Global<f32>,
+        rows: ExpertRows,
+        y: GlobalMut<u8>,
+        p: ExpertParams,
+    );
+}
+
+/// A block of `WARPS` warps, one of `CLUSTER` that share a token, that holds `UNITS` hidden units at a time and of which a multiprocessor
+/// holds `BLOCKS`, for rows of format `F`.
+pub struct ExpertBlock<F, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const BLOCKS: u32>(
+    PhantomData<F>,
+);
+
+impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const BLOCKS: u32>
+    ExpertBlock<F, WARPS, CLUSTER, UNITS, BLOCKS>
+{
+    /// Units whose v a thread adds up at a time.
+    const SET_UNITS: u32 = F::SET as u32;
+    /// Numbers of a chunk of 16 bytes.
+    const CHUNK: u32 = 4 * F::WORD as u32;
+    const UNITS_AT: u32 = X_BYTES;
+    const SUMS_AT: u32 = Self::UNITS_AT + UNITS * UNIT_BYTES;
+    /// Two sums a unit; and where few units are shared by many lanes, one for each eighth of a lane.
+    const SUMS_BYTES: u32 = UNITS * 8;
+    const SCALES_AT: u32 = Self::SUMS_AT + Self::SUMS_BYTES;
+    const SCALES_BYTES: u32 = if F::IS_SCALED { UNITS * CHUNK_BYTES } else { 0 };
+    const X_SUMS_AT: u32 = Self::SCALES_AT + Self::SCALES_BYTES;
+    const EXCHANGE_AT: u32 = Self::X_SUMS_AT + 64;
+    /// For each thread a chunk of f32; in a cluster the number of chunks that a block gets of each is rounded up.
+    const EXCHANGE_BYTES: u32 =
+        (WARPS * warp::SIZE + MAX_SPLITS * (CLUSTER - 1)) * Self::CHUNK * size_of::<f32>() as u32;
+
+    /// Looks up the units `first` to `first + count` of the token, which are not none: addresses, gates, scales. Up to whole
+    /// sets the last one is repeated.
+    #[inline(always)]
+    unsafe fn look_up([ids, gates]: [u64; 2], rows: &ExpertRows, p: &ExpertParams, [first, count]: [u32; 2]) {
+        let shared = SharedAddress::dynamic().get();
+        let mut unit = thread::thread_idx_x();
+        while unit < count.next_multiple_of(Self::SET_UNITS) {
+            let of_token = first + unit.min(count - 1);
+            let hidden = p.hidden.max(1);
+            let (expert, part) = (of_token / hidden, of_token % hidden);
+            // SAFETY: the caller's promise: there are so many experts, and a resident row to read in place of one that is not there.
+            unsafe {
+                let id = ptx::ld_global_b32(ids + expert as u64 * 4);
+                let gate = f32::from_bits(ptx::ld_global_b32(gates + expert as u64 * 4));
+                let (row, gate) = match rows.find(id) {
+                    Some(row) => (row, gate),
+                    None => (rows.resident.address(), f32::NAN),
+                };
+                let address = row + part as u64 * p.unit_bytes;
+                let record = [address as u32, (address >> 32) as u32, gate.to_bits(), 0];
+                ptx::st_shared_v4_b32(shared + Self::UNITS_AT + unit * UNIT_BYTES, record);
+                if F::IS_SCALED {
+                    let words = ptx::ld_global_v4_b32(address + p.scales_at as u64);
+                    ptx::st_shared_v4_b32(shared + Self::SCALES_AT + unit * CHUNK_BYTES, words);
+                }
+            }
+            unit += WARPS * warp::SIZE;
+        }
+    }
+
+    /// Has the cache get what will be read of the units' v: where a token's blocks are few, nothing else hides how long that takes.
+    #[inline(always)]
+    unsafe fn prefetch(p: &ExpertParams, count: u32) {
+        const LINE: u32 = 128;
+        let units = SharedAddress::dynamic().offset(Self::UNITS_AT).get();
+        let lines = (p.o.div_ceil(Self::CHUNK) * CHUNK_BYTES).div_ceil(LINE).max(1);
+        let mut number = thread::thread_idx_x();
+        while number < count * lines {
+            let (unit, line) = (number / lines, number % lines);
+            // SAFETY: the unit's record is complete and visible.
+            let [low, high] = unsafe { ptx::ld_shared_v2_f32(units + unit * UNIT_BYTES) }.map(f32::to_bits);
+            let address = low as u64 | (high as u64) << 32;
+            ptx::prefetch_global_l2(address + (p.v_at + line * LINE) as u64);
+            number = ptx::opaque(number + WARPS * warp::SIZE);
+        }
+    }
+
+    /// The four elements of x from `at` on, with zeros past the last.
+    #[inline(always)]
+    unsafe fn four_of(row: u64, at: u32, p: &ExpertParams) -> [f32; 4] {
+        let (present, is_f32) = (p.d.saturating_sub(at), p.element == TYPE_F32);
+        let from = row + ((at as u64) << if is_f32 { 2 } else { 1 });
+        // SAFETY: the caller's promise: X has `d` columns.
+        unsafe {
+            if is_f32 {
+                if from.is_multiple_of(16) && present >= 4 {
+                    return f32::load_4(Global::new(from));
+                }
+                return [0, 1, 2, 3].map(|i| ptx::ld_global_f32_if(from + 4 * i as u64, i < present));
+            }
+            let bits = if from.is_multiple_of(8) && present >= 4 {
+                let [low, high] = ptx::ld_global_v2_b32(from);
+                [low, low >> 16, high, high >> 16]
+            } else {
+                [0, 1, 2, 3].map(|i| ptx::ld_global_nc_u16_wide_if(from + 2 * i as u64, i < present))
+            };
+            bits.map(|bits| Self::half(bits, p.element))
+        }
+    }
+
+    /// The number of the lower 16 bits.
+    #[inline(always)]
+    fn half(bits: u32, element: u32) -> f32 {
+        if element == TYPE_F16 { F16(bits as u16).to_f32() } else { Bf16(bits as u16).to_f32() }
+    }
+
+    /// Puts the elements of x from `first` on into shared memory, up to `chunks` chunks, with zeros past the last; each four in the place
+    /// that is theirs in a chunk among those of all chunks, so that neighbouring lanes read neighbouring fours. What the thread's elements
+    /// add up to.
+    #[inline(always)]
+    unsafe fn stage_x(x: u64, p: &ExpertParams, first: u32, chunks: u32) -> f32 {
+        let shared = SharedAddress::dynamic().get();
+        let mut sum = 0.0;
+        let mut four = thread::thread_idx_x();
+        while four < chunks * F::WORD as u32 {
+            let at = first + 4 * four;
+            // SAFETY: the caller's promise.
+            let values = unsafe { Self::four_of(x, at, p) };
+            let (chunk, place) = (four / F::WORD as u32, four % F::WORD as u32);
+            let to = shared + place * const { X_BYTES / F::WORD as u32 } + chunk * CHUNK_BYTES;
+            // SAFETY: the place is this thread's.
+            unsafe { ptx::st_shared_v4_f32(to, values) }
+            if F::IS_SCALED {
+                sum += (values[0] + values[1]) + (values[2] + values[3]);
+            }
+            four += WARPS * warp::SIZE;
+        }
+        sum
+    }
+
+    /// Leaves the sum of the threads' numbers to be added up by [`sum_of_x`](Self::sum_of_x).
+    #[inline(always)]
+    unsafe fn put_sum(mut sum: f32) {
+        let mut mask = 16;
+        while mask > 0 {
+            // SAFETY: all lanes are here.
+            sum += f32::from_bits(unsafe { ptx::shfl_sync_bfly(sum.to_bits(), mask) });
+            mask /= 2;
+        }
+        if warp::lane_id() == 0 {
+            let to = SharedAddress::dynamic().offset(Self::X_SUMS_AT + warp::warp_id() * 4);
+            // SAFETY: the place is this warp's.
+            unsafe { ptx::st_shared_f32(to.get(), sum) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sum_of_x() -> f32 {
+        let at = SharedAddress::dynamic().offset(Self::X_SUMS_AT).get();
+        let mut sum = 0.0;
+        for warp in 0..WARPS {
+            // SAFETY: every warp has put its sum there.
+            sum += unsafe { ptx::ld_shared_f32(at + 4 * warp) };
+        }
+        sum
+    }
+
+    /// Makes of the units' sums what their v are multiplied with, and what is added.
+    #[inline(always)]
+    unsafe fn activate(p: &ExpertParams, sums: &Sums, [count, vectors]: [u32; 2]) {
+        let shared = SharedAddress::dynamic().get();
+        let mut unit = thread::thread_idx_x();
+        while unit < count.next_multiple_of(Self::SET_UNITS) {
+            let at = shared + Self::UNITS_AT + unit * UNIT_BYTES + FACTOR_AT;
+            let mut factors = [0.0; 2];
+            if unit < count {
+                // SAFETY: the sums, the scales and the unit's record are complete and visible.
+                unsafe {
+                    let mut scales = [0; 4];
+                    let mut sum_of_x = 0.0;
+                    if F::IS_SCALED {
+                        scales = ptx::ld_shared_v4_b32(shared + Self::SCALES_AT + unit * CHUNK_BYTES);
+                        sum_of_x = Self::sum_of_x();
+                    }
+                    let scaled = |sum: f32, word: u32| {
+                        if !F::IS_SCALED {
+                            return sum;
+                        }
+                        let [scale, bias] = F::scale_and_bias(word);
+                        ptx::fma(scale, sum, bias * sum_of_x)
+                    };
+                    let mut h = ptx::ld_shared_f32(at);
+                    // Opaque: the compiler would copy the loop.
+                    let mut vector = ptx::opaque(0);
+                    while vector < vectors {
+                        let z = scaled(
+                            sums.get(vectors * unit + vector),
+                            if vector == 0 { scales[0] } else { scales[2] },
+                        );
+                        let [activated] = p.activation.of([z]);
+                        h *= if vector == 0 { activated } else { z };
+                        vector = ptx::opaque(vector + 1);
+                    }
+                    factors[0] = h;
+                    if F::IS_SCALED {
+                        let [scale, bias] = F::scale_and_bias(scales[1]);
+                        factors = [h * scale, h * bias];
+                    }
+                }
+            }
+            // SAFETY: the place is this thread's.
+            unsafe { ptx::st_shared_v2_f32(at, factors) }
+            unit += WARPS * warp::SIZE;
+        }
+    }
+
+    /// Where in the memory of the block that has it the sums of chunk `chunk` of this pass are, of the threads of split `split` of this block.
+    #[inline(always)]
+    fn exchange(p: &ExpertParams, chunk: u32, split: u32) -> (u32, u32) {
+        let own = p.lanes.div_ceil(CLUSTER).max(1);
+        let (owner, place) = if CLUSTER > 1 { (chunk / own, chunk % own) } else { (0, chunk) };
+        let rank = if CLUSTER > 1 { ptx::cluster_ctarank() } else { 0 };
+        let row = rank * p.splits + split;
+        let at = Self::EXCHANGE_AT + (row * own + place) * const { Self::CHUNK * 4 };
+        (owner, SharedAddress::dynamic().offset(at).get())
+    }
+
+    /// Adds up the v of `count` units in the thread's chunk of columns, and puts that where it is added up over the threads; adds it to
+    /// what is there if these are not the first units.
+    #[inline(always)]
+    unsafe fn combine(p: &ExpertParams, first_chunk: u32, count: u32, is_first: bool) {
+        let lanes = p.lanes.max(1);
+        let (split, lane) = (thread::thread_idx_x() / lanes, thread::thread_idx_x() % lanes);
+        let chunk = first_chunk + lane;
+        if split >= p.splits || chunk >= p.o.div_ceil(Self::CHUNK) {
+            return;
+        }
+        let units = SharedAddress::dynamic().offset(Self::UNITS_AT).get();
+        let offset = p.v_at as u64 + (chunk * CHUNK_BYTES) as u64;
+        let (mut sums, mut bias) = ([[0f32; 8]; 4], 0.0);
+        let mut first = split * Self::SET_UNITS;
+        while first < count {
+            let mut factors = [[0f32; 2]; MOST];
+            let mut words = [[0u32; 4]; MOST];
+            for i in 0..F::SET {
+                // SAFETY: the units of whole sets are complete and visible; of each, all chunks of v are there.
+                unsafe {
+                    let [low, high, factor, added] =
+                        ptx::ld_shared_v4_b32(units + (first + i as u32) * UNIT_BYTES);
+                    factors[i] = [f32::from_bits(factor), f32::from_bits(added)];
+                    let address = low as u64 | (high as u64) << 32;
+                    words[i] = ptx::ld_global_nc_v4_b32(address + offset);
+                }
+            }
+            for i in 0..F::SET {
+                for (word, sums) in words[i].iter().zip(&mut sums) {
+                    for (n, sum) in sums[..F::WORD].iter_mut().enumerate() {
+                        *sum = ptx::fma(factors[i][0], F::number(*word, n), *sum);
+                    }
+                }
+                if F::IS_SCALED {
+                    bias += factors[i][1];
+                }
+            }
+            first += p.splits * Self::SET_UNITS;
+        }
+        let (owner, at) = Self::exchange(p, lane, split);
+        let at = if CLUSTER > 1 { ptx::mapa(at, owner) } else { at };
+        for four in 0..F::WORD {
+            let mut values = [0f32; 4];
+            for (i, value) in values.iter_mut().enumerate() {
+                let n = 4 * four + i;
+                *value = sums[n / F::WORD][n % F::WORD] + bias;
+            }
+            let to = at + four as u32 * 16;
+            // SAFETY: the place is this thread's, until all have come to a barrier.
+            unsafe {
+                if CLUSTER > 1 {
+                    ptx::st_shared_cluster_v4_f32(to, values);
+                } else {
+                    if !is_first {
+                        let before = ptx::ld_shared_v4_f32(to);
+                        for (value, before) in values.iter_mut().zip(&before) {
+                            *value += before;
+                        }
+                    }
+                    ptx::st_shared_v4_f32(to, values);
+                }
+            }
+        }
+    }
+
+    /// Adds up over the threads, and stores the columns that this block has.
+    #[inline(always)]
+    unsafe fn store(p: &ExpertParams, y: u64, first_chunk: u32) {
+        let own = p.lanes.div_ceil(CLUSTER);
+        let skipped = if CLUSTER > 1 { ptx::cluster_ctarank() * own } else { 0 };
+        let lanes = own.min(p.lanes.saturating_sub(skipped));
+        let exchange = SharedAddress::dynamic().offset(Self::EXCHANGE_AT).get();
+        let mut number = thread::thread_idx_x();
+        while number < lanes * Self::CHUNK {
+            let column = (first_chunk + skipped) * Self::CHUNK + number;
+            if column < p.o {
+                let (mut sum, mut row) = (0.0, 0);
+                while row < CLUSTER * p.splits {
+                    // SAFETY: all have put their sums there, and come to a barrier.
+                    sum += unsafe { ptx::ld_shared_f32(exchange + (row * own * Self::CHUNK + number) * 4) };
+                    // Opaque: the compiler would copy the loop.
+                    row = ptx::opaque(row + 1);
+                }
+                // SAFETY: the column is this thread's.
+                unsafe {
+                    match p.element {
+                        TYPE_F32 => f32::store_rounded(GlobalMut::new(y).offset(column as u64), sum),
+                        TYPE_F16 => F16::store_rounded(GlobalMut::new(y).offset(column as u64), sum),
+                        _ => Bf16::store_rounded(GlobalMut::new(y).offset(column as u64), sum),
+                    }
+                }
+            }
+            number += WARPS * warp::SIZE;
+        }
+    }
+
+    /// Waits for all threads that share the token.
+    #[inline(always)]
+    unsafe fn synchronize() {
+        // SAFETY: the caller's promise: they all are here.
+        unsafe {
+            if CLUSTER > 1 {
+                ptx::barrier_cluster_arrive();
+                ptx::barrier_cluster_wait();
+            } else {
+                thread::sync_threads();
+            }
+        }
+    }
+}
+
+impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const BLOCKS: u32> ExpertShape
+    for ExpertBlock<F, WARPS, CLUSTER, UNITS, BLOCKS>
+{
+    const THREADS: u32 = WARPS * warp::SIZE;
+    const CLUSTER: u32 = CLUSTER;
+    const MIN_BLOCKS: u32 = BLOCKS;
+    const UNITS: u32 = UNITS;
+    const SET: u32 = F::SET as u32;
+    const SHARED_BYTES: u32 = {
+        assert!(
+            UNITS.is_multiple_of(Self::SET_UNITS)
+                && Self::SUMS_BYTES >= Self::THREADS / 8 * Self::SET_UNITS * 4
+        );
+        assert!(WARPS <= 16, "each warp's sum of x has its place");
+        Self::EXCHANGE_AT + Self::EXCHANGE_BYTES
+    };
+
+    #[inline(always)]
+    unsafe fn evaluate(
+        x: Global<u8>,
+        ids: Global<u32>,
+        gates: Global<f32>,
+        rows: ExpertRows,
+        y: GlobalMut<u8>,
+        p: ExpertParams,
+    ) {
+        let token = (thread::block_idx_x() / CLUSTER) as u64;
+        let rank = if CLUSTER > 1 { ptx::cluster_ctarank() } else { 0 };
+        let size = if p.element == TYPE_F32 { 4 } else { 2 };
+        let (x, y) = (x.address() + token * p.stride_x * size, y.address() + token * p.stride_y * size);
+        let of_token = token * p.experts as u64 * 4;
+        let lists = [ids.address() + of_token, gates.address() + of_token];
+        // Whole sets of units for each block.
+        let units = p.experts * p.hidden;
+        let sets = units.div_ceil(Self::SET_UNITS);
+        let (begin, end) = (
+            rank * sets / CLUSTER * Self::SET_UNITS,
+            units.min((rank + 1) * sets / CLUSTER * Self::SET_UNITS),
+        );
+        let in_one_go = end - begin <= UNITS;
+        let input_chunks = p.input_bytes / CHUNK_BYTES;
+        let tile = const { X_TILE / Self::CHUNK };
+        let vectors = if p.v_at == p.input_bytes { 1 } else { 2 };
+        let sums = Sums::new(WARPS, Self::SUMS_AT, Self::UNITS_AT, input_chunks);
+
+        if CLUSTER > 1 {
+            // SAFETY: all threads of the cluster; each waits before it writes to another block.
+            unsafe { ptx::barrier_cluster_arrive_relaxed() }
+        }
+        let mut first_chunk = 0;
+        while first_chunk < p.o.div_ceil(Self::CHUNK) {
+            let mut first = begin;
+            loop {
+                let count = (end - first).min(UNITS);
+                // SAFETY: the caller's promise; all threads of the block are here, and take the same way.
+                unsafe {
+                    if count > 0 && (first_chunk == 0 || !in_one_go) {
+                        Self::look_up(lists, &rows, &p, [first, count]);
+                        let (mut tile_begin, mut sum) = (0, 0.0);
+                        let sums = sums.of::<F>(count * vectors);
+                        // Also where x has no columns: the sums are zeros then.
+                        loop {
+                            let chunks = (input_chunks - tile_begin).min(tile);
+                            sum += Self::stage_x(x, &p, tile_begin * Self::CHUNK, chunks);
+                            thread::sync_threads();
+                            if CLUSTER > 1 && tile_begin == 0 {
+                                Self::prefetch(&p, count);
+                            }
+                            let from = [tile_begin, chunks];
+                            sums.add::<F>(from, p.input_bytes, vectors, tile_begin > 0);
+                            tile_begin += chunks;
+                            if F::IS_SCALED && tile_begin == input_chunks {
+                                Self::put_sum(sum);
+                            }
+                            thread::sync_threads();
+                            if tile_begin == input_chunks {
+                                break;
+                            }
+                        }
+                        Self::activate(&p, &sums, [count, vectors]);
+                        thread::sync_threads();
+                    }
+                    if CLUSTER > 1 && first_chunk == 0 {
+                        ptx::barrier_cluster_wait();
+                    }
+                    Self::combine(&p, first_chunk, count, first == begin);
+                }
+                first += count;
+                if CLUSTER > 1 || first == end {
+                    break;
+                }
+                // SAFETY: all threads of the block are here.
+                unsafe { thread::sync_threads() }
+            }
+            // SAFETY: all threads that share the token are here; between the two, sums are read that all have written.
+            unsafe {
+                Self::synchronize();
+                Self::store(&p, y, first_chunk);
+                first_chunk += p.lanes;
+                if first_chunk < p.o.div_ceil(Self::CHUNK) {
+                    Self::synchronize();
+                }
+            }
+        }
+    }
+}

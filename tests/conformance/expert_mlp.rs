@@ -1,0 +1,291 @@
+//! Experts evaluated where their rows lie: against their f64 reference, exact where they have to be, bit by bit the same wherever
+//! rows are, and what is refused.
+
+use half::bf16;
+use libtest_mimic::Failed;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
+use warpsmith::ops::{self, Activation};
+use warpsmith::validate::{self, Data, ExpertCase, Placement, Residence, RoutingKind};
+use warpsmith::{DType, Device, DeviceKind, Error, Tensor, Weights};
+
+use crate::{Case, cases};
+
+pub(crate) const CASES: &[(&str, Case)] = cases![
+    experts_drawn_stay_within_their_bound,
+    experts_before_quantisation_stay_within_its_bound,
+    integer_experts_drawn_are_exact,
+    sizes_beyond_a_block_are_cut_into_parts,
+    results_are_the_same_bits_wherever_rows_are,
+    tables_are_the_same_from_tensors_weights_and_rows,
+    ids_of_no_expert_are_not_read,
+    no_experts_give_zeros,
+    experts_that_do_not_fit_are_refused,
+];
+
+const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+
+fn check(device: &Device, case: &ExpertCase) -> Result<bool, TestCaseError> {
+    let what = || format!("{} x {} {}: {}", case.format, case.dtype, case.shape(), case.options());
+    let outcome = validate::experts(device, case)
+        .map_err(|error| TestCaseError::fail(format!("{}: {error}", what())))?;
+    prop_assert_eq!(outcome.compared, case.tokens * case.o, "not every element was compared");
+    prop_assert!(
+        outcome.passed(),
+        "{}: {} elements out of bounds, {} stray writes by {}; the worst: {:?}",
+        what(),
+        outcome.failures,
+        outcome.stray_writes,
+        outcome.implementation,
+        outcome.worst
+    );
+    Ok(outcome.exact)
+}
+
+fn side(most: usize) -> impl Strategy<Value = usize> {
+    let around = prop::sample::select(vec![8usize, 16, 32, 64, 128, 256]);
+    prop_oneof![
+        1 => Just(0),
+        2 => Just(1),
+        4 => 2usize..20,
+        5 => (around, -1isize..=1).prop_map(|(at, off)| at.saturating_add_signed(off)),
+        2 => prop::sample::select(vec![37usize, 61, 97, 136, 257]),
+    ]
+    .prop_map(move |size| size.min(most))
+}
+
+fn placement() -> impl Strategy<Value = Placement> {
+    prop_oneof![
+        3 => Just(Placement::default()),
+        1 => (0usize..3, 0usize..3).prop_map(|(before, after)| Placement { before: 8 * before, after: 8 * after }),
+        2 => (0usize..9, 0usize..9).prop_map(|(before, after)| Placement { before, after }),
+    ]
+}
+
+fn expert_case(data: Data) -> impl Strategy<Value = ExpertCase> {
+    let sizes = (0usize..6, side(257), side(257), 1usize..80, 0usize..5, 0usize..9, 1usize..4);
+    let kinds = (
+        prop::sample::select(TYPES.to_vec()),
+        prop::sample::select(ExpertFormat::ALL.to_vec()),
+        prop::sample::select(Activation::ALL.to_vec()),
+        prop::sample::select(RoutingKind::ALL.to_vec()),
+        prop::sample::select(Residence::ALL.to_vec()),
+    );
+    (sizes, kinds, placement(), placement(), any::<bool>(), any::<u64>()).prop_map(
+        move |(sizes, kinds, x, y, gated, seed)| {
+            let (tokens, d, o, experts, heads, k, hidden) = sizes;
+            let (dtype, format, activation, routing, residence) = kinds;
+            ExpertCase {
+                o,
+                experts,
+                hidden,
+                gated,
+                activation,
+                routing,
+                residence,
+                x,
+                y,
+                data,
+                seed,
+                ..ExpertCase::new(dtype, format, tokens, d, [heads, k])
+            }
+        },
+    )
+}
+
+fn runner(device: &Device) -> Result<TestRunner, Failed> {
+    let cases = match device.kind() {
+        DeviceKind::Emulator => 96,
+        _ => 300,
+    };
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
+    Ok(TestRunner::new_with_rng(config, crate::properties::rng()?))
+}
+
+fn experts_drawn_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
+    Ok(runner(device)?.run(&expert_case(Data::Uniform), |case| check(device, &case).map(|_| ()))?)
+}
+
+fn experts_before_quantisation_stay_within_its_bound(device: &Device) -> Result<(), Failed> {
+    let cases = expert_case(Data::Uniform).prop_map(|case| ExpertCase { before_rounding: true, ..case });
+    Ok(runner(device)?.run(&cases, |case| check(device, &case).map(|_| ()))?)
+}
+
+/// Few hidden units of a token, so that no sum outgrows the integers that f32 holds.
+fn integer_experts_drawn_are_exact(device: &Device) -> Result<(), Failed> {
+    let exact = expert_case(Data::Integers).prop_map(|case| ExpertCase {
+        activation: if case.gated { Activation::Relu } else { Activation::None },
+        hidden: 1,
+        heads: case.heads.min(3),
+        k: case.k.min(4),
+        gated: case.gated && case.format != ExpertFormat::Int8,
+        ..case
+    });
+    Ok(runner(device)?.run(&exact, |case| {
+        prop_assert!(check(device, &case)?, "not exact");
+        Ok(())
+    })?)
+}
+
+/// More numbers of x than shared memory holds, more hidden units than a block holds at a time, more columns than it has threads for: each alone
+/// and together, for every format.
+fn sizes_beyond_a_block_are_cut_into_parts(device: &Device) -> Result<(), Failed> {
+    for format in ExpertFormat::ALL {
+        let case = |d, o, heads, k, hidden| ExpertCase {
+            o,
+            hidden,
+            experts: 40,
+            residence: Residence::Mixed,
+            ..ExpertCase::new(DType::Bf16, format, 2, d, [heads, k])
+        };
+        for case in [
+            case(2048, 64, 1, 3, 1),
+            case(4100, 40, 2, 2, 1),
+            case(24, 33, 9, 58, 1),
+            case(16, 4500, 1, 2, 1),
+            ExpertCase { gated: true, ..case(40, 4500, 8, 13, 5) },
+            ExpertCase { tokens: 1, gated: true, ..case(2100, 1100, 8, 64, 2) },
+        ] {
+            check(device, &case)?;
+        }
+    }
+    Ok(())
+}
+
+fn results_are_the_same_bits_wherever_rows_are(device: &Device) -> Result<(), Failed> {
+    let cases = expert_case(Data::Uniform);
+    Ok(runner(device)?.run(&cases, |case| {
+        let bits = |residence| {
+            validate::expert_bits(device, &ExpertCase { residence, ..case.clone() })
+                .map_err(|error| TestCaseError::fail(error.to_string()))
+        };
+        let resident = bits(Residence::Resident)?;
+        prop_assert_eq!(&resident, &bits(Residence::Slots)?);
+        prop_assert_eq!(&resident, &bits(Residence::Mixed)?);
+        Ok(())
+    })?)
+}
+
+fn numbers(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 37 + seed * 11) % 29) as f32 / 8.0 - 1.5).collect()
+}
+
+fn tables_are_the_same_from_tensors_weights_and_rows(device: &Device) -> Result<(), Failed> {
+    let (count, hidden, d, o) = (7, 2, 19, 24);
+    let (u, w, v) =
+        (numbers(count * hidden * d, 1), numbers(count * hidden * d, 2), numbers(count * hidden * o, 3));
+    let bytes = |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_le_bytes()).collect() };
+    let data = [bytes(&u), bytes(&w), bytes(&v)];
+    let view = |index: usize, last| TensorView::new(Dtype::F32, vec![count, hidden, last], &data[index]);
+    let tensors = [("u", view(0, d)?), ("w", view(1, d)?), ("v", view(2, o)?)];
+    let weights = Weights::from_bytes(safetensors::serialize(tensors, None)?)?;
+    let tensor = |values: &[f32], last| Tensor::from_slice(device, values, [count, hidden, last]);
+    let (u_tensor, w_tensor, v_tensor) = (tensor(&u, d)?, tensor(&w, d)?, tensor(&v, o)?);
+    for format in ExpertFormat::ALL {
+        for gated in [false, true] {
+            let layout = ExpertLayout::new(format, d, hidden, o, gated)?;
+            let mut rows = vec![0; count * layout.row_bytes()];
+            layout.pack_rows(ExpertVectors { u: &u, w: if gated { &w } else { &[] }, v: &v }, &mut rows)?;
+            let from_tensors =
+                ExpertTable::from_tensors(format, &u_tensor, gated.then_some(&w_tensor), &v_tensor)?;
+            let loaded = ExpertTable::load(&weights, ["u", "v"], gated.then_some("w"), format, device)?;
+            let mut written = ExpertTable::zeros(device, layout, count)?;
+            let (first, rest) = rows.split_at(2 * layout.row_bytes());
+            written.write_rows(2, rest)?;
+            written.write_rows(0, first)?;
+            for table in [from_tensors, loaded, written] {
+                assert_eq!((table.count(), *table.layout()), (count, layout));
+                assert!(table.read_rows(0..count)? == rows, "{format}");
+            }
+        }
+    }
+    assert!(matches!(
+        ExpertTable::load(&weights, ["u", "none"], None, ExpertFormat::Int8, device),
+        Err(Error::Weights { .. })
+    ));
+    Ok(())
+}
+
+fn table(device: &Device, count: usize, d: usize, o: usize) -> warpsmith::Result<ExpertTable> {
+    let u = Tensor::from_slice(device, &numbers(count * d, 4), [count, d])?;
+    let v = Tensor::from_slice(device, &numbers(count * o, 5), [count, o])?;
+    ExpertTable::from_tensors(ExpertFormat::Bf16, &u, None, &v)
+}
+
+fn routing(device: &Device, ids: &[u32], shape: &[usize]) -> warpsmith::Result<Routing> {
+    let gates = vec![1.0; ids.len()];
+    Ok(Routing {
+        ids: Tensor::from_slice(device, ids, shape)?,
+        gates: Tensor::from_slice(device, &gates, shape)?,
+    })
+}
+
+/// Only the token that names such an expert has no result.
+fn ids_of_no_expert_are_not_read(device: &Device) -> Result<(), Failed> {
+    let table = table(device, 5, 16, 8)?;
+    let x = Tensor::from_slice(device, &numbers(48, 6), [3, 16])?;
+    for bad in [5, 6, u32::MAX] {
+        let routing = routing(device, &[0, 1, 4, bad, 2, 3], &[3, 1, 2])?;
+        let result = ops::expert_mlp(&x, &routing, &table).run().and_then(|y| y.to_vec());
+        if device.kind() == DeviceKind::Cpu {
+            assert!(matches!(result, Err(Error::Argument { argument: "an id", .. })));
+            continue;
+        }
+        let y = result?;
+        assert!(y[..8].iter().chain(&y[16..]).all(|y| y.is_finite()));
+        assert!(y[8..16].iter().all(|y| y.is_nan()));
+    }
+    Ok(())
+}
+
+fn no_experts_give_zeros(device: &Device) -> Result<(), Failed> {
+    let x = Tensor::from_slice(device, &numbers(32, 6), [2, 16])?;
+    for count in [0, 3] {
+        let table = table(device, count, 16, 8)?;
+        let y = ops::expert_mlp(&x, &routing(device, &[], &[2, 4, 0])?, &table).run()?;
+        assert_eq!(y.to_vec()?, [0.0; 16]);
+    }
+    let none = Tensor::<f32>::zeros(device, [0, 16])?;
+    let y = ops::expert_mlp(&none, &routing(device, &[], &[0, 1, 2])?, &table(device, 3, 16, 8)?).run()?;
+    assert_eq!(y.shape(), [0, 8]);
+    Ok(())
+}
+
+fn experts_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
+    let experts = table(device, 5, 16, 8)?;
+    let x = Tensor::from_slice(device, &numbers(32, 6), [2, 16])?;
+    let good = routing(device, &[0, 1], &[2, 1, 1])?;
+    ops::expert_mlp(&x, &good, &experts).run()?;
+    let narrow = x.slice(1, 0..15)?;
+    let refused = ops::expert_mlp(&narrow, &good, &experts).run();
+    assert!(matches!(refused, Err(Error::Shape { operand: "x", .. })));
+    let refused = ops::expert_mlp(&x, &routing(device, &[0], &[1, 1, 1])?, &experts).run();
+    assert!(matches!(refused, Err(Error::Shape { operand: "ids", .. })));
+    let across = Tensor::<f32>::zeros(device, [16, 2])?.swap_axes(0, 1)?;
+    let refused = ops::expert_mlp(&across, &good, &experts).run();
+    assert!(matches!(refused, Err(Error::Stride { operand: "x", .. })));
+    let refused = ops::expert_mlp(&x, &good, &table(device, 0, 16, 8)?).run();
+    assert!(matches!(refused, Err(Error::SizeLimit { operand: "experts", .. })));
+    let both = Tensor::<f32>::zeros(device, [2, 24])?;
+    let (own, mut beside) = (both.slice(1, 0..16)?, both.slice(1, 10..18)?);
+    let refused = ops::expert_mlp(&own, &good, &experts).run_into(&mut beside);
+    assert!(matches!(refused, Err(Error::Overlap { operand: "y", other: "x", .. })));
+    let mut other = Tensor::<f32>::zeros(device, [2, 9])?;
+    let refused = ops::expert_mlp(&x, &good, &experts).run_into(&mut other);
+    assert!(matches!(refused, Err(Error::Shape { operand: "y", .. })));
+
+    let layout = *experts.layout();
+    let rows = Tensor::<u8>::zeros(device, [5, layout.row_bytes()])?;
+    let slot_of = Tensor::<u32>::zeros(device, [5])?;
+    ExpertTable::cached(layout, &rows, &slot_of, &rows)?;
+    let few = Tensor::<u32>::zeros(device, [4])?;
+    assert!(ExpertTable::cached(layout, &rows, &few, &rows).is_err());
+    assert!(ExpertTable::cached(layout, &rows.slice(0, 0..0)?, &slot_of, &rows).is_err());
+    assert!(ExpertTable::from_rows(layout, &rows.slice(1, 0..16)?).is_err());
+    let nan = Tensor::from_slice(device, &[bf16::NAN; 4], [2, 2])?;
+    assert!(ExpertTable::from_tensors(ExpertFormat::Int4, &nan, None, &nan).is_err());
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! The cases of experts that are evaluated where their rows lie.
+
+use warpsmith::DType;
+use warpsmith::ops::Activation;
+use warpsmith::ops::peer::ExpertFormat;
+use warpsmith::validate::{Data, ExpertCase, Placement, Residence, RoutingKind};
+
+use super::{Level, Target};
+
+const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+
+/// T, D, O, H, k: nothing, single elements, odd sizes, the reference configuration's sizes for a few tokens.
+const QUICK_SIZES: [[usize; 5]; 6] = [
+    [0, 5, 7, 2, 3],
+    [3, 0, 7, 1, 2],
+    [1, 1, 1, 1, 1],
+    [5, 31, 13, 3, 5],
+    [2, 64, 128, 8, 2],
+    [3, 257, 129, 2, 16],
+];
+const MORE_SIZES: [[usize; 5]; 4] =
+    [[4, 256, 256, 8, 16], [1, 1024, 1024, 8, 16], [2, 2100, 40, 1, 9], [2, 24, 2500, 3, 3]];
+/// On a GPU only: T, D, O, H, k, with very many experts.
+const LARGE_SIZES: [[usize; 5]; 3] =
+    [[2048, 1024, 1024, 8, 16], [257, 768, 512, 4, 64], [1, 4096, 4096, 8, 16]];
+/// Experts of the tables of those.
+const MANY: usize = 1 << 16;
+
+/// The cases for every format and type.
+pub(in super::super) fn experts(level: Level, target: Target, seed: u64) -> Vec<ExpertCase> {
+    let mut cases = Vec::new();
+    for format in ExpertFormat::ALL {
+        for dtype in TYPES {
+            let case = |[tokens, d, o, heads, k]: [usize; 5]| ExpertCase {
+                o,
+                ..ExpertCase::new(dtype, format, tokens, d, [heads, k])
+            };
+            let mut sizes = QUICK_SIZES.to_vec();
+            if level >= Level::Default {
+                sizes.extend(MORE_SIZES);
+            }
+            cases.extend(sizes.into_iter().map(case));
+            cases.extend(options(case([4, 100, 72, 3, 4])));
+            if level == Level::Full && target.on_gpu {
+                let large = LARGE_SIZES.map(case);
+                cases.extend(large.into_iter().map(|case| ExpertCase { experts: MANY, ..case }));
+            }
+        }
+    }
+    for (index, case) in cases.iter_mut().enumerate() {
+        case.seed = seed.wrapping_add(index as u64);
+    }
+    cases
+}
+
+/// Every option once, and some together.
+fn options(case: ExpertCase) -> Vec<ExpertCase> {
+    let beside = Placement { before: 3, after: 5 };
+    let mut cases = vec![
+        ExpertCase { gated: true, ..case.clone() },
+        ExpertCase { hidden: 3, ..case.clone() },
+        ExpertCase { hidden: 2, gated: true, x: beside, y: beside, ..case.clone() },
+        ExpertCase { residence: Residence::Slots, routing: RoutingKind::Skewed, ..case.clone() },
+        ExpertCase { residence: Residence::Mixed, routing: RoutingKind::Same, ..case.clone() },
+        ExpertCase { before_rounding: true, ..case.clone() },
+    ];
+    cases.extend(Activation::ALL.map(|activation| ExpertCase { activation, ..case.clone() }));
+    let integers = ExpertCase { data: Data::Integers, activation: Activation::Relu, heads: 2, ..case };
+    cases.extend([integers.clone(), ExpertCase { residence: Residence::Mixed, ..integers }]);
+    cases
+}
