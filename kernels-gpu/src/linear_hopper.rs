@@ -6,7 +6,7 @@
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::gemm::wgmma::{Cooperative, PingPong, WgmmaTile};
-use warpsmith_dsl::gemm::{Layouts, OutputElement, PersistentTile};
+use warpsmith_dsl::gemm::{HalfFragment, Layouts, OutputElement, PersistentTile};
 use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
 use warpsmith_dsl::ptx::Wgmma;
@@ -49,6 +49,10 @@ pub struct HopperParams {
     pub layouts: Layouts,
     /// 1 if `y_boxes` describes Y, which then has aligned rows; else 0.
     pub has_boxes: u32,
+    /// Groups of a cluster's tiles that are computed whole, where the tile [has halves](PersistentTile::HALVES); `u32::MAX` for all.
+    pub whole: u32,
+    /// 1 if of the last column of tiles only the first half is computed, since Y has no more columns; else 0.
+    pub narrow: u32,
 }
 
 /// `Y = activation(alpha · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of any number of clusters.
@@ -88,16 +92,21 @@ pub struct HopperParams {
         linear_hopper_tf32_f32_cooperative_128x256 = <f32, f32, HopperCooperative128x256>,
     ],
 )]
-pub unsafe fn linear_hopper<T: Wgmma<S::Fragment>, O: OutputElement, S: PersistentTile>(
+pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
     x: &TensorMap,
     w: &TensorMap,
     y_boxes: &TensorMap,
     y: GlobalMut<O>,
     epilogue: LinearEpilogue<T, O>,
     p: HopperParams,
-) {
+) where
+    T: Wgmma<S::Fragment> + Wgmma<HalfFragment<S>>,
+{
     let steps = (p.k * T::BYTES).div_ceil(S::ROW_BYTES);
     let mut tiles = S::tiles(p.m, p.n, p.batch);
+    if S::HALVES {
+        tiles = tiles.with_halves(p.whole, p.narrow);
+    }
 
     // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the tile asks for; the caller
     // vouches for maps and pointers, and each tile of Y belongs to one block.
@@ -106,35 +115,39 @@ pub unsafe fn linear_hopper<T: Wgmma<S::Fragment>, O: OutputElement, S: Persiste
         grid::wait_for_earlier_launches();
         if S::is_producer() {
             if let Some(mut producer) = S::producer() {
-                while let Some(tile) = tiles.next_tile() {
-                    S::load::<T>(&mut producer, x, w, p.layouts, steps, tile);
+                while let Some(part) = S::next_part(&mut tiles) {
+                    S::load::<T>(&mut producer, x, w, p.layouts, steps, part);
                 }
                 S::finish(producer);
             }
         } else {
             let mut consumer = S::consumer();
-            while let Some(tile) = S::next_tile(&mut consumer, &mut tiles, steps) {
-                let epilogue = epilogue.of_matrix(tile.batch, p.m, p.n);
+            while let Some(part) = S::next_tile(&mut consumer, &mut tiles, steps) {
+                let epilogue = epilogue.of_matrix(part.tile.batch, p.m, p.n);
                 let in_registers = epilogue.in_registers();
-                let columns = S::columns(&in_registers, tile);
-                let accumulators = S::multiply::<T>(&mut consumer, p.layouts, steps);
+                let columns = S::columns(&in_registers, part);
+                let accumulators = if S::HALVES && part.is_half() {
+                    S::multiply_half::<T>(&mut consumer, p.layouts, steps)
+                } else {
+                    S::multiply::<T>(&mut consumer, p.layouts, steps)
+                };
                 if !S::STORES_ROWS || p.has_boxes != 0 && epilogue.fits_registers() {
                     match in_registers.with_floor() {
                         Some(e) if S::UNROLLS => {
-                            S::store_boxes::<O, _, true>(&accumulators, &e, &columns, y_boxes, tile)
+                            S::store_boxes::<O, _, true>(&accumulators, &e, &columns, y_boxes, part)
                         }
                         _ => S::store_boxes::<O, _, false>(
                             &accumulators,
                             &in_registers,
                             &columns,
                             y_boxes,
-                            tile,
+                            part,
                         ),
                     }
                 } else {
-                    let base = y.offset(tile.batch as u64 * p.batch_y);
+                    let base = y.offset(part.tile.batch as u64 * p.batch_y);
                     let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
-                    S::store_rows(&accumulators, &epilogue, &y, tile);
+                    S::store_rows(&accumulators, &epilogue, &y, part);
                 }
             }
             S::finish_stores();

@@ -148,6 +148,34 @@ fn check_persistent(tile: Tile, input: DType) -> Result<(), Failed> {
     Ok(())
 }
 
+/// M, K, N whose last halves of tiles end in every way: within the first half, at its end, and within the second; several columns of tiles
+/// and one, sums of fewer steps than the ring has stages and of more.
+const HALVED: [(usize, usize, usize); 5] =
+    [(200, 712, 264), (300, 72, 384), (129, 136, 520), (128, 40, 128), (70, 200, 400)];
+
+/// The sums are the same in the same order, whoever computes them.
+fn halves_have_the_bits_of_whole_tiles() -> Result<(), Failed> {
+    for (mode, device) in devices() {
+        for (input, (m, k, n)) in
+            [DType::Bf16, DType::F32].into_iter().flat_map(|input| HALVED.map(|size| (input, size)))
+        {
+            for terms in [NO_TERMS, ALL_TERMS] {
+                let bits = |tile: Tile| {
+                    let precision = tile.precision(input);
+                    let case = LinearCase { terms, precision, ..LinearCase::new(input, m, k, n) };
+                    validate::linear_bits(&device, &LinearCase { tile: Some(tile), ..case })
+                        .map_err(|error| format!("{tile}, {input} {m}x{k}x{n}, {mode}: {error}"))
+                };
+                let whole = bits(Tile::HopperCooperative128x256)?;
+                let halves = bits(Tile::HopperCooperative128x256Halves)?;
+                assert!(whole.len() >= m * n, "y, and what is stored beside it");
+                assert!(whole == halves, "{input} {m}x{k}x{n}, {mode}, {terms:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Operands along K and across it, of their own for each matrix and shared, with tails in every direction. Tiles that cannot read an
 /// operand where it lies have it copied; each is told from the other.
 fn operands_of_every_layout_are_read_where_they_lie() -> Result<(), Failed> {
@@ -201,7 +229,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     });
     let name = "emulator::modes::blocks_that_work_through_several_tiles_are_right_in_every_mode";
     let persistent = Trial::test(name, blocks_that_work_through_several_tiles_are_right);
+    let name = "emulator::modes::halves_have_the_bits_of_whole_tiles_in_every_mode";
+    let halves = Trial::test(name, halves_have_the_bits_of_whole_tiles);
     let name = "emulator::modes::operands_of_every_layout_are_read_where_they_lie_in_every_mode";
     let layouts = Trial::test(name, operands_of_every_layout_are_read_where_they_lie);
-    by_types.into_iter().chain([persistent, layouts]).collect()
+    by_types.into_iter().chain([persistent, halves, layouts]).collect()
 }

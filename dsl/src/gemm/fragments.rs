@@ -76,6 +76,8 @@ pub struct WarpRows {
     pub row: u32,
     /// The first column.
     pub column: u32,
+    /// Columns, from the accumulators' first on: all, or of accumulators of 64 rows the first half.
+    pub columns: u32,
     /// The warp's staging buffer: [`STAGING_BYTES`] bytes of shared memory, aligned to 1024.
     pub staging: SharedAddress,
 }
@@ -171,6 +173,8 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
         // SAFETY: the caller's promise.
         *rows = unsafe { rows_of(epilogue, first + block as u32 * BLOCK_ROWS) };
     }
+    let may_be_half = const { BLOCKS == 1 && C::Half::COLUMNS < C::COLUMNS };
+    let owned = if may_be_half { at.columns / WARP_COLUMNS } else { count };
     // The staging buffer's halves take turns, so after an odd number of boxes the next tile begins with the one used last.
     if !(count / (O::BOX_COLUMNS / WARP_COLUMNS)).is_multiple_of(2) {
         // SAFETY: all lanes of the warp are here.
@@ -178,15 +182,18 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
     }
     if UNROLLED {
         for index in 0..count {
-            let (mut values, state) = chunk(accumulators, columns, index);
-            let rows = rows[(index / const { C::COLUMNS / WARP_COLUMNS }) as usize];
-            // SAFETY: the caller's promise.
-            unsafe { store_chunk::<C, O, E>(&mut values, rows, state, epilogue, output, at, index) };
+            // All of it, or the first half.
+            if !may_be_half || index < count / 2 || owned == count {
+                let (mut values, state) = chunk(accumulators, columns, index);
+                let rows = rows[(index / const { C::COLUMNS / WARP_COLUMNS }) as usize];
+                // SAFETY: the caller's promise.
+                unsafe { store_chunk::<C, O, E>(&mut values, rows, state, epilogue, output, at, index) };
+            }
         }
     } else {
         // Opaque, so that the loop stays one.
         let mut index = ptx::opaque(0);
-        while index < count {
+        while index < owned {
             // Registers have no index: each chunk has its own moves. A branch for each would be taken apart into selections.
             let (mut values, state) = match index {
                 0 => chunk(accumulators, columns, 0),
@@ -340,7 +347,8 @@ pub unsafe fn store_rows<C: Accumulators, O: Element, E: Epilogue, const BLOCKS:
     // SAFETY: all lanes of the warp are here.
     unsafe { wait_for_stores() };
     // Opaque numbers keep the loops as they are: the epilogue's code is larger than their overhead.
-    let count = ptx::opaque(strips * BLOCKS as u32);
+    let may_be_half = const { BLOCKS == 1 && C::Half::COLUMNS < C::COLUMNS };
+    let count = ptx::opaque(if may_be_half { at.columns / STRIP_COLUMNS } else { strips * BLOCKS as u32 });
     let mut strip = 0;
     while strip < count {
         let output_row = at.row + strip / strips * BLOCK_ROWS;

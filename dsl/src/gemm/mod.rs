@@ -36,8 +36,8 @@ pub use fragments::{
     ColumnCache, FragmentPair, OutputElement, STAGING_BYTES, WarpRows, store_boxes, store_rows,
     wait_for_stores,
 };
-pub use persistent::{Layouts, PersistentTile};
-pub use schedule::PersistentTiles;
+pub use persistent::{HalfFragment, Layouts, PersistentTile};
+pub use schedule::{Extent, PersistentTiles, TilePart};
 pub use split_k::SplitKTile;
 
 use crate::epilogue::Epilogue;

@@ -2,9 +2,8 @@
 
 use crate::epilogue::Epilogue;
 use crate::float::Element;
-use crate::gemm::{ColumnCache, OutputElement, PersistentTiles};
+use crate::gemm::{ColumnCache, OutputElement, PersistentTiles, TilePart};
 use crate::launch::{KernelParam, TensorMap};
-use crate::layout::TileIndex;
 use crate::ptx::{Accumulators, Wgmma};
 use crate::tile::Output;
 
@@ -89,6 +88,9 @@ impl Layouts {
 // SAFETY: transparent over a `u32`.
 unsafe impl KernelParam for Layouts {}
 
+/// The accumulators of a product instruction for half the columns of tile `S`.
+pub type HalfFragment<S> = <<S as PersistentTile>::Fragment as Accumulators>::Half;
+
 /// The shape of a block's tile where warps have different work, and how shared memory, clusters and main loop are arranged.
 ///
 /// Each operand is described by a tensor map of three dimensions with the 128-byte swizzle: K, the rows, the matrices, with boxes of
@@ -123,6 +125,9 @@ pub trait PersistentTile: 'static {
     /// Whether a cheap epilogue should stand once for every accumulator: its instructions then run beside each other, where a loop over
     /// a few accumulators waits for each round's. Where few registers are left, a loop needs fewer.
     const UNROLLS: bool;
+
+    /// Whether a launch may have [halves](PersistentTiles::with_halves) of tiles.
+    const HALVES: bool;
 
     /// The accumulators of one product instruction: each thread's share, in registers.
     type Fragment: Accumulators;
@@ -166,16 +171,22 @@ pub trait PersistentTile: 'static {
     /// [`start`](Self::start).
     unsafe fn consumer() -> Self::Consumer;
 
-    /// The next tile of this consumer, of the block's `tiles`, each of which takes `steps` steps.
-    fn next_tile(consumer: &mut Self::Consumer, tiles: &mut PersistentTiles, steps: u32)
-    -> Option<TileIndex>;
+    /// The next of the block's `tiles`, or a half if the tile has them.
+    #[inline(always)]
+    fn next_part(tiles: &mut PersistentTiles) -> Option<TilePart> {
+        if Self::HALVES { tiles.next_part() } else { tiles.next_tile().map(TilePart::whole) }
+    }
 
-    /// Copies the rows of A and of B that output tile `tile` needs, `steps` × `ROW_BYTES` bytes of each.
+    /// The next tile or half of this consumer, of the block's `tiles`, each of which takes `steps` steps.
+    fn next_tile(consumer: &mut Self::Consumer, tiles: &mut PersistentTiles, steps: u32) -> Option<TilePart>;
+
+    /// Copies the rows of A and of B that `part` of the output needs, `steps` × `ROW_BYTES` bytes of each.
     ///
     /// # Safety
     ///
-    /// The producers of all blocks of the cluster call it for every tile of their own, in order, and for each call a consumer of
-    /// the block calls [`multiply`](Self::multiply) with the same number of steps, at least one. The maps describe tensors of type `T` as
+    /// The producers of all blocks of the cluster call it for every part of their own, in order, and for each call a consumer of
+    /// the block calls [`multiply`](Self::multiply) with the same number of steps, at least one. Without
+    /// [`HALVES`](Self::HALVES) there are none. The maps describe tensors of type `T` as
     /// the trait and `layouts` say, valid for reads, and nothing writes them while the kernel runs.
     unsafe fn load<T: Wgmma<Self::Fragment>>(
         producer: &mut Self::Producer,
@@ -183,54 +194,65 @@ pub trait PersistentTile: 'static {
         b: &TensorMap,
         layouts: Layouts,
         steps: u32,
-        tile: TileIndex,
+        part: TilePart,
     );
 
-    /// The product of the rows that [`load`](Self::load) has copied.
+    /// The product of the rows that [`load`](Self::load) has copied for a whole tile.
     ///
     /// # Safety
     ///
     /// All warps of a consumer call it, for each tile that [`next_tile`](Self::next_tile) gave it and with as many steps as
-    /// `load`, at least one.
+    /// `load`, at least one; but for a half [`multiply_half`](Self::multiply_half).
     unsafe fn multiply<T: Wgmma<Self::Fragment>>(
         consumer: &mut Self::Consumer,
         layouts: Layouts,
         steps: u32,
     ) -> Self::Accumulators;
 
-    /// What `epilogue` knows of the columns of a tile, to be read before the products whose results need it.
+    /// As [`multiply`](Self::multiply), for half of a tile: the first half of the accumulators' columns.
+    ///
+    /// # Safety
+    ///
+    /// As [`multiply`](Self::multiply).
+    unsafe fn multiply_half<T: Wgmma<HalfFragment<Self>>>(
+        consumer: &mut Self::Consumer,
+        layouts: Layouts,
+        steps: u32,
+    ) -> Self::Accumulators;
+
+    /// What `epilogue` knows of the columns of `part`, to be read before the products whose results need it.
     ///
     /// # Safety
     ///
     /// All threads of a consumer's warpgroup call it; `epilogue` may be asked for every column of the output.
-    unsafe fn columns<E: Epilogue>(epilogue: &E, tile: TileIndex) -> ColumnCache<E::Column>;
+    unsafe fn columns<E: Epilogue>(epilogue: &E, part: TilePart) -> ColumnCache<E::Column>;
 
     /// Applies `epilogue` to the accumulators in their registers, rounds them, and has the copy engine store those that lie within the
     /// output. The epilogue's code stands once for every accumulator if `UNROLLED`, else once in a loop.
     ///
     /// # Safety
     ///
-    /// As [`store_rows`](Self::store_rows), with `columns` as [`columns`](Self::columns) returned it for the tile; `output` is a
+    /// As [`store_rows`](Self::store_rows), with `columns` as [`columns`](Self::columns) returned it for the part; `output` is a
     /// tensor map of the output of rank 3 (columns, rows, matrices) with boxes of 128 bytes × 16 rows × 1 in the 128-byte swizzle.
     unsafe fn store_boxes<O: OutputElement, E: Epilogue, const UNROLLED: bool>(
         accumulators: &Self::Accumulators,
         epilogue: &E,
         columns: &ColumnCache<E::Column>,
         output: &TensorMap,
-        tile: TileIndex,
+        part: TilePart,
     );
 
     /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output.
     ///
     /// # Safety
     ///
-    /// All threads of a consumer's warpgroup call it with what [`multiply`](Self::multiply) returned for `tile`; the output is
-    /// valid for writes and no other block touches this tile of it; `epilogue` may be asked for every row and column of the output.
+    /// All threads of a consumer's warpgroup call it with what [`multiply`](Self::multiply) returned for `part`; the output is
+    /// valid for writes and no other block touches this part of it; `epilogue` may be asked for every row and column of the output.
     unsafe fn store_rows<O: Element, E: Epilogue>(
         accumulators: &Self::Accumulators,
         epilogue: &E,
         output: &Output<O>,
-        tile: TileIndex,
+        part: TilePart,
     );
 
     /// Ends the producer's work, when no block of the cluster needs this one any more.

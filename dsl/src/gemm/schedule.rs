@@ -1,12 +1,52 @@
 //! The tile scheduler of a persistent launch: fewer blocks than tiles, each of which works through several.
 
 use crate::layout::{self, TileIndex};
-use crate::thread;
+use crate::{ptx, thread};
+
+/// What a block computes at a time: a tile, or half of its columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TilePart {
+    /// The tile.
+    pub tile: TileIndex,
+    /// How much of it, and with whom.
+    pub extent: Extent,
+}
+
+/// How much of a tile a block computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it; the blocks of a cluster have tiles that are neighbours along M, and share the rows of B.
+    Whole,
+    /// Half of its columns, in a cluster of two blocks: the one of rank 0 the first half and the other the second, and they share
+    /// the rows of A.
+    Half,
+    /// The first half of its columns, since the others are outside the output; shared as a whole one.
+    Narrow,
+}
+
+impl TilePart {
+    /// All of a tile.
+    #[inline(always)]
+    #[must_use]
+    pub const fn whole(tile: TileIndex) -> Self {
+        Self { tile, extent: Extent::Whole }
+    }
+
+    /// Whether it is half of a tile's columns.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_half(self) -> bool {
+        !matches!(self.extent, Extent::Whole)
+    }
+}
 
 /// The tiles that a block works on, in the raster order of [`layout::raster`].
 ///
 /// The blocks of a cluster work on tiles that are neighbours along M, so that they need the same rows of B, and each
 /// gets the same number of tiles: a tile may lie wholly outside the output.
+///
+/// The last ones may be halves ([`with_halves`](Self::with_halves)). Where the last tiles are too few for all clusters, those with a
+/// tile for each of their blocks would work while the others are idle; of halves there are twice as many, which take half the time.
 pub struct PersistentTiles {
     cluster: u32,
     rank: u32,
@@ -17,6 +57,10 @@ pub struct PersistentTiles {
     matrices: u32,
     /// Groups along M that the order visits before it steps along N.
     height: u32,
+    /// Groups that clusters work on whole, of those in the raster order.
+    whole: u32,
+    /// Columns of tiles that follow the raster order, of which the first half is computed: at most one.
+    narrow: u32,
 }
 
 impl PersistentTiles {
@@ -47,6 +91,8 @@ impl PersistentTiles {
             stride: blocks / cluster,
             groups_m: tiles_m.div_ceil(cluster),
             tiles_n,
+            whole: u32::MAX,
+            narrow: 0,
         }
     }
 
@@ -55,6 +101,44 @@ impl PersistentTiles {
     #[must_use]
     pub const fn in_groups_of(self, height: u32) -> Self {
         Self { height, ..self }
+    }
+
+    /// The same tiles with halves at the end, for [`next_part`](Self::next_part): the first `whole` groups of tiles along M in the
+    /// order are computed by a cluster each, as before; each tile of the other groups by a cluster of two blocks, half by half; and
+    /// if `narrow` is 1 and not 0, the last column of tiles comes after them, and only the first half of its columns is computed.
+    ///
+    /// There are fewer than 2³² − the number of blocks such tiles and groups.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_halves(self, whole: u32, narrow: u32) -> Self {
+        Self { whole, narrow, tiles_n: self.tiles_n - narrow, ..self }
+    }
+
+    /// The next tile or half, if there is one. Blocks of a cluster have as many each, of the same extent.
+    #[inline(always)]
+    pub const fn next_part(&mut self) -> Option<TilePart> {
+        let groups = self.groups_m * self.tiles_n * self.matrices;
+        let whole = if self.whole < groups { self.whole } else { groups };
+        let halves = (groups - whole) * self.cluster;
+        let next = self.next;
+        if next >= whole + halves {
+            let group = next - whole - halves;
+            if group >= self.narrow * self.groups_m * self.matrices {
+                return None;
+            }
+            self.next += self.stride;
+            let TileIndex { batch, m, .. } = layout::raster_in_groups(group, self.groups_m, 1, self.height);
+            let tile = TileIndex { batch, m: m * self.cluster + self.rank, n: self.tiles_n };
+            return Some(TilePart { tile, extent: Extent::Narrow });
+        }
+        let (group, index, extent) = if next < whole {
+            (next, self.rank, Extent::Whole)
+        } else {
+            (whole + (next - whole) / self.cluster, (next - whole) % self.cluster, Extent::Half)
+        };
+        self.next += self.stride;
+        let group = layout::raster_in_groups(group, self.groups_m, self.tiles_n, self.height);
+        Some(TilePart { tile: TileIndex { m: group.m * self.cluster + index, ..group }, extent })
     }
 
     /// The next tile, if there is one. Blocks of a cluster have as many each.
@@ -66,6 +150,17 @@ impl PersistentTiles {
         let group = layout::raster_in_groups(self.next, self.groups_m, self.tiles_n, self.height);
         self.next += self.stride;
         Some(TileIndex { m: group.m * self.cluster + self.rank, ..group })
+    }
+
+    /// Tells ptxas that all lanes of a warp are at the same tile, so that branches on what follows from it do not part them.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it, at the same tile.
+    #[inline(always)]
+    pub unsafe fn agree(&mut self) {
+        // SAFETY: the caller's promise.
+        self.next = unsafe { ptx::shfl_sync_idx(self.next, 0) };
     }
 
     /// Passes over the next tile.
@@ -102,6 +197,75 @@ mod tests {
                             assert!(distinct.contains(&tile), "{tile:?} of {tiles_m} x {tiles_n}, {blocks}");
                         }
                     }
+                }
+            }
+        }
+    }
+
+    fn parts(block: u32, blocks: u32, tiles: [u32; 3], whole: u32, narrow: u32) -> Vec<TilePart> {
+        let mut tiles = PersistentTiles::of_block(block, blocks, tiles, 2).with_halves(whole, narrow);
+        std::iter::from_fn(|| tiles.next_part()).collect()
+    }
+
+    /// Both halves of every tile, but of the last column's only the first if it is narrow: each by one block.
+    #[test]
+    fn all_blocks_together_work_on_every_half_once() {
+        for [tiles_m, tiles_n, matrices] in [[1u32, 1, 1], [5, 3, 2], [2, 1, 3], [23, 17, 1]] {
+            let groups = tiles_m.div_ceil(2) * tiles_n * matrices;
+            for (narrow, whole) in
+                (0..2).flat_map(|narrow| [0, 1, groups / 2, groups, u32::MAX].map(|w| (narrow, w)))
+            {
+                for blocks in [2, 6, 132, 1000] {
+                    let halves: Vec<_> = (0..blocks)
+                        .flat_map(|block| {
+                            parts(block, blocks, [tiles_m, tiles_n, matrices], whole, narrow)
+                                .into_iter()
+                                .map(move |part| (block, part))
+                        })
+                        .flat_map(|(block, TilePart { tile, extent })| {
+                            let own = match extent {
+                                Extent::Whole => 0..2,
+                                Extent::Half => block % 2..block % 2 + 1,
+                                Extent::Narrow => 0..1,
+                            };
+                            own.map(move |half| (tile.batch, tile.m, tile.n, half))
+                        })
+                        .collect();
+                    let distinct: HashSet<_> = halves.iter().copied().collect();
+                    assert_eq!(
+                        halves.len(),
+                        distinct.len(),
+                        "{tiles_m} x {tiles_n}, {blocks}, {whole}, {narrow}"
+                    );
+                    let columns = 2 * tiles_n - narrow;
+                    for batch in 0..matrices {
+                        for (m, half) in (0..tiles_m).flat_map(|m| (0..columns).map(move |half| (m, half))) {
+                            assert!(
+                                distinct.contains(&(batch, m, half / 2, half % 2)),
+                                "{m}, {half} of {tiles_m}"
+                            );
+                        }
+                    }
+                    let all = matrices * tiles_m.next_multiple_of(2) * columns;
+                    assert_eq!(distinct.len() as u32, all, "nothing else");
+                }
+            }
+        }
+    }
+
+    /// Else a block would wait for rows that its neighbour does not fetch.
+    #[test]
+    fn blocks_of_a_cluster_are_at_the_same_rows_or_columns_of_halves() {
+        for (whole, narrow) in [(0, 0), (0, 1), (3, 0), (3, 1), (8, 1)] {
+            for first in (0..12).step_by(2) {
+                let [upper, lower] =
+                    [first, first + 1].map(|block| parts(block, 12, [7, 5, 3], whole, narrow));
+                assert_eq!(upper.len(), lower.len());
+                for (upper, lower) in upper.iter().zip(&lower) {
+                    assert_eq!(upper.extent, lower.extent);
+                    let apart = u32::from(upper.extent != Extent::Half);
+                    let TileIndex { batch, m, n } = upper.tile;
+                    assert_eq!(lower.tile, TileIndex { batch, m: m + apart, n });
                 }
             }
         }

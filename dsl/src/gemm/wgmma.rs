@@ -16,6 +16,7 @@
 //! While the tensor cores work on one stage, the consumers issue the products of the next; a stage is given back when the
 //! products after it have been issued and its own have completed.
 
+mod load;
 mod promoted;
 mod update;
 
@@ -28,9 +29,10 @@ use crate::barrier::Barrier;
 use crate::epilogue::Epilogue;
 use crate::float::Element;
 use crate::gemm::fragments::{self, STAGING_BYTES, WarpRows};
-use crate::gemm::{ColumnCache, Layouts, OutputElement, PersistentTile, PersistentTiles};
+use crate::gemm::{
+    ColumnCache, Extent, HalfFragment, Layouts, OutputElement, PersistentTile, PersistentTiles, TilePart,
+};
 use crate::launch::TensorMap;
-use crate::layout::TileIndex;
 use crate::pipeline::{self, FullStage, Pipeline};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, Wgmma};
 use crate::shared::SharedAddress;
@@ -135,7 +137,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
 
     /// This consuming warp's place in the output.
     #[inline(always)]
-    fn own_rows(tile: TileIndex) -> WarpRows {
+    fn own_rows(part: TilePart) -> WarpRows {
+        let tile = part.tile;
         // Opaque: what follows from it is worth no register while the products run.
         let thread = ptx::opaque(thread::thread_idx_x());
         let (warp, lane) = (thread / warp::SIZE - 4, thread % warp::SIZE);
@@ -144,8 +147,20 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             lane,
             batch: tile.batch,
             row: tile.m * Self::BLOCK_M + first + warp % 4 * WARP_ROWS,
-            column: tile.n * C::COLUMNS,
+            column: Self::first_column(part),
+            columns: if Self::HALVES && part.is_half() { C::Half::COLUMNS } else { C::COLUMNS },
             staging: SharedAddress::dynamic().offset(Self::STAGING_AT + warp * STAGING_BYTES),
+        }
+    }
+
+    /// The first column of this block's part of the output.
+    #[inline(always)]
+    fn first_column(part: TilePart) -> u32 {
+        let first = part.tile.n * C::COLUMNS;
+        if Self::HALVES && part.extent == Extent::Half {
+            first + ptx::cluster_ctarank() * C::Half::COLUMNS
+        } else {
+            first
         }
     }
 
@@ -155,88 +170,15 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         thread::thread_idx_x() / WARPGROUP
     }
 
-    /// Copies a part of an operand, `rows` rows of it, to `to`: one box, or a box for each panel if the operand is MN-major.
-    ///
-    /// # Safety
-    ///
-    /// As [`PersistentTile::load`].
-    #[inline(always)]
-    unsafe fn copy(
-        map: &TensorMap,
-        is_mn: bool,
-        [k, row, batch]: [u32; 3],
-        rows: u32,
-        to: SharedAddress,
-        full: u32,
-        blocks: u16,
-    ) {
-        let one = |to: SharedAddress, at: [u32; 3]| {
-            let at = at.map(|index| index as i32);
-            // SAFETY: the caller's promise.
-            unsafe {
-                if blocks > 1 {
-                    ptx::tma_load_3d_multicast(to.get(), map.address(), at, full, blocks);
-                } else {
-                    ptx::tma_load_3d(to.get(), map.address(), at, full);
-                }
-            }
-        };
-        if is_mn {
-            for panel in 0..rows / BLOCK_ROWS {
-                one(to.offset(panel * PANEL_BYTES), [row + panel * BLOCK_ROWS, k, batch]);
-            }
-        } else {
-            one(to, [k, row, batch]);
-        }
-    }
-
-    /// [`load`](PersistentTile::load), where a stage has `elements` elements of each row.
-    ///
-    /// # Safety
-    ///
-    /// As [`PersistentTile::load`].
-    #[inline(always)]
-    unsafe fn load_rows(
-        producer: &mut pipeline::Producer<STAGES, CLUSTER>,
-        a: &TensorMap,
-        b: &TensorMap,
-        layouts: Layouts,
-        elements: u32,
-        steps: u32,
-        tile: TileIndex,
-    ) {
-        let (row_a, row_b) = (tile.m * Self::BLOCK_M, tile.n * Self::BLOCK_N);
-        let (batch_a, batch_b) = (layouts.matrix_of_a(tile.batch), layouts.matrix_of_b(tile.batch));
-        let (a_is_mn, b_is_mn) = (layouts.a_is_mn(), layouts.b_is_mn());
-        for step in 0..steps {
-            let k = step * elements;
-            // SAFETY: a stage's bytes come from the boxes of A and of B, in a cluster the shares of all blocks, which are
-            // all at the same step; nothing touches the stage before it is full. The rest is the caller's promise.
-            unsafe {
-                let stage = producer.acquire(Self::STAGE_BYTES);
-                let (to_a, full) = (Self::stage(stage.index), stage.full.address());
-                let (mut to_b, mut row_b, mut blocks) = (to_a.offset(Self::A_BYTES), row_b, 1);
-                if CLUSTER > 1 {
-                    let share = ptx::cluster_ctarank() * Self::B_BOX_ROWS;
-                    to_b = to_b.offset(share * ROW_BYTES);
-                    row_b += share;
-                    blocks = ((1u32 << CLUSTER) - 1) as u16;
-                }
-                Self::copy(a, a_is_mn, [k, row_a, batch_a], Self::A_BOX_ROWS, to_a, full, 1);
-                Self::copy(b, b_is_mn, [k, row_b, batch_b], Self::B_BOX_ROWS, to_b, full, blocks);
-            }
-        }
-    }
-
     /// Issues the products of stage `stage`. They are added to the accumulators if `keep` is not 0, else they begin them.
     ///
     /// # Safety
     ///
     /// As [`PersistentTile::multiply`].
     #[inline(always)]
-    unsafe fn multiply_stage<T: Wgmma<C>, const A_MN: bool, const B_MN: bool>(
+    unsafe fn multiply_stage<F: Accumulators, T: Wgmma<F>, const A_MN: bool, const B_MN: bool>(
         index: u32,
-        accumulators: &mut [C; BLOCKS],
+        accumulators: &mut [F; BLOCKS],
         stage: &FullStage,
         keep: u32,
     ) {
@@ -271,19 +213,19 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         }
     }
 
-    /// The products of one tile, operands laid out as the constants say.
+    /// The products of one tile, or of half of one, for which accumulators `F` are: operands laid out as the constants say.
     ///
     /// # Safety
     ///
     /// As [`PersistentTile::multiply`].
     #[inline(always)]
-    unsafe fn multiply_as<T: Wgmma<C>, const A_MN: bool, const B_MN: bool>(
+    unsafe fn multiply_as<F: Accumulators, T: Wgmma<F>, const A_MN: bool, const B_MN: bool>(
         consumer: &mut Consumer<STAGES, CLUSTER>,
         steps: u32,
-    ) -> [C; BLOCKS] {
+    ) -> [F; BLOCKS] {
         // SAFETY: all-zero bits are numbers. (As for `Accumulators::zero`.)
-        let mut accumulators: [C; BLOCKS] = unsafe { core::mem::zeroed() };
-        accumulators.iter_mut().for_each(|block| *block = C::arbitrary());
+        let mut accumulators: [F; BLOCKS] = unsafe { core::mem::zeroed() };
+        accumulators.iter_mut().for_each(|block| *block = F::arbitrary());
         // SAFETY: all warps of the warpgroup run this alike; each stage is full, and it is given back when the products
         // that read it have completed.
         unsafe {
@@ -291,7 +233,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             let mut step = 0;
             loop {
                 let stage = consumer.ring.wait();
-                Self::multiply_stage::<T, A_MN, B_MN>(consumer.index, &mut accumulators, &stage, step);
+                Self::multiply_stage::<F, T, A_MN, B_MN>(consumer.index, &mut accumulators, &stage, step);
                 ptx::wgmma_wait_group::<1>();
                 if step > 0 {
                     consumer.ring.release(previous);
@@ -311,6 +253,31 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             consumer.ring.release(previous);
         }
         accumulators
+    }
+
+    /// The products of one tile, or of half of one, for which accumulators `F` are.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::multiply`].
+    #[inline(always)]
+    unsafe fn multiply_layouts<F: Accumulators, T: Wgmma<F>>(
+        consumer: &mut Consumer<STAGES, CLUSTER>,
+        layouts: Layouts,
+        steps: u32,
+    ) -> [F; BLOCKS] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !(T::TRANSPOSES && Self::TRANSPOSES) {
+                return Self::multiply_as::<F, T, false, false>(consumer, steps);
+            }
+            match (layouts.a_is_mn(), layouts.b_is_mn()) {
+                (false, false) => Self::multiply_as::<F, T, false, false>(consumer, steps),
+                (true, false) => Self::multiply_as::<F, T, true, false>(consumer, steps),
+                (false, true) => Self::multiply_as::<F, T, false, true>(consumer, steps),
+                (true, true) => Self::multiply_as::<F, T, true, true>(consumer, steps),
+            }
+        }
     }
 }
 
@@ -335,6 +302,12 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
 
     // Tiles of two warpgroups serve what others do not.
     const STORES_ROWS: bool = !Self::IS_WIDE && S::CONSUMERS == 2;
+
+    const HALVES: bool = {
+        let halves = !Self::TAKES_TURNS && BLOCKS == 1 && CLUSTER == 2 && C::Half::COLUMNS < C::COLUMNS;
+        assert!(!halves || Self::B_BOX_ROWS == C::Half::COLUMNS, "a box is half the rows of B");
+        halves
+    };
 
     const UNROLLS: bool = Self::STORES_ROWS;
 
@@ -407,11 +380,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     }
 
     #[inline(always)]
-    fn next_tile(
-        consumer: &mut Self::Consumer,
-        tiles: &mut PersistentTiles,
-        steps: u32,
-    ) -> Option<TileIndex> {
+    fn next_tile(consumer: &mut Self::Consumer, tiles: &mut PersistentTiles, steps: u32) -> Option<TilePart> {
         if Self::TAKES_TURNS {
             if consumer.skips {
                 tiles.skip_tile();
@@ -419,7 +388,11 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             }
             consumer.skips = true;
         }
-        tiles.next_tile()
+        if Self::HALVES {
+            // SAFETY: all lanes of the consumer's warps are here, at the same tile.
+            unsafe { tiles.agree() };
+        }
+        Self::next_part(tiles)
     }
 
     #[inline(always)]
@@ -429,11 +402,18 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         b: &TensorMap,
         layouts: Layouts,
         steps: u32,
-        tile: TileIndex,
+        part: TilePart,
     ) {
         let layouts = if Self::TRANSPOSES && T::TRANSPOSES { layouts } else { layouts.without_mn() };
+        let elements = ROW_BYTES / T::BYTES;
         // SAFETY: the caller's promise.
-        unsafe { Self::load_rows(producer, a, b, layouts, ROW_BYTES / T::BYTES, steps, tile) }
+        unsafe {
+            if Self::HALVES && part.is_half() {
+                Self::load_half(producer, a, b, layouts, elements, steps, part);
+            } else {
+                Self::load_rows(producer, a, b, layouts, elements, steps, part.tile);
+            }
+        }
     }
 
     #[inline(always)]
@@ -448,22 +428,30 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
                 Self::turn_of(consumer.index).wait(consumer.turn);
                 consumer.turn ^= 1;
             }
-            if !(T::TRANSPOSES && Self::TRANSPOSES) {
-                return Self::multiply_as::<T, false, false>(consumer, steps);
-            }
-            match (layouts.a_is_mn(), layouts.b_is_mn()) {
-                (false, false) => Self::multiply_as::<T, false, false>(consumer, steps),
-                (true, false) => Self::multiply_as::<T, true, false>(consumer, steps),
-                (false, true) => Self::multiply_as::<T, false, true>(consumer, steps),
-                (true, true) => Self::multiply_as::<T, true, true>(consumer, steps),
-            }
+            Self::multiply_layouts::<C, T>(consumer, layouts, steps)
         }
     }
 
     #[inline(always)]
-    unsafe fn columns<E: Epilogue>(epilogue: &E, tile: TileIndex) -> ColumnCache<E::Column> {
+    unsafe fn multiply_half<T: Wgmma<HalfFragment<Self>>>(
+        consumer: &mut Self::Consumer,
+        layouts: Layouts,
+        steps: u32,
+    ) -> [C; BLOCKS] {
         // SAFETY: the caller's promise.
-        unsafe { ColumnCache::load(epilogue, tile.n * Self::BLOCK_N, Self::BLOCK_N) }
+        let halves = unsafe { Self::multiply_layouts::<C::Half, T>(consumer, layouts, steps) };
+        // SAFETY: all-zero bits are numbers.
+        let mut accumulators: [C; BLOCKS] = unsafe { core::mem::zeroed() };
+        for (accumulators, half) in accumulators.iter_mut().zip(&halves) {
+            *accumulators = C::from_half(half);
+        }
+        accumulators
+    }
+
+    #[inline(always)]
+    unsafe fn columns<E: Epilogue>(epilogue: &E, part: TilePart) -> ColumnCache<E::Column> {
+        // SAFETY: the caller's promise.
+        unsafe { ColumnCache::load(epilogue, Self::first_column(part), Self::BLOCK_N) }
     }
 
     #[inline(always)]
@@ -472,11 +460,11 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         epilogue: &E,
         columns: &ColumnCache<E::Column>,
         output: &TensorMap,
-        tile: TileIndex,
+        part: TilePart,
     ) {
         // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
         unsafe {
-            let at = Self::own_rows(tile);
+            let at = Self::own_rows(part);
             fragments::store_boxes::<C, O, E, BLOCKS, UNROLLED>(accumulators, epilogue, columns, output, at);
         }
     }
@@ -486,10 +474,13 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         accumulators: &[C; BLOCKS],
         epilogue: &E,
         output: &Output<O>,
-        tile: TileIndex,
+        part: TilePart,
     ) {
         // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
-        unsafe { fragments::store_rows(accumulators, epilogue, output, Self::own_rows(tile)) };
+        unsafe {
+            let at = Self::own_rows(part);
+            fragments::store_rows(accumulators, epilogue, output, at);
+        }
     }
 
     #[inline(always)]

@@ -101,6 +101,12 @@ pub trait Accumulators: Copy + 'static {
     /// Columns of the product.
     const COLUMNS: u32;
 
+    /// The accumulators of a product of half the columns; the same where such a product is not asked for.
+    type Half: Accumulators;
+
+    /// Accumulators whose first columns are those of `half`; in the others is whatever is in the registers.
+    fn from_half(half: &Self::Half) -> Self;
+
     /// All zeros.
     fn zero() -> Self;
 
@@ -219,9 +225,20 @@ macro_rules! product {
 pub(super) use product;
 
 macro_rules! accumulators {
-    ($columns:literal, $registers:literal, [$first:literal $($index:literal)*]) => {
+    ($columns:literal, $registers:literal, [$first:literal $($index:literal)*] $half:literal) => {
         impl Accumulators for [f32; $registers] {
             const COLUMNS: u32 = $columns;
+
+            type Half = [f32; $half];
+
+            #[inline(always)]
+            fn from_half(half: &[f32; $half]) -> Self {
+                let mut all = Self::arbitrary();
+                for (to, from) in all.iter_mut().zip(half) {
+                    *to = *from;
+                }
+                all
+            }
 
             #[inline(always)]
             fn zero() -> Self {
@@ -306,12 +323,12 @@ macro_rules! wgmma {
     };
 }
 
-for_columns!(16, accumulators!);
-for_columns!(32, accumulators!);
-for_columns!(64, accumulators!);
-for_columns!(128, accumulators!);
-for_columns!(192, accumulators!);
-for_columns!(256, accumulators!);
+for_columns!(16, accumulators! 8);
+for_columns!(32, accumulators! 16);
+for_columns!(64, accumulators! 32);
+for_columns!(128, accumulators! 64);
+for_columns!(192, accumulators! 96);
+for_columns!(256, accumulators! 64);
 for_columns!(16, wgmma! F16 "f16");
 for_columns!(32, wgmma! F16 "f16");
 for_columns!(64, wgmma! F16 "f16");

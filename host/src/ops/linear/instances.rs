@@ -20,7 +20,7 @@ use warpsmith_kernels::linear_skinny::{
     Skinny64x64Split8, SkinnyParams, linear_skinny,
 };
 
-use super::select::Tile;
+use super::select::{Tile, halves_of};
 use crate::cpu::{FromAccumulator, Operand};
 use crate::device::Device;
 use crate::error::Result;
@@ -81,6 +81,11 @@ impl<T: Element, O: Element> Instance<T, O> {
 
     fn hopper<K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>() -> Self {
         Self { declaration: K::DECLARATION, launch: launch_hopper::<T, O, K, S> }
+    }
+
+    fn hopper_halves<K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>() -> Self {
+        const { assert!(S::HALVES, "a tile that has halves") };
+        Self { declaration: K::DECLARATION, launch: launch_hopper_halves::<T, O, K, S> }
     }
 
     fn skinny<K: Kernel<Args = SkinnyArgs<T, O>>, S: SplitKTile>() -> Self {
@@ -214,6 +219,67 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
+    let rows = operands.m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M);
+    let tiles = (u64::from(rows) * u64::from(operands.n.div_ceil(S::BLOCK_N)))
+        .saturating_mul(operands.y.shape()[0] as u64);
+    let parts = Parts { whole: u32::MAX, narrow: false, is_early: is_early(S::CLUSTER_M, tiles, blocks) };
+    // SAFETY: the caller's promise.
+    unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
+}
+
+/// As [`launch_hopper`], with the last tiles in halves where that is sooner done.
+///
+/// # Safety
+///
+/// As [`Instance::launch`].
+unsafe fn launch_hopper_halves<
+    T: Element,
+    O: Element,
+    K: Kernel<Args = HopperArgs<T, O>>,
+    S: PersistentTile,
+>(
+    device: &Device,
+    stream: &Stream,
+    blocks: u32,
+    operands: &Operands<'_, T, O>,
+) -> Result<()> {
+    let sizes = [operands.m, operands.n, operands.y.shape()[0] as u32];
+    let halves = halves_of::<S>(sizes, device.properties().multiprocessors);
+    let positions = halves.whole.saturating_add(halves.pieces);
+    let is_early = is_early(S::CLUSTER_M, positions.saturating_mul(S::CLUSTER_M.into()), blocks);
+    let whole = u32::try_from(halves.whole).unwrap_or(u32::MAX);
+    let parts = Parts { whole, narrow: halves.narrow, is_early };
+    // SAFETY: the caller's promise.
+    unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
+}
+
+/// What a Hopper launch's tiles are computed as, and when it begins.
+struct Parts {
+    /// [`HopperParams::whole`].
+    whole: u32,
+    /// [`HopperParams::narrow`].
+    narrow: bool,
+    /// Whether it begins before the launches before it have ended.
+    is_early: bool,
+}
+
+/// Launches the Hopper kernel `K` of tile `S` for `parts` of it.
+///
+/// # Safety
+///
+/// As [`Instance::launch`].
+unsafe fn launch_hopper_parts<
+    T: Element,
+    O: Element,
+    K: Kernel<Args = HopperArgs<T, O>>,
+    S: PersistentTile,
+>(
+    device: &Device,
+    stream: &Stream,
+    blocks: u32,
+    operands: &Operands<'_, T, O>,
+    parts: Parts,
+) -> Result<()> {
     let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
     let columns = S::ROW_BYTES as usize / size_of::<T>();
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
@@ -246,14 +312,14 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
         k,
         layouts,
         has_boxes: has_boxes.into(),
+        whole: parts.whole,
+        narrow: parts.narrow.into(),
     };
     let kernel = device.kernel::<K>()?;
     let (grid, args) = ([blocks, 1, 1], (x, w, y_boxes, y_arg, epilogue, params));
-    let rows = m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M);
-    let tiles = (u64::from(rows) * u64::from(n.div_ceil(S::BLOCK_N))).saturating_mul(batch as u64);
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
     unsafe {
-        if is_early(S::CLUSTER_M, tiles, blocks) {
+        if parts.is_early {
             kernel.launch_early(stream, grid, args)
         } else {
             kernel.launch(stream, grid, args)
@@ -352,6 +418,9 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, HopperPingPong128x128) => { instances!(@hopper $t, $o, HopperPingPong128x128) };
     (@instance $t:ident, $o:ident, HopperPingPong128x192) => { instances!(@hopper $t, $o, HopperPingPong128x192) };
     (@instance $t:ident, $o:ident, HopperCooperative128x256) => { instances!(@hopper $t, $o, HopperCooperative128x256) };
+    (@instance $t:ident, $o:ident, HopperCooperative128x256Halves) => {
+        Instance::hopper_halves::<linear_hopper<$t, $o, HopperCooperative128x256>, HopperCooperative128x256>()
+    };
     (@instance $t:ident, $o:ident, HopperCooperative128x128) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
     (@instance $t:ident, $o:ident, HopperCooperative64x128) => { instances!(@hopper $t, $o, HopperCooperative64x128) };
     (@instance $t:ident, $o:ident, HopperCooperative192x192) => { instances!(@hopper $t, $o, HopperCooperative192x192) };
@@ -380,23 +449,23 @@ macro_rules! instances {
 }
 instances! {
     f16 / F16 -> f16 / F16:
-        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
-         HopperCooperative64x128, HopperCooperative192x192, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8,
+        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
+         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8,
          Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> bf16 / Bf16:
-        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x128,
-         HopperCooperative64x128, HopperCooperative192x192, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8,
+        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
+         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8,
          Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     f32 / f32 -> f32 / f32:
-        [HopperPingPong128x128, HopperCooperative128x128, HopperCooperative128x256,
+        [HopperPingPong128x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperSplit128x256, HopperSplit128x128, HopperSplit64x128, HopperSplit64x64,
          T128x64, T64x64, T16x64];
 }
@@ -427,7 +496,8 @@ mod tests {
                 let (family, of_tile) = match tile.name().split_once('-') {
                     Some(("skinny", rest)) => ("linear_skinny", rest),
                     Some(("hopper", rest)) if rest.starts_with("split") => ("linear_hopper_f32", rest),
-                    Some((_, rest)) => ("linear_hopper", rest),
+                    // Whether there are halves is a parameter.
+                    Some((_, rest)) => ("linear_hopper", rest.trim_end_matches("-halves")),
                     None => ("linear", tile.name()),
                 };
                 assert_eq!(declaration.family, family, "{}", declaration.name);

@@ -409,7 +409,7 @@ impl Case {
 
     /// Hands the kernel's arguments to `launch`, with the blocks of the grid.
     fn launch<R>(&self, at: &Addresses, launch: impl FnOnce(u32, &[RawArg]) -> R) -> R {
-        let Size { batch, m, n, k, mn, shared, second_type, clusters, .. } = self.size;
+        let Size { batch, m, n, k, mn, shared, second_type, clusters, halves, .. } = self.size;
         let [tile_m, tile_n] = self.instance.tile;
         let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
         let (y, epilogue) = (GlobalMut::<u8>::new(at.y + self.y.skip), self.epilogue(at));
@@ -522,8 +522,18 @@ impl Case {
                 (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(tiles, raw))
             }
             Family::Hopper(boxes) => {
-                let params =
-                    HopperParams { stride_y, batch_y, batch, m, n, k, layouts, has_boxes: has_boxes.into() };
+                let params = HopperParams {
+                    stride_y,
+                    batch_y,
+                    batch,
+                    m,
+                    n,
+                    k,
+                    layouts,
+                    has_boxes: has_boxes.into(),
+                    whole: halves[0],
+                    narrow: halves[1],
+                };
                 let (x, w) = maps(boxes.rows);
                 (x, w, y_boxes(16), y, epilogue, params).with_raw(|raw| launch(clusters * boxes.cluster, raw))
             }

@@ -60,6 +60,8 @@ struct Boxes {
     transposes: bool,
     /// Whether y may lie anywhere, with any epilogue.
     stores_rows: bool,
+    /// Whether tiles may be in halves.
+    halves: bool,
 }
 
 /// The problems that an entry of these families is run on; none if the name is no such entry's.
@@ -100,6 +102,7 @@ fn boxes<S: PersistentTile>() -> Boxes {
         cluster: S::CLUSTER_M,
         transposes: S::TRANSPOSES,
         stores_rows: S::STORES_ROWS,
+        halves: S::HALVES,
     }
 }
 
@@ -110,6 +113,7 @@ fn split_boxes<S: SplitTile>() -> Boxes {
         cluster: S::CLUSTER_M,
         transposes: false,
         stores_rows: true,
+        halves: false,
     }
 }
 
@@ -120,12 +124,19 @@ fn update_boxes<S: UpdateTile>() -> Boxes {
         cluster: S::CLUSTER_M,
         transposes: false,
         stores_rows: S::STORES_ROWS,
+        halves: false,
     }
 }
 
 /// The same of a tile that `cluster` blocks share.
 fn shared_boxes<S: SplitKTile>(cluster: u32) -> Boxes {
-    Boxes { rows: [S::A_BOX_ROWS, S::B_BOX_ROWS], cluster, transposes: false, stores_rows: true }
+    Boxes {
+        rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
+        cluster,
+        transposes: false,
+        stores_rows: true,
+        halves: false,
+    }
 }
 
 /// How many blocks share a tile, of what follows the tile in an entry's name.
@@ -428,6 +439,25 @@ impl Instance {
                 }
                 sizes.push(plain(m + 3, step * 3 - chunk, n + 9).mn(x, w));
                 sizes.push(plain(70, step, 80).mn(x, w).batch(2, [x, w]));
+            }
+        }
+        if boxes.halves {
+            // Halves alone, after whole tiles and before narrow ones, in rings that come round at every step; stored in both ways.
+            sizes.extend([
+                plain(m + 3, step * 3, n).boxed(8).halved(0, 0),
+                plain(3 * all_m, step * 3, n + 16).boxed(8).clusters(2).halved(2, 1),
+                plain(all_m + 5, step * 9, n + 7).clusters(2).halved(1, 1),
+                plain(m - 1, step * 5 - chunk, n / 2).boxed(8).fused(rectified).clusters(2).halved(0, 1),
+                plain(8 * all_m, step, n / 2 + 16).boxed(8).fused(rectified).halved(3, 0),
+                plain(all_m + 3, step, n + 5).fused(FULL).halved(0, 1),
+                plain(20, chunk, n / 2 + 39).odd().fused(FULL).halved(0, 0),
+                plain(m + 3, step * 2, n + 24).boxed(8).batch(2, [false, true]).halved(1, 1),
+            ]);
+            if boxes.transposes && self.input.bytes() == 2 {
+                for [x, w] in [[false, true], [true, false], [true, true]] {
+                    sizes.push(plain(3 * all_m, step * 6 + 3 * chunk, n + 16).boxed(8).mn(x, w).halved(1, 1));
+                    sizes.push(plain(m + 3, step * 3 - chunk, n / 2 + 9).mn(x, w).halved(0, 0));
+                }
             }
         }
         // Rows that end in each half of a warp's, in each of a consumer's blocks.

@@ -76,6 +76,8 @@ pub(super) struct Size {
     pub(super) words: [u32; 2],
     /// Clusters of a persistent launch; 0 where every tile has its own.
     pub(super) clusters: u32,
+    /// Groups of tiles that are whole, where others are in halves, and whether the last column of tiles is narrow: 1, or 0.
+    pub(super) halves: [u32; 2],
     /// The ranks of two updates of the product.
     pub(super) ranks: [u32; 2],
     /// Rows of X that share a row of each one's codes.
@@ -101,6 +103,7 @@ pub(super) const fn size(m: u32, k: u32, n: u32) -> Size {
         second_type: [false; 2],
         words: [16; 2],
         clusters: 0,
+        halves: [u32::MAX, 0],
         ranks: [0; 2],
         code_rows: [1; 2],
         row_tiles: 1,
@@ -134,6 +137,11 @@ impl Size {
 
     pub(super) const fn clusters(self, clusters: u32) -> Self {
         Self { clusters, ..self }
+    }
+
+    /// With the tiles after the first `whole` groups in halves, and of those of the last column only the first if `narrow` is 1.
+    pub(super) const fn halved(self, whole: u32, narrow: u32) -> Self {
+        Self { halves: [whole, narrow], ..self }
     }
 
     pub(super) const fn batch(self, batch: u32, shared: [bool; 2]) -> Self {

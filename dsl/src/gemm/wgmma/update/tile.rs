@@ -145,6 +145,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             batch: 0,
             row: tile.m * Self::BLOCK_M + first + warp % 4 * WARP_ROWS,
             column: tile.n * C::COLUMNS,
+            columns: C::COLUMNS,
             staging: Self::area(warp / 4).offset(warp % 4 * STAGING_BYTES),
         }
     }

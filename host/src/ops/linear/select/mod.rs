@@ -3,6 +3,7 @@
 //! The model of the kernels' times is in `cost`. Each choice gives the same answer within the operation's error bound.
 
 mod cost;
+mod halves;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,8 @@ use warpsmith_kernels::linear_skinny::{
 };
 
 use cost::picoseconds;
+use halves::Halves;
+pub(crate) use halves::halves_of;
 
 use crate::DType;
 use crate::ops::{Precision, Products};
@@ -35,6 +38,8 @@ pub enum Tile {
     HopperPingPong128x192,
     /// 128 × 256 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; f32 is rounded to TF32.
     HopperCooperative128x256,
+    /// The same, the last tiles in halves where they would leave multiprocessors idle.
+    HopperCooperative128x256Halves,
     /// 128 × 128 on Hopper, persistent, by two warpgroups together; f32 is rounded to TF32.
     HopperCooperative128x128,
     /// 64 × 128 on Hopper, persistent, by one warpgroup, two blocks to a cluster; for 16-bit types and outputs that are
@@ -80,10 +85,11 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
+        Self::HopperCooperative128x256Halves,
         Self::HopperCooperative128x128,
         Self::HopperCooperative64x128,
         Self::HopperCooperative192x192,
@@ -111,6 +117,7 @@ impl Tile {
             Self::HopperPingPong128x128 => "hopper-pingpong-128x128",
             Self::HopperPingPong128x192 => "hopper-pingpong-128x192",
             Self::HopperCooperative128x256 => "hopper-cooperative-128x256",
+            Self::HopperCooperative128x256Halves => "hopper-cooperative-128x256-halves",
             Self::HopperCooperative128x128 => "hopper-cooperative-128x128",
             Self::HopperCooperative64x128 => "hopper-cooperative-64x128",
             Self::HopperCooperative192x192 => "hopper-cooperative-192x192",
@@ -136,7 +143,9 @@ impl Tile {
         match self {
             Self::HopperPingPong128x128 => Facts::of_hopper::<HopperPingPong128x128>(),
             Self::HopperPingPong128x192 => Facts::of_hopper::<HopperPingPong128x192>(),
-            Self::HopperCooperative128x256 => Facts::of_hopper::<HopperCooperative128x256>(),
+            Self::HopperCooperative128x256 | Self::HopperCooperative128x256Halves => {
+                Facts::of_hopper::<HopperCooperative128x256>()
+            }
             Self::HopperCooperative128x128 => Facts::of_hopper::<HopperCooperative128x128>(),
             Self::HopperCooperative64x128 => Facts::of_hopper::<HopperCooperative64x128>(),
             Self::HopperCooperative192x192 => Facts::of_hopper::<HopperCooperative192x192>(),
@@ -214,7 +223,10 @@ impl Tile {
     #[must_use]
     pub fn serves(self, input: DType, access: Access) -> bool {
         match self {
-            Self::HopperPingPong128x128 | Self::HopperCooperative128x128 | Self::HopperCooperative128x256 => {
+            Self::HopperPingPong128x128
+            | Self::HopperCooperative128x128
+            | Self::HopperCooperative128x256
+            | Self::HopperCooperative128x256Halves => {
                 access == Access::Aligned || (access == Access::Across && input != DType::F32)
             }
             Self::HopperSplit128x256
@@ -236,6 +248,7 @@ impl Tile {
             self,
             Self::HopperPingPong128x192
                 | Self::HopperCooperative128x256
+                | Self::HopperCooperative128x256Halves
                 | Self::HopperCooperative64x128
                 | Self::HopperCooperative192x192
                 | Self::Skinny64x64
@@ -252,9 +265,10 @@ impl Tile {
     pub fn products(self, input: DType) -> Products {
         match self {
             _ if input != DType::F32 => Products::Direct,
-            Self::HopperPingPong128x128 | Self::HopperCooperative128x128 | Self::HopperCooperative128x256 => {
-                Products::Tf32
-            }
+            Self::HopperPingPong128x128
+            | Self::HopperCooperative128x128
+            | Self::HopperCooperative128x256
+            | Self::HopperCooperative128x256Halves => Products::Tf32,
             _ => Products::ThreeTf32,
         }
     }
@@ -288,6 +302,9 @@ impl Tile {
     /// where a block works through several, or as many for each as share it.
     #[must_use]
     pub fn blocks(self, m: u32, n: u32, batch: u32, multiprocessors: u32) -> u64 {
+        if let Some(halves) = self.halves([m, n, batch], multiprocessors) {
+            return halves.clusters * u64::from(self.cluster());
+        }
         let tiles = self.tiles(m, n).saturating_mul(batch.into());
         match self.facts().schedule {
             Schedule::Portable => tiles,
@@ -301,6 +318,18 @@ impl Tile {
 }
 
 impl Tile {
+    /// How its launch for these rows, columns and matrices is dealt out, if it may have halves.
+    pub(crate) fn halves(self, sizes: [u32; 3], multiprocessors: u32) -> Option<Halves> {
+        let has_halves = self == Self::HopperCooperative128x256Halves;
+        has_halves.then(|| halves_of::<HopperCooperative128x256>(sizes, multiprocessors))
+    }
+
+    /// Whether its launch differs from those of all tiles before it: one with halves may have none.
+    fn is_distinct(self, problem: &Problem, limits: &Limits) -> bool {
+        let halves = self.halves([problem.m, problem.n, problem.batch], limits.multiprocessors);
+        halves.is_none_or(|halves| halves.pieces > 0)
+    }
+
     /// Whether a device has a kernel with this tile for a problem.
     fn computes(self, problem: &Problem, limits: &Limits) -> bool {
         self.runs_on(limits.compute_capability)
@@ -456,7 +485,7 @@ pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
 
 /// The tiles that compute `problem` on a device with these limits.
 pub fn candidates(problem: &Problem, limits: &Limits) -> impl Iterator<Item = Tile> {
-    Tile::ALL.into_iter().filter(|tile| tile.computes(problem, limits))
+    Tile::ALL.into_iter().filter(|tile| tile.computes(problem, limits) && tile.is_distinct(problem, limits))
 }
 
 /// The time of `problem` with `tile`, or with the tile that [`select`] chooses, in picoseconds; `None` if there is no kernel for it.

@@ -1,0 +1,129 @@
+//! What the producer has copied, stage by stage: the rows of a whole tile, or those of half of its columns.
+
+use super::{BLOCK_ROWS, PANEL_BYTES, ROW_BYTES, Schedule, WgmmaTile};
+use crate::gemm::{Extent, Layouts, PersistentTile, TilePart};
+use crate::launch::TensorMap;
+use crate::layout::TileIndex;
+use crate::pipeline;
+use crate::ptx::{self, Accumulators};
+use crate::shared::SharedAddress;
+
+impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32>
+    WgmmaTile<C, BLOCKS, S, STAGES, CLUSTER>
+{
+    /// Copies a part of an operand, `rows` rows of it, to `to`: one box, or a box for each panel if the operand is MN-major.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::load`].
+    #[inline(always)]
+    unsafe fn copy(
+        map: &TensorMap,
+        is_mn: bool,
+        [k, row, batch]: [u32; 3],
+        rows: u32,
+        to: SharedAddress,
+        full: u32,
+        blocks: u16,
+    ) {
+        let one = |to: SharedAddress, at: [u32; 3]| {
+            let at = at.map(|index| index as i32);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if blocks > 1 {
+                    ptx::tma_load_3d_multicast(to.get(), map.address(), at, full, blocks);
+                } else {
+                    ptx::tma_load_3d(to.get(), map.address(), at, full);
+                }
+            }
+        };
+        if is_mn {
+            for panel in 0..rows / BLOCK_ROWS {
+                one(to.offset(panel * PANEL_BYTES), [row + panel * BLOCK_ROWS, k, batch]);
+            }
+        } else {
+            one(to, [k, row, batch]);
+        }
+    }
+
+    /// [`load`](PersistentTile::load), where a stage has `elements` elements of each row.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::load`].
+    #[inline(always)]
+    pub(super) unsafe fn load_rows(
+        producer: &mut pipeline::Producer<STAGES, CLUSTER>,
+        a: &TensorMap,
+        b: &TensorMap,
+        layouts: Layouts,
+        elements: u32,
+        steps: u32,
+        tile: TileIndex,
+    ) {
+        let (row_a, row_b) = (tile.m * Self::BLOCK_M, tile.n * Self::BLOCK_N);
+        let (batch_a, batch_b) = (layouts.matrix_of_a(tile.batch), layouts.matrix_of_b(tile.batch));
+        let (a_is_mn, b_is_mn) = (layouts.a_is_mn(), layouts.b_is_mn());
+        for step in 0..steps {
+            let k = step * elements;
+            // SAFETY: a stage's bytes come from the boxes of A and of B, in a cluster the shares of all blocks, which are
+            // all at the same step; nothing touches the stage before it is full. The rest is the caller's promise.
+            unsafe {
+                let stage = producer.acquire(Self::STAGE_BYTES);
+                let (to_a, full) = (Self::stage(stage.index), stage.full.address());
+                let (mut to_b, mut row_b, mut blocks) = (to_a.offset(Self::A_BYTES), row_b, 1);
+                if CLUSTER > 1 {
+                    let share = ptx::cluster_ctarank() * Self::B_BOX_ROWS;
+                    to_b = to_b.offset(share * ROW_BYTES);
+                    row_b += share;
+                    blocks = ((1u32 << CLUSTER) - 1) as u16;
+                }
+                Self::copy(a, a_is_mn, [k, row_a, batch_a], Self::A_BOX_ROWS, to_a, full, 1);
+                Self::copy(b, b_is_mn, [k, row_b, batch_b], Self::B_BOX_ROWS, to_b, full, blocks);
+            }
+        }
+    }
+
+    /// [`load`](PersistentTile::load) of half a tile's columns. The blocks of the cluster share the rows of one operand, which they
+    /// fetch in turns, a stage each, and send to all.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::load`].
+    #[inline(always)]
+    pub(super) unsafe fn load_half(
+        producer: &mut pipeline::Producer<STAGES, CLUSTER>,
+        a: &TensorMap,
+        b: &TensorMap,
+        layouts: Layouts,
+        elements: u32,
+        steps: u32,
+        part: TilePart,
+    ) {
+        let tile = part.tile;
+        let (row_a, row_b) = (tile.m * Self::BLOCK_M, Self::first_column(part));
+        let (batch_a, batch_b) = (layouts.matrix_of_a(tile.batch), layouts.matrix_of_b(tile.batch));
+        let (a_is_mn, b_is_mn) = (layouts.a_is_mn(), layouts.b_is_mn());
+        let all = ((1u32 << CLUSTER) - 1) as u16;
+        let (to_blocks_a, to_blocks_b) = if part.extent == Extent::Half { (all, 1) } else { (1, all) };
+        let rank = ptx::cluster_ctarank();
+        for step in 0..steps {
+            let k = step * elements;
+            let is_turn = step % CLUSTER == rank;
+            // SAFETY: a stage's bytes come from one box of each operand; of the operand that all share from the block whose turn it
+            // is, and all are at the same step. Nothing touches the stage before it is full. The rest is the caller's promise.
+            unsafe {
+                let stage = producer.acquire(Self::A_BYTES + C::Half::COLUMNS * ROW_BYTES);
+                let (to, full) = (Self::stage(stage.index), stage.full.address());
+                if to_blocks_a == 1 || is_turn {
+                    let at = [k, row_a, batch_a];
+                    Self::copy(a, a_is_mn, at, Self::A_BOX_ROWS, to, full, to_blocks_a);
+                }
+                if to_blocks_b == 1 || is_turn {
+                    let (at, to) = ([k, row_b, batch_b], to.offset(Self::A_BYTES));
+                    Self::copy(b, b_is_mn, at, Self::B_BOX_ROWS, to, full, to_blocks_b);
+                }
+            }
+        }
+    }
+}
