@@ -105,6 +105,7 @@ fn main() -> ExitCode {
     }
     trials.extend(mutants::trials());
     trials.extend(modes::trials());
+    trials.extend(product_key::trials());
     trials.extend(scaled::trials());
     trials.extend(linear_update::trials());
     trials.extend(weights::trials());

@@ -44,7 +44,7 @@ const NO_TERMS: Terms = Terms {
 };
 
 /// Emulated H100s, which run all kernels.
-fn devices() -> Vec<(String, Device)> {
+pub(crate) fn devices() -> Vec<(String, Device)> {
     let options = |completion, seed, threads| EmulatorOptions {
         compute_capability: (9, 0),
         completion,

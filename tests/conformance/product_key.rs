@@ -2,10 +2,10 @@
 //! be; a million experts; and what is refused.
 
 use half::{bf16, f16};
-use libtest_mimic::Failed;
+use libtest_mimic::{Failed, Trial};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use warpsmith::ops::peer::{Gate, QueryNorm};
+use warpsmith::ops::peer::{Gate, QueryNorm, RoutingInput};
 use warpsmith::validate::{self, Data, NormKind, RoutingCase};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, ops};
 
@@ -172,12 +172,7 @@ fn sub_keys_that_are_equal_are_taken_in_their_order(device: &Device) -> Result<(
     Ok(())
 }
 
-fn ids_of_equal<T: warpsmith::ops::peer::RoutingInput>(
-    device: &Device,
-    one: T,
-    n: usize,
-    k: usize,
-) -> warpsmith::Result<Vec<u32>> {
+fn ids_of_equal<T: RoutingInput>(device: &Device, one: T, n: usize, k: usize) -> warpsmith::Result<Vec<u32>> {
     let x = Tensor::from_slice(device, &[one; 3], [3])?;
     let w = Tensor::from_slice(device, &[one; 12], [4, 3])?;
     let keys = Tensor::from_slice(device, &vec![one; 2 * n], [n, 2])?;
@@ -233,4 +228,56 @@ fn retrievals_for_no_tokens_are_empty(device: &Device) -> Result<(), Failed> {
     let routing = ops::product_key_topk(&x, &w, &keys, &keys, 2, 4).run()?;
     assert_eq!((routing.ids.shape(), routing.gates.shape()), (&[2, 0, 2, 4][..], &[2, 0, 2, 4][..]));
     Ok(())
+}
+
+/// A number for each element, of both signs.
+fn patterned<T: RoutingInput>(
+    device: &Device,
+    seed: usize,
+    shape: &[usize],
+    round: fn(f32) -> T,
+) -> warpsmith::Result<Tensor<T>> {
+    let number = |at: usize| {
+        let mixed = (at as u32).wrapping_mul(0x9e37_79b1) ^ (seed as u32).wrapping_mul(0x85eb_ca77);
+        round((mixed.wrapping_mul(0x27d4_eb2f) >> 16) as f32 / 32_768.0 - 1.0)
+    };
+    let elements: Vec<T> = (0..shape.iter().product()).map(number).collect();
+    Tensor::from_slice(device, &elements, shape)
+}
+
+fn bits<T: RoutingInput>(
+    device: &Device,
+    [n, half, k]: [usize; 3],
+    round: fn(f32) -> T,
+) -> warpsmith::Result<(Vec<u32>, Vec<u32>)> {
+    let (tokens, heads) = (19, 2);
+    let x = patterned(device, 1, &[tokens, 24], round)?;
+    let w = patterned(device, 2, &[heads * 2 * half, 24], round)?;
+    let keys = [patterned(device, 3, &[n, half], round)?, patterned(device, 4, &[n, half], round)?];
+    let routing = ops::product_key_topk(&x, &w, &keys[0], &keys[1], heads, k).run()?;
+    Ok((routing.ids.to_vec()?, routing.gates.to_vec()?.into_iter().map(f32::to_bits).collect()))
+}
+
+/// Queries of one piece and of several, one chunk of sub-keys and several, both numbers of places.
+fn retrievals_give_the_same_bits_in_every_mode() -> Result<(), Failed> {
+    for sizes in [[40, 24, 16], [600, 160, 33], [300, 128, 32]] {
+        for dtype in TYPES {
+            let mut first = None;
+            for (mode, device) in crate::modes::devices() {
+                let bits = match dtype {
+                    DType::F16 => bits(&device, sizes, f16::from_f32)?,
+                    DType::Bf16 => bits(&device, sizes, bf16::from_f32)?,
+                    _ => bits(&device, sizes, |number: f32| number)?,
+                };
+                let first = first.get_or_insert_with(|| bits.clone());
+                assert!(*first == bits, "{dtype} {sizes:?}, {mode}: differs from the first mode");
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let name = "emulator::modes::retrievals_give_the_same_bits_in_every_mode";
+    vec![Trial::test(name, retrievals_give_the_same_bits_in_every_mode)]
 }
