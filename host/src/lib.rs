@@ -65,6 +65,8 @@ mod book {
     struct Validation;
     #[doc = include_str!("../../docs/src/operations/generated-update.md")]
     struct GeneratedUpdate;
+    #[doc = include_str!("../../docs/src/operations/peer.md")]
+    struct Peer;
     #[doc = include_str!("../../docs/src/operations/expert-mlp.md")]
     struct ExpertMlp;
 }

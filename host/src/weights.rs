@@ -220,6 +220,16 @@ impl Weights {
         })
     }
 
+    /// The error for a tensor of another shape than `expected` says.
+    pub(crate) fn unexpected_shape(&self, name: &str, expected: String) -> Error {
+        Error::Weights {
+            source_name: self.source.clone(),
+            tensor: name.into(),
+            expected,
+            actual: format!("it has {:?}", self.shape(name).unwrap_or_default()),
+        }
+    }
+
     fn unexpected_type(&self, name: &str, expected: String, entry: &Entry) -> Error {
         Error::Weights {
             source_name: self.source.clone(),

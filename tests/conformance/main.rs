@@ -11,6 +11,7 @@ mod linear;
 mod linear_update;
 mod modes;
 mod mutants;
+mod peer;
 mod product_key;
 mod properties;
 mod repack;
@@ -37,7 +38,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 10] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 11] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -47,6 +48,7 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 10] = [
     topk::CASES,
     product_key::CASES,
     expert_mlp::CASES,
+    peer::CASES,
     errors::CASES,
 ];
 

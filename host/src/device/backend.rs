@@ -174,8 +174,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
 
     /// Allocates host memory that the device's copy engines reach; zeroed.
     fn allocate_pinned(&self, bytes: usize) -> Result<HostBlock>;
-    /// Allocates `bytes` (at least 1) bytes of host memory that the device's kernels read as well: pinned, or managed by the driver; zeroed.
-    fn allocate_mapped(&self, bytes: usize, managed: bool) -> Result<MappedBlock>;
+    /// Allocates `bytes` (at least 1) bytes of host memory that the device's kernels read: pinned, or managed by the driver; zeroed. `None` from a
+    /// device whose own memory is the host's.
+    fn allocate_mapped(&self, _bytes: usize, _managed: bool) -> Result<Option<cuda::CudaMappedMemory>> {
+        Ok(None)
+    }
 
     fn new_stream(&self) -> Result<StreamHandle>;
     fn synchronize(&self, stream: &StreamHandle) -> Result<()>;
@@ -235,17 +238,6 @@ pub(crate) enum HostBlock {
     Pageable(HostBytes),
     /// Memory that the driver has pinned.
     Cuda(cuda::CudaHostMemory),
-}
-
-/// Host memory that a device's kernels read.
-#[derive(Debug)]
-pub(crate) enum MappedBlock {
-    /// Ordinary memory, where there are no kernels or no bytes.
-    Host(HostBytes),
-    /// Memory of the emulator, which keeps no other that kernels read.
-    Device(u64),
-    /// Memory that the driver has mapped.
-    Cuda(cuda::CudaMappedMemory),
 }
 
 /// The error for a handle that belongs to another kind of device.

@@ -7,8 +7,8 @@ use warpsmith_dsl::launch::RawArg;
 use warpsmith_emulator::TensorMapArguments;
 
 use super::backend::{
-    AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, HostBlock, LaunchSize,
-    MappedBlock, Memory, ModuleHandle, Rows, StreamHandle, foreign_handle,
+    AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, HostBlock, LaunchSize, Memory,
+    ModuleHandle, Rows, StreamHandle, foreign_handle,
 };
 use super::{DeviceKind, MemoryStats, Properties};
 use crate::error::{Error, Result};
@@ -172,12 +172,6 @@ impl Backend for Cpu {
 
     fn allocate_pinned(&self, bytes: usize) -> Result<HostBlock> {
         pageable_block(bytes)
-    }
-
-    fn allocate_mapped(&self, bytes: usize, _: bool) -> Result<MappedBlock> {
-        HostBytes::zeroed(bytes)
-            .map(MappedBlock::Host)
-            .ok_or_else(|| out_of_memory("allocating host memory", bytes))
     }
 
     fn new_stream(&self) -> Result<StreamHandle> {

@@ -12,8 +12,8 @@ use warpsmith_emulator::{
 };
 
 use super::backend::{
-    AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, HostBlock, LaunchSize,
-    MappedBlock, Memory, ModuleHandle, Rows, StreamHandle, foreign_handle,
+    AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, HostBlock, LaunchSize, Memory,
+    ModuleHandle, Rows, StreamHandle, foreign_handle,
 };
 use super::cpu::{elapsed_on_host, for_each_row, pageable_block};
 use super::properties::max_cluster;
@@ -284,26 +284,6 @@ impl Backend for Emulator {
 
     fn allocate_pinned(&self, bytes: usize) -> Result<HostBlock> {
         pageable_block(bytes)
-    }
-
-    fn allocate_mapped(&self, bytes: usize, _: bool) -> Result<MappedBlock> {
-        const OPERATION: &str = "allocating host memory";
-        let address = self.machine.allocate(bytes as u64).map_err(|error| match error {
-            MemoryError::OutOfMemory { .. } => {
-                let (used, total) = (self.used.load(Ordering::Relaxed), self.properties.total_memory);
-                Error::OutOfMemory {
-                    operation: OPERATION,
-                    device: "emulator".into(),
-                    requested: bytes as u64,
-                    free: total.saturating_sub(used),
-                    total,
-                }
-            }
-            other => memory_error(OPERATION)(other),
-        })?;
-        self.used.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.machine.fill(address, 0, bytes as u64).map_err(memory_error(OPERATION))?;
-        Ok(MappedBlock::Device(address))
     }
 
     fn new_stream(&self) -> Result<StreamHandle> {

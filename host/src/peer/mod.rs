@@ -8,5 +8,5 @@ mod options;
 pub mod rows;
 
 pub use cache::{CacheStatistics, RowCache};
-pub use options::{CAPACITY_VARIABLE, CacheOptions, DEFAULT_CAPACITY_MIB, MANAGED_VARIABLE};
+pub use options::{CAPACITY_VARIABLE, CacheOptions, DEFAULT_CAPACITY_MIB, ExpertMemory, MANAGED_VARIABLE};
 pub use rows::CachedRows;

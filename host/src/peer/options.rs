@@ -11,6 +11,19 @@ pub const MANAGED_VARIABLE: &str = "PEER_USE_MANAGED_MEMORY";
 /// The MiB of a device's memory that a cache takes where nothing else is said.
 pub const DEFAULT_CAPACITY_MIB: u64 = 16_384;
 
+/// Where a layer keeps its experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExpertMemory {
+    /// On the device if the capacity of a cache holds all of them, else behind a cache.
+    #[default]
+    Auto,
+    /// On the device.
+    Resident,
+    /// In host memory, behind a cache on the device.
+    Cached,
+}
+
 /// How large a cache is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Capacity {

@@ -8,6 +8,7 @@ mod hopper;
 mod kernels;
 mod memory;
 mod ptx;
+mod rows;
 mod streams;
 mod tensors;
 
@@ -50,6 +51,7 @@ fn all_cases() -> impl Iterator<Item = (&'static str, On, Case)> {
         .chain(streams::CASES)
         .chain(kernels::CASES)
         .chain(hopper::CASES)
+        .chain(rows::CASES)
         .chain(kernels::EMULATOR_CASES)
         .chain(kernels::CUDA_CASES)
         .copied()

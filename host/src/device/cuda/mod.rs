@@ -29,7 +29,7 @@ pub(crate) use raw::{CudaEvent, CudaHostMemory, CudaStream};
 
 use super::backend::{
     AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, GraphHandle, HostBlock,
-    LaunchSize, MappedBlock, Memory, ModuleHandle, Rows, StreamHandle, foreign_handle,
+    LaunchSize, Memory, ModuleHandle, Rows, StreamHandle, foreign_handle,
 };
 use super::cpu::pageable_block;
 use super::properties::max_cluster;
@@ -306,14 +306,14 @@ impl Backend for Gpu {
         CudaHostMemory::zeroed(&self.context, bytes).map(HostBlock::Cuda)
     }
 
-    fn allocate_mapped(&self, bytes: usize, managed: bool) -> Result<MappedBlock> {
+    fn allocate_mapped(&self, bytes: usize, managed: bool) -> Result<Option<CudaMappedMemory>> {
         self.context.bind()?;
         let memory = if managed {
             CudaMappedMemory::managed(&self.context, self.ordinal, bytes)
         } else {
             CudaMappedMemory::pinned(&self.context, bytes)
         };
-        memory.map(MappedBlock::Cuda)
+        memory.map(Some)
     }
 
     fn new_stream(&self) -> Result<StreamHandle> {

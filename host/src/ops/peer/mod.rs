@@ -8,10 +8,10 @@ mod options;
 mod product_key;
 mod routing;
 
-pub(crate) use experts::Part;
 pub use experts::{
     ExpertFormat, ExpertInput, ExpertLayout, ExpertMlpOp, ExpertTable, ExpertVectors, expert_mlp,
 };
+pub(crate) use experts::{NUMBERS_AT_A_TIME, Part};
 pub use keys::normalized_keys;
 pub use options::{Gate, QueryNorm};
 pub use product_key::{ProductKeyOp, RoutingInput, product_key_topk};

@@ -4,7 +4,7 @@ use crate::error::Result;
 
 /// A place in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Point {
+pub(crate) enum Point {
     /// Before anything.
     Plan,
     /// When the lists are allocated.
@@ -15,19 +15,27 @@ pub(super) enum Point {
     Record,
 }
 
-/// The failure that comes next: none, but in tests.
+/// The failure that comes next, and how often it does not come before: none, but in tests.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     #[cfg(test)]
-    pub(super) next: parking_lot::Mutex<Option<Point>>,
+    pub(super) next: parking_lot::Mutex<Option<(Point, usize)>>,
 }
 
 impl Faults {
     /// Fails if this is the place, once.
     #[cfg(test)]
     pub(super) fn at(&self, point: Point) -> Result<()> {
-        if self.next.lock().take_if(|next| *next == point).is_none() {
-            return Ok(());
+        let mut next = self.next.lock();
+        match &mut *next {
+            Some((at, after)) if *at == point => match after.checked_sub(1) {
+                Some(left) => {
+                    *after = left;
+                    return Ok(());
+                }
+                None => *next = None,
+            },
+            _ => return Ok(()),
         }
         Err(crate::Error::Driver {
             operation: "a test",

@@ -1,5 +1,7 @@
 //! A step's copies: rows to their slots, and what has changed in a map.
 
+use std::sync::Arc;
+
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_kernels::expert_cache::{FillParams, WARPS, fill_slots};
 
@@ -40,9 +42,7 @@ impl Lists {
     }
 
     pub(super) fn leak(&mut self) {
-        if let Some(memory) = &mut self.memory {
-            memory.leak();
-        }
+        std::mem::forget(self.memory.take());
     }
 }
 
@@ -53,7 +53,7 @@ fn run(offset: usize, width: usize) -> Rows {
 
 impl CachedRows {
     /// Plans a step of `ids` and enqueues its copies, and what brings map `index` up to date. Afterwards the plan is committed, or undone and an error.
-    pub(super) fn fill(&mut self, index: usize, ids: &[u32]) -> Result<(Pins, Event)> {
+    pub(super) fn fill(&mut self, index: usize, ids: &[u32]) -> Result<(Pins, Arc<Event>)> {
         // The step before the last has used this map's lists, and its copies are long done: the last step's reads wait for them.
         if let Some(ready) = self.maps[index].ready.take()
             && let Err(error) = ready.synchronize()
@@ -96,9 +96,10 @@ impl CachedRows {
             }
         };
         match work.enqueue(map, &self.readers, plan.loads(), &changes, addresses) {
-            Ok((ready, again)) => {
+            Ok(ready) => {
+                let ready = Arc::new(ready);
                 map.stale.clear();
-                map.ready = Some(again);
+                map.ready = Some(ready.clone());
                 let pins = plan.commit();
                 self.readers.clear();
                 Ok((pins, ready))
@@ -165,7 +166,7 @@ impl Work<'_> {
         map.lists.write(self.device, loads, changes)
     }
 
-    /// Enqueues the copies, after the last reads of the slots. Gives the end of the copies twice: for the step, and for the map's lists.
+    /// Enqueues the copies, after the last reads of the slots. Gives the end of the copies.
     fn enqueue(
         &self,
         map: &mut Map,
@@ -173,7 +174,7 @@ impl Work<'_> {
         loads: &[Load],
         changes: &[[u32; 2]],
         addresses: [u64; 2],
-    ) -> Result<(Event, Event)> {
+    ) -> Result<Event> {
         let backend = self.device.backend();
         readers.iter().try_for_each(|read| self.copies.wait(read))?;
         if map.stale.all && !map.slot_of.is_empty() {
@@ -185,12 +186,16 @@ impl Work<'_> {
                 poison(self.device, self.copies, self.slots, self.row_bytes, load.slot)
             })?;
         }
-        match self.host.as_slice().filter(|_| self.device.kind() == DeviceKind::Cpu) {
-            Some(host) => self.copy_on_cpu(host, map, loads, changes)?,
+        match self.host.tensor().filter(|_| self.device.kind() == DeviceKind::Cpu) {
+            Some(host) => {
+                let host = host.host_view("CachedRows::stage")?;
+                let host = host.array();
+                self.copy_on_cpu(host.as_slice().unwrap_or_default(), map, loads, changes)?;
+            }
             None => self.launch(map, loads, changes, addresses)?,
         }
         self.faults.at(Point::Record)?;
-        Ok((self.copies.record()?, self.copies.record()?))
+        self.copies.record()
     }
 
     fn launch(&self, map: &mut Map, loads: &[Load], changes: &[[u32; 2]], addresses: [u64; 2]) -> Result<()> {

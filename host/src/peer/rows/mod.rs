@@ -12,14 +12,21 @@ mod fill;
 #[cfg(test)]
 mod tests;
 
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
 use super::cache::{CacheStatistics, NONE, Pins, RowCache};
 use super::options::CacheOptions;
-use crate::device::Device;
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::memory::MappedMemory;
+use crate::ops::peer::{ExpertLayout, ExpertTable};
 use crate::stream::{Event, Stream};
 use crate::tensor::Tensor;
 use faults::Faults;
+#[cfg(test)]
+pub(crate) use faults::Point;
 use fill::Lists;
 
 /// Steps that can be under way at a time: one that is read, one that is staged.
@@ -53,7 +60,7 @@ pub struct CachedRows {
     cache: RowCache,
     row_bytes: usize,
     /// All rows.
-    host: MappedMemory,
+    host: ManuallyDrop<MappedMemory>,
     /// The rows in slots.
     slots: Tensor<u8>,
     maps: [Map; STEPS_IN_FLIGHT],
@@ -63,10 +70,19 @@ pub struct CachedRows {
     copies: Stream,
     /// The last work that read slots for steps that have been released, which later copies wait for.
     readers: Vec<Event>,
+    /// Steps of which it is not known yet whether they had to wait for their copies.
+    waits: VecDeque<Wait>,
     poison: bool,
     /// How often everything was forgotten.
     resets: u64,
     faults: Faults,
+}
+
+/// The end of the work that came before a step's reads on their stream, and that of the step's copies.
+#[derive(Debug)]
+struct Wait {
+    before: Event,
+    ready: Arc<Event>,
 }
 
 /// A map from rows to slots on the device.
@@ -76,7 +92,7 @@ struct Map {
     stale: Stale,
     lists: Lists,
     /// The end of the copies of its last step, which read the lists.
-    ready: Option<Event>,
+    ready: Option<Arc<Event>>,
     /// Whether there is a step that uses it.
     in_use: bool,
 }
@@ -113,7 +129,7 @@ impl Stale {
 pub struct Step {
     map: usize,
     pins: Pins,
-    ready: Event,
+    ready: Arc<Event>,
     resets: u64,
 }
 
@@ -181,12 +197,13 @@ impl CachedRows {
             device: device.clone(),
             cache,
             row_bytes,
-            host,
+            host: ManuallyDrop::new(host),
             slots,
             maps,
             next: 0,
             copies,
             readers: Vec::new(),
+            waits: VecDeque::new(),
             poison: settings.poison,
             resets: 0,
             faults: Faults::default(),
@@ -198,13 +215,13 @@ impl CachedRows {
         Ok(rows)
     }
 
-    /// Writes `row`, of which no copy is in a slot from then on. Waits for the work that may read it.
+    /// Writes the rows from `first` on, of which no copy is in a slot from then on. Waits for the work that may read them.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there is no such row or `values` are not as many bytes as a row has, or a step is under way; [`Error::Driver`] if
+    /// [`Error::Argument`] if `values` are not whole rows, or more than there are from `first` on, or a step is under way; [`Error::Driver`] if
     /// earlier work failed.
-    pub fn write(&mut self, row: usize, values: &[u8]) -> Result<()> {
+    pub fn write(&mut self, first: usize, values: &[u8]) -> Result<()> {
         const OPERATION: &str = "CachedRows::write";
         let argument = |argument, expected, actual: usize| Error::Argument {
             operation: OPERATION,
@@ -212,12 +229,14 @@ impl CachedRows {
             expected,
             actual: actual.to_string(),
         };
-        if row >= self.cache.rows() {
-            return Err(argument("row", format!("less than {}, the number of rows", self.cache.rows()), row));
-        }
-        if values.len() != self.row_bytes {
-            let expected = format!("{} bytes, as a row has", self.row_bytes);
+        if !values.len().is_multiple_of(self.row_bytes) {
+            let expected = format!("a multiple of {} bytes, those of a row", self.row_bytes);
             return Err(argument("length of the values", expected, values.len()));
+        }
+        let (rows, count) = (self.cache.rows(), values.len() / self.row_bytes);
+        if first > rows || count > rows - first {
+            let expected = format!("at most {rows}, the number of rows");
+            return Err(argument("end of the rows", expected, first.saturating_add(count)));
         }
         let in_use = self.maps.iter().filter(|map| map.in_use).count();
         if in_use != 0 {
@@ -226,10 +245,11 @@ impl CachedRows {
         if self.cache.statistics().steps != 0 {
             self.wait()?;
         }
-        if self.cache.slot(row as u32).is_some() {
+        // Fewer than 2³² rows.
+        if (first..first + count).any(|row| self.cache.slot(row as u32).is_some()) {
             self.forget();
         }
-        self.host.write(row * self.row_bytes, values)
+        self.host.write(first * self.row_bytes, values)
     }
 
     /// Reads `row` from host memory.
@@ -246,9 +266,7 @@ impl CachedRows {
                 actual: row.to_string(),
             });
         }
-        let mut values = vec![0; self.row_bytes];
-        self.host.read(row * self.row_bytes, &mut values)?;
-        Ok(values)
+        self.host.read(row * self.row_bytes, self.row_bytes)
     }
 
     /// Starts a step that reads the rows `ids`, in any order and any number of times: copies are under way when this returns, of as many of those that
@@ -269,6 +287,7 @@ impl CachedRows {
                 actual: STEPS_IN_FLIGHT.to_string(),
             });
         }
+        self.count_stalls();
         let (pins, ready) = self.fill(map, ids)?;
         self.maps[map].in_use = true;
         self.next = (map + 1) % STEPS_IN_FLIGHT;
@@ -285,11 +304,13 @@ impl CachedRows {
     pub fn begin_reading(&mut self, step: &Step, stream: &Stream) -> Result<()> {
         self.expect_current("CachedRows::begin_reading", step)?;
         self.device.expect_same("CachedRows::begin_reading", "stream", stream.device())?;
-        match stream.wait(&step.ready).and_then(|()| step.ready.is_done()) {
-            Ok(done) => {
-                if !done {
-                    self.cache.count_stall();
-                }
+        let enqueued = stream.record().and_then(|before| {
+            stream.wait(&step.ready)?;
+            Ok(Wait { before, ready: step.ready.clone() })
+        });
+        match enqueued {
+            Ok(wait) => {
+                self.waits.push_back(wait);
                 Ok(())
             }
             Err(error) => {
@@ -358,6 +379,30 @@ impl CachedRows {
         }
     }
 
+    /// The experts of a step as a table, which is used only for work that the step orders; without a step, for questions that read nothing.
+    pub(crate) fn table(&self, layout: ExpertLayout, step: Option<&Step>) -> Result<ExpertTable> {
+        let slot_of = &self.maps[step.map_or(self.next, |step| step.map % STEPS_IN_FLIGHT)].slot_of;
+        let (count, slots) = (self.cache.rows(), self.cache.slots());
+        if let Some(host) = self.host.tensor().filter(|_| self.device.kind() == DeviceKind::Cpu) {
+            return ExpertTable::cached(
+                layout,
+                &self.slots,
+                slot_of,
+                &host.reshape([count, self.row_bytes])?,
+            );
+        }
+        let addresses = [self.slots.arg().address(), self.host.address(), slot_of.arg().address()];
+        // SAFETY: all three are aligned and have the sizes of the layout's rows. The step keeps its rows in their slots until it is released, after which
+        // its table is gone; what is copied afterwards waits for the work that read it. Without a step nothing is read.
+        unsafe { ExpertTable::foreign(&self.device, layout, count, slots, addresses) }
+    }
+
+    /// Makes a step fail, after `after` others that would have.
+    #[cfg(test)]
+    pub(crate) fn fail_once(&self, point: Point, after: usize) {
+        *self.faults.next.lock() = Some((point, after));
+    }
+
     /// Forgets what is in the slots, and all steps: for when work has failed, and nobody knows what was copied. The rows in host memory are as they were.
     ///
     /// Waits for the device's work as far as that can be waited for. Called by those methods that find an error of the driver.
@@ -370,6 +415,7 @@ impl CachedRows {
     fn forget(&mut self) {
         self.cache.clear();
         self.readers.clear();
+        self.waits.clear();
         self.next = 0;
         self.resets += 1;
         for map in &mut self.maps {
@@ -386,9 +432,21 @@ impl CachedRows {
         self.copies.synchronize()
     }
 
-    /// What has happened so far.
+    /// Counts the stalls of steps whose events are over.
+    fn count_stalls(&mut self) {
+        let is_done = |event: &Event| event.is_done().unwrap_or(true);
+        while let Some(wait) = self.waits.pop_front_if(|wait| is_done(&wait.before) && is_done(&wait.ready)) {
+            // An event that came earlier is no interval.
+            if wait.ready.elapsed_since(&wait.before).is_ok_and(|interval| !interval.is_zero()) {
+                self.cache.count_stall();
+            }
+        }
+    }
+
+    /// What has happened so far; stalls are counted when it is known that there was one.
     #[must_use]
-    pub fn statistics(&self) -> CacheStatistics {
+    pub fn statistics(&mut self) -> CacheStatistics {
+        self.count_stalls();
         self.cache.statistics()
     }
 
@@ -416,8 +474,10 @@ impl Drop for CachedRows {
         // Slots and maps are freed in the order of the copies' stream, host memory at once: both after the last work that reads them. Where waiting
         // fails the driver's context is broken, and whether a kernel still reads host memory is unknown.
         if self.wait().is_err() {
-            self.host.leak();
             self.maps.iter_mut().for_each(|map| map.lists.leak());
+            return;
         }
+        // SAFETY: nothing uses it after this.
+        unsafe { ManuallyDrop::drop(&mut self.host) };
     }
 }

@@ -109,7 +109,7 @@ proptest! {
             let mut before: Option<(Step, Vec<u32>)> = None;
             for (ids, &fault) in ids(rows, 12, seed).into_iter().zip(&faults) {
                 let resets = cached.resets;
-                *cached.faults.next.lock() = fault;
+                *cached.faults.next.lock() = fault.map(|point| (point, 0));
                 let result = cached.stage(&ids);
                 // A step without copies has no place for some of them.
                 let failed = fault.is_some() && cached.faults.next.lock().take().is_none();

@@ -12,6 +12,7 @@ mod table;
 pub(crate) use layout::Part;
 pub use layout::{ExpertFormat, ExpertLayout, ExpertVectors};
 pub use table::ExpertTable;
+pub(crate) use table::NUMBERS_AT_A_TIME;
 
 use half::{bf16, f16};
 use ndarray::{ArrayViewMut2, Ix2};
@@ -83,7 +84,7 @@ pub fn expert_mlp<'a, T: ExpertInput>(
     routing: &'a Routing,
     experts: &'a ExpertTable,
 ) -> ExpertMlpOp<'a, T> {
-    ExpertMlpOp { x, routing, experts, activation: Activation::GeluErf, stream: None }
+    ExpertMlpOp { x, routing, experts, activation: Activation::GeluErf, tokens: None, stream: None }
 }
 
 /// Experts that have yet to be evaluated; see [`expert_mlp`].
@@ -94,6 +95,7 @@ pub struct ExpertMlpOp<'a, T: Element> {
     routing: &'a Routing,
     experts: &'a ExpertTable,
     activation: Activation,
+    tokens: Option<usize>,
     stream: Option<&'a Stream>,
 }
 
@@ -111,6 +113,11 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
     /// What the hidden units do to x·u.
     pub fn activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
+    }
+
+    /// Takes the kernel that `tokens` tokens, at least as many as x has, would take: outputs are the same bit for bit as those of all of them at once.
+    pub(crate) fn part_of(self, tokens: usize) -> Self {
+        Self { tokens: Some(tokens), ..self }
     }
 
     /// Runs on `stream` instead of the device's default stream.
@@ -241,13 +248,15 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
 
     fn choose(&self, checked: &Checked<T>) -> select::Choice {
         let properties = self.x.device().properties();
-        select::choose(
+        let tokens = self.tokens.unwrap_or(checked.tokens);
+        let choice = select::choose(
             self.experts.layout(),
-            checked.tokens,
+            tokens,
             checked.experts,
             properties.compute_capability,
             properties.multiprocessors,
-        )
+        );
+        select::Choice { blocks: choice.blocks / tokens as u32 * checked.tokens as u32, ..choice }
     }
 
     /// Runs the operation into `y`, which has been checked, or is new.

@@ -19,7 +19,7 @@ use crate::weights::Weights;
 /// The operation's name in errors.
 const OPERATION: &str = "ExpertTable";
 /// Numbers that are on the host at a time while a table is made.
-const NUMBERS_AT_A_TIME: usize = 1 << 22;
+pub(crate) const NUMBERS_AT_A_TIME: usize = 1 << 22;
 
 /// The experts of a layer: a row for each, on one device.
 ///
@@ -105,11 +105,11 @@ impl ExpertTable {
     }
 
     /// A table whose experts `range` have the vectors that `part(range)` gives: u, w and v.
-    fn from_parts(
+    pub(crate) fn from_parts(
         device: &Device,
         layout: ExpertLayout,
         count: usize,
-        part: impl Fn(Range<usize>) -> Result<[Vec<f32>; 3]>,
+        mut part: impl FnMut(Range<usize>) -> Result<[Vec<f32>; 3]>,
     ) -> Result<Self> {
         expect_count(count)?;
         let rows = Tensor::uninit(device, [count, layout.row_bytes()])?;

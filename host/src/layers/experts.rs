@@ -1,0 +1,398 @@
+//! A layer's experts: resident on the device, or in host memory behind a cache.
+//!
+//! Behind a cache tokens are worked in chunks. While one is computed the rows of the next are copied. The kernel is the one that all tokens at
+//! once would take, so that results are the same bit for bit wherever the rows are.
+
+use std::ops::Range;
+
+use parking_lot::Mutex;
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::memory::PinnedBuffer;
+use crate::ops::peer::{ExpertInput, ExpertLayout, ExpertTable, ExpertVectors, NUMBERS_AT_A_TIME, Routing};
+use crate::ops::{Activation, Implementation, expert_mlp};
+use crate::peer::rows::Step;
+use crate::peer::{CacheOptions, CacheStatistics, CachedRows, ExpertMemory};
+use crate::stream::{Event, Stream};
+use crate::tensor::Tensor;
+
+/// The operation's name in errors.
+const OPERATION: &str = "Experts::forward";
+/// Tokens of a chunk, at least: fewer do not fill a GPU.
+const FEWEST_TOKENS: usize = 64;
+/// Tokens of a chunk, at most: with their inputs and outputs beside them, experts that are used again soon are still in the level-2 cache.
+const MOST_TOKENS: usize = 2048;
+/// Chunks that a pass is divided into, if there are tokens enough: the copies of the first one overlap with nothing.
+const CHUNKS: usize = 4;
+
+/// How a layer keeps and evaluates its experts.
+///
+/// By default they are on the device if they fit into the capacity of a cache, the activation is the GELU, and chunks are as large as is good.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertOptions {
+    activation: Activation,
+    memory: ExpertMemory,
+    cache: CacheOptions,
+    chunk: Option<usize>,
+}
+
+impl Default for ExpertOptions {
+    fn default() -> Self {
+        Self {
+            activation: Activation::GeluErf,
+            memory: ExpertMemory::Auto,
+            cache: CacheOptions::default(),
+            chunk: None,
+        }
+    }
+}
+
+impl ExpertOptions {
+    /// What the hidden units do to x·u.
+    #[must_use]
+    pub fn activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
+    /// Where the experts are.
+    #[must_use]
+    pub fn memory(self, memory: ExpertMemory) -> Self {
+        Self { memory, ..self }
+    }
+
+    /// The cache, if there is one; its capacity also says what fits on the device.
+    #[must_use]
+    pub fn cache(self, cache: CacheOptions) -> Self {
+        Self { cache, ..self }
+    }
+
+    /// How many tokens are worked at a time, at least 1, with experts behind a cache.
+    #[must_use]
+    pub fn chunk_tokens(self, tokens: usize) -> Self {
+        Self { chunk: Some(tokens), ..self }
+    }
+}
+
+/// The experts of a layer, to be evaluated for tokens whose experts are known; [`Peer`](super::Peer) finds them, too.
+///
+/// ```
+/// use warpsmith::layers::{ExpertOptions, Experts};
+/// use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, Routing};
+/// use warpsmith::peer::{CacheOptions, ExpertMemory};
+/// use warpsmith::{Device, Tensor};
+///
+/// # fn main() -> warpsmith::Result<()> {
+/// let device = Device::cpu();
+/// // 100 experts from two inputs to one output; expert i has u = [1, 1] and v = [i].
+/// let layout = ExpertLayout::new(ExpertFormat::F32, 2, 1, 1, false)?;
+/// let options = ExpertOptions::default()
+///     .memory(ExpertMemory::Cached)
+///     .cache(CacheOptions::default().slots(10));
+/// let experts = Experts::new(&device, layout, 100, &options, |range| {
+///     Ok([vec![1.0; 2 * range.len()], Vec::new(), range.map(|i| i as f32).collect()])
+/// })?;
+/// let x = Tensor::from_slice(&device, &[20.0f32, 30.0], [1, 2])?;
+/// let routing = Routing {
+///     ids: Tensor::from_slice(&device, &[7u32, 50], [1, 1, 2])?,
+///     gates: Tensor::from_slice(&device, &[1.0f32, 0.5], [1, 1, 2])?,
+/// };
+/// assert_eq!(experts.forward(&x, &routing)?.to_vec()?, [50.0 * 7.0 + 0.5 * 50.0 * 50.0]);
+/// println!("{}", experts.statistics().expect("there is a cache"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Experts {
+    device: Device,
+    layout: ExpertLayout,
+    count: usize,
+    activation: Activation,
+    chunk: Option<usize>,
+    store: Store,
+}
+
+#[derive(Debug)]
+enum Store {
+    Resident(Box<ExpertTable>),
+    Cached(Box<Mutex<Cached>>),
+}
+
+#[derive(Debug)]
+struct Cached {
+    rows: CachedRows,
+    /// What ids were last copied to, for the next as many.
+    ids: Option<PinnedBuffer<u32>>,
+}
+
+impl Experts {
+    /// `count` experts of this layout for `device`. `part(range)` gives the vectors of some of them, u `[experts, hidden, D]`, w likewise or empty, and
+    /// v `[experts, hidden, O]`, and is called for one range after the other, from the first expert to the last.
+    ///
+    /// # Errors
+    ///
+    /// Those of `part`; [`Error::Shape`] or [`Error::Argument`] if the vectors do not fit the layout and its format, [`Error::Argument`] if an option or a
+    /// variable of the environment is not what it can be, [`Error::SizeLimit`] if there are 2³² - 1 experts or more, [`Error::OutOfMemory`] if host or
+    /// device have too little memory.
+    pub fn new(
+        device: &Device,
+        layout: ExpertLayout,
+        count: usize,
+        options: &ExpertOptions,
+        mut part: impl FnMut(Range<usize>) -> Result<[Vec<f32>; 3]>,
+    ) -> Result<Self> {
+        if options.chunk == Some(0) {
+            return Err(Error::Argument {
+                operation: "Experts::new",
+                argument: "chunk_tokens",
+                expected: "at least 1".into(),
+                actual: "0".into(),
+            });
+        }
+        let resident = match options.memory {
+            ExpertMemory::Resident => true,
+            ExpertMemory::Cached => false,
+            ExpertMemory::Auto => {
+                let free = device.memory_stats()?.free;
+                options.cache.settings()?.slots(count, layout.row_bytes(), free)? == count
+            }
+        };
+        let store = if resident {
+            Store::Resident(Box::new(ExpertTable::from_parts(device, layout, count, part)?))
+        } else {
+            let mut rows = CachedRows::new(device, count, layout.row_bytes(), &options.cache)?;
+            let numbers = layout.hidden().saturating_mul(2 * layout.d() + layout.o());
+            let at_a_time = (NUMBERS_AT_A_TIME / numbers.max(1)).max(1);
+            for first in (0..count).step_by(at_a_time) {
+                let range = first..count.min(first + at_a_time);
+                let [u, w, v] = part(range.clone())?;
+                let mut bytes = crate::memory::zeros("Experts::new", range.len() * layout.row_bytes())?;
+                layout.pack_rows(ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
+                rows.write(first, &bytes)?;
+            }
+            Store::Cached(Box::new(Mutex::new(Cached { rows, ids: None })))
+        };
+        let (device, activation, chunk) = (device.clone(), options.activation, options.chunk);
+        Ok(Self { device, layout, count, activation, chunk, store })
+    }
+
+    /// Evaluates the experts that `routing` names for each row of `x` `[.., D]`: `[.., O]`. See [`ops::expert_mlp`](crate::ops::expert_mlp).
+    ///
+    /// # Errors
+    ///
+    /// As [`ExpertMlpOp::run`](crate::ops::peer::ExpertMlpOp::run); behind a cache also those of [`CachedRows::stage`], and [`Error::Argument`] for an
+    /// id of no expert.
+    pub fn forward<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<Tensor<T>> {
+        self.forward_on(x, routing, &self.device.default_stream())
+    }
+
+    /// As [`forward`](Self::forward), on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward), and [`Error::DeviceMismatch`] if the stream is another device's.
+    pub fn forward_on<T: ExpertInput>(
+        &self,
+        x: &Tensor<T>,
+        routing: &Routing,
+        stream: &Stream,
+    ) -> Result<Tensor<T>> {
+        self.device.expect_same(OPERATION, "x", x.device())?;
+        self.device.expect_same(OPERATION, "stream", stream.device())?;
+        let cached = match &self.store {
+            Store::Resident(table) => {
+                return expert_mlp(x, routing, table).activation(self.activation).on(stream).run();
+            }
+            Store::Cached(cached) => cached,
+        };
+        let [tokens, heads, k] = routing.sizes(OPERATION)?;
+        let wrong = |expected: String| {
+            Err(Error::Shape { operation: OPERATION, operand: "x", expected, actual: x.shape().to_vec() })
+        };
+        let leading = &routing.ids.shape()[..routing.ids.rank() - 2];
+        let expected = [leading, &[self.layout.d()]].concat();
+        if x.shape() != expected {
+            return wrong(format!("{expected:?}, for these ids and experts"));
+        }
+        let shape = [leading, &[self.layout.o()]].concat();
+        if tokens == 0 {
+            return Tensor::uninit_on(stream, shape);
+        }
+        let per_token = heads * k;
+        let routing = Routing {
+            ids: routing.ids.contiguous()?.reshape([tokens, heads, k])?,
+            gates: routing.gates.contiguous()?.reshape([tokens, heads, k])?,
+        };
+        let x = x.flatten_leading()?;
+        let mut y = Tensor::uninit_on(stream, [tokens, self.layout.o()])?;
+        let mut cached = cached.lock();
+        let ids = cached.ids_to_host(&routing.ids, stream)?;
+        let chunk =
+            self.chunk.unwrap_or_else(|| chunk_tokens(tokens, per_token, cached.rows.cache().slots()));
+        let pass = Pass { experts: self, x: &x, routing: &routing, ids: &ids, per_token, chunk, stream };
+        let done = pass.run(&mut cached.rows, &mut y);
+        cached.ids = Some(ids);
+        if done.is_err() {
+            // Steps may be under way that nobody will release.
+            cached.rows.reset();
+        }
+        done?;
+        y.reshape(shape)
+    }
+
+    /// The implementation that [`forward`](Self::forward) takes; behind a cache the kernel runs once for each chunk.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward), for the operands.
+    pub fn implementation<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<Implementation> {
+        match &self.store {
+            Store::Resident(table) => {
+                expert_mlp(x, routing, table).activation(self.activation).implementation()
+            }
+            Store::Cached(cached) => {
+                let table = cached.lock().rows.table(self.layout, None)?;
+                expert_mlp(x, routing, &table).activation(self.activation).implementation()
+            }
+        }
+    }
+
+    /// What has happened in the cache; `None` if all experts are resident.
+    #[must_use]
+    pub fn statistics(&self) -> Option<CacheStatistics> {
+        match &self.store {
+            Store::Resident(_) => None,
+            Store::Cached(cached) => Some(cached.lock().rows.statistics()),
+        }
+    }
+
+    /// For each expert, how many chunks of tokens have used it; `None` if all experts are resident.
+    #[must_use]
+    pub fn heat(&self) -> Option<Vec<u32>> {
+        match &self.store {
+            Store::Resident(_) => None,
+            Store::Cached(cached) => Some(cached.lock().rows.cache().heat().to_vec()),
+        }
+    }
+
+    /// How many experts the device holds at a time: all of them if they are resident.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        match &self.store {
+            Store::Resident(_) => self.count,
+            Store::Cached(cached) => cached.lock().rows.cache().slots(),
+        }
+    }
+
+    /// Makes the cache's copies fail once, after so many steps.
+    #[cfg(test)]
+    fn fail_once(&self, point: crate::peer::rows::Point, after: usize) {
+        if let Store::Cached(cached) = &self.store {
+            cached.lock().rows.fail_once(point, after);
+        }
+    }
+
+    /// Whether all experts are on the device.
+    #[must_use]
+    pub fn is_resident(&self) -> bool {
+        matches!(self.store, Store::Resident(_))
+    }
+
+    /// How many experts there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Sizes and layout of the experts.
+    #[must_use]
+    pub fn layout(&self) -> &ExpertLayout {
+        &self.layout
+    }
+
+    /// The device that evaluates the experts.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+impl Cached {
+    /// Copies ids to the host, and waits for them.
+    fn ids_to_host(&mut self, ids: &Tensor<u32>, stream: &Stream) -> Result<PinnedBuffer<u32>> {
+        let buffer = match self.ids.take().filter(|buffer| buffer.len() == ids.len()) {
+            Some(buffer) => buffer,
+            None => PinnedBuffer::zeros(ids.device(), ids.len())?,
+        };
+        ids.copy_to_pinned(buffer, stream)?.wait()
+    }
+}
+
+/// One pass over all tokens with experts behind a cache.
+struct Pass<'a, T: ExpertInput> {
+    experts: &'a Experts,
+    /// `[T, D]`.
+    x: &'a Tensor<T>,
+    /// `[T, H, k]`.
+    routing: &'a Routing,
+    ids: &'a [u32],
+    /// Experts of a token.
+    per_token: usize,
+    /// Tokens of a chunk.
+    chunk: usize,
+    stream: &'a Stream,
+}
+
+impl<T: ExpertInput> Pass<'_, T> {
+    fn run(&self, rows: &mut CachedRows, y: &mut Tensor<T>) -> Result<()> {
+        let tokens = self.x.shape()[0];
+        let chunk = |first: usize| first..tokens.min(first.saturating_add(self.chunk));
+        let mut next = Some((chunk(0), self.stage(rows, chunk(0))?));
+        while let Some((range, step)) = next.take() {
+            let read = self.compute(rows, &step, range.clone(), y)?;
+            // The next chunk's rows are copied while this one is computed, so its own stay pinned until then.
+            if range.end < tokens {
+                let range = chunk(range.end);
+                next = Some((range.clone(), self.stage(rows, range)?));
+            }
+            rows.release_after(step, read)?;
+        }
+        Ok(())
+    }
+
+    fn stage(&self, rows: &mut CachedRows, range: Range<usize>) -> Result<Step> {
+        rows.stage(&self.ids[range.start * self.per_token..range.end * self.per_token])
+    }
+
+    fn compute(
+        &self,
+        rows: &mut CachedRows,
+        step: &Step,
+        range: Range<usize>,
+        y: &mut Tensor<T>,
+    ) -> Result<Event> {
+        rows.begin_reading(step, self.stream)?;
+        let table = rows.table(self.experts.layout, Some(step))?;
+        let routing = Routing {
+            ids: self.routing.ids.slice(0, range.clone())?,
+            gates: self.routing.gates.slice(0, range.clone())?,
+        };
+        let x = self.x.slice(0, range.clone())?;
+        expert_mlp(&x, &routing, &table)
+            .activation(self.experts.activation)
+            .part_of(self.x.shape()[0])
+            .on(self.stream)
+            .run_into(&mut y.slice(0, range)?)?;
+        rows.end_reading(self.stream)
+    }
+}
+
+/// How many tokens of `tokens`, with `per_token` experts each, are worked at a time before a cache of `slots` rows: a quarter of them, so many that the
+/// rows of two chunks fit into the cache even if no two are the same, but enough to fill a GPU.
+fn chunk_tokens(tokens: usize, per_token: usize, slots: usize) -> usize {
+    let fit = slots / 2 / per_token.max(1);
+    tokens.div_ceil(CHUNKS).min(fit).clamp(FEWEST_TOKENS, MOST_TOKENS)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+//! Experts behind caches of every size, beside the same experts on the device.
+
+use half::bf16;
+use proptest::prelude::*;
+
+use super::{ExpertOptions, Experts, chunk_tokens};
+use crate::ops::Activation;
+use crate::ops::peer::{ExpertFormat, ExpertLayout, Routing};
+use crate::peer::rows::Point;
+use crate::peer::{CacheOptions, ExpertMemory};
+use crate::weights::FloatElement;
+use crate::{Device, Element, Error, Tensor};
+
+/// Numbers from -1 to 1 that depend on a seed.
+fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+fn tensor<T: Element + FloatElement>(device: &Device, shape: &[usize], seed: u64) -> Tensor<T> {
+    let values: Vec<T> =
+        numbers(shape.iter().product(), seed).into_iter().map(|value| T::round(value.into())).collect();
+    Tensor::from_slice(device, &values, shape).expect("a small tensor")
+}
+
+/// Ids of which small ones are more frequent, and some twice a token.
+fn routing(device: &Device, tokens: usize, heads: usize, k: usize, count: usize, seed: u64) -> Routing {
+    let ids: Vec<u32> = numbers(tokens * heads * k, seed ^ 1)
+        .into_iter()
+        .map(|number| ((number * number * count as f32) as usize).min(count - 1) as u32)
+        .collect();
+    Routing {
+        ids: Tensor::from_slice(device, &ids, [tokens, heads, k]).expect("a small tensor"),
+        gates: tensor(device, &[tokens, heads, k], seed ^ 2),
+    }
+}
+
+fn experts(device: &Device, layout: ExpertLayout, count: usize, options: ExpertOptions) -> Experts {
+    Experts::new(device, layout, count, &options, |range| {
+        let of = |length: usize, salt: u64| -> Vec<f32> {
+            range.clone().flat_map(|expert| numbers(length, expert as u64 * 3 + salt)).collect()
+        };
+        let (u, v) = (layout.hidden() * layout.d(), layout.hidden() * layout.o());
+        Ok([of(u, 0), if layout.is_gated() { of(u, 1) } else { Vec::new() }, of(v, 2)])
+    })
+    .expect("a small layer")
+}
+
+fn bits(y: &Tensor<bf16>) -> Vec<u16> {
+    y.to_vec().expect("the result can be read").into_iter().map(bf16::to_bits).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn outputs_are_those_of_resident_experts_bit_for_bit(
+        format in prop::sample::select(ExpertFormat::ALL.to_vec()),
+        (d, o, hidden, gated) in (1usize..40, 1usize..40, 1usize..3, any::<bool>()),
+        (tokens, heads, k) in (1usize..24, 1usize..3, 1usize..5),
+        count in 1usize..50, slots in 1usize..56, chunk in 1usize..9, poison: bool, seed: u64,
+    ) {
+        for device in [Device::cpu(), Device::emulator()] {
+            let layout = ExpertLayout::new(format, d, hidden, o, gated).unwrap();
+            let options = ExpertOptions::default().activation(Activation::Silu).chunk_tokens(chunk);
+            let resident = experts(&device, layout, count, options.memory(ExpertMemory::Resident));
+            let cache = CacheOptions::default().slots(slots).poison(poison);
+            let cached = experts(&device, layout, count, options.memory(ExpertMemory::Cached).cache(cache));
+            prop_assert!(resident.is_resident() && !cached.is_resident());
+            prop_assert_eq!(cached.capacity(), slots.min(count));
+            let stream = device.new_stream().unwrap();
+            for pass in 0..3 {
+                let x = tensor::<bf16>(&device, &[tokens, d], seed ^ pass);
+                let routing = routing(&device, tokens, heads, k, count, seed ^ pass);
+                let expected = resident.forward(&x, &routing).unwrap();
+                let got = cached.forward_on(&x, &routing, &stream).unwrap();
+                prop_assert_eq!(got.shape(), expected.shape());
+                prop_assert_eq!(bits(&got), bits(&expected));
+            }
+            let statistics = cached.statistics().unwrap();
+            prop_assert_eq!(statistics.requests, (3 * tokens * heads * k) as u64);
+            prop_assert_eq!(statistics.hits + statistics.misses, statistics.requests);
+            prop_assert_eq!(statistics.steps, 3 * tokens.div_ceil(chunk) as u64);
+            let heat: u64 = cached.heat().unwrap().into_iter().map(u64::from).sum();
+            prop_assert_eq!(heat, statistics.unique);
+            prop_assert!(resident.statistics().is_none() && resident.heat().is_none());
+        }
+    }
+}
+
+#[test]
+fn a_pass_that_fails_is_an_error_and_the_next_one_is_right() {
+    for device in [Device::cpu(), Device::emulator()] {
+        let layout = ExpertLayout::new(ExpertFormat::Int8, 20, 1, 12, false).unwrap();
+        let options = ExpertOptions::default().chunk_tokens(3);
+        let resident = experts(&device, layout, 30, options.memory(ExpertMemory::Resident));
+        let cache = CacheOptions::default().slots(7).poison(true);
+        let cached = experts(&device, layout, 30, options.memory(ExpertMemory::Cached).cache(cache));
+        // Copies are not part of every step of the CPU: its second finds all slots in use.
+        let points = [
+            (Point::Plan, 1),
+            (Point::Allocation, 3),
+            (Point::Copy, 1),
+            (Point::Record, 2),
+            (Point::Copy, 0),
+        ];
+        for (seed, (point, after)) in points.into_iter().enumerate() {
+            let x = tensor::<bf16>(&device, &[10, 20], seed as u64);
+            let routing = routing(&device, 10, 2, 3, 30, seed as u64);
+            cached.fail_once(point, after);
+            let failed = cached.forward(&x, &routing);
+            assert!(matches!(failed, Err(Error::Driver { .. })), "{point:?}: {failed:?}");
+            let expected = resident.forward(&x, &routing).unwrap();
+            assert_eq!(bits(&cached.forward(&x, &routing).unwrap()), bits(&expected), "after {point:?}");
+        }
+    }
+}
+
+#[test]
+fn any_number_of_tokens_and_leading_axes_are_taken() {
+    let device = Device::emulator();
+    let layout = ExpertLayout::new(ExpertFormat::Bf16, 8, 1, 5, false).unwrap();
+    let options =
+        ExpertOptions::default().memory(ExpertMemory::Cached).cache(CacheOptions::default().slots(4));
+    let experts = experts(&device, layout, 9, options);
+    for shape in [&[1][..], &[0], &[2, 0, 3], &[2, 3], &[]] {
+        let tokens = shape.iter().product();
+        let flat = routing(&device, tokens, 2, 2, 9, 5);
+        let axes = [shape, &[2, 2]].concat();
+        let routing =
+            Routing { ids: flat.ids.reshape(&axes).unwrap(), gates: flat.gates.reshape(&axes).unwrap() };
+        let x = tensor::<f32>(&device, &[shape, &[8]].concat(), 4);
+        let y = experts.forward(&x, &routing).unwrap();
+        assert_eq!(y.shape(), [shape, &[5]].concat());
+    }
+}
+
+#[test]
+fn operands_that_do_not_fit_are_errors_and_so_are_ids_of_no_expert() {
+    let device = Device::cpu();
+    let layout = ExpertLayout::new(ExpertFormat::F32, 8, 1, 5, false).unwrap();
+    let options =
+        ExpertOptions::default().memory(ExpertMemory::Cached).cache(CacheOptions::default().slots(4));
+    let experts = experts(&device, layout, 9, options);
+    let good = routing(&device, 3, 1, 2, 9, 5);
+    let x = |shape: &[usize]| tensor::<f32>(&device, shape, 4);
+    for shape in [&[3, 7][..], &[2, 8], &[8], &[1, 3, 8]] {
+        let error = experts.forward(&x(shape), &good);
+        assert!(matches!(error, Err(Error::Shape { operand: "x", .. })), "{shape:?}: {error:?}");
+    }
+    let elsewhere = tensor::<f32>(&Device::emulator(), &[3, 8], 4);
+    assert!(matches!(experts.forward(&elsewhere, &good), Err(Error::DeviceMismatch { .. })));
+    let bad =
+        Routing { ids: Tensor::from_slice(&device, &[0u32, 1, 9, 2, 3, 4], [3, 1, 2]).unwrap(), ..good };
+    let error = experts.forward(&x(&[3, 8]), &bad).unwrap_err().to_string();
+    assert!(error.contains("an id is 9") && error.contains("less than 9"), "{error}");
+    let none = ExpertOptions::default().chunk_tokens(0);
+    let refused = Experts::new(&device, layout, 9, &none, |_| Ok([Vec::new(), Vec::new(), Vec::new()]));
+    assert!(matches!(refused, Err(Error::Argument { argument: "chunk_tokens", .. })));
+    let short = Experts::new(&device, layout, 9, &options, |_| Ok([Vec::new(), Vec::new(), Vec::new()]));
+    assert!(matches!(short, Err(Error::Shape { .. })));
+}
+
+#[test]
+fn experts_that_fit_are_resident_unless_asked_otherwise() {
+    let device = Device::cpu();
+    let layout = ExpertLayout::new(ExpertFormat::F32, 64, 1, 64, false).unwrap();
+    let of = |slots| {
+        experts(&device, layout, 10, ExpertOptions::default().cache(CacheOptions::default().slots(slots)))
+    };
+    assert!(of(10).is_resident() && of(11).is_resident() && !of(9).is_resident());
+}
+
+#[test]
+fn chunks_fit_into_the_cache_and_fill_a_gpu() {
+    assert_eq!(chunk_tokens(16_384, 128, 1 << 20), 2048);
+    assert_eq!(chunk_tokens(2048, 128, 1 << 20), 512);
+    assert_eq!(chunk_tokens(16_384, 128, 100_000), 390);
+    assert_eq!(chunk_tokens(16_384, 128, 1), 64);
+    assert_eq!(chunk_tokens(1, 128, 1 << 20), 64);
+    assert_eq!(chunk_tokens(1, 0, 0), 64);
+}

@@ -1,0 +1,351 @@
+//! The layer beside its definition written out, and behind caches of every size beside itself on the device.
+
+use half::bf16;
+use proptest::prelude::*;
+
+use super::{Norm, Peer, PeerConfig, PeerRouter};
+use crate::layers::Experts;
+use crate::ops::Activation;
+use crate::ops::peer::{ExpertFormat, Gate};
+use crate::peer::{CacheOptions, ExpertMemory};
+use crate::weights::FloatElement;
+use crate::{Device, Element, Error, Tensor, Weights};
+
+/// Whole numbers from -`most` to `most` that depend on a seed.
+fn integers(count: usize, most: i32, seed: u64) -> Vec<i32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678_9abc_def1;
+    let span = (2 * most + 1) as u64;
+    (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            ((state >> 33) % span) as i32 - most
+        })
+        .collect()
+}
+
+fn tensor<T: Element + FloatElement>(
+    device: &Device,
+    shape: &[usize],
+    values: &[i32],
+    unit: f64,
+) -> Tensor<T> {
+    let values: Vec<T> = values.iter().map(|&value| T::round(f64::from(value) * unit)).collect();
+    Tensor::from_slice(device, &values, shape).expect("a small tensor")
+}
+
+/// The numbers of a layer, all whole.
+#[derive(Clone, Debug)]
+struct Numbers {
+    config: PeerConfig,
+    keys_per_head: bool,
+    query: Vec<i32>,
+    keys: [Vec<i32>; 2],
+    u: Vec<i32>,
+    w: Vec<i32>,
+    v: Vec<i32>,
+}
+
+impl Numbers {
+    fn new(config: PeerConfig, keys_per_head: bool, seed: u64) -> Self {
+        let PeerConfig { input, output, sub_keys, heads, query, hidden, gated, .. } = config;
+        let groups = if keys_per_head { heads } else { 1 };
+        let (keys, units) = (groups * sub_keys * query / 2, sub_keys * sub_keys * hidden);
+        Self {
+            config,
+            keys_per_head,
+            query: integers(heads * query * input, 2, seed),
+            keys: [integers(keys, 2, seed ^ 1), integers(keys, 2, seed ^ 2)],
+            u: integers(units * input, 2, seed ^ 3),
+            w: if gated { integers(units * input, 1, seed ^ 4) } else { Vec::new() },
+            v: integers(units * output, 2, seed ^ 5),
+        }
+    }
+
+    fn layer<T: super::PeerInput>(&self, device: &Device, config: &PeerConfig, unit: f64) -> Peer<T> {
+        let PeerConfig { input, output, sub_keys: n, heads, query, hidden, .. } = *config;
+        let keys_shape = if self.keys_per_head { vec![heads, n, query / 2] } else { vec![n, query / 2] };
+        let keys = [&self.keys[0], &self.keys[1]].map(|keys| tensor(device, &keys_shape, keys, unit));
+        let router = PeerRouter::new(tensor(device, &[heads * query, input], &self.query, unit), keys);
+        Peer::new(device, config, router, |range| {
+            let part = |values: &[i32], columns: usize| -> Vec<f32> {
+                let values = &values[range.start * columns..range.end * columns];
+                values.iter().map(|&value| (f64::from(value) * unit) as f32).collect()
+            };
+            let w = if self.w.is_empty() { Vec::new() } else { part(&self.w, hidden * input) };
+            Ok([part(&self.u, hidden * input), w, part(&self.v, hidden * output)])
+        })
+        .expect("a small layer")
+    }
+
+    /// The definition, without norm, with the scores or their positive parts as gates and with ReLU, in whole numbers.
+    fn by_definition(&self, x: &[i32], relu_gate: bool) -> Vec<i64> {
+        let PeerConfig { input, output, sub_keys: n, heads, query, hidden, experts_per_head: k, .. } =
+            self.config;
+        let dot = |a: &[i32], b: &[i64]| -> i64 { a.iter().zip(b).map(|(a, b)| i64::from(*a) * b).sum() };
+        let mut y = Vec::new();
+        for token in x.chunks(input) {
+            let token: Vec<i64> = token.iter().map(|&value| value.into()).collect();
+            let mut sum = vec![0i64; output];
+            for head in 0..heads {
+                let q: Vec<i64> = (0..query)
+                    .map(|i| dot(&self.query[(head * query + i) * input..][..input], &token))
+                    .collect();
+                let half = query / 2;
+                let first = if self.keys_per_head { head * n } else { 0 };
+                let score = |id: usize| {
+                    let key =
+                        |keys: &[i32], row: usize, q: &[i64]| dot(&keys[(first + row) * half..][..half], q);
+                    key(&self.keys[0], id / n, &q[..half]) + key(&self.keys[1], id % n, &q[half..])
+                };
+                let mut all: Vec<(i64, usize)> = (0..n * n).map(|id| (-score(id), id)).collect();
+                all.sort_unstable();
+                for &(negative, id) in &all[..k] {
+                    let gate = if relu_gate { (-negative).max(0) } else { -negative };
+                    for unit in id * hidden..(id + 1) * hidden {
+                        let mut h = dot(&self.u[unit * input..][..input], &token).max(0);
+                        if !self.w.is_empty() {
+                            h *= dot(&self.w[unit * input..][..input], &token);
+                        }
+                        for (sum, &v) in sum.iter_mut().zip(&self.v[unit * output..][..output]) {
+                            *sum += gate * h * i64::from(v);
+                        }
+                    }
+                }
+            }
+            y.extend(sum);
+        }
+        y
+    }
+}
+
+fn small(
+    (input, output, sub_keys): (usize, usize, usize),
+    (heads, k, half): (usize, usize, usize),
+    (hidden, gated): (usize, bool),
+) -> PeerConfig {
+    PeerConfig::default()
+        .input(input)
+        .output(output)
+        .sub_keys(sub_keys)
+        .heads(heads)
+        .experts_per_head(k.min(sub_keys))
+        .query(2 * half)
+        .hidden(hidden)
+        .gated(gated)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whole_numbers_come_out_as_defined(
+        sizes in (1usize..10, 1usize..10, 1usize..12), heads in (1usize..4, 1usize..6, 1usize..5),
+        units in (1usize..3, any::<bool>()), keys_per_head: bool, relu_gate: bool,
+        tokens in 0usize..9, slots in 1usize..100, seed: u64,
+    ) {
+        let config = small(sizes, heads, units)
+            .query_norm(Norm::None)
+            .gate(if relu_gate { Gate::Relu } else { Gate::Identity })
+            .activation(Activation::Relu)
+            .cache(CacheOptions::default().slots(slots));
+        let numbers = Numbers::new(config, keys_per_head, seed);
+        let x = integers(tokens * config.input, 2, seed ^ 9);
+        let expected = numbers.by_definition(&x, relu_gate);
+        // Every sum is a whole number that an f32 holds.
+        prop_assume!(expected.iter().all(|value| value.abs() < 1 << 22));
+        for device in [Device::cpu(), Device::emulator()] {
+            let layer = numbers.layer::<f32>(&device, &config, 1.0);
+            let x = tensor::<f32>(&device, &[tokens, config.input], &x, 1.0);
+            let y = layer.forward(&x).unwrap();
+            prop_assert_eq!(y.shape(), [tokens, config.output]);
+            let y: Vec<i64> = y.to_vec().unwrap().into_iter().map(|value| value as i64).collect();
+            prop_assert_eq!(&y, &expected);
+        }
+    }
+
+    #[test]
+    fn a_cache_of_any_size_changes_no_bit(
+        sizes in (1usize..20, 1usize..20, 1usize..9), heads in (1usize..4, 1usize..6, 1usize..9),
+        units in (1usize..3, any::<bool>()), format in prop::sample::select(ExpertFormat::ALL.to_vec()),
+        norm in prop::sample::select(vec![
+            Norm::None, Norm::Layer { epsilon: 1e-5 }, Norm::Rms { epsilon: 1e-5 }, Norm::L2 { epsilon: 1e-5 },
+        ]),
+        gate in prop::sample::select(Gate::ALL.to_vec()),
+        tokens in 1usize..20, slots in 1usize..90, chunk in 1usize..7, poison: bool, seed: u64,
+    ) {
+        let config = small(sizes, heads, units)
+            .query_norm(norm)
+            .key_norm(norm)
+            .gate(gate)
+            .temperature(0.7)
+            .format(format)
+            .chunk_tokens(chunk);
+        let numbers = Numbers::new(config, false, seed);
+        for device in [Device::cpu(), Device::emulator()] {
+            let resident = numbers.layer::<bf16>(&device, &config.memory(ExpertMemory::Resident), 0.3);
+            let cache = CacheOptions::default().slots(slots).poison(poison);
+            let config = config.memory(ExpertMemory::Cached).cache(cache);
+            let cached = numbers.layer::<bf16>(&device, &config, 0.3);
+            for pass in 0..2 {
+                let x = integers(tokens * config.input, 9, seed ^ pass);
+                let x = tensor::<bf16>(&device, &[tokens, config.input], &x, 0.11);
+                let bits = |layer: &Peer<bf16>| -> Vec<u16> {
+                    let y = layer.forward(&x).expect("it runs").to_vec().expect("it can be read");
+                    y.into_iter().map(bf16::to_bits).collect()
+                };
+                prop_assert_eq!(bits(&cached), bits(&resident));
+            }
+            let statistics = cached.statistics().unwrap();
+            let requests = 2 * tokens * config.heads * config.experts_per_head;
+            prop_assert_eq!(statistics.requests, requests as u64);
+            prop_assert_eq!(statistics.hits + statistics.misses, statistics.requests);
+            prop_assert!(resident.statistics().is_none());
+        }
+    }
+}
+
+/// A file of the numbers, as f32.
+fn file(numbers: &Numbers, leave_out: &str) -> Vec<u8> {
+    let PeerConfig { input, output, sub_keys: n, heads, query, .. } = numbers.config;
+    let tensors = [
+        ("a.query.weight", vec![heads * query, input], &numbers.query),
+        ("a.keys_1", vec![n, query / 2], &numbers.keys[0]),
+        ("a.keys_2", vec![n, query / 2], &numbers.keys[1]),
+        ("a.experts.u", vec![n * n, input], &numbers.u),
+        ("a.experts.v", vec![n * n, output], &numbers.v),
+    ];
+    let data: Vec<_> = tensors
+        .iter()
+        .filter(|(name, ..)| *name != leave_out)
+        .map(|(name, shape, values)| {
+            let bytes: Vec<u8> = values.iter().flat_map(|&value| (value as f32).to_le_bytes()).collect();
+            (*name, shape.clone(), bytes)
+        })
+        .collect();
+    let views = data.iter().map(|(name, shape, bytes)| {
+        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes);
+        (*name, view.expect("the data fit"))
+    });
+    safetensors::serialize(views, None).expect("it serialises")
+}
+
+#[test]
+fn a_file_gives_the_layer_of_its_tensors_and_names_what_it_lacks() {
+    let device = Device::cpu();
+    let config = small((6, 5, 4), (2, 3, 2), (1, false));
+    let numbers = Numbers::new(config, false, 3);
+    let x = tensor::<f32>(&device, &[7, 6], &integers(42, 5, 1), 0.2);
+    let expected = numbers.layer::<f32>(&device, &config, 1.0).forward(&x).unwrap().to_vec().unwrap();
+    let weights = Weights::from_bytes(file(&numbers, "")).unwrap();
+    for config in [config, config.memory(ExpertMemory::Cached).cache(CacheOptions::default().slots(3))] {
+        let layer = Peer::<f32>::from_safetensors(&weights, "a", &device, &config).unwrap();
+        assert_eq!(layer.forward(&x).unwrap().to_vec().unwrap(), expected);
+    }
+    Peer::<bf16>::from_safetensors_converted(&weights, "a", &device, &config).unwrap();
+    let error = |weights: &Weights, config: PeerConfig| {
+        Peer::<f32>::from_safetensors(weights, "a", &device, &config).unwrap_err().to_string()
+    };
+    assert!(Peer::<bf16>::from_safetensors(&weights, "a", &device, &config).is_err(), "another type");
+    for name in ["a.query.weight", "a.keys_2", "a.experts.u", "a.experts.v"] {
+        let damaged = Weights::from_bytes(file(&numbers, name)).unwrap();
+        let error = error(&damaged, config);
+        assert!(error.contains(&format!("`{name}`")), "{error}");
+    }
+    assert!(error(&weights, config.gated(true)).contains("a.experts.w"));
+    assert!(
+        error(&weights, config.input(7)).contains("[.., 7]")
+            || error(&weights, config.input(7)).contains('7')
+    );
+    assert!(error(&weights, config.hidden(2)).contains("[16, 2, 6]"));
+    let batch = config.query_norm(Norm::Batch { epsilon: 1e-5 });
+    assert!(error(&weights, batch).contains("a.query_norm.running_mean"));
+}
+
+#[test]
+fn configurations_that_make_no_layer_are_errors_that_name_the_number() {
+    let device = Device::cpu();
+    let config = small((3, 2, 4), (2, 3, 2), (1, false));
+    let numbers = Numbers::new(config, false, 3);
+    let router = || numbers.layer::<f32>(&device, &config, 1.0).router().clone();
+    let refused = |config: PeerConfig, router: PeerRouter<f32>| {
+        Peer::new(&device, &config, router, |_| panic!("no experts are asked for")).unwrap_err()
+    };
+    for (config, name) in [
+        (config.heads(0), "heads"),
+        (config.query(3), "query"),
+        (config.sub_keys(0), "sub_keys"),
+        (config.sub_keys(1 << 16), "sub_keys"),
+        (config.experts_per_head(0), "experts_per_head"),
+        (config.experts_per_head(5), "experts_per_head"),
+        (config.key_norm(Norm::Batch { epsilon: 0.1 }), "key_norm"),
+        (config.query_norm(Norm::Batch { epsilon: 0.1 }), "query_norm_statistics"),
+    ] {
+        let error = refused(config, router());
+        assert!(matches!(error, Error::Argument { argument, .. } if argument == name), "{name}: {error}");
+    }
+    let wide = PeerRouter { query: Tensor::zeros(&device, [8, 4]).unwrap(), ..router() };
+    assert!(matches!(refused(config, wide), Error::Shape { operand: "query", .. }));
+    let [first, _] = router().keys;
+    let keys = PeerRouter { keys: [first, Tensor::zeros(&device, [4, 3]).unwrap()], ..router() };
+    assert!(matches!(refused(config, keys), Error::Shape { operand: "keys_2", .. }));
+    let weight = Tensor::zeros(&device, [3]).ok();
+    let weighted = PeerRouter { key_norm_weight: weight, ..router() };
+    assert!(matches!(refused(config, weighted), Error::Shape { operand: "key_norm_weight", .. }));
+    let elsewhere = Peer::new(&Device::emulator(), &config, router(), |_| panic!("no experts are asked for"));
+    assert!(matches!(elsewhere, Err(Error::DeviceMismatch { .. })));
+}
+
+#[test]
+fn sub_keys_are_normalised_once() {
+    let device = Device::cpu();
+    let config = small((3, 2, 4), (2, 3, 2), (1, false));
+    let numbers = Numbers::new(config, false, 7);
+    let keys = |norm| {
+        let [first, _] = numbers.layer::<f32>(&device, &config.key_norm(norm), 1.0).router().keys.clone();
+        first.to_vec().unwrap()
+    };
+    let plain = keys(Norm::None);
+    let pairs =
+        |values: Vec<f32>| -> Vec<[f32; 2]> { values.chunks(2).map(|pair| [pair[0], pair[1]]).collect() };
+    for ((plain, l2), (rms, layer)) in
+        pairs(plain).into_iter().zip(pairs(keys(Norm::L2 { epsilon: 1e-9 }))).zip(
+            pairs(keys(Norm::Rms { epsilon: 0.0 }))
+                .into_iter()
+                .zip(pairs(keys(Norm::Layer { epsilon: 0.0 }))),
+        )
+    {
+        let [a, b] = plain;
+        let length = a.hypot(b);
+        if length > 0.0 {
+            assert!((l2[0] - a / length).abs() < 1e-6 && (l2[1] - b / length).abs() < 1e-6);
+            assert!(
+                (rms[0] - l2[0] * 2f32.sqrt()).abs() < 1e-6 && (rms[1] - l2[1] * 2f32.sqrt()).abs() < 1e-6
+            );
+        }
+        if a != b {
+            assert_eq!(layer, if a > b { [1.0, -1.0] } else { [-1.0, 1.0] });
+        }
+    }
+}
+
+#[test]
+fn a_layer_says_what_runs() {
+    let device = Device::emulator();
+    let config = small((3, 2, 4), (2, 3, 2), (1, false));
+    let numbers = Numbers::new(config, false, 7);
+    let x = Tensor::<f32>::zeros(&device, [2, 5, 3]).unwrap();
+    let resident = numbers.layer::<f32>(&device, &config, 1.0);
+    let text = resident.implementation(&x).unwrap().to_string();
+    assert!(text.contains("product_key_topk") && text.contains("expert_mlp"), "{text}");
+    assert!(text.ends_with("16 experts on the device"), "{text}");
+    let cache = CacheOptions::default().slots(5);
+    let cached = numbers.layer::<f32>(&device, &config.memory(ExpertMemory::Cached).cache(cache), 1.0);
+    let text = cached.implementation(&x).unwrap().to_string();
+    assert!(text.ends_with("16 experts in host memory behind a cache of 5"), "{text}");
+    assert_eq!(cached.forward(&x).unwrap().shape(), [2, 5, 2]);
+    let experts: &Experts = cached.experts();
+    assert_eq!((experts.capacity(), experts.count(), experts.is_resident()), (5, 16, false));
+    assert_eq!(PeerConfig::default().expert_count(), 1 << 20);
+}

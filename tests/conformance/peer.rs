@@ -1,0 +1,154 @@
+//! PEER layers: outputs are the same bit for bit wherever the experts are.
+
+use half::bf16;
+use libtest_mimic::Failed;
+use warpsmith::layers::{Peer, PeerConfig, PeerRouter};
+use warpsmith::ops::peer::{ExpertFormat, Gate};
+use warpsmith::peer::{CacheOptions, ExpertMemory};
+use warpsmith::weights::FloatElement;
+use warpsmith::{Device, DeviceKind, Tensor};
+
+use crate::{Case, cases};
+
+pub(crate) const CASES: &[(&str, Case)] = cases![
+    thrashing_caches_in_pinned_memory_change_no_bit,
+    thrashing_caches_in_managed_memory_change_no_bit,
+    layers_of_few_tokens_are_those_of_many,
+];
+
+/// Numbers from -1 to 1.
+fn numbers(count: usize, seed: u64) -> impl Iterator<Item = f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..count).map(move |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
+    })
+}
+
+fn tensor(device: &Device, shape: &[usize], seed: u64) -> Result<Tensor<bf16>, Failed> {
+    let values: Vec<bf16> = numbers(shape.iter().product(), seed).map(bf16::round).collect();
+    Ok(Tensor::from_slice(device, &values, shape)?)
+}
+
+/// A layer of n² experts, and of as many inputs as it is good for on the device.
+fn layer(device: &Device, config: &PeerConfig, (input, n): (usize, usize)) -> Result<Peer<bf16>, Failed> {
+    let (heads, query) = (3, 32);
+    let config = config
+        .input(input)
+        .output(input + 8)
+        .sub_keys(n)
+        .heads(heads)
+        .experts_per_head(7)
+        .query(query)
+        .gate(Gate::Sigmoid);
+    let keys = [tensor(device, &[n, query / 2], 2)?, tensor(device, &[n, query / 2], 3)?];
+    let router = PeerRouter::new(tensor(device, &[heads * query, input], 1)?, keys);
+    let layer = Peer::new(device, &config, router, |range| {
+        let part = |columns: usize, salt: u64| -> Vec<f32> {
+            let of = |expert: usize| numbers(columns, expert as u64 * 2 + salt).map(|number| number as f32);
+            range.clone().flat_map(of).collect()
+        };
+        Ok([part(input, 0), Vec::new(), part(input + 8, 1)])
+    })?;
+    Ok(layer)
+}
+
+fn bits(y: &Tensor<bf16>) -> Result<Vec<u16>, Failed> {
+    Ok(y.to_vec()?.into_iter().map(bf16::to_bits).collect())
+}
+
+/// Inputs, sub-keys and tokens.
+fn sizes(device: &Device) -> (usize, usize, usize) {
+    match device.kind() {
+        DeviceKind::Cuda(_) => (1024, 128, 1500),
+        _ => (72, 12, 30),
+    }
+}
+
+fn thrashing_caches(device: &Device, managed: bool) -> Result<(), Failed> {
+    let (input, n, tokens) = sizes(device);
+    let base = PeerConfig::default().format(ExpertFormat::Int8);
+    let resident = layer(device, &base.memory(ExpertMemory::Resident), (input, n))?;
+    let inputs = [tensor(device, &[tokens, input], 8)?, tensor(device, &[tokens, input], 9)?];
+    let expected = [bits(&resident.forward(&inputs[0])?)?, bits(&resident.forward(&inputs[1])?)?];
+    for (slots, chunk) in
+        [(1, tokens / 3), (n, tokens / 9), (n * n / 3, tokens / 9), (n * n, 1 + tokens / 20)]
+    {
+        let cache = CacheOptions::default().slots(slots).managed(managed).poison(true);
+        let config = base.memory(ExpertMemory::Cached).cache(cache).chunk_tokens(chunk);
+        let cached = layer(device, &config, (input, n))?;
+        let streams = [device.new_stream()?, device.new_stream()?];
+        for pass in 0..6 {
+            // The host does not wait for one pass before it enqueues the next, on another stream.
+            let first = cached.forward_on(&inputs[pass % 2], &streams[pass % 2])?;
+            let second = cached.forward_on(&inputs[(pass + 1) % 2], &streams[(pass + 1) % 2])?;
+            for (y, expected) in [(first, &expected[pass % 2]), (second, &expected[(pass + 1) % 2])] {
+                assert!(bits(&y)? == *expected, "pass {pass}, {slots} slots, chunks of {chunk}");
+            }
+        }
+        let statistics = cached.statistics().ok_or("there is a cache")?;
+        assert_eq!(statistics.hits + statistics.misses, statistics.requests, "{statistics}");
+        assert_eq!(statistics.requests, (12 * tokens * 21) as u64);
+        assert!(slots < n * n || statistics.evictions == 0, "{statistics}");
+    }
+    Ok(())
+}
+
+fn thrashing_caches_in_pinned_memory_change_no_bit(device: &Device) -> Result<(), Failed> {
+    thrashing_caches(device, false)
+}
+
+fn thrashing_caches_in_managed_memory_change_no_bit(device: &Device) -> Result<(), Failed> {
+    thrashing_caches(device, true)
+}
+
+/// Whole numbers come out exactly however many tokens there are and in whatever memory: one at a time they are the rows of all at once.
+fn layers_of_few_tokens_are_those_of_many(device: &Device) -> Result<(), Failed> {
+    let (input, n, tokens) = (16, 9, 40);
+    let whole = |count: usize, seed: u64| numbers(count, seed).map(|number| (number * 2.99) as i32 as f64);
+    let tensor = |shape: &[usize], seed| -> Result<Tensor<bf16>, Failed> {
+        let values: Vec<bf16> = whole(shape.iter().product(), seed).map(bf16::round).collect();
+        Ok(Tensor::from_slice(device, &values, shape)?)
+    };
+    let config = PeerConfig::default()
+        .input(input)
+        .output(input)
+        .sub_keys(n)
+        .heads(2)
+        .experts_per_head(3)
+        .query(4)
+        .query_norm(warpsmith::layers::Norm::None)
+        .gate(Gate::Relu)
+        .activation(warpsmith::ops::Activation::Relu);
+    let router = || -> Result<_, Failed> {
+        Ok(PeerRouter::new(tensor(&[8, input], 1)?, [tensor(&[n, 2], 2)?, tensor(&[n, 2], 3)?]))
+    };
+    let part = |range: std::ops::Range<usize>| {
+        let of = |salt: u64| -> Vec<f32> {
+            range
+                .clone()
+                .flat_map(|expert| whole(input, expert as u64 * 2 + salt))
+                .map(|v| v as f32)
+                .collect()
+        };
+        Ok([of(0), Vec::new(), of(1)])
+    };
+    let resident = Peer::<bf16>::new(device, &config, router()?, part)?;
+    let cache = CacheOptions::default().slots(5).poison(true);
+    let cached =
+        Peer::<bf16>::new(device, &config.memory(ExpertMemory::Cached).cache(cache), router()?, part)?;
+    let x = tensor(&[tokens, input], 5)?;
+    let all = bits(&resident.forward(&x)?)?;
+    for count in [1, 2, 7] {
+        for first in (0..tokens).step_by(count) {
+            let range = first..tokens.min(first + count);
+            let some = x.slice(0, range.clone())?;
+            let expected = &all[range.start * input..range.end * input];
+            assert_eq!(bits(&resident.forward(&some)?)?, expected, "tokens {range:?}");
+            assert_eq!(bits(&cached.forward(&some)?)?, expected, "tokens {range:?}, cached");
+        }
+    }
+    Ok(())
+}
