@@ -10,6 +10,7 @@ mod cublaslt;
 mod operands;
 mod ours;
 mod pass;
+mod peer;
 mod report;
 mod suites;
 mod torch;
@@ -34,7 +35,7 @@ use ceilings::Ceilings;
 use cublas::Cublas;
 use cublaslt::CublasLt;
 use operands::Operands;
-use report::{Control, Ours, Peer, Row};
+use report::{Control, Ours, Peer, Row, Verdict};
 use suites::Suite;
 use torch::Torch;
 
@@ -44,7 +45,7 @@ pub(crate) struct Args {
     /// The GPU: cuda or cuda:N.
     #[arg(long, default_value = "cuda:0")]
     device: String,
-    /// What to measure: linear operations, or generated low-rank updates, which have a set of sizes of their own.
+    /// What to measure: linear operations, or generated low-rank updates or PEER layers, which have sizes of their own.
     #[arg(long, value_enum, default_value_t = Measured::Linear)]
     operation: Measured,
     /// Only these sets of sizes, separated by commas.
@@ -99,6 +100,7 @@ pub(crate) struct Args {
 enum Measured {
     Linear,
     Update,
+    Peer,
 }
 
 impl Args {
@@ -134,8 +136,10 @@ struct Bench<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    if args.operation == Measured::Update {
-        return update::run(args);
+    match args.operation {
+        Measured::Linear => {}
+        Measured::Update => return update::run(args),
+        Measured::Peer => return peer::run(args),
     }
     let start = Instant::now();
     let device = open_gpu(&args.device)?;
@@ -220,6 +224,18 @@ fn tiles_of(device: &Device, case: &LinearCase) -> impl Iterator<Item = Tile> {
             && tile.products(input).is_at_least(asked)
     };
     Tile::ALL.into_iter().filter(serves)
+}
+
+/// A goal that is met if all of what was measured does; the numbers that miss it are told, or the one that is closest.
+fn judged(goal: String, measured: impl Iterator<Item = (String, f64, bool)>) -> Verdict {
+    let all: Vec<_> = measured.collect();
+    if all.is_empty() {
+        return Verdict { goal, measured: "not measured".into(), met: None };
+    }
+    let missed: Vec<_> = all.iter().filter(|(_, _, met)| !met).collect();
+    let said: Vec<_> = missed.iter().map(|(label, value, _)| format!("{label} {value:.3}")).collect();
+    let told = if said.is_empty() { format!("all of {}", all.len()) } else { said.join("; ") };
+    Verdict { goal, measured: told, met: Some(missed.is_empty()) }
 }
 
 fn microseconds(timing: &Timing) -> f64 {

@@ -10,9 +10,11 @@
 //! does not enter, however short a launch is.
 
 mod linear;
+mod peer;
 mod update;
 
 pub use linear::{LinearMeasurement, LinearSubject, linear, linear_subject};
+pub use peer::{PeerMeasurement, PeerSizes, peer};
 pub use update::{UpdateMeasurement, UpdateSubjects, generated_update, update_subjects};
 
 use std::time::{Duration, Instant};

@@ -19,9 +19,10 @@ use super::cublaslt;
 /// The variant that is the plain product.
 pub(super) const PRODUCT: &str = "torch-matmul";
 
-/// What measures linear operations, and what measures generated updates with parts of the former.
+/// What measures linear operations, and what measures generated updates and PEER layers with parts of the former.
 const LINEAR: (&str, &str) = ("linear.py", include_str!("../../peers/linear.py"));
 const UPDATE: (&str, &str) = ("update.py", include_str!("../../peers/update.py"));
+const PEER: (&str, &str) = ("peer.py", include_str!("../../peers/peer.py"));
 /// The longest that one answer may take; compiling a graph is the longest step.
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -78,9 +79,14 @@ impl Torch {
         Self::start(python, UPDATE.0)
     }
 
+    /// As [`open`](Self::open), to measure PEER layers.
+    pub(super) fn open_for_peer(python: &str) -> Result<Self> {
+        Self::start(python, PEER.0)
+    }
+
     fn start(python: &str, script: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        for (name, text) in [LINEAR, UPDATE] {
+        for (name, text) in [LINEAR, UPDATE, PEER] {
             std::fs::write(folder.path().join(name), text)?;
         }
         let script = folder.path().join(script);

@@ -16,7 +16,7 @@ use warpsmith::{DType, Device};
 use super::case::Precision;
 use super::report::{Verdict, rounded};
 use super::torch::Torch;
-use super::{Args, microseconds, open_gpu, present};
+use super::{Args, judged, microseconds, open_gpu, present};
 use crate::measurement::Measurement;
 use crate::provenance::Provenance;
 
@@ -326,18 +326,6 @@ fn verdicts(rows: &[Row]) -> Vec<Verdict> {
         alone.map(|row| (row.label(), row.share, row.share >= SHARE)),
     ));
     verdicts
-}
-
-/// A goal that is met if all of what was measured does; the numbers that miss it are told, or the one that is closest.
-fn judged(goal: String, measured: impl Iterator<Item = (String, f64, bool)>) -> Verdict {
-    let all: Vec<_> = measured.collect();
-    if all.is_empty() {
-        return Verdict { goal, measured: "not measured".into(), met: None };
-    }
-    let missed: Vec<_> = all.iter().filter(|(_, _, met)| !met).collect();
-    let said: Vec<_> = missed.iter().map(|(label, value, _)| format!("{label} {value:.3}")).collect();
-    let told = if said.is_empty() { format!("all of {}", all.len()) } else { said.join("; ") };
-    Verdict { goal, measured: told, met: Some(missed.is_empty()) }
 }
 
 #[cfg(test)]

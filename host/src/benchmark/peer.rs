@@ -1,0 +1,253 @@
+//! Measuring PEER: tokens to experts to outputs, and the two parts of it by themselves.
+
+use std::collections::HashSet;
+use std::rc::Rc;
+
+use half::{bf16, f16};
+
+use super::linear::{CACHE_MULTIPLE, MOST_SETS};
+use super::{Options, Subject, Timing, interleaved};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::ops::peer::{
+    ExpertFormat, ExpertInput, ExpertLayout, ExpertTable, ExpertVectors, Routing, RoutingInput,
+};
+use crate::ops::{self, Implementation};
+use crate::stream::Stream;
+use crate::tensor::{DType, Tensor};
+use crate::validate::Data;
+use crate::weights::FloatElement;
+
+/// The operation's name in errors.
+const OPERATION: &str = "benchmark::peer";
+/// Experts that are drawn; a larger table repeats them, since what a row holds decides nothing about the time that it takes to read.
+const DRAWN: usize = 1 << 12;
+
+/// The sizes of a layer, and how many tokens go through it at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerSizes {
+    /// Tokens.
+    pub tokens: usize,
+    /// Columns of the tokens.
+    pub input: usize,
+    /// Columns of the outputs.
+    pub output: usize,
+    /// Heads, each with sub-keys of its own.
+    pub heads: usize,
+    /// Experts of a token and head.
+    pub top_k: usize,
+    /// Columns of a head's query.
+    pub query: usize,
+    /// Sub-keys of a half: of n of them there are n² experts.
+    pub sub_keys: usize,
+    /// Element type of the tokens, the projection and the sub-keys: f16, bf16 or f32.
+    pub dtype: DType,
+    /// The format of the experts' rows.
+    pub format: ExpertFormat,
+}
+
+impl PeerSizes {
+    /// The layer that PEER is measured by: 1024 inputs and outputs, 1 048 576 experts of one hidden unit, 8 heads of 16 each, queries of
+    /// 256; all bf16.
+    #[must_use]
+    pub const fn reference(tokens: usize) -> Self {
+        Self {
+            tokens,
+            input: 1024,
+            output: 1024,
+            heads: 8,
+            top_k: 16,
+            query: 256,
+            sub_keys: 1024,
+            dtype: DType::Bf16,
+            format: ExpertFormat::Bf16,
+        }
+    }
+
+    /// Experts.
+    #[must_use]
+    pub const fn experts(&self) -> usize {
+        self.sub_keys.saturating_mul(self.sub_keys)
+    }
+
+    /// Floating-point operations of projection, scores and experts.
+    #[must_use]
+    pub fn flops(&self) -> f64 {
+        let projection = self.heads * self.query * self.input;
+        let scores = self.heads * self.query * self.sub_keys;
+        let experts = self.heads * self.top_k * (self.input + self.output);
+        2.0 * self.tokens as f64 * (projection + scores + experts) as f64
+    }
+}
+
+/// What a measurement of a layer found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PeerMeasurement {
+    /// The time from tokens to outputs.
+    pub layer: Timing,
+    /// That of the projection and the retrieval.
+    pub routing: Timing,
+    /// That of the experts.
+    pub experts: Timing,
+    /// What the retrieval ran, and what evaluated the experts.
+    pub implementations: [Implementation; 2],
+    /// Bytes of the rows that tokens use, counted once for each use.
+    pub gathered: f64,
+    /// Bytes of the rows that tokens use, counted once.
+    pub distinct: f64,
+}
+
+/// Measures a layer on `device`, and its two parts, interleaved. The tokens rotate, so that every launch reads other rows.
+///
+/// # Errors
+///
+/// [`Error::Type`] if the element type is not f16, bf16 or f32, [`Error::OutOfMemory`] if the device cannot hold the experts; otherwise
+/// whatever the operations return.
+pub fn peer(device: &Device, sizes: &PeerSizes, options: &Options) -> Result<PeerMeasurement> {
+    match sizes.dtype {
+        DType::F16 => measure::<f16>(device, sizes, options),
+        DType::Bf16 => measure::<bf16>(device, sizes, options),
+        DType::F32 => measure::<f32>(device, sizes, options),
+        actual => Err(Error::Type {
+            operation: OPERATION,
+            operand: "x",
+            expected: "f16, bf16 or f32".into(),
+            actual,
+        }),
+    }
+}
+
+/// A layer, and sets of tokens with their routings.
+struct Layer<T: RoutingInput> {
+    w_q: Tensor<T>,
+    keys: [Tensor<T>; 2],
+    experts: ExpertTable,
+    sizes: PeerSizes,
+    tokens: Vec<(Tensor<T>, Routing)>,
+}
+
+impl<T: RoutingInput> Layer<T> {
+    fn route<'a>(&'a self, x: &'a Tensor<T>) -> ops::peer::ProductKeyOp<'a, T> {
+        let [first, second] = &self.keys;
+        ops::product_key_topk(x, &self.w_q, first, second, self.sizes.heads, self.sizes.top_k)
+    }
+}
+
+/// Which part is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Layer,
+    Routing,
+    Experts,
+}
+
+struct Launches<T: RoutingInput> {
+    layer: Rc<Layer<T>>,
+    stream: Stream,
+    part: Part,
+}
+
+impl<T: RoutingInput + ExpertInput> Subject for Launches<T> {
+    fn enqueue(&mut self, index: usize) -> Result<()> {
+        let (layer, stream) = (&self.layer, &self.stream);
+        let (x, known) = &layer.tokens[index % layer.tokens.len()];
+        let found = if self.part == Part::Experts { None } else { Some(layer.route(x).on(stream).run()?) };
+        if self.part != Part::Routing {
+            let routing = found.as_ref().unwrap_or(known);
+            ops::expert_mlp(x, routing, &layer.experts).on(stream).run()?;
+        }
+        Ok(())
+    }
+}
+
+fn measure<T: RoutingInput + ExpertInput + FloatElement>(
+    device: &Device,
+    sizes: &PeerSizes,
+    options: &Options,
+) -> Result<PeerMeasurement> {
+    let stream = device.default_stream();
+    let layout = ExpertLayout::new(sizes.format, sizes.input, 1, sizes.output, false)?;
+    let draw = |number: u64, shape: (usize, usize), scale: f64| -> Result<Tensor<T>> {
+        let drawn = Data::Uniform.draw(0, number, shape, 1, f64::from)?;
+        Tensor::from_array(device, &drawn.mapv(|value| T::round(value * scale)))
+    };
+    let PeerSizes { tokens, input, heads, query, sub_keys, top_k, .. } = *sizes;
+    let unit = |length: usize| 1.0 / (length.max(1) as f64).sqrt();
+    let keys =
+        |number| draw(number, (heads * sub_keys, query / 2), 1.0)?.reshape([heads, sub_keys, query / 2]);
+    let mut layer = Layer {
+        w_q: draw(0, (heads * query, input), unit(input))?,
+        keys: [keys(1)?, keys(2)?],
+        experts: table(device, layout, sizes)?,
+        sizes: *sizes,
+        tokens: Vec::new(),
+    };
+    let gathered = (tokens * heads * top_k * layout.row_bytes()) as u64;
+    let wanted = CACHE_MULTIPLE * device.properties().l2_bytes;
+    let sets = wanted.div_ceil(gathered.max(1)).clamp(2, MOST_SETS);
+    for set in 0..sets {
+        let x = draw(3 + set, (tokens, input), 1.0)?;
+        let routing = layer.route(&x).on(&stream).run()?;
+        layer.tokens.push((x, routing));
+    }
+    let (x, routing) = &layer.tokens[0];
+    let implementations =
+        [layer.route(x).implementation()?, ops::expert_mlp(x, routing, &layer.experts).implementation()?];
+    let distinct = routing.ids.to_vec()?.into_iter().collect::<HashSet<_>>().len() * layout.row_bytes();
+
+    let layer = Rc::new(layer);
+    let of = |part| Launches { layer: layer.clone(), stream: stream.clone(), part };
+    let (mut whole, mut routing, mut experts) = (of(Part::Layer), of(Part::Routing), of(Part::Experts));
+    let timings = interleaved(&stream, &mut [&mut whole, &mut routing, &mut experts], options)?;
+    Ok(PeerMeasurement {
+        layer: timings[0],
+        routing: timings[1],
+        experts: timings[2],
+        implementations,
+        gathered: gathered as f64,
+        distinct: distinct as f64,
+    })
+}
+
+/// A table of drawn experts.
+fn table(device: &Device, layout: ExpertLayout, sizes: &PeerSizes) -> Result<ExpertTable> {
+    let (count, drawn) = (sizes.experts(), sizes.experts().min(DRAWN));
+    let mut table = ExpertTable::zeros(device, layout, count)?;
+    let vectors = |number: u64, length: usize| -> Result<Vec<f32>> {
+        let scale = 1.0 / (length.max(1) as f32).sqrt();
+        let drawn = Data::Uniform.draw(1, number, (drawn, length), 1, |value| value)?;
+        Ok(drawn.into_iter().map(|value| value * scale).collect())
+    };
+    let (u, v) = (vectors(0, sizes.input)?, vectors(1, sizes.output)?);
+    let mut rows = vec![0; drawn * layout.row_bytes()];
+    layout.pack_rows(ExpertVectors { u: &u, w: &[], v: &v }, &mut rows)?;
+    for first in (0..count).step_by(drawn.max(1)) {
+        let part = drawn.min(count - first) * layout.row_bytes();
+        table.write_rows(first, &rows[..part])?;
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{PeerSizes, peer};
+    use crate::Device;
+    use crate::benchmark::Options;
+    use crate::ops::peer::ExpertFormat;
+
+    #[test]
+    fn every_part_is_timed_and_rows_that_are_used_twice_count_once() {
+        let mut sizes = PeerSizes { sub_keys: 8, heads: 3, top_k: 4, query: 16, ..PeerSizes::reference(40) };
+        (sizes.input, sizes.output, sizes.format) = (24, 40, ExpertFormat::Int8);
+        let options = Options { warm_up: Duration::ZERO, samples: 1, batch: Duration::ZERO };
+        let measured = peer(&Device::cpu(), &sizes, &options).expect("the sizes fit");
+        assert!(measured.layer.median > Duration::ZERO && measured.experts.median > Duration::ZERO);
+        assert!(measured.routing.median > Duration::ZERO);
+        // 480 uses of 64 experts.
+        assert!(measured.distinct * 5.0 < measured.gathered, "{measured:?}");
+        assert_eq!(PeerSizes::reference(1).experts(), 1_048_576);
+    }
+}

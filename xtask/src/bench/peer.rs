@@ -1,0 +1,348 @@
+//! `xtask bench --operation peer`: PEER layers, beside the framework's ways to compute them.
+//!
+//! A layer is measured whole, and so is its routing. The limit is the time that a copy's bandwidth takes for the rows of the experts
+//! that tokens use: each use counted, as if no row were read twice for one read of memory, and each row once, as if all were.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use warpsmith::benchmark::{self, Options, PeerMeasurement, PeerSizes, Timing};
+use warpsmith::ops::peer::ExpertFormat;
+use warpsmith::Device;
+
+use super::report::{Verdict, rounded};
+use super::torch::Torch;
+use super::{Args, judged, microseconds, open_gpu, present};
+use crate::measurement::Measurement;
+use crate::provenance::Provenance;
+
+/// Tokens.
+const TOKENS: [usize; 5] = [1, 16, 256, 2048, 16384];
+/// Formats of rows that are measured beside bf16, with bf16 tokens.
+const QUANTISED: [ExpertFormat; 3] = [ExpertFormat::Int8, ExpertFormat::Int4, ExpertFormat::F8E4M3];
+/// How many times longer the best peer is to take: tokens, the ratio.
+const GOALS: [(usize, f64); 3] = [(1, 4.0), (256, 5.0), (2048, 5.0)];
+/// The same of the routing alone.
+const ROUTING_GOAL: (usize, f64) = (2048, 5.0);
+
+#[derive(Serialize)]
+struct Request<'a> {
+    part: &'a str,
+    precision: &'a str,
+    tokens: usize,
+    input: usize,
+    output: usize,
+    heads: usize,
+    top_k: usize,
+    query: usize,
+    sub_keys: usize,
+    samples: usize,
+    warm_up_s: f64,
+    batch_us: f64,
+}
+
+/// A part of a layer, measured.
+struct Row {
+    sizes: PeerSizes,
+    part: Part,
+    kernel: String,
+    microseconds: f64,
+    flops: f64,
+    /// Bytes of rows, counted for each use and once, and what share of the time a copy takes for them.
+    bytes: [f64; 2],
+    shares: [f64; 2],
+    /// Names and microseconds.
+    peers: Vec<(String, f64)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Layer,
+    Routing,
+    Experts,
+}
+
+impl Part {
+    fn operation(self) -> &'static str {
+        match self {
+            Self::Layer => "peer",
+            Self::Routing => "peer routing",
+            Self::Experts => "peer experts",
+        }
+    }
+}
+
+impl Row {
+    fn new(sizes: PeerSizes, part: Part, measured: &PeerMeasurement, bandwidth: f64) -> Self {
+        let [routing, experts] = &measured.implementations;
+        let (timing, kernel): (&Timing, String) = match part {
+            Part::Layer => (&measured.layer, format!("{routing}; {experts}")),
+            Part::Routing => (&measured.routing, routing.to_string()),
+            Part::Experts => (&measured.experts, experts.to_string()),
+        };
+        let bytes = if part == Part::Routing { [0.0; 2] } else { [measured.gathered, measured.distinct] };
+        Self {
+            sizes,
+            part,
+            kernel,
+            microseconds: microseconds(timing),
+            flops: sizes.flops(),
+            bytes,
+            shares: bytes.map(|bytes| bytes / bandwidth / timing.median.as_secs_f64()),
+            peers: Vec::new(),
+        }
+    }
+
+    fn label(&self) -> String {
+        format!("{} {} T={}", self.part.operation(), self.sizes.format, self.sizes.tokens)
+    }
+
+    /// How many times longer the best peer takes.
+    fn ratio(&self) -> Option<f64> {
+        let best = self.peers.iter().map(|(_, time)| *time).min_by(f64::total_cmp)?;
+        Some(best / self.microseconds)
+    }
+
+    fn measurements(&self, provenance: &Provenance) -> Vec<Measurement> {
+        let seconds = self.microseconds * 1e-6;
+        let of = |variant: String, bytes: f64, share: f64| Measurement {
+            operation: self.part.operation().into(),
+            dtype: self.sizes.dtype.to_string(),
+            shape: format!("T={}", self.sizes.tokens),
+            variant,
+            median_us: rounded(self.microseconds, 1e3),
+            peer: String::new(),
+            peer_us: None,
+            ratio: None,
+            gpu: provenance.gpu.clone(),
+            driver: provenance.driver.clone(),
+            commit: provenance.commit.clone(),
+            command: provenance.command.clone(),
+            suite: "peer".into(),
+            kernel: self.kernel.clone(),
+            clock_mhz: provenance.clock_mhz,
+            tflops: (self.part == Part::Layer).then(|| rounded(self.flops / seconds * 1e-12, 1e3)),
+            share: (bytes > 0.0).then(|| rounded(share, 1e4)),
+            bytes: (bytes > 0.0).then_some(bytes),
+            ceiling_tflops: provenance.ceiling_tflops,
+            ceiling_tbps: provenance.ceiling_tbps,
+            overhead: None,
+        };
+        let format = self.sizes.format.name();
+        let row = of(format.into(), self.bytes[0], self.shares[0]);
+        let beside = |(name, time): &(String, f64)| Measurement {
+            peer: name.clone(),
+            peer_us: Some(rounded(*time, 1e3)),
+            ratio: Some(rounded(time / self.microseconds, 1e4)),
+            ..row.clone()
+        };
+        let mut rows: Vec<_> = self.peers.iter().map(beside).collect();
+        if rows.is_empty() {
+            rows.push(row.clone());
+        }
+        if self.bytes[1] > 0.0 {
+            rows.push(of(format!("{format}, each row once"), self.bytes[1], self.shares[1]));
+        }
+        rows
+    }
+}
+
+/// The layers that the arguments leave.
+fn cases(args: &Args) -> Vec<PeerSizes> {
+    let mut cases: Vec<_> = TOKENS.map(PeerSizes::reference).into();
+    for format in QUANTISED {
+        cases.extend(TOKENS.map(|tokens| PeerSizes { format, ..PeerSizes::reference(tokens) }));
+    }
+    let wanted = |sizes: &PeerSizes| {
+        let name = format!("peer {} T={}", sizes.format, sizes.tokens);
+        args.filter.as_ref().is_none_or(|filter| name.contains(filter))
+    };
+    cases.retain(wanted);
+    cases
+}
+
+pub(super) fn run(args: &Args) -> Result<ExitCode> {
+    let device = open_gpu(&args.device)?;
+    let options = args.options()?;
+    let cases = cases(args);
+    if cases.is_empty() {
+        bail!("nothing to measure: no layer has this format and so many tokens");
+    }
+    let absent = args.no_torch || args.quick;
+    let mut torch = if absent { None } else { present("PyTorch", Torch::open_for_peer(&args.python)) };
+    let mut provenance = Provenance::collect(&device, args.commit.clone());
+    println!("{provenance}");
+    if let Some(torch) = &torch {
+        println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
+    }
+    let bandwidth = benchmark::copy_bandwidth(&device, &options).context("measuring the bandwidth")?;
+    device.release_memory()?;
+    println!("Copy within the GPU's memory: {:.2} TB/s, read and written", bandwidth * 1e-12);
+    provenance.ceiling_tbps = Some(bandwidth * 1e-12);
+
+    let (start, mut rows, mut failed) = (Instant::now(), Vec::new(), 0);
+    for (number, sizes) in cases.iter().enumerate() {
+        let (seconds, tokens) = (start.elapsed().as_secs(), sizes.tokens);
+        eprintln!("[{seconds:3} s, {}/{}] peer {} T={tokens}", number + 1, cases.len(), sizes.format);
+        match measure(&device, *sizes, &options, &mut torch, bandwidth) {
+            Ok(measured) => rows.extend(measured),
+            // What was measured before is worth keeping.
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                failed += 1;
+            }
+        }
+        device.release_memory()?;
+    }
+    println!("{}", table(&rows));
+    if let Some(path) = &args.csv {
+        write_csv(path, &rows, &provenance).with_context(|| format!("writing {}", path.display()))?;
+    }
+    let mut missed = false;
+    for Verdict { goal, measured, met } in verdicts(&rows) {
+        let word = match met {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "open",
+        };
+        missed |= met == Some(false);
+        println!("{word}: {goal}: {measured}");
+    }
+    if failed > 0 {
+        bail!("{failed} of {} layers could not be measured", cases.len());
+    }
+    Ok(if missed && args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn measure(
+    device: &Device,
+    sizes: PeerSizes,
+    options: &Options,
+    torch: &mut Option<Torch>,
+    bandwidth: f64,
+) -> Result<Vec<Row>> {
+    let measured = benchmark::peer(device, &sizes, options)?;
+    // The framework's process needs the memory.
+    device.release_memory()?;
+    let mut rows = Vec::new();
+    for (part, name) in [(Part::Layer, "layer"), (Part::Routing, "routing"), (Part::Experts, "")] {
+        let mut row = Row::new(sizes, part, &measured, bandwidth);
+        // The routing of quantised experts is that of all others; the framework has none.
+        let asked = sizes.format == ExpertFormat::Bf16 && !name.is_empty();
+        if part == Part::Routing && sizes.format != ExpertFormat::Bf16 {
+            continue;
+        }
+        if let Some(peer) = torch.as_mut().filter(|_| asked) {
+            let request = Request {
+                part: name,
+                precision: sizes.dtype.name(),
+                tokens: sizes.tokens,
+                input: sizes.input,
+                output: sizes.output,
+                heads: sizes.heads,
+                top_k: sizes.top_k,
+                query: sizes.query,
+                sub_keys: sizes.sub_keys,
+                samples: options.samples,
+                warm_up_s: options.warm_up.as_secs_f64(),
+                batch_us: options.batch.as_secs_f64() * 1e6,
+            };
+            match peer.ask(&request) {
+                Ok(times) => {
+                    row.peers = times.into_iter().map(|peer| (peer.variant, peer.median_us)).collect()
+                }
+                Err(reason) => {
+                    eprintln!("PyTorch is absent from here on: {reason:#}");
+                    *torch = None;
+                }
+            }
+        }
+        let times: Vec<_> = row.peers.iter().map(|(name, time)| format!("{name} {time:.2}")).collect();
+        eprintln!("  {} {:.2} µs {}", row.part.operation(), row.microseconds, times.join(", "));
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
+        "part",
+        "rows",
+        "T",
+        "µs",
+        "of the gather",
+        "each row once",
+        "best peer / ours",
+        "ran",
+    ]);
+    let percent = |share: f64| if share > 0.0 { format!("{:.0} %", share * 100.0) } else { "–".into() };
+    for row in rows {
+        table.add_row([
+            row.part.operation().to_owned(),
+            row.sizes.format.to_string(),
+            row.sizes.tokens.to_string(),
+            format!("{:.2}", row.microseconds),
+            percent(row.shares[0]),
+            percent(row.shares[1]),
+            row.ratio().map_or_else(|| "–".into(), |ratio| format!("{ratio:.2}")),
+            row.kernel.clone(),
+        ]);
+    }
+    table
+}
+
+fn write_csv(path: &Path, rows: &[Row], provenance: &Provenance) -> Result<()> {
+    let mut writer = csv::Writer::from_path(path)?;
+    for row in rows.iter().flat_map(|row| row.measurements(provenance)) {
+        writer.serialize(row)?;
+    }
+    Ok(writer.flush()?)
+}
+
+/// Whether the goals are met.
+fn verdicts(rows: &[Row]) -> Vec<Verdict> {
+    let goals = GOALS.map(|(tokens, least)| (Part::Layer, tokens, least));
+    let all = goals.into_iter().chain([(Part::Routing, ROUTING_GOAL.0, ROUTING_GOAL.1)]);
+    all.map(|(part, tokens, least)| {
+        let of = rows.iter().filter(|row| row.part == part && row.sizes.tokens == tokens);
+        let ratios = of.filter_map(|row| Some((row.label(), row.ratio()?)));
+        judged(
+            format!("{} at T={tokens} takes a peer at least {least} times as long", part.operation()),
+            ratios.map(|(label, ratio)| (label, ratio, ratio >= least)),
+        )
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use warpsmith::benchmark::PeerSizes;
+
+    use super::{Part, Row, verdicts};
+
+    fn row(part: Part, tokens: usize, best: f64) -> Row {
+        Row {
+            sizes: PeerSizes::reference(tokens),
+            part,
+            kernel: "kernel".into(),
+            microseconds: 10.0,
+            flops: 1.0,
+            bytes: [2.0, 1.0],
+            shares: [0.5, 0.25],
+            peers: vec![("slow".into(), 2.0 * best), ("best".into(), best)],
+        }
+    }
+
+    #[test]
+    fn each_goal_is_judged_by_the_best_peer_of_its_own_row() {
+        let met = |rows: &[Row]| verdicts(rows).into_iter().map(|verdict| verdict.met).collect::<Vec<_>>();
+        assert_eq!(met(&[]), [None; 4]);
+        let rows = [row(Part::Layer, 1, 41.0), row(Part::Layer, 2048, 49.0), row(Part::Routing, 2048, 51.0)];
+        assert_eq!(met(&rows), [Some(true), None, Some(false), Some(true)]);
+    }
+}
