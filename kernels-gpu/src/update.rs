@@ -2,11 +2,9 @@
 //! [`generated_update_cluster`](mod@crate::generated_update_cluster).
 
 use warpsmith_dsl::KernelParam;
-use warpsmith_dsl::gemm::low_rank::{LowRankElement, LowRankShape, LowRankStream, Problem};
-use warpsmith_dsl::launch::{Global, GlobalMut};
-use warpsmith_dsl::tile::{Operand, Output};
 
-use crate::codes::Codes;
+#[cfg(any(feature = "generated_update", feature = "generated_update_cluster"))]
+pub(crate) use body::update;
 
 /// The sizes and options of a launch.
 #[derive(Clone, Copy, Debug, KernelParam)]
@@ -37,53 +35,64 @@ pub struct UpdateParams {
 /// What a slice of Y's columns is a multiple of, in bytes.
 pub const SLICE_BYTES: u32 = 128;
 
-/// `Y (+)= Σ scaling · ((X V) ⊙ codes) U`, where the sum goes over the updates of `codes`.
-///
-/// # Safety
-///
-/// The pointers, those of `codes` too, are valid for what `p` describes. The rank of `codes` is that of V and U, and at most the
-/// shape's; `codes.rows` holds no zero. Y overlaps nothing else. The grid has whole clusters of `SPLIT` blocks, and of more than one, a
-/// cluster for each tile of `BLOCK_M` rows × `SPLIT` · `slice` columns.
-#[inline(always)]
-pub(crate) unsafe fn update<T: LowRankElement, S: LowRankShape>(
-    x: Global<T>,
-    v: Global<T>,
-    codes: Codes<T>,
-    u: Global<T>,
-    y: GlobalMut<T>,
-    p: UpdateParams,
-) {
-    let rank = codes.rank();
-    let mut stream = LowRankStream::<T, S>::new(Problem {
-        x: Operand { base: x, stride: p.stride_x, rows: p.m, k: p.k1 },
-        v: Operand { base: v, stride: p.stride_v, rows: p.k1, k: rank },
-        u: Operand { base: u, stride: p.stride_u, rows: rank, k: p.k2 },
-        slice: p.slice,
-    });
-    let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.k2 };
+/// What every kernel does. The families that have one are features, and device builds have one at a time.
+#[cfg(any(feature = "generated_update", feature = "generated_update_cluster"))]
+mod body {
+    use warpsmith_dsl::gemm::low_rank::{LowRankElement, LowRankShape, LowRankStream, Problem};
+    use warpsmith_dsl::launch::{Global, GlobalMut};
+    use warpsmith_dsl::tile::{Operand, Output};
 
-    // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the shape asks for; the caller vouches
-    // for the pointers, and each tile of Y belongs to one block.
-    unsafe {
-        let mut h = S::zero();
-        let mut codes_of_tile = S::no_codes();
-        while let Some(stage) = stream.next(|due| {
-            // Not before: the first rows are on their way by now.
-            if due.is_first {
-                S::start(&codes);
-            }
-            codes_of_tile = S::fetch::<T>(p.m, due.row);
-        }) {
-            if stage.is_first() {
-                h = S::zero();
-            }
-            if stage.is_of_first_product() {
-                S::project::<T>(&mut h, &stage);
-                if stage.completes_first_product() {
-                    S::modulate::<T>(&mut h, codes_of_tile, rank, &stage);
+    use super::UpdateParams;
+    use crate::codes::Codes;
+
+    /// `Y (+)= Σ scaling · ((X V) ⊙ codes) U`, where the sum goes over the updates of `codes`.
+    ///
+    /// # Safety
+    ///
+    /// The pointers, those of `codes` too, are valid for what `p` describes. The rank of `codes` is that of V and U, and at most the
+    /// shape's; `codes.rows` holds no zero. Y overlaps nothing else. The grid has whole clusters of `SPLIT` blocks, and of more than one, a
+    /// cluster for each tile of `BLOCK_M` rows × `SPLIT` · `slice` columns.
+    #[inline(always)]
+    pub(crate) unsafe fn update<T: LowRankElement, S: LowRankShape>(
+        x: Global<T>,
+        v: Global<T>,
+        codes: Codes<T>,
+        u: Global<T>,
+        y: GlobalMut<T>,
+        p: UpdateParams,
+    ) {
+        let rank = codes.rank();
+        let mut stream = LowRankStream::<T, S>::new(Problem {
+            x: Operand { base: x, stride: p.stride_x, rows: p.m, k: p.k1 },
+            v: Operand { base: v, stride: p.stride_v, rows: p.k1, k: rank },
+            u: Operand { base: u, stride: p.stride_u, rows: rank, k: p.k2 },
+            slice: p.slice,
+        });
+        let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.k2 };
+
+        // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the shape asks for; the caller vouches
+        // for the pointers, and each tile of Y belongs to one block.
+        unsafe {
+            let mut h = S::zero();
+            let mut codes_of_tile = S::no_codes();
+            while let Some(stage) = stream.next(|due| {
+                // Not before: the first rows are on their way by now.
+                if due.is_first {
+                    S::start(&codes);
                 }
-            } else {
-                S::expand::<T>(&h, &y, p.add != 0, &stage);
+                codes_of_tile = S::fetch::<T>(p.m, due.row);
+            }) {
+                if stage.is_first() {
+                    h = S::zero();
+                }
+                if stage.is_of_first_product() {
+                    S::project::<T>(&mut h, &stage);
+                    if stage.completes_first_product() {
+                        S::modulate::<T>(&mut h, codes_of_tile, rank, &stage);
+                    }
+                } else {
+                    S::expand::<T>(&h, &y, p.add != 0, &stage);
+                }
             }
         }
     }

@@ -10,9 +10,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
+use warpsmith::Device;
 use warpsmith::benchmark::{self, Options, PeerMeasurement, PeerSizes, Timing};
 use warpsmith::ops::peer::ExpertFormat;
-use warpsmith::Device;
 
 use super::report::{Verdict, rounded};
 use super::torch::Torch;
