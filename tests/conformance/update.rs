@@ -19,6 +19,7 @@ use crate::{Case, cases};
 pub(crate) const CASES: &[(&str, Case)] = cases![
     updates_drawn_stay_within_their_bound,
     integer_updates_drawn_are_exact,
+    many_tiles_are_shared_by_the_blocks_that_there_are,
     errors_on_unit_scaled_inputs_are_what_the_types_allow,
     codes_are_those_of_the_rows_that_share_them,
     updates_that_run_together_are_the_sum_of_each,
@@ -47,6 +48,19 @@ fn check(device: &Device, case: &UpdateCase) -> Result<(), TestCaseError> {
         outcome.implementation,
         outcome.worst
     );
+    Ok(())
+}
+
+/// More tiles than a GPU for which any kernel is has multiprocessors: blocks have several, and keep what they made for the first.
+fn many_tiles_are_shared_by_the_blocks_that_there_are(device: &Device) -> Result<(), Failed> {
+    for dtype in TYPES {
+        for (n, rank) in [(1000, 9), (2000, 100)] {
+            let case = UpdateCase { data: Data::Integers, ..UpdateCase::new(dtype, 131, 40, n, rank) };
+            for case in [case.clone().alone(true), case] {
+                check(device, &case).map_err(|error| error.to_string())?;
+            }
+        }
+    }
     Ok(())
 }
 

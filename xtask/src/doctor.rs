@@ -234,8 +234,12 @@ fn gpus() -> Vec<Finding> {
 #[cfg(feature = "host")]
 const NEWER_GPU: &str = "Use a newer GPU, or the emulator: --device emulator";
 
+/// Families, and those that do the same on GPUs that they do not run on.
+#[cfg(feature = "host")]
+const STAND_INS: [(&str, &str); 1] = [("generated_update", "linear_update")];
+
 /// The kernel families whose PTX runs on no GPU of this compute capability, and what would do; `None` if all run. A family for
-/// one architecture alone is no loss elsewhere.
+/// one architecture alone is no loss elsewhere, nor is one whose work another does there.
 #[cfg(feature = "host")]
 fn families_without_ptx(capability: (u32, u32)) -> Option<String> {
     let modules = warpsmith_kernels::MODULES;
@@ -247,6 +251,10 @@ fn families_without_ptx(capability: (u32, u32)) -> Option<String> {
     let portable = modules.iter().filter(|module| !module.arch_specific);
     let families: std::collections::BTreeSet<_> = portable.map(|module| module.family).collect();
     for family in families {
+        let stands_in = STAND_INS.iter().find(|(of, _)| *of == family).map(|(_, other)| *other);
+        if modules.iter().any(|module| Some(module.family) == stands_in && runs(module)) {
+            continue;
+        }
         let mut of_family = modules.iter().filter(|module| module.family == family);
         let least = of_family.clone().map(|module| module.arch).min();
         // What is for later GPUs stands beside a family that runs on sm_80 too.
@@ -347,8 +355,9 @@ mod tests {
         }
         let lacks = families_without_ptx((7, 0)).expect("the kernels need tensor cores of later GPUs");
         assert!(lacks.contains("`linear`") && lacks.contains("7.5"), "{lacks}");
-        let lacks = families_without_ptx((7, 5)).expect("updates are not for Turing");
-        assert!(lacks.contains("`linear_update`") && !lacks.contains("`linear`"), "{lacks}");
+        let lacks = families_without_ptx((7, 5)).expect("selections are not for Turing");
+        assert!(lacks.contains("`topk`") && !lacks.contains("`linear`"), "{lacks}");
+        assert!(!lacks.contains("generated_update"), "`linear_update` does that: {lacks}");
     }
 
     #[test]

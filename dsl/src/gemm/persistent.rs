@@ -101,7 +101,7 @@ pub trait PersistentTile: 'static {
     const BLOCK_M: u32;
     /// Columns of the output tile.
     const BLOCK_N: u32;
-    /// Blocks of a cluster, whose tiles are neighbours along M.
+    /// Blocks of a cluster, whose tiles are neighbours along M, but for the last ones that they may have halves of.
     const CLUSTER_M: u32;
     /// Threads of a block.
     const THREADS: u32;

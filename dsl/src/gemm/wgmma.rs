@@ -11,7 +11,8 @@
 //! A stage holds 128 bytes of each row of A and of B, or for an operand whose columns are contiguous (16-bit types) panels of 64
 //! rows × 64 indices along K; both in the 128-byte swizzle, as the copy engine writes it and `wgmma` reads it. In a cluster,
 //! the blocks' tiles are neighbours along M: they need the same rows of B, of which each block fetches a share and sends it to
-//! all.
+//! all. The last tiles of a launch may be the work of a cluster each, whose blocks have half of the columns: then it is the rows of A that
+//! are common, which the blocks fetch in turns.
 //!
 //! While the tensor cores work on one stage, the consumers issue the products of the next; a stage is given back when the
 //! products after it have been issued and its own have completed.

@@ -84,6 +84,8 @@ fn a_byte_is_stored_alone() {
 #[test]
 fn several_numbers_are_consecutive_words() {
     for at in (0..48).step_by(16) {
+        let body = format!("ld.global.nc.v4.b32 {{%w3, %w2, %w1, %w0}}, [%in+{at}];");
+        assert_eq!(results(&body), [word(at + 12), word(at + 8), word(at + 4), word(at)]);
         let body = format!(
             "ld.global.nc.v4.f32 {{%f0, %f1, %f2, %f3}}, [%in+{at}];\n\
              mov.b32 %w0, %f0; mov.b32 %w1, %f1; mov.b32 %w2, %f2; mov.b32 %w3, %f3;"

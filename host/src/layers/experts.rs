@@ -226,7 +226,18 @@ impl Experts {
         let x = x.flatten_leading()?;
         let mut y = Tensor::uninit_on(stream, [tokens, self.layout.o()])?;
         let mut cached = cached.lock();
+        self.device.expect_same(OPERATION, "ids", routing.ids.device())?;
         let ids = cached.ids_to_host(&routing.ids, stream)?;
+        if let Some(position) = ids.iter().position(|&id| id as usize >= self.count()) {
+            let actual = format!("{}, at {position}", ids[position]);
+            cached.ids = Some(ids);
+            return Err(Error::Argument {
+                operation: OPERATION,
+                argument: "an id",
+                expected: format!("less than {}, the number of experts", self.count()),
+                actual,
+            });
+        }
         let chunk =
             self.chunk.unwrap_or_else(|| chunk_tokens(tokens, per_token, cached.rows.cache().slots()));
         let pass = Pass { experts: self, x: &x, routing: &routing, ids: &ids, per_token, chunk, stream };

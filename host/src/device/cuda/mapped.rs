@@ -90,6 +90,15 @@ impl CudaMappedMemory {
                 actual: "none".into(),
             });
         }
+        // Without it the host may not touch managed memory while any kernel runs.
+        if attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)? == 0 {
+            return Err(Error::UnsupportedDevice {
+                operation: OPERATION,
+                device: format!("cuda:{ordinal}"),
+                expected: "a GPU beside whose kernels the host may use managed memory".into(),
+                actual: "one without concurrent managed access".into(),
+            });
+        }
         let mut address = 0;
         // SAFETY: the address is written to a local variable.
         driver::check(OPERATION, unsafe { cuda::cuMemAllocManaged(&raw mut address, bytes, ATTACH_GLOBAL) })
@@ -98,16 +107,13 @@ impl CudaMappedMemory {
         let start = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(address as usize))
             .ok_or_else(|| driver::error(OPERATION, OUT_OF_MEMORY))?;
         let mut memory = Self { start, address, bytes, managed: true, context: context.clone() };
-        // Without concurrent access pages move whole, at launches and back, and there is nothing to advise.
-        if attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)? != 0 {
-            for (advice, location) in [(PREFERRED_LOCATION, HOST), (ACCESSED_BY, device.as_raw())] {
-                // SAFETY: the driver's function of this name has this type; the range is that of the allocation.
-                unsafe {
-                    driver::call("advising on managed memory", "cuMemAdvise\0", |advise: Advise| {
-                        advise(address, bytes, advice, location)
-                    })
-                }?;
-            }
+        for (advice, location) in [(PREFERRED_LOCATION, HOST), (ACCESSED_BY, device.as_raw())] {
+            // SAFETY: the driver's function of this name has this type; the range is that of the allocation.
+            unsafe {
+                driver::call("advising on managed memory", "cuMemAdvise\0", |advise: Advise| {
+                    advise(address, bytes, advice, location)
+                })
+            }?;
         }
         memory.clear();
         Ok(memory)

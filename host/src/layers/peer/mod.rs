@@ -76,6 +76,8 @@ impl<T: PeerInput> Peer<T> {
         config.check()?;
         let router = router.prepared(config, device)?;
         let layout = layout::<T>(config)?;
+        // Without tokens a retrieval is checked and nothing else; experts take long.
+        retrieval(&Tensor::zeros(device, [0, config.input])?, &router, config).run()?;
         let experts = Experts::new(device, layout, config.expert_count(), &config.experts, part)?;
         Ok(Self { config: *config, router, experts })
     }
@@ -179,17 +181,7 @@ impl<T: PeerInput> Peer<T> {
     }
 
     fn retrieval<'a>(&'a self, x: &'a Tensor<T>) -> ProductKeyOp<'a, T> {
-        let (router, config) = (&self.router, &self.config);
-        let [keys_1, keys_2] = &router.keys;
-        let retrieval =
-            product_key_topk(x, &router.query, keys_1, keys_2, config.heads, config.experts_per_head)
-                .query_norm(router.query_norm(config.query_norm))
-                .gate(config.gate)
-                .temperature(config.temperature);
-        match &router.query_bias {
-            Some(bias) => retrieval.bias(bias),
-            None => retrieval,
-        }
+        retrieval(x, &self.router, &self.config)
     }
 
     /// What [`forward`](Self::forward) runs for `x`.
@@ -271,6 +263,23 @@ impl fmt::Display for PeerImplementation {
         } else {
             write!(formatter, "{count} experts on the device")
         }
+    }
+}
+
+/// The retrieval of the experts for `x`.
+fn retrieval<'a, T: PeerInput>(
+    x: &'a Tensor<T>,
+    router: &'a PeerRouter<T>,
+    config: &PeerConfig,
+) -> ProductKeyOp<'a, T> {
+    let [keys_1, keys_2] = &router.keys;
+    let retrieval = product_key_topk(x, &router.query, keys_1, keys_2, config.heads, config.experts_per_head)
+        .query_norm(router.query_norm(config.query_norm))
+        .gate(config.gate)
+        .temperature(config.temperature);
+    match &router.query_bias {
+        Some(bias) => retrieval.bias(bias),
+        None => retrieval,
     }
 }
 

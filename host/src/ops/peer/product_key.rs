@@ -63,7 +63,8 @@ impl RoutingInput for f32 {
 /// the query's first half with row i of `keys_1`, and of its second half with row j of `keys_2`: `[n, d / 2]` each, shared by all heads,
 /// or `[H, n, d / 2]`. The k experts with the highest scores are found, best first, and of equal scores that with the lowest id.
 ///
-/// Scores are f32 throughout, at f32 accuracy whatever the type of the sub-keys: a query is not rounded to that type.
+/// Scores are f32 throughout. A query is not rounded to the type of the sub-keys, but split into two numbers of it: to within 2⁻¹⁷ for bf16, 2⁻²² for
+/// f16; for f32 the products are those of three TF32 products.
 ///
 /// ```
 /// use ndarray::array;

@@ -75,6 +75,8 @@ pub struct CachedRows {
     poison: bool,
     /// How often everything was forgotten.
     resets: u64,
+    /// Whether the device's work could not be waited for when everything was forgotten.
+    is_behind: bool,
     faults: Faults,
 }
 
@@ -174,8 +176,6 @@ impl CachedRows {
             actual: format!("{rows} rows of {row_bytes}"),
         })?;
         let settings = options.settings()?;
-        let slots = settings.slots(rows, row_bytes, device.memory_stats()?.free)?;
-        let cache = RowCache::new(rows, slots, row_bytes as u64)?;
         let host = MappedMemory::zeroed(device, bytes, settings.managed)?;
         let copies = device.new_stream()?;
         let map = || {
@@ -192,6 +192,9 @@ impl CachedRows {
             })
         };
         let maps = [map()?, map()?];
+        // What is free now: where the host's memory is the device's, the rows have had theirs.
+        let slots = settings.slots(rows, row_bytes, device.memory_stats()?.free)?;
+        let cache = RowCache::new(rows, slots, row_bytes as u64)?;
         let slots = Tensor::uninit_on(&copies, [slots, row_bytes])?;
         let rows = Self {
             device: device.clone(),
@@ -206,6 +209,7 @@ impl CachedRows {
             waits: VecDeque::new(),
             poison: settings.poison,
             resets: 0,
+            is_behind: false,
             faults: Faults::default(),
         };
         if rows.poison {
@@ -242,6 +246,7 @@ impl CachedRows {
         if in_use != 0 {
             return Err(argument("number of steps under way", "0".into(), in_use));
         }
+        self.catch_up()?;
         if self.cache.statistics().steps != 0 {
             self.wait()?;
         }
@@ -287,6 +292,7 @@ impl CachedRows {
                 actual: STEPS_IN_FLIGHT.to_string(),
             });
         }
+        self.catch_up()?;
         self.count_stalls();
         let (pins, ready) = self.fill(map, ids)?;
         self.maps[map].in_use = true;
@@ -326,7 +332,8 @@ impl CachedRows {
     ///
     /// # Errors
     ///
-    /// As for [`begin_reading`](Self::begin_reading). After an error of the driver everything is forgotten, as by [`reset`](Self::reset).
+    /// As for [`begin_reading`](Self::begin_reading). After an error of the driver everything is forgotten, as by [`reset`](Self::reset). A step that
+    /// was given with another device's stream stays under way until [`reset`](Self::reset).
     pub fn release(&mut self, step: Step, stream: &Stream) -> Result<()> {
         self.device.expect_same("CachedRows::release", "stream", stream.device())?;
         let read = self.end_reading(stream)?;
@@ -408,7 +415,10 @@ impl CachedRows {
     /// Waits for the device's work as far as that can be waited for. Called by those methods that find an error of the driver.
     pub fn reset(&mut self) {
         // What failed has been, or will be, reported to those who asked for it.
-        let _ = self.device.synchronize();
+        if self.device.synchronize().is_err() {
+            // What reads slots, rows or lists may still be under way: nothing is written before the device could be waited for.
+            self.is_behind = true;
+        }
         self.forget();
     }
 
@@ -424,6 +434,15 @@ impl CachedRows {
             map.in_use = false;
             map.ready = None;
         }
+    }
+
+    /// Waits for the device's work if that failed when everything was forgotten.
+    fn catch_up(&mut self) -> Result<()> {
+        if self.is_behind {
+            self.device.synchronize()?;
+            self.is_behind = false;
+        }
+        Ok(())
     }
 
     /// Waits for the work that may read slots or rows, or write slots.
@@ -473,7 +492,7 @@ impl Drop for CachedRows {
     fn drop(&mut self) {
         // Slots and maps are freed in the order of the copies' stream, host memory at once: both after the last work that reads them. Where waiting
         // fails the driver's context is broken, and whether a kernel still reads host memory is unknown.
-        if self.wait().is_err() {
+        if self.catch_up().and_then(|()| self.wait()).is_err() {
             self.maps.iter_mut().for_each(|map| map.lists.leak());
             return;
         }

@@ -177,7 +177,7 @@ mod tests {
         let shipped: BTreeSet<_> = names.filter(is_update).collect();
         assert!(!shipped.is_empty());
         let mut reached = BTreeSet::new();
-        for device in ["emulator", "emulator:9.0"] {
+        for device in ["emulator:7.5", "emulator", "emulator:9.0"] {
             let device: Device = device.parse()?;
             let target = Target { on_gpu: true, ..Target::of(&device) };
             let mut cases = updates(Level::Full, target, 1);

@@ -134,8 +134,10 @@ impl PersistentCost {
             (_, false) => self.straddling,
         };
         let (rows, last_rows) = if problem.stores_boxes { (0, 0) } else { (self.rows, self.last_rows) };
-        let of_tile = u64::from(problem.k).saturating_mul(column) + self.tile + rows;
-        let of_half = u128::from(of_tile) * HALF / 1000;
+        let of_products = u64::from(problem.k).saturating_mul(column) + self.tile;
+        let of_tile = of_products + rows;
+        let half_rows = if problem.stores_boxes { 0 } else { HALF_ROWS };
+        let of_half = u128::from(of_products) * HALF / 1000 + half_rows;
         let of_tiles = u128::from(rounds) * u128::from(of_tile) + u128::from(halves) * of_half;
         // Of x, which several tiles along N read, a part has left the level-2 cache in between.
         let again = if tile.shape().1 < n {
@@ -258,6 +260,8 @@ const WORDS_OF_HALVES: u128 = 4;
 /// What half a tile takes of the time of a whole one, in thousandths: an estimate, from products that read more for each result and
 /// an epilogue that takes half the time.
 const HALF: u128 = 550;
+/// What storing half a tile row by row takes: what the tile of as many outputs by as many warpgroups takes for it.
+const HALF_ROWS: u128 = 6_164_000;
 /// What a launch of blocks with one tile each takes beside them, in picoseconds on an H100.
 const LAUNCH: u128 = 1_855_000;
 /// Bytes of a line of the level-2 cache.

@@ -318,6 +318,12 @@ impl Tile {
 }
 
 impl Tile {
+    /// Whether the costs by which it would be chosen come from measurements. What half a tile takes is an estimate: a caller may ask for
+    /// that, and the tuner takes it where it has measured it to be faster.
+    pub(crate) fn is_measured(self) -> bool {
+        self != Self::HopperCooperative128x256Halves
+    }
+
     /// How its launch for these rows, columns and matrices is dealt out, if it may have halves.
     pub(crate) fn halves(self, sizes: [u32; 3], multiprocessors: u32) -> Option<Halves> {
         let has_halves = self == Self::HopperCooperative128x256Halves;
@@ -480,7 +486,9 @@ pub struct Limits {
 /// The tile to compute `problem` with; `None` if no tile fits the device's shared memory.
 #[must_use]
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
-    candidates(problem, limits).min_by_key(|tile| picoseconds(*tile, problem, limits))
+    candidates(problem, limits)
+        .filter(|tile| tile.is_measured())
+        .min_by_key(|tile| picoseconds(*tile, problem, limits))
 }
 
 /// The tiles that compute `problem` on a device with these limits.

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 
-use super::cost::picoseconds;
 use super::{Access, Limits, Problem, Tile, select};
 use crate::DType;
 use crate::ops::{Precision, Products};
@@ -61,21 +60,10 @@ fn hopper_gets_its_own_tiles_for_what_its_copy_engine_can_read() {
 /// M, K, N, and microseconds of each tile in the order of [`Tile::ALL`].
 type Measured<const TILES: usize> = ((u32, u32, u32), [f64; TILES]);
 
-/// The tile of which `tile` computes the last ones in halves, if it does: halves were not measured.
-fn unhalved(tile: Tile) -> Tile {
-    if tile == Tile::HopperCooperative128x256Halves { Tile::HopperCooperative128x256 } else { tile }
-}
-
-/// What the model says that `tile` takes of the time without halves, by which it is judged.
-fn share(tile: Tile, problem: &Problem) -> f64 {
-    let [with, without] = [tile, unhalved(tile)].map(|tile| picoseconds(tile, problem, &H100) as f64);
-    with / without
-}
-
 /// Checks choices against what was measured of the tiles that are as exact as `products`.
 fn check_choices<const TILES: usize>(input: DType, products: Products, measured: &[Measured<TILES>]) {
     let serves = |tile: &Tile| {
-        *tile == unhalved(*tile)
+        tile.is_measured()
             && tile.serves(input, Access::Aligned)
             && tile.products(input).is_at_least(products)
     };
@@ -84,10 +72,7 @@ fn check_choices<const TILES: usize>(input: DType, products: Products, measured:
     for &((m, k, n), times) in measured {
         let problem = Problem { m, n, k, products, ..full(input, Access::Aligned) };
         let choice = select(&problem, &H100).expect("all tiles fit an H100");
-        let of = |tile: Tile| {
-            let position = tiles.iter().position(|&other| other == unhalved(tile)).expect("a tile");
-            times[position] * share(tile, &problem)
-        };
+        let of = |tile: Tile| times[tiles.iter().position(|&other| other == tile).expect("a tile")];
         let fastest = times.into_iter().fold(f64::INFINITY, f64::min);
         assert!(of(choice) <= 1.05 * fastest, "{m}x{k}x{n}: {choice} takes {}, {fastest}", of(choice));
     }
@@ -121,7 +106,7 @@ fn the_choice_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
         let choice = select(&problem, &H100).expect("all tiles fit an H100");
         let fastest = times.iter().map(|&(_, time)| time).fold(f64::INFINITY, f64::min);
         let of = |tile| times.iter().find(|(other, _)| *other == tile).map(|&(_, time)| time);
-        let time = of(choice).or_else(|| of(unhalved(choice)).map(|time| time * share(choice, &problem)));
+        let time = of(choice);
         if time.is_none_or(|time| time > 1.05 * fastest) {
             missed.push(format!("{size}: {choice}, {time:?}, {fastest}"));
         }

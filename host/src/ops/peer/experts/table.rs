@@ -126,7 +126,7 @@ impl ExpertTable {
         Ok(table)
     }
 
-    /// A table whose rows the tensor `rows` `[N, row bytes]` holds, as they are.
+    /// A table whose rows the tensor `rows` `[N, row bytes]` holds, as they are. Codes of e4m3 that are NaN are none for GPUs.
     ///
     /// # Errors
     ///
@@ -233,7 +233,8 @@ impl ExpertTable {
         }
     }
 
-    /// Overwrites the rows from `first` on with `rows`, a whole number of them; not those that are in slots.
+    /// Overwrites the rows from `first` on with `rows`, a whole number of them; not those that are in slots. Codes of e4m3 that are NaN are none
+    /// for GPUs.
     ///
     /// # Errors
     ///
