@@ -1,4 +1,4 @@
-//! Rows in host memory with a cache of them on a device: [`RowCache`](super::RowCache) and the memory that it is about.
+//! Rows in host memory with a cache of them on a device: [`RowCache`] and the memory that it is about.
 //!
 //! A step is staged, read and released. Staging copies what the step reads and the cache does not hold, on a stream of its own, while work on
 //! other streams goes on; reading waits for that. A slot gets another row in this order: its former row has no slot any more, the last work that
