@@ -17,6 +17,7 @@
 //! | [`gemm`] | the main loop of a matrix product |
 //! | [`topk`] | the best of many numbers, kept by a warp |
 //! | [`epilogue`] | what happens to a product before it is rounded and stored |
+//! | [`product_key`] | the experts that a token uses, found by product keys |
 //! | [`experts`] | the experts that a token uses, evaluated where they lie |
 //! | [`launch`] | what the host and the device agree on: parameter types and a kernel's declaration |
 //!
@@ -41,6 +42,7 @@ pub mod launch;
 pub mod layout;
 pub mod math;
 pub mod pipeline;
+pub mod product_key;
 pub mod ptx;
 pub mod shared;
 pub mod thread;

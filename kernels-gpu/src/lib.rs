@@ -17,6 +17,7 @@
 //! | [`generated_update`] | `Y (+)= ((X V) ⊙ codes) U · scaling`, on sm_80 and later |
 //! | [`generated_update_cluster`] | the same for few rows, by clusters of blocks (sm_90 and later) |
 //! | [`product_key_topk`] | the k best of n² experts for each query, by two scores of n sub-keys, on sm_80 and later |
+//! | [`product_key_topk_cluster`] | the same by clusters of blocks, for up to 32 experts (sm_90 and later) |
 //! | [`expert_mlp`] | `y = Σ gate · act(x·u) · v` over the experts that each token uses, on sm_75 and later |
 //! | [`expert_mlp_cluster`] | the same for few tokens, by clusters of blocks (sm_90 and later) |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
@@ -54,6 +55,8 @@ pub mod linear_update;
 pub mod linear_update_hopper;
 #[cfg(feature = "product_key_topk")]
 pub mod product_key_topk;
+#[cfg(feature = "product_key_topk_cluster")]
+pub mod product_key_topk_cluster;
 #[cfg(feature = "repack")]
 pub mod repack;
 #[cfg(feature = "topk")]

@@ -94,6 +94,12 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear_update_hopper.sm_90a.ptx"),
     },
     PtxModule {
+        family: "product_key_topk_cluster",
+        arch: (9, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/product_key_topk_cluster.sm_90.ptx"),
+    },
+    PtxModule {
         family: "expert_mlp",
         arch: (7, 5),
         arch_specific: false,

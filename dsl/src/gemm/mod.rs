@@ -13,7 +13,6 @@
 //! | [`split_k`] | sm_90a, few rows of A or few tiles | a [`SplitKTile`] | [`load`](SplitKTile::load) in one warp, [`multiply`](SplitKTile::multiply), [`exchange`](SplitKTile::exchange) and [`store`](SplitKTile::store) in others |
 //! | [`wgmma_f32`] | sm_90a, f32 at f32 accuracy | a [`SplitTile`](wgmma_f32::SplitTile) | `load`, `split` and `multiply`, each in other warps, and `store` |
 //!
-//! [`query`] has few rows of f32 numbers as the left operand of products at their own accuracy.
 //!
 //! [`low_rank`] multiplies three matrices: a low-rank update alone, whose first product stays in registers.
 
@@ -22,7 +21,6 @@ mod fragments;
 pub mod low_rank;
 pub mod mma_sync;
 mod persistent;
-pub mod query;
 mod schedule;
 pub mod split_k;
 pub mod turing;

@@ -1,19 +1,29 @@
-//! How the kernels of the family `product_key_topk` are run: on rows, sub-keys and columns of every number around what a block has at a
+//! How the kernels of the families `product_key_topk` and `product_key_topk_cluster` are run: on rows, sub-keys and columns of every number around what a block has at a
 //! time, with small integers, so that scores are exact and most are ties.
 
 use half::{bf16, f16};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
-use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
-use warpsmith_kernels::product_key_topk::{
-    GATE_IDENTITY, NORM_BATCH, NORM_NONE, ProductKeyParams, QueryNormParams, ROWS, pairs,
+use warpsmith_dsl::product_key::{
+    GATE_IDENTITY, NORM_BATCH, NORM_NONE, ProductKeyParams, ProductKeyShape, QueryNormParams, pairs,
 };
+use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
+use warpsmith_kernels::product_key_topk::{Few, Many};
+use warpsmith_kernels::product_key_topk_cluster::{Halves, Quarters};
 
 use super::Problem;
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
-    let (dtype, most) = name.strip_prefix("product_key_topk_")?.split_once('_')?;
-    let most: u32 = most.parse().ok()?;
+    let (dtype, of) = name.strip_prefix("product_key_topk_")?.rsplit_once('_')?;
+    // All types have the same shapes.
+    let (dtype, shape) = match (dtype.strip_prefix("cluster_"), of) {
+        (Some(dtype), "2") => (dtype, Shape::of::<Halves<f32>>()),
+        (Some(dtype), "8") => (dtype, Shape::of::<Quarters<f32>>()),
+        (None, "32") => (dtype, Shape::of::<Few<f32>>()),
+        (None, "64") => (dtype, Shape::of::<Many<f32>>()),
+        _ => return None,
+    };
+    let (rows, most) = (shape.rows, shape.most);
     let element = match dtype {
         "f16" => Element { bytes: 2, bits: |number| u32::from(f16::from_f32(number).to_bits()) },
         "bf16" => Element { bytes: 2, bits: |number| u32::from(bf16::from_f32(number).to_bits()) },
@@ -22,6 +32,7 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     };
     let case = |tokens, heads, per_head, n, half, k: u32, norm| Case {
         element,
+        shape,
         tokens,
         heads,
         per_head,
@@ -36,7 +47,7 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         case(7, 5, false, 33, 7, 33, NORM_NONE),
         case(33, 2, true, 40, 17, 9, NORM_NONE),
         case(3, 1, false, 257, 33, most, NORM_BATCH),
-        case(ROWS + 1, 1, false, 256, 8, 16, NORM_NONE),
+        case(rows + 1, 1, false, 256, 8, 16, NORM_NONE),
         case(2, 2, false, 70, 128, most - 1, NORM_NONE),
     ];
     for half in [9, 16, 24, 31, 63, 129, 260] {
@@ -53,8 +64,23 @@ struct Element {
     bits: fn(f32) -> u32,
 }
 
+/// What the blocks of a kernel have.
+#[derive(Clone, Copy)]
+struct Shape {
+    rows: u32,
+    cluster: u32,
+    most: u32,
+}
+
+impl Shape {
+    fn of<S: ProductKeyShape>() -> Self {
+        Self { rows: S::ROWS, cluster: S::CLUSTER, most: S::MOST }
+    }
+}
+
 struct Case {
     element: Element,
+    shape: Shape,
     tokens: u32,
     heads: u32,
     per_head: bool,
@@ -181,7 +207,8 @@ impl Problem for Case {
         let Some(kernel) = module.kernels().next() else { return Ok((Report::default(), false)) };
         let (blocks, step) = if self.per_head { (self.tokens, self.heads) } else { (self.rows(), 1) };
         let config = LaunchConfig {
-            grid: [blocks.div_ceil(ROWS), step, 1],
+            grid: [blocks.div_ceil(self.shape.rows) * self.shape.cluster, step, 1],
+            cluster: [self.shape.cluster, 1, 1],
             block: kernel.reqntid.unwrap_or([1; 3]),
             dynamic_shared: shared_bytes,
             ..LaunchConfig::default()

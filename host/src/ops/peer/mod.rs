@@ -6,6 +6,7 @@ mod experts;
 mod keys;
 mod options;
 mod product_key;
+mod retrieval;
 mod routing;
 
 pub use experts::{
@@ -14,5 +15,6 @@ pub use experts::{
 pub(crate) use experts::{NUMBERS_AT_A_TIME, Part};
 pub use keys::normalized_keys;
 pub use options::{Gate, QueryNorm};
-pub use product_key::{ProductKeyOp, RoutingInput, product_key_topk};
+pub use product_key::{ProductKeyOp, product_key_topk};
+pub use retrieval::RoutingInput;
 pub use routing::Routing;

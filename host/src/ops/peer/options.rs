@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use warpsmith_kernels::product_key_topk as kernels;
+use warpsmith_dsl::product_key as kernels;
 
 use crate::tensor::Tensor;
 

@@ -3,21 +3,17 @@
 //! [`product_key_topk`] is the operation. It runs two kernels: the linear one that projects the tokens to queries in f32, and one that
 //! does the rest, from the queries' normalisation to the gates.
 
-use half::{bf16, f16};
 use ndarray::{ArrayView2, Ix2, Ix3};
-use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
-use warpsmith_kernels::product_key_topk as kernels;
-use warpsmith_kernels::product_key_topk::{
-    ProductKeyParams, QueryNormParams, ROWS, product_key_topk as product_key_kernel,
-};
+use warpsmith_dsl::launch::Global;
+use warpsmith_dsl::product_key as kernels;
+use warpsmith_dsl::product_key::{ProductKeyParams, QueryNormParams};
 
 use super::Routing;
 use super::options::{Gate, Kind, QueryNorm};
+use super::retrieval::{Retrieval, RoutingInput, choose};
 use crate::cpu::{self, Normalization, ProductKeys};
-use crate::device::{Device, DeviceKind};
+use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::ops::linear::LinearInput;
 use crate::ops::topk::MAX_K;
 use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT, linear, repack};
 use crate::stream::{Operand, Stream};
@@ -25,37 +21,8 @@ use crate::tensor::{Element, Tensor};
 
 /// The operation's name in errors.
 const OPERATION: &str = "product_key_topk";
-/// What the kernel for few experts finds at most.
-const FEW: usize = 32;
 /// The most sub-keys of a half: the number of an expert has 32 bits.
 const MOST_SUB_KEYS: usize = 1 << 16;
-
-/// The arguments of a kernel.
-type Args<D> =
-    (Global<f32>, Global<D>, Global<D>, QueryNormParams, GlobalMut<u32>, GlobalMut<f32>, ProductKeyParams);
-
-/// An element type of tokens, projection and sub-keys: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
-pub trait RoutingInput: LinearInput {
-    /// The kernel for up to 32 experts.
-    #[doc(hidden)]
-    type Few: Kernel<Args = Args<Self::Device>>;
-    /// The kernel for up to 64.
-    #[doc(hidden)]
-    type Many: Kernel<Args = Args<Self::Device>>;
-}
-
-impl RoutingInput for f16 {
-    type Few = product_key_kernel<F16, 1>;
-    type Many = product_key_kernel<F16, 2>;
-}
-impl RoutingInput for bf16 {
-    type Few = product_key_kernel<Bf16, 1>;
-    type Many = product_key_kernel<Bf16, 2>;
-}
-impl RoutingInput for f32 {
-    type Few = product_key_kernel<f32, 1>;
-    type Many = product_key_kernel<f32, 2>;
-}
 
 /// The `k` experts of each token of `x` `[.., D]` and each of `heads` heads, of n² experts: ids and gates `[.., H, k]`.
 ///
@@ -206,11 +173,10 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         if device.kind() == DeviceKind::Cpu {
             return Ok(Implementation::Cpu);
         }
-        let name = if self.k <= FEW { T::Few::DECLARATION.name } else { T::Many::DECLARATION.name };
-        let [x, y, _] = self.grid(sizes)?;
+        let (retrieval, [x, y, _]) = self.retrieval(sizes)?;
         let projection = linear(self.x, self.w_q).output::<f32>().implementation()?;
         let copies = self.keys.iter().filter(|keys| !is_chunked(keys)).count();
-        let kernel = Implementation::kernel(device, name, x.saturating_mul(y));
+        let kernel = Implementation::kernel(device, retrieval.kernel.name, x.saturating_mul(y));
         let copies = projection.copies() as usize + copies;
         Ok(Implementation::sequence(projection, kernel).with_copies(copies))
     }
@@ -321,17 +287,21 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         all
     }
 
-    /// Blocks of the launch.
-    fn grid(&self, sizes: Sizes) -> Result<[u32; 3]> {
+    /// The kernel, and the blocks of its launch.
+    fn retrieval(&self, sizes: Sizes) -> Result<(&'static Retrieval<T::Device>, [u32; 3])> {
         let (rows, heads) =
             if sizes.per_head { (sizes.tokens, self.heads) } else { (sizes.tokens * self.heads, 1) };
-        let most = self.x.device().properties().max_grid[1] as usize;
+        let properties = self.x.device().properties();
+        let most = properties.max_grid[1] as usize;
         if heads > most {
             let (limit, actual) = (format!("at most {most}"), heads.to_string());
             let (operand, quantity) = ("keys_1", "number of heads");
             return Err(Error::SizeLimit { operation: OPERATION, operand, quantity, limit, actual });
         }
-        Ok([rows.div_ceil(ROWS as usize) as u32, heads as u32, 1])
+        let (capability, multiprocessors) = (properties.compute_capability, properties.multiprocessors);
+        let of = [rows, heads, sizes.n, self.k];
+        let retrieval = choose(const { &T::KERNELS }, of, capability, multiprocessors);
+        Ok((retrieval, [retrieval.grid_x(rows), heads as u32, 1]))
     }
 
     fn launch(&self, sizes: Sizes, stream: &Stream, q: &Tensor<f32>, routing: &mut Routing) -> Result<()> {
@@ -388,7 +358,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
             inverse_temperature: 1.0 / self.temperature,
             reserved: 0,
         };
-        let grid = self.grid(sizes)?;
+        let (retrieval, grid) = self.retrieval(sizes)?;
         let Routing { ids, gates } = routing;
         let arguments = (q.arg(), keys_1.arg(), keys_2.arg(), norm, ids.arg_mut(), gates.arg_mut(), params);
         let mut operands: Vec<&dyn Operand> = vec![q, &keys_1, &keys_2, ids, gates];
@@ -397,13 +367,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         }
         // SAFETY: `check` has checked the sizes of every operand, the sub-keys are in chunks, and the results are new. Tensors are freed in
         // the order of their home streams, which `with_operands` makes wait for this work.
-        stream.with_operands(&operands, || unsafe {
-            if self.k <= FEW {
-                launch_kernel::<T, T::Few>(stream.device(), stream, grid, arguments)
-            } else {
-                launch_kernel::<T, T::Many>(stream.device(), stream, grid, arguments)
-            }
-        })
+        stream.with_operands(&operands, || unsafe { retrieval.launch(stream, grid, arguments) })
     }
 
     fn run_on_cpu(&self, routing: &mut Routing) -> Result<()> {
@@ -472,17 +436,4 @@ fn is_chunked<T: Element>(keys: &Tensor<T>) -> bool {
     (last == 1 || keys.shape()[keys.rank() - 1] == 1)
         && leading.iter().all(|&stride| is_multiple(stride))
         && keys.arg().address().is_multiple_of(CHUNK_BYTES as u64)
-}
-
-/// # Safety
-///
-/// The arguments are valid for what the kernel does with them.
-unsafe fn launch_kernel<T: RoutingInput, K: Kernel<Args = Args<T::Device>>>(
-    device: &Device,
-    stream: &Stream,
-    grid: [u32; 3],
-    arguments: Args<T::Device>,
-) -> Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe { device.kernel::<K>()?.launch(stream, grid, arguments) }
 }

@@ -10,7 +10,7 @@ use crate::ptx;
 use crate::warp;
 
 /// Rows of a panel.
-pub const QUERY_ROWS: u32 = 32;
+pub(super) const QUERY_ROWS: u32 = 32;
 /// Bytes of a row of a panel.
 const ROW_BYTES: u32 = 128;
 /// Bytes of a panel.
@@ -18,7 +18,7 @@ const PANEL_BYTES: u32 = QUERY_ROWS * ROW_BYTES;
 /// Rows of a fragment.
 const FRAGMENT_ROWS: u32 = 16;
 /// Fragments of a panel's rows.
-pub const QUERY_FRAGMENTS: usize = (QUERY_ROWS / FRAGMENT_ROWS) as usize;
+pub(super) const QUERY_FRAGMENTS: usize = (QUERY_ROWS / FRAGMENT_ROWS) as usize;
 
 /// A type of right operands.
 pub trait QueryElement: MmaElement {
@@ -55,12 +55,12 @@ pub trait QueryElement: MmaElement {
     /// All lanes of the warp call it; the panels are shared memory, written and visible to the warp.
     unsafe fn load_query(query: u32, step: u32, fragment: u32) -> Self::Parts;
 
-    /// `c += a · b` over one k-step.
+    /// `c += a · b` over one k-step, for `N` fragments of right operands.
     ///
     /// # Safety
     ///
     /// All lanes of the warp call it.
-    unsafe fn multiply_query(c: &mut [f32; 4], a: Self::Parts, b: Self::B);
+    unsafe fn multiply_query<const N: usize>(c: &mut [[f32; 4]; N], a: Self::Parts, b: &[Self::B; N]);
 }
 
 /// Where a number is, in panels of a single part.
@@ -108,11 +108,17 @@ macro_rules! half_query {
             }
 
             #[inline(always)]
-            unsafe fn multiply_query(c: &mut [f32; 4], a: Self::Parts, b: Self::B) {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    Self::multiply_add(c, a[1], b);
-                    Self::multiply_add(c, a[0], b);
+            unsafe fn multiply_query<const N: usize>(
+                c: &mut [[f32; 4]; N],
+                a: Self::Parts,
+                b: &[Self::B; N],
+            ) {
+                // One product after the other of the same sums would wait for it.
+                for part in (0..2).rev() {
+                    for (c, &b) in c.iter_mut().zip(b) {
+                        // SAFETY: the caller's promise.
+                        unsafe { Self::multiply_add(c, a[part], b) }
+                    }
                 }
             }
         }
@@ -141,9 +147,11 @@ impl QueryElement for f32 {
     }
 
     #[inline(always)]
-    unsafe fn multiply_query(c: &mut [f32; 4], a: Self::Parts, b: Self::B) {
-        // SAFETY: the caller's promise.
-        unsafe { Self::multiply_add(c, a, b) }
+    unsafe fn multiply_query<const N: usize>(c: &mut [[f32; 4]; N], a: Self::Parts, b: &[Self::B; N]) {
+        for (c, &b) in c.iter_mut().zip(b) {
+            // SAFETY: the caller's promise.
+            unsafe { Self::multiply_add(c, a, b) }
+        }
     }
 }
 

@@ -1,8 +1,17 @@
-//! The best of many numbers: a sorted list that the lanes of a warp keep in registers.
+//! The best of many numbers.
 //!
-//! Numbers are compared as unsigned integers in the same order ([`order_key`]). A candidate that beats the worst of the k best is put
-//! in its place, and what is behind it moves on by one; one that does not costs a comparison. Of n numbers in random order about
-//! k · (1 + ln(n / k)) get in.
+//! Numbers are compared as unsigned integers in the same order ([`order_key`]). There are two ways:
+//!
+//! - [`BestOfWarp`] is a sorted list that the lanes of a warp keep in registers. A candidate that beats the worst of the k best is put
+//!   in its place, and what is behind it moves on by one; one that does not costs a comparison. Of n numbers in random order about
+//!   k · (1 + ln(n / k)) get in, one after the other.
+//! - Where few numbers can win, their places are counted: that of an [`entry`] is the number of entries above it ([`ranks`]). All lanes count
+//!   at the same time, and nothing waits for another. A bound that few exceed is the k-th best of what each lane has as its best
+//!   ([`kth_of_lanes`]).
+
+mod ranks;
+
+pub use ranks::{Entry, entry, id_of_entry, key_of_entry, kth_of_lanes, load_entry, ranks, store_entry};
 
 use crate::float::Element;
 use crate::{ptx, warp};
@@ -134,28 +143,11 @@ impl<const SLOTS: usize> BestOfWarp<SLOTS> {
         self.bar = unsafe { self.kth() }.max(self.floor);
     }
 
-    /// Says of an empty list that each lane will have a candidate with the key that it gives, or give [`EMPTY`]: what is worse than the k-th
-    /// best of these is not put in the list.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of the warp call it, before any offer; k is at most 32.
+    /// Says of an empty list that every one of the k best has this key or a larger one: candidates that have less are not put in.
     #[inline(always)]
-    pub unsafe fn expect_at_least(&mut self, key: u32) {
-        // Bitonic sorting of the lanes' keys, the largest first.
-        let (mut key, lane) = (key, warp::lane_id());
-        for size in 1..6 {
-            for step in (0..size).rev() {
-                // SAFETY: the caller's promise.
-                let other = unsafe { ptx::shfl_sync_bfly(key, 1 << step) };
-                let takes_larger = (lane >> size & 1) == (lane >> step & 1);
-                key = if takes_larger { key.max(other) } else { key.min(other) };
-            }
-        }
-        // SAFETY: the caller's promise.
-        let kth = unsafe { ptx::shfl_sync_idx(key, self.k - 1) };
+    pub fn expect_at_least(&mut self, key: u32) {
         // Those that are equal to it get in.
-        self.floor = kth.saturating_sub(1);
+        self.floor = key.saturating_sub(1);
         self.bar = self.floor;
     }
 

@@ -1,0 +1,50 @@
+//! Product-key retrieval by clusters: what [`product_key_topk`](mod@crate::product_key_topk) computes for up to 32 experts, with 64 rows of queries
+//! for each cluster.
+//!
+//! The blocks of a cluster share the sub-keys, so that there are blocks for all multiprocessors where rows are few, and sub-keys are read for twice as
+//! many rows at a time where they are many.
+
+use warpsmith_dsl::float::{Bf16, F16};
+use warpsmith_dsl::kernel;
+use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::product_key::{ProductKeyBlock, ProductKeyParams, ProductKeyShape, QueryNormParams};
+
+/// A block for each half.
+pub type Halves<T> = ProductKeyBlock<T, 4, 1, 2>;
+/// Four blocks for each half.
+pub type Quarters<T> = ProductKeyBlock<T, 4, 1, 8>;
+
+/// Finds the experts of each row of queries, as [`ProductKeyShape::retrieve`] says.
+///
+/// The name of an instance tells the type of the sub-keys, and the blocks of a cluster.
+///
+/// # Safety
+///
+/// As [`ProductKeyShape::retrieve`].
+#[kernel(
+    family = product_key_topk_cluster,
+    block = [S::THREADS, 1, 1],
+    cluster = [S::CLUSTER, 1, 1],
+    min_blocks = S::MIN_BLOCKS,
+    shared = S::SHARED_BYTES,
+    instances = [
+        product_key_topk_cluster_f16_2 = <Halves<F16>>,
+        product_key_topk_cluster_f16_8 = <Quarters<F16>>,
+        product_key_topk_cluster_bf16_2 = <Halves<Bf16>>,
+        product_key_topk_cluster_bf16_8 = <Quarters<Bf16>>,
+        product_key_topk_cluster_f32_2 = <Halves<f32>>,
+        product_key_topk_cluster_f32_8 = <Quarters<f32>>,
+    ],
+)]
+pub unsafe fn product_key_topk_cluster<S: ProductKeyShape>(
+    q: Global<f32>,
+    keys_1: Global<<S as ProductKeyShape>::Keys>,
+    keys_2: Global<<S as ProductKeyShape>::Keys>,
+    norm: QueryNormParams,
+    ids: GlobalMut<u32>,
+    gates: GlobalMut<f32>,
+    p: ProductKeyParams,
+) {
+    // SAFETY: the caller's promise is the shape's.
+    unsafe { S::retrieve(q, keys_1, keys_2, norm, ids, gates, p) }
+}
