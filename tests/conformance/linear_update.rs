@@ -165,23 +165,8 @@ impl Problem {
         }
         let epilogue = LinearEpilogue {
             bias: bias.arg(),
-            residual: Global::new(0),
-            row_scale: Global::new(0),
-            column_scale: Global::new(0),
-            mask: GlobalMut::new(0),
-            preactivation: GlobalMut::new(0),
-            residual_stride: 0,
-            residual_batch: 0,
-            mask_stride: 0,
-            mask_batch: 0,
-            preactivation_stride: 0,
-            preactivation_batch: 0,
-            row_scale_stride: 0,
-            column_scale_stride: 0,
-            alpha: 1.0,
-            beta: 0.0,
             activation: if self.relu { Activation::RELU } else { Activation::NONE },
-            reserved: 0,
+            ..LinearEpilogue::plain()
         };
         let stride = |tensor: &Tensor<T>| tensor.strides()[0] as u64;
         let params = LinearUpdateParams {

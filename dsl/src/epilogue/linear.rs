@@ -409,3 +409,30 @@ impl<B: Element, O: Element, F: Function> Epilogue for ScaledInRegisters<'_, B, 
         self.function.apply_to(sums);
     }
 }
+
+impl<B, O> LinearEpilogue<B, O> {
+    /// y = Σ: no pointers, and strides of 0.
+    #[must_use]
+    pub const fn plain() -> Self {
+        Self {
+            bias: Global::new(0),
+            residual: Global::new(0),
+            row_scale: Global::new(0),
+            column_scale: Global::new(0),
+            mask: GlobalMut::new(0),
+            preactivation: GlobalMut::new(0),
+            residual_stride: 0,
+            residual_batch: 0,
+            mask_stride: 0,
+            mask_batch: 0,
+            preactivation_stride: 0,
+            preactivation_batch: 0,
+            row_scale_stride: 0,
+            column_scale_stride: 0,
+            alpha: 1.0,
+            beta: 0.0,
+            activation: Activation::NONE,
+            reserved: 0,
+        }
+    }
+}

@@ -412,23 +412,13 @@ impl<O: ScaledOutput> Launch<O> {
             (vector(op.x_scale), vector(op.w_scale));
         LinearEpilogue {
             bias: op.bias.and_then(O::bias).map_or(Global::new(0), Tensor::arg),
-            residual: Global::new(0),
             row_scale,
             column_scale,
-            mask: GlobalMut::new(0),
-            preactivation: GlobalMut::new(0),
-            residual_stride: 0,
-            residual_batch: 0,
-            mask_stride: 0,
-            mask_batch: 0,
-            preactivation_stride: 0,
-            preactivation_batch: 0,
             row_scale_stride,
             column_scale_stride,
             alpha: op.factor(),
-            beta: 0.0,
             activation: op.activation.on_device(),
-            reserved: 0,
+            ..LinearEpilogue::plain()
         }
     }
 }

@@ -347,22 +347,14 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         Ok(LinearEpilogue {
             bias: options.bias.map_or(Global::new(0), Tensor::arg),
             residual: residual.as_ref().map_or(Global::new(0), |(residual, _)| residual.arg()),
-            row_scale: Global::new(0),
-            column_scale: Global::new(0),
             mask: mask.clone().map_or(GlobalMut::new(0), |mut mask| mask.arg_mut()),
             preactivation: z.clone().map_or(GlobalMut::new(0), |mut z| z.arg_mut()),
             residual_stride: residual.as_ref().map_or(0, |(residual, _)| row_stride(residual)),
-            residual_batch: 0,
             mask_stride: mask.as_ref().map_or(0, row_stride),
-            mask_batch: 0,
             preactivation_stride: z.as_ref().map_or(0, row_stride),
-            preactivation_batch: 0,
-            row_scale_stride: 0,
-            column_scale_stride: 0,
-            alpha: 1.0,
             beta: residual.as_ref().map_or(0.0, |(_, beta)| *beta),
             activation: options.activation.on_device(),
-            reserved: 0,
+            ..LinearEpilogue::plain()
         })
     }
 }

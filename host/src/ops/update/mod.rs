@@ -23,16 +23,16 @@ pub(crate) use operands::Packed;
 
 use half::{bf16, f16};
 use warpsmith_dsl::epilogue::LinearEpilogue;
-use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::launch::Global;
 pub use warpsmith_kernels::codes::MAX_UPDATES;
 
 use crate::device::DeviceKind;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
+use crate::ops::Implementation;
 use crate::ops::linear::LinearInput;
 use crate::ops::linear::select::Access;
-use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 use check::Checked;
@@ -273,24 +273,10 @@ impl<T: UpdateInput> Checked<T> {
         let y_arg = y.arg_mut();
         // What is added to lies where the sum goes.
         let epilogue = LinearEpilogue {
-            bias: Global::new(0),
             residual: if add { y.arg() } else { Global::new(0) },
-            row_scale: Global::new(0),
-            column_scale: Global::new(0),
-            mask: GlobalMut::new(0),
-            preactivation: GlobalMut::new(0),
             residual_stride: row_stride(y),
-            residual_batch: 0,
-            mask_stride: 0,
-            mask_batch: 0,
-            preactivation_stride: 0,
-            preactivation_batch: 0,
-            row_scale_stride: 0,
-            column_scale_stride: 0,
-            alpha: 1.0,
             beta: 1.0,
-            activation: Activation::None.on_device(),
-            reserved: 0,
+            ..LinearEpilogue::plain()
         };
         let operands = BoltOn {
             x: &x,

@@ -2,7 +2,6 @@
 
 use half::{bf16, f16};
 use warpsmith_dsl::epilogue::{Activation, LinearEpilogue};
-use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_emulator::Completion;
 use warpsmith_kernels::codes::{Codes, MAX_UPDATES};
 
@@ -229,26 +228,8 @@ where
             of_kernel.rows[i] = if shared == 0 { m as u32 } else { shared as u32 };
             of_kernel.scaling[i] = scaling(i) as f32;
         }
-        let epilogue = LinearEpilogue {
-            bias: bias.arg(),
-            residual: Global::new(0),
-            row_scale: Global::new(0),
-            column_scale: Global::new(0),
-            mask: GlobalMut::new(0),
-            preactivation: GlobalMut::new(0),
-            residual_stride: 0,
-            residual_batch: 0,
-            mask_stride: 0,
-            mask_batch: 0,
-            preactivation_stride: 0,
-            preactivation_batch: 0,
-            row_scale_stride: 0,
-            column_scale_stride: 0,
-            alpha: 1.0,
-            beta: 0.0,
-            activation: case.activation,
-            reserved: 0,
-        };
+        let epilogue =
+            LinearEpilogue { bias: bias.arg(), activation: case.activation, ..LinearEpilogue::plain() };
         let y_arg = y.arg_mut();
         let operands = BoltOn {
             x: &x,
