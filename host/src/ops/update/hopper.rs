@@ -17,9 +17,9 @@ use warpsmith_kernels::linear_update_hopper::{
     linear_update_few_rows, linear_update_hopper,
 };
 
-use super::operands::{BoltOn, Problem, no_kernel, row_stride};
+use super::operands::{BoltOn, Problem, row_stride};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::linear::select::{self, Access, Limits};
 use crate::ops::{Products, linear};
 use crate::stream::Stream;
@@ -333,10 +333,30 @@ pub(super) unsafe fn launch<T: Kernels>(
     operands: &BoltOn<'_, T>,
 ) -> Result<()> {
     let Some(instance) = T::instance(choice.tile) else {
-        return Err(no_kernel(OPERATION, device));
+        return Err(Error::Type {
+            operation: OPERATION,
+            operand: "x",
+            expected: format!(
+                "one that the tile {:?} has a kernel for: {} or {}",
+                choice.tile,
+                DType::F16,
+                DType::Bf16
+            ),
+            actual: T::DTYPE,
+        });
     };
     // SAFETY: the caller's promise.
     unsafe { (instance.launch)(device, stream, choice, operands) }
+}
+
+/// The error for updates without the linear operation that these kernels add them to.
+fn without_weight() -> Error {
+    Error::Argument {
+        operation: OPERATION,
+        argument: "w",
+        expected: "a matrix, which the kernels for Hopper multiply X with".into(),
+        actual: "none".into(),
+    }
 }
 
 /// A matrix as kernels see it, with one matrix as a third axis, in boxes of `rows` × `columns`.
@@ -359,7 +379,7 @@ unsafe fn launch_as<T: Element, K: Kernel<Args = Args<T>>, S: UpdateTile>(
     operands: &BoltOn<'_, T>,
 ) -> Result<()> {
     let &BoltOn { x, w: Some(w), vt, u, y, y_arg, codes, epilogue, m, n, k } = operands else {
-        return Err(no_kernel(OPERATION, device));
+        return Err(without_weight());
     };
     let size = size_of::<T>() as u32;
     let columns = S::ROW_BYTES / size;
@@ -434,7 +454,7 @@ unsafe fn launch_few_rows<T: Element, K: Kernel<Args = FewRowsArgs<T>>>(
 ) -> Result<()> {
     type S = TransposedUpdate;
     let &BoltOn { x, w: Some(w), vt, u, y, y_arg, codes, epilogue, m, n, k } = operands else {
-        return Err(no_kernel(OPERATION, device));
+        return Err(without_weight());
     };
     let columns = S::ROW_BYTES / size_of::<T>() as u32;
     let params =
