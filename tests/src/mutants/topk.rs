@@ -1,5 +1,8 @@
 //! How the kernels of the family `topk` are run: on rows of every number of elements around what a warp reads at a time, whole and in
-//! parts, with few different numbers, so that which of them is selected shows that ties are decided rightly.
+//! parts, with few different numbers, so that which of them is selected shows that ties are decided rightly; with NaN, zeros of both signs
+//! and infinities; and with candidates that are barely larger than the best before them.
+
+use std::cmp::Ordering;
 
 use half::{bf16, f16};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
@@ -13,13 +16,23 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let (dtype, most) = name.strip_prefix("topk_")?.split_once('_')?;
     let most: u32 = most.parse().ok()?;
     let element = match dtype {
-        "f16" => Element { bytes: 2, bits: |number| u32::from(f16::from_f32(number).to_bits()) },
-        "bf16" => Element { bytes: 2, bits: |number| u32::from(bf16::from_f32(number).to_bits()) },
-        "f32" => Element { bytes: 4, bits: f32::to_bits },
+        "f16" => Element { bytes: 2, bits: |number| u32::from(f16::from_f32(number).to_bits()), step: 13 },
+        "bf16" => Element { bytes: 2, bits: |number| u32::from(bf16::from_f32(number).to_bits()), step: 16 },
+        "f32" => Element { bytes: 4, bits: f32::to_bits, step: 0 },
         _ => return None,
     };
-    let case = |rows, columns, parts, k, has_ids| Case { element, rows, columns, parts, k, has_ids };
+    let case = |rows, columns, parts, k, has_ids| Case {
+        element,
+        numbers: Numbers::Ties,
+        rows,
+        columns,
+        parts,
+        k,
+        has_ids,
+    };
     let mut all = vec![case(1, 1, 1, 1, false), case(3, 2, 1, 2, true), case(5, 31, 1, 7, false)];
+    // Parts of one element each, most of which are not the row's first.
+    all.push(case(2, 5, 5, 1, false));
     for columns in [32, 33, 63, 64, 65, 127, 128, 129, 130, 257] {
         all.push(case(3, columns, 1, most.min(columns), columns % 2 == 0));
         all.push(case(2, columns, 1, (most / 2 + 1).min(columns), columns % 2 == 1));
@@ -27,6 +40,15 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     for k in [1, most - 1, most] {
         all.push(case(3, 400, 5, k, false));
         all.push(case(4, 333, 3, k, true));
+    }
+    // Parts of more elements than a warp loads at a time: 133 or 134, and 256.
+    all.push(case(2, 401, 3, most, true));
+    all.push(case(1, 512, 2, most / 2, false));
+    all.push(Case { numbers: Numbers::Special, ..case(3, 150, 1, most, false) });
+    all.push(Case { numbers: Numbers::Special, ..case(2, 290, 2, most - 1, true) });
+    // Rises in each of the elements that a lane loads together, and in those after them.
+    for k in [1, most] {
+        all.push(Case { numbers: Numbers::Rise, ..case(18, 290, 1, k, false) });
     }
     Some(all.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
@@ -37,10 +59,24 @@ struct Element {
     bytes: usize,
     /// The bits of a number.
     bits: fn(f32) -> u32,
+    /// How many bits of an f32's fraction the type lacks: a number and the next one differ in the bit above these.
+    step: u32,
+}
+
+/// What the elements are.
+#[derive(Clone, Copy, PartialEq)]
+enum Numbers {
+    /// A few small integers.
+    Ties,
+    /// Those, and NaN of both signs with different payloads, infinities and zeros of both signs.
+    Special,
+    /// The same number, and in each row at another place the next one that the type has; in every other row, that one's next behind it.
+    Rise,
 }
 
 struct Case {
     element: Element,
+    numbers: Numbers,
     rows: u32,
     columns: u32,
     parts: u32,
@@ -54,7 +90,38 @@ impl Case {
     const GAP: u32 = 3;
 
     fn number(&self, row: u32, column: u32) -> f32 {
-        ((row * 7919 + column * 104_729 + 17) % 193 % 37) as f32 - 18.0
+        let mixed = (row * 7919 + column * 104_729 + 17) % 193;
+        let number = (mixed % 37) as f32 - 18.0;
+        match self.numbers {
+            Numbers::Ties => number,
+            Numbers::Rise => {
+                let place = row / 2 * 32 + 5;
+                let rise = match column {
+                    _ if column == place => 1,
+                    _ if column == place + 4 && row % 2 == 1 => 2,
+                    _ => 0,
+                };
+                f32::from_bits(1f32.to_bits() + (rise << self.element.step))
+            }
+            Numbers::Special => match mixed % 16 {
+                // The payload of each is its own as far as 16 bits have room.
+                0 => f32::from_bits(0x7fc0_0000 | (column % 64) << 16),
+                1 => f32::from_bits(0xffc0_0000 | (column % 64) << 16),
+                2 => f32::INFINITY,
+                3 => f32::NEG_INFINITY,
+                4 | 5 => 0.0,
+                6 | 7 => -0.0,
+                _ => number,
+            },
+        }
+    }
+
+    /// Which of two elements of a row comes first.
+    fn before(&self, row: u32, a: u32, b: u32) -> Ordering {
+        let (x, y) = (self.number(row, a), self.number(row, b));
+        // NaN are equal to each other, and above what compares with them as nothing does.
+        let by_number = y.partial_cmp(&x).unwrap_or_else(|| y.is_nan().cmp(&x.is_nan()));
+        by_number.then(a.cmp(&b))
     }
 
     fn id(&self, row: u32, column: u32) -> u32 {
@@ -84,7 +151,7 @@ impl Case {
             for part in 0..self.parts {
                 let bound = |part: u32| part * self.columns / self.parts;
                 let mut columns: Vec<u32> = (bound(part)..bound(part + 1)).collect();
-                columns.sort_by(|&a, &b| self.number(row, b).total_cmp(&self.number(row, a)).then(a.cmp(&b)));
+                columns.sort_by(|&a, &b| self.before(row, a, b));
                 for &column in &columns[..self.k as usize] {
                     self.put(&mut values, self.number(row, column));
                     ids.extend(self.id(row, column).to_le_bytes());
@@ -97,7 +164,11 @@ impl Case {
 
 impl Problem for Case {
     fn name(&self) -> &str {
-        "rows with many ties"
+        match self.numbers {
+            Numbers::Ties => "rows with many ties",
+            Numbers::Special => "rows with NaN, infinities and zeros of both signs",
+            Numbers::Rise => "rows that rise to the next number",
+        }
     }
 
     fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {

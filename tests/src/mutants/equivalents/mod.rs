@@ -8,6 +8,7 @@ mod hopper_f32;
 mod linear;
 mod repack;
 mod skinny;
+mod topk;
 
 use super::mutate::{Kind, Mutant};
 use super::ptx::Entry;
@@ -48,13 +49,14 @@ const BAR_WARP_SYNC: (&str, &str) = (
 const NO_STEPS: &str = "a sum of no steps, which the caller rules out: K is at least 1";
 
 /// Every table, in the order in which they are searched.
-const TABLES: [&[Equivalent]; 6] = [
+const TABLES: [&[Equivalent]; 7] = [
     linear::EQUIVALENTS,
     generated::EQUIVALENTS,
     hopper::EQUIVALENTS,
     skinny::EQUIVALENTS,
     hopper_f32::EQUIVALENTS,
     repack::EQUIVALENTS,
+    topk::EQUIVALENTS,
 ];
 
 /// The reason for a mutant, if there is one.
