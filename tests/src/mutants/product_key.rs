@@ -1,10 +1,12 @@
-//! How the kernels of the families `product_key_topk` and `product_key_topk_cluster` are run: on rows, sub-keys and columns of every number around what a block has at a
-//! time, with small integers, so that scores are exact and most are ties.
+//! How the kernels of the families `product_key_topk` and `product_key_topk_cluster` are run: on rows, sub-keys and columns of every number
+//! around what a block has at a time, with every norm, with integers, so that scores are exact: small ones, so that most are ties, and
+//! large ones, so that few are.
 
 use half::{bf16, f16};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
 use warpsmith_dsl::product_key::{
-    GATE_IDENTITY, NORM_BATCH, NORM_NONE, ProductKeyParams, ProductKeyShape, QueryNormParams, pairs,
+    GATE_IDENTITY, NORM_BATCH, NORM_L2, NORM_LAYER, NORM_NONE, NORM_RMS, ProductKeyParams, ProductKeyShape,
+    QueryNormParams, pairs,
 };
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::product_key_topk::{Few, Many};
@@ -40,6 +42,7 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         half,
         k: k.min(most).min(n),
         norm,
+        range: 2,
     };
     let mut all = vec![
         case(1, 1, false, 1, 1, 1, NORM_NONE),
@@ -50,8 +53,24 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         case(rows + 1, 1, false, 256, 8, 16, NORM_NONE),
         case(2, 2, false, 70, 128, most - 1, NORM_NONE),
     ];
-    for half in [9, 16, 24, 31, 63, 129, 260] {
+    for half in [16, 24, 63, 260] {
         all.push(case(3, 1, false, 35, half, 5, NORM_NONE));
+    }
+    // The last sub-key in each group of eight that a warp has, its last chunk in each slot that is copied before the first product, and
+    // behind them.
+    for (n, halves) in [(35, [9, 41, 100]), (42, [13, 45, 129]), (52, [29, 52, 99]), (61, [31, 33, 150])] {
+        for half in halves {
+            all.push(case(1, 1, false, n, half, 5, NORM_NONE));
+        }
+    }
+    // Rows whose moments are exact: of a power of two of features, less and more than a warp has lanes.
+    for half in [8, 32] {
+        for norm in [NORM_LAYER, NORM_RMS, NORM_L2] {
+            all.push(case(3, 2, true, 36, half, 6, norm));
+        }
+    }
+    for (n, k) in [(300, most), (290, 3)] {
+        all.push(Case { range: 9, ..case(2, 1, false, n, 20, k, NORM_NONE) });
     }
     Some(all.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
@@ -88,13 +107,20 @@ struct Case {
     half: u32,
     k: u32,
     norm: u32,
+    /// The largest of the integers.
+    range: u32,
 }
 
-/// A small integer.
+/// A small integer: -2 to 2.
 fn integer(seed: u32, a: u32, b: u32) -> f32 {
+    integer_to(2, seed, a, b)
+}
+
+/// An integer of at most `range`, or the negative of one.
+fn integer_to(range: u32, seed: u32, a: u32, b: u32) -> f32 {
     let mixed = (a.wrapping_mul(0x9e37_79b1) ^ b.wrapping_mul(0x85eb_ca77) ^ seed.wrapping_mul(0xc2b2_ae3d))
         .wrapping_mul(0x27d4_eb2f);
-    ((mixed >> 15) % 5) as f32 - 2.0
+    ((mixed >> 15) % (2 * range + 1)) as f32 - range as f32
 }
 
 impl Case {
@@ -108,24 +134,43 @@ impl Case {
         self.half.next_multiple_of(chunk) + chunk
     }
 
-    /// Column `feature` of a row of queries.
+    /// Column `feature` of a row of queries. Of rows that are normalised by their own moments, half are 2 above the row's mean, half are
+    /// 2 below it.
     fn query(&self, row: u32, feature: u32) -> f32 {
-        integer(1, row, feature)
-    }
-
-    /// The same, normalised: by means that are integers and variances of 4, with weights that are whole.
-    fn normalised(&self, row: u32, feature: u32) -> f32 {
-        let query = self.query(row, feature);
-        if self.norm == NORM_NONE {
-            return query;
+        if self.norm == NORM_NONE || self.norm == NORM_BATCH {
+            return integer_to(self.range, 1, row, feature);
         }
-        let (head, width) = (row % self.heads, 2 * self.half);
-        let mean = integer(4, 0, head * width + feature);
-        (query - mean) * 0.5 * (2.0 * integer(5, 0, feature)) + integer(6, 0, feature)
+        let above = (integer(1, row, feature / 2) > 0.0) == feature.is_multiple_of(2);
+        self.mean(row, feature) + if above { 2.0 } else { -2.0 }
     }
 
+    /// What is subtracted from a query.
+    fn mean(&self, row: u32, feature: u32) -> f32 {
+        match self.norm {
+            NORM_BATCH => integer(4, 0, row % self.heads * 2 * self.half + feature),
+            NORM_LAYER => integer(4, row, 0),
+            _ => 0.0,
+        }
+    }
+
+    /// A query, normalised: variances and mean squares are 4, and the weights are whole.
+    fn normalised(&self, row: u32, feature: u32) -> f32 {
+        let centred = self.query(row, feature) - self.mean(row, feature);
+        let factor = match self.norm {
+            NORM_NONE => return centred,
+            NORM_L2 => 1.0 / (8.0 * self.half as f32).sqrt(),
+            _ => 0.5,
+        };
+        centred * factor * (2.0 * integer(5, 0, feature)) + integer(6, 0, feature)
+    }
+
+    /// Column `column` of a sub-key. The last of a group is the best for the group's first row.
     fn key(&self, half: u32, group: u32, key: u32, column: u32) -> f32 {
-        integer(2 + half, group * self.n + key, column)
+        if key + 1 == self.n {
+            let query = self.normalised(group, half * self.half + column);
+            return if query < 0.0 { -(self.range as f32) } else { self.range as f32 };
+        }
+        integer_to(self.range, 2 + half, group * self.n + key, column)
     }
 
     /// The sub-keys of a half, which end with the last one's last element.
@@ -134,8 +179,9 @@ impl Case {
         let mut bytes = Vec::new();
         for row in 0..groups * self.n {
             let columns = if row + 1 < groups * self.n { self.pitch() } else { self.half };
+            let (group, key) = (row / self.n, row % self.n);
             for column in 0..columns {
-                let number = if column < self.half { self.key(half, 0, row, column) } else { 100.0 };
+                let number = if column < self.half { self.key(half, group, key, column) } else { 100.0 };
                 let bits = (self.element.bits)(number).to_le_bytes();
                 bytes.extend(&bits[..self.element.bytes as usize]);
             }
@@ -171,7 +217,11 @@ impl Case {
 
 impl Problem for Case {
     fn name(&self) -> &str {
-        "integers, most of them ties"
+        match (self.norm, self.range) {
+            (NORM_LAYER | NORM_RMS | NORM_L2, _) => "queries with moments of their own",
+            (_, 2) => "integers, most of them ties",
+            _ => "integers, few of them ties",
+        }
     }
 
     fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
@@ -186,18 +236,20 @@ impl Problem for Case {
         let q = (0..self.rows()).flat_map(|row| (0..width).map(move |feature| (row, feature)));
         let q = upload(&floats(q.map(|(row, feature)| self.query(row, feature)).collect()))?;
         let keys = [upload(&self.keys(0))?, upload(&self.keys(1))?];
-        let batch = self.norm == NORM_BATCH;
-        let features = |count: u32, value: &dyn Fn(u32) -> f32| -> Result<Global<f32>, LaunchError> {
-            let at = if batch { upload(&floats((0..count).map(value).collect()))? } else { 0 };
-            Ok(Global::new(at))
-        };
+        let features =
+            |is_there: bool, count: u32, value: &dyn Fn(u32) -> f32| -> Result<Global<f32>, LaunchError> {
+                let at = if is_there { upload(&floats((0..count).map(value).collect()))? } else { 0 };
+                Ok(Global::new(at))
+            };
+        let (weighs, batch) = (self.norm != NORM_NONE, self.norm == NORM_BATCH);
         let norm = QueryNormParams {
-            weight: features(width, &|feature| 2.0 * integer(5, 0, feature))?,
-            bias: features(width, &|feature| integer(6, 0, feature))?,
-            mean: features(self.heads * width, &|feature| integer(4, 0, feature))?,
-            variance: features(self.heads * width, &|_| 4.0)?,
+            weight: features(weighs, width, &|feature| 2.0 * integer(5, 0, feature))?,
+            bias: features(weighs, width, &|feature| integer(6, 0, feature))?,
+            mean: features(batch, self.heads * width, &|feature| integer(4, 0, feature))?,
+            variance: features(batch, self.heads * width, &|_| 4.0)?,
             kind: self.norm,
-            epsilon: 0.0,
+            // The largest factor.
+            epsilon: if self.norm == NORM_L2 { 1e30 } else { 0.0 },
             weight_stride: 0,
             mean_stride: width,
         };
