@@ -29,8 +29,51 @@ fn before(a: (f32, usize), b: (f32, usize)) -> std::cmp::Ordering {
     numbers.then(a.1.cmp(&b.1))
 }
 
-/// Runs a selection and compares it with what sorting each row gives, bit by bit.
-fn check<T: TopkElement>(x: &Tensor<T>, k: usize, widen: fn(T) -> f32) -> Result<(), Failed> {
+/// A type of elements, with what it has of an f32, and its bits.
+trait Number: TopkElement {
+    fn round(number: f32) -> Self;
+    fn widen(self) -> f32;
+    fn bits(self) -> u32;
+}
+
+impl Number for f16 {
+    fn round(number: f32) -> Self {
+        Self::from_f32(number)
+    }
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+    fn bits(self) -> u32 {
+        self.to_bits().into()
+    }
+}
+
+impl Number for bf16 {
+    fn round(number: f32) -> Self {
+        Self::from_f32(number)
+    }
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+    fn bits(self) -> u32 {
+        self.to_bits().into()
+    }
+}
+
+impl Number for f32 {
+    fn round(number: f32) -> Self {
+        number
+    }
+    fn widen(self) -> f32 {
+        self
+    }
+    fn bits(self) -> u32 {
+        self.to_bits()
+    }
+}
+
+/// Runs a selection and compares it with what sorting each row gives, bit by bit: those of a NaN too.
+fn check<T: Number>(x: &Tensor<T>, k: usize) -> Result<(), Failed> {
     let n = *x.shape().last().ok_or("x has an axis")?;
     let (values, ids) = ops::topk(x, k).run()?;
     let mut shape = x.shape().to_vec();
@@ -39,22 +82,19 @@ fn check<T: TopkElement>(x: &Tensor<T>, k: usize, widen: fn(T) -> f32) -> Result
     let (elements, values, ids) = (x.to_vec()?, values.to_vec()?, ids.to_vec()?);
     for (row, elements) in elements.chunks(n).enumerate() {
         let mut sorted: Vec<usize> = (0..n).collect();
-        sorted.sort_by(|&a, &b| before((widen(elements[a]), a), (widen(elements[b]), b)));
+        sorted.sort_by(|&a, &b| before((elements[a].widen(), a), (elements[b].widen(), b)));
         for (place, &at) in sorted[..k].iter().enumerate() {
-            let (value, id) = (values[row * k + place], ids[row * k + place]);
-            if id as usize != at || bits(value) != bits(elements[at]) {
-                let expected = (at, elements[at]);
-                return Err(format!("row {row}, place {place}: {id} {value:?}, expected {expected:?}").into());
+            let (value, id) = (values[row * k + place].bits(), ids[row * k + place]);
+            let expected = elements[at].bits();
+            if id as usize != at || value != expected {
+                let found = format!("element {id} with bits {value:x}");
+                return Err(
+                    format!("row {row}, place {place}: {found}, expected {at} with {expected:x}").into()
+                );
             }
         }
     }
     Ok(())
-}
-
-fn bits<T: TopkElement>(value: T) -> Vec<u8> {
-    // An element has as many bytes as its type; equal bytes are equal bits.
-    let tensor = Tensor::from_slice(&Device::cpu(), &[value], [1]);
-    tensor.and_then(|tensor| tensor.to_vec()).map(|v| format!("{v:?}").into_bytes()).unwrap_or_default()
 }
 
 /// What rows are made of.
@@ -63,7 +103,7 @@ enum Kind {
     Random,
     /// Few different numbers, so that most are ties.
     Ties,
-    /// As random, with NaN, infinities, zeros of both signs and subnormal numbers between.
+    /// As random, with different NaN, infinities, zeros of both signs and subnormal numbers between.
     Special,
     Rising,
     Falling,
@@ -76,12 +116,14 @@ fn number(kind: Kind, seed: u64, at: usize) -> f32 {
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^= z >> 31;
     let random = (z >> 40) as f32 / 8_388_608.0 - 1.0;
+    // Of the 23 bits of a NaN's payload those that 16-bit types have, too.
+    let payload = (z >> 20) as u32 & 0x003f_e000;
     match kind {
         Kind::Random => random,
         Kind::Ties => (z % 5) as f32 - 2.0,
         Kind::Special => match z % 16 {
-            0 => f32::NAN,
-            1 => -f32::NAN,
+            0 => f32::from_bits(0x7fc0_0000 | payload),
+            1 => f32::from_bits(0xffc0_0000 | payload),
             2 => f32::INFINITY,
             3 => f32::NEG_INFINITY,
             4 => 0.0,
@@ -95,18 +137,12 @@ fn number(kind: Kind, seed: u64, at: usize) -> f32 {
     }
 }
 
-fn make<T: TopkElement>(
-    device: &Device,
-    kind: Kind,
-    seed: u64,
-    shape: &[usize],
-    round: fn(f32) -> T,
-) -> warpsmith::Result<Tensor<T>> {
+fn make<T: Number>(device: &Device, kind: Kind, seed: u64, shape: &[usize]) -> warpsmith::Result<Tensor<T>> {
     let n = shape[shape.len() - 1].max(1);
     let elements: Vec<T> = (0..shape.iter().product())
         .map(|at: usize| match kind {
-            Kind::Rising | Kind::Falling => round(number(kind, seed, at % n)),
-            _ => round(number(kind, seed, at)),
+            Kind::Rising | Kind::Falling => T::round(number(kind, seed, at % n)),
+            _ => T::round(number(kind, seed, at)),
         })
         .collect();
     Tensor::from_slice(device, &elements, shape)
@@ -121,9 +157,9 @@ fn check_kind(
     dtype: u8,
 ) -> Result<(), Failed> {
     match dtype % 3 {
-        0 => check(&make(device, kind, seed, shape, |v| v)?, k, |v: f32| v),
-        1 => check(&make(device, kind, seed, shape, f16::from_f32)?, k, f16::to_f32),
-        _ => check(&make(device, kind, seed, shape, bf16::from_f32)?, k, bf16::to_f32),
+        0 => check(&make::<f32>(device, kind, seed, shape)?, k),
+        1 => check(&make::<f16>(device, kind, seed, shape)?, k),
+        _ => check(&make::<bf16>(device, kind, seed, shape)?, k),
     }
 }
 
@@ -189,7 +225,7 @@ fn a_few_long_rows_are_selected_in_parts(device: &Device) -> Result<(), Failed> 
     {
         check_kind(device, kind, 5, &shape, k, dtype)?;
     }
-    let x = make(device, Kind::Random, 5, &shape, |v| v)?;
+    let x = make::<f32>(device, Kind::Random, 5, &shape)?;
     let implementation = ops::topk(&x, 16).implementation()?;
     let expected = if device.kind() == DeviceKind::Cpu { "CPU" } else { "kernels" };
     assert!(implementation.to_string().starts_with(expected), "{implementation}");
@@ -197,16 +233,16 @@ fn a_few_long_rows_are_selected_in_parts(device: &Device) -> Result<(), Failed> 
 }
 
 fn views_of_any_layout_are_read(device: &Device) -> Result<(), Failed> {
-    let x = make(device, Kind::Ties, 9, &[3, 5, 70], |v| v)?;
-    check(&x, 7, |v| v)?;
-    check(&x.slice(2, 3..60)?, 40, |v| v)?;
-    check(&x.slice(1, 1..4)?, 33, |v| v)?;
-    check(&x.swap_axes(0, 2)?, 3, |v| v)?;
-    check(&x.swap_axes(0, 1)?, 64, |v| v)?;
-    let column = make(device, Kind::Random, 9, &[90, 4], bf16::from_f32)?.slice(1, 1..2)?.reshape([90])?;
-    check(&column, 20, bf16::to_f32)?;
-    let single = make(device, Kind::Random, 9, &[40, 4], f16::from_f32)?.slice(1, 3..4)?;
-    check(&single, 1, f16::to_f32)
+    let x = make::<f32>(device, Kind::Ties, 9, &[3, 5, 70])?;
+    check(&x, 7)?;
+    check(&x.slice(2, 3..60)?, 40)?;
+    check(&x.slice(1, 1..4)?, 33)?;
+    check(&x.swap_axes(0, 2)?, 3)?;
+    check(&x.swap_axes(0, 1)?, 64)?;
+    let column = make::<bf16>(device, Kind::Random, 9, &[90, 4])?.slice(1, 1..2)?.reshape([90])?;
+    check(&column, 20)?;
+    let single = make::<f16>(device, Kind::Random, 9, &[40, 4])?.slice(1, 3..4)?;
+    check(&single, 1)
 }
 
 fn what_cannot_be_selected_is_refused(device: &Device) -> Result<(), Failed> {
