@@ -4,15 +4,15 @@
 use half::bf16;
 use libtest_mimic::Failed;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::{TestCaseError, TestRunner};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
 use warpsmith::ops::{self, Activation};
-use warpsmith::validate::{self, Data, ExpertCase, Placement, Residence, RoutingKind};
+use warpsmith::validate::{self, Data, ExpertCase, Residence, RoutingKind};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, Weights};
 
-use crate::{Case, cases};
+use crate::{Case, cases, drawn};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     experts_drawn_stay_within_their_bound,
@@ -28,41 +28,19 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
+/// Whether the result was exact.
 fn check(device: &Device, case: &ExpertCase) -> Result<bool, TestCaseError> {
-    let what = || format!("{} x {} {}: {}", case.format, case.dtype, case.shape(), case.options());
-    let outcome = validate::experts(device, case)
-        .map_err(|error| TestCaseError::fail(format!("{}: {error}", what())))?;
-    prop_assert_eq!(outcome.compared, case.tokens * case.o, "not every element was compared");
-    prop_assert!(
-        outcome.passed(),
-        "{}: {} elements out of bounds, {} stray writes by {}; the worst: {:?}",
-        what(),
-        outcome.failures,
-        outcome.stray_writes,
-        outcome.implementation,
-        outcome.worst
-    );
+    let what = format!("{} x {} {}: {}", case.format, case.dtype, case.shape(), case.options());
+    let outcome = drawn::passed(validate::experts(device, case), &what, case.tokens * case.o)?;
     Ok(outcome.exact)
 }
 
 fn side(most: usize) -> impl Strategy<Value = usize> {
-    let around = prop::sample::select(vec![8usize, 16, 32, 64, 128, 256]);
-    prop_oneof![
-        1 => Just(0),
-        2 => Just(1),
-        4 => 2usize..20,
-        5 => (around, -1isize..=1).prop_map(|(at, off)| at.saturating_add_signed(off)),
-        2 => prop::sample::select(vec![37usize, 61, 97, 136, 257]),
-    ]
-    .prop_map(move |size| size.min(most))
+    drawn::side(most, &[8, 16, 32, 64, 128, 256], &[37, 61, 97, 136, 257])
 }
 
-fn placement() -> impl Strategy<Value = Placement> {
-    prop_oneof![
-        3 => Just(Placement::default()),
-        1 => (0usize..3, 0usize..3).prop_map(|(before, after)| Placement { before: 8 * before, after: 8 * after }),
-        2 => (0usize..9, 0usize..9).prop_map(|(before, after)| Placement { before, after }),
-    ]
+fn runner(device: &Device) -> Result<TestRunner, Failed> {
+    drawn::runner(device, [96, 300])
 }
 
 fn expert_case(data: Data) -> impl Strategy<Value = ExpertCase> {
@@ -74,7 +52,7 @@ fn expert_case(data: Data) -> impl Strategy<Value = ExpertCase> {
         prop::sample::select(RoutingKind::ALL.to_vec()),
         prop::sample::select(Residence::ALL.to_vec()),
     );
-    (sizes, kinds, placement(), placement(), any::<bool>(), any::<u64>()).prop_map(
+    (sizes, kinds, drawn::placement(8), drawn::placement(8), any::<bool>(), any::<u64>()).prop_map(
         move |(sizes, kinds, x, y, gated, seed)| {
             let (tokens, d, o, experts, heads, k, hidden) = sizes;
             let (dtype, format, activation, routing, residence) = kinds;
@@ -94,15 +72,6 @@ fn expert_case(data: Data) -> impl Strategy<Value = ExpertCase> {
             }
         },
     )
-}
-
-fn runner(device: &Device) -> Result<TestRunner, Failed> {
-    let cases = match device.kind() {
-        DeviceKind::Emulator => 96,
-        _ => 300,
-    };
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    Ok(TestRunner::new_with_rng(config, crate::properties::rng()?))
 }
 
 fn experts_drawn_stay_within_their_bound(device: &Device) -> Result<(), Failed> {

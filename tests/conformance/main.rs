@@ -5,6 +5,7 @@
 //! on one machine and run on another.
 
 mod batches;
+mod drawn;
 mod errors;
 mod expert_mlp;
 mod linear;

@@ -7,14 +7,14 @@ use std::env::VarError;
 
 use libtest_mimic::Failed;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
+use proptest::test_runner::{RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
 use warpsmith::ops::{Activation, Precision};
-use warpsmith::validate::{self, Data, LinearCase, MatmulCase, Outcome, Placement, Scales, Terms};
-use warpsmith::{DType, Device, DeviceKind};
+use warpsmith::validate::{self, Data, LinearCase, MatmulCase, Scales, Terms};
+use warpsmith::{DType, Device};
 
-use crate::{Case, cases};
+use crate::{Case, cases, drawn};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     drawn_cases_stay_within_their_bound,
@@ -47,26 +47,12 @@ const TYPES: [(DType, DType); 5] = [
     (DType::F32, DType::F32),
 ];
 
-/// A size: nothing, one, small, around the multiples that tiles and copies care about, prime.
 fn side(most: usize) -> impl Strategy<Value = usize> {
-    let around = prop::sample::select(vec![8usize, 16, 32, 64, 128]);
-    prop_oneof![
-        1 => Just(0),
-        2 => Just(1),
-        4 => 2usize..20,
-        6 => (around, -1isize..=1).prop_map(|(at, off)| at.saturating_add_signed(off)),
-        3 => prop::sample::select(vec![37usize, 61, 97, 131, 257]),
-    ]
-    .prop_map(move |size| size.min(most))
+    drawn::side(most, &[8, 16, 32, 64, 128], &[37, 61, 97, 131, 257])
 }
 
-/// Columns beside an operand: none, whole 16-byte chunks, or any number.
-fn placement() -> impl Strategy<Value = Placement> {
-    prop_oneof![
-        4 => Just(Placement::default()),
-        2 => (0usize..3, 0usize..3).prop_map(|(before, after)| Placement { before: 8 * before, after: 8 * after }),
-        2 => (0usize..9, 0usize..9).prop_map(|(before, after)| Placement { before, after }),
-    ]
+fn runner(device: &Device) -> Result<TestRunner, Failed> {
+    drawn::runner(device, [96, 400])
 }
 
 /// No terms half of the time, so that the plain kernels are drawn as well.
@@ -106,7 +92,7 @@ fn matmul_case(device: &Device, data: Data) -> impl Strategy<Value = MatmulCase>
 fn linear_case(device: &Device, data: Data) -> impl Strategy<Value = LinearCase> {
     let capability = device.properties().compute_capability;
     let sizes = (side(131), side(257), side(257));
-    let places = (placement(), placement(), placement());
+    let places = (drawn::placement(8), drawn::placement(8), drawn::placement(8));
     let options = (
         prop::sample::select(TYPES.to_vec()),
         prop::sample::select(Activation::ALL.to_vec()),
@@ -139,15 +125,6 @@ fn has_kernel(case: &LinearCase, tile: Tile, capability: (u32, u32)) -> bool {
     runs && serves && (!tile.needs_boxes() || plain && chunks)
 }
 
-fn runner(device: &Device) -> Result<TestRunner, Failed> {
-    let cases = match device.kind() {
-        DeviceKind::Emulator => 96,
-        _ => 400,
-    };
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    Ok(TestRunner::new_with_rng(config, rng()?))
-}
-
 /// The source of everything that is drawn: the same on every run, unless the variable says otherwise.
 pub(crate) fn rng() -> Result<TestRng, Failed> {
     let seed = match std::env::var(SEED_VARIABLE) {
@@ -162,30 +139,19 @@ pub(crate) fn rng() -> Result<TestRng, Failed> {
 
 /// Runs one case; the error says what it was and what was wrong.
 fn check(device: &Device, case: &LinearCase) -> Result<(), TestCaseError> {
-    let outcome = validate::linear(device, case)
-        .map_err(|error| TestCaseError::fail(format!("{} {}: {error}", case.types(), case.shape())))?;
-    judge(&outcome, case, case.m * case.n)
+    let what = format!("{} {}", case.types(), case.shape());
+    let outcome = drawn::passed(validate::linear(device, case), &what, case.m * case.n)?;
+    prop_assert_eq!(outcome.exact, case.is_exact());
+    Ok(())
 }
 
 /// As [`check`], for a batch of products.
 fn check_matmul(device: &Device, case: &MatmulCase) -> Result<(), TestCaseError> {
     let product = &case.product;
-    let outcome = validate::matmul(device, case)
-        .map_err(|error| TestCaseError::fail(format!("{} {}: {error}", product.types(), case.shape())))?;
-    judge(&outcome, product, case.matrices() * product.m * product.n)
-}
-
-fn judge(outcome: &Outcome, case: &LinearCase, elements: usize) -> Result<(), TestCaseError> {
-    prop_assert_eq!(outcome.compared, elements, "not every element was compared");
-    prop_assert_eq!(outcome.exact, case.is_exact());
-    prop_assert!(
-        outcome.passed(),
-        "{} elements out of bounds, {} stray writes by {}; the worst: {:?}",
-        outcome.failures,
-        outcome.stray_writes,
-        outcome.implementation,
-        outcome.worst
-    );
+    let what = format!("{} {}", product.types(), case.shape());
+    let elements = case.matrices() * product.m * product.n;
+    let outcome = drawn::passed(validate::matmul(device, case), &what, elements)?;
+    prop_assert_eq!(outcome.exact, product.is_exact());
     Ok(())
 }
 

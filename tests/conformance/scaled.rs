@@ -5,14 +5,14 @@ use half::{bf16, f16};
 use libtest_mimic::{Failed, Trial};
 use ndarray::Array2;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::{TestCaseError, TestRunner};
 use warpsmith::emulator::{Completion, Numerics};
 use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::ops::{self, Activation, Implementation, Scale};
-use warpsmith::validate::{self, Data, Placement, ScaleKind, ScaledCase};
+use warpsmith::validate::{self, Data, ScaleKind, ScaledCase};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions, Error, Tensor};
 
-use crate::{Case, cases};
+use crate::{Case, cases, drawn};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     scaled_draws_stay_within_their_bound,
@@ -29,42 +29,18 @@ const TYPES: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
 const OUTPUTS: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
 fn check(device: &Device, case: &ScaledCase) -> Result<(), TestCaseError> {
-    let what = || format!("{} {} {}", case.types(), case.shape(), case.options());
-    let outcome = validate::linear_scaled(device, case)
-        .map_err(|error| TestCaseError::fail(format!("{}: {error}", what())))?;
-    prop_assert_eq!(outcome.compared, case.m * case.n, "not every element was compared");
+    let what = format!("{} {} {}", case.types(), case.shape(), case.options());
+    let outcome = drawn::passed(validate::linear_scaled(device, case), &what, case.m * case.n)?;
     prop_assert_eq!(outcome.exact, case.is_exact());
-    prop_assert!(
-        outcome.passed(),
-        "{}: {} elements out of bounds, {} stray writes by {}; the worst: {:?}",
-        what(),
-        outcome.failures,
-        outcome.stray_writes,
-        outcome.implementation,
-        outcome.worst
-    );
     Ok(())
 }
 
-/// A size: nothing, one, small, around the multiples that tiles and copies care about, prime.
 fn side(most: usize) -> impl Strategy<Value = usize> {
-    let around = prop::sample::select(vec![16usize, 48, 64, 128, 192, 256]);
-    prop_oneof![
-        1 => Just(0),
-        2 => Just(1),
-        4 => 2usize..20,
-        6 => (around, -1isize..=1).prop_map(|(at, off)| at.saturating_add_signed(off)),
-        3 => prop::sample::select(vec![37usize, 61, 97, 130, 257, 400]),
-    ]
-    .prop_map(move |size| size.min(most))
+    drawn::side(most, &[16, 48, 64, 128, 192, 256], &[37, 61, 97, 130, 257, 400])
 }
 
-fn placement() -> impl Strategy<Value = Placement> {
-    prop_oneof![
-        4 => Just(Placement::default()),
-        2 => (0usize..3, 0usize..3).prop_map(|(before, after)| Placement { before: 16 * before, after: 16 * after }),
-        2 => (0usize..9, 0usize..9).prop_map(|(before, after)| Placement { before, after }),
-    ]
+fn runner(device: &Device) -> Result<TestRunner, Failed> {
+    drawn::runner(device, [64, 300])
 }
 
 fn scaled_case(device: &Device, data: Data) -> impl Strategy<Value = ScaledCase> {
@@ -79,7 +55,7 @@ fn scaled_case(device: &Device, data: Data) -> impl Strategy<Value = ScaledCase>
         prop::option::weighted(0.4, prop::sample::select(Fp8Tile::ALL.to_vec())),
         any::<u64>(),
     );
-    let places = (placement(), placement(), placement());
+    let places = (drawn::placement(16), drawn::placement(16), drawn::placement(16));
     ((side(131), side(520), side(257)), types, (scale(), scale()), places, options).prop_map(
         move |((m, k, n), (x_type, w_type), (x_scale, w_scale), (x, w, y), options)| {
             let (output, activation, bias, alpha, tile, seed) = options;
@@ -91,15 +67,6 @@ fn scaled_case(device: &Device, data: Data) -> impl Strategy<Value = ScaledCase>
             ScaledCase { tile: tile.filter(runs), ..case }
         },
     )
-}
-
-fn runner(device: &Device) -> Result<TestRunner, Failed> {
-    let cases = match device.kind() {
-        DeviceKind::Emulator => 64,
-        _ => 300,
-    };
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    Ok(TestRunner::new_with_rng(config, crate::properties::rng()?))
 }
 
 fn scaled_draws_stay_within_their_bound(device: &Device) -> Result<(), Failed> {

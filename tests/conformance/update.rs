@@ -5,16 +5,16 @@ use half::{bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array1, Array2, ArrayD, IxDyn};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::{TestCaseError, TestRunner};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use warpsmith::layers::{GeneratedUpdate, Linear};
 use warpsmith::ops::update::MAX_UPDATES;
 use warpsmith::ops::{self, Activation, Implementation};
-use warpsmith::validate::{self, CodesPer, Data, Placement, UpdateCase};
+use warpsmith::validate::{self, CodesPer, Data, UpdateCase};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, Weights};
 
-use crate::{Case, cases};
+use crate::{Case, cases, drawn};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     updates_drawn_stay_within_their_bound,
@@ -33,22 +33,19 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
 fn check(device: &Device, case: &UpdateCase) -> Result<(), TestCaseError> {
-    let what = || format!("{} {} {} {}", case.operation(), case.dtype, case.shape(), case.options());
-    let outcome = validate::generated_update(device, case)
-        .map_err(|error| TestCaseError::fail(format!("{}: {error}", what())))?;
-    prop_assert_eq!(outcome.compared, case.m * case.n, "not every element was compared");
+    let what = format!("{} {} {} {}", case.operation(), case.dtype, case.shape(), case.options());
+    let outcome = drawn::passed(validate::generated_update(device, case), &what, case.m * case.n)?;
     let rounds_between = matches!(outcome.implementation, Implementation::Sequence { .. });
     prop_assert_eq!(outcome.exact, case.is_exact() && !rounds_between);
-    prop_assert!(
-        outcome.passed(),
-        "{}: {} elements out of bounds, {} stray writes by {}; the worst: {:?}",
-        what(),
-        outcome.failures,
-        outcome.stray_writes,
-        outcome.implementation,
-        outcome.worst
-    );
     Ok(())
+}
+
+fn side(most: usize) -> impl Strategy<Value = usize> {
+    drawn::side(most, &[8, 16, 64, 128, 192, 256], &[37, 61, 97, 136, 257, 400])
+}
+
+fn runner(device: &Device) -> Result<TestRunner, Failed> {
+    drawn::runner(device, [96, 300])
 }
 
 /// More tiles than a GPU for which any kernel is has multiprocessors: blocks have several, and keep what they made for the first.
@@ -64,19 +61,6 @@ fn many_tiles_are_shared_by_the_blocks_that_there_are(device: &Device) -> Result
     Ok(())
 }
 
-/// A size: nothing, one, small, around the multiples that tiles and copies care about, prime.
-fn side(most: usize) -> impl Strategy<Value = usize> {
-    let around = prop::sample::select(vec![8usize, 16, 64, 128, 192, 256]);
-    prop_oneof![
-        1 => Just(0),
-        2 => Just(1),
-        4 => 2usize..20,
-        6 => (around, -1isize..=1).prop_map(|(at, off)| at.saturating_add_signed(off)),
-        3 => prop::sample::select(vec![37usize, 61, 97, 136, 257, 400]),
-    ]
-    .prop_map(move |size| size.min(most))
-}
-
 /// One rank, or several of at most 128 together.
 fn ranks() -> impl Strategy<Value = Vec<usize>> {
     let rank = prop_oneof![
@@ -90,19 +74,11 @@ fn ranks() -> impl Strategy<Value = Vec<usize>> {
     ]
 }
 
-fn placement() -> impl Strategy<Value = Placement> {
-    prop_oneof![
-        4 => Just(Placement::default()),
-        2 => (0usize..3, 0usize..3).prop_map(|(before, after)| Placement { before: 8 * before, after: 8 * after }),
-        2 => (0usize..9, 0usize..9).prop_map(|(before, after)| Placement { before, after }),
-    ]
-}
-
 fn update_case(data: Data) -> impl Strategy<Value = UpdateCase> {
     let codes =
         vec![CodesPer::Token, CodesPer::Token, CodesPer::Sequence, CodesPer::Operation, CodesPer::Mixed];
     let sizes = (side(131), side(257), side(257), ranks(), prop::sample::select(vec![0usize, 1, 2, 8, 17]));
-    let places = (placement(), placement(), placement(), placement());
+    let places = (drawn::placement(8), drawn::placement(8), drawn::placement(8), drawn::placement(8));
     let options = (
         prop::sample::select(TYPES.to_vec()),
         prop::sample::select(codes),
@@ -139,15 +115,6 @@ fn update_case(data: Data) -> impl Strategy<Value = UpdateCase> {
         };
         if linear { case } else { case.alone(add) }
     })
-}
-
-fn runner(device: &Device) -> Result<TestRunner, Failed> {
-    let cases = match device.kind() {
-        DeviceKind::Emulator => 96,
-        _ => 300,
-    };
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    Ok(TestRunner::new_with_rng(config, crate::properties::rng()?))
 }
 
 fn updates_drawn_stay_within_their_bound(device: &Device) -> Result<(), Failed> {
