@@ -4,7 +4,7 @@ use libtest_mimic::Failed;
 use ndarray::{Array1, Array2};
 use warpsmith::benchmark::{self, Options};
 use warpsmith::layers::Linear;
-use warpsmith::ops::{self, Activation, linear::Tile};
+use warpsmith::ops::{self, Activation, linear::Tile, peer::QueryNorm};
 use warpsmith::validate::{self, LinearCase, Placement};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor};
 
@@ -18,6 +18,9 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     matrices_that_do_not_fit_are_named,
     an_output_that_shares_memory_is_refused,
     absurd_sizes_are_refused_before_anything_is_allocated,
+    selections_that_do_not_fit_say_what_would,
+    retrievals_that_do_not_fit_say_what_would,
+    options_of_retrievals_that_do_not_fit_say_what_would,
     absurd_cases_are_neither_validated_nor_measured,
     a_tile_without_a_kernel_is_refused,
     ptx_that_is_none_is_refused,
@@ -155,6 +158,144 @@ fn absurd_sizes_are_refused_before_anything_is_allocated(device: &Device) -> Res
         assert_error!(ops::linear(&wide, &wide).run(), SizeLimit, "`y`");
     }
     Ok(())
+}
+
+/// Asserts that a call failed with exactly this message.
+fn expect_message<R>(result: warpsmith::Result<R>, message: &str) -> Result<(), Failed> {
+    match result {
+        Err(error) if error.to_string() == message => Ok(()),
+        Err(error) => Err(format!("expected `{message}`, got `{error}`").into()),
+        Ok(_) => Err(format!("expected `{message}`, but the call succeeded").into()),
+    }
+}
+
+fn selections_that_do_not_fit_say_what_would(device: &Device) -> Result<(), Failed> {
+    let x = Tensor::<f32>::zeros(device, [3, 70])?;
+    let many = "expected 1 to 64, and at most the 70 columns of x";
+    for k in [0, 65, usize::MAX] {
+        expect_message(ops::topk(&x, k).run(), &format!("topk: k is {k}, {many}"))?;
+        expect_message(ops::topk(&x, k).implementation(), &format!("topk: k is {k}, {many}"))?;
+    }
+    let few = "topk: k is 6, expected 1 to 64, and at most the 5 columns of x";
+    expect_message(ops::topk(&x.slice(1, 0..5)?, 6).run(), few)?;
+    let none = "topk: k is 1, expected 1 to 64, and at most the 0 columns of x";
+    expect_message(ops::topk(&x.slice(1, 0..0)?, 1).run(), none)?;
+    let point = Tensor::<f32>::zeros(device, [])?;
+    let message = "topk: `x` has shape [], expected [.., N], at least one axis";
+    expect_message(ops::topk(&point, 1).run(), message)?;
+    let other = if device.kind() == DeviceKind::Cpu { Device::emulator() } else { Device::cpu() };
+    let message = format!("topk: `stream` is on {other}, expected {device}");
+    expect_message(ops::topk(&x, 1).on(&other.default_stream()).run(), &message)
+}
+
+/// One operand at a time is not as in a retrieval that runs.
+fn retrievals_that_do_not_fit_say_what_would(device: &Device) -> Result<(), Failed> {
+    let zeros = |shape: &[usize]| Tensor::<f32>::zeros(device, shape);
+    let (x, w, keys) = (zeros(&[5, 7])?, zeros(&[12, 7])?, zeros(&[9, 3])?);
+    let with = |x: &Tensor<f32>, w: &Tensor<f32>, keys: [&Tensor<f32>; 2], heads, k| {
+        ops::product_key_topk(x, w, keys[0], keys[1], heads, k).run()
+    };
+    with(&x, &w, [&keys; 2], 2, 9)?;
+    let refuse = |result: warpsmith::Result<_>, message: &str| {
+        expect_message(result, &format!("product_key_topk: {message}"))
+    };
+    refuse(with(&x, &w, [&keys; 2], 0, 9), "heads is 0, expected at least 1")?;
+    let message = "`x` has shape [], expected [.., D], at least one axis";
+    refuse(with(&zeros(&[])?, &w, [&keys; 2], 2, 9), message)?;
+    for shape in [&[9][..], &[3, 9, 3], &[2, 9, 3, 1]] {
+        let message = "expected [n, d / 2], or [2, n, d / 2], for each of 2 heads";
+        let message = format!("`keys_1` has shape {shape:?}, {message}");
+        refuse(with(&x, &w, [&zeros(shape)?, &keys], 2, 9), &message)?;
+    }
+    for shape in [&[8, 3][..], &[9, 4], &[2, 9, 3]] {
+        let message = format!("`keys_2` has shape {shape:?}, expected [9, 3], as keys_1 has");
+        refuse(with(&x, &w, [&keys, &zeros(shape)?], 2, 9), &message)?;
+    }
+    let narrow = zeros(&[9, 0])?;
+    let message = "`keys_1` has shape [9, 0], expected at least one column";
+    refuse(with(&x, &w, [&narrow; 2], 2, 9), message)?;
+    for shape in [&[11, 7][..], &[12, 8], &[12]] {
+        let message = "expected [12, 7]: 2 heads of 6, and x has 7 columns";
+        refuse(with(&x, &zeros(shape)?, [&keys; 2], 2, 9), &format!("`w_q` has shape {shape:?}, {message}"))?;
+    }
+    for (k, n) in [(0, 9), (10, 9), (65, 100)] {
+        let keys = zeros(&[n, 3])?;
+        let message = format!("k is {k}, expected 1 to 64, and at most the {n} sub-keys of a half");
+        refuse(with(&x, &w, [&keys; 2], 2, k), &message)?;
+    }
+    // Sizes that take no memory.
+    let (much, flat) = (zeros(&[1 << 30, 0])?, zeros(&[12, 0])?);
+    let message = "number of tokens times heads of `x` is 2147483648, expected less than 2147483648";
+    refuse(with(&much, &flat, [&keys; 2], 2, 9), message)?;
+    let (single, two, many) = (zeros(&[1, 0])?, zeros(&[2, 0])?, zeros(&[65_537, 1])?);
+    let message = "number of sub-keys of `keys_1` is 65537, expected less than 65537";
+    refuse(with(&single, &two, [&many; 2], 1, 9), message)?;
+    let heads = zeros(&[65_536, 1, 1])?;
+    if device.kind() != DeviceKind::Cpu {
+        let message = "number of heads of `keys_1` is 65536, expected at most 65535";
+        refuse(with(&single, &zeros(&[131_072, 0])?, [&heads; 2], 65_536, 1), message)?;
+    }
+
+    let other = if device.kind() == DeviceKind::Cpu { Device::emulator() } else { Device::cpu() };
+    let there = |tensor: &Tensor<f32>| tensor.to_device(&other);
+    let elsewhere = |operand: &str| format!("`{operand}` is on {other}, expected {device}");
+    refuse(with(&x, &there(&w)?, [&keys; 2], 2, 9), &elsewhere("w_q"))?;
+    refuse(with(&x, &w, [&there(&keys)?, &keys], 2, 9), &elsewhere("keys_1"))?;
+    refuse(with(&x, &w, [&keys, &there(&keys)?], 2, 9), &elsewhere("keys_2"))?;
+    let op = || ops::product_key_topk(&x, &w, &keys, &keys, 2, 9);
+    refuse(op().on(&other.default_stream()).run(), &elsewhere("stream"))?;
+    let (bias, short) = (zeros(&[12])?, zeros(&[11])?);
+    op().bias(&bias).run()?;
+    refuse(op().bias(&there(&bias)?).run(), &elsewhere("bias"))?;
+    refuse(op().bias(&short).run(), "`bias` has shape [11], expected [12]")
+}
+
+fn options_of_retrievals_that_do_not_fit_say_what_would(device: &Device) -> Result<(), Failed> {
+    let zeros = |shape: &[usize]| Tensor::<f32>::zeros(device, shape);
+    let (x, w, keys) = (zeros(&[5, 7])?, zeros(&[12, 7])?, zeros(&[9, 3])?);
+    let op = || ops::product_key_topk(&x, &w, &keys, &keys, 2, 9);
+    let refuse = |result: warpsmith::Result<_>, message: &str| {
+        expect_message(result, &format!("product_key_topk: {message}"))
+    };
+    for temperature in [0.0, -1.5, f32::NAN, f32::INFINITY, 1e-40] {
+        let message = "expected above 0, and a number as its reciprocal is";
+        let message = format!("temperature is {temperature}, {message}");
+        refuse(op().temperature(temperature).run(), &message)?;
+    }
+    for epsilon in [-1.0, f32::NAN, f32::INFINITY] {
+        for norm in [QueryNorm::layer(epsilon), QueryNorm::rms(epsilon), QueryNorm::l2(epsilon)] {
+            let message = format!("epsilon is {epsilon}, expected 0 or above");
+            refuse(op().query_norm(norm).run(), &message)?;
+        }
+    }
+    let (shared, each, wrong) = (zeros(&[6])?, zeros(&[2, 6])?, zeros(&[3, 6])?);
+    let other = if device.kind() == DeviceKind::Cpu { Device::emulator() } else { Device::cpu() };
+    let there = shared.to_device(&other)?;
+    let plain = QueryNorm::layer(0.1);
+    let norms = |tensor| {
+        [
+            ("weight of the norm", plain.weight(tensor)),
+            ("bias of the norm", plain.bias(tensor)),
+            ("mean", QueryNorm::batch(tensor, &shared, 0.1)),
+            ("variance", QueryNorm::batch(&shared, tensor, 0.1)),
+        ]
+    };
+    for tensor in [&shared, &each] {
+        op().query_norm(plain.weight(tensor).bias(tensor)).run()?;
+        op().query_norm(QueryNorm::batch(tensor, tensor, 0.1)).run()?;
+    }
+    for (operand, norm) in norms(&wrong) {
+        let message = format!("`{operand}` has shape [3, 6], expected [6], or [2, 6]");
+        refuse(op().query_norm(norm).run(), &message)?;
+    }
+    for (operand, norm) in norms(&there) {
+        let message = format!("`{operand}` is on {other}, expected {device}");
+        refuse(op().query_norm(norm).run(), &message)?;
+    }
+    let message = "`bias of the norm` has shape [2, 6], expected [6], as its weight has";
+    refuse(op().query_norm(plain.weight(&shared).bias(&each)).run(), message)?;
+    let message = "`variance` has shape [6], expected [2, 6], as the mean has";
+    refuse(op().query_norm(QueryNorm::batch(&each, &shared, 0.1)).run(), message)
 }
 
 fn absurd_cases_are_neither_validated_nor_measured(device: &Device) -> Result<(), Failed> {
