@@ -444,3 +444,37 @@ fn every_choice_has_its_kernel() {
         assert!(<f32 as Kernels>::instance(tile).is_none());
     }
 }
+
+/// What a launch with operands of zeros says, with W or without.
+fn message<T: Kernels + FloatElement>(tile: Tile, with_w: bool) -> String {
+    let device = Device::emulator();
+    let zeros = |rows, columns| Tensor::<T>::zeros(&device, [rows, columns]).unwrap();
+    let (x, w, vt, u, mut y) = (zeros(4, 8), zeros(8, 8), zeros(8, 8), zeros(8, 8), zeros(4, 8));
+    let y_arg = y.arg_mut();
+    let codes = Codes {
+        codes: [x.arg(); MAX_UPDATES],
+        strides: [0; MAX_UPDATES],
+        ends: [8; MAX_UPDATES],
+        rows: [4; MAX_UPDATES],
+        scaling: [0.0; MAX_UPDATES],
+    };
+    let w = with_w.then_some(&w);
+    let epilogue = LinearEpilogue::plain();
+    let operands = BoltOn { x: &x, w, vt: &vt, u: &u, y: &y, y_arg, codes, epilogue, m: 4, n: 8, k: 8 };
+    let choice = Choice { blocks: 1, tile, sharing: Sharing::Own, height: 1 };
+    // SAFETY: it is refused before anything is launched.
+    let result = unsafe { launch::<T>(&device, &device.default_stream(), choice, &operands) };
+    result.expect_err("nothing to launch").to_string()
+}
+
+#[test]
+fn a_launch_says_which_operand_it_lacks_or_has_no_kernel_for() {
+    let missing =
+        "linear_with_update: w is none, expected a matrix, which the kernels for Hopper multiply X with";
+    for tile in Tile::ALL {
+        assert_eq!(message::<bf16>(tile, false), missing);
+        let text = message::<f32>(tile, true);
+        let start = "linear_with_update: `x` has elements of type f32, expected";
+        assert!(text.starts_with(start) && text.ends_with("f16 or bf16"), "{text}");
+    }
+}
