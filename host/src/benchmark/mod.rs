@@ -11,10 +11,12 @@
 
 mod linear;
 mod peer;
+mod residency;
 mod update;
 
 pub use linear::{LinearMeasurement, LinearSubject, linear, linear_subject};
 pub use peer::{PeerMeasurement, PeerSizes, peer};
+pub use residency::{Popularity, ResidencyMeasurement, ResidencyPoint, residency};
 pub use update::{UpdateMeasurement, UpdateSubjects, generated_update, update_subjects};
 
 use std::time::{Duration, Instant};

@@ -212,8 +212,18 @@ fn measure<T: RoutingInput + ExpertInput + FloatElement>(
 
 /// A table of drawn experts.
 fn table(device: &Device, layout: ExpertLayout, sizes: &PeerSizes) -> Result<ExpertTable> {
+    let mut table = ExpertTable::zeros(device, layout, sizes.experts())?;
+    for_drawn_rows(layout, sizes, |first, rows| table.write_rows(first, rows))?;
+    Ok(table)
+}
+
+/// Calls `write` with the number of a first expert and the rows of it and those after it, until it had those of all.
+pub(super) fn for_drawn_rows(
+    layout: ExpertLayout,
+    sizes: &PeerSizes,
+    mut write: impl FnMut(usize, &[u8]) -> Result<()>,
+) -> Result<()> {
     let (count, drawn) = (sizes.experts(), sizes.experts().min(DRAWN));
-    let mut table = ExpertTable::zeros(device, layout, count)?;
     let vectors = |number: u64, length: usize| -> Result<Vec<f32>> {
         let scale = 1.0 / (length.max(1) as f32).sqrt();
         let drawn = Data::Uniform.draw(1, number, (drawn, length), 1, |value| value)?;
@@ -222,11 +232,10 @@ fn table(device: &Device, layout: ExpertLayout, sizes: &PeerSizes) -> Result<Exp
     let (u, v) = (vectors(0, sizes.input)?, vectors(1, sizes.output)?);
     let mut rows = vec![0; drawn * layout.row_bytes()];
     layout.pack_rows(ExpertVectors { u: &u, w: &[], v: &v }, &mut rows)?;
-    for first in (0..count).step_by(drawn.max(1)) {
+    (0..count).step_by(drawn.max(1)).try_for_each(|first| {
         let part = drawn.min(count - first) * layout.row_bytes();
-        table.write_rows(first, &rows[..part])?;
-    }
-    Ok(table)
+        write(first, &rows[..part])
+    })
 }
 
 #[cfg(test)]

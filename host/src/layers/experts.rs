@@ -176,6 +176,22 @@ impl Experts {
         Ok(Self { device, layout, count, activation, chunk, store })
     }
 
+    /// The experts of this layout that `rows` holds, one in each row.
+    pub(crate) fn in_rows(layout: ExpertLayout, rows: CachedRows) -> Self {
+        let (device, count) = (rows.device().clone(), rows.cache().rows());
+        let store = Store::Cached(Box::new(Mutex::new(Cached { rows, ids: None })));
+        Self { device, layout, count, activation: Activation::GeluErf, chunk: None, store }
+    }
+
+    /// Gives the cache another number of slots, and fills them with the first experts' rows. Without a cache there is nothing to do.
+    pub(crate) fn resize_cache(&self, slots: usize) -> Result<()> {
+        let Store::Cached(cached) = &self.store else { return Ok(()) };
+        let rows = &mut cached.lock().rows;
+        rows.resize(slots)?;
+        let ids: Vec<u32> = (0..rows.cache().slots() as u32).collect();
+        rows.prefetch(&ids)
+    }
+
     /// Evaluates the experts that `routing` names for each row of `x` `[.., D]`: `[.., O]`. See [`ops::expert_mlp`](crate::ops::expert_mlp).
     ///
     /// # Errors

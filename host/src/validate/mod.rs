@@ -22,6 +22,7 @@ mod update_case;
 
 pub use case::{LinearCase, MatmulCase, Placement, Scales, Terms};
 pub use data::Data;
+pub(crate) use data::split_mix;
 pub use experts::{expert_bits, experts};
 pub use experts_case::{ExpertCase, Residence, RoutingKind};
 pub use product::{linear, linear_bits, matmul, matmul_bits};

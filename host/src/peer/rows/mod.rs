@@ -32,6 +32,9 @@ use fill::Lists;
 /// Steps that can be under way at a time: one that is read, one that is staged.
 pub const STEPS_IN_FLIGHT: usize = 2;
 
+/// Rows that are prefetched in one step: their lists take little memory.
+const PREFETCHED: usize = 1 << 16;
+
 /// What rows are aligned to, and a multiple of what their size is.
 pub const ROW_ALIGNMENT: usize = 16;
 
@@ -212,11 +215,56 @@ impl CachedRows {
             is_behind: false,
             faults: Faults::default(),
         };
-        if rows.poison {
-            let all = 0..rows.cache.slots() as u32;
-            all.into_iter().try_for_each(|slot| rows.poison_slot(slot))?;
-        }
+        rows.poison_all()?;
         Ok(rows)
+    }
+
+    /// Overwrites all slots with bits that are no numbers, if that was asked for.
+    fn poison_all(&self) -> Result<()> {
+        let slots = if self.poison { self.cache.slots() as u32 } else { 0 };
+        (0..slots).try_for_each(|slot| self.poison_slot(slot))
+    }
+
+    /// Gives the cache another number of slots, at least 1, all of them empty, and statistics of its own. Waits for the work that reads the rows.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if there are to be no slots or a step is under way, [`Error::OutOfMemory`] if the device does not hold the new slots beside the
+    /// old ones; the cache is then as it was. [`Error::Driver`] if earlier work failed.
+    pub(crate) fn resize(&mut self, slots: usize) -> Result<()> {
+        const OPERATION: &str = "CachedRows::resize";
+        let argument = |argument, expected: &str, actual: usize| {
+            let (expected, actual) = (expected.into(), actual.to_string());
+            Err(Error::Argument { operation: OPERATION, argument, expected, actual })
+        };
+        let in_use = self.maps.iter().filter(|map| map.in_use).count();
+        if in_use != 0 {
+            return argument("number of steps under way", "0", in_use);
+        }
+        if slots == 0 {
+            return argument("slots", "at least 1", 0);
+        }
+        let cache = RowCache::new(self.cache.rows(), slots, self.row_bytes as u64)?;
+        let memory = Tensor::uninit_on(&self.copies, [cache.slots(), self.row_bytes])?;
+        self.catch_up()?;
+        self.wait()?;
+        self.forget();
+        (self.cache, self.slots) = (cache, memory);
+        self.poison_all()
+    }
+
+    /// Copies rows to slots ahead of the steps that read them. It counts as steps, whose requests these are.
+    ///
+    /// # Errors
+    ///
+    /// As [`stage`](Self::stage).
+    pub(crate) fn prefetch(&mut self, ids: &[u32]) -> Result<()> {
+        for part in ids.chunks(PREFETCHED) {
+            let step = self.stage(part)?;
+            let copies = self.copies.clone();
+            self.release(step, &copies)?;
+        }
+        Ok(())
     }
 
     /// Writes the rows from `first` on, of which no copy is in a slot from then on. Waits for the work that may read them.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::faults::Point;
 use super::{CachedRows, NONE, Step};
-use crate::peer::CacheOptions;
+use crate::peer::{CacheOptions, CacheStatistics};
 use crate::{Device, DeviceKind, EmulatorOptions, Error};
 
 /// Bytes of row `row` in its `version`, none of which are the poison.
@@ -91,6 +91,38 @@ proptest! {
             let statistics = cached.statistics();
             prop_assert_eq!(statistics.hits + statistics.misses, statistics.requests);
             prop_assert!(statistics.residents <= slots.min(rows) as u64);
+        }
+    }
+
+    #[test]
+    fn another_number_of_slots_changes_no_row_and_starts_anew(
+        rows in 1usize..30, sizes in prop::collection::vec(1usize..34, 1..5), poison: bool, seed: u64,
+    ) {
+        for device in devices() {
+            let options = CacheOptions::default().slots(3).poison(poison);
+            let mut cached = filled(&device, rows, 48, options);
+            let stream = device.new_stream().unwrap();
+            for (&slots, ids) in sizes.iter().zip(ids(rows, 5, seed)) {
+                cached.resize(slots).unwrap();
+                prop_assert_eq!(cached.cache().slots(), slots.min(rows));
+                prop_assert_eq!(cached.statistics(), CacheStatistics::default());
+                // The last rows, as many as there are slots for.
+                let slots = slots.min(rows);
+                let last: Vec<u32> = (rows - slots..rows).map(|row| row as u32).collect();
+                cached.prefetch(&last).unwrap();
+                prop_assert_eq!(cached.cache().pinned(), 0);
+                prop_assert!(last.iter().all(|&row| cached.cache().slot(row).is_some()));
+                let misses = cached.statistics().misses;
+                let step = cached.stage(&ids).unwrap();
+                prop_assert!(cached.resize(1).is_err(), "a step is under way");
+                cached.begin_reading(&step, &stream).unwrap();
+                let expected: Vec<_> = ids.iter().map(|&id| contents(id as usize, 0, 48)).collect();
+                prop_assert_eq!(read(&cached, &step, &ids), expected);
+                cached.release(step, &stream).unwrap();
+                let missed = ids.iter().filter(|id| !last.contains(id)).count() as u64;
+                prop_assert_eq!(cached.statistics().misses - misses, missed);
+            }
+            prop_assert!(cached.resize(0).is_err());
         }
     }
 
