@@ -151,7 +151,7 @@ def event():
     return torch.cuda.Event(enable_timing=True)
 
 
-def measure(request, plug, operands_of=Operands, variants_of=variants, check_of=check):
+def measure(request, plug, operands_of, variants_of, check_of):
     """Yields name and median of each variant."""
     torch.set_float32_matmul_precision("highest" if request["precision"] == "f32" else "high")
     operands = operands_of(request)
@@ -185,18 +185,19 @@ def cublas_version():
     return 0
 
 
-def main():
+def serve(operands_of, variants_of, check_of):
+    """Answers the requests that come in with what these give for one: its operands, its functions by name, and whether a result is right."""
     say = lambda line: print(json.dumps(line), flush=True)
-    plug = [torch.zeros(PLUG_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2)]
-    say({"torch": torch.__version__, "cublas": cublas_version()})
-    for line in sys.stdin:
-        for result in measure(json.loads(line), plug):
-            say(result)
-        gc.collect()
-        torch.cuda.empty_cache()
-        say({"done": True})
+    with torch.inference_mode():
+        plug = [torch.zeros(PLUG_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        say({"torch": torch.__version__, "cublas": cublas_version()})
+        for line in sys.stdin:
+            for result in measure(json.loads(line), plug, operands_of, variants_of, check_of):
+                say(result)
+            gc.collect()
+            torch.cuda.empty_cache()
+            say({"done": True})
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    serve(Operands, variants, check)

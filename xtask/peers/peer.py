@@ -5,9 +5,7 @@ experts is made once for each configuration and stays; only the tokens rotate, s
 """
 
 import gc
-import json
 import math
-import sys
 
 import torch
 import torch.nn.functional as F
@@ -110,19 +108,5 @@ def check(name, request, operands, result):
         raise RuntimeError(f"{name} is off by {error}, more than {allowed}")
 
 
-def main():
-    say = lambda line: print(json.dumps(line), flush=True)
-    plug = [torch.zeros(linear.PLUG_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2)]
-    say({"torch": torch.__version__, "cublas": linear.cublas_version()})
-    for line in sys.stdin:
-        request = json.loads(line)
-        for result in linear.measure(request, plug, Operands, variants, check):
-            say(result)
-        gc.collect()
-        torch.cuda.empty_cache()
-        say({"done": True})
-
-
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    linear.serve(Operands, variants, check)

@@ -3,10 +3,6 @@
 It measures as `linear.py` beside it does: one request a line comes in, one line a variant goes out, then `{"done": true}`.
 """
 
-import gc
-import json
-import sys
-
 import torch
 import torch.nn.functional as F
 
@@ -75,19 +71,5 @@ def check(name, request, operands, result):
         raise RuntimeError(f"{name} is off by {error}, more than {allowed}")
 
 
-def main():
-    say = lambda line: print(json.dumps(line), flush=True)
-    plug = [torch.zeros(linear.PLUG_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2)]
-    say({"torch": torch.__version__, "cublas": linear.cublas_version()})
-    for line in sys.stdin:
-        request = json.loads(line)
-        for result in linear.measure(request, plug, Operands, variants, check):
-            say(result)
-        gc.collect()
-        torch.cuda.empty_cache()
-        say({"done": True})
-
-
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    linear.serve(Operands, variants, check)

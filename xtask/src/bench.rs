@@ -12,6 +12,9 @@ mod ours;
 mod pass;
 mod peer;
 mod report;
+mod residency;
+mod rows;
+mod session;
 mod suites;
 mod torch;
 pub(crate) mod tune;
@@ -57,7 +60,7 @@ pub(crate) struct Args {
     /// Only these sizes, as MxKxN separated by commas.
     #[arg(long, value_delimiter = ',', value_parser = parse_shape)]
     shape: Vec<[usize; 3]>,
-    /// Only what has this text in its operation, type and size, e.g. `f16 1024`.
+    /// Only what has this text in its operation, type and size, e.g. `f16 1024` or `peer residency`.
     #[arg(long)]
     filter: Option<String>,
     /// Take this tile instead of the one that would be chosen.
@@ -151,8 +154,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let stream = device.default_stream();
     let cublaslt = present("cuBLASLt", CublasLt::open(&stream));
     let cublas = present("cuBLAS", Cublas::open(&stream));
-    let torch =
-        if args.no_torch || args.quick { None } else { present("PyTorch", Torch::open(&args.python)) };
+    let absent = args.no_torch || args.quick;
+    let torch = if absent { None } else { present("PyTorch", Torch::open(&args.python, torch::LINEAR)) };
 
     let mut provenance = Provenance::collect(&device, args.commit.clone());
     println!("{provenance}");
@@ -355,20 +358,10 @@ impl Bench<'_> {
         println!("{}", report::table(&self.rows));
         report::print_controls(&self.controls);
         if let Some(path) = &self.args.csv {
-            report::write_csv(path, &self.rows, &self.controls, provenance)
-                .with_context(|| format!("writing {}", path.display()))?;
+            rows::write(path, report::measurements(&self.rows, &self.controls, provenance))?;
         }
         println!("{}: {} cases in {} s", report::suites_of(cases), cases.len(), start.elapsed().as_secs());
-        let mut missed = false;
-        for report::Verdict { goal, measured, met } in report::verdicts(&self.rows) {
-            let word = match met {
-                Some(true) => "met",
-                Some(false) => "MISSED",
-                None => "open",
-            };
-            missed |= met == Some(false);
-            println!("{word}: {goal}: {measured}");
-        }
+        let missed = report::print_verdicts(report::verdicts(&self.rows));
         Ok(if missed && self.args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// One measurement of one variant of an operation, beside one peer's in the same run. A variant has a row for each peer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     /// The operation and its options.
     pub operation: String,
@@ -48,6 +48,9 @@ pub(crate) struct Measurement {
     /// What generated updates cost beside our own linear operation without them, as a fraction of it; absent for all else.
     #[serde(default)]
     pub overhead: Option<f64>,
+    /// Of experts behind a cache, the uses of rows that it held over all; absent for all else.
+    #[serde(default)]
+    pub hit_rate: Option<f64>,
 }
 
 impl Measurement {

@@ -1,24 +1,22 @@
 //! `xtask bench --operation peer`: PEER layers, beside the framework's ways to compute them.
 //!
 //! A layer is measured whole, and so is its routing. The limit is the time that a copy's bandwidth takes for the rows of the experts
-//! that tokens use: each use counted, as if no row were read twice for one read of memory, and each row once, as if all were.
+//! that tokens use: each use counted, as if no row were read twice for one read of memory, and each row once, as if all were. Experts in
+//! host memory are measured last, by the share of them that is resident.
 
-use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
-use warpsmith::Device;
-use warpsmith::benchmark::{self, Options, PeerMeasurement, PeerSizes, Timing};
+use warpsmith::benchmark::{self, PeerMeasurement, PeerSizes, Timing};
 use warpsmith::ops::peer::ExpertFormat;
 
-use super::report::{Verdict, rounded};
-use super::torch::Torch;
-use super::{Args, judged, microseconds, open_gpu, present};
+use super::report::Verdict;
+use super::rows::rounded;
+use super::session::Session;
+use super::{Args, judged, microseconds, residency, torch};
 use crate::measurement::Measurement;
-use crate::provenance::Provenance;
 
 /// Tokens.
 const TOKENS: [usize; 5] = [1, 16, 256, 2048, 16384];
@@ -40,9 +38,6 @@ struct Request<'a> {
     top_k: usize,
     query: usize,
     sub_keys: usize,
-    samples: usize,
-    warm_up_s: f64,
-    batch_us: f64,
 }
 
 /// A part of a layer, measured.
@@ -107,43 +102,25 @@ impl Row {
         Some(best / self.microseconds)
     }
 
-    fn measurements(&self, provenance: &Provenance) -> Vec<Measurement> {
+    fn measurements(&self, session: &Session) -> Vec<Measurement> {
         let seconds = self.microseconds * 1e-6;
-        let of = |variant: String, bytes: f64, share: f64| Measurement {
-            operation: self.part.operation().into(),
-            dtype: self.sizes.dtype.to_string(),
-            shape: format!("T={}", self.sizes.tokens),
-            variant,
-            median_us: rounded(self.microseconds, 1e3),
-            peer: String::new(),
-            peer_us: None,
-            ratio: None,
-            gpu: provenance.gpu.clone(),
-            driver: provenance.driver.clone(),
-            commit: provenance.commit.clone(),
-            command: provenance.command.clone(),
-            suite: "peer".into(),
-            kernel: self.kernel.clone(),
-            clock_mhz: provenance.clock_mhz,
-            tflops: (self.part == Part::Layer).then(|| rounded(self.flops / seconds * 1e-12, 1e3)),
-            share: (bytes > 0.0).then(|| rounded(share, 1e4)),
-            bytes: (bytes > 0.0).then_some(bytes),
-            ceiling_tflops: provenance.ceiling_tflops,
-            ceiling_tbps: provenance.ceiling_tbps,
-            overhead: None,
+        let of = |variant: String, bytes: f64, share: f64| {
+            let row = Measurement {
+                operation: self.part.operation().into(),
+                dtype: self.sizes.dtype.to_string(),
+                shape: format!("T={}", self.sizes.tokens),
+                variant,
+                kernel: self.kernel.clone(),
+                tflops: (self.part == Part::Layer).then(|| rounded(self.flops / seconds * 1e-12, 1e3)),
+                share: (bytes > 0.0).then(|| rounded(share, 1e4)),
+                bytes: (bytes > 0.0).then_some(bytes),
+                ..session.measurement("peer")
+            };
+            row.timed(self.microseconds)
         };
         let format = self.sizes.format.name();
         let row = of(format.into(), self.bytes[0], self.shares[0]);
-        let beside = |(name, time): &(String, f64)| Measurement {
-            peer: name.clone(),
-            peer_us: Some(rounded(*time, 1e3)),
-            ratio: Some(rounded(time / self.microseconds, 1e4)),
-            ..row.clone()
-        };
-        let mut rows: Vec<_> = self.peers.iter().map(beside).collect();
-        if rows.is_empty() {
-            rows.push(row.clone());
-        }
+        let mut rows = row.beside_each(self.microseconds, &self.peers);
         if self.bytes[1] > 0.0 {
             rows.push(of(format!("{format}, each row once"), self.bytes[1], self.shares[1]));
         }
@@ -166,78 +143,33 @@ fn cases(args: &Args) -> Vec<PeerSizes> {
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
-    let device = open_gpu(&args.device)?;
-    let options = args.options()?;
-    let cases = cases(args);
-    if cases.is_empty() {
+    let (cases, points) = (cases(args), residency::points(args));
+    if cases.is_empty() && points.is_empty() {
         bail!("nothing to measure: no layer has this format and so many tokens");
     }
-    let absent = args.no_torch || args.quick;
-    let mut torch = if absent { None } else { present("PyTorch", Torch::open_for_peer(&args.python)) };
-    let mut provenance = Provenance::collect(&device, args.commit.clone());
-    println!("{provenance}");
-    if let Some(torch) = &torch {
-        println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
-    }
-    let bandwidth = benchmark::copy_bandwidth(&device, &options).context("measuring the bandwidth")?;
-    device.release_memory()?;
-    println!("Copy within the GPU's memory: {:.2} TB/s, read and written", bandwidth * 1e-12);
-    provenance.ceiling_tbps = Some(bandwidth * 1e-12);
-
-    let (start, mut rows, mut failed) = (Instant::now(), Vec::new(), 0);
-    for (number, sizes) in cases.iter().enumerate() {
-        let (seconds, tokens) = (start.elapsed().as_secs(), sizes.tokens);
-        eprintln!("[{seconds:3} s, {}/{}] peer {} T={tokens}", number + 1, cases.len(), sizes.format);
-        match measure(&device, *sizes, &options, &mut torch, bandwidth) {
-            Ok(measured) => rows.extend(measured),
-            // What was measured before is worth keeping.
-            Err(error) => {
-                eprintln!("error: {error:#}");
-                failed += 1;
-            }
-        }
-        device.release_memory()?;
-    }
-    println!("{}", table(&rows));
-    if let Some(path) = &args.csv {
-        write_csv(path, &rows, &provenance).with_context(|| format!("writing {}", path.display()))?;
-    }
-    let mut missed = false;
-    for Verdict { goal, measured, met } in verdicts(&rows) {
-        let word = match met {
-            Some(true) => "met",
-            Some(false) => "MISSED",
-            None => "open",
-        };
-        missed |= met == Some(false);
-        println!("{word}: {goal}: {measured}");
-    }
-    if failed > 0 {
-        bail!("{failed} of {} layers could not be measured", cases.len());
-    }
-    Ok(if missed && args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let mut session = Session::open(args, (!cases.is_empty()).then_some(torch::PEER))?;
+    let name = |sizes: &PeerSizes| format!("peer {} T={}", sizes.format, sizes.tokens);
+    let rows = session.measure(&cases, name, |session, sizes| measure(session, *sizes))?;
+    let rows: Vec<Row> = rows.into_iter().flatten().collect();
+    let resident = residency::measure(&mut session, &points)?;
+    let measurements = rows.iter().flat_map(|row| row.measurements(&session));
+    let measurements = measurements.chain(resident.iter().map(|row| row.measurement(&session)));
+    session.finish(&[table(&rows), residency::table(&resident)], measurements, verdicts(&rows))
 }
 
-fn measure(
-    device: &Device,
-    sizes: PeerSizes,
-    options: &Options,
-    torch: &mut Option<Torch>,
-    bandwidth: f64,
-) -> Result<Vec<Row>> {
-    let measured = benchmark::peer(device, &sizes, options)?;
+fn measure(session: &mut Session, sizes: PeerSizes) -> Result<Vec<Row>> {
+    let measured = benchmark::peer(&session.device, &sizes, &session.options)?;
     // The framework's process needs the memory.
-    device.release_memory()?;
+    session.device.release_memory()?;
     let mut rows = Vec::new();
     for (part, name) in [(Part::Layer, "layer"), (Part::Routing, "routing"), (Part::Experts, "")] {
-        let mut row = Row::new(sizes, part, &measured, bandwidth);
+        let mut row = Row::new(sizes, part, &measured, session.bandwidth);
         // The routing of quantised experts is that of all others; the framework has none.
-        let asked = sizes.format == ExpertFormat::Bf16 && !name.is_empty();
         if part == Part::Routing && sizes.format != ExpertFormat::Bf16 {
             continue;
         }
-        if let Some(peer) = torch.as_mut().filter(|_| asked) {
-            let request = Request {
+        if sizes.format == ExpertFormat::Bf16 && !name.is_empty() {
+            row.peers = session.framework(&Request {
                 part: name,
                 precision: sizes.dtype.name(),
                 tokens: sizes.tokens,
@@ -247,19 +179,7 @@ fn measure(
                 top_k: sizes.top_k,
                 query: sizes.query,
                 sub_keys: sizes.sub_keys,
-                samples: options.samples,
-                warm_up_s: options.warm_up.as_secs_f64(),
-                batch_us: options.batch.as_secs_f64() * 1e6,
-            };
-            match peer.ask(&request) {
-                Ok(times) => {
-                    row.peers = times.into_iter().map(|peer| (peer.variant, peer.median_us)).collect()
-                }
-                Err(reason) => {
-                    eprintln!("PyTorch is absent from here on: {reason:#}");
-                    *torch = None;
-                }
-            }
+            });
         }
         let times: Vec<_> = row.peers.iter().map(|(name, time)| format!("{name} {time:.2}")).collect();
         eprintln!("  {} {:.2} µs {}", row.part.operation(), row.microseconds, times.join(", "));
@@ -294,14 +214,6 @@ fn table(rows: &[Row]) -> Table {
         ]);
     }
     table
-}
-
-fn write_csv(path: &Path, rows: &[Row], provenance: &Provenance) -> Result<()> {
-    let mut writer = csv::Writer::from_path(path)?;
-    for row in rows.iter().flat_map(|row| row.measurements(provenance)) {
-        writer.serialize(row)?;
-    }
-    Ok(writer.flush()?)
 }
 
 /// Whether the goals are met.

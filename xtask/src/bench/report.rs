@@ -1,11 +1,9 @@
 //! Results: a table for the terminal, rows for the CSV, and whether the goals are met.
 
-use std::path::Path;
-
-use anyhow::Result;
 use comfy_table::{Table, presets};
 
 use super::case::{Case, Operation, Precision};
+use super::rows::rounded;
 use super::suites::Suite;
 use crate::measurement::Measurement;
 use crate::provenance::Provenance;
@@ -73,10 +71,6 @@ impl Row {
     }
 }
 
-pub(super) fn rounded(value: f64, digits: f64) -> f64 {
-    (value * digits).round() / digits
-}
-
 fn measurement(
     case: &Case,
     variant: &str,
@@ -85,28 +79,18 @@ fn measurement(
     provenance: &Provenance,
 ) -> Measurement {
     let [m, k, n] = case.shape;
-    Measurement {
+    let row = Measurement {
         operation: case.operation.to_string(),
         dtype: case.precision.name().into(),
         shape: format!("{m}x{k}x{n}"),
         variant: variant.into(),
-        median_us: rounded(ours, 1e3),
-        peer: peer.map_or_else(String::new, |peer| peer.name.clone()),
-        peer_us: peer.map(|peer| rounded(peer.microseconds, 1e3)),
-        ratio: peer.map(|peer| rounded(peer.microseconds / ours, 1e4)),
-        gpu: provenance.gpu.clone(),
-        driver: provenance.driver.clone(),
-        commit: provenance.commit.clone(),
-        command: provenance.command.clone(),
-        suite: case.suite.name(),
-        kernel: String::new(),
-        clock_mhz: provenance.clock_mhz,
-        tflops: None,
-        share: None,
         bytes: Some(case.bytes()),
-        ceiling_tflops: provenance.ceiling_tflops,
-        ceiling_tbps: provenance.ceiling_tbps,
-        overhead: None,
+        ..Measurement::of(provenance, &case.suite.name())
+    };
+    let row = row.timed(ours);
+    match peer {
+        Some(peer) => row.beside(ours, &peer.name, peer.microseconds),
+        None => row,
     }
 }
 
@@ -170,26 +154,19 @@ pub(super) fn print_controls(controls: &[Control]) {
     }
 }
 
-/// Writes a row for every peer, and one for a variant without any.
-pub(super) fn write_csv(
-    path: &Path,
-    rows: &[Row],
-    controls: &[Control],
-    provenance: &Provenance,
-) -> Result<()> {
-    let mut writer = csv::Writer::from_path(path)?;
+/// A row for every peer, and one for a variant without any.
+pub(super) fn measurements(rows: &[Row], controls: &[Control], provenance: &Provenance) -> Vec<Measurement> {
+    let mut measurements = Vec::new();
     for row in rows {
         let peers: Vec<Option<&Peer>> =
             if row.peers.is_empty() { vec![None] } else { row.peers.iter().map(Some).collect() };
-        for measurement in peers.into_iter().filter_map(|peer| row.measurement(peer, provenance)) {
-            writer.serialize(measurement)?;
-        }
+        measurements.extend(peers.into_iter().filter_map(|peer| row.measurement(peer, provenance)));
     }
     for Control { case, ours, peer } in controls {
         let row = measurement(case, "cublas", *ours, Some(peer), provenance);
-        writer.serialize(Measurement { operation: "control product".into(), ..row })?;
+        measurements.push(Measurement { operation: "control product".into(), ..row });
     }
-    Ok(writer.flush()?)
+    measurements
 }
 
 /// A goal, and what was measured of it.
@@ -198,6 +175,21 @@ pub(super) struct Verdict {
     pub(super) measured: String,
     /// `None` if nothing was measured that could tell.
     pub(super) met: Option<bool>,
+}
+
+/// Prints what became of each goal; whether one was missed.
+pub(super) fn print_verdicts(verdicts: Vec<Verdict>) -> bool {
+    let mut missed = false;
+    for Verdict { goal, measured, met } in verdicts {
+        let word = match met {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "open",
+        };
+        missed |= met == Some(false);
+        println!("{word}: {goal}: {measured}");
+    }
+    missed
 }
 
 /// The least ratios to the unfused sequences, in bf16.

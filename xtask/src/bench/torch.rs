@@ -19,10 +19,12 @@ use super::cublaslt;
 /// The variant that is the plain product.
 pub(super) const PRODUCT: &str = "torch-matmul";
 
+/// A program's name and text.
+pub(super) type Script = (&'static str, &'static str);
 /// What measures linear operations, and what measures generated updates and PEER layers with parts of the former.
-const LINEAR: (&str, &str) = ("linear.py", include_str!("../../peers/linear.py"));
-const UPDATE: (&str, &str) = ("update.py", include_str!("../../peers/update.py"));
-const PEER: (&str, &str) = ("peer.py", include_str!("../../peers/peer.py"));
+pub(super) const LINEAR: Script = ("linear.py", include_str!("../../peers/linear.py"));
+pub(super) const UPDATE: Script = ("update.py", include_str!("../../peers/update.py"));
+pub(super) const PEER: Script = ("peer.py", include_str!("../../peers/peer.py"));
 /// The longest that one answer may take; compiling a graph is the longest step.
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -48,6 +50,13 @@ struct Request<'a> {
     activation: &'a str,
     /// The mode to compile in, if the compiled variant is wanted.
     compile: Option<&'a str>,
+}
+
+/// A request, and how long to measure.
+#[derive(Serialize)]
+struct Timed<'a, R> {
+    #[serde(flatten)]
+    request: &'a R,
     samples: usize,
     warm_up_s: f64,
     batch_us: f64,
@@ -68,28 +77,25 @@ pub(super) struct Measured {
     pub(super) median_us: f64,
 }
 
+impl<'a, R> Timed<'a, R> {
+    fn new(request: &'a R, options: &Options) -> Self {
+        Self {
+            request,
+            samples: options.samples,
+            warm_up_s: options.warm_up.as_secs_f64(),
+            batch_us: options.batch.as_secs_f64() * 1e6,
+        }
+    }
+}
+
 impl Torch {
-    /// Starts `python`; an error says why there is no PyTorch to compare with.
-    pub(super) fn open(python: &str) -> Result<Self> {
-        Self::start(python, LINEAR.0)
-    }
-
-    /// As [`open`](Self::open), to measure generated updates.
-    pub(super) fn open_for_updates(python: &str) -> Result<Self> {
-        Self::start(python, UPDATE.0)
-    }
-
-    /// As [`open`](Self::open), to measure PEER layers.
-    pub(super) fn open_for_peer(python: &str) -> Result<Self> {
-        Self::start(python, PEER.0)
-    }
-
-    fn start(python: &str, script: &str) -> Result<Self> {
+    /// Starts `python` with `script`; an error says why there is no PyTorch to compare with.
+    pub(super) fn open(python: &str, script: Script) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         for (name, text) in [LINEAR, UPDATE, PEER] {
             std::fs::write(folder.path().join(name), text)?;
         }
-        let script = folder.path().join(script);
+        let script = folder.path().join(script.0);
         let errors = File::create(folder.path().join("stderr"))?;
         let mut child = Command::new(python)
             .arg("-u")
@@ -137,16 +143,13 @@ impl Torch {
             bias: case.operation.bias,
             activation: case.operation.activation.name(),
             compile,
-            samples: options.samples,
-            warm_up_s: options.warm_up.as_secs_f64(),
-            batch_us: options.batch.as_secs_f64() * 1e6,
         };
-        self.ask(&request)
+        self.ask(&request, options)
     }
 
-    /// The times that answer `request`.
-    pub(super) fn ask(&mut self, request: &impl Serialize) -> Result<Vec<Measured>> {
-        let request = serde_json::to_string(request)?;
+    /// The times that answer `request`, which is an object.
+    pub(super) fn ask(&mut self, request: &impl Serialize, options: &Options) -> Result<Vec<Measured>> {
+        let request = serde_json::to_string(&Timed::new(request, options))?;
         writeln!(self.requests, "{request}").map_err(|error| self.failure(error))?;
         self.requests.flush()?;
         let mut measured = Vec::new();
@@ -183,7 +186,25 @@ impl Drop for Torch {
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Torch};
+    use std::time::Duration;
+
+    use serde::Serialize;
+    use warpsmith::benchmark::Options;
+
+    use super::{Answer, LINEAR, Timed, Torch};
+
+    #[test]
+    fn a_request_says_what_to_measure_and_for_how_long() {
+        #[derive(Serialize)]
+        struct Request {
+            m: usize,
+        }
+        let mut options = Options::default();
+        (options.samples, options.batch) = (3, Duration::from_micros(250));
+        options.warm_up = Duration::from_millis(500);
+        let text = serde_json::to_string(&Timed::new(&Request { m: 7 }, &options)).expect("an object");
+        assert_eq!(text, r#"{"m":7,"samples":3,"warm_up_s":0.5,"batch_us":250.0}"#);
+    }
 
     #[test]
     fn every_kind_of_answer_is_told_apart() {
@@ -196,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_no_python_is_reported_as_absent() {
-        assert!(Torch::open("/nonexistent/python").is_err());
-        assert!(Torch::open("false").is_err());
+        assert!(Torch::open("/nonexistent/python", LINEAR).is_err());
+        assert!(Torch::open("false", LINEAR).is_err());
     }
 }

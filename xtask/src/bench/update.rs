@@ -4,21 +4,20 @@
 //! update in a kernel of its own, and beside the framework's same sequence, as it comes and compiled.
 
 use std::process::ExitCode;
-use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
-use warpsmith::benchmark::{self, Options, UpdateMeasurement};
+use warpsmith::DType;
+use warpsmith::benchmark::{self, UpdateMeasurement};
 use warpsmith::validate::UpdateCase;
-use warpsmith::{DType, Device};
 
 use super::case::Precision;
-use super::report::{Verdict, rounded};
-use super::torch::Torch;
-use super::{Args, judged, microseconds, open_gpu, present};
+use super::report::Verdict;
+use super::rows::rounded;
+use super::session::Session;
+use super::{Args, judged, microseconds, torch};
 use crate::measurement::Measurement;
-use crate::provenance::Provenance;
 
 /// M, K, N, R.
 const SHAPES: [[usize; 4]; 5] = [
@@ -51,9 +50,6 @@ struct Request<'a> {
     linear: bool,
     scaling: f32,
     compile: Option<&'a str>,
-    samples: usize,
-    warm_up_s: f64,
-    batch_us: f64,
 }
 
 /// One case, measured.
@@ -108,7 +104,7 @@ impl Row {
         Some(peer.1 / self.microseconds)
     }
 
-    fn measurements(&self, provenance: &Provenance) -> Vec<Measurement> {
+    fn measurements(&self, session: &Session) -> Vec<Measurement> {
         let [m, k, n, rank] = self.shape();
         let seconds = self.microseconds * 1e-6;
         let row = Measurement {
@@ -116,34 +112,14 @@ impl Row {
             dtype: self.case.dtype.to_string(),
             shape: format!("{m}x{k}x{n}x{rank}"),
             variant: "chosen".into(),
-            median_us: rounded(self.microseconds, 1e3),
-            peer: String::new(),
-            peer_us: None,
-            ratio: None,
-            gpu: provenance.gpu.clone(),
-            driver: provenance.driver.clone(),
-            commit: provenance.commit.clone(),
-            command: provenance.command.clone(),
-            suite: "update".into(),
             kernel: self.kernel.clone(),
-            clock_mhz: provenance.clock_mhz,
             tflops: Some(rounded(self.flops / seconds * 1e-12, 1e3)),
             share: Some(rounded(self.share, 1e4)),
             bytes: Some(self.bytes),
-            ceiling_tflops: provenance.ceiling_tflops,
-            ceiling_tbps: provenance.ceiling_tbps,
             overhead: self.overhead.map(|overhead| rounded(overhead, 1e4)),
+            ..session.measurement("update")
         };
-        if self.peers.is_empty() {
-            return vec![row];
-        }
-        let beside = |(name, time): &(String, f64)| Measurement {
-            peer: name.clone(),
-            peer_us: Some(rounded(*time, 1e3)),
-            ratio: Some(rounded(time / self.microseconds, 1e4)),
-            ..row.clone()
-        };
-        self.peers.iter().map(beside).collect()
+        row.timed(self.microseconds).beside_each(self.microseconds, &self.peers)
     }
 }
 
@@ -167,71 +143,22 @@ fn cases(args: &Args) -> Vec<UpdateCase> {
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
-    let device = open_gpu(&args.device)?;
-    let options = args.options()?;
     let cases = cases(args);
     if cases.is_empty() {
         bail!("nothing to measure: no update is of these types and sizes");
     }
-    let absent = args.no_torch || args.quick;
-    let mut torch = if absent { None } else { present("PyTorch", Torch::open_for_updates(&args.python)) };
-    let mut provenance = Provenance::collect(&device, args.commit.clone());
-    println!("{provenance}");
-    if let Some(torch) = &torch {
-        println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
-    }
-    let bandwidth = benchmark::copy_bandwidth(&device, &options).context("measuring the bandwidth")?;
-    device.release_memory()?;
-    println!("Copy within the GPU's memory: {:.2} TB/s, read and written", bandwidth * 1e-12);
-    provenance.ceiling_tbps = Some(bandwidth * 1e-12);
-
-    let (start, mut rows, mut failed) = (Instant::now(), Vec::new(), 0);
-    for (number, case) in cases.iter().enumerate() {
-        let (seconds, shape) = (start.elapsed().as_secs(), case.shape());
-        let (operation, dtype) = (case.operation(), case.dtype);
-        eprintln!("[{seconds:3} s, {}/{}] {operation} {dtype} {shape}", number + 1, cases.len());
-        match measure(&device, case, &options, args, &mut torch, bandwidth) {
-            Ok(row) => rows.push(row),
-            // What was measured before is worth keeping.
-            Err(error) => {
-                eprintln!("error: {error:#}");
-                failed += 1;
-            }
-        }
-        device.release_memory()?;
-    }
-    println!("{}", table(&rows));
-    if let Some(path) = &args.csv {
-        write_csv(path, &rows, &provenance).with_context(|| format!("writing {}", path.display()))?;
-    }
-    let mut missed = false;
-    for Verdict { goal, measured, met } in verdicts(&rows) {
-        let word = match met {
-            Some(true) => "met",
-            Some(false) => "MISSED",
-            None => "open",
-        };
-        missed |= met == Some(false);
-        println!("{word}: {goal}: {measured}");
-    }
-    if failed > 0 {
-        bail!("{failed} of {} cases could not be measured", cases.len());
-    }
-    Ok(if missed && args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let mut session = Session::open(args, Some(torch::UPDATE))?;
+    let name = |case: &UpdateCase| format!("{} {} {}", case.operation(), case.dtype, case.shape());
+    let rows = session.measure(&cases, name, |session, case| measure(session, case, args))?;
+    let measurements = rows.iter().flat_map(|row| row.measurements(&session));
+    session.finish(&[table(&rows)], measurements, verdicts(&rows))
 }
 
-fn measure(
-    device: &Device,
-    case: &UpdateCase,
-    options: &Options,
-    args: &Args,
-    torch: &mut Option<Torch>,
-    bandwidth: f64,
-) -> Result<Row> {
-    let measured = benchmark::generated_update(device, case, options)?;
+fn measure(session: &mut Session, case: &UpdateCase, args: &Args) -> Result<Row> {
+    let measured = benchmark::generated_update(&session.device, case, &session.options)?;
     // The framework's process needs the memory.
-    device.release_memory()?;
-    let request = Request {
+    session.device.release_memory()?;
+    let peers = session.framework(&Request {
         precision: case.dtype.name(),
         m: case.m,
         k: case.k,
@@ -240,18 +167,8 @@ fn measure(
         linear: case.linear,
         scaling: case.scaling,
         compile: Some(args.torch_compile.as_str()),
-        samples: options.samples,
-        warm_up_s: options.warm_up.as_secs_f64(),
-        batch_us: options.batch.as_secs_f64() * 1e6,
-    };
-    let answer = torch.as_mut().map(|torch| torch.ask(&request)).transpose();
-    let answer = answer.unwrap_or_else(|reason| {
-        eprintln!("PyTorch is absent from here on: {reason:#}");
-        *torch = None;
-        None
     });
-    let peers = answer.into_iter().flatten().map(|peer| (peer.variant, peer.median_us)).collect();
-    let row = Row::new(case.clone(), &measured, bandwidth, peers);
+    let row = Row::new(case.clone(), &measured, session.bandwidth, peers);
     let times: Vec<_> = row.peers.iter().map(|(name, time)| format!("{name} {time:.2}")).collect();
     eprintln!("  {:.2} µs, {}", row.microseconds, times.join(", "));
     Ok(row)
@@ -288,14 +205,6 @@ fn table(rows: &[Row]) -> Table {
         ]);
     }
     table
-}
-
-fn write_csv(path: &std::path::Path, rows: &[Row], provenance: &Provenance) -> Result<()> {
-    let mut writer = csv::Writer::from_path(path)?;
-    for row in rows.iter().flat_map(|row| row.measurements(provenance)) {
-        writer.serialize(row)?;
-    }
-    Ok(writer.flush()?)
 }
 
 /// Whether the goals are met.

@@ -56,19 +56,8 @@ mod tests {
             peer: peer.into(),
             peer_us: Some(peer_us),
             ratio: Some(peer_us / 2.0),
-            gpu: String::new(),
-            driver: String::new(),
-            commit: String::new(),
-            command: String::new(),
             suite: "main".into(),
-            kernel: String::new(),
-            clock_mhz: None,
-            tflops: None,
-            share: None,
-            bytes: None,
-            ceiling_tflops: None,
-            ceiling_tbps: None,
-            overhead: None,
+            ..Measurement::default()
         }
     }
 

@@ -1,0 +1,99 @@
+//! Rows of results, as the benches make and write them.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::measurement::Measurement;
+use crate::provenance::Provenance;
+
+/// `value`, rounded to a whole number of which `parts` make 1.
+pub(super) fn rounded(value: f64, parts: f64) -> f64 {
+    (value * parts).round() / parts
+}
+
+/// Writes a file of rows.
+pub(super) fn write(path: &Path, rows: impl IntoIterator<Item = Measurement>) -> Result<()> {
+    let write = || -> Result<()> {
+        let mut writer = csv::Writer::from_path(path)?;
+        rows.into_iter().try_for_each(|row| writer.serialize(row))?;
+        Ok(writer.flush()?)
+    };
+    write().with_context(|| format!("writing {}", path.display()))
+}
+
+impl Measurement {
+    /// A row of `suite` that says nothing but where it comes from.
+    pub(super) fn of(provenance: &Provenance, suite: &str) -> Self {
+        Self {
+            gpu: provenance.gpu.clone(),
+            driver: provenance.driver.clone(),
+            commit: provenance.commit.clone(),
+            command: provenance.command.clone(),
+            suite: suite.into(),
+            clock_mhz: provenance.clock_mhz,
+            ceiling_tflops: provenance.ceiling_tflops,
+            ceiling_tbps: provenance.ceiling_tbps,
+            ..Self::default()
+        }
+    }
+
+    /// The row with our time in microseconds.
+    pub(super) fn timed(self, microseconds: f64) -> Self {
+        Self { median_us: rounded(microseconds, 1e3), ..self }
+    }
+
+    /// The row beside a peer's time, ours being `microseconds`.
+    pub(super) fn beside(&self, microseconds: f64, peer: &str, peer_us: f64) -> Self {
+        Self {
+            peer: peer.into(),
+            peer_us: Some(rounded(peer_us, 1e3)),
+            ratio: Some(rounded(peer_us / microseconds, 1e4)),
+            ..self.clone()
+        }
+    }
+
+    /// The row beside each of the peers; as it is if there are none.
+    pub(super) fn beside_each(self, microseconds: f64, peers: &[(String, f64)]) -> Vec<Self> {
+        if peers.is_empty() {
+            return vec![self];
+        }
+        peers.iter().map(|(name, time)| self.beside(microseconds, name, *time)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::write;
+    use crate::measurement::Measurement;
+
+    #[test]
+    fn a_row_stands_once_beside_each_peer_or_alone() {
+        let row = Measurement { operation: "linear".into(), ..Measurement::default() }.timed(2.00049);
+        assert_eq!(row.median_us, 2.0);
+        let alone = row.clone().beside_each(2.0, &[]);
+        assert_eq!(alone, std::slice::from_ref(&row));
+        let rows = row.beside_each(2.0, &[("a".into(), 3.0), ("b".into(), 1.0)]);
+        let told: Vec<_> = rows.iter().map(|row| (row.peer.as_str(), row.peer_us, row.ratio)).collect();
+        assert_eq!(told, [("a", Some(3.0), Some(1.5)), ("b", Some(1.0), Some(0.5))]);
+    }
+
+    #[test]
+    fn files_are_read_as_they_were_written_and_may_lack_what_came_later() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("rows.csv");
+        let row = Measurement { hit_rate: Some(0.5), bytes: Some(7.0), ..Measurement::default() };
+        write(&path, [row.clone(), Measurement::default()]).expect("the folder is there");
+        let read = |path| {
+            let rows = csv::Reader::from_path(path).expect("the file is there").into_deserialize();
+            rows.collect::<Result<Vec<Measurement>, _>>().expect("rows")
+        };
+        assert_eq!(read(&path), [row.clone(), Measurement::default()]);
+        let text = std::fs::read_to_string(&path).expect("the file is there");
+        let earlier: String =
+            text.lines().filter_map(|line| Some(line.rsplit_once(',')?.0.to_owned() + "\n")).collect();
+        std::fs::write(&path, earlier).expect("the folder is there");
+        assert_eq!(read(&path), [Measurement { hit_rate: None, ..row }, Measurement::default()]);
+        assert!(write(&folder.path().join("none").join("rows.csv"), []).is_err());
+    }
+}

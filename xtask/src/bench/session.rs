@@ -1,0 +1,118 @@
+//! A run over operations that have sizes of their own: what their benches share, from the GPU and the framework to the verdicts.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use comfy_table::Table;
+use serde::Serialize;
+use warpsmith::Device;
+use warpsmith::benchmark::{self, Options};
+
+use super::report::{self, Verdict};
+use super::torch::{Script, Torch};
+use super::{Args, open_gpu, present, rows};
+use crate::measurement::Measurement;
+use crate::provenance::Provenance;
+
+/// The GPU, the framework, and what has become of the cases so far.
+pub(super) struct Session<'a> {
+    args: &'a Args,
+    pub(super) device: Device,
+    pub(super) options: Options,
+    /// Bytes a second of a copy within the GPU's memory, read and written.
+    pub(super) bandwidth: f64,
+    pub(super) provenance: Provenance,
+    torch: Option<Torch>,
+    start: Instant,
+    cases: usize,
+    failed: usize,
+}
+
+impl<'a> Session<'a> {
+    /// Opens the GPU that `args` name, measures its memory and starts the framework with `script`, if there is one and it is wanted.
+    pub(super) fn open(args: &'a Args, script: Option<Script>) -> Result<Self> {
+        let device = open_gpu(&args.device)?;
+        let options = args.options()?;
+        let script = script.filter(|_| !args.no_torch && !args.quick);
+        let torch = script.and_then(|script| present("PyTorch", Torch::open(&args.python, script)));
+        let mut provenance = Provenance::collect(&device, args.commit.clone());
+        println!("{provenance}");
+        if let Some(torch) = &torch {
+            println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
+        }
+        let bandwidth = benchmark::copy_bandwidth(&device, &options).context("measuring the bandwidth")?;
+        device.release_memory()?;
+        println!("Copy within the GPU's memory: {:.2} TB/s, read and written", bandwidth * 1e-12);
+        provenance.ceiling_tbps = Some(bandwidth * 1e-12);
+        let start = Instant::now();
+        Ok(Self { args, device, options, bandwidth, provenance, torch, start, cases: 0, failed: 0 })
+    }
+
+    /// What `measure` gives for each of `cases` that can be measured. What cannot is told and counted: the others are worth keeping.
+    pub(super) fn measure<C, R>(
+        &mut self,
+        cases: &[C],
+        name: impl Fn(&C) -> String,
+        mut measure: impl FnMut(&mut Self, &C) -> Result<R>,
+    ) -> Result<Vec<R>> {
+        let mut measured = Vec::new();
+        for (number, case) in cases.iter().enumerate() {
+            let seconds = self.start.elapsed().as_secs();
+            eprintln!("[{seconds:3} s, {}/{}] {}", number + 1, cases.len(), name(case));
+            let result = measure(self, case);
+            measured.extend(self.counted(result));
+            self.device.release_memory()?;
+        }
+        Ok(measured)
+    }
+
+    /// The result of a case; an error is told.
+    pub(super) fn counted<R>(&mut self, result: Result<R>) -> Option<R> {
+        self.cases += 1;
+        result
+            .inspect_err(|error| {
+                eprintln!("error: {error:#}");
+                self.failed += 1;
+            })
+            .ok()
+    }
+
+    /// The framework's names and microseconds for a request, which says how long to measure besides. If it fails it is absent from then on.
+    pub(super) fn framework(&mut self, request: &impl Serialize) -> Vec<(String, f64)> {
+        let Some(torch) = &mut self.torch else { return Vec::new() };
+        match torch.ask(request, &self.options) {
+            Ok(times) => times.into_iter().map(|peer| (peer.variant, peer.median_us)).collect(),
+            Err(reason) => {
+                eprintln!("PyTorch is absent from here on: {reason:#}");
+                self.torch = None;
+                Vec::new()
+            }
+        }
+    }
+
+    /// A row of this session's results.
+    pub(super) fn measurement(&self, suite: &str) -> Measurement {
+        Measurement::of(&self.provenance, suite)
+    }
+
+    /// Prints the tables that have rows and the verdicts, and writes the results.
+    ///
+    /// An error if a case could not be measured.
+    pub(super) fn finish(
+        &self,
+        tables: &[Table],
+        measurements: impl IntoIterator<Item = Measurement>,
+        verdicts: Vec<Verdict>,
+    ) -> Result<ExitCode> {
+        tables.iter().filter(|table| !table.is_empty()).for_each(|table| println!("{table}"));
+        if let Some(path) = &self.args.csv {
+            rows::write(path, measurements)?;
+        }
+        let missed = report::print_verdicts(verdicts);
+        if self.failed > 0 {
+            bail!("{} of {} cases could not be measured", self.failed, self.cases);
+        }
+        Ok(if missed && self.args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+}
