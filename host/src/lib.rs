@@ -24,6 +24,7 @@ pub mod cpu;
 pub mod device;
 mod driver;
 pub mod error;
+pub mod graph;
 pub mod kernel;
 pub mod layers;
 pub mod memory;
@@ -37,6 +38,7 @@ pub mod weights;
 
 pub use device::{Device, DeviceKind, EmulatorOptions, MemoryStats, Properties};
 pub use error::{Error, Result};
+pub use graph::Graph;
 pub use kernel::{Function, Module, TypedKernel};
 pub use memory::{PinnedBuffer, Transfer};
 pub use stream::{Event, Stream};

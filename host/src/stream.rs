@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::device::backend::{EventHandle, StreamHandle};
 use crate::error::{Error, Result};
+use crate::graph;
 use crate::memory::Buffer;
 use crate::tensor::{Element, Tensor};
 
@@ -85,11 +86,27 @@ impl Stream {
     ///
     /// [`Error::DeviceMismatch`] if an operand is on another device; otherwise whatever `work` returns.
     pub fn with_operands<R>(&self, operands: &[&dyn Operand], work: impl FnOnce() -> Result<R>) -> Result<R> {
-        let mut homes: Vec<&Arc<StreamHandle>> = Vec::new();
+        let mut buffers = Vec::with_capacity(operands.len());
         for operand in operands {
             let buffer = operand.buffer();
             self.device.expect_same("Stream::with_operands", "operand", buffer.device())?;
-            let home = buffer.home();
+            buffers.push(buffer);
+        }
+        if graph::keep(&self.handle, &buffers) {
+            // The graph is ordered with the other streams whenever it is launched.
+            return work();
+        }
+        self.ordered_with(&buffers, work)
+    }
+
+    /// Enqueues `work` on this stream so that it is ordered with every other use of `buffers`, which are this device's.
+    pub(crate) fn ordered_with<R>(
+        &self,
+        buffers: &[&Arc<Buffer>],
+        work: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        let mut homes: Vec<&Arc<StreamHandle>> = Vec::new();
+        for home in buffers.iter().map(|buffer| buffer.home()) {
             if !Arc::ptr_eq(home, &self.handle) && !homes.iter().any(|seen| Arc::ptr_eq(seen, home)) {
                 homes.push(home);
             }
@@ -153,17 +170,17 @@ pub trait Operand: sealed::HasBuffer {}
 impl<T: Element> Operand for Tensor<T> {}
 
 pub(crate) mod sealed {
-    use super::{Buffer, Element, Tensor};
+    use super::{Arc, Buffer, Element, Tensor};
 
     pub trait HasBuffer {
         #[allow(private_interfaces, reason = "the trait is sealed: nothing outside the crate calls this")]
-        fn buffer(&self) -> &Buffer;
+        fn buffer(&self) -> &Arc<Buffer>;
     }
 
     impl<T: Element> HasBuffer for Tensor<T> {
         #[allow(private_interfaces, reason = "the trait is sealed: nothing outside the crate calls this")]
-        fn buffer(&self) -> &Buffer {
-            self.storage()
+        fn buffer(&self) -> &Arc<Buffer> {
+            self.shared_storage()
         }
     }
 }

@@ -3,7 +3,8 @@
 use half::bf16;
 use libtest_mimic::Failed;
 use warpsmith::layers::{Peer, PeerConfig, PeerRouter};
-use warpsmith::ops::peer::{ExpertFormat, Gate};
+use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, Gate};
+use warpsmith::ops::{expert_mlp, linear, product_key_topk};
 use warpsmith::peer::{CacheOptions, ExpertMemory};
 use warpsmith::weights::FloatElement;
 use warpsmith::{Device, DeviceKind, Tensor};
@@ -14,6 +15,8 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     thrashing_caches_in_pinned_memory_change_no_bit,
     thrashing_caches_in_managed_memory_change_no_bit,
     layers_of_few_tokens_are_those_of_many,
+    captured_layers_do_what_layers_do,
+    captured_operations_do_what_operations_do,
 ];
 
 /// Numbers from -1 to 1.
@@ -149,6 +152,103 @@ fn layers_of_few_tokens_are_those_of_many(device: &Device) -> Result<(), Failed>
             assert_eq!(bits(&resident.forward(&some)?)?, expected, "tokens {range:?}");
             assert_eq!(bits(&cached.forward(&some)?)?, expected, "tokens {range:?}, cached");
         }
+    }
+    Ok(())
+}
+
+/// A captured layer gives for new inputs what the layer gives, bit for bit, from whichever stream, for few tokens and for many.
+fn captured_layers_do_what_layers_do(device: &Device) -> Result<(), Failed> {
+    let (input, n, most) = sizes(device);
+    for format in [ExpertFormat::Bf16, ExpertFormat::Int8] {
+        let config = PeerConfig::default().format(format).memory(ExpertMemory::Resident);
+        let layer = layer(device, &config, (input, n))?;
+        for (tokens, at_home) in [(1, false), (1, true), (most, false), (most, true)] {
+            // A stream of one's own, which nobody else uses while it is captured. The weights have the default stream as their home.
+            let stream = device.new_stream()?;
+            let home = if at_home { stream.clone() } else { device.default_stream() };
+            let mut x = Tensor::<bf16>::zeros_on(&home, [tokens, input])?;
+            let mut y = Tensor::<bf16>::zeros_on(&home, [tokens, input + 8])?;
+            // Views of the same memory.
+            let (read, mut written) = (x.clone(), y.clone());
+            let work = || layer.forward_into(&read, &mut written, &stream);
+            // SAFETY: the work borrows the tensors that it uses, and the layer that has the others; what it makes it drops.
+            let mut graph = unsafe { stream.capture(work)? };
+            for seed in 21..25 {
+                let next = tensor(device, &[tokens, input], seed)?;
+                let expected = bits(&layer.forward(&next)?)?;
+                x.write_slice(&next.to_vec()?)?;
+                graph.launch()?;
+                assert!(bits(&y)? == expected, "{format}, {tokens} tokens, input {seed}");
+                y.write_slice(&vec![bf16::NAN; y.len()])?;
+            }
+            // The host enqueues the next launch before the last one is over, and drops the graph meanwhile.
+            let expected = bits(&layer.forward(&x)?)?;
+            (0..3).try_for_each(|_| graph.launch())?;
+            drop(graph);
+            assert!(bits(&y)? == expected, "{format}, {tokens} tokens, after the last launch");
+        }
+    }
+    Ok(())
+}
+
+/// The operations of a layer, each captured by itself.
+fn captured_operations_do_what_operations_do(device: &Device) -> Result<(), Failed> {
+    let (input, n, tokens) = sizes(device);
+    let (heads, k, query) = (3, 7, 32);
+    let stream = device.new_stream()?;
+    let w = tensor(device, &[heads * query, input], 1)?;
+    let keys = [tensor(device, &[n, query / 2], 2)?, tensor(device, &[n, query / 2], 3)?];
+    let layout = ExpertLayout::new(ExpertFormat::Bf16, input, 1, input, false)?;
+    let mut experts = ExpertTable::zeros(device, layout, n * n)?;
+    for expert in 0..n * n {
+        let part = |salt: u64| -> Vec<f32> {
+            numbers(input, expert as u64 * 2 + salt).map(|number| number as f32).collect()
+        };
+        let (u, v) = (part(0), part(1));
+        let mut row = vec![0; layout.row_bytes()];
+        layout.pack(warpsmith::ops::peer::ExpertVectors { u: &u, w: &[], v: &v }, &mut row)?;
+        experts.write_rows(expert, &row)?;
+    }
+    let find = |x| product_key_topk(x, &w, &keys[0], &keys[1], heads, k).gate(Gate::Sigmoid);
+
+    let mut input_of_all = tensor(device, &[tokens, input], 4)?;
+    // A view of the same memory.
+    let x = input_of_all.clone();
+    let found = find(&x).run()?;
+    let z = Tensor::<bf16>::zeros_on(&stream, [tokens, heads * query])?;
+    let y = Tensor::<bf16>::zeros_on(&stream, [tokens, input])?;
+    // A copy into a tensor is captured if this is its home stream.
+    let ids = Tensor::<u32>::zeros_on(&stream, [tokens, heads, k])?;
+    let gates = Tensor::<f32>::zeros_on(&stream, [tokens, heads, k])?;
+
+    let mut output = z.clone();
+    let work = || linear(&x, &w).on(&stream).run_into(&mut output);
+    // SAFETY: the work borrows the tensors that it uses; what it makes it drops. So do those below.
+    let mut linear_graph = unsafe { stream.capture(work)? };
+    let (mut to_ids, mut to_gates) = (ids.clone(), gates.clone());
+    let work = || {
+        let found = find(&x).on(&stream).run()?;
+        to_ids.copy_from(&found.ids)?;
+        to_gates.copy_from(&found.gates)
+    };
+    // SAFETY: as above.
+    let mut find_graph = unsafe { stream.capture(work)? };
+    let mut output = y.clone();
+    let work = || expert_mlp(&x, &found, &experts).on(&stream).run_into(&mut output);
+    // SAFETY: as above.
+    let mut expert_graph = unsafe { stream.capture(work)? };
+
+    for seed in 5..8 {
+        let next = tensor(device, &[tokens, input], seed)?;
+        input_of_all.write_slice(&next.to_vec()?)?;
+        linear_graph.launch()?;
+        find_graph.launch()?;
+        expert_graph.launch()?;
+        assert!(bits(&z)? == bits(&linear(&next, &w).run()?)?, "linear, input {seed}");
+        let expected = find(&x).run()?;
+        assert!(ids.to_vec()? == expected.ids.to_vec()?, "product_key_topk, input {seed}");
+        assert!(gates.to_vec()? == expected.gates.to_vec()?, "product_key_topk, input {seed}");
+        assert!(bits(&y)? == bits(&expert_mlp(&next, &found, &experts).run()?)?, "expert_mlp, input {seed}");
     }
     Ok(())
 }

@@ -213,35 +213,85 @@ impl Experts {
         routing: &Routing,
         stream: &Stream,
     ) -> Result<Tensor<T>> {
+        let mut shape = x.shape().to_vec();
+        if let Some(columns) = shape.last_mut() {
+            *columns = self.layout.o();
+        }
+        // What does not fit is found below.
+        let mut y = Tensor::uninit_on(stream, shape)?;
+        self.forward_into(x, routing, &mut y, stream)?;
+        Ok(y)
+    }
+
+    /// As [`forward`](Self::forward), on `stream` and into `y` `[.., O]`, a tensor without gaps.
+    ///
+    /// With all experts on the device the work can be [captured](Stream::capture).
+    ///
+    /// # Errors
+    ///
+    /// As [`forward_on`](Self::forward_on); [`Error::Shape`], [`Error::Stride`] and [`Error::Overlap`] if `y` does not fit or shares memory with another
+    /// operand, [`Error::Argument`] if the stream is being captured and the experts are behind a cache.
+    pub fn forward_into<T: ExpertInput>(
+        &self,
+        x: &Tensor<T>,
+        routing: &Routing,
+        y: &mut Tensor<T>,
+        stream: &Stream,
+    ) -> Result<()> {
         self.device.expect_same(OPERATION, "x", x.device())?;
         self.device.expect_same(OPERATION, "stream", stream.device())?;
-        let cached = match &self.store {
+        match &self.store {
             Store::Resident(table) => {
-                return expert_mlp(x, routing, table).activation(self.activation).on(stream).run();
+                expert_mlp(x, routing, table).activation(self.activation).on(stream).run_into(y)
             }
-            Store::Cached(cached) => cached,
-        };
-        let [tokens, heads, k] = routing.sizes(OPERATION)?;
-        let wrong = |expected: String| {
-            Err(Error::Shape { operation: OPERATION, operand: "x", expected, actual: x.shape().to_vec() })
-        };
-        let leading = &routing.ids.shape()[..routing.ids.rank() - 2];
-        let expected = [leading, &[self.layout.d()]].concat();
-        if x.shape() != expected {
-            return wrong(format!("{expected:?}, for these ids and experts"));
+            Store::Cached(cached) => self.forward_cached(&mut cached.lock(), x, routing, y, stream),
         }
-        let shape = [leading, &[self.layout.o()]].concat();
+    }
+
+    fn forward_cached<T: ExpertInput>(
+        &self,
+        cached: &mut Cached,
+        x: &Tensor<T>,
+        routing: &Routing,
+        y: &mut Tensor<T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        // The host waits for the ids, and decides by them what is copied.
+        stream.expect_no_capture(OPERATION)?;
+        let [tokens, heads, k] = routing.sizes(OPERATION)?;
+        let leading = &routing.ids.shape()[..routing.ids.rank() - 2];
+        let expect = |operand, tensor: &Tensor<T>, columns: usize| {
+            let (expected, actual) = ([leading, &[columns]].concat(), tensor.shape().to_vec());
+            if actual == expected {
+                return Ok(());
+            }
+            let expected = format!("{expected:?}, for these ids and experts");
+            Err(Error::Shape { operation: OPERATION, operand, expected, actual })
+        };
+        expect("x", x, self.layout.d())?;
+        expect("y", y, self.layout.o())?;
+        self.device.expect_same(OPERATION, "y", y.device())?;
+        if !y.is_contiguous() {
+            let (expected, actual) = ("elements without gaps".into(), y.strides().to_vec());
+            return Err(Error::Stride { operation: OPERATION, operand: "y", expected, actual });
+        }
+        let shared = [
+            ("x", y.shares_memory(x)),
+            ("ids", y.shares_memory(&routing.ids)),
+            ("gates", y.shares_memory(&routing.gates)),
+        ];
+        if let Some((other, _)) = shared.into_iter().find(|(_, shares)| *shares) {
+            return Err(Error::Overlap { operation: OPERATION, operand: "y", other });
+        }
         if tokens == 0 {
-            return Tensor::uninit_on(stream, shape);
+            return Ok(());
         }
         let per_token = heads * k;
         let routing = Routing {
             ids: routing.ids.contiguous()?.reshape([tokens, heads, k])?,
             gates: routing.gates.contiguous()?.reshape([tokens, heads, k])?,
         };
-        let x = x.flatten_leading()?;
-        let mut y = Tensor::uninit_on(stream, [tokens, self.layout.o()])?;
-        let mut cached = cached.lock();
+        let (x, mut y) = (x.flatten_leading()?, y.flatten_leading()?);
         self.device.expect_same(OPERATION, "ids", routing.ids.device())?;
         let ids = cached.ids_to_host(&routing.ids, stream)?;
         if let Some(position) = ids.iter().position(|&id| id as usize >= self.count()) {
@@ -263,8 +313,7 @@ impl Experts {
             // Steps may be under way that nobody will release.
             cached.rows.reset();
         }
-        done?;
-        y.reshape(shape)
+        done
     }
 
     /// The implementation that [`forward`](Self::forward) takes; behind a cache the kernel runs once for each chunk.

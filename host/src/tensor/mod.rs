@@ -225,6 +225,10 @@ impl<T: Element> Tensor<T> {
         &self.buffer
     }
 
+    pub(crate) fn shared_storage(&self) -> &Arc<Buffer> {
+        &self.buffer
+    }
+
     /// The error for a shape other than this tensor's, if it is.
     fn expect_shape(&self, operation: &'static str, operand: &'static str, shape: &[usize]) -> Result<()> {
         if shape == self.shape() {

@@ -15,6 +15,9 @@ pub(crate) const CASES: &[(&str, On, Case)] = &cases![On::All =>
     streams_and_events_of_other_devices_are_errors,
     all_threads_may_use_a_device,
     things_may_be_dropped_in_any_order,
+    captured_work_is_done_again_with_what_is_there,
+    captured_work_is_ordered_with_the_streams_of_its_operands,
+    a_capture_that_fails_leaves_the_stream_as_it_was,
 ];
 
 fn time_between_events_is_positive_and_only_one_way(device: &Device) -> Result<(), Failed> {
@@ -126,5 +129,109 @@ fn things_may_be_dropped_in_any_order(device: &Device) -> Result<(), Failed> {
     })
     .join()
     .unwrap();
+    Ok(())
+}
+
+fn captured_work_is_done_again_with_what_is_there(device: &Device) -> Result<(), Failed> {
+    for stream in [device.default_stream(), device.new_stream()?] {
+        let mut from = Tensor::from_slice(device, &[1, 2, 3], [3])?;
+        let tensor = || Tensor::<i32>::zeros_on(&stream, [3]);
+        let (mut source, mut target) = (tensor()?, tensor()?);
+        let (mut to, read) = (target.clone(), source.clone());
+        let work = || {
+            // What is made within the work is a part of it.
+            let mut between = Tensor::uninit_on(&stream, [3])?;
+            between.copy_from(&read)?;
+            to.copy_from(&between)
+        };
+        // SAFETY: the work borrows the tensors that it uses but one, which it makes and drops.
+        let mut graph = unsafe { stream.capture(work)? };
+        assert!(!stream.is_capturing());
+        assert_eq!(*graph.stream(), stream);
+        for round in 0..10 {
+            let values = [round, 7 * round, -round];
+            match round % 2 {
+                0 => source.write_slice(&values)?,
+                // Nobody waits for it.
+                _ => {
+                    from.write_slice(&values)?;
+                    source.copy_from(&from)?;
+                }
+            }
+            graph.launch()?;
+            assert_eq!(target.to_vec()?, values);
+            target.write_slice(&[0; 3])?;
+        }
+        source.write_slice(&[4, 5, 6])?;
+        graph.launch()?;
+        graph.launch()?;
+        drop(graph);
+        assert_eq!(target.to_vec()?, [4, 5, 6]);
+    }
+    Ok(())
+}
+
+fn captured_work_is_ordered_with_the_streams_of_its_operands(device: &Device) -> Result<(), Failed> {
+    const LENGTH: usize = 1 << 20;
+    let (stream, other) = (device.new_stream()?, device.new_stream()?);
+    let source = Tensor::<i32>::zeros_on(&other, [LENGTH])?;
+    let target = Tensor::<i32>::zeros_on(&stream, [LENGTH])?;
+    let (mut to, read) = (target.clone(), source.clone());
+    // SAFETY: the work owns the tensors that it uses.
+    let mut graph = unsafe { stream.capture(move || to.copy_from(&read))? };
+    let mut input = source.clone();
+    for round in 0..8 {
+        // On the other stream, before and after: the launch is between.
+        let next = Tensor::from_slice(device, &vec![round; LENGTH], [LENGTH])?;
+        input.copy_from(&next)?;
+        graph.launch()?;
+        input.copy_from(&Tensor::zeros_on(&other, [LENGTH])?)?;
+        assert!(target.to_vec()?.iter().all(|&value| value == round), "round {round}");
+    }
+    // What the graph works on is there until it is over.
+    input.copy_from(&Tensor::from_slice(device, &vec![9; LENGTH], [LENGTH])?)?;
+    graph.launch()?;
+    drop((graph, source, input));
+    assert!(target.to_vec()?.iter().all(|&value| value == 9));
+    Ok(())
+}
+
+fn a_capture_that_fails_leaves_the_stream_as_it_was(device: &Device) -> Result<(), Failed> {
+    let stream = device.new_stream()?;
+    let (from, mut to) = (Tensor::from_slice(device, &[5], [1])?, Tensor::<i32>::zeros_on(&stream, [1])?);
+    // On a GPU the first call is not recorded, the second is; elsewhere the second is a launch.
+    for (failing, panics) in [(1, false), (1, true), (2, false), (2, true)] {
+        let (mut output, mut calls) = (to.clone(), 0);
+        let work = || {
+            calls += 1;
+            output.copy_from(&from)?;
+            if calls == failing {
+                assert!(!panics, "the work panics, as it is meant to");
+                return from.slice(7, 0..1).map(drop);
+            }
+            Ok(())
+        };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: the work borrows the tensors that it uses.
+            unsafe { stream.capture(work) }.and_then(|mut graph| graph.launch())
+        }));
+        match outcome {
+            Err(_) => assert!(panics),
+            Ok(result) => assert!(!panics && matches!(result, Err(Error::Argument { .. })), "{result:?}"),
+        }
+        assert!(!stream.is_capturing());
+        to.write_slice(&[0])?;
+        to.clone().copy_from(&from)?;
+        assert_eq!(to.to_vec()?, [5], "call {failing}, panic: {panics}");
+    }
+    // A capture within another.
+    let nested = || {
+        // SAFETY: it does nothing.
+        unsafe { stream.capture(|| Ok(())) }.map(drop)
+    };
+    // SAFETY: it uses no tensors.
+    let refused = unsafe { stream.capture(nested) };
+    assert!(matches!(refused, Err(Error::Argument { argument: "stream", .. })), "{refused:?}");
+    stream.synchronize()?;
     Ok(())
 }

@@ -143,6 +143,82 @@ fn any_number_of_tokens_and_leading_axes_are_taken() {
 }
 
 #[test]
+fn outputs_go_where_they_are_asked_for_and_nowhere_else() {
+    for device in [Device::cpu(), Device::emulator()] {
+        let layout = ExpertLayout::new(ExpertFormat::F32, 8, 1, 5, false).unwrap();
+        let resident = ExpertOptions::default().memory(ExpertMemory::Resident);
+        let cached = ExpertOptions::default()
+            .memory(ExpertMemory::Cached)
+            .cache(CacheOptions::default().slots(4))
+            .chunk_tokens(2);
+        for options in [resident, cached] {
+            let experts = experts(&device, layout, 9, options);
+            let (stream, routing) = (device.default_stream(), routing(&device, 6, 2, 2, 9, 5));
+            let x = tensor::<f32>(&device, &[6, 8], 4);
+            let expected = experts.forward(&x, &routing).unwrap().to_vec().unwrap();
+            // The middle rows of a larger tensor.
+            let all = Tensor::from_slice(&device, &[7.0f32; 50], [10, 5]).unwrap();
+            experts.forward_into(&x, &routing, &mut all.slice(0, 2..8).unwrap(), &stream).unwrap();
+            let all = all.to_vec().unwrap();
+            assert_eq!(all[10..40], expected);
+            assert!(all[..10].iter().chain(&all[40..]).all(|&value| value == 7.0));
+
+            let refused = |y: &Tensor<f32>| {
+                experts.forward_into(&x, &routing, &mut y.clone(), &stream).expect_err("it does not fit")
+            };
+            let y = |shape: &[usize]| tensor::<f32>(&device, shape, 1);
+            for shape in [&[5, 5][..], &[6, 4], &[30], &[1, 6, 5]] {
+                assert!(matches!(refused(&y(shape)), Error::Shape { operand: "y", .. }), "{shape:?}");
+            }
+            assert!(matches!(refused(&y(&[5, 6]).swap_axes(0, 1).unwrap()), Error::Stride { .. }));
+            let shared = x.reshape([48]).unwrap().slice(0, 9..39).unwrap().reshape([6, 5]).unwrap();
+            assert!(matches!(refused(&shared), Error::Overlap { operand: "y", other: "x", .. }));
+            let gates = routing.gates.reshape([24]).unwrap();
+            let one = experts.forward_into(
+                &x.slice(0, 0..1).unwrap(),
+                &Routing {
+                    ids: routing.ids.slice(0, 0..1).unwrap(),
+                    gates: routing.gates.slice(0, 0..1).unwrap(),
+                },
+                &mut gates.slice(0, 3..8).unwrap().reshape([1, 5]).unwrap(),
+                &stream,
+            );
+            assert!(matches!(one, Err(Error::Overlap { other: "gates", .. })), "{one:?}");
+            let elsewhere = Tensor::<f32>::zeros(&Device::emulator(), [6, 5]).unwrap();
+            assert!(matches!(refused(&elsewhere), Error::DeviceMismatch { operand: "y", .. }));
+        }
+    }
+}
+
+#[test]
+fn experts_behind_a_cache_are_not_captured() {
+    for device in [Device::cpu(), Device::emulator()] {
+        let layout = ExpertLayout::new(ExpertFormat::F32, 8, 1, 5, false).unwrap();
+        let (stream, routing) = (device.new_stream().unwrap(), routing(&device, 3, 1, 2, 9, 5));
+        let x = tensor::<f32>(&device, &[3, 8], 4);
+        for memory in [ExpertMemory::Cached, ExpertMemory::Resident] {
+            let options = ExpertOptions::default().memory(memory).cache(CacheOptions::default().slots(4));
+            let experts = experts(&device, layout, 9, options);
+            let y = Tensor::<f32>::zeros(&device, [3, 5]).unwrap();
+            let mut output = y.clone();
+            let work = || experts.forward_into(&x, &routing, &mut output, &stream);
+            // SAFETY: the work borrows the tensors that it uses, or the layer that holds them.
+            let captured = unsafe { stream.capture(work) };
+            if memory == ExpertMemory::Resident {
+                captured.unwrap().launch().unwrap();
+            } else {
+                let error = captured.expect_err("the host has to wait").to_string();
+                assert!(error.contains("stream") && error.contains("captured"), "{error}");
+            }
+            assert!(!stream.is_capturing());
+            let expected = experts.forward_on(&x, &routing, &stream).unwrap().to_vec().unwrap();
+            let is_same = y.to_vec().unwrap() == expected;
+            assert_eq!(is_same, memory == ExpertMemory::Resident);
+        }
+    }
+}
+
+#[test]
 fn operands_that_do_not_fit_are_errors_and_so_are_ids_of_no_expert() {
     let device = Device::cpu();
     let layout = ExpertLayout::new(ExpertFormat::F32, 8, 1, 5, false).unwrap();

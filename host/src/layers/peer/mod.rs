@@ -171,6 +171,18 @@ impl<T: PeerInput> Peer<T> {
         self.experts.forward_on(x, &routing, stream)
     }
 
+    /// As [`forward`](Self::forward), on `stream` and into `y` [.., O], a tensor without gaps.
+    ///
+    /// With all experts on the device the work can be [captured](Stream::capture), to be enqueued again with one call.
+    ///
+    /// # Errors
+    ///
+    /// As [`ProductKeyOp::run`] and [`Experts::forward_into`].
+    pub fn forward_into(&self, x: &Tensor<T>, y: &mut Tensor<T>, stream: &Stream) -> Result<()> {
+        let routing = self.retrieval(x).on(stream).run()?;
+        self.experts.forward_into(x, &routing, y, stream)
+    }
+
     /// The experts that the layer takes for `x`, and what they count.
     ///
     /// # Errors
