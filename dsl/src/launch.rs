@@ -185,7 +185,8 @@ pub struct Declaration {
     pub family: &'static str,
     /// Threads a block along x, y, z: every launch uses exactly these.
     pub block: [u32; 3],
-    /// Blocks of a cluster along x, y, z: every launch uses exactly these. `[1, 1, 1]` is a launch without clusters.
+    /// Blocks of a cluster along x, y, z: every launch uses exactly these. `[1, 1, 1]` is a launch without clusters, unless it names a size
+    /// itself.
     pub cluster: [u32; 3],
     /// Blocks that one multiprocessor must be able to hold at a time.
     pub min_blocks_per_sm: u32,

@@ -29,9 +29,9 @@ pub type TokenOfMany<F> = ExpertBlock<F, 4, 1, 512, 4>;
         expert_mlp_f32 = <Token<f32>>,
         expert_mlp_f16 = <Token<F16>>,
         expert_mlp_bf16 = <Token<Bf16>>,
-        expert_mlp_int8 = <Token<Int8>>,
+        expert_mlp_int8 = <TokenOfMany<Int8>>,
         expert_mlp_int4 = <TokenOfMany<Int4>>,
-        expert_mlp_e4m3 = <Token<F8E4M3>>,
+        expert_mlp_e4m3 = <TokenOfMany<F8E4M3>>,
     ],
 )]
 pub unsafe fn expert_mlp<S: ExpertShape>(

@@ -5,13 +5,13 @@
 
 use warpsmith_dsl::experts::{ExpertBlock, ExpertParams, ExpertRows, ExpertShape, Int4, Int8};
 use warpsmith_dsl::float::{Bf16, F8E4M3, F16};
-use warpsmith_dsl::kernel;
 use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::{grid, kernel};
 
-/// A token for each cluster of eight blocks of eight warps.
+/// A token for each cluster of up to eight blocks of eight warps.
 pub type TokenOfCluster<F> = ExpertBlock<F, 8, 8, 256, 2>;
 
-/// Evaluates the experts of each token, on a one-dimensional grid of a cluster for each.
+/// Evaluates the experts of each token, on a one-dimensional grid of a cluster for each, of as many blocks as the parameters say.
 ///
 /// The name of an instance tells the rows' format.
 ///
@@ -21,7 +21,6 @@ pub type TokenOfCluster<F> = ExpertBlock<F, 8, 8, 256, 2>;
 #[kernel(
     family = expert_mlp_cluster,
     block = [S::THREADS, 1, 1],
-    cluster = [S::CLUSTER, 1, 1],
     min_blocks = S::MIN_BLOCKS,
     shared = S::SHARED_BYTES,
     instances = [
@@ -41,6 +40,7 @@ pub unsafe fn expert_mlp_cluster<S: ExpertShape>(
     y: GlobalMut<u8>,
     p: ExpertParams,
 ) {
+    grid::wait_for_earlier_launches();
     // SAFETY: the caller's promise is the shape's.
     unsafe { S::evaluate(x, ids, gates, rows, y, p) }
 }

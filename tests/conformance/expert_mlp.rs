@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
+use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
 use warpsmith::ops::{self, Activation};
 use warpsmith::validate::{self, Data, ExpertCase, Residence, RoutingKind};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, Weights};
@@ -28,8 +28,15 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
+/// Blocks that the device has.
+fn blocks_of(device: &Device, case: &ExpertCase) -> Option<ExpertBlocks> {
+    let has_clusters = device.properties().compute_capability >= (9, 0);
+    case.blocks.filter(|blocks| has_clusters || *blocks == ExpertBlocks::One)
+}
+
 /// Whether the result was exact.
 fn check(device: &Device, case: &ExpertCase) -> Result<bool, TestCaseError> {
+    let case = &ExpertCase { blocks: blocks_of(device, case), ..case.clone() };
     let what = format!("{} x {} {}: {}", case.format, case.dtype, case.shape(), case.options());
     let outcome = drawn::passed(validate::experts(device, case), &what, case.tokens * case.o)?;
     Ok(outcome.exact)
@@ -51,11 +58,16 @@ fn expert_case(data: Data) -> impl Strategy<Value = ExpertCase> {
         prop::sample::select(Activation::ALL.to_vec()),
         prop::sample::select(RoutingKind::ALL.to_vec()),
         prop::sample::select(Residence::ALL.to_vec()),
+        prop_oneof![
+            2 => Just(None),
+            1 => Just(Some(ExpertBlocks::One)),
+            2 => (1u32..=8).prop_map(|blocks| Some(ExpertBlocks::Cluster(blocks))),
+        ],
     );
     (sizes, kinds, drawn::placement(8), drawn::placement(8), any::<bool>(), any::<u64>()).prop_map(
         move |(sizes, kinds, x, y, gated, seed)| {
             let (tokens, d, o, experts, heads, k, hidden) = sizes;
-            let (dtype, format, activation, routing, residence) = kinds;
+            let (dtype, format, activation, routing, residence, blocks) = kinds;
             ExpertCase {
                 o,
                 experts,
@@ -64,6 +76,7 @@ fn expert_case(data: Data) -> impl Strategy<Value = ExpertCase> {
                 activation,
                 routing,
                 residence,
+                blocks,
                 x,
                 y,
                 data,
@@ -128,7 +141,8 @@ fn results_are_the_same_bits_wherever_rows_are(device: &Device) -> Result<(), Fa
     let cases = expert_case(Data::Uniform);
     Ok(runner(device)?.run(&cases, |case| {
         let bits = |residence| {
-            validate::expert_bits(device, &ExpertCase { residence, ..case.clone() })
+            let blocks = blocks_of(device, &case);
+            validate::expert_bits(device, &ExpertCase { residence, blocks, ..case.clone() })
                 .map_err(|error| TestCaseError::fail(error.to_string()))
         };
         let resident = bits(Residence::Resident)?;
@@ -242,6 +256,17 @@ fn experts_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
     let (own, mut beside) = (both.slice(1, 0..16)?, both.slice(1, 10..18)?);
     let refused = ops::expert_mlp(&own, &good, &experts).run_into(&mut beside);
     assert!(matches!(refused, Err(Error::Overlap { operand: "y", other: "x", .. })));
+    if device.kind() != DeviceKind::Cpu {
+        let has_clusters = device.properties().compute_capability >= (9, 0);
+        for blocks in [0, 1, 8, 9] {
+            let refused = ops::expert_mlp(&x, &good, &experts).blocks(ExpertBlocks::Cluster(blocks)).run();
+            match (has_clusters, blocks) {
+                (false, _) => assert!(matches!(refused, Err(Error::UnsupportedDevice { .. }))),
+                (true, 1 | 8) => assert!(refused.is_ok()),
+                (true, _) => assert!(matches!(refused, Err(Error::SizeLimit { operand: "blocks", .. }))),
+            }
+        }
+    }
     let mut other = Tensor::<f32>::zeros(device, [2, 9])?;
     let refused = ops::expert_mlp(&x, &good, &experts).run_into(&mut other);
     assert!(matches!(refused, Err(Error::Shape { operand: "y", .. })));

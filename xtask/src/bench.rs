@@ -7,6 +7,7 @@ mod case;
 mod ceilings;
 mod cublas;
 mod cublaslt;
+mod experts;
 mod operands;
 mod ours;
 mod pass;
@@ -104,6 +105,8 @@ enum Measured {
     Linear,
     Update,
     Peer,
+    /// The experts of PEER layers alone, for each number of blocks that may share a token.
+    Experts,
 }
 
 impl Args {
@@ -143,6 +146,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Measured::Linear => {}
         Measured::Update => return update::run(args),
         Measured::Peer => return peer::run(args),
+        Measured::Experts => return experts::run(args),
     }
     let start = Instant::now();
     let device = open_gpu(&args.device)?;

@@ -9,9 +9,8 @@ pub trait RowFormat: 'static {
     const WORD: usize;
     /// Whether the numbers of a vector are codes, to be multiplied with a scale and to have a bias added.
     const IS_SCALED: bool;
-    /// Vectors of which a lane asks for chunks at the same time: 8, or 4 where a chunk is so many numbers that these, not bytes on their
-    /// way, are what takes the time.
-    const SET: usize = if Self::IS_SCALED { 4 } else { 8 };
+    /// Units of half a set, of whose v a thread has a chunk each on their way: as many as its registers hold beside its sums.
+    const HALF: usize = 4;
 
     /// Number `index` of a word, or its code: exactly, in f32.
     fn number(word: u32, index: usize) -> f32;
@@ -77,6 +76,7 @@ pub enum Int4 {}
 impl RowFormat for Int4 {
     const WORD: usize = 8;
     const IS_SCALED: bool = true;
+    const HALF: usize = 2;
 
     /// A code stays where it is in its half of the word: so it is a multiple of a power of 16.
     #[inline(always)]

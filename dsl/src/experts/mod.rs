@@ -2,10 +2,11 @@
 //! uses.
 //!
 //! A block has a token, or the blocks of a cluster have one together, each some of its hidden units. The units' addresses are looked up
-//! first. Then groups of lanes take a set of vectors u (and w) at a time, four or eight, multiply their chunks of 16 bytes with the token's x, which is in shared
+//! first. Then groups of lanes take a set of vectors u (and w) at a time, multiply their chunks of 16 bytes with the token's x, which is in shared
 //! memory in f32, and add up over the lanes. Last, each thread has a chunk of columns of y, and adds up over the units, a set of v at a time.
 //! So each byte of an expert is read once, by 128-bit loads of which every thread has a set on their way, and it is these bytes that take the
-//! time.
+//! time. The first v are asked for before it is known what they are multiplied with, and those of the next set as soon as half of this
+//! one's are added up: memory is not left idle in between.
 //!
 //! Sums are in f32, in an order that depends on the sizes alone: never on where a row lies.
 
@@ -15,7 +16,7 @@ mod sums;
 
 pub use format::{Int4, Int8, RowFormat};
 pub use params::{ExpertParams, ExpertRows, TYPE_BF16, TYPE_F16, TYPE_F32};
-use sums::{MOST, Sums};
+use sums::Sums;
 
 use core::marker::PhantomData;
 
@@ -29,6 +30,11 @@ use crate::{ptx, thread, warp};
 /// The most threads that share the units of a chunk of columns.
 pub const MAX_SPLITS: u32 = 8;
 
+/// Vectors u of which a lane has a chunk each on their way; and units, of which blocks have whole sets.
+pub const SET: usize = 8;
+/// Vectors u of half a set.
+const HALF: usize = SET / 2;
+
 /// Elements of x that are in shared memory at a time.
 const X_TILE: u32 = 2048;
 /// Their bytes.
@@ -37,19 +43,22 @@ const X_BYTES: u32 = X_TILE * 4;
 const UNIT_BYTES: u32 = 16;
 /// Where in that these two are.
 const FACTOR_AT: u32 = 8;
+/// Sums of a column that a thread reads at a time, when it adds them up over threads.
+const ROWS: usize = 4;
+
+/// Chunks of the units of a set.
+type Words = [[u32; 4]; SET];
 
 /// How a block evaluates experts.
 pub trait ExpertShape {
     /// Threads of a block.
     const THREADS: u32;
-    /// Blocks that share a token.
+    /// The most blocks that share a token. Where that is more than one, a launch says how many they are.
     const CLUSTER: u32;
     /// Blocks that a multiprocessor is to hold at a time.
     const MIN_BLOCKS: u32;
     /// Hidden units of a token that a block has in shared memory at a time. A cluster's block has no more than that.
     const UNITS: u32;
-    /// Hidden units of a set, of which the blocks of a cluster have whole ones.
-    const SET: u32;
     /// Bytes of shared memory.
     const SHARED_BYTES: u32;
 
@@ -59,7 +68,7 @@ pub trait ExpertShape {
     ///
     /// # Safety
     ///
-    /// Every thread of every block of the grid calls it, of `CLUSTER` blocks for each token. X and Y are valid for reads and writes of a row of
+    /// Every thread of every block of the grid calls it, of a cluster of `p.cluster` blocks for each token, 1 to `CLUSTER`. X and Y are valid for reads and writes of a row of
     /// `d` and `o` elements for each token, `ids` and `gates` of `experts` for each token; the rows are valid for reads wherever `rows` says that they are, and have
     /// the format that the type says; nothing else writes any of them meanwhile. Where `CLUSTER` is more than 1, each block's share of a token's units is at
     /// most `UNITS`.
@@ -73,7 +82,7 @@ pub trait ExpertShape {
     );
 }
 
-/// A block of `WARPS` warps, one of `CLUSTER` that share a token, that holds `UNITS` hidden units at a time and of which a multiprocessor
+/// A block of `WARPS` warps, one of up to `CLUSTER` that share a token, that holds `UNITS` hidden units at a time and of which a multiprocessor
 /// holds `BLOCKS`, for rows of format `F`.
 pub struct ExpertBlock<F, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const BLOCKS: u32>(
     PhantomData<F>,
@@ -82,64 +91,106 @@ pub struct ExpertBlock<F, const WARPS: u32, const CLUSTER: u32, const UNITS: u32
 impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const BLOCKS: u32>
     ExpertBlock<F, WARPS, CLUSTER, UNITS, BLOCKS>
 {
-    /// Units whose v a thread adds up at a time.
-    const SET_UNITS: u32 = F::SET as u32;
+    /// Units of a set.
+    const SET_UNITS: u32 = SET as u32;
+    /// Units after whose v those of the next set are asked for.
+    const HALF_UNITS: u32 = F::HALF as u32;
     /// Numbers of a chunk of 16 bytes.
     const CHUNK: u32 = 4 * F::WORD as u32;
     const UNITS_AT: u32 = X_BYTES;
     const SUMS_AT: u32 = Self::UNITS_AT + UNITS * UNIT_BYTES;
     /// Two sums a unit; and where few units are shared by many lanes, one for each eighth of a lane.
     const SUMS_BYTES: u32 = UNITS * 8;
-    const SCALES_AT: u32 = Self::SUMS_AT + Self::SUMS_BYTES;
-    const SCALES_BYTES: u32 = if F::IS_SCALED { UNITS * CHUNK_BYTES } else { 0 };
-    const X_SUMS_AT: u32 = Self::SCALES_AT + Self::SCALES_BYTES;
+    const X_SUMS_AT: u32 = Self::SUMS_AT + Self::SUMS_BYTES;
     const EXCHANGE_AT: u32 = Self::X_SUMS_AT + 64;
     /// For each thread a chunk of f32; in a cluster the number of chunks that a block gets of each is rounded up.
     const EXCHANGE_BYTES: u32 =
         (WARPS * warp::SIZE + MAX_SPLITS * (CLUSTER - 1)) * Self::CHUNK * size_of::<f32>() as u32;
 
-    /// Looks up the units `first` to `first + count` of the token, which are not none: addresses, gates, scales. Up to whole
-    /// sets the last one is repeated.
+    /// Blocks that share a token.
     #[inline(always)]
-    unsafe fn look_up([ids, gates]: [u64; 2], rows: &ExpertRows, p: &ExpertParams, [first, count]: [u32; 2]) {
-        let shared = SharedAddress::dynamic().get();
-        let mut unit = thread::thread_idx_x();
-        while unit < count.next_multiple_of(Self::SET_UNITS) {
-            let of_token = first + unit.min(count - 1);
-            let hidden = p.hidden.max(1);
-            let (expert, part) = (of_token / hidden, of_token % hidden);
-            // SAFETY: the caller's promise: there are so many experts, and a resident row to read in place of one that is not there.
-            unsafe {
-                let id = ptx::ld_global_b32(ids + expert as u64 * 4);
-                let gate = f32::from_bits(ptx::ld_global_b32(gates + expert as u64 * 4));
-                let (row, gate) = match rows.find(id) {
-                    Some(row) => (row, gate),
-                    None => (rows.resident.address(), f32::NAN),
-                };
-                let address = row + part as u64 * p.unit_bytes;
-                let record = [address as u32, (address >> 32) as u32, gate.to_bits(), 0];
-                ptx::st_shared_v4_b32(shared + Self::UNITS_AT + unit * UNIT_BYTES, record);
-                if F::IS_SCALED {
-                    let words = ptx::ld_global_v4_b32(address + p.scales_at as u64);
-                    ptx::st_shared_v4_b32(shared + Self::SCALES_AT + unit * CHUNK_BYTES, words);
-                }
-            }
-            unit += WARPS * warp::SIZE;
-        }
+    fn blocks_of_token(p: &ExpertParams) -> u32 {
+        if CLUSTER > 1 { p.cluster.max(1) } else { 1 }
     }
 
-    /// Has the cache get what will be read of the units' v: where a token's blocks are few, nothing else hides how long that takes.
+    /// Asks for id and gate of unit `unit` of the `count` from `first` on, which are not none: the last one's from there on.
+    #[inline(always)]
+    unsafe fn ask([ids, gates]: [u64; 2], p: &ExpertParams, [first, count]: [u32; 2], unit: u32) -> [u32; 2] {
+        let expert = ((first + unit.min(count - 1)) / p.hidden.max(1)) as u64 * 4;
+        // SAFETY: the caller's promise: there are so many experts.
+        unsafe { [ptx::ld_global_b32(ids + expert), ptx::ld_global_b32(gates + expert)] }
+    }
+
+    /// Looks up the units `first` to `first + count` of the token, which are not none, up to whole sets: addresses and gates. Of the thread's
+    /// first unit, id and gate have been [asked](Self::ask) for; scales are asked for, for formats that have them.
+    #[inline(always)]
+    unsafe fn look_up(
+        lists: [u64; 2],
+        rows: &ExpertRows,
+        p: &ExpertParams,
+        [first, count]: [u32; 2],
+        mut asked: [u32; 2],
+    ) -> [u32; 2] {
+        let shared = SharedAddress::dynamic().get();
+        let mut unit = thread::thread_idx_x();
+        let padded = count.next_multiple_of(Self::SET_UNITS);
+        let mut own = rows.resident.address();
+        while unit < padded {
+            let [id, gate] = asked;
+            // SAFETY: the caller's promise: there is a resident row to read in place of one that is not there.
+            unsafe {
+                let (row, gate) = match rows.find(id) {
+                    Some(row) => (row, gate),
+                    None => (rows.resident.address(), f32::NAN.to_bits()),
+                };
+                let part = (first + unit.min(count - 1)) % p.hidden.max(1);
+                let address = row + part as u64 * p.unit_bytes;
+                let record = [address as u32, (address >> 32) as u32, gate, 0];
+                ptx::st_shared_v4_b32(shared + Self::UNITS_AT + unit * UNIT_BYTES, record);
+                if F::IS_SCALED && unit == thread::thread_idx_x() {
+                    own = address;
+                }
+                // Opaque: the compiler would copy the loop.
+                unit = ptx::opaque(unit + WARPS * warp::SIZE);
+                if unit < padded {
+                    asked = Self::ask(lists, p, [first, count], unit);
+                }
+            }
+        }
+        // SAFETY: the unit's scales, or bytes of a row of which no unit is this thread's.
+        if F::IS_SCALED { unsafe { Self::scales(p, own) } } else { [0; 2] }
+    }
+
+    /// The words that stand for scale and bias of u and of v of the unit at `address`.
+    #[inline(always)]
+    unsafe fn scales(p: &ExpertParams, address: u64) -> [u32; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_global_v2_b32(address + p.scales_at as u64) }
+    }
+
+    /// The address in a unit's record.
+    #[inline(always)]
+    unsafe fn address(record: u32) -> u64 {
+        // SAFETY: the caller's promise: the record is complete and visible.
+        let [low, high] = unsafe { ptx::ld_shared_v2_f32(record) };
+        low.to_bits() as u64 | (high.to_bits() as u64) << 32
+    }
+
+    /// Has the cache get what will be read of the units' v, if it is little: where a block has few units, nothing else hides how long that
+    /// takes.
     #[inline(always)]
     unsafe fn prefetch(p: &ExpertParams, count: u32) {
         const LINE: u32 = 128;
         let units = SharedAddress::dynamic().offset(Self::UNITS_AT).get();
         let lines = (p.o.div_ceil(Self::CHUNK) * CHUNK_BYTES).div_ceil(LINE).max(1);
+        if count * lines > const { 2 * WARPS * warp::SIZE } {
+            return;
+        }
         let mut number = thread::thread_idx_x();
         while number < count * lines {
             let (unit, line) = (number / lines, number % lines);
             // SAFETY: the unit's record is complete and visible.
-            let [low, high] = unsafe { ptx::ld_shared_v2_f32(units + unit * UNIT_BYTES) }.map(f32::to_bits);
-            let address = low as u64 | (high as u64) << 32;
+            let address = unsafe { Self::address(units + unit * UNIT_BYTES) };
             ptx::prefetch_global_l2(address + (p.v_at + line * LINE) as u64);
             number = ptx::opaque(number + WARPS * warp::SIZE);
         }
@@ -225,21 +276,22 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
         sum
     }
 
-    /// Makes of the units' sums what their v are multiplied with, and what is added.
+    /// Makes of the units' sums what their v are multiplied with, and what is added. The scales are those of the thread's first unit.
     #[inline(always)]
-    unsafe fn activate(p: &ExpertParams, sums: &Sums, [count, vectors]: [u32; 2]) {
+    unsafe fn activate(p: &ExpertParams, sums: &Sums, [count, vectors]: [u32; 2], mut scales: [u32; 2]) {
         let shared = SharedAddress::dynamic().get();
         let mut unit = thread::thread_idx_x();
         while unit < count.next_multiple_of(Self::SET_UNITS) {
             let at = shared + Self::UNITS_AT + unit * UNIT_BYTES + FACTOR_AT;
             let mut factors = [0.0; 2];
             if unit < count {
-                // SAFETY: the sums, the scales and the unit's record are complete and visible.
+                // SAFETY: the sums and the unit's record are complete and visible, its scales valid for reads.
                 unsafe {
-                    let mut scales = [0; 4];
                     let mut sum_of_x = 0.0;
                     if F::IS_SCALED {
-                        scales = ptx::ld_shared_v4_b32(shared + Self::SCALES_AT + unit * CHUNK_BYTES);
+                        if unit >= WARPS * warp::SIZE {
+                            scales = Self::scales(p, Self::address(at - FACTOR_AT));
+                        }
                         sum_of_x = Self::sum_of_x();
                     }
                     let scaled = |sum: f32, word: u32| {
@@ -253,10 +305,13 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
                     // Opaque: the compiler would copy the loop.
                     let mut vector = ptx::opaque(0);
                     while vector < vectors {
-                        let z = scaled(
-                            sums.get(vectors * unit + vector),
-                            if vector == 0 { scales[0] } else { scales[2] },
-                        );
+                        let mut of_vector = scales[0];
+                        if F::IS_SCALED && vector > 0 {
+                            // The word of w is behind those of u and v.
+                            let words = Self::address(at - FACTOR_AT) + p.scales_at as u64;
+                            of_vector = ptx::ld_global_b32(words + 8);
+                        }
+                        let z = scaled(sums.get(vectors * unit + vector), of_vector);
                         let [activated] = p.activation.of([z]);
                         h *= if vector == 0 { activated } else { z };
                         vector = ptx::opaque(vector + 1);
@@ -277,7 +332,7 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
     /// Where in the memory of the block that has it the sums of chunk `chunk` of this pass are, of the threads of split `split` of this block.
     #[inline(always)]
     fn exchange(p: &ExpertParams, chunk: u32, split: u32) -> (u32, u32) {
-        let own = p.lanes.div_ceil(CLUSTER).max(1);
+        let own = p.lanes.div_ceil(Self::blocks_of_token(p)).max(1);
         let (owner, place) = if CLUSTER > 1 { (chunk / own, chunk % own) } else { (0, chunk) };
         let rank = if CLUSTER > 1 { ptx::cluster_ctarank() } else { 0 };
         let row = rank * p.splits + split;
@@ -285,45 +340,80 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
         (owner, SharedAddress::dynamic().offset(at).get())
     }
 
-    /// Adds up the v of `count` units in the thread's chunk of columns, and puts that where it is added up over the threads; adds it to
-    /// what is there if these are not the first units.
+    /// The thread's share of v: from which byte of a unit on, the first unit, and units from one half of its set to the next; none if it has
+    /// none.
     #[inline(always)]
-    unsafe fn combine(p: &ExpertParams, first_chunk: u32, count: u32, is_first: bool) {
+    fn share(p: &ExpertParams, first_chunk: u32) -> Option<(u64, u32, u32)> {
         let lanes = p.lanes.max(1);
         let (split, lane) = (thread::thread_idx_x() / lanes, thread::thread_idx_x() % lanes);
         let chunk = first_chunk + lane;
         if split >= p.splits || chunk >= p.o.div_ceil(Self::CHUNK) {
+            return None;
+        }
+        let from = p.v_at as u64 + (chunk * CHUNK_BYTES) as u64;
+        Some((from, split * Self::HALF_UNITS, p.splits * Self::HALF_UNITS))
+    }
+
+    /// Asks for chunks of v, from byte `from` of units on: of the units from `first` on, as that half of the thread's set, if there are any.
+    #[inline(always)]
+    unsafe fn ask_half(from: u64, [first, count]: [u32; 2], half: usize, words: &mut Words) {
+        if first >= count {
             return;
         }
         let units = SharedAddress::dynamic().offset(Self::UNITS_AT).get();
-        let offset = p.v_at as u64 + (chunk * CHUNK_BYTES) as u64;
-        let (mut sums, mut bias) = ([[0f32; 8]; 4], 0.0);
-        let mut first = split * Self::SET_UNITS;
-        while first < count {
-            let mut factors = [[0f32; 2]; MOST];
-            let mut words = [[0u32; 4]; MOST];
-            for i in 0..F::SET {
-                // SAFETY: the units of whole sets are complete and visible; of each, all chunks of v are there.
-                unsafe {
-                    let [low, high, factor, added] =
-                        ptx::ld_shared_v4_b32(units + (first + i as u32) * UNIT_BYTES);
-                    factors[i] = [f32::from_bits(factor), f32::from_bits(added)];
-                    let address = low as u64 | (high as u64) << 32;
-                    words[i] = ptx::ld_global_nc_v4_b32(address + offset);
-                }
+        for i in 0..F::HALF {
+            // SAFETY: the caller's promise: the records of whole sets are complete and visible, and of each unit all chunks of v are there.
+            unsafe {
+                let address = Self::address(units + (first + i as u32) * UNIT_BYTES);
+                words[half * F::HALF + i] = ptx::ld_global_nc_v4_b32(address + from);
             }
-            for i in 0..F::SET {
-                for (word, sums) in words[i].iter().zip(&mut sums) {
-                    for (n, sum) in sums[..F::WORD].iter_mut().enumerate() {
-                        *sum = ptx::fma(factors[i][0], F::number(*word, n), *sum);
+        }
+    }
+
+    /// Asks for the thread's first set of v, of `count` units.
+    #[inline(always)]
+    unsafe fn ask_first(p: &ExpertParams, first_chunk: u32, count: u32, words: &mut Words) {
+        if let Some((from, first, step)) = Self::share(p, first_chunk) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                Self::ask_half(from, [first, count], 0, words);
+                Self::ask_half(from, [first + step, count], 1, words);
+            }
+        }
+    }
+
+    /// Adds up the v of `count` units in the thread's chunk of columns, the first set of which has been [asked](Self::ask_first) for, and puts that
+    /// where it is added up over the threads; adds it to what is there if these are not the first units.
+    #[inline(always)]
+    unsafe fn combine(p: &ExpertParams, first_chunk: u32, count: u32, is_first: bool, words: &mut Words) {
+        let Some((from, mut first, step)) = Self::share(p, first_chunk) else { return };
+        let units = SharedAddress::dynamic().offset(Self::UNITS_AT).get();
+        let (mut sums, mut bias) = ([[0f32; 8]; 4], 0.0);
+        while first < count {
+            for half in 0..2 {
+                if half == 1 && first >= count {
+                    break;
+                }
+                for i in 0..F::HALF {
+                    let record = units + (first + i as u32) * UNIT_BYTES;
+                    // SAFETY: the units of whole sets are complete and visible.
+                    let [factor, added] = unsafe { ptx::ld_shared_v2_f32(record + FACTOR_AT) };
+                    for (word, sums) in words[half * F::HALF + i].iter().zip(&mut sums) {
+                        for (n, sum) in sums[..F::WORD].iter_mut().enumerate() {
+                            *sum = ptx::fma(factor, F::number(*word, n), *sum);
+                        }
+                    }
+                    if F::IS_SCALED {
+                        bias += added;
                     }
                 }
-                if F::IS_SCALED {
-                    bias += factors[i][1];
-                }
+                // SAFETY: the caller's promise.
+                unsafe { Self::ask_half(from, [first + 2 * step, count], half, words) }
+                first += step;
             }
-            first += p.splits * Self::SET_UNITS;
         }
+        let lanes = p.lanes.max(1);
+        let (split, lane) = (thread::thread_idx_x() / lanes, thread::thread_idx_x() % lanes);
         let (owner, at) = Self::exchange(p, lane, split);
         let at = if CLUSTER > 1 { ptx::mapa(at, owner) } else { at };
         for four in 0..F::WORD {
@@ -353,7 +443,8 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
     /// Adds up over the threads, and stores the columns that this block has.
     #[inline(always)]
     unsafe fn store(p: &ExpertParams, y: u64, first_chunk: u32) {
-        let own = p.lanes.div_ceil(CLUSTER);
+        let blocks = Self::blocks_of_token(p);
+        let own = p.lanes.div_ceil(blocks);
         let skipped = if CLUSTER > 1 { ptx::cluster_ctarank() * own } else { 0 };
         let lanes = own.min(p.lanes.saturating_sub(skipped));
         let exchange = SharedAddress::dynamic().offset(Self::EXCHANGE_AT).get();
@@ -361,12 +452,20 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
         while number < lanes * Self::CHUNK {
             let column = (first_chunk + skipped) * Self::CHUNK + number;
             if column < p.o {
-                let (mut sum, mut row) = (0.0, 0);
-                while row < CLUSTER * p.splits {
-                    // SAFETY: all have put their sums there, and come to a barrier.
-                    sum += unsafe { ptx::ld_shared_f32(exchange + (row * own * Self::CHUNK + number) * 4) };
+                let (mut sum, mut row, rows) = (0.0, 0, (blocks * p.splits).max(1));
+                while row < rows {
+                    // Several at a time, the last one again in place of those past it.
+                    let mut values = [0f32; ROWS];
+                    for (i, value) in values.iter_mut().enumerate() {
+                        let at = ((row + i as u32).min(rows - 1) * own * Self::CHUNK + number) * 4;
+                        // SAFETY: all have put their sums there, and come to a barrier.
+                        *value = unsafe { ptx::ld_shared_f32(exchange + at) };
+                    }
+                    for (i, value) in values.iter().enumerate() {
+                        sum += if row + (i as u32) < rows { *value } else { 0.0 };
+                    }
                     // Opaque: the compiler would copy the loop.
-                    row = ptx::opaque(row + 1);
+                    row = ptx::opaque(row + ROWS as u32);
                 }
                 // SAFETY: the column is this thread's.
                 unsafe {
@@ -403,7 +502,6 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
     const CLUSTER: u32 = CLUSTER;
     const MIN_BLOCKS: u32 = BLOCKS;
     const UNITS: u32 = UNITS;
-    const SET: u32 = F::SET as u32;
     const SHARED_BYTES: u32 = {
         assert!(
             UNITS.is_multiple_of(Self::SET_UNITS)
@@ -422,19 +520,18 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
         y: GlobalMut<u8>,
         p: ExpertParams,
     ) {
-        let token = (thread::block_idx_x() / CLUSTER) as u64;
+        let blocks = Self::blocks_of_token(&p);
+        let token = (thread::block_idx_x() / blocks) as u64;
         let rank = if CLUSTER > 1 { ptx::cluster_ctarank() } else { 0 };
         let size = if p.element == TYPE_F32 { 4 } else { 2 };
-        let (x, y) = (x.address() + token * p.stride_x * size, y.address() + token * p.stride_y * size);
+        let x = x.address() + token * p.stride_x * size;
         let of_token = token * p.experts as u64 * 4;
         let lists = [ids.address() + of_token, gates.address() + of_token];
         // Whole sets of units for each block.
         let units = p.experts * p.hidden;
         let sets = units.div_ceil(Self::SET_UNITS);
-        let (begin, end) = (
-            rank * sets / CLUSTER * Self::SET_UNITS,
-            units.min((rank + 1) * sets / CLUSTER * Self::SET_UNITS),
-        );
+        let (begin, end) =
+            (rank * sets / blocks * Self::SET_UNITS, units.min((rank + 1) * sets / blocks * Self::SET_UNITS));
         let in_one_go = end - begin <= UNITS;
         let input_chunks = p.input_bytes / CHUNK_BYTES;
         let tile = const { X_TILE / Self::CHUNK };
@@ -450,38 +547,48 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
             let mut first = begin;
             loop {
                 let count = (end - first).min(UNITS);
+                let looks_up = count > 0 && (first_chunk == 0 || !in_one_go);
+                let (mut words, mut scales) = ([[0u32; 4]; SET], [0; 2]);
+                let sums = sums.of(count * vectors);
                 // SAFETY: the caller's promise; all threads of the block are here, and take the same way.
                 unsafe {
-                    if count > 0 && (first_chunk == 0 || !in_one_go) {
-                        Self::look_up(lists, &rows, &p, [first, count]);
+                    if looks_up {
+                        let asked = Self::ask(lists, &p, [first, count], thread::thread_idx_x());
                         let (mut tile_begin, mut sum) = (0, 0.0);
-                        let sums = sums.of::<F>(count * vectors);
                         // Also where x has no columns: the sums are zeros then.
                         loop {
                             let chunks = (input_chunks - tile_begin).min(tile);
                             sum += Self::stage_x(x, &p, tile_begin * Self::CHUNK, chunks);
+                            if tile_begin == 0 {
+                                scales = Self::look_up(lists, &rows, &p, [first, count], asked);
+                            }
                             thread::sync_threads();
                             if CLUSTER > 1 && tile_begin == 0 {
                                 Self::prefetch(&p, count);
                             }
                             let from = [tile_begin, chunks];
-                            sums.add::<F>(from, p.input_bytes, vectors, tile_begin > 0);
+                            // Of less than 2³¹ columns.
+                            sums.add::<F>(from, p.input_bytes, vectors, p.d >> 31, tile_begin > 0);
                             tile_begin += chunks;
-                            if F::IS_SCALED && tile_begin == input_chunks {
-                                Self::put_sum(sum);
-                            }
-                            thread::sync_threads();
                             if tile_begin == input_chunks {
                                 break;
                             }
+                            thread::sync_threads();
                         }
-                        Self::activate(&p, &sums, [count, vectors]);
+                        if F::IS_SCALED {
+                            Self::put_sum(sum);
+                        }
+                    }
+                    Self::ask_first(&p, first_chunk, count, &mut words);
+                    if looks_up {
+                        thread::sync_threads();
+                        Self::activate(&p, &sums, [count, vectors], scales);
                         thread::sync_threads();
                     }
                     if CLUSTER > 1 && first_chunk == 0 {
                         ptx::barrier_cluster_wait();
                     }
-                    Self::combine(&p, first_chunk, count, first == begin);
+                    Self::combine(&p, first_chunk, count, first == begin, &mut words);
                 }
                 first += count;
                 if CLUSTER > 1 || first == end {
@@ -493,7 +600,9 @@ impl<F: RowFormat, const WARPS: u32, const CLUSTER: u32, const UNITS: u32, const
             // SAFETY: all threads that share the token are here; between the two, sums are read that all have written.
             unsafe {
                 Self::synchronize();
-                Self::store(&p, y, first_chunk);
+                // Opaque: it would take registers all the time.
+                let token = ptx::opaque(token as u32) as u64;
+                Self::store(&p, y.address() + token * p.stride_y * size, first_chunk);
                 first_chunk += p.lanes;
                 if first_chunk < p.o.div_ceil(Self::CHUNK) {
                     Self::synchronize();

@@ -88,8 +88,8 @@ pub struct ExpertParams {
     pub activation: Activation,
     /// The element type of X and Y: [`TYPE_F32`], [`TYPE_F16`] or [`TYPE_BF16`].
     pub element: u32,
-    /// Keeps the size a multiple of the alignment; its value is not read.
-    pub reserved: u32,
+    /// Blocks of a cluster, which share a token; not read by kernels without clusters.
+    pub cluster: u32,
 }
 
 // SAFETY: a fixed layout of kernel parameters, without padding: three fields of eight bytes, then twelve of four.

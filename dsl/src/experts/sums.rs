@@ -1,31 +1,33 @@
-//! Products of the token's x with the vectors u and w of hidden units: `z = Σ xᵢ · uᵢ`, four or eight vectors at a time.
+//! Products of the token's x with the vectors u and w of hidden units: `z = Σ xᵢ · uᵢ`, a set of vectors at a time.
 
-use super::{RowFormat, UNIT_BYTES, X_BYTES};
+use super::{HALF, RowFormat, SET, UNIT_BYTES, X_BYTES};
 use crate::layout::CHUNK_BYTES;
 use crate::shared::SharedAddress;
 use crate::{ptx, warp};
 
-/// The most vectors that a group of lanes multiplies at a time, a [set](RowFormat::SET).
-pub(super) const MOST: usize = 8;
 /// The fewest lanes of a group: each ends with the sum of one vector of a set.
-const FEWEST_LANES: u32 = MOST as u32;
+const FEWEST_LANES: u32 = SET as u32;
 
 /// The products of a block's units: which lanes have which part of which vectors.
 ///
 /// A group of 8, 16 or 32 lanes has sets of vectors. Where there are so few sets that groups would have nothing to do, several groups share
-/// one: each has some of the chunks, and their sums are added up when they are [asked for](Sums::get).
+/// one: each has some of the chunks, and their sums are added up when they are [asked for](Sums::get). If there are not chunks enough for
+/// that, sets are of half as many vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     /// Where the sums and the units are in shared memory.
     at: u32,
     units_at: u32,
     warps: u32,
+    /// Chunks of a vector.
+    chunks: u32,
     /// Lanes of a group.
     lanes: u32,
     /// Vectors.
     count: u32,
-    /// Sets of vectors.
+    /// Sets of vectors, and how many these have.
     sets: u32,
+    of_set: u32,
     /// Groups that share a set.
     parts: u32,
     /// Bytes of the sums of a part.
@@ -43,16 +45,20 @@ impl Sums {
         } else {
             FEWEST_LANES
         };
-        Self { at, units_at, warps, lanes, count: 0, sets: 0, parts: 1, part_bytes: 0 }
+        let of_set = SET as u32;
+        Self { at, units_at, warps, chunks, lanes, count: 0, sets: 0, of_set, parts: 1, part_bytes: 0 }
     }
 
     /// For `count` vectors, at least 1.
     #[inline(always)]
-    pub(super) fn of<F: RowFormat>(self, count: u32) -> Self {
-        let sets = count.div_ceil(F::SET as u32);
+    pub(super) fn of(self, count: u32) -> Self {
         let groups = self.warps * warp::SIZE / self.lanes;
-        let (parts, part_bytes) = ((groups / sets.max(1)).max(1), sets * const { F::SET as u32 * 4 });
-        Self { count, sets, parts, part_bytes, ..self }
+        let most_parts = self.chunks.div_ceil(self.lanes).max(1);
+        let sets_of = |of_set: usize| count.div_ceil(of_set as u32).max(1);
+        let of_set = if sets_of(SET) * most_parts < groups { HALF } else { SET };
+        let sets = sets_of(of_set);
+        let parts = (groups / sets).clamp(1, most_parts);
+        Self { count, sets, of_set: of_set as u32, parts, part_bytes: sets * of_set as u32 * 4, ..self }
     }
 
     /// The sum of vector `vector`.
@@ -74,8 +80,24 @@ impl Sums {
         sum
     }
 
+    /// The address of vector `vector`, or of the last one; otherwise as [`add`](Self::add).
+    ///
+    /// # Safety
+    ///
+    /// The units' records are complete and visible.
+    #[inline(always)]
+    unsafe fn address(&self, vector: u32, bytes: u32, vectors: u32) -> u64 {
+        let vector = vector.min(self.count - 1);
+        let (unit, second) = (vector >> (vectors - 1), vector & (vectors - 1));
+        let record = SharedAddress::dynamic().offset(self.units_at + unit * UNIT_BYTES).get();
+        // SAFETY: the caller's promise.
+        let [low, high] = unsafe { ptx::ld_shared_v2_f32(record) };
+        (low.to_bits() as u64 | (high.to_bits() as u64) << 32) + (second * bytes) as u64
+    }
+
     /// Multiplies the chunks `first` to `first + chunks` of the vectors with x, of which they are in shared memory, and adds that to
-    /// the sums if `adds`, else begins them. A unit has `vectors` vectors, 1 or 2, one after the other, of `bytes` bytes each.
+    /// the sums if `adds`, else begins them. A unit has `vectors` vectors, 1 or 2, one after the other, of `bytes` bytes each. `zero` is 0, of which
+    /// the compiler is not to know that.
     ///
     /// # Safety
     ///
@@ -86,6 +108,7 @@ impl Sums {
         [first, chunks]: [u32; 2],
         bytes: u32,
         vectors: u32,
+        zero: u32,
         adds: bool,
     ) {
         let shared = SharedAddress::dynamic().get();
@@ -97,33 +120,57 @@ impl Sums {
             let item = (item_of_warp + group).min(items - 1);
             let sets = self.sets.max(1);
             let (part, set) = (item / sets, item % sets);
-            let mut addresses = [0u64; MOST];
-            for (i, address) in addresses[..F::SET].iter_mut().enumerate() {
-                let vector = (set * F::SET as u32 + i as u32).min(self.count - 1);
-                let (unit, second) = (vector / vectors.max(1), if vectors > 1 { vector % 2 } else { 0 });
-                // SAFETY: the record is complete and visible.
-                let [low, high] =
-                    unsafe { ptx::ld_shared_v2_f32(shared + self.units_at + unit * UNIT_BYTES) };
-                let of_unit = low.to_bits() as u64 | (high.to_bits() as u64) << 32;
-                *address = of_unit + (first * CHUNK_BYTES) as u64 + (second * bytes) as u64;
-            }
-            let mut sums = [0f32; MOST];
-            let mut chunk = part * self.lanes + lane;
-            while chunk < chunks {
-                let mut words = [[0u32; 4]; MOST];
-                for i in 0..F::SET {
-                    // SAFETY: the caller's promise: the vector has this chunk.
-                    words[i] =
-                        unsafe { ptx::ld_global_nc_v4_b32(addresses[i] + (chunk * CHUNK_BYTES) as u64) };
+            let mut addresses = [0u64; SET];
+            if !F::IS_SCALED {
+                for (i, address) in addresses.iter_mut().enumerate() {
+                    // SAFETY: the records are complete and visible.
+                    *address = unsafe { self.address(set * self.of_set + i as u32, bytes, vectors) };
                 }
-                for four in 0..F::WORD {
-                    let plane = four as u32 * const { X_BYTES / F::WORD as u32 };
-                    // SAFETY: x is complete and visible.
-                    let x = unsafe { ptx::ld_shared_v4_f32(shared + plane + chunk * CHUNK_BYTES) };
-                    for i in 0..F::SET {
-                        for (j, &x) in x.iter().enumerate() {
-                            let n = 4 * four + j;
-                            sums[i] = ptx::fma(F::number(words[i][n / F::WORD], n % F::WORD), x, sums[i]);
+            }
+            let mut sums = [0f32; SET];
+            let mut chunk = part * self.lanes + lane;
+            let is_whole = self.of_set == SET as u32;
+            while chunk < chunks {
+                let mut words = [[0u32; 4]; SET];
+                let at = ((first + chunk) * CHUNK_BYTES) as u64;
+                for i in 0..SET {
+                    if i < HALF || is_whole {
+                        // SAFETY: the caller's promise: the records are complete and visible, the vectors have this chunk.
+                        unsafe {
+                            // Where numbers need many registers, addresses have none.
+                            if F::IS_SCALED {
+                                addresses[i] = self.address(set * self.of_set + i as u32, bytes, vectors);
+                            }
+                            words[i] = ptx::ld_global_nc_v4_b32(addresses[i] + at);
+                        }
+                    }
+                }
+                let mut x_at = shared + chunk * CHUNK_BYTES;
+                if F::IS_SCALED {
+                    // No product before all chunks have been asked for: ptxas would put that off, to have more registers.
+                    for words in &words {
+                        x_at += words[3] & zero;
+                    }
+                }
+                for half in 0..2 {
+                    if half == 1 {
+                        if !is_whole {
+                            break;
+                        }
+                        if F::IS_SCALED {
+                            // Nor of this half before the other is done.
+                            x_at += sums[0].to_bits() & zero;
+                        }
+                    }
+                    for four in 0..F::WORD {
+                        let plane = four as u32 * const { X_BYTES / F::WORD as u32 };
+                        // SAFETY: x is complete and visible.
+                        let x = unsafe { ptx::ld_shared_v4_f32(x_at + plane) };
+                        for i in half * HALF..(half + 1) * HALF {
+                            for (j, &x) in x.iter().enumerate() {
+                                let n = 4 * four + j;
+                                sums[i] = ptx::fma(F::number(words[i][n / F::WORD], n % F::WORD), x, sums[i]);
+                            }
                         }
                     }
                 }
@@ -131,9 +178,9 @@ impl Sums {
             }
             // SAFETY: all lanes of the warp are here; the sums' places are this group's.
             unsafe {
-                let (sum, vector) = self.over_lanes::<F>(sums);
-                if lane < F::SET as u32 && item_of_warp + group < items {
-                    let at = shared + self.at + part * self.part_bytes + (set * F::SET as u32 + vector) * 4;
+                let (sum, vector) = self.over_lanes(sums);
+                if lane < SET as u32 && vector < self.of_set && item_of_warp + group < items {
+                    let at = shared + self.at + part * self.part_bytes + (set * self.of_set + vector) * 4;
                     let before = if adds { ptx::ld_shared_f32(at) } else { 0.0 };
                     ptx::st_shared_f32(at, before + sum);
                 }
@@ -149,13 +196,13 @@ impl Sums {
     ///
     /// All lanes of the warp call it.
     #[inline(always)]
-    unsafe fn over_lanes<F: RowFormat>(&self, mut sums: [f32; MOST]) -> (f32, u32) {
+    unsafe fn over_lanes(&self, mut sums: [f32; SET]) -> (f32, u32) {
         let exchange = |value: f32, mask: u32| {
             // SAFETY: the caller's promise.
             f32::from_bits(unsafe { ptx::shfl_sync_bfly(value.to_bits(), mask) })
         };
         let (lane, mut vector) = (warp::lane_id(), 0);
-        let (mut count, mut mask) = (F::SET, 1);
+        let (mut count, mut mask) = (SET, 1);
         while count > 1 {
             count /= 2;
             let is_upper = lane & mask != 0;

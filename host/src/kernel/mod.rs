@@ -359,6 +359,26 @@ impl<K: Kernel> TypedKernel<K> {
         unsafe { self.launch_as(stream, grid, args, Manner::Early) }
     }
 
+    /// As [`launch_early`](Self::launch_early), in clusters of `cluster` blocks, of a kernel that declares no clusters.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch); the kernel does what it is to do with so many blocks to a cluster.
+    pub unsafe fn launch_early_clusters(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        cluster: [u32; 3],
+        args: K::Args,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_in(stream, [grid, cluster], args, Manner::Early) }
+    }
+
     /// As [`launch`](Self::launch), of blocks that wait for each other: the launch is refused if the device does not hold all of them at
     /// the same time, and none begins before there is room for all.
     ///
@@ -380,7 +400,23 @@ impl<K: Kernel> TypedKernel<K> {
     ///
     /// As for [`launch`](Self::launch).
     unsafe fn launch_as(&self, stream: &Stream, grid: [u32; 3], args: K::Args, manner: Manner) -> Result<()> {
-        let Declaration { block, cluster, shared_bytes: dynamic_shared, .. } = K::DECLARATION;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_in(stream, [grid, K::DECLARATION.cluster], args, manner) }
+    }
+
+    /// Launches the kernel in clusters of this size.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch_early_clusters`](Self::launch_early_clusters).
+    unsafe fn launch_in(
+        &self,
+        stream: &Stream,
+        [grid, cluster]: [[u32; 3]; 2],
+        args: K::Args,
+        manner: Manner,
+    ) -> Result<()> {
+        let Declaration { block, shared_bytes: dynamic_shared, .. } = K::DECLARATION;
         let (cooperative, early) = (manner == Manner::Cooperative, manner == Manner::Early);
         let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early };
         // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.

@@ -233,7 +233,7 @@ where
     let surrounding = Tensor::from_array(device, &filler)?;
     let mut y = surrounding.slice(1, columns)?;
     let table = table(device, case, operands)?;
-    let op = expert_mlp(&x, &routing, &table).activation(case.activation);
+    let op = expert_mlp(&x, &routing, &table).activation(case.activation).blocks(case.blocks);
     let implementation = op.implementation()?;
     op.run_into(&mut y)?;
     let array = Array2::from_shape_vec(filler.dim(), surrounding.to_vec()?);

@@ -4,7 +4,7 @@ use super::case::Placement;
 use super::data::Data;
 use crate::DType;
 use crate::ops::Activation;
-use crate::ops::peer::ExpertFormat;
+use crate::ops::peer::{ExpertBlocks, ExpertFormat};
 
 /// Which experts tokens use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +87,8 @@ pub struct ExpertCase {
     pub routing: RoutingKind,
     /// Where the rows are.
     pub residence: Residence,
+    /// The blocks of a token, instead of those that would be chosen.
+    pub blocks: Option<ExpertBlocks>,
     /// Where x lies.
     pub x: Placement,
     /// Where y lies.
@@ -118,6 +120,7 @@ impl ExpertCase {
             activation: Activation::GeluErf,
             routing: RoutingKind::Uniform,
             residence: Residence::Resident,
+            blocks: None,
             x: Placement::default(),
             y: Placement::default(),
             before_rounding: false,
@@ -141,6 +144,9 @@ impl ExpertCase {
             options.push("gated".into());
         }
         options.push(self.residence.name().into());
+        if let Some(blocks) = self.blocks {
+            options.push(format!("blocks: {blocks}"));
+        }
         for (operand, placement) in [("x", self.x), ("y", self.y)] {
             if !placement.is_whole() {
                 options.push(format!("{operand} in columns {}+{}", placement.before, placement.after));

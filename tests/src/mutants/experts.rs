@@ -52,6 +52,9 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let cases = [
         case,
         Case { element: TYPE_BF16, margin: 1, gated: true, hidden: 2, cached: true, experts: 5, ..case },
+        // Clusters of fewer blocks.
+        Case { blocks: blocks.min(3), o: 5 * chunk, lanes: 5, splits: 4, experts: 30, ..case },
+        Case { blocks: 1, o: 2 * chunk, lanes: 2, splits: 3, experts: 29, ..case },
         Case {
             element: TYPE_F16,
             d: 12 * chunk,
@@ -224,7 +227,7 @@ impl Case {
                 _ => epilogue::Activation::NONE,
             },
             element: self.element,
-            reserved: 0,
+            cluster: self.blocks,
         }
     }
 

@@ -10,7 +10,8 @@ mod retrieval;
 mod routing;
 
 pub use experts::{
-    ExpertFormat, ExpertInput, ExpertLayout, ExpertMlpOp, ExpertTable, ExpertVectors, expert_mlp,
+    ExpertBlocks, ExpertFormat, ExpertInput, ExpertLayout, ExpertMlpOp, ExpertTable, ExpertVectors,
+    expert_mlp,
 };
 pub(crate) use experts::{NUMBERS_AT_A_TIME, Part};
 pub use keys::normalized_keys;

@@ -1,6 +1,6 @@
 //! The layout of an expert's row: bytes that kernels, the CPU implementation and a cache of rows read alike.
 //!
-//! A row is the expert's hidden units one after the other, filled up with zeros to a multiple of 32 bytes. A unit is its vectors u, w if the
+//! A row is the expert's hidden units one after the other, filled up with zeros to a multiple of 32 bytes, 32 at least. A unit is its vectors u, w if the
 //! units are gated, and v, each filled up with zeros to a multiple of 16 bytes; then, for formats that scale, 16 bytes with a word for
 //! each of u, v and w, in this order: the scale and the bias as two f16, or of 8-bit floats the scale as f32.
 
@@ -197,7 +197,8 @@ impl ExpertLayout {
     /// Bytes of a row.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
-        (self.hidden * self.unit_bytes()).next_multiple_of(ROW_ALIGNMENT)
+        // Rows of no numbers are counted by their bytes too.
+        (self.hidden * self.unit_bytes()).max(1).next_multiple_of(ROW_ALIGNMENT)
     }
 
     /// Numbers of an expert's u, w and v.
@@ -242,7 +243,7 @@ impl ExpertLayout {
         self.expect_lengths(OPERATION, expert, row.len())?;
         row.fill(0);
         let (d, o) = (self.d, self.o);
-        for (index, unit) in row.chunks_exact_mut(self.unit_bytes()).take(self.hidden).enumerate() {
+        for (index, unit) in row.chunks_exact_mut(self.unit_bytes().max(1)).take(self.hidden).enumerate() {
             self.pack_vector(&expert.u[index * d..][..d], unit, Part::U)?;
             if self.gated {
                 self.pack_vector(&expert.w[index * d..][..d], unit, Part::W)?;

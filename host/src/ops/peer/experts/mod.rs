@@ -11,6 +11,7 @@ mod table;
 
 pub(crate) use layout::Part;
 pub use layout::{ExpertFormat, ExpertLayout, ExpertVectors};
+pub use select::ExpertBlocks;
 pub use table::ExpertTable;
 pub(crate) use table::NUMBERS_AT_A_TIME;
 
@@ -84,7 +85,8 @@ pub fn expert_mlp<'a, T: ExpertInput>(
     routing: &'a Routing,
     experts: &'a ExpertTable,
 ) -> ExpertMlpOp<'a, T> {
-    ExpertMlpOp { x, routing, experts, activation: Activation::GeluErf, tokens: None, stream: None }
+    let activation = Activation::GeluErf;
+    ExpertMlpOp { x, routing, experts, activation, tokens: None, blocks: None, stream: None }
 }
 
 /// Experts that have yet to be evaluated; see [`expert_mlp`].
@@ -96,6 +98,7 @@ pub struct ExpertMlpOp<'a, T: Element> {
     experts: &'a ExpertTable,
     activation: Activation,
     tokens: Option<usize>,
+    blocks: Option<ExpertBlocks>,
     stream: Option<&'a Stream>,
 }
 
@@ -115,6 +118,12 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         Self { activation, ..self }
     }
 
+    /// Takes these blocks for each token instead of those that would be chosen; the device must have them, and they must have room for the
+    /// token's hidden units. For measurements: outputs may differ in their last bits. The CPU implementation has no blocks and ignores it.
+    pub fn blocks(self, blocks: impl Into<Option<ExpertBlocks>>) -> Self {
+        Self { blocks: blocks.into(), ..self }
+    }
+
     /// Takes the kernel that `tokens` tokens, at least as many as x has, would take: outputs are the same bit for bit as those of all of them at once.
     pub(crate) fn part_of(self, tokens: usize) -> Self {
         Self { tokens: Some(tokens), ..self }
@@ -130,7 +139,8 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
     /// # Errors
     ///
     /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit; on the CPU
-    /// [`Error::Argument`] for an id of no expert; whatever allocating the output, loading the kernel and launching it may return.
+    /// [`Error::Argument`] for an id of no expert; [`Error::UnsupportedDevice`] and [`Error::SizeLimit`] for [blocks](Self::blocks) that
+    /// cannot be; whatever allocating the output, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
         let checked = self.checked()?;
         let stream = self.stream();
@@ -185,7 +195,7 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         if device.kind() == DeviceKind::Cpu {
             return Ok(Implementation::Cpu);
         }
-        let choice = self.choose(&checked);
+        let choice = self.choose(&checked)?;
         let copied = [self.routing.ids.is_contiguous(), self.routing.gates.is_contiguous()];
         let ran = Implementation::kernel(device, choice.kernel.name, choice.blocks);
         Ok(ran.with_copies(copied.iter().filter(|contiguous| !**contiguous).count()))
@@ -246,17 +256,47 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         Ok(Checked { x, tokens, experts, y_shape })
     }
 
-    fn choose(&self, checked: &Checked<T>) -> select::Choice {
-        let properties = self.x.device().properties();
-        let tokens = self.tokens.unwrap_or(checked.tokens);
-        let choice = select::choose(
-            self.experts.layout(),
-            tokens,
-            checked.experts,
-            properties.compute_capability,
-            properties.multiprocessors,
-        );
-        select::Choice { blocks: choice.blocks / tokens as u32 * checked.tokens as u32, ..choice }
+    fn choose(&self, checked: &Checked<T>) -> Result<select::Choice> {
+        let (layout, properties) = (self.experts.layout(), self.x.device().properties());
+        let capability = properties.compute_capability;
+        let blocks = match self.blocks {
+            Some(blocks) => {
+                self.expect_blocks(blocks, checked)?;
+                blocks
+            }
+            None => {
+                let tokens = self.tokens.unwrap_or(checked.tokens);
+                let multiprocessors = properties.multiprocessors;
+                select::choose_blocks(layout, tokens, checked.experts, capability, multiprocessors)
+            }
+        };
+        Ok(select::choose(layout, checked.tokens, blocks))
+    }
+
+    /// Refuses blocks that the device does not have, or that have no room.
+    fn expect_blocks(&self, blocks: ExpertBlocks, checked: &Checked<T>) -> Result<()> {
+        let ExpertBlocks::Cluster(cluster) = blocks else { return Ok(()) };
+        let (device, layout) = (self.x.device(), self.experts.layout());
+        let (major, minor) = device.properties().compute_capability;
+        if major < 9 {
+            return Err(Error::UnsupportedDevice {
+                operation: OPERATION,
+                device: device.to_string(),
+                expected: "compute capability 9.0, for clusters".into(),
+                actual: format!("{major}.{minor}"),
+            });
+        }
+        let units = checked.experts * layout.hidden();
+        if select::share_of_units(layout.format(), units as u32, cluster).is_none() {
+            return Err(Error::SizeLimit {
+                operation: OPERATION,
+                operand: "blocks",
+                quantity: "blocks and hidden units of a token",
+                limit: "1 to 8 blocks, of at most 256 units each".into(),
+                actual: format!("{cluster} blocks and {units} units"),
+            });
+        }
+        Ok(())
     }
 
     /// Runs the operation into `y`, which has been checked, or is new.
@@ -275,7 +315,7 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         let (ids, gates) = (self.routing.ids.contiguous()?, self.routing.gates.contiguous()?);
         let layout = self.experts.layout();
         let mut y = y.flatten_leading()?;
-        let choice = self.choose(checked);
+        let choice = self.choose(checked)?;
         let (x_arg, y_arg) = (Global::new(checked.x.arg().address()), GlobalMut::new(y.arg_mut().address()));
         let params = ExpertParams {
             stride_x: row_stride(&checked.x),
@@ -292,7 +332,7 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
             splits: choice.splits,
             activation: self.activation.on_device(),
             element: T::ON_DEVICE,
-            reserved: 0,
+            cluster: choice.cluster,
         };
         let args = (x_arg, ids.arg(), gates.arg(), self.experts.arg(), y_arg, params);
         let mut used: Vec<&dyn Operand> = vec![&checked.x, &ids, &gates, &y];
@@ -300,7 +340,7 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         stream.with_operands(&used, || {
             // SAFETY: shapes, strides and devices have been checked, and that y is apart from the rest; the kernel reads no row that is not
             // within the table. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
-            unsafe { (choice.launch)(device, stream, choice.blocks, args) }
+            unsafe { (choice.launch)(device, stream, [choice.blocks, choice.cluster], args) }
         })
     }
 

@@ -1,6 +1,6 @@
 //! The launches of the kernels that evaluate experts: which kernel, and how a block's threads share columns and hidden units.
 
-use warpsmith_dsl::experts::{ExpertParams, ExpertRows, ExpertShape, Int4, Int8, MAX_SPLITS};
+use warpsmith_dsl::experts::{ExpertParams, ExpertRows, ExpertShape, Int4, Int8, MAX_SPLITS, SET};
 use warpsmith_dsl::float::{Bf16, F8E4M3, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
 use warpsmith_kernels::expert_mlp::{Token, TokenOfMany, expert_mlp};
@@ -14,6 +14,25 @@ use crate::stream::Stream;
 /// The arguments of a kernel.
 pub(super) type Args = (Global<u8>, Global<u32>, Global<f32>, ExpertRows, GlobalMut<u8>, ExpertParams);
 
+/// The blocks that evaluate a token's experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExpertBlocks {
+    /// One block of four warps, of which a multiprocessor holds many.
+    One,
+    /// So many blocks of eight warps, from 1 to 8, which read their shares of the experts at the same time: on GPUs of compute capability 9.0 and
+    /// later, if each block's share is at most 256 hidden units.
+    Cluster(u32),
+}
+
+impl core::fmt::Display for ExpertBlocks {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::One => f.pad("one"),
+            Self::Cluster(blocks) => f.pad(&format!("cluster of {blocks}")),
+        }
+    }
+}
+
 /// A kernel and its launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice {
@@ -23,33 +42,36 @@ pub(super) struct Choice {
     pub(super) launch: Launch,
     /// Blocks of the launch.
     pub(super) blocks: u32,
+    /// Blocks of a token.
+    pub(super) cluster: u32,
     /// Chunks of v that a block adds up at a time.
     pub(super) lanes: u32,
     /// Threads that share the units of a chunk.
     pub(super) splits: u32,
 }
 
-type Launch = unsafe fn(&Device, &Stream, u32, Args) -> Result<()>;
+/// Launches so many blocks, in clusters of so many.
+type Launch = unsafe fn(&Device, &Stream, [u32; 2], Args) -> Result<()>;
 
 /// A kernel for a format.
 #[derive(Clone, Copy, Debug)]
 struct Instance {
     kernel: Declaration,
     launch: Launch,
-    cluster: u32,
-    /// Units of a set, and what a block has room for.
-    set: u32,
+    /// The most blocks of a cluster.
+    most: u32,
+    /// Hidden units that a block has room for.
     units: u32,
 }
 
 impl Instance {
     fn of<K: Kernel<Args = Args>, S: ExpertShape>() -> Self {
-        let (cluster, set, units) = (S::CLUSTER, S::SET, S::UNITS);
-        Self { kernel: K::DECLARATION, launch: launch::<K>, cluster, set, units }
+        let launch = if S::CLUSTER > 1 { launch_clusters::<K> } else { launch::<K> };
+        Self { kernel: K::DECLARATION, launch, most: S::CLUSTER, units: S::UNITS }
     }
 }
 
-/// Launches the kernel `K`.
+/// Launches the kernel `K`, which knows no clusters.
 ///
 /// # Safety
 ///
@@ -57,12 +79,28 @@ impl Instance {
 unsafe fn launch<K: Kernel<Args = Args>>(
     device: &Device,
     stream: &Stream,
-    blocks: u32,
+    [blocks, _]: [u32; 2],
     args: Args,
 ) -> Result<()> {
     let kernel = device.kernel::<K>()?;
     // SAFETY: the caller's promise is the kernel's.
     unsafe { kernel.launch(stream, [blocks, 1, 1], args) }
+}
+
+/// Launches the kernel `K` in clusters.
+///
+/// # Safety
+///
+/// As for [`ExpertShape::evaluate`], until the stream's work is done.
+unsafe fn launch_clusters<K: Kernel<Args = Args>>(
+    device: &Device,
+    stream: &Stream,
+    [blocks, cluster]: [u32; 2],
+    args: Args,
+) -> Result<()> {
+    let kernel = device.kernel::<K>()?;
+    // SAFETY: the caller's promise is the kernel's.
+    unsafe { kernel.launch_early_clusters(stream, [blocks, 1, 1], [cluster, 1, 1], args) }
 }
 
 /// A block for each token.
@@ -71,9 +109,9 @@ fn one_block(format: ExpertFormat) -> Instance {
         ExpertFormat::F32 => Instance::of::<expert_mlp<Token<f32>>, Token<f32>>(),
         ExpertFormat::F16 => Instance::of::<expert_mlp<Token<F16>>, Token<F16>>(),
         ExpertFormat::Bf16 => Instance::of::<expert_mlp<Token<Bf16>>, Token<Bf16>>(),
-        ExpertFormat::Int8 => Instance::of::<expert_mlp<Token<Int8>>, Token<Int8>>(),
+        ExpertFormat::Int8 => Instance::of::<expert_mlp<TokenOfMany<Int8>>, TokenOfMany<Int8>>(),
         ExpertFormat::Int4 => Instance::of::<expert_mlp<TokenOfMany<Int4>>, TokenOfMany<Int4>>(),
-        ExpertFormat::F8E4M3 => Instance::of::<expert_mlp<Token<F8E4M3>>, Token<F8E4M3>>(),
+        ExpertFormat::F8E4M3 => Instance::of::<expert_mlp<TokenOfMany<F8E4M3>>, TokenOfMany<F8E4M3>>(),
     }
 }
 
@@ -97,30 +135,56 @@ fn cluster(format: ExpertFormat) -> Instance {
     }
 }
 
-/// Tokens for each multiprocessor from which on a block for each keeps the memory busy: it holds so many blocks' loads in flight.
-const TOKENS_OF_BLOCKS: u32 = 2;
+/// Hidden units of which a block of a cluster of `blocks` has its share, if so many blocks can share a token of `units` hidden units.
+pub(super) fn share_of_units(format: ExpertFormat, units: u32, blocks: u32) -> Option<u32> {
+    let of_cluster = cluster(format);
+    if !(1..=of_cluster.most).contains(&blocks) {
+        return None;
+    }
+    let share = units.div_ceil(SET as u32).div_ceil(blocks) * SET as u32;
+    (share <= of_cluster.units).then_some(share)
+}
 
-/// The kernel that evaluates `experts` experts of each of `tokens` tokens, at least one, on a device of so many multiprocessors: by clusters if there
-/// are few tokens, and a unit or more for each of a cluster's warps.
-pub(super) fn choose(
+/// The blocks that evaluate the `experts` experts of each of `tokens` tokens, at least one, on a device of so many multiprocessors: as many to a
+/// token, up to a cluster's most, as all find room at the same time and have a hidden unit or more for each of their warps. If not even
+/// one for each token finds room, then smaller ones.
+pub(super) fn choose_blocks(
     layout: &ExpertLayout,
     tokens: usize,
     experts: usize,
     compute_capability: (u32, u32),
     multiprocessors: u32,
-) -> Choice {
-    let of_cluster = cluster(layout.format());
-    let units = (experts * layout.hidden()) as u32;
-    let share = units.div_ceil(of_cluster.set).div_ceil(of_cluster.cluster) * of_cluster.set;
-    let by_cluster = compute_capability >= (9, 0)
-        && tokens < (multiprocessors * TOKENS_OF_BLOCKS) as usize
-        && share <= of_cluster.units
-        && units >= of_cluster.cluster * of_cluster.kernel.block[0] / WARP;
-    let Instance { kernel, launch, cluster, .. } =
-        if by_cluster { of_cluster } else { one_block(layout.format()) };
+) -> ExpertBlocks {
+    let Instance { kernel, most, .. } = cluster(layout.format());
+    let (units, warps) = ((experts * layout.hidden()) as u32, kernel.block[0] / WARP);
+    if compute_capability < (9, 0) {
+        return ExpertBlocks::One;
+    }
+    let mut blocks = most;
+    while blocks > 0 {
+        // Only multiprocessors that are neighbours share a cluster: some are left over.
+        let room = (multiprocessors / blocks * blocks * kernel.min_blocks_per_sm) as usize;
+        if tokens.saturating_mul(blocks as usize) <= room
+            && units >= blocks * warps
+            && share_of_units(layout.format(), units, blocks).is_some()
+        {
+            return ExpertBlocks::Cluster(blocks);
+        }
+        blocks /= 2;
+    }
+    ExpertBlocks::One
+}
+
+/// The launch of these blocks, which share tokens of so many experts.
+pub(super) fn choose(layout: &ExpertLayout, tokens: usize, blocks: ExpertBlocks) -> Choice {
+    let (instance, cluster) = match blocks {
+        ExpertBlocks::One => (one_block(layout.format()), 1),
+        ExpertBlocks::Cluster(cluster) => (self::cluster(layout.format()), cluster),
+    };
+    let Instance { kernel, launch, .. } = instance;
     let (lanes, splits) = share_of_threads(layout, kernel.block[0]);
     // Fewer than 2³¹ tokens.
-    Choice { kernel, launch, blocks: tokens as u32 * cluster, lanes, splits }
+    Choice { kernel, launch, blocks: tokens as u32 * cluster, cluster, lanes, splits }
 }
 
 /// Threads of a warp.
@@ -136,7 +200,7 @@ fn share_of_threads(layout: &ExpertLayout, threads: u32) -> (u32, u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_SPLITS, choose, cluster, one_block, share_of_threads};
+    use super::{ExpertBlocks, MAX_SPLITS, choose, choose_blocks, cluster, one_block, share_of_threads};
     use crate::ops::peer::{ExpertFormat, ExpertLayout};
 
     #[test]
@@ -159,22 +223,36 @@ mod tests {
     #[test]
     fn the_reference_configuration_keeps_every_thread_busy() {
         let layout = ExpertLayout::new(ExpertFormat::Bf16, 1024, 1, 1024, false).expect("sizes are fine");
-        let choice = choose(&layout, 2048, 128, (9, 0), 132);
-        assert_eq!((choice.blocks, choice.lanes, choice.splits), (2048, 128, 1));
-        let few = choose(&layout, 16, 128, (9, 0), 132);
-        assert_eq!((few.blocks, few.lanes, few.splits), (8 * 16, 128, 2));
-        assert!(few.kernel.name.contains("cluster"));
+        let of = |tokens| choose(&layout, tokens, choose_blocks(&layout, tokens, 128, (9, 0), 132));
+        let many = of(2048);
+        assert_eq!((many.blocks, many.cluster, many.lanes, many.splits), (2048, 1, 128, 1));
+        let few = of(16);
+        assert_eq!((few.blocks, few.cluster, few.lanes, few.splits), (8 * 16, 8, 128, 2));
+        assert!(few.kernel.name.contains("cluster") && !many.kernel.name.contains("cluster"));
     }
 
     #[test]
-    fn clusters_take_few_tokens_of_many_units_that_fit_where_there_are_clusters() {
+    fn a_token_has_as_many_blocks_as_find_room_at_the_same_time() {
+        let layout = ExpertLayout::new(ExpertFormat::Bf16, 1024, 1, 1024, false).expect("sizes are fine");
+        let blocks = |tokens| choose_blocks(&layout, tokens, 128, (9, 0), 132);
+        for (most, tokens) in [(8, 1), (8, 32), (4, 33), (4, 66), (2, 67), (2, 132), (1, 133), (1, 264)] {
+            assert_eq!(blocks(tokens), ExpertBlocks::Cluster(most), "{tokens}");
+        }
+        assert_eq!(blocks(265), ExpertBlocks::One);
+    }
+
+    #[test]
+    fn clusters_take_tokens_of_many_units_that_fit_where_there_are_clusters() {
         let layout = ExpertLayout::new(ExpertFormat::Int8, 64, 2, 64, false).expect("sizes are fine");
-        let is_cluster = |tokens, experts, capability| {
-            choose(&layout, tokens, experts, capability, 132).kernel.cluster != [1; 3]
-        };
-        assert!(is_cluster(1, 128, (9, 0)) && is_cluster(263, 32, (10, 0)) && is_cluster(1, 1024, (9, 0)));
-        assert!(!is_cluster(1, 128, (8, 9)) && !is_cluster(264, 128, (9, 0)));
-        assert!(!is_cluster(1, 31, (9, 0)) && !is_cluster(1, 1025, (9, 0)));
+        let of = |tokens, experts, capability| choose_blocks(&layout, tokens, experts, capability, 132);
+        assert_eq!(of(1, 128, (9, 0)), ExpertBlocks::Cluster(8));
+        assert_eq!(of(1, 1024, (10, 0)), ExpertBlocks::Cluster(8));
+        assert_eq!(of(1, 31, (9, 0)), ExpertBlocks::Cluster(4), "a unit for each warp");
+        assert_eq!(of(1, 4, (9, 0)), ExpertBlocks::Cluster(1));
+        assert_eq!(of(200, 256, (9, 0)), ExpertBlocks::One, "more units than a block has room for");
+        assert_eq!(of(1, 3, (9, 0)), ExpertBlocks::One);
+        assert_eq!(of(1, 1025, (9, 0)), ExpertBlocks::One);
+        assert_eq!(of(1, 128, (8, 9)), ExpertBlocks::One);
     }
 
     #[test]

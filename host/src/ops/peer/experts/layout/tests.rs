@@ -8,7 +8,9 @@ fn numbers(count: usize, seed: usize) -> Vec<f32> {
 #[test]
 fn a_row_stands_for_the_numbers_that_were_packed() {
     for format in ExpertFormat::ALL {
-        for (d, hidden, o) in [(1, 1, 1), (16, 1, 16), (17, 3, 5), (64, 2, 100), (0, 1, 3), (5, 2, 0)] {
+        for (d, hidden, o) in
+            [(1, 1, 1), (16, 1, 16), (17, 3, 5), (64, 2, 100), (0, 1, 3), (5, 2, 0), (0, 2, 0)]
+        {
             for gated in [false, true] {
                 let layout = ExpertLayout::new(format, d, hidden, o, gated).expect("sizes are fine");
                 let (u, w) = (numbers(hidden * d, 1), numbers(if gated { hidden * d } else { 0 }, 2));
