@@ -10,7 +10,7 @@ use super::{CANDIDATE_BYTES, CHUNK, Places, ROW_BYTES, SCORE_ROW, WARPS};
 use crate::launch::GlobalMut;
 use crate::topk::{
     BestOfWarp, EMPTY, Entry, entry, id_of_entry, key_of_entry, kth_of_lanes, load_entry, number_of_key,
-    order_key, ranks, store_entry,
+    order_key, rank_in_sorted, ranks, store_entry,
 };
 use crate::{math, ptx, warp};
 
@@ -279,44 +279,35 @@ unsafe fn put(entry: Entry, place: u32, list: u32, k: u32) {
     }
 }
 
-/// Puts the best of `count` entries at `at`, a multiple of 16 and at most 128, in their places in a list.
+/// Merges lists of two halves: of each the `parts` lists of `count` entries, at most 32, that lie behind each other at `of` give the list at `to`, which has
+/// room for 32.
 ///
 /// # Safety
 ///
-/// All lanes of the warp call it; the entries are visible to it, those behind them up to a multiple of 4 are 0, and the list is this warp's.
+/// All lanes of the warp call it; the lists are sorted and visible to it, those of the second half lie behind those of the first, and there are k
+/// entries or more that are not 0. The new lists are this warp's.
 #[inline(always)]
-unsafe fn keep_of_one<const N: usize>(at: u32, count: u32, list: u32, k: u32) {
-    let mut own = [[0; N]];
-    // SAFETY: the caller's promise; what is behind the entries is not read.
-    unsafe {
-        for i in 0..N {
-            let place = i as u32 * warp::SIZE + warp::lane_id();
-            own[0][i] = if place < count { load_entry(at + place * 8) } else { 0 };
-        }
-        let [places] = ranks(at, 0, count, &own);
-        for i in 0..N {
-            put(own[0][i], places[i], list, k);
-        }
-    }
-}
-
-/// Merges lists: the `count` entries at `of`, and as many behind them, give the list at `to`, and that behind it.
-///
-/// # Safety
-///
-/// All lanes of the warp call it; the entries, an even number of at most 128, are visible to it. The lists, of 32 places, are this warp's.
-#[inline(always)]
-pub(super) unsafe fn merge(of: u32, count: u32, to: u32, k: u32) {
-    for half in 0..ptx::opaque(2) {
-        let (of, to) = (of + half * count * 8, to + half * (warp::SIZE * 8));
-        // SAFETY: the caller's promise. There are k entries or more that are not 0, so that each of the k places is written.
-        unsafe {
-            if count <= 2 * warp::SIZE {
-                keep_of_one::<2>(of, count, to, k);
-            } else {
-                keep_of_one::<4>(of, count, to, k);
+pub(super) unsafe fn merge(of: u32, parts: u32, count: u32, to: u32, k: u32) {
+    // Lists in places of 16 or 32.
+    let shift = if count <= 16 { 4 } else { 5 };
+    let mut number = warp::lane_id();
+    while number < parts << (shift + 1) {
+        let (list, place) = (number >> shift, number & ((1 << shift) - 1));
+        if place < count {
+            let (half, part) = (list / parts, list % parts);
+            let of = of + half * parts * count * 8;
+            // SAFETY: the caller's promise.
+            unsafe {
+                let own = load_entry(of + (part * count + place) * 8);
+                let mut rank = place;
+                for distance in 1..parts {
+                    let other = (part + distance) % parts;
+                    rank += rank_in_sorted(of + other * count * 8, count, own);
+                }
+                put(own, rank, to + half * (warp::SIZE * 8), k);
             }
         }
+        number = ptx::opaque(number + warp::SIZE);
     }
     // SAFETY: the caller's promise: all lanes are here.
     unsafe { warp::sync_warp() }

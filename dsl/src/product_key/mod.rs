@@ -6,6 +6,9 @@
 //! sub-keys: each has a half of the queries, and a part of that half's sub-keys if they are more than two. What they have kept they
 //! send each other, and each goes on with some of the rows.
 
+// Loops over rows and registers index several arrays by constants: an iterator of each by value would be an array in local memory.
+#![allow(clippy::needless_range_loop)]
+
 mod element;
 mod lists;
 mod params;
@@ -347,7 +350,7 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
                     if Self::PARTS > 1 {
                         // The lists have been sent, so that there is room.
                         let merged = places.lists + warp::warp_id() * 2 * Self::LIST_BYTES;
-                        lists::merge(sent, Self::PARTS * bytes / 8, merged, p.k);
+                        lists::merge(sent, Self::PARTS, bytes / 8, merged, p.k);
                         of = [merged, merged + Self::LIST_BYTES];
                     }
                     let to = queries.number(row) as u64 * p.k as u64;

@@ -41,6 +41,8 @@ pub(super) struct Queries {
 /// Rows that a warp reads at a time, and passes over their features: so many loads are on their way.
 const TOGETHER: usize = 2;
 const PASSES: usize = 8;
+/// Features of a lane: of each row, one in 32.
+type Features = [[f32; PASSES]; TOGETHER];
 
 impl Queries {
     /// Number of row `row` of the block among all queries.
@@ -95,40 +97,59 @@ impl Queries {
         if valid { value } else { 0.0 }
     }
 
-    /// The lane's sums over the features of rows, of what `term` makes of them.
+    /// The lane's features of rows: those from `first` on, [`PASSES`] of them, 0 where there is none.
     ///
     /// # Safety
     ///
     /// The rows below `end` are there.
     #[inline(always)]
+    unsafe fn load(&self, rows: [u32; TOGETHER], end: u32, first: u32) -> Features {
+        let mut loaded = [[0.0; PASSES]; TOGETHER];
+        for row in 0..TOGETHER {
+            for pass in 0..PASSES {
+                let feature = first + pass as u32 * warp::SIZE;
+                let valid = feature < 2 * self.p.half && rows[row] < end;
+                // SAFETY: the caller's promise.
+                loaded[row][pass] = unsafe { self.raw(rows[row], feature, valid) };
+            }
+        }
+        loaded
+    }
+
+    /// The lane's sums over all features of rows, of what `term` makes of them; `begin` has the first.
+    ///
+    /// # Safety
+    ///
+    /// As [`load`](Self::load).
+    #[inline(always)]
     unsafe fn sums(
         &self,
         rows: [u32; TOGETHER],
         end: u32,
+        begin: &Features,
         term: impl Fn(usize, f32) -> f32,
     ) -> [f32; TOGETHER] {
         let (d, mut first) = (2 * self.p.half, warp::lane_id());
         let mut sums = [0.0; TOGETHER];
-        while first < d {
-            let mut loaded = [[0.0; PASSES]; TOGETHER];
-            for row in 0..TOGETHER {
-                for pass in 0..PASSES {
-                    let feature = first + pass as u32 * warp::SIZE;
-                    let valid = feature < d && rows[row] < end;
-                    // SAFETY: the caller's promise.
-                    loaded[row][pass] = unsafe { self.raw(rows[row], feature, valid) };
-                }
-            }
+        let add = |sums: &mut [f32; TOGETHER], loaded: &Features, first: u32| {
             for row in 0..TOGETHER {
                 for pass in 0..PASSES {
                     let is_there = first + (pass as u32 * warp::SIZE) < d;
                     sums[row] += if is_there { term(row, loaded[row][pass]) } else { 0.0 };
                 }
             }
+        };
+        add(&mut sums, begin, first);
+        loop {
             // Opaque: the compiler would copy the loop.
             first = ptx::opaque(first + PASSES as u32 * warp::SIZE);
+            if first - warp::lane_id() >= d {
+                return sums;
+            }
+            // SAFETY: the caller's promise.
+            let loaded = unsafe { self.load(rows, end, first) };
+            add(&mut sums, &loaded, first);
         }
-        sums
     }
 
     /// Mean and factor of rows.
@@ -146,15 +167,16 @@ impl Queries {
         let count = 1.0 / (2 * self.p.half) as f32;
         // SAFETY: the caller's promise.
         unsafe {
+            let begin = self.load(rows, end, warp::lane_id());
             let mut means = [0.0; TOGETHER];
             if kind == NORM_LAYER {
-                means = self.sums(rows, end, |_, value| value);
+                means = self.sums(rows, end, &begin, |_, value| value);
                 warp_sums(&mut means);
                 for mean in &mut means {
                     *mean *= count;
                 }
             }
-            let mut squares = self.sums(rows, end, |row, value| {
+            let mut squares = self.sums(rows, end, &begin, |row, value| {
                 let value = value - means[row];
                 value * value
             });

@@ -11,7 +11,9 @@
 
 mod ranks;
 
-pub use ranks::{Entry, entry, id_of_entry, key_of_entry, kth_of_lanes, load_entry, ranks, store_entry};
+pub use ranks::{
+    Entry, entry, id_of_entry, key_of_entry, kth_of_lanes, load_entry, rank_in_sorted, ranks, store_entry,
+};
 
 use crate::float::Element;
 use crate::{ptx, warp};

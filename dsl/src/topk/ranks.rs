@@ -89,6 +89,25 @@ pub unsafe fn ranks<const LISTS: usize, const N: usize>(
     ranks
 }
 
+/// How many of the `count` entries at `at`, which are sorted and at most 32, are above an entry.
+///
+/// # Safety
+///
+/// `at` is a multiple of 8. The entries are in shared memory and visible.
+#[inline(always)]
+#[must_use]
+pub unsafe fn rank_in_sorted(at: u32, count: u32, entry: Entry) -> u32 {
+    let mut above = 0;
+    for step in (0..6).rev() {
+        let probe = above + (1 << step);
+        // SAFETY: the caller's promise.
+        if probe <= count && unsafe { load_entry(at + (probe - 1) * 8) } > entry {
+            above = probe;
+        }
+    }
+    above
+}
+
 /// The `k`-th best of the keys that the lanes of the warp have, for each of `N` keys of a lane.
 ///
 /// # Safety
