@@ -1,10 +1,13 @@
 //! `xtask tables`: the documentation's tables and plots of measurements, made from `docs/bench/*.csv`.
 //!
 //! A table stands between `<!-- table NAME PART -->` and `<!-- end of table -->`, where NAME is that of the CSV file and PART a suite
-//! of the bench, or `control`. Only what the library chooses by itself is shown; forced variants stay in the data. Each file has
+//! of the bench, or `control`. Only what the library chooses by itself is shown; forced variants stay in the data. PEER's parts are
+//! `layers`, `formats`, `residency` and `summary`: while their file is not there, nothing stands between the marks. Each file has
 //! its plots in `docs/src/plots`.
 
+mod lines;
 mod markdown;
+mod peer;
 mod plots;
 mod results;
 
@@ -61,6 +64,7 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
         let path = workspace_root().join(page);
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         let make = |mark: &str| match mark.split_once(' ') {
+            Some((name, part)) if peer::Part::of(part).is_some() && !data(name).exists() => Ok(String::new()),
             Some((name, part)) => markdown::table(name, &read(name)?, part),
             None => bail!("table `{mark}` names no part of its file"),
         };
@@ -71,9 +75,8 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
     }
     for name in files()? {
         let rows = read(&name)?;
-        for (plot, draw) in plots::PLOTS {
+        for (plot, made) in plots::of(&rows).with_context(|| format!("plotting {name}"))? {
             let path = workspace_root().join(PLOTS).join(format!("{name}-{plot}.svg"));
-            let made = draw(&rows).with_context(|| format!("plotting {name}"))?;
             // One that is not there is as stale as another one.
             if std::fs::read_to_string(&path).ok().as_ref() != Some(&made) {
                 stale.push((path, made));
@@ -99,13 +102,18 @@ fn files() -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// The file of this name.
+fn data(name: &str) -> PathBuf {
+    workspace_root().join(DATA).join(name).with_extension("csv")
+}
+
 fn read(name: &str) -> Result<Vec<Measurement>> {
-    let path = workspace_root().join(DATA).join(name).with_extension("csv");
+    let path = data(name);
     let rows = csv::Reader::from_path(&path).and_then(|mut reader| reader.deserialize().collect());
     rows.with_context(|| format!("reading {}", path.display()))
 }
 
-/// Puts what `make` says between the marks of every table in `text`.
+/// Puts what `make` says between the marks of every table in `text`; where it says nothing, they follow one another.
 fn fill(text: &str, make: impl Fn(&str) -> Result<String>) -> Result<String> {
     let (mut filled, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once(OPEN) {
@@ -115,7 +123,9 @@ fn fill(text: &str, make: impl Fn(&str) -> Result<String>) -> Result<String> {
         let Some((_, after)) = after.split_once(CLOSE) else {
             bail!("table {name} has no `{CLOSE}`");
         };
-        write!(filled, "{before}{OPEN}{name}{OPEN_END}\n{}\n{CLOSE}", make(name)?)?;
+        let made = make(name)?;
+        let made = if made.is_empty() { made } else { format!("\n{made}\n") };
+        write!(filled, "{before}{OPEN}{name}{OPEN_END}{made}{CLOSE}")?;
         rest = after;
     }
     filled.push_str(rest);
@@ -134,6 +144,14 @@ mod tests {
         let filled = fill(text, |name| Ok(format!("new {name}\n"))).expect("well-formed");
         assert_eq!(filled, "a\n<!-- table t -->\n\nnew t\n\n<!-- end of table -->\nb");
         assert_eq!(fill(&filled, |name| Ok(format!("new {name}\n"))).expect("well-formed"), filled);
+    }
+
+    #[test]
+    fn nothing_stands_between_the_marks_of_an_empty_table() {
+        let text = "a\n<!-- table t -->\n\nold\n\n<!-- end of table -->\nb";
+        let emptied = fill(text, |_| Ok(String::new())).expect("well-formed");
+        assert_eq!(emptied, "a\n<!-- table t -->\n<!-- end of table -->\nb");
+        assert_eq!(fill(&emptied, |_| Ok("old\n".into())).expect("well-formed"), text);
     }
 
     #[test]

@@ -4,11 +4,15 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, bail};
 
+use super::peer::Part;
 use super::results::{CONTROL, Entry, chosen};
 use crate::measurement::Measurement;
 
-/// What a table shows of a file: a set of sizes, or the controls.
+/// What a table shows of a file: a set of sizes, the controls, or a part of PEER's.
 pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<String> {
+    if let Some(part) = Part::of(part) {
+        return part.text(name, rows);
+    }
     let shown: Vec<&Measurement> = rows
         .iter()
         .filter(|row| match part {
@@ -19,20 +23,35 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
     let Some(first) = shown.first() else {
         return Ok(format!("`docs/bench/{name}.csv` has no rows of `{part}`.\n"));
     };
-    let same_run = |row: &&Measurement| {
-        (&row.gpu, &row.driver, &row.commit, &row.command)
-            == (&first.gpu, &first.driver, &first.commit, &first.command)
-    };
-    if !shown.iter().all(same_run) {
+    let text = if part == "control" { controls(&shown) } else { results(&chosen(&shown))? };
+    Ok(format!("{text}\n{}", provenance(&shown, first)?))
+}
+
+/// Where rows come from, as a line: all from the run of the first of them.
+pub(super) fn provenance(rows: &[&Measurement], first: &Measurement) -> Result<String> {
+    let [gpu, driver, commit, command] = run(first);
+    if !rows.iter().all(|row| run(row) == run(first)) {
         bail!("rows of different runs: their times are not to be compared");
     }
-    let mut text = if part == "control" { controls(&shown) } else { results(&chosen(&shown))? };
-    write!(text, "\n{}, driver {}, commit {}, `{}`", first.gpu, first.driver, first.commit, first.command)?;
-    if let (Some(tflops), Some(tbps)) = (first.ceiling_tflops, first.ceiling_tbps) {
-        write!(text, "; ceilings {tflops:.0} TFLOP/s and {tbps:.2} TB/s")?;
+    let mut text = format!("{gpu}, driver {driver}, commit {commit}, `{command}`");
+    match (first.ceiling_tflops, first.ceiling_tbps) {
+        (Some(tflops), Some(tbps)) => write!(text, "; ceilings {tflops:.0} TFLOP/s and {tbps:.2} TB/s")?,
+        (Some(tflops), None) => write!(text, "; ceiling {tflops:.0} TFLOP/s")?,
+        (None, Some(tbps)) => write!(text, "; ceiling {tbps:.2} TB/s")?,
+        (None, None) => {}
     }
     text.push_str(".\n");
     Ok(text)
+}
+
+/// What tells a run from others.
+fn run(row: &Measurement) -> [&str; 4] {
+    [&row.gpu, &row.driver, &row.commit, &row.command]
+}
+
+/// A number with so many digits behind the point, or a dash.
+pub(super) fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
 }
 
 /// A row for each operation, type and size.
@@ -43,9 +62,6 @@ fn results(entries: &[Entry<'_>]) -> Result<String> {
         "{title}| type | M × K × N | µs | TFLOP/s | best peer | its µs | peer / ours | product µs | product / ours |\n\
          {rule}|---|---|---|---|---|---|---|---|---|\n"
     );
-    let number = |value: Option<f64>, digits: usize| {
-        value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
-    };
     for entry in entries {
         let Entry { ours, best, product } = entry;
         if several {

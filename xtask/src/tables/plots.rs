@@ -8,12 +8,28 @@ use plotters::prelude::*;
 
 use super::markdown::flops;
 use super::results::{Entry, chosen};
+use super::{lines, peer};
 use crate::measurement::Measurement;
 
-type Draw = fn(&[Measurement]) -> Result<String>;
+/// The plots of PEER layers and of experts in host memory, as parts of their files' names.
+pub(super) const LAYERS: &str = "layers";
+pub(super) const RESIDENCY: &str = "residency";
 
-/// A file's plots: a part of the name, and how it is drawn.
-pub(super) const PLOTS: [(&str, Draw); 2] = [("roofline", roofline), ("ratio", ratio)];
+/// A file's plots by parts of their names: those that it has something to show in.
+pub(super) fn of(rows: &[Measurement]) -> Result<Vec<(&'static str, String)>> {
+    let mut plots = Vec::new();
+    if !chosen(&rows.iter().collect::<Vec<_>>()).is_empty() {
+        plots.extend([("roofline", roofline(rows)?), ("ratio", ratio(rows)?)]);
+    }
+    let has = |operation: &str| rows.iter().any(|row| row.operation == operation);
+    if has(peer::LAYER) {
+        plots.push((LAYERS, lines::layers(rows)?));
+    }
+    if has(peer::RESIDENCY) {
+        plots.push((RESIDENCY, lines::residency(rows)?));
+    }
+    Ok(plots)
+}
 
 /// Types and their colours, which the colour-blind can tell apart.
 const COLOURS: [(&str, RGBColor); 6] = [
@@ -24,7 +40,7 @@ const COLOURS: [(&str, RGBColor); 6] = [
     ("f8e4m3", RGBColor(213, 94, 0)),
     ("f8e5m2", RGBColor(86, 180, 233)),
 ];
-const FONT: (&str, i32) = ("sans-serif", 13);
+pub(super) const FONT: (&str, i32) = ("sans-serif", 13);
 
 /// The colour of a type; black for one that has none.
 fn colour(dtype: &str) -> RGBColor {
@@ -34,7 +50,7 @@ fn colour(dtype: &str) -> RGBColor {
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Draws on a white canvas of this size.
-fn svg(size: (u32, u32), draw: impl FnOnce(&Canvas<'_>) -> Result<()>) -> Result<String> {
+pub(super) fn svg(size: (u32, u32), draw: impl FnOnce(&Canvas<'_>) -> Result<()>) -> Result<String> {
     let mut text = String::new();
     {
         let canvas = SVGBackend::with_string(&mut text, size).into_drawing_area();
@@ -49,7 +65,7 @@ fn svg(size: (u32, u32), draw: impl FnOnce(&Canvas<'_>) -> Result<()>) -> Result
 }
 
 /// Drawing errors borrow from the canvas.
-fn failure(error: impl std::fmt::Display) -> anyhow::Error {
+pub(super) fn failure(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("drawing: {error}")
 }
 
@@ -204,7 +220,7 @@ fn ratio(rows: &[Measurement]) -> Result<String> {
 }
 
 /// The types' names beside their colours.
-fn legend<'a, 'b: 'a, X, Y>(
+pub(super) fn legend<'a, 'b: 'a, X, Y>(
     chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
     position: SeriesLabelPosition,
 ) -> Result<()>
