@@ -9,14 +9,12 @@ use warpsmith_dsl::kernel;
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::product_key::{ProductKeyBlock, ProductKeyParams, ProductKeyShape, QueryNormParams};
 
-/// A block for each half.
-pub type Halves<T> = ProductKeyBlock<T, 4, 1, 2>;
-/// Four blocks for each half.
-pub type Quarters<T> = ProductKeyBlock<T, 4, 1, 8>;
+/// Two, four or eight blocks for 64 rows of queries: a half of each for as many.
+pub type OfCluster<T> = ProductKeyBlock<T, 4, 1, 8>;
 
 /// Finds the experts of each row of queries, as [`ProductKeyShape::retrieve`] says.
 ///
-/// The name of an instance tells the type of the sub-keys, and the blocks of a cluster.
+/// The name of an instance tells the type of the sub-keys.
 ///
 /// # Safety
 ///
@@ -24,16 +22,12 @@ pub type Quarters<T> = ProductKeyBlock<T, 4, 1, 8>;
 #[kernel(
     family = product_key_topk_cluster,
     block = [S::THREADS, 1, 1],
-    cluster = [S::CLUSTER, 1, 1],
     min_blocks = S::MIN_BLOCKS,
     shared = S::SHARED_BYTES,
     instances = [
-        product_key_topk_cluster_f16_2 = <Halves<F16>>,
-        product_key_topk_cluster_f16_8 = <Quarters<F16>>,
-        product_key_topk_cluster_bf16_2 = <Halves<Bf16>>,
-        product_key_topk_cluster_bf16_8 = <Quarters<Bf16>>,
-        product_key_topk_cluster_f32_2 = <Halves<f32>>,
-        product_key_topk_cluster_f32_8 = <Quarters<f32>>,
+        product_key_topk_cluster_f16 = <OfCluster<F16>>,
+        product_key_topk_cluster_bf16 = <OfCluster<Bf16>>,
+        product_key_topk_cluster_f32 = <OfCluster<f32>>,
     ],
 )]
 pub unsafe fn product_key_topk_cluster<S: ProductKeyShape>(

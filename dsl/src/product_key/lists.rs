@@ -279,7 +279,7 @@ unsafe fn put(entry: Entry, place: u32, list: u32, k: u32) {
     }
 }
 
-/// Merges lists of two halves: of each the `parts` lists of `count` entries, at most 32, that lie behind each other at `of` give the list at `to`, which has
+/// Merges lists of two halves: of each the `parts` lists, a power of two, of `count` entries, at most 32, that lie behind each other at `of` give the list at `to`, which has
 /// room for 32.
 ///
 /// # Safety
@@ -294,14 +294,15 @@ pub(super) unsafe fn merge(of: u32, parts: u32, count: u32, to: u32, k: u32) {
     while number < parts << (shift + 1) {
         let (list, place) = (number >> shift, number & ((1 << shift) - 1));
         if place < count {
-            let (half, part) = (list / parts, list % parts);
+            // Parts are a power of two.
+            let (half, part) = (list >> parts.trailing_zeros(), list & (parts - 1));
             let of = of + half * parts * count * 8;
             // SAFETY: the caller's promise.
             unsafe {
                 let own = load_entry(of + (part * count + place) * 8);
                 let mut rank = place;
                 for distance in 1..parts {
-                    let other = (part + distance) % parts;
+                    let other = (part + distance) & (parts - 1);
                     rank += rank_in_sorted(of + other * count * 8, count, own);
                 }
                 put(own, rank, to + half * (warp::SIZE * 8), k);

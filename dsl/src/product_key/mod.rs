@@ -69,7 +69,7 @@ pub trait ProductKeyShape {
     const THREADS: u32;
     /// Rows of queries of a block or cluster.
     const ROWS: u32;
-    /// Blocks that share rows.
+    /// Blocks that share rows, at most.
     const CLUSTER: u32;
     /// How many experts of a row are found at most.
     const MOST: u32;
@@ -81,13 +81,14 @@ pub trait ProductKeyShape {
     /// Finds the `k` best experts of each row of queries, best first, of equal ones that of the lowest id, and their gates.
     ///
     /// q is row-major and without gaps: a row of 2 · `half` columns for each token and head, heads first. `row_step` is 1 where all
-    /// heads share the sub-keys, and the grid has `CLUSTER` blocks for each `ROWS` rows along x; else it is the number of heads, and the grid
+    /// heads share the sub-keys, and the grid has a block, or the blocks of a cluster, for each `ROWS` rows along x; else it is the number of heads, and the grid
     /// has as many along x for each `ROWS` tokens, and one along y for each head.
     ///
     /// # Safety
     ///
     /// Every thread of every block of the grid calls it. The pointers are valid for what the parameters describe; sub-keys begin at
-    /// multiples of 16 bytes. `ids` and `gates` overlap nothing else. `p.heads` and `p.half` are not 0, and `p.k` is 1 to `MOST`.
+    /// multiples of 16 bytes. `ids` and `gates` overlap nothing else. `p.heads` and `p.half` are not 0, `p.k` is 1 to `MOST`, and
+    /// the grid is launched in clusters of 2 to the power of `p.cluster_log2` blocks, at most `CLUSTER`.
     unsafe fn retrieve(
         q: Global<f32>,
         keys_1: Global<Self::Keys>,
@@ -99,7 +100,7 @@ pub trait ProductKeyShape {
     );
 }
 
-/// A block with 16 · `FRAGMENTS` rows of queries, one of `CLUSTER` that share them, which keeps the 32 · `SLOTS` best, for sub-keys of
+/// A block with 16 · `FRAGMENTS` rows of queries, one of up to `CLUSTER` that share them, which keeps the 32 · `SLOTS` best, for sub-keys of
 /// type `T`.
 pub struct ProductKeyBlock<T, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER: u32>(PhantomData<T>);
 
@@ -132,8 +133,6 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
     const ROWS: u32 = FRAGMENTS as u32 * 16;
     /// Halves that a block has.
     const HALVES: u32 = if CLUSTER == 1 { 2 } else { 1 };
-    /// Blocks that share the sub-keys of a half.
-    const PARTS: u32 = if CLUSTER == 1 { 1 } else { CLUSTER / 2 };
     /// Bytes of a list.
     const LIST_BYTES: u32 = SLOTS as u32 * warp::SIZE * 8;
     const RING_AT: u32 = FRAGMENTS as u32 / QUERY_FRAGMENTS as u32 * QUERY_BYTES;
@@ -143,7 +142,7 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
     const END: u32 = Self::PAIRS_AT + pairs(SLOTS as u32 * warp::SIZE) * 4;
     const VALID: () = {
         assert!(FRAGMENTS.is_multiple_of(QUERY_FRAGMENTS) && FRAGMENTS <= 2 * QUERY_FRAGMENTS);
-        assert!(CLUSTER == 1 || CLUSTER.is_multiple_of(2) && SLOTS == 1);
+        assert!(CLUSTER.is_power_of_two() && (CLUSTER == 1 || SLOTS == 1));
         // What a cluster's blocks send each other is where the scores have been.
         assert!(CLUSTER == 1 || Self::ROWS * 2 * Self::LIST_BYTES / 2 <= SCORE_ROWS * SCORE_ROW);
         assert!(CLUSTER == 1 || Self::ROWS.is_multiple_of(CLUSTER * WARPS));
@@ -228,7 +227,7 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
         }
     }
 
-    /// Sends what the block has kept to those that go on with it: row r to block r mod `CLUSTER`. Returns when all is there that the other
+    /// Sends what the block has kept to those that go on with it: row r to block r mod 2 to the power of `log2`. Returns when all is there that the other
     /// blocks send to this one: for each of its rows the parts of the first half's list, then those of the second's, `send_bytes(k)` each, where
     /// the scores have been.
     ///
@@ -236,7 +235,7 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
     ///
     /// All threads of the cluster call it.
     #[inline(always)]
-    unsafe fn exchange(places: &Places, rows: u32, k: u32) {
+    unsafe fn exchange(places: &Places, rows: u32, k: u32, log2: u32) {
         let (rank, lane) = (ptx::cluster_ctarank(), warp::lane_id());
         let bytes = send_bytes(k);
         // SAFETY: all threads are here. The first barrier stands between the last reads of scores and what takes their place; the
@@ -249,8 +248,9 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
             while row < rows {
                 if at < bytes {
                     let entries = ptx::ld_shared_v4_f32(places.lists + row * Self::LIST_BYTES + at);
-                    let to = places.ring + (row / CLUSTER * CLUSTER + rank) * bytes + at;
-                    ptx::st_shared_cluster_v4_f32(ptx::mapa(to, row % CLUSTER), entries);
+                    let (block, place) = (row % (1 << log2), (row >> log2 << log2) + rank);
+                    let to = ptx::mapa(places.ring + place * bytes + at, block);
+                    ptx::st_shared_cluster_v4_f32(to, entries);
                 }
                 row += 2 * WARPS;
             }
@@ -292,9 +292,9 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
         p: ProductKeyParams,
     ) {
         let places = Self::places();
-        let rank = if CLUSTER > 1 { ptx::cluster_ctarank() } else { 0 };
+        let (rank, log2) = if CLUSTER > 1 { (ptx::cluster_ctarank(), p.cluster_log2) } else { (0, 0) };
         let head = thread::block_idx_y();
-        let block_row = thread::block_idx_x() / CLUSTER * Self::ROWS;
+        let block_row = (thread::block_idx_x() >> log2) * Self::ROWS;
         // Rows of the block that there are.
         let rows = (p.rows - block_row).min(Self::ROWS);
         let queries = Queries { first: q, norm, first_row: block_row * p.row_step + head, p };
@@ -335,22 +335,24 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
                     row = ptx::opaque(row + WARPS);
                 }
             } else {
-                let (half, part) = (rank / Self::PARTS, rank % Self::PARTS);
-                let bound = |part: u32| part * chunks / const { Self::PARTS };
+                // Blocks that share the sub-keys of a half.
+                let parts = 1 << (log2 - 1);
+                let (half, part) = (rank >> (log2 - 1), rank % parts);
+                let bound = |part: u32| (part * chunks) >> (log2 - 1);
                 let own = [bound(part), bound(part + 1)];
                 Self::score_half(&queries, &keys_of(half), &places, [half, 0, rows], own);
-                Self::exchange(&places, rows, p.k);
-                // Of rows rank, rank + CLUSTER and so on, warps take one after the other.
+                Self::exchange(&places, rows, p.k, log2);
+                // Of the rows that have been sent to this block, warps take one after the other.
                 let mut number = warp::warp_id();
-                while number * CLUSTER + rank < rows {
-                    let row = number * CLUSTER + rank;
+                while (number << log2) + rank < rows {
+                    let row = (number << log2) + rank;
                     let bytes = send_bytes(p.k);
-                    let sent = places.ring + number * CLUSTER * bytes;
-                    let mut of = [sent, sent + Self::PARTS * bytes];
-                    if Self::PARTS > 1 {
+                    let sent = places.ring + (number << log2) * bytes;
+                    let mut of = [sent, sent + parts * bytes];
+                    if parts > 1 {
                         // The lists have been sent, so that there is room.
                         let merged = places.lists + warp::warp_id() * 2 * Self::LIST_BYTES;
-                        lists::merge(sent, Self::PARTS, bytes / 8, merged, p.k);
+                        lists::merge(sent, parts, bytes / 8, merged, p.k);
                         of = [merged, merged + Self::LIST_BYTES];
                     }
                     let to = queries.number(row) as u64 * p.k as u64;
@@ -541,7 +543,7 @@ mod tests {
         let bytes = [
             ProductKeyBlock::<Bf16, 2, 1, 1>::SHARED_BYTES,
             ProductKeyBlock::<Bf16, 2, 2, 1>::SHARED_BYTES,
-            ProductKeyBlock::<f32, 4, 1, 2>::SHARED_BYTES,
+            ProductKeyBlock::<f32, 4, 1, 8>::SHARED_BYTES,
             ProductKeyBlock::<Bf16, 4, 1, 8>::SHARED_BYTES,
         ];
         assert!(bytes.iter().all(|&bytes| bytes <= 99 << 10), "{bytes:?}");

@@ -52,8 +52,8 @@ pub struct ProductKeyParams {
     pub gate: u32,
     /// What scores are multiplied with before the gate.
     pub inverse_temperature: f32,
-    /// Keeps the size a multiple of the alignment; its value is not read.
-    pub reserved: u32,
+    /// The binary logarithm of how many blocks share rows: 0 for a kernel without clusters, else 1 to that of a cluster's most.
+    pub cluster_log2: u32,
 }
 
 // SAFETY: a fixed layout of kernel parameters, without padding: four fields of eight bytes, then ten of four.

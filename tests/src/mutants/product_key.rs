@@ -10,19 +10,18 @@ use warpsmith_dsl::product_key::{
 };
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::product_key_topk::{Few, Many};
-use warpsmith_kernels::product_key_topk_cluster::{Halves, Quarters};
+use warpsmith_kernels::product_key_topk_cluster::OfCluster;
 
 use super::Problem;
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
-    let (dtype, of) = name.strip_prefix("product_key_topk_")?.rsplit_once('_')?;
+    let (of, or) = name.strip_prefix("product_key_topk_")?.split_once('_')?;
     // All types have the same shapes.
-    let (dtype, shape) = match (dtype.strip_prefix("cluster_"), of) {
-        (Some(dtype), "2") => (dtype, Shape::of::<Halves<f32>>()),
-        (Some(dtype), "8") => (dtype, Shape::of::<Quarters<f32>>()),
-        (None, "32") => (dtype, Shape::of::<Few<f32>>()),
-        (None, "64") => (dtype, Shape::of::<Many<f32>>()),
+    let (dtype, shape) = match (of, or) {
+        ("cluster", dtype) => (dtype, Shape::of::<OfCluster<f32>>()),
+        (dtype, "32") => (dtype, Shape::of::<Few<f32>>()),
+        (dtype, "64") => (dtype, Shape::of::<Many<f32>>()),
         _ => return None,
     };
     let (rows, most) = (shape.rows, shape.most);
@@ -71,6 +70,11 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     }
     for (n, k) in [(300, most), (290, 3)] {
         all.push(Case { range: 9, ..case(2, 1, false, n, 20, k, NORM_NONE) });
+    }
+    if shape.cluster > 1 {
+        for (case, cluster) in all.iter_mut().zip([2, 4, 8].into_iter().cycle()) {
+            case.shape.cluster = cluster;
+        }
     }
     Some(all.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
@@ -263,7 +267,6 @@ impl Problem for Case {
             cluster: [self.shape.cluster, 1, 1],
             block: kernel.reqntid.unwrap_or([1; 3]),
             dynamic_shared: shared_bytes,
-            ..LaunchConfig::default()
         };
         let launch = |raw: &[RawArg]| {
             // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
@@ -286,7 +289,7 @@ impl Problem for Case {
             pairs: pairs(self.k),
             gate: GATE_IDENTITY,
             inverse_temperature: 1.0,
-            reserved: 0,
+            cluster_log2: self.shape.cluster.trailing_zeros(),
         };
         let arguments = (
             Global::<f32>::new(q),

@@ -10,7 +10,7 @@ use warpsmith_dsl::product_key::{ProductKeyParams, QueryNormParams};
 
 use super::Routing;
 use super::options::{Gate, Kind, QueryNorm};
-use super::retrieval::{Retrieval, RoutingInput, choose};
+use super::retrieval::{Choice, RoutingInput, choose};
 use crate::cpu::{self, Normalization, ProductKeys};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
@@ -173,10 +173,10 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         if device.kind() == DeviceKind::Cpu {
             return Ok(Implementation::Cpu);
         }
-        let (retrieval, [x, y, _]) = self.retrieval(sizes)?;
+        let Choice { kernel, grid: [x, y, _], .. } = self.choice(sizes)?;
         let projection = linear(self.x, self.w_q).output::<f32>().implementation()?;
         let copies = self.keys.iter().filter(|keys| !is_chunked(keys)).count();
-        let kernel = Implementation::kernel(device, retrieval.kernel.name, x.saturating_mul(y));
+        let kernel = Implementation::kernel(device, kernel.name, x.saturating_mul(y));
         let copies = projection.copies() as usize + copies;
         Ok(Implementation::sequence(projection, kernel).with_copies(copies))
     }
@@ -287,8 +287,8 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         all
     }
 
-    /// The kernel, and the blocks of its launch.
-    fn retrieval(&self, sizes: Sizes) -> Result<(&'static Retrieval<T::Device>, [u32; 3])> {
+    /// The kernel, and how it is launched.
+    fn choice(&self, sizes: Sizes) -> Result<Choice<T::Device>> {
         let (rows, heads) =
             if sizes.per_head { (sizes.tokens, self.heads) } else { (sizes.tokens * self.heads, 1) };
         let properties = self.x.device().properties();
@@ -300,8 +300,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         }
         let (capability, multiprocessors) = (properties.compute_capability, properties.multiprocessors);
         let of = [rows, heads, sizes.n, self.k];
-        let retrieval = choose(const { &T::KERNELS }, of, capability, multiprocessors);
-        Ok((retrieval, [retrieval.grid_x(rows), heads as u32, 1]))
+        Ok(choose(&T::KERNELS, of, capability, multiprocessors))
     }
 
     fn launch(&self, sizes: Sizes, stream: &Stream, q: &Tensor<f32>, routing: &mut Routing) -> Result<()> {
@@ -342,6 +341,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         };
         let row_stride = |keys: &Tensor<T>| keys.strides()[keys.rank() - 2] as u64;
         let head_stride = |keys: &Tensor<T>| if per_head { keys.strides()[0] as u64 } else { 0 };
+        let choice = self.choice(sizes)?;
         let params = ProductKeyParams {
             key_stride_1: row_stride(&keys_1),
             key_stride_2: row_stride(&keys_2),
@@ -356,9 +356,8 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
             pairs: kernels::pairs(self.k as u32),
             gate: self.gate.on_device(),
             inverse_temperature: 1.0 / self.temperature,
-            reserved: 0,
+            cluster_log2: choice.cluster.trailing_zeros(),
         };
-        let (retrieval, grid) = self.retrieval(sizes)?;
         let Routing { ids, gates } = routing;
         let arguments = (q.arg(), keys_1.arg(), keys_2.arg(), norm, ids.arg_mut(), gates.arg_mut(), params);
         let mut operands: Vec<&dyn Operand> = vec![q, &keys_1, &keys_2, ids, gates];
@@ -367,7 +366,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         }
         // SAFETY: `check` has checked the sizes of every operand, the sub-keys are in chunks, and the results are new. Tensors are freed in
         // the order of their home streams, which `with_operands` makes wait for this work.
-        stream.with_operands(&operands, || unsafe { retrieval.launch(stream, grid, arguments) })
+        stream.with_operands(&operands, || unsafe { choice.launch(stream, arguments) })
     }
 
     fn run_on_cpu(&self, routing: &mut Routing) -> Result<()> {

@@ -5,9 +5,8 @@ use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
 use warpsmith_dsl::product_key::{CHUNK, ProductKeyParams, ProductKeyShape, QueryNormParams};
 use warpsmith_kernels::product_key_topk::{Few, Many, product_key_topk};
-use warpsmith_kernels::product_key_topk_cluster::{Halves, Quarters, product_key_topk_cluster};
+use warpsmith_kernels::product_key_topk_cluster::{OfCluster, product_key_topk_cluster};
 
-use crate::device::Device;
 use crate::error::Result;
 use crate::ops::linear::LinearInput;
 use crate::stream::Stream;
@@ -27,24 +26,21 @@ impl RoutingInput for f16 {
     const KERNELS: Kernels<F16> = Kernels {
         few: Retrieval::of::<product_key_topk<Few<F16>>, Few<F16>>(),
         many: Retrieval::of::<product_key_topk<Many<F16>>, Many<F16>>(),
-        halves: Retrieval::of::<product_key_topk_cluster<Halves<F16>>, Halves<F16>>(),
-        quarters: Retrieval::of::<product_key_topk_cluster<Quarters<F16>>, Quarters<F16>>(),
+        cluster: Retrieval::of_cluster::<product_key_topk_cluster<OfCluster<F16>>, OfCluster<F16>>(),
     };
 }
 impl RoutingInput for bf16 {
     const KERNELS: Kernels<Bf16> = Kernels {
         few: Retrieval::of::<product_key_topk<Few<Bf16>>, Few<Bf16>>(),
         many: Retrieval::of::<product_key_topk<Many<Bf16>>, Many<Bf16>>(),
-        halves: Retrieval::of::<product_key_topk_cluster<Halves<Bf16>>, Halves<Bf16>>(),
-        quarters: Retrieval::of::<product_key_topk_cluster<Quarters<Bf16>>, Quarters<Bf16>>(),
+        cluster: Retrieval::of_cluster::<product_key_topk_cluster<OfCluster<Bf16>>, OfCluster<Bf16>>(),
     };
 }
 impl RoutingInput for f32 {
     const KERNELS: Kernels<f32> = Kernels {
         few: Retrieval::of::<product_key_topk<Few<f32>>, Few<f32>>(),
         many: Retrieval::of::<product_key_topk<Many<f32>>, Many<f32>>(),
-        halves: Retrieval::of::<product_key_topk_cluster<Halves<f32>>, Halves<f32>>(),
-        quarters: Retrieval::of::<product_key_topk_cluster<Quarters<f32>>, Quarters<f32>>(),
+        cluster: Retrieval::of_cluster::<product_key_topk_cluster<OfCluster<f32>>, OfCluster<f32>>(),
     };
 }
 
@@ -54,129 +50,171 @@ impl RoutingInput for f32 {
 pub struct Kernels<D> {
     few: Retrieval<D>,
     many: Retrieval<D>,
-    halves: Retrieval<D>,
-    quarters: Retrieval<D>,
+    cluster: Retrieval<D>,
 }
 
-/// A kernel and its launch.
+/// A kernel, and how it is launched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Retrieval<D> {
     /// What the kernel declares.
     pub(super) kernel: Declaration,
-    launch: Launch<D>,
+    launch: LaunchFn<D>,
     /// Rows of a block or cluster, and experts that are found at most.
     rows: u32,
     most: u32,
-    /// Blocks that a multiprocessor holds.
-    blocks: u32,
 }
 
-type Launch<D> = unsafe fn(&Device, &Stream, [u32; 3], Args<D>) -> Result<()>;
+/// Launches a kernel on such a grid, in clusters of so many blocks along x.
+type LaunchFn<D> = unsafe fn(&Stream, [u32; 3], u32, Args<D>) -> Result<()>;
 
 impl<D> Retrieval<D> {
     const fn of<K: Kernel<Args = Args<D>>, S: ProductKeyShape>() -> Self {
-        let (rows, most, blocks) = (S::ROWS, S::MOST, S::MIN_BLOCKS);
-        Self { kernel: K::DECLARATION, launch: launch::<D, K>, rows, most, blocks }
+        Self { kernel: K::DECLARATION, launch: launch::<D, K>, rows: S::ROWS, most: S::MOST }
     }
 
-    /// Blocks along x for so many rows that share sub-keys.
-    pub(super) fn grid_x(&self, rows: usize) -> u32 {
-        // Fewer than 2³¹ rows.
-        (rows as u32).div_ceil(self.rows) * self.kernel.cluster[0]
-    }
-
-    /// Launches the kernel on so many blocks.
-    ///
-    /// # Safety
-    ///
-    /// The arguments are valid for what the kernel does with them until the stream's work is done.
-    pub(super) unsafe fn launch(&self, stream: &Stream, grid: [u32; 3], args: Args<D>) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { (self.launch)(stream.device(), stream, grid, args) }
-    }
-
-    /// How long it takes on so many multiprocessors, in units of a block's time for a chunk of sub-keys.
-    fn cost(&self, rows: usize, heads: usize, n: usize, multiprocessors: u32) -> f64 {
-        let blocks = self.grid_x(rows) as f64 * heads as f64;
-        let waves = (blocks / (multiprocessors * self.blocks) as f64).ceil();
-        // Each block has a half of the queries, and all blocks of the cluster for that half share the sub-keys.
-        let chunks = n.div_ceil(CHUNK as usize).div_ceil(self.kernel.cluster[0] as usize / 2);
-        waves * (chunks as f64 + BLOCK)
+    const fn of_cluster<K: Kernel<Args = Args<D>>, S: ProductKeyShape>() -> Self {
+        Self { launch: launch_clusters::<D, K>, ..Self::of::<K, S>() }
     }
 }
 
-/// What a block takes besides its chunks: the queries, and what it has to do with the best.
-const BLOCK: f64 = 1.0;
-
-/// Launches the kernel `K`.
+/// Launches the kernel `K`, which knows no clusters.
 ///
 /// # Safety
 ///
 /// As for [`ProductKeyShape::retrieve`], until the stream's work is done.
 unsafe fn launch<D, K: Kernel<Args = Args<D>>>(
-    device: &Device,
     stream: &Stream,
     grid: [u32; 3],
+    _: u32,
     args: Args<D>,
 ) -> Result<()> {
-    let kernel = device.kernel::<K>()?;
-    // SAFETY: the caller's promise is the kernel's; that for clusters waits for earlier launches itself.
-    unsafe { kernel.launch_early(stream, grid, args) }
+    let kernel = stream.device().kernel::<K>()?;
+    // SAFETY: the caller's promise is the kernel's.
+    unsafe { kernel.launch(stream, grid, args) }
 }
 
-/// The kernel that finds `k` experts of n² for so many rows that share sub-keys, of each of `heads` groups of them: by clusters where there
+/// Launches the kernel `K` in clusters.
+///
+/// # Safety
+///
+/// As for [`ProductKeyShape::retrieve`], until the stream's work is done.
+unsafe fn launch_clusters<D, K: Kernel<Args = Args<D>>>(
+    stream: &Stream,
+    grid: [u32; 3],
+    cluster: u32,
+    args: Args<D>,
+) -> Result<()> {
+    let kernel = stream.device().kernel::<K>()?;
+    // SAFETY: the caller's promise is the kernel's.
+    unsafe { kernel.launch_early_clusters(stream, grid, [cluster, 1, 1], args) }
+}
+
+/// A launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice<D> {
+    /// What the kernel declares.
+    pub(super) kernel: Declaration,
+    launch: LaunchFn<D>,
+    /// Blocks.
+    pub(super) grid: [u32; 3],
+    /// Blocks that share rows: 1, 2, 4 or 8.
+    pub(super) cluster: u32,
+}
+
+impl<D> Choice<D> {
+    /// `of` for rows that share sub-keys, of each of `heads` groups of them.
+    fn of(of: &Retrieval<D>, [rows, heads]: [usize; 2], cluster: u32) -> Self {
+        // Fewer than 2³¹ rows, and heads that a grid takes.
+        let grid = [(rows as u32).div_ceil(of.rows) * cluster, heads as u32, 1];
+        Self { kernel: of.kernel, launch: of.launch, grid, cluster }
+    }
+
+    /// Launches the kernel.
+    ///
+    /// # Safety
+    ///
+    /// The arguments are valid for what the kernel does with them until the stream's work is done.
+    pub(super) unsafe fn launch(&self, stream: &Stream, args: Args<D>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { (self.launch)(stream, self.grid, self.cluster, args) }
+    }
+
+    /// How long it takes on so many multiprocessors, in units of a block's time for a chunk of sub-keys: blocks on the same one take as long together as
+    /// one after the other.
+    fn cost(&self, n: usize, multiprocessors: u32) -> f64 {
+        let blocks = f64::from(self.grid[0]) * f64::from(self.grid[1]);
+        // Each block has a half of the queries, and all blocks of the cluster for that half share the sub-keys.
+        let chunks = n.div_ceil(CHUNK as usize).div_ceil(self.cluster as usize / 2);
+        (blocks / f64::from(multiprocessors)).ceil() * (chunks as f64 + BLOCK)
+    }
+}
+
+/// What a block takes besides its chunks: the queries, and what it has to do with the best.
+const BLOCK: f64 = 1.3;
+
+/// The launch that finds `k` experts of n² for so many rows that share sub-keys, of each of `heads` groups of them: by clusters where there
 /// are any, and by as many blocks as keep the multiprocessors busy.
 pub(super) fn choose<D>(
     kernels: &Kernels<D>,
     [rows, heads, n, k]: [usize; 4],
     compute_capability: (u32, u32),
     multiprocessors: u32,
-) -> &Retrieval<D> {
+) -> Choice<D> {
+    let of = |retrieval: &Retrieval<D>, cluster: u32| Choice::of(retrieval, [rows, heads], cluster);
     if k > kernels.few.most as usize {
-        return &kernels.many;
+        return of(&kernels.many, 1);
     }
     if compute_capability < (9, 0) {
-        return &kernels.few;
+        return of(&kernels.few, 1);
     }
-    let cost = |of: &Retrieval<D>| of.cost(rows, heads, n, multiprocessors);
-    if cost(&kernels.quarters) < cost(&kernels.halves) { &kernels.quarters } else { &kernels.halves }
+    let mut best = of(&kernels.cluster, 2);
+    for cluster in [4, 8] {
+        let other = of(&kernels.cluster, cluster);
+        if other.cost(n, multiprocessors) < best.cost(n, multiprocessors) {
+            best = other;
+        }
+    }
+    best
 }
 
 #[cfg(test)]
 mod tests {
     use half::bf16;
 
-    use super::{RoutingInput, choose};
+    use super::{Choice, RoutingInput, choose};
 
-    /// The name of the kernel for `tokens` tokens and eight heads that share n sub-keys.
-    fn name(tokens: usize, n: usize, k: usize, capability: (u32, u32)) -> &'static str {
-        choose(&bf16::KERNELS, [tokens * 8, 1, n, k], capability, 132).kernel.name
+    /// The launch for `tokens` tokens and eight heads that share n sub-keys.
+    fn of(tokens: usize, n: usize, k: usize, capability: (u32, u32)) -> Choice<warpsmith_dsl::float::Bf16> {
+        choose(&bf16::KERNELS, [tokens * 8, 1, n, k], capability, 132)
     }
 
     #[test]
-    fn few_rows_are_cut_into_more_blocks_than_many() {
-        for tokens in [1, 16, 256, 512] {
-            assert_eq!(name(tokens, 1024, 16, (9, 0)), "product_key_topk_cluster_bf16_8", "{tokens}");
-        }
-        for tokens in [1024, 2048, 16384] {
-            assert_eq!(name(tokens, 1024, 16, (9, 0)), "product_key_topk_cluster_bf16_2", "{tokens}");
-        }
-        // Nothing can be cut.
-        assert_eq!(name(1, 256, 16, (9, 0)), "product_key_topk_cluster_bf16_2");
+    fn few_rows_are_shared_by_more_blocks_than_many() {
+        let cluster = |tokens, n| of(tokens, n, 16, (9, 0)).cluster;
+        assert_eq!([1, 16, 256].map(|tokens| cluster(tokens, 1024)), [8, 8, 4]);
+        assert_eq!([512, 2048, 16384].map(|tokens| cluster(tokens, 1024)), [2, 2, 2]);
+        // Nothing can be shared.
+        assert_eq!(cluster(1, 256), 2);
     }
 
     #[test]
     fn many_experts_and_devices_without_clusters_have_kernels_of_their_own() {
-        assert_eq!(name(1, 1024, 32, (8, 9)), "product_key_topk_bf16_32");
-        assert_eq!(name(1, 1024, 33, (8, 9)), "product_key_topk_bf16_64");
-        assert_eq!(name(1, 1024, 33, (9, 0)), "product_key_topk_bf16_64");
-        assert_eq!(name(1, 1024, 32, (12, 0)), "product_key_topk_cluster_bf16_8");
+        let name = |k, capability| of(1, 1024, k, capability).kernel.name;
+        assert_eq!(name(32, (8, 9)), "product_key_topk_bf16_32");
+        assert_eq!(name(33, (8, 9)), "product_key_topk_bf16_64");
+        assert_eq!(name(33, (9, 0)), "product_key_topk_bf16_64");
+        assert_eq!(name(32, (12, 0)), "product_key_topk_cluster_bf16");
     }
 
     #[test]
     fn blocks_cover_all_rows_in_whole_clusters() {
-        let quarters = &bf16::KERNELS.quarters;
-        assert_eq!([1, 64, 65].map(|rows| quarters.grid_x(rows)), [8, 8, 16]);
-        assert_eq!([1, 32, 33].map(|rows| bf16::KERNELS.few.grid_x(rows)), [1, 1, 2]);
+        let clusters = |rows| {
+            let Choice { grid, cluster, .. } = choose(&bf16::KERNELS, [rows, 3, 1024, 16], (9, 0), 132);
+            assert_eq!(grid[1..], [3, 1]);
+            (grid[0] / cluster, grid[0] % cluster)
+        };
+        assert_eq!([1, 64, 65].map(clusters), [(1, 0), (1, 0), (2, 0)]);
+        let blocks = |rows| choose(&bf16::KERNELS, [rows, 1, 1024, 16], (8, 0), 132).grid[0];
+        assert_eq!([1, 32, 33].map(blocks), [1, 1, 2]);
     }
 }
