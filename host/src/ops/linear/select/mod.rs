@@ -56,11 +56,8 @@ pub enum Tile {
     HopperSplit64x128,
     /// 64 × 64 on Hopper, for f32 as three TF32 products, two blocks to a multiprocessor.
     HopperSplit64x64,
-    /// 128 × 64 on Hopper by one block, of a cluster of four that share rows of x; 16-bit types only.
     /// 64 × 64 on Hopper by one block; 16-bit types only.
     Skinny64x64,
-    /// 64 × 64 on Hopper by one block, of a cluster of two that share rows of x; 16-bit types only.
-    /// 64 × 64 on Hopper by one block, of a cluster of four that share rows of x; 16-bit types only.
     /// 64 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
     Skinny64x64Split2,
     /// 64 × 64 on Hopper by a cluster of eight blocks, which share the sum over K; 16-bit types only.
@@ -318,12 +315,6 @@ impl Tile {
 }
 
 impl Tile {
-    /// Whether the costs by which it would be chosen come from measurements. What half a tile takes is an estimate: a caller may ask for
-    /// that, and the tuner takes it where it has measured it to be faster.
-    pub(crate) fn is_measured(self) -> bool {
-        self != Self::HopperCooperative128x256Halves
-    }
-
     /// How its launch for these rows, columns and matrices is dealt out, if it may have halves.
     pub(crate) fn halves(self, sizes: [u32; 3], multiprocessors: u32) -> Option<Halves> {
         let has_halves = self == Self::HopperCooperative128x256Halves;
@@ -486,9 +477,10 @@ pub struct Limits {
 /// The tile to compute `problem` with; `None` if no tile fits the device's shared memory.
 #[must_use]
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
-    candidates(problem, limits)
-        .filter(|tile| tile.is_measured())
-        .min_by_key(|tile| picoseconds(*tile, problem, limits))
+    // Where memory takes longest, halves are estimated to take the time of whole tiles, but leave multiprocessors for others.
+    candidates(problem, limits).min_by_key(|tile| {
+        (picoseconds(*tile, problem, limits), *tile != Tile::HopperCooperative128x256Halves)
+    })
 }
 
 /// The tiles that compute `problem` on a device with these limits.
