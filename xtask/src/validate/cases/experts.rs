@@ -23,8 +23,8 @@ const MORE_SIZES: [[usize; 5]; 4] =
 /// On a GPU only: T, D, O, H, k, with very many experts.
 const LARGE_SIZES: [[usize; 5]; 3] =
     [[2048, 1024, 1024, 8, 16], [257, 768, 512, 4, 64], [1, 4096, 4096, 8, 16]];
-/// Experts of the tables of those.
-const MANY: usize = 1 << 16;
+/// Experts of the tables of those: more bytes than caches hold.
+const MANY: usize = 1 << 13;
 
 /// The cases for every format and type.
 pub(in super::super) fn experts(level: Level, target: Target, seed: u64) -> Vec<ExpertCase> {
