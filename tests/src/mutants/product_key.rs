@@ -75,6 +75,9 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         for (case, cluster) in all.iter_mut().zip([2, 4, 8].into_iter().cycle()) {
             case.shape.cluster = cluster;
         }
+        // Several chunks in a block, with more candidates than there is room for.
+        let shape = Shape { cluster: 2, ..shape };
+        all.push(Case { shape, range: 9, ..case(2, 1, false, 530, 20, most, NORM_NONE) });
     }
     Some(all.into_iter().map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
