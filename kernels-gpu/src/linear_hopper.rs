@@ -5,7 +5,7 @@
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::gemm::wgmma::{Cooperative, PingPong, WgmmaTile};
+use warpsmith_dsl::gemm::wgmma::{Cooperative, CooperativeColumns, PingPong, WgmmaTile};
 use warpsmith_dsl::gemm::{HalfFragment, Layouts, OutputElement, PersistentTile};
 use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
@@ -22,12 +22,12 @@ pub type HopperPingPong128x192 = WgmmaTile<[f32; 96], 2, PingPong, 4, 2>;
 pub type HopperCooperative128x256 = WgmmaTile<[f32; 128], 1, Cooperative<2>, 4, 2>;
 /// 128 × 128 outputs by two warpgroups together, in clusters of two blocks: the sooner done where a block has but one tile.
 pub type HopperCooperative128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 2>;
-/// 64 × 128 outputs by one warpgroup, in clusters of two blocks: for as many blocks as there are multiprocessors where Y is small. (Of
+/// 64 × 128 outputs by two warpgroups together, each with half of the columns, in clusters of two blocks: for as many blocks as there are multiprocessors where Y is small. (Of
 /// clusters of four not all that a GPU has multiprocessors for run at a time.) For epilogues that need no memory, and aligned rows only.
-pub type HopperCooperative64x128 = WgmmaTile<[f32; 64], 1, Cooperative<1>, 8, 2>;
+pub type HopperCooperative64x128 = WgmmaTile<[f32; 32], 1, CooperativeColumns<2>, 8, 2>;
 /// 192 × 192 outputs by three warpgroups together, in clusters of two blocks: as many products for each byte loaded as 128 × 256, in
 /// another shape. For epilogues that need no memory, and aligned rows only.
-pub type HopperCooperative192x192 = WgmmaTile<[f32; 96], 1, Cooperative<3>, 3, 2>;
+pub type HopperCooperative192x192 = WgmmaTile<[f32; 96], 1, Cooperative<3>, 4, 2>;
 
 /// The sizes and strides of a launch.
 #[derive(Clone, Copy, Debug, KernelParam)]

@@ -9,7 +9,7 @@
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16, HalfElement};
 use warpsmith_dsl::gemm::split_k::TransposedUpdate;
-use warpsmith_dsl::gemm::wgmma::{CHUNK, Exchange, PingPong, UpdateTile, WgmmaUpdateTile};
+use warpsmith_dsl::gemm::wgmma::{CHUNK, Cooperative, Exchange, PingPong, UpdateTile, WgmmaUpdateTile};
 use warpsmith_dsl::gemm::{MmaElement, OutputElement};
 use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{Global, GlobalMut, TensorMap};
@@ -24,6 +24,9 @@ pub type UpdatePingPong128x128 = WgmmaUpdateTile<[f32; 64], 2, PingPong, 5, 1>;
 /// 128 × 192 outputs by each of two warpgroups in turn, in clusters of two blocks: for epilogues that need no memory, and
 /// aligned rows only.
 pub type UpdatePingPong128x192 = WgmmaUpdateTile<[f32; 96], 2, PingPong, 4, 2>;
+/// 128 × 192 outputs by two warpgroups together, in clusters of two blocks: the sooner done where a block has but one tile. For epilogues
+/// that need no memory, and aligned rows only.
+pub type UpdateCooperative128x192 = WgmmaUpdateTile<[f32; 96], 1, Cooperative<2>, 4, 2>;
 
 /// The sizes and strides of a launch.
 #[derive(Clone, Copy, Debug, KernelParam)]
@@ -65,8 +68,10 @@ pub struct UpdateHopperParams {
     instances = [
         linear_update_hopper_f16_pingpong_128x128 = <F16, UpdatePingPong128x128>,
         linear_update_hopper_f16_pingpong_128x192 = <F16, UpdatePingPong128x192>,
+        linear_update_hopper_f16_cooperative_128x192 = <F16, UpdateCooperative128x192>,
         linear_update_hopper_bf16_pingpong_128x128 = <Bf16, UpdatePingPong128x128>,
         linear_update_hopper_bf16_pingpong_128x192 = <Bf16, UpdatePingPong128x192>,
+        linear_update_hopper_bf16_cooperative_128x192 = <Bf16, UpdateCooperative128x192>,
     ],
 )]
 #[allow(clippy::too_many_arguments, reason = "a kernel's parameters")]

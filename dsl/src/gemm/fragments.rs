@@ -22,8 +22,8 @@ const ROWS: u32 = FRAGMENT_ROWS;
 const BLOCK_ROWS: u32 = 64;
 /// Bytes of a row of a box.
 const BOX_ROW_BYTES: u32 = 128;
-/// Bytes of a box.
-const BOX_BYTES: u32 = ROWS * BOX_ROW_BYTES;
+/// Bytes of a box of the output: 16 rows of 128 bytes.
+pub const BOX_BYTES: u32 = ROWS * BOX_ROW_BYTES;
 /// Fragments of a strip.
 const STRIP_FRAGMENTS: usize = (STRIP_COLUMNS / FRAGMENT_COLUMNS) as usize;
 /// Columns that a lane transforms and stores at a time, of what is staged.
@@ -35,10 +35,12 @@ const MAX_CHUNKS: u32 = 12;
 /// Fragments of as many columns.
 const CHUNK_FRAGMENTS: usize = (WARP_COLUMNS / FRAGMENT_COLUMNS) as usize;
 
-/// Bytes of a warp's staging buffer: two boxes, or a strip of f32.
+/// Boxes of a warp's staging buffer in which one is filled while the other is stored.
+pub const STAGED_BOXES: u32 = 2;
+/// Bytes of such a buffer, which are as many as a strip of f32 takes.
 pub const STAGING_BYTES: u32 = {
-    assert!(2 * BOX_BYTES == ROWS * STRIP_COLUMNS * 4);
-    2 * BOX_BYTES
+    assert!(STAGED_BOXES * BOX_BYTES == ROWS * STRIP_COLUMNS * 4);
+    STAGED_BOXES * BOX_BYTES
 };
 
 /// What an epilogue knows of up to 256 columns, spread over the lanes of a warp: lane l has columns l, l + 32, …
@@ -78,8 +80,10 @@ pub struct WarpRows {
     pub column: u32,
     /// Columns, from the accumulators' first on: all, or of accumulators of 64 rows the first half.
     pub columns: u32,
-    /// The warp's staging buffer: [`STAGING_BYTES`] bytes of shared memory, aligned to 1024.
+    /// The warp's staging buffer: as many boxes of shared memory, aligned to 1024.
     pub staging: SharedAddress,
+    /// Boxes of the staging buffer: one or [`STAGED_BOXES`]; a constant after inlining. [`store_rows`] takes the latter.
+    pub staged_boxes: u32,
 }
 
 /// A lane's part of two neighbouring fragments: of each, two neighbouring columns of its row, and of the row eight further on.
@@ -175,8 +179,8 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
     }
     let may_be_half = const { BLOCKS == 1 && C::Half::COLUMNS < C::COLUMNS };
     let owned = if may_be_half { at.columns / WARP_COLUMNS } else { count };
-    // The staging buffer's halves take turns, so after an odd number of boxes the next tile begins with the one used last.
-    if !(count / (O::BOX_COLUMNS / WARP_COLUMNS)).is_multiple_of(2) {
+    // The staging buffer's boxes take turns, so after an odd number of them the next tile begins with the one used last.
+    if !(count / (O::BOX_COLUMNS / WARP_COLUMNS)).is_multiple_of(at.staged_boxes) {
         // SAFETY: all lanes of the warp are here.
         unsafe { wait_for_stores() };
     }
@@ -275,7 +279,7 @@ unsafe fn store_chunk<C: Accumulators, O: OutputElement, E: Epilogue>(
         ..at
     };
     let own = accumulator_coord(at.lane, 0);
-    let buffer = at.staging.offset(index / parts % 2 * BOX_BYTES);
+    let buffer = at.staging.offset(index / parts % at.staged_boxes * BOX_BYTES);
     let place = Coord { row: at.row + own.row, column: at.column + own.column };
     // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
     unsafe {
@@ -286,8 +290,12 @@ unsafe fn store_chunk<C: Accumulators, O: OutputElement, E: Epilogue>(
         }
         epilogue.apply_fragments(place, rows, &states, values);
         if part == 0 {
-            // The store before the last has read this buffer; the lane that issued it knows.
-            ptx::cp_async_bulk_wait_group_read::<1>();
+            // The store that took this buffer last has read it; the lane that issued it knows.
+            if at.staged_boxes > 1 {
+                ptx::cp_async_bulk_wait_group_read::<1>();
+            } else {
+                ptx::cp_async_bulk_wait_group_read::<0>();
+            }
             warp::sync_warp();
         }
         O::put_pair([split(values[0]), split(values[1])], 2 * part, at.lane, buffer);

@@ -29,7 +29,7 @@ use core::marker::PhantomData;
 use crate::barrier::Barrier;
 use crate::epilogue::Epilogue;
 use crate::float::Element;
-use crate::gemm::fragments::{self, STAGING_BYTES, WarpRows};
+use crate::gemm::fragments::{self, BOX_BYTES, STAGED_BOXES, STAGING_BYTES, WarpRows};
 use crate::gemm::{
     ColumnCache, Extent, HalfFragment, Layouts, OutputElement, PersistentTile, PersistentTiles, TilePart,
 };
@@ -45,6 +45,8 @@ use crate::warp;
 const WARPGROUP: u32 = 4 * warp::SIZE;
 /// Rows of the products that a warpgroup issues, 16 for each warp.
 const BLOCK_ROWS: u32 = 64;
+/// Shared memory that a block of Hopper can have, in bytes.
+const MAX_SHARED_BYTES: u32 = 227 << 10;
 /// Bytes of each row in a stage: the width of the widest swizzle.
 const ROW_BYTES: u32 = 128;
 /// Bytes of each row that one product takes.
@@ -64,6 +66,8 @@ pub trait Schedule: 'static {
     const CONSUMERS: u32;
     /// Warpgroups that work on the same tile.
     const CONSUMERS_OF_TILE: u32;
+    /// Whether these have columns of their own, and not rows.
+    const SPLITS_COLUMNS: bool = false;
 }
 
 /// All of `CONSUMERS` warpgroups work on one tile, each on its own rows.
@@ -72,6 +76,15 @@ pub struct Cooperative<const CONSUMERS: u32>;
 impl<const CONSUMERS: u32> Schedule for Cooperative<CONSUMERS> {
     const CONSUMERS: u32 = CONSUMERS;
     const CONSUMERS_OF_TILE: u32 = CONSUMERS;
+}
+
+/// All of `CONSUMERS` warpgroups work on one tile, each on its own columns: for tiles of few rows.
+pub struct CooperativeColumns<const CONSUMERS: u32>;
+
+impl<const CONSUMERS: u32> Schedule for CooperativeColumns<CONSUMERS> {
+    const CONSUMERS: u32 = CONSUMERS;
+    const CONSUMERS_OF_TILE: u32 = CONSUMERS;
+    const SPLITS_COLUMNS: bool = true;
 }
 
 /// Two warpgroups have a tile each and take turns with the tensor cores.
@@ -105,17 +118,25 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     /// Bytes of a stage's rows of A, which its rows of B follow.
     const A_BYTES: u32 = Self::BLOCK_M * ROW_BYTES;
     /// Bytes of a stage.
-    const STAGE_BYTES: u32 = Self::A_BYTES + C::COLUMNS * ROW_BYTES;
+    const STAGE_BYTES: u32 = Self::A_BYTES + Self::BLOCK_N * ROW_BYTES;
     /// Where the consumers' staging buffers follow the ring.
     const STAGING_AT: u32 = STAGES * Self::STAGE_BYTES;
+    /// Boxes of a warp's staging buffer: as many as keep stores and epilogue under way together, but one where a ring of so many stages
+    /// leaves no room.
+    const STAGED_BOXES: u32 = {
+        let staging = 4 * S::CONSUMERS * STAGING_BYTES;
+        let barriers = Pipeline::<STAGES, CLUSTER>::BYTES + 2 * Barrier::BYTES;
+        if Self::STAGING_AT + staging + barriers <= MAX_SHARED_BYTES { STAGED_BOXES } else { 1 }
+    };
     /// Where the ring's barriers follow the staging buffers.
-    const BARRIERS_AT: u32 = Self::STAGING_AT + 4 * S::CONSUMERS * STAGING_BYTES;
+    const BARRIERS_AT: u32 = Self::STAGING_AT + 4 * S::CONSUMERS * Self::STAGED_BOXES * BOX_BYTES;
     /// Where the barriers of the consumers' turns follow them.
     const TURNS_AT: u32 = Self::BARRIERS_AT + Pipeline::<STAGES, CLUSTER>::BYTES;
     /// Whether consumers take turns.
     const TAKES_TURNS: bool = S::CONSUMERS > S::CONSUMERS_OF_TILE;
-    /// Whether the producer's warpgroup hands registers to the consumers; a single one has all it can use.
-    const HANDS_OVER_REGISTERS: bool = S::CONSUMERS > 1;
+    /// Whether the producer's warpgroup hands registers to the consumers; a single one has all it can use, and so have those with few
+    /// accumulators.
+    const HANDS_OVER_REGISTERS: bool = S::CONSUMERS > 1 && BLOCKS as u32 * C::COLUMNS > 64;
     /// Whether a consumer's accumulators leave it few other registers.
     const IS_WIDE: bool = BLOCKS as u32 * C::COLUMNS > 256;
 
@@ -143,21 +164,23 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         // Opaque: what follows from it is worth no register while the products run.
         let thread = ptx::opaque(thread::thread_idx_x());
         let (warp, lane) = (thread / warp::SIZE - 4, thread % warp::SIZE);
-        let first = if Self::TAKES_TURNS { 0 } else { warp / 4 * Self::CONSUMER_ROWS };
+        let first = if Self::TAKES_TURNS || S::SPLITS_COLUMNS { 0 } else { warp / 4 * Self::CONSUMER_ROWS };
         WarpRows {
             lane,
             batch: tile.batch,
             row: tile.m * Self::BLOCK_M + first + warp % 4 * WARP_ROWS,
-            column: Self::first_column(part),
+            column: Self::first_column(part) + if S::SPLITS_COLUMNS { warp / 4 * C::COLUMNS } else { 0 },
             columns: if Self::HALVES && part.is_half() { C::Half::COLUMNS } else { C::COLUMNS },
-            staging: SharedAddress::dynamic().offset(Self::STAGING_AT + warp * STAGING_BYTES),
+            staging: SharedAddress::dynamic()
+                .offset(Self::STAGING_AT + warp * Self::STAGED_BOXES * BOX_BYTES),
+            staged_boxes: Self::STAGED_BOXES,
         }
     }
 
     /// The first column of this block's part of the output.
     #[inline(always)]
     fn first_column(part: TilePart) -> u32 {
-        let first = part.tile.n * C::COLUMNS;
+        let first = part.tile.n * Self::BLOCK_N;
         if Self::HALVES && part.extent == Extent::Half {
             first + ptx::cluster_ctarank() * C::Half::COLUMNS
         } else {
@@ -183,7 +206,9 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         stage: &FullStage,
         keep: u32,
     ) {
-        let first_row = if Self::TAKES_TURNS { 0 } else { index * Self::CONSUMER_ROWS };
+        let own = if Self::TAKES_TURNS { 0 } else { index };
+        let (first_row, first_column) =
+            if S::SPLITS_COLUMNS { (0, own * C::COLUMNS) } else { (own * Self::CONSUMER_ROWS, 0) };
         let rows = Self::stage(stage.index);
         let matrix = |is_mn, address| {
             if is_mn {
@@ -195,7 +220,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         let along_k = |is_mn, part| part * if is_mn { PANEL_STEP_BYTES } else { STEP_BYTES };
         // Panels and rows alike: 64 rows are as many bytes.
         let a = matrix(A_MN, rows.offset(first_row * ROW_BYTES).get());
-        let b = matrix(B_MN, rows.offset(Self::A_BYTES).get());
+        let b = matrix(B_MN, rows.offset(Self::A_BYTES + first_column * ROW_BYTES).get());
         // SAFETY: the caller's promise.
         unsafe {
             ptx::wgmma_fence();
@@ -285,8 +310,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
 impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32> PersistentTile
     for WgmmaTile<C, BLOCKS, S, STAGES, CLUSTER>
 {
-    const BLOCK_M: u32 = S::CONSUMERS_OF_TILE * Self::CONSUMER_ROWS;
-    const BLOCK_N: u32 = C::COLUMNS;
+    const BLOCK_M: u32 = Self::CONSUMER_ROWS * if S::SPLITS_COLUMNS { 1 } else { S::CONSUMERS_OF_TILE };
+    const BLOCK_N: u32 = C::COLUMNS * if S::SPLITS_COLUMNS { S::CONSUMERS_OF_TILE } else { 1 };
     const CLUSTER_M: u32 = CLUSTER;
     const THREADS: u32 = (1 + S::CONSUMERS) * WARPGROUP;
     const MIN_BLOCKS: u32 = 1;
@@ -302,15 +327,23 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     const TRANSPOSES: bool = Self::STORES_ROWS && Self::B_BOX_ROWS.is_multiple_of(BLOCK_ROWS);
 
     // Tiles of two warpgroups serve what others do not.
-    const STORES_ROWS: bool = !Self::IS_WIDE && S::CONSUMERS == 2;
+    const STORES_ROWS: bool = !Self::IS_WIDE
+        && S::CONSUMERS == 2
+        && !S::SPLITS_COLUMNS
+        // What is staged for it takes two boxes.
+        && Self::STAGED_BOXES == STAGED_BOXES;
 
     const HALVES: bool = {
-        let halves = !Self::TAKES_TURNS && BLOCKS == 1 && CLUSTER == 2 && C::Half::COLUMNS < C::COLUMNS;
+        let halves = !Self::TAKES_TURNS
+            && !S::SPLITS_COLUMNS
+            && BLOCKS == 1
+            && CLUSTER == 2
+            && C::Half::COLUMNS < C::COLUMNS;
         assert!(!halves || Self::B_BOX_ROWS == C::Half::COLUMNS, "a box is half the rows of B");
         halves
     };
 
-    const UNROLLS: bool = Self::STORES_ROWS;
+    const UNROLLS: bool = Self::STORES_ROWS || S::SPLITS_COLUMNS;
 
     type Fragment = C;
     type Accumulators = [C; BLOCKS];
@@ -452,7 +485,10 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     #[inline(always)]
     unsafe fn columns<E: Epilogue>(epilogue: &E, part: TilePart) -> ColumnCache<E::Column> {
         // SAFETY: the caller's promise.
-        unsafe { ColumnCache::load(epilogue, Self::first_column(part), Self::BLOCK_N) }
+        unsafe {
+            let own = if S::SPLITS_COLUMNS { (Self::warpgroup() - 1) * C::COLUMNS } else { 0 };
+            ColumnCache::load(epilogue, Self::first_column(part) + own, C::COLUMNS)
+        }
     }
 
     #[inline(always)]

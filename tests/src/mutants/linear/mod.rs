@@ -19,7 +19,9 @@ use warpsmith_kernels::linear_hopper::{
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64};
-use warpsmith_kernels::linear_update_hopper::{UpdatePingPong128x128, UpdatePingPong128x192};
+use warpsmith_kernels::linear_update_hopper::{
+    UpdateCooperative128x192, UpdatePingPong128x128, UpdatePingPong128x192,
+};
 
 use super::Problem;
 use case::Case;
@@ -204,6 +206,9 @@ impl Instance {
             }
             ["update", "hopper", input, "pingpong", shape @ "128x192"] => {
                 (Family::UpdateHopper(update_boxes::<UpdatePingPong128x192>()), input, input, shape)
+            }
+            ["update", "hopper", input, "cooperative", shape @ "128x192"] => {
+                (Family::UpdateHopper(update_boxes::<UpdateCooperative128x192>()), input, input, shape)
             }
             ["update", "hopper", input, shape @ "16x64"] => (Family::UpdateFewRows, input, input, shape),
             ["update", input, shape] => (Family::Update, input, input, shape),

@@ -185,7 +185,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         assert!((Self::BLOCK_N / CLUSTER).is_multiple_of(8), "a share of B is whole units of the swizzle");
         Self::BLOCK_N / CLUSTER
     };
-    const STORES_ROWS: bool = !Self::IS_WIDE;
+    // One tile serves what others do not.
+    const STORES_ROWS: bool = !Self::IS_WIDE && Self::TAKES_TURNS;
     const UNROLLS: bool = !Self::IS_WIDE;
 
     type Fragment = C;

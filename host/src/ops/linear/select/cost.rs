@@ -110,8 +110,8 @@ impl PersistentCost {
                 (3_100_000, 9_900, 10_280, 10_500, 2_770_000, 5_700_000, 0)
             }
             (Tile::HopperCooperative128x128, _) => (3_252_000, 3_820, 6_200, 7_100, 577_000, 6_164_000, 0),
-            (Tile::HopperCooperative64x128, _) => (939_000, 3_620, 4_650, 8_100, 1_623_000, 0, 0),
-            (Tile::HopperCooperative192x192, _) => (4_598_000, 11_830, 12_800, 13_200, 1_149_000, 0, 0),
+            (Tile::HopperCooperative64x128, _) => (939_000, 3_620, 4_650, 8_100, 1_400_000, 0, 0),
+            (Tile::HopperCooperative192x192, _) => (4_598_000, 10_900, 12_300, 12_450, 1_149_000, 0, 0),
             _ => return None,
         };
         Some(Self { launch, alone, crowded, straddling, tile, rows, last_rows })
