@@ -21,7 +21,7 @@
 //! | [`expert_mlp`] | `y = Σ gate · act(x·u) · v` over the experts that each token uses, on sm_75 and later |
 //! | [`expert_mlp_cluster`] | the same for few tokens, by clusters of blocks (sm_90 and later) |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
-//! | [`expert_cache`] | rows of a table in host memory to slots of a cache, on sm_75 and later |
+//! | [`expert_cache`] | which rows of a table a step reads, and rows in host memory to slots of a cache, on sm_75 and later |
 //! | [`topk`] | the k largest elements of each row, on sm_80 and later |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]

@@ -71,6 +71,50 @@ pub unsafe fn red_release_gpu_add_u32(address: u64, value: u32) {
     }
 }
 
+macro_rules! reduction {
+    ($(#[$doc:meta])* $name:ident, $text:literal) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        ///
+        /// The address is valid for reads and writes of four bytes, aligned to them; all who touch the place meanwhile do it atomically.
+        #[inline(always)]
+        pub unsafe fn $name(address: u64, value: u32) {
+            // SAFETY: the caller's promise is the instruction's.
+            unsafe { instruction!(concat!($text, " [{0}], {1};"), in(reg64) address, in(reg32) value, options(nostack)) }
+        }
+    };
+}
+
+reduction!(
+    /// `red.relaxed.gpu.global.add.u32`: adds to a number in global memory. It orders nothing else.
+    red_gpu_add_u32, "red.relaxed.gpu.global.add.u32"
+);
+reduction!(
+    /// `red.relaxed.gpu.global.max.u32`: makes a number in global memory at least so large. It orders nothing else.
+    red_gpu_max_u32, "red.relaxed.gpu.global.max.u32"
+);
+reduction!(
+    /// `red.relaxed.gpu.global.or.b32`: sets bits in global memory. It orders nothing else.
+    red_gpu_or_b32, "red.relaxed.gpu.global.or.b32"
+);
+
+/// `ld.relaxed.gpu.global.u32`: a number in global memory that others may change atomically. It orders nothing else.
+///
+/// # Safety
+///
+/// The address is valid for reads of four bytes, aligned to them; all who write the place meanwhile do it atomically.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_relaxed_gpu_u32(address: u64) -> u32 {
+    let value: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("ld.relaxed.gpu.global.u32 {0}, [{1}];", out(reg32) value, in(reg64) address, options(nostack))
+    };
+    value
+}
+
 /// `ld.acquire.gpu.global.u32`: a number in global memory that others may write; see [`red_release_gpu_add_u32`].
 ///
 /// # Safety

@@ -41,3 +41,37 @@ fn blocks_that_count_up_see_what_others_wrote_before_they_did() {
         assert_eq!(read, (0..32 * blocks).map(expected).collect::<Vec<_>>());
     }
 }
+
+/// What a word is after every lane but one of each of `blocks` blocks has done `operation` to it with a number of its own.
+fn reduced(operation: &str, blocks: u32, before: u32) -> u32 {
+    let text = format!(
+        ".visible .entry test(.param .u64 p_word)\n.reqntid 32, 1, 1\n{{\n.reg .b64 %word;\n\
+         .reg .b32 %block, %lane, %number, %old;\n.reg .pred %p;\nld.param.u64 %word, [p_word];\n\
+         mov.u32 %block, %ctaid.x;\nmov.u32 %lane, %tid.x;\nmad.lo.u32 %number, %block, 32, %lane;\n\
+         mul.lo.u32 %number, %number, 13;\nld.relaxed.gpu.global.u32 %old, [%word];\n\
+         setp.eq.u32 %p, %lane, 7;\n@!%p red.relaxed.gpu.global.{operation} [%word], %number;\n}}\n"
+    );
+    let machine = Machine::new(Config { compute_capability: (8, 0), ..Config::default() });
+    let word = machine.allocate(4).unwrap();
+    machine.write(word, &before.to_le_bytes()).unwrap();
+    launch(&machine, &module(&text), blocks, 32, 0, &[word]).unwrap_or_else(|error| panic!("{error}"));
+    let mut after = [0; 4];
+    machine.read(word, &mut after).unwrap();
+    u32::from_le_bytes(after)
+}
+
+#[test]
+fn blocks_reduce_a_word_that_they_read_meanwhile() {
+    for blocks in [1, 3] {
+        let numbers = || (0..32 * blocks).filter(|own| own % 32 != 7).map(|own| 13 * own);
+        for before in [0, 5, 1000, u32::MAX] {
+            let sum = numbers().fold(before, u32::wrapping_add);
+            assert_eq!(reduced("add.u32", blocks, before), sum);
+            assert_eq!(reduced("max.u32", blocks, before), numbers().fold(before, u32::max));
+            assert_eq!(
+                reduced("or.b32", blocks, before),
+                numbers().fold(before, |bits, number| bits | number)
+            );
+        }
+    }
+}

@@ -9,10 +9,9 @@ use parking_lot::Mutex;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::memory::PinnedBuffer;
 use crate::ops::peer::{ExpertInput, ExpertLayout, ExpertTable, ExpertVectors, NUMBERS_AT_A_TIME, Routing};
 use crate::ops::{Activation, Implementation, expert_mlp};
-use crate::peer::rows::Step;
+use crate::peer::rows::{Noting, Part, Step};
 use crate::peer::{CacheOptions, CacheStatistics, CachedRows, ExpertMemory};
 use crate::stream::{Event, Stream};
 use crate::tensor::Tensor;
@@ -115,14 +114,7 @@ pub struct Experts {
 #[derive(Debug)]
 enum Store {
     Resident(Box<ExpertTable>),
-    Cached(Box<Mutex<Cached>>),
-}
-
-#[derive(Debug)]
-struct Cached {
-    rows: CachedRows,
-    /// What ids were last copied to, for the next as many.
-    ids: Option<PinnedBuffer<u32>>,
+    Cached(Box<Mutex<CachedRows>>),
 }
 
 impl Experts {
@@ -170,7 +162,7 @@ impl Experts {
                 layout.pack_rows(ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
                 rows.write(first, &bytes)?;
             }
-            Store::Cached(Box::new(Mutex::new(Cached { rows, ids: None })))
+            Store::Cached(Box::new(Mutex::new(rows)))
         };
         let (device, activation, chunk) = (device.clone(), options.activation, options.chunk);
         Ok(Self { device, layout, count, activation, chunk, store })
@@ -179,14 +171,14 @@ impl Experts {
     /// The experts of this layout that `rows` holds, one in each row.
     pub(crate) fn in_rows(layout: ExpertLayout, rows: CachedRows) -> Self {
         let (device, count) = (rows.device().clone(), rows.cache().rows());
-        let store = Store::Cached(Box::new(Mutex::new(Cached { rows, ids: None })));
+        let store = Store::Cached(Box::new(Mutex::new(rows)));
         Self { device, layout, count, activation: Activation::GeluErf, chunk: None, store }
     }
 
     /// Gives the cache another number of slots, and fills them with the first experts' rows. Without a cache there is nothing to do.
     pub(crate) fn resize_cache(&self, slots: usize) -> Result<()> {
-        let Store::Cached(cached) = &self.store else { return Ok(()) };
-        let rows = &mut cached.lock().rows;
+        let Store::Cached(rows) = &self.store else { return Ok(()) };
+        let mut rows = rows.lock();
         rows.resize(slots)?;
         let ids: Vec<u32> = (0..rows.cache().slots() as u32).collect();
         rows.prefetch(&ids)
@@ -244,19 +236,19 @@ impl Experts {
             Store::Resident(table) => {
                 expert_mlp(x, routing, table).activation(self.activation).on(stream).run_into(y)
             }
-            Store::Cached(cached) => self.forward_cached(&mut cached.lock(), x, routing, y, stream),
+            Store::Cached(rows) => self.forward_cached(&mut rows.lock(), x, routing, y, stream),
         }
     }
 
     fn forward_cached<T: ExpertInput>(
         &self,
-        cached: &mut Cached,
+        rows: &mut CachedRows,
         x: &Tensor<T>,
         routing: &Routing,
         y: &mut Tensor<T>,
         stream: &Stream,
     ) -> Result<()> {
-        // The host waits for the ids, and decides by them what is copied.
+        // The host waits for what is noted of the ids, and decides by that what is copied.
         stream.expect_no_capture(OPERATION)?;
         let [tokens, heads, k] = routing.sizes(OPERATION)?;
         let leading = &routing.ids.shape()[..routing.ids.rank() - 2];
@@ -293,25 +285,16 @@ impl Experts {
         };
         let (x, mut y) = (x.flatten_leading()?, y.flatten_leading()?);
         self.device.expect_same(OPERATION, "ids", routing.ids.device())?;
-        let ids = cached.ids_to_host(&routing.ids, stream)?;
-        if let Some(position) = ids.iter().position(|&id| id as usize >= self.count()) {
-            let actual = format!("{}, at {position}", ids[position]);
-            cached.ids = Some(ids);
-            return Err(Error::Argument {
-                operation: OPERATION,
-                argument: "an id",
-                expected: format!("less than {}, the number of experts", self.count()),
-                actual,
-            });
-        }
-        let chunk =
-            self.chunk.unwrap_or_else(|| chunk_tokens(tokens, per_token, cached.rows.cache().slots()));
-        let pass = Pass { experts: self, x: &x, routing: &routing, ids: &ids, per_token, chunk, stream };
-        let done = pass.run(&mut cached.rows, &mut y);
-        cached.ids = Some(ids);
+        let ids = routing.ids.reshape([tokens * per_token])?;
+        let after = stream.with_operands(&[&ids], || stream.record())?;
+        let chunk = self.chunk.unwrap_or_else(|| chunk_tokens(tokens, per_token, rows.cache().slots()));
+        let pass = Pass { experts: self, x: &x, routing: &routing, ids, after, per_token, chunk, stream };
+        // Before the first step nothing is under way, and what is wrong with ids is found.
+        let first = pass.begin(rows)?;
+        let done = pass.run(rows, first, &mut y);
         if done.is_err() {
             // Steps may be under way that nobody will release.
-            cached.rows.reset();
+            rows.reset();
         }
         done
     }
@@ -326,8 +309,8 @@ impl Experts {
             Store::Resident(table) => {
                 expert_mlp(x, routing, table).activation(self.activation).implementation()
             }
-            Store::Cached(cached) => {
-                let table = cached.lock().rows.table(self.layout, None)?;
+            Store::Cached(rows) => {
+                let table = rows.lock().table(self.layout, None)?;
                 expert_mlp(x, routing, &table).activation(self.activation).implementation()
             }
         }
@@ -338,16 +321,19 @@ impl Experts {
     pub fn statistics(&self) -> Option<CacheStatistics> {
         match &self.store {
             Store::Resident(_) => None,
-            Store::Cached(cached) => Some(cached.lock().rows.statistics()),
+            Store::Cached(rows) => Some(rows.lock().statistics()),
         }
     }
 
-    /// For each expert, how many chunks of tokens have used it; `None` if all experts are resident.
-    #[must_use]
-    pub fn heat(&self) -> Option<Vec<u32>> {
+    /// For each expert, how many chunks of tokens have used it; `None` if all experts are resident. Fetched from the device.
+    ///
+    /// # Errors
+    ///
+    /// As for [`CachedRows::heat`].
+    pub fn heat(&self) -> Result<Option<Vec<u32>>> {
         match &self.store {
-            Store::Resident(_) => None,
-            Store::Cached(cached) => Some(cached.lock().rows.cache().heat().to_vec()),
+            Store::Resident(_) => Ok(None),
+            Store::Cached(rows) => rows.lock().heat().map(Some),
         }
     }
 
@@ -356,15 +342,15 @@ impl Experts {
     pub fn capacity(&self) -> usize {
         match &self.store {
             Store::Resident(_) => self.count,
-            Store::Cached(cached) => cached.lock().rows.cache().slots(),
+            Store::Cached(rows) => rows.lock().cache().slots(),
         }
     }
 
     /// Makes the cache's copies fail once, after so many steps.
     #[cfg(test)]
     fn fail_once(&self, point: crate::peer::rows::Point, after: usize) {
-        if let Store::Cached(cached) = &self.store {
-            cached.lock().rows.fail_once(point, after);
+        if let Store::Cached(rows) = &self.store {
+            rows.lock().fail_once(point, after);
         }
     }
 
@@ -393,17 +379,6 @@ impl Experts {
     }
 }
 
-impl Cached {
-    /// Copies ids to the host, and waits for them.
-    fn ids_to_host(&mut self, ids: &Tensor<u32>, stream: &Stream) -> Result<PinnedBuffer<u32>> {
-        let buffer = match self.ids.take().filter(|buffer| buffer.len() == ids.len()) {
-            Some(buffer) => buffer,
-            None => PinnedBuffer::zeros(ids.device(), ids.len())?,
-        };
-        ids.copy_to_pinned(buffer, stream)?.wait()
-    }
-}
-
 /// One pass over all tokens with experts behind a cache.
 struct Pass<'a, T: ExpertInput> {
     experts: &'a Experts,
@@ -411,7 +386,10 @@ struct Pass<'a, T: ExpertInput> {
     x: &'a Tensor<T>,
     /// `[T, H, k]`.
     routing: &'a Routing,
-    ids: &'a [u32],
+    /// `[T · H · k]`.
+    ids: Tensor<u32>,
+    /// When the ids are there.
+    after: Event,
     /// Experts of a token.
     per_token: usize,
     /// Tokens of a chunk.
@@ -420,24 +398,49 @@ struct Pass<'a, T: ExpertInput> {
 }
 
 impl<T: ExpertInput> Pass<'_, T> {
-    fn run(&self, rows: &mut CachedRows, y: &mut Tensor<T>) -> Result<()> {
-        let tokens = self.x.shape()[0];
-        let chunk = |first: usize| first..tokens.min(first.saturating_add(self.chunk));
-        let mut next = Some((chunk(0), self.stage(rows, chunk(0))?));
-        while let Some((range, step)) = next.take() {
-            let read = self.compute(rows, &step, range.clone(), y)?;
+    /// Stages the first chunk, once all ids are known to be experts.
+    fn begin(&self, rows: &mut CachedRows) -> Result<Step> {
+        let noting = self.note(rows, self.chunk_from(0));
+        noting.and_then(|noting| rows.stage_noted(noting)).map_err(|error| match error {
+            Error::Argument { argument: "an id", actual, .. } => Error::Argument {
+                operation: OPERATION,
+                argument: "an id",
+                expected: format!("less than {}, the number of experts", self.experts.count()),
+                actual,
+            },
+            other => other,
+        })
+    }
+
+    /// Computes all chunks, of which the first is staged.
+    fn run(&self, rows: &mut CachedRows, first: Step, y: &mut Tensor<T>) -> Result<()> {
+        let mut staged = Some((self.chunk_from(0), first));
+        while let Some((range, step)) = staged.take() {
+            // The next chunk's ids are noted before the device is busy with this one, so that the host can plan while it is.
+            let next = match self.chunk_from(range.end) {
+                next if next.is_empty() => None,
+                next => Some((next.clone(), self.note(rows, next)?)),
+            };
+            let read = self.compute(rows, &step, range, y)?;
             // The next chunk's rows are copied while this one is computed, so its own stay pinned until then.
-            if range.end < tokens {
-                let range = chunk(range.end);
-                next = Some((range.clone(), self.stage(rows, range)?));
+            if let Some((range, noting)) = next {
+                staged = Some((range, rows.stage_noted(noting)?));
             }
             rows.release_after(step, read)?;
         }
         Ok(())
     }
 
-    fn stage(&self, rows: &mut CachedRows, range: Range<usize>) -> Result<Step> {
-        rows.stage(&self.ids[range.start * self.per_token..range.end * self.per_token])
+    /// The tokens of the chunk that begins with this one.
+    fn chunk_from(&self, first: usize) -> Range<usize> {
+        first..self.x.shape()[0].min(first.saturating_add(self.chunk))
+    }
+
+    fn note(&self, rows: &mut CachedRows, range: Range<usize>) -> Result<Noting> {
+        let (first, end) = (range.start * self.per_token, range.end * self.per_token);
+        // All ids are looked at with the first chunk's: nothing is computed if one is wrong.
+        let checked = if first == 0 { self.ids.len() } else { end };
+        rows.note(&self.ids, Part { first, end, checked }, &self.after)
     }
 
     fn compute(

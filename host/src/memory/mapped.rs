@@ -44,6 +44,22 @@ impl MappedMemory {
         }
     }
 
+    /// The bytes of a GPU's memory, which the host has under its own addresses.
+    pub(crate) fn as_slice(&self) -> Option<&[u8]> {
+        match self {
+            Self::Cuda(memory) => Some(memory.as_slice()),
+            Self::Own(_) => None,
+        }
+    }
+
+    /// As [`as_slice`](Self::as_slice), to be written. No kernel reads them meanwhile.
+    pub(crate) fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        match self {
+            Self::Cuda(memory) => Some(memory.as_mut_slice()),
+            Self::Own(_) => None,
+        }
+    }
+
     /// The bytes as a tensor, but a GPU's.
     pub(crate) fn tensor(&self) -> Option<&Tensor<u8>> {
         match self {

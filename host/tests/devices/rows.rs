@@ -1,4 +1,4 @@
-//! Rows in host memory behind a cache: what kernels read, late and while the next rows are copied.
+//! Rows in host memory behind a cache: what kernels read, late and while the next rows are copied, and what is noted of ids on the device.
 
 use std::collections::VecDeque;
 
@@ -13,6 +13,7 @@ use crate::{Case, On, cases, raw};
 pub(crate) const CASES: &[(&str, On, Case)] = &cases![On::Kernels =>
     late_readers_find_their_rows_in_pinned_memory,
     late_readers_find_their_rows_in_managed_memory,
+    late_ids_are_waited_for_and_noted_on_the_device,
 ];
 
 /// Rows by a map: `out[i] = row ids[i]`, a block for each, after a loop that takes its time.
@@ -110,6 +111,15 @@ fn gather(
     Ok(out)
 }
 
+/// Ids of which small ones are more frequent.
+fn drawn(rows: usize, length: usize, state: &mut u64) -> Vec<u32> {
+    let mut random = || {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) as usize % rows
+    };
+    (0..length).map(|_| (random() * random() / rows) as u32).collect()
+}
+
 fn late_readers_find_their_rows(device: &Device, managed: bool) -> Result<(), Failed> {
     // On a GPU a launch reads long after the next step was staged; the emulator has no later.
     let (rows, words, steps, loops) = match device.kind() {
@@ -128,16 +138,13 @@ fn late_readers_find_their_rows(device: &Device, managed: bool) -> Result<(), Fa
         let mut results = Vec::new();
         let mut state = 1u64;
         for number in 0..steps {
-            let ids: Vec<u32> = (0..rows / 10)
-                .map(|_| {
-                    state =
-                        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    ((state >> 33) % rows as u64) as u32
-                })
-                .collect();
-            let step = cached.stage(&ids)?;
+            let ids = drawn(rows, rows / 10, &mut state);
             // The stream changes now and then: what is copied waits for the readers of both.
             let stream = &streams[number / 5 % 2];
+            let step = match number % 3 {
+                0 => cached.stage(&ids)?,
+                _ => cached.stage_ids(&Tensor::from_slice(device, &ids, [ids.len()])?, stream)?,
+            };
             cached.begin_reading(&step, stream)?;
             results.push((gather(&function, stream, &ids, cached.addresses(&step), loops)?, ids));
             let read = cached.end_reading(stream)?;
@@ -168,4 +175,39 @@ fn late_readers_find_their_rows_in_pinned_memory(device: &Device) -> Result<(), 
 
 fn late_readers_find_their_rows_in_managed_memory(device: &Device) -> Result<(), Failed> {
     late_readers_find_their_rows(device, true)
+}
+
+fn late_ids_are_waited_for_and_noted_on_the_device(device: &Device) -> Result<(), Failed> {
+    // The ids of a step are what a slow launch gathers, from rows of one word.
+    let (rows, length, loops) = match device.kind() {
+        DeviceKind::Emulator => (300, 64, 1),
+        _ => (1_000_000, 4096, 1_000_000),
+    };
+    let mut numbers = CachedRows::new(device, rows, 16, &CacheOptions::default().slots(rows))?;
+    let mut state = 7u64;
+    let values = drawn(rows, 4 * rows, &mut state);
+    numbers.write(0, bytemuck::cast_slice(&values))?;
+    let function = device.load_ptx("gather_rows", TEXT)?.function("gather_rows")?;
+    let stream = device.new_stream()?;
+    for slots in [1, rows / 7, rows] {
+        let new = || CachedRows::new(device, rows, 16, &CacheOptions::default().slots(slots));
+        let (mut cached, mut other) = (new()?, new()?);
+        for _ in 0..6 {
+            let places = drawn(rows, length, &mut state);
+            let of_numbers = numbers.stage(&places)?;
+            numbers.begin_reading(&of_numbers, &stream)?;
+            let ids = gather(&function, &stream, &places, numbers.addresses(&of_numbers), loops)?;
+            numbers.release(of_numbers, &stream)?;
+            let step = cached.stage_ids(&ids, &stream)?;
+            cached.release(step, &stream)?;
+            let step = other.stage(&ids.to_vec()?)?;
+            other.release(step, &stream)?;
+            assert!(cached.cache().slot_of() == other.cache().slot_of());
+            let (mut noted, mut counted) = (cached.statistics(), other.statistics());
+            (noted.stalls, counted.stalls) = (0, 0);
+            assert_eq!(noted, counted);
+        }
+        assert!(cached.heat()? == other.heat()?);
+    }
+    Ok(())
 }

@@ -7,9 +7,9 @@ use super::{ExpertOptions, Experts, chunk_tokens};
 use crate::ops::Activation;
 use crate::ops::peer::{ExpertFormat, ExpertLayout, Routing};
 use crate::peer::rows::Point;
-use crate::peer::{CacheOptions, ExpertMemory};
+use crate::peer::{CacheOptions, CacheStatistics, ExpertMemory};
 use crate::weights::FloatElement;
-use crate::{Device, Element, Error, Tensor};
+use crate::{Device, DeviceKind, Element, Error, Tensor};
 
 /// Numbers from -1 to 1 that depend on a seed.
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -88,9 +88,9 @@ proptest! {
             prop_assert_eq!(statistics.requests, (3 * tokens * heads * k) as u64);
             prop_assert_eq!(statistics.hits + statistics.misses, statistics.requests);
             prop_assert_eq!(statistics.steps, 3 * tokens.div_ceil(chunk) as u64);
-            let heat: u64 = cached.heat().unwrap().into_iter().map(u64::from).sum();
+            let heat: u64 = cached.heat().unwrap().expect("there is a cache").into_iter().map(u64::from).sum();
             prop_assert_eq!(heat, statistics.unique);
-            prop_assert!(resident.statistics().is_none() && resident.heat().is_none());
+            prop_assert!(resident.statistics().is_none() && resident.heat().unwrap().is_none());
         }
     }
 }
@@ -103,14 +103,19 @@ fn a_pass_that_fails_is_an_error_and_the_next_one_is_right() {
         let resident = experts(&device, layout, 30, options.memory(ExpertMemory::Resident));
         let cache = CacheOptions::default().slots(7).poison(true);
         let cached = experts(&device, layout, 30, options.memory(ExpertMemory::Cached).cache(cache));
-        // Copies are not part of every step of the CPU: its second finds all slots in use.
-        let points = [
+        // Copies are not part of every step of the CPU: its second finds all slots in use. Its ids come from nowhere.
+        let mut points = vec![
             (Point::Plan, 1),
             (Point::Allocation, 3),
             (Point::Copy, 1),
             (Point::Record, 2),
             (Point::Copy, 0),
+            (Point::Note, 0),
+            (Point::Note, 3),
         ];
+        if device.kind() == DeviceKind::Emulator {
+            points.extend([(Point::Return, 0), (Point::Return, 2), (Point::Wait, 0), (Point::Wait, 1)]);
+        }
         for (seed, (point, after)) in points.into_iter().enumerate() {
             let x = tensor::<bf16>(&device, &[10, 20], seed as u64);
             let routing = routing(&device, 10, 2, 3, 30, seed as u64);
@@ -220,27 +225,37 @@ fn experts_behind_a_cache_are_not_captured() {
 
 #[test]
 fn operands_that_do_not_fit_are_errors_and_so_are_ids_of_no_expert() {
-    let device = Device::cpu();
+    for device in [Device::cpu(), Device::emulator()] {
+        operands_that_do_not_fit_are_errors(&device);
+    }
+}
+
+fn operands_that_do_not_fit_are_errors(device: &Device) {
     let layout = ExpertLayout::new(ExpertFormat::F32, 8, 1, 5, false).unwrap();
-    let options =
-        ExpertOptions::default().memory(ExpertMemory::Cached).cache(CacheOptions::default().slots(4));
-    let experts = experts(&device, layout, 9, options);
-    let good = routing(&device, 3, 1, 2, 9, 5);
-    let x = |shape: &[usize]| tensor::<f32>(&device, shape, 4);
+    let options = ExpertOptions::default()
+        .memory(ExpertMemory::Cached)
+        .cache(CacheOptions::default().slots(4))
+        .chunk_tokens(1);
+    let experts = experts(device, layout, 9, options);
+    let good = routing(device, 3, 1, 2, 9, 5);
+    let x = |shape: &[usize]| tensor::<f32>(device, shape, 4);
     for shape in [&[3, 7][..], &[2, 8], &[8], &[1, 3, 8]] {
         let error = experts.forward(&x(shape), &good);
         assert!(matches!(error, Err(Error::Shape { operand: "x", .. })), "{shape:?}: {error:?}");
     }
     let elsewhere = tensor::<f32>(&Device::emulator(), &[3, 8], 4);
     assert!(matches!(experts.forward(&elsewhere, &good), Err(Error::DeviceMismatch { .. })));
-    let bad =
-        Routing { ids: Tensor::from_slice(&device, &[0u32, 1, 9, 2, 3, 4], [3, 1, 2]).unwrap(), ..good };
+    let bad = Routing { ids: Tensor::from_slice(device, &[0u32, 1, 2, 3, 9, 4], [3, 1, 2]).unwrap(), ..good };
     let error = experts.forward(&x(&[3, 8]), &bad).unwrap_err().to_string();
-    assert!(error.contains("an id is 9") && error.contains("less than 9"), "{error}");
+    assert!(
+        error.contains("an id is 9, at 4") && error.contains("less than 9, the number of experts"),
+        "{error}"
+    );
+    assert_eq!(experts.statistics().unwrap(), CacheStatistics::default(), "no chunk has been computed");
     let none = ExpertOptions::default().chunk_tokens(0);
-    let refused = Experts::new(&device, layout, 9, &none, |_| Ok([Vec::new(), Vec::new(), Vec::new()]));
+    let refused = Experts::new(device, layout, 9, &none, |_| Ok([Vec::new(), Vec::new(), Vec::new()]));
     assert!(matches!(refused, Err(Error::Argument { argument: "chunk_tokens", .. })));
-    let short = Experts::new(&device, layout, 9, &options, |_| Ok([Vec::new(), Vec::new(), Vec::new()]));
+    let short = Experts::new(device, layout, 9, &options, |_| Ok([Vec::new(), Vec::new(), Vec::new()]));
     assert!(matches!(short, Err(Error::Shape { .. })));
 }
 

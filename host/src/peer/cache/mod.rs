@@ -8,7 +8,12 @@
 //!
 //! The pins that a committed plan gives out keep its rows in their slots until [`RowCache::release`], so that a plan made meanwhile, for
 //! the step after it, evicts nothing that either of them reads.
+//!
+//! A step is a set: a bit for each row of the table. So are the rows with a slot, those used since the hand came by, and the rows that each
+//! step in flight pins. A plan works on 64 rows at a time, and only rows that have no slot cost something each. In which order a step names
+//! its rows, and how often each, makes no difference to where they go.
 
+mod place;
 mod plan;
 mod statistics;
 #[cfg(test)]
@@ -16,13 +21,14 @@ mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub(crate) use place::{Draft, Noted, stray_id};
 pub use plan::{Load, Pins, Plan};
 pub use statistics::CacheStatistics;
 
 use crate::device::cpu::out_of_memory;
 use crate::error::{Error, Result};
 
-/// Stands for no slot in [`RowCache::slot_of`], and for no row in [`RowCache::owner_of`].
+/// Stands for no slot in [`RowCache::slot_of`], and for no row in [`RowCache::owner_of`] and in [`Load::evicted`].
 pub const NONE: u32 = u32::MAX;
 
 /// A cache of some of a table's rows, with CLOCK replacement. Rows and slots are numbers: the memory is somebody else's.
@@ -50,28 +56,40 @@ pub struct RowCache {
     slot_of: Vec<u32>,
     /// The row in each slot, or [`NONE`].
     owner_of: Vec<u32>,
-    /// Whether a slot's row has been used since the hand last came by.
-    referenced: Vec<bool>,
-    /// How many steps in flight use each slot.
-    pins: Vec<u32>,
-    /// How many slots have pins.
-    pinned: usize,
+    /// The rows that have a slot.
+    resident: Vec<u64>,
+    /// Those of them that have been used since the hand last came by.
+    referenced: Vec<u64>,
+    /// What steps in flight pin.
+    flights: Vec<Flight>,
+    /// Sets that no step uses any more, of any contents.
+    spare: Vec<Vec<u64>>,
     /// Slots that hold no row and that no plan has taken.
     empty: Vec<u32>,
-    /// The slot that the hand looks at next.
+    /// The row that the hand looks at next.
     hand: usize,
-    /// Steps that used each row.
+    /// The row that comes first when not all get a slot.
+    first: usize,
+    /// Steps that used each row, of those that were planned from ids.
     heat: Vec<u32>,
-    /// The last step that each row was seen in.
-    seen: Vec<u32>,
-    /// The number of the step, never 0.
-    step: u32,
     /// Whose pins are this cache's, and of what it held since it was last cleared.
     generation: u64,
+    /// How often it has changed which rows have a slot.
+    changes: u64,
+    /// How many steps have been committed.
+    flown: u64,
     statistics: CacheStatistics,
-    /// Slots that the hand has looked at.
+    /// Words that the hand has looked at.
     #[cfg(test)]
     looked_at: u64,
+}
+
+/// A step in flight.
+#[derive(Debug)]
+struct Flight {
+    number: u64,
+    /// The rows that it reads from their slots.
+    rows: Vec<u64>,
 }
 
 /// A number that no other cache and no other state of this one has.
@@ -111,19 +129,22 @@ impl RowCache {
         let slots = slots.min(rows);
         let mut empty = filled(slots, 0u32)?;
         number_downwards(&mut empty);
+        let words = rows.div_ceil(64);
         Ok(Self {
             row_bytes,
             slot_of: filled(rows, NONE)?,
             owner_of: filled(slots, NONE)?,
-            referenced: filled(slots, false)?,
-            pins: filled(slots, 0)?,
-            pinned: 0,
+            resident: filled(words, 0)?,
+            referenced: filled(words, 0)?,
+            flights: Vec::new(),
+            spare: Vec::new(),
             empty,
             hand: 0,
+            first: 0,
             heat: filled(rows, 0)?,
-            seen: filled(rows, 0)?,
-            step: 0,
             generation: new_generation(),
+            changes: 0,
+            flown: 0,
             statistics: CacheStatistics::default(),
             #[cfg(test)]
             looked_at: 0,
@@ -134,24 +155,21 @@ impl RowCache {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there is no row of one of the ids; the cache is then as it was.
+    /// [`Error::Argument`] if there is no row of one of the ids; the cache is then as it was. [`Error::OutOfMemory`] if the host has too little memory
+    /// for the plan.
     pub fn plan(&mut self, ids: &[u32]) -> Result<Plan<'_>> {
-        if let Some(position) = ids.iter().position(|&id| id as usize >= self.slot_of.len()) {
-            return Err(Error::Argument {
-                operation: "RowCache::plan",
-                argument: "an id",
-                expected: format!("less than {}, the number of rows", self.slot_of.len()),
-                actual: format!("{}, at {position}", ids[position]),
-            });
-        }
-        Ok(Plan::new(self, ids))
+        Plan::new(self, ids)
     }
 
     /// Takes back the pins of a step whose rows have been read, or will be read before anything that is asked for from now on is
     /// copied. Pins of another cache, or from before [`clear`](Self::clear), change nothing.
     pub fn release(&mut self, pins: Pins) {
-        if self.owns(&pins) {
-            pins.slots.iter().for_each(|&slot| self.unpin(slot));
+        if !self.owns(&pins) {
+            return;
+        }
+        if let Some(index) = self.flights.iter().position(|flight| flight.number == pins.number) {
+            let flight = self.flights.swap_remove(index);
+            self.give_back(flight.rows);
         }
     }
 
@@ -166,13 +184,16 @@ impl RowCache {
     pub fn clear(&mut self) {
         self.slot_of.fill(NONE);
         self.owner_of.fill(NONE);
-        self.referenced.fill(false);
-        self.pins.fill(0);
-        self.pinned = 0;
+        self.resident.fill(0);
+        self.referenced.fill(0);
+        while let Some(flight) = self.flights.pop() {
+            self.give_back(flight.rows);
+        }
         self.empty.resize(self.owner_of.len(), 0);
         number_downwards(&mut self.empty);
-        self.hand = 0;
+        (self.hand, self.first) = (0, 0);
         self.generation = new_generation();
+        self.changes += 1;
         self.statistics.residents = 0;
     }
 
@@ -194,7 +215,7 @@ impl RowCache {
         &self.owner_of
     }
 
-    /// For every row, how many steps have used it; no more than 2³² - 1 are counted.
+    /// For every row, how many steps planned by [`plan`](Self::plan) have used it; no more than 2³² - 1 are counted.
     #[must_use]
     pub fn heat(&self) -> &[u32] {
         &self.heat
@@ -215,7 +236,8 @@ impl RowCache {
     /// How many slots steps in flight use.
     #[must_use]
     pub fn pinned(&self) -> usize {
-        self.pinned
+        let pinned = |word| self.flights.iter().fold(0u64, |rows, flight| rows | flight.rows[word]);
+        (0..self.resident.len()).map(|word| pinned(word).count_ones() as usize).sum()
     }
 
     /// What has happened so far.
@@ -229,51 +251,29 @@ impl RowCache {
         self.statistics.stalls += 1;
     }
 
-    fn pin(&mut self, slot: u32) {
-        let pins = &mut self.pins[slot as usize];
-        self.pinned += usize::from(*pins == 0);
-        *pins += 1;
+    /// The rows that have a slot: bit `row % 64` of word `row / 64` is set for them.
+    pub(crate) fn resident(&self) -> &[u64] {
+        &self.resident
     }
 
-    fn unpin(&mut self, slot: u32) {
-        let pins = &mut self.pins[slot as usize];
-        *pins -= 1;
-        self.pinned -= usize::from(*pins == 0);
+    /// A number that is another one whenever [`resident`](Self::resident) is.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
     }
 
-    /// A slot for a row, pinned and empty, and the row that has lost it; `None` if all are pinned.
-    ///
-    /// Every step of the hand passes a pinned slot, clears a reference, or ends the search. Within one plan no reference is set on a slot that is
-    /// not pinned, and slots that are given out are pinned, so that all searches of a plan take no more than two turns together; and the
-    /// references that they clear were set by uses of their own. So a search takes a constant number of steps on average.
-    fn take_slot(&mut self) -> Option<(u32, Option<u32>)> {
-        if let Some(slot) = self.empty.pop() {
-            self.pin(slot);
-            return Some((slot, None));
+    /// A set of rows, of any contents.
+    fn set(&mut self) -> Result<Vec<u64>> {
+        match self.spare.pop() {
+            Some(set) => Ok(set),
+            None => crate::memory::zeros("RowCache::plan", self.resident.len()),
         }
-        let slots = self.owner_of.len();
-        if self.pinned == slots {
-            return None;
+    }
+
+    /// Keeps a set for a later step; as many as a few steps need.
+    fn give_back(&mut self, set: Vec<u64>) {
+        if self.spare.len() < 4 && set.len() == self.resident.len() {
+            self.spare.push(set);
         }
-        for _ in 0..2 * slots {
-            let slot = self.hand;
-            self.hand = (self.hand + 1) % slots;
-            #[cfg(test)]
-            {
-                self.looked_at += 1;
-            }
-            if self.pins[slot] != 0 || std::mem::take(&mut self.referenced[slot]) {
-                continue;
-            }
-            let victim = std::mem::replace(&mut self.owner_of[slot], NONE);
-            self.slot_of[victim as usize] = NONE;
-            self.statistics.evictions += 1;
-            self.statistics.residents -= 1;
-            let slot = slot as u32;
-            self.pin(slot);
-            return Some((slot, Some(victim)));
-        }
-        None
     }
 }
 

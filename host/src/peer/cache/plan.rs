@@ -1,19 +1,31 @@
 //! A step's plan, which is committed once its copies are under way, or else undone.
 
-use super::{NONE, RowCache};
+use super::place::rows_of;
+use super::{Draft, NONE, Noted, RowCache};
+use crate::device::cpu::out_of_memory;
+use crate::error::Result;
 
 /// A row that is to be copied to a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Load {
     /// The row.
     pub row: u32,
     /// The slot that it is copied to.
     pub slot: u32,
-    /// The row that was there. It has no slot any more.
-    pub evicted: Option<u32>,
+    /// The row that was there, which has no slot any more; [`NONE`] if the slot was empty.
+    pub evicted: u32,
 }
 
+// SAFETY: three numbers, of which zeros are some.
+unsafe impl bytemuck::Zeroable for Load {}
+// SAFETY: any bits are three numbers, there are no gaps between them, and nothing else is in it.
+unsafe impl bytemuck::Pod for Load {}
+
 /// What has to be copied before a step's rows can be read from their slots. See [`RowCache::plan`].
+///
+/// Rows get slots in the order of their numbers, whatever the order of the ids. If there are not enough for all, the first one is the one that the last step
+/// with too few left out first, and the order goes around.
 ///
 /// Dropping it without committing it, or [`cancel`](Self::cancel), takes its pins back and leaves the slots that it took empty, whatever part
 /// of the copies may have been done: the rows that it would have loaded have no slot then, and neither have those that were there.
@@ -21,13 +33,9 @@ pub struct Load {
 #[must_use = "a plan that is dropped is undone"]
 pub struct Plan<'a> {
     cache: &'a mut RowCache,
-    /// Every slot that this plan has pinned, once.
-    slots: Vec<u32>,
-    unique: Vec<u32>,
+    noted: Vec<u64>,
+    draft: Draft,
     loads: Vec<Load>,
-    missing: Vec<u32>,
-    hits: u64,
-    misses: u64,
     done: bool,
 }
 
@@ -36,53 +44,22 @@ pub struct Plan<'a> {
 #[must_use = "pins that are not released keep their rows in the cache for good"]
 pub struct Pins {
     pub(super) generation: u64,
-    pub(super) slots: Vec<u32>,
+    pub(super) number: u64,
 }
 
 impl<'a> Plan<'a> {
-    /// The plan for `ids`, all of which are rows of the cache's table.
-    pub(super) fn new(cache: &'a mut RowCache, ids: &[u32]) -> Self {
-        cache.step = cache.step.checked_add(1).unwrap_or_else(|| {
-            cache.seen.fill(0);
-            1
-        });
-        let (mut slots, mut unique, mut without_slot) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut hits, mut misses) = (0, 0);
-        // All rows that have a slot are pinned before the first one is evicted.
-        for &id in ids {
-            let row = id as usize;
-            let slot = cache.slot_of[row];
-            if slot == NONE {
-                misses += 1;
-            } else {
-                hits += 1;
-            }
-            if std::mem::replace(&mut cache.seen[row], cache.step) == cache.step {
-                continue;
-            }
-            unique.push(id);
-            if slot == NONE {
-                without_slot.push(id);
-            } else {
-                cache.referenced[slot as usize] = true;
-                cache.pin(slot);
-                slots.push(slot);
-            }
-        }
-        let mut plan =
-            Self { cache, slots, unique, loads: Vec::new(), missing: Vec::new(), hits, misses, done: false };
-        for row in without_slot {
-            match plan.cache.take_slot() {
-                Some((slot, evicted)) => {
-                    plan.cache.slot_of[row as usize] = slot;
-                    plan.cache.owner_of[slot as usize] = row;
-                    plan.slots.push(slot);
-                    plan.loads.push(Load { row, slot, evicted });
-                }
-                None => plan.missing.push(row),
-            }
-        }
-        plan
+    pub(super) fn new(cache: &'a mut RowCache, ids: &[u32]) -> Result<Self> {
+        let (noted, hits) = cache.note(ids)?;
+        let mut draft = cache.draft(Noted { rows: &noted, requests: ids.len() as u64, hits })?;
+        let mut loads = Vec::new();
+        let most = cache.most_loads(&draft);
+        loads
+            .try_reserve_exact(most)
+            .map_err(|_| out_of_memory("RowCache::plan", most.saturating_mul(size_of::<Load>())))?;
+        loads.resize(most, Load { row: NONE, slot: NONE, evicted: NONE });
+        let found = cache.place(&noted, &mut draft, &mut loads);
+        loads.truncate(found);
+        Ok(Self { cache, noted, draft, loads, done: false })
     }
 
     /// The rows to copy, each to a slot of its own. Work that reads the slots' former rows has to be over before.
@@ -91,16 +68,14 @@ impl<'a> Plan<'a> {
         &self.loads
     }
 
-    /// The rows that are read from host memory, since all slots are in use by this step and those in flight.
-    #[must_use]
-    pub fn missing(&self) -> &[u32] {
-        &self.missing
+    /// The rows that are read from host memory, since all slots are in use by this step and those in flight, from the first to the last.
+    pub fn missing(&self) -> impl Iterator<Item = u32> {
+        rows_of(self.noted.iter().zip(self.cache.resident()).map(|(noted, here)| noted & !here))
     }
 
-    /// The rows that the step reads, each once.
-    #[must_use]
-    pub fn unique(&self) -> &[u32] {
-        &self.unique
+    /// The rows that the step reads, each once, from the first to the last.
+    pub fn unique(&self) -> impl Iterator<Item = u32> {
+        rows_of(self.noted.iter().copied())
     }
 
     /// The slot of every row once the plan is committed, [`NONE`] for those without.
@@ -112,25 +87,8 @@ impl<'a> Plan<'a> {
     /// Lets the loaded rows keep their slots, and counts the step.
     pub fn commit(mut self) -> Pins {
         self.done = true;
-        let cache = &mut *self.cache;
-        for load in &self.loads {
-            cache.referenced[load.slot as usize] = true;
-        }
-        for &row in &self.unique {
-            let heat = &mut cache.heat[row as usize];
-            *heat = heat.saturating_add(1);
-        }
-        let (loaded, row_bytes) = (self.loads.len() as u64, cache.row_bytes);
-        let statistics = &mut cache.statistics;
-        statistics.steps += 1;
-        statistics.requests += self.hits + self.misses;
-        statistics.hits += self.hits;
-        statistics.misses += self.misses;
-        statistics.unique += self.unique.len() as u64;
-        statistics.bytes_in += loaded.saturating_mul(row_bytes);
-        statistics.residents += loaded;
-        statistics.pin_failures += self.missing.len() as u64;
-        Pins { generation: cache.generation, slots: std::mem::take(&mut self.slots) }
+        self.cache.heat_up(&self.noted);
+        self.cache.commit(std::mem::take(&mut self.draft))
     }
 
     /// Undoes the plan: what dropping it does, in words.
@@ -141,14 +99,9 @@ impl<'a> Plan<'a> {
 
 impl Drop for Plan<'_> {
     fn drop(&mut self) {
-        if self.done {
-            return;
+        if !self.done {
+            self.cache.undo(std::mem::take(&mut self.draft), &self.loads);
         }
-        self.slots.iter().for_each(|&slot| self.cache.unpin(slot));
-        for load in &self.loads {
-            self.cache.slot_of[load.row as usize] = NONE;
-            self.cache.owner_of[load.slot as usize] = NONE;
-            self.cache.empty.push(load.slot);
-        }
+        self.cache.forget_notes(std::mem::take(&mut self.noted));
     }
 }

@@ -5,7 +5,13 @@ use crate::error::Result;
 /// A place in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Point {
-    /// Before anything.
+    /// Before ids on the device are noted.
+    Note,
+    /// When they have been, and the notes are to come back.
+    Return,
+    /// When they are waited for.
+    Wait,
+    /// Before anything is planned.
     Plan,
     /// When the lists are allocated.
     Allocation,

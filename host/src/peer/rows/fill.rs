@@ -3,42 +3,88 @@
 use std::sync::Arc;
 
 use warpsmith_dsl::launch::{Global, GlobalMut};
-use warpsmith_kernels::expert_cache::{FillParams, WARPS, fill_slots};
+use warpsmith_kernels::expert_cache::{FillParams, LANES, WARPS, fill_slots};
 
-use super::faults::{Faults, Point};
-use super::{CachedRows, Map, NONE, Pins, Stale};
+use super::faults::Point;
+use super::{CachedRows, NONE, Noted, STEPS_IN_FLIGHT, Step};
 use crate::device::backend::Rows;
+use crate::device::cpu::out_of_memory;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::memory::MappedMemory;
-use crate::peer::cache::{Load, Plan};
-use crate::stream::{Event, Stream};
-use crate::tensor::Tensor;
+use crate::peer::cache::Load;
+use crate::stream::Event;
 
-/// Blocks of a launch, at most: with a row of 4 KiB under way in each of their warps, enough to have the link to the host busy, and few enough to
-/// leave the device to others.
+/// Blocks of a launch that copies rows, at most: with a row of 4 KiB under way in each of their warps, enough to have the link to the host busy, and
+/// few enough to leave the device to others.
 const MOST_BLOCKS: u32 = 16;
+/// Blocks of a launch that only reads a list, at most.
+const MOST_MAP_BLOCKS: u32 = 64;
 
-/// What a launch is to copy, in host memory that it reads.
+/// The loads of a step, in memory that a kernel reads.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     memory: Option<MappedMemory>,
+    /// The loads, on devices other than a GPU.
+    own: Vec<Load>,
+    /// How many loads there are.
+    count: usize,
 }
 
 impl Lists {
-    /// Writes the pairs, one list after the other, and gives their addresses. Nothing reads what was written before.
-    fn write(&mut self, device: &Device, loads: &[[u32; 2]], changes: &[[u32; 2]]) -> Result<[u64; 2]> {
-        let (loads, changes): (&[u8], &[u8]) = (bytemuck::cast_slice(loads), bytemuck::cast_slice(changes));
-        let bytes = loads.len() + changes.len();
-        if self.memory.as_ref().is_none_or(|memory| memory.bytes() < bytes) {
+    /// Makes room for `most` loads. Nothing reads what was written before.
+    fn reserve(&mut self, device: &Device, most: usize) -> Result<()> {
+        let bytes = most.saturating_mul(size_of::<Load>());
+        self.count = 0;
+        if device.kind() != DeviceKind::Cpu
+            && self.memory.as_ref().is_none_or(|memory| memory.bytes() < bytes)
+        {
             // Longer lists are rare, and allocating pinned memory waits for the device: there is room for twice as much.
             self.memory = None;
             self.memory = Some(MappedMemory::zeroed(device, bytes.next_power_of_two().max(1 << 16), false)?);
         }
-        let Some(memory) = &mut self.memory else { return Ok([0; 2]) };
-        memory.write(0, loads)?;
-        memory.write(loads.len(), changes)?;
-        Ok([memory.address(), memory.address() + loads.len() as u64])
+        if !matches!(device.kind(), DeviceKind::Cuda(_)) {
+            let more = most.saturating_sub(self.own.len());
+            self.own.try_reserve(more).map_err(|_| out_of_memory("CachedRows::stage", bytes))?;
+            self.own.resize(most, Load { row: NONE, slot: NONE, evicted: NONE });
+        }
+        Ok(())
+    }
+
+    /// The loads that there is room for.
+    fn room(&mut self, most: usize) -> &mut [Load] {
+        let mapped = self.memory.as_mut().and_then(MappedMemory::as_mut_slice);
+        match mapped {
+            Some(bytes) => bytemuck::cast_slice_mut(&mut bytes[..most * size_of::<Load>()]),
+            None => &mut self.own[..most],
+        }
+    }
+
+    /// Hands the first `count` loads over to kernels.
+    fn finish(&mut self, count: usize) -> Result<()> {
+        self.count = count;
+        match &mut self.memory {
+            Some(memory) if memory.tensor().is_some() => {
+                memory.write(0, bytemuck::cast_slice(&self.own[..count]))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn loads(&self) -> &[Load] {
+        let mapped = self.memory.as_ref().and_then(MappedMemory::as_slice);
+        match mapped {
+            Some(bytes) => bytemuck::cast_slice(&bytes[..self.count * size_of::<Load>()]),
+            None => &self.own[..self.count],
+        }
+    }
+
+    fn address(&self) -> u64 {
+        self.memory.as_ref().map_or(0, MappedMemory::address)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.count = 0;
     }
 
     pub(super) fn leak(&mut self) {
@@ -52,203 +98,159 @@ fn run(offset: usize, width: usize) -> Rows {
 }
 
 impl CachedRows {
-    /// Plans a step of `ids` and enqueues its copies, and what brings map `index` up to date. Afterwards the plan is committed, or undone and an error.
-    pub(super) fn fill(&mut self, index: usize, ids: &[u32]) -> Result<(Pins, Arc<Event>)> {
-        // The step before the last has used this map's lists, and its copies are long done: the last step's reads wait for them.
-        if let Some(ready) = self.maps[index].ready.take()
-            && let Err(error) = ready.synchronize()
+    /// Starts a step that reads the rows of a set. Those with notes on the device are counted there.
+    pub(super) fn stage_set(&mut self, noted: Noted<'_>, is_on_device: bool) -> Result<Step> {
+        let map = self.next;
+        if self.maps[map].in_use {
+            return Err(Error::Argument {
+                operation: "CachedRows::stage",
+                argument: "number of steps under way",
+                expected: format!("less than {STEPS_IN_FLIGHT}"),
+                actual: STEPS_IN_FLIGHT.to_string(),
+            });
+        }
+        self.catch_up()?;
+        self.count_stalls();
+        // What read the map's list is long done: the last step's copies come after it.
+        if let Some(read) = self.maps[map].read.take()
+            && let Err(error) = read.synchronize()
         {
             self.reset();
             return Err(error);
         }
         self.faults.at(Point::Plan)?;
-        let plan = self.cache.plan(ids)?;
-        for map in &mut self.maps {
-            for load in plan.loads() {
-                map.stale.insert(load.row);
-                load.evicted.into_iter().for_each(|row| map.stale.insert(row));
-            }
-        }
-        let work = Work {
-            device: &self.device,
-            copies: &self.copies,
-            host: &self.host,
-            slots: &self.slots,
-            row_bytes: self.row_bytes,
-            poison: self.poison,
-            faults: &self.faults,
-        };
-        let map = &mut self.maps[index];
-        let changes = match changes(&map.stale, &plan) {
-            Ok(changes) => changes,
-            Err(error) => {
-                plan.cancel();
-                return Err(error);
-            }
-        };
-        let loads: Vec<[u32; 2]> = plan.loads().iter().map(|load| [load.row, load.slot]).collect();
-        let addresses = match work.prepare(map, &loads, &changes) {
-            Ok(addresses) => addresses,
-            // Nothing has been enqueued.
-            Err(error) => {
-                plan.cancel();
-                return Err(error);
-            }
-        };
-        match work.enqueue(map, &self.readers, plan.loads(), &changes, addresses) {
+        let mut draft = self.cache.draft(noted)?;
+        let most = self.cache.most_loads(&draft);
+        let lists = &mut self.maps[map].lists;
+        self.faults.at(Point::Allocation)?;
+        lists.reserve(&self.device, most)?;
+        let count = self.cache.place(noted.rows, &mut draft, lists.room(most));
+        match self.enqueue(map, count, is_on_device) {
             Ok(ready) => {
                 let ready = Arc::new(ready);
-                map.stale.clear();
-                map.ready = Some(ready.clone());
-                let pins = plan.commit();
                 self.readers.clear();
-                Ok((pins, ready))
+                let entry = &mut self.maps[map];
+                (entry.read, entry.is_new, entry.in_use) = (Some(ready.clone()), false, true);
+                self.next = (map + 1) % STEPS_IN_FLIGHT;
+                Ok(Step { map, pins: self.cache.commit(draft), ready, resets: self.resets })
             }
             Err(error) => {
                 // A part may have been enqueued, of what may fail later: what slots and maps hold is unknown.
-                plan.cancel();
                 self.reset();
                 Err(error)
             }
         }
     }
 
-    /// Overwrites a slot with bits that are no number.
-    pub(super) fn poison_slot(&self, slot: u32) -> Result<()> {
-        poison(&self.device, &self.copies, &self.slots, self.row_bytes, slot)
-    }
-}
-
-fn poison(device: &Device, copies: &Stream, slots: &Tensor<u8>, row_bytes: usize, slot: u32) -> Result<()> {
-    let rows = run(slot as usize * row_bytes, row_bytes);
-    device.backend().fill(slots.storage().memory(), rows, 0xff, copies.handle())
-}
-
-/// The entries of a map that are to be set: those that are stale, or of a map that is anything those of all rows with a slot, once the others are set to
-/// none.
-fn changes(stale: &Stale, plan: &Plan<'_>) -> Result<Vec<[u32; 2]>> {
-    let mut changes = Vec::new();
-    let slot_of = plan.slot_of();
-    let reserve = |changes: &mut Vec<[u32; 2]>, length: usize| {
-        changes
-            .try_reserve_exact(length)
-            .map_err(|_| crate::device::cpu::out_of_memory("CachedRows::stage", length.saturating_mul(8)))
-    };
-    if stale.all {
-        let resident = || (0u32..).zip(slot_of).filter(|(_, slot)| **slot != NONE);
-        reserve(&mut changes, resident().count())?;
-        changes.extend(resident().map(|(row, &slot)| [row, slot]));
-    } else {
-        reserve(&mut changes, stale.rows.len())?;
-        changes.extend(stale.rows.iter().map(|&row| [row, slot_of[row as usize]]));
-    }
-    Ok(changes)
-}
-
-/// What copies are made of.
-struct Work<'a> {
-    device: &'a Device,
-    copies: &'a Stream,
-    host: &'a MappedMemory,
-    slots: &'a Tensor<u8>,
-    row_bytes: usize,
-    poison: bool,
-    faults: &'a Faults,
-}
-
-impl Work<'_> {
-    /// Writes the lists where the kernel reads them.
-    fn prepare(&self, map: &mut Map, loads: &[[u32; 2]], changes: &[[u32; 2]]) -> Result<[u64; 2]> {
-        self.faults.at(Point::Allocation)?;
-        if self.device.kind() == DeviceKind::Cpu {
-            return Ok([0; 2]);
-        }
-        map.lists.write(self.device, loads, changes)
-    }
-
-    /// Enqueues the copies, after the last reads of the slots. Gives the end of the copies.
-    fn enqueue(
-        &self,
-        map: &mut Map,
-        readers: &[Event],
-        loads: &[Load],
-        changes: &[[u32; 2]],
-        addresses: [u64; 2],
-    ) -> Result<Event> {
-        let backend = self.device.backend();
-        readers.iter().try_for_each(|read| self.copies.wait(read))?;
-        if map.stale.all && !map.slot_of.is_empty() {
-            let all = run(0, map.slot_of.len() * size_of::<u32>());
-            backend.fill(map.slot_of.storage().memory(), all, 0xff, self.copies.handle())?;
+    /// Enqueues the copies of the map's first `count` loads, after the last reads of the slots, and what brings the map up to date. Gives the end of the
+    /// copies.
+    fn enqueue(&mut self, map: usize, count: usize, is_on_device: bool) -> Result<Event> {
+        self.maps[map].lists.finish(count)?;
+        self.readers.iter().try_for_each(|read| self.copies.wait(read))?;
+        let entry = &self.maps[map];
+        if entry.is_new && !entry.slot_of.is_empty() {
+            let all = run(0, entry.slot_of.len() * size_of::<u32>());
+            let memory = entry.slot_of.storage().memory();
+            self.device.backend().fill(memory, all, 0xff, self.copies.handle())?;
         }
         if self.poison {
-            loads.iter().filter(|load| load.evicted.is_some()).try_for_each(|load| {
-                poison(self.device, self.copies, self.slots, self.row_bytes, load.slot)
-            })?;
+            let loads = entry.lists.loads().iter();
+            loads.filter(|load| load.evicted != NONE).try_for_each(|load| self.poison_slot(load.slot))?;
         }
-        match self.host.tensor().filter(|_| self.device.kind() == DeviceKind::Cpu) {
-            Some(host) => {
-                let host = host.host_view("CachedRows::stage")?;
-                let host = host.array();
-                self.copy_on_cpu(host.as_slice().unwrap_or_default(), map, loads, changes)?;
-            }
-            None => self.launch(map, loads, changes, addresses)?,
+        // The map was last used by the step before the last one: what that one changed comes first.
+        let last = (map + 1) % STEPS_IN_FLIGHT;
+        if self.maps[last].lists.count != 0 {
+            self.apply(map, last, false)?;
+            self.maps[last].read = Some(Arc::new(self.copies.record()?));
+        }
+        if count != 0 {
+            self.apply(map, map, true)?;
         }
         self.faults.at(Point::Record)?;
-        self.copies.record()
+        let ready = self.copies.record()?;
+        match &mut self.notes {
+            Some(notes) if is_on_device => notes.settle()?,
+            _ => {}
+        }
+        Ok(ready)
     }
 
-    fn launch(&self, map: &mut Map, loads: &[Load], changes: &[[u32; 2]], addresses: [u64; 2]) -> Result<()> {
-        self.faults.at(Point::Copy)?;
-        let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
-        let (loads, changes) = (number(loads.len()), number(changes.len()));
-        let blocks = loads.div_ceil(WARPS).max(changes.div_ceil(4 * WARPS * 32)).min(MOST_BLOCKS);
-        if blocks == 0 {
-            return Ok(());
+    /// Enters the loads of a list into a map, and copies their rows if that is asked for.
+    fn apply(&mut self, map: usize, list: usize, with_rows: bool) -> Result<()> {
+        if self.device.kind() == DeviceKind::Cpu {
+            return self.apply_on_cpu(map, list, with_rows);
         }
-        let params = FillParams { row_bytes: number(self.row_bytes), loads, changes, reserved: 0 };
+        if with_rows {
+            self.faults.at(Point::Copy)?;
+        }
+        let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        let loads = number(self.maps[list].lists.count);
+        let (row_bytes, blocks) = match with_rows {
+            true => (number(self.row_bytes), loads.div_ceil(WARPS).min(MOST_BLOCKS)),
+            false => (0, loads.div_ceil(WARPS * LANES).min(MOST_MAP_BLOCKS)),
+        };
+        // As many as there are for each warp: at a time what the list's entries take to come is waited for once.
+        let batch = loads.div_ceil(blocks * WARPS).clamp(1, LANES);
+        let params = FillParams { row_bytes, loads, batch, reserved: 0 };
         let arguments = (
             Global::new(self.host.address()),
             GlobalMut::new(self.slots.arg().address()),
-            map.slot_of.arg_mut(),
-            Global::new(addresses[0]),
-            Global::new(addresses[1]),
+            GlobalMut::new(self.maps[map].slot_of.arg().address()),
+            Global::new(self.maps[list].lists.address()),
             params,
         );
         let kernel = self.device.kernel::<fill_slots>()?;
-        // SAFETY: a plan names rows and slots that there are, and each slot once; a stale row is listed once. Nothing reads the slots (their readers
-        // have been waited for, or they had none) or the map (its step is over). The host writes neither rows nor lists before the
+        // SAFETY: a list names rows and slots that there are, each slot once, and each row once as one that gets or loses a slot. Nothing reads the slots
+        // (their readers have been waited for, or they had none) or the map (its step is over). The host writes neither rows nor lists before the
         // end of this work has been waited for, and nothing is freed before.
-        unsafe { kernel.launch(self.copies, [blocks, 1, 1], arguments) }
+        unsafe { kernel.launch(&self.copies, [blocks, 1, 1], arguments) }
     }
 
-    fn copy_on_cpu(&self, host: &[u8], map: &mut Map, loads: &[Load], changes: &[[u32; 2]]) -> Result<()> {
+    fn apply_on_cpu(&mut self, map: usize, list: usize, with_rows: bool) -> Result<()> {
         let (backend, stream) = (self.device.backend(), self.copies.handle());
-        let row_bytes = self.row_bytes;
-        for (position, load) in loads.iter().enumerate() {
-            if position == loads.len() / 2 {
-                self.faults.at(Point::Copy)?;
-            }
-            let from = load.row as usize * row_bytes;
-            let row = host.get(from..from + row_bytes).ok_or_else(|| Error::SizeLimit {
-                operation: "CachedRows::stage",
-                operand: "rows",
-                quantity: "a row",
-                limit: format!("less than {}", host.len() / row_bytes),
-                actual: load.row.to_string(),
-            })?;
-            let slot = run(load.slot as usize * row_bytes, row_bytes);
-            self.slots.storage().check_rows("CachedRows::stage", slot)?;
-            // SAFETY: the slot lies within the slots, the row within the host's memory; the CPU is done on return.
-            unsafe { backend.write(self.slots.storage().memory(), slot, row.as_ptr(), stream)? };
-        }
-        for &[row, slot] in changes {
+        let (loads, slot_of) = (self.maps[list].lists.loads(), &self.maps[map].slot_of);
+        let host = match self.host.tensor().filter(|_| with_rows) {
+            Some(host) => Some(host.host_view("CachedRows::stage")?),
+            None => None,
+        };
+        let host = host.as_ref().map(|host| host.array());
+        let host = host.as_ref().and_then(|host| host.as_slice()).unwrap_or_default();
+        let enter = |row: u32, slot: u32| {
             let entry = run(row as usize * size_of::<u32>(), size_of::<u32>());
-            map.slot_of.storage().check_rows("CachedRows::stage", entry)?;
+            slot_of.storage().check_rows("CachedRows::stage", entry)?;
             let bytes = slot.to_ne_bytes();
             // SAFETY: the entry lies within the map; the CPU is done on return.
-            unsafe { backend.write(map.slot_of.storage().memory(), entry, bytes.as_ptr(), stream)? };
+            unsafe { backend.write(slot_of.storage().memory(), entry, bytes.as_ptr(), stream) }
+        };
+        for (position, load) in loads.iter().enumerate() {
+            if with_rows {
+                if position == loads.len() / 2 {
+                    self.faults.at(Point::Copy)?;
+                }
+                let from = load.row as usize * self.row_bytes;
+                let row = host.get(from..from + self.row_bytes).ok_or_else(|| Error::SizeLimit {
+                    operation: "CachedRows::stage",
+                    operand: "rows",
+                    quantity: "a row",
+                    limit: format!("less than {}", host.len() / self.row_bytes),
+                    actual: load.row.to_string(),
+                })?;
+                let slot = run(load.slot as usize * self.row_bytes, self.row_bytes);
+                self.slots.storage().check_rows("CachedRows::stage", slot)?;
+                // SAFETY: the slot lies within the slots, the row within the host's memory; the CPU is done on return.
+                unsafe { backend.write(self.slots.storage().memory(), slot, row.as_ptr(), stream)? };
+            }
+            enter(load.row, load.slot)?;
+            if load.evicted != NONE {
+                enter(load.evicted, NONE)?;
+            }
         }
         Ok(())
+    }
+
+    /// Overwrites a slot with bits that are no number.
+    pub(super) fn poison_slot(&self, slot: u32) -> Result<()> {
+        let rows = run(slot as usize * self.row_bytes, self.row_bytes);
+        self.device.backend().fill(self.slots.storage().memory(), rows, 0xff, self.copies.handle())
     }
 }

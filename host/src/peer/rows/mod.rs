@@ -6,9 +6,12 @@
 //!
 //! Kernels find rows by a map from rows to slots. There are two of them on the device, for the step that is being read and the one that is being
 //! staged, so that no kernel sees its map change.
+//!
+//! What a step reads is planned by a bit for each row. Ids that are on the device are noted there, and only the bits come to the host.
 
 mod faults;
 mod fill;
+mod notes;
 #[cfg(test)]
 mod tests;
 
@@ -16,7 +19,7 @@ use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use super::cache::{CacheStatistics, NONE, Pins, RowCache};
+use super::cache::{CacheStatistics, NONE, Noted, Pins, RowCache, stray_id};
 use super::options::CacheOptions;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
@@ -28,6 +31,8 @@ use faults::Faults;
 #[cfg(test)]
 pub(crate) use faults::Point;
 use fill::Lists;
+use notes::Notes;
+pub(crate) use notes::{Noting, Part};
 
 /// Steps that can be under way at a time: one that is read, one that is staged.
 pub const STEPS_IN_FLIGHT: usize = 2;
@@ -69,6 +74,8 @@ pub struct CachedRows {
     maps: [Map; STEPS_IN_FLIGHT],
     /// The map that the next step gets.
     next: usize,
+    /// What ids on the device are noted with; `None` on the CPU.
+    notes: Option<Notes>,
     /// The stream of the copies.
     copies: Stream,
     /// The last work that read slots for steps that have been released, which later copies wait for.
@@ -94,38 +101,14 @@ struct Wait {
 #[derive(Debug)]
 struct Map {
     slot_of: Tensor<u32>,
-    stale: Stale,
+    /// What its last step changed, which it has and the other map has not.
     lists: Lists,
-    /// The end of the copies of its last step, which read the lists.
-    ready: Option<Arc<Event>>,
+    /// The end of the work that reads the lists.
+    read: Option<Arc<Event>>,
+    /// Whether it has not been used since everything was forgotten, and may be anything.
+    is_new: bool,
     /// Whether there is a step that uses it.
     in_use: bool,
-}
-
-/// Rows whose entry in a map is not what it should be.
-#[derive(Debug)]
-struct Stale {
-    /// Each once.
-    rows: Vec<u32>,
-    /// A bit for each row, set for those.
-    marks: Vec<u64>,
-    /// Whether the whole map is anything.
-    all: bool,
-}
-
-impl Stale {
-    fn insert(&mut self, row: u32) {
-        let (word, bit) = (row as usize / 64, 1 << (row % 64));
-        if !self.all && self.marks[word] & bit == 0 {
-            self.marks[word] |= bit;
-            self.rows.push(row);
-        }
-    }
-
-    fn clear(&mut self) {
-        self.rows.drain(..).for_each(|row| self.marks[row as usize / 64] = 0);
-        self.all = false;
-    }
 }
 
 /// A step whose rows are on their way, or there; see [`CachedRows::stage`].
@@ -184,17 +167,14 @@ impl CachedRows {
         let map = || {
             Ok::<_, Error>(Map {
                 slot_of: Tensor::uninit_on(&copies, [rows])?,
-                stale: Stale {
-                    rows: Vec::new(),
-                    marks: crate::memory::zeros(OPERATION, rows.div_ceil(64))?,
-                    all: true,
-                },
                 lists: Lists::default(),
-                ready: None,
+                read: None,
+                is_new: true,
                 in_use: false,
             })
         };
         let maps = [map()?, map()?];
+        let notes = notes::notes_of(device, rows)?;
         // What is free now: where the host's memory is the device's, the rows have had theirs.
         let slots = settings.slots(rows, row_bytes, device.memory_stats()?.free)?;
         let cache = RowCache::new(rows, slots, row_bytes as u64)?;
@@ -207,6 +187,7 @@ impl CachedRows {
             slots,
             maps,
             next: 0,
+            notes,
             copies,
             readers: Vec::new(),
             waits: VecDeque::new(),
@@ -250,6 +231,7 @@ impl CachedRows {
         self.wait()?;
         self.forget();
         (self.cache, self.slots) = (cache, memory);
+        self.notes.as_mut().map_or(Ok(()), Notes::restart)?;
         self.poison_all()
     }
 
@@ -331,21 +313,9 @@ impl CachedRows {
     /// no memory for the list of what is to be copied; [`Error::Driver`] if the driver refuses or earlier work failed. The cache holds then
     /// what it held before, or less.
     pub fn stage(&mut self, ids: &[u32]) -> Result<Step> {
-        let map = self.next;
-        if self.maps[map].in_use {
-            return Err(Error::Argument {
-                operation: "CachedRows::stage",
-                argument: "number of steps under way",
-                expected: format!("less than {STEPS_IN_FLIGHT}"),
-                actual: STEPS_IN_FLIGHT.to_string(),
-            });
-        }
-        self.catch_up()?;
-        self.count_stalls();
-        let (pins, ready) = self.fill(map, ids)?;
-        self.maps[map].in_use = true;
-        self.next = (map + 1) % STEPS_IN_FLIGHT;
-        Ok(Step { map, pins, ready, resets: self.resets })
+        let (rows, hits) = self.cache.note(ids)?;
+        let staged = self.stage_set(Noted { rows: &rows, requests: ids.len() as u64, hits }, false);
+        self.end_notes(rows, staged)
     }
 
     /// Makes later work on `stream` wait for the step's copies. Such work may read the step's rows at their [addresses](Self::addresses), until the step
@@ -477,10 +447,11 @@ impl CachedRows {
         self.next = 0;
         self.resets += 1;
         for map in &mut self.maps {
-            map.stale.clear();
-            map.stale.all = true;
-            map.in_use = false;
-            map.ready = None;
+            map.lists.clear();
+            (map.read, map.is_new, map.in_use) = (None, true, false);
+        }
+        if let Some(notes) = &mut self.notes {
+            notes.forget();
         }
     }
 
@@ -517,7 +488,7 @@ impl CachedRows {
         self.cache.statistics()
     }
 
-    /// Which row is in which slot.
+    /// Which row is in which slot. Its heat is that of steps whose ids the host had; [`heat`](Self::heat) is that of all.
     #[must_use]
     pub fn cache(&self) -> &RowCache {
         &self.cache

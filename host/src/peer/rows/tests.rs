@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::faults::Point;
-use super::{CachedRows, NONE, Step};
+use super::{CachedRows, NONE, Part, Step};
 use crate::peer::{CacheOptions, CacheStatistics};
-use crate::{Device, DeviceKind, EmulatorOptions, Error};
+use crate::{Device, DeviceKind, EmulatorOptions, Error, Result, Tensor};
 
 /// Bytes of row `row` in its `version`, none of which are the poison.
 fn contents(row: usize, version: u8, row_bytes: usize) -> Vec<u8> {
@@ -51,6 +51,16 @@ fn ids(rows: usize, steps: usize, seed: u64) -> Vec<Vec<u32>> {
         .collect()
 }
 
+/// Starts a step from ids that the device has, or the host.
+fn stage(cached: &mut CachedRows, ids: &[u32], is_on_device: bool) -> Result<Step> {
+    if !is_on_device {
+        return cached.stage(ids);
+    }
+    let device = cached.device().clone();
+    let ids = Tensor::from_slice(&device, ids, [ids.len()])?;
+    cached.stage_ids(&ids, &device.default_stream())
+}
+
 fn devices() -> [Device; 2] {
     [Device::cpu(), Device::emulator()]
 }
@@ -61,6 +71,7 @@ proptest! {
     #[test]
     fn readers_find_their_rows_while_the_next_step_is_staged(
         rows in 1usize..30, slots in 1usize..34, chunks in 1usize..70, poison: bool, seed: u64,
+        on_device: u16,
     ) {
         for device in devices() {
             let row_bytes = 16 * chunks;
@@ -68,8 +79,8 @@ proptest! {
             let mut cached = filled(&device, rows, row_bytes, options);
             let stream = device.new_stream().unwrap();
             let mut flying: VecDeque<(Step, Vec<u32>)> = VecDeque::new();
-            for ids in ids(rows, 12, seed) {
-                let step = cached.stage(&ids).unwrap();
+            for (number, ids) in ids(rows, 12, seed).into_iter().enumerate() {
+                let step = stage(&mut cached, &ids, on_device >> number & 1 != 0).unwrap();
                 cached.begin_reading(&step, &stream).unwrap();
                 flying.push_back((step, ids));
                 for (step, ids) in &flying {
@@ -91,6 +102,61 @@ proptest! {
             let statistics = cached.statistics();
             prop_assert_eq!(statistics.hits + statistics.misses, statistics.requests);
             prop_assert!(statistics.residents <= slots.min(rows) as u64);
+            let heat: u64 = cached.heat().unwrap().into_iter().map(u64::from).sum();
+            prop_assert_eq!(heat, statistics.unique);
+        }
+    }
+
+    #[test]
+    fn a_step_is_the_same_wherever_its_ids_are_and_on_every_device(
+        rows in 1usize..700, share in 1usize..=100, length in 0usize..400, skewed: bool, seed: u64,
+        faults in prop::collection::vec(prop_oneof![
+            9 => Just(None), 1 => Just(Some(Point::Plan)), 1 => Just(Some(Point::Record)),
+            1 => Just(Some(Point::Allocation)),
+        ], 8),
+    ) {
+        let slots = (rows * share).div_ceil(100);
+        let new = |device: &Device| {
+            let options = CacheOptions::default().slots(slots).poison(seed % 2 == 0);
+            CachedRows::new(device, rows, 16, &options).unwrap()
+        };
+        let [cpu, emulator] = devices();
+        let mut caches = [(new(&cpu), false), (new(&cpu), true), (new(&emulator), false), (new(&emulator), true)];
+        let mut flying: [Option<Step>; 4] = [const { None }; 4];
+        let mut state = seed | 1;
+        let mut random = move |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        for fault in faults {
+            let mut id = || if skewed { random(rows) * random(rows) / rows } else { random(rows) };
+            let ids: Vec<u32> = (0..length).map(|_| id() as u32).collect();
+            let mut seen = Vec::new();
+            for ((cached, is_on_device), flying) in caches.iter_mut().zip(&mut flying) {
+                *cached.faults.next.lock() = fault.map(|point| (point, 0));
+                let staged = stage(cached, &ids, *is_on_device);
+                prop_assert_eq!(staged.is_err(), fault.is_some(), "{:?}", staged);
+                let stream = cached.device().default_stream();
+                // A step from before a reset is no more.
+                let before = match staged {
+                    Ok(step) => flying.replace(step),
+                    Err(_) => flying.take(),
+                };
+                if let Some(step) = before.filter(|step| step.resets == cached.resets) {
+                    cached.release(step, &stream).unwrap();
+                }
+                let cache = cached.cache();
+                seen.push((
+                    CacheStatistics { stalls: 0, ..cache.statistics() },
+                    cache.slot_of().to_vec(),
+                    cache.owner_of().to_vec(),
+                    cache.pinned(),
+                    cached.heat().unwrap(),
+                ));
+            }
+            for other in &seen[1..] {
+                prop_assert_eq!(&seen[0], other);
+            }
         }
     }
 
@@ -131,19 +197,21 @@ proptest! {
         rows in 1usize..20, slots in 1usize..20, poison: bool, seed: u64,
         faults in prop::collection::vec(prop_oneof![
             3 => Just(None), 1 => Just(Some(Point::Plan)), 1 => Just(Some(Point::Allocation)),
-            1 => Just(Some(Point::Copy)), 1 => Just(Some(Point::Record)),
+            1 => Just(Some(Point::Copy)), 1 => Just(Some(Point::Record)), 1 => Just(Some(Point::Note)),
+            1 => Just(Some(Point::Return)), 1 => Just(Some(Point::Wait)),
         ], 12),
+        on_device: u16,
     ) {
         for device in devices() {
             let options = CacheOptions::default().slots(slots).poison(poison);
             let mut cached = filled(&device, rows, 48, options);
             let stream = device.default_stream();
             let mut before: Option<(Step, Vec<u32>)> = None;
-            for (ids, &fault) in ids(rows, 12, seed).into_iter().zip(&faults) {
+            for (number, (ids, &fault)) in ids(rows, 12, seed).into_iter().zip(&faults).enumerate() {
                 let resets = cached.resets;
                 *cached.faults.next.lock() = fault.map(|point| (point, 0));
-                let result = cached.stage(&ids);
-                // A step without copies has no place for some of them.
+                let result = stage(&mut cached, &ids, on_device >> number & 1 != 0);
+                // A step without copies has no place for some of them, nor has one without notes.
                 let failed = fault.is_some() && cached.faults.next.lock().take().is_none();
                 prop_assert_eq!(result.is_err(), failed);
                 if cached.resets != resets {
@@ -159,6 +227,8 @@ proptest! {
                     let expected: Vec<_> = ids.iter().map(|&id| contents(id as usize, 0, 48)).collect();
                     prop_assert_eq!(read(&cached, step, ids), expected, "an earlier step is as it was");
                 }
+                let heat: u64 = cached.heat().unwrap().into_iter().map(u64::from).sum();
+                prop_assert_eq!(heat, cached.statistics().unique, "a step that fails is not counted");
                 if let Ok(step) = result {
                     let expected: Vec<_> = ids.iter().map(|&id| contents(id as usize, 0, 48)).collect();
                     prop_assert_eq!(read(&cached, &step, &ids), expected);
@@ -247,4 +317,110 @@ fn a_default_capacity_fits_into_the_memory_that_is_free() {
         assert_eq!(cached.cache().slots(), 100);
     }
     assert_eq!(device.kind(), DeviceKind::Emulator);
+}
+
+#[test]
+fn ids_on_the_device_may_have_any_shape_and_are_looked_at_as_they_are() {
+    for device in devices() {
+        let mut cached = filled(&device, 100, 32, CacheOptions::default().slots(7));
+        let stream = device.new_stream().unwrap();
+        let all: Vec<u32> = (0..60).map(|i| i * 37 % 100).collect();
+        let ids = Tensor::from_slice(&device, &all, [3, 4, 5]).unwrap();
+        for ids in [
+            ids.clone(),
+            ids.swap_axes(0, 2).unwrap(),
+            ids.slice(1, 1..3).unwrap(),
+            ids.slice(0, 2..2).unwrap(),
+        ] {
+            let step = cached.stage_ids(&ids, &stream).unwrap();
+            let ids = ids.to_vec().unwrap();
+            let expected: Vec<_> = ids.iter().map(|&id| contents(id as usize, 0, 32)).collect();
+            assert_eq!(read(&cached, &step, &ids), expected);
+            cached.release(step, &stream).unwrap();
+        }
+        let elsewhere = Tensor::from_slice(&Device::emulator(), &[0u32], [1]).unwrap();
+        assert!(matches!(
+            cached.stage_ids(&elsewhere, &stream),
+            Err(Error::DeviceMismatch { operand: "ids", .. })
+        ));
+        let foreign = Device::emulator().default_stream();
+        assert!(matches!(
+            cached.stage_ids(&ids, &foreign),
+            Err(Error::DeviceMismatch { operand: "stream", .. })
+        ));
+    }
+}
+
+#[test]
+fn the_first_id_of_no_row_is_named_and_nothing_is_staged() {
+    for device in devices() {
+        let mut cached = filled(&device, 70, 16, CacheOptions::default().slots(70));
+        let stream = device.default_stream();
+        let first = cached.stage(&[1, 69]).unwrap();
+        let before = (cached.statistics(), cached.cache().slot_of().to_vec(), cached.heat().unwrap());
+        for (position, id) in [(0, 70), (31, u32::MAX), (600, 71), (999, 96)] {
+            let mut ids: Vec<u32> = (0..1000).map(|i| i % 70).collect();
+            // Others follow it, and smaller ones.
+            ids[position..].iter_mut().step_by(13).for_each(|id| *id = 1000);
+            ids[position] = id;
+            for is_on_device in [false, true] {
+                let error = stage(&mut cached, &ids, is_on_device).unwrap_err();
+                assert!(matches!(error, Error::Argument { argument: "an id", .. }));
+                let error = error.to_string();
+                let named = format!("{id}, at {position}");
+                assert!(error.contains(&named) && error.contains("less than 70"), "{error}");
+            }
+            let after = (cached.statistics(), cached.cache().slot_of().to_vec(), cached.heat().unwrap());
+            assert_eq!(after, before);
+        }
+        let second = stage(&mut cached, &[3, 2], true).unwrap();
+        assert_eq!(read(&cached, &first, &[1, 69]), [contents(1, 0, 16), contents(69, 0, 16)]);
+        assert_eq!(read(&cached, &second, &[2, 3]), [contents(2, 0, 16), contents(3, 0, 16)]);
+        cached.release(first, &stream).unwrap();
+        cached.release(second, &stream).unwrap();
+    }
+}
+
+#[test]
+fn ids_behind_a_step_are_looked_at_and_not_noted() {
+    for device in devices() {
+        let mut cached = filled(&device, 9, 16, CacheOptions::default().slots(9));
+        let stream = device.default_stream();
+        let note = |cached: &mut CachedRows, ids: &[u32], part: Part| {
+            let ids = Tensor::from_slice(&device, ids, [ids.len()]).unwrap();
+            let noting = cached.note(&ids, part, &stream.record().unwrap())?;
+            cached.stage_noted(noting)
+        };
+        let ids = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+        for (part, position) in
+            [(Part { first: 0, end: 2, checked: 9 }, 8), (Part { first: 5, end: 9, checked: 9 }, 8)]
+        {
+            let error = note(&mut cached, &ids, part).unwrap_err().to_string();
+            assert!(error.contains(&format!("9, at {position}")), "{error}");
+        }
+        let step = note(&mut cached, &ids, Part { first: 3, end: 5, checked: 8 }).unwrap();
+        cached.release(step, &stream).unwrap();
+        let slots: Vec<_> = (0..9).filter(|&row| cached.cache().slot(row).is_some()).collect();
+        assert_eq!((slots, cached.statistics().requests), (vec![4, 5], 2));
+        assert_eq!(cached.heat().unwrap(), [0, 0, 0, 0, 1, 1, 0, 0, 0]);
+    }
+}
+
+#[test]
+fn notes_that_others_have_replaced_are_an_error() {
+    let device = Device::emulator();
+    let mut cached = filled(&device, 9, 16, CacheOptions::default().slots(9));
+    let ids = Tensor::from_slice(&device, &[1u32, 2], [2]).unwrap();
+    let after = device.default_stream().record().unwrap();
+    let note = |cached: &mut CachedRows, first| {
+        cached.note(&ids, Part { first, end: 1 + first, checked: 2 }, &after)
+    };
+    let (old, new) = (note(&mut cached, 0).unwrap(), note(&mut cached, 1).unwrap());
+    assert!(cached.stage_noted(old).is_err());
+    let step = cached.stage_noted(new).unwrap();
+    cached.release(step, &device.default_stream()).unwrap();
+    assert_eq!(cached.heat().unwrap(), [0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    let forgotten = note(&mut cached, 0).unwrap();
+    cached.reset();
+    assert!(cached.stage_noted(forgotten).is_err());
 }
