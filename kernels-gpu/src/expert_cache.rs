@@ -1,10 +1,10 @@
 //! Keeping a cache of rows in step with what its users read: noting which rows a step reads, and copying rows of a table in host memory to slots
 //! in the device's memory.
 //!
-//! [`note_rows`] makes of a step's ids, which are on the device, a bit for each row of the table: what the host plans by. The host reads that many
-//! bits and no ids. [`settle_notes`] counts the noted rows once the step is planned, and clears the notes for the next one.
+//! [`note_rows`](fn@note_rows) makes of a step's ids, which are on the device, a bit for each row of the table: what the host plans by. The host reads that many
+//! bits and no ids. [`settle_notes`](fn@settle_notes) counts the noted rows once the step is planned, and clears the notes for the next one.
 //!
-//! [`fill_slots`] does what was planned. Which row goes where is a list in host memory, so that a launch is all that a step of the cache takes.
+//! [`fill_slots`](fn@fill_slots) does what was planned. Which row goes where is a list in host memory, so that a launch is all that a step of the cache takes.
 //! Reads over the link to the host take microseconds: a warp reads its part of the list at once and has a whole row of 4 KiB under way at a time,
 //! and a few blocks saturate the link.
 

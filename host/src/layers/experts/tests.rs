@@ -67,6 +67,7 @@ proptest! {
         (tokens, heads, k) in (1usize..24, 1usize..3, 1usize..5),
         count in 1usize..50, slots in 1usize..56, chunk in 1usize..9, poison: bool, seed: u64,
     ) {
+        let mut counts = Vec::new();
         for device in [Device::cpu(), Device::emulator()] {
             let layout = ExpertLayout::new(format, d, hidden, o, gated).unwrap();
             let options = ExpertOptions::default().activation(Activation::Silu).chunk_tokens(chunk);
@@ -91,7 +92,9 @@ proptest! {
             let heat: u64 = cached.heat().unwrap().expect("there is a cache").into_iter().map(u64::from).sum();
             prop_assert_eq!(heat, statistics.unique);
             prop_assert!(resident.statistics().is_none() && resident.heat().unwrap().is_none());
+            counts.push((CacheStatistics { stalls: 0, ..statistics }, cached.heat().unwrap()));
         }
+        prop_assert_eq!(&counts[0], &counts[1], "on the CPU and on the emulator");
     }
 }
 

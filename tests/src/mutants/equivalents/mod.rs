@@ -2,6 +2,7 @@
 //!
 //! The reasons stand in tables, one for each kind of kernel; here is how a mutant's is found.
 
+mod expert_cache;
 mod generated;
 mod hopper;
 mod hopper_f32;
@@ -49,7 +50,7 @@ const BAR_WARP_SYNC: (&str, &str) = (
 const NO_STEPS: &str = "a sum of no steps, which the caller rules out: K is at least 1";
 
 /// Every table, in the order in which they are searched.
-const TABLES: [&[Equivalent]; 7] = [
+const TABLES: [&[Equivalent]; 8] = [
     linear::EQUIVALENTS,
     generated::EQUIVALENTS,
     hopper::EQUIVALENTS,
@@ -57,6 +58,7 @@ const TABLES: [&[Equivalent]; 7] = [
     hopper_f32::EQUIVALENTS,
     repack::EQUIVALENTS,
     topk::EQUIVALENTS,
+    expert_cache::EQUIVALENTS,
 ];
 
 /// The reason for a mutant, if there is one.
