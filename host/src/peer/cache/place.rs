@@ -1,5 +1,7 @@
 //! Which rows of a step get which slots: sets of rows, 64 of them at a time.
 
+use std::ops::Range;
+
 use super::{Flight, Load, NONE, Pins, RowCache};
 use crate::error::{Error, Result};
 
@@ -29,13 +31,11 @@ pub(crate) struct Draft {
     loads: usize,
 }
 
-/// The words of a set with the bits of each that are looked at, from `start` on and around to before it: once for every row.
-fn around(start: usize, words: usize) -> impl Iterator<Item = (usize, u64)> {
+/// The words of a set with the bits of each that are looked at, from row `start` on and around to before it: once for every row.
+fn around(start: usize, words: usize) -> [(Range<usize>, u64); 4] {
     let (first, from) = (start / 64, u64::MAX << (start % 64));
-    let ends = [(first, from), (first, !from)];
-    let between = (first + 1..words).chain(0..first).map(|word| (word, u64::MAX));
-    let count = if words == 0 { 0 } else { 1 };
-    ends.into_iter().take(count).chain(between).chain(ends.into_iter().skip(1).take(count))
+    let (here, behind) = (first..words.min(first + 1), words.min(first + 1)..words);
+    [(here.clone(), from), (behind, u64::MAX), (0..first, u64::MAX), (here, !from)]
 }
 
 /// The rows of a set, from the first on.
@@ -119,41 +119,49 @@ impl RowCache {
     /// its second chance, the others lose their slots. After two turns nothing is left to be found.
     fn evict(&mut self, pins: &[u64], loads: &mut [Load]) -> usize {
         let (start, words) = (self.hand, self.resident.len());
-        let mut found = 0;
+        let (mut found, mut last) = (0, None);
         let mut second_chances = 0;
         for turn in 0..2 {
             if found == loads.len() || (turn == 1 && second_chances == 0) {
                 break;
             }
-            for (word, mask) in around(start, words) {
-                #[cfg(test)]
-                {
-                    self.looked_at += 1;
-                }
-                let pinned = self.flights.iter().fold(pins[word], |rows, flight| rows | flight.rows[word]);
-                let candidates = self.resident[word] & !pinned & mask;
-                let referenced = candidates & self.referenced[word];
-                let (mut victims, mut passed) = (candidates & !referenced, candidates);
-                while victims != 0 {
-                    let (bit, row) =
-                        (victims & victims.wrapping_neg(), 64 * word + victims.trailing_zeros() as usize);
-                    let slot = std::mem::replace(&mut self.slot_of[row], NONE);
-                    loads[found] = Load { row: NONE, slot, evicted: row as u32 };
-                    found += 1;
-                    self.resident[word] &= !bit;
-                    self.hand = (row + 1) % self.slot_of.len();
-                    victims ^= bit;
+            'turn: for (range, mask) in around(start, words) {
+                for word in range {
+                    #[cfg(test)]
+                    {
+                        self.looked_at += 1;
+                    }
+                    let pinned =
+                        self.flights.iter().fold(pins[word], |rows, flight| rows | flight.rows[word]);
+                    let candidates = self.resident[word] & !pinned & mask;
+                    let referenced = candidates & self.referenced[word];
+                    let (mut victims, mut passed) = (candidates & !referenced, candidates);
+                    let mut taken = 0;
+                    while victims != 0 {
+                        let bit = victims & victims.wrapping_neg();
+                        let row = 64 * word + victims.trailing_zeros() as usize;
+                        let slot = std::mem::replace(&mut self.slot_of[row], NONE);
+                        loads[found] = Load { row: NONE, slot, evicted: row as u32 };
+                        found += 1;
+                        last = Some(row);
+                        taken |= bit;
+                        victims ^= bit;
+                        if found == loads.len() {
+                            passed &= bit - 1;
+                            break;
+                        }
+                    }
+                    self.resident[word] &= !taken;
+                    self.referenced[word] &= !passed;
+                    second_chances |= referenced & passed;
                     if found == loads.len() {
-                        passed &= bit - 1;
-                        break;
+                        break 'turn;
                     }
                 }
-                self.referenced[word] &= !passed;
-                second_chances |= referenced & passed;
-                if found == loads.len() {
-                    break;
-                }
             }
+        }
+        if let Some(last) = last {
+            self.hand = if last + 1 < self.slot_of.len() { last + 1 } else { 0 };
         }
         self.statistics.evictions += found as u64;
         self.statistics.residents -= found as u64;
@@ -163,26 +171,31 @@ impl RowCache {
     /// Gives the slots of the loads to rows of `noted` that have none, in the order of their numbers, from the one on that was last left without.
     fn enter(&mut self, noted: &[u64], draft: &mut Draft, loads: &mut [Load]) {
         let mut loads = loads.iter_mut();
-        for (word, mask) in around(self.first, noted.len()) {
-            let mut missing = noted[word] & !self.resident[word] & mask;
-            let mut entered = 0;
-            while missing != 0 {
-                let row = 64 * word + missing.trailing_zeros() as usize;
-                let Some(load) = loads.next() else {
-                    self.first = row;
-                    break;
-                };
-                load.row = row as u32;
-                self.slot_of[row] = load.slot;
-                self.owner_of[load.slot as usize] = load.row;
-                entered |= missing & missing.wrapping_neg();
-                missing &= missing - 1;
-            }
-            self.resident[word] |= entered;
-            self.referenced[word] |= entered;
-            draft.pins[word] |= entered;
-            if missing != 0 {
-                break;
+        for (range, mask) in around(self.first, noted.len()) {
+            for word in range {
+                let mut missing = noted[word] & !self.resident[word] & mask;
+                if missing == 0 {
+                    continue;
+                }
+                let mut entered = 0;
+                while missing != 0 {
+                    let row = 64 * word + missing.trailing_zeros() as usize;
+                    let Some(load) = loads.next() else {
+                        self.first = row;
+                        break;
+                    };
+                    load.row = row as u32;
+                    self.slot_of[row] = load.slot;
+                    self.owner_of[load.slot as usize] = load.row;
+                    entered |= missing & missing.wrapping_neg();
+                    missing &= missing - 1;
+                }
+                self.resident[word] |= entered;
+                self.referenced[word] |= entered;
+                draft.pins[word] |= entered;
+                if missing != 0 {
+                    return;
+                }
             }
         }
     }
