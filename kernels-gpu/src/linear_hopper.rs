@@ -112,17 +112,22 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
     // vouches for maps and pointers, and each tile of Y belongs to one block.
     unsafe {
         S::start();
-        grid::wait_for_earlier_launches();
         if S::is_producer() {
             if let Some(mut producer) = S::producer() {
-                while let Some(part) = S::next_part(&mut tiles) {
+                let mut next = S::next_part(&mut tiles);
+                // Behind the start and the first tile's divisions, which depend on no other launch.
+                grid::wait_for_earlier_launches();
+                while let Some(part) = next {
                     S::load::<T>(&mut producer, x, w, p.layouts, steps, part);
+                    next = S::next_part(&mut tiles);
                 }
                 S::finish(producer);
             }
         } else {
             let mut consumer = S::consumer();
-            while let Some(part) = S::next_tile(&mut consumer, &mut tiles, steps) {
+            let mut next = S::next_tile(&mut consumer, &mut tiles, steps);
+            grid::wait_for_earlier_launches();
+            while let Some(part) = next {
                 let epilogue = epilogue.of_matrix(part.tile.batch, p.m, p.n);
                 let in_registers = epilogue.in_registers();
                 let columns = S::columns(&in_registers, part);
@@ -149,6 +154,7 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
                     let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
                     S::store_rows(&accumulators, &epilogue, &y, part);
                 }
+                next = S::next_tile(&mut consumer, &mut tiles, steps);
             }
             S::finish_stores();
         }

@@ -96,10 +96,10 @@ pub unsafe fn linear_skinny<T: Wgmma<S::Accumulators>, O: Element, S: SplitKTile
     // vouches for maps and pointers, and each tile of Y belongs to one cluster.
     unsafe {
         S::start(x, w);
-        grid::wait_for_earlier_launches();
-        // Behind the start, under which its divisions run.
+        // Behind the start, under which its divisions run, and before what else waits for other launches.
         let share = S::share(p.m, p.n, p.k * T::BYTES);
         let tile = share.tile;
+        grid::wait_for_earlier_launches();
         if S::is_producer() {
             S::load::<T>(x, w, p.layouts, share);
         } else {

@@ -107,15 +107,17 @@ pub unsafe fn linear_update_hopper<
             }
         }
         S::start();
-        grid::wait_for_earlier_launches();
         if S::is_producer() {
             if let Some(mut producer) = S::producer() {
                 while let Some(tile) = tiles.next_tile() {
+                    // Behind the start and the first tile's divisions, which depend on no other launch; again it takes no time.
+                    grid::wait_for_earlier_launches();
                     S::load::<T>(&mut producer, x, w, vt, steps, tile, exchange.chunk_of(tile));
                 }
                 S::finish(producer);
             }
         } else {
+            grid::wait_for_earlier_launches();
             let mut consumer = S::consumer();
             while let Some(tile) = S::next_tile(&mut consumer, &mut tiles, steps) {
                 S::fetch(&consumer, u, &exchange, tile);
@@ -219,24 +221,42 @@ pub unsafe fn linear_update_few_rows<T: Wgmma<[f32; 8]> + MmaElement + HalfEleme
     p: UpdateFewRowsParams,
 ) {
     type S = TransposedUpdate;
-    let share = S::share(p.m, p.n, p.k * T::BYTES);
-    let (tile, ranks) = (share.tile, codes.rank());
-
     // SAFETY: the whole grid is here, with the threads and the shared memory that the tile asks for; the caller vouches for maps and
     // pointers, and each tile of Y belongs to one block.
     unsafe {
         S::start(x, w, vt);
+        // Behind the start, under which its divisions run.
+        let share = S::share(p.m, p.n, p.k * T::BYTES);
+        let (tile, ranks) = (share.tile, codes.rank());
+        grid::wait_for_earlier_launches();
         if S::is_producer() {
             S::load::<T>(x, w, vt, share);
         } else if S::sums_h() {
-            S::sum_h::<T>(share, ranks, |row, rank| codes.of_rank(rank).scaled(row, row < p.m));
+            let rank = S::rank();
+            let scaling = if let Some(words) = codes.words_of_rank(rank) {
+                S::put_codes(share, |row, to| words.copy(row, row < p.m, to));
+                words.scaling()
+            } else {
+                let [left, right] = [codes.of_rank(rank), codes.of_rank(rank + 1)];
+                S::put_codes(share, |row, to| left.put_beside(&right, row, row < p.m, to));
+                [left.scaling(), right.scaling()]
+            };
+            S::sum_h::<T>(share, ranks, scaling);
         } else {
             let rows_of_u = S::rows_of_u(u, p.stride_u, ranks, p.n, tile);
             let epilogue = epilogue.of_matrix(0, p.m, p.n);
             let columns = S::columns(&epilogue, tile);
             let accumulators = S::multiply::<T>(share, rows_of_u);
+            S::exchange(accumulators);
             let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.n };
-            S::store(accumulators, &epilogue, columns, &y, tile);
+            let is_whole = y.is_vector_aligned() && p.n.is_multiple_of(4);
+            match epilogue.in_registers().with_floor() {
+                Some(simple) if is_whole && epilogue.fits_registers() => {
+                    let columns = columns.map(|(_, bias)| bias);
+                    S::store_at_once(&simple, columns, &y, tile);
+                }
+                _ => S::store(&epilogue, columns, &y, tile),
+            }
         }
     }
 }

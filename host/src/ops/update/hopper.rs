@@ -89,7 +89,7 @@ impl Tile {
         match self {
             Self::PingPong128x192 => of::<UpdatePingPong128x192>([6_100_000, 7_710, 8_020, 1_100_000, 0]),
             Self::Cooperative128x192 => {
-                of::<UpdateCooperative128x192>([3_300_000, 7_710, 8_020, 1_300_000, 0])
+                of::<UpdateCooperative128x192>([2_600_000, 7_710, 8_020, 2_000_000, 0])
             }
             Self::PingPong128x128 => {
                 of::<UpdatePingPong128x128>([3_380_000, 5_040, 5_700, 700_000, 3_900_000])

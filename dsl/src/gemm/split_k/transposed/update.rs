@@ -6,7 +6,7 @@
 //!
 //! Every block computes the H of its rows; V comes from the level-2 cache.
 
-use super::{FRAGMENT_ROWS, ROW_BYTES, STEP_BYTES, TransposedTile, WARP_COLUMNS, WARPGROUP_ROWS};
+use super::{FRAGMENT_ROWS, MADE, ROW_BYTES, STEP_BYTES, TransposedTile, WARP_COLUMNS, WARPGROUP_ROWS};
 use crate::epilogue::Epilogue;
 use crate::float::{Element, HalfElement};
 use crate::gemm::MmaElement;
@@ -17,7 +17,6 @@ use crate::layout::{ChunkIndex, TileIndex, a_fragment_chunk, accumulator_coord, 
 use crate::pipeline::Pipeline;
 use crate::ptx::{self, Accumulators, Wgmma};
 use crate::shared::SharedAddress;
-use crate::thread;
 use crate::tile::Output;
 use crate::warp;
 
@@ -96,17 +95,26 @@ impl TransposedUpdate {
     /// dynamic shared memory.
     #[inline(always)]
     pub unsafe fn start(a: &TensorMap, b: &TensorMap, vt: &TensorMap) {
-        // SAFETY: all threads of the block are here. One makes the barriers and the others wait for it.
+        // SAFETY: all threads of the block are here. The first warp makes the barriers, and the others wait for it, the one that has the
+        // operands copied in `load`: until then it finds out what to copy.
         unsafe {
-            if thread::thread_idx_x() == WARPS * warp::SIZE {
-                ptx::prefetch_tensormap(b.address());
-                ptx::prefetch_tensormap(a.address());
-                ptx::prefetch_tensormap(vt.address());
-                Base::ring_a().init(WARPS + 1);
-                Base::ring_b().init(WARPS);
-                Self::ring_v().init(1);
+            if Self::is_producer() {
+                if warp::lane_id() == 0 {
+                    ptx::prefetch_tensormap(b.address());
+                    ptx::prefetch_tensormap(a.address());
+                    ptx::prefetch_tensormap(vt.address());
+                }
+            } else if warp::warp_id() == 0 {
+                if warp::lane_id() == 0 {
+                    Base::ring_a().init(WARPS + 1);
+                    Base::ring_b().init(WARPS);
+                    Self::ring_v().init(1);
+                }
+                warp::sync_warp();
+                ptx::bar_arrive_at(MADE, Self::THREADS);
+            } else {
+                ptx::bar_sync_at(MADE, Self::THREADS);
             }
-            thread::sync_threads();
         }
     }
 
@@ -132,6 +140,8 @@ impl TransposedUpdate {
     /// maps describe tensors of type `T` as the type says, valid for reads, and nothing writes them while the kernel runs.
     #[inline(always)]
     pub unsafe fn load<T: Element>(a: &TensorMap, b: &TensorMap, vt: &TensorMap, share: Share) {
+        // SAFETY: all lanes of the warp are here, and the other warps have come to the barrier, or will, in `start`.
+        unsafe { ptx::bar_sync_at(MADE, Self::THREADS) };
         if warp::lane_id() != 0 {
             return;
         }
@@ -157,25 +167,37 @@ impl TransposedUpdate {
         }
     }
 
-    /// Sums H for the tile's rows, and hands it over, times the codes: `codes` gives those of a row and a rank, zero where there is none.
+    /// The first of the two neighbouring ranks that this lane has sums of.
+    #[inline(always)]
+    #[must_use]
+    pub fn rank() -> u32 {
+        accumulator_coord(warp::lane_id(), 0).column
+    }
+
+    /// Has the codes brought that [`sum_h`](Self::sum_h) needs: `put` puts those of a row and of this lane's [ranks](Self::rank), packed, into
+    /// a word of shared memory, or begins to copy them there by `cp.async`; zeros where there are none.
     ///
     /// # Safety
     ///
-    /// All threads for which [`sums_h`](Self::sums_h) holds call it once, after [`start`](Self::start), and then end.
+    /// All threads for which [`sums_h`](Self::sums_h) holds call it once, before `sum_h`.
     #[inline(always)]
-    pub unsafe fn sum_h<T: MmaElement + HalfElement>(
-        share: Share,
-        ranks: u32,
-        codes: impl Fn(u32, u32) -> f32,
-    ) {
+    pub unsafe fn put_codes(share: Share, put: impl Fn(u32, SharedAddress)) {
+        let first = share.tile.m * Self::BLOCK_M + accumulator_coord(warp::lane_id(), 0).row;
+        for half in 0..2 {
+            put(first + half * FRAGMENT_ROWS, Self::handed().offset(4 * half));
+        }
+    }
+
+    /// Sums H for the tile's rows, and hands it over, times the codes and their `scaling`.
+    ///
+    /// # Safety
+    ///
+    /// All threads for which [`sums_h`](Self::sums_h) holds call it once, after [`start`](Self::start) and
+    /// [`put_codes`](Self::put_codes), and then end.
+    #[inline(always)]
+    pub unsafe fn sum_h<T: MmaElement + HalfElement>(share: Share, ranks: u32, scaling: [f32; 2]) {
         let lane = warp::lane_id();
         let own = accumulator_coord(lane, 0);
-        let row = share.tile.m * Self::BLOCK_M + own.row;
-        let mut factors = [0.0; 4];
-        for (index, factor) in factors.iter_mut().enumerate() {
-            let (half, column) = (index as u32 / 2, index as u32 % 2);
-            *factor = codes(row + half * FRAGMENT_ROWS, own.column + column);
-        }
         let (mut consumer_a, mut consumer_v) = (Base::ring_a().consumer(), Self::ring_v().consumer());
         // Two sums, so that a product need not wait for the one before it.
         let mut sums = [[0.0; 4]; 2];
@@ -208,12 +230,18 @@ impl TransposedUpdate {
                 consumer_v.release(stage_v);
             }
         }
-        let scaled = |index: usize| {
+        ptx::cp_async_wait_all();
+        // SAFETY: this lane has put them there, or had them copied, and has waited.
+        let codes = unsafe { ptx::ld_shared_v2_f32(Self::handed().get()) };
+        let codes = [T::unpack(codes[0].to_bits()), T::unpack(codes[1].to_bits())];
+        let scaled = |half: usize, column: usize| {
+            let index = 2 * half + column;
             // A sum of what is not there may be infinite times zero.
-            let inside = own.column + index as u32 % 2 < ranks;
-            if inside { (sums[0][index] + sums[1][index]) * factors[index] } else { 0.0 }
+            let inside = own.column + (column as u32) < ranks;
+            let factor = scaling[column] * codes[half][column];
+            if inside { (sums[0][index] + sums[1][index]) * factor } else { 0.0 }
         };
-        let packed = [T::pack([scaled(0), scaled(1)]), T::pack([scaled(2), scaled(3)])];
+        let packed = [T::pack([scaled(0, 0), scaled(0, 1)]), T::pack([scaled(1, 0), scaled(1, 1)])];
         // SAFETY: a place of this lane's own, which others read behind the barrier.
         unsafe {
             ptx::st_shared_v2_f32(Self::handed().get(), packed.map(f32::from_bits));
@@ -287,24 +315,47 @@ impl TransposedUpdate {
         unsafe { Base::columns(epilogue, tile) }
     }
 
-    /// As [`SplitKTile::exchange`] and [`SplitKTile::store`], of what [`multiply`](Self::multiply) returned.
+    /// As [`SplitKTile::exchange`], of what [`multiply`](Self::multiply) returned.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn exchange(accumulators: [f32; 8]) {
+        // SAFETY: the caller's promise.
+        unsafe { Base::exchange(accumulators) }
+    }
+
+    /// As [`SplitKTile::store`].
     ///
     /// # Safety
     ///
     /// As there.
     #[inline(always)]
     pub unsafe fn store<O: Element, E: Epilogue>(
-        accumulators: [f32; 8],
         epilogue: &E,
         columns: [E::Column; COLUMNS],
         output: &Output<O>,
         tile: TileIndex,
     ) {
         // SAFETY: the caller's promise.
-        unsafe {
-            Base::exchange(accumulators);
-            Base::store(epilogue, columns, output, tile);
-        }
+        unsafe { Base::store(epilogue, columns, output, tile) }
+    }
+
+    /// As [`SplitKTile::store_at_once`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn store_at_once<O: Element, E: Epilogue>(
+        epilogue: &E,
+        columns: [E::Column; COLUMNS],
+        output: &Output<O>,
+        tile: TileIndex,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { Base::store_at_once(epilogue, columns, output, tile) }
     }
 }
 
