@@ -18,6 +18,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     the_best_of_a_million_experts_are_found,
     numbers_beyond_the_range_of_f16_are_routed,
     sub_keys_that_are_equal_are_taken_in_their_order,
+    rows_of_equal_scores_stand_beside_others,
     retrievals_that_do_not_fit_are_refused,
     retrievals_for_no_tokens_are_empty,
 ];
@@ -160,14 +161,43 @@ fn numbers_beyond_the_range_of_f16_are_routed(device: &Device) -> Result<(), Fai
 }
 
 fn sub_keys_that_are_equal_are_taken_in_their_order(device: &Device) -> Result<(), Failed> {
-    let (n, k) = (300, 40);
-    for dtype in TYPES {
-        let ids = match dtype {
-            DType::F16 => ids_of_equal::<f16>(device, f16::ONE, n, k)?,
-            DType::Bf16 => ids_of_equal::<bf16>(device, bf16::ONE, n, k)?,
-            _ => ids_of_equal::<f32>(device, 1.0, n, k)?,
-        };
-        assert_eq!(ids, (0..k as u32).collect::<Vec<_>>(), "{dtype}: all experts are equal");
+    for (n, k) in [(300, 40), (300, 16), (600, 31)] {
+        for dtype in TYPES {
+            let ids = match dtype {
+                DType::F16 => ids_of_equal::<f16>(device, f16::ONE, n, k)?,
+                DType::Bf16 => ids_of_equal::<bf16>(device, bf16::ONE, n, k)?,
+                _ => ids_of_equal::<f32>(device, 1.0, n, k)?,
+            };
+            assert_eq!(ids, (0..k as u32).collect::<Vec<_>>(), "{dtype} k={k}: all experts are equal");
+        }
+    }
+    Ok(())
+}
+
+/// Tokens 0, whose scores are all equal, among others, whose scores rise or fall with the number of the sub-key.
+fn rows_of_equal_scores_stand_beside_others(device: &Device) -> Result<(), Failed> {
+    for (n, k) in [(300, 16), (700, 5)] {
+        let tokens: Vec<f32> =
+            (0..19).map(|token: i32| [0.0, 1.0, -1.0, 2.0][(token * token) as usize % 4]).collect();
+        let keys: Vec<f32> = (0..n).map(|key| key as f32).collect();
+        let x = Tensor::from_slice(device, &tokens, [tokens.len(), 1])?;
+        let w = Tensor::from_slice(device, &[1.0f32, 2.0], [2, 1])?;
+        let keys = Tensor::from_slice(device, &keys, [n, 1])?;
+        let routing = ops::product_key_topk(&x, &w, &keys, &keys, 1, k)
+            .query_norm(QueryNorm::none())
+            .gate(Gate::Identity)
+            .run()?;
+        let (ids, gates) = (routing.ids.to_vec()?, routing.gates.to_vec()?);
+        for (token, (ids, gates)) in tokens.iter().zip(ids.chunks(k).zip(gates.chunks(k))) {
+            let score = |id: usize| token * ((id / n) as f32 + 2.0 * (id % n) as f32);
+            let mut all: Vec<usize> = (0..n * n).collect();
+            all.sort_by(|&a, &b| score(b).total_cmp(&score(a)).then(a.cmp(&b)));
+            assert!(
+                ids.iter().zip(&all).all(|(&id, &best)| id as usize == best),
+                "n={n} token {token}: {ids:?}"
+            );
+            assert!(gates.iter().zip(&all).all(|(&gate, &best)| gate == score(best)), "n={n} token {token}");
+        }
     }
     Ok(())
 }

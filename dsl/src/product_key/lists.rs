@@ -4,15 +4,19 @@
 
 use core::num::NonZeroU32;
 
+use super::candidates::Chunk;
 use super::params::{GATE_RELU, GATE_SIGMOID, GATE_SOFTMAX, ProductKeyParams};
 use super::queries::warp_sum;
-use super::{CANDIDATE_BYTES, CHUNK, Places, ROW_BYTES, SCORE_ROW, WARPS};
+use super::{MOST_SUMS, Places, ROW_BYTES};
 use crate::launch::GlobalMut;
 use crate::topk::{
-    BestOfWarp, EMPTY, Entry, entry, id_of_entry, key_of_entry, kth_of_lanes, load_entry, number_of_key,
-    order_key, rank_in_sorted, ranks, store_entry,
+    BestOfWarp, EMPTY, Entry, entry, id_of_entry, key_of_entry, load_entry, number_of_key, order_key,
+    rank_in_sorted, ranks, ranks_of_lanes, store_entry,
 };
 use crate::{math, ptx, warp};
+
+/// The bit of a pair of ranks that is set if exactly k sums are of ranks that are no worse.
+const CORNER: u32 = 1 << 31;
 
 /// Writes the pairs of ranks whose sums can win: the first in the upper half of a word, the second in the lower half.
 ///
@@ -36,8 +40,9 @@ pub(super) unsafe fn write_pairs<const SLOTS: usize>(k: u32, to: u32) {
         let mut second = 0;
         while second < count {
             let at = to + (begin + end - count + second) * 4;
+            let corner = if (first + 1) * (second + 1) == k { CORNER } else { 0 };
             // SAFETY: the caller's promise.
-            unsafe { ptx::st_shared_b32(at, first << 16 | second) }
+            unsafe { ptx::st_shared_b32(at, first << 16 | second | corner) }
             second += 1;
         }
         // SAFETY: the caller's promise.
@@ -45,37 +50,16 @@ pub(super) unsafe fn write_pairs<const SLOTS: usize>(k: u32, to: u32) {
     }
 }
 
-/// The scores of a row with a chunk of sub-keys.
-#[derive(Clone, Copy)]
-pub(super) struct Chunk {
-    /// Where they are in shared memory.
-    pub(super) scores: u32,
-    /// The number of the chunk's first sub-key.
-    pub(super) first: u32,
-    /// Sub-keys in all.
-    pub(super) n: u32,
-    /// How many of them are kept.
-    pub(super) k: u32,
-}
-
-impl Chunk {
-    /// Sub-keys that there are.
-    #[inline(always)]
-    fn count(&self) -> u32 {
-        (self.n - self.first).min(ptx::opaque(CHUNK))
-    }
-}
-
-/// Offers the scores of a chunk to a row's list at `at`, one after the other; `new` says that it is empty.
+/// Offers the scores of a chunk, which are at `scores`, to a row's list at `at`, one after the other. At the first chunk the list is empty, whatever is there.
 ///
 /// # Safety
 ///
 /// All lanes of the warp call it; the scores are visible to it, and the list is this warp's.
 #[inline(always)]
-pub(super) unsafe fn select<const SLOTS: usize>(of: &Chunk, at: u32, new: bool) {
+pub(super) unsafe fn select<const SLOTS: usize>(of: &Chunk, scores: u32, at: u32) {
     let (lane, count) = (warp::lane_id(), of.count());
     let mut best = BestOfWarp::<SLOTS>::new(of.k);
-    if !new {
+    if !of.is_first {
         let (mut keys, mut ids) = ([EMPTY; SLOTS], [0; SLOTS]);
         for slot in 0..SLOTS {
             // SAFETY: the caller's promise.
@@ -89,7 +73,7 @@ pub(super) unsafe fn select<const SLOTS: usize>(of: &Chunk, at: u32, new: bool) 
     while column < count {
         // SAFETY: the caller's promise; there is room for a whole chunk.
         unsafe {
-            let score = ptx::ld_shared_f32(of.scores + (column + lane) * 4);
+            let score = ptx::ld_shared_f32(scores + (column + lane) * 4);
             let key = if column + lane < count { order_key(score) } else { EMPTY };
             best.offer(key, of.first + column);
         }
@@ -103,167 +87,6 @@ pub(super) unsafe fn select<const SLOTS: usize>(of: &Chunk, at: u32, new: bool) 
     }
     // SAFETY: the caller's promise: all lanes are here.
     unsafe { warp::sync_warp() }
-}
-
-/// Rows that are selected from at a time: so one of them does not wait for its own results only.
-const TOGETHER: usize = 2;
-/// Candidates of a row that there is room for.
-const ROOM: u32 = CANDIDATE_BYTES / TOGETHER as u32 / 8;
-/// Scores of a lane, of which four lie side by side.
-const OF_LANE: u32 = CHUNK / warp::SIZE;
-const _: () = assert!(OF_LANE == 8 && ROOM == 2 * warp::SIZE);
-
-/// Offers the scores of a chunk to the lists of a row, at `at`, and of that [`WARPS`] rows further on if there is a `second`. The lists have
-/// up to 32 places, and are empty if they are `new`.
-///
-/// Of each row only those are looked at that are as good as a bound: at first the k-th best of the lanes' best, later the k-th best so far. There
-/// are seldom more than [`ROOM`] with those that the list has; if there are, they are offered one after the other.
-///
-/// # Safety
-///
-/// As [`select`], for both rows.
-#[inline(always)]
-pub(super) unsafe fn select_two(places: &Places, of: &Chunk, at: u32, second: bool, new: bool) {
-    const LIST_BYTES: u32 = warp::SIZE * 8;
-    let (lane, count, k) = (warp::lane_id(), of.count(), of.k);
-    let candidates = places.candidates();
-    let stride = CANDIDATE_BYTES / TOGETHER as u32;
-    let scores_of = |row: usize| of.scores + row as u32 * (WARPS * SCORE_ROW);
-    let list_of = |row: usize| at + row as u32 * (WARPS * LIST_BYTES);
-    let is_there = [true, second];
-
-    let mut scores = [[0.0; OF_LANE as usize]; TOGETHER];
-    for row in 0..TOGETHER {
-        for four in 0..2 {
-            // SAFETY: the caller's promise; a row that is not there has scores of zeros' products.
-            let loaded = unsafe { ptx::ld_shared_v4_f32(scores_of(row) + four * (CHUNK * 2) + lane * 16) };
-            for (i, score) in loaded.iter().enumerate() {
-                scores[row][four as usize * 4 + i] = *score;
-            }
-        }
-    }
-    // A bit for each of a lane's scores.
-    let bits = |first: u32| (1u32 << count.saturating_sub(first + lane * 4).min(4)) - 1;
-    let valid = bits(0) | bits(CHUNK / 2) << 4;
-
-    let mut bounds = [EMPTY; TOGETHER];
-    if new {
-        for row in 0..TOGETHER {
-            let mut best = f32::NEG_INFINITY;
-            for (i, &score) in scores[row].iter().enumerate() {
-                best = best.max(if valid >> i & 1 != 0 { score } else { f32::NEG_INFINITY });
-            }
-            bounds[row] = order_key(best);
-        }
-        // SAFETY: the caller's promise: all lanes are here.
-        bounds = unsafe { kth_of_lanes(bounds, k) };
-    } else {
-        for row in 0..TOGETHER {
-            // SAFETY: the caller's promise: the list has k places.
-            bounds[row] = key_of_entry(unsafe { load_entry(list_of(row) + (k - 1) * 8) });
-        }
-    }
-
-    // Those that are not worse: NaNs too, and if the bound is none, all.
-    let mut mask = 0;
-    for row in 0..TOGETHER {
-        let bound = number_of_key(bounds[row]);
-        let mut of_row = 0;
-        for (i, &score) in scores[row].iter().enumerate() {
-            of_row |= if score < bound { 0 } else { 1 << i };
-        }
-        mask |= if is_there[row] { (of_row & valid) << (8 * row) } else { 0 };
-    }
-
-    // Four counts of up to 128, of each row those of the lower and the upper half of the chunk.
-    let counts = (mask & 0xf).count_ones()
-        | (mask >> 4 & 0xf).count_ones() << 8
-        | (mask >> 8 & 0xf).count_ones() << 16
-        | (mask >> 12).count_ones() << 24;
-    let mut ends = counts;
-    for step in 0..5 {
-        // SAFETY: the caller's promise.
-        let below = unsafe { ptx::shfl_sync_up(ends, 1 << step) };
-        ends += if lane >= 1 << step { below } else { 0 };
-    }
-    // SAFETY: the caller's promise.
-    let mut total = unsafe { ptx::shfl_sync_idx(ends, warp::SIZE - 1) };
-    let (begin, mut begins) = (if new { 0 } else { k }, ends - counts);
-    let mut found = [0; TOGETHER];
-    // A bit for each row.
-    let mut too_many = 0u32;
-    for row in 0..TOGETHER {
-        let of_row = total >> (16 * row);
-        found[row] = begin + (of_row & 0xff) + (of_row >> 8 & 0xff);
-        if found[row] > ROOM {
-            let of_other = 0xffff_0000 >> (16 * row);
-            (found[row], total, begins) = (0, total & of_other, begins & of_other);
-            mask &= 0xff00 >> (8 * row);
-            too_many |= 1 << row;
-        }
-    }
-    begins += (total << 8 & 0xff00_ff00) + begin * 0x0101_0101;
-
-    // SAFETY: the candidates' places are this warp's, and each lane's its own between barriers.
-    unsafe {
-        for row in 0..TOGETHER {
-            let to = candidates + row as u32 * stride + lane * 8;
-            // Of a row with too many nothing is moved.
-            let stays = lane >= begin || too_many >> row & 1 != 0;
-            let listed = if stays { 0 } else { load_entry(list_of(row) + lane * 8) };
-            store_entry(to, listed);
-            store_entry(to + warp::SIZE * 8, 0);
-        }
-        warp::sync_warp();
-        while mask != 0 {
-            let bit = mask.trailing_zeros();
-            mask &= mask - 1;
-            let (row, field) = (bit / 8, bit / 4);
-            let place = begins >> (8 * field) & 0xff;
-            begins += 1 << (8 * field);
-            let column = field % 2 * (CHUNK / 2) + lane * 4 + bit % 4;
-            let score = ptx::ld_shared_f32(of.scores + row * (WARPS * SCORE_ROW) + column * 4);
-            let to = candidates + row * stride + place * 8;
-            store_entry(to, entry(order_key(score), of.first + column));
-        }
-        warp::sync_warp();
-        if found[0].max(found[1]) <= warp::SIZE {
-            keep::<1>(candidates, stride, found, at, k);
-        } else {
-            keep::<2>(candidates, stride, found, at, k);
-        }
-        warp::sync_warp();
-        while too_many != 0 {
-            let row = too_many.trailing_zeros() as usize;
-            too_many &= too_many - 1;
-            select::<1>(&Chunk { scores: scores_of(row), ..*of }, list_of(row), new);
-        }
-    }
-}
-
-/// Puts the best of two rows' candidates in their places in the lists.
-///
-/// # Safety
-///
-/// As [`ranks`]; the lists are this warp's.
-#[inline(always)]
-unsafe fn keep<const N: usize>(candidates: u32, stride: u32, found: [u32; TOGETHER], lists: u32, k: u32) {
-    let mut own = [[0; N]; TOGETHER];
-    // SAFETY: the caller's promise.
-    unsafe {
-        for row in 0..TOGETHER {
-            for i in 0..N {
-                let place = i as u32 * warp::SIZE + warp::lane_id();
-                own[row][i] = load_entry(candidates + row as u32 * stride + place * 8);
-            }
-        }
-        let places = ranks(candidates, stride, found[0].max(found[1]), &own);
-        for row in 0..TOGETHER {
-            for i in 0..N {
-                put(own[row][i], places[row][i], lists + row as u32 * (WARPS * warp::SIZE * 8), k);
-            }
-        }
-    }
 }
 
 /// Puts an entry in its place if it is one of the `k` best.
@@ -314,20 +137,21 @@ pub(super) unsafe fn merge(of: u32, parts: u32, count: u32, to: u32, k: u32) {
     unsafe { warp::sync_warp() }
 }
 
-/// The entry of the sum of a pair of ranks, number `pair` of those that can win.
+/// The entry of the sum of a pair of ranks, number `pair` of those that can win, and whether exactly k sums are of ranks that are no worse.
 ///
 /// # Safety
 ///
 /// The pair is one that there is; pairs and lists are visible.
 #[inline(always)]
-unsafe fn sum(places: &Places, lists: [u32; 2], pair: u32, n: u32) -> Entry {
+unsafe fn sum(places: &Places, lists: [u32; 2], pair: u32, n: u32) -> (Entry, bool) {
     // SAFETY: the caller's promise; the ranks are below k.
     unsafe {
         let ranks = ptx::ld_shared_b32(places.pairs + pair * 4);
-        let one = load_entry(lists[0] + (ranks >> 16) * 8);
+        let one = load_entry(lists[0] + (ranks >> 16 & 0x7fff) * 8);
         let other = load_entry(lists[1] + (ranks & 0xffff) * 8);
         let score = number_of_key(key_of_entry(one)) + number_of_key(key_of_entry(other));
-        entry(order_key(score), id_of_entry(one) * n + id_of_entry(other))
+        let id = id_of_entry(one) * n + id_of_entry(other);
+        (entry(order_key(score), id), ranks & CORNER != 0)
     }
 }
 
@@ -350,7 +174,7 @@ unsafe fn best_of_many<const SLOTS: usize>(
         unsafe {
             let (mut key, mut id) = (EMPTY, 0);
             if first + lane < p.pairs {
-                let sum = sum(places, lists, first + lane, p.n);
+                let (sum, _) = sum(places, lists, first + lane, p.n);
                 (key, id) = (key_of_entry(sum), id_of_entry(sum));
             }
             best.offer_unordered(key, id);
@@ -364,30 +188,66 @@ unsafe fn best_of_many<const SLOTS: usize>(
     entries
 }
 
-/// The best of up to 32 · `N` sums of a row's lists: all sums are compared with all.
+/// The best of up to 32 · `N` sums of a row's lists: those that are not below a bound are compared with each other.
+///
+/// The sum of ranks a and b is not above any of ranks that are no worse, which are a · b sums. So where they are k, it is not above the k-th best.
 ///
 /// # Safety
 ///
 /// As [`finish`].
 #[inline(always)]
 unsafe fn best_of_few<const N: usize>(places: &Places, lists: [u32; 2], p: &ProductKeyParams) -> Entry {
-    let (lane, at) = (warp::lane_id(), places.candidates());
-    let mut own = [[0; N]];
-    // SAFETY: the caller's promise; the candidates' place is this warp's.
+    let (lane, at) = (warp::lane_id(), places.sums);
+    let mut own = [0; N];
+    let mut corner = EMPTY;
+    // SAFETY: the caller's promise; the sums' place is this warp's.
     unsafe {
         for i in 0..N {
             let pair = i as u32 * warp::SIZE + lane;
             if pair < p.pairs {
-                own[0][i] = sum(places, lists, pair, p.n);
+                let (sum, is_corner) = sum(places, lists, pair, p.n);
+                own[i] = sum;
+                // Infinities of both signs have a sum that is none.
+                if is_corner && key_of_entry(sum) <= order_key(f32::INFINITY) {
+                    corner = corner.max(key_of_entry(sum));
+                }
             }
-            store_entry(at + pair * 8, own[0][i]);
+        }
+        let bound = ptx::redux_sync_max(corner);
+        let mut count = 0;
+        for i in 0..N {
+            let stays = own[i] != 0 && key_of_entry(own[i]) >= bound;
+            let stay = ptx::vote_sync_ballot(stays);
+            if stays {
+                store_entry(at + (count + (stay & ((1 << lane) - 1)).count_ones()) * 8, own[i]);
+            }
+            count += stay.count_ones();
         }
         warp::sync_warp();
-        let [ranks] = ranks(at, 0, p.pairs, &own);
-        // All lanes have read.
-        warp::sync_warp();
-        for i in 0..N {
-            put(own[0][i], ranks[i], at, p.k);
+        if count <= warp::SIZE {
+            let own = if lane < count { load_entry(at + lane * 8) } else { 0 };
+            let keys = at + MOST_SUMS * 8;
+            ptx::st_shared_b32(keys + lane * 4, key_of_entry(own));
+            warp::sync_warp();
+            let [rank] = ranks_of_lanes(keys, 0, [count], &[own]);
+            put(own, rank, at, p.k);
+        } else {
+            let mut own = [[0; N]];
+            for i in 0..N {
+                let place = i as u32 * warp::SIZE + lane;
+                if place < count {
+                    own[0][i] = load_entry(at + place * 8);
+                } else if place < MOST_SUMS {
+                    store_entry(at + place * 8, 0);
+                }
+            }
+            warp::sync_warp();
+            let [ranks] = ranks(at, 0, count, &own);
+            // All lanes have read.
+            warp::sync_warp();
+            for i in 0..N {
+                put(own[0][i], ranks[i], at, p.k);
+            }
         }
         warp::sync_warp();
         let best = load_entry(at + lane * 8);

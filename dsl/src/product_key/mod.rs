@@ -2,30 +2,34 @@
 //! what each of them counts.
 //!
 //! A block has 32 or 64 rows of queries. It normalises them, multiplies each half with all sub-keys of that half, 256 at a time, and keeps the k
-//! best of each row; of the sums of these it keeps the k best again. So no score leaves the block. The blocks of a cluster share the
+//! best of each row: of scores in registers, those that a bound does not rule out become candidates, which are sorted at the end. Of the sums of these it
+//! keeps the k best again. So no score leaves the block. The blocks of a cluster share the
 //! sub-keys: each has a half of the queries, and a part of that half's sub-keys if they are more than two. What they have kept they
 //! send each other, and each goes on with some of the rows.
 
 // Loops over rows and registers index several arrays by constants: an iterator of each by value would be an array in local memory.
 #![allow(clippy::needless_range_loop)]
 
+mod candidates;
 mod element;
 mod lists;
 mod params;
 mod queries;
+mod scores;
 
 use core::marker::PhantomData;
 
+use candidates::{COLUMN_BYTES, Chunk, MAXIMA_ROW, ROOM, SCORE_BYTES};
 pub use element::QueryElement;
 use element::{QUERY_FRAGMENTS, QUERY_ROWS};
 pub use params::{
     GATE_IDENTITY, GATE_RELU, GATE_SIGMOID, GATE_SOFTMAX, NORM_BATCH, NORM_L2, NORM_LAYER, NORM_NONE,
     NORM_RMS, ProductKeyParams, QueryNormParams, pairs,
 };
-use queries::{Queries, describe_rows, put_queries};
+use queries::{Queries, describe_rows};
+use scores::{Keys, Scores, score_chunk, store_scores};
 
 use crate::launch::{Global, GlobalMut};
-use crate::layout::{CHUNK_BYTES, ChunkIndex, b_fragment_chunk, swizzled_chunk};
 use crate::shared::SharedAddress;
 use crate::{grid, ptx, thread, warp};
 
@@ -42,7 +46,7 @@ pub const PIECE: u32 = 128;
 /// Bytes of 32 rows of the queries there: f32, or two parts of 16 bits.
 const QUERY_BYTES: u32 = QUERY_ROWS * PIECE * 4;
 /// Slots of a warp's ring of sub-keys.
-const STAGES: u32 = 3;
+const STAGES: u32 = 2;
 /// Bytes of a sub-key in a slot.
 const SLOT_ROW: u32 = 64;
 /// Bytes of a slot.
@@ -55,11 +59,16 @@ const RING_BYTES: u32 = WARPS * STAGES * SLOT_BYTES;
 const SCORE_ROWS: u32 = QUERY_ROWS;
 /// Bytes of a row of scores: the 8 rows of a fragment begin in different banks.
 const SCORE_ROW: u32 = (CHUNK + 8) * 4;
-/// Behind them, bytes of a warp's candidates.
-const CANDIDATE_BYTES: u32 = 1024;
+/// Sums that a warp compares at a time, at most.
+const MOST_SUMS: u32 = 4 * warp::SIZE;
+/// Bytes of a warp's sums: entries, and keys of 32 of them.
+const SUM_BYTES: u32 = MOST_SUMS * 8 + warp::SIZE * 4;
+/// A number above that of chunks: a half has fewer than 2¹⁶ sub-keys.
+const ONE_BY_ONE: u32 = 1 << 16;
 /// Bytes of what is known of a row: mean, factor, power of two, and its reciprocal.
 const ROW_BYTES: u32 = 16;
-const _: () = assert!(SCORE_ROWS * SCORE_ROW + WARPS * CANDIDATE_BYTES <= RING_BYTES);
+const _: () = assert!(SCORE_ROWS * SCORE_ROW <= RING_BYTES + QUERY_ROWS * MAXIMA_ROW);
+const _: () = assert!(SUM_BYTES <= RING_BYTES / WARPS);
 
 /// How a block retrieves experts.
 pub trait ProductKeyShape {
@@ -109,22 +118,37 @@ pub struct ProductKeyBlock<T, const FRAGMENTS: usize, const SLOTS: usize, const 
 struct Places {
     query: u32,
     ring: u32,
-    /// The lists of the best: for each half that the block has, for each row.
+    /// The largest scores of groups of them, of each row.
+    maxima: u32,
+    /// The candidates of each row: scores, and numbers of sub-keys.
+    scores: u32,
+    columns: u32,
+    /// The lists of the best: for each half that the block has, for each row. Those of the last half are where the candidates' scores have been.
     lists: u32,
     rows: u32,
+    /// For each row, what scores are compared with, and how many candidates there are.
+    bounds: u32,
+    counts: u32,
+    /// Of each half, how many candidates there was no room for.
+    overflow: u32,
     pairs: u32,
+    /// The warp's sums.
+    sums: u32,
 }
 
 impl Places {
-    /// Where this warp's candidates are.
+    /// This warp's ring.
     #[inline(always)]
-    fn candidates(&self) -> u32 {
-        self.ring + SCORE_ROWS * SCORE_ROW + warp::warp_id() * CANDIDATE_BYTES
+    fn ring_of_warp(&self) -> u32 {
+        self.ring + warp::warp_id() * (STAGES * SLOT_BYTES)
+    }
+
+    /// Where a row's candidates are: scores and numbers.
+    #[inline(always)]
+    fn candidates_of(&self, row: u32) -> (u32, u32) {
+        (self.scores + row * SCORE_BYTES, self.columns + row * COLUMN_BYTES)
     }
 }
-
-/// A warp's scores: its sub-keys' with all rows of the block.
-type Scores<const FRAGMENTS: usize> = [[[f32; 4]; KEY_FRAGMENTS]; FRAGMENTS];
 
 impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER: u32>
     ProductKeyBlock<T, FRAGMENTS, SLOTS, CLUSTER>
@@ -136,46 +160,83 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
     /// Bytes of a list.
     const LIST_BYTES: u32 = SLOTS as u32 * warp::SIZE * 8;
     const RING_AT: u32 = FRAGMENTS as u32 / QUERY_FRAGMENTS as u32 * QUERY_BYTES;
-    const LISTS_AT: u32 = Self::RING_AT + RING_BYTES;
-    const ROWS_AT: u32 = Self::LISTS_AT + Self::HALVES * Self::ROWS * Self::LIST_BYTES;
-    const PAIRS_AT: u32 = Self::ROWS_AT + Self::ROWS * ROW_BYTES;
+    /// Whether candidates are found first, which is so for up to 32 places.
+    const FINDS_CANDIDATES: bool = SLOTS == 1;
+    /// Halves whose lists have places of their own.
+    const LISTS: u32 = Self::HALVES - Self::FINDS_CANDIDATES as u32;
+    const CANDIDATE_ROWS: u32 = if Self::FINDS_CANDIDATES { Self::ROWS } else { 0 };
+    const MAXIMA_AT: u32 = Self::RING_AT + RING_BYTES;
+    const SCORES_AT: u32 = Self::MAXIMA_AT + Self::ROWS * MAXIMA_ROW;
+    const COLUMNS_AT: u32 = Self::SCORES_AT + Self::CANDIDATE_ROWS * SCORE_BYTES;
+    const LISTS_AT: u32 = Self::COLUMNS_AT + Self::CANDIDATE_ROWS * COLUMN_BYTES;
+    const ROWS_AT: u32 = Self::LISTS_AT + Self::LISTS * Self::ROWS * Self::LIST_BYTES;
+    const BOUNDS_AT: u32 = Self::ROWS_AT + Self::ROWS * ROW_BYTES;
+    const COUNTS_AT: u32 = Self::BOUNDS_AT + Self::ROWS * 4;
+    const OVERFLOW_AT: u32 = Self::COUNTS_AT + Self::ROWS * 4;
+    const PAIRS_AT: u32 = Self::OVERFLOW_AT + Self::HALVES * 4;
     const END: u32 = Self::PAIRS_AT + pairs(SLOTS as u32 * warp::SIZE) * 4;
+    /// Bytes of what the blocks of a cluster send each other.
+    const RECEIVED: u32 = Self::ROWS * Self::LIST_BYTES;
     const VALID: () = {
         assert!(FRAGMENTS.is_multiple_of(QUERY_FRAGMENTS) && FRAGMENTS <= 2 * QUERY_FRAGMENTS);
         assert!(CLUSTER.is_power_of_two() && (CLUSTER == 1 || SLOTS == 1));
         // What a cluster's blocks send each other is where the scores have been.
-        assert!(CLUSTER == 1 || Self::ROWS * 2 * Self::LIST_BYTES / 2 <= SCORE_ROWS * SCORE_ROW);
+        assert!(CLUSTER == 1 || Self::RECEIVED + WARPS * SUM_BYTES <= RING_BYTES);
+        // A list takes the place of its row's candidates.
+        assert!(SLOTS > 1 || Self::LIST_BYTES <= SCORE_BYTES);
         assert!(CLUSTER == 1 || Self::ROWS.is_multiple_of(CLUSTER * WARPS));
     };
 
     #[inline(always)]
     fn places() -> Places {
         let base = SharedAddress::dynamic().get();
+        let ring = base + Self::RING_AT;
+        let sums = if CLUSTER == 1 {
+            ring + warp::warp_id() * (STAGES * SLOT_BYTES)
+        } else {
+            ring + Self::RECEIVED + warp::warp_id() * SUM_BYTES
+        };
         Places {
             query: base,
-            ring: base + Self::RING_AT,
+            ring,
+            maxima: base + Self::MAXIMA_AT,
+            scores: base + Self::SCORES_AT,
+            columns: base + Self::COLUMNS_AT,
             lists: base + Self::LISTS_AT,
             rows: base + Self::ROWS_AT,
+            bounds: base + Self::BOUNDS_AT,
+            counts: base + Self::COUNTS_AT,
+            overflow: base + Self::OVERFLOW_AT,
             pairs: base + Self::PAIRS_AT,
+            sums,
         }
     }
 
-    /// Empties the lists of the warp's rows.
+    /// Where the lists of a half of the block's are: the first row's, and bytes from one to the next.
+    #[inline(always)]
+    fn lists_of(places: &Places, half_of_block: u32) -> [u32; 2] {
+        if Self::FINDS_CANDIDATES && half_of_block + 1 == Self::HALVES {
+            [places.scores, SCORE_BYTES]
+        } else {
+            [places.lists + half_of_block * Self::ROWS * Self::LIST_BYTES, Self::LIST_BYTES]
+        }
+    }
+
+    /// There are no candidates yet.
     ///
     /// # Safety
     ///
-    /// All threads of the block call it, and nothing else touches the lists before a barrier.
+    /// All threads of the block call it, and nothing else touches their numbers before a barrier.
     #[inline(always)]
-    unsafe fn clear_lists(places: &Places) {
-        let mut at = thread::thread_idx_x() * 16;
-        while at < Self::HALVES * Self::ROWS * Self::LIST_BYTES {
-            // SAFETY: the caller's promise.
-            unsafe { ptx::st_shared_v4_b32(places.lists + at, [0; 4]) }
-            at = ptx::opaque(at + WARPS * warp::SIZE * 16);
+    unsafe fn clear_counts(places: &Places) {
+        let thread = thread::thread_idx_x();
+        if thread < Self::ROWS + Self::HALVES {
+            // SAFETY: the caller's promise; the numbers of both kinds lie side by side.
+            unsafe { ptx::st_shared_b32(places.counts + thread * 4, 0) }
         }
     }
 
-    /// Keeps the best of the chunks `begin` to `end` of a half's sub-keys.
+    /// Keeps the best of a half's sub-keys, of the `chunks` from the first on and before the second.
     ///
     /// # Safety
     ///
@@ -183,48 +244,134 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
     #[inline(always)]
     unsafe fn score_half(
         queries: &Queries,
-        keys: &Keys<T>,
+        keys_of: &impl Fn(u32) -> Keys<T>,
         places: &Places,
         [half, half_of_block, rows]: [u32; 3],
-        [begin, end]: [u32; 2],
+        chunks: &impl Fn() -> [u32; 2],
     ) {
         let (n, k) = (queries.p.n, queries.p.k);
-        let lists = places.lists + half_of_block * Self::ROWS * Self::LIST_BYTES;
-        let mut chunk = begin;
-        while chunk < end {
-            // SAFETY: the caller's promise; what is read and written between barriers is said where that is done.
-            unsafe {
-                // What the chunk before has left in the ring, and the queries, are no longer read.
-                thread::sync_threads();
-                let first = chunk * CHUNK;
-                let scores =
-                    score_chunk::<T, FRAGMENTS>(queries, keys, places, [half, rows, first], chunk == begin);
-                let mut row = 0;
-                while row < rows {
-                    thread::sync_threads();
-                    if FRAGMENTS > QUERY_FRAGMENTS && row > 0 {
-                        store_scores::<FRAGMENTS, QUERY_FRAGMENTS>(&scores, places);
+        let [list, stride] = Self::lists_of(places, half_of_block);
+        let places = &Places { overflow: places.overflow + half_of_block * 4, ..*places };
+        // Chunks that are done, in one register with whether their scores are offered to the lists one after the other: of the rows that had too many
+        // candidates. Opaque: the compiler would copy all that is done in either way.
+        let mut state = ptx::opaque(if Self::FINDS_CANDIDATES { 0 } else { ONE_BY_ONE });
+        loop {
+            // Asked for again each time, as the sub-keys are: what is known of them would stay in registers that there are not enough of.
+            let [begin, end] = chunks();
+            if begin + state % ONE_BY_ONE < end {
+                // SAFETY: the caller's promise; what is read and written between barriers is said where that is done.
+                unsafe {
+                    let keys = keys_of(ptx::opaque(half));
+                    let done = state % ONE_BY_ONE;
+                    let chunk = Chunk { first: (begin + done) * CHUNK, n, k, is_first: done == 0 };
+                    let mut scores =
+                        score_chunk::<T, FRAGMENTS>(queries, &keys, places, [half, rows], &chunk);
+                    state = ptx::opaque(state + 1);
+                    let ([begin, end], done) = (chunks(), state % ONE_BY_ONE);
+                    let chunk = Chunk { first: (begin + done - 1) * CHUNK, n, k, is_first: done == 1 };
+                    if !Self::FINDS_CANDIDATES || state >= ONE_BY_ONE {
+                        Self::offer_chunk(&scores, places, &chunk, rows, [list, stride]);
                     } else {
-                        store_scores::<FRAGMENTS, 0>(&scores, places);
+                        Self::find_candidates(&mut scores, places, &chunk, rows, [done, end - begin]);
                     }
-                    thread::sync_threads();
-                    let mut own = warp::warp_id();
-                    while own < SCORE_ROWS && row + own < rows {
-                        let at = lists + (row + own) * Self::LIST_BYTES;
-                        let of = lists::Chunk { scores: places.ring + own * SCORE_ROW, first, n, k };
-                        if SLOTS == 1 {
-                            let second = row + own + WARPS < rows;
-                            lists::select_two(places, &of, at, second, chunk == begin);
-                        } else {
-                            lists::select::<SLOTS>(&of, at, chunk == begin);
-                        }
-                        own = ptx::opaque(own + if SLOTS == 1 { 2 * WARPS } else { WARPS });
-                    }
-                    row += SCORE_ROWS;
                 }
-                chunk += 1;
+                continue;
+            }
+            if !Self::FINDS_CANDIDATES || state >= ONE_BY_ONE {
+                break;
+            }
+            // SAFETY: the caller's promise. The barrier stands between candidates and their sorting, and all threads read the same number.
+            unsafe {
+                thread::sync_threads();
+                candidates::sort_candidates(places, k, rows, list, stride);
+                if ptx::ld_shared_b32(places.overflow) == 0 {
+                    break;
+                }
+            }
+            state = ptx::opaque(ONE_BY_ONE);
+        }
+        if half_of_block + 1 < Self::HALVES && Self::FINDS_CANDIDATES {
+            // SAFETY: the counts of the warp's rows are read by no other warp, and those of the next half follow a barrier.
+            unsafe {
+                let row = warp::warp_id() + warp::lane_id() * WARPS;
+                warp::sync_warp();
+                if row < Self::ROWS {
+                    ptx::st_shared_b32(places.counts + row * 4, 0);
+                }
             }
         }
+    }
+
+    /// Finds the candidates of a chunk, number `done` of the block's `chunks` if counted from 1.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it, and the ring is free.
+    #[inline(always)]
+    unsafe fn find_candidates(
+        scores: &mut Scores<FRAGMENTS>,
+        places: &Places,
+        of: &Chunk,
+        rows: u32,
+        [done, chunks]: [u32; 2],
+    ) {
+        of.mask_end(scores);
+        // The bounds follow the scores in steps of 1, 2, 4, 6, 8, 12, 16 chunks and so on: so there are never many more candidates than at first.
+        let is_step = done & (done - 1) == 0 || done.is_multiple_of(2) && is_three_times_power(done);
+        // SAFETY: the caller's promise. The barriers stand before and behind all that the bounds' finding touches.
+        unsafe {
+            candidates::put_maxima(scores, places, of);
+            if is_step || done == chunks || of.k > warp::SIZE / 2 {
+                thread::sync_threads();
+                candidates::put_bounds(places, of, [rows, Self::ROWS], done == chunks);
+                thread::sync_threads();
+            }
+            // What the warp has read of the ring takes the scores now.
+            warp::sync_warp();
+            candidates::add_candidates::<FRAGMENTS, 0>(scores, places, of);
+            if FRAGMENTS > QUERY_FRAGMENTS && rows > QUERY_ROWS {
+                candidates::add_candidates::<FRAGMENTS, QUERY_FRAGMENTS>(scores, places, of);
+            }
+        }
+    }
+
+    /// Offers the scores of a chunk, one after the other, to the lists of rows that have more candidates than there is room for, or of all.
+    ///
+    /// # Safety
+    ///
+    /// As [`find_candidates`](Self::find_candidates), and all warps' rings are free once they have come here. They are free again when it returns.
+    #[inline(always)]
+    unsafe fn offer_chunk(
+        scores: &Scores<FRAGMENTS>,
+        places: &Places,
+        of: &Chunk,
+        rows: u32,
+        [list, stride]: [u32; 2],
+    ) {
+        let mut row = 0;
+        while row < rows {
+            // SAFETY: the caller's promise; barriers stand between the writes and reads of scores.
+            unsafe {
+                thread::sync_threads();
+                if FRAGMENTS > QUERY_FRAGMENTS && row > 0 {
+                    store_scores::<FRAGMENTS, QUERY_FRAGMENTS>(scores, places);
+                } else {
+                    store_scores::<FRAGMENTS, 0>(scores, places);
+                }
+                thread::sync_threads();
+                let mut own = warp::warp_id();
+                while own < SCORE_ROWS && row + own < rows {
+                    let number = row + own;
+                    if !Self::FINDS_CANDIDATES || ptx::ld_shared_b32(places.counts + number * 4) > ROOM {
+                        lists::select::<SLOTS>(of, places.ring + own * SCORE_ROW, list + number * stride);
+                    }
+                    own = ptx::opaque(own + WARPS);
+                }
+            }
+            row = ptx::opaque(row + SCORE_ROWS);
+        }
+        // SAFETY: the caller's promise: all threads are here.
+        unsafe { thread::sync_threads() }
     }
 
     /// Sends what the block has kept to those that go on with it: row r to block r mod 2 to the power of `log2`. Returns when all is there that the other
@@ -237,7 +384,7 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
     #[inline(always)]
     unsafe fn exchange(places: &Places, rows: u32, k: u32, log2: u32) {
         let (rank, lane) = (ptx::cluster_ctarank(), warp::lane_id());
-        let bytes = send_bytes(k);
+        let (bytes, [list, stride]) = (send_bytes(k), Self::lists_of(places, 0));
         // SAFETY: all threads are here. The first barrier stands between the last reads of scores and what takes their place; the
         // second between that and its reads.
         unsafe {
@@ -247,7 +394,7 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
             let (mut row, at) = (warp::warp_id() + lane / 16 * WARPS, lane % 16 * 16);
             while row < rows {
                 if at < bytes {
-                    let entries = ptx::ld_shared_v4_f32(places.lists + row * Self::LIST_BYTES + at);
+                    let entries = ptx::ld_shared_v4_f32(list + row * stride + at);
                     let (block, place) = (row % (1 << log2), (row >> log2 << log2) + rank);
                     let to = ptx::mapa(places.ring + place * bytes + at, block);
                     ptx::st_shared_cluster_v4_f32(to, entries);
@@ -258,6 +405,12 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
             ptx::barrier_cluster_wait();
         }
     }
+}
+
+/// Whether a number is three times a power of two.
+#[inline(always)]
+fn is_three_times_power(number: u32) -> bool {
+    number.count_ones() == 2 && number & number >> 1 != 0
 }
 
 /// Bytes of what is sent of a list: its first `k` entries, and another one if that is odd.
@@ -307,12 +460,13 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
             let base = base.offset(head as u64 * head_stride);
             Keys { base, stride, bytes: p.half * T::BYTES, n: p.n }
         };
-        let chunks = p.n.div_ceil(CHUNK);
 
         // SAFETY: all threads of the block are here, and come to the same barriers, since they do so by the same parameters; what they
         // read and write between them is said where they do.
         unsafe {
-            Self::clear_lists(&places);
+            if Self::FINDS_CANDIDATES {
+                Self::clear_counts(&places);
+            }
             if warp::warp_id() == WARPS - 1 {
                 lists::write_pairs::<SLOTS>(p.k, places.pairs);
             }
@@ -322,14 +476,17 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
             describe_rows::<T>(&queries, places.rows, rows);
             if CLUSTER == 1 {
                 for half in 0..ptx::opaque(2) {
-                    Self::score_half(&queries, &keys_of(half), &places, [half, half, rows], [0, chunks]);
+                    let all = || [0, ptx::opaque(p.n).div_ceil(CHUNK)];
+                    Self::score_half(&queries, &keys_of, &places, [half, half, rows], &all);
                 }
                 // A row's lists are those that this warp has written; the pairs stand since the first barrier.
                 warp::sync_warp();
                 let mut row = warp::warp_id();
                 while row < rows {
-                    let list = places.lists + row * Self::LIST_BYTES;
-                    let of = [list, list + Self::ROWS * Self::LIST_BYTES];
+                    let of = [0, 1].map(|half| {
+                        let [list, stride] = Self::lists_of(&places, half);
+                        list + row * stride
+                    });
                     let to = queries.number(row) as u64 * p.k as u64;
                     lists::finish::<SLOTS>(&places, row, of, ids.offset(to), gates.offset(to), &p);
                     row = ptx::opaque(row + WARPS);
@@ -337,10 +494,13 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
             } else {
                 // Blocks that share the sub-keys of a half.
                 let parts = 1 << (log2 - 1);
-                let (half, part) = (rank >> (log2 - 1), rank % parts);
-                let bound = |part: u32| (part * chunks) >> (log2 - 1);
-                let own = [bound(part), bound(part + 1)];
-                Self::score_half(&queries, &keys_of(half), &places, [half, 0, rows], own);
+                let half = rank >> (log2 - 1);
+                let own = || {
+                    let part = ptx::opaque(ptx::cluster_ctarank()) % parts;
+                    let chunks = ptx::opaque(p.n).div_ceil(CHUNK);
+                    [(part * chunks) >> (log2 - 1), ((part + 1) * chunks) >> (log2 - 1)]
+                };
+                Self::score_half(&queries, &keys_of, &places, [half, 0, rows], &own);
                 Self::exchange(&places, rows, p.k, log2);
                 // Of the rows that have been sent to this block, warps take one after the other.
                 let mut number = warp::warp_id();
@@ -351,7 +511,7 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
                     let mut of = [sent, sent + parts * bytes];
                     if parts > 1 {
                         // The lists have been sent, so that there is room.
-                        let merged = places.lists + warp::warp_id() * 2 * Self::LIST_BYTES;
+                        let merged = places.scores + warp::warp_id() * 2 * Self::LIST_BYTES;
                         lists::merge(sent, parts, bytes / 8, merged, p.k);
                         of = [merged, merged + Self::LIST_BYTES];
                     }
@@ -364,188 +524,21 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
     }
 }
 
-/// The sub-keys that a warp multiplies, of a half.
-#[derive(Clone, Copy)]
-struct Keys<T> {
-    base: Global<T>,
-    stride: u64,
-    /// Bytes of a sub-key.
-    bytes: u32,
-    /// Sub-keys that there are from `base` on.
-    n: u32,
-}
-
-impl<T: QueryElement> Keys<T> {
-    /// Begins to copy slot `index` of the ring: 64 bytes of each of the sub-keys from `first` on. Closes a group, an empty one past the end.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of the warp call it, and nothing touches the slot until the copy has completed.
-    #[inline(always)]
-    unsafe fn copy(&self, first: u32, index: u32, ring: u32) {
-        let lane = warp::lane_id();
-        let (row, chunk) = (lane / 4, lane % 4);
-        let offset = index * SLOT_ROW + chunk * CHUNK_BYTES;
-        if index * SLOT_ROW < self.bytes {
-            let slot = ring + index % STAGES * SLOT_BYTES;
-            for pass in 0..WARP_KEYS / 8 {
-                let row = row + pass * 8;
-                let key = first + row;
-                let present =
-                    if key < self.n { self.bytes.saturating_sub(offset).min(CHUNK_BYTES) } else { 0 };
-                // Nothing is read of a place that is not there.
-                let from = if present > 0 {
-                    self.base.address() + key as u64 * self.stride * T::BYTES as u64 + offset as u64
-                } else {
-                    self.base.address()
-                };
-                let to = slot + swizzled_chunk(SLOT_ROW, row, chunk);
-                // SAFETY: the caller's promise; so many bytes of the sub-key are left.
-                unsafe { ptx::cp_async_cg_16(to, from, present) }
-            }
-        }
-        ptx::cp_async_commit_group();
-    }
-}
-
-/// Adds the products of a slot with the fragments of queries that have rows.
-///
-/// # Safety
-///
-/// All lanes of the warp call it; the slot and the queries' columns from k-step `step` on are in shared memory and visible to it.
-#[inline(always)]
-unsafe fn multiply<T: QueryElement, const FRAGMENTS: usize>(
-    scores: &mut Scores<FRAGMENTS>,
-    slot: u32,
-    query: u32,
-    [step, rows]: [u32; 2],
-) {
-    let ChunkIndex { row, chunk } = b_fragment_chunk(warp::lane_id());
-    let own = swizzled_chunk(SLOT_ROW, row, chunk);
-    for i in 0..SLOT_STEPS {
-        let at = slot + (own ^ (i * 32));
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [a, b] = load_keys::<T>(at, 0);
-            let [c, d] = load_keys::<T>(at, 1);
-            let keys = [a, b, c, d];
-            for (fragment, scores) in scores.iter_mut().enumerate() {
-                let fragment = fragment as u32;
-                // Of few rows there is little to multiply.
-                if fragment == 0 || fragment * 16 < rows {
-                    let panels = query + fragment / QUERY_FRAGMENTS as u32 * QUERY_BYTES;
-                    let query = T::load_query(panels, step + i, fragment % QUERY_FRAGMENTS as u32);
-                    T::multiply_query(scores, query, &keys);
-                }
-            }
-        }
-    }
-}
-
-/// Two fragments of sub-keys of a k-step, number `pair` of those of the slot.
-///
-/// # Safety
-///
-/// As [`multiply`].
-#[inline(always)]
-unsafe fn load_keys<T: QueryElement>(at: u32, pair: u32) -> [T::B; 2] {
-    // SAFETY: the caller's promise.
-    let [a, b, c, d] = unsafe { ptx::ldmatrix_x4(at + pair * 16 * SLOT_ROW) };
-    [T::prepare_b([a, b]), T::prepare_b([c, d])]
-}
-
-/// Multiplies a half of the queries with the sub-keys of a chunk, which begins with number `first`. The queries are put into shared memory if they
-/// are `new`, or come in several pieces.
-///
-/// # Safety
-///
-/// All threads of the block call it, when nothing touches the queries and the ring. The ring is free when all threads of the block have
-/// returned.
-#[inline(always)]
-unsafe fn score_chunk<T: QueryElement, const FRAGMENTS: usize>(
-    queries: &Queries,
-    keys: &Keys<T>,
-    places: &Places,
-    [half, rows, first]: [u32; 3],
-    new: bool,
-) -> Scores<FRAGMENTS> {
-    let ring = places.ring + warp::warp_id() * (STAGES * SLOT_BYTES);
-    let first = first + warp::warp_id() * WARP_KEYS;
-    let piece_slots = PIECE * T::BYTES / SLOT_ROW;
-    let end = keys.bytes.div_ceil(SLOT_ROW);
-    let mut scores: Scores<FRAGMENTS> = [[[0.0; 4]; KEY_FRAGMENTS]; FRAGMENTS];
-    // SAFETY: a slot is this warp's; a barrier of the warp stands between its last reads and the next copy. Of the queries, a barrier of the
-    // block stands between writes and reads.
-    unsafe {
-        for index in 0..STAGES - 1 {
-            keys.copy(first, index, ring);
-        }
-        let mut begin = 0;
-        while begin < end {
-            // Queries of a single piece stay for all chunks.
-            if new || end > piece_slots {
-                if begin > 0 {
-                    thread::sync_threads();
-                }
-                put_queries::<T>(queries, places, half, rows, begin * SLOT_ROW / T::BYTES);
-            }
-            thread::sync_threads();
-            let piece_end = (begin + piece_slots).min(end);
-            let mut index = begin;
-            while index < piece_end {
-                ptx::cp_async_wait_group(STAGES - 2);
-                warp::sync_warp();
-                keys.copy(first, index + STAGES - 1, ring);
-                let slot = ring + index % STAGES * SLOT_BYTES;
-                let step = (index - begin) * SLOT_STEPS;
-                multiply::<T, FRAGMENTS>(&mut scores, slot, places.query, [step, rows]);
-                index += 1;
-            }
-            begin += piece_slots;
-        }
-        ptx::cp_async_wait_all();
-    }
-    scores
-}
-
-/// Puts the scores of 32 rows, from fragment `FIRST` on, where the ring has been.
-///
-/// # Safety
-///
-/// All lanes of the warp call it, and nothing else touches the place.
-#[inline(always)]
-unsafe fn store_scores<const FRAGMENTS: usize, const FIRST: usize>(
-    scores: &Scores<FRAGMENTS>,
-    places: &Places,
-) {
-    let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
-    let column = warp::warp_id() * WARP_KEYS + 2 * pair;
-    for fragment in 0..QUERY_FRAGMENTS {
-        for (key, &[a, b, c, d]) in scores[FIRST + fragment].iter().enumerate() {
-            let row = fragment as u32 * 16 + group;
-            let at = places.ring + row * SCORE_ROW + (column + key as u32 * 8) * 4;
-            // SAFETY: the caller's promise.
-            unsafe {
-                ptx::st_shared_v2_f32(at, [a, b]);
-                ptx::st_shared_v2_f32(at + 8 * SCORE_ROW, [c, d]);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{ProductKeyBlock, ProductKeyShape};
     use crate::float::Bf16;
 
     #[test]
-    fn blocks_fit_the_shared_memory_of_every_architecture() {
-        let bytes = [
-            ProductKeyBlock::<Bf16, 2, 1, 1>::SHARED_BYTES,
-            ProductKeyBlock::<Bf16, 2, 2, 1>::SHARED_BYTES,
-            ProductKeyBlock::<f32, 4, 1, 8>::SHARED_BYTES,
-            ProductKeyBlock::<Bf16, 4, 1, 8>::SHARED_BYTES,
-        ];
-        assert!(bytes.iter().all(|&bytes| bytes <= 99 << 10), "{bytes:?}");
+    fn blocks_fit_the_shared_memory_of_the_architectures_they_are_for() {
+        // Every one that has no clusters.
+        let few = ProductKeyBlock::<Bf16, 2, 1, 1>::SHARED_BYTES;
+        let many = ProductKeyBlock::<Bf16, 2, 2, 1>::SHARED_BYTES;
+        assert!(few.max(many) <= 99 << 10, "{few} {many}");
+        // Two blocks of 164 and 228 KiB, 1 KiB of each of which is not theirs.
+        assert!(2 * (few + 1024) <= 164 << 10, "{few}");
+        let of_cluster = ProductKeyBlock::<Bf16, 4, 1, 8>::SHARED_BYTES;
+        assert!(2 * (of_cluster + 1024) <= 228 << 10, "{of_cluster}");
+        assert_eq!(of_cluster, ProductKeyBlock::<f32, 4, 1, 8>::SHARED_BYTES);
     }
 }

@@ -51,12 +51,11 @@ impl Queries {
         self.first_row + row * self.p.row_step
     }
 
-    /// Feature `feature` of row `row` of the block; 0 if `valid` is false.
+    /// Where feature `feature` of row `row` of the block is.
     #[inline(always)]
-    unsafe fn raw(&self, row: u32, feature: u32, valid: bool) -> f32 {
+    fn address(&self, row: u32, feature: u32) -> u64 {
         let at = self.number(row) as u64 * (2 * self.p.half) as u64 + feature as u64;
-        // SAFETY: the caller's promise: if it is valid, it is a feature of a row that there is.
-        unsafe { ptx::ld_global_nc_f32_if(self.first.offset(at).address(), valid) }
+        self.first.offset(at).address()
     }
 
     /// Where the numbers of the head of a row begin, those of the weights and those of the means.
@@ -106,17 +105,20 @@ impl Queries {
     unsafe fn load(&self, rows: [u32; TOGETHER], end: u32, first: u32) -> Features {
         let mut loaded = [[0.0; PASSES]; TOGETHER];
         for row in 0..TOGETHER {
+            // Features that there are from the lane's first on.
+            let count = if rows[row] < end { (2 * self.p.half).saturating_sub(first) } else { 0 };
+            let from = self.address(rows[row], first);
             for pass in 0..PASSES {
-                let feature = first + pass as u32 * warp::SIZE;
-                let valid = feature < 2 * self.p.half && rows[row] < end;
+                let distance = pass as u32 * warp::SIZE;
                 // SAFETY: the caller's promise.
-                loaded[row][pass] = unsafe { self.raw(rows[row], feature, valid) };
+                loaded[row][pass] =
+                    unsafe { ptx::ld_global_nc_f32_if(from + distance as u64 * 4, distance < count) };
             }
         }
         loaded
     }
 
-    /// The lane's sums over all features of rows, of what `term` makes of them; `begin` has the first.
+    /// The lane's sums over all features of rows, to which `add` adds one that is there or a 0 that is not; `begin` has the first.
     ///
     /// # Safety
     ///
@@ -127,19 +129,19 @@ impl Queries {
         rows: [u32; TOGETHER],
         end: u32,
         begin: &Features,
-        term: impl Fn(usize, f32) -> f32,
+        add: impl Fn(usize, f32, f32, bool) -> f32,
     ) -> [f32; TOGETHER] {
         let (d, mut first) = (2 * self.p.half, warp::lane_id());
         let mut sums = [0.0; TOGETHER];
-        let add = |sums: &mut [f32; TOGETHER], loaded: &Features, first: u32| {
+        let add_all = |sums: &mut [f32; TOGETHER], loaded: &Features, first: u32| {
             for row in 0..TOGETHER {
                 for pass in 0..PASSES {
                     let is_there = first + (pass as u32 * warp::SIZE) < d;
-                    sums[row] += if is_there { term(row, loaded[row][pass]) } else { 0.0 };
+                    sums[row] = add(row, sums[row], loaded[row][pass], is_there);
                 }
             }
         };
-        add(&mut sums, begin, first);
+        add_all(&mut sums, begin, first);
         loop {
             // Opaque: the compiler would copy the loop.
             first = ptx::opaque(first + PASSES as u32 * warp::SIZE);
@@ -148,7 +150,7 @@ impl Queries {
             }
             // SAFETY: the caller's promise.
             let loaded = unsafe { self.load(rows, end, first) };
-            add(&mut sums, &loaded, first);
+            add_all(&mut sums, &loaded, first);
         }
     }
 
@@ -170,15 +172,15 @@ impl Queries {
             let begin = self.load(rows, end, warp::lane_id());
             let mut means = [0.0; TOGETHER];
             if kind == NORM_LAYER {
-                means = self.sums(rows, end, &begin, |_, value| value);
+                means = self.sums(rows, end, &begin, |_, sum, value, _| sum + value);
                 warp_sums(&mut means);
                 for mean in &mut means {
                     *mean *= count;
                 }
             }
-            let mut squares = self.sums(rows, end, &begin, |row, value| {
-                let value = value - means[row];
-                value * value
+            let mut squares = self.sums(rows, end, &begin, |row, sum, value, is_there| {
+                let value = if is_there { value - means[row] } else { 0.0 };
+                ptx::fma(value, value, sum)
             });
             warp_sums(&mut squares);
             for row in 0..TOGETHER {
@@ -206,7 +208,7 @@ impl Queries {
         while feature < 2 * self.p.half {
             // SAFETY: the caller's promise.
             let value = unsafe {
-                let raw = self.raw(row, feature, true);
+                let raw = ptx::ld_global_nc_f32(self.address(row, feature));
                 self.normalised(raw, of_head, feature, true, moments)
             };
             largest = largest.max(value.to_bits() & 0x7fff_ffff);
@@ -274,12 +276,16 @@ pub(super) unsafe fn put_queries<T: QueryElement>(
         let column_of = |pass: usize| 2 * (pass as u32 * warp::SIZE + warp::lane_id());
         let mut raw = [[[0.0; 2]; PAIRS]; TOGETHER];
         for i in 0..TOGETHER {
+            let column = first + column_of(0);
+            // Columns that there are from the lane's first on.
+            let count = if pair[i] < rows { columns.saturating_sub(column) } else { 0 };
+            let from = queries.address(pair[i], half * columns + column);
             for pass in 0..PAIRS {
                 for j in 0..2 {
-                    let column = first + column_of(pass) + j as u32;
-                    let valid = pair[i] < rows && column < columns;
+                    let distance = pass as u32 * 2 * warp::SIZE + j as u32;
+                    let at = from + distance as u64 * 4;
                     // SAFETY: the row and the column are there, or not read.
-                    raw[i][pass][j] = unsafe { queries.raw(pair[i], half * columns + column, valid) };
+                    raw[i][pass][j] = unsafe { ptx::ld_global_nc_f32_if(at, distance < count) };
                 }
             }
         }
@@ -289,6 +295,8 @@ pub(super) unsafe fn put_queries<T: QueryElement>(
                 unsafe { ptx::ld_shared_v4_f32(places.rows + pair[i] * ROW_BYTES) };
             let of_head = queries.of_head(pair[i]);
             let panels = places.query + pair[i] / QUERY_ROWS * QUERY_BYTES;
+            let norm = &queries.norm;
+            let is_plain = norm.kind != NORM_BATCH && norm.weight.is_null() && norm.bias.is_null();
             for pass in 0..PAIRS {
                 let mut values = [0.0; 2];
                 for j in 0..2 {
@@ -296,8 +304,11 @@ pub(super) unsafe fn put_queries<T: QueryElement>(
                     let valid = pair[i] < rows && column < columns;
                     let (raw, feature) = (raw[i][pass][j], half * columns + column);
                     // SAFETY: the column is there, or nothing is read of it.
-                    values[j] =
-                        scale * unsafe { queries.normalised(raw, of_head, feature, valid, [mean, factor]) };
+                    values[j] = if is_plain {
+                        scale * if valid { (raw - mean) * factor } else { 0.0 }
+                    } else {
+                        scale * unsafe { queries.normalised(raw, of_head, feature, valid, [mean, factor]) }
+                    };
                 }
                 // SAFETY: the caller's promise.
                 unsafe { T::put_query(panels, pair[i] % QUERY_ROWS, column_of(pass), values) }

@@ -379,6 +379,17 @@ pub unsafe fn st_shared_b32(address: u32, value: u32) {
     unsafe { instruction!("st.shared.b32 [{0}], {1};", in(reg32) address, in(reg32) value, options(nostack)) }
 }
 
+/// `st.shared.b16`: two bytes.
+///
+/// # Safety
+///
+/// As the module says.
+#[inline(always)]
+pub unsafe fn st_shared_b16(address: u32, value: u16) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe { instruction!("st.shared.b16 [{0}], {1};", in(reg32) address, in(reg16) value, options(nostack)) }
+}
+
 /// `ld.shared.v2.f32`: two numbers.
 ///
 /// # Safety

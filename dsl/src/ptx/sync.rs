@@ -131,6 +131,22 @@ pub unsafe fn ld_acquire_gpu_u32(address: u64) -> u32 {
     value
 }
 
+/// `atom.shared.add.u32`: adds to a number in shared memory, and returns what it was.
+///
+/// # Safety
+///
+/// The address is valid for reads and writes of four bytes, aligned to them; all who touch the place meanwhile do it atomically.
+#[inline(always)]
+#[must_use]
+pub unsafe fn atom_shared_add_u32(address: u32, value: u32) -> u32 {
+    let before: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("atom.shared.add.u32 {0}, [{1}], {2};", out(reg32) before, in(reg32) address, in(reg32) value, options(nostack))
+    };
+    before
+}
+
 /// `shfl.sync.bfly.b32` among all lanes: `value` as the lane has it whose number differs in the bits of `mask`.
 ///
 /// # Safety
@@ -175,6 +191,38 @@ pub unsafe fn shfl_sync_up(value: u32, distance: u32) -> u32 {
     // SAFETY: the caller's promise is the instruction's.
     unsafe {
         instruction!("shfl.sync.up.b32 {0}, {1}, {2}, 0, 0xffffffff;", out(reg32) result, in(reg32) value, in(reg32) distance, options(nostack))
+    };
+    result
+}
+
+/// `redux.sync.or.b32` among all lanes: the bits that any of them has set.
+///
+/// # Safety
+///
+/// All lanes of the warp execute it.
+#[inline(always)]
+#[must_use]
+pub unsafe fn redux_sync_or(value: u32) -> u32 {
+    let result: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("redux.sync.or.b32 {0}, {1}, 0xffffffff;", out(reg32) result, in(reg32) value, options(nostack))
+    };
+    result
+}
+
+/// `redux.sync.max.u32` among all lanes: the largest of their numbers.
+///
+/// # Safety
+///
+/// All lanes of the warp execute it.
+#[inline(always)]
+#[must_use]
+pub unsafe fn redux_sync_max(value: u32) -> u32 {
+    let result: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("redux.sync.max.u32 {0}, {1}, 0xffffffff;", out(reg32) result, in(reg32) value, options(nostack))
     };
     result
 }

@@ -6,13 +6,14 @@
 //!   in its place, and what is behind it moves on by one; one that does not costs a comparison. Of n numbers in random order about
 //!   k · (1 + ln(n / k)) get in, one after the other.
 //! - Where few numbers can win, their places are counted: that of an [`entry`] is the number of entries above it ([`ranks`]). All lanes count
-//!   at the same time, and nothing waits for another. A bound that few exceed is the k-th best of what each lane has as its best
-//!   ([`kth_of_lanes`]).
+//!   at the same time, and nothing waits for another. A bound that few exceed is the k-th best of the best of 32 groups
+//!   ([`kth_of_four_lanes`]).
 
 mod ranks;
 
 pub use ranks::{
-    Entry, entry, id_of_entry, key_of_entry, kth_of_lanes, load_entry, rank_in_sorted, ranks, store_entry,
+    Entry, OF_FOUR, entry, id_of_entry, key_of_entry, kth_of_four_lanes, load_entry, rank_in_sorted, ranks,
+    ranks_of_lanes, store_entry,
 };
 
 use crate::float::Element;

@@ -298,9 +298,9 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
             let (operand, quantity) = ("keys_1", "number of heads");
             return Err(Error::SizeLimit { operation: OPERATION, operand, quantity, limit, actual });
         }
-        let (capability, multiprocessors) = (properties.compute_capability, properties.multiprocessors);
-        let of = [rows, heads, sizes.n, self.k];
-        Ok(choose(&T::KERNELS, of, capability, multiprocessors))
+        let capability = properties.compute_capability;
+        let has = [properties.multiprocessors, properties.max_shared_per_block];
+        Ok(choose(&T::KERNELS, [rows, heads, sizes.n, self.k], capability, has))
     }
 
     fn launch(&self, sizes: Sizes, stream: &Stream, q: &Tensor<f32>, routing: &mut Routing) -> Result<()> {

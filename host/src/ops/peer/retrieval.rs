@@ -153,18 +153,18 @@ impl<D> Choice<D> {
 const BLOCK: f64 = 1.3;
 
 /// The launch that finds `k` experts of n² for so many rows that share sub-keys, of each of `heads` groups of them: by clusters where there
-/// are any, and by as many blocks as keep the multiprocessors busy.
+/// are any and a block may have the `shared_bytes` that they take, and by as many blocks as keep the multiprocessors busy.
 pub(super) fn choose<D>(
     kernels: &Kernels<D>,
     [rows, heads, n, k]: [usize; 4],
     compute_capability: (u32, u32),
-    multiprocessors: u32,
+    [multiprocessors, shared_bytes]: [u32; 2],
 ) -> Choice<D> {
     let of = |retrieval: &Retrieval<D>, cluster: u32| Choice::of(retrieval, [rows, heads], cluster);
     if k > kernels.few.most as usize {
         return of(&kernels.many, 1);
     }
-    if compute_capability < (9, 0) {
+    if compute_capability < (9, 0) || shared_bytes < kernels.cluster.kernel.shared_bytes {
         return of(&kernels.few, 1);
     }
     let mut best = of(&kernels.cluster, 2);
@@ -185,7 +185,8 @@ mod tests {
 
     /// The launch for `tokens` tokens and eight heads that share n sub-keys.
     fn of(tokens: usize, n: usize, k: usize, capability: (u32, u32)) -> Choice<warpsmith_dsl::float::Bf16> {
-        choose(&bf16::KERNELS, [tokens * 8, 1, n, k], capability, 132)
+        let kib = if capability >= (12, 0) { 99 } else { 227 };
+        choose(&bf16::KERNELS, [tokens * 8, 1, n, k], capability, [132, kib << 10])
     }
 
     #[test]
@@ -198,23 +199,25 @@ mod tests {
     }
 
     #[test]
-    fn many_experts_and_devices_without_clusters_have_kernels_of_their_own() {
+    fn many_experts_and_devices_without_clusters_for_them_have_kernels_of_their_own() {
         let name = |k, capability| of(1, 1024, k, capability).kernel.name;
         assert_eq!(name(32, (8, 9)), "product_key_topk_bf16_32");
         assert_eq!(name(33, (8, 9)), "product_key_topk_bf16_64");
         assert_eq!(name(33, (9, 0)), "product_key_topk_bf16_64");
-        assert_eq!(name(32, (12, 0)), "product_key_topk_cluster_bf16");
+        assert_eq!(name(32, (10, 0)), "product_key_topk_cluster_bf16");
+        assert_eq!(name(32, (12, 0)), "product_key_topk_bf16_32", "too little shared memory");
     }
 
     #[test]
     fn blocks_cover_all_rows_in_whole_clusters() {
         let clusters = |rows| {
-            let Choice { grid, cluster, .. } = choose(&bf16::KERNELS, [rows, 3, 1024, 16], (9, 0), 132);
+            let Choice { grid, cluster, .. } =
+                choose(&bf16::KERNELS, [rows, 3, 1024, 16], (9, 0), [132, 227 << 10]);
             assert_eq!(grid[1..], [3, 1]);
             (grid[0] / cluster, grid[0] % cluster)
         };
         assert_eq!([1, 64, 65].map(clusters), [(1, 0), (1, 0), (2, 0)]);
-        let blocks = |rows| choose(&bf16::KERNELS, [rows, 1, 1024, 16], (8, 0), 132).grid[0];
+        let blocks = |rows| choose(&bf16::KERNELS, [rows, 1, 1024, 16], (8, 0), [108, 163 << 10]).grid[0];
         assert_eq!([1, 32, 33].map(blocks), [1, 1, 2]);
     }
 }
