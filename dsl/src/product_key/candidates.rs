@@ -196,6 +196,12 @@ pub(super) unsafe fn put_bounds(places: &Places, chunk: &Chunk, [rows, of_block]
     }
 }
 
+/// Whether a score is below a bound: a NaN is not.
+#[inline(always)]
+fn is_below(score: f32, bound: f32) -> bool {
+    score < bound
+}
+
 /// Drops the candidates of a row that are below its bound, if there is not room for many more.
 ///
 /// # Safety
@@ -220,8 +226,7 @@ unsafe fn drop_candidates(places: &Places, row: u32) {
             if stays {
                 score = ptx::ld_shared_f32(scores + from * 4);
                 column = ptx::ld_shared_b16(columns + from * 2);
-                // A NaN stays.
-                stays = !(score < bound);
+                stays = !is_below(score, bound);
             }
             let stay = ptx::vote_sync_ballot(stays);
             warp::sync_warp();
@@ -435,8 +440,7 @@ unsafe fn gather(places: &Places, row: u32, found: u32, to: u32) -> u32 {
             let (mut entry, mut stays) = (0, first + lane < found);
             if stays {
                 let (score, of_score) = candidate(places, row, first + lane);
-                // A NaN stays.
-                (entry, stays) = (of_score, !(score < bound));
+                (entry, stays) = (of_score, !is_below(score, bound));
             }
             let stay = ptx::vote_sync_ballot(stays);
             if stays {

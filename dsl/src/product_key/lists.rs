@@ -105,12 +105,73 @@ unsafe fn put(entry: Entry, place: u32, list: u32, k: u32) {
 /// Merges lists of two halves: of each the `parts` lists, a power of two, of `count` entries, at most 32, that lie behind each other at `of` give the list at `to`, which has
 /// room for 32.
 ///
+/// Those that are not below a bound are compared with each other: a list's k-th entry is one, and so is the least of the lists' entries of which each list
+/// has its part of k. If they are more than 32, each is looked for in the other lists.
+///
 /// # Safety
 ///
 /// All lanes of the warp call it; the lists are sorted and visible to it, those of the second half lie behind those of the first, and there are k
 /// entries or more that are not 0. The new lists are this warp's.
 #[inline(always)]
-pub(super) unsafe fn merge(of: u32, parts: u32, count: u32, to: u32, k: u32) {
+pub(super) unsafe fn merge(places: &Places, of: u32, [parts, count]: [u32; 2], to: u32, k: u32) {
+    const HALF_BYTES: u32 = warp::SIZE * 8;
+    const KEY_BYTES: u32 = warp::SIZE * 4;
+    let (lane, at, total) = (warp::lane_id(), places.sums, parts * count);
+    let part_of_k = (k + parts - 1) >> parts.trailing_zeros();
+    let mut found = [0; 2];
+    // SAFETY: the caller's promise; the place of sums is this warp's, and barriers of the warp stand between its lanes' writes and reads.
+    unsafe {
+        for half in 0..2 {
+            let of = of + half as u32 * total * 8;
+            let (mut largest, mut least, mut part) = (EMPTY, u32::MAX, 0);
+            while part < parts {
+                let key = |place: u32| ptx::ld_shared_b32(of + (part * count + place - 1) * 8 + 4);
+                largest = largest.max(key(k));
+                least = least.min(key(part_of_k));
+                part = ptx::opaque(part + 1);
+            }
+            let bound = largest.max(least);
+            let mut first = 0;
+            while first < total {
+                let own = if first + lane < total { load_entry(of + (first + lane) * 8) } else { 0 };
+                let stays = own != 0 && key_of_entry(own) >= bound;
+                let stay = ptx::vote_sync_ballot(stays);
+                let place = found[half] + (stay & ((1 << lane) - 1)).count_ones();
+                if stays && place < warp::SIZE {
+                    store_entry(at + half as u32 * HALF_BYTES + place * 8, own);
+                }
+                found[half] += stay.count_ones();
+                first = ptx::opaque(first + warp::SIZE);
+            }
+        }
+        warp::sync_warp();
+        if found[0].max(found[1]) <= warp::SIZE {
+            let (mut own, keys) = ([0; 2], at + 2 * HALF_BYTES);
+            for half in 0..2 {
+                if lane < found[half] {
+                    own[half] = load_entry(at + half as u32 * HALF_BYTES + lane * 8);
+                }
+                ptx::st_shared_b32(keys + half as u32 * KEY_BYTES + lane * 4, key_of_entry(own[half]));
+            }
+            warp::sync_warp();
+            let ranks = ranks_of_lanes(keys, KEY_BYTES, found, &own);
+            for half in 0..2 {
+                put(own[half], ranks[half], to + half as u32 * HALF_BYTES, k);
+            }
+        } else {
+            merge_many(of, [parts, count], to, k);
+        }
+        warp::sync_warp();
+    }
+}
+
+/// As [`merge`]: each entry is looked for in the other lists.
+///
+/// # Safety
+///
+/// As [`merge`].
+#[inline(always)]
+unsafe fn merge_many(of: u32, [parts, count]: [u32; 2], to: u32, k: u32) {
     // Lists in places of 16 or 32.
     let shift = if count <= 16 { 4 } else { 5 };
     let mut number = warp::lane_id();
@@ -133,8 +194,6 @@ pub(super) unsafe fn merge(of: u32, parts: u32, count: u32, to: u32, k: u32) {
         }
         number = ptx::opaque(number + warp::SIZE);
     }
-    // SAFETY: the caller's promise: all lanes are here.
-    unsafe { warp::sync_warp() }
 }
 
 /// The entry of the sum of a pair of ranks, number `pair` of those that can win, and whether exactly k sums are of ranks that are no worse.

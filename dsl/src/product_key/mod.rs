@@ -512,7 +512,7 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
                     if parts > 1 {
                         // The lists have been sent, so that there is room.
                         let merged = places.scores + warp::warp_id() * 2 * Self::LIST_BYTES;
-                        lists::merge(sent, parts, bytes / 8, merged, p.k);
+                        lists::merge(&places, sent, [parts, bytes / 8], merged, p.k);
                         of = [merged, merged + Self::LIST_BYTES];
                     }
                     let to = queries.number(row) as u64 * p.k as u64;

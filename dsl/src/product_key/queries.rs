@@ -303,12 +303,13 @@ pub(super) unsafe fn put_queries<T: QueryElement>(
                     let column = first + column_of(pass) + j as u32;
                     let valid = pair[i] < rows && column < columns;
                     let (raw, feature) = (raw[i][pass][j], half * columns + column);
-                    // SAFETY: the column is there, or nothing is read of it.
-                    values[j] = if is_plain {
-                        scale * if valid { (raw - mean) * factor } else { 0.0 }
-                    } else {
-                        scale * unsafe { queries.normalised(raw, of_head, feature, valid, [mean, factor]) }
-                    };
+                    values[j] = scale
+                        * if is_plain {
+                            if valid { (raw - mean) * factor } else { 0.0 }
+                        } else {
+                            // SAFETY: the column is there, or nothing is read of it.
+                            unsafe { queries.normalised(raw, of_head, feature, valid, [mean, factor]) }
+                        };
                 }
                 // SAFETY: the caller's promise.
                 unsafe { T::put_query(panels, pair[i] % QUERY_ROWS, column_of(pass), values) }

@@ -1,5 +1,8 @@
 //! Places by counting: how many entries are above one.
 
+// Loops over registers index arrays by constants: an iterator by value would be an array in local memory.
+#![allow(clippy::needless_range_loop)]
+
 use crate::{ptx, warp};
 
 /// A candidate as one number: the larger, the better. The upper half is its key, the lower one the complement of its id, so that of equal keys that
