@@ -193,6 +193,11 @@ pub struct Event {
 }
 
 impl Event {
+    /// The device whose work it is about.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Waits until the work before this point is done.
     ///
     /// # Errors

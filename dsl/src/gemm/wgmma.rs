@@ -4,9 +4,9 @@
 //! ring's stages; the other warpgroups consume them. A launch is persistent: a block works through several tiles, and the
 //! producer is already filling stages for the next one while consumers store the last.
 //!
-//! There are two schedules. [`Cooperative`]: all consumers work on one tile, each on its own rows, which makes the tile large. [`PingPong`]: two
-//! consumers have a tile each and take turns with the tensor cores, so that the epilogue of one runs under the products of the
-//! other.
+//! There are three schedules. [`Cooperative`]: all consumers work on one tile, each on its own rows, which makes the tile large.
+//! [`CooperativeColumns`]: each on its own columns, for tiles of few rows. [`PingPong`]: two consumers have a tile each and take turns
+//! with the tensor cores, so that the epilogue of one runs under the products of the other.
 //!
 //! A stage holds 128 bytes of each row of A and of B, or for an operand whose columns are contiguous (16-bit types) panels of 64
 //! rows × 64 indices along K; both in the 128-byte swizzle, as the copy engine writes it and `wgmma` reads it. In a cluster,

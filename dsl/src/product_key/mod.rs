@@ -63,7 +63,7 @@ const SCORE_ROW: u32 = (CHUNK + 8) * 4;
 const MOST_SUMS: u32 = 4 * warp::SIZE;
 /// Bytes of a warp's sums: entries, and keys of 32 of them.
 const SUM_BYTES: u32 = MOST_SUMS * 8 + warp::SIZE * 4;
-/// A number above that of chunks: a half has fewer than 2¹⁶ sub-keys.
+/// A number above that of chunks: a half has at most 2¹⁶ sub-keys.
 const ONE_BY_ONE: u32 = 1 << 16;
 /// Bytes of what is known of a row: mean, factor, power of two, and its reciprocal.
 const ROW_BYTES: u32 = 16;

@@ -75,3 +75,38 @@ fn blocks_reduce_a_word_that_they_read_meanwhile() {
         }
     }
 }
+
+/// What `threads` threads of a block get that each add 1 + lane / 16 to a number in shared memory, and what it is afterwards.
+fn places(threads: u32) -> (Vec<u32>, u32) {
+    let text = format!(
+        ".visible .entry test(.param .u64 p_out)\n.reqntid {threads}, 1, 1\n{{\n.shared .align 4 .b8 count[4];\n.reg .b64 %out, %at;\n\
+         .reg .b32 %thread, %number, %before, %count;\n.reg .pred %p;\nld.param.u64 %out, [p_out];\nmov.u32 %thread, %tid.x;\n\
+         mov.u32 %count, count;\nsetp.eq.u32 %p, %thread, 0;\n@%p st.shared.u32 [%count], 0;\nbar.sync 0;\n\
+         and.b32 %number, %thread, 31;\nshr.u32 %number, %number, 4;\nadd.u32 %number, %number, 1;\n\
+         atom.shared.add.u32 %before, [%count], %number;\nmad.wide.u32 %at, %thread, 4, %out;\nst.global.u32 [%at], %before;\n\
+         bar.sync 0;\n@!%p bra END;\nld.shared.u32 %before, [%count];\nst.global.u32 [%out+{}], %before;\nEND:\nret;\n}}\n",
+        4 * threads
+    );
+    let machine = Machine::new(Config { compute_capability: (8, 0), ..Config::default() });
+    let bytes = 4 * (threads as usize + 1);
+    let out = machine.allocate(bytes as u64).unwrap();
+    launch(&machine, &module(&text), 1, threads, 0, &[out]).unwrap_or_else(|error| panic!("{error}"));
+    let mut read = vec![0; bytes];
+    machine.read(out, &mut read).unwrap();
+    let mut words: Vec<u32> =
+        read.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
+    let after = words.pop().unwrap();
+    (words, after)
+}
+
+#[test]
+fn threads_that_add_to_a_shared_number_get_places_that_do_not_overlap() {
+    for threads in [32, 96] {
+        let (places, after) = places(threads);
+        let mut taken: Vec<u32> =
+            (0..).zip(&places).flat_map(|(thread, &place)| place..place + 1 + thread % 32 / 16).collect();
+        taken.sort_unstable();
+        assert_eq!(taken, (0..after).collect::<Vec<_>>());
+        assert_eq!(after, threads + threads / 2);
+    }
+}

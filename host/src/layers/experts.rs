@@ -188,8 +188,8 @@ impl Experts {
     ///
     /// # Errors
     ///
-    /// As [`ExpertMlpOp::run`](crate::ops::peer::ExpertMlpOp::run); behind a cache also those of [`CachedRows::stage`], and [`Error::Argument`] for an
-    /// id of no expert.
+    /// As [`ExpertMlpOp::run`](crate::ops::peer::ExpertMlpOp::run); behind a cache also those of [`CachedRows::stage_ids`], for all ids together, and
+    /// [`Error::Argument`] for an id of no expert.
     pub fn forward<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<Tensor<T>> {
         self.forward_on(x, routing, &self.device.default_stream())
     }
@@ -285,6 +285,9 @@ impl Experts {
         };
         let (x, mut y) = (x.flatten_leading()?, y.flatten_leading()?);
         self.device.expect_same(OPERATION, "ids", routing.ids.device())?;
+        // What is wrong with these operands is found before anything is staged.
+        let whole = rows.table(self.layout, None)?;
+        expert_mlp(&x, &routing, &whole).activation(self.activation).implementation()?;
         let ids = routing.ids.reshape([tokens * per_token])?;
         let after = stream.with_operands(&[&ids], || stream.record())?;
         let chunk = self.chunk.unwrap_or_else(|| chunk_tokens(tokens, per_token, rows.cache().slots()));

@@ -248,6 +248,9 @@ fn operands_that_do_not_fit_are_errors(device: &Device) {
     }
     let elsewhere = tensor::<f32>(&Device::emulator(), &[3, 8], 4);
     assert!(matches!(experts.forward(&elsewhere, &good), Err(Error::DeviceMismatch { .. })));
+    let across = x(&[8, 3]).swap_axes(0, 1).unwrap();
+    let error = experts.forward(&across, &good);
+    assert!(matches!(error, Err(Error::Stride { operand: "x", .. })), "{error:?}");
     let bad = Routing { ids: Tensor::from_slice(device, &[0u32, 1, 2, 3, 9, 4], [3, 1, 2]).unwrap(), ..good };
     let error = experts.forward(&x(&[3, 8]), &bad).unwrap_err().to_string();
     assert!(

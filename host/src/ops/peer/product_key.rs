@@ -29,6 +29,7 @@ const MOST_SUB_KEYS: usize = 1 << 16;
 /// The query of a head is the head's d of the H · d columns of `x w_qᵀ + bias`, normalised. Expert `i · n + j` has as score the product of
 /// the query's first half with row i of `keys_1`, and of its second half with row j of `keys_2`: `[n, d / 2]` each, shared by all heads,
 /// or `[H, n, d / 2]`. The k experts with the highest scores are found, best first, and of equal scores that with the lowest id.
+/// (Where sums that differ are rounded to the same score, it may be that whose first or second sub-key has the higher one.)
 ///
 /// Scores are f32 throughout. A query is not rounded to the type of the sub-keys, but split into two numbers of it: to within 2⁻¹⁷ for bf16, 2⁻²² for
 /// f16; for f32 the products are those of three TF32 products.

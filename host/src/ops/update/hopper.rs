@@ -1,6 +1,6 @@
 //! The launches of the kernels that compute a linear operation with its updates on Hopper.
 //!
-//! There are three tiles, one of them for few rows of X and updates of few ranks. Of the others: where the updates have a rank of at most 8, each tile may compute H for itself. Otherwise some tiles compute
+//! There are four tiles, one of them for few rows of X and updates of few ranks. Of the others: where the updates have a rank of at most 8, each tile may compute H for itself. Otherwise some tiles compute
 //! it for all, 8 ranks each, and exchange it through a workspace: that costs less arithmetic, and the time until the last of them has
 //! what it waits for. The launch is then cooperative, since blocks that wait for each other have to be on the GPU at the same time.
 

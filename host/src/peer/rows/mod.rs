@@ -324,10 +324,12 @@ impl CachedRows {
     /// # Errors
     ///
     /// [`Error::DeviceMismatch`] if the stream is another device's, [`Error::Argument`] if the step is from before a [`reset`](Self::reset) or another
-    /// cache's, [`Error::Driver`] if the driver refuses or earlier work failed.
+    /// cache's, or the stream is being captured, [`Error::Driver`] if the driver refuses or earlier work failed.
     pub fn begin_reading(&mut self, step: &Step, stream: &Stream) -> Result<()> {
-        self.expect_current("CachedRows::begin_reading", step)?;
-        self.device.expect_same("CachedRows::begin_reading", "stream", stream.device())?;
+        const OPERATION: &str = "CachedRows::begin_reading";
+        self.expect_current(OPERATION, step)?;
+        self.device.expect_same(OPERATION, "stream", stream.device())?;
+        stream.expect_no_capture(OPERATION)?;
         let enqueued = stream.record().and_then(|before| {
             stream.wait(&step.ready)?;
             Ok(Wait { before, ready: step.ready.clone() })
@@ -351,7 +353,7 @@ impl CachedRows {
     /// # Errors
     ///
     /// As for [`begin_reading`](Self::begin_reading). After an error of the driver everything is forgotten, as by [`reset`](Self::reset). A step that
-    /// was given with another device's stream stays under way until [`reset`](Self::reset).
+    /// was given with another device's stream, or one that is being captured, stays under way until [`reset`](Self::reset).
     pub fn release(&mut self, step: Step, stream: &Stream) -> Result<()> {
         self.device.expect_same("CachedRows::release", "stream", stream.device())?;
         let read = self.end_reading(stream)?;
@@ -363,8 +365,12 @@ impl CachedRows {
     ///
     /// # Errors
     ///
-    /// As for [`Stream::record`]; everything is forgotten then, as by [`reset`](Self::reset).
+    /// [`Error::DeviceMismatch`] if the stream is another device's, [`Error::Argument`] if it is being captured; as for [`Stream::record`], and
+    /// everything is forgotten then, as by [`reset`](Self::reset).
     pub fn end_reading(&mut self, stream: &Stream) -> Result<Event> {
+        const OPERATION: &str = "CachedRows::end_reading";
+        self.device.expect_same(OPERATION, "stream", stream.device())?;
+        stream.expect_no_capture(OPERATION)?;
         stream.record().inspect_err(|_| self.reset())
     }
 
@@ -372,9 +378,11 @@ impl CachedRows {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the step is from before a [`reset`](Self::reset), or another cache's.
+    /// [`Error::Argument`] if the step is from before a [`reset`](Self::reset), or another cache's; [`Error::DeviceMismatch`] if the event is
+    /// another device's, and the step stays under way then.
     pub fn release_after(&mut self, step: Step, read: Event) -> Result<()> {
         self.expect_current("CachedRows::release", &step)?;
+        self.device.expect_same("CachedRows::release", "read", read.device())?;
         self.readers.push(read);
         self.maps[step.map].in_use = false;
         self.cache.release(step.pins);
@@ -509,9 +517,13 @@ impl CachedRows {
 
 impl Drop for CachedRows {
     fn drop(&mut self) {
-        // Slots and maps are freed in the order of the copies' stream, host memory at once: both after the last work that reads them. Where waiting
-        // fails the driver's context is broken, and whether a kernel still reads host memory is unknown.
-        if self.catch_up().and_then(|()| self.wait()).is_err() {
+        // Slots and maps are freed in the order of the copies' stream, host memory at once: both after the last work that reads them, which of a step
+        // that nobody has released may be any. Where waiting fails the driver's context is broken, and whether a kernel still reads host memory is
+        // unknown.
+        let is_read = self.maps.iter().any(|map| map.in_use);
+        let waited =
+            if is_read { self.device.synchronize() } else { self.catch_up().and_then(|()| self.wait()) };
+        if waited.is_err() {
             self.maps.iter_mut().for_each(|map| map.lists.leak());
             return;
         }

@@ -108,6 +108,18 @@ impl Notes {
         self.heat.to_vec()
     }
 
+    /// Has the memory by which notes and resident rows go to and fro.
+    fn reserve(&mut self) -> Result<()> {
+        let device = self.stream.device();
+        if self.found.is_none() {
+            self.found = Some(PinnedBuffer::zeros(device, self.words.len())?);
+        }
+        if self.upload.is_none() && !self.resident.is_empty() {
+            self.upload = Some(PinnedBuffer::zeros(device, self.resident.len())?);
+        }
+        Ok(())
+    }
+
     /// Makes what is on the device fit for new notes.
     fn prepare(&mut self, cache: &RowCache) -> Result<Option<Transfer<u32>>> {
         self.number += 1;
@@ -186,7 +198,8 @@ impl CachedRows {
     /// Starts a step that reads the rows `ids`, a tensor of any shape on the cache's device, as the work on `stream` so far leaves it. As
     /// [`stage`](Self::stage), but no id comes to the host: the device notes which rows they are.
     ///
-    /// The host waits for the work that the ids come from, and for no copies of rows.
+    /// The host waits for the work that the ids come from; of copies of rows it waits for none but those of the step before the last, and for the
+    /// reads that these came after.
     ///
     /// # Errors
     ///
@@ -219,6 +232,10 @@ impl CachedRows {
                 limit: format!("at most {MOST_IDS}"),
                 actual: ids.len().to_string(),
             });
+        }
+        if let Some(notes) = &mut self.notes {
+            // Before anything is under way: where there is no memory, all stays as it is.
+            notes.reserve()?;
         }
         self.faults.at(Point::Note)?;
         let source = match &mut self.notes {

@@ -279,13 +279,28 @@ fn three_steps_at_a_time_and_steps_of_another_cache_are_errors() {
     assert!(error.contains("less than 2"), "{error}");
     assert!(other.begin_reading(&first, &stream).is_err());
     assert!(cached.begin_reading(&first, &Device::cpu().default_stream()).is_err());
+    assert!(matches!(
+        cached.end_reading(&Device::cpu().default_stream()),
+        Err(Error::DeviceMismatch { operand: "stream", .. })
+    ));
+    let captured = device.new_stream().unwrap();
+    {
+        let work = || cached.begin_reading(&first, &captured);
+        // SAFETY: nothing is enqueued.
+        let refused = unsafe { captured.capture(work) };
+        assert!(matches!(refused, Err(Error::Argument { argument: "stream", .. })), "{refused:?}");
+    }
     assert!(cached.stage(&[5]).is_err());
     assert!(other.release(second, &stream).is_err());
     cached.release(first, &stream).unwrap();
     assert_eq!(cached.cache().pinned(), 1);
     cached.reset();
     assert_eq!(cached.cache().pinned(), 0);
-    assert!(cached.stage(&[2]).is_ok());
+    let step = cached.stage(&[2]).unwrap();
+    let elsewhere = Device::cpu().default_stream().record().unwrap();
+    let error = cached.release_after(step, elsewhere);
+    assert!(matches!(error, Err(Error::DeviceMismatch { operand: "read", .. })), "{error:?}");
+    // It is dropped with a step under way.
 }
 
 #[test]

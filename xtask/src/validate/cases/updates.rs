@@ -32,9 +32,10 @@ const MORE_SIZES: [[usize; 4]; 10] = [
     [130, 64, 257, 127],
 ];
 /// What is validated on a GPU, and the first in the emulator too.
-const LARGE_SIZES: [[usize; 4]; 5] = [
+const LARGE_SIZES: [[usize; 4]; 6] = [
     [128, 768, 768, 8],
     [4096, 768, 768, 8],
+    [5120, 2048, 3072, 8],
     [16384, 768, 768, 8],
     [16384, 4096, 4096, 16],
     [16384, 4096, 4096, 64],
