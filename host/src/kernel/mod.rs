@@ -319,6 +319,8 @@ enum Manner {
     Cooperative,
     /// Before those before it have ended, for which its kernel waits itself.
     Early,
+    /// The same, with no two blocks on a multiprocessor.
+    EarlyApart,
 }
 
 impl<K: Kernel> TypedKernel<K> {
@@ -357,6 +359,23 @@ impl<K: Kernel> TypedKernel<K> {
     pub unsafe fn launch_early(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_as(stream, grid, args, Manner::Early) }
+    }
+
+    /// As [`launch_early`](Self::launch_early), with so much shared memory that no multiprocessor holds two blocks: for at most as many as
+    /// there are multiprocessors.
+    ///
+    /// While earlier launches run, few multiprocessors are idle, and early blocks would gather on those.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch).
+    pub unsafe fn launch_early_apart(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(stream, grid, args, Manner::EarlyApart) }
     }
 
     /// As [`launch_early`](Self::launch_early), in clusters of `cluster` blocks, of a kernel that declares no clusters.
@@ -416,8 +435,15 @@ impl<K: Kernel> TypedKernel<K> {
         args: K::Args,
         manner: Manner,
     ) -> Result<()> {
-        let Declaration { block, shared_bytes: dynamic_shared, .. } = K::DECLARATION;
-        let (cooperative, early) = (manner == Manner::Cooperative, manner == Manner::Early);
+        let Declaration { block, shared_bytes: declared, .. } = K::DECLARATION;
+        let cooperative = manner == Manner::Cooperative;
+        let early = matches!(manner, Manner::Early | Manner::EarlyApart);
+        let dynamic_shared = if manner == Manner::EarlyApart {
+            // Beside it each block has what the driver reserves, so two have more than there is.
+            declared.max(self.function.device.properties().shared_per_multiprocessor / 2)
+        } else {
+            declared
+        };
         let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early };
         // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.
         args.with_raw(|arguments| unsafe { self.function.launch_size(stream, size, arguments) })
