@@ -109,14 +109,7 @@ pub unsafe fn linear_skinny<T: Wgmma<S::Accumulators>, O: Element, S: SplitKTile
             S::exchange(accumulators);
             let base = y.offset(tile.batch as u64 * p.batch_y);
             let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
-            let is_whole = y.is_vector_aligned() && p.n.is_multiple_of(4);
-            match epilogue.in_registers().with_floor() {
-                Some(simple) if is_whole && epilogue.fits_registers() => {
-                    let columns = columns.map(|(_, bias)| bias);
-                    S::store_at_once(&simple, columns, &y, tile);
-                }
-                _ => S::store(&epilogue, columns, &y, tile),
-            }
+            S::store_linear(&epilogue, columns, &y, tile);
         }
     }
 }

@@ -249,14 +249,7 @@ pub unsafe fn linear_update_few_rows<T: Wgmma<[f32; 8]> + MmaElement + HalfEleme
             let accumulators = S::multiply::<T>(share, rows_of_u);
             S::exchange(accumulators);
             let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.n };
-            let is_whole = y.is_vector_aligned() && p.n.is_multiple_of(4);
-            match epilogue.in_registers().with_floor() {
-                Some(simple) if is_whole && epilogue.fits_registers() => {
-                    let columns = columns.map(|(_, bias)| bias);
-                    S::store_at_once(&simple, columns, &y, tile);
-                }
-                _ => S::store(&epilogue, columns, &y, tile),
-            }
+            S::store_linear(&epilogue, columns, &y, tile);
         }
     }
 }

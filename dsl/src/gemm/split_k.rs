@@ -13,7 +13,7 @@ mod transposed;
 
 pub use transposed::{TransposedTile, TransposedUpdate, URegisters};
 
-use crate::epilogue::Epilogue;
+use crate::epilogue::{Epilogue, FusedLinear};
 use crate::float::Element;
 use crate::gemm::Layouts;
 use crate::launch::TensorMap;
@@ -151,6 +151,31 @@ pub trait SplitKTile: 'static {
         output: &Output<O>,
         tile: TileIndex,
     );
+
+    /// As [`store`](Self::store), for the epilogue of a linear operation: [at once](Self::store_at_once) where that will do.
+    ///
+    /// # Safety
+    ///
+    /// As [`store`](Self::store).
+    #[inline(always)]
+    unsafe fn store_linear<B: Element, O: Element>(
+        epilogue: &FusedLinear<'_, B, O>,
+        columns: [(f32, f32); COLUMNS],
+        output: &Output<O>,
+        tile: TileIndex,
+    ) {
+        let is_whole = output.is_vector_aligned() && output.columns.is_multiple_of(COLUMNS as u32);
+        // SAFETY: the caller's promise, and the output is as `store_at_once` asks.
+        unsafe {
+            match epilogue.in_registers().with_floor() {
+                Some(simple) if is_whole && epilogue.fits_registers() => {
+                    let columns = columns.map(|(_, bias)| bias);
+                    Self::store_at_once(&simple, columns, output, tile);
+                }
+                _ => Self::store(epilogue, columns, output, tile),
+            }
+        }
+    }
 }
 
 #[cfg(test)]

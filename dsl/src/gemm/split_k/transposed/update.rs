@@ -7,7 +7,7 @@
 //! Every block computes the H of its rows; V comes from the level-2 cache.
 
 use super::{FRAGMENT_ROWS, MADE, ROW_BYTES, STEP_BYTES, TransposedTile, WARP_COLUMNS, WARPGROUP_ROWS};
-use crate::epilogue::Epilogue;
+use crate::epilogue::{Epilogue, FusedLinear};
 use crate::float::{Element, HalfElement};
 use crate::gemm::MmaElement;
 use crate::gemm::split_k::{COLUMNS, Share, SplitKTile};
@@ -326,36 +326,20 @@ impl TransposedUpdate {
         unsafe { Base::exchange(accumulators) }
     }
 
-    /// As [`SplitKTile::store`].
+    /// As [`SplitKTile::store_linear`].
     ///
     /// # Safety
     ///
     /// As there.
     #[inline(always)]
-    pub unsafe fn store<O: Element, E: Epilogue>(
-        epilogue: &E,
-        columns: [E::Column; COLUMNS],
+    pub unsafe fn store_linear<B: Element, O: Element>(
+        epilogue: &FusedLinear<'_, B, O>,
+        columns: [(f32, f32); COLUMNS],
         output: &Output<O>,
         tile: TileIndex,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { Base::store(epilogue, columns, output, tile) }
-    }
-
-    /// As [`SplitKTile::store_at_once`].
-    ///
-    /// # Safety
-    ///
-    /// As there.
-    #[inline(always)]
-    pub unsafe fn store_at_once<O: Element, E: Epilogue>(
-        epilogue: &E,
-        columns: [E::Column; COLUMNS],
-        output: &Output<O>,
-        tile: TileIndex,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { Base::store_at_once(epilogue, columns, output, tile) }
+        unsafe { Base::store_linear(epilogue, columns, output, tile) }
     }
 }
 
