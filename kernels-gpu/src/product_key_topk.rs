@@ -6,9 +6,9 @@ use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::product_key::{ProductKeyBlock, ProductKeyParams, ProductKeyShape, QueryNormParams};
 
 /// 32 rows of queries for each block, of each of which up to 32 experts are found.
-pub type Few<T> = ProductKeyBlock<T, 2, 1, 1>;
+pub type Few<T> = ProductKeyBlock<T, 2, 1, 1, 8>;
 /// The same, of up to 64 experts.
-pub type Many<T> = ProductKeyBlock<T, 2, 2, 1>;
+pub type Many<T> = ProductKeyBlock<T, 2, 2, 1, 8>;
 
 /// Finds the experts of each row of queries, as [`ProductKeyShape::retrieve`] says.
 ///

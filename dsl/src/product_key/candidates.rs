@@ -7,7 +7,7 @@
 
 use super::element::QUERY_FRAGMENTS;
 use super::scores::Scores;
-use super::{CHUNK, KEY_FRAGMENTS, Places, SLOT_BYTES, STAGES, WARP_KEYS, WARPS};
+use super::{KEY_FRAGMENTS, Places, RING_BYTES, WARP_KEYS};
 use crate::topk::{
     Entry, OF_FOUR, entry, key_of_entry, kth_of_four_lanes, load_entry, number_of_key, order_key, ranks,
     ranks_of_lanes, store_entry,
@@ -19,14 +19,16 @@ pub(super) const ROOM: u32 = 96;
 /// Bytes of the candidates' scores of a row, and of their sub-keys' numbers.
 pub(super) const SCORE_BYTES: u32 = ROOM * 4;
 pub(super) const COLUMN_BYTES: u32 = ROOM * 2;
-/// Bytes of a row of groups' maxima: 32 words and four more, so that those of eight rows lie in different banks.
-pub(super) const MAXIMA_ROW: u32 = (WARPS * 4 + 4) * 4;
 /// Rows that a lane has scores of in the fragments of 32 rows: every eighth.
 const LANE_ROWS: usize = 2 * QUERY_FRAGMENTS;
 /// Bytes between the scores that a lane writes at a time: all lanes' lie between.
 const FOUR_BYTES: u32 = warp::SIZE * 16;
-const _: () = assert!(LANE_ROWS * KEY_FRAGMENTS == 16 && STAGES * SLOT_BYTES >= 8 * FOUR_BYTES);
-const _: () = assert!(WARPS * 4 == 4 * OF_FOUR as u32);
+const _: () = assert!(LANE_ROWS * KEY_FRAGMENTS == 16 && RING_BYTES >= 8 * FOUR_BYTES);
+
+/// Bytes of a row of groups' maxima of so many warps: a word of each four lanes and four more, so that those of eight rows lie in different banks.
+pub(super) const fn maxima_row(warps: u32) -> u32 {
+    (warps * 4 + 4) * 4
+}
 
 /// A word of two bfloat16 numbers that are −∞.
 const LOWEST: u32 = 0xff80_ff80;
@@ -36,10 +38,14 @@ const LOWEST: u32 = 0xff80_ff80;
 pub(super) struct Chunk {
     /// The number of its first sub-key.
     pub(super) first: u32,
+    /// Sub-keys that there are if it is not the last.
+    pub(super) size: u32,
     /// Sub-keys in all.
     pub(super) n: u32,
     /// How many of them are kept.
     pub(super) k: u32,
+    /// Sub-keys of all of the block's chunks.
+    pub(super) of_block: u32,
     /// Whether it is the block's first.
     pub(super) is_first: bool,
 }
@@ -48,7 +54,7 @@ impl Chunk {
     /// Sub-keys that there are.
     #[inline(always)]
     pub(super) fn count(&self) -> u32 {
-        (self.n - self.first).min(ptx::opaque(CHUNK))
+        (self.n - self.first).min(ptx::opaque(self.size))
     }
 
     /// The first sub-key that this lane has scores of.
@@ -60,13 +66,13 @@ impl Chunk {
     /// Whether a lane's scores of a row are two groups: where more are wanted than 32 groups tell, or few lanes have any.
     #[inline(always)]
     fn two_groups(&self) -> bool {
-        self.k > warp::SIZE / 2 || self.n <= CHUNK / 2
+        self.k > warp::SIZE / 2 || self.of_block <= 4 * WARP_KEYS
     }
 
     /// Makes scores of sub-keys that are not there −∞.
     #[inline(always)]
     pub(super) fn mask_end<const FRAGMENTS: usize>(&self, scores: &mut Scores<FRAGMENTS>) {
-        if self.first + CHUNK <= self.n {
+        if self.first + self.size <= self.n {
             return;
         }
         for key in 0..KEY_FRAGMENTS {
@@ -87,7 +93,7 @@ impl Chunk {
     fn there(&self) -> u32 {
         // Opaque: it is not worth a register.
         let n = ptx::opaque(self.n);
-        if self.first + CHUNK <= n {
+        if self.first + self.size <= n {
             return u32::MAX;
         }
         let mut there = 0;
@@ -112,17 +118,18 @@ pub(super) unsafe fn put_maxima<const FRAGMENTS: usize>(
     chunk: &Chunk,
 ) {
     let lane = warp::lane_id();
+    let row_bytes = maxima_row(places.warps);
     let (group, pair) = (lane / 4, lane % 4);
-    let at = places.maxima + group * MAXIMA_ROW + (warp::warp_id() * 4 + pair) * 4;
+    let at = places.maxima + group * row_bytes + (warp::warp_id() * 4 + pair) * 4;
     if chunk.is_first {
         for eight in 0..2 * FRAGMENTS as u32 {
             // SAFETY: the caller's promise.
-            unsafe { ptx::st_shared_b32(at + eight * 8 * MAXIMA_ROW, LOWEST) }
+            unsafe { ptx::st_shared_b32(at + eight * 8 * row_bytes, LOWEST) }
         }
     }
     for fragment in 0..FRAGMENTS {
         for lower in 0..2 {
-            let at = at + (fragment * 16 + lower * 8) as u32 * MAXIMA_ROW;
+            let at = at + (fragment * 16 + lower * 8) as u32 * row_bytes;
             // SAFETY: the caller's promise; this lane has written it.
             let before = unsafe { ptx::ld_shared_b32(at) };
             let of = &scores[fragment];
@@ -154,8 +161,8 @@ fn rounded_down(number: f32) -> f32 {
 #[inline(always)]
 pub(super) unsafe fn put_bounds(places: &Places, chunk: &Chunk, [rows, of_block]: [u32; 2], is_last: bool) {
     let lane = warp::lane_id();
-    let row = warp::warp_id() + lane / 4 * WARPS;
-    let at = places.maxima + row % of_block * MAXIMA_ROW + lane % 4 * (OF_FOUR as u32 * 4);
+    let row = warp::warp_id() + lane / 4 * places.warps;
+    let at = places.maxima + row % of_block * maxima_row(places.warps) + lane % 4 * (OF_FOUR as u32 * 4);
     let two = chunk.two_groups();
     // Opaque: what it is compared with would be kept, of all its values.
     let k = ptx::opaque(chunk.k);
@@ -163,14 +170,18 @@ pub(super) unsafe fn put_bounds(places: &Places, chunk: &Chunk, [rows, of_block]
     let mut bound = f32::INFINITY;
     let mut group = 0;
     while group < groups {
-        let mut values = [0.0; OF_FOUR];
-        for four in 0..2 {
-            // SAFETY: the caller's promise; the row is one that there are maxima of.
-            let words = unsafe { ptx::ld_shared_v4_b32(at + four as u32 * 16) };
-            for i in 0..4 {
-                let one = f32::from_bits(words[i] << (16 * group) & 0xffff_0000);
-                let other = f32::from_bits(words[i] << 16);
-                values[four * 4 + i] = if two { one } else { one.max(other) };
+        let mut values = [f32::NEG_INFINITY; OF_FOUR];
+        // Of 16 warps two have one together.
+        for eight in 0..places.warps / 8 {
+            for four in 0..2 {
+                // SAFETY: the caller's promise; the row is one that there are maxima of.
+                let words = unsafe { ptx::ld_shared_v4_b32(at + eight * 128 + four as u32 * 16) };
+                for i in 0..4 {
+                    let one = f32::from_bits(words[i] << (16 * group) & 0xffff_0000);
+                    let other = f32::from_bits(words[i] << 16);
+                    let largest = if two { one } else { one.max(other) };
+                    values[four * 4 + i] = values[four * 4 + i].max(largest);
+                }
             }
         }
         // Of each set of groups a part of the k is as good as this.
@@ -190,7 +201,7 @@ pub(super) unsafe fn put_bounds(places: &Places, chunk: &Chunk, [rows, of_block]
             let mut row = warp::warp_id();
             while row < rows {
                 drop_candidates(places, row);
-                row = ptx::opaque(row + WARPS);
+                row = ptx::opaque(row + places.warps);
             }
         }
     }
@@ -309,7 +320,7 @@ const TOGETHER: usize = 2;
 /// Bytes of a row's entries while they are sorted: there is room for a few zeros behind them. Behind those of all rows, bytes of the keys of 32.
 const ENTRY_BYTES: u32 = (ROOM + 4) * 8;
 const KEY_BYTES: u32 = warp::SIZE * 4;
-const _: () = assert!(TOGETHER as u32 * (ENTRY_BYTES + KEY_BYTES) <= STAGES * SLOT_BYTES);
+const _: () = assert!(TOGETHER as u32 * (ENTRY_BYTES + KEY_BYTES) <= RING_BYTES);
 
 /// Sorts the candidates of the warp's rows: the `k` best of each become its list, `list` + row · `stride`, which has zeros behind them up to 32.
 /// Rows with more candidates than there is room for get an empty one.
@@ -326,7 +337,7 @@ pub(super) unsafe fn sort_candidates(places: &Places, k: u32, rows: u32, list: u
     while row < rows {
         let mut found = [0; TOGETHER];
         for i in 0..TOGETHER {
-            let row = row + i as u32 * WARPS;
+            let row = row + i as u32 * places.warps;
             if row < rows {
                 // SAFETY: the caller's promise.
                 let count = unsafe { ptx::ld_shared_b32(places.counts + row * 4) };
@@ -339,13 +350,13 @@ pub(super) unsafe fn sort_candidates(places: &Places, k: u32, rows: u32, list: u
             if found[0].max(found[1]) > warp::SIZE {
                 for i in 0..TOGETHER {
                     let to = entries + i as u32 * ENTRY_BYTES;
-                    found[i] = gather(places, row + i as u32 * WARPS, found[i], to);
+                    found[i] = gather(places, row + i as u32 * places.warps, found[i], to);
                 }
                 warp::sync_warp();
                 for i in 0..TOGETHER {
                     let from = entries + i as u32 * ENTRY_BYTES;
                     if found[i] > warp::SIZE {
-                        sort_many(from, found[i], list + (row + i as u32 * WARPS) * stride, k);
+                        sort_many(from, found[i], list + (row + i as u32 * places.warps) * stride, k);
                         (found[i], is_sorted[i]) = (0, true);
                     } else if lane < found[i] {
                         own[i] = load_entry(from + lane * 8);
@@ -354,7 +365,7 @@ pub(super) unsafe fn sort_candidates(places: &Places, k: u32, rows: u32, list: u
             } else {
                 for i in 0..TOGETHER {
                     if lane < found[i] {
-                        own[i] = candidate(places, row + i as u32 * WARPS, lane).1;
+                        own[i] = candidate(places, row + i as u32 * places.warps, lane).1;
                     }
                 }
             }
@@ -364,7 +375,7 @@ pub(super) unsafe fn sort_candidates(places: &Places, k: u32, rows: u32, list: u
             warp::sync_warp();
             let ranks = ranks_of_lanes(keys, KEY_BYTES, found, &own);
             for i in 0..TOGETHER {
-                let list = list + (row + i as u32 * WARPS) * stride;
+                let list = list + (row + i as u32 * places.warps) * stride;
                 if !is_sorted[i] && lane >= found[i].min(k) {
                     store_entry(list + lane * 8, 0);
                 }
@@ -375,7 +386,7 @@ pub(super) unsafe fn sort_candidates(places: &Places, k: u32, rows: u32, list: u
             // Before other rows' entries take their place.
             warp::sync_warp();
         }
-        row = ptx::opaque(row + TOGETHER as u32 * WARPS);
+        row = ptx::opaque(row + TOGETHER as u32 * places.warps);
     }
 }
 

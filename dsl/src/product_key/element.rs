@@ -55,12 +55,16 @@ pub trait QueryElement: MmaElement {
     /// All lanes of the warp call it; the panels are shared memory, written and visible to the warp.
     unsafe fn load_query(query: u32, step: u32, fragment: u32) -> Self::Parts;
 
-    /// `c += a · b` over one k-step, for `N` fragments of right operands.
+    /// `c += a · b` over one k-step, for each of `a` and `N` fragments of right operands.
     ///
     /// # Safety
     ///
     /// All lanes of the warp call it.
-    unsafe fn multiply_query<const N: usize>(c: &mut [[f32; 4]; N], a: Self::Parts, b: &[Self::B; N]);
+    unsafe fn multiply_query<const M: usize, const N: usize>(
+        c: &mut [[[f32; 4]; N]; M],
+        a: &[Self::Parts; M],
+        b: &[Self::B; N],
+    );
 }
 
 /// Where a number is, in panels of a single part.
@@ -108,16 +112,18 @@ macro_rules! half_query {
             }
 
             #[inline(always)]
-            unsafe fn multiply_query<const N: usize>(
-                c: &mut [[f32; 4]; N],
-                a: Self::Parts,
+            unsafe fn multiply_query<const M: usize, const N: usize>(
+                c: &mut [[[f32; 4]; N]; M],
+                a: &[Self::Parts; M],
                 b: &[Self::B; N],
             ) {
-                // One product after the other of the same sums would wait for it.
+                // A product waits for the one before it of the same sums: as many others as there are stand between them.
                 for part in (0..2).rev() {
-                    for (c, &b) in c.iter_mut().zip(b) {
-                        // SAFETY: the caller's promise.
-                        unsafe { Self::multiply_add(c, a[part], b) }
+                    for (c, a) in c.iter_mut().zip(a) {
+                        for (c, &b) in c.iter_mut().zip(b) {
+                            // SAFETY: the caller's promise.
+                            unsafe { Self::multiply_add(c, a[part], b) }
+                        }
                     }
                 }
             }
@@ -147,10 +153,16 @@ impl QueryElement for f32 {
     }
 
     #[inline(always)]
-    unsafe fn multiply_query<const N: usize>(c: &mut [[f32; 4]; N], a: Self::Parts, b: &[Self::B; N]) {
-        for (c, &b) in c.iter_mut().zip(b) {
-            // SAFETY: the caller's promise.
-            unsafe { Self::multiply_add(c, a, b) }
+    unsafe fn multiply_query<const M: usize, const N: usize>(
+        c: &mut [[[f32; 4]; N]; M],
+        a: &[Self::Parts; M],
+        b: &[Self::B; N],
+    ) {
+        for (c, &a) in c.iter_mut().zip(a) {
+            for (c, &b) in c.iter_mut().zip(b) {
+                // SAFETY: the caller's promise.
+                unsafe { Self::multiply_add(c, a, b) }
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Product-key retrieval: for each row of queries the k best of n² experts, whose scores are sums of two scores of n sub-keys, and
 //! what each of them counts.
 //!
-//! A block has 32 or 64 rows of queries. It normalises them, multiplies each half with all sub-keys of that half, 256 at a time, and keeps the k
+//! A block has 32 or 64 rows of queries. It normalises them, multiplies each half with all sub-keys of that half, 32 for each warp at a time, and keeps the k
 //! best of each row: of scores in registers, those that a bound does not rule out become candidates, which are sorted at the end. Of the sums of these it
 //! keeps the k best again. So no score leaves the block. The blocks of a cluster share the
 //! sub-keys: each has a half of the queries, and a part of that half's sub-keys if they are more than two. What they have kept they
@@ -19,7 +19,7 @@ mod scores;
 
 use core::marker::PhantomData;
 
-use candidates::{COLUMN_BYTES, Chunk, MAXIMA_ROW, ROOM, SCORE_BYTES};
+use candidates::{COLUMN_BYTES, Chunk, ROOM, SCORE_BYTES, maxima_row};
 pub use element::QueryElement;
 use element::{QUERY_FRAGMENTS, QUERY_ROWS};
 pub use params::{
@@ -27,18 +27,14 @@ pub use params::{
     NORM_RMS, ProductKeyParams, QueryNormParams, pairs,
 };
 use queries::{Queries, describe_rows};
-use scores::{Keys, Scores, score_chunk, store_scores};
+use scores::{Keys, Scores, score_chunk, score_row, store_scores};
 
 use crate::launch::{Global, GlobalMut};
 use crate::shared::SharedAddress;
 use crate::{grid, ptx, thread, warp};
 
-/// Warps of a block.
-const WARPS: u32 = 8;
 /// Sub-keys that a warp multiplies at a time.
 const WARP_KEYS: u32 = 32;
-/// Sub-keys that a block multiplies at a time.
-pub const CHUNK: u32 = WARPS * WARP_KEYS;
 /// Fragments of a warp's sub-keys.
 const KEY_FRAGMENTS: usize = WARP_KEYS as usize / 8;
 /// Columns of the queries that are in shared memory at a time.
@@ -53,12 +49,10 @@ const SLOT_ROW: u32 = 64;
 const SLOT_BYTES: u32 = WARP_KEYS * SLOT_ROW;
 /// k-steps of a slot.
 const SLOT_STEPS: u32 = SLOT_ROW / 32;
-/// Bytes of the rings, which the scores take the place of when they are done.
-const RING_BYTES: u32 = WARPS * STAGES * SLOT_BYTES;
+/// Bytes of a warp's ring.
+const RING_BYTES: u32 = STAGES * SLOT_BYTES;
 /// Rows whose scores are there at a time.
 const SCORE_ROWS: u32 = QUERY_ROWS;
-/// Bytes of a row of scores: the 8 rows of a fragment begin in different banks.
-const SCORE_ROW: u32 = (CHUNK + 8) * 4;
 /// Sums that a warp compares at a time, at most.
 const MOST_SUMS: u32 = 4 * warp::SIZE;
 /// Bytes of a warp's sums: entries, and keys of 32 of them.
@@ -67,8 +61,7 @@ const SUM_BYTES: u32 = MOST_SUMS * 8 + warp::SIZE * 4;
 const ONE_BY_ONE: u32 = 1 << 16;
 /// Bytes of what is known of a row: mean, factor, power of two, and its reciprocal.
 const ROW_BYTES: u32 = 16;
-const _: () = assert!(SCORE_ROWS * SCORE_ROW <= RING_BYTES + QUERY_ROWS * MAXIMA_ROW);
-const _: () = assert!(SUM_BYTES <= RING_BYTES / WARPS);
+const _: () = assert!(SUM_BYTES <= RING_BYTES);
 
 /// How a block retrieves experts.
 pub trait ProductKeyShape {
@@ -82,6 +75,8 @@ pub trait ProductKeyShape {
     const CLUSTER: u32;
     /// How many experts of a row are found at most.
     const MOST: u32;
+    /// Sub-keys that a block multiplies at a time.
+    const CHUNK: u32;
     /// Blocks that a multiprocessor is to hold at a time.
     const MIN_BLOCKS: u32;
     /// Bytes of shared memory.
@@ -109,13 +104,21 @@ pub trait ProductKeyShape {
     );
 }
 
-/// A block with 16 · `FRAGMENTS` rows of queries, one of up to `CLUSTER` that share them, which keeps the 32 · `SLOTS` best, for sub-keys of
-/// type `T`.
-pub struct ProductKeyBlock<T, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER: u32>(PhantomData<T>);
+/// A block of `WARPS` warps with 16 · `FRAGMENTS` rows of queries, one of up to `CLUSTER` that share them, which keeps the 32 · `SLOTS` best, for
+/// sub-keys of type `T`.
+pub struct ProductKeyBlock<
+    T,
+    const FRAGMENTS: usize,
+    const SLOTS: usize,
+    const CLUSTER: u32,
+    const WARPS: u32,
+>(PhantomData<T>);
 
 /// Where a block's data are in shared memory.
 #[derive(Clone, Copy)]
 struct Places {
+    /// Warps of the block.
+    warps: u32,
     query: u32,
     ring: u32,
     /// The largest scores of groups of them, of each row.
@@ -140,7 +143,7 @@ impl Places {
     /// This warp's ring.
     #[inline(always)]
     fn ring_of_warp(&self) -> u32 {
-        self.ring + warp::warp_id() * (STAGES * SLOT_BYTES)
+        self.ring + warp::warp_id() * RING_BYTES
     }
 
     /// Where a row's candidates are: scores and numbers.
@@ -150,10 +153,10 @@ impl Places {
     }
 }
 
-impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER: u32>
-    ProductKeyBlock<T, FRAGMENTS, SLOTS, CLUSTER>
+impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER: u32, const WARPS: u32>
+    ProductKeyBlock<T, FRAGMENTS, SLOTS, CLUSTER, WARPS>
 {
-    /// Rows of the block, of which warp w has w, w + 8 and so on.
+    /// Rows of the block, of which warp w has w, w + `WARPS` and so on.
     const ROWS: u32 = FRAGMENTS as u32 * 16;
     /// Halves that a block has.
     const HALVES: u32 = if CLUSTER == 1 { 2 } else { 1 };
@@ -165,8 +168,10 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
     /// Halves whose lists have places of their own.
     const LISTS: u32 = Self::HALVES - Self::FINDS_CANDIDATES as u32;
     const CANDIDATE_ROWS: u32 = if Self::FINDS_CANDIDATES { Self::ROWS } else { 0 };
-    const MAXIMA_AT: u32 = Self::RING_AT + RING_BYTES;
-    const SCORES_AT: u32 = Self::MAXIMA_AT + Self::ROWS * MAXIMA_ROW;
+    /// Bytes of the rings, which the scores take the place of when they are done.
+    const RINGS_BYTES: u32 = WARPS * RING_BYTES;
+    const MAXIMA_AT: u32 = Self::RING_AT + Self::RINGS_BYTES;
+    const SCORES_AT: u32 = Self::MAXIMA_AT + Self::ROWS * maxima_row(WARPS);
     const COLUMNS_AT: u32 = Self::SCORES_AT + Self::CANDIDATE_ROWS * SCORE_BYTES;
     const LISTS_AT: u32 = Self::COLUMNS_AT + Self::CANDIDATE_ROWS * COLUMN_BYTES;
     const ROWS_AT: u32 = Self::LISTS_AT + Self::LISTS * Self::ROWS * Self::LIST_BYTES;
@@ -181,10 +186,14 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
         assert!(FRAGMENTS.is_multiple_of(QUERY_FRAGMENTS) && FRAGMENTS <= 2 * QUERY_FRAGMENTS);
         assert!(CLUSTER.is_power_of_two() && (CLUSTER == 1 || SLOTS == 1));
         // What a cluster's blocks send each other is where the scores have been.
-        assert!(CLUSTER == 1 || Self::RECEIVED + WARPS * SUM_BYTES <= RING_BYTES);
+        assert!(CLUSTER == 1 || Self::RECEIVED + WARPS * SUM_BYTES <= Self::RINGS_BYTES);
+        // Scores lie where rings and maxima have been.
+        assert!(SCORE_ROWS * score_row(WARPS) <= Self::RINGS_BYTES + QUERY_ROWS * maxima_row(WARPS));
+        // Each four lanes of eight warps have a word of a row's maxima, or two.
+        assert!(WARPS == 8 || WARPS == 16);
         // A list takes the place of its row's candidates.
         assert!(SLOTS > 1 || Self::LIST_BYTES <= SCORE_BYTES);
-        assert!(CLUSTER == 1 || Self::ROWS.is_multiple_of(CLUSTER * WARPS));
+        assert!(Self::ROWS.is_multiple_of(2 * WARPS) && Self::ROWS.is_multiple_of(CLUSTER));
     };
 
     #[inline(always)]
@@ -192,11 +201,12 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
         let base = SharedAddress::dynamic().get();
         let ring = base + Self::RING_AT;
         let sums = if CLUSTER == 1 {
-            ring + warp::warp_id() * (STAGES * SLOT_BYTES)
+            ring + warp::warp_id() * RING_BYTES
         } else {
             ring + Self::RECEIVED + warp::warp_id() * SUM_BYTES
         };
         Places {
+            warps: WARPS,
             query: base,
             ring,
             maxima: base + Self::MAXIMA_AT,
@@ -220,6 +230,13 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
         } else {
             [places.lists + half_of_block * Self::ROWS * Self::LIST_BYTES, Self::LIST_BYTES]
         }
+    }
+
+    /// The chunk after `done` others, of those from `begin` on and before `end` that are the block's.
+    #[inline(always)]
+    fn chunk([begin, end]: [u32; 2], done: u32, [n, k]: [u32; 2]) -> Chunk {
+        let of_block = (end * Self::CHUNK).min(n) - begin * Self::CHUNK;
+        Chunk { first: (begin + done) * Self::CHUNK, size: Self::CHUNK, n, k, of_block, is_first: done == 0 }
     }
 
     /// There are no candidates yet.
@@ -263,12 +280,12 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
                 unsafe {
                     let keys = keys_of(ptx::opaque(half));
                     let done = state % ONE_BY_ONE;
-                    let chunk = Chunk { first: (begin + done) * CHUNK, n, k, is_first: done == 0 };
+                    let chunk = Self::chunk([begin, end], done, [n, k]);
                     let mut scores =
                         score_chunk::<T, FRAGMENTS>(queries, &keys, places, [half, rows], &chunk);
                     state = ptx::opaque(state + 1);
                     let ([begin, end], done) = (chunks(), state % ONE_BY_ONE);
-                    let chunk = Chunk { first: (begin + done - 1) * CHUNK, n, k, is_first: done == 1 };
+                    let chunk = Self::chunk([begin, end], done - 1, [n, k]);
                     if !Self::FINDS_CANDIDATES || state >= ONE_BY_ONE {
                         Self::offer_chunk(&scores, places, &chunk, rows, [list, stride]);
                     } else {
@@ -363,7 +380,8 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
                 while own < SCORE_ROWS && row + own < rows {
                     let number = row + own;
                     if !Self::FINDS_CANDIDATES || ptx::ld_shared_b32(places.counts + number * 4) > ROOM {
-                        lists::select::<SLOTS>(of, places.ring + own * SCORE_ROW, list + number * stride);
+                        let scores = places.ring + own * score_row(WARPS);
+                        lists::select::<SLOTS>(of, scores, list + number * stride);
                     }
                     own = ptx::opaque(own + WARPS);
                 }
@@ -419,16 +437,17 @@ fn send_bytes(k: u32) -> u32 {
     k.next_multiple_of(2) * 8
 }
 
-impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER: u32> ProductKeyShape
-    for ProductKeyBlock<T, FRAGMENTS, SLOTS, CLUSTER>
+impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER: u32, const WARPS: u32>
+    ProductKeyShape for ProductKeyBlock<T, FRAGMENTS, SLOTS, CLUSTER, WARPS>
 {
     type Keys = T;
     const THREADS: u32 = WARPS * warp::SIZE;
     const ROWS: u32 = Self::ROWS;
     const CLUSTER: u32 = CLUSTER;
     const MOST: u32 = SLOTS as u32 * warp::SIZE;
-    // What is made of f32 takes more registers than two blocks leave it.
-    const MIN_BLOCKS: u32 = T::PARTS;
+    const CHUNK: u32 = WARPS * WARP_KEYS;
+    // So that 16 warps share a multiprocessor. What is made of f32 takes more registers than two blocks leave it.
+    const MIN_BLOCKS: u32 = if WARPS == 8 { T::PARTS } else { 1 };
     const SHARED_BYTES: u32 = {
         let () = Self::VALID;
         Self::END
@@ -473,10 +492,10 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
             if CLUSTER > 1 {
                 grid::wait_for_earlier_launches();
             }
-            describe_rows::<T>(&queries, places.rows, rows);
+            describe_rows::<T>(&queries, &places, rows);
             if CLUSTER == 1 {
                 for half in 0..ptx::opaque(2) {
-                    let all = || [0, ptx::opaque(p.n).div_ceil(CHUNK)];
+                    let all = || [0, ptx::opaque(p.n).div_ceil(Self::CHUNK)];
                     Self::score_half(&queries, &keys_of, &places, [half, half, rows], &all);
                 }
                 // A row's lists are those that this warp has written; the pairs stand since the first barrier.
@@ -497,7 +516,7 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
                 let half = rank >> (log2 - 1);
                 let own = || {
                     let part = ptx::opaque(ptx::cluster_ctarank()) % parts;
-                    let chunks = ptx::opaque(p.n).div_ceil(CHUNK);
+                    let chunks = ptx::opaque(p.n).div_ceil(Self::CHUNK);
                     [(part * chunks) >> (log2 - 1), ((part + 1) * chunks) >> (log2 - 1)]
                 };
                 Self::score_half(&queries, &keys_of, &places, [half, 0, rows], &own);
@@ -527,18 +546,18 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
 #[cfg(test)]
 mod tests {
     use super::{ProductKeyBlock, ProductKeyShape};
-    use crate::float::Bf16;
+    use crate::float::{Bf16, F16};
 
     #[test]
     fn blocks_fit_the_shared_memory_of_the_architectures_they_are_for() {
         // Every one that has no clusters.
-        let few = ProductKeyBlock::<Bf16, 2, 1, 1>::SHARED_BYTES;
-        let many = ProductKeyBlock::<Bf16, 2, 2, 1>::SHARED_BYTES;
+        let few = ProductKeyBlock::<Bf16, 2, 1, 1, 8>::SHARED_BYTES;
+        let many = ProductKeyBlock::<Bf16, 2, 2, 1, 8>::SHARED_BYTES;
         assert!(few.max(many) <= 99 << 10, "{few} {many}");
         // Two blocks of 164 and 228 KiB, 1 KiB of each of which is not theirs.
         assert!(2 * (few + 1024) <= 164 << 10, "{few}");
-        let of_cluster = ProductKeyBlock::<Bf16, 4, 1, 8>::SHARED_BYTES;
+        let of_cluster = ProductKeyBlock::<Bf16, 4, 1, 8, 8>::SHARED_BYTES;
         assert!(2 * (of_cluster + 1024) <= 228 << 10, "{of_cluster}");
-        assert_eq!(of_cluster, ProductKeyBlock::<f32, 4, 1, 8>::SHARED_BYTES);
+        assert!(ProductKeyBlock::<F16, 2, 1, 8, 16>::SHARED_BYTES <= 227 << 10);
     }
 }

@@ -4,7 +4,7 @@ use core::num::NonZeroU32;
 
 use super::element::{QUERY_ROWS, QueryElement};
 use super::params::{NORM_BATCH, NORM_L2, NORM_LAYER, NORM_NONE, ProductKeyParams, QueryNormParams};
-use super::{PIECE, Places, QUERY_BYTES, ROW_BYTES, WARPS};
+use super::{PIECE, Places, QUERY_BYTES, ROW_BYTES};
 use crate::launch::Global;
 use crate::{math, ptx, warp};
 
@@ -231,10 +231,10 @@ impl Queries {
 ///
 /// All threads of the block call it, and nothing else touches the place before a barrier.
 #[inline(always)]
-pub(super) unsafe fn describe_rows<T: QueryElement>(queries: &Queries, to: u32, rows: u32) {
+pub(super) unsafe fn describe_rows<T: QueryElement>(queries: &Queries, places: &Places, rows: u32) {
     let mut first = warp::warp_id();
     while first < rows.next_multiple_of(QUERY_ROWS) {
-        let pair = [first, first + WARPS];
+        let pair = [first, first + places.warps];
         // SAFETY: the caller's promise.
         let moments = unsafe { queries.moments(pair, rows) };
         for i in 0..TOGETHER {
@@ -246,10 +246,10 @@ pub(super) unsafe fn describe_rows<T: QueryElement>(queries: &Queries, to: u32, 
             if warp::lane_id() == 0 {
                 let known = [moments[i][0], moments[i][1], scales[0], scales[1]];
                 // SAFETY: the caller's promise.
-                unsafe { ptx::st_shared_v4_f32(to + pair[i] * ROW_BYTES, known) }
+                unsafe { ptx::st_shared_v4_f32(places.rows + pair[i] * ROW_BYTES, known) }
             }
         }
-        first = ptx::opaque(first + TOGETHER as u32 * WARPS);
+        first = ptx::opaque(first + TOGETHER as u32 * places.warps);
     }
     // SAFETY: the caller's promise: all lanes are here.
     unsafe { warp::sync_warp() }
@@ -272,7 +272,7 @@ pub(super) unsafe fn put_queries<T: QueryElement>(
     let columns = queries.p.half;
     let mut row = warp::warp_id();
     while row < rows.next_multiple_of(QUERY_ROWS) {
-        let pair = [row, row + WARPS];
+        let pair = [row, row + places.warps];
         let column_of = |pass: usize| 2 * (pass as u32 * warp::SIZE + warp::lane_id());
         let mut raw = [[[0.0; 2]; PAIRS]; TOGETHER];
         for i in 0..TOGETHER {
@@ -315,6 +315,6 @@ pub(super) unsafe fn put_queries<T: QueryElement>(
                 unsafe { T::put_query(panels, pair[i] % QUERY_ROWS, column_of(pass), values) }
             }
         }
-        row = ptx::opaque(row + TOGETHER as u32 * WARPS);
+        row = ptx::opaque(row + TOGETHER as u32 * places.warps);
     }
 }

@@ -1,11 +1,9 @@
 //! The scores of a chunk of sub-keys: the products, and the copies of the sub-keys that they wait for.
 
 use super::candidates::Chunk;
-use super::element::{QUERY_FRAGMENTS, QueryElement};
+use super::element::{QUERY_FRAGMENTS, QUERY_ROWS, QueryElement};
 use super::queries::{Queries, put_queries};
-use super::{
-    KEY_FRAGMENTS, PIECE, Places, QUERY_BYTES, SCORE_ROW, SLOT_BYTES, SLOT_ROW, SLOT_STEPS, STAGES, WARP_KEYS,
-};
+use super::{KEY_FRAGMENTS, PIECE, Places, QUERY_BYTES, SLOT_BYTES, SLOT_ROW, SLOT_STEPS, STAGES, WARP_KEYS};
 use crate::launch::Global;
 use crate::layout::{CHUNK_BYTES, ChunkIndex, b_fragment_chunk, swizzled_chunk};
 use crate::{ptx, thread, warp};
@@ -83,13 +81,16 @@ unsafe fn multiply<T: QueryElement, const FRAGMENTS: usize>(
             let [a, b] = load_keys::<T>(at, 0);
             let [c, d] = load_keys::<T>(at, 1);
             let keys = [a, b, c, d];
-            for (fragment, scores) in scores.iter_mut().enumerate() {
-                let fragment = fragment as u32;
+            let (panels, _) = scores.as_chunks_mut::<QUERY_FRAGMENTS>();
+            for (panel, scores) in panels.iter_mut().enumerate() {
+                let (first_row, panel) = (panel as u32 * QUERY_ROWS, query + panel as u32 * QUERY_BYTES);
                 // Of few rows there is little to multiply.
-                if fragment == 0 || fragment * 16 < rows {
-                    let panels = query + fragment / QUERY_FRAGMENTS as u32 * QUERY_BYTES;
-                    let query = T::load_query(panels, step + i, fragment % QUERY_FRAGMENTS as u32);
-                    T::multiply_query(scores, query, &keys);
+                if first_row + QUERY_ROWS / 2 < rows {
+                    let queries = [0, 1].map(|fragment| T::load_query(panel, step + i, fragment));
+                    T::multiply_query(scores, &queries, &keys);
+                } else if first_row == 0 || first_row < rows {
+                    let [first, _] = scores.as_chunks_mut::<1>().0 else { return };
+                    T::multiply_query(first, &[T::load_query(panel, step + i, 0)], &keys);
                 }
             }
         }
@@ -160,6 +161,11 @@ pub(super) unsafe fn score_chunk<T: QueryElement, const FRAGMENTS: usize>(
     scores
 }
 
+/// Bytes of a row of scores of so many warps: the 8 rows of a fragment begin in different banks.
+pub(super) const fn score_row(warps: u32) -> u32 {
+    (warps * WARP_KEYS + 8) * 4
+}
+
 /// Puts the scores of 32 rows, from fragment `FIRST` on, where the ring has been.
 ///
 /// # Safety
@@ -175,11 +181,12 @@ pub(super) unsafe fn store_scores<const FRAGMENTS: usize, const FIRST: usize>(
     for fragment in 0..QUERY_FRAGMENTS {
         for (key, &[a, b, c, d]) in scores[FIRST + fragment].iter().enumerate() {
             let row = fragment as u32 * 16 + group;
-            let at = places.ring + row * SCORE_ROW + (column + key as u32 * 8) * 4;
+            let row_bytes = score_row(places.warps);
+            let at = places.ring + row * row_bytes + (column + key as u32 * 8) * 4;
             // SAFETY: the caller's promise.
             unsafe {
                 ptx::st_shared_v2_f32(at, [a, b]);
-                ptx::st_shared_v2_f32(at + 8 * SCORE_ROW, [c, d]);
+                ptx::st_shared_v2_f32(at + 8 * row_bytes, [c, d]);
             }
         }
     }

@@ -3,6 +3,7 @@
 //! large ones, so that few are.
 
 use half::{bf16, f16};
+use warpsmith_dsl::float::Bf16;
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
 use warpsmith_dsl::product_key::{
     GATE_IDENTITY, NORM_BATCH, NORM_L2, NORM_LAYER, NORM_NONE, NORM_RMS, ProductKeyParams, ProductKeyShape,
@@ -10,18 +11,19 @@ use warpsmith_dsl::product_key::{
 };
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::product_key_topk::{Few, Many};
-use warpsmith_kernels::product_key_topk_cluster::OfCluster;
+use warpsmith_kernels::product_key_topk_cluster::{OfFewRows, OfManyRows};
 
 use super::Problem;
 
 /// The problems that an entry of this family is run on; none if the name is no such entry's.
 pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
-    let (of, or) = name.strip_prefix("product_key_topk_")?.split_once('_')?;
+    let parts: Vec<&str> = name.strip_prefix("product_key_topk_")?.split('_').collect();
     // All types have the same shapes.
-    let (dtype, shape) = match (of, or) {
-        ("cluster", dtype) => (dtype, Shape::of::<OfCluster<f32>>()),
-        (dtype, "32") => (dtype, Shape::of::<Few<f32>>()),
-        (dtype, "64") => (dtype, Shape::of::<Many<f32>>()),
+    let (dtype, shape) = match parts[..] {
+        ["cluster", "32", dtype] => (dtype, Shape::of::<OfFewRows<f32>>()),
+        ["cluster", "64", dtype] => (dtype, Shape::of::<OfManyRows<Bf16>>()),
+        [dtype, "32"] => (dtype, Shape::of::<Few<f32>>()),
+        [dtype, "64"] => (dtype, Shape::of::<Many<f32>>()),
         _ => return None,
     };
     let (rows, most) = (shape.rows, shape.most);

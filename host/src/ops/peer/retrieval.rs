@@ -3,9 +3,9 @@
 use half::{bf16, f16};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
-use warpsmith_dsl::product_key::{CHUNK, ProductKeyParams, ProductKeyShape, QueryNormParams};
+use warpsmith_dsl::product_key::{ProductKeyParams, ProductKeyShape, QueryNormParams};
 use warpsmith_kernels::product_key_topk::{Few, Many, product_key_topk};
-use warpsmith_kernels::product_key_topk_cluster::{OfCluster, product_key_topk_cluster};
+use warpsmith_kernels::product_key_topk_cluster::{OfFewRows, OfManyRows, product_key_topk_cluster};
 
 use crate::error::Result;
 use crate::ops::linear::LinearInput;
@@ -26,31 +26,43 @@ impl RoutingInput for f16 {
     const KERNELS: Kernels<F16> = Kernels {
         few: Retrieval::of::<product_key_topk<Few<F16>>, Few<F16>>(),
         many: Retrieval::of::<product_key_topk<Many<F16>>, Many<F16>>(),
-        cluster: Retrieval::of_cluster::<product_key_topk_cluster<OfCluster<F16>>, OfCluster<F16>>(),
+        clusters: &[
+            Retrieval::of_cluster::<product_key_topk_cluster<OfFewRows<F16>>, OfFewRows<F16>>(FEW_ROWS),
+            Retrieval::of_cluster::<product_key_topk_cluster<OfManyRows<F16>>, OfManyRows<F16>>(MANY_ROWS),
+        ],
     };
 }
 impl RoutingInput for bf16 {
     const KERNELS: Kernels<Bf16> = Kernels {
         few: Retrieval::of::<product_key_topk<Few<Bf16>>, Few<Bf16>>(),
         many: Retrieval::of::<product_key_topk<Many<Bf16>>, Many<Bf16>>(),
-        cluster: Retrieval::of_cluster::<product_key_topk_cluster<OfCluster<Bf16>>, OfCluster<Bf16>>(),
+        clusters: &[
+            Retrieval::of_cluster::<product_key_topk_cluster<OfFewRows<Bf16>>, OfFewRows<Bf16>>(FEW_ROWS),
+            Retrieval::of_cluster::<product_key_topk_cluster<OfManyRows<Bf16>>, OfManyRows<Bf16>>(MANY_ROWS),
+        ],
     };
 }
 impl RoutingInput for f32 {
     const KERNELS: Kernels<f32> = Kernels {
         few: Retrieval::of::<product_key_topk<Few<f32>>, Few<f32>>(),
         many: Retrieval::of::<product_key_topk<Many<f32>>, Many<f32>>(),
-        cluster: Retrieval::of_cluster::<product_key_topk_cluster<OfCluster<f32>>, OfCluster<f32>>(),
+        clusters: &[Retrieval::of_cluster::<product_key_topk_cluster<OfFewRows<f32>>, OfFewRows<f32>>(
+            FEW_ROWS,
+        )],
     };
 }
+
+/// What blocks of 32 and of 64 rows take with bfloat16 sub-keys of 128 columns: see [`Retrieval::times`]. From layers of 16 to 2048 tokens.
+const FEW_ROWS: [f64; 2] = [8.3, 4.7];
+const MANY_ROWS: [f64; 2] = [17.0, 8.0];
 
 /// The kernels for a type.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
-pub struct Kernels<D> {
+pub struct Kernels<D: 'static> {
     few: Retrieval<D>,
     many: Retrieval<D>,
-    cluster: Retrieval<D>,
+    clusters: &'static [Retrieval<D>],
 }
 
 /// A kernel, and how it is launched.
@@ -62,6 +74,11 @@ pub(super) struct Retrieval<D> {
     /// Rows of a block or cluster, and experts that are found at most.
     rows: u32,
     most: u32,
+    /// Sub-keys that a block multiplies at a time, and blocks that a multiprocessor holds.
+    chunk: u32,
+    resident: u32,
+    /// Microseconds on an H100 of a block besides its chunks, and of a chunk; 0 where there is nothing to choose.
+    times: [f64; 2],
 }
 
 /// Launches a kernel on such a grid, in clusters of so many blocks along x.
@@ -69,11 +86,30 @@ type LaunchFn<D> = unsafe fn(&Stream, [u32; 3], u32, Args<D>) -> Result<()>;
 
 impl<D> Retrieval<D> {
     const fn of<K: Kernel<Args = Args<D>>, S: ProductKeyShape>() -> Self {
-        Self { kernel: K::DECLARATION, launch: launch::<D, K>, rows: S::ROWS, most: S::MOST }
+        Self {
+            kernel: K::DECLARATION,
+            launch: launch::<D, K>,
+            rows: S::ROWS,
+            most: S::MOST,
+            chunk: S::CHUNK,
+            resident: S::MIN_BLOCKS,
+            times: [0.0; 2],
+        }
     }
 
-    const fn of_cluster<K: Kernel<Args = Args<D>>, S: ProductKeyShape>() -> Self {
-        Self { launch: launch_clusters::<D, K>, ..Self::of::<K, S>() }
+    const fn of_cluster<K: Kernel<Args = Args<D>>, S: ProductKeyShape>(times: [f64; 2]) -> Self {
+        Self { launch: launch_clusters::<D, K>, times, ..Self::of::<K, S>() }
+    }
+
+    /// How long it takes in clusters of so many blocks, for rows that share sub-keys, of each of `heads` groups of them.
+    fn time(&self, [rows, heads, n]: [usize; 3], cluster: u32, multiprocessors: u32) -> f64 {
+        let clusters = rows.div_ceil(self.rows as usize) * heads;
+        // Parts of the GPU have room for whole clusters only: for about a tenth less where they are large.
+        let room = multiprocessors * self.resident * if cluster == 2 { 10 } else { 9 } / 10;
+        let waves = clusters.div_ceil((room / cluster).max(1) as usize);
+        // Each block has a half of the queries, and all blocks of the cluster for that half share the sub-keys.
+        let chunks = n.div_ceil(self.chunk as usize).div_ceil(cluster as usize / 2);
+        waves as f64 * (self.times[0] + chunks as f64 * self.times[1])
     }
 }
 
@@ -138,19 +174,7 @@ impl<D> Choice<D> {
         // SAFETY: the caller's promise.
         unsafe { (self.launch)(stream, self.grid, self.cluster, args) }
     }
-
-    /// How long it takes on so many multiprocessors, in units of a block's time for a chunk of sub-keys: blocks on the same one take as long together as
-    /// one after the other.
-    fn cost(&self, n: usize, multiprocessors: u32) -> f64 {
-        let blocks = f64::from(self.grid[0]) * f64::from(self.grid[1]);
-        // Each block has a half of the queries, and all blocks of the cluster for that half share the sub-keys.
-        let chunks = n.div_ceil(CHUNK as usize).div_ceil(self.cluster as usize / 2);
-        (blocks / f64::from(multiprocessors)).ceil() * (chunks as f64 + BLOCK)
-    }
 }
-
-/// What a block takes besides its chunks: the queries, and what it has to do with the best.
-const BLOCK: f64 = 1.3;
 
 /// The launch that finds `k` experts of n² for so many rows that share sub-keys, of each of `heads` groups of them: by clusters where there
 /// are any and a block may have the `shared_bytes` that they take, and by as many blocks as keep the multiprocessors busy.
@@ -164,17 +188,14 @@ pub(super) fn choose<D>(
     if k > kernels.few.most as usize {
         return of(&kernels.many, 1);
     }
-    if compute_capability < (9, 0) || shared_bytes < kernels.cluster.kernel.shared_bytes {
+    let takes = |retrieval: &Retrieval<D>| retrieval.kernel.shared_bytes;
+    if compute_capability < (9, 0) || kernels.clusters.iter().any(|of| shared_bytes < takes(of)) {
         return of(&kernels.few, 1);
     }
-    let mut best = of(&kernels.cluster, 2);
-    for cluster in [4, 8] {
-        let other = of(&kernels.cluster, cluster);
-        if other.cost(n, multiprocessors) < best.cost(n, multiprocessors) {
-            best = other;
-        }
-    }
-    best
+    let candidates = kernels.clusters.iter().flat_map(|of| [2, 4, 8].map(|cluster| (of, cluster)));
+    let time = |(of, cluster): &(&Retrieval<D>, u32)| of.time([rows, heads, n], *cluster, multiprocessors);
+    let best = candidates.min_by(|one, other| time(one).total_cmp(&time(other)));
+    best.map_or_else(|| of(&kernels.few, 1), |(kernel, cluster)| of(kernel, cluster))
 }
 
 #[cfg(test)]
@@ -191,11 +212,23 @@ mod tests {
 
     #[test]
     fn few_rows_are_shared_by_more_blocks_than_many() {
-        let cluster = |tokens, n| of(tokens, n, 16, (9, 0)).cluster;
-        assert_eq!([1, 16, 256].map(|tokens| cluster(tokens, 1024)), [8, 8, 4]);
-        assert_eq!([512, 2048, 16384].map(|tokens| cluster(tokens, 1024)), [2, 2, 2]);
+        let choice = |tokens, n| {
+            let Choice { kernel, grid, cluster, .. } = of(tokens, n, 16, (9, 0));
+            (kernel.name, grid[0], cluster)
+        };
+        let [few, many] = ["product_key_topk_cluster_32_bf16", "product_key_topk_cluster_64_bf16"];
+        assert_eq!(choice(1, 1024), (few, 4, 4));
+        assert_eq!(choice(64, 1024), (few, 64, 4));
+        // Twice as many clusters of four would not find room.
+        assert_eq!(choice(128, 1024), (few, 64, 2));
+        assert_eq!(choice(256, 1024), (few, 128, 2));
+        assert_eq!(choice(512, 1024), (few, 256, 2));
+        assert_eq!(
+            [1024, 2048, 16384].map(|tokens| choice(tokens, 1024)),
+            [256, 512, 4096].map(|blocks| (many, blocks, 2))
+        );
         // Nothing can be shared.
-        assert_eq!(cluster(1, 256), 2);
+        assert_eq!(choice(1, 256), (few, 2, 2));
     }
 
     #[test]
@@ -204,19 +237,20 @@ mod tests {
         assert_eq!(name(32, (8, 9)), "product_key_topk_bf16_32");
         assert_eq!(name(33, (8, 9)), "product_key_topk_bf16_64");
         assert_eq!(name(33, (9, 0)), "product_key_topk_bf16_64");
-        assert_eq!(name(32, (10, 0)), "product_key_topk_cluster_bf16");
+        assert_eq!(name(32, (10, 0)), "product_key_topk_cluster_32_bf16");
         assert_eq!(name(32, (12, 0)), "product_key_topk_bf16_32", "too little shared memory");
     }
 
     #[test]
     fn blocks_cover_all_rows_in_whole_clusters() {
-        let clusters = |rows| {
-            let Choice { grid, cluster, .. } =
-                choose(&bf16::KERNELS, [rows, 3, 1024, 16], (9, 0), [132, 227 << 10]);
+        let clusters = |tokens| {
+            let Choice { kernel, grid, cluster, .. } =
+                choose(&bf16::KERNELS, [tokens, 3, 1024, 16], (9, 0), [132, 227 << 10]);
             assert_eq!(grid[1..], [3, 1]);
+            assert_eq!(kernel.name, "product_key_topk_cluster_32_bf16");
             (grid[0] / cluster, grid[0] % cluster)
         };
-        assert_eq!([1, 64, 65].map(clusters), [(1, 0), (1, 0), (2, 0)]);
+        assert_eq!([1, 32, 33].map(clusters), [(1, 0), (1, 0), (2, 0)]);
         let blocks = |rows| choose(&bf16::KERNELS, [rows, 1, 1024, 16], (8, 0), [108, 163 << 10]).grid[0];
         assert_eq!([1, 32, 33].map(blocks), [1, 1, 2]);
     }
