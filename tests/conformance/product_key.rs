@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use libtest_mimic::{Failed, Trial};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use warpsmith::ops::peer::{Gate, QueryNorm, RoutingInput};
+use warpsmith::ops::peer::{Gate, QueryNorm, RetrievalBlocks, RoutingInput};
 use warpsmith::validate::{self, Data, NormKind, RoutingCase};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, ops};
 
@@ -15,6 +15,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     retrievals_drawn_stay_within_their_bound,
     integer_retrievals_drawn_find_exactly_the_best_experts,
     queries_and_keys_of_every_width_are_multiplied_whole,
+    blocks_of_every_kind_find_the_best,
     the_best_of_a_million_experts_are_found,
     numbers_beyond_the_range_of_f16_are_routed,
     sub_keys_that_are_equal_are_taken_in_their_order,
@@ -121,6 +122,42 @@ fn queries_and_keys_of_every_width_are_multiplied_whole(device: &Device) -> Resu
                 ..RoutingCase::new(dtype, [3, 17], [40, half], 9)
             };
             plain(check(device, &case))?;
+        }
+    }
+    Ok(())
+}
+
+/// The blocks that this device has for sub-keys of that type and so many experts.
+fn blocks_of(device: &Device, dtype: DType, k: usize) -> Vec<RetrievalBlocks> {
+    let mut all = vec![RetrievalBlocks::One];
+    let has_clusters = (9..12).contains(&device.properties().compute_capability.0);
+    if device.kind() != DeviceKind::Cpu && has_clusters && k <= 32 {
+        for rows in if dtype == DType::F32 { vec![32] } else { vec![32, 64] } {
+            all.extend([2, 4, 8].map(|blocks| RetrievalBlocks::Cluster { rows, blocks }));
+        }
+    }
+    all
+}
+
+/// Numbers of sub-keys that leave a block of a cluster few of them, and so few groups for its bounds; rows that leave a block few.
+fn blocks_of_every_kind_find_the_best(device: &Device) -> Result<(), Failed> {
+    for (n, k) in [(356, 16), (100, 32), (128, 32), (120, 25), (1100, 9)] {
+        for dtype in TYPES {
+            for blocks in blocks_of(device, dtype, k) {
+                for data in [Data::Uniform, Data::Integers] {
+                    let norm = if data == Data::Integers { NormKind::None } else { NormKind::Rms };
+                    let case = RoutingCase {
+                        heads: 3,
+                        norm,
+                        gate: Gate::Identity,
+                        blocks: Some(blocks),
+                        data,
+                        seed: n as u64,
+                        ..RoutingCase::new(dtype, [23, 9], [n, 20], k)
+                    };
+                    plain(check(device, &case))?;
+                }
+            }
         }
     }
     Ok(())
@@ -246,6 +283,17 @@ fn retrievals_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed>
     }
     let refused = operation().query_norm(QueryNorm::rms(-1.0)).run();
     assert!(matches!(refused, Err(Error::Argument { argument: "epsilon", .. })));
+    if device.kind() != DeviceKind::Cpu {
+        let has_clusters = (9..12).contains(&device.properties().compute_capability.0);
+        for (rows, blocks) in [(32, 2), (32, 3), (64, 2), (16, 2)] {
+            let refused = operation().blocks(RetrievalBlocks::Cluster { rows, blocks }).run();
+            match (has_clusters, rows, blocks) {
+                (true, 32, 2) => assert!(refused.is_ok()),
+                (false, 32, 2) => assert!(matches!(refused, Err(Error::UnsupportedDevice { .. }))),
+                _ => assert!(matches!(refused, Err(Error::Argument { argument: "blocks", .. }))),
+            }
+        }
+    }
     let other = if device.kind() == DeviceKind::Cpu { Device::emulator() } else { Device::cpu() };
     let elsewhere = Tensor::<f32>::zeros(&other, [9, 3])?;
     assert!(matches!(run(&w, &keys, &elsewhere, 2, 1), Err(Error::DeviceMismatch { operand: "keys_2", .. })));
@@ -278,13 +326,14 @@ fn patterned<T: RoutingInput>(
 fn bits<T: RoutingInput>(
     device: &Device,
     [n, half, k]: [usize; 3],
+    blocks: RetrievalBlocks,
     round: fn(f32) -> T,
 ) -> warpsmith::Result<(Vec<u32>, Vec<u32>)> {
     let (tokens, heads) = (19, 2);
     let x = patterned(device, 1, &[tokens, 24], round)?;
     let w = patterned(device, 2, &[heads * 2 * half, 24], round)?;
     let keys = [patterned(device, 3, &[n, half], round)?, patterned(device, 4, &[n, half], round)?];
-    let routing = ops::product_key_topk(&x, &w, &keys[0], &keys[1], heads, k).run()?;
+    let routing = ops::product_key_topk(&x, &w, &keys[0], &keys[1], heads, k).blocks(blocks).run()?;
     Ok((routing.ids.to_vec()?, routing.gates.to_vec()?.into_iter().map(f32::to_bits).collect()))
 }
 
@@ -294,13 +343,15 @@ fn retrievals_give_the_same_bits_in_every_mode() -> Result<(), Failed> {
         for dtype in TYPES {
             let mut first = None;
             for (mode, device) in crate::modes::devices() {
-                let bits = match dtype {
-                    DType::F16 => bits(&device, sizes, f16::from_f32)?,
-                    DType::Bf16 => bits(&device, sizes, bf16::from_f32)?,
-                    _ => bits(&device, sizes, |number: f32| number)?,
-                };
-                let first = first.get_or_insert_with(|| bits.clone());
-                assert!(*first == bits, "{dtype} {sizes:?}, {mode}: differs from the first mode");
+                for blocks in blocks_of(&device, dtype, sizes[2]) {
+                    let bits = match dtype {
+                        DType::F16 => bits(&device, sizes, blocks, f16::from_f32)?,
+                        DType::Bf16 => bits(&device, sizes, blocks, bf16::from_f32)?,
+                        _ => bits(&device, sizes, blocks, |number: f32| number)?,
+                    };
+                    let first = first.get_or_insert_with(|| bits.clone());
+                    assert!(*first == bits, "{dtype} {sizes:?}, {mode}, {blocks}: differs from the first");
+                }
             }
         }
     }

@@ -228,7 +228,8 @@ where
     let mut operation = ops::product_key_topk(&x, &w, &keys[0], &keys[1], case.heads, case.k)
         .query_norm(norm)
         .gate(case.gate)
-        .temperature(case.temperature);
+        .temperature(case.temperature)
+        .blocks(case.blocks);
     if let Some(bias) = &bias {
         operation = operation.bias(bias);
     }

@@ -2,7 +2,7 @@
 
 use super::data::Data;
 use crate::DType;
-use crate::ops::peer::Gate;
+use crate::ops::peer::{Gate, RetrievalBlocks};
 
 /// How queries are normalised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +82,8 @@ pub struct RoutingCase {
     pub skewed: bool,
     /// Whether the sub-keys lie in rows that are not chunks of 16 bytes.
     pub unaligned: bool,
+    /// The blocks that find the experts; what would be chosen if none are named.
+    pub blocks: Option<RetrievalBlocks>,
     /// What the inputs are drawn from.
     pub data: Data,
     /// Decides the inputs.
@@ -111,6 +113,7 @@ impl RoutingCase {
             duplicates: false,
             skewed: false,
             unaligned: false,
+            blocks: None,
             data: Data::Uniform,
             seed: 0,
         }
@@ -157,6 +160,9 @@ impl RoutingCase {
         }
         if self.temperature != 1.0 {
             options.push_str(&format!(" temperature {}", self.temperature));
+        }
+        if let Some(blocks) = self.blocks {
+            options.push_str(&format!(" {blocks}"));
         }
         options
     }

@@ -17,5 +17,5 @@ pub(crate) use experts::{NUMBERS_AT_A_TIME, Part};
 pub use keys::normalized_keys;
 pub use options::{Gate, QueryNorm};
 pub use product_key::{ProductKeyOp, product_key_topk};
-pub use retrieval::RoutingInput;
+pub use retrieval::{RetrievalBlocks, RoutingInput};
 pub use routing::Routing;

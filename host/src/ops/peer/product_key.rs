@@ -10,7 +10,7 @@ use warpsmith_dsl::product_key::{ProductKeyParams, QueryNormParams};
 
 use super::Routing;
 use super::options::{Gate, Kind, QueryNorm};
-use super::retrieval::{Choice, RoutingInput, choose};
+use super::retrieval::{Choice, RetrievalBlocks, RoutingInput, choose, forced};
 use crate::cpu::{self, Normalization, ProductKeys};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
@@ -71,6 +71,7 @@ pub fn product_key_topk<'a, T: RoutingInput>(
         norm: QueryNorm::layer(1e-5),
         gate: Gate::Softmax,
         temperature: 1.0,
+        blocks: None,
         stream: None,
     }
 }
@@ -88,6 +89,7 @@ pub struct ProductKeyOp<'a, T: Element> {
     norm: QueryNorm<'a>,
     gate: Gate,
     temperature: f32,
+    blocks: Option<RetrievalBlocks>,
     stream: Option<&'a Stream>,
 }
 
@@ -122,6 +124,12 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         Self { temperature, ..self }
     }
 
+    /// Takes these blocks instead of those that would be chosen; the device must have them, and they must find as many experts. For measurements: results
+    /// are the same. The CPU implementation has no blocks and ignores it.
+    pub fn blocks(self, blocks: impl Into<Option<RetrievalBlocks>>) -> Self {
+        Self { blocks: blocks.into(), ..self }
+    }
+
     /// Runs on `stream` instead of the device's default stream.
     pub fn on(self, stream: &'a Stream) -> Self {
         Self { stream: Some(stream), ..self }
@@ -133,7 +141,8 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
     ///
     /// [`Error::Shape`] if an operand does not fit, [`Error::Argument`] if `k` is 0, above 64 or above n, if there is no head or if the
     /// temperature is not a number above 0, [`Error::SizeLimit`] if there are more than 2¹⁶ sub-keys or 2³¹ tokens and heads,
-    /// [`Error::DeviceMismatch`] if an operand or the stream is another device's; whatever allocating memory, loading the kernels and
+    /// [`Error::DeviceMismatch`] if an operand or the stream is another device's, [`Error::UnsupportedDevice`] and [`Error::Argument`] for
+    /// [blocks](Self::blocks) that cannot be; whatever allocating memory, loading the kernels and
     /// launching them may return.
     pub fn run(&self) -> Result<Routing> {
         let sizes = self.check()?;
@@ -300,8 +309,31 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
             return Err(Error::SizeLimit { operation: OPERATION, operand, quantity, limit, actual });
         }
         let capability = properties.compute_capability;
-        let has = [properties.multiprocessors, properties.max_shared_per_block];
-        Ok(choose(&T::KERNELS, [rows, heads, sizes.n, self.k], capability, has))
+        let Some(blocks) = self.blocks else {
+            let has = [properties.multiprocessors, properties.max_shared_per_block];
+            return Ok(choose(&T::KERNELS, [rows, heads, sizes.n, self.k], capability, has));
+        };
+        let Some(choice) = forced(&T::KERNELS, [rows, heads, self.k], blocks) else {
+            return Err(Error::Argument {
+                operation: OPERATION,
+                argument: "blocks",
+                expected: "one, or for at most 32 experts a cluster of 2, 4 or 8 for 32 rows, or for 64 with sub-keys of 16 bits".into(),
+                actual: format!("{blocks}, for {} experts with {} sub-keys", self.k, T::DTYPE),
+            });
+        };
+        let (shared, (major, minor)) = (choice.kernel.shared_bytes, capability);
+        if choice.cluster > 1 && (major < 9 || properties.max_shared_per_block < shared) {
+            let actual = format!("{major}.{minor} and {} bytes", properties.max_shared_per_block);
+            return Err(Error::UnsupportedDevice {
+                operation: OPERATION,
+                device: self.x.device().to_string(),
+                expected: format!(
+                    "compute capability 9.0 and {shared} bytes of shared memory for a block, for clusters"
+                ),
+                actual,
+            });
+        }
+        Ok(choice)
     }
 
     fn launch(&self, sizes: Sizes, stream: &Stream, q: &Tensor<f32>, routing: &mut Routing) -> Result<()> {

@@ -65,6 +65,30 @@ pub struct Kernels<D: 'static> {
     clusters: &'static [Retrieval<D>],
 }
 
+/// The blocks that find the experts of a retrieval's rows: of each token the queries of its heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RetrievalBlocks {
+    /// One for 32 rows.
+    One,
+    /// So many blocks, 2, 4 or 8, for so many rows, 32 or with 16-bit sub-keys 64: for up to 32 experts, on GPUs of compute capability 9.0 and later
+    /// that have shared memory enough.
+    Cluster {
+        /// Rows of a cluster.
+        rows: u32,
+        /// Blocks of a cluster.
+        blocks: u32,
+    },
+}
+
+impl core::fmt::Display for RetrievalBlocks {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::One => f.pad("one block for 32 rows"),
+            Self::Cluster { rows, blocks } => f.pad(&format!("{blocks} blocks for {rows} rows")),
+        }
+    }
+}
+
 /// A kernel, and how it is launched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Retrieval<D> {
@@ -196,6 +220,23 @@ pub(super) fn choose<D>(
     let time = |(of, cluster): &(&Retrieval<D>, u32)| of.time([rows, heads, n], *cluster, multiprocessors);
     let best = candidates.min_by(|one, other| time(one).total_cmp(&time(other)));
     best.map_or_else(|| of(&kernels.few, 1), |(kernel, cluster)| of(kernel, cluster))
+}
+
+/// The launch of these blocks, if there are such for `k` experts.
+pub(super) fn forced<D>(
+    kernels: &Kernels<D>,
+    [rows, heads, k]: [usize; 3],
+    blocks: RetrievalBlocks,
+) -> Option<Choice<D>> {
+    let (of, cluster) = match blocks {
+        RetrievalBlocks::One if k > kernels.few.most as usize => (&kernels.many, 1),
+        RetrievalBlocks::One => (&kernels.few, 1),
+        RetrievalBlocks::Cluster { rows, blocks } => {
+            let of = kernels.clusters.iter().find(|of| of.rows == rows && k <= of.most as usize)?;
+            (of, [2, 4, 8].contains(&blocks).then_some(blocks)?)
+        }
+    };
+    Some(Choice::of(of, [rows, heads], cluster))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The cases of selections and of product-key retrieval.
 
 use warpsmith::DType;
-use warpsmith::ops::peer::Gate;
+use warpsmith::ops::peer::{Gate, RetrievalBlocks};
 use warpsmith::validate::{Data, NormKind, RoutingCase, TopkCase};
 
 use super::{Level, Target};
@@ -61,6 +61,21 @@ const MORE_RETRIEVALS: [Size; 4] = [
 /// For a GPU: the reference configuration.
 const LARGE_RETRIEVALS: [Size; 2] = [([256, 1024], [1024, 128], 16), ([64, 512], [4096, 128], 64)];
 
+/// For each kind of blocks that could be chosen: several of them, of which the last has few rows, and several chunks of sub-keys.
+const FORCED_RETRIEVALS: [Size; 2] = [([45, 40], [356, 40], 16), ([7, 64], [1100, 128], 32)];
+
+/// The blocks that a retrieval may have.
+fn blocks(dtype: DType, target: Target) -> Vec<RetrievalBlocks> {
+    let mut all = vec![RetrievalBlocks::One];
+    // From 12.0 on a block may have less shared memory than a cluster's takes.
+    if (9..12).contains(&target.compute_capability.0) {
+        for rows in if dtype == DType::F32 { vec![32] } else { vec![32, 64] } {
+            all.extend([2, 4, 8].map(|blocks| RetrievalBlocks::Cluster { rows, blocks }));
+        }
+    }
+    all
+}
+
 /// The cases of product-key retrieval: sizes, options, and a million experts.
 pub(in super::super) fn retrievals(level: Level, target: Target, seed: u64) -> Vec<RoutingCase> {
     let mut cases = Vec::new();
@@ -84,6 +99,19 @@ pub(in super::super) fn retrievals(level: Level, target: Target, seed: u64) -> V
         cases.extend(options(&case));
         let million = RoutingCase { heads: 8, ..case(([4, 64], [1024, 128], 16)) };
         cases.push(million);
+        if level >= Level::Default {
+            for blocks in blocks(dtype, target) {
+                let case = |size| RoutingCase { blocks: Some(blocks), ..case(size) };
+                cases.extend(FORCED_RETRIEVALS.map(case));
+                let integers = case(FORCED_RETRIEVALS[0]);
+                cases.push(RoutingCase {
+                    data: Data::Integers,
+                    norm: NormKind::None,
+                    gate: Gate::Identity,
+                    ..integers
+                });
+            }
+        }
         if level == Level::Full && target.on_gpu {
             cases.extend(LARGE_RETRIEVALS.map(|size| RoutingCase { heads: 8, ..case(size) }));
         }
