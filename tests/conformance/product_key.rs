@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use libtest_mimic::{Failed, Trial};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use warpsmith::ops::peer::{Gate, QueryNorm, RetrievalBlocks, RoutingInput};
+use warpsmith::ops::peer::{Gate, QueryNorm, RetrievalBlocks, Routing, RoutingInput};
 use warpsmith::validate::{self, Data, NormKind, RoutingCase};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, ops};
 
@@ -22,6 +22,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     rows_of_equal_scores_stand_beside_others,
     retrievals_that_do_not_fit_are_refused,
     retrievals_for_no_tokens_are_empty,
+    results_go_into_tensors_that_are_there,
 ];
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
@@ -305,6 +306,33 @@ fn retrievals_for_no_tokens_are_empty(device: &Device) -> Result<(), Failed> {
     let (x, w, keys) = (zeros(&[2, 0, 7])?, zeros(&[12, 7])?, zeros(&[9, 3])?);
     let routing = ops::product_key_topk(&x, &w, &keys, &keys, 2, 4).run()?;
     assert_eq!((routing.ids.shape(), routing.gates.shape()), (&[2, 0, 2, 4][..], &[2, 0, 2, 4][..]));
+    Ok(())
+}
+
+fn results_go_into_tensors_that_are_there(device: &Device) -> Result<(), Failed> {
+    let round = |number: f32| number;
+    let (x, w) = (patterned(device, 1, &[5, 8], round)?, patterned(device, 2, &[24, 8], round)?);
+    let keys = patterned(device, 3, &[2, 33, 6], round)?;
+    let operation = || ops::product_key_topk(&x, &w, &keys, &keys, 2, 3);
+    let expected = operation().run()?;
+    let empty = |shape: &[usize]| -> warpsmith::Result<Routing> {
+        Ok(Routing { ids: Tensor::zeros(device, shape)?, gates: Tensor::zeros(device, shape)? })
+    };
+    let mut routing = empty(&[5, 2, 3])?;
+    operation().run_into(&mut routing)?;
+    assert_eq!(routing.ids.to_vec()?, expected.ids.to_vec()?);
+    assert_eq!(routing.gates.to_vec()?, expected.gates.to_vec()?);
+
+    let refused = operation().run_into(&mut empty(&[5, 2, 4])?);
+    assert!(matches!(refused, Err(Error::Shape { operand: "ids", .. })));
+    let mut other = Routing { gates: Tensor::zeros(device, [5, 6])?, ..routing.clone() };
+    assert!(matches!(operation().run_into(&mut other), Err(Error::Shape { operand: "gates", .. })));
+    let wide = Tensor::zeros(device, [5, 2, 4])?.slice(2, 0..3)?;
+    let mut gaps = Routing { gates: wide, ..routing.clone() };
+    assert!(matches!(operation().run_into(&mut gaps), Err(Error::Stride { operand: "gates", .. })));
+    let mut shared = Routing { gates: x.reshape([40])?.slice(0, 5..35)?.reshape([5, 2, 3])?, ..routing };
+    let refused = operation().run_into(&mut shared);
+    assert!(matches!(refused, Err(Error::Overlap { operand: "gates", other: "x", .. })));
     Ok(())
 }
 

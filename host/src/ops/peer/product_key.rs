@@ -12,7 +12,7 @@ use super::Routing;
 use super::options::{Gate, Kind, QueryNorm};
 use super::retrieval::{Choice, RetrievalBlocks, RoutingInput, choose, forced};
 use crate::cpu::{self, Normalization, ProductKeys};
-use crate::device::DeviceKind;
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::ops::topk::MAX_K;
 use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT, linear, repack};
@@ -78,7 +78,7 @@ pub fn product_key_topk<'a, T: RoutingInput>(
 
 /// A retrieval that has yet to run; see [`product_key_topk`](fn@product_key_topk).
 #[derive(Debug)]
-#[must_use = "an operation does nothing until `run`"]
+#[must_use = "an operation does nothing until `run` or `run_into`"]
 pub struct ProductKeyOp<'a, T: Element> {
     x: &'a Tensor<T>,
     w_q: &'a Tensor<T>,
@@ -146,27 +146,70 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
     /// launching them may return.
     pub fn run(&self) -> Result<Routing> {
         let sizes = self.check()?;
-        let device = self.x.device();
-        let stream = self.stream.cloned().unwrap_or_else(|| device.default_stream());
+        let (stream, shape) = (self.stream(), self.shape());
+        let mut routing =
+            Routing { ids: Tensor::uninit_on(&stream, &shape)?, gates: Tensor::uninit_on(&stream, &shape)? };
+        self.write(sizes, &stream, &mut routing)?;
+        Ok(routing)
+    }
+
+    /// Finds the experts into `routing` `[.., H, k]`, tensors without gaps, so that the work can be [captured](Stream::capture) with its results kept.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::Overlap`] if the routing does not fit or
+    /// shares memory with an operand.
+    pub fn run_into(&self, routing: &mut Routing) -> Result<()> {
+        let sizes = self.check()?;
+        let (device, shape) = (self.x.device(), self.shape());
+        expect_result("ids", &routing.ids, device, &shape)?;
+        expect_result("gates", &routing.gates, device, &shape)?;
+        let with = |other: &Tensor<T>| [routing.ids.shares_memory(other), routing.gates.shares_memory(other)];
+        let mut shared = vec![
+            ("gates", [routing.ids.shares_memory(&routing.gates), false]),
+            ("x", with(self.x)),
+            ("w_q", with(self.w_q)),
+            ("keys_1", with(self.keys[0])),
+            ("keys_2", with(self.keys[1])),
+        ];
+        shared.extend(self.bias.map(|bias| ("bias", with(bias))));
+        for (name, other) in self.of_features() {
+            shared.push((name, [routing.ids.shares_memory(other), routing.gates.shares_memory(other)]));
+        }
+        for (other, [ids, gates]) in shared {
+            if let Some(operand) = ids.then_some("ids").or(gates.then_some("gates")) {
+                return Err(Error::Overlap { operation: OPERATION, operand, other });
+            }
+        }
+        self.write(sizes, &self.stream(), routing)
+    }
+
+    fn stream(&self) -> Stream {
+        self.stream.cloned().unwrap_or_else(|| self.x.device().default_stream())
+    }
+
+    /// The shape of ids and gates.
+    fn shape(&self) -> Vec<usize> {
         let mut shape = self.x.shape().to_vec();
         shape.pop();
         shape.extend([self.heads, self.k]);
-        let mut routing =
-            Routing { ids: Tensor::uninit_on(&stream, &shape)?, gates: Tensor::uninit_on(&stream, &shape)? };
+        shape
+    }
+
+    /// Finds the experts into `routing`, which has been checked, or is new.
+    fn write(&self, sizes: Sizes, stream: &Stream, routing: &mut Routing) -> Result<()> {
         if sizes.tokens == 0 {
-            return Ok(routing);
+            return Ok(());
         }
-        if device.kind() == DeviceKind::Cpu {
-            self.run_on_cpu(&mut routing)?;
-            return Ok(routing);
+        if self.x.device().kind() == DeviceKind::Cpu {
+            return self.run_on_cpu(routing);
         }
-        let projection = linear(self.x, self.w_q).output::<f32>().on(&stream);
+        let projection = linear(self.x, self.w_q).output::<f32>().on(stream);
         let q = match self.bias {
             Some(bias) => projection.bias(bias).run()?,
             None => projection.run()?,
         };
-        self.launch(sizes, &stream, &q, &mut routing)?;
-        Ok(routing)
+        self.launch(sizes, stream, &q, routing)
     }
 
     /// Which implementation [`run`](Self::run) would take.
@@ -459,6 +502,26 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         routing.ids.write_slice(&ids)?;
         routing.gates.write_slice(&gates)
     }
+}
+
+/// The error for a result that is another device's or has another shape or gaps.
+fn expect_result<T: Element>(
+    operand: &'static str,
+    result: &Tensor<T>,
+    device: &Device,
+    shape: &[usize],
+) -> Result<()> {
+    device.expect_same(OPERATION, operand, result.device())?;
+    if result.shape() != shape {
+        let expected = format!("{shape:?}, as x, heads and k give");
+        let actual = result.shape().to_vec();
+        return Err(Error::Shape { operation: OPERATION, operand, expected, actual });
+    }
+    if !result.is_contiguous() {
+        let (expected, actual) = ("elements without gaps".into(), result.strides().to_vec());
+        return Err(Error::Stride { operation: OPERATION, operand, expected, actual });
+    }
+    Ok(())
 }
 
 /// Whether the kernel reads sub-keys where they lie: in rows of chunks of 16 bytes.
