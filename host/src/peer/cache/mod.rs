@@ -116,16 +116,7 @@ impl RowCache {
     ///
     /// [`Error::SizeLimit`] if there are more than 2³² - 1 rows, [`Error::OutOfMemory`] if the host has too little memory.
     pub fn new(rows: usize, slots: usize, row_bytes: u64) -> Result<Self> {
-        let limit = NONE as usize;
-        if rows > limit {
-            return Err(Error::SizeLimit {
-                operation: "RowCache::new",
-                operand: "table",
-                quantity: "number of rows",
-                limit: format!("at most {limit}"),
-                actual: rows.to_string(),
-            });
-        }
+        Self::expect_rows(rows)?;
         let slots = slots.min(rows);
         let mut empty = filled(slots, 0u32)?;
         number_downwards(&mut empty);
@@ -148,6 +139,21 @@ impl RowCache {
             statistics: CacheStatistics::default(),
             #[cfg(test)]
             looked_at: 0,
+        })
+    }
+
+    /// The error for more rows than their numbers tell apart.
+    pub(super) fn expect_rows(rows: usize) -> Result<()> {
+        let limit = NONE as usize;
+        if rows <= limit {
+            return Ok(());
+        }
+        Err(Error::SizeLimit {
+            operation: "RowCache::new",
+            operand: "table",
+            quantity: "number of rows",
+            limit: format!("at most {limit}"),
+            actual: rows.to_string(),
         })
     }
 

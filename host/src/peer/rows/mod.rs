@@ -87,6 +87,8 @@ pub struct CachedRows {
     resets: u64,
     /// Whether the device's work could not be waited for when everything was forgotten.
     is_behind: bool,
+    /// Whether slots have rows that are forgotten, where such are to be poisoned.
+    is_stale: bool,
     faults: Faults,
 }
 
@@ -161,6 +163,8 @@ impl CachedRows {
             limit: format!("at most {}", isize::MAX),
             actual: format!("{rows} rows of {row_bytes}"),
         })?;
+        // Before memory is asked for that so many rows would take.
+        RowCache::expect_rows(rows)?;
         let settings = options.settings()?;
         let host = MappedMemory::zeroed(device, bytes, settings.managed)?;
         let copies = device.new_stream()?;
@@ -194,6 +198,7 @@ impl CachedRows {
             poison: settings.poison,
             resets: 0,
             is_behind: false,
+            is_stale: false,
             faults: Faults::default(),
         };
         rows.poison_all()?;
@@ -445,6 +450,7 @@ impl CachedRows {
             // What reads slots, rows or lists may still be under way: nothing is written before the device could be waited for.
             self.is_behind = true;
         }
+        self.is_stale = self.poison;
         self.forget();
     }
 
@@ -463,11 +469,15 @@ impl CachedRows {
         }
     }
 
-    /// Waits for the device's work if that failed when everything was forgotten.
+    /// Waits for the device's work if that failed when everything was forgotten, and overwrites what is in the slots if that was asked for.
     fn catch_up(&mut self) -> Result<()> {
         if self.is_behind {
             self.device.synchronize()?;
             self.is_behind = false;
+        }
+        if self.is_stale {
+            self.poison_all()?;
+            self.is_stale = false;
         }
         Ok(())
     }

@@ -313,6 +313,7 @@ fn sizes_that_are_none_and_too_little_memory_are_errors() {
         assert!(matches!(new(4, row_bytes, 1), Err(Error::Argument { argument: "row_bytes", .. })));
     }
     assert!(matches!(new(usize::MAX / 16, 32, 1), Err(Error::SizeLimit { .. })));
+    assert!(matches!(new(1 << 32, 16, 1), Err(Error::SizeLimit { quantity: "number of rows", .. })));
     assert!(matches!(new(1 << 20, 32, 1), Err(Error::OutOfMemory { .. })), "no room for the rows");
     assert!(matches!(new(1 << 10, 768, 1 << 10), Err(Error::OutOfMemory { .. })), "no room for the slots");
     new(1 << 10, 768, 10).unwrap();
@@ -321,6 +322,24 @@ fn sizes_that_are_none_and_too_little_memory_are_errors() {
     let mut none = CachedRows::new(&device, 0, 16, &CacheOptions::default()).unwrap();
     let step = none.stage(&[]).unwrap();
     none.release(step, &device.default_stream()).unwrap();
+}
+
+#[test]
+fn what_is_forgotten_is_poisoned_before_the_slots_are_used_again() {
+    let device = Device::emulator();
+    let mut cached = filled(&device, 9, 16, CacheOptions::default().slots(4).poison(true));
+    let stream = device.default_stream();
+    let step = cached.stage(&[0, 1, 2, 3]).unwrap();
+    cached.release(step, &stream).unwrap();
+    let poisoned = |cached: &CachedRows| {
+        let slots = cached.slots.to_vec().unwrap();
+        slots.chunks(16).filter(|slot| slot.iter().all(|&byte| byte == 0xff)).count()
+    };
+    assert_eq!(poisoned(&cached), 0);
+    cached.reset();
+    let step = cached.stage(&[5]).unwrap();
+    assert_eq!(poisoned(&cached), 3, "all but the one that is taken");
+    cached.release(step, &stream).unwrap();
 }
 
 #[test]
