@@ -178,7 +178,7 @@ impl Sums {
             }
             // SAFETY: all lanes of the warp are here; the sums' places are this group's.
             unsafe {
-                let (sum, vector) = self.over_lanes(sums);
+                let (sum, vector) = over_lanes(self.lanes, sums);
                 if lane < SET as u32 && vector < self.of_set && item_of_warp + group < items {
                     let at = shared + self.at + part * self.part_bytes + (set * self.of_set + vector) * 4;
                     let before = if adds { ptx::ld_shared_f32(at) } else { 0.0 };
@@ -188,40 +188,40 @@ impl Sums {
             item_of_warp += self.warps * of_warp;
         }
     }
+}
 
-    /// Adds up the lanes' sums: half of them go to the one half of the lanes, half to the other, and so on. The sum that the lane has then, and
-    /// which vector's that is: the lowest bits of the lane, the other way round.
-    ///
-    /// # Safety
-    ///
-    /// All lanes of the warp call it.
-    #[inline(always)]
-    unsafe fn over_lanes(&self, mut sums: [f32; SET]) -> (f32, u32) {
-        let exchange = |value: f32, mask: u32| {
-            // SAFETY: the caller's promise.
-            f32::from_bits(unsafe { ptx::shfl_sync_bfly(value.to_bits(), mask) })
-        };
-        let (lane, mut vector) = (warp::lane_id(), 0);
-        let (mut count, mut mask) = (SET, 1);
-        while count > 1 {
-            count /= 2;
-            let is_upper = lane & mask != 0;
-            for i in 0..count {
-                let (low, high) = (sums[i], sums[i + count]);
-                let (kept, given) = if is_upper { (high, low) } else { (low, high) };
-                sums[i] = kept + exchange(given, mask);
-            }
-            vector += if is_upper { count as u32 } else { 0 };
-            mask *= 2;
+/// Adds up the sums of groups of `lanes` lanes, which are at least [`FEWEST_LANES`]: half of them go to the one half of the lanes, half to the other, and so on. The sum that the lane has then, and
+/// which vector's that is: the lowest bits of the lane, the other way round.
+///
+/// # Safety
+///
+/// All lanes of the warp call it.
+#[inline(always)]
+pub(super) unsafe fn over_lanes(lanes: u32, mut sums: [f32; SET]) -> (f32, u32) {
+    let exchange = |value: f32, mask: u32| {
+        // SAFETY: the caller's promise.
+        f32::from_bits(unsafe { ptx::shfl_sync_bfly(value.to_bits(), mask) })
+    };
+    let (lane, mut vector) = (warp::lane_id(), 0);
+    let (mut count, mut mask) = (SET, 1);
+    while count > 1 {
+        count /= 2;
+        let is_upper = lane & mask != 0;
+        for i in 0..count {
+            let (low, high) = (sums[i], sums[i + count]);
+            let (kept, given) = if is_upper { (high, low) } else { (low, high) };
+            sums[i] = kept + exchange(given, mask);
         }
-        let mut sum = sums[0];
-        while mask < warp::SIZE {
-            let other = exchange(sum, mask);
-            if self.lanes > mask {
-                sum += other;
-            }
-            mask *= 2;
-        }
-        (sum, vector)
+        vector += if is_upper { count as u32 } else { 0 };
+        mask *= 2;
     }
+    let mut sum = sums[0];
+    while mask < warp::SIZE {
+        let other = exchange(sum, mask);
+        if lanes > mask {
+            sum += other;
+        }
+        mask *= 2;
+    }
+    (sum, vector)
 }
