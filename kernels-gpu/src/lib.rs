@@ -20,6 +20,7 @@
 //! | [`product_key_topk_cluster`] | the same by clusters of blocks, for up to 32 experts (sm_90 and later) |
 //! | [`expert_mlp`] | `y = Σ gate · act(x·u) · v` over the experts that each token uses, on sm_75 and later |
 //! | [`expert_mlp_cluster`] | the same for few tokens, by clusters of blocks (sm_90 and later) |
+//! | [`expert_mlp_sorted`] | the same for many tokens, in the order of the table, on sm_75 and later |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
 //! | [`expert_cache`] | which rows of a table a step reads, and rows in host memory to slots of a cache, on sm_75 and later |
 //! | [`topk`] | the k largest elements of each row, on sm_80 and later |
@@ -33,6 +34,8 @@ pub mod expert_cache;
 pub mod expert_mlp;
 #[cfg(feature = "expert_mlp_cluster")]
 pub mod expert_mlp_cluster;
+#[cfg(feature = "expert_mlp_sorted")]
+pub mod expert_mlp_sorted;
 #[cfg(feature = "generated_update")]
 pub mod generated_update;
 #[cfg(feature = "generated_update_cluster")]

@@ -112,6 +112,12 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/expert_mlp_cluster.sm_90.ptx"),
     },
     PtxModule {
+        family: "expert_mlp_sorted",
+        arch: (7, 5),
+        arch_specific: false,
+        text: include_str!("../ptx/expert_mlp_sorted.sm_75.ptx"),
+    },
+    PtxModule {
         family: "repack",
         arch: (7, 5),
         arch_specific: false,

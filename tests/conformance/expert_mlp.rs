@@ -20,6 +20,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     integer_experts_drawn_are_exact,
     sizes_beyond_a_block_are_cut_into_parts,
     results_are_the_same_bits_wherever_rows_are,
+    sorted_experts_do_not_depend_on_the_tokens_beside,
     tables_are_the_same_from_tensors_weights_and_rows,
     ids_of_no_expert_are_not_read,
     no_experts_give_zeros,
@@ -28,10 +29,13 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
-/// Blocks that the device has.
+/// Blocks that the device has for the format.
 fn blocks_of(device: &Device, case: &ExpertCase) -> Option<ExpertBlocks> {
-    let has_clusters = device.properties().compute_capability >= (9, 0);
-    case.blocks.filter(|blocks| has_clusters || *blocks == ExpertBlocks::One)
+    case.blocks.filter(|blocks| match blocks {
+        ExpertBlocks::Cluster(_) => device.properties().compute_capability >= (9, 0),
+        ExpertBlocks::Sorted => !case.format.is_scaled(),
+        _ => true,
+    })
 }
 
 /// Whether the result was exact.
@@ -62,6 +66,7 @@ fn expert_case(data: Data) -> impl Strategy<Value = ExpertCase> {
             2 => Just(None),
             1 => Just(Some(ExpertBlocks::One)),
             2 => (1u32..=8).prop_map(|blocks| Some(ExpertBlocks::Cluster(blocks))),
+            2 => Just(Some(ExpertBlocks::Sorted)),
         ],
     );
     (sizes, kinds, drawn::placement(8), drawn::placement(8), any::<bool>(), any::<u64>()).prop_map(
@@ -150,6 +155,34 @@ fn results_are_the_same_bits_wherever_rows_are(device: &Device) -> Result<(), Fa
         prop_assert_eq!(&resident, &bits(Residence::Mixed)?);
         Ok(())
     })?)
+}
+
+/// Tokens of which each is a group of its own, and a few of those of many that share groups.
+fn sorted_experts_do_not_depend_on_the_tokens_beside(device: &Device) -> Result<(), Failed> {
+    if device.kind() == DeviceKind::Cpu {
+        return Ok(());
+    }
+    // More than a warp each for all multiprocessors.
+    let warps = device.properties().multiprocessors as usize * 16;
+    let (tokens, heads, k, count) = (3 * warps + 5, 2, 3, 53);
+    let table = table(device, count, 40, 24)?;
+    let x = Tensor::from_slice(device, &numbers(tokens * 40, 8), [tokens, 40])?;
+    let ids: Vec<u32> = (0..tokens * heads * k).map(|i| ((i * i + i / 7) % count) as u32).collect();
+    let routing = routing(device, &ids, &[tokens, heads, k])?;
+    let run = |range: std::ops::Range<usize>| -> warpsmith::Result<Vec<f32>> {
+        let part = Routing {
+            ids: routing.ids.slice(0, range.clone())?,
+            gates: routing.gates.slice(0, range.clone())?,
+        };
+        let x = x.slice(0, range)?;
+        ops::expert_mlp(&x, &part, &table).blocks(ExpertBlocks::Sorted).run()?.to_vec()
+    };
+    let all = run(0..tokens)?;
+    for range in [0..1, 1..8, tokens - 3..tokens, 100..200] {
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&run(range.clone())?), bits(&all[range.start * 24..range.end * 24]), "{range:?}");
+    }
+    Ok(())
 }
 
 fn numbers(count: usize, seed: usize) -> Vec<f32> {
@@ -266,6 +299,16 @@ fn experts_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
                 (true, _) => assert!(matches!(refused, Err(Error::SizeLimit { operand: "blocks", .. }))),
             }
         }
+    }
+    if device.kind() != DeviceKind::Cpu {
+        let sorted = |routing: &Routing, table: &ExpertTable| {
+            ops::expert_mlp(&x, routing, table).blocks(ExpertBlocks::Sorted).run()
+        };
+        sorted(&good, &experts)?;
+        let none = ExpertTable::zeros(device, ExpertLayout::new(ExpertFormat::Int8, 16, 1, 8, false)?, 5)?;
+        assert!(matches!(sorted(&good, &none), Err(Error::Argument { argument: "blocks", .. })));
+        let many = routing(device, &[0; 2 * 2049], &[2, 1, 2049])?;
+        assert!(matches!(sorted(&many, &experts), Err(Error::SizeLimit { operand: "blocks", .. })));
     }
     let mut other = Tensor::<f32>::zeros(device, [2, 9])?;
     let refused = ops::expert_mlp(&x, &good, &experts).run_into(&mut other);

@@ -1,19 +1,27 @@
 //! Experts of tokens, evaluated where they lie: `y = Σ gate · act(x·u) [· (x·w)] · v` over the hidden units of the experts that a token
 //! uses.
 //!
-//! A block, or a cluster of blocks, has a token and reads its experts one after the other (`block`).
+//! There are two ways. A block, or a cluster of blocks, has a token and reads its experts one after the other (`block`): each use of an expert is
+//! a read of its row. Or, for many tokens, the units of a few tokens at a time are sorted by the number of their expert, and all warps of the
+//! device go through the table from its first row to its last at the same time (`sorted`): rows that several tokens use are then in the cache
+//! when they are read again.
 //!
 //! Sums are in f32, in an order that never depends on where a row lies.
 
 mod block;
 mod format;
 mod params;
+mod sorted;
 mod sums;
 mod tokens;
 
 pub use block::{ExpertBlock, ExpertShape, MAX_SPLITS};
 pub use format::{Int4, Int8, RowFormat};
 pub use params::{ExpertParams, ExpertRows, TYPE_BF16, TYPE_F16, TYPE_F32};
+pub use sorted::{
+    BATCH, GROUP_TOKENS, GROUP_UNITS, LANES, ORDER_BYTES, ORDER_THREADS, SortedExperts, SortedParams,
+    SortedShape, order_units,
+};
 
 /// Vectors u of which a lane has a chunk each on their way; and units, of which blocks have whole sets.
 pub const SET: usize = 8;

@@ -2,7 +2,7 @@
 
 use warpsmith::DType;
 use warpsmith::ops::Activation;
-use warpsmith::ops::peer::ExpertFormat;
+use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
 use warpsmith::validate::{Data, ExpertCase, Placement, Residence, RoutingKind};
 
 use super::{Level, Target};
@@ -23,6 +23,9 @@ const MORE_SIZES: [[usize; 5]; 4] =
 /// On a GPU only: T, D, O, H, k, with very many experts.
 const LARGE_SIZES: [[usize; 5]; 3] =
     [[2048, 1024, 1024, 8, 16], [257, 768, 512, 4, 64], [1, 4096, 4096, 8, 16]];
+/// T, D, O, H, k, sorted by experts: a slice of the columns and several, groups of one token and of several, one expert and as many as there may be.
+const SORTED_SIZES: [[usize; 5]; 5] =
+    [[5, 31, 13, 3, 5], [40, 257, 520, 1, 3], [1, 1, 1, 1, 1], [3, 600, 270, 8, 16], [2, 8, 9, 8, 256]];
 /// Experts of the tables of those: more bytes than caches hold.
 const MANY: usize = 1 << 13;
 
@@ -41,9 +44,17 @@ pub(in super::super) fn experts(level: Level, target: Target, seed: u64) -> Vec<
             }
             cases.extend(sizes.into_iter().map(case));
             cases.extend(options(case([4, 100, 72, 3, 4])));
+            if !format.is_scaled() {
+                let sizes = if level >= Level::Default { &SORTED_SIZES[..] } else { &SORTED_SIZES[..2] };
+                cases.extend(sorted(sizes.iter().map(|&sizes| case(sizes))));
+            }
             if level == Level::Full && target.on_gpu {
-                let large = LARGE_SIZES.map(case);
-                cases.extend(large.into_iter().map(|case| ExpertCase { experts: MANY, ..case }));
+                let large = LARGE_SIZES.map(|sizes| ExpertCase { experts: MANY, ..case(sizes) });
+                if !format.is_scaled() {
+                    let blocks = Some(ExpertBlocks::Sorted);
+                    cases.extend(large.iter().map(|case| ExpertCase { blocks, ..case.clone() }));
+                }
+                cases.extend(large);
             }
         }
     }
@@ -51,6 +62,22 @@ pub(in super::super) fn experts(level: Level, target: Target, seed: u64) -> Vec<
         case.seed = seed.wrapping_add(index as u64);
     }
     cases
+}
+
+/// Cases of these sizes in the order of the table, with every option that makes a difference there.
+fn sorted(cases: impl Iterator<Item = ExpertCase>) -> Vec<ExpertCase> {
+    let mut all = Vec::new();
+    for case in cases.map(|case| ExpertCase { blocks: Some(ExpertBlocks::Sorted), ..case }) {
+        let beside = Placement { before: 1, after: 2 };
+        all.push(ExpertCase { residence: Residence::Mixed, routing: RoutingKind::Skewed, ..case.clone() });
+        all.push(ExpertCase { routing: RoutingKind::Same, x: beside, y: beside, ..case.clone() });
+        let integers = ExpertCase { data: Data::Integers, activation: Activation::Relu, ..case.clone() };
+        all.push(ExpertCase { residence: Residence::Slots, ..integers });
+        if case.heads * case.k <= 128 {
+            all.push(ExpertCase { gated: true, hidden: 2, ..case });
+        }
+    }
+    all
 }
 
 /// Every option once, and some together.

@@ -174,9 +174,19 @@ impl ExpertLayout {
         self.gated
     }
 
+    /// Chunks of u, and of w.
+    pub(super) fn input_chunks(&self) -> usize {
+        self.d.div_ceil(self.format.chunk())
+    }
+
+    /// Chunks of v.
+    pub(super) fn output_chunks(&self) -> usize {
+        self.o.div_ceil(self.format.chunk())
+    }
+
     /// Bytes of u, and of w.
     pub(crate) fn input_bytes(&self) -> usize {
-        self.d.div_ceil(self.format.chunk()) * CHUNK_BYTES
+        self.input_chunks() * CHUNK_BYTES
     }
 
     /// Where a unit's v begins.
@@ -186,7 +196,7 @@ impl ExpertLayout {
 
     /// Where a unit's scales begin, of formats that have them.
     pub(crate) fn scales_at(&self) -> usize {
-        self.v_at() + self.o.div_ceil(self.format.chunk()) * CHUNK_BYTES
+        self.v_at() + self.output_chunks() * CHUNK_BYTES
     }
 
     /// Bytes of a hidden unit.

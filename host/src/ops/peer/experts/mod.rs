@@ -1,12 +1,13 @@
 //! Evaluating the experts that tokens use: `y = Σ gate · act(x·u) [· (x·w)] · v` over their hidden units.
 //!
 //! [`expert_mlp`] starts a builder. Its operands are checked (here), a pure function says which kernel runs and how a block shares
-//! the columns (`select`), and the CPU has its own implementation. The experts' rows are a table's (`table`), in a layout that all of
+//! the columns (`select`), or how many tokens are worked in the order of the table (`sorted`), and the CPU has its own implementation. The experts' rows are a table's (`table`), in a layout that all of
 //! them share (`layout`), quantised or not (`quantize`).
 
 mod layout;
 mod quantize;
 mod select;
+mod sorted;
 mod table;
 
 pub(crate) use layout::Part;
@@ -17,7 +18,7 @@ pub(crate) use table::NUMBERS_AT_A_TIME;
 
 use half::{bf16, f16};
 use ndarray::{ArrayViewMut2, Ix2};
-use warpsmith_dsl::experts::{ExpertParams, TYPE_BF16, TYPE_F16, TYPE_F32};
+use warpsmith_dsl::experts::{ExpertParams, GROUP_UNITS, TYPE_BF16, TYPE_F16, TYPE_F32};
 use warpsmith_dsl::launch::{Global, GlobalMut};
 
 use super::Routing;
@@ -55,7 +56,7 @@ impl ExpertInput for f32 {
 /// The output of the experts that `routing` names, for each row of `x` `[.., D]`: `[.., O]`,
 /// `y = Σ gate · act(x·u) · v` over the hidden units of the experts of all heads, with `act(x·u) · (x·w)` for gated units.
 ///
-/// Sums are in f32, in an order that depends on device, sizes and format alone, and rounded once. The activation is
+/// Sums are in f32, in an order that depends on device, sizes, format and the token's own ids alone, and rounded once. The activation is
 /// [GELU](Activation::GeluErf) unless another is asked for.
 ///
 /// An id that is not less than the number of experts is an error on the CPU. A GPU and the emulator read nothing out of bounds for it
@@ -110,6 +111,14 @@ struct Checked<T: Element> {
     /// Experts of a token, of all heads.
     experts: usize,
     y_shape: Vec<usize>,
+}
+
+/// What is launched.
+enum Work {
+    /// A kernel, once.
+    ByToken(select::Choice),
+    /// All tokens' experts in the order of the table.
+    Sorted(sorted::Kernels, sorted::Plan),
 }
 
 impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
@@ -195,9 +204,16 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         if device.kind() == DeviceKind::Cpu {
             return Ok(Implementation::Cpu);
         }
-        let choice = self.choose(&checked)?;
         let copied = [self.routing.ids.is_contiguous(), self.routing.gates.is_contiguous()];
-        let ran = Implementation::kernel(device, choice.kernel.name, choice.blocks);
+        let ran = match self.choose(&checked)? {
+            Work::ByToken(choice) => Implementation::kernel(device, choice.kernel.name, choice.blocks),
+            Work::Sorted(kernels, plan) => {
+                let blocks = kernels.blocks(plan.groups(plan.tokens.min(checked.tokens)));
+                let [products, outputs] =
+                    kernels.declarations.map(|kernel| Implementation::kernel(device, kernel.name, blocks));
+                Implementation::sequence(products, outputs)
+            }
+        };
         Ok(ran.with_copies(copied.iter().filter(|contiguous| !**contiguous).count()))
     }
 
@@ -256,47 +272,61 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         Ok(Checked { x, tokens, experts, y_shape })
     }
 
-    fn choose(&self, checked: &Checked<T>) -> Result<select::Choice> {
+    fn choose(&self, checked: &Checked<T>) -> Result<Work> {
         let (layout, properties) = (self.experts.layout(), self.x.device().properties());
-        let capability = properties.compute_capability;
-        let blocks = match self.blocks {
-            Some(blocks) => {
-                self.expect_blocks(blocks, checked)?;
-                blocks
-            }
-            None => {
-                let tokens = self.tokens.unwrap_or(checked.tokens);
-                let multiprocessors = properties.multiprocessors;
-                select::choose_blocks(layout, tokens, checked.experts, capability, multiprocessors)
-            }
-        };
-        Ok(select::choose(layout, checked.tokens, blocks))
+        let tokens = self.tokens.unwrap_or(checked.tokens);
+        let sizes = select::Sizes { tokens, experts: checked.experts, rows: self.experts.count() };
+        let blocks = self.blocks.unwrap_or_else(|| select::choose_blocks(layout, &sizes, properties));
+        self.expect_blocks(blocks, checked)?;
+        if blocks == ExpertBlocks::Sorted
+            && let Some(kernels) = sorted::Kernels::of(layout.format())
+            && let Some(plan) =
+                sorted::Plan::new(&kernels, [checked.tokens, sizes.units(layout), sizes.rows], properties)
+        {
+            return Ok(Work::Sorted(kernels, plan));
+        }
+        Ok(Work::ByToken(select::choose(layout, checked.tokens, blocks)))
     }
 
     /// Refuses blocks that the device does not have, or that have no room.
     fn expect_blocks(&self, blocks: ExpertBlocks, checked: &Checked<T>) -> Result<()> {
-        let ExpertBlocks::Cluster(cluster) = blocks else { return Ok(()) };
         let (device, layout) = (self.x.device(), self.experts.layout());
-        let (major, minor) = device.properties().compute_capability;
-        if major < 9 {
-            return Err(Error::UnsupportedDevice {
-                operation: OPERATION,
-                device: device.to_string(),
-                expected: "compute capability 9.0, for clusters".into(),
-                actual: format!("{major}.{minor}"),
-            });
-        }
         let units = checked.experts * layout.hidden();
-        if select::share_of_units(layout.format(), units as u32, cluster).is_none() {
-            return Err(Error::SizeLimit {
+        let no_room = |quantity, limit: &str, actual| {
+            let limit = limit.into();
+            Err(Error::SizeLimit { operation: OPERATION, operand: "blocks", quantity, limit, actual })
+        };
+        match blocks {
+            ExpertBlocks::One => Ok(()),
+            ExpertBlocks::Cluster(cluster) => {
+                let (major, minor) = device.properties().compute_capability;
+                if major < 9 {
+                    return Err(Error::UnsupportedDevice {
+                        operation: OPERATION,
+                        device: device.to_string(),
+                        expected: "compute capability 9.0, for clusters".into(),
+                        actual: format!("{major}.{minor}"),
+                    });
+                }
+                if select::share_of_units(layout.format(), units as u32, cluster).is_none() {
+                    let actual = format!("{cluster} blocks and {units} units");
+                    let limit = "1 to 8 blocks, of at most 256 units each";
+                    return no_room("blocks and hidden units of a token", limit, actual);
+                }
+                Ok(())
+            }
+            ExpertBlocks::Sorted if sorted::Kernels::of(layout.format()).is_none() => Err(Error::Argument {
                 operation: OPERATION,
-                operand: "blocks",
-                quantity: "blocks and hidden units of a token",
-                limit: "1 to 8 blocks, of at most 256 units each".into(),
-                actual: format!("{cluster} blocks and {units} units"),
-            });
+                argument: "blocks",
+                expected: "rows of f32, f16 or bf16, for experts that are sorted".into(),
+                actual: layout.format().to_string(),
+            }),
+            ExpertBlocks::Sorted if units > GROUP_UNITS as usize => {
+                let limit = format!("at most {GROUP_UNITS}, for experts that are sorted");
+                no_room("hidden units of a token", &limit, units.to_string())
+            }
+            ExpertBlocks::Sorted => Ok(()),
         }
-        Ok(())
     }
 
     /// Runs the operation into `y`, which has been checked, or is new.
@@ -315,7 +345,7 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         let (ids, gates) = (self.routing.ids.contiguous()?, self.routing.gates.contiguous()?);
         let layout = self.experts.layout();
         let mut y = y.flatten_leading()?;
-        let choice = self.choose(checked)?;
+        let work = self.choose(checked)?;
         let (x_arg, y_arg) = (Global::new(checked.x.arg().address()), GlobalMut::new(y.arg_mut().address()));
         let params = ExpertParams {
             stride_x: row_stride(&checked.x),
@@ -328,20 +358,43 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
             input_bytes: layout.input_bytes() as u32,
             v_at: layout.v_at() as u32,
             scales_at: layout.scales_at() as u32,
-            lanes: choice.lanes,
-            splits: choice.splits,
+            lanes: 1,
+            splits: 1,
             activation: self.activation.on_device(),
             element: T::ON_DEVICE,
-            cluster: choice.cluster,
+            cluster: 1,
         };
-        let args = (x_arg, ids.arg(), gates.arg(), self.experts.arg(), y_arg, params);
         let mut used: Vec<&dyn Operand> = vec![&checked.x, &ids, &gates, &y];
         used.extend(self.experts.operands());
-        stream.with_operands(&used, || {
-            // SAFETY: shapes, strides and devices have been checked, and that y is apart from the rest; the kernel reads no row that is not
-            // within the table. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
-            unsafe { (choice.launch)(device, stream, [choice.blocks, choice.cluster], args) }
-        })
+        match work {
+            Work::ByToken(choice) => {
+                let select::Choice { lanes, splits, cluster, .. } = choice;
+                let params = ExpertParams { lanes, splits, cluster, ..params };
+                let args = (x_arg, ids.arg(), gates.arg(), self.experts.arg(), y_arg, params);
+                stream.with_operands(&used, || {
+                    // SAFETY: shapes, strides and devices have been checked, and that y is apart from the rest; the kernel reads no row that is not
+                    // within the table. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
+                    unsafe { (choice.launch)(device, stream, [choice.blocks, cluster], args) }
+                })
+            }
+            Work::Sorted(kernels, plan) => {
+                let workspace = sorted::Workspace::new(stream, layout, &plan)?;
+                used.extend(workspace.operands());
+                let operands = sorted::Operands {
+                    x: x_arg,
+                    ids: ids.arg(),
+                    gates: gates.arg(),
+                    rows: self.experts.arg(),
+                    y: y_arg,
+                    size: size_of::<T>() as u64,
+                };
+                let sizes = [checked.tokens, layout.input_chunks(), layout.output_chunks()];
+                stream.with_operands(&used, || {
+                    // SAFETY: as above; the workspace is this work's alone.
+                    unsafe { sorted::run(stream, &kernels, &plan, &workspace, operands, params, sizes) }
+                })
+            }
+        }
     }
 
     fn run_on_cpu(&self, checked: &Checked<T>, y: &mut Tensor<T>) -> Result<()> {
