@@ -28,6 +28,9 @@ pub type HopperCooperative64x128 = WgmmaTile<[f32; 32], 1, CooperativeColumns<2>
 /// 192 × 192 outputs by three warpgroups together, in clusters of two blocks: as many products for each byte loaded as 128 × 256, in
 /// another shape. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative192x192 = WgmmaTile<[f32; 96], 1, Cooperative<3>, 4, 2>;
+/// 256 × 176 outputs by two warpgroups together, in clusters of two blocks: for a Y that a tile for each multiprocessor covers, and no
+/// smaller tiles do. For epilogues that need no memory, and aligned rows only.
+pub type HopperCooperative256x176 = WgmmaTile<[f32; 88], 2, Cooperative<2>, 4, 2>;
 
 /// The sizes and strides of a launch.
 #[derive(Clone, Copy, Debug, KernelParam)]
@@ -77,6 +80,7 @@ pub struct HopperParams {
         linear_hopper_f16_f16_cooperative_128x128 = <F16, F16, HopperCooperative128x128>,
         linear_hopper_f16_f16_cooperative_64x128 = <F16, F16, HopperCooperative64x128>,
         linear_hopper_f16_f16_cooperative_192x192 = <F16, F16, HopperCooperative192x192>,
+        linear_hopper_f16_f16_cooperative_256x176 = <F16, F16, HopperCooperative256x176>,
         linear_hopper_f16_f32_pingpong_128x128 = <F16, f32, HopperPingPong128x128>,
         linear_hopper_f16_f32_cooperative_128x128 = <F16, f32, HopperCooperative128x128>,
         linear_hopper_bf16_bf16_pingpong_128x128 = <Bf16, Bf16, HopperPingPong128x128>,
@@ -85,6 +89,7 @@ pub struct HopperParams {
         linear_hopper_bf16_bf16_cooperative_128x128 = <Bf16, Bf16, HopperCooperative128x128>,
         linear_hopper_bf16_bf16_cooperative_64x128 = <Bf16, Bf16, HopperCooperative64x128>,
         linear_hopper_bf16_bf16_cooperative_192x192 = <Bf16, Bf16, HopperCooperative192x192>,
+        linear_hopper_bf16_bf16_cooperative_256x176 = <Bf16, Bf16, HopperCooperative256x176>,
         linear_hopper_bf16_f32_pingpong_128x128 = <Bf16, f32, HopperPingPong128x128>,
         linear_hopper_bf16_f32_cooperative_128x128 = <Bf16, f32, HopperCooperative128x128>,
         linear_hopper_tf32_f32_pingpong_128x128 = <f32, f32, HopperPingPong128x128>,

@@ -21,7 +21,7 @@ const ROWS: u32 = FRAGMENT_ROWS;
 /// Rows of a block of accumulators, which four warps share.
 const BLOCK_ROWS: u32 = 64;
 /// Bytes of a row of a box.
-const BOX_ROW_BYTES: u32 = 128;
+pub(super) const BOX_ROW_BYTES: u32 = 128;
 /// Bytes of a box of the output: 16 rows of 128 bytes.
 pub const BOX_BYTES: u32 = ROWS * BOX_ROW_BYTES;
 /// Fragments of a strip.
@@ -32,6 +32,10 @@ const COLUMNS: usize = 4;
 const WARP_COLUMNS: u32 = warp::SIZE;
 /// The most chunks of as many columns, by 16 rows, that a warp stores in a loop.
 const MAX_CHUNKS: u32 = 12;
+/// Columns that a warp stores together, in one box or in two.
+const GROUP_COLUMNS: u32 = BOX_ROW_BYTES / 2;
+/// Chunks of that.
+const GROUP_CHUNKS: u32 = GROUP_COLUMNS / WARP_COLUMNS;
 /// Fragments of as many columns.
 const CHUNK_FRAGMENTS: usize = (WARP_COLUMNS / FRAGMENT_COLUMNS) as usize;
 
@@ -43,11 +47,52 @@ pub const STAGING_BYTES: u32 = {
     STAGED_BOXES * BOX_BYTES
 };
 
-/// What an epilogue knows of up to 256 columns, spread over the lanes of a warp: lane l has columns l, l + 32, …
+/// Chunks in which a warp stores 16 rows of `columns` columns, which are a multiple of 8 and at least a group.
+const fn chunks(columns: u32) -> u32 {
+    assert!(
+        columns >= GROUP_COLUMNS && columns.is_multiple_of(FRAGMENT_COLUMNS),
+        "columns that groups cover"
+    );
+    columns.div_ceil(GROUP_COLUMNS) * GROUP_CHUNKS
+}
+
+/// The first column of chunk `index` of `columns` columns. Where the last group would reach beyond them, it begins as much sooner, and
+/// shares columns with the group before.
+const fn first_of_chunk(columns: u32, index: u32) -> u32 {
+    let (group, last) = (index / GROUP_CHUNKS, columns / GROUP_COLUMNS);
+    if groups_overlap(columns) && group == last {
+        columns - GROUP_COLUMNS + index % GROUP_CHUNKS * WARP_COLUMNS
+    } else {
+        index * WARP_COLUMNS
+    }
+}
+
+/// Whether the last two groups of `columns` columns share some.
+const fn groups_overlap(columns: u32) -> bool {
+    !columns.is_multiple_of(GROUP_COLUMNS)
+}
+
+/// Which chunk of `blocks` blocks of `columns` columns is stored as number `turn`, counted through all blocks. Where groups share
+/// columns, the last one of each block comes first: when the other is stored, it has long been in its place.
+#[inline(always)]
+const fn chunk_in_turn(columns: u32, blocks: u32, turn: u32) -> u32 {
+    if !groups_overlap(columns) {
+        return turn;
+    }
+    let (chunks, others) = (chunks(columns), chunks(columns) - GROUP_CHUNKS);
+    if turn < blocks * GROUP_CHUNKS {
+        turn / GROUP_CHUNKS * chunks + others + turn % GROUP_CHUNKS
+    } else {
+        let turn = turn - blocks * GROUP_CHUNKS;
+        turn / others * chunks + turn % others
+    }
+}
+
+/// What an epilogue knows of up to 256 columns, spread over the lanes of a warp: lane l has column l of each chunk.
 pub struct ColumnCache<K>([K; 8]);
 
 impl<K: ColumnState> ColumnCache<K> {
-    /// What `epilogue` knows of the `columns` columns from `first` on, at most 256; it is a constant after inlining.
+    /// What `epilogue` knows of the `columns` columns from `first` on: as many as accumulators have, a constant after inlining.
     ///
     /// # Safety
     ///
@@ -57,10 +102,9 @@ impl<K: ColumnState> ColumnCache<K> {
         let lane = warp::lane_id();
         let mut cache = [K::default(); 8];
         for (i, state) in cache.iter_mut().enumerate() {
-            let column = i as u32 * WARP_COLUMNS;
-            if column < columns {
+            if (i as u32) < chunks(columns) {
                 // SAFETY: the caller's promise.
-                *state = unsafe { epilogue.column(first + column + lane) };
+                *state = unsafe { epilogue.column(first + first_of_chunk(columns, i as u32) + lane) };
             }
         }
         Self(cache)
@@ -84,6 +128,9 @@ pub struct WarpRows {
     pub staging: SharedAddress,
     /// Boxes of the staging buffer: one or [`STAGED_BOXES`]; a constant after inlining. [`store_rows`] takes the latter.
     pub staged_boxes: u32,
+    /// Bytes of a row of a box: [`BOX_ROW_BYTES`], or for 16-bit types half as many; a constant after inlining. [`store_rows`] takes the
+    /// former.
+    pub box_row_bytes: u32,
 }
 
 /// A lane's part of two neighbouring fragments: of each, two neighbouring columns of its row, and of the row eight further on.
@@ -91,22 +138,19 @@ pub type FragmentPair = [[[f32; 2]; 2]; 2];
 
 /// A type that a warp can store its accumulators as.
 pub trait OutputElement: Element {
-    /// Columns of a box of the output: 128 bytes.
-    const BOX_COLUMNS: u32 = BOX_ROW_BYTES / Self::BYTES;
-
-    /// Rounds fragments 2 · `index` and 2 · `index` + 1 of a box and puts them into shared memory, where the box is in the 128-byte
-    /// swizzle.
+    /// Rounds fragments 2 · `index` and 2 · `index` + 1 of a box with rows of `row_bytes` bytes and puts them into shared memory, where
+    /// the box is in the swizzle of so many bytes: 128, or for 16-bit types 64.
     ///
     /// # Safety
     ///
-    /// All lanes of the warp call it, each with its own `lane`; `to` is the box: 2048 bytes of shared memory, aligned to 1024.
+    /// All lanes of the warp call it, each with its own `lane`; `to` is the box: 16 rows of shared memory, aligned to 1024.
     /// Nothing else uses the fragments' places.
-    unsafe fn put_pair(pair: FragmentPair, index: u32, lane: u32, to: SharedAddress);
+    unsafe fn put_pair(pair: FragmentPair, index: u32, lane: u32, to: SharedAddress, row_bytes: u32);
 }
 
 impl OutputElement for f32 {
     #[inline(always)]
-    unsafe fn put_pair(pair: FragmentPair, index: u32, lane: u32, to: SharedAddress) {
+    unsafe fn put_pair(pair: FragmentPair, index: u32, lane: u32, to: SharedAddress, _row_bytes: u32) {
         let at = accumulator_coord(lane, 0);
         let place = |row: u32, column: u32| {
             to.offset(Swizzle::Bytes128.apply(row * BOX_ROW_BYTES + 4 * column)).get()
@@ -126,10 +170,10 @@ macro_rules! half_output {
     ($element:ident) => {
         impl OutputElement for $element {
             #[inline(always)]
-            unsafe fn put_pair(pair: FragmentPair, index: u32, lane: u32, to: SharedAddress) {
+            unsafe fn put_pair(pair: FragmentPair, index: u32, lane: u32, to: SharedAddress, row_bytes: u32) {
                 let own = store_fragment_chunk(lane);
                 let [[a, b], [c, d]] = pair;
-                let place = to.offset(swizzled_chunk(BOX_ROW_BYTES, own.row, 2 * index + own.chunk)).get();
+                let place = to.offset(swizzled_chunk(row_bytes, own.row, 2 * index + own.chunk)).get();
                 let rows = [Self::pack(a), Self::pack(b), Self::pack(c), Self::pack(d)];
                 // SAFETY: all lanes of the warp are here; within the box.
                 unsafe { ptx::stmatrix_x4(place, rows) };
@@ -150,7 +194,7 @@ half_output!(Bf16);
 /// # Safety
 ///
 /// All lanes of the warp call it, with the same accumulators' owner, `at` and `output`, a map of rank 3 (columns, rows, matrices) with
-/// boxes of 128 bytes × 16 rows × 1 in the 128-byte swizzle, valid for writes; no other warp has these places. Block i of the
+/// boxes of `at.box_row_bytes` bytes × 16 rows × 1 in the swizzle of so many bytes, valid for writes; no other warp has these places. Block i of the
 /// accumulators belongs 64 · i rows further down. `columns` is what `epilogue` knows of the columns from `at.column` on.
 #[inline(always)]
 pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
@@ -166,8 +210,8 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
 {
     // A chunk is as many columns as a warp has lanes, each of which knows one of them.
     let count = const {
-        assert!(BLOCKS as u32 * C::COLUMNS / WARP_COLUMNS <= MAX_CHUNKS, "chunks that can be told apart");
-        BLOCKS as u32 * C::COLUMNS / WARP_COLUMNS
+        assert!(BLOCKS as u32 * chunks(C::COLUMNS) <= MAX_CHUNKS, "chunks that can be told apart");
+        BLOCKS as u32 * chunks(C::COLUMNS)
     };
     let first = at.row + accumulator_coord(at.lane, 0).row;
     // All before the first is used: what the epilogue reads has a long way.
@@ -180,26 +224,30 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
     let may_be_half = const { BLOCKS == 1 && C::Half::COLUMNS < C::COLUMNS };
     let owned = if may_be_half { at.columns / WARP_COLUMNS } else { count };
     // The staging buffer's boxes take turns, so after an odd number of them the next tile begins with the one used last.
-    if !(count / (O::BOX_COLUMNS / WARP_COLUMNS)).is_multiple_of(at.staged_boxes) {
+    if !(count / chunks_of_box::<O>(at)).is_multiple_of(at.staged_boxes) {
         // SAFETY: all lanes of the warp are here.
         unsafe { wait_for_stores() };
     }
     if UNROLLED {
-        for index in 0..count {
+        for turn in 0..count {
             // All of it, or the first half.
-            if !may_be_half || index < count / 2 || owned == count {
-                let (mut values, state) = chunk(accumulators, columns, index);
-                let rows = rows[(index / const { C::COLUMNS / WARP_COLUMNS }) as usize];
+            if !may_be_half || turn < count / 2 || owned == count {
+                let (mut values, state) = chunk(accumulators, columns, turn);
+                let index = chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn);
+                let rows = rows[(index / const { chunks(C::COLUMNS) }) as usize];
+                let order = [turn, index];
                 // SAFETY: the caller's promise.
-                unsafe { store_chunk::<C, O, E>(&mut values, rows, state, epilogue, output, at, index) };
+                unsafe {
+                    store_chunk::<C, O, E, BLOCKS>(&mut values, rows, state, epilogue, output, at, order)
+                };
             }
         }
     } else {
         // Opaque, so that the loop stays one.
-        let mut index = ptx::opaque(0);
-        while index < owned {
+        let mut turn = ptx::opaque(0);
+        while turn < owned {
             // Registers have no index: each chunk has its own moves. A branch for each would be taken apart into selections.
-            let (mut values, state) = match index {
+            let (mut values, state) = match turn {
                 0 => chunk(accumulators, columns, 0),
                 1 => chunk(accumulators, columns, 1),
                 2 => chunk(accumulators, columns, 2),
@@ -213,33 +261,46 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
                 10 if 8 < count => chunk(accumulators, columns, 10),
                 _ => chunk(accumulators, columns, count - 1),
             };
+            let index = chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn);
             let mut of_chunk = rows[0];
             for (block, &rows) in rows.iter().enumerate().skip(1) {
-                if index / const { C::COLUMNS / WARP_COLUMNS } == block as u32 {
+                if index / const { chunks(C::COLUMNS) } == block as u32 {
                     of_chunk = rows;
                 }
             }
             // SAFETY: the caller's promise.
-            unsafe { store_chunk::<C, O, E>(&mut values, of_chunk, state, epilogue, output, at, index) };
-            index += 1;
+            unsafe {
+                store_chunk::<C, O, E, BLOCKS>(
+                    &mut values,
+                    of_chunk,
+                    state,
+                    epilogue,
+                    output,
+                    at,
+                    [turn, index],
+                );
+            }
+            turn += 1;
         }
     }
 }
 
-/// The accumulators that a lane has in chunk `index`, and what it knows of a column there.
+/// The accumulators that a lane has in the chunk that is stored as number `turn`, and what it knows of a column there.
 ///
 /// A function and not a closure: one that several kernels call is not always inlined, and accumulators cannot be passed.
 #[inline(always)]
 fn chunk<C: Accumulators, K: ColumnState, const BLOCKS: usize>(
     accumulators: &[C; BLOCKS],
     columns: &ColumnCache<K>,
-    index: u32,
+    turn: u32,
 ) -> ([[f32; 4]; CHUNK_FRAGMENTS], K) {
-    let chunks = const { C::COLUMNS / WARP_COLUMNS };
+    let chunks = const { chunks(C::COLUMNS) };
+    let index = chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn);
     let (block, of_block) = (index / chunks % BLOCKS as u32, index % chunks);
+    let first = first_of_chunk(C::COLUMNS, of_block) / FRAGMENT_COLUMNS;
     let mut values = [[0.0; 4]; CHUNK_FRAGMENTS];
     for (i, values) in values.iter_mut().enumerate() {
-        *values = accumulators[block as usize].fragment(of_block as usize * CHUNK_FRAGMENTS + i);
+        *values = accumulators[block as usize].fragment(first as usize + i);
     }
     (values, columns.0[of_block as usize])
 }
@@ -256,30 +317,31 @@ unsafe fn rows_of<E: Epilogue>(epilogue: &E, row: u32) -> [E::Row; 2] {
 }
 
 /// The part of [`store_boxes`] for 16 accumulators of each lane, in 32 columns; `rows` is what the epilogue knows of the lane's two
-/// rows, `state` what it knows of the one of these columns that has the lane's number. `index` counts the chunks of the tile, whose boxes have one or two.
+/// rows, `state` what it knows of the one of these columns that has the lane's number. It is chunk `index` of the tile, whose boxes have one
+/// or two, and the one stored as number `turn`.
 ///
 /// # Safety
 ///
 /// As [`store_boxes`], for each chunk in order, with `at` as the tile's place.
 #[inline(always)]
-unsafe fn store_chunk<C: Accumulators, O: OutputElement, E: Epilogue>(
+unsafe fn store_chunk<C: Accumulators, O: OutputElement, E: Epilogue, const BLOCKS: usize>(
     values: &mut [[f32; 4]; CHUNK_FRAGMENTS],
     rows: [E::Row; 2],
     state: E::Column,
     epilogue: &E,
     output: &TensorMap,
     at: WarpRows,
-    index: u32,
+    [turn, index]: [u32; 2],
 ) {
-    let (chunks, parts) = const { (C::COLUMNS / WARP_COLUMNS, O::BOX_COLUMNS / WARP_COLUMNS) };
+    let (chunks, parts) = (const { chunks(C::COLUMNS) }, chunks_of_box::<O>(at));
     let part = index % parts;
     let at = WarpRows {
         row: at.row + index / chunks * BLOCK_ROWS,
-        column: at.column + index % chunks * WARP_COLUMNS,
+        column: at.column + first_of_chunk(C::COLUMNS, index % chunks),
         ..at
     };
     let own = accumulator_coord(at.lane, 0);
-    let buffer = at.staging.offset(index / parts % at.staged_boxes * BOX_BYTES);
+    let buffer = at.staging.offset(turn / parts % at.staged_boxes * (ROWS * at.box_row_bytes));
     let place = Coord { row: at.row + own.row, column: at.column + own.column };
     // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
     unsafe {
@@ -298,17 +360,43 @@ unsafe fn store_chunk<C: Accumulators, O: OutputElement, E: Epilogue>(
             }
             warp::sync_warp();
         }
-        O::put_pair([split(values[0]), split(values[1])], 2 * part, at.lane, buffer);
-        O::put_pair([split(values[2]), split(values[3])], 2 * part + 1, at.lane, buffer);
+        let row_bytes = at.box_row_bytes;
+        O::put_pair([split(values[0]), split(values[1])], 2 * part, at.lane, buffer, row_bytes);
+        O::put_pair([split(values[2]), split(values[3])], 2 * part + 1, at.lane, buffer, row_bytes);
         if part + 1 == parts {
             ptx::fence_proxy_async_shared();
             warp::sync_warp();
             if at.lane == 0 {
+                let of_block = index % chunks;
+                let shares = of_block / GROUP_CHUNKS + 2 == chunks / GROUP_CHUNKS
+                    && (parts == GROUP_CHUNKS || (of_block + 1) * WARP_COLUMNS + GROUP_COLUMNS > C::COLUMNS);
+                if groups_overlap(C::COLUMNS) && shares {
+                    // What it has in common with the block's last group is in its place; other stores need not be.
+                    let boxes = GROUP_CHUNKS / parts;
+                    wait_for_all_but(boxes * (BLOCKS as u32 + chunks / GROUP_CHUNKS - 3));
+                }
                 let first = [at.column - part * WARP_COLUMNS, at.row, at.batch];
                 ptx::tma_store_3d(output.address(), first.map(|index| index as i32), buffer.get());
                 ptx::cp_async_bulk_commit_group();
             }
         }
+    }
+}
+
+/// Chunks of a box.
+#[inline(always)]
+const fn chunks_of_box<O: Element>(at: WarpRows) -> u32 {
+    at.box_row_bytes / O::BYTES / WARP_COLUMNS
+}
+
+/// Waits until at most so many of this thread's newest stores are unfinished, or fewer. `pending` is a constant after inlining.
+#[inline(always)]
+fn wait_for_all_but(pending: u32) {
+    match pending {
+        0 => ptx::cp_async_bulk_wait_group::<0>(),
+        1 => ptx::cp_async_bulk_wait_group::<1>(),
+        2 | 3 => ptx::cp_async_bulk_wait_group::<2>(),
+        _ => ptx::cp_async_bulk_wait_group::<4>(),
     }
 }
 

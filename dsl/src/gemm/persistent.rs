@@ -111,6 +111,8 @@ pub trait PersistentTile: 'static {
     const SHARED_BYTES: u32;
     /// Bytes of each row that are copied at a time.
     const ROW_BYTES: u32;
+    /// Bytes of each row of the output that are stored at a time: 128, or for 16-bit outputs 64.
+    const STORED_ROW_BYTES: u32;
     /// Rows of A that are copied at a time.
     const A_BOX_ROWS: u32;
     /// Rows of B that are copied at a time.
@@ -233,7 +235,8 @@ pub trait PersistentTile: 'static {
     /// # Safety
     ///
     /// As [`store_rows`](Self::store_rows), with `columns` as [`columns`](Self::columns) returned it for the part; `output` is a
-    /// tensor map of the output of rank 3 (columns, rows, matrices) with boxes of 128 bytes × 16 rows × 1 in the 128-byte swizzle.
+    /// tensor map of the output of rank 3 (columns, rows, matrices) with boxes of [`STORED_ROW_BYTES`](Self::STORED_ROW_BYTES) bytes × 16
+    /// rows × 1 in the swizzle of so many bytes.
     unsafe fn store_boxes<O: OutputElement, E: Epilogue, const UNROLLED: bool>(
         accumulators: &Self::Accumulators,
         epilogue: &E,

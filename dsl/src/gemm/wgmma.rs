@@ -29,11 +29,12 @@ use core::marker::PhantomData;
 use crate::barrier::Barrier;
 use crate::epilogue::Epilogue;
 use crate::float::Element;
-use crate::gemm::fragments::{self, BOX_BYTES, STAGED_BOXES, STAGING_BYTES, WarpRows};
+use crate::gemm::fragments::{self, BOX_BYTES, BOX_ROW_BYTES, STAGED_BOXES, WarpRows};
 use crate::gemm::{
     ColumnCache, Extent, HalfFragment, Layouts, OutputElement, PersistentTile, PersistentTiles, TilePart,
 };
 use crate::launch::TensorMap;
+use crate::layout::STRIP_COLUMNS;
 use crate::pipeline::{self, FullStage, Pipeline};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, Wgmma};
 use crate::shared::SharedAddress;
@@ -121,15 +122,21 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     const STAGE_BYTES: u32 = Self::A_BYTES + Self::BLOCK_N * ROW_BYTES;
     /// Where the consumers' staging buffers follow the ring.
     const STAGING_AT: u32 = STAGES * Self::STAGE_BYTES;
-    /// Boxes of a warp's staging buffer: as many as keep stores and epilogue under way together, but one where a ring of so many stages
-    /// leaves no room.
-    const STAGED_BOXES: u32 = {
-        let staging = 4 * S::CONSUMERS * STAGING_BYTES;
+    /// Boxes of a warp's staging buffer, and bytes of their rows: as many as keep stores and epilogue under way together, but one, or half
+    /// of one, where a ring of so many stages leaves no room.
+    const STAGED: (u32, u32) = {
         let barriers = Pipeline::<STAGES, CLUSTER>::BYTES + 2 * Barrier::BYTES;
-        if Self::STAGING_AT + staging + barriers <= MAX_SHARED_BYTES { STAGED_BOXES } else { 1 }
+        let room = (MAX_SHARED_BYTES - Self::STAGING_AT - barriers) / (4 * S::CONSUMERS);
+        if room >= STAGED_BOXES * BOX_BYTES {
+            (STAGED_BOXES, BOX_ROW_BYTES)
+        } else {
+            (1, if room >= BOX_BYTES { BOX_ROW_BYTES } else { BOX_ROW_BYTES / 2 })
+        }
     };
+    /// Bytes of a warp's staging buffer.
+    const STAGING_BYTES: u32 = Self::STAGED.0 * WARP_ROWS * Self::STAGED.1;
     /// Where the ring's barriers follow the staging buffers.
-    const BARRIERS_AT: u32 = Self::STAGING_AT + 4 * S::CONSUMERS * Self::STAGED_BOXES * BOX_BYTES;
+    const BARRIERS_AT: u32 = Self::STAGING_AT + 4 * S::CONSUMERS * Self::STAGING_BYTES;
     /// Where the barriers of the consumers' turns follow them.
     const TURNS_AT: u32 = Self::BARRIERS_AT + Pipeline::<STAGES, CLUSTER>::BYTES;
     /// Whether consumers take turns.
@@ -171,9 +178,9 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             row: tile.m * Self::BLOCK_M + first + warp % 4 * WARP_ROWS,
             column: Self::first_column(part) + if S::SPLITS_COLUMNS { warp / 4 * C::COLUMNS } else { 0 },
             columns: if Self::HALVES && part.is_half() { C::Half::COLUMNS } else { C::COLUMNS },
-            staging: SharedAddress::dynamic()
-                .offset(Self::STAGING_AT + warp * Self::STAGED_BOXES * BOX_BYTES),
-            staged_boxes: Self::STAGED_BOXES,
+            staging: SharedAddress::dynamic().offset(Self::STAGING_AT + warp * Self::STAGING_BYTES),
+            staged_boxes: Self::STAGED.0,
+            box_row_bytes: Self::STAGED.1,
         }
     }
 
@@ -317,6 +324,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     const MIN_BLOCKS: u32 = 1;
     const SHARED_BYTES: u32 = Self::TURNS_AT + if Self::TAKES_TURNS { 2 * Barrier::BYTES } else { 0 };
     const ROW_BYTES: u32 = ROW_BYTES;
+    const STORED_ROW_BYTES: u32 = Self::STAGED.1;
     const A_BOX_ROWS: u32 = Self::BLOCK_M;
     const B_BOX_ROWS: u32 = {
         assert!((Self::BLOCK_N / CLUSTER).is_multiple_of(8), "a share of B is whole units of the swizzle");
@@ -330,8 +338,10 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     const STORES_ROWS: bool = !Self::IS_WIDE
         && S::CONSUMERS == 2
         && !S::SPLITS_COLUMNS
+        // It goes along strips of so many columns.
+        && C::COLUMNS.is_multiple_of(STRIP_COLUMNS)
         // What is staged for it takes two boxes.
-        && Self::STAGED_BOXES == STAGED_BOXES;
+        && Self::STAGED.0 == STAGED_BOXES;
 
     const HALVES: bool = {
         let halves = !Self::TAKES_TURNS

@@ -10,7 +10,7 @@ use warpsmith_dsl::tile::{Aligned, Words};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x192,
-    HopperParams, HopperPingPong128x128, HopperPingPong128x192, linear_hopper,
+    HopperCooperative256x176, HopperParams, HopperPingPong128x128, HopperPingPong128x192, linear_hopper,
 };
 use warpsmith_kernels::linear_hopper_f32::{
     HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
@@ -299,7 +299,9 @@ unsafe fn launch_hopper_parts<
     // The copy engine stores chunks of 16 bytes, also where a row ends within one.
     let has_boxes = is_chunked(y_arg, y) && (n as usize * size_of::<O>()).is_multiple_of(CHUNK_BYTES);
     let y_boxes = if has_boxes {
-        y.tensor_map([1, STORED_ROWS, S::ROW_BYTES as usize / size_of::<O>()], &options)?
+        let swizzle = if S::STORED_ROW_BYTES < S::ROW_BYTES { Swizzle::B64 } else { Swizzle::B128 };
+        let options = TensorMapOptions { swizzle, ..options };
+        y.tensor_map([1, STORED_ROWS, S::STORED_ROW_BYTES as usize / size_of::<O>()], &options)?
     } else {
         TensorMap::from_words([0; 16])
     };
@@ -424,6 +426,7 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, HopperCooperative128x128) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
     (@instance $t:ident, $o:ident, HopperCooperative64x128) => { instances!(@hopper $t, $o, HopperCooperative64x128) };
     (@instance $t:ident, $o:ident, HopperCooperative192x192) => { instances!(@hopper $t, $o, HopperCooperative192x192) };
+    (@instance $t:ident, $o:ident, HopperCooperative256x176) => { instances!(@hopper $t, $o, HopperCooperative256x176) };
     (@instance $t:ident, $o:ident, Skinny64x64) => { instances!(@skinny $t, $o, Skinny64x64) };
     (@instance $t:ident, $o:ident, Skinny64x64Split2) => { instances!(@skinny $t, $o, Skinny64x64Split2) };
     (@instance $t:ident, $o:ident, Skinny64x64Split8) => { instances!(@skinny $t, $o, Skinny64x64Split8) };
@@ -450,16 +453,16 @@ macro_rules! instances {
 instances! {
     f16 / F16 -> f16 / F16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
-         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8,
-         Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, HopperCooperative256x176,
+         Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> bf16 / Bf16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
-         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8,
-         Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, HopperCooperative256x176,
+         Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,

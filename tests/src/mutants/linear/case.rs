@@ -172,7 +172,7 @@ impl Operand {
     }
 }
 
-/// A tensor map of rank 3 with the 128-byte swizzle.
+/// A tensor map of rank 3 with the swizzle of the boxes' rows, 64 or 128 bytes.
 fn map(of: Float, address: u64, dims: [u32; 3], strides: [u64; 2], box_dims: [u32; 3]) -> TensorMap {
     let bytes = u64::from(of.bytes());
     let encoded = EncodedMap::encode(&TensorMapArguments {
@@ -184,7 +184,7 @@ fn map(of: Float, address: u64, dims: [u32; 3], strides: [u64; 2], box_dims: [u3
         box_dims: &box_dims,
         element_strides: &[1; 3],
         interleave: Interleave::None,
-        swizzle: Swizzle::B128,
+        swizzle: if u64::from(box_dims[0]) * bytes == 64 { Swizzle::B64 } else { Swizzle::B128 },
         l2_promotion: L2Promotion::None,
         oob_fill: OobFill::Zeros,
     });
@@ -425,13 +425,13 @@ impl Case {
         let bytes = u64::from(self.instance.output.bytes());
         let has_boxes =
             ((at.y + self.y.skip) | (u64::from(n) * bytes) | (stride_y * bytes)).is_multiple_of(16);
-        let y_boxes = |rows: u32| match has_boxes {
+        let y_boxes = |row_bytes: u32| match has_boxes {
             true => map(
                 self.instance.output,
                 at.y + self.y.skip,
                 [n, m, batch],
                 [stride_y, batch_y],
-                [128 / bytes as u32, rows, 1],
+                [row_bytes / bytes as u32, 16, 1],
             ),
             false => TensorMap::from_words([0; 16]),
         };
@@ -495,7 +495,7 @@ impl Case {
                 let has_boxes = has_boxes.into();
                 let params = UpdateHopperParams { stride_y, m, n, k, has_boxes, height: 1, reserved: 0 };
                 let (x, w) = maps(boxes.rows);
-                (x, w, vt, u, y_boxes(16), y, epilogue, codes, exchange, params)
+                (x, w, vt, u, y_boxes(boxes.stored_row_bytes), y, epilogue, codes, exchange, params)
                     .with_raw(|raw| launch(clusters * boxes.cluster, raw))
             }
             Family::UpdateFewRows => {
@@ -535,7 +535,8 @@ impl Case {
                     narrow: halves[1],
                 };
                 let (x, w) = maps(boxes.rows);
-                (x, w, y_boxes(16), y, epilogue, params).with_raw(|raw| launch(clusters * boxes.cluster, raw))
+                (x, w, y_boxes(boxes.stored_row_bytes), y, epilogue, params)
+                    .with_raw(|raw| launch(clusters * boxes.cluster, raw))
             }
             Family::Split(boxes) => {
                 let params = HopperF32Params { stride_y, batch_y, batch, m, n, k, layouts, reserved: 0 };
@@ -555,7 +556,8 @@ impl Case {
                 let params =
                     Fp8HopperParams { stride_y, m, n, k, types, has_boxes: has_boxes.into(), reserved: 0 };
                 let (x, w) = maps(boxes.rows);
-                (x, w, y_boxes(16), y, epilogue, params).with_raw(|raw| launch(clusters * boxes.cluster, raw))
+                (x, w, y_boxes(boxes.stored_row_bytes), y, epilogue, params)
+                    .with_raw(|raw| launch(clusters * boxes.cluster, raw))
             }
         }
     }

@@ -15,7 +15,7 @@ use warpsmith_dsl::gemm::{PersistentTile, SplitKTile};
 use warpsmith_kernels::linear_fp8_hopper::{Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x192,
-    HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64};
@@ -56,6 +56,8 @@ enum Family {
 struct Boxes {
     /// The rows of the boxes of X and of W.
     rows: [u32; 2],
+    /// Bytes of the rows of the boxes of Y.
+    stored_row_bytes: u32,
     /// Blocks of a cluster.
     cluster: u32,
     /// Whether operands may be contiguous along their rows' index.
@@ -101,6 +103,7 @@ struct Instance {
 fn boxes<S: PersistentTile>() -> Boxes {
     Boxes {
         rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
+        stored_row_bytes: S::STORED_ROW_BYTES,
         cluster: S::CLUSTER_M,
         transposes: S::TRANSPOSES,
         stores_rows: S::STORES_ROWS,
@@ -112,6 +115,7 @@ fn boxes<S: PersistentTile>() -> Boxes {
 fn split_boxes<S: SplitTile>() -> Boxes {
     Boxes {
         rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
+        stored_row_bytes: 128,
         cluster: S::CLUSTER_M,
         transposes: false,
         stores_rows: true,
@@ -123,6 +127,7 @@ fn split_boxes<S: SplitTile>() -> Boxes {
 fn update_boxes<S: UpdateTile>() -> Boxes {
     Boxes {
         rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
+        stored_row_bytes: 128,
         cluster: S::CLUSTER_M,
         transposes: false,
         stores_rows: S::STORES_ROWS,
@@ -134,6 +139,7 @@ fn update_boxes<S: UpdateTile>() -> Boxes {
 fn shared_boxes<S: SplitKTile>(cluster: u32) -> Boxes {
     Boxes {
         rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
+        stored_row_bytes: 128,
         cluster,
         transposes: false,
         stores_rows: true,
@@ -181,6 +187,9 @@ impl Instance {
             }
             ["hopper", input, output, "cooperative", shape @ "192x192"] => {
                 (Family::Hopper(boxes::<HopperCooperative192x192>()), input, output, shape)
+            }
+            ["hopper", input, output, "cooperative", shape @ "256x176"] => {
+                (Family::Hopper(boxes::<HopperCooperative256x176>()), input, output, shape)
             }
             ["fp8", "hopper", output, shape @ "128x128"] => {
                 (Family::Fp8Hopper(boxes::<Fp8Hopper128x128>()), "e4m3", output, shape)

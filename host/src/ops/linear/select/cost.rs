@@ -112,6 +112,7 @@ impl PersistentCost {
             (Tile::HopperCooperative128x128, _) => (3_252_000, 3_820, 6_200, 7_100, 577_000, 6_164_000, 0),
             (Tile::HopperCooperative64x128, _) => (939_000, 3_620, 4_650, 8_100, 1_400_000, 0, 0),
             (Tile::HopperCooperative192x192, _) => (4_598_000, 10_900, 12_300, 12_450, 1_149_000, 0, 0),
+            (Tile::HopperCooperative256x176, _) => (3_100_000, 13_400, 15_200, 16_600, 4_800_000, 0, 0),
             _ => return None,
         };
         Some(Self { launch, alone, crowded, straddling, tile, rows, last_rows })

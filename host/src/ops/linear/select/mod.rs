@@ -12,7 +12,7 @@ use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape};
 use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x192,
-    HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
@@ -48,6 +48,9 @@ pub enum Tile {
     /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
     /// [stored as boxes](Problem::stores_boxes) only.
     HopperCooperative192x192,
+    /// 256 × 176 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
+    /// [stored as boxes](Problem::stores_boxes) only.
+    HopperCooperative256x176,
     /// 128 × 256 on Hopper, for f32 as three TF32 products, two blocks to a cluster.
     HopperSplit128x256,
     /// 128 × 128 on Hopper, for f32 as three TF32 products.
@@ -82,7 +85,7 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
@@ -90,6 +93,7 @@ impl Tile {
         Self::HopperCooperative128x128,
         Self::HopperCooperative64x128,
         Self::HopperCooperative192x192,
+        Self::HopperCooperative256x176,
         Self::HopperSplit128x256,
         Self::HopperSplit128x128,
         Self::HopperSplit64x128,
@@ -118,6 +122,7 @@ impl Tile {
             Self::HopperCooperative128x128 => "hopper-cooperative-128x128",
             Self::HopperCooperative64x128 => "hopper-cooperative-64x128",
             Self::HopperCooperative192x192 => "hopper-cooperative-192x192",
+            Self::HopperCooperative256x176 => "hopper-cooperative-256x176",
             Self::HopperSplit128x256 => "hopper-split-128x256",
             Self::HopperSplit128x128 => "hopper-split-128x128",
             Self::HopperSplit64x128 => "hopper-split-64x128",
@@ -146,6 +151,7 @@ impl Tile {
             Self::HopperCooperative128x128 => Facts::of_hopper::<HopperCooperative128x128>(),
             Self::HopperCooperative64x128 => Facts::of_hopper::<HopperCooperative64x128>(),
             Self::HopperCooperative192x192 => Facts::of_hopper::<HopperCooperative192x192>(),
+            Self::HopperCooperative256x176 => Facts::of_hopper::<HopperCooperative256x176>(),
             Self::HopperSplit128x256 => Facts::of_split::<Split128x256>(),
             Self::HopperSplit128x128 => Facts::of_split::<Split128x128>(),
             Self::HopperSplit64x128 => Facts::of_split::<Split64x128>(),
@@ -248,6 +254,7 @@ impl Tile {
                 | Self::HopperCooperative128x256Halves
                 | Self::HopperCooperative64x128
                 | Self::HopperCooperative192x192
+                | Self::HopperCooperative256x176
                 | Self::Skinny64x64
                 | Self::Skinny64x64Split2
                 | Self::Skinny64x64Split8

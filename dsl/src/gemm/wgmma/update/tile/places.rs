@@ -2,7 +2,7 @@
 
 use super::{PANEL_BYTES, RESIDENT_PARTS, WgmmaUpdateTile};
 use crate::barrier::Barrier;
-use crate::gemm::fragments::{STAGED_BOXES, STAGING_BYTES, WarpRows};
+use crate::gemm::fragments::{BOX_ROW_BYTES, STAGED_BOXES, STAGING_BYTES, WarpRows};
 use crate::gemm::wgmma::update::{CHUNK, U_BOX_COLUMNS, UpdateTile};
 use crate::gemm::wgmma::{BLOCK_ROWS, ROW_BYTES, Schedule, WARP_ROWS, WARPGROUP};
 use crate::layout::TileIndex;
@@ -116,6 +116,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             columns: C::COLUMNS,
             staging: Self::area(warp / 4).offset(warp % 4 * STAGING_BYTES),
             staged_boxes: STAGED_BOXES,
+            box_row_bytes: BOX_ROW_BYTES,
         }
     }
 }
