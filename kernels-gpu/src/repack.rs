@@ -54,6 +54,14 @@ impl RepackParams {
         let index = thread::block_idx_y() + thread::block_idx_z() * thread::grid_dim_y();
         if index < self.batch { Some(index as u64) } else { None }
     }
+
+    /// Blocks along x for the rows of a matrix, of words of so many bytes.
+    #[inline(always)]
+    fn row_blocks(&self, word: u32) -> u32 {
+        let chunks = (self.columns * word).div_ceil(CHUNK_BYTES);
+        let block_rows = PASSES * (THREADS >> self.lanes_log2);
+        self.rows.div_ceil(block_rows) * chunks.div_ceil(1 << self.lanes_log2)
+    }
 }
 
 /// How many bytes are read at a time: a size of elements, or of what several of them are aligned to.
@@ -156,11 +164,63 @@ impl Word for Word8 {
 )]
 pub unsafe fn repack_rows<W: Word>(source: Global<u8>, copy: GlobalMut<u8>, p: RepackParams) {
     let Some(matrix) = p.matrix() else { return };
+    // SAFETY: the caller's promise.
+    unsafe { copy_rows::<W>(source, copy, &p, matrix, thread::block_idx_x()) }
+}
+
+/// Copies two matrices whose columns are contiguous as [`repack_rows`](fn@repack_rows) does one: first come the first one's blocks.
+///
+/// A grid along x; there is one matrix each.
+///
+/// # Safety
+///
+/// As [`repack_rows`](fn@repack_rows), for both.
+#[kernel(
+    family = repack,
+    block = [THREADS, 1, 1],
+    instances = [
+        repack_pair_2 = <Word2>,
+        repack_pair_4 = <Word4>,
+        repack_pair_8 = <Word8>,
+    ],
+)]
+pub unsafe fn repack_pair<W: Word>(
+    first: Global<u8>,
+    first_copy: GlobalMut<u8>,
+    second: Global<u8>,
+    second_copy: GlobalMut<u8>,
+    first_params: RepackParams,
+    second_params: RepackParams,
+) {
+    let (block, of_first) = (thread::block_idx_x(), first_params.row_blocks(W::BYTES));
+    // SAFETY: the caller's promise.
+    unsafe {
+        if block < of_first {
+            copy_rows::<W>(first, first_copy, &first_params, 0, block);
+        } else {
+            copy_rows::<W>(second, second_copy, &second_params, 0, block - of_first);
+        }
+    }
+}
+
+/// What block `block` of a matrix copies in [`repack_rows`](fn@repack_rows).
+///
+/// # Safety
+///
+/// As there.
+#[inline(always)]
+unsafe fn copy_rows<W: Word>(
+    source: Global<u8>,
+    copy: GlobalMut<u8>,
+    p: &RepackParams,
+    matrix: u64,
+    block: u32,
+) {
     let row_bytes = p.columns * W::BYTES;
     let lanes = 1 << p.lanes_log2;
     let rows_per_pass = THREADS >> p.lanes_log2;
     let across = row_bytes.div_ceil(CHUNK_BYTES).div_ceil(lanes);
-    let (down, block_chunk) = (thread::block_idx_x() / across, thread::block_idx_x() % across);
+    let (down, block_chunk) = (block / across, block % across);
 
     let thread = thread::thread_idx_x();
     let offset = (block_chunk * lanes + (thread & (lanes - 1))) * CHUNK_BYTES;

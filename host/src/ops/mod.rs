@@ -25,6 +25,7 @@ pub use matmul::matmul;
 pub use peer::expert_mlp;
 pub use peer::product_key_topk;
 pub use precision::{Precision, Products};
+pub(crate) use repack::repack_both;
 pub use repack::{RepackOp, repack};
 pub use scaled::{Scale, linear_scaled};
 pub use topk::topk;

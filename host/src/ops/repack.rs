@@ -2,6 +2,10 @@
 //!
 //! [`repack`] is the operation. The kernel and its launch are chosen by one pure function of address, shape and strides.
 
+mod pair;
+
+pub(crate) use pair::repack_both;
+
 use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
 use warpsmith_kernels::repack::{
     PASSES, RepackParams, THREADS, TILE_BYTES, Word1, Word2, Word4, Word8, repack_rows, repack_transpose,
@@ -69,8 +73,7 @@ impl<'a, T: Element> RepackOp<'a, T> {
         check(x)?;
         let stream = self.stream.cloned().unwrap_or_else(|| device.default_stream());
         let columns = x.shape()[x.rank() - 1];
-        let mut padded = x.shape().to_vec();
-        padded[x.rank() - 1] = columns.next_multiple_of(CHUNK_BYTES / size_of::<T>());
+        let padded = padded(x);
         if x.is_empty() || device.kind() == DeviceKind::Cpu {
             let mut copy = Tensor::zeros_on(&stream, &padded)?.slice(x.rank() - 1, 0..columns)?;
             copy.copy_from(x)?;
@@ -108,6 +111,15 @@ impl<'a, T: Element> RepackOp<'a, T> {
         let blocks = u32::try_from(launch.blocks().saturating_mul(launches.len() as u64)).unwrap_or(u32::MAX);
         Ok(Implementation::kernel(device, launch.variant.name(), blocks))
     }
+}
+
+/// The shape of the copy of `x` with room for whole chunks in a row.
+fn padded<T: Element>(x: &Tensor<T>) -> Vec<usize> {
+    let mut padded = x.shape().to_vec();
+    if let Some(columns) = padded.last_mut() {
+        *columns = columns.next_multiple_of(CHUNK_BYTES / size_of::<T>());
+    }
+    padded
 }
 
 fn check<T: Element>(x: &Tensor<T>) -> Result<()> {
@@ -266,32 +278,47 @@ impl Source {
             && strides.into_iter().all(|(_, stride)| (stride * self.element).is_multiple_of(bytes))
     }
 
+    /// The bytes of the largest words that rows can be read in, if they are contiguous.
+    fn word(&self) -> Option<u64> {
+        let strides = [(self.rows, self.row_stride), (self.batch, self.batch_stride)];
+        let fits = |word: u64| {
+            word >= self.element
+                && (self.columns * self.element).is_multiple_of(word)
+                && self.is_aligned(word, strides)
+        };
+        let word = [8, 4, 2].into_iter().find(|&word| fits(word)).unwrap_or(self.element);
+        (self.columns == 1 || self.column_stride == 1).then_some(word)
+    }
+
     /// The kernel and its launch.
     fn launch(&self) -> Launch {
-        let (rows, batch) = ((self.rows, self.row_stride), (self.batch, self.batch_stride));
-        let (variant, unit, along_x, lanes_log2, chunked) = if self.columns == 1 || self.column_stride == 1 {
-            let fits = |word: u64| {
-                word >= self.element
-                    && (self.columns * self.element).is_multiple_of(word)
-                    && self.is_aligned(word, [rows, batch])
-            };
-            let word = [8, 4, 2].into_iter().find(|&word| fits(word)).unwrap_or(self.element);
-            // Few chunks leave more rows to the threads.
-            let chunks = (self.columns * self.element).div_ceil(CHUNK_BYTES as u64);
-            let lanes = chunks.next_power_of_two().min(32);
-            let block_rows = u64::from(PASSES) * u64::from(THREADS) / lanes;
-            let blocks = self.rows.div_ceil(block_rows) * chunks.div_ceil(lanes);
-            (Variant::Rows(word), word, blocks, lanes.trailing_zeros(), false)
-        } else {
-            let tile = u64::from(TILE_BYTES) / self.element;
-            let blocks = self.rows.div_ceil(tile) * self.columns.div_ceil(tile);
-            let contiguous = self.rows == 1 || self.row_stride == 1;
-            let chunked = contiguous
-                && self.is_aligned(CHUNK_BYTES as u64, [(self.columns, self.column_stride), batch]);
-            (Variant::Transpose(self.element), self.element, blocks, 0, chunked)
-        };
+        if let Some(word) = self.word() {
+            return self.launch_rows(word);
+        }
+        let tile = u64::from(TILE_BYTES) / self.element;
+        let blocks = self.rows.div_ceil(tile) * self.columns.div_ceil(tile);
+        let contiguous = self.rows == 1 || self.row_stride == 1;
+        let strides = [(self.columns, self.column_stride), (self.batch, self.batch_stride)];
+        let chunked = contiguous && self.is_aligned(CHUNK_BYTES as u64, strides);
+        let params = RepackParams { chunked: chunked.into(), ..self.params(self.element) };
+        self.launch_of(Variant::Transpose(self.element), params, blocks)
+    }
+
+    /// The launch that reads contiguous rows in words of `word` bytes, which fit them.
+    fn launch_rows(&self, word: u64) -> Launch {
+        // Few chunks leave more rows to the threads.
+        let chunks = (self.columns * self.element).div_ceil(CHUNK_BYTES as u64);
+        let lanes = chunks.next_power_of_two().min(32);
+        let block_rows = u64::from(PASSES) * u64::from(THREADS) / lanes;
+        let blocks = self.rows.div_ceil(block_rows) * chunks.div_ceil(lanes);
+        let params = RepackParams { lanes_log2: lanes.trailing_zeros(), ..self.params(word) };
+        self.launch_of(Variant::Rows(word), params, blocks)
+    }
+
+    /// The sizes and strides in words of `unit` bytes.
+    fn params(&self, unit: u64) -> RepackParams {
         let in_units = |elements: u64| elements * self.element / unit;
-        let params = RepackParams {
+        RepackParams {
             row_stride: if self.rows > 1 { in_units(self.row_stride) } else { 0 },
             column_stride: if self.columns > 1 { in_units(self.column_stride) } else { 0 },
             batch_stride: if self.batch > 1 { in_units(self.batch_stride) } else { 0 },
@@ -300,10 +327,13 @@ impl Source {
             rows: self.rows as u32,
             columns: in_units(self.columns) as u32,
             batch: self.batch as u32,
-            lanes_log2,
-            chunked: chunked.into(),
+            lanes_log2: 0,
+            chunked: 0,
             reserved: 0,
-        };
+        }
+    }
+
+    fn launch_of(&self, variant: Variant, params: RepackParams, along_x: u64) -> Launch {
         let along_y = self.batch.min(MOST_ALONG_Y);
         let grid = [along_x, along_y, self.batch.div_ceil(along_y.max(1))];
         Launch { variant, params, grid, source: 0, target: 0 }

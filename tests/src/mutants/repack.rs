@@ -16,6 +16,7 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let (kind, word) = name.split_once('_')?;
     let word: u64 = word.parse().ok()?;
     let cases = match kind {
+        "pair" => return Some(pairs(word)),
         "rows" => rows(word),
         "transpose" => transpose(word),
         _ => return None,
@@ -66,6 +67,16 @@ fn rows(word: u64) -> Vec<Case> {
     }
     all.push(case(5, [1, 130, 31 * per_chunk], 32, 1));
     all
+}
+
+/// Two matrices of contiguous rows each: the same ones as of [`rows`], beside others.
+fn pairs(word: u64) -> Vec<Box<dyn Problem>> {
+    let single = || rows(word).into_iter().filter(|case| case.params.batch == 1);
+    let seconds = single().collect::<Vec<_>>().into_iter().rev();
+    single()
+        .zip(seconds)
+        .map(|(first, second)| Box::new(Pair::new(first, second)) as Box<dyn Problem>)
+        .collect()
 }
 
 /// Matrices whose columns are contiguous, in chunks and not, and matrices with no contiguous elements.
@@ -163,6 +174,50 @@ impl Case {
     }
 }
 
+/// Where a source and its copy are, and what the copy is to be.
+type Placed = (Global<u8>, GlobalMut<u8>, Vec<u8>);
+
+impl Case {
+    /// The source and the copy on `machine`, and what is to become of the copy.
+    fn place(&self, machine: &Machine) -> Result<Placed, LaunchError> {
+        let (source, expected) = self.data();
+        let (from, to) = (machine.allocate(source.len() as u64)?, machine.allocate(expected.len() as u64)?);
+        machine.write(from, &source)?;
+        machine.write(to, &vec![UNTOUCHED; expected.len()])?;
+        Ok((Global::new(from), GlobalMut::new(to), expected))
+    }
+}
+
+/// Launches the module's kernel; nothing if it has none.
+fn launch(
+    machine: &Machine,
+    module: &Module,
+    grid: [u64; 3],
+    shared_bytes: u32,
+    arguments: impl KernelArgs,
+) -> Result<Report, LaunchError> {
+    let Some(kernel) = module.kernels().next() else { return Ok(Report::default()) };
+    let config = LaunchConfig {
+        grid: grid.map(|blocks| blocks as u32),
+        block: kernel.reqntid.unwrap_or([1; 3]),
+        dynamic_shared: shared_bytes,
+        ..LaunchConfig::default()
+    };
+    arguments.with_raw(|raw: &[RawArg]| {
+        // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
+        let bytes: Vec<&[u8]> =
+            raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
+        machine.launch(module, &kernel.name, &config, &bytes)
+    })
+}
+
+/// Whether the copy at `to` is as expected.
+fn is_as_expected(machine: &Machine, to: GlobalMut<u8>, expected: &[u8]) -> Result<bool, LaunchError> {
+    let mut copy = vec![0; expected.len()];
+    machine.read(to.address(), &mut copy)?;
+    Ok(copy == expected)
+}
+
 impl Problem for Case {
     fn name(&self) -> &str {
         &self.name
@@ -170,27 +225,39 @@ impl Problem for Case {
 
     fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
         let machine = Machine::new(config);
-        let (source, expected) = self.data();
-        let (from, to) = (machine.allocate(source.len() as u64)?, machine.allocate(expected.len() as u64)?);
-        machine.write(from, &source)?;
-        machine.write(to, &vec![UNTOUCHED; expected.len()])?;
-        let Some(kernel) = module.kernels().next() else { return Ok((Report::default(), false)) };
-        let config = LaunchConfig {
-            grid: self.grid.map(|blocks| blocks as u32),
-            block: kernel.reqntid.unwrap_or([1; 3]),
-            dynamic_shared: shared_bytes,
-            ..LaunchConfig::default()
-        };
-        let launch = |raw: &[RawArg]| {
-            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
-            let bytes: Vec<&[u8]> =
-                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
-            machine.launch(module, &kernel.name, &config, &bytes)
-        };
-        let arguments = (Global::<u8>::new(from), GlobalMut::<u8>::new(to), self.params);
-        let report = arguments.with_raw(launch)?;
-        let mut copy = vec![0; expected.len()];
-        machine.read(to, &mut copy)?;
-        Ok((report, copy == expected))
+        let (from, to, expected) = self.place(&machine)?;
+        let report = launch(&machine, module, self.grid, shared_bytes, (from, to, self.params))?;
+        Ok((report, is_as_expected(&machine, to, &expected)?))
+    }
+}
+
+/// Two matrices that one launch copies.
+struct Pair {
+    name: String,
+    cases: [Case; 2],
+}
+
+impl Pair {
+    fn new(first: Case, second: Case) -> Self {
+        Self { name: format!("{}; {}", first.name, second.name), cases: [first, second] }
+    }
+}
+
+impl Problem for Pair {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
+        let machine = Machine::new(config);
+        let [first, second] = &self.cases;
+        let (from, to, expected) = first.place(&machine)?;
+        let (second_from, second_to, second_expected) = second.place(&machine)?;
+        let arguments = (from, to, second_from, second_to, first.params, second.params);
+        let grid = [first.grid[0] + second.grid[0], 1, 1];
+        let report = launch(&machine, module, grid, shared_bytes, arguments)?;
+        let are_right = is_as_expected(&machine, to, &expected)?
+            && is_as_expected(&machine, second_to, &second_expected)?;
+        Ok((report, are_right))
     }
 }

@@ -21,7 +21,7 @@ use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::linear::{LinearTypes, Operands};
-use crate::ops::{Implementation, repack};
+use crate::ops::{Implementation, repack, repack_both};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 use batch::{PerRole, Role};
@@ -125,11 +125,12 @@ where
             return self.execute_on_cpu(y);
         }
         let Some(launch) = &plan.launch else { return Ok(()) };
-        let copied = |operand: &Tensor<T>, copy: bool| {
-            if copy { repack(operand).on(stream).run() } else { Ok(operand.clone()) }
+        let [a, b] = match launch.path.repack {
+            [true, true] => repack_both([&self.a, &self.b], stream)?,
+            [true, false] => [repack(&self.a).on(stream).run()?, self.b.clone()],
+            [false, true] => [self.a.clone(), repack(&self.b).on(stream).run()?],
+            [false, false] => [self.a.clone(), self.b.clone()],
         };
-        let a = copied(&self.a, launch.path.repack[0])?;
-        let b = copied(&self.b, launch.path.repack[1])?;
 
         let options = self.options;
         let mut operands: Vec<&dyn Operand> = vec![&a, &b, y];

@@ -48,6 +48,12 @@ impl Place<'_> {
         self.rows.1 == 1 || (self.rows.0 == 1 && has_one_matrix)
     }
 
+    /// Whether it is one matrix, whose rows are contiguous.
+    fn is_matrix_of_rows(&self) -> bool {
+        let has_one_matrix = self.leading.0.iter().all(|&length| length <= 1);
+        has_one_matrix && (self.columns.0 == 1 || self.columns.1 == 1)
+    }
+
     /// How the matrices lie.
     pub(crate) fn lie(&self) -> Lie {
         // Of no columns nothing is read, wherever they are.
@@ -123,7 +129,11 @@ pub(crate) fn choose(
         let Some(access) = access(lies[0], lies[1]) else { continue };
         let (problem, launches) = problem(repack, access);
         let Some(time) = estimate(tile, &problem, limits) else { continue };
-        let copies: u128 = (0..2).filter(|&i| repack[i]).map(|i| places[i].copy_cost()).sum();
+        let mut copies: u128 = (0..2).filter(|&i| repack[i]).map(|i| places[i].copy_cost()).sum();
+        if repack == [true; 2] && places.iter().all(Place::is_matrix_of_rows) {
+            // One launch makes both.
+            copies -= u128::from(LAUNCH);
+        }
         let cost = time * launches as u128 + copies;
         // A tile that is asked for reads operands where they lie, if it can.
         if best.is_none_or(|(least, _)| cost < least && tile.is_none()) {

@@ -1,6 +1,6 @@
 //! Reasons for the kernels that copy matrices into aligned rows.
 
-use super::{ANYTHING, BOUNDS, Equivalent};
+use super::{ANYTHING, BOUNDS, Equivalent, NOWHERE};
 use crate::mutants::mutate::Kind;
 
 const NO_COLUMNS: &str =
@@ -13,10 +13,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         family: "repack_rows_",
         kinds: &[Kind::Bound],
         statement: "setp.ne.b32",
-        source: (
-            "kernels-gpu/src/repack.rs",
-            "let (down, block_chunk) = (thread::block_idx_x() / across, thread::block_idx_x() % across);",
-        ),
+        source: ("kernels-gpu/src/repack.rs", "let (down, block_chunk) = (block / across, block % across);"),
         then: ANYTHING,
         reason: NO_COLUMNS,
     },
@@ -82,5 +79,54 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         ),
         then: ANYTHING,
         reason: FIRST_WORD,
+    },
+    Equivalent {
+        family: "repack_pair_",
+        kinds: &[Kind::Bound],
+        statement: "setp.ne.b32",
+        source: ("kernels-gpu/src/repack.rs", "let (down, block_chunk) = (block / across, block % across);"),
+        then: ANYTHING,
+        reason: NO_COLUMNS,
+    },
+    Equivalent {
+        family: "repack_pair_2",
+        kinds: BOUNDS,
+        statement: "setp.ne.b32",
+        source: (
+            "kernels-gpu/src/repack.rs",
+            "unsafe { ptx::ld_global_nc_b16_if(from + i as u64 * stride, i < count) as u32 }",
+        ),
+        then: ANYTHING,
+        reason: FIRST_WORD,
+    },
+    Equivalent {
+        family: "repack_pair_4",
+        kinds: BOUNDS,
+        statement: "setp.ne.b32",
+        source: (
+            "kernels-gpu/src/repack.rs",
+            "unsafe { ptx::ld_global_nc_f32_if(from + i as u64 * stride, i < count).to_bits() }",
+        ),
+        then: ANYTHING,
+        reason: FIRST_WORD,
+    },
+    Equivalent {
+        family: "repack_pair_8",
+        kinds: BOUNDS,
+        statement: "setp.ne.b32",
+        source: (
+            "kernels-gpu/src/repack.rs",
+            "unsafe { ptx::ld_global_nc_v2_f32_if(from + i as u64 * stride, i < count).map(f32::to_bits) }",
+        ),
+        then: ANYTHING,
+        reason: FIRST_WORD,
+    },
+    Equivalent {
+        family: "repack_pair_",
+        kinds: &[Kind::Bound],
+        statement: "setp.lt.u32",
+        source: NOWHERE,
+        then: ANYTHING,
+        reason: "the test for a division by zero, which traps: a row of threads copies at most as many chunks as a block has threads",
     },
 ];
