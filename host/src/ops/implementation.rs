@@ -14,7 +14,7 @@ pub enum Implementation {
         kernel: &'static str,
         /// Blocks of the launch.
         blocks: u32,
-        /// Operands that are first copied into rows that the kernel can read, which takes a launch or more each.
+        /// Operands that are first copied into rows that the kernel can read, which takes a launch or more each, or one for both.
         copies: u32,
     },
     /// The same kernel in the emulator.
@@ -23,7 +23,7 @@ pub enum Implementation {
         kernel: &'static str,
         /// Blocks of the launch.
         blocks: u32,
-        /// Operands that are first copied into rows that the kernel can read, which takes a launch or more each.
+        /// Operands that are first copied into rows that the kernel can read, which takes a launch or more each, or one for both.
         copies: u32,
     },
     /// Two kernels, one after the other, because none does it all.
