@@ -53,6 +53,8 @@ const SUMS_AT: u32 = GATES_AT + GROUP_UNITS * 4;
 const ENTRY_BYTES: u32 = 8;
 /// The bits of that number.
 const TOKEN_MASK: u32 = CHUNK_BYTES - 1;
+/// That of what stands behind the last unit: nothing is to be added to a token's sums, not even a product with 0, which is NaN for an infinity.
+const NO_TOKEN: u32 = TOKEN_MASK;
 /// Bytes that all lanes' fours of columns take.
 const PLANE_BYTES: u32 = LANES * 16;
 /// Units of which a lane has a chunk each on their way.
@@ -152,7 +154,7 @@ unsafe fn starts_of(at: u32, count: u32, sums: u32) {
 /// Sorts the units of a group of tokens, the block's, by their experts: each one's address and gate, to whole batches of them.
 ///
 /// They are in the order of the table's parts; in a part those of a token follow one another, in the order of its list. A unit of an expert that is none or
-/// nowhere has the address of one that is, and a gate that is no number. Behind the last unit it is repeated.
+/// nowhere has the address of one that is, and a gate that is no number. Behind the last unit it is repeated, as one of [no token](NO_TOKEN).
 ///
 /// # Safety
 ///
@@ -247,9 +249,11 @@ pub unsafe fn order_units(
         let mut place = thread;
         while place < count.next_multiple_of(BATCH) {
             let from = place.min(count - 1);
-            let entry = ptx::ld_shared_v2_f32(shared + ENTRIES_AT + from * ENTRY_BYTES).map(f32::to_bits);
+            let [mut low, high] =
+                ptx::ld_shared_v2_f32(shared + ENTRIES_AT + from * ENTRY_BYTES).map(f32::to_bits);
+            low |= if place < count { 0 } else { NO_TOKEN };
             let gate = ptx::ld_shared_b32(shared + GATES_AT + from * 4);
-            ptx::st_global_v2_b32(units.address() + (list + place as u64) * ENTRY_BYTES as u64, entry);
+            ptx::st_global_v2_b32(units.address() + (list + place as u64) * ENTRY_BYTES as u64, [low, high]);
             ptx::st_global_b32(sorted.address() + (list + place as u64) * 4, gate);
             place = ptx::opaque(place + ORDER_THREADS);
         }
@@ -459,7 +463,7 @@ impl<F: RowFormat> SortedShape for SortedExperts<F> {
     const MIN_BLOCKS: u32 = 4;
     const SHARED_BYTES: u32 = {
         assert!(!F::IS_SCALED, "a unit has no scales");
-        assert!(GROUP_TOKENS <= TOKEN_MASK + 1);
+        assert!(GROUP_TOKENS <= NO_TOKEN);
         WARPS * Self::WARP_BYTES
     };
 
@@ -506,8 +510,10 @@ impl<F: RowFormat> SortedShape for SortedExperts<F> {
                             if token != current {
                                 current = token;
                                 let at = shared + token * Self::TOKEN_BYTES + lane * 16;
-                                for (four, x) in x[..F::WORD].iter_mut().enumerate() {
-                                    *x = ptx::ld_shared_v4_f32(at + four as u32 * PLANE_BYTES);
+                                if token != NO_TOKEN {
+                                    for (four, x) in x[..F::WORD].iter_mut().enumerate() {
+                                        *x = ptx::ld_shared_v4_f32(at + four as u32 * PLANE_BYTES);
+                                    }
                                 }
                             }
                             let (words, mut sum) = (words[quarter * QUARTER + i], 0.0);
@@ -581,6 +587,7 @@ impl<F: RowFormat> SortedShape for SortedExperts<F> {
             warp::sync_warp();
             let mut words = list.ask_first(from, is_there);
             let at_token = |token: u32| shared + token * Self::TOKEN_BYTES + lane * 16;
+            let none = at_token(NO_TOKEN);
             let (mut unit, mut current, mut sums) = (0, at_token(0), [[0f32; 4]; 8]);
             while unit < list.count {
                 let batch = unit;
@@ -597,7 +604,9 @@ impl<F: RowFormat> SortedShape for SortedExperts<F> {
                                 for (four, sums) in sums[..F::WORD].iter_mut().enumerate() {
                                     let plane = four as u32 * PLANE_BYTES;
                                     ptx::st_shared_v4_f32(current + plane, *sums);
-                                    *sums = ptx::ld_shared_v4_f32(token + plane);
+                                    if token != none {
+                                        *sums = ptx::ld_shared_v4_f32(token + plane);
+                                    }
                                 }
                                 current = token;
                             }
@@ -616,8 +625,10 @@ impl<F: RowFormat> SortedShape for SortedExperts<F> {
                 }
                 warp::sync_warp();
             }
-            for (four, sums) in sums[..F::WORD].iter().enumerate() {
-                ptx::st_shared_v4_f32(current + four as u32 * PLANE_BYTES, *sums);
+            if current != none {
+                for (four, sums) in sums[..F::WORD].iter().enumerate() {
+                    ptx::st_shared_v4_f32(current + four as u32 * PLANE_BYTES, *sums);
+                }
             }
             warp::sync_warp();
             Self::store_y(y.address(), &p, &s, group, shared);

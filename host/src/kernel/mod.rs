@@ -18,8 +18,8 @@ use warpsmith_dsl::launch::{Declaration, Kernel, KernelArgs};
 
 pub use warpsmith_dsl::launch::RawArg;
 
-use crate::device::Device;
 use crate::device::backend::{FunctionHandle, FunctionResources, LaunchSize, ModuleHandle};
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 pub(crate) use ptx::PtxSummary;
@@ -438,11 +438,14 @@ impl<K: Kernel> TypedKernel<K> {
         let Declaration { block, shared_bytes: declared, .. } = K::DECLARATION;
         let cooperative = manner == Manner::Cooperative;
         let early = matches!(manner, Manner::Early | Manner::EarlyApart);
-        let dynamic_shared = if manner == Manner::EarlyApart {
+        let device = &self.function.device;
+        // The emulator has no multiprocessors to fill, and finds accesses behind what a kernel declares.
+        let dynamic_shared = match (manner, device.kind()) {
             // Beside it each block has what the driver reserves, so two have more than there is.
-            declared.max(self.function.device.properties().shared_per_multiprocessor / 2)
-        } else {
-            declared
+            (Manner::EarlyApart, DeviceKind::Cuda(_)) => {
+                declared.max(device.properties().shared_per_multiprocessor / 2)
+            }
+            _ => declared,
         };
         let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early };
         // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.

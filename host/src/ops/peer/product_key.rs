@@ -440,7 +440,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         for tensor in [&weight, &bias, &mean, &variance].into_iter().flatten() {
             operands.push(tensor);
         }
-        // SAFETY: `check` has checked the sizes of every operand, the sub-keys are in chunks, and the results are new. Tensors are freed in
+        // SAFETY: `check` has checked the sizes of every operand, the sub-keys are in chunks, and the results are new, or have been checked too. Tensors are freed in
         // the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&operands, || unsafe { choice.launch(stream, arguments) })
     }

@@ -67,6 +67,7 @@ pub struct Kernels<D: 'static> {
 
 /// The blocks that find the experts of a retrieval's rows: of each token the queries of its heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RetrievalBlocks {
     /// One for 32 rows.
     One,
@@ -125,12 +126,16 @@ impl<D> Retrieval<D> {
         Self { launch: launch_clusters::<D, K>, times, ..Self::of::<K, S>() }
     }
 
+    /// How many clusters of so many blocks find room at a time. Parts of the GPU have room for whole clusters only: for about a tenth less where they
+    /// are large.
+    fn room(&self, cluster: u32, multiprocessors: u32) -> usize {
+        (multiprocessors * self.resident * if cluster == 2 { 10 } else { 9 } / 10 / cluster) as usize
+    }
+
     /// How long it takes in clusters of so many blocks, for rows that share sub-keys, of each of `heads` groups of them.
     fn time(&self, [rows, heads, n]: [usize; 3], cluster: u32, multiprocessors: u32) -> f64 {
         let clusters = rows.div_ceil(self.rows as usize) * heads;
-        // Parts of the GPU have room for whole clusters only: for about a tenth less where they are large.
-        let room = multiprocessors * self.resident * if cluster == 2 { 10 } else { 9 } / 10;
-        let waves = clusters.div_ceil((room / cluster).max(1) as usize);
+        let waves = clusters.div_ceil(self.room(cluster, multiprocessors).max(1));
         // Each block has a half of the queries, and all blocks of the cluster for that half share the sub-keys.
         let chunks = n.div_ceil(self.chunk as usize).div_ceil(cluster as usize / 2);
         waves as f64 * (self.times[0] + chunks as f64 * self.times[1])
@@ -217,6 +222,7 @@ pub(super) fn choose<D>(
         return of(&kernels.few, 1);
     }
     let candidates = kernels.clusters.iter().flat_map(|of| [2, 4, 8].map(|cluster| (of, cluster)));
+    let candidates = candidates.filter(|(of, cluster)| of.room(*cluster, multiprocessors) > 0);
     let time = |(of, cluster): &(&Retrieval<D>, u32)| of.time([rows, heads, n], *cluster, multiprocessors);
     let best = candidates.min_by(|one, other| time(one).total_cmp(&time(other)));
     best.map_or_else(|| of(&kernels.few, 1), |(kernel, cluster)| of(kernel, cluster))
@@ -280,6 +286,13 @@ mod tests {
         assert_eq!(name(33, (9, 0)), "product_key_topk_bf16_64");
         assert_eq!(name(32, (10, 0)), "product_key_topk_cluster_32_bf16");
         assert_eq!(name(32, (12, 0)), "product_key_topk_bf16_32", "too little shared memory");
+        let on =
+            |multiprocessors| choose(&bf16::KERNELS, [8, 1, 1024, 16], (9, 0), [multiprocessors, 227 << 10]);
+        assert_eq!(
+            [1, 2, 4, 9].map(|count| on(count).cluster),
+            [2, 2, 2, 4],
+            "no larger cluster than finds room"
+        );
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl CachedRows {
                 actual: STEPS_IN_FLIGHT.to_string(),
             });
         }
-        self.catch_up()?;
+        self.renew()?;
         self.count_stalls();
         // What read the map's list is long done: the last step's copies come after it.
         if let Some(read) = self.maps[map].read.take()
@@ -155,7 +155,9 @@ impl CachedRows {
         }
         if self.poison {
             let loads = entry.lists.loads().iter();
-            loads.filter(|load| load.evicted != NONE).try_for_each(|load| self.poison_slot(load.slot))?;
+            loads
+                .filter(|load| load.evicted != NONE)
+                .try_for_each(|load| self.poison_slots(load.slot as usize, 1))?;
         }
         // The map was last used by the step before the last one: what that one changed comes first.
         let last = (map + 1) % STEPS_IN_FLIGHT;
@@ -248,9 +250,9 @@ impl CachedRows {
         Ok(())
     }
 
-    /// Overwrites a slot with bits that are no number.
-    pub(super) fn poison_slot(&self, slot: u32) -> Result<()> {
-        let rows = run(slot as usize * self.row_bytes, self.row_bytes);
+    /// Overwrites slots with bits that are no numbers.
+    pub(super) fn poison_slots(&self, first: usize, count: usize) -> Result<()> {
+        let rows = run(first * self.row_bytes, count * self.row_bytes);
         self.device.backend().fill(self.slots.storage().memory(), rows, 0xff, self.copies.handle())
     }
 }

@@ -207,8 +207,7 @@ impl CachedRows {
 
     /// Overwrites all slots with bits that are no numbers, if that was asked for.
     fn poison_all(&self) -> Result<()> {
-        let slots = if self.poison { self.cache.slots() as u32 } else { 0 };
-        (0..slots).try_for_each(|slot| self.poison_slot(slot))
+        if self.poison && self.cache.slots() > 0 { self.poison_slots(0, self.cache.slots()) } else { Ok(()) }
     }
 
     /// Gives the cache another number of slots, at least 1, all of them empty, and statistics of its own. Waits for the work that reads the rows.
@@ -469,12 +468,18 @@ impl CachedRows {
         }
     }
 
-    /// Waits for the device's work if that failed when everything was forgotten, and overwrites what is in the slots if that was asked for.
+    /// Waits for the device's work if that failed when everything was forgotten.
     fn catch_up(&mut self) -> Result<()> {
         if self.is_behind {
             self.device.synchronize()?;
             self.is_behind = false;
         }
+        Ok(())
+    }
+
+    /// Catches up, and overwrites what is in the slots from before everything was forgotten, if that was asked for.
+    fn renew(&mut self) -> Result<()> {
+        self.catch_up()?;
         if self.is_stale {
             self.poison_all()?;
             self.is_stale = false;

@@ -221,7 +221,7 @@ impl CachedRows {
     pub(crate) fn note(&mut self, ids: &Tensor<u32>, part: Part, after: &Event) -> Result<Noting> {
         const OPERATION: &str = "CachedRows::stage_ids";
         let Part { first, end, checked } = part;
-        self.catch_up()?;
+        self.renew()?;
         let (requests, noted) = ((end - first) as u64, end - first);
         let ids = ids.slice(0, first..checked.max(end))?;
         if ids.len() > MOST_IDS {

@@ -141,7 +141,15 @@ impl ExpertLayout {
                 return limit(quantity, format!("less than {}", ROW_LIMIT / 4), length);
             }
         }
-        Ok(Self { format, d, hidden, o, gated })
+        let layout = Self { format, d, hidden, o, gated };
+        if layout.unit_bytes() as u64 > u64::from(u32::MAX) {
+            return limit(
+                "number of bytes of a hidden unit",
+                format!("at most {}", u32::MAX),
+                layout.unit_bytes(),
+            );
+        }
+        Ok(layout)
     }
 
     /// The format.

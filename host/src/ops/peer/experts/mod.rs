@@ -148,8 +148,8 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
     /// # Errors
     ///
     /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does not fit; on the CPU
-    /// [`Error::Argument`] for an id of no expert; [`Error::UnsupportedDevice`] and [`Error::SizeLimit`] for [blocks](Self::blocks) that
-    /// cannot be; whatever allocating the output, loading the kernel and launching it may return.
+    /// [`Error::Argument`] for an id of no expert; [`Error::UnsupportedDevice`], [`Error::SizeLimit`] and, of a format that has none such,
+    /// [`Error::Argument`] for [blocks](Self::blocks) that cannot be; whatever allocating the output, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
         let checked = self.checked()?;
         let stream = self.stream();
@@ -312,6 +312,11 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
                     let actual = format!("{cluster} blocks and {units} units");
                     let limit = "1 to 8 blocks, of at most 256 units each";
                     return no_room("blocks and hidden units of a token", limit, actual);
+                }
+                let (all, most) =
+                    (checked.tokens as u64 * u64::from(cluster), device.properties().max_grid[0]);
+                if all > u64::from(most) {
+                    return no_room("blocks of all tokens", &format!("at most {most}"), all.to_string());
                 }
                 Ok(())
             }

@@ -17,6 +17,7 @@ pub(super) type Args = (Global<u8>, Global<u32>, Global<f32>, ExpertRows, Global
 
 /// The blocks that evaluate a token's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ExpertBlocks {
     /// One block of four warps, of which a multiprocessor holds many.
     One,
