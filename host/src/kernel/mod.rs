@@ -373,7 +373,12 @@ impl<K: Kernel> TypedKernel<K> {
     /// # Safety
     ///
     /// As for [`launch`](Self::launch).
-    pub unsafe fn launch_early_apart(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
+    pub(crate) unsafe fn launch_early_apart(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        args: K::Args,
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_as(stream, grid, args, Manner::EarlyApart) }
     }

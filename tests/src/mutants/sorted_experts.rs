@@ -372,7 +372,9 @@ impl Problem for Case {
         for (group, list) in lists.iter().enumerate() {
             for place in 0..padded(list) {
                 let Some(unit) = list.get(place).or(list.last()) else { return failed() };
-                let (at, entry) = (group * room + place, address(unit) | unit.token[0] as u64);
+                // What is repeated behind the last is of no token.
+                let token = if place < list.len() { unit.token[0] as u64 } else { 15 };
+                let (at, entry) = (group * room + place, address(unit) | token);
                 (entries[2 * at], entries[2 * at + 1]) = (entry as u32, (entry >> 32) as u32);
                 // Those that are repeated count nothing: of products they have any sums.
                 let counts = self.step != Step::Outputs || place < list.len();

@@ -284,7 +284,12 @@ fn tiles(
             })
         })
     };
-    forced(Access::Aligned, aligned).chain(forced(Access::Words, words)).collect()
+    // What the copy engine stores inside a larger Y, of columns around those of the widest boxes.
+    let inside = [360, 176, 352, 112, 120, 8]
+        .map(|n| LinearCase { y: Placement { before: 8, after: 16 }, ..case((300, 72, n)) });
+    let stored = |case: &LinearCase| case.tile.is_some_and(|tile| tile.needs_boxes());
+    let inside = forced(Access::Aligned, inside.to_vec()).filter(stored);
+    forced(Access::Aligned, aligned).chain(forced(Access::Words, words)).chain(inside).collect()
 }
 
 /// The cases of the scaled linear operation.

@@ -113,3 +113,38 @@ impl Pair {
 
 /// The arguments of a kernel that copies two matrices.
 type PairArgs = (Global<u8>, GlobalMut<u8>, Global<u8>, GlobalMut<u8>, RepackParams, RepackParams);
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::Pair;
+    use crate::{Device, Tensor};
+
+    #[test]
+    fn two_matrices_of_rows_share_a_launch_in_the_smaller_one_s_words() {
+        let device = Device::emulator();
+        let matrix = |rows: usize, columns: usize| Tensor::<bf16>::zeros(&device, [rows, columns]).unwrap();
+        let (odd, even) = (matrix(127, 127), matrix(60, 62));
+        let pair = |first: &Tensor<bf16>, second: &Tensor<bf16>| Pair::of(first, second).unwrap();
+        let of = |first: &Tensor<bf16>, second: &Tensor<bf16>| {
+            pair(first, second).map(|pair| (pair.word, pair.params.map(|of| of.columns)))
+        };
+        assert_eq!(of(&odd, &odd), Some((2, [127, 127])));
+        assert_eq!(of(&odd, &even), Some((2, [127, 62])), "columns are counted in the words of both");
+        assert_eq!(of(&even, &even), Some((4, [31, 31])));
+        let blocks = |first: &Tensor<bf16>, second: &Tensor<bf16>| pair(first, second).unwrap().blocks;
+        assert_eq!(
+            blocks(&odd, &even) + blocks(&even, &odd),
+            blocks(&odd, &odd) + pair(&even, &even).unwrap().blocks
+        );
+        // Others have launches of their own.
+        let turned = odd.swap_axes(0, 1).unwrap();
+        assert!(of(&odd, &turned).is_none());
+        let wide = Tensor::<bf16>::zeros(&device, [4, 8, 9]).unwrap();
+        let gaps = wide.slice(1, 0..7).unwrap();
+        assert!(of(&gaps, &odd).is_none(), "a batch with gaps");
+        let bytes = Tensor::<u8>::zeros(&device, [3, 5]).unwrap();
+        assert!(Pair::of(&bytes, &bytes).unwrap().is_none(), "bytes");
+    }
+}
