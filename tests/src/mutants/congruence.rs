@@ -52,7 +52,7 @@ impl LowBits {
     fn and(self, other: Self) -> Self {
         // Where one has zeros the other does not matter.
         let run = |known: Self, any: Self| {
-            let mut bit = any.known;
+            let mut bit = any.known.min(known.known);
             while bit < known.known && known.bits >> bit & 1 == 0 {
                 bit += 1;
             }
@@ -219,6 +219,10 @@ selp.b32 %r9, %r8, 0, %p1;";
         assert_eq!(reason(EVEN, "%r9", 1, "3"), None);
         assert_eq!(reason(EVEN, "%r1", 0, "3"), None);
         assert_eq!(reason(EVEN, "%r3", 0, "3"), None);
+        let body = "ld.shared.b32 %r1, [p];\nand.b32 %r2, %r1, 15;\nand.b32 %r3, 12, %r1;";
+        assert_eq!(reason(body, "%r2", 0, "15"), None, "what is loaded is not known");
+        assert_eq!(reason(body, "%r3", 0, "8"), None);
+        assert!(reason(body, "%r3", 0, "3").is_some());
     }
 
     #[test]

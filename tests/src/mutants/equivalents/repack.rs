@@ -123,7 +123,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
     },
     Equivalent {
         family: "repack_pair_",
-        kinds: &[Kind::Bound],
+        kinds: BOUNDS,
         statement: "setp.lt.u32",
         source: NOWHERE,
         then: ANYTHING,
