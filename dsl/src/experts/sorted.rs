@@ -154,7 +154,7 @@ unsafe fn starts_of(at: u32, count: u32, sums: u32) {
 /// Sorts the units of a group of tokens, the block's, by their experts: each one's address and gate, to whole batches of them.
 ///
 /// They are in the order of the table's parts; in a part those of a token follow one another, in the order of its list. A unit of an expert that is none or
-/// nowhere has the address of one that is, and a gate that is no number. Behind the last unit it is repeated, as one of [no token](NO_TOKEN).
+/// nowhere has the address of one that is, and a gate that is no number. Behind the last unit it is repeated, as one of no token.
 ///
 /// # Safety
 ///

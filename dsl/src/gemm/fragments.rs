@@ -128,7 +128,7 @@ pub struct WarpRows {
     pub staging: SharedAddress,
     /// Boxes of the staging buffer: one or [`STAGED_BOXES`]; a constant after inlining. [`store_rows`] takes the latter.
     pub staged_boxes: u32,
-    /// Bytes of a row of a box: [`BOX_ROW_BYTES`], or for 16-bit types half as many; a constant after inlining. [`store_rows`] takes the
+    /// Bytes of a row of a box: `BOX_ROW_BYTES`, or for 16-bit types half as many; a constant after inlining. [`store_rows`] takes the
     /// former.
     pub box_row_bytes: u32,
 }
