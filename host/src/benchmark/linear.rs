@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Options, Subject, Timing, interleaved};
+use super::{Options, Subject, Timing, interleaved, sets_beyond_cache};
 use crate::cpu::FromAccumulator;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -12,11 +12,6 @@ use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
 use crate::validate::LinearCase;
 use crate::weights::FloatElement;
-
-/// The inputs together take this many times the last-level cache.
-pub(super) const CACHE_MULTIPLE: u64 = 3;
-/// The most sets of operands, for problems so small that no number of them would fill the cache soon.
-pub(super) const MOST_SETS: u64 = 512;
 
 /// What a measurement of a linear operation found.
 #[derive(Clone, Debug)]
@@ -139,8 +134,7 @@ where
     fn new(stream: &Stream, case: &LinearCase) -> Result<Self> {
         let (m, k, n) = (case.m, case.k, case.n);
         let mut operands = Self { stream: stream.clone(), case: case.clone(), sets: Vec::new() };
-        let wanted = CACHE_MULTIPLE * stream.device().properties().l2_bytes;
-        let count = wanted.div_ceil((operands.bytes() as u64).max(1)).clamp(2, MOST_SETS);
+        let count = sets_beyond_cache(stream.device(), operands.bytes() as u64);
         let device = stream.device();
         // One draw for all sets: values decide nothing about time, except that zeros would be faster.
         let draw = |number, shape: (usize, usize)| {

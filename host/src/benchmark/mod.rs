@@ -12,11 +12,13 @@
 mod linear;
 mod peer;
 mod residency;
+mod topk;
 mod update;
 
 pub use linear::{LinearMeasurement, LinearSubject, linear, linear_subject};
 pub use peer::{PeerMeasurement, PeerSizes, peer};
 pub use residency::{Popularity, ResidencyMeasurement, ResidencyPoint, residency};
+pub use topk::{TopkMeasurement, topk};
 pub use update::{UpdateMeasurement, UpdateSubjects, generated_update, update_subjects};
 
 use std::time::{Duration, Instant};
@@ -43,6 +45,18 @@ impl Default for Options {
     fn default() -> Self {
         Self { warm_up: Duration::from_secs(1), samples: 15, batch: Duration::from_millis(4) }
     }
+}
+
+/// The operands together take this many times the last-level cache.
+const CACHE_MULTIPLE: u64 = 3;
+/// The most sets of operands, for problems so small that no number of them would fill the cache soon.
+const MOST_SETS: u64 = 512;
+
+/// How many sets of operands, each of so many bytes, launches rotate through, so that no cache of `device` serves the next launch: 2 to 512.
+#[must_use]
+pub fn sets_beyond_cache(device: &Device, bytes: u64) -> usize {
+    let wanted = CACHE_MULTIPLE * device.properties().l2_bytes;
+    wanted.div_ceil(bytes.max(1)).clamp(2, MOST_SETS) as usize
 }
 
 /// The most launches in one batch.
@@ -293,8 +307,19 @@ mod tests {
     use std::cell::RefCell;
     use std::time::Duration;
 
-    use super::{Options, Timing, interleaved, order};
+    use super::{Options, Timing, interleaved, order, sets_beyond_cache};
     use crate::Device;
+
+    #[test]
+    fn launches_rotate_through_several_times_the_cache_within_reason() {
+        // The CPU's caches are not asked for.
+        assert_eq!(sets_beyond_cache(&Device::cpu(), 0), 2);
+        let gpu = Device::emulator();
+        let cache = gpu.properties().l2_bytes;
+        assert_eq!(sets_beyond_cache(&gpu, cache), 3);
+        assert_eq!(sets_beyond_cache(&gpu, cache / 10 - 1), 31);
+        assert_eq!((sets_beyond_cache(&gpu, 10 * cache), sets_beyond_cache(&gpu, 1)), (2, 512));
+    }
 
     #[test]
     fn a_median_is_no_outlier() {

@@ -5,8 +5,7 @@ use std::rc::Rc;
 
 use half::{bf16, f16};
 
-use super::linear::{CACHE_MULTIPLE, MOST_SETS};
-use super::{Options, Subject, Timing, interleaved};
+use super::{Options, Subject, Timing, interleaved, sets_beyond_cache};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::peer::{
@@ -184,9 +183,7 @@ fn measure<T: RoutingInput + ExpertInput + FloatElement>(
         tokens: Vec::new(),
     };
     let gathered = (tokens * heads * top_k * layout.row_bytes()) as u64;
-    let wanted = CACHE_MULTIPLE * device.properties().l2_bytes;
-    let sets = wanted.div_ceil(gathered.max(1)).clamp(2, MOST_SETS);
-    for set in 0..sets {
+    for set in 0..sets_beyond_cache(device, gathered) as u64 {
         let x = draw(3 + set, (tokens, input), 1.0)?;
         let routing = layer.route(&x).on(&stream).run()?;
         layer.tokens.push((x, routing));

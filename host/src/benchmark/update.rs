@@ -4,8 +4,7 @@ use std::rc::Rc;
 
 use half::{bf16, f16};
 
-use super::linear::{CACHE_MULTIPLE, MOST_SETS};
-use super::{Options, Subject, Timing, interleaved};
+use super::{Options, Subject, Timing, interleaved, sets_beyond_cache};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layers::{GeneratedUpdate, Linear, UpdatedLinear};
@@ -184,8 +183,7 @@ fn subjects<T: UpdateInput + FloatElement>(stream: &Stream, case: &UpdateCase) -
     let bytes = (elements * size_of::<T>()) as f64;
     let products = if case.linear { n * k } else { 0 } + rank * (k + n);
     let flops = 2.0 * m as f64 * products as f64;
-    let wanted = CACHE_MULTIPLE * device.properties().l2_bytes;
-    let count = wanted.div_ceil((bytes as u64).max(1)).clamp(2, MOST_SETS);
+    let count = sets_beyond_cache(device, bytes as u64);
     // One draw for all sets: values decide nothing about time, except that zeros would be faster.
     let draw = |stream: u64, shape: (usize, usize), length: usize| -> Result<Tensor<T>> {
         let drawn = case.data.draw(case.seed, stream, shape, length, f64::from)?;

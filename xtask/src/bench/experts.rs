@@ -35,9 +35,8 @@ const BLOCKS: [ExpertBlocks; 6] = [
 ];
 /// Experts that are drawn; the table repeats them.
 const DRAWN: usize = 1 << 10;
-/// How often the rows that are read in turn would fill the cache, and the most sets of tokens that there are for that.
-const CACHE_MULTIPLE: u64 = 3;
-const MOST_SETS: u64 = 128;
+/// The most sets of tokens.
+const MOST_SETS: usize = 128;
 
 /// Tokens and the experts that they use.
 type Set = (Tensor<bf16>, Routing);
@@ -95,9 +94,8 @@ fn measure(
     let stream = device.default_stream();
     let sizes = PeerSizes::reference(tokens);
     let gathered = (tokens * sizes.heads * sizes.top_k * experts.layout().row_bytes()) as u64;
-    let wanted = CACHE_MULTIPLE * device.properties().l2_bytes;
-    let count = wanted.div_ceil(gathered).clamp(2, MOST_SETS);
-    let sets: Vec<_> = (0..count).map(|set| draw(device, &sizes, uses, set)).collect::<Result<_>>()?;
+    let count = benchmark::sets_beyond_cache(device, gathered).min(MOST_SETS);
+    let sets: Vec<_> = (0..count as u64).map(|set| draw(device, &sizes, uses, set)).collect::<Result<_>>()?;
     let (x, routing) = &sets[0];
     let chosen = ops::expert_mlp(x, routing, experts).implementation()?;
 

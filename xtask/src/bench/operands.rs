@@ -6,14 +6,10 @@ use anyhow::{Result, ensure};
 use float8::F8E4M3;
 use half::{bf16, f16};
 use rayon::prelude::*;
-use warpsmith::{Stream, Tensor};
+use warpsmith::{Stream, Tensor, benchmark};
 
 use super::case::{Case, Operation, Precision};
 use crate::random::Random;
-
-/// As in `warpsmith::benchmark`: the multiple of the level-2 cache that the sets take, and how many there are at most.
-const CACHE_MULTIPLE: u64 = 3;
-const MOST_SETS: u64 = 512;
 
 /// Device addresses of one set.
 #[derive(Clone, Copy, Debug)]
@@ -125,8 +121,7 @@ impl Operands {
 
 /// How many sets of a case's operands together exceed the level-2 cache.
 pub(super) fn sets(stream: &Stream, case: &Case) -> usize {
-    let wanted = CACHE_MULTIPLE * stream.device().properties().l2_bytes;
-    wanted.div_ceil((case.bytes() as u64).max(1)).clamp(2, MOST_SETS) as usize
+    benchmark::sets_beyond_cache(stream.device(), case.bytes() as u64)
 }
 
 /// One of the inputs.
