@@ -185,7 +185,23 @@ fn selections_that_do_not_fit_say_what_would(device: &Device) -> Result<(), Fail
     expect_message(ops::topk(&point, 1).run(), message)?;
     let other = if device.kind() == DeviceKind::Cpu { Device::emulator() } else { Device::cpu() };
     let message = format!("topk: `stream` is on {other}, expected {device}");
-    expect_message(ops::topk(&x, 1).on(&other.default_stream()).run(), &message)
+    expect_message(ops::topk(&x, 1).on(&other.default_stream()).run(), &message)?;
+
+    let into = |values: &mut Tensor<f32>, ids: &mut Tensor<u32>, message: &str| {
+        expect_message(ops::topk(&x, 2).run_into(values, ids), &format!("topk: {message}"))
+    };
+    let floats = |shape: &[usize]| Tensor::<f32>::zeros(device, shape);
+    let words = |shape: &[usize]| Tensor::<u32>::zeros(device, shape);
+    let fits: &[usize] = &[3, 2];
+    let wanted = "expected [3, 2], as x and k give";
+    into(&mut floats(&[2, 3])?, &mut words(fits)?, &format!("`values` has shape [2, 3], {wanted}"))?;
+    into(&mut floats(fits)?, &mut words(&[3])?, &format!("`ids` has shape [3], {wanted}"))?;
+    let mut gaps = floats(&[3, 4])?.slice(1, 0..2)?;
+    into(&mut gaps, &mut words(fits)?, "`values` has strides [4, 1], expected elements without gaps")?;
+    let mut there = floats(fits)?.to_device(&other)?;
+    into(&mut there, &mut words(fits)?, &format!("`values` is on {other}, expected {device}"))?;
+    let mut own = x.reshape([210])?.slice(0, 0..6)?.reshape(fits)?;
+    into(&mut own, &mut words(fits)?, "`values` and `x` share memory")
 }
 
 /// One operand at a time is not as in a retrieval that runs.

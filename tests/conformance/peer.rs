@@ -3,7 +3,7 @@
 use half::bf16;
 use libtest_mimic::Failed;
 use warpsmith::layers::{Peer, PeerConfig, PeerRouter};
-use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, Gate};
+use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, Gate, Routing};
 use warpsmith::ops::{expert_mlp, linear, product_key_topk};
 use warpsmith::peer::{CacheOptions, ExpertMemory};
 use warpsmith::weights::FloatElement;
@@ -225,6 +225,14 @@ fn captured_operations_do_what_operations_do(device: &Device) -> Result<(), Fail
     let work = || linear(&x, &w).on(&stream).run_into(&mut output);
     // SAFETY: the work borrows the tensors that it uses; what it makes it drops. So do those below.
     let mut linear_graph = unsafe { stream.capture(work)? };
+    let mut routing = Routing {
+        ids: Tensor::zeros_on(&stream, [tokens, heads, k])?,
+        gates: Tensor::zeros_on(&stream, [tokens, heads, k])?,
+    };
+    let mut to_routing = Routing { ids: routing.ids.clone(), gates: routing.gates.clone() };
+    let work = || find(&x).on(&stream).run_into(&mut to_routing);
+    // SAFETY: as above.
+    let mut find_into_graph = unsafe { stream.capture(work)? };
     let (mut to_ids, mut to_gates) = (ids.clone(), gates.clone());
     let work = || {
         let found = find(&x).on(&stream).run()?;
@@ -243,11 +251,16 @@ fn captured_operations_do_what_operations_do(device: &Device) -> Result<(), Fail
         input_of_all.write_slice(&next.to_vec()?)?;
         linear_graph.launch()?;
         find_graph.launch()?;
+        routing.ids.write_slice(&vec![u32::MAX; routing.ids.len()])?;
+        routing.gates.write_slice(&vec![f32::NAN; routing.gates.len()])?;
+        find_into_graph.launch()?;
         expert_graph.launch()?;
         assert!(bits(&z)? == bits(&linear(&next, &w).run()?)?, "linear, input {seed}");
         let expected = find(&x).run()?;
         assert!(ids.to_vec()? == expected.ids.to_vec()?, "product_key_topk, input {seed}");
         assert!(gates.to_vec()? == expected.gates.to_vec()?, "product_key_topk, input {seed}");
+        assert!(routing.ids.to_vec()? == expected.ids.to_vec()?, "product_key_topk into, input {seed}");
+        assert!(routing.gates.to_vec()? == expected.gates.to_vec()?, "product_key_topk into, input {seed}");
         assert!(bits(&y)? == bits(&expert_mlp(&next, &found, &experts).run()?)?, "expert_mlp, input {seed}");
     }
     Ok(())

@@ -17,6 +17,8 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     views_of_any_layout_are_read,
     what_cannot_be_selected_is_refused,
     a_selection_of_no_rows_is_empty,
+    results_go_where_they_are_wanted,
+    a_captured_selection_runs_again_on_what_is_there_then,
 ];
 
 /// The order of selections, from the greatest on: NaN, then numbers, then the lowest place.
@@ -265,5 +267,43 @@ fn a_selection_of_no_rows_is_empty(device: &Device) -> Result<(), Failed> {
     let x = Tensor::<f16>::zeros(device, [0, 3, 40])?;
     let (values, ids) = ops::topk(&x, 40).run()?;
     assert_eq!((values.shape(), ids.shape()), (&[0, 3, 40][..], &[0, 3, 40][..]));
+    Ok(())
+}
+
+fn results_go_where_they_are_wanted(device: &Device) -> Result<(), Failed> {
+    // One row that is cut into parts, and some that are not.
+    for shape in [[1, 40_000], [6, 70]] {
+        let x = make::<bf16>(device, Kind::Ties, 4, &shape)?;
+        let (values, ids) = ops::topk(&x, 9).run()?;
+        let mut values_there = Tensor::from_slice(device, &vec![bf16::ONE; shape[0] * 9], [shape[0], 9])?;
+        let mut ids_there = Tensor::from_slice(device, &vec![7u32; shape[0] * 9], [shape[0], 9])?;
+        ops::topk(&x, 9).run_into(&mut values_there, &mut ids_there)?;
+        assert_eq!((values.to_vec()?, ids.to_vec()?), (values_there.to_vec()?, ids_there.to_vec()?));
+    }
+    Ok(())
+}
+
+/// The results of each launch are those of the elements that it finds.
+fn a_captured_selection_runs_again_on_what_is_there_then(device: &Device) -> Result<(), Failed> {
+    let stream = device.new_stream()?;
+    for (shape, k) in [([5, 3000], 12), ([1, 40_000], 33)] {
+        let mut x = Tensor::<f32>::zeros_on(&stream, shape)?;
+        let mut values = Tensor::<f32>::zeros_on(&stream, [shape[0], k])?;
+        let mut ids = Tensor::<u32>::zeros_on(&stream, [shape[0], k])?;
+        // Views of the same memory.
+        let (read, mut to_values, mut to_ids) = (x.clone(), values.clone(), ids.clone());
+        let work = || ops::topk(&read, k).on(&stream).run_into(&mut to_values, &mut to_ids);
+        // SAFETY: the work borrows the tensors that it uses; what it makes it drops.
+        let mut graph = unsafe { stream.capture(work)? };
+        for seed in 1..4 {
+            let next = make::<f32>(device, Kind::Random, seed, &shape)?;
+            x.write_slice(&next.to_vec()?)?;
+            graph.launch()?;
+            let expected = ops::topk(&next, k).run()?;
+            assert_eq!((values.to_vec()?, ids.to_vec()?), (expected.0.to_vec()?, expected.1.to_vec()?));
+            values.write_slice(&vec![f32::NAN; values.len()])?;
+            ids.write_slice(&vec![u32::MAX; ids.len()])?;
+        }
+    }
     Ok(())
 }

@@ -12,7 +12,7 @@ use warpsmith_kernels::topk::{TopkParams, WARPS, topk as topk_kernel};
 use crate::cpu::{self, Operand as CpuOperand};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
-use crate::ops::{Implementation, SIDE_LIMIT, repack};
+use crate::ops::{Implementation, SIDE_LIMIT, expect_result, repack};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
@@ -96,34 +96,76 @@ impl<'a, T: TopkElement> TopkOp<'a, T> {
     /// loading the kernel and launching it may return.
     pub fn run(&self) -> Result<(Tensor<T>, Tensor<u32>)> {
         let sizes = self.sizes()?;
-        let device = self.x.device();
-        if let Some(stream) = self.stream {
-            device.expect_same(OPERATION, "stream", stream.device())?;
-        }
-        let stream = self.stream.cloned().unwrap_or_else(|| device.default_stream());
-        let mut shape = self.x.shape().to_vec();
-        shape[self.x.rank() - 1] = self.k;
+        let (stream, shape) = (self.stream()?, self.shape());
         let mut values = Tensor::uninit_on(&stream, &shape)?;
         let mut ids = Tensor::uninit_on(&stream, &shape)?;
+        self.write(sizes, &stream, &mut values, &mut ids)?;
+        Ok((values, ids))
+    }
+
+    /// Selects into `values` and `ids` `[.., k]`, tensors without gaps, so that the work can be [captured](Stream::capture) with its results kept.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::Overlap`] if the results do not fit or
+    /// share memory with each other or x.
+    pub fn run_into(&self, values: &mut Tensor<T>, ids: &mut Tensor<u32>) -> Result<()> {
+        let (operation, origin) = (OPERATION, "x and k");
+        let sizes = self.sizes()?;
+        let (stream, device, shape) = (self.stream()?, self.x.device(), self.shape());
+        expect_result(operation, "values", values, device, &shape, origin)?;
+        expect_result(operation, "ids", ids, device, &shape, origin)?;
+        let shared = [
+            ("values", "ids", values.shares_memory(ids)),
+            ("values", "x", values.shares_memory(self.x)),
+            ("ids", "x", ids.shares_memory(self.x)),
+        ];
+        if let Some((operand, other, _)) = shared.into_iter().find(|(_, _, is_shared)| *is_shared) {
+            return Err(Error::Overlap { operation, operand, other });
+        }
+        self.write(sizes, &stream, values, ids)
+    }
+
+    fn stream(&self) -> Result<Stream> {
+        if let Some(stream) = self.stream {
+            self.x.device().expect_same(OPERATION, "stream", stream.device())?;
+        }
+        Ok(self.stream.cloned().unwrap_or_else(|| self.x.device().default_stream()))
+    }
+
+    /// The shape of the results.
+    fn shape(&self) -> Vec<usize> {
+        let mut shape = self.x.shape().to_vec();
+        shape.pop();
+        shape.push(self.k);
+        shape
+    }
+
+    /// Selects into results that have been checked, or are new.
+    fn write(
+        &self,
+        sizes: Sizes,
+        stream: &Stream,
+        values: &mut Tensor<T>,
+        ids: &mut Tensor<u32>,
+    ) -> Result<()> {
+        let device = self.x.device();
         if sizes.rows == 0 {
-            return Ok((values, ids));
+            return Ok(());
         }
         if device.kind() == DeviceKind::Cpu {
-            self.run_on_cpu(sizes, &mut values, &mut ids)?;
-            return Ok((values, ids));
+            return self.run_on_cpu(sizes, values, ids);
         }
-        let x = self.rows(&stream)?;
+        let x = self.rows(stream)?;
         let parts = sizes.parts(device.properties().multiprocessors as usize);
         if parts == 1 {
-            launch(&stream, &x, None, (&mut values, &mut ids), sizes, 1)?;
-        } else {
-            let shape = [sizes.rows, parts * self.k];
-            let mut of_parts = (Tensor::uninit_on(&stream, shape)?, Tensor::uninit_on(&stream, shape)?);
-            launch(&stream, &x, None, (&mut of_parts.0, &mut of_parts.1), sizes, parts)?;
-            let sizes = Sizes { columns: parts * self.k, ..sizes };
-            launch(&stream, &of_parts.0, Some(&of_parts.1), (&mut values, &mut ids), sizes, 1)?;
+            return launch(stream, &x, None, (values, ids), sizes, 1);
         }
-        Ok((values, ids))
+        let shape = [sizes.rows, parts * self.k];
+        let mut of_parts = (Tensor::uninit_on(stream, shape)?, Tensor::uninit_on(stream, shape)?);
+        launch(stream, &x, None, (&mut of_parts.0, &mut of_parts.1), sizes, parts)?;
+        let sizes = Sizes { columns: parts * self.k, ..sizes };
+        launch(stream, &of_parts.0, Some(&of_parts.1), (values, ids), sizes, 1)
     }
 
     /// Which implementation [`run`](Self::run) would take.

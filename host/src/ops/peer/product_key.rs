@@ -12,10 +12,10 @@ use super::Routing;
 use super::options::{Gate, Kind, QueryNorm};
 use super::retrieval::{Choice, RetrievalBlocks, RoutingInput, choose, forced};
 use crate::cpu::{self, Normalization, ProductKeys};
-use crate::device::{Device, DeviceKind};
+use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::topk::MAX_K;
-use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT, linear, repack};
+use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT, expect_result, linear, repack};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
@@ -162,8 +162,9 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
     pub fn run_into(&self, routing: &mut Routing) -> Result<()> {
         let sizes = self.check()?;
         let (device, shape) = (self.x.device(), self.shape());
-        expect_result("ids", &routing.ids, device, &shape)?;
-        expect_result("gates", &routing.gates, device, &shape)?;
+        let origin = "x, heads and k";
+        expect_result(OPERATION, "ids", &routing.ids, device, &shape, origin)?;
+        expect_result(OPERATION, "gates", &routing.gates, device, &shape, origin)?;
         let with = |other: &Tensor<T>| [routing.ids.shares_memory(other), routing.gates.shares_memory(other)];
         let mut shared = vec![
             ("gates", [routing.ids.shares_memory(&routing.gates), false]),
@@ -502,26 +503,6 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         routing.ids.write_slice(&ids)?;
         routing.gates.write_slice(&gates)
     }
-}
-
-/// The error for a result that is another device's or has another shape or gaps.
-fn expect_result<T: Element>(
-    operand: &'static str,
-    result: &Tensor<T>,
-    device: &Device,
-    shape: &[usize],
-) -> Result<()> {
-    device.expect_same(OPERATION, operand, result.device())?;
-    if result.shape() != shape {
-        let expected = format!("{shape:?}, as x, heads and k give");
-        let actual = result.shape().to_vec();
-        return Err(Error::Shape { operation: OPERATION, operand, expected, actual });
-    }
-    if !result.is_contiguous() {
-        let (expected, actual) = ("elements without gaps".into(), result.strides().to_vec());
-        return Err(Error::Stride { operation: OPERATION, operand, expected, actual });
-    }
-    Ok(())
 }
 
 /// Whether the kernel reads sub-keys where they lie: in rows of chunks of 16 bytes.
