@@ -17,6 +17,7 @@ mod residency;
 mod rows;
 mod session;
 mod suites;
+mod topk;
 mod torch;
 pub(crate) mod tune;
 mod update;
@@ -49,7 +50,7 @@ pub(crate) struct Args {
     /// The GPU: cuda or cuda:N.
     #[arg(long, default_value = "cuda:0")]
     device: String,
-    /// What to measure: linear operations, or generated low-rank updates or PEER layers, which have sizes of their own.
+    /// What to measure: linear operations, or what has sizes of its own: generated low-rank updates, PEER layers or the largest elements of rows.
     #[arg(long, value_enum, default_value_t = Measured::Linear)]
     operation: Measured,
     /// Only these sets of sizes, separated by commas.
@@ -107,6 +108,8 @@ enum Measured {
     Peer,
     /// The experts of PEER layers alone, for each number of blocks that may share a token.
     Experts,
+    /// The largest elements of rows.
+    Topk,
 }
 
 impl Args {
@@ -147,6 +150,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Measured::Update => return update::run(args),
         Measured::Peer => return peer::run(args),
         Measured::Experts => return experts::run(args),
+        Measured::Topk => return topk::run(args),
     }
     let start = Instant::now();
     let device = open_gpu(&args.device)?;

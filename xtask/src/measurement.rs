@@ -55,10 +55,10 @@ pub(crate) struct Measurement {
 
 impl Measurement {
     /// Whether a peer computes what the operation does, rather than a part of it: fused operations stand beside the plain
-    /// product, too, which has less to do, and generated updates beside the linear operation without them.
+    /// product, too, which has less to do, and generated updates beside the linear operation without them, or a copy.
     pub(crate) fn is_like_for_like(operation: &str, peer: &str) -> bool {
         operation == "linear"
             || operation.starts_with("matmul ")
-            || !(peer.ends_with("-product") || peer.ends_with("-base"))
+            || !["-product", "-base", "-copy"].iter().any(|part| peer.ends_with(part))
     }
 }

@@ -10,6 +10,8 @@ mod markdown;
 mod peer;
 mod plots;
 mod results;
+mod topk;
+mod update;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -19,7 +19,7 @@ use crate::weights::FloatElement;
 const OPERATION: &str = "validate::topk";
 
 /// One selection to validate.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TopkCase {
     /// The elements' type: f16, bf16 or f32.
     pub dtype: DType,

@@ -21,10 +21,11 @@ pub(super) const PRODUCT: &str = "torch-matmul";
 
 /// A program's name and text.
 pub(super) type Script = (&'static str, &'static str);
-/// What measures linear operations, and what measures generated updates and PEER layers with parts of the former.
+/// What measures linear operations, and what measures the other operations with parts of the former.
 pub(super) const LINEAR: Script = ("linear.py", include_str!("../../peers/linear.py"));
 pub(super) const UPDATE: Script = ("update.py", include_str!("../../peers/update.py"));
 pub(super) const PEER: Script = ("peer.py", include_str!("../../peers/peer.py"));
+pub(super) const TOPK: Script = ("topk.py", include_str!("../../peers/topk.py"));
 /// The longest that one answer may take; compiling a graph is the longest step.
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -92,7 +93,7 @@ impl Torch {
     /// Starts `python` with `script`; an error says why there is no PyTorch to compare with.
     pub(super) fn open(python: &str, script: Script) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        for (name, text) in [LINEAR, UPDATE, PEER] {
+        for (name, text) in [LINEAR, UPDATE, PEER, TOPK] {
             std::fs::write(folder.path().join(name), text)?;
         }
         let script = folder.path().join(script.0);

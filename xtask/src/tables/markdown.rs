@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::peer::Part;
 use super::results::{CONTROL, Entry, chosen};
+use super::{topk, update};
 use crate::measurement::Measurement;
 
 /// What a table shows of a file: a set of sizes, the controls, or a part of PEER's.
@@ -23,7 +24,12 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
     let Some(first) = shown.first() else {
         return Ok(format!("`docs/bench/{name}.csv` has no rows of `{part}`.\n"));
     };
-    let text = if part == "control" { controls(&shown) } else { results(&chosen(&shown))? };
+    let text = match part {
+        "control" => controls(&shown),
+        update::SUITE => update::table(&shown)?,
+        topk::SUITE => topk::table(&chosen(&shown))?,
+        _ => results(&chosen(&shown))?,
+    };
     Ok(format!("{text}\n{}", provenance(&shown, first)?))
 }
 

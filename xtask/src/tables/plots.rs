@@ -18,8 +18,13 @@ pub(super) const RESIDENCY: &str = "residency";
 /// A file's plots by parts of their names: those that it has something to show in.
 pub(super) fn of(rows: &[Measurement]) -> Result<Vec<(&'static str, String)>> {
     let mut plots = Vec::new();
-    if !chosen(&rows.iter().collect::<Vec<_>>()).is_empty() {
-        plots.extend([("roofline", roofline(rows)?), ("ratio", ratio(rows)?)]);
+    let all: Vec<_> = rows.iter().collect();
+    let chosen = chosen(&all);
+    if chosen.iter().any(|entry| entry.ours.tflops.is_some()) {
+        plots.push(("roofline", roofline(rows)?));
+    }
+    if !chosen.is_empty() {
+        plots.push(("ratio", ratio(rows)?));
     }
     let has = |operation: &str| rows.iter().any(|row| row.operation == operation);
     if has(peer::LAYER) {
