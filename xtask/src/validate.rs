@@ -495,7 +495,10 @@ fn summarise(report: &Report<'_>) {
 
 /// The kernel that an implementation's description names, without the size of its launch.
 fn kernel_of(implementation: &str) -> &str {
-    implementation.split(',').next().unwrap_or_default().trim_start_matches("kernel ")
+    let places = [" on the GPU", " in the emulator"].into_iter();
+    let end = places.filter_map(|place| Some(implementation.find(place)? + place.len())).min();
+    let kernels = end.and_then(|end| implementation.get(..end)).unwrap_or(implementation);
+    kernels.trim_start_matches("kernel ")
 }
 
 /// Where the report goes as JSON. Opened before the cases are run, so that a path that cannot be written costs no run.
@@ -539,7 +542,7 @@ mod tests {
     use warpsmith::DType;
     use warpsmith::validate::LinearCase;
 
-    use super::{Json, Label, Level, Report, Row, failed_row};
+    use super::{Json, Label, Level, Report, Row, failed_row, kernel_of};
 
     fn report(rows: &[Row]) -> Report<'_> {
         Report {
@@ -552,6 +555,14 @@ mod tests {
             seconds: 0.5,
             rows,
         }
+    }
+
+    #[test]
+    fn what_ran_is_told_without_the_sizes_of_launches() {
+        let three = "kernels a, b and c in the emulator, 1, 2 and 3 blocks, 1 operand copied first";
+        assert_eq!(kernel_of(three), "kernels a, b and c in the emulator");
+        assert_eq!(kernel_of("kernel a on the GPU, 9 blocks"), "a on the GPU");
+        assert_eq!(kernel_of("nothing to run"), "nothing to run");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Which implementation an operation runs.
 
 use std::fmt;
+use std::ops::Deref;
 
 use crate::device::{Device, DeviceKind};
 
@@ -26,12 +27,10 @@ pub enum Implementation {
         /// Operands that are first copied into rows that the kernel can read, which takes a launch or more each, or one for both.
         copies: u32,
     },
-    /// Two kernels, one after the other, because none does it all.
+    /// Several kernels, one after the other, because none does it all.
     Sequence {
-        /// The kernels' entry points.
-        kernels: [&'static str; 2],
-        /// Blocks of their launches.
-        blocks: [u32; 2],
+        /// The kernels, in their order.
+        launches: Launches,
         /// Whether they run in the emulator, not on a GPU.
         emulated: bool,
         /// Operands that are first copied into rows that the kernels can read, of both together.
@@ -75,24 +74,81 @@ impl Implementation {
 
     /// Two implementations on one device, one after the other.
     pub(crate) fn sequence(first: Self, second: Self) -> Self {
-        let part = |part| match part {
-            Self::Cuda { kernel, blocks, .. } => Some((kernel, blocks, false)),
-            Self::Emulator { kernel, blocks, .. } => Some((kernel, blocks, true)),
-            _ => None,
-        };
-        match (part(first), part(second)) {
-            (Some((of_first, first_blocks, emulated)), Some((of_second, second_blocks, _))) => {
-                Self::Sequence {
-                    kernels: [of_first, of_second],
-                    blocks: [first_blocks, second_blocks],
-                    emulated,
-                    copies: first.copies() + second.copies(),
-                }
+        let (of_first, of_second) = (first.launches(), second.launches());
+        if of_second.is_empty() {
+            return first;
+        }
+        if of_first.is_empty() {
+            return second;
+        }
+        let emulated = matches!(first, Self::Emulator { .. } | Self::Sequence { emulated: true, .. });
+        let launches = of_first.and(&of_second);
+        Self::Sequence { launches, emulated, copies: first.copies() + second.copies() }
+    }
+
+    /// The kernels that run, in their order, but for copies of operands; none on the CPU.
+    #[must_use]
+    pub fn launches(&self) -> Launches {
+        match *self {
+            Self::Cuda { kernel, blocks, .. } | Self::Emulator { kernel, blocks, .. } => {
+                Launches::default().and(&[Launch { kernel, blocks }])
             }
-            (Some(_), None) => first,
-            _ => second,
+            Self::Sequence { launches, .. } => launches,
+            Self::Cpu | Self::Empty => Launches::default(),
         }
     }
+}
+
+/// A kernel that runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launch {
+    /// The kernel's entry point.
+    pub kernel: &'static str,
+    /// Blocks of the launch.
+    pub blocks: u32,
+}
+
+/// Kernels that run one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launches {
+    all: [Launch; Self::MOST],
+    count: usize,
+}
+
+impl Launches {
+    /// The most that an operation has: a selection of ever fewer parts.
+    const MOST: usize = 8;
+
+    /// These, then those; what is more than there is room for is left out.
+    fn and(mut self, then: &[Launch]) -> Self {
+        debug_assert!(self.count + then.len() <= Self::MOST);
+        for (place, &launch) in self.all[self.count..].iter_mut().zip(then) {
+            *place = launch;
+            self.count += 1;
+        }
+        self
+    }
+}
+
+impl Deref for Launches {
+    type Target = [Launch];
+
+    fn deref(&self) -> &[Launch] {
+        &self.all[..self.count]
+    }
+}
+
+/// Writes words as `a`, `a and b` or `a, b and c`.
+fn write_list<T: fmt::Display>(
+    formatter: &mut fmt::Formatter<'_>,
+    words: impl ExactSizeIterator<Item = T>,
+) -> fmt::Result {
+    let count = words.len();
+    words.enumerate().try_for_each(|(index, word)| match index {
+        0 => write!(formatter, "{word}"),
+        _ if index + 1 == count => write!(formatter, " and {word}"),
+        _ => write!(formatter, ", {word}"),
+    })
 }
 
 impl fmt::Display for Implementation {
@@ -104,9 +160,13 @@ impl fmt::Display for Implementation {
             Self::Emulator { kernel, blocks, .. } => {
                 write!(formatter, "kernel {kernel} in the emulator, {blocks} blocks")?;
             }
-            Self::Sequence { kernels: [first, second], blocks: [of_first, of_second], emulated, .. } => {
+            Self::Sequence { launches, emulated, .. } => {
                 let place = if *emulated { "in the emulator" } else { "on the GPU" };
-                write!(formatter, "kernels {first} and {second} {place}, {of_first} and {of_second} blocks")?;
+                formatter.write_str("kernels ")?;
+                write_list(formatter, launches.iter().map(|launch| launch.kernel))?;
+                write!(formatter, " {place}, ")?;
+                write_list(formatter, launches.iter().map(|launch| launch.blocks))?;
+                formatter.write_str(" blocks")?;
             }
             Self::Cpu => formatter.write_str("CPU implementation")?,
             Self::Empty => formatter.write_str("nothing to run")?,
@@ -116,5 +176,31 @@ impl fmt::Display for Implementation {
             1 => formatter.write_str(", 1 operand copied first"),
             copies => write!(formatter, ", {copies} operands copied first"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Implementation, Launch};
+    use crate::Device;
+
+    #[test]
+    fn a_sequence_names_its_kernels_in_their_order() {
+        let device = Device::emulator();
+        let kernel = |name, blocks| Implementation::kernel(&device, name, blocks);
+        let one = kernel("a", 1).with_copies(1);
+        assert_eq!(*one.launches(), [Launch { kernel: "a", blocks: 1 }]);
+        let two = Implementation::sequence(one, kernel("b", 2));
+        assert_eq!(
+            two.to_string(),
+            "kernels a and b in the emulator, 1 and 2 blocks, 1 operand copied first"
+        );
+        let three = Implementation::sequence(two, kernel("c", 3).with_copies(1));
+        let expected = "kernels a, b and c in the emulator, 1, 2 and 3 blocks, 2 operands copied first";
+        assert_eq!(three.to_string(), expected);
+        assert_eq!(three.launches().len(), 3);
+        assert_eq!(Implementation::sequence(Implementation::Empty, one), one);
+        assert_eq!(Implementation::sequence(two, Implementation::Cpu), two);
+        assert!(Implementation::Cpu.launches().is_empty());
     }
 }

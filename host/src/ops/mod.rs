@@ -20,7 +20,7 @@ pub mod update;
 pub(crate) use sizes::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, STORED_ROWS};
 
 pub use activation::Activation;
-pub use implementation::Implementation;
+pub use implementation::{Implementation, Launch, Launches};
 pub use linear::linear;
 pub use matmul::matmul;
 pub use peer::expert_mlp;

@@ -153,7 +153,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         self.execute(&checked, &base, &base.stream(), y)
     }
 
-    /// Which implementation [`run`](Self::run) would take: one kernel, or the [`Sequence`](Implementation::Sequence) of two. Operands
+    /// Which implementation [`run`](Self::run) would take: one kernel, or a [`Sequence`](Implementation::Sequence). Operands
     /// that a kernel cannot read as they are get copied by another one first.
     ///
     /// # Errors

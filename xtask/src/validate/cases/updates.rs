@@ -118,7 +118,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use half::{bf16, f16};
-    use warpsmith::ops::Implementation;
     use warpsmith::ops::update::UpdateInput;
     use warpsmith::validate::{Placement, UpdateCase};
     use warpsmith::{DType, Device, Tensor, ops};
@@ -160,11 +159,7 @@ mod tests {
             }
             op.implementation()?
         };
-        Ok(match implementation {
-            Implementation::Emulator { kernel, .. } => vec![kernel],
-            Implementation::Sequence { kernels, .. } => kernels.to_vec(),
-            _ => Vec::new(),
-        })
+        Ok(implementation.launches().iter().map(|launch| launch.kernel).collect())
     }
 
     /// Those of a GPU, since the largest tiles are for sizes that the emulator would take long for.

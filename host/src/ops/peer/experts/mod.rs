@@ -19,7 +19,8 @@ pub(crate) use table::NUMBERS_AT_A_TIME;
 use half::{bf16, f16};
 use ndarray::{ArrayViewMut2, Ix2};
 use warpsmith_dsl::experts::{ExpertParams, GROUP_UNITS, TYPE_BF16, TYPE_F16, TYPE_F32};
-use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::launch::{Global, GlobalMut, Kernel as _};
+use warpsmith_kernels::expert_mlp_sorted::expert_mlp_order;
 
 use super::Routing;
 use crate::cpu::{self, FromAccumulator, TokenExperts};
@@ -208,10 +209,13 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         let ran = match self.choose(&checked)? {
             Work::ByToken(choice) => Implementation::kernel(device, choice.kernel.name, choice.blocks),
             Work::Sorted(kernels, plan) => {
-                let blocks = kernels.blocks(plan.groups(plan.tokens.min(checked.tokens)));
+                let groups = plan.groups(plan.tokens.min(checked.tokens));
+                let order = expert_mlp_order::DECLARATION.name;
+                let order = Implementation::kernel(device, order, groups as u32);
+                let blocks = kernels.blocks(groups);
                 let [products, outputs] =
                     kernels.declarations.map(|kernel| Implementation::kernel(device, kernel.name, blocks));
-                Implementation::sequence(products, outputs)
+                Implementation::sequence(Implementation::sequence(order, products), outputs)
             }
         };
         Ok(ran.with_copies(copied.iter().filter(|contiguous| !**contiguous).count()))
