@@ -201,7 +201,7 @@ fn selections_that_do_not_fit_say_what_would(device: &Device) -> Result<(), Fail
     let mut there = floats(fits)?.to_device(&other)?;
     into(&mut there, &mut words(fits)?, &format!("`values` is on {other}, expected {device}"))?;
     let mut own = x.reshape([210])?.slice(0, 0..6)?.reshape(fits)?;
-    into(&mut own, &mut words(fits)?, "`values` and `x` share memory")
+    into(&mut own, &mut words(fits)?, "`values` shares memory with `x`, expected separate memory")
 }
 
 /// One operand at a time is not as in a retrieval that runs.
