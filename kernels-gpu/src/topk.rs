@@ -11,8 +11,8 @@ use warpsmith_dsl::{KernelParam, kernel, ptx, thread, warp};
 pub const THREADS: u32 = 128;
 /// Warps of a block, each of which has a part of a row.
 pub const WARPS: u32 = THREADS / warp::SIZE;
-/// Elements of a lane that are loaded together.
-const LOADED: usize = 4;
+/// Elements of a lane that are loaded together: what hides the memory's latency, since a warp waits for all of them.
+pub const LOADED: usize = 8;
 
 /// The sizes of a selection. A row is cut into `parts` parts of about the same length, which have at least `k` elements each.
 #[derive(Clone, Copy, Debug, KernelParam)]

@@ -17,7 +17,7 @@ use warpsmith_tests::mutants::{Shipped, Subject, Verdict, shipped};
 /// all of them take a quarter of an hour on two cores.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Only the entries whose names contain this; the table keeps its rows of the others.
+    /// Only the entries whose names contain this, or the one entry that has this name; the table keeps its rows of the others.
     #[arg(long, value_name = "NAME", default_value = "")]
     kernel: String,
     /// Run all mutants anew, also of kernels that have not changed: after changes to the emulator's checks or the kernels' problems.
@@ -63,7 +63,9 @@ fn report(table: &Table) -> ExitCode {
 fn run_mutants(pattern: &str, all: bool) -> Result<Table> {
     let old = Table::read().unwrap_or_default();
     let shipped = shipped();
-    let is_chosen = |shipped: &Shipped| shipped.twin.is_none() && shipped.entry.name.contains(pattern);
+    let is_whole_name = shipped.iter().any(|shipped| shipped.entry.name == pattern);
+    let is_of = |name: &String| if is_whole_name { name == pattern } else { name.contains(pattern) };
+    let is_chosen = |shipped: &Shipped| shipped.twin.is_none() && is_of(&shipped.entry.name);
     if !shipped.iter().any(is_chosen) {
         bail!("no shipped kernel that stands for itself has a name with `{pattern}`");
     }

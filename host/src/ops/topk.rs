@@ -1,7 +1,7 @@
 //! The k largest elements of each row.
 //!
 //! [`topk`] is the operation. A warp selects from a row, or from a part of it where there are few rows; what is selected of the parts
-//! goes through the same kernel once more.
+//! goes through the same kernel again, until a warp has a whole row.
 
 use half::{bf16, f16};
 use ndarray::{Array2, Ix2};
@@ -22,8 +22,9 @@ const OPERATION: &str = "topk";
 pub const MAX_K: usize = 64;
 /// What the kernel for few elements selects at most.
 const FEW: u32 = 32;
-/// A part of a row has at least so many elements.
+/// A part of a row has at least so many elements, and at least so many times as many as are selected of it.
 const PART: usize = 1024;
+const LEAST_GAIN: usize = 16;
 /// Warps that keep a multiprocessor's memory accesses going.
 const WARPS_PER_MULTIPROCESSOR: usize = 32;
 
@@ -156,16 +157,19 @@ impl<'a, T: TopkElement> TopkOp<'a, T> {
         if device.kind() == DeviceKind::Cpu {
             return self.run_on_cpu(sizes, values, ids);
         }
-        let x = self.rows(stream)?;
-        let parts = sizes.parts(device.properties().multiprocessors as usize);
-        if parts == 1 {
-            return launch(stream, &x, None, (values, ids), sizes, 1);
+        let mut x = self.rows(stream)?;
+        // The places of what has been selected of parts so far.
+        let mut places: Option<Tensor<u32>> = None;
+        for (sizes, parts) in sizes.passes(device.properties().multiprocessors as usize) {
+            if parts == 1 {
+                return launch(stream, &x, places.as_ref(), (values, ids), sizes, 1);
+            }
+            let shape = [sizes.rows, parts * self.k];
+            let mut best = (Tensor::uninit_on(stream, shape)?, Tensor::uninit_on(stream, shape)?);
+            launch(stream, &x, places.as_ref(), (&mut best.0, &mut best.1), sizes, parts)?;
+            (x, places) = (best.0, Some(best.1));
         }
-        let shape = [sizes.rows, parts * self.k];
-        let mut of_parts = (Tensor::uninit_on(stream, shape)?, Tensor::uninit_on(stream, shape)?);
-        launch(stream, &x, None, (&mut of_parts.0, &mut of_parts.1), sizes, parts)?;
-        let sizes = Sizes { columns: parts * self.k, ..sizes };
-        launch(stream, &of_parts.0, Some(&of_parts.1), (values, ids), sizes, 1)
+        Ok(())
     }
 
     /// Which implementation [`run`](Self::run) would take.
@@ -182,13 +186,11 @@ impl<'a, T: TopkElement> TopkOp<'a, T> {
             return Ok(Implementation::Cpu);
         }
         let name = kernel_name::<T>(sizes.k);
-        let parts = sizes.parts(device.properties().multiprocessors as usize);
-        let first = Implementation::kernel(device, name, sizes.blocks(parts)?);
-        let all = if parts == 1 {
-            first
-        } else {
-            Implementation::sequence(first, Implementation::kernel(device, name, sizes.blocks(1)?))
-        };
+        let mut all = Implementation::Empty;
+        for (sizes, parts) in sizes.passes(device.properties().multiprocessors as usize) {
+            let pass = Implementation::kernel(device, name, sizes.blocks(parts)?);
+            all = Implementation::sequence(all, pass);
+        }
         Ok(all.with_copies(usize::from(self.rows_in_place().is_none())))
     }
 
@@ -264,12 +266,20 @@ struct Sizes {
 }
 
 impl Sizes {
+    /// The passes of a selection on a GPU of so many multiprocessors: the rows that each reads, and into how many parts it cuts them. Each
+    /// selects of the parts of the pass before; the last one has whole rows.
+    fn passes(self, multiprocessors: usize) -> impl Iterator<Item = (Self, usize)> {
+        let of = move |sizes: Self| (sizes, sizes.parts(multiprocessors));
+        std::iter::successors(Some(of(self)), move |&(sizes, parts)| {
+            (parts > 1).then(|| of(Self { columns: parts * sizes.k, ..sizes }))
+        })
+    }
+
     /// Into how many parts each row is cut: enough for a GPU of so many multiprocessors, but not so many that they are short, or that
-    /// selecting from what is selected of them takes longer than they do.
+    /// little is won by it.
     fn parts(&self, multiprocessors: usize) -> usize {
         let wanted = (multiprocessors * WARPS_PER_MULTIPROCESSOR) / self.rows.max(1);
-        let balanced = (self.columns / self.k).isqrt();
-        wanted.min(self.columns / PART).min(balanced).max(1)
+        wanted.min(self.columns / PART.max(LEAST_GAIN * self.k)).max(1)
     }
 
     /// Blocks of a launch.
@@ -344,12 +354,35 @@ mod tests {
         let parts = |rows, columns, k| Sizes { rows, columns, k }.parts(132);
         assert_eq!(parts(1 << 16, 1 << 17, 16), 1);
         assert_eq!(parts(1, 1000, 16), 1);
-        assert_eq!(parts(0, 1 << 17, 16), (1usize << 13).isqrt());
+        assert_eq!(parts(0, 1 << 17, 16), 128);
         assert!(parts(1, 1 << 17, 16) > 32 && parts(64, 1 << 17, 16) > 32);
         for (rows, columns, k) in [(1, 1 << 20, 64), (1, 1 << 30, 1), (7, 5000, 64), (132, 1 << 16, 3)] {
             let parts = parts(rows, columns, k);
-            assert!(columns / parts >= k, "every part has k elements");
-            assert!(parts * k <= columns / parts || parts == 1, "what is selected is no longer than a part");
+            assert!(columns / parts >= 16 * k || parts == 1, "a pass leaves few of a part");
+        }
+    }
+
+    #[test]
+    fn passes_select_of_what_the_one_before_has_selected_until_a_row_is_whole() {
+        let passes = |rows, columns, k| -> Vec<(usize, usize)> {
+            Sizes { rows, columns, k }
+                .passes(132)
+                .map(|(sizes, parts)| {
+                    assert_eq!((sizes.rows, sizes.k), (rows, k));
+                    (sizes.columns, parts)
+                })
+                .collect()
+        };
+        assert_eq!(passes(1 << 16, 1 << 17, 16), [(1 << 17, 1)]);
+        assert_eq!(passes(1, 1 << 17, 16), [(1 << 17, 128), (2048, 2), (32, 1)]);
+        assert_eq!(passes(1, 1 << 24, 64), [(1 << 24, 4224), (270_336, 264), (16_896, 16), (1024, 1)]);
+        assert_eq!(passes(1, 64, 64), [(64, 1)]);
+        for (rows, columns, k) in
+            [(1, (1 << 31) - 1, 64), (1, (1 << 31) - 1, 1), (4224, 1 << 20, 3), (0, 9, 9)]
+        {
+            let passes = passes(rows, columns, k);
+            assert!(passes.len() <= 5 && passes.last().is_some_and(|&(_, parts)| parts == 1), "{passes:?}");
+            assert!(passes.windows(2).all(|pair| pair[1].0 == pair[0].1 * k && pair[1].0 >= k), "{passes:?}");
         }
     }
 }

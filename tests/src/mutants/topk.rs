@@ -6,8 +6,9 @@ use std::cmp::Ordering;
 
 use half::{bf16, f16};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
+use warpsmith_dsl::warp;
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
-use warpsmith_kernels::topk::{TopkParams, WARPS};
+use warpsmith_kernels::topk::{LOADED, TopkParams, WARPS};
 
 use super::Problem;
 
@@ -33,17 +34,21 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let mut all = vec![case(1, 1, 1, 1, false), case(3, 2, 1, 2, true), case(5, 31, 1, 7, false)];
     // Parts of one element each, most of which are not the row's first.
     all.push(case(2, 5, 5, 1, false));
-    for columns in [32, 33, 63, 64, 65, 127, 128, 129, 130, 257] {
+    // Rows that end around each of the elements that a lane loads together, and behind them.
+    let around = (1..=LOADED as u32)
+        .flat_map(|step| [step * warp::SIZE - 1, step * warp::SIZE, step * warp::SIZE + 1]);
+    for columns in around.chain([LOADED as u32 * warp::SIZE + 2]) {
         all.push(case(3, columns, 1, most.min(columns), columns % 2 == 0));
         all.push(case(2, columns, 1, (most / 2 + 1).min(columns), columns % 2 == 1));
+        all.push(Case { numbers: Numbers::Last, ..case(1, columns, 1, 1, false) });
     }
     for k in [1, most - 1, most] {
         all.push(case(3, 400, 5, k, false));
         all.push(case(4, 333, 3, k, true));
     }
-    // Parts of more elements than a warp loads at a time: 133 or 134, and 256.
-    all.push(case(2, 401, 3, most, true));
-    all.push(case(1, 512, 2, most / 2, false));
+    // Parts of more elements than a warp loads at a time, 261 or 262, and of twice as many, 512.
+    all.push(case(2, 785, 3, most, true));
+    all.push(case(1, 1024, 2, most / 2, false));
     all.push(Case { numbers: Numbers::Special, ..case(3, 150, 1, most, false) });
     all.push(Case { numbers: Numbers::Special, ..case(2, 290, 2, most - 1, true) });
     // Rises in each of the elements that a lane loads together, and in those after them.
@@ -72,6 +77,8 @@ enum Numbers {
     Special,
     /// The same number, and in each row at another place the next one that the type has; in every other row, that one's next behind it.
     Rise,
+    /// The same number, and behind it, the last of the row, a larger one.
+    Last,
 }
 
 struct Case {
@@ -94,6 +101,7 @@ impl Case {
         let number = (mixed % 37) as f32 - 18.0;
         match self.numbers {
             Numbers::Ties => number,
+            Numbers::Last => (column + 1 == self.columns).into(),
             Numbers::Rise => {
                 let place = row / 2 * 32 + 5;
                 let rise = match column {
@@ -168,6 +176,7 @@ impl Problem for Case {
             Numbers::Ties => "rows with many ties",
             Numbers::Special => "rows with NaN, infinities and zeros of both signs",
             Numbers::Rise => "rows that rise to the next number",
+            Numbers::Last => "rows whose last is the largest",
         }
     }
 
