@@ -20,13 +20,15 @@ use warpsmith_dsl::{KernelParam, kernel, thread, warp};
 use crate::codes::Codes;
 
 /// 128 × 128 outputs by each of two warpgroups in turn.
-pub type UpdatePingPong128x128 = WgmmaUpdateTile<[f32; 64], 2, PingPong, 5, 1>;
+pub type UpdatePingPong128x128 = WgmmaUpdateTile<[f32; 64], 2, PingPong, 5, 1, false>;
+/// The same for updates of at most eight ranks together, of which each tile computes all for itself, and aligned rows only.
+pub type UpdateOwn128x128 = WgmmaUpdateTile<[f32; 64], 2, PingPong, 5, 1, true>;
 /// 128 × 192 outputs by each of two warpgroups in turn, in clusters of two blocks: for epilogues that need no memory, and
 /// aligned rows only.
-pub type UpdatePingPong128x192 = WgmmaUpdateTile<[f32; 96], 2, PingPong, 4, 2>;
+pub type UpdatePingPong128x192 = WgmmaUpdateTile<[f32; 96], 2, PingPong, 4, 2, false>;
 /// 128 × 192 outputs by two warpgroups together, in clusters of two blocks: the sooner done where a block has but one tile. For epilogues
 /// that need no memory, and aligned rows only.
-pub type UpdateCooperative128x192 = WgmmaUpdateTile<[f32; 96], 1, Cooperative<2>, 4, 2>;
+pub type UpdateCooperative128x192 = WgmmaUpdateTile<[f32; 96], 1, Cooperative<2>, 4, 2, false>;
 
 /// The sizes and strides of a launch.
 #[derive(Clone, Copy, Debug, KernelParam)]
@@ -67,9 +69,11 @@ pub struct UpdateHopperParams {
     shared = S::SHARED_BYTES,
     instances = [
         linear_update_hopper_f16_pingpong_128x128 = <F16, UpdatePingPong128x128>,
+        linear_update_hopper_f16_own_128x128 = <F16, UpdateOwn128x128>,
         linear_update_hopper_f16_pingpong_128x192 = <F16, UpdatePingPong128x192>,
         linear_update_hopper_f16_cooperative_128x192 = <F16, UpdateCooperative128x192>,
         linear_update_hopper_bf16_pingpong_128x128 = <Bf16, UpdatePingPong128x128>,
+        linear_update_hopper_bf16_own_128x128 = <Bf16, UpdateOwn128x128>,
         linear_update_hopper_bf16_pingpong_128x192 = <Bf16, UpdatePingPong128x192>,
         linear_update_hopper_bf16_cooperative_128x192 = <Bf16, UpdateCooperative128x192>,
     ],
@@ -90,6 +94,7 @@ pub unsafe fn linear_update_hopper<
     exchange: Exchange,
     p: UpdateHopperParams,
 ) {
+    let exchange = exchange.of_tiles::<S>();
     let steps = (p.k * T::BYTES).div_ceil(S::ROW_BYTES);
     let mut tiles = S::tiles(p.m, p.n, p.height);
 

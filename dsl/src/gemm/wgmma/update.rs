@@ -14,7 +14,8 @@
 //! only, and if there are at least as many clusters as chunks of a group of rows, all on the chip at the same time, then no cluster
 //! has two tiles that compute chunks of a group: by induction over the order, every chunk is computed.
 //!
-//! The rows of U come by way of the copy engine to where a consumer stages its outputs later.
+//! The rows of U come by way of the copy engine to where a consumer stages its outputs later, or if there is but one chunk, to a place
+//! beside.
 
 mod tile;
 
@@ -69,6 +70,13 @@ impl Exchange {
         self.chunks.div_ceil(PART / CHUNK)
     }
 
+    /// The same, which the compiler knows to be each tile's own for tiles `S` that know no other way.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_tiles<S: UpdateTile>(self) -> Self {
+        if S::IS_OWN { Self { is_own: 1, ..self } } else { self }
+    }
+
     /// The chunk that a tile computes, if it computes one.
     #[inline(always)]
     #[must_use]
@@ -115,6 +123,8 @@ pub trait UpdateTile: 'static {
     const STORES_ROWS: bool;
     /// As [`PersistentTile::UNROLLS`](crate::gemm::PersistentTile::UNROLLS).
     const UNROLLS: bool;
+    /// Whether a tile always computes the only chunk for itself.
+    const IS_OWN: bool;
 
     /// The accumulators of one product instruction.
     type Fragment: Accumulators;

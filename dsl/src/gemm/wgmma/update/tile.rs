@@ -1,6 +1,7 @@
 //! The tile of a product that an update is added to: [`WgmmaTile`](crate::gemm::wgmma::WgmmaTile)'s arrangement, with room for the rows
 //! of Vᵀ in each stage, for the codes, and for the rows of U.
 
+mod parts;
 mod places;
 
 use core::marker::PhantomData;
@@ -42,54 +43,27 @@ pub struct UpdateConsumer<const STAGES: u32, const CLUSTER: u32> {
 }
 
 /// As [`WgmmaTile`](crate::gemm::wgmma::WgmmaTile), for products that an update is added to.
-pub struct WgmmaUpdateTile<C, const BLOCKS: usize, S, const STAGES: u32, const CLUSTER: u32>(
-    PhantomData<(C, S)>,
-);
+///
+/// With `IS_OWN`, for updates of one chunk, which each tile computes for itself, and outputs that the copy engine stores: what else a
+/// kernel may do takes instructions that warps come past for every tile.
+pub struct WgmmaUpdateTile<
+    C,
+    const BLOCKS: usize,
+    S,
+    const STAGES: u32,
+    const CLUSTER: u32,
+    const IS_OWN: bool,
+>(PhantomData<(C, S)>);
 
-impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32>
-    WgmmaUpdateTile<C, BLOCKS, S, STAGES, CLUSTER>
+impl<
+    C: Accumulators,
+    const BLOCKS: usize,
+    S: Schedule,
+    const STAGES: u32,
+    const CLUSTER: u32,
+    const IS_OWN: bool,
+> WgmmaUpdateTile<C, BLOCKS, S, STAGES, CLUSTER, IS_OWN>
 {
-    /// Waits for all warps of consumer `index`.
-    ///
-    /// # Safety
-    ///
-    /// All its threads call it.
-    #[inline(always)]
-    unsafe fn sync_consumer(index: u32) {
-        // SAFETY: the caller's promise; barrier 0 is the block's.
-        unsafe { ptx::bar_sync_at(1 + index, WARPGROUP) }
-    }
-
-    /// Begins to copy the parts of U from part `first` on, of `parts` parts, as many as there is room for.
-    ///
-    /// # Safety
-    ///
-    /// As [`UpdateTile::fetch`]; all threads of the consumer call it, and none uses its place before they have arrived.
-    #[inline(always)]
-    unsafe fn copy_parts(index: u32, u: &TensorMap, first: u32, parts: u32, tile: TileIndex) {
-        // What the threads have staged here comes before what the copy engine writes.
-        ptx::fence_proxy_async_shared();
-        // SAFETY: the caller's promise; the parts' bytes are those announced.
-        unsafe {
-            Self::sync_consumer(index);
-            if thread::thread_idx_x().is_multiple_of(WARPGROUP) {
-                let (arrival, area) = (Self::arrival_of(index), Self::area(index));
-                let count = (parts - first).min(RESIDENT_PARTS);
-                arrival.arrive_and_expect(count * Self::PART_BYTES);
-                let mut part = 0;
-                while part < count {
-                    for panel in 0..Self::PANELS {
-                        let column = tile.n * C::COLUMNS + panel * U_BOX_COLUMNS;
-                        let at = [column as i32, ((first + part) * PART) as i32, 0];
-                        let to = area.offset(part * Self::PART_BYTES + panel * PANEL_BYTES);
-                        ptx::tma_load_3d(to.get(), u.address(), at, arrival.address());
-                    }
-                    part += 1;
-                }
-            }
-        }
-    }
-
     /// Issues the products of stage `stage`, with its rows of Vᵀ if `CHUNKED`; those of a tile's first stage begin from zero.
     ///
     /// # Safety
@@ -171,8 +145,14 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     }
 }
 
-impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32> UpdateTile
-    for WgmmaUpdateTile<C, BLOCKS, S, STAGES, CLUSTER>
+impl<
+    C: Accumulators,
+    const BLOCKS: usize,
+    S: Schedule,
+    const STAGES: u32,
+    const CLUSTER: u32,
+    const IS_OWN: bool,
+> UpdateTile for WgmmaUpdateTile<C, BLOCKS, S, STAGES, CLUSTER, IS_OWN>
 {
     const BLOCK_M: u32 = S::CONSUMERS_OF_TILE * Self::CONSUMER_ROWS;
     const BLOCK_N: u32 = C::COLUMNS;
@@ -186,8 +166,9 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         Self::BLOCK_N / CLUSTER
     };
     // One tile serves what others do not.
-    const STORES_ROWS: bool = !Self::IS_WIDE && Self::TAKES_TURNS;
+    const STORES_ROWS: bool = !Self::IS_WIDE && Self::TAKES_TURNS && !IS_OWN;
     const UNROLLS: bool = !Self::IS_WIDE;
+    const IS_OWN: bool = IS_OWN;
 
     type Fragment = C;
     type Accumulators = UpdateAccumulators<C, BLOCKS>;
@@ -314,10 +295,23 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
 
     #[inline(always)]
     unsafe fn fetch(consumer: &Self::Consumer, u: &TensorMap, exchange: &Exchange, tile: TileIndex) {
+        let index = consumer.tiles.index;
+        if IS_OWN {
+            // SAFETY: the caller's promise; no thread comes here before its products with the rows that are there have completed.
+            unsafe {
+                Self::sync_consumer(index);
+                if thread::thread_idx_x().is_multiple_of(WARPGROUP) {
+                    let arrival = Self::arrival_of(index);
+                    arrival.arrive_and_expect(Self::PART_BYTES);
+                    Self::copy_part(arrival, u, 0, Self::area(index).offset(Self::ONLY_PART_AT), tile);
+                }
+            }
+            return;
+        }
         // SAFETY: the caller's promise; the stores of the tile before have been read.
         unsafe {
             fragments::wait_for_stores();
-            Self::copy_parts(consumer.tiles.index, u, 0, exchange.parts(), tile);
+            Self::copy_parts(index, u, 0, exchange.parts(), tile);
         }
     }
 
@@ -434,6 +428,11 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         tile: TileIndex,
         own: Self::Chunk,
     ) {
+        if IS_OWN {
+            // SAFETY: the caller's promise.
+            unsafe { Self::update_own::<T>(consumer, accumulators, own) };
+            return;
+        }
         let (index, parts) = (consumer.tiles.index, exchange.parts());
         let at = Self::own_rows(tile);
         let strip = at.row / WARP_ROWS;

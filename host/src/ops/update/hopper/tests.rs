@@ -316,6 +316,15 @@ fn integers_are_exact_with_ranks_of_several_rounds() {
     }
 }
 
+/// Each tile has rows of U and codes of its own, which come to where those of the consumer's tile before were.
+#[test]
+fn few_blocks_compute_many_tiles_with_their_own_h() {
+    for tile in Tile::ALL {
+        let case = Case { multiprocessors: 2, ..Case::new(780, 72, 520, 8) };
+        check::<bf16>(&case, tile, Sharing::Own);
+    }
+}
+
 /// Blocks work through many tiles, and some wait for others that have yet to come to theirs.
 #[test]
 fn few_blocks_exchange_h_without_waiting_for_ever() {
@@ -344,7 +353,7 @@ fn several_updates_have_codes_and_scalings_of_their_own() {
 fn real_numbers_are_within_the_bound_of_the_roundings() {
     for tile in Tile::ALL {
         for (rank, sharing) in [(8, Sharing::Own), (12, Sharing::Exchanged)] {
-            if tile == Tile::FewRows16x64 && sharing == Sharing::Exchanged {
+            if tile.facts().is_own && sharing == Sharing::Exchanged {
                 continue;
             }
             let case =
@@ -397,6 +406,9 @@ fn each_tile_computes_its_own_h_where_it_is_narrow_and_the_tiles_are_few() {
         let choice = choose(&problem(m, 768, n, 8), &H100).unwrap();
         assert_eq!(choice.sharing, Sharing::Own, "{m} x {n}");
     }
+    // Where blocks have several tiles, by the kernel that knows no other way.
+    let many = choose(&problem(16_384, 768, 768, 8), &H100).unwrap();
+    assert_eq!((many.tile, many.blocks, many.height), (Tile::Own128x128, 132, 1));
     for rank in [16, 64, 128] {
         let choice = choose(&problem(16_384, 4096, 4096, rank), &H100).unwrap();
         assert_eq!(choice.sharing, Sharing::Exchanged, "rank {rank}");

@@ -12,8 +12,14 @@ use crate::shared::SharedAddress;
 use crate::thread;
 use crate::warp;
 
-impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32>
-    WgmmaUpdateTile<C, BLOCKS, S, STAGES, CLUSTER>
+impl<
+    C: Accumulators,
+    const BLOCKS: usize,
+    S: Schedule,
+    const STAGES: u32,
+    const CLUSTER: u32,
+    const IS_OWN: bool,
+> WgmmaUpdateTile<C, BLOCKS, S, STAGES, CLUSTER, IS_OWN>
 {
     /// Rows of a consumer.
     pub(super) const CONSUMER_ROWS: u32 = BLOCKS as u32 * BLOCK_ROWS;
@@ -32,11 +38,20 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     };
     /// Bytes of a part of U.
     pub(super) const PART_BYTES: u32 = Self::PANELS * PANEL_BYTES;
-    /// Bytes of the place in which a consumer has parts of U and then stages its outputs.
+    /// Bytes of the place in which a consumer has parts of U and then stages its outputs, or stages its outputs and behind them has the
+    /// only part.
     pub(super) const AREA_BYTES: u32 = {
         let (parts, staging) = (RESIDENT_PARTS * Self::PART_BYTES, 4 * STAGING_BYTES);
-        if parts > staging { parts } else { staging }
+        if IS_OWN {
+            Self::ONLY_PART_AT + Self::PART_BYTES
+        } else if parts > staging {
+            parts
+        } else {
+            staging
+        }
     };
+    /// Where the only part of U is in it.
+    pub(super) const ONLY_PART_AT: u32 = 4 * STAGING_BYTES;
     /// Where these places follow the ring.
     pub(super) const AREAS_AT: u32 = STAGES * Self::STAGE_PITCH;
     /// Bytes of a thread's scaling of two columns, which its codes follow.
