@@ -154,6 +154,8 @@ thread_local! {
 struct Capture {
     stream: Arc<StreamHandle>,
     kept: Vec<Arc<Buffer>>,
+    /// Streams of branches, which are captured too until the end: others must not get them before.
+    branches: Vec<Arc<StreamHandle>>,
 }
 
 impl Capture {
@@ -177,12 +179,26 @@ pub(crate) fn keep(stream: &Arc<StreamHandle>, buffers: &[&Arc<Buffer>]) -> bool
     })
 }
 
+/// Has the capture from `stream` keep that of a branch, which has been joined. False if there is no capture.
+pub(crate) fn keep_branch(stream: &Arc<StreamHandle>, branch: &Arc<StreamHandle>) -> bool {
+    CAPTURES.with_borrow_mut(|captures| {
+        let capture = captures.iter_mut().find(|capture| capture.is_of(stream));
+        capture.map(|capture| capture.branches.push(branch.clone())).is_some()
+    })
+}
+
+/// A stream that the capture from `stream` has kept for branches.
+pub(crate) fn take_branch(stream: &Arc<StreamHandle>) -> Option<Arc<StreamHandle>> {
+    CAPTURES
+        .with_borrow_mut(|captures| captures.iter_mut().find(|capture| capture.is_of(stream))?.branches.pop())
+}
+
 /// Has a stream be captured until it is finished, or dropped by an error or a panic.
 struct Capturing<'a>(&'a Arc<StreamHandle>);
 
 impl<'a> Capturing<'a> {
     fn start(stream: &'a Arc<StreamHandle>) -> Self {
-        let capture = Capture { stream: stream.clone(), kept: Vec::new() };
+        let capture = Capture { stream: stream.clone(), kept: Vec::new(), branches: Vec::new() };
         CAPTURES.with_borrow_mut(|captures| captures.push(capture));
         Self(stream)
     }

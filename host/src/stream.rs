@@ -20,11 +20,13 @@ use crate::tensor::{Element, Tensor};
 pub struct Stream {
     device: Device,
     handle: Arc<StreamHandle>,
+    /// Whether it is a [branch](Stream::beside) of another one, which is ordered with the operands' home streams for both.
+    is_branch: bool,
 }
 
 impl Stream {
     pub(crate) fn new(device: Device, handle: Arc<StreamHandle>) -> Self {
-        Self { device, handle }
+        Self { device, handle, is_branch: false }
     }
 
     /// The device whose work this is.
@@ -92,8 +94,8 @@ impl Stream {
             self.device.expect_same("Stream::with_operands", "operand", buffer.device())?;
             buffers.push(buffer);
         }
-        if graph::keep(&self.handle, &buffers) {
-            // The graph is ordered with the other streams whenever it is launched.
+        if self.is_branch || graph::keep(&self.handle, &buffers) {
+            // The graph is ordered with the other streams whenever it is launched, a branch by the stream that it is of.
             return work();
         }
         self.ordered_with(&buffers, work)
@@ -119,6 +121,35 @@ impl Stream {
         let result = work();
         order.finish()?;
         result
+    }
+
+    /// Calls `work` with a branch of this stream: what is enqueued there follows what this stream has so far, and runs beside what this stream gets
+    /// meanwhile. What it gets later waits for both. That also holds where `work` fails or panics.
+    ///
+    /// All that `work` uses on the branch is among the `operands`, which are ordered with other streams as those of
+    /// [`with_operands`](Self::with_operands) are, or has this stream as its home. It allocates nothing there.
+    ///
+    /// # Errors
+    ///
+    /// As [`with_operands`](Self::with_operands), and [`Error::Driver`] if the driver refuses another stream.
+    pub(crate) fn beside<R>(
+        &self,
+        operands: &[&dyn Operand],
+        work: impl FnOnce(&Self) -> Result<R>,
+    ) -> Result<R> {
+        self.with_operands(operands, || {
+            let idle = graph::take_branch(&self.handle).or_else(|| self.device.branches().lock().pop());
+            let handle = match idle {
+                Some(handle) => handle,
+                None => Arc::new(self.device.backend().new_stream()?),
+            };
+            let stream = Self { device: self.device.clone(), handle, is_branch: true };
+            stream.wait(&self.record()?)?;
+            let branch = Branch { of: self, stream, is_joined: false };
+            let result = work(&branch.stream);
+            branch.finish()?;
+            result
+        })
     }
 
     fn order_after(&self, homes: &[&Arc<StreamHandle>]) -> Result<()> {
@@ -153,6 +184,41 @@ impl Drop for Order<'_> {
     fn drop(&mut self) {
         // After `finish` nothing is left to do. In a panic an error has nowhere to go; the driver repeats it later.
         let _ = self.restore();
+    }
+}
+
+/// Makes a stream wait for its branch, also when it is dropped by a panic.
+struct Branch<'a> {
+    of: &'a Stream,
+    stream: Stream,
+    is_joined: bool,
+}
+
+impl Branch<'_> {
+    fn finish(mut self) -> Result<()> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.is_joined, true) {
+            return Ok(());
+        }
+        let handle = &self.stream.handle;
+        if self.stream.record().and_then(|done| self.of.wait(&done)).is_err() {
+            // As where homes cannot be made to wait: see `Order`.
+            return self.stream.synchronize();
+        }
+        if !graph::keep_branch(&self.of.handle, handle) {
+            self.of.device.branches().lock().push(handle.clone());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Branch<'_> {
+    fn drop(&mut self) {
+        // As that of `Order`.
+        let _ = self.join();
     }
 }
 

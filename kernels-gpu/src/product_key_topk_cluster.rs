@@ -13,6 +13,8 @@ use warpsmith_dsl::product_key::{ProductKeyBlock, ProductKeyParams, ProductKeySh
 pub type OfManyRows<T> = ProductKeyBlock<T, 4, 1, 8, 8>;
 /// The same for 32 rows, by twice as many warps: sooner done, and for as many rows more work.
 pub type OfFewRows<T> = ProductKeyBlock<T, 2, 1, 8, 16>;
+/// As [`OfManyRows`], of which a cluster takes one 64 rows after the other, so that no block has to wait for room: for launches beside other work.
+pub type InRounds<T> = ProductKeyBlock<T, 4, 1, 8, 8, true>;
 
 /// Finds the experts of each row of queries, as [`ProductKeyShape::retrieve`] says.
 ///
@@ -29,6 +31,8 @@ pub type OfFewRows<T> = ProductKeyBlock<T, 2, 1, 8, 16>;
     instances = [
         product_key_topk_cluster_64_f16 = <OfManyRows<F16>>,
         product_key_topk_cluster_64_bf16 = <OfManyRows<Bf16>>,
+        product_key_topk_cluster_rounds_64_f16 = <InRounds<F16>>,
+        product_key_topk_cluster_rounds_64_bf16 = <InRounds<Bf16>>,
         product_key_topk_cluster_32_f16 = <OfFewRows<F16>>,
         product_key_topk_cluster_32_bf16 = <OfFewRows<Bf16>>,
         product_key_topk_cluster_32_f32 = <OfFewRows<f32>>,

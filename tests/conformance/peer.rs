@@ -17,6 +17,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     layers_of_few_tokens_are_those_of_many,
     captured_layers_do_what_layers_do,
     captured_operations_do_what_operations_do,
+    layers_in_parts_do_what_their_operations_do,
 ];
 
 /// Numbers from -1 to 1.
@@ -186,6 +187,38 @@ fn captured_layers_do_what_layers_do(device: &Device) -> Result<(), Failed> {
             (0..3).try_for_each(|_| graph.launch())?;
             drop(graph);
             assert!(bits(&y)? == expected, "{format}, {tokens} tokens, after the last launch");
+        }
+    }
+    Ok(())
+}
+
+/// Layers whose tokens are worked in two parts at the same time, as they are and captured. (In the emulator a test of the host crate does that, with layers
+/// that would gain nothing by it.)
+fn layers_in_parts_do_what_their_operations_do(device: &Device) -> Result<(), Failed> {
+    if device.kind() == DeviceKind::Cpu || device.kind() == DeviceKind::Emulator {
+        return Ok(());
+    }
+    let config = PeerConfig::default().memory(ExpertMemory::Resident);
+    let layer = layer(device, &config, (1024, 64))?;
+    for tokens in [4000, 5600] {
+        let stream = device.new_stream()?;
+        let mut x = tensor(device, &[tokens, 1024], 31)?;
+        if !layer.implementation(&x)?.in_parts {
+            // The GPU has no such clusters, or finds the experts of other numbers of tokens at a time.
+            continue;
+        }
+        let y = Tensor::<bf16>::zeros_on(&stream, [tokens, 1024 + 8])?;
+        let (read, mut written) = (x.clone(), y.clone());
+        let work = || layer.forward_into(&read, &mut written, &stream);
+        // SAFETY: the work borrows the tensors that it uses, and the layer that has the others; what it makes it drops.
+        let mut graph = unsafe { stream.capture(work)? };
+        for seed in 32..36 {
+            x.write_slice(&tensor(device, &[tokens, 1024], seed)?.to_vec()?)?;
+            let expected = bits(&layer.experts().forward(&x, &layer.route(&x)?)?)?;
+            assert!(bits(&layer.forward(&x)?)? == expected, "{tokens} tokens, input {seed}");
+            assert!(bits(&layer.forward_on(&x, &stream)?)? == expected, "{tokens} tokens on a stream");
+            graph.launch()?;
+            assert!(bits(&y)? == expected, "{tokens} tokens, captured, input {seed}");
         }
     }
     Ok(())

@@ -86,7 +86,7 @@ pub trait ProductKeyShape {
     ///
     /// q is row-major and without gaps: a row of 2 · `half` columns for each token and head, heads first. `row_step` is 1 where all
     /// heads share the sub-keys, and the grid has a block, or the blocks of a cluster, for each `ROWS` rows along x; else it is the number of heads, and the grid
-    /// has as many along x for each `ROWS` tokens, and one along y for each head.
+    /// has as many along x for each `ROWS` tokens, and one along y for each head. Where clusters take several rows in turn, the grid may have fewer along x.
     ///
     /// # Safety
     ///
@@ -105,13 +105,15 @@ pub trait ProductKeyShape {
 }
 
 /// A block of `WARPS` warps with 16 · `FRAGMENTS` rows of queries, one of up to `CLUSTER` that share them, which keeps the 32 · `SLOTS` best, for
-/// sub-keys of type `T`.
+/// sub-keys of type `T`. With `ROUNDS`, clusters take other rows when they are done with theirs, until there are none left: a grid may have
+/// as few along x as find room.
 pub struct ProductKeyBlock<
     T,
     const FRAGMENTS: usize,
     const SLOTS: usize,
     const CLUSTER: u32,
     const WARPS: u32,
+    const ROUNDS: bool = false,
 >(PhantomData<T>);
 
 /// Where a block's data are in shared memory.
@@ -153,8 +155,14 @@ impl Places {
     }
 }
 
-impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER: u32, const WARPS: u32>
-    ProductKeyBlock<T, FRAGMENTS, SLOTS, CLUSTER, WARPS>
+impl<
+    T: QueryElement,
+    const FRAGMENTS: usize,
+    const SLOTS: usize,
+    const CLUSTER: u32,
+    const WARPS: u32,
+    const ROUNDS: bool,
+> ProductKeyBlock<T, FRAGMENTS, SLOTS, CLUSTER, WARPS, ROUNDS>
 {
     /// Rows of the block, of which warp w has w, w + `WARPS` and so on.
     const ROWS: u32 = FRAGMENTS as u32 * 16;
@@ -184,7 +192,7 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
     const RECEIVED: u32 = Self::ROWS * Self::LIST_BYTES;
     const VALID: () = {
         assert!(FRAGMENTS.is_multiple_of(QUERY_FRAGMENTS) && FRAGMENTS <= 2 * QUERY_FRAGMENTS);
-        assert!(CLUSTER.is_power_of_two() && (CLUSTER == 1 || SLOTS == 1));
+        assert!(CLUSTER.is_power_of_two() && (CLUSTER == 1 || SLOTS == 1) && (CLUSTER > 1 || !ROUNDS));
         // What a cluster's blocks send each other is where the scores have been.
         assert!(CLUSTER == 1 || Self::RECEIVED + WARPS * SUM_BYTES <= Self::RINGS_BYTES);
         // Scores lie where rings and maxima have been.
@@ -437,8 +445,14 @@ fn send_bytes(k: u32) -> u32 {
     k.next_multiple_of(2) * 8
 }
 
-impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER: u32, const WARPS: u32>
-    ProductKeyShape for ProductKeyBlock<T, FRAGMENTS, SLOTS, CLUSTER, WARPS>
+impl<
+    T: QueryElement,
+    const FRAGMENTS: usize,
+    const SLOTS: usize,
+    const CLUSTER: u32,
+    const WARPS: u32,
+    const ROUNDS: bool,
+> ProductKeyShape for ProductKeyBlock<T, FRAGMENTS, SLOTS, CLUSTER, WARPS, ROUNDS>
 {
     type Keys = T;
     const THREADS: u32 = WARPS * warp::SIZE;
@@ -466,10 +480,6 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
         let places = Self::places();
         let (rank, log2) = if CLUSTER > 1 { (ptx::cluster_ctarank(), p.cluster_log2) } else { (0, 0) };
         let head = thread::block_idx_y();
-        let block_row = (thread::block_idx_x() >> log2) * Self::ROWS;
-        // Rows of the block that there are.
-        let rows = (p.rows - block_row).min(Self::ROWS);
-        let queries = Queries { first: q, norm, first_row: block_row * p.row_step + head, p };
         let keys_of = |half: u32| {
             let (base, stride, head_stride) = if half == 0 {
                 (keys_1, p.key_stride_1, p.head_stride_1)
@@ -492,51 +502,69 @@ impl<T: QueryElement, const FRAGMENTS: usize, const SLOTS: usize, const CLUSTER:
             if CLUSTER > 1 {
                 grid::wait_for_earlier_launches();
             }
-            describe_rows::<T>(&queries, &places, rows);
-            if CLUSTER == 1 {
-                for half in 0..ptx::opaque(2) {
-                    let all = || [0, ptx::opaque(p.n).div_ceil(Self::CHUNK)];
-                    Self::score_half(&queries, &keys_of, &places, [half, half, rows], &all);
-                }
-                // A row's lists are those that this warp has written; the pairs stand since the first barrier.
-                warp::sync_warp();
-                let mut row = warp::warp_id();
-                while row < rows {
-                    let of = [0, 1].map(|half| {
-                        let [list, stride] = Self::lists_of(&places, half);
-                        list + row * stride
-                    });
-                    let to = queries.number(row) as u64 * p.k as u64;
-                    lists::finish::<SLOTS>(&places, row, of, ids.offset(to), gates.offset(to), &p);
-                    row = ptx::opaque(row + WARPS);
-                }
-            } else {
-                // Blocks that share the sub-keys of a half.
-                let parts = 1 << (log2 - 1);
-                let half = rank >> (log2 - 1);
-                let own = || {
-                    let part = ptx::opaque(ptx::cluster_ctarank()) % parts;
-                    let chunks = ptx::opaque(p.n).div_ceil(Self::CHUNK);
-                    [(part * chunks) >> (log2 - 1), ((part + 1) * chunks) >> (log2 - 1)]
-                };
-                Self::score_half(&queries, &keys_of, &places, [half, 0, rows], &own);
-                Self::exchange(&places, rows, p.k, log2);
-                // Of the rows that have been sent to this block, warps take one after the other.
-                let mut number = warp::warp_id();
-                while (number << log2) + rank < rows {
-                    let row = (number << log2) + rank;
-                    let bytes = send_bytes(p.k);
-                    let sent = places.ring + (number << log2) * bytes;
-                    let mut of = [sent, sent + parts * bytes];
-                    if parts > 1 {
-                        // The lists have been sent, so that there is room.
-                        let merged = places.scores + warp::warp_id() * 2 * Self::LIST_BYTES;
-                        lists::merge(&places, sent, [parts, bytes / 8], merged, p.k);
-                        of = [merged, merged + Self::LIST_BYTES];
+            let mut block_row = (thread::block_idx_x() >> log2) * Self::ROWS;
+            loop {
+                // Rows of the block that there are.
+                let rows = (p.rows - block_row).min(Self::ROWS);
+                let queries = Queries { first: q, norm, first_row: block_row * p.row_step + head, p };
+                describe_rows::<T>(&queries, &places, rows);
+                if CLUSTER == 1 {
+                    for half in 0..ptx::opaque(2) {
+                        let all = || [0, ptx::opaque(p.n).div_ceil(Self::CHUNK)];
+                        Self::score_half(&queries, &keys_of, &places, [half, half, rows], &all);
                     }
-                    let to = queries.number(row) as u64 * p.k as u64;
-                    lists::finish::<SLOTS>(&places, row, of, ids.offset(to), gates.offset(to), &p);
-                    number = ptx::opaque(number + WARPS);
+                    // A row's lists are those that this warp has written; the pairs stand since the first barrier.
+                    warp::sync_warp();
+                    let mut row = warp::warp_id();
+                    while row < rows {
+                        let of = [0, 1].map(|half| {
+                            let [list, stride] = Self::lists_of(&places, half);
+                            list + row * stride
+                        });
+                        let to = queries.number(row) as u64 * p.k as u64;
+                        lists::finish::<SLOTS>(&places, row, of, ids.offset(to), gates.offset(to), &p);
+                        row = ptx::opaque(row + WARPS);
+                    }
+                } else {
+                    // Blocks that share the sub-keys of a half.
+                    let parts = 1 << (log2 - 1);
+                    let half = rank >> (log2 - 1);
+                    let own = || {
+                        let part = ptx::opaque(ptx::cluster_ctarank()) % parts;
+                        let chunks = ptx::opaque(p.n).div_ceil(Self::CHUNK);
+                        [(part * chunks) >> (log2 - 1), ((part + 1) * chunks) >> (log2 - 1)]
+                    };
+                    Self::score_half(&queries, &keys_of, &places, [half, 0, rows], &own);
+                    Self::exchange(&places, rows, p.k, log2);
+                    // Of the rows that have been sent to this block, warps take one after the other.
+                    let mut number = warp::warp_id();
+                    while (number << log2) + rank < rows {
+                        let row = (number << log2) + rank;
+                        let bytes = send_bytes(p.k);
+                        let sent = places.ring + (number << log2) * bytes;
+                        let mut of = [sent, sent + parts * bytes];
+                        if parts > 1 {
+                            // The lists have been sent, so that there is room.
+                            let merged = places.scores + warp::warp_id() * 2 * Self::LIST_BYTES;
+                            lists::merge(&places, sent, [parts, bytes / 8], merged, p.k);
+                            of = [merged, merged + Self::LIST_BYTES];
+                        }
+                        let to = queries.number(row) as u64 * p.k as u64;
+                        lists::finish::<SLOTS>(&places, row, of, ids.offset(to), gates.offset(to), &p);
+                        number = ptx::opaque(number + WARPS);
+                    }
+                }
+                if !ROUNDS {
+                    break;
+                }
+                block_row = ptx::opaque(block_row) + (thread::grid_dim_x() >> log2) * Self::ROWS;
+                if block_row >= ptx::opaque(p.rows) {
+                    break;
+                }
+                // What the rows before had is read no more. The other blocks send nothing before this one comes to the next exchange.
+                thread::sync_threads();
+                if Self::FINDS_CANDIDATES {
+                    Self::clear_counts(&places);
                 }
             }
         }

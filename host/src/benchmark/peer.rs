@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::ops::peer::{
     ExpertFormat, ExpertInput, ExpertLayout, ExpertTable, ExpertVectors, Routing, RoutingInput,
 };
-use crate::ops::{self, Implementation};
+use crate::ops::{self, Activation, Implementation};
 use crate::stream::Stream;
 use crate::tensor::{DType, Tensor};
 use crate::validate::Data;
@@ -151,12 +151,15 @@ impl<T: RoutingInput + ExpertInput> Subject for Launches<T> {
     fn enqueue(&mut self, index: usize) -> Result<()> {
         let (layer, stream) = (&self.layer, &self.stream);
         let (x, known) = &layer.tokens[index % layer.tokens.len()];
-        let found = if self.part == Part::Experts { None } else { Some(layer.route(x).on(stream).run()?) };
-        if self.part != Part::Routing {
-            let routing = found.as_ref().unwrap_or(known);
-            ops::expert_mlp(x, routing, &layer.experts).on(stream).run()?;
+        let retrieval = layer.route(x).on(stream);
+        match self.part {
+            Part::Layer => {
+                let mut y = Tensor::uninit_on(stream, [layer.sizes.tokens, layer.sizes.output])?;
+                ops::peer::peer(&retrieval, &layer.experts, Activation::GeluErf, &mut y)
+            }
+            Part::Routing => retrieval.run().map(|_| ()),
+            Part::Experts => ops::expert_mlp(x, known, &layer.experts).on(stream).run().map(|_| ()),
         }
-        Ok(())
     }
 }
 

@@ -16,6 +16,8 @@ use std::sync::{Arc, OnceLock};
 pub use emulator::EmulatorOptions;
 pub use properties::{MemoryStats, Properties};
 
+use parking_lot::Mutex;
+
 use crate::error::{Error, Result};
 use crate::kernel;
 use crate::stream::Stream;
@@ -52,6 +54,8 @@ struct Inner {
     kernels: kernel::Cache,
     tuning: tune::State,
     default_stream: Arc<StreamHandle>,
+    /// Streams for branches of others, those that none has at present.
+    branches: Mutex<Vec<Arc<StreamHandle>>>,
     backend: Box<dyn Backend>,
 }
 
@@ -112,6 +116,7 @@ impl Device {
             kernels: kernel::Cache::default(),
             tuning: tune::State::default(),
             default_stream: Arc::new(default_stream),
+            branches: Mutex::new(Vec::new()),
             backend,
         }))
     }
@@ -179,6 +184,11 @@ impl Device {
 
     pub(crate) fn backend(&self) -> &dyn Backend {
         &*self.0.backend
+    }
+
+    /// Streams for [branches](Stream::beside) of others.
+    pub(crate) fn branches(&self) -> &Mutex<Vec<Arc<StreamHandle>>> {
+        &self.0.branches
     }
 
     pub(crate) fn tuning(&self) -> &tune::State {

@@ -321,6 +321,8 @@ enum Manner {
     Early,
     /// The same, with no two blocks on a multiprocessor.
     EarlyApart,
+    /// After those before it, with this much shared memory or more.
+    Roomy(u32),
 }
 
 impl<K: Kernel> TypedKernel<K> {
@@ -403,6 +405,48 @@ impl<K: Kernel> TypedKernel<K> {
         unsafe { self.launch_in(stream, [grid, cluster], args, Manner::Early) }
     }
 
+    /// As [`launch_early_clusters`](Self::launch_early_clusters), with so much shared memory that no multiprocessor holds two blocks: what else runs finds
+    /// room beside each of them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch_early_clusters`](Self::launch_early_clusters).
+    pub(crate) unsafe fn launch_early_clusters_apart(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        cluster: [u32; 3],
+        args: K::Args,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_in(stream, [grid, cluster], args, Manner::EarlyApart) }
+    }
+
+    /// As [`launch`](Self::launch), with `bytes` of shared memory for each block if it declares less: how many a multiprocessor holds is said by that, and
+    /// which other kernels' blocks it takes beside them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch).
+    pub(crate) unsafe fn launch_roomy(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        bytes: u32,
+        args: K::Args,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(stream, grid, args, Manner::Roomy(bytes)) }
+    }
+
     /// As [`launch`](Self::launch), of blocks that wait for each other: the launch is refused if the device does not hold all of them at
     /// the same time, and none begins before there is room for all.
     ///
@@ -450,6 +494,7 @@ impl<K: Kernel> TypedKernel<K> {
             (Manner::EarlyApart, DeviceKind::Cuda(_)) => {
                 declared.max(device.properties().shared_per_multiprocessor / 2)
             }
+            (Manner::Roomy(bytes), DeviceKind::Cuda(_)) => declared.max(bytes),
             _ => declared,
         };
         let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early };

@@ -357,6 +357,14 @@ impl Experts {
         }
     }
 
+    /// All experts, if they are on the device, and what their hidden units do.
+    pub(crate) fn resident(&self) -> Option<(&ExpertTable, Activation)> {
+        match &self.store {
+            Store::Resident(table) => Some((table, self.activation)),
+            Store::Cached(_) => None,
+        }
+    }
+
     /// Whether all experts are on the device.
     #[must_use]
     pub fn is_resident(&self) -> bool {

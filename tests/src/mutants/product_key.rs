@@ -11,7 +11,7 @@ use warpsmith_dsl::product_key::{
 };
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::product_key_topk::{Few, Many};
-use warpsmith_kernels::product_key_topk_cluster::{OfFewRows, OfManyRows};
+use warpsmith_kernels::product_key_topk_cluster::{InRounds, OfFewRows, OfManyRows};
 
 use super::Problem;
 
@@ -22,6 +22,7 @@ pub(crate) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let (dtype, shape) = match parts[..] {
         ["cluster", "32", dtype] => (dtype, Shape::of::<OfFewRows<f32>>()),
         ["cluster", "64", dtype] => (dtype, Shape::of::<OfManyRows<Bf16>>()),
+        ["cluster", "rounds", "64", dtype] => (dtype, Shape { rounds: 2, ..Shape::of::<InRounds<Bf16>>() }),
         [dtype, "32"] => (dtype, Shape::of::<Few<f32>>()),
         [dtype, "64"] => (dtype, Shape::of::<Many<f32>>()),
         _ => return None,
@@ -98,11 +99,13 @@ struct Shape {
     rows: u32,
     cluster: u32,
     most: u32,
+    /// Rows that a cluster takes one after the other.
+    rounds: u32,
 }
 
 impl Shape {
     fn of<S: ProductKeyShape>() -> Self {
-        Self { rows: S::ROWS, cluster: S::CLUSTER, most: S::MOST }
+        Self { rows: S::ROWS, cluster: S::CLUSTER, most: S::MOST, rounds: 1 }
     }
 }
 
@@ -268,7 +271,11 @@ impl Problem for Case {
         let Some(kernel) = module.kernels().next() else { return Ok((Report::default(), false)) };
         let (blocks, step) = if self.per_head { (self.tokens, self.heads) } else { (self.rows(), 1) };
         let config = LaunchConfig {
-            grid: [blocks.div_ceil(self.shape.rows) * self.shape.cluster, step, 1],
+            grid: [
+                blocks.div_ceil(self.shape.rows).div_ceil(self.shape.rounds) * self.shape.cluster,
+                step,
+                1,
+            ],
             cluster: [self.shape.cluster, 1, 1],
             block: kernel.reqntid.unwrap_or([1; 3]),
             dynamic_shared: shared_bytes,

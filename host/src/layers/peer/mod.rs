@@ -12,7 +12,9 @@ pub use weights::PeerRouter;
 use super::Experts;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::peer::{ExpertFormat, ExpertInput, ExpertLayout, ProductKeyOp, Routing, RoutingInput};
+use crate::ops::peer::{
+    ExpertFormat, ExpertInput, ExpertLayout, ProductKeyOp, Routing, RoutingInput, peer, peer_is_in_parts,
+};
 use crate::ops::{Implementation, product_key_topk};
 use crate::peer::CacheStatistics;
 use crate::stream::Stream;
@@ -167,8 +169,14 @@ impl<T: PeerInput> Peer<T> {
     ///
     /// As [`forward`](Self::forward), and [`Error::DeviceMismatch`] if the stream is another device's.
     pub fn forward_on(&self, x: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
-        let routing = self.retrieval(x).on(stream).run()?;
-        self.experts.forward_on(x, &routing, stream)
+        let mut shape = x.shape().to_vec();
+        if let Some(columns) = shape.last_mut() {
+            *columns = self.config.output;
+        }
+        // What does not fit is found below.
+        let mut y = Tensor::uninit_on(stream, shape)?;
+        self.forward_into(x, &mut y, stream)?;
+        Ok(y)
     }
 
     /// As [`forward`](Self::forward), on `stream` and into `y` [.., O], a tensor without gaps.
@@ -179,8 +187,11 @@ impl<T: PeerInput> Peer<T> {
     ///
     /// As [`ProductKeyOp::run`] and [`Experts::forward_into`].
     pub fn forward_into(&self, x: &Tensor<T>, y: &mut Tensor<T>, stream: &Stream) -> Result<()> {
-        let routing = self.retrieval(x).on(stream).run()?;
-        self.experts.forward_into(x, &routing, y, stream)
+        let retrieval = self.retrieval(x).on(stream);
+        match self.experts.resident() {
+            Some((table, activation)) => peer(&retrieval, table, activation, y),
+            None => self.experts.forward_into(x, &retrieval.run()?, y, stream),
+        }
     }
 
     /// The experts that the layer takes for `x`, and what they count.
@@ -202,7 +213,8 @@ impl<T: PeerInput> Peer<T> {
     ///
     /// As [`forward`](Self::forward), for the operands.
     pub fn implementation(&self, x: &Tensor<T>) -> Result<PeerImplementation> {
-        let routing = self.retrieval(x).implementation()?;
+        let retrieval = self.retrieval(x);
+        let routing = retrieval.implementation()?;
         let mut shape = x.shape().to_vec();
         shape.pop();
         shape.extend([self.config.heads, self.config.experts_per_head]);
@@ -211,7 +223,12 @@ impl<T: PeerInput> Peer<T> {
         let routed = Routing { ids: Tensor::uninit(device, &shape)?, gates: Tensor::uninit(device, &shape)? };
         let experts = self.experts.implementation(x, &routed)?;
         let (resident, count) = (self.experts.capacity(), self.experts.count());
-        Ok(PeerImplementation { routing, experts, cached: !self.experts.is_resident(), resident, count })
+        let in_parts = match self.experts.resident() {
+            Some((table, _)) => peer_is_in_parts(&retrieval, table)?,
+            None => false,
+        };
+        let cached = !self.experts.is_resident();
+        Ok(PeerImplementation { routing, experts, in_parts, cached, resident, count })
     }
 
     /// What has happened in the cache before the experts; `None` if all are on the device.
@@ -258,6 +275,8 @@ pub struct PeerImplementation {
     pub routing: Implementation,
     /// What evaluates them; once for each chunk of tokens if they are behind a cache.
     pub experts: Implementation,
+    /// Whether tokens are worked in two parts, of which the second one's experts are found while those of the first are evaluated.
+    pub in_parts: bool,
     /// Whether they are in host memory, behind a cache.
     pub cached: bool,
     /// How many experts the device holds at a time.
@@ -268,8 +287,11 @@ pub struct PeerImplementation {
 
 impl fmt::Display for PeerImplementation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { routing, experts, cached, resident, count } = self;
+        let Self { routing, experts, in_parts, cached, resident, count } = self;
         write!(formatter, "routing: {routing}; experts: {experts}; ")?;
+        if *in_parts {
+            write!(formatter, "two parts at the same time; ")?;
+        }
         if *cached {
             write!(formatter, "{count} experts in host memory behind a cache of {resident}")
         } else {

@@ -4,6 +4,7 @@
 
 mod experts;
 mod keys;
+mod layer;
 mod options;
 mod product_key;
 mod retrieval;
@@ -15,6 +16,7 @@ pub use experts::{
 };
 pub(crate) use experts::{NUMBERS_AT_A_TIME, Part};
 pub use keys::normalized_keys;
+pub(crate) use layer::{peer, peer_is_in_parts};
 pub use options::{Gate, QueryNorm};
 pub use product_key::{ProductKeyOp, product_key_topk};
 pub use retrieval::{RetrievalBlocks, RoutingInput};

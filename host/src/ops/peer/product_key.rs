@@ -3,6 +3,8 @@
 //! [`product_key_topk`] is the operation. It runs two kernels: the linear one that projects the tokens to queries in f32, and one that
 //! does the rest, from the queries' normalisation to the gates.
 
+mod parts;
+
 use ndarray::{ArrayView2, Ix2, Ix3};
 use warpsmith_dsl::launch::Global;
 use warpsmith_dsl::product_key as kernels;
@@ -18,6 +20,7 @@ use crate::ops::topk::MAX_K;
 use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT, expect_result, linear, repack};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+pub(super) use parts::Parts;
 
 /// The operation's name in errors.
 const OPERATION: &str = "product_key_topk";
@@ -185,7 +188,12 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         self.write(sizes, &self.stream(), routing)
     }
 
-    fn stream(&self) -> Stream {
+    /// The tokens.
+    pub(super) fn x(&self) -> &'a Tensor<T> {
+        self.x
+    }
+
+    pub(super) fn stream(&self) -> Stream {
         self.stream.cloned().unwrap_or_else(|| self.x.device().default_stream())
     }
 
@@ -205,12 +213,17 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         if self.x.device().kind() == DeviceKind::Cpu {
             return self.run_on_cpu(routing);
         }
+        let q = self.project(stream)?;
+        self.launch(sizes, &self.choice(sizes)?, stream, &q, routing)
+    }
+
+    /// The queries before they are normalised.
+    fn project(&self, stream: &Stream) -> Result<Tensor<f32>> {
         let projection = linear(self.x, self.w_q).output::<f32>().on(stream);
-        let q = match self.bias {
-            Some(bias) => projection.bias(bias).run()?,
-            None => projection.run()?,
-        };
-        self.launch(sizes, stream, &q, routing)
+        match self.bias {
+            Some(bias) => projection.bias(bias).run(),
+            None => projection.run(),
+        }
     }
 
     /// Which implementation [`run`](Self::run) would take.
@@ -380,7 +393,15 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         Ok(choice)
     }
 
-    fn launch(&self, sizes: Sizes, stream: &Stream, q: &Tensor<f32>, routing: &mut Routing) -> Result<()> {
+    /// Launches the kernel for these queries.
+    fn launch(
+        &self,
+        sizes: Sizes,
+        choice: &Choice<T::Device>,
+        stream: &Stream,
+        q: &Tensor<f32>,
+        routing: &mut Routing,
+    ) -> Result<()> {
         let Sizes { tokens, n, half, per_head } = sizes;
         let chunked = |keys: &Tensor<T>| {
             if is_chunked(keys) { Ok(keys.clone()) } else { repack(keys).on(stream).run() }
@@ -418,7 +439,6 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         };
         let row_stride = |keys: &Tensor<T>| keys.strides()[keys.rank() - 2] as u64;
         let head_stride = |keys: &Tensor<T>| if per_head { keys.strides()[0] as u64 } else { 0 };
-        let choice = self.choice(sizes)?;
         let params = ProductKeyParams {
             key_stride_1: row_stride(&keys_1),
             key_stride_2: row_stride(&keys_2),

@@ -5,7 +5,9 @@ use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
 use warpsmith_dsl::product_key::{ProductKeyParams, ProductKeyShape, QueryNormParams};
 use warpsmith_kernels::product_key_topk::{Few, Many, product_key_topk};
-use warpsmith_kernels::product_key_topk_cluster::{OfFewRows, OfManyRows, product_key_topk_cluster};
+use warpsmith_kernels::product_key_topk_cluster::{
+    InRounds, OfFewRows, OfManyRows, product_key_topk_cluster,
+};
 
 use crate::error::Result;
 use crate::ops::linear::LinearInput;
@@ -30,6 +32,9 @@ impl RoutingInput for f16 {
             Retrieval::of_cluster::<product_key_topk_cluster<OfFewRows<F16>>, OfFewRows<F16>>(FEW_ROWS),
             Retrieval::of_cluster::<product_key_topk_cluster<OfManyRows<F16>>, OfManyRows<F16>>(MANY_ROWS),
         ],
+        rounds: Some(Retrieval::of_cluster::<product_key_topk_cluster<InRounds<F16>>, InRounds<F16>>(
+            MANY_ROWS,
+        )),
     };
 }
 impl RoutingInput for bf16 {
@@ -40,6 +45,9 @@ impl RoutingInput for bf16 {
             Retrieval::of_cluster::<product_key_topk_cluster<OfFewRows<Bf16>>, OfFewRows<Bf16>>(FEW_ROWS),
             Retrieval::of_cluster::<product_key_topk_cluster<OfManyRows<Bf16>>, OfManyRows<Bf16>>(MANY_ROWS),
         ],
+        rounds: Some(Retrieval::of_cluster::<product_key_topk_cluster<InRounds<Bf16>>, InRounds<Bf16>>(
+            MANY_ROWS,
+        )),
     };
 }
 impl RoutingInput for f32 {
@@ -49,6 +57,7 @@ impl RoutingInput for f32 {
         clusters: &[Retrieval::of_cluster::<product_key_topk_cluster<OfFewRows<f32>>, OfFewRows<f32>>(
             FEW_ROWS,
         )],
+        rounds: None,
     };
 }
 
@@ -63,6 +72,8 @@ pub struct Kernels<D: 'static> {
     few: Retrieval<D>,
     many: Retrieval<D>,
     clusters: &'static [Retrieval<D>],
+    /// That of `clusters` of which multiprocessors hold two blocks, for grids with fewer clusters than there are rows for.
+    rounds: Option<Retrieval<D>>,
 }
 
 /// The blocks that find the experts of a retrieval's rows: of each token the queries of its heads.
@@ -106,8 +117,8 @@ pub(super) struct Retrieval<D> {
     times: [f64; 2],
 }
 
-/// Launches a kernel on such a grid, in clusters of so many blocks along x.
-type LaunchFn<D> = unsafe fn(&Stream, [u32; 3], u32, Args<D>) -> Result<()>;
+/// Launches a kernel on such a grid, in clusters of so many blocks along x, of which no two are on a multiprocessor if that is asked for.
+type LaunchFn<D> = unsafe fn(&Stream, [u32; 3], (u32, bool), Args<D>) -> Result<()>;
 
 impl<D> Retrieval<D> {
     const fn of<K: Kernel<Args = Args<D>>, S: ProductKeyShape>() -> Self {
@@ -150,7 +161,7 @@ impl<D> Retrieval<D> {
 unsafe fn launch<D, K: Kernel<Args = Args<D>>>(
     stream: &Stream,
     grid: [u32; 3],
-    _: u32,
+    _: (u32, bool),
     args: Args<D>,
 ) -> Result<()> {
     let kernel = stream.device().kernel::<K>()?;
@@ -166,12 +177,19 @@ unsafe fn launch<D, K: Kernel<Args = Args<D>>>(
 unsafe fn launch_clusters<D, K: Kernel<Args = Args<D>>>(
     stream: &Stream,
     grid: [u32; 3],
-    cluster: u32,
+    (cluster, apart): (u32, bool),
     args: Args<D>,
 ) -> Result<()> {
     let kernel = stream.device().kernel::<K>()?;
+    let cluster = [cluster, 1, 1];
     // SAFETY: the caller's promise is the kernel's.
-    unsafe { kernel.launch_early_clusters(stream, grid, [cluster, 1, 1], args) }
+    unsafe {
+        if apart {
+            kernel.launch_early_clusters_apart(stream, grid, cluster, args)
+        } else {
+            kernel.launch_early_clusters(stream, grid, cluster, args)
+        }
+    }
 }
 
 /// A launch.
@@ -184,6 +202,8 @@ pub(super) struct Choice<D> {
     pub(super) grid: [u32; 3],
     /// Blocks that share rows: 1, 2, 4 or 8.
     pub(super) cluster: u32,
+    /// Whether a multiprocessor is to have one block only.
+    apart: bool,
 }
 
 impl<D> Choice<D> {
@@ -191,7 +211,7 @@ impl<D> Choice<D> {
     fn of(of: &Retrieval<D>, [rows, heads]: [usize; 2], cluster: u32) -> Self {
         // Fewer than 2³¹ rows, and heads that a grid takes.
         let grid = [(rows as u32).div_ceil(of.rows) * cluster, heads as u32, 1];
-        Self { kernel: of.kernel, launch: of.launch, grid, cluster }
+        Self { kernel: of.kernel, launch: of.launch, grid, cluster, apart: false }
     }
 
     /// Launches the kernel.
@@ -201,7 +221,7 @@ impl<D> Choice<D> {
     /// The arguments are valid for what the kernel does with them until the stream's work is done.
     pub(super) unsafe fn launch(&self, stream: &Stream, args: Args<D>) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { (self.launch)(stream, self.grid, self.cluster, args) }
+        unsafe { (self.launch)(stream, self.grid, (self.cluster, self.apart), args) }
     }
 }
 
@@ -228,6 +248,55 @@ pub(super) fn choose<D>(
     best.map_or_else(|| of(&kernels.few, 1), |(kernel, cluster)| of(kernel, cluster))
 }
 
+/// Which rows' experts are found first, and the launch that finds the others' while those are evaluated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Division<D> {
+    /// Rows that share sub-keys, of each group of them, that are first.
+    pub(super) first: usize,
+    /// The launch for the others.
+    pub(super) others: Choice<D>,
+    /// Microseconds on an H100 that it takes.
+    pub(super) time: f64,
+}
+
+/// Times that a cluster takes rows beside other work, at most.
+const MOST_ROUNDS: usize = 2;
+/// What a block that has a multiprocessor to itself takes of the time that two of them do.
+const ALONE: f64 = 0.75;
+
+/// How the rows of the launch `all` are divided, if multiprocessors hold two of its blocks and it takes as long as two such blocks one after the other.
+///
+/// The second of them take place while experts are evaluated: by a block for each multiprocessor, so that there is room beside it, and by no more
+/// clusters than find room at once. While one waits for room, no block of a later launch would begin.
+pub(super) fn divided<D>(
+    kernels: &Kernels<D>,
+    [rows, heads, n]: [usize; 3],
+    all: &Choice<D>,
+    multiprocessors: u32,
+) -> Option<Division<D>> {
+    let of = kernels.rounds.as_ref()?;
+    if all.cluster != 2
+        || !kernels.clusters.iter().any(|like| like.kernel.name == all.kernel.name && like.rows == of.rows)
+    {
+        return None;
+    }
+    let (groups, at_once) = (rows.div_ceil(of.rows as usize), multiprocessors as usize / 2 / heads);
+    let first = of.room(2, multiprocessors) / heads;
+    if first == 0 || groups <= first || at_once == 0 {
+        return None;
+    }
+    let rounds = (groups - first).div_ceil(at_once);
+    if rounds > MOST_ROUNDS {
+        return None;
+    }
+    let others = Choice::of(of, [rows - first * of.rows as usize, heads], 2);
+    let clusters = (groups - first).div_ceil(rounds) as u32;
+    let others = Choice { grid: [2 * clusters, others.grid[1], 1], apart: true, ..others };
+    let chunks = n.div_ceil(of.chunk as usize) as f64;
+    let time = rounds as f64 * ALONE * (of.times[0] + chunks * of.times[1]);
+    Some(Division { first: first * of.rows as usize, others, time })
+}
+
 /// The launch of these blocks, if there are such for `k` experts.
 pub(super) fn forced<D>(
     kernels: &Kernels<D>,
@@ -249,12 +318,31 @@ pub(super) fn forced<D>(
 mod tests {
     use half::bf16;
 
-    use super::{Choice, RoutingInput, choose};
+    use super::{Choice, RoutingInput, choose, divided};
 
     /// The launch for `tokens` tokens and eight heads that share n sub-keys.
     fn of(tokens: usize, n: usize, k: usize, capability: (u32, u32)) -> Choice<warpsmith_dsl::float::Bf16> {
         let kib = if capability >= (12, 0) { 99 } else { 227 };
         choose(&bf16::KERNELS, [tokens * 8, 1, n, k], capability, [132, kib << 10])
+    }
+
+    #[test]
+    fn rows_are_divided_where_two_blocks_one_after_the_other_would_take_them() {
+        let of = |rows: usize, heads: usize, capability: (u32, u32)| {
+            let all = choose(&bf16::KERNELS, [rows, heads, 1024, 16], capability, [132, 227 << 10]);
+            let division = divided(&bf16::KERNELS, [rows, heads, 1024], &all, 132)?;
+            Some((division.first, division.others.grid))
+        };
+        // 2048 tokens of eight heads that have sub-keys of their own, or share them.
+        assert_eq!(of(2048, 8, (9, 0)), Some((1024, [16, 8, 1])));
+        assert_eq!(of(8 * 2048, 1, (9, 0)), Some((8448, [124, 1, 1])));
+        let is_divided = |tokens: usize| of(8 * tokens, 1, (9, 0)).is_some();
+        assert!(!is_divided(1320), "blocks of 32 rows take less time");
+        assert!(is_divided(1321) && is_divided(2112));
+        assert!(!is_divided(2113), "a third round");
+        assert_eq!(of(8 * 2048, 1, (8, 0)), None, "no clusters");
+        let all = choose(&f32::KERNELS, [8 * 2048, 1, 1024, 16], (9, 0), [132, 227 << 10]);
+        assert!(divided(&f32::KERNELS, [8 * 2048, 1, 1024], &all, 132).is_none(), "no blocks of 64 rows");
     }
 
     #[test]

@@ -88,7 +88,16 @@ pub fn expert_mlp<'a, T: ExpertInput>(
     experts: &'a ExpertTable,
 ) -> ExpertMlpOp<'a, T> {
     let activation = Activation::GeluErf;
-    ExpertMlpOp { x, routing, experts, activation, tokens: None, blocks: None, stream: None }
+    ExpertMlpOp {
+        x,
+        routing,
+        experts,
+        activation,
+        tokens: None,
+        blocks: None,
+        is_beside: false,
+        stream: None,
+    }
 }
 
 /// Experts that have yet to be evaluated; see [`expert_mlp`].
@@ -101,7 +110,14 @@ pub struct ExpertMlpOp<'a, T: Element> {
     activation: Activation,
     tokens: Option<usize>,
     blocks: Option<ExpertBlocks>,
+    is_beside: bool,
     stream: Option<&'a Stream>,
+}
+
+/// Whether so many tokens, of so many experts each, have a block each.
+pub(super) fn is_by_token(table: &ExpertTable, [tokens, experts]: [usize; 2]) -> bool {
+    let sizes = select::Sizes { tokens, experts, rows: table.count() };
+    select::choose_blocks(table.layout(), &sizes, table.device().properties()) == ExpertBlocks::One
 }
 
 /// Operands that fit together.
@@ -137,6 +153,11 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
     /// Takes the kernel that `tokens` tokens, at least as many as x has, would take: outputs are the same bit for bit as those of all of them at once.
     pub(crate) fn part_of(self, tokens: usize) -> Self {
         Self { tokens: Some(tokens), ..self }
+    }
+
+    /// Leaves room for a retrieval that runs at the same time.
+    pub(super) fn beside_retrieval(self) -> Self {
+        Self { is_beside: true, ..self }
     }
 
     /// Runs on `stream` instead of the device's default stream.
@@ -289,7 +310,9 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         {
             return Ok(Work::Sorted(kernels, plan));
         }
-        Ok(Work::ByToken(select::choose(layout, checked.tokens, blocks)))
+        let choice = select::choose(layout, checked.tokens, blocks);
+        let shared_bytes = if self.is_beside { select::shared_bytes_beside(properties) } else { 0 };
+        Ok(Work::ByToken(select::Choice { shared_bytes, ..choice }))
     }
 
     /// Refuses blocks that the device does not have, or that have no room.
@@ -383,7 +406,9 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
                 stream.with_operands(&used, || {
                     // SAFETY: shapes, strides and devices have been checked, and that y is apart from the rest; the kernel reads no row that is not
                     // within the table. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
-                    unsafe { (choice.launch)(device, stream, [choice.blocks, cluster], args) }
+                    unsafe {
+                        (choice.launch)(device, stream, [choice.blocks, cluster, choice.shared_bytes], args)
+                    }
                 })
             }
             Work::Sorted(kernels, plan) => {

@@ -72,10 +72,12 @@ pub(super) struct Choice {
     pub(super) lanes: u32,
     /// Threads that share the units of a chunk.
     pub(super) splits: u32,
+    /// Bytes of shared memory that a block has at least.
+    pub(super) shared_bytes: u32,
 }
 
-/// Launches so many blocks, in clusters of so many.
-type Launch = unsafe fn(&Device, &Stream, [u32; 2], Args) -> Result<()>;
+/// Launches so many blocks, in clusters of so many, or else with so many bytes of shared memory at least.
+type Launch = unsafe fn(&Device, &Stream, [u32; 3], Args) -> Result<()>;
 
 /// A kernel for a format.
 #[derive(Clone, Copy, Debug)]
@@ -103,12 +105,12 @@ impl Instance {
 unsafe fn launch<K: Kernel<Args = Args>>(
     device: &Device,
     stream: &Stream,
-    [blocks, _]: [u32; 2],
+    [blocks, _, shared_bytes]: [u32; 3],
     args: Args,
 ) -> Result<()> {
     let kernel = device.kernel::<K>()?;
     // SAFETY: the caller's promise is the kernel's.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], args) }
+    unsafe { kernel.launch_roomy(stream, [blocks, 1, 1], shared_bytes, args) }
 }
 
 /// Launches the kernel `K` in clusters.
@@ -119,7 +121,7 @@ unsafe fn launch<K: Kernel<Args = Args>>(
 unsafe fn launch_clusters<K: Kernel<Args = Args>>(
     device: &Device,
     stream: &Stream,
-    [blocks, cluster]: [u32; 2],
+    [blocks, cluster, _]: [u32; 3],
     args: Args,
 ) -> Result<()> {
     let kernel = device.kernel::<K>()?;
@@ -241,7 +243,16 @@ pub(super) fn choose(layout: &ExpertLayout, tokens: usize, blocks: ExpertBlocks)
     let Instance { kernel, launch, .. } = instance;
     let (lanes, splits) = share_of_threads(layout, kernel.block[0]);
     // Fewer than 2³¹ tokens.
-    Choice { kernel, launch, blocks: tokens as u32 * cluster, cluster, lanes, splits }
+    Choice { kernel, launch, blocks: tokens as u32 * cluster, cluster, lanes, splits, shared_bytes: 0 }
+}
+
+/// Bytes of shared memory of a block, where blocks of retrieval have multiprocessors each to half: two find room beside one of those, and four if there is none.
+///
+/// All of a multiprocessor's shared memory is asked for then, by both kernels: it takes no blocks of kernels for which it is divided otherwise from
+/// the cache until it is empty.
+pub(super) fn shared_bytes_beside(properties: &Properties) -> u32 {
+    let Properties { shared_per_multiprocessor, reserved_shared_per_block, .. } = *properties;
+    (shared_per_multiprocessor / 4).saturating_sub(2 * reserved_shared_per_block)
 }
 
 /// Threads of a warp.

@@ -284,7 +284,7 @@ impl ExpertTable {
     }
 
     /// The tensors that work on the table reads.
-    pub(super) fn operands(&self) -> Vec<&dyn Operand> {
+    pub(in crate::ops::peer) fn operands(&self) -> Vec<&dyn Operand> {
         match &self.rows {
             Rows::Resident(rows) => vec![rows],
             Rows::Cached { slots, slot_of, host } => vec![slots, slot_of, host],
@@ -293,7 +293,7 @@ impl ExpertTable {
     }
 
     /// Whether `tensor` shares memory with the table.
-    pub(super) fn shares_memory<T: Element>(&self, tensor: &Tensor<T>) -> bool {
+    pub(in crate::ops::peer) fn shares_memory<T: Element>(&self, tensor: &Tensor<T>) -> bool {
         match &self.rows {
             Rows::Resident(rows) => tensor.shares_memory(rows),
             Rows::Cached { slots, slot_of, host } => {
