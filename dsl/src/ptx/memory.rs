@@ -390,6 +390,34 @@ pub unsafe fn st_shared_b16(address: u32, value: u16) {
     unsafe { instruction!("st.shared.b16 [{0}], {1};", in(reg32) address, in(reg16) value, options(nostack)) }
 }
 
+macro_rules! store_if {
+    ($(#[$doc:meta])* $name:ident, $type:literal, $class:ident, $value:ty) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        ///
+        /// As the module says, if `condition` holds.
+        #[inline(always)]
+        pub unsafe fn $name(address: u32, value: $value, condition: bool) {
+            // SAFETY: the caller's promise is the instruction's.
+            unsafe {
+                instruction!(
+                    concat!("{{ .reg .pred p; setp.ne.u32 p, {2}, 0; @p st.shared.", $type, " [{0}], {1}; }}"),
+                    in(reg32) address, in($class) value, in(reg32) condition as u32, options(nostack)
+                )
+            }
+        }
+    };
+}
+store_if!(
+    /// `st.shared.b32` if `condition` holds, without a branch.
+    st_shared_b32_if, "b32", reg32, u32
+);
+store_if!(
+    /// `st.shared.b16` if `condition` holds, without a branch.
+    st_shared_b16_if, "b16", reg16, u16
+);
+
 /// `ld.shared.v2.f32`: two numbers.
 ///
 /// # Safety

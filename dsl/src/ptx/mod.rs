@@ -19,7 +19,7 @@
 //! | [`wgmma_tf32`] | the same on f32 operands |
 //! | [`wgmma_update`] | wider products, and products with A in registers |
 //! | [`mbarrier`] | barriers in shared memory |
-//! | [`tma`] | `cp.async.bulk.tensor`, and the fence between the proxies |
+//! | [`tma`] | `cp.async.bulk` and `cp.async.bulk.tensor`, and the fence between the proxies |
 //! | [`cluster`] | the block's place in its cluster, addresses in other blocks, the cluster's barrier |
 //! | [`specialization`] | `setmaxnreg`, `elect.sync`, `griddepcontrol` |
 //! | [`turing`] | what stands for some of them on sm_75 |

@@ -1,4 +1,4 @@
-//! TMA: the engine that copies boxes of a tensor between global and shared memory.
+//! TMA: the engine that copies boxes of a tensor, or neighbouring bytes, between global and shared memory.
 //!
 //! All of it needs PTX ISA 8.0 and sm_90. A [`TensorMap`](crate::launch::TensorMap) describes the tensor, the box and the swizzle
 //! in shared memory; an instruction names the map by its address and gives the coordinates of the box's first element, the
@@ -112,6 +112,40 @@ tensor_copies!(
     [c0 = 0, c1 = 1, c2 = 2, c3 = 3, c4 = 4],
     "{c0}, {c1}, {c2}, {c3}, {c4}"
 );
+
+/// `cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes`: copies `bytes` neighbouring bytes to the own block's shared memory.
+///
+/// # Safety
+///
+/// Addresses and `bytes` are multiples of 16, and `bytes` is not 0. `source` (global memory) is valid for reads and not written meanwhile;
+/// nothing touches the `destination` until `barrier`, a barrier of the own block to which the bytes are announced, has completed its phase.
+#[inline(always)]
+pub unsafe fn cp_async_bulk_load(destination: u32, source: u64, bytes: u32, barrier: u32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{0}], [{1}], {2}, [{3}];",
+            in(reg32) destination, in(reg64) source, in(reg32) bytes, in(reg32) barrier, options(nostack)
+        )
+    }
+}
+
+/// `cp.async.bulk.global.shared::cta.bulk_group`: copies `bytes` neighbouring bytes from the own block's shared memory.
+///
+/// # Safety
+///
+/// Addresses and `bytes` are multiples of 16, and `bytes` is not 0. `destination` (global memory) is valid for writes, and no other work
+/// touches it. `source` is visible to the async proxy; nothing writes it until a wait for the copy's group.
+#[inline(always)]
+pub unsafe fn cp_async_bulk_store(destination: u64, source: u32, bytes: u32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "cp.async.bulk.global.shared::cta.bulk_group [{0}], [{1}], {2};",
+            in(reg64) destination, in(reg32) source, in(reg32) bytes, options(nostack)
+        )
+    }
+}
 
 /// `cp.async.bulk.commit_group`: closes the group of the stores that this thread has issued since the last one.
 #[inline(always)]
