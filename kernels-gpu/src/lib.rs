@@ -9,6 +9,7 @@
 //! | [`linear`] | `Y = activation(alpha · X Wᵀ + …)` with every term of [`LinearEpilogue`](warpsmith_dsl::epilogue::LinearEpilogue), in batches, on sm_75 and every later architecture |
 //! | [`linear_hopper`] | the same on Hopper, for 16-bit types and TF32 (sm_90a) |
 //! | [`linear_hopper_f32`] | the same on Hopper, for f32 at f32 accuracy (sm_90a) |
+//! | [`linear_narrow`] | the same, for many rows of few columns (sm_90 and later) |
 //! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |
 //! | [`linear_update`] | the same with a generated low-rank update, on sm_80 and every later architecture |
 //! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_75 and later |
@@ -50,6 +51,8 @@ pub mod linear_fp8_hopper;
 pub mod linear_hopper;
 #[cfg(feature = "linear_hopper_f32")]
 pub mod linear_hopper_f32;
+#[cfg(feature = "linear_narrow")]
+pub mod linear_narrow;
 #[cfg(feature = "linear_skinny")]
 pub mod linear_skinny;
 #[cfg(feature = "linear_update")]

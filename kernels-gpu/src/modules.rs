@@ -40,6 +40,12 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear_hopper_f32.sm_90a.ptx"),
     },
     PtxModule {
+        family: "linear_narrow",
+        arch: (9, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/linear_narrow.sm_90.ptx"),
+    },
+    PtxModule {
         family: "linear_skinny",
         arch: (9, 0),
         arch_specific: true,

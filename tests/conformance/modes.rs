@@ -65,11 +65,13 @@ fn check(tile: Tile, [input, output]: [DType; 2], access: Access) -> Result<BTre
     let mut ran = BTreeSet::new();
     let devices = devices();
     for (activation, terms, (m, k, n)) in FUSED {
-        if tile.needs_boxes() && terms != NO_TERMS {
+        if (tile.needs_boxes() || access == Access::Dense) && terms != NO_TERMS {
             continue;
         }
         // Rows that start at multiples of 4 bytes.
         let k = if access == Access::Words { k + 4 / input.size() } else { k };
+        // Few columns, of which pairs are no words.
+        let (k, n) = if access == Access::Dense { (k % 128 + 1, n % 128 + 1) } else { (k, n) };
         let precision = tile.precision(input);
         let case = LinearCase { output, activation, terms, precision, ..LinearCase::new(input, m, k, n) };
         let case = LinearCase { tile: Some(tile), ..case };
@@ -100,7 +102,7 @@ fn check(tile: Tile, [input, output]: [DType; 2], access: Access) -> Result<BTre
 /// Runs every tile of some types, and compares what ran with what ships.
 fn check_all([input, output]: [DType; 2]) -> Result<(), Failed> {
     let mut ran = BTreeSet::new();
-    for access in [Access::Aligned, Access::Words] {
+    for access in [Access::Aligned, Access::Words, Access::Dense] {
         let serves = |tile: &Tile| tile.serves(input, access) && tile.serves_output(input, output);
         for tile in Tile::ALL.into_iter().filter(serves) {
             ran.extend(check(tile, [input, output], access)?);

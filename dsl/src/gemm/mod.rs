@@ -11,6 +11,7 @@
 //! | [`turing_update`] | sm_75, in the place of `update` | an [`UpdateShape`](update::UpdateShape) | `run` |
 //! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and a store in others |
 //! | [`split_k`] | sm_90a, few rows of A or few tiles | a [`SplitKTile`] | [`load`](SplitKTile::load) in one warp, [`multiply`](SplitKTile::multiply), [`exchange`](SplitKTile::exchange) and [`store`](SplitKTile::store) in others |
+//! | [`narrow`] | sm_90, many rows of A, few columns of both | – | [`run`](narrow::run) |
 //! | [`wgmma_f32`] | sm_90a, f32 at f32 accuracy | a [`SplitTile`](wgmma_f32::SplitTile) | `load`, `split` and `multiply`, each in other warps, and `store` |
 //!
 //!
@@ -20,6 +21,7 @@ mod element;
 mod fragments;
 pub mod low_rank;
 pub mod mma_sync;
+pub mod narrow;
 mod persistent;
 mod schedule;
 pub mod split_k;

@@ -284,12 +284,21 @@ fn tiles(
             })
         })
     };
+    // Rows of every length, W beside other columns, tiles that end in each part of one; and more than a GPU's warps have rings for.
+    let dense =
+        [(200, 100, 100), (150, 101, 99), (1, 1, 1), (64, 128, 128), (31, 16, 256), (97, 37, 61)].map(case);
+    let dense = dense.into_iter().chain([
+        LinearCase { w: Placement { before: 3, after: 2 }, bias: false, ..case((70, 113, 31)) },
+        LinearCase { activation: Activation::GeluErf, scale: -0.37, ..case((65, 88, 90)) },
+        case((70_000, 7, 5)),
+    ]);
     // What the copy engine stores inside a larger Y, of columns around those of the widest boxes.
     let inside = [360, 176, 352, 112, 120, 8]
         .map(|n| LinearCase { y: Placement { before: 8, after: 16 }, ..case((300, 72, n)) });
     let stored = |case: &LinearCase| case.tile.is_some_and(|tile| tile.needs_boxes());
     let inside = forced(Access::Aligned, inside.to_vec()).filter(stored);
-    forced(Access::Aligned, aligned).chain(forced(Access::Words, words)).chain(inside).collect()
+    let dense = forced(Access::Dense, dense.collect());
+    forced(Access::Aligned, aligned).chain(forced(Access::Words, words)).chain(dense).chain(inside).collect()
 }
 
 /// The cases of the scaled linear operation.
@@ -414,7 +423,7 @@ mod tests {
                 });
             }
         }
-        let families = ["linear", "linear_hopper", "linear_hopper_f32", "linear_skinny"];
+        let families = ["linear", "linear_hopper", "linear_hopper_f32", "linear_narrow", "linear_skinny"];
         assert_eq!(reached, shipped(&families));
         Ok(())
     }

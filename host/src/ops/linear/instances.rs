@@ -15,6 +15,7 @@ use warpsmith_kernels::linear_hopper::{
 use warpsmith_kernels::linear_hopper_f32::{
     HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
 };
+use warpsmith_kernels::linear_narrow::{NarrowParams, linear_narrow};
 use warpsmith_kernels::linear_skinny::{
     Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny64x64, Skinny64x64Split2,
     Skinny64x64Split8, SkinnyParams, linear_skinny,
@@ -92,11 +93,15 @@ impl<T: Element, O: Element> Instance<T, O> {
         Self { declaration: K::DECLARATION, launch: launch_skinny::<T, O, K, S> }
     }
 
+    fn narrow<K: Kernel<Args = NarrowArgs<T, O>>>() -> Self {
+        Self { declaration: K::DECLARATION, launch: launch_narrow::<T, O, K> }
+    }
+
     /// Launches the kernel on `blocks` blocks, loading it if this is its first use on the device.
     ///
     /// # Safety
     ///
-    /// The operands are valid for what [`linear`], [`linear_hopper`] or [`linear_skinny`] does with them, and live until the
+    /// The operands are valid for what [`linear`], [`linear_hopper`], [`linear_skinny`] or [`linear_narrow`] does with them, and live until the
     /// stream's work is done.
     pub(crate) unsafe fn launch(
         &self,
@@ -379,6 +384,34 @@ unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O
     }
 }
 
+/// The arguments of a kernel for many rows of few columns.
+type NarrowArgs<T, O> = (
+    Global<<T as Element>::Device>,
+    Global<<T as Element>::Device>,
+    GlobalMut<<O as Element>::Device>,
+    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
+    NarrowParams,
+);
+
+/// Launches the kernel `K`, which is for many rows of few columns.
+///
+/// # Safety
+///
+/// As [`Instance::launch`].
+unsafe fn launch_narrow<T: Element, O: Element, K: Kernel<Args = NarrowArgs<T, O>>>(
+    device: &Device,
+    stream: &Stream,
+    blocks: u32,
+    operands: &Operands<'_, T, O>,
+) -> Result<()> {
+    let &Operands { x, w, y_arg, m, n, k, epilogue, .. } = operands;
+    let [row_stride_w, column_stride_w] = [1, 2].map(|axis| w.strides()[axis] as u64);
+    let params = NarrowParams { row_stride_w, column_stride_w, m, n, k, reserved: 0 };
+    let kernel = device.kernel::<K>()?;
+    // SAFETY: the caller's promise is the kernel's.
+    unsafe { kernel.launch_early(stream, [blocks, 1, 1], (x.arg(), w.arg(), y_arg, epilogue, params)) }
+}
+
 /// The arguments of a Hopper kernel at f32 accuracy.
 type SplitArgs = (TensorMap, TensorMap, GlobalMut<f32>, LinearEpilogue<f32, f32>, HopperF32Params);
 
@@ -439,6 +472,7 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, Skinny16x64) => { instances!(@skinny $t, $o, Skinny16x64) };
     (@instance $t:ident, $o:ident, Skinny16x64Split2) => { instances!(@skinny $t, $o, Skinny16x64Split2) };
     (@instance $t:ident, $o:ident, Skinny16x64Split4) => { instances!(@skinny $t, $o, Skinny16x64Split4) };
+    (@instance $t:ident, $o:ident, Narrow16x256) => { Instance::narrow::<linear_narrow<$t>>() };
     (@instance $t:ident, $o:ident, HopperSplit128x256) => { instances!(@split Split128x256) };
     (@instance $t:ident, $o:ident, HopperSplit128x128) => { instances!(@split Split128x128) };
     (@instance $t:ident, $o:ident, HopperSplit64x128) => { instances!(@split Split64x128) };
@@ -460,7 +494,7 @@ instances! {
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, HopperCooperative256x176,
          Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
-         T128x128, T128x64, T64x64, T16x64];
+         Narrow16x256, T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
@@ -468,7 +502,7 @@ instances! {
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, HopperCooperative256x176,
          Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
-         T128x128, T128x64, T64x64, T16x64];
+         Narrow16x256, T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
@@ -503,6 +537,7 @@ mod tests {
                 assert_eq!(declaration.shared_bytes, tile.shared_bytes(), "{}", declaration.name);
                 let (family, of_tile) = match tile.name().split_once('-') {
                     Some(("skinny", rest)) => ("linear_skinny", rest),
+                    Some(("narrow", rest)) => ("linear_narrow", rest),
                     Some(("hopper", rest)) if rest.starts_with("split") => ("linear_hopper_f32", rest),
                     // Whether there are halves is a parameter.
                     Some((_, rest)) => ("linear_hopper", rest.trim_end_matches("-halves")),

@@ -112,9 +112,11 @@ pub(crate) struct Path {
 }
 
 /// The path that costs least for a product of `places`, of which `problem` gives the problem of each launch and how many there
-/// are, when some operands have been copied; with a tile that is asked for, the path with the fewest copies. `None` if no kernel of the device, or none of the tile that is asked for, would do.
+/// are, when some operands have been copied; with a tile that is asked for, the path with the fewest copies. `is_dense` is whether they can be
+/// read as [`Access::Dense`] says. `None` if no kernel of the device, or none of the tile that is asked for, would do.
 pub(crate) fn choose(
     places: [Place<'_>; 2],
+    is_dense: bool,
     tile: Option<Tile>,
     limits: &Limits,
     problem: impl Fn([bool; 2], Access) -> (Problem, usize),
@@ -126,18 +128,20 @@ pub(crate) fn choose(
         if (0..2).any(|i| repack[i] && places[i].lie() == Lie::Chunks) {
             continue;
         }
-        let Some(access) = access(lies[0], lies[1]) else { continue };
-        let (problem, launches) = problem(repack, access);
-        let Some(time) = estimate(tile, &problem, limits) else { continue };
         let mut copies: u128 = (0..2).filter(|&i| repack[i]).map(|i| places[i].copy_cost()).sum();
         if repack == [true; 2] && places.iter().all(Place::is_matrix_of_rows) {
             // One launch makes both.
             copies -= u128::from(LAUNCH);
         }
-        let cost = time * launches as u128 + copies;
-        // A tile that is asked for reads operands where they lie, if it can.
-        if best.is_none_or(|(least, _)| cost < least && tile.is_none()) {
-            best = Some((cost, Path { repack, access }));
+        let dense = (is_dense && repack == [false; 2]).then_some(Access::Dense);
+        for access in access(lies[0], lies[1]).into_iter().chain(dense) {
+            let (problem, launches) = problem(repack, access);
+            let Some(time) = estimate(tile, &problem, limits) else { continue };
+            let cost = time * launches as u128 + copies;
+            // A tile that is asked for reads operands where they lie, if it can.
+            if best.is_none_or(|(least, _)| cost < least && tile.is_none()) {
+                best = Some((cost, Path { repack, access }));
+            }
         }
     }
     best.map(|(_, path)| path)
@@ -171,8 +175,12 @@ mod tests {
     }
 
     fn path(a: Place<'_>, b: Place<'_>, tile: Option<Tile>) -> Option<Path> {
+        path_of(a, b, false, tile)
+    }
+
+    fn path_of(a: Place<'_>, b: Place<'_>, is_dense: bool, tile: Option<Tile>) -> Option<Path> {
         let (m, n, k) = (a.rows.0 as u32, b.rows.0 as u32, a.columns.0 as u32);
-        choose([a, b], tile, &H100, |_, access| {
+        choose([a, b], is_dense, tile, &H100, |_, access| {
             let products = Products::Direct;
             (
                 Problem {
@@ -210,6 +218,43 @@ mod tests {
         assert_eq!(odd(100_000, 100, 100), Path { repack: [false; 2], access: Access::Words });
     }
 
+    /// M, K, N, and microseconds of bf16 with bias and ReLU on an H100, driver 580.159.04, by `cargo xtask bench`: read as
+    /// [`Access::Dense`] says, and otherwise.
+    const NARROW: [((usize, usize, usize), [f64; 2]); 11] = [
+        ((100_000, 100, 100), [23.62, 50.99]),
+        ((100_000, 101, 99), [24.86, 57.12]),
+        ((100_000, 37, 10), [9.73, 23.47]),
+        ((50_000, 100, 20), [9.12, 15.47]),
+        ((20_000, 100, 100), [8.76, 13.85]),
+        ((10_000, 100, 100), [6.98, 7.71]),
+        ((5000, 100, 100), [6.18, 6.33]),
+        ((1000, 100, 100), [5.59, 3.64]),
+        ((65_536, 64, 64), [13.71, 9.04]),
+        ((65_536, 128, 128), [25.61, 13.38]),
+        ((100_000, 128, 64), [24.81, 16.84]),
+    ];
+
+    #[test]
+    fn rows_without_gaps_are_read_as_one_piece_where_that_was_measured_to_be_faster() {
+        for ((m, k, n), [dense, other]) in NARROW {
+            let (x, w) = (rows(m, k, k), rows(n, k, k));
+            let path = path_of(x, w, true, None).expect("there are kernels");
+            let (chosen, rest) = if path.access == Access::Dense { (dense, other) } else { (other, dense) };
+            assert!(chosen <= 1.05 * rest, "{m}x{k}x{n}: {path:?}");
+            assert_ne!(path_of(x, w, false, None).expect("there are kernels").access, Access::Dense);
+        }
+    }
+
+    #[test]
+    fn rows_that_no_other_kernel_reads_need_no_copy_where_they_have_no_gaps() {
+        let dense = Some(Path { repack: [false; 2], access: Access::Dense });
+        let (x, w) = (rows(100_000, 101, 101), rows(99, 101, 101));
+        assert_eq!(path_of(x, turned(w, 99), true, None), dense);
+        let asked = |is_dense| path_of(rows(3, 5, 5), rows(7, 5, 5), is_dense, Some(Tile::Narrow16x256));
+        assert_eq!(asked(true), dense);
+        assert_eq!(asked(false), None);
+    }
+
     /// The leading axis may become the rows' own, which are then as far apart as its matrices.
     #[test]
     fn single_rows_of_many_matrices_are_not_contiguous_along_the_rows() {
@@ -228,7 +273,7 @@ mod tests {
             (turned(a, 1024), turned(b, 2048), [true; 2]),
         ] {
             let path_on = |limits: &Limits| {
-                choose([a, b], None, limits, |_, access| {
+                choose([a, b], false, None, limits, |_, access| {
                     (
                         Problem {
                             m: 1024,

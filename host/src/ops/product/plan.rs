@@ -136,7 +136,8 @@ where
                 launches.count(),
             )
         };
-        let chosen = path::choose(places, product.options.tile, &limits, problem);
+        let is_dense = is_dense(product, y, &axes([false; 2]).launches());
+        let chosen = path::choose(places, is_dense, product.options.tile, &limits, problem);
         let path = chosen.ok_or_else(|| no_kernel(product, &limits))?;
 
         let launches = axes(path.repack).launches();
@@ -186,6 +187,25 @@ where
             && leading.iter().all(|&stride| is_chunked(stride))
     };
     product.options.fits_registers() && is_chunked(product.n()) && y.is_none_or(lies_well)
+}
+
+/// Whether the launches of operands that are read where they lie, and of an output that lies as `y` does or has no gaps, are one as
+/// [`Access::Dense`] says.
+fn is_dense<T, O>(product: &Product<'_, T, O>, y: Option<&Tensor<O>>, launches: &Launches) -> bool
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    let a = place(&product.a);
+    let follow = |role: Role, columns| launches.rows == 1 || launches.row_strides[role] == columns;
+    let starts = |address: u64| address.is_multiple_of(CHUNK_BYTES as u64);
+    product.options.fits_registers()
+        && (launches.count(), launches.batch) == (1, 1)
+        && (a.columns.0 == 1 || a.columns.1 == 1)
+        && follow(Role::A, a.columns.0)
+        && follow(Role::Y, product.n())
+        && starts(a.address)
+        && y.is_none_or(|y| starts(y.arg().address()))
 }
 
 /// Where the matrices of an operand are.
@@ -296,6 +316,10 @@ where
                 "one that takes operands without columns, which no tensor map describes".into()
             } else if tile.shared_bytes() > limits.max_shared_per_block {
                 format!("one of at most {} bytes of shared memory", limits.max_shared_per_block)
+            } else if tile == Tile::Narrow16x256 {
+                "one that serves these operands: this takes one x and one y of few columns, without gaps from a multiple of 16 \
+                 bytes on, and no more than alpha, a bias and an activation"
+                    .into()
             } else if tile.needs_boxes() {
                 "one that serves this output: this takes rows of y that are multiples of 16 bytes, and no more than \
                  alpha, a bias and an activation"

@@ -16,6 +16,7 @@ use warpsmith_kernels::linear_fp8::Fp8Params;
 use warpsmith_kernels::linear_fp8_hopper::{Fp8HopperParams, Fp8Types};
 use warpsmith_kernels::linear_hopper::HopperParams;
 use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
+use warpsmith_kernels::linear_narrow::NarrowParams;
 use warpsmith_kernels::linear_skinny::SkinnyParams;
 use warpsmith_kernels::linear_update::LinearUpdateParams;
 use warpsmith_kernels::linear_update_hopper::{UpdateFewRowsParams, UpdateHopperParams};
@@ -128,6 +129,8 @@ impl Operand {
         let word = size.words[which];
         let stride = if word < 16 {
             ((lengths[0] * of.bytes() / word + 1) | 1) * (word / of.bytes())
+        } else if instance.family == Family::Narrow && which == 0 {
+            lengths[0]
         } else if instance.family == Family::Fp8Portable {
             // X and W have one stride, which K alone decides.
             k.next_multiple_of(chunk)
@@ -542,6 +545,12 @@ impl Case {
                 let params = HopperF32Params { stride_y, batch_y, batch, m, n, k, layouts, reserved: 0 };
                 let (x, w) = maps(boxes.rows);
                 (x, w, y, epilogue, params).with_raw(|raw| launch(clusters * boxes.cluster, raw))
+            }
+            Family::Narrow => {
+                let stride = self.operands[1].stride;
+                let [row_stride_w, column_stride_w] = if mn[1] { [1, stride] } else { [stride, 1] };
+                let params = NarrowParams { row_stride_w, column_stride_w, m, n, k, reserved: 0 };
+                (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(clusters.max(1), raw))
             }
             Family::Skinny(boxes) => {
                 let params = SkinnyParams { stride_y, batch_y, m, n, k, layouts };

@@ -47,6 +47,8 @@ enum Family {
     Fp8Hopper(Boxes),
     /// `linear_hopper_f32`, whose products are made of the parts of each number.
     Split(Boxes),
+    /// `linear_narrow`.
+    Narrow,
     /// `linear_skinny`, of which a cluster shares a tile.
     Skinny(Boxes),
 }
@@ -81,6 +83,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         Family::Hopper(boxes) | Family::Fp8Hopper(boxes) | Family::Split(boxes) => {
             instance.hopper_sizes(boxes)
         }
+        Family::Narrow => instance.narrow_sizes(),
         Family::Skinny(boxes) => instance.skinny_sizes(boxes.cluster),
     };
     sizes.sort_by_key(|size| size.cost(instance.tile, 128 / instance.input.bytes()));
@@ -89,7 +92,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
 
 /// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
 /// `linear_update_hopper_<type>_[pingpong_]<M>x<N>`,
-/// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>` or
+/// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>`, `linear_narrow_<input>_<output>_<M>x<N>` or
 /// `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Instance {
@@ -200,6 +203,7 @@ impl Instance {
             ["fp8", "hopper", output, shape @ "256x128"] => {
                 (Family::Fp8Hopper(boxes::<Fp8Hopper256x128>()), "e4m3", output, shape)
             }
+            ["narrow", input, output, shape] => (Family::Narrow, input, output, shape),
             ["skinny", input, output, shape, ref split @ ..] => {
                 // The boxes are the same however many blocks share a tile.
                 let boxes = match (shape, split) {
@@ -502,6 +506,27 @@ impl Instance {
 }
 
 impl Instance {
+    /// Rows of each length up to several k-steps, that end in each part of a tile; rings that come round.
+    fn narrow_sizes(self) -> Vec<Size> {
+        let dense = |m, k, n| Size { pad: 0, ..plain(m, k, n) };
+        let [rows, _] = self.tile;
+        let mut sizes: Vec<Size> =
+            (1..=34).map(|k| dense(1 + 11 * k % (2 * rows), k, 1 + 7 * k % 37)).collect();
+        sizes
+            .extend([47, 64, 79, 80, 95, 100, 101, 112, 127, 128].map(|k| dense(rows + k % 7, k, 3 + k % 5)));
+        sizes.extend([31, 32, 33, 64, 67, 96, 127, 128, 129, 255, 256].map(|n| dense(9 + n % 8, 9, n)));
+        for (blocks, tiles) in [(1, 8), (1, 17), (2, 33), (1, 70)] {
+            let clusters = |size: Size| size.clusters(blocks);
+            sizes.extend([dense(rows * tiles - 5, 3, 2), dense(rows * tiles, 4, 3)].map(clusters));
+        }
+        for function in [Function::Relu, Function::Gelu, Function::Silu] {
+            let fused = Fused { function, alpha: 0.5, bias: function != Function::Gelu, ..PLAIN };
+            sizes.push(dense(rows + 3, 18, 35).fused(fused));
+        }
+        sizes.extend([dense(40, 21, 13), dense(33, 100, 36)].map(|size| size.mn(false, true)));
+        sizes
+    }
+
     /// Sums of fewer steps than blocks share them, of as many as their rings have stages and of more; rows that end in every fragment of
     /// accumulators, columns that end in every warp's part.
     fn skinny_sizes(self, split: u32) -> Vec<Size> {

@@ -11,6 +11,8 @@
 //!
 //! The costs were fitted to measurements on an H100, for 16-bit types those in `tiles-h100.csv`. Only their ratios matter here.
 
+use warpsmith_dsl::gemm::narrow;
+
 use super::{Access, Limits, Problem, Tile};
 use crate::DType;
 use crate::ops::CHUNK_BYTES;
@@ -63,7 +65,7 @@ impl Cost {
         let last = if rest > 0 { round(rest) } else { 0 };
         let by_rounds = u128::from(rounds) * u128::from(round(resident)) + u128::from(last);
         let by_chip = u128::from(blocks) * u128::from(self.crowded) / u128::from(multiprocessors);
-        let columns = u128::from(problem.k) * slowness(problem) / 2 + u128::from(self.overhead);
+        let columns = u128::from(problem.k) * slowness(tile, problem) / 2 + u128::from(self.overhead);
         let of_blocks = by_rounds.max(by_chip) * columns;
         // Where reading x and w takes longest, some of the rest is not hidden under it.
         let moved = bytes(problem) + stored_bytes(problem);
@@ -232,6 +234,34 @@ impl SkinnyCost {
     }
 }
 
+/// What a narrow launch costs, in picoseconds on an H100, on the scale of what the model gives for other ways to read short rows: their order
+/// in the test of this choice in `product::path` is right.
+struct NarrowCost;
+
+impl NarrowCost {
+    /// For launching, reading w, and the first and the last tile.
+    const LAUNCH: u64 = 1_900_000;
+    /// What of that, 32 columns of y take more.
+    const COLUMNS: u64 = 500_000;
+    /// A round of tiles, one of each warp, at least.
+    const ROUND: u64 = 1_450_000;
+    /// Bytes in a microsecond.
+    const BANDWIDTH: u128 = 2_000_000;
+    /// The same, where rows of x begin at the same of shared memory's banks.
+    const SLOW_BANDWIDTH: u128 = 1_500_000;
+
+    fn picoseconds(problem: &Problem, limits: &Limits) -> u128 {
+        let tiles = Tile::Narrow16x256.tiles(problem.m, problem.n);
+        let warps = u64::from(limits.multiprocessors.max(1)) * u64::from(narrow::WARPS);
+        let rounds = u128::from(tiles.div_ceil(warps)) * u128::from(Self::ROUND);
+        let collides = row_bytes(problem).is_multiple_of(CACHE_LINE);
+        let bandwidth = if collides { Self::SLOW_BANDWIDTH } else { Self::BANDWIDTH };
+        let moved = bytes(problem) + stored_bytes(problem);
+        let once = Self::LAUNCH + u64::from(problem.n.div_ceil(32)) * Self::COLUMNS;
+        u128::from(once) + rounds.max(moved * 1_000_000 / bandwidth)
+    }
+}
+
 /// Bytes that kernels read and write in a microsecond at most, those aside that are for few rows of x.
 const BANDWIDTH: u128 = 2_516_000;
 
@@ -252,10 +282,12 @@ fn stored_bytes(problem: &Problem) -> u128 {
     elements * problem.output.size() as u128 * 4 / 5
 }
 
-/// Half the times that a column takes as long where it is read in words as in chunks: for f32, and for 16-bit types, whose products
-/// take less time. An estimate from the instructions of a slot.
+/// Half the times that a column takes as long where it is read in words as in chunks: for f32, an estimate from the instructions of a slot.
 const WORDS_OF_F32: u128 = 3;
+/// The same of 16-bit types, whose products take less time.
 const WORDS_OF_HALVES: u128 = 4;
+/// The same of tiles of 64 × 64, such that the order of what was measured with 1000 to 100 000 rows of 100 elements is right.
+const WORDS_OF_LARGE_HALVES: u128 = 5;
 
 /// What half a tile takes of the time of a whole one, in thousandths. It has half the products, for which its block reads three
 /// quarters of the bytes. Measured of 16-bit types where the copy engine stores y, and taken to be the same where it does not.
@@ -279,14 +311,18 @@ pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u12
     if let Some(cost) = SkinnyCost::of(tile) {
         return cost.picoseconds(tile, problem, limits);
     }
+    if tile == Tile::Narrow16x256 {
+        return NarrowCost::picoseconds(problem, limits);
+    }
     Cost::of(tile, problem.input).map_or(u128::MAX, |cost| cost.picoseconds(tile, problem, limits))
 }
 
 /// Half the times that a column takes as long as one that is read in chunks.
-fn slowness(problem: &Problem) -> u128 {
-    match (problem.access, problem.input) {
-        (Access::Aligned | Access::Across, _) => 2,
-        (Access::Words, DType::F32) => WORDS_OF_F32,
-        (Access::Words, _) => WORDS_OF_HALVES,
+fn slowness(tile: Tile, problem: &Problem) -> u128 {
+    match (problem.access, problem.input, tile) {
+        (Access::Aligned | Access::Across | Access::Dense, ..) => 2,
+        (Access::Words, DType::F32, _) => WORDS_OF_F32,
+        (Access::Words, _, Tile::T64x64) => WORDS_OF_LARGE_HALVES,
+        (Access::Words, ..) => WORDS_OF_HALVES,
     }
 }

@@ -8,7 +8,7 @@ mod halves;
 mod tests;
 
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
-use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape};
+use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape, narrow};
 use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x192,
@@ -73,6 +73,9 @@ pub enum Tile {
     Skinny16x64Split2,
     /// 16 × 64 on Hopper by a cluster of four blocks, which share the sum over K; 16-bit types only.
     Skinny16x64Split4,
+    /// 16 × 256 on Hopper by one warp, of rows that follow each other [without gaps](Access::Dense); for 16-bit types, few columns of x and
+    /// at most 256 of y.
+    Narrow16x256,
     /// 128 × 128; 16-bit types only.
     T128x128,
     /// 128 × 64.
@@ -85,7 +88,7 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
@@ -105,6 +108,7 @@ impl Tile {
         Self::Skinny16x64,
         Self::Skinny16x64Split2,
         Self::Skinny16x64Split4,
+        Self::Narrow16x256,
         Self::T128x128,
         Self::T128x64,
         Self::T64x64,
@@ -134,6 +138,7 @@ impl Tile {
             Self::Skinny16x64 => "skinny-16x64",
             Self::Skinny16x64Split2 => "skinny-16x64-split2",
             Self::Skinny16x64Split4 => "skinny-16x64-split4",
+            Self::Narrow16x256 => "narrow-16x256",
             Self::T128x128 => "128x128",
             Self::T128x64 => "128x64",
             Self::T64x64 => "64x64",
@@ -163,6 +168,7 @@ impl Tile {
             Self::Skinny16x64 => Facts::of_skinny::<Skinny16x64>(),
             Self::Skinny16x64Split2 => Facts::of_skinny::<Skinny16x64Split2>(),
             Self::Skinny16x64Split4 => Facts::of_skinny::<Skinny16x64Split4>(),
+            Self::Narrow16x256 => Facts::of_narrow(),
             Self::T128x128 => Facts::of::<Tile128x128>(),
             Self::T128x64 => Facts::of::<Tile128x64>(),
             Self::T64x64 => Facts::of::<Tile64x64>(),
@@ -238,7 +244,8 @@ impl Tile {
             | Self::HopperSplit64x64 => input == DType::F32 && access == Access::Aligned,
             Self::T128x128 => input != DType::F32 && access == Access::Aligned,
             Self::T128x64 => access == Access::Aligned,
-            Self::T64x64 | Self::T16x64 => access != Access::Across,
+            Self::T64x64 | Self::T16x64 => matches!(access, Access::Aligned | Access::Words),
+            Self::Narrow16x256 => input != DType::F32 && access == Access::Dense,
             _ => input != DType::F32 && access == Access::Aligned,
         }
     }
@@ -260,6 +267,7 @@ impl Tile {
                 | Self::Skinny64x64Split8
                 | Self::Skinny32x64
                 | Self::Skinny16x64Split2
+                | Self::Narrow16x256
         );
         output == input || (output == DType::F32 && !is_for_inputs_type)
     }
@@ -343,6 +351,7 @@ impl Tile {
             // There is no tensor map of a matrix without columns.
             && (problem.k > 0 || !self.is_hopper())
             && (problem.stores_boxes || !self.needs_boxes())
+            && (self != Self::Narrow16x256 || (problem.batch == 1 && narrow::fits(problem.k, problem.n)))
             // Turing's kernels read chunks.
             && (problem.access == Access::Aligned || limits.compute_capability >= AMPERE)
             && self.shared_bytes() <= limits.max_shared_per_block
@@ -402,6 +411,11 @@ impl Facts {
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
 
+    const fn of_narrow() -> Self {
+        let schedule = Schedule::Persistent { cluster: 1, resident: 1, stores_rows: true };
+        Self { shape: (narrow::ROWS, narrow::MAX_COLUMNS), shared_bytes: narrow::SHARED_BYTES, schedule }
+    }
+
     const fn of_skinny<S: SplitKTile>() -> Self {
         let schedule = Schedule::Split { parts: S::SPLIT };
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
@@ -437,11 +451,14 @@ pub enum Access {
     Across,
     /// In words of 4, 8 or 16 bytes along K: base addresses and row strides are multiples of 4 bytes.
     Words,
+    /// Of x many rows at a time, of w single elements: x and y are one matrix each, whose rows follow each other without gaps from a multiple
+    /// of 16 bytes on, w is one that lies in any way, and nothing is done to the products but scaling by one number, a bias and the activation.
+    Dense,
 }
 
 impl Access {
     /// Every access.
-    pub const ALL: [Self; 3] = [Self::Aligned, Self::Across, Self::Words];
+    pub const ALL: [Self; 4] = [Self::Aligned, Self::Across, Self::Words, Self::Dense];
 }
 
 /// What the choice depends on.
