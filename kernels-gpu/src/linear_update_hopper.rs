@@ -21,7 +21,8 @@ use crate::codes::Codes;
 
 /// 128 × 128 outputs by each of two warpgroups in turn.
 pub type UpdatePingPong128x128 = WgmmaUpdateTile<[f32; 64], 2, PingPong, 5, 1, false>;
-/// The same for updates of at most eight ranks together, of which each tile computes all for itself, and aligned rows only.
+/// The same for updates of at most eight ranks together, of which each tile computes all for itself, whatever the launch says of an exchange: for
+/// epilogues that need no memory, and aligned rows only.
 pub type UpdateOwn128x128 = WgmmaUpdateTile<[f32; 64], 2, PingPong, 5, 1, true>;
 /// 128 × 192 outputs by each of two warpgroups in turn, in clusters of two blocks: for epilogues that need no memory, and
 /// aligned rows only.

@@ -432,9 +432,9 @@ impl<T: MmaElement + HalfElement> NarrowProblem<T> {
                 ptx::cp_async_bulk_store(to.address(), results.get(), bytes);
                 ptx::cp_async_bulk_commit_group();
             }
-            // Of the last tile, less than a chunk remains.
+            // Of the last tile, less than a chunk remains: at most an element for each of seven lanes.
             let index = bytes / BYTES + lane;
-            if index < elements && lane < CHUNK_BYTES / BYTES {
+            if index < elements {
                 let bits = ptx::ld_shared_b16(results.offset(index * BYTES).get());
                 ptx::st_global_b16(to.offset(index as u64).address(), bits);
             }

@@ -52,20 +52,21 @@ fn measure<T: TopkElement + FloatElement>(
     options: &Options,
 ) -> Result<TopkMeasurement> {
     let TopkCase { rows, columns, k, .. } = *case;
-    let read = rows * columns * size_of::<T>();
-    let written = rows * k * (size_of::<T>() + size_of::<u32>());
+    let read = rows.saturating_mul(columns).saturating_mul(size_of::<T>());
+    let written = rows.saturating_mul(k).saturating_mul(size_of::<T>() + size_of::<u32>());
+    let bytes = read.saturating_add(written);
     let draw = |set: usize| -> Result<Tensor<T>> {
         let drawn = case.data.draw(case.seed, set as u64, (rows, columns), 1, f64::from)?;
         Tensor::from_array(device, &drawn.mapv(T::round))
     };
-    let count = sets_beyond_cache(device, (read + written) as u64);
+    let count = sets_beyond_cache(device, bytes as u64);
     let sets = (0..count).map(draw).collect::<Result<Vec<_>>>()?;
     let implementation = ops::topk(&sets[0], k).implementation()?;
     let stream = device.default_stream();
     let mut launch =
         |index: usize| ops::topk(&sets[index % sets.len()], k).on(&stream).run().map(|_results| ());
     let timings = interleaved(&stream, &mut [&mut launch], options)?;
-    Ok(TopkMeasurement { implementation, timing: timings[0], bytes: (read + written) as f64 })
+    Ok(TopkMeasurement { implementation, timing: timings[0], bytes: bytes as f64 })
 }
 
 #[cfg(test)]

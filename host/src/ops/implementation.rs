@@ -29,11 +29,11 @@ pub enum Implementation {
     },
     /// Several kernels, one after the other, because none does it all.
     Sequence {
-        /// The kernels, in their order.
+        /// The kernels in the order of their first launches, each once.
         launches: Launches,
         /// Whether they run in the emulator, not on a GPU.
         emulated: bool,
-        /// Operands that are first copied into rows that the kernels can read, of both together.
+        /// Operands that are first copied into rows that the kernels can read, of all together.
         copies: u32,
     },
     /// The CPU implementation.
@@ -86,7 +86,8 @@ impl Implementation {
         Self::Sequence { launches, emulated, copies: first.copies() + second.copies() }
     }
 
-    /// The kernels that run, in their order, but for copies of operands; none on the CPU.
+    /// The kernels that run in the order of their first launches, but for copies of operands; none on the CPU. One that is launched again, for other columns
+    /// or tokens, is there once.
     #[must_use]
     pub fn launches(&self) -> Launches {
         match *self {
@@ -108,7 +109,7 @@ pub struct Launch {
     pub blocks: u32,
 }
 
-/// Kernels that run one after the other.
+/// Kernels that run one after the other, each with the blocks of its first launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Launches {
     all: [Launch; Self::MOST],

@@ -321,7 +321,7 @@ fn launch<T: TopkElement>(
     let arguments = (x.arg(), from_arg, values.arg_mut(), ids.arg_mut(), params);
     let mut operands: Vec<&dyn Operand> = vec![x, values, ids];
     operands.extend(from.map(|from| from as &dyn Operand));
-    // SAFETY: the sizes are those of the tensors; the results are new. Tensors are freed in the order of their home streams, which
+    // SAFETY: the sizes are those of the tensors; the results are new, or were checked to share memory with nothing else. Tensors are freed in the order of their home streams, which
     // `with_operands` makes wait for this work.
     stream.with_operands(&operands, || unsafe {
         if sizes.k <= FEW as usize {

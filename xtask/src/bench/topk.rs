@@ -93,6 +93,7 @@ fn cases(args: &Args) -> Vec<TopkCase> {
         let of_type = |precision: &Precision| precision.name() == case.dtype.name();
         args.filter.as_ref().is_none_or(|filter| label(case).contains(&filter.replace('x', "×")))
             && (args.dtype.is_empty() || args.dtype.iter().any(of_type))
+            && (args.shape.is_empty() || args.shape.contains(&[case.rows, case.columns, case.k]))
     };
     cases.retain(wanted);
     cases

@@ -34,8 +34,8 @@ const TYPES: [DType; 2] = [DType::F16, DType::Bf16];
 const MOST: f64 = 0.15;
 const GOALS: [([usize; 4], f64); 3] =
     [([16384, 768, 768, 8], 0.07), ([16384, 4096, 4096, 16], 0.03), ([16384, 4096, 4096, 64], 0.05)];
-/// The share of a copy's bandwidth that an update alone is to reach: of the framework's copy of the same size, where there is one, else of a
-/// large one.
+/// The share of a copy's bandwidth that an update alone is to reach: of the framework's elementwise copy of the same size, where there is one, else of
+/// a large one.
 const SHARE: f64 = 0.9;
 const COPY: &str = "torch-copy";
 /// The name of our own linear layer among the peers, and of the sequence of two kernels.

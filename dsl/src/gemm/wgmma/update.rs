@@ -14,8 +14,8 @@
 //! only, and if there are at least as many clusters as chunks of a group of rows, all on the chip at the same time, then no cluster
 //! has two tiles that compute chunks of a group: by induction over the order, every chunk is computed.
 //!
-//! The rows of U come by way of the copy engine to where a consumer stages its outputs later, or if there is but one chunk, to a place
-//! beside.
+//! The rows of U come by way of the copy engine to where a consumer stages its outputs later, or, in tiles that always compute H for themselves, to a
+//! place beside.
 
 mod tile;
 
@@ -70,7 +70,7 @@ impl Exchange {
         self.chunks.div_ceil(PART / CHUNK)
     }
 
-    /// The same, which the compiler knows to be each tile's own for tiles `S` that know no other way.
+    /// This exchange, which the compiler knows to be none for tiles `S` that always compute H for themselves.
     #[inline(always)]
     #[must_use]
     pub fn of_tiles<S: UpdateTile>(self) -> Self {

@@ -20,7 +20,7 @@ use warpsmith_kernels::linear_hopper::{
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64};
 use warpsmith_kernels::linear_update_hopper::{
-    UpdateCooperative128x192, UpdatePingPong128x128, UpdatePingPong128x192,
+    UpdateCooperative128x192, UpdateOwn128x128, UpdatePingPong128x128, UpdatePingPong128x192,
 };
 
 use super::Problem;
@@ -68,6 +68,8 @@ struct Boxes {
     stores_rows: bool,
     /// Whether tiles may be in halves.
     halves: bool,
+    /// Whether tiles with updates compute H for themselves whatever they are told.
+    is_own: bool,
 }
 
 /// The problems that an entry of these families is run on; none if the name is no such entry's.
@@ -91,7 +93,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
 }
 
 /// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
-/// `linear_update_hopper_<type>_[pingpong_]<M>x<N>`,
+/// `linear_update_hopper_<type>_[<schedule>_|own_]<M>x<N>`,
 /// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>`, `linear_narrow_<input>_<output>_<M>x<N>` or
 /// `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +113,7 @@ fn boxes<S: PersistentTile>() -> Boxes {
         transposes: S::TRANSPOSES,
         stores_rows: S::STORES_ROWS,
         halves: S::HALVES,
+        is_own: false,
     }
 }
 
@@ -123,6 +126,7 @@ fn split_boxes<S: SplitTile>() -> Boxes {
         transposes: false,
         stores_rows: true,
         halves: false,
+        is_own: false,
     }
 }
 
@@ -135,6 +139,7 @@ fn update_boxes<S: UpdateTile>() -> Boxes {
         transposes: false,
         stores_rows: S::STORES_ROWS,
         halves: false,
+        is_own: S::IS_OWN,
     }
 }
 
@@ -147,6 +152,7 @@ fn shared_boxes<S: SplitKTile>(cluster: u32) -> Boxes {
         transposes: false,
         stores_rows: true,
         halves: false,
+        is_own: false,
     }
 }
 
@@ -216,6 +222,9 @@ impl Instance {
             }
             ["update", "hopper", input, "pingpong", shape @ "128x128"] => {
                 (Family::UpdateHopper(update_boxes::<UpdatePingPong128x128>()), input, input, shape)
+            }
+            ["update", "hopper", input, "own", shape @ "128x128"] => {
+                (Family::UpdateHopper(update_boxes::<UpdateOwn128x128>()), input, input, shape)
             }
             ["update", "hopper", input, "pingpong", shape @ "128x192"] => {
                 (Family::UpdateHopper(update_boxes::<UpdatePingPong128x192>()), input, input, shape)
@@ -368,6 +377,8 @@ impl Instance {
             own(plain(m + 3, step - chunk, n + 6).odd(), [8, 0]),
             own(plain(20, chunk, 37).odd().fused(FULL), [3, 1]),
             own(plain(all_m + 3, step, n + 5).fused(FULL), [4, 4]),
+        ];
+        let with_exchange = [
             exchanged(plain(m + 3, chunk, 8).boxed(8), [3, 0], 0),
             exchanged(plain(5 * all_m, step * 5, 2 * n).boxed(8), [4, 8], 0),
             exchanged(plain(3 * all_m - 5, step * 2, wide(3)).boxed(8), [17, 0], 2),
@@ -375,6 +386,7 @@ impl Instance {
             exchanged(plain(20, chunk, wide(9)).boxed(8), [60, 10], 0),
             exchanged(plain(m + 1, chunk, wide(2) + 1).fused(FULL), [9, 7], 1),
         ];
+        sizes.extend(with_exchange.into_iter().filter(|_| !boxes.is_own));
         let singles = SINGLE.map(|fused| own(plain(20, chunk, 24).boxed(8).fused(fused), [2, 0]));
         sizes.extend(singles);
         for tail in 1..=n / 8 {

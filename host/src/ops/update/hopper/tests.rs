@@ -319,7 +319,8 @@ fn integers_are_exact_with_ranks_of_several_rounds() {
 /// Each tile has rows of U and codes of its own, which come to where those of the consumer's tile before were.
 #[test]
 fn few_blocks_compute_many_tiles_with_their_own_h() {
-    for tile in Tile::ALL {
+    // Tiles of few rows have a block each, whatever the device has.
+    for tile in Tile::ALL.into_iter().filter(|tile| *tile != Tile::FewRows16x64) {
         let case = Case { multiprocessors: 2, ..Case::new(780, 72, 520, 8) };
         check::<bf16>(&case, tile, Sharing::Own);
     }
