@@ -17,9 +17,7 @@ use crate::stream::Stream;
 /// Work that was captured from a stream; see [`Stream::capture`].
 pub struct Graph<'a> {
     /// `None` on devices that do work at once.
-    recorded: Option<GraphHandle>,
-    /// Memory of other home streams that the work uses, with which launches are ordered.
-    kept: Vec<Arc<Buffer>>,
+    recorded: Option<Recording>,
     stream: Stream,
     /// What it owns and borrows is what the recording uses.
     work: Box<dyn FnMut() -> Result<()> + 'a>,
@@ -35,11 +33,9 @@ impl Graph<'_> {
     pub fn launch(&mut self) -> Result<()> {
         self.stream.expect_no_capture("Graph::launch")?;
         let Some(recorded) = &self.recorded else { return (self.work)() };
-        let (backend, handle) = (self.stream.device().backend(), self.stream.handle());
-        let kept: Vec<_> = self.kept.iter().collect();
         // SAFETY: `capture`'s caller has promised that what the work owns and borrows is all that it uses, which is there as long as the
         // graph is. Those tensors are freed in the order of their home streams: this one, or one that waits for the work.
-        self.stream.ordered_with(&kept, || unsafe { backend.launch_graph(recorded, handle) })
+        unsafe { recorded.launch(&self.stream) }
     }
 
     /// The stream that the work was captured from.
@@ -109,20 +105,18 @@ impl Stream {
     /// the program has loaded are owned or borrowed as tensors are.
     pub unsafe fn capture<'a>(&self, mut work: impl FnMut() -> Result<()> + 'a) -> Result<Graph<'a>> {
         self.expect_no_capture("Stream::capture")?;
-        let backend = self.device().backend();
-        let (recorded, kept) = match &**self.handle() {
+        let recorded = match &**self.handle() {
             StreamHandle::Cuda(_) => {
                 work()?;
-                let capture = Capturing::start(self.handle());
-                (backend.record_graph(self.handle(), &mut work)?, capture.finish())
+                record(self, &mut work)?
             }
             StreamHandle::Immediate => {
                 let _capture = Capturing::start(self.handle());
                 work()?;
-                (None, Vec::new())
+                None
             }
         };
-        Ok(Graph { recorded, kept, stream: self.clone(), work: Box::new(work) })
+        Ok(Graph { recorded, stream: self.clone(), work: Box::new(work) })
     }
 
     /// Whether the calling thread is capturing this stream's work.
@@ -145,6 +139,39 @@ impl Stream {
     }
 }
 
+/// What work has enqueued while it was recorded.
+pub(crate) struct Recording {
+    graph: GraphHandle,
+    /// Memory of other home streams that the work uses, with which launches are ordered.
+    kept: Vec<Arc<Buffer>>,
+}
+
+impl Recording {
+    /// Enqueues the work on `stream`, from which it was recorded, ordered with every other use of the tensors.
+    ///
+    /// # Safety
+    ///
+    /// What the work uses is valid until the work on `stream` is done.
+    pub(crate) unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        let kept: Vec<_> = self.kept.iter().collect();
+        let backend = stream.device().backend();
+        // SAFETY: the caller's promise.
+        stream.ordered_with(&kept, || unsafe { backend.launch_graph(&self.graph, stream.handle()) })
+    }
+}
+
+/// Records what `work` enqueues on `stream` instead of doing it; `None` from a device that has no recordings, which then has not called `work`.
+///
+/// # Errors
+///
+/// [`Error::Driver`] if the work does what cannot be recorded; otherwise whatever the work returns.
+pub(crate) fn record(stream: &Stream, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Recording>> {
+    let capture = Capturing::start(stream.handle());
+    let graph = stream.device().backend().record_graph(stream.handle(), work)?;
+    let kept = capture.finish();
+    Ok(graph.map(|graph| Recording { graph, kept }))
+}
+
 thread_local! {
     /// What this thread is capturing: the driver's captures are a thread's, too.
     static CAPTURES: RefCell<Vec<Capture>> = const { RefCell::new(Vec::new()) };
@@ -154,8 +181,6 @@ thread_local! {
 struct Capture {
     stream: Arc<StreamHandle>,
     kept: Vec<Arc<Buffer>>,
-    /// Streams of branches, which are captured too until the end: others must not get them before.
-    branches: Vec<Arc<StreamHandle>>,
 }
 
 impl Capture {
@@ -179,26 +204,12 @@ pub(crate) fn keep(stream: &Arc<StreamHandle>, buffers: &[&Arc<Buffer>]) -> bool
     })
 }
 
-/// Has the capture from `stream` keep that of a branch, which has been joined. False if there is no capture.
-pub(crate) fn keep_branch(stream: &Arc<StreamHandle>, branch: &Arc<StreamHandle>) -> bool {
-    CAPTURES.with_borrow_mut(|captures| {
-        let capture = captures.iter_mut().find(|capture| capture.is_of(stream));
-        capture.map(|capture| capture.branches.push(branch.clone())).is_some()
-    })
-}
-
-/// A stream that the capture from `stream` has kept for branches.
-pub(crate) fn take_branch(stream: &Arc<StreamHandle>) -> Option<Arc<StreamHandle>> {
-    CAPTURES
-        .with_borrow_mut(|captures| captures.iter_mut().find(|capture| capture.is_of(stream))?.branches.pop())
-}
-
 /// Has a stream be captured until it is finished, or dropped by an error or a panic.
 struct Capturing<'a>(&'a Arc<StreamHandle>);
 
 impl<'a> Capturing<'a> {
     fn start(stream: &'a Arc<StreamHandle>) -> Self {
-        let capture = Capture { stream: stream.clone(), kept: Vec::new(), branches: Vec::new() };
+        let capture = Capture { stream: stream.clone(), kept: Vec::new() };
         CAPTURES.with_borrow_mut(|captures| captures.push(capture));
         Self(stream)
     }

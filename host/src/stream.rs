@@ -5,8 +5,10 @@
 //! that stream wait for the home stream before, and the home stream wait for it after. So all uses of a tensor are
 //! ordered with its home stream, on which it is also freed.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::device::Device;
 use crate::device::backend::{EventHandle, StreamHandle};
@@ -127,7 +129,8 @@ impl Stream {
     /// meanwhile. What it gets later waits for both. That also holds where `work` fails or panics.
     ///
     /// All that `work` uses on the branch is among the `operands`, which are ordered with other streams as those of
-    /// [`with_operands`](Self::with_operands) are, or has this stream as its home. It allocates nothing there.
+    /// [`with_operands`](Self::with_operands) are, or has this stream as its home. It allocates nothing on the branch: the home of that would be a stream
+    /// which is nobody's afterwards.
     ///
     /// # Errors
     ///
@@ -138,8 +141,7 @@ impl Stream {
         work: impl FnOnce(&Self) -> Result<R>,
     ) -> Result<R> {
         self.with_operands(operands, || {
-            let idle = graph::take_branch(&self.handle).or_else(|| self.device.branches().lock().pop());
-            let handle = match idle {
+            let handle = match self.device.idle_branches().take(&self.handle) {
                 Some(handle) => handle,
                 None => Arc::new(self.device.backend().new_stream()?),
             };
@@ -147,8 +149,9 @@ impl Stream {
             stream.wait(&self.record()?)?;
             let branch = Branch { of: self, stream, is_joined: false };
             let result = work(&branch.stream);
-            branch.finish()?;
-            result
+            let joined = branch.finish();
+            // Where both fail the work is why: it may have spoilt a capture, say.
+            result.and_then(|value| joined.map(|()| value))
         })
     }
 
@@ -208,9 +211,7 @@ impl Branch<'_> {
             // As where homes cannot be made to wait: see `Order`.
             return self.stream.synchronize();
         }
-        if !graph::keep_branch(&self.of.handle, handle) {
-            self.of.device.branches().lock().push(handle.clone());
-        }
+        self.of.device.idle_branches().keep(&self.of.handle, handle.clone());
         Ok(())
     }
 }
@@ -219,6 +220,28 @@ impl Drop for Branch<'_> {
     fn drop(&mut self) {
         // As that of `Order`.
         let _ = self.join();
+    }
+}
+
+/// Branches that have been joined, each with the stream that it is of.
+///
+/// That stream alone gets them again: on one that had others before, work would wait for what those had left there. And where the stream is
+/// being captured, a branch of it is captured too until that ends.
+#[derive(Debug, Default)]
+pub(crate) struct IdleBranches(Mutex<Vec<(Weak<StreamHandle>, Arc<StreamHandle>)>>);
+
+impl IdleBranches {
+    fn take(&self, of: &Arc<StreamHandle>) -> Option<Arc<StreamHandle>> {
+        let mut all = self.0.lock();
+        let position = all.iter().position(|(stream, _)| std::ptr::eq(stream.as_ptr(), Arc::as_ptr(of)))?;
+        Some(all.swap_remove(position).1)
+    }
+
+    fn keep(&self, of: &Arc<StreamHandle>, branch: Arc<StreamHandle>) {
+        let mut all = self.0.lock();
+        // Nobody asks again for those of streams that are gone.
+        all.retain(|(stream, _)| stream.strong_count() > 0);
+        all.push((Arc::downgrade(of), branch));
     }
 }
 
@@ -305,3 +328,6 @@ pub(crate) fn negative_interval(milliseconds: f64) -> Error {
         actual: format!("one {milliseconds} ms after it"),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,9 +23,9 @@ pub use update::{UpdateMeasurement, UpdateSubjects, generated_update, update_sub
 
 use std::time::{Duration, Instant};
 
-use crate::device::backend::GraphHandle;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
+use crate::graph::{self, Recording};
 use crate::stream::Stream;
 use crate::tensor::Tensor;
 
@@ -192,7 +192,7 @@ struct Run {
     launches: usize,
     next: usize,
     /// The batch as a recording, on devices that have such; its launches work on the same memory every time.
-    graph: Option<GraphHandle>,
+    recording: Option<Recording>,
     host_time: Duration,
     samples: Vec<Duration>,
 }
@@ -206,27 +206,26 @@ impl Run {
         options: &Options,
         recorded: bool,
     ) -> Result<Self> {
-        let mut run = Self { launches: 1, next: 0, graph: None, host_time: HOST_TIME.0, samples: Vec::new() };
+        let mut run =
+            Self { launches: 1, next: 0, recording: None, host_time: HOST_TIME.0, samples: Vec::new() };
         run.enqueue(stream, subject)?;
         let once = run.sample(stream, plug, subject)?;
         let fitting = options.batch.as_secs_f64() / once.as_secs_f64().max(1e-6);
         run.launches = (fitting as usize).clamp(1, MOST_LAUNCHES);
         if recorded {
-            let backend = stream.device().backend();
-            let graph = backend.record_graph(stream.handle(), &mut || run.enqueue(stream, subject))?;
-            run.graph = graph;
+            run.recording = graph::record(stream, &mut || run.enqueue(stream, subject))?;
         }
         Ok(run)
     }
 
     /// Enqueues one batch.
     fn enqueue(&mut self, stream: &Stream, subject: &mut dyn Subject) -> Result<()> {
-        if let Some(graph) = &self.graph {
+        if let Some(recording) = &self.recording {
             // SAFETY: each sample waits for its batch's end, and `measure` for one that failed on the way, while the subject is
             // borrowed, which owns the operands. What an operation allocated while it was recorded, as copies of operands in
-            // aligned rows, it also freed then: both are part of the recording, whose memory it is as long as `self.graph` lives.
+            // aligned rows, it also freed then: both are part of the recording, whose memory it is as long as `self.recording` lives.
             // (A driver that cannot allocate in a stream's order refuses to record such work.)
-            return unsafe { stream.device().backend().launch_graph(graph, stream.handle()) };
+            return unsafe { recording.launch(stream) };
         }
         for _ in 0..self.launches {
             subject.enqueue(self.next)?;

@@ -16,11 +16,9 @@ use std::sync::{Arc, OnceLock};
 pub use emulator::EmulatorOptions;
 pub use properties::{MemoryStats, Properties};
 
-use parking_lot::Mutex;
-
 use crate::error::{Error, Result};
 use crate::kernel;
-use crate::stream::Stream;
+use crate::stream::{IdleBranches, Stream};
 use crate::tune;
 use backend::{Backend, StreamHandle};
 
@@ -54,8 +52,7 @@ struct Inner {
     kernels: kernel::Cache,
     tuning: tune::State,
     default_stream: Arc<StreamHandle>,
-    /// Streams for branches of others, those that none has at present.
-    branches: Mutex<Vec<Arc<StreamHandle>>>,
+    idle_branches: IdleBranches,
     backend: Box<dyn Backend>,
 }
 
@@ -116,7 +113,7 @@ impl Device {
             kernels: kernel::Cache::default(),
             tuning: tune::State::default(),
             default_stream: Arc::new(default_stream),
-            branches: Mutex::new(Vec::new()),
+            idle_branches: IdleBranches::default(),
             backend,
         }))
     }
@@ -186,9 +183,9 @@ impl Device {
         &*self.0.backend
     }
 
-    /// Streams for [branches](Stream::beside) of others.
-    pub(crate) fn branches(&self) -> &Mutex<Vec<Arc<StreamHandle>>> {
-        &self.0.branches
+    /// The [branches](Stream::beside) of the device's streams that have nothing to do at present.
+    pub(crate) fn idle_branches(&self) -> &IdleBranches {
+        &self.0.idle_branches
     }
 
     pub(crate) fn tuning(&self) -> &tune::State {
