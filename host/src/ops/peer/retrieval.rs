@@ -248,10 +248,10 @@ pub(super) fn choose<D>(
     best.map_or_else(|| of(&kernels.few, 1), |(kernel, cluster)| of(kernel, cluster))
 }
 
-/// Which rows' experts are found first, and the launch that finds the others' while those are evaluated.
+/// Which tokens' experts are found first, and the launch that finds the others' while those are evaluated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Division<D> {
-    /// Rows that share sub-keys, of each group of them, that are first.
+    /// Tokens that are first: some, and not all.
     pub(super) first: usize,
     /// The launch for the others.
     pub(super) others: Choice<D>,
@@ -264,13 +264,14 @@ const MOST_ROUNDS: usize = 2;
 /// What a block that has a multiprocessor to itself takes of the time that two of them do.
 const ALONE: f64 = 0.75;
 
-/// How the rows of the launch `all` are divided, if multiprocessors hold two of its blocks and it takes as long as two such blocks one after the other.
+/// How tokens whose launch would be `all` are divided, if its blocks are two on a multiprocessor and come one after the other: one time or, beside other
+/// work, up to [`MOST_ROUNDS`] times more. A token has so many rows that share sub-keys, in each of `heads` groups of such.
 ///
-/// The second of them take place while experts are evaluated: by a block for each multiprocessor, so that there is room beside it, and by no more
-/// clusters than find room at once. While one waits for room, no block of a later launch would begin.
+/// What finds room at a time comes first. The rest takes place while experts are evaluated: by a block for each multiprocessor, so that there is room
+/// beside it, and by no more clusters than find room at once. While one waits for room, no block of a later launch would begin.
 pub(super) fn divided<D>(
     kernels: &Kernels<D>,
-    [rows, heads, n]: [usize; 3],
+    [tokens, rows_of_token, heads, n]: [usize; 4],
     all: &Choice<D>,
     multiprocessors: u32,
 ) -> Option<Division<D>> {
@@ -280,21 +281,22 @@ pub(super) fn divided<D>(
     {
         return None;
     }
-    let (groups, at_once) = (rows.div_ceil(of.rows as usize), multiprocessors as usize / 2 / heads);
-    let first = of.room(2, multiprocessors) / heads;
-    if first == 0 || groups <= first || at_once == 0 {
+    // Whole tokens, so that the last cluster may have fewer rows than it could.
+    let first = of.room(2, multiprocessors) / heads * of.rows as usize / rows_of_token;
+    let at_once = multiprocessors as usize / 2 / heads;
+    if first == 0 || tokens <= first || at_once == 0 {
         return None;
     }
-    let rounds = (groups - first).div_ceil(at_once);
+    let rows = (tokens - first) * rows_of_token;
+    let clusters = rows.div_ceil(of.rows as usize);
+    let rounds = clusters.div_ceil(at_once);
     if rounds > MOST_ROUNDS {
         return None;
     }
-    let others = Choice::of(of, [rows - first * of.rows as usize, heads], 2);
-    let clusters = (groups - first).div_ceil(rounds) as u32;
-    let others = Choice { grid: [2 * clusters, others.grid[1], 1], apart: true, ..others };
+    let others = Choice::of(of, [clusters.div_ceil(rounds) * of.rows as usize, heads], 2);
     let chunks = n.div_ceil(of.chunk as usize) as f64;
     let time = rounds as f64 * ALONE * (of.times[0] + chunks * of.times[1]);
-    Some(Division { first: first * of.rows as usize, others, time })
+    Some(Division { first, others: Choice { apart: true, ..others }, time })
 }
 
 /// The launch of these blocks, if there are such for `k` experts.
@@ -318,7 +320,7 @@ pub(super) fn forced<D>(
 mod tests {
     use half::bf16;
 
-    use super::{Choice, RoutingInput, choose, divided};
+    use super::{Choice, Division, RoutingInput, choose, divided};
 
     /// The launch for `tokens` tokens and eight heads that share n sub-keys.
     fn of(tokens: usize, n: usize, k: usize, capability: (u32, u32)) -> Choice<warpsmith_dsl::float::Bf16> {
@@ -326,23 +328,38 @@ mod tests {
         choose(&bf16::KERNELS, [tokens * 8, 1, n, k], capability, [132, kib << 10])
     }
 
+    /// The first tokens, and the grid for the others, where tokens have so many rows for each of so many heads with sub-keys of their own.
+    fn division(tokens: usize, rows: usize, heads: usize) -> Option<(usize, [u32; 3])> {
+        let all = choose(&bf16::KERNELS, [tokens * rows, heads, 1024, 16], (9, 0), [132, 227 << 10]);
+        let Division { first, others, .. } = divided(&bf16::KERNELS, [tokens, rows, heads, 1024], &all, 132)?;
+        Some((first, others.grid))
+    }
+
     #[test]
-    fn rows_are_divided_where_two_blocks_one_after_the_other_would_take_them() {
-        let of = |rows: usize, heads: usize, capability: (u32, u32)| {
-            let all = choose(&bf16::KERNELS, [rows, heads, 1024, 16], capability, [132, 227 << 10]);
-            let division = divided(&bf16::KERNELS, [rows, heads, 1024], &all, 132)?;
-            Some((division.first, division.others.grid))
-        };
-        // 2048 tokens of eight heads that have sub-keys of their own, or share them.
-        assert_eq!(of(2048, 8, (9, 0)), Some((1024, [16, 8, 1])));
-        assert_eq!(of(8 * 2048, 1, (9, 0)), Some((8448, [124, 1, 1])));
-        let is_divided = |tokens: usize| of(8 * tokens, 1, (9, 0)).is_some();
-        assert!(!is_divided(1320), "blocks of 32 rows take less time");
-        assert!(is_divided(1321) && is_divided(2112));
-        assert!(!is_divided(2113), "a third round");
-        assert_eq!(of(8 * 2048, 1, (8, 0)), None, "no clusters");
+    fn tokens_are_divided_where_two_blocks_one_after_the_other_would_take_them() {
+        // Eight heads that have sub-keys of their own, or share them.
+        assert_eq!(division(2048, 1, 8), Some((1024, [16, 8, 1])));
+        assert_eq!(division(2048, 8, 1), Some((1056, [124, 1, 1])));
+        assert_eq!(division(1320, 8, 1), None, "blocks of 32 rows take less time");
+        assert_eq!(division(1321, 8, 1), Some((1056, [68, 1, 1])));
+        // One round of at most 66 clusters, or two.
+        assert_eq!(division(1584, 8, 1), Some((1056, [132, 1, 1])));
+        assert_eq!(division(1585, 8, 1), Some((1056, [68, 1, 1])));
+        assert_eq!(division(2112, 8, 1), Some((1056, [132, 1, 1])));
+        assert_eq!(division(2113, 8, 1), None, "a third round");
+        let all = of(2048, 1024, 16, (8, 0));
+        assert!(divided(&bf16::KERNELS, [2048, 8, 1, 1024], &all, 132).is_none(), "no clusters");
         let all = choose(&f32::KERNELS, [8 * 2048, 1, 1024, 16], (9, 0), [132, 227 << 10]);
-        assert!(divided(&f32::KERNELS, [8 * 2048, 1, 1024], &all, 132).is_none(), "no blocks of 64 rows");
+        assert!(divided(&f32::KERNELS, [2048, 8, 1, 1024], &all, 132).is_none(), "no blocks of 64 rows");
+    }
+
+    #[test]
+    fn clusters_are_counted_for_the_tokens_that_are_left_whole() {
+        // 8448 rows find room at a time, which are 1689 tokens of five heads and three rows of the next one. Those rows are found with the others.
+        assert_eq!(division(2533, 5, 1), Some((1689, [132, 1, 1])));
+        assert_eq!(division(2534, 5, 1), Some((1689, [68, 1, 1])), "4224 rows and one more: a second round");
+        assert_eq!(division(3378, 5, 1), Some((1689, [132, 1, 1])));
+        assert_eq!(division(3379, 5, 1), None, "8448 rows and two more: a third round");
     }
 
     #[test]

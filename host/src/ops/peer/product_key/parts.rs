@@ -14,15 +14,14 @@ use crate::tensor::{Element, Tensor};
 pub(in crate::ops::peer) struct Parts<'o, 'a, T: RoutingInput> {
     of: &'o ProductKeyOp<'a, T>,
     sizes: Sizes,
-    /// Tokens of the first part.
-    first: usize,
     division: Division<T::Device>,
 }
 
 impl<'a, T: RoutingInput> Parts<'_, 'a, T> {
     /// The tokens of both parts.
     pub(in crate::ops::peer) fn tokens(&self) -> [Range<usize>; 2] {
-        [0..self.first, self.first..self.sizes.tokens]
+        let first = self.division.first;
+        [0..first, first..self.sizes.tokens]
     }
 
     /// Experts of a token.
@@ -89,18 +88,10 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         if sizes.tokens == 0 || self.x.device().kind() == DeviceKind::Cpu || !is_as_it_is {
             return Ok(None);
         }
-        let (rows, heads, tokens_of) = if sizes.per_head {
-            (sizes.tokens, self.heads, 1)
-        } else {
-            (sizes.tokens * self.heads, 1, self.heads)
-        };
+        let (rows, heads) = if sizes.per_head { (1, self.heads) } else { (self.heads, 1) };
         let multiprocessors = self.x.device().properties().multiprocessors;
-        let Some(division) =
-            divided(&T::KERNELS, [rows, heads, sizes.n], &self.choice(sizes)?, multiprocessors)
-        else {
-            return Ok(None);
-        };
-        let first = division.first / tokens_of;
-        Ok((first > 0).then_some(Parts { of: self, sizes, first, division }))
+        let division =
+            divided(&T::KERNELS, [sizes.tokens, rows, heads, sizes.n], &self.choice(sizes)?, multiprocessors);
+        Ok(division.map(|division| Parts { of: self, sizes, division }))
     }
 }
