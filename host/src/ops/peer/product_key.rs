@@ -462,7 +462,8 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
             operands.push(tensor);
         }
         // SAFETY: `check` has checked the sizes of every operand, the sub-keys are in chunks, and the results are new, or have been checked too. Tensors are freed in
-        // the order of their home streams, which `with_operands` makes wait for this work.
+        // the order of their home streams, which `with_operands` makes wait for this work, or if the stream is a branch, `Stream::beside`: these are
+        // among the operands there.
         stream.with_operands(&operands, || unsafe { choice.launch(stream, arguments) })
     }
 

@@ -24,8 +24,8 @@ use warpsmith_kernels::expert_mlp_sorted::expert_mlp_order;
 
 use super::Routing;
 use crate::cpu::{self, FromAccumulator, TokenExperts};
-use crate::device::DeviceKind;
 use crate::device::cpu::out_of_memory;
+use crate::device::{DeviceKind, Properties};
 use crate::error::{Error, Result};
 use crate::memory::HostBytes;
 use crate::ops::{Activation, Implementation, ROW_LIMIT, SIDE_LIMIT};
@@ -114,10 +114,14 @@ pub struct ExpertMlpOp<'a, T: Element> {
     stream: Option<&'a Stream>,
 }
 
-/// Whether so many tokens, of so many experts each, have a block each.
-pub(super) fn is_by_token(table: &ExpertTable, [tokens, experts]: [usize; 2]) -> bool {
-    let sizes = select::Sizes { tokens, experts, rows: table.count() };
-    select::choose_blocks(table.layout(), &sizes, table.device().properties()) == ExpertBlocks::One
+/// Whether so many tokens, of so many experts each of a table of so many rows, have a block each.
+pub(super) fn is_by_token(
+    layout: &ExpertLayout,
+    [tokens, experts, rows]: [usize; 3],
+    properties: &Properties,
+) -> bool {
+    let sizes = select::Sizes { tokens, experts, rows };
+    select::choose_blocks(layout, &sizes, properties) == ExpertBlocks::One
 }
 
 /// Operands that fit together.
@@ -405,7 +409,8 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
                 let args = (x_arg, ids.arg(), gates.arg(), self.experts.arg(), y_arg, params);
                 stream.with_operands(&used, || {
                     // SAFETY: shapes, strides and devices have been checked, and that y is apart from the rest; the kernel reads no row that is not
-                    // within the table. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
+                    // within the table. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work, or if the stream
+                    // is a branch, `Stream::beside`: these are among the operands there.
                     unsafe {
                         (choice.launch)(device, stream, [choice.blocks, cluster, choice.shared_bytes], args)
                     }

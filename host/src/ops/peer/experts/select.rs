@@ -246,7 +246,8 @@ pub(super) fn choose(layout: &ExpertLayout, tokens: usize, blocks: ExpertBlocks)
     Choice { kernel, launch, blocks: tokens as u32 * cluster, cluster, lanes, splits, shared_bytes: 0 }
 }
 
-/// Bytes of shared memory of a block, where blocks of retrieval have multiprocessors each to half: two find room beside one of those, and four if there is none.
+/// Bytes of shared memory of a block beside blocks of retrieval, each of which has half of a multiprocessor's: two find room beside one of those, and four where
+/// there is none.
 ///
 /// All of a multiprocessor's shared memory is asked for then, by both kernels: it takes no blocks of kernels for which it is divided otherwise from
 /// the cache until it is empty.

@@ -79,7 +79,8 @@ impl<'a, T: RoutingInput> Parts<'_, 'a, T> {
 }
 
 impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
-    /// How this retrieval is done in two parts, of which the second runs beside the experts of the first; none if that would not save anything.
+    /// How this retrieval is done in two parts, of which the second runs beside the experts of the first; none where all is found at a time, or is too much for two
+    /// parts, or where operands are copied first.
     pub(in crate::ops::peer) fn parts(&self) -> Result<Option<Parts<'_, 'a, T>>> {
         let sizes = self.check()?;
         let features = self.of_features();
