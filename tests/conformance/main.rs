@@ -1,7 +1,7 @@
 //! What every device must do: one suite, run on the CPU implementation, in the emulator, and on a GPU where there is one.
 //!
-//! Without a GPU its cases are listed as ignored and the reason is printed. `WARPSMITH_TEST_DEVICE=cuda:1` picks another GPU than
-//! the first, and then it has to be there; `WARPSMITH_TEST_SEED=n` draws other properties than usual. The program needs nothing but itself, so it can be built
+//! Without a GPU its cases are listed as ignored and the reason is printed. Likewise the cases that are for GPUs as large as an H100 on another one.
+//! `WARPSMITH_TEST_DEVICE=cuda:1` picks another GPU than the first, and then it has to be there; `WARPSMITH_TEST_SEED=n` draws other properties than usual. The program needs nothing but itself, so it can be built
 //! on one machine and run on another.
 
 mod batches;
@@ -67,8 +67,20 @@ const ON_TURING: [&[(&str, Case)]; 7] = [
 /// Names another GPU than the first to test on.
 const DEVICE_VARIABLE: &str = "WARPSMITH_TEST_DEVICE";
 
+/// The GPU to test on.
+struct Gpu {
+    name: String,
+    /// Why it cannot be had.
+    missing: Option<String>,
+    /// Why the cases for GPUs as large as an H100 do not run there.
+    unlike_h100: Option<String>,
+}
+
+/// Compute capability and multiprocessors of an H100.
+const H100: ((u32, u32), u32) = ((9, 0), 132);
+
 /// The GPU to test on, and why it cannot be had if that is no fault: a GPU that was asked for by name has to be there.
-fn gpu() -> Result<(String, Option<String>), String> {
+fn gpu() -> Result<Gpu, String> {
     let named = match std::env::var(DEVICE_VARIABLE) {
         Ok(name) => Some(name),
         Err(VarError::NotPresent) => None,
@@ -76,10 +88,21 @@ fn gpu() -> Result<(String, Option<String>), String> {
     };
     let name = named.clone().unwrap_or_else(|| "cuda:0".into());
     match (name.parse::<Device>(), named) {
-        (Ok(device), _) if matches!(device.kind(), DeviceKind::Cuda(_)) => Ok((name, None)),
+        (Ok(device), _) if matches!(device.kind(), DeviceKind::Cuda(_)) => {
+            let properties = device.properties();
+            let (major, minor) = properties.compute_capability;
+            let count = properties.multiprocessors;
+            let ((of_major, of_minor), of_count) = H100;
+            let other = format!(
+                "it has {count} multiprocessors of compute capability {major}.{minor}, some cases are for {of_count} of {of_major}.{of_minor}"
+            );
+            let unlike_h100 = Some(other).filter(|_| ((major, minor), count) != H100);
+            Ok(Gpu { name, missing: None, unlike_h100 })
+        }
         (Ok(device), _) => Err(format!("{DEVICE_VARIABLE} is `{name}`, expected a GPU, not {device}")),
         (Err(error @ (Error::NoDriver { .. } | Error::NoSuchDevice { .. })), None) => {
-            Ok((name, Some(error.to_string())))
+            let missing = Some(error.to_string());
+            Ok(Gpu { name, unlike_h100: missing.clone(), missing })
         }
         (Err(error), _) => Err(format!("no tests on `{name}`: {error}")),
     }
@@ -87,7 +110,7 @@ fn gpu() -> Result<(String, Option<String>), String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let (gpu, missing) = match gpu() {
+    let Gpu { name: gpu, missing, unlike_h100 } = match gpu() {
         Ok(found) => found,
         Err(reason) => {
             eprintln!("error: {reason}");
@@ -103,6 +126,11 @@ fn main() -> ExitCode {
             trials.push(trial.with_ignored_flag(spec == gpu && missing.is_some()));
         }
     }
+    for &(name, case) in peer::H100_CASES {
+        let device = gpu.clone();
+        let trial = Trial::test(format!("{gpu}::{name}"), move || case(&device.parse::<Device>()?));
+        trials.push(trial.with_ignored_flag(unlike_h100.is_some()));
+    }
     for &(name, case) in ON_TURING.into_iter().flatten() {
         trials.push(Trial::test(format!("emulator:7.5::{name}"), move || case(&"emulator:7.5".parse()?)));
     }
@@ -114,7 +142,7 @@ fn main() -> ExitCode {
     trials.extend(weights::trials());
 
     let conclusion = libtest_mimic::run(&arguments, trials);
-    if let Some(reason) = missing
+    if let Some(reason) = missing.or(unlike_h100)
         && !arguments.list
     {
         println!("NOT RUN on {gpu}: {reason}");

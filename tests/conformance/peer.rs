@@ -17,8 +17,14 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     layers_of_few_tokens_are_those_of_many,
     captured_layers_do_what_layers_do,
     captured_operations_do_what_operations_do,
-    layers_in_parts_do_what_their_operations_do,
 ];
+
+/// Cases for GPUs as large as an H100.
+pub(crate) const H100_CASES: &[(&str, Case)] =
+    cases![layers_in_parts_do_what_their_operations_do, layers_in_parts_are_captured_together,];
+
+/// Tokens of [`layer`] that an H100 works in parts. Clusters of the second part have rows once, and twice.
+const IN_PARTS: [usize; 2] = [4000, 5600];
 
 /// Numbers from -1 to 1.
 fn numbers(count: usize, seed: u64) -> impl Iterator<Item = f64> {
@@ -192,21 +198,29 @@ fn captured_layers_do_what_layers_do(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
+/// A layer that an H100 works in parts.
+fn layer_in_parts(device: &Device) -> Result<Peer<bf16>, Failed> {
+    let config = PeerConfig::default().memory(ExpertMemory::Resident);
+    let layer = layer(device, &config, (1024, 64))?;
+    for tokens in IN_PARTS {
+        let ran = layer.implementation(&Tensor::zeros(device, [tokens, 1024])?)?;
+        assert!(ran.in_parts, "{tokens} tokens: {ran}");
+    }
+    Ok(layer)
+}
+
+/// What the layer's operations give for `x`, one after the other.
+fn one_after_the_other(layer: &Peer<bf16>, x: &Tensor<bf16>) -> Result<Vec<u16>, Failed> {
+    bits(&layer.experts().forward(x, &layer.route(x)?)?)
+}
+
 /// Layers whose tokens are worked in two parts at the same time, as they are and captured. (In the emulator a test of the host crate does that, with layers
 /// that would gain nothing by it.)
 fn layers_in_parts_do_what_their_operations_do(device: &Device) -> Result<(), Failed> {
-    if device.kind() == DeviceKind::Cpu || device.kind() == DeviceKind::Emulator {
-        return Ok(());
-    }
-    let config = PeerConfig::default().memory(ExpertMemory::Resident);
-    let layer = layer(device, &config, (1024, 64))?;
-    for tokens in [4000, 5600] {
+    let layer = layer_in_parts(device)?;
+    for tokens in IN_PARTS {
         let stream = device.new_stream()?;
         let mut x = tensor(device, &[tokens, 1024], 31)?;
-        if !layer.implementation(&x)?.in_parts {
-            // The GPU has no such clusters, or finds the experts of other numbers of tokens at a time.
-            continue;
-        }
         let y = Tensor::<bf16>::zeros_on(&stream, [tokens, 1024 + 8])?;
         let (read, mut written) = (x.clone(), y.clone());
         let work = || layer.forward_into(&read, &mut written, &stream);
@@ -214,12 +228,42 @@ fn layers_in_parts_do_what_their_operations_do(device: &Device) -> Result<(), Fa
         let mut graph = unsafe { stream.capture(work)? };
         for seed in 32..36 {
             x.write_slice(&tensor(device, &[tokens, 1024], seed)?.to_vec()?)?;
-            let expected = bits(&layer.experts().forward(&x, &layer.route(&x)?)?)?;
+            let expected = one_after_the_other(&layer, &x)?;
             assert!(bits(&layer.forward(&x)?)? == expected, "{tokens} tokens, input {seed}");
             assert!(bits(&layer.forward_on(&x, &stream)?)? == expected, "{tokens} tokens on a stream");
             graph.launch()?;
             assert!(bits(&y)? == expected, "{tokens} tokens, captured, input {seed}");
         }
+    }
+    Ok(())
+}
+
+/// Two such layers in one capture, and others on another stream meanwhile.
+fn layers_in_parts_are_captured_together(device: &Device) -> Result<(), Failed> {
+    let layer = layer_in_parts(device)?;
+    let (stream, other) = (device.new_stream()?, device.new_stream()?);
+    let mut x = [tensor(device, &[IN_PARTS[0], 1024], 41)?, tensor(device, &[IN_PARTS[1], 1024], 42)?];
+    let output = |tokens| Tensor::<bf16>::zeros_on(&stream, [tokens, 1024 + 8]);
+    let y = [output(IN_PARTS[0])?, output(IN_PARTS[1])?];
+    let (read, mut written) = (x.clone(), y.clone());
+    let work = || {
+        let [first, second] = &mut written;
+        layer.forward_into(&read[0], first, &stream)?;
+        layer.forward_into(&read[1], second, &stream)
+    };
+    // SAFETY: the work borrows the tensors that it uses, and the layer that has the others; what it makes it drops.
+    let mut graph = unsafe { stream.capture(work)? };
+    for seed in 43..46 {
+        for (x, tokens) in x.iter_mut().zip(IN_PARTS) {
+            x.write_slice(&tensor(device, &[tokens, 1024], seed)?.to_vec()?)?;
+        }
+        graph.launch()?;
+        let beside = layer.forward_on(&x[1], &other)?;
+        graph.launch()?;
+        for (x, y) in x.iter().zip(&y) {
+            assert!(bits(y)? == one_after_the_other(&layer, x)?, "input {seed}");
+        }
+        assert!(bits(&beside)? == bits(&y[1])?, "input {seed}, on another stream");
     }
     Ok(())
 }
