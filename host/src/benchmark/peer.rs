@@ -89,8 +89,10 @@ pub struct PeerMeasurement {
     pub routing: Timing,
     /// That of the experts.
     pub experts: Timing,
-    /// What the retrieval ran, and what evaluated the experts.
+    /// What the retrieval ran, and what evaluated the experts, each by itself.
     pub implementations: [Implementation; 2],
+    /// Whether the layer worked its tokens in two parts, of which the second one's experts are found while those of the first are evaluated.
+    pub in_parts: bool,
     /// Bytes of the rows that tokens use, counted once for each use.
     pub gathered: f64,
     /// Bytes of the rows that tokens use, counted once.
@@ -194,6 +196,7 @@ fn measure<T: RoutingInput + ExpertInput + FloatElement>(
     let (x, routing) = &layer.tokens[0];
     let implementations =
         [layer.route(x).implementation()?, ops::expert_mlp(x, routing, &layer.experts).implementation()?];
+    let in_parts = ops::peer::peer_is_in_parts(&layer.route(x), &layer.experts)?;
     let distinct = routing.ids.to_vec()?.into_iter().collect::<HashSet<_>>().len() * layout.row_bytes();
 
     let layer = Rc::new(layer);
@@ -205,6 +208,7 @@ fn measure<T: RoutingInput + ExpertInput + FloatElement>(
         routing: timings[1],
         experts: timings[2],
         implementations,
+        in_parts,
         gathered: gathered as f64,
         distinct: distinct as f64,
     })
@@ -254,7 +258,7 @@ mod tests {
         let options = Options { warm_up: Duration::ZERO, samples: 1, batch: Duration::ZERO };
         let measured = peer(&Device::cpu(), &sizes, &options).expect("the sizes fit");
         assert!(measured.layer.median > Duration::ZERO && measured.experts.median > Duration::ZERO);
-        assert!(measured.routing.median > Duration::ZERO);
+        assert!(measured.routing.median > Duration::ZERO && !measured.in_parts);
         // 480 uses of 64 experts.
         assert!(measured.distinct * 5.0 < measured.gathered, "{measured:?}");
         assert_eq!(PeerSizes::reference(1).experts(), 1_048_576);

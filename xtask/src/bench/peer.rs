@@ -75,6 +75,9 @@ impl Row {
     fn new(sizes: PeerSizes, part: Part, measured: &PeerMeasurement, bandwidth: f64) -> Self {
         let [routing, experts] = &measured.implementations;
         let (timing, kernel): (&Timing, String) = match part {
+            Part::Layer if measured.in_parts => {
+                (&measured.layer, format!("{routing}; {experts}; two parts at the same time"))
+            }
             Part::Layer => (&measured.layer, format!("{routing}; {experts}")),
             Part::Routing => (&measured.routing, routing.to_string()),
             Part::Experts => (&measured.experts, experts.to_string()),

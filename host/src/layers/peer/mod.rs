@@ -271,9 +271,10 @@ fn layout<T: PeerInput>(config: &PeerConfig) -> Result<ExpertLayout> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerImplementation {
-    /// What finds the experts.
+    /// What finds the experts of all tokens at once. [In parts](Self::in_parts) its retrieval is launched for the first tokens only; for the others another
+    /// kernel finds the same.
     pub routing: Implementation,
-    /// What evaluates them; once for each chunk of tokens if they are behind a cache.
+    /// What evaluates them; once for each chunk of tokens if they are behind a cache, and once for each of two [parts](Self::in_parts).
     pub experts: Implementation,
     /// Whether tokens are worked in two parts, of which the second one's experts are found while those of the first are evaluated.
     pub in_parts: bool,
