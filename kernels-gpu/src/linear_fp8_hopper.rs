@@ -68,7 +68,7 @@ pub struct Fp8HopperParams {
 #[kernel(
     family = linear_fp8_hopper,
     block = [S::THREADS, 1, 1],
-    cluster = [S::CLUSTER_M, 1, 1],
+    cluster = [S::CLUSTER, 1, 1],
     min_blocks = S::MIN_BLOCKS,
     shared = S::SHARED_BYTES,
     instances = [

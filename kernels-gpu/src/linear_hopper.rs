@@ -5,7 +5,7 @@
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::gemm::wgmma::{Cooperative, CooperativeColumns, PingPong, WgmmaTile};
+use warpsmith_dsl::gemm::wgmma::{AlongN, Cooperative, CooperativeColumns, PingPong, WgmmaTile};
 use warpsmith_dsl::gemm::{HalfFragment, Layouts, OutputElement, PersistentTile};
 use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
@@ -31,6 +31,9 @@ pub type HopperCooperative192x192 = WgmmaTile<[f32; 96], 1, Cooperative<3>, 4, 2
 /// 256 × 176 outputs by two warpgroups together, in clusters of two blocks: for a Y that a tile for each multiprocessor covers, and no
 /// smaller tiles do. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative256x176 = WgmmaTile<[f32; 88], 2, Cooperative<2>, 4, 2>;
+/// 192 × 176 outputs by three warpgroups together, in clusters of two blocks along N, which share the longer side of the tile:
+/// for operands that are slow to load, and a Y of which other tiles compute more that is outside of it. For epilogues that need no memory, and aligned rows only.
+pub type HopperCooperative192x176 = WgmmaTile<[f32; 88], 1, AlongN<Cooperative<3>, 2>, 4, 2>;
 
 /// The sizes and strides of a launch.
 #[derive(Clone, Copy, Debug, KernelParam)]
@@ -70,7 +73,7 @@ pub struct HopperParams {
 #[kernel(
     family = linear_hopper,
     block = [S::THREADS, 1, 1],
-    cluster = [S::CLUSTER_M, 1, 1],
+    cluster = [S::CLUSTER, 1, 1],
     min_blocks = S::MIN_BLOCKS,
     shared = S::SHARED_BYTES,
     instances = [
@@ -81,6 +84,7 @@ pub struct HopperParams {
         linear_hopper_f16_f16_cooperative_64x128 = <F16, F16, HopperCooperative64x128>,
         linear_hopper_f16_f16_cooperative_192x192 = <F16, F16, HopperCooperative192x192>,
         linear_hopper_f16_f16_cooperative_256x176 = <F16, F16, HopperCooperative256x176>,
+        linear_hopper_f16_f16_cooperative_192x176 = <F16, F16, HopperCooperative192x176>,
         linear_hopper_f16_f32_pingpong_128x128 = <F16, f32, HopperPingPong128x128>,
         linear_hopper_f16_f32_cooperative_128x128 = <F16, f32, HopperCooperative128x128>,
         linear_hopper_bf16_bf16_pingpong_128x128 = <Bf16, Bf16, HopperPingPong128x128>,
@@ -90,6 +94,7 @@ pub struct HopperParams {
         linear_hopper_bf16_bf16_cooperative_64x128 = <Bf16, Bf16, HopperCooperative64x128>,
         linear_hopper_bf16_bf16_cooperative_192x192 = <Bf16, Bf16, HopperCooperative192x192>,
         linear_hopper_bf16_bf16_cooperative_256x176 = <Bf16, Bf16, HopperCooperative256x176>,
+        linear_hopper_bf16_bf16_cooperative_192x176 = <Bf16, Bf16, HopperCooperative192x176>,
         linear_hopper_bf16_f32_pingpong_128x128 = <Bf16, f32, HopperPingPong128x128>,
         linear_hopper_bf16_f32_cooperative_128x128 = <Bf16, f32, HopperCooperative128x128>,
         linear_hopper_tf32_f32_pingpong_128x128 = <f32, f32, HopperPingPong128x128>,

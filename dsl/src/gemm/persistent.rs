@@ -101,8 +101,12 @@ pub trait PersistentTile: 'static {
     const BLOCK_M: u32;
     /// Columns of the output tile.
     const BLOCK_N: u32;
-    /// Blocks of a cluster, whose tiles are neighbours along M, but for the last ones that they may have halves of.
+    /// Blocks of a cluster whose tiles are neighbours along M, but for the last ones that they may have halves of.
     const CLUSTER_M: u32;
+    /// Blocks of a cluster whose tiles are neighbours along N.
+    const CLUSTER_N: u32;
+    /// Blocks of a cluster: first those along M.
+    const CLUSTER: u32 = Self::CLUSTER_M * Self::CLUSTER_N;
     /// Threads of a block.
     const THREADS: u32;
     /// Blocks that a multiprocessor holds at a time.
@@ -143,7 +147,7 @@ pub trait PersistentTile: 'static {
     /// The tiles that this block works on, of an output of `matrices` matrices of `rows` × `columns`.
     fn tiles(rows: u32, columns: u32, matrices: u32) -> PersistentTiles {
         let (tiles_m, tiles_n) = (rows.div_ceil(Self::BLOCK_M), columns.div_ceil(Self::BLOCK_N));
-        PersistentTiles::new(tiles_m, tiles_n, matrices, Self::CLUSTER_M)
+        PersistentTiles::new(tiles_m, tiles_n, matrices, [Self::CLUSTER_M, Self::CLUSTER_N])
     }
 
     /// Prepares the block's shared memory.
@@ -151,7 +155,7 @@ pub trait PersistentTile: 'static {
     /// # Safety
     ///
     /// All threads of the grid call it once, before anything else that uses shared memory, in blocks of `THREADS` threads with
-    /// `SHARED_BYTES` bytes of dynamic shared memory and in clusters of `CLUSTER_M` blocks along x.
+    /// `SHARED_BYTES` bytes of dynamic shared memory and in clusters of `CLUSTER` blocks along x.
     unsafe fn start();
 
     /// Whether this thread belongs to the warpgroup that has the operands copied, rather than to one that multiplies them.

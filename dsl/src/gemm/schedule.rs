@@ -42,18 +42,20 @@ impl TilePart {
 
 /// The tiles that a block works on, in the raster order of [`layout::raster`].
 ///
-/// The blocks of a cluster work on tiles that are neighbours along M, so that they need the same rows of B, and each
-/// gets the same number of tiles: a tile may lie wholly outside the output.
+/// The blocks of a cluster work on tiles that are neighbours, along M, so that they need the same rows of B, or along N, so that they need
+/// the same rows of A, or both; and each gets the same number of tiles: a tile may lie wholly outside the output.
 ///
 /// The last ones may be halves ([`with_halves`](Self::with_halves)). Where the last tiles are too few for all clusters, those with a
 /// tile for each of their blocks would work while the others are idle; of halves there are twice as many, which take half the time.
 pub struct PersistentTiles {
-    cluster: u32,
-    rank: u32,
+    /// Blocks of a cluster along M and along N.
+    cluster: [u32; 2],
+    /// This block's place among them.
+    rank: [u32; 2],
     next: u32,
     stride: u32,
     groups_m: u32,
-    tiles_n: u32,
+    groups_n: u32,
     matrices: u32,
     /// Groups along M that the order visits before it steps along N.
     height: u32,
@@ -64,11 +66,11 @@ pub struct PersistentTiles {
 }
 
 impl PersistentTiles {
-    /// The tiles of this block, of `tiles_m` · `tiles_n` in each of `matrices` matrices, for a grid of clusters of `cluster` blocks that
-    /// extends along x only.
+    /// The tiles of this block, of `tiles_m` · `tiles_n` in each of `matrices` matrices, for a grid that extends along x only,
+    /// of clusters of `cluster` blocks along M and along N.
     #[inline(always)]
     #[must_use]
-    pub fn new(tiles_m: u32, tiles_n: u32, matrices: u32, cluster: u32) -> Self {
+    pub fn new(tiles_m: u32, tiles_n: u32, matrices: u32, cluster: [u32; 2]) -> Self {
         Self::of_block(thread::block_idx_x(), thread::grid_dim_x(), [tiles_m, tiles_n, matrices], cluster)
     }
 
@@ -80,17 +82,20 @@ impl PersistentTiles {
         block: u32,
         blocks: u32,
         [tiles_m, tiles_n, matrices]: [u32; 3],
-        cluster: u32,
+        cluster: [u32; 2],
     ) -> Self {
+        let [along_m, along_n] = cluster;
+        let all = along_m * along_n;
+        let rank = block % all;
         Self {
             matrices,
             height: layout::RASTER_GROUP,
             cluster,
-            rank: block % cluster,
-            next: block / cluster,
-            stride: blocks / cluster,
-            groups_m: tiles_m.div_ceil(cluster),
-            tiles_n,
+            rank: if along_n == 1 { [rank, 0] } else { [rank % along_m, rank / along_m] },
+            next: block / all,
+            stride: blocks / all,
+            groups_m: tiles_m.div_ceil(along_m),
+            groups_n: tiles_n.div_ceil(along_n),
             whole: u32::MAX,
             narrow: 0,
         }
@@ -111,15 +116,16 @@ impl PersistentTiles {
     #[inline(always)]
     #[must_use]
     pub const fn with_halves(self, whole: u32, narrow: u32) -> Self {
-        Self { whole, narrow, tiles_n: self.tiles_n - narrow, ..self }
+        Self { whole, narrow, groups_n: self.groups_n - narrow, ..self }
     }
 
-    /// The next tile or half, if there is one. Blocks of a cluster have as many each, of the same extent.
+    /// The next tile or half, if there is one, in clusters that extend along M. Blocks of a cluster have as many each, of the same
+    /// extent.
     #[inline(always)]
     pub const fn next_part(&mut self) -> Option<TilePart> {
-        let groups = self.groups_m * self.tiles_n * self.matrices;
+        let groups = self.groups_m * self.groups_n * self.matrices;
         let whole = if self.whole < groups { self.whole } else { groups };
-        let halves = (groups - whole) * self.cluster;
+        let halves = (groups - whole) * self.cluster[0];
         let next = self.next;
         if next >= whole + halves {
             let group = next - whole - halves;
@@ -128,28 +134,30 @@ impl PersistentTiles {
             }
             self.next += self.stride;
             let TileIndex { batch, m, .. } = layout::raster_in_groups(group, self.groups_m, 1, self.height);
-            let tile = TileIndex { batch, m: m * self.cluster + self.rank, n: self.tiles_n };
+            let tile = TileIndex { batch, m: m * self.cluster[0] + self.rank[0], n: self.groups_n };
             return Some(TilePart { tile, extent: Extent::Narrow });
         }
         let (group, index, extent) = if next < whole {
-            (next, self.rank, Extent::Whole)
+            (next, self.rank[0], Extent::Whole)
         } else {
-            (whole + (next - whole) / self.cluster, (next - whole) % self.cluster, Extent::Half)
+            (whole + (next - whole) / self.cluster[0], (next - whole) % self.cluster[0], Extent::Half)
         };
         self.next += self.stride;
-        let group = layout::raster_in_groups(group, self.groups_m, self.tiles_n, self.height);
-        Some(TilePart { tile: TileIndex { m: group.m * self.cluster + index, ..group }, extent })
+        let group = layout::raster_in_groups(group, self.groups_m, self.groups_n, self.height);
+        Some(TilePart { tile: TileIndex { m: group.m * self.cluster[0] + index, ..group }, extent })
     }
 
     /// The next tile, if there is one. Blocks of a cluster have as many each.
     #[inline(always)]
     pub const fn next_tile(&mut self) -> Option<TileIndex> {
-        if self.next >= self.groups_m * self.tiles_n * self.matrices {
+        if self.next >= self.groups_m * self.groups_n * self.matrices {
             return None;
         }
-        let group = layout::raster_in_groups(self.next, self.groups_m, self.tiles_n, self.height);
+        let group = layout::raster_in_groups(self.next, self.groups_m, self.groups_n, self.height);
         self.next += self.stride;
-        Some(TileIndex { m: group.m * self.cluster + self.rank, ..group })
+        let [along_m, along_n] = self.cluster;
+        let [rank_m, rank_n] = self.rank;
+        Some(TileIndex { m: group.m * along_m + rank_m, n: group.n * along_n + rank_n, ..group })
     }
 
     /// Tells ptxas that all lanes of a warp are at the same tile, so that branches on what follows from it do not part them.
@@ -176,16 +184,16 @@ mod tests {
     use std::collections::HashSet;
     use std::vec::Vec;
 
-    fn tiles(block: u32, blocks: u32, tiles: [u32; 3], cluster: u32) -> Vec<TileIndex> {
+    fn tiles(block: u32, blocks: u32, tiles: [u32; 3], cluster: [u32; 2]) -> Vec<TileIndex> {
         let mut tiles = PersistentTiles::of_block(block, blocks, tiles, cluster);
         std::iter::from_fn(|| tiles.next_tile()).collect()
     }
 
     #[test]
     fn all_blocks_together_work_on_every_tile_once() {
-        for cluster in [1, 2, 4] {
+        for cluster in [[1, 1], [2, 1], [4, 1], [1, 2], [2, 2], [4, 2]] {
             for [tiles_m, tiles_n, matrices] in [[1, 1, 1], [5, 3, 2], [16, 9, 1], [23, 40, 3]] {
-                for blocks in [cluster, 3 * cluster, 132, 1000] {
+                for blocks in [1, 3, 16, 125].map(|clusters| clusters * cluster[0] * cluster[1]) {
                     let all: Vec<_> = (0..blocks)
                         .flat_map(|block| tiles(block, blocks, [tiles_m, tiles_n, matrices], cluster))
                         .map(|tile| (tile.batch, tile.m, tile.n))
@@ -203,7 +211,7 @@ mod tests {
     }
 
     fn parts(block: u32, blocks: u32, tiles: [u32; 3], whole: u32, narrow: u32) -> Vec<TilePart> {
-        let mut tiles = PersistentTiles::of_block(block, blocks, tiles, 2).with_halves(whole, narrow);
+        let mut tiles = PersistentTiles::of_block(block, blocks, tiles, [2, 1]).with_halves(whole, narrow);
         std::iter::from_fn(|| tiles.next_part()).collect()
     }
 
@@ -276,11 +284,35 @@ mod tests {
     fn blocks_of_a_cluster_are_at_tiles_with_the_same_columns_at_the_same_time() {
         for shape in [[1, 1, 1], [7, 5, 3], [16, 9, 2]] {
             for first in (0..12).step_by(2) {
-                let [upper, lower] = [first, first + 1].map(|block| tiles(block, 12, shape, 2));
+                let [upper, lower] = [first, first + 1].map(|block| tiles(block, 12, shape, [2, 1]));
                 assert_eq!(upper.len(), lower.len());
                 for (upper, lower) in upper.iter().zip(&lower) {
                     assert_eq!((upper.n, upper.m + 1, upper.m % 2), (lower.n, lower.m, 0));
                     assert_eq!(upper.batch, lower.batch);
+                }
+            }
+        }
+    }
+
+    /// Else one would wait for rows of A or of B that its neighbour does not fetch.
+    #[test]
+    fn blocks_of_a_cluster_along_n_are_at_tiles_that_share_rows_and_columns() {
+        for (shape, [along_m, along_n]) in [[1, 1, 1], [7, 5, 3], [16, 9, 2]]
+            .into_iter()
+            .flat_map(|shape| [[1, 2], [2, 2], [4, 2]].map(|c| (shape, c)))
+        {
+            let cluster = along_m * along_n;
+            for first in (0..3 * cluster).step_by(cluster as usize) {
+                let of = |block| tiles(block, 3 * cluster, shape, [along_m, along_n]);
+                let corner = of(first);
+                for rank in 0..cluster {
+                    let own = of(first + rank);
+                    assert_eq!(own.len(), corner.len());
+                    for (own, corner) in own.iter().zip(&corner) {
+                        assert_eq!((corner.m % along_m, corner.n % along_n), (0, 0));
+                        let (m, n) = (corner.m + rank % along_m, corner.n + rank / along_m);
+                        assert_eq!(*own, TileIndex { m, n, ..*corner });
+                    }
                 }
             }
         }

@@ -61,6 +61,12 @@ const PANEL_BYTES: u32 = 64 * ROW_BYTES;
 /// Bytes from one product's part of a panel to the next: 16 indices along K.
 const PANEL_STEP_BYTES: u32 = 16 * ROW_BYTES;
 
+/// Rows that one of `blocks` blocks fetches of the `rows` rows that all of them need.
+const fn share(rows: u32, blocks: u32) -> u32 {
+    assert!(rows.is_multiple_of(blocks * 8), "a share is whole units of the swizzle");
+    rows / blocks
+}
+
 /// How a block's consumers share its work.
 pub trait Schedule: 'static {
     /// Warpgroups that consume.
@@ -69,6 +75,18 @@ pub trait Schedule: 'static {
     const CONSUMERS_OF_TILE: u32;
     /// Whether these have columns of their own, and not rows.
     const SPLITS_COLUMNS: bool = false;
+    /// Blocks of a cluster whose tiles are neighbours along N.
+    const CLUSTER_N: u32 = 1;
+}
+
+/// Schedule `S` in clusters of which `BLOCKS` blocks are neighbours along N: they share rows of A.
+pub struct AlongN<S, const BLOCKS: u32>(PhantomData<S>);
+
+impl<S: Schedule, const BLOCKS: u32> Schedule for AlongN<S, BLOCKS> {
+    const CONSUMERS: u32 = S::CONSUMERS;
+    const CONSUMERS_OF_TILE: u32 = S::CONSUMERS_OF_TILE;
+    const SPLITS_COLUMNS: bool = S::SPLITS_COLUMNS;
+    const CLUSTER_N: u32 = BLOCKS;
 }
 
 /// All of `CONSUMERS` warpgroups work on one tile, each on its own rows.
@@ -114,6 +132,17 @@ pub struct Consumer<const STAGES: u32, const CLUSTER: u32> {
 impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32>
     WgmmaTile<C, BLOCKS, S, STAGES, CLUSTER>
 {
+    /// A bit for each block of the cluster that is a neighbour along M of the first.
+    const BLOCKS_ALONG_M: u32 = (1 << Self::CLUSTER_M) - 1;
+    /// The same along N.
+    const BLOCKS_ALONG_N: u32 = {
+        let (mut bits, mut block) = (0, 0);
+        while block < Self::CLUSTER_N {
+            bits |= 1 << (block * Self::CLUSTER_M);
+            block += 1;
+        }
+        bits
+    };
     /// Rows of a consumer.
     const CONSUMER_ROWS: u32 = BLOCKS as u32 * BLOCK_ROWS;
     /// Bytes of a stage's rows of A, which its rows of B follow.
@@ -319,20 +348,23 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
 {
     const BLOCK_M: u32 = Self::CONSUMER_ROWS * if S::SPLITS_COLUMNS { 1 } else { S::CONSUMERS_OF_TILE };
     const BLOCK_N: u32 = C::COLUMNS * if S::SPLITS_COLUMNS { S::CONSUMERS_OF_TILE } else { 1 };
-    const CLUSTER_M: u32 = CLUSTER;
+    const CLUSTER_M: u32 = {
+        assert!(CLUSTER.is_multiple_of(S::CLUSTER_N), "whole columns of blocks");
+        CLUSTER / S::CLUSTER_N
+    };
+    const CLUSTER_N: u32 = S::CLUSTER_N;
     const THREADS: u32 = (1 + S::CONSUMERS) * WARPGROUP;
     const MIN_BLOCKS: u32 = 1;
     const SHARED_BYTES: u32 = Self::TURNS_AT + if Self::TAKES_TURNS { 2 * Barrier::BYTES } else { 0 };
     const ROW_BYTES: u32 = ROW_BYTES;
     const STORED_ROW_BYTES: u32 = Self::STAGED.1;
-    const A_BOX_ROWS: u32 = Self::BLOCK_M;
-    const B_BOX_ROWS: u32 = {
-        assert!((Self::BLOCK_N / CLUSTER).is_multiple_of(8), "a share of B is whole units of the swizzle");
-        Self::BLOCK_N / CLUSTER
-    };
+    const A_BOX_ROWS: u32 = share(Self::BLOCK_M, Self::CLUSTER_N);
+    const B_BOX_ROWS: u32 = share(Self::BLOCK_N, Self::CLUSTER_M);
 
     // Main loops for these layouts would take registers that wide tiles lack.
-    const TRANSPOSES: bool = Self::STORES_ROWS && Self::B_BOX_ROWS.is_multiple_of(BLOCK_ROWS);
+    const TRANSPOSES: bool = Self::STORES_ROWS
+        && Self::A_BOX_ROWS.is_multiple_of(BLOCK_ROWS)
+        && Self::B_BOX_ROWS.is_multiple_of(BLOCK_ROWS);
 
     // Tiles of two warpgroups serve what others do not.
     const STORES_ROWS: bool = !Self::IS_WIDE
@@ -348,6 +380,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             && !S::SPLITS_COLUMNS
             && BLOCKS == 1
             && CLUSTER == 2
+            && S::CLUSTER_N == 1
             && C::Half::COLUMNS < C::COLUMNS;
         assert!(!halves || Self::B_BOX_ROWS == C::Half::COLUMNS, "a box is half the rows of B");
         halves

@@ -118,7 +118,7 @@ pub trait SplitTile: 'static {
     /// The tiles that this block works on, of an output of `matrices` matrices of `rows` × `columns`.
     fn tiles(rows: u32, columns: u32, matrices: u32) -> PersistentTiles {
         let (tiles_m, tiles_n) = (rows.div_ceil(Self::BLOCK_M), columns.div_ceil(Self::BLOCK_N));
-        PersistentTiles::new(tiles_m, tiles_n, matrices, Self::CLUSTER_M)
+        PersistentTiles::new(tiles_m, tiles_n, matrices, [Self::CLUSTER_M, 1])
     }
 
     /// Prepares the block's shared memory.

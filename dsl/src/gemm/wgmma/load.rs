@@ -70,16 +70,29 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             // all at the same step; nothing touches the stage before it is full. The rest is the caller's promise.
             unsafe {
                 let stage = producer.acquire(Self::STAGE_BYTES);
-                let (to_a, full) = (Self::stage(stage.index), stage.full.address());
-                let (mut to_b, mut row_b, mut blocks) = (to_a.offset(Self::A_BYTES), row_b, 1);
-                if CLUSTER > 1 {
-                    let share = ptx::cluster_ctarank() * Self::B_BOX_ROWS;
+                let (mut to_a, full) = (Self::stage(stage.index), stage.full.address());
+                let mut to_b = to_a.offset(Self::A_BYTES);
+                let ([mut row_a, mut row_b], [mut blocks_a, mut blocks_b]) = ([row_a, row_b], [1, 1]);
+                let rank = ptx::cluster_ctarank();
+                let (rank_m, rank_n) = if Self::CLUSTER_N == 1 {
+                    (rank, 0)
+                } else {
+                    (rank % Self::CLUSTER_M, rank / Self::CLUSTER_M)
+                };
+                if Self::CLUSTER_M > 1 {
+                    let share = rank_m * Self::B_BOX_ROWS;
                     to_b = to_b.offset(share * ROW_BYTES);
                     row_b += share;
-                    blocks = ((1u32 << CLUSTER) - 1) as u16;
+                    blocks_b = (Self::BLOCKS_ALONG_M << (rank_n * Self::CLUSTER_M)) as u16;
                 }
-                Self::copy(a, a_is_mn, [k, row_a, batch_a], Self::A_BOX_ROWS, to_a, full, 1);
-                Self::copy(b, b_is_mn, [k, row_b, batch_b], Self::B_BOX_ROWS, to_b, full, blocks);
+                if Self::CLUSTER_N > 1 {
+                    let share = rank_n * Self::A_BOX_ROWS;
+                    to_a = to_a.offset(share * ROW_BYTES);
+                    row_a += share;
+                    blocks_a = (Self::BLOCKS_ALONG_N << rank_m) as u16;
+                }
+                Self::copy(a, a_is_mn, [k, row_a, batch_a], Self::A_BOX_ROWS, to_a, full, blocks_a);
+                Self::copy(b, b_is_mn, [k, row_b, batch_b], Self::B_BOX_ROWS, to_b, full, blocks_b);
             }
         }
     }

@@ -141,7 +141,7 @@ pub trait UpdateTile: 'static {
     /// along N.
     fn tiles(rows: u32, columns: u32, height: u32) -> PersistentTiles {
         let (tiles_m, tiles_n) = (rows.div_ceil(Self::BLOCK_M), columns.div_ceil(Self::BLOCK_N));
-        PersistentTiles::new(tiles_m, tiles_n, 1, Self::CLUSTER_M).in_groups_of(height)
+        PersistentTiles::new(tiles_m, tiles_n, 1, [Self::CLUSTER_M, 1]).in_groups_of(height)
     }
 
     /// As [`PersistentTile::start`](crate::gemm::PersistentTile::start).

@@ -9,8 +9,9 @@ use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::tile::{Aligned, Words};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x192,
-    HopperCooperative256x176, HopperParams, HopperPingPong128x128, HopperPingPong128x192, linear_hopper,
+    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x176,
+    HopperCooperative192x192, HopperCooperative256x176, HopperParams, HopperPingPong128x128,
+    HopperPingPong128x192, linear_hopper,
 };
 use warpsmith_kernels::linear_hopper_f32::{
     HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
@@ -225,9 +226,9 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
     let rows = operands.m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M);
-    let tiles = (u64::from(rows) * u64::from(operands.n.div_ceil(S::BLOCK_N)))
-        .saturating_mul(operands.y.shape()[0] as u64);
-    let parts = Parts { whole: u32::MAX, narrow: false, is_early: is_early(S::CLUSTER_M, tiles, blocks) };
+    let columns = operands.n.div_ceil(S::BLOCK_N).next_multiple_of(S::CLUSTER_N);
+    let tiles = (u64::from(rows) * u64::from(columns)).saturating_mul(operands.y.shape()[0] as u64);
+    let parts = Parts { whole: u32::MAX, narrow: false, is_early: is_early(S::CLUSTER, tiles, blocks) };
     // SAFETY: the caller's promise.
     unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
 }
@@ -251,7 +252,7 @@ unsafe fn launch_hopper_halves<
     let sizes = [operands.m, operands.n, operands.y.shape()[0] as u32];
     let halves = halves_of::<S>(sizes, device.properties().multiprocessors);
     let positions = halves.whole.saturating_add(halves.pieces);
-    let is_early = is_early(S::CLUSTER_M, positions.saturating_mul(S::CLUSTER_M.into()), blocks);
+    let is_early = is_early(S::CLUSTER, positions.saturating_mul(S::CLUSTER.into()), blocks);
     let whole = u32::try_from(halves.whole).unwrap_or(u32::MAX);
     let parts = Parts { whole, narrow: halves.narrow, is_early };
     // SAFETY: the caller's promise.
@@ -465,6 +466,7 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, HopperCooperative64x128) => { instances!(@hopper $t, $o, HopperCooperative64x128) };
     (@instance $t:ident, $o:ident, HopperCooperative192x192) => { instances!(@hopper $t, $o, HopperCooperative192x192) };
     (@instance $t:ident, $o:ident, HopperCooperative256x176) => { instances!(@hopper $t, $o, HopperCooperative256x176) };
+    (@instance $t:ident, $o:ident, HopperCooperative192x176) => { instances!(@hopper $t, $o, HopperCooperative192x176) };
     (@instance $t:ident, $o:ident, Skinny64x64) => { instances!(@skinny $t, $o, Skinny64x64) };
     (@instance $t:ident, $o:ident, Skinny64x64Split2) => { instances!(@skinny $t, $o, Skinny64x64Split2) };
     (@instance $t:ident, $o:ident, Skinny64x64Split8) => { instances!(@skinny $t, $o, Skinny64x64Split8) };
@@ -493,7 +495,7 @@ instances! {
     f16 / F16 -> f16 / F16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, HopperCooperative256x176,
-         Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          Narrow16x256, T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
@@ -501,7 +503,7 @@ instances! {
     bf16 / Bf16 -> bf16 / Bf16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, HopperCooperative256x176,
-         Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          Narrow16x256, T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,

@@ -14,8 +14,8 @@ use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile};
 use warpsmith_kernels::linear_fp8_hopper::{Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x192,
-    HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x176,
+    HopperCooperative192x192, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64};
@@ -109,7 +109,7 @@ fn boxes<S: PersistentTile>() -> Boxes {
     Boxes {
         rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
         stored_row_bytes: S::STORED_ROW_BYTES,
-        cluster: S::CLUSTER_M,
+        cluster: S::CLUSTER,
         transposes: S::TRANSPOSES,
         stores_rows: S::STORES_ROWS,
         halves: S::HALVES,
@@ -199,6 +199,9 @@ impl Instance {
             }
             ["hopper", input, output, "cooperative", shape @ "256x176"] => {
                 (Family::Hopper(boxes::<HopperCooperative256x176>()), input, output, shape)
+            }
+            ["hopper", input, output, "cooperative", shape @ "192x176"] => {
+                (Family::Hopper(boxes::<HopperCooperative192x176>()), input, output, shape)
             }
             ["fp8", "hopper", output, shape @ "128x128"] => {
                 (Family::Fp8Hopper(boxes::<Fp8Hopper128x128>()), "e4m3", output, shape)

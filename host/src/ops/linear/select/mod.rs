@@ -11,8 +11,8 @@ use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape, narrow};
 use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x192,
-    HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x176,
+    HopperCooperative192x192, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
@@ -51,6 +51,9 @@ pub enum Tile {
     /// 256 × 176 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
     /// [stored as boxes](Problem::stores_boxes) only.
     HopperCooperative256x176,
+    /// 192 × 176 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
+    /// [stored as boxes](Problem::stores_boxes) only.
+    HopperCooperative192x176,
     /// 128 × 256 on Hopper, for f32 as three TF32 products, two blocks to a cluster.
     HopperSplit128x256,
     /// 128 × 128 on Hopper, for f32 as three TF32 products.
@@ -88,7 +91,7 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
@@ -97,6 +100,7 @@ impl Tile {
         Self::HopperCooperative64x128,
         Self::HopperCooperative192x192,
         Self::HopperCooperative256x176,
+        Self::HopperCooperative192x176,
         Self::HopperSplit128x256,
         Self::HopperSplit128x128,
         Self::HopperSplit64x128,
@@ -127,6 +131,7 @@ impl Tile {
             Self::HopperCooperative64x128 => "hopper-cooperative-64x128",
             Self::HopperCooperative192x192 => "hopper-cooperative-192x192",
             Self::HopperCooperative256x176 => "hopper-cooperative-256x176",
+            Self::HopperCooperative192x176 => "hopper-cooperative-192x176",
             Self::HopperSplit128x256 => "hopper-split-128x256",
             Self::HopperSplit128x128 => "hopper-split-128x128",
             Self::HopperSplit64x128 => "hopper-split-64x128",
@@ -157,6 +162,7 @@ impl Tile {
             Self::HopperCooperative64x128 => Facts::of_hopper::<HopperCooperative64x128>(),
             Self::HopperCooperative192x192 => Facts::of_hopper::<HopperCooperative192x192>(),
             Self::HopperCooperative256x176 => Facts::of_hopper::<HopperCooperative256x176>(),
+            Self::HopperCooperative192x176 => Facts::of_hopper::<HopperCooperative192x176>(),
             Self::HopperSplit128x256 => Facts::of_split::<Split128x256>(),
             Self::HopperSplit128x128 => Facts::of_split::<Split128x128>(),
             Self::HopperSplit64x128 => Facts::of_split::<Split64x128>(),
@@ -199,7 +205,7 @@ impl Tile {
     pub const fn cluster(self) -> u32 {
         match self.facts().schedule {
             Schedule::Portable => 1,
-            Schedule::Persistent { cluster, .. } => cluster,
+            Schedule::Persistent { cluster: [along_m, along_n], .. } => along_m * along_n,
             Schedule::Split { parts } => parts,
         }
     }
@@ -262,6 +268,7 @@ impl Tile {
                 | Self::HopperCooperative64x128
                 | Self::HopperCooperative192x192
                 | Self::HopperCooperative256x176
+                | Self::HopperCooperative192x176
                 | Self::Skinny64x64
                 | Self::Skinny64x64Split2
                 | Self::Skinny64x64Split8
@@ -305,9 +312,13 @@ impl Tile {
     #[must_use]
     pub fn tiles(self, m: u32, n: u32) -> u64 {
         let (rows, columns) = self.shape();
-        // The tiles of a cluster are neighbours along M, unless its blocks share one.
-        let along_m = m.div_ceil(rows).next_multiple_of(self.cluster() / self.split());
-        u64::from(along_m) * u64::from(n.div_ceil(columns))
+        // The tiles of a cluster are neighbours, unless its blocks share one.
+        let [along_m, along_n] = match self.facts().schedule {
+            Schedule::Persistent { cluster, .. } => cluster,
+            _ => [1, 1],
+        };
+        let along_m = m.div_ceil(rows).next_multiple_of(along_m);
+        u64::from(along_m) * u64::from(n.div_ceil(columns).next_multiple_of(along_n))
     }
 
     /// The blocks of a launch for `batch` outputs of `m` × `n`: one for each tile, or at most as many as the multiprocessors hold
@@ -320,9 +331,10 @@ impl Tile {
         let tiles = self.tiles(m, n).saturating_mul(batch.into());
         match self.facts().schedule {
             Schedule::Portable => tiles,
-            Schedule::Persistent { cluster, resident, .. } => {
-                let most = u64::from(multiprocessors) * u64::from(resident) / u64::from(cluster);
-                tiles.min(most.max(1) * u64::from(cluster))
+            Schedule::Persistent { resident, .. } => {
+                let cluster = u64::from(self.cluster());
+                let most = u64::from(multiprocessors) * u64::from(resident) / cluster;
+                tiles.min(most.max(1) * cluster)
             }
             Schedule::Split { parts } => tiles.saturating_mul(parts.into()),
         }
@@ -384,9 +396,9 @@ struct Facts {
 enum Schedule {
     /// A block for each tile, on any device.
     Portable,
-    /// Blocks that work through several tiles, on Hopper: those of a cluster, those that a multiprocessor holds, and whether they can
-    /// store an output row by row.
-    Persistent { cluster: u32, resident: u32, stores_rows: bool },
+    /// Blocks that work through several tiles, on Hopper: those of a cluster along M and along N, those that a multiprocessor holds, and
+    /// whether they can store an output row by row.
+    Persistent { cluster: [u32; 2], resident: u32, stores_rows: bool },
     /// A cluster of `parts` blocks for each tile, on Hopper.
     Split { parts: u32 },
 }
@@ -398,13 +410,13 @@ impl Facts {
 
     const fn of_split<S: SplitTile>() -> Self {
         let schedule =
-            Schedule::Persistent { cluster: S::CLUSTER_M, resident: S::MIN_BLOCKS, stores_rows: true };
+            Schedule::Persistent { cluster: [S::CLUSTER_M, 1], resident: S::MIN_BLOCKS, stores_rows: true };
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
 
     const fn of_hopper<S: PersistentTile>() -> Self {
         let schedule = Schedule::Persistent {
-            cluster: S::CLUSTER_M,
+            cluster: [S::CLUSTER_M, S::CLUSTER_N],
             resident: S::MIN_BLOCKS,
             stores_rows: S::STORES_ROWS,
         };
@@ -412,7 +424,7 @@ impl Facts {
     }
 
     const fn of_narrow() -> Self {
-        let schedule = Schedule::Persistent { cluster: 1, resident: 1, stores_rows: true };
+        let schedule = Schedule::Persistent { cluster: [1, 1], resident: 1, stores_rows: true };
         Self { shape: (narrow::ROWS, narrow::MAX_COLUMNS), shared_bytes: narrow::SHARED_BYTES, schedule }
     }
 
