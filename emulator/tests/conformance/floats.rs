@@ -28,6 +28,10 @@ fn single_precision() {
     check("add.sat.f32 %d32, %a32, %b32;", &|a, b, _| {
         if (a + b).is_nan() { 0.0 } else { (a + b).clamp(0.0, 1.0) + 0.0 }
     });
+    check("fma.rn.sat.f32 %d32, %a32, %b32, %c32;", &|a, b, c| {
+        let sum = a.mul_add(b, c);
+        if sum.is_nan() { 0.0 } else { sum.clamp(0.0, 1.0) + 0.0 }
+    });
     check("min.NaN.f32 %d32, %a32, %b32;", &|a, b, _| {
         if a.is_nan() || b.is_nan() {
             f32::NAN
@@ -42,6 +46,12 @@ fn single_precision() {
         (_, true) => a,
         _ if a == b => f32::from_bits(a.to_bits() & b.to_bits()),
         _ => a.max(b),
+    });
+    check("min.f32 %d32, %a32, %b32;", &|a, b, _| match (a.is_nan(), b.is_nan()) {
+        (true, _) => b,
+        (_, true) => a,
+        _ if a == b => f32::from_bits(a.to_bits() | b.to_bits()),
+        _ => a.min(b),
     });
     check("slct.f32.f32 %d32, %a32, %b32, %c32;\nadd.f32 %d32, %d32, 0f80000000;", &|a, b, c| {
         (if c >= 0.0 { a } else { b }) + -0.0
