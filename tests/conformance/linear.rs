@@ -1,6 +1,6 @@
 //! What a bound does not cover: shapes with leading dimensions, views, streams, infinities, layers.
 
-use half::f16;
+use half::{bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array1, Array2, Array3};
 use warpsmith::layers::Linear;
@@ -15,6 +15,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     a_result_is_the_same_on_every_stream_and_every_time,
     a_non_finite_input_shows_in_its_row_and_nowhere_else,
     results_beyond_f16_become_infinite,
+    activations_hold_for_every_kind_of_number,
     a_layer_is_its_operation,
 ];
 
@@ -92,6 +93,52 @@ fn results_beyond_f16_become_infinite(device: &Device) -> Result<(), Failed> {
     assert!(ops::linear(&x, &w).run()?.to_vec()?.iter().all(|&y| y == f16::INFINITY));
     assert!(ops::linear(&x, &w).alpha(-1.0).run()?.to_vec()?.iter().all(|&y| y == f16::NEG_INFINITY));
     assert!(ops::linear(&x, &w).output::<f32>().run()?.to_vec()?.iter().all(|&y| y == 262_144.0));
+    Ok(())
+}
+
+/// Each number stands at an even column and at an odd one, beside others of which some are not finite: kernels compute two at a time.
+fn activations_hold_for_every_kind_of_number(device: &Device) -> Result<(), Failed> {
+    let kinds =
+        [0.0, 1e-45, 1e-40, 1e-30, 3e-5, 0.3, 1.0, 2.5, 42.5, 44.0, 88.0, 1e3, 3e9, 1e19, 3e19, 1e30, 3e38];
+    let sweep = (0..64).map(|i| i as f32 * 0.23);
+    let finite = kinds.into_iter().chain(sweep).flat_map(|z| [z, -z]);
+    let numbers = finite.chain([f32::INFINITY, f32::NAN, f32::NEG_INFINITY, -f32::NAN, 1.0]);
+    let numbers: Vec<f32> = numbers.flat_map(|z| [z, -0.75, z]).chain([f32::NAN; 3]).collect();
+    let numbers = &numbers[..numbers.len() / 8 * 8];
+    for activation in Activation::ALL {
+        let check = |z: f64, y: f64, unit: f64| {
+            let exact = activation.apply(z);
+            let bound = activation.evaluation_ulps() * 2f64.powi(-24) * z.abs() + unit * exact.abs() + 1e-37;
+            let holds = match z {
+                _ if z.is_nan() => y.is_nan(),
+                // A product of zero and −∞ may stand for the limit.
+                f64::NEG_INFINITY => y == exact || activation != Activation::None && y.is_nan(),
+                f64::INFINITY => y == exact,
+                _ => (y - exact).abs() <= bound,
+            };
+            assert!(holds, "{activation}({z}) is {exact}, not {y}");
+        };
+        let (x, w) = (Array2::<f32>::zeros((70, 64)), Array2::<f32>::zeros((numbers.len(), 64)));
+        let bias = Array1::from_vec(numbers.to_vec());
+        let y = ops::linear(&Tensor::from_array(device, &x)?, &Tensor::from_array(device, &w)?)
+            .bias(&Tensor::from_array(device, &bias)?)
+            .activation(activation)
+            .run()?;
+        for (i, y) in y.to_vec()?.into_iter().enumerate() {
+            check(f64::from(numbers[i % numbers.len()]), f64::from(y), 2f64.powi(-24));
+        }
+        let halves = bias.mapv(bf16::from_f32);
+        let y = ops::linear(
+            &Tensor::from_array(device, &x.mapv(bf16::from_f32))?,
+            &Tensor::from_array(device, &w.mapv(bf16::from_f32))?,
+        )
+        .bias(&Tensor::from_array(device, &halves)?)
+        .activation(activation)
+        .run()?;
+        for (i, y) in y.to_vec()?.into_iter().enumerate() {
+            check(halves[i % numbers.len()].to_f64(), y.to_f64(), 2f64.powi(-8));
+        }
+    }
     Ok(())
 }
 

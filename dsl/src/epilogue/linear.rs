@@ -1,6 +1,6 @@
 //! What the shipped products do to their sums, chosen at each launch.
 
-use super::{Activation, Epilogue, Floor, Function};
+use super::{Activation, Epilogue, Floor, Function, Sink};
 use crate::float::Element;
 use crate::launch::{Global, GlobalMut, KernelParam};
 use crate::layout::Coord;
@@ -324,11 +324,9 @@ impl<B: Element, O: Element, F: Function> Epilogue for InRegisters<'_, B, O, F> 
         self.function.of(values)
     }
 
-    /// The choice of the function stands once for all fragments.
     #[inline(always)]
-    unsafe fn apply_fragments<const N: usize>(
+    unsafe fn begin_fragments<const N: usize>(
         &self,
-        _: Coord,
         _: [(); 2],
         bias: &[[f32; 2]; N],
         sums: &mut [[f32; 4]; N],
@@ -338,7 +336,20 @@ impl<B: Element, O: Element, F: Function> Epilogue for InRegisters<'_, B, O, F> 
                 *value = ptx::fma(*value, self.fused.params.alpha, bias[i % 2]);
             }
         }
-        self.function.apply_to(sums);
+    }
+
+    /// The choice of the function stands once for all fragments.
+    #[inline(always)]
+    unsafe fn finish_fragments<const N: usize>(
+        &self,
+        _: Coord,
+        _: [(); 2],
+        _: &[[[f32; 2]; N]],
+        values: &mut [[[f32; 4]; N]],
+        sink: &impl Sink<N>,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { self.function.hand_over(values, sink) };
     }
 }
 
@@ -391,11 +402,9 @@ impl<B: Element, O: Element, F: Function> Epilogue for ScaledInRegisters<'_, B, 
         self.function.of(values)
     }
 
-    /// The choice of the function stands once for all fragments.
     #[inline(always)]
-    unsafe fn apply_fragments<const N: usize>(
+    unsafe fn begin_fragments<const N: usize>(
         &self,
-        _: Coord,
         rows: [f32; 2],
         columns: &[[(f32, f32); 2]; N],
         sums: &mut [[f32; 4]; N],
@@ -406,7 +415,20 @@ impl<B: Element, O: Element, F: Function> Epilogue for ScaledInRegisters<'_, B, 
                 *value = ptx::fma(*value * rows[i / 2], scale, bias);
             }
         }
-        self.function.apply_to(sums);
+    }
+
+    /// The choice of the function stands once for all fragments.
+    #[inline(always)]
+    unsafe fn finish_fragments<const N: usize>(
+        &self,
+        _: Coord,
+        _: [f32; 2],
+        _: &[[[(f32, f32); 2]; N]],
+        values: &mut [[[f32; 4]; N]],
+        sink: &impl Sink<N>,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { self.function.hand_over(values, sink) };
     }
 }
 

@@ -69,16 +69,63 @@ pub trait Epilogue: Copy {
         columns: &[[Self::Column; 2]; N],
         fragments: &mut [[f32; 4]; N],
     ) {
-        for (i, (fragment, columns)) in fragments.iter_mut().zip(columns).enumerate() {
-            let place = Coord { column: at.column + i as u32 * FRAGMENT_COLUMNS, ..at };
-            let below = Coord { row: place.row + FRAGMENT_ROWS / 2, ..place };
-            let [a, b, c, d] = *fragment;
-            // SAFETY: the caller's promise.
-            unsafe {
-                let [a, b] = self.apply(place, rows[0], *columns, [a, b]);
-                let [c, d] = self.apply(below, rows[1], *columns, [c, d]);
-                *fragment = [a, b, c, d];
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.begin_fragments(rows, columns, fragments);
+            self.finish_fragments(
+                at,
+                rows,
+                core::slice::from_ref(columns),
+                core::slice::from_mut(fragments),
+                &Kept,
+            );
+        }
+    }
+
+    /// The part of [`apply_fragments`](Self::apply_fragments) that costs no more than moving each accumulator, and comes first.
+    ///
+    /// # Safety
+    ///
+    /// As [`apply_fragments`](Self::apply_fragments).
+    #[inline(always)]
+    unsafe fn begin_fragments<const N: usize>(
+        &self,
+        _rows: [Self::Row; 2],
+        _columns: &[[Self::Column; 2]; N],
+        _fragments: &mut [[f32; 4]; N],
+    ) {
+    }
+
+    /// The rest of [`apply_fragments`](Self::apply_fragments), for `N` fragments after `N`, each of which it hands to `sink`.
+    ///
+    /// # Safety
+    ///
+    /// As [`apply_fragments`](Self::apply_fragments), for what [`begin_fragments`](Self::begin_fragments) has begun; and the sink
+    /// may be called, once for each `N` fragments in order.
+    #[inline(always)]
+    unsafe fn finish_fragments<const N: usize>(
+        &self,
+        at: Coord,
+        rows: [Self::Row; 2],
+        columns: &[[[Self::Column; 2]; N]],
+        fragments: &mut [[[f32; 4]; N]],
+        sink: &impl Sink<N>,
+    ) {
+        let mut place = at;
+        for (i, (fragments, columns)) in fragments.iter_mut().zip(columns).enumerate() {
+            for (fragment, columns) in fragments.iter_mut().zip(columns) {
+                let below = Coord { row: place.row + FRAGMENT_ROWS / 2, ..place };
+                let [a, b, c, d] = *fragment;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let [a, b] = self.apply(place, rows[0], *columns, [a, b]);
+                    let [c, d] = self.apply(below, rows[1], *columns, [c, d]);
+                    *fragment = [a, b, c, d];
+                }
+                place.column += FRAGMENT_COLUMNS;
             }
+            // SAFETY: the caller's promise.
+            unsafe { sink.take(i, fragments) };
         }
     }
 
@@ -102,6 +149,24 @@ pub trait Epilogue: Copy {
     fn then<E: Epilogue>(self, next: E) -> Then<Self, E> {
         Then(self, next)
     }
+}
+
+/// What takes the results of an epilogue.
+pub trait Sink<const N: usize> {
+    /// Takes the `N` fragments with number `index`.
+    ///
+    /// # Safety
+    ///
+    /// What the sink asks.
+    unsafe fn take(&self, index: usize, fragments: &[[f32; 4]; N]);
+}
+
+/// Leaves the results where they are.
+pub struct Kept;
+
+impl<const N: usize> Sink<N> for Kept {
+    #[inline(always)]
+    unsafe fn take(&self, _: usize, _: &[[f32; 4]; N]) {}
 }
 
 /// What an epilogue knows of a column, in a form that lanes of a warp can hand to each other.
@@ -290,21 +355,26 @@ impl Activation {
             _ => None,
         }
     }
-
-    #[inline(always)]
-    fn each<const N: usize, const M: usize>(values: &mut [[f32; N]; M], function: impl Fn(f32) -> f32) {
-        for values in values.iter_mut() {
-            for value in values.iter_mut() {
-                *value = function(*value);
-            }
-        }
-    }
 }
 
 /// A function of single numbers.
 pub trait Function: Copy {
     /// Applies it in place: an array that is returned would go through memory.
-    fn apply_to<const N: usize, const M: usize>(self, values: &mut [[f32; N]; M]);
+    fn apply_to<const N: usize>(self, values: &mut [[f32; N]]);
+
+    /// Applies it in place to one array after the other, each of which it hands to `sink`.
+    ///
+    /// # Safety
+    ///
+    /// The sink may be called, once for each array in order.
+    #[inline(always)]
+    unsafe fn hand_over<const N: usize>(self, values: &mut [[[f32; 4]; N]], sink: &impl Sink<N>) {
+        for (i, values) in values.iter_mut().enumerate() {
+            self.apply_to(values);
+            // SAFETY: the caller's promise.
+            unsafe { sink.take(i, values) };
+        }
+    }
 
     /// Its values.
     #[inline(always)]
@@ -316,15 +386,87 @@ pub trait Function: Copy {
     }
 }
 
+/// Applies `function` to each number.
+#[inline(always)]
+fn each<const N: usize>(values: &mut [[f32; N]], function: impl Fn(f32) -> f32) {
+    for values in values.iter_mut() {
+        for value in values.iter_mut() {
+            *value = function(*value);
+        }
+    }
+}
+
+/// Applies `pair` to two numbers at a time, and `single` to the last one of each array if they are odd in number.
+#[inline(always)]
+fn each_pair<const N: usize>(
+    values: &mut [[f32; N]],
+    pair: impl Fn([f32; 2]) -> [f32; 2],
+    single: impl Fn(f32) -> f32,
+) {
+    for values in values.iter_mut() {
+        for i in 0..N / 2 {
+            let [a, b] = pair([values[2 * i], values[2 * i + 1]]);
+            values[2 * i] = a;
+            values[2 * i + 1] = b;
+        }
+        if N % 2 == 1 {
+            values[N - 1] = single(values[N - 1]);
+        }
+    }
+}
+
+/// What [`Activation`] chooses from, and how each is computed.
+macro_rules! functions {
+    ($($name:ident: $how:ident($($function:path),*);)*) => {$(
+        #[derive(Clone, Copy)]
+        struct $name;
+
+        impl Function for $name {
+            #[inline(always)]
+            fn apply_to<const N: usize>(self, values: &mut [[f32; N]]) {
+                $how(values, $($function),*);
+            }
+        }
+    )*};
+}
+functions! {
+    Identity: each(core::convert::identity);
+    Relu: each(math::relu);
+    GeluErf: each(math::gelu_erf);
+    GeluTanh: each_pair(math::gelu_tanh_2, math::gelu_tanh);
+    Silu: each_pair(math::silu_2, math::silu);
+}
+
 impl Function for Activation {
     #[inline(always)]
-    fn apply_to<const N: usize, const M: usize>(self, values: &mut [[f32; N]; M]) {
+    fn apply_to<const N: usize>(self, values: &mut [[f32; N]]) {
         match self {
-            Self::RELU => Self::each(values, math::relu),
-            Self::GELU_ERF => Self::each(values, math::gelu_erf),
-            Self::GELU_TANH => Self::each(values, math::gelu_tanh),
-            Self::SILU => Self::each(values, math::silu),
+            Self::RELU => Relu.apply_to(values),
+            Self::GELU_ERF => GeluErf.apply_to(values),
+            Self::GELU_TANH => GeluTanh.apply_to(values),
+            Self::SILU => Silu.apply_to(values),
             _ => {}
+        }
+    }
+
+    /// The choice stands once for all.
+    #[inline(always)]
+    unsafe fn hand_over<const N: usize>(self, values: &mut [[[f32; 4]; N]], sink: &impl Sink<N>) {
+        // Opaque: a table of jumps would be read from memory each time.
+        let is = |function: Self| ptx::opaque(self.0) == function.0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if is(Self::GELU_TANH) {
+                GeluTanh.hand_over(values, sink);
+            } else if is(Self::SILU) {
+                Silu.hand_over(values, sink);
+            } else if is(Self::GELU_ERF) {
+                GeluErf.hand_over(values, sink);
+            } else if is(Self::RELU) {
+                Relu.hand_over(values, sink);
+            } else {
+                Identity.hand_over(values, sink);
+            }
         }
     }
 }
@@ -335,8 +477,8 @@ pub struct Floor(f32);
 
 impl Function for Floor {
     #[inline(always)]
-    fn apply_to<const N: usize, const M: usize>(self, values: &mut [[f32; N]; M]) {
-        Activation::each(values, |value| ptx::max_nan(value, self.0));
+    fn apply_to<const N: usize>(self, values: &mut [[f32; N]]) {
+        each(values, |value| ptx::max_nan(value, self.0));
     }
 }
 

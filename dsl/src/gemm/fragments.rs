@@ -4,12 +4,14 @@
 //! engine: for an epilogue that is cheap enough to stand once for every two accumulators, and rows that are aligned.
 //! [`store_rows`] stages f32 and goes along the rows in a loop: for every epilogue and any alignment.
 
-use crate::epilogue::{ColumnState, Epilogue};
+use core::marker::PhantomData;
+
+use crate::epilogue::{ColumnState, Epilogue, Sink};
 use crate::float::{Bf16, Element, F16, HalfElement};
 use crate::launch::TensorMap;
 use crate::layout::{
-    Coord, FRAGMENT_COLUMNS, FRAGMENT_ROWS, STRIP_COLUMNS, Swizzle, accumulator_coord, store_fragment_chunk,
-    swizzled_chunk, swizzled_staging_word,
+    CHUNK_BYTES, Coord, FRAGMENT_COLUMNS, FRAGMENT_ROWS, STRIP_COLUMNS, Swizzle, accumulator_coord,
+    store_fragment_chunk, swizzled_chunk, swizzled_staging_word,
 };
 use crate::ptx::{self, Accumulators};
 use crate::shared::SharedAddress;
@@ -131,6 +133,8 @@ pub struct WarpRows {
     /// Bytes of a row of a box: `BOX_ROW_BYTES`, or for 16-bit types half as many; a constant after inlining. [`store_rows`] takes the
     /// former.
     pub box_row_bytes: u32,
+    /// Whether the accumulators leave registers for those of a group of columns beside them; a constant after inlining.
+    pub has_registers: bool,
 }
 
 /// A lane's part of two neighbouring fragments: of each, two neighbouring columns of its row, and of the row eight further on.
@@ -173,7 +177,9 @@ macro_rules! half_output {
             unsafe fn put_pair(pair: FragmentPair, index: u32, lane: u32, to: SharedAddress, row_bytes: u32) {
                 let own = store_fragment_chunk(lane);
                 let [[a, b], [c, d]] = pair;
-                let place = to.offset(swizzled_chunk(row_bytes, own.row, 2 * index + own.chunk)).get();
+                // That of chunk 2 · `index` + `own.chunk`: the swizzle flips bits of a chunk's number, and so does the sum.
+                let first = to.offset(swizzled_chunk(row_bytes, own.row, own.chunk)).get();
+                let place = first ^ (2 * index * CHUNK_BYTES);
                 let rows = [Self::pack(a), Self::pack(b), Self::pack(c), Self::pack(d)];
                 // SAFETY: all lanes of the warp are here; within the box.
                 unsafe { ptx::stmatrix_x4(place, rows) };
@@ -185,8 +191,8 @@ half_output!(F16);
 half_output!(Bf16);
 
 /// Applies `epilogue` to a warp's accumulators of several times 64 rows in their registers, rounds them, and has the copy engine
-/// store them. If `UNROLLED`, the epilogue's code stands once for every accumulator: for the cheapest. Else it stands once for 16
-/// accumulators of a lane, which are moved to where it is.
+/// store them. If `UNROLLED`, the epilogue's code stands once for every accumulator: for the cheapest. Else it stands once for 32
+/// accumulators of a lane, or for 16 if there are no registers for more, which are moved to where it is.
 ///
 /// The stores run on when this returns: before the staging buffer is used for anything else, or the block ends,
 /// [`wait_for_stores`].
@@ -232,77 +238,256 @@ pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
         for turn in 0..count {
             // All of it, or the first half.
             if !may_be_half || turn < count / 2 || owned == count {
-                let (mut values, state) = chunk(accumulators, columns, turn);
-                let index = chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn);
-                let rows = rows[(index / const { chunks(C::COLUMNS) }) as usize];
-                let order = [turn, index];
                 // SAFETY: the caller's promise.
                 unsafe {
-                    store_chunk::<C, O, E, BLOCKS>(&mut values, rows, state, epilogue, output, at, order)
-                };
-            }
-        }
-    } else {
-        // Opaque, so that the loop stays one.
-        let mut turn = ptx::opaque(0);
-        while turn < owned {
-            // Registers have no index: each chunk has its own moves. A branch for each would be taken apart into selections.
-            let (mut values, state) = match turn {
-                0 => chunk(accumulators, columns, 0),
-                1 => chunk(accumulators, columns, 1),
-                2 => chunk(accumulators, columns, 2),
-                3 => chunk(accumulators, columns, 3),
-                4 if 4 < count => chunk(accumulators, columns, 4),
-                5 if 4 < count => chunk(accumulators, columns, 5),
-                6 if 6 < count => chunk(accumulators, columns, 6),
-                7 if 6 < count => chunk(accumulators, columns, 7),
-                8 if 8 < count => chunk(accumulators, columns, 8),
-                9 if 8 < count => chunk(accumulators, columns, 9),
-                10 if 8 < count => chunk(accumulators, columns, 10),
-                _ => chunk(accumulators, columns, count - 1),
-            };
-            let index = chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn);
-            let mut of_chunk = rows[0];
-            for (block, &rows) in rows.iter().enumerate().skip(1) {
-                if index / const { chunks(C::COLUMNS) } == block as u32 {
-                    of_chunk = rows;
+                    let mut chunk = Chunks::<_, 1>::of(accumulators, columns, turn);
+                    chunk.begin(epilogue, rows[block_of_turn::<C, BLOCKS>(turn)], at.lane);
+                    chunk.finish_and_store::<C, O, E, BLOCKS>(epilogue, &rows, output, at, turn);
                 }
             }
-            // SAFETY: the caller's promise.
-            unsafe {
-                store_chunk::<C, O, E, BLOCKS>(
-                    &mut values,
-                    of_chunk,
-                    state,
-                    epilogue,
-                    output,
-                    at,
-                    [turn, index],
-                );
-            }
-            turn += 1;
+        }
+    } else if at.has_registers && chunks_of_box::<O>(at) == GROUP_CHUNKS {
+        // SAFETY: the caller's promise.
+        unsafe {
+            store_in_loop::<C, O, E, BLOCKS, { GROUP_CHUNKS as usize }>(
+                accumulators,
+                epilogue,
+                columns,
+                &rows,
+                output,
+                at,
+                owned,
+            );
+        }
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe {
+            store_in_loop::<C, O, E, BLOCKS, 1>(accumulators, epilogue, columns, &rows, output, at, owned);
         }
     }
 }
 
-/// The accumulators that a lane has in the chunk that is stored as number `turn`, and what it knows of a column there.
+/// The part of [`store_boxes`] that stands once for `CHUNKS` chunks, in a loop over the first `owned`: a multiple of as many, and of all
+/// chunks the first half at least.
 ///
-/// A function and not a closure: one that several kernels call is not always inlined, and accumulators cannot be passed.
+/// # Safety
+///
+/// As [`store_boxes`].
 #[inline(always)]
-fn chunk<C: Accumulators, K: ColumnState, const BLOCKS: usize>(
+unsafe fn store_in_loop<C, O, E, const BLOCKS: usize, const CHUNKS: usize>(
     accumulators: &[C; BLOCKS],
-    columns: &ColumnCache<K>,
-    turn: u32,
-) -> ([[f32; 4]; CHUNK_FRAGMENTS], K) {
-    let chunks = const { chunks(C::COLUMNS) };
-    let index = chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn);
-    let (block, of_block) = (index / chunks % BLOCKS as u32, index % chunks);
-    let first = first_of_chunk(C::COLUMNS, of_block) / FRAGMENT_COLUMNS;
-    let mut values = [[0.0; 4]; CHUNK_FRAGMENTS];
-    for (i, values) in values.iter_mut().enumerate() {
-        *values = accumulators[block as usize].fragment(first as usize + i);
+    epilogue: &E,
+    columns: &ColumnCache<E::Column>,
+    rows: &[[E::Row; 2]; BLOCKS],
+    output: &TensorMap,
+    at: WarpRows,
+    owned: u32,
+) where
+    C: Accumulators,
+    O: OutputElement,
+    E: Epilogue,
+{
+    let count = const { BLOCKS as u32 * chunks(C::COLUMNS) / CHUNKS as u32 };
+    // Opaque, so that the loop stays one.
+    let mut turn = ptx::opaque(0);
+    while turn < owned / CHUNKS as u32 {
+        // Opaque: what follows from it is worth no register all the time, of which the epilogue can make use.
+        let lane = if at.has_registers { ptx::opaque(at.lane) } else { at.lane };
+        let at = WarpRows { lane, ..at };
+        // Registers have no index: each turn has its own moves. The epilogue's beginning makes use of them, but where registers are
+        // scarce.
+        let chunks = |turn: u32| {
+            let turn = turn * CHUNKS as u32;
+            let mut chunks = Chunks::<_, CHUNKS>::of(accumulators, columns, turn);
+            if at.has_registers {
+                // SAFETY: the caller's promise.
+                unsafe { chunks.begin(epilogue, rows[block_of_turn::<C, BLOCKS>(turn)], at.lane) };
+            }
+            chunks
+        };
+        // For a few turns, branches are faster than a table of jumps; opaque, so that none is made of them.
+        let is = |index: u32| ptx::opaque(turn) == index;
+        let mut values = match turn {
+            _ if count == 1 => chunks(0),
+            _ if count == 2 => {
+                if is(0) {
+                    chunks(0)
+                } else {
+                    chunks(1)
+                }
+            }
+            _ if count == 4 => {
+                if ptx::opaque(turn) < 2 {
+                    if is(0) { chunks(0) } else { chunks(1) }
+                } else if is(2) {
+                    chunks(2)
+                } else {
+                    chunks(3)
+                }
+            }
+            0 => chunks(0),
+            1 if 2 < count => chunks(1),
+            2 if 2 < count => chunks(2),
+            3 if 4 < count => chunks(3),
+            4 if 4 < count => chunks(4),
+            5 if 6 < count => chunks(5),
+            6 if 6 < count => chunks(6),
+            7 if 6 < count => chunks(7),
+            8 if 8 < count => chunks(8),
+            9 if 8 < count => chunks(9),
+            10 if 8 < count => chunks(10),
+            _ => chunks(count - 1),
+        };
+        let first = turn * CHUNKS as u32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !at.has_registers {
+                values.begin(epilogue, rows_of_block(rows, block_of_turn::<C, BLOCKS>(first)), at.lane);
+            }
+            values.finish_and_store::<C, O, E, BLOCKS>(epilogue, rows, output, at, first);
+        }
+        turn += 1;
     }
-    (values, columns.0[of_block as usize])
+}
+
+/// Which block of accumulators the chunk that is stored as number `turn` is of.
+#[inline(always)]
+const fn block_of_turn<C: Accumulators, const BLOCKS: usize>(turn: u32) -> usize {
+    (chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn) / const { chunks(C::COLUMNS) }) as usize % BLOCKS
+}
+
+/// What an epilogue knows of the rows of block `block`, which no compiler knows.
+#[inline(always)]
+fn rows_of_block<R: Copy, const BLOCKS: usize>(rows: &[[R; 2]; BLOCKS], block: usize) -> [R; 2] {
+    let mut of_block = rows[0];
+    for (index, &rows) in rows.iter().enumerate().skip(1) {
+        if block == index {
+            of_block = rows;
+        }
+    }
+    of_block
+}
+
+/// A lane's accumulators of chunks that are stored one after the other, on their way through an epilogue.
+struct Chunks<K, const CHUNKS: usize> {
+    values: [[[f32; 4]; CHUNK_FRAGMENTS]; CHUNKS],
+    /// What the epilogue knows of one column of each chunk.
+    known: [K; CHUNKS],
+    /// What it knows of the columns of the accumulators, when it has begun.
+    states: [[[K; 2]; CHUNK_FRAGMENTS]; CHUNKS],
+}
+
+impl<K: ColumnState, const CHUNKS: usize> Chunks<K, CHUNKS> {
+    /// The chunk that is stored as number `turn` and those after.
+    ///
+    /// A function and not a closure: one that several kernels call is not always inlined, and accumulators cannot be passed.
+    #[inline(always)]
+    fn of<C: Accumulators, const BLOCKS: usize>(
+        accumulators: &[C; BLOCKS],
+        columns: &ColumnCache<K>,
+        turn: u32,
+    ) -> Self {
+        let mut values = [[[0.0; 4]; CHUNK_FRAGMENTS]; CHUNKS];
+        let mut known = [K::default(); CHUNKS];
+        for (i, (values, known)) in values.iter_mut().zip(&mut known).enumerate() {
+            let turn = turn + i as u32;
+            let index = chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn);
+            let of_block = index % const { chunks(C::COLUMNS) };
+            let first = first_of_chunk(C::COLUMNS, of_block) / FRAGMENT_COLUMNS;
+            for (i, values) in values.iter_mut().enumerate() {
+                *values = accumulators[block_of_turn::<C, BLOCKS>(turn)].fragment(first as usize + i);
+            }
+            *known = columns.0[of_block as usize];
+        }
+        Self { values, known, states: [[[K::default(); 2]; CHUNK_FRAGMENTS]; CHUNKS] }
+    }
+
+    /// Begins the epilogue; `rows` is what it knows of the lane's two rows of the chunks' block.
+    ///
+    /// # Safety
+    ///
+    /// As [`store_boxes`].
+    #[inline(always)]
+    unsafe fn begin<E: Epilogue<Column = K>>(&mut self, epilogue: &E, rows: [E::Row; 2], lane: u32) {
+        let own = accumulator_coord(lane, 0);
+        for (i, (values, states)) in self.values.iter_mut().zip(&mut self.states).enumerate() {
+            let known = self.known[i];
+            for (i, states) in states.iter_mut().enumerate() {
+                let column = i as u32 * FRAGMENT_COLUMNS + own.column;
+                // SAFETY: all lanes of the warp are here.
+                *states = unsafe { [known.of_lane(column), known.of_lane(column + 1)] };
+            }
+            // SAFETY: the caller's promise.
+            unsafe { epilogue.begin_fragments(rows, states, values) };
+        }
+    }
+
+    /// Finishes the epilogue and stores the chunks, as [`store_boxes`] says: the one that is stored as number `turn` and those after.
+    /// Each box has one chunk or two, and these are one, or both of a box.
+    ///
+    /// # Safety
+    ///
+    /// As [`store_boxes`], for all chunks in order.
+    #[inline(always)]
+    unsafe fn finish_and_store<C, O, E, const BLOCKS: usize>(
+        &mut self,
+        epilogue: &E,
+        rows: &[[E::Row; 2]; BLOCKS],
+        output: &TensorMap,
+        at: WarpRows,
+        turn: u32,
+    ) where
+        C: Accumulators,
+        O: OutputElement,
+        E: Epilogue<Column = K>,
+    {
+        let chunks = const { chunks(C::COLUMNS) };
+        // They are of one group, and so of one block, and follow each other.
+        let first = chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn);
+        let at = WarpRows {
+            row: at.row + first / chunks * BLOCK_ROWS,
+            column: at.column + first_of_chunk(C::COLUMNS, first % chunks),
+            ..at
+        };
+        let own = accumulator_coord(at.lane, 0);
+        let place = Coord { row: at.row + own.row, column: at.column + own.column };
+        let rows = rows_of_block(rows, block_of_turn::<C, BLOCKS>(turn));
+        let parts = chunks_of_box::<O>(at);
+        let (part, last) = (first % parts, (first + CHUNKS as u32 - 1) % parts);
+        let buffer = at.staging.offset(turn / parts % at.staged_boxes * (ROWS * at.box_row_bytes));
+        // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
+        unsafe {
+            if part == 0 {
+                // The store that took this buffer last has read it; the lane that issued it knows.
+                if at.staged_boxes > 1 {
+                    ptx::cp_async_bulk_wait_group_read::<1>();
+                } else {
+                    ptx::cp_async_bulk_wait_group_read::<0>();
+                }
+                warp::sync_warp();
+            }
+            let put = Put { at, buffer, part, output: PhantomData::<O> };
+            epilogue.finish_fragments(place, rows, &self.states, &mut self.values, &put);
+            if last + 1 == parts {
+                ptx::fence_proxy_async_shared();
+                warp::sync_warp();
+                if at.lane == 0 {
+                    let of_block = (first + last - part) % chunks;
+                    let shares = of_block / GROUP_CHUNKS + 2 == chunks / GROUP_CHUNKS
+                        && (parts == GROUP_CHUNKS
+                            || (of_block + 1) * WARP_COLUMNS + GROUP_COLUMNS > C::COLUMNS);
+                    if groups_overlap(C::COLUMNS) && shares {
+                        // What it has in common with the block's last group is in its place; other stores need not be.
+                        let boxes = GROUP_CHUNKS / parts;
+                        wait_for_all_but(boxes * (BLOCKS as u32 + chunks / GROUP_CHUNKS - 3));
+                    }
+                    let first = [at.column - part * WARP_COLUMNS, at.row, at.batch];
+                    ptx::tma_store_3d(output.address(), first.map(|index| index as i32), buffer.get());
+                    ptx::cp_async_bulk_commit_group();
+                }
+            }
+        }
+    }
 }
 
 /// What `epilogue` knows of a lane's two rows of a block of accumulators, of which the first is `row`.
@@ -316,69 +501,23 @@ unsafe fn rows_of<E: Epilogue>(epilogue: &E, row: u32) -> [E::Row; 2] {
     unsafe { [epilogue.row(row), epilogue.row(row + ROWS / 2)] }
 }
 
-/// The part of [`store_boxes`] for 16 accumulators of each lane, in 32 columns; `rows` is what the epilogue knows of the lane's two
-/// rows, `state` what it knows of the one of these columns that has the lane's number. It is chunk `index` of the tile, whose boxes have one
-/// or two, and the one stored as number `turn`.
-///
-/// # Safety
-///
-/// As [`store_boxes`], for each chunk in order, with `at` as the tile's place.
-#[inline(always)]
-unsafe fn store_chunk<C: Accumulators, O: OutputElement, E: Epilogue, const BLOCKS: usize>(
-    values: &mut [[f32; 4]; CHUNK_FRAGMENTS],
-    rows: [E::Row; 2],
-    state: E::Column,
-    epilogue: &E,
-    output: &TensorMap,
+/// Rounds chunks of a box, from chunk `part` on, and puts them into its buffer.
+struct Put<O> {
     at: WarpRows,
-    [turn, index]: [u32; 2],
-) {
-    let (chunks, parts) = (const { chunks(C::COLUMNS) }, chunks_of_box::<O>(at));
-    let part = index % parts;
-    let at = WarpRows {
-        row: at.row + index / chunks * BLOCK_ROWS,
-        column: at.column + first_of_chunk(C::COLUMNS, index % chunks),
-        ..at
-    };
-    let own = accumulator_coord(at.lane, 0);
-    let buffer = at.staging.offset(turn / parts % at.staged_boxes * (ROWS * at.box_row_bytes));
-    let place = Coord { row: at.row + own.row, column: at.column + own.column };
-    // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
-    unsafe {
-        let mut states = [[E::Column::default(); 2]; CHUNK_FRAGMENTS];
-        for (i, states) in states.iter_mut().enumerate() {
-            let first = i as u32 * FRAGMENT_COLUMNS + own.column;
-            *states = [state.of_lane(first), state.of_lane(first + 1)];
-        }
-        epilogue.apply_fragments(place, rows, &states, values);
-        if part == 0 {
-            // The store that took this buffer last has read it; the lane that issued it knows.
-            if at.staged_boxes > 1 {
-                ptx::cp_async_bulk_wait_group_read::<1>();
-            } else {
-                ptx::cp_async_bulk_wait_group_read::<0>();
-            }
-            warp::sync_warp();
-        }
-        let row_bytes = at.box_row_bytes;
-        O::put_pair([split(values[0]), split(values[1])], 2 * part, at.lane, buffer, row_bytes);
-        O::put_pair([split(values[2]), split(values[3])], 2 * part + 1, at.lane, buffer, row_bytes);
-        if part + 1 == parts {
-            ptx::fence_proxy_async_shared();
-            warp::sync_warp();
-            if at.lane == 0 {
-                let of_block = index % chunks;
-                let shares = of_block / GROUP_CHUNKS + 2 == chunks / GROUP_CHUNKS
-                    && (parts == GROUP_CHUNKS || (of_block + 1) * WARP_COLUMNS + GROUP_COLUMNS > C::COLUMNS);
-                if groups_overlap(C::COLUMNS) && shares {
-                    // What it has in common with the block's last group is in its place; other stores need not be.
-                    let boxes = GROUP_CHUNKS / parts;
-                    wait_for_all_but(boxes * (BLOCKS as u32 + chunks / GROUP_CHUNKS - 3));
-                }
-                let first = [at.column - part * WARP_COLUMNS, at.row, at.batch];
-                ptx::tma_store_3d(output.address(), first.map(|index| index as i32), buffer.get());
-                ptx::cp_async_bulk_commit_group();
-            }
+    buffer: SharedAddress,
+    part: u32,
+    output: PhantomData<O>,
+}
+
+impl<O: OutputElement> Sink<CHUNK_FRAGMENTS> for Put<O> {
+    #[inline(always)]
+    unsafe fn take(&self, index: usize, values: &[[f32; 4]; CHUNK_FRAGMENTS]) {
+        let Self { at, buffer, part, .. } = *self;
+        let pair = 2 * (part + index as u32);
+        // SAFETY: the caller's promise.
+        unsafe {
+            O::put_pair([split(values[0]), split(values[1])], pair, at.lane, buffer, at.box_row_bytes);
+            O::put_pair([split(values[2]), split(values[3])], pair + 1, at.lane, buffer, at.box_row_bytes);
         }
     }
 }

@@ -210,6 +210,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             staging: SharedAddress::dynamic().offset(Self::STAGING_AT + warp * Self::STAGING_BYTES),
             staged_boxes: Self::STAGED.0,
             box_row_bytes: Self::STAGED.1,
+            has_registers: Self::UNROLLS,
         }
     }
 

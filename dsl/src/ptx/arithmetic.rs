@@ -87,6 +87,18 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     result
 }
 
+/// `fma.rn.sat.f32`: `a · b + c`, rounded once, and 0 or 1 if it is less or more than these; 0 for NaN.
+#[inline(always)]
+#[must_use]
+pub fn fma_sat(a: f32, b: f32, c: f32) -> f32 {
+    let result: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        instruction!("fma.rn.sat.f32 {0}, {1}, {2}, {3};", out(reg32) result, in(reg32) a, in(reg32) b, in(reg32) c, options(pure, nomem, nostack))
+    };
+    result
+}
+
 /// `prmt.b32`: four of the eight bytes of `a` (0 to 3) and `b` (4 to 7), which `selector` numbers with four bits each, the result's lowest
 /// byte first.
 #[inline(always)]

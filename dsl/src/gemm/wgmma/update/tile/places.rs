@@ -132,6 +132,7 @@ impl<
             staging: Self::area(warp / 4).offset(warp % 4 * STAGING_BYTES),
             staged_boxes: STAGED_BOXES,
             box_row_bytes: BOX_ROW_BYTES,
+            has_registers: !Self::IS_WIDE,
         }
     }
 }
