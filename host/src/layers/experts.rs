@@ -349,11 +349,12 @@ impl Experts {
         }
     }
 
-    /// Makes the cache's copies fail once, after so many steps.
+    /// The cache's failures, as [`CachedRows::fail`].
     #[cfg(test)]
-    fn fail_once(&self, point: crate::peer::rows::Point, after: usize) {
-        if let Store::Cached(rows) = &self.store {
-            rows.lock().fail_once(point, after);
+    fn fail(&self, faults: impl IntoIterator<Item = (crate::peer::rows::Point, usize)>) -> usize {
+        match &self.store {
+            Store::Resident(_) => 0,
+            Store::Cached(rows) => rows.lock().fail(faults),
         }
     }
 

@@ -122,11 +122,28 @@ fn a_pass_that_fails_is_an_error_and_the_next_one_is_right() {
         for (seed, (point, after)) in points.into_iter().enumerate() {
             let x = tensor::<bf16>(&device, &[10, 20], seed as u64);
             let routing = routing(&device, 10, 2, 3, 30, seed as u64);
-            cached.fail_once(point, after);
-            let failed = cached.forward(&x, &routing);
-            assert!(matches!(failed, Err(Error::Driver { .. })), "{point:?}: {failed:?}");
-            let expected = resident.forward(&x, &routing).unwrap();
-            assert_eq!(bits(&cached.forward(&x, &routing).unwrap()), bits(&expected), "after {point:?}");
+            let expected = bits(&resident.forward(&x, &routing).unwrap());
+            // How often the device cannot be waited for afterwards: a pass waits for it twice at most, and so do those after it, once each.
+            for refusals in 0..5 {
+                let refused = std::iter::repeat_n((Point::Synchronize, 0), refusals);
+                cached.fail([(point, after)].into_iter().chain(refused.clone()));
+                let failed = cached.forward(&x, &routing);
+                assert!(matches!(failed, Err(Error::Driver { .. })), "{point:?}: {failed:?}");
+                let error = failed.unwrap_err().to_string();
+                assert!(error.contains(&format!("at {point:?}")), "what failed first: {error}");
+                let left = cached.fail(None);
+                // Nothing is under way where the first ids have not been noted.
+                let is_behind = refusals > 0 && (point, after) != (Point::Note, 0);
+                assert_eq!(left < refusals, is_behind, "after {point:?}: {left} of {refusals}");
+                for left in (1..=left).rev().filter(|_| is_behind) {
+                    cached.fail(refused.clone().take(left));
+                    let error = cached.forward(&x, &routing).unwrap_err().to_string();
+                    assert!(error.contains("at Synchronize"), "after {point:?}: {error}");
+                    assert_eq!(cached.fail(None), left - 1, "a pass that does not begin waits once");
+                }
+                let got = bits(&cached.forward(&x, &routing).unwrap());
+                assert_eq!(got, expected, "after {point:?}, {refusals} times");
+            }
         }
     }
 }

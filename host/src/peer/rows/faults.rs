@@ -1,8 +1,8 @@
-//! Where a step can be made to fail, by tests.
+//! Where steps, and waiting for them, can be made to fail by tests.
 
 use crate::error::Result;
 
-/// A place in a step.
+/// A place in a step, or in what comes after one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Point {
     /// Before ids on the device are noted.
@@ -19,30 +19,34 @@ pub(crate) enum Point {
     Copy,
     /// When all has been enqueued.
     Record,
+    /// When all work of the device is waited for.
+    Synchronize,
+    /// When the last reads and copies are waited for.
+    Finish,
 }
 
-/// The failure that comes next, and how often it does not come before: none, but in tests.
+/// The failures to come, one after the other, and how often each one's place is passed before: none, but in tests.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     #[cfg(test)]
-    pub(super) next: parking_lot::Mutex<Option<(Point, usize)>>,
+    pub(super) next: parking_lot::Mutex<std::collections::VecDeque<(Point, usize)>>,
 }
 
 impl Faults {
-    /// Fails if this is the place, once.
+    /// Fails if this is the place of the next failure, which is over then.
     #[cfg(test)]
     pub(super) fn at(&self, point: Point) -> Result<()> {
         let mut next = self.next.lock();
-        match &mut *next {
-            Some((at, after)) if *at == point => match after.checked_sub(1) {
-                Some(left) => {
+        match next.front_mut() {
+            Some((at, after)) if *at == point => {
+                if let Some(left) = after.checked_sub(1) {
                     *after = left;
                     return Ok(());
                 }
-                None => *next = None,
-            },
+            }
             _ => return Ok(()),
         }
+        next.pop_front();
         Err(crate::Error::Driver {
             operation: "a test",
             code: 999,

@@ -24,7 +24,7 @@ const MOST_MAP_BLOCKS: u32 = 64;
 /// The loads of a step, in memory that a kernel reads.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
-    memory: Option<MappedMemory>,
+    pub(super) memory: Option<MappedMemory>,
     /// The loads, on devices other than a GPU.
     own: Vec<Load>,
     /// How many loads there are.

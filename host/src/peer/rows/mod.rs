@@ -28,7 +28,6 @@ use crate::ops::peer::{ExpertLayout, ExpertTable};
 use crate::stream::{Event, Stream};
 use crate::tensor::Tensor;
 use faults::Faults;
-#[cfg(test)]
 pub(crate) use faults::Point;
 use fill::Lists;
 use notes::Notes;
@@ -434,10 +433,18 @@ impl CachedRows {
         unsafe { ExpertTable::foreign(&self.device, layout, count, slots, addresses) }
     }
 
-    /// Makes a step fail, after `after` others that would have.
+    /// Has failures come at these places, one after the other, each when its place has been passed so many times. Gives how many were still to come of
+    /// those that were asked for before.
     #[cfg(test)]
-    pub(crate) fn fail_once(&self, point: Point, after: usize) {
-        *self.faults.next.lock() = Some((point, after));
+    pub(crate) fn fail(&self, faults: impl IntoIterator<Item = (Point, usize)>) -> usize {
+        let next = faults.into_iter().collect();
+        std::mem::replace(&mut *self.faults.next.lock(), next).len()
+    }
+
+    /// How many failures are still to come.
+    #[cfg(test)]
+    pub(crate) fn failures_left(&self) -> usize {
+        self.faults.next.lock().len()
     }
 
     /// Forgets what is in the slots, and all steps: for when work has failed, and nobody knows what was copied. The rows in host memory are as they were.
@@ -445,7 +452,7 @@ impl CachedRows {
     /// Waits for the device's work as far as that can be waited for. Called by those methods that find an error of the driver.
     pub fn reset(&mut self) {
         // What failed has been, or will be, reported to those who asked for it.
-        if self.device.synchronize().is_err() {
+        if self.synchronize().is_err() {
             // What reads slots, rows or lists may still be under way: nothing is written before the device could be waited for.
             self.is_behind = true;
         }
@@ -471,7 +478,7 @@ impl CachedRows {
     /// Waits for the device's work if that failed when everything was forgotten.
     fn catch_up(&mut self) -> Result<()> {
         if self.is_behind {
-            self.device.synchronize()?;
+            self.synchronize()?;
             self.is_behind = false;
         }
         Ok(())
@@ -487,8 +494,15 @@ impl CachedRows {
         Ok(())
     }
 
+    /// Waits for all work of the device.
+    fn synchronize(&self) -> Result<()> {
+        self.faults.at(Point::Synchronize)?;
+        self.device.synchronize()
+    }
+
     /// Waits for the work that may read slots or rows, or write slots.
     fn wait(&self) -> Result<()> {
+        self.faults.at(Point::Finish)?;
         self.readers.iter().try_for_each(Event::synchronize)?;
         self.copies.synchronize()
     }
@@ -536,8 +550,7 @@ impl Drop for CachedRows {
         // that nobody has released may be any. Where waiting fails the driver's context is broken, and whether a kernel still reads host memory is
         // unknown.
         let is_read = self.maps.iter().any(|map| map.in_use);
-        let waited =
-            if is_read { self.device.synchronize() } else { self.catch_up().and_then(|()| self.wait()) };
+        let waited = if is_read { self.synchronize() } else { self.catch_up().and_then(|()| self.wait()) };
         if waited.is_err() {
             self.maps.iter_mut().for_each(|map| map.lists.leak());
             return;

@@ -65,6 +65,35 @@ fn devices() -> [Device; 2] {
     [Device::cpu(), Device::emulator()]
 }
 
+/// Uses rows that are behind, on a device that refuses to be waited for so many times more.
+fn nothing_is_written_before_the_device_could_be_waited_for(
+    cached: &mut CachedRows,
+    ids: &[u32],
+    is_on_device: bool,
+    refusals: usize,
+) {
+    let held = |cached: &CachedRows| {
+        let rows = cached.host.read(0, cached.host.bytes()).expect("rows can be read");
+        let slots = cached.slots.to_vec().expect("slots can be read");
+        (rows, slots, cached.cache().slots(), cached.resets)
+    };
+    let before = held(cached);
+    for turn in 0..refusals {
+        assert_eq!(cached.failures_left(), refusals - turn);
+        let row = vec![0xaa; cached.row_bytes()];
+        let refused = match turn % 3 {
+            0 => stage(cached, ids, is_on_device).map(drop),
+            1 => cached.write(0, &row),
+            _ => cached.resize(1 + turn),
+        };
+        let error = refused.expect_err("the device cannot be waited for").to_string();
+        assert!(error.contains("at Synchronize"), "{error}");
+        assert!(cached.is_behind, "there is still work to wait for");
+        assert_eq!(held(cached), before);
+    }
+    assert_eq!(cached.failures_left(), 0);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 48, ..ProptestConfig::default() })]
 
@@ -133,7 +162,7 @@ proptest! {
             let ids: Vec<u32> = (0..length).map(|_| id() as u32).collect();
             let mut seen = Vec::new();
             for ((cached, is_on_device), flying) in caches.iter_mut().zip(&mut flying) {
-                *cached.faults.next.lock() = fault.map(|point| (point, 0));
+                cached.fail(fault.map(|point| (point, 0)));
                 let staged = stage(cached, &ids, *is_on_device);
                 prop_assert_eq!(staged.is_err(), fault.is_some(), "{:?}", staged);
                 let stream = cached.device().default_stream();
@@ -200,6 +229,7 @@ proptest! {
             1 => Just(Some(Point::Copy)), 1 => Just(Some(Point::Record)), 1 => Just(Some(Point::Note)),
             1 => Just(Some(Point::Return)), 1 => Just(Some(Point::Wait)),
         ], 12),
+        refusals in prop::collection::vec(0usize..5, 12),
         on_device: u16,
     ) {
         for device in devices() {
@@ -208,12 +238,27 @@ proptest! {
             let stream = device.default_stream();
             let mut before: Option<(Step, Vec<u32>)> = None;
             for (number, (ids, &fault)) in ids(rows, 12, seed).into_iter().zip(&faults).enumerate() {
-                let resets = cached.resets;
-                *cached.faults.next.lock() = fault.map(|point| (point, 0));
-                let result = stage(&mut cached, &ids, on_device >> number & 1 != 0);
+                let (resets, is_on_device) = (cached.resets, on_device >> number & 1 != 0);
+                // The device is not well again at once.
+                let refusals = if fault.is_some() { refusals[number] } else { 0 };
+                let refused = std::iter::repeat_n((Point::Synchronize, 0), refusals);
+                cached.fail(fault.map(|point| (point, 0)).into_iter().chain(refused));
+                let result = stage(&mut cached, &ids, is_on_device);
                 // A step without copies has no place for some of them, nor has one without notes.
-                let failed = fault.is_some() && cached.faults.next.lock().take().is_none();
+                let failed = fault.is_some() && cached.failures_left() <= refusals;
                 prop_assert_eq!(result.is_err(), failed);
+                if let (Err(error), Some(fault)) = (&result, fault) {
+                    let error = error.to_string();
+                    prop_assert!(error.contains(&format!("at {fault:?}")), "what failed first: {}", error);
+                }
+                let is_behind = cached.resets != resets && refusals != 0;
+                prop_assert_eq!(cached.is_behind, is_behind, "every step begins by catching up");
+                if is_behind {
+                    nothing_is_written_before_the_device_could_be_waited_for(
+                        &mut cached, &ids, is_on_device, refusals - 1,
+                    );
+                }
+                cached.fail(None);
                 if cached.resets != resets {
                     // Whatever was staged before has been forgotten as well.
                     prop_assert_eq!(cached.cache().pinned(), 0);
@@ -265,6 +310,65 @@ fn rows_can_be_written_between_steps_and_not_during_one() {
         assert!(cached.write(5, &[0; 32]).is_err());
         assert!(cached.write(0, &[0; 31]).is_err());
         assert!(cached.read(5).is_err());
+    }
+}
+
+#[test]
+fn rows_that_work_may_still_read_are_neither_written_nor_given_other_slots() {
+    for device in devices() {
+        let mut cached = filled(&device, 5, 32, CacheOptions::default().slots(2));
+        let stream = device.default_stream();
+        let step = cached.stage(&[1, 2]).unwrap();
+        cached.release(step, &stream).unwrap();
+        for attempt in
+            [|cached: &mut CachedRows| cached.write(1, &[9; 32]), |cached: &mut CachedRows| cached.resize(3)]
+        {
+            cached.fail([(Point::Finish, 0)]);
+            let error = attempt(&mut cached).unwrap_err().to_string();
+            assert!(error.contains("at Finish"), "{error}");
+            assert_eq!((cached.cache().slots(), cached.statistics().residents), (2, 2));
+        }
+        let step = cached.stage(&[2, 1]).unwrap();
+        assert_eq!(read(&cached, &step, &[2, 1]), [contents(2, 0, 32), contents(1, 0, 32)]);
+        cached.release(step, &stream).unwrap();
+    }
+}
+
+#[test]
+fn what_work_may_still_read_is_not_freed_when_it_cannot_be_waited_for() {
+    use Point::{Finish, Synchronize};
+    for is_on_device in [false, true] {
+        // Whether a step is under way and whether there was a reset, what fails in the reset and when all is dropped, and whether it is freed.
+        for (is_read, is_reset, points, is_freed) in [
+            (false, false, &[][..], true),
+            (false, false, &[Finish], false),
+            (true, false, &[], true),
+            (true, false, &[Synchronize], false),
+            (false, true, &[Synchronize], true),
+            (false, true, &[Synchronize, Finish], false),
+            (false, true, &[Synchronize, Synchronize], false),
+        ] {
+            let device = Device::emulator();
+            let mut cached = filled(&device, 50, 32, CacheOptions::default().slots(7));
+            let stream = device.default_stream();
+            for ids in [[1, 2], [3, 4]] {
+                let step = stage(&mut cached, &ids, is_on_device).unwrap();
+                cached.release(step, &stream).unwrap();
+            }
+            let step = is_read.then(|| stage(&mut cached, &[5, 6], is_on_device).unwrap());
+            cached.fail(points.iter().map(|&point| (point, 0)));
+            if is_reset {
+                cached.reset();
+                assert!(cached.is_behind);
+            }
+            let lists = cached.maps.iter().map(|map| map.lists.memory.as_ref().unwrap().bytes());
+            let shared = (cached.host.bytes() + lists.sum::<usize>()) as u64;
+            drop(cached);
+            drop(step);
+            let used = device.memory_stats().unwrap().used;
+            let expected = if is_freed { 0 } else { shared };
+            assert_eq!(used, expected, "{points:?}, read: {is_read}, reset: {is_reset}");
+        }
     }
 }
 
