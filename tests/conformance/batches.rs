@@ -14,6 +14,7 @@ use crate::{Case, cases};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     leading_axes_are_broadcast_against_each_other,
+    clusters_along_the_columns_stay_within_their_matrix,
     views_of_leading_axes_are_followed,
     every_term_belongs_to_its_matrix,
     an_output_may_be_a_view_of_more_matrices,
@@ -25,7 +26,8 @@ const M: usize = 9;
 const N: usize = 24;
 const K: usize = 40;
 
-/// Tiles to ask for: what would be chosen, and on Hopper every tile, since each family counts its matrices in its own way.
+/// Tiles to ask for: what would be chosen, and every tile that stores rows of any length, since each family counts its matrices in its
+/// own way.
 fn tiles<T: LinearInput>(device: &Device) -> Vec<Option<Tile>> {
     let capability = device.properties().compute_capability;
     let own = Tile::ALL.into_iter().filter(|tile| {
@@ -121,6 +123,18 @@ fn broadcast<T: LinearInput + FloatElement>(device: &Device, tile: Option<Tile>)
 
 fn leading_axes_are_broadcast_against_each_other(device: &Device) -> Result<(), Failed> {
     with_types_and_tiles!(device, broadcast)
+}
+
+/// Columns of three tiles of 176, of which two are a cluster's.
+fn clusters_along_the_columns_stay_within_their_matrix(device: &Device) -> Result<(), Failed> {
+    let tile = Tile::HopperCooperative192x176;
+    if device.kind() == DeviceKind::Cpu || !tile.runs_on(device.properties().compute_capability) {
+        return Ok(());
+    }
+    let (a, b) = (integers(&[2, 200, K], 13), integers(&[2, 528, K], 14));
+    let (op_a, op_b) = (tensor::<f16>(device, &a)?, tensor::<f16>(device, &b)?);
+    let y = ops::matmul(&op_a, &op_b).transpose_b().tile(tile).run()?;
+    expect(&y, &products(&a, &b, &[2]), &format!("{tile:?}"))
 }
 
 fn views<T: LinearInput + FloatElement + Into<f64>>(

@@ -96,36 +96,48 @@ fn results_beyond_f16_become_infinite(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Each number stands at an even column and at an odd one, beside others of which some are not finite: kernels compute two at a time.
+/// Each number stands at even columns and at odd ones, beside others of which some are not finite: kernels compute two at a time.
 fn activations_hold_for_every_kind_of_number(device: &Device) -> Result<(), Failed> {
     let kinds =
         [0.0, 1e-45, 1e-40, 1e-30, 3e-5, 0.3, 1.0, 2.5, 42.5, 44.0, 88.0, 1e3, 3e9, 1e19, 3e19, 1e30, 3e38];
     let sweep = (0..64).map(|i| i as f32 * 0.23);
     let finite = kinds.into_iter().chain(sweep).flat_map(|z| [z, -z]);
     let numbers = finite.chain([f32::INFINITY, f32::NAN, f32::NEG_INFINITY, -f32::NAN, 1.0]);
-    let numbers: Vec<f32> = numbers.flat_map(|z| [z, -0.75, z]).chain([f32::NAN; 3]).collect();
-    let numbers = &numbers[..numbers.len() / 8 * 8];
+    let once: Vec<f32> = numbers.flat_map(|z| [z, -0.75, z]).collect();
+    assert_eq!(once.len() % 2, 1, "what is even in the first copy is odd in the second");
+    let mut numbers = once.repeat(2);
+    numbers.resize(numbers.len().next_multiple_of(8), f32::NAN);
     for activation in Activation::ALL {
         let check = |z: f64, y: f64, unit: f64| {
             let exact = activation.apply(z);
             let bound = activation.evaluation_ulps() * 2f64.powi(-24) * z.abs() + unit * exact.abs() + 1e-37;
             let holds = match z {
                 _ if z.is_nan() => y.is_nan(),
-                // A product of zero and −∞ may stand for the limit.
-                f64::NEG_INFINITY => y == exact || activation != Activation::None && y.is_nan(),
+                // These two are products of −∞ and zero there, which may stand for the limit.
+                f64::NEG_INFINITY => {
+                    let is_product = matches!(activation, Activation::GeluTanh | Activation::Silu);
+                    y == exact || is_product && y.is_nan()
+                }
                 f64::INFINITY => y == exact,
                 _ => (y - exact).abs() <= bound,
             };
             assert!(holds, "{activation}({z}) is {exact}, not {y}");
         };
         let (x, w) = (Array2::<f32>::zeros((70, 64)), Array2::<f32>::zeros((numbers.len(), 64)));
-        let bias = Array1::from_vec(numbers.to_vec());
+        let bias = Array1::from_vec(numbers.clone());
         let y = ops::linear(&Tensor::from_array(device, &x)?, &Tensor::from_array(device, &w)?)
             .bias(&Tensor::from_array(device, &bias)?)
             .activation(activation)
             .run()?;
         for (i, y) in y.to_vec()?.into_iter().enumerate() {
-            check(f64::from(numbers[i % numbers.len()]), f64::from(y), 2f64.powi(-24));
+            let (z, y) = (f64::from(numbers[i % numbers.len()]), f64::from(y));
+            check(z, y, 2f64.powi(-24));
+            if activation == Activation::GeluErf && (-7.0..0.0).contains(&z) {
+                // The tail is near zero, but not lost: a power times what is fitted to a thousandth.
+                let exact = activation.apply(z);
+                let holds = (y - exact).abs() <= 2e-3 * exact.abs() + 1e-37;
+                assert!(holds, "{activation}({z}) is {exact}, and {y} is farther from it than 2 thousandths");
+            }
         }
         let halves = bias.mapv(bf16::from_f32);
         let y = ops::linear(
