@@ -96,7 +96,8 @@ impl Function {
             Self::None => Activation::NONE,
             Self::Relu => Activation::RELU,
             Self::Silu => Activation::SILU,
-            Self::Gelu => Activation::GELU_TANH,
+            Self::GeluTanh => Activation::GELU_TANH,
+            Self::GeluErf => Activation::GELU_ERF,
         }
     }
 
@@ -105,16 +106,17 @@ impl Function {
             Self::None => z,
             Self::Relu => z.max(0.0),
             Self::Silu => z / (1.0 + (-z).exp()),
-            Self::Gelu => {
+            Self::GeluTanh => {
                 let inner = (2.0 / std::f32::consts::PI).sqrt() * (z + 0.044_715 * z * z * z);
                 0.5 * z * (1.0 + inner.tanh())
             }
+            Self::GeluErf => warpsmith::ops::Activation::GeluErf.apply(z),
         }
     }
 
     /// Whether kernels compute it with approximations.
     fn is_smooth(self) -> bool {
-        matches!(self, Self::Silu | Self::Gelu)
+        matches!(self, Self::Silu | Self::GeluTanh | Self::GeluErf)
     }
 }
 
@@ -380,7 +382,7 @@ impl Case {
     /// Words of what tiles exchange, and of the counters; none if they do not.
     fn exchange_words(&self) -> Option<[u64; 2]> {
         let Family::UpdateHopper(boxes) = self.instance.family else { return None };
-        let rows = self.size.m.next_multiple_of(self.instance.tile[0] * boxes.cluster);
+        let rows = self.size.m.next_multiple_of(self.instance.tile[0] * boxes.cluster[0]);
         let strips = u64::from(rows / 16);
         self.size.exchanged.then(|| [Exchange::record_words(strips, self.chunks()), strips])
     }
@@ -499,7 +501,7 @@ impl Case {
                 let params = UpdateHopperParams { stride_y, m, n, k, has_boxes, height: 1, reserved: 0 };
                 let (x, w) = maps(boxes.rows);
                 (x, w, vt, u, y_boxes(boxes.stored_row_bytes), y, epilogue, codes, exchange, params)
-                    .with_raw(|raw| launch(clusters * boxes.cluster, raw))
+                    .with_raw(|raw| launch(clusters * boxes.blocks(), raw))
             }
             Family::UpdateFewRows => {
                 let Some(update) = &self.update else { return launch(0, &[]) };
@@ -539,12 +541,12 @@ impl Case {
                 };
                 let (x, w) = maps(boxes.rows);
                 (x, w, y_boxes(boxes.stored_row_bytes), y, epilogue, params)
-                    .with_raw(|raw| launch(clusters * boxes.cluster, raw))
+                    .with_raw(|raw| launch(clusters * boxes.blocks(), raw))
             }
             Family::Split(boxes) => {
                 let params = HopperF32Params { stride_y, batch_y, batch, m, n, k, layouts, reserved: 0 };
                 let (x, w) = maps(boxes.rows);
-                (x, w, y, epilogue, params).with_raw(|raw| launch(clusters * boxes.cluster, raw))
+                (x, w, y, epilogue, params).with_raw(|raw| launch(clusters * boxes.blocks(), raw))
             }
             Family::Narrow => {
                 let stride = self.operands[1].stride;
@@ -552,13 +554,13 @@ impl Case {
                 let params = NarrowParams { row_stride_w, column_stride_w, m, n, k, reserved: 0 };
                 (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(clusters.max(1), raw))
             }
-            Family::Skinny(boxes) => {
+            Family::Skinny(boxes, split) => {
                 let params = SkinnyParams { stride_y, batch_y, m, n, k, layouts };
                 let (x, w) = maps(boxes.rows);
                 // Tiles that are neighbours along N share rows of X.
                 let columns = n.div_ceil(tile_n).next_multiple_of(tile_m / boxes.rows[0]);
                 let tiles = batch * m.div_ceil(tile_m) * columns;
-                (x, w, y, epilogue, params).with_raw(|raw| launch(tiles * boxes.cluster, raw))
+                (x, w, y, epilogue, params).with_raw(|raw| launch(tiles * split, raw))
             }
             Family::Fp8Hopper(boxes) => {
                 let types = Fp8Types::new(second_type[0], second_type[1]);
@@ -566,7 +568,7 @@ impl Case {
                     Fp8HopperParams { stride_y, m, n, k, types, has_boxes: has_boxes.into(), reserved: 0 };
                 let (x, w) = maps(boxes.rows);
                 (x, w, y_boxes(boxes.stored_row_bytes), y, epilogue, params)
-                    .with_raw(|raw| launch(clusters * boxes.cluster, raw))
+                    .with_raw(|raw| launch(clusters * boxes.blocks(), raw))
             }
         }
     }

@@ -49,8 +49,8 @@ enum Family {
     Split(Boxes),
     /// `linear_narrow`.
     Narrow,
-    /// `linear_skinny`, of which a cluster shares a tile.
-    Skinny(Boxes),
+    /// `linear_skinny`, of which a cluster of so many blocks shares a tile.
+    Skinny(Boxes, u32),
 }
 
 /// How a kernel gets at X and W by tensor maps.
@@ -60,8 +60,8 @@ struct Boxes {
     rows: [u32; 2],
     /// Bytes of the rows of the boxes of Y.
     stored_row_bytes: u32,
-    /// Blocks of a cluster.
-    cluster: u32,
+    /// Tiles of a cluster along M and along N.
+    cluster: [u32; 2],
     /// Whether operands may be contiguous along their rows' index.
     transposes: bool,
     /// Whether y may lie anywhere, with any epilogue.
@@ -70,6 +70,13 @@ struct Boxes {
     halves: bool,
     /// Whether tiles with updates compute H for themselves whatever they are told.
     is_own: bool,
+}
+
+impl Boxes {
+    /// Blocks of a cluster that has a tile for each.
+    const fn blocks(self) -> u32 {
+        self.cluster[0] * self.cluster[1]
+    }
 }
 
 /// The problems that an entry of these families is run on; none if the name is no such entry's.
@@ -86,7 +93,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             instance.hopper_sizes(boxes)
         }
         Family::Narrow => instance.narrow_sizes(),
-        Family::Skinny(boxes) => instance.skinny_sizes(boxes.cluster),
+        Family::Skinny(_, split) => instance.skinny_sizes(split),
     };
     sizes.sort_by_key(|size| size.cost(instance.tile, 128 / instance.input.bytes()));
     Some(sizes.into_iter().map(|size| Box::new(Case::new(instance, size)) as Box<dyn Problem>).collect())
@@ -109,7 +116,7 @@ fn boxes<S: PersistentTile>() -> Boxes {
     Boxes {
         rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
         stored_row_bytes: S::STORED_ROW_BYTES,
-        cluster: S::CLUSTER,
+        cluster: [S::CLUSTER_M, S::CLUSTER_N],
         transposes: S::TRANSPOSES,
         stores_rows: S::STORES_ROWS,
         halves: S::HALVES,
@@ -122,7 +129,7 @@ fn split_boxes<S: SplitTile>() -> Boxes {
     Boxes {
         rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
         stored_row_bytes: 128,
-        cluster: S::CLUSTER_M,
+        cluster: [S::CLUSTER_M, 1],
         transposes: false,
         stores_rows: true,
         halves: false,
@@ -135,7 +142,7 @@ fn update_boxes<S: UpdateTile>() -> Boxes {
     Boxes {
         rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
         stored_row_bytes: 128,
-        cluster: S::CLUSTER_M,
+        cluster: [S::CLUSTER_M, 1],
         transposes: false,
         stores_rows: S::STORES_ROWS,
         halves: false,
@@ -143,12 +150,12 @@ fn update_boxes<S: UpdateTile>() -> Boxes {
     }
 }
 
-/// The same of a tile that `cluster` blocks share.
-fn shared_boxes<S: SplitKTile>(cluster: u32) -> Boxes {
+/// The same of a tile that all blocks of a cluster share.
+fn shared_boxes<S: SplitKTile>() -> Boxes {
     Boxes {
         rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
         stored_row_bytes: 128,
-        cluster,
+        cluster: [1, 1],
         transposes: false,
         stores_rows: true,
         halves: false,
@@ -215,13 +222,13 @@ impl Instance {
             ["narrow", input, output, shape] => (Family::Narrow, input, output, shape),
             ["skinny", input, output, shape, ref split @ ..] => {
                 // The boxes are the same however many blocks share a tile.
-                let boxes = match (shape, split) {
-                    ("64x64", split) => shared_boxes::<Skinny64x64>(blocks_of(split)?),
-                    ("32x64", split) => shared_boxes::<Skinny32x64>(blocks_of(split)?),
-                    ("16x64", split) => shared_boxes::<Skinny16x64>(blocks_of(split)?),
+                let boxes = match shape {
+                    "64x64" => shared_boxes::<Skinny64x64>(),
+                    "32x64" => shared_boxes::<Skinny32x64>(),
+                    "16x64" => shared_boxes::<Skinny16x64>(),
                     _ => return None,
                 };
-                (Family::Skinny(boxes), input, output, shape)
+                (Family::Skinny(boxes, blocks_of(split)?), input, output, shape)
             }
             ["update", "hopper", input, "pingpong", shape @ "128x128"] => {
                 (Family::UpdateHopper(update_boxes::<UpdatePingPong128x128>()), input, input, shape)
@@ -364,7 +371,7 @@ impl Instance {
     /// with its own H, or exchanged among tiles of which each block has one or several.
     fn update_hopper_sizes(self, boxes: Boxes) -> Vec<Size> {
         let [m, n] = self.tile;
-        let (all_m, step, chunk) = (m * boxes.cluster, 128 / self.input.bytes(), self.input.chunk());
+        let (all_m, step, chunk) = (m * boxes.cluster[0], 128 / self.input.bytes(), self.input.chunk());
         let own = |size: Size, ranks: [u32; 2]| size.updated(ranks, [1, 3]).clusters(2);
         // As many clusters as chunks, or a few more.
         let exchanged = |size: Size, ranks: [u32; 2], more: u32| {
@@ -406,18 +413,20 @@ impl Instance {
     /// with no tile, with one and with several; what only the rows' way of storing does, and what the copy engine does.
     fn hopper_sizes(self, boxes: Boxes) -> Vec<Size> {
         let [m, n] = [self.tile[0], self.tile[1]];
-        let (all_m, step) = (m * boxes.cluster, 128 / self.input.bytes());
+        // The tiles of a cluster together.
+        let [all_m, all_n] = [m * boxes.cluster[0], n * boxes.cluster[1]];
+        let step = 128 / self.input.bytes();
         let chunk = self.input.chunk();
         let unbiased = Fused { bias: false, ..PLAIN };
         let rectified = Fused { function: Function::Relu, ..unbiased };
         let mut sizes = vec![
             size(5, chunk, 9),
-            plain(all_m, step, n).boxed(8).fused(unbiased).clusters(2),
+            plain(all_m, step, all_n).boxed(8).fused(unbiased).clusters(2),
             plain(m + 3, step - chunk, n + 6).odd(),
-            plain(all_m, step * 3, 2 * n).boxed(8),
-            plain(all_m + 5, step * 5, n + 7),
+            plain(all_m, step * 3, 2 * all_n).boxed(8),
+            plain(all_m + 5, step * 5, all_n + 7),
             size(m - 1, step * 7 + chunk, 2 * n - 2).clusters(2),
-            size(all_m, step * 9, n),
+            size(all_m, step * 9, all_n),
             // Aligned for whole tiles, of which one lacks rows and one columns.
             plain(m - 1, step, n).boxed(8),
             plain(m, step, n - 8).boxed(16),
@@ -430,9 +439,9 @@ impl Instance {
             plain(8 * all_m, step, 16).boxed(8).fused(rectified),
             plain(m, chunk, 16).boxed(8).fused(rectified),
             plain(m, chunk, 16).boxed(8).fused(Fused { function: Function::Relu, ..PLAIN }),
-            plain(3 * all_m, step, n + 16).boxed(8),
-            plain(all_m + 3, step, n + 5).fused(FULL),
-            plain(2 * all_m, step, n).boxed(8).fused(FULL),
+            plain(3 * all_m, step, all_n + 16).boxed(8),
+            plain(all_m + 3, step, all_n + 5).fused(FULL),
+            plain(2 * all_m, step, all_n).boxed(8).fused(FULL),
             plain(20, chunk, 37).odd().fused(FULL),
             plain(20, chunk, 40).odd().fused(FULL),
             plain(20, chunk, 39).fused(FULL),
@@ -506,9 +515,9 @@ impl Instance {
         }
         sizes.push(plain(4 * all_m, step * 3, 16).boxed(8));
         sizes.push(plain(all_m, step * 7, 16).boxed(8));
-        // Each way of storing boxes stands once in the text: several tiles by each, whose buffers are used again.
-        for function in [Function::Gelu, Function::Silu] {
-            sizes.push(plain(3 * all_m, step, n).boxed(8).fused(Fused { function, ..PLAIN }));
+        // Boxes are stored by code of its own for each activation: several tiles by each, whose buffers are used again.
+        for function in [Function::GeluTanh, Function::GeluErf, Function::Silu] {
+            sizes.push(plain(3 * all_m, step, all_n).boxed(8).fused(Fused { function, ..PLAIN }));
         }
         if !boxes.stores_rows {
             sizes.retain(|size| size.fits_boxes(self.output.bytes()));
@@ -534,8 +543,8 @@ impl Instance {
             let clusters = |size: Size| size.clusters(blocks);
             sizes.extend([dense(rows * tiles - 5, 3, 2), dense(rows * tiles, 4, 3)].map(clusters));
         }
-        for function in [Function::Relu, Function::Gelu, Function::Silu] {
-            let fused = Fused { function, alpha: 0.5, bias: function != Function::Gelu, ..PLAIN };
+        for function in [Function::Relu, Function::GeluTanh, Function::Silu] {
+            let fused = Fused { function, alpha: 0.5, bias: function != Function::GeluTanh, ..PLAIN };
             sizes.push(dense(rows + 3, 18, 35).fused(fused));
         }
         sizes.extend([dense(40, 21, 13), dense(33, 100, 36)].map(|size| size.mn(false, true)));
@@ -606,5 +615,5 @@ const SINGLE: [Fused; 8] = [
     Fused { column_scale: Scales::Each, ..PLAIN },
     Fused { row_scale: Scales::One, column_scale: Scales::One, alpha: -1.0, ..PLAIN },
     Fused { function: Function::Silu, ..PLAIN },
-    Fused { function: Function::Gelu, alpha: 0.125, ..PLAIN },
+    Fused { function: Function::GeluTanh, alpha: 0.125, ..PLAIN },
 ];

@@ -8,13 +8,14 @@ pub(super) enum Scales {
     Each,
 }
 
-/// The activations that the epilogue knows; of the smooth ones one stands for the others, whose code is no access.
+/// The activations that the epilogue knows. Each has a way of its own by which boxes are stored, with accesses of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Function {
     None,
     Relu,
     Silu,
-    Gelu,
+    GeluTanh,
+    GeluErf,
 }
 
 /// What the epilogue does.
