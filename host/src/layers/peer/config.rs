@@ -34,6 +34,18 @@ pub enum Norm {
     },
 }
 
+impl Norm {
+    fn epsilon(self) -> Option<f32> {
+        match self {
+            Self::None => None,
+            Self::Layer { epsilon }
+            | Self::Rms { epsilon }
+            | Self::L2 { epsilon }
+            | Self::Batch { epsilon } => Some(epsilon),
+        }
+    }
+}
+
 /// A PEER layer's sizes and variants. By default they are those of the paper ("Mixture of A Million Experts", He, 2024): 1024 inputs and outputs,
 /// 1024² experts of one hidden unit, 8 heads with 16 experts each, queries of 256 numbers with layer norm, sub-keys that the heads share, a softmax
 /// over the experts of a head, and the GELU.
@@ -181,6 +193,11 @@ impl PeerConfig {
         if matches!(self.key_norm, Norm::Batch { .. }) {
             let expected = "a norm of each sub-key by itself";
             return argument("key_norm", expected, format!("{:?}", self.key_norm));
+        }
+        for (name, norm) in [("query_norm", self.query_norm), ("key_norm", self.key_norm)] {
+            if norm.epsilon().is_some_and(|epsilon| !(epsilon >= 0.0 && epsilon.is_finite())) {
+                return argument(name, "an epsilon of 0 or above", format!("{norm:?}"));
+            }
         }
         Ok(())
     }

@@ -21,6 +21,9 @@ use crate::stream::Stream;
 use crate::tensor::Tensor;
 use crate::weights::{FloatElement, Weights};
 
+/// What a layer is called in errors about its operands.
+const OPERATION: &str = "Peer::forward";
+
 /// An element type of PEER layers: [`f16`](struct@half::f16), [`bf16`](half::bf16) or `f32`.
 pub trait PeerInput: RoutingInput + ExpertInput + FloatElement {}
 
@@ -158,7 +161,7 @@ impl<T: PeerInput> Peer<T> {
     ///
     /// # Errors
     ///
-    /// As [`ProductKeyOp::run`] and [`Experts::forward`].
+    /// [`Error::Shape`] and [`Error::DeviceMismatch`] if `x` does not fit the layer; otherwise as [`ProductKeyOp::run`] and [`Experts::forward`].
     pub fn forward(&self, x: &Tensor<T>) -> Result<Tensor<T>> {
         self.forward_on(x, &self.experts.device().default_stream())
     }
@@ -185,9 +188,9 @@ impl<T: PeerInput> Peer<T> {
     ///
     /// # Errors
     ///
-    /// As [`ProductKeyOp::run`] and [`Experts::forward_into`].
+    /// [`Error::Shape`] and [`Error::DeviceMismatch`] if `x` does not fit the layer; otherwise as [`ProductKeyOp::run`] and [`Experts::forward_into`].
     pub fn forward_into(&self, x: &Tensor<T>, y: &mut Tensor<T>, stream: &Stream) -> Result<()> {
-        let retrieval = self.retrieval(x).on(stream);
+        let retrieval = self.retrieval(x)?.on(stream);
         match self.experts.resident() {
             Some((table, activation)) => peer(&retrieval, table, activation, y),
             None => self.experts.forward_into(x, &retrieval.run()?, y, stream),
@@ -198,13 +201,23 @@ impl<T: PeerInput> Peer<T> {
     ///
     /// # Errors
     ///
-    /// As [`ProductKeyOp::run`].
+    /// [`Error::Shape`] and [`Error::DeviceMismatch`] if `x` does not fit the layer; otherwise as [`ProductKeyOp::run`].
     pub fn route(&self, x: &Tensor<T>) -> Result<Routing> {
-        self.retrieval(x).run()
+        self.retrieval(x)?.run()
     }
 
-    fn retrieval<'a>(&'a self, x: &'a Tensor<T>) -> ProductKeyOp<'a, T> {
-        retrieval(x, &self.router, &self.config)
+    fn retrieval<'a>(&'a self, x: &'a Tensor<T>) -> Result<ProductKeyOp<'a, T>> {
+        // The retrieval takes x as given and would find fault with the projection, which whoever has the layer did not pass.
+        if x.shape().last() != Some(&self.config.input) {
+            return Err(Error::Shape {
+                operation: OPERATION,
+                operand: "x",
+                expected: format!("[.., {}]", self.config.input),
+                actual: x.shape().to_vec(),
+            });
+        }
+        self.experts.device().expect_same(OPERATION, "x", x.device())?;
+        Ok(retrieval(x, &self.router, &self.config))
     }
 
     /// What [`forward`](Self::forward) runs for `x`.
@@ -213,7 +226,7 @@ impl<T: PeerInput> Peer<T> {
     ///
     /// As [`forward`](Self::forward), for the operands.
     pub fn implementation(&self, x: &Tensor<T>) -> Result<PeerImplementation> {
-        let retrieval = self.retrieval(x);
+        let retrieval = self.retrieval(x)?;
         let routing = retrieval.implementation()?;
         let mut shape = x.shape().to_vec();
         shape.pop();

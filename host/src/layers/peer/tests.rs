@@ -216,12 +216,23 @@ fn file(numbers: &Numbers, leave_out: &str) -> Vec<u8> {
         ("a.experts.u", vec![n * n, input], &numbers.u),
         ("a.experts.v", vec![n * n, output], &numbers.v),
     ];
+    let tensors = tensors.map(|(name, shape, values)| {
+        (name.to_owned(), shape, values.iter().map(|&value| value as f32).collect())
+    });
+    serialized(&tensors, leave_out)
+}
+
+/// A tensor of a file: name, shape and numbers.
+type Named = (String, Vec<usize>, Vec<f32>);
+
+/// A file of the tensors but one.
+fn serialized(tensors: &[Named], leave_out: &str) -> Vec<u8> {
     let data: Vec<_> = tensors
         .iter()
-        .filter(|(name, ..)| *name != leave_out)
+        .filter(|(name, ..)| name != leave_out)
         .map(|(name, shape, values)| {
-            let bytes: Vec<u8> = values.iter().flat_map(|&value| (value as f32).to_le_bytes()).collect();
-            (*name, shape.clone(), bytes)
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            (name.as_str(), shape.clone(), bytes)
         })
         .collect();
     let views = data.iter().map(|(name, shape, bytes)| {
@@ -264,6 +275,128 @@ fn a_file_gives_the_layer_of_its_tensors_and_names_what_it_lacks() {
 }
 
 #[test]
+fn optional_tensors_of_a_file_get_to_their_places() {
+    let device = Device::cpu();
+    let (input, output, n, heads, half, hidden) = (6, 5, 4, 2, 2, 2);
+    let query = 2 * half;
+    for (query_norm, key_norm, of_norms) in [
+        (Norm::Batch { epsilon: 0.1 }, Norm::Rms { epsilon: 0.2 }, None),
+        (Norm::Layer { epsilon: 0.1 }, Norm::L2 { epsilon: 0.2 }, Some(heads)),
+    ] {
+        // A softmax would not see what is added to all sub-keys.
+        let config = small((input, output, n), (heads, 3, half), (hidden, true))
+            .query_norm(query_norm)
+            .key_norm(key_norm)
+            .gate(Gate::Identity);
+        let norms = |features: usize| of_norms.into_iter().chain([features]).collect::<Vec<_>>();
+        let batch = matches!(query_norm, Norm::Batch { .. });
+        let statistics = ["query_norm.running_mean", "query_norm.running_var"];
+        let mut shapes = vec![
+            ("query.weight", vec![heads * query, input]),
+            ("query.bias", vec![heads * query]),
+            ("keys_1", vec![heads, n, half]),
+            ("keys_2", vec![heads, n, half]),
+            ("query_norm.weight", norms(query)),
+            ("query_norm.bias", norms(query)),
+            ("key_norm.weight", norms(half)),
+            ("key_norm.bias", norms(half)),
+            ("experts.u", vec![n * n, hidden, input]),
+            ("experts.w", vec![n * n, hidden, input]),
+            ("experts.v", vec![n * n, hidden, output]),
+        ];
+        if batch {
+            shapes.extend(statistics.map(|name| (name, norms(query))));
+        }
+        let tensors: Vec<Named> = (0u64..)
+            .zip(shapes)
+            .map(|(seed, (name, shape))| {
+                let numbers = integers(shape.iter().product(), 9, seed + 40).into_iter();
+                // Above 0, as variances are.
+                let numbers = numbers.map(|number| (number as f32 + 9.5) * 0.1);
+                let shift = if name.ends_with("running_var") { 0.0 } else { 0.9 };
+                (format!("a.{name}"), shape, numbers.map(|number| number - shift).collect())
+            })
+            .collect();
+        let found = |name: &str| {
+            tensors.iter().find(|(found, ..)| found.strip_prefix("a.") == Some(name)).expect("its name")
+        };
+        let of = |name: &str| {
+            let (_, shape, values) = found(name);
+            Tensor::from_slice(&device, values, shape).expect("a small tensor")
+        };
+        let router = PeerRouter {
+            query: of("query.weight"),
+            query_bias: Some(of("query.bias")),
+            keys: [of("keys_1"), of("keys_2")],
+            query_norm_weight: Some(of("query_norm.weight")),
+            query_norm_bias: Some(of("query_norm.bias")),
+            query_norm_statistics: batch.then(|| statistics.map(of)),
+            key_norm_weight: Some(of("key_norm.weight")),
+            key_norm_bias: Some(of("key_norm.bias")),
+        };
+        let by_hand = Peer::new(&device, &config, router, |range| {
+            Ok([("experts.u", input), ("experts.w", input), ("experts.v", output)].map(|(name, columns)| {
+                found(name).2[range.start * hidden * columns..range.end * hidden * columns].to_vec()
+            }))
+        })
+        .unwrap();
+        let x = tensor::<f32>(&device, &[7, input], &integers(7 * input, 5, 1), 0.2);
+        let bits = |layer: &Peer<f32>| -> Vec<u32> {
+            layer.forward(&x).unwrap().to_vec().unwrap().into_iter().map(f32::to_bits).collect()
+        };
+        let load = |leave_out: &str| {
+            let weights = Weights::from_bytes(serialized(&tensors, leave_out)).unwrap();
+            Peer::<f32>::from_safetensors(&weights, "a", &device, &config)
+        };
+        let expected = bits(&by_hand);
+        assert!(expected.iter().all(|&bits| f32::from_bits(bits).is_finite()));
+        assert_eq!(bits(&load("").unwrap()), expected, "{query_norm:?}");
+        for (name, ..) in &tensors {
+            let optional =
+                name == "a.query.bias" || name.ends_with("norm.weight") || name.ends_with("norm.bias");
+            match load(name) {
+                Ok(layer) => assert!(optional && bits(&layer) != expected, "{name} makes no difference"),
+                Err(error) => assert!(!optional && error.to_string().contains(name), "{name}: {error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_that_do_not_fit_are_named() {
+    for device in [Device::cpu(), Device::emulator()] {
+        let config = small((3, 2, 4), (2, 3, 2), (1, false));
+        let numbers = Numbers::new(config, false, 3);
+        let cached = config.memory(ExpertMemory::Cached).cache(CacheOptions::default().slots(5));
+        for config in [config, cached] {
+            let layer = numbers.layer::<f32>(&device, &config, 1.0);
+            let all = |x: &Tensor<f32>| {
+                let mut y = Tensor::zeros(&device, [5, 2]).unwrap();
+                [
+                    layer.forward(x).unwrap_err(),
+                    layer.forward_into(x, &mut y, &device.default_stream()).unwrap_err(),
+                    layer.route(x).unwrap_err(),
+                    layer.implementation(x).unwrap_err(),
+                ]
+            };
+            for shape in [vec![5, 4], vec![]] {
+                for error in all(&Tensor::zeros(&device, &shape).unwrap()) {
+                    let Error::Shape { operation, operand, expected, actual } = error else {
+                        panic!("{error}");
+                    };
+                    assert_eq!((operation, operand), ("Peer::forward", "x"));
+                    assert_eq!((expected.as_str(), actual), ("[.., 3]", shape.clone()));
+                }
+            }
+            let other = if device == Device::cpu() { Device::emulator() } else { Device::cpu() };
+            for error in all(&Tensor::zeros(&other, [5, 3]).unwrap()) {
+                assert!(matches!(error, Error::DeviceMismatch { operand: "x", .. }), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
 fn configurations_that_make_no_layer_are_errors_that_name_the_number() {
     let device = Device::cpu();
     let config = small((3, 2, 4), (2, 3, 2), (1, false));
@@ -284,6 +417,20 @@ fn configurations_that_make_no_layer_are_errors_that_name_the_number() {
     ] {
         let error = refused(config, router());
         assert!(matches!(error, Error::Argument { argument, .. } if argument == name), "{name}: {error}");
+    }
+    for epsilon in [-1.0, f32::NAN, f32::INFINITY] {
+        for norm in [Norm::Layer { epsilon }, Norm::Rms { epsilon }, Norm::L2 { epsilon }] {
+            for (config, name) in
+                [(config.query_norm(norm), "query_norm"), (config.key_norm(norm), "key_norm")]
+            {
+                let error = refused(config, router());
+                assert!(
+                    matches!(&error, Error::Argument { argument, actual, .. }
+                        if *argument == name && actual.contains(&format!("epsilon: {epsilon:?}"))),
+                    "{name}: {error}"
+                );
+            }
+        }
     }
     let wide = PeerRouter { query: Tensor::zeros(&device, [8, 4]).unwrap(), ..router() };
     assert!(matches!(refused(config, wide), Error::Shape { operand: "query", .. }));

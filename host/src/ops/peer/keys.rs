@@ -28,7 +28,7 @@ const OPERATION: &str = "normalized_keys";
 ///
 /// # Errors
 ///
-/// [`Error::Shape`] if an operand does not fit; whatever copying from the device and to it may return.
+/// [`Error::Shape`] if an operand does not fit, [`Error::Argument`] if the norm's epsilon is not a number from 0 up; whatever copying from the device and to it may return.
 pub fn normalized_keys<T>(keys: &Tensor<T>, norm: QueryNorm<'_>) -> Result<Tensor<T>>
 where
     T: Element + Operand + FloatElement,
@@ -59,6 +59,14 @@ where
         _ => (Vec::new(), Vec::new()),
     };
     let epsilon = norm.epsilon;
+    if !(epsilon >= 0.0 && epsilon.is_finite()) {
+        return Err(Error::Argument {
+            operation: OPERATION,
+            argument: "epsilon",
+            expected: "0 or above".into(),
+            actual: epsilon.to_string(),
+        });
+    }
     let kind = match norm.kind {
         Kind::None => Normalization::None,
         Kind::Layer => Normalization::Layer { epsilon },
@@ -113,6 +121,10 @@ mod tests {
         let weight = Tensor::zeros(&device, [4]).unwrap();
         let refused = normalized_keys(&keys, QueryNorm::rms(1.0).weight(&weight));
         assert!(matches!(refused, Err(Error::Shape { operand: "weight of the norm", .. })));
+        for epsilon in [-1.0, f32::NAN, f32::INFINITY] {
+            let refused = normalized_keys(&keys, QueryNorm::rms(epsilon));
+            assert!(matches!(refused, Err(Error::Argument { argument: "epsilon", .. })));
+        }
         let vector = Tensor::<f32>::zeros(&device, [4]).unwrap();
         assert!(matches!(
             normalized_keys(&vector, QueryNorm::none()),
