@@ -102,21 +102,23 @@ const LAYERS_WORDS: &str = "\
 ## PEER layers
 
 [`layers::Peer`](operations/peer.md) from tokens to outputs, T tokens at a time: 1024 columns in and out, 1 048 576 experts of one hidden
-unit, of which a token uses 16 in each of 8 heads, queries of 256 columns; all bf16. Its two parts are measured by themselves, too:
-*routing* is the projection to queries and `ops::product_key_topk`, *experts* is `ops::expert_mlp`. The tokens rotate, so that every
+unit, of which a token uses 16 in each of 8 heads, queries of 256 columns; all bf16. Each head has sub-keys of its own, for ours and for the peers; `PeerConfig::default()` is the same layer with
+sub-keys that the heads share. Its two parts are measured by themselves, too: *routing* is the projection to queries and `ops::product_key_topk`, *experts* is `ops::expert_mlp`. The tokens rotate, so that every
 launch reads other experts.
 
 The peers are PyTorch's (`xtask/peers/peer.py`): `torch-by-head` computes one head after the other, `torch-embedding-bag` all of them at
 once, with `embedding_bag` for the weighted sums. The routing stands beside that of both.
 
 The gather's limit is the time that a copy within the GPU's memory takes, in the same run, for as many bytes as the rows of the used experts
-have: each use counted, as if nothing were found in a cache, or each row counted once, as if everything that is used again were.";
+have: each use counted, as if nothing were found in a cache, or each row counted once, as if everything that is used again were. Its shares
+in the layer's time stand behind the layer, those in the experts' time behind the experts.";
 
 const FORMATS_WORDS: &str = "\
 ### Formats of rows
 
 The same layers, tokens in bf16, with the experts' rows in other formats. Beside each time stands how many times longer bf16 rows take; the
-limit is that of the format's own rows.";
+limit is that of the format's own rows. With 1 and 16 tokens, 8- and 4-bit rows are slower than bf16 ones. With 16 384, int8 and e4m3 are hardly
+faster: bf16 experts are [sorted](operations/expert-mlp.md#many-tokens) there, and those are not.";
 
 const RESIDENCY_WORDS: &str = "\
 ### Experts in host memory
@@ -127,8 +129,8 @@ with the exponent that is named, as words in texts are. The link's limit is the 
 what a step carries over the link.";
 
 const SUMMARY_WORDS: &str = "\
-A PEER layer (`layers::Peer`) of 1 048 576 experts, 1024 columns in and out, 8 heads that use 16 experts each, bf16, beside the faster of two ways to
-compute it in PyTorch, by the number of tokens T:";
+A PEER layer (`layers::Peer`) of 1 048 576 experts, 1024 columns in and out, 8 heads that use 16 experts each by sub-keys of their own
+(`PeerConfig::default()` shares them), bf16, beside the faster of two ways to compute it in PyTorch, by the number of tokens T:";
 
 /// A part of a layer as it was measured: a number of tokens, a format of rows.
 pub(super) struct Found<'a> {
@@ -193,8 +195,8 @@ fn short(rate: f64) -> String {
 
 fn layers(rows: &[&Measurement]) -> Result<String> {
     let mut text = String::from(
-        "| T | layer µs | 10³ tokens/s | best peer | its µs | peer / ours | routing µs | peer / ours | experts µs | of the gather's limit | each row once |\n\
-         |---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| T | layer µs | 10³ tokens/s | best peer | its µs | peer / ours | of the gather's limit | each row once | routing µs | peer / ours | experts µs | of the gather's limit | each row once |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for count in distinct(rows.iter().map(|row| tokens(row)))? {
         let of = |operation| find(rows, operation, count, PLAIN);
@@ -205,16 +207,23 @@ fn layers(rows: &[&Measurement]) -> Result<String> {
             let name = best.map_or("–".to_owned(), |best| best.peer.clone());
             (name, number(best.and_then(|best| best.peer_us), 1), number(best.and_then(|best| best.ratio), 2))
         };
+        let shares = |found: &Option<Found<'_>>| {
+            let [uses, once] = [
+                found.as_ref().and_then(|found| found.ours.share),
+                found.as_ref().and_then(|found| found.once),
+            ];
+            format!("{} | {}", percent(uses), percent(once))
+        };
         let ((peer, its, ratio), (_, _, routing_ratio)) = (best(&layer), best(&routing));
         writeln!(
             text,
-            "| {count} | {} | {} | {peer} | {its} | {ratio} | {} | {routing_ratio} | {} | {} | {} |",
+            "| {count} | {} | {} | {peer} | {its} | {ratio} | {} | {} | {routing_ratio} | {} | {} |",
             time(&layer),
             layer.as_ref().map_or("–".to_owned(), |layer| short(rate(count, layer.ours.median_us))),
+            shares(&layer),
             time(&routing),
             time(&experts),
-            percent(experts.as_ref().and_then(|experts| experts.ours.share)),
-            percent(experts.as_ref().and_then(|experts| experts.once)),
+            shares(&experts),
         )?;
     }
     Ok(text)
@@ -338,12 +347,15 @@ peer residency,bf16,T=2048,\"pinned, 50 % resident, Zipf 1\",2000,,,,G,1,c,later
         assert!(text.starts_with("## PEER layers\n"), "{text}");
         assert!(
             text.contains(
-                "| 256 | 100.0 | 2560 | fast | 250.0 | 2.50 | 60.0 | 1.50 | 40.0 | 62 % | 50 % |\n"
+                "| 256 | 100.0 | 2560 | fast | 250.0 | 2.50 | 25 % | 20 % | 60.0 | 1.50 | 40.0 | 62 % | 50 % |\n"
             ),
             "{text}"
         );
         // What was not measured is a dash.
-        assert!(text.contains("| 16384 | 5000.0 | 3277 | – | – | – | – | – | – | – | – |\n"), "{text}");
+        assert!(
+            text.contains("| 16384 | 5000.0 | 3277 | – | – | – | 50 % | – | – | – | – | – | – |\n"),
+            "{text}"
+        );
         assert!(text.contains("\nG, driver 1, commit c, `run`; ceiling 3.00 TB/s.\n"), "{text}");
         assert!(!text.contains("int8"), "{text}");
     }
