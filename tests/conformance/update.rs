@@ -11,7 +11,7 @@ use safetensors::tensor::TensorView;
 use warpsmith::layers::{GeneratedUpdate, Linear};
 use warpsmith::ops::update::MAX_UPDATES;
 use warpsmith::ops::{self, Activation, Implementation};
-use warpsmith::validate::{self, CodesPer, Data, UpdateCase};
+use warpsmith::validate::{self, CodesPer, Data, Placement, UpdateCase};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, Weights};
 
 use crate::{Case, cases, drawn};
@@ -21,6 +21,8 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     integer_updates_drawn_are_exact,
     many_tiles_are_shared_by_the_blocks_that_there_are,
     errors_on_unit_scaled_inputs_are_what_the_types_allow,
+    residuals_of_any_factor_are_added_by_two_kernels_too,
+    captured_updates_read_their_residual_each_time,
     codes_are_those_of_the_rows_that_share_them,
     updates_that_run_together_are_the_sum_of_each,
     what_is_attached_adds_its_update_and_detached_leaves_nothing,
@@ -145,6 +147,68 @@ fn errors_on_unit_scaled_inputs_are_what_the_types_allow(device: &Device) -> Res
                 let error = outcome.max_relative_error;
                 assert!(error <= allowed, "{} {dtype} {}: {error}", case.operation(), case.shape());
             }
+        }
+    }
+    Ok(())
+}
+
+/// Rows of x that are not aligned take two kernels: neither a quotient by a small factor nor a product with a large one leaves the type's
+/// numbers in between.
+fn residuals_of_any_factor_are_added_by_two_kernels_too(device: &Device) -> Result<(), Failed> {
+    for dtype in TYPES {
+        for beta in [1e-40f32, -1e-4, 0.03, -1.0, 2.0, -300.0] {
+            for in_place in [false, true] {
+                let plain = UpdateCase::new(dtype, 37, 72, 56, 5);
+                let x = Placement { before: 1, after: 0 };
+                let case = UpdateCase {
+                    x,
+                    beta,
+                    in_place,
+                    scaling: 20.0,
+                    unit_scaled: true,
+                    preactivation: true,
+                    ..plain
+                };
+                let outcome = validate::generated_update(device, &case)?;
+                let what = format!("{dtype} {}", case.options());
+                assert!(outcome.passed(), "{what}: {outcome:?}");
+                if device.kind() != DeviceKind::Cpu {
+                    let ran = &outcome.implementation;
+                    assert!(matches!(ran, Implementation::Sequence { .. }), "{what}: {ran}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Each launch of a captured operation begins with the residual as it is then, and not with what the last one left in y.
+fn captured_updates_read_their_residual_each_time(device: &Device) -> Result<(), Failed> {
+    let (m, k, rank, n) = (19, 24, 3, 40);
+    // Rows of x at odd places take two kernels.
+    let wide = tensor(device, &[m, k + 1], 1)?;
+    let x = wide.slice(1, 1..k + 1)?;
+    let w = tensor(device, &[n, k], 2)?;
+    let (v, codes, u) =
+        (tensor(device, &[k, rank], 3)?, tensor(device, &[m, rank], 4)?, tensor(device, &[rank, n], 5)?);
+    for beta in [0.5, 1.0, 2.0] {
+        let mut residual = tensor(device, &[m, n], 6)?;
+        let stream = device.new_stream()?;
+        // Of the default stream.
+        let y = Tensor::<f32>::zeros(device, [m, n])?;
+        let (read, mut written) = (residual.clone(), y.clone());
+        let work = || {
+            let op = ops::linear_with_update(&x, &w, &v, &codes, &u, 1.0).residual(&read, beta);
+            op.on(&stream).run_into(&mut written)
+        };
+        // SAFETY: the work borrows the tensors that it uses; what it makes it drops.
+        let mut graph = unsafe { stream.capture(work)? };
+        for seed in 7..10 {
+            residual.write_slice(&tensor(device, &[m, n], seed)?.to_vec()?)?;
+            let op = ops::linear_with_update(&x, &w, &v, &codes, &u, 1.0).residual(&residual, beta);
+            let expected = op.run()?.to_vec()?;
+            graph.launch()?;
+            assert_eq!(y.to_vec()?, expected, "beta {beta}, residual {seed}");
         }
     }
     Ok(())

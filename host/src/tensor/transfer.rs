@@ -171,6 +171,12 @@ impl<T: Element> Tensor<T> {
     /// [`Error::Shape`] if the shapes differ, [`Error::DeviceMismatch`] if the devices do, [`Error::Overlap`] if the
     /// two share memory, [`Error::Driver`] if the copy could not be enqueued.
     pub fn copy_from(&mut self, source: &Tensor<T>) -> Result<()> {
+        let stream = self.home_stream();
+        self.copy_from_on(source, &stream)
+    }
+
+    /// As [`copy_from`](Self::copy_from), on `stream`.
+    pub(crate) fn copy_from_on(&mut self, source: &Tensor<T>, stream: &Stream) -> Result<()> {
         const OPERATION: &str = "Tensor::copy_from";
         self.expect_shape(OPERATION, "source", source.shape())?;
         self.device().expect_same(OPERATION, "source", source.device())?;
@@ -182,9 +188,8 @@ impl<T: Element> Tensor<T> {
             self.buffer.check_rows(OPERATION, ours)?;
             source.buffer.check_rows(OPERATION, theirs)?;
         }
-        let stream = self.home_stream();
         let backend = self.device().backend();
-        stream.with_operands(&[source], || {
+        stream.with_operands(&[source, self], || {
             copies.iter().try_for_each(|&(ours, theirs)| {
                 backend.copy((self.buffer.memory(), ours), (source.buffer.memory(), theirs), stream.handle())
             })

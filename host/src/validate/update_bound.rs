@@ -17,7 +17,9 @@
 //! products is rounded, and added with a rounding.
 //!
 //! **One kernel after the other.** The update is rounded to T before the linear operation adds it: t · (E + inner), or η. With a residual it is
-//! the sum of both, divided by beta: t · (E + inner + |beta · r|), or |beta| · η.
+//! the sum of both. If |beta| < 1, `beta · r` is rounded first, at most `e = max(t · |beta · r|, η)`, and then the sum, at most
+//! `max(t · (E + inner + |beta · r| + e), η)`. Else the sum is divided by beta: t · (E + inner + |beta · r|), or |beta| · η, and what g
+//! may be off by where it is subnormal is multiplied with |beta|, too.
 //!
 //! **The claim for f32** is that of linear operations, for K up to 4096: within 10⁻⁵ of the magnitudes, which are S + D here.
 
@@ -103,12 +105,17 @@ impl UpdateModel {
 
     /// What is expected of an element with terms of these magnitudes, but for the numbers themselves and what is added.
     pub(super) fn expected(&self, of: Magnitudes) -> Expected {
+        let beta = self.between.map(f64::abs);
+        let step = self.step * beta.unwrap_or(1.0).max(1.0);
         let mut inner =
-            (1.0 + self.rounded) * self.first * of.size + self.rounded * of.update + self.step * of.sum_of_u;
+            (1.0 + self.rounded) * self.first * of.size + self.rounded * of.update + step * of.sum_of_u;
         let of_sum = of.update + inner;
-        if let Some(beta) = self.between {
+        if let Some(beta) = beta {
             let rounding = Rounding::of(self.dtype);
-            inner += (rounding.relative * (of_sum + of.residual)).max(rounding.absolute * beta.abs());
+            let at =
+                |magnitude: f64, unit: f64| (rounding.relative * magnitude).max(rounding.absolute * unit);
+            let of_residual = if beta < 1.0 { at(of.residual, 1.0) } else { 0.0 };
+            inner += of_residual + at(of_sum + of.residual + of_residual, beta.max(1.0));
         }
         // f32 is held to a claim, which is one of all magnitudes.
         let magnitude = of.base + if self.dtype == DType::F32 { of.size } else { of_sum };
@@ -152,6 +159,26 @@ mod tests {
         let two = UpdateModel { between: Some(1.0), ..one };
         let difference = two.expected(of(4.0, 2.0, 3.0)).inner - one.expected(of(4.0, 2.0, 3.0)).inner;
         assert!((difference / 2f64.powi(-7) - 1.0).abs() < 0.01, "{difference}");
+    }
+
+    /// By the roundings of each way, with powers of two.
+    #[test]
+    fn a_residual_is_rounded_with_the_update_and_before_it_if_its_factor_is_small() {
+        let one = UpdateModel::new(Arithmetic::TensorCore, DType::F16, 64, 8, None);
+        let of = Magnitudes { base: 4.0, update: 2.0, size: 0.0, sum_of_u: 0.0, residual: 4.0 };
+        let more =
+            |beta| UpdateModel { between: Some(beta), ..one }.expected(of).inner - one.expected(of).inner;
+        let unit = 2f64.powi(-11);
+        for (beta, magnitude) in [(2.0, 6.0), (-1.0, 6.0), (0.5, 10.0), (-1e-4, 10.0)] {
+            assert!((more(beta) / (magnitude * unit) - 1.0).abs() < 0.01, "{beta}: {}", more(beta));
+        }
+        // Where g is subnormal, which is multiplied with a large factor and not divided by a small one.
+        let of = Magnitudes { base: 0.0, update: 0.0, size: 0.0, sum_of_u: 3.0, residual: 0.0 };
+        let inner = |beta| UpdateModel { between: Some(beta), ..one }.expected(of).inner;
+        let step = 2f64.powi(-25);
+        for (beta, steps) in [(1.0, 3.0 + 1.0), (8.0, 8.0 * 3.0 + 8.0), (0.125, 3.0 + 2.0)] {
+            assert!((inner(beta) / (steps * step) - 1.0).abs() < 0.01, "{beta}: {}", inner(beta));
+        }
     }
 
     #[test]

@@ -296,16 +296,37 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
                 checked.run_alone(stream, y, false)?;
                 1.0
             }
+            Some((residual, beta)) if beta.abs() < 1.0 => {
+                // beta · r + ΔY: the quotient by a small beta could exceed the type's numbers.
+                self.put_residual(checked, (residual, beta), stream, y)?;
+                checked.run_alone(stream, y, true)?;
+                1.0
+            }
             Some((residual, beta)) => {
-                // beta · (r + ΔY / beta)
+                // beta · (r + ΔY / beta): the product with a large beta could.
                 if !residual.is_same_view(y) {
-                    y.copy_from(residual)?;
+                    y.copy_from_on(residual, stream)?;
                 }
                 checked.scaled(1.0 / beta).run_alone(stream, y, true)?;
                 beta
             }
         };
         self.after_updates(checked, beta, Some(stream), |base| base.run_into(y))
+    }
+
+    /// Puts a residual times its factor into `y`, as the linear operation of no columns does.
+    fn put_residual(
+        &self,
+        checked: &Checked<T>,
+        residual: (&Tensor<T>, f32),
+        stream: &Stream,
+        y: &mut Tensor<T>,
+    ) -> Result<()> {
+        let options = Options { residual: Some(residual), stream: Some(stream), ..Options::new() };
+        let base = self.base(checked, &options)?;
+        let (last, columns) = (base.a.rank() - 1, 0..0);
+        let (a, b) = (base.a.slice(last, columns.clone())?, base.b.slice(1, columns)?);
+        Product { a, b, ..base }.run_into(y)
     }
 
     /// The linear operation that adds `beta` times what the output holds, with all else that was asked for, to do something with.

@@ -228,7 +228,7 @@ impl<T: UpdateInput> Checked<T> {
             return self.run_on_cpu(y, add);
         }
         if self.k == 0 {
-            return if add { Ok(()) } else { y.copy_from(&Tensor::zeros_on(stream, y.shape())?) };
+            return if add { Ok(()) } else { y.copy_from_on(&Tensor::zeros_on(stream, y.shape())?, stream) };
         }
         let mut y = y.flatten_leading()?;
         let choice = match self.path_alone(Some(&y))? {
