@@ -38,23 +38,30 @@ ACTIVATIONS = {
 
 
 class Operands:
-    """Sets of x, w and bias."""
+    """Sets of x, w, bias, and what is read besides: a residual, or the scales of rows and columns."""
 
     def __init__(self, request):
         m, k, n = request["m"], request["k"], request["n"]
         self.input, self.output = TYPES[request["precision"]]
         self.m, self.k, self.n = m, k, n
         read = (m * k + n * k) * torch.empty((), dtype=self.input).element_size()
-        written = (m * n + n) * torch.empty((), dtype=self.output).element_size()
+        matrices = 2 if request["extra"] in ("residual", "preactivation") else 1
+        written = (matrices * m * n + n) * torch.empty((), dtype=self.output).element_size()
         wanted = CACHE_MULTIPLE * torch.cuda.get_device_properties(0).L2_cache_size
         count = min(max(-(-wanted // (read + written)), 2), MOST_SETS)
         turned_x, turned_w = request["layout"][0] == "t", request["layout"][1] == "n"
         x = self.draw(k, m) if turned_x else self.draw(m, k)
         w = self.draw(k, n) if turned_w else self.draw(n, k)
         bias = self.draw(1, n, self.output).reshape(n)
-        sets = [(x.clone(), w.clone(), bias.clone()) for _ in range(count - 1)] + [(x, w, bias)]
+        more = ()
+        if request["extra"] == "residual":
+            more = (self.draw(m, n, self.output),)
+        elif request["extra"] == "scales":
+            more = (self.draw(m, 1, torch.float32), self.draw(1, n, torch.float32))
+        one = (x, w, bias, *more)
+        sets = [tuple(tensor.clone() for tensor in one) for _ in range(count - 1)] + [one]
         # As M × K and N × K, whichever way they lie.
-        self.sets = [(x.t() if turned_x else x, w.t() if turned_w else w, bias) for x, w, bias in sets]
+        self.sets = [(x.t() if turned_x else x, w.t() if turned_w else w, *rest) for x, w, *rest in sets]
         self.scale = torch.ones((), device="cuda")
 
     def draw(self, rows, columns, dtype=None):
@@ -63,9 +70,10 @@ class Operands:
 
 
 def variants(request, operands):
-    """The functions of (x, w, bias) to time, by name."""
+    """The functions of a set to time, by name."""
     activation = ACTIVATIONS[request["activation"]]
     scale = operands.scale
+    extra = request["extra"]
 
     if request["precision"] == "f8e4m3":
 
@@ -74,23 +82,30 @@ def variants(request, operands):
                 x, w.t(), scale_a=scale, scale_b=scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True
             )
 
-        def eager(x, w, bias):
+        def eager(x, w, bias, *_):
             return activation(scaled(x, w, bias if request["bias"] else None))
 
-        def matmul(x, w, _):
+        def matmul(x, w, *_):
             return scaled(x, w, None)
 
     else:
 
-        def eager(x, w, bias):
-            return activation(F.linear(x, w, bias if request["bias"] else None))
+        def eager(x, w, bias, *more):
+            z = F.linear(x, w, bias if request["bias"] else None)
+            if extra == "residual":
+                z = z + more[0]
+            elif extra == "scales":
+                z = (z * more[0] * more[1]).to(z.dtype)
+            y = activation(z)
+            # A mask of bits would take operations of its own; a framework has one of bytes, if any.
+            return (y, z > 0) if extra == "mask" else (y, z) if extra == "preactivation" else y
 
-        def matmul(x, w, _):
+        def matmul(x, w, *_):
             return torch.matmul(x, w.t())
 
     found = {"torch-matmul": matmul, "torch-eager": eager}
     fused = {"relu": False, "gelu-tanh": True}.get(request["activation"])
-    if request["bias"] and fused is not None and request["precision"] != "f8e4m3":
+    if request["bias"] and fused is not None and extra == "none" and request["precision"] != "f8e4m3":
         found["torch-addmm-activation"] = lambda x, w, bias: torch._addmm_activation(bias, x, w.t(), use_gelu=fused)
     if request["compile"]:
         torch._dynamo.reset()
@@ -100,12 +115,25 @@ def variants(request, operands):
 
 def check(name, request, operands, result):
     """Whether the first row is what was asked for."""
-    x, w, bias = operands.sets[0]
+    x, w, bias, *more = operands.sets[0]
+    y, besides = result if isinstance(result, tuple) else (result, None)
     z = x[:1].double() @ w.double().t()
     if name != "torch-matmul":
-        z = ACTIVATIONS[request["activation"]](z + bias.double() if request["bias"] else z)
-    error = (result[:1].double() - z).abs().max().item()
-    allowed = 0.02 * z.abs().max().item() + 0.05
+        if request["extra"] == "scales":
+            z = z * more[0][:1].double() * more[1].double()
+        z = z + bias.double() if request["bias"] else z
+        if request["extra"] == "residual":
+            z = z + more[0][:1].double()
+        if request["extra"] == "preactivation":
+            near(f"{name}'s argument of the activation", besides, z)
+        z = ACTIVATIONS[request["activation"]](z)
+    near(name, y, z)
+
+
+def near(name, result, expected):
+    """Refuses a result whose first row is not the expected one."""
+    error = (result[:1].double() - expected).abs().max().item()
+    allowed = 0.02 * expected.abs().max().item() + 0.05
     if not error <= allowed:
         raise RuntimeError(f"{name} is off by {error}, more than {allowed}")
 

@@ -122,23 +122,60 @@ impl Layout {
     }
 }
 
+/// What an operation reads or stores beside x, w, a bias and y.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Extra {
+    None,
+    /// A matrix of y's type, which is added before the activation.
+    Residual,
+    /// A number for each row and one for each column, which the product is multiplied with.
+    Scales,
+    /// A bit for each element of y: whether the activation's argument is above 0.
+    Mask,
+    /// The activation's argument, in y's type.
+    Preactivation,
+}
+
+impl Extra {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Residual => "residual",
+            Self::Scales => "scales",
+            Self::Mask => "mask",
+            Self::Preactivation => "preactivation",
+        }
+    }
+
+    /// Bytes of it beside a y of `m` rows and `n` columns.
+    const fn bytes(self, [m, n]: [usize; 2], precision: Precision) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Residual | Self::Preactivation => m * n * precision.output_bytes(),
+            Self::Scales => (m + n) * size_of::<f32>(),
+            Self::Mask => m * n.div_ceil(32) * size_of::<u32>(),
+        }
+    }
+}
+
 /// A product, and what follows it in the same operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Operation {
     pub(super) layout: Layout,
     pub(super) bias: bool,
     pub(super) activation: Activation,
+    pub(super) extra: Extra,
 }
 
 impl Operation {
     /// The fused linear layer that everything but the epilogues is measured with.
-    pub(super) const BIAS_RELU: Self = Self { layout: Layout::Nt, bias: true, activation: Activation::Relu };
+    pub(super) const BIAS_RELU: Self = Self { bias: true, activation: Activation::Relu, ..Self::PRODUCT };
     /// The product and nothing else.
     pub(super) const PRODUCT: Self = Self::product(Layout::Nt);
 
     /// The product of operands that lie like this, and nothing else.
     pub(super) const fn product(layout: Layout) -> Self {
-        Self { layout, bias: false, activation: Activation::None }
+        Self { layout, bias: false, activation: Activation::None, extra: Extra::None }
     }
 }
 
@@ -153,6 +190,9 @@ impl fmt::Display for Operation {
         }
         if self.activation != Activation::None {
             write!(formatter, " {}", self.activation)?;
+        }
+        if self.extra != Extra::None {
+            write!(formatter, " {}", self.extra.name())?;
         }
         Ok(())
     }
@@ -169,10 +209,15 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// The same as a linear layer of one type; `None` where it is none.
+    /// The same as a linear layer of one type; `None` where it is none, or one that does more.
     pub(super) fn ours(&self) -> Option<LinearCase> {
+        self.without_extra().filter(|_| self.operation.extra == Extra::None)
+    }
+
+    /// The linear layer of one type that this one is, whatever else it reads or stores; `None` where it is none.
+    pub(super) fn without_extra(&self) -> Option<LinearCase> {
         let [m, k, n] = self.shape;
-        let Operation { layout, bias, activation } = self.operation;
+        let Operation { layout, bias, activation, .. } = self.operation;
         if layout != Layout::Nt {
             return None;
         }
@@ -190,8 +235,9 @@ impl Case {
     pub(super) fn bytes(&self) -> f64 {
         let [m, k, n] = self.shape;
         let bias = if self.operation.bias { n } else { 0 };
-        ((m * k + n * k) * self.precision.input_bytes() + (m * n + bias) * self.precision.output_bytes())
-            as f64
+        let extra = self.operation.extra.bytes([m, n], self.precision);
+        let inputs = (m * k + n * k) * self.precision.input_bytes();
+        (inputs + (m * n + bias) * self.precision.output_bytes() + extra) as f64
     }
 }
 
@@ -215,7 +261,7 @@ pub(super) fn parse_shape(text: &str) -> Result<[usize; 3], String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Case, Operation, Precision, Suite, parse_shape};
+    use super::{Case, Extra, Operation, Precision, Suite, parse_shape};
 
     #[test]
     fn shapes_are_read_in_the_order_they_are_printed() {
@@ -235,6 +281,19 @@ mod tests {
         assert_eq!(case(Precision::Bf16).flops(), 60.0);
         assert_eq!(case(Precision::Bf16).bytes(), 2.0 * (6.0 + 15.0 + 10.0 + 5.0));
         assert_eq!(case(Precision::F8).bytes(), 6.0 + 15.0 + 2.0 * (10.0 + 5.0));
+    }
+
+    #[test]
+    fn what_is_read_or_stored_besides_counts() {
+        let bytes = |extra| {
+            let operation = Operation { extra, ..Operation::PRODUCT };
+            let case = Case { suite: Suite::Main, operation, precision: Precision::Bf16, shape: [2, 3, 40] };
+            assert_eq!(case.ours().is_some(), extra == Extra::None);
+            case.bytes() - 2.0 * (6.0 + 120.0 + 80.0)
+        };
+        assert_eq!((bytes(Extra::None), bytes(Extra::Residual)), (0.0, 160.0));
+        assert_eq!((bytes(Extra::Scales), bytes(Extra::Mask)), (4.0 * 42.0, 4.0 * 4.0));
+        assert_eq!(bytes(Extra::Preactivation), 160.0);
     }
 
     #[test]

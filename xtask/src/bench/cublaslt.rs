@@ -17,8 +17,8 @@ use warpsmith::benchmark::{self, Options, Subject};
 use warpsmith::ops::Activation;
 use warpsmith::{Error, Stream, Tensor};
 
-use super::case::{Case, Operation, Precision};
-use super::operands::Operands;
+use super::case::{Extra, Operation, Precision};
+use super::operands::{Operands, mask_bits};
 
 /// Memory that an algorithm may work in.
 const WORKSPACE_BYTES: usize = 64 << 20;
@@ -63,7 +63,7 @@ impl CublasLt {
         operation: Operation,
     ) -> Result<Option<Product>> {
         let Some(epilogue) = epilogue(operation) else { return Ok(None) };
-        let call = Rc::new(Call::new(&operands.case, operands, epilogue)?);
+        let call = Rc::new(Call::new(operands, operation.extra, epilogue)?);
         let mut products: Vec<Product> = call
             .proposals(self)?
             .into_iter()
@@ -110,13 +110,17 @@ pub(super) fn version(number: usize) -> String {
 /// The epilogue for what follows a product, if there is one.
 fn epilogue(operation: Operation) -> Option<sys::cublasLtEpilogue_t> {
     use sys::cublasLtEpilogue_t as Epilogue;
-    match (operation.bias, operation.activation) {
-        (false, Activation::None) => Some(Epilogue::CUBLASLT_EPILOGUE_DEFAULT),
-        (true, Activation::None) => Some(Epilogue::CUBLASLT_EPILOGUE_BIAS),
-        (false, Activation::Relu) => Some(Epilogue::CUBLASLT_EPILOGUE_RELU),
-        (true, Activation::Relu) => Some(Epilogue::CUBLASLT_EPILOGUE_RELU_BIAS),
-        (false, Activation::GeluTanh) => Some(Epilogue::CUBLASLT_EPILOGUE_GELU),
-        (true, Activation::GeluTanh) => Some(Epilogue::CUBLASLT_EPILOGUE_GELU_BIAS),
+    // A residual is no matter of the epilogue: it is the matrix that beta is for.
+    let plain = matches!(operation.extra, Extra::None | Extra::Residual);
+    match (operation.bias, operation.activation, operation.extra) {
+        (false, Activation::None, _) if plain => Some(Epilogue::CUBLASLT_EPILOGUE_DEFAULT),
+        (true, Activation::None, _) if plain => Some(Epilogue::CUBLASLT_EPILOGUE_BIAS),
+        (false, Activation::Relu, _) if plain => Some(Epilogue::CUBLASLT_EPILOGUE_RELU),
+        (true, Activation::Relu, _) if plain => Some(Epilogue::CUBLASLT_EPILOGUE_RELU_BIAS),
+        (false, Activation::GeluTanh, _) if plain => Some(Epilogue::CUBLASLT_EPILOGUE_GELU),
+        (true, Activation::GeluTanh, _) if plain => Some(Epilogue::CUBLASLT_EPILOGUE_GELU_BIAS),
+        (true, Activation::Relu, Extra::Mask) => Some(Epilogue::CUBLASLT_EPILOGUE_RELU_AUX_BIAS),
+        (true, Activation::GeluTanh, Extra::Preactivation) => Some(Epilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS),
         _ => None,
     }
 }
@@ -141,12 +145,17 @@ struct Call {
     layouts: Vec<sys::cublasLtMatrixLayout_t>,
     /// What the bias's address was last set to.
     bias: Cell<u64>,
+    /// What the address of the matrix that the epilogue stores was last set to.
+    stored: Cell<u64>,
+    /// Whether the residual is added.
+    adds: bool,
 }
 
 impl Call {
     /// The caller has a handle of the library, which therefore is there.
-    fn new(case: &Case, operands: &Operands, epilogue: sys::cublasLtEpilogue_t) -> Result<Self> {
+    fn new(operands: &Operands, extra: Extra, epilogue: sys::cublasLtEpilogue_t) -> Result<Self> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let case = &operands.case;
         let (input, output, compute) = types(case.precision);
         let [m, k, n] = case.shape.map(|side| side as u64);
         let mut operation = ptr::null_mut();
@@ -156,7 +165,13 @@ impl Call {
             sys::cublasLtMatmulDescCreate(&raw mut operation, compute, scale)
         })?;
         // From here on, dropping `call` frees what was made.
-        let mut call = Self { operation, layouts: Vec::new(), bias: Cell::new(0) };
+        let mut call = Self {
+            operation,
+            layouts: Vec::new(),
+            bias: Cell::new(0),
+            stored: Cell::new(0),
+            adds: extra == Extra::Residual,
+        };
         let layout = case.operation.layout;
         let transposed =
             |is: bool| if is { cublasOperation_t::CUBLAS_OP_T } else { cublasOperation_t::CUBLAS_OP_N };
@@ -166,6 +181,16 @@ impl Call {
         if epilogue != sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT {
             call.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, output)?;
             call.set_bias(operands.addresses(0).bias)?;
+        }
+        // What the epilogue stores has a column for each of y's, of bits or of elements.
+        let stored = match extra {
+            Extra::Mask => Some(mask_bits(case.shape[2])),
+            Extra::Preactivation => Some(case.shape[2]),
+            Extra::None | Extra::Residual | Extra::Scales => None,
+        };
+        if let Some(rows) = stored {
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, rows as i64)?;
+            call.set_stored(operands.addresses(0).extra)?;
         }
         if case.precision == Precision::F8 {
             let scale = operands.scale_address();
@@ -206,6 +231,14 @@ impl Call {
             return Ok(());
         }
         self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, address)
+    }
+
+    /// Sets the address of what the epilogue stores for the next calls.
+    fn set_stored(&self, address: u64) -> Result<()> {
+        if self.stored.replace(address) == address {
+            return Ok(());
+        }
+        self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, address)
     }
 
     /// The algorithms that the library proposes, the one that it holds for the fastest first.
@@ -290,13 +323,18 @@ impl Subject for Product {
         if self.call.bias.get() != 0 {
             self.call.set_bias(addresses.bias).map_err(failed)?;
         }
+        if self.call.stored.get() != 0 {
+            self.call.set_stored(addresses.extra).map_err(failed)?;
+        }
         let [w, x, y] = self.call.layouts[..] else {
             return Err(failed(anyhow!("{} matrices", self.call.layouts.len())));
         };
         let stream = self.library.stream.cuda_handle().unwrap_or(ptr::null_mut());
-        let (one, zero) = (1f32, 0f32);
+        // With zero for beta y is only written.
+        let (one, beta, added) =
+            if self.call.adds { (1f32, 1f32, addresses.extra) } else { (1f32, 0f32, addresses.y) };
         // SAFETY: all handles are alive, and the addresses are of live memory of the layouts' sizes; the scalars are f32, as
-        // the description says, and are read during the call; with zero for beta y is only written.
+        // the description says, and are read during the call.
         let status = unsafe {
             sys::cublasLtMatmul(
                 self.library.handle,
@@ -306,8 +344,8 @@ impl Subject for Product {
                 w,
                 addresses.x as *const c_void,
                 x,
-                (&raw const zero).cast(),
-                addresses.y as *const c_void,
+                (&raw const beta).cast(),
+                added as *const c_void,
                 y,
                 addresses.y as *mut c_void,
                 y,

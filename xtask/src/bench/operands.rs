@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use warpsmith::{Stream, Tensor, benchmark};
 
-use super::case::{Case, Operation, Precision};
+use super::case::{Case, Extra, Operation, Precision};
 use crate::random::Random;
 
 /// Device addresses of one set.
@@ -18,6 +18,8 @@ pub(super) struct Addresses {
     pub(super) w: u64,
     pub(super) bias: u64,
     pub(super) y: u64,
+    /// What the operation reads or stores besides: the residual, the mask or the activation's argument; 0 without one.
+    pub(super) extra: u64,
 }
 
 struct Set {
@@ -25,6 +27,7 @@ struct Set {
     w: Tensor<u8>,
     bias: Tensor<u8>,
     y: Tensor<u8>,
+    extra: Option<Tensor<u8>>,
 }
 
 /// Operands of one case.
@@ -47,16 +50,24 @@ impl Operands {
         let x = upload(Operand::X, m * k)?;
         let w = upload(Operand::W, n * k)?;
         let bias = upload(Operand::Bias, n)?;
-        let y = Tensor::zeros_on(stream, [m * n * case.precision.output_bytes()])?;
+        let zeros = |bytes: usize| Tensor::zeros_on(stream, [bytes]);
+        let y = zeros(m * n * case.precision.output_bytes())?;
+        let extra = match case.operation.extra {
+            Extra::None | Extra::Scales => None,
+            Extra::Residual => Some(upload(Operand::Residual, m * n)?),
+            Extra::Mask => Some(zeros(m * mask_bits(n) / 8)?),
+            Extra::Preactivation => Some(zeros(m * n * case.precision.output_bytes())?),
+        };
         let count = sets(stream, &case);
-        let mut sets = vec![Set { x, w, bias, y }];
+        let mut sets = vec![Set { x, w, bias, y, extra }];
         for _ in 1..count {
-            let Set { x, w, bias, y } = &sets[0];
+            let Set { x, w, bias, y, extra } = &sets[0];
             sets.push(Set {
                 x: x.deep_clone()?,
                 w: w.deep_clone()?,
                 bias: bias.deep_clone()?,
                 y: y.deep_clone()?,
+                extra: extra.as_ref().map(Tensor::deep_clone).transpose()?,
             });
         }
         let of = |set: &mut Set| Addresses {
@@ -64,12 +75,23 @@ impl Operands {
             w: set.w.arg().address(),
             bias: set.bias.arg().address(),
             y: set.y.arg_mut().address(),
+            extra: set.extra.as_mut().map_or(0, |extra| extra.arg_mut().address()),
         };
         let addresses = sets.iter_mut().map(of).collect();
         let scale = Tensor::from_slice(device, &[1.0], [1])?;
         // The peers' streams know nothing of the tensors' home streams.
         device.synchronize()?;
         Ok(Self { case, sets, addresses, scale })
+    }
+
+    /// Puts results in the place of a peer's, to be checked.
+    #[cfg(test)]
+    pub(super) fn set_results(&mut self, device: &warpsmith::Device, y: &[u8], extra: &[u8]) -> Result<()> {
+        self.sets[0].y = Tensor::from_slice(device, y, [y.len()])?;
+        if !extra.is_empty() {
+            self.sets[0].extra = Some(Tensor::from_slice(device, extra, [extra.len()])?);
+        }
+        Ok(())
     }
 
     /// The addresses for work number `index`.
@@ -81,15 +103,27 @@ impl Operands {
         self.scale.arg().address()
     }
 
-    /// Checks that the first set's y is what `operation` gives, in columns of the first and the last row. Peers are not ours to
-    /// validate; this tells whether they were asked the right question.
+    /// Checks that the first set's y is what `operation` gives, in columns of the first and the last row, and so what it stores
+    /// besides. Peers are not ours to validate; this tells whether they were asked the right question.
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
         const COLUMNS: usize = 16;
         let Case { precision, shape: [m, k, n], operation: Operation { layout, .. }, .. } = self.case;
         let bytes = precision.output_bytes();
-        let y = self.sets[0].y.reshape([m, n * bytes])?;
+        let rows = |tensor: &Tensor<u8>, bytes: usize| tensor.reshape([m, bytes]);
+        let y = rows(&self.sets[0].y, n * bytes)?;
+        let stored = |extra: Extra, bytes: usize| {
+            let stored = self.sets[0].extra.as_ref().filter(|_| operation.extra == extra);
+            stored.map(|stored| rows(stored, bytes)).transpose()
+        };
+        let mask = stored(Extra::Mask, mask_bits(n) / 8)?;
+        let preactivation = stored(Extra::Preactivation, n * bytes)?;
         for row in [0, m - 1] {
-            let found = y.slice(0, row..row + 1)?.to_vec()?;
+            let of = |tensor: &Tensor<u8>| tensor.slice(0, row..row + 1).and_then(|row| row.to_vec());
+            let found = of(&y)?;
+            let argument = preactivation.as_ref().map(of).transpose()?;
+            if let Some(mask) = &mask {
+                check_mask(&of(mask)?, found.chunks_exact(bytes).map(|bytes| decode(precision, bytes)))?;
+            }
             for column in (0..n).step_by(n.div_ceil(COLUMNS)) {
                 let products = (0..k).map(|index| {
                     let x = if layout.transposes_x() { index * m + row } else { row * k + index };
@@ -101,22 +135,59 @@ impl Operands {
                     .fold((0.0, 0.0), |(sum, squares), product| (sum + product, squares + product * product));
                 let bias =
                     if operation.bias { element(precision, Operand::Bias, column).into() } else { 0.0 };
-                let expected = operation.activation.apply(sum + bias);
-                let found = decode(precision, &found[column * bytes..][..bytes]);
+                let (product, other) = match operation.extra {
+                    Extra::Residual => (sum, element(precision, Operand::Residual, row * n + column).into()),
+                    Extra::Scales => {
+                        let [row, column] =
+                            [scale(Operand::RowScale, row), scale(Operand::ColumnScale, column)];
+                        (sum * f64::from(row) * f64::from(column), 0.0)
+                    }
+                    _ => (sum, 0.0),
+                };
+                let z = product + bias + other;
+                let expected = operation.activation.apply(z);
                 // Eight standard deviations of the products' roundings; a rounding of the result, and one of the sum, which a
                 // sequence of two steps has between them; and roundings of parts of the sum, which libraries may add in the
                 // output's type.
                 let (product, output) = roundings(precision);
                 let spread = f64::sqrt(squares);
-                let allowed = (8.0 * product + 4.0 * output) * spread + output * (sum.abs() + expected.abs());
-                ensure!(
-                    (found - expected).abs() <= allowed,
-                    "y[{row}, {column}] is {found}, where {expected} ± {allowed:.1e} is expected"
-                );
+                let spread = (8.0 * product + 4.0 * output) * spread;
+                let compare = |name: &str, bytes: &[u8], expected: f64| {
+                    let found = decode(precision, bytes);
+                    let allowed = spread + output * (sum.abs() + expected.abs());
+                    ensure!(
+                        (found - expected).abs() <= allowed,
+                        "{name}[{row}, {column}] is {found}, where {expected} ± {allowed:.1e} is expected"
+                    );
+                    Ok(())
+                };
+                let at = column * bytes..(column + 1) * bytes;
+                compare("y", &found[at.clone()], expected)?;
+                if let Some(argument) = &argument {
+                    compare("the activation's argument", &argument[at], z)?;
+                }
             }
         }
         Ok(())
     }
+}
+
+/// Bits of a row of a peer's mask: cuBLASLt wants a multiple of 128.
+pub(super) const fn mask_bits(columns: usize) -> usize {
+    columns.next_multiple_of(128)
+}
+
+/// Checks that about as many bits of a mask's row are set as elements of y are above 0, or that many are not: which is which, and in
+/// what order bits stand, is the peer's own affair.
+fn check_mask(mask: &[u8], y: impl ExactSizeIterator<Item = f64>) -> Result<()> {
+    let (bits, all) = (mask.iter().map(|byte| byte.count_ones() as usize).sum::<usize>(), y.len());
+    let above = y.filter(|&y| y > 0.0).count();
+    let near = |count: usize| bits.abs_diff(count) <= all.div_ceil(100);
+    ensure!(
+        near(above) || near(all - above),
+        "{bits} of {all} bits of a mask's row are set, for {above} elements"
+    );
+    Ok(())
 }
 
 /// How many sets of a case's operands together exceed the level-2 cache.
@@ -130,6 +201,21 @@ pub(super) enum Operand {
     X,
     W,
     Bias,
+    Residual,
+    RowScale,
+    ColumnScale,
+}
+
+/// What a row or a column is multiplied with.
+pub(super) fn scale(operand: Operand, index: usize) -> f32 {
+    drawn(operand, index)
+}
+
+impl Operand {
+    /// Whether it has the type of the inputs, rather than the output's.
+    fn is_multiplied(self) -> bool {
+        matches!(self, Self::X | Self::W)
+    }
 }
 
 /// The inputs' and the output's relative rounding errors.
@@ -159,7 +245,7 @@ fn element(precision: Precision, operand: Operand, index: usize) -> f32 {
         Precision::Bf16 => bf16::from_f32(value).to_f32(),
         Precision::F16 => f16::from_f32(value).to_f32(),
         Precision::Tf32 | Precision::F32 => value,
-        Precision::F8 if operand == Operand::Bias => bf16::from_f32(value).to_f32(),
+        Precision::F8 if !operand.is_multiplied() => bf16::from_f32(value).to_f32(),
         Precision::F8 => F8E4M3::from_f32(value).to_f32(),
     }
 }
@@ -177,7 +263,7 @@ pub(super) fn encoded(precision: Precision, operand: Operand, elements: usize) -
     }
     let value = |index| drawn(operand, index);
     match precision {
-        Precision::F8 if operand != Operand::Bias => {
+        Precision::F8 if operand.is_multiplied() => {
             collect(elements, |index| [F8E4M3::from_f32(value(index)).to_bits()])
         }
         Precision::Bf16 | Precision::F8 => {
@@ -202,8 +288,16 @@ fn decode(precision: Precision, bytes: &[u8]) -> f64 {
 mod tests {
     use float8::F8E4M3;
 
-    use super::{Operand, element, encoded};
+    use super::{Operand, check_mask, element, encoded};
     use crate::bench::case::Precision;
+
+    #[test]
+    fn a_mask_has_as_many_bits_as_elements_are_positive_or_as_are_not() {
+        let y = |positive: usize| (0..300).map(move |index| if index < positive { 1.0 } else { 0.0 });
+        let mask: Vec<u8> = (0..48).map(|byte| if byte < 25 { 0xff } else { 0 }).collect();
+        assert!(check_mask(&mask, y(200)).is_ok() && check_mask(&mask, y(100)).is_ok());
+        assert!(check_mask(&mask, y(150)).is_err() && check_mask(&[0; 48], y(150)).is_err());
+    }
 
     #[test]
     fn the_memory_holds_the_elements_that_results_are_checked_with() {

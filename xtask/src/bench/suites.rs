@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use warpsmith::ops::Activation;
 
-use super::case::{Case, Layout, Operation, Precision};
+use super::case::{Case, Extra, Layout, Operation, Precision};
 
 /// A set of sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
@@ -108,6 +108,7 @@ impl Suite {
 
     fn operations(self) -> Vec<Operation> {
         let with = |activation| Operation { activation, ..Operation::BIAS_RELU };
+        let and = |operation, extra| Operation { extra, ..operation };
         match self {
             // ReLU with a bias is measured on these sizes already.
             Self::Epilogue => vec![
@@ -116,6 +117,10 @@ impl Suite {
                 with(Activation::GeluTanh),
                 with(Activation::GeluErf),
                 with(Activation::Silu),
+                and(with(Activation::None), Extra::Residual),
+                and(Operation::PRODUCT, Extra::Scales),
+                and(Operation::BIAS_RELU, Extra::Mask),
+                and(with(Activation::GeluTanh), Extra::Preactivation),
             ],
             Self::Layout => [Layout::Nn, Layout::Tn, Layout::Tt].map(Operation::product).to_vec(),
             _ => vec![Operation::BIAS_RELU],

@@ -49,6 +49,7 @@ struct Request<'a> {
     n: usize,
     bias: bool,
     activation: &'a str,
+    extra: &'a str,
     /// The mode to compile in, if the compiled variant is wanted.
     compile: Option<&'a str>,
 }
@@ -143,6 +144,7 @@ impl Torch {
             n,
             bias: case.operation.bias,
             activation: case.operation.activation.name(),
+            extra: case.operation.extra.name(),
             compile,
         };
         self.ask(&request, options)
