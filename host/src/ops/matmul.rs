@@ -105,7 +105,8 @@ where
     /// # Errors
     ///
     /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
-    /// not fit, [`Error::Argument`] if `beta` was set; whatever allocating the output, loading the kernel and launching it may return.
+    /// not fit; [`Error::Argument`] if `beta` was set, if the [tile](Self::tile) that was asked for does not serve it, or if an operand of
+    /// the output's type was given before [`output`](Self::output) changed that; whatever allocating the output, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<O>> {
         self.product()?.run()
     }

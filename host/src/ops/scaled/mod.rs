@@ -204,7 +204,8 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     /// # Errors
     ///
     /// [`Error::Shape`], [`Error::Stride`], [`Error::Type`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does
-    /// not fit; whatever allocating the output, loading the kernels and launching them may return.
+    /// not fit; [`Error::Argument`] if the [tile](Self::tile) that was asked for does not run here; whatever allocating the output, loading the
+    /// kernels and launching them may return.
     pub fn run(&self) -> Result<Tensor<O>> {
         let plan = Plan::new(self)?;
         let stream = self.stream();

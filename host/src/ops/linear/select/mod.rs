@@ -40,9 +40,9 @@ pub enum Tile {
     HopperCooperative128x256,
     /// The same, the last tiles in halves where they would leave multiprocessors idle.
     HopperCooperative128x256Halves,
-    /// 128 × 128 on Hopper, persistent, by two warpgroups together; f32 is rounded to TF32.
+    /// 128 × 128 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; f32 is rounded to TF32.
     HopperCooperative128x128,
-    /// 64 × 128 on Hopper, persistent, by one warpgroup, two blocks to a cluster; for 16-bit types and outputs that are
+    /// 64 × 128 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
     /// [stored as boxes](Problem::stores_boxes) only.
     HopperCooperative64x128,
     /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
