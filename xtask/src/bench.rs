@@ -3,6 +3,7 @@
 //! What is compared runs interleaved in this process on one stream, but for the framework, whose process takes turns with this
 //! one; ceilings are measured first. Results are data: each row of the CSV says where it came from.
 
+mod accuracy;
 mod case;
 mod ceilings;
 mod cublas;
@@ -22,7 +23,7 @@ mod torch;
 pub(crate) mod tune;
 mod update;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -35,6 +36,7 @@ use warpsmith::validate::LinearCase;
 use warpsmith::{Device, DeviceKind, Error};
 
 use crate::provenance::Provenance;
+use accuracy::{Compared, Reference};
 use case::{Case, Operation, Precision, parse_shape};
 use ceilings::Ceilings;
 use cublas::Cublas;
@@ -89,7 +91,7 @@ pub(crate) struct Args {
     /// How PyTorch compiles its compiled variant, which the suites main and epilogue have.
     #[arg(long, default_value = "default")]
     torch_compile: String,
-    /// Write the results to this file.
+    /// Write the results to this file, and how exact products of f32 are to one with `-error` at the end of its name.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// The commit to note in the results; by default the one that `git` reports here.
@@ -142,6 +144,7 @@ struct Bench<'a> {
     ceilings: Ceilings,
     rows: Vec<Row>,
     controls: Vec<Control>,
+    errors: Vec<Compared>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -184,8 +187,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     provenance.ceiling_tbps = Some(ceilings.bandwidth * 1e-12);
     provenance.ceiling_tflops = ceilings.flops.map(|flops| flops * 1e-12);
 
-    let (rows, controls) = (Vec::new(), Vec::new());
-    let mut bench = Bench { args, device, options, cublaslt, cublas, torch, ceilings, rows, controls };
+    let (rows, controls, errors) = (Vec::new(), Vec::new(), Vec::new());
+    let mut bench =
+        Bench { args, device, options, cublaslt, cublas, torch, ceilings, rows, controls, errors };
     let mut failed = 0;
     for (number, case) in cases.iter().enumerate() {
         let seconds = start.elapsed().as_secs();
@@ -247,6 +251,14 @@ fn judged(goal: String, measured: impl Iterator<Item = (String, f64, bool)>) -> 
     let said: Vec<_> = missed.iter().map(|(label, value, _)| format!("{label} {value:.3}")).collect();
     let told = if said.is_empty() { format!("all of {}", all.len()) } else { said.join("; ") };
     Verdict { goal, measured: told, met: Some(missed.is_empty()) }
+}
+
+/// The file beside `path` whose name has `part` at the end of its stem.
+fn beside(path: &Path, part: &str) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(part);
+    name.push(".csv");
+    path.with_file_name(name)
 }
 
 fn microseconds(timing: &Timing) -> f64 {
@@ -317,10 +329,16 @@ impl Bench<'_> {
     /// The peers of this process, by their names, and cuBLAS's own choice as a control where PyTorch is there to be compared
     /// with it.
     #[allow(clippy::type_complexity, reason = "names and subjects side by side")]
-    fn peers(&self, case: &Case) -> Result<(Vec<(&'static str, Box<dyn Subject>)>, Option<cublas::Product>)> {
+    fn peers(
+        &mut self,
+        case: &Case,
+    ) -> Result<(Vec<(&'static str, Box<dyn Subject>)>, Option<cublas::Product>)> {
         let mut peers: Vec<(&'static str, Box<dyn Subject>)> = Vec::new();
         let stream = self.device.default_stream();
         let operands = Rc::new(Operands::new(&stream, *case)?);
+        let reference = accuracy::is_compared(case).then(|| Reference::new(case));
+        // What the fused peer has just left in the first y.
+        let mut sampled = None;
         if let Some(library) = &self.cublaslt {
             let fastest = |operation| present("  A peer", library.fastest(&operands, operation)).flatten();
             let product = Operation::product(case.operation.layout);
@@ -334,8 +352,15 @@ impl Bench<'_> {
                 peers.push(("cublaslt-product", Box::new(product)));
             }
             if !is_product && let Some(fused) = fastest(case.operation) {
+                sampled =
+                    reference.as_ref().map(|reference| operands.sampled(&reference.rows)).transpose()?;
                 peers.push(("cublaslt-fused", Box::new(fused)));
             }
+        }
+        if let Some(reference) = &reference {
+            let theirs = sampled.map(|sampled| ("cublaslt-fused", sampled));
+            let compared = present("  A comparison with f64", Compared::new(&stream, reference, theirs));
+            self.errors.extend(compared);
         }
         let control = match (&self.cublas, &self.torch) {
             (Some(library), Some(_)) => present("  A peer", library.product(&operands)).flatten(),
@@ -372,11 +397,17 @@ impl Bench<'_> {
     fn report(&self, provenance: &Provenance, cases: &[Case], start: Instant) -> Result<ExitCode> {
         println!("{}", report::table(&self.rows));
         report::print_controls(&self.controls);
+        self.errors.iter().for_each(Compared::print);
+        let measurements = report::measurements(&self.rows, &self.controls, provenance);
         if let Some(path) = &self.args.csv {
-            rows::write(path, report::measurements(&self.rows, &self.controls, provenance))?;
+            rows::write(path, &measurements)?;
+            if !self.errors.is_empty() {
+                let errors = self.errors.iter().flat_map(|compared| compared.rows(provenance));
+                rows::write(&beside(path, "-error"), errors)?;
+            }
         }
         println!("{}: {} cases in {} s", report::suites_of(cases), cases.len(), start.elapsed().as_secs());
-        let missed = report::print_verdicts(report::verdicts(&self.rows));
+        let missed = report::print_verdicts(report::verdicts(&measurements));
         Ok(if missed && self.args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }

@@ -9,6 +9,7 @@ mod emulate;
 mod forms;
 #[cfg(feature = "host")]
 mod fuzz;
+mod goals;
 #[cfg(feature = "host")]
 mod launch;
 mod lint;

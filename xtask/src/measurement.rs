@@ -62,3 +62,28 @@ impl Measurement {
             || !["-product", "-base", "-copy"].iter().any(|part| peer.ends_with(part))
     }
 }
+
+/// A row of `docs/bench/*-error-*.csv`: how exact a result is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Accuracy {
+    /// The operation and its options.
+    pub operation: String,
+    /// The inputs' type.
+    pub dtype: String,
+    /// M x K x N.
+    pub shape: String,
+    /// Whose result it is.
+    pub variant: String,
+    /// The largest error of the elements that were compared, over the root mean square of the right ones.
+    pub max_error: f64,
+    /// The root mean square of their errors, likewise.
+    pub rms_error: f64,
+    /// The GPU's name.
+    pub gpu: String,
+    /// The driver's version.
+    pub driver: String,
+    /// The commit that was measured.
+    pub commit: String,
+    /// The command that measured.
+    pub command: String,
+}

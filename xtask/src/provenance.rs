@@ -6,6 +6,7 @@ use std::process::Command;
 use warpsmith::Device;
 
 /// What a row of results carries beside its numbers.
+#[derive(Default)]
 pub(crate) struct Provenance {
     pub(crate) gpu: String,
     pub(crate) driver: String,

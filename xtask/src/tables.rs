@@ -1,15 +1,17 @@
 //! `xtask tables`: the documentation's tables and plots of measurements, made from `docs/bench/*.csv`.
 //!
 //! A table stands between `<!-- table NAME PART -->` and `<!-- end of table -->`, where NAME is that of the CSV file and PART a suite
-//! of the bench, or `control`. Only what the library chooses by itself is shown; forced variants stay in the data. PEER's parts are
-//! `layers`, `formats`, `residency` and `summary`: while their file is not there, nothing stands between the marks. Each file has
-//! its plots in `docs/src/plots`.
+//! of the bench, `control` or `goals`. Only what the library chooses by itself is shown; forced variants stay in the data. PEER's parts are
+//! `layers`, `formats`, `residency` and `summary`, that of a file of errors is `accuracy`: while their file is not there, nothing stands
+//! between the marks. Each file of times has its plots in `docs/src/plots`.
 
+mod accuracy;
+mod goals;
 mod lines;
 mod markdown;
 mod peer;
 mod plots;
-mod results;
+pub(crate) mod results;
 mod topk;
 mod update;
 
@@ -18,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
+use serde::de::DeserializeOwned;
 
-use crate::measurement::Measurement;
 use crate::workspace_root;
 
 /// Make the documentation's tables and plots of measurements from docs/bench.
@@ -66,7 +68,8 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
         let path = workspace_root().join(page);
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         let make = |mark: &str| match mark.split_once(' ') {
-            Some((name, part)) if peer::Part::of(part).is_some() && !data(name).exists() => Ok(String::new()),
+            Some((name, part)) if is_optional(part) && !data(name).exists() => Ok(String::new()),
+            Some((name, accuracy::PART)) => accuracy::text(name, &read(name)?),
             Some((name, part)) => markdown::table(name, &read(name)?, part),
             None => bail!("table `{mark}` names no part of its file"),
         };
@@ -88,7 +91,12 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
     Ok(stale)
 }
 
-/// The names of the files of measurements.
+/// Whether nothing stands between the marks of a part whose file is not there.
+fn is_optional(part: &str) -> bool {
+    part == accuracy::PART || peer::Part::of(part).is_some()
+}
+
+/// The names of the files of times.
 fn files() -> Result<Vec<String>> {
     let folder = workspace_root().join(DATA);
     let entries = std::fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
@@ -97,7 +105,7 @@ fn files() -> Result<Vec<String>> {
         let path = entry?.path();
         let stem = |path: &Path| Some(path.file_stem()?.to_str()?.to_owned());
         if path.extension().is_some_and(|extension| extension == "csv") {
-            names.extend(stem(&path));
+            names.extend(stem(&path).filter(|name| !name.contains(accuracy::NAME)));
         }
     }
     names.sort();
@@ -109,7 +117,7 @@ fn data(name: &str) -> PathBuf {
     workspace_root().join(DATA).join(name).with_extension("csv")
 }
 
-fn read(name: &str) -> Result<Vec<Measurement>> {
+fn read<R: DeserializeOwned>(name: &str) -> Result<Vec<R>> {
     let path = data(name);
     let rows = csv::Reader::from_path(&path).and_then(|mut reader| reader.deserialize().collect());
     rows.with_context(|| format!("reading {}", path.display()))
@@ -138,6 +146,7 @@ fn fill(text: &str, make: impl Fn(&str) -> Result<String>) -> Result<String> {
 mod tests {
     use super::markdown::table;
     use super::{fill, read, stale};
+    use crate::measurement::Measurement;
     use crate::workspace_root;
 
     #[test]
@@ -163,7 +172,7 @@ mod tests {
 
     #[test]
     fn rows_of_two_runs_are_not_put_side_by_side() {
-        let mut rows = read("linear-h100").expect("committed data");
+        let mut rows: Vec<Measurement> = read("linear-h100").expect("committed data");
         assert!(table("linear-h100", &rows, "main").is_ok());
         rows[0].commit.push('0');
         assert!(table("linear-h100", &rows, "main").is_err());

@@ -73,7 +73,7 @@ impl Precision {
     }
 
     /// The precision that our operation is asked for.
-    const fn asked(self) -> ops::Precision {
+    pub(super) const fn asked(self) -> ops::Precision {
         match self {
             Self::Tf32 => ops::Precision::Tf32,
             _ => ops::Precision::Full,

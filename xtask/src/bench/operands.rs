@@ -103,6 +103,18 @@ impl Operands {
         self.scale.arg().address()
     }
 
+    /// Rows of the first set's y, whose type is f32.
+    pub(super) fn sampled(&self, rows: &[usize]) -> Result<Vec<f32>> {
+        let [m, _, n] = self.case.shape;
+        let y = self.sets[0].y.reshape([m, n * size_of::<f32>()])?;
+        let mut found = Vec::with_capacity(rows.len() * n);
+        for &row in rows {
+            let bytes = y.slice(0, row..row + 1)?.to_vec()?;
+            found.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+        }
+        Ok(found)
+    }
+
     /// Checks that the first set's y is what `operation` gives, in columns of the first and the last row, and so what it stores
     /// besides. Peers are not ours to validate; this tells whether they were asked the right question.
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
@@ -139,7 +151,7 @@ impl Operands {
                     Extra::Residual => (sum, element(precision, Operand::Residual, row * n + column).into()),
                     Extra::Scales => {
                         let [row, column] =
-                            [scale(Operand::RowScale, row), scale(Operand::ColumnScale, column)];
+                            [drawn(Operand::RowScale, row), drawn(Operand::ColumnScale, column)];
                         (sum * f64::from(row) * f64::from(column), 0.0)
                     }
                     _ => (sum, 0.0),
@@ -206,11 +218,6 @@ pub(super) enum Operand {
     ColumnScale,
 }
 
-/// What a row or a column is multiplied with.
-pub(super) fn scale(operand: Operand, index: usize) -> f32 {
-    drawn(operand, index)
-}
-
 impl Operand {
     /// Whether it has the type of the inputs, rather than the output's.
     fn is_multiplied(self) -> bool {
@@ -232,7 +239,7 @@ fn roundings(precision: Precision) -> (f64, f64) {
 }
 
 /// An element of an input as drawn.
-fn drawn(operand: Operand, index: usize) -> f32 {
+pub(super) fn drawn(operand: Operand, index: usize) -> f32 {
     let bits = Random::new((operand as u64) << 56 ^ index as u64).next();
     // 24 random bits, so that an f32 holds each value exactly.
     ((bits >> 40) as f32 - 8_388_608.0) / 8_388_608.0

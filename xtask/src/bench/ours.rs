@@ -115,7 +115,7 @@ impl ExtendedSet {
         let device = stream.device();
         let drawn = |operand, shape: &[usize]| bf16_tensor(stream, case, operand, shape);
         let scales = |operand, count: usize| {
-            let scales: Vec<f32> = (0..count).map(|index| operands::scale(operand, index)).collect();
+            let scales: Vec<f32> = (0..count).map(|index| operands::drawn(operand, index)).collect();
             Tensor::from_slice(device, &scales, [count])
         };
         let scales =

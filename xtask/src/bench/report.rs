@@ -2,9 +2,10 @@
 
 use comfy_table::{Table, presets};
 
-use super::case::{Case, Operation, Precision};
+use super::case::Case;
 use super::rows::rounded;
 use super::suites::Suite;
+use crate::goals::{self, FLOOR, Floor, Judged};
 use crate::measurement::Measurement;
 use crate::provenance::Provenance;
 
@@ -192,52 +193,42 @@ pub(super) fn print_verdicts(verdicts: Vec<Verdict>) -> bool {
     missed
 }
 
-/// The least ratios to the unfused sequences, in bf16.
-const UNFUSED: [([usize; 3], f64); 3] =
-    [([256, 256, 512], 1.0), ([1024, 784, 2048], 1.05), ([8192, 4096, 4096], 1.18)];
-/// The least ratio to the best peer, in the 16-bit types.
-const BEST: f64 = 0.95;
-
-/// Whether the goals are met by what the library chooses.
-pub(super) fn verdicts(rows: &[Row]) -> Vec<Verdict> {
-    let chosen = || rows.iter().filter(|row| row.variant == "chosen" && row.ours.is_some());
-    let mut verdicts = Vec::new();
-    for (shape, least) in UNFUSED {
-        let found = chosen().find(|row| {
-            row.case.shape == shape
-                && row.case.precision == Precision::Bf16
-                && row.case.operation == Operation::BIAS_RELU
-        });
-        let ratios: Vec<(&str, f64)> = ["cublaslt-unfused", "torch-eager"]
-            .into_iter()
-            .filter_map(|name| Some((name, found?.ratio(found?.peer(name))?)))
-            .collect();
-        let said: Vec<_> = ratios.iter().map(|(name, ratio)| format!("{name} {ratio:.3}")).collect();
-        let [m, k, n] = shape;
-        verdicts.push(Verdict {
-            goal: format!("bf16 {m}×{k}×{n} at least {least} × the unfused sequence"),
-            measured: if said.is_empty() { "not measured".into() } else { said.join(", ") },
-            met: (!ratios.is_empty()).then(|| ratios.iter().all(|&(_, ratio)| ratio >= least)),
-        });
-    }
-    let sixteen = || {
-        let sixteen_bits = |row: &&Row| matches!(row.case.precision, Precision::Bf16 | Precision::F16);
-        chosen().filter(sixteen_bits).filter_map(|row| {
-            let best = row.best()?;
-            Some((row, best, row.ratio(Some(best.microseconds))?))
+/// What became of the goals, by what the library chooses.
+pub(super) fn verdicts(rows: &[Measurement]) -> Vec<Verdict> {
+    let mut verdicts: Vec<Verdict> = goals::judge(rows)
+        .iter()
+        .map(|judged| {
+            let Judged { goal, row } = judged;
+            let said = |row: &Measurement| Some(format!("{} {:.3}", row.peer, row.ratio?));
+            Verdict {
+                goal: format!(
+                    "{} {} at least {} × {}",
+                    goal.dtype,
+                    goal.shape.replace('x', "×"),
+                    goal.ratio,
+                    goal.against.name()
+                ),
+                measured: row.and_then(said).unwrap_or_else(|| "not measured".into()),
+                met: judged.reached(),
+            }
         })
-    };
-    let below: Vec<_> = sixteen().filter(|&(_, _, ratio)| ratio < BEST).collect();
-    let said: Vec<_> =
-        below.iter().map(|(row, best, ratio)| format!("{} {ratio:.3} of {}", row.case, best.name)).collect();
+        .collect();
+    let Floor { all, below } = goals::floor(rows);
+    let said: Vec<_> = below
+        .iter()
+        .map(|row| {
+            let ratio = row.ratio.unwrap_or(f64::NAN);
+            format!("{} {} {} {ratio:.3} of {}", row.operation, row.dtype, row.shape, row.peer)
+        })
+        .collect();
     verdicts.push(Verdict {
-        goal: format!("no bf16 or f16 size below {BEST} × the best peer"),
-        measured: match (sixteen().count(), said.len()) {
+        goal: format!("nothing in bf16 or f16 below {FLOOR} × the best peer"),
+        measured: match (all, said.len()) {
             (0, _) => "not measured".into(),
             (all, 0) => format!("none of {all}"),
             (all, some) => format!("{some} of {all}: {}", said.join("; ")),
         },
-        met: (sixteen().count() > 0).then_some(below.is_empty()),
+        met: (all > 0).then_some(below.is_empty()),
     });
     verdicts
 }
@@ -255,7 +246,9 @@ pub(super) fn suites_of(cases: &[Case]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Case, Operation, Ours, Peer, Precision, Row, Suite, Verdict, verdicts};
+    use super::{Case, Ours, Peer, Row, Suite, Verdict, measurements, verdicts};
+    use crate::bench::case::{Operation, Precision};
+    use crate::provenance::Provenance;
 
     fn row(shape: [usize; 3], ours: f64, peers: &[(&str, f64)]) -> Row {
         Row {
@@ -275,26 +268,23 @@ mod tests {
         }
     }
 
-    fn met(verdicts: &[Verdict]) -> Vec<Option<bool>> {
-        verdicts.iter().map(|verdict| verdict.met).collect()
-    }
-
     #[test]
-    fn a_goal_without_a_measurement_is_neither_met_nor_missed() {
-        assert_eq!(met(&verdicts(&[])), [None; 4]);
-    }
-
-    #[test]
-    fn each_goal_is_judged_by_its_own_peers() {
+    fn what_is_written_is_what_goals_are_judged_by() {
+        let met =
+            |verdicts: &[Verdict]| verdicts.iter().filter_map(|verdict| verdict.met).collect::<Vec<_>>();
+        assert!(met(&verdicts(&[])).is_empty());
+        let provenance = Provenance::default();
         let rows = [
-            row([256, 256, 512], 10.0, &[("cublaslt-unfused", 10.0), ("torch-eager", 9.0)]),
-            row([1024, 784, 2048], 10.0, &[("cublaslt-unfused", 10.5), ("cublaslt-fused", 9.4)]),
-            row([8192, 4096, 4096], 100.0, &[("torch-eager", 117.0), ("cublaslt-product", 10.0)]),
+            row([256, 256, 512], 10.0, &[("cublaslt-fused", 12.0), ("torch-eager", 9.9)]),
+            row([7, 8, 9], 10.0, &[("torch-eager", 9.4), ("cublaslt-product", 1.0)]),
         ];
-        let judged = verdicts(&rows);
-        // The slower of two unfused sequences does not save the first; a plain product is no peer of the third.
-        assert_eq!(met(&judged), [Some(false), Some(true), Some(false), Some(false)]);
-        assert!(judged[3].measured.contains("2 of 3"), "{}", judged[3].measured);
+        let judged = verdicts(&measurements(&rows, &[], &provenance));
+        // The best peer of the first is the slower sequence, too.
+        assert_eq!(met(&judged), [false, false, false]);
+        let rows = [row([256, 256, 512], 10.0, &[("cublaslt-fused", 12.0), ("torch-eager", 13.0)])];
+        let judged = verdicts(&measurements(&rows, &[], &provenance));
+        assert_eq!(met(&judged), [true, true, true]);
+        assert_eq!(judged[0].measured, "cublaslt-fused 1.200");
     }
 
     #[test]

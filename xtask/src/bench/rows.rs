@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 
 use crate::measurement::Measurement;
 use crate::provenance::Provenance;
@@ -13,7 +14,7 @@ pub(super) fn rounded(value: f64, parts: f64) -> f64 {
 }
 
 /// Writes a file of rows.
-pub(super) fn write(path: &Path, rows: impl IntoIterator<Item = Measurement>) -> Result<()> {
+pub(super) fn write(path: &Path, rows: impl IntoIterator<Item: Serialize>) -> Result<()> {
     let write = || -> Result<()> {
         let mut writer = csv::Writer::from_path(path)?;
         rows.into_iter().try_for_each(|row| writer.serialize(row))?;
@@ -93,7 +94,7 @@ mod tests {
         let earlier: String =
             text.lines().filter_map(|line| Some(line.rsplit_once(',')?.0.to_owned() + "\n")).collect();
         std::fs::write(&path, earlier).expect("the folder is there");
-        assert_eq!(read(&path), [Measurement { hit_rate: None, ..row }, Measurement::default()]);
-        assert!(write(&folder.path().join("none").join("rows.csv"), []).is_err());
+        assert_eq!(read(&path), [Measurement { hit_rate: None, ..row.clone() }, Measurement::default()]);
+        assert!(write(&folder.path().join("none").join("rows.csv"), [row]).is_err());
     }
 }

@@ -6,13 +6,16 @@ use anyhow::{Context as _, Result, bail};
 
 use super::peer::Part;
 use super::results::{CONTROL, Entry, chosen};
-use super::{topk, update};
+use super::{goals, topk, update};
 use crate::measurement::Measurement;
 
 /// What a table shows of a file: a set of sizes, the controls, or a part of PEER's.
 pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<String> {
     if let Some(part) = Part::of(part) {
         return part.text(name, rows);
+    }
+    if part == goals::PART {
+        return goals::text(name, rows);
     }
     let shown: Vec<&Measurement> = rows
         .iter()

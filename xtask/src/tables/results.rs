@@ -3,19 +3,19 @@
 use crate::measurement::Measurement;
 
 /// The operation of rows that compare the two ways to measure, rather than ours with a peer's.
-pub(super) const CONTROL: &str = "control product";
+pub(crate) const CONTROL: &str = "control product";
 
 /// One operation of one type and size, as the library chose to run it.
-pub(super) struct Entry<'a> {
-    pub(super) ours: &'a Measurement,
+pub(crate) struct Entry<'a> {
+    pub(crate) ours: &'a Measurement,
     /// The row of the fastest peer that computes the same.
-    pub(super) best: Option<&'a Measurement>,
+    pub(crate) best: Option<&'a Measurement>,
     /// The row of the fastest plain product.
-    pub(super) product: Option<&'a Measurement>,
+    pub(crate) product: Option<&'a Measurement>,
 }
 
 /// An entry for each operation, type and size, in the order in which they come; only what the library chooses by itself.
-pub(super) fn chosen<'a>(rows: &[&'a Measurement]) -> Vec<Entry<'a>> {
+pub(crate) fn chosen<'a>(rows: &[&'a Measurement]) -> Vec<Entry<'a>> {
     let mut entries: Vec<Entry<'a>> = Vec::new();
     for &row in rows.iter().filter(|row| row.variant == "chosen" && row.operation != CONTROL) {
         let same = |entry: &Entry<'a>| {

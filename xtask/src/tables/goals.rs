@@ -1,0 +1,120 @@
+//! What became of the goals, as Markdown.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::markdown::{flops, number, provenance};
+use super::results::CONTROL;
+use crate::goals::{FLOOR, Floor, Judged, floor, judge};
+use crate::measurement::Measurement;
+
+/// The part of a file that the page shows.
+pub(super) const PART: &str = "goals";
+
+/// A row for each goal: what was measured, the rate that it would take, and the fastest of the run; then what became of the floor.
+pub(super) fn text(name: &str, rows: &[Measurement]) -> Result<String> {
+    let judged = judge(rows);
+    let shown: Vec<&Measurement> = judged.iter().filter_map(|judged| judged.row).collect();
+    let Some(first) = shown.first() else {
+        return Ok(format!("`docs/bench/{name}.csv` has no rows that goals are about.\n"));
+    };
+    let mut text = String::from(
+        "| type | M × K × N | against | its µs | goal | measured | | TFLOP/s | the goal takes | the fastest of the run |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for Judged { goal, row } in &judged {
+        let verdict = match (Judged { goal, row: *row }).reached() {
+            Some(true) => "reached",
+            Some(false) => "missed",
+            None => "not measured",
+        };
+        let flops = flops(goal.shape)?;
+        let rate = |microseconds: f64| flops / microseconds * 1e-6;
+        let theirs = row.and_then(|row| row.peer_us);
+        // A goal is not always about the fastest peer, but it is said which one it is about.
+        let against = row.map_or(goal.against.name(), |row| row.peer.as_str());
+        writeln!(
+            text,
+            "| {} | {} | {against} | {} | {:.2} | {} | {verdict} | {} | {} | {} |",
+            goal.dtype,
+            goal.shape.replace('x', " × "),
+            number(theirs, 1),
+            goal.ratio,
+            number(row.and_then(|row| row.ratio), 3),
+            number(row.map(|row| rate(row.median_us)), 0),
+            number(theirs.map(|time| rate(time / goal.ratio)), 0),
+            number(fastest(rows, goal.dtype)?, 0),
+        )?;
+    }
+    let Floor { all, below } = floor(rows);
+    write!(
+        text,
+        "\nThe {all} operations and sizes in bf16 and f16 are to be at least {FLOOR} × their best peers: "
+    )?;
+    let below: Vec<_> = below
+        .iter()
+        .map(|row| {
+            let shape = row.shape.replace('x', " × ");
+            format!("`{}` {} {shape} ({})", row.operation, row.dtype, number(row.ratio, 2))
+        })
+        .collect();
+    match below.len() {
+        0 => writeln!(text, "all are.")?,
+        some => writeln!(text, "all are but {some}: {}.", below.join(", "))?,
+    }
+    Ok(format!("{text}\n{}", provenance(&shown, first)?))
+}
+
+/// The highest rate of the run in this type, ours or a peer's, of whatever size.
+fn fastest(rows: &[Measurement], dtype: &str) -> Result<Option<f64>> {
+    let mut fastest: Option<f64> = None;
+    for row in rows.iter().filter(|row| row.dtype == dtype && row.operation != CONTROL) {
+        let flops = flops(&row.shape)?;
+        for time in [Some(row.median_us), row.peer_us].into_iter().flatten() {
+            let rate = flops / time * 1e-6;
+            fastest = Some(fastest.map_or(rate, |fastest| fastest.max(rate)));
+        }
+    }
+    Ok(fastest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::text;
+    use crate::measurement::Measurement;
+
+    #[test]
+    fn a_goal_says_what_it_takes_beside_the_fastest_of_its_type() {
+        let row = |dtype: &str, shape: &str, ours: f64, peer: &str, peer_us: f64| Measurement {
+            operation: "linear bias relu".into(),
+            dtype: dtype.into(),
+            shape: shape.into(),
+            variant: "chosen".into(),
+            median_us: ours,
+            peer: peer.into(),
+            peer_us: Some(peer_us),
+            ratio: Some(peer_us / ours),
+            ..Measurement::default()
+        };
+        // 2 · 8192 · 4096 · 4096 operations are 0.2749 · 10¹².
+        let rows = [
+            row("bf16", "8192x4096x4096", 400.0, "cublaslt-fused", 360.0),
+            row("bf16", "8192x4096x4096", 400.0, "torch-eager", 472.0),
+            row("bf16", "4096x4096x4096", 180.0, "cublaslt-product", 170.0),
+        ];
+        let text = text("name", &rows).expect("shapes");
+        let line = |start: &str| text.lines().find(|line| line.starts_with(start)).expect(start);
+        assert_eq!(
+            line("| bf16 | 8192 × 4096 × 4096 | cublaslt-fused"),
+            "| bf16 | 8192 × 4096 × 4096 | cublaslt-fused | 360.0 | 1.05 | 0.900 | missed | 687 | 802 | 808 |"
+        );
+        assert_eq!(
+            line("| bf16 | 8192 × 4096 × 4096 | torch-eager"),
+            "| bf16 | 8192 × 4096 × 4096 | torch-eager | 472.0 | 1.18 | 1.180 | reached | 687 | 687 | 808 |"
+        );
+        assert!(line("| tf32").contains("not measured"));
+        assert!(text.contains("all are but 1: `linear bias relu` bf16 8192 × 4096 × 4096 (0.90)."), "{text}");
+        assert!(super::text("name", &[]).expect("no shapes").contains("no rows"));
+    }
+}
