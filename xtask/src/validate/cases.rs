@@ -8,10 +8,10 @@ pub(super) use experts::experts;
 pub(super) use routing::{retrievals, selections};
 use serde::Serialize;
 pub(super) use updates::updates;
-use warpsmith::ops::Activation;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
 use warpsmith::ops::scaled::Fp8Tile;
+use warpsmith::ops::{Activation, Precision};
 use warpsmith::validate::{Data, LinearCase, MatmulCase, Placement, ScaleKind, ScaledCase, Scales, Terms};
 use warpsmith::{DType, Device, DeviceKind};
 
@@ -106,7 +106,11 @@ pub(super) fn linear(level: Level, target: Target, seed: u64) -> Vec<LinearCase>
         }
         if level == Level::Full {
             let fits = |&(m, k, n): &(usize, usize, usize)| target.on_gpu || m * k * n <= EMULATED_WORK;
-            cases.extend(LARGE_SIZES.into_iter().filter(fits).map(case));
+            let large = LARGE_SIZES.into_iter().filter(fits);
+            cases.extend(large.clone().map(case));
+            if input == DType::F32 {
+                cases.extend(MORE_SIZES.into_iter().chain(large).map(case).map(tf32));
+            }
         }
     }
     numbered(cases, seed)
@@ -166,6 +170,21 @@ pub(super) fn matmul(level: Level, target: Target, seed: u64) -> Vec<MatmulCase>
                 (case((1024, 128, 1024)), [32, 32]),
             ]);
         }
+        if level == Level::Full && input == DType::F32 {
+            let sizes = [(64, 64, 64), (130, 100, 140), (33, 17, 13), (1024, 784, 2048), (1000, 4095, 999)];
+            let fits = |&(m, k, n): &(usize, usize, usize)| target.on_gpu || m * k * n < EMULATED_WORK;
+            let products = sizes.into_iter().filter(fits).map(case).map(tf32);
+            chosen.extend(products.flat_map(|product| [(product.clone(), [1, 1]), (product, [2, 2])]));
+            if target.on_gpu {
+                chosen.push((tf32(case((4096, 4096, 4096))), [1, 1]));
+            }
+            // The tiles that round, which are not chosen for small products.
+            let rounds = |tile: &Tile| {
+                tile.runs_on(target.compute_capability) && tile.precision(input) == Precision::Tf32
+            };
+            let of = |tile| LinearCase { tile: Some(tile), ..tf32(case((130, 100, 140))) };
+            chosen.extend(Tile::ALL.into_iter().filter(rounds).map(|tile| (of(tile), [2, 2])));
+        }
         cases.extend(chosen.into_iter().flat_map(|(product, batch)| layouts(product, batch)));
     }
     for (number, case) in cases.iter_mut().enumerate() {
@@ -187,6 +206,11 @@ pub(super) fn compared_bits(target: Target, seed: u64) -> Vec<LinearCase> {
     // A GPU's `ex2` and `rcp` are approximate in their own way.
     cases.retain(LinearCase::is_exact);
     numbered(cases, seed)
+}
+
+/// The same for operands that may be rounded to TF32.
+fn tf32(case: LinearCase) -> LinearCase {
+    LinearCase { precision: Precision::Tf32, ..case }
 }
 
 fn integers(case: LinearCase) -> LinearCase {
