@@ -6,6 +6,7 @@
 mod accuracy;
 mod case;
 mod ceilings;
+mod clocks;
 mod cublas;
 mod cublaslt;
 mod experts;
@@ -39,6 +40,7 @@ use crate::provenance::Provenance;
 use accuracy::{Compared, Reference};
 use case::{Case, Operation, Precision, parse_shape};
 use ceilings::Ceilings;
+use clocks::Monitor;
 use cublas::Cublas;
 use cublaslt::CublasLt;
 use operands::Operands;
@@ -145,6 +147,7 @@ struct Bench<'a> {
     rows: Vec<Row>,
     controls: Vec<Control>,
     errors: Vec<Compared>,
+    clocks: Option<Monitor>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -172,9 +175,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     println!("{provenance}");
     if let Some(library) = &cublaslt {
         println!("cuBLASLt {}", library.version());
+        provenance.libraries.push(format!("cuBLASLt {}", library.version()));
     }
     if let Some(torch) = &torch {
         println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
+        provenance.libraries.push(format!("PyTorch {}", torch.version));
     }
     let ceilings = Ceilings::measure(&device, cublaslt.as_ref(), &options)?;
     println!("Copy within the GPU's memory: {:.2} TB/s, read and written", ceilings.bandwidth * 1e-12);
@@ -188,8 +193,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     provenance.ceiling_tflops = ceilings.flops.map(|flops| flops * 1e-12);
 
     let (rows, controls, errors) = (Vec::new(), Vec::new(), Vec::new());
+    let clocks = match device.kind() {
+        DeviceKind::Cuda(gpu) => present("The clock", Monitor::open(gpu)),
+        _ => None,
+    };
     let mut bench =
-        Bench { args, device, options, cublaslt, cublas, torch, ceilings, rows, controls, errors };
+        Bench { args, device, options, cublaslt, cublas, torch, ceilings, rows, controls, errors, clocks };
     let mut failed = 0;
     for (number, case) in cases.iter().enumerate() {
         let seconds = start.elapsed().as_secs();
@@ -287,7 +296,9 @@ impl Bench<'_> {
             ours.iter_mut().map(|ours| &mut **ours as &mut dyn Subject).collect();
         subjects.extend(peers.iter_mut().map(|(_, peer)| &mut **peer as &mut dyn Subject));
         subjects.extend(control.as_mut().map(|control| control as &mut dyn Subject));
+        let start = Instant::now();
         let timings = benchmark::interleaved(&stream, &mut subjects, &self.options)?;
+        let state = self.clocks.as_ref().and_then(|clocks| clocks.since(start));
         drop(subjects);
         let peer_times = timings[ours.len()..].iter();
         let mut peers: Vec<Peer> = peers
@@ -322,6 +333,7 @@ impl Bench<'_> {
             ours,
             least_seconds,
             peers: peers.clone(),
+            state,
         }));
         Ok(())
     }

@@ -51,6 +51,19 @@ pub(crate) struct Measurement {
     /// Of experts behind a cache, the uses of rows that it held over all; absent for all else.
     #[serde(default)]
     pub hit_rate: Option<f64>,
+    /// The clock of the GPU's multiprocessors in MHz while ours, the peers and the copies between them were timed, on average; absent if
+    /// nothing told it.
+    #[serde(default)]
+    pub sm_clock_mhz: Option<f64>,
+    /// The GPU's power in watts, likewise.
+    #[serde(default)]
+    pub power_w: Option<f64>,
+    /// The share of that time in which the clock was held down to keep to the power limit, likewise.
+    #[serde(default)]
+    pub power_capped: Option<f64>,
+    /// The peers' libraries and their versions; empty in older files.
+    #[serde(default)]
+    pub libraries: String,
 }
 
 impl Measurement {

@@ -17,6 +17,8 @@ pub(crate) struct Provenance {
     /// What the GPU reaches at best, as it was measured in this run, if it was: 10¹² operations and bytes a second.
     pub(crate) ceiling_tflops: Option<f64>,
     pub(crate) ceiling_tbps: Option<f64>,
+    /// The peers' libraries, with versions.
+    pub(crate) libraries: Vec<String>,
 }
 
 impl Provenance {
@@ -32,6 +34,7 @@ impl Provenance {
             clock_mhz: Some(device.properties().clock_khz / 1000).filter(|&clock| clock > 0),
             ceiling_tflops: None,
             ceiling_tbps: None,
+            libraries: Vec::new(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use comfy_table::{Table, presets};
 
 use super::case::Case;
+use super::clocks::State;
 use super::rows::rounded;
 use super::suites::Suite;
 use crate::goals::{self, FLOOR, Floor, Judged};
@@ -32,6 +33,8 @@ pub(super) struct Row {
     /// The ceilings' least time.
     pub(super) least_seconds: f64,
     pub(super) peers: Vec<Peer>,
+    /// What the GPU was at meanwhile, if that is known.
+    pub(super) state: Option<State>,
 }
 
 /// cuBLAS's own choice beside PyTorch's time of the same product.
@@ -67,6 +70,9 @@ impl Row {
             kernel: ours.kernel.clone(),
             tflops: Some(rounded(self.case.flops() / seconds * 1e-12, 1e3)),
             share: Some(rounded(self.least_seconds / seconds, 1e4)),
+            sm_clock_mhz: self.state.map(|state| rounded(state.clock, 1.0)),
+            power_w: self.state.map(|state| rounded(state.power, 1.0)),
+            power_capped: self.state.map(|state| rounded(state.capped, 1e2)),
             ..measurement(&self.case, &self.variant, ours.microseconds, peer, provenance)
         })
     }
@@ -113,6 +119,8 @@ pub(super) fn table(rows: &[Row]) -> Table {
         "product µs",
         "/ ours",
         "unfused / ours",
+        "MHz",
+        "W",
         "ran",
     ]);
     let number = |value: Option<f64>, digits: usize| {
@@ -137,6 +145,8 @@ pub(super) fn table(rows: &[Row]) -> Table {
             number(product, 2),
             number(row.ratio(product), 3),
             number(row.ratio(row.peer("cublaslt-unfused")), 3),
+            number(row.state.map(|state| state.clock), 0),
+            number(row.state.map(|state| state.power), 0),
             row.ours.as_ref().map_or_else(|| "–".into(), |ours| ours.kernel.clone()),
         ]);
     }
@@ -265,6 +275,7 @@ mod tests {
                 .iter()
                 .map(|&(name, microseconds)| Peer { name: name.into(), microseconds })
                 .collect(),
+            state: None,
         }
     }
 

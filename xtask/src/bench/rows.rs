@@ -35,6 +35,7 @@ impl Measurement {
             clock_mhz: provenance.clock_mhz,
             ceiling_tflops: provenance.ceiling_tflops,
             ceiling_tbps: provenance.ceiling_tbps,
+            libraries: provenance.libraries.join(", "),
             ..Self::default()
         }
     }
@@ -83,7 +84,7 @@ mod tests {
     fn files_are_read_as_they_were_written_and_may_lack_what_came_later() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("rows.csv");
-        let row = Measurement { hit_rate: Some(0.5), bytes: Some(7.0), ..Measurement::default() };
+        let row = Measurement { libraries: "a 1.2".into(), bytes: Some(7.0), ..Measurement::default() };
         write(&path, [row.clone(), Measurement::default()]).expect("the folder is there");
         let read = |path| {
             let rows = csv::Reader::from_path(path).expect("the file is there").into_deserialize();
@@ -94,7 +95,8 @@ mod tests {
         let earlier: String =
             text.lines().filter_map(|line| Some(line.rsplit_once(',')?.0.to_owned() + "\n")).collect();
         std::fs::write(&path, earlier).expect("the folder is there");
-        assert_eq!(read(&path), [Measurement { hit_rate: None, ..row.clone() }, Measurement::default()]);
+        let without = Measurement { libraries: String::new(), ..row.clone() };
+        assert_eq!(read(&path), [without, Measurement::default()]);
         assert!(write(&folder.path().join("none").join("rows.csv"), [row]).is_err());
     }
 }

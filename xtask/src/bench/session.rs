@@ -40,6 +40,7 @@ impl<'a> Session<'a> {
         println!("{provenance}");
         if let Some(torch) = &torch {
             println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
+            provenance.libraries.push(format!("PyTorch {}", torch.version));
         }
         let bandwidth = benchmark::copy_bandwidth(&device, &options).context("measuring the bandwidth")?;
         device.release_memory()?;

@@ -49,6 +49,9 @@ pub(super) fn provenance(rows: &[&Measurement], first: &Measurement) -> Result<S
         (None, Some(tbps)) => write!(text, "; ceiling {tbps:.2} TB/s")?,
         (None, None) => {}
     }
+    if !first.libraries.is_empty() {
+        write!(text, "; {}", first.libraries)?;
+    }
     text.push_str(".\n");
     Ok(text)
 }
@@ -67,16 +70,19 @@ pub(super) fn number(value: Option<f64>, digits: usize) -> String {
 fn results(entries: &[Entry<'_>]) -> Result<String> {
     let several = entries.iter().any(|entry| entry.ours.operation != entries[0].ours.operation);
     let (title, rule) = if several { ("| operation ", "|---") } else { ("", "") };
+    // Only of rows that say at what clock they were timed.
+    let clocked = entries.iter().any(|entry| entry.ours.sm_clock_mhz.is_some());
+    let (clock_titles, clock_rules) = if clocked { (" MHz | W |", "---|---|") } else { ("", "") };
     let mut text = format!(
-        "{title}| type | M × K × N | µs | TFLOP/s | best peer | its µs | peer / ours | product µs | product / ours |\n\
-         {rule}|---|---|---|---|---|---|---|---|---|\n"
+        "{title}| type | M × K × N | µs | TFLOP/s | best peer | its µs | peer / ours | product µs | product / ours |{clock_titles}\n\
+         {rule}|---|---|---|---|---|---|---|---|---|{clock_rules}\n"
     );
     for entry in entries {
         let Entry { ours, best, product } = entry;
         if several {
             write!(text, "| {} ", ours.operation)?;
         }
-        writeln!(
+        write!(
             text,
             "| {} | {} | {:.1} | {:.0} | {} | {} | {} | {} | {} |",
             ours.dtype,
@@ -89,6 +95,10 @@ fn results(entries: &[Entry<'_>]) -> Result<String> {
             number(product.and_then(|product| product.peer_us), 1),
             number(product.and_then(|product| product.ratio), 2),
         )?;
+        if clocked {
+            write!(text, " {} | {} |", number(ours.sm_clock_mhz, 0), number(ours.power_w, 0))?;
+        }
+        text.push('\n');
     }
     Ok(text)
 }
