@@ -356,11 +356,9 @@ impl Bench<'_> {
             let product = Operation::product(case.operation.layout);
             let is_product = case.operation == product;
             if let Some(product) = fastest(product) {
-                if case.operation == Operation::BIAS_RELU {
-                    let unfused = pass::Unfused::new(&stream, product.clone(), &operands);
-                    let unfused = present("  A peer", unfused);
-                    peers.extend(unfused.map(|it| ("cublaslt-unfused", Box::new(it) as Box<dyn Subject>)));
-                }
+                let unfused = pass::Unfused::new(&stream, product.clone(), &operands);
+                let unfused = present("  A peer", unfused).flatten();
+                peers.extend(unfused.map(|it| ("cublaslt-unfused", Box::new(it) as Box<dyn Subject>)));
                 peers.push(("cublaslt-product", Box::new(product)));
             }
             if !is_product && let Some(fused) = fastest(case.operation) {

@@ -37,6 +37,8 @@ pub(super) struct Operands {
     addresses: Vec<Addresses>,
     /// The scale 1 in f32, for types that want one in the GPU's memory.
     scale: Tensor<f32>,
+    /// What rows and columns are multiplied with, if they are.
+    scales: Option<[Tensor<f32>; 2]>,
 }
 
 impl Operands {
@@ -79,9 +81,19 @@ impl Operands {
         };
         let addresses = sets.iter_mut().map(of).collect();
         let scale = Tensor::from_slice(device, &[1.0], [1])?;
+        let drawn_scales = |operand, count: usize| {
+            let scales: Vec<f32> = (0..count).map(|index| drawn(operand, index)).collect();
+            Tensor::from_slice(device, &scales, [count])
+        };
+        let scales = match case.operation.extra {
+            Extra::Scales => {
+                Some([drawn_scales(Operand::RowScale, m)?, drawn_scales(Operand::ColumnScale, n)?])
+            }
+            _ => None,
+        };
         // The peers' streams know nothing of the tensors' home streams.
         device.synchronize()?;
-        Ok(Self { case, sets, addresses, scale })
+        Ok(Self { case, sets, addresses, scale, scales })
     }
 
     /// Puts results in the place of a peer's, to be checked.
@@ -101,6 +113,12 @@ impl Operands {
 
     pub(super) fn scale_address(&self) -> u64 {
         self.scale.arg().address()
+    }
+
+    /// Of what rows and columns are multiplied with, if they are.
+    pub(super) fn scale_addresses(&self) -> Option<[u64; 2]> {
+        let [rows, columns] = self.scales.as_ref()?;
+        Some([rows.arg().address(), columns.arg().address()])
     }
 
     /// Rows of the first set's y, whose type is f32.

@@ -1,6 +1,7 @@
-//! The unfused sequence: a plain product, then a pass over its result that adds the bias and applies ReLU.
+//! Unfused sequences: a plain product, then a pass over its result that adds the bias and applies ReLU, or that multiplies rows and
+//! columns with numbers.
 //!
-//! The pass is what a framework's own would be: 16 bytes a thread, read and written once. It exists to be compared with, so it
+//! A pass is what a framework's own would be: 16 bytes a thread, read and written once. It exists to be compared with, so it
 //! is written here in PTX rather than shipped among the kernels.
 
 use std::rc::Rc;
@@ -10,9 +11,9 @@ use warpsmith::benchmark::Subject;
 use warpsmith::kernel::RawArg;
 use warpsmith::{Device, Error, Function, Stream};
 
-use super::case::{Operation, Precision};
+use super::case::{Case, Extra, Operation, Precision};
 use super::cublaslt::Product;
-use super::operands::Operands;
+use super::operands::{Addresses, Operands};
 
 const THREADS: u32 = 256;
 
@@ -25,29 +26,40 @@ pub(super) struct Unfused {
 }
 
 impl Unfused {
-    /// The sequence that computes what the fused operation `linear bias relu` does.
-    pub(super) fn new(stream: &Stream, product: Product, operands: &Rc<Operands>) -> Result<Self> {
-        let [m, _, n] = operands.case.shape;
-        let pass = Pass::new(stream.device(), operands.case.precision, m, n)?;
+    /// The sequence that computes what the case's operation does; `None` if there is no pass for that.
+    pub(super) fn new(stream: &Stream, product: Product, operands: &Rc<Operands>) -> Result<Option<Self>> {
+        let Case { operation, precision, shape: [m, _, n], .. } = operands.case;
+        let scales = Operation { extra: Extra::Scales, ..Operation::PRODUCT };
+        let pass = match operation {
+            Operation::BIAS_RELU => Pass::bias_relu(stream.device(), precision, m, n)?,
+            operation if operation == scales && precision == Precision::Bf16 && n.is_multiple_of(8) => {
+                Pass::scales(stream.device(), m, n)?
+            }
+            _ => return Ok(None),
+        };
         let mut unfused = Self { product, pass, operands: operands.clone(), stream: stream.clone() };
         unfused.enqueue(0)?;
         stream.synchronize()?;
-        operands.check(Operation::BIAS_RELU).context("a product and a pass compute something else")?;
-        Ok(unfused)
+        operands.check(operation).context("a product and a pass compute something else")?;
+        Ok(Some(unfused))
     }
 }
 
 impl Subject for Unfused {
     fn enqueue(&mut self, index: usize) -> Result<(), Error> {
         self.product.enqueue(index)?;
-        let addresses = self.operands.addresses(index);
-        // SAFETY: both are live memory of the sizes that the pass was made for, and the stream orders the pass after the
-        // product.
-        unsafe { self.pass.enqueue(&self.stream, addresses.y, addresses.bias) }
+        let Addresses { y, bias, .. } = self.operands.addresses(index);
+        // SAFETY: all are live memory of the sizes that the pass was made for, and the stream orders the pass after the product.
+        unsafe {
+            match self.operands.scale_addresses() {
+                Some([rows, columns]) => self.pass.enqueue(&self.stream, &[y, rows, columns]),
+                None => self.pass.enqueue(&self.stream, &[y, bias]),
+            }
+        }
     }
 }
 
-/// `y = max(y + bias, 0)`, in place.
+/// A pass over y, in place.
 struct Pass {
     function: Function,
     chunks: u32,
@@ -55,34 +67,111 @@ struct Pass {
 }
 
 impl Pass {
-    fn new(device: &Device, precision: Precision, m: usize, n: usize) -> Result<Self> {
+    /// `y = max(y + bias, 0)`, of y and the bias.
+    fn bias_relu(device: &Device, precision: Precision, m: usize, n: usize) -> Result<Self> {
         let chunk = 16 / precision.output_bytes();
         // Chunks that would reach into the next row are single elements instead.
         let chunk = if n.is_multiple_of(chunk) { chunk } else { 1 };
         let module = device.load_ptx("bias_relu", &text(precision, chunk > 1))?;
+        Self::new(module.function("bias_relu")?, chunk, m, n)
+    }
+
+    /// `y = y · row · column`, of y in bf16, whose rows are multiples of 16 bytes, and of the rows' and the columns' numbers in f32.
+    fn scales(device: &Device, m: usize, n: usize) -> Result<Self> {
+        let module = device.load_ptx("scales", &scales_text())?;
+        Self::new(module.function("scales")?, 8, m, n)
+    }
+
+    fn new(function: Function, chunk: usize, m: usize, n: usize) -> Result<Self> {
         let number = |size: usize| u32::try_from(size).context("a result too large for the pass");
-        Ok(Self {
-            function: module.function("bias_relu")?,
-            chunks: number(m * n / chunk)?,
-            chunks_a_row: number(n / chunk)?,
-        })
+        Ok(Self { function, chunks: number(m * n / chunk)?, chunks_a_row: number(n / chunk)? })
     }
 
     /// # Safety
     ///
-    /// `y` and `bias` are addresses of as many elements as the pass was made for, and nothing else touches them meanwhile.
-    unsafe fn enqueue(&self, stream: &Stream, y: u64, bias: u64) -> Result<(), Error> {
+    /// `operands` are the addresses of y and what else the pass is of, of as many elements as it was made for, and nothing else touches
+    /// them meanwhile.
+    unsafe fn enqueue(&self, stream: &Stream, operands: &[u64]) -> Result<(), Error> {
+        let operands: Vec<[u8; 8]> = operands.iter().map(|address| address.to_ne_bytes()).collect();
+        let sizes = [self.chunks, self.chunks_a_row].map(u32::to_ne_bytes);
         let argument = |bytes: &[u8]| RawArg { data: bytes.as_ptr(), size: bytes.len() };
-        let (y, bias) = (y.to_ne_bytes(), bias.to_ne_bytes());
-        let (chunks, chunks_a_row) = (self.chunks.to_ne_bytes(), self.chunks_a_row.to_ne_bytes());
-        let arguments = [argument(&y), argument(&bias), argument(&chunks), argument(&chunks_a_row)];
+        let addresses = operands.iter().map(|bytes| argument(bytes));
+        let arguments: Vec<RawArg> = addresses.chain(sizes.iter().map(|bytes| argument(bytes))).collect();
         let grid = [self.chunks.div_ceil(THREADS), 1, 1];
         // SAFETY: the arguments are of the types that the entry declares; the caller answers for the addresses.
         unsafe { self.function.launch(stream, grid, [THREADS, 1, 1], 0, &arguments) }
     }
 }
 
-/// The pass in PTX, on chunks of 16 bytes or on single elements.
+/// The pass that scales in PTX, on chunks of 16 bytes.
+fn scales_text() -> String {
+    let compute: String = (0..4)
+        .map(|word| {
+            let (y, low, high) = (4 + word, 1 + 2 * word, 2 + 2 * word);
+            format!(
+                "    shl.b32 %r0, %r{y}, 16;
+    mov.b32 %f9, %r0;
+    and.b32 %r0, %r{y}, 0xffff0000;
+    mov.b32 %f10, %r0;
+    mul.rn.f32 %f9, %f9, %f0;
+    mul.rn.f32 %f10, %f10, %f0;
+    mul.rn.f32 %f9, %f9, %f{low};
+    mul.rn.f32 %f10, %f10, %f{high};
+    cvt.rn.bf16x2.f32 %r{y}, %f10, %f9;
+"
+            )
+        })
+        .collect();
+    format!(
+        "\
+.version 7.8
+.target sm_80
+.address_size 64
+
+.visible .entry scales(
+    .param .u64 y,
+    .param .u64 rows,
+    .param .u64 columns,
+    .param .u32 chunks,
+    .param .u32 chunks_a_row
+)
+{{
+    .reg .pred %outside;
+    .reg .b32 %r<8>;
+    .reg .f32 %f<11>;
+    .reg .b64 %d<3>;
+
+    ld.param.u64 %d0, [y];
+    ld.param.u64 %d1, [rows];
+    ld.param.u64 %d2, [columns];
+    ld.param.u32 %r0, [chunks];
+    ld.param.u32 %r1, [chunks_a_row];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.u32 %r2, %r2, %r3, %r4;
+    setp.ge.u32 %outside, %r2, %r0;
+    @%outside ret;
+    div.u32 %r3, %r2, %r1;
+    rem.u32 %r4, %r2, %r1;
+    cvta.to.global.u64 %d0, %d0;
+    cvta.to.global.u64 %d1, %d1;
+    cvta.to.global.u64 %d2, %d2;
+    mad.wide.u32 %d0, %r2, 16, %d0;
+    mad.wide.u32 %d1, %r3, 4, %d1;
+    mad.wide.u32 %d2, %r4, 32, %d2;
+    ld.global.nc.f32 %f0, [%d1];
+    ld.global.nc.v4.f32 {{%f1, %f2, %f3, %f4}}, [%d2];
+    ld.global.nc.v4.f32 {{%f5, %f6, %f7, %f8}}, [%d2+16];
+    ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%d0];
+{compute}    st.global.v4.b32 [%d0], {{%r4, %r5, %r6, %r7}};
+    ret;
+}}
+"
+    )
+}
+
+/// The pass with a bias in PTX, on chunks of 16 bytes or on single elements.
 fn text(precision: Precision, vector: bool) -> String {
     // The type of the arithmetic and the number one in it, of which a 32-bit register holds one or two.
     let (arithmetic, one, scalar) = match precision {
@@ -185,21 +274,42 @@ mod tests {
             let narrow =
                 |values: &[f32]| values.iter().map(|&value| bf16::from_f32(value)).collect::<Vec<_>>();
 
-            let pass = Pass::new(&device, Precision::Bf16, m, n).expect("valid PTX");
+            let pass = Pass::bias_relu(&device, Precision::Bf16, m, n).expect("valid PTX");
             let mut result = Tensor::from_slice(&device, &narrow(&y), [m, n]).expect("memory");
             let narrow_bias = Tensor::from_slice(&device, &narrow(&bias), [n]).expect("memory");
             let addresses = (result.arg_mut().address(), narrow_bias.arg().address());
             // SAFETY: both tensors are alive and of the sizes that the pass was made for.
-            unsafe { pass.enqueue(&stream, addresses.0, addresses.1) }.expect("no finding");
+            unsafe { pass.enqueue(&stream, &[addresses.0, addresses.1]) }.expect("no finding");
             assert_eq!(result.to_vec().expect("copied"), narrow(&expected), "bf16 {m}×{n}");
 
-            let pass = Pass::new(&device, Precision::F32, m, n).expect("valid PTX");
+            let pass = Pass::bias_relu(&device, Precision::F32, m, n).expect("valid PTX");
             let mut result = Tensor::from_slice(&device, &y, [m, n]).expect("memory");
             let wide_bias = Tensor::from_slice(&device, &bias, [n]).expect("memory");
             let addresses = (result.arg_mut().address(), wide_bias.arg().address());
             // SAFETY: as above.
-            unsafe { pass.enqueue(&stream, addresses.0, addresses.1) }.expect("no finding");
+            unsafe { pass.enqueue(&stream, &[addresses.0, addresses.1]) }.expect("no finding");
             assert_eq!(result.to_vec().expect("copied"), expected, "f32 {m}×{n}");
+        }
+    }
+
+    #[test]
+    fn the_other_pass_multiplies_rows_and_columns() {
+        let device = Device::emulator();
+        let stream = device.default_stream();
+        for (m, n) in [(3, 16), (40, 24), (1, 8)] {
+            let y: Vec<bf16> = (0..m * n).map(|index| bf16::from_f32((index % 13) as f32 - 6.0)).collect();
+            let rows: Vec<f32> = (0..m).map(|index| 1.5 - index as f32).collect();
+            let columns: Vec<f32> = (0..n).map(|index| 0.3 * index as f32).collect();
+            let scaled = |index: usize| y[index].to_f32() * rows[index / n] * columns[index % n];
+            let expected: Vec<bf16> = (0..m * n).map(|index| bf16::from_f32(scaled(index))).collect();
+            let pass = Pass::scales(&device, m, n).expect("valid PTX");
+            let mut result = Tensor::from_slice(&device, &y, [m, n]).expect("memory");
+            let rows = Tensor::from_slice(&device, &rows, [m]).expect("memory");
+            let columns = Tensor::from_slice(&device, &columns, [n]).expect("memory");
+            let addresses = [result.arg_mut().address(), rows.arg().address(), columns.arg().address()];
+            // SAFETY: the tensors are alive and of the sizes that the pass was made for.
+            unsafe { pass.enqueue(&stream, &addresses) }.expect("no finding");
+            assert_eq!(result.to_vec().expect("copied"), expected, "{m}×{n}");
         }
     }
 }
