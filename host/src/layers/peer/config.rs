@@ -194,6 +194,11 @@ impl PeerConfig {
             let expected = "a norm of each sub-key by itself";
             return argument("key_norm", expected, format!("{:?}", self.key_norm));
         }
+        let temperature = self.temperature;
+        if !(temperature > 0.0 && temperature.is_finite() && (1.0 / temperature).is_finite()) {
+            let expected = "above 0, and a number as its reciprocal is";
+            return argument("temperature", expected, temperature.to_string());
+        }
         for (name, norm) in [("query_norm", self.query_norm), ("key_norm", self.key_norm)] {
             if norm.epsilon().is_some_and(|epsilon| !(epsilon >= 0.0 && epsilon.is_finite())) {
                 return argument(name, "an epsilon of 0 or above", format!("{norm:?}"));

@@ -437,11 +437,83 @@ fn configurations_that_make_no_layer_are_errors_that_name_the_number() {
     let [first, _] = router().keys;
     let keys = PeerRouter { keys: [first, Tensor::zeros(&device, [4, 3]).unwrap()], ..router() };
     assert!(matches!(refused(config, keys), Error::Shape { operand: "keys_2", .. }));
-    let weight = Tensor::zeros(&device, [3]).ok();
-    let weighted = PeerRouter { key_norm_weight: weight, ..router() };
-    assert!(matches!(refused(config, weighted), Error::Shape { operand: "key_norm_weight", .. }));
     let elsewhere = Peer::new(&Device::emulator(), &config, router(), |_| panic!("no experts are asked for"));
     assert!(matches!(elsewhere, Err(Error::DeviceMismatch { .. })));
+}
+
+#[test]
+fn tensors_of_a_router_that_do_not_fit_are_named() {
+    let device = Device::cpu();
+    // Two heads, four sub-keys, queries of four numbers.
+    let config = small((3, 2, 4), (2, 3, 2), (1, false));
+    let numbers = Numbers::new(config, false, 3);
+    let router = numbers.layer::<f32>(&device, &config, 1.0).router().clone();
+    let zeros = |shape: &[usize]| Tensor::<f32>::zeros(&device, shape).expect("a small tensor");
+    let elsewhere = |shape: &[usize]| Tensor::<f32>::zeros(&Device::emulator(), shape).expect("small");
+    let batch = config.query_norm(Norm::Batch { epsilon: 0.1 });
+    type Change<'a> = &'a dyn Fn(PeerRouter<f32>, Tensor<f32>) -> PeerRouter<f32>;
+    let bias: Change<'_> = &|router, bias| PeerRouter { query_bias: Some(bias), ..router };
+    let norm_weight: Change<'_> = &|router, weight| PeerRouter { query_norm_weight: Some(weight), ..router };
+    let norm_bias: Change<'_> = &|router, bias| PeerRouter { query_norm_bias: Some(bias), ..router };
+    let both: Change<'_> = &|router, bias| PeerRouter {
+        query_norm_weight: Some(zeros(&[2, 4])),
+        query_norm_bias: Some(bias),
+        ..router
+    };
+    let mean: Change<'_> =
+        &|router, mean| PeerRouter { query_norm_statistics: Some([mean, zeros(&[4])]), ..router };
+    let variance: Change<'_> =
+        &|router, variance| PeerRouter { query_norm_statistics: Some([zeros(&[4]), variance]), ..router };
+    let key_weight: Change<'_> = &|router, weight| PeerRouter { key_norm_weight: Some(weight), ..router };
+    let key_bias: Change<'_> = &|router, bias| PeerRouter { key_norm_bias: Some(bias), ..router };
+    let key_2: Change<'_> = &|router, second| {
+        let [first, _] = router.keys.clone();
+        PeerRouter { keys: [first, second], ..router }
+    };
+    let in_statistics = |name: &str| format!("{name} of query_norm_statistics");
+    let (of_mean, of_variance) = (in_statistics("mean"), in_statistics("variance"));
+    let refused = |config: &PeerConfig, router: PeerRouter<f32>| {
+        Peer::new(&device, config, router, |_| panic!("no experts are asked for")).unwrap_err()
+    };
+    for (config, change, name, shape, expectation) in [
+        (&config, bias, "query_bias", &[4][..], "[8]"),
+        (&config, bias, "query_bias", &[2, 4], "[8]"),
+        (&config, norm_weight, "query_norm_weight", &[8], "[4] or [2, 4]"),
+        (&config, norm_bias, "query_norm_bias", &[3, 4], "[4] or [2, 4]"),
+        (&config, both, "query_norm_bias", &[4], "[2, 4], as the query_norm_weight has"),
+        (&batch, mean, &of_mean, &[3], "[4] or [2, 4]"),
+        (&batch, variance, &of_variance, &[2], "[4] or [2, 4]"),
+        (&batch, variance, &of_variance, &[2, 4], "[4], as the mean of query_norm_statistics has"),
+        (&config, key_weight, "key_norm_weight", &[3], "[2] or [1, 2]"),
+        (&config, key_bias, "key_norm_bias", &[2, 2], "[2] or [1, 2]"),
+        (&config, key_2, "keys_2", &[2, 4, 2], "[4, 2], as keys_1 has"),
+    ] {
+        let error = refused(config, change(router.clone(), zeros(shape)));
+        let Error::Shape { operation, operand, expected, actual } = &error else { panic!("{name}: {error}") };
+        assert_eq!((*operation, *operand, actual.as_slice()), ("Peer::new", name, shape), "{error}");
+        assert_eq!(expected, expectation, "{error}");
+    }
+    for (config, change, name, shape) in [
+        (&config, bias, "query_bias", &[8][..]),
+        (&config, norm_weight, "query_norm_weight", &[4]),
+        (&config, norm_bias, "query_norm_bias", &[4]),
+        (&batch, mean, &of_mean, &[4]),
+        (&batch, variance, &of_variance, &[4]),
+        (&config, key_weight, "key_norm_weight", &[2]),
+        (&config, key_bias, "key_norm_bias", &[2]),
+    ] {
+        let error = refused(config, change(router.clone(), elsewhere(shape)));
+        assert!(
+            matches!(&error, Error::DeviceMismatch { operation: "Peer::new", operand, .. } if *operand == name),
+            "{name}: {error}"
+        );
+    }
+    for temperature in [0.0, -1.0, f32::NAN, f32::INFINITY, f32::MIN_POSITIVE / 1e6] {
+        let error = refused(&config.temperature(temperature), router.clone());
+        let Error::Argument { operation, argument, actual, .. } = &error else { panic!("{error}") };
+        assert_eq!((*operation, *argument), ("Peer::new", "temperature"));
+        assert_eq!(*actual, temperature.to_string());
+    }
 }
 
 #[test]

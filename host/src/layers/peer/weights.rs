@@ -99,14 +99,45 @@ impl<T: RoutingInput> PeerRouter<T> {
             }
             device.expect_same(OPERATION, operand, keys.device())?;
         }
+        let [first, second] = &self.keys;
+        if first.shape() != second.shape() {
+            return wrong("keys_2", format!("{:?}, as keys_1 has", first.shape()), second.shape());
+        }
         device.expect_same(OPERATION, "query", self.query.device())?;
+        if let Some(bias) = &self.query_bias {
+            if bias.shape() != [rows] {
+                return wrong("query_bias", format!("[{rows}]"), bias.shape());
+            }
+            device.expect_same(OPERATION, "query_bias", bias.device())?;
+        }
+        let mut pairs = vec![[
+            ("query_norm_weight", self.query_norm_weight.as_ref()),
+            ("query_norm_bias", self.query_norm_bias.as_ref()),
+        ]];
+        if let (Norm::Batch { .. }, Some([mean, variance])) = (config.query_norm, &self.query_norm_statistics)
+        {
+            pairs.push([
+                ("mean of query_norm_statistics", Some(mean)),
+                ("variance of query_norm_statistics", Some(variance)),
+            ]);
+        }
+        for pair in pairs {
+            for (operand, tensor) in pair {
+                expect_features(operand, tensor, [config.heads, config.query], device)?;
+            }
+            if let [(of_first, Some(first)), (operand, Some(second))] = pair
+                && first.shape() != second.shape()
+            {
+                let expected = format!("{:?}, as the {of_first} has", first.shape());
+                return wrong(operand, expected, second.shape());
+            }
+        }
+        // Sub-keys that all heads share are normalised once.
+        let groups = if first.rank() == 3 { config.heads } else { 1 };
         for (operand, tensor) in
             [("key_norm_weight", &self.key_norm_weight), ("key_norm_bias", &self.key_norm_bias)]
         {
-            let fits = |shape: &[usize]| shape == [half] || shape == [config.heads, half];
-            if let Some(tensor) = tensor.as_ref().filter(|tensor| !fits(tensor.shape())) {
-                return wrong(operand, format!("[{half}] or [{}, {half}]", config.heads), tensor.shape());
-            }
+            expect_features(operand, tensor.as_ref(), [groups, half], device)?;
         }
         if matches!(config.query_norm, Norm::Batch { .. }) && self.query_norm_statistics.is_none() {
             return Err(Error::Argument {
@@ -134,6 +165,25 @@ impl<T: RoutingInput> PeerRouter<T> {
 
 /// What the errors of this module are about.
 const OPERATION: &str = "Peer::new";
+
+/// Refuses a tensor of a norm that is neither `[features]` nor `[groups, features]`, or is elsewhere.
+fn expect_features(
+    operand: &'static str,
+    tensor: Option<&Tensor<f32>>,
+    [groups, features]: [usize; 2],
+    device: &Device,
+) -> Result<()> {
+    let Some(tensor) = tensor else { return Ok(()) };
+    if tensor.shape() != [features] && tensor.shape() != [groups, features] {
+        return Err(Error::Shape {
+            operation: OPERATION,
+            operand,
+            expected: format!("[{features}] or [{groups}, {features}]"),
+            actual: tensor.shape().to_vec(),
+        });
+    }
+    device.expect_same(OPERATION, operand, tensor.device())
+}
 
 /// A norm with what it multiplies with and adds.
 fn with_tensors<'a>(
