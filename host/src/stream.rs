@@ -282,6 +282,15 @@ pub struct Event {
 }
 
 impl Event {
+    /// As it were if its work were done so much later, on a device that works immediately.
+    #[cfg(test)]
+    pub(crate) fn later(&self, by: Duration) -> Self {
+        let EventHandle::Immediate(time) = self.handle else {
+            panic!("a GPU's work is done when it is done")
+        };
+        Self { device: self.device.clone(), handle: EventHandle::Immediate(time + by) }
+    }
+
     /// The device whose work it is about.
     pub(crate) fn device(&self) -> &Device {
         &self.device

@@ -5,7 +5,7 @@ use libtest_mimic::Failed;
 use warpsmith::layers::{Peer, PeerConfig, PeerRouter};
 use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, Gate, Routing};
 use warpsmith::ops::{expert_mlp, linear, product_key_topk};
-use warpsmith::peer::{CacheOptions, ExpertMemory};
+use warpsmith::peer::{CacheOptions, CachedRows, ExpertMemory};
 use warpsmith::weights::FloatElement;
 use warpsmith::{Device, DeviceKind, Tensor};
 
@@ -14,6 +14,7 @@ use crate::{Case, cases};
 pub(crate) const CASES: &[(&str, Case)] = cases![
     thrashing_caches_in_pinned_memory_change_no_bit,
     thrashing_caches_in_managed_memory_change_no_bit,
+    copies_that_are_waited_for_are_stalls,
     layers_of_few_tokens_are_those_of_many,
     captured_layers_do_what_layers_do,
     captured_operations_do_what_operations_do,
@@ -112,6 +113,28 @@ fn thrashing_caches_in_pinned_memory_change_no_bit(device: &Device) -> Result<()
 
 fn thrashing_caches_in_managed_memory_change_no_bit(device: &Device) -> Result<(), Failed> {
     thrashing_caches(device, true)
+}
+
+/// On a GPU copies take their time, and what reads them at once waits; elsewhere they are done when they have been asked for.
+fn copies_that_are_waited_for_are_stalls(device: &Device) -> Result<(), Failed> {
+    let is_gpu = matches!(device.kind(), DeviceKind::Cuda(_));
+    let (rows, row_bytes) = if is_gpu { (1 << 14, 1 << 14) } else { (40, 64) };
+    let options = CacheOptions::default().slots(rows).managed(false);
+    let mut cached = CachedRows::new(device, rows, row_bytes, &options)?;
+    let stream = device.new_stream()?;
+    let ids: Vec<u32> = (0..rows as u32).collect();
+    for pass in 0..3 {
+        // 256 MiB in the first pass, nothing after that.
+        let step = cached.stage(&ids)?;
+        if pass > 0 {
+            device.synchronize()?;
+        }
+        cached.begin_reading(&step, &stream)?;
+        cached.release(step, &stream)?;
+        device.synchronize()?;
+        assert_eq!(cached.statistics().stalls, u64::from(is_gpu), "pass {pass}");
+    }
+    Ok(())
 }
 
 /// Whole numbers come out exactly however many tokens there are and in whatever memory: one at a time they are the rows of all at once.

@@ -1,13 +1,15 @@
 //! Steps through caches of every size, on the devices that a test has: what a reader finds is what was written.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::faults::Point;
 use super::{CachedRows, NONE, Part, Step};
 use crate::peer::{CacheOptions, CacheStatistics};
-use crate::{Device, DeviceKind, EmulatorOptions, Error, Result, Tensor};
+use crate::{Device, DeviceKind, EmulatorOptions, Error, Result, Stream, Tensor};
 
 /// Bytes of row `row` in its `version`, none of which are the poison.
 fn contents(row: usize, version: u8, row_bytes: usize) -> Vec<u8> {
@@ -368,6 +370,44 @@ fn what_work_may_still_read_is_not_freed_when_it_cannot_be_waited_for() {
             let used = device.memory_stats().unwrap().used;
             let expected = if is_freed { 0 } else { shared };
             assert_eq!(used, expected, "{points:?}, read: {is_read}, reset: {is_reset}");
+        }
+    }
+}
+
+#[test]
+fn steps_whose_copies_are_done_after_the_work_before_them_are_stalls() {
+    // Copies that are done long after the host has enqueued what reads them; those of these devices are done before.
+    let late = |stream: &Stream| Arc::new(stream.record().unwrap().later(Duration::from_secs(3600)));
+    for device in devices() {
+        for is_on_device in [false, true] {
+            let mut cached = filled(&device, 9, 32, CacheOptions::default().slots(5));
+            let stream = device.new_stream().unwrap();
+            let mut stalls = 0;
+            for (number, is_late) in (0u32..).zip([false, true, true, false, true, false]) {
+                let mut step = stage(&mut cached, &[number, number + 1], is_on_device).unwrap();
+                if is_late {
+                    step.ready = late(&stream);
+                    stalls += 1;
+                }
+                cached.begin_reading(&step, &stream).unwrap();
+                cached.release(step, &stream).unwrap();
+                for _ in 0..2 {
+                    assert_eq!(cached.statistics().stalls, stalls, "step {number}");
+                }
+            }
+            // One that nothing has read waits for nothing.
+            let mut step = stage(&mut cached, &[1], is_on_device).unwrap();
+            step.ready = late(&stream);
+            cached.release(step, &stream).unwrap();
+            assert_eq!(cached.statistics().stalls, stalls);
+            // They are counted in the next step, too, without being asked for.
+            let mut step = stage(&mut cached, &[2], is_on_device).unwrap();
+            step.ready = late(&stream);
+            cached.begin_reading(&step, &stream).unwrap();
+            cached.release(step, &stream).unwrap();
+            let step = stage(&mut cached, &[3], is_on_device).unwrap();
+            assert_eq!(cached.cache().statistics().stalls, stalls + 1);
+            cached.release(step, &stream).unwrap();
         }
     }
 }
