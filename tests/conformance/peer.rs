@@ -2,7 +2,7 @@
 
 use half::bf16;
 use libtest_mimic::Failed;
-use warpsmith::layers::{Peer, PeerConfig, PeerRouter};
+use warpsmith::layers::{ExpertOptions, Experts, Peer, PeerConfig, PeerRouter};
 use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, Gate, Routing};
 use warpsmith::ops::{expert_mlp, linear, product_key_topk};
 use warpsmith::peer::{CacheOptions, CachedRows, ExpertMemory};
@@ -14,6 +14,7 @@ use crate::{Case, cases};
 pub(crate) const CASES: &[(&str, Case)] = cases![
     thrashing_caches_in_pinned_memory_change_no_bit,
     thrashing_caches_in_managed_memory_change_no_bit,
+    experts_behind_a_cache_are_sorted_as_resident_ones_are,
     copies_that_are_waited_for_are_stalls,
     layers_of_few_tokens_are_those_of_many,
     captured_layers_do_what_layers_do,
@@ -113,6 +114,70 @@ fn thrashing_caches_in_pinned_memory_change_no_bit(device: &Device) -> Result<()
 
 fn thrashing_caches_in_managed_memory_change_no_bit(device: &Device) -> Result<(), Failed> {
     thrashing_caches(device, true)
+}
+
+/// Of so many tokens that their experts are sorted, chunks are sorted too, even where they are far too few to be by themselves.
+fn experts_behind_a_cache_are_sorted_as_resident_ones_are(device: &Device) -> Result<(), Failed> {
+    let properties = device.properties();
+    if device.kind() == DeviceKind::Cpu || properties.l2_bytes < 32 << 20 {
+        // Nothing is sorted there.
+        return Ok(());
+    }
+    let is_gpu = matches!(device.kind(), DeviceKind::Cuda(_));
+    let (d, o) = if is_gpu { (1024, 1024) } else { (512, 264) };
+    let layout = ExpertLayout::new(ExpertFormat::Bf16, d, 1, o, false)?;
+    // A table that the level-2 cache does not hold, a token and more for each warp, and half as many uses as there are experts.
+    let count = if is_gpu { 1 << 16 } else { 0 }.max(properties.l2_bytes as usize / layout.row_bytes() + 100);
+    let tokens = properties.multiprocessors as usize * if is_gpu { 31 } else { 16 } + 5;
+    let (heads, k) = (2, if is_gpu { 32 } else { (count / 2).div_ceil(2 * tokens) });
+    let routing = Routing {
+        ids: {
+            let id = |number: f64| ((number * number) * count as f64) as u32 % count as u32;
+            let ids: Vec<u32> = numbers(tokens * heads * k, 51).map(id).collect();
+            Tensor::from_slice(device, &ids, [tokens, heads, k])?
+        },
+        gates: {
+            let gates: Vec<f32> = numbers(tokens * heads * k, 52).map(|gate| gate as f32).collect();
+            Tensor::from_slice(device, &gates, [tokens, heads, k])?
+        },
+    };
+    let x = tensor(device, &[tokens, d], 53)?;
+    let experts = |options: ExpertOptions| {
+        Experts::new(device, layout, count, &options, |range| {
+            let part = |columns: usize, salt: u64| -> Vec<f32> {
+                let of =
+                    |expert: usize| numbers(columns, expert as u64 * 2 + salt).map(|number| number as f32);
+                range.clone().flat_map(of).collect()
+            };
+            Ok([part(d, 0), Vec::new(), part(o, 1)])
+        })
+    };
+    let is_sorted = |experts: &Experts, x: &Tensor<bf16>, routing: &Routing| -> Result<bool, Failed> {
+        Ok(experts.implementation(x, routing)?.to_string().contains("expert_mlp_order"))
+    };
+    let resident = experts(ExpertOptions::default().memory(ExpertMemory::Resident))?;
+    assert!(is_sorted(&resident, &x, &routing)?, "{}", resident.implementation(&x, &routing)?);
+    let expected = bits(&resident.forward(&x, &routing)?)?;
+    // All experts, a part of them, and so few that most of a chunk's are read where they are.
+    for (slots, chunk) in [(count, None), (count / 5, Some(tokens / 9)), (count / 40, Some(tokens / 2))] {
+        let cache = CacheOptions::default().slots(slots).managed(false).poison(true);
+        let options = ExpertOptions::default().memory(ExpertMemory::Cached).cache(cache);
+        let cached = experts(chunk.map_or(options, |chunk| options.chunk_tokens(chunk)))?;
+        assert!(is_sorted(&cached, &x, &routing)?);
+        let few = chunk.unwrap_or(tokens / 4);
+        let part = Routing { ids: routing.ids.slice(0, 0..few)?, gates: routing.gates.slice(0, 0..few)? };
+        assert!(!is_sorted(&cached, &x.slice(0, 0..few)?, &part)?, "{few} tokens are few");
+        // The second pass finds in the cache what the first has left there.
+        for pass in 0..if is_gpu { 3 } else { 1 } {
+            let y = bits(&cached.forward(&x, &routing)?)?;
+            assert!(y == expected, "pass {pass}, {slots} slots of {count}, chunks of {chunk:?}");
+        }
+        let statistics = cached.statistics().ok_or("there is a cache")?;
+        assert!(statistics.steps > 1, "{statistics}");
+        assert_eq!(statistics.evictions + statistics.pin_failures == 0, slots == count, "{statistics}");
+        assert!(slots != count / 5 || statistics.evictions > 0, "{statistics}");
+    }
+    Ok(())
 }
 
 /// On a GPU copies take their time, and what reads them at once waits; elsewhere they are done when they have been asked for.
