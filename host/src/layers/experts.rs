@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::peer::{ExpertInput, ExpertLayout, ExpertTable, ExpertVectors, NUMBERS_AT_A_TIME, Routing};
 use crate::ops::{Activation, Implementation, expert_mlp};
-use crate::peer::rows::{Noting, Part, Step};
+use crate::peer::rows::{Next, Noting, Part, Step};
 use crate::peer::{CacheOptions, CacheStatistics, CachedRows, ExpertMemory};
 use crate::stream::{Event, Stream};
 use crate::tensor::Tensor;
@@ -409,11 +409,20 @@ struct Pass<'a, T: ExpertInput> {
     stream: &'a Stream,
 }
 
+/// A chunk whose rows are on their way, and the notes of the one behind it.
+struct Staged {
+    range: Range<usize>,
+    step: Step,
+    next: Option<Noting>,
+}
+
 impl<T: ExpertInput> Pass<'_, T> {
     /// Stages the first chunk, once all ids are known to be experts.
-    fn begin(&self, rows: &mut CachedRows) -> Result<Step> {
-        let noting = self.note(rows, self.chunk_from(0));
-        noting.and_then(|noting| rows.stage_noted(noting)).map_err(|error| match error {
+    fn begin(&self, rows: &mut CachedRows) -> Result<Staged> {
+        let range = self.chunk_from(0);
+        let noted = self.next(range.clone());
+        let noting = rows.note(noted.ids, noted.part, noted.after);
+        noting.and_then(|noting| self.stage(rows, range, noting)).map_err(|error| match error {
             Error::Argument { argument: "an id", actual, .. } => Error::Argument {
                 operation: OPERATION,
                 argument: "an id",
@@ -425,22 +434,27 @@ impl<T: ExpertInput> Pass<'_, T> {
     }
 
     /// Computes all chunks, of which the first is staged.
-    fn run(&self, rows: &mut CachedRows, first: Step, y: &mut Tensor<T>) -> Result<()> {
-        let mut staged = Some((self.chunk_from(0), first));
-        while let Some((range, step)) = staged.take() {
-            // The next chunk's ids are noted before the device is busy with this one, so that the host can plan while it is.
-            let next = match self.chunk_from(range.end) {
-                next if next.is_empty() => None,
-                next => Some((next.clone(), self.note(rows, next)?)),
-            };
+    fn run(&self, rows: &mut CachedRows, first: Staged, y: &mut Tensor<T>) -> Result<()> {
+        let mut staged = Some(first);
+        while let Some(Staged { range, step, next }) = staged.take() {
+            let after = self.chunk_from(range.end);
             let read = self.compute(rows, &step, range, y)?;
             // The next chunk's rows are copied while this one is computed, so its own stay pinned until then.
-            if let Some((range, noting)) = next {
-                staged = Some((range, rows.stage_noted(noting)?));
+            if let Some(noting) = next {
+                staged = Some(self.stage(rows, after, noting)?);
             }
             rows.release_after(step, read)?;
         }
         Ok(())
+    }
+
+    /// Stages a chunk that has been noted. The ids of the one behind it are noted before this one's rows are copied and the device is busy with it, so that
+    /// the host can plan meanwhile.
+    fn stage(&self, rows: &mut CachedRows, range: Range<usize>, noting: Noting) -> Result<Staged> {
+        let after = self.chunk_from(range.end);
+        let next = (!after.is_empty()).then(|| self.next(after));
+        let (step, next) = rows.stage_noted_before(noting, next)?;
+        Ok(Staged { range, step, next })
     }
 
     /// The tokens of the chunk that begins with this one.
@@ -448,11 +462,12 @@ impl<T: ExpertInput> Pass<'_, T> {
         first..self.x.shape()[0].min(first.saturating_add(self.chunk))
     }
 
-    fn note(&self, rows: &mut CachedRows, range: Range<usize>) -> Result<Noting> {
+    /// What is noted for a chunk.
+    fn next(&self, range: Range<usize>) -> Next<'_> {
         let (first, end) = (range.start * self.per_token, range.end * self.per_token);
         // All ids are looked at with the first chunk's: nothing is computed if one is wrong.
         let checked = if first == 0 { self.ids.len() } else { end };
-        rows.note(&self.ids, Part { first, end, checked }, &self.after)
+        Next { ids: &self.ids, part: Part { first, end, checked }, after: &self.after }
     }
 
     fn compute(

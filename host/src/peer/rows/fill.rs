@@ -6,7 +6,7 @@ use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_kernels::expert_cache::{FillParams, LANES, WARPS, fill_slots};
 
 use super::faults::Point;
-use super::{CachedRows, NONE, Noted, STEPS_IN_FLIGHT, Step};
+use super::{CachedRows, NONE, Next, Noted, Noting, STEPS_IN_FLIGHT, Step};
 use crate::device::backend::Rows;
 use crate::device::cpu::out_of_memory;
 use crate::device::{Device, DeviceKind};
@@ -98,8 +98,13 @@ fn run(offset: usize, width: usize) -> Rows {
 }
 
 impl CachedRows {
-    /// Starts a step that reads the rows of a set. Those with notes on the device are counted there.
-    pub(super) fn stage_set(&mut self, noted: Noted<'_>, is_on_device: bool) -> Result<Step> {
+    /// Starts a step that reads the rows of a set, and notes for the next one. A step with notes on the device, of that number, is counted there.
+    pub(super) fn stage_set(
+        &mut self,
+        noted: Noted<'_>,
+        number: Option<u64>,
+        next: Option<Next<'_>>,
+    ) -> Result<(Step, Option<Noting>)> {
         let map = self.next;
         if self.maps[map].in_use {
             return Err(Error::Argument {
@@ -125,18 +130,22 @@ impl CachedRows {
         self.faults.at(Point::Allocation)?;
         lists.reserve(&self.device, most)?;
         let count = self.cache.place(noted.rows, &mut draft, lists.room(most));
-        match self.enqueue(map, count, is_on_device) {
-            Ok(ready) => {
+        let resets = self.resets;
+        let next = next.map(|Next { ids, part, after }| self.note(ids, part, after)).transpose();
+        match next.and_then(|next| Ok((self.enqueue(map, count, number)?, next))) {
+            Ok((ready, next)) => {
                 let ready = Arc::new(ready);
                 self.readers.clear();
                 let entry = &mut self.maps[map];
                 (entry.read, entry.is_new, entry.in_use) = (Some(ready.clone()), false, true);
                 self.next = (map + 1) % STEPS_IN_FLIGHT;
-                Ok(Step { map, pins: self.cache.commit(draft), ready, resets: self.resets })
+                Ok((Step { map, pins: self.cache.commit(draft), ready, resets: self.resets }, next))
             }
             Err(error) => {
                 // A part may have been enqueued, of what may fail later: what slots and maps hold is unknown.
-                self.reset();
+                if self.resets == resets {
+                    self.reset();
+                }
                 Err(error)
             }
         }
@@ -144,8 +153,11 @@ impl CachedRows {
 
     /// Enqueues the copies of the map's first `count` loads, after the last reads of the slots, and what brings the map up to date. Gives the end of the
     /// copies.
-    fn enqueue(&mut self, map: usize, count: usize, is_on_device: bool) -> Result<Event> {
+    fn enqueue(&mut self, map: usize, count: usize, number: Option<u64>) -> Result<Event> {
         self.maps[map].lists.finish(count)?;
+        if let Some(notes) = self.notes.as_mut().filter(|_| number.is_some()) {
+            notes.update(&self.cache)?;
+        }
         self.readers.iter().try_for_each(|read| self.copies.wait(read))?;
         let entry = &self.maps[map];
         if entry.is_new && !entry.slot_of.is_empty() {
@@ -170,9 +182,8 @@ impl CachedRows {
         }
         self.faults.at(Point::Record)?;
         let ready = self.copies.record()?;
-        match &mut self.notes {
-            Some(notes) if is_on_device => notes.settle()?,
-            _ => {}
+        if let Some((notes, number)) = self.notes.as_mut().zip(number) {
+            notes.settle(number)?;
         }
         Ok(ready)
     }

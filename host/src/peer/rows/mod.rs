@@ -31,7 +31,7 @@ use faults::Faults;
 pub(crate) use faults::Point;
 use fill::Lists;
 use notes::Notes;
-pub(crate) use notes::{Noting, Part};
+pub(crate) use notes::{Next, Noting, Part};
 
 /// Steps that can be under way at a time: one that is read, one that is staged.
 pub const STEPS_IN_FLIGHT: usize = 2;
@@ -317,8 +317,8 @@ impl CachedRows {
     /// what it held before, or less.
     pub fn stage(&mut self, ids: &[u32]) -> Result<Step> {
         let (rows, hits) = self.cache.note(ids)?;
-        let staged = self.stage_set(Noted { rows: &rows, requests: ids.len() as u64, hits }, false);
-        self.end_notes(rows, staged)
+        let staged = self.stage_set(Noted { rows: &rows, requests: ids.len() as u64, hits }, None, None);
+        self.end_notes(rows, staged).map(|(step, _)| step)
     }
 
     /// Makes later work on `stream` wait for the step's copies. Such work may read the step's rows at their [addresses](Self::addresses), until the step

@@ -1,7 +1,7 @@
 //! Noting on the device which rows a step reads, from ids that are there: what comes to the host is a bit for each row of the table.
 //!
-//! Notes have a stream of their own, so that those of a step are taken while the rows of the one before it are still being copied: they depend on its
-//! plan and not on its copies.
+//! Notes have a stream of their own, and those of the next step are begun between a step's plan, which they depend on, and its copies, which they do not.
+//! Copies keep the link to the host busy, and what comes to it later waits.
 
 use warpsmith_dsl::launch::Global;
 use warpsmith_kernels::expert_cache::{
@@ -9,7 +9,7 @@ use warpsmith_kernels::expert_cache::{
 };
 
 use super::faults::{Faults, Point};
-use super::{CachedRows, NONE, Noted, Step, stray_id};
+use super::{CachedRows, NONE, Noted, STEPS_IN_FLIGHT, Step, stray_id};
 use crate::device::backend::Rows;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
@@ -27,21 +27,29 @@ const MOST_IDS: usize = i32::MAX as usize;
 #[derive(Debug)]
 pub(super) struct Notes {
     stream: Stream,
-    /// The header and a bit for each row.
-    words: Tensor<u32>,
-    /// Whether they are all 0, once the stream's work is done.
-    is_clear: bool,
+    /// What is noted of a step and of the next one: the header and a bit for each row.
+    words: [Words; STEPS_IN_FLIGHT],
     /// The rows that have a slot, as the host plans it.
     resident: Tensor<u32>,
     /// The number of the changes that led to them; `None` if the device's memory is anything.
     changes: Option<u64>,
     /// For each row, the steps with notes that have used it.
     heat: Tensor<u32>,
-    /// How many notes have been begun: only the last ones are still on the device.
+    /// How many notes have been begun.
     number: u64,
-    /// What words were last copied to, and what resident rows were last copied from.
-    found: Option<PinnedBuffer<u32>>,
+    /// What words have been copied to, and what resident rows were last copied from.
+    found: Vec<PinnedBuffer<u32>>,
     upload: Option<PinnedBuffer<u32>>,
+    /// The copy of resident rows that nobody has waited for yet.
+    uploading: Option<Transfer<u32>>,
+}
+
+/// Words on the device.
+#[derive(Debug)]
+struct Words {
+    words: Tensor<u32>,
+    /// Whether they are all 0, once the stream's work is done.
+    is_clear: bool,
 }
 
 /// Notes of a step that are being taken.
@@ -60,7 +68,7 @@ pub(crate) struct Noting {
 #[derive(Debug)]
 enum Source {
     Host { rows: Vec<u64>, hits: u64 },
-    Device { found: Transfer<u32>, upload: Option<Transfer<u32>>, number: u64 },
+    Device { found: Transfer<u32>, number: u64 },
 }
 
 /// Ids of which some are a step's: those from `first` to before `end`. So many more behind them are looked at, whether they are rows, that all up to
@@ -72,27 +80,39 @@ pub(crate) struct Part {
     pub(crate) checked: usize,
 }
 
+/// What is to be noted for the step behind one; see [`CachedRows::note`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Next<'a> {
+    pub(crate) ids: &'a Tensor<u32>,
+    pub(crate) part: Part,
+    pub(crate) after: &'a Event,
+}
+
 impl Notes {
     /// Notes on a table of so many rows.
     pub(super) fn new(device: &Device, rows: usize) -> Result<Self> {
         let stream = device.new_stream()?;
         let words = 2 * rows.div_ceil(64);
+        let noted = || {
+            let words = Tensor::uninit_on(&stream, [HEADER as usize + words])?;
+            Ok::<_, Error>(Words { words, is_clear: false })
+        };
         Ok(Self {
-            words: Tensor::uninit_on(&stream, [HEADER as usize + words])?,
-            is_clear: false,
+            words: [noted()?, noted()?],
             resident: Tensor::uninit_on(&stream, [words])?,
             changes: None,
             heat: Tensor::zeros_on(&stream, [rows])?,
             number: 0,
-            found: None,
+            found: Vec::new(),
             upload: None,
+            uploading: None,
             stream,
         })
     }
 
     /// For when it is unknown what the device has done: what it holds is anything, but for the heat.
     pub(super) fn forget(&mut self) {
-        self.is_clear = false;
+        self.words.iter_mut().for_each(|words| words.is_clear = false);
         self.changes = None;
         self.number += 1;
     }
@@ -111,27 +131,43 @@ impl Notes {
     /// Has the memory by which notes and resident rows go to and fro.
     fn reserve(&mut self) -> Result<()> {
         let device = self.stream.device();
-        if self.found.is_none() {
-            self.found = Some(PinnedBuffer::zeros(device, self.words.len())?);
+        if self.found.is_empty() {
+            self.found.push(PinnedBuffer::zeros(device, self.words[0].words.len())?);
         }
-        if self.upload.is_none() && !self.resident.is_empty() {
+        if self.upload.is_none() && self.uploading.is_none() && !self.resident.is_empty() {
             self.upload = Some(PinnedBuffer::zeros(device, self.resident.len())?);
         }
         Ok(())
     }
 
+    /// Those of the notes of this number.
+    fn words(&mut self, number: u64) -> &mut Words {
+        &mut self.words[(number % STEPS_IN_FLIGHT as u64) as usize]
+    }
+
     /// Makes what is on the device fit for new notes.
-    fn prepare(&mut self, cache: &RowCache) -> Result<Option<Transfer<u32>>> {
+    fn prepare(&mut self, cache: &RowCache) -> Result<()> {
         self.number += 1;
-        if !self.is_clear {
-            let bytes = self.words.len() * size_of::<u32>();
+        let stream = self.stream.clone();
+        let Words { words, is_clear } = self.words(self.number);
+        if !std::mem::replace(is_clear, false) {
+            let bytes = words.len() * size_of::<u32>();
             let all = Rows { offset: 0, pitch: bytes, width: bytes, height: 1 };
-            let memory = self.words.storage().memory();
-            self.stream.device().backend().fill(memory, all, 0, self.stream.handle())?;
+            stream.device().backend().fill(words.storage().memory(), all, 0, stream.handle())?;
         }
-        self.is_clear = false;
+        self.update(cache)
+    }
+
+    /// Copies to the device which rows have a slot, if that has changed.
+    ///
+    /// The last step of a pass does it without notes behind it: so those of the next pass need not wait for it.
+    pub(super) fn update(&mut self, cache: &RowCache) -> Result<()> {
         if self.changes == Some(cache.changes()) || self.resident.is_empty() {
-            return Ok(None);
+            return Ok(());
+        }
+        if let Some(uploading) = self.uploading.take() {
+            // Long done: the notes that have come back since were behind it.
+            self.upload = Some(uploading.wait()?);
         }
         let mut upload = match self.upload.take() {
             Some(upload) => upload,
@@ -139,9 +175,9 @@ impl Notes {
         };
         upload.copy_from_slice(bytemuck::cast_slice(cache.resident()));
         self.changes = None;
-        let upload = self.resident.copy_from_pinned(upload, &self.stream)?;
+        self.uploading = Some(self.resident.copy_from_pinned(upload, &self.stream)?);
         self.changes = Some(cache.changes());
-        Ok(Some(upload))
+        Ok(())
     }
 
     /// Enqueues the noting of `ids`, of which the first `noted` are the step's, and the copy of the notes.
@@ -153,43 +189,44 @@ impl Notes {
         after: &Event,
         faults: &Faults,
     ) -> Result<Source> {
-        let upload = self.prepare(cache)?;
+        self.prepare(cache)?;
         self.stream.wait(after)?;
+        let stream = self.stream.clone();
         let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         let (length, noted, rows) = (number(ids.len()), number(noted), number(cache.rows()));
         if length != 0 {
             let params = NoteParams { ids: length, noted, rows, reserved: 0 };
-            let arguments = (
-                Global::new(ids.arg().address()),
-                Global::new(self.resident.arg().address()),
-                self.words.arg_mut(),
-                params,
-            );
-            let kernel = self.stream.device().kernel::<note_rows>()?;
+            let resident = Global::new(self.resident.arg().address());
+            let words = self.words(self.number).words.arg_mut();
+            let arguments = (Global::new(ids.arg().address()), resident, words, params);
+            let kernel = stream.device().kernel::<note_rows>()?;
             let blocks = length.div_ceil(THREADS).min(MOST_BLOCKS);
             // SAFETY: the ids are without gaps and written by the work that is waited for; they live until this work has been waited for. Notes and
             // resident rows have a bit for each row, and this stream alone uses them.
-            unsafe { kernel.launch(&self.stream, [blocks, 1, 1], arguments) }?;
+            unsafe { kernel.launch(&stream, [blocks, 1, 1], arguments) }?;
         }
         faults.at(Point::Return)?;
-        let found = match self.found.take() {
+        let found = self.found.pop();
+        let words = &self.words(self.number).words;
+        let found = match found {
             Some(found) => found,
-            None => PinnedBuffer::zeros(self.stream.device(), self.words.len())?,
+            None => PinnedBuffer::zeros(stream.device(), words.len())?,
         };
-        let found = self.words.copy_to_pinned(found, &self.stream)?;
-        Ok(Source::Device { found, upload, number: self.number })
+        let found = words.copy_to_pinned(found, &stream)?;
+        Ok(Source::Device { found, number: self.number })
     }
 
-    /// Enqueues what makes the last notes those of a step that took place: they are counted, and clear afterwards.
-    pub(super) fn settle(&mut self) -> Result<()> {
-        let words = u32::try_from(self.words.len()).unwrap_or(u32::MAX) - HEADER;
-        let params = SettleParams { words, reserved: 0 };
-        let arguments = (self.words.arg_mut(), self.heat.arg_mut(), params);
-        let kernel = self.stream.device().kernel::<settle_notes>()?;
-        let blocks = words.div_ceil(THREADS).clamp(1, MOST_BLOCKS);
+    /// Enqueues what makes the notes of this number those of a step that took place: they are counted, and clear afterwards.
+    pub(super) fn settle(&mut self, number: u64) -> Result<()> {
+        let (stream, heat) = (self.stream.clone(), self.heat.arg_mut());
+        let Words { words, is_clear } = self.words(number);
+        let count = u32::try_from(words.len()).unwrap_or(u32::MAX) - HEADER;
+        let params = SettleParams { words: count, reserved: 0 };
+        let kernel = stream.device().kernel::<settle_notes>()?;
+        let blocks = count.div_ceil(THREADS).clamp(1, MOST_BLOCKS);
         // SAFETY: there are so many words, whose bits are of rows, each of which has a heat; this stream alone uses both.
-        unsafe { kernel.launch(&self.stream, [blocks, 1, 1], arguments) }?;
-        self.is_clear = true;
+        unsafe { kernel.launch(&stream, [blocks, 1, 1], (words.arg_mut(), heat, params)) }?;
+        *is_clear = true;
         Ok(())
     }
 }
@@ -264,6 +301,15 @@ impl CachedRows {
 
     /// Starts the step whose notes were taken last.
     pub(crate) fn stage_noted(&mut self, noting: Noting) -> Result<Step> {
+        self.stage_noted_before(noting, None).map(|(step, _)| step)
+    }
+
+    /// As [`stage_noted`](Self::stage_noted). Begins to note what the step behind it reads, as soon as this one is planned: with what has a slot then.
+    pub(crate) fn stage_noted_before(
+        &mut self,
+        noting: Noting,
+        next: Option<Next<'_>>,
+    ) -> Result<(Step, Option<Noting>)> {
         let Noting { source, ids, position, requests, resets } = noting;
         let last = self.notes.as_ref().map_or(0, |notes| notes.number);
         let is_last = match &source {
@@ -278,18 +324,15 @@ impl CachedRows {
                 actual: "others".into(),
             });
         }
-        let (found, upload) = match source {
+        let (found, number) = match source {
             Source::Host { rows, hits } => {
-                let staged = self.stage_set(Noted { rows: &rows, requests, hits }, false);
+                let staged = self.stage_set(Noted { rows: &rows, requests, hits }, None, next);
                 return self.end_notes(rows, staged);
             }
-            Source::Device { found, upload, .. } => (found, upload),
+            Source::Device { found, number } => (found, number),
         };
-        let waited = self.faults.at(Point::Wait).and_then(|()| {
-            let found = found.wait()?;
-            Ok((found, upload.map(Transfer::wait).transpose()?))
-        });
-        let (found, upload) = match waited {
+        let waited = self.faults.at(Point::Wait).and_then(|()| found.wait());
+        let found = match waited {
             Ok(waited) => waited,
             Err(error) => {
                 self.reset();
@@ -300,7 +343,7 @@ impl CachedRows {
         let staged = match header[STRAY as usize] {
             0 => {
                 let hits = u64::from(header[HITS as usize]);
-                self.stage_set(Noted { rows: bytemuck::cast_slice(rows), requests, hits }, true)
+                self.stage_set(Noted { rows: bytemuck::cast_slice(rows), requests, hits }, Some(number), next)
             }
             stray => {
                 let index = (NONE - stray) as usize;
@@ -312,14 +355,13 @@ impl CachedRows {
             }
         };
         if let Some(notes) = &mut self.notes {
-            notes.found = Some(found);
-            notes.upload = upload.or(notes.upload.take());
+            notes.found.push(found);
         }
         staged
     }
 
     /// Counts the rows of a step that was staged from notes of the host's.
-    pub(super) fn end_notes(&mut self, rows: Vec<u64>, staged: Result<Step>) -> Result<Step> {
+    pub(super) fn end_notes<R>(&mut self, rows: Vec<u64>, staged: Result<R>) -> Result<R> {
         if staged.is_ok() {
             self.cache.heat_up(&rows);
         }
