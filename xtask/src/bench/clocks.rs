@@ -57,7 +57,7 @@ impl Monitor {
 
     /// The mean of the samples since `start`; `None` if there are none, as of a driver that does not tell.
     pub(super) fn since(&self, start: Instant) -> Option<State> {
-        mean(&self.samples.lock().unwrap_or_else(PoisonError::into_inner), start)
+        mean(&self.samples.lock().unwrap_or_else(PoisonError::into_inner), start, start.elapsed())
     }
 }
 
@@ -82,16 +82,19 @@ fn parse(line: &str) -> Option<State> {
     Some(State { clock, power, capped })
 }
 
-fn mean(samples: &[(Instant, State)], start: Instant) -> Option<State> {
+/// The mean of the samples since `start`, which is `elapsed` ago. More of them than can have been taken were held up on their way, so
+/// that nobody knows when they were: `None`.
+fn mean(samples: &[(Instant, State)], start: Instant, elapsed: Duration) -> Option<State> {
     let states: Vec<State> =
         samples.iter().rev().take_while(|(at, _)| *at >= start).map(|&(_, state)| state).collect();
+    let most = 2.0 + 1.5 * elapsed.as_secs_f64() / INTERVAL.as_secs_f64();
     let mean = |value: fn(&State) -> f64| states.iter().map(value).sum::<f64>() / states.len() as f64;
     let of_all = || State {
         clock: mean(|state| state.clock),
         power: mean(|state| state.power),
         capped: mean(|state| state.capped),
     };
-    (!states.is_empty()).then(of_all)
+    (!states.is_empty() && states.len() as f64 <= most).then(of_all)
 }
 
 #[cfg(test)]
@@ -123,8 +126,13 @@ mod tests {
             (start + Duration::from_secs(seconds), State { clock, power: 100.0, capped })
         };
         let samples = [sample(0, 300.0, 0.0), sample(2, 1000.0, 1.0), sample(3, 2000.0, 0.0)];
-        let since = |seconds| mean(&samples, start + Duration::from_secs(seconds));
+        let since =
+            |seconds| mean(&samples, start + Duration::from_secs(seconds), Duration::from_secs(4 - seconds));
         assert_eq!(since(1), Some(State { clock: 1500.0, power: 100.0, capped: 0.5 }));
         assert_eq!((since(3).map(|state| state.clock), since(4)), (Some(2000.0), None));
+        // Three at once are two that came late.
+        let late = [sample(0, 300.0, 0.0); 3];
+        assert_eq!(mean(&late, start, Duration::from_millis(10)), None);
+        assert!(mean(&late, start, Duration::from_millis(200)).is_some());
     }
 }
