@@ -376,7 +376,7 @@ fn what_work_may_still_read_is_not_freed_when_it_cannot_be_waited_for() {
 
 #[test]
 fn steps_whose_copies_are_done_after_the_work_before_them_are_stalls() {
-    // Copies that are done long after the host has enqueued what reads them; those of these devices are done before.
+    // Copies that are done long after the host has enqueued what reads them: here they are done before.
     let late = |stream: &Stream| Arc::new(stream.record().unwrap().later(Duration::from_secs(3600)));
     for device in devices() {
         for is_on_device in [false, true] {
@@ -391,23 +391,19 @@ fn steps_whose_copies_are_done_after_the_work_before_them_are_stalls() {
                 }
                 cached.begin_reading(&step, &stream).unwrap();
                 cached.release(step, &stream).unwrap();
-                for _ in 0..2 {
-                    assert_eq!(cached.statistics().stalls, stalls, "step {number}");
-                }
+                assert_eq!(cached.statistics().stalls, stalls, "step {number}");
             }
             // One that nothing has read waits for nothing.
             let mut step = stage(&mut cached, &[1], is_on_device).unwrap();
             step.ready = late(&stream);
             cached.release(step, &stream).unwrap();
             assert_eq!(cached.statistics().stalls, stalls);
-            // They are counted in the next step, too, without being asked for.
             let mut step = stage(&mut cached, &[2], is_on_device).unwrap();
             step.ready = late(&stream);
             cached.begin_reading(&step, &stream).unwrap();
             cached.release(step, &stream).unwrap();
-            let step = stage(&mut cached, &[3], is_on_device).unwrap();
+            let _step = stage(&mut cached, &[3], is_on_device).unwrap();
             assert_eq!(cached.cache().statistics().stalls, stalls + 1);
-            cached.release(step, &stream).unwrap();
         }
     }
 }
