@@ -6,7 +6,7 @@
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F8E4M3, F8E5M2, F16};
 use warpsmith_dsl::gemm::wgmma::{Cooperative, PromotedTile, WgmmaTile};
-use warpsmith_dsl::gemm::{OutputElement, PersistentTile};
+use warpsmith_dsl::gemm::{BoxOutput, OutputElement, PersistentTile};
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
 use warpsmith_dsl::ptx::WgmmaFp8;
 use warpsmith_dsl::tile::Output;
@@ -128,15 +128,16 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
                 if p.has_boxes != 0 && epilogue.fits_registers_scaled() {
                     // Read late: no register of the main loop is free for it.
                     let columns = S::columns(&in_registers, tile);
+                    let boxes = BoxOutput { map: y_boxes, rows: None };
                     match in_registers.with_floor() {
                         Some(e) if S::UNROLLS => {
-                            S::store_boxes::<O, _, true>(&accumulators, &e, &columns, y_boxes, tile)
+                            S::store_boxes::<O, _, true>(&accumulators, &e, &columns, &boxes, tile)
                         }
                         _ => S::store_boxes::<O, _, false>(
                             &accumulators,
                             &in_registers,
                             &columns,
-                            y_boxes,
+                            &boxes,
                             tile,
                         ),
                     }

@@ -6,7 +6,7 @@
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::gemm::wgmma::{AlongN, Cooperative, CooperativeColumns, PingPong, WgmmaTile};
-use warpsmith_dsl::gemm::{HalfFragment, Layouts, OutputElement, PersistentTile};
+use warpsmith_dsl::gemm::{BoxOutput, HalfFragment, Layouts, OutputElement, PersistentTile};
 use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
 use warpsmith_dsl::ptx::Wgmma;
@@ -53,12 +53,18 @@ pub struct HopperParams {
     pub k: u32,
     /// How X and W lie in memory.
     pub layouts: Layouts,
-    /// 1 if `y_boxes` describes Y, which then has aligned rows; else 0.
+    /// Not 0 if `y_boxes` describes Y, which then has aligned rows; [`LANES_STORE`](Self::LANES_STORE) if a tile whose
+    /// [lanes can](PersistentTile::LANES_STORE) is not to use it.
     pub has_boxes: u32,
     /// Groups of a cluster's tiles that are computed whole, where the tile [has halves](PersistentTile::HALVES); `u32::MAX` for all.
     pub whole: u32,
     /// 1 if of the last column of tiles only the first half is computed, since Y has no more columns; else 0.
     pub narrow: u32,
+}
+
+impl HopperParams {
+    /// A value of `has_boxes`.
+    pub const LANES_STORE: u32 = 2;
 }
 
 /// `Y = activation(alpha · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of any number of clusters.
@@ -68,7 +74,7 @@ pub struct HopperParams {
 ///
 /// # Safety
 ///
-/// `x` and `w` describe X and W as [`PersistentTile`] asks, `y_boxes` Y if `has_boxes` is 1; `y` and the pointers of `epilogue` are valid for
+/// `x` and `w` describe X and W as [`PersistentTile`] asks, `y_boxes` Y if `has_boxes` is not 0; `y` and the pointers of `epilogue` are valid for
 /// what `p` describes. Y and what else is written overlap nothing else, but that Y may be the epilogue's residual.
 #[kernel(
     family = linear_hopper,
@@ -132,6 +138,9 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
                     next = S::next_part(&mut tiles);
                 }
                 S::finish(producer);
+            } else {
+                // Before earlier launches have ended, and whatever they write.
+                S::prefetch::<T>(x, w, p.layouts, steps, &mut tiles);
             }
         } else {
             let mut consumer = S::consumer();
@@ -146,22 +155,24 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
                 } else {
                     S::multiply::<T>(&mut consumer, p.layouts, steps)
                 };
+                let base = y.offset(part.tile.batch as u64 * p.batch_y);
+                let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
                 if !S::STORES_ROWS || p.has_boxes != 0 && epilogue.fits_registers() {
+                    let by_lanes = S::LANES_STORE && p.has_boxes == HopperParams::LANES_STORE;
+                    let boxes = BoxOutput { map: y_boxes, rows: by_lanes.then_some(y) };
                     match in_registers.with_floor() {
                         Some(e) if S::UNROLLS => {
-                            S::store_boxes::<O, _, true>(&accumulators, &e, &columns, y_boxes, part)
+                            S::store_boxes::<O, _, true>(&accumulators, &e, &columns, &boxes, part)
                         }
                         _ => S::store_boxes::<O, _, false>(
                             &accumulators,
                             &in_registers,
                             &columns,
-                            y_boxes,
+                            &boxes,
                             part,
                         ),
                     }
                 } else {
-                    let base = y.offset(part.tile.batch as u64 * p.batch_y);
-                    let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
                     S::store_rows(&accumulators, &epilogue, &y, part);
                 }
                 next = S::next_tile(&mut consumer, &mut tiles, steps);

@@ -10,7 +10,7 @@ use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16, HalfElement};
 use warpsmith_dsl::gemm::split_k::TransposedUpdate;
 use warpsmith_dsl::gemm::wgmma::{CHUNK, Cooperative, Exchange, PingPong, UpdateTile, WgmmaUpdateTile};
-use warpsmith_dsl::gemm::{MmaElement, OutputElement};
+use warpsmith_dsl::gemm::{BoxOutput, MmaElement, OutputElement};
 use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{Global, GlobalMut, TensorMap};
 use warpsmith_dsl::ptx::{self, Wgmma, WgmmaUpdate};
@@ -158,15 +158,16 @@ pub unsafe fn linear_update_hopper<
                 S::update::<T>(&mut consumer, &mut accumulators, u, &exchange, tile, own);
 
                 if !S::STORES_ROWS || p.has_boxes != 0 && epilogue.fits_registers() {
+                    let boxes = BoxOutput { map: y_boxes, rows: None };
                     match in_registers.with_floor() {
                         Some(e) if S::UNROLLS => {
-                            S::store_boxes::<T, _, true>(&accumulators, &e, &columns, y_boxes, tile)
+                            S::store_boxes::<T, _, true>(&accumulators, &e, &columns, &boxes, tile)
                         }
                         _ => S::store_boxes::<T, _, false>(
                             &accumulators,
                             &in_registers,
                             &columns,
-                            y_boxes,
+                            &boxes,
                             tile,
                         ),
                     }

@@ -1,7 +1,7 @@
 //! A warpgroup's accumulators on their way to the output, warp by warp: each warp has 16 of 64 rows.
 //!
 //! There are two ways. [`store_boxes`] applies the epilogue in registers, rounds into shared memory, and leaves the rest to the copy
-//! engine: for an epilogue that is cheap enough to stand once for every two accumulators, and rows that are aligned.
+//! engine, or to lanes that store whole chunks: for an epilogue that is cheap enough to stand once for every two accumulators, and rows that are aligned.
 //! [`store_rows`] stages f32 and goes along the rows in a loop: for every epilogue and any alignment.
 
 use core::marker::PhantomData;
@@ -137,6 +137,16 @@ pub struct WarpRows {
     pub has_registers: bool,
 }
 
+/// The output, of which a warp has boxes.
+#[derive(Clone, Copy)]
+pub struct BoxOutput<'a, O> {
+    /// A map of rank 3 (columns, rows, matrices) for the copy engine, with boxes of [`WarpRows::box_row_bytes`] bytes × 16 rows × 1 in the
+    /// swizzle of so many bytes.
+    pub map: &'a TensorMap,
+    /// If the lanes are to store the boxes: the matrix that the warp's rows are of, whose rows are whole chunks of 16 bytes, at multiples of as many.
+    pub rows: Option<Output<O>>,
+}
+
 /// A lane's part of two neighbouring fragments: of each, two neighbouring columns of its row, and of the row eight further on.
 pub type FragmentPair = [[[f32; 2]; 2]; 2];
 
@@ -190,24 +200,23 @@ macro_rules! half_output {
 half_output!(F16);
 half_output!(Bf16);
 
-/// Applies `epilogue` to a warp's accumulators of several times 64 rows in their registers, rounds them, and has the copy engine
-/// store them. If `UNROLLED`, the epilogue's code stands once for every accumulator: for the cheapest. Else it stands once for 32
+/// Applies `epilogue` to a warp's accumulators of several times 64 rows in their registers, rounds them, and stores them or has the copy
+/// engine do so, as `output` says. If `UNROLLED`, the epilogue's code stands once for every accumulator: for the cheapest. Else it stands once for 32
 /// accumulators of a lane, or for 16 if there are no registers for more, which are moved to where it is.
 ///
-/// The stores run on when this returns: before the staging buffer is used for anything else, or the block ends,
+/// The copy engine's stores run on when this returns: before the staging buffer is used for anything else, or the block ends,
 /// [`wait_for_stores`].
 ///
 /// # Safety
 ///
-/// All lanes of the warp call it, with the same accumulators' owner, `at` and `output`, a map of rank 3 (columns, rows, matrices) with
-/// boxes of `at.box_row_bytes` bytes × 16 rows × 1 in the swizzle of so many bytes, valid for writes; no other warp has these places. Block i of the
-/// accumulators belongs 64 · i rows further down. `columns` is what `epilogue` knows of the columns from `at.column` on.
+/// All lanes of the warp call it, with the same accumulators' owner, `at` and `output`, which is valid for writes; no other
+/// warp has these places. Block i of the accumulators belongs 64 · i rows further down. `columns` is what `epilogue` knows of the columns from `at.column` on.
 #[inline(always)]
 pub unsafe fn store_boxes<C, O, E, const BLOCKS: usize, const UNROLLED: bool>(
     accumulators: &[C; BLOCKS],
     epilogue: &E,
     columns: &ColumnCache<E::Column>,
-    output: &TensorMap,
+    output: &BoxOutput<O>,
     at: WarpRows,
 ) where
     C: Accumulators,
@@ -279,7 +288,7 @@ unsafe fn store_in_loop<C, O, E, const BLOCKS: usize, const CHUNKS: usize>(
     epilogue: &E,
     columns: &ColumnCache<E::Column>,
     rows: &[[E::Row; 2]; BLOCKS],
-    output: &TensorMap,
+    output: &BoxOutput<O>,
     at: WarpRows,
     owned: u32,
 ) where
@@ -433,7 +442,7 @@ impl<K: ColumnState, const CHUNKS: usize> Chunks<K, CHUNKS> {
         &mut self,
         epilogue: &E,
         rows: &[[E::Row; 2]; BLOCKS],
-        output: &TensorMap,
+        output: &BoxOutput<O>,
         at: WarpRows,
         turn: u32,
     ) where
@@ -443,17 +452,17 @@ impl<K: ColumnState, const CHUNKS: usize> Chunks<K, CHUNKS> {
     {
         let chunks = const { chunks(C::COLUMNS) };
         // They are of one group, and so of one block, and follow each other.
-        let first = chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn);
+        let of_first = chunk_in_turn(C::COLUMNS, BLOCKS as u32, turn);
         let at = WarpRows {
-            row: at.row + first / chunks * BLOCK_ROWS,
-            column: at.column + first_of_chunk(C::COLUMNS, first % chunks),
+            row: at.row + of_first / chunks * BLOCK_ROWS,
+            column: at.column + first_of_chunk(C::COLUMNS, of_first % chunks),
             ..at
         };
         let own = accumulator_coord(at.lane, 0);
         let place = Coord { row: at.row + own.row, column: at.column + own.column };
         let rows = rows_of_block(rows, block_of_turn::<C, BLOCKS>(turn));
         let parts = chunks_of_box::<O>(at);
-        let (part, last) = (first % parts, (first + CHUNKS as u32 - 1) % parts);
+        let (part, last) = (of_first % parts, (of_first + CHUNKS as u32 - 1) % parts);
         let buffer = at.staging.offset(turn / parts % at.staged_boxes * (ROWS * at.box_row_bytes));
         // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
         unsafe {
@@ -469,22 +478,54 @@ impl<K: ColumnState, const CHUNKS: usize> Chunks<K, CHUNKS> {
             let put = Put { at, buffer, part, output: PhantomData::<O> };
             epilogue.finish_fragments(place, rows, &self.states, &mut self.values, &put);
             if last + 1 == parts {
-                ptx::fence_proxy_async_shared();
-                warp::sync_warp();
-                if at.lane == 0 {
-                    let of_block = (first + last - part) % chunks;
-                    let shares = of_block / GROUP_CHUNKS + 2 == chunks / GROUP_CHUNKS
-                        && (parts == GROUP_CHUNKS
-                            || (of_block + 1) * WARP_COLUMNS + GROUP_COLUMNS > C::COLUMNS);
-                    if groups_overlap(C::COLUMNS) && shares {
-                        // What it has in common with the block's last group is in its place; other stores need not be.
-                        let boxes = GROUP_CHUNKS / parts;
-                        wait_for_all_but(boxes * (BLOCKS as u32 + chunks / GROUP_CHUNKS - 3));
+                let first = Coord { row: at.row, column: at.column - part * WARP_COLUMNS };
+                if let Some(rows) = &output.rows {
+                    warp::sync_warp();
+                    store_chunks(rows, buffer, first, at);
+                } else {
+                    ptx::fence_proxy_async_shared();
+                    warp::sync_warp();
+                    if at.lane == 0 {
+                        let of_block = (of_first + last - part) % chunks;
+                        let shares = of_block / GROUP_CHUNKS + 2 == chunks / GROUP_CHUNKS
+                            && (parts == GROUP_CHUNKS
+                                || (of_block + 1) * WARP_COLUMNS + GROUP_COLUMNS > C::COLUMNS);
+                        if groups_overlap(C::COLUMNS) && shares {
+                            // What it has in common with the block's last group is in its place; other stores need not be.
+                            let boxes = GROUP_CHUNKS / parts;
+                            wait_for_all_but(boxes * (BLOCKS as u32 + chunks / GROUP_CHUNKS - 3));
+                        }
+                        let at = [first.column, first.row, at.batch].map(|index| index as i32);
+                        ptx::tma_store_3d(output.map.address(), at, buffer.get());
+                        ptx::cp_async_bulk_commit_group();
                     }
-                    let first = [at.column - part * WARP_COLUMNS, at.row, at.batch];
-                    ptx::tma_store_3d(output.address(), first.map(|index| index as i32), buffer.get());
-                    ptx::cp_async_bulk_commit_group();
                 }
+            }
+        }
+    }
+}
+
+/// Stores a box that lies in shared memory at `from`, with its first element at `first` of the output: what of it lies within.
+///
+/// # Safety
+///
+/// All lanes of the warp call it; the box has been written, the output is valid for writes and as [`BoxOutput::rows`] says, and no other warp has
+/// these places.
+#[inline(always)]
+unsafe fn store_chunks<O: Element>(output: &Output<O>, from: SharedAddress, first: Coord, at: WarpRows) {
+    let chunks = at.box_row_bytes / CHUNK_BYTES;
+    let rows = warp::SIZE / chunks;
+    let own = Coord { row: at.lane / chunks, column: at.lane % chunks };
+    let (row, column) = (first.row + own.row, first.column + own.column * (CHUNK_BYTES / O::BYTES));
+    let to = output.at(row, column).address();
+    let pass_bytes = rows as u64 * output.stride * O::BYTES as u64;
+    for pass in 0..ROWS / rows {
+        let place = from.offset(swizzled_chunk(at.box_row_bytes, pass * rows + own.row, own.column));
+        // SAFETY: within the box, and within the output.
+        unsafe {
+            let chunk = ptx::ld_shared_v4_b32(place.get());
+            if column < output.columns && row + pass * rows < output.rows {
+                ptx::st_global_v4_b32(to + pass as u64 * pass_bytes, chunk);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::epilogue::Epilogue;
 use crate::float::Element;
-use crate::gemm::{ColumnCache, OutputElement, PersistentTiles, TilePart};
+use crate::gemm::{BoxOutput, ColumnCache, OutputElement, PersistentTiles, TilePart};
 use crate::launch::{KernelParam, TensorMap};
 use crate::ptx::{Accumulators, Wgmma};
 use crate::tile::Output;
@@ -128,6 +128,10 @@ pub trait PersistentTile: 'static {
     /// Whether a kernel may call [`store_rows`](Self::store_rows): of a tile whose accumulators leave few other registers it may not.
     const STORES_ROWS: bool;
 
+    /// Whether [`store_boxes`](Self::store_boxes) may be asked to have lanes store. They are sooner done than the copy engine, where nothing
+    /// else is to be done meanwhile.
+    const LANES_STORE: bool;
+
     /// Whether a cheap epilogue should stand once for every accumulator: its instructions then run beside each other, where a loop over
     /// a few accumulators waits for each round's. Where few registers are left, a loop needs fewer.
     const UNROLLS: bool;
@@ -161,7 +165,7 @@ pub trait PersistentTile: 'static {
     /// Whether this thread belongs to the warpgroup that has the operands copied, rather than to one that multiplies them.
     fn is_producer() -> bool;
 
-    /// The producer: one thread of its warpgroup; the others have nothing to do.
+    /// The producer: one thread of its warpgroup; the others have nothing to do but to [`prefetch`](Self::prefetch).
     ///
     /// # Safety
     ///
@@ -203,6 +207,21 @@ pub trait PersistentTile: 'static {
         part: TilePart,
     );
 
+    /// Has the level-2 cache get what a launch of one tile for each block begins with, while it waits for earlier launches: of the operands'
+    /// first columns, each block a part. Those launches may still write them, since what is in that cache is what all see.
+    ///
+    /// # Safety
+    ///
+    /// Threads for which [`producer`](Self::producer) returned `None` call it. The maps describe tensors of type `T` as the trait and `layouts`
+    /// say, `tiles` are the block's, and they take `steps` steps.
+    unsafe fn prefetch<T: Wgmma<Self::Fragment>>(
+        a: &TensorMap,
+        b: &TensorMap,
+        layouts: Layouts,
+        steps: u32,
+        tiles: &mut PersistentTiles,
+    );
+
     /// The product of the rows that [`load`](Self::load) has copied for a whole tile.
     ///
     /// # Safety
@@ -233,19 +252,18 @@ pub trait PersistentTile: 'static {
     /// All threads of a consumer's warpgroup call it; `epilogue` may be asked for every column of the output.
     unsafe fn columns<E: Epilogue>(epilogue: &E, part: TilePart) -> ColumnCache<E::Column>;
 
-    /// Applies `epilogue` to the accumulators in their registers, rounds them, and has the copy engine store those that lie within the
-    /// output. The epilogue's code stands once for every accumulator if `UNROLLED`, else once in a loop.
+    /// Applies `epilogue` to the accumulators in their registers, rounds them, and stores those that lie within the output, or has the copy
+    /// engine do so. The epilogue's code stands once for every accumulator if `UNROLLED`, else once in a loop.
     ///
     /// # Safety
     ///
-    /// As [`store_rows`](Self::store_rows), with `columns` as [`columns`](Self::columns) returned it for the part; `output` is a
-    /// tensor map of the output of rank 3 (columns, rows, matrices) with boxes of [`STORED_ROW_BYTES`](Self::STORED_ROW_BYTES) bytes × 16
-    /// rows × 1 in the swizzle of so many bytes.
+    /// As [`store_rows`](Self::store_rows), with `columns` as [`columns`](Self::columns) returned it for the part; `output` has
+    /// boxes of [`STORED_ROW_BYTES`](Self::STORED_ROW_BYTES) bytes × 16 rows × 1.
     unsafe fn store_boxes<O: OutputElement, E: Epilogue, const UNROLLED: bool>(
         accumulators: &Self::Accumulators,
         epilogue: &E,
         columns: &ColumnCache<E::Column>,
-        output: &TensorMap,
+        output: &BoxOutput<O>,
         part: TilePart,
     );
 

@@ -119,6 +119,20 @@ impl PersistentTiles {
         Self { whole, narrow, groups_n: self.groups_n - narrow, ..self }
     }
 
+    /// The first tile of the block, if no block of the launch has more than one and it is a whole one, and how many clusters need the same
+    /// rows of A, and how many the same rows of B.
+    #[inline(always)]
+    pub const fn only_tile(&mut self) -> Option<(TileIndex, [u32; 2])> {
+        let groups = self.groups_m * self.groups_n * self.matrices;
+        if self.stride < groups || self.whole < groups || self.narrow > 0 {
+            return None;
+        }
+        match self.next_tile() {
+            Some(tile) => Some((tile, [self.groups_n, self.groups_m])),
+            None => None,
+        }
+    }
+
     /// The next tile or half, if there is one, in clusters that extend along M. Blocks of a cluster have as many each, of the same
     /// extent.
     #[inline(always)]
@@ -259,6 +273,46 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Blocks fetch their share of A's rows of each `clusters[0]`-th step from the column of their cluster on, and their share of B's rows of
+    /// each `clusters[1]`-th from the row of their cluster on.
+    #[test]
+    fn blocks_with_an_only_tile_fetch_the_rows_of_each_step_once() {
+        for ([tiles_m, tiles_n, matrices], steps) in
+            [([8, 8, 1], 4), ([7, 3, 1], 4), ([16, 2, 2], 9), ([2, 1, 1], 4)]
+        {
+            for [along_m, along_n] in [[2, 1], [1, 2], [2, 2]] {
+                let (groups_m, groups_n) = (u32::div_ceil(tiles_m, along_m), u32::div_ceil(tiles_n, along_n));
+                let blocks = groups_m * groups_n * matrices * along_m * along_n;
+                let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
+                for block in 0..blocks {
+                    let all = [tiles_m, tiles_n, matrices];
+                    let mut tiles = PersistentTiles::of_block(block, blocks, all, [along_m, along_n]);
+                    let (TileIndex { batch, m, n }, clusters) = tiles.only_tile().expect("one tile for each");
+                    assert_eq!(tiles.next_tile(), None);
+                    let [every_a, every_b] = clusters.map(|clusters| clusters as usize);
+                    let steps_a = (n / along_n..steps).step_by(every_a);
+                    let steps_b = (m / along_m..steps).step_by(every_b);
+                    of_a.extend(steps_a.map(|step| (batch, m, n % along_n, step)));
+                    of_b.extend(steps_b.map(|step| (batch, n, m % along_m, step)));
+                }
+                let shares = matrices * along_m * along_n * steps;
+                for (fetched, groups) in [(of_a, groups_m), (of_b, groups_n)] {
+                    assert_eq!(fetched.len() as u32, groups * shares);
+                    assert_eq!(fetched.iter().collect::<HashSet<_>>().len(), fetched.len());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_launch_of_several_tiles_for_a_block_or_of_halves_has_no_only_ones() {
+        let launch = |blocks| PersistentTiles::of_block(0, blocks, [8, 8, 1], [2, 1]);
+        assert!(launch(64).only_tile().is_some());
+        assert_eq!(launch(62).only_tile(), None);
+        assert_eq!(launch(128).with_halves(31, 0).only_tile(), None);
+        assert_eq!(launch(128).with_halves(u32::MAX, 1).only_tile(), None);
     }
 
     /// Else a block would wait for rows that its neighbour does not fetch.

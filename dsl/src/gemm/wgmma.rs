@@ -31,7 +31,8 @@ use crate::epilogue::Epilogue;
 use crate::float::Element;
 use crate::gemm::fragments::{self, BOX_BYTES, BOX_ROW_BYTES, STAGED_BOXES, WarpRows};
 use crate::gemm::{
-    ColumnCache, Extent, HalfFragment, Layouts, OutputElement, PersistentTile, PersistentTiles, TilePart,
+    BoxOutput, ColumnCache, Extent, HalfFragment, Layouts, OutputElement, PersistentTile, PersistentTiles,
+    TilePart,
 };
 use crate::launch::TensorMap;
 use crate::layout::STRIP_COLUMNS;
@@ -173,6 +174,9 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     /// Whether the producer's warpgroup hands registers to the consumers; a single one has all it can use, and so have those with few
     /// accumulators.
     const HANDS_OVER_REGISTERS: bool = S::CONSUMERS > 1 && BLOCKS as u32 * C::COLUMNS > 64;
+    /// Whether the first copies and the last stores are a large part of the time of a launch of one tile for each block, and registers are left
+    /// for what shortens them: such a launch prefetches, and lanes may store. Tiles without clusters are not launched early.
+    const IS_SMALL: bool = Self::CLUSTER_M > 1 && BLOCKS == 1 && C::COLUMNS <= 128 && !Self::TAKES_TURNS;
     /// Whether a consumer's accumulators leave it few other registers.
     const IS_WIDE: bool = BLOCKS as u32 * C::COLUMNS > 256;
 
@@ -223,6 +227,12 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         } else {
             first
         }
+    }
+
+    /// The layouts that the tile's kernels for type `T` serve, of those asked for.
+    #[inline(always)]
+    fn layouts<T: Wgmma<C>>(asked: Layouts) -> Layouts {
+        if Self::TRANSPOSES && T::TRANSPOSES { asked } else { asked.without_mn() }
     }
 
     /// The index of this thread's warpgroup; 0 is the producer's.
@@ -387,6 +397,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         halves
     };
 
+    const LANES_STORE: bool = Self::IS_SMALL;
+
     const UNROLLS: bool = Self::STORES_ROWS || S::SPLITS_COLUMNS;
 
     type Fragment = C;
@@ -482,7 +494,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         steps: u32,
         part: TilePart,
     ) {
-        let layouts = if Self::TRANSPOSES && T::TRANSPOSES { layouts } else { layouts.without_mn() };
+        let layouts = Self::layouts::<T>(layouts);
         let elements = ROW_BYTES / T::BYTES;
         // SAFETY: the caller's promise.
         unsafe {
@@ -491,6 +503,24 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             } else {
                 Self::load_rows(producer, a, b, layouts, elements, steps, part.tile);
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch<T: Wgmma<C>>(
+        a: &TensorMap,
+        b: &TensorMap,
+        layouts: Layouts,
+        steps: u32,
+        tiles: &mut PersistentTiles,
+    ) {
+        if Self::IS_SMALL
+            && thread::thread_idx_x() == warp::SIZE
+            && let Some((tile, clusters)) = tiles.only_tile()
+        {
+            let (layouts, elements) = (Self::layouts::<T>(layouts), ROW_BYTES / T::BYTES);
+            // SAFETY: the caller's promise.
+            unsafe { Self::prefetch_rows(a, b, layouts, elements, steps, tile, clusters) }
         }
     }
 
@@ -540,7 +570,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         accumulators: &[C; BLOCKS],
         epilogue: &E,
         columns: &ColumnCache<E::Column>,
-        output: &TensorMap,
+        output: &BoxOutput<O>,
         part: TilePart,
     ) {
         // SAFETY: the caller's promise; each warp has its rows and its staging buffer.

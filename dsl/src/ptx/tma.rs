@@ -19,7 +19,7 @@ pub unsafe fn prefetch_tensormap(map: u64) {
 }
 
 macro_rules! tensor_copies {
-    ($rank:literal, $load:ident, $multicast:ident, $store:ident, [$($c:ident = $index:literal),*], $coordinates:literal) => {
+    ($rank:literal, $load:ident, $multicast:ident, $store:ident, $prefetch:ident, [$($c:ident = $index:literal),*], $coordinates:literal) => {
         #[doc = concat!("`cp.async.bulk.tensor.", $rank, "d.shared::cluster.global.mbarrier::complete_tx::bytes`: copies a box to the own block's shared memory.")]
         ///
         /// # Safety
@@ -63,6 +63,26 @@ macro_rules! tensor_copies {
             }
         }
 
+        #[doc = concat!("`cp.async.bulk.prefetch.tensor.", $rank, "d.L2.global.tile`: has the level-2 cache get a box. It brings nothing that a program could see: the tensor may be written meanwhile.")]
+        ///
+        /// # Safety
+        ///
+        /// `map` is the address of a tensor map of this rank.
+        #[inline(always)]
+        pub unsafe fn $prefetch(map: u64, coordinates: [i32; $rank]) {
+            // SAFETY: the caller's promise is the instruction's.
+            unsafe {
+                instruction!(
+                    concat!(
+                        "cp.async.bulk.prefetch.tensor.", $rank, "d.L2.global.tile ",
+                        "[{map}, {{", $coordinates, "}}];"
+                    ),
+                    map = in(reg64) map, $($c = in(reg32) coordinates[$index],)*
+                    options(nostack)
+                )
+            }
+        }
+
         #[doc = concat!("`cp.async.bulk.tensor.", $rank, "d.global.shared::cta.bulk_group`: copies a box from the own block's shared memory.")]
         ///
         /// # Safety
@@ -86,13 +106,22 @@ macro_rules! tensor_copies {
         }
     };
 }
-tensor_copies!(1, tma_load_1d, tma_load_1d_multicast, tma_store_1d, [c0 = 0], "{c0}");
-tensor_copies!(2, tma_load_2d, tma_load_2d_multicast, tma_store_2d, [c0 = 0, c1 = 1], "{c0}, {c1}");
+tensor_copies!(1, tma_load_1d, tma_load_1d_multicast, tma_store_1d, tma_prefetch_1d, [c0 = 0], "{c0}");
+tensor_copies!(
+    2,
+    tma_load_2d,
+    tma_load_2d_multicast,
+    tma_store_2d,
+    tma_prefetch_2d,
+    [c0 = 0, c1 = 1],
+    "{c0}, {c1}"
+);
 tensor_copies!(
     3,
     tma_load_3d,
     tma_load_3d_multicast,
     tma_store_3d,
+    tma_prefetch_3d,
     [c0 = 0, c1 = 1, c2 = 2],
     "{c0}, {c1}, {c2}"
 );
@@ -101,6 +130,7 @@ tensor_copies!(
     tma_load_4d,
     tma_load_4d_multicast,
     tma_store_4d,
+    tma_prefetch_4d,
     [c0 = 0, c1 = 1, c2 = 2, c3 = 3],
     "{c0}, {c1}, {c2}, {c3}"
 );
@@ -109,6 +139,7 @@ tensor_copies!(
     tma_load_5d,
     tma_load_5d_multicast,
     tma_store_5d,
+    tma_prefetch_5d,
     [c0 = 0, c1 = 1, c2 = 2, c3 = 3, c4 = 4],
     "{c0}, {c1}, {c2}, {c3}, {c4}"
 );

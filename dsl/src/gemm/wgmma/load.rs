@@ -8,10 +8,28 @@ use crate::pipeline;
 use crate::ptx::{self, Accumulators};
 use crate::shared::SharedAddress;
 
+/// Steps along K whose columns are [prefetched](PersistentTile::prefetch), measured with 2, 4, 8 and 16: where rows do not start at the cache's
+/// lines, more of them delay the copies of the launch before.
+const PREFETCHED_STEPS: u32 = 4;
+
 impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32>
     WgmmaTile<C, BLOCKS, S, STAGES, CLUSTER>
 {
-    /// Copies a part of an operand, `rows` rows of it, to `to`: one box, or a box for each panel if the operand is MN-major.
+    /// The boxes of a part of an operand, `rows` rows of it: one, or one for each panel if the operand is MN-major. `one` is told where a box
+    /// is in the operand, and how many bytes behind the first it belongs.
+    #[inline(always)]
+    fn boxes(is_mn: bool, [k, row, batch]: [u32; 3], rows: u32, one: impl Fn([i32; 3], u32)) {
+        let one = |at: [u32; 3], behind| one(at.map(|index| index as i32), behind);
+        if is_mn {
+            for panel in 0..rows / BLOCK_ROWS {
+                one([row + panel * BLOCK_ROWS, k, batch], panel * PANEL_BYTES);
+            }
+        } else {
+            one([k, row, batch], 0);
+        }
+    }
+
+    /// Copies a part of an operand, `rows` rows of it, to `to`.
     ///
     /// # Safety
     ///
@@ -20,30 +38,59 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     unsafe fn copy(
         map: &TensorMap,
         is_mn: bool,
-        [k, row, batch]: [u32; 3],
+        at: [u32; 3],
         rows: u32,
         to: SharedAddress,
         full: u32,
         blocks: u16,
     ) {
-        let one = |to: SharedAddress, at: [u32; 3]| {
-            let at = at.map(|index| index as i32);
+        Self::boxes(is_mn, at, rows, |at, behind| {
+            let to = to.offset(behind).get();
             // SAFETY: the caller's promise.
             unsafe {
                 if blocks > 1 {
-                    ptx::tma_load_3d_multicast(to.get(), map.address(), at, full, blocks);
+                    ptx::tma_load_3d_multicast(to, map.address(), at, full, blocks);
                 } else {
-                    ptx::tma_load_3d(to.get(), map.address(), at, full);
+                    ptx::tma_load_3d(to, map.address(), at, full);
                 }
             }
-        };
-        if is_mn {
-            for panel in 0..rows / BLOCK_ROWS {
-                one(to.offset(panel * PANEL_BYTES), [row + panel * BLOCK_ROWS, k, batch]);
+        });
+    }
+
+    /// [`prefetch`](PersistentTile::prefetch) of this block's part of the first columns: of its share of the rows of A for `tile` those of every
+    /// `clusters[0]`-th step, and of its share of the rows of B those of every `clusters[1]`-th.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::prefetch`].
+    #[inline(always)]
+    pub(super) unsafe fn prefetch_rows(
+        a: &TensorMap,
+        b: &TensorMap,
+        layouts: Layouts,
+        elements: u32,
+        steps: u32,
+        tile: TileIndex,
+        clusters: [u32; 2],
+    ) {
+        let fetch = |map: &TensorMap, is_mn, [first, every]: [u32; 2], [row, rows, batch]: [u32; 3]| {
+            let mut step = first;
+            while step < steps.min(PREFETCHED_STEPS) {
+                Self::boxes(is_mn, [step * elements, row, batch], rows, |at, _| {
+                    // SAFETY: the caller's promise.
+                    unsafe { ptx::tma_prefetch_3d(map.address(), at) }
+                });
+                // Opaque: copies of the loop are worth nothing.
+                step = ptx::opaque(step + every);
             }
-        } else {
-            one(to, [k, row, batch]);
-        }
+        };
+        let [every_a, every_b] = clusters;
+        let row_a = tile.m * Self::BLOCK_M + tile.n % Self::CLUSTER_N * Self::A_BOX_ROWS;
+        let rows_a = [row_a, Self::A_BOX_ROWS, layouts.matrix_of_a(tile.batch)];
+        fetch(a, layouts.a_is_mn(), [tile.n / Self::CLUSTER_N, every_a], rows_a);
+        let row_b = tile.n * Self::BLOCK_N + tile.m % Self::CLUSTER_M * Self::B_BOX_ROWS;
+        let rows_b = [row_b, Self::B_BOX_ROWS, layouts.matrix_of_b(tile.batch)];
+        fetch(b, layouts.b_is_mn(), [tile.m / Self::CLUSTER_M, every_b], rows_b);
     }
 
     /// [`load`](PersistentTile::load), where a stage has `elements` elements of each row.

@@ -23,7 +23,7 @@ pub use tile::WgmmaUpdateTile;
 
 use crate::epilogue::Epilogue;
 use crate::float::{Element, HalfElement};
-use crate::gemm::{ColumnCache, OutputElement, PersistentTiles};
+use crate::gemm::{BoxOutput, ColumnCache, OutputElement, PersistentTiles};
 use crate::launch::{GlobalMut, KernelParam, TensorMap};
 use crate::layout::TileIndex;
 use crate::ptx::{Accumulators, EXTRA_COLUMNS, WgmmaUpdate};
@@ -282,7 +282,7 @@ pub trait UpdateTile: 'static {
         accumulators: &Self::Accumulators,
         epilogue: &E,
         columns: &ColumnCache<E::Column>,
-        output: &TensorMap,
+        output: &BoxOutput<O>,
         tile: TileIndex,
     );
 

@@ -319,7 +319,12 @@ unsafe fn launch_hopper_parts<
         n,
         k,
         layouts,
-        has_boxes: has_boxes.into(),
+        // Behind the stores of an only tile there is nothing to do.
+        has_boxes: match (has_boxes, parts.is_early) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => HopperParams::LANES_STORE,
+        },
         whole: parts.whole,
         narrow: parts.narrow.into(),
     };

@@ -535,7 +535,10 @@ impl Case {
                     n,
                     k,
                     layouts,
-                    has_boxes: has_boxes.into(),
+                    has_boxes: match (has_boxes, self.size.by_lanes) {
+                        (true, true) => HopperParams::LANES_STORE,
+                        _ => has_boxes.into(),
+                    },
                     whole: halves[0],
                     narrow: halves[1],
                 };

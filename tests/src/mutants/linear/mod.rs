@@ -66,6 +66,8 @@ struct Boxes {
     transposes: bool,
     /// Whether y may lie anywhere, with any epilogue.
     stores_rows: bool,
+    /// Whether lanes can store boxes, and not only the copy engine.
+    lanes_store: bool,
     /// Whether tiles may be in halves.
     halves: bool,
     /// Whether tiles with updates compute H for themselves whatever they are told.
@@ -119,6 +121,7 @@ fn boxes<S: PersistentTile>() -> Boxes {
         cluster: [S::CLUSTER_M, S::CLUSTER_N],
         transposes: S::TRANSPOSES,
         stores_rows: S::STORES_ROWS,
+        lanes_store: S::LANES_STORE,
         halves: S::HALVES,
         is_own: false,
     }
@@ -132,6 +135,7 @@ fn split_boxes<S: SplitTile>() -> Boxes {
         cluster: [S::CLUSTER_M, 1],
         transposes: false,
         stores_rows: true,
+        lanes_store: false,
         halves: false,
         is_own: false,
     }
@@ -145,6 +149,7 @@ fn update_boxes<S: UpdateTile>() -> Boxes {
         cluster: [S::CLUSTER_M, 1],
         transposes: false,
         stores_rows: S::STORES_ROWS,
+        lanes_store: false,
         halves: false,
         is_own: S::IS_OWN,
     }
@@ -158,6 +163,7 @@ fn shared_boxes<S: SplitKTile>() -> Boxes {
         cluster: [1, 1],
         transposes: false,
         stores_rows: true,
+        lanes_store: false,
         halves: false,
         is_own: false,
     }
@@ -482,6 +488,19 @@ impl Instance {
                 sizes.push(plain(m + 3, step * 3 - chunk, n + 9).mn(x, w));
                 sizes.push(plain(70, step, 80).mn(x, w).batch(2, [x, w]));
             }
+        }
+        if boxes.lanes_store {
+            // Whole tiles, and boxes that lack rows or columns; stored once for every accumulator, and in a loop.
+            sizes.extend([
+                plain(all_m, step, all_n).boxed(8).by_lanes(),
+                plain(m - 1, step, n).boxed(8).fused(rectified).by_lanes(),
+                plain(m, chunk, n - 8).boxed(16).by_lanes(),
+                plain(m + 3, chunk, n - 32).boxed(8).by_lanes().batch(2, [false, false]),
+                plain(m - 5, chunk, 24)
+                    .boxed(8)
+                    .fused(Fused { function: Function::GeluTanh, ..PLAIN })
+                    .by_lanes(),
+            ]);
         }
         if boxes.halves {
             // Halves alone, after whole tiles and before narrow ones, in rings that come round at every step; stored in both ways.

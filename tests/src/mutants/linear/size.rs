@@ -67,6 +67,8 @@ pub(super) struct Size {
     pub(super) skip: u32,
     /// Elements of y between its rows; the residual and the preactivation have as many.
     pub(super) pad: u32,
+    /// Whether the lanes store boxes of y where they can, and not the copy engine.
+    pub(super) by_lanes: bool,
     /// Whether X and W are contiguous along their rows' index instead of K.
     pub(super) mn: [bool; 2],
     /// Whether all matrices of the batch have the same X, the same W.
@@ -99,6 +101,7 @@ pub(super) const fn size(m: u32, k: u32, n: u32) -> Size {
         fused: Fused { function: Function::Relu, ..PLAIN },
         skip: 0,
         pad: 8 - n % 4,
+        by_lanes: false,
         mn: [false; 2],
         shared: [false; 2],
         second_type: [false; 2],
@@ -125,6 +128,10 @@ impl Size {
     /// Rows of y aligned for the copy engine: padded to whole chunks.
     pub(super) const fn boxed(self, pad: u32) -> Self {
         Self { pad, ..self }
+    }
+
+    pub(super) const fn by_lanes(self) -> Self {
+        Self { by_lanes: true, ..self }
     }
 
     /// y, the residual and the preactivation such that four elements are not aligned.

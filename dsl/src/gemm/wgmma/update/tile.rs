@@ -14,7 +14,7 @@ use crate::gemm::fragments;
 use crate::gemm::wgmma::{
     BLOCK_ROWS, Consumer, ROW_BYTES, STEP_BYTES, STEPS, Schedule, WARP_ROWS, WARPGROUP,
 };
-use crate::gemm::{ColumnCache, OutputElement, PersistentTiles};
+use crate::gemm::{BoxOutput, ColumnCache, OutputElement, PersistentTiles};
 use crate::launch::TensorMap;
 use crate::layout::{TileIndex, accumulator_coord};
 use crate::pipeline::{self, FullStage};
@@ -526,7 +526,7 @@ impl<
         accumulators: &Self::Accumulators,
         epilogue: &E,
         columns: &ColumnCache<E::Column>,
-        output: &TensorMap,
+        output: &BoxOutput<O>,
         tile: TileIndex,
     ) {
         // SAFETY: the caller's promise; each warp has its rows and its staging buffer, from which nothing is being stored.
