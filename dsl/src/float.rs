@@ -82,6 +82,20 @@ pub trait Element: Copy + 'static {
     /// The pointer is valid for a read of four elements, and the address is a multiple of their size.
     unsafe fn load_4(from: Global<Self>) -> [f32; 4];
 
+    /// As [`load_4`](Self::load_4) if `condition` holds, else zeros, without a branch; in as few registers as they take, as
+    /// [`words_to_f32`](Self::words_to_f32) takes them.
+    ///
+    /// # Safety
+    ///
+    /// As [`load_4`](Self::load_4), if `condition` holds.
+    unsafe fn load_words_if(from: Global<Self>, condition: bool) -> [u32; 4];
+
+    /// Four elements as [`load_words_if`](Self::load_words_if) has them.
+    fn to_words(elements: [Self; 4]) -> [u32; 4];
+
+    /// Four elements in f32.
+    fn words_to_f32(words: [u32; 4]) -> [f32; 4];
+
     /// The same number in f32.
     fn to_f32(self) -> f32;
 
@@ -149,6 +163,26 @@ macro_rules! half_element {
                 [low, low >> 16, high, high >> 16].map(|bits| Self(bits as u16).to_f32())
             }
 
+            /// Two words have all.
+            #[inline(always)]
+            unsafe fn load_words_if(from: Global<Self>, condition: bool) -> [u32; 4] {
+                // SAFETY: the caller's promise.
+                let [low, high] = unsafe { ptx::ld_global_v2_b32_if(from.address(), condition) };
+                [low, high, 0, 0]
+            }
+
+            #[inline(always)]
+            fn to_words([a, b, c, d]: [Self; 4]) -> [u32; 4] {
+                let pair = |low: Self, high: Self| low.0 as u32 | (high.0 as u32) << 16;
+                [pair(a, b), pair(c, d), 0, 0]
+            }
+
+            #[inline(always)]
+            fn words_to_f32([low, high, _, _]: [u32; 4]) -> [f32; 4] {
+                let ([a, b], [c, d]) = (Self::unpack(low), Self::unpack(high));
+                [a, b, c, d]
+            }
+
             #[inline(always)]
             fn to_f32(self) -> f32 {
                 $to_f32(self.0)
@@ -213,6 +247,22 @@ impl Element for f32 {
     unsafe fn load_4(from: Global<Self>) -> [f32; 4] {
         // SAFETY: the caller's promise.
         unsafe { ptx::ld_global_v4_b32(from.address()) }.map(f32::from_bits)
+    }
+
+    #[inline(always)]
+    unsafe fn load_words_if(from: Global<Self>, condition: bool) -> [u32; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_global_v4_b32_if(from.address(), condition) }
+    }
+
+    #[inline(always)]
+    fn to_words(elements: [Self; 4]) -> [u32; 4] {
+        elements.map(f32::to_bits)
+    }
+
+    #[inline(always)]
+    fn words_to_f32(words: [u32; 4]) -> [f32; 4] {
+        words.map(f32::from_bits)
     }
 
     #[inline(always)]

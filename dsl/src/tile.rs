@@ -86,6 +86,34 @@ impl<T: Element> Output<T> {
             }
         }
     }
+
+    /// [`store_4`](Self::store_4), for each of some rows the same columns. The question whether these lie within the matrix stands once.
+    ///
+    /// # Safety
+    ///
+    /// As [`store_4`](Self::store_4).
+    #[inline(always)]
+    pub unsafe fn store_4_of_rows<const R: usize>(
+        &self,
+        rows: [u32; R],
+        column: u32,
+        values: &[[f32; 4]; R],
+        vector_aligned: bool,
+    ) {
+        if vector_aligned && column + 4 <= self.columns {
+            for (&row, &values) in rows.iter().zip(values) {
+                if row < self.rows {
+                    // SAFETY: within the matrix, and aligned as the caller says.
+                    unsafe { T::store_rounded_4(self.at(row, column), values) }
+                }
+            }
+        } else {
+            for (&row, &values) in rows.iter().zip(values) {
+                // SAFETY: the caller's promise.
+                unsafe { self.store_4(row, column, values, false) }
+            }
+        }
+    }
 }
 
 /// How many bytes of an operand's rows are copied at a time: what their alignment allows.

@@ -150,6 +150,7 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
                 let epilogue = epilogue.of_matrix(part.tile.batch, p.m, p.n);
                 let in_registers = epilogue.in_registers();
                 let columns = S::columns(&in_registers, part);
+                S::prefetch_rows::<O, _>(&epilogue, part);
                 let accumulators = if S::HALVES && part.is_half() {
                     S::multiply_half::<T>(&mut consumer, p.layouts, steps)
                 } else {

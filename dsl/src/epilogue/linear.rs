@@ -1,6 +1,6 @@
 //! What the shipped products do to their sums, chosen at each launch.
 
-use super::{Activation, Epilogue, Floor, Function, Sink};
+use super::{Activation, ColumnWords, Epilogue, Floor, Function, RowWords, Sink};
 use crate::float::Element;
 use crate::launch::{Global, GlobalMut, KernelParam};
 use crate::layout::Coord;
@@ -94,6 +94,12 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
         InRegisters { fused: *self, function: self.params.activation }
     }
 
+    /// The same; what follows from the matrix's number is computed where it is needed, rather than kept in registers.
+    #[inline(always)]
+    fn computed_late(self) -> Self {
+        Self { batch: ptx::opaque(self.batch), ..self }
+    }
+
     /// Whether [`in_registers`](Self::in_registers) is all that this launch asks for.
     #[inline(always)]
     #[must_use]
@@ -141,6 +147,22 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
         at.row < self.rows && at.column + (i as u32) < self.columns
     }
 
+    /// The residual's place.
+    #[inline(always)]
+    fn residual(&self, at: Coord) -> Global<O> {
+        let p = self.params;
+        p.residual.offset(
+            self.batch as u64 * p.residual_batch + at.row as u64 * p.residual_stride + at.column as u64,
+        )
+    }
+
+    /// Whether the residual's rows start at multiples of `N` elements' size, counted from `from`, a place of it.
+    #[inline(always)]
+    fn is_residual_aligned<const N: usize>(&self, from: Global<O>) -> bool {
+        let stride = self.params.residual_stride * O::BYTES as u64;
+        (from.address() | stride).is_multiple_of(N as u64 * O::BYTES as u64)
+    }
+
     /// `z += beta · residual`.
     ///
     /// # Safety
@@ -149,12 +171,8 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
     #[inline(always)]
     unsafe fn add_residual<const N: usize>(&self, at: Coord, z: &mut [f32; N]) {
         let p = self.params;
-        let from = p.residual.offset(
-            self.batch as u64 * p.residual_batch + at.row as u64 * p.residual_stride + at.column as u64,
-        );
-        let chunk = N as u64 * O::BYTES as u64;
-        let aligned = (from.address() | (p.residual_stride * O::BYTES as u64)).is_multiple_of(chunk);
-        if N == 4 && aligned && self.is_inside::<N>(at) {
+        let from = self.residual(at);
+        if N == 4 && self.is_residual_aligned::<N>(from) && self.is_inside::<N>(at) {
             // SAFETY: four elements within the matrix.
             let values = unsafe { O::load_4(from) };
             for (z, value) in z.iter_mut().zip(&values) {
@@ -169,6 +187,18 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
         }
     }
 
+    /// The matrix that z is stored as.
+    #[inline(always)]
+    fn preactivation(&self) -> Output<O> {
+        let p = self.params;
+        Output {
+            base: p.preactivation.offset(self.batch as u64 * p.preactivation_batch),
+            stride: p.preactivation_stride,
+            rows: self.rows,
+            columns: self.columns,
+        }
+    }
+
     /// Stores z, as far as it lies within the matrix.
     ///
     /// # Safety
@@ -176,13 +206,7 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
     /// `preactivation` is valid for writes within the matrix, and no other thread has these places.
     #[inline(always)]
     unsafe fn store_preactivation<const N: usize>(&self, at: Coord, z: &[f32; N]) {
-        let p = self.params;
-        let output = Output {
-            base: p.preactivation.offset(self.batch as u64 * p.preactivation_batch),
-            stride: p.preactivation_stride,
-            rows: self.rows,
-            columns: self.columns,
-        };
+        let output = self.preactivation();
         if let [a, b, c, d] = z[..] {
             // SAFETY: the caller's promise.
             unsafe { output.store_4(at.row, at.column, [a, b, c, d], output.is_vector_aligned()) };
@@ -196,30 +220,43 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
         }
     }
 
-    /// Stores whether z > 0: two lanes put their bits together in a byte, which the even one stores.
+    /// Stores whether z > 0 for some rows, from column `column` on: two lanes put their bits together in a byte of each, which the even
+    /// one stores.
     ///
     /// # Safety
     ///
     /// `mask` is valid for writes, and the lanes have their places as [`Epilogue::apply`] says.
     #[inline(always)]
-    unsafe fn store_mask<const N: usize>(&self, at: Coord, z: &[f32; N]) {
+    unsafe fn store_mask<const N: usize, const R: usize>(
+        &self,
+        rows: [u32; R],
+        column: u32,
+        z: &[[f32; N]; R],
+    ) {
         const { assert!(N == 4, "masks are stored by lanes that have four columns each") };
+        const { assert!(R <= 4, "a register has a byte of each row") };
         let p = self.params;
         let mut bits = 0;
-        for (i, &z) in z.iter().enumerate() {
-            if z > 0.0 && self.has(at, i) {
-                bits |= 1 << i;
+        for (r, (&row, z)) in rows.iter().zip(z).enumerate() {
+            for (i, &z) in z.iter().enumerate() {
+                if z > 0.0 && self.has(Coord { row, column }, i) {
+                    bits |= 1 << (8 * r + i);
+                }
             }
         }
         // SAFETY: all lanes of the warp are here.
-        let others = unsafe { ptx::shfl_sync_bfly(bits, 1) };
-        let byte = at.column / 8;
+        let bytes = bits | (unsafe { ptx::shfl_sync_bfly(bits, 1) } << 4);
+        let byte = column / 8;
         // Whole words are written, the bits past N as zeros.
-        if at.column.is_multiple_of(8) && at.row < self.rows && byte < self.columns.div_ceil(32) * 4 {
-            let row = self.batch as u64 * p.mask_batch + at.row as u64 * p.mask_stride;
-            let to = p.mask.offset(row).address() + byte as u64;
-            // SAFETY: within the row's words; the odd lane stores nothing.
-            unsafe { ptx::st_global_b8(to, bits | (others << 4)) };
+        if column.is_multiple_of(8) && byte < self.columns.div_ceil(32) * 4 {
+            for (r, &row) in rows.iter().enumerate() {
+                if row < self.rows {
+                    let first = self.batch as u64 * p.mask_batch + row as u64 * p.mask_stride;
+                    let to = p.mask.offset(first).address() + byte as u64;
+                    // SAFETY: within the row's words; the odd lane stores nothing.
+                    unsafe { ptx::st_global_b8(to, bytes >> (8 * r)) };
+                }
+            }
         }
     }
 }
@@ -278,10 +315,121 @@ impl<B: Element, O: Element> Epilogue for FusedLinear<'_, B, O> {
                 self.store_preactivation(at, &z);
             }
             if !p.mask.is_null() {
-                self.store_mask(at, &z);
+                self.store_mask([at.row], at.column, &[z]);
             }
         }
         p.activation.of(z)
+    }
+
+    /// Four words of scales, then the biases.
+    #[inline(always)]
+    unsafe fn read_columns(&self, column: u32) -> ColumnWords {
+        let p = self.params;
+        let mut words = [0; 8];
+        for (i, word) in words[..4].iter_mut().enumerate() {
+            let column = column + i as u32;
+            let inside = column < self.columns && !p.column_scale.is_null();
+            let from = p.column_scale.offset(column as u64 * p.column_scale_stride as u64);
+            // SAFETY: null pointers are not read, and no column outside the matrix.
+            *word = unsafe { f32::load_read_only_if(from, inside) }.to_bits();
+        }
+        let from = p.bias.offset(column as u64);
+        let is_aligned = from.address().is_multiple_of(4 * B::BYTES as u64);
+        // SAFETY: as above.
+        let biases = unsafe {
+            if is_aligned && column + 4 <= self.columns {
+                B::load_words_if(from, !p.bias.is_null())
+            } else {
+                let bias = |i: u32| {
+                    let inside = column + i < self.columns && !p.bias.is_null();
+                    B::load_read_only_if(from.offset(i as u64), inside)
+                };
+                B::to_words([bias(0), bias(1), bias(2), bias(3)])
+            }
+        };
+        [words[4], words[5], words[6], words[7]] = biases;
+        words
+    }
+
+    /// The residual, and the row's scale.
+    #[inline(always)]
+    unsafe fn read_rows<const R: usize>(&self, rows: [u32; R], column: u32) -> [RowWords; R] {
+        let p = self.params;
+        let mut words = [[0; 5]; R];
+        for (words, &row) in words.iter_mut().zip(&rows) {
+            let from = p.row_scale.offset(row as u64 * p.row_scale_stride as u64);
+            let inside = row < self.rows && !p.row_scale.is_null();
+            // SAFETY: a null pointer is not read, and no row outside the matrix.
+            words[4] = unsafe { f32::load_read_only_if(from, inside) }.to_bits();
+        }
+        if !p.residual.is_null() {
+            let late = self.computed_late();
+            let is_whole = late.is_residual_aligned::<4>(late.residual(Coord { row: 0, column }))
+                && column + 4 <= self.columns;
+            for (words, &row) in words.iter_mut().zip(&rows) {
+                let at = Coord { row, column };
+                let from = late.residual(at);
+                // SAFETY: within the matrix, or not read.
+                let residuals = unsafe {
+                    if is_whole {
+                        O::load_words_if(from, row < self.rows)
+                    } else {
+                        let element = |i: usize| O::load_if(from.offset(i as u64), self.has(at, i));
+                        O::to_words([element(0), element(1), element(2), element(3)])
+                    }
+                };
+                [words[0], words[1], words[2], words[3]] = residuals;
+            }
+        }
+        words
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, at: Coord) {
+        if !self.params.residual.is_null() {
+            ptx::prefetch_global_l2(self.residual(at).address());
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn begin_rows<const R: usize>(
+        &self,
+        columns: &ColumnWords,
+        rows: &[RowWords; R],
+        z: &mut [[f32; 4]; R],
+    ) {
+        let p = self.params;
+        let scale = |word: u32, is_null: bool| if is_null { 1.0 } else { f32::from_bits(word) };
+        let biases = B::words_to_f32([columns[4], columns[5], columns[6], columns[7]]);
+        for (z, row) in z.iter_mut().zip(rows) {
+            let row = p.alpha * scale(row[4], p.row_scale.is_null());
+            for (i, z) in z.iter_mut().enumerate() {
+                *z = ptx::fma(*z * row, scale(columns[i], p.column_scale.is_null()), biases[i]);
+            }
+        }
+        if !p.residual.is_null() {
+            for (z, row) in z.iter_mut().zip(rows) {
+                for (z, value) in z.iter_mut().zip(&O::words_to_f32([row[0], row[1], row[2], row[3]])) {
+                    *z += p.beta * value;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish_rows<const R: usize>(&self, rows: [u32; R], column: u32, z: &mut [[f32; 4]; R]) {
+        let p = self.params;
+        // SAFETY: pointers that are not null are valid, for which the caller vouches.
+        unsafe {
+            if !p.preactivation.is_null() {
+                let output = self.computed_late().preactivation();
+                output.store_4_of_rows(rows, column, z, output.is_vector_aligned());
+            }
+            if !p.mask.is_null() {
+                self.computed_late().store_mask(rows, column, z);
+            }
+        }
+        p.activation.apply_to(z);
     }
 }
 

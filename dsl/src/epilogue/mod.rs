@@ -18,6 +18,12 @@ use crate::launch::Global;
 use crate::layout::{Coord, FRAGMENT_COLUMNS, FRAGMENT_ROWS};
 use crate::{math, ptx};
 
+/// What an epilogue [reads](Epilogue::read_columns) of four columns, in registers; those that it does not need are zero.
+pub type ColumnWords = [u32; 8];
+
+/// What an epilogue [reads](Epilogue::read_rows) of a row and of four places in it.
+pub type RowWords = [u32; 5];
+
 /// A transformation of the accumulators, applied before they are rounded.
 pub trait Epilogue: Copy {
     /// What the epilogue knows of a column, read once and used for every row.
@@ -126,6 +132,64 @@ pub trait Epilogue: Copy {
             }
             // SAFETY: the caller's promise.
             unsafe { sink.take(i, fragments) };
+        }
+    }
+
+    /// Reads what [`begin_rows`](Self::begin_rows) needs to know of the four columns from column `column` on, as it lies in memory: who asks
+    /// for it before it is used need not wait for it. An epilogue that leaves all to [`apply`](Self::apply) has nothing to tell.
+    ///
+    /// # Safety
+    ///
+    /// As [`column`](Self::column) for each of them.
+    #[inline(always)]
+    unsafe fn read_columns(&self, _column: u32) -> ColumnWords {
+        [0; 8]
+    }
+
+    /// The same of some rows, and of their four columns from column `column` on, which may lie where the output does. Places outside the
+    /// matrix may be asked for.
+    ///
+    /// # Safety
+    ///
+    /// The pointers that the epilogue was made with are valid for the matrix that it was told.
+    #[inline(always)]
+    unsafe fn read_rows<const R: usize>(&self, _rows: [u32; R], _column: u32) -> [RowWords; R] {
+        [[0; 5]; R]
+    }
+
+    /// Has the level-2 cache get the line of what [`read_rows`](Self::read_rows) reads at a place.
+    #[inline(always)]
+    fn prefetch(&self, _at: Coord) {}
+
+    /// The part of [`apply`](Self::apply) that needs what was read, for four columns of some rows; the rest is
+    /// [`finish_rows`](Self::finish_rows).
+    ///
+    /// # Safety
+    ///
+    /// As [`apply`](Self::apply) for each of the rows; `columns` and `rows` are what [`read_columns`](Self::read_columns) and
+    /// [`read_rows`](Self::read_rows) read of them, and nothing has written their places since.
+    #[inline(always)]
+    unsafe fn begin_rows<const R: usize>(
+        &self,
+        _columns: &ColumnWords,
+        _rows: &[RowWords; R],
+        _values: &mut [[f32; 4]; R],
+    ) {
+    }
+
+    /// The rest of [`apply`](Self::apply), for the four columns from column `column` on of some rows: choices that are the same for all
+    /// stand once.
+    ///
+    /// # Safety
+    ///
+    /// As [`apply`](Self::apply) for each of the rows, for what [`begin_rows`](Self::begin_rows) has begun.
+    #[inline(always)]
+    unsafe fn finish_rows<const R: usize>(&self, rows: [u32; R], column: u32, values: &mut [[f32; 4]; R]) {
+        // SAFETY: the caller's promise.
+        let columns = unsafe { self.columns::<4>(column) };
+        for (values, &row) in values.iter_mut().zip(&rows) {
+            // SAFETY: the caller's promise.
+            *values = unsafe { self.apply(Coord { row, column }, self.row(row), columns, *values) };
         }
     }
 

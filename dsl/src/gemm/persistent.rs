@@ -267,6 +267,10 @@ pub trait PersistentTile: 'static {
         part: TilePart,
     );
 
+    /// Has the level-2 cache get what `epilogue` reads of a consumer's places in `part` of an output of type `O`, while the products of it run,
+    /// if a kernel [may](Self::STORES_ROWS) read it in [`store_rows`](Self::store_rows).
+    fn prefetch_rows<O: Element, E: Epilogue>(epilogue: &E, part: TilePart);
+
     /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output.
     ///
     /// # Safety

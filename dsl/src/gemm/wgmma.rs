@@ -581,6 +581,13 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     }
 
     #[inline(always)]
+    fn prefetch_rows<O: Element, E: Epilogue>(epilogue: &E, part: TilePart) {
+        if Self::STORES_ROWS {
+            fragments::prefetch_rows::<C, O, E, BLOCKS>(epilogue, Self::own_rows(part));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store_rows<O: Element, E: Epilogue>(
         accumulators: &[C; BLOCKS],
         epilogue: &E,
@@ -590,7 +597,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
         unsafe {
             let at = Self::own_rows(part);
-            fragments::store_rows(accumulators, epilogue, output, at);
+            fragments::store_rows::<C, O, E, BLOCKS, 4>(accumulators, epilogue, output, at);
         }
     }
 

@@ -122,6 +122,26 @@ pub unsafe fn ld_global_nc_v2_f32_if(address: u64, condition: bool) -> [f32; 2] 
     [a, b]
 }
 
+/// `@condition ld.global.v2.b32`: eight bytes if `condition` holds, else zeros; as [`ld_global_v4_b32_if`].
+///
+/// # Safety
+///
+/// As the module says, if `condition` holds.
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_global_v2_b32_if(address: u64, condition: bool) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "{{ .reg .pred holds; setp.ne.u32 holds, {3}, 0; mov.b32 {0}, 0; mov.b32 {1}, 0; @holds ld.global.v2.b32 {{{0}, {1}}}, [{2}]; }}",
+            out(reg32) a, out(reg32) b, in(reg64) address, in(reg32) u32::from(condition),
+            options(nomem, nostack)
+        )
+    };
+    [a, b]
+}
+
 /// `@condition ld.global.v4.b32`: 16 bytes if `condition` holds, else zeros. Unlike an `nc` load, it is not moved behind a barrier: a loop
 /// asks for bytes long before it uses them.
 ///

@@ -57,7 +57,10 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         family: "linear_",
         kinds: BOUNDS,
         statement: "setp.",
-        source: ("dsl/src/epilogue/linear.rs", "if N == 4 && aligned && self.is_inside::<N>(at) {"),
+        source: (
+            "dsl/src/epilogue/linear.rs",
+            "if N == 4 && self.is_residual_aligned::<N>(from) && self.is_inside::<N>(at) {",
+        ),
         then: ANYTHING,
         reason: "four elements of the residual are read one by one instead of together: slower, and the same result",
     },

@@ -544,7 +544,10 @@ impl<
         tile: TileIndex,
     ) {
         // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
-        unsafe { fragments::store_rows(&accumulators.outputs, epilogue, output, Self::own_rows(tile)) };
+        unsafe {
+            let at = Self::own_rows(tile);
+            fragments::store_rows::<C, O, E, BLOCKS, 2>(&accumulators.outputs, epilogue, output, at);
+        }
     }
 
     #[inline(always)]
