@@ -109,17 +109,7 @@ mod tests {
     use crate::measurement::Measurement;
 
     fn row(dtype: &str, shape: &str, ours: f64, peer: &str, peer_us: f64) -> Measurement {
-        Measurement {
-            operation: OPERATION.into(),
-            dtype: dtype.into(),
-            shape: shape.into(),
-            variant: "chosen".into(),
-            median_us: ours,
-            peer: peer.into(),
-            peer_us: Some(peer_us),
-            ratio: Some(peer_us / ours),
-            ..Measurement::default()
-        }
+        Measurement::against(OPERATION, dtype, shape, [ours, peer_us], peer)
     }
 
     #[test]

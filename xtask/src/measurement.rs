@@ -74,6 +74,28 @@ impl Measurement {
             || operation.starts_with("matmul ")
             || !["-product", "-base", "-copy"].iter().any(|part| peer.ends_with(part))
     }
+
+    /// What was chosen for an operation, and a peer, which took so many microseconds each: for tests.
+    #[cfg(test)]
+    pub(crate) fn against(
+        operation: &str,
+        dtype: &str,
+        shape: &str,
+        [ours, peer_us]: [f64; 2],
+        peer: &str,
+    ) -> Self {
+        Self {
+            operation: operation.into(),
+            dtype: dtype.into(),
+            shape: shape.into(),
+            variant: "chosen".into(),
+            median_us: ours,
+            peer: peer.into(),
+            peer_us: Some(peer_us),
+            ratio: Some(peer_us / ours),
+            ..Self::default()
+        }
+    }
 }
 
 /// A row of `docs/bench/*-error-*.csv`: how exact a result is.

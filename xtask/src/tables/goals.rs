@@ -86,16 +86,8 @@ mod tests {
 
     #[test]
     fn a_goal_says_what_it_takes_beside_the_fastest_of_its_type() {
-        let row = |dtype: &str, shape: &str, ours: f64, peer: &str, peer_us: f64| Measurement {
-            operation: "linear bias relu".into(),
-            dtype: dtype.into(),
-            shape: shape.into(),
-            variant: "chosen".into(),
-            median_us: ours,
-            peer: peer.into(),
-            peer_us: Some(peer_us),
-            ratio: Some(peer_us / ours),
-            ..Measurement::default()
+        let row = |dtype: &str, shape: &str, ours: f64, peer: &str, peer_us: f64| {
+            Measurement::against("linear bias relu", dtype, shape, [ours, peer_us], peer)
         };
         // 2 · 8192 · 4096 · 4096 operations are 0.2749 · 10¹².
         let rows = [
