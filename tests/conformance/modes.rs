@@ -8,7 +8,7 @@ use warpsmith::emulator::Completion;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
 use warpsmith::ops::{Activation, Implementation};
-use warpsmith::validate::{self, Data, LinearCase, MatmulCase, Scales, Terms};
+use warpsmith::validate::{self, Data, LinearCase, MatmulCase, Placement, Scales, Terms};
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 
@@ -23,6 +23,7 @@ const ALL_TERMS: Terms = Terms {
     in_place: false,
     mask: true,
     preactivation: true,
+    beside: WHOLE,
 };
 
 /// Several tiles with tails, and sums longer than any ring of stages; activations alone, with which the copy engine stores boxes; and
@@ -41,7 +42,10 @@ const NO_TERMS: Terms = Terms {
     in_place: false,
     mask: false,
     preactivation: false,
+    beside: WHOLE,
 };
+
+const WHOLE: Placement = Placement { before: 0, after: 0 };
 
 /// Emulated H100s, which run all kernels.
 pub(crate) fn devices() -> Vec<(String, Device)> {

@@ -59,14 +59,15 @@ fn runner(device: &Device) -> Result<TestRunner, Failed> {
 fn terms() -> impl Strategy<Value = Terms> {
     let scales = || prop::sample::select(vec![Scales::None, Scales::One, Scales::Each]);
     let beta = prop::sample::select(vec![0.0f32, 0.0, 1.0, -2.0, 0.3]);
-    let all = (scales(), scales(), beta, any::<[bool; 3]>()).prop_map(
-        |(row_scale, column_scale, beta, [in_place, mask, preactivation])| Terms {
+    let all = (scales(), scales(), beta, any::<[bool; 3]>(), drawn::placement(8)).prop_map(
+        |(row_scale, column_scale, beta, [in_place, mask, preactivation], beside)| Terms {
             row_scale,
             column_scale,
             beta,
             in_place,
             mask,
             preactivation,
+            beside,
         },
     );
     prop_oneof![Just(Terms::default()), all]

@@ -77,6 +77,8 @@ pub struct Terms {
     pub mask: bool,
     /// Whether the activation's argument is asked for.
     pub preactivation: bool,
+    /// Where each of these three lies: the residual, unless it is what the output holds, the mask, in words, and the argument.
+    pub beside: Placement,
 }
 
 impl Terms {
@@ -98,7 +100,7 @@ impl Terms {
         if self.preactivation {
             note.push_str(" preactivation");
         }
-        note
+        note + &self.beside.note("terms")
     }
 }
 
@@ -167,8 +169,12 @@ impl LinearCase {
     pub(crate) fn check_sizes(&self, operation: &'static str) -> Result<()> {
         // In f64, as the reference has them. A quarter of the address space for each leaves their sum addressable.
         const ELEMENT_BYTES: usize = 4 * size_of::<f64>();
-        let matrices =
-            [("x", self.m, self.k, self.x), ("w", self.n, self.k, self.w), ("y", self.m, self.n, self.y)];
+        let matrices = [
+            ("x", self.m, self.k, self.x),
+            ("w", self.n, self.k, self.w),
+            ("y", self.m, self.n, self.y),
+            ("residual", self.m, self.n, self.terms.beside),
+        ];
         for (operand, rows, columns, placement) in matrices {
             let limit = isize::MAX as usize / ELEMENT_BYTES;
             // A matrix of no elements has strides, too, so no side of it counts as zero.

@@ -9,6 +9,7 @@ mod case;
 mod data;
 mod experts;
 mod experts_case;
+mod placed;
 mod product;
 mod reference;
 mod routing;

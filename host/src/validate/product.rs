@@ -1,11 +1,12 @@
 //! Validation of products: the linear operation, and batches of matrix products.
 
 use half::{bf16, f16};
-use ndarray::{Array1, Array2, ArrayView2, Axis, s};
+use ndarray::{Array1, Array2, Axis, s};
 
 use super::bound::{Arithmetic, ErrorModel, Judgement};
 use super::case::{LinearCase, MatmulCase, Placement, Scales};
 use super::data::{Data, filled};
+use super::placed::{Placed, Written};
 use super::reference::{Reference, ReferenceTerms};
 use super::{Outcome, Worst};
 use crate::cpu::FromAccumulator;
@@ -16,8 +17,10 @@ use crate::ops::{self, Implementation};
 use crate::tensor::{DType, Tensor};
 use crate::weights::FloatElement;
 
-/// What the memory beside an output is filled with: a number that no validated result is.
+/// What the memory of an output, and beside it, is filled with: a number that no validated result is.
 const SENTINEL: f32 = -24576.0;
+/// The same for a mask.
+const MASK_SENTINEL: u32 = 0xa5c3_96e1;
 /// The streams of [`Data`] that the operands are drawn from.
 const X_STREAM: u64 = 0;
 const W_STREAM: u64 = 1;
@@ -186,17 +189,18 @@ impl<T: FloatElement, O: FloatElement> Operands<T, O> {
     }
 }
 
-/// The result of a case: the matrices that hold y, one below the other, what else was stored, and what ran.
+/// The result of a case: y, what else was stored, and what ran.
 struct CaseResult<O> {
-    surrounding: Array2<O>,
-    mask: Option<Array2<u32>>,
-    preactivation: Option<Array2<O>>,
+    y: Written<O>,
+    mask: Option<Written<u32>>,
+    preactivation: Option<Written<O>>,
     implementation: Implementation,
 }
 
-impl<O> CaseResult<O> {
-    fn y(&self, case: &LinearCase) -> ArrayView2<'_, O> {
-        self.surrounding.slice(s![.., case.y.before..case.y.before + case.n])
+impl<O: PartialEq> CaseResult<O> {
+    fn strays(&self) -> usize {
+        let mask = self.mask.as_ref().map_or(0, Written::strays);
+        self.y.strays() + mask + self.preactivation.as_ref().map_or(0, Written::strays)
     }
 }
 
@@ -265,25 +269,21 @@ where
 
     let rows = case.matrices() * m;
     let full = |columns: usize| if batched { vec![case.matrices(), m, columns] } else { vec![m, columns] };
-    let columns = case.product.y.before..case.product.y.before + n;
-    let mut filler = filled((rows, columns.end + case.product.y.after), O::round(SENTINEL.into()))?;
-    if let (Some(residual), true) = (&operands.residual, terms.in_place) {
-        filler.slice_mut(s![.., columns.clone()]).assign(residual);
-    }
-    let surrounding = Tensor::from_array(device, &filler)?;
-    let last = full(0).len() - 1;
-    let mut y = surrounding.reshape(full(filler.ncols()))?.slice(last, columns)?;
-    let residual = operands.residual.as_ref().filter(|_| !terms.in_place);
-    let residual = residual
-        .map(|residual| Tensor::from_array(device, residual).and_then(|tensor| tensor.reshape(full(n))))
-        .transpose()?;
-    let whole = y.clone();
-    let residual = match residual {
-        None if terms.beta != 0.0 => Some(whole),
-        residual => residual,
-    };
-    let mut mask = terms.mask.then(|| Tensor::uninit(device, full(n.div_ceil(32)))).transpose()?;
-    let mut preactivation = terms.preactivation.then(|| Tensor::uninit(device, full(n))).transpose()?;
+    let place_output = |held, beside, placement| Placed::new(device, held, (rows, n), beside, placement);
+    let (sentinel, nan) = (O::round(SENTINEL.into()), O::round(f64::NAN));
+    let residual = operands.residual.as_ref();
+    let (held, apart) = if terms.in_place { (residual, None) } else { (None, residual) };
+    let y_placed = place_output(held, sentinel, case.product.y)?;
+    let mut y = y_placed.tensor(&full)?;
+    let apart = apart.map(|residual| place_output(Some(residual), nan, terms.beside)).transpose()?;
+    let apart = apart.map(|placed| placed.tensor(&full)).transpose()?;
+    let residual = apart.or_else(|| held.map(|_| y.clone()));
+    let z_placed = terms.preactivation.then(|| place_output(None, sentinel, terms.beside)).transpose()?;
+    let mut preactivation = z_placed.as_ref().map(|placed| placed.tensor(&full)).transpose()?;
+    let words = (rows, n.div_ceil(32));
+    let place_mask = || Placed::new(device, None, words, MASK_SENTINEL, terms.beside);
+    let mask_placed = terms.mask.then(place_mask).transpose()?;
+    let mut mask = mask_placed.as_ref().map(|placed| placed.tensor(&full)).transpose()?;
 
     macro_rules! run {
         ($op:expr) => {{
@@ -323,23 +323,11 @@ where
             run!(op)
         }
     };
-    let array = |tensor: &Tensor<O>, columns: usize| -> Result<Array2<O>> {
-        matrix((rows, columns), tensor.to_vec()?)
-    };
     Ok(CaseResult {
-        surrounding: array(&surrounding, filler.ncols())?,
-        mask: mask.map(|mask| matrix((rows, n.div_ceil(32)), mask.to_vec()?)).transpose()?,
-        preactivation: preactivation.map(|z| array(&z, n)).transpose()?,
+        y: y_placed.read()?,
+        mask: mask_placed.map(Placed::read).transpose()?,
+        preactivation: z_placed.map(Placed::read).transpose()?,
         implementation,
-    })
-}
-
-fn matrix<U>(shape: (usize, usize), elements: Vec<U>) -> Result<Array2<U>> {
-    Array2::from_shape_vec(shape, elements).map_err(|error| Error::Argument {
-        operation: "validate",
-        argument: "shape",
-        expected: format!("{shape:?}"),
-        actual: error.to_string(),
     })
 }
 
@@ -359,9 +347,9 @@ impl TypedRun for BitsRun<'_> {
     {
         let operands = Operands::<T, O>::draw(self.case)?;
         let result = run_case::<T, O>(self.device, self.case, self.kind, &operands)?;
-        let z = result.preactivation.iter().flatten().map(|z| z.bits());
-        let mask = result.mask.iter().flatten().copied();
-        Ok(result.y(&self.case.product).iter().map(|y| y.bits()).chain(z).chain(mask).collect())
+        let z = result.preactivation.iter().flat_map(|z| z.inside().mapv(O::bits));
+        let mask = result.mask.iter().flat_map(|mask| mask.inside().to_owned());
+        Ok(result.y.inside().mapv(O::bits).into_iter().chain(z).chain(mask).collect())
     }
 }
 
@@ -402,7 +390,9 @@ where
     };
     let LinearCase { m, n, k, input, output, scale, activation, terms, .. } = case.product;
     let model = ErrorModel::new(arithmetic, input, output, k, scale, activation);
-    let y = result.y(&case.product);
+    let y = result.y.inside();
+    let preactivation = result.preactivation.as_ref().map(Written::inside);
+    let mask = result.mask.as_ref().map(Written::inside);
     // One scale for all is that for each.
     let each = |scale: &Option<Array1<f32>>, count: usize| {
         let scale = scale.as_ref()?;
@@ -432,11 +422,11 @@ where
                 tally.outcome.compared += 1;
                 let judge = |got| model.judge(got, expected);
                 tally.add(at, y[at].widen(), [expected.y, O::round(expected.y).widen()], judge);
-                if let Some(z) = &result.preactivation {
+                if let Some(z) = &preactivation {
                     let judge = |got| model.judge_argument(got, expected);
                     tally.add(at, z[at].widen(), [expected.z, O::round(expected.z).widen()], judge);
                 }
-                if let Some(mask) = &result.mask {
+                if let Some(mask) = &mask {
                     let bit = mask[[at[0], column / 32]] >> (column % 32) & 1 == 1;
                     // Where rounding may decide, either will do.
                     let open = !tally.outcome.exact && expected.z.abs() <= model.argument_error(expected);
@@ -445,14 +435,14 @@ where
             }
         }
     }
-    if let Some(mask) = &result.mask
+    if let Some(mask) = &mask
         && !n.is_multiple_of(32)
         && n > 0
     {
         let beyond = mask.column(n / 32).iter().filter(|&&word| word >> (n % 32) != 0).count();
         tally.outcome.failures += beyond;
     }
-    tally.outcome.stray_writes = stray_writes(&case.product, &result.surrounding);
+    tally.outcome.stray_writes = result.strays();
     Ok(tally.finish())
 }
 
@@ -517,12 +507,4 @@ impl Tally {
         let max_relative_error = if error == 0.0 { 0.0 } else { error / self.largest };
         Outcome { max_relative_error, ..self.outcome }
     }
-}
-
-/// How many elements beside y no longer hold what they were filled with.
-fn stray_writes<O: FloatElement>(case: &LinearCase, surrounding: &Array2<O>) -> usize {
-    let sentinel = O::round(SENTINEL.into());
-    let y = case.y.before..case.y.before + case.n;
-    let beside = |view: ArrayView2<'_, O>| view.iter().filter(|&&value| value != sentinel).count();
-    beside(surrounding.slice(s![.., ..y.start])) + beside(surrounding.slice(s![.., y.end..]))
 }

@@ -236,9 +236,9 @@ fn terms(case: &impl Fn((usize, usize, usize)) -> LinearCase) -> Vec<LinearCase>
         row_scale: Scales::Each,
         column_scale: Scales::Each,
         beta: 2.0,
-        in_place: false,
         mask: true,
         preactivation: true,
+        ..none
     };
     let alone = [
         Terms { row_scale: Scales::Each, ..none },
