@@ -1,5 +1,6 @@
 //! The cases of `xtask validate`.
 
+mod epilogues;
 mod experts;
 mod routing;
 mod updates;
@@ -104,6 +105,7 @@ pub(super) fn linear(level: Level, target: Target, seed: u64) -> Vec<LinearCase>
         } else {
             cases.extend([(17, 31, 13), (65, 129, 67)].map(|size| integers(case(size))));
         }
+        cases.extend(epilogues::on_tiles([input, output], level, target));
         if level == Level::Full {
             let fits = |&(m, k, n): &(usize, usize, usize)| target.on_gpu || m * k * n <= EMULATED_WORK;
             let large = LARGE_SIZES.into_iter().filter(fits);
@@ -186,6 +188,7 @@ pub(super) fn matmul(level: Level, target: Target, seed: u64) -> Vec<MatmulCase>
             chosen.extend(Tile::ALL.into_iter().filter(rounds).map(|tile| (of(tile), [2, 2])));
         }
         cases.extend(chosen.into_iter().flat_map(|(product, batch)| layouts(product, batch)));
+        cases.extend(epilogues::in_batches([input, output], level, target));
     }
     for (number, case) in cases.iter_mut().enumerate() {
         case.product.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
@@ -202,6 +205,7 @@ pub(super) fn compared_bits(target: Target, seed: u64) -> Vec<LinearCase> {
         cases.extend(tiles(&case, input, target));
         cases.extend(layouts(&case));
         cases.extend(terms(&case));
+        cases.extend(epilogues::exact_on_tiles([input, output], target));
     }
     // A GPU's `ex2` and `rcp` are approximate in their own way.
     cases.retain(LinearCase::is_exact);
