@@ -26,7 +26,11 @@ TYPES = {
     "tf32": (torch.float32, torch.float32),
     "f32": (torch.float32, torch.float32),
     "f8e4m3": (torch.float8_e4m3fn, torch.bfloat16),
+    "bf16-to-f32": (torch.bfloat16, torch.float32),
+    "f8e4m3-by-e5m2": (torch.float8_e4m3fn, torch.bfloat16),
 }
+# The type of w, where it is not that of x.
+OTHER_WEIGHTS = {"f8e4m3-by-e5m2": torch.float8_e5m2}
 
 ACTIVATIONS = {
     "none": lambda z: z,
@@ -44,28 +48,31 @@ class Operands:
         m, k, n = request["m"], request["k"], request["n"]
         self.input, self.output = TYPES[request["precision"]]
         self.m, self.k, self.n = m, k, n
-        read = (m * k + n * k) * torch.empty((), dtype=self.input).element_size()
+        batch = request["batch"]
+        several = (batch,) if batch > 1 else ()
+        weight = OTHER_WEIGHTS.get(request["precision"], self.input)
+        read = batch * (m * k + n * k) * torch.empty((), dtype=self.input).element_size()
         matrices = 2 if request["extra"] in ("residual", "preactivation") else 1
-        written = (matrices * m * n + n) * torch.empty((), dtype=self.output).element_size()
+        written = (matrices * batch * m * n + n) * torch.empty((), dtype=self.output).element_size()
         wanted = CACHE_MULTIPLE * torch.cuda.get_device_properties(0).L2_cache_size
         count = min(max(-(-wanted // (read + written)), 2), MOST_SETS)
         turned_x, turned_w = request["layout"][0] == "t", request["layout"][1] == "n"
-        x = self.draw(k, m) if turned_x else self.draw(m, k)
-        w = self.draw(k, n) if turned_w else self.draw(n, k)
-        bias = self.draw(1, n, self.output).reshape(n)
+        x = self.draw(*several, *((k, m) if turned_x else (m, k)))
+        w = self.draw(*several, *((k, n) if turned_w else (n, k)), dtype=weight)
+        bias = self.draw(n, dtype=self.output)
         more = ()
         if request["extra"] == "residual":
-            more = (self.draw(m, n, self.output),)
+            more = (self.draw(m, n, dtype=self.output),)
         elif request["extra"] == "scales":
-            more = (self.draw(m, 1, torch.float32), self.draw(1, n, torch.float32))
+            more = (self.draw(m, 1, dtype=torch.float32), self.draw(1, n, dtype=torch.float32))
         one = (x, w, bias, *more)
         sets = [tuple(tensor.clone() for tensor in one) for _ in range(count - 1)] + [one]
         # As M × K and N × K, whichever way they lie.
-        self.sets = [(x.t() if turned_x else x, w.t() if turned_w else w, *rest) for x, w, *rest in sets]
+        self.sets = [(x.mT if turned_x else x, w.mT if turned_w else w, *rest) for x, w, *rest in sets]
         self.scale = torch.ones((), device="cuda")
 
-    def draw(self, rows, columns, dtype=None):
-        values = torch.empty(rows, columns, device="cuda", dtype=torch.float32).uniform_(-1, 1)
+    def draw(self, *shape, dtype=None):
+        values = torch.empty(shape, device="cuda", dtype=torch.float32).uniform_(-1, 1)
         return values.to(dtype or self.input)
 
 
@@ -75,18 +82,37 @@ def variants(request, operands):
     scale = operands.scale
     extra = request["extra"]
 
-    if request["precision"] == "f8e4m3":
+    is_f8 = request["precision"].startswith("f8")
 
-        def scaled(x, w, bias):
+    if is_f8:
+
+        def scaled(x, w, bias, rows=scale, columns=scale):
             return torch._scaled_mm(
-                x, w.t(), scale_a=scale, scale_b=scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True
+                x, w.t(), scale_a=rows, scale_b=columns, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True
             )
 
-        def eager(x, w, bias, *_):
-            return activation(scaled(x, w, bias if request["bias"] else None))
+        def eager(x, w, bias, *more):
+            scales = more if extra == "scales" else ()
+            return activation(scaled(x, w, bias if request["bias"] else None, *scales))
 
         def matmul(x, w, *_):
             return scaled(x, w, None)
+
+    elif request["precision"] == "bf16-to-f32":
+
+        def matmul(x, w, *_):
+            return torch.mm(x, w.t(), out_dtype=torch.float32)
+
+        def eager(x, w, bias, *_):
+            z = matmul(x, w)
+            return activation(z + bias if request["bias"] else z)
+
+    elif request["batch"] > 1:
+
+        def matmul(x, w, *_):
+            return torch.matmul(x, w.mT)
+
+        eager = matmul
 
     else:
 
@@ -105,7 +131,7 @@ def variants(request, operands):
 
     found = {"torch-matmul": matmul, "torch-eager": eager}
     fused = {"relu": False, "gelu-tanh": True}.get(request["activation"])
-    if request["bias"] and fused is not None and extra == "none" and request["precision"] != "f8e4m3":
+    if request["bias"] and fused is not None and extra == "none" and not is_f8 and request["precision"] != "bf16-to-f32":
         found["torch-addmm-activation"] = lambda x, w, bias: torch._addmm_activation(bias, x, w.t(), use_gelu=fused)
     if request["compile"]:
         torch._dynamo.reset()
@@ -117,6 +143,8 @@ def check(name, request, operands, result):
     """Whether the first row is what was asked for."""
     x, w, bias, *more = operands.sets[0]
     y, besides = result if isinstance(result, tuple) else (result, None)
+    if request["batch"] > 1:
+        x, w, y = x[-1], w[-1], y[-1]
     z = x[:1].double() @ w.double().t()
     if name != "torch-matmul":
         if request["extra"] == "scales":

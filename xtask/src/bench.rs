@@ -38,7 +38,7 @@ use warpsmith::{Device, DeviceKind, Error};
 
 use crate::provenance::Provenance;
 use accuracy::{Compared, Reference};
-use case::{Case, Operation, Precision, parse_shape};
+use case::{Case, Precision, parse_shape};
 use ceilings::Ceilings;
 use clocks::Monitor;
 use cublas::Cublas;
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     /// Only these sets of sizes, separated by commas.
     #[arg(long, value_delimiter = ',')]
     suite: Vec<Suite>,
-    /// Only these types instead of each set's own: bf16, f16, tf32, f32 or f8e4m3, separated by commas.
+    /// Only these types instead of each set's own: bf16, f16, tf32, f32, f8e4m3, bf16-to-f32 or f8e4m3-by-e5m2, separated by commas.
     #[arg(long, value_delimiter = ',')]
     dtype: Vec<Precision>,
     /// Only these sizes, as MxKxN separated by commas.
@@ -353,7 +353,7 @@ impl Bench<'_> {
         let mut sampled = None;
         if let Some(library) = &self.cublaslt {
             let fastest = |operation| present("  A peer", library.fastest(&operands, operation)).flatten();
-            let product = Operation::product(case.operation.layout);
+            let product = case.operation.its_product();
             let is_product = case.operation == product;
             if let Some(product) = fastest(product) {
                 let unfused = pass::Unfused::new(&stream, product.clone(), &operands);

@@ -36,7 +36,7 @@ const fn goal(dtype: &'static str, shape: &'static str, against: Against, ratio:
 }
 
 /// The operation that all goals are about.
-const OPERATION: &str = "linear bias relu";
+pub(crate) const OPERATION: &str = "linear bias relu";
 const GOALS: [Goal; 13] = [
     goal("bf16", "256x256x512", Against::Best, 1.15),
     goal("bf16", "1024x784x2048", Against::Best, 1.15),

@@ -14,16 +14,21 @@ use super::suites::Suite;
 pub(super) enum Precision {
     Bf16,
     F16,
+    /// bf16 inputs, of which the output is f32.
+    Bf16ToF32,
     /// f32 inputs rounded to TF32.
     Tf32,
     /// f32 inputs at f32 accuracy.
     F32,
     /// FP8 e4m3 inputs, with a scale for each operand; the output is bf16.
     F8,
+    /// The same, but for w, which is e5m2.
+    F8Mixed,
 }
 
 impl Precision {
-    pub(super) const ALL: [Self; 5] = [Self::Bf16, Self::F16, Self::Tf32, Self::F32, Self::F8];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Bf16, Self::F16, Self::Tf32, Self::F32, Self::F8, Self::Bf16ToF32, Self::F8Mixed];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -32,43 +37,51 @@ impl Precision {
             Self::Tf32 => "tf32",
             Self::F32 => "f32",
             Self::F8 => "f8e4m3",
+            Self::Bf16ToF32 => "bf16-to-f32",
+            Self::F8Mixed => "f8e4m3-by-e5m2",
         }
+    }
+
+    /// Whether the inputs have 8 bits.
+    pub(super) const fn is_f8(self) -> bool {
+        matches!(self, Self::F8 | Self::F8Mixed)
     }
 
     /// Bytes of an element of the inputs.
     pub(super) const fn input_bytes(self) -> usize {
         match self {
-            Self::Bf16 | Self::F16 => 2,
+            Self::Bf16 | Self::F16 | Self::Bf16ToF32 => 2,
             Self::Tf32 | Self::F32 => 4,
-            Self::F8 => 1,
+            Self::F8 | Self::F8Mixed => 1,
         }
     }
 
     /// Bytes of an element of the bias and the output.
     pub(super) const fn output_bytes(self) -> usize {
         match self {
-            Self::Bf16 | Self::F16 | Self::F8 => 2,
-            Self::Tf32 | Self::F32 => 4,
+            Self::Bf16 | Self::F16 | Self::F8 | Self::F8Mixed => 2,
+            Self::Tf32 | Self::F32 | Self::Bf16ToF32 => 4,
         }
     }
 
     /// The time of a product on tensor cores, in that of bf16. At f32 accuracy it is that of three TF32 products.
     pub(super) const fn slowdown(self) -> f64 {
         match self {
-            Self::Bf16 | Self::F16 => 1.0,
+            Self::Bf16 | Self::F16 | Self::Bf16ToF32 => 1.0,
             Self::Tf32 => 2.0,
             Self::F32 => 6.0,
-            Self::F8 => 0.5,
+            Self::F8 | Self::F8Mixed => 0.5,
         }
     }
 
-    /// The type of our linear layer's inputs; `None` where that is another operation's.
-    const fn ours(self) -> Option<DType> {
+    /// The types of our linear layer's inputs and of its output; `None` where that is another operation's.
+    const fn ours(self) -> Option<[DType; 2]> {
         match self {
-            Self::Bf16 => Some(DType::Bf16),
-            Self::F16 => Some(DType::F16),
-            Self::Tf32 | Self::F32 => Some(DType::F32),
-            Self::F8 => None,
+            Self::Bf16 => Some([DType::Bf16; 2]),
+            Self::Bf16ToF32 => Some([DType::Bf16, DType::F32]),
+            Self::F16 => Some([DType::F16; 2]),
+            Self::Tf32 | Self::F32 => Some([DType::F32; 2]),
+            Self::F8 | Self::F8Mixed => None,
         }
     }
 
@@ -165,6 +178,8 @@ pub(super) struct Operation {
     pub(super) bias: bool,
     pub(super) activation: Activation,
     pub(super) extra: Extra,
+    /// How many there are of each matrix, one behind the other.
+    pub(super) batch: usize,
 }
 
 impl Operation {
@@ -175,14 +190,19 @@ impl Operation {
 
     /// The product of operands that lie like this, and nothing else.
     pub(super) const fn product(layout: Layout) -> Self {
-        Self { layout, bias: false, activation: Activation::None, extra: Extra::None }
+        Self { layout, bias: false, activation: Activation::None, extra: Extra::None, batch: 1 }
+    }
+
+    /// Its product and nothing else.
+    pub(super) const fn its_product(self) -> Self {
+        Self { batch: self.batch, ..Self::product(self.layout) }
     }
 }
 
 impl fmt::Display for Operation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.layout {
-            Layout::Nt => formatter.write_str("linear")?,
+            Layout::Nt if self.batch == 1 => formatter.write_str("linear")?,
             other => write!(formatter, "matmul {}", other.name())?,
         }
         if self.bias {
@@ -217,34 +237,48 @@ impl Case {
     /// The linear layer of one type that this one is, whatever else it reads or stores; `None` where it is none.
     pub(super) fn without_extra(&self) -> Option<LinearCase> {
         let [m, k, n] = self.shape;
-        let Operation { layout, bias, activation, .. } = self.operation;
-        if layout != Layout::Nt {
+        let Operation { layout, bias, activation, batch, .. } = self.operation;
+        if layout != Layout::Nt || batch != 1 {
             return None;
         }
         let precision = self.precision.asked();
-        let case = |dtype| LinearCase { bias, activation, precision, ..LinearCase::new(dtype, m, k, n) };
+        let case = |[input, output]: [DType; 2]| LinearCase {
+            output,
+            bias,
+            activation,
+            precision,
+            ..LinearCase::new(input, m, k, n)
+        };
         self.precision.ours().map(case)
     }
 
-    /// Floating-point operations: 2 · M · N · K.
+    /// M, K, N with `by` between them, behind the number of matrices if there are several.
+    pub(super) fn sides(&self, by: &str) -> String {
+        let batch = Some(self.operation.batch).filter(|&batch| batch != 1);
+        let sides: Vec<_> = batch.into_iter().chain(self.shape).map(|side| side.to_string()).collect();
+        sides.join(by)
+    }
+
+    /// Floating-point operations: 2 · M · N · K for each matrix.
     pub(super) fn flops(&self) -> f64 {
-        2.0 * self.shape.iter().map(|&side| side as f64).product::<f64>()
+        let sides = self.shape.iter().map(|&side| side as f64);
+        2.0 * self.operation.batch as f64 * sides.product::<f64>()
     }
 
     /// Bytes that must be read and written.
     pub(super) fn bytes(&self) -> f64 {
         let [m, k, n] = self.shape;
+        let batch = self.operation.batch;
         let bias = if self.operation.bias { n } else { 0 };
-        let extra = self.operation.extra.bytes([m, n], self.precision);
-        let inputs = (m * k + n * k) * self.precision.input_bytes();
-        (inputs + (m * n + bias) * self.precision.output_bytes() + extra) as f64
+        let extra = self.operation.extra.bytes([batch * m, n], self.precision);
+        let inputs = batch * (m * k + n * k) * self.precision.input_bytes();
+        (inputs + (batch * m * n + bias) * self.precision.output_bytes() + extra) as f64
     }
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [m, k, n] = self.shape;
-        write!(formatter, "{} {} {m}×{k}×{n}", self.operation, self.precision.name())
+        write!(formatter, "{} {} {}", self.operation, self.precision.name(), self.sides("×"))
     }
 }
 
@@ -294,6 +328,21 @@ mod tests {
         assert_eq!((bytes(Extra::None), bytes(Extra::Residual)), (0.0, 160.0));
         assert_eq!((bytes(Extra::Scales), bytes(Extra::Mask)), (4.0 * 42.0, 4.0 * 4.0));
         assert_eq!(bytes(Extra::Preactivation), 160.0);
+    }
+
+    #[test]
+    fn each_matrix_of_a_batch_counts_and_the_sizes_say_how_many_there_are() {
+        let of = |batch, precision| {
+            let operation = Operation { batch, ..Operation::PRODUCT };
+            Case { suite: Suite::Batch, operation, precision, shape: [2, 3, 5] }
+        };
+        let (one, many) = (of(1, Precision::Bf16), of(7, Precision::Bf16));
+        assert_eq!([many.flops(), many.bytes()], [7.0 * one.flops(), 7.0 * one.bytes()]);
+        assert_eq!([one.sides("x"), many.sides("x")], ["2x3x5", "7x2x3x5"]);
+        assert_eq!([one.to_string(), many.to_string()], ["linear bf16 2×3×5", "matmul nt bf16 7×2×3×5"]);
+        assert!(one.ours().is_some() && many.ours().is_none());
+        assert_eq!(of(1, Precision::Bf16ToF32).bytes(), one.bytes() + 2.0 * 10.0);
+        assert_eq!(of(1, Precision::F8Mixed).bytes(), 6.0 + 15.0 + 2.0 * 10.0);
     }
 
     #[test]

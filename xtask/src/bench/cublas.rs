@@ -10,7 +10,7 @@ use cudarc::cublas::sys;
 use warpsmith::benchmark::Subject;
 use warpsmith::{Error, Stream};
 
-use super::case::{Case, Layout, Operation, Precision};
+use super::case::{Case, Operation, Precision};
 use super::operands::Operands;
 
 /// cuBLAS on one stream.
@@ -41,7 +41,7 @@ impl Cublas {
     /// The plain product of `operands`; `None` for types that it does not multiply, and for layouts that are no control.
     pub(super) fn product(self: &Rc<Self>, operands: &Rc<Operands>) -> Result<Option<Product>> {
         let Case { precision, operation, .. } = operands.case;
-        let Some((dtype, compute)) = types(precision).filter(|_| operation.layout == Layout::Nt) else {
+        let Some((dtype, compute)) = types(precision).filter(|_| is_control(operation)) else {
             return Ok(None);
         };
         let mut product = Product { library: self.clone(), operands: operands.clone(), dtype, compute };
@@ -59,6 +59,11 @@ impl Drop for Cublas {
     }
 }
 
+/// Whether an operation's product is a control: that of linear layers is.
+fn is_control(operation: Operation) -> bool {
+    operation.its_product() == Operation::PRODUCT
+}
+
 fn types(precision: Precision) -> Option<(sys::cudaDataType, sys::cublasComputeType_t)> {
     use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
     use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
@@ -67,7 +72,7 @@ fn types(precision: Precision) -> Option<(sys::cudaDataType, sys::cublasComputeT
         Precision::F16 => Some((CUDA_R_16F, CUBLAS_COMPUTE_32F)),
         Precision::Tf32 => Some((CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32)),
         Precision::F32 => Some((CUDA_R_32F, CUBLAS_COMPUTE_32F)),
-        Precision::F8 => None,
+        Precision::F8 | Precision::F8Mixed | Precision::Bf16ToF32 => None,
     }
 }
 

@@ -62,7 +62,7 @@ impl CublasLt {
         operands: &Rc<Operands>,
         operation: Operation,
     ) -> Result<Option<Product>> {
-        let Some(epilogue) = epilogue(operation) else { return Ok(None) };
+        let Some(epilogue) = epilogue(operation, operands.case.precision) else { return Ok(None) };
         let call = Rc::new(Call::new(operands, operation.extra, epilogue)?);
         let mut products: Vec<Product> = call
             .proposals(self)?
@@ -108,10 +108,14 @@ pub(super) fn version(number: usize) -> String {
 }
 
 /// The epilogue for what follows a product, if there is one.
-fn epilogue(operation: Operation) -> Option<sys::cublasLtEpilogue_t> {
+fn epilogue(operation: Operation, precision: Precision) -> Option<sys::cublasLtEpilogue_t> {
     use sys::cublasLtEpilogue_t as Epilogue;
-    // A residual is no matter of the epilogue: it is the matrix that beta is for.
-    let plain = matches!(operation.extra, Extra::None | Extra::Residual);
+    // A residual is no matter of the epilogue: it is the matrix that beta is for. Neither are the scales of 8-bit operands' rows.
+    let plain = match operation.extra {
+        Extra::None | Extra::Residual => true,
+        Extra::Scales => precision.is_f8(),
+        Extra::Mask | Extra::Preactivation => false,
+    };
     match (operation.bias, operation.activation, operation.extra) {
         (false, Activation::None, _) if plain => Some(Epilogue::CUBLASLT_EPILOGUE_DEFAULT),
         (true, Activation::None, _) if plain => Some(Epilogue::CUBLASLT_EPILOGUE_BIAS),
@@ -125,16 +129,18 @@ fn epilogue(operation: Operation) -> Option<sys::cublasLtEpilogue_t> {
     }
 }
 
-/// The types of the inputs, of the bias and the output, and of the products.
-fn types(precision: Precision) -> (sys::cudaDataType, sys::cudaDataType, sys::cublasComputeType_t) {
+/// The types of w, of x, and of the bias and the output; and that of the products.
+fn types(precision: Precision) -> ([sys::cudaDataType; 3], sys::cublasComputeType_t) {
     use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
-    use sys::cudaDataType_t::{CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
+    use sys::cudaDataType_t::{CUDA_R_8F_E4M3, CUDA_R_8F_E5M2, CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
     match precision {
-        Precision::Bf16 => (CUDA_R_16BF, CUDA_R_16BF, CUBLAS_COMPUTE_32F),
-        Precision::F16 => (CUDA_R_16F, CUDA_R_16F, CUBLAS_COMPUTE_32F),
-        Precision::Tf32 => (CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32),
-        Precision::F32 => (CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F),
-        Precision::F8 => (CUDA_R_8F_E4M3, CUDA_R_16BF, CUBLAS_COMPUTE_32F),
+        Precision::Bf16 => ([CUDA_R_16BF; 3], CUBLAS_COMPUTE_32F),
+        Precision::Bf16ToF32 => ([CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F], CUBLAS_COMPUTE_32F),
+        Precision::F16 => ([CUDA_R_16F; 3], CUBLAS_COMPUTE_32F),
+        Precision::Tf32 => ([CUDA_R_32F; 3], CUBLAS_COMPUTE_32F_FAST_TF32),
+        Precision::F32 => ([CUDA_R_32F; 3], CUBLAS_COMPUTE_32F),
+        Precision::F8 => ([CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF], CUBLAS_COMPUTE_32F),
+        Precision::F8Mixed => ([CUDA_R_8F_E5M2, CUDA_R_8F_E4M3, CUDA_R_16BF], CUBLAS_COMPUTE_32F),
     }
 }
 
@@ -156,7 +162,7 @@ impl Call {
     fn new(operands: &Operands, extra: Extra, epilogue: sys::cublasLtEpilogue_t) -> Result<Self> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let case = &operands.case;
-        let (input, output, compute) = types(case.precision);
+        let ([w_type, x_type, output], compute) = types(case.precision);
         let [m, k, n] = case.shape.map(|side| side as u64);
         let mut operation = ptr::null_mut();
         let scale = sys::cudaDataType_t::CUDA_R_32F;
@@ -192,14 +198,22 @@ impl Call {
             call.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, rows as i64)?;
             call.set_stored(operands.addresses(0).extra)?;
         }
-        if case.precision == Precision::F8 {
-            let scale = operands.scale_address();
-            call.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scale)?;
-            call.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scale)?;
+        if case.precision.is_f8() {
+            let mut scales = [operands.scale_address(); 2];
+            if extra == Extra::Scales {
+                scales = operands.scale_addresses().context("operands without scales")?;
+                let mode = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+                call.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode)?;
+                call.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode)?;
+            }
+            let [rows, columns] = scales;
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, columns)?;
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, rows)?;
         }
         let (w_rows, w_columns) = if layout.transposes_w() { (k, n) } else { (n, k) };
         let (x_rows, x_columns) = if layout.transposes_x() { (m, k) } else { (k, m) };
-        for (dtype, rows, columns) in [(input, w_rows, w_columns), (input, x_rows, x_columns), (output, n, m)]
+        for (dtype, rows, columns) in
+            [(w_type, w_rows, w_columns), (x_type, x_rows, x_columns), (output, n, m)]
         {
             let mut layout = ptr::null_mut();
             // SAFETY: as above. Columns lie without gaps, so the leading dimension is the number of rows.
@@ -207,6 +221,7 @@ impl Call {
                 sys::cublasLtMatrixLayoutCreate(&raw mut layout, dtype, rows, columns, rows as i64)
             })?;
             call.layouts.push(layout);
+            call.set_batch(layout, case.operation.batch, rows * columns)?;
         }
         Ok(call)
     }
@@ -223,6 +238,35 @@ impl Call {
             )
         };
         check("cublasLtMatmulDescSetAttribute", status).with_context(|| format!("{attribute:?}"))
+    }
+
+    /// Says of a layout of this call that there are `count` matrices, each so many elements behind the other.
+    fn set_batch(&self, layout: sys::cublasLtMatrixLayout_t, count: usize, elements: u64) -> Result<()> {
+        use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+        if count == 1 {
+            return Ok(());
+        }
+        let count = i32::try_from(count).context("matrices of a batch")?;
+        let distance = i64::try_from(elements).context("elements of a matrix")?;
+        // SAFETY: the layout is alive; the values are read during the calls, and are of the types that the library documents.
+        let (counted, spaced) = unsafe {
+            (
+                sys::cublasLtMatrixLayoutSetAttribute(
+                    layout,
+                    Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                    (&raw const count).cast(),
+                    size_of::<i32>(),
+                ),
+                sys::cublasLtMatrixLayoutSetAttribute(
+                    layout,
+                    Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                    (&raw const distance).cast(),
+                    size_of::<i64>(),
+                ),
+            )
+        };
+        check("cublasLtMatrixLayoutSetAttribute", counted)?;
+        check("cublasLtMatrixLayoutSetAttribute", spaced)
     }
 
     /// Sets the bias's address for the next calls.

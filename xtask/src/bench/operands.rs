@@ -3,7 +3,7 @@
 //! They are drawn as ours are, evenly from [−1, 1), and are as large together, so that the level-2 cache serves neither side.
 
 use anyhow::{Result, ensure};
-use float8::F8E4M3;
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use warpsmith::{Stream, Tensor, benchmark};
@@ -44,16 +44,17 @@ pub(super) struct Operands {
 impl Operands {
     pub(super) fn new(stream: &Stream, case: Case) -> Result<Self> {
         let [m, k, n] = case.shape;
+        let batch = case.operation.batch;
         let device = stream.device();
         let upload = |operand: Operand, elements: usize| -> Result<Tensor<u8>> {
             let bytes = encoded(case.precision, operand, elements);
             Ok(Tensor::from_slice(device, &bytes, [bytes.len()])?)
         };
-        let x = upload(Operand::X, m * k)?;
-        let w = upload(Operand::W, n * k)?;
+        let x = upload(Operand::X, batch * m * k)?;
+        let w = upload(Operand::W, batch * n * k)?;
         let bias = upload(Operand::Bias, n)?;
         let zeros = |bytes: usize| Tensor::zeros_on(stream, [bytes]);
-        let y = zeros(m * n * case.precision.output_bytes())?;
+        let y = zeros(batch * m * n * case.precision.output_bytes())?;
         let extra = match case.operation.extra {
             Extra::None | Extra::Scales => None,
             Extra::Residual => Some(upload(Operand::Residual, m * n)?),
@@ -133,13 +134,13 @@ impl Operands {
         Ok(found)
     }
 
-    /// Checks that the first set's y is what `operation` gives, in columns of the first and the last row, and so what it stores
-    /// besides. Peers are not ours to validate; this tells whether they were asked the right question.
+    /// Checks that the first set's y is what `operation` gives, in columns of the first matrix's first row and of the last one's last,
+    /// and so what it stores besides. Peers are not ours to validate; this tells whether they were asked the right question.
     pub(super) fn check(&self, operation: Operation) -> Result<()> {
         const COLUMNS: usize = 16;
-        let Case { precision, shape: [m, k, n], operation: Operation { layout, .. }, .. } = self.case;
+        let Case { precision, shape: [m, k, n], operation: Operation { layout, batch, .. }, .. } = self.case;
         let bytes = precision.output_bytes();
-        let rows = |tensor: &Tensor<u8>, bytes: usize| tensor.reshape([m, bytes]);
+        let rows = |tensor: &Tensor<u8>, bytes: usize| tensor.reshape([tensor.len() / bytes, bytes]);
         let y = rows(&self.sets[0].y, n * bytes)?;
         let stored = |extra: Extra, bytes: usize| {
             let stored = self.sets[0].extra.as_ref().filter(|_| operation.extra == extra);
@@ -147,8 +148,9 @@ impl Operands {
         };
         let mask = stored(Extra::Mask, mask_bits(n) / 8)?;
         let preactivation = stored(Extra::Preactivation, n * bytes)?;
-        for row in [0, m - 1] {
-            let of = |tensor: &Tensor<u8>| tensor.slice(0, row..row + 1).and_then(|row| row.to_vec());
+        for (matrix, row) in [(0, 0), (batch - 1, m - 1)] {
+            let line = matrix * m + row;
+            let of = |tensor: &Tensor<u8>| tensor.slice(0, line..line + 1).and_then(|row| row.to_vec());
             let found = of(&y)?;
             let argument = preactivation.as_ref().map(of).transpose()?;
             if let Some(mask) = &mask {
@@ -158,8 +160,8 @@ impl Operands {
                 let products = (0..k).map(|index| {
                     let x = if layout.transposes_x() { index * m + row } else { row * k + index };
                     let w = if layout.transposes_w() { column * k + index } else { index * n + column };
-                    let x = element(precision, Operand::X, x);
-                    f64::from(x) * f64::from(element(precision, Operand::W, w))
+                    let x = element(precision, Operand::X, matrix * m * k + x);
+                    f64::from(x) * f64::from(element(precision, Operand::W, matrix * k * n + w))
                 });
                 let (sum, squares) = products
                     .fold((0.0, 0.0), |(sum, squares), product| (sum + product, squares + product * product));
@@ -243,16 +245,47 @@ impl Operand {
     }
 }
 
+/// What an operand's elements are.
+#[derive(Clone, Copy)]
+enum Number {
+    F32,
+    F16,
+    Bf16,
+    E4m3,
+    E5m2,
+}
+
+impl Number {
+    fn of(precision: Precision, operand: Operand) -> Self {
+        match (precision, operand) {
+            (Precision::Tf32 | Precision::F32, _) => Self::F32,
+            (Precision::F16, _) => Self::F16,
+            (Precision::Bf16, _) => Self::Bf16,
+            (Precision::Bf16ToF32, operand) => {
+                if operand.is_multiplied() {
+                    Self::Bf16
+                } else {
+                    Self::F32
+                }
+            }
+            (Precision::F8 | Precision::F8Mixed, operand) if !operand.is_multiplied() => Self::Bf16,
+            (Precision::F8Mixed, Operand::W) => Self::E5m2,
+            (Precision::F8 | Precision::F8Mixed, _) => Self::E4m3,
+        }
+    }
+}
+
 /// The inputs' and the output's relative rounding errors.
 fn roundings(precision: Precision) -> (f64, f64) {
     let bits = |bits: i32| 2f64.powi(-bits);
     match precision {
         Precision::Bf16 => (bits(16), bits(8)),
+        Precision::Bf16ToF32 => (bits(16), bits(23)),
         Precision::F16 => (bits(16), bits(11)),
         Precision::Tf32 => (bits(10), bits(23)),
         Precision::F32 => (bits(18), bits(23)),
         // The tensor cores add FP8 products with some 14 bits.
-        Precision::F8 => (bits(11), bits(8)),
+        Precision::F8 | Precision::F8Mixed => (bits(11), bits(8)),
     }
 }
 
@@ -266,12 +299,12 @@ pub(super) fn drawn(operand: Operand, index: usize) -> f32 {
 /// An element of an input as its type holds it.
 fn element(precision: Precision, operand: Operand, index: usize) -> f32 {
     let value = drawn(operand, index);
-    match precision {
-        Precision::Bf16 => bf16::from_f32(value).to_f32(),
-        Precision::F16 => f16::from_f32(value).to_f32(),
-        Precision::Tf32 | Precision::F32 => value,
-        Precision::F8 if !operand.is_multiplied() => bf16::from_f32(value).to_f32(),
-        Precision::F8 => F8E4M3::from_f32(value).to_f32(),
+    match Number::of(precision, operand) {
+        Number::F32 => value,
+        Number::F16 => f16::from_f32(value).to_f32(),
+        Number::Bf16 => bf16::from_f32(value).to_f32(),
+        Number::E4m3 => F8E4M3::from_f32(value).to_f32(),
+        Number::E5m2 => F8E5M2::from_f32(value).to_f32(),
     }
 }
 
@@ -287,15 +320,12 @@ pub(super) fn encoded(precision: Precision, operand: Operand, elements: usize) -
         bytes
     }
     let value = |index| drawn(operand, index);
-    match precision {
-        Precision::F8 if operand.is_multiplied() => {
-            collect(elements, |index| [F8E4M3::from_f32(value(index)).to_bits()])
-        }
-        Precision::Bf16 | Precision::F8 => {
-            collect(elements, |index| bf16::from_f32(value(index)).to_le_bytes())
-        }
-        Precision::F16 => collect(elements, |index| f16::from_f32(value(index)).to_le_bytes()),
-        Precision::Tf32 | Precision::F32 => collect(elements, |index| value(index).to_le_bytes()),
+    match Number::of(precision, operand) {
+        Number::F32 => collect(elements, |index| value(index).to_le_bytes()),
+        Number::F16 => collect(elements, |index| f16::from_f32(value(index)).to_le_bytes()),
+        Number::Bf16 => collect(elements, |index| bf16::from_f32(value(index)).to_le_bytes()),
+        Number::E4m3 => collect(elements, |index| [F8E4M3::from_f32(value(index)).to_bits()]),
+        Number::E5m2 => collect(elements, |index| [F8E5M2::from_f32(value(index)).to_bits()]),
     }
 }
 

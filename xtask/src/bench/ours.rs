@@ -1,10 +1,11 @@
 //! Our operations on sets of operands that are as large together as the peers'.
 
 use anyhow::Result;
-use float8::F8E4M3;
+use float8::{F8E4M3, F8E5M2};
 use half::bf16;
 use warpsmith::benchmark::{self, LinearSubject, Subject};
 use warpsmith::ops::linear::Tile;
+use warpsmith::ops::scaled::{ScaledInput, ScaledLinearOp};
 use warpsmith::ops::{self, Scale};
 use warpsmith::validate::LinearCase;
 use warpsmith::{Element, Error, Stream, Tensor};
@@ -42,8 +43,9 @@ pub(super) fn subjects(stream: &Stream, case: &Case, tiles: &[Option<Tile>]) -> 
         return Ok(Vec::new());
     }
     Ok(match case.precision {
-        Precision::F8 => vec![Box::new(Scaled::new(stream, *case)?)],
-        Precision::Bf16 if case.operation == Operation::product(case.operation.layout) => {
+        Precision::F8 => vec![Box::new(Scaled::new(stream, *case, F8E4M3::from_bits)?)],
+        Precision::F8Mixed => vec![Box::new(Scaled::new(stream, *case, F8E5M2::from_bits)?)],
+        Precision::Bf16 if case.operation == case.operation.its_product() => {
             vec![Box::new(Matmul::new(stream, *case)?)]
         }
         _ => Vec::new(),
@@ -81,10 +83,22 @@ fn bf16_tensor(stream: &Stream, case: &Case, operand: Operand, shape: &[usize]) 
     Ok(Tensor::from_slice(stream.device(), &elements, shape)?)
 }
 
-fn f8_tensor(stream: &Stream, case: &Case, operand: Operand, shape: &[usize]) -> Result<Tensor<F8E4M3>> {
+fn f8_tensor<T: Element>(
+    stream: &Stream,
+    case: &Case,
+    operand: Operand,
+    shape: &[usize],
+    from_bits: fn(u8) -> T,
+) -> Result<Tensor<T>> {
     let bytes = operands::encoded(case.precision, operand, shape.iter().product());
-    let elements: Vec<F8E4M3> = bytes.into_iter().map(F8E4M3::from_bits).collect();
+    let elements: Vec<T> = bytes.into_iter().map(from_bits).collect();
     Ok(Tensor::from_slice(stream.device(), &elements, shape)?)
+}
+
+/// `count` scales, of the rows or of the columns.
+fn scales(stream: &Stream, operand: Operand, count: usize) -> Result<Tensor<f32>, Error> {
+    let scales: Vec<f32> = (0..count).map(|index| operands::drawn(operand, index)).collect();
+    Tensor::from_slice(stream.device(), &scales, [count])
 }
 
 /// A linear layer of bf16 operands that reads or stores more than x, w, a bias and y.
@@ -112,14 +126,10 @@ struct ExtendedSet {
 impl ExtendedSet {
     fn new(stream: &Stream, case: &Case) -> Result<Self> {
         let ([m, k, n], Operation { bias, extra, .. }) = (case.shape, case.operation);
-        let device = stream.device();
         let drawn = |operand, shape: &[usize]| bf16_tensor(stream, case, operand, shape);
-        let scales = |operand, count: usize| {
-            let scales: Vec<f32> = (0..count).map(|index| operands::drawn(operand, index)).collect();
-            Tensor::from_slice(device, &scales, [count])
+        let scales = || -> Result<_> {
+            Ok([scales(stream, Operand::RowScale, m)?, scales(stream, Operand::ColumnScale, n)?])
         };
-        let scales =
-            || -> Result<_> { Ok([scales(Operand::RowScale, m)?, scales(Operand::ColumnScale, n)?]) };
         let mask = || Tensor::zeros_on(stream, [m, n.div_ceil(32)]);
         Ok(Self {
             x: drawn(Operand::X, &[m, k])?,
@@ -207,44 +217,58 @@ impl Ours for Extended {
     }
 }
 
-/// A linear layer of FP8 operands, whose scales lie in the device's memory, as the peers' do.
-struct Scaled {
+/// A linear layer of FP8 operands, of which x is e4m3. One scale for each, or one for each row of them, lies in the device's memory,
+/// as the peers' do.
+struct Scaled<W: Element> {
     case: Case,
     stream: Stream,
     x: Vec<Tensor<F8E4M3>>,
-    w: Vec<Tensor<F8E4M3>>,
+    w: Vec<Tensor<W>>,
     bias: Tensor<bf16>,
     y: Vec<Tensor<bf16>>,
-    scale: Tensor<f32>,
+    /// Of x, and of w.
+    scales: [Tensor<f32>; 2],
 }
 
-impl Scaled {
-    fn new(stream: &Stream, case: Case) -> Result<Self> {
+impl<W: ScaledInput> Scaled<W> {
+    fn new(stream: &Stream, case: Case, from_bits: fn(u8) -> W) -> Result<Self> {
         let [m, k, n] = case.shape;
         let count = operands::sets(stream, &case);
+        let one = || Tensor::from_slice(stream.device(), &[1.0], [1]);
+        let scales = match case.operation.extra {
+            Extra::Scales => {
+                [scales(stream, Operand::RowScale, m)?, scales(stream, Operand::ColumnScale, n)?]
+            }
+            _ => [one()?, one()?],
+        };
         Ok(Self {
             case,
             stream: stream.clone(),
-            x: copies(f8_tensor(stream, &case, Operand::X, &[m, k])?, count)?,
-            w: copies(f8_tensor(stream, &case, Operand::W, &[n, k])?, count)?,
+            x: copies(f8_tensor(stream, &case, Operand::X, &[m, k], F8E4M3::from_bits)?, count)?,
+            w: copies(f8_tensor(stream, &case, Operand::W, &[n, k], from_bits)?, count)?,
             bias: bf16_tensor(stream, &case, Operand::Bias, &[n])?,
             y: copies(Tensor::zeros_on(stream, [m, n])?, count)?,
-            scale: Tensor::from_slice(stream.device(), &[1.0], [1])?,
+            scales,
         })
     }
 
-    fn op(&self, index: usize) -> ops::scaled::ScaledLinearOp<'_, F8E4M3, F8E4M3, bf16> {
+    fn op(&self, index: usize) -> ScaledLinearOp<'_, F8E4M3, W, bf16> {
         let operation = self.case.operation;
+        let has_rows = operation.extra == Extra::Scales;
+        let [x_scale, w_scale] = self
+            .scales
+            .each_ref()
+            .map(|scale| if has_rows { Scale::Rows(scale) } else { Scale::Device(scale) });
         let op = ops::linear_scaled(&self.x[index], &self.w[index])
-            .x_scale(Scale::Device(&self.scale))
-            .w_scale(Scale::Device(&self.scale))
+            .x_scale(x_scale)
+            .w_scale(w_scale)
             .activation(operation.activation)
             .on(&self.stream);
         if operation.bias { op.bias(&self.bias) } else { op }
     }
 }
 
-impl Subject for Scaled {
+impl<W: ScaledInput> Subject for Scaled<W> {
     fn enqueue(&mut self, index: usize) -> Result<(), Error> {
         let index = index % self.y.len();
         let mut y = self.y[index].clone();
@@ -252,13 +276,13 @@ impl Subject for Scaled {
     }
 }
 
-impl Ours for Scaled {
+impl<W: ScaledInput> Ours for Scaled<W> {
     fn implementation(&self) -> Result<String> {
         Ok(self.op(0).implementation()?.to_string())
     }
 }
 
-/// A product of bf16 operands, as they lie.
+/// A product of bf16 operands, as they lie, or a batch of them.
 struct Matmul {
     case: Case,
     stream: Stream,
@@ -269,16 +293,18 @@ struct Matmul {
 
 impl Matmul {
     fn new(stream: &Stream, case: Case) -> Result<Self> {
-        let ([m, k, n], layout) = (case.shape, case.operation.layout);
-        let x = if layout.transposes_x() { [k, m] } else { [m, k] };
-        let w = if layout.transposes_w() { [n, k] } else { [k, n] };
+        let ([m, k, n], Operation { layout, batch, .. }) = (case.shape, case.operation);
+        let several =
+            |matrix: [usize; 2]| if batch == 1 { matrix.to_vec() } else { vec![batch, matrix[0], matrix[1]] };
+        let x = several(if layout.transposes_x() { [k, m] } else { [m, k] });
+        let w = several(if layout.transposes_w() { [n, k] } else { [k, n] });
         let count = operands::sets(stream, &case);
         Ok(Self {
             case,
             stream: stream.clone(),
             x: copies(bf16_tensor(stream, &case, Operand::X, &x)?, count)?,
             w: copies(bf16_tensor(stream, &case, Operand::W, &w)?, count)?,
-            y: copies(Tensor::zeros_on(stream, [m, n])?, count)?,
+            y: copies(Tensor::zeros_on(stream, several([m, n]))?, count)?,
         })
     }
 
@@ -310,8 +336,15 @@ mod tests {
     use warpsmith::benchmark::Subject;
     use warpsmith::ops::Activation;
 
-    use super::{Case, Extended, Extra, Precision, operands::Operands, subjects};
+    use float8::{F8E4M3, F8E5M2};
+    use half::bf16;
+    use warpsmith::{Tensor, ops};
+
+    use super::{
+        Case, Extended, Extra, Matmul, Precision, Scaled, bf16_tensor, operands::Operands, subjects,
+    };
     use crate::bench::case::{Layout, Operation};
+    use crate::bench::operands::Operand;
     use crate::bench::suites::Suite;
 
     const EXTRAS: [Extra; 4] = [Extra::Residual, Extra::Scales, Extra::Mask, Extra::Preactivation];
@@ -320,12 +353,15 @@ mod tests {
     fn every_type_and_layout_has_an_operation_that_runs() {
         let device = Device::emulator();
         let stream = device.default_stream();
-        let types = [Precision::Bf16, Precision::F16, Precision::F32, Precision::F8];
-        let linear = types.map(|precision| (precision, Operation::BIAS_RELU));
+        let linear = Precision::ALL.map(|precision| (precision, Operation::BIAS_RELU));
         let layouts = [Layout::Nn, Layout::Tn, Layout::Tt];
         let products = layouts.map(|layout| (Precision::Bf16, Operation::product(layout)));
         let extras = EXTRAS.map(|extra| (Precision::Bf16, Operation { extra, ..Operation::BIAS_RELU }));
-        for (precision, operation) in linear.into_iter().chain(products).chain(extras) {
+        let batches =
+            layouts.map(|layout| (Precision::Bf16, Operation { batch: 3, ..Operation::product(layout) }));
+        let scaled = (Precision::F8, Operation { extra: Extra::Scales, ..Operation::PRODUCT });
+        let others = batches.into_iter().chain([scaled]);
+        for (precision, operation) in linear.into_iter().chain(products).chain(extras).chain(others) {
             let case = Case { suite: Suite::Main, operation, precision, shape: [8, 32, 16] };
             let mut subjects = subjects(&stream, &case, &[None]).expect("memory");
             assert_eq!(subjects.len(), 1, "{case}");
@@ -369,5 +405,50 @@ mod tests {
                 assert!(peers.check(operation).is_err(), "{case}");
             }
         }
+    }
+
+    #[test]
+    fn peers_are_asked_for_the_same_batches_types_and_scales() {
+        let device = Device::emulator();
+        let stream = device.default_stream();
+        let case =
+            |precision, operation| Case { suite: Suite::Main, operation, precision, shape: [8, 32, 16] };
+        let check = |case: Case, y: Vec<u8>| {
+            let mut peers = Operands::new(&stream, case).expect("memory");
+            peers.set_results(&device, &y, &[]).expect("memory");
+            peers.check(case.operation).unwrap_or_else(|reason| panic!("{case}: {reason:#}"));
+            // What is checked last is in the last matrix.
+            let mut wrong = y;
+            let last = wrong.len() - 16 * case.precision.output_bytes();
+            wrong[last..].fill(0x40);
+            peers.set_results(&device, &wrong, &[]).expect("memory");
+            assert!(peers.check(case.operation).is_err(), "{case}");
+        };
+        let bytes =
+            |y: &Tensor<bf16>| y.to_vec().expect("copied").into_iter().flat_map(bf16::to_le_bytes).collect();
+        for layout in [Layout::Nn, Layout::Nt, Layout::Tn, Layout::Tt] {
+            let case = case(Precision::Bf16, Operation { batch: 3, ..Operation::product(layout) });
+            let mut ours = Matmul::new(&stream, case).expect("memory");
+            ours.enqueue(0).expect("no finding");
+            assert_eq!(ours.y[0].shape(), [3, 8, 16]);
+            check(case, bytes(&ours.y[0]));
+        }
+        for extra in [Extra::None, Extra::Scales] {
+            let operation = Operation { extra, ..Operation::PRODUCT };
+            let same = case(Precision::F8, operation);
+            let mut ours = Scaled::new(&stream, same, F8E4M3::from_bits).expect("memory");
+            ours.enqueue(0).expect("no finding");
+            check(same, bytes(&ours.y[0]));
+            let mixed = case(Precision::F8Mixed, operation);
+            let mut ours = Scaled::new(&stream, mixed, F8E5M2::from_bits).expect("memory");
+            ours.enqueue(0).expect("no finding");
+            check(mixed, bytes(&ours.y[0]));
+        }
+        let wide = case(Precision::Bf16ToF32, Operation::PRODUCT);
+        let tensor =
+            |operand, shape: [usize; 2]| bf16_tensor(&stream, &wide, operand, &shape).expect("memory");
+        let (x, w) = (tensor(Operand::X, [8, 32]), tensor(Operand::W, [16, 32]));
+        let y = ops::linear(&x, &w).output::<f32>().run().and_then(|y| y.to_vec()).expect("no finding");
+        check(wide, y.into_iter().flat_map(f32::to_le_bytes).collect());
     }
 }

@@ -32,7 +32,7 @@ impl Unfused {
         let scales = Operation { extra: Extra::Scales, ..Operation::PRODUCT };
         let pass = match operation {
             Operation::BIAS_RELU => Pass::bias_relu(stream.device(), precision, m, n)?,
-            operation if operation == scales && precision == Precision::Bf16 && n.is_multiple_of(8) => {
+            operation if operation == scales && is_bf16(precision) && n.is_multiple_of(8) => {
                 Pass::scales(stream.device(), m, n)?
             }
             _ => return Ok(None),
@@ -57,6 +57,11 @@ impl Subject for Unfused {
             }
         }
     }
+}
+
+/// Whether the output is bf16.
+const fn is_bf16(precision: Precision) -> bool {
+    matches!(precision, Precision::Bf16) || precision.is_f8()
 }
 
 /// A pass over y, in place.
@@ -175,9 +180,9 @@ fn scales_text() -> String {
 fn text(precision: Precision, vector: bool) -> String {
     // The type of the arithmetic and the number one in it, of which a 32-bit register holds one or two.
     let (arithmetic, one, scalar) = match precision {
-        Precision::Bf16 | Precision::F8 => ("bf16x2", "0x3f803f80", "b16"),
+        Precision::Bf16 | Precision::F8 | Precision::F8Mixed => ("bf16x2", "0x3f803f80", "b16"),
         Precision::F16 => ("f16x2", "0x3c003c00", "b16"),
-        Precision::Tf32 | Precision::F32 => ("f32", "0x3f800000", "b32"),
+        Precision::Tf32 | Precision::F32 | Precision::Bf16ToF32 => ("f32", "0x3f800000", "b32"),
     };
     let (bytes, words) = if vector { (16, 4) } else { (precision.output_bytes(), 1) };
     let list = |first: usize| {

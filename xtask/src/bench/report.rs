@@ -85,11 +85,10 @@ fn measurement(
     peer: Option<&Peer>,
     provenance: &Provenance,
 ) -> Measurement {
-    let [m, k, n] = case.shape;
     let row = Measurement {
         operation: case.operation.to_string(),
         dtype: case.precision.name().into(),
-        shape: format!("{m}x{k}x{n}"),
+        shape: case.sides("x"),
         variant: variant.into(),
         bytes: Some(case.bytes()),
         ..Measurement::of(provenance, &case.suite.name())
@@ -127,14 +126,13 @@ pub(super) fn table(rows: &[Row]) -> Table {
         value.map_or_else(|| "–".into(), |value| format!("{value:.digits$}"))
     };
     for row in rows {
-        let [m, k, n] = row.case.shape;
         let (best, product) = (row.best(), row.peer("cublaslt-product"));
         let seconds = row.microseconds().map(|time| time * 1e-6);
         table.add_row([
             row.case.suite.name(),
             row.case.operation.to_string(),
             row.case.precision.name().into(),
-            format!("{m}×{k}×{n}"),
+            row.case.sides("×"),
             row.variant.clone(),
             number(row.microseconds(), 2),
             number(seconds.map(|seconds| row.case.flops() / seconds * 1e-12), 1),

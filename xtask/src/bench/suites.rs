@@ -14,6 +14,10 @@ pub(super) enum Suite {
     Epilogue,
     /// Products of operands that lie otherwise than a linear layer's, on the same sizes.
     Layout,
+    /// Other types on two of these sizes: outputs of f32, 8-bit operands of two types, and such with scales of rows and columns.
+    Types,
+    /// Batches of products, as many as have 2²⁴ results together.
+    Batch,
     /// Squares from 512 to 16384.
     Square,
     /// The layers of small multi-layer perceptrons, by batch and width.
@@ -33,7 +37,13 @@ const MAIN: [[usize; 3]; 6] = [
     [8192, 4096, 4096],
     [8192, 8192, 8192],
 ];
+const MAIN_TYPES: [Precision; 5] =
+    [Precision::Bf16, Precision::F16, Precision::Tf32, Precision::F32, Precision::F8];
 const LARGE: [[usize; 3]; 3] = [[1024, 784, 2048], [4096, 4096, 4096], [8192, 4096, 4096]];
+const TWO: [[usize; 3]; 2] = [[1024, 784, 2048], [4096, 4096, 4096]];
+const BATCHES: [[usize; 3]; 2] = [[512, 512, 512], [1024, 1024, 1024]];
+/// Results of a batch.
+const BATCH_RESULTS: usize = 1 << 24;
 const SQUARES: [usize; 11] = [512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384];
 /// Batch, inputs and width of the layers.
 const MLP: [[usize; 3]; 15] = [
@@ -100,6 +110,8 @@ impl Suite {
         match self {
             Self::Main => MAIN.to_vec(),
             Self::Epilogue | Self::Layout => LARGE.to_vec(),
+            Self::Types => TWO.to_vec(),
+            Self::Batch => BATCHES.to_vec(),
             Self::Square => SQUARES.map(|side| [side; 3]).to_vec(),
             Self::Mlp => MLP.to_vec(),
             Self::Skinny => SKINNY.iter().flat_map(|&side| ROWS.map(|rows| [rows, side, side])).collect(),
@@ -107,7 +119,7 @@ impl Suite {
         }
     }
 
-    fn operations(self) -> Vec<Operation> {
+    fn operations(self, precision: Precision, [m, _, n]: [usize; 3]) -> Vec<Operation> {
         let with = |activation| Operation { activation, ..Operation::BIAS_RELU };
         let and = |operation, extra| Operation { extra, ..operation };
         match self {
@@ -124,13 +136,21 @@ impl Suite {
                 and(with(Activation::GeluTanh), Extra::Preactivation),
             ],
             Self::Layout => [Layout::Nn, Layout::Tn, Layout::Tt].map(Operation::product).to_vec(),
+            Self::Types if precision == Precision::F8 => vec![and(Operation::PRODUCT, Extra::Scales)],
+            Self::Types => vec![Operation::PRODUCT],
+            Self::Batch => {
+                let batch = (BATCH_RESULTS / m.saturating_mul(n)).max(2);
+                let product = |layout| Operation { batch, ..Operation::product(layout) };
+                [Layout::Nt, Layout::Nn].map(product).to_vec()
+            }
             _ => vec![Operation::BIAS_RELU],
         }
     }
 
     fn precisions(self) -> &'static [Precision] {
         match self {
-            Self::Main => &Precision::ALL,
+            Self::Main => &MAIN_TYPES,
+            Self::Types => &[Precision::Bf16ToF32, Precision::F8Mixed, Precision::F8],
             _ => &[Precision::Bf16],
         }
     }
@@ -156,7 +176,7 @@ pub(super) fn cases(suites: &[Suite], precisions: &[Precision], shapes: &[[usize
         let shapes = if shapes.is_empty() { suite.shapes() } else { shapes.to_vec() };
         for &precision in precisions {
             for &shape in &shapes {
-                for operation in suite.operations() {
+                for operation in suite.operations(precision, shape) {
                     let case = Case { suite, operation, precision, shape };
                     let same = |other: &Case| Case { suite, ..*other } == case;
                     if !cases.iter().any(same) {
@@ -173,7 +193,7 @@ pub(super) fn cases(suites: &[Suite], precisions: &[Precision], shapes: &[[usize
 mod tests {
     use clap::ValueEnum;
 
-    use super::{ODD, Operation, Precision, Suite, cases};
+    use super::{BATCH_RESULTS, MAIN_TYPES, ODD, Operation, Precision, Suite, cases};
 
     #[test]
     fn no_case_is_measured_twice() {
@@ -190,10 +210,38 @@ mod tests {
     #[test]
     fn the_main_sizes_are_measured_in_every_type() {
         let all = cases(&[], &[], &[]);
-        for precision in Precision::ALL {
+        for precision in MAIN_TYPES {
             let main = |case: &&super::Case| case.suite == Suite::Main && case.precision == precision;
             assert_eq!(all.iter().filter(main).count(), 6);
         }
+    }
+
+    #[test]
+    fn other_types_and_batches_are_measured_as_products() {
+        let told = |suite| cases(&[suite], &[], &[]).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(
+            told(Suite::Types),
+            [
+                "linear bf16-to-f32 1024×784×2048",
+                "linear bf16-to-f32 4096×4096×4096",
+                "linear f8e4m3-by-e5m2 1024×784×2048",
+                "linear f8e4m3-by-e5m2 4096×4096×4096",
+                "linear scales f8e4m3 1024×784×2048",
+                "linear scales f8e4m3 4096×4096×4096",
+            ]
+        );
+        assert_eq!(
+            told(Suite::Batch),
+            [
+                "matmul nt bf16 64×512×512×512",
+                "matmul nn bf16 64×512×512×512",
+                "matmul nt bf16 16×1024×1024×1024",
+                "matmul nn bf16 16×1024×1024×1024",
+            ]
+        );
+        let asked = cases(&[Suite::Batch], &[], &[[7, 8, 9], [1 << 14, 8, 1 << 14]]);
+        let batches: Vec<_> = asked.iter().map(|case| case.operation.batch).collect();
+        assert_eq!(batches, [BATCH_RESULTS / 63, BATCH_RESULTS / 63, 2, 2]);
     }
 
     #[test]

@@ -43,6 +43,7 @@ pub(super) struct Torch {
 #[derive(Serialize)]
 struct Request<'a> {
     layout: &'a str,
+    batch: usize,
     precision: &'a str,
     m: usize,
     k: usize,
@@ -138,6 +139,7 @@ impl Torch {
         let [m, k, n] = case.shape;
         let request = Request {
             layout: case.operation.layout.name(),
+            batch: case.operation.batch,
             precision: case.precision.name(),
             m,
             k,

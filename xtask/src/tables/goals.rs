@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::markdown::{flops, number, provenance};
 use super::results::CONTROL;
-use crate::goals::{FLOOR, Floor, Judged, floor, judge};
+use crate::goals::{FLOOR, Floor, Judged, OPERATION, floor, judge};
 use crate::measurement::Measurement;
 
 /// The part of a file that the page shows.
@@ -29,7 +29,7 @@ pub(super) fn text(name: &str, rows: &[Measurement]) -> Result<String> {
             Some(false) => "missed",
             None => "not measured",
         };
-        let flops = flops(goal.shape)?;
+        let flops = flops(OPERATION, goal.shape)?;
         let rate = |microseconds: f64| flops / microseconds * 1e-6;
         let theirs = row.and_then(|row| row.peer_us);
         // A goal is not always about the fastest peer, but it is said which one it is about.
@@ -70,7 +70,7 @@ pub(super) fn text(name: &str, rows: &[Measurement]) -> Result<String> {
 fn fastest(rows: &[Measurement], dtype: &str) -> Result<Option<f64>> {
     let mut fastest: Option<f64> = None;
     for row in rows.iter().filter(|row| row.dtype == dtype && row.operation != CONTROL) {
-        let flops = flops(&row.shape)?;
+        let flops = flops(&row.operation, &row.shape)?;
         for time in [Some(row.median_us), row.peer_us].into_iter().flatten() {
             let rate = flops / time * 1e-6;
             fastest = Some(fastest.map_or(rate, |fastest| fastest.max(rate)));

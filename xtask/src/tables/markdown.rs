@@ -9,6 +9,16 @@ use super::results::{CONTROL, Entry, chosen};
 use super::{goals, topk, update};
 use crate::measurement::Measurement;
 
+/// The suites whose words come along with their tables, so that a page shows nothing of them while the file has no such rows.
+const WORDED: [(&str, &str); 2] = [
+    (
+        "types",
+        "### Other types and scales\n\nProducts alone: of bf16 operands with an output of f32, of an e4m3 X and an e5m2 W with a scale for each, and of \
+         two e4m3 operands with a\nscale for each row of X and each column of Y.\n\n",
+    ),
+    ("batch", "### Batches\n\nProducts of as many matrices as stand before their sizes, by one call.\n\n"),
+];
+
 /// What a table shows of a file: a set of sizes, the controls, or a part of PEER's.
 pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<String> {
     if let Some(part) = Part::of(part) {
@@ -24,7 +34,11 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
             suite => row.operation != CONTROL && row.variant == "chosen" && row.suite == suite,
         })
         .collect();
+    let words = WORDED.iter().find(|(suite, _)| *suite == part).map(|(_, words)| *words);
     let Some(first) = shown.first() else {
+        if words.is_some() {
+            return Ok(String::new());
+        }
         return Ok(format!("`docs/bench/{name}.csv` has no rows of `{part}`.\n"));
     };
     let text = match part {
@@ -33,7 +47,7 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
         topk::SUITE => topk::table(&chosen(&shown))?,
         _ => results(&chosen(&shown))?,
     };
-    Ok(format!("{text}\n{}", provenance(&shown, first)?))
+    Ok(format!("{}{text}\n{}", words.unwrap_or_default(), provenance(&shown, first)?))
 }
 
 /// Where rows come from, as a line: all from the run of the first of them.
@@ -88,7 +102,7 @@ fn results(entries: &[Entry<'_>]) -> Result<String> {
             ours.dtype,
             ours.shape.replace('x', " × "),
             ours.median_us,
-            flops(&ours.shape)? / ours.median_us * 1e-6,
+            flops(&ours.operation, &ours.shape)? / ours.median_us * 1e-6,
             best.map_or("–", |best| best.peer.as_str()),
             number(best.and_then(|best| best.peer_us), 1),
             number(best.and_then(|best| best.ratio), 2),
@@ -118,8 +132,43 @@ fn controls(rows: &[&Measurement]) -> String {
     text
 }
 
-/// Floating-point operations of a product of this shape, `MxKxN`; that of an update, which has its rank behind them, is not counted.
-pub(super) fn flops(shape: &str) -> Result<f64> {
+/// Floating-point operations of a product of this shape, `MxKxN`. A batch has the number of its matrices before them; the rank of an
+/// update, which stands behind them, is not counted.
+pub(super) fn flops(operation: &str, shape: &str) -> Result<f64> {
     let sides = shape.split('x').map(str::parse::<f64>).collect::<Result<Vec<_>, _>>();
-    Ok(2.0 * sides.with_context(|| format!("shape `{shape}`"))?.iter().take(3).product::<f64>())
+    let counted = if operation.starts_with("matmul ") { 4 } else { 3 };
+    Ok(2.0 * sides.with_context(|| format!("shape `{shape}`"))?.iter().take(counted).product::<f64>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{flops, table};
+    use crate::measurement::Measurement;
+
+    #[test]
+    fn every_matrix_of_a_batch_counts_and_no_rank_of_an_update() {
+        let of = |operation, shape| flops(operation, shape).expect("a shape");
+        assert_eq!(of("matmul nn", "2x3x5"), 60.0);
+        assert_eq!(of("matmul nt", "7x2x3x5"), 420.0);
+        assert_eq!(of("linear bias relu update", "2x3x5x7"), 60.0);
+        assert!(flops("linear", "2xthree").is_err());
+    }
+
+    #[test]
+    fn a_suite_that_was_not_measured_leaves_nothing_on_the_page_and_one_that_was_brings_its_words() {
+        let row = |suite: &str, operation: &str, shape: &str| Measurement {
+            suite: suite.into(),
+            ..Measurement::against(operation, "bf16", shape, [2.0, 3.0], "cublaslt-product")
+        };
+        let old = [row("main", "linear bias relu", "1x2x3")];
+        assert_eq!(table("name", &old, "batch").expect("no rows"), "");
+        assert_eq!(table("name", &old, "types").expect("no rows"), "");
+        assert!(table("name", &old, "odd").expect("no rows").contains("no rows"));
+        let new = [row("batch", "matmul nt", "4x500x500x500"), row("batch", "matmul nn", "4x500x500x500")];
+        let made = table("name", &new, "batch").expect("rows");
+        assert!(made.starts_with("### Batches\n\n"), "{made}");
+        // 10⁹ operations in 2 µs.
+        let line = "| matmul nt | bf16 | 4 × 500 × 500 × 500 | 2.0 | 500 | cublaslt-product | 3.0 | 1.50 |";
+        assert!(made.contains(line), "{made}");
+    }
 }

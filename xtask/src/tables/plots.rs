@@ -37,13 +37,14 @@ pub(super) fn of(rows: &[Measurement]) -> Result<Vec<(&'static str, String)>> {
 }
 
 /// Types and their colours, which the colour-blind can tell apart.
-const COLOURS: [(&str, RGBColor); 6] = [
+const COLOURS: [(&str, RGBColor); 7] = [
     ("bf16", RGBColor(0, 114, 178)),
     ("f16", RGBColor(230, 159, 0)),
     ("tf32", RGBColor(0, 158, 115)),
     ("f32", RGBColor(204, 121, 167)),
     ("f8e4m3", RGBColor(213, 94, 0)),
-    ("f8e5m2", RGBColor(86, 180, 233)),
+    ("f8e4m3-by-e5m2", RGBColor(86, 180, 233)),
+    ("bf16-to-f32", RGBColor(120, 94, 60)),
 ];
 pub(super) const FONT: (&str, i32) = ("sans-serif", 13);
 
@@ -92,7 +93,7 @@ fn points<'a>(entries: &[Entry<'a>]) -> Result<BTreeMap<&'a str, Vec<Point>>> {
         let (Some(bytes), Some(share)) = (ours.bytes, ours.share.filter(|&share| share > 0.0)) else {
             continue;
         };
-        let flops = flops(&ours.shape)?;
+        let flops = flops(&ours.operation, &ours.shape)?;
         let rate = |microseconds: f64| flops / microseconds * 1e-6;
         let tflops = rate(ours.median_us);
         let peer = best.and_then(|best| best.peer_us).map(rate);
