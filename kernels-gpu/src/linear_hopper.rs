@@ -9,7 +9,7 @@ use warpsmith_dsl::gemm::wgmma::{AlongN, Cooperative, CooperativeColumns, PingPo
 use warpsmith_dsl::gemm::{BoxOutput, HalfFragment, Layouts, OutputElement, PersistentTile};
 use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
-use warpsmith_dsl::ptx::Wgmma;
+use warpsmith_dsl::ptx::{self, Wgmma};
 use warpsmith_dsl::tile::Output;
 use warpsmith_dsl::{KernelParam, kernel};
 
@@ -53,7 +53,7 @@ pub struct HopperParams {
     pub k: u32,
     /// How X and W lie in memory.
     pub layouts: Layouts,
-    /// Not 0 if `y_boxes` describes Y, which then has aligned rows; [`LANES_STORE`](Self::LANES_STORE) if a tile whose
+    /// Not 0 if `y_boxes` describes Y, which then has aligned rows, and so have the matrices of the epilogue; [`LANES_STORE`](Self::LANES_STORE) if a tile whose
     /// [lanes can](PersistentTile::LANES_STORE) is not to use it.
     pub has_boxes: u32,
     /// Groups of a cluster's tiles that are computed whole, where the tile [has halves](PersistentTile::HALVES); `u32::MAX` for all.
@@ -119,16 +119,18 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
     T: Wgmma<S::Fragment> + Wgmma<HalfFragment<S>>,
 {
     let steps = (p.k * T::BYTES).div_ceil(S::ROW_BYTES);
-    let mut tiles = S::tiles(p.m, p.n, p.batch);
-    if S::HALVES {
-        tiles = tiles.with_halves(p.whole, p.narrow);
-    }
+    // Opaque: what follows from the sizes is computed where it is needed, rather than kept in registers by all warps.
+    let tiles = || {
+        let tiles = S::tiles(ptx::opaque(p.m), ptx::opaque(p.n), p.batch);
+        if S::HALVES { tiles.with_halves(p.whole, p.narrow) } else { tiles }
+    };
 
     // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the tile asks for; the caller
     // vouches for maps and pointers, and each tile of Y belongs to one block.
     unsafe {
         S::start();
         if S::is_producer() {
+            let mut tiles = tiles();
             if let Some(mut producer) = S::producer() {
                 let mut next = S::next_part(&mut tiles);
                 // Behind the start and the first tile's divisions, which depend on no other launch.
@@ -144,13 +146,18 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
             }
         } else {
             let mut consumer = S::consumer();
+            let mut tiles = tiles();
             let mut next = S::next_tile(&mut consumer, &mut tiles, steps);
             grid::wait_for_earlier_launches();
             while let Some(part) = next {
                 let epilogue = epilogue.of_matrix(part.tile.batch, p.m, p.n);
-                let in_registers = epilogue.in_registers();
-                let columns = S::columns(&in_registers, part);
-                S::prefetch_rows::<O, _>(&epilogue, part);
+                let (in_registers, through_boxes) = (epilogue.in_registers(), epilogue.through_boxes());
+                let columns = S::columns(&through_boxes, part);
+                if S::PASSES_BOXES && p.has_boxes != 0 {
+                    S::fetch_boxes::<O, _>(&through_boxes, part);
+                } else {
+                    S::prefetch_rows::<O, _>(&epilogue, part);
+                }
                 let accumulators = if S::HALVES && part.is_half() {
                     S::multiply_half::<T>(&mut consumer, p.layouts, steps)
                 } else {
@@ -158,20 +165,24 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
                 };
                 let base = y.offset(part.tile.batch as u64 * p.batch_y);
                 let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
-                if !S::STORES_ROWS || p.has_boxes != 0 && epilogue.fits_registers() {
+                if !S::STORES_ROWS || p.has_boxes != 0 {
                     let by_lanes = S::LANES_STORE && p.has_boxes == HopperParams::LANES_STORE;
                     let boxes = BoxOutput { map: y_boxes, rows: by_lanes.then_some(y) };
-                    match in_registers.with_floor() {
-                        Some(e) if S::UNROLLS => {
-                            S::store_boxes::<O, _, true>(&accumulators, &e, &columns, &boxes, part)
+                    if S::PASSES_BOXES && !epilogue.fits_registers() {
+                        S::store_boxes::<O, _, false>(&accumulators, &through_boxes, &columns, &boxes, part);
+                    } else {
+                        match in_registers.with_floor() {
+                            Some(e) if S::UNROLLS => {
+                                S::store_boxes::<O, _, true>(&accumulators, &e, &columns, &boxes, part)
+                            }
+                            _ => S::store_boxes::<O, _, false>(
+                                &accumulators,
+                                &in_registers,
+                                &columns,
+                                &boxes,
+                                part,
+                            ),
                         }
-                        _ => S::store_boxes::<O, _, false>(
-                            &accumulators,
-                            &in_registers,
-                            &columns,
-                            &boxes,
-                            part,
-                        ),
                     }
                 } else {
                     S::store_rows(&accumulators, &epilogue, &y, part);

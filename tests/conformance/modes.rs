@@ -26,13 +26,14 @@ const ALL_TERMS: Terms = Terms {
     beside: WHOLE,
 };
 
-/// Several tiles with tails, and sums longer than any ring of stages; activations alone, with which the copy engine stores boxes; and
-/// every term, for which warps store row by row. N is a multiple of 8, so that boxes can be stored.
-const FUSED: [Fused; 4] = [
+/// Several tiles with tails, and sums longer than any ring of stages; activations alone, and every term, which pass through the boxes that the copy
+/// engine stores, since N is a multiple of 8; and every term where it is not, so that warps store row by row.
+const FUSED: [Fused; 5] = [
     (Activation::GeluErf, NO_TERMS, (200, 712, 264)),
     (Activation::GeluErf, NO_TERMS, (65, 40, 72)),
     (Activation::Relu, NO_TERMS, (136, 200, 136)),
     (Activation::Silu, ALL_TERMS, (136, 200, 136)),
+    (Activation::Relu, ALL_TERMS, (72, 40, 133)),
 ];
 
 const NO_TERMS: Terms = Terms {
@@ -69,7 +70,7 @@ fn check(tile: Tile, [input, output]: [DType; 2], access: Access) -> Result<BTre
     let mut ran = BTreeSet::new();
     let devices = devices();
     for (activation, terms, (m, k, n)) in FUSED {
-        if (tile.needs_boxes() || access == Access::Dense) && terms != NO_TERMS {
+        if tile.needs_plain() && terms != NO_TERMS || tile.needs_boxes() && !n.is_multiple_of(8) {
             continue;
         }
         // Rows that start at multiples of 4 bytes.

@@ -1,6 +1,7 @@
 //! What the shipped products do to their sums, chosen at each launch.
 
-use super::{Activation, ColumnWords, Epilogue, Floor, Function, RowWords, Sink};
+use super::registers::{InRegisters, ScaledInRegisters, ThroughBoxes};
+use super::{Activation, ColumnWords, Epilogue, Function, RowWords};
 use crate::float::Element;
 use crate::launch::{Global, GlobalMut, KernelParam};
 use crate::layout::Coord;
@@ -80,10 +81,10 @@ impl<B: Element, O: Element> LinearEpilogue<B, O> {
 /// [`LinearEpilogue`] for one matrix.
 #[derive(Clone, Copy)]
 pub struct FusedLinear<'a, B, O> {
-    params: &'a LinearEpilogue<B, O>,
+    pub(super) params: &'a LinearEpilogue<B, O>,
     batch: u32,
-    rows: u32,
-    columns: u32,
+    pub(super) rows: u32,
+    pub(super) columns: u32,
 }
 
 impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
@@ -96,7 +97,7 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
 
     /// The same; what follows from the matrix's number is computed where it is needed, rather than kept in registers.
     #[inline(always)]
-    fn computed_late(self) -> Self {
+    pub(super) fn computed_late(self) -> Self {
         Self { batch: ptx::opaque(self.batch), ..self }
     }
 
@@ -105,6 +106,13 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
     #[must_use]
     pub fn fits_registers(&self) -> bool {
         self.fits_registers_scaled() && self.params.row_scale.is_null() && self.params.column_scale.is_null()
+    }
+
+    /// All of it, for accumulators that leave through boxes.
+    #[inline(always)]
+    #[must_use]
+    pub fn through_boxes(&self) -> ThroughBoxes<'a, B, O> {
+        ThroughBoxes { fused: *self }
     }
 
     /// As [`in_registers`](Self::in_registers), with the scales of rows and columns.
@@ -128,7 +136,7 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
     ///
     /// The bias is valid for reads of every column within the matrix.
     #[inline(always)]
-    unsafe fn bias(&self, column: u32) -> f32 {
+    pub(super) unsafe fn bias(&self, column: u32) -> f32 {
         let p = self.params;
         let inside = column < self.columns && !p.bias.is_null();
         // SAFETY: within the matrix, and not null.
@@ -149,7 +157,7 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
 
     /// The residual's place.
     #[inline(always)]
-    fn residual(&self, at: Coord) -> Global<O> {
+    pub(super) fn residual(&self, at: Coord) -> Global<O> {
         let p = self.params;
         p.residual.offset(
             self.batch as u64 * p.residual_batch + at.row as u64 * p.residual_stride + at.column as u64,
@@ -189,7 +197,7 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
 
     /// The matrix that z is stored as.
     #[inline(always)]
-    fn preactivation(&self) -> Output<O> {
+    pub(super) fn preactivation(&self) -> Output<O> {
         let p = self.params;
         Output {
             base: p.preactivation.offset(self.batch as u64 * p.preactivation_batch),
@@ -220,6 +228,13 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
         }
     }
 
+    /// The words of a row of the mask.
+    #[inline(always)]
+    pub(super) fn mask_row(&self, row: u32) -> GlobalMut<u32> {
+        let p = self.params;
+        p.mask.offset(self.batch as u64 * p.mask_batch + row as u64 * p.mask_stride)
+    }
+
     /// Stores whether z > 0 for some rows, from column `column` on: two lanes put their bits together in a byte of each, which the even
     /// one stores.
     ///
@@ -235,7 +250,6 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
     ) {
         const { assert!(N == 4, "masks are stored by lanes that have four columns each") };
         const { assert!(R <= 4, "a register has a byte of each row") };
-        let p = self.params;
         let mut bits = 0;
         for (r, (&row, z)) in rows.iter().zip(z).enumerate() {
             for (i, &z) in z.iter().enumerate() {
@@ -251,8 +265,7 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
         if column.is_multiple_of(8) && byte < self.columns.div_ceil(32) * 4 {
             for (r, &row) in rows.iter().enumerate() {
                 if row < self.rows {
-                    let first = self.batch as u64 * p.mask_batch + row as u64 * p.mask_stride;
-                    let to = p.mask.offset(first).address() + byte as u64;
+                    let to = self.mask_row(row).address() + byte as u64;
                     // SAFETY: within the row's words; the odd lane stores nothing.
                     unsafe { ptx::st_global_b8(to, bytes >> (8 * r)) };
                 }
@@ -430,153 +443,6 @@ impl<B: Element, O: Element> Epilogue for FusedLinear<'_, B, O> {
             }
         }
         p.activation.apply_to(z);
-    }
-}
-
-/// The part of [`FusedLinear`] that needs no memory but for the bias: `function(alpha · Σ + bias)`.
-#[derive(Clone, Copy)]
-pub struct InRegisters<'a, B, O, F = Activation> {
-    fused: FusedLinear<'a, B, O>,
-    function: F,
-}
-
-impl<'a, B, O> InRegisters<'a, B, O> {
-    /// The same with a function that is cheap enough to stand once for every accumulator, if the activation is one.
-    #[inline(always)]
-    #[must_use]
-    pub fn with_floor(self) -> Option<InRegisters<'a, B, O, Floor>> {
-        Some(InRegisters { fused: self.fused, function: self.function.as_floor()? })
-    }
-}
-
-impl<B: Element, O: Element, F: Function> Epilogue for InRegisters<'_, B, O, F> {
-    /// The bias.
-    type Column = f32;
-    type Row = ();
-
-    #[inline(always)]
-    unsafe fn column(&self, column: u32) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe { self.fused.bias(column) }
-    }
-
-    #[inline(always)]
-    unsafe fn row(&self, _: u32) {}
-
-    #[inline(always)]
-    unsafe fn apply<const N: usize>(&self, _: Coord, (): (), bias: [f32; N], sums: [f32; N]) -> [f32; N] {
-        let mut values = sums;
-        for (value, bias) in values.iter_mut().zip(&bias) {
-            *value = ptx::fma(*value, self.fused.params.alpha, *bias);
-        }
-        self.function.of(values)
-    }
-
-    #[inline(always)]
-    unsafe fn begin_fragments<const N: usize>(
-        &self,
-        _: [(); 2],
-        bias: &[[f32; 2]; N],
-        sums: &mut [[f32; 4]; N],
-    ) {
-        for (values, bias) in sums.iter_mut().zip(bias) {
-            for (i, value) in values.iter_mut().enumerate() {
-                *value = ptx::fma(*value, self.fused.params.alpha, bias[i % 2]);
-            }
-        }
-    }
-
-    /// The choice of the function stands once for all fragments.
-    #[inline(always)]
-    unsafe fn finish_fragments<const N: usize>(
-        &self,
-        _: Coord,
-        _: [(); 2],
-        _: &[[[f32; 2]; N]],
-        values: &mut [[[f32; 4]; N]],
-        sink: &impl Sink<N>,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { self.function.hand_over(values, sink) };
-    }
-}
-
-/// As [`InRegisters`], with the scales of rows and columns: `function(alpha · row_scale · column_scale · Σ + bias)`.
-#[derive(Clone, Copy)]
-pub struct ScaledInRegisters<'a, B, O, F = Activation> {
-    fused: FusedLinear<'a, B, O>,
-    function: F,
-}
-
-impl<'a, B, O> ScaledInRegisters<'a, B, O> {
-    /// As [`InRegisters::with_floor`].
-    #[inline(always)]
-    #[must_use]
-    pub fn with_floor(self) -> Option<ScaledInRegisters<'a, B, O, Floor>> {
-        Some(ScaledInRegisters { fused: self.fused, function: self.function.as_floor()? })
-    }
-}
-
-impl<B: Element, O: Element, F: Function> Epilogue for ScaledInRegisters<'_, B, O, F> {
-    /// Scale and bias.
-    type Column = (f32, f32);
-    /// Alpha times the row's scale.
-    type Row = f32;
-
-    #[inline(always)]
-    unsafe fn column(&self, column: u32) -> (f32, f32) {
-        // SAFETY: the caller's promise.
-        unsafe { self.fused.column(column) }
-    }
-
-    #[inline(always)]
-    unsafe fn row(&self, row: u32) -> f32 {
-        // SAFETY: the caller's promise.
-        unsafe { self.fused.row(row) }
-    }
-
-    #[inline(always)]
-    unsafe fn apply<const N: usize>(
-        &self,
-        _: Coord,
-        row: f32,
-        columns: [(f32, f32); N],
-        sums: [f32; N],
-    ) -> [f32; N] {
-        let mut values = sums;
-        for (value, (scale, bias)) in values.iter_mut().zip(&columns) {
-            *value = ptx::fma(*value * row, *scale, *bias);
-        }
-        self.function.of(values)
-    }
-
-    #[inline(always)]
-    unsafe fn begin_fragments<const N: usize>(
-        &self,
-        rows: [f32; 2],
-        columns: &[[(f32, f32); 2]; N],
-        sums: &mut [[f32; 4]; N],
-    ) {
-        for (values, columns) in sums.iter_mut().zip(columns) {
-            for (i, value) in values.iter_mut().enumerate() {
-                let (scale, bias) = columns[i % 2];
-                *value = ptx::fma(*value * rows[i / 2], scale, bias);
-            }
-        }
-    }
-
-    /// The choice of the function stands once for all fragments.
-    #[inline(always)]
-    unsafe fn finish_fragments<const N: usize>(
-        &self,
-        _: Coord,
-        _: [f32; 2],
-        _: &[[[(f32, f32); 2]; N]],
-        values: &mut [[[f32; 4]; N]],
-        sink: &impl Sink<N>,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { self.function.hand_over(values, sink) };
     }
 }
 

@@ -10,12 +10,15 @@
 //! [`LinearEpilogue`] is the one that the shipped products take: a kernel parameter in which each launch says what it wants.
 
 mod linear;
+mod registers;
 
-pub use linear::{FusedLinear, InRegisters, LinearEpilogue, ScaledInRegisters};
+pub use linear::{FusedLinear, LinearEpilogue};
+pub use registers::{InRegisters, ScaledInRegisters, ThroughBoxes};
 
 use crate::float::Element;
 use crate::launch::Global;
 use crate::layout::{Coord, FRAGMENT_COLUMNS, FRAGMENT_ROWS};
+use crate::tile::Output;
 use crate::{math, ptx};
 
 /// What an epilogue [reads](Epilogue::read_columns) of four columns, in registers; those that it does not need are zero.
@@ -30,6 +33,9 @@ pub trait Epilogue: Copy {
     type Column: ColumnState;
     /// What it knows of a row, read once for the columns that a thread has of it.
     type Row: Copy;
+
+    /// Whether its code is so long that it should stand in one place, and take turns there.
+    const IS_LONG: bool = false;
 
     /// Reads what it needs to know of column `column`. Columns outside the matrix may be asked for; what is returned for them
     /// means nothing.
@@ -131,8 +137,15 @@ pub trait Epilogue: Copy {
                 place.column += FRAGMENT_COLUMNS;
             }
             // SAFETY: the caller's promise.
-            unsafe { sink.take(i, fragments) };
+            unsafe { sink.put(i, fragments) };
         }
+    }
+
+    /// The matrix of which [`finish_fragments`](Self::finish_fragments) takes a part from its sink, if there is one; it lies as the output does, in rows
+    /// that are whole chunks of 16 bytes, at multiples of as many.
+    #[inline(always)]
+    fn input(&self) -> Option<InputRows> {
+        None
     }
 
     /// Reads what [`begin_rows`](Self::begin_rows) needs to know of the four columns from column `column` on, as it lies in memory: who asks
@@ -215,22 +228,68 @@ pub trait Epilogue: Copy {
     }
 }
 
-/// What takes the results of an epilogue.
+/// The part of a matrix that an epilogue has copied to where its results will be put.
+#[derive(Clone, Copy)]
+pub struct InputRows {
+    /// The address of the first element.
+    pub base: u64,
+    /// Bytes from one row to the next.
+    pub stride_bytes: u64,
+    /// The number of rows.
+    pub rows: u32,
+    /// Bytes of a row.
+    pub row_bytes: u32,
+}
+
+/// Where the results of an epilogue are put: as many places as it is given fragments for, through which other matrices go before.
 pub trait Sink<const N: usize> {
-    /// Takes the `N` fragments with number `index`.
+    /// Rounds the `N` fragments with number `index` and puts them into their places.
     ///
     /// # Safety
     ///
-    /// What the sink asks.
-    unsafe fn take(&self, index: usize, fragments: &[[f32; 4]; N]);
+    /// All lanes of the warp call it, and what else the sink asks.
+    unsafe fn put(&self, index: usize, fragments: &[[f32; 4]; N]);
+
+    /// What the places of the `N` fragments with number `index` hold of the epilogue's [input](Epilogue::input).
+    ///
+    /// # Safety
+    ///
+    /// As [`put`](Self::put), before anything has been put.
+    unsafe fn take(&self, index: usize) -> [[f32; 4]; N];
+
+    /// Says that all has been taken, of `input`: the places may be written, and what is taken next can be copied.
+    ///
+    /// # Safety
+    ///
+    /// As [`put`](Self::put).
+    unsafe fn end_input(&self, input: &InputRows);
+
+    /// Stores what all places hold in `output` too, and lets them be written again.
+    ///
+    /// # Safety
+    ///
+    /// As [`put`](Self::put), when everything has been put; `output` has elements of the size of the places', its rows are whole chunks of 16
+    /// bytes, at multiples of as many, and it is valid for writes.
+    unsafe fn store<P: Element>(&self, output: &Output<P>);
 }
 
 /// Leaves the results where they are.
-pub struct Kept;
+struct Kept;
 
 impl<const N: usize> Sink<N> for Kept {
     #[inline(always)]
-    unsafe fn take(&self, _: usize, _: &[[f32; 4]; N]) {}
+    unsafe fn put(&self, _: usize, _: &[[f32; 4]; N]) {}
+
+    #[inline(always)]
+    unsafe fn take(&self, _: usize) -> [[f32; 4]; N] {
+        [[0.0; 4]; N]
+    }
+
+    #[inline(always)]
+    unsafe fn end_input(&self, _: &InputRows) {}
+
+    #[inline(always)]
+    unsafe fn store<P: Element>(&self, _: &Output<P>) {}
 }
 
 /// What an epilogue knows of a column, in a form that lanes of a warp can hand to each other.
@@ -436,7 +495,7 @@ pub trait Function: Copy {
         for (i, values) in values.iter_mut().enumerate() {
             self.apply_to(values);
             // SAFETY: the caller's promise.
-            unsafe { sink.take(i, values) };
+            unsafe { sink.put(i, values) };
         }
     }
 

@@ -34,7 +34,7 @@ pub mod wgmma_f32;
 pub use element::MmaElement;
 pub use fragments::{
     BOX_BYTES, BoxOutput, ColumnCache, FragmentPair, OutputElement, STAGED_BOXES, STAGING_BYTES, WarpRows,
-    store_boxes, store_rows, wait_for_stores,
+    fetch_boxes, store_boxes, store_rows, wait_for_stores,
 };
 pub use persistent::{HalfFragment, Layouts, PersistentTile};
 pub use schedule::{Extent, PersistentTiles, TilePart};

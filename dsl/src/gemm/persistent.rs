@@ -128,6 +128,9 @@ pub trait PersistentTile: 'static {
     /// Whether a kernel may call [`store_rows`](Self::store_rows): of a tile whose accumulators leave few other registers it may not.
     const STORES_ROWS: bool;
 
+    /// Whether [`store_boxes`](Self::store_boxes) takes epilogues with an input, or that store more than the output, in a loop.
+    const PASSES_BOXES: bool;
+
     /// Whether [`store_boxes`](Self::store_boxes) may be asked to have lanes store. They are sooner done than the copy engine, where nothing
     /// else is to be done meanwhile.
     const LANES_STORE: bool;
@@ -257,7 +260,7 @@ pub trait PersistentTile: 'static {
     ///
     /// # Safety
     ///
-    /// As [`store_rows`](Self::store_rows), with `columns` as [`columns`](Self::columns) returned it for the part; `output` has
+    /// As [`store_rows`](Self::store_rows), after [`fetch_boxes`](Self::fetch_boxes) if the epilogue has an input, with `columns` as [`columns`](Self::columns) returned it for the part; `output` has
     /// boxes of [`STORED_ROW_BYTES`](Self::STORED_ROW_BYTES) bytes × 16 rows × 1.
     unsafe fn store_boxes<O: OutputElement, E: Epilogue, const UNROLLED: bool>(
         accumulators: &Self::Accumulators,
@@ -266,6 +269,15 @@ pub trait PersistentTile: 'static {
         output: &BoxOutput<O>,
         part: TilePart,
     );
+
+    /// Has the [input](Epilogue::input) of `epilogue`, if it has one, copied to where [`store_boxes`](Self::store_boxes) takes it from, while the products of
+    /// `part` run.
+    ///
+    /// # Safety
+    ///
+    /// All threads of a consumer's warpgroup call it before the products, if `store_boxes` comes after them with this epilogue and an output of type
+    /// `O`; the input is valid for reads.
+    unsafe fn fetch_boxes<O: OutputElement, E: Epilogue>(epilogue: &E, part: TilePart);
 
     /// Has the level-2 cache get what `epilogue` reads of a consumer's places in `part` of an output of type `O`, while the products of it run,
     /// if a kernel [may](Self::STORES_ROWS) read it in [`store_rows`](Self::store_rows).

@@ -397,6 +397,12 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         halves
     };
 
+    // They pass in whole, and fragments of a box at a time take registers.
+    const PASSES_BOXES: bool = Self::UNROLLS
+        && Self::STAGED.0 == STAGED_BOXES
+        && Self::STAGED.1 == BOX_ROW_BYTES
+        && C::COLUMNS.is_multiple_of(STRIP_COLUMNS);
+
     const LANES_STORE: bool = Self::IS_SMALL;
 
     const UNROLLS: bool = Self::STORES_ROWS || S::SPLITS_COLUMNS;
@@ -581,6 +587,12 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     }
 
     #[inline(always)]
+    unsafe fn fetch_boxes<O: OutputElement, E: Epilogue>(epilogue: &E, part: TilePart) {
+        // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
+        unsafe { fragments::fetch_boxes::<C, O, E, BLOCKS>(epilogue, Self::own_rows(part)) }
+    }
+
+    #[inline(always)]
     fn prefetch_rows<O: Element, E: Epilogue>(epilogue: &E, part: TilePart) {
         if Self::STORES_ROWS {
             fragments::prefetch_rows::<C, O, E, BLOCKS>(epilogue, Self::own_rows(part));
@@ -597,7 +609,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
         unsafe {
             let at = Self::own_rows(part);
-            fragments::store_rows::<C, O, E, BLOCKS, 4>(accumulators, epilogue, output, at);
+            fragments::store_rows::<C, O, E, BLOCKS, 2>(accumulators, epilogue, output, at);
         }
     }
 

@@ -197,6 +197,14 @@ fn is_chunked<T: Element>(y_arg: GlobalMut<T::Device>, y: &Tensor<T>) -> bool {
     (y_arg.address() | strides).is_multiple_of(CHUNK_BYTES as u64)
 }
 
+/// Whether the rows of the matrices that an epilogue reads and stores are at multiples of 16 bytes, of elements of `bytes` bytes.
+fn has_chunked_matrices<B, O>(epilogue: &LinearEpilogue<B, O>, bytes: usize) -> bool {
+    let e = epilogue;
+    let strides = [e.residual_stride, e.residual_batch, e.preactivation_stride, e.preactivation_batch];
+    let strides = strides.into_iter().fold(0, |all, stride| all | stride) * bytes as u64;
+    (e.residual.address() | e.preactivation.address() | strides).is_multiple_of(CHUNK_BYTES as u64)
+}
+
 /// Which of x and w all products share.
 fn layouts<T: Element, O: Element>(operands: &Operands<'_, T, O>) -> Layouts {
     let batch = operands.y.shape()[0];
@@ -303,7 +311,9 @@ unsafe fn launch_hopper_parts<
     };
     let (x, w) = (map(x, S::A_BOX_ROWS)?, map(w, S::B_BOX_ROWS)?);
     // The copy engine stores chunks of 16 bytes, also where a row ends within one.
-    let has_boxes = is_chunked(y_arg, y) && (n as usize * size_of::<O>()).is_multiple_of(CHUNK_BYTES);
+    let has_boxes = is_chunked(y_arg, y)
+        && (n as usize * size_of::<O>()).is_multiple_of(CHUNK_BYTES)
+        && has_chunked_matrices(&epilogue, size_of::<O>());
     let y_boxes = if has_boxes {
         let swizzle = if S::STORED_ROW_BYTES < S::ROW_BYTES { Swizzle::B64 } else { Swizzle::B128 };
         let options = TensorMapOptions { swizzle, ..options };

@@ -1,6 +1,7 @@
 //! The options that linear layers and matrix products share: what is done to the product, and how it is run.
 
 use crate::ops::linear::Tile;
+use crate::ops::linear::select::Fused;
 use crate::ops::{Activation, Precision};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
@@ -26,12 +27,16 @@ pub(crate) struct Options<'a, T: Element, O: Element> {
 }
 
 impl<'a, T: Element, O: Element> Options<'a, T, O> {
-    /// Whether the sums are scaled by one number, a bias is added, the activation is applied, and nothing else.
-    pub(crate) fn fits_registers(&self) -> bool {
+    /// What is done to the product.
+    pub(crate) fn fused(&self) -> Fused {
         let has_scales = self.row_scale.is_some() || self.column_scale.is_some();
         let adds = self.residual.is_some() || self.beta != 0.0;
         let stores = self.mask.is_some() || self.preactivation.is_some();
-        !(has_scales || adds || stores)
+        match self.activation {
+            _ if has_scales || adds || stores => Fused::Terms,
+            Activation::None | Activation::Relu => Fused::Floor,
+            _ => Fused::Activation,
+        }
     }
 
     pub(crate) fn new() -> Self {

@@ -152,6 +152,7 @@ mod tests {
     use super::*;
     use crate::DType;
     use crate::ops::Products;
+    use crate::ops::linear::select::Fused;
 
     const H100: Limits = Limits {
         compute_capability: (9, 0),
@@ -193,6 +194,7 @@ mod tests {
                     access,
                     products,
                     stores_boxes: n.is_multiple_of(8),
+                    fused: Fused::Floor,
                 },
                 1,
             )
@@ -285,6 +287,7 @@ mod tests {
                             access,
                             products: Products::Direct,
                             stores_boxes: true,
+                            fused: Fused::Floor,
                         },
                         1,
                     )

@@ -6,7 +6,7 @@ use super::path::{self, Path, Place};
 use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::ops::linear::select::{Access, Limits, Problem, TURING, Tile, is_hopper};
+use crate::ops::linear::select::{Access, Fused, Limits, Problem, TURING, Tile, is_hopper};
 use crate::ops::linear::{Instance, LinearTypes};
 use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT};
 use crate::tensor::{Element, Tensor};
@@ -126,13 +126,24 @@ where
         let tf32 = k > 0 && is_hopper(limits.compute_capability);
         let products = Products::choose(T::DTYPE, k as usize, product.options.precision, tf32);
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let stores_boxes = stores_boxes(product, y);
+        let (stores_boxes, fused) = (stores_boxes(product, y), product.options.fused());
         let problem = |repack: [bool; 2], access: Access| {
             let launches = axes(repack).launches();
             let m = number(launches.rows);
             let batch = number(launches.batch);
             (
-                Problem { m, n, k, batch, input: T::DTYPE, output: O::DTYPE, access, products, stores_boxes },
+                Problem {
+                    m,
+                    n,
+                    k,
+                    batch,
+                    input: T::DTYPE,
+                    output: O::DTYPE,
+                    access,
+                    products,
+                    stores_boxes,
+                    fused,
+                },
                 launches.count(),
             )
         };
@@ -153,6 +164,7 @@ where
             access: path.access,
             products,
             stores_boxes,
+            fused,
         };
         tune::notice(&problem, &limits);
         let tile = match product.options.tile {
@@ -173,7 +185,7 @@ where
     }
 }
 
-/// Whether the copy engine can store an output that lies as `y` does, or has no gaps, and the options leave it all the work: see
+/// Whether the copy engine can store an output that lies as `y` does, or has no gaps, and the options' matrices lie as well: see
 /// [`Problem::stores_boxes`].
 fn stores_boxes<T, O>(product: &Product<'_, T, O>, y: Option<&Tensor<O>>) -> bool
 where
@@ -181,12 +193,14 @@ where
     O: Element + FromAccumulator<f32>,
 {
     let is_chunked = |elements: usize| (elements * size_of::<O>()).is_multiple_of(CHUNK_BYTES);
-    let lies_well = |y: &Tensor<O>| {
-        let (_, leading) = y.strides().split_last().unwrap_or((&1, &[]));
-        y.arg().address().is_multiple_of(CHUNK_BYTES as u64)
+    let lies_well = |matrix: &Tensor<O>| {
+        let (_, leading) = matrix.strides().split_last().unwrap_or((&1, &[]));
+        matrix.arg().address().is_multiple_of(CHUNK_BYTES as u64)
             && leading.iter().all(|&stride| is_chunked(stride))
     };
-    product.options.fits_registers() && is_chunked(product.n()) && y.is_none_or(lies_well)
+    let residual = product.options.residual.map(|(residual, _)| residual);
+    let preactivation = product.options.preactivation.as_deref();
+    is_chunked(product.n()) && [y, residual, preactivation].into_iter().flatten().all(lies_well)
 }
 
 /// Whether the launches of operands that are read where they lie, and of an output that lies as `y` does or has no gaps, are one as
@@ -199,7 +213,7 @@ where
     let a = place(&product.a);
     let follow = |role: Role, columns| launches.rows == 1 || launches.row_strides[role] == columns;
     let starts = |address: u64| address.is_multiple_of(CHUNK_BYTES as u64);
-    product.options.fits_registers()
+    product.options.fused() != Fused::Terms
         && (launches.count(), launches.batch) == (1, 1)
         && (a.columns.0 == 1 || a.columns.1 == 1)
         && follow(Role::A, a.columns.0)
@@ -320,9 +334,12 @@ where
                 "one that serves these operands: this takes one x and one y of few columns, without gaps from a multiple of 16 \
                  bytes on, and no more than alpha, a bias and an activation"
                     .into()
-            } else if tile.needs_boxes() {
+            } else if tile.needs_plain() {
                 "one that serves this output: this takes rows of y that are multiples of 16 bytes, and no more than \
                  alpha, a bias and an activation"
+                    .into()
+            } else if tile.needs_boxes() {
+                "one that serves this output: this takes rows of y, of the residual and of the pre-activation that are multiples of 16 bytes"
                     .into()
             } else {
                 format!("one that multiplies {} at the precision {:?}", T::DTYPE, product.options.precision)

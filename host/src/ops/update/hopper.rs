@@ -260,6 +260,7 @@ fn few_rows_picoseconds(problem: &Problem, limits: &Limits) -> u128 {
         access: Access::Aligned,
         products: Products::Direct,
         stores_boxes: stores_boxes(problem),
+        fused: if problem.fits_registers { select::Fused::Floor } else { select::Fused::Terms },
     };
     let rows = u128::from(TransposedUpdate::BLOCK_M + TransposedUpdate::BLOCK_N);
     select::estimate(Some(linear::Tile::Skinny16x64), &product, limits)

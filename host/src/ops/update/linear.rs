@@ -14,6 +14,7 @@ use super::operands::{BoltOn, Packed, Updates, has_rows, is_chunked, limits, row
 use super::{Update, UpdateInput, hopper, portable};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
+use crate::ops::linear::select::Fused;
 use crate::ops::product::{Options, Product};
 use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
@@ -219,7 +220,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         }
         let is_aligned = is_chunked(&checked.x) && is_chunked(self.w);
         let mut problem = checked.problem(is_aligned, true, y);
-        problem.fits_registers = self.options.fits_registers();
+        problem.fits_registers = self.options.fused() != Fused::Terms;
         let limits = limits(self.x.device());
         if let Some(choice) = hopper::choose(&problem, &limits) {
             return Ok(Path::Hopper(choice));

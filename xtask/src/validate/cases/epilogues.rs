@@ -82,7 +82,7 @@ const MULTIPROCESSORS: u32 = 132;
 fn tiles([input, output]: [DType; 2], target: Target) -> impl Iterator<Item = Tile> {
     Tile::ALL.into_iter().filter(move |tile| {
         tile.runs_on(target.compute_capability)
-            && !tile.needs_boxes()
+            && !tile.needs_plain()
             && tile.serves(input, Access::Aligned)
             && tile.serves_output(input, output)
     })
@@ -165,6 +165,11 @@ fn of_terms(
     [y, beside]: [Placement; 2],
 ) -> LinearCase {
     let (terms, activation, data) = TERMS[terms];
+    // What some tiles serve is chunks of 16 bytes.
+    let multiple = if tile.needs_boxes() { 8 } else { 1 };
+    let [y, beside] = [y, beside]
+        .map(|place| at(place.before.next_multiple_of(multiple), place.after.next_multiple_of(multiple)));
+    let n = n.next_multiple_of(multiple);
     LinearCase {
         output,
         activation,
@@ -212,7 +217,7 @@ mod tests {
     const BF16: [DType; 2] = [DType::Bf16; 2];
 
     #[test]
-    fn every_persistent_tile_is_asked_for_every_term_by_default_and_none_that_stores_boxes_only() {
+    fn every_persistent_tile_is_asked_for_every_term_by_default_and_none_that_has_no_terms() {
         for types in [BF16, [DType::F16, DType::F32], [DType::F32; 2]] {
             let cases = on_tiles(types, Level::Default, HOPPER);
             for tile in tiles(types, HOPPER).filter(|tile| tile.is_persistent()) {
@@ -223,7 +228,7 @@ mod tests {
                 assert!(asks(|terms| terms.mask) && asks(|terms| terms.preactivation), "{tile}");
                 assert!(asks(|terms| terms.in_place) && asks(|terms| !terms.in_place && terms.beta != 0.0));
             }
-            assert!(cases.iter().all(|case| case.tile.is_some_and(|tile| !tile.needs_boxes())));
+            assert!(cases.iter().all(|case| case.tile.is_some_and(|tile| !tile.needs_plain())));
         }
         let cases = on_tiles(BF16, Level::Quick, HOPPER);
         for tile in [Tile::HopperPingPong128x128, Tile::HopperCooperative128x256] {

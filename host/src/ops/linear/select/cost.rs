@@ -13,7 +13,7 @@
 
 use warpsmith_dsl::gemm::narrow;
 
-use super::{Access, Limits, Problem, Tile};
+use super::{Access, Fused, Limits, Problem, Tile};
 use crate::DType;
 use crate::ops::CHUNK_BYTES;
 
@@ -137,8 +137,14 @@ impl PersistentCost {
             (_, true) => self.crowded,
             (_, false) => self.straddling,
         };
-        let (rows, last_rows) = if problem.stores_boxes { (0, 0) } else { (self.rows, self.last_rows) };
-        let of_tile = u64::from(problem.k).saturating_mul(column) + self.tile + rows;
+        let (more, last) = if !problem.stores_boxes {
+            (self.rows, self.last_rows)
+        } else if problem.fused == Fused::Floor {
+            (0, 0)
+        } else {
+            fused(tile, problem)
+        };
+        let of_tile = u64::from(problem.k).saturating_mul(column) + self.tile + more;
         let half = if problem.input == DType::F32 { HALF_OF_F32 } else { HALF };
         let tiles = u128::from(rounds) * 1000 + u128::from(halves) * half;
         let of_tiles = tiles * u128::from(of_tile) / 1000;
@@ -149,8 +155,26 @@ impl PersistentCost {
             0
         };
         let moved = bytes(problem) + again + stored_bytes(problem);
-        u128::from(self.launch + last_rows) + of_tiles.max(moved * 1_000_000 / BANDWIDTH)
+        u128::from(self.launch + last) + of_tiles.max(moved * 1_000_000 / BANDWIDTH)
     }
+}
+
+/// What a tile that is stored as boxes takes more for a longer epilogue than [`Fused::Floor`], and what a block's last tile takes on top of that, in
+/// picoseconds on an H100. Where consumers take turns, only the last one's is not hidden.
+fn fused(tile: Tile, problem: &Problem) -> (u64, u64) {
+    let (each, last) = match tile {
+        Tile::HopperPingPong128x128 | Tile::HopperPingPong128x192 => (0, 1_900_000),
+        Tile::HopperCooperative128x256
+        | Tile::HopperCooperative128x256Halves
+        | Tile::HopperCooperative192x192
+        | Tile::HopperCooperative192x176
+        | Tile::HopperCooperative256x176 => (2_500_000, 0),
+        Tile::HopperCooperative128x128 | Tile::HopperCooperative64x128 => (1_400_000, 0),
+        _ => (0, 0),
+    };
+    // Of f32, a box has half as many columns.
+    let boxes = if problem.output == DType::F32 { 2 } else { 1 };
+    (each * boxes, last * boxes)
 }
 
 /// What a launch for few rows of x costs, in picoseconds on an H100. It waits for the GPU's memory most of the time.
@@ -223,7 +247,7 @@ impl SkinnyCost {
             blocks => Self::EXCHANGE + (blocks - 2) * Self::EXCHANGE_MORE,
         };
         let between = Self::ROUND.saturating_mul(rounds.saturating_sub(1));
-        let storing = if problem.stores_boxes {
+        let storing = if problem.stores_boxes && problem.fused != Fused::Terms {
             u128::from(Self::ELEMENT * elements)
         } else {
             u128::from(rounds) * u128::from(Self::SLOW_ELEMENT * elements)

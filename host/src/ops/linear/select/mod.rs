@@ -234,6 +234,16 @@ impl Tile {
         }
     }
 
+    /// Whether its kernels have no [terms](Fused::Terms).
+    #[must_use]
+    pub const fn needs_plain(self) -> bool {
+        match self.facts().schedule {
+            _ if matches!(self, Self::Narrow16x256) => true,
+            Schedule::Persistent { stores_rows, passes_boxes, .. } => !stores_rows && !passes_boxes,
+            _ => false,
+        }
+    }
+
     /// Whether there is a kernel with this tile for inputs of type `input`, read with `access`.
     #[must_use]
     pub fn serves(self, input: DType, access: Access) -> bool {
@@ -363,6 +373,7 @@ impl Tile {
             // There is no tensor map of a matrix without columns.
             && (problem.k > 0 || !self.is_hopper())
             && (problem.stores_boxes || !self.needs_boxes())
+            && (problem.fused != Fused::Terms || !self.needs_plain())
             && (self != Self::Narrow16x256 || (problem.batch == 1 && narrow::fits(problem.k, problem.n)))
             // Turing's kernels read chunks.
             && (problem.access == Access::Aligned || limits.compute_capability >= AMPERE)
@@ -397,8 +408,8 @@ enum Schedule {
     /// A block for each tile, on any device.
     Portable,
     /// Blocks that work through several tiles, on Hopper: those of a cluster along M and along N, those that a multiprocessor holds, and
-    /// whether they can store an output row by row.
-    Persistent { cluster: [u32; 2], resident: u32, stores_rows: bool },
+    /// whether they can store an output row by row, and whether what more than a plain epilogue reads and stores can pass through boxes.
+    Persistent { cluster: [u32; 2], resident: u32, stores_rows: bool, passes_boxes: bool },
     /// A cluster of `parts` blocks for each tile, on Hopper.
     Split { parts: u32 },
 }
@@ -409,8 +420,12 @@ impl Facts {
     }
 
     const fn of_split<S: SplitTile>() -> Self {
-        let schedule =
-            Schedule::Persistent { cluster: [S::CLUSTER_M, 1], resident: S::MIN_BLOCKS, stores_rows: true };
+        let schedule = Schedule::Persistent {
+            cluster: [S::CLUSTER_M, 1],
+            resident: S::MIN_BLOCKS,
+            stores_rows: true,
+            passes_boxes: false,
+        };
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
 
@@ -419,12 +434,14 @@ impl Facts {
             cluster: [S::CLUSTER_M, S::CLUSTER_N],
             resident: S::MIN_BLOCKS,
             stores_rows: S::STORES_ROWS,
+            passes_boxes: S::PASSES_BOXES,
         };
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
 
     const fn of_narrow() -> Self {
-        let schedule = Schedule::Persistent { cluster: [1, 1], resident: 1, stores_rows: true };
+        let schedule =
+            Schedule::Persistent { cluster: [1, 1], resident: 1, stores_rows: true, passes_boxes: false };
         Self { shape: (narrow::ROWS, narrow::MAX_COLUMNS), shared_bytes: narrow::SHARED_BYTES, schedule }
     }
 
@@ -473,6 +490,18 @@ impl Access {
     pub const ALL: [Self; 4] = [Self::Aligned, Self::Across, Self::Words, Self::Dense];
 }
 
+/// What is done to products before they are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fused {
+    /// Nothing but scaling by one number, a bias, and ReLU or no activation.
+    Floor,
+    /// The same with another activation.
+    Activation,
+    /// More: a residual, scales of rows or columns, a ReLU mask or a pre-activation.
+    Terms,
+}
+
 /// What the choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -492,9 +521,11 @@ pub struct Problem {
     pub access: Access,
     /// How the inputs are to be multiplied, or more exactly.
     pub products: Products,
-    /// Whether the copy engine can store y, whose rows and their length are then multiples of 16 bytes, and nothing is done to the
-    /// products but scaling by one number, a bias and the activation.
+    /// Whether the copy engine can store y, whose rows and their length are then multiples of 16 bytes, and so are those of the residual and of
+    /// the pre-activation.
     pub stores_boxes: bool,
+    /// What is done to the products.
+    pub fused: Fused,
 }
 
 /// What the choice needs to know of a device.

@@ -7,14 +7,25 @@
 
 use std::collections::BTreeMap;
 
-use super::{Access, Limits, Problem, Tile, candidates, estimate, select};
+use super::{Access, Fused, Limits, Problem, Tile, candidates, estimate, select};
 use crate::DType;
 use crate::ops::{Precision, Products};
 
 /// One product at the accuracy of its inputs' type.
 fn full(input: DType, access: Access) -> Problem {
     let products = Products::choose(input, 1, Precision::Full, true);
-    Problem { m: 1, n: 1, k: 1, batch: 1, input, output: input, access, products, stores_boxes: true }
+    Problem {
+        m: 1,
+        n: 1,
+        k: 1,
+        batch: 1,
+        input,
+        output: input,
+        access,
+        products,
+        stores_boxes: true,
+        fused: Fused::Floor,
+    }
 }
 
 const H100: Limits = Limits {
@@ -108,6 +119,7 @@ fn the_choice_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
             k: sides[1],
             n: sides[2],
             stores_boxes,
+            fused: Fused::Floor,
             ..full(DType::Bf16, Access::Aligned)
         };
         let choice = select(&problem, &H100).expect("all tiles fit an H100");
@@ -128,6 +140,36 @@ fn the_choice_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
         }
     }
     assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+/// What `cargo xtask bench` measured of longer epilogues: an operation, a size, a tile, microseconds; bf16.
+const MEASURED_EPILOGUES: &str = include_str!("epilogues-h100.csv");
+
+#[test]
+fn the_choice_for_longer_epilogues_is_within_a_twentieth_of_the_fastest_measured() {
+    let mut cases: BTreeMap<(&str, &str), Vec<(Tile, f64)>> = BTreeMap::new();
+    for line in MEASURED_EPILOGUES.lines().filter(|line| !line.starts_with('#')).skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let &[operation, size, tile, microseconds] = &fields[..] else { panic!("four fields in `{line}`") };
+        let time = microseconds.parse().expect("a number");
+        cases.entry((operation, size)).or_default().push((tile.parse().expect("a tile"), time));
+    }
+    assert_eq!(cases.len(), 28);
+    for ((operation, size), times) in cases {
+        let sides: Vec<u32> = size.split('x').map(|side| side.parse().expect("a number")).collect();
+        let terms =
+            ["residual", "mask", "preactivation", "scales"].iter().any(|term| operation.contains(term));
+        let fused = if terms { Fused::Terms } else { Fused::Activation };
+        let (m, k, n) = (sides[0], sides[1], sides[2]);
+        let problem = Problem { m, k, n, fused, ..full(DType::Bf16, Access::Aligned) };
+        let choice = select(&problem, &H100).expect("all tiles fit an H100");
+        let fastest = times.iter().map(|&(_, time)| time).fold(f64::INFINITY, f64::min);
+        let time = times.iter().find(|(tile, _)| *tile == choice).map(|&(_, time)| time);
+        assert!(
+            time.is_some_and(|time| time <= 1.05 * fastest),
+            "{operation} {size}: {choice}, {time:?}, {fastest}"
+        );
+    }
 }
 
 /// Halves of 16-bit types and f32, stored by the copy engine and row by row, in problems of every number of waves.
