@@ -5,7 +5,7 @@
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::gemm::wgmma::{AlongN, Cooperative, CooperativeColumns, PingPong, WgmmaTile};
+use warpsmith_dsl::gemm::wgmma::{AlongN, Cooperative, PingPong, WgmmaTile};
 use warpsmith_dsl::gemm::{BoxOutput, HalfFragment, Layouts, OutputElement, PersistentTile};
 use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
@@ -22,9 +22,15 @@ pub type HopperPingPong128x192 = WgmmaTile<[f32; 96], 2, PingPong, 4, 2>;
 pub type HopperCooperative128x256 = WgmmaTile<[f32; 128], 1, Cooperative<2>, 4, 2>;
 /// 128 × 128 outputs by two warpgroups together, in clusters of two blocks: the sooner done where a block has but one tile.
 pub type HopperCooperative128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 2>;
-/// 64 × 128 outputs by two warpgroups together, each with half of the columns, in clusters of two blocks: for as many blocks as there are multiprocessors where Y is small. (Of
-/// clusters of four not all that a GPU has multiprocessors for run at a time.) For epilogues that need no memory, and aligned rows only.
-pub type HopperCooperative64x128 = WgmmaTile<[f32; 32], 1, CooperativeColumns<2>, 8, 2>;
+/// 64 × 128 outputs by one warpgroup, in clusters of two blocks: for as many blocks as there are multiprocessors where Y is small. (Of
+/// clusters of four fewer run at a time.) For epilogues that need no memory, and aligned rows only.
+pub type HopperCooperative64x128 = WgmmaTile<[f32; 64], 1, Cooperative<1>, 8, 2>;
+/// 64 × 160 outputs by one warpgroup, in clusters of four blocks along M, which read least of what several blocks need: for a small Y, and
+/// long sums. For epilogues that need no memory, and aligned rows only.
+pub type HopperCooperative64x160 = WgmmaTile<[f32; 80], 1, Cooperative<1>, 7, 4>;
+/// 128 × 160 outputs by two warpgroups together, in clusters of two by two blocks: for a Y that a tile for each of nearly all multiprocessors
+/// covers, and no smaller tiles do. For epilogues that need no memory, and aligned rows only.
+pub type HopperCooperative128x160 = WgmmaTile<[f32; 80], 1, AlongN<Cooperative<2>, 2>, 5, 4>;
 /// 192 × 192 outputs by three warpgroups together, in clusters of two blocks: as many products for each byte loaded as 128 × 256, in
 /// another shape. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative192x192 = WgmmaTile<[f32; 96], 1, Cooperative<3>, 4, 2>;
@@ -88,6 +94,8 @@ impl HopperParams {
         linear_hopper_f16_f16_cooperative_128x256 = <F16, F16, HopperCooperative128x256>,
         linear_hopper_f16_f16_cooperative_128x128 = <F16, F16, HopperCooperative128x128>,
         linear_hopper_f16_f16_cooperative_64x128 = <F16, F16, HopperCooperative64x128>,
+        linear_hopper_f16_f16_cooperative_64x160 = <F16, F16, HopperCooperative64x160>,
+        linear_hopper_f16_f16_cooperative_128x160 = <F16, F16, HopperCooperative128x160>,
         linear_hopper_f16_f16_cooperative_192x192 = <F16, F16, HopperCooperative192x192>,
         linear_hopper_f16_f16_cooperative_256x176 = <F16, F16, HopperCooperative256x176>,
         linear_hopper_f16_f16_cooperative_192x176 = <F16, F16, HopperCooperative192x176>,
@@ -98,6 +106,8 @@ impl HopperParams {
         linear_hopper_bf16_bf16_cooperative_128x256 = <Bf16, Bf16, HopperCooperative128x256>,
         linear_hopper_bf16_bf16_cooperative_128x128 = <Bf16, Bf16, HopperCooperative128x128>,
         linear_hopper_bf16_bf16_cooperative_64x128 = <Bf16, Bf16, HopperCooperative64x128>,
+        linear_hopper_bf16_bf16_cooperative_64x160 = <Bf16, Bf16, HopperCooperative64x160>,
+        linear_hopper_bf16_bf16_cooperative_128x160 = <Bf16, Bf16, HopperCooperative128x160>,
         linear_hopper_bf16_bf16_cooperative_192x192 = <Bf16, Bf16, HopperCooperative192x192>,
         linear_hopper_bf16_bf16_cooperative_256x176 = <Bf16, Bf16, HopperCooperative256x176>,
         linear_hopper_bf16_bf16_cooperative_192x176 = <Bf16, Bf16, HopperCooperative192x176>,

@@ -4,9 +4,9 @@
 //! ring's stages; the other warpgroups consume them. A launch is persistent: a block works through several tiles, and the
 //! producer is already filling stages for the next one while consumers store the last.
 //!
-//! There are three schedules. [`Cooperative`]: all consumers work on one tile, each on its own rows, which makes the tile large.
-//! [`CooperativeColumns`]: each on its own columns, for tiles of few rows. [`PingPong`]: two consumers have a tile each and take turns
-//! with the tensor cores, so that the epilogue of one runs under the products of the other.
+//! There are two schedules. [`Cooperative`]: all consumers work on one tile, each on its own rows, which makes the tile large.
+//! [`PingPong`]: two consumers have a tile each and take turns with the tensor cores, so that the epilogue of one runs under the
+//! products of the other.
 //!
 //! A stage holds 128 bytes of each row of A and of B, or for an operand whose columns are contiguous (16-bit types) panels of 64
 //! rows × 64 indices along K; both in the 128-byte swizzle, as the copy engine writes it and `wgmma` reads it. In a cluster,
@@ -74,8 +74,6 @@ pub trait Schedule: 'static {
     const CONSUMERS: u32;
     /// Warpgroups that work on the same tile.
     const CONSUMERS_OF_TILE: u32;
-    /// Whether these have columns of their own, and not rows.
-    const SPLITS_COLUMNS: bool = false;
     /// Blocks of a cluster whose tiles are neighbours along N.
     const CLUSTER_N: u32 = 1;
 }
@@ -86,7 +84,6 @@ pub struct AlongN<S, const BLOCKS: u32>(PhantomData<S>);
 impl<S: Schedule, const BLOCKS: u32> Schedule for AlongN<S, BLOCKS> {
     const CONSUMERS: u32 = S::CONSUMERS;
     const CONSUMERS_OF_TILE: u32 = S::CONSUMERS_OF_TILE;
-    const SPLITS_COLUMNS: bool = S::SPLITS_COLUMNS;
     const CLUSTER_N: u32 = BLOCKS;
 }
 
@@ -96,15 +93,6 @@ pub struct Cooperative<const CONSUMERS: u32>;
 impl<const CONSUMERS: u32> Schedule for Cooperative<CONSUMERS> {
     const CONSUMERS: u32 = CONSUMERS;
     const CONSUMERS_OF_TILE: u32 = CONSUMERS;
-}
-
-/// All of `CONSUMERS` warpgroups work on one tile, each on its own columns: for tiles of few rows.
-pub struct CooperativeColumns<const CONSUMERS: u32>;
-
-impl<const CONSUMERS: u32> Schedule for CooperativeColumns<CONSUMERS> {
-    const CONSUMERS: u32 = CONSUMERS;
-    const CONSUMERS_OF_TILE: u32 = CONSUMERS;
-    const SPLITS_COLUMNS: bool = true;
 }
 
 /// Two warpgroups have a tile each and take turns with the tensor cores.
@@ -176,7 +164,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     const HANDS_OVER_REGISTERS: bool = S::CONSUMERS > 1 && BLOCKS as u32 * C::COLUMNS > 64;
     /// Whether the first copies and the last stores are a large part of the time of a launch of one tile for each block, and registers are left
     /// for what shortens them: such a launch prefetches, and lanes may store. Tiles without clusters are not launched early.
-    const IS_SMALL: bool = Self::CLUSTER_M > 1 && BLOCKS == 1 && C::COLUMNS <= 128 && !Self::TAKES_TURNS;
+    const IS_SMALL: bool = Self::CLUSTER_M > 1 && BLOCKS == 1 && C::COLUMNS <= 160 && !Self::TAKES_TURNS;
     /// Whether a consumer's accumulators leave it few other registers.
     const IS_WIDE: bool = BLOCKS as u32 * C::COLUMNS > 256;
 
@@ -204,12 +192,12 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         // Opaque: what follows from it is worth no register while the products run.
         let thread = ptx::opaque(thread::thread_idx_x());
         let (warp, lane) = (thread / warp::SIZE - 4, thread % warp::SIZE);
-        let first = if Self::TAKES_TURNS || S::SPLITS_COLUMNS { 0 } else { warp / 4 * Self::CONSUMER_ROWS };
+        let first = if Self::TAKES_TURNS { 0 } else { warp / 4 * Self::CONSUMER_ROWS };
         WarpRows {
             lane,
             batch: tile.batch,
             row: tile.m * Self::BLOCK_M + first + warp % 4 * WARP_ROWS,
-            column: Self::first_column(part) + if S::SPLITS_COLUMNS { warp / 4 * C::COLUMNS } else { 0 },
+            column: Self::first_column(part),
             columns: if Self::HALVES && part.is_half() { C::Half::COLUMNS } else { C::COLUMNS },
             staging: SharedAddress::dynamic().offset(Self::STAGING_AT + warp * Self::STAGING_BYTES),
             staged_boxes: Self::STAGED.0,
@@ -254,8 +242,6 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         keep: u32,
     ) {
         let own = if Self::TAKES_TURNS { 0 } else { index };
-        let (first_row, first_column) =
-            if S::SPLITS_COLUMNS { (0, own * C::COLUMNS) } else { (own * Self::CONSUMER_ROWS, 0) };
         let rows = Self::stage(stage.index);
         let matrix = |is_mn, address| {
             if is_mn {
@@ -266,8 +252,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         };
         let along_k = |is_mn, part| part * if is_mn { PANEL_STEP_BYTES } else { STEP_BYTES };
         // Panels and rows alike: 64 rows are as many bytes.
-        let a = matrix(A_MN, rows.offset(first_row * ROW_BYTES).get());
-        let b = matrix(B_MN, rows.offset(Self::A_BYTES + first_column * ROW_BYTES).get());
+        let a = matrix(A_MN, rows.offset(own * Self::CONSUMER_ROWS * ROW_BYTES).get());
+        let b = matrix(B_MN, rows.offset(Self::A_BYTES).get());
         // SAFETY: the caller's promise.
         unsafe {
             ptx::wgmma_fence();
@@ -357,8 +343,8 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
 impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32> PersistentTile
     for WgmmaTile<C, BLOCKS, S, STAGES, CLUSTER>
 {
-    const BLOCK_M: u32 = Self::CONSUMER_ROWS * if S::SPLITS_COLUMNS { 1 } else { S::CONSUMERS_OF_TILE };
-    const BLOCK_N: u32 = C::COLUMNS * if S::SPLITS_COLUMNS { S::CONSUMERS_OF_TILE } else { 1 };
+    const BLOCK_M: u32 = Self::CONSUMER_ROWS * S::CONSUMERS_OF_TILE;
+    const BLOCK_N: u32 = C::COLUMNS;
     const CLUSTER_M: u32 = {
         assert!(CLUSTER.is_multiple_of(S::CLUSTER_N), "whole columns of blocks");
         CLUSTER / S::CLUSTER_N
@@ -380,7 +366,6 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     // Tiles of two warpgroups serve what others do not.
     const STORES_ROWS: bool = !Self::IS_WIDE
         && S::CONSUMERS == 2
-        && !S::SPLITS_COLUMNS
         // It goes along strips of so many columns.
         && C::COLUMNS.is_multiple_of(STRIP_COLUMNS)
         // What is staged for it takes two boxes.
@@ -388,7 +373,6 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
 
     const HALVES: bool = {
         let halves = !Self::TAKES_TURNS
-            && !S::SPLITS_COLUMNS
             && BLOCKS == 1
             && CLUSTER == 2
             && S::CLUSTER_N == 1
@@ -405,7 +389,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
 
     const LANES_STORE: bool = Self::IS_SMALL;
 
-    const UNROLLS: bool = Self::STORES_ROWS || S::SPLITS_COLUMNS;
+    const UNROLLS: bool = Self::STORES_ROWS || Self::IS_SMALL;
 
     type Fragment = C;
     type Accumulators = [C; BLOCKS];
@@ -565,10 +549,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     #[inline(always)]
     unsafe fn columns<E: Epilogue>(epilogue: &E, part: TilePart) -> ColumnCache<E::Column> {
         // SAFETY: the caller's promise.
-        unsafe {
-            let own = if S::SPLITS_COLUMNS { (Self::warpgroup() - 1) * C::COLUMNS } else { 0 };
-            ColumnCache::load(epilogue, Self::first_column(part) + own, C::COLUMNS)
-        }
+        unsafe { ColumnCache::load(epilogue, Self::first_column(part), C::COLUMNS) }
     }
 
     #[inline(always)]

@@ -175,6 +175,13 @@ macro_rules! for_columns {
             39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
         ] $($arguments)*);
     };
+    (160, $then:ident! $($arguments:tt)*) => {
+        $then!(160, 80, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
+            39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69 70 71 72 73 74
+            75 76 77 78 79
+        ] $($arguments)*);
+    };
     (176, $then:ident! $($arguments:tt)*) => {
         $then!(176, 88, [
             0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
@@ -334,6 +341,7 @@ for_columns!(16, accumulators! 8);
 for_columns!(32, accumulators! 16);
 for_columns!(64, accumulators! 32);
 for_columns!(128, accumulators! 64);
+for_columns!(160, accumulators! 80);
 for_columns!(176, accumulators! 88);
 for_columns!(192, accumulators! 96);
 for_columns!(256, accumulators! 64);
@@ -341,6 +349,7 @@ for_columns!(16, wgmma! F16 "f16");
 for_columns!(32, wgmma! F16 "f16");
 for_columns!(64, wgmma! F16 "f16");
 for_columns!(128, wgmma! F16 "f16");
+for_columns!(160, wgmma! F16 "f16");
 for_columns!(176, wgmma! F16 "f16");
 for_columns!(192, wgmma! F16 "f16");
 for_columns!(256, wgmma! F16 "f16");
@@ -348,6 +357,7 @@ for_columns!(16, wgmma! Bf16 "bf16");
 for_columns!(32, wgmma! Bf16 "bf16");
 for_columns!(64, wgmma! Bf16 "bf16");
 for_columns!(128, wgmma! Bf16 "bf16");
+for_columns!(160, wgmma! Bf16 "bf16");
 for_columns!(176, wgmma! Bf16 "bf16");
 for_columns!(192, wgmma! Bf16 "bf16");
 for_columns!(256, wgmma! Bf16 "bf16");
@@ -396,6 +406,7 @@ mod tests {
         check::<[f32; 16]>();
         check::<[f32; 32]>();
         check::<[f32; 64]>();
+        check::<[f32; 80]>();
         check::<[f32; 88]>();
         check::<[f32; 96]>();
         check::<[f32; 128]>();

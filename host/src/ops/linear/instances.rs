@@ -9,9 +9,9 @@ use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::tile::{Aligned, Words};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192, HopperCooperative256x176, HopperParams, HopperPingPong128x128,
-    HopperPingPong128x192, linear_hopper,
+    HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
+    HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192, HopperCooperative256x176,
+    HopperParams, HopperPingPong128x128, HopperPingPong128x192, linear_hopper,
 };
 use warpsmith_kernels::linear_hopper_f32::{
     HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
@@ -479,6 +479,8 @@ macro_rules! instances {
     };
     (@instance $t:ident, $o:ident, HopperCooperative128x128) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
     (@instance $t:ident, $o:ident, HopperCooperative64x128) => { instances!(@hopper $t, $o, HopperCooperative64x128) };
+    (@instance $t:ident, $o:ident, HopperCooperative64x160) => { instances!(@hopper $t, $o, HopperCooperative64x160) };
+    (@instance $t:ident, $o:ident, HopperCooperative128x160) => { instances!(@hopper $t, $o, HopperCooperative128x160) };
     (@instance $t:ident, $o:ident, HopperCooperative192x192) => { instances!(@hopper $t, $o, HopperCooperative192x192) };
     (@instance $t:ident, $o:ident, HopperCooperative256x176) => { instances!(@hopper $t, $o, HopperCooperative256x176) };
     (@instance $t:ident, $o:ident, HopperCooperative192x176) => { instances!(@hopper $t, $o, HopperCooperative192x176) };
@@ -509,16 +511,17 @@ macro_rules! instances {
 instances! {
     f16 / F16 -> f16 / F16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
-         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, HopperCooperative256x176,
-         HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
+         HopperCooperative192x192, HopperCooperative256x176, HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          Narrow16x256, T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> bf16 / Bf16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
-         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative192x192, HopperCooperative256x176,
-         HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
+         HopperCooperative192x192, HopperCooperative256x176, HopperCooperative192x176,
+ Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          Narrow16x256, T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,

@@ -96,6 +96,14 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         reason: "a tile of three boxes is waited for at its end: the buffers of the next one's first two are free",
     },
     Equivalent {
+        family: "linear_hopper_*_128x160",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "stmatrix",
+        reason: "a tile of three boxes is waited for at its end: the buffers of the next one's first two are free",
+    },
+    Equivalent {
         family: "linear_*hopper",
         kinds: &[Kind::OffByOne],
         statement: "setp.ne.b32",

@@ -14,8 +14,9 @@ use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile};
 use warpsmith_kernels::linear_fp8_hopper::{Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
+    HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192, HopperCooperative256x176,
+    HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64};
@@ -206,6 +207,12 @@ impl Instance {
             }
             ["hopper", input, output, "cooperative", shape @ "64x128"] => {
                 (Family::Hopper(boxes::<HopperCooperative64x128>()), input, output, shape)
+            }
+            ["hopper", input, output, "cooperative", shape @ "64x160"] => {
+                (Family::Hopper(boxes::<HopperCooperative64x160>()), input, output, shape)
+            }
+            ["hopper", input, output, "cooperative", shape @ "128x160"] => {
+                (Family::Hopper(boxes::<HopperCooperative128x160>()), input, output, shape)
             }
             ["hopper", input, output, "cooperative", shape @ "192x192"] => {
                 (Family::Hopper(boxes::<HopperCooperative192x192>()), input, output, shape)

@@ -78,8 +78,10 @@ impl Cost {
 struct PersistentCost {
     /// For launching, filling the pipeline and storing the last tile.
     launch: u64,
-    /// A tile for each column of K, where each block has one.
+    /// A tile for each column of K, where each block has one and there are few.
     alone: u64,
+    /// The same, where every multiprocessor has a block, and all read from the level-2 cache; between the two it is in proportion.
+    full: u64,
     /// The same, where blocks have several: all share the level-2 cache and the power.
     crowded: u64,
     /// The same, where rows do not start at the cache's lines, so that a row's part of a box takes two of them.
@@ -94,46 +96,56 @@ struct PersistentCost {
 
 impl PersistentCost {
     const fn of(tile: Tile, input: DType) -> Option<Self> {
-        let (launch, alone, crowded, straddling, tile, rows, last_rows) = match (tile, input) {
+        let (launch, alone, full, crowded, straddling, tile, rows, last_rows) = match (tile, input) {
             (Tile::HopperPingPong128x128, DType::F32) => {
-                (3_500_000, 9_000, 10_400, 21_800, 100_000, 3_900_000, 6_600_000)
+                (3_500_000, 9_000, 9_000, 10_400, 21_800, 100_000, 3_900_000, 6_600_000)
             }
             (Tile::HopperCooperative128x256 | Tile::HopperCooperative128x256Halves, DType::F32) => {
-                (5_100_000, 19_700, 20_300, 25_600, 700_000, 10_600_000, 0)
+                (5_100_000, 19_700, 19_700, 20_300, 25_600, 700_000, 10_600_000, 0)
             }
             (Tile::HopperCooperative128x128, DType::F32) => {
-                (3_400_000, 9_400, 11_000, 21_800, 500_000, 5_300_000, 0)
+                (3_400_000, 9_400, 9_400, 11_000, 21_800, 500_000, 5_300_000, 0)
             }
             (Tile::HopperPingPong128x128, _) => {
-                (2_991_000, 5_230, 5_490, 8_330, 139_000, 6_100_000, 1_606_000)
+                (2_991_000, 5_230, 5_230, 5_490, 8_330, 139_000, 6_100_000, 1_606_000)
             }
-            (Tile::HopperPingPong128x192, _) => (4_020_000, 7_710, 8_020, 9_170, 80_000, 0, 0),
+            (Tile::HopperPingPong128x192, _) => (4_020_000, 7_710, 7_710, 8_020, 9_170, 80_000, 0, 0),
             (Tile::HopperCooperative128x256 | Tile::HopperCooperative128x256Halves, _) => {
-                (3_100_000, 9_900, 10_280, 10_500, 2_770_000, 5_700_000, 0)
+                (3_100_000, 9_900, 9_900, 10_280, 10_500, 2_770_000, 5_700_000, 0)
             }
-            (Tile::HopperCooperative128x128, _) => (3_172_000, 3_820, 6_200, 7_100, 577_000, 6_164_000, 0),
-            (Tile::HopperCooperative64x128, _) => (789_000, 3_620, 4_650, 8_100, 1_400_000, 0, 0),
-            (Tile::HopperCooperative192x192, _) => (4_598_000, 10_900, 12_300, 12_450, 1_149_000, 0, 0),
-            (Tile::HopperCooperative192x176, _) => (4_598_000, 10_000, 11_400, 11_500, 1_149_000, 0, 0),
-            (Tile::HopperCooperative256x176, _) => (3_100_000, 13_400, 15_200, 16_600, 4_800_000, 0, 0),
+            (Tile::HopperCooperative128x128, _) => {
+                (3_172_000, 3_820, 3_820, 6_200, 7_100, 577_000, 6_164_000, 0)
+            }
+            (Tile::HopperCooperative64x128, _) => (1_525_000, 1_510, 3_950, 4_520, 5_130, 1_054_000, 0, 0),
+            (Tile::HopperCooperative64x160, _) => (699_000, 2_550, 3_750, 3_500, 4_260, 1_617_000, 0, 0),
+            (Tile::HopperCooperative128x160, _) => (1_669_000, 5_040, 6_240, 6_630, 7_000, 1_530_000, 0, 0),
+            (Tile::HopperCooperative192x192, _) => {
+                (4_598_000, 10_900, 10_900, 12_300, 12_450, 1_149_000, 0, 0)
+            }
+            (Tile::HopperCooperative192x176, _) => {
+                (4_598_000, 10_000, 10_000, 11_400, 11_500, 1_149_000, 0, 0)
+            }
+            (Tile::HopperCooperative256x176, _) => {
+                (3_100_000, 13_400, 13_400, 15_200, 16_600, 4_800_000, 0, 0)
+            }
             _ => return None,
         };
-        Some(Self { launch, alone, crowded, straddling, tile, rows, last_rows })
+        Some(Self { launch, alone, full, crowded, straddling, tile, rows, last_rows })
     }
 
     fn picoseconds(self, tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
         let Problem { m, n, batch, .. } = *problem;
+        let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
         let (rounds, halves) = match tile.halves([m, n, batch], limits.multiprocessors) {
             Some(halves) => halves.rounds(),
-            None => {
-                let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
-                (tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(blocks), 0)
-            }
+            None => (tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(blocks), 0),
         };
+        let multiprocessors = u64::from(limits.multiprocessors.max(1));
+        let alone = self.alone + (self.full - self.alone) * blocks.min(multiprocessors) / multiprocessors;
         let row_bytes = row_bytes(problem);
         let column = match (rounds + halves, row_bytes.is_multiple_of(CACHE_LINE)) {
-            (1, true) => self.alone,
-            (1, false) => self.alone * self.straddling / self.crowded,
+            (1, true) => alone,
+            (1, false) => alone * self.straddling / self.crowded,
             (_, true) => self.crowded,
             (_, false) => self.straddling,
         };
@@ -169,6 +181,8 @@ fn fused(tile: Tile, problem: &Problem) -> (u64, u64) {
         | Tile::HopperCooperative192x192
         | Tile::HopperCooperative192x176
         | Tile::HopperCooperative256x176 => (2_500_000, 0),
+        // In proportion to the columns: not measured.
+        Tile::HopperCooperative128x160 | Tile::HopperCooperative64x160 => (1_750_000, 0),
         Tile::HopperCooperative128x128 | Tile::HopperCooperative64x128 => (1_400_000, 0),
         _ => (0, 0),
     };
@@ -202,7 +216,7 @@ impl SkinnyCost {
     /// The same, where it is stored by rows and other blocks of the multiprocessor wait for that.
     const SLOW_ELEMENT: u64 = 57;
     /// Bytes in a microsecond that the level-2 cache gives.
-    const CACHE: u128 = 9_546_000;
+    const CACHE: u128 = 9_800_000;
     /// From the end of one block of a multiprocessor to the first products of the next.
     const ROUND: u64 = 1_461_000;
     /// Until the memory gives all it can.
@@ -212,7 +226,7 @@ impl SkinnyCost {
 
     const fn of(tile: Tile) -> Option<Self> {
         let (alone, straddling, crowded, resident) = match tile {
-            Tile::Skinny64x64 => (3_460, 3_460, 5_760, 1),
+            Tile::Skinny64x64 => (3_390, 3_390, 5_450, 1),
             Tile::Skinny64x64Split2 => (3_040, 3_040, 5_820, 1),
             Tile::Skinny64x64Split8 => (3_300, 3_300, 6_580, 2),
             Tile::Skinny32x64 => (2_990, 5_250, 5_650, 1),

@@ -11,8 +11,9 @@ use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape, narrow};
 use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128};
 use warpsmith_kernels::linear_hopper::{
-    HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
+    HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192, HopperCooperative256x176,
+    HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
@@ -42,9 +43,15 @@ pub enum Tile {
     HopperCooperative128x256Halves,
     /// 128 × 128 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; f32 is rounded to TF32.
     HopperCooperative128x128,
-    /// 64 × 128 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
+    /// 64 × 128 on Hopper, persistent, by one warpgroup, two blocks to a cluster; for 16-bit types and outputs that are
     /// [stored as boxes](Problem::stores_boxes) only.
     HopperCooperative64x128,
+    /// 64 × 160 on Hopper, persistent, by one warpgroup, four blocks to a cluster; for 16-bit types and outputs that are
+    /// [stored as boxes](Problem::stores_boxes) only.
+    HopperCooperative64x160,
+    /// 128 × 160 on Hopper, persistent, by two warpgroups together, two by two blocks to a cluster; for 16-bit types and outputs that are
+    /// [stored as boxes](Problem::stores_boxes) only.
+    HopperCooperative128x160,
     /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
     /// [stored as boxes](Problem::stores_boxes) only.
     HopperCooperative192x192,
@@ -91,13 +98,15 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
         Self::HopperCooperative128x256Halves,
         Self::HopperCooperative128x128,
         Self::HopperCooperative64x128,
+        Self::HopperCooperative64x160,
+        Self::HopperCooperative128x160,
         Self::HopperCooperative192x192,
         Self::HopperCooperative256x176,
         Self::HopperCooperative192x176,
@@ -129,6 +138,8 @@ impl Tile {
             Self::HopperCooperative128x256Halves => "hopper-cooperative-128x256-halves",
             Self::HopperCooperative128x128 => "hopper-cooperative-128x128",
             Self::HopperCooperative64x128 => "hopper-cooperative-64x128",
+            Self::HopperCooperative64x160 => "hopper-cooperative-64x160",
+            Self::HopperCooperative128x160 => "hopper-cooperative-128x160",
             Self::HopperCooperative192x192 => "hopper-cooperative-192x192",
             Self::HopperCooperative256x176 => "hopper-cooperative-256x176",
             Self::HopperCooperative192x176 => "hopper-cooperative-192x176",
@@ -160,6 +171,8 @@ impl Tile {
             }
             Self::HopperCooperative128x128 => Facts::of_hopper::<HopperCooperative128x128>(),
             Self::HopperCooperative64x128 => Facts::of_hopper::<HopperCooperative64x128>(),
+            Self::HopperCooperative64x160 => Facts::of_hopper::<HopperCooperative64x160>(),
+            Self::HopperCooperative128x160 => Facts::of_hopper::<HopperCooperative128x160>(),
             Self::HopperCooperative192x192 => Facts::of_hopper::<HopperCooperative192x192>(),
             Self::HopperCooperative256x176 => Facts::of_hopper::<HopperCooperative256x176>(),
             Self::HopperCooperative192x176 => Facts::of_hopper::<HopperCooperative192x176>(),
@@ -276,6 +289,8 @@ impl Tile {
                 | Self::HopperCooperative128x256
                 | Self::HopperCooperative128x256Halves
                 | Self::HopperCooperative64x128
+                | Self::HopperCooperative64x160
+                | Self::HopperCooperative128x160
                 | Self::HopperCooperative192x192
                 | Self::HopperCooperative256x176
                 | Self::HopperCooperative192x176
@@ -343,7 +358,10 @@ impl Tile {
             Schedule::Portable => tiles,
             Schedule::Persistent { resident, .. } => {
                 let cluster = u64::from(self.cluster());
-                let most = u64::from(multiprocessors) * u64::from(resident) / cluster;
+                let all = u64::from(multiprocessors) * u64::from(resident) / cluster;
+                // Clusters of four do not fill every part of a GPU in which they have to be: 30 of them run at a time on the 132
+                // multiprocessors of an H100.
+                let most = if cluster > 2 { all - all / 11 } else { all };
                 tiles.min(most.max(1) * cluster)
             }
             Schedule::Split { parts } => tiles.saturating_mul(parts.into()),

@@ -284,6 +284,18 @@ fn a_persistent_launch_is_of_whole_clusters_and_no_larger_than_the_device() {
     }
 }
 
+/// As an H100 said by its occupancy for blocks that have a multiprocessor each: 66 clusters of two, and 30 of four.
+#[test]
+fn a_launch_is_of_no_more_clusters_than_run_at_a_time() {
+    for (tile, blocks) in [
+        (Tile::HopperCooperative64x128, 132),
+        (Tile::HopperCooperative64x160, 120),
+        (Tile::HopperCooperative128x160, 120),
+    ] {
+        assert_eq!(tile.blocks(1 << 20, 1 << 20, 1, 132), blocks, "{tile}");
+    }
+}
+
 #[test]
 fn small_problems_are_spread_over_the_multiprocessors() {
     assert_eq!(tile(256, 256, 512, DType::F16), Tile::T16x64);
