@@ -107,7 +107,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         family: "linear_*hopper",
         kinds: &[Kind::OffByOne],
         statement: "setp.ne.b32",
-        source: ("dsl/src/gemm/fragments.rs", "if at.lane == 0 {"),
+        source: ("dsl/src/gemm/fragments/boxes.rs", "if at.lane == 0 {"),
         then: ANYTHING,
         reason: "lane 1 of each warp starts the stores and waits for them instead of lane 0",
     },

@@ -68,16 +68,8 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         family: "linear_",
         kinds: BOUNDS,
         statement: "setp.eq.b32",
-        source: ("dsl/src/gemm/fragments.rs", "if strip == ptx::opaque(candidate) {"),
+        source: ("dsl/src/gemm/fragments/rows.rs", "if strip == ptx::opaque(candidate) {"),
         then: ANYTHING,
         reason: "the first strip is staged for every strip, and what the strip has itself is staged over it",
-    },
-    Equivalent {
-        family: "linear_",
-        kinds: BOUNDS,
-        statement: "setp.",
-        source: ("dsl/src/gemm/fragments.rs", "while row < rows {"),
-        then: ANYTHING,
-        reason: "the test before the first pass: a lane's first row is at most 3, of 16",
     },
 ];

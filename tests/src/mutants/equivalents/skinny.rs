@@ -16,7 +16,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         family: "linear_skinny_",
         kinds: BOUNDS,
         statement: "setp.eq.b32",
-        source: ("dsl/src/epilogue/mod.rs", "match self {"),
+        source: ("dsl/src/epilogue/activation.rs", "match self {"),
         then: ANYTHING,
         reason: ROW_BY_ROW,
     },
