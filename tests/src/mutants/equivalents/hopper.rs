@@ -33,21 +33,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         family: "linear_*hopper",
         kinds: BOUNDS,
         statement: "setp.",
-        source: (
-            "kernels-gpu/src/linear_hopper.rs",
-            "if !S::STORES_ROWS || p.has_boxes != 0 && epilogue.fits_registers() {",
-        ),
-        then: ANYTHING,
-        reason: BY_ROWS,
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: BOUNDS,
-        statement: "setp.",
-        source: (
-            "dsl/src/epilogue/linear.rs",
-            "if self.params.activation == Activation::RELU { 0.0 } else { f32::NEG_INFINITY }",
-        ),
+        source: ("kernels-gpu/src/linear_hopper.rs", "if !S::STORES_ROWS || p.has_boxes != 0 {"),
         then: ANYTHING,
         reason: BY_ROWS,
     },
@@ -74,7 +60,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         statement: "setp.eq.b32",
         source: (
             "dsl/src/gemm/schedule.rs",
-            "if self.next >= self.groups_m * self.tiles_n * self.matrices {",
+            "if self.next >= self.groups_m * self.groups_n * self.matrices {",
         ),
         then: ANYTHING,
         reason: NO_STEPS,
@@ -127,17 +113,6 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         kinds: BOUNDS,
         statement: "setp.",
         source: (
-            "dsl/src/epilogue/linear.rs",
-            "let is_floor = p.activation == Activation::NONE || p.activation == Activation::RELU;",
-        ),
-        then: ANYTHING,
-        reason: BY_ROWS,
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: BOUNDS,
-        statement: "setp.",
-        source: (
             "kernels-gpu/src/linear_fp8_hopper.rs",
             "while let Some(tile) = S::next_tile(&mut consumer, &mut tiles, steps) {",
         ),
@@ -161,7 +136,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         statement: "setp.ne.b32",
         source: (
             "dsl/src/gemm/wgmma.rs",
-            "staging: SharedAddress::dynamic().offset(Self::STAGING_AT + warp * STAGING_BYTES),",
+            "staging: SharedAddress::dynamic().offset(Self::STAGING_AT + warp * Self::STAGING_BYTES),",
         ),
         then: ANYTHING,
         reason: "lane 1 of each warp starts the stores and waits for them instead of lane 0",
@@ -179,28 +154,12 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         kinds: BOUNDS,
         statement: "setp.lt.u32",
         source: (
-            "dsl/src/epilogue.rs",
+            "dsl/src/epilogue/mod.rs",
             "unsafe { T::load_read_only_if(self.vector.offset(column as u64), column < self.columns).to_f32() }",
         ),
         then: ANYTHING,
         reason: "it leaves out the last column of Y, in a tile beyond it: what is read here is used only in tiles that lie within \
                  Y and end before",
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: BOUNDS,
-        statement: "setp.le.u32",
-        source: ("dsl/src/gemm/wgmma.rs", "(tile.m + 1) * Self::BLOCK_M <= output.rows"),
-        then: ANYTHING,
-        reason: "a tile within Y is stored as one at its edge: slower, and the same result",
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: BOUNDS,
-        statement: "setp.eq.b64",
-        source: ("dsl/src/gemm/wgmma.rs", "(tile.m + 1) * Self::BLOCK_M <= output.rows"),
-        then: ANYTHING,
-        reason: "a tile within Y is stored as one at its edge: slower, and the same result",
     },
     Equivalent {
         family: "linear_*hopper",

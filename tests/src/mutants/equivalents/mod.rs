@@ -160,7 +160,7 @@ fn decided(entry: &Entry, statement: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::super::ptx::entries;
-    use super::origin;
+    use super::{NOWHERE, TABLES, origin};
 
     /// A guarded load's test leads back to the comparison; a test of anything else is its own.
     #[test]
@@ -185,6 +185,18 @@ mod tests {
         assert_eq!(others.len(), 3);
         for &other in others {
             assert_eq!(origin(entry, other), other, "{}", entry.statement_text(other));
+        }
+    }
+
+    /// Else it stands for nothing, and what it was for is found missing.
+    #[test]
+    fn every_reason_names_a_line_that_is_there() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace's folder");
+        for known in TABLES.into_iter().flatten().filter(|known| known.source != NOWHERE) {
+            let (file, text) = known.source;
+            let source = std::fs::read_to_string(root.join(file));
+            let source = source.unwrap_or_else(|error| panic!("{file}: {error}"));
+            assert!(source.lines().any(|line| line.trim() == text), "{file} has no line `{text}`");
         }
     }
 }

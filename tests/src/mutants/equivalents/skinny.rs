@@ -35,10 +35,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         family: "linear_skinny_",
         kinds: BOUNDS,
         statement: "setp.",
-        source: (
-            "kernels-gpu/src/linear_skinny.rs",
-            "Some(simple) if is_whole && epilogue.fits_registers() => {",
-        ),
+        source: ("dsl/src/gemm/split_k.rs", "Some(simple) if is_whole && epilogue.fits_registers() => {"),
         then: ANYTHING,
         reason: ROW_BY_ROW,
     },
