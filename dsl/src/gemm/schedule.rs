@@ -15,7 +15,7 @@ pub struct TilePart {
 /// How much of a tile a block computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it; the blocks of a cluster have tiles that are neighbours along M, and share the rows of B.
+    /// All of it; the blocks of a cluster have neighbouring tiles: those along M share the rows of B, those along N the rows of A.
     Whole,
     /// Half of its columns, in a cluster of two blocks: the one of rank 0 the first half and the other the second, and they share
     /// the rows of A.

@@ -10,8 +10,8 @@
 //!
 //! A stage holds 128 bytes of each row of A and of B, or for an operand whose columns are contiguous (16-bit types) panels of 64
 //! rows × 64 indices along K; both in the 128-byte swizzle, as the copy engine writes it and `wgmma` reads it. In a cluster,
-//! the blocks' tiles are neighbours along M: they need the same rows of B, of which each block fetches a share and sends it to
-//! all. The last tiles of a launch may be the work of a cluster each, whose blocks have half of the columns: then it is the rows of A that
+//! the blocks' tiles are neighbours: those along M need the same rows of B, those along N the same rows of A, of which each block fetches a
+//! share and sends it to all. The last tiles of a launch may be the work of a cluster each, whose blocks have half of the columns: then it is the rows of A that
 //! are common, which the blocks fetch in turns.
 //!
 //! While the tensor cores work on one stage, the consumers issue the products of the next; a stage is given back when the
@@ -19,9 +19,11 @@
 
 mod load;
 mod promoted;
+mod schedules;
 mod update;
 
 pub use promoted::{Promote, PromotedTile};
+pub use schedules::{AlongN, Cooperative, PingPong, Schedule};
 pub use update::{CHUNK, Exchange, PART, U_BOX_COLUMNS, UpdateTile, WgmmaUpdateTile};
 
 use core::marker::PhantomData;
@@ -66,41 +68,6 @@ const PANEL_STEP_BYTES: u32 = 16 * ROW_BYTES;
 const fn share(rows: u32, blocks: u32) -> u32 {
     assert!(rows.is_multiple_of(blocks * 8), "a share is whole units of the swizzle");
     rows / blocks
-}
-
-/// How a block's consumers share its work.
-pub trait Schedule: 'static {
-    /// Warpgroups that consume.
-    const CONSUMERS: u32;
-    /// Warpgroups that work on the same tile.
-    const CONSUMERS_OF_TILE: u32;
-    /// Blocks of a cluster whose tiles are neighbours along N.
-    const CLUSTER_N: u32 = 1;
-}
-
-/// Schedule `S` in clusters of which `BLOCKS` blocks are neighbours along N: they share rows of A.
-pub struct AlongN<S, const BLOCKS: u32>(PhantomData<S>);
-
-impl<S: Schedule, const BLOCKS: u32> Schedule for AlongN<S, BLOCKS> {
-    const CONSUMERS: u32 = S::CONSUMERS;
-    const CONSUMERS_OF_TILE: u32 = S::CONSUMERS_OF_TILE;
-    const CLUSTER_N: u32 = BLOCKS;
-}
-
-/// All of `CONSUMERS` warpgroups work on one tile, each on its own rows.
-pub struct Cooperative<const CONSUMERS: u32>;
-
-impl<const CONSUMERS: u32> Schedule for Cooperative<CONSUMERS> {
-    const CONSUMERS: u32 = CONSUMERS;
-    const CONSUMERS_OF_TILE: u32 = CONSUMERS;
-}
-
-/// Two warpgroups have a tile each and take turns with the tensor cores.
-pub struct PingPong;
-
-impl Schedule for PingPong {
-    const CONSUMERS: u32 = 2;
-    const CONSUMERS_OF_TILE: u32 = 1;
 }
 
 /// A tile in which each consumer of schedule `S` has `BLOCKS` × 64 rows and as many columns as the accumulators `C` are for, over a
