@@ -178,21 +178,13 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
                 if !S::STORES_ROWS || p.has_boxes != 0 {
                     let by_lanes = S::LANES_STORE && p.has_boxes == HopperParams::LANES_STORE;
                     let boxes = BoxOutput { map: y_boxes, rows: by_lanes.then_some(y) };
-                    if S::PASSES_BOXES && !epilogue.fits_registers() {
+                    let floor = in_registers.with_floor().filter(|_| S::UNROLLS && epilogue.fits_registers());
+                    if let Some(e) = floor {
+                        S::store_boxes::<O, _, true>(&accumulators, &e, &columns, &boxes, part);
+                    } else if S::PASSES_BOXES {
                         S::store_boxes::<O, _, false>(&accumulators, &through_boxes, &columns, &boxes, part);
                     } else {
-                        match in_registers.with_floor() {
-                            Some(e) if S::UNROLLS => {
-                                S::store_boxes::<O, _, true>(&accumulators, &e, &columns, &boxes, part)
-                            }
-                            _ => S::store_boxes::<O, _, false>(
-                                &accumulators,
-                                &in_registers,
-                                &columns,
-                                &boxes,
-                                part,
-                            ),
-                        }
+                        S::store_boxes::<O, _, false>(&accumulators, &in_registers, &columns, &boxes, part);
                     }
                 } else {
                     S::store_rows(&accumulators, &epilogue, &y, part);
