@@ -226,7 +226,7 @@ impl SkinnyCost {
 
     const fn of(tile: Tile) -> Option<Self> {
         let (alone, straddling, crowded, resident) = match tile {
-            Tile::Skinny64x64 => (3_390, 3_390, 5_450, 1),
+            Tile::Skinny64x64 => (3_460, 3_460, 5_760, 1),
             Tile::Skinny64x64Split2 => (3_040, 3_040, 5_820, 1),
             Tile::Skinny64x64Split8 => (3_300, 3_300, 6_580, 2),
             Tile::Skinny32x64 => (2_990, 5_250, 5_650, 1),
