@@ -218,7 +218,7 @@ impl SkinnyCost {
     /// Bytes in a microsecond that the level-2 cache gives.
     const CACHE: u128 = 9_800_000;
     /// From the end of one block of a multiprocessor to the first products of the next.
-    const ROUND: u64 = 1_461_000;
+    const ROUND: u64 = 2_500_000;
     /// Until the memory gives all it can.
     const RAMP: u64 = 304_000;
     /// Then, bytes in a microsecond.
@@ -226,7 +226,7 @@ impl SkinnyCost {
 
     const fn of(tile: Tile) -> Option<Self> {
         let (alone, straddling, crowded, resident) = match tile {
-            Tile::Skinny64x64 => (3_460, 3_460, 5_760, 1),
+            Tile::Skinny64x64 => (3_390, 3_390, 5_450, 1),
             Tile::Skinny64x64Split2 => (3_040, 3_040, 5_820, 1),
             Tile::Skinny64x64Split8 => (3_300, 3_300, 6_580, 2),
             Tile::Skinny32x64 => (2_990, 5_250, 5_650, 1),
