@@ -17,7 +17,7 @@ mod sizes;
 pub mod topk;
 pub mod update;
 
-pub(crate) use sizes::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, STORED_ROWS};
+pub(crate) use sizes::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, STORED_ROWS, has_short_rows};
 
 pub use activation::Activation;
 pub use implementation::{Implementation, Launch, Launches};

@@ -26,7 +26,7 @@ use super::select::{Tile, halves_of};
 use crate::cpu::{FromAccumulator, Operand};
 use crate::device::Device;
 use crate::error::Result;
-use crate::ops::{CHUNK_BYTES, STORED_ROWS};
+use crate::ops::{CHUNK_BYTES, STORED_ROWS, has_short_rows};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, L2Promotion, Swizzle, Tensor, TensorMapOptions, TensorType};
 
@@ -313,7 +313,8 @@ unsafe fn launch_hopper_parts<
     // The copy engine stores chunks of 16 bytes, also where a row ends within one.
     let has_boxes = is_chunked(y_arg, y)
         && (n as usize * size_of::<O>()).is_multiple_of(CHUNK_BYTES)
-        && has_chunked_matrices(&epilogue, size_of::<O>());
+        && has_chunked_matrices(&epilogue, size_of::<O>())
+        && (epilogue.residual.is_null() || has_short_rows(n as usize, size_of::<O>()));
     let y_boxes = if has_boxes {
         let swizzle = if S::STORED_ROW_BYTES < S::ROW_BYTES { Swizzle::B64 } else { Swizzle::B128 };
         let options = TensorMapOptions { swizzle, ..options };

@@ -8,7 +8,7 @@ use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::linear::select::{Access, Fused, Limits, Problem, TURING, Tile, is_hopper};
 use crate::ops::linear::{Instance, LinearTypes};
-use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT};
+use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT, has_short_rows};
 use crate::tensor::{Element, Tensor};
 use crate::tune;
 
@@ -199,6 +199,10 @@ where
             && leading.iter().all(|&stride| is_chunked(stride))
     };
     let residual = product.options.residual.map(|(residual, _)| residual);
+    let has_residual = residual.is_some() || product.options.beta != 0.0;
+    if has_residual && !has_short_rows(product.n(), size_of::<O>()) {
+        return false;
+    }
     let preactivation = product.options.preactivation.as_deref();
     is_chunked(product.n()) && [y, residual, preactivation].into_iter().flatten().all(lies_well)
 }

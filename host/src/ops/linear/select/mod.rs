@@ -35,7 +35,7 @@ pub enum Tile {
     /// 128 × 128 on Hopper, persistent, by two warpgroups in turn; f32 is rounded to TF32.
     HopperPingPong128x128,
     /// 128 × 192 on Hopper, persistent, by two warpgroups in turn, two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes) only.
+    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperPingPong128x192,
     /// 128 × 256 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; f32 is rounded to TF32.
     HopperCooperative128x256,
@@ -47,19 +47,19 @@ pub enum Tile {
     /// [stored as boxes](Problem::stores_boxes) only.
     HopperCooperative64x128,
     /// 64 × 160 on Hopper, persistent, by one warpgroup, four blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes) only.
+    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative64x160,
     /// 128 × 160 on Hopper, persistent, by two warpgroups together, two by two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes) only.
+    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative128x160,
     /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes) only.
+    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative192x192,
     /// 256 × 176 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes) only.
+    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative256x176,
     /// 192 × 176 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes) only.
+    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative192x176,
     /// 128 × 256 on Hopper, for f32 as three TF32 products, two blocks to a cluster.
     HopperSplit128x256,
@@ -539,8 +539,8 @@ pub struct Problem {
     pub access: Access,
     /// How the inputs are to be multiplied, or more exactly.
     pub products: Products,
-    /// Whether the copy engine can store y, whose rows and their length are then multiples of 16 bytes, and so are those of the residual and of
-    /// the pre-activation.
+    /// Whether the copy engine can store y, whose rows and their length are then multiples of 16 bytes, and so are those of the residual, whose rows
+    /// are of less than 2³¹ bytes, and of the pre-activation.
     pub stores_boxes: bool,
     /// What is done to the products.
     pub fused: Fused,
