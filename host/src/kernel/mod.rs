@@ -80,9 +80,10 @@ impl Device {
             Some(loaded) => loaded,
             None => {
                 // Compiled without the lock, so that threads that want other kernels do not wait. Of two that compile the
-                // same one, the first to finish has its kept.
+                // same one, the first to finish has its kept; the other one's is dropped without the lock, too: unloading it
+                // waits for the device, and for threads that capture work, which may want kernels.
                 let loaded = self.load_built_in(declaration.family, declaration.name)?;
-                self.kernels().functions.lock().entry(key).or_insert(loaded).clone()
+                self.kernels().functions.lock().entry(key).or_insert_with(|| loaded.clone()).clone()
             }
         };
         // Also for a kernel from the cache: another type may have asked for it.

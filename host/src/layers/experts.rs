@@ -236,7 +236,12 @@ impl Experts {
             Store::Resident(table) => {
                 expert_mlp(x, routing, table).activation(self.activation).on(stream).run_into(y)
             }
-            Store::Cached(rows) => self.forward_cached(&mut rows.lock(), x, routing, y, stream),
+            Store::Cached(rows) => {
+                // The host waits for what is noted of the ids, and decides by that what is copied. Nor does it wait for the cache then: who has that
+                // may wait for the end of the capture.
+                stream.expect_no_capture(OPERATION)?;
+                self.forward_cached(&mut rows.lock(), x, routing, y, stream)
+            }
         }
     }
 
@@ -248,8 +253,6 @@ impl Experts {
         y: &mut Tensor<T>,
         stream: &Stream,
     ) -> Result<()> {
-        // The host waits for what is noted of the ids, and decides by that what is copied.
-        stream.expect_no_capture(OPERATION)?;
         let [tokens, heads, k] = routing.sizes(OPERATION)?;
         let leading = &routing.ids.shape()[..routing.ids.rank() - 2];
         let expect = |operand, tensor: &Tensor<T>, columns: usize| {
