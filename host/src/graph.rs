@@ -67,6 +67,10 @@ impl Stream {
     /// another. The host can wait for nothing within the work: not for results, nor for experts [behind a cache](crate::layers::Experts).
     /// GPUs that do not allocate in the order of streams capture only work that allocates nothing.
     ///
+    /// Threads may capture work at the same time, each from a stream of its own. While work is recorded, other threads that call
+    /// [`Device::synchronize`](crate::Device::synchronize) on its GPU wait for the end of that, as do those that drop modules or find the GPU's memory full.
+    /// So the work waits for nothing that such a thread has yet to do, such as unlocking a mutex.
+    ///
     /// ```
     /// use warpsmith::{Device, Tensor, ops};
     ///

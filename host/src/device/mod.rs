@@ -138,19 +138,22 @@ impl Device {
 
     /// Waits until all work on all of the device's streams is done.
     ///
+    /// A GPU cannot be waited for while its work is [captured](Stream::capture). So this first waits for the captures that other threads have under way, and
+    /// captures that are to begin meanwhile wait for this. Who calls it holds no mutex that captured work locks.
+    ///
     /// # Errors
     ///
-    /// [`Error::Driver`] if any of the work failed.
+    /// [`Error::Driver`] if any of the work failed, or on a GPU within work that is being captured.
     pub fn synchronize(&self) -> Result<()> {
         self.0.backend.synchronize_all()
     }
 
-    /// Gives the memory that is pooled but unused back to the system. Waits for the device's work, since memory that is
-    /// freed in stream order is free only when the work before it is done.
+    /// Gives the memory that is pooled but unused back to the system. Waits for the device's work as [`synchronize`](Self::synchronize) does, since
+    /// memory that is freed in stream order is free only when the work before it is done.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`] if any of the work failed.
+    /// As [`synchronize`](Self::synchronize).
     pub fn release_memory(&self) -> Result<()> {
         self.0.backend.release_memory()
     }

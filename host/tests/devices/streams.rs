@@ -1,10 +1,14 @@
 //! Streams and events: order, time, threads, and the end of everything in any order.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use libtest_mimic::Failed;
-use warpsmith::{Device, Error, Tensor};
+use warpsmith::peer::{CacheOptions, CachedRows};
+use warpsmith::{Device, DeviceKind, Error, PinnedBuffer, Tensor};
 
+use crate::ptx::TEXT;
 use crate::{Case, On, cases};
 
 #[rustfmt::skip]
@@ -18,6 +22,8 @@ pub(crate) const CASES: &[(&str, On, Case)] = &cases![On::All =>
     captured_work_is_done_again_with_what_is_there,
     captured_work_is_ordered_with_the_streams_of_its_operands,
     a_capture_that_fails_leaves_the_stream_as_it_was,
+    captures_and_what_other_threads_do_leave_each_other_alone,
+    work_that_waits_for_its_device_is_not_captured,
 ];
 
 fn time_between_events_is_positive_and_only_one_way(device: &Device) -> Result<(), Failed> {
@@ -233,5 +239,128 @@ fn a_capture_that_fails_leaves_the_stream_as_it_was(device: &Device) -> Result<(
     let refused = unsafe { stream.capture(nested) };
     assert!(matches!(refused, Err(Error::Argument { argument: "stream", .. })), "{refused:?}");
     stream.synchronize()?;
+    Ok(())
+}
+
+/// Threads that capture and launch, while another one waits for the device and does all that the driver might mind during a capture.
+fn captures_and_what_other_threads_do_leave_each_other_alone(device: &Device) -> Result<(), Failed> {
+    /// Far longer than it takes.
+    const PATIENCE: Duration = Duration::from_secs(240);
+
+    /// Tells the others when it is dropped, which a panic does too.
+    struct Over<'a>(&'a AtomicBool);
+
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    let device = device.clone();
+    let (done, finished) = mpsc::channel();
+    std::thread::spawn(move || {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let disturbing = scope.spawn(|| {
+                let mut rounds = 0;
+                while !over.load(Ordering::Relaxed) {
+                    disturb(&device, rounds).expect("a capture does not mind");
+                    rounds += 1;
+                }
+                rounds
+            });
+            let capturing = Over(&over);
+            let threads = [3, 5].map(|factor| {
+                let device = &device;
+                scope.spawn(move || capture_often(device, factor).expect("nothing disturbs it"))
+            });
+            for thread in threads {
+                thread.join().expect("its results are right");
+            }
+            drop(capturing);
+            assert!(disturbing.join().expect("it fails at nothing") > 0);
+        });
+        done.send(()).expect("the test waits");
+    });
+    // A deadlock must fail, not hang.
+    Ok(finished.recv_timeout(PATIENCE)?)
+}
+
+/// Captures work, launches it, and drops the graph, many times.
+fn capture_often(device: &Device, factor: i32) -> warpsmith::Result<()> {
+    let rounds = if matches!(device.kind(), DeviceKind::Cuda(_)) { 200 } else { 20 };
+    let stream = device.new_stream()?;
+    let mut source = Tensor::<i32>::zeros_on(&stream, [3])?;
+    let target = Tensor::<i32>::zeros_on(&stream, [3])?;
+    let (read, mut to) = (source.clone(), target.clone());
+    for round in 0..rounds {
+        let work = || {
+            let mut between = Tensor::uninit_on(&stream, [3])?;
+            (0..20).try_for_each(|_| {
+                between.copy_from(&read)?;
+                to.copy_from(&between)
+            })
+        };
+        // SAFETY: nobody else has the stream; the work borrows the tensors that it uses but one, which it makes and drops.
+        let mut graph = unsafe { stream.capture(work)? };
+        let values = [round, factor * round, -round];
+        source.write_slice(&values)?;
+        graph.launch()?;
+        assert_eq!(target.to_vec()?, values, "round {round}");
+    }
+    Ok(())
+}
+
+/// Waits for the device in every way, and asks the driver for everything that is not enqueued on a stream.
+fn disturb(device: &Device, round: u32) -> warpsmith::Result<()> {
+    device.synchronize()?;
+    let stream = device.new_stream()?;
+    let memory = Tensor::<u8>::zeros_on(&stream, [1 << 20])?;
+    let event = stream.record()?;
+    event.is_done()?;
+    event.synchronize()?;
+    stream.synchronize()?;
+    drop((memory, stream, event));
+    device.memory_stats()?;
+    device.release_memory()?;
+    drop(PinnedBuffer::<u8>::zeros(device, 1 << 16)?);
+    let options = CacheOptions::default().slots(2).managed(round.is_multiple_of(2));
+    drop(CachedRows::new(device, 4, 16, &options)?);
+    if device.kind() != DeviceKind::Cpu {
+        // Its drop waits for the device as well.
+        device.load_ptx("hand-written.ptx", TEXT)?.function("scale")?;
+    }
+    Ok(())
+}
+
+/// On a GPU the wait is refused; elsewhere there is nothing to wait for.
+fn work_that_waits_for_its_device_is_not_captured(device: &Device) -> Result<(), Failed> {
+    let is_gpu = matches!(device.kind(), DeviceKind::Cuda(_));
+    let stream = device.new_stream()?;
+    for wait in [Device::synchronize, Device::release_memory] {
+        // SAFETY: the work uses no tensors.
+        match unsafe { stream.capture(|| wait(device)) } {
+            Ok(_) => assert!(!is_gpu, "it was captured"),
+            Err(error) => assert!(is_gpu && matches!(error, Error::Driver { code: 900, .. }), "{error}"),
+        }
+        wait(device)?;
+    }
+    // Neither the capture nor the device suffers from a wait that was refused.
+    let mut source = Tensor::from_slice(device, &[1, 2, 3], [3])?;
+    let target = Tensor::<i32>::zeros_on(&stream, [3])?;
+    let (read, mut to, mut refusals) = (source.clone(), target.clone(), 0);
+    let work = || {
+        to.copy_from(&read)?;
+        refusals += u32::from(device.synchronize().is_err());
+        Ok(())
+    };
+    // SAFETY: the work borrows the tensors that it uses.
+    let mut graph = unsafe { stream.capture(work)? };
+    source.write_slice(&[4, 5, 6])?;
+    graph.launch()?;
+    assert_eq!(target.to_vec()?, [4, 5, 6]);
+    drop(graph);
+    assert_eq!(refusals, u32::from(is_gpu));
+    device.synchronize()?;
     Ok(())
 }

@@ -25,12 +25,13 @@ pub(crate) struct CudaGraph {
     context: Arc<GpuContext>,
 }
 
-/// Records what `work` enqueues on `stream` instead of doing it. The context is current.
+/// Records what `work` enqueues on `stream` instead of doing it, when no other thread waits for the context. The context is current.
 pub(super) fn record(
     context: &Arc<GpuContext>,
     stream: &CudaStream,
     work: &mut dyn FnMut() -> Result<()>,
 ) -> Result<CudaGraph> {
+    let recording = context.recordings.begin();
     let thread_local = cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_int;
     // SAFETY: the driver's function of this name has this type; the stream is alive.
     unsafe {
@@ -50,6 +51,7 @@ pub(super) fn record(
         let graph = Graph(graph);
         ended.map(|()| graph)
     })?;
+    drop(recording);
     instantiate(context, graph.0)
 }
 

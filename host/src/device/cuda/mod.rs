@@ -9,6 +9,7 @@ mod launch;
 mod mapped;
 mod module;
 mod raw;
+mod recordings;
 mod tensor_map;
 
 use std::collections::HashMap;
@@ -37,21 +38,44 @@ use super::{Device, DeviceKind, Inner, MemoryStats, Properties};
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
+use recordings::Recordings;
 
-/// A GPU's primary context.
+/// What fails if a GPU cannot be used.
+const OPENING: &str = "opening a GPU";
+
+/// A GPU's primary context. There is one a GPU and process at a time: who waits for it has to know of everybody who records its work.
 #[derive(Debug)]
-pub(crate) struct GpuContext(Context);
+pub(crate) struct GpuContext {
+    context: Context,
+    recordings: Recordings,
+}
 
 impl GpuContext {
-    /// Makes this the calling thread's current context.
-    fn bind(&self) -> Result<()> {
-        CurrentContext::set_current(&self.0).map_err(driver::cust_error("selecting a GPU"))
+    fn new(device: CustDevice) -> Result<Self> {
+        let context = Context::new(device).map_err(driver::cust_error(OPENING))?;
+        Ok(Self { context, recordings: Recordings::default() })
     }
 
-    /// Waits for all work of the context.
-    fn synchronize(&self) -> Result<()> {
+    /// Makes this the calling thread's current context.
+    fn bind(&self) -> Result<()> {
+        CurrentContext::set_current(&self.context).map_err(driver::cust_error("selecting a GPU"))
+    }
+
+    /// Waits for other threads' recordings and all work of the context, then calls `next`; meanwhile no recording begins.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] if any of the work failed, or this thread is recording work itself: then with the driver's code for that, but without asking the
+    /// driver, which would have all recordings fail.
+    fn when_done<R>(&self, next: impl FnOnce() -> R) -> Result<R> {
+        const OPERATION: &str = "waiting for a GPU";
+        const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
+        let Some(_alone) = self.recordings.wait() else {
+            return Err(driver::error(OPERATION, STREAM_CAPTURE_UNSUPPORTED));
+        };
         self.bind()?;
-        CurrentContext::synchronize().map_err(driver::cust_error("waiting for a GPU"))
+        CurrentContext::synchronize().map_err(driver::cust_error(OPERATION))?;
+        Ok(next())
     }
 }
 
@@ -98,25 +122,34 @@ pub(super) fn count() -> Result<usize> {
     Ok(count as usize)
 }
 
+/// What may be in use of a GPU.
+struct Known {
+    device: Weak<Inner>,
+    /// Also in use while the device is being dropped, which waits for the context when it unloads modules.
+    context: Weak<GpuContext>,
+}
+
 /// The device of a GPU: the one in use if there is one.
 pub(super) fn open(ordinal: usize) -> Result<Device> {
-    static OPEN: Mutex<Option<HashMap<usize, Weak<Inner>>>> = Mutex::new(None);
+    static OPEN: Mutex<Option<HashMap<usize, Known>>> = Mutex::new(None);
     initialise()?;
     let mut open = OPEN.lock();
     let open = open.get_or_insert_default();
-    if let Some(inner) = open.get(&ordinal).and_then(Weak::upgrade) {
+    let known = open.get(&ordinal);
+    if let Some(inner) = known.and_then(|known| known.device.upgrade()) {
         return Ok(Device(inner));
     }
-    let (gpu, stream) = Gpu::new(ordinal)?;
+    let (gpu, stream) = Gpu::new(ordinal, known.and_then(|known| known.context.upgrade()))?;
+    let context = Arc::downgrade(&gpu.context);
     let device = Device::from_backend(Box::new(gpu), StreamHandle::Cuda(stream));
-    open.insert(ordinal, Arc::downgrade(&device.0));
+    open.insert(ordinal, Known { device: Arc::downgrade(&device.0), context });
     Ok(device)
 }
 
 impl Gpu {
-    fn new(ordinal: usize) -> Result<(Self, CudaStream)> {
-        const OPERATION: &str = "opening a GPU";
-        let count = CustDevice::num_devices().map_err(driver::cust_error(OPERATION))?;
+    /// A GPU and its default stream, in its `context` if that is in use.
+    fn new(ordinal: usize, context: Option<Arc<GpuContext>>) -> Result<(Self, CudaStream)> {
+        let count = CustDevice::num_devices().map_err(driver::cust_error(OPENING))?;
         let number = u32::try_from(ordinal).ok().filter(|&number| number < count).ok_or_else(|| {
             let available = match count {
                 1 => "`cuda:0`".to_owned(),
@@ -124,13 +157,13 @@ impl Gpu {
             };
             Error::NoSuchDevice { requested: format!("cuda:{ordinal}"), available }
         })?;
-        let device = CustDevice::get_device(number).map_err(driver::cust_error(OPERATION))?;
-        let context = Arc::new(GpuContext(Context::new(device).map_err(driver::cust_error(OPERATION))?));
+        let device = CustDevice::get_device(number).map_err(driver::cust_error(OPENING))?;
+        let context = context.map_or_else(|| GpuContext::new(device).map(Arc::new), Ok)?;
         context.bind()?;
-        let name = device.name().map_err(driver::cust_error(OPERATION))?;
+        let name = device.name().map_err(driver::cust_error(OPENING))?;
         let attribute = |attribute| raw::attribute(device, attribute);
         let max_pitch =
-            device.get_attribute(DeviceAttribute::MaxPitch).map_err(driver::cust_error(OPERATION))?;
+            device.get_attribute(DeviceAttribute::MaxPitch).map_err(driver::cust_error(OPENING))?;
         let pool = raw::Pool::new(&context, device)?;
         let stream = CudaStream::new(&context)?;
         let properties = properties(device, attribute)?;
@@ -238,8 +271,7 @@ impl Backend for Gpu {
     }
 
     fn release_memory(&self) -> Result<()> {
-        self.context.synchronize()?;
-        self.pool.as_ref().map_or(Ok(()), raw::Pool::trim)
+        self.context.when_done(|| self.pool.as_ref().map_or(Ok(()), raw::Pool::trim))?
     }
 
     fn memory_stats(&self) -> Result<MemoryStats> {
@@ -328,7 +360,7 @@ impl Backend for Gpu {
     }
 
     fn synchronize_all(&self) -> Result<()> {
-        self.context.synchronize()
+        self.context.when_done(|| ())
     }
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {

@@ -45,11 +45,10 @@ unsafe impl Sync for CudaFunction {}
 
 impl Drop for CudaModule {
     fn drop(&mut self) {
-        // Its kernels may still run, and unloading pulls the code from under them.
-        if self.context.synchronize().is_ok() {
-            // SAFETY: the module is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.module) };
-        }
+        // Its kernels may still run, and unloading pulls the code from under them. Where they cannot be waited for, it stays loaded.
+        let module = &mut self.module;
+        // SAFETY: the module is not used again.
+        let _ = self.context.when_done(|| unsafe { ManuallyDrop::drop(module) });
     }
 }
 
