@@ -182,24 +182,40 @@ fn experts_behind_a_cache_are_sorted_as_resident_ones_are(device: &Device) -> Re
 
 /// On a GPU copies take their time, and what reads them at once waits; elsewhere they are done when they have been asked for.
 fn copies_that_are_waited_for_are_stalls(device: &Device) -> Result<(), Failed> {
+    /// A host that is busy with other tests may come to the read when the copies are done, but not each time.
+    const ATTEMPTS: usize = 20;
     let is_gpu = matches!(device.kind(), DeviceKind::Cuda(_));
     let (rows, row_bytes) = if is_gpu { (1 << 14, 1 << 14) } else { (40, 64) };
     let options = CacheOptions::default().slots(rows).managed(false);
     let mut cached = CachedRows::new(device, rows, row_bytes, &options)?;
     let stream = device.new_stream()?;
     let ids: Vec<u32> = (0..rows as u32).collect();
-    for pass in 0..3 {
+    let mut stalls_of_pass = |is_first| -> warpsmith::Result<u64> {
+        let before = cached.statistics().stalls;
+        if is_first {
+            cached.reset();
+        }
         // 256 MiB in the first pass, nothing after that.
         let step = cached.stage(&ids)?;
-        if pass > 0 {
+        if !is_first {
             device.synchronize()?;
         }
         cached.begin_reading(&step, &stream)?;
         cached.release(step, &stream)?;
         device.synchronize()?;
-        assert_eq!(cached.statistics().stalls, u64::from(is_gpu), "pass {pass}");
+        Ok(cached.statistics().stalls - before)
+    };
+    for _ in 0..ATTEMPTS {
+        let stalls = stalls_of_pass(true)?;
+        assert!(stalls <= u64::from(is_gpu), "{stalls} stalls of one step");
+        for pass in 1..3 {
+            assert_eq!(stalls_of_pass(false)?, 0, "pass {pass}, of rows that are there");
+        }
+        if stalls == u64::from(is_gpu) {
+            return Ok(());
+        }
     }
-    Ok(())
+    Err(format!("in none of {ATTEMPTS} attempts was a copy waited for").into())
 }
 
 /// Whole numbers come out exactly however many tokens there are and in whatever memory: one at a time they are the rows of all at once.
