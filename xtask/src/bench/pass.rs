@@ -77,7 +77,7 @@ impl Pass {
         let chunk = 16 / precision.output_bytes();
         // Chunks that would reach into the next row are single elements instead.
         let chunk = if n.is_multiple_of(chunk) { chunk } else { 1 };
-        let module = device.load_ptx("bias_relu", &text(precision, chunk > 1))?;
+        let module = device.load_ptx("bias_relu", &bias_relu_text(precision, chunk > 1))?;
         Self::new(module.function("bias_relu")?, chunk, m, n)
     }
 
@@ -108,6 +108,48 @@ impl Pass {
     }
 }
 
+/// A pass in PTX: the entry `name`, whose arguments are the addresses of its operands and how many chunks there are in all and in a row. A thread has one
+/// chunk.
+///
+/// `body` finds the operands' addresses in `%d0` and on, in the global space; in `%r1` the chunks of a row, in `%r2` the chunk's number, and in `%r3` that
+/// within its row. `registers` declares what else it uses, and all of `%r`, five at least.
+fn entry(name: &str, operands: &[&str], registers: &str, body: &str) -> String {
+    let of_each = |line: &dyn Fn(usize, &str) -> String| -> String {
+        operands.iter().enumerate().map(|(index, operand)| line(index, operand)).collect()
+    };
+    let parameters = of_each(&|_, operand| format!("    .param .u64 {operand},\n"));
+    let loads = of_each(&|index, operand| format!("    ld.param.u64 %d{index}, [{operand}];\n"));
+    let addresses = of_each(&|index, _| format!("    cvta.to.global.u64 %d{index}, %d{index};\n"));
+    let count = operands.len();
+    format!(
+        "\
+.version 7.8
+.target sm_80
+.address_size 64
+
+.visible .entry {name}(
+{parameters}    .param .u32 chunks,
+    .param .u32 chunks_a_row
+)
+{{
+    .reg .pred %outside;
+    .reg .b64 %d<{count}>;
+{registers}
+{loads}    ld.param.u32 %r0, [chunks];
+    ld.param.u32 %r1, [chunks_a_row];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.u32 %r2, %r2, %r3, %r4;
+    setp.ge.u32 %outside, %r2, %r0;
+    @%outside ret;
+    rem.u32 %r3, %r2, %r1;
+{addresses}{body}    ret;
+}}
+"
+    )
+}
+
 /// The pass that scales in PTX, on chunks of 16 bytes.
 fn scales_text() -> String {
     let compute: String = (0..4)
@@ -127,57 +169,24 @@ fn scales_text() -> String {
             )
         })
         .collect();
-    format!(
-        "\
-.version 7.8
-.target sm_80
-.address_size 64
-
-.visible .entry scales(
-    .param .u64 y,
-    .param .u64 rows,
-    .param .u64 columns,
-    .param .u32 chunks,
-    .param .u32 chunks_a_row
-)
-{{
-    .reg .pred %outside;
-    .reg .b32 %r<8>;
-    .reg .f32 %f<11>;
-    .reg .b64 %d<3>;
-
-    ld.param.u64 %d0, [y];
-    ld.param.u64 %d1, [rows];
-    ld.param.u64 %d2, [columns];
-    ld.param.u32 %r0, [chunks];
-    ld.param.u32 %r1, [chunks_a_row];
-    mov.u32 %r2, %ctaid.x;
-    mov.u32 %r3, %ntid.x;
-    mov.u32 %r4, %tid.x;
-    mad.lo.u32 %r2, %r2, %r3, %r4;
-    setp.ge.u32 %outside, %r2, %r0;
-    @%outside ret;
-    div.u32 %r3, %r2, %r1;
-    rem.u32 %r4, %r2, %r1;
-    cvta.to.global.u64 %d0, %d0;
-    cvta.to.global.u64 %d1, %d1;
-    cvta.to.global.u64 %d2, %d2;
+    let registers = "    .reg .b32 %r<8>;\n    .reg .f32 %f<11>;\n";
+    let body = format!(
+        "    div.u32 %r4, %r2, %r1;
     mad.wide.u32 %d0, %r2, 16, %d0;
-    mad.wide.u32 %d1, %r3, 4, %d1;
-    mad.wide.u32 %d2, %r4, 32, %d2;
+    mad.wide.u32 %d1, %r4, 4, %d1;
+    mad.wide.u32 %d2, %r3, 32, %d2;
     ld.global.nc.f32 %f0, [%d1];
     ld.global.nc.v4.f32 {{%f1, %f2, %f3, %f4}}, [%d2];
     ld.global.nc.v4.f32 {{%f5, %f6, %f7, %f8}}, [%d2+16];
     ld.global.v4.b32 {{%r4, %r5, %r6, %r7}}, [%d0];
 {compute}    st.global.v4.b32 [%d0], {{%r4, %r5, %r6, %r7}};
-    ret;
-}}
 "
-    )
+    );
+    entry("scales", &["y", "rows", "columns"], registers, &body)
 }
 
 /// The pass with a bias in PTX, on chunks of 16 bytes or on single elements.
-fn text(precision: Precision, vector: bool) -> String {
+fn bias_relu_text(precision: Precision, vector: bool) -> String {
     // The type of the arithmetic and the number one in it, of which a 32-bit register holds one or two.
     let (arithmetic, one, scalar) = match precision {
         Precision::Bf16 | Precision::F8 | Precision::F8Mixed => ("bf16x2", "0x3f803f80", "b16"),
@@ -217,47 +226,17 @@ fn text(precision: Precision, vector: bool) -> String {
             )
         })
         .collect();
-    format!(
-        "\
-.version 7.8
-.target sm_80
-.address_size 64
-
-.visible .entry bias_relu(
-    .param .u64 y,
-    .param .u64 bias,
-    .param .u32 chunks,
-    .param .u32 chunks_a_row
-)
-{{
-    .reg .pred %outside;
-    .reg .b16 %h<2>;
-    .reg .b32 %r<16>;
-    .reg .b64 %d<2>;
-
-    ld.param.u64 %d0, [y];
-    ld.param.u64 %d1, [bias];
-    ld.param.u32 %r0, [chunks];
-    ld.param.u32 %r1, [chunks_a_row];
-    mov.u32 %r2, %ctaid.x;
-    mov.u32 %r3, %ntid.x;
-    mov.u32 %r4, %tid.x;
-    mad.lo.u32 %r2, %r2, %r3, %r4;
-    setp.ge.u32 %outside, %r2, %r0;
-    @%outside ret;
-    rem.u32 %r3, %r2, %r1;
-    cvta.to.global.u64 %d0, %d0;
-    cvta.to.global.u64 %d1, %d1;
-    mad.wide.u32 %d0, %r2, {bytes}, %d0;
+    let registers = "    .reg .b16 %h<2>;\n    .reg .b32 %r<16>;\n";
+    let body = format!(
+        "    mad.wide.u32 %d0, %r2, {bytes}, %d0;
     mad.wide.u32 %d1, %r3, {bytes}, %d1;
     mov.b32 %r5, {one};
     mov.b32 %r6, 0;
     {load}
 {compute}    {store}
-    ret;
-}}
 "
-    )
+    );
+    entry("bias_relu", &["y", "bias"], registers, &body)
 }
 
 #[cfg(test)]
