@@ -42,7 +42,44 @@ impl Instance {
                 .push(own(plain(1 + 5 * tail % m, chunk, 8 * tail).boxed(8 * (tail % 2)), [1 + tail % 8, 0]));
         }
         if !boxes.stores_rows {
-            sizes.retain(|size| size.fits_boxes(self.output.bytes()));
+            sizes.retain(|size| size.fits_boxes(self.output.bytes(), boxes.passes_boxes));
+        }
+        sizes
+    }
+
+    /// Every term through boxes: tiles after tiles, whose boxes take the buffers that others are stored from; boxes that lack rows or
+    /// columns; matrices with terms of their own; whole tiles and halves; stored by the copy engine, and by lanes. And each term row by
+    /// row, where there is that way too.
+    fn sizes_with_terms(self, boxes: Boxes) -> Vec<Size> {
+        let [m, n] = self.tile;
+        let all_m = m * boxes.cluster[0];
+        let (step, chunk) = (128 / self.input.bytes(), self.input.chunk());
+        // Boxes that are only fetched, and ones that are only stored twice.
+        let added = Fused { residual: true, ..PLAIN };
+        let kept = Fused { preactivation: true, ..PLAIN };
+        let mut sizes = vec![
+            plain(2 * all_m + 5, step, n - 8).boxed(16).fused(FULL),
+            plain(2 * all_m + 5, chunk, n).boxed(8).fused(added),
+            plain(m - 3, chunk, n).boxed(8).fused(kept),
+            plain(m - 5, chunk, 40).boxed(8).fused(FULL).batch(2, [false, true]),
+        ];
+        if boxes.stores_rows {
+            sizes.extend(SINGLE.map(|fused| plain(20, chunk, 21).fused(fused)));
+        }
+        if boxes.lanes_store {
+            sizes.extend([
+                plain(2 * all_m + 5, chunk, n - 8).boxed(16).fused(FULL).by_lanes(),
+                plain(m - 3, chunk, n).boxed(8).fused(added).by_lanes(),
+                plain(20, chunk, 40).boxed(8).fused(kept).by_lanes().batch(2, [true, false]),
+            ]);
+        }
+        if boxes.halves {
+            sizes.extend([
+                // A whole tile, two halves of one, and a narrow one.
+                plain(all_m + 3, step, n + 24).boxed(8).fused(FULL).halved(1, 1),
+                plain(m + 5, chunk, n / 2 + 40).boxed(8).fused(FULL).halved(0, 0),
+                plain(all_m + 3, chunk, n).boxed(8).fused(added).halved(1, 0),
+            ]);
         }
         sizes
     }
@@ -153,6 +190,9 @@ impl Instance {
                 }
             }
         }
+        if boxes.passes_boxes {
+            sizes.extend(self.sizes_with_terms(boxes));
+        }
         // Rows that end in each half of a warp's, in each of a consumer's blocks.
         let scaled = Fused { row_scale: Scales::Each, ..PLAIN };
         sizes.extend([28, 84, 92].map(|m| plain(m, chunk, 24).boxed(8).fused(scaled)));
@@ -171,7 +211,7 @@ impl Instance {
             sizes.push(plain(3 * all_m, step, all_n).boxed(8).fused(Fused { function, ..PLAIN }));
         }
         if !boxes.stores_rows {
-            sizes.retain(|size| size.fits_boxes(self.output.bytes()));
+            sizes.retain(|size| size.fits_boxes(self.output.bytes(), boxes.passes_boxes));
             for tail in 1..=n / 8 {
                 sizes.push(plain(1 + 5 * tail % m, chunk, 8 * tail).boxed(8 * (tail % 2)));
             }

@@ -54,8 +54,10 @@ pub(super) struct Boxes {
     pub(super) cluster: [u32; 2],
     /// Whether operands may be contiguous along their rows' index.
     pub(super) transposes: bool,
-    /// Whether y may lie anywhere, with any epilogue.
+    /// Whether y may lie anywhere.
     pub(super) stores_rows: bool,
+    /// Whether all that an epilogue reads and writes goes through boxes, where these are for y.
+    pub(super) passes_boxes: bool,
     /// Whether lanes can store boxes, and not only the copy engine.
     pub(super) lanes_store: bool,
     /// Whether tiles may be in halves.
@@ -90,10 +92,16 @@ fn boxes<S: PersistentTile>() -> Boxes {
         cluster: [S::CLUSTER_M, S::CLUSTER_N],
         transposes: S::TRANSPOSES,
         stores_rows: S::STORES_ROWS,
+        passes_boxes: S::PASSES_BOXES,
         lanes_store: S::LANES_STORE,
         halves: S::HALVES,
         is_own: false,
     }
+}
+
+/// The same of a tile of FP8 operands, whose kernels store row by row what needs more than scales.
+fn fp8_boxes<S: PersistentTile>() -> Boxes {
+    Boxes { passes_boxes: false, ..boxes::<S>() }
 }
 
 /// The same of a tile of f32.
@@ -104,6 +112,7 @@ fn split_boxes<S: SplitTile>() -> Boxes {
         cluster: [S::CLUSTER_M, 1],
         transposes: false,
         stores_rows: true,
+        passes_boxes: false,
         lanes_store: false,
         halves: false,
         is_own: false,
@@ -118,6 +127,7 @@ fn update_boxes<S: UpdateTile>() -> Boxes {
         cluster: [S::CLUSTER_M, 1],
         transposes: false,
         stores_rows: S::STORES_ROWS,
+        passes_boxes: false,
         lanes_store: false,
         halves: false,
         is_own: S::IS_OWN,
@@ -132,6 +142,7 @@ fn shared_boxes<S: SplitKTile>() -> Boxes {
         cluster: [1, 1],
         transposes: false,
         stores_rows: true,
+        passes_boxes: false,
         lanes_store: false,
         halves: false,
         is_own: false,
@@ -192,13 +203,13 @@ impl Instance {
                 (Family::Hopper(boxes::<HopperCooperative192x176>()), input, output, shape)
             }
             ["fp8", "hopper", output, shape @ "128x128"] => {
-                (Family::Fp8Hopper(boxes::<Fp8Hopper128x128>()), "e4m3", output, shape)
+                (Family::Fp8Hopper(fp8_boxes::<Fp8Hopper128x128>()), "e4m3", output, shape)
             }
             ["fp8", "hopper", output, shape @ "128x192"] => {
-                (Family::Fp8Hopper(boxes::<Fp8Hopper128x192>()), "e4m3", output, shape)
+                (Family::Fp8Hopper(fp8_boxes::<Fp8Hopper128x192>()), "e4m3", output, shape)
             }
             ["fp8", "hopper", output, shape @ "256x128"] => {
-                (Family::Fp8Hopper(boxes::<Fp8Hopper256x128>()), "e4m3", output, shape)
+                (Family::Fp8Hopper(fp8_boxes::<Fp8Hopper256x128>()), "e4m3", output, shape)
             }
             ["narrow", input, output, shape] => (Family::Narrow, input, output, shape),
             ["skinny", input, output, shape, ref split @ ..] => {

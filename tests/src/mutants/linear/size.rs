@@ -183,13 +183,14 @@ impl Size {
         (self.batch == 1 && self.k > 0).then(|| self.updated(ranks, [1, 3]))
     }
 
-    /// Whether the copy engine can store y, whose elements have `bytes` bytes, and no more is asked of the epilogue than a bias and the function.
-    pub(super) fn fits_boxes(&self, bytes: u32) -> bool {
+    /// Whether the copy engine can store y, whose elements have `bytes` bytes, and what else is asked of the epilogue than a bias and the
+    /// function goes the same way: nothing, unless `passes_boxes`.
+    pub(super) fn fits_boxes(&self, bytes: u32, passes_boxes: bool) -> bool {
         let Fused { row_scale, column_scale, residual, mask, preactivation, .. } = self.fused;
         let aligned =
             [self.skip, self.n, self.n + self.pad].iter().all(|length| (length * bytes).is_multiple_of(16));
         let scaled = row_scale != Scales::None || column_scale != Scales::None;
-        aligned && !(scaled || residual || mask || preactivation)
+        aligned && (passes_boxes || !(scaled || residual || mask || preactivation))
     }
 
     /// What it costs to run, more or less: steps along K of whole tiles, and elements that the epilogue works on.
