@@ -4,7 +4,7 @@
 use half::f16;
 use libtest_mimic::Failed;
 use ndarray::{Array2, ArrayD, Dimension, Ix2, IxDyn};
-use warpsmith::ops::linear::select::Access;
+use warpsmith::ops::linear::select::{Access, Fused};
 use warpsmith::ops::linear::{LinearInput, Tile};
 use warpsmith::ops::{self, Activation};
 use warpsmith::weights::FloatElement;
@@ -14,27 +14,28 @@ use crate::{Case, cases};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     leading_axes_are_broadcast_against_each_other,
-    clusters_along_the_columns_stay_within_their_matrix,
+    clusters_stay_within_their_matrix,
     views_of_leading_axes_are_followed,
     every_term_belongs_to_its_matrix,
     an_output_may_be_a_view_of_more_matrices,
     leading_axes_of_a_linear_layer_may_be_views,
 ];
 
-/// Rows, columns, and the length of the sums: less than a tile, and a multiple of the 16 bytes that fast kernels read.
+/// Rows, columns, and the length of the sums: less than a tile, and rows of X, W and Y in multiples of the 16 bytes that fast kernels read and
+/// store.
 const M: usize = 9;
 const N: usize = 24;
 const K: usize = 40;
 
-/// Tiles to ask for: what would be chosen, and every tile that stores rows of any length, since each family counts its matrices in its
-/// own way.
-fn tiles<T: LinearInput>(device: &Device) -> Vec<Option<Tile>> {
+/// Tiles to ask for: what would be chosen, and every tile that serves aligned rows and has what is asked of the products, since each family
+/// counts its matrices in its own way.
+fn tiles<T: LinearInput>(device: &Device, fused: Fused) -> Vec<Option<Tile>> {
     let capability = device.properties().compute_capability;
     let own = Tile::ALL.into_iter().filter(|tile| {
         device.kind() != DeviceKind::Cpu
             && tile.runs_on(capability)
             && tile.serves(T::DTYPE, Access::Aligned)
-            && !tile.needs_boxes()
+            && (fused != Fused::Terms || !tile.needs_plain())
     });
     std::iter::once(None).chain(own.map(Some)).collect()
 }
@@ -88,11 +89,11 @@ fn expect<T: FloatElement>(y: &Tensor<T>, expected: &ArrayD<f64>, context: &str)
 
 /// Runs a check with every type and tile.
 macro_rules! with_types_and_tiles {
-    ($device:expr, $check:ident) => {{
-        for tile in tiles::<f16>($device) {
+    ($device:expr, $fused:expr, $check:ident) => {{
+        for tile in tiles::<f16>($device, $fused) {
             $check::<f16>($device, tile)?;
         }
-        for tile in tiles::<f32>($device) {
+        for tile in tiles::<f32>($device, $fused) {
             $check::<f32>($device, tile)?;
         }
         Ok(())
@@ -122,19 +123,19 @@ fn broadcast<T: LinearInput + FloatElement>(device: &Device, tile: Option<Tile>)
 }
 
 fn leading_axes_are_broadcast_against_each_other(device: &Device) -> Result<(), Failed> {
-    with_types_and_tiles!(device, broadcast)
+    with_types_and_tiles!(device, Fused::Floor, broadcast)
 }
 
-/// Columns of three tiles of 176, of which two are a cluster's.
-fn clusters_along_the_columns_stay_within_their_matrix(device: &Device) -> Result<(), Failed> {
-    let tile = Tile::HopperCooperative192x176;
-    if device.kind() == DeviceKind::Cpu || !tile.runs_on(device.properties().compute_capability) {
-        return Ok(());
-    }
+/// Several tiles and clusters of every persistent kernel along both axes, of which the last reach beyond their matrix.
+fn clusters_stay_within_their_matrix(device: &Device) -> Result<(), Failed> {
     let (a, b) = (integers(&[2, 200, K], 13), integers(&[2, 528, K], 14));
+    let expected = products(&a, &b, &[2]);
     let (op_a, op_b) = (tensor::<f16>(device, &a)?, tensor::<f16>(device, &b)?);
-    let y = ops::matmul(&op_a, &op_b).transpose_b().tile(tile).run()?;
-    expect(&y, &products(&a, &b, &[2]), &format!("{tile:?}"))
+    for tile in tiles::<f16>(device, Fused::Floor).into_iter().flatten().filter(|tile| tile.is_persistent()) {
+        let y = ops::matmul(&op_a, &op_b).transpose_b().tile(tile).run()?;
+        expect(&y, &expected, &format!("{tile:?}"))?;
+    }
+    Ok(())
 }
 
 fn views<T: LinearInput + FloatElement + Into<f64>>(
@@ -163,7 +164,7 @@ fn views<T: LinearInput + FloatElement + Into<f64>>(
 }
 
 fn views_of_leading_axes_are_followed(device: &Device) -> Result<(), Failed> {
-    with_types_and_tiles!(device, views)
+    with_types_and_tiles!(device, Fused::Floor, views)
 }
 
 /// Scales of rows and a residual of their own for each matrix, beside what is stored for each.
@@ -207,11 +208,11 @@ fn terms<T: LinearInput + FloatElement>(device: &Device, tile: Option<Tile>) -> 
 }
 
 fn every_term_belongs_to_its_matrix(device: &Device) -> Result<(), Failed> {
-    with_types_and_tiles!(device, terms)
+    with_types_and_tiles!(device, Fused::Terms, terms)
 }
 
 fn an_output_may_be_a_view_of_more_matrices(device: &Device) -> Result<(), Failed> {
-    for tile in tiles::<f32>(device) {
+    for tile in tiles::<f32>(device, Fused::Terms) {
         let (a, b) = (integers(&[2, 3, M, K], 9), integers(&[2, 3, N, K], 10));
         let (op_a, op_b) = (tensor::<f32>(device, &a)?, tensor::<f32>(device, &b)?);
         let filler = ArrayD::from_elem([2, 5, M, N].as_slice(), -7.0f32);
@@ -229,7 +230,7 @@ fn an_output_may_be_a_view_of_more_matrices(device: &Device) -> Result<(), Faile
 }
 
 fn leading_axes_of_a_linear_layer_may_be_views(device: &Device) -> Result<(), Failed> {
-    for tile in tiles::<f16>(device) {
+    for tile in tiles::<f16>(device, Fused::Floor) {
         let (x, w) = (integers(&[2, 4, 3, 5, K], 11), integers(&[N, K], 12));
         let op_x = tensor::<f16>(device, &x)?.slice(1, 1..3)?.slice(2, 0..2)?;
         let op_w = tensor::<f16>(device, &w)?;
