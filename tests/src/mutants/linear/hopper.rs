@@ -58,8 +58,8 @@ impl Instance {
         let added = Fused { residual: true, ..PLAIN };
         let kept = Fused { preactivation: true, ..PLAIN };
         let mut sizes = vec![
-            plain(2 * all_m + 5, step, n - 8).boxed(16).fused(FULL),
-            plain(2 * all_m + 5, chunk, n).boxed(8).fused(added),
+            plain(2 * all_m + 2, step, n - 8).boxed(16).fused(FULL),
+            plain(2 * all_m + 2, chunk, n).boxed(8).fused(added),
             plain(m - 3, chunk, n).boxed(8).fused(kept),
             plain(m - 5, chunk, 40).boxed(8).fused(FULL).batch(2, [false, true]),
         ];
@@ -68,7 +68,7 @@ impl Instance {
         }
         if boxes.lanes_store {
             sizes.extend([
-                plain(2 * all_m + 5, chunk, n - 8).boxed(16).fused(FULL).by_lanes(),
+                plain(2 * all_m + 2, chunk, n - 8).boxed(16).fused(FULL).by_lanes(),
                 plain(m - 3, chunk, n).boxed(8).fused(added).by_lanes(),
                 plain(20, chunk, 40).boxed(8).fused(kept).by_lanes().batch(2, [true, false]),
             ]);
@@ -164,6 +164,10 @@ impl Instance {
                 plain(all_m, step, all_n).boxed(8).by_lanes(),
                 plain(m - 1, step, n).boxed(8).fused(rectified).by_lanes(),
                 plain(m, chunk, n - 8).boxed(16).by_lanes(),
+                // Each box and each row of lanes ends somewhere.
+                plain(18, chunk, 24).boxed(8).by_lanes(),
+                plain(22, chunk, n - 8).boxed(16).by_lanes(),
+                plain(26, chunk, n - 16).boxed(8).by_lanes(),
                 plain(m + 3, chunk, n - 32).boxed(8).by_lanes().batch(2, [false, false]),
                 plain(m - 5, chunk, 24)
                     .boxed(8)
