@@ -3,47 +3,161 @@
 use super::{ANYTHING, BAR_WARP_SYNC, BOUNDS, Equivalent, NO_STEPS, NOWHERE};
 use crate::mutants::mutate::Kind;
 
-const NEXT_TILE: &str = "the last barrier of a tile, after its staging buffer was read: before the next tile's writes to that \
-                         buffer stand its products, whose `.sync.aligned` instructions no lane passes alone";
-const NO_STORES: &str = "a launch stores all its tiles in one way: where they are stored row by row, the copy engine has nothing to read";
-const BY_ROWS: &str = "another copy of a tile's code is taken, which stores row by row what the copy engine could store, or asks again: \
-                       slower, and the same result";
+const NO_STORES: &str = "a launch stores all its tiles in one way: where they are stored row by row, the copy engine has nothing to read, \
+                         and behind each strip of a tile stands a barrier";
+const BY_ROWS: &str = "another copy of a tile's code is taken, which stores row by row what the copy engine could store: slower, and the \
+                       same result";
+const THREE_BOXES: &str = "a tile of three boxes begins with a wait for all stores of the one before: of the two barriers in front of its \
+                           first box, and of its second, one is enough";
+const FETCHED: &str = "before the update's parts are fetched, to where tiles are stored from, the stores of the tile before are waited for";
+const BY_LANES: &str = "lanes store what the copy engine would, or the other way round: the same result";
+
+/// What follows the wait and the barrier with which a tile begins that is stored row by row.
+const STRIPS: (&str, &str) = ("dsl/src/gemm/fragments/rows.rs", "while strip < count {");
 
 pub(super) const EQUIVALENTS: &[Equivalent] = &[
     Equivalent {
         family: "linear_*hopper",
         kinds: &[Kind::Wait, Kind::WaitFewer],
         statement: "cp.async.bulk.wait_group.read 0",
-        source: (
-            "dsl/src/ptx/tma.rs",
-            r#"unsafe { instruction!("cp.async.bulk.wait_group.read {};", const PENDING, options(nostack)) }"#,
-        ),
-        then: "bar.warp",
+        source: STRIPS,
+        then: "bar.warp bar.warp ld.global",
         reason: NO_STORES,
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: BOUNDS,
-        statement: "setp.",
-        source: ("kernels-gpu/src/linear_hopper.rs", "let mut consumer = S::consumer();"),
-        then: ANYTHING,
-        reason: BY_ROWS,
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: BOUNDS,
-        statement: "setp.",
-        source: ("kernels-gpu/src/linear_hopper.rs", "if !S::STORES_ROWS || p.has_boxes != 0 {"),
-        then: ANYTHING,
-        reason: BY_ROWS,
     },
     Equivalent {
         family: "linear_*hopper",
         kinds: &[Kind::Barrier],
         statement: "bar.warp.sync",
-        source: BAR_WARP_SYNC,
-        then: "bar.warp",
+        source: STRIPS,
+        then: "bar.warp ld.global",
         reason: NO_STORES,
+    },
+    Equivalent {
+        family: "linear_update_hopper_*_cooperative_128x192",
+        kinds: &[Kind::Wait, Kind::WaitFewer],
+        statement: "cp.async.bulk.wait_group.read 0",
+        source: (
+            "dsl/src/ptx/tma.rs",
+            r#"unsafe { instruction!("cp.async.bulk.wait_group.read {};", const PENDING, options(nostack)) }"#,
+        ),
+        then: "bar.warp bar.warp stmatrix",
+        reason: FETCHED,
+    },
+    Equivalent {
+        family: "linear_update_hopper_*_cooperative_128x192",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "bar.warp stmatrix",
+        reason: FETCHED,
+    },
+    Equivalent {
+        family: "linear_fp8_hopper_",
+        kinds: &[Kind::Bound],
+        statement: "setp.eq.b32…, 0` always true",
+        source: (
+            "kernels-gpu/src/linear_fp8_hopper.rs",
+            "if p.has_boxes != 0 && epilogue.fits_registers_scaled() {",
+        ),
+        then: ANYTHING,
+        reason: BY_ROWS,
+    },
+    Equivalent {
+        family: "linear_fp8_hopper_",
+        kinds: &[Kind::Bound],
+        statement: "setp.ne.b64…, 0` always true",
+        source: (
+            "kernels-gpu/src/linear_fp8_hopper.rs",
+            "if p.has_boxes != 0 && epilogue.fits_registers_scaled() {",
+        ),
+        then: ANYTHING,
+        reason: BY_ROWS,
+    },
+    Equivalent {
+        family: "linear_fp8_hopper_",
+        kinds: &[Kind::OffByOne],
+        statement: "setp.ne.b64…, 1`",
+        source: (
+            "kernels-gpu/src/linear_fp8_hopper.rs",
+            "if p.has_boxes != 0 && epilogue.fits_registers_scaled() {",
+        ),
+        then: ANYTHING,
+        reason: BY_ROWS,
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: &[Kind::OffByOne],
+        statement: "setp.gt.u64…, 4294967295` as `setp.ge.u64",
+        source: ("kernels-gpu/src/linear_hopper.rs", "if !S::STORES_ROWS || p.has_boxes != 0 {"),
+        then: ANYTHING,
+        reason: "it asks the upper half of a number, of which the lower one is the layouts: they are bits, and not all ones",
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: &[Kind::Bound],
+        statement: "setp.ne.b64…, 2` always false",
+        source: ("dsl/src/gemm/fragments/boxes.rs", "if let Some(rows) = &output.rows {"),
+        then: ANYTHING,
+        reason: BY_LANES,
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: &[Kind::Bound],
+        statement: "setp.eq.b64…, 2` always false",
+        source: ("dsl/src/gemm/fragments/boxes.rs", "if let Some(rows) = &output.rows {"),
+        then: ANYTHING,
+        reason: BY_LANES,
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: &[Kind::OffByOne],
+        statement: "setp.eq.b64…, 3`",
+        source: ("dsl/src/gemm/fragments/boxes.rs", "if let Some(rows) = &output.rows {"),
+        then: ANYTHING,
+        reason: BY_LANES,
+    },
+    Equivalent {
+        family: "linear_hopper_",
+        kinds: &[Kind::Commit],
+        statement: "cp.async.commit_group",
+        source: (
+            "dsl/src/ptx/async_copy.rs",
+            r#"unsafe { instruction!("cp.async.commit_group;", options(nostack)) }"#,
+        ),
+        then: ANYTHING,
+        reason: "all copies are waited for at once, whatever group they are of",
+    },
+    Equivalent {
+        family: "linear_hopper_*x160",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "bar.warp stmatrix",
+        reason: THREE_BOXES,
+    },
+    Equivalent {
+        family: "linear_hopper_*x160",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "stmatrix",
+        reason: THREE_BOXES,
+    },
+    Equivalent {
+        family: "linear_fp8_hopper_*16_128x192",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "bar.warp stmatrix",
+        reason: THREE_BOXES,
+    },
+    Equivalent {
+        family: "linear_fp8_hopper_*16_128x192",
+        kinds: &[Kind::Barrier],
+        statement: "bar.warp.sync",
+        source: BAR_WARP_SYNC,
+        then: "stmatrix",
+        reason: THREE_BOXES,
     },
     Equivalent {
         family: "linear_*hopper",
@@ -74,22 +188,6 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         reason: NO_STEPS,
     },
     Equivalent {
-        family: "linear_fp8_hopper_bf16_128x192",
-        kinds: &[Kind::Barrier],
-        statement: "bar.warp.sync",
-        source: BAR_WARP_SYNC,
-        then: "st.shared",
-        reason: "a tile of three boxes is waited for at its end: the buffers of the next one's first two are free",
-    },
-    Equivalent {
-        family: "linear_hopper_*_128x160",
-        kinds: &[Kind::Barrier],
-        statement: "bar.warp.sync",
-        source: BAR_WARP_SYNC,
-        then: "stmatrix",
-        reason: "a tile of three boxes is waited for at its end: the buffers of the next one's first two are free",
-    },
-    Equivalent {
         family: "linear_*hopper",
         kinds: &[Kind::OffByOne],
         statement: "setp.ne.b32",
@@ -107,28 +205,6 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         ),
         then: ANYTHING,
         reason: "consumers take turns with the tensor cores: it is faster, and no data depend on it",
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: BOUNDS,
-        statement: "setp.",
-        source: (
-            "kernels-gpu/src/linear_fp8_hopper.rs",
-            "while let Some(tile) = S::next_tile(&mut consumer, &mut tiles, steps) {",
-        ),
-        then: ANYTHING,
-        reason: BY_ROWS,
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: BOUNDS,
-        statement: "setp.",
-        source: (
-            "kernels-gpu/src/linear_fp8_hopper.rs",
-            "if p.has_boxes != 0 && epilogue.fits_registers_scaled() {",
-        ),
-        then: ANYTHING,
-        reason: BY_ROWS,
     },
     Equivalent {
         family: "linear_*hopper",
@@ -160,39 +236,6 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         then: ANYTHING,
         reason: "it leaves out the last column of Y, in a tile beyond it: what is read here is used only in tiles that lie within \
                  Y and end before",
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: &[Kind::Barrier],
-        statement: "bar.warp.sync",
-        source: BAR_WARP_SYNC,
-        then: "ret",
-        reason: NEXT_TILE,
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: &[Kind::Barrier],
-        statement: "bar.warp.sync",
-        source: BAR_WARP_SYNC,
-        then: "ld.global.nc",
-        reason: NEXT_TILE,
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: &[Kind::Barrier],
-        statement: "bar.warp.sync",
-        source: BAR_WARP_SYNC,
-        then: "mbarrier.try_wait",
-        reason: NEXT_TILE,
-    },
-    Equivalent {
-        family: "linear_*hopper",
-        kinds: &[Kind::Barrier],
-        statement: "bar.warp.sync",
-        source: BAR_WARP_SYNC,
-        then: "st.global",
-        reason: "behind the last strip of a tile: nothing but stores to global memory stands between it and the barrier at the \
-                 end of the tile",
     },
     Equivalent {
         family: "linear_*hopper",

@@ -20,12 +20,12 @@ struct Equivalent {
     family: &'static str,
     /// The kinds of mutation.
     kinds: &'static [Kind],
-    /// What the statement begins with.
+    /// What the statement begins with, and behind an ellipsis what the mutant's description has after that.
     statement: &'static str,
     /// What the Rust source file ends with, and the text of the line that the statement, or a branch that it decides,
-    /// comes from.
+    /// comes from. A wait or a barrier may also be told by the [line after it](line_after): its own is the same wherever it is used.
     source: (&'static str, &'static str),
-    /// What the next statement that accesses memory or synchronises begins with; anything if empty.
+    /// What the next statements that access memory or synchronise begin with, in the order of the text; anything if empty.
     then: &'static str,
     /// Why it does not matter.
     reason: &'static str,
@@ -65,13 +65,16 @@ const TABLES: [&[Equivalent]; 8] = [
 pub(crate) fn reason(entry: &Entry, mutant: &Mutant) -> Option<String> {
     let at = origin(entry, mutant.statement);
     let statement = entry.statement_text(at);
-    let sources: Vec<_> = decided(entry, at).into_iter().filter_map(|at| entry.source(at)).collect();
-    let next = next_effect(entry, at);
+    let sources: Vec<_> = decided(entry, at)
+        .into_iter()
+        .filter_map(|at| entry.source(at))
+        .chain(line_after(entry, mutant))
+        .collect();
     let known = TABLES.into_iter().flatten().find(|known| {
         known.is_of(&entry.name)
             && known.kinds.contains(&mutant.kind)
-            && statement.starts_with(known.statement)
-            && next.starts_with(known.then)
+            && is_described(known.statement, &statement, mutant)
+            && is_followed_by(known.then, effects(entry, at))
             && match known.source {
                 NOWHERE => sources.iter().all(|&(file, line)| source_line(file, line).is_none()),
                 (in_file, text) => sources.iter().any(|&(file, line)| {
@@ -104,13 +107,36 @@ fn origin(entry: &Entry, at: usize) -> usize {
     }
 }
 
-/// The opcode of the next statement in the text that accesses memory or synchronises.
-fn next_effect(entry: &Entry, after: usize) -> &str {
+/// Whether a statement, and what a mutant makes of it, is what a table has for it.
+fn is_described(known: &str, statement: &str, mutant: &Mutant) -> bool {
+    let Some((start, change)) = known.split_once('…') else { return statement.starts_with(known) };
+    let description = mutant.description.trim_start_matches('`');
+    description.strip_prefix(start).is_some_and(|rest| rest.contains(change))
+}
+
+/// Whether the opcodes of statements begin with the words of a text.
+fn is_followed_by<'e>(words: &str, mut opcodes: impl Iterator<Item = &'e str>) -> bool {
+    words
+        .split(' ')
+        .filter(|word| !word.is_empty())
+        .all(|word| opcodes.next().is_some_and(|opcode| opcode.starts_with(word)))
+}
+
+/// The source line of the first statement after a wait or a barrier that is not one of the wrappers of single instructions.
+fn line_after<'e>(entry: &'e Entry, mutant: &Mutant) -> Option<(&'e str, u32)> {
+    matches!(mutant.kind, Kind::Wait | Kind::WaitFewer | Kind::Barrier).then_some(())?;
+    (mutant.statement + 1..entry.statements.len())
+        .filter_map(|at| entry.source(at))
+        .find(|(file, _)| !file.starts_with("dsl/src/ptx/"))
+}
+
+/// The opcodes of the statements in the text after one that access memory or synchronise.
+fn effects(entry: &Entry, after: usize) -> impl Iterator<Item = &str> {
     const SYNCHRONISES: [&str; 7] = ["mbarrier", "bar", "barrier", "fence", "wgmma", "ret", "exit"];
-    let next = entry.statements[after + 1..]
+    entry.statements[after + 1..]
         .iter()
-        .find(|statement| statement.accesses_memory() || SYNCHRONISES.iter().any(|name| statement.is(name)));
-    next.map_or("", |statement| statement.opcode.as_str())
+        .filter(|statement| statement.accesses_memory() || SYNCHRONISES.iter().any(|name| statement.is(name)))
+        .map(|statement| statement.opcode.as_str())
 }
 
 /// A line of one of this repository's files, without the space around it.
@@ -159,8 +185,39 @@ fn decided(entry: &Entry, statement: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::mutate::{Kind, mutants};
     use super::super::ptx::entries;
-    use super::{NOWHERE, TABLES, origin};
+    use super::{NOWHERE, TABLES, effects, is_described, is_followed_by, line_after, origin};
+
+    /// The same wait and the same barrier are told apart by what comes after them, and what is made of a comparison by its description.
+    #[test]
+    fn a_statement_is_told_by_what_follows_it_and_a_mutant_by_its_description() {
+        let text = ".version 8.0\n.target sm_90a\n.address_size 64\n.file 1 \"dsl/src/ptx/sync.rs\"\n.file 2 \"dsl/src/rows.rs\"\n\
+                    .visible .entry k()\n{\n\
+                    .loc 1 57 14\nbar.warp.sync %r1;\nmov.b32 %r2, 0;\n\
+                    .loc 2 74 11\nsetp.ne.b64 %p1, %rd1, 2;\n\
+                    cp.async.bulk.wait_group.read 0;\nbar.warp.sync %r1;\n@%p1 bra A;\nld.global.b32 %r3, [%rd2];\nA: ret;\n}\n";
+        let entries = entries(text);
+        let entry = entries.first().expect("there is one");
+        let all = mutants(entry);
+        let barrier = all.iter().find(|mutant| mutant.kind == Kind::Barrier).expect("there is a barrier");
+        assert_eq!(line_after(entry, barrier), Some(("dsl/src/rows.rs", 74)));
+        let follows = |words| is_followed_by(words, effects(entry, barrier.statement));
+        assert!(["", "bar.warp", "bar.warp ld.global", "bar.warp ld ret"].into_iter().all(follows));
+        assert!(!["ld", "bar.warp bar.warp", "bar.warp ld ret ret"].into_iter().any(follows));
+
+        let bounds: Vec<_> = all.iter().filter(|mutant| mutant.kind == Kind::Bound).collect();
+        assert!(!bounds.is_empty());
+        for bound in bounds {
+            assert_eq!(line_after(entry, bound), None);
+            let statement = entry.statement_text(bound.statement);
+            let described = |known| is_described(known, &statement, bound);
+            assert!(described("setp.ne.b64") && described("setp.ne.b64…, 2` always"));
+            assert!(
+                !described("setp.eq") && !described("setp.ne.b64…, 3`") && !described("setp.eq…, 2` always")
+            );
+        }
+    }
 
     /// A guarded load's test leads back to the comparison; a test of anything else is its own.
     #[test]
