@@ -23,7 +23,7 @@ pub type HopperCooperative128x256 = WgmmaTile<[f32; 128], 1, Cooperative<2>, 4, 
 /// 128 × 128 outputs by two warpgroups together, in clusters of two blocks: the sooner done where a block has but one tile.
 pub type HopperCooperative128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 2>;
 /// 64 × 128 outputs by one warpgroup, in clusters of two blocks: for as many blocks as there are multiprocessors where Y is small. (Of
-/// clusters of four fewer run at a time.) For epilogues that need no memory, and aligned rows only.
+/// clusters of four fewer run at a time.) For aligned rows only.
 pub type HopperCooperative64x128 = WgmmaTile<[f32; 64], 1, Cooperative<1>, 8, 2>;
 /// 64 × 160 outputs by one warpgroup, in clusters of four blocks along M, which read least of what several blocks need: for a small Y, and
 /// long sums. For epilogues that need no memory, and aligned rows only.
@@ -34,9 +34,11 @@ pub type HopperCooperative128x160 = WgmmaTile<[f32; 80], 1, AlongN<Cooperative<2
 /// 192 × 192 outputs by three warpgroups together, in clusters of two blocks: as many products for each byte loaded as 128 × 256, in
 /// another shape. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative192x192 = WgmmaTile<[f32; 96], 1, Cooperative<3>, 4, 2>;
-/// 256 × 176 outputs by two warpgroups together, in clusters of two blocks: for a Y that a tile for each multiprocessor covers, and no
-/// smaller tiles do. For epilogues that need no memory, and aligned rows only.
-pub type HopperCooperative256x176 = WgmmaTile<[f32; 88], 2, Cooperative<2>, 4, 2>;
+/// The same, in clusters of two blocks along N.
+pub type HopperCooperative192x192AlongN = WgmmaTile<[f32; 96], 1, AlongN<Cooperative<3>, 2>, 4, 2>;
+/// 256 × 176 outputs by two warpgroups together, in clusters of two blocks along N, which share the longer side of the tile: for a Y that
+/// a tile for each multiprocessor covers, and no smaller tiles do. For epilogues that need no memory, and aligned rows only.
+pub type HopperCooperative256x176 = WgmmaTile<[f32; 88], 2, AlongN<Cooperative<2>, 2>, 4, 2>;
 /// 192 × 176 outputs by three warpgroups together, in clusters of two blocks along N, which share the longer side of the tile:
 /// for operands that are slow to load, and a Y of which other tiles compute more that is outside of it. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative192x176 = WgmmaTile<[f32; 88], 1, AlongN<Cooperative<3>, 2>, 4, 2>;
@@ -97,6 +99,7 @@ impl HopperParams {
         linear_hopper_f16_f16_cooperative_64x160 = <F16, F16, HopperCooperative64x160>,
         linear_hopper_f16_f16_cooperative_128x160 = <F16, F16, HopperCooperative128x160>,
         linear_hopper_f16_f16_cooperative_192x192 = <F16, F16, HopperCooperative192x192>,
+        linear_hopper_f16_f16_cooperative_192x192_along_n = <F16, F16, HopperCooperative192x192AlongN>,
         linear_hopper_f16_f16_cooperative_256x176 = <F16, F16, HopperCooperative256x176>,
         linear_hopper_f16_f16_cooperative_192x176 = <F16, F16, HopperCooperative192x176>,
         linear_hopper_f16_f32_pingpong_128x128 = <F16, f32, HopperPingPong128x128>,
@@ -109,6 +112,7 @@ impl HopperParams {
         linear_hopper_bf16_bf16_cooperative_64x160 = <Bf16, Bf16, HopperCooperative64x160>,
         linear_hopper_bf16_bf16_cooperative_128x160 = <Bf16, Bf16, HopperCooperative128x160>,
         linear_hopper_bf16_bf16_cooperative_192x192 = <Bf16, Bf16, HopperCooperative192x192>,
+        linear_hopper_bf16_bf16_cooperative_192x192_along_n = <Bf16, Bf16, HopperCooperative192x192AlongN>,
         linear_hopper_bf16_bf16_cooperative_256x176 = <Bf16, Bf16, HopperCooperative256x176>,
         linear_hopper_bf16_bf16_cooperative_192x176 = <Bf16, Bf16, HopperCooperative192x176>,
         linear_hopper_bf16_f32_pingpong_128x128 = <Bf16, f32, HopperPingPong128x128>,
@@ -129,6 +133,7 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
     T: Wgmma<S::Fragment> + Wgmma<HalfFragment<S>>,
 {
     let steps = (p.k * T::BYTES).div_ceil(S::ROW_BYTES);
+    let products = (p.k * T::BYTES).div_ceil(S::PRODUCT_BYTES);
     // Opaque: what follows from the sizes is computed where it is needed, rather than kept in registers by all warps.
     let tiles = || {
         let tiles = S::tiles(ptx::opaque(p.m), ptx::opaque(p.n), p.batch);
@@ -169,9 +174,9 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
                     S::prefetch_rows::<O, _>(&epilogue, part);
                 }
                 let accumulators = if S::HALVES && part.is_half() {
-                    S::multiply_half::<T>(&mut consumer, p.layouts, steps)
+                    S::multiply_half::<T>(&mut consumer, p.layouts, products)
                 } else {
-                    S::multiply::<T>(&mut consumer, p.layouts, steps)
+                    S::multiply::<T>(&mut consumer, p.layouts, products)
                 };
                 let base = y.offset(part.tile.batch as u64 * p.batch_y);
                 let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };

@@ -115,6 +115,8 @@ pub trait PersistentTile: 'static {
     const SHARED_BYTES: u32;
     /// Bytes of each row that are copied at a time.
     const ROW_BYTES: u32;
+    /// Bytes of each row that one product takes.
+    const PRODUCT_BYTES: u32;
     /// Bytes of each row of the output that are stored at a time: 128, or for 16-bit outputs 64.
     const STORED_ROW_BYTES: u32;
     /// Rows of A that are copied at a time.
@@ -139,6 +141,9 @@ pub trait PersistentTile: 'static {
     /// a few accumulators waits for each round's. Where few registers are left, a loop needs fewer.
     const UNROLLS: bool;
 
+    /// How many clusters' tiles along M the order of a launch's tiles visits before it steps along N.
+    const RASTER_GROUP: u32;
+
     /// Whether a launch may have [halves](PersistentTiles::with_halves) of tiles.
     const HALVES: bool;
 
@@ -155,6 +160,7 @@ pub trait PersistentTile: 'static {
     fn tiles(rows: u32, columns: u32, matrices: u32) -> PersistentTiles {
         let (tiles_m, tiles_n) = (rows.div_ceil(Self::BLOCK_M), columns.div_ceil(Self::BLOCK_N));
         PersistentTiles::new(tiles_m, tiles_n, matrices, [Self::CLUSTER_M, Self::CLUSTER_N])
+            .in_groups_of(Self::RASTER_GROUP)
     }
 
     /// Prepares the block's shared memory.
@@ -198,7 +204,7 @@ pub trait PersistentTile: 'static {
     /// # Safety
     ///
     /// The producers of all blocks of the cluster call it for every part of their own, in order, and for each call a consumer of
-    /// the block calls [`multiply`](Self::multiply) with the same number of steps, at least one. Without
+    /// the block calls [`multiply`](Self::multiply) with the products of as many steps, at least one. Without
     /// [`HALVES`](Self::HALVES) there are none. The maps describe tensors of type `T` as
     /// the trait and `layouts` say, valid for reads, and nothing writes them while the kernel runs.
     unsafe fn load<T: Wgmma<Self::Fragment>>(
@@ -225,16 +231,17 @@ pub trait PersistentTile: 'static {
         tiles: &mut PersistentTiles,
     );
 
-    /// The product of the rows that [`load`](Self::load) has copied for a whole tile.
+    /// The product of the rows that [`load`](Self::load) has copied for a whole tile, `products` × [`PRODUCT_BYTES`](Self::PRODUCT_BYTES) bytes of
+    /// each.
     ///
     /// # Safety
     ///
-    /// All warps of a consumer call it, for each tile that [`next_tile`](Self::next_tile) gave it and with as many steps as
-    /// `load`, at least one; but for a half [`multiply_half`](Self::multiply_half).
+    /// All warps of a consumer call it, for each tile that [`next_tile`](Self::next_tile) gave it and with as many products as are in the steps of
+    /// `load`, but for up to all but one of the last step's; for a half [`multiply_half`](Self::multiply_half).
     unsafe fn multiply<T: Wgmma<Self::Fragment>>(
         consumer: &mut Self::Consumer,
         layouts: Layouts,
-        steps: u32,
+        products: u32,
     ) -> Self::Accumulators;
 
     /// As [`multiply`](Self::multiply), for half of a tile: the first half of the accumulators' columns.
@@ -245,7 +252,7 @@ pub trait PersistentTile: 'static {
     unsafe fn multiply_half<T: Wgmma<HalfFragment<Self>>>(
         consumer: &mut Self::Consumer,
         layouts: Layouts,
-        steps: u32,
+        products: u32,
     ) -> Self::Accumulators;
 
     /// What `epilogue` knows of the columns of `part`, to be read before the products whose results need it.

@@ -37,7 +37,7 @@ use crate::gemm::{
     TilePart,
 };
 use crate::launch::TensorMap;
-use crate::layout::STRIP_COLUMNS;
+use crate::layout::{self, STRIP_COLUMNS};
 use crate::pipeline::{self, FullStage, Pipeline};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, Wgmma};
 use crate::shared::SharedAddress;
@@ -208,26 +208,12 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         stage: &FullStage,
         keep: u32,
     ) {
-        let own = if Self::TAKES_TURNS { 0 } else { index };
-        let rows = Self::stage(stage.index);
-        let matrix = |is_mn, address| {
-            if is_mn {
-                MatrixDescriptor::panels_of_128_bytes(address, PANEL_BYTES)
-            } else {
-                MatrixDescriptor::rows_of_128_bytes(address)
-            }
-        };
-        let along_k = |is_mn, part| part * if is_mn { PANEL_STEP_BYTES } else { STEP_BYTES };
-        // Panels and rows alike: 64 rows are as many bytes.
-        let a = matrix(A_MN, rows.offset(own * Self::CONSUMER_ROWS * ROW_BYTES).get());
-        let b = matrix(B_MN, rows.offset(Self::A_BYTES).get());
         // SAFETY: the caller's promise.
         unsafe {
             ptx::wgmma_fence();
             for part in 0..STEPS {
                 for (block, accumulators) in accumulators.iter_mut().enumerate() {
-                    let a = a.advance(block as u32 * BLOCK_ROWS * ROW_BYTES + along_k(A_MN, part));
-                    let b = b.advance(along_k(B_MN, part));
+                    let (a, b) = Self::operands::<A_MN, B_MN>(index, stage, block, part);
                     if part == 0 {
                         T::wgmma_if::<A_MN, B_MN>(accumulators, a, b, keep);
                     } else {
@@ -239,6 +225,60 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         }
     }
 
+    /// As [`multiply_stage`](Self::multiply_stage), only the first `rest` products: those behind the ends of the rows add nothing, and take time.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::multiply`].
+    #[inline(always)]
+    unsafe fn multiply_rest<F: Accumulators, T: Wgmma<F>, const A_MN: bool, const B_MN: bool>(
+        index: u32,
+        accumulators: &mut [F; BLOCKS],
+        stage: &FullStage,
+        rest: u32,
+        keep: u32,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut part = 0;
+            while part < rest {
+                ptx::wgmma_fence();
+                for (block, accumulators) in accumulators.iter_mut().enumerate() {
+                    let (a, b) = Self::operands::<A_MN, B_MN>(index, stage, block, part);
+                    T::wgmma_if::<A_MN, B_MN>(accumulators, a, b, keep + part);
+                }
+                // A group each: of one that a loop has filled, ptxas does not see that the products before it are still under way.
+                ptx::wgmma_commit_group();
+                // Opaque: one copy of the products is enough.
+                part = ptx::opaque(part + 1);
+            }
+        }
+    }
+
+    /// What block `block` of consumer `index` multiplies in product `part` of a stage.
+    #[inline(always)]
+    fn operands<const A_MN: bool, const B_MN: bool>(
+        index: u32,
+        stage: &FullStage,
+        block: usize,
+        part: u32,
+    ) -> (MatrixDescriptor, MatrixDescriptor) {
+        let own = if Self::TAKES_TURNS { 0 } else { index };
+        let rows = Self::stage(stage.index);
+        // Panels and rows alike: 64 rows are as many bytes.
+        let a = rows.offset(own * Self::CONSUMER_ROWS * ROW_BYTES).get();
+        let b = rows.offset(Self::A_BYTES).get();
+        let matrix = |is_mn, address, behind| {
+            if is_mn {
+                MatrixDescriptor::panels_of_128_bytes(address, PANEL_BYTES)
+                    .advance(behind + part * PANEL_STEP_BYTES)
+            } else {
+                MatrixDescriptor::rows_of_128_bytes(address).advance(behind + part * STEP_BYTES)
+            }
+        };
+        (matrix(A_MN, a, block as u32 * BLOCK_ROWS * ROW_BYTES), matrix(B_MN, b, 0))
+    }
+
     /// The products of one tile, or of half of one, for which accumulators `F` are: operands laid out as the constants say.
     ///
     /// # Safety
@@ -247,7 +287,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     #[inline(always)]
     unsafe fn multiply_as<F: Accumulators, T: Wgmma<F>, const A_MN: bool, const B_MN: bool>(
         consumer: &mut Consumer<STAGES, CLUSTER>,
-        steps: u32,
+        products: u32,
     ) -> [F; BLOCKS] {
         // SAFETY: all-zero bits are numbers. (As for `Accumulators::zero`.)
         let mut accumulators: [F; BLOCKS] = unsafe { core::mem::zeroed() };
@@ -257,7 +297,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         unsafe {
             let mut previous = FullStage { index: 0 };
             let mut step = 0;
-            loop {
+            while step < products / STEPS {
                 let stage = consumer.ring.wait();
                 Self::multiply_stage::<F, T, A_MN, B_MN>(consumer.index, &mut accumulators, &stage, step);
                 ptx::wgmma_wait_group::<1>();
@@ -267,9 +307,17 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
                 previous = stage;
                 // Opaque: copies of the loop for its first steps, or for several at a time, are worth nothing.
                 step = ptx::opaque(step + 1);
-                if step >= steps {
-                    break;
+            }
+            let rest = products % STEPS;
+            if rest > 0 {
+                let stage = consumer.ring.wait();
+                let (index, all) = (consumer.index, &mut accumulators);
+                Self::multiply_rest::<F, T, A_MN, B_MN>(index, all, &stage, rest, step);
+                ptx::wgmma_wait_group::<1>();
+                if step > 0 {
+                    consumer.ring.release(previous);
                 }
+                previous = stage;
             }
             if Self::TAKES_TURNS && warp::lane_id() == 0 {
                 Self::turn_of(1 - consumer.index).arrive();
@@ -290,18 +338,18 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     unsafe fn multiply_layouts<F: Accumulators, T: Wgmma<F>>(
         consumer: &mut Consumer<STAGES, CLUSTER>,
         layouts: Layouts,
-        steps: u32,
+        products: u32,
     ) -> [F; BLOCKS] {
         // SAFETY: the caller's promise.
         unsafe {
             if !(T::TRANSPOSES && Self::TRANSPOSES) {
-                return Self::multiply_as::<F, T, false, false>(consumer, steps);
+                return Self::multiply_as::<F, T, false, false>(consumer, products);
             }
             match (layouts.a_is_mn(), layouts.b_is_mn()) {
-                (false, false) => Self::multiply_as::<F, T, false, false>(consumer, steps),
-                (true, false) => Self::multiply_as::<F, T, true, false>(consumer, steps),
-                (false, true) => Self::multiply_as::<F, T, false, true>(consumer, steps),
-                (true, true) => Self::multiply_as::<F, T, true, true>(consumer, steps),
+                (false, false) => Self::multiply_as::<F, T, false, false>(consumer, products),
+                (true, false) => Self::multiply_as::<F, T, true, false>(consumer, products),
+                (false, true) => Self::multiply_as::<F, T, false, true>(consumer, products),
+                (true, true) => Self::multiply_as::<F, T, true, true>(consumer, products),
             }
         }
     }
@@ -321,6 +369,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     const MIN_BLOCKS: u32 = 1;
     const SHARED_BYTES: u32 = Self::TURNS_AT + if Self::TAKES_TURNS { 2 * Barrier::BYTES } else { 0 };
     const ROW_BYTES: u32 = ROW_BYTES;
+    const PRODUCT_BYTES: u32 = STEP_BYTES;
     const STORED_ROW_BYTES: u32 = Self::STAGED.1;
     const A_BOX_ROWS: u32 = share(Self::BLOCK_M, Self::CLUSTER_N);
     const B_BOX_ROWS: u32 = share(Self::BLOCK_N, Self::CLUSTER_M);
@@ -355,6 +404,10 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         && C::COLUMNS.is_multiple_of(STRIP_COLUMNS);
 
     const LANES_STORE: bool = Self::IS_SMALL;
+
+    // Tiles of 64 rows, of which all are computed at a time, are short of the level-2 cache, and that gives more where clusters that start
+    // one after the other have fewer rows of A in common, and more of B: measured with 1, 2, 4 and 8, for which larger tiles are best.
+    const RASTER_GROUP: u32 = if Self::BLOCK_M == BLOCK_ROWS { 2 } else { layout::RASTER_GROUP };
 
     const UNROLLS: bool = Self::STORES_ROWS || Self::IS_SMALL;
 
@@ -485,7 +538,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     unsafe fn multiply<T: Wgmma<C>>(
         consumer: &mut Self::Consumer,
         layouts: Layouts,
-        steps: u32,
+        products: u32,
     ) -> [C; BLOCKS] {
         // SAFETY: the caller's promise; the barrier is made, and each phase of it is waited for.
         unsafe {
@@ -493,7 +546,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
                 Self::turn_of(consumer.index).wait(consumer.turn);
                 consumer.turn ^= 1;
             }
-            Self::multiply_layouts::<C, T>(consumer, layouts, steps)
+            Self::multiply_layouts::<C, T>(consumer, layouts, products)
         }
     }
 
@@ -501,10 +554,10 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     unsafe fn multiply_half<T: Wgmma<HalfFragment<Self>>>(
         consumer: &mut Self::Consumer,
         layouts: Layouts,
-        steps: u32,
+        products: u32,
     ) -> [C; BLOCKS] {
         // SAFETY: the caller's promise.
-        let halves = unsafe { Self::multiply_layouts::<C::Half, T>(consumer, layouts, steps) };
+        let halves = unsafe { Self::multiply_layouts::<C::Half, T>(consumer, layouts, products) };
         // SAFETY: all-zero bits are numbers.
         let mut accumulators: [C; BLOCKS] = unsafe { core::mem::zeroed() };
         for (accumulators, half) in accumulators.iter_mut().zip(&halves) {
@@ -557,7 +610,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
         unsafe {
             let at = Self::own_rows(part);
-            fragments::store_rows::<C, O, E, BLOCKS, 2>(accumulators, epilogue, output, at);
+            fragments::store_rows::<C, O, E, BLOCKS>(accumulators, epilogue, output, at);
         }
     }
 

@@ -284,9 +284,10 @@ impl<K: ColumnState, const CHUNKS: usize> Chunks<K, CHUNKS> {
         let (index, buffer) = (turn / parts, buffer_of(all, turn / parts));
         let has_input = epilogue.input().is_some();
         let first = Coord { row: at.row, column: at.column - part * WARP_COLUMNS };
-        // Those that the staging buffer has room for have been fetched before.
+        // Those that the staging buffer has room for have been fetched before, which may be all.
         let next = index + 1;
-        let next = (has_input && next >= STAGED_BOXES && next * parts < owned).then_some(next);
+        let are_more = BLOCKS as u32 * chunks / parts > STAGED_BOXES;
+        let next = (are_more && has_input && next >= STAGED_BOXES && next * parts < owned).then_some(next);
         // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
         unsafe {
             if has_input {

@@ -12,24 +12,20 @@ use crate::warp;
 const STRIP_FRAGMENTS: usize = (STRIP_COLUMNS / FRAGMENT_COLUMNS) as usize;
 /// Columns that a lane transforms and stores at a time, of what is staged.
 const COLUMNS: usize = 4;
+/// Rows of a lane that stand next to each other in the code: more take registers that large tiles lack.
+const BATCH: usize = 2;
 /// Bytes of a line of the level-2 cache.
 const LINE_BYTES: u32 = 128;
+
 /// Applies `epilogue` to a warp's accumulators of several times 64 rows, rounds them, and stores those that lie within the
-/// output. The epilogue's code stands once for `BATCH` rows of a lane, and what it reads of the next ones is on its way meanwhile: 4, or 2
-/// where registers are scarce.
+/// output. The epilogue's code stands once for a batch of rows of a lane, and what it reads of the next ones is on its way meanwhile.
 ///
 /// # Safety
 ///
 /// All lanes of the warp call it, with the same `at`; block i of the accumulators belongs 64 · i rows further down. The output is
 /// valid for writes, and no other warp has these places; `epilogue` may be asked for every row and column of it.
 #[inline(always)]
-pub unsafe fn store_rows<
-    C: Accumulators,
-    O: Element,
-    E: Epilogue,
-    const BLOCKS: usize,
-    const BATCH: usize,
->(
+pub unsafe fn store_rows<C: Accumulators, O: Element, E: Epilogue, const BLOCKS: usize>(
     accumulators: &[C; BLOCKS],
     epilogue: &E,
     output: &Output<O>,

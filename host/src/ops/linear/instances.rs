@@ -10,8 +10,9 @@ use warpsmith_dsl::tile::{Aligned, Words};
 use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
-    HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192, HopperCooperative256x176,
-    HopperParams, HopperPingPong128x128, HopperPingPong128x192, linear_hopper,
+    HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192,
+    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperParams, HopperPingPong128x128,
+    HopperPingPong128x192, linear_hopper,
 };
 use warpsmith_kernels::linear_hopper_f32::{
     HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
@@ -483,6 +484,9 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, HopperCooperative64x160) => { instances!(@hopper $t, $o, HopperCooperative64x160) };
     (@instance $t:ident, $o:ident, HopperCooperative128x160) => { instances!(@hopper $t, $o, HopperCooperative128x160) };
     (@instance $t:ident, $o:ident, HopperCooperative192x192) => { instances!(@hopper $t, $o, HopperCooperative192x192) };
+    (@instance $t:ident, $o:ident, HopperCooperative192x192AlongN) => {
+        instances!(@hopper $t, $o, HopperCooperative192x192AlongN)
+    };
     (@instance $t:ident, $o:ident, HopperCooperative256x176) => { instances!(@hopper $t, $o, HopperCooperative256x176) };
     (@instance $t:ident, $o:ident, HopperCooperative192x176) => { instances!(@hopper $t, $o, HopperCooperative192x176) };
     (@instance $t:ident, $o:ident, Skinny64x64) => { instances!(@skinny $t, $o, Skinny64x64) };
@@ -513,7 +517,7 @@ instances! {
     f16 / F16 -> f16 / F16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-         HopperCooperative192x192, HopperCooperative256x176, HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative192x192, HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          Narrow16x256, T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
@@ -521,7 +525,7 @@ instances! {
     bf16 / Bf16 -> bf16 / Bf16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-         HopperCooperative192x192, HopperCooperative256x176, HopperCooperative192x176,
+         HopperCooperative192x192, HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
  Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          Narrow16x256, T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:

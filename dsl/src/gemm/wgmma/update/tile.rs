@@ -546,7 +546,7 @@ impl<
         // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
         unsafe {
             let at = Self::own_rows(tile);
-            fragments::store_rows::<C, O, E, BLOCKS, 2>(&accumulators.outputs, epilogue, output, at);
+            fragments::store_rows::<C, O, E, BLOCKS>(&accumulators.outputs, epilogue, output, at);
         }
     }
 
