@@ -94,11 +94,6 @@ fn check_choices<const TILES: usize>(input: DType, products: Products, measured:
 /// What `cargo xtask tune --report` measured: a size, a tile, microseconds; bf16 with bias and ReLU.
 const MEASURED: &str = include_str!("tiles-h100.csv");
 
-/// Sizes of that file, taken before there were halves, at which those are chosen: two whose y is stored row by row, and one whose last
-/// wave is one of 63. Not their time but the model's estimate of it is held to the twentieth. Of whole tiles, the first two were the
-/// fastest or within a twentieth of it; at the third, halves save a quarter of the time, if the estimate is right.
-const NOT_MEASURED_IN_HALVES: [&str; 3] = ["4097x4096x4097", "16384x16384x16384", "2047x2048x2049"];
-
 #[test]
 fn the_choice_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
     let mut sizes: BTreeMap<&str, Vec<(Tile, f64)>> = BTreeMap::new();
@@ -125,16 +120,7 @@ fn the_choice_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
         let choice = select(&problem, &H100).expect("all tiles fit an H100");
         let fastest = times.iter().map(|&(_, time)| time).fold(f64::INFINITY, f64::min);
         let of = |tile| times.iter().find(|(other, _)| *other == tile).map(|&(_, time)| time);
-        let is_excepted = NOT_MEASURED_IN_HALVES.contains(&size);
-        let time = match of(choice) {
-            None if is_excepted && choice == HALVES => {
-                estimate(Some(choice), &problem, &H100).map(|picoseconds| picoseconds as f64 / 1e6)
-            }
-            time => {
-                assert!(!is_excepted, "{size}: {choice} needs no exception");
-                time
-            }
-        };
+        let time = of(choice);
         if time.is_none_or(|time| time > 1.05 * fastest) {
             missed.push(format!("{size}: {choice}, {time:?}, {fastest}"));
         }
