@@ -31,9 +31,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use warpsmith::benchmark::{self, Options, Subject, Timing};
-use warpsmith::ops::Products;
 use warpsmith::ops::linear::Tile;
-use warpsmith::validate::LinearCase;
 use warpsmith::{Device, DeviceKind, Error};
 
 use crate::provenance::Provenance;
@@ -44,6 +42,7 @@ use clocks::Monitor;
 use cublas::Cublas;
 use cublaslt::CublasLt;
 use operands::Operands;
+use ours::Variant;
 use report::{Control, Ours, Peer, Row, Verdict};
 use suites::Suite;
 use torch::Torch;
@@ -235,21 +234,6 @@ fn present<T>(name: &str, peer: Result<T>) -> Option<T> {
     peer.inspect_err(|reason| eprintln!("{name} is absent: {reason:#}")).ok()
 }
 
-/// The tiles that run on `device` and are as exact as `case` asks.
-fn tiles_of(device: &Device, case: &LinearCase) -> impl Iterator<Item = Tile> {
-    use warpsmith::ops::linear::select::Access;
-    let capability = device.properties().compute_capability;
-    let (input, output) = (case.input, case.output);
-    let asked = Products::choose(case.input, case.k, case.precision, true);
-    let serves = move |tile: &Tile| {
-        tile.runs_on(capability)
-            && tile.serves(input, Access::Aligned)
-            && tile.serves_output(input, output)
-            && tile.products(input).is_at_least(asked)
-    };
-    Tile::ALL.into_iter().filter(serves)
-}
-
 /// A goal that is met if all of what was measured does; the numbers that miss it are told, or the one that is closest.
 fn judged(goal: String, measured: impl Iterator<Item = (String, f64, bool)>) -> Verdict {
     let all: Vec<_> = measured.collect();
@@ -278,17 +262,17 @@ impl Bench<'_> {
     /// Measures the variants of one case and everything that is there to compare them with.
     fn measure(&mut self, case: &Case) -> Result<()> {
         let stream = self.device.default_stream();
-        let mut variants = vec![self.args.tile];
-        if let Some(ours) = case.without_extra().filter(|_| self.args.variants) {
-            variants.extend(tiles_of(&self.device, &ours).map(Some));
+        let asked = self.args.tile.map_or(Variant::Chosen, Variant::Linear);
+        let mut variants = vec![asked];
+        if self.args.variants {
+            variants.extend(ours::tiles_of(&self.device, case));
         }
         let ours = ours::subjects(&stream, case, &variants)?;
         // Some tiles do not serve what is stored besides y; one that was asked for by name is to fail, rather.
-        let wanted = |tile: Option<Tile>| tile.is_none() || tile == self.args.tile;
         let (variants, mut ours): (Vec<_>, Vec<_>) = variants
             .into_iter()
             .zip(ours)
-            .filter(|(tile, ours)| wanted(*tile) || ours.implementation().is_ok())
+            .filter(|(variant, ours)| *variant == asked || ours.implementation().is_ok())
             .unzip();
         let (mut peers, mut control) = self.peers(case)?;
 
@@ -311,8 +295,7 @@ impl Bench<'_> {
         let mut measured = Vec::new();
         for ((ours, variant), timing) in ours.iter().zip(&variants).zip(&timings) {
             let kernel = ours.implementation()?;
-            let variant = variant.map_or("chosen".into(), |tile| tile.to_string());
-            measured.push((variant, Some(Ours { kernel, microseconds: microseconds(timing) })));
+            measured.push((variant.to_string(), Some(Ours { kernel, microseconds: microseconds(timing) })));
         }
         if measured.is_empty() {
             measured.push(("none".into(), None));

@@ -1,14 +1,17 @@
 //! Our operations on sets of operands that are as large together as the peers'.
 
+use std::fmt;
+
 use anyhow::Result;
 use float8::{F8E4M3, F8E5M2};
 use half::bf16;
 use warpsmith::benchmark::{self, LinearSubject, Subject};
 use warpsmith::ops::linear::Tile;
-use warpsmith::ops::scaled::{ScaledInput, ScaledLinearOp};
-use warpsmith::ops::{self, Scale};
+use warpsmith::ops::linear::select::Access;
+use warpsmith::ops::scaled::{Fp8Tile, ScaledInput, ScaledLinearOp};
+use warpsmith::ops::{self, Products, Scale};
 use warpsmith::validate::LinearCase;
-use warpsmith::{Element, Error, Stream, Tensor};
+use warpsmith::{Device, Element, Error, Stream, Tensor};
 
 use super::case::{Case, Extra, Operation, Precision};
 use super::operands::{self, Operand};
@@ -19,12 +22,70 @@ pub(super) trait Ours: Subject {
     fn implementation(&self) -> Result<String>;
 }
 
-/// Our operation for a case with each of some tiles, on the same operands; empty where there is none.
-pub(super) fn subjects(stream: &Stream, case: &Case, tiles: &[Option<Tile>]) -> Result<Vec<Box<dyn Ours>>> {
+/// How one of our operations is asked to be computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Variant {
+    /// As it chooses.
+    Chosen,
+    /// By this tile of linear layers.
+    Linear(Tile),
+    /// By this tile of scaled linear layers.
+    Scaled(Fp8Tile),
+}
+
+impl Variant {
+    const fn linear(self) -> Option<Tile> {
+        match self {
+            Self::Linear(tile) => Some(tile),
+            _ => None,
+        }
+    }
+
+    const fn scaled(self) -> Option<Fp8Tile> {
+        match self {
+            Self::Scaled(tile) => Some(tile),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Chosen => formatter.pad("chosen"),
+            Self::Linear(tile) => tile.fmt(formatter),
+            Self::Scaled(tile) => tile.fmt(formatter),
+        }
+    }
+}
+
+/// Every tile that runs on `device` and computes `case` as exactly as it asks.
+pub(super) fn tiles_of(device: &Device, case: &Case) -> Vec<Variant> {
+    let capability = device.properties().compute_capability;
+    if let Some(linear) = case.without_extra() {
+        let (input, output) = (linear.input, linear.output);
+        let asked = Products::choose(input, linear.k, linear.precision, true);
+        let serves = |tile: &Tile| {
+            tile.runs_on(capability)
+                && tile.serves(input, Access::Aligned)
+                && tile.serves_output(input, output)
+                && tile.products(input).is_at_least(asked)
+        };
+        return Tile::ALL.into_iter().filter(serves).map(Variant::Linear).collect();
+    }
+    if matches!(case.precision, Precision::F8 | Precision::F8Mixed) {
+        let tiles = Fp8Tile::ALL.into_iter().filter(|tile| tile.runs_on(capability));
+        return tiles.map(Variant::Scaled).collect();
+    }
+    Vec::new()
+}
+
+/// Our operation for a case in each of some variants, on the same operands; empty where there is none.
+pub(super) fn subjects(stream: &Stream, case: &Case, variants: &[Variant]) -> Result<Vec<Box<dyn Ours>>> {
     if let Some(linear) = case.ours() {
         let mut subjects: Vec<Box<dyn Ours>> = Vec::new();
         let mut first: Option<Box<dyn LinearSubject>> = None;
-        for &tile in tiles {
+        for tile in variants.iter().map(|variant| variant.linear()) {
             let subject = match &first {
                 Some(first) => first.with_tile(tile),
                 None => benchmark::linear_subject(stream, &LinearCase { tile, ..linear.clone() })?,
@@ -34,17 +95,25 @@ pub(super) fn subjects(stream: &Stream, case: &Case, tiles: &[Option<Tile>]) -> 
         }
         return Ok(subjects);
     }
+    let tiles = variants.iter().map(|variant| variant.linear());
     if let (Precision::Bf16, Some(_)) = (case.precision, case.without_extra()) {
         let first = Extended::new(stream, *case)?;
-        return Ok(tiles.iter().map(|&tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect());
+        return Ok(tiles.map(|tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect());
     }
-    // The tiles are those of linear layers; other operations only run by themselves.
-    if tiles.first() != Some(&None) {
+    // Other operations have no tiles of linear layers.
+    if tiles.clone().any(|tile| tile.is_some()) {
         return Ok(Vec::new());
     }
+    let scaled = variants.iter().map(|variant| variant.scaled());
     Ok(match case.precision {
-        Precision::F8 => vec![Box::new(Scaled::new(stream, *case, F8E4M3::from_bits)?)],
-        Precision::F8Mixed => vec![Box::new(Scaled::new(stream, *case, F8E5M2::from_bits)?)],
+        Precision::F8 => {
+            let first = Scaled::new(stream, *case, F8E4M3::from_bits)?;
+            scaled.map(|tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect()
+        }
+        Precision::F8Mixed => {
+            let first = Scaled::new(stream, *case, F8E5M2::from_bits)?;
+            scaled.map(|tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect()
+        }
         Precision::Bf16 if case.operation == case.operation.its_product() => {
             vec![Box::new(Matmul::new(stream, *case)?)]
         }
@@ -217,11 +286,13 @@ impl Ours for Extended {
     }
 }
 
-/// A linear layer of FP8 operands, of which x is e4m3. One scale for each, or one for each row of them, lies in the device's memory,
+/// A linear layer of FP8 operands, of which x is e4m3. Clones share their memory. One scale for each, or one for each row of them, lies in the device's memory,
 /// as the peers' do.
+#[derive(Clone)]
 struct Scaled<W: Element> {
     case: Case,
     stream: Stream,
+    tile: Option<Fp8Tile>,
     x: Vec<Tensor<F8E4M3>>,
     w: Vec<Tensor<W>>,
     bias: Tensor<bf16>,
@@ -244,12 +315,18 @@ impl<W: ScaledInput> Scaled<W> {
         Ok(Self {
             case,
             stream: stream.clone(),
+            tile: None,
             x: copies(f8_tensor(stream, &case, Operand::X, &[m, k], F8E4M3::from_bits)?, count)?,
             w: copies(f8_tensor(stream, &case, Operand::W, &[n, k], from_bits)?, count)?,
             bias: bf16_tensor(stream, &case, Operand::Bias, &[n])?,
             y: copies(Tensor::zeros_on(stream, [m, n])?, count)?,
             scales,
         })
+    }
+
+    /// The same operation on the same operands, by another tile.
+    fn with_tile(&self, tile: Option<Fp8Tile>) -> Self {
+        Self { tile, ..self.clone() }
     }
 
     fn op(&self, index: usize) -> ScaledLinearOp<'_, F8E4M3, W, bf16> {
@@ -263,6 +340,7 @@ impl<W: ScaledInput> Scaled<W> {
             .x_scale(x_scale)
             .w_scale(w_scale)
             .activation(operation.activation)
+            .tile(self.tile)
             .on(&self.stream);
         if operation.bias { op.bias(&self.bias) } else { op }
     }
@@ -332,6 +410,8 @@ impl Ours for Matmul {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use warpsmith::Device;
     use warpsmith::benchmark::Subject;
     use warpsmith::ops::Activation;
@@ -341,7 +421,8 @@ mod tests {
     use warpsmith::{Tensor, ops};
 
     use super::{
-        Case, Extended, Extra, Matmul, Precision, Scaled, bf16_tensor, operands::Operands, subjects,
+        Case, Extended, Extra, Matmul, Precision, Scaled, Tile, Variant, bf16_tensor, operands::Operands,
+        subjects, tiles_of,
     };
     use crate::bench::case::{Layout, Operation};
     use crate::bench::operands::Operand;
@@ -363,11 +444,40 @@ mod tests {
         let others = batches.into_iter().chain([scaled]);
         for (precision, operation) in linear.into_iter().chain(products).chain(extras).chain(others) {
             let case = Case { suite: Suite::Main, operation, precision, shape: [8, 32, 16] };
-            let mut subjects = subjects(&stream, &case, &[None]).expect("memory");
+            let mut subjects = subjects(&stream, &case, &[Variant::Chosen]).expect("memory");
             assert_eq!(subjects.len(), 1, "{case}");
             subjects[0].enqueue(0).expect("no finding");
             assert!(subjects[0].implementation().expect("a kernel").contains("kernel"), "{case}");
         }
+    }
+
+    #[test]
+    fn each_variant_is_another_tile_of_the_case() {
+        let device = "emulator:9.0".parse::<Device>().expect("it is a device");
+        let stream = device.default_stream();
+        for precision in [Precision::Bf16, Precision::F32, Precision::F8, Precision::F8Mixed] {
+            let case =
+                Case { suite: Suite::Main, operation: Operation::BIAS_RELU, precision, shape: [8, 32, 16] };
+            let variants = tiles_of(&device, &case);
+            let kernels =
+                subjects(&stream, &case, &variants).expect("memory").into_iter().map(|mut subject| {
+                    subject.enqueue(0).expect("no finding");
+                    subject.implementation().expect("a kernel")
+                });
+            let kernels: HashSet<String> = kernels.collect();
+            assert!(variants.len() > 3, "{case}: {variants:?}");
+            // The kernel with halves is that without, launched in another way.
+            let halves = Variant::Linear(Tile::HopperCooperative128x256Halves);
+            let alike = usize::from(variants.contains(&halves));
+            assert_eq!(kernels.len(), variants.len() - alike, "{case}: {kernels:?}");
+        }
+        let product = Case {
+            suite: Suite::Main,
+            operation: Operation::product(Layout::Nn),
+            precision: Precision::Bf16,
+            shape: [8, 32, 16],
+        };
+        assert_eq!(tiles_of(&device, &product), [], "an operation without tiles by name");
     }
 
     /// What a peer's results are held to is what the operation means.
