@@ -2,7 +2,10 @@
 //!
 //! Operands of any rank become launches of one problem each: M rows, K, N and a number of matrices, with one stride from matrix to
 //! matrix for each operand. Leading axes become rows where the rows of all matrices are evenly spaced and share one B, so that a
-//! linear layer's leading axes cost nothing; the rest becomes the batch of a launch, and what has no common stride several launches.
+//! linear layer's leading axes cost nothing; the rest becomes the batch of a launch, and what has no common stride several launches. No
+//! axis is merged into one that is too long for a kernel: what is left of the others is a batch, too.
+
+use crate::ops::SIDE_LIMIT;
 
 /// The operands of a product whose place depends on the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,13 +79,14 @@ impl Axes {
         while let Some(&(length, strides)) = axes.last() {
             let evenly_spaced =
                 |role: Role| rows == 1 || strides[role] == row_strides[role].saturating_mul(rows);
+            let Some(together) = together(rows, length) else { break };
             if strides[Role::B] != 0 || !BY_ROWS.into_iter().all(evenly_spaced) {
                 break;
             }
             if rows == 1 {
                 row_strides = strides;
             }
-            rows = rows.saturating_mul(length);
+            rows = together;
             axes.pop();
         }
         // A kernel takes one vector of row scales for all matrices.
@@ -118,23 +122,26 @@ impl Launches {
     }
 }
 
+/// The length of two axes as one; `None` if a kernel could not count along that. An axis that is too long by itself stays so.
+fn together(outer: usize, inner: usize) -> Option<usize> {
+    let length = outer.checked_mul(inner)?;
+    (outer == 1 || inner == 1 || (length as u64) < SIDE_LIMIT).then_some(length)
+}
+
 /// Axes of length 1 left out, and neighbours merged where each operand has one stride for both.
 fn merged(axes: &[(usize, PerRole)]) -> Vec<(usize, PerRole)> {
     let mut merged: Vec<(usize, PerRole)> = Vec::with_capacity(axes.len());
     for &(length, inner) in axes.iter().filter(|(length, _)| *length != 1) {
-        match merged.last_mut() {
-            Some((outer_length, outer))
-                if outer
-                    .0
-                    .iter()
-                    .zip(&inner.0)
-                    .all(|(outer, inner)| *outer == inner.saturating_mul(length)) =>
+        if let Some((outer_length, outer)) = merged.last_mut() {
+            let goes_on = |(outer, inner): (&usize, &usize)| *outer == inner.saturating_mul(length);
+            if let Some(together) = together(*outer_length, length)
+                && outer.0.iter().zip(&inner.0).all(goes_on)
             {
-                *outer_length = outer_length.saturating_mul(length);
-                *outer = inner;
+                (*outer_length, *outer) = (together, inner);
+                continue;
             }
-            _ => merged.push((length, inner)),
         }
+        merged.push((length, inner));
     }
     merged
 }
@@ -215,6 +222,40 @@ mod tests {
         assert_eq!((launches.rows, launches.batch, launches.count()), (105, 1, 1));
         assert_eq!(launches.row_strides, rows(20, 9));
         check(&axes);
+    }
+
+    /// Of x `[.., rows, 8]`, which would be too many rows for a kernel if all were together.
+    #[test]
+    fn leading_axes_that_would_be_too_many_rows_are_a_batch() {
+        const HALF: usize = 1 << 15;
+        let of = |leading: &[usize], rows: usize| {
+            let mut stride = per_role(&[(Role::A, 8 * rows), (Role::Y, 9 * rows)]);
+            let mut axes = Vec::new();
+            for &length in leading.iter().rev() {
+                axes.insert(0, (length, stride));
+                stride.0.iter_mut().for_each(|stride| *stride *= length);
+            }
+            Axes { leading: axes, rows, row_strides: per_role(&[(Role::A, 8), (Role::Y, 9)]) }
+        };
+        let sizes = |axes: Axes| {
+            let Launches { rows, batch, .. } = axes.launches();
+            (rows, batch, axes.launches().count())
+        };
+        assert_eq!(sizes(of(&[HALF], HALF)), (HALF * HALF, 1, 1));
+        // 2³¹ rows, which is one too many, and the longest that is not.
+        assert_eq!(sizes(of(&[2 * HALF], HALF)), (HALF, 2 * HALF, 1));
+        assert_eq!(sizes(of(&[HALF], 2 * HALF - 1)), (HALF * (2 * HALF - 1), 1, 1));
+        assert_eq!(sizes(of(&[1 << 16], 1 << 16)), (1 << 16, 1 << 16, 1));
+        // The last axis becomes rows where it fits, and axes that are no rows are one batch, unless that would be too long as well.
+        assert_eq!(sizes(of(&[4, HALF], HALF)), (HALF, 4 * HALF, 1));
+        assert_eq!(sizes(of(&[2, 1 << 20, 1 << 12], 4)), (4 << 12, 2 << 20, 1));
+        assert_eq!(sizes(of(&[3, 1 << 30], 4)), (4, 1 << 30, 3));
+        assert_eq!(sizes(of(&[1 << 20, 1 << 20], 1)), (1 << 20, 1 << 20, 1));
+        let launches = of(&[1 << 20, 1 << 20], 1).launches();
+        assert_eq!((launches.row_strides[Role::A], launches.batch_strides[Role::A]), (8, 8 << 20));
+        // No merging makes an axis that is too long by itself any shorter: that is the error of its operand.
+        assert_eq!(sizes(of(&[], 1 << 32)), (1 << 32, 1, 1));
+        assert_eq!(sizes(of(&[1 << 32], 1)), (1 << 32, 1, 1));
     }
 
     #[test]

@@ -95,7 +95,9 @@ macro_rules! option_methods {
             self
         }
 
-        /// Multiplies the product's rows by these numbers, one for each row or one for all, before anything is added.
+        /// Multiplies the product's rows by these numbers before anything is added: one for all, `[1]`, one for each row of a matrix,
+        /// `[M]`, or one for each row of the output, of its shape but for the last axis. The last are a launch for each matrix of a batch,
+        /// unless its matrices can be one of more rows, as those of a linear layer's leading axes can.
         pub fn row_scale(mut self, scale: impl Into<Option<&'a Tensor<f32>>>) -> Self {
             self.options.row_scale = scale.into();
             self
