@@ -61,6 +61,9 @@ pub(crate) struct Measurement {
     /// The share of that time in which the clock was held down to keep to the power limit, likewise.
     #[serde(default)]
     pub power_capped: Option<f64>,
+    /// How many samples these are the means of; absent in older files, which had one each tenth of a second.
+    #[serde(default)]
+    pub clock_samples: Option<u32>,
     /// The peers' libraries and their versions; empty in older files.
     #[serde(default)]
     pub libraries: String,

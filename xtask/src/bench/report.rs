@@ -3,7 +3,7 @@
 use comfy_table::{Table, presets};
 
 use super::case::Case;
-use super::clocks::State;
+use super::clocks::Mean;
 use super::rows::rounded;
 use super::suites::Suite;
 use crate::goals::{self, FLOOR, Floor, Judged};
@@ -34,7 +34,7 @@ pub(super) struct Row {
     pub(super) least_seconds: f64,
     pub(super) peers: Vec<Peer>,
     /// What the GPU was at meanwhile, if that is known.
-    pub(super) state: Option<State>,
+    pub(super) state: Option<Mean>,
 }
 
 /// cuBLAS's own choice beside PyTorch's time of the same product.
@@ -70,9 +70,10 @@ impl Row {
             kernel: ours.kernel.clone(),
             tflops: Some(rounded(self.case.flops() / seconds * 1e-12, 1e3)),
             share: Some(rounded(self.least_seconds / seconds, 1e4)),
-            sm_clock_mhz: self.state.map(|state| rounded(state.clock, 1.0)),
-            power_w: self.state.map(|state| rounded(state.power, 1.0)),
-            power_capped: self.state.map(|state| rounded(state.capped, 1e2)),
+            sm_clock_mhz: self.state.map(|mean| rounded(mean.state.clock, 1.0)),
+            power_w: self.state.map(|mean| rounded(mean.state.power, 1.0)),
+            power_capped: self.state.map(|mean| rounded(mean.state.capped, 1e2)),
+            clock_samples: self.state.map(|mean| mean.samples),
             ..measurement(&self.case, &self.variant, ours.microseconds, peer, provenance)
         })
     }
@@ -143,8 +144,8 @@ pub(super) fn table(rows: &[Row]) -> Table {
             number(product, 2),
             number(row.ratio(product), 3),
             number(row.ratio(row.peer("cublaslt-unfused")), 3),
-            number(row.state.map(|state| state.clock), 0),
-            number(row.state.map(|state| state.power), 0),
+            number(row.state.map(|mean| mean.state.clock), 0),
+            number(row.state.map(|mean| mean.state.power), 0),
             row.ours.as_ref().map_or_else(|| "–".into(), |ours| ours.kernel.clone()),
         ]);
     }
