@@ -6,6 +6,7 @@ behind a copy that keeps the GPU busy meanwhile. Results are medians.
 """
 
 import ctypes
+import functools
 import gc
 import json
 import statistics
@@ -86,14 +87,14 @@ def variants(request, operands):
 
     if is_f8:
 
-        def scaled(x, w, bias, rows=scale, columns=scale):
+        def scaled(x, w, bias, rows=scale, columns=scale, fast=False):
             return torch._scaled_mm(
-                x, w.t(), scale_a=rows, scale_b=columns, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True
+                x, w.t(), scale_a=rows, scale_b=columns, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast
             )
 
-        def eager(x, w, bias, *more):
+        def eager(x, w, bias, *more, fast=False):
             scales = more if extra == "scales" else ()
-            return activation(scaled(x, w, bias if request["bias"] else None, *scales))
+            return activation(scaled(x, w, bias if request["bias"] else None, *scales, fast=fast))
 
         def matmul(x, w, *_):
             return scaled(x, w, None)
@@ -129,13 +130,20 @@ def variants(request, operands):
         def matmul(x, w, *_):
             return torch.matmul(x, w.t())
 
-    found = {"torch-matmul": matmul, "torch-eager": eager}
+    names = ["torch-eager", "torch-compiled"]
+    if is_f8:
+        # Which function it is, since that one has two ways to sum.
+        names = ["torch-scaled-mm", "torch-scaled-mm-compiled"]
+    found = {"torch-matmul": matmul, names[0]: eager}
+    if is_f8:
+        # Sums that stay in the tensor cores, which keep fewer bits of them: faster, and not the same as what the others compute.
+        found["torch-scaled-mm-fast-accumulation"] = functools.partial(eager, fast=True)
     fused = {"relu": False, "gelu-tanh": True}.get(request["activation"])
     if request["bias"] and fused is not None and extra == "none" and not is_f8 and request["precision"] != "bf16-to-f32":
         found["torch-addmm-activation"] = lambda x, w, bias: torch._addmm_activation(bias, x, w.t(), use_gelu=fused)
     if request["compile"]:
         torch._dynamo.reset()
-        found["torch-compiled"] = torch.compile(eager, dynamic=False, mode=request["compile"])
+        found[names[1]] = torch.compile(eager, dynamic=False, mode=request["compile"])
     return found
 
 

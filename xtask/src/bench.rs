@@ -1,7 +1,7 @@
 //! `xtask bench`: times the operations on a GPU, beside the vendor's libraries, a framework, and the GPU's own ceilings.
 //!
 //! What is compared runs interleaved in this process on one stream, but for the framework, whose process takes turns with this
-//! one; ceilings are measured first. Results are data: each row of the CSV says where it came from.
+//! one. The memory's ceiling is measured first, those of products are the fastest of the run. Results are data: each row of the CSV says where it came from.
 
 mod accuracy;
 mod case;
@@ -180,16 +180,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
         provenance.libraries.push(format!("PyTorch {}", torch.version));
     }
-    let ceilings = Ceilings::measure(&device, cublaslt.as_ref(), &options)?;
+    let ceilings =
+        Ceilings::new(benchmark::copy_bandwidth(&device, &options).context("measuring the bandwidth")?);
+    device.release_memory()?;
     println!("Copy within the GPU's memory: {:.2} TB/s, read and written", ceilings.bandwidth * 1e-12);
-    match ceilings.flops {
-        Some(flops) => println!("cuBLASLt bf16 8192×8192×8192: {:.0} TFLOP/s", flops * 1e-12),
-        None => {
-            println!("Without cuBLASLt there is no ceiling of products; shares are of the bandwidth only")
-        }
-    }
     provenance.ceiling_tbps = Some(ceilings.bandwidth * 1e-12);
-    provenance.ceiling_tflops = ceilings.flops.map(|flops| flops * 1e-12);
 
     let (rows, controls, errors) = (Vec::new(), Vec::new(), Vec::new());
     let clocks = match device.kind() {
@@ -309,15 +304,14 @@ impl Bench<'_> {
         let times = times.chain(peers.iter().map(|peer| (&peer.name, peer.microseconds)));
         let times: Vec<_> = times.map(|(name, time)| format!("{name} {time:.2}")).collect();
         eprintln!("  {}", times.join(", "));
-        let least_seconds = self.ceilings.least_seconds(case);
-        self.rows.extend(measured.into_iter().map(|(variant, ours)| Row {
-            case: *case,
-            variant,
-            ours,
-            least_seconds,
-            peers: peers.clone(),
-            state,
-        }));
+        let rows: Vec<Row> = measured
+            .into_iter()
+            .map(|(variant, ours)| Row { case: *case, variant, ours, peers: peers.clone(), state })
+            .collect();
+        for time in rows.iter().flat_map(Row::times_of_products) {
+            self.ceilings.note(case, time * 1e-6);
+        }
+        self.rows.extend(rows);
         Ok(())
     }
 
@@ -388,10 +382,11 @@ impl Bench<'_> {
     }
 
     fn report(&self, provenance: &Provenance, cases: &[Case], start: Instant) -> Result<ExitCode> {
-        println!("{}", report::table(&self.rows));
+        println!("{}", report::table(&self.rows, &self.ceilings));
+        self.ceilings.print();
         report::print_controls(&self.controls);
         self.errors.iter().for_each(Compared::print);
-        let measurements = report::measurements(&self.rows, &self.controls, provenance);
+        let measurements = report::measurements(&self.rows, &self.controls, &self.ceilings, provenance);
         if let Some(path) = &self.args.csv {
             rows::write(path, &measurements)?;
             if !self.errors.is_empty() {

@@ -37,11 +37,12 @@ pub(crate) struct Measurement {
     pub clock_mhz: Option<u32>,
     /// 10¹² floating-point operations a second.
     pub tflops: Option<f64>,
-    /// The least time that the GPU's measured ceilings allow, as a share of ours.
+    /// The least time that the ceilings of this run allow, as a share of ours.
     pub share: Option<f64>,
     /// Bytes that must be read and written.
     pub bytes: Option<f64>,
-    /// 10¹² floating-point operations a second of the library's largest bf16 product in this run.
+    /// The highest rate of this run in this type, in 10¹² floating-point operations a second: ours or a peer's, of whatever size. In older
+    /// files it is that of a bf16 product of 8192³ by cuBLASLt, in all rows.
     pub ceiling_tflops: Option<f64>,
     /// 10¹² bytes a second, read and written, of a copy within the GPU's memory in this run.
     pub ceiling_tbps: Option<f64>,
@@ -70,12 +71,26 @@ pub(crate) struct Measurement {
 }
 
 impl Measurement {
-    /// Whether a peer computes what the operation does, rather than a part of it: fused operations stand beside the plain
-    /// product, too, which has less to do, and generated updates beside the linear operation without them, or a copy.
-    pub(crate) fn is_like_for_like(operation: &str, peer: &str) -> bool {
-        operation == "linear"
+    /// Whether a peer computes what the operation does, as exactly, rather than a part of it: fused operations stand beside the plain
+    /// product, too, which has less to do, and generated updates beside the linear operation without them, or a copy; those of 8-bit
+    /// types beside products with [fast accumulation](Self::is_fast_accumulation).
+    pub(crate) fn is_like_for_like(operation: &str, dtype: &str, peer: &str) -> bool {
+        let whole = operation == "linear"
             || operation.starts_with("matmul ")
-            || !["-product", "-base", "-copy"].iter().any(|part| peer.ends_with(part))
+            || !["-product", "-base", "-copy"].iter().any(|part| peer.ends_with(part));
+        whole && !Self::is_fast_accumulation(dtype, peer)
+    }
+
+    /// Whether a peer leaves sums of 8-bit products to the tensor cores, which keep few bits of them: neither ours nor cuBLASLt as it is
+    /// asked here does. PyTorch's peers that have the names of other types' are from before the two ways were told apart; all were so.
+    pub(crate) fn is_fast_accumulation(dtype: &str, peer: &str) -> bool {
+        dtype.starts_with("f8")
+            && (peer.ends_with("-fast-accumulation") || ["torch-eager", "torch-compiled"].contains(&peer))
+    }
+
+    /// Whether a peer's time says how fast products of a type can be: it makes all of the operation's products, and as exactly.
+    pub(crate) fn makes_the_products(operation: &str, dtype: &str, peer: &str) -> bool {
+        peer.ends_with("-product") || Self::is_like_for_like(operation, dtype, peer)
     }
 
     /// What was chosen for an operation, and a peer, which took so many microseconds each: for tests.
@@ -124,4 +139,31 @@ pub(crate) struct Accuracy {
     pub commit: String,
     /// The command that measured.
     pub command: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Measurement;
+
+    #[test]
+    fn a_peer_computes_the_same_unless_its_name_says_less() {
+        let same = Measurement::is_like_for_like;
+        assert!(same("linear bias relu", "bf16", "torch-eager"));
+        assert!(!same("linear bias relu", "bf16", "cublaslt-product"));
+        // Where the operation is the product, the product is its peer.
+        assert!(same("linear", "bf16", "cublaslt-product") && same("matmul tn", "bf16", "cublaslt-product"));
+        assert!(!same("linear with update", "bf16", "warpsmith-base"));
+    }
+
+    #[test]
+    fn fast_accumulation_is_not_the_same() {
+        let same = |peer| Measurement::is_like_for_like("linear", "f8e4m3-by-e5m2", peer);
+        assert!(same("cublaslt-fused") && same("torch-scaled-mm") && same("torch-scaled-mm-compiled"));
+        assert!(!same("torch-scaled-mm-fast-accumulation"));
+        // As older files have it.
+        assert!(!same("torch-eager") && !same("torch-compiled"));
+        let products = |dtype, peer| Measurement::makes_the_products("linear bias", dtype, peer);
+        assert!(products("f8e4m3", "cublaslt-product") && products("f16", "torch-eager"));
+        assert!(!products("f8e4m3", "torch-eager") && !products("bf16", "warpsmith-base"));
+    }
 }

@@ -1,4 +1,4 @@
-//! Where a measurement comes from: GPU, its clock and ceilings, driver, commit, command.
+//! Where a measurement comes from: GPU, its clock, driver, commit, command.
 
 use std::fmt;
 use std::process::Command;
@@ -14,8 +14,7 @@ pub(crate) struct Provenance {
     pub(crate) command: String,
     /// The highest clock of the multiprocessors.
     pub(crate) clock_mhz: Option<u32>,
-    /// What the GPU reaches at best, as it was measured in this run, if it was: 10¹² operations and bytes a second.
-    pub(crate) ceiling_tflops: Option<f64>,
+    /// A copy within the GPU's memory, as it was measured in this run, if it was: 10¹² bytes a second.
     pub(crate) ceiling_tbps: Option<f64>,
     /// The peers' libraries, with versions.
     pub(crate) libraries: Vec<String>,
@@ -32,7 +31,6 @@ impl Provenance {
             commit,
             command: format!("cargo xtask {command}"),
             clock_mhz: Some(device.properties().clock_khz / 1000).filter(|&clock| clock > 0),
-            ceiling_tflops: None,
             ceiling_tbps: None,
             libraries: Vec::new(),
         }

@@ -64,16 +64,6 @@ impl Precision {
         }
     }
 
-    /// The time of a product on tensor cores, in that of bf16. At f32 accuracy it is that of three TF32 products.
-    pub(super) const fn slowdown(self) -> f64 {
-        match self {
-            Self::Bf16 | Self::F16 | Self::Bf16ToF32 => 1.0,
-            Self::Tf32 => 2.0,
-            Self::F32 => 6.0,
-            Self::F8 | Self::F8Mixed => 0.5,
-        }
-    }
-
     /// The types of our linear layer's inputs and of its output; `None` where that is another operation's.
     const fn ours(self) -> Option<[DType; 2]> {
         match self {

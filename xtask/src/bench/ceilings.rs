@@ -1,74 +1,82 @@
-//! What this GPU reaches at best, measured before anything is compared with it.
+//! What this GPU reaches at best, by this very run: the bytes of a copy, which is measured first, and each type's fastest product.
 
-use std::rc::Rc;
-
-use anyhow::{Context, Result};
-use warpsmith::benchmark::{self, Options};
-use warpsmith::{Device, Stream};
-
-use super::case::{Case, Operation, Precision};
-use super::cublaslt::CublasLt;
-use super::operands::Operands;
-use super::suites::Suite;
+use super::case::{Case, Precision};
 
 /// A GPU's ceilings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ceilings {
     /// Bytes a second, read and written, of a copy within the GPU's memory.
     pub(super) bandwidth: f64,
-    /// Floating-point operations a second of the library's largest bf16 product, if the library is there.
-    pub(super) flops: Option<f64>,
+    /// The highest rates so far in operations a second, ours and the peers' of all sizes.
+    rates: Vec<(Precision, f64)>,
 }
 
 impl Ceilings {
-    pub(super) fn measure(
-        device: &Device,
-        library: Option<&Rc<CublasLt>>,
-        options: &Options,
-    ) -> Result<Self> {
-        let bandwidth = benchmark::copy_bandwidth(device, options).context("measuring the bandwidth")?;
-        device.release_memory()?;
-        let stream = device.default_stream();
-        let flops = library.map(|library| product(&stream, library, options)).transpose()?.flatten();
-        device.release_memory()?;
-        Ok(Self { bandwidth, flops })
+    pub(super) const fn new(bandwidth: f64) -> Self {
+        Self { bandwidth, rates: Vec::new() }
+    }
+
+    /// Notes what a case took, or the products of one.
+    pub(super) fn note(&mut self, case: &Case, seconds: f64) {
+        let rate = case.flops() / seconds;
+        match self.rates.iter_mut().find(|(precision, _)| *precision == case.precision) {
+            Some((_, highest)) => *highest = highest.max(rate),
+            None => self.rates.push((case.precision, rate)),
+        }
+    }
+
+    /// The highest rate in a type, in operations a second, if there was any.
+    pub(super) fn flops(&self, precision: Precision) -> Option<f64> {
+        self.rates.iter().find(|(noted, _)| *noted == precision).map(|&(_, rate)| rate)
     }
 
     /// The least time that the ceilings allow for a case.
     pub(super) fn least_seconds(&self, case: &Case) -> f64 {
-        let computing = self.flops.map_or(0.0, |rate| case.flops() * case.precision.slowdown() / rate);
+        let computing = self.flops(case.precision).map_or(0.0, |rate| case.flops() / rate);
         computing.max(case.bytes() / self.bandwidth)
     }
-}
 
-/// The rate of a large product.
-fn product(stream: &Stream, library: &Rc<CublasLt>, options: &Options) -> Result<Option<f64>> {
-    const SIDE: usize = 8192;
-    let case = Case {
-        suite: Suite::Main,
-        operation: Operation::PRODUCT,
-        precision: Precision::Bf16,
-        shape: [SIDE; 3],
-    };
-    let operands = Rc::new(Operands::new(stream, case)?);
-    let Some(mut product) = library.fastest(&operands, Operation::PRODUCT)? else { return Ok(None) };
-    let timing = benchmark::interleaved(stream, &mut [&mut product], options)?[0];
-    Ok(Some(case.flops() / timing.median.as_secs_f64()))
+    /// The types' rates, in words.
+    pub(super) fn print(&self) {
+        let rates =
+            self.rates.iter().map(|(precision, rate)| format!("{} {:.0}", precision.name(), rate * 1e-12));
+        println!("Highest rates of this run in TFLOP/s: {}", rates.collect::<Vec<_>>().join(", "));
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Case, Ceilings, Operation, Precision, Suite};
+    use super::{Case, Ceilings, Precision};
+    use crate::bench::case::Operation;
+    use crate::bench::suites::Suite;
+
+    fn case(precision: Precision, shape: [usize; 3]) -> Case {
+        Case { suite: Suite::Main, operation: Operation::PRODUCT, precision, shape }
+    }
 
     #[test]
     fn the_tighter_ceiling_counts() {
-        let ceilings = Ceilings { bandwidth: 1e12, flops: Some(2e12) };
-        let case =
-            |precision, shape| Case { suite: Suite::Main, operation: Operation::PRODUCT, precision, shape };
-        assert_eq!(ceilings.least_seconds(&case(Precision::Bf16, [1000; 3])), 1e-3);
-        assert_eq!(ceilings.least_seconds(&case(Precision::F32, [1000; 3])), 6e-3);
-        assert_eq!(ceilings.least_seconds(&case(Precision::F8, [1000; 3])), 5e-4);
+        let mut ceilings = Ceilings::new(1e12);
+        let square = case(Precision::Bf16, [1000; 3]);
+        assert_eq!(ceilings.least_seconds(&square), 6e6 / 1e12, "bytes alone, until a rate is known");
+        ceilings.note(&square, 1e-3);
+        assert_eq!(ceilings.least_seconds(&square), 1e-3);
         let bytes = 2.0 * (1.0 + 1e6 + 1e6);
         assert_eq!(ceilings.least_seconds(&case(Precision::Bf16, [1, 1, 1_000_000])), (bytes) / 1e12);
+    }
+
+    #[test]
+    fn each_type_has_the_highest_of_its_own_rates() {
+        let mut ceilings = Ceilings::new(1e12);
+        for (precision, side, seconds) in
+            [(Precision::Bf16, 1000, 1e-3), (Precision::Bf16, 100, 1e-8), (Precision::Bf16, 1000, 1e-2)]
+        {
+            ceilings.note(&case(precision, [side; 3]), seconds);
+        }
+        ceilings.note(&case(Precision::F32, [1000; 3]), 4e-3);
+        // Nothing of the run lies above its ceiling.
+        assert_eq!(ceilings.flops(Precision::Bf16), Some(2e6 / 1e-8));
+        assert_eq!(ceilings.flops(Precision::F32), Some(2e9 / 4e-3));
+        assert_eq!(ceilings.flops(Precision::F8), None);
     }
 }

@@ -3,6 +3,7 @@
 use comfy_table::{Table, presets};
 
 use super::case::Case;
+use super::ceilings::Ceilings;
 use super::clocks::Mean;
 use super::rows::rounded;
 use super::suites::Suite;
@@ -30,8 +31,6 @@ pub(super) struct Row {
     pub(super) variant: String,
     /// `None` where we have no such operation.
     pub(super) ours: Option<Ours>,
-    /// The ceilings' least time.
-    pub(super) least_seconds: f64,
     pub(super) peers: Vec<Peer>,
     /// What the GPU was at meanwhile, if that is known.
     pub(super) state: Option<Mean>,
@@ -51,8 +50,21 @@ impl Row {
 
     /// The fastest peer that computes what ours does.
     fn best(&self) -> Option<&Peer> {
-        let same = |peer: &&Peer| Measurement::is_like_for_like(&self.case.operation.to_string(), &peer.name);
+        let (operation, dtype) = (self.case.operation.to_string(), self.case.precision.name());
+        let same = |peer: &&Peer| Measurement::is_like_for_like(&operation, dtype, &peer.name);
         self.peers.iter().filter(same).min_by(|a, b| a.microseconds.total_cmp(&b.microseconds))
+    }
+
+    /// The microseconds of ours and of the peers that say how fast products of this type can be.
+    pub(super) fn times_of_products(&self) -> impl Iterator<Item = f64> {
+        let (operation, dtype) = (self.case.operation.to_string(), self.case.precision.name());
+        let same = move |peer: &&Peer| Measurement::makes_the_products(&operation, dtype, &peer.name);
+        self.microseconds().into_iter().chain(self.peers.iter().filter(same).map(|peer| peer.microseconds))
+    }
+
+    /// The share of our time that the ceilings allow at the least.
+    fn share(&self, ceilings: &Ceilings) -> Option<f64> {
+        Some(ceilings.least_seconds(&self.case) / (self.microseconds()? * 1e-6))
     }
 
     fn peer(&self, name: &str) -> Option<f64> {
@@ -63,13 +75,19 @@ impl Row {
         Some(peer? / self.microseconds()?)
     }
 
-    fn measurement(&self, peer: Option<&Peer>, provenance: &Provenance) -> Option<Measurement> {
+    fn measurement(
+        &self,
+        peer: Option<&Peer>,
+        ceilings: &Ceilings,
+        provenance: &Provenance,
+    ) -> Option<Measurement> {
         let ours = self.ours.as_ref()?;
         let seconds = ours.microseconds * 1e-6;
         Some(Measurement {
             kernel: ours.kernel.clone(),
             tflops: Some(rounded(self.case.flops() / seconds * 1e-12, 1e3)),
-            share: Some(rounded(self.least_seconds / seconds, 1e4)),
+            share: self.share(ceilings).map(|share| rounded(share, 1e4)),
+            ceiling_tflops: ceilings.flops(self.case.precision).map(|rate| rounded(rate * 1e-12, 1e3)),
             sm_clock_mhz: self.state.map(|mean| rounded(mean.state.clock, 1.0)),
             power_w: self.state.map(|mean| rounded(mean.state.power, 1.0)),
             power_capped: self.state.map(|mean| rounded(mean.state.capped, 1e2)),
@@ -102,7 +120,7 @@ fn measurement(
 }
 
 /// The results as a table, ours beside the fastest like-for-like peer and the plain product.
-pub(super) fn table(rows: &[Row]) -> Table {
+pub(super) fn table(rows: &[Row], ceilings: &Ceilings) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
         "suite",
@@ -137,7 +155,7 @@ pub(super) fn table(rows: &[Row]) -> Table {
             row.variant.clone(),
             number(row.microseconds(), 2),
             number(seconds.map(|seconds| row.case.flops() / seconds * 1e-12), 1),
-            seconds.map_or_else(|| "–".into(), |time| format!("{:.0} %", row.least_seconds / time * 100.0)),
+            row.share(ceilings).map_or_else(|| "–".into(), |share| format!("{:.0} %", share * 100.0)),
             best.map_or_else(|| "–".into(), |peer| peer.name.clone()),
             number(best.map(|peer| peer.microseconds), 2),
             number(row.ratio(best.map(|peer| peer.microseconds)), 3),
@@ -165,12 +183,17 @@ pub(super) fn print_controls(controls: &[Control]) {
 }
 
 /// A row for every peer, and one for a variant without any.
-pub(super) fn measurements(rows: &[Row], controls: &[Control], provenance: &Provenance) -> Vec<Measurement> {
+pub(super) fn measurements(
+    rows: &[Row],
+    controls: &[Control],
+    ceilings: &Ceilings,
+    provenance: &Provenance,
+) -> Vec<Measurement> {
     let mut measurements = Vec::new();
     for row in rows {
         let peers: Vec<Option<&Peer>> =
             if row.peers.is_empty() { vec![None] } else { row.peers.iter().map(Some).collect() };
-        measurements.extend(peers.into_iter().filter_map(|peer| row.measurement(peer, provenance)));
+        measurements.extend(peers.into_iter().filter_map(|peer| row.measurement(peer, ceilings, provenance)));
     }
     for Control { case, ours, peer } in controls {
         let row = measurement(case, "cublas", *ours, Some(peer), provenance);
@@ -255,8 +278,9 @@ pub(super) fn suites_of(cases: &[Case]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Case, Ours, Peer, Row, Suite, Verdict, measurements, verdicts};
+    use super::{Case, Ceilings, Ours, Peer, Row, Suite, Verdict, measurements, verdicts};
     use crate::bench::case::{Operation, Precision};
+    use crate::bench::clocks::{Mean, State};
     use crate::provenance::Provenance;
 
     fn row(shape: [usize; 3], ours: f64, peers: &[(&str, f64)]) -> Row {
@@ -269,7 +293,6 @@ mod tests {
             },
             variant: "chosen".into(),
             ours: Some(Ours { kernel: "kernel".into(), microseconds: ours }),
-            least_seconds: 0.0,
             peers: peers
                 .iter()
                 .map(|&(name, microseconds)| Peer { name: name.into(), microseconds })
@@ -283,16 +306,16 @@ mod tests {
         let met =
             |verdicts: &[Verdict]| verdicts.iter().filter_map(|verdict| verdict.met).collect::<Vec<_>>();
         assert!(met(&verdicts(&[])).is_empty());
-        let provenance = Provenance::default();
+        let written = |rows: &[Row]| measurements(rows, &[], &Ceilings::new(1e12), &Provenance::default());
         let rows = [
             row([256, 256, 512], 10.0, &[("cublaslt-fused", 12.0), ("torch-eager", 9.9)]),
             row([7, 8, 9], 10.0, &[("torch-eager", 9.4), ("cublaslt-product", 1.0)]),
         ];
-        let judged = verdicts(&measurements(&rows, &[], &provenance));
+        let judged = verdicts(&written(&rows));
         // The best peer of the first is the slower sequence, too.
         assert_eq!(met(&judged), [false, false, false]);
         let rows = [row([256, 256, 512], 10.0, &[("cublaslt-fused", 12.0), ("torch-eager", 13.0)])];
-        let judged = verdicts(&measurements(&rows, &[], &provenance));
+        let judged = verdicts(&written(&rows));
         assert_eq!(met(&judged), [true, true, true]);
         assert_eq!(judged[0].measured, "cublaslt-fused 1.200");
     }
@@ -301,5 +324,36 @@ mod tests {
     fn the_best_peer_computes_the_same() {
         let row = row([1, 2, 3], 10.0, &[("cublaslt-product", 1.0), ("a", 3.0), ("b", 2.0)]);
         assert_eq!(row.best().map(|peer| peer.name.as_str()), Some("b"));
+    }
+
+    #[test]
+    fn sums_that_keep_fewer_bits_are_told_apart() {
+        let name = "torch-scaled-mm-fast-accumulation";
+        let mut row =
+            row([1, 2, 3], 10.0, &[(name, 1.0), ("cublaslt-product", 2.0), ("cublaslt-fused", 3.0)]);
+        let best = |row: &Row| row.best().map(|peer| peer.name.clone()).unwrap_or_default();
+        assert_eq!(best(&row), name, "no other type has such sums");
+        row.case.precision = Precision::F8;
+        assert_eq!(best(&row), "cublaslt-fused");
+        assert_eq!(row.times_of_products().collect::<Vec<_>>(), [10.0, 2.0, 3.0]);
+        let written = measurements(&[row], &[], &Ceilings::new(1e12), &Provenance::default());
+        assert!(written.iter().any(|row| row.peer == name), "but they are written");
+    }
+
+    #[test]
+    fn what_is_written_lies_below_the_ceilings_of_its_type() {
+        let state = State { clock: 1500.4, power: 700.0, capped: 0.25 };
+        let fast = row([1000; 3], 10.0, &[("cublaslt-product", 4.0)]);
+        let slow = Row { state: Some(Mean { state, samples: 40 }), ..row([500, 500, 500], 10.0, &[]) };
+        let mut ceilings = Ceilings::new(1e15);
+        for row in [&fast, &slow] {
+            row.times_of_products().for_each(|time| ceilings.note(&row.case, time * 1e-6));
+        }
+        let written = measurements(&[fast, slow], &[], &ceilings, &Provenance::default());
+        // 2 · 10⁹ operations in 4 µs.
+        assert!(written.iter().all(|row| row.ceiling_tflops == Some(500.0)));
+        let shares: Vec<_> = written.iter().map(|row| row.share).collect();
+        assert_eq!(shares, [Some(0.4), Some(0.05)]);
+        assert_eq!((written[1].sm_clock_mhz, written[1].clock_samples), (Some(1500.0), Some(40)));
     }
 }

@@ -33,7 +33,6 @@ impl Measurement {
             command: provenance.command.clone(),
             suite: suite.into(),
             clock_mhz: provenance.clock_mhz,
-            ceiling_tflops: provenance.ceiling_tflops,
             ceiling_tbps: provenance.ceiling_tbps,
             libraries: provenance.libraries.join(", "),
             ..Self::default()

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 
 use super::markdown::{flops, number, provenance};
-use super::results::CONTROL;
+use super::results::fastest;
 use crate::goals::{FLOOR, Floor, Judged, OPERATION, floor, judge};
 use crate::measurement::Measurement;
 
@@ -64,19 +64,6 @@ pub(super) fn text(name: &str, rows: &[Measurement]) -> Result<String> {
         some => writeln!(text, "all are but {some}: {}.", below.join(", "))?,
     }
     Ok(format!("{text}\n{}", provenance(&shown, first)?))
-}
-
-/// The highest rate of the run in this type, ours or a peer's, of whatever size.
-fn fastest(rows: &[Measurement], dtype: &str) -> Result<Option<f64>> {
-    let mut fastest: Option<f64> = None;
-    for row in rows.iter().filter(|row| row.dtype == dtype && row.operation != CONTROL) {
-        let flops = flops(&row.operation, &row.shape)?;
-        for time in [Some(row.median_us), row.peer_us].into_iter().flatten() {
-            let rate = flops / time * 1e-6;
-            fastest = Some(fastest.map_or(rate, |fastest| fastest.max(rate)));
-        }
-    }
-    Ok(fastest)
 }
 
 #[cfg(test)]

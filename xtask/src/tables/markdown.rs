@@ -19,6 +19,9 @@ const WORDED: [(&str, &str); 2] = [
     ("batch", "### Batches\n\nProducts of as many matrices as stand before their sizes, by one call.\n\n"),
 ];
 
+/// The part of a file that shows the peers with fast accumulation, of all suites.
+const FAST_ACCUMULATION: &str = "fast-accumulation";
+
 /// What a table shows of a file: a set of sizes, the controls, or a part of PEER's.
 pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<String> {
     if let Some(part) = Part::of(part) {
@@ -26,6 +29,9 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
     }
     if part == goals::PART {
         return goals::text(name, rows);
+    }
+    if part == FAST_ACCUMULATION {
+        return fast_accumulation(rows);
     }
     let shown: Vec<&Measurement> = rows
         .iter()
@@ -57,11 +63,8 @@ pub(super) fn provenance(rows: &[&Measurement], first: &Measurement) -> Result<S
         bail!("rows of different runs: their times are not to be compared");
     }
     let mut text = format!("{gpu}, driver {driver}, commit {commit}, `{command}`");
-    match (first.ceiling_tflops, first.ceiling_tbps) {
-        (Some(tflops), Some(tbps)) => write!(text, "; ceilings {tflops:.0} TFLOP/s and {tbps:.2} TB/s")?,
-        (Some(tflops), None) => write!(text, "; ceiling {tflops:.0} TFLOP/s")?,
-        (None, Some(tbps)) => write!(text, "; ceiling {tbps:.2} TB/s")?,
-        (None, None) => {}
+    if let Some(tbps) = first.ceiling_tbps {
+        write!(text, "; ceiling {tbps:.2} TB/s")?;
     }
     if !first.libraries.is_empty() {
         write!(text, "; {}", first.libraries)?;
@@ -132,6 +135,35 @@ fn controls(rows: &[&Measurement]) -> String {
     text
 }
 
+/// Peers of 8-bit types whose sums keep fewer bits than ours, with words; nothing if there are none.
+fn fast_accumulation(rows: &[Measurement]) -> Result<String> {
+    let shown: Vec<&Measurement> = rows
+        .iter()
+        .filter(|row| row.variant == "chosen" && Measurement::is_fast_accumulation(&row.dtype, &row.peer))
+        .collect();
+    let Some(first) = shown.first() else { return Ok(String::new()) };
+    let mut text = String::from(
+        "### FP8 with fast accumulation\n\n\
+         PyTorch's `_scaled_mm` with `use_fast_accum=True` leaves the sums to the tensor cores, which keep few bits of them. That is less work and less exact,\n\
+         so it is listed here alone and counts as nobody's best peer.\n\n\
+         | operation | type | M × K × N | µs | with fast accumulation | its µs | its / ours |\n|---|---|---|---|---|---|---|\n",
+    );
+    for row in &shown {
+        writeln!(
+            text,
+            "| {} | {} | {} | {:.1} | {} | {} | {} |",
+            row.operation,
+            row.dtype,
+            row.shape.replace('x', " × "),
+            row.median_us,
+            row.peer,
+            number(row.peer_us, 1),
+            number(row.ratio, 2),
+        )?;
+    }
+    Ok(format!("{text}\n{}", provenance(&shown, first)?))
+}
+
 /// Floating-point operations of a product of this shape, `MxKxN`. A batch has the number of its matrices before them; the rank of an
 /// update, which stands behind them, is not counted.
 pub(super) fn flops(operation: &str, shape: &str) -> Result<f64> {
@@ -170,5 +202,21 @@ mod tests {
         // 10⁹ operations in 2 µs.
         let line = "| matmul nt | bf16 | 4 × 500 × 500 × 500 | 2.0 | 500 | cublaslt-product | 3.0 | 1.50 |";
         assert!(made.contains(line), "{made}");
+    }
+
+    #[test]
+    fn fast_accumulation_is_shown_apart_and_is_no_best_peer() {
+        let row = |peer: &str, peer_us: f64| Measurement {
+            suite: "types".into(),
+            ..Measurement::against("linear", "f8e4m3", "100x100x100", [2.0, peer_us], peer)
+        };
+        let name = "torch-scaled-mm-fast-accumulation";
+        let rows = [row("cublaslt-fused", 4.0), row("torch-scaled-mm", 3.0), row(name, 1.0)];
+        let apart = table("name", &rows, super::FAST_ACCUMULATION).expect("rows");
+        let line = format!("| linear | f8e4m3 | 100 × 100 × 100 | 2.0 | {name} | 1.0 | 0.50 |");
+        assert!(apart.contains(&line) && !apart.contains("3.0"), "{apart}");
+        let shown = table("name", &rows, "types").expect("rows");
+        assert!(shown.contains("| torch-scaled-mm | 3.0 | 1.50 |") && !shown.contains(name), "{shown}");
+        assert_eq!(table("name", &rows[..2], super::FAST_ACCUMULATION).expect("none"), "");
     }
 }

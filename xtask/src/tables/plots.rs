@@ -6,8 +6,7 @@ use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::markdown::flops;
-use super::results::{Entry, chosen};
+use super::results::{Entry, chosen, fastest, rate};
 use super::{lines, peer};
 use crate::measurement::Measurement;
 
@@ -80,32 +79,31 @@ struct Point {
     /// Operations a byte.
     intensity: f64,
     tflops: f64,
-    /// What the ceilings allow at this intensity.
-    allowed: f64,
     /// The best peer's rate.
     peer: Option<f64>,
 }
 
-/// The types' points; only of rows that say how much they move and what the ceilings allow.
+/// The types' points; only of rows that say how much they move.
 fn points<'a>(entries: &[Entry<'a>]) -> Result<BTreeMap<&'a str, Vec<Point>>> {
     let mut points: BTreeMap<&str, Vec<Point>> = BTreeMap::new();
     for Entry { ours, best, .. } in entries {
-        let (Some(bytes), Some(share)) = (ours.bytes, ours.share.filter(|&share| share > 0.0)) else {
-            continue;
-        };
-        let flops = flops(&ours.operation, &ours.shape)?;
-        let rate = |microseconds: f64| flops / microseconds * 1e-6;
-        let tflops = rate(ours.median_us);
-        let peer = best.and_then(|best| best.peer_us).map(rate);
-        let point = Point { intensity: flops / bytes, tflops, allowed: tflops / share, peer };
+        let Some(bytes) = ours.bytes else { continue };
+        let tflops = rate(ours, ours.median_us)?;
+        let peer = best.and_then(|best| best.peer_us).map(|time| rate(ours, time)).transpose()?;
+        let point = Point { intensity: tflops * ours.median_us * 1e6 / bytes, tflops, peer };
         points.entry(&ours.dtype).or_default().push(point);
     }
     Ok(points)
 }
 
-/// Rates over arithmetic intensity, below what memory and tensor cores allow. Filled marks are ours, crosses the best peer's.
+/// Rates over arithmetic intensity, below what a copy's bandwidth and the highest rate of the run in the same type allow. Filled marks are
+/// ours, crosses the best peer's.
 fn roofline(rows: &[Measurement]) -> Result<String> {
     let points = points(&chosen(&rows.iter().collect::<Vec<_>>()))?;
+    let mut roofs = BTreeMap::new();
+    for &dtype in points.keys() {
+        roofs.extend(fastest(rows, dtype)?.map(|roof| (dtype, roof)));
+    }
     let all = || points.values().flatten();
     let range = |value: fn(&Point) -> f64| {
         let (least, most) = all().fold((f64::INFINITY, 0f64), |(least, most), point| {
@@ -114,9 +112,8 @@ fn roofline(rows: &[Measurement]) -> Result<String> {
         if least > most { 1.0..10.0 } else { least / 1.5..most * 1.5 }
     };
     let (x, y) = (range(|point| point.intensity), range(|point| point.tflops));
-    let y = y.start..all().fold(y.end, |top, point| top.max(1.2 * point.allowed));
-    // Points that memory bounds lie on the slope itself, all others below it.
-    let slope = all().fold(0f64, |slope, point| slope.max(point.allowed / point.intensity));
+    let y = y.start..roofs.values().fold(y.end, |top, roof| top.max(1.2 * roof));
+    let slope = rows.iter().find_map(|row| row.ceiling_tbps);
     svg((860, 560), |canvas| {
         let mut chart = ChartBuilder::on(canvas)
             .margin(12)
@@ -136,10 +133,11 @@ fn roofline(rows: &[Measurement]) -> Result<String> {
             .map_err(failure)?;
         for (dtype, points) in &points {
             let colour = colour(dtype);
-            let flat = points.iter().fold(0f64, |flat, point| flat.max(point.allowed));
-            let line = [x.start, (flat / slope).clamp(x.start, x.end), x.end];
-            let line = line.map(|x| (x, (slope * x).min(flat)));
-            chart.draw_series(LineSeries::new(line, colour.mix(0.6))).map_err(failure)?;
+            if let (Some(&flat), Some(slope)) = (roofs.get(dtype), slope) {
+                let line = [x.start, (flat / slope).clamp(x.start, x.end), x.end];
+                let line = line.map(|x| (x, (slope * x).min(flat)));
+                chart.draw_series(LineSeries::new(line, colour.mix(0.6))).map_err(failure)?;
+            }
             let ours =
                 points.iter().map(|point| Circle::new((point.intensity, point.tflops), 4, colour.filled()));
             chart

@@ -1,5 +1,8 @@
-//! What the rows of a file say together: each operation once, beside the peers that matter.
+//! What the rows of a file say together: each operation once, beside the peers that matter, and the highest rates.
 
+use anyhow::Result;
+
+use super::markdown::flops;
 use crate::measurement::Measurement;
 
 /// The operation of rows that compare the two ways to measure, rather than ours with a peer's.
@@ -31,7 +34,7 @@ pub(crate) fn chosen<'a>(rows: &[&'a Measurement]) -> Vec<Entry<'a>> {
             continue;
         }
         let faster = |than: Option<&Measurement>| than.is_none_or(|than| row.peer_us < than.peer_us);
-        if Measurement::is_like_for_like(&row.operation, &row.peer) && faster(entry.best) {
+        if Measurement::is_like_for_like(&row.operation, &row.dtype, &row.peer) && faster(entry.best) {
             entry.best = Some(row);
         }
         if row.peer.ends_with("-product") && faster(entry.product) {
@@ -41,9 +44,32 @@ pub(crate) fn chosen<'a>(rows: &[&'a Measurement]) -> Vec<Entry<'a>> {
     entries
 }
 
+/// The rate at which a row's operation is done in so many microseconds, in 10¹² operations a second.
+pub(crate) fn rate(row: &Measurement, microseconds: f64) -> Result<f64> {
+    // What the bench counted, where it says so: not all that is done is a product of the shape's sides.
+    let counted = row.tflops.map_or_else(
+        || Ok(flops(&row.operation, &row.shape)? * 1e-6),
+        |tflops| anyhow::Ok(tflops * row.median_us),
+    );
+    Ok(counted? / microseconds)
+}
+
+/// The highest rate of the run in this type, ours or that of a peer whose arithmetic is ours, of whatever size.
+pub(crate) fn fastest(rows: &[Measurement], dtype: &str) -> Result<Option<f64>> {
+    let mut fastest: Option<f64> = None;
+    for row in rows.iter().filter(|row| row.dtype == dtype && row.operation != CONTROL) {
+        let counts = Measurement::makes_the_products(&row.operation, &row.dtype, &row.peer);
+        for time in [Some(row.median_us), row.peer_us.filter(|_| counts)].into_iter().flatten() {
+            let rate = rate(row, time)?;
+            fastest = Some(fastest.map_or(rate, |fastest| fastest.max(rate)));
+        }
+    }
+    Ok(fastest)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::chosen;
+    use super::{chosen, fastest, rate};
     use crate::measurement::Measurement;
 
     fn row(operation: &str, variant: &str, peer: &str, peer_us: f64) -> Measurement {
@@ -78,5 +104,30 @@ mod tests {
         assert_eq!(peer(entries[0].product), "cublaslt-product");
         // Where the operation is the product, the product is its peer.
         assert_eq!(peer(entries[1].best), "cublaslt-product");
+    }
+
+    #[test]
+    fn the_highest_rate_is_of_any_size_and_of_the_same_arithmetic() {
+        let of = |dtype: &str, shape: &str, peer: &str, peer_us| {
+            Measurement::against("linear bias", dtype, shape, [10.0, peer_us], peer)
+        };
+        let rows = [
+            of("f8e4m3", "1000x1000x1000", "cublaslt-product", 4.0),
+            of("f8e4m3", "1000x1000x1000", "torch-eager", 2.0),
+            of("bf16", "1000x1000x500", "torch-eager", 2.0),
+            row("control product", "cublas", "torch-matmul", 1e-9),
+        ];
+        // 2 · 10⁹ operations in 4 µs, half as many in 2 µs.
+        assert_eq!(fastest(&rows, "f8e4m3").expect("shapes"), Some(500.0));
+        assert_eq!(fastest(&rows, "bf16").expect("shapes"), Some(500.0));
+        assert_eq!(fastest(&rows, "f16").expect("shapes"), None);
+    }
+
+    #[test]
+    fn what_the_bench_counted_goes_before_the_sides() {
+        let update =
+            Measurement { tflops: Some(3.0), ..row("generated update", "chosen", "torch-copy", 1.0) };
+        assert_eq!(rate(&update, 1.0).expect("counted"), 6.0);
+        assert_eq!(fastest(&[update], "bf16").expect("counted"), Some(3.0), "a copy makes no products");
     }
 }
