@@ -86,7 +86,7 @@ where
     /// Adds `beta` times what the output of `run_into` holds. With 0, as it is unless it is set, the output is not read.
     /// [`residual`](Self::residual) adds another tensor instead.
     pub fn beta(mut self, beta: f32) -> Self {
-        self.options.beta = beta;
+        self.options.terms.beta = beta;
         self
     }
 

@@ -7,6 +7,7 @@ mod activation;
 mod implementation;
 pub mod linear;
 pub mod matmul;
+mod matrix;
 pub mod peer;
 mod precision;
 mod product;

@@ -35,6 +35,22 @@ pub struct Tensor<T: Element> {
     elements: PhantomData<T>,
 }
 
+/// The memory that a tensor spans, whatever its type.
+#[derive(Clone, Copy)]
+pub(crate) struct Span<'t> {
+    buffer: &'t Arc<Buffer>,
+    /// Where it starts and ends in the buffer.
+    bytes: [usize; 2],
+}
+
+impl Span<'_> {
+    /// Whether they have a byte in common.
+    pub(crate) fn meets(&self, other: &Span<'_>) -> bool {
+        let ([start, end], [other_start, other_end]) = (self.bytes, other.bytes);
+        Arc::ptr_eq(self.buffer, other.buffer) && start.max(other_start) < end.min(other_end)
+    }
+}
+
 impl<T: Element> Tensor<T> {
     /// A tensor whose elements are unspecified, on `device`'s default stream.
     ///
@@ -149,10 +165,13 @@ impl<T: Element> Tensor<T> {
     /// Compares the ranges of memory that the views span, so two views that interleave count as sharing.
     #[must_use]
     pub fn shares_memory<U: Element>(&self, other: &Tensor<U>) -> bool {
-        let range = |offset: usize, span: usize, size: usize| offset * size..(offset + span) * size;
-        let ours = range(self.layout.offset(), self.layout.span(), size_of::<T>());
-        let theirs = range(other.layout.offset(), other.layout.span(), size_of::<U>());
-        Arc::ptr_eq(&self.buffer, &other.buffer) && ours.start.max(theirs.start) < ours.end.min(theirs.end)
+        self.span().meets(&other.span())
+    }
+
+    /// The memory from the first element to the last.
+    pub(crate) fn span(&self) -> Span<'_> {
+        let (offset, size) = (self.layout.offset(), size_of::<T>());
+        Span { buffer: &self.buffer, bytes: [offset * size, (offset + self.layout.span()) * size] }
     }
 
     /// Whether the other tensor is the same view of the same memory.

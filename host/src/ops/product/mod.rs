@@ -1,7 +1,7 @@
 //! Products of matrices: what [`linear`](crate::ops::linear()) and [`matmul`](crate::ops::matmul()) share.
 //!
 //! A builder describes what it wants as a [`Product`], `y = act(alpha · a bᵀ + …)` with all operands as views `[.., M, K]`, `[.., N, K]`
-//! and `[.., M, N]`. The product checks every operand (`check`), decides how to get at the operands (`path`) and which launches give all
+//! and `[.., M, N]`. The product checks every operand (`check`, `terms`), decides how to get at the operands (`path`) and which launches give all
 //! matrices (`batch`, `plan`), and runs them or the CPU implementation (`on_cpu`).
 
 mod batch;
@@ -10,16 +10,18 @@ mod on_cpu;
 mod options;
 mod path;
 mod plan;
+mod terms;
 
 pub(crate) use batch::broadcast;
 pub(crate) use options::{Options, option_methods};
+pub(crate) use terms::{Terms, TermsOf, term_methods, two_axes, zeroed};
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::launch::{Global, GlobalMut};
 
 use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ops::linear::{LinearTypes, Operands};
 use crate::ops::{Implementation, repack, repack_both};
 use crate::stream::{Operand, Stream};
@@ -80,14 +82,7 @@ where
     /// Runs into a new tensor.
     pub(crate) fn run(&self) -> Result<Tensor<O>> {
         self.check()?;
-        if self.options.beta != 0.0 {
-            return Err(Error::Argument {
-                operation: self.operation,
-                argument: "beta",
-                expected: "0 for `run`, whose output is new: `run_into` adds to one that is there".into(),
-                actual: self.options.beta.to_string(),
-            });
-        }
+        self.options.terms.expect_no_beta(self.operation)?;
         let plan = Plan::new(self, None)?;
         let stream = self.stream();
         let mut y = Tensor::uninit_on(&stream, &self.output_shape)?;
@@ -109,14 +104,6 @@ where
         Ok(Plan::new(self, None)?.implementation)
     }
 
-    /// What is added, and how often: the residual, or what the output holds.
-    pub(crate) fn added<'r>(&'r self, y: &'r Tensor<O>) -> Option<(&'r Tensor<O>, f32)> {
-        match self.options.residual {
-            Some((residual, beta)) => (beta != 0.0).then_some((residual, beta)),
-            None => (self.options.beta != 0.0).then_some((y, self.options.beta)),
-        }
-    }
-
     fn execute(&self, plan: &Plan<T, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
         if y.is_empty() {
             return Ok(());
@@ -135,11 +122,9 @@ where
         let options = self.options;
         let mut operands: Vec<&dyn Operand> = vec![&a, &b, y];
         operands.extend(options.bias.map(|bias| bias as &dyn Operand));
-        operands.extend(options.residual.map(|(residual, _)| residual as &dyn Operand));
         operands.extend(options.row_scale.map(|scale| scale as &dyn Operand));
         operands.extend(options.column_scale.map(|scale| scale as &dyn Operand));
-        operands.extend(options.mask.as_deref().map(|mask| mask as &dyn Operand));
-        operands.extend(options.preactivation.as_deref().map(|z| z as &dyn Operand));
+        operands.extend(options.terms.operands());
 
         let epilogue = self.epilogue(plan, y);
         let launches = &launch.launches;
@@ -177,9 +162,9 @@ where
         let launches = plan.launch.as_ref().map(|launch| &launch.launches);
         let row = |role: Role| launches.map_or(0, |launches| launches.row_strides[role] as u64);
         let batch = |role: Role| launches.map_or(0, |launches| launches.batch_strides[role] as u64);
-        let added = self.added(y);
-        let mask = options.mask.as_deref().map(|mask| mask.clone().arg_mut());
-        let preactivation = options.preactivation.as_deref().map(|z| z.clone().arg_mut());
+        let added = options.terms.added(y);
+        let mask = options.terms.mask.as_deref().map(|mask| mask.clone().arg_mut());
+        let preactivation = options.terms.preactivation.as_deref().map(|z| z.clone().arg_mut());
         LinearEpilogue {
             bias: options.bias.map_or(Global::new(0), Tensor::arg),
             residual: added.map_or(Global::new(0), |(residual, _)| residual.arg()),

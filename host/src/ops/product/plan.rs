@@ -198,12 +198,13 @@ where
         matrix.arg().address().is_multiple_of(CHUNK_BYTES as u64)
             && leading.iter().all(|&stride| is_chunked(stride))
     };
-    let residual = product.options.residual.map(|(residual, _)| residual);
-    let has_residual = residual.is_some() || product.options.beta != 0.0;
+    let terms = &product.options.terms;
+    let residual = terms.residual.map(|(residual, _)| residual);
+    let has_residual = residual.is_some() || terms.beta != 0.0;
     if has_residual && !has_short_rows(product.n(), size_of::<O>()) {
         return false;
     }
-    let preactivation = product.options.preactivation.as_deref();
+    let preactivation = terms.preactivation.as_deref();
     is_chunked(product.n()) && [y, residual, preactivation].into_iter().flatten().all(lies_well)
 }
 
@@ -287,13 +288,16 @@ where
         (Role::Y, Some(written.clone())),
         (
             Role::Residual,
-            match options.residual {
+            match options.terms.residual {
                 Some((residual, _)) => Some(widened(residual.shape(), residual.strides())),
-                None => (options.beta != 0.0).then_some(written),
+                None => (options.terms.beta != 0.0).then_some(written),
             },
         ),
-        (Role::Mask, options.mask.as_deref().map(|mask| widened(mask.shape(), mask.strides()))),
-        (Role::Preactivation, options.preactivation.as_deref().map(|z| widened(z.shape(), z.strides()))),
+        (Role::Mask, options.terms.mask.as_deref().map(|mask| widened(mask.shape(), mask.strides()))),
+        (
+            Role::Preactivation,
+            options.terms.preactivation.as_deref().map(|z| widened(z.shape(), z.strides())),
+        ),
         (Role::RowScale, row_scale),
     ];
     let mut row_strides = PerRole::default();

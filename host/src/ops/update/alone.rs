@@ -15,10 +15,11 @@ use warpsmith_kernels::generated_update::{
 use warpsmith_kernels::generated_update_cluster::{Cluster16, generated_update_cluster};
 use warpsmith_kernels::update::{SLICE_BYTES, UpdateParams};
 
-use super::operands::{Alone, Problem, row_stride};
+use super::operands::{Alone, Problem};
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::linear::select::{Access, Limits};
+use crate::ops::matrix::row_stride;
 use crate::stream::Stream;
 use crate::tensor::{DType, Element};
 

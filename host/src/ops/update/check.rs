@@ -5,6 +5,7 @@ use warpsmith_kernels::codes::MAX_UPDATES;
 use super::operands::{CodesOfUpdate, Packed, Updates, has_rows};
 use super::{MAX_RANK, Update};
 use crate::error::{Error, Result};
+use crate::ops::matrix::as_matrix;
 use crate::tensor::{Element, Tensor};
 
 /// The operands' names in errors, update by update: V, codes, U, scaling.
@@ -50,7 +51,7 @@ impl<T: Element> Checked<T> {
         };
         let mut checked = Self {
             operation,
-            x: matrix(operation, "x", x)?,
+            x: as_matrix(operation, "x", x)?,
             factors: Vec::new(),
             packed: None,
             codes: Vec::new(),
@@ -152,7 +153,7 @@ impl<T: Element> Checked<T> {
         if own[same..].iter().any(|&length| length != 1) {
             return Err(wrong());
         }
-        let matrix = matrix(operation, operand, codes)?;
+        let matrix = as_matrix(operation, operand, codes)?;
         expect_rows(operation, operand, &matrix)?;
         let rows = of_x[same..].iter().product();
         self.codes.push(CodesOfUpdate { codes: matrix, rows, rank, scaling });
@@ -188,7 +189,7 @@ impl<T: Element> Checked<T> {
         if y.shape() != self.output_shape() {
             return Err(shape(operation, "y", format!("{:?}, as x and u give", self.output_shape()), y));
         }
-        expect_rows(operation, "y", &matrix(operation, "y", y)?)?;
+        expect_rows(operation, "y", &as_matrix(operation, "y", y)?)?;
         self.expect_apart("y", y)
     }
 
@@ -248,22 +249,6 @@ pub(crate) fn expect_total(operation: &'static str, total: usize) -> Result<()> 
         quantity: "sum of the updates' ranks",
         limit: format!("at most {MAX_RANK}"),
         actual: total.to_string(),
-    })
-}
-
-/// The tensor as a matrix.
-pub(super) fn matrix<T: Element>(
-    operation: &'static str,
-    operand: &'static str,
-    tensor: &Tensor<T>,
-) -> Result<Tensor<T>> {
-    tensor.flatten_leading().map_err(|error| match error {
-        Error::Stride { expected, actual, .. } => Error::Stride { operation, operand, expected, actual },
-        Error::SizeLimit { quantity, limit, actual, .. } => {
-            Error::SizeLimit { operation, operand, quantity, limit, actual }
-        }
-        Error::Shape { expected, actual, .. } => Error::Shape { operation, operand, expected, actual },
-        other => other,
     })
 }
 

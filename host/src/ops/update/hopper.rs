@@ -18,10 +18,11 @@ use warpsmith_kernels::linear_update_hopper::{
     UpdatePingPong128x128, UpdatePingPong128x192, linear_update_few_rows, linear_update_hopper,
 };
 
-use super::operands::{BoltOn, Problem, row_stride};
+use super::operands::{BoltOn, Problem};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::linear::select::{self, Access, Limits};
+use crate::ops::matrix::row_stride;
 use crate::ops::{Products, linear};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Swizzle, Tensor, TensorMapOptions};

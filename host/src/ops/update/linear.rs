@@ -7,15 +7,16 @@
 //! rounded to the operands' type in between.
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
-use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::launch::Global;
 
-use super::check::{Checked, matrix};
-use super::operands::{BoltOn, Packed, Updates, has_rows, is_chunked, limits, row_stride};
+use super::check::Checked;
+use super::operands::{BoltOn, Packed, Updates, has_rows, is_chunked, limits};
 use super::{Update, UpdateInput, hopper, portable};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::linear::select::Fused;
-use crate::ops::product::{Options, Product};
+use crate::ops::matrix::as_matrix;
+use crate::ops::product::{Options, Product, Terms};
 use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -98,7 +99,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
     ///
     /// It may be the very output of `run_into`, but not otherwise share memory with it.
     pub fn residual(mut self, residual: &'a Tensor<T>, beta: f32) -> Self {
-        self.options.residual = Some((residual, beta));
+        self.options.terms.residual = Some((residual, beta));
         self
     }
 
@@ -111,13 +112,13 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
     /// Also stores where the activation's argument is above 0, as [`LinearOp::relu_mask`](crate::ops::linear::LinearOp::relu_mask)
     /// does.
     pub fn relu_mask(mut self, mask: &'a mut Tensor<u32>) -> Self {
-        self.options.mask = Some(mask);
+        self.options.terms.mask = Some(mask);
         self
     }
 
     /// Also stores the activation's argument, rounded to the output's type: what a backward pass needs.
     pub fn preactivation(mut self, preactivation: &'a mut Tensor<T>) -> Self {
-        self.options.preactivation = Some(preactivation);
+        self.options.terms.preactivation = Some(preactivation);
         self
     }
 
@@ -193,10 +194,10 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         }
         let base = self.base(&checked, &self.options)?;
         base.check()?;
-        if let Some(preactivation) = self.options.preactivation.as_deref() {
+        if let Some(preactivation) = self.options.terms.preactivation.as_deref() {
             checked.expect_apart("preactivation", preactivation)?;
         }
-        if let Some(mask) = self.options.mask.as_deref() {
+        if let Some(mask) = self.options.terms.mask.as_deref() {
             checked.expect_apart("relu_mask", mask)?;
         }
         Ok((checked, base))
@@ -246,7 +247,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         if checked.k == 0 {
             return base.run_into(y);
         }
-        let mut flat = matrix(OPERATION, "y", y)?;
+        let mut flat = as_matrix(OPERATION, "y", y)?;
         let path = self.path(checked, Some(&flat))?;
         if matches!(path, Path::Sequence) {
             return self.sequence(checked, stream, y);
@@ -271,9 +272,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         let mut used: Vec<&dyn Operand> = vec![&checked.x, self.w, &vt, &u, &flat];
         used.extend(checked.codes.iter().map(|codes| &codes.codes as &dyn Operand));
         used.extend(options.bias.map(|bias| bias as &dyn Operand));
-        used.extend(options.residual.map(|(residual, _)| residual as &dyn Operand));
-        used.extend(options.mask.as_deref().map(|mask| mask as &dyn Operand));
-        used.extend(options.preactivation.as_deref().map(|z| z as &dyn Operand));
+        used.extend(options.terms.operands());
         stream.with_operands(&used, || {
             // SAFETY: `checked` and `path` have checked shapes, strides, alignment, sizes and device of every operand, and that what is
             // written is apart from the rest. Tensors are freed in the order of their home streams, which `with_operands` makes
@@ -291,7 +290,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
     /// The updates alone into `y`, then the linear operation, to which what `y` holds is a residual.
     fn sequence(&self, checked: &Checked<T>, stream: &Stream, y: &mut Tensor<T>) -> Result<()> {
         let given = &self.options;
-        let added = given.residual.filter(|(_, beta)| *beta != 0.0);
+        let added = given.terms.residual.filter(|(_, beta)| *beta != 0.0);
         let beta = match added {
             None => {
                 checked.run_alone(stream, y, false)?;
@@ -323,7 +322,11 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         stream: &Stream,
         y: &mut Tensor<T>,
     ) -> Result<()> {
-        let options = Options { residual: Some(residual), stream: Some(stream), ..Options::new() };
+        let options = Options {
+            terms: Terms { residual: Some(residual), ..Terms::default() },
+            stream: Some(stream),
+            ..Options::new()
+        };
         let base = self.base(checked, &options)?;
         let (last, columns) = (base.a.rank() - 1, 0..0);
         let (a, b) = (base.a.slice(last, columns.clone())?, base.b.slice(1, columns)?);
@@ -339,44 +342,30 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         work: impl FnOnce(&Product<'_, T, T>) -> Result<R>,
     ) -> Result<R> {
         let given = &self.options;
-        let mut mask = given.mask.as_deref().cloned();
-        let mut preactivation = given.preactivation.as_deref().cloned();
+        let mut mask = given.terms.mask.as_deref().cloned();
+        let mut preactivation = given.terms.preactivation.as_deref().cloned();
         let options = Options {
             bias: given.bias,
             activation: given.activation,
-            beta,
-            mask: mask.as_mut(),
-            preactivation: preactivation.as_mut(),
+            terms: Terms {
+                beta,
+                mask: mask.as_mut(),
+                preactivation: preactivation.as_mut(),
+                ..Terms::default()
+            },
             stream,
             ..Options::new()
         };
         work(&self.base(checked, &options)?)
     }
 
-    /// The kernels' epilogue.
+    /// The kernels' epilogue for the matrix `y`.
     fn epilogue(&self, y: &Tensor<T>) -> Result<LinearEpilogue<T::Device, T::Device>> {
         let options = &self.options;
-        let residual = options.residual.filter(|(_, beta)| *beta != 0.0);
-        let residual: Option<(Tensor<T>, f32)> = match residual {
-            Some((residual, beta)) => Some((matrix(OPERATION, "residual", residual)?, beta)),
-            None => None,
-        };
-        let mask = options.mask.as_deref().map(|mask| matrix(OPERATION, "relu_mask", mask)).transpose()?;
-        let z = options.preactivation.as_deref().map(|z| matrix(OPERATION, "preactivation", z));
-        let z = z.transpose()?;
-        let (m, n) = (y.shape()[0] as u64, y.shape()[1] as u64);
-        debug_assert!(m > 0 && n > 0);
         Ok(LinearEpilogue {
             bias: options.bias.map_or(Global::new(0), Tensor::arg),
-            residual: residual.as_ref().map_or(Global::new(0), |(residual, _)| residual.arg()),
-            mask: mask.clone().map_or(GlobalMut::new(0), |mut mask| mask.arg_mut()),
-            preactivation: z.clone().map_or(GlobalMut::new(0), |mut z| z.arg_mut()),
-            residual_stride: residual.as_ref().map_or(0, |(residual, _)| row_stride(residual)),
-            mask_stride: mask.as_ref().map_or(0, row_stride),
-            preactivation_stride: z.as_ref().map_or(0, row_stride),
-            beta: residual.as_ref().map_or(0.0, |(_, beta)| *beta),
             activation: options.activation.on_device(),
-            ..LinearEpilogue::plain()
+            ..options.terms.flattened(OPERATION)?.epilogue(y)
         })
     }
 }

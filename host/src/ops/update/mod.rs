@@ -33,10 +33,11 @@ use crate::error::Result;
 use crate::ops::Implementation;
 use crate::ops::linear::LinearInput;
 use crate::ops::linear::select::Access;
+use crate::ops::matrix::row_stride;
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 use check::Checked;
-use operands::{Alone, BoltOn, Problem, Updates, in_chunks, is_chunked, limits, no_kernel, row_stride};
+use operands::{Alone, BoltOn, Problem, Updates, in_chunks, is_chunked, limits, no_kernel};
 
 /// The largest rank, and the largest sum of the ranks of updates that run together.
 pub const MAX_RANK: usize = 128;

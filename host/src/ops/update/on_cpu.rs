@@ -6,9 +6,9 @@ use super::UpdateInput;
 use super::check::Checked;
 use crate::cpu::{self, LinearTerms};
 use crate::device::cpu::out_of_memory;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::HostBytes;
-use crate::ops::product::Product;
+use crate::ops::product::{Product, two_axes, zeroed};
 use crate::tensor::Tensor;
 use crate::tensor::host::HostView;
 
@@ -20,12 +20,12 @@ impl<T: UpdateInput> Checked<T> {
         let mut result = HostBytes::zeroed(bytes).ok_or_else(|| out_of_memory(operation, bytes))?;
         let held: Option<Vec<T>> = add.then(|| y.to_vec()).transpose()?;
         let held = held.as_ref().map(|held| ArrayView2::from_shape(shape, held)).transpose();
-        let held = held.map_err(|error| self.two_axes(&error))?;
+        let held = held.map_err(|error| two_axes(operation, &error))?;
         let x = self.x.host_view(operation)?;
         let (factors, codes) = self.host_views()?;
         let updates = self.updates(&factors, &codes)?;
         let target = bytemuck::cast_slice_mut(result.as_mut_slice());
-        let target = ArrayViewMut2::from_shape(shape, target).map_err(|error| self.two_axes(&error))?;
+        let target = ArrayViewMut2::from_shape(shape, target).map_err(|error| two_axes(operation, &error))?;
         cpu::generated_update::<f32, T, T, T>(self.matrix(&x)?, &updates, held, target)?;
         y.put_host_bytes(operation, result)
     }
@@ -33,40 +33,22 @@ impl<T: UpdateInput> Checked<T> {
     /// Runs the linear operation `base` with the updates.
     pub(super) fn run_linear_on_cpu(&self, base: &Product<'_, T, T>, y: &mut Tensor<T>) -> Result<()> {
         let (operation, options, shape) = (self.operation, base.options, (self.m, self.n));
-        let words = self.n.div_ceil(32);
-        let mut result = base.zeroed::<T>(y.len())?;
-        let mut mask = options.mask.as_ref().map(|mask| base.zeroed::<u32>(mask.len())).transpose()?;
-        let mut z = options.preactivation.as_ref().map(|z| base.zeroed::<T>(z.len())).transpose()?;
+        let mut result = zeroed::<T>(operation, y.len())?;
+        let mut on_host = options.terms.on_host(operation, y)?;
         let bias = options.bias.map(Tensor::to_vec).transpose()?;
-        let added = base.added(y);
-        let residual = added.map(|(residual, _)| base.widened(residual)).transpose()?;
         let x = self.x.host_view(operation)?;
         let w = base.b.host_view(operation)?;
         let (factors, codes) = self.host_views()?;
         let updates = self.updates(&factors, &codes)?;
         {
-            let two = |error: ndarray::ShapeError| self.two_axes(&error);
             let target = bytemuck::cast_slice_mut(result.as_mut_slice());
-            let target = ArrayViewMut2::from_shape(shape, target).map_err(two)?;
-            let mask = mask.as_mut().map(|mask| {
-                let mask = bytemuck::cast_slice_mut(mask.as_mut_slice());
-                ArrayViewMut2::from_shape((self.m, words), mask).map_err(two)
-            });
-            let z = z.as_mut().map(|z| {
-                let z = bytemuck::cast_slice_mut(z.as_mut_slice());
-                ArrayViewMut2::from_shape(shape, z).map_err(two)
-            });
-            let residual = residual.as_ref().map(|r| ArrayView2::from_shape(shape, r).map_err(two));
+            let target =
+                ArrayViewMut2::from_shape(shape, target).map_err(|error| two_axes(operation, &error))?;
             let terms = LinearTerms {
                 alpha: options.alpha,
-                row_scale: None,
-                column_scale: None,
                 bias: bias.as_ref().map(|bias| ArrayView1::from(&bias[..])),
-                beta: added.map_or(0.0, |(_, beta)| beta),
-                residual: residual.transpose()?,
                 activation: options.activation,
-                mask: mask.transpose()?,
-                preactivation: z.transpose()?,
+                ..on_host.of_matrix(operation, 0, shape)?
             };
             cpu::linear_with_update::<f32, T, T, f32, T>(
                 self.matrix(&x)?,
@@ -76,12 +58,7 @@ impl<T: UpdateInput> Checked<T> {
                 target,
             )?;
         }
-        if let (Some(mask), Some(target)) = (mask, options.mask.as_deref()) {
-            target.clone().put_host_bytes(operation, mask)?;
-        }
-        if let (Some(z), Some(target)) = (z, options.preactivation.as_deref()) {
-            target.clone().put_host_bytes(operation, z)?;
-        }
+        options.terms.put(operation, on_host)?;
         y.put_host_bytes(operation, result)
     }
 
@@ -129,15 +106,6 @@ impl<T: UpdateInput> Checked<T> {
     }
 
     fn matrix<'v>(&self, view: &'v HostView<'_, T>) -> Result<ArrayView2<'v, T>> {
-        view.array().into_dimensionality::<Ix2>().map_err(|error| self.two_axes(&error))
-    }
-
-    fn two_axes(&self, error: &ndarray::ShapeError) -> Error {
-        Error::Argument {
-            operation: self.operation,
-            argument: "shape",
-            expected: "two axes".into(),
-            actual: error.to_string(),
-        }
+        view.array().into_dimensionality::<Ix2>().map_err(|error| two_axes(self.operation, &error))
     }
 }

@@ -10,6 +10,7 @@ use crate::cpu::Operand as Number;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::linear::select::{Access, Limits};
+use crate::ops::matrix::row_stride;
 use crate::ops::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, repack};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
@@ -142,11 +143,6 @@ pub(super) struct BoltOn<'a, T: Element> {
     pub(super) n: u32,
     /// Columns of x, w and vt; at least 1.
     pub(super) k: u32,
-}
-
-/// Elements from one row of a matrix to the next; 0 for a single row, which keeps the addresses of rows that it lacks aligned.
-pub(super) fn row_stride<T: Element>(matrix: &Tensor<T>) -> u64 {
-    if matrix.shape()[0] <= 1 { 0 } else { matrix.strides()[0] as u64 }
 }
 
 /// Whether the rows of a matrix are contiguous.

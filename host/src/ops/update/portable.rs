@@ -13,10 +13,11 @@ use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
 use warpsmith_kernels::codes::Codes;
 use warpsmith_kernels::linear_update::{LinearUpdateParams, Update64x64, Update128x128, linear_update};
 
-use super::operands::{BoltOn, Problem, row_stride};
+use super::operands::{BoltOn, Problem};
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::linear::select::{Access, Limits, TURING};
+use crate::ops::matrix::row_stride;
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
 
