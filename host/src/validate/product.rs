@@ -3,12 +3,13 @@
 use half::{bf16, f16};
 use ndarray::{Array1, Array2, Axis, s};
 
-use super::bound::{Arithmetic, ErrorModel, Judgement};
+use super::Outcome;
+use super::bound::{Arithmetic, ErrorModel};
 use super::case::{LinearCase, MatmulCase, Placement, Scales};
 use super::data::{Data, filled};
-use super::placed::{Placed, Written};
+use super::outputs::{Bits, Outputs, Results};
 use super::reference::{Reference, ReferenceTerms};
-use super::{Outcome, Worst};
+use super::tally::Tally;
 use crate::cpu::FromAccumulator;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
@@ -17,10 +18,6 @@ use crate::ops::{self, Implementation};
 use crate::tensor::{DType, Tensor};
 use crate::weights::FloatElement;
 
-/// What the memory of an output, and beside it, is filled with: a number that no validated result is.
-const SENTINEL: f32 = -24576.0;
-/// The same for a mask.
-const MASK_SENTINEL: u32 = 0xa5c3_96e1;
 /// The streams of [`Data`] that the operands are drawn from.
 const X_STREAM: u64 = 0;
 const W_STREAM: u64 = 1;
@@ -112,39 +109,6 @@ fn dispatch<R: TypedRun>(operation: &'static str, case: &LinearCase, run: R) -> 
     }
 }
 
-/// An output type whose numbers can be widened and compared bit by bit.
-trait Bits: Copy {
-    fn bits(self) -> u32;
-    fn widen(self) -> f64;
-}
-
-impl Bits for f32 {
-    fn bits(self) -> u32 {
-        self.to_bits()
-    }
-    fn widen(self) -> f64 {
-        self.into()
-    }
-}
-
-impl Bits for f16 {
-    fn bits(self) -> u32 {
-        self.to_bits().into()
-    }
-    fn widen(self) -> f64 {
-        self.into()
-    }
-}
-
-impl Bits for bf16 {
-    fn bits(self) -> u32 {
-        self.to_bits().into()
-    }
-    fn widen(self) -> f64 {
-        self.into()
-    }
-}
-
 /// The operands of a case on the host: matrices one below the other.
 struct Operands<T, O> {
     x: Array2<T>,
@@ -189,37 +153,26 @@ impl<T: FloatElement, O: FloatElement> Operands<T, O> {
     }
 }
 
-/// The result of a case: y, what else was stored, and what ran.
-struct CaseResult<O> {
-    y: Written<O>,
-    mask: Option<Written<u32>>,
-    preactivation: Option<Written<O>>,
-    implementation: Implementation,
-}
-
-impl<O: PartialEq> CaseResult<O> {
-    fn strays(&self) -> usize {
-        let mask = self.mask.as_ref().map_or(0, Written::strays);
-        self.y.strays() + mask + self.preactivation.as_ref().map_or(0, Written::strays)
-    }
-}
-
 /// How an operand's matrices are given to the operation.
 #[derive(Clone, Copy)]
-struct Stored {
+pub(super) struct Stored {
     /// How many there are, and of how many rows each.
-    batch: usize,
-    rows: usize,
+    pub(super) batch: usize,
+    pub(super) rows: usize,
     /// Whether there is an axis for the batch.
-    batch_axis: bool,
+    pub(super) batch_axis: bool,
     /// Whether each is stored with its axes exchanged, and whether a view exchanges them back.
-    across: bool,
-    turned_back: bool,
-    placement: Placement,
+    pub(super) across: bool,
+    pub(super) turned_back: bool,
+    pub(super) placement: Placement,
 }
 
 /// Copies matrices, one below the other, to the device, each as columns of a larger one that is filled with NaNs.
-fn place<T: FloatElement>(device: &Device, matrices: &Array2<T>, stored: Stored) -> Result<Tensor<T>> {
+pub(super) fn place<T: FloatElement>(
+    device: &Device,
+    matrices: &Array2<T>,
+    stored: Stored,
+) -> Result<Tensor<T>> {
     let Stored { batch, rows, batch_axis, across, turned_back, placement } = stored;
     let columns = matrices.ncols();
     let matrix = |index: usize| matrices.slice(s![index * rows..(index + 1) * rows, ..]);
@@ -242,7 +195,7 @@ fn run_case<T, O>(
     case: &MatmulCase,
     kind: Kind,
     operands: &Operands<T, O>,
-) -> Result<CaseResult<O>>
+) -> Result<(Results<O>, Implementation)>
 where
     T: LinearTypes<O> + FloatElement,
     O: FloatElement + FromAccumulator<f32>,
@@ -269,21 +222,8 @@ where
 
     let rows = case.matrices() * m;
     let full = |columns: usize| if batched { vec![case.matrices(), m, columns] } else { vec![m, columns] };
-    let place_output = |held, beside, placement| Placed::new(device, held, (rows, n), beside, placement);
-    let (sentinel, nan) = (O::round(SENTINEL.into()), O::round(f64::NAN));
     let residual = operands.residual.as_ref();
-    let (held, apart) = if terms.in_place { (residual, None) } else { (None, residual) };
-    let y_placed = place_output(held, sentinel, case.product.y)?;
-    let mut y = y_placed.tensor(&full)?;
-    let apart = apart.map(|residual| place_output(Some(residual), nan, terms.beside)).transpose()?;
-    let apart = apart.map(|placed| placed.tensor(&full)).transpose()?;
-    let residual = apart.or_else(|| held.map(|_| y.clone()));
-    let z_placed = terms.preactivation.then(|| place_output(None, sentinel, terms.beside)).transpose()?;
-    let mut preactivation = z_placed.as_ref().map(|placed| placed.tensor(&full)).transpose()?;
-    let words = (rows, n.div_ceil(32));
-    let place_mask = || Placed::new(device, None, words, MASK_SENTINEL, terms.beside);
-    let mask_placed = terms.mask.then(place_mask).transpose()?;
-    let mut mask = mask_placed.as_ref().map(|placed| placed.tensor(&full)).transpose()?;
+    let mut outputs = Outputs::new(device, &terms, case.product.y, residual, (rows, n), full)?;
 
     macro_rules! run {
         ($op:expr) => {{
@@ -294,17 +234,17 @@ where
                 .activation(case.product.activation)
                 .precision(case.product.precision)
                 .tile(case.product.tile);
-            if let Some(residual) = &residual {
+            if let Some(residual) = &outputs.residual {
                 op = op.residual(residual, terms.beta);
             }
-            if let Some(mask) = &mut mask {
+            if let Some(mask) = &mut outputs.mask {
                 op = op.relu_mask(mask);
             }
-            if let Some(preactivation) = &mut preactivation {
+            if let Some(preactivation) = &mut outputs.preactivation {
                 op = op.preactivation(preactivation);
             }
             let implementation = op.implementation()?;
-            op.run_into(&mut y)?;
+            op.run_into(&mut outputs.y)?;
             implementation
         }};
     }
@@ -323,12 +263,7 @@ where
             run!(op)
         }
     };
-    Ok(CaseResult {
-        y: y_placed.read()?,
-        mask: mask_placed.map(Placed::read).transpose()?,
-        preactivation: z_placed.map(Placed::read).transpose()?,
-        implementation,
-    })
+    Ok((outputs.read()?, implementation))
 }
 
 struct BitsRun<'a> {
@@ -346,10 +281,8 @@ impl TypedRun for BitsRun<'_> {
         O: FloatElement + FromAccumulator<f32> + Bits,
     {
         let operands = Operands::<T, O>::draw(self.case)?;
-        let result = run_case::<T, O>(self.device, self.case, self.kind, &operands)?;
-        let z = result.preactivation.iter().flat_map(|z| z.inside().mapv(O::bits));
-        let mask = result.mask.iter().flat_map(|mask| mask.inside().to_owned());
-        Ok(result.y.inside().mapv(O::bits).into_iter().chain(z).chain(mask).collect())
+        let (results, _) = run_case::<T, O>(self.device, self.case, self.kind, &operands)?;
+        Ok(results.bits())
     }
 }
 
@@ -369,8 +302,8 @@ impl TypedRun for CheckRun<'_> {
     {
         let Self { device, case, kind } = self;
         let operands = Operands::<T, O>::draw(case)?;
-        let result = run_case::<T, O>(device, case, kind, &operands)?;
-        compare(device, case, &operands, &result)
+        let ran = run_case::<T, O>(device, case, kind, &operands)?;
+        compare(device, case, &operands, ran)
     }
 }
 
@@ -378,7 +311,7 @@ fn compare<T, O>(
     device: &Device,
     case: &MatmulCase,
     operands: &Operands<T, O>,
-    result: &CaseResult<O>,
+    (results, implementation): (Results<O>, Implementation),
 ) -> Result<Outcome>
 where
     T: LinearTypes<O> + FloatElement,
@@ -390,18 +323,10 @@ where
     };
     let LinearCase { m, n, k, input, output, scale, activation, terms, .. } = case.product;
     let model = ErrorModel::new(arithmetic, input, output, k, scale, activation);
-    let y = result.y.inside();
-    let preactivation = result.preactivation.as_ref().map(Written::inside);
-    let mask = result.mask.as_ref().map(Written::inside);
-    // One scale for all is that for each.
-    let each = |scale: &Option<Array1<f32>>, count: usize| {
-        let scale = scale.as_ref()?;
-        Some(if scale.len() == 1 { Array1::from_elem(count, scale[0]) } else { scale.clone() })
-    };
     let (row_scale, column_scale) = (each(&operands.row_scale, m), each(&operands.column_scale, n));
     let residual = operands.residual.as_ref().map(|residual| residual.mapv(|value| value.widen() as f32));
 
-    let mut tally = Tally::new(result.implementation, case.product.is_exact());
+    let mut tally = Tally::new(implementation, case.product.is_exact());
     for index in 0..case.matrices() {
         let of =
             |count: usize, rows: usize| if count == 1 { 0..rows } else { index * rows..(index + 1) * rows };
@@ -413,98 +338,22 @@ where
             beta: terms.beta,
             residual: residual.as_ref().map(|residual| residual.slice(s![index * m..(index + 1) * m, ..])),
             activation,
+            ..ReferenceTerms::default()
         };
         let x = operands.x.slice(s![of(case.batch[0], m), ..]);
         let w = operands.w.slice(s![of(case.batch[1], n), ..]);
         for part in Reference::cover(x, w, &reference)? {
             for (row, column, expected) in part.elements() {
-                let at = [index * m + row, column];
-                tally.outcome.compared += 1;
-                let judge = |got| model.judge(got, expected);
-                tally.add(at, y[at].widen(), [expected.y, O::round(expected.y).widen()], judge);
-                if let Some(z) = &preactivation {
-                    let judge = |got| model.judge_argument(got, expected);
-                    tally.add(at, z[at].widen(), [expected.z, O::round(expected.z).widen()], judge);
-                }
-                if let Some(mask) = &mask {
-                    let bit = mask[[at[0], column / 32]] >> (column % 32) & 1 == 1;
-                    // Where rounding may decide, either will do.
-                    let open = !tally.outcome.exact && expected.z.abs() <= model.argument_error(expected);
-                    tally.outcome.failures += usize::from(bit != (expected.z > 0.0) && !open);
-                }
+                results.judge(&mut tally, [index * m + row, column], &model, expected);
             }
         }
     }
-    if let Some(mask) = &mask
-        && !n.is_multiple_of(32)
-        && n > 0
-    {
-        let beyond = mask.column(n / 32).iter().filter(|&&word| word >> (n % 32) != 0).count();
-        tally.outcome.failures += beyond;
-    }
-    tally.outcome.stray_writes = result.strays();
+    results.judge_rest(&mut tally, n);
     Ok(tally.finish())
 }
 
-/// Judgements, added up.
-pub(super) struct Tally {
-    pub(super) outcome: Outcome,
-    /// The largest finite reference, in magnitude.
-    largest: f64,
-}
-
-impl Tally {
-    pub(super) fn new(implementation: Implementation, exact: bool) -> Self {
-        let outcome = Outcome {
-            implementation,
-            compared: 0,
-            max_absolute_error: 0.0,
-            max_relative_error: 0.0,
-            worst: None,
-            exact,
-            failures: 0,
-            stray_writes: 0,
-        };
-        Self { outcome, largest: 0.0 }
-    }
-
-    /// Compares a number with what is expected, exactly and rounded.
-    pub(super) fn add(
-        &mut self,
-        [row, column]: [usize; 2],
-        got: f64,
-        [expected, rounded]: [f64; 2],
-        judge: impl FnOnce(f64) -> Judgement,
-    ) {
-        let outcome = &mut self.outcome;
-        let (error, bound, within) = if outcome.exact {
-            ((got - rounded).abs(), 0.0, got == rounded)
-        } else {
-            let judgement = judge(got);
-            (judgement.error, judgement.bound, judgement.within)
-        };
-        // A NaN is as wrong as can be; `f64::max` would pass over it.
-        let error = if error.is_nan() { f64::INFINITY } else { error };
-        outcome.failures += usize::from(!within);
-        outcome.max_absolute_error = outcome.max_absolute_error.max(error);
-        if expected.is_finite() {
-            self.largest = self.largest.max(expected.abs());
-        }
-        let ratio = match (error, within) {
-            (0.0, true) => 0.0,
-            (_, true) => (error / bound).min(1.0),
-            // Both infinite: a bound that overflowed is no bound.
-            (_, false) if error == f64::INFINITY => f64::INFINITY,
-            (_, false) => (error / bound).max(1.0 + f64::EPSILON),
-        };
-        if outcome.worst.is_none_or(|worst| ratio > worst.ratio) {
-            outcome.worst = Some(Worst { row, column, got, expected, bound, ratio });
-        }
-    }
-
-    pub(super) fn finish(self) -> Outcome {
-        let error = self.outcome.max_absolute_error;
-        let max_relative_error = if error == 0.0 { 0.0 } else { error / self.largest };
-        Outcome { max_relative_error, ..self.outcome }
-    }
+/// A scale for each of `count` lines, where one for all is repeated.
+pub(super) fn each(scale: &Option<Array1<f32>>, count: usize) -> Option<Array1<f32>> {
+    let scale = scale.as_ref()?;
+    Some(if scale.len() == 1 { Array1::from_elem(count, scale[0]) } else { scale.clone() })
 }

@@ -23,6 +23,8 @@ pub(crate) struct ReferenceTerms<'a, B> {
     pub(crate) beta: f32,
     pub(crate) residual: Option<ArrayView2<'a, f32>>,
     pub(crate) activation: Activation,
+    /// What an element of x and of w counts for in the sum of magnitudes.
+    pub(crate) sizes: [fn(f32) -> f32; 2],
 }
 
 impl<B> Default for ReferenceTerms<'_, B> {
@@ -35,6 +37,7 @@ impl<B> Default for ReferenceTerms<'_, B> {
             beta: 0.0,
             residual: None,
             activation: Activation::None,
+            sizes: [f32::abs; 2],
         }
     }
 }
@@ -97,7 +100,8 @@ impl Reference {
             ..LinearTerms::default()
         };
         cpu::linear::<f64, _, _, _, _>(x.view(), w.view(), product, z.view_mut())?;
-        let (x, w) = (x.mapv(|v| v.to_f32().abs()), w.mapv(|v| v.to_f32().abs()));
+        let [x_size, w_size] = terms.sizes;
+        let (x, w) = (x.mapv(|v| x_size(v.to_f32())), w.mapv(|v| w_size(v.to_f32())));
         let plain = LinearTerms::<f32, f32, f64>::default();
         cpu::linear::<f64, _, _, _, _>(x.view(), w.view(), plain, magnitude.view_mut())?;
         let mut added = filled(shape, 0f64)?;

@@ -6,7 +6,7 @@ use ndarray::Array2;
 use super::Outcome;
 use super::bound::Judgement;
 use super::data::Data;
-use super::product::Tally;
+use super::tally::Tally;
 use crate::cpu::Operand as CpuOperand;
 use crate::device::Device;
 use crate::error::{Error, Result};
