@@ -9,7 +9,7 @@ use proptest::test_runner::{TestCaseError, TestRunner};
 use warpsmith::emulator::{Completion, Numerics};
 use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::ops::{self, Activation, Implementation, Scale};
-use warpsmith::validate::{self, Data, ScaleKind, ScaledCase};
+use warpsmith::validate::{self, Data, Placement, ScaleKind, ScaledCase, Scales, Terms};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions, Error, Tensor};
 
 use crate::{Case, cases, drawn};
@@ -21,6 +21,8 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     scaled_sums_of_one_sign_keep_what_is_added_to_them,
     scaled_results_show_infinities_and_nan,
     scaled_operands_may_have_any_strides,
+    scaled_products_are_added_to_what_the_output_holds,
+    scaled_terms_that_do_not_fit_are_refused,
     scaled_operands_that_do_not_fit_are_refused,
     scaled_outputs_that_share_memory_are_refused,
 ];
@@ -43,6 +45,22 @@ fn runner(device: &Device) -> Result<TestRunner, Failed> {
     drawn::runner(device, [64, 300])
 }
 
+/// No terms half of the time, so that what fits the registers of Hopper's kernels is drawn as well.
+fn terms() -> impl Strategy<Value = Terms> {
+    let beta = prop_oneof![2 => Just(0.0f32), 1 => Just(1.0), 1 => Just(-2.0), 1 => Just(0.6)];
+    let all = (beta, any::<[bool; 3]>(), drawn::placement(8)).prop_map(
+        |(beta, [in_place, mask, preactivation], beside)| Terms {
+            beta,
+            in_place,
+            mask,
+            preactivation,
+            beside,
+            ..Terms::default()
+        },
+    );
+    prop_oneof![Just(Terms::default()), all]
+}
+
 fn scaled_case(device: &Device, data: Data) -> impl Strategy<Value = ScaledCase> {
     let capability = device.properties().compute_capability;
     let scale = || prop::sample::select(ScaleKind::ALL.to_vec());
@@ -56,14 +74,18 @@ fn scaled_case(device: &Device, data: Data) -> impl Strategy<Value = ScaledCase>
         any::<u64>(),
     );
     let places = (drawn::placement(16), drawn::placement(16), drawn::placement(16));
+    let across = [prop::bool::weighted(0.25), prop::bool::weighted(0.25)];
+    let places = (places, across, terms());
     ((side(131), side(520), side(257)), types, (scale(), scale()), places, options).prop_map(
-        move |((m, k, n), (x_type, w_type), (x_scale, w_scale), (x, w, y), options)| {
+        move |((m, k, n), (x_type, w_type), (x_scale, w_scale), places, options)| {
             let (output, activation, bias, alpha, tile, seed) = options;
+            let ((x, w, y), across, terms) = places;
             let runs = |tile: &Fp8Tile| {
                 capability == (0, 0) || tile.runs_on(capability) && (k > 0 || !tile.is_hopper())
             };
             let case = ScaledCase { x_type, w_type, output, x_scale, w_scale, ..ScaledCase::new(m, k, n) };
-            let case = ScaledCase { alpha, bias, activation, x, w, y, data, seed, ..case };
+            let case = ScaledCase { alpha, bias, activation, terms, across, ..case };
+            let case = ScaledCase { x, w, y, data, seed, ..case };
             ScaledCase { tile: tile.filter(runs), ..case }
         },
     )
@@ -77,6 +99,7 @@ fn scaled_integer_draws_are_exact(device: &Device) -> Result<(), Failed> {
     let exact = scaled_case(device, Data::Integers).prop_map(|case| ScaledCase {
         activation: if case.bias { Activation::Relu } else { Activation::None },
         alpha: if case.alpha < 0.0 { 1.0 } else { case.alpha },
+        terms: Terms { beta: case.terms.beta.round(), ..case.terms },
         ..case
     });
     Ok(runner(device)?.run(&exact, |case| {
@@ -173,6 +196,81 @@ fn operands(device: &Device) -> Result<(Tensor<F8E4M3>, Tensor<F8E4M3>), Error> 
     Ok((Tensor::zeros(device, [4, 32])?, Tensor::zeros(device, [6, 32])?))
 }
 
+/// By `beta` and as a residual; leading axes are rows of all terms.
+fn scaled_products_are_added_to_what_the_output_holds(device: &Device) -> Result<(), Failed> {
+    let of = |value: f32, rows: usize| Array2::from_elem((rows, 16), F8E4M3::from_f32(value));
+    let x = Tensor::from_array(device, &of(1.0, 6))?.reshape([2, 3, 16])?;
+    let w = Tensor::from_array(device, &of(-0.5, 40))?;
+    let held: Vec<f32> = (0..240).map(|i| (i % 7) as f32).collect();
+    let expected: Vec<f32> = held.iter().map(|held| (2.0 * held - 8.0).max(0.0)).collect();
+    let words: Vec<u32> = held
+        .chunks(40)
+        .flat_map(|row| row.chunks(32))
+        .map(|columns| columns.iter().rev().fold(0, |word, held| word << 1 | u32::from(2.0 * held > 8.0)))
+        .collect();
+    for is_residual in [false, true] {
+        let mut y = Tensor::from_slice(device, &held, [2, 3, 40])?;
+        let (itself, mut mask) = (y.clone(), Tensor::<u32>::zeros(device, [2, 3, 2])?);
+        let op = ops::linear_scaled(&x, &w).output::<f32>().activation(Activation::Relu);
+        let op = if is_residual { op.residual(&itself, 2.0) } else { op.beta(2.0) };
+        op.relu_mask(&mut mask).run_into(&mut y)?;
+        assert_eq!(y.to_vec()?, expected, "residual: {is_residual}");
+        assert_eq!(mask.to_vec()?, words, "residual: {is_residual}");
+    }
+    Ok(())
+}
+
+fn scaled_terms_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
+    let (x, w) = operands(device)?;
+    let zeros = |rows, columns| Tensor::<f32>::zeros(device, [rows, columns]);
+    let words = |rows, columns| Tensor::<u32>::zeros(device, [rows, columns]);
+    let op = || ops::linear_scaled(&x, &w).output::<f32>();
+    let says = |result: warpsmith::Result<()>, message: &str| match result {
+        Err(error) if error.to_string() == format!("linear_scaled: {message}") => Ok(()),
+        other => Err(Failed::from(format!("`{message}` is not {other:?}"))),
+    };
+    let (short, mut y) = (zeros(4, 5)?, zeros(4, 6)?);
+    let message = "`residual` has shape [4, 5], expected [4, 6], as x and w give";
+    says(op().residual(&short, 1.0).run().map(drop), message)?;
+    let message = "`preactivation` has shape [4, 5], expected [4, 6], as x and w give";
+    says(op().preactivation(&mut short.clone()).run().map(drop), message)?;
+    let message = "`relu_mask` has shape [4, 2], expected [4, 1], a word for every 32 columns of the output";
+    says(op().relu_mask(&mut words(4, 2)?).run().map(drop), message)?;
+    let message =
+        "beta is 1, expected 0 for `run`, whose output is new: `run_into` adds to one that is there";
+    says(op().beta(1.0).run().map(drop), message)?;
+    let message = "beta is 1, expected 0 beside a residual, which is added instead of what the output holds";
+    says(op().beta(1.0).residual(&zeros(4, 6)?, 1.0).run_into(&mut y), message)?;
+    let message = "residual is one given before the output's type was set, expected a tensor of bf16, given after `output`";
+    says(op().residual(&y.clone(), 1.0).output::<bf16>().run().map(drop), message)?;
+
+    let turned = zeros(6, 4)?.swap_axes(0, 1)?;
+    let wrong = op().residual(&turned, 1.0).run();
+    assert!(matches!(wrong, Err(Error::Stride { operand: "residual", .. })), "{wrong:?}");
+    // Every second row, in pairs that are further apart.
+    let apart = Tensor::<f32>::zeros(device, [2, 3, 6])?.slice(1, 0..2)?;
+    let (x_in_pairs, fits) = (x.reshape([2, 2, 32])?, zeros(4, 6)?.reshape([2, 2, 6])?);
+    let in_pairs = || ops::linear_scaled(&x_in_pairs, &w).output::<f32>();
+    assert!(in_pairs().residual(&fits, 1.0).run().is_ok());
+    let wrong = in_pairs().residual(&apart, 1.0).run();
+    assert!(matches!(wrong, Err(Error::Stride { operand: "residual", .. })), "{wrong:?}");
+
+    let shared = |result: warpsmith::Result<()>, operand: &str, other: &str| match result {
+        Err(Error::Overlap { operand: a, other: b, .. }) if (a, b) == (operand, other) => Ok(()),
+        result => Err(Failed::from(format!("{operand} shares memory with {other}, but: {result:?}"))),
+    };
+    let memory = zeros(7, 6)?;
+    let (first, mut next) = (memory.slice(0, 0..4)?, memory.slice(0, 3..7)?);
+    shared(op().residual(&first, 1.0).run_into(&mut next), "y", "residual")?;
+    assert!(op().residual(&next.clone(), 1.0).run_into(&mut next).is_ok());
+    shared(op().preactivation(&mut first.clone()).run_into(&mut next), "y", "preactivation")?;
+    shared(op().residual(&first, 1.0).preactivation(&mut next).run().map(drop), "preactivation", "residual")?;
+    let scales = memory.slice(0, 0..1)?.reshape([6])?;
+    let scaled = op().w_scale(Scale::Rows(&scales));
+    shared(scaled.preactivation(&mut first.clone()).run().map(drop), "preactivation", "w_scale")?;
+    Ok(())
+}
+
 fn scaled_operands_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
     let (x, w) = operands(device)?;
     let (half, brain) = (Tensor::<f16>::zeros(device, [6])?, Tensor::<bf16>::zeros(device, [6])?);
@@ -231,6 +329,42 @@ fn blocks_that_work_through_several_tiles_are_right_in_every_mode() -> Result<()
     Ok(())
 }
 
+/// Every term that there is, with the residual where y is.
+const ALL_TERMS: Terms = Terms {
+    row_scale: Scales::None,
+    column_scale: Scales::None,
+    beta: -0.5,
+    in_place: true,
+    mask: true,
+    preactivation: true,
+    beside: Placement { before: 0, after: 0 },
+};
+
+/// With every term, in rows of y that start at multiples of 16 bytes and in rows that do not.
+fn every_term_has_the_same_bits_in_every_mode() -> Result<(), Failed> {
+    for tile in Fp8Tile::ALL {
+        for (output, (m, k, n)) in OUTPUTS.into_iter().zip([(300, 300, 264), (136, 200, 136), (72, 40, 133)])
+        {
+            let case = ScaledCase { output, terms: ALL_TERMS, ..ScaledCase::new(m, k, n) };
+            let case = ScaledCase { tile: Some(tile), activation: Activation::Silu, ..case };
+            let what = format!("{} {} {}", case.types(), case.shape(), case.options());
+            let mut first: Option<Vec<u32>> = None;
+            for options in modes() {
+                let device = Device::emulator_with(options.clone());
+                check(&device, &case).map_err(|error| format!("{options:?}: {error}"))?;
+                let bits = validate::linear_scaled_bits(&device, &case)?;
+                assert_eq!(bits.len(), 2 * m * n + m * n.div_ceil(32), "y, z and the mask of {what}");
+                match &first {
+                    None => first = Some(bits),
+                    Some(first) if *first == bits => {}
+                    Some(_) => return Err(format!("{what}: {options:?} differs").into()),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Every kernel gives the same bits whenever its copies and products complete, and whichever warp is first.
 fn every_kernel_gives_the_same_bits_in_every_mode() -> Result<(), Failed> {
     let modes = modes();
@@ -276,10 +410,12 @@ fn sums_as_tensor_cores_add_them_stay_within_their_bound() -> Result<(), Failed>
 
 pub(crate) fn trials() -> Vec<Trial> {
     let modes = "emulator::scaled::every_kernel_gives_the_same_bits_in_every_mode";
+    let terms = "emulator::scaled::every_term_has_the_same_bits_in_every_mode";
     let persistent = "emulator::scaled::blocks_that_work_through_several_tiles_are_right_in_every_mode";
     let sums = "emulator::scaled::sums_as_tensor_cores_add_them_stay_within_their_bound";
     vec![
         Trial::test(modes, every_kernel_gives_the_same_bits_in_every_mode),
+        Trial::test(terms, every_term_has_the_same_bits_in_every_mode),
         Trial::test(persistent, blocks_that_work_through_several_tiles_are_right_in_every_mode),
         Trial::test(sums, sums_as_tensor_cores_add_them_stay_within_their_bound),
     ]

@@ -18,6 +18,6 @@ pub(crate) use gemm::K_BLOCK as SUM_BLOCK;
 pub use linear::{LinearTerms, linear};
 pub use number::{Accumulator, FromAccumulator, Operand};
 pub use product_key::{Normalization, ProductKeys, product_key_topk};
-pub use scaled::{ScaledOptions, Scales, linear_scaled};
+pub use scaled::linear_scaled;
 pub use topk::topk;
 pub use update::{Update, generated_update, linear_with_update, rank_coordinates};

@@ -82,7 +82,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    fn note(self) -> String {
+    pub(super) fn note(self) -> String {
         let mut note = String::new();
         for (scales, name) in [(self.row_scale, "row"), (self.column_scale, "column")] {
             match scales {

@@ -31,7 +31,7 @@ pub use experts_case::{ExpertCase, Residence, RoutingKind};
 pub use product::{linear, linear_bits, matmul, matmul_bits};
 pub use routing::{RoutingOutcome, product_key_topk};
 pub use routing_case::{NormKind, RoutingCase};
-pub use scaled::linear_scaled;
+pub use scaled::{linear_scaled, linear_scaled_bits};
 pub use scaled_case::{ScaleKind, ScaledCase};
 pub use topk::{TopkCase, topk};
 pub use update::generated_update;

@@ -1,9 +1,9 @@
 //! What to validate: one scaled linear operation's sizes, types, scales, options and memory layout.
 
-use super::case::{LinearCase, Placement, drawn_and_placed, keeps_integers};
+use super::case::{LinearCase, Placement, Scales, Terms, drawn_and_placed, keeps_integers};
 use super::data::Data;
 use crate::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::Activation;
 use crate::ops::scaled::Fp8Tile;
 
@@ -61,12 +61,16 @@ pub struct ScaledCase {
     pub bias: bool,
     /// The function applied last.
     pub activation: Activation,
-    /// Where x lies.
+    /// What is added beside the bias, and what is stored beside y; scales are x's and w's.
+    pub terms: Terms,
+    /// Where x lies, as it is stored.
     pub x: Placement,
-    /// Where w lies.
+    /// Where w lies, as it is stored.
     pub w: Placement,
     /// Where y lies.
     pub y: Placement,
+    /// Whether x is stored as K × M, and w as K × N, of which the operation gets transposed views.
+    pub across: [bool; 2],
     /// What the inputs are drawn from.
     pub data: Data,
     /// The tile to take; `None` for the one that would be chosen.
@@ -91,26 +95,41 @@ impl ScaledCase {
             alpha: 1.0,
             bias: true,
             activation: Activation::Relu,
+            terms: Terms::default(),
             x: Placement::default(),
             w: Placement::default(),
             y: Placement::default(),
+            across: [false; 2],
             data: Data::Uniform,
             tile: None,
             seed: 0,
         }
     }
 
-    /// The error for sizes of which a matrix, with what lies beside it, cannot be addressed.
-    pub(crate) fn check_sizes(&self, operation: &'static str) -> Result<()> {
-        let Self { m, k, n, x, w, y, .. } = *self;
-        LinearCase { x, w, y, ..LinearCase::new(self.output, m, k, n) }.check_sizes(operation)
+    /// The error for scales among the terms, and for sizes of which a matrix, with what lies beside it, cannot be addressed.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        let Self { m, k, n, x, w, y, terms, .. } = *self;
+        if [terms.row_scale, terms.column_scale] != [Scales::None; 2] {
+            return Err(Error::Argument {
+                operation,
+                argument: "terms",
+                expected: "none that scale rows or columns, which x_scale and w_scale do".into(),
+                actual: format!("{terms:?}"),
+            });
+        }
+        let case = LinearCase { x, w, y, terms, ..LinearCase::new(self.output, m, k, n) };
+        case.check_sizes(operation)?;
+        // As they are stored across.
+        LinearCase { m: k, n: k, k: m.max(n), ..case }.check_sizes(operation)
     }
 
     /// Whether an exact result can be asked for: integer data, an activation that keeps integers, a factor that is a power
-    /// of two (down to a half). Scales are powers of two with integer data.
+    /// of two (down to a half), a residual that is added once or twice. Scales are powers of two with integer data.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        keeps_integers(self.data, self.activation) && matches!(self.alpha, 0.5 | 1.0)
+        keeps_integers(self.data, self.activation)
+            && matches!(self.alpha, 0.5 | 1.0)
+            && matches!(self.terms.beta.abs(), 0.0 | 1.0 | 2.0)
     }
 
     /// The types, as in `f8e4m3·f8e5m2→bf16`.
@@ -125,7 +144,7 @@ impl ScaledCase {
         format!("{}×{}×{}", self.m, self.k, self.n)
     }
 
-    /// The options in short, as in `relu bias scales rows·tensor x:1+0`.
+    /// The options in short, as in `relu bias scales rows·tensor x:1+0 w across`.
     #[must_use]
     pub fn options(&self) -> String {
         let mut options = self.activation.to_string();
@@ -135,6 +154,12 @@ impl ScaledCase {
         options.push_str(&format!(" scales {}·{}", self.x_scale.name(), self.w_scale.name()));
         if self.alpha != 1.0 {
             options.push_str(&format!(" alpha {}", self.alpha));
+        }
+        options.push_str(&self.terms.note());
+        for (across, name) in self.across.into_iter().zip(["x", "w"]) {
+            if across {
+                options.push_str(&format!(" {name} across"));
+            }
         }
         options + &drawn_and_placed([(self.x, "x"), (self.w, "w"), (self.y, "y")], self.data, self.tile)
     }

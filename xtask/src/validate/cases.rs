@@ -363,7 +363,11 @@ pub(super) fn scaled(level: Level, target: Target, seed: u64) -> Vec<ScaledCase>
             ScaledCase { w: at(0, 3), ..sized.clone() },
             ScaledCase { y: at(0, 3), ..sized.clone() },
             ScaledCase { x: at(3, 2), w: at(5, 1), y: at(7, 1), ..case((9, 61, 67)) },
+            ScaledCase { across: [true, false], ..case((70, 176, 96)) },
+            ScaledCase { across: [false, true], w: at(0, 3), ..sized.clone() },
+            ScaledCase { across: [true, true], x: at(16, 0), ..case((9, 61, 67)) },
         ]);
+        cases.extend(scaled_terms(&case));
         if level >= Level::Default {
             cases.extend(MORE_SIZES.map(case));
             cases.extend(QUICK_SIZES.into_iter().chain(MORE_SIZES).map(|size| integers(case(size))));
@@ -374,6 +378,12 @@ pub(super) fn scaled(level: Level, target: Target, seed: u64) -> Vec<ScaledCase>
                     cases.push(ScaledCase { tile: Some(tile), ..case(size) });
                     cases.push(ScaledCase { tile: Some(tile), ..integers(case(size)) });
                 }
+                let all = Terms { beta: 1.0, mask: true, preactivation: true, ..Terms::default() };
+                for terms in [all, Terms { in_place: true, ..all }] {
+                    let whole = ScaledCase { tile: Some(tile), terms, ..case((260, 200, 392)) };
+                    cases.push(ScaledCase { activation: Activation::Silu, ..whole.clone() });
+                    cases.push(ScaledCase { y: at(8, 0), ..integers(whole) });
+                }
             }
         }
         if level == Level::Full {
@@ -381,6 +391,27 @@ pub(super) fn scaled(level: Level, target: Target, seed: u64) -> Vec<ScaledCase>
             cases.extend(LARGE_SIZES.into_iter().filter(fits).map(case));
         }
     }
+    numbered_scaled(cases, seed)
+}
+
+/// Residuals, and what training needs: each alone and all together, in rows that start at multiples of 16 bytes and in others.
+fn scaled_terms(case: &impl Fn((usize, usize, usize)) -> ScaledCase) -> Vec<ScaledCase> {
+    let none = Terms::default();
+    let beside = Placement { before: 3, after: 2 };
+    let all = Terms { beta: -0.5, mask: true, preactivation: true, ..none };
+    let terms = [
+        Terms { beta: 2.0, ..none },
+        Terms { beta: 1.0, in_place: true, ..none },
+        Terms { mask: true, ..none },
+        Terms { preactivation: true, beside, ..none },
+        Terms { beside, ..all },
+        Terms { beta: -1.0, in_place: true, ..all },
+    ];
+    let with = |terms| [(37, 70, 45), (70, 136, 96)].map(|size| ScaledCase { terms, ..case(size) });
+    terms.into_iter().flat_map(with).collect()
+}
+
+fn numbered_scaled(mut cases: Vec<ScaledCase>, seed: u64) -> Vec<ScaledCase> {
     for (number, case) in cases.iter_mut().enumerate() {
         case.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
     }

@@ -16,12 +16,13 @@ use warpsmith_kernels::linear_fp8_hopper::{
     Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128, Fp8HopperParams, Fp8Types, linear_fp8_hopper,
 };
 
-use super::plan::{Matrix, flatten, size_limit};
+use super::plan::{Matrix, Plan, size_limit};
 use super::select::{Fp8Tile, Limits, Problem, select};
 use super::{Bias, OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ops::matrix::{as_matrix, row_stride};
 use crate::ops::{CHUNK_BYTES, Implementation, STORED_ROWS};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Swizzle, Tensor, TensorMapOptions};
@@ -251,11 +252,6 @@ fn matrix_map<T: Element>(matrix: &Tensor<T>, rows: usize, columns: usize) -> Re
     matrix.reshape([1, matrix.shape()[0], matrix.shape()[1]])?.tensor_map([1, rows, columns], &options)
 }
 
-/// Elements from one row to the next; 0 for a single row, which has no stride to speak of.
-fn row_stride<T: Element>(matrix: &Tensor<T>) -> u64 {
-    if matrix.shape()[0] <= 1 { 0 } else { matrix.strides()[0] as u64 }
-}
-
 /// Whether rows of an 8-bit matrix start at multiples of 16 bytes.
 fn is_aligned<T: Element>(matrix: &Tensor<T>) -> bool {
     (matrix.arg().address() | row_stride(matrix)).is_multiple_of(CHUNK_BYTES as u64)
@@ -357,17 +353,19 @@ impl<O: ScaledOutput> Launch<O> {
         Implementation::kernel(device, self.instance.declaration.name, self.blocks).with_copies(copies)
     }
 
-    /// Launches what computes `op` into `y`, of which `x` and `w` are the operands as matrices.
+    /// Launches what computes `op`, as `plan` has checked it, into `y`.
     pub(super) fn run<X: ScaledInput, W: ScaledInput>(
         &self,
         op: &ScaledLinearOp<'_, X, W, O>,
-        (x, w): (&Matrix<X>, &Matrix<W>),
+        plan: &Plan<'_, X, W, O>,
         stream: &Stream,
         y: &mut Tensor<O>,
     ) -> Result<()> {
-        let mut flat = flatten("y", y)?;
+        let (x, w) = (&plan.x, &plan.w);
+        let mut flat = as_matrix(OPERATION, "y", y)?;
         let place = flat.arg_mut();
-        let output = Output { y: &flat, place, epilogue: self.epilogue(op), m: self.m, n: self.n };
+        let epilogue = self.epilogue(op, plan, &flat);
+        let output = Output { y: &flat, place, epilogue, m: self.m, n: self.n };
         match self.instance.kind {
             Kind::Hopper(launch) => {
                 let (x, w) = (aligned(stream, x)?, aligned(stream, w)?);
@@ -376,10 +374,10 @@ impl<O: ScaledOutput> Launch<O> {
                 let encode_w = |rows: u32| matrix_map(&w, rows as usize, 128);
                 let matrices = Matrices { x: &encode_x, w: &encode_w, k: self.k };
                 let mut operands: Vec<&dyn Operand> = vec![&x, &w, &*y];
-                operands.extend(op.vectors().into_iter().map(|(_, vector)| vector));
+                operands.extend(op.others());
                 stream.with_operands(&operands, || {
-                    // SAFETY: the plan has checked shapes, strides and device of every operand, and that `y` is apart from the
-                    // inputs; rows are aligned. Tensors are freed in the order of their home streams, which
+                    // SAFETY: the plan has checked shapes, strides and device of every operand, and that what is written is apart
+                    // from the rest; rows are aligned. Tensors are freed in the order of their home streams, which
                     // `with_operands` makes wait for this work.
                     unsafe {
                         launch(stream, self.blocks, &matrices, &output, Fp8Types::new(X::IS_E5M2, W::IS_E5M2))
@@ -390,7 +388,7 @@ impl<O: ScaledOutput> Launch<O> {
                 let x = widened(stream, x, [self.m, self.k])?;
                 let w = widened(stream, w, [self.n, self.k])?;
                 let mut operands: Vec<&dyn Operand> = vec![&x, &w, &*y];
-                operands.extend(op.vectors().into_iter().map(|(_, vector)| vector));
+                operands.extend(op.others());
                 stream.with_operands(&operands, || {
                     // SAFETY: as above; the copies are made for this kernel.
                     unsafe { launch(stream, self.blocks, [&x, &w], &output, self.k) }
@@ -399,10 +397,12 @@ impl<O: ScaledOutput> Launch<O> {
         }
     }
 
-    /// What is done to the product.
+    /// What is done to the product for the matrix `y`.
     fn epilogue<X: ScaledInput, W: ScaledInput>(
         &self,
         op: &ScaledLinearOp<'_, X, W, O>,
+        plan: &Plan<'_, X, W, O>,
+        y: &Tensor<O>,
     ) -> LinearEpilogue<O::Device, O::Device> {
         let vector = |scale: Scale<'_>| {
             let stride = u32::from(matches!(scale, Scale::Rows(_)));
@@ -411,14 +411,14 @@ impl<O: ScaledOutput> Launch<O> {
         let ((row_scale, row_scale_stride), (column_scale, column_scale_stride)) =
             (vector(op.x_scale), vector(op.w_scale));
         LinearEpilogue {
-            bias: op.bias.and_then(O::bias).map_or(Global::new(0), Tensor::arg),
+            bias: plan.bias.map_or(Global::new(0), Tensor::arg),
             row_scale,
             column_scale,
             row_scale_stride,
             column_scale_stride,
             alpha: op.factor(),
             activation: op.activation.on_device(),
-            ..LinearEpilogue::plain()
+            ..plan.terms.epilogue(y)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `Y = act(alpha · x_scale · w_scale · X Wᵀ + b)` for 8-bit floating-point X and W: the linear operation of quantised layers.
+//! `Y = act(alpha · x_scale · w_scale · X Wᵀ + b + beta · R)` for 8-bit floating-point X and W: the linear operation of quantised layers.
 //!
 //! [`linear_scaled`] starts a builder; [`ScaledLinearOp::run`] and [`ScaledLinearOp::run_into`] check everything first (`plan`), then
 //! launch kernels (`launch`), or run the CPU implementation.
@@ -17,12 +17,12 @@ pub use launch::{ScaledInput, ScaledOutput};
 pub use select::Fp8Tile;
 
 use half::{bf16, f16};
-use ndarray::{ArrayViewMut2, Ix1, Ix2};
+use ndarray::{ArrayView1, ArrayViewMut2, Ix1, Ix2};
 
-use crate::cpu::{self, ScaledOptions, Scales};
-use crate::device::cpu::out_of_memory;
-use crate::error::{Error, Result};
-use crate::memory::HostBytes;
+use crate::cpu::{self, LinearTerms};
+use crate::device::Device;
+use crate::error::Result;
+use crate::ops::product::{Terms, term_methods, two_axes, zeroed};
 use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{DType, Tensor};
@@ -89,7 +89,15 @@ macro_rules! bias_from {
 }
 bias_from!(f16 => F16, bf16 => Bf16, f32 => F32);
 
-impl<'a> Bias<'a> {
+impl Bias<'_> {
+    fn device(&self) -> &Device {
+        match self {
+            Self::F16(tensor) => tensor.device(),
+            Self::Bf16(tensor) => tensor.device(),
+            Self::F32(tensor) => tensor.device(),
+        }
+    }
+
     fn dtype(self) -> DType {
         match self {
             Self::F16(_) => DType::F16,
@@ -100,7 +108,7 @@ impl<'a> Bias<'a> {
 }
 
 /// The linear operation on 8-bit `x` `[.., K]` and `w` `[N, K]`, whose types may differ:
-/// `y = act(alpha · x_scale · w_scale · x wᵀ + bias)`, `[.., N]`, in bf16 unless [`output`](ScaledLinearOp::output) says
+/// `y = act(alpha · x_scale · w_scale · x wᵀ + bias + …)`, `[.., N]`, in bf16 unless [`output`](ScaledLinearOp::output) says
 /// another type.
 ///
 /// Both may have any strides. Rows that are contiguous, evenly spaced and start at multiples of 16 bytes are read where they lie on
@@ -135,7 +143,7 @@ pub fn linear_scaled<'a, X: ScaledInput, W: ScaledInput>(
         activation: Activation::None,
         stream: None,
         tile: None,
-        output: std::marker::PhantomData,
+        terms: Terms::default(),
     }
 }
 
@@ -152,7 +160,7 @@ pub struct ScaledLinearOp<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> {
     activation: Activation,
     stream: Option<&'a Stream>,
     tile: Option<Fp8Tile>,
-    output: std::marker::PhantomData<O>,
+    terms: Terms<'a, O>,
 }
 
 impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, W, O> {
@@ -171,21 +179,30 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         Self { bias: Some(bias.into()), ..self }
     }
 
-    /// Multiplies the product by `alpha`, beside the scales, before the bias is added. 1 unless it is set.
+    /// Multiplies the product by `alpha`, beside the scales, before anything is added. 1 unless it is set.
     pub fn alpha(self, alpha: f32) -> Self {
         Self { alpha, ..self }
     }
+
+    /// Adds `beta` times what the output of `run_into` holds. With 0, as it is unless it is set, the output is not read.
+    /// [`residual`](Self::residual) adds another tensor instead.
+    pub fn beta(mut self, beta: f32) -> Self {
+        self.terms.beta = beta;
+        self
+    }
+
+    term_methods!(terms);
 
     /// Applies `activation` last, before rounding.
     pub fn activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
     }
 
-    /// Rounds the result to `P`: f16, bf16 or f32.
+    /// Rounds the result to `P`: f16, bf16 or f32. It comes before the options that take tensors of the output's type, but for the bias.
     pub fn output<P: ScaledOutput>(self) -> ScaledLinearOp<'a, X, W, P> {
-        let Self { x, w, x_scale, w_scale, bias, alpha, activation, stream, tile, .. } = self;
-        let output = std::marker::PhantomData;
-        ScaledLinearOp { x, w, x_scale, w_scale, bias, alpha, activation, stream, tile, output }
+        let Self { x, w, x_scale, w_scale, bias, alpha, activation, stream, tile, terms } = self;
+        let terms = terms.output();
+        ScaledLinearOp { x, w, x_scale, w_scale, bias, alpha, activation, stream, tile, terms }
     }
 
     /// Runs on `stream` instead of the device's default stream.
@@ -203,11 +220,22 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`], [`Error::Stride`], [`Error::Type`], [`Error::DeviceMismatch`] and [`Error::SizeLimit`] if an operand does
-    /// not fit; [`Error::Argument`] if the [tile](Self::tile) that was asked for does not run here; whatever allocating the output, loading the
-    /// kernels and launching them may return.
+    /// [`Error::Shape`], [`Error::Stride`], [`Error::Type`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an
+    /// operand does not fit; [`Error::Argument`] if `beta` was set, if the [tile](Self::tile) that was asked for does not run here, or if an
+    /// operand of the output's type was given before [`output`](Self::output) changed that; [`Error::UnsupportedDevice`] if no tile does;
+    /// whatever allocating the output, loading the kernels and launching them may return.
+    ///
+    /// [`Error::Shape`]: crate::Error::Shape
+    /// [`Error::Stride`]: crate::Error::Stride
+    /// [`Error::Type`]: crate::Error::Type
+    /// [`Error::DeviceMismatch`]: crate::Error::DeviceMismatch
+    /// [`Error::Overlap`]: crate::Error::Overlap
+    /// [`Error::SizeLimit`]: crate::Error::SizeLimit
+    /// [`Error::Argument`]: crate::Error::Argument
+    /// [`Error::UnsupportedDevice`]: crate::Error::UnsupportedDevice
     pub fn run(&self) -> Result<Tensor<O>> {
         let plan = Plan::new(self)?;
+        self.terms.expect_no_beta(OPERATION)?;
         let stream = self.stream();
         let mut y = Tensor::uninit_on(&stream, &plan.output_shape)?;
         self.execute(&plan, &stream, &mut y)?;
@@ -218,8 +246,8 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run), and [`Error::Overlap`] if `y` shares memory with an input: if the spans from first to last
-    /// element of the two meet, even if their elements alternate.
+    /// As [`run`](Self::run), and [`Error::Overlap`](crate::Error::Overlap) if `y` shares memory with another operand: if the spans from
+    /// first to last element of the two meet, even if their elements alternate. Only a residual may be the same tensor.
     pub fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
         let plan = Plan::new(self)?;
         plan.check_output(self, y)?;
@@ -244,63 +272,61 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         (f64::from(self.alpha) * f64::from(self.x_scale.factor()) * f64::from(self.w_scale.factor())) as f32
     }
 
+    /// The bias, if it has the output's type.
+    fn bias_of_output(&self) -> Option<&'a Tensor<O>> {
+        self.bias.and_then(O::bias)
+    }
+
     /// The operands beside x, w and y.
-    fn vectors(&self) -> Vec<(&'static str, &'a dyn Operand)> {
-        let scale = |name, scale: Scale<'a>| scale.tensor().map(|tensor| (name, tensor as &dyn Operand));
-        let bias = self.bias.map(|bias| match bias {
-            Bias::F16(tensor) => ("bias", tensor as &dyn Operand),
-            Bias::Bf16(tensor) => ("bias", tensor as &dyn Operand),
-            Bias::F32(tensor) => ("bias", tensor as &dyn Operand),
-        });
-        [scale("x_scale", self.x_scale), scale("w_scale", self.w_scale), bias].into_iter().flatten().collect()
+    fn others(&self) -> impl Iterator<Item = &dyn Operand> {
+        let scale = |scale: Scale<'a>| scale.tensor().map(|tensor| tensor as &dyn Operand);
+        let bias = self.bias_of_output().map(|bias| bias as &dyn Operand);
+        let vectors = [scale(self.x_scale), scale(self.w_scale), bias];
+        vectors.into_iter().flatten().chain(self.terms.operands())
     }
 
     fn execute(&self, plan: &Plan<X, W, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
         match &plan.launch {
             _ if y.is_empty() => Ok(()),
             None => self.execute_on_cpu(plan, stream, y),
-            Some(launch) => launch.run(self, (&plan.x, &plan.w), stream, y),
+            Some(launch) => launch.run(self, plan, stream, y),
         }
     }
 
-    /// Works on snapshots of the inputs and on a block of its own for the result, so no lock is held meanwhile.
+    /// Works on snapshots of the inputs and on blocks of its own for the results, so no lock is held meanwhile.
     fn execute_on_cpu(&self, plan: &Plan<X, W, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
-        let mut result = HostBytes::zeroed(plan.m * plan.n * size_of::<O>())
-            .ok_or_else(|| out_of_memory(OPERATION, plan.m * plan.n * size_of::<O>()))?;
+        let shape = (plan.m, plan.n);
+        let mut result = zeroed::<O>(OPERATION, y.len())?;
+        let mut on_host = self.terms.on_host(OPERATION, y)?;
         {
-            let axes = |shape: ndarray::ShapeError| Error::Argument {
-                operation: OPERATION,
-                argument: "shape",
-                expected: "two axes of an operand, one of a vector".into(),
-                actual: shape.to_string(),
-            };
+            let two = |error: ndarray::ShapeError| two_axes(OPERATION, &error);
             let x = plan.x.in_place(|_| true).map_or_else(|| plan.x.copy(stream), Ok)?;
             let w = plan.w.in_place(|_| true).map_or_else(|| plan.w.copy(stream), Ok)?;
             let (x, w) = (x.host_view(OPERATION)?, w.host_view(OPERATION)?);
-            let x = x.array().into_dimensionality::<Ix2>().map_err(axes)?;
-            let w = w.array().into_dimensionality::<Ix2>().map_err(axes)?;
+            let x = x.array().into_dimensionality::<Ix2>().map_err(two)?;
+            let w = w.array().into_dimensionality::<Ix2>().map_err(two)?;
             let bias = plan.bias.map(|bias| bias.host_view(OPERATION)).transpose()?;
             let bias = bias.as_ref().map(|bias| bias.array().into_dimensionality::<Ix1>());
-            let bias = bias.transpose().map_err(axes)?;
-            let scales = |scale: Scale<'_>| -> Result<Scales> {
-                Ok(match scale {
-                    Scale::One | Scale::Tensor(_) => Scales::default(),
-                    Scale::Device(tensor) => {
-                        tensor.to_vec()?.first().map_or(Scales::default(), |&s| Scales::All(s))
-                    }
-                    Scale::Rows(tensor) => Scales::Rows(tensor.to_vec()?),
-                })
+            let bias = bias.transpose().map_err(two)?;
+            // One number for all is repeated.
+            let scales = |scale: Scale<'_>, count: usize| -> Result<Option<Vec<f32>>> {
+                let Some(tensor) = scale.tensor() else { return Ok(None) };
+                Ok(Some(tensor.to_vec()?.into_iter().cycle().take(count).collect()))
             };
-            let options = ScaledOptions {
-                factor: self.factor(),
-                x_scale: scales(self.x_scale)?,
-                w_scale: scales(self.w_scale)?,
+            let (x_scale, w_scale) = (scales(self.x_scale, plan.m)?, scales(self.w_scale, plan.n)?);
+            let terms = LinearTerms {
+                alpha: self.factor(),
+                row_scale: x_scale.as_deref().map(ArrayView1::from),
+                column_scale: w_scale.as_deref().map(ArrayView1::from),
+                bias,
                 activation: self.activation,
+                ..on_host.of_matrix(OPERATION, 0, shape)?
             };
-            let elements = bytemuck::cast_slice_mut(result.as_mut_slice());
-            let result = ArrayViewMut2::from_shape((plan.m, plan.n), elements).map_err(axes)?;
-            cpu::linear_scaled::<X, W, O, f32, O>(x, w, bias, &options, result)?;
+            let result = bytemuck::cast_slice_mut(result.as_mut_slice());
+            let result = ArrayViewMut2::from_shape(shape, result).map_err(two)?;
+            cpu::linear_scaled::<f32, X, W, O, f32, O>(x, w, terms, result)?;
         }
+        self.terms.put(OPERATION, on_host)?;
         y.put_host_bytes(OPERATION, result)
     }
 }

@@ -6,6 +6,8 @@ use super::launch::{Launch, ScaledInput, ScaledOutput};
 use super::{OPERATION, Scale, ScaledLinearOp};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
+use crate::ops::matrix::{as_matrix, expect_unit_stride, has_unit_stride};
+use crate::ops::product::{FlatTerms, TermsOf};
 use crate::ops::{CHUNK_BYTES, Implementation, ROW_LIMIT, SIDE_LIMIT, repack};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
@@ -20,7 +22,7 @@ pub(super) struct Matrix<T: Element> {
 
 impl<T: Element> Matrix<T> {
     fn of(operand: &'static str, tensor: &Tensor<T>) -> Result<Self> {
-        match flatten(operand, tensor) {
+        match as_matrix(OPERATION, operand, tensor) {
             Ok(matrix) => {
                 let must_copy = !has_unit_stride(&matrix);
                 Ok(Self { tensor: matrix, must_copy })
@@ -51,6 +53,8 @@ pub(super) struct Plan<'a, X: Element, W: Element, O: Element> {
     pub(super) m: usize,
     pub(super) n: usize,
     pub(super) output_shape: Vec<usize>,
+    /// What is added and what else is stored.
+    pub(super) terms: FlatTerms<O>,
     /// The kernels to launch; none on the CPU, and none if y has no elements.
     pub(super) launch: Option<Launch<O>>,
     pub(super) implementation: Implementation,
@@ -60,8 +64,13 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<'a, X, W, O> {
     pub(super) fn new(op: &ScaledLinearOp<'a, X, W, O>) -> Result<Self> {
         let device = op.x.device();
         device.expect_same(OPERATION, "w", op.w.device())?;
-        for (name, vector) in op.vectors() {
-            device.expect_same(OPERATION, name, vector.buffer().device())?;
+        for (name, scale) in [("x_scale", op.x_scale), ("w_scale", op.w_scale)] {
+            if let Some(scale) = scale.tensor() {
+                device.expect_same(OPERATION, name, scale.device())?;
+            }
+        }
+        if let Some(bias) = op.bias {
+            device.expect_same(OPERATION, "bias", bias.device())?;
         }
         if let Some(stream) = op.stream {
             device.expect_same(OPERATION, "stream", stream.device())?;
@@ -75,7 +84,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<'a, X, W, O> {
             return Err(shape("w", format!("[N, {k}], since x has {k} columns"), op.w));
         }
         let (x, w) = (Matrix::of("x", op.x)?, Matrix::of("w", op.w)?);
-        // `flatten` has refused axes whose product is no number.
+        // `as_matrix` has refused axes whose product is no number.
         let m = leading.iter().product();
         check_scale("x_scale", op.x_scale, "x", m)?;
         check_scale("w_scale", op.w_scale, "w", n)?;
@@ -92,11 +101,13 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<'a, X, W, O> {
             if bias.shape() != [n] {
                 return Err(shape("bias", format!("[{n}], since w has {n} rows"), bias));
             }
-            unit_stride("bias", bias)?;
+            expect_unit_stride(OPERATION, "bias", bias)?;
         }
 
         let mut output_shape = leading.to_vec();
         output_shape.push(n);
+        op.terms.check(&terms_of(op, &output_shape))?;
+        let terms = op.terms.flattened(OPERATION)?;
         let (launch, implementation) = if m == 0 || n == 0 {
             (None, Implementation::Empty)
         } else if device.kind() == DeviceKind::Cpu {
@@ -113,29 +124,30 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<'a, X, W, O> {
             let implementation = launch.implementation(device, &x, &w);
             (Some(launch), implementation)
         };
-        Ok(Self { x, w, bias, m, n, output_shape, launch, implementation })
+        Ok(Self { x, w, bias, m, n, output_shape, terms, launch, implementation })
     }
 
     /// Checks a tensor that is to take the result.
     pub(super) fn check_output(&self, op: &ScaledLinearOp<'_, X, W, O>, y: &Tensor<O>) -> Result<()> {
-        op.x.device().expect_same(OPERATION, "y", y.device())?;
-        if y.shape() != self.output_shape {
-            return Err(shape("y", format!("{:?}, as x and w give", self.output_shape), y));
-        }
-        unit_stride("y", &flatten("y", y)?)?;
-        let scale = |scale: Scale<'_>| scale.tensor().is_some_and(|tensor| y.shares_memory(tensor));
-        let shared = [
-            ("x", y.shares_memory(op.x)),
-            ("w", y.shares_memory(op.w)),
-            ("x_scale", scale(op.x_scale)),
-            ("w_scale", scale(op.w_scale)),
-            ("bias", self.bias.is_some_and(|bias| y.shares_memory(bias))),
-        ];
-        match shared.into_iter().find(|(_, shares)| *shares) {
-            Some((other, _)) => Err(Error::Overlap { operation: OPERATION, operand: "y", other }),
-            None => Ok(()),
-        }
+        op.terms.check_output(&terms_of(op, &self.output_shape), y)?;
+        as_matrix(OPERATION, "y", y).map(drop)
     }
+}
+
+/// What the terms are checked with.
+fn terms_of<'s, X: ScaledInput, W: ScaledInput, O: ScaledOutput>(
+    op: &'s ScaledLinearOp<'_, X, W, O>,
+    output_shape: &'s [usize],
+) -> TermsOf<'s> {
+    let inputs = [
+        Some(("x", op.x.span())),
+        Some(("w", op.w.span())),
+        op.x_scale.tensor().map(|scale| ("x_scale", scale.span())),
+        op.w_scale.tensor().map(|scale| ("w_scale", scale.span())),
+        op.bias_of_output().map(|bias| ("bias", bias.span())),
+    ];
+    let inputs = inputs.into_iter().flatten().collect();
+    TermsOf { operation: OPERATION, names: ["x", "w"], device: op.x.device(), output_shape, inputs }
 }
 
 fn check_scale(name: &'static str, scale: Scale<'_>, operand: &str, rows: usize) -> Result<()> {
@@ -147,7 +159,7 @@ fn check_scale(name: &'static str, scale: Scale<'_>, operand: &str, rows: usize)
     if tensor.shape() != [length] {
         return Err(shape(name, format!("[{length}], {why}"), tensor));
     }
-    unit_stride(name, tensor)
+    expect_unit_stride(OPERATION, name, tensor)
 }
 
 fn side(operand: &'static str, size: usize) -> Result<u32> {
@@ -155,37 +167,6 @@ fn side(operand: &'static str, size: usize) -> Result<u32> {
         Ok(side) if u64::from(side) < SIDE_LIMIT => Ok(side),
         _ => Err(size_limit(operand, "number of rows", format!("less than {SIDE_LIMIT}"), size)),
     }
-}
-
-/// `tensor` as a matrix, with its leading axes as rows.
-pub(super) fn flatten<T: Element>(operand: &'static str, tensor: &Tensor<T>) -> Result<Tensor<T>> {
-    tensor.flatten_leading().map_err(|error| match error {
-        Error::Stride { expected, actual, .. } => {
-            Error::Stride { operation: OPERATION, operand, expected, actual }
-        }
-        Error::SizeLimit { quantity, limit, actual, .. } => {
-            Error::SizeLimit { operation: OPERATION, operand, quantity, limit, actual }
-        }
-        other => other,
-    })
-}
-
-/// Whether neighbours along the last axis are neighbours in memory.
-fn has_unit_stride<T: Element>(tensor: &Tensor<T>) -> bool {
-    let last = tensor.rank() - 1;
-    tensor.is_empty() || tensor.shape()[last] == 1 || tensor.strides()[last] == 1
-}
-
-fn unit_stride<T: Element>(operand: &'static str, tensor: &Tensor<T>) -> Result<()> {
-    if has_unit_stride(tensor) {
-        return Ok(());
-    }
-    Err(Error::Stride {
-        operation: OPERATION,
-        operand,
-        expected: "1 along the last axis (`contiguous` makes a copy that has it)".into(),
-        actual: tensor.strides().to_vec(),
-    })
 }
 
 fn shape<T: Element>(operand: &'static str, expected: impl Into<String>, tensor: &Tensor<T>) -> Error {
