@@ -22,6 +22,7 @@ use super::{Bias, OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ops::linear::select::TURING;
 use crate::ops::matrix::{as_matrix, row_stride};
 use crate::ops::{CHUNK_BYTES, Implementation, STORED_ROWS};
 use crate::stream::{Operand, Stream};
@@ -301,30 +302,9 @@ impl<O: ScaledOutput> Launch<O> {
             multiprocessors: properties.multiprocessors,
             max_shared_per_block: properties.max_shared_per_block,
         };
-        let tile = match op.tile.or_else(|| select(&Problem { m, n, k }, &limits)) {
-            Some(tile) if tile.runs_on(properties.compute_capability) && (k > 0 || !tile.is_hopper()) => tile,
-            Some(tile) => {
-                return Err(Error::Argument {
-                    operation: OPERATION,
-                    argument: "tile",
-                    expected: format!(
-                        "one for compute capability {}.{} and {k} columns",
-                        properties.compute_capability.0, properties.compute_capability.1
-                    ),
-                    actual: tile.to_string(),
-                });
-            }
-            None => {
-                return Err(Error::UnsupportedDevice {
-                    operation: OPERATION,
-                    device: device.to_string(),
-                    expected: format!(
-                        "at least {} bytes of shared memory a block",
-                        Fp8Tile::Portable64x64.shared_bytes()
-                    ),
-                    actual: format!("{} bytes", properties.max_shared_per_block),
-                });
-            }
+        let tile = match op.tile {
+            Some(tile) => expect_tile(tile, k, &limits)?,
+            None => select(&Problem { m, n, k }, &limits).ok_or_else(|| no_tile(device, &limits))?,
         };
         let most_blocks = properties.max_grid[0];
         let tiles = tile.tiles(m, n);
@@ -423,11 +403,40 @@ impl<O: ScaledOutput> Launch<O> {
     }
 }
 
+/// The tile that was asked for, if the device runs it on operands of so many columns.
+fn expect_tile(tile: Fp8Tile, k: u32, limits: &Limits) -> Result<Fp8Tile> {
+    let (major, minor) = limits.compute_capability;
+    let expected = if !tile.runs_on(limits.compute_capability) {
+        format!("one that runs on compute capability {major}.{minor}")
+    } else if tile.is_hopper() && k == 0 {
+        "one that takes operands without columns, which no tensor map describes".into()
+    } else if tile.shared_bytes() > limits.max_shared_per_block {
+        format!("one of at most {} bytes of shared memory", limits.max_shared_per_block)
+    } else {
+        return Ok(tile);
+    };
+    Err(Error::Argument { operation: OPERATION, argument: "tile", expected, actual: tile.to_string() })
+}
+
+/// The error where no tile runs on the device.
+fn no_tile(device: &Device, limits: &Limits) -> Error {
+    let (major, minor) = limits.compute_capability;
+    let (expected, actual) = if limits.compute_capability < TURING {
+        ("compute capability 7.5 or later".into(), format!("{major}.{minor}"))
+    } else {
+        let least = Fp8Tile::Portable64x64.shared_bytes();
+        let expected = format!("at least {least} bytes of shared memory a block");
+        (expected, format!("{} bytes", limits.max_shared_per_block))
+    };
+    Error::UnsupportedDevice { operation: OPERATION, device: device.to_string(), expected, actual }
+}
+
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};
 
-    use super::{Fp8Tile, ScaledOutput};
+    use super::{Fp8Tile, Limits, ScaledOutput, expect_tile, no_tile};
+    use crate::device::Device;
 
     fn instances_are_what_select_counts_on<O: ScaledOutput>() {
         for tile in Fp8Tile::ALL {
@@ -445,5 +454,36 @@ mod tests {
         instances_are_what_select_counts_on::<f16>();
         instances_are_what_select_counts_on::<bf16>();
         instances_are_what_select_counts_on::<f32>();
+    }
+    const H100: Limits =
+        Limits { compute_capability: (9, 0), multiprocessors: 132, max_shared_per_block: 232_448 };
+
+    #[test]
+    fn a_tile_that_was_asked_for_fits_the_device_or_is_refused() {
+        let says = |tile: Fp8Tile, k: u32, limits: &Limits| match expect_tile(tile, k, limits) {
+            Ok(_) => String::new(),
+            Err(error) => error.to_string(),
+        };
+        let small = Limits { max_shared_per_block: 49_152, ..H100 };
+        let volta = Limits { compute_capability: (7, 0), ..H100 };
+        for tile in Fp8Tile::ALL {
+            assert_eq!(says(tile, 8, &H100), "");
+            let fits = tile.shared_bytes() <= small.max_shared_per_block;
+            let message = "expected one of at most 49152 bytes of shared memory";
+            assert!(if fits {
+                says(tile, 8, &small).is_empty()
+            } else {
+                says(tile, 8, &small).contains(message)
+            });
+            assert!(
+                says(tile, 8, &volta).contains("expected one that runs on compute capability 7.0"),
+                "{tile}"
+            );
+            assert_eq!(says(tile, 0, &H100).contains("without columns"), tile.is_hopper(), "{tile}");
+        }
+        let refused = |limits: &Limits| no_tile(&Device::cpu(), limits).to_string();
+        assert!(refused(&volta).contains("compute capability 7.5 or later"), "{}", refused(&volta));
+        let none = Limits { max_shared_per_block: 1024, ..H100 };
+        assert!(refused(&none).contains("bytes of shared memory"), "{}", refused(&none));
     }
 }

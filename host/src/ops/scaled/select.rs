@@ -12,6 +12,7 @@ use warpsmith_kernels::linear_fp8::Fp8Portable64x64;
 use warpsmith_kernels::linear_fp8_hopper::{Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128};
 
 use crate::error::Error;
+use crate::ops::linear::select::{TURING, is_hopper};
 
 /// The tile of the output that one block computes at a time, rows × columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,7 +24,7 @@ pub enum Fp8Tile {
     Hopper128x192,
     /// 128 × 128 on Hopper, persistent.
     Hopper128x128,
-    /// 64 × 64, by way of f16, on every device.
+    /// 64 × 64, by way of f16, from compute capability 7.5 on.
     Portable64x64,
 }
 
@@ -73,8 +74,8 @@ impl Fp8Tile {
 
     /// Whether it runs on devices of this compute capability.
     #[must_use]
-    pub const fn runs_on(self, compute_capability: (u32, u32)) -> bool {
-        !self.is_hopper() || matches!(compute_capability, (9, 0))
+    pub fn runs_on(self, compute_capability: (u32, u32)) -> bool {
+        if self.is_hopper() { is_hopper(compute_capability) } else { compute_capability >= TURING }
     }
 
     /// The tiles of an output of `m` × `n`.
@@ -144,7 +145,7 @@ pub struct Limits {
     pub max_shared_per_block: u32,
 }
 
-/// The tile to compute `problem` with; `None` if no tile fits the device's shared memory.
+/// The tile to compute `problem` with; `None` if none runs on the device, or fits its shared memory.
 #[must_use]
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Fp8Tile> {
     let Problem { m, n, k } = *problem;
@@ -175,12 +176,14 @@ mod tests {
     fn the_portable_tile_is_for_devices_without_these_products() {
         for (m, k, n) in [(1, 16, 1), (1024, 768, 2048), (8192, 8192, 8192)] {
             assert!(tile(m, k, n, &H100).is_some_and(Fp8Tile::is_hopper));
-            for compute_capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
+            for compute_capability in [(7, 5), (8, 0), (8, 9), (10, 0), (12, 0)] {
                 let limits = Limits { compute_capability, ..H100 };
                 assert_eq!(tile(m, k, n, &limits), Some(Fp8Tile::Portable64x64));
             }
         }
         assert_eq!(tile(5, 0, 7, &H100), Some(Fp8Tile::Portable64x64), "no columns");
+        let volta = Limits { compute_capability: (7, 0), ..H100 };
+        assert_eq!(tile(1024, 768, 2048, &volta), None, "no kernel was compiled for it");
     }
 
     /// Microseconds of the tiles for Hopper in the order of [`Fp8Tile::ALL`], e4m3 to bf16 on an H100, with the kernels of
