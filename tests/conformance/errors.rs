@@ -101,7 +101,10 @@ fn options_that_do_not_fit_are_named(device: &Device) -> Result<(), Failed> {
     let residual = zeros(device, 4, 5)?;
     assert_error!(ops::linear(&x, &w).residual(&residual, 1.0).output::<f32>().run(), Argument, "residual");
     assert_error!(ops::matmul(&x, &w).transpose_b().beta(1.0).run(), Argument, "beta");
+    assert_error!(ops::linear(&x, &w).beta(1.0).run(), Argument, "beta");
     let mut y = zeros(device, 4, 5)?;
+    let both = ops::linear(&x, &w).beta(1.0).residual(&residual, 1.0).run_into(&mut y);
+    assert_error!(both, Argument, "beta");
     let both = ops::matmul(&x, &w).transpose_b().beta(1.0).residual(&residual, 1.0).run_into(&mut y);
     assert_error!(both, Argument, "beta");
     // What is written is apart from all else.

@@ -4,8 +4,9 @@ use half::{bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array1, Array2, Array3};
 use warpsmith::layers::Linear;
-use warpsmith::ops::{self, Activation, Implementation};
-use warpsmith::{Device, DeviceKind, Tensor};
+use warpsmith::ops::linear::Tile;
+use warpsmith::ops::{self, Activation, Implementation, Precision};
+use warpsmith::{Device, DeviceKind, Error, Tensor};
 
 use crate::{Case, cases};
 
@@ -17,6 +18,8 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     results_beyond_f16_become_infinite,
     activations_hold_for_every_kind_of_number,
     a_layer_is_its_operation,
+    a_layer_runs_on_any_stream_and_into_any_output,
+    a_layer_is_as_exact_as_it_was_told,
 ];
 
 fn ramp(rows: usize, columns: usize, step: usize) -> Array2<f32> {
@@ -169,5 +172,57 @@ fn a_layer_is_its_operation(device: &Device) -> Result<(), Failed> {
         _ => matches!(ran, Implementation::Cuda { kernel, .. } if kernel.contains("f32")),
     };
     assert!(fits, "{ran}");
+    Ok(())
+}
+
+fn a_layer_runs_on_any_stream_and_into_any_output(device: &Device) -> Result<(), Failed> {
+    let tensor = |matrix: Array2<f32>| Tensor::from_array(device, &matrix.mapv(bf16::from_f32));
+    let (x, w) = (tensor(ramp(70, 100, 3))?, tensor(ramp(90, 100, 5))?);
+    let layer = Linear::new(w.clone(), None, Activation::GeluErf)?;
+    let expected = layer.forward(&x)?.to_vec()?;
+    let stream = device.new_stream()?;
+    assert_eq!(layer.forward_on(&x, &stream)?.to_vec()?, expected);
+    // Columns of a larger matrix, whose others stay as they are.
+    let all = Tensor::from_array(device, &Array2::from_elem((70, 100), bf16::ONE))?;
+    layer.forward_into(&x, &mut all.slice(1, 4..94)?, &stream)?;
+    let all = all.to_vec()?;
+    let (mut y, mut beside) = (Vec::new(), Vec::new());
+    for row in all.chunks(100) {
+        y.extend_from_slice(&row[4..94]);
+        beside.extend(row[..4].iter().chain(&row[94..]));
+    }
+    assert_eq!(y, expected);
+    assert!(beside.len() == 70 * 10 && beside.into_iter().all(|&y| y == bf16::ONE));
+    let mut exact = Tensor::<f32>::zeros(device, [70, 90])?;
+    layer.forward_into(&x, &mut exact, &stream)?;
+    assert_eq!(exact.to_vec()?, layer.forward_as::<f32>(&x)?.to_vec()?);
+    // With what the output holds.
+    let held = layer.forward_as::<f32>(&x)?;
+    layer.operation(&x).output::<f32>().beta(1.0).run_into(&mut exact)?;
+    let twice = ops::linear(&x, &w).output::<f32>().residual(&held, 1.0);
+    assert!(exact.to_vec()? == twice.activation(Activation::GeluErf).run()?.to_vec()?);
+    let other = Device::emulator().new_stream()?;
+    assert!(matches!(layer.forward_on(&x, &other), Err(Error::DeviceMismatch { .. })));
+    Ok(())
+}
+
+fn a_layer_is_as_exact_as_it_was_told(device: &Device) -> Result<(), Failed> {
+    let thirds = |rows, step| ramp(rows, 136, step).mapv(|value| value / 3.0);
+    let (x, w) = (Tensor::from_array(device, &thirds(70, 3))?, Tensor::from_array(device, &thirds(96, 5))?);
+    let layer = Linear::new(w.clone(), None, Activation::None)?;
+    assert_eq!(layer.precision(), Precision::Full);
+    let rounding = layer.clone().with_precision(Precision::Tf32);
+    assert_eq!(rounding.precision(), Precision::Tf32);
+    let expected = ops::linear(&x, &w).precision(Precision::Tf32).run()?.to_vec()?;
+    assert_eq!(rounding.forward(&x)?.to_vec()?, expected);
+    if device.kind() == DeviceKind::Cpu
+        || !Tile::HopperPingPong128x128.runs_on(device.properties().compute_capability)
+    {
+        return Ok(());
+    }
+    // A kernel that rounds is for the layer that may alone.
+    let run = |layer: &Linear<f32>| layer.operation(&x).tile(Tile::HopperPingPong128x128).run();
+    assert!(matches!(run(&layer), Err(Error::Argument { argument: "tile", .. })));
+    assert!(run(&rounding)?.to_vec()? != layer.forward(&x)?.to_vec()?);
     Ok(())
 }

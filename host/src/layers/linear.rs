@@ -4,16 +4,44 @@ use crate::cpu::FromAccumulator;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::linear::{LinearInput, LinearOp, LinearTypes};
-use crate::ops::{self, Activation, Implementation};
+use crate::ops::{self, Activation, Implementation, Precision};
+use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 use crate::weights::{FloatElement, Weights};
 
 /// `y = activation(x Wᵀ + b)` with W [out, in] and, if there is one, b `[out]`.
+///
+/// ```
+/// use ndarray::array;
+/// use warpsmith::layers::Linear;
+/// use warpsmith::ops::{Activation, Precision};
+/// use warpsmith::{Device, Tensor};
+///
+/// # fn main() -> warpsmith::Result<()> {
+/// let device = Device::cpu();
+/// let weight = Tensor::from_array(&device, &array![[1.0f32, 0.0], [0.0, -1.0]])?;
+/// let layer = Linear::new(weight, None, Activation::Relu)?.with_precision(Precision::Tf32);
+/// let x = Tensor::from_array(&device, &array![[3.0f32, 4.0]])?;
+/// assert_eq!(layer.forward(&x)?.to_vec()?, [3.0, 0.0]);
+///
+/// // On a stream of its own, into a tensor that is there.
+/// let stream = device.new_stream()?;
+/// let mut y = Tensor::zeros(&device, [1, 2])?;
+/// layer.forward_into(&x, &mut y, &stream)?;
+/// assert_eq!(y.to_vec()?, [3.0, 0.0]);
+///
+/// // With all that the operation can do besides.
+/// layer.operation(&x).beta(2.0).run_into(&mut y)?;
+/// assert_eq!(y.to_vec()?, [9.0, 0.0]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Linear<T: LinearInput> {
     weight: Tensor<T>,
     bias: Option<Tensor<T>>,
     activation: Activation,
+    precision: Precision,
 }
 
 impl<T: LinearInput> Linear<T> {
@@ -43,7 +71,14 @@ impl<T: LinearInput> Linear<T> {
                 });
             }
         }
-        Ok(Self { weight, bias, activation })
+        Ok(Self { weight, bias, activation, precision: Precision::default() })
+    }
+
+    /// The layer with products as exact as this. It matters for f32 alone, and [updates that are bolted on](Self::attach) leave them at full
+    /// accuracy; so it is unless it is set.
+    #[must_use]
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
     }
 
     /// A layer with the tensors `{prefix}.weight` and, if it is there, `{prefix}.bias`, which are of type `T`.
@@ -98,6 +133,29 @@ impl<T: LinearInput> Linear<T> {
         self.operation(x).run()
     }
 
+    /// As [`forward`](Self::forward), on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward), and [`Error::DeviceMismatch`] if the stream is another device's.
+    pub fn forward_on(&self, x: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
+        self.operation(x).on(stream).run()
+    }
+
+    /// As [`forward`](Self::forward), on `stream` and into `y` [.., out], whose type the result is rounded to; it may be a view whose last axis
+    /// is contiguous.
+    ///
+    /// # Errors
+    ///
+    /// As [`LinearOp::run_into`].
+    pub fn forward_into<O>(&self, x: &Tensor<T>, y: &mut Tensor<O>, stream: &Stream) -> Result<()>
+    where
+        T: LinearTypes<O>,
+        O: Element + FromAccumulator<f32>,
+    {
+        self.operation(x).output::<O>().on(stream).run_into(y)
+    }
+
     /// The layer's output for `x`, rounded to `O` instead of `T`.
     ///
     /// # Errors
@@ -133,8 +191,9 @@ impl<T: LinearInput> Linear<T> {
         self.operation(x).output::<O>().implementation()
     }
 
-    fn operation<'a>(&'a self, x: &'a Tensor<T>) -> LinearOp<'a, T, T> {
-        ops::linear(x, &self.weight).bias(&self.bias).activation(self.activation)
+    /// The forward pass as an operation, for what else it can do: residuals, what training needs, a kernel of one's own choice.
+    pub fn operation<'a>(&'a self, x: &'a Tensor<T>) -> LinearOp<'a, T, T> {
+        ops::linear(x, &self.weight).bias(&self.bias).activation(self.activation).precision(self.precision)
     }
 
     /// The weight, `[out, in]`.
@@ -153,5 +212,11 @@ impl<T: LinearInput> Linear<T> {
     #[must_use]
     pub fn activation(&self) -> Activation {
         self.activation
+    }
+
+    /// How exact the products are.
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 }

@@ -202,8 +202,9 @@ where
 {
     let LinearCase { m, n, terms, .. } = case.product;
     let batched = case.batch != [1; 2];
-    // The seed decides what is the same for the result: views or flags, an axis of length 1 or none.
-    let [views, axes] = [0, 1].map(|bit| case.product.seed >> bit & 1 == 1);
+    // The seed decides what is the same for the result: views or flags, an axis of length 1 or none, a residual that is the output or
+    // what the output holds.
+    let [views, axes, holds] = [0, 1, 2].map(|bit| case.product.seed >> bit & 1 == 1);
     let stored = |index: usize, placement: Placement| Stored {
         batch: case.batch[index],
         rows: [m, n][index],
@@ -234,7 +235,9 @@ where
                 .activation(case.product.activation)
                 .precision(case.product.precision)
                 .tile(case.product.tile);
-            if let Some(residual) = &outputs.residual {
+            if terms.in_place && holds {
+                op = op.beta(terms.beta);
+            } else if let Some(residual) = &outputs.residual {
                 op = op.residual(residual, terms.beta);
             }
             if let Some(mask) = &mut outputs.mask {

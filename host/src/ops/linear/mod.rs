@@ -72,6 +72,31 @@ where
         self
     }
 
+    /// Adds `beta` times what the output of [`run_into`](Self::run_into) holds. With 0, as it is unless it is set, the output is not read.
+    /// [`residual`](Self::residual) adds another tensor instead.
+    ///
+    /// ```
+    /// use ndarray::array;
+    /// use warpsmith::{Device, Tensor, ops};
+    ///
+    /// let device = Device::cpu();
+    /// let x = Tensor::from_array(&device, &array![[1.0f32, 2.0]])?;
+    /// let w = Tensor::from_array(&device, &array![[3.0f32, 4.0], [-5.0, 0.0]])?;
+    /// let mut y = Tensor::from_array(&device, &array![[100.0f32, 100.0]])?;
+    /// ops::linear(&x, &w).beta(1.0).run_into(&mut y)?;
+    /// assert_eq!(y.to_vec()?, [111.0, 95.0]);
+    ///
+    /// // A clone shares the tensor's memory, so that this is the same.
+    /// let held = y.clone();
+    /// ops::linear(&x, &w).residual(&held, 1.0).run_into(&mut y)?;
+    /// assert_eq!(y.to_vec()?, [122.0, 90.0]);
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    pub fn beta(mut self, beta: f32) -> Self {
+        self.options.terms.beta = beta;
+        self
+    }
+
     /// Rounds the result to `P` instead of the inputs' type; `f32` is the alternative. It comes before the options that take tensors
     /// of the output's type.
     pub fn output<P>(self) -> LinearOp<'a, T, P>
@@ -87,8 +112,9 @@ where
     /// # Errors
     ///
     /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
-    /// not fit; [`Error::Argument`] if the [tile](Self::tile) that was asked for does not serve it, or if an operand of the output's type
-    /// was given before [`output`](Self::output) changed that; whatever allocating the output, loading the kernel and launching it may return.
+    /// not fit; [`Error::Argument`] if [`beta`](Self::beta) was set, if the [tile](Self::tile) that was asked for does not serve it, or if an
+    /// operand of the output's type was given before [`output`](Self::output) changed that; whatever allocating the output, loading the kernel
+    /// and launching it may return.
     pub fn run(&self) -> Result<Tensor<O>> {
         self.product()?.run()
     }
@@ -97,8 +123,9 @@ where
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run), and [`Error::Overlap`] if `y` shares memory with another operand: if the spans from first to last
-    /// element of the two meet, even if their elements alternate. Only a residual may be the same tensor.
+    /// As [`run`](Self::run), but that [`beta`](Self::beta) may be set, if there is no residual; and [`Error::Overlap`] if `y` shares memory
+    /// with another operand: if the spans from first to last element of the two meet, even if their elements alternate. Only a residual may be
+    /// the same tensor.
     pub fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
         self.product()?.run_into(y)
     }
