@@ -26,13 +26,17 @@ const ALL_TERMS: Terms = Terms {
     beside: WHOLE,
 };
 
+/// The same, added to what the output holds: each part of it is read before what takes its place is stored.
+const IN_PLACE: Terms = Terms { in_place: true, ..ALL_TERMS };
+
 /// Several tiles with tails, and sums longer than any ring of stages; activations alone, and every term, which pass through the boxes that the copy
-/// engine stores, since N is a multiple of 8; and every term where it is not, so that warps store row by row.
-const FUSED: [Fused; 5] = [
+/// engine stores, since N is a multiple of 8, apart from the output and in it; and every term where it is not, so that warps store row by row.
+const FUSED: [Fused; 6] = [
     (Activation::GeluErf, NO_TERMS, (200, 712, 264)),
     (Activation::GeluErf, NO_TERMS, (65, 40, 72)),
     (Activation::Relu, NO_TERMS, (136, 200, 136)),
     (Activation::Silu, ALL_TERMS, (136, 200, 136)),
+    (Activation::Relu, IN_PLACE, (136, 40, 264)),
     (Activation::Relu, ALL_TERMS, (72, 40, 133)),
 ];
 
@@ -166,7 +170,7 @@ fn halves_have_the_bits_of_whole_tiles() -> Result<(), Failed> {
         for (input, (m, k, n)) in
             [DType::Bf16, DType::F32].into_iter().flat_map(|input| HALVED.map(|size| (input, size)))
         {
-            for terms in [NO_TERMS, ALL_TERMS] {
+            for terms in [NO_TERMS, ALL_TERMS, IN_PLACE] {
                 let bits = |tile: Tile| {
                     let precision = tile.precision(input);
                     let case = LinearCase { terms, precision, ..LinearCase::new(input, m, k, n) };
@@ -183,33 +187,49 @@ fn halves_have_the_bits_of_whole_tiles() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Operands along K and across it, of their own for each matrix and shared, with tails in every direction. Tiles that cannot read an
-/// operand where it lies have it copied; each is told from the other.
+/// Which operands lie across K, and how many matrices there are of each.
+type Layout = ([bool; 2], [usize; 2]);
+
+const LAYOUTS: [Layout; 5] = [
+    ([false, false], [2, 2]),
+    ([false, true], [2, 2]),
+    ([true, false], [1, 2]),
+    ([true, true], [2, 1]),
+    ([true, true], [1, 1]),
+];
+
+/// Operands along K and across it, of their own for each matrix and shared, with tails in every direction; then with every term, each
+/// matrix having its own, added to what it holds; and f32. Tiles that cannot read an operand where it lies have it copied; each is told from
+/// the other.
 fn operands_of_every_layout_are_read_where_they_lie() -> Result<(), Failed> {
-    let batches = [
-        ([false, false], [2, 2]),
-        ([false, true], [2, 2]),
-        ([true, false], [1, 2]),
-        ([true, true], [2, 1]),
-        ([true, true], [1, 1]),
+    // Such scales are exact for integers, and so is what is added.
+    let exact = Terms { beta: 1.0, ..IN_PLACE };
+    let runs: [(DType, Terms, &[Layout]); 3] = [
+        (DType::F16, NO_TERMS, &LAYOUTS),
+        (DType::Bf16, exact, &LAYOUTS[1..4]),
+        (DType::F32, NO_TERMS, &LAYOUTS[3..4]),
     ];
     for (mode, device) in devices() {
-        for tile in Tile::ALL {
-            let in_place = tile.serves(DType::F16, Access::Across);
+        for (tile, (input, terms, layouts)) in
+            Tile::ALL.into_iter().flat_map(|tile| runs.map(|run| (tile, run)))
+        {
+            let in_place = tile.serves(input, Access::Across);
             // One portable tile shows what a copy looks like.
-            if !in_place && tile != Tile::T64x64 {
+            if !in_place && tile != Tile::T64x64 || tile.needs_plain() && terms != NO_TERMS {
                 continue;
             }
-            for (across, batch) in batches {
+            for &(across, batch) in layouts {
                 let product = LinearCase {
                     tile: Some(tile),
                     activation: Activation::Relu,
+                    terms,
+                    precision: tile.precision(input),
                     data: Data::Integers,
-                    ..LinearCase::new(DType::F16, 200, 136, 264)
+                    ..LinearCase::new(input, 200, 136, 264)
                 };
                 let case = MatmulCase { product, batch, across };
                 let outcome = validate::matmul(&device, &case).map_err(|error| format!("{mode}: {error}"))?;
-                let context = || format!("{mode}, {tile}, {}: {outcome:?}", case.options());
+                let context = || format!("{mode}, {tile}, {input}, {}: {outcome:?}", case.options());
                 assert!(outcome.passed() && outcome.exact, "{}", context());
                 let turned = across.into_iter().filter(|&across| across).count() as u32;
                 let expected = if in_place { 0 } else { turned };
