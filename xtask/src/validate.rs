@@ -129,24 +129,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             rows.push(row_of(Label::linear(case), || validate::linear(&device, case)));
             progress.inc(1);
         }
-        // One that runs the same kernels.
-        let emulator = Device::emulator_with(EmulatorOptions {
-            compute_capability: target.compute_capability,
-            ..EmulatorOptions::default()
-        });
+        let devices = [&device, &target.emulator()];
         for case in &compared_bits {
             progress.set_message(format!("GPU = emulator {} {}", case.types(), case.shape()));
-            rows.push(compare_with_emulator(&device, &emulator, case));
+            rows.push(compare_bits(Label::linear(case), devices, |device| {
+                validate::linear_bits(device, case)
+            }));
             progress.inc(1);
         }
         progress.finish_and_clear();
     }
     if args.op.is_none_or(|op| op == Operation::Matmul) {
-        let cases = cases::matmul(level, Target::of(&device), args.seed);
-        let progress = progress_bar(cases.len());
+        let target = Target::of(&device);
+        let cases = cases::matmul(level, target, args.seed);
+        let compare = target.on_gpu && level == Level::Full;
+        let compared_bits = if compare { cases::compared_products(target, args.seed) } else { vec![] };
+        let progress = progress_bar(cases.len() + compared_bits.len());
         for case in &cases {
             progress.set_message(format!("matmul {} {}", case.product.types(), case.shape()));
             rows.push(row_of(Label::matmul(case), || validate::matmul(&device, case)));
+            progress.inc(1);
+        }
+        let devices = [&device, &target.emulator()];
+        for case in &compared_bits {
+            progress.set_message(format!("GPU = emulator {} {}", case.product.types(), case.shape()));
+            rows.push(compare_bits(Label::matmul(case), devices, |device| {
+                validate::matmul_bits(device, case)
+            }));
             progress.inc(1);
         }
         progress.finish_and_clear();
@@ -379,12 +388,14 @@ fn retrieval_row(device: &Device, case: &RoutingCase) -> Row {
 }
 
 /// Runs a case on a GPU and in the emulator; the results must be the same bits.
-fn compare_with_emulator(device: &Device, emulator: &Device, case: &LinearCase) -> Row {
+fn compare_bits(
+    label: Label,
+    [gpu, emulator]: [&Device; 2],
+    bits: impl Fn(&Device) -> warpsmith::Result<Vec<u32>>,
+) -> Row {
     let start = Instant::now();
-    let both = validate::linear_bits(device, case)
-        .and_then(|ours| Ok((ours, validate::linear_bits(emulator, case)?)));
+    let both = bits(gpu).and_then(|gpu| Ok((gpu, bits(emulator)?)));
     let seconds = start.elapsed().as_secs_f64();
-    let label = Label::linear(case);
     match both {
         Ok((gpu, emulated)) => {
             let different = gpu.iter().zip(&emulated).filter(|(a, b)| a != b).count();
@@ -539,10 +550,10 @@ impl Json {
 mod tests {
     use std::path::Path;
 
-    use warpsmith::DType;
-    use warpsmith::validate::LinearCase;
+    use warpsmith::validate::{self, LinearCase};
+    use warpsmith::{DType, Device, DeviceKind};
 
-    use super::{Json, Label, Level, Report, Row, failed_row, kernel_of};
+    use super::{Json, Label, Level, Report, Row, Target, cases, compare_bits, failed_row, kernel_of};
 
     fn report(rows: &[Row]) -> Report<'_> {
         Report {
@@ -563,6 +574,38 @@ mod tests {
         assert_eq!(kernel_of(three), "kernels a, b and c in the emulator");
         assert_eq!(kernel_of("kernel a on the GPU, 9 blocks"), "a on the GPU");
         assert_eq!(kernel_of("nothing to run"), "nothing to run");
+    }
+
+    /// As a GPU is, so is the CPU's implementation compared with the emulator: both are exact where the cases are.
+    #[test]
+    fn products_of_all_layouts_have_the_same_bits_on_two_devices() {
+        let (cpu, emulator) = (Device::cpu(), "emulator:9.0".parse().expect("a device"));
+        let target = Target { on_gpu: true, ..Target::of(&emulator) };
+        let cases = cases::compared_products(target, 1);
+        let is = |across| cases.iter().filter(|case| case.across == across).count();
+        assert!([[false, false], [false, true], [true, false], [true, true]].map(is).iter().all(|&n| n > 50));
+        // A prime, so that every layout, type and batch has its turn.
+        for case in cases.iter().step_by(31) {
+            let row = compare_bits(Label::matmul(case), [&cpu, &emulator], |device| {
+                validate::matmul_bits(device, case)
+            });
+            assert!(row.passed && row.exact, "{row:?}");
+            assert!(row.compared >= case.matrices() * case.product.m * case.product.n, "{row:?}");
+        }
+    }
+
+    #[test]
+    fn a_bit_that_differs_fails_and_so_does_one_that_is_missing() {
+        let label = Label::linear(&LinearCase::new(DType::F16, 1, 1, 2));
+        let devices = [&Device::cpu(), &Device::emulator()];
+        let compare = |others: &[u32]| {
+            compare_bits(label.clone(), devices, |device| {
+                Ok(if device.kind() == DeviceKind::Cpu { vec![1, 2] } else { others.to_vec() })
+            })
+        };
+        assert!(compare(&[1, 2]).passed);
+        assert!(!compare(&[1, 3]).passed && compare(&[1, 3]).note.starts_with("1 element"));
+        assert!(!compare(&[1]).passed && !compare(&[]).passed);
     }
 
     #[test]

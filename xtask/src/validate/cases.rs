@@ -14,7 +14,7 @@ use warpsmith::ops::linear::select::Access;
 use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::ops::{Activation, Precision};
 use warpsmith::validate::{Data, LinearCase, MatmulCase, Placement, ScaleKind, ScaledCase, Scales, Terms};
-use warpsmith::{DType, Device, DeviceKind};
+use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 
 /// How much to validate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -86,6 +86,12 @@ impl Target {
             _ => device.properties().compute_capability,
         };
         Self { on_gpu: matches!(device.kind(), DeviceKind::Cuda(_)), compute_capability }
+    }
+
+    /// An emulator that runs the same kernels.
+    pub(super) fn emulator(self) -> Device {
+        let compute_capability = self.compute_capability;
+        Device::emulator_with(EmulatorOptions { compute_capability, ..EmulatorOptions::default() })
     }
 }
 
@@ -210,6 +216,20 @@ pub(super) fn compared_bits(target: Target, seed: u64) -> Vec<LinearCase> {
     // A GPU's `ex2` and `rcp` are approximate in their own way.
     cases.retain(LinearCase::is_exact);
     numbered(cases, seed)
+}
+
+/// The same of matrix products: what is validated by default, every layout and batch of it, on integers.
+pub(super) fn compared_products(target: Target, seed: u64) -> Vec<MatmulCase> {
+    let mut cases = matmul(Level::Default, target, seed);
+    for case in &mut cases {
+        case.product = integers(case.product.clone());
+        // Half an odd integer may be rounded.
+        if case.product.terms.beta.abs() < 1.0 {
+            case.product.terms.beta *= 2.0;
+        }
+    }
+    cases.retain(|case| case.product.is_exact());
+    cases
 }
 
 /// The same for operands that may be rounded to TF32.
