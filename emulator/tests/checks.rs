@@ -529,6 +529,29 @@ fn lanes_of_a_warp_that_share_bytes_need_an_order() {
 }
 
 #[test]
+fn a_lane_that_waits_for_its_copies_tells_the_others_nothing() {
+    let copied = |between: &str, read: &str| {
+        kernel(
+            ".shared .align 16 .b8 sh[256];",
+            &format!(
+                "st.global.u32 [%q], %t;\nmov.u32 %r0, sh;\nmad.lo.u32 %r1, %t, 4, %r0;\nxor.b32 %r2, %t, 1;\n\
+                 mad.lo.u32 %r2, %r2, 4, %r0;\ncp.async.ca.shared.global [%r1], [%q], 4;\ncp.async.wait_all;\n\
+                 {between}{read}"
+            ),
+        )
+    };
+    let other = "ld.shared.u32 %r3, [%r2];";
+    let matrix = "and.b32 %r6, %t, 7;\nmad.lo.u32 %r6, %r6, 16, %r0;\nldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r7}, [%r6];";
+    for read in [other, matrix] {
+        passes(&copied("bar.warp.sync 0xffffffff;\n", read), 32);
+        passes(&copied("bar.sync 0;\n", read), 32);
+        let found = fails(&copied("", read), 32, FindingKind::SharedRace);
+        assert!(found.message.contains("of the same warp"), "{found}");
+    }
+    passes(&copied("", "ld.shared.u32 %r3, [%r1];"), 32);
+}
+
+#[test]
 fn groups_of_a_warp_may_name_different_lanes() {
     // Even lanes shuffle among themselves, odd ones too, at the same instruction.
     let text = |mask: &str| {

@@ -220,7 +220,7 @@ pub(crate) fn wait(level: Level) -> Handler {
         let allowed = inst.immediates[0].clamp(0, i64::from(u32::MAX)) as u32;
         let mask = core.warp.mask;
         let groups = core.warp.copies.groups;
-        complete(core, |copy| {
+        let completed = complete(core, |copy| {
             let mut done = 0;
             for lane in 0..32 {
                 // A copy is done if at most `allowed` groups were committed after its own.
@@ -229,22 +229,23 @@ pub(crate) fn wait(level: Level) -> Handler {
             }
             done & mask
         });
-        Flow::Next
+        completed.err().unwrap_or(Flow::Next)
     })
 }
 
 /// Completes all copies of the lanes at hand.
-pub(super) fn complete_all(core: &mut Core<'_>) {
+pub(super) fn complete_all(core: &mut Core<'_>) -> Result<(), Flow> {
     let mask = core.warp.mask;
-    complete(core, |_| mask);
+    complete(core, |_| mask)
 }
 
-/// Completes the copies of the lanes that `which` names.
+/// Completes the copies of the lanes that `which` names. Each is a write by its lane, whose wait tells the other lanes nothing.
 #[inline(always)]
-fn complete(core: &mut Core<'_>, which: impl Fn(&Pending) -> u32) {
+fn complete(core: &mut Core<'_>, which: impl Fn(&Pending) -> u32) -> Result<(), Flow> {
     // Taken out, so that the warp can be worked on; in order, so that later copies win.
     let mut pending = std::mem::take(&mut core.warp.copies.pending);
     let now = core.order.now();
+    let mut written = Ok(());
     for copy in &mut pending {
         let done = which(copy) & copy.lanes;
         if done != 0 {
@@ -264,6 +265,10 @@ fn complete(core: &mut Core<'_>, which: impl Fn(&Pending) -> u32) {
                     all |= bytes as u16;
                 }
                 shadow.complete(here, all, now);
+                let to = copy.to.map(u64::from);
+                if written.is_ok() {
+                    written = core.race_lanes(done, &to, copy.bytes.into(), true);
+                }
             }
             copy.lanes &= !done;
         }
@@ -272,4 +277,5 @@ fn complete(core: &mut Core<'_>, which: impl Fn(&Pending) -> u32) {
         pending.pop_front();
     }
     core.warp.copies.pending = pending;
+    written
 }

@@ -449,7 +449,7 @@ fn copies_done(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     let Op::CopyArrive { space, expected } = inst.op else { return Ok(()) };
     let places = places(core, inst, 0, space, true)?;
     // The copies of these lanes complete here, which is when they may.
-    super::copy::complete_all(core);
+    super::copy::complete_all(core)?;
     let clock = core.order.release(core.warp.actor);
     for lane in ones(core.warp.mask) {
         let (rank, offset) = places[lane];
