@@ -161,11 +161,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         progress.finish_and_clear();
     }
     if args.op.is_none_or(|op| op == Operation::LinearScaled) {
-        let cases = cases::scaled(level, Target::of(&device), args.seed);
-        let progress = progress_bar(cases.len());
+        let target = Target::of(&device);
+        let cases = cases::scaled(level, target, args.seed);
+        let compare = target.on_gpu && level == Level::Full;
+        let compared_bits = if compare { cases::compared_scaled(target, args.seed) } else { vec![] };
+        let progress = progress_bar(cases.len() + compared_bits.len());
         for case in &cases {
             progress.set_message(format!("linear_scaled {} {}", case.types(), case.shape()));
             rows.push(row_of(Label::scaled(case), || validate::linear_scaled(&device, case)));
+            progress.inc(1);
+        }
+        let devices = [&device, &target.emulator()];
+        for case in &compared_bits {
+            progress.set_message(format!("GPU = emulator {} {}", case.types(), case.shape()));
+            let bits = |device: &Device| validate::linear_scaled_bits(device, case);
+            rows.push(compare_bits(Label::scaled(case), devices, bits));
             progress.inc(1);
         }
         progress.finish_and_clear();

@@ -431,6 +431,18 @@ fn scaled_terms(case: &impl Fn((usize, usize, usize)) -> ScaledCase) -> Vec<Scal
     terms.into_iter().flat_map(with).collect()
 }
 
+/// Those validated by default, every layout and term of them, on integers: what a GPU and the emulator must agree on to the bit.
+pub(super) fn compared_scaled(target: Target, seed: u64) -> Vec<ScaledCase> {
+    let exact = |case: ScaledCase| {
+        let terms = Terms { beta: case.terms.beta.round(), ..case.terms };
+        ScaledCase { data: Data::Integers, alpha: 0.5, terms, ..case }
+    };
+    let mut cases: Vec<_> = scaled(Level::Default, target, seed).into_iter().map(exact).collect();
+    // A GPU's `ex2` and `rcp` are approximate in their own way.
+    cases.retain(ScaledCase::is_exact);
+    numbered_scaled(cases, seed)
+}
+
 fn numbered_scaled(mut cases: Vec<ScaledCase>, seed: u64) -> Vec<ScaledCase> {
     for (number, case) in cases.iter_mut().enumerate() {
         case.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
@@ -455,10 +467,10 @@ mod tests {
     use warpsmith::ops::Implementation;
     use warpsmith::ops::linear::LinearTypes;
     use warpsmith::ops::scaled::ScaledOutput;
-    use warpsmith::validate::{LinearCase, Placement, ScaledCase};
+    use warpsmith::validate::{self, LinearCase, Placement, ScaledCase};
     use warpsmith::{DType, Device, Element, Tensor, ops};
 
-    use super::{Level, Target, linear, scaled};
+    use super::{Level, Target, compared_scaled, linear, scaled};
 
     const AMPERE: Target = Target { on_gpu: false, compute_capability: (8, 0) };
 
@@ -543,6 +555,30 @@ mod tests {
             }
         }
         assert_eq!(reached, shipped(&["linear_fp8", "linear_fp8_hopper"]));
+        Ok(())
+    }
+
+    /// As a GPU is, so is the CPU's implementation compared with the emulator: both are exact where the cases are.
+    #[test]
+    fn scaled_cases_that_are_compared_have_the_same_bits_on_two_devices() -> warpsmith::Result<()> {
+        let (cpu, emulator): (Device, Device) = (Device::cpu(), "emulator:9.0".parse()?);
+        let cases = compared_scaled(Target::of(&emulator), 1);
+        for across in [[true, false], [false, true], [true, true]] {
+            assert!(cases.iter().any(|case| case.across == across));
+        }
+        assert!(cases.iter().any(|case| case.terms.in_place && case.terms.mask && case.tile.is_some()));
+        // A prime, so that every type, layout and term has its turn.
+        for case in cases.iter().step_by(7) {
+            let bits = validate::linear_scaled_bits(&emulator, case)?;
+            let same = bits == validate::linear_scaled_bits(&cpu, case)?;
+            assert!(
+                same && bits.len() >= case.m * case.n,
+                "{} {} {}",
+                case.types(),
+                case.shape(),
+                case.options()
+            );
+        }
         Ok(())
     }
 
