@@ -1,9 +1,11 @@
 //! The choice, against what was measured and what must hold.
 //!
-//! 16-bit types on Hopper are judged by `tiles-h100.csv`, which says where it comes from. The tables in this file were taken on an
-//! H100 with the kernels of the commit that each names; command, driver and clocks were not noted, and the kernels have changed since.
-//! So they stand for the order of the tiles, within a twentieth, and not for times to compare anything else with: they keep a
-//! change of the model from choosing worse than it did. `cargo xtask tune --report --csv FILE` takes new ones.
+//! 16-bit types on Hopper are judged by `tiles-h100.csv` and `epilogues-h100.csv`, which say with which driver and by which commands they were
+//! taken. Of most of the first neither the commit nor the clocks were noted, and since then tiles of 64 × 128 and 64 × 160 are dealt out in another
+//! order. The tables in this file were taken on an H100 with the kernels of the commit that each names; command, driver and clocks were
+//! not noted, and the kernels have changed since. So all of them stand for the order of the tiles, within a twentieth, and not for
+//! times to compare anything else with: they keep a change of the model from choosing worse than it did. `cargo xtask bench --variants --csv FILE`
+//! takes new ones, with all of that noted.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +93,7 @@ fn check_choices<const TILES: usize>(input: DType, products: Products, measured:
     }
 }
 
-/// What `cargo xtask tune --report` measured: a size, a tile, microseconds; bf16 with bias and ReLU.
+/// What `cargo xtask bench --variants` measured: a size, a tile, microseconds; bf16 with bias and ReLU.
 const MEASURED: &str = include_str!("tiles-h100.csv");
 
 #[test]
@@ -128,7 +130,7 @@ fn the_choice_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
-/// What `cargo xtask bench` measured of longer epilogues: an operation, a size, a tile, microseconds; bf16.
+/// What `cargo xtask bench --variants` measured of longer epilogues: an operation, a size, a tile, microseconds; bf16.
 const MEASURED_EPILOGUES: &str = include_str!("epilogues-h100.csv");
 
 #[test]
