@@ -1,4 +1,4 @@
-//! Measuring the linear operation.
+//! Measuring products: the linear operation, and matrix products in any layout and in batches.
 
 use half::{bf16, f16};
 
@@ -7,10 +7,10 @@ use crate::cpu::FromAccumulator;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::linear::{LinearTypes, Tile};
-use crate::ops::{self, CHUNK_BYTES, Implementation};
+use crate::ops::{self, Implementation};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
-use crate::validate::LinearCase;
+use crate::validate::{LinearCase, MatmulCase, Scales};
 use crate::weights::FloatElement;
 
 /// What a measurement of a linear operation found.
@@ -41,7 +41,7 @@ impl LinearMeasurement {
     }
 }
 
-/// A linear operation ready to be measured: sets of operands in the device's memory, through which the launches rotate.
+/// A product ready to be measured: sets of operands in the device's memory, through which the launches rotate.
 pub trait LinearSubject: Subject {
     /// What runs.
     ///
@@ -53,14 +53,14 @@ pub trait LinearSubject: Subject {
     /// The same operation on the same operands, by another tile; `None` for the one that would be chosen.
     fn with_tile(&self, tile: Option<Tile>) -> Box<dyn LinearSubject>;
 
-    /// The same operation on copies of x and w whose rows start at multiples of 16 bytes.
+    /// The same operation on copies of x, of w or of both, whose rows start at multiples of 16 bytes.
     ///
     /// # Errors
     ///
     /// Whatever allocating and copying return.
-    fn with_aligned_rows(&self) -> Result<Box<dyn LinearSubject>>;
+    fn with_aligned_rows(&self, copied: [bool; 2]) -> Result<Box<dyn LinearSubject>>;
 
-    /// Floating-point operations of one operation: 2 · M · N · K.
+    /// Floating-point operations of one operation: 2 · M · N · K for each matrix.
     fn flops(&self) -> f64;
 
     /// Bytes that one operation must read and write.
@@ -91,16 +91,44 @@ pub fn linear(device: &Device, case: &LinearCase, options: &Options) -> Result<L
 ///
 /// As [`linear`].
 pub fn linear_subject(stream: &Stream, case: &LinearCase) -> Result<Box<dyn LinearSubject>> {
-    case.check_sizes("benchmark::linear")?;
-    Ok(match (case.input, case.output) {
-        (DType::F16, DType::F16) => Box::new(Operands::<f16, f16>::new(stream, case)?),
-        (DType::F16, DType::F32) => Box::new(Operands::<f16, f32>::new(stream, case)?),
-        (DType::Bf16, DType::Bf16) => Box::new(Operands::<bf16, bf16>::new(stream, case)?),
-        (DType::Bf16, DType::F32) => Box::new(Operands::<bf16, f32>::new(stream, case)?),
-        (DType::F32, DType::F32) => Box::new(Operands::<f32, f32>::new(stream, case)?),
+    const OPERATION: &str = "benchmark::linear";
+    case.check_sizes(OPERATION)?;
+    subject(OPERATION, stream, &MatmulCase::new(case.clone()), Kind::Linear)
+}
+
+/// Places the operands of matrix products on the stream's device.
+///
+/// # Errors
+///
+/// As [`linear`], and [`Error::Argument`] if the case's batches do not fit together.
+pub fn matmul_subject(stream: &Stream, case: &MatmulCase) -> Result<Box<dyn LinearSubject>> {
+    const OPERATION: &str = "benchmark::matmul";
+    case.check_sizes(OPERATION)?;
+    subject(OPERATION, stream, case, Kind::Matmul)
+}
+
+/// Which operation a case is run with.
+#[derive(Clone, Copy)]
+enum Kind {
+    Linear,
+    Matmul,
+}
+
+fn subject(
+    operation: &'static str,
+    stream: &Stream,
+    case: &MatmulCase,
+    kind: Kind,
+) -> Result<Box<dyn LinearSubject>> {
+    Ok(match (case.product.input, case.product.output) {
+        (DType::F16, DType::F16) => Box::new(Operands::<f16, f16>::new(stream, case, kind)?),
+        (DType::F16, DType::F32) => Box::new(Operands::<f16, f32>::new(stream, case, kind)?),
+        (DType::Bf16, DType::Bf16) => Box::new(Operands::<bf16, bf16>::new(stream, case, kind)?),
+        (DType::Bf16, DType::F32) => Box::new(Operands::<bf16, f32>::new(stream, case, kind)?),
+        (DType::F32, DType::F32) => Box::new(Operands::<f32, f32>::new(stream, case, kind)?),
         (input, output) => {
             return Err(Error::Type {
-                operation: "benchmark::linear",
+                operation,
                 operand: "y",
                 expected: format!(
                     "f16, bf16 or f32 inputs and an output of their type or f32, for {input} inputs"
@@ -113,108 +141,198 @@ pub fn linear_subject(stream: &Stream, case: &LinearCase) -> Result<Box<dyn Line
 
 struct Operands<T: Element, O: Element> {
     stream: Stream,
-    case: LinearCase,
+    case: MatmulCase,
+    kind: Kind,
     sets: Vec<Set<T, O>>,
 }
 
 /// Operands of one launch. Clones share their memory.
 #[derive(Clone)]
 struct Set<T: Element, O: Element> {
+    /// `[.., M, K]`, as it lies.
     x: Tensor<T>,
+    /// `[.., N, K]`, as it lies.
     w: Tensor<T>,
     bias: Option<Tensor<T>>,
+    residual: Option<Tensor<O>>,
+    row_scale: Option<Tensor<f32>>,
+    column_scale: Option<Tensor<f32>>,
+    mask: Option<Tensor<u32>>,
+    preactivation: Option<Tensor<O>>,
     y: Tensor<O>,
+}
+
+/// Bytes that one operation of `case` must read and write.
+fn bytes<T, O>(case: &MatmulCase) -> usize {
+    let LinearCase { m, k, n, bias, terms, .. } = case.product;
+    let results = case.matrices() * m * n;
+    let scales = |scales: Scales, each: usize| match scales {
+        Scales::None => 0,
+        Scales::One => 1,
+        Scales::Each => each,
+    };
+    let inputs = case.batch[0] * m * k + case.batch[1] * n * k + usize::from(bias) * n;
+    let outputs = results * (1 + usize::from(terms.beta != 0.0) + usize::from(terms.preactivation));
+    let mask = if terms.mask { case.matrices() * m * n.div_ceil(32) } else { 0 };
+    let vectors = scales(terms.row_scale, m) + scales(terms.column_scale, n);
+    inputs * size_of::<T>() + outputs * size_of::<O>() + (mask + vectors) * size_of::<f32>()
 }
 
 impl<T, O> Operands<T, O>
 where
     T: LinearTypes<O> + FloatElement,
-    O: Element + FromAccumulator<f32>,
+    O: FloatElement + FromAccumulator<f32>,
 {
-    fn new(stream: &Stream, case: &LinearCase) -> Result<Self> {
-        let (m, k, n) = (case.m, case.k, case.n);
-        let mut operands = Self { stream: stream.clone(), case: case.clone(), sets: Vec::new() };
-        let count = sets_beyond_cache(stream.device(), operands.bytes() as u64);
+    fn new(stream: &Stream, case: &MatmulCase, kind: Kind) -> Result<Self> {
+        let LinearCase { m, k, n, data, seed, bias, terms, .. } = case.product;
         let device = stream.device();
-        // One draw for all sets: values decide nothing about time, except that zeros would be faster.
-        let draw = |number, shape: (usize, usize)| {
-            case.data.draw(case.seed, number, shape, k, |value| T::round(value.into()))
+        let several = |count: usize, [rows, columns]: [usize; 2]| {
+            if case.batch == [1; 2] { vec![rows, columns] } else { vec![count, rows, columns] }
         };
-        let (x, w, bias) = (draw(0, (m, k))?, draw(1, (n, k))?, draw(2, (1, n))?);
-        let (x, w) = (Tensor::from_array(device, &x)?, Tensor::from_array(device, &w)?);
-        let bias = case.bias.then(|| Tensor::from_array(device, &bias)?.reshape([n])).transpose()?;
-        for _ in 1..count {
-            operands.sets.push(Set {
-                x: x.deep_clone()?,
-                w: w.deep_clone()?,
-                bias: bias.as_ref().map(Tensor::deep_clone).transpose()?,
-                y: Tensor::zeros_on(stream, [m, n])?,
+        // One draw for all sets: values decide nothing about time, except that zeros would be faster.
+        let drawn = |number: u64, index: usize, rows: usize| -> Result<Tensor<T>> {
+            let matrix = if case.across[index] { [k, rows] } else { [rows, k] };
+            let shape = several(case.batch[index], matrix);
+            let all = (case.batch[index] * matrix[0], matrix[1]);
+            let drawn = data.draw(seed, number, all, k, |value| T::round(value.into()))?;
+            Tensor::from_array(device, &drawn)?.reshape(shape)
+        };
+        let vector = |number: u64, scales: Scales, each: usize| -> Result<Option<Tensor<f32>>> {
+            let count = match scales {
+                Scales::None => return Ok(None),
+                Scales::One => 1,
+                Scales::Each => each,
+            };
+            let drawn = data.draw(seed, number, (1, count), k, |value| value)?;
+            Tensor::from_array(device, &drawn)?.reshape([count]).map(Some)
+        };
+        let (x, w) = (drawn(0, 0, m)?, drawn(1, 1, n)?);
+        let of_bias = || -> Result<_> {
+            let drawn = data.draw(seed, 2, (1, n), k, |value| T::round(value.into()))?;
+            Tensor::from_array(device, &drawn)?.reshape([n])
+        };
+        let bias = bias.then(of_bias).transpose()?;
+        let results = several(case.matrices(), [m, n]);
+        let of_residual = || -> Result<_> {
+            let drawn = data.draw(seed, 3, (case.matrices() * m, n), k, |value| O::round(value.into()))?;
+            Tensor::from_array(device, &drawn)?.reshape(&results)
+        };
+        let has_residual = terms.beta != 0.0;
+        let residual = (has_residual && !terms.in_place).then(of_residual).transpose()?;
+        let (row_scale, column_scale) = (vector(4, terms.row_scale, m)?, vector(5, terms.column_scale, n)?);
+        let words = several(case.matrices(), [m, n.div_ceil(32)]);
+
+        let turned = |stored: Tensor<T>, index: usize| {
+            let rank = stored.rank();
+            if case.across[index] { stored.swap_axes(rank - 2, rank - 1) } else { Ok(stored) }
+        };
+        let mut sets = Vec::new();
+        for index in 0..sets_beyond_cache(device, bytes::<T, O>(case) as u64) {
+            let y: Tensor<O> = Tensor::zeros_on(stream, &results)?;
+            let in_place = (has_residual && terms.in_place).then(|| y.clone());
+            sets.push(Set {
+                x: turned(copy(index, &x)?, 0)?,
+                w: turned(copy(index, &w)?, 1)?,
+                bias: bias.as_ref().map(|bias| copy(index, bias)).transpose()?,
+                residual: residual.as_ref().map(|it| copy(index, it)).transpose()?.or(in_place),
+                row_scale: row_scale.as_ref().map(|scale| copy(index, scale)).transpose()?,
+                column_scale: column_scale.as_ref().map(|scale| copy(index, scale)).transpose()?,
+                mask: terms.mask.then(|| Tensor::zeros_on(stream, &words)).transpose()?,
+                preactivation: terms.preactivation.then(|| Tensor::zeros_on(stream, &results)).transpose()?,
+                y,
             });
         }
-        operands.sets.push(Set { x, w, bias, y: Tensor::zeros_on(stream, [m, n])? });
-        Ok(operands)
+        Ok(Self { stream: stream.clone(), case: case.clone(), kind, sets })
     }
+}
 
-    fn op<'a>(case: &LinearCase, stream: &'a Stream, set: &'a Set<T, O>) -> ops::linear::LinearOp<'a, T, O> {
-        ops::linear::with_output::<T, O>(&set.x, &set.w)
-            .bias(&set.bias)
-            .activation(case.activation)
-            .alpha(case.scale)
-            .precision(case.precision)
-            .tile(case.tile)
-            .on(stream)
-    }
+/// The tensor itself for the first set, one with the same elements in memory of its own for every other.
+pub(super) fn copy<E: Element>(index: usize, tensor: &Tensor<E>) -> Result<Tensor<E>> {
+    if index == 0 { Ok(tensor.clone()) } else { tensor.deep_clone() }
+}
+
+/// What `$work` makes of operation `$op` on set number `$index`, whose output is `$y`.
+macro_rules! with_op {
+    ($operands:expr, $index:expr, |$op:ident, $y:ident| $work:expr) => {{
+        let operands: &Operands<T, O> = $operands;
+        let (case, set) = (&operands.case.product, &operands.sets[$index % operands.sets.len()]);
+        let (mut mask, mut preactivation) = (set.mask.clone(), set.preactivation.clone());
+        #[allow(unused_mut, reason = "not all work writes")]
+        let mut $y = set.y.clone();
+        macro_rules! with_options {
+            ($bare:expr) => {{
+                let mut $op = $bare
+                    .bias(&set.bias)
+                    .row_scale(&set.row_scale)
+                    .column_scale(&set.column_scale)
+                    .activation(case.activation)
+                    .alpha(case.scale)
+                    .precision(case.precision)
+                    .tile(case.tile)
+                    .on(&operands.stream);
+                if let Some(residual) = &set.residual {
+                    $op = $op.residual(residual, case.terms.beta);
+                }
+                if let Some(mask) = &mut mask {
+                    $op = $op.relu_mask(mask);
+                }
+                if let Some(preactivation) = &mut preactivation {
+                    $op = $op.preactivation(preactivation);
+                }
+                $work
+            }};
+        }
+        match operands.kind {
+            Kind::Linear => with_options!(ops::linear::with_output::<T, O>(&set.x, &set.w)),
+            Kind::Matmul => {
+                with_options!(ops::matmul::with_output::<T, O>(&set.x, &set.w).transpose_b())
+            }
+        }
+    }};
 }
 
 impl<T, O> Subject for Operands<T, O>
 where
     T: LinearTypes<O> + FloatElement,
-    O: Element + FromAccumulator<f32>,
+    O: FloatElement + FromAccumulator<f32>,
 {
     fn enqueue(&mut self, index: usize) -> Result<()> {
-        let index = index % self.sets.len();
-        let set = &self.sets[index];
-        let mut y = set.y.clone();
-        Self::op(&self.case, &self.stream, set).run_into(&mut y)
+        with_op!(self, index, |op, y| op.run_into(&mut y))
     }
 }
 
 impl<T, O> LinearSubject for Operands<T, O>
 where
     T: LinearTypes<O> + FloatElement,
-    O: Element + FromAccumulator<f32>,
+    O: FloatElement + FromAccumulator<f32>,
 {
     fn implementation(&self) -> Result<Implementation> {
-        Self::op(&self.case, &self.stream, &self.sets[0]).implementation()
+        with_op!(self, 0, |op, _y| op.implementation())
     }
 
     fn with_tile(&self, tile: Option<Tile>) -> Box<dyn LinearSubject> {
-        let case = LinearCase { tile, ..self.case.clone() };
-        Box::new(Self { stream: self.stream.clone(), case, sets: self.sets.clone() })
+        let product = LinearCase { tile, ..self.case.product.clone() };
+        let case = MatmulCase { product, ..self.case.clone() };
+        Box::new(Self { stream: self.stream.clone(), case, kind: self.kind, sets: self.sets.clone() })
     }
 
-    fn with_aligned_rows(&self) -> Result<Box<dyn LinearSubject>> {
-        let aligned = |tensor: &Tensor<T>| -> Result<Tensor<T>> {
-            let (rows, columns) = (tensor.shape()[0], tensor.shape()[1]);
-            let padded = columns.next_multiple_of(CHUNK_BYTES / size_of::<T>());
-            let mut copy = Tensor::zeros_on(&self.stream, [rows, padded])?.slice(1, 0..columns)?;
-            copy.copy_from(tensor)?;
-            Ok(copy)
+    fn with_aligned_rows(&self, [x, w]: [bool; 2]) -> Result<Box<dyn LinearSubject>> {
+        let aligned = |tensor: &Tensor<T>, copied: bool| {
+            if copied { ops::repack(tensor).on(&self.stream).run() } else { Ok(tensor.clone()) }
         };
         let sets = self.sets.iter().map(|set| -> Result<Set<T, O>> {
-            Ok(Set { x: aligned(&set.x)?, w: aligned(&set.w)?, bias: set.bias.clone(), y: set.y.clone() })
+            Ok(Set { x: aligned(&set.x, x)?, w: aligned(&set.w, w)?, ..set.clone() })
         });
         let sets = sets.collect::<Result<Vec<_>>>()?;
-        Ok(Box::new(Self { stream: self.stream.clone(), case: self.case.clone(), sets }))
+        Ok(Box::new(Self { stream: self.stream.clone(), case: self.case.clone(), kind: self.kind, sets }))
     }
 
     fn flops(&self) -> f64 {
-        2.0 * self.case.m as f64 * self.case.n as f64 * self.case.k as f64
+        let LinearCase { m, k, n, .. } = self.case.product;
+        2.0 * self.case.matrices() as f64 * m as f64 * n as f64 * k as f64
     }
 
     fn bytes(&self) -> f64 {
-        let LinearCase { m, k, n, bias, .. } = self.case;
-        let read = (m * k + n * k + usize::from(bias) * n) * size_of::<T>();
-        (read + m * n * size_of::<O>()) as f64
+        bytes::<T, O>(&self.case) as f64
     }
 }

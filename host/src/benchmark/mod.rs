@@ -12,12 +12,14 @@
 mod linear;
 mod peer;
 mod residency;
+mod scaled;
 mod topk;
 mod update;
 
-pub use linear::{LinearMeasurement, LinearSubject, linear, linear_subject};
+pub use linear::{LinearMeasurement, LinearSubject, linear, linear_subject, matmul_subject};
 pub use peer::{PeerMeasurement, PeerSizes, peer};
 pub use residency::{Popularity, ResidencyMeasurement, ResidencyPoint, residency};
+pub(crate) use scaled::scaled_subject;
 pub use topk::{TopkMeasurement, topk};
 pub use update::{UpdateMeasurement, UpdateSubjects, generated_update, update_subjects};
 

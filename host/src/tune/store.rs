@@ -4,6 +4,7 @@
 //! locked from reading what others have kept until theirs and our own is in place, so that nothing is lost.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,6 @@ use tempfile::NamedTempFile;
 use super::{FOLDER_VARIABLE, Tuned};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::linear::Tile;
 
 /// The version of the file's format.
 const FORMAT: u32 = 1;
@@ -148,18 +148,14 @@ impl Store {
         &self.results
     }
 
-    /// The tiles that are kept, but for those that this version does not know.
-    pub(super) fn tiles(&self) -> impl Iterator<Item = (String, Tile)> {
-        self.results.iter().filter_map(|(key, kept)| Some((key.clone(), kept.tile.parse().ok()?)))
-    }
-
-    /// Keeps the fastest candidate. Nothing is written before [`save`](Self::save).
-    pub fn keep(&mut self, tuned: &Tuned) {
+    /// Keeps the fastest candidate, instead of what was kept under the same key. Nothing is written before [`save`](Self::save).
+    pub fn keep<T: Copy + PartialEq + Display>(&mut self, tuned: &Tuned<T>) {
         let Some((tile, timing)) = tuned.best() else { return };
         let measured = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let kept = Kept {
-            tile: tile.name().to_owned(),
-            microseconds: timing.median.as_secs_f64() * 1e6,
+            tile: tile.to_string(),
+            // So few digits that they are read back as they were written.
+            microseconds: timing.median.as_nanos() as f64 / 1e3,
             measured: measured.as_secs(),
         };
         self.results.insert(tuned.key.clone(), kept);
@@ -246,18 +242,11 @@ fn read(path: &Path, origin: &Origin) -> (Found, BTreeMap<String, Kept>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::benchmark::{Options, interleaved};
+    use crate::ops::linear::Tile;
+    use crate::tune::tests::tuned;
 
     fn origin() -> Origin {
         Origin::of(&Device::emulator())
-    }
-
-    fn tuned(key: &str, model: Tile) -> Tuned {
-        let mut options = Options::default();
-        (options.samples, options.warm_up) = (1, Duration::ZERO);
-        let stream = Device::cpu().default_stream();
-        let timings = interleaved(&stream, &mut [&mut |_: usize| Ok(())], &options).expect("nothing fails");
-        Tuned { key: key.into(), model, candidates: vec![(model, timings[0])] }
     }
 
     #[test]
@@ -271,7 +260,7 @@ mod tests {
         let again = Store::open_in(&inner, origin());
         assert_eq!(again.found(), &Found::Results);
         assert_eq!(again.results(), store.results());
-        assert_eq!(again.tiles().collect::<Vec<_>>(), [("a".to_owned(), Tile::T64x64)]);
+        assert_eq!(again.results()["a"].tile, "64x64");
         let mut files: Vec<_> = std::fs::read_dir(&inner)
             .expect("the folder")
             .map(|entry| entry.expect("an entry").path())
@@ -351,7 +340,6 @@ mod tests {
         store.results.insert("a".into(), kept.clone());
         store.save().expect("written");
         let mut store = Store::open_in(folder.path(), origin());
-        assert_eq!(store.tiles().count(), 0);
         store.keep(&tuned("b", Tile::T64x64));
         store.save().expect("written");
         assert_eq!(Store::open_in(folder.path(), origin()).results().get("a"), Some(&kept));

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use warpsmith::DType;
 use warpsmith::ops::{self, Activation};
-use warpsmith::validate::LinearCase;
+use warpsmith::validate::{LinearCase, MatmulCase, ScaleKind, ScaledCase, Scales, Terms};
 
 use super::suites::Suite;
 
@@ -64,7 +64,7 @@ impl Precision {
         }
     }
 
-    /// The types of our linear layer's inputs and of its output; `None` where that is another operation's.
+    /// The types of our products' inputs and of their output; `None` where that is another operation's.
     const fn ours(self) -> Option<[DType; 2]> {
         match self {
             Self::Bf16 => Some([DType::Bf16; 2]),
@@ -218,7 +218,57 @@ pub(super) struct Case {
     pub(super) shape: [usize; 3],
 }
 
+/// A case as the operation of ours that computes it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Tunable {
+    /// A linear layer or another product.
+    Product(MatmulCase),
+    /// A linear layer of 8-bit operands.
+    Scaled(ScaledCase),
+}
+
 impl Case {
+    /// The same with all that the choice of its kernel depends on; `None` where no operation of ours computes it.
+    pub(super) fn tunable(&self) -> Option<Tunable> {
+        let [m, k, n] = self.shape;
+        let Operation { layout, bias, activation, extra, batch } = self.operation;
+        let each = Terms { row_scale: Scales::Each, column_scale: Scales::Each, ..Terms::default() };
+        let terms = match extra {
+            Extra::None => Terms::default(),
+            Extra::Residual => Terms { beta: 1.0, ..Terms::default() },
+            // An 8-bit operand's are its own.
+            Extra::Scales => {
+                if self.precision.is_f8() {
+                    Terms::default()
+                } else {
+                    each
+                }
+            }
+            Extra::Mask => Terms { mask: true, ..Terms::default() },
+            Extra::Preactivation => Terms { preactivation: true, ..Terms::default() },
+        };
+        let across = [layout.transposes_x(), !layout.transposes_w()];
+        let Some([input, output]) = self.precision.ours() else {
+            let scale = if extra == Extra::Scales { ScaleKind::Rows } else { ScaleKind::Device };
+            let w_type = if self.precision == Precision::F8Mixed { DType::F8E5M2 } else { DType::F8E4M3 };
+            let scaled = ScaledCase {
+                w_type,
+                x_scale: scale,
+                w_scale: scale,
+                terms,
+                bias,
+                activation,
+                across,
+                ..ScaledCase::new(m, k, n)
+            };
+            return (batch == 1).then_some(Tunable::Scaled(scaled));
+        };
+        let precision = self.precision.asked();
+        let product =
+            LinearCase { output, bias, activation, terms, precision, ..LinearCase::new(input, m, k, n) };
+        Some(Tunable::Product(MatmulCase { batch: [batch; 2], across, ..MatmulCase::new(product) }))
+    }
+
     /// The same as a linear layer of one type; `None` where it is none, or one that does more.
     pub(super) fn ours(&self) -> Option<LinearCase> {
         self.without_extra().filter(|_| self.operation.extra == Extra::None)

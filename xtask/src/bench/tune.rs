@@ -1,17 +1,22 @@
-//! `xtask tune`: measures every kernel for the bench's sizes on the GPU at hand, says how good the cost model's choices are, and keeps
-//! the fastest for programs that ask for them.
+//! `xtask tune`: measures every kernel for the bench's cases on the GPU at hand – all operations, types, layouts and batches –, says how
+//! good the cost model's choices are, and keeps the fastest for programs that ask for them.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
+use warpsmith::Device;
 use warpsmith::benchmark::{Options, Timing};
+use warpsmith::ops::linear::Tile;
+use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::tune::{self, Found, Store, Tuned};
 
-use super::case::{Case, Precision, parse_shape};
+use super::case::{Case, Precision, Tunable, parse_shape};
 use super::suites::{self, Suite};
 use super::{microseconds, open_gpu};
 use crate::provenance::Provenance;
@@ -69,6 +74,105 @@ struct Row<'a> {
     command: &'a str,
 }
 
+/// What was found for a problem, whichever kind of tiles its operation has.
+enum Outcome {
+    Product(Tuned<Tile>),
+    Scaled(Tuned<Fp8Tile>),
+}
+
+/// What was measured of one case.
+struct Measured {
+    case: Case,
+    /// What it is kept under.
+    key: String,
+    /// The model's choice.
+    model: String,
+    /// Every candidate, and its microseconds.
+    candidates: Vec<(String, f64)>,
+}
+
+impl Measured {
+    fn new(case: Case, outcome: &Outcome) -> Self {
+        fn of<T: Copy + Display>(case: Case, tuned: &Tuned<T>) -> Measured {
+            let named = |(tile, timing): &(T, Timing)| (tile.to_string(), microseconds(timing));
+            let candidates = tuned.candidates.iter().map(named).collect();
+            Measured { case, key: tuned.key.clone(), model: tuned.model.to_string(), candidates }
+        }
+        match outcome {
+            Outcome::Product(tuned) => of(case, tuned),
+            Outcome::Scaled(tuned) => of(case, tuned),
+        }
+    }
+
+    fn time(&self, tile: &str) -> Option<f64> {
+        self.candidates.iter().find(|(name, _)| name == tile).map(|(_, time)| *time)
+    }
+
+    fn best(&self) -> Option<(&str, f64)> {
+        let best = self.candidates.iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
+        best.map(|(name, time)| (name.as_str(), *time))
+    }
+
+    /// The time of a tile over that of the fastest; infinite if it did not run.
+    fn ratio(&self, tile: &str) -> f64 {
+        let ratio = self.time(tile).zip(self.best()).map(|(time, (_, best))| time / best);
+        ratio.unwrap_or(f64::INFINITY)
+    }
+}
+
+/// What was measured, and what was not and why.
+#[derive(Default)]
+struct Findings {
+    measured: Vec<(Measured, Outcome)>,
+    skipped: Vec<(Case, String)>,
+}
+
+impl Findings {
+    /// Measures `cases`, telling of each which number it is and of how many.
+    fn of(device: &Device, cases: &[Case], options: &Options, told: impl Fn(usize, &Case)) -> Result<Self> {
+        let mut findings = Self::default();
+        for (number, case) in cases.iter().enumerate() {
+            let Some(tunable) = case.tunable() else {
+                findings.skipped.push((*case, "there is no operation for batches of this type".into()));
+                continue;
+            };
+            told(number + 1, case);
+            let outcome = match tunable {
+                Tunable::Product(case) => {
+                    tune::matmul(device, &case, options).map(|it| it.map(Outcome::Product))
+                }
+                Tunable::Scaled(case) => {
+                    tune::linear_scaled(device, &case, options).map(|it| it.map(Outcome::Scaled))
+                }
+            };
+            let outcome = outcome.with_context(|| format!("measuring {case}"))?;
+            device.release_memory()?;
+            match outcome {
+                Some(outcome) => findings.measured.push((Measured::new(*case, &outcome), outcome)),
+                None => findings.skipped.push((*case, "no kernel runs for it".into())),
+            }
+        }
+        Ok(findings)
+    }
+
+    /// What to keep: one outcome for each key. Of operations whose kernel is chosen alike, as those with a residual and with a mask, it is
+    /// the one whose fastest tile is the best for all of them together.
+    fn kept(&self) -> impl Iterator<Item = &Outcome> {
+        let mut by_key: BTreeMap<&str, Vec<&(Measured, Outcome)>> = BTreeMap::new();
+        for entry in &self.measured {
+            by_key.entry(&entry.0.key).or_default().push(entry);
+        }
+        by_key.into_values().filter_map(|alike| {
+            let cost = |measured: &Measured| {
+                let best = measured.best().map_or("", |(tile, _)| tile);
+                alike.iter().map(|(other, _)| other.ratio(best)).sum::<f64>()
+            };
+            let least = alike.iter().min_by(|(a, _), (b, _)| cost(a).total_cmp(&cost(b)));
+            least.map(|(_, outcome)| outcome)
+        })
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let device = open_gpu(&args.device)?;
@@ -79,39 +183,35 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let provenance = Provenance::collect(&device, args.commit.clone());
     println!("{provenance}");
 
-    let mut cases = suites::cases(&args.suite, &args.dtype, &args.shape);
-    // The choice does not depend on what follows the product.
-    if args.suite.is_empty() {
-        cases.retain(|case| case.suite != Suite::Epilogue);
-    }
+    let cases = suites::cases(&args.suite, &args.dtype, &args.shape);
     let mut store = if args.report { None } else { Some(Store::open(&device)?) };
     if let Some(store) = &store {
         println!("Results are kept in {}{}", store.path().display(), found(store.found()));
     }
-    let mut all: Vec<(Case, Tuned)> = Vec::new();
-    for (number, case) in cases.iter().enumerate() {
-        let Some(linear) = case.ours() else { continue };
-        eprintln!("[{:3} s, {}/{}] {case}", start.elapsed().as_secs(), number + 1, cases.len());
-        let tuned = tune::linear(&device, &linear, &options).with_context(|| format!("measuring {case}"))?;
-        device.release_memory()?;
-        let Some(tuned) = tuned else { continue };
-        if let Some(store) = &mut store {
-            store.keep(&tuned);
-        }
-        all.push((*case, tuned));
+    let findings = Findings::of(&device, &cases, &options, |number, case| {
+        eprintln!("[{:3} s, {number}/{}] {case}", start.elapsed().as_secs(), cases.len());
+    })?;
+    for (case, reason) in &findings.skipped {
+        println!("skipped: {case}: {reason}");
     }
+    let all: Vec<&Measured> = findings.measured.iter().map(|(measured, _)| measured).collect();
     if all.is_empty() {
         bail!("nothing to tune: no case is of these suites, types and sizes");
     }
     if let Some(store) = &mut store {
+        for outcome in findings.kept() {
+            match outcome {
+                Outcome::Product(tuned) => store.keep(tuned),
+                Outcome::Scaled(tuned) => store.keep(tuned),
+            }
+        }
         store.save()?;
     }
     if let Some(path) = &args.csv {
         write_csv(path, &all, &provenance).with_context(|| format!("writing {}", path.display()))?;
     }
     println!("{}", table(&all));
-    let within = |(_, tuned): &&(Case, Tuned)| tuned.model_over_best().is_some_and(|ratio| ratio <= ALLOWED);
-    let good = all.iter().filter(within).count();
+    let good = all.iter().filter(|measured| measured.ratio(&measured.model) <= ALLOWED).count();
     let verdict = if good == all.len() { "met" } else { "MISSED" };
     println!("{verdict}: the model's choice takes at most {ALLOWED} × the fastest: {good} of {}", all.len());
     Ok(if good < all.len() && args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -127,9 +227,10 @@ fn found(found: &Found) -> String {
 }
 
 /// The cases with the model's choice and the fastest, the worst choices first.
-fn table(all: &[(Case, Tuned)]) -> Table {
+fn table(all: &[&Measured]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
+        "operation",
         "type",
         "M×K×N",
         "model",
@@ -138,40 +239,37 @@ fn table(all: &[(Case, Tuned)]) -> Table {
         "µs",
         "model / fastest",
     ]);
-    let ratio = |tuned: &Tuned| tuned.model_over_best().unwrap_or(f64::INFINITY);
-    let mut sorted: Vec<_> = all.iter().collect();
-    sorted.sort_by(|(_, a), (_, b)| ratio(b).total_cmp(&ratio(a)));
-    for (case, tuned) in sorted {
-        let [m, k, n] = case.shape;
-        let time = |timing: &Timing| format!("{:.2}", microseconds(timing));
-        let model = tuned.candidates.iter().find(|(tile, _)| *tile == tuned.model);
-        let best = tuned.best();
-        let name = |tile: Option<String>| tile.unwrap_or_else(|| "–".into());
+    let ratio = |measured: &Measured| measured.ratio(&measured.model);
+    let mut sorted = all.to_vec();
+    sorted.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)));
+    for measured in sorted {
+        let told = |time: Option<f64>| time.map_or("–".into(), |time| format!("{time:.2}"));
+        let best = measured.best();
         table.add_row([
-            case.precision.name().to_owned(),
-            format!("{m}×{k}×{n}"),
-            tuned.model.to_string(),
-            name(model.map(|(_, timing)| time(timing))),
-            name(best.map(|(tile, _)| tile.to_string())),
-            name(best.map(|(_, timing)| time(&timing))),
-            format!("{:.3}", ratio(tuned)),
+            measured.case.operation.to_string(),
+            measured.case.precision.name().to_owned(),
+            measured.case.sides("×"),
+            measured.model.clone(),
+            told(measured.time(&measured.model)),
+            best.map_or("–", |(tile, _)| tile).to_owned(),
+            told(best.map(|(_, time)| time)),
+            format!("{:.3}", ratio(measured)),
         ]);
     }
     table
 }
 
-fn write_csv(path: &std::path::Path, all: &[(Case, Tuned)], provenance: &Provenance) -> Result<()> {
+fn write_csv(path: &Path, all: &[&Measured], provenance: &Provenance) -> Result<()> {
     let mut writer = csv::Writer::from_path(path)?;
-    for (case, tuned) in all {
-        let [m, k, n] = case.shape;
-        for (tile, timing) in &tuned.candidates {
+    for measured in all {
+        for (tile, time) in &measured.candidates {
             writer.serialize(Row {
-                operation: case.operation.to_string(),
-                dtype: case.precision.name(),
-                shape: format!("{m}x{k}x{n}"),
-                tile: tile.name(),
-                median_us: (microseconds(timing) * 1e3).round() / 1e3,
-                is_model: *tile == tuned.model,
+                operation: measured.case.operation.to_string(),
+                dtype: measured.case.precision.name(),
+                shape: measured.case.sides("x"),
+                tile,
+                median_us: (time * 1e3).round() / 1e3,
+                is_model: *tile == measured.model,
                 gpu: &provenance.gpu,
                 driver: &provenance.driver,
                 commit: &provenance.commit,
@@ -180,4 +278,94 @@ fn write_csv(path: &std::path::Path, all: &[(Case, Tuned)], provenance: &Provena
         }
     }
     Ok(writer.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::ValueEnum;
+    use warpsmith::{EmulatorOptions, ops::Activation};
+
+    use super::*;
+    use crate::bench::case::{Extra, Layout, Operation};
+
+    fn case(operation: Operation, precision: Precision) -> Case {
+        Case { suite: Suite::Main, operation, precision, shape: [8, 32, 16] }
+    }
+
+    fn shortly() -> Options {
+        let mut options = Options::default();
+        (options.samples, options.warm_up, options.batch) = (1, Duration::ZERO, Duration::ZERO);
+        options
+    }
+
+    #[test]
+    fn every_case_of_the_suites_is_measured() {
+        for suite in Suite::value_variants() {
+            for case in suites::cases(&[*suite], &[], &[]) {
+                assert!(case.tunable().is_some(), "{case}");
+            }
+        }
+    }
+
+    #[test]
+    fn results_are_kept_for_every_kind_of_problem_and_what_is_skipped_is_told() {
+        let options = EmulatorOptions { compute_capability: (9, 0), ..EmulatorOptions::default() };
+        let device = Device::emulator_with(options);
+        let with = |extra, activation| Operation { extra, activation, ..Operation::PRODUCT };
+        let kinds = [
+            case(Operation::BIAS_RELU, Precision::Bf16),
+            case(with(Extra::None, Activation::Silu), Precision::Bf16),
+            case(with(Extra::Residual, Activation::None), Precision::Bf16),
+            case(Operation::product(Layout::Tn), Precision::Bf16),
+            case(Operation { batch: 3, ..Operation::PRODUCT }, Precision::Bf16),
+            case(Operation { batch: 3, ..Operation::product(Layout::Nn) }, Precision::Bf16),
+            case(Operation::PRODUCT, Precision::Bf16ToF32),
+            case(Operation::PRODUCT, Precision::Tf32),
+            case(Operation::PRODUCT, Precision::F8),
+            case(with(Extra::Residual, Activation::None), Precision::F8),
+        ];
+        let alike = [
+            // What follows is of the same kind, or the other layouts are read alike.
+            case(Operation::PRODUCT, Precision::Bf16),
+            case(with(Extra::Mask, Activation::Relu), Precision::Bf16),
+            case(Operation::product(Layout::Tt), Precision::Bf16),
+            case(with(Extra::Scales, Activation::None), Precision::F8),
+            case(Operation::PRODUCT, Precision::F8Mixed),
+            case(Operation::product(Layout::Nn), Precision::F8),
+        ];
+        let skipped = [case(Operation { batch: 3, ..Operation::PRODUCT }, Precision::F8)];
+        let all: Vec<Case> = kinds.iter().chain(&alike).chain(&skipped).copied().collect();
+        let findings = Findings::of(&device, &all, &shortly(), |_, _| {}).expect("nothing fails");
+        let keys: BTreeSet<&str> = findings.measured.iter().map(|(measured, _)| &*measured.key).collect();
+        assert_eq!(keys.len(), kinds.len(), "{keys:#?}");
+        assert_eq!(findings.kept().count(), kinds.len());
+        assert_eq!(findings.measured.len(), kinds.len() + alike.len());
+        let told: Vec<Case> = findings.skipped.iter().map(|(case, _)| *case).collect();
+        assert_eq!(told, skipped);
+        for (measured, _) in &findings.measured {
+            assert!(measured.candidates.len() > 1 && measured.ratio(&measured.model).is_finite());
+        }
+    }
+
+    /// Of operations that are chosen alike, the tile is kept that loses least over all of them.
+    #[test]
+    fn one_tile_is_kept_for_operations_that_are_chosen_alike() {
+        let device = Device::emulator();
+        let all = [Extra::Residual, Extra::Mask, Extra::Preactivation]
+            .map(|extra| case(Operation { extra, ..Operation::PRODUCT }, Precision::Bf16));
+        let mut findings = Findings::of(&device, &all, &shortly(), |_, _| {}).expect("nothing fails");
+        let times = [[10.0, 20.0], [21.0, 10.0], [11.0, 10.0]];
+        for ((measured, _), [a, b]) in findings.measured.iter_mut().zip(times) {
+            measured.candidates = vec![("a".into(), a), ("b".into(), b)];
+        }
+        // a loses 0 + 1.1 + 0.1, b 1 + 0 + 0.
+        let kept: Vec<&Outcome> = findings.kept().collect();
+        assert_eq!(kept.len(), 1);
+        assert!(std::ptr::eq(kept[0], &findings.measured[1].1));
+        findings.measured[0].0.candidates[1].1 = 30.0;
+        let kept: Vec<&Outcome> = findings.kept().collect();
+        assert!(std::ptr::eq(kept[0], &findings.measured[0].1));
+    }
 }

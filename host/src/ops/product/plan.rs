@@ -10,7 +10,7 @@ use crate::ops::linear::select::{Access, Fused, Limits, Problem, TURING, Tile, i
 use crate::ops::linear::{Instance, LinearTypes};
 use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT, has_short_rows};
 use crate::tensor::{Element, Tensor};
-use crate::tune;
+use crate::tune::{self, ProductChoice};
 
 /// A product, planned.
 pub(super) struct Plan<T: Element, O: Element> {
@@ -166,10 +166,11 @@ where
             stores_boxes,
             fused,
         };
-        tune::notice(&problem, &limits);
+        let choice = ProductChoice { problem, limits };
+        tune::notice_product(&choice, path.repack);
         let tile = match product.options.tile {
             Some(tile) => Some(tile),
-            None => tune::choose(device, &problem, &limits)?,
+            None => tune::choose(device, &choice)?,
         };
         let tile = tile.ok_or_else(|| no_kernel(product, &limits))?;
         let instance = T::instance(tile).ok_or_else(|| no_kernel(product, &limits))?;

@@ -17,7 +17,7 @@ use warpsmith_kernels::linear_fp8_hopper::{
 };
 
 use super::plan::{Matrix, Plan, size_limit};
-use super::select::{Fp8Tile, Limits, Problem, select};
+use super::select::{Fp8Tile, Limits, Problem};
 use super::{Bias, OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
@@ -27,6 +27,7 @@ use crate::ops::matrix::{as_matrix, row_stride};
 use crate::ops::{CHUNK_BYTES, Implementation, STORED_ROWS};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Swizzle, Tensor, TensorMapOptions};
+use crate::tune::{self, ScaledChoice};
 
 mod sealed {
     pub trait Sealed {}
@@ -302,9 +303,16 @@ impl<O: ScaledOutput> Launch<O> {
             multiprocessors: properties.multiprocessors,
             max_shared_per_block: properties.max_shared_per_block,
         };
+        let choice = ScaledChoice {
+            output: O::DTYPE,
+            has_terms: !op.terms.is_empty(),
+            problem: Problem { m, n, k },
+            limits,
+        };
+        tune::notice_scaled(&choice);
         let tile = match op.tile {
             Some(tile) => expect_tile(tile, k, &limits)?,
-            None => select(&Problem { m, n, k }, &limits).ok_or_else(|| no_tile(device, &limits))?,
+            None => tune::choose(device, &choice)?.ok_or_else(|| no_tile(device, &limits))?,
         };
         let most_blocks = properties.max_grid[0];
         let tiles = tile.tiles(m, n);

@@ -148,17 +148,22 @@ pub struct Limits {
 /// The tile to compute `problem` with; `None` if none runs on the device, or fits its shared memory.
 #[must_use]
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Fp8Tile> {
-    let Problem { m, n, k } = *problem;
-    Fp8Tile::ALL
-        .into_iter()
-        .filter(|tile| tile.runs_on(limits.compute_capability))
-        .filter(|tile| tile.shared_bytes() <= limits.max_shared_per_block)
-        // There is no tensor map of a matrix without columns.
-        .filter(|tile| k > 0 || !tile.is_hopper())
-        .min_by_key(|tile| {
-            let rounds = tile.tiles(m, n).div_ceil(u64::from(limits.multiprocessors.max(1)));
-            u128::from(rounds) * u128::from(tile.cost())
-        })
+    candidates(problem, limits).min_by_key(|tile| {
+        let rounds = tile.tiles(problem.m, problem.n).div_ceil(u64::from(limits.multiprocessors.max(1)));
+        u128::from(rounds) * u128::from(tile.cost())
+    })
+}
+
+/// The tiles that compute `problem` on a device with these limits.
+pub fn candidates(problem: &Problem, limits: &Limits) -> impl Iterator<Item = Fp8Tile> {
+    let Problem { k, .. } = *problem;
+    let Limits { compute_capability, max_shared_per_block, .. } = *limits;
+    Fp8Tile::ALL.into_iter().filter(move |tile| {
+        tile.runs_on(compute_capability)
+            && tile.shared_bytes() <= max_shared_per_block
+            // There is no tensor map of a matrix without columns.
+            && (k > 0 || !tile.is_hopper())
+    })
 }
 
 #[cfg(test)]

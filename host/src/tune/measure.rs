@@ -1,0 +1,194 @@
+//! Measuring: every kernel that computes one problem, on operands that lie as the operation's own kernel sees them.
+//!
+//! Which problem a case becomes is not worked out again here: the operation runs once and says it, so that what is measured is what it
+//! looks up.
+
+use std::cell::RefCell;
+
+use super::{Choice, ProductChoice, ScaledChoice};
+use crate::benchmark::{self, LinearSubject, Options, Subject, Timing};
+use crate::device::Device;
+use crate::error::Result;
+use crate::ops::linear::Tile;
+use crate::ops::scaled::Fp8Tile;
+use crate::stream::Stream;
+use crate::validate::{LinearCase, MatmulCase, ScaledCase};
+
+/// A problem that an operation runs a kernel for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Observation {
+    /// Of a linear layer or a matrix product, and which of its operands are copied into aligned rows first.
+    Product(ProductChoice, [bool; 2]),
+    /// Of a scaled linear layer.
+    Scaled(ScaledChoice),
+}
+
+thread_local! {
+    /// The problems that this thread's operations run kernels for, while someone wants to know.
+    static OBSERVED: RefCell<Option<Vec<Observation>>> = const { RefCell::new(None) };
+}
+
+/// Says that a kernel is about to run for a linear layer or a matrix product, whoever chooses it, and which operands are copied first.
+pub(crate) fn notice_product(choice: &ProductChoice, copied: [bool; 2]) {
+    notice(Observation::Product(*choice, copied));
+}
+
+/// Says that a kernel is about to run for a scaled linear layer, whoever chooses it.
+pub(crate) fn notice_scaled(choice: &ScaledChoice) {
+    notice(Observation::Scaled(*choice));
+}
+
+fn notice(observation: Observation) {
+    OBSERVED.with_borrow_mut(|observed| {
+        if let Some(observed) = observed {
+            observed.push(observation);
+        }
+    });
+}
+
+/// The problems that `work` runs kernels for.
+pub(super) fn observe(work: impl FnOnce() -> Result<()>) -> Result<Vec<Observation>> {
+    OBSERVED.set(Some(Vec::new()));
+    let outcome = work();
+    let observed = OBSERVED.take().unwrap_or_default();
+    outcome.map(|()| observed)
+}
+
+/// What the candidates for one problem take.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Tuned<T = Tile> {
+    /// What the results are kept under: the same for operations whose kernel is chosen alike.
+    pub key: String,
+    /// What the cost model chooses.
+    pub model: T,
+    /// Every candidate that ran, and its time.
+    pub candidates: Vec<(T, Timing)>,
+}
+
+impl<T: Copy + PartialEq> Tuned<T> {
+    /// The fastest candidate.
+    #[must_use]
+    pub fn best(&self) -> Option<(T, Timing)> {
+        self.candidates.iter().copied().min_by_key(|(_, timing)| timing.median)
+    }
+
+    /// The time of the model's choice over that of the fastest: 1 where they are the same.
+    #[must_use]
+    pub fn model_over_best(&self) -> Option<f64> {
+        let (_, model) = self.candidates.iter().find(|(tile, _)| *tile == self.model)?;
+        let (_, best) = self.best()?;
+        Some(model.median.as_secs_f64() / best.median.as_secs_f64())
+    }
+}
+
+/// Measures every kernel that computes the linear operation of `case` on `device`, whatever tile the case asks for. `None` if there is
+/// nothing to choose: on the CPU, and where nothing is computed.
+///
+/// The candidates read operands that lie as the operation's own kernel sees them: where it would copy them into aligned rows first,
+/// they have been copied. So all of them are measured at the problem that the result is kept for, and the copies, which are
+/// the same for all, do not count. Placement in larger matrices does not apply here.
+///
+/// # Errors
+///
+/// As [`benchmark::linear`](fn@crate::benchmark::linear). A candidate that fails is left out.
+pub fn linear(device: &Device, case: &LinearCase, options: &Options) -> Result<Option<Tuned>> {
+    let stream = device.default_stream();
+    let subject = benchmark::linear_subject(&stream, case)?;
+    Candidates::of_product(&stream, &*subject)?.map_or(Ok(None), |candidates| candidates.measure(options))
+}
+
+/// As [`linear`], for matrix products: of operands in any layout, single or in batches.
+///
+/// # Errors
+///
+/// As [`linear`], and [`Error::Argument`](crate::Error::Argument) if the case's batches do not fit together.
+pub fn matmul(device: &Device, case: &MatmulCase, options: &Options) -> Result<Option<Tuned>> {
+    let stream = device.default_stream();
+    let subject = benchmark::matmul_subject(&stream, case)?;
+    Candidates::of_product(&stream, &*subject)?.map_or(Ok(None), |candidates| candidates.measure(options))
+}
+
+/// As [`linear`], for the linear operation on 8-bit operands. Their rows start at multiples of 16 bytes; the portable kernel's copies of them in
+/// f16 count.
+///
+/// # Errors
+///
+/// [`Error::Type`](crate::Error::Type) if the case's types are not 8-bit inputs and an output of f16, bf16 or f32; otherwise as [`linear`].
+pub fn linear_scaled(
+    device: &Device,
+    case: &ScaledCase,
+    options: &Options,
+) -> Result<Option<Tuned<Fp8Tile>>> {
+    Candidates::of_scaled(device, case)?.map_or(Ok(None), |candidates| candidates.measure(options))
+}
+
+/// The kernels that compute one problem, each with operands to run on.
+pub(super) struct Candidates<C: Choice> {
+    /// The problem that all of them run, and the device's limits.
+    pub(super) choice: C,
+    stream: Stream,
+    pub(super) tiles: Vec<C::Tile>,
+    pub(super) subjects: Vec<Box<dyn Subject>>,
+}
+
+impl Candidates<ProductChoice> {
+    /// Those of a product; `None` where no kernel runs.
+    pub(super) fn of_product(stream: &Stream, subject: &dyn LinearSubject) -> Result<Option<Self>> {
+        let mut by_itself = subject.with_tile(None);
+        let observed = observe(|| by_itself.enqueue(0))?;
+        let Some(&Observation::Product(choice, copied)) = observed.first() else { return Ok(None) };
+        if copied != [false; 2] {
+            by_itself = by_itself.with_aligned_rows(copied)?;
+        }
+        let expected = Observation::Product(choice, [false; 2]);
+        Self::running(stream, choice, expected, |tile| by_itself.with_tile(Some(tile))).map(Some)
+    }
+}
+
+impl Candidates<ScaledChoice> {
+    /// Those of a scaled linear operation; `None` where no kernel runs.
+    pub(super) fn of_scaled(device: &Device, case: &ScaledCase) -> Result<Option<Self>> {
+        let stream = device.default_stream();
+        let mut by_itself = benchmark::scaled_subject(&stream, case)?.with_tile(None);
+        let observed = observe(|| by_itself.enqueue(0))?;
+        let Some(&Observation::Scaled(choice)) = observed.first() else { return Ok(None) };
+        let expected = Observation::Scaled(choice);
+        Self::running(&stream, choice, expected, |tile| by_itself.with_tile(Some(tile))).map(Some)
+    }
+}
+
+impl<C: Choice> Candidates<C> {
+    /// The candidates that run the problem that is expected. One that cannot run is left out; so is one that would run another problem,
+    /// whose time says nothing about this one.
+    fn running(
+        stream: &Stream,
+        choice: C,
+        expected: Observation,
+        subject: impl Fn(C::Tile) -> Box<dyn Subject>,
+    ) -> Result<Self> {
+        let (mut tiles, mut subjects) = (Vec::new(), Vec::new());
+        for tile in choice.candidates() {
+            let mut candidate = subject(tile);
+            if observe(|| candidate.enqueue(0)).is_ok_and(|observed| observed == [expected]) {
+                tiles.push(tile);
+                subjects.push(candidate);
+            }
+        }
+        stream.synchronize()?;
+        Ok(Self { choice, stream: stream.clone(), tiles, subjects })
+    }
+
+    /// What each of them takes.
+    fn measure(mut self, options: &Options) -> Result<Option<Tuned<C::Tile>>> {
+        let Some(model) = self.choice.model() else { return Ok(None) };
+        let mut running: Vec<&mut dyn Subject> =
+            self.subjects.iter_mut().map(|subject| &mut **subject as &mut dyn Subject).collect();
+        let timings = benchmark::interleaved(&self.stream, &mut running, options)?;
+        Ok(Some(Tuned {
+            key: self.choice.key(),
+            model,
+            candidates: self.tiles.into_iter().zip(timings).collect(),
+        }))
+    }
+}
