@@ -93,6 +93,8 @@ def variants(request, operands):
             )
 
         def eager(x, w, bias, *more, fast=False):
+            if extra not in ("none", "scales"):
+                raise NotImplementedError(f"a scaled product with {extra} is not one function of PyTorch's")
             scales = more if extra == "scales" else ()
             return activation(scaled(x, w, bias if request["bias"] else None, *scales, fast=fast))
 

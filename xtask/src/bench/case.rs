@@ -274,6 +274,15 @@ impl Case {
         self.without_extra().filter(|_| self.operation.extra == Extra::None)
     }
 
+    /// Whether it is a linear layer of 8-bit operands that has nothing but scales, a bias and an activation.
+    pub(super) fn is_plain_scaled(&self) -> bool {
+        let Operation { layout, batch, extra, .. } = self.operation;
+        self.precision.is_f8()
+            && layout == Layout::Nt
+            && batch == 1
+            && matches!(extra, Extra::None | Extra::Scales)
+    }
+
     /// The linear layer of one type that this one is, whatever else it reads or stores; `None` where it is none.
     pub(super) fn without_extra(&self) -> Option<LinearCase> {
         let [m, k, n] = self.shape;

@@ -73,7 +73,7 @@ pub(super) fn tiles_of(device: &Device, case: &Case) -> Vec<Variant> {
         };
         return Tile::ALL.into_iter().filter(serves).map(Variant::Linear).collect();
     }
-    if matches!(case.precision, Precision::F8 | Precision::F8Mixed) {
+    if case.is_plain_scaled() {
         let tiles = Fp8Tile::ALL.into_iter().filter(|tile| tile.runs_on(capability));
         return tiles.map(Variant::Scaled).collect();
     }
@@ -106,11 +106,12 @@ pub(super) fn subjects(stream: &Stream, case: &Case, variants: &[Variant]) -> Re
     }
     let scaled = variants.iter().map(|variant| variant.scaled());
     Ok(match case.precision {
-        Precision::F8 => {
+        // Of what else there is in 8 bits nothing is measured, rather than this under another name.
+        Precision::F8 if case.is_plain_scaled() => {
             let first = Scaled::new(stream, *case, F8E4M3::from_bits)?;
             scaled.map(|tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect()
         }
-        Precision::F8Mixed => {
+        Precision::F8Mixed if case.is_plain_scaled() => {
             let first = Scaled::new(stream, *case, F8E5M2::from_bits)?;
             scaled.map(|tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect()
         }
@@ -448,6 +449,33 @@ mod tests {
             assert_eq!(subjects.len(), 1, "{case}");
             subjects[0].enqueue(0).expect("no finding");
             assert!(subjects[0].implementation().expect("a kernel").contains("kernel"), "{case}");
+        }
+    }
+
+    /// What runs under the name of a case is what the case says, or nothing.
+    #[test]
+    fn of_8_bit_operands_only_what_is_computed_is_measured() {
+        let device = "emulator:9.0".parse::<Device>().expect("it is a device");
+        let stream = device.default_stream();
+        let measured = |operation, precision| {
+            let case = Case { suite: Suite::Main, operation, precision, shape: [8, 32, 16] };
+            let mut variants = vec![Variant::Chosen];
+            variants.extend(tiles_of(&device, &case));
+            let measured = subjects(&stream, &case, &variants).expect("memory").len();
+            assert!(measured == 0 || measured == variants.len(), "{case}");
+            measured
+        };
+        let layouts = [Layout::Nn, Layout::Tn, Layout::Tt].map(Operation::product);
+        let batch = Operation { batch: 3, ..Operation::PRODUCT };
+        let with = |extra| Operation { extra, ..Operation::BIAS_RELU };
+        for precision in [Precision::F8, Precision::F8Mixed] {
+            let more = [Extra::Residual, Extra::Mask, Extra::Preactivation].map(with);
+            for operation in layouts.into_iter().chain([batch]).chain(more) {
+                assert_eq!(measured(operation, precision), 0, "{operation} {}", precision.name());
+            }
+            for operation in [Operation::PRODUCT, Operation::BIAS_RELU, with(Extra::Scales)] {
+                assert!(measured(operation, precision) > 1, "{operation} {}", precision.name());
+            }
         }
     }
 
