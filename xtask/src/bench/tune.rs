@@ -120,16 +120,17 @@ impl Measured {
     }
 }
 
-/// What was measured, and what was not and why.
+/// What was measured, what there is nothing to measure of, and what failed; and why.
 #[derive(Default)]
 struct Findings {
     measured: Vec<(Measured, Outcome)>,
     skipped: Vec<(Case, String)>,
+    failed: Vec<(Case, String)>,
 }
 
 impl Findings {
-    /// Measures `cases`, telling of each which number it is and of how many.
-    fn of(device: &Device, cases: &[Case], options: &Options, told: impl Fn(usize, &Case)) -> Result<Self> {
+    /// Measures `cases`, telling of each which number it is.
+    fn of(device: &Device, cases: &[Case], options: &Options, told: impl Fn(usize, &Case)) -> Self {
         let mut findings = Self::default();
         for (number, case) in cases.iter().enumerate() {
             let Some(tunable) = case.tunable() else {
@@ -145,14 +146,28 @@ impl Findings {
                     tune::linear_scaled(device, &case, options).map(|it| it.map(Outcome::Scaled))
                 }
             };
-            let outcome = outcome.with_context(|| format!("measuring {case}"))?;
-            device.release_memory()?;
             match outcome {
-                Some(outcome) => findings.measured.push((Measured::new(*case, &outcome), outcome)),
-                None => findings.skipped.push((*case, "no kernel runs for it".into())),
+                Ok(Some(outcome)) => findings.measured.push((Measured::new(*case, &outcome), outcome)),
+                Ok(None) => findings.skipped.push((*case, "no kernel runs for it".into())),
+                // What was measured before is worth keeping.
+                Err(error) => findings.failed.push((*case, error.to_string())),
+            }
+            if let Err(error) = device.release_memory() {
+                findings.failed.push((*case, format!("releasing its memory: {error}")));
             }
         }
-        Ok(findings)
+        findings
+    }
+
+    /// Why there is nothing to keep, if nothing was measured.
+    fn nothing(&self) -> Option<String> {
+        let (skipped, failed) = (self.skipped.len(), self.failed.len());
+        match (self.measured.len(), skipped, failed) {
+            (0, 0, 0) => Some("no case is of these suites, types and sizes".into()),
+            (0, _, 0) => Some(format!("all {skipped} cases were skipped")),
+            (0, ..) => Some(format!("{skipped} cases were skipped, and {failed} failed")),
+            _ => None,
+        }
     }
 
     /// What to keep: one outcome for each key. Of operations whose kernel is chosen alike, as those with a residual and with a mask, it is
@@ -190,13 +205,16 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let findings = Findings::of(&device, &cases, &options, |number, case| {
         eprintln!("[{:3} s, {number}/{}] {case}", start.elapsed().as_secs(), cases.len());
-    })?;
+    });
     for (case, reason) in &findings.skipped {
         println!("skipped: {case}: {reason}");
     }
+    for (case, reason) in &findings.failed {
+        println!("failed: {case}: {reason}");
+    }
     let all: Vec<&Measured> = findings.measured.iter().map(|(measured, _)| measured).collect();
-    if all.is_empty() {
-        bail!("nothing to tune: no case is of these suites, types and sizes");
+    if let Some(reason) = findings.nothing() {
+        bail!("nothing to tune: {reason}");
     }
     if let Some(store) = &mut store {
         for outcome in findings.kept() {
@@ -214,6 +232,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let good = all.iter().filter(|measured| measured.ratio(&measured.model) <= ALLOWED).count();
     let verdict = if good == all.len() { "met" } else { "MISSED" };
     println!("{verdict}: the model's choice takes at most {ALLOWED} × the fastest: {good} of {}", all.len());
+    if !findings.failed.is_empty() {
+        bail!("{} failures in {} cases", findings.failed.len(), cases.len());
+    }
     Ok(if good < all.len() && args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -337,16 +358,42 @@ mod tests {
         ];
         let skipped = [case(Operation { batch: 3, ..Operation::PRODUCT }, Precision::F8)];
         let all: Vec<Case> = kinds.iter().chain(&alike).chain(&skipped).copied().collect();
-        let findings = Findings::of(&device, &all, &shortly(), |_, _| {}).expect("nothing fails");
+        let findings = Findings::of(&device, &all, &shortly(), |_, _| {});
         let keys: BTreeSet<&str> = findings.measured.iter().map(|(measured, _)| &*measured.key).collect();
         assert_eq!(keys.len(), kinds.len(), "{keys:#?}");
         assert_eq!(findings.kept().count(), kinds.len());
         assert_eq!(findings.measured.len(), kinds.len() + alike.len());
         let told: Vec<Case> = findings.skipped.iter().map(|(case, _)| *case).collect();
         assert_eq!(told, skipped);
+        assert!(findings.failed.is_empty() && findings.nothing().is_none(), "{:?}", findings.failed);
         for (measured, _) in &findings.measured {
             assert!(measured.candidates.len() > 1 && measured.ratio(&measured.model).is_finite());
         }
+    }
+
+    #[test]
+    fn a_case_that_fails_is_told_and_what_was_measured_is_kept() {
+        let device = Device::emulator_with(EmulatorOptions { memory: 1 << 20, ..EmulatorOptions::default() });
+        let fits = case(Operation::PRODUCT, Precision::Bf16);
+        let large = Case { shape: [8, 4096, 1024], ..fits };
+        let findings = Findings::of(&device, &[fits, large, fits], &shortly(), |_, _| {});
+        assert_eq!(findings.measured.len(), 2, "{:?}", findings.failed);
+        assert_eq!(findings.kept().count(), 1);
+        let [(failed, reason)] = &findings.failed[..] else { panic!("{:?}", findings.failed) };
+        assert_eq!(*failed, large);
+        assert!(reason.contains("memory"), "{reason}");
+        assert_eq!(findings.nothing(), None);
+        let nothing = |cases: &[Case]| Findings::of(&device, cases, &shortly(), |_, _| {}).nothing();
+        assert_eq!(nothing(&[large]).as_deref(), Some("0 cases were skipped, and 1 failed"));
+    }
+
+    #[test]
+    fn nothing_asked_for_and_nothing_there_to_measure_are_told_apart() {
+        let device = Device::emulator();
+        let nothing = |cases: &[Case]| Findings::of(&device, cases, &shortly(), |_, _| {}).nothing();
+        assert_eq!(nothing(&[]).as_deref(), Some("no case is of these suites, types and sizes"));
+        let batch = case(Operation { batch: 3, ..Operation::PRODUCT }, Precision::F8);
+        assert_eq!(nothing(&[batch, batch]).as_deref(), Some("all 2 cases were skipped"));
     }
 
     /// Of operations that are chosen alike, the tile is kept that loses least over all of them.
@@ -355,7 +402,7 @@ mod tests {
         let device = Device::emulator();
         let all = [Extra::Residual, Extra::Mask, Extra::Preactivation]
             .map(|extra| case(Operation { extra, ..Operation::PRODUCT }, Precision::Bf16));
-        let mut findings = Findings::of(&device, &all, &shortly(), |_, _| {}).expect("nothing fails");
+        let mut findings = Findings::of(&device, &all, &shortly(), |_, _| {});
         let times = [[10.0, 20.0], [21.0, 10.0], [11.0, 10.0]];
         for ((measured, _), [a, b]) in findings.measured.iter_mut().zip(times) {
             measured.candidates = vec![("a".into(), a), ("b".into(), b)];
