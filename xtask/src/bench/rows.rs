@@ -1,5 +1,7 @@
 //! Rows of results, as the benches make and write them.
 
+#[cfg(unix)]
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -13,12 +15,23 @@ pub(super) fn rounded(value: f64, parts: f64) -> f64 {
     (value * parts).round() / parts
 }
 
-/// Writes a file of rows.
+/// Writes a file of rows. It is replaced as a whole, so that whatever interrupts this leaves what was there.
 pub(super) fn write(path: &Path, rows: impl IntoIterator<Item: Serialize>) -> Result<()> {
     let write = || -> Result<()> {
-        let mut writer = csv::Writer::from_path(path)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let mut file = &mut tempfile::Builder::new();
+        // Temporary files are their owner's alone, but this one stays.
+        #[cfg(unix)]
+        {
+            file = file.permissions(PermissionsExt::from_mode(0o666));
+        }
+        let mut file = file.tempfile_in(folder.unwrap_or(Path::new(".")))?;
+        let mut writer = csv::Writer::from_writer(file.as_file_mut());
         rows.into_iter().try_for_each(|row| writer.serialize(row))?;
-        Ok(writer.flush()?)
+        writer.flush()?;
+        drop(writer);
+        file.persist(path)?;
+        Ok(())
     };
     write().with_context(|| format!("writing {}", path.display()))
 }
@@ -97,5 +110,24 @@ mod tests {
         let without = Measurement { libraries: String::new(), ..row.clone() };
         assert_eq!(read(&path), [without, Measurement::default()]);
         assert!(write(&folder.path().join("none").join("rows.csv"), [row]).is_err());
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("rows.csv");
+        let read = || std::fs::read_to_string(&path).expect("the file is there");
+        write(&path, [[1, 2], [3, 4]]).expect("the folder is there");
+        assert_eq!(read(), "1,2\n3,4\n");
+        write(&path, [vec![5, 6], vec![7]]).expect_err("rows of different lengths");
+        assert_eq!(read(), "1,2\n3,4\n");
+        write(&path, [[5, 6]]).expect("the folder is there");
+        assert_eq!(read(), "5,6\n");
+        assert_eq!(std::fs::read_dir(&folder).expect("the folder").count(), 1, "nothing temporary is left");
+        // Others may read it as any file that is made here.
+        let plain = folder.path().join("plain");
+        std::fs::write(&plain, "").expect("the folder is there");
+        let permissions = |path| std::fs::metadata(path).expect("the file is there").permissions();
+        assert_eq!(permissions(&path), permissions(&plain));
     }
 }

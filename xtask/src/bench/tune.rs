@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use warpsmith::tune::{self, Found, Store, Tuned};
 
 use super::case::{Case, Precision, Tunable, parse_shape};
 use super::suites::{self, Suite};
-use super::{microseconds, open_gpu};
+use super::{microseconds, open_gpu, rows};
 use crate::provenance::Provenance;
 
 /// Measure which kernel is fastest for each size on this GPU, and keep the results.
@@ -226,7 +226,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         store.save()?;
     }
     if let Some(path) = &args.csv {
-        write_csv(path, &all, &provenance).with_context(|| format!("writing {}", path.display()))?;
+        rows::write(path, rows_of(&all, &provenance))?;
     }
     println!("{}", table(&all));
     let good = all.iter().filter(|measured| measured.ratio(&measured.model) <= ALLOWED).count();
@@ -280,25 +280,23 @@ fn table(all: &[&Measured]) -> Table {
     table
 }
 
-fn write_csv(path: &Path, all: &[&Measured], provenance: &Provenance) -> Result<()> {
-    let mut writer = csv::Writer::from_path(path)?;
-    for measured in all {
-        for (tile, time) in &measured.candidates {
-            writer.serialize(Row {
-                operation: measured.case.operation.to_string(),
-                dtype: measured.case.precision.name(),
-                shape: measured.case.sides("x"),
-                tile,
-                median_us: (time * 1e3).round() / 1e3,
-                is_model: *tile == measured.model,
-                gpu: &provenance.gpu,
-                driver: &provenance.driver,
-                commit: &provenance.commit,
-                command: &provenance.command,
-            })?;
-        }
-    }
-    Ok(writer.flush()?)
+/// Every kernel's time for every case.
+fn rows_of<'a>(all: &'a [&Measured], provenance: &'a Provenance) -> impl Iterator<Item = Row<'a>> {
+    let of_case = move |measured: &'a &Measured| {
+        measured.candidates.iter().map(move |(tile, time)| Row {
+            operation: measured.case.operation.to_string(),
+            dtype: measured.case.precision.name(),
+            shape: measured.case.sides("x"),
+            tile,
+            median_us: rows::rounded(*time, 1e3),
+            is_model: *tile == measured.model,
+            gpu: &provenance.gpu,
+            driver: &provenance.driver,
+            commit: &provenance.commit,
+            command: &provenance.command,
+        })
+    };
+    all.iter().flat_map(of_case)
 }
 
 #[cfg(test)]
