@@ -80,6 +80,21 @@ enum Outcome {
     Scaled(Tuned<Fp8Tile>),
 }
 
+impl Outcome {
+    /// The same with the candidate of this name alone, which therefore is the one that a store keeps.
+    fn with_only(&self, tile: &str) -> Self {
+        fn of<T: Copy + Display>(tuned: &Tuned<T>, tile: &str) -> Tuned<T> {
+            let mut tuned = tuned.clone();
+            tuned.candidates.retain(|(candidate, _)| candidate.to_string() == tile);
+            tuned
+        }
+        match self {
+            Self::Product(tuned) => Self::Product(of(tuned, tile)),
+            Self::Scaled(tuned) => Self::Scaled(of(tuned, tile)),
+        }
+    }
+}
+
 /// What was measured of one case.
 struct Measured {
     case: Case,
@@ -170,20 +185,27 @@ impl Findings {
         }
     }
 
-    /// What to keep: one outcome for each key. Of operations whose kernel is chosen alike, as those with a residual and with a mask, it is
-    /// the one whose fastest tile is the best for all of them together.
-    fn kept(&self) -> impl Iterator<Item = &Outcome> {
+    /// What to keep: one outcome for each key, and of that one tile. Of operations whose kernel is chosen alike, as those with a residual and
+    /// with a mask, it is the tile that takes least for all of them together, each relative to its fastest.
+    fn kept(&self) -> impl Iterator<Item = Outcome> {
         let mut by_key: BTreeMap<&str, Vec<&(Measured, Outcome)>> = BTreeMap::new();
         for entry in &self.measured {
             by_key.entry(&entry.0.key).or_default().push(entry);
         }
         by_key.into_values().filter_map(|alike| {
-            let cost = |measured: &Measured| {
-                let best = measured.best().map_or("", |(tile, _)| tile);
-                alike.iter().map(|(other, _)| other.ratio(best)).sum::<f64>()
+            // One that did not run for some is behind all that ran for more of them.
+            let cost = |tile: &str| {
+                let ratios: Vec<f64> = alike.iter().map(|(measured, _)| measured.ratio(tile)).collect();
+                let ran = ratios.iter().filter(|ratio| ratio.is_finite());
+                (alike.len() - ran.clone().count(), ran.sum::<f64>())
             };
-            let least = alike.iter().min_by(|(a, _), (b, _)| cost(a).total_cmp(&cost(b)));
-            least.map(|(_, outcome)| outcome)
+            let tiles =
+                alike.iter().flat_map(|entry| entry.0.candidates.iter().map(move |(tile, _)| (tile, entry)));
+            let least = tiles.min_by(|(a, _), (b, _)| {
+                let ((missing_a, a), (missing_b, b)) = (cost(a), cost(b));
+                missing_a.cmp(&missing_b).then(a.total_cmp(&b))
+            });
+            least.map(|(tile, (_, outcome))| outcome.with_only(tile))
         })
     }
 }
@@ -219,8 +241,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Some(store) = &mut store {
         for outcome in findings.kept() {
             match outcome {
-                Outcome::Product(tuned) => store.keep(tuned),
-                Outcome::Scaled(tuned) => store.keep(tuned),
+                Outcome::Product(tuned) => store.keep(&tuned),
+                Outcome::Scaled(tuned) => store.keep(&tuned),
             }
         }
         store.save()?;
@@ -401,16 +423,30 @@ mod tests {
         let all = [Extra::Residual, Extra::Mask, Extra::Preactivation]
             .map(|extra| case(Operation { extra, ..Operation::PRODUCT }, Precision::Bf16));
         let mut findings = Findings::of(&device, &all, &shortly(), |_, _| {});
-        let times = [[10.0, 20.0], [21.0, 10.0], [11.0, 10.0]];
-        for ((measured, _), [a, b]) in findings.measured.iter_mut().zip(times) {
-            measured.candidates = vec![("a".into(), a), ("b".into(), b)];
-        }
-        // a loses 0 + 1.1 + 0.1, b 1 + 0 + 0.
-        let kept: Vec<&Outcome> = findings.kept().collect();
-        assert_eq!(kept.len(), 1);
-        assert!(std::ptr::eq(kept[0], &findings.measured[1].1));
-        findings.measured[0].0.candidates[1].1 = 30.0;
-        let kept: Vec<&Outcome> = findings.kept().collect();
-        assert!(std::ptr::eq(kept[0], &findings.measured[0].1));
+        let names: Vec<String> =
+            findings.measured[0].0.candidates.iter().take(3).map(|(name, _)| name.clone()).collect();
+        let mut kept = |times: [[Option<f64>; 3]; 3]| {
+            for ((measured, _), times) in findings.measured.iter_mut().zip(times) {
+                let named = names.iter().cloned().zip(times);
+                measured.candidates = named.filter_map(|(name, time)| Some((name, time?))).collect();
+            }
+            let kept: Vec<Outcome> = findings.kept().collect();
+            let [Outcome::Product(tuned)] = &kept[..] else { panic!("one result for the key") };
+            let kept = tuned.best().expect("a candidate").0.to_string();
+            names.iter().position(|name| *name == kept).expect("one of these")
+        };
+        // The first loses 0 + 1.1 + 0.1, the second 1 + 0 + 0.
+        let mut times = [[10.0, 20.0, 90.0], [21.0, 10.0, 90.0], [11.0, 10.0, 90.0]].map(|of| of.map(Some));
+        assert_eq!(kept(times), 1);
+        times[0][1] = Some(30.0);
+        assert_eq!(kept(times), 0);
+        // One that is the fastest nowhere.
+        times = [[10.0, 10.5, 15.0], [15.0, 10.5, 10.0], [10.0, 10.5, 15.0]].map(|of| of.map(Some));
+        assert_eq!(kept(times), 1);
+        // One that does not run for all.
+        times[2][1] = None;
+        assert_eq!(kept(times), 0);
+        times[0][0] = None;
+        assert_eq!(kept(times), 2);
     }
 }
