@@ -552,6 +552,56 @@ fn a_lane_that_waits_for_its_copies_tells_the_others_nothing() {
 }
 
 #[test]
+fn a_copy_does_not_begin_to_overwrite_what_other_lanes_may_still_read() {
+    let text = |between: &str, read: &str| {
+        kernel(
+            ".shared .align 16 .b8 sh[128];",
+            &format!(
+                "st.global.u32 [%q], %t;\nmov.u32 %r0, sh;\nmad.lo.u32 %r1, %t, 4, %r0;\nxor.b32 %r2, %t, 1;\n\
+                 mad.lo.u32 %r2, %r2, 4, %r0;\nst.shared.u32 [%r1], 7;\nbar.sync 0;\n{read}\n{between}\
+                 cp.async.ca.shared.global [%r1], [%q], 4;\nbar.warp.sync 0xffffffff;\ncp.async.wait_all;\n\
+                 bar.sync 0;"
+            ),
+        )
+    };
+    let (own, other) = ("ld.shared.u32 %r3, [%r1];", "ld.shared.u32 %r3, [%r2];");
+    passes(&text("", own), 32);
+    passes(&text("bar.warp.sync 0xffffffff;\n", other), 32);
+    let found = fails(&text("", other), 32, FindingKind::SharedRace);
+    assert!(found.message.contains("races with the read by lane"), "{found}");
+}
+
+#[test]
+fn a_lane_that_arrives_passes_on_what_it_has_done_itself() {
+    // Warp 0 touches words of shared memory, and tells warp 1 that it may overwrite them.
+    let text = |count: u32, touch: &str, arrive: &str| {
+        kernel(
+            ".shared .align 16 .b8 sh[128];\n.shared .align 8 .b64 b;",
+            &format!(
+                "mov.u32 %r0, sh;\nmov.u32 %r5, b;\nsetp.eq.u32 %c0, %t, 0;\n\
+                 @%c0 mbarrier.init.shared.b64 [%r5], {count};\nand.b32 %r6, %t, 31;\n\
+                 mad.lo.u32 %r1, %r6, 4, %r0;\nsetp.ge.u32 %c1, %t, 32;\n@!%c1 st.shared.u32 [%r1], 1;\n\
+                 bar.sync 0;\n@%c1 bra $B;\n{touch}\n{arrive}\nret;\n$B:\n\
+                 mbarrier.test_wait.parity.shared.b64 %c2, [%r5], 0;\n@!%c2 bra $B;\nst.shared.u32 [%r1], 2;"
+            ),
+        )
+    };
+    let one = "@%c0 mbarrier.arrive.shared.b64 %x0, [%r5];";
+    let all = "mbarrier.arrive.shared.b64 %x0, [%r5];";
+    let meet = "bar.warp.sync 0xffffffff;\n";
+    for touch in ["ld.shared.u32 %r2, [%r1];", "st.shared.u32 [%r1], 3;"] {
+        passes(&text(1, touch, &format!("{meet}{one}")), 64);
+        passes(&text(32, touch, all), 64);
+        // Each for itself, one after the other, is enough.
+        passes(&text(32, touch, &format!("{one}\n@!%c0 mbarrier.arrive.shared.b64 %x0, [%r5];")), 64);
+        fails(&text(1, touch, one), 64, FindingKind::SharedRace);
+        // What it does behind the point that orders the lanes is not passed on by another lane, either.
+        fails(&text(1, "", &format!("{meet}{touch}\n{one}")), 64, FindingKind::SharedRace);
+        passes(&text(1, "", &format!("@%c0 {touch}\n{one}")), 64);
+    }
+}
+
+#[test]
 fn groups_of_a_warp_may_name_different_lanes() {
     // Even lanes shuffle among themselves, odd ones too, at the same instruction.
     let text = |mask: &str| {

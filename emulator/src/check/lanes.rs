@@ -10,6 +10,8 @@ struct Entry {
     epoch: u32,
     writers: u32,
     readers: u32,
+    /// Those that have passed it on.
+    passed: u32,
 }
 
 /// Entries of a page.
@@ -42,6 +44,8 @@ impl Entries {
 #[derive(Debug)]
 pub(crate) struct LaneLog {
     entries: Entries,
+    /// The entries that are not empty.
+    touched: Vec<u32>,
     epoch: u32,
     /// The instruction of the last write.
     wrote: u32,
@@ -51,7 +55,7 @@ pub(crate) struct LaneLog {
 
 impl Default for LaneLog {
     fn default() -> Self {
-        Self { entries: Entries::default(), epoch: 1, wrote: 0, read: 0, written: false }
+        Self { entries: Entries::default(), touched: Vec::new(), epoch: 1, wrote: 0, read: 0, written: false }
     }
 }
 
@@ -65,12 +69,35 @@ pub(crate) struct LaneRace {
     pub(crate) at: u32,
 }
 
+/// What lanes have done to two bytes: whether one wrote, and the last instruction of that kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LaneAccess {
+    pub(crate) offset: u32,
+    pub(crate) wrote: bool,
+    pub(crate) at: u32,
+}
+
 impl LaneLog {
     /// All lanes are ordered.
     #[inline(always)]
     pub(crate) fn settle(&mut self) {
         self.epoch += 1;
+        self.touched.clear();
         self.written = false;
+    }
+
+    /// Some lanes pass on what they have done. What others have done since lanes were last ordered, and have not passed on themselves,
+    /// is no part of it: `other` is told of it, by pairs of bytes.
+    pub(crate) fn pass_on(&mut self, lanes: u32, mut other: impl FnMut(LaneAccess)) {
+        for &index in &self.touched {
+            let entry = self.entries.entry(index as usize);
+            entry.passed |= lanes;
+            let wrote = entry.writers & !entry.passed != 0;
+            if wrote || entry.readers & !entry.passed != 0 {
+                let at = if wrote { self.wrote } else { self.read };
+                other(LaneAccess { offset: 2 * index, wrote, at });
+            }
+        }
     }
 
     /// Notes what lanes read or write at one instruction.
@@ -108,9 +135,11 @@ impl LaneLog {
                 let entry = self.entries.entry(index);
                 if entry.epoch != self.epoch {
                     *entry = Entry { epoch: self.epoch, ..Entry::default() };
+                    self.touched.push(index as u32);
                 }
                 let mask = if write { &mut entry.writers } else { &mut entry.readers };
                 *mask |= 1 << lane;
+                entry.passed &= !(1 << lane);
             }
         }
         if write {
@@ -166,5 +195,23 @@ mod tests {
         log.settle();
         assert_eq!(log.access(3, &addresses(2), 2, true, 11), None);
         assert_eq!(log.access(3, &addresses(2), 2, false, 12), None);
+    }
+
+    #[test]
+    fn lanes_pass_on_what_they_have_done_themselves() {
+        let mut log = LaneLog::default();
+        let passed_on = |log: &mut LaneLog, lanes: u32| {
+            let mut others = Vec::new();
+            log.pass_on(lanes, |access| others.push((access.offset, access.wrote, access.at)));
+            others
+        };
+        assert_eq!(log.access(0b111, &addresses(2), 2, false, 7), None);
+        assert_eq!(log.access(0b010, &addresses(2), 2, true, 8), None);
+        assert_eq!(passed_on(&mut log, 0b001), [(2, true, 8), (4, false, 7)]);
+        assert_eq!(passed_on(&mut log, 0b010), [(4, false, 7)], "lane 0 has passed on its own before");
+        assert_eq!(log.access(0b001, &addresses(2), 2, false, 9), None);
+        assert_eq!(passed_on(&mut log, 0b100), [(0, false, 9)], "but not what it has done since");
+        log.settle();
+        assert_eq!(passed_on(&mut log, 0b001), []);
     }
 }

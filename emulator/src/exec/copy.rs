@@ -66,6 +66,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     }
     let lanes = core.check_shared(mask, &to, wide, "asynchronous copy")?;
     core.race(lanes, &to, wide, Access::Asynchronous)?;
+    core.race_lanes(lanes, &to, wide, true)?;
     // The source is checked here, where the instruction is at hand; a copy of no bytes has none.
     let mut reading = 0;
     for lane in 0..32 {
@@ -239,7 +240,8 @@ pub(super) fn complete_all(core: &mut Core<'_>) -> Result<(), Flow> {
     complete(core, |_| mask)
 }
 
-/// Completes the copies of the lanes that `which` names. Each is a write by its lane, whose wait tells the other lanes nothing.
+/// Completes the copies of the lanes that `which` names. Each is a write by its lane from its start to here: the wait tells the other lanes
+/// nothing.
 #[inline(always)]
 fn complete(core: &mut Core<'_>, which: impl Fn(&Pending) -> u32) -> Result<(), Flow> {
     // Taken out, so that the warp can be worked on; in order, so that later copies win.

@@ -173,6 +173,9 @@ fn change(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         (true, false) => core.order.release(core.warp.actor),
         (true, true) => core.warp.fences.released(),
     };
+    if arrive && !relaxed {
+        core.pass_on_lanes(mask);
+    }
     let mut states = [0; 32];
     for lane in ones(mask) {
         let (rank, offset) = places[lane];

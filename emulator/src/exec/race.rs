@@ -5,7 +5,7 @@ use super::code::{Core, Flow};
 use super::control::lanes_where;
 use crate::check::FindingKind;
 use crate::check::global::{PAGE, bits};
-use crate::check::lanes::LaneRace;
+use crate::check::lanes::{LaneAccess, LaneRace};
 use crate::check::order;
 use crate::check::shadow::{Access, Conflict, GRANULE, REGION, Who};
 
@@ -108,6 +108,19 @@ impl Core<'_> {
             None => Ok(()),
             Some(race) => Err(self.raced_lane(race, if write { "write" } else { "read" })),
         }
+    }
+
+    /// Some lanes have passed on what they have done. What the warp's other lanes have done since the last point that ordered them is not
+    /// part of it, so it counts as done later.
+    pub(crate) fn pass_on_lanes(&mut self, lanes: u32) {
+        let Some(shadow) = &mut self.block.shadow else { return };
+        let (order, actor) = (&self.order, self.warp.actor);
+        self.warp.lanes.pass_on(lanes, |LaneAccess { offset, wrote, at }| {
+            let access = if wrote { Access::Write } else { Access::Read };
+            // A conflict is none that is new: the access itself was when to tell of it.
+            let _ =
+                shadow.access(order, offset / GRANULE, 0b11 << (offset % GRANULE), Who { actor, at }, access);
+        });
     }
 
     #[cold]

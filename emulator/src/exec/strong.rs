@@ -70,7 +70,11 @@ impl Core<'_> {
         }
         if writes {
             let released = match strength.releases() {
-                true => Some(self.order.release(self.warp.actor)),
+                true => {
+                    let released = self.order.release(self.warp.actor);
+                    self.pass_on_lanes(lanes);
+                    Some(released)
+                }
                 false => self.warp.fences.released.clone(),
             };
             let Some(released) = released else { return };
