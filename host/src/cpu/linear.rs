@@ -37,7 +37,7 @@ pub struct LinearTerms<'a, B, R, O> {
     pub column_scale: Option<ArrayView1<'a, f32>>,
     /// `[N]`: is added to every row.
     pub bias: Option<ArrayView1<'a, B>>,
-    /// What the residual is multiplied with.
+    /// What the residual is multiplied with; 1 by default.
     pub beta: f32,
     /// `[M, N]`: is added, `beta` times.
     pub residual: Option<ArrayView2<'a, R>>,
@@ -85,11 +85,12 @@ where
     R: Operand,
     O: FromAccumulator<A>,
 {
-    linear_and::<A, T, B, R, O>(x, w, terms, None, y)
+    linear_and::<A, T, B, R, O>(OPERATION, x, w, terms, None, y)
 }
 
-/// As [`linear`], of the sum of `x wᵀ` and the product `low_rank`, whose sizes fit.
+/// As [`linear`], of the sum of `x wᵀ` and the product `low_rank`, whose sizes fit; `operation` is its name in errors.
 pub(super) fn linear_and<A, T, B, R, O>(
+    operation: &'static str,
     x: ArrayView2<'_, T>,
     w: ArrayView2<'_, T>,
     terms: LinearTerms<'_, B, R, O>,
@@ -106,14 +107,21 @@ where
     let (n, k) = w.dim();
     let m = x.nrows();
     let LinearTerms { row_scale, column_scale, bias, residual, mut mask, mut preactivation, .. } = terms;
-    expect_shape("x", x.shape(), &[m, k])?;
-    expect_shape("y", y.shape(), &[m, n])?;
-    row_scale.as_ref().map_or(Ok(()), |scale| expect_shape("row_scale", scale.shape(), &[m]))?;
-    column_scale.as_ref().map_or(Ok(()), |scale| expect_shape("column_scale", scale.shape(), &[n]))?;
-    bias.as_ref().map_or(Ok(()), |bias| expect_shape("bias", bias.shape(), &[n]))?;
-    residual.as_ref().map_or(Ok(()), |residual| expect_shape("residual", residual.shape(), &[m, n]))?;
-    mask.as_ref().map_or(Ok(()), |mask| expect_shape("relu_mask", mask.shape(), &[m, n.div_ceil(32)]))?;
-    preactivation.as_ref().map_or(Ok(()), |z| expect_shape("preactivation", z.shape(), &[m, n]))?;
+    expect_shape(operation, "x", x.shape(), &[m, k])?;
+    expect_shape(operation, "y", y.shape(), &[m, n])?;
+    row_scale.as_ref().map_or(Ok(()), |scale| expect_shape(operation, "row_scale", scale.shape(), &[m]))?;
+    column_scale
+        .as_ref()
+        .map_or(Ok(()), |scale| expect_shape(operation, "column_scale", scale.shape(), &[n]))?;
+    bias.as_ref().map_or(Ok(()), |bias| expect_shape(operation, "bias", bias.shape(), &[n]))?;
+    residual
+        .as_ref()
+        .map_or(Ok(()), |residual| expect_shape(operation, "residual", residual.shape(), &[m, n]))?;
+    mask.as_ref()
+        .map_or(Ok(()), |mask| expect_shape(operation, "relu_mask", mask.shape(), &[m, n.div_ceil(32)]))?;
+    preactivation
+        .as_ref()
+        .map_or(Ok(()), |z| expect_shape(operation, "preactivation", z.shape(), &[m, n]))?;
     if y.is_empty() {
         return Ok(());
     }
@@ -122,7 +130,7 @@ where
     let tile_columns = TILE_COLUMNS.next_multiple_of(kernel.nr).next_multiple_of(32);
     let slab = (SLAB_BYTES / k.max(1).saturating_mul(size_of::<A>()) / tile_columns).max(1) * tile_columns;
     let packed_columns = slab.min(n.next_multiple_of(kernel.nr));
-    let mut packed_w = zeros::<A>(OPERATION, packed_columns.saturating_mul(k))?;
+    let mut packed_w = zeros::<A>(operation, packed_columns.saturating_mul(k))?;
 
     for slab_start in (0..n).step_by(slab) {
         let columns = slab_start..n.min(slab_start + slab);
@@ -143,9 +151,9 @@ where
         let words = columns.start / 32..columns.end.div_ceil(32);
         let masks = mask.as_mut().map(|mask| mask.slice_mut(s![.., words]));
         let stored = preactivation.as_mut().map(|z| z.slice_mut(s![.., columns.clone()]));
-        let tiles = tiles(y.slice_mut(s![.., columns]), TILE_ROWS, tile_columns)?;
-        let masks = tiles_if_any(masks, tile_columns / 32, tiles.len())?;
-        let stored = tiles_if_any(stored, tile_columns, tiles.len())?;
+        let tiles = tiles(operation, y.slice_mut(s![.., columns]), TILE_ROWS, tile_columns)?;
+        let masks = tiles_if_any(operation, masks, tile_columns / 32, tiles.len())?;
+        let stored = tiles_if_any(operation, stored, tile_columns, tiles.len())?;
         let work = tiles.into_par_iter().zip(masks).zip(stored);
         work.for_each_init(Scratch::default, |scratch, (((row, column, mut tile), mut mask), mut stored)| {
             let x = x.slice(s![row..row + tile.nrows(), ..]);
@@ -193,24 +201,30 @@ where
     Ok(())
 }
 
-fn expect_shape(operand: &'static str, actual: &[usize], expected: &[usize]) -> Result<()> {
+fn expect_shape(
+    operation: &'static str,
+    operand: &'static str,
+    actual: &[usize],
+    expected: &[usize],
+) -> Result<()> {
     if actual == expected {
         return Ok(());
     }
     let expected = format!("{expected:?}, as the other operands give");
-    Err(Error::Shape { operation: OPERATION, operand, expected, actual: actual.to_vec() })
+    Err(Error::Shape { operation, operand, expected, actual: actual.to_vec() })
 }
 
 /// Cuts `y` into disjoint tiles of at most `rows` × `columns`, each with the row and column it starts at.
-fn tiles<O>(
-    y: ArrayViewMut2<'_, O>,
+fn tiles<'y, O>(
+    operation: &'static str,
+    y: ArrayViewMut2<'y, O>,
     rows: usize,
     columns: usize,
-) -> Result<Vec<(usize, usize, ArrayViewMut2<'_, O>)>> {
+) -> Result<Vec<(usize, usize, ArrayViewMut2<'y, O>)>> {
     let count = y.nrows().div_ceil(rows) * y.ncols().div_ceil(columns);
     let bytes = count.saturating_mul(size_of::<(usize, usize, ArrayViewMut2<'_, O>)>());
     let mut tiles = Vec::new();
-    tiles.try_reserve_exact(count).map_err(|_| out_of_memory(OPERATION, bytes))?;
+    tiles.try_reserve_exact(count).map_err(|_| out_of_memory(operation, bytes))?;
     let (mut below, mut row) = (y, 0);
     while below.nrows() > 0 {
         let height = rows.min(below.nrows());
@@ -230,13 +244,16 @@ fn tiles<O>(
 }
 
 /// The tiles of `view` as [`tiles`] cuts them; without a view, nothing for each of `count` tiles.
-fn tiles_if_any<O>(
-    view: Option<ArrayViewMut2<'_, O>>,
+fn tiles_if_any<'y, O>(
+    operation: &'static str,
+    view: Option<ArrayViewMut2<'y, O>>,
     columns: usize,
     count: usize,
-) -> Result<Vec<Option<ArrayViewMut2<'_, O>>>> {
+) -> Result<Vec<Option<ArrayViewMut2<'y, O>>>> {
     Ok(match view {
-        Some(view) => tiles(view, TILE_ROWS, columns)?.into_iter().map(|(_, _, tile)| Some(tile)).collect(),
+        Some(view) => {
+            tiles(operation, view, TILE_ROWS, columns)?.into_iter().map(|(_, _, tile)| Some(tile)).collect()
+        }
         None => std::iter::repeat_with(|| None).take(count).collect(),
     })
 }

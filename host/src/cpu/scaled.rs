@@ -1,11 +1,11 @@
 //! `Y = act(alpha · x_scale · w_scale · X Wᵀ + …)` on the CPU, for operands of any two types.
 //!
-//! The product is [`linear`]'s on operands widened to f32, and so is all that is done to it.
+//! The product is [`linear`](super::linear())'s on operands widened to f32, and so is all that is done to it.
 
 use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 use rayon::prelude::*;
 
-use super::linear::{LinearTerms, linear};
+use super::linear::{LinearTerms, linear_and};
 use super::number::{Accumulator, FromAccumulator, Operand};
 use crate::error::{Error, Result};
 use crate::memory::zeros;
@@ -36,7 +36,7 @@ where
     R: Operand,
     O: FromAccumulator<A>,
 {
-    linear::<A, f32, B, R, O>(widened(x)?.view(), widened(w)?.view(), terms, y)
+    linear_and::<A, f32, B, R, O>(OPERATION, widened(x)?.view(), widened(w)?.view(), terms, None, y)
 }
 
 /// A copy in f32.
@@ -86,5 +86,18 @@ mod tests {
         linear_scaled::<f64, _, _, f32, f32, f64>(x.view(), w.view(), terms, y.view_mut())
             .expect("the shapes fit");
         assert_eq!(y, array![[3.5, 0.0, 1.0], [1.5, 113.0, 0.0]]);
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_refused_in_its_name() {
+        let (x, w) = (Array2::<F8E4M3>::default((2, 3)), Array2::<F8E4M3>::default((4, 3)));
+        let mut y = Array2::<f32>::zeros((2, 5));
+        let terms = LinearTerms::<f32, f32, f32>::default();
+        let refused = linear_scaled::<f32, _, _, f32, f32, f32>(x.view(), w.view(), terms, y.view_mut());
+        let said = refused.expect_err("five columns for four rows of w").to_string();
+        assert!(
+            said.contains("cpu::linear_scaled") && said.contains("y") && said.contains("[2, 4]"),
+            "{said}"
+        );
     }
 }

@@ -13,6 +13,8 @@ use crate::memory::zeros;
 
 /// The operation's name in errors.
 const OPERATION: &str = "cpu::generated_update";
+/// That of linear layers with updates.
+const LINEAR_WITH_UPDATE: &str = "cpu::linear_with_update";
 
 /// A generated low-rank update.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +132,7 @@ where
     // A product of no columns, to which the update is added.
     let (none, w) = (Array2::<f32>::default((m, 0)), Array2::default((n, 0)));
     let terms = LinearTerms::<f32, R, O> { residual: added, ..LinearTerms::default() };
-    linear_and::<A, f32, f32, R, O>(none.view(), w.view(), terms, Some(&low_rank), y)
+    linear_and::<A, f32, f32, R, O>(OPERATION, none.view(), w.view(), terms, Some(&low_rank), y)
 }
 
 /// Computes `y = act(z)` as [`LinearTerms`] says, of the sum of `x wᵀ` and the updates, adding up in `A` and rounding once to `O`.
@@ -155,7 +157,7 @@ where
     O: FromAccumulator<A>,
 {
     let low_rank = low_rank(x, updates, w.nrows())?;
-    linear_and::<A, T, B, R, O>(x, w, terms, Some(&low_rank), y)
+    linear_and::<A, T, B, R, O>(LINEAR_WITH_UPDATE, x, w, terms, Some(&low_rank), y)
 }
 
 fn expect_shape(operand: &'static str, actual: &[usize], expected: &[usize]) -> Result<()> {

@@ -200,7 +200,7 @@ where
             && leading.iter().all(|&stride| is_chunked(stride))
     };
     let terms = &product.options.terms;
-    let residual = terms.residual.map(|(residual, _)| residual);
+    let residual = terms.read_residual().map(|(residual, _)| residual);
     let has_residual = residual.is_some() || terms.beta != 0.0;
     if has_residual && !has_short_rows(product.n(), size_of::<O>()) {
         return false;
@@ -289,7 +289,7 @@ where
         (Role::Y, Some(written.clone())),
         (
             Role::Residual,
-            match options.terms.residual {
+            match options.terms.read_residual() {
                 Some((residual, _)) => Some(widened(residual.shape(), residual.strides())),
                 None => (options.terms.beta != 0.0).then_some(written),
             },

@@ -57,8 +57,13 @@ impl<'a, O: Element> Terms<'a, O> {
 
     /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
-        let adds = self.residual.is_some() || self.beta != 0.0;
+        let adds = self.read_residual().is_some() || self.beta != 0.0;
         !adds && self.mask.is_none() && self.preactivation.is_none()
+    }
+
+    /// The residual and its factor, unless that is 0: then it is not read.
+    pub(crate) fn read_residual(&self) -> Option<(&'a Tensor<O>, f32)> {
+        self.residual.filter(|&(_, beta)| beta != 0.0)
     }
 
     /// The tensors among them.
@@ -72,7 +77,7 @@ impl<'a, O: Element> Terms<'a, O> {
     /// What is added, and how often: the residual, or what the output holds.
     pub(crate) fn added<'r>(&'r self, y: &'r Tensor<O>) -> Option<(&'r Tensor<O>, f32)> {
         match self.residual {
-            Some((residual, beta)) => (beta != 0.0).then_some((residual, beta)),
+            Some(_) => self.read_residual(),
             None => (self.beta != 0.0).then_some((y, self.beta)),
         }
     }
@@ -189,7 +194,7 @@ impl<'a, O: Element> Terms<'a, O> {
         };
         let mask = self.mask.as_deref().map(|mask| as_matrix(operation, "relu_mask", mask));
         // What is not read need not be a matrix.
-        let residual = self.residual.filter(|(_, beta)| *beta != 0.0).map(|(residual, _)| residual);
+        let residual = self.read_residual().map(|(residual, _)| residual);
         Ok(FlatTerms {
             residual: flat("residual", residual)?,
             beta: self.residual.map_or(self.beta, |(_, beta)| beta),

@@ -246,8 +246,9 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run), and [`Error::Overlap`](crate::Error::Overlap) if `y` shares memory with another operand: if the spans from
-    /// first to last element of the two meet, even if their elements alternate. Only a residual may be the same tensor.
+    /// As [`run`](Self::run), but that [`beta`](Self::beta) may be set, if there is no residual; and
+    /// [`Error::Overlap`](crate::Error::Overlap) if `y` shares memory with another operand: if the spans from first to last element of the two
+    /// meet, even if their elements alternate. Only a residual may be the same tensor.
     pub fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
         let plan = Plan::new(self)?;
         plan.check_output(self, y)?;

@@ -117,7 +117,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<'a, X, W, O> {
             // Of the copies in f16 that devices without 8-bit products get, too.
             let row_bytes = (k.next_multiple_of(CHUNK_BYTES) as u64).saturating_mul(size_of::<f16>() as u64);
             if row_bytes >= ROW_LIMIT {
-                let limit = format!("less than {}", ROW_LIMIT / 2);
+                let limit = format!("at most {}", ROW_LIMIT / size_of::<f16>() as u64 - CHUNK_BYTES as u64);
                 return Err(size_limit("x", "number of columns", limit, k));
             }
             let launch = Launch::new(op, sides, k as u32)?;
