@@ -56,7 +56,7 @@ pub(crate) struct Measurement {
     /// nothing told it.
     #[serde(default)]
     pub sm_clock_mhz: Option<f64>,
-    /// The GPU's power in watts, likewise.
+    /// The GPU's power in watts, likewise; absent, too, where a GPU tells its clock alone.
     #[serde(default)]
     pub power_w: Option<f64>,
     /// The share of that time in which the clock was held down to keep to the power limit, likewise.

@@ -3,7 +3,7 @@
 //! The thread sleeps between samples and asks for what the library answers within a fraction of a millisecond, so that neither the host's
 //! launches nor the GPU have to wait for it.
 
-use std::ffi::{c_int, c_longlong, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_longlong, c_uint, c_ulonglong, c_void};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use libloading::Library;
+
+use super::present;
 
 /// Between two samples: a case that is timed for a third of a second has about thirty.
 const INTERVAL: Duration = Duration::from_millis(10);
@@ -20,10 +22,10 @@ const INTERVAL: Duration = Duration::from_millis(10);
 pub(super) struct State {
     /// The multiprocessors' clock in MHz.
     pub(super) clock: f64,
-    /// Power in watts.
-    pub(super) power: f64,
-    /// 1 if the clock was held down to keep to the power limit, 0 if not.
-    pub(super) capped: f64,
+    /// Power in watts; not every GPU tells it.
+    pub(super) power: Option<f64>,
+    /// 1 if the clock was held down to keep to the power limit, 0 if not; not every GPU tells it.
+    pub(super) capped: Option<f64>,
 }
 
 /// The mean of some samples.
@@ -42,11 +44,13 @@ pub(super) struct Monitor {
 }
 
 impl Monitor {
-    /// Begins to sample the GPU of this number.
+    /// Begins to sample the GPU that CUDA gives this number in this process, which must have begun to use it.
     pub(super) fn open(gpu: usize) -> Result<Self> {
-        let library = Nvml::open(gpu)?;
-        // One that does not answer is an error here, rather than a column without numbers.
+        let library = Nvml::open(&PciId::of(gpu)?)?;
+        // A GPU that does not answer is an error here, rather than a column without numbers; one that tells its clock alone is said to.
         library.sample()?;
+        present("The power", library.power());
+        present("Whether the power limit holds the clock down", library.capped());
         Ok(Self::start(move || library.sample().ok()))
     }
 
@@ -83,16 +87,42 @@ impl Drop for Monitor {
 }
 
 fn mean(samples: &[(Instant, State)]) -> Option<Mean> {
-    let count = u32::try_from(samples.len()).ok().filter(|&count| count > 0)?;
-    let mean = |value: fn(&State) -> f64| {
-        samples.iter().map(|(_, state)| value(state)).sum::<f64>() / f64::from(count)
+    let mean = |value: fn(&State) -> Option<f64>| {
+        let told: Vec<f64> = samples.iter().filter_map(|(_, state)| value(state)).collect();
+        let count = u32::try_from(told.len()).ok().filter(|&count| count > 0)?;
+        Some(told.iter().sum::<f64>() / f64::from(count))
     };
     let state = State {
-        clock: mean(|state| state.clock),
+        clock: mean(|state| Some(state.clock))?,
         power: mean(|state| state.power),
         capped: mean(|state| state.capped),
     };
-    Some(Mean { state, samples: count })
+    Some(Mean { state, samples: u32::try_from(samples.len()).ok()? })
+}
+
+/// Where a GPU is on the PCI bus, as text that ends with a zero. CUDA and NVML number GPUs differently where a process sees only some
+/// (`CUDA_VISIBLE_DEVICES`) or they are not all alike, but agree on this.
+struct PciId([c_char; 32]);
+
+impl PciId {
+    /// Asks CUDA's driver, which must be initialised.
+    fn of(gpu: usize) -> Result<Self> {
+        let ordinal = c_int::try_from(gpu).context("the GPU's number")?;
+        // SAFETY: the library's initialisers have no requirements.
+        let library = unsafe { Library::new("libcuda.so.1") }.context("libcuda.so.1")?;
+        let (mut device, mut id) = (0, [0; 32]);
+        // SAFETY: the functions are of the types that `cuda.h` gives them, and are used while the library is open. A device is a number
+        // that is written to a live variable; of the text no more is written than there is place for, as is said, with a zero at the end.
+        unsafe {
+            let by_ordinal: unsafe extern "C" fn(*mut c_int, c_int) -> c_int =
+                *library.get(c"cuDeviceGet")?;
+            let pci_id: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int =
+                *library.get(c"cuDeviceGetPCIBusId")?;
+            check("cuDeviceGet", by_ordinal(&raw mut device, ordinal))?;
+            check("cuDeviceGetPCIBusId", pci_id(id.as_mut_ptr(), 32, device))?;
+        }
+        Ok(Self(id))
+    }
 }
 
 /// A device as the library knows it.
@@ -135,16 +165,16 @@ const POWER_CAP: c_ulonglong = 4;
 unsafe impl Send for Nvml {}
 
 impl Nvml {
-    /// Opens the library for the GPU of this number, which is the driver's: of a machine's GPUs, some that a process does not see count, too.
-    fn open(gpu: usize) -> Result<Self> {
+    /// Opens the library for one GPU.
+    fn open(gpu: &PciId) -> Result<Self> {
         // SAFETY: the library's initialisers have no requirements.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.context("libnvidia-ml.so.1")?;
         // SAFETY: the functions are of the types that the library's header gives them. The pointers are copied out of their symbols and
         // are used no longer than the library is open, which is at least as long as `self`.
-        let (init, by_index, mut opened) = unsafe {
+        let (init, by_pci_id, mut opened) = unsafe {
             let init: unsafe extern "C" fn() -> c_int = *library.get(c"nvmlInit_v2")?;
-            let by_index: unsafe extern "C" fn(c_uint, *mut Handle) -> c_int =
-                *library.get(c"nvmlDeviceGetHandleByIndex_v2")?;
+            let by_pci_id: unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int =
+                *library.get(c"nvmlDeviceGetHandleByPciBusId_v2")?;
             let opened = Self {
                 device: std::ptr::null_mut(),
                 shutdown: *library.get(c"nvmlShutdown")?,
@@ -154,37 +184,41 @@ impl Nvml {
                 clock_reasons: *library.get(c"nvmlDeviceGetCurrentClocksThrottleReasons")?,
                 _library: library,
             };
-            (init, by_index, opened)
+            (init, by_pci_id, opened)
         };
         // SAFETY: the function has no requirements. From here on, dropping `opened` shuts the library down; where it could not be
         // initialised it says that it was not.
         check("nvmlInit_v2", unsafe { init() })?;
-        let index = c_uint::try_from(gpu).context("the GPU's number")?;
-        // SAFETY: the library is open; the handle is written to a live variable.
-        check("nvmlDeviceGetHandleByIndex_v2", unsafe { by_index(index, &raw mut opened.device) })?;
+        // SAFETY: the library is open; the text ends with a zero, and the handle is written to a live variable.
+        let found = unsafe { by_pci_id(gpu.0.as_ptr(), &raw mut opened.device) };
+        check("nvmlDeviceGetHandleByPciBusId_v2", found)?;
         Ok(opened)
     }
 
     fn sample(&self) -> Result<State> {
-        let (mut clock, mut reasons) = (0, 0);
+        let mut clock = 0;
+        // SAFETY: the handle is of this library, which is open; the result is written to a live variable.
+        let status = unsafe { (self.clock_info)(self.device, CLOCK_SM, &raw mut clock) };
+        check("nvmlDeviceGetClockInfo", status)?;
+        Ok(State { clock: clock.into(), power: self.power().ok(), capped: self.capped().ok() })
+    }
+
+    /// See [`State::power`].
+    fn power(&self) -> Result<f64> {
         let mut power = FieldValue { field: POWER_INSTANT, ..FieldValue::default() };
-        // SAFETY: the handle is of this library, which is open; the results are written to live variables, of which the second is one
-        // field, as is said.
-        let [clock_status, power_status, reasons_status] = unsafe {
-            [
-                (self.clock_info)(self.device, CLOCK_SM, &raw mut clock),
-                (self.field_values)(self.device, 1, &raw mut power),
-                (self.clock_reasons)(self.device, &raw mut reasons),
-            ]
-        };
-        check("nvmlDeviceGetClockInfo", clock_status)?;
-        check("nvmlDeviceGetFieldValues", power_status)?;
-        check("nvmlDeviceGetCurrentClocksThrottleReasons", reasons_status)?;
-        Ok(State {
-            clock: clock.into(),
-            power: f64::from(power.unsigned()?) * 1e-3,
-            capped: if reasons & POWER_CAP == 0 { 0.0 } else { 1.0 },
-        })
+        // SAFETY: the handle is of this library, which is open; the result is written to a live variable, which is one field, as is said.
+        let status = unsafe { (self.field_values)(self.device, 1, &raw mut power) };
+        check("nvmlDeviceGetFieldValues", status)?;
+        Ok(f64::from(power.unsigned()?) * 1e-3)
+    }
+
+    /// See [`State::capped`].
+    fn capped(&self) -> Result<f64> {
+        let mut reasons = 0;
+        // SAFETY: the handle is of this library, which is open; the result is written to a live variable.
+        let status = unsafe { (self.clock_reasons)(self.device, &raw mut reasons) };
+        check("nvmlDeviceGetCurrentClocksThrottleReasons", status)?;
+        Ok(if reasons & POWER_CAP == 0 { 0.0 } else { 1.0 })
     }
 }
 
@@ -220,15 +254,19 @@ mod tests {
 
     use super::{FieldValue, INTERVAL, Mean, Monitor, State, mean};
 
-    const STATE: State = State { clock: 1500.0, power: 100.0, capped: 0.5 };
+    const STATE: State = State { clock: 1500.0, power: Some(100.0), capped: Some(0.5) };
 
     #[test]
     fn the_mean_is_of_all_samples_and_says_how_many() {
         let at = Instant::now();
         let sample = |clock, power, capped| (at, State { clock, power, capped });
         assert_eq!(mean(&[]), None);
-        let samples = [sample(1000.0, 150.0, 1.0), sample(2000.0, 50.0, 0.0)];
+        let samples = [sample(1000.0, Some(150.0), Some(1.0)), sample(2000.0, Some(50.0), Some(0.0))];
         assert_eq!(mean(&samples), Some(Mean { state: STATE, samples: 2 }));
+        // What some samples lack is the mean of the others, and what all lack is absent beside the clock.
+        let samples = [sample(1000.0, Some(100.0), None), sample(2000.0, None, None)];
+        let state = State { capped: None, ..STATE };
+        assert_eq!(mean(&samples), Some(Mean { state, samples: 2 }));
     }
 
     #[test]

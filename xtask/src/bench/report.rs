@@ -89,8 +89,8 @@ impl Row {
             share: self.share(ceilings).map(|share| rounded(share, 1e4)),
             ceiling_tflops: ceilings.flops(self.case.precision).map(|rate| rounded(rate * 1e-12, 1e3)),
             sm_clock_mhz: self.state.map(|mean| rounded(mean.state.clock, 1.0)),
-            power_w: self.state.map(|mean| rounded(mean.state.power, 1.0)),
-            power_capped: self.state.map(|mean| rounded(mean.state.capped, 1e2)),
+            power_w: self.state.and_then(|mean| mean.state.power).map(|power| rounded(power, 1.0)),
+            power_capped: self.state.and_then(|mean| mean.state.capped).map(|capped| rounded(capped, 1e2)),
             clock_samples: self.state.map(|mean| mean.samples),
             ..measurement(&self.case, &self.variant, ours.microseconds, peer, provenance)
         })
@@ -163,7 +163,7 @@ pub(super) fn table(rows: &[Row], ceilings: &Ceilings) -> Table {
             number(row.ratio(product), 3),
             number(row.ratio(row.peer("cublaslt-unfused")), 3),
             number(row.state.map(|mean| mean.state.clock), 0),
-            number(row.state.map(|mean| mean.state.power), 0),
+            number(row.state.and_then(|mean| mean.state.power), 0),
             row.ours.as_ref().map_or_else(|| "–".into(), |ours| ours.kernel.clone()),
         ]);
     }
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn what_is_written_lies_below_the_ceilings_of_its_type() {
-        let state = State { clock: 1500.4, power: 700.0, capped: 0.25 };
+        let state = State { clock: 1500.4, power: Some(700.0), capped: None };
         let fast = row([1000; 3], 10.0, &[("cublaslt-product", 4.0)]);
         let slow = Row { state: Some(Mean { state, samples: 40 }), ..row([500, 500, 500], 10.0, &[]) };
         let mut ceilings = Ceilings::new(1e15);
@@ -355,5 +355,6 @@ mod tests {
         let shares: Vec<_> = written.iter().map(|row| row.share).collect();
         assert_eq!(shares, [Some(0.4), Some(0.05)]);
         assert_eq!((written[1].sm_clock_mhz, written[1].clock_samples), (Some(1500.0), Some(40)));
+        assert_eq!((written[1].power_w, written[1].power_capped), (Some(700.0), None));
     }
 }
