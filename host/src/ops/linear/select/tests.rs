@@ -1,11 +1,11 @@
 //! The choice, against what was measured and what must hold.
 //!
 //! 16-bit types on Hopper are judged by `tiles-h100.csv` and `epilogues-h100.csv`, which say with which driver and by which commands they were
-//! taken. Of most of the first neither the commit nor the clocks were noted, and since then tiles of 64 × 128 and 64 × 160 are dealt out in another
-//! order. The tables in this file were taken on an H100 with the kernels of the commit that each names; command, driver and clocks were
-//! not noted, and the kernels have changed since. So all of them stand for the order of the tiles, within a twentieth, and not for
+//! taken. Of most of the first neither the commit nor the clocks are known, and its tiles of 64 × 128 and 64 × 160 are dealt out in an order that
+//! is not the library's. The tables in this file are of an H100 and the kernels of the commit that each names, not of those beside this file;
+//! command, driver and clocks are not known. So all of them stand for the order of the tiles, within a twentieth, and not for
 //! times to compare anything else with: they keep a change of the model from choosing worse than it did. `cargo xtask bench --variants --csv FILE`
-//! takes new ones, with all of that noted.
+//! takes such tables, with all of that noted.
 
 use std::collections::BTreeMap;
 
