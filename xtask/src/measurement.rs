@@ -31,7 +31,7 @@ pub(crate) struct Measurement {
     pub command: String,
     /// The set of sizes that this one belongs to.
     pub suite: String,
-    /// What ran; empty in older files.
+    /// What ran; empty for a control, in which nothing of ours does.
     pub kernel: String,
     /// The highest clock of the GPU's multiprocessors in MHz; absent if the driver does not tell it.
     pub clock_mhz: Option<u32>,
@@ -41,8 +41,8 @@ pub(crate) struct Measurement {
     pub share: Option<f64>,
     /// Bytes that must be read and written.
     pub bytes: Option<f64>,
-    /// The highest rate of this run in this type, in 10¹² floating-point operations a second: ours or a peer's, of whatever size. In older
-    /// files it is that of a bf16 product of 8192³ by cuBLASLt, in all rows.
+    /// The highest rate of this run in this type, in 10¹² floating-point operations a second: ours or a peer's, of whatever size. In
+    /// `docs/bench/linear-h100.csv` it is another, in all types that of one bf16 product of 8192³ by cuBLASLt, and `share` is by it.
     pub ceiling_tflops: Option<f64>,
     /// 10¹² bytes a second, read and written, of a copy within the GPU's memory in this run.
     pub ceiling_tbps: Option<f64>,
@@ -62,10 +62,10 @@ pub(crate) struct Measurement {
     /// The share of that time in which the clock was held down to keep to the power limit, likewise.
     #[serde(default)]
     pub power_capped: Option<f64>,
-    /// How many samples these are the means of; absent in older files, which had one each tenth of a second.
+    /// How many samples these are the means of; absent where nobody counted.
     #[serde(default)]
     pub clock_samples: Option<u32>,
-    /// The peers' libraries and their versions; empty in older files.
+    /// The peers' libraries and their versions; empty where nobody told.
     #[serde(default)]
     pub libraries: String,
 }
@@ -82,10 +82,9 @@ impl Measurement {
     }
 
     /// Whether a peer leaves sums of 8-bit products to the tensor cores, which keep few bits of them: neither ours nor cuBLASLt as it is
-    /// asked here does. PyTorch's peers that have the names of other types' are from before the two ways were told apart; all were so.
+    /// asked here does.
     pub(crate) fn is_fast_accumulation(dtype: &str, peer: &str) -> bool {
-        dtype.starts_with("f8")
-            && (peer.ends_with("-fast-accumulation") || ["torch-eager", "torch-compiled"].contains(&peer))
+        dtype.starts_with("f8") && peer.ends_with("-fast-accumulation")
     }
 
     /// Whether a peer's time says how fast products of a type can be: it makes all of the operation's products, and as exactly.
@@ -159,11 +158,10 @@ mod tests {
     fn fast_accumulation_is_not_the_same() {
         let same = |peer| Measurement::is_like_for_like("linear", "f8e4m3-by-e5m2", peer);
         assert!(same("cublaslt-fused") && same("torch-scaled-mm") && same("torch-scaled-mm-compiled"));
-        assert!(!same("torch-scaled-mm-fast-accumulation"));
-        // As older files have it.
-        assert!(!same("torch-eager") && !same("torch-compiled"));
+        let fast = ["torch-scaled-mm-fast-accumulation", "torch-scaled-mm-compiled-fast-accumulation"];
+        assert!(!fast.into_iter().any(same));
         let products = |dtype, peer| Measurement::makes_the_products("linear bias", dtype, peer);
         assert!(products("f8e4m3", "cublaslt-product") && products("f16", "torch-eager"));
-        assert!(!products("f8e4m3", "torch-eager") && !products("bf16", "warpsmith-base"));
+        assert!(!products("f8e4m3", fast[0]) && !products("bf16", "warpsmith-base"));
     }
 }
