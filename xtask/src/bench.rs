@@ -14,6 +14,7 @@ mod operands;
 mod ours;
 mod pass;
 mod peer;
+mod profile;
 mod report;
 mod residency;
 mod rows;
@@ -92,6 +93,9 @@ pub(crate) struct Args {
     /// How PyTorch compiles its compiled variant, which the suites main and epilogue have.
     #[arg(long, default_value = "default")]
     torch_compile: String,
+    /// Take no times, but launch each subject so often while a profiler is asked to look: for `ncu --profile-from-start off cargo xtask bench …`.
+    #[arg(long, value_name = "LAUNCHES", conflicts_with_all = ["csv", "check"])]
+    profile: Option<usize>,
     /// Write the results to this file, and how exact products of f32 are to one with `-error` at the end of its name.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
@@ -167,7 +171,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let stream = device.default_stream();
     let cublaslt = present("cuBLASLt", CublasLt::open(&stream));
     let cublas = present("cuBLAS", Cublas::open(&stream));
-    let absent = args.no_torch || args.quick;
+    // A profiler looks at this process.
+    let absent = args.no_torch || args.quick || args.profile.is_some();
     let torch = if absent { None } else { present("PyTorch", Torch::open(&args.python, torch::LINEAR)) };
 
     let mut provenance = Provenance::collect(&device, args.commit.clone());
@@ -204,7 +209,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         }
         bench.device.release_memory()?;
     }
-    let code = bench.report(&provenance, &cases, start)?;
+    let code = match args.profile {
+        Some(_) => ExitCode::SUCCESS,
+        None => bench.report(&provenance, &cases, start)?,
+    };
     if failed > 0 {
         bail!("{failed} of {} cases could not be measured", cases.len());
     }
@@ -270,6 +278,12 @@ impl Bench<'_> {
             .filter(|(variant, ours)| *variant == asked || ours.implementation().is_ok())
             .unzip();
         let (mut peers, mut control) = self.peers(case)?;
+        if let Some(launches) = self.args.profile {
+            let ours = variants.iter().map(Variant::to_string).zip(ours);
+            let ours = ours.map(|(name, ours)| (name, ours as Box<dyn Subject>));
+            let peers = peers.into_iter().map(|(name, peer)| (name.to_owned(), peer));
+            return profile::launch(&stream, launches, ours.chain(peers));
+        }
 
         let mut subjects: Vec<&mut dyn Subject> =
             ours.iter_mut().map(|ours| &mut **ours as &mut dyn Subject).collect();
