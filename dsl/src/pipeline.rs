@@ -211,6 +211,12 @@ impl<const STAGES: u32, const BLOCKS: u32> Producer<STAGES, BLOCKS> {
 }
 
 impl<const STAGES: u32, const BLOCKS: u32> Consumer<STAGES, BLOCKS> {
+    /// Finds the same ring at `pipeline` from now on: its address, known in another way.
+    #[inline(always)]
+    pub fn move_to(&mut self, pipeline: Pipeline<STAGES, BLOCKS>) {
+        self.pipeline = pipeline;
+    }
+
     /// Waits until the next stage is full.
     ///
     /// # Safety

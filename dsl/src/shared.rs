@@ -18,6 +18,19 @@ impl SharedAddress {
         Self(ptx::dynamic_shared())
     }
 
+    /// The same place, as lane 0 has it: an address that the compiler keeps in a register, where it would compute this one again at each
+    /// use.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it, with the same address.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn kept(self) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { ptx::shfl_sync_idx(self.0, 0) })
+    }
+
     /// The place `bytes` further on.
     #[inline(always)]
     #[must_use]

@@ -5,19 +5,24 @@
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F8E4M3, F8E5M2, F16};
-use warpsmith_dsl::gemm::wgmma::{Cooperative, PromotedTile, WgmmaTile};
+use warpsmith_dsl::gemm::wgmma::{AlongN, Cooperative, PromotedTile, WgmmaTile};
 use warpsmith_dsl::gemm::{BoxOutput, OutputElement, PersistentTile};
+use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
 use warpsmith_dsl::ptx::WgmmaFp8;
 use warpsmith_dsl::tile::Output;
 use warpsmith_dsl::{KernelParam, kernel};
 
 /// 128 × 192 outputs by two warpgroups: the widest sums that leave registers for as many accumulators.
-pub type Fp8Hopper128x192 = WgmmaTile<[f32; 96], 1, Cooperative<2>, 4, 1>;
+pub type Fp8Hopper128x192 = WgmmaTile<[f32; 96], 1, Cooperative<2>, 4, 2>;
 /// 256 × 128 outputs by two warpgroups, 64 rows of each at a time.
-pub type Fp8Hopper256x128 = WgmmaTile<[f32; 64], 2, Cooperative<2>, 4, 1>;
+pub type Fp8Hopper256x128 = WgmmaTile<[f32; 64], 2, AlongN<Cooperative<2>, 2>, 4, 2>;
 /// 128 × 128 outputs by two warpgroups: more blocks for a smaller Y.
-pub type Fp8Hopper128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 1>;
+pub type Fp8Hopper128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 2>;
+/// 64 × 128 outputs by one warpgroup, for a still smaller one.
+pub type Fp8Hopper64x128 = WgmmaTile<[f32; 64], 1, Cooperative<1>, 8, 2>;
+/// 64 × 64 outputs by one warpgroup: the most blocks, each of which has the fewest products of a stage.
+pub type Fp8Hopper64x64 = WgmmaTile<[f32; 32], 1, Cooperative<1>, 8, 2>;
 
 /// The types of X and of W.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,10 +57,16 @@ pub struct Fp8HopperParams {
     pub k: u32,
     /// The types of X and of W.
     pub types: Fp8Types,
-    /// 1 if `y_boxes` describes Y, which then has aligned rows; else 0.
+    /// 1 if `y_boxes` describes Y, which then has aligned rows; 2, [`LANES_STORE`](Self::LANES_STORE), if lanes store them all the same;
+    /// else 0.
     pub has_boxes: u32,
     /// Keeps the size a multiple of the alignment; its value is not read.
     pub reserved: u32,
+}
+
+impl Fp8HopperParams {
+    /// [`has_boxes`](Self::has_boxes) where lanes are to store Y, of a tile that has them do so.
+    pub const LANES_STORE: u32 = 2;
 }
 
 /// `Y = activation(alpha · row_scale · column_scale · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of any
@@ -63,7 +74,7 @@ pub struct Fp8HopperParams {
 ///
 /// # Safety
 ///
-/// `x` and `w` describe X and W as [`PromotedTile`] asks, `y_boxes` Y if `has_boxes` is 1; `y` and the pointers of `epilogue` are
+/// `x` and `w` describe X and W as [`PromotedTile`] asks, `y_boxes` Y if `has_boxes` is not 0; `y` and the pointers of `epilogue` are
 /// valid for what `p` describes. Y and what else is written overlap nothing else, but that Y may be the epilogue's residual.
 #[kernel(
     family = linear_fp8_hopper,
@@ -75,12 +86,18 @@ pub struct Fp8HopperParams {
         linear_fp8_hopper_bf16_128x192 = <Bf16, Fp8Hopper128x192>,
         linear_fp8_hopper_bf16_256x128 = <Bf16, Fp8Hopper256x128>,
         linear_fp8_hopper_bf16_128x128 = <Bf16, Fp8Hopper128x128>,
+        linear_fp8_hopper_bf16_64x128 = <Bf16, Fp8Hopper64x128>,
+        linear_fp8_hopper_bf16_64x64 = <Bf16, Fp8Hopper64x64>,
         linear_fp8_hopper_f16_128x192 = <F16, Fp8Hopper128x192>,
         linear_fp8_hopper_f16_256x128 = <F16, Fp8Hopper256x128>,
         linear_fp8_hopper_f16_128x128 = <F16, Fp8Hopper128x128>,
+        linear_fp8_hopper_f16_64x128 = <F16, Fp8Hopper64x128>,
+        linear_fp8_hopper_f16_64x64 = <F16, Fp8Hopper64x64>,
         linear_fp8_hopper_f32_128x192 = <f32, Fp8Hopper128x192>,
         linear_fp8_hopper_f32_256x128 = <f32, Fp8Hopper256x128>,
         linear_fp8_hopper_f32_128x128 = <f32, Fp8Hopper128x128>,
+        linear_fp8_hopper_f32_64x128 = <f32, Fp8Hopper64x128>,
+        linear_fp8_hopper_f32_64x64 = <f32, Fp8Hopper64x64>,
     ],
 )]
 pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
@@ -101,20 +118,27 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
     unsafe {
         S::start();
         if S::is_producer() {
+            let mut tiles = S::tiles(p.m, p.n, 1);
             if let Some(mut producer) = S::producer() {
-                let mut tiles = S::tiles(p.m, p.n, 1);
+                grid::wait_for_earlier_launches();
                 while let Some(tile) = tiles.next_tile() {
                     S::load_bytes(&mut producer, x, w, steps, tile);
                 }
                 S::finish(producer);
+            } else {
+                S::prefetch_bytes(x, w, steps, &mut tiles);
             }
         } else {
             let mut consumer = S::consumer();
             S::begin_turns(&consumer);
             let mut tiles = S::tiles(p.m, p.n, 1);
+            grid::wait_for_earlier_launches();
             let epilogue = epilogue.of_matrix(0, p.m, p.n);
             let in_registers = epilogue.in_registers_scaled();
+            let fits_registers = p.has_boxes != 0 && epilogue.fits_registers_scaled();
             while let Some(tile) = S::next_tile(&mut consumer, &mut tiles, steps) {
+                // Read while the products run.
+                let columns = if fits_registers { Some(S::columns(&in_registers, tile)) } else { None };
                 let accumulators = match p.types {
                     Fp8Types(0) => S::multiply_promoted::<F8E4M3, F8E4M3>(&mut consumer, steps),
                     Fp8Types(Fp8Types::X_E5M2) => {
@@ -125,10 +149,10 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
                     }
                     _ => S::multiply_promoted::<F8E5M2, F8E5M2>(&mut consumer, steps),
                 };
-                if p.has_boxes != 0 && epilogue.fits_registers_scaled() {
-                    // Read late: no register of the main loop is free for it.
-                    let columns = S::columns(&in_registers, tile);
-                    let boxes = BoxOutput { map: y_boxes, rows: None };
+                let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.n };
+                if let Some(columns) = columns {
+                    let by_lanes = S::LANES_STORE && p.has_boxes == Fp8HopperParams::LANES_STORE;
+                    let boxes = BoxOutput { map: y_boxes, rows: by_lanes.then_some(y) };
                     match in_registers.with_floor() {
                         Some(e) if S::UNROLLS => {
                             S::store_boxes::<O, _, true>(&accumulators, &e, &columns, &boxes, tile)
@@ -142,7 +166,6 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
                         ),
                     }
                 } else {
-                    let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.n };
                     S::store_rows(&accumulators, &epilogue, &y, tile);
                 }
             }

@@ -314,12 +314,12 @@ fn modes() -> Vec<EmulatorOptions> {
     modes
 }
 
-/// More tiles than an H100 has blocks for them: the two consumers' turns go on from tile to tile.
+/// More tiles than an H100 has blocks for them: rings, and the turns of two consumers, go on from tile to tile.
 fn blocks_that_work_through_several_tiles_are_right_in_every_mode() -> Result<(), Failed> {
     for options in modes() {
         let device = Device::emulator_with(options.clone());
-        for tile in [Fp8Tile::Hopper128x128, Fp8Tile::Hopper128x192] {
-            let (m, k, n) = (17_300, 144, 256);
+        for tile in Fp8Tile::ALL.into_iter().filter(|tile| tile.is_hopper()) {
+            let (m, k, n) = (if tile.shape().0 == 256 { 17_300 } else { 8_700 }, 144, 384);
             let data = Data::Integers;
             let case = ScaledCase { tile: Some(tile), bias: false, data, ..ScaledCase::new(m, k, n) };
             assert!(tile.tiles(m as u32, n as u32) > tile.blocks(m as u32, n as u32, 132));

@@ -524,14 +524,9 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         steps: u32,
         tiles: &mut PersistentTiles,
     ) {
-        if Self::IS_SMALL
-            && thread::thread_idx_x() == warp::SIZE
-            && let Some((tile, clusters)) = tiles.only_tile()
-        {
-            let (layouts, elements) = (Self::layouts::<T>(layouts), ROW_BYTES / T::BYTES);
-            // SAFETY: the caller's promise.
-            unsafe { Self::prefetch_rows(a, b, layouts, elements, steps, tile, clusters) }
-        }
+        let (layouts, elements) = (Self::layouts::<T>(layouts), ROW_BYTES / T::BYTES);
+        // SAFETY: the caller's promise.
+        unsafe { Self::prefetch_first(a, b, layouts, elements, steps, tiles) }
     }
 
     #[inline(always)]

@@ -88,6 +88,20 @@ impl MatrixDescriptor {
         Self(self.0 + (bytes >> 4) as u64)
     }
 
+    /// The lower half of its bits, which has the address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn low(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The upper half of its bits, which says how rows are laid out.
+    #[inline(always)]
+    #[must_use]
+    pub const fn high(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
     /// The descriptor's bits.
     #[inline(always)]
     #[must_use]

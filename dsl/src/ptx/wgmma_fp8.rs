@@ -32,6 +32,7 @@ macro_rules! wgmma_fp8 {
     ($columns:literal, $registers:literal, $indices:tt $a:ident $a_type:literal, $b:ident $b_type:literal) => {
         #[doc = concat!("`wgmma.mma_async.sync.aligned.m64n", $columns, "k32.f32.", $a_type, ".", $b_type, "`, both operands in shared memory.")]
         impl WgmmaFp8<$b, [f32; $registers]> for $a {
+            // The descriptors are put together here: they differ in the lower halves only, and additions to these need no carry.
             #[inline(always)]
             unsafe fn wgmma<const ACCUMULATE: bool>(
                 c: &mut [f32; $registers],
@@ -41,8 +42,10 @@ macro_rules! wgmma_fp8 {
                 // SAFETY: the caller's promise is the instruction's.
                 unsafe {
                     product!(
-                        $columns, $indices c, ["k32.f32." $a_type "." $b_type], "{a}, {b}, {accumulate}, 1, 1",
-                        a = in(reg64) a.bits(), b = in(reg64) b.bits(), accumulate = const ACCUMULATE as u32,
+                        @ $columns, $indices c, ["k32.f32." $a_type "." $b_type], "a, b, {accumulate}, 1, 1",
+                        "{{ .reg .b64 a, b; mov.b64 a, {{{a}, {high}}}; mov.b64 b, {{{b}, {high}}}; ", " }}",
+                        a = in(reg32) a.low(), b = in(reg32) b.low(), high = in(reg32) a.high(),
+                        accumulate = const ACCUMULATE as u32,
                     )
                 }
             }

@@ -1,12 +1,13 @@
 //! What the producer has copied, stage by stage: the rows of a whole tile, or those of half of its columns.
 
 use super::{BLOCK_ROWS, PANEL_BYTES, ROW_BYTES, Schedule, WgmmaTile};
-use crate::gemm::{Extent, Layouts, PersistentTile, TilePart};
+use crate::gemm::{Extent, Layouts, PersistentTile, PersistentTiles, TilePart};
 use crate::launch::TensorMap;
 use crate::layout::TileIndex;
 use crate::pipeline;
 use crate::ptx::{self, Accumulators};
 use crate::shared::SharedAddress;
+use crate::{thread, warp};
 
 /// Steps along K whose columns are [prefetched](PersistentTile::prefetch), measured with 2, 4, 8 and 16: where rows do not start at the cache's
 /// lines, more of them delay the copies of the launch before.
@@ -57,6 +58,29 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         });
     }
 
+    /// [`prefetch`](PersistentTile::prefetch), where a step takes `elements` elements of each row.
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::prefetch`].
+    #[inline(always)]
+    pub(super) unsafe fn prefetch_first(
+        a: &TensorMap,
+        b: &TensorMap,
+        layouts: Layouts,
+        elements: u32,
+        steps: u32,
+        tiles: &mut PersistentTiles,
+    ) {
+        if Self::IS_SMALL
+            && thread::thread_idx_x() == warp::SIZE
+            && let Some((tile, clusters)) = tiles.only_tile()
+        {
+            // SAFETY: the caller's promise.
+            unsafe { Self::prefetch_rows(a, b, layouts, elements, steps, tile, clusters) }
+        }
+    }
+
     /// [`prefetch`](PersistentTile::prefetch) of this block's part of the first columns: of its share of the rows of A for `tile` those of every
     /// `clusters[0]`-th step, and of its share of the rows of B those of every `clusters[1]`-th.
     ///
@@ -64,7 +88,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     ///
     /// As [`PersistentTile::prefetch`].
     #[inline(always)]
-    pub(super) unsafe fn prefetch_rows(
+    unsafe fn prefetch_rows(
         a: &TensorMap,
         b: &TensorMap,
         layouts: Layouts,

@@ -5,18 +5,24 @@
 //! (*promotion*). Of a consumer's rows 64 are worked on at a time, so that beside the accumulators registers are taken by the sums
 //! of 64 rows only.
 //!
-//! While one consumer adds, the tensor cores work for the other: of two, each issues the products of 64 rows in turn.
+//! While one consumer adds, the tensor cores work for the other. They are kept busy by two consumers only if what each does from the end
+//! of its products to the next ones takes less time than the other's products. So nothing is done in between but the additions:
+//! the next stage is waited for, and found, while the products run.
 
-use super::{BLOCK_ROWS, ROW_BYTES, STEP_BYTES, STEPS, Schedule, WARPGROUP, WgmmaTile};
-use crate::gemm::PersistentTile;
+use super::{BLOCK_ROWS, Consumer, ROW_BYTES, STEP_BYTES, STEPS, Schedule, WARPGROUP, WgmmaTile};
+use crate::gemm::{PersistentTile, PersistentTiles};
 use crate::launch::TensorMap;
 use crate::layout::TileIndex;
+use crate::pipeline::{FullStage, Pipeline};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, WgmmaFp8};
+use crate::shared::SharedAddress;
 
 /// Elements of a row in a stage.
 const ROW_ELEMENTS: u32 = ROW_BYTES;
 /// The barrier at which the first of two consumers waits for its turn; the second waits at the next.
 const FIRST_TURN: u32 = 1;
+/// Products of a stage that have completed when the turn is given: those after them take as long as the other consumer takes to issue.
+const TURN_AFTER: u32 = STEPS / 2;
 
 /// A tile whose products are of 8-bit types.
 ///
@@ -35,6 +41,13 @@ pub trait PromotedTile: PersistentTile {
         tile: TileIndex,
     );
 
+    /// As [`PersistentTile::prefetch`].
+    ///
+    /// # Safety
+    ///
+    /// As [`PersistentTile::prefetch`].
+    unsafe fn prefetch_bytes(a: &TensorMap, b: &TensorMap, steps: u32, tiles: &mut PersistentTiles);
+
     /// Gives consumer 0 the first turn. The turns go on from tile to tile: each is given when the one before it has been taken, or a
     /// fast warp would be counted twice.
     ///
@@ -50,11 +63,12 @@ pub trait PromotedTile: PersistentTile {
     /// All threads of each consumer call it once, after its last product.
     unsafe fn end_turns(consumer: &Self::Consumer);
 
-    /// The product of the rows that [`load_bytes`](Self::load_bytes) has copied, which are of types `A` and `B`.
+    /// The product of the rows that [`load_bytes`](Self::load_bytes) has copied, `steps` × 128 elements of each, which are of types `A`
+    /// and `B`.
     ///
     /// # Safety
     ///
-    /// As [`PersistentTile::multiply`], between [`begin_turns`](Self::begin_turns) and [`end_turns`](Self::end_turns).
+    /// As [`PersistentTile::multiply`], between [`begin_turns`](Self::begin_turns) and [`end_turns`](Self::end_turns); `steps` is at least 1.
     unsafe fn multiply_promoted<A: WgmmaFp8<B, Self::Fragment>, B>(
         consumer: &mut Self::Consumer,
         steps: u32,
@@ -79,16 +93,36 @@ where
     }
 }
 
-impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32>
+/// What a consumer of a tile keeps in registers to find its stages. The compiler would otherwise compute it again for each stage, between one
+/// stage's products and the next ones.
+#[derive(Clone, Copy)]
+struct Place {
+    /// The consumer's number.
+    index: u32,
+    /// Its rows of A in the first stage.
+    a: SharedAddress,
+    /// The rows of B there.
+    b: SharedAddress,
+}
+
+/// The operands of a stage.
+#[derive(Clone, Copy)]
+struct Operands {
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+}
+
+impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32>
     WgmmaTile<C, BLOCKS, S, STAGES, CLUSTER>
 {
-    /// Whether two consumers of the same tile take turns to issue products.
+    /// Whether two consumers of the same tile take turns to issue products: else the tensor cores take theirs in any order. Measured on an
+    /// H100, turns are worth it for products of 192 columns; where they are shorter, handing over takes longer than it saves.
     const ALTERNATES: bool = {
         assert!(
             !Self::TAKES_TURNS,
             "consumers with tiles of their own would not add up under each other's products"
         );
-        S::CONSUMERS == 2
+        S::CONSUMERS == 2 && C::COLUMNS >= 192
     };
 
     /// Waits until consumer `index`, this one, may issue.
@@ -116,6 +150,155 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
             unsafe { ptx::bar_arrive_at(FIRST_TURN + index, 2 * WARPGROUP) }
         }
     }
+
+    /// This warp's place, and its ring found from there.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it.
+    #[inline(always)]
+    unsafe fn place(consumer: &mut Consumer<STAGES, CLUSTER>) -> Place {
+        // SAFETY: the caller's promise; lanes agree.
+        let (start, index) =
+            unsafe { (SharedAddress::dynamic().kept(), ptx::shfl_sync_idx(consumer.index, 0)) };
+        consumer.ring.move_to(Pipeline::at(start.offset(Self::BARRIERS_AT)));
+        let a = start.offset(index * Self::CONSUMER_ROWS * ROW_BYTES);
+        Place { index, a, b: start.offset(Self::A_BYTES) }
+    }
+
+    /// Waits for the next stage.
+    ///
+    /// # Safety
+    ///
+    /// As [`PromotedTile::multiply_promoted`].
+    #[inline(always)]
+    unsafe fn next_stage(consumer: &mut Consumer<STAGES, CLUSTER>, place: Place) -> (FullStage, Operands) {
+        // SAFETY: the caller's promise.
+        let stage = unsafe { consumer.ring.wait() };
+        let of = |rows: SharedAddress| {
+            MatrixDescriptor::rows_of_128_bytes(rows.offset(stage.index * Self::STAGE_BYTES).get())
+        };
+        (stage, Operands { a: of(place.a), b: of(place.b) })
+    }
+
+    /// Issues the products of 64 rows with a stage's rows of B, in this consumer's turn.
+    ///
+    /// # Safety
+    ///
+    /// As [`PromotedTile::multiply_promoted`]; nothing is under way that touches `sums`.
+    #[inline(always)]
+    unsafe fn issue<A: WgmmaFp8<B, C>, B>(sums: &mut C, place: Place, operands: Operands, block: usize) {
+        let Operands { a, b } = operands;
+        let a = a.advance(block as u32 * BLOCK_ROWS * ROW_BYTES);
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self::await_issue(place.index);
+            ptx::wgmma_fence();
+            A::wgmma::<false>(sums, a, b);
+            for step in 1..STEPS {
+                if Self::ALTERNATES && step == TURN_AFTER {
+                    ptx::wgmma_commit_group();
+                }
+                let along_k = step * STEP_BYTES;
+                A::wgmma::<true>(sums, a.advance(along_k), b.advance(along_k));
+            }
+            ptx::wgmma_commit_group();
+        }
+    }
+
+    /// Waits for the products that were [issued](Self::issue), and gives the turn to the other consumer when half of them have completed.
+    ///
+    /// # Safety
+    ///
+    /// As [`PromotedTile::multiply_promoted`].
+    #[inline(always)]
+    unsafe fn await_sums(sums: &mut C, place: Place) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if Self::ALTERNATES {
+                ptx::wgmma_wait_group::<1>();
+                Self::let_issue(1 - place.index);
+            }
+            ptx::wgmma_wait_group::<0>();
+        }
+        sums.hold();
+    }
+
+    /// The product of one of two consumers.
+    ///
+    /// # Safety
+    ///
+    /// As [`PromotedTile::multiply_promoted`].
+    #[inline(always)]
+    unsafe fn multiply_together<A: WgmmaFp8<B, C>, B>(
+        consumer: &mut Consumer<STAGES, CLUSTER>,
+        steps: u32,
+    ) -> [C; BLOCKS] {
+        // SAFETY: all-zero bits are numbers.
+        let mut accumulators: [C; BLOCKS] = unsafe { core::mem::zeroed() };
+        let mut sums = C::arbitrary();
+        // SAFETY: all warps of the warpgroup run this alike; a stage is full when it is read, and is given back when the products
+        // that read it have completed. One consumer waits for its turn as often as the other gives it.
+        unsafe {
+            let place = Self::place(consumer);
+            let (mut stage, mut operands) = Self::next_stage(consumer, place);
+            let mut left = steps;
+            while left > 0 {
+                left -= 1;
+                let current = stage;
+                for (block, accumulators) in accumulators.iter_mut().enumerate() {
+                    let is_last = block + 1 == BLOCKS;
+                    Self::issue::<A, B>(&mut sums, place, operands, block);
+                    if is_last && left > 0 {
+                        (stage, operands) = Self::next_stage(consumer, place);
+                    }
+                    Self::await_sums(&mut sums, place);
+                    if is_last {
+                        consumer.ring.release(current);
+                    }
+                    accumulators.promote(&sums);
+                    accumulators.hold();
+                }
+            }
+        }
+        accumulators
+    }
+
+    /// The product of an only consumer, of 64 rows. It issues a stage's products in the same block of instructions as the additions before
+    /// them, among which the compiler then places what finds their operands.
+    ///
+    /// # Safety
+    ///
+    /// As [`PromotedTile::multiply_promoted`].
+    #[inline(always)]
+    unsafe fn multiply_alone<A: WgmmaFp8<B, C>, B>(
+        consumer: &mut Consumer<STAGES, CLUSTER>,
+        steps: u32,
+    ) -> [C; BLOCKS] {
+        const { assert!(S::CONSUMERS > 1 || BLOCKS == 1, "other rows' products would come in between") };
+        // SAFETY: all-zero bits are numbers.
+        let mut accumulators: [C; BLOCKS] = unsafe { core::mem::zeroed() };
+        let mut sums = C::arbitrary();
+        // SAFETY: as in `multiply_together`.
+        unsafe {
+            let place = Self::place(consumer);
+            let (mut stage, operands) = Self::next_stage(consumer, place);
+            Self::issue::<A, B>(&mut sums, place, operands, 0);
+            for _ in 1..steps {
+                let (next, operands) = Self::next_stage(consumer, place);
+                Self::await_sums(&mut sums, place);
+                consumer.ring.release(stage);
+                accumulators[0].promote(&sums);
+                accumulators[0].hold();
+                Self::issue::<A, B>(&mut sums, place, operands, 0);
+                stage = next;
+            }
+            Self::await_sums(&mut sums, place);
+            consumer.ring.release(stage);
+            accumulators[0].promote(&sums);
+        }
+        accumulators
+    }
 }
 
 impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUSTER: u32> PromotedTile
@@ -131,6 +314,12 @@ impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUS
     ) {
         // SAFETY: the caller's promise.
         unsafe { Self::load_rows(producer, a, b, Default::default(), ROW_ELEMENTS, steps, tile) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_bytes(a: &TensorMap, b: &TensorMap, steps: u32, tiles: &mut PersistentTiles) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::prefetch_first(a, b, Default::default(), ROW_ELEMENTS, steps, tiles) }
     }
 
     #[inline(always)]
@@ -154,40 +343,13 @@ impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUS
         consumer: &mut Self::Consumer,
         steps: u32,
     ) -> [C; BLOCKS] {
-        // SAFETY: all-zero bits are numbers.
-        let mut accumulators: [C; BLOCKS] = unsafe { core::mem::zeroed() };
-        let mut sums = C::arbitrary();
-        let own = consumer.index;
-        // SAFETY: all warps of the warpgroup run this alike; a stage is full when it is read, and is given back when the products
-        // that read it have completed. One consumer waits for its turn as often as the other gives it.
+        // SAFETY: the caller's promise.
         unsafe {
-            for _ in 0..steps {
-                let stage = consumer.ring.wait();
-                let rows = Self::stage(stage.index);
-                let a = rows.offset(own * Self::CONSUMER_ROWS * ROW_BYTES);
-                let a = MatrixDescriptor::rows_of_128_bytes(a.get());
-                let b = MatrixDescriptor::rows_of_128_bytes(rows.offset(Self::A_BYTES).get());
-                for (block, accumulators) in accumulators.iter_mut().enumerate() {
-                    let a = a.advance(block as u32 * BLOCK_ROWS * ROW_BYTES);
-                    Self::await_issue(own);
-                    ptx::wgmma_fence();
-                    A::wgmma::<false>(&mut sums, a, b);
-                    for step in 1..STEPS {
-                        let along_k = step * STEP_BYTES;
-                        A::wgmma::<true>(&mut sums, a.advance(along_k), b.advance(along_k));
-                    }
-                    ptx::wgmma_commit_group();
-                    Self::let_issue(1 - own);
-                    ptx::wgmma_wait_group::<0>();
-                    sums.hold();
-                    if block + 1 == BLOCKS {
-                        consumer.ring.release(stage);
-                    }
-                    accumulators.promote(&sums);
-                    accumulators.hold();
-                }
+            if S::CONSUMERS == 1 {
+                Self::multiply_alone::<A, B>(consumer, steps)
+            } else {
+                Self::multiply_together::<A, B>(consumer, steps)
             }
         }
-        accumulators
     }
 }

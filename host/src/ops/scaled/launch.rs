@@ -13,7 +13,8 @@ use warpsmith_kernels::linear_fp8::{
     Fp8Params, Fp8Portable64x64, WIDEN_CHUNK, WidenParams, linear_fp8, widen_fp8,
 };
 use warpsmith_kernels::linear_fp8_hopper::{
-    Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128, Fp8HopperParams, Fp8Types, linear_fp8_hopper,
+    Fp8Hopper64x64, Fp8Hopper64x128, Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128, Fp8HopperParams,
+    Fp8Types, linear_fp8_hopper,
 };
 
 use super::plan::{Matrix, Plan, size_limit};
@@ -22,6 +23,7 @@ use super::{Bias, OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ops::linear::is_early;
 use crate::ops::linear::select::TURING;
 use crate::ops::matrix::{as_matrix, row_stride};
 use crate::ops::{CHUNK_BYTES, Implementation, STORED_ROWS};
@@ -94,6 +96,12 @@ macro_rules! outputs {
                         }
                         Fp8Tile::Hopper128x128 => {
                             Instance::hopper::<linear_fp8_hopper<$device, Fp8Hopper128x128>, Fp8Hopper128x128>()
+                        }
+                        Fp8Tile::Hopper64x128 => {
+                            Instance::hopper::<linear_fp8_hopper<$device, Fp8Hopper64x128>, Fp8Hopper64x128>()
+                        }
+                        Fp8Tile::Hopper64x64 => {
+                            Instance::hopper::<linear_fp8_hopper<$device, Fp8Hopper64x64>, Fp8Hopper64x64>()
                         }
                         Fp8Tile::Portable64x64 => Instance::portable::<linear_fp8<$device, Fp8Portable64x64>>(),
                     }
@@ -188,18 +196,28 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
     } else {
         TensorMap::from_words([0; 16])
     };
+    let rows = m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M);
+    let columns = n.div_ceil(S::BLOCK_N).next_multiple_of(S::CLUSTER_N);
+    let is_early = is_early(S::CLUSTER, u64::from(rows) * u64::from(columns), blocks);
     let params = Fp8HopperParams {
         stride_y: row_stride(y),
         m,
         n,
         k: matrices.k,
         types,
-        has_boxes: has_boxes.into(),
+        has_boxes: match (has_boxes, is_early) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => Fp8HopperParams::LANES_STORE,
+        },
         reserved: 0,
     };
     let kernel = stream.device().kernel::<K>()?;
     // SAFETY: the maps are of matrices of bytes, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_boxes, place, epilogue, params)) }
+    unsafe {
+        let (grid, args) = ([blocks, 1, 1], (x, w, y_boxes, place, epilogue, params));
+        if is_early { kernel.launch_early(stream, grid, args) } else { kernel.launch(stream, grid, args) }
+    }
 }
 
 /// The arguments of a portable kernel.

@@ -1,15 +1,17 @@
 //! Which kernel a scaled linear operation runs: one pure function of the problem and the device.
 //!
-//! On Hopper, the model is the time of the fullest multiprocessor: the tiles that it works through one after the other, times a
-//! cost for each column of K. The costs were fitted to measurements on an H100 of sizes from 512³ to 8192³; only their ratios
-//! matter. Each choice gives the same answer within the operation's error bound.
+//! On Hopper, the model is the time of the fullest multiprocessor: the tiles that it works through one after the other, each of which
+//! costs so much for each column of K and so much for its end, and a launch. The costs were fitted to measurements on an H100 of sizes
+//! from 256×256×512 to 8192³. Each choice gives the same answer within the operation's error bound.
 
 use std::fmt;
 use std::str::FromStr;
 
 use warpsmith_dsl::gemm::{PersistentTile, TileShape};
 use warpsmith_kernels::linear_fp8::Fp8Portable64x64;
-use warpsmith_kernels::linear_fp8_hopper::{Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128};
+use warpsmith_kernels::linear_fp8_hopper::{
+    Fp8Hopper64x64, Fp8Hopper64x128, Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128,
+};
 
 use crate::error::Error;
 use crate::ops::linear::select::{TURING, is_hopper};
@@ -18,20 +20,30 @@ use crate::ops::linear::select::{TURING, is_hopper};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Fp8Tile {
-    /// 256 × 128 on Hopper, persistent.
+    /// 256 × 128 on Hopper, persistent, in clusters of two along N.
     Hopper256x128,
-    /// 128 × 192 on Hopper, persistent.
+    /// 128 × 192 on Hopper, persistent, in clusters of two along M.
     Hopper128x192,
-    /// 128 × 128 on Hopper, persistent.
+    /// 128 × 128 on Hopper, persistent, in clusters of two along M.
     Hopper128x128,
+    /// 64 × 128 on Hopper, persistent, in clusters of two along M.
+    Hopper64x128,
+    /// 64 × 64 on Hopper, persistent, in clusters of two along M.
+    Hopper64x64,
     /// 64 × 64, by way of f16, from compute capability 7.5 on.
     Portable64x64,
 }
 
 impl Fp8Tile {
     /// Every tile.
-    pub const ALL: [Self; 4] =
-        [Self::Hopper256x128, Self::Hopper128x192, Self::Hopper128x128, Self::Portable64x64];
+    pub const ALL: [Self; 6] = [
+        Self::Hopper256x128,
+        Self::Hopper128x192,
+        Self::Hopper128x128,
+        Self::Hopper64x128,
+        Self::Hopper64x64,
+        Self::Portable64x64,
+    ];
 
     /// Its name in tables and on command lines.
     #[must_use]
@@ -40,6 +52,8 @@ impl Fp8Tile {
             Self::Hopper256x128 => "hopper-256x128",
             Self::Hopper128x192 => "hopper-128x192",
             Self::Hopper128x128 => "hopper-128x128",
+            Self::Hopper64x128 => "hopper-64x128",
+            Self::Hopper64x64 => "hopper-64x64",
             Self::Portable64x64 => "64x64",
         }
     }
@@ -51,6 +65,8 @@ impl Fp8Tile {
             Self::Hopper256x128 => (Fp8Hopper256x128::BLOCK_M, Fp8Hopper256x128::BLOCK_N),
             Self::Hopper128x192 => (Fp8Hopper128x192::BLOCK_M, Fp8Hopper128x192::BLOCK_N),
             Self::Hopper128x128 => (Fp8Hopper128x128::BLOCK_M, Fp8Hopper128x128::BLOCK_N),
+            Self::Hopper64x128 => (Fp8Hopper64x128::BLOCK_M, Fp8Hopper64x128::BLOCK_N),
+            Self::Hopper64x64 => (Fp8Hopper64x64::BLOCK_M, Fp8Hopper64x64::BLOCK_N),
             Self::Portable64x64 => (Fp8Portable64x64::BLOCK_M, Fp8Portable64x64::BLOCK_N),
         }
     }
@@ -62,6 +78,8 @@ impl Fp8Tile {
             Self::Hopper256x128 => Fp8Hopper256x128::SHARED_BYTES,
             Self::Hopper128x192 => Fp8Hopper128x192::SHARED_BYTES,
             Self::Hopper128x128 => Fp8Hopper128x128::SHARED_BYTES,
+            Self::Hopper64x128 => Fp8Hopper64x128::SHARED_BYTES,
+            Self::Hopper64x64 => Fp8Hopper64x64::SHARED_BYTES,
             Self::Portable64x64 => Fp8Portable64x64::SHARED_BYTES,
         }
     }
@@ -78,30 +96,63 @@ impl Fp8Tile {
         if self.is_hopper() { is_hopper(compute_capability) } else { compute_capability >= TURING }
     }
 
-    /// The tiles of an output of `m` × `n`.
+    /// Blocks of a cluster along M and along N.
+    #[must_use]
+    pub const fn cluster(self) -> [u32; 2] {
+        match self {
+            Self::Hopper256x128 => [Fp8Hopper256x128::CLUSTER_M, Fp8Hopper256x128::CLUSTER_N],
+            Self::Hopper128x192 => [Fp8Hopper128x192::CLUSTER_M, Fp8Hopper128x192::CLUSTER_N],
+            Self::Hopper128x128 => [Fp8Hopper128x128::CLUSTER_M, Fp8Hopper128x128::CLUSTER_N],
+            Self::Hopper64x128 => [Fp8Hopper64x128::CLUSTER_M, Fp8Hopper64x128::CLUSTER_N],
+            Self::Hopper64x64 => [Fp8Hopper64x64::CLUSTER_M, Fp8Hopper64x64::CLUSTER_N],
+            Self::Portable64x64 => [1, 1],
+        }
+    }
+
+    /// The tiles that cover an output of `m` × `n`, whole clusters of them.
     #[must_use]
     pub fn tiles(self, m: u32, n: u32) -> u64 {
         let (rows, columns) = self.shape();
-        u64::from(m.div_ceil(rows)) * u64::from(n.div_ceil(columns))
+        let [along_m, along_n] = self.cluster();
+        let along_m = m.div_ceil(rows).next_multiple_of(along_m);
+        u64::from(along_m) * u64::from(n.div_ceil(columns).next_multiple_of(along_n))
     }
 
-    /// The blocks of a launch: of a persistent one, no more than there are multiprocessors.
+    /// The blocks of a launch: of a persistent one, no more whole clusters than the multiprocessors have room for, at least one.
     #[must_use]
     pub fn blocks(self, m: u32, n: u32, multiprocessors: u32) -> u64 {
         let tiles = self.tiles(m, n);
-        if self.is_hopper() { tiles.min(u64::from(multiprocessors.max(1))) } else { tiles }
+        if !self.is_hopper() {
+            return tiles;
+        }
+        let [along_m, along_n] = self.cluster();
+        let cluster = along_m * along_n;
+        tiles.min(u64::from((multiprocessors / cluster).max(1) * cluster))
     }
 
-    /// Picoseconds on an H100 for each column of K.
-    const fn cost(self) -> u64 {
-        match self {
-            Self::Hopper256x128 => 7_000,
-            Self::Hopper128x192 => 4_950,
-            Self::Hopper128x128 => 3_700,
+    /// What it costs on an H100.
+    const fn cost(self) -> Cost {
+        let (column, tile, launch) = match self {
+            Self::Hopper256x128 => (6_250, 1_200_000, 2_300_000),
+            Self::Hopper128x192 => (4_450, 2_100_000, 900_000),
+            Self::Hopper128x128 => (3_680, 1_000_000, 1_200_000),
+            Self::Hopper64x128 => (2_510, 130_000, 1_500_000),
+            Self::Hopper64x64 => (1_720, 120_000, 1_500_000),
             // By way of f16, and with copies of the operands: for where nothing else runs.
-            Self::Portable64x64 => 60_000,
-        }
+            Self::Portable64x64 => (60_000, 1_000_000, 5_000_000),
+        };
+        Cost { column, tile, launch }
     }
+}
+
+/// Picoseconds.
+struct Cost {
+    /// Of each column of K of a tile.
+    column: u64,
+    /// Of a tile's end.
+    tile: u64,
+    /// Of a launch.
+    launch: u64,
 }
 
 impl fmt::Display for Fp8Tile {
@@ -150,7 +201,8 @@ pub struct Limits {
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Fp8Tile> {
     candidates(problem, limits).min_by_key(|tile| {
         let rounds = tile.tiles(problem.m, problem.n).div_ceil(u64::from(limits.multiprocessors.max(1)));
-        u128::from(rounds) * u128::from(tile.cost())
+        let Cost { column, tile, launch } = tile.cost();
+        u128::from(rounds) * u128::from(column * u64::from(problem.k) + tile) + u128::from(launch)
     })
 }
 

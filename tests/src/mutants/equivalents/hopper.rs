@@ -57,7 +57,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         statement: "setp.eq.b32…, 0` always true",
         source: (
             "kernels-gpu/src/linear_fp8_hopper.rs",
-            "if p.has_boxes != 0 && epilogue.fits_registers_scaled() {",
+            "let fits_registers = p.has_boxes != 0 && epilogue.fits_registers_scaled();",
         ),
         then: ANYTHING,
         reason: BY_ROWS,
@@ -68,7 +68,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         statement: "setp.ne.b64…, 0` always true",
         source: (
             "kernels-gpu/src/linear_fp8_hopper.rs",
-            "if p.has_boxes != 0 && epilogue.fits_registers_scaled() {",
+            "let fits_registers = p.has_boxes != 0 && epilogue.fits_registers_scaled();",
         ),
         then: ANYTHING,
         reason: BY_ROWS,
@@ -79,7 +79,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         statement: "setp.ne.b64…, 1`",
         source: (
             "kernels-gpu/src/linear_fp8_hopper.rs",
-            "if p.has_boxes != 0 && epilogue.fits_registers_scaled() {",
+            "let fits_registers = p.has_boxes != 0 && epilogue.fits_registers_scaled();",
         ),
         then: ANYTHING,
         reason: BY_ROWS,

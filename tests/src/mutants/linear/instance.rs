@@ -3,7 +3,9 @@
 use warpsmith_dsl::gemm::wgmma::UpdateTile;
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile};
-use warpsmith_kernels::linear_fp8_hopper::{Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128};
+use warpsmith_kernels::linear_fp8_hopper::{
+    Fp8Hopper64x64, Fp8Hopper64x128, Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128,
+};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
     HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192,
@@ -204,6 +206,12 @@ impl Instance {
             }
             ["hopper", input, output, "cooperative", shape @ "192x176"] => {
                 (Family::Hopper(boxes::<HopperCooperative192x176>()), input, output, shape)
+            }
+            ["fp8", "hopper", output, shape @ "64x64"] => {
+                (Family::Fp8Hopper(fp8_boxes::<Fp8Hopper64x64>()), "e4m3", output, shape)
+            }
+            ["fp8", "hopper", output, shape @ "64x128"] => {
+                (Family::Fp8Hopper(fp8_boxes::<Fp8Hopper64x128>()), "e4m3", output, shape)
             }
             ["fp8", "hopper", output, shape @ "128x128"] => {
                 (Family::Fp8Hopper(fp8_boxes::<Fp8Hopper128x128>()), "e4m3", output, shape)

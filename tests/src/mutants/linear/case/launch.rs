@@ -261,8 +261,11 @@ impl Case {
             }
             Family::Fp8Hopper(boxes) => {
                 let types = Fp8Types::new(second_type[0], second_type[1]);
-                let params =
-                    Fp8HopperParams { stride_y, m, n, k, types, has_boxes: has_boxes.into(), reserved: 0 };
+                let has_boxes = match (has_boxes, self.size.by_lanes) {
+                    (true, true) => Fp8HopperParams::LANES_STORE,
+                    _ => has_boxes.into(),
+                };
+                let params = Fp8HopperParams { stride_y, m, n, k, types, has_boxes, reserved: 0 };
                 let (x, w) = maps(boxes.rows);
                 (x, w, y_boxes(boxes.stored_row_bytes), y, epilogue, params)
                     .with_raw(|raw| launch(clusters * boxes.blocks(), raw))
