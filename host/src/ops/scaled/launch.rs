@@ -471,7 +471,8 @@ mod tests {
             assert!(declaration.name.contains(tile.name().trim_start_matches("hopper-")), "{tile}");
             assert_eq!(declaration.name.contains("hopper"), tile.is_hopper(), "{}", declaration.name);
             assert!(declaration.name.contains(O::DTYPE.name()), "{}", declaration.name);
-            assert_eq!(declaration.cluster, [1, 1, 1], "launches are of any number of blocks");
+            let [along_m, along_n] = tile.cluster();
+            assert_eq!(declaration.cluster, [along_m * along_n, 1, 1], "{}", declaration.name);
         }
     }
 
