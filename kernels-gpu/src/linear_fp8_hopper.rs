@@ -57,20 +57,20 @@ pub struct Fp8HopperParams {
     pub k: u32,
     /// The types of X and of W.
     pub types: Fp8Types,
-    /// 1 if `y_boxes` describes Y, which then has aligned rows; 2, [`LANES_STORE`](Self::LANES_STORE), if lanes store them all the same;
-    /// else 0.
+    /// 1 if `y_boxes` describes Y, which then has aligned rows; [`LANES_STORE`](Self::LANES_STORE) if it does and lanes are to store them, of
+    /// a tile that has them do so; else 0.
     pub has_boxes: u32,
     /// Keeps the size a multiple of the alignment; its value is not read.
     pub reserved: u32,
 }
 
 impl Fp8HopperParams {
-    /// [`has_boxes`](Self::has_boxes) where lanes are to store Y, of a tile that has them do so.
+    /// [`has_boxes`](Self::has_boxes) where lanes are to store Y.
     pub const LANES_STORE: u32 = 2;
 }
 
 /// `Y = activation(alpha · row_scale · column_scale · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of any
-/// number of blocks. The types of X and W are chosen at the launch: the name of an instance tells the type of Y and the tile.
+/// number of clusters. The types of X and W are chosen at the launch: the name of an instance tells the type of Y and the tile.
 ///
 /// # Safety
 ///

@@ -16,8 +16,8 @@ pub trait WgmmaFp8<B, C: Accumulators>: 'static {
     ///
     /// # Safety
     ///
-    /// All lanes of the four warps of an aligned warpgroup execute it with the same descriptors, of shared memory that is
-    /// written and visible to the async proxy. Nothing writes it, and nothing touches `c` but further products of this
+    /// All lanes of the four warps of an aligned warpgroup execute it with the same descriptors, which differ from one another in the
+    /// address only, of shared memory that is written and visible to the async proxy. Nothing writes it, and nothing touches `c` but further products of this
     /// shape, before a wait for the product's group.
     unsafe fn wgmma<const ACCUMULATE: bool>(c: &mut C, a: MatrixDescriptor, b: MatrixDescriptor);
 }

@@ -9,7 +9,10 @@
 //! of its products to the next ones takes less time than the other's products. So nothing is done in between but the additions:
 //! the next stage is waited for, and found, while the products run.
 
-use super::{BLOCK_ROWS, Consumer, ROW_BYTES, STEP_BYTES, STEPS, Schedule, WARPGROUP, WgmmaTile};
+use super::{
+    BLOCK_ROWS, Consumer, ROW_BYTES, STAGED_BOXES, STEP_BYTES, STEPS, STRIP_COLUMNS, Schedule, WARPGROUP,
+    WgmmaTile,
+};
 use crate::gemm::{PersistentTile, PersistentTiles};
 use crate::launch::TensorMap;
 use crate::layout::TileIndex;
@@ -26,7 +29,9 @@ const TURN_AFTER: u32 = STEPS / 2;
 
 /// A tile whose products are of 8-bit types.
 ///
-/// The operands' maps are as [`PersistentTile`] says, of elements of one byte, K-major.
+/// The operands' maps are as [`PersistentTile`] says, of elements of one byte, K-major. Kernels may call
+/// [`store_rows`](PersistentTile::store_rows) of any such tile, whatever [`STORES_ROWS`](PersistentTile::STORES_ROWS) says: they do not store in
+/// boxes what has an input beside scales.
 pub trait PromotedTile: PersistentTile {
     /// Copies the rows of A and of B that output tile `tile` needs, `steps` × 128 elements of each.
     ///
@@ -343,6 +348,12 @@ impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUS
         consumer: &mut Self::Consumer,
         steps: u32,
     ) -> [C; BLOCKS] {
+        const {
+            assert!(
+                Self::STAGED.0 == STAGED_BOXES && C::COLUMNS.is_multiple_of(STRIP_COLUMNS),
+                "rows are stored by way of two boxes, in strips"
+            );
+        }
         // SAFETY: the caller's promise.
         unsafe {
             if S::CONSUMERS == 1 {

@@ -191,6 +191,7 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
     let [stride_bytes, row_bytes] =
         [row_stride(y), n.into()].map(|elements| elements * size_of::<O>() as u64);
     let has_boxes = (place.address() | stride_bytes | row_bytes).is_multiple_of(CHUNK_BYTES as u64);
+    const { assert!(S::STORED_ROW_BYTES == S::ROW_BYTES, "the map is of boxes with rows of 128 bytes") };
     let y_boxes = if has_boxes {
         matrix_map(y, STORED_ROWS, S::ROW_BYTES as usize / size_of::<O>())?
     } else {

@@ -1,7 +1,7 @@
 //! Which kernel a scaled linear operation runs: one pure function of the problem and the device.
 //!
 //! On Hopper, the model is the time of the fullest multiprocessor: the tiles that it works through one after the other, each of which
-//! costs so much for each column of K and so much for its end, and a launch. The costs were fitted to measurements on an H100 of sizes
+//! costs so much for each column of K and so much for its end, and a launch; or that of reading the operands and writing Y, if it is longer. The costs were fitted to measurements on an H100 of sizes
 //! from 256×256×512 to 8192³, of which `tiles-h100.csv` has later ones. Each choice gives the same answer within the operation's error bound.
 
 use std::fmt;
@@ -196,13 +196,25 @@ pub struct Limits {
     pub max_shared_per_block: u32,
 }
 
+/// What an H100's memory reads and writes.
+const BYTES_PER_NANOSECOND: u128 = 3000;
+
 /// The tile to compute `problem` with; `None` if none runs on the device, or fits its shared memory.
 #[must_use]
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Fp8Tile> {
+    let Problem { m, n, k } = *problem;
+    let [wide_m, wide_n, wide_k] = [m, n, k].map(u128::from);
+    // No tile is sooner done than its operands are read and a Y of 16 bits is written.
+    let least = ((wide_m + wide_n) * wide_k + 2 * wide_m * wide_n) * 1000 / BYTES_PER_NANOSECOND;
     candidates(problem, limits).min_by_key(|tile| {
-        let rounds = tile.tiles(problem.m, problem.n).div_ceil(u64::from(limits.multiprocessors.max(1)));
+        // Of a launch that is persistent, its blocks are what runs at a time.
+        let at_a_time = match tile.is_hopper() {
+            true => tile.blocks(m, n, limits.multiprocessors),
+            false => limits.multiprocessors.into(),
+        };
+        let rounds = tile.tiles(m, n).div_ceil(at_a_time.max(1));
         let Cost { column, tile, launch } = tile.cost();
-        u128::from(rounds) * u128::from(column * u64::from(problem.k) + tile) + u128::from(launch)
+        (u128::from(rounds) * u128::from(column * u64::from(k) + tile) + u128::from(launch)).max(least)
     })
 }
 
@@ -286,10 +298,14 @@ mod tests {
     #[test]
     fn a_launch_is_no_larger_than_the_device_or_the_output() {
         for tile in Fp8Tile::ALL {
+            let cluster = u64::from(tile.cluster().into_iter().product::<u32>());
             for (m, n) in [(1, 1), (257, 129), (5000, 3000), (1 << 20, 1 << 20)] {
-                let blocks = tile.blocks(m, n, 132);
-                assert!(blocks > 0 && blocks <= tile.tiles(m, n));
-                assert!(!tile.is_hopper() || blocks <= 132);
+                for multiprocessors in [2, 131, 132] {
+                    let blocks = tile.blocks(m, n, multiprocessors);
+                    assert!(blocks > 0 && blocks <= tile.tiles(m, n));
+                    assert!(!tile.is_hopper() || blocks <= multiprocessors.into());
+                    assert_eq!((blocks % cluster, tile.tiles(m, n) % cluster), (0, 0), "whole clusters");
+                }
             }
         }
     }

@@ -168,12 +168,15 @@ impl Instance {
                 plain(18, chunk, 24).boxed(8).by_lanes(),
                 plain(22, chunk, n - 8).boxed(16).by_lanes(),
                 plain(26, chunk, n - 16).boxed(8).by_lanes(),
-                plain(m + 3, chunk, n - 32).boxed(8).by_lanes().batch(2, [false, false]),
                 plain(m - 5, chunk, 24)
                     .boxed(8)
                     .fused(Fused { function: Function::GeluTanh, ..PLAIN })
                     .by_lanes(),
             ]);
+            // Those of FP8 operands know no batch.
+            if !matches!(self.family, Family::Fp8Hopper(_)) {
+                sizes.push(plain(m + 3, chunk, n - 32).boxed(8).by_lanes().batch(2, [false, false]));
+            }
         }
         if boxes.halves {
             // Halves alone, after whole tiles and before narrow ones, in rings that come round at every step; stored in both ways.

@@ -103,7 +103,7 @@ fn boxes<S: PersistentTile>() -> Boxes {
 
 /// The same of a tile of FP8 operands, whose kernels store row by row what needs more than scales.
 fn fp8_boxes<S: PersistentTile>() -> Boxes {
-    Boxes { passes_boxes: false, ..boxes::<S>() }
+    Boxes { passes_boxes: false, stores_rows: true, ..boxes::<S>() }
 }
 
 /// The same of a tile of f32.
