@@ -213,6 +213,13 @@ fn layouts<T: Element, O: Element>(operands: &Operands<'_, T, O>) -> Layouts {
     Layouts::K_MAJOR.with_shared_a(is_shared(operands.x)).with_shared_b(is_shared(operands.w))
 }
 
+/// The tiles that cover an output of `m` × `n`, whole clusters of them.
+pub(crate) fn tiles<S: PersistentTile>(m: u32, n: u32) -> u64 {
+    let rows = m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M);
+    let columns = n.div_ceil(S::BLOCK_N).next_multiple_of(S::CLUSTER_N);
+    u64::from(rows) * u64::from(columns)
+}
+
 /// Whether to launch a Hopper kernel for `tiles` tiles in clusters of `cluster` blocks, on `blocks` blocks, before the launches before it
 /// have ended.
 ///
@@ -234,9 +241,7 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let rows = operands.m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M);
-    let columns = operands.n.div_ceil(S::BLOCK_N).next_multiple_of(S::CLUSTER_N);
-    let tiles = (u64::from(rows) * u64::from(columns)).saturating_mul(operands.y.shape()[0] as u64);
+    let tiles = tiles::<S>(operands.m, operands.n).saturating_mul(operands.y.shape()[0] as u64);
     let parts = Parts { whole: u32::MAX, narrow: false, is_early: is_early(S::CLUSTER, tiles, blocks) };
     // SAFETY: the caller's promise.
     unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }

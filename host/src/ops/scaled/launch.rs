@@ -23,8 +23,8 @@ use super::{Bias, OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::linear::is_early;
 use crate::ops::linear::select::TURING;
+use crate::ops::linear::{is_early, tiles};
 use crate::ops::matrix::{as_matrix, row_stride};
 use crate::ops::{CHUNK_BYTES, Implementation, STORED_ROWS};
 use crate::stream::{Operand, Stream};
@@ -197,9 +197,7 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
     } else {
         TensorMap::from_words([0; 16])
     };
-    let rows = m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M);
-    let columns = n.div_ceil(S::BLOCK_N).next_multiple_of(S::CLUSTER_N);
-    let is_early = is_early(S::CLUSTER, u64::from(rows) * u64::from(columns), blocks);
+    let is_early = is_early(S::CLUSTER, tiles::<S>(m, n), blocks);
     let params = Fp8HopperParams {
         stride_y: row_stride(y),
         m,

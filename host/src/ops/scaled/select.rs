@@ -1,8 +1,9 @@
 //! Which kernel a scaled linear operation runs: one pure function of the problem and the device.
 //!
 //! On Hopper, the model is the time of the fullest multiprocessor: the tiles that it works through one after the other, each of which
-//! costs so much for each column of K and so much for its end, and a launch; or that of reading the operands and writing Y, if it is longer. The costs were fitted to measurements on an H100 of sizes
-//! from 256×256×512 to 8192³, of which `tiles-h100.csv` has later ones. Each choice gives the same answer within the operation's error bound.
+//! costs so much for each column of K and so much for its end, and a launch; or the time of reading the operands and writing Y, if that
+//! is longer. The costs were fitted to measurements on an H100 of sizes from 256×256×512 to 8192³, made with kernels on the way to the
+//! ones that `tiles-h100.csv` is of. Each choice gives the same answer within the operation's error bound.
 
 use std::fmt;
 use std::str::FromStr;
