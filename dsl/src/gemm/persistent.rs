@@ -144,6 +144,13 @@ pub trait PersistentTile: 'static {
     /// How many clusters' tiles along M the order of a launch's tiles visits before it steps along N.
     const RASTER_GROUP: u32;
 
+    /// The same where no cluster of a launch has more than one tile for each of its blocks.
+    const ONLY_RASTER_GROUP: u32;
+
+    /// Steps along K up to which a launch of one tile for each block is sooner done if its blocks begin before earlier launches have ended, and
+    /// [`prefetch`](Self::prefetch) meanwhile.
+    const EARLY_STEPS: u32;
+
     /// Whether a launch may have [halves](PersistentTiles::with_halves) of tiles.
     const HALVES: bool;
 
@@ -159,8 +166,9 @@ pub trait PersistentTile: 'static {
     /// The tiles that this block works on, of an output of `matrices` matrices of `rows` × `columns`.
     fn tiles(rows: u32, columns: u32, matrices: u32) -> PersistentTiles {
         let (tiles_m, tiles_n) = (rows.div_ceil(Self::BLOCK_M), columns.div_ceil(Self::BLOCK_N));
-        PersistentTiles::new(tiles_m, tiles_n, matrices, [Self::CLUSTER_M, Self::CLUSTER_N])
-            .in_groups_of(Self::RASTER_GROUP)
+        let tiles = PersistentTiles::new(tiles_m, tiles_n, matrices, [Self::CLUSTER_M, Self::CLUSTER_N]);
+        let are_only = Self::ONLY_RASTER_GROUP != Self::RASTER_GROUP && tiles.are_only();
+        tiles.in_groups_of(if are_only { Self::ONLY_RASTER_GROUP } else { Self::RASTER_GROUP })
     }
 
     /// Prepares the block's shared memory.

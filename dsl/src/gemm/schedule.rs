@@ -119,12 +119,19 @@ impl PersistentTiles {
         Self { whole, narrow, groups_n: self.groups_n - narrow, ..self }
     }
 
+    /// Whether no block of the launch has more than one tile, where all are whole.
+    #[inline(always)]
+    #[must_use]
+    pub const fn are_only(&self) -> bool {
+        self.stride >= self.groups_m * self.groups_n * self.matrices
+    }
+
     /// The first tile of the block, if no block of the launch has more than one and it is a whole one, and how many clusters need the same
     /// rows of A, and how many the same rows of B.
     #[inline(always)]
     pub const fn only_tile(&mut self) -> Option<(TileIndex, [u32; 2])> {
         let groups = self.groups_m * self.groups_n * self.matrices;
-        if self.stride < groups || self.whole < groups || self.narrow > 0 {
+        if !self.are_only() || self.whole < groups || self.narrow > 0 {
             return None;
         }
         match self.next_tile() {

@@ -73,6 +73,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         tiles: &mut PersistentTiles,
     ) {
         if Self::IS_SMALL
+            && steps <= Self::EARLY_STEPS
             && thread::thread_idx_x() == warp::SIZE
             && let Some((tile, clusters)) = tiles.only_tile()
         {

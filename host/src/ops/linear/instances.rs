@@ -220,14 +220,18 @@ pub(crate) fn tiles<S: PersistentTile>(m: u32, n: u32) -> u64 {
     u64::from(rows) * u64::from(columns)
 }
 
-/// Whether to launch a Hopper kernel for `tiles` tiles in clusters of `cluster` blocks, on `blocks` blocks, before the launches before it
-/// have ended.
-///
-/// Such blocks lie on whichever multiprocessors are free, no longer beside those that read the same, which have read it from the
-/// level-2 cache together. So it is worth while where blocks that read the same are a cluster, and where a block has one tile: the
-/// start of one with many takes little of its time.
-pub(crate) const fn is_early(cluster: u32, tiles: u64, blocks: u32) -> bool {
-    cluster > 1 && tiles <= blocks as u64
+/// Whether no block of a launch of `blocks` blocks has more than one of `tiles` tiles.
+pub(crate) const fn has_only_tiles(tiles: u64, blocks: u32) -> bool {
+    tiles <= blocks as u64
+}
+
+/// Whether to launch a Hopper kernel with an only tile for each of `blocks` blocks before the launches before it have ended, for rows of
+/// `row_bytes` bytes: [`PersistentTile::EARLY_STEPS`], or any number of steps if there are blocks for no more than half of the multiprocessors, which
+/// the level-2 cache can serve wherever they are. The start of blocks with many tiles takes little of their time.
+pub(crate) fn is_early<S: PersistentTile>(row_bytes: u64, blocks: u32, multiprocessors: u32) -> bool {
+    let early_steps = u64::from(S::EARLY_STEPS);
+    row_bytes.div_ceil(S::ROW_BYTES.into()) <= early_steps
+        || (early_steps > 0 && blocks <= multiprocessors / 2)
 }
 
 /// Launches the Hopper kernel `K` of tile `S`.
@@ -242,7 +246,7 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
     let tiles = tiles::<S>(operands.m, operands.n).saturating_mul(operands.y.shape()[0] as u64);
-    let parts = Parts { whole: u32::MAX, narrow: false, is_early: is_early(S::CLUSTER, tiles, blocks) };
+    let parts = Parts { whole: u32::MAX, narrow: false, are_only: has_only_tiles(tiles, blocks) };
     // SAFETY: the caller's promise.
     unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
 }
@@ -266,21 +270,21 @@ unsafe fn launch_hopper_halves<
     let sizes = [operands.m, operands.n, operands.y.shape()[0] as u32];
     let halves = halves_of::<S>(sizes, device.properties().multiprocessors);
     let positions = halves.whole.saturating_add(halves.pieces);
-    let is_early = is_early(S::CLUSTER, positions.saturating_mul(S::CLUSTER.into()), blocks);
+    let are_only = has_only_tiles(positions.saturating_mul(S::CLUSTER.into()), blocks);
     let whole = u32::try_from(halves.whole).unwrap_or(u32::MAX);
-    let parts = Parts { whole, narrow: halves.narrow, is_early };
+    let parts = Parts { whole, narrow: halves.narrow, are_only };
     // SAFETY: the caller's promise.
     unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
 }
 
-/// What a Hopper launch's tiles are computed as, and when it begins.
+/// What a Hopper launch's tiles are computed as.
 struct Parts {
     /// [`HopperParams::whole`].
     whole: u32,
     /// [`HopperParams::narrow`].
     narrow: bool,
-    /// Whether it begins before the launches before it have ended.
-    is_early: bool,
+    /// Whether no block has more than one.
+    are_only: bool,
 }
 
 /// Launches the Hopper kernel `K` of tile `S` for `parts` of it.
@@ -337,7 +341,7 @@ unsafe fn launch_hopper_parts<
         k,
         layouts,
         // Behind the stores of an only tile there is nothing to do.
-        has_boxes: match (has_boxes, parts.is_early) {
+        has_boxes: match (has_boxes, parts.are_only) {
             (false, _) => 0,
             (true, false) => 1,
             (true, true) => HopperParams::LANES_STORE,
@@ -347,9 +351,10 @@ unsafe fn launch_hopper_parts<
     };
     let kernel = device.kernel::<K>()?;
     let (grid, args) = ([blocks, 1, 1], (x, w, y_boxes, y_arg, epilogue, params));
+    let row_bytes = u64::from(k) * size_of::<T>() as u64;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
     unsafe {
-        if parts.is_early {
+        if parts.are_only && is_early::<S>(row_bytes, blocks, device.properties().multiprocessors) {
             kernel.launch_early(stream, grid, args)
         } else {
             kernel.launch(stream, grid, args)

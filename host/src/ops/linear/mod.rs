@@ -9,7 +9,7 @@
 mod instances;
 pub mod select;
 
-pub(crate) use instances::{Instance, Operands, is_early, tiles};
+pub(crate) use instances::{Instance, Operands, has_only_tiles, is_early, tiles};
 pub use instances::{LinearInput, LinearTypes};
 pub use select::Tile;
 

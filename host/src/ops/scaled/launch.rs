@@ -24,7 +24,7 @@ use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::linear::select::TURING;
-use crate::ops::linear::{is_early, tiles};
+use crate::ops::linear::{has_only_tiles, is_early, tiles};
 use crate::ops::matrix::{as_matrix, row_stride};
 use crate::ops::{CHUNK_BYTES, Implementation, STORED_ROWS};
 use crate::stream::{Operand, Stream};
@@ -197,14 +197,14 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
     } else {
         TensorMap::from_words([0; 16])
     };
-    let is_early = is_early(S::CLUSTER, tiles::<S>(m, n), blocks);
+    let are_only = has_only_tiles(tiles::<S>(m, n), blocks);
     let params = Fp8HopperParams {
         stride_y: row_stride(y),
         m,
         n,
         k: matrices.k,
         types,
-        has_boxes: match (has_boxes, is_early) {
+        has_boxes: match (has_boxes, are_only) {
             (false, _) => 0,
             (true, false) => 1,
             (true, true) => Fp8HopperParams::LANES_STORE,
@@ -215,7 +215,12 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
     // SAFETY: the maps are of matrices of bytes, with the boxes that the tile asks for; the rest is the caller's promise.
     unsafe {
         let (grid, args) = ([blocks, 1, 1], (x, w, y_boxes, place, epilogue, params));
-        if is_early { kernel.launch_early(stream, grid, args) } else { kernel.launch(stream, grid, args) }
+        if are_only && is_early::<S>(matrices.k.into(), blocks, stream.device().properties().multiprocessors)
+        {
+            kernel.launch_early(stream, grid, args)
+        } else {
+            kernel.launch(stream, grid, args)
+        }
     }
 }
 

@@ -43,8 +43,7 @@ pub enum Tile {
     HopperCooperative128x256Halves,
     /// 128 × 128 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; f32 is rounded to TF32.
     HopperCooperative128x128,
-    /// 64 × 128 on Hopper, persistent, by one warpgroup, two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes) only.
+    /// 64 × 128 on Hopper, persistent, by one warpgroup; for 16-bit types and outputs that are [stored as boxes](Problem::stores_boxes) only.
     HopperCooperative64x128,
     /// 64 × 160 on Hopper, persistent, by one warpgroup, four blocks to a cluster; for 16-bit types and outputs that are
     /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
