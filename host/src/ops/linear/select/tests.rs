@@ -1,8 +1,8 @@
 //! The choice, against what was measured and what must hold.
 //!
 //! 16-bit types on Hopper are judged by `tiles-h100.csv` and `epilogues-h100.csv`, which say with which driver and by which commands they were
-//! taken. Of most of the first neither the commit nor the clocks are known, and its tiles of 64 × 128 and 64 × 160 are dealt out in an order that
-//! is not the library's. The tables in this file are of an H100 and the kernels of the commit that each names, not of those beside this file;
+//! taken. Of most of the first neither the commit nor the clocks are known, and its tile of 64 × 160 is mostly dealt out in an order that is not
+//! the library's. The tables in this file are of an H100 and the kernels of the commit that each names, not of those beside this file;
 //! command, driver and clocks are not known. So all of them stand for the order of the tiles, within a twentieth, and not for
 //! times to compare anything else with: they keep a change of the model from choosing worse than it did. `cargo xtask bench --variants --csv FILE`
 //! takes such tables, with all of that noted.
@@ -277,6 +277,7 @@ fn a_persistent_launch_is_of_whole_clusters_and_no_larger_than_the_device() {
 fn a_launch_is_of_no_more_clusters_than_run_at_a_time() {
     for (tile, blocks) in [
         (Tile::HopperCooperative64x128, 132),
+        (Tile::HopperCooperative128x128, 132),
         (Tile::HopperCooperative64x160, 120),
         (Tile::HopperCooperative128x160, 120),
     ] {
