@@ -316,7 +316,8 @@ mod tests {
     #[test]
     fn a_launch_of_several_tiles_for_a_block_or_of_halves_has_no_only_ones() {
         let launch = |blocks| PersistentTiles::of_block(0, blocks, [8, 8, 1], [2, 1]);
-        assert!(launch(64).only_tile().is_some());
+        assert!(launch(64).are_only() && launch(64).only_tile().is_some());
+        assert!(!launch(62).are_only());
         assert_eq!(launch(62).only_tile(), None);
         assert_eq!(launch(128).with_halves(31, 0).only_tile(), None);
         assert_eq!(launch(128).with_halves(u32::MAX, 1).only_tile(), None);

@@ -551,7 +551,11 @@ instances! {
 mod tests {
     use half::{bf16, f16};
 
-    use super::{LinearInput, LinearTypes, Tile};
+    use warpsmith_kernels::linear_hopper::{
+        HopperCooperative64x128, HopperCooperative128x128, HopperPingPong128x128,
+    };
+
+    use super::{LinearInput, LinearTypes, Tile, is_early};
     use crate::DType;
     use crate::ops::Products;
     use crate::ops::linear::select::Access;
@@ -585,6 +589,17 @@ mod tests {
                 assert_eq!(declaration.cluster, [tile.cluster(), 1, 1], "{}", declaration.name);
             }
         }
+    }
+
+    #[test]
+    fn launches_without_clusters_are_early_for_short_sums_or_few_blocks() {
+        let early = |row_bytes, blocks| is_early::<HopperCooperative64x128>(row_bytes, blocks, 132);
+        assert!(early(18 * 128, 132) && early(1, 1));
+        assert!(!early(18 * 128 + 1, 132) && !early(18 * 128 + 1, 67));
+        assert!(early(18 * 128 + 1, 66) && early(1 << 30, 66));
+        // Those of clusters always are, those in ping-pong never.
+        assert!(is_early::<HopperCooperative128x128>(1 << 30, 132, 132));
+        assert!(!is_early::<HopperPingPong128x128>(1, 1, 132));
     }
 
     #[test]
