@@ -459,6 +459,7 @@ unsafe fn launch_as<T: Element, K: Kernel<Args = Args<T>>, S: UpdateTile>(
     // the order of its stream. The rest is the caller's promise.
     unsafe {
         match choice.sharing {
+            // Early blocks lie on whichever multiprocessors are free: only those of a cluster stay beside others that read the same.
             Sharing::Own if S::CLUSTER_M > 1 && linear::has_only_tiles(tiles, choice.blocks) => {
                 kernel.launch_early(stream, [choice.blocks, 1, 1], args)
             }

@@ -272,7 +272,7 @@ fn a_persistent_launch_is_of_whole_clusters_and_no_larger_than_the_device() {
     }
 }
 
-/// As an H100 said by its occupancy for blocks that have a multiprocessor each: 66 clusters of two, and 30 of four.
+/// As an H100 said by its occupancy for blocks that have a multiprocessor each: 132 blocks, 66 clusters of two, and 30 of four.
 #[test]
 fn a_launch_is_of_no_more_clusters_than_run_at_a_time() {
     for (tile, blocks) in [
