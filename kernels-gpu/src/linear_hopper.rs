@@ -22,11 +22,12 @@ pub type HopperPingPong128x192 = WgmmaTile<[f32; 96], 2, PingPong, 4, 2>;
 pub type HopperCooperative128x256 = WgmmaTile<[f32; 128], 1, Cooperative<2>, 4, 2>;
 /// 128 × 128 outputs by two warpgroups together, in clusters of two blocks: the sooner done where a block has but one tile.
 pub type HopperCooperative128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 2>;
-/// 64 × 128 outputs by one warpgroup: for as many blocks as there are multiprocessors where Y is small, and long sums. Not in clusters: what several
-/// blocks ask for at the same time is read once from the level-2 cache, more of it than a cluster's blocks could send each other. For aligned rows only.
+/// 64 × 128 outputs by one warpgroup: for as many blocks as there are multiprocessors where Y is small, for a small K, and for long sums. Not in
+/// clusters: what several blocks ask for at the same time is read once from the level-2 cache, more of it than a cluster's blocks could send each other. For
+/// aligned rows only.
 pub type HopperCooperative64x128 = WgmmaTile<[f32; 64], 1, Cooperative<1>, 8, 1>;
-/// 64 × 160 outputs by one warpgroup, in clusters of four blocks along M, which read least of what several blocks need: for a small Y, and
-/// long sums. For epilogues that need no memory, and aligned rows only.
+/// 64 × 160 outputs by one warpgroup, in clusters of four blocks along M, whose copies to each other are what reads least where blocks are not
+/// in step: for a small Y, and sums that are not long. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative64x160 = WgmmaTile<[f32; 80], 1, Cooperative<1>, 7, 4>;
 /// 128 × 160 outputs by two warpgroups together, in clusters of two by two blocks: for a Y that a tile for each of nearly all multiprocessors
 /// covers, and no smaller tiles do. For epilogues that need no memory, and aligned rows only.

@@ -148,7 +148,7 @@ pub trait PersistentTile: 'static {
     const ONLY_RASTER_GROUP: u32;
 
     /// Steps along K up to which a launch of one tile for each block is sooner done if its blocks begin before earlier launches have ended, and
-    /// [`prefetch`](Self::prefetch) meanwhile.
+    /// [`prefetch`](Self::prefetch) meanwhile. 0 for never. With more steps they do not prefetch, whenever they begin.
     const EARLY_STEPS: u32;
 
     /// Whether a launch may have [halves](PersistentTiles::with_halves) of tiles.

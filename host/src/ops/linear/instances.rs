@@ -1,35 +1,28 @@
 //! The kernel instances of the linear families, by types, tile and access: the one table that launches go through.
 
 use half::{bf16, f16};
-use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
-use warpsmith_dsl::gemm::{Layouts, PersistentTile, SplitKTile};
-use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::tile::{Aligned, Words};
-use warpsmith_kernels::linear::{LinearParams, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
+use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
     HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192,
-    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperParams, HopperPingPong128x128,
-    HopperPingPong128x192, linear_hopper,
+    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
+    linear_hopper,
 };
 use warpsmith_kernels::linear_hopper_f32::{
-    HopperF32Params, Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
+    Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
 };
-use warpsmith_kernels::linear_narrow::{NarrowParams, linear_narrow};
+use warpsmith_kernels::linear_narrow::linear_narrow;
 use warpsmith_kernels::linear_skinny::{
     Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny64x64, Skinny64x64Split2,
-    Skinny64x64Split8, SkinnyParams, linear_skinny,
+    Skinny64x64Split8, linear_skinny,
 };
 
-use super::select::{Tile, halves_of};
+use super::launch::Instance;
+use super::select::Tile;
 use crate::cpu::{FromAccumulator, Operand};
-use crate::device::Device;
-use crate::error::Result;
-use crate::ops::{CHUNK_BYTES, STORED_ROWS, has_short_rows};
-use crate::stream::Stream;
-use crate::tensor::{DType, Element, L2Promotion, Swizzle, Tensor, TensorMapOptions, TensorType};
+use crate::tensor::Element;
 
 /// An element type of x, w and the bias: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
 pub trait LinearInput: LinearTypes<Self> + LinearTypes<f32> + FromAccumulator<f32> {}
@@ -46,424 +39,6 @@ where
     /// The kernel for a tile; `None` if there is none.
     #[doc(hidden)]
     fn instance(tile: Tile) -> Option<Instance<Self, O>>;
-}
-
-/// What a linear kernel works on.
-pub(crate) struct Operands<'a, T: Element, O: Element> {
-    /// The matrices x, `[batch, M, K]`, with unit stride along K or, if the kernel reads that, along M; one if all products share it.
-    pub(crate) x: &'a Tensor<T>,
-    /// The matrices w, `[batch, N, K]`; one if all products share it.
-    pub(crate) w: &'a Tensor<T>,
-    /// The matrices y, `[batch, M, N]`.
-    pub(crate) y: &'a Tensor<O>,
-    /// The place of y.
-    pub(crate) y_arg: GlobalMut<O::Device>,
-    /// Rows of x and y.
-    pub(crate) m: u32,
-    /// Rows of w, columns of y.
-    pub(crate) n: u32,
-    /// Columns of x and w.
-    pub(crate) k: u32,
-    /// What is done to the product.
-    pub(crate) epilogue: LinearEpilogue<T::Device, O::Device>,
-}
-
-/// A kernel and how it is launched.
-#[doc(hidden)]
-pub struct Instance<T: Element, O: Element> {
-    pub(crate) declaration: Declaration,
-    launch: Launch<T, O>,
-}
-
-type Launch<T, O> = unsafe fn(&Device, &Stream, u32, &Operands<'_, T, O>) -> Result<()>;
-
-impl<T: Element, O: Element> Instance<T, O> {
-    fn portable<K: Kernel<Args = PortableArgs<T, O>>>() -> Self {
-        Self { declaration: K::DECLARATION, launch: launch_portable::<T, O, K> }
-    }
-
-    fn hopper<K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>() -> Self {
-        Self { declaration: K::DECLARATION, launch: launch_hopper::<T, O, K, S> }
-    }
-
-    fn hopper_halves<K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>() -> Self {
-        const { assert!(S::HALVES, "a tile that has halves") };
-        Self { declaration: K::DECLARATION, launch: launch_hopper_halves::<T, O, K, S> }
-    }
-
-    fn skinny<K: Kernel<Args = SkinnyArgs<T, O>>, S: SplitKTile>() -> Self {
-        Self { declaration: K::DECLARATION, launch: launch_skinny::<T, O, K, S> }
-    }
-
-    fn narrow<K: Kernel<Args = NarrowArgs<T, O>>>() -> Self {
-        Self { declaration: K::DECLARATION, launch: launch_narrow::<T, O, K> }
-    }
-
-    /// Launches the kernel on `blocks` blocks, loading it if this is its first use on the device.
-    ///
-    /// # Safety
-    ///
-    /// The operands are valid for what [`linear`], [`linear_hopper`], [`linear_skinny`] or [`linear_narrow`] does with them, and live until the
-    /// stream's work is done.
-    pub(crate) unsafe fn launch(
-        &self,
-        device: &Device,
-        stream: &Stream,
-        blocks: u32,
-        operands: &Operands<'_, T, O>,
-    ) -> Result<()> {
-        // SAFETY: the caller's promise is the kernel's.
-        unsafe { (self.launch)(device, stream, blocks, operands) }
-    }
-}
-
-impl Instance<f32, f32> {
-    fn split<K: Kernel<Args = SplitArgs>, S: SplitTile>() -> Self {
-        Self { declaration: K::DECLARATION, launch: launch_split::<K, S> }
-    }
-}
-
-/// The arguments of a portable kernel.
-type PortableArgs<T, O> = (
-    Global<<T as Element>::Device>,
-    Global<<T as Element>::Device>,
-    GlobalMut<<O as Element>::Device>,
-    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
-    LinearParams,
-);
-
-/// Launches the portable kernel `K`.
-///
-/// # Safety
-///
-/// As [`Instance::launch`].
-unsafe fn launch_portable<T: Element, O: Element, K: Kernel<Args = PortableArgs<T, O>>>(
-    device: &Device,
-    stream: &Stream,
-    blocks: u32,
-    operands: &Operands<'_, T, O>,
-) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
-    let params = LinearParams {
-        stride_x: row_stride(x),
-        stride_w: row_stride(w),
-        stride_y: row_stride(y),
-        batch_x: batch_stride(x),
-        batch_w: batch_stride(w),
-        batch_y: batch_stride(y),
-        m,
-        n,
-        k,
-        reserved: 0,
-    };
-    let kernel = device.kernel::<K>()?;
-    // SAFETY: the caller's promise is the kernel's.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], (x.arg(), w.arg(), y_arg, epilogue, params)) }
-}
-
-/// The arguments of a Hopper kernel.
-type HopperArgs<T, O> = (
-    TensorMap,
-    TensorMap,
-    TensorMap,
-    GlobalMut<<O as Element>::Device>,
-    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
-    HopperParams,
-);
-
-/// Rows, and columns, of the boxes of operands that are contiguous along their rows.
-const PANEL: usize = 64;
-
-/// Elements from one row of matrices to the next.
-///
-/// A single row has no stride to speak of. Zero keeps the addresses of the rows that a tile has and the matrix lacks as
-/// aligned as its own.
-fn row_stride<T: Element>(matrices: &Tensor<T>) -> u64 {
-    if matrices.shape()[1] <= 1 { 0 } else { matrices.strides()[1] as u64 }
-}
-
-/// Elements from one matrix to the next; 0 for a single one.
-fn batch_stride<T: Element>(matrices: &Tensor<T>) -> u64 {
-    if matrices.shape()[0] <= 1 { 0 } else { matrices.strides()[0] as u64 }
-}
-
-/// Whether matrices are contiguous along their rows rather than along K.
-fn is_across<T: Element>(matrices: &Tensor<T>) -> bool {
-    matrices.shape()[2] > 1 && matrices.strides()[2] != 1
-}
-
-/// Whether the copy engine can store the rows of `y`, which begins at `y_arg`: they start at multiples of 16 bytes.
-fn is_chunked<T: Element>(y_arg: GlobalMut<T::Device>, y: &Tensor<T>) -> bool {
-    let strides = (row_stride(y) | batch_stride(y)) * size_of::<T>() as u64;
-    (y_arg.address() | strides).is_multiple_of(CHUNK_BYTES as u64)
-}
-
-/// Whether the rows of the matrices that an epilogue reads and stores are at multiples of 16 bytes, of elements of `bytes` bytes.
-fn has_chunked_matrices<B, O>(epilogue: &LinearEpilogue<B, O>, bytes: usize) -> bool {
-    let e = epilogue;
-    let strides = [e.residual_stride, e.residual_batch, e.preactivation_stride, e.preactivation_batch];
-    let strides = strides.into_iter().fold(0, |all, stride| all | stride) * bytes as u64;
-    (e.residual.address() | e.preactivation.address() | strides).is_multiple_of(CHUNK_BYTES as u64)
-}
-
-/// Which of x and w all products share.
-fn layouts<T: Element, O: Element>(operands: &Operands<'_, T, O>) -> Layouts {
-    let batch = operands.y.shape()[0];
-    let is_shared = |operand: &Tensor<T>| operand.shape()[0] == 1 && batch > 1;
-    Layouts::K_MAJOR.with_shared_a(is_shared(operands.x)).with_shared_b(is_shared(operands.w))
-}
-
-/// The tiles that cover an output of `m` × `n`, whole clusters of them.
-pub(crate) fn tiles<S: PersistentTile>(m: u32, n: u32) -> u64 {
-    let rows = m.div_ceil(S::BLOCK_M).next_multiple_of(S::CLUSTER_M);
-    let columns = n.div_ceil(S::BLOCK_N).next_multiple_of(S::CLUSTER_N);
-    u64::from(rows) * u64::from(columns)
-}
-
-/// Whether no block of a launch of `blocks` blocks has more than one of `tiles` tiles.
-pub(crate) const fn has_only_tiles(tiles: u64, blocks: u32) -> bool {
-    tiles <= blocks as u64
-}
-
-/// Whether to launch a Hopper kernel with an only tile for each of `blocks` blocks before the launches before it have ended, for rows of
-/// `row_bytes` bytes: [`PersistentTile::EARLY_STEPS`], or any number of steps if there are blocks for no more than half of the multiprocessors, which
-/// the level-2 cache can serve wherever they are. The start of blocks with many tiles takes little of their time.
-pub(crate) fn is_early<S: PersistentTile>(row_bytes: u64, blocks: u32, multiprocessors: u32) -> bool {
-    let early_steps = u64::from(S::EARLY_STEPS);
-    row_bytes.div_ceil(S::ROW_BYTES.into()) <= early_steps
-        || (early_steps > 0 && blocks <= multiprocessors / 2)
-}
-
-/// Launches the Hopper kernel `K` of tile `S`.
-///
-/// # Safety
-///
-/// As [`Instance::launch`].
-unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>(
-    device: &Device,
-    stream: &Stream,
-    blocks: u32,
-    operands: &Operands<'_, T, O>,
-) -> Result<()> {
-    let tiles = tiles::<S>(operands.m, operands.n).saturating_mul(operands.y.shape()[0] as u64);
-    let parts = Parts { whole: u32::MAX, narrow: false, are_only: has_only_tiles(tiles, blocks) };
-    // SAFETY: the caller's promise.
-    unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
-}
-
-/// As [`launch_hopper`], with the last tiles in halves where that is sooner done.
-///
-/// # Safety
-///
-/// As [`Instance::launch`].
-unsafe fn launch_hopper_halves<
-    T: Element,
-    O: Element,
-    K: Kernel<Args = HopperArgs<T, O>>,
-    S: PersistentTile,
->(
-    device: &Device,
-    stream: &Stream,
-    blocks: u32,
-    operands: &Operands<'_, T, O>,
-) -> Result<()> {
-    let sizes = [operands.m, operands.n, operands.y.shape()[0] as u32];
-    let halves = halves_of::<S>(sizes, device.properties().multiprocessors);
-    let positions = halves.whole.saturating_add(halves.pieces);
-    let are_only = has_only_tiles(positions.saturating_mul(S::CLUSTER.into()), blocks);
-    let whole = u32::try_from(halves.whole).unwrap_or(u32::MAX);
-    let parts = Parts { whole, narrow: halves.narrow, are_only };
-    // SAFETY: the caller's promise.
-    unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
-}
-
-/// What a Hopper launch's tiles are computed as.
-struct Parts {
-    /// [`HopperParams::whole`].
-    whole: u32,
-    /// [`HopperParams::narrow`].
-    narrow: bool,
-    /// Whether no block has more than one.
-    are_only: bool,
-}
-
-/// Launches the Hopper kernel `K` of tile `S` for `parts` of it.
-///
-/// # Safety
-///
-/// As [`Instance::launch`].
-unsafe fn launch_hopper_parts<
-    T: Element,
-    O: Element,
-    K: Kernel<Args = HopperArgs<T, O>>,
-    S: PersistentTile,
->(
-    device: &Device,
-    stream: &Stream,
-    blocks: u32,
-    operands: &Operands<'_, T, O>,
-    parts: Parts,
-) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
-    let columns = S::ROW_BYTES as usize / size_of::<T>();
-    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
-    // The tensor cores would cut f32 off to TF32; the copy engine rounds it.
-    let rounded = (T::DTYPE == DType::F32).then_some(TensorType::Tf32);
-    let of_inputs = TensorMapOptions { data_type: rounded, ..options.clone() };
-    let batch = y.shape()[0];
-    let layouts = layouts(operands).with_a_mn(is_across(x)).with_b_mn(is_across(w));
-    let map = |matrices: &Tensor<T>, box_rows: u32| {
-        if is_across(matrices) {
-            matrices.swap_axes(1, 2)?.tensor_map([1, PANEL, PANEL], &of_inputs)
-        } else {
-            matrices.tensor_map([1, box_rows as usize, columns], &of_inputs)
-        }
-    };
-    let (x, w) = (map(x, S::A_BOX_ROWS)?, map(w, S::B_BOX_ROWS)?);
-    // The copy engine stores chunks of 16 bytes, also where a row ends within one.
-    let has_boxes = is_chunked(y_arg, y)
-        && (n as usize * size_of::<O>()).is_multiple_of(CHUNK_BYTES)
-        && has_chunked_matrices(&epilogue, size_of::<O>())
-        && (epilogue.residual.is_null() || has_short_rows(n as usize, size_of::<O>()));
-    let y_boxes = if has_boxes {
-        let swizzle = if S::STORED_ROW_BYTES < S::ROW_BYTES { Swizzle::B64 } else { Swizzle::B128 };
-        let options = TensorMapOptions { swizzle, ..options };
-        y.tensor_map([1, STORED_ROWS, S::STORED_ROW_BYTES as usize / size_of::<O>()], &options)?
-    } else {
-        TensorMap::from_words([0; 16])
-    };
-    let params = HopperParams {
-        stride_y: row_stride(y),
-        batch_y: batch_stride(y),
-        batch: batch as u32,
-        m,
-        n,
-        k,
-        layouts,
-        // Behind the stores of an only tile there is nothing to do.
-        has_boxes: match (has_boxes, parts.are_only) {
-            (false, _) => 0,
-            (true, false) => 1,
-            (true, true) => HopperParams::LANES_STORE,
-        },
-        whole: parts.whole,
-        narrow: parts.narrow.into(),
-    };
-    let kernel = device.kernel::<K>()?;
-    let (grid, args) = ([blocks, 1, 1], (x, w, y_boxes, y_arg, epilogue, params));
-    let row_bytes = u64::from(k) * size_of::<T>() as u64;
-    // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe {
-        if parts.are_only && is_early::<S>(row_bytes, blocks, device.properties().multiprocessors) {
-            kernel.launch_early(stream, grid, args)
-        } else {
-            kernel.launch(stream, grid, args)
-        }
-    }
-}
-
-/// The arguments of a kernel for few rows of x.
-type SkinnyArgs<T, O> = (
-    TensorMap,
-    TensorMap,
-    GlobalMut<<O as Element>::Device>,
-    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
-    SkinnyParams,
-);
-
-/// Bytes of a line of the level-2 cache.
-const LINE_BYTES: u64 = 128;
-/// Rows of x from which on lines that are asked for in advance cost more than they save, if rows do not start at lines: measured with 1
-/// and 16 to 128.
-const FEW_ROWS: u32 = 16;
-
-/// Launches the kernel `K` of tile `S`, which is for few rows of x.
-///
-/// # Safety
-///
-/// As [`Instance::launch`].
-unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O>>, S: SplitKTile>(
-    device: &Device,
-    stream: &Stream,
-    blocks: u32,
-    operands: &Operands<'_, T, O>,
-) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
-    // What follows in a row is asked for next; but where the rows' parts lie in two lines each, that would be read twice.
-    let straddles = |rows: &Tensor<T>| !(row_stride(rows) * size_of::<T>() as u64).is_multiple_of(LINE_BYTES);
-    let l2_promotion =
-        if m >= FEW_ROWS && (straddles(x) || straddles(w)) { L2Promotion::B128 } else { L2Promotion::B256 };
-    let options = TensorMapOptions { swizzle: Swizzle::B128, l2_promotion, ..TensorMapOptions::default() };
-    let columns = S::ROW_BYTES as usize / size_of::<T>();
-    let layouts = layouts(operands);
-    let x = x.tensor_map([1, S::A_BOX_ROWS as usize, columns], &options)?;
-    let w = w.tensor_map([1, S::B_BOX_ROWS as usize, columns], &options)?;
-    let params = SkinnyParams { stride_y: row_stride(y), batch_y: batch_stride(y), m, n, k, layouts };
-    let kernel = device.kernel::<K>()?;
-    let (grid, args) = ([blocks, 1, 1], (x, w, y_arg, epilogue, params));
-    // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe {
-        // Large clusters find room one by one while others end; then some are late, and all wait for them.
-        if S::SPLIT <= 2 {
-            kernel.launch_early(stream, grid, args)
-        } else {
-            kernel.launch(stream, grid, args)
-        }
-    }
-}
-
-/// The arguments of a kernel for many rows of few columns.
-type NarrowArgs<T, O> = (
-    Global<<T as Element>::Device>,
-    Global<<T as Element>::Device>,
-    GlobalMut<<O as Element>::Device>,
-    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
-    NarrowParams,
-);
-
-/// Launches the kernel `K`, which is for many rows of few columns.
-///
-/// # Safety
-///
-/// As [`Instance::launch`].
-unsafe fn launch_narrow<T: Element, O: Element, K: Kernel<Args = NarrowArgs<T, O>>>(
-    device: &Device,
-    stream: &Stream,
-    blocks: u32,
-    operands: &Operands<'_, T, O>,
-) -> Result<()> {
-    let &Operands { x, w, y_arg, m, n, k, epilogue, .. } = operands;
-    let [row_stride_w, column_stride_w] = [1, 2].map(|axis| w.strides()[axis] as u64);
-    let params = NarrowParams { row_stride_w, column_stride_w, m, n, k, reserved: 0 };
-    let kernel = device.kernel::<K>()?;
-    // SAFETY: the caller's promise is the kernel's.
-    unsafe { kernel.launch_early(stream, [blocks, 1, 1], (x.arg(), w.arg(), y_arg, epilogue, params)) }
-}
-
-/// The arguments of a Hopper kernel at f32 accuracy.
-type SplitArgs = (TensorMap, TensorMap, GlobalMut<f32>, LinearEpilogue<f32, f32>, HopperF32Params);
-
-/// Launches the f32 kernel `K` of tile `S`.
-///
-/// # Safety
-///
-/// As [`Instance::launch`].
-unsafe fn launch_split<K: Kernel<Args = SplitArgs>, S: SplitTile>(
-    device: &Device,
-    stream: &Stream,
-    blocks: u32,
-    operands: &Operands<'_, f32, f32>,
-) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
-    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
-    let (batch, layouts) = (y.shape()[0] as u32, layouts(operands));
-    let x = x.tensor_map([1, S::A_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
-    let w = w.tensor_map([1, S::B_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
-    let (stride_y, batch_y) = (row_stride(y), batch_stride(y));
-    let params = HopperF32Params { stride_y, batch_y, batch, m, n, k, layouts, reserved: 0 };
-    let kernel = device.kernel::<K>()?;
-    // SAFETY: the maps are of matrices of f32, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_arg, epilogue, params)) }
 }
 
 macro_rules! instances {
@@ -551,11 +126,7 @@ instances! {
 mod tests {
     use half::{bf16, f16};
 
-    use warpsmith_kernels::linear_hopper::{
-        HopperCooperative64x128, HopperCooperative128x128, HopperPingPong128x128,
-    };
-
-    use super::{LinearInput, LinearTypes, Tile, is_early};
+    use super::{LinearInput, LinearTypes, Tile};
     use crate::DType;
     use crate::ops::Products;
     use crate::ops::linear::select::Access;
@@ -589,17 +160,6 @@ mod tests {
                 assert_eq!(declaration.cluster, [tile.cluster(), 1, 1], "{}", declaration.name);
             }
         }
-    }
-
-    #[test]
-    fn launches_without_clusters_are_early_for_short_sums_or_few_blocks() {
-        let early = |row_bytes, blocks| is_early::<HopperCooperative64x128>(row_bytes, blocks, 132);
-        assert!(early(18 * 128, 132) && early(1, 1));
-        assert!(!early(18 * 128 + 1, 132) && !early(18 * 128 + 1, 67));
-        assert!(early(18 * 128 + 1, 66) && early(1 << 30, 66));
-        // Those of clusters always are, those in ping-pong never.
-        assert!(is_early::<HopperCooperative128x128>(1 << 30, 132, 132));
-        assert!(!is_early::<HopperPingPong128x128>(1, 1, 132));
     }
 
     #[test]

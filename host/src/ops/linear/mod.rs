@@ -7,10 +7,11 @@
 //! tensor cores), unless [`LinearOp::precision`] allows less.
 
 mod instances;
+mod launch;
 pub mod select;
 
-pub(crate) use instances::{Instance, Operands, has_only_tiles, is_early, tiles};
 pub use instances::{LinearInput, LinearTypes};
+pub(crate) use launch::{Instance, Operands, has_only_tiles, is_early, tiles};
 pub use select::Tile;
 
 use crate::cpu::FromAccumulator;
