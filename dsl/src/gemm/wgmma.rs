@@ -219,7 +219,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     const B_BOX_ROWS: u32 = share(Self::BLOCK_N, Self::CLUSTER_M);
 
     // Main loops for these layouts would take registers that wide tiles lack.
-    const TRANSPOSES: bool = Self::STORES_ROWS
+    const TRANSPOSES: bool = Self::UNROLLS
         && Self::A_BOX_ROWS.is_multiple_of(BLOCK_ROWS)
         && Self::B_BOX_ROWS.is_multiple_of(BLOCK_ROWS);
 

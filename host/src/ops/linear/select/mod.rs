@@ -271,6 +271,9 @@ impl Tile {
             | Self::HopperCooperative128x256Halves => {
                 access == Access::Aligned || (access == Access::Across && input != DType::F32)
             }
+            Self::HopperCooperative64x128 => {
+                input != DType::F32 && matches!(access, Access::Aligned | Access::Across)
+            }
             Self::HopperSplit128x256
             | Self::HopperSplit128x128
             | Self::HopperSplit64x128
