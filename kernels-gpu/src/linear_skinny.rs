@@ -44,7 +44,7 @@ pub struct SkinnyParams {
     pub n: u32,
     /// Columns of X and of W; a row has less than 2³¹ bytes.
     pub k: u32,
-    /// Which of X and W all matrices share. Both are K-major.
+    /// Which of X and W all matrices share, and whether W is contiguous along N; X is along K.
     pub layouts: Layouts,
 }
 
@@ -105,7 +105,7 @@ pub unsafe fn linear_skinny<T: Wgmma<S::Accumulators>, O: Element, S: SplitKTile
         } else {
             let epilogue = epilogue.of_matrix(tile.batch, p.m, p.n);
             let columns = S::columns(&epilogue, tile);
-            let accumulators = S::multiply::<T>(share);
+            let accumulators = S::multiply::<T>(p.layouts, share);
             S::exchange(accumulators);
             let base = y.offset(tile.batch as u64 * p.batch_y);
             let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };

@@ -57,7 +57,8 @@ impl Share {
 /// The shape of a block's tile where the blocks of a cluster share the sum over K.
 ///
 /// Each operand is described by a tensor map of three dimensions, K, the rows and the matrices, with the 128-byte swizzle and boxes of
-/// [`ROW_BYTES`](Self::ROW_BYTES) bytes × [`A_BOX_ROWS`](Self::A_BOX_ROWS) or [`B_BOX_ROWS`](Self::B_BOX_ROWS) rows.
+/// [`ROW_BYTES`](Self::ROW_BYTES) bytes × [`A_BOX_ROWS`](Self::A_BOX_ROWS) or [`B_BOX_ROWS`](Self::B_BOX_ROWS) rows; an MN-major B by one of
+/// the rows, K and the matrices, with boxes of 64 × 64 elements.
 pub trait SplitKTile: 'static {
     /// Rows of the output tile.
     const BLOCK_M: u32;
@@ -101,7 +102,7 @@ pub trait SplitKTile: 'static {
     ///
     /// All threads for which [`is_producer`](Self::is_producer) holds call it once, after [`start`](Self::start), and then end. The
     /// maps describe tensors of type `T` as the trait says, valid for reads, and nothing writes them while the kernel runs.
-    /// `share` is what [`share`](Self::share) returned; `layouts` says only which operand is shared.
+    /// `share` is what [`share`](Self::share) returned; A is K-major.
     unsafe fn load<T: Element>(a: &TensorMap, b: &TensorMap, layouts: Layouts, share: Share);
 
     /// What `epilogue` knows of the columns that this thread will store, to be read before the products.
@@ -116,8 +117,8 @@ pub trait SplitKTile: 'static {
     /// # Safety
     ///
     /// All threads for which [`is_producer`](Self::is_producer) does not hold call it once, after [`start`](Self::start), with the
-    /// share that `load` is called with.
-    unsafe fn multiply<T: Wgmma<Self::Accumulators>>(share: Share) -> Self::Accumulators;
+    /// layouts and the share that [`load`](Self::load) is called with.
+    unsafe fn multiply<T: Wgmma<Self::Accumulators>>(layouts: Layouts, share: Share) -> Self::Accumulators;
 
     /// Gives each block what those of its cluster have summed for its rows of a tile, and each lane what it will store.
     ///

@@ -194,6 +194,9 @@ pub(super) fn matmul(level: Level, target: Target, seed: u64) -> Vec<MatmulCase>
             chosen.extend(Tile::ALL.into_iter().filter(rounds).map(|tile| (of(tile), [2, 2])));
         }
         cases.extend(chosen.into_iter().flat_map(|(product, batch)| layouts(product, batch)));
+        if level >= Level::Default {
+            cases.extend(tiles_across(&case, [input, output], target));
+        }
         cases.extend(epilogues::in_batches([input, output], level, target));
     }
     for (number, case) in cases.iter_mut().enumerate() {
@@ -347,6 +350,35 @@ fn tiles(
     let inside = forced(Access::Aligned, inside.to_vec()).filter(stored);
     let dense = forced(Access::Dense, dense.collect());
     forced(Access::Aligned, aligned).chain(forced(Access::Words, words)).chain(dense).chain(inside).collect()
+}
+
+/// Every tile with every layout that it has a kernel for but the usual one: outputs that none divides, a tail along K and a sum longer than any
+/// ring of stages, one product, and several.
+fn tiles_across(
+    case: &impl Fn((usize, usize, usize)) -> LinearCase,
+    [input, output]: [DType; 2],
+    target: Target,
+) -> Vec<MatmulCase> {
+    let layouts =
+        [(Access::WAcross, [false, true]), (Access::Across, [true, false]), (Access::Across, [true, true])];
+    let runs = |tile: Tile, access| {
+        tile.runs_on(target.compute_capability)
+            && tile.serves(input, access)
+            && tile.serves_output(input, output)
+    };
+    let of = |tile, across| {
+        let product = |size| LinearCase { tile: Some(tile), precision: tile.precision(input), ..case(size) };
+        [
+            MatmulCase { product: product((200, 136, 304)), batch: [1, 1], across },
+            MatmulCase { product: integers(product((72, 1032, 136))), batch: [1, 1], across },
+            MatmulCase { product: product((24, 200, 72)), batch: [2, 2], across },
+        ]
+    };
+    let pairs = Tile::ALL.into_iter().flat_map(|tile| layouts.map(|(access, across)| (tile, access, across)));
+    pairs
+        .filter(|&(tile, access, _)| runs(tile, access))
+        .flat_map(|(tile, _, across)| of(tile, across))
+        .collect()
 }
 
 /// The cases of the scaled linear operation.

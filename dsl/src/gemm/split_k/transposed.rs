@@ -25,6 +25,12 @@ const WARPGROUP_ROWS: u32 = 64;
 const ROW_BYTES: u32 = 128;
 /// Bytes of each row that one product takes.
 const STEP_BYTES: u32 = 32;
+/// Products of a box.
+const STEPS: u32 = ROW_BYTES / STEP_BYTES;
+/// Bytes of a panel of 64 rows and 64 indices along K, as many as of 64 rows of a box.
+const PANEL_BYTES: u32 = WARPGROUP_ROWS * ROW_BYTES;
+/// Bytes from one product's part of a panel to the next: 16 indices along K.
+const PANEL_STEP_BYTES: u32 = PANEL_BYTES / STEPS;
 /// Columns of the output that a warp has accumulators of.
 const WARP_COLUMNS: u32 = 16;
 /// Rows of the output in an accumulator fragment.
@@ -117,15 +123,17 @@ impl<
         SharedAddress::dynamic().offset(Self::B_AT + index * BOXES * Self::B_BYTES)
     }
 
-    /// Has `rows` rows from `row` on copied to the next stage of a ring, whose place `place` gives, for step `step` along K.
+    /// Has `rows` rows from `row` on copied to the next stage of a ring, whose place `place` gives, for step `step` along K; in panels if the
+    /// operand is MN-major.
     ///
     /// # Safety
     ///
-    /// The ring is made; the boxes of `map` have `rows` rows; the rest as [`SplitKTile::load`].
+    /// The ring is made; the boxes of `map` have `rows` rows, or are panels; the rest as [`SplitKTile::load`].
     #[inline(always)]
     unsafe fn copy<T: Element, const STAGES: u32>(
         producer: &mut Producer<STAGES, 1>,
         map: &TensorMap,
+        is_mn: bool,
         place: impl Fn(u32) -> SharedAddress,
         [row, rows, batch]: [u32; 3],
         step: u32,
@@ -137,10 +145,65 @@ impl<
             for index in 0..BOXES {
                 let to = place(stage.index).offset(index * box_bytes).get();
                 let k = ((step * BOXES + index) * (ROW_BYTES / T::BYTES)) as i32;
-                let at = [k, row as i32, batch as i32];
-                ptx::tma_load_3d(to, map.address(), at, stage.full.address());
+                let (row, batch) = (row as i32, batch as i32);
+                if is_mn {
+                    for panel in 0..rows / WARPGROUP_ROWS {
+                        let at = [row + (panel * WARPGROUP_ROWS) as i32, k, batch];
+                        let to = to + panel * PANEL_BYTES;
+                        ptx::tma_load_3d(to, map.address(), at, stage.full.address());
+                    }
+                } else {
+                    ptx::tma_load_3d(to, map.address(), [k, row, batch], stage.full.address());
+                }
             }
         }
+    }
+
+    /// [`multiply`](SplitKTile::multiply), where B is MN-major or not.
+    ///
+    /// # Safety
+    ///
+    /// As [`SplitKTile::multiply`].
+    #[inline(always)]
+    pub(super) unsafe fn multiply_as<T: Wgmma<C>, const B_MN: bool>(share: Share) -> C {
+        let first_row = thread::thread_idx_x() / (4 * warp::SIZE) * WARPGROUP_ROWS;
+        let (mut consumer_a, mut consumer_b) = (Self::ring_a().consumer(), Self::ring_b().consumer());
+        let mut accumulators = C::zero();
+        accumulators.hold();
+        let mut previous: Option<[FullStage; 2]> = None;
+        for _ in 0..share.steps {
+            // SAFETY: all warps of the warpgroup run this loop alike; the stages are full, and they are given back when the
+            // products that read them have completed.
+            unsafe {
+                let (stage_b, stage_a) = (consumer_b.wait(), consumer_a.wait());
+                let to_b = Self::stage_b(stage_b.index).offset(first_row * ROW_BYTES);
+                let (b, step_of_b) = if B_MN {
+                    (MatrixDescriptor::panels_of_128_bytes(to_b.get(), PANEL_BYTES), PANEL_STEP_BYTES)
+                } else {
+                    (MatrixDescriptor::rows_of_128_bytes(to_b.get()), STEP_BYTES)
+                };
+                let a = MatrixDescriptor::rows_of_128_bytes(Self::stage_a(stage_a.index).get());
+                ptx::wgmma_fence();
+                for index in 0..BOXES {
+                    for step in 0..STEPS {
+                        let along_b = index * Self::B_BYTES + step * step_of_b;
+                        let along_a = index * Self::A_BYTES + step * STEP_BYTES;
+                        T::wgmma::<B_MN, false>(&mut accumulators, b.advance(along_b), a.advance(along_a));
+                    }
+                }
+                ptx::wgmma_commit_group();
+                if let Some([previous_a, previous_b]) = previous {
+                    ptx::wgmma_wait_group::<1>();
+                    consumer_a.release(previous_a);
+                    consumer_b.release(previous_b);
+                }
+                previous = Some([stage_a, stage_b]);
+            }
+        }
+        // SAFETY: as above. The last stages are not given back, as nothing fills them again.
+        unsafe { ptx::wgmma_wait_group::<0>() };
+        accumulators.hold();
+        accumulators
     }
 
     /// Where this thread's part of the `owned`-th fragment of a block is, as summed by block `source`.
@@ -292,12 +355,16 @@ impl<
         let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
         // SAFETY: all lanes of the warp are here, and the other warps have come to the barrier, or will, in `start`.
         unsafe { ptx::bar_sync_at(MADE, Self::THREADS) };
+        let b_is_mn = layouts.b_is_mn();
         // Opaque: the loops would be unrolled, which is worth nothing.
         let mut index = 0;
         if warp::lane_id() == 0 {
             while index < ahead {
                 // SAFETY: the caller's promise.
-                unsafe { Self::copy::<T, _>(&mut producer_b, b, Self::stage_b, rows_b, share.first + index) };
+                unsafe {
+                    let step = share.first + index;
+                    Self::copy::<T, _>(&mut producer_b, b, b_is_mn, Self::stage_b, rows_b, step);
+                }
                 index = ptx::opaque(index + 1);
             }
             index = 0;
@@ -306,9 +373,10 @@ impl<
                 // SAFETY: the caller's promise.
                 unsafe {
                     if next < share.steps {
-                        Self::copy::<T, _>(&mut producer_b, b, Self::stage_b, rows_b, share.first + next);
+                        let step = share.first + next;
+                        Self::copy::<T, _>(&mut producer_b, b, b_is_mn, Self::stage_b, rows_b, step);
                     }
-                    Self::copy::<T, _>(&mut producer_a, a, Self::stage_a, rows_a, share.first + index);
+                    Self::copy::<T, _>(&mut producer_a, a, false, Self::stage_a, rows_a, share.first + index);
                 }
                 index = ptx::opaque(index + 1);
             }
@@ -329,41 +397,15 @@ impl<
     }
 
     #[inline(always)]
-    unsafe fn multiply<T: Wgmma<C>>(share: Share) -> C {
-        let first_row = thread::thread_idx_x() / (4 * warp::SIZE) * WARPGROUP_ROWS;
-        let (mut consumer_a, mut consumer_b) = (Self::ring_a().consumer(), Self::ring_b().consumer());
-        let mut accumulators = C::zero();
-        accumulators.hold();
-        let mut previous: Option<[FullStage; 2]> = None;
-        for _ in 0..share.steps {
-            // SAFETY: all warps of the warpgroup run this loop alike; the stages are full, and they are given back when the
-            // products that read them have completed.
-            unsafe {
-                let (stage_b, stage_a) = (consumer_b.wait(), consumer_a.wait());
-                let to_b = Self::stage_b(stage_b.index).offset(first_row * ROW_BYTES);
-                let b = MatrixDescriptor::rows_of_128_bytes(to_b.get());
-                let a = MatrixDescriptor::rows_of_128_bytes(Self::stage_a(stage_a.index).get());
-                ptx::wgmma_fence();
-                for index in 0..BOXES {
-                    for step in 0..ROW_BYTES / STEP_BYTES {
-                        let along_b = index * Self::B_BYTES + step * STEP_BYTES;
-                        let along_a = index * Self::A_BYTES + step * STEP_BYTES;
-                        T::wgmma::<false, false>(&mut accumulators, b.advance(along_b), a.advance(along_a));
-                    }
-                }
-                ptx::wgmma_commit_group();
-                if let Some([previous_a, previous_b]) = previous {
-                    ptx::wgmma_wait_group::<1>();
-                    consumer_a.release(previous_a);
-                    consumer_b.release(previous_b);
-                }
-                previous = Some([stage_a, stage_b]);
+    unsafe fn multiply<T: Wgmma<C>>(layouts: Layouts, share: Share) -> C {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if layouts.b_is_mn() {
+                Self::multiply_as::<T, true>(share)
+            } else {
+                Self::multiply_as::<T, false>(share)
             }
         }
-        // SAFETY: as above. The last stages are not given back, as nothing fills them again.
-        unsafe { ptx::wgmma_wait_group::<0>() };
-        accumulators.hold();
-        accumulators
     }
 
     #[inline(always)]

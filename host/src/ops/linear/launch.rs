@@ -165,6 +165,20 @@ fn is_across<T: Element>(matrices: &Tensor<T>) -> bool {
     matrices.shape()[2] > 1 && matrices.strides()[2] != 1
 }
 
+/// The map of an operand, with boxes of `box_rows` rows and `columns` columns, or, if it is contiguous along its rows, with panels.
+fn map_of<T: Element>(
+    matrices: &Tensor<T>,
+    box_rows: u32,
+    columns: usize,
+    options: &TensorMapOptions,
+) -> Result<TensorMap> {
+    if is_across(matrices) {
+        matrices.swap_axes(1, 2)?.tensor_map([1, PANEL, PANEL], options)
+    } else {
+        matrices.tensor_map([1, box_rows as usize, columns], options)
+    }
+}
+
 /// Whether the copy engine can store the rows of `y`, which begins at `y_arg`: they start at multiples of 16 bytes.
 fn is_chunked<T: Element>(y_arg: GlobalMut<T::Device>, y: &Tensor<T>) -> bool {
     let strides = (row_stride(y) | batch_stride(y)) * size_of::<T>() as u64;
@@ -285,14 +299,8 @@ unsafe fn launch_hopper_parts<
     let of_inputs = TensorMapOptions { data_type: rounded, ..options.clone() };
     let batch = y.shape()[0];
     let layouts = layouts(operands).with_a_mn(is_across(x)).with_b_mn(is_across(w));
-    let map = |matrices: &Tensor<T>, box_rows: u32| {
-        if is_across(matrices) {
-            matrices.swap_axes(1, 2)?.tensor_map([1, PANEL, PANEL], &of_inputs)
-        } else {
-            matrices.tensor_map([1, box_rows as usize, columns], &of_inputs)
-        }
-    };
-    let (x, w) = (map(x, S::A_BOX_ROWS)?, map(w, S::B_BOX_ROWS)?);
+    let x = map_of(x, S::A_BOX_ROWS, columns, &of_inputs)?;
+    let w = map_of(w, S::B_BOX_ROWS, columns, &of_inputs)?;
     // The copy engine stores chunks of 16 bytes, also where a row ends within one.
     let has_boxes = is_chunked(y_arg, y)
         && (n as usize * size_of::<O>()).is_multiple_of(CHUNK_BYTES)
@@ -363,14 +371,17 @@ unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O
 ) -> Result<()> {
     let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
     // What follows in a row is asked for next; but where the rows' parts lie in two lines each, that would be read twice.
-    let straddles = |rows: &Tensor<T>| !(row_stride(rows) * size_of::<T>() as u64).is_multiple_of(LINE_BYTES);
+    let straddles = |matrices: &Tensor<T>| {
+        let stride = if is_across(matrices) { matrices.strides()[2] as u64 } else { row_stride(matrices) };
+        !(stride * size_of::<T>() as u64).is_multiple_of(LINE_BYTES)
+    };
     let l2_promotion =
         if m >= FEW_ROWS && (straddles(x) || straddles(w)) { L2Promotion::B128 } else { L2Promotion::B256 };
     let options = TensorMapOptions { swizzle: Swizzle::B128, l2_promotion, ..TensorMapOptions::default() };
     let columns = S::ROW_BYTES as usize / size_of::<T>();
-    let layouts = layouts(operands);
+    let layouts = layouts(operands).with_b_mn(is_across(w));
     let x = x.tensor_map([1, S::A_BOX_ROWS as usize, columns], &options)?;
-    let w = w.tensor_map([1, S::B_BOX_ROWS as usize, columns], &options)?;
+    let w = map_of(w, S::B_BOX_ROWS, columns, &options)?;
     let params = SkinnyParams { stride_y: row_stride(y), batch_y: batch_stride(y), m, n, k, layouts };
     let kernel = device.kernel::<K>()?;
     let (grid, args) = ([blocks, 1, 1], (x, w, y_arg, epilogue, params));

@@ -97,7 +97,8 @@ pub(crate) fn access(a: Lie, b: Lie) -> Option<Access> {
     match (a, b) {
         (Lie::Chunks, Lie::Chunks) => Some(Access::Aligned),
         (Lie::Chunks | Lie::Words, Lie::Chunks | Lie::Words) => Some(Access::Words),
-        (Lie::Chunks | Lie::ColumnChunks, Lie::Chunks | Lie::ColumnChunks) => Some(Access::Across),
+        (Lie::Chunks, Lie::ColumnChunks) => Some(Access::WAcross),
+        (Lie::ColumnChunks, Lie::Chunks | Lie::ColumnChunks) => Some(Access::Across),
         _ => None,
     }
 }
@@ -294,7 +295,8 @@ mod tests {
                 })
             };
             // Hopper's kernels take every layout.
-            assert_eq!(path_on(&H100), Some(Path { repack: [false; 2], access: Access::Across }));
+            let access = if repack[0] { Access::Across } else { Access::WAcross };
+            assert_eq!(path_on(&H100), Some(Path { repack: [false; 2], access }));
             let portable = Limits { compute_capability: (8, 0), ..H100 };
             assert_eq!(path_on(&portable), Some(Path { repack, access: Access::Aligned }));
         }

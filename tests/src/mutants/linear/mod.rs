@@ -24,7 +24,8 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         Family::Update => instance.update_sizes(),
         Family::UpdateHopper(boxes) => instance.update_hopper_sizes(boxes),
         Family::UpdateFewRows => {
-            instance.skinny_sizes(1).into_iter().filter_map(Size::narrowly_updated).collect()
+            let sizes = instance.skinny_sizes(1).into_iter().filter(|size| size.mn == [false; 2]);
+            sizes.filter_map(Size::narrowly_updated).collect()
         }
         Family::Hopper(boxes) | Family::Fp8Hopper(boxes) | Family::Split(boxes) => {
             instance.hopper_sizes(boxes)
@@ -155,7 +156,7 @@ impl Instance {
     }
 
     /// Sums of fewer steps than blocks share them, of as many as their rings have stages and of more; rows that end in every fragment of
-    /// accumulators, columns that end in every warp's part.
+    /// accumulators, columns that end in every warp's part; W along K, and along its rows.
     fn skinny_sizes(self, split: u32) -> Vec<Size> {
         let [m, n] = self.tile;
         let mut sizes = vec![
@@ -177,6 +178,13 @@ impl Instance {
         sizes.extend(
             [4, 5, 6, 9, 10, 11, 13, 15, 17, 19, 29, 41].map(|boxes| plain(7, 64 * split * boxes, 10)),
         );
+        // W across, in rings that come round with every number of steps left.
+        sizes.extend([
+            plain(m, 128 * split, n).mn(false, true),
+            plain(m + 3, 72, n + 8).fused(FULL).mn(false, true),
+            plain(7, 136, 24).batch(2, [false, true]).mn(false, true),
+        ]);
+        sizes.extend([5, 10, 15, 29].map(|boxes| plain(7, 64 * split * boxes, 16).mn(false, true)));
         sizes.extend(SINGLE.map(|fused| plain(12, 16, 24).fused(fused)));
         for tail in 1..=m / 8 {
             let fused = if tail % 2 == 0 { FULL } else { PLAIN };

@@ -153,16 +153,16 @@ impl TransposedUpdate {
         let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
         for index in 0..ahead {
             // SAFETY: the caller's promise.
-            unsafe { Base::copy::<T, _>(&mut producer_b, b, Base::stage_b, rows_b, index) };
+            unsafe { Base::copy::<T, _>(&mut producer_b, b, false, Base::stage_b, rows_b, index) };
         }
         for index in 0..share.steps {
             // SAFETY: the caller's promise.
             unsafe {
                 if index + ahead < share.steps {
-                    Base::copy::<T, _>(&mut producer_b, b, Base::stage_b, rows_b, index + ahead);
+                    Base::copy::<T, _>(&mut producer_b, b, false, Base::stage_b, rows_b, index + ahead);
                 }
-                Base::copy::<T, _>(&mut producer_a, a, Base::stage_a, rows_a, index);
-                Base::copy::<T, _>(&mut producer_v, vt, Self::stage_v, [0, CHUNK, 0], index);
+                Base::copy::<T, _>(&mut producer_a, a, false, Base::stage_a, rows_a, index);
+                Base::copy::<T, _>(&mut producer_v, vt, false, Self::stage_v, [0, CHUNK, 0], index);
             }
         }
     }
@@ -285,7 +285,7 @@ impl TransposedUpdate {
     pub unsafe fn multiply<T: Wgmma<[f32; 8]> + MmaElement>(share: Share, u: URegisters) -> [f32; 8] {
         // SAFETY: the caller's promise; the warp that sums H arrives at the barrier.
         unsafe {
-            let accumulators = Base::multiply::<T>(share);
+            let accumulators = Base::multiply_as::<T, false>(share);
             ptx::bar_sync_at(HANDED, (WARPS + 1) * warp::SIZE);
             let h = ptx::ld_shared_v2_f32(Self::handed().get()).map(f32::to_bits);
             let mut fragments = [accumulators.fragment(0), accumulators.fragment(1)];

@@ -361,7 +361,7 @@ pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u12
 /// Half the times that a column takes as long as one that is read in chunks.
 fn slowness(tile: Tile, problem: &Problem) -> u128 {
     match (problem.access, problem.input, tile) {
-        (Access::Aligned | Access::Across | Access::Dense, ..) => 2,
+        (Access::Aligned | Access::Across | Access::WAcross | Access::Dense, ..) => 2,
         (Access::Words, DType::F32, _) => WORDS_OF_F32,
         (Access::Words, _, Tile::T64x64) => WORDS_OF_LARGE_HALVES,
         (Access::Words, ..) => WORDS_OF_HALVES,

@@ -269,10 +269,20 @@ impl Tile {
             | Self::HopperCooperative128x128
             | Self::HopperCooperative128x256
             | Self::HopperCooperative128x256Halves => {
-                access == Access::Aligned || (access == Access::Across && input != DType::F32)
+                access == Access::Aligned
+                    || (matches!(access, Access::Across | Access::WAcross) && input != DType::F32)
             }
             Self::HopperCooperative64x128 => {
-                input != DType::F32 && matches!(access, Access::Aligned | Access::Across)
+                input != DType::F32 && matches!(access, Access::Aligned | Access::Across | Access::WAcross)
+            }
+            Self::Skinny64x64
+            | Self::Skinny64x64Split2
+            | Self::Skinny64x64Split8
+            | Self::Skinny32x64
+            | Self::Skinny16x64
+            | Self::Skinny16x64Split2
+            | Self::Skinny16x64Split4 => {
+                input != DType::F32 && matches!(access, Access::Aligned | Access::WAcross)
             }
             Self::HopperSplit128x256
             | Self::HopperSplit128x128
@@ -502,8 +512,10 @@ impl std::str::FromStr for Tile {
 pub enum Access {
     /// In chunks of 16 bytes along K: base addresses and row strides are multiples of 16 bytes.
     Aligned,
-    /// In chunks of 16 bytes, of at least one of them along its rows: x lies as K × M, or w as K × N.
+    /// In chunks of 16 bytes, of x along its columns: x lies as K × M, and w as N × K or K × N.
     Across,
+    /// In chunks of 16 bytes, of w alone along its columns: x lies as M × K, and w as K × N.
+    WAcross,
     /// In words of 4, 8 or 16 bytes along K: base addresses and row strides are multiples of 4 bytes.
     Words,
     /// Of x many rows at a time, of w single elements: x and y are one matrix each, whose rows follow each other without gaps from a multiple
@@ -513,7 +525,7 @@ pub enum Access {
 
 impl Access {
     /// Every access.
-    pub const ALL: [Self; 4] = [Self::Aligned, Self::Across, Self::Words, Self::Dense];
+    pub const ALL: [Self; 5] = [Self::Aligned, Self::Across, Self::WAcross, Self::Words, Self::Dense];
 }
 
 /// What is done to products before they are stored.
