@@ -12,7 +12,7 @@ pub(super) enum Suite {
     Main,
     /// The epilogues, on three of the main sizes.
     Epilogue,
-    /// Products of operands that lie otherwise than a linear layer's, on the same sizes.
+    /// Products of operands that lie otherwise than a linear layer's, on the same sizes and on three small ones.
     Layout,
     /// Other types on two of these sizes: outputs of f32, 8-bit operands of two types, and such with scales of rows and columns.
     Types,
@@ -40,6 +40,7 @@ const MAIN: [[usize; 3]; 6] = [
 const MAIN_TYPES: [Precision; 5] =
     [Precision::Bf16, Precision::F16, Precision::Tf32, Precision::F32, Precision::F8];
 const LARGE: [[usize; 3]; 3] = [[1024, 784, 2048], [4096, 4096, 4096], [8192, 4096, 4096]];
+const SMALL: [[usize; 3]; 3] = [[256, 256, 512], [1024, 1024, 1024], [1024, 4096, 1024]];
 const TWO: [[usize; 3]; 2] = [[1024, 784, 2048], [4096, 4096, 4096]];
 const BATCHES: [[usize; 3]; 2] = [[512, 512, 512], [1024, 1024, 1024]];
 /// Results of a batch.
@@ -109,7 +110,8 @@ impl Suite {
     fn shapes(self) -> Vec<[usize; 3]> {
         match self {
             Self::Main => MAIN.to_vec(),
-            Self::Epilogue | Self::Layout => LARGE.to_vec(),
+            Self::Epilogue => LARGE.to_vec(),
+            Self::Layout => [SMALL, LARGE].concat(),
             Self::Types => TWO.to_vec(),
             Self::Batch => BATCHES.to_vec(),
             Self::Square => SQUARES.map(|side| [side; 3]).to_vec(),
