@@ -74,6 +74,8 @@ pub trait SplitKTile: 'static {
     const SHARED_BYTES: u32;
     /// Bytes of each row that are copied at a time.
     const ROW_BYTES: u32;
+    /// Whether B may be MN-major, of types for which [`Wgmma::TRANSPOSES`] holds.
+    const TRANSPOSES: bool;
     /// Rows of A that a block copies at a time.
     const A_BOX_ROWS: u32;
     /// Rows of B that are copied at a time.

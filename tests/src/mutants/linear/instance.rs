@@ -12,7 +12,7 @@ use warpsmith_kernels::linear_hopper::{
     HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
-use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64};
+use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64, Skinny64x64Split8};
 use warpsmith_kernels::linear_update_hopper::{
     UpdateCooperative128x192, UpdateOwn128x128, UpdatePingPong128x128, UpdatePingPong128x192,
 };
@@ -142,7 +142,7 @@ fn shared_boxes<S: SplitKTile>() -> Boxes {
         rows: [S::A_BOX_ROWS, S::B_BOX_ROWS],
         stored_row_bytes: 128,
         cluster: [1, 1],
-        transposes: false,
+        transposes: S::TRANSPOSES,
         stores_rows: true,
         passes_boxes: false,
         lanes_store: false,
@@ -224,14 +224,16 @@ impl Instance {
             }
             ["narrow", input, output, shape] => (Family::Narrow, input, output, shape),
             ["skinny", input, output, shape, ref split @ ..] => {
+                let blocks = blocks_of(split)?;
                 // The boxes are the same however many blocks share a tile.
-                let boxes = match shape {
-                    "64x64" => shared_boxes::<Skinny64x64>(),
-                    "32x64" => shared_boxes::<Skinny32x64>(),
-                    "16x64" => shared_boxes::<Skinny16x64>(),
+                let boxes = match (shape, blocks) {
+                    ("64x64", 8) => shared_boxes::<Skinny64x64Split8>(),
+                    ("64x64", _) => shared_boxes::<Skinny64x64>(),
+                    ("32x64", _) => shared_boxes::<Skinny32x64>(),
+                    ("16x64", _) => shared_boxes::<Skinny16x64>(),
                     _ => return None,
                 };
-                (Family::Skinny(boxes, blocks_of(split)?), input, output, shape)
+                (Family::Skinny(boxes, blocks), input, output, shape)
             }
             ["update", "hopper", input, "pingpong", shape @ "128x128"] => {
                 (Family::UpdateHopper(update_boxes::<UpdatePingPong128x128>()), input, input, shape)

@@ -31,7 +31,10 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             instance.hopper_sizes(boxes)
         }
         Family::Narrow => instance.narrow_sizes(),
-        Family::Skinny(_, split) => instance.skinny_sizes(split),
+        Family::Skinny(boxes, split) => {
+            let reads = |size: &Size| boxes.transposes || size.mn == [false; 2];
+            instance.skinny_sizes(split).into_iter().filter(reads).collect()
+        }
     };
     sizes.sort_by_key(|size| size.cost(instance.tile, 128 / instance.input.bytes()));
     Some(sizes.into_iter().map(|size| Box::new(Case::new(instance, size)) as Box<dyn Problem>).collect())

@@ -277,7 +277,6 @@ impl Tile {
             }
             Self::Skinny64x64
             | Self::Skinny64x64Split2
-            | Self::Skinny64x64Split8
             | Self::Skinny32x64
             | Self::Skinny16x64
             | Self::Skinny16x64Split2
