@@ -1,11 +1,12 @@
 //! `xtask tables`: the documentation's tables and plots of measurements, made from `docs/bench/*.csv`.
 //!
 //! A table stands between `<!-- table NAME PART -->` and `<!-- end of table -->`, where NAME is that of the CSV file and PART a suite
-//! of the bench, `control`, `goals` or `fast-accumulation`. Only what the library chooses by itself is shown; forced variants stay in the data. PEER's parts are
+//! of the bench, `control`, `goals` or `fast-accumulation`; of the tuner's it is `choice`. Only what the library chooses by itself is shown; forced variants stay in the data. PEER's parts are
 //! `layers`, `formats`, `residency` and `summary`, that of a file of errors is `accuracy`: while their file is not there, nothing stands
 //! between the marks. Each file of times has its plots in `docs/src/plots`.
 
 mod accuracy;
+mod choice;
 mod goals;
 mod lines;
 mod markdown;
@@ -70,6 +71,7 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
         let make = |mark: &str| match mark.split_once(' ') {
             Some((name, part)) if is_optional(part) && !data(name).exists() => Ok(String::new()),
             Some((name, accuracy::PART)) => accuracy::text(name, &read(name)?),
+            Some((name, choice::PART)) => choice::text(name, &read(name)?),
             Some((name, part)) => markdown::table(name, &read(name)?, part),
             None => bail!("table `{mark}` names no part of its file"),
         };
@@ -105,7 +107,9 @@ fn files() -> Result<Vec<String>> {
         let path = entry?.path();
         let stem = |path: &Path| Some(path.file_stem()?.to_str()?.to_owned());
         if path.extension().is_some_and(|extension| extension == "csv") {
-            names.extend(stem(&path).filter(|name| !name.contains(accuracy::NAME)));
+            let is_of_times =
+                |name: &String| !name.contains(accuracy::NAME) && !name.starts_with(choice::NAME);
+            names.extend(stem(&path).filter(is_of_times));
         }
     }
     names.sort();

@@ -1,7 +1,7 @@
 //! The choice, against what was measured and what must hold.
 //!
 //! 16-bit types on Hopper are judged by `tiles-h100.csv` and `epilogues-h100.csv`, which say with which driver and by which commands they were
-//! taken. Of most of the first neither the commit nor the clocks are known, and its tile of 64 × 160 is mostly dealt out in an order that is not
+//! taken, and by what the tuner measured for the bench (`docs/bench/tune-h100.csv`). Of most of the first neither the commit nor the clocks are known, and its tile of 64 × 160 is mostly dealt out in an order that is not
 //! the library's. The tables in this file are of an H100 and the kernels of the commit that each names, not of those beside this file;
 //! command, driver and clocks are not known. So all of them stand for the order of the tiles, within a twentieth, and not for
 //! times to compare anything else with: they keep a change of the model from choosing worse than it did. `cargo xtask bench --variants --csv FILE`
@@ -158,6 +158,73 @@ fn the_choice_for_longer_epilogues_is_within_a_twentieth_of_the_fastest_measured
             "{operation} {size}: {choice}, {time:?}, {fastest}"
         );
     }
+}
+
+/// What a case of `cargo xtask tune` comes to, if it is of 16-bit types and read in chunks; operands with an odd K are copied into such first.
+fn tuned_problem(operation: &str, dtype: &str, shape: &str) -> Option<Problem> {
+    let input = match dtype {
+        "bf16" => DType::Bf16,
+        "f16" => DType::F16,
+        _ => return None,
+    };
+    let sides: Vec<u32> = shape.split('x').map(|side| side.parse().expect("a number")).collect();
+    let (batch, [m, k, n]) = match sides[..] {
+        [m, k, n] => (1, [m, k, n]),
+        [batch, m, k, n] => (batch, [m, k, n]),
+        _ => panic!("a shape: {shape}"),
+    };
+    let access = match operation.strip_prefix("matmul ") {
+        None | Some("nt") => Access::Aligned,
+        Some("nn") => Access::WAcross,
+        Some(_) => Access::Across,
+    };
+    let has = |terms: &[&str]| terms.iter().any(|term| operation.contains(term));
+    let fused = if has(&["residual", "scales", "mask", "preactivation"]) {
+        Fused::Terms
+    } else if has(&["gelu", "silu"]) {
+        Fused::Activation
+    } else {
+        Fused::Floor
+    };
+    let stores_boxes = n.is_multiple_of(8);
+    (k % 8 == 0 || k % 2 == 1).then_some(Problem {
+        m,
+        n,
+        k,
+        batch,
+        fused,
+        stores_boxes,
+        ..full(input, access)
+    })
+}
+
+/// All epilogues, layouts and batches of the bench in 16-bit types, as `cargo xtask tune` measured them.
+#[test]
+fn the_choice_on_hopper_is_within_a_twentieth_of_the_tuners() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/bench/tune-h100.csv");
+    let text = std::fs::read_to_string(path).expect("the tuner's measurements");
+    let mut cases: BTreeMap<[&str; 3], Vec<(&str, f64)>> = BTreeMap::new();
+    for line in text.lines().skip(1) {
+        let fields: Vec<&str> = line.splitn(6, ',').collect();
+        let &[operation, dtype, shape, tile, microseconds, _] = &fields[..] else {
+            panic!("fields in `{line}`")
+        };
+        let time = microseconds.parse().expect("a number");
+        cases.entry([operation, dtype, shape]).or_default().push((tile, time));
+    }
+    let (mut checked, mut missed) = (0, Vec::new());
+    for ([operation, dtype, shape], times) in &cases {
+        let Some(problem) = tuned_problem(operation, dtype, shape) else { continue };
+        let choice = select(&problem, &H100).expect("all tiles fit an H100");
+        let fastest = times.iter().map(|&(_, time)| time).fold(f64::INFINITY, f64::min);
+        let time = times.iter().find(|(tile, _)| *tile == choice.name()).map(|&(_, time)| time);
+        if time.is_none_or(|time| time > 1.05 * fastest) {
+            missed.push(format!("{operation} {dtype} {shape}: {choice}, {time:?}, {fastest}"));
+        }
+        checked += 1;
+    }
+    assert!(checked > 120, "{checked} of {}", cases.len());
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
 /// Halves of 16-bit types and f32, stored by the copy engine and row by row, in problems of every number of waves.
