@@ -3,7 +3,7 @@
 
 use half::f16;
 use libtest_mimic::Failed;
-use ndarray::{Array2, ArrayD, Dimension, Ix2, IxDyn};
+use ndarray::{Array2, ArrayD, Axis, Dimension, Ix2, IxDyn};
 use warpsmith::ops::linear::select::{Access, Fused};
 use warpsmith::ops::linear::{LinearInput, Tile};
 use warpsmith::ops::{self, Activation};
@@ -16,6 +16,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     leading_axes_are_broadcast_against_each_other,
     clusters_stay_within_their_matrix,
     views_of_leading_axes_are_followed,
+    single_rows_of_matrices_that_lie_across_are_rows,
     every_term_belongs_to_its_matrix,
     an_output_may_be_a_view_of_more_matrices,
     leading_axes_of_a_linear_layer_may_be_views,
@@ -163,6 +164,22 @@ fn views<T: LinearInput + FloatElement + Into<f64>>(
     expect(&y, &products(&host(&a)?, &host(&b)?, &[2, 3, 2]), &format!("{tile:?}, cut short"))
 }
 
+/// One row of each of several matrices that are stored across, by one b: the leading axis is the rows', which are not contiguous, whatever the
+/// stride of a single row is called.
+fn single_rows<T: LinearInput + FloatElement>(device: &Device, tile: Option<Tile>) -> Result<(), Failed> {
+    let (a, b) = (integers(&[3, K, 8], 9), integers(&[N, K], 10));
+    let rows = a.view().permuted_axes([0, 2, 1].to_vec()).slice_axis(Axis(1), (0..1).into()).to_owned();
+    let (a, b_tensor) = (tensor::<T>(device, &a)?, tensor::<T>(device, &b)?);
+    let a = a.slice(2, 0..1)?.swap_axes(1, 2)?;
+    let precision = tile.map(|tile| tile.precision(T::DTYPE)).unwrap_or_default();
+    let y = ops::matmul(&a, &b_tensor).transpose_b().tile(tile).precision(precision).run()?;
+    expect(&y, &products(&rows, &b, &[3]), &format!("{tile:?}, single rows"))
+}
+
+fn single_rows_of_matrices_that_lie_across_are_rows(device: &Device) -> Result<(), Failed> {
+    with_types_and_tiles!(device, Fused::Floor, single_rows)
+}
+
 fn views_of_leading_axes_are_followed(device: &Device) -> Result<(), Failed> {
     with_types_and_tiles!(device, Fused::Floor, views)
 }
@@ -200,7 +217,7 @@ fn terms<T: LinearInput + FloatElement>(device: &Device, tile: Option<Tile>) -> 
     expect(&preactivation, &expected, &format!("preactivation of {tile:?}"))?;
     expect(&y, &expected.mapv(|value| value.max(0.0)), &format!("{tile:?}"))?;
     let words = expected
-        .lanes(ndarray::Axis(3))
+        .lanes(Axis(3))
         .into_iter()
         .map(|row| row.iter().enumerate().fold(0, |word, (i, &value)| word | u32::from(value > 0.0) << i));
     assert_eq!(mask.to_vec()?, words.collect::<Vec<_>>(), "mask of {tile:?}");

@@ -104,7 +104,7 @@ pub trait SplitKTile: 'static {
     ///
     /// All threads for which [`is_producer`](Self::is_producer) holds call it once, after [`start`](Self::start), and then end. The
     /// maps describe tensors of type `T` as the trait says, valid for reads, and nothing writes them while the kernel runs.
-    /// `share` is what [`share`](Self::share) returned; A is K-major.
+    /// `share` is what [`share`](Self::share) returned; A is K-major, and so is B unless [`TRANSPOSES`](Self::TRANSPOSES) says otherwise.
     unsafe fn load<T: Element>(a: &TensorMap, b: &TensorMap, layouts: Layouts, share: Share);
 
     /// What `epilogue` knows of the columns that this thread will store, to be read before the products.

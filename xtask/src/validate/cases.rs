@@ -303,9 +303,15 @@ fn tiles(
     target: Target,
 ) -> Vec<LinearCase> {
     let beside = |before| Placement { before, after: 8 - before };
-    // The third has a sum longer than any ring of stages, the last one that some blocks that share it have no part of.
-    let aligned =
-        vec![case((200, 128, 300)), case((150, 200, 140)), case((200, 1032, 264)), case((3, 72, 136))];
+    // The third has a sum longer than a ring of stages, the fourth one of which so has each of four blocks that share it, the last one that some
+    // blocks have no part of.
+    let aligned = vec![
+        case((200, 128, 300)),
+        case((150, 200, 140)),
+        case((200, 1032, 264)),
+        case((40, 2568, 72)),
+        case((3, 72, 136)),
+    ];
     // Rows that are no whole chunks, chunks that start within one of memory's, and one operand that can be read faster than the other.
     let sized = || case((134, 128, 75));
     let words = vec![
@@ -352,8 +358,9 @@ fn tiles(
     forced(Access::Aligned, aligned).chain(forced(Access::Words, words)).chain(dense).chain(inside).collect()
 }
 
-/// Every tile with every layout that it has a kernel for but the usual one: outputs that none divides, a tail along K and a sum longer than any
-/// ring of stages, one product, and several.
+/// Every tile with every layout that it has a kernel for but the usual one: outputs that none divides, a tail along K, and sums longer than any
+/// ring of stages, also of each of four blocks that share one; rows that end within a chunk; one product, several, and several that share an
+/// operand.
 fn tiles_across(
     case: &impl Fn((usize, usize, usize)) -> LinearCase,
     [input, output]: [DType; 2],
@@ -366,12 +373,25 @@ fn tiles_across(
             && tile.serves(input, access)
             && tile.serves_output(input, output)
     };
-    let of = |tile, across| {
+    let of = |tile: Tile, across: [bool; 2]| {
         let product = |size| LinearCase { tile: Some(tile), precision: tile.precision(input), ..case(size) };
+        // Operands across in a wider matrix, whose rows start at multiples of 16 bytes and end anywhere.
+        let within = |product: LinearCase| {
+            let n = if tile.needs_boxes() { product.n.next_multiple_of(8) } else { product.n };
+            let beside = |is_across, length: usize| Placement {
+                after: if is_across { length.next_multiple_of(8) - length } else { 0 },
+                ..Placement::default()
+            };
+            LinearCase { n, x: beside(across[0], product.m), w: beside(across[1], n), ..product }
+        };
         [
             MatmulCase { product: product((200, 136, 304)), batch: [1, 1], across },
-            MatmulCase { product: integers(product((72, 1032, 136))), batch: [1, 1], across },
+            MatmulCase { product: integers(product((72, 2568, 136))), batch: [1, 1], across },
+            MatmulCase { product: within(product((35, 72, 67))), batch: [1, 1], across },
+            MatmulCase { product: within(product((16, 200, 1))), batch: [1, 1], across },
             MatmulCase { product: product((24, 200, 72)), batch: [2, 2], across },
+            MatmulCase { product: product((24, 136, 8)), batch: [1, 2], across },
+            MatmulCase { product: product((8, 136, 24)), batch: [2, 1], across },
         ]
     };
     let pairs = Tile::ALL.into_iter().flat_map(|tile| layouts.map(|(access, across)| (tile, access, across)));

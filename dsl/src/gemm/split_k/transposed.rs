@@ -402,7 +402,7 @@ impl<
     unsafe fn multiply<T: Wgmma<C>>(layouts: Layouts, share: Share) -> C {
         // SAFETY: the caller's promise.
         unsafe {
-            if Self::TRANSPOSES && layouts.b_is_mn() {
+            if T::TRANSPOSES && Self::TRANSPOSES && layouts.b_is_mn() {
                 Self::multiply_as::<T, true>(share)
             } else {
                 Self::multiply_as::<T, false>(share)

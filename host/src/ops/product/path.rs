@@ -42,10 +42,11 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Whether neighbouring rows are neighbours in memory. A leading axis may become that of the rows where a matrix has but one.
+    /// Whether neighbouring rows are neighbours in memory. A leading axis may become that of the rows where a matrix has but one, whose own stride
+    /// says nothing then.
     fn is_contiguous_along_rows(&self) -> bool {
         let has_one_matrix = self.leading.0.iter().all(|&length| length <= 1);
-        self.rows.1 == 1 || (self.rows.0 == 1 && has_one_matrix)
+        if self.rows.0 == 1 { has_one_matrix } else { self.rows.1 == 1 }
     }
 
     /// Whether it is one matrix, whose rows are contiguous.
@@ -263,8 +264,10 @@ mod tests {
     fn single_rows_of_many_matrices_are_not_contiguous_along_the_rows() {
         let across = Place { rows: (1, 1), ..turned(rows(1, 64, 0), 32) };
         assert_eq!(across.lie(), Lie::ColumnChunks);
-        let many = Place { rows: (1, 8), leading: (&[4], &[8]), ..across };
-        assert_eq!(many.lie(), Lie::Other);
+        for stride in [1, 8] {
+            let many = Place { rows: (1, stride), leading: (&[4], &[8]), ..across };
+            assert_eq!(many.lie(), Lie::Other, "{stride}");
+        }
     }
 
     #[test]

@@ -225,7 +225,7 @@ impl Instance {
             ["narrow", input, output, shape] => (Family::Narrow, input, output, shape),
             ["skinny", input, output, shape, ref split @ ..] => {
                 let blocks = blocks_of(split)?;
-                // The boxes are the same however many blocks share a tile.
+                // The boxes are the same however many blocks share a tile; what they may be filled with is not.
                 let boxes = match (shape, blocks) {
                     ("64x64", 8) => shared_boxes::<Skinny64x64Split8>(),
                     ("64x64", _) => shared_boxes::<Skinny64x64>(),

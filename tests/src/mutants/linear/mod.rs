@@ -181,7 +181,7 @@ impl Instance {
         sizes.extend(
             [4, 5, 6, 9, 10, 11, 13, 15, 17, 19, 29, 41].map(|boxes| plain(7, 64 * split * boxes, 10)),
         );
-        // W across, in rings that come round with every number of steps left.
+        // W across, in rings that come round.
         sizes.extend([
             plain(m, 128 * split, n).mn(false, true),
             plain(m + 3, 72, n + 8).fused(FULL).mn(false, true),
