@@ -1,17 +1,18 @@
 """Times PyTorch's linear layers for `cargo xtask bench`, by the bench's own rules.
 
-One request a line comes in, as JSON; one line a variant goes out, then `{"done": true}`. Variants of a request run interleaved, each
-as a CUDA graph of many launches whose operands rotate through more memory than the level-2 cache holds; the graph is enqueued
-behind a copy that keeps the GPU busy meanwhile. Results are medians.
+Requests and answers are lines of JSON. `{"prepare": …}` makes ready what is to be measured, and is answered with `{"variants": […], "absent":
+{…}}`: the names of what can be, and why the rest cannot. Then the bench asks for samples one by one, in whatever order its own come: `{"sample":
+NAME}` is answered with `{"us": …}`, the microseconds of one launch. `{}` gives the memory back.
+
+A variant is a CUDA graph of many launches whose operands rotate through more memory than the level-2 cache holds; for a sample it is
+enqueued behind a copy that keeps the GPU busy meanwhile.
 """
 
 import ctypes
 import functools
 import gc
 import json
-import statistics
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,6 @@ import torch.nn.functional as F
 CACHE_MULTIPLE = 3
 MOST_SETS = 512
 MOST_LAUNCHES = 512
-# What preparing a case may add to its warm-up at most, in seconds.
-MOST_WARM_UP_S = 1.0
 PLUG_BYTES = 256 << 20
 
 TYPES = {
@@ -186,7 +185,6 @@ class Graph:
         self.results = [None] * len(sets)
         self.first = function(*sets[0])
         torch.cuda.synchronize()
-        self.samples = []
         self.copies = 1
         # How many fill a batch is seen from a few.
         self.record(function, sets, 4)
@@ -219,30 +217,19 @@ def event():
     return torch.cuda.Event(enable_timing=True)
 
 
-def measure(request, plug, operands_of, variants_of, check_of):
-    """Yields name and median of each variant."""
+def prepare(request, plug, operands_of, variants_of, check_of):
+    """The graphs of a request's variants, by their names, and why those are absent that are."""
     torch.set_float32_matmul_precision("highest" if request["precision"] == "f32" else "high")
-    prepared = time.monotonic()
     operands = operands_of(request)
-    graphs = {}
+    graphs, absent = {}, {}
     for name, function in variants_of(request, operands).items():
         try:
             graph = Graph(function, operands, request["batch_us"], plug)
             check_of(name, request, operands, graph.first)
             graphs[name] = graph
         except Exception as error:  # A variant that these sizes and types do not have is absent; the others are measured.
-            yield {"variant": name, "absent": str(error).splitlines()[0][:200]}
-    start = time.monotonic()
-    # Preparing leaves the GPU idle, compiling most of all; for as long its clocks may be higher than those of a GPU that was busy before.
-    warm_up_s = max(request["warm_up_s"], min(start - prepared, MOST_WARM_UP_S))
-    while time.monotonic() - start < warm_up_s:
-        for graph in graphs.values():
-            graph.sample(plug)
-    for _ in range(request["samples"]):
-        for graph in graphs.values():
-            graph.samples.append(graph.sample(plug))
-    for name, graph in graphs.items():
-        yield {"variant": name, "median_us": statistics.median(graph.samples)}
+            absent[name] = (str(error).splitlines() or [repr(error)])[0][:200]
+    return graphs, absent
 
 
 def cublas_version():
@@ -262,12 +249,22 @@ def serve(operands_of, variants_of, check_of):
     with torch.inference_mode():
         plug = [torch.zeros(PLUG_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2)]
         say({"torch": torch.__version__, "cublas": cublas_version()})
+        graphs = {}
         for line in sys.stdin:
-            for result in measure(json.loads(line), plug, operands_of, variants_of, check_of):
-                say(result)
+            request = json.loads(line)
+            if "sample" in request:
+                say({"us": graphs[request["sample"]].sample(plug)})
+                continue
+            graphs = {}
             gc.collect()
             torch.cuda.empty_cache()
-            say({"done": True})
+            if "prepare" not in request:
+                say({"variants": [], "absent": {}})
+                continue
+            graphs, absent = prepare(request["prepare"], plug, operands_of, variants_of, check_of)
+            # Nothing of a request is left to do when it is answered.
+            torch.cuda.synchronize()
+            say({"variants": list(graphs), "absent": absent})
 
 
 if __name__ == "__main__":

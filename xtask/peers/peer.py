@@ -1,6 +1,6 @@
 """Times PyTorch's PEER layers for `cargo xtask bench --operation peer`.
 
-It measures as `linear.py` beside it does: one request a line comes in, one line a variant goes out, then `{"done": true}`. The table of
+It answers as `linear.py` beside it does, and measures as that does. The table of
 experts is made once for each configuration and stays; only the tokens rotate, so that every launch gathers other rows.
 """
 

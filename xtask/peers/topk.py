@@ -1,6 +1,6 @@
 """Times PyTorch's selection of the largest elements of rows for `cargo xtask bench --operation topk`.
 
-It measures as `linear.py` beside it does: one request a line comes in, one line a variant goes out, then `{"done": true}`.
+It answers as `linear.py` beside it does, and measures as that does.
 """
 
 import torch

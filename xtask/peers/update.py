@@ -1,6 +1,6 @@
 """Times PyTorch's linear layers with generated low-rank updates for `cargo xtask bench --operation update`.
 
-It measures as `linear.py` beside it does: one request a line comes in, one line a variant goes out, then `{"done": true}`.
+It answers as `linear.py` beside it does, and measures as that does.
 """
 
 import torch

@@ -1,7 +1,7 @@
 //! `xtask bench`: times the operations on a GPU, beside the vendor's libraries, a framework, and the GPU's own ceilings.
 //!
-//! What is compared runs interleaved in this process on one stream, but for the framework, whose process takes turns with this
-//! one. The memory's ceiling is measured first, those of products are the fastest of the run. Results are data: each row of the CSV says where it came from.
+//! What is compared runs interleaved: in this process on one stream, but for the framework, whose process takes each of its samples when this one
+//! asks for it. The memory's ceiling is measured first, those of products are the fastest of the run. Results are data: each row of the CSV says where it came from.
 
 mod accuracy;
 mod case;
@@ -31,7 +31,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use warpsmith::benchmark::{self, Options, Subject, Timing};
+use warpsmith::benchmark::{self, Options, Sampler, Subject, Timing};
 use warpsmith::ops::linear::Tile;
 use warpsmith::{Device, DeviceKind, Error};
 
@@ -46,7 +46,7 @@ use operands::Operands;
 use ours::Variant;
 use report::{Control, Ours, Peer, Row, Verdict};
 use suites::Suite;
-use torch::Torch;
+use torch::{Prepared, Torch};
 
 /// Time the operations on a GPU, beside cuBLASLt, PyTorch and the GPU's ceilings.
 #[derive(clap::Args, Debug)]
@@ -182,7 +182,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         provenance.libraries.push(format!("cuBLASLt {}", library.version()));
     }
     if let Some(torch) = &torch {
-        println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
+        println!(
+            "PyTorch {}, in a process of its own whose samples alternate with those of this one",
+            torch.version
+        );
         provenance.libraries.push(format!("PyTorch {}", torch.version));
     }
     let ceilings =
@@ -285,14 +288,21 @@ impl Bench<'_> {
             return profile::launch(&stream, launches, ours.chain(peers));
         }
 
+        let compiled = matches!(case.suite, Suite::Main | Suite::Epilogue);
+        let compile = compiled.then_some(self.args.torch_compile.as_str());
+        let framework = self.torch.as_mut().map(|torch| torch.prepare(case, compile, &self.options));
         let mut subjects: Vec<&mut dyn Subject> =
             ours.iter_mut().map(|ours| &mut **ours as &mut dyn Subject).collect();
         subjects.extend(peers.iter_mut().map(|(_, peer)| &mut **peer as &mut dyn Subject));
         subjects.extend(control.as_mut().map(|control| control as &mut dyn Subject));
+        let mut samplers: Vec<_> = framework.iter().flatten().flat_map(Prepared::samplers).collect();
+        let mut samplers: Vec<_> = samplers.iter_mut().map(|sampler| sampler as &mut dyn Sampler).collect();
         let start = Instant::now();
-        let timings = benchmark::interleaved(&stream, &mut subjects, &self.options)?;
+        let (timings, elsewhere) =
+            benchmark::interleaved_with(&stream, &mut subjects, &mut samplers, &self.options)?;
         let state = self.clocks.as_ref().and_then(|clocks| clocks.since(start));
-        drop(subjects);
+        drop((subjects, samplers));
+        let framework = framework.map(|framework| framework?.finish(&elsewhere));
         let peer_times = timings[ours.len()..].iter();
         let mut peers: Vec<Peer> = peers
             .into_iter()
@@ -309,9 +319,14 @@ impl Bench<'_> {
         if measured.is_empty() {
             measured.push(("none".into(), None));
         }
-        drop(ours);
-        self.device.release_memory()?;
-        peers.extend(self.framework(case, control));
+        match framework {
+            Some(Ok(framework)) => peers.extend(self.controlled(case, control, framework)),
+            Some(Err(reason)) => {
+                eprintln!("PyTorch is absent from here on: {reason:#}");
+                self.torch = None;
+            }
+            None => {}
+        }
 
         let times =
             measured.iter().filter_map(|(variant, ours)| Some((variant, ours.as_ref()?.microseconds)));
@@ -370,19 +385,8 @@ impl Bench<'_> {
         Ok((peers, control))
     }
 
-    /// PyTorch's times. A process that fails is absent from then on.
-    fn framework(&mut self, case: &Case, control: Option<f64>) -> Vec<Peer> {
-        let Some(torch) = &mut self.torch else { return Vec::new() };
-        let compiled = matches!(case.suite, Suite::Main | Suite::Epilogue);
-        let compile = compiled.then_some(self.args.torch_compile.as_str());
-        let measured = match torch.measure(case, compile, &self.options) {
-            Ok(measured) => measured,
-            Err(reason) => {
-                eprintln!("PyTorch is absent from here on: {reason:#}");
-                self.torch = None;
-                return Vec::new();
-            }
-        };
+    /// PyTorch's times as peers; that of its plain product is compared with `control`, what this process took for the same.
+    fn controlled(&mut self, case: &Case, control: Option<f64>, measured: Vec<torch::Measured>) -> Vec<Peer> {
         let mut peers = Vec::new();
         for torch::Measured { variant, median_us } in measured {
             let peer = Peer { name: variant, microseconds: median_us };

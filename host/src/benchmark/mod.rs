@@ -80,7 +80,7 @@ pub struct Timing {
     pub slowest: Duration,
     /// Samples taken.
     pub samples: usize,
-    /// Launches in each.
+    /// Launches in each; 1 for what a [`Sampler`] gave.
     pub launches: usize,
 }
 
@@ -120,6 +120,12 @@ impl<F: FnMut(usize) -> Result<()>> Subject for F {
     }
 }
 
+/// Something whose time is taken elsewhere, as by another process on the same device.
+pub trait Sampler {
+    /// The time of one launch, over a batch; `None` if there are to be no more samples. When it returns, the device has nothing of it left to do.
+    fn sample(&mut self) -> Option<Duration>;
+}
+
 /// Measures `subjects` interleaved on `stream`.
 ///
 /// # Errors
@@ -130,53 +136,83 @@ pub fn interleaved(
     subjects: &mut [&mut dyn Subject],
     options: &Options,
 ) -> Result<Vec<Timing>> {
-    measure(stream, subjects, options, true)
+    Ok(interleaved_with(stream, subjects, &mut [], options)?.0)
 }
 
-/// As [`interleaved`]; a batch that is not `recorded` is enqueued launch by launch.
+/// Measures `subjects` on `stream` and `samplers` elsewhere, all interleaved, and gives the times of each. A sampler that ends before it has
+/// given every sample has none.
+///
+/// # Errors
+///
+/// Whatever a subject, an allocation or the timing returns.
+pub fn interleaved_with(
+    stream: &Stream,
+    subjects: &mut [&mut dyn Subject],
+    samplers: &mut [&mut dyn Sampler],
+    options: &Options,
+) -> Result<(Vec<Timing>, Vec<Option<Timing>>)> {
+    measure(stream, subjects, samplers, options, true)
+}
+
+/// As [`interleaved_with`]; a batch that is not `recorded` is enqueued launch by launch.
 fn measure(
     stream: &Stream,
     subjects: &mut [&mut dyn Subject],
+    samplers: &mut [&mut dyn Sampler],
     options: &Options,
     recorded: bool,
-) -> Result<Vec<Timing>> {
+) -> Result<(Vec<Timing>, Vec<Option<Timing>>)> {
     let plug = Plug::new(stream)?;
     let mut runs: Vec<Run> = Vec::with_capacity(subjects.len());
-    let outcome = rounds(stream, &plug, &mut runs, subjects, options, recorded);
+    let outcome = rounds(stream, &plug, &mut runs, subjects, samplers, options, recorded);
     if outcome.is_err() {
         // A batch may still be under way, which works on memory that its subject or its recording has.
         stream.synchronize()?;
     }
-    outcome?;
-    Ok(runs.into_iter().map(|run| Timing::of(run.samples, run.launches)).collect())
+    let elsewhere = outcome?;
+    let timings = runs.into_iter().map(|run| Timing::of(run.samples, run.launches)).collect();
+    Ok((timings, elsewhere.into_iter().map(|samples| Some(Timing::of(samples?, 1))).collect()))
 }
 
-/// Takes all samples.
+/// Takes all samples; gives those of the samplers that have not ended.
 fn rounds(
     stream: &Stream,
     plug: &Plug,
     runs: &mut Vec<Run>,
     subjects: &mut [&mut dyn Subject],
+    samplers: &mut [&mut dyn Sampler],
     options: &Options,
     recorded: bool,
-) -> Result<()> {
+) -> Result<Vec<Option<Vec<Duration>>>> {
     for subject in subjects.iter_mut() {
         runs.push(Run::prepare(stream, plug, *subject, options, recorded)?);
     }
-    let (start, mut round) = (Instant::now(), 0);
+    let mut elsewhere: Vec<Option<Vec<Duration>>> = vec![Some(Vec::new()); samplers.len()];
+    let mut round = |number: usize, counts: bool| -> Result<()> {
+        for index in order(number, subjects.len() + samplers.len()) {
+            if let Some(subject) = subjects.get_mut(index) {
+                let sample = runs[index].sample(stream, plug, &mut **subject)?;
+                runs[index].samples.extend(counts.then_some(sample));
+                continue;
+            }
+            let (sampler, samples) =
+                (&mut samplers[index - subjects.len()], &mut elsewhere[index - subjects.len()]);
+            if let Some(so_far) = samples {
+                match sampler.sample() {
+                    Some(sample) => so_far.extend(counts.then_some(sample)),
+                    None => *samples = None,
+                }
+            }
+        }
+        Ok(())
+    };
+    let (start, mut number) = (Instant::now(), 0);
     while start.elapsed() < options.warm_up {
-        for index in order(round, subjects.len()) {
-            runs[index].sample(stream, plug, &mut *subjects[index])?;
-        }
-        round += 1;
+        round(number, false)?;
+        number += 1;
     }
-    for round in 0..options.samples.max(1) {
-        for index in order(round, subjects.len()) {
-            let sample = runs[index].sample(stream, plug, &mut *subjects[index])?;
-            runs[index].samples.push(sample);
-        }
-    }
-    Ok(())
+    (0..options.samples.max(1)).try_for_each(|number| round(number, true))?;
+    Ok(elsewhere)
 }
 
 /// The order of `count` subjects in a round: forwards and backwards in turn, and every second time from the next subject on. So over
@@ -299,7 +335,7 @@ pub fn copy_bandwidth(device: &Device, options: &Options) -> Result<f64> {
     let mut to = Tensor::<u8>::zeros_on(&stream, [BYTES])?;
     let mut copy = |_: usize| to.copy_from(&from);
     // Recorded, the driver's copies are done in another way, which took a fifth longer on an H100.
-    let timings = measure(&stream, &mut [&mut copy], options, false)?;
+    let (timings, _) = measure(&stream, &mut [&mut copy], &mut [], options, false)?;
     Ok(2.0 * BYTES as f64 / timings[0].median.as_secs_f64())
 }
 
@@ -308,7 +344,7 @@ mod tests {
     use std::cell::RefCell;
     use std::time::Duration;
 
-    use super::{Options, Timing, interleaved, order, sets_beyond_cache};
+    use super::{Options, Sampler, Timing, interleaved, interleaved_with, order, sets_beyond_cache};
     use crate::Device;
 
     #[test]
@@ -370,6 +406,37 @@ mod tests {
         // Each has been run twice before, to load it and to see how long it takes.
         let expected: Vec<usize> = (0..4).flat_map(|round| order(round, 3)).collect();
         assert_eq!(turns[6..], expected);
+    }
+
+    /// A sampler has its turns among the subjects; one that ends has no time and does not end the others.
+    #[test]
+    fn what_is_sampled_elsewhere_takes_its_turns() {
+        struct Elsewhere<'a>(&'a RefCell<Vec<usize>>, usize, std::ops::Range<u64>);
+        impl Sampler for Elsewhere<'_> {
+            fn sample(&mut self) -> Option<Duration> {
+                self.0.borrow_mut().push(self.1);
+                self.2.next().map(Duration::from_millis)
+            }
+        }
+        let turns = RefCell::new(Vec::new());
+        let mut subject = |_: usize| {
+            turns.borrow_mut().push(0);
+            Ok(())
+        };
+        let (mut lasting, mut ending) = (Elsewhere(&turns, 1, 1..100), Elsewhere(&turns, 2, 1..3));
+        let options = Options { warm_up: Duration::ZERO, samples: 5, batch: Duration::ZERO };
+        let stream = Device::cpu().default_stream();
+        let (timings, elsewhere) =
+            interleaved_with(&stream, &mut [&mut subject], &mut [&mut lasting, &mut ending], &options)
+                .expect("nothing fails");
+        assert_eq!(timings[0].samples, 5);
+        let lasting = elsewhere[0].expect("it gave every sample");
+        assert_eq!((lasting.samples, lasting.median), (5, Duration::from_millis(3)));
+        assert_eq!(elsewhere[1], None);
+        // The third time it ends.
+        let expected: Vec<usize> =
+            (0..5).flat_map(|round| order(round, 3).filter(move |&own| own != 2 || round < 3)).collect();
+        assert_eq!(turns.borrow()[2..], expected);
     }
 
     #[test]

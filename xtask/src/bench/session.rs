@@ -82,7 +82,7 @@ impl<'a> Session<'a> {
     /// The framework's names and microseconds for a request, which says how long to measure besides. If it fails it is absent from then on.
     pub(super) fn framework(&mut self, request: &impl Serialize) -> Vec<(String, f64)> {
         let Some(torch) = &mut self.torch else { return Vec::new() };
-        match torch.ask(request, &self.options) {
+        match torch.ask(&self.device.default_stream(), request, &self.options) {
             Ok(times) => times.into_iter().map(|peer| (peer.variant, peer.median_us)).collect(),
             Err(reason) => {
                 eprintln!("PyTorch is absent from here on: {reason:#}");

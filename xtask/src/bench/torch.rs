@@ -1,7 +1,10 @@
-//! PyTorch as a peer: a Python process beside this one, which measures by the same rules what it is asked to, case by case.
+//! PyTorch as a peer: a Python process beside this one, which measures by the same rules what it is asked to.
 //!
-//! It has a context of its own on the GPU, so its samples cannot alternate with ours; the two processes take turns instead.
+//! It has a context of its own on the GPU, so what it does cannot be enqueued on our stream. It makes a case ready, and takes a sample whenever it is
+//! asked for one, while this process waits: so its samples alternate with ours, on a GPU in the same state.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -10,11 +13,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
+use serde_json::Map;
 use tempfile::TempDir;
-use warpsmith::benchmark::Options;
+use warpsmith::Stream;
+use warpsmith::benchmark::{self, Options, Sampler, Timing};
 
 use super::case::Case;
-use super::cublaslt;
+use super::{cublaslt, microseconds};
 
 /// The variant that is the plain product.
 pub(super) const PRODUCT: &str = "torch-matmul";
@@ -55,13 +60,21 @@ struct Request<'a> {
     compile: Option<&'a str>,
 }
 
-/// A request, and how long to measure.
+/// What the process is asked for.
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Line<'a, R> {
+    /// To make a request ready, instead of what it has.
+    Prepare(Timed<'a, R>),
+    /// One sample of a variant that is ready.
+    Sample(&'a str),
+}
+
+/// A request, and how long a batch of its launches is to take.
 #[derive(Serialize)]
 struct Timed<'a, R> {
     #[serde(flatten)]
     request: &'a R,
-    samples: usize,
-    warm_up_s: f64,
     batch_us: f64,
 }
 
@@ -69,9 +82,8 @@ struct Timed<'a, R> {
 #[serde(untagged)]
 enum Answer {
     Start { torch: String, cublas: usize },
-    Measured { variant: String, median_us: f64 },
-    Absent { variant: String, absent: String },
-    Done { done: bool },
+    Ready { variants: Vec<String>, absent: BTreeMap<String, String> },
+    Sampled { us: f64 },
 }
 
 /// A variant's time in microseconds.
@@ -80,14 +92,50 @@ pub(super) struct Measured {
     pub(super) median_us: f64,
 }
 
-impl<'a, R> Timed<'a, R> {
-    fn new(request: &'a R, options: &Options) -> Self {
-        Self {
-            request,
-            samples: options.samples,
-            warm_up_s: options.warm_up.as_secs_f64(),
-            batch_us: options.batch.as_secs_f64() * 1e6,
+/// The variants of one case, ready to be sampled.
+pub(super) struct Prepared<'a> {
+    torch: RefCell<&'a mut Torch>,
+    variants: Vec<String>,
+    /// Why there are no more samples.
+    failure: RefCell<Option<anyhow::Error>>,
+}
+
+/// One of the variants.
+pub(super) struct Variant<'a, 't> {
+    prepared: &'a Prepared<'t>,
+    name: &'a str,
+}
+
+impl<'t> Prepared<'t> {
+    /// What is to be measured.
+    pub(super) fn samplers(&self) -> Vec<Variant<'_, 't>> {
+        self.variants.iter().map(|name| Variant { prepared: self, name }).collect()
+    }
+
+    /// The times of the variants, in the samplers' order, and the process's memory back on the way; the error for a process that failed meanwhile.
+    pub(super) fn finish(self, timings: &[Option<Timing>]) -> Result<Vec<Measured>> {
+        if let Some(failure) = self.failure.into_inner() {
+            return Err(failure);
         }
+        let torch = self.torch.into_inner();
+        torch.say(&Map::new())?;
+        torch.ready()?;
+        let named = self.variants.into_iter().zip(timings);
+        Ok(named
+            .filter_map(|(variant, timing)| {
+                Some(Measured { variant, median_us: microseconds(timing.as_ref()?) })
+            })
+            .collect())
+    }
+}
+
+impl Sampler for Variant<'_, '_> {
+    fn sample(&mut self) -> Option<Duration> {
+        if self.prepared.failure.borrow().is_some() {
+            return None;
+        }
+        let sampled = self.prepared.torch.borrow_mut().sample(self.name);
+        sampled.map_err(|error| *self.prepared.failure.borrow_mut() = Some(error)).ok()
     }
 }
 
@@ -95,7 +143,7 @@ impl Torch {
     /// Starts `python` with `script`; an error says why there is no PyTorch to compare with.
     pub(super) fn open(python: &str, script: Script) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        for (name, text) in [LINEAR, UPDATE, PEER, TOPK] {
+        for (name, text) in [LINEAR, UPDATE, PEER, TOPK, script] {
             std::fs::write(folder.path().join(name), text)?;
         }
         let script = folder.path().join(script.0);
@@ -129,13 +177,13 @@ impl Torch {
         Ok(torch)
     }
 
-    /// The times of what PyTorch has for `case`; `compile` is the mode to compile one variant in.
-    pub(super) fn measure(
+    /// Makes ready what PyTorch has for `case`; `compile` is the mode to compile one variant in.
+    pub(super) fn prepare(
         &mut self,
         case: &Case,
         compile: Option<&str>,
         options: &Options,
-    ) -> Result<Vec<Measured>> {
+    ) -> Result<Prepared<'_>> {
         let [m, k, n] = case.shape;
         let request = Request {
             layout: case.operation.layout.name(),
@@ -149,23 +197,57 @@ impl Torch {
             extra: case.operation.extra.name(),
             compile,
         };
-        self.ask(&request, options)
+        self.make_ready(&request, options)
     }
 
-    /// The times that answer `request`, which is an object.
-    pub(super) fn ask(&mut self, request: &impl Serialize, options: &Options) -> Result<Vec<Measured>> {
-        let request = serde_json::to_string(&Timed::new(request, options))?;
-        writeln!(self.requests, "{request}").map_err(|error| self.failure(error))?;
-        self.requests.flush()?;
-        let mut measured = Vec::new();
-        loop {
-            match self.answer()? {
-                Answer::Measured { variant, median_us } => measured.push(Measured { variant, median_us }),
-                Answer::Absent { variant, absent } => eprintln!("  {variant} is absent: {absent}"),
-                Answer::Done { done: true } => return Ok(measured),
-                Answer::Start { .. } | Answer::Done { .. } => bail!("an answer out of order"),
+    fn make_ready(&mut self, request: &impl Serialize, options: &Options) -> Result<Prepared<'_>> {
+        let batch_us = options.batch.as_secs_f64() * 1e6;
+        self.say(&Line::Prepare(Timed { request, batch_us }))?;
+        let variants = self.ready()?;
+        Ok(Prepared { torch: RefCell::new(self), variants, failure: RefCell::new(None) })
+    }
+
+    /// The times that answer `request`, which is an object, with nothing of ours between their samples.
+    pub(super) fn ask(
+        &mut self,
+        stream: &Stream,
+        request: &impl Serialize,
+        options: &Options,
+    ) -> Result<Vec<Measured>> {
+        let prepared = self.make_ready(request, options)?;
+        let mut samplers = prepared.samplers();
+        let mut samplers: Vec<_> = samplers.iter_mut().map(|sampler| sampler as &mut dyn Sampler).collect();
+        let (_, timings) = benchmark::interleaved_with(stream, &mut [], &mut samplers, options)?;
+        drop(samplers);
+        prepared.finish(&timings)
+    }
+
+    /// Microseconds of one launch.
+    fn sample(&mut self, variant: &str) -> Result<Duration> {
+        self.say(&Line::<()>::Sample(variant))?;
+        match self.answer()? {
+            Answer::Sampled { us } => {
+                Duration::try_from_secs_f64(us * 1e-6).with_context(|| format!("a time of {variant}"))
             }
+            _ => bail!("PyTorch's process gave no sample of {variant}"),
         }
+    }
+
+    /// The variants that the process has made ready.
+    fn ready(&self) -> Result<Vec<String>> {
+        let Answer::Ready { variants, absent } = self.answer()? else {
+            bail!("PyTorch's process made nothing ready")
+        };
+        for (variant, why) in absent {
+            eprintln!("  {variant} is absent: {why}");
+        }
+        Ok(variants)
+    }
+
+    fn say(&mut self, line: &impl Serialize) -> Result<()> {
+        let line = serde_json::to_string(line)?;
+        writeln!(self.requests, "{line}").map_err(|error| self.failure(error))?;
+        Ok(self.requests.flush()?)
     }
 
     fn answer(&self) -> Result<Answer> {
@@ -194,35 +276,66 @@ mod tests {
     use std::time::Duration;
 
     use serde::Serialize;
+    use serde_json::Map;
+    use warpsmith::Device;
     use warpsmith::benchmark::Options;
 
-    use super::{Answer, LINEAR, Timed, Torch};
+    use super::{Answer, LINEAR, Line, Script, Timed, Torch};
 
     #[test]
-    fn a_request_says_what_to_measure_and_for_how_long() {
+    fn a_request_says_what_to_measure() {
         #[derive(Serialize)]
         struct Request {
             m: usize,
         }
-        let mut options = Options::default();
-        (options.samples, options.batch) = (3, Duration::from_micros(250));
-        options.warm_up = Duration::from_millis(500);
-        let text = serde_json::to_string(&Timed::new(&Request { m: 7 }, &options)).expect("an object");
-        assert_eq!(text, r#"{"m":7,"samples":3,"warm_up_s":0.5,"batch_us":250.0}"#);
+        let said = |line: &Line<'_, Request>| serde_json::to_string(line).expect("an object");
+        let timed = Timed { request: &Request { m: 7 }, batch_us: 250.0 };
+        assert_eq!(said(&Line::Prepare(timed)), r#"{"prepare":{"m":7,"batch_us":250.0}}"#);
+        assert_eq!(said(&Line::Sample("torch-eager")), r#"{"sample":"torch-eager"}"#);
     }
 
     #[test]
     fn every_kind_of_answer_is_told_apart() {
         let parse = |text| serde_json::from_str::<Answer>(text).expect("an answer");
         assert!(matches!(parse(r#"{"torch": "2.11", "cublas": 130100}"#), Answer::Start { .. }));
-        assert!(matches!(parse(r#"{"variant": "v", "median_us": 1.5}"#), Answer::Measured { .. }));
-        assert!(matches!(parse(r#"{"variant": "v", "absent": "no"}"#), Answer::Absent { .. }));
-        assert!(matches!(parse(r#"{"done": true}"#), Answer::Done { done: true }));
+        assert!(matches!(parse(r#"{"variants": ["v"], "absent": {"w": "no"}}"#), Answer::Ready { .. }));
+        assert!(matches!(parse(r#"{"us": 1.5}"#), Answer::Sampled { .. }));
     }
 
     #[test]
     fn a_program_that_is_no_python_is_reported_as_absent() {
         assert!(Torch::open("/nonexistent/python", LINEAR).is_err());
         assert!(Torch::open("false", LINEAR).is_err());
+    }
+
+    /// Stands for the Python program: variants `a` and `b`, of which `b` ends the process when it is asked for its third sample.
+    const STAND_IN: Script = (
+        "stand-in.sh",
+        r#"
+        echo '{"torch": "0", "cublas": 130100}'
+        left=2
+        while read -r line; do
+            case "$line" in
+                *prepare*) echo '{"variants": ["a", "b"], "absent": {"c": "no"}}' ;;
+                *sample*a*) echo '{"us": 1.5}' ;;
+                *sample*b*) test $left -gt 0 || exit 1; left=$((left - 1)); echo '{"us": 2.5}' ;;
+                *) echo '{"variants": [], "absent": {}}' ;;
+            esac
+        done
+        "#,
+    );
+
+    #[test]
+    fn samples_are_asked_for_one_by_one_and_a_process_that_ends_is_an_error() {
+        let stream = Device::cpu().default_stream();
+        let mut options = Options::default();
+        options.warm_up = Duration::ZERO;
+        options.samples = 2;
+        let mut torch = Torch::open("sh", STAND_IN).expect("a shell");
+        let measured = torch.ask(&stream, &Map::new(), &options).expect("two samples of each");
+        let measured: Vec<_> = measured.iter().map(|it| (it.variant.as_str(), it.median_us)).collect();
+        assert_eq!(measured, [("a", 1.5), ("b", 2.5)]);
+        let error = torch.ask(&stream, &Map::new(), &options).err().expect("the process has ended");
+        assert!(error.to_string().contains("does not answer"), "{error:#}");
     }
 }
