@@ -130,10 +130,11 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     /// Whether the producer's warpgroup hands registers to the consumers; a single one has all it can use, and so have those with few
     /// accumulators.
     const HANDS_OVER_REGISTERS: bool = S::CONSUMERS > 1 && BLOCKS as u32 * C::COLUMNS > 64;
-    /// Whether the first copies and the last stores are a large part of the time of a launch of one tile for each block, and registers are left
-    /// for what shortens them: such a launch prefetches, and lanes may store.
-    const IS_SMALL: bool =
-        (Self::CLUSTER_M > 1 || S::CONSUMERS == 1) && BLOCKS == 1 && C::COLUMNS <= 160 && !Self::TAKES_TURNS;
+    /// Whether the last stores are a large part of the time of a launch of one tile for each block, and registers are left for lanes that store.
+    const IS_SMALL: bool = Self::PREFETCHES && C::COLUMNS <= 160;
+    /// Whether the first copies are a large part of the time of such a launch, which then prefetches.
+    const PREFETCHES: bool =
+        (Self::CLUSTER_M > 1 || S::CONSUMERS == 1) && BLOCKS == 1 && !Self::TAKES_TURNS;
     /// Whether a consumer's accumulators leave it few other registers.
     const IS_WIDE: bool = BLOCKS as u32 * C::COLUMNS > 256;
 

@@ -72,7 +72,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         steps: u32,
         tiles: &mut PersistentTiles,
     ) {
-        if Self::IS_SMALL
+        if Self::PREFETCHES
             && steps <= Self::EARLY_STEPS
             && thread::thread_idx_x() == warp::SIZE
             && let Some((tile, clusters)) = tiles.only_tile()
