@@ -99,6 +99,10 @@ pub trait Element: Copy + 'static {
     /// The same number in f32.
     fn to_f32(self) -> f32;
 
+    /// As [`to_f32`](Self::to_f32), by what the compiler moves to where the number is used: nobody waits for an element that was loaded long
+    /// before. (It moves no instruction that is given to it as text.)
+    fn to_f32_where_used(self) -> f32;
+
     /// Rounds to the nearest element, ties to even, and stores it.
     ///
     /// # Safety
@@ -122,7 +126,7 @@ pub trait Element: Copy + 'static {
 }
 
 macro_rules! half_element {
-    ($element:ident, $from_f32:ident, $pack:ident, $to_f32:expr) => {
+    ($element:ident, $from_f32:ident, $pack:ident, $to_f32:expr, $to_f32_where_used:expr) => {
         impl HalfElement for $element {
             #[inline(always)]
             fn pack(values: [f32; 2]) -> u32 {
@@ -189,6 +193,11 @@ macro_rules! half_element {
             }
 
             #[inline(always)]
+            fn to_f32_where_used(self) -> f32 {
+                $to_f32_where_used(self.0)
+            }
+
+            #[inline(always)]
             unsafe fn store_rounded(to: GlobalMut<Self>, value: f32) {
                 // SAFETY: the caller's promise.
                 unsafe { ptx::st_global_b16(to.address(), ptx::$from_f32(value)) }
@@ -210,8 +219,27 @@ macro_rules! half_element {
         }
     };
 }
-half_element!(F16, cvt_f16_f32, cvt_f16x2_f32, ptx::cvt_f32_f16);
-half_element!(Bf16, cvt_bf16_f32, cvt_bf16x2_f32, |bits| f32::from_bits((bits as u32) << 16));
+half_element!(F16, cvt_f16_f32, cvt_f16x2_f32, ptx::cvt_f32_f16, widened_f16);
+half_element!(Bf16, cvt_bf16_f32, cvt_bf16x2_f32, widened_bf16, widened_bf16);
+
+/// The bf16 of these bits, in f32.
+#[inline(always)]
+fn widened_bf16(bits: u16) -> f32 {
+    f32::from_bits((bits as u32) << 16)
+}
+
+/// The f16 of these bits, in f32.
+#[inline(always)]
+fn widened_f16(bits: u16) -> f32 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        f16::from_bits(bits) as f32
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        ptx::cvt_f32_f16(bits)
+    }
+}
 
 /// An element of 16 bits, of which a register holds two.
 pub trait HalfElement: Element {
@@ -267,6 +295,11 @@ impl Element for f32 {
 
     #[inline(always)]
     fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn to_f32_where_used(self) -> f32 {
         self
     }
 

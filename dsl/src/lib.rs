@@ -24,7 +24,7 @@
 //! The same source builds for the host, on stable Rust, where it serves type checking, documentation and the typed
 //! launches of [`launch`]. An instruction that is called there panics.
 #![no_std]
-#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, stdarch_nvptx))]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, f16, stdarch_nvptx))]
 
 #[cfg(test)]
 extern crate std;

@@ -140,7 +140,7 @@ impl<'a, B: Element, O: Element> FusedLinear<'a, B, O> {
         let p = self.params;
         let inside = column < self.columns && !p.bias.is_null();
         // SAFETY: within the matrix, and not null.
-        unsafe { B::load_read_only_if(p.bias.offset(column as u64), inside).to_f32() }
+        unsafe { B::load_read_only_if(p.bias.offset(column as u64), inside).to_f32_where_used() }
     }
 
     /// Whether all of the `N` columns from `at` on lie within the matrix.

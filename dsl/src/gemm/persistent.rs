@@ -151,6 +151,9 @@ pub trait PersistentTile: 'static {
     /// [`prefetch`](Self::prefetch) meanwhile. 0 for never. With more steps they do not prefetch, whenever they begin.
     const EARLY_STEPS: u32;
 
+    /// The same of a launch of several tiles for a block, which does not prefetch.
+    const EARLY_STEPS_OF_SEVERAL: u32;
+
     /// Whether a launch may have [halves](PersistentTiles::with_halves) of tiles.
     const HALVES: bool;
 

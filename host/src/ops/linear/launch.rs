@@ -212,13 +212,18 @@ pub(crate) const fn has_only_tiles(tiles: u64, blocks: u32) -> bool {
     tiles <= blocks as u64
 }
 
-/// Whether to launch a Hopper kernel with an only tile for each of `blocks` blocks before the launches before it have ended, for rows of
-/// `row_bytes` bytes: [`PersistentTile::EARLY_STEPS`], or any number of steps if there are blocks for no more than half of the multiprocessors, which
-/// the level-2 cache can serve wherever they are. The start of blocks with many tiles takes little of their time.
-pub(crate) fn is_early<S: PersistentTile>(row_bytes: u64, blocks: u32, multiprocessors: u32) -> bool {
-    let early_steps = u64::from(S::EARLY_STEPS);
-    row_bytes.div_ceil(S::ROW_BYTES.into()) <= early_steps
-        || (early_steps > 0 && blocks <= multiprocessors / 2)
+/// Whether to launch a Hopper kernel on `blocks` blocks, each of which has an only tile if `are_only`, before the launches before it have ended, for
+/// rows of `row_bytes` bytes: [`PersistentTile::EARLY_STEPS`] and [`PersistentTile::EARLY_STEPS_OF_SEVERAL`]; or, of only tiles, any number of steps if
+/// there are blocks for no more than half of the multiprocessors, which the level-2 cache can serve wherever they are.
+pub(crate) fn is_early<S: PersistentTile>(
+    row_bytes: u64,
+    blocks: u32,
+    are_only: bool,
+    multiprocessors: u32,
+) -> bool {
+    let early_steps = if are_only { S::EARLY_STEPS } else { S::EARLY_STEPS_OF_SEVERAL };
+    row_bytes.div_ceil(S::ROW_BYTES.into()) <= u64::from(early_steps)
+        || (are_only && early_steps > 0 && blocks <= multiprocessors / 2)
 }
 
 /// Launches the Hopper kernel `K` of tile `S`.
@@ -335,7 +340,7 @@ unsafe fn launch_hopper_parts<
     let row_bytes = u64::from(k) * size_of::<T>() as u64;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
     unsafe {
-        if parts.are_only && is_early::<S>(row_bytes, blocks, device.properties().multiprocessors) {
+        if is_early::<S>(row_bytes, blocks, parts.are_only, device.properties().multiprocessors) {
             kernel.launch_early(stream, grid, args)
         } else {
             kernel.launch(stream, grid, args)
@@ -453,7 +458,8 @@ unsafe fn launch_split<K: Kernel<Args = SplitArgs>, S: SplitTile>(
 #[cfg(test)]
 mod tests {
     use warpsmith_kernels::linear_hopper::{
-        HopperCooperative64x128, HopperCooperative128x128, HopperPingPong128x128,
+        HopperCooperative64x128, HopperCooperative128x128, HopperCooperative128x256, HopperPingPong128x128,
+        HopperPingPong128x192,
     };
 
     use super::{has_only_tiles, is_early};
@@ -466,12 +472,24 @@ mod tests {
 
     #[test]
     fn launches_without_clusters_are_early_for_short_sums_or_few_blocks() {
-        let early = |row_bytes, blocks| is_early::<HopperCooperative64x128>(row_bytes, blocks, 132);
+        let early = |row_bytes, blocks| is_early::<HopperCooperative64x128>(row_bytes, blocks, true, 132);
         assert!(early(18 * 128, 132) && early(1, 1));
         assert!(!early(18 * 128 + 1, 132) && !early(18 * 128 + 1, 67));
         assert!(early(18 * 128 + 1, 66) && early(1 << 30, 66));
         // Those of clusters always are, those in ping-pong never.
-        assert!(is_early::<HopperCooperative128x128>(1 << 30, 132, 132));
-        assert!(!is_early::<HopperPingPong128x128>(1, 1, 132));
+        assert!(is_early::<HopperCooperative128x128>(1 << 30, 132, true, 132));
+        assert!(!is_early::<HopperPingPong128x128>(1, 1, true, 132));
+    }
+
+    #[test]
+    fn launches_of_several_tiles_are_early_in_clusters_and_for_short_sums() {
+        assert!(is_early::<HopperCooperative128x256>(1 << 30, 132, false, 132));
+        let by_blocks = |row_bytes| is_early::<HopperCooperative64x128>(row_bytes, 132, false, 132);
+        assert!(by_blocks(4 * 128) && !by_blocks(4 * 128 + 1));
+        let in_turns = |row_bytes| is_early::<HopperPingPong128x128>(row_bytes, 132, false, 132);
+        assert!(in_turns(128) && !in_turns(129));
+        assert!(!is_early::<HopperPingPong128x192>(1 << 13, 132, false, 132));
+        // Few blocks are early for their only tiles' sake alone.
+        assert!(!is_early::<HopperCooperative64x128>(1 << 13, 1, false, 132));
     }
 }

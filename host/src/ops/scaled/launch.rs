@@ -215,8 +215,8 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
     // SAFETY: the maps are of matrices of bytes, with the boxes that the tile asks for; the rest is the caller's promise.
     unsafe {
         let (grid, args) = ([blocks, 1, 1], (x, w, y_boxes, place, epilogue, params));
-        if are_only && is_early::<S>(matrices.k.into(), blocks, stream.device().properties().multiprocessors)
-        {
+        let multiprocessors = stream.device().properties().multiprocessors;
+        if is_early::<S>(matrices.k.into(), blocks, are_only, multiprocessors) {
             kernel.launch_early(stream, grid, args)
         } else {
             kernel.launch(stream, grid, args)
