@@ -1,7 +1,7 @@
 //! `xtask tables`: the documentation's tables and plots of measurements, made from `docs/bench/*.csv`.
 //!
 //! A table stands between `<!-- table NAME PART -->` and `<!-- end of table -->`, where NAME is that of the CSV file and PART a suite
-//! of the bench, `control`, `goals` or `fast-accumulation`; of the tuner's it is `choice`. Only what the library chooses by itself is shown; forced variants stay in the data. PEER's parts are
+//! of the bench, `control`, `goals`, `floor` or `fast-accumulation`; of the tuner's it is `choice`; a suite without its clocks is `SUITE short`. Only what the library chooses by itself is shown; forced variants stay in the data. PEER's parts are
 //! `layers`, `formats`, `residency` and `summary`, that of a file of errors is `accuracy`: while their file is not there, nothing stands
 //! between the marks. Each file of times has its plots in `docs/src/plots`.
 
@@ -34,7 +34,13 @@ pub(crate) struct Args {
 }
 
 /// The pages that show measurements.
-const PAGES: [&str; 2] = ["README.md", "docs/src/performance.md"];
+const PAGES: [&str; 5] = [
+    "README.md",
+    "docs/src/performance-linear.md",
+    "docs/src/performance-updates.md",
+    "docs/src/performance-topk.md",
+    "docs/src/performance-peer.md",
+];
 const DATA: &str = "docs/bench";
 const PLOTS: &str = "docs/src/plots";
 const OPEN: &str = "<!-- table ";

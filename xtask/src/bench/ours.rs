@@ -4,10 +4,10 @@ use std::fmt;
 
 use anyhow::Result;
 use float8::{F8E4M3, F8E5M2};
-use half::bf16;
+use half::{bf16, f16};
 use warpsmith::benchmark::{self, LinearSubject, Subject};
-use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
+use warpsmith::ops::linear::{LinearInput, Tile};
 use warpsmith::ops::scaled::{Fp8Tile, ScaledInput, ScaledLinearOp};
 use warpsmith::ops::{self, Products, Scale};
 use warpsmith::validate::LinearCase;
@@ -95,31 +95,48 @@ pub(super) fn subjects(stream: &Stream, case: &Case, variants: &[Variant]) -> Re
         }
         return Ok(subjects);
     }
-    let tiles = variants.iter().map(|variant| variant.linear());
-    if let (Precision::Bf16, Some(_)) = (case.precision, case.without_extra()) {
-        let first = Extended::new(stream, *case)?;
-        return Ok(tiles.map(|tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect());
+    if case.without_extra().is_some() {
+        return match case.precision {
+            Precision::Bf16 => extended::<bf16>(stream, case, variants),
+            Precision::F16 => extended::<f16>(stream, case, variants),
+            Precision::Tf32 | Precision::F32 => extended::<f32>(stream, case, variants),
+            Precision::Bf16ToF32 | Precision::F8 | Precision::F8Mixed => Ok(Vec::new()),
+        };
     }
     // Other operations have no tiles of linear layers.
-    if tiles.clone().any(|tile| tile.is_some()) {
+    if variants.iter().any(|variant| variant.linear().is_some()) {
         return Ok(Vec::new());
     }
+    let is_product = case.operation == case.operation.its_product();
     let scaled = variants.iter().map(|variant| variant.scaled());
     Ok(match case.precision {
         // Of what else there is in 8 bits nothing is measured, rather than this under another name.
         Precision::F8 if case.is_plain_scaled() => {
-            let first = Scaled::new(stream, *case, F8E4M3::from_bits)?;
+            let first = Scaled::<F8E4M3>::new(stream, *case)?;
             scaled.map(|tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect()
         }
         Precision::F8Mixed if case.is_plain_scaled() => {
-            let first = Scaled::new(stream, *case, F8E5M2::from_bits)?;
+            let first = Scaled::<F8E5M2>::new(stream, *case)?;
             scaled.map(|tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect()
         }
-        Precision::Bf16 if case.operation == case.operation.its_product() => {
-            vec![Box::new(Matmul::new(stream, *case)?)]
+        Precision::Bf16 if is_product => vec![Box::new(Matmul::<bf16>::new(stream, *case)?)],
+        Precision::F16 if is_product => vec![Box::new(Matmul::<f16>::new(stream, *case)?)],
+        Precision::Tf32 | Precision::F32 if is_product => {
+            vec![Box::new(Matmul::<f32>::new(stream, *case)?)]
         }
         _ => Vec::new(),
     })
+}
+
+/// A linear layer that reads or stores more, in each of some variants.
+fn extended<T: LinearInput + 'static>(
+    stream: &Stream,
+    case: &Case,
+    variants: &[Variant],
+) -> Result<Vec<Box<dyn Ours>>> {
+    let first = Extended::<T>::new(stream, *case)?;
+    let with_tile = |variant: &Variant| Box::new(first.with_tile(variant.linear())) as Box<dyn Ours>;
+    Ok(variants.iter().map(with_tile).collect())
 }
 
 /// A linear layer.
@@ -146,22 +163,11 @@ fn copies<T: Element>(first: Tensor<T>, count: usize) -> Result<Vec<Tensor<T>>> 
     Ok(tensors)
 }
 
-fn bf16_tensor(stream: &Stream, case: &Case, operand: Operand, shape: &[usize]) -> Result<Tensor<bf16>> {
+/// An operand of the case, which are of type `T`.
+fn tensor<T: Element>(stream: &Stream, case: &Case, operand: Operand, shape: &[usize]) -> Result<Tensor<T>> {
     let bytes = operands::encoded(case.precision, operand, shape.iter().product());
-    let elements: Vec<bf16> =
-        bytes.chunks_exact(2).map(|pair| bf16::from_le_bytes([pair[0], pair[1]])).collect();
-    Ok(Tensor::from_slice(stream.device(), &elements, shape)?)
-}
-
-fn f8_tensor<T: Element>(
-    stream: &Stream,
-    case: &Case,
-    operand: Operand,
-    shape: &[usize],
-    from_bits: fn(u8) -> T,
-) -> Result<Tensor<T>> {
-    let bytes = operands::encoded(case.precision, operand, shape.iter().product());
-    let elements: Vec<T> = bytes.into_iter().map(from_bits).collect();
+    // The driver's host is little-endian, as the bytes are.
+    let elements: Vec<T> = bytemuck::allocation::pod_collect_to_vec(&bytes);
     Ok(Tensor::from_slice(stream.device(), &elements, shape)?)
 }
 
@@ -171,32 +177,32 @@ fn scales(stream: &Stream, operand: Operand, count: usize) -> Result<Tensor<f32>
     Tensor::from_slice(stream.device(), &scales, [count])
 }
 
-/// A linear layer of bf16 operands that reads or stores more than x, w, a bias and y.
-struct Extended {
+/// A linear layer that reads or stores more than x, w, a bias and y.
+struct Extended<T: Element> {
     case: Case,
     stream: Stream,
     tile: Option<Tile>,
-    sets: Vec<ExtendedSet>,
+    sets: Vec<ExtendedSet<T>>,
 }
 
 /// Operands of one launch. Clones share their memory.
 #[derive(Clone)]
-struct ExtendedSet {
-    x: Tensor<bf16>,
-    w: Tensor<bf16>,
-    bias: Option<Tensor<bf16>>,
-    residual: Option<Tensor<bf16>>,
+struct ExtendedSet<T: Element> {
+    x: Tensor<T>,
+    w: Tensor<T>,
+    bias: Option<Tensor<T>>,
+    residual: Option<Tensor<T>>,
     /// Of the rows, and of the columns.
     scales: Option<[Tensor<f32>; 2]>,
     mask: Option<Tensor<u32>>,
-    preactivation: Option<Tensor<bf16>>,
-    y: Tensor<bf16>,
+    preactivation: Option<Tensor<T>>,
+    y: Tensor<T>,
 }
 
-impl ExtendedSet {
+impl<T: Element> ExtendedSet<T> {
     fn new(stream: &Stream, case: &Case) -> Result<Self> {
         let ([m, k, n], Operation { bias, extra, .. }) = (case.shape, case.operation);
-        let drawn = |operand, shape: &[usize]| bf16_tensor(stream, case, operand, shape);
+        let drawn = |operand, shape: &[usize]| tensor::<T>(stream, case, operand, shape);
         let scales = || -> Result<_> {
             Ok([scales(stream, Operand::RowScale, m)?, scales(stream, Operand::ColumnScale, n)?])
         };
@@ -217,21 +223,21 @@ impl ExtendedSet {
 
     /// The same in memory of its own; scales, which are small, stay where they are.
     fn copy(&self) -> Result<Self> {
-        let bf16 = |tensor: &Option<Tensor<bf16>>| tensor.as_ref().map(Tensor::deep_clone).transpose();
+        let copied = |tensor: &Option<Tensor<T>>| tensor.as_ref().map(Tensor::deep_clone).transpose();
         Ok(Self {
             x: self.x.deep_clone()?,
             w: self.w.deep_clone()?,
-            bias: bf16(&self.bias)?,
-            residual: bf16(&self.residual)?,
+            bias: copied(&self.bias)?,
+            residual: copied(&self.residual)?,
             scales: self.scales.clone(),
             mask: self.mask.as_ref().map(Tensor::deep_clone).transpose()?,
-            preactivation: bf16(&self.preactivation)?,
+            preactivation: copied(&self.preactivation)?,
             y: self.y.deep_clone()?,
         })
     }
 }
 
-impl Extended {
+impl<T: LinearInput> Extended<T> {
     fn new(stream: &Stream, case: Case) -> Result<Self> {
         let mut sets = vec![ExtendedSet::new(stream, &case)?];
         for _ in 1..operands::sets(stream, &case) {
@@ -249,7 +255,7 @@ impl Extended {
     fn with_op<R>(
         &self,
         index: usize,
-        run: impl FnOnce(ops::linear::LinearOp<'_, bf16, bf16>, &mut Tensor<bf16>) -> R,
+        run: impl FnOnce(ops::linear::LinearOp<'_, T, T>, &mut Tensor<T>) -> R,
     ) -> R {
         let set = &self.sets[index % self.sets.len()];
         let (mut mask, mut preactivation, mut y) =
@@ -257,6 +263,7 @@ impl Extended {
         let mut op = ops::linear(&set.x, &set.w)
             .bias(&set.bias)
             .activation(self.case.operation.activation)
+            .precision(self.case.precision.asked())
             .tile(self.tile)
             .on(&self.stream);
         if let Some(residual) = &set.residual {
@@ -275,13 +282,13 @@ impl Extended {
     }
 }
 
-impl Subject for Extended {
+impl<T: LinearInput> Subject for Extended<T> {
     fn enqueue(&mut self, index: usize) -> Result<(), Error> {
         self.with_op(index, |op, y| op.run_into(y))
     }
 }
 
-impl Ours for Extended {
+impl<T: LinearInput> Ours for Extended<T> {
     fn implementation(&self) -> Result<String> {
         Ok(self.with_op(0, |op, _| op.implementation())?.to_string())
     }
@@ -303,7 +310,7 @@ struct Scaled<W: Element> {
 }
 
 impl<W: ScaledInput> Scaled<W> {
-    fn new(stream: &Stream, case: Case, from_bits: fn(u8) -> W) -> Result<Self> {
+    fn new(stream: &Stream, case: Case) -> Result<Self> {
         let [m, k, n] = case.shape;
         let count = operands::sets(stream, &case);
         let one = || Tensor::from_slice(stream.device(), &[1.0], [1]);
@@ -317,9 +324,9 @@ impl<W: ScaledInput> Scaled<W> {
             case,
             stream: stream.clone(),
             tile: None,
-            x: copies(f8_tensor(stream, &case, Operand::X, &[m, k], F8E4M3::from_bits)?, count)?,
-            w: copies(f8_tensor(stream, &case, Operand::W, &[n, k], from_bits)?, count)?,
-            bias: bf16_tensor(stream, &case, Operand::Bias, &[n])?,
+            x: copies(tensor(stream, &case, Operand::X, &[m, k])?, count)?,
+            w: copies(tensor(stream, &case, Operand::W, &[n, k])?, count)?,
+            bias: tensor(stream, &case, Operand::Bias, &[n])?,
             y: copies(Tensor::zeros_on(stream, [m, n])?, count)?,
             scales,
         })
@@ -361,16 +368,16 @@ impl<W: ScaledInput> Ours for Scaled<W> {
     }
 }
 
-/// A product of bf16 operands, as they lie, or a batch of them.
-struct Matmul {
+/// A product of operands as they lie, or a batch of them.
+struct Matmul<T: Element> {
     case: Case,
     stream: Stream,
-    x: Vec<Tensor<bf16>>,
-    w: Vec<Tensor<bf16>>,
-    y: Vec<Tensor<bf16>>,
+    x: Vec<Tensor<T>>,
+    w: Vec<Tensor<T>>,
+    y: Vec<Tensor<T>>,
 }
 
-impl Matmul {
+impl<T: LinearInput> Matmul<T> {
     fn new(stream: &Stream, case: Case) -> Result<Self> {
         let ([m, k, n], Operation { layout, batch, .. }) = (case.shape, case.operation);
         let several =
@@ -381,21 +388,22 @@ impl Matmul {
         Ok(Self {
             case,
             stream: stream.clone(),
-            x: copies(bf16_tensor(stream, &case, Operand::X, &x)?, count)?,
-            w: copies(bf16_tensor(stream, &case, Operand::W, &w)?, count)?,
+            x: copies(tensor(stream, &case, Operand::X, &x)?, count)?,
+            w: copies(tensor(stream, &case, Operand::W, &w)?, count)?,
             y: copies(Tensor::zeros_on(stream, several([m, n]))?, count)?,
         })
     }
 
-    fn op(&self, index: usize) -> ops::matmul::MatmulOp<'_, bf16, bf16> {
+    fn op(&self, index: usize) -> ops::matmul::MatmulOp<'_, T, T> {
         let layout = self.case.operation.layout;
-        let op = ops::matmul(&self.x[index], &self.w[index]).on(&self.stream);
+        let op = ops::matmul(&self.x[index], &self.w[index]);
+        let op = op.precision(self.case.precision.asked()).on(&self.stream);
         let op = if layout.transposes_x() { op.transpose_a() } else { op };
         if layout.transposes_w() { op.transpose_b() } else { op }
     }
 }
 
-impl Subject for Matmul {
+impl<T: LinearInput> Subject for Matmul<T> {
     fn enqueue(&mut self, index: usize) -> Result<(), Error> {
         let index = index % self.y.len();
         let mut y = self.y[index].clone();
@@ -403,7 +411,7 @@ impl Subject for Matmul {
     }
 }
 
-impl Ours for Matmul {
+impl<T: LinearInput> Ours for Matmul<T> {
     fn implementation(&self) -> Result<String> {
         Ok(self.op(0).implementation()?.to_string())
     }
@@ -422,8 +430,8 @@ mod tests {
     use warpsmith::{Tensor, ops};
 
     use super::{
-        Case, Extended, Extra, Matmul, Precision, Scaled, Tile, Variant, bf16_tensor, operands::Operands,
-        subjects, tiles_of,
+        Case, Extended, Extra, Matmul, Precision, Scaled, Tile, Variant, operands::Operands, subjects,
+        tensor, tiles_of,
     };
     use crate::bench::case::{Layout, Operation};
     use crate::bench::operands::Operand;
@@ -437,13 +445,14 @@ mod tests {
         let stream = device.default_stream();
         let linear = Precision::ALL.map(|precision| (precision, Operation::BIAS_RELU));
         let layouts = [Layout::Nn, Layout::Tn, Layout::Tt];
-        let products = layouts.map(|layout| (Precision::Bf16, Operation::product(layout)));
-        let extras = EXTRAS.map(|extra| (Precision::Bf16, Operation { extra, ..Operation::BIAS_RELU }));
-        let batches =
-            layouts.map(|layout| (Precision::Bf16, Operation { batch: 3, ..Operation::product(layout) }));
+        let types = [Precision::Bf16, Precision::F16, Precision::Tf32, Precision::F32];
+        let products = layouts.map(Operation::product);
+        let extras = EXTRAS.map(|extra| Operation { extra, ..Operation::BIAS_RELU });
+        let batches = layouts.map(|layout| Operation { batch: 3, ..Operation::product(layout) });
+        let others = products.into_iter().chain(extras).chain(batches);
+        let others = others.flat_map(|operation| types.map(|precision| (precision, operation)));
         let scaled = (Precision::F8, Operation { extra: Extra::Scales, ..Operation::PRODUCT });
-        let others = batches.into_iter().chain([scaled]);
-        for (precision, operation) in linear.into_iter().chain(products).chain(extras).chain(others) {
+        for (precision, operation) in linear.into_iter().chain(others).chain([scaled]) {
             let case = Case { suite: Suite::Main, operation, precision, shape: [8, 32, 16] };
             let mut subjects = subjects(&stream, &case, &[Variant::Chosen]).expect("memory");
             assert_eq!(subjects.len(), 1, "{case}");
@@ -523,7 +532,7 @@ mod tests {
             let operation = Operation { activation, extra, ..Operation::BIAS_RELU };
             let case =
                 Case { suite: Suite::Main, operation, precision: Precision::Bf16, shape: [8, 32, 128] };
-            let mut ours = Extended::new(&stream, case).expect("memory");
+            let mut ours = Extended::<bf16>::new(&stream, case).expect("memory");
             ours.enqueue(0).expect("no finding");
             let set = &ours.sets[0];
             let y: Vec<u8> = bytes(set.y.to_vec().expect("copied"));
@@ -566,7 +575,7 @@ mod tests {
             |y: &Tensor<bf16>| y.to_vec().expect("copied").into_iter().flat_map(bf16::to_le_bytes).collect();
         for layout in [Layout::Nn, Layout::Nt, Layout::Tn, Layout::Tt] {
             let case = case(Precision::Bf16, Operation { batch: 3, ..Operation::product(layout) });
-            let mut ours = Matmul::new(&stream, case).expect("memory");
+            let mut ours = Matmul::<bf16>::new(&stream, case).expect("memory");
             ours.enqueue(0).expect("no finding");
             assert_eq!(ours.y[0].shape(), [3, 8, 16]);
             check(case, bytes(&ours.y[0]));
@@ -574,18 +583,18 @@ mod tests {
         for extra in [Extra::None, Extra::Scales] {
             let operation = Operation { extra, ..Operation::PRODUCT };
             let same = case(Precision::F8, operation);
-            let mut ours = Scaled::new(&stream, same, F8E4M3::from_bits).expect("memory");
+            let mut ours = Scaled::<F8E4M3>::new(&stream, same).expect("memory");
             ours.enqueue(0).expect("no finding");
             check(same, bytes(&ours.y[0]));
             let mixed = case(Precision::F8Mixed, operation);
-            let mut ours = Scaled::new(&stream, mixed, F8E5M2::from_bits).expect("memory");
+            let mut ours = Scaled::<F8E5M2>::new(&stream, mixed).expect("memory");
             ours.enqueue(0).expect("no finding");
             check(mixed, bytes(&ours.y[0]));
         }
         let wide = case(Precision::Bf16ToF32, Operation::PRODUCT);
-        let tensor =
-            |operand, shape: [usize; 2]| bf16_tensor(&stream, &wide, operand, &shape).expect("memory");
-        let (x, w) = (tensor(Operand::X, [8, 32]), tensor(Operand::W, [16, 32]));
+        let drawn =
+            |operand, shape: [usize; 2]| tensor::<bf16>(&stream, &wide, operand, &shape).expect("memory");
+        let (x, w) = (drawn(Operand::X, [8, 32]), drawn(Operand::W, [16, 32]));
         let y = ops::linear(&x, &w).output::<f32>().run().and_then(|y| y.to_vec()).expect("no finding");
         check(wide, y.into_iter().flat_map(f32::to_le_bytes).collect());
     }

@@ -32,8 +32,8 @@ impl Unfused {
         let scales = Operation { extra: Extra::Scales, ..Operation::PRODUCT };
         let pass = match operation {
             Operation::BIAS_RELU => Pass::bias_relu(stream.device(), precision, m, n)?,
-            operation if operation == scales && is_bf16(precision) && n.is_multiple_of(8) => {
-                Pass::scales(stream.device(), m, n)?
+            operation if operation == scales && has_halves(precision) && n.is_multiple_of(8) => {
+                Pass::scales(stream.device(), precision, m, n)?
             }
             _ => return Ok(None),
         };
@@ -59,9 +59,9 @@ impl Subject for Unfused {
     }
 }
 
-/// Whether the output is bf16.
-const fn is_bf16(precision: Precision) -> bool {
-    matches!(precision, Precision::Bf16) || precision.is_f8()
+/// Whether the output is of 16 bits.
+const fn has_halves(precision: Precision) -> bool {
+    precision.output_bytes() == 2
 }
 
 /// A pass over y, in place.
@@ -81,9 +81,9 @@ impl Pass {
         Self::new(module.function("bias_relu")?, chunk, m, n)
     }
 
-    /// `y = y · row · column`, of y in bf16, whose rows are multiples of 16 bytes, and of the rows' and the columns' numbers in f32.
-    fn scales(device: &Device, m: usize, n: usize) -> Result<Self> {
-        let module = device.load_ptx("scales", &scales_text())?;
+    /// `y = y · row · column`, of y in 16 bits, whose rows are multiples of 16 bytes, and of the rows' and the columns' numbers in f32.
+    fn scales(device: &Device, precision: Precision, m: usize, n: usize) -> Result<Self> {
+        let module = device.load_ptx("scales", &scales_text(precision))?;
         Self::new(module.function("scales")?, 8, m, n)
     }
 
@@ -151,25 +151,39 @@ fn entry(name: &str, operands: &[&str], registers: &str, body: &str) -> String {
 }
 
 /// The pass that scales in PTX, on chunks of 16 bytes.
-fn scales_text() -> String {
+fn scales_text(precision: Precision) -> String {
+    let is_f16 = precision == Precision::F16;
     let compute: String = (0..4)
         .map(|word| {
             let (y, low, high) = (4 + word, 1 + 2 * word, 2 + 2 * word);
-            format!(
-                "    shl.b32 %r0, %r{y}, 16;
+            let widen = if is_f16 {
+                format!(
+                    "    mov.b32 {{%h0, %h1}}, %r{y};
+    cvt.f32.f16 %f9, %h0;
+    cvt.f32.f16 %f10, %h1;
+"
+                )
+            } else {
+                format!(
+                    "    shl.b32 %r0, %r{y}, 16;
     mov.b32 %f9, %r0;
     and.b32 %r0, %r{y}, 0xffff0000;
     mov.b32 %f10, %r0;
-    mul.rn.f32 %f9, %f9, %f0;
+"
+                )
+            };
+            let pair = if is_f16 { "f16x2" } else { "bf16x2" };
+            format!(
+                "{widen}    mul.rn.f32 %f9, %f9, %f0;
     mul.rn.f32 %f10, %f10, %f0;
     mul.rn.f32 %f9, %f9, %f{low};
     mul.rn.f32 %f10, %f10, %f{high};
-    cvt.rn.bf16x2.f32 %r{y}, %f10, %f9;
+    cvt.rn.{pair}.f32 %r{y}, %f10, %f9;
 "
             )
         })
         .collect();
-    let registers = "    .reg .b32 %r<8>;\n    .reg .f32 %f<11>;\n";
+    let registers = "    .reg .b16 %h<2>;\n    .reg .b32 %r<8>;\n    .reg .f32 %f<11>;\n";
     let body = format!(
         "    div.u32 %r4, %r2, %r1;
     mad.wide.u32 %d0, %r2, 16, %d0;
@@ -241,8 +255,8 @@ fn bias_relu_text(precision: Precision, vector: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use half::bf16;
-    use warpsmith::{Device, Tensor};
+    use half::{bf16, f16};
+    use warpsmith::{Device, Element, Tensor};
 
     use super::Pass;
     use crate::bench::case::Precision;
@@ -278,22 +292,28 @@ mod tests {
 
     #[test]
     fn the_other_pass_multiplies_rows_and_columns() {
+        scales_are_applied(Precision::Bf16, bf16::from_f32, bf16::to_f32);
+        scales_are_applied(Precision::F8, bf16::from_f32, bf16::to_f32);
+        scales_are_applied(Precision::F16, f16::from_f32, f16::to_f32);
+    }
+
+    fn scales_are_applied<T: Element>(precision: Precision, narrow: fn(f32) -> T, wide: fn(T) -> f32) {
         let device = Device::emulator();
         let stream = device.default_stream();
         for (m, n) in [(3, 16), (40, 24), (1, 8)] {
-            let y: Vec<bf16> = (0..m * n).map(|index| bf16::from_f32((index % 13) as f32 - 6.0)).collect();
+            let y: Vec<T> = (0..m * n).map(|index| narrow((index % 13) as f32 - 6.0)).collect();
             let rows: Vec<f32> = (0..m).map(|index| 1.5 - index as f32).collect();
             let columns: Vec<f32> = (0..n).map(|index| 0.3 * index as f32).collect();
-            let scaled = |index: usize| y[index].to_f32() * rows[index / n] * columns[index % n];
-            let expected: Vec<bf16> = (0..m * n).map(|index| bf16::from_f32(scaled(index))).collect();
-            let pass = Pass::scales(&device, m, n).expect("valid PTX");
+            let scaled = |index: usize| wide(y[index]) * rows[index / n] * columns[index % n];
+            let expected: Vec<T> = (0..m * n).map(|index| narrow(scaled(index))).collect();
+            let pass = Pass::scales(&device, precision, m, n).expect("valid PTX");
             let mut result = Tensor::from_slice(&device, &y, [m, n]).expect("memory");
             let rows = Tensor::from_slice(&device, &rows, [m]).expect("memory");
             let columns = Tensor::from_slice(&device, &columns, [n]).expect("memory");
             let addresses = [result.arg_mut().address(), rows.arg().address(), columns.arg().address()];
             // SAFETY: the tensors are alive and of the sizes that the pass was made for.
             unsafe { pass.enqueue(&stream, &addresses) }.expect("no finding");
-            assert_eq!(result.to_vec().expect("copied"), expected, "{m}×{n}");
+            assert_eq!(result.to_vec().expect("copied"), expected, "{} {m}×{n}", precision.name());
         }
     }
 }

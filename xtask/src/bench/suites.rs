@@ -153,7 +153,7 @@ impl Suite {
         match self {
             Self::Main => &MAIN_TYPES,
             Self::Types => &[Precision::Bf16ToF32, Precision::F8Mixed, Precision::F8],
-            _ => &[Precision::Bf16],
+            _ => &[Precision::Bf16, Precision::F16],
         }
     }
 
@@ -239,11 +239,15 @@ mod tests {
                 "matmul nn bf16 64×512×512×512",
                 "matmul nt bf16 16×1024×1024×1024",
                 "matmul nn bf16 16×1024×1024×1024",
+                "matmul nt f16 64×512×512×512",
+                "matmul nn f16 64×512×512×512",
+                "matmul nt f16 16×1024×1024×1024",
+                "matmul nn f16 16×1024×1024×1024",
             ]
         );
         let asked = cases(&[Suite::Batch], &[], &[[7, 8, 9], [1 << 14, 8, 1 << 14]]);
         let batches: Vec<_> = asked.iter().map(|case| case.operation.batch).collect();
-        assert_eq!(batches, [BATCH_RESULTS / 63, BATCH_RESULTS / 63, 2, 2]);
+        assert_eq!(batches, [BATCH_RESULTS / 63, BATCH_RESULTS / 63, 2, 2].repeat(2));
     }
 
     #[test]

@@ -11,6 +11,8 @@ use crate::measurement::Measurement;
 
 /// The part of a file that the page shows.
 pub(super) const PART: &str = "goals";
+/// The same of a file of which only the floor is shown.
+pub(super) const FLOOR_PART: &str = "floor";
 
 /// A row for each goal: what was measured, the rate that it would take, and the fastest of the run; then what became of the floor.
 pub(super) fn text(name: &str, rows: &[Measurement]) -> Result<String> {
@@ -47,23 +49,34 @@ pub(super) fn text(name: &str, rows: &[Measurement]) -> Result<String> {
             number(fastest(rows, goal.dtype)?, 0),
         )?;
     }
+    write!(text, "\n{}", floor_words(rows)?)?;
+    Ok(format!("{text}\n{}", provenance(&shown, first)?))
+}
+
+/// What became of the floor.
+pub(super) fn floor_text(name: &str, rows: &[Measurement]) -> Result<String> {
+    let shown: Vec<&Measurement> = rows.iter().collect();
+    let Some(first) = shown.first() else { return Ok(format!("`docs/bench/{name}.csv` has no rows.\n")) };
+    Ok(format!("{}\n{}", floor_words(rows)?, provenance(&shown, first)?))
+}
+
+fn floor_words(rows: &[Measurement]) -> Result<String> {
     let Floor { all, below } = floor(rows);
-    write!(
-        text,
-        "\nThe {all} operations and sizes in bf16 and f16 are to be at least {FLOOR} × their best peers: "
-    )?;
+    let mut text = format!(
+        "The {all} operations and sizes in bf16 and f16 of this run are to be at least {FLOOR} × their best peers: "
+    );
     let below: Vec<_> = below
         .iter()
         .map(|row| {
             let shape = row.shape.replace('x', " × ");
-            format!("`{}` {} {shape} ({})", row.operation, row.dtype, number(row.ratio, 2))
+            format!("`{}` {} {shape} ({} of {})", row.operation, row.dtype, number(row.ratio, 3), row.peer)
         })
         .collect();
     match below.len() {
         0 => writeln!(text, "all are.")?,
         some => writeln!(text, "all are but {some}: {}.", below.join(", "))?,
     }
-    Ok(format!("{text}\n{}", provenance(&shown, first)?))
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -93,7 +106,14 @@ mod tests {
             "| bf16 | 8192 × 4096 × 4096 | torch-eager | 472.0 | 1.18 | 1.180 | reached | 687 | 687 | 808 |"
         );
         assert!(line("| tf32").contains("not measured"));
-        assert!(text.contains("all are but 1: `linear bias relu` bf16 8192 × 4096 × 4096 (0.90)."), "{text}");
+        assert!(
+            text.contains(
+                "all are but 1: `linear bias relu` bf16 8192 × 4096 × 4096 (0.900 of cublaslt-fused)."
+            ),
+            "{text}"
+        );
+        let floor = super::floor_text("name", &rows).expect("rows of one run");
+        assert!(floor.starts_with("The 2 operations and sizes"), "{floor}");
         assert!(super::text("name", &[]).expect("no shapes").contains("no rows"));
     }
 }

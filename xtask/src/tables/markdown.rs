@@ -9,15 +9,8 @@ use super::results::{CONTROL, Entry, chosen};
 use super::{goals, topk, update};
 use crate::measurement::Measurement;
 
-/// The suites whose words come along with their tables, so that a page shows nothing of them while the file has no such rows.
-const WORDED: [(&str, &str); 2] = [
-    (
-        "types",
-        "### Other types and scales\n\nProducts alone: of bf16 operands with an output of f32, of an e4m3 X and an e5m2 W with a scale for each, and of \
-         two e4m3 operands with a\nscale for each row of X and each column of Y.\n\n",
-    ),
-    ("batch", "### Batches\n\nProducts of as many matrices as stand before their sizes, by one call.\n\n"),
-];
+/// What stands behind a suite whose table is to have no columns of the clock and the power.
+const SHORT: &str = " short";
 
 /// The part of a file that shows the peers with fast accumulation, of all suites.
 const FAST_ACCUMULATION: &str = "fast-accumulation";
@@ -30,9 +23,13 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
     if part == goals::PART {
         return goals::text(name, rows);
     }
+    if part == goals::FLOOR_PART {
+        return goals::floor_text(name, rows);
+    }
     if part == FAST_ACCUMULATION {
         return fast_accumulation(rows);
     }
+    let (part, is_short) = part.strip_suffix(SHORT).map_or((part, false), |part| (part, true));
     let shown: Vec<&Measurement> = rows
         .iter()
         .filter(|row| match part {
@@ -40,20 +37,16 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
             suite => row.operation != CONTROL && row.variant == "chosen" && row.suite == suite,
         })
         .collect();
-    let words = WORDED.iter().find(|(suite, _)| *suite == part).map(|(_, words)| *words);
     let Some(first) = shown.first() else {
-        if words.is_some() {
-            return Ok(String::new());
-        }
         return Ok(format!("`docs/bench/{name}.csv` has no rows of `{part}`.\n"));
     };
     let text = match part {
         "control" => controls(&shown),
         update::SUITE => update::table(&shown)?,
         topk::SUITE => topk::table(&chosen(&shown))?,
-        _ => results(&chosen(&shown))?,
+        _ => results(&chosen(&shown), is_short)?,
     };
-    Ok(format!("{}{text}\n{}", words.unwrap_or_default(), provenance(&shown, first)?))
+    Ok(format!("{text}\n{}", provenance(&shown, first)?))
 }
 
 /// Where rows come from, as a line: all from the run of the first of them.
@@ -83,16 +76,28 @@ pub(super) fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{value:.digits$}"))
 }
 
+/// The operation of a plain product.
+const PRODUCT: &str = "linear";
+
+/// The time of our plain product of the same type and size as `ours`, which is of another operation.
+fn own_product(entries: &[Entry<'_>], ours: &Measurement) -> Option<f64> {
+    let same = |other: &Measurement| (&other.dtype, &other.shape) == (&ours.dtype, &ours.shape);
+    let product = entries.iter().map(|entry| entry.ours).find(|it| it.operation == PRODUCT && same(it));
+    product.filter(|_| ours.operation != PRODUCT).map(|product| product.median_us)
+}
+
 /// A row for each operation, type and size.
-fn results(entries: &[Entry<'_>]) -> Result<String> {
+fn results(entries: &[Entry<'_>], is_short: bool) -> Result<String> {
     let several = entries.iter().any(|entry| entry.ours.operation != entries[0].ours.operation);
     let (title, rule) = if several { ("| operation ", "|---") } else { ("", "") };
+    let has_own = entries.iter().any(|entry| own_product(entries, entry.ours).is_some());
+    let (own_title, own_rule) = if has_own { (" our product / ours |", "---|") } else { ("", "") };
     // Only of rows that say at what clock they were timed.
-    let clocked = entries.iter().any(|entry| entry.ours.sm_clock_mhz.is_some());
+    let clocked = !is_short && entries.iter().any(|entry| entry.ours.sm_clock_mhz.is_some());
     let (clock_titles, clock_rules) = if clocked { (" MHz | W |", "---|---|") } else { ("", "") };
     let mut text = format!(
-        "{title}| type | M × K × N | µs | TFLOP/s | best peer | its µs | peer / ours | product µs | product / ours |{clock_titles}\n\
-         {rule}|---|---|---|---|---|---|---|---|---|{clock_rules}\n"
+        "{title}| type | M × K × N | µs | TFLOP/s | best peer | its µs | peer / ours | product µs | product / ours |{own_title}{clock_titles}\n\
+         {rule}|---|---|---|---|---|---|---|---|---|{own_rule}{clock_rules}\n"
     );
     for entry in entries {
         let Entry { ours, best, product } = entry;
@@ -112,6 +117,9 @@ fn results(entries: &[Entry<'_>]) -> Result<String> {
             number(product.and_then(|product| product.peer_us), 1),
             number(product.and_then(|product| product.ratio), 2),
         )?;
+        if has_own {
+            write!(text, " {} |", number(own_product(entries, ours).map(|own| own / ours.median_us), 2))?;
+        }
         if clocked {
             write!(text, " {} | {} |", number(ours.sm_clock_mhz, 0), number(ours.power_w, 0))?;
         }
@@ -186,22 +194,45 @@ mod tests {
         assert!(flops("linear", "2xthree").is_err());
     }
 
-    #[test]
-    fn a_suite_that_was_not_measured_leaves_nothing_on_the_page_and_one_that_was_brings_its_words() {
-        let row = |suite: &str, operation: &str, shape: &str| Measurement {
+    fn row(suite: &str, operation: &str, shape: &str, ours: f64) -> Measurement {
+        Measurement {
             suite: suite.into(),
-            ..Measurement::against(operation, "bf16", shape, [2.0, 3.0], "cublaslt-product")
-        };
-        let old = [row("main", "linear bias relu", "1x2x3")];
-        assert_eq!(table("name", &old, "batch").expect("no rows"), "");
-        assert_eq!(table("name", &old, "types").expect("no rows"), "");
-        assert!(table("name", &old, "odd").expect("no rows").contains("no rows"));
-        let new = [row("batch", "matmul nt", "4x500x500x500"), row("batch", "matmul nn", "4x500x500x500")];
-        let made = table("name", &new, "batch").expect("rows");
-        assert!(made.starts_with("### Batches\n\n"), "{made}");
+            ..Measurement::against(operation, "bf16", shape, [ours, 3.0], "cublaslt-product")
+        }
+    }
+
+    #[test]
+    fn a_suite_has_a_row_for_each_operation_and_one_that_was_not_measured_is_said_to_be_missing() {
+        let rows = ["matmul nt", "matmul nn"].map(|operation| row("batch", operation, "4x500x500x500", 2.0));
+        assert!(table("name", &rows, "odd").expect("no rows").contains("no rows of `odd`"));
+        let made = table("name", &rows, "batch").expect("rows");
         // 10⁹ operations in 2 µs.
         let line = "| matmul nt | bf16 | 4 × 500 × 500 × 500 | 2.0 | 500 | cublaslt-product | 3.0 | 1.50 |";
         assert!(made.contains(line), "{made}");
+        assert!(!made.contains("our product"), "{made}");
+    }
+
+    #[test]
+    fn epilogues_stand_beside_our_own_product_of_their_size() {
+        let rows = [
+            row("epilogue", "linear", "500x500x500", 2.0),
+            row("epilogue", "linear bias silu", "500x500x500", 2.5),
+            row("epilogue", "linear bias silu", "500x500x600", 2.5),
+        ];
+        let made = table("name", &rows, "epilogue").expect("rows");
+        let last: Vec<_> = made.lines().filter(|line| line.starts_with("| linear")).collect();
+        assert!(made.contains("| our product / ours |"), "{made}");
+        for (line, end) in last.into_iter().zip(["| – |", "| 0.80 |", "| – |"]) {
+            assert!(line.ends_with(end), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_short_table_has_no_clocks() {
+        let timed = Measurement { sm_clock_mhz: Some(1980.0), ..row("main", "linear", "1x2x3", 2.0) };
+        let of = |part| table("name", std::slice::from_ref(&timed), part).expect("rows");
+        assert!(of("main").contains("MHz") && !of("main short").contains("MHz"));
+        assert_eq!(of("main").lines().count(), of("main short").lines().count());
     }
 
     #[test]
