@@ -65,6 +65,12 @@ mod book {
     struct Tuning;
     #[doc = include_str!("../../docs/src/validation.md")]
     struct Validation;
+    #[doc = include_str!("../../docs/src/operations/linear.md")]
+    struct Linear;
+    #[doc = include_str!("../../docs/src/operations/linear-scaled.md")]
+    struct LinearScaled;
+    #[doc = include_str!("../../docs/src/operations/matmul.md")]
+    struct Matmul;
     #[doc = include_str!("../../docs/src/operations/generated-update.md")]
     struct GeneratedUpdate;
     #[doc = include_str!("../../docs/src/operations/peer.md")]
