@@ -23,6 +23,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     scaled_operands_may_have_any_strides,
     scaled_products_are_added_to_what_the_output_holds,
     scaled_terms_that_do_not_fit_are_refused,
+    scaled_products_take_a_bias_of_the_outputs_type,
     scaled_operands_that_do_not_fit_are_refused,
     scaled_outputs_that_share_memory_are_refused,
 ];
@@ -271,12 +272,28 @@ fn scaled_terms_that_do_not_fit_are_refused(device: &Device) -> Result<(), Faile
     Ok(())
 }
 
+/// Of the output's type, and there or not, as that of `ops::linear`.
+fn scaled_products_take_a_bias_of_the_outputs_type(device: &Device) -> Result<(), Failed> {
+    let (x, w) = operands(device)?;
+    let values = [-2.0, -1.0, 0.0, 0.5, 1.0, 3.0];
+    let half = Some(Tensor::from_slice(device, &values.map(f16::from_f32), [6])?);
+    let brain = Tensor::from_slice(device, &values.map(bf16::from_f32), [6])?;
+    let op = || ops::linear_scaled(&x, &w);
+    assert_eq!(op().bias(&brain).run()?.to_vec()?, brain.to_vec()?.repeat(4));
+    assert_eq!(op().output::<f16>().bias(&half).run()?.to_vec()?, values.map(f16::from_f32).repeat(4));
+    assert_eq!(op().bias(&brain).bias(None).run()?.to_vec()?, [bf16::ZERO; 24]);
+    let wrong = op().bias(&brain).output::<f16>().run();
+    let message = "linear_scaled: bias is one given before the output's type was set, expected a tensor of f16, given after `output`";
+    assert_eq!(wrong.map(drop).map_err(|error| error.to_string()), Err(message.to_owned()));
+    assert!(op().bias(&brain).output::<f16>().bias(&half).run().is_err());
+    assert!(op().bias(None).output::<f32>().run().is_ok());
+    Ok(())
+}
+
 fn scaled_operands_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
     let (x, w) = operands(device)?;
-    let (half, brain) = (Tensor::<f16>::zeros(device, [6])?, Tensor::<bf16>::zeros(device, [6])?);
-    assert!(ops::linear_scaled(&x, &w).bias(&brain).run().is_ok());
-    let wrong = ops::linear_scaled(&x, &w).bias(&half).run();
-    assert!(matches!(wrong, Err(Error::Type { operand: "bias", actual: DType::F16, .. })), "{wrong:?}");
+    let wrong = ops::linear_scaled(&x, &w).bias(&Tensor::<bf16>::zeros(device, [4])?).run();
+    assert!(matches!(wrong, Err(Error::Shape { operand: "bias", .. })), "{wrong:?}");
     let four = Tensor::<f32>::zeros(device, [4])?;
     assert!(ops::linear_scaled(&x, &w).x_scale(Scale::Rows(&four)).run().is_ok());
     let wrong = ops::linear_scaled(&x, &w).w_scale(Scale::Rows(&four)).run();

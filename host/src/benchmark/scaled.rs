@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use super::linear::copy;
 use super::{Subject, sets_beyond_cache};
 use crate::error::{Error, Result};
-use crate::ops::scaled::{Bias, Fp8Tile, ScaledInput, ScaledOutput};
+use crate::ops::scaled::{Fp8Tile, ScaledInput, ScaledOutput};
 use crate::ops::{self, CHUNK_BYTES, Scale};
 use crate::stream::Stream;
 use crate::tensor::{DType, Tensor};
@@ -83,7 +83,6 @@ where
     X: ScaledInput + FloatElement,
     W: ScaledInput + FloatElement,
     O: ScaledOutput + FloatElement,
-    for<'a> Bias<'a>: From<&'a Tensor<O>>,
 {
     fn new(stream: &Stream, case: &ScaledCase) -> Result<Self> {
         let ScaledCase { m, k, n, data, seed, terms, .. } = *case;
@@ -141,7 +140,6 @@ where
     X: ScaledInput + FloatElement,
     W: ScaledInput + FloatElement,
     O: ScaledOutput + FloatElement,
-    for<'a> Bias<'a>: From<&'a Tensor<O>>,
 {
     fn enqueue(&mut self, index: usize) -> Result<()> {
         let set = &self.sets[index % self.sets.len()];
@@ -159,10 +157,8 @@ where
             .alpha(self.case.alpha)
             .activation(self.case.activation)
             .tile(self.case.tile)
+            .bias(&self.bias)
             .on(&self.stream);
-        if let Some(bias) = &self.bias {
-            op = op.bias(bias);
-        }
         if let Some(residual) = &set.residual {
             op = op.residual(residual, self.case.terms.beta);
         }
@@ -181,7 +177,6 @@ where
     X: ScaledInput + FloatElement,
     W: ScaledInput + FloatElement,
     O: ScaledOutput + FloatElement,
-    for<'a> Bias<'a>: From<&'a Tensor<O>>,
 {
     fn with_tile(&self, tile: Option<Fp8Tile>) -> Box<dyn ScaledSubject> {
         Box::new(Self {

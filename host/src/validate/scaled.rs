@@ -14,7 +14,7 @@ use super::scaled_case::{ScaleKind, ScaledCase};
 use super::tally::Tally;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::scaled::{Bias, ScaledInput, ScaledOutput};
+use crate::ops::scaled::{ScaledInput, ScaledOutput};
 use crate::ops::{self, Implementation, Scale};
 use crate::tensor::{DType, Tensor};
 use crate::weights::FloatElement;
@@ -58,8 +58,7 @@ trait TypedRun {
     where
         X: ScaledInput + FloatElement,
         W: ScaledInput + FloatElement,
-        O: ScaledOutput + FloatElement + Bits,
-        for<'a> Bias<'a>: From<&'a Tensor<O>>;
+        O: ScaledOutput + FloatElement + Bits;
 }
 
 fn dispatch<R: TypedRun>(operation: &'static str, case: &ScaledCase, run: R) -> Result<R::Output> {
@@ -138,7 +137,6 @@ where
     X: ScaledInput + FloatElement,
     W: ScaledInput + FloatElement,
     O: ScaledOutput + FloatElement,
-    for<'a> Bias<'a>: From<&'a Tensor<O>>,
 {
     let ScaledCase { m, n, terms, .. } = *case;
     let [x_across, w_across] = case.across;
@@ -167,10 +165,8 @@ where
         .w_scale(scale(case.w_scale, &operands.w_scale, w_scale.as_ref()))
         .alpha(case.alpha)
         .activation(case.activation)
-        .tile(case.tile);
-    if let Some(bias) = &bias {
-        op = op.bias(bias);
-    }
+        .tile(case.tile)
+        .bias(&bias);
     if let Some(residual) = &outputs.residual {
         op = op.residual(residual, terms.beta);
     }
@@ -208,7 +204,6 @@ impl TypedRun for BitsRun<'_> {
         X: ScaledInput + FloatElement,
         W: ScaledInput + FloatElement,
         O: ScaledOutput + FloatElement + Bits,
-        for<'a> Bias<'a>: From<&'a Tensor<O>>,
     {
         let operands = Operands::<X, W, O>::draw(self.case)?;
         let (results, _) = run_case(self.device, self.case, &operands)?;
@@ -229,7 +224,6 @@ impl TypedRun for CheckRun<'_> {
         X: ScaledInput + FloatElement,
         W: ScaledInput + FloatElement,
         O: ScaledOutput + FloatElement + Bits,
-        for<'a> Bias<'a>: From<&'a Tensor<O>>,
     {
         let Self { device, case } = self;
         let operands = Operands::<X, W, O>::draw(case)?;

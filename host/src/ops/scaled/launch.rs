@@ -19,7 +19,7 @@ use warpsmith_kernels::linear_fp8_hopper::{
 
 use super::plan::{Matrix, Plan, size_limit};
 use super::select::{Fp8Tile, Limits, Problem};
-use super::{Bias, OPERATION, Scale, ScaledLinearOp};
+use super::{OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -66,26 +66,16 @@ inputs! {
 
 /// A type of y: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
 pub trait ScaledOutput: Element + FromAccumulator<f32> + CpuOperand + sealed::Sealed {
-    /// The vector, if it has this type.
-    #[doc(hidden)]
-    fn bias(bias: Bias<'_>) -> Option<&Tensor<Self>>;
     /// The kernel for a tile.
     #[doc(hidden)]
     fn instance(tile: Fp8Tile) -> Instance<Self>;
 }
 
 macro_rules! outputs {
-    ($($host:ident / $device:ident, $bias:ident;)*) => {
+    ($($host:ident / $device:ident;)*) => {
         $(
             impl sealed::Sealed for $host {}
             impl ScaledOutput for $host {
-                fn bias(bias: Bias<'_>) -> Option<&Tensor<Self>> {
-                    match bias {
-                        Bias::$bias(tensor) => Some(tensor),
-                        _ => None,
-                    }
-                }
-
                 fn instance(tile: Fp8Tile) -> Instance<Self> {
                     match tile {
                         Fp8Tile::Hopper256x128 => {
@@ -111,9 +101,9 @@ macro_rules! outputs {
     };
 }
 outputs! {
-    f16 / F16, F16;
-    bf16 / Bf16, Bf16;
-    f32 / f32, F32;
+    f16 / F16;
+    bf16 / Bf16;
+    f32 / f32;
 }
 
 /// A kernel and how it is launched.
@@ -367,7 +357,7 @@ impl<O: ScaledOutput> Launch<O> {
     pub(super) fn run<X: ScaledInput, W: ScaledInput>(
         &self,
         op: &ScaledLinearOp<'_, X, W, O>,
-        plan: &Plan<'_, X, W, O>,
+        plan: &Plan<X, W, O>,
         stream: &Stream,
         y: &mut Tensor<O>,
     ) -> Result<()> {
@@ -411,7 +401,7 @@ impl<O: ScaledOutput> Launch<O> {
     fn epilogue<X: ScaledInput, W: ScaledInput>(
         &self,
         op: &ScaledLinearOp<'_, X, W, O>,
-        plan: &Plan<'_, X, W, O>,
+        plan: &Plan<X, W, O>,
         y: &Tensor<O>,
     ) -> LinearEpilogue<O::Device, O::Device> {
         let vector = |scale: Scale<'_>| {
@@ -421,7 +411,7 @@ impl<O: ScaledOutput> Launch<O> {
         let ((row_scale, row_scale_stride), (column_scale, column_scale_stride)) =
             (vector(op.x_scale), vector(op.w_scale));
         LinearEpilogue {
-            bias: plan.bias.map_or(Global::new(0), Tensor::arg),
+            bias: op.bias.map_or(Global::new(0), Tensor::arg),
             row_scale,
             column_scale,
             row_scale_stride,

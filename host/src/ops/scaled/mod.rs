@@ -16,16 +16,15 @@ pub mod select;
 pub use launch::{ScaledInput, ScaledOutput};
 pub use select::Fp8Tile;
 
-use half::{bf16, f16};
+use half::bf16;
 use ndarray::{ArrayView1, ArrayViewMut2, Ix1, Ix2};
 
 use crate::cpu::{self, LinearTerms};
-use crate::device::Device;
 use crate::error::Result;
 use crate::ops::product::{Terms, term_methods, two_axes, zeroed};
 use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::Tensor;
 use plan::Plan;
 
 /// The operation's name in errors.
@@ -60,49 +59,6 @@ impl<'a> Scale<'a> {
         match self {
             Self::Tensor(factor) => factor,
             _ => 1.0,
-        }
-    }
-}
-
-/// A bias: a vector of one of the output types.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum Bias<'a> {
-    /// Of f16.
-    F16(&'a Tensor<f16>),
-    /// Of bf16.
-    Bf16(&'a Tensor<bf16>),
-    /// Of f32.
-    F32(&'a Tensor<f32>),
-}
-
-macro_rules! bias_from {
-    ($($element:ty => $variant:ident),*) => {
-        $(
-            impl<'a> From<&'a Tensor<$element>> for Bias<'a> {
-                fn from(tensor: &'a Tensor<$element>) -> Self {
-                    Self::$variant(tensor)
-                }
-            }
-        )*
-    };
-}
-bias_from!(f16 => F16, bf16 => Bf16, f32 => F32);
-
-impl Bias<'_> {
-    fn device(&self) -> &Device {
-        match self {
-            Self::F16(tensor) => tensor.device(),
-            Self::Bf16(tensor) => tensor.device(),
-            Self::F32(tensor) => tensor.device(),
-        }
-    }
-
-    fn dtype(self) -> DType {
-        match self {
-            Self::F16(_) => DType::F16,
-            Self::Bf16(_) => DType::Bf16,
-            Self::F32(_) => DType::F32,
         }
     }
 }
@@ -155,7 +111,7 @@ pub struct ScaledLinearOp<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> {
     w: &'a Tensor<W>,
     x_scale: Scale<'a>,
     w_scale: Scale<'a>,
-    bias: Option<Bias<'a>>,
+    bias: Option<&'a Tensor<O>>,
     alpha: f32,
     activation: Activation,
     stream: Option<&'a Stream>,
@@ -174,9 +130,9 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         Self { w_scale: scale, ..self }
     }
 
-    /// Adds `bias` `[N]`, of the output's type, to every row.
-    pub fn bias(self, bias: impl Into<Bias<'a>>) -> Self {
-        Self { bias: Some(bias.into()), ..self }
+    /// Adds `bias` `[N]`, of the output's type, to every row; `None` adds nothing.
+    pub fn bias(self, bias: impl Into<Option<&'a Tensor<O>>>) -> Self {
+        Self { bias: bias.into(), ..self }
     }
 
     /// Multiplies the product by `alpha`, beside the scales, before anything is added. 1 unless it is set.
@@ -198,11 +154,14 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         Self { activation, ..self }
     }
 
-    /// Rounds the result to `P`: f16, bf16 or f32. It comes before the options that take tensors of the output's type, but for the bias.
+    /// Rounds the result to `P`: f16, bf16 or f32. It comes before the options that take tensors of the output's type, the bias too.
     pub fn output<P: ScaledOutput>(self) -> ScaledLinearOp<'a, X, W, P> {
         let Self { x, w, x_scale, w_scale, bias, alpha, activation, stream, tile, terms } = self;
-        let terms = terms.output();
-        ScaledLinearOp { x, w, x_scale, w_scale, bias, alpha, activation, stream, tile, terms }
+        let mut terms = terms.output();
+        if bias.is_some() {
+            terms.of_another_output.get_or_insert("bias");
+        }
+        ScaledLinearOp { x, w, x_scale, w_scale, bias: None, alpha, activation, stream, tile, terms }
     }
 
     /// Runs on `stream` instead of the device's default stream.
@@ -220,14 +179,13 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`], [`Error::Stride`], [`Error::Type`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an
-    /// operand does not fit; [`Error::Argument`] if `beta` was set, if the [tile](Self::tile) that was asked for does not run here, or if an
-    /// operand of the output's type was given before [`output`](Self::output) changed that; [`Error::UnsupportedDevice`] if no tile does;
-    /// whatever allocating the output, loading the kernels and launching them may return.
+    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
+    /// not fit; [`Error::Argument`] if `beta` was set, if the [tile](Self::tile) that was asked for does not run here, or if an operand of
+    /// the output's type was given before [`output`](Self::output) changed that; [`Error::UnsupportedDevice`] if no tile does; whatever
+    /// allocating the output, loading the kernels and launching them may return.
     ///
     /// [`Error::Shape`]: crate::Error::Shape
     /// [`Error::Stride`]: crate::Error::Stride
-    /// [`Error::Type`]: crate::Error::Type
     /// [`Error::DeviceMismatch`]: crate::Error::DeviceMismatch
     /// [`Error::Overlap`]: crate::Error::Overlap
     /// [`Error::SizeLimit`]: crate::Error::SizeLimit
@@ -273,15 +231,10 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         (f64::from(self.alpha) * f64::from(self.x_scale.factor()) * f64::from(self.w_scale.factor())) as f32
     }
 
-    /// The bias, if it has the output's type.
-    fn bias_of_output(&self) -> Option<&'a Tensor<O>> {
-        self.bias.and_then(O::bias)
-    }
-
     /// The operands beside x, w and y.
     fn others(&self) -> impl Iterator<Item = &dyn Operand> {
         let scale = |scale: Scale<'a>| scale.tensor().map(|tensor| tensor as &dyn Operand);
-        let bias = self.bias_of_output().map(|bias| bias as &dyn Operand);
+        let bias = self.bias.map(|bias| bias as &dyn Operand);
         let vectors = [scale(self.x_scale), scale(self.w_scale), bias];
         vectors.into_iter().flatten().chain(self.terms.operands())
     }
@@ -306,7 +259,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
             let (x, w) = (x.host_view(OPERATION)?, w.host_view(OPERATION)?);
             let x = x.array().into_dimensionality::<Ix2>().map_err(two)?;
             let w = w.array().into_dimensionality::<Ix2>().map_err(two)?;
-            let bias = plan.bias.map(|bias| bias.host_view(OPERATION)).transpose()?;
+            let bias = self.bias.map(|bias| bias.host_view(OPERATION)).transpose()?;
             let bias = bias.as_ref().map(|bias| bias.array().into_dimensionality::<Ix1>());
             let bias = bias.transpose().map_err(two)?;
             // One number for all is repeated.

@@ -45,11 +45,9 @@ impl<T: Element> Matrix<T> {
 }
 
 /// A checked operation.
-pub(super) struct Plan<'a, X: Element, W: Element, O: Element> {
+pub(super) struct Plan<X: Element, W: Element, O: Element> {
     pub(super) x: Matrix<X>,
     pub(super) w: Matrix<W>,
-    /// The bias, of the output's type.
-    pub(super) bias: Option<&'a Tensor<O>>,
     pub(super) m: usize,
     pub(super) n: usize,
     pub(super) output_shape: Vec<usize>,
@@ -60,17 +58,14 @@ pub(super) struct Plan<'a, X: Element, W: Element, O: Element> {
     pub(super) implementation: Implementation,
 }
 
-impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<'a, X, W, O> {
-    pub(super) fn new(op: &ScaledLinearOp<'a, X, W, O>) -> Result<Self> {
+impl<X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<X, W, O> {
+    pub(super) fn new(op: &ScaledLinearOp<'_, X, W, O>) -> Result<Self> {
         let device = op.x.device();
         device.expect_same(OPERATION, "w", op.w.device())?;
         for (name, scale) in [("x_scale", op.x_scale), ("w_scale", op.w_scale)] {
             if let Some(scale) = scale.tensor() {
                 device.expect_same(OPERATION, name, scale.device())?;
             }
-        }
-        if let Some(bias) = op.bias {
-            device.expect_same(OPERATION, "bias", bias.device())?;
         }
         if let Some(stream) = op.stream {
             device.expect_same(OPERATION, "stream", stream.device())?;
@@ -88,16 +83,8 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<'a, X, W, O> {
         let m = leading.iter().product();
         check_scale("x_scale", op.x_scale, "x", m)?;
         check_scale("w_scale", op.w_scale, "w", n)?;
-        let bias = match op.bias {
-            None => None,
-            Some(bias) => Some(O::bias(bias).ok_or_else(|| Error::Type {
-                operation: OPERATION,
-                operand: "bias",
-                expected: format!("{}, the output's type", O::DTYPE),
-                actual: bias.dtype(),
-            })?),
-        };
-        if let Some(bias) = bias {
+        if let Some(bias) = op.bias {
+            device.expect_same(OPERATION, "bias", bias.device())?;
             if bias.shape() != [n] {
                 return Err(shape("bias", format!("[{n}], since w has {n} rows"), bias));
             }
@@ -124,7 +111,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<'a, X, W, O> {
             let implementation = launch.implementation(device, &x, &w);
             (Some(launch), implementation)
         };
-        Ok(Self { x, w, bias, m, n, output_shape, terms, launch, implementation })
+        Ok(Self { x, w, m, n, output_shape, terms, launch, implementation })
     }
 
     /// Checks a tensor that is to take the result.
@@ -144,7 +131,7 @@ fn terms_of<'s, X: ScaledInput, W: ScaledInput, O: ScaledOutput>(
         Some(("w", op.w.span())),
         op.x_scale.tensor().map(|scale| ("x_scale", scale.span())),
         op.w_scale.tensor().map(|scale| ("w_scale", scale.span())),
-        op.bias_of_output().map(|bias| ("bias", bias.span())),
+        op.bias.map(|bias| ("bias", bias.span())),
     ];
     let inputs = inputs.into_iter().flatten().collect();
     TermsOf { operation: OPERATION, names: ["x", "w"], device: op.x.device(), output_shape, inputs }
