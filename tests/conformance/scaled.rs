@@ -23,6 +23,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     scaled_operands_may_have_any_strides,
     scaled_products_are_added_to_what_the_output_holds,
     scaled_terms_that_do_not_fit_are_refused,
+    scaled_rows_have_scales_along_any_leading_axes,
     scaled_products_take_a_bias_of_the_outputs_type,
     scaled_operands_that_do_not_fit_are_refused,
     scaled_outputs_that_share_memory_are_refused,
@@ -269,6 +270,45 @@ fn scaled_terms_that_do_not_fit_are_refused(device: &Device) -> Result<(), Faile
     let scales = memory.slice(0, 0..1)?.reshape([6])?;
     let scaled = op().w_scale(Scale::Rows(&scales));
     shared(scaled.preactivation(&mut first.clone()).run().map(drop), "preactivation", "w_scale")?;
+    Ok(())
+}
+
+/// As one axis of all rows, or along X's own: whatever a quantiser of X gives.
+fn scaled_rows_have_scales_along_any_leading_axes(device: &Device) -> Result<(), Failed> {
+    let values: Vec<_> = (0..6 * 48).map(|i| F8E4M3::from_f32((i * 7 % 61) as f32 / 16.0 - 1.9)).collect();
+    let x = Tensor::from_slice(device, &values, [2, 3, 48])?;
+    let w = Tensor::from_slice(device, &values[..5 * 48], [5, 48])?;
+    let flat = Tensor::from_slice(device, &[0.5f32, 1.0, 1.5, -2.0, 0.0, 4.0], [6])?;
+    let of = |x: &Tensor<F8E4M3>, scales: &Tensor<f32>| {
+        ops::linear_scaled(x, &w).output::<f32>().x_scale(Scale::Rows(scales)).run()
+    };
+    let plain = ops::linear_scaled(&x, &w).output::<f32>().run()?.to_vec()?;
+    let factors = flat.to_vec()?;
+    let expected: Vec<f32> = plain.iter().enumerate().map(|(i, y)| y * factors[i / 5]).collect();
+    for scales in [flat.clone(), flat.reshape([2, 3])?] {
+        let y = of(&x, &scales)?;
+        assert_eq!((y.shape(), y.to_vec()?), (&[2, 3, 5][..], expected.clone()), "{:?}", scales.shape());
+    }
+    let one = x.slice(0, 0..1)?.slice(1, 1..2)?.reshape([48])?;
+    for scales in [flat.slice(0, 2..3)?, flat.slice(0, 2..3)?.reshape([0; 0])?] {
+        let y = of(&one, &scales)?.to_vec()?;
+        assert!(y.iter().zip(&plain[5..10]).all(|(y, plain)| *y == plain * 1.5), "{:?}", scales.shape());
+    }
+
+    let says = |scales: &Tensor<f32>, message: &str| {
+        let error = of(&x, scales).map(drop).map_err(|error| error.to_string());
+        assert_eq!(error, Err(format!("linear_scaled: `x_scale` has {message}")));
+    };
+    let expected = "expected [2, 3] or [6], since x has 6 rows";
+    says(&flat.reshape([3, 2])?, &format!("shape [3, 2], {expected}"));
+    says(&flat.slice(0, 0..5)?, &format!("shape [5], {expected}"));
+    says(&flat.reshape([2, 3, 1])?, &format!("shape [2, 3, 1], {expected}"));
+    let turned = flat.reshape([3, 2])?.swap_axes(0, 1)?;
+    let wrong = of(&x, &turned);
+    assert!(matches!(wrong, Err(Error::Stride { operand: "x_scale", .. })), "{wrong:?}");
+    let wrong = ops::linear_scaled(&x, &w).w_scale(Scale::Rows(&flat)).run();
+    let message = "linear_scaled: `w_scale` has shape [6], expected [5], since w has 5 rows";
+    assert_eq!(wrong.map(drop).map_err(|error| error.to_string()), Err(message.to_owned()));
     Ok(())
 }
 

@@ -46,3 +46,20 @@ pub(crate) fn expect_unit_stride<T: Element>(
         actual: tensor.strides().to_vec(),
     })
 }
+
+/// The error for a tensor with gaps, or whose elements do not follow in the order of its axes.
+pub(crate) fn expect_contiguous<T: Element>(
+    operation: &'static str,
+    operand: &'static str,
+    tensor: &Tensor<T>,
+) -> Result<()> {
+    if tensor.is_contiguous() {
+        return Ok(());
+    }
+    Err(Error::Stride {
+        operation,
+        operand,
+        expected: "elements without gaps (`contiguous` makes a copy that has none)".into(),
+        actual: tensor.strides().to_vec(),
+    })
+}

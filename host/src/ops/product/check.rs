@@ -4,7 +4,7 @@ use super::{Product, TermsOf};
 use crate::cpu::FromAccumulator;
 use crate::error::{Error, Result};
 use crate::ops::linear::LinearTypes;
-use crate::ops::matrix::expect_unit_stride;
+use crate::ops::matrix::{expect_contiguous, expect_unit_stride};
 use crate::tensor::{Element, Tensor};
 
 impl<T, O> Product<'_, T, O>
@@ -45,11 +45,7 @@ where
                 let expected = format!("{all:?} or [{m}], or [1] for all rows");
                 return Err(self.shape("row_scale", expected, scale));
             }
-            if !scale.is_contiguous() {
-                let expected = "elements without gaps (`contiguous` makes a copy that has none)".into();
-                let actual = scale.strides().to_vec();
-                return Err(Error::Stride { operation, operand: "row_scale", expected, actual });
-            }
+            expect_contiguous(operation, "row_scale", scale)?;
         }
         options.terms.check(&self.terms_of())
     }

@@ -41,7 +41,7 @@ pub enum Scale<'a> {
     Tensor(f32),
     /// One number for the tensor, in the device's memory: of shape `[1]`.
     Device(&'a Tensor<f32>),
-    /// A number for each row of the tensor: of shape `[rows]`.
+    /// A number for each row of the tensor: of shape `[rows]`, or of the tensor's but for the last axis.
     Rows(&'a Tensor<f32>),
 }
 

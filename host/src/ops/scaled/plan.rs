@@ -6,7 +6,7 @@ use super::launch::{Launch, ScaledInput, ScaledOutput};
 use super::{OPERATION, Scale, ScaledLinearOp};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::ops::matrix::{as_matrix, expect_unit_stride, has_unit_stride};
+use crate::ops::matrix::{as_matrix, expect_contiguous, expect_unit_stride, has_unit_stride};
 use crate::ops::product::{FlatTerms, TermsOf};
 use crate::ops::{CHUNK_BYTES, Implementation, ROW_LIMIT, SIDE_LIMIT, repack};
 use crate::stream::Stream;
@@ -81,8 +81,8 @@ impl<X: ScaledInput, W: ScaledInput, O: ScaledOutput> Plan<X, W, O> {
         let (x, w) = (Matrix::of("x", op.x)?, Matrix::of("w", op.w)?);
         // `as_matrix` has refused axes whose product is no number.
         let m = leading.iter().product();
-        check_scale("x_scale", op.x_scale, "x", m)?;
-        check_scale("w_scale", op.w_scale, "w", n)?;
+        check_scale("x_scale", op.x_scale, "x", leading)?;
+        check_scale("w_scale", op.w_scale, "w", &[n])?;
         if let Some(bias) = op.bias {
             device.expect_same(OPERATION, "bias", bias.device())?;
             if bias.shape() != [n] {
@@ -137,16 +137,22 @@ fn terms_of<'s, X: ScaledInput, W: ScaledInput, O: ScaledOutput>(
     TermsOf { operation: OPERATION, names: ["x", "w"], device: op.x.device(), output_shape, inputs }
 }
 
-fn check_scale(name: &'static str, scale: Scale<'_>, operand: &str, rows: usize) -> Result<()> {
-    let (tensor, length, why) = match scale {
+/// Checks the scale of an operand whose axes but the last are `leading`: all of them together are its rows.
+fn check_scale(name: &'static str, scale: Scale<'_>, operand: &str, leading: &[usize]) -> Result<()> {
+    let (tensor, expected) = match scale {
         Scale::One | Scale::Tensor(_) => return Ok(()),
-        Scale::Device(tensor) => (tensor, 1, "one number for all".to_owned()),
-        Scale::Rows(tensor) => (tensor, rows, format!("since {operand} has {rows} rows")),
+        Scale::Device(tensor) if tensor.shape() == [1] => return Ok(()),
+        Scale::Device(tensor) => (tensor, "[1], one number for all".to_owned()),
+        Scale::Rows(tensor) => {
+            let rows: usize = leading.iter().product();
+            if tensor.shape() == leading || tensor.shape() == [rows] {
+                return expect_contiguous(OPERATION, name, tensor);
+            }
+            let flat = if leading == [rows] { String::new() } else { format!("{leading:?} or ") };
+            (tensor, format!("{flat}[{rows}], since {operand} has {rows} rows"))
+        }
     };
-    if tensor.shape() != [length] {
-        return Err(shape(name, format!("[{length}], {why}"), tensor));
-    }
-    expect_unit_stride(OPERATION, name, tensor)
+    Err(shape(name, expected, tensor))
 }
 
 fn side(operand: &'static str, size: usize) -> Result<u32> {
