@@ -17,6 +17,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     a_non_finite_input_shows_in_its_row_and_nowhere_else,
     results_beyond_f16_become_infinite,
     activations_hold_for_every_kind_of_number,
+    what_would_run_is_told_of_an_output_that_is_there,
     a_layer_is_its_operation,
     a_layer_runs_on_any_stream_and_into_any_output,
     a_layer_is_as_exact_as_it_was_told,
@@ -152,6 +153,50 @@ fn activations_hold_for_every_kind_of_number(device: &Device) -> Result<(), Fail
         .run()?;
         for (i, y) in y.to_vec()?.into_iter().enumerate() {
             check(halves[i % numbers.len()].to_f64(), y.to_f64(), 2f64.powi(-8));
+        }
+    }
+    Ok(())
+}
+
+/// Where that is not what would run for a new one, and where it is; and what `run_into` would refuse.
+fn what_would_run_is_told_of_an_output_that_is_there(device: &Device) -> Result<(), Failed> {
+    let zeros = |shape: &[usize]| Tensor::<bf16>::zeros(device, shape);
+    let (x, w) = (zeros(&[128, 64])?, zeros(&[128, 64])?);
+    let (linear, matmul) = (ops::linear(&x, &w), ops::matmul(&x, &w).transpose_b());
+    let of_new = linear.implementation()?;
+    for y in [zeros(&[128, 128])?, zeros(&[128, 136])?.slice(1, 0..128)?] {
+        assert_eq!((linear.implementation_into(&y)?, matmul.implementation_into(&y)?), (of_new, of_new));
+    }
+    // Rows that the copy engine does not store.
+    let mut apart = zeros(&[128, 130])?.slice(1, 0..128)?;
+    let is_hopper = device.properties().compute_capability == (9, 0);
+    let of_apart = linear.implementation_into(&apart)?;
+    assert_eq!(matmul.implementation_into(&apart)?, of_apart);
+    assert_eq!(of_apart != of_new, is_hopper, "{of_new}; {of_apart}");
+    let tile = Tile::HopperCooperative64x128;
+    if is_hopper {
+        let op = ops::linear(&x, &w).tile(tile);
+        assert!(op.implementation().is_ok());
+        let (told, ran) = (op.implementation_into(&apart), op.run_into(&mut apart));
+        assert_eq!(told.map_err(|error| error.to_string()), Err(ran.expect_err("a tile").to_string()));
+    }
+
+    // Leading axes that are not evenly spaced are no rows of one matrix.
+    let batch = x.slice(0, 0..32)?.reshape([4, 8, 64])?;
+    let op = ops::linear(&batch, &w);
+    let (new, gaps) = (op.implementation()?, zeros(&[4, 9, 128])?.slice(1, 0..8)?);
+    let blocks = |ran: Implementation| ran.launches().iter().map(|launch| launch.blocks).sum::<u32>();
+    let has_kernels = device.kind() != DeviceKind::Cpu;
+    let of_gaps = op.implementation_into(&gaps)?;
+    assert_eq!(blocks(of_gaps) > blocks(new), has_kernels, "{new}; {of_gaps}");
+
+    let shared = ops::linear(&apart.slice(1, 0..64)?, &w).implementation_into(&apart);
+    assert!(matches!(shared, Err(Error::Overlap { operand: "y", other: "x", .. })), "{shared:?}");
+    for mut wrong in [zeros(&[128, 127])?, zeros(&[128, 128])?.swap_axes(0, 1)?] {
+        let refused = linear.run_into(&mut wrong).expect_err("an output that does not fit").to_string();
+        for told in [linear.implementation_into(&wrong), matmul.implementation_into(&wrong)] {
+            let told = told.expect_err("an output that does not fit").to_string();
+            assert_eq!(told.replace("matmul:", "linear:").replace("a and b", "x and w"), refused);
         }
     }
     Ok(())

@@ -27,6 +27,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     scaled_products_take_a_bias_of_the_outputs_type,
     scaled_operands_that_do_not_fit_are_refused,
     scaled_outputs_that_share_memory_are_refused,
+    scaled_products_run_the_same_for_every_output,
 ];
 
 const TYPES: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
@@ -354,6 +355,20 @@ fn scaled_outputs_that_share_memory_are_refused(device: &Device) -> Result<(), F
     let op = ops::linear_scaled(&x, &w).output::<f32>();
     let wrong = op.x_scale(Scale::Rows(&scales)).run_into(&mut y);
     assert!(matches!(wrong, Err(Error::Stride { operand: "x_scale", .. })), "{wrong:?}");
+    Ok(())
+}
+
+/// Also what is told of one that `run_into` would refuse is what that says.
+fn scaled_products_run_the_same_for_every_output(device: &Device) -> Result<(), Failed> {
+    let (x, w) = operands(device)?;
+    let op = ops::linear_scaled(&x, &w).output::<f32>();
+    let y = Tensor::<f32>::zeros(device, [4, 7])?;
+    assert_eq!(op.implementation_into(&y.slice(1, 1..7)?)?, op.implementation()?);
+    for mut wrong in [y.clone(), Tensor::zeros(device, [6, 4])?.swap_axes(0, 1)?] {
+        let refused = op.run_into(&mut wrong).map_err(|error| error.to_string());
+        assert!(refused.is_err(), "{:?}", wrong.shape());
+        assert_eq!(op.implementation_into(&wrong).map(drop).map_err(|error| error.to_string()), refused);
+    }
     Ok(())
 }
 

@@ -131,13 +131,26 @@ where
         self.product()?.run_into(y)
     }
 
-    /// Which implementation [`run`](Self::run) would take.
+    /// Which implementation [`run`](Self::run) would take. [`implementation_into`](Self::implementation_into) says it for an
+    /// output that is there.
     ///
     /// # Errors
     ///
     /// As [`run`](Self::run), for the operands.
     pub fn implementation(&self) -> Result<Implementation> {
         self.product()?.implementation()
+    }
+
+    /// Which implementation [`run_into`](Self::run_into) would take for `y`, which is checked as it is there. It differs from that for a new
+    /// output, which has no gaps, where `y` is a view: one that the copy engine cannot store, since rows do not start at multiples of 16
+    /// bytes, may take another tile, and leading axes that are not evenly spaced are no rows of one matrix, but a batch or launches of
+    /// their own.
+    ///
+    /// # Errors
+    ///
+    /// As [`run_into`](Self::run_into), for the operands and `y`.
+    pub fn implementation_into(&self, y: &Tensor<O>) -> Result<Implementation> {
+        self.product()?.implementation_into(y)
     }
 
     fn product(&self) -> Result<Product<'_, T, O>> {

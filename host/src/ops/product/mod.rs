@@ -98,10 +98,17 @@ where
         self.execute(&plan, &self.stream(), y)
     }
 
-    /// What would run.
+    /// What would run for a new output.
     pub(crate) fn implementation(&self) -> Result<Implementation> {
         self.check()?;
         Ok(Plan::new(self, None)?.implementation)
+    }
+
+    /// What would run for `y`.
+    pub(crate) fn implementation_into(&self, y: &Tensor<O>) -> Result<Implementation> {
+        self.check()?;
+        self.check_output(y)?;
+        Ok(Plan::new(self, Some(y))?.implementation)
     }
 
     fn execute(&self, plan: &Plan<T, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {

@@ -222,6 +222,18 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         Ok(Plan::new(self)?.implementation)
     }
 
+    /// Which implementation [`run_into`](Self::run_into) would take for `y`, which is checked as it is there: the same that
+    /// [`implementation`](Self::implementation) tells, since every kernel stores any such output, if need be row by row.
+    ///
+    /// # Errors
+    ///
+    /// As [`run_into`](Self::run_into), for the operands and `y`.
+    pub fn implementation_into(&self, y: &Tensor<O>) -> Result<Implementation> {
+        let plan = Plan::new(self)?;
+        plan.check_output(self, y)?;
+        Ok(plan.implementation)
+    }
+
     fn stream(&self) -> Stream {
         self.stream.cloned().unwrap_or_else(|| self.x.device().default_stream())
     }
