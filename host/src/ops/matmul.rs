@@ -6,7 +6,7 @@
 use crate::cpu::FromAccumulator;
 use crate::error::{Error, Result};
 use crate::ops::linear::{LinearInput, LinearTypes, Tile};
-use crate::ops::product::{Options, Product, broadcast, option_methods};
+use crate::ops::product::{Options, Product, broadcast, product_methods};
 use crate::ops::{Activation, Implementation, Precision};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
@@ -63,7 +63,7 @@ where
     T: LinearTypes<O>,
     O: Element + FromAccumulator<f32>,
 {
-    option_methods!();
+    product_methods!(MatmulOp { a, b, transpose }, "[.., M, N]");
 
     /// Takes `a` as `[.., K, M]`.
     pub fn transpose_a(mut self) -> Self {
@@ -75,73 +75,6 @@ where
     pub fn transpose_b(mut self) -> Self {
         self.transpose[1] = true;
         self
-    }
-
-    /// Multiplies the product by `alpha` before anything is added. 1 unless it is set.
-    pub fn alpha(mut self, alpha: f32) -> Self {
-        self.options.alpha = alpha;
-        self
-    }
-
-    /// Adds `beta` times what the output of `run_into` holds. With 0, as it is unless it is set, the output is not read.
-    /// [`residual`](Self::residual) adds another tensor instead.
-    pub fn beta(mut self, beta: f32) -> Self {
-        self.options.terms.beta = beta;
-        self
-    }
-
-    /// Rounds the result to `P` instead of the inputs' type; `f32` is the alternative. It comes before the options that take tensors
-    /// of the output's type.
-    pub fn output<P>(self) -> MatmulOp<'a, T, P>
-    where
-        T: LinearTypes<P>,
-        P: Element + FromAccumulator<f32>,
-    {
-        MatmulOp { a: self.a, b: self.b, transpose: self.transpose, options: self.options.output() }
-    }
-
-    /// Runs the operation into a new tensor of shape [.., M, N]. On a GPU the work may still be under way when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
-    /// not fit; [`Error::Argument`] if `beta` was set, if the [tile](Self::tile) that was asked for does not serve it, or if an operand of
-    /// the output's type was given before [`output`](Self::output) changed that; whatever allocating the output, loading the kernel and launching it may return.
-    pub fn run(&self) -> Result<Tensor<O>> {
-        self.product()?.run()
-    }
-
-    /// Runs the operation into `y`, which may be a view whose last axis is contiguous.
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run), but that [`beta`](Self::beta) may be set, if there is no residual; and [`Error::Overlap`] if `y` shares memory
-    /// with another operand: if the spans from first to last element of the two meet, even if their elements alternate. Only a residual may be
-    /// the same tensor.
-    pub fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
-        self.product()?.run_into(y)
-    }
-
-    /// Which implementation [`run`](Self::run) would take. [`implementation_into`](Self::implementation_into) says it for an
-    /// output that is there.
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run), for the operands.
-    pub fn implementation(&self) -> Result<Implementation> {
-        self.product()?.implementation()
-    }
-
-    /// Which implementation [`run_into`](Self::run_into) would take for `y`, which is checked as it is there. It differs from that for a new
-    /// output, which has no gaps, where `y` is a view: one that the copy engine cannot store, since rows do not start at multiples of 16
-    /// bytes, may take another tile, and leading axes that are not evenly spaced are no rows of one matrix, but a batch or launches of
-    /// their own.
-    ///
-    /// # Errors
-    ///
-    /// As [`run_into`](Self::run_into), for the operands and `y`.
-    pub fn implementation_into(&self, y: &Tensor<O>) -> Result<Implementation> {
-        self.product()?.implementation_into(y)
     }
 
     fn product(&self) -> Result<Product<'_, T, O>> {

@@ -16,7 +16,7 @@ pub use select::Tile;
 
 use crate::cpu::FromAccumulator;
 use crate::error::{Error, Result};
-use crate::ops::product::{Options, Product, option_methods};
+use crate::ops::product::{Options, Product, product_methods};
 use crate::ops::{Activation, Implementation, Precision};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
@@ -36,6 +36,16 @@ const OPERATION: &str = "linear";
 /// let b = Tensor::from_array(&device, &array![0.5f32, 1.0])?;
 /// let y = ops::linear(&x, &w).bias(&b).activation(Activation::Relu).run()?;
 /// assert_eq!(y.to_vec()?, [11.5, 0.0]);
+///
+/// // y = x wᵀ + y
+/// let mut y = Tensor::from_array(&device, &array![[100.0f32, 100.0]])?;
+/// ops::linear(&x, &w).beta(1.0).run_into(&mut y)?;
+/// assert_eq!(y.to_vec()?, [111.0, 95.0]);
+///
+/// // A clone shares the tensor's memory, so that this is the same.
+/// let held = y.clone();
+/// ops::linear(&x, &w).residual(&held, 1.0).run_into(&mut y)?;
+/// assert_eq!(y.to_vec()?, [122.0, 90.0]);
 /// # Ok::<(), warpsmith::Error>(())
 /// ```
 pub fn linear<'a, T: LinearInput>(x: &'a Tensor<T>, w: &'a Tensor<T>) -> LinearOp<'a, T, T> {
@@ -65,93 +75,7 @@ where
     T: LinearTypes<O>,
     O: Element + FromAccumulator<f32>,
 {
-    option_methods!();
-
-    /// Multiplies the product by `alpha` before anything is added. 1 unless it is set.
-    pub fn alpha(mut self, alpha: f32) -> Self {
-        self.options.alpha = alpha;
-        self
-    }
-
-    /// Adds `beta` times what the output of [`run_into`](Self::run_into) holds. With 0, as it is unless it is set, the output is not read.
-    /// [`residual`](Self::residual) adds another tensor instead.
-    ///
-    /// ```
-    /// use ndarray::array;
-    /// use warpsmith::{Device, Tensor, ops};
-    ///
-    /// let device = Device::cpu();
-    /// let x = Tensor::from_array(&device, &array![[1.0f32, 2.0]])?;
-    /// let w = Tensor::from_array(&device, &array![[3.0f32, 4.0], [-5.0, 0.0]])?;
-    /// let mut y = Tensor::from_array(&device, &array![[100.0f32, 100.0]])?;
-    /// ops::linear(&x, &w).beta(1.0).run_into(&mut y)?;
-    /// assert_eq!(y.to_vec()?, [111.0, 95.0]);
-    ///
-    /// // A clone shares the tensor's memory, so that this is the same.
-    /// let held = y.clone();
-    /// ops::linear(&x, &w).residual(&held, 1.0).run_into(&mut y)?;
-    /// assert_eq!(y.to_vec()?, [122.0, 90.0]);
-    /// # Ok::<(), warpsmith::Error>(())
-    /// ```
-    pub fn beta(mut self, beta: f32) -> Self {
-        self.options.terms.beta = beta;
-        self
-    }
-
-    /// Rounds the result to `P` instead of the inputs' type; `f32` is the alternative. It comes before the options that take tensors
-    /// of the output's type.
-    pub fn output<P>(self) -> LinearOp<'a, T, P>
-    where
-        T: LinearTypes<P>,
-        P: Element + FromAccumulator<f32>,
-    {
-        LinearOp { x: self.x, w: self.w, options: self.options.output() }
-    }
-
-    /// Runs the operation into a new tensor of shape [.., N]. On a GPU the work may still be under way when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
-    /// not fit; [`Error::Argument`] if [`beta`](Self::beta) was set, if the [tile](Self::tile) that was asked for does not serve it, or if an
-    /// operand of the output's type was given before [`output`](Self::output) changed that; whatever allocating the output, loading the kernel
-    /// and launching it may return.
-    pub fn run(&self) -> Result<Tensor<O>> {
-        self.product()?.run()
-    }
-
-    /// Runs the operation into `y`, which may be a view whose last axis is contiguous.
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run), but that [`beta`](Self::beta) may be set, if there is no residual; and [`Error::Overlap`] if `y` shares memory
-    /// with another operand: if the spans from first to last element of the two meet, even if their elements alternate. Only a residual may be
-    /// the same tensor.
-    pub fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
-        self.product()?.run_into(y)
-    }
-
-    /// Which implementation [`run`](Self::run) would take. [`implementation_into`](Self::implementation_into) says it for an
-    /// output that is there.
-    ///
-    /// # Errors
-    ///
-    /// As [`run`](Self::run), for the operands.
-    pub fn implementation(&self) -> Result<Implementation> {
-        self.product()?.implementation()
-    }
-
-    /// Which implementation [`run_into`](Self::run_into) would take for `y`, which is checked as it is there. It differs from that for a new
-    /// output, which has no gaps, where `y` is a view: one that the copy engine cannot store, since rows do not start at multiples of 16
-    /// bytes, may take another tile, and leading axes that are not evenly spaced are no rows of one matrix, but a batch or launches of
-    /// their own.
-    ///
-    /// # Errors
-    ///
-    /// As [`run_into`](Self::run_into), for the operands and `y`.
-    pub fn implementation_into(&self, y: &Tensor<O>) -> Result<Implementation> {
-        self.product()?.implementation_into(y)
-    }
+    product_methods!(LinearOp { x, w }, "[.., N]");
 
     fn product(&self) -> Result<Product<'_, T, O>> {
         let (x, w) = (self.x, self.w);

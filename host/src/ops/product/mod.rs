@@ -13,8 +13,8 @@ mod plan;
 mod terms;
 
 pub(crate) use batch::broadcast;
-pub(crate) use options::{Options, option_methods};
-pub(crate) use terms::{FlatTerms, Terms, TermsOf, term_methods, two_axes, zeroed};
+pub(crate) use options::{Options, epilogue_methods, factor_methods, product_methods};
+pub(crate) use terms::{FlatTerms, Terms, TermsOf, two_axes, zeroed};
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::launch::{Global, GlobalMut};

@@ -62,16 +62,77 @@ impl<'a, T: Element, O: Element> Options<'a, T, O> {
     }
 }
 
-/// The methods of a builder that set its options.
-macro_rules! option_methods {
-    () => {
+/// The methods of a builder that say what else is done to a product, with a bias of type `$bias` and an output of type `$output`, and on
+/// which stream. What they set are fields of `self`, or of its `$options`.
+macro_rules! epilogue_methods {
+    ($bias:ty, $output:ty $(, $options:ident)?) => {
         /// Adds `bias` `[N]` to every row; `None` adds nothing.
-        pub fn bias(mut self, bias: impl Into<Option<&'a Tensor<T>>>) -> Self {
-            self.options.bias = bias.into();
+        pub fn bias(mut self, bias: impl Into<Option<&'a Tensor<$bias>>>) -> Self {
+            self.$($options.)?bias = bias.into();
             self
         }
 
-        $crate::ops::product::term_methods!(options.terms);
+        /// Adds `beta · residual`, of the output's shape and type. With `beta` = 0 it is not read.
+        ///
+        /// It may be the very output of `run_into`, as a clone, which shares its memory; but not otherwise share memory with it.
+        pub fn residual(mut self, residual: &'a Tensor<$output>, beta: f32) -> Self {
+            self.$($options.)?terms.residual = Some((residual, beta));
+            self
+        }
+
+        /// Also stores where the activation's argument is above 0, as bits: column n of the output is bit n mod 32 of word
+        /// ⌊n / 32⌋ of its row in `mask`, which has the output's shape but ⌈N / 32⌉ words for the last axis. The bits past
+        /// column N become 0. The backward pass of a ReLU needs no more.
+        pub fn relu_mask(mut self, mask: &'a mut Tensor<u32>) -> Self {
+            self.$($options.)?terms.mask = Some(mask);
+            self
+        }
+
+        /// Also stores the activation's argument, rounded to the output's type: what a backward pass needs.
+        pub fn preactivation(mut self, preactivation: &'a mut Tensor<$output>) -> Self {
+            self.$($options.)?terms.preactivation = Some(preactivation);
+            self
+        }
+
+        /// Applies `activation` last, before rounding.
+        pub fn activation(mut self, activation: Activation) -> Self {
+            self.$($options.)?activation = activation;
+            self
+        }
+
+        /// Runs on `stream` instead of the device's default stream.
+        pub fn on(mut self, stream: &'a Stream) -> Self {
+            self.$($options.)?stream = Some(stream);
+            self
+        }
+    };
+}
+pub(crate) use epilogue_methods;
+
+/// The methods of a builder that set the factors of the product and of what the output holds: fields of `self`, or of its `$options`.
+macro_rules! factor_methods {
+    ($($options:ident)?) => {
+        /// Multiplies the product by `alpha`, beside any scales, before anything is added. 1 unless it is set.
+        pub fn alpha(mut self, alpha: f32) -> Self {
+            self.$($options.)?alpha = alpha;
+            self
+        }
+
+        /// Adds `beta` times what the output of [`run_into`](Self::run_into) holds. With 0, as it is unless it is set, the output is not
+        /// read. [`residual`](Self::residual) adds another tensor instead.
+        pub fn beta(mut self, beta: f32) -> Self {
+            self.$($options.)?terms.beta = beta;
+            self
+        }
+    };
+}
+pub(crate) use factor_methods;
+
+/// The methods of `$op`, a builder of operands and [`Options`] that makes a [`Product`](super::Product) with an output of shape `$shape`.
+macro_rules! product_methods {
+    ($op:ident { $($operand:ident),* }, $shape:literal) => {
+        $crate::ops::product::factor_methods!(options);
+        $crate::ops::product::epilogue_methods!(T, O, options);
 
         /// Multiplies the product's rows by these numbers before anything is added: one for all, `[1]`, one for each row of a matrix,
         /// `[M]`, or one for each row of the output, of its shape but for the last axis. The last are a launch for each matrix of a batch,
@@ -87,16 +148,14 @@ macro_rules! option_methods {
             self
         }
 
-        /// Applies `activation` last, before rounding.
-        pub fn activation(mut self, activation: Activation) -> Self {
-            self.options.activation = activation;
-            self
-        }
-
-        /// Runs on `stream` instead of the device's default stream.
-        pub fn on(mut self, stream: &'a Stream) -> Self {
-            self.options.stream = Some(stream);
-            self
+        /// Rounds the result to `P` instead of the inputs' type; `f32` is the alternative. It comes before the options that take tensors
+        /// of the output's type.
+        pub fn output<P>(self) -> $op<'a, T, P>
+        where
+            T: LinearTypes<P>,
+            P: Element + FromAccumulator<f32>,
+        {
+            $op { $($operand: self.$operand,)* options: self.options.output() }
         }
 
         /// How exact the product has to be; the accuracy of the operands' type unless it is set.
@@ -111,6 +170,51 @@ macro_rules! option_methods {
             self.options.tile = tile.into();
             self
         }
+
+        #[doc = concat!("Runs the operation into a new tensor of shape ", $shape, ". On a GPU the work may still be under way when this returns.")]
+        ///
+        /// # Errors
+        ///
+        /// [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`], [`Error::Overlap`] and [`Error::SizeLimit`] if an operand does
+        /// not fit; [`Error::Argument`] if [`beta`](Self::beta) was set, if the [tile](Self::tile) that was asked for does not serve it, or if
+        /// an operand of the output's type was given before [`output`](Self::output) changed that; whatever allocating the output, loading the
+        /// kernel and launching it may return.
+        pub fn run(&self) -> Result<Tensor<O>> {
+            self.product()?.run()
+        }
+
+        /// Runs the operation into `y`, which may be a view whose last axis is contiguous.
+        ///
+        /// # Errors
+        ///
+        /// As [`run`](Self::run), but that [`beta`](Self::beta) may be set, if there is no residual; and [`Error::Overlap`] if `y` shares memory
+        /// with another operand: if the spans from first to last element of the two meet, even if their elements alternate. Only a residual may be
+        /// the same tensor.
+        pub fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
+            self.product()?.run_into(y)
+        }
+
+        /// Which implementation [`run`](Self::run) would take. [`implementation_into`](Self::implementation_into) says it for an
+        /// output that is there.
+        ///
+        /// # Errors
+        ///
+        /// As [`run`](Self::run), for the operands.
+        pub fn implementation(&self) -> Result<Implementation> {
+            self.product()?.implementation()
+        }
+
+        /// Which implementation [`run_into`](Self::run_into) would take for `y`, which is checked as it is there. It differs from that for a new
+        /// output, which has no gaps, where `y` is a view: one that the copy engine cannot store, since rows do not start at multiples of 16
+        /// bytes, may take another tile, and leading axes that are not evenly spaced are no rows of one matrix, but a batch or launches of
+        /// their own.
+        ///
+        /// # Errors
+        ///
+        /// As [`run_into`](Self::run_into), for the operands and `y`.
+        pub fn implementation_into(&self, y: &Tensor<O>) -> Result<Implementation> {
+            self.product()?.implementation_into(y)
+        }
     };
 }
-pub(crate) use option_methods;
+pub(crate) use product_methods;

@@ -335,31 +335,3 @@ fn widened<O: Element>(operation: &'static str, tensor: &Tensor<O>) -> Result<Ve
 fn to_f32<U: cpu::Operand>(elements: &[U]) -> Vec<f32> {
     elements.iter().map(|element| element.to_f32()).collect()
 }
-
-/// The methods of a builder that set its terms, which are its `$terms`.
-macro_rules! term_methods {
-    ($($terms:ident).+) => {
-        /// Adds `beta · residual`, of the output's shape and type. With `beta` = 0 it is not read.
-        ///
-        /// It may be the very output of `run_into`, as a clone, which shares its memory; but not otherwise share memory with it.
-        pub fn residual(mut self, residual: &'a Tensor<O>, beta: f32) -> Self {
-            self.$($terms).+.residual = Some((residual, beta));
-            self
-        }
-
-        /// Also stores where the activation's argument is above 0, as bits: column n of the output is bit n mod 32 of word
-        /// ⌊n / 32⌋ of its row in `mask`, which has the output's shape but ⌈N / 32⌉ words for the last axis. The bits past
-        /// column N become 0. The backward pass of a ReLU needs no more.
-        pub fn relu_mask(mut self, mask: &'a mut Tensor<u32>) -> Self {
-            self.$($terms).+.mask = Some(mask);
-            self
-        }
-
-        /// Also stores the activation's argument, rounded to the output's type: what a backward pass needs.
-        pub fn preactivation(mut self, preactivation: &'a mut Tensor<O>) -> Self {
-            self.$($terms).+.preactivation = Some(preactivation);
-            self
-        }
-    };
-}
-pub(crate) use term_methods;

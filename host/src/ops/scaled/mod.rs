@@ -21,7 +21,7 @@ use ndarray::{ArrayView1, ArrayViewMut2, Ix1, Ix2};
 
 use crate::cpu::{self, LinearTerms};
 use crate::error::Result;
-use crate::ops::product::{Terms, term_methods, two_axes, zeroed};
+use crate::ops::product::{Terms, epilogue_methods, factor_methods, two_axes, zeroed};
 use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::Tensor;
@@ -130,29 +130,8 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         Self { w_scale: scale, ..self }
     }
 
-    /// Adds `bias` `[N]`, of the output's type, to every row; `None` adds nothing.
-    pub fn bias(self, bias: impl Into<Option<&'a Tensor<O>>>) -> Self {
-        Self { bias: bias.into(), ..self }
-    }
-
-    /// Multiplies the product by `alpha`, beside the scales, before anything is added. 1 unless it is set.
-    pub fn alpha(self, alpha: f32) -> Self {
-        Self { alpha, ..self }
-    }
-
-    /// Adds `beta` times what the output of `run_into` holds. With 0, as it is unless it is set, the output is not read.
-    /// [`residual`](Self::residual) adds another tensor instead.
-    pub fn beta(mut self, beta: f32) -> Self {
-        self.terms.beta = beta;
-        self
-    }
-
-    term_methods!(terms);
-
-    /// Applies `activation` last, before rounding.
-    pub fn activation(self, activation: Activation) -> Self {
-        Self { activation, ..self }
-    }
+    factor_methods!();
+    epilogue_methods!(O, O);
 
     /// Rounds the result to `P`: f16, bf16 or f32. It comes before the options that take tensors of the output's type, the bias too.
     pub fn output<P: ScaledOutput>(self) -> ScaledLinearOp<'a, X, W, P> {
@@ -162,11 +141,6 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
             terms.of_another_output.get_or_insert("bias");
         }
         ScaledLinearOp { x, w, x_scale, w_scale, bias: None, alpha, activation, stream, tile, terms }
-    }
-
-    /// Runs on `stream` instead of the device's default stream.
-    pub fn on(self, stream: &'a Stream) -> Self {
-        Self { stream: Some(stream), ..self }
     }
 
     /// Takes this tile instead of the one that [`select::select`] chooses; it must run on the device. The CPU implementation has no

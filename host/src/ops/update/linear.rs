@@ -16,7 +16,7 @@ use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::linear::select::Fused;
 use crate::ops::matrix::as_matrix;
-use crate::ops::product::{Options, Product, Terms};
+use crate::ops::product::{Options, Product, Terms, epilogue_methods};
 use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -89,44 +89,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         self
     }
 
-    /// Adds `bias` `[N]` to every row; `None` adds nothing.
-    pub fn bias(mut self, bias: impl Into<Option<&'a Tensor<T>>>) -> Self {
-        self.options.bias = bias.into();
-        self
-    }
-
-    /// Adds `beta · residual`, of the output's shape. With `beta` = 0 it is not read.
-    ///
-    /// It may be the very output of `run_into`, but not otherwise share memory with it.
-    pub fn residual(mut self, residual: &'a Tensor<T>, beta: f32) -> Self {
-        self.options.terms.residual = Some((residual, beta));
-        self
-    }
-
-    /// Applies `activation` last, before rounding.
-    pub fn activation(mut self, activation: Activation) -> Self {
-        self.options.activation = activation;
-        self
-    }
-
-    /// Also stores where the activation's argument is above 0, as [`LinearOp::relu_mask`](crate::ops::linear::LinearOp::relu_mask)
-    /// does.
-    pub fn relu_mask(mut self, mask: &'a mut Tensor<u32>) -> Self {
-        self.options.terms.mask = Some(mask);
-        self
-    }
-
-    /// Also stores the activation's argument, rounded to the output's type: what a backward pass needs.
-    pub fn preactivation(mut self, preactivation: &'a mut Tensor<T>) -> Self {
-        self.options.terms.preactivation = Some(preactivation);
-        self
-    }
-
-    /// Runs on `stream` instead of the device's default stream.
-    pub fn on(mut self, stream: &'a Stream) -> Self {
-        self.options.stream = Some(stream);
-        self
-    }
+    epilogue_methods!(T, T, options);
 
     /// Runs the operation into a new tensor of shape [.., N]. On a GPU the work may still be under way when this returns.
     ///
