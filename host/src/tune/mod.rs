@@ -13,6 +13,8 @@
 
 mod choice;
 mod measure;
+#[cfg(test)]
+pub(crate) mod report;
 mod store;
 
 use std::collections::{BTreeMap, HashMap};

@@ -236,6 +236,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::{Fp8Tile, Limits, Problem, select};
+    use crate::tune::report;
 
     const H100: Limits =
         Limits { compute_capability: (9, 0), multiprocessors: 132, max_shared_per_block: 232_448 };
@@ -282,6 +283,25 @@ mod tests {
             let time = times[choice.name()];
             assert!(time <= allowed * fastest, "{shape}: {choice} takes {time}, {fastest}");
         }
+    }
+
+    /// The same whatever the types of the operands and the scales are.
+    #[test]
+    fn the_choice_on_hopper_is_within_a_twentieth_of_the_tuners() {
+        let (mut checked, mut missed) = (0, Vec::new());
+        for (case, times) in &report::cases() {
+            let [_, types, shape] = case;
+            if !types.starts_with("f8") {
+                continue;
+            }
+            let sides: Vec<u32> = shape.split('x').map(|side| side.parse().expect("a size")).collect();
+            let &[m, k, n] = &sides[..] else { panic!("{shape}") };
+            let choice = tile(m, k, n, &H100).expect("tiles fit");
+            missed.extend(report::missed(case, times, choice.name()));
+            checked += 1;
+        }
+        assert!(checked >= 10, "{checked}");
+        assert!(missed.is_empty(), "{}", missed.join("\n"));
     }
 
     #[test]

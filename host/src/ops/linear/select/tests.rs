@@ -1,7 +1,7 @@
 //! The choice, against what was measured and what must hold.
 //!
 //! 16-bit types on Hopper are judged by `tiles-h100.csv` and `epilogues-h100.csv`, which say with which driver and by which commands they were
-//! taken, and by what the tuner measured for the bench (`docs/bench/tune-h100.csv`). Of most of the first neither the commit nor the clocks are known, and its tile of 64 × 160 is mostly dealt out in an order that is not
+//! taken, and they and f32 by what the tuner measured for the bench (`docs/bench/tune-h100.csv`). Of most of the first neither the commit nor the clocks are known, and its tile of 64 × 160 is mostly dealt out in an order that is not
 //! the library's. The tables in this file are of an H100 and the kernels of the commit that each names, not of those beside this file;
 //! command, driver and clocks are not known. So all of them stand for the order of the tiles, within a twentieth, and not for
 //! times to compare anything else with: they keep a change of the model from choosing worse than it did. `cargo xtask bench --variants --csv FILE`
@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 
 use super::{Access, Fused, Limits, Problem, Tile, candidates, estimate, select};
 use crate::DType;
-use crate::ops::{Precision, Products};
+use crate::ops::{CHUNK_BYTES, Precision, Products};
+use crate::tune::report;
 
 /// One product at the accuracy of its inputs' type.
 fn full(input: DType, access: Access) -> Problem {
@@ -160,11 +161,16 @@ fn the_choice_for_longer_epilogues_is_within_a_twentieth_of_the_fastest_measured
     }
 }
 
-/// What a case of `cargo xtask tune` comes to, if it is of 16-bit types and read in chunks; operands with an odd K are copied into such first.
+/// What a case of `cargo xtask tune` comes to, if operands of 16 bits or f32 are read in chunks; those of 16 bits with an odd K are copied
+/// into such first.
 fn tuned_problem(operation: &str, dtype: &str, shape: &str) -> Option<Problem> {
-    let input = match dtype {
-        "bf16" => DType::Bf16,
-        "f16" => DType::F16,
+    let (input, output, precision) = match dtype {
+        "bf16" => (DType::Bf16, DType::Bf16, Precision::Full),
+        "f16" => (DType::F16, DType::F16, Precision::Full),
+        "bf16-to-f32" => (DType::Bf16, DType::F32, Precision::Full),
+        "f32" => (DType::F32, DType::F32, Precision::Full),
+        "tf32" => (DType::F32, DType::F32, Precision::Tf32),
+        // 8-bit types have an operation of their own, which `ops::scaled::select` chooses for.
         _ => return None,
     };
     let sides: Vec<u32> = shape.split('x').map(|side| side.parse().expect("a number")).collect();
@@ -186,44 +192,38 @@ fn tuned_problem(operation: &str, dtype: &str, shape: &str) -> Option<Problem> {
     } else {
         Fused::Floor
     };
-    let stores_boxes = n.is_multiple_of(8);
-    (k % 8 == 0 || k % 2 == 1).then_some(Problem {
+    let is_chunked =
+        |elements: u32, dtype: DType| (elements as usize * dtype.size()).is_multiple_of(CHUNK_BYTES);
+    let is_copied = input != DType::F32 && !k.is_multiple_of(2);
+    (is_chunked(k, input) || is_copied).then_some(Problem {
         m,
         n,
         k,
         batch,
+        output,
         fused,
-        stores_boxes,
+        products: Products::choose(input, k as usize, precision, true),
+        stores_boxes: is_chunked(n, output),
         ..full(input, access)
     })
 }
 
-/// All epilogues, layouts and batches of the bench in 16-bit types, as `cargo xtask tune` measured them.
+/// All epilogues, layouts, batches and types of the bench but for FP8, as `cargo xtask tune` measured them.
 #[test]
 fn the_choice_on_hopper_is_within_a_twentieth_of_the_tuners() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/bench/tune-h100.csv");
-    let text = std::fs::read_to_string(path).expect("the tuner's measurements");
-    let mut cases: BTreeMap<[&str; 3], Vec<(&str, f64)>> = BTreeMap::new();
-    for line in text.lines().skip(1) {
-        let fields: Vec<&str> = line.splitn(6, ',').collect();
-        let &[operation, dtype, shape, tile, microseconds, _] = &fields[..] else {
-            panic!("fields in `{line}`")
-        };
-        let time = microseconds.parse().expect("a number");
-        cases.entry([operation, dtype, shape]).or_default().push((tile, time));
-    }
-    let (mut checked, mut missed) = (0, Vec::new());
-    for ([operation, dtype, shape], times) in &cases {
+    let cases = report::cases();
+    let (mut checked, mut missed) = (BTreeMap::<&str, usize>::new(), Vec::new());
+    for (case, times) in &cases {
+        let [operation, dtype, shape] = case.each_ref().map(String::as_str);
         let Some(problem) = tuned_problem(operation, dtype, shape) else { continue };
         let choice = select(&problem, &H100).expect("all tiles fit an H100");
-        let fastest = times.iter().map(|&(_, time)| time).fold(f64::INFINITY, f64::min);
-        let time = times.iter().find(|(tile, _)| *tile == choice.name()).map(|&(_, time)| time);
-        if time.is_none_or(|time| time > 1.05 * fastest) {
-            missed.push(format!("{operation} {dtype} {shape}: {choice}, {time:?}, {fastest}"));
-        }
-        checked += 1;
+        missed.extend(report::missed(case, times, choice.name()));
+        *checked.entry(dtype).or_default() += 1;
     }
-    assert!(checked > 120, "{checked} of {}", cases.len());
+    for (dtype, least) in [("bf16", 115), ("f16", 6), ("f32", 6), ("tf32", 6), ("bf16-to-f32", 2)] {
+        let count = checked.get(dtype).copied().unwrap_or(0);
+        assert!(count >= least, "{count} of {dtype}, of {} cases", cases.len());
+    }
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
