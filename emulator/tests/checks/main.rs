@@ -1,6 +1,8 @@
 //! Every check has a kernel that it must flag, and a correct twin that it must not.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod races;
 
 use common::{finding, launch, module};
 use warpsmith_emulator::{Checks, Completion, Config, Finding, FindingKind, Limits, Machine, Module, Report};
@@ -115,66 +117,6 @@ fn memory_that_nothing_wrote_is_followed_through_loads_and_copies() {
     passes(&kernel(shared, body), 32);
     let body = body.replace("ld.shared.u16", "ld.shared.u32");
     fails(&kernel(shared, &body), 32, FindingKind::Uninitialised);
-}
-
-#[test]
-fn warps_that_share_memory_need_a_barrier() {
-    // Each thread writes its word and reads that of a thread of another warp.
-    let text = |barrier: &str| {
-        kernel(
-            ".shared .align 4 .b8 s[256];",
-            &format!(
-                "mov.u32 %r0, s;\nmad.lo.u32 %r1, %t, 4, %r0;\nst.shared.u32 [%r1], 0;\nbar.sync 0;\n\
-                 st.shared.u32 [%r1], %t;\n{barrier}\nxor.b32 %r2, %t, 32;\nmad.lo.u32 %r3, %r2, 4, %r0;\nld.shared.u32 %r4, [%r3];\n\
-                 st.global.u32 [%q], %r4;"
-            ),
-        )
-    };
-    passes(&text("bar.sync 0;"), 64);
-    passes(&text("barrier.sync.aligned 3, 64;"), 64);
-    let found = fails(&text("bar.warp.sync 0xffffffff;"), 64, FindingKind::SharedRace);
-    assert!(found.related[0].text.contains("st.shared") || found.text.contains("st.shared"), "{found}");
-    // A write after a read is a race as well.
-    let body = "ld.shared.u32 %r0, [s];\n";
-    let write = "setp.eq.u32 %c0, %t, 40;\n@%c0 st.shared.u32 [s], %t;";
-    let shared = ".shared .align 4 .b8 s[4];";
-    fails(&kernel(shared, &format!("{body}{write}")), 64, FindingKind::SharedRace);
-    passes(&kernel(shared, &format!("{body}bar.sync 0;\n{write}")), 64);
-    // Atomic operations do not race with each other.
-    passes(&kernel(shared, "red.shared.add.u32 [s], 1;"), 64);
-}
-
-#[test]
-fn named_barriers_order_only_their_warps() {
-    // Warp 0 writes, warps 0 and 1 meet at barrier 1; warp 2 does not, and must not read.
-    let text = |reader: u32| {
-        kernel(
-            ".shared .align 4 .b8 s[4];",
-            &format!(
-                "shr.u32 %r0, %t, 5;\nsetp.eq.u32 %c0, %t, 0;\n@%c0 st.shared.u32 [s], %t;\n\
-                 setp.lt.u32 %c1, %r0, 2;\n@%c1 bar.sync 1, 64;\nsetp.eq.u32 %c2, %r0, {reader};\n\
-                 @%c2 ld.shared.u32 %r1, [s];"
-            ),
-        )
-    };
-    passes(&text(1), 96);
-    fails(&text(2), 96, FindingKind::SharedRace);
-}
-
-#[test]
-fn producer_and_consumer_meet_through_arrive_and_sync() {
-    let text = |wait: &str| {
-        kernel(
-            ".shared .align 4 .b8 s[128];",
-            &format!(
-                "mov.u32 %r0, s;\nand.b32 %r1, %t, 31;\nmad.lo.u32 %r0, %r1, 4, %r0;\nsetp.lt.u32 %c0, %t, 32;\n\
-                 @!%c0 bra $CONSUMER;\nst.shared.u32 [%r0], %t;\nbar.arrive 2, 64;\nret;\n$CONSUMER:\n{wait}\n\
-                 ld.shared.u32 %r2, [%r0];\nst.global.u32 [%q], %r2;"
-            ),
-        )
-    };
-    passes(&text("bar.sync 2, 64;"), 64);
-    fails(&text(""), 64, FindingKind::SharedRace);
 }
 
 #[test]
@@ -385,27 +327,6 @@ fn a_copy_in_flight_is_not_settled_by_its_neighbours_wait() {
 }
 
 #[test]
-fn a_read_knows_all_atomic_writers() {
-    let text = |thread: u32, barrier: &str| {
-        kernel(
-            ".shared .align 4 .b8 s[8];",
-            &format!(
-                "setp.eq.u32 %c0, %t, {thread};\n@%c0 st.shared.u32 [s], 0;\nbar.sync 0;\n\
-                 red.shared.add.u32 [s], 1;\n{barrier}\n@%c0 ld.shared.u32 %r0, [s];\n\
-                 @%c0 st.global.u32 [%q], %r0;"
-            ),
-        )
-    };
-    for thread in [0, 32, 64] {
-        passes(&text(thread, "bar.sync 0;"), 96);
-        fails(&text(thread, ""), 96, FindingKind::SharedRace);
-        // A barrier that only some of the writers take part in.
-        let some = "setp.lt.u32 %c1, %t, 32;\n@%c1 bra $L;\nbar.sync 1, 64;\n$L:";
-        fails(&text(thread, some), 96, FindingKind::SharedRace);
-    }
-}
-
-#[test]
 fn a_failing_block_ends_the_launch_of_a_large_grid() {
     let start = std::time::Instant::now();
     let text = kernel("", "st.global.u32 [%q], %t;");
@@ -425,180 +346,6 @@ fn a_finding_reads_like_a_compilers_diagnostic() {
         "{shown}"
     );
     assert!(shown.contains("kernel `test`, block (0, 0, 0), warp 0, lane 31"), "{shown}");
-}
-
-#[test]
-fn warps_and_blocks_that_share_bytes_of_global_memory_race() {
-    // Each thread writes its word, then reads one of another warp.
-    let exchange = |between: &str| {
-        kernel(
-            "",
-            &format!(
-                "st.global.u32 [%q], %t;\n{between}xor.b32 %r1, %t, 32;\nmad.wide.u32 %x1, %r1, 4, %p;\n\
-                 ld.global.u32 %r2, [%x1];"
-            ),
-        )
-    };
-    passes(&exchange("bar.sync 0;\n"), 64);
-    let found = fails(&exchange(""), 64, FindingKind::GlobalRace);
-    assert!(found.message.contains("allocation #0") && found.related.len() == 1, "{found}");
-    // Bytes that share a word, and atomic operations, do not race.
-    passes(&kernel("", "cvt.u64.u32 %x1, %t;\nadd.s64 %q, %p, %x1;\nst.global.u8 [%q], %t;"), 64);
-    passes(&kernel("", "red.global.add.u32 [%p], %t;"), 64);
-    fails(&kernel("", "red.global.add.u32 [%p], %t;\nld.global.u32 %r0, [%p];"), 64, FindingKind::GlobalRace);
-}
-
-#[test]
-fn races_between_blocks_are_the_same_whatever_the_number_of_threads() {
-    let text = kernel(
-        "",
-        "mov.u32 %r0, %ctaid.x;\nadd.u32 %r1, %t, %r0;\nmad.wide.u32 %x1, %r1, 4, %p;\nst.global.u32 [%x1], %r0;",
-    );
-    let run = |threads, grid| {
-        let machine = Machine::new(Config { threads: Some(threads), ..Config::default() });
-        let p = machine.allocate(4096).unwrap();
-        launch(&machine, &module(&text), grid, 32, 0, &[p])
-    };
-    assert!(run(1, 1).is_ok());
-    let all: Vec<_> = [1, 2, 4].map(|threads| finding(run(threads, 64))).into();
-    assert_eq!(all[0].kind, FindingKind::GlobalRace);
-    assert!(all.iter().all(|found| found == &all[0]), "{}", all[1]);
-    assert_eq!((all[0].block, all[0].message.contains("block (0, 0, 0)")), ([1, 0, 0], true), "{}", all[0]);
-    // Each block its own bytes.
-    let apart = text.replace("add.u32 %r1, %t, %r0", "mad.lo.u32 %r1, %r0, 32, %t");
-    let machine = Machine::default();
-    let p = machine.allocate(4096).unwrap();
-    launch(&machine, &module(&apart), 32, 32, 0, &[p]).unwrap_or_else(|error| panic!("{error}"));
-}
-
-#[test]
-fn release_and_acquire_order_what_is_around_them() {
-    // Thread 0 writes data, then a flag; the second warp polls the flag, then reads the data.
-    let text = |space: &str, write: &str, read: &str| {
-        let (data, flag) = if space == "shared" { ("sh", "sh+256") } else { ("%p", "%p+128") };
-        kernel(
-            ".shared .align 16 .b8 sh[512];",
-            &format!(
-                "setp.eq.u32 %c1, %t, 0;\n@%c1 st.shared.u32 [sh+256], 0;\nbar.sync 0;\nshr.u32 %r1, %t, 5;\n\
-                 setp.ne.u32 %c0, %r1, 0;\n@%c0 bra READ;\n@!%c1 bra END;\nst.{space}.u32 [{data}], 5;\n\
-                 {}\nbra END;\nREAD:\n{}\nsetp.eq.u32 %c2, %r2, 0;\n@%c2 bra READ;\nld.{space}.u32 %r3, [{data}];\nEND:",
-                write.replace("FLAG", &format!("{space}.u32 [{flag}], 1;")),
-                read.replace("FLAG", &format!("{space}.u32 %r2, [{flag}];"))
-            ),
-        )
-    };
-    for (space, race) in [("shared", FindingKind::SharedRace), ("global", FindingKind::GlobalRace)] {
-        let (release, acquire) = ("st.release.cta.FLAG", "ld.acquire.cta.FLAG");
-        let (write, read) = ("st.relaxed.cta.FLAG", "ld.relaxed.cta.FLAG");
-        let fence = "fence.acq_rel.cta;\n";
-        passes(&text(space, release, acquire), 64);
-        passes(&text(space, &format!("{fence}{write}"), &format!("{read}\n{fence}")), 64);
-        passes(&text(space, &format!("{fence}{write}"), acquire), 64);
-        fails(&text(space, write, acquire), 64, race);
-        fails(&text(space, release, read), 64, race);
-        fails(&text(space, &format!("{fence}{write}"), read), 64, race);
-        fails(&text(space, "st.FLAG", "ld.FLAG"), 64, race);
-    }
-}
-
-#[test]
-fn lanes_of_a_warp_that_share_bytes_need_an_order() {
-    let exchange = |between: &str, read: &str| {
-        kernel(
-            ".shared .align 16 .b8 sh[256];",
-            &format!(
-                "mov.u32 %r0, sh;\nmad.lo.u32 %r1, %t, 4, %r0;\nxor.b32 %r2, %t, 1;\nmad.lo.u32 %r2, %r2, 4, %r0;\n\
-                 st.shared.u32 [%r1], %t;\n{between}{read}"
-            ),
-        )
-    };
-    let other = "ld.shared.u32 %r3, [%r2];";
-    passes(&exchange("bar.warp.sync 0xffffffff;\n", other), 32);
-    passes(&exchange("bar.sync 0;\n", other), 32);
-    passes(&exchange("", "ld.shared.u32 %r3, [%r1];"), 32);
-    let found = fails(&exchange("", other), 32, FindingKind::SharedRace);
-    assert!(found.message.contains("by lane 0 races with the write by lane 1 of the same warp"), "{found}");
-    // A shuffle orders no memory; a matrix is read by all lanes.
-    fails(&exchange("shfl.sync.idx.b32 %r5, %t, 0, 31, 0xffffffff;\n", other), 32, FindingKind::SharedRace);
-    let matrix = "and.b32 %r6, %t, 7;\nmad.lo.u32 %r6, %r6, 16, %r0;\nldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r7}, [%r6];";
-    passes(&exchange("bar.warp.sync 0xffffffff;\n", matrix), 32);
-    fails(&exchange("", matrix), 32, FindingKind::SharedRace);
-    // Nor may a lane write what another one reads before.
-    let overwrite = format!("{other}\nst.shared.u32 [%r1], %t;");
-    fails(&exchange("bar.warp.sync 0xffffffff;\n", &overwrite), 32, FindingKind::SharedRace);
-}
-
-#[test]
-fn a_lane_that_waits_for_its_copies_tells_the_others_nothing() {
-    let copied = |between: &str, read: &str| {
-        kernel(
-            ".shared .align 16 .b8 sh[256];",
-            &format!(
-                "st.global.u32 [%q], %t;\nmov.u32 %r0, sh;\nmad.lo.u32 %r1, %t, 4, %r0;\nxor.b32 %r2, %t, 1;\n\
-                 mad.lo.u32 %r2, %r2, 4, %r0;\ncp.async.ca.shared.global [%r1], [%q], 4;\ncp.async.wait_all;\n\
-                 {between}{read}"
-            ),
-        )
-    };
-    let other = "ld.shared.u32 %r3, [%r2];";
-    let matrix = "and.b32 %r6, %t, 7;\nmad.lo.u32 %r6, %r6, 16, %r0;\nldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r7}, [%r6];";
-    for read in [other, matrix] {
-        passes(&copied("bar.warp.sync 0xffffffff;\n", read), 32);
-        passes(&copied("bar.sync 0;\n", read), 32);
-        let found = fails(&copied("", read), 32, FindingKind::SharedRace);
-        assert!(found.message.contains("of the same warp"), "{found}");
-    }
-    passes(&copied("", "ld.shared.u32 %r3, [%r1];"), 32);
-}
-
-#[test]
-fn a_copy_does_not_begin_to_overwrite_what_other_lanes_may_still_read() {
-    let text = |between: &str, read: &str| {
-        kernel(
-            ".shared .align 16 .b8 sh[128];",
-            &format!(
-                "st.global.u32 [%q], %t;\nmov.u32 %r0, sh;\nmad.lo.u32 %r1, %t, 4, %r0;\nxor.b32 %r2, %t, 1;\n\
-                 mad.lo.u32 %r2, %r2, 4, %r0;\nst.shared.u32 [%r1], 7;\nbar.sync 0;\n{read}\n{between}\
-                 cp.async.ca.shared.global [%r1], [%q], 4;\nbar.warp.sync 0xffffffff;\ncp.async.wait_all;\n\
-                 bar.sync 0;"
-            ),
-        )
-    };
-    let (own, other) = ("ld.shared.u32 %r3, [%r1];", "ld.shared.u32 %r3, [%r2];");
-    passes(&text("", own), 32);
-    passes(&text("bar.warp.sync 0xffffffff;\n", other), 32);
-    let found = fails(&text("", other), 32, FindingKind::SharedRace);
-    assert!(found.message.contains("races with the read by lane"), "{found}");
-}
-
-#[test]
-fn a_lane_that_arrives_passes_on_what_it_has_done_itself() {
-    // Warp 0 touches words of shared memory, and tells warp 1 that it may overwrite them.
-    let text = |count: u32, touch: &str, arrive: &str| {
-        kernel(
-            ".shared .align 16 .b8 sh[128];\n.shared .align 8 .b64 b;",
-            &format!(
-                "mov.u32 %r0, sh;\nmov.u32 %r5, b;\nsetp.eq.u32 %c0, %t, 0;\n\
-                 @%c0 mbarrier.init.shared.b64 [%r5], {count};\nand.b32 %r6, %t, 31;\n\
-                 mad.lo.u32 %r1, %r6, 4, %r0;\nsetp.ge.u32 %c1, %t, 32;\n@!%c1 st.shared.u32 [%r1], 1;\n\
-                 bar.sync 0;\n@%c1 bra $B;\n{touch}\n{arrive}\nret;\n$B:\n\
-                 mbarrier.test_wait.parity.shared.b64 %c2, [%r5], 0;\n@!%c2 bra $B;\nst.shared.u32 [%r1], 2;"
-            ),
-        )
-    };
-    let one = "@%c0 mbarrier.arrive.shared.b64 %x0, [%r5];";
-    let all = "mbarrier.arrive.shared.b64 %x0, [%r5];";
-    let meet = "bar.warp.sync 0xffffffff;\n";
-    for touch in ["ld.shared.u32 %r2, [%r1];", "st.shared.u32 [%r1], 3;"] {
-        passes(&text(1, touch, &format!("{meet}{one}")), 64);
-        passes(&text(32, touch, all), 64);
-        // Each for itself, one after the other, is enough.
-        passes(&text(32, touch, &format!("{one}\n@!%c0 mbarrier.arrive.shared.b64 %x0, [%r5];")), 64);
-        fails(&text(1, touch, one), 64, FindingKind::SharedRace);
-        // What it does behind the point that orders the lanes is not passed on by another lane, either.
-        fails(&text(1, "", &format!("{meet}{touch}\n{one}")), 64, FindingKind::SharedRace);
-        passes(&text(1, "", &format!("@%c0 {touch}\n{one}")), 64);
-    }
 }
 
 #[test]
