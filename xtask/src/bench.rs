@@ -35,6 +35,7 @@ use warpsmith::benchmark::{self, Options, Sampler, Subject, Timing};
 use warpsmith::ops::linear::Tile;
 use warpsmith::{Device, DeviceKind, Error};
 
+use crate::measurement::Measurement;
 use crate::provenance::Provenance;
 use accuracy::{Compared, Reference};
 use case::{Case, Precision, parse_shape};
@@ -210,6 +211,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             eprintln!("error: {error:#}");
             failed += 1;
         }
+        // So is it if the run is ended.
+        bench.write(&provenance)?;
         bench.device.release_memory()?;
     }
     let code = match args.profile {
@@ -399,11 +402,8 @@ impl Bench<'_> {
         peers
     }
 
-    fn report(&self, provenance: &Provenance, cases: &[Case], start: Instant) -> Result<ExitCode> {
-        println!("{}", report::table(&self.rows, &self.ceilings));
-        self.ceilings.print();
-        report::print_controls(&self.controls);
-        self.errors.iter().for_each(Compared::print);
+    /// Writes what has been measured so far, if it is to be written; gives it.
+    fn write(&self, provenance: &Provenance) -> Result<Vec<Measurement>> {
         let measurements = report::measurements(&self.rows, &self.controls, &self.ceilings, provenance);
         if let Some(path) = &self.args.csv {
             rows::write(path, &measurements)?;
@@ -412,6 +412,15 @@ impl Bench<'_> {
                 rows::write(&beside(path, "-error"), errors)?;
             }
         }
+        Ok(measurements)
+    }
+
+    fn report(&self, provenance: &Provenance, cases: &[Case], start: Instant) -> Result<ExitCode> {
+        println!("{}", report::table(&self.rows, &self.ceilings));
+        self.ceilings.print();
+        report::print_controls(&self.controls);
+        self.errors.iter().for_each(Compared::print);
+        let measurements = self.write(provenance)?;
         println!("{}: {} cases in {} s", report::suites_of(cases), cases.len(), start.elapsed().as_secs());
         let missed = report::print_verdicts(report::verdicts(&measurements));
         Ok(if missed && self.args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })
