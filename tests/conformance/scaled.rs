@@ -244,7 +244,7 @@ fn scaled_terms_that_do_not_fit_are_refused(device: &Device) -> Result<(), Faile
     says(op().beta(1.0).run().map(drop), message)?;
     let message = "beta is 1, expected 0 beside a residual, which is added instead of what the output holds";
     says(op().beta(1.0).residual(&zeros(4, 6)?, 1.0).run_into(&mut y), message)?;
-    let message = "residual is one given before the output's type was set, expected a tensor of bf16, given after `output`";
+    let message = "residual is one given before the output's type was set, expected no tensor of the output's type before `output`, but one of bf16 after it";
     says(op().residual(&y.clone(), 1.0).output::<bf16>().run().map(drop), message)?;
 
     let turned = zeros(6, 4)?.swap_axes(0, 1)?;
@@ -324,7 +324,7 @@ fn scaled_products_take_a_bias_of_the_outputs_type(device: &Device) -> Result<()
     assert_eq!(op().output::<f16>().bias(&half).run()?.to_vec()?, values.map(f16::from_f32).repeat(4));
     assert_eq!(op().bias(&brain).bias(None).run()?.to_vec()?, [bf16::ZERO; 24]);
     let wrong = op().bias(&brain).output::<f16>().run();
-    let message = "linear_scaled: bias is one given before the output's type was set, expected a tensor of f16, given after `output`";
+    let message = "linear_scaled: bias is one given before the output's type was set, expected no tensor of the output's type before `output`, but one of f16 after it";
     assert_eq!(wrong.map(drop).map_err(|error| error.to_string()), Err(message.to_owned()));
     assert!(op().bias(&brain).output::<f16>().bias(&half).run().is_err());
     assert!(op().bias(None).output::<f32>().run().is_ok());

@@ -181,6 +181,8 @@ class Graph:
     """A variant's launches, recorded."""
 
     def __init__(self, function, operands, batch_us, plug):
+        # A graph reads the memory of its operands, and does not keep it.
+        self.operands = operands
         sets = operands.sets
         self.results = [None] * len(sets)
         self.first = function(*sets[0])
@@ -228,8 +230,13 @@ def prepare(request, plug, operands_of, variants_of, check_of):
             check_of(name, request, operands, graph.first)
             graphs[name] = graph
         except Exception as error:  # A variant that these sizes and types do not have is absent; the others are measured.
-            absent[name] = (str(error).splitlines() or [repr(error)])[0][:200]
+            absent[name] = why(error)
     return graphs, absent
+
+
+def why(error):
+    """The beginning of what an exception says."""
+    return (str(error).splitlines() or [repr(error)])[0][:200]
 
 
 def cublas_version():
@@ -261,7 +268,10 @@ def serve(operands_of, variants_of, check_of):
             if "prepare" not in request:
                 say({"variants": [], "absent": {}})
                 continue
-            graphs, absent = prepare(request["prepare"], plug, operands_of, variants_of, check_of)
+            try:
+                graphs, absent = prepare(request["prepare"], plug, operands_of, variants_of, check_of)
+            except Exception as error:  # As where there is no memory for the operands: the next request may be smaller.
+                graphs, absent = {}, {"PyTorch": why(error)}
             # Nothing of a request is left to do when it is answered.
             torch.cuda.synchronize()
             say({"variants": list(graphs), "absent": absent})

@@ -97,7 +97,8 @@ pub(crate) struct Args {
     /// Take no times, but launch each subject so often while a profiler is asked to look: for `ncu --profile-from-start off cargo xtask bench …`.
     #[arg(long, value_name = "LAUNCHES", conflicts_with_all = ["csv", "check"])]
     profile: Option<usize>,
-    /// Write the results to this file, and how exact products of f32 are to one with `-error` at the end of its name.
+    /// Write the results to this file, and how exact products of f32 are to one with `-error` at the end of its name. Until the run has ended, what has
+    /// been measured so far of linear operations is in one with `-partial`.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// The commit to note in the results; by default the one that `git` reports here.
@@ -212,7 +213,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             failed += 1;
         }
         // So is it if the run is ended.
-        bench.write(&provenance)?;
+        if let Some(path) = &args.csv {
+            bench.write(&beside(path, "-partial"), &provenance)?;
+        }
         bench.device.release_memory()?;
     }
     let code = match args.profile {
@@ -300,12 +303,21 @@ impl Bench<'_> {
         subjects.extend(control.as_mut().map(|control| control as &mut dyn Subject));
         let mut samplers: Vec<_> = framework.iter().flatten().flat_map(Prepared::samplers).collect();
         let mut samplers: Vec<_> = samplers.iter_mut().map(|sampler| sampler as &mut dyn Sampler).collect();
+        // What loads a kernel is no part of its state.
+        subjects.iter_mut().try_for_each(|subject| subject.enqueue(0))?;
+        stream.synchronize()?;
         let start = Instant::now();
-        let (timings, elsewhere) =
-            benchmark::interleaved_with(&stream, &mut subjects, &mut samplers, &self.options)?;
+        let timed = benchmark::interleaved_with(&stream, &mut subjects, &mut samplers, &self.options);
         let state = self.clocks.as_ref().and_then(|clocks| clocks.since(start));
         drop((subjects, samplers));
-        let framework = framework.map(|framework| framework?.finish(&elsewhere));
+        // PyTorch's process is asked for its memory, or given up, whatever has become of ours.
+        let elsewhere = timed.as_ref().map_or(&[][..], |(_, elsewhere)| elsewhere);
+        let framework = framework.map(|framework| framework?.finish(elsewhere));
+        if let Some(Err(reason)) = &framework {
+            eprintln!("PyTorch is absent from here on: {reason:#}");
+            self.torch = None;
+        }
+        let (timings, _) = timed?;
         let peer_times = timings[ours.len()..].iter();
         let mut peers: Vec<Peer> = peers
             .into_iter()
@@ -322,13 +334,8 @@ impl Bench<'_> {
         if measured.is_empty() {
             measured.push(("none".into(), None));
         }
-        match framework {
-            Some(Ok(framework)) => peers.extend(self.controlled(case, control, framework)),
-            Some(Err(reason)) => {
-                eprintln!("PyTorch is absent from here on: {reason:#}");
-                self.torch = None;
-            }
-            None => {}
+        if let Some(Ok(framework)) = framework {
+            peers.extend(self.controlled(case, control, framework));
         }
 
         let times =
@@ -402,17 +409,18 @@ impl Bench<'_> {
         peers
     }
 
-    /// Writes what has been measured so far, if it is to be written; gives it.
-    fn write(&self, provenance: &Provenance) -> Result<Vec<Measurement>> {
-        let measurements = report::measurements(&self.rows, &self.controls, &self.ceilings, provenance);
-        if let Some(path) = &self.args.csv {
-            rows::write(path, &measurements)?;
-            if !self.errors.is_empty() {
-                let errors = self.errors.iter().flat_map(|compared| compared.rows(provenance));
-                rows::write(&beside(path, "-error"), errors)?;
-            }
+    fn measurements(&self, provenance: &Provenance) -> Vec<Measurement> {
+        report::measurements(&self.rows, &self.controls, &self.ceilings, provenance)
+    }
+
+    /// Writes what has been measured so far to `path`, and how exact products of f32 are to the file beside it.
+    fn write(&self, path: &Path, provenance: &Provenance) -> Result<()> {
+        rows::write(path, self.measurements(provenance))?;
+        if !self.errors.is_empty() {
+            let errors = self.errors.iter().flat_map(|compared| compared.rows(provenance));
+            rows::write(&beside(path, "-error"), errors)?;
         }
-        Ok(measurements)
+        Ok(())
     }
 
     fn report(&self, provenance: &Provenance, cases: &[Case], start: Instant) -> Result<ExitCode> {
@@ -420,7 +428,16 @@ impl Bench<'_> {
         self.ceilings.print();
         report::print_controls(&self.controls);
         self.errors.iter().for_each(Compared::print);
-        let measurements = self.write(provenance)?;
+        if let Some(path) = &self.args.csv {
+            self.write(path, provenance)?;
+            let partial = beside(path, "-partial");
+            for part in [beside(&partial, "-error"), partial] {
+                if part.exists() {
+                    std::fs::remove_file(&part).with_context(|| format!("removing {}", part.display()))?;
+                }
+            }
+        }
+        let measurements = self.measurements(provenance);
         println!("{}: {} cases in {} s", report::suites_of(cases), cases.len(), start.elapsed().as_secs());
         let missed = report::print_verdicts(report::verdicts(&measurements));
         Ok(if missed && self.args.check { ExitCode::FAILURE } else { ExitCode::SUCCESS })

@@ -79,7 +79,7 @@ impl<'a> Session<'a> {
             .ok()
     }
 
-    /// The framework's names and microseconds for a request, which says how long to measure besides. If it fails it is absent from then on.
+    /// The framework's names and microseconds for a request. If it fails it is absent from then on.
     pub(super) fn framework(&mut self, request: &impl Serialize) -> Vec<(String, f64)> {
         let Some(torch) = &mut self.torch else { return Vec::new() };
         match torch.ask(&self.device.default_stream(), request, &self.options) {

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,8 @@ pub(super) const PEER: Script = ("peer.py", include_str!("../../peers/peer.py"))
 pub(super) const TOPK: Script = ("topk.py", include_str!("../../peers/topk.py"));
 /// The longest that one answer may take; compiling a graph is the longest step.
 const PATIENCE: Duration = Duration::from_secs(240);
+/// What preparing a case may add to its warm-up at most.
+const MOST_WARM_UP: Duration = Duration::from_secs(1);
 
 /// The Python process.
 pub(super) struct Torch {
@@ -214,10 +216,15 @@ impl Torch {
         request: &impl Serialize,
         options: &Options,
     ) -> Result<Vec<Measured>> {
+        let start = Instant::now();
         let prepared = self.make_ready(request, options)?;
+        // The GPU has idled meanwhile, and its clock may be higher for as long than one that was busy has.
+        let idle = start.elapsed().min(MOST_WARM_UP);
+        let mut options = *options;
+        options.warm_up = options.warm_up.max(idle);
         let mut samplers = prepared.samplers();
         let mut samplers: Vec<_> = samplers.iter_mut().map(|sampler| sampler as &mut dyn Sampler).collect();
-        let (_, timings) = benchmark::interleaved_with(stream, &mut [], &mut samplers, options)?;
+        let (_, timings) = benchmark::interleaved_with(stream, &mut [], &mut samplers, &options)?;
         drop(samplers);
         prepared.finish(&timings)
     }

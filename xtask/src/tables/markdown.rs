@@ -222,6 +222,7 @@ mod tests {
         let made = table("name", &rows, "epilogue").expect("rows");
         let last: Vec<_> = made.lines().filter(|line| line.starts_with("| linear")).collect();
         assert!(made.contains("| our product / ours |"), "{made}");
+        assert_eq!(last.len(), 3, "{made}");
         for (line, end) in last.into_iter().zip(["| – |", "| 0.80 |", "| – |"]) {
             assert!(line.ends_with(end), "{line}");
         }

@@ -204,7 +204,7 @@ macro_rules! product_methods {
             self.product()?.implementation()
         }
 
-        /// Which implementation [`run_into`](Self::run_into) would take for `y`, which is checked as it is there. It differs from that for a new
+        /// Which implementation [`run_into`](Self::run_into) would take for `y`, after the checks that `run_into` makes of it. It differs from that for a new
         /// output, which has no gaps, where `y` is a view: one that the copy engine cannot store, since rows do not start at multiples of 16
         /// bytes, may take another tile, and leading axes that are not evenly spaced are no rows of one matrix, but a batch or launches of
         /// their own.

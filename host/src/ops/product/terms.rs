@@ -90,7 +90,10 @@ impl<'a, O: Element> Terms<'a, O> {
             return Err(Error::Argument {
                 operation,
                 argument,
-                expected: format!("a tensor of {}, given after `output`", O::DTYPE),
+                expected: format!(
+                    "no tensor of the output's type before `output`, but one of {} after it",
+                    O::DTYPE
+                ),
                 actual: "one given before the output's type was set".into(),
             });
         }

@@ -196,7 +196,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         Ok(Plan::new(self)?.implementation)
     }
 
-    /// Which implementation [`run_into`](Self::run_into) would take for `y`, which is checked as it is there: the same that
+    /// Which implementation [`run_into`](Self::run_into) would take for `y`, after the checks that `run_into` makes of it: the same that
     /// [`implementation`](Self::implementation) tells, since every kernel stores any such output, if need be row by row.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ pub enum Tile {
     /// 128 × 128 on Hopper, persistent, by two warpgroups in turn; f32 is rounded to TF32.
     HopperPingPong128x128,
     /// 128 × 192 on Hopper, persistent, by two warpgroups in turn, two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
     HopperPingPong128x192,
     /// 128 × 256 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; f32 is rounded to TF32.
     HopperCooperative128x256,
@@ -33,24 +33,24 @@ pub enum Tile {
     HopperCooperative128x256Halves,
     /// 128 × 128 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; f32 is rounded to TF32.
     HopperCooperative128x128,
-    /// 64 × 128 on Hopper, persistent, by one warpgroup; for 16-bit types and outputs that are [stored as boxes](Problem::stores_boxes) only.
+    /// 64 × 128 on Hopper, persistent, by one warpgroup; for 16-bit types and outputs that are [stored as boxes](super::Problem::stores_boxes) only.
     HopperCooperative64x128,
     /// 64 × 160 on Hopper, persistent, by one warpgroup, four blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
     HopperCooperative64x160,
     /// 128 × 160 on Hopper, persistent, by two warpgroups together, two by two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
     HopperCooperative128x160,
     /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
     HopperCooperative192x192,
     /// The same, two blocks to a cluster along N.
     HopperCooperative192x192AlongN,
     /// 256 × 176 on Hopper, persistent, by two warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
     HopperCooperative256x176,
     /// 192 × 176 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
-    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
     HopperCooperative192x176,
     /// 128 × 256 on Hopper, for f32 as three TF32 products, two blocks to a cluster.
     HopperSplit128x256,
@@ -232,7 +232,7 @@ impl Tile {
         matches!(self.facts().schedule, Schedule::Persistent { .. })
     }
 
-    /// Whether its kernels serve only outputs that are [stored as boxes](Problem::stores_boxes).
+    /// Whether its kernels serve only outputs that are [stored as boxes](super::Problem::stores_boxes).
     #[must_use]
     pub const fn needs_boxes(self) -> bool {
         match self.facts().schedule {
@@ -241,7 +241,7 @@ impl Tile {
         }
     }
 
-    /// Whether its kernels have no [terms](Fused::Terms).
+    /// Whether its kernels have no [terms](super::Fused::Terms).
     #[must_use]
     pub const fn needs_plain(self) -> bool {
         match self.facts().schedule {
