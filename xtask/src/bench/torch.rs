@@ -315,17 +315,17 @@ mod tests {
         assert!(Torch::open("false", LINEAR).is_err());
     }
 
-    /// Stands for the Python program: variants `a` and `b`, of which `b` ends the process when it is asked for its third sample.
+    /// Stands for the Python program: variants `a` and `b`, of which `b` ends the process when it is asked for a sample of the second request.
     const STAND_IN: Script = (
         "stand-in.sh",
         r#"
         echo '{"torch": "0", "cublas": 130100}'
-        left=2
+        requests=0
         while read -r line; do
             case "$line" in
-                *prepare*) echo '{"variants": ["a", "b"], "absent": {"c": "no"}}' ;;
+                *prepare*) requests=$((requests + 1)); echo '{"variants": ["a", "b"], "absent": {"c": "no"}}' ;;
                 *sample*a*) echo '{"us": 1.5}' ;;
-                *sample*b*) test $left -gt 0 || exit 1; left=$((left - 1)); echo '{"us": 2.5}' ;;
+                *sample*b*) test $requests -lt 2 || exit 1; echo '{"us": 2.5}' ;;
                 *) echo '{"variants": [], "absent": {}}' ;;
             esac
         done

@@ -113,7 +113,7 @@ mod tests {
             "{text}"
         );
         let floor = super::floor_text("name", &rows).expect("rows of one run");
-        assert!(floor.starts_with("The 2 operations and sizes"), "{floor}");
+        assert!(floor.starts_with("The 1 operations and sizes"), "{floor}");
         assert!(super::text("name", &[]).expect("no shapes").contains("no rows"));
     }
 }
