@@ -294,18 +294,18 @@ impl Bench<'_> {
             return profile::launch(&stream, launches, ours.chain(peers));
         }
 
-        let compiled = matches!(case.suite, Suite::Main | Suite::Epilogue);
-        let compile = compiled.then_some(self.args.torch_compile.as_str());
-        let framework = self.torch.as_mut().map(|torch| torch.prepare(case, compile, &self.options));
         let mut subjects: Vec<&mut dyn Subject> =
             ours.iter_mut().map(|ours| &mut **ours as &mut dyn Subject).collect();
         subjects.extend(peers.iter_mut().map(|(_, peer)| &mut **peer as &mut dyn Subject));
         subjects.extend(control.as_mut().map(|control| control as &mut dyn Subject));
-        let mut samplers: Vec<_> = framework.iter().flatten().flat_map(Prepared::samplers).collect();
-        let mut samplers: Vec<_> = samplers.iter_mut().map(|sampler| sampler as &mut dyn Sampler).collect();
-        // What loads a kernel is no part of its state.
+        // Before the clock is watched: what loads a kernel is no part of its state.
         subjects.iter_mut().try_for_each(|subject| subject.enqueue(0))?;
         stream.synchronize()?;
+        let compiled = matches!(case.suite, Suite::Main | Suite::Epilogue);
+        let compile = compiled.then_some(self.args.torch_compile.as_str());
+        let framework = self.torch.as_mut().map(|torch| torch.prepare(case, compile, &self.options));
+        let mut samplers: Vec<_> = framework.iter().flatten().flat_map(Prepared::samplers).collect();
+        let mut samplers: Vec<_> = samplers.iter_mut().map(|sampler| sampler as &mut dyn Sampler).collect();
         let start = Instant::now();
         let timed = benchmark::interleaved_with(&stream, &mut subjects, &mut samplers, &self.options);
         let state = self.clocks.as_ref().and_then(|clocks| clocks.since(start));
