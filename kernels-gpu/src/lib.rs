@@ -11,6 +11,7 @@
 //! | [`linear_hopper_f32`] | the same on Hopper, for f32 at f32 accuracy (sm_90a) |
 //! | [`linear_narrow`] | the same, for many rows of few columns (sm_90 and later) |
 //! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |
+//! | [`linear_strided`] | the same, for small operands that lie in any way (sm_90 and later) |
 //! | [`linear_update`] | the same with a generated low-rank update, on sm_80 and every later architecture |
 //! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_75 and later |
 //! | [`linear_fp8_hopper`] | the same on Hopper, multiplied as they are (sm_90a) |
@@ -55,6 +56,8 @@ pub mod linear_hopper_f32;
 pub mod linear_narrow;
 #[cfg(feature = "linear_skinny")]
 pub mod linear_skinny;
+#[cfg(feature = "linear_strided")]
+pub mod linear_strided;
 #[cfg(feature = "linear_update")]
 pub mod linear_update;
 #[cfg(feature = "linear_update_hopper")]

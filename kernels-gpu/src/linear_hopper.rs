@@ -189,6 +189,9 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
                         S::store_boxes::<O, _, true>(&accumulators, &e, &columns, &boxes, part);
                     } else if S::PASSES_BOXES {
                         S::store_boxes::<O, _, false>(&accumulators, &through_boxes, &columns, &boxes, part);
+                    } else if S::STORES_MASKS {
+                        let masked = in_registers.with_mask();
+                        S::store_boxes::<O, _, false>(&accumulators, &masked, &columns, &boxes, part);
                     } else {
                         S::store_boxes::<O, _, false>(&accumulators, &in_registers, &columns, &boxes, part);
                     }

@@ -21,6 +21,8 @@ pub type Skinny64x64 = TransposedTile<[f32; 32], 1, 1, 8, 14, 1, 1>;
 pub type Skinny64x64Split2 = TransposedTile<[f32; 32], 1, 1, 8, 14, 2, 1>;
 /// 64 × 64 outputs by eight blocks.
 pub type Skinny64x64Split8 = TransposedTile<[f32; 32], 1, 1, 5, 6, 8, 2>;
+/// The same with rings as deep as a multiprocessor's shared memory, which holds no second block then.
+pub type Skinny64x64Split8Deep = TransposedTile<[f32; 32], 1, 1, 11, 13, 8, 1>;
 /// 32 × 64 outputs by one block.
 pub type Skinny32x64 = TransposedTile<[f32; 16], 1, 2, 5, 9, 1, 1>;
 /// 16 × 64 outputs by one block.
@@ -68,6 +70,7 @@ pub struct SkinnyParams {
         linear_skinny_f16_f16_64x64 = <F16, F16, Skinny64x64>,
         linear_skinny_f16_f16_64x64_split2 = <F16, F16, Skinny64x64Split2>,
         linear_skinny_f16_f16_64x64_split8 = <F16, F16, Skinny64x64Split8>,
+        linear_skinny_f16_f16_64x64_split8_deep = <F16, F16, Skinny64x64Split8Deep>,
         linear_skinny_f16_f16_32x64 = <F16, F16, Skinny32x64>,
         linear_skinny_f16_f16_16x64 = <F16, F16, Skinny16x64>,
         linear_skinny_f16_f16_16x64_split2 = <F16, F16, Skinny16x64Split2>,
@@ -77,6 +80,7 @@ pub struct SkinnyParams {
         linear_skinny_bf16_bf16_64x64 = <Bf16, Bf16, Skinny64x64>,
         linear_skinny_bf16_bf16_64x64_split2 = <Bf16, Bf16, Skinny64x64Split2>,
         linear_skinny_bf16_bf16_64x64_split8 = <Bf16, Bf16, Skinny64x64Split8>,
+        linear_skinny_bf16_bf16_64x64_split8_deep = <Bf16, Bf16, Skinny64x64Split8Deep>,
         linear_skinny_bf16_bf16_32x64 = <Bf16, Bf16, Skinny32x64>,
         linear_skinny_bf16_bf16_16x64 = <Bf16, Bf16, Skinny16x64>,
         linear_skinny_bf16_bf16_16x64_split2 = <Bf16, Bf16, Skinny16x64Split2>,

@@ -52,6 +52,12 @@ pub static MODULES: &[PtxModule] = &[
         text: include_str!("../ptx/linear_skinny.sm_90a.ptx"),
     },
     PtxModule {
+        family: "linear_strided",
+        arch: (9, 0),
+        arch_specific: false,
+        text: include_str!("../ptx/linear_strided.sm_90.ptx"),
+    },
+    PtxModule {
         family: "linear_update",
         arch: (7, 5),
         arch_specific: false,

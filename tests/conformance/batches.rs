@@ -36,7 +36,7 @@ fn tiles<T: LinearInput>(device: &Device, fused: Fused) -> Vec<Option<Tile>> {
         device.kind() != DeviceKind::Cpu
             && tile.runs_on(capability)
             && tile.serves(T::DTYPE, Access::Aligned)
-            && (fused != Fused::Terms || !tile.needs_plain())
+            && tile.serves_fused(fused)
     });
     std::iter::once(None).chain(own.map(Some)).collect()
 }

@@ -31,11 +31,12 @@ const ALL_TERMS: Terms = Terms {
 const IN_PLACE: Terms = Terms { in_place: true, ..ALL_TERMS };
 
 /// Several tiles with tails, and sums longer than any ring of stages; activations alone, and every term, which pass through the boxes that the copy
-/// engine stores, since N is a multiple of 8, apart from the output and in it; and every term where it is not, so that warps store row by row.
-const FUSED: [Fused; 6] = [
+/// engine stores, since N is a multiple of 8, apart from the output and in it; a mask alone; and every term where it is not, so that warps store row by row.
+const FUSED: [Fused; 7] = [
     (Activation::GeluErf, NO_TERMS, (200, 712, 264)),
     (Activation::GeluErf, NO_TERMS, (65, 40, 72)),
     (Activation::Relu, NO_TERMS, (136, 200, 136)),
+    (Activation::Relu, MASK, (136, 200, 136)),
     (Activation::Silu, ALL_TERMS, (136, 200, 136)),
     (Activation::Relu, IN_PLACE, (136, 40, 264)),
     (Activation::Relu, ALL_TERMS, (72, 40, 133)),
@@ -53,6 +54,9 @@ const NO_TERMS: Terms = Terms {
     preactivation: false,
     beside: WHOLE,
 };
+
+/// A mask alone.
+const MASK: Terms = Terms { mask: true, ..NO_TERMS };
 
 const WHOLE: Placement = Placement { before: 0, after: 0 };
 
@@ -78,7 +82,8 @@ fn check(tile: Tile, [input, output]: [DType; 2], access: Access) -> Result<BTre
     let mut ran = BTreeSet::new();
     let devices = devices();
     for (activation, terms, (m, k, n)) in FUSED {
-        if tile.needs_plain() && terms != NO_TERMS || tile.needs_boxes() && !n.is_multiple_of(8) {
+        let case = LinearCase { activation, terms, ..LinearCase::new(input, m, k, n) };
+        if !tile.serves_fused(case.fused()) || tile.needs_boxes() && !n.is_multiple_of(8) {
             continue;
         }
         // The kernels of f16 are those of bf16 but for conversions: one of the two sums what is longer than a ring.
@@ -87,6 +92,8 @@ fn check(tile: Tile, [input, output]: [DType; 2], access: Access) -> Result<BTre
         }
         // Rows that start at multiples of 4 bytes.
         let k = if access == Access::Words { k + 4 / input.size() } else { k };
+        // Rows that start at multiples of an element.
+        let k = if access == Access::Strided { k + 1 } else { k };
         // Few columns, of which pairs are no words.
         let (k, n) = if access == Access::Dense { (k % 128 + 1, n % 128 + 1) } else { (k, n) };
         let precision = tile.precision(input);
@@ -119,7 +126,7 @@ fn check(tile: Tile, [input, output]: [DType; 2], access: Access) -> Result<BTre
 /// Runs every tile of some types, and compares what ran with what ships.
 fn check_all([input, output]: [DType; 2]) -> Result<(), Failed> {
     let mut ran = BTreeSet::new();
-    for access in [Access::Aligned, Access::Words, Access::Dense] {
+    for access in [Access::Aligned, Access::Words, Access::Dense, Access::Strided] {
         let serves = |tile: &Tile| tile.serves(input, access) && tile.serves_output(input, output);
         for tile in Tile::ALL.into_iter().filter(serves) {
             ran.extend(check(tile, [input, output], access)?);
@@ -241,7 +248,8 @@ fn operands_of_every_layout_are_read_where_they_lie() -> Result<(), Failed> {
                 tile.serves(input, access)
             };
             // One portable tile shows what a copy looks like.
-            if !reads([false, true]) && tile != Tile::T64x64 || tile.needs_plain() && terms != NO_TERMS {
+            let fused = LinearCase { terms, ..LinearCase::new(input, 1, 1, 1) }.fused();
+            if !reads([false, true]) && tile != Tile::T64x64 || !tile.serves_fused(fused) {
                 continue;
             }
             // Those for few rows read W across alone, and several of their blocks share a sum that is longer than their rings.

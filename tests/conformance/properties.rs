@@ -120,11 +120,10 @@ fn has_kernel(case: &LinearCase, tile: Tile, capability: (u32, u32)) -> bool {
         (0, 0) => true,
         _ => tile.runs_on(capability) && (case.k > 0 || !tile.is_hopper()),
     };
-    let plain = case.terms == Terms::default();
     let places = [case.y, case.terms.beside].map(|place| place.before | place.after);
     let chunks = (case.n | places[0] | places[1]).is_multiple_of(8);
     let serves = tile.serves(case.input, Access::Aligned) && tile.serves_output(case.input, case.output);
-    runs && serves && (!tile.needs_boxes() || chunks) && (!tile.needs_plain() || plain)
+    runs && serves && (!tile.needs_boxes() || chunks) && tile.serves_fused(case.fused())
 }
 
 /// The source of everything that is drawn: the same on every run, unless the variable says otherwise.

@@ -11,6 +11,7 @@
 
 mod activation;
 mod linear;
+mod mask;
 mod registers;
 
 pub use activation::{Activation, Floor, Function};

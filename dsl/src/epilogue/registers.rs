@@ -1,6 +1,6 @@
 //! The epilogues of the shipped products for accumulators in registers.
 
-use super::{Activation, ColumnState, Epilogue, Floor, Function, FusedLinear, InputRows, Sink};
+use super::{Activation, ColumnState, Epilogue, Floor, Function, FusedLinear, InputRows, Sink, mask};
 use crate::float::Element;
 use crate::layout::{Coord, FRAGMENT_COLUMNS as COLUMNS, FRAGMENT_ROWS};
 use crate::ptx;
@@ -14,6 +14,13 @@ pub struct InRegisters<'a, B, O, F = Activation> {
 }
 
 impl<'a, B, O> InRegisters<'a, B, O> {
+    /// The same, and the mask.
+    #[inline(always)]
+    #[must_use]
+    pub fn with_mask(self) -> MaskedInRegisters<'a, B, O> {
+        MaskedInRegisters { plain: self }
+    }
+
     /// The same with a function that is cheap enough to stand once for every accumulator, if the activation is one.
     #[inline(always)]
     #[must_use]
@@ -71,6 +78,90 @@ impl<B: Element, O: Element, F: Function> Epilogue for InRegisters<'_, B, O, F> 
     ) {
         // SAFETY: the caller's promise.
         unsafe { self.function.hand_over(values, sink) };
+    }
+}
+
+impl<B: Element, O: Element> FusedLinear<'_, B, O> {
+    /// Stores whether each number is above 0, as bits: the four lanes that have a row's columns give each other their bits, and each stores
+    /// one of the words that come of it.
+    ///
+    /// # Safety
+    ///
+    /// As [`Epilogue::finish_fragments`].
+    #[inline(always)]
+    unsafe fn store_mask_of_fragments<const N: usize>(&self, at: Coord, fragments: &[[[f32; 4]; N]]) {
+        const { assert!(N as u32 * COLUMNS == u32::BITS, "fragments of a word") };
+        let fused = self.computed_late();
+        // Which of the lanes that have these rows, of four.
+        let own = at.column % COLUMNS / 2;
+        let bits = mask::bits_above_zero(fragments);
+        // SAFETY: all lanes of the warp are here.
+        let others = unsafe { [1, 2, 3].map(|distance| ptx::shfl_sync_bfly(bits, distance)) };
+        let word = mask::word(own, [bits, others[0], others[1], others[2]]);
+        let (row, index) = (at.row + own % 2 * (FRAGMENT_ROWS / 2), at.column / u32::BITS + own / 2);
+        let is_own = own < 2 * fragments.len() as u32;
+        // Columns outside the matrix have sums of zeros and no bias: no number above 0.
+        if is_own && row < fused.rows && index < fused.columns.div_ceil(u32::BITS) {
+            // SAFETY: within the row's words; no other lane has this one.
+            unsafe { ptx::st_global_b32(fused.mask_row(row).offset(index as u64).address(), word) };
+        }
+    }
+}
+
+/// As [`InRegisters`], and the mask of what is above 0, if there is one. What the mask's words are made of is the lanes' own.
+#[derive(Clone, Copy)]
+pub struct MaskedInRegisters<'a, B, O> {
+    plain: InRegisters<'a, B, O>,
+}
+
+impl<B: Element, O: Element> Epilogue for MaskedInRegisters<'_, B, O> {
+    /// The bias.
+    type Column = f32;
+    type Row = ();
+
+    #[inline(always)]
+    unsafe fn column(&self, column: u32) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.plain.column(column) }
+    }
+
+    #[inline(always)]
+    unsafe fn row(&self, _: u32) {}
+
+    #[inline(always)]
+    unsafe fn apply<const N: usize>(&self, at: Coord, (): (), _: [f32; N], sums: [f32; N]) -> [f32; N] {
+        let fused = self.plain.fused;
+        // SAFETY: the caller's promise.
+        unsafe { fused.apply(at, fused.row(at.row), fused.columns(at.column), sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn begin_fragments<const N: usize>(
+        &self,
+        rows: [(); 2],
+        bias: &[[f32; 2]; N],
+        sums: &mut [[f32; 4]; N],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { self.plain.begin_fragments(rows, bias, sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn finish_fragments<const N: usize>(
+        &self,
+        at: Coord,
+        rows: [(); 2],
+        bias: &[[[f32; 2]; N]],
+        values: &mut [[[f32; 4]; N]],
+        sink: &impl Sink<N>,
+    ) {
+        // SAFETY: the caller's promise; a mask that is not null is valid.
+        unsafe {
+            if !self.plain.fused.params.mask.is_null() {
+                self.plain.fused.store_mask_of_fragments(at, values);
+            }
+            self.plain.finish_fragments(at, rows, bias, values, sink);
+        }
     }
 }
 
@@ -195,49 +286,6 @@ impl<B: Element, O: Element> ThroughBoxes<'_, B, O> {
             }
         }
     }
-
-    /// Stores whether each number is above 0, as bits: the lanes that have a row's columns put their bits together, and each stores one
-    /// of the words that come of it.
-    ///
-    /// # Safety
-    ///
-    /// As [`Epilogue::finish_fragments`].
-    #[inline(always)]
-    unsafe fn store_mask<const N: usize>(&self, at: Coord, fragments: &[[[f32; 4]; N]]) {
-        const { assert!(N as u32 * COLUMNS == u32::BITS, "fragments of a word") };
-        let fused = self.fused.computed_late();
-        // Which of the lanes that have these rows, of four.
-        let own = at.column % COLUMNS / 2;
-        let mut word = 0;
-        for (i, fragments) in fragments.iter().enumerate() {
-            for half in 0..2 {
-                let mut bits = 0;
-                for (f, fragment) in fragments.iter().enumerate() {
-                    for c in 0..2 {
-                        if fragment[2 * half + c] > 0.0 {
-                            bits |= 1 << (f as u32 * COLUMNS + c as u32);
-                        }
-                    }
-                }
-                bits <<= 2 * own;
-                // SAFETY: all lanes of the warp are here.
-                unsafe {
-                    bits |= ptx::shfl_sync_bfly(bits, 1);
-                    bits |= ptx::shfl_sync_bfly(bits, 2);
-                }
-                if own == 2 * i as u32 + half as u32 {
-                    word = bits;
-                }
-            }
-        }
-        let (row, index) = (at.row + own % 2 * (FRAGMENT_ROWS / 2), at.column / u32::BITS + own / 2);
-        let is_own = own < 2 * fragments.len() as u32;
-        // Columns outside the matrix have sums of zeros and no bias: no number above 0.
-        if is_own && row < fused.rows && index < fused.columns.div_ceil(u32::BITS) {
-            // SAFETY: within the row's words; no other lane has this one.
-            unsafe { ptx::st_global_b32(fused.mask_row(row).offset(index as u64).address(), word) };
-        }
-    }
 }
 
 impl<B: Element, O: Element> Epilogue for ThroughBoxes<'_, B, O> {
@@ -311,7 +359,7 @@ impl<B: Element, O: Element> Epilogue for ThroughBoxes<'_, B, O> {
                 sink.store(&self.fused.computed_late().preactivation());
             }
             if !p.mask.is_null() {
-                self.store_mask(at, values);
+                self.fused.store_mask_of_fragments(at, values);
             }
             p.activation.hand_over(values, sink);
         }

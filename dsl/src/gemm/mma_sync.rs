@@ -28,7 +28,7 @@ pub(super) const MMA_N: u32 = 8;
 /// Bytes of a row that one k-step multiplies.
 pub(super) const STEP_BYTES: u32 = 32;
 /// Columns that a lane transforms and stores at a time.
-const COLUMNS: usize = 4;
+pub(super) const COLUMNS: usize = 4;
 
 /// A tile of `WARPS_M` × `WARPS_N` warps, each with `MI` × `NI` accumulators of 16 × 8, over a ring of `STAGES` slots whose
 /// rows have `ROW_BYTES` bytes (64 or 128).
@@ -182,6 +182,84 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
         staged
     };
 
+    /// The first of the columns of the output that this lane transforms and stores.
+    #[inline(always)]
+    fn output_column(tile: TileIndex) -> u32 {
+        let column = warp::lane_id() % const { Self::WARP_N / COLUMNS as u32 } * COLUMNS as u32;
+        tile.n * Self::BLOCK_N + Self::warp_origin().1 + column
+    }
+
+    /// What `epilogue` knows of the columns that this lane will store.
+    ///
+    /// # Safety
+    ///
+    /// As [`TileShape::store`].
+    #[inline(always)]
+    pub(super) unsafe fn columns<E: Epilogue>(epilogue: &E, tile: TileIndex) -> [E::Column; COLUMNS] {
+        // SAFETY: the caller's promise.
+        unsafe { epilogue.columns(Self::output_column(tile)) }
+    }
+
+    /// As [`TileShape::store`], by warps that have a place in the tile, when no warp of the block reads the ring any more.
+    ///
+    /// # Safety
+    ///
+    /// As [`TileShape::store`]; `columns` is what [`columns`](Self::columns) returned.
+    #[inline(always)]
+    pub(super) unsafe fn store_staged<O: Element, E: Epilogue>(
+        accumulators: <Self as TileShape>::Accumulators,
+        (epilogue, columns): (E, [E::Column; COLUMNS]),
+        output: Output<O>,
+        tile: TileIndex,
+    ) {
+        let lane = warp::lane_id();
+        let staged_bytes = Self::STAGED as u32 * Self::STAGING_BYTES;
+        let staging = SharedAddress::dynamic().offset(warp::warp_id() * staged_bytes);
+        let word = |row: u32, column: u32| staging.offset(4 * staging_word(Self::WARP_N, row, column)).get();
+
+        let lanes_per_row = const { Self::WARP_N / COLUMNS as u32 };
+        let rows_per_pass = warp::SIZE / lanes_per_row;
+        let (warp_row, _) = Self::warp_origin();
+        let (first_row, column) = (lane / lanes_per_row, (lane % lanes_per_row) * COLUMNS as u32);
+        let output_row = tile.m * Self::BLOCK_M + warp_row + first_row;
+        let output_column = Self::output_column(tile);
+        let vector_aligned = output.is_vector_aligned();
+
+        for round in 0..MI / Self::STAGED {
+            for i in 0..Self::STAGED {
+                for (j, &[c0, c1, c2, c3]) in accumulators[round * Self::STAGED + i].iter().enumerate() {
+                    let at = accumulator_coord(lane, 0);
+                    let (row, column) = (i as u32 * MMA_M + at.row, j as u32 * MMA_N + at.column);
+                    // SAFETY: within this warp's part of the staging buffer, which no other warp touches.
+                    unsafe {
+                        ptx::st_shared_v2_f32(word(row, column), [c0, c1]);
+                        ptx::st_shared_v2_f32(word(row + MMA_M / 2, column), [c2, c3]);
+                    }
+                }
+            }
+            // SAFETY: all lanes of the warp are here.
+            unsafe { warp::sync_warp() };
+            // Not unrolled: the epilogue's code is larger than the loop's overhead.
+            let rows = ptx::opaque(Self::STAGED as u32 * MMA_M);
+            let mut row = 0;
+            while row < rows {
+                // SAFETY: written before the barrier, by this warp.
+                let staged = unsafe { ptx::ld_shared_v4_f32(word(row + first_row, column)) };
+                let row_in_tile = (round * Self::STAGED) as u32 * MMA_M + row;
+                let at = Coord { row: output_row + row_in_tile, column: output_column };
+                // SAFETY: the caller's promise; every element of the tile belongs to one lane of one warp, and the lanes of a row
+                // have four neighbouring columns each.
+                unsafe {
+                    let result = epilogue.apply(at, epilogue.row(at.row), columns, staged);
+                    output.store_4(at.row, at.column, result, vector_aligned);
+                }
+                row += rows_per_pass;
+            }
+            // SAFETY: all lanes of the warp are here.
+            unsafe { warp::sync_warp() };
+        }
+    }
+
     /// This warp's place in the tile: its first row and its first column.
     #[inline(always)]
     pub(super) fn warp_origin() -> (u32, u32) {
@@ -289,55 +367,11 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
         tile: TileIndex,
     ) {
         // The staging buffer takes the ring's place once no warp reads the ring any more.
-        // SAFETY: all threads of the block are here.
-        unsafe { thread::sync_threads() };
-        let lane = warp::lane_id();
-        let staged_bytes = Self::STAGED as u32 * Self::STAGING_BYTES;
-        let staging = SharedAddress::dynamic().offset(warp::warp_id() * staged_bytes);
-        let word = |row: u32, column: u32| staging.offset(4 * staging_word(Self::WARP_N, row, column)).get();
-
-        let lanes_per_row = const { Self::WARP_N / COLUMNS as u32 };
-        let rows_per_pass = warp::SIZE / lanes_per_row;
-        let (warp_row, warp_column) = Self::warp_origin();
-        let (first_row, column) = (lane / lanes_per_row, (lane % lanes_per_row) * COLUMNS as u32);
-        let output_row = tile.m * Self::BLOCK_M + warp_row + first_row;
-        let output_column = tile.n * Self::BLOCK_N + warp_column + column;
-        let vector_aligned = output.is_vector_aligned();
-        // SAFETY: the caller's promise.
-        let columns = unsafe { epilogue.columns::<COLUMNS>(output_column) };
-
-        for round in 0..MI / Self::STAGED {
-            for i in 0..Self::STAGED {
-                for (j, &[c0, c1, c2, c3]) in accumulators[round * Self::STAGED + i].iter().enumerate() {
-                    let at = accumulator_coord(lane, 0);
-                    let (row, column) = (i as u32 * MMA_M + at.row, j as u32 * MMA_N + at.column);
-                    // SAFETY: within this warp's part of the staging buffer, which no other warp touches.
-                    unsafe {
-                        ptx::st_shared_v2_f32(word(row, column), [c0, c1]);
-                        ptx::st_shared_v2_f32(word(row + MMA_M / 2, column), [c2, c3]);
-                    }
-                }
-            }
-            // SAFETY: all lanes of the warp are here.
-            unsafe { warp::sync_warp() };
-            // Not unrolled: the epilogue's code is larger than the loop's overhead.
-            let rows = ptx::opaque(Self::STAGED as u32 * MMA_M);
-            let mut row = 0;
-            while row < rows {
-                // SAFETY: written before the barrier, by this warp.
-                let staged = unsafe { ptx::ld_shared_v4_f32(word(row + first_row, column)) };
-                let row_in_tile = (round * Self::STAGED) as u32 * MMA_M + row;
-                let at = Coord { row: output_row + row_in_tile, column: output_column };
-                // SAFETY: the caller's promise; every element of the tile belongs to one lane of one warp, and the lanes of a row
-                // have four neighbouring columns each.
-                unsafe {
-                    let result = epilogue.apply(at, epilogue.row(at.row), columns, staged);
-                    output.store_4(at.row, at.column, result, vector_aligned);
-                }
-                row += rows_per_pass;
-            }
-            // SAFETY: all lanes of the warp are here.
-            unsafe { warp::sync_warp() };
+        // SAFETY: all threads of the block are here; the caller's promise.
+        unsafe {
+            thread::sync_threads();
+            let columns = Self::columns(&epilogue, tile);
+            Self::store_staged(accumulators, (epilogue, columns), output, tile);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The matrix product: a block multiplies a tile of rows of A with a tile of rows of B and stores `epilogue(A Bᵀ)`. Rows are
-//! contiguous along K; [`wgmma`] also reads 16-bit operands that are contiguous along the other index ([`Layouts`]).
+//! contiguous along K; [`wgmma`] also reads 16-bit operands that are contiguous along the other index ([`Layouts`]), and [`strided`] such as lie in any way.
 //!
 //! There are several main loops. What happens between the rows in global memory and the accumulators is their business.
 //!
@@ -9,6 +9,7 @@
 //! | [`update`] | the same, with a low-rank update of the product | an [`UpdateShape`](update::UpdateShape) | `run` |
 //! | [`turing`] | sm_75, in the place of `mma_sync` | the same | the same |
 //! | [`turing_update`] | sm_75, in the place of `update` | an [`UpdateShape`](update::UpdateShape) | `run` |
+//! | [`strided`] | operands of 16-bit types that lie in any way | the [`Readers`](strided::Readers) of a tile | [`multiply`](strided::Readers::multiply), [`store`](strided::store) |
 //! | [`wgmma`] | sm_90a | a [`PersistentTile`] | [`load`](PersistentTile::load) in one thread, [`multiply`](PersistentTile::multiply) and a store in others |
 //! | [`split_k`] | sm_90a, few rows of A or few tiles | a [`SplitKTile`] | [`load`](SplitKTile::load) in one warp, [`multiply`](SplitKTile::multiply), [`exchange`](SplitKTile::exchange) and [`store`](SplitKTile::store) in others |
 //! | [`narrow`] | sm_90, many rows of A, few columns of both | – | [`run`](narrow::run) |
@@ -25,8 +26,10 @@ pub mod narrow;
 mod persistent;
 mod schedule;
 pub mod split_k;
+pub mod strided;
 pub mod turing;
 pub mod turing_update;
+mod two_slots;
 pub mod update;
 pub mod wgmma;
 pub mod wgmma_f32;

@@ -141,6 +141,9 @@ pub trait PersistentTile: 'static {
     /// a few accumulators waits for each round's. Where few registers are left, a loop needs fewer.
     const UNROLLS: bool;
 
+    /// Whether the columns that are stored at a time are whole words of a mask.
+    const STORES_MASKS: bool = Self::BLOCK_N.is_multiple_of(u32::BITS);
+
     /// How many clusters' tiles along M the order of a launch's tiles visits before it steps along N.
     const RASTER_GROUP: u32;
 

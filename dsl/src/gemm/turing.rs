@@ -1,12 +1,12 @@
 //! The main loop of sm_75, which has `ldmatrix` and `mma.sync` for f16, but no `cp.async`, and of other types no products on tensor cores
 //! that would be exact enough.
 //!
-//! Two slots of shared memory take turns. While the products of one are made, the rows of the next are on their way to registers, from
-//! where they go to the other slot; one barrier a slot says that it is complete, and that the one before it is free.
+//! Rows go through registers to two slots of shared memory in turn.
 
 use core::marker::PhantomData;
 
 use super::mma_sync::{FragmentLoader, MMA_M, MMA_N, STEP_BYTES};
+use super::two_slots::{self, SlotProducts, SlotReader, Slots};
 use crate::float::{Bf16, Element, F16};
 use crate::layout::{CHUNK_BYTES, swizzled_chunk};
 use crate::ptx;
@@ -203,15 +203,15 @@ impl<T: Element, S: CopyShape> RowReader<T, S> {
             kind: PhantomData,
         }
     }
+}
 
-    /// Reads this thread's chunks of slot `slot` along K. What lies beyond K is zero; rows beyond the last are the last again, for what
-    /// comes of them is not stored.
-    ///
-    /// # Safety
-    ///
-    /// The operand is valid for reads, with aligned rows; nothing writes it while the kernel runs.
+// SAFETY: all-zero bits are integers.
+unsafe impl<T: Element, S: CopyShape> SlotReader for RowReader<T, S> {
+    type Words = [[u32; 4]; MAX_PASSES];
+
+    /// This thread's chunks. What lies beyond K is zero; rows beyond the last are the last again, for what comes of them is not stored.
     #[inline(always)]
-    pub(super) unsafe fn read(&self, slot: u32) -> [[u32; 4]; MAX_PASSES] {
+    unsafe fn read(&self, slot: u32) -> Self::Words {
         let left = self.bytes_left - (slot * S::ROW_BYTES) as i32;
         let from = self.from + (slot * S::ROW_BYTES) as u64;
         // SAFETY: all-zero bits are integers.
@@ -246,18 +246,32 @@ impl<T: Element, S: CopyShape> RowReader<T, S> {
         chunks
     }
 
-    /// Puts chunks into the rows at `to`.
-    ///
-    /// # Safety
-    ///
-    /// `to` has room for the rows, a multiple of 1024; no other thread touches them until a barrier.
     #[inline(always)]
-    pub(super) unsafe fn put(&self, to: SharedAddress, chunks: &[[u32; 4]; MAX_PASSES]) {
+    unsafe fn put(&self, to: SharedAddress, chunks: &Self::Words) {
         for (pass, chunk) in chunks.iter().enumerate().take(Self::PASSES) {
             let to = to.offset(self.to + pass as u32 * (S::ROWS_PER_PASS * S::ROW_BYTES));
             // SAFETY: the caller's promise; this thread's own chunk.
             unsafe { ptx::st_shared_v4_b32(to.get(), *chunk) }
         }
+    }
+}
+
+/// The products of a warp at row and column `origin` of the tile.
+struct WarpProducts<T, const MI: usize, const NI: usize, const ROW_BYTES: u32> {
+    accumulators: [[[f32; 4]; NI]; MI],
+    b_offset: u32,
+    origin: (u32, u32),
+    kind: PhantomData<T>,
+}
+
+impl<T: TuringElement, const MI: usize, const NI: usize, const ROW_BYTES: u32> SlotProducts
+    for WarpProducts<T, MI, NI, ROW_BYTES>
+{
+    #[inline(always)]
+    unsafe fn add(&mut self, slot: SharedAddress) {
+        let part = SlotPart { slot, b_offset: self.b_offset, row: self.origin.0, column: self.origin.1 };
+        // SAFETY: the caller's promise.
+        unsafe { T::multiply_slot::<MI, NI, ROW_BYTES>(&mut self.accumulators, part) }
     }
 }
 
@@ -280,38 +294,20 @@ pub(super) unsafe fn multiply<
     k: u32,
     origin: (u32, u32),
 ) -> [[[f32; 4]; NI]; MI] {
-    let b_offset = const { A::ROWS * ROW_BYTES };
-    let slot_bytes = const { (A::ROWS + B::ROWS) * ROW_BYTES };
-    let ring = SharedAddress::dynamic();
-    let slots = (k * T::BYTES).div_ceil(ROW_BYTES);
+    let slots = Slots {
+        count: (k * T::BYTES).div_ceil(ROW_BYTES),
+        bytes: const { (A::ROWS + B::ROWS) * ROW_BYTES },
+        b_offset: const { A::ROWS * ROW_BYTES },
+    };
     // SAFETY: all-zero bits are numbers.
-    let mut accumulators: [[[f32; 4]; NI]; MI] = unsafe { core::mem::zeroed() };
-    let (mut at, mut before) = (ring, ring.offset(slot_bytes));
-    let mut slot = ptx::opaque(0);
-    while slot <= slots {
-        // SAFETY: all-zero bits are integers.
-        let mut read: [[[u32; 4]; MAX_PASSES]; 2] = unsafe { core::mem::zeroed() };
-        if slot < slots {
-            // SAFETY: the caller's promise.
-            unsafe { read = [a.read(slot), b.read(slot)] };
-        }
-        if slot > 0 {
-            let part = SlotPart { slot: before, b_offset, row: origin.0, column: origin.1 };
-            // SAFETY: the barrier below has made the slot visible; all lanes of the warp are here.
-            unsafe { T::multiply_slot::<MI, NI, ROW_BYTES>(&mut accumulators, part) };
-        }
-        // SAFETY: the products of the slot that this takes the place of were made before the last barrier. All threads of the block
-        // run the loop as often.
-        unsafe {
-            if slot < slots {
-                a.put(at, &read[0]);
-                b.put(at.offset(b_offset), &read[1]);
-            }
-            thread::sync_threads();
-        }
-        (at, before) = (before, at);
-        // Opaque, so that neither the first slot nor the last gets code of its own.
-        slot = ptx::opaque(slot + 1);
-    }
-    accumulators
+    let accumulators = unsafe { core::mem::zeroed() };
+    let mut products = WarpProducts::<T, MI, NI, ROW_BYTES> {
+        accumulators,
+        b_offset: slots.b_offset,
+        origin,
+        kind: PhantomData,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { two_slots::multiply(a, b, slots, &mut products) };
+    products.accumulators
 }

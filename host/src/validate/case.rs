@@ -6,6 +6,7 @@ use super::data::Data;
 use crate::DType;
 use crate::error::{Error, Result};
 use crate::ops::linear::Tile;
+use crate::ops::linear::select::Fused;
 use crate::ops::{Activation, Precision};
 
 /// Where an operand lies: a matrix of its own, or columns of a larger one.
@@ -142,6 +143,19 @@ pub struct LinearCase {
 }
 
 impl LinearCase {
+    /// What is done to the products.
+    #[must_use]
+    pub fn fused(&self) -> Fused {
+        let Terms { row_scale, column_scale, beta, mask, preactivation, .. } = self.terms;
+        let has_scales = row_scale != Scales::None || column_scale != Scales::None;
+        match self.activation {
+            _ if has_scales || beta != 0.0 || preactivation => Fused::Terms,
+            _ if mask => Fused::Mask,
+            Activation::None | Activation::Relu => Fused::Floor,
+            _ => Fused::Activation,
+        }
+    }
+
     /// `[m, k] × [n, k]ᵀ` of type `dtype` with a bias and ReLU, on uniform data.
     #[must_use]
     pub fn new(dtype: DType, m: usize, k: usize, n: usize) -> Self {

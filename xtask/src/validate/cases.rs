@@ -350,12 +350,18 @@ fn tiles(
         LinearCase { activation: Activation::GeluErf, scale: -0.37, ..case((65, 88, 90)) },
         case((70_000, 7, 5)),
     ]);
+    // Rows of odd lengths and odd places, sums of several slots, and one operand that could be read faster.
+    let strided = [(127, 127, 127), (70, 300, 45), (33, 1, 65), (1, 5, 3), (64, 384, 64)].map(case);
+    let strided = strided.into_iter().chain([
+        LinearCase { x: Placement { before: 1, after: 2 }, w: Placement { before: 3, after: 3 }, ..sized() },
+        LinearCase { x: beside(3), y: Placement { before: 1, after: 0 }, ..sized() },
+    ]);
     // What the copy engine stores inside a larger Y, of columns around those of the widest boxes.
     let inside = [360, 176, 352, 112, 120, 8]
         .map(|n| LinearCase { y: Placement { before: 8, after: 16 }, ..case((300, 72, n)) });
     let stored = |case: &LinearCase| case.tile.is_some_and(|tile| tile.needs_boxes());
     let inside = forced(Access::Aligned, inside.to_vec()).filter(stored);
-    let dense = forced(Access::Dense, dense.collect());
+    let dense = forced(Access::Dense, dense.collect()).chain(forced(Access::Strided, strided.collect()));
     forced(Access::Aligned, aligned).chain(forced(Access::Words, words)).chain(dense).chain(inside).collect()
 }
 
@@ -367,8 +373,14 @@ fn tiles_across(
     [input, output]: [DType; 2],
     target: Target,
 ) -> Vec<MatmulCase> {
-    let layouts =
-        [(Access::WAcross, [false, true]), (Access::Across, [true, false]), (Access::Across, [true, true])];
+    let layouts = [
+        (Access::WAcross, [false, true]),
+        (Access::Across, [true, false]),
+        (Access::Across, [true, true]),
+        (Access::Strided, [false, true]),
+        (Access::Strided, [true, false]),
+        (Access::Strided, [true, true]),
+    ];
     let runs = |tile: Tile, access| {
         tile.runs_on(target.compute_capability)
             && tile.serves(input, access)
@@ -466,7 +478,14 @@ mod tests {
                 });
             }
         }
-        let families = ["linear", "linear_hopper", "linear_hopper_f32", "linear_narrow", "linear_skinny"];
+        let families = [
+            "linear",
+            "linear_hopper",
+            "linear_hopper_f32",
+            "linear_narrow",
+            "linear_skinny",
+            "linear_strided",
+        ];
         assert_eq!(reached, shipped(&families));
         Ok(())
     }

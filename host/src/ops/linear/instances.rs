@@ -16,8 +16,9 @@ use warpsmith_kernels::linear_hopper_f32::{
 use warpsmith_kernels::linear_narrow::linear_narrow;
 use warpsmith_kernels::linear_skinny::{
     Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny64x64, Skinny64x64Split2,
-    Skinny64x64Split8, linear_skinny,
+    Skinny64x64Split8, Skinny64x64Split8Deep, linear_skinny,
 };
+use warpsmith_kernels::linear_strided::linear_strided;
 
 use super::launch::Instance;
 use super::select::Tile;
@@ -77,11 +78,13 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, Skinny64x64) => { instances!(@skinny $t, $o, Skinny64x64) };
     (@instance $t:ident, $o:ident, Skinny64x64Split2) => { instances!(@skinny $t, $o, Skinny64x64Split2) };
     (@instance $t:ident, $o:ident, Skinny64x64Split8) => { instances!(@skinny $t, $o, Skinny64x64Split8) };
+    (@instance $t:ident, $o:ident, Skinny64x64Split8Deep) => { instances!(@skinny $t, $o, Skinny64x64Split8Deep) };
     (@instance $t:ident, $o:ident, Skinny32x64) => { instances!(@skinny $t, $o, Skinny32x64) };
     (@instance $t:ident, $o:ident, Skinny16x64) => { instances!(@skinny $t, $o, Skinny16x64) };
     (@instance $t:ident, $o:ident, Skinny16x64Split2) => { instances!(@skinny $t, $o, Skinny16x64Split2) };
     (@instance $t:ident, $o:ident, Skinny16x64Split4) => { instances!(@skinny $t, $o, Skinny16x64Split4) };
     (@instance $t:ident, $o:ident, Narrow16x256) => { Instance::narrow::<linear_narrow<$t>>() };
+    (@instance $t:ident, $o:ident, Strided32x32) => { Instance::strided::<linear_strided<$t>>() };
     (@instance $t:ident, $o:ident, HopperSplit128x256) => { instances!(@split Split128x256) };
     (@instance $t:ident, $o:ident, HopperSplit128x128) => { instances!(@split Split128x128) };
     (@instance $t:ident, $o:ident, HopperSplit64x128) => { instances!(@split Split64x128) };
@@ -102,8 +105,8 @@ instances! {
     f16 / F16 -> f16 / F16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-         HopperCooperative192x192, HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
-         Narrow16x256, T128x128, T128x64, T64x64, T16x64];
+         HopperCooperative192x192, HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         Narrow16x256, Strided32x32, T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
@@ -111,8 +114,8 @@ instances! {
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
          HopperCooperative192x192, HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
- Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
-         Narrow16x256, T128x128, T128x64, T64x64, T16x64];
+ Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         Narrow16x256, Strided32x32, T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
@@ -148,6 +151,7 @@ mod tests {
                 let (family, of_tile) = match tile.name().split_once('-') {
                     Some(("skinny", rest)) => ("linear_skinny", rest),
                     Some(("narrow", rest)) => ("linear_narrow", rest),
+                    Some(("strided", rest)) => ("linear_strided", rest),
                     Some(("hopper", rest)) if rest.starts_with("split") => ("linear_hopper_f32", rest),
                     // Whether there are halves is a parameter.
                     Some((_, rest)) => ("linear_hopper", rest.trim_end_matches("-halves")),

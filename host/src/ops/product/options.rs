@@ -26,7 +26,8 @@ impl<'a, T: Element, O: Element> Options<'a, T, O> {
     pub(crate) fn fused(&self) -> Fused {
         let has_scales = self.row_scale.is_some() || self.column_scale.is_some();
         match self.activation {
-            _ if has_scales || !self.terms.is_empty() => Fused::Terms,
+            _ if has_scales || self.terms.has_more_than_mask() => Fused::Terms,
+            _ if self.terms.mask.is_some() => Fused::Mask,
             Activation::None | Activation::Relu => Fused::Floor,
             _ => Fused::Activation,
         }

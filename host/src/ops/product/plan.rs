@@ -219,7 +219,7 @@ where
     let a = place(&product.a);
     let follow = |role: Role, columns| launches.rows == 1 || launches.row_strides[role] == columns;
     let starts = |address: u64| address.is_multiple_of(CHUNK_BYTES as u64);
-    product.options.fused() != Fused::Terms
+    product.options.fused().is_plain()
         && (launches.count(), launches.batch) == (1, 1)
         && (a.columns.0 == 1 || a.columns.1 == 1)
         && follow(Role::A, a.columns.0)
@@ -343,9 +343,9 @@ where
                 "one that serves these operands: this takes one x and one y of few columns, without gaps from a multiple of 16 \
                  bytes on, and no more than alpha, a bias and an activation"
                     .into()
-            } else if tile.needs_plain() {
+            } else if !tile.serves_fused(Fused::Terms) {
                 "one that serves this output: this takes rows of y that are multiples of 16 bytes, and no more than \
-                 alpha, a bias and an activation"
+                 alpha, a bias, an activation and a mask"
                     .into()
             } else if tile.needs_boxes() {
                 "one that serves this output: this takes rows of y, of the residual and of the pre-activation that are multiples of 16 bytes"

@@ -57,8 +57,12 @@ impl<'a, O: Element> Terms<'a, O> {
 
     /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
-        let adds = self.read_residual().is_some() || self.beta != 0.0;
-        !adds && self.mask.is_none() && self.preactivation.is_none()
+        !self.has_more_than_mask() && self.mask.is_none()
+    }
+
+    /// Whether there is something beside the mask.
+    pub(crate) fn has_more_than_mask(&self) -> bool {
+        self.read_residual().is_some() || self.beta != 0.0 || self.preactivation.is_some()
     }
 
     /// The residual and its factor, unless that is 0: then it is not read.

@@ -206,7 +206,7 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
     unsafe {
         let (grid, args) = ([blocks, 1, 1], (x, w, y_boxes, place, epilogue, params));
         let multiprocessors = stream.device().properties().multiprocessors;
-        if is_early::<S>(matrices.k.into(), blocks, are_only, multiprocessors) {
+        if is_early::<S>(matrices.k.into(), [m, n], blocks, are_only, multiprocessors) {
             kernel.launch_early(stream, grid, args)
         } else {
             kernel.launch(stream, grid, args)

@@ -14,7 +14,6 @@ use super::operands::{BoltOn, Packed, Updates, has_rows, is_chunked, limits};
 use super::{Update, UpdateInput, hopper, portable};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::ops::linear::select::Fused;
 use crate::ops::matrix::as_matrix;
 use crate::ops::product::{Options, Product, Terms, epilogue_methods};
 use crate::ops::{Activation, Implementation};
@@ -184,7 +183,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         }
         let is_aligned = is_chunked(&checked.x) && is_chunked(self.w);
         let mut problem = checked.problem(is_aligned, true, y);
-        problem.fits_registers = self.options.fused() != Fused::Terms;
+        problem.fits_registers = self.options.fused().is_plain();
         let limits = limits(self.x.device());
         if let Some(choice) = hopper::choose(&problem, &limits) {
             return Ok(Path::Hopper(choice));

@@ -41,6 +41,8 @@ pub(super) enum Family {
     Split(Boxes),
     /// `linear_narrow`.
     Narrow,
+    /// `linear_strided`.
+    Strided,
     /// `linear_skinny`, of which a cluster of so many blocks shares a tile.
     Skinny(Boxes, u32),
 }
@@ -76,8 +78,8 @@ impl Boxes {
 }
 /// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
 /// `linear_update_hopper_<type>_[<schedule>_|own_]<M>x<N>`,
-/// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>`, `linear_narrow_<input>_<output>_<M>x<N>` or
-/// `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>]`.
+/// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>`, `linear_narrow_<input>_<output>_<M>x<N>`,
+/// `linear_strided_<input>_<output>_<M>x<N>` or `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>[_deep]]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Instance {
     pub(super) family: Family,
@@ -155,7 +157,7 @@ fn shared_boxes<S: SplitKTile>() -> Boxes {
 fn blocks_of(split: &[&str]) -> Option<u32> {
     match split {
         [] => Some(1),
-        [split] => split.strip_prefix("split")?.parse().ok(),
+        [split] | [split, "deep"] => split.strip_prefix("split")?.parse().ok(),
         _ => None,
     }
 }
@@ -223,6 +225,7 @@ impl Instance {
                 (Family::Fp8Hopper(fp8_boxes::<Fp8Hopper256x128>()), "e4m3", output, shape)
             }
             ["narrow", input, output, shape] => (Family::Narrow, input, output, shape),
+            ["strided", input, output, shape] => (Family::Strided, input, output, shape),
             ["skinny", input, output, shape, ref split @ ..] => {
                 let blocks = blocks_of(split)?;
                 // The boxes are the same however many blocks share a tile; what they may be filled with is not.

@@ -31,6 +31,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             instance.hopper_sizes(boxes)
         }
         Family::Narrow => instance.narrow_sizes(),
+        Family::Strided => instance.strided_sizes(),
         Family::Skinny(boxes, split) => {
             let reads = |size: &Size| boxes.transposes || size.mn == [false; 2];
             instance.skinny_sizes(split).into_iter().filter(reads).collect()
@@ -155,6 +156,28 @@ impl Instance {
             sizes.push(dense(rows + 3, 18, 35).fused(fused));
         }
         sizes.extend([dense(40, 21, 13), dense(33, 100, 36)].map(|size| size.mn(false, true)));
+        sizes
+    }
+
+    /// Sums that end at each element of a k-step, in each part of a slot and in each of several slots; rows and columns that end in every part
+    /// of a tile; operands along K and across, at multiples of one element.
+    fn strided_sizes(self) -> Vec<Size> {
+        let odd = |size: Size| size.words([2, 2]);
+        let mut sizes: Vec<Size> = (1..=17).map(|k| odd(plain(1 + 3 * k % 40, k, 1 + 5 * k % 37))).collect();
+        sizes.extend([31, 63, 64, 65, 100, 127, 128, 129, 192, 250, 257, 400].map(|k| odd(size(37, k, 35))));
+        for (at, &(m, n)) in EDGES.iter().enumerate() {
+            let fused = if at % 2 == 0 { FULL } else { PLAIN };
+            let size = plain(m, 9, n).fused(Fused { bias: at % 4 != 1, ..fused });
+            sizes.push(odd(if at % 3 == 2 { size.odd() } else { size }));
+        }
+        sizes.extend(SINGLE.map(|fused| odd(plain(20, 9, 21).fused(fused))));
+        for (x, w) in [(false, true), (true, false), (true, true)] {
+            let across = |size: Size| odd(size).mn(x, w);
+            sizes.extend([(33, 5, 40), (7, 133, 64), (64, 64, 9)].map(|(m, k, n)| across(plain(m, k, n))));
+            sizes.push(across(plain(34, 19, 35).fused(FULL).batch(2, [x, w])));
+        }
+        sizes.push(odd(plain(20, 17, 40).batch(2, [false, false])));
+        sizes.push(odd(plain(40, 17, 20).fused(FULL).batch(3, [false, true])));
         sizes
     }
 

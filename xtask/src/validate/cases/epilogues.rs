@@ -4,7 +4,7 @@
 use warpsmith::DType;
 use warpsmith::ops::Activation;
 use warpsmith::ops::linear::Tile;
-use warpsmith::ops::linear::select::Access;
+use warpsmith::ops::linear::select::{Access, Fused};
 use warpsmith::validate::{Data, LinearCase, MatmulCase, Placement, Scales, Terms};
 
 use super::{Level, Target};
@@ -23,6 +23,9 @@ const TERMS: [(Terms, Activation, Data); 11] = [
     (Terms { preactivation: true, ..NONE }, Activation::GeluTanh, Data::Uniform),
     (Terms { in_place: true, row_scale: Scales::One, ..ALL }, Activation::Relu, Data::Integers),
 ];
+
+/// The mask alone.
+const MASK: usize = 8;
 
 const WHOLE: Placement = at(0, 0);
 
@@ -79,10 +82,15 @@ fn sizes(tile: Tile) -> [(usize, usize, usize); 7] {
 const MULTIPROCESSORS: u32 = 132;
 
 /// The tiles that serve such epilogues.
-fn tiles([input, output]: [DType; 2], target: Target) -> impl Iterator<Item = Tile> {
+fn tiles(types: [DType; 2], target: Target) -> impl Iterator<Item = Tile> {
+    serving(Fused::Terms, types, target)
+}
+
+/// The tiles that do this to products.
+fn serving(fused: Fused, [input, output]: [DType; 2], target: Target) -> impl Iterator<Item = Tile> {
     Tile::ALL.into_iter().filter(move |tile| {
         tile.runs_on(target.compute_capability)
-            && !tile.needs_plain()
+            && tile.serves_fused(fused)
             && tile.serves(input, Access::Aligned)
             && tile.serves_output(input, output)
     })
@@ -115,7 +123,31 @@ pub(super) fn on_tiles(types: [DType; 2], level: Level, target: Target) -> Vec<L
             }
         }
     }
+    cases.extend(masked_on_tiles(types, level, target));
     cases
+}
+
+/// The cases of a mask alone, on the tiles that serve no other terms.
+fn masked_on_tiles(types: [DType; 2], level: Level, target: Target) -> Vec<LinearCase> {
+    let count = match level {
+        Level::Quick => 0,
+        Level::Default => 3,
+        Level::Full => 7,
+    };
+    let tiles = serving(Fused::Mask, types, target).filter(|tile| !tile.serves_fused(Fused::Terms));
+    let of_tile = |(index, tile)| {
+        // Each goes on where another has stopped.
+        (count * index..count * (index + 1)).map(move |number| {
+            let sizes = sizes(tile);
+            let (y, beside) = PLACES[number % PLACES.len()];
+            let case = of_terms(tile, types, sizes[number % sizes.len()], MASK, [y, beside]);
+            match number % 3 {
+                2 => LinearCase { activation: Activation::Silu, data: Data::Uniform, scale: -0.37, ..case },
+                _ => case,
+            }
+        })
+    };
+    tiles.enumerate().flat_map(of_tile).collect()
 }
 
 /// The cases of batches of products of these types, on Hopper's persistent tiles: what belongs to an epilogue is each matrix's own.
@@ -228,7 +260,10 @@ mod tests {
                 assert!(asks(|terms| terms.mask) && asks(|terms| terms.preactivation), "{tile}");
                 assert!(asks(|terms| terms.in_place) && asks(|terms| !terms.in_place && terms.beta != 0.0));
             }
-            assert!(cases.iter().all(|case| case.tile.is_some_and(|tile| !tile.needs_plain())));
+            assert!(cases.iter().all(|case| case.tile.is_some_and(|tile| tile.serves_fused(case.fused()))));
+            for tile in serving(Fused::Mask, types, HOPPER).filter(|tile| tile.is_persistent()) {
+                assert!(cases.iter().any(|case| case.tile == Some(tile) && case.terms.mask), "{tile}");
+            }
         }
         let cases = on_tiles(BF16, Level::Quick, HOPPER);
         for tile in [Tile::HopperPingPong128x128, Tile::HopperCooperative128x256] {

@@ -39,6 +39,7 @@ impl Cost {
             (Tile::HopperSplit128x128, _) => (32_400, 32_400, 36_300, 177, 1),
             (Tile::HopperSplit64x128, _) => (24_300, 17_800, 19_500, 235, 2),
             (Tile::HopperSplit64x64, _) => (15_300, 10_300, 12_300, 202, 2),
+            (Tile::Strided32x32, _) => (8_000, 5_500, 5_500, 60, 2),
             (Tile::T128x128, _) => (13_600, 8_000, 9_400, 340, 2),
             (Tile::T128x64, DType::F32) => (37_000, 31_000, 31_100, 100, 2),
             (Tile::T128x64, _) => (10_900, 5_000, 6_700, 220, 3),
@@ -178,6 +179,15 @@ fn fused(tile: Tile, problem: &Problem) -> (u64, u64) {
     let (each, last) = match tile {
         // What is read and stored beside Y competes with the other warpgroup's operands.
         Tile::HopperPingPong128x128 if problem.fused == Fused::Terms => (950_000, 1_900_000),
+        // The mask is a few instructions for each number.
+        Tile::HopperCooperative128x256 | Tile::HopperCooperative128x256Halves
+            if problem.fused == Fused::Mask =>
+        {
+            (1_700_000, 0)
+        }
+        Tile::HopperCooperative128x128 | Tile::HopperCooperative64x128 if problem.fused == Fused::Mask => {
+            (900_000, 0)
+        }
         Tile::HopperPingPong128x128 | Tile::HopperPingPong128x192 => (0, 1_900_000),
         Tile::HopperCooperative128x256
         | Tile::HopperCooperative128x256Halves
@@ -233,6 +243,7 @@ impl SkinnyCost {
             Tile::Skinny64x64 => (3_290, 3_290, 5_400, 1),
             Tile::Skinny64x64Split2 => (3_040, 3_040, 5_750, 1),
             Tile::Skinny64x64Split8 => (3_300, 3_300, 6_580, 2),
+            Tile::Skinny64x64Split8Deep => (2_500, 2_500, 6_580, 1),
             Tile::Skinny32x64 => (2_990, 5_250, 5_650, 1),
             Tile::Skinny16x64 => (3_080, 4_210, 6_020, 2),
             Tile::Skinny16x64Split2 => (2_850, 2_850, 4_620, 2),
@@ -246,7 +257,9 @@ impl SkinnyCost {
         let multiprocessors = u64::from(limits.multiprocessors.max(1));
         let blocks = tile.blocks(problem.m, problem.n, problem.batch, limits.multiprocessors);
         let columns = u128::from(problem.k.div_ceil(tile.split()));
-        let rounds = blocks.div_ceil(multiprocessors * self.resident);
+        // Clusters of eight with multiprocessors to themselves fill half of those for certain.
+        let room = if tile == Tile::Skinny64x64Split8Deep { multiprocessors / 2 } else { multiprocessors };
+        let rounds = blocks.div_ceil((room * self.resident).max(1));
         let straddles = !row_bytes(problem).is_multiple_of(SECTOR);
         let alone = if straddles { self.straddling } else { self.alone };
         let by_rounds = u128::from(rounds) * u128::from(alone) * columns;
@@ -265,7 +278,7 @@ impl SkinnyCost {
             blocks => Self::EXCHANGE + (blocks - 2) * Self::EXCHANGE_MORE,
         };
         let between = Self::ROUND.saturating_mul(rounds.saturating_sub(1));
-        let storing = if problem.stores_boxes && problem.fused != Fused::Terms {
+        let storing = if problem.stores_boxes && problem.fused.is_plain() {
             u128::from(Self::ELEMENT * elements)
         } else {
             u128::from(rounds) * u128::from(Self::SLOW_ELEMENT * elements)
@@ -363,7 +376,7 @@ pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u12
 /// Half the times that a column takes as long as one that is read in chunks.
 fn slowness(tile: Tile, problem: &Problem) -> u128 {
     match (problem.access, problem.input, tile) {
-        (Access::Aligned | Access::Across | Access::WAcross | Access::Dense, ..) => 2,
+        (Access::Aligned | Access::Across | Access::WAcross | Access::Dense | Access::Strided, ..) => 2,
         (Access::Words, DType::F32, _) => WORDS_OF_F32,
         (Access::Words, _, Tile::T64x64) => WORDS_OF_LARGE_HALVES,
         (Access::Words, ..) => WORDS_OF_HALVES,

@@ -41,7 +41,7 @@ impl Tile {
             // There is no tensor map of a matrix without columns.
             && (problem.k > 0 || !self.is_hopper())
             && (problem.stores_boxes || !self.needs_boxes())
-            && (problem.fused != Fused::Terms || !self.needs_plain())
+            && self.serves_fused(problem.fused)
             && (self != Self::Narrow16x256 || (problem.batch == 1 && narrow::fits(problem.k, problem.n)))
             // Turing's kernels read chunks.
             && (problem.access == Access::Aligned || limits.compute_capability >= AMPERE)
@@ -77,11 +77,14 @@ pub enum Access {
     /// Of x many rows at a time, of w single elements: x and y are one matrix each, whose rows follow each other without gaps from a multiple
     /// of 16 bytes on, w is one that lies in any way, and nothing is done to the products but scaling by one number, a bias and the activation.
     Dense,
+    /// One element at a time: x and w lie in any way.
+    Strided,
 }
 
 impl Access {
     /// Every access.
-    pub const ALL: [Self; 5] = [Self::Aligned, Self::Across, Self::WAcross, Self::Words, Self::Dense];
+    pub const ALL: [Self; 6] =
+        [Self::Aligned, Self::Across, Self::WAcross, Self::Words, Self::Dense, Self::Strided];
 }
 
 /// What is done to products before they are stored.
@@ -92,8 +95,17 @@ pub enum Fused {
     Floor,
     /// The same with another activation.
     Activation,
-    /// More: a residual, scales of rows or columns, a ReLU mask or a pre-activation.
+    /// A ReLU mask, beside what the others are.
+    Mask,
+    /// More: a residual, scales of rows or columns, or a pre-activation.
     Terms,
+}
+
+impl Fused {
+    /// Whether it reads and stores nothing of its own but the bias.
+    pub(crate) const fn is_plain(self) -> bool {
+        matches!(self, Self::Floor | Self::Activation)
+    }
 }
 
 /// What the choice depends on.

@@ -146,9 +146,12 @@ fn the_choice_for_longer_epilogues_is_within_a_twentieth_of_the_fastest_measured
     assert_eq!(cases.len(), 28);
     for ((operation, size), times) in cases {
         let sides: Vec<u32> = size.split('x').map(|side| side.parse().expect("a number")).collect();
-        let terms =
-            ["residual", "mask", "preactivation", "scales"].iter().any(|term| operation.contains(term));
-        let fused = if terms { Fused::Terms } else { Fused::Activation };
+        let terms = ["residual", "preactivation", "scales"].iter().any(|term| operation.contains(term));
+        let fused = match operation {
+            _ if terms => Fused::Terms,
+            _ if operation.contains("mask") => Fused::Mask,
+            _ => Fused::Activation,
+        };
         let (m, k, n) = (sides[0], sides[1], sides[2]);
         let problem = Problem { m, k, n, fused, ..full(DType::Bf16, Access::Aligned) };
         let choice = select(&problem, &H100).expect("all tiles fit an H100");
@@ -185,8 +188,10 @@ fn tuned_problem(operation: &str, dtype: &str, shape: &str) -> Option<Problem> {
         Some(_) => Access::Across,
     };
     let has = |terms: &[&str]| terms.iter().any(|term| operation.contains(term));
-    let fused = if has(&["residual", "scales", "mask", "preactivation"]) {
+    let fused = if has(&["residual", "scales", "preactivation"]) {
         Fused::Terms
+    } else if has(&["mask"]) {
+        Fused::Mask
     } else if has(&["gelu", "silu"]) {
         Fused::Activation
     } else {

@@ -1,5 +1,6 @@
 //! The tiles: what each is called, which operands and outputs its kernels serve, and how many blocks a launch has.
 
+use warpsmith_dsl::gemm::strided::StridedTile;
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape, narrow};
 use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128};
@@ -11,10 +12,10 @@ use warpsmith_kernels::linear_hopper::{
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
     Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny64x64, Skinny64x64Split2,
-    Skinny64x64Split8,
+    Skinny64x64Split8, Skinny64x64Split8Deep,
 };
 
-use super::{AMPERE, Access, HOPPER, TURING};
+use super::{AMPERE, Access, Fused, HOPPER, TURING};
 use crate::DType;
 use crate::ops::{Precision, Products};
 
@@ -25,7 +26,7 @@ pub enum Tile {
     /// 128 × 128 on Hopper, persistent, by two warpgroups in turn; f32 is rounded to TF32.
     HopperPingPong128x128,
     /// 128 × 192 on Hopper, persistent, by two warpgroups in turn, two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperPingPong128x192,
     /// 128 × 256 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; f32 is rounded to TF32.
     HopperCooperative128x256,
@@ -36,21 +37,21 @@ pub enum Tile {
     /// 64 × 128 on Hopper, persistent, by one warpgroup; for 16-bit types and outputs that are [stored as boxes](super::Problem::stores_boxes) only.
     HopperCooperative64x128,
     /// 64 × 160 on Hopper, persistent, by one warpgroup, four blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative64x160,
     /// 128 × 160 on Hopper, persistent, by two warpgroups together, two by two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative128x160,
     /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
-    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative192x192,
     /// The same, two blocks to a cluster along N.
     HopperCooperative192x192AlongN,
     /// 256 × 176 on Hopper, persistent, by two warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
-    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative256x176,
     /// 192 × 176 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
-    /// [stored as boxes](super::Problem::stores_boxes), without [terms](super::Fused::Terms), only.
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative192x176,
     /// 128 × 256 on Hopper, for f32 as three TF32 products, two blocks to a cluster.
     HopperSplit128x256,
@@ -66,6 +67,8 @@ pub enum Tile {
     Skinny64x64Split2,
     /// 64 × 64 on Hopper by a cluster of eight blocks, which share the sum over K; 16-bit types only.
     Skinny64x64Split8,
+    /// The same with rings that leave a multiprocessor no room for a second block.
+    Skinny64x64Split8Deep,
     /// 32 × 64 on Hopper by one block; 16-bit types only.
     Skinny32x64,
     /// 16 × 64 on Hopper by one block; 16-bit types only.
@@ -77,6 +80,8 @@ pub enum Tile {
     /// 16 × 256 on Hopper by one warp, of rows that follow each other [without gaps](Access::Dense); for 16-bit types, few columns of x and
     /// at most 256 of y.
     Narrow16x256,
+    /// 32 × 32 on Hopper, of operands that lie in [any way](Access::Strided); 16-bit types only.
+    Strided32x32,
     /// 128 × 128; 16-bit types only.
     T128x128,
     /// 128 × 64.
@@ -89,7 +94,7 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 30] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
@@ -109,11 +114,13 @@ impl Tile {
         Self::Skinny64x64,
         Self::Skinny64x64Split2,
         Self::Skinny64x64Split8,
+        Self::Skinny64x64Split8Deep,
         Self::Skinny32x64,
         Self::Skinny16x64,
         Self::Skinny16x64Split2,
         Self::Skinny16x64Split4,
         Self::Narrow16x256,
+        Self::Strided32x32,
         Self::T128x128,
         Self::T128x64,
         Self::T64x64,
@@ -143,11 +150,13 @@ impl Tile {
             Self::Skinny64x64 => "skinny-64x64",
             Self::Skinny64x64Split2 => "skinny-64x64-split2",
             Self::Skinny64x64Split8 => "skinny-64x64-split8",
+            Self::Skinny64x64Split8Deep => "skinny-64x64-split8-deep",
             Self::Skinny32x64 => "skinny-32x64",
             Self::Skinny16x64 => "skinny-16x64",
             Self::Skinny16x64Split2 => "skinny-16x64-split2",
             Self::Skinny16x64Split4 => "skinny-16x64-split4",
             Self::Narrow16x256 => "narrow-16x256",
+            Self::Strided32x32 => "strided-32x32",
             Self::T128x128 => "128x128",
             Self::T128x64 => "128x64",
             Self::T64x64 => "64x64",
@@ -177,11 +186,13 @@ impl Tile {
             Self::Skinny64x64 => Facts::of_skinny::<Skinny64x64>(),
             Self::Skinny64x64Split2 => Facts::of_skinny::<Skinny64x64Split2>(),
             Self::Skinny64x64Split8 => Facts::of_skinny::<Skinny64x64Split8>(),
+            Self::Skinny64x64Split8Deep => Facts::of_skinny::<Skinny64x64Split8Deep>(),
             Self::Skinny32x64 => Facts::of_skinny::<Skinny32x64>(),
             Self::Skinny16x64 => Facts::of_skinny::<Skinny16x64>(),
             Self::Skinny16x64Split2 => Facts::of_skinny::<Skinny16x64Split2>(),
             Self::Skinny16x64Split4 => Facts::of_skinny::<Skinny16x64Split4>(),
             Self::Narrow16x256 => Facts::of_narrow(),
+            Self::Strided32x32 => Facts::of_strided(),
             Self::T128x128 => Facts::of::<Tile128x128>(),
             Self::T128x64 => Facts::of::<Tile128x64>(),
             Self::T64x64 => Facts::of::<Tile64x64>(),
@@ -241,13 +252,16 @@ impl Tile {
         }
     }
 
-    /// Whether its kernels have no [terms](super::Fused::Terms).
+    /// Whether its kernels do this to the products.
     #[must_use]
-    pub const fn needs_plain(self) -> bool {
-        match self.facts().schedule {
-            _ if matches!(self, Self::Narrow16x256) => true,
-            Schedule::Persistent { stores_rows, passes_boxes, .. } => !stores_rows && !passes_boxes,
-            _ => false,
+    pub const fn serves_fused(self, fused: Fused) -> bool {
+        match (fused, self.facts().schedule) {
+            (Fused::Floor | Fused::Activation, _) => true,
+            _ if matches!(self, Self::Narrow16x256) => false,
+            (_, Schedule::Persistent { stores_rows, passes_boxes, stores_masks, .. }) => {
+                stores_rows || passes_boxes || (stores_masks && matches!(fused, Fused::Mask))
+            }
+            _ => true,
         }
     }
 
@@ -281,6 +295,7 @@ impl Tile {
             Self::T128x64 => access == Access::Aligned,
             Self::T64x64 | Self::T16x64 => matches!(access, Access::Aligned | Access::Words),
             Self::Narrow16x256 => input != DType::F32 && access == Access::Dense,
+            Self::Strided32x32 => input != DType::F32 && access == Access::Strided,
             _ => input != DType::F32 && access == Access::Aligned,
         }
     }
@@ -304,9 +319,11 @@ impl Tile {
                 | Self::Skinny64x64
                 | Self::Skinny64x64Split2
                 | Self::Skinny64x64Split8
+                | Self::Skinny64x64Split8Deep
                 | Self::Skinny32x64
                 | Self::Skinny16x64Split2
                 | Self::Narrow16x256
+                | Self::Strided32x32
         );
         output == input || (output == DType::F32 && !is_for_inputs_type)
     }
@@ -390,8 +407,9 @@ enum Schedule {
     /// A block for each tile, on any device.
     Portable,
     /// Blocks that work through several tiles, on Hopper: those of a cluster along M and along N, those that a multiprocessor holds, and
-    /// whether they can store an output row by row, and whether what more than a plain epilogue reads and stores can pass through boxes.
-    Persistent { cluster: [u32; 2], resident: u32, stores_rows: bool, passes_boxes: bool },
+    /// whether they can store an output row by row, whether what more than a plain epilogue reads and stores can pass through boxes, and whether
+    /// a mask is stored beside them.
+    Persistent { cluster: [u32; 2], resident: u32, stores_rows: bool, passes_boxes: bool, stores_masks: bool },
     /// A cluster of `parts` blocks for each tile, on Hopper.
     Split { parts: u32 },
 }
@@ -407,6 +425,7 @@ impl Facts {
             resident: S::MIN_BLOCKS,
             stores_rows: true,
             passes_boxes: false,
+            stores_masks: true,
         };
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
@@ -417,14 +436,26 @@ impl Facts {
             resident: S::MIN_BLOCKS,
             stores_rows: S::STORES_ROWS,
             passes_boxes: S::PASSES_BOXES,
+            stores_masks: S::STORES_MASKS,
         };
         Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
 
     const fn of_narrow() -> Self {
-        let schedule =
-            Schedule::Persistent { cluster: [1, 1], resident: 1, stores_rows: true, passes_boxes: false };
+        let schedule = Schedule::Persistent {
+            cluster: [1, 1],
+            resident: 1,
+            stores_rows: true,
+            passes_boxes: false,
+            stores_masks: false,
+        };
         Self { shape: (narrow::ROWS, narrow::MAX_COLUMNS), shared_bytes: narrow::SHARED_BYTES, schedule }
+    }
+
+    const fn of_strided() -> Self {
+        let schedule = Schedule::Split { parts: 1 };
+        let shape = (StridedTile::BLOCK_M, StridedTile::BLOCK_N);
+        Self { shape, shared_bytes: StridedTile::SHARED_BYTES, schedule }
     }
 
     const fn of_skinny<S: SplitKTile>() -> Self {

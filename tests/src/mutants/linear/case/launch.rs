@@ -12,6 +12,7 @@ use warpsmith_kernels::linear_hopper::HopperParams;
 use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
 use warpsmith_kernels::linear_narrow::NarrowParams;
 use warpsmith_kernels::linear_skinny::SkinnyParams;
+use warpsmith_kernels::linear_strided::StridedParams;
 use warpsmith_kernels::linear_update::LinearUpdateParams;
 use warpsmith_kernels::linear_update_hopper::{UpdateFewRowsParams, UpdateHopperParams};
 
@@ -114,6 +115,11 @@ impl Case {
         let (y, epilogue) = (GlobalMut::<u8>::new(at.y + self.y.skip), self.epilogue(at));
         let pointer = |which: usize| Global::<u8>::new(at.operands[which]);
         let batch_of = |which: usize| if shared[which] { 0 } else { self.operands[which].batch_stride };
+        // From one row to the next, and from one column.
+        let strides = |which: usize| {
+            let stride = self.operands[which].stride;
+            if mn[which] { [1, stride] } else { [stride, 1] }
+        };
         let (stride_y, batch_y) = (self.y.stride, self.y.batch_stride);
         let maps = |box_rows: [u32; 2]| {
             let map = |which: usize| {
@@ -245,9 +251,26 @@ impl Case {
                 let (x, w) = maps(boxes.rows);
                 (x, w, y, epilogue, params).with_raw(|raw| launch(clusters * boxes.blocks(), raw))
             }
+            Family::Strided => {
+                let [[row_stride_x, column_stride_x], [row_stride_w, column_stride_w]] = [0, 1].map(strides);
+                let params = StridedParams {
+                    row_stride_x,
+                    column_stride_x,
+                    batch_x: batch_of(0),
+                    row_stride_w,
+                    column_stride_w,
+                    batch_w: batch_of(1),
+                    stride_y,
+                    batch_y,
+                    m,
+                    n,
+                    k,
+                    reserved: 0,
+                };
+                (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(tiles, raw))
+            }
             Family::Narrow => {
-                let stride = self.operands[1].stride;
-                let [row_stride_w, column_stride_w] = if mn[1] { [1, stride] } else { [stride, 1] };
+                let [row_stride_w, column_stride_w] = strides(1);
                 let params = NarrowParams { row_stride_w, column_stride_w, m, n, k, reserved: 0 };
                 (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(clusters.max(1), raw))
             }
