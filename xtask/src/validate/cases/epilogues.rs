@@ -241,9 +241,10 @@ mod tests {
 
     use warpsmith::DType;
     use warpsmith::ops::linear::Tile;
+    use warpsmith::ops::linear::select::Fused;
 
     use super::super::{Level, Target};
-    use super::{PLACES, TERMS, numbered, on_tiles, sizes, tiles};
+    use super::{PLACES, TERMS, numbered, on_tiles, serving, sizes, tiles};
 
     const HOPPER: Target = Target { on_gpu: true, compute_capability: (9, 0) };
     const BF16: [DType; 2] = [DType::Bf16; 2];
