@@ -159,8 +159,13 @@ impl PersistentCost {
             fused(tile, problem)
         };
         // What does not stay in the level-2 cache is read from memory again, and small tiles read most.
-        let is_crowded_out = tile == Tile::HopperPingPong128x128 && bytes(problem) > MUCH;
-        let column = if is_crowded_out { column * 8 / 7 } else { column };
+        let column = if tile == Tile::HopperPingPong128x128 {
+            let beyond =
+                u64::try_from(bytes(problem).saturating_sub(MUCH) / (MUCH / 100)).unwrap_or(u64::MAX);
+            column + column * beyond.min(MOST_BEYOND) / 1200
+        } else {
+            column
+        };
         let of_tile = u64::from(problem.k).saturating_mul(column) + self.tile + more;
         let half = if problem.input == DType::F32 { HALF_OF_F32 } else { HALF };
         let tiles = u128::from(rounds) * 1000 + u128::from(halves) * half;
@@ -355,8 +360,11 @@ const HALF: u128 = 620;
 const HALF_OF_F32: u128 = 750;
 /// What a launch of blocks with one tile each takes beside them, in picoseconds on an H100.
 const LAUNCH: u128 = 1_855_000;
-/// Bytes of x and w from which on tiles of 128 × 128 were measured to take a column longer: several times what the level-2 cache holds.
+/// Bytes of x and w from which on tiles of 128 × 128 were measured to take longer for a column, a twelfth for each as many more: several times what
+/// the level-2 cache holds.
 const MUCH: u128 = 128 << 20;
+/// As many times so many bytes, in hundredths, cost no more: all is read from memory then.
+const MOST_BEYOND: u64 = 400;
 /// Bytes of a line of the level-2 cache.
 const CACHE_LINE: u64 = 128;
 /// Bytes of a line that are read and written together.
