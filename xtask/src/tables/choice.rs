@@ -59,6 +59,9 @@ fn choices(rows: &[Row]) -> Result<Vec<Choice<'_>>> {
         let chosen = kernels.iter().find(|row| row.is_model);
         let chosen =
             chosen.with_context(|| format!("{}: the model's choice is not there", case.join(" ")))?;
+        if kernels.iter().any(|row| row.run() != chosen.run()) {
+            bail!("{}: rows of different runs: their times are not to be compared", case.join(" "));
+        }
         let fastest = kernels.iter().min_by(|a, b| a.median_us.total_cmp(&b.median_us)).unwrap_or(chosen);
         choices.push(Choice { chosen, fastest });
     }
@@ -68,11 +71,8 @@ fn choices(rows: &[Row]) -> Result<Vec<Choice<'_>>> {
 
 /// How many choices are how near to the fastest, and the furthest.
 pub(super) fn text(name: &str, rows: &[Row]) -> Result<String> {
-    let Some(first) = rows.first() else {
+    if rows.is_empty() {
         return Ok(format!("`docs/bench/{name}.csv` has no rows.\n"));
-    };
-    if rows.iter().any(|row| row.run() != first.run()) {
-        bail!("rows of different runs: their times are not to be compared");
     }
     let choices = choices(rows)?;
     let mut text = format!(
@@ -102,8 +102,13 @@ pub(super) fn text(name: &str, rows: &[Row]) -> Result<String> {
             choice.ratio(),
         )?;
     }
-    let [gpu, driver, commit, command] = first.run();
-    writeln!(text, "\n{gpu}, driver {driver}, commit {commit}, `{command}`.")?;
+    let mut runs: BTreeMap<[&str; 4], usize> = BTreeMap::new();
+    for choice in &choices {
+        *runs.entry(choice.chosen.run()).or_default() += 1;
+    }
+    for ([gpu, driver, commit, command], cases) in runs {
+        writeln!(text, "\n{cases} cases: {gpu}, driver {driver}, commit {commit}, `{command}`.")?;
+    }
     Ok(text)
 }
 
