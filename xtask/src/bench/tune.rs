@@ -359,6 +359,7 @@ mod tests {
             case(Operation::BIAS_RELU, Precision::Bf16),
             case(with(Extra::None, Activation::Silu), Precision::Bf16),
             case(with(Extra::Residual, Activation::None), Precision::Bf16),
+            case(with(Extra::Mask, Activation::Relu), Precision::Bf16),
             case(Operation::product(Layout::Tn), Precision::Bf16),
             case(Operation { batch: 3, ..Operation::PRODUCT }, Precision::Bf16),
             case(Operation { batch: 3, ..Operation::product(Layout::Nn) }, Precision::Bf16),
@@ -370,7 +371,7 @@ mod tests {
         let alike = [
             // What follows is of the same kind, or the other layouts are read alike.
             case(Operation::PRODUCT, Precision::Bf16),
-            case(with(Extra::Mask, Activation::Relu), Precision::Bf16),
+            case(with(Extra::Preactivation, Activation::Relu), Precision::Bf16),
             case(Operation::product(Layout::Tt), Precision::Bf16),
             case(with(Extra::Scales, Activation::None), Precision::F8),
             case(Operation::PRODUCT, Precision::F8Mixed),
@@ -420,7 +421,7 @@ mod tests {
     #[test]
     fn one_tile_is_kept_for_operations_that_are_chosen_alike() {
         let device = Device::emulator();
-        let all = [Extra::Residual, Extra::Mask, Extra::Preactivation]
+        let all = [Extra::Residual, Extra::Scales, Extra::Preactivation]
             .map(|extra| case(Operation { extra, ..Operation::PRODUCT }, Precision::Bf16));
         let mut findings = Findings::of(&device, &all, &shortly(), |_, _| {});
         let names: Vec<String> =
