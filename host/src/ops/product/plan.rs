@@ -343,6 +343,10 @@ where
                 "one that serves these operands: this takes one x and one y of few columns, without gaps from a multiple of 16 \
                  bytes on, and no more than alpha, a bias and an activation"
                     .into()
+            } else if !tile.serves_fused(Fused::Mask) {
+                "one that serves this output: this takes rows of y that are multiples of 16 bytes, and no more than \
+                 alpha, a bias and an activation"
+                    .into()
             } else if !tile.serves_fused(Fused::Terms) {
                 "one that serves this output: this takes rows of y that are multiples of 16 bytes, and no more than \
                  alpha, a bias, an activation and a mask"
