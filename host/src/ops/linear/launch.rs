@@ -102,14 +102,17 @@ impl Instance<f32, f32> {
     }
 }
 
-/// The arguments of a portable kernel.
-type PortableArgs<T, O> = (
+/// The arguments of a kernel that reads x and w by their addresses: x, w, y, the epilogue and the parameters `P`.
+type PointerArgs<T, O, P> = (
     Global<<T as Element>::Device>,
     Global<<T as Element>::Device>,
     GlobalMut<<O as Element>::Device>,
     LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
-    LinearParams,
+    P,
 );
+
+/// The arguments of a portable kernel.
+type PortableArgs<T, O> = PointerArgs<T, O, LinearParams>;
 
 /// Launches the portable kernel `K`.
 ///
@@ -417,13 +420,7 @@ unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O
 }
 
 /// The arguments of a kernel for many rows of few columns.
-type NarrowArgs<T, O> = (
-    Global<<T as Element>::Device>,
-    Global<<T as Element>::Device>,
-    GlobalMut<<O as Element>::Device>,
-    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
-    NarrowParams,
-);
+type NarrowArgs<T, O> = PointerArgs<T, O, NarrowParams>;
 
 /// Launches the kernel `K`, which is for many rows of few columns.
 ///
@@ -445,13 +442,7 @@ unsafe fn launch_narrow<T: Element, O: Element, K: Kernel<Args = NarrowArgs<T, O
 }
 
 /// The arguments of a kernel for operands that lie in any way.
-type StridedArgs<T, O> = (
-    Global<<T as Element>::Device>,
-    Global<<T as Element>::Device>,
-    GlobalMut<<O as Element>::Device>,
-    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
-    StridedParams,
-);
+type StridedArgs<T, O> = PointerArgs<T, O, StridedParams>;
 
 /// Launches the kernel `K`, which is for operands that lie in any way.
 ///
@@ -534,7 +525,7 @@ mod tests {
         assert!(early(18 * 128, 132) && early(1, 1));
         assert!(!early(18 * 128 + 1, 132) && !early(18 * 128 + 1, 67));
         assert!(early(18 * 128 + 1, 66) && early(1 << 30, 66));
-        // Those of clusters always are, those in ping-pong never.
+        // Those of clusters always are, those in ping-pong only where Y is a line of tiles.
         assert!(is_early::<HopperCooperative128x128>(1 << 30, size, 132, true, 132));
         assert!(!is_early::<HopperPingPong128x128>(1, size, 1, true, 132));
     }

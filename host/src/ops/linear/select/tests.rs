@@ -441,3 +441,14 @@ fn more_multiprocessors_never_ask_for_larger_tiles() {
     };
     assert!(area(8) >= area(132) && area(132) >= area(100_000));
 }
+
+/// Words of a mask are of 32 columns; what is for few columns of plain products stores none.
+#[test]
+fn masks_are_served_by_tiles_of_whole_words_and_terms_by_fewer() {
+    for tile in Tile::ALL {
+        let has_words = tile.shape().1.is_multiple_of(32) && tile != Tile::Narrow16x256;
+        assert_eq!(tile.serves_fused(Fused::Mask), has_words, "{tile}");
+        assert!(!tile.serves_fused(Fused::Terms) || has_words, "{tile}");
+    }
+    assert!(!Tile::HopperPingPong128x192.serves_fused(Fused::Terms));
+}
