@@ -6,9 +6,18 @@
 //!
 //! In a cluster of `BLOCKS` blocks the producers fill each other's stages, in step: a stage is free when the consumers of all
 //! blocks have given it back.
+//!
+//! # Proxies
+//!
+//! The copy engine and `wgmma` access shared memory through the *async proxy*, loads and stores through the *generic proxy*. A `wgmma` has
+//! read its stage when it has completed. A load may still be under way when its thread arrives at a barrier: only a proxy fence orders it
+//! before the copy that fills the stage again. So a stage's type says what may read it. [`FullStage::end_loads`] is the fence, and makes of a
+//! stage for loads one that can be given back.
+
+use core::marker::PhantomData;
 
 use crate::barrier::Barrier;
-use crate::ptx;
+use crate::ptx::{self, MatrixDescriptor};
 use crate::shared::SharedAddress;
 use crate::warp;
 
@@ -48,10 +57,17 @@ pub struct Producer<const STAGES: u32, const BLOCKS: u32> {
     next: Position<STAGES>,
 }
 
-/// A warp that reads stages.
-pub struct Consumer<const STAGES: u32, const BLOCKS: u32> {
+/// The proxy through which loads and stores access shared memory: `ld.shared`, `ldmatrix`.
+pub enum GenericProxy {}
+
+/// The proxy through which `wgmma` reads its operands in shared memory.
+pub enum AsyncProxy {}
+
+/// A warp that reads stages through proxy `P`: a [`GenericProxy`]'s may have `wgmma` read them, too.
+pub struct Consumer<const STAGES: u32, const BLOCKS: u32, P> {
     pipeline: Pipeline<STAGES, BLOCKS>,
     next: Position<STAGES>,
+    proxy: PhantomData<P>,
 }
 
 /// A free stage that copies may fill.
@@ -62,11 +78,148 @@ pub struct FreeStage {
     pub full: Barrier,
 }
 
-/// A full stage that a warp may read.
+/// A full stage that a warp may read through proxy `P`: [`GenericProxy`] until its loads have [ended](FullStage::end_loads).
+pub struct FullStage<P> {
+    index: u32,
+    proxy: PhantomData<P>,
+}
+
+impl<P> Clone for FullStage<P> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P> Copy for FullStage<P> {}
+
+impl<P> FullStage<P> {
+    /// A value that stands for no stage, for a loop that gives back the stage before its own. It must not be given back.
+    #[inline(always)]
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { index: 0, proxy: PhantomData }
+    }
+
+    /// Whether it is one of a ring of `stages` stages. It always is, but neither compiler nor assembler knows: a branch that they cannot
+    /// see through.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_of_ring(&self, stages: u32) -> bool {
+        ptx::opaque(self.index) < stages
+    }
+
+    /// What `wgmma` may read of it; `place` gives the place of the stage of an index.
+    #[inline(always)]
+    pub fn operand(&self, place: impl FnOnce(u32) -> SharedAddress) -> Operand {
+        Operand(place(self.index))
+    }
+}
+
+impl FullStage<GenericProxy> {
+    /// What loads may read of it; `place` gives the place of the stage of an index.
+    #[inline(always)]
+    pub fn address(&self, place: impl FnOnce(u32) -> SharedAddress) -> SharedAddress {
+        place(self.index)
+    }
+
+    /// Ends the loads from it, of which `loaded` is what came of them. Products that read it may go on.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it, after their last load from the stage.
+    #[inline(always)]
+    pub unsafe fn end_loads(self, loaded: &mut impl Loaded) -> FullStage<AsyncProxy> {
+        // SAFETY: the caller's promise.
+        unsafe { end_loads(loaded) };
+        FullStage { index: self.index, proxy: PhantomData }
+    }
+
+    /// As [`end_loads`](Self::end_loads), of stages of two rings: a single fence is enough.
+    ///
+    /// # Safety
+    ///
+    /// As there, for both.
+    #[inline(always)]
+    pub unsafe fn end_loads_of_both(
+        stages: [Self; 2],
+        loaded: &mut impl Loaded,
+    ) -> [FullStage<AsyncProxy>; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { end_loads(loaded) };
+        stages.map(|stage| FullStage { index: stage.index, proxy: PhantomData })
+    }
+}
+
+/// A place in a full stage that `wgmma` reads.
 #[derive(Clone, Copy)]
-pub struct FullStage {
-    /// Its index in the ring.
-    pub index: u32,
+pub struct Operand(SharedAddress);
+
+impl Operand {
+    /// The place `bytes` further on.
+    #[inline(always)]
+    #[must_use]
+    pub fn offset(self, bytes: u32) -> Self {
+        Self(self.0.offset(bytes))
+    }
+
+    /// As [`MatrixDescriptor::rows_of_128_bytes`].
+    #[inline(always)]
+    #[must_use]
+    pub fn rows_of_128_bytes(self) -> MatrixDescriptor {
+        MatrixDescriptor::rows_of_128_bytes(self.0.get())
+    }
+
+    /// As [`MatrixDescriptor::panels_of_128_bytes`].
+    #[inline(always)]
+    #[must_use]
+    pub fn panels_of_128_bytes(self, panel_bytes: u32) -> MatrixDescriptor {
+        MatrixDescriptor::panels_of_128_bytes(self.0.get(), panel_bytes)
+    }
+}
+
+/// Registers with what has been loaded from a stage, or computed from it.
+pub trait Loaded {
+    /// Makes the compiler believe that it is read and written here: no load behind it goes before this place.
+    fn hold(&mut self);
+}
+
+impl Loaded for [f32; 4] {
+    #[inline(always)]
+    fn hold(&mut self) {
+        ptx::hold_sums(self);
+    }
+}
+
+impl Loaded for [u32; 4] {
+    #[inline(always)]
+    fn hold(&mut self) {
+        ptx::hold_registers(self);
+    }
+}
+
+impl<L: Loaded, const N: usize> Loaded for [L; N] {
+    #[inline(always)]
+    fn hold(&mut self) {
+        for registers in self {
+            registers.hold();
+        }
+    }
+}
+
+/// Orders what this warp has loaded from shared memory, and stored there, before copies of the copy engine: those that a lane starts when this
+/// has returned, and those of a thread that waits at a barrier where a lane arrives afterwards.
+///
+/// # Safety
+///
+/// All lanes of the warp call it, with what they have `loaded`.
+#[inline(always)]
+pub unsafe fn end_loads(loaded: &mut impl Loaded) {
+    loaded.hold();
+    // Before the lanes meet: each lane's fence orders its own accesses.
+    ptx::fence_proxy_async_shared();
+    // SAFETY: the caller's promise.
+    unsafe { warp::sync_warp() };
 }
 
 impl<const STAGES: u32, const BLOCKS: u32> Pipeline<STAGES, BLOCKS> {
@@ -137,8 +290,8 @@ impl<const STAGES: u32, const BLOCKS: u32> Pipeline<STAGES, BLOCKS> {
     /// The side that reads the stages, for one warp.
     #[inline(always)]
     #[must_use]
-    pub fn consumer(self) -> Consumer<STAGES, BLOCKS> {
-        Consumer { pipeline: self, next: Position { stage: 0, parity: 0 } }
+    pub fn consumer<P>(self) -> Consumer<STAGES, BLOCKS, P> {
+        Consumer { pipeline: self, next: Position { stage: 0, parity: 0 }, proxy: PhantomData }
     }
 }
 
@@ -210,7 +363,7 @@ impl<const STAGES: u32, const BLOCKS: u32> Producer<STAGES, BLOCKS> {
     }
 }
 
-impl<const STAGES: u32, const BLOCKS: u32> Consumer<STAGES, BLOCKS> {
+impl<const STAGES: u32, const BLOCKS: u32, P> Consumer<STAGES, BLOCKS, P> {
     /// Finds the same ring at `pipeline` from now on: its address, known in another way.
     #[inline(always)]
     pub fn move_to(&mut self, pipeline: Pipeline<STAGES, BLOCKS>) {
@@ -223,12 +376,12 @@ impl<const STAGES: u32, const BLOCKS: u32> Consumer<STAGES, BLOCKS> {
     ///
     /// The ring is made, and a producer fills the stage.
     #[inline(always)]
-    pub unsafe fn wait(&mut self) -> FullStage {
+    pub unsafe fn wait(&mut self) -> FullStage<P> {
         let Position { stage, parity } = self.next;
         // SAFETY: the stage is not filled again before this warp has given it back.
         unsafe { self.pipeline.full(stage).wait(parity) };
         self.next = self.next.step();
-        FullStage { index: stage }
+        FullStage { index: stage, proxy: PhantomData }
     }
 
     /// Passes over the next `stages` stages, which another consumer reads.
@@ -244,10 +397,10 @@ impl<const STAGES: u32, const BLOCKS: u32> Consumer<STAGES, BLOCKS> {
     ///
     /// # Safety
     ///
-    /// All lanes of the warp call it, once for each stage that they waited for, after the warp's last access to it. No block
-    /// of the cluster has ended.
+    /// All lanes of the warp call it, once for each stage that they waited for, when the products that read it have completed
+    /// (`wgmma.wait_group`). No block of the cluster has ended.
     #[inline(always)]
-    pub unsafe fn release(&self, stage: FullStage) {
+    pub unsafe fn release(&self, stage: FullStage<AsyncProxy>) {
         let free = self.pipeline.free(stage.index);
         let lane = warp::lane_id();
         // SAFETY: one arrival of each warp at each block.

@@ -11,6 +11,7 @@ use crate::float::HalfElement;
 use crate::gemm::MmaElement;
 use crate::launch::{Global, GlobalMut};
 use crate::layout::{CHUNK_BYTES, Coord, FRAGMENT_COLUMNS, FRAGMENT_ROWS};
+use crate::pipeline::end_loads;
 use crate::ptx;
 use crate::shared::SharedAddress;
 use crate::thread;
@@ -507,13 +508,13 @@ pub unsafe fn run<T: MmaElement + HalfElement, E: Epilogue>(problem: &NarrowProb
             if rows < ROWS {
                 p.fill_rest(tile, at);
             }
-            let a =
+            let mut a =
                 if p.k.is_multiple_of(2) { p.load_a::<false>(at, rows) } else { p.load_a::<true>(at, rows) };
             if is_first_lane {
                 // The copy engine has read the last tile's results.
                 ptx::cp_async_bulk_wait_group_read::<0>();
             }
-            warp::sync_warp();
+            end_loads(&mut a);
             if is_first_lane {
                 p.fill(places, tile + STAGES * turn, stage);
             }

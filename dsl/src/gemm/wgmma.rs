@@ -39,7 +39,7 @@ use crate::gemm::{
 };
 use crate::launch::TensorMap;
 use crate::layout::{self, STRIP_COLUMNS};
-use crate::pipeline::{self, Pipeline};
+use crate::pipeline::{self, AsyncProxy, Pipeline};
 use crate::ptx::{self, Accumulators, Wgmma};
 use crate::shared::SharedAddress;
 use crate::thread;
@@ -77,7 +77,7 @@ pub struct WgmmaTile<C, const BLOCKS: usize, S, const STAGES: u32, const CLUSTER
 
 /// What a consumer knows: its place in the ring, and whose turn it is.
 pub struct Consumer<const STAGES: u32, const CLUSTER: u32> {
-    ring: pipeline::Consumer<STAGES, CLUSTER>,
+    ring: pipeline::Consumer<STAGES, CLUSTER, AsyncProxy>,
     /// The warpgroup's number among the consumers.
     index: u32,
     /// The parity of the phase of its turns' barrier in which it may multiply next.

@@ -23,7 +23,7 @@ use crate::gemm::element::small_parts;
 use crate::gemm::{Layouts, PersistentTiles};
 use crate::launch::TensorMap;
 use crate::layout::{CHUNK_BYTES, Coord, TileIndex, a_fragment_chunk, swizzled_chunk};
-use crate::pipeline::{Consumer, Pipeline, Producer};
+use crate::pipeline::{AsyncProxy, Consumer, GenericProxy, Loaded, Pipeline, Producer};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, WgmmaRegisters};
 use crate::shared::SharedAddress;
 use crate::thread;
@@ -59,6 +59,21 @@ const REGISTERS_OF_ONE: u32 = 216;
 /// The accumulators of a warpgroup: of `PARTS` products side by side, each thread's share.
 #[derive(Clone, Copy)]
 pub struct Parts<C, const PARTS: usize>([C; PARTS]);
+
+impl Loaded for SplitFragments {
+    #[inline(always)]
+    fn hold(&mut self) {
+        self.big.hold();
+        self.small.hold();
+    }
+}
+
+impl<C: Accumulators, const PARTS: usize> Loaded for Parts<C, PARTS> {
+    #[inline(always)]
+    fn hold(&mut self) {
+        self.0.iter_mut().for_each(Accumulators::hold);
+    }
+}
 
 /// Accumulators to which others can be added.
 pub trait Addend: Accumulators {
@@ -222,14 +237,14 @@ struct SplitFragments {
 
 /// A splitting thread: it reads stages of one ring and writes those of the other.
 pub struct Splitter<const RAW: u32, const SMALL: u32, const CLUSTER: u32> {
-    raw: Consumer<RAW, CLUSTER>,
+    raw: Consumer<RAW, CLUSTER, GenericProxy>,
     small: Producer<SMALL, 1>,
 }
 
 /// A multiplying thread: it reads stages of both rings.
 pub struct Multiplier<const RAW: u32, const SMALL: u32, const CLUSTER: u32> {
-    raw: Consumer<RAW, CLUSTER>,
-    small: Consumer<SMALL, 1>,
+    raw: Consumer<RAW, CLUSTER, GenericProxy>,
+    small: Consumer<SMALL, 1, AsyncProxy>,
 }
 
 impl<
@@ -454,12 +469,12 @@ where
         const THREADS: u32 = SPLITTERS * warp::SIZE;
         let own = (thread::thread_idx_x() - warp::SIZE) * CHUNK_BYTES;
         for _ in 0..steps {
-            // SAFETY: the stage read is full, and it is given back by the multipliers, who wait for what is written here. The
-            // stage written is free; each chunk of it is this thread's only.
+            // SAFETY: the stage read is full. The multipliers give it back, who wait for what is written here: the fence of `written` is
+            // behind these loads, too. The stage written is free; each chunk of it is this thread's only.
             unsafe {
                 let raw = splitter.raw.wait();
                 let small = splitter.small.acquire_to_write();
-                let (from, to) = (Self::b_rows(raw.index), Self::small_rows(small.index));
+                let (from, to) = (raw.address(Self::b_rows), Self::small_rows(small.index));
                 let mut first = own;
                 // Not unrolled: the loads of one round are enough to hide their latency.
                 let end = ptx::opaque(Self::B_BYTES);
@@ -494,24 +509,27 @@ where
         let mut accumulators = Parts([C::zero(); PARTS]);
         for _ in 0..steps {
             // SAFETY: all warps of the warpgroup run this loop alike; both stages are full, and they are given back when the
-            // products that read them have completed.
+            // products that read them have completed, and with them the loads of what these multiply.
             unsafe {
                 let raw = multiplier.raw.wait();
-                let fragments = Self::a_rows(raw.index).get() + own;
-                let big_b = MatrixDescriptor::rows_of_128_bytes(Self::b_rows(raw.index).get());
+                let fragments = raw.address(Self::a_rows).get() + own;
+                let big_b = raw.operand(Self::b_rows).rows_of_128_bytes();
                 let small = multiplier.small.wait();
-                let small_b = MatrixDescriptor::rows_of_128_bytes(Self::small_rows(small.index).get());
-                if Self::SUMS_TOGETHER {
-                    let a = [0, SUM_BYTES].map(|along_k| Self::load_a(fragments, along_k));
+                let small_b = small.operand(Self::small_rows).rows_of_128_bytes();
+                let raw = if Self::SUMS_TOGETHER {
+                    let mut a = [0, SUM_BYTES].map(|along_k| Self::load_a(fragments, along_k));
                     let mut first = Self::start_sum(&a[0], big_b, small_b);
                     let mut second =
                         Self::start_sum(&a[1], big_b.advance(SUM_BYTES), small_b.advance(SUM_BYTES));
+                    // While the products run: the fence takes time.
+                    let raw = raw.end_loads(&mut a);
                     ptx::wgmma_wait_group::<1>();
                     first.hold();
                     accumulators.0[0].add(&first);
                     ptx::wgmma_wait_group::<0>();
                     second.hold();
                     accumulators.0[0].add(&second);
+                    raw
                 } else {
                     // Not unrolled: the sums take the same registers every time.
                     let end = ptx::opaque(ROW_BYTES);
@@ -525,14 +543,15 @@ where
                             sum.hold();
                             // Always so, but ptxas does not know it: it would put the additions off to the loop's end, and
                             // have every sum take registers of its own until then.
-                            if ptx::opaque(raw.index) < RAW {
+                            if raw.is_of_ring(RAW) {
                                 accumulators.add(&sum);
                                 accumulators.hold();
                             }
                         }
                         along_k += SUM_BYTES;
                     }
-                }
+                    raw.end_loads(&mut accumulators)
+                };
                 multiplier.raw.release(raw);
                 multiplier.small.release(small);
             }

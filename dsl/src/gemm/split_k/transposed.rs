@@ -12,8 +12,8 @@ use crate::float::Element;
 use crate::gemm::Layouts;
 use crate::launch::TensorMap;
 use crate::layout::{Coord, TileIndex, accumulator_coord, transposed_fragment_word};
-use crate::pipeline::{FullStage, Pipeline, Producer};
-use crate::ptx::{self, Accumulators, MatrixDescriptor, Wgmma};
+use crate::pipeline::{AsyncProxy, FullStage, Pipeline, Producer};
+use crate::ptx::{self, Accumulators, Wgmma};
 use crate::shared::SharedAddress;
 use crate::thread;
 use crate::tile::Output;
@@ -167,22 +167,23 @@ impl<
     #[inline(always)]
     pub(super) unsafe fn multiply_as<T: Wgmma<C>, const B_MN: bool>(share: Share) -> C {
         let first_row = thread::thread_idx_x() / (4 * warp::SIZE) * WARPGROUP_ROWS;
-        let (mut consumer_a, mut consumer_b) = (Self::ring_a().consumer(), Self::ring_b().consumer());
+        let mut consumer_a = Self::ring_a().consumer::<AsyncProxy>();
+        let mut consumer_b = Self::ring_b().consumer::<AsyncProxy>();
         let mut accumulators = C::zero();
         accumulators.hold();
-        let mut previous: Option<[FullStage; 2]> = None;
+        let mut previous: Option<[FullStage<AsyncProxy>; 2]> = None;
         for _ in 0..share.steps {
             // SAFETY: all warps of the warpgroup run this loop alike; the stages are full, and they are given back when the
             // products that read them have completed.
             unsafe {
                 let (stage_b, stage_a) = (consumer_b.wait(), consumer_a.wait());
-                let to_b = Self::stage_b(stage_b.index).offset(first_row * ROW_BYTES);
+                let b = stage_b.operand(Self::stage_b).offset(first_row * ROW_BYTES);
                 let (b, step_of_b) = if B_MN {
-                    (MatrixDescriptor::panels_of_128_bytes(to_b.get(), PANEL_BYTES), PANEL_STEP_BYTES)
+                    (b.panels_of_128_bytes(PANEL_BYTES), PANEL_STEP_BYTES)
                 } else {
-                    (MatrixDescriptor::rows_of_128_bytes(to_b.get()), STEP_BYTES)
+                    (b.rows_of_128_bytes(), STEP_BYTES)
                 };
-                let a = MatrixDescriptor::rows_of_128_bytes(Self::stage_a(stage_a.index).get());
+                let a = stage_a.operand(Self::stage_a).rows_of_128_bytes();
                 ptx::wgmma_fence();
                 for index in 0..BOXES {
                     for step in 0..STEPS {

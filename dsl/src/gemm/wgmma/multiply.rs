@@ -4,7 +4,7 @@ use super::{
     BLOCK_ROWS, Consumer, PANEL_BYTES, PANEL_STEP_BYTES, ROW_BYTES, STEP_BYTES, STEPS, Schedule, WgmmaTile,
 };
 use crate::gemm::{Layouts, PersistentTile};
-use crate::pipeline::FullStage;
+use crate::pipeline::{AsyncProxy, FullStage, Operand};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, Wgmma};
 use crate::warp;
 
@@ -20,7 +20,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     unsafe fn multiply_stage<F: Accumulators, T: Wgmma<F>, const A_MN: bool, const B_MN: bool>(
         index: u32,
         accumulators: &mut [F; BLOCKS],
-        stage: &FullStage,
+        stage: &FullStage<AsyncProxy>,
         keep: u32,
     ) {
         // SAFETY: the caller's promise.
@@ -49,7 +49,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     unsafe fn multiply_rest<F: Accumulators, T: Wgmma<F>, const A_MN: bool, const B_MN: bool>(
         index: u32,
         accumulators: &mut [F; BLOCKS],
-        stage: &FullStage,
+        stage: &FullStage<AsyncProxy>,
         rest: u32,
         keep: u32,
     ) {
@@ -74,21 +74,20 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     #[inline(always)]
     fn operands<const A_MN: bool, const B_MN: bool>(
         index: u32,
-        stage: &FullStage,
+        stage: &FullStage<AsyncProxy>,
         block: usize,
         part: u32,
     ) -> (MatrixDescriptor, MatrixDescriptor) {
         let own = if Self::TAKES_TURNS { 0 } else { index };
-        let rows = Self::stage(stage.index);
+        let rows = stage.operand(Self::stage);
         // Panels and rows alike: 64 rows are as many bytes.
-        let a = rows.offset(own * Self::CONSUMER_ROWS * ROW_BYTES).get();
-        let b = rows.offset(Self::A_BYTES).get();
-        let matrix = |is_mn, address, behind| {
+        let a = rows.offset(own * Self::CONSUMER_ROWS * ROW_BYTES);
+        let b = rows.offset(Self::A_BYTES);
+        let matrix = |is_mn, operand: Operand, behind| {
             if is_mn {
-                MatrixDescriptor::panels_of_128_bytes(address, PANEL_BYTES)
-                    .advance(behind + part * PANEL_STEP_BYTES)
+                operand.panels_of_128_bytes(PANEL_BYTES).advance(behind + part * PANEL_STEP_BYTES)
             } else {
-                MatrixDescriptor::rows_of_128_bytes(address).advance(behind + part * STEP_BYTES)
+                operand.rows_of_128_bytes().advance(behind + part * STEP_BYTES)
             }
         };
         (matrix(A_MN, a, block as u32 * BLOCK_ROWS * ROW_BYTES), matrix(B_MN, b, 0))
@@ -110,7 +109,7 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         // SAFETY: all warps of the warpgroup run this alike; each stage is full, and it is given back when the products
         // that read it have completed.
         unsafe {
-            let mut previous = FullStage { index: 0 };
+            let mut previous = FullStage::none();
             let mut step = 0;
             while step < products / STEPS {
                 let stage = consumer.ring.wait();

@@ -16,7 +16,7 @@ use super::{
 use crate::gemm::{PersistentTile, PersistentTiles};
 use crate::launch::TensorMap;
 use crate::layout::TileIndex;
-use crate::pipeline::{FullStage, Pipeline};
+use crate::pipeline::{AsyncProxy, FullStage, Pipeline};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, WgmmaFp8};
 use crate::shared::SharedAddress;
 
@@ -177,11 +177,14 @@ impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUS
     ///
     /// As [`PromotedTile::multiply_promoted`].
     #[inline(always)]
-    unsafe fn next_stage(consumer: &mut Consumer<STAGES, CLUSTER>, place: Place) -> (FullStage, Operands) {
+    unsafe fn next_stage(
+        consumer: &mut Consumer<STAGES, CLUSTER>,
+        place: Place,
+    ) -> (FullStage<AsyncProxy>, Operands) {
         // SAFETY: the caller's promise.
         let stage = unsafe { consumer.ring.wait() };
         let of = |rows: SharedAddress| {
-            MatrixDescriptor::rows_of_128_bytes(rows.offset(stage.index * Self::STAGE_BYTES).get())
+            stage.operand(|index| rows.offset(index * Self::STAGE_BYTES)).rows_of_128_bytes()
         };
         (stage, Operands { a: of(place.a), b: of(place.b) })
     }

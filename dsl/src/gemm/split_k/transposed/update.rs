@@ -14,7 +14,7 @@ use crate::gemm::split_k::{COLUMNS, Share, SplitKTile};
 use crate::gemm::wgmma::CHUNK;
 use crate::launch::{Global, TensorMap};
 use crate::layout::{ChunkIndex, TileIndex, a_fragment_chunk, accumulator_coord, swizzled_chunk};
-use crate::pipeline::Pipeline;
+use crate::pipeline::{FullStage, GenericProxy, Pipeline};
 use crate::ptx::{self, Accumulators, Wgmma};
 use crate::shared::SharedAddress;
 use crate::tile::Output;
@@ -198,7 +198,8 @@ impl TransposedUpdate {
     pub unsafe fn sum_h<T: MmaElement + HalfElement>(share: Share, ranks: u32, scaling: [f32; 2]) {
         let lane = warp::lane_id();
         let own = accumulator_coord(lane, 0);
-        let (mut consumer_a, mut consumer_v) = (Base::ring_a().consumer(), Self::ring_v().consumer());
+        let mut consumer_a = Base::ring_a().consumer::<GenericProxy>();
+        let mut consumer_v = Self::ring_v().consumer::<GenericProxy>();
         // Two sums, so that a product need not wait for the one before it.
         let mut sums = [[0.0; 4]; 2];
         let of_a = a_fragment_chunk(lane);
@@ -209,8 +210,8 @@ impl TransposedUpdate {
             unsafe {
                 let (stage_a, stage_v) = (consumer_a.wait(), consumer_v.wait());
                 for index in 0..BOXES {
-                    let a = Base::stage_a(stage_a.index).offset(index * Self::BLOCK_M * ROW_BYTES);
-                    let v = Self::stage_v(stage_v.index).offset(index * V_BYTES);
+                    let a = stage_a.address(Base::stage_a).offset(index * Self::BLOCK_M * ROW_BYTES);
+                    let v = stage_v.address(Self::stage_v).offset(index * V_BYTES);
                     for pair in 0..ROW_BYTES / STEP_BYTES / 2 {
                         let chunk = 4 * pair;
                         let v = ptx::ldmatrix_x4(
@@ -225,7 +226,7 @@ impl TransposedUpdate {
                         }
                     }
                 }
-                warp::sync_warp();
+                let [stage_a, stage_v] = FullStage::end_loads_of_both([stage_a, stage_v], &mut sums);
                 consumer_a.release(stage_a);
                 consumer_v.release(stage_v);
             }

@@ -17,7 +17,7 @@ use crate::gemm::wgmma::{
 use crate::gemm::{BoxOutput, ColumnCache, OutputElement, PersistentTiles};
 use crate::launch::TensorMap;
 use crate::layout::{TileIndex, accumulator_coord};
-use crate::pipeline::{self, FullStage};
+use crate::pipeline::{self, AsyncProxy, FullStage};
 use crate::ptx::{self, Accumulators, MatrixDescriptor, WgmmaUpdate};
 use crate::shared::SharedAddress;
 use crate::thread;
@@ -73,13 +73,13 @@ impl<
     unsafe fn multiply_stage<T: WgmmaUpdate<C>, const CHUNKED: bool>(
         index: u32,
         accumulators: &mut UpdateAccumulators<C, BLOCKS>,
-        stage: &FullStage,
+        stage: &FullStage<AsyncProxy>,
         step: u32,
     ) {
         let first_row = if Self::TAKES_TURNS { 0 } else { index * Self::CONSUMER_ROWS };
-        let rows = Self::stage(stage.index);
-        let a = MatrixDescriptor::rows_of_128_bytes(rows.offset(first_row * ROW_BYTES).get());
-        let b = MatrixDescriptor::rows_of_128_bytes(rows.offset(Self::A_BYTES).get());
+        let rows = stage.operand(Self::stage);
+        let a = rows.offset(first_row * ROW_BYTES).rows_of_128_bytes();
+        let b = rows.offset(Self::A_BYTES).rows_of_128_bytes();
         let UpdateAccumulators { outputs, chunk } = accumulators;
         // SAFETY: the caller's promise.
         unsafe {
@@ -117,7 +117,7 @@ impl<
         // SAFETY: all warps of the warpgroup run this alike; each stage is full, and it is given back when the products
         // that read it have completed.
         unsafe {
-            let mut previous = FullStage { index: 0 };
+            let mut previous = FullStage::none();
             let mut step = 0;
             loop {
                 let stage = consumer.ring.wait();

@@ -1,0 +1,19 @@
+//! A stage that loads still read is given back, and loads from a stage that only `wgmma` reads.
+use warpsmith_dsl::pipeline::{AsyncProxy, Consumer, FullStage, GenericProxy};
+use warpsmith_dsl::shared::SharedAddress;
+
+fn place(index: u32) -> SharedAddress {
+    SharedAddress::dynamic().offset(index * 1024)
+}
+
+unsafe fn give_back_what_loads_read(consumer: &Consumer<4, 1, GenericProxy>, stage: FullStage<GenericProxy>) {
+    let _ = stage.address(place);
+    consumer.release(stage);
+}
+
+unsafe fn load_what_products_read(consumer: &Consumer<4, 1, AsyncProxy>, stage: FullStage<AsyncProxy>) {
+    let _ = stage.address(place);
+    consumer.release(stage);
+}
+
+fn main() {}
