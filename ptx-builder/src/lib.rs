@@ -9,7 +9,8 @@
 //! architecture. It lifts launch bounds out of the kernels' bodies ([`module`]), writes a header that says what the file
 //! was made from ([`header`]), and refuses what would ruin a kernel without a compiler error: local memory, calls, unresolved
 //! symbols ([`mod@check`]). With `ptxas` at hand, [`Ptxas`] adds spills, stack frames and serialisation warnings, and counts
-//! registers.
+//! registers. With `nvdisasm` too, [`Nvdisasm`] shows the machine code, and [`machine_code`] finds arrivals at barriers that overtake
+//! loads from shared memory.
 //!
 //! From a build script:
 //!
@@ -29,6 +30,7 @@
 pub mod arch;
 pub mod check;
 pub mod header;
+pub mod machine_code;
 pub mod module;
 pub mod sources;
 pub mod toolchain;
@@ -36,6 +38,8 @@ pub mod toolchain;
 mod builder;
 mod compile;
 mod error;
+mod nvdisasm;
+mod nvidia;
 mod ptxas;
 
 pub use arch::Arch;
@@ -43,5 +47,6 @@ pub use builder::{Artefact, Builder, Target};
 pub use check::{Report, Violation, check};
 pub use error::Error;
 pub use header::Header;
+pub use nvdisasm::{NVDISASM_VARIABLE, Nvdisasm};
 pub use ptxas::{Assembly, KernelUsage, PTXAS_VARIABLE, Ptxas};
 pub use toolchain::{Toolchain, find_toolchain};

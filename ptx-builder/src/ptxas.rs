@@ -8,6 +8,7 @@ use std::process::Command;
 use crate::Error;
 use crate::arch::Arch;
 use crate::check::Violation;
+use crate::nvidia;
 
 /// Environment variable that names the ptxas to use.
 pub const PTXAS_VARIABLE: &str = "WARPSMITH_PTXAS";
@@ -62,16 +63,12 @@ impl Ptxas {
     /// Finds an assembler: what [`PTXAS_VARIABLE`] names, then `PATH`, then a CUDA toolkit, then a PyPI wheel; `None` where there
     /// is none that runs.
     pub fn find() -> Option<Self> {
-        candidates().into_iter().find_map(|path| Self::at(&path))
+        nvidia::candidates("ptxas", PTXAS_VARIABLE, "cuda_nvcc").into_iter().find_map(|path| Self::at(&path))
     }
 
     /// The assembler at `path`, when it runs.
     pub fn at(path: &Path) -> Option<Self> {
-        let output =
-            Command::new(path).arg("--version").output().ok().filter(|output| output.status.success())?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let version = text.split_whitespace().find_map(|word| word.strip_prefix('V'))?;
-        Some(Self { path: path.to_owned(), version: version.trim_end_matches(',').to_owned() })
+        Some(Self { path: path.to_owned(), version: nvidia::version(path)? })
     }
 
     /// The architectures that PTX for `arch` should be assembled for: that one, and where it runs on later ones (it does unless
@@ -99,7 +96,33 @@ impl Ptxas {
     /// *about* the text is in the result.
     pub fn assemble(&self, ptx: &str, arch: Arch) -> Result<Assembly, Error> {
         let folder = tempfile::tempdir().map_err(Error::io("create", std::env::temp_dir()))?;
-        let (input, output) = (folder.path().join("module.ptx"), folder.path().join("module.cubin"));
+        let (_, succeeded, messages) = self.start(folder.path(), ptx, arch)?;
+        let mut assembly = read(&messages, arch);
+        if !succeeded {
+            assembly.violations.insert(0, Violation::Rejected { arch, message: messages.trim().to_owned() });
+        }
+        Ok(assembly)
+    }
+
+    /// The machine code of a PTX text for an architecture: the bytes of a cubin file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Command`] when the program cannot be started or refuses the text, [`Error::Io`] when the text cannot be handed to it
+    /// or its output not read.
+    pub fn machine_code(&self, ptx: &str, arch: Arch) -> Result<Vec<u8>, Error> {
+        let folder = tempfile::tempdir().map_err(Error::io("create", std::env::temp_dir()))?;
+        let (output, succeeded, messages) = self.start(folder.path(), ptx, arch)?;
+        if !succeeded {
+            let command = format!("{} -arch={arch} module.ptx", self.path.display());
+            return Err(Error::Command { command, output: messages });
+        }
+        std::fs::read(&output).map_err(Error::io("read", output))
+    }
+
+    /// Runs the assembler in a folder: the file it writes, whether it succeeded, what it said.
+    fn start(&self, folder: &Path, ptx: &str, arch: Arch) -> Result<(PathBuf, bool, String), Error> {
+        let (input, output) = (folder.join("module.ptx"), folder.join("module.cubin"));
         std::fs::write(&input, ptx).map_err(Error::io("write", &input))?;
         let mut command = Command::new(&self.path);
         command.arg(format!("-arch={arch}")).arg("-v").arg(&input).arg("-o").arg(&output);
@@ -110,11 +133,7 @@ impl Ptxas {
         let messages =
             format!("{}{}", String::from_utf8_lossy(&result.stdout), String::from_utf8_lossy(&result.stderr));
         let messages = messages.replace(&*input.to_string_lossy(), "module.ptx");
-        let mut assembly = read(&messages, arch);
-        if !result.status.success() {
-            assembly.violations.insert(0, Violation::Rejected { arch, message: messages.trim().to_owned() });
-        }
-        Ok(assembly)
+        Ok((output, result.status.success(), messages))
     }
 }
 
@@ -168,58 +187,6 @@ fn is_warning(line: &str) -> bool {
 fn number_before(line: &str, unit: &str) -> Option<u32> {
     let before = &line[..line.find(unit)?];
     before.rsplit(|character: char| !character.is_ascii_digit()).next()?.parse().ok()
-}
-
-fn candidates() -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    found.extend(variable(PTXAS_VARIABLE));
-    found.extend(which::which("ptxas"));
-    let toolkits =
-        ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_ROOT_DIR"].into_iter().filter_map(variable);
-    found.extend(
-        toolkits
-            .chain([PathBuf::from("/usr/local/cuda"), PathBuf::from("/opt/cuda")])
-            .map(|root| root.join("bin/ptxas")),
-    );
-    found.extend(newest_first(children("/usr/local"), "cuda-").map(|root| root.join("bin/ptxas")));
-    // Wheels: the environment in use, the user's, then the system's.
-    let mut pythons: Vec<PathBuf> =
-        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).collect();
-    pythons.extend(std::env::home_dir().map(|home| home.join(".local")));
-    pythons.extend(
-        which::which("python3")
-            .ok()
-            .and_then(|python| Some(python.canonicalize().ok()?.parent()?.parent()?.to_owned())),
-    );
-    pythons.extend([PathBuf::from("/usr/local"), PathBuf::from("/usr")]);
-    for python in pythons.iter().flat_map(|root| newest_first(children(root.join("lib")), "python3")) {
-        for packages in ["site-packages", "dist-packages"] {
-            let nvidia = python.join(packages).join("nvidia");
-            // CUDA 13 and later share one folder; earlier wheels have one each.
-            let shared = newest_first(children(&nvidia), "cu").map(|folder| folder.join("bin/ptxas"));
-            found.extend(shared.chain([nvidia.join("cuda_nvcc/bin/ptxas")]));
-        }
-    }
-    found.retain(|path| path.is_file());
-    found
-}
-
-fn children(folder: impl AsRef<Path>) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten();
-    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
-}
-
-/// The folders whose names start with `prefix`, by descending version number.
-fn newest_first(folders: Vec<PathBuf>, prefix: &str) -> impl Iterator<Item = PathBuf> {
-    let version = |path: &PathBuf| {
-        let name = path.file_name()?.to_str()?.strip_prefix(prefix)?;
-        let numbers = name.split('.').map(|part| part.parse().unwrap_or(0)).collect::<Vec<u32>>();
-        Some(numbers)
-    };
-    let mut found: Vec<_> = folders.into_iter().filter_map(|path| Some((version(&path)?, path))).collect();
-    found.sort();
-    found.into_iter().rev().map(|(_, path)| path)
 }
 
 #[cfg(test)]

@@ -1,22 +1,29 @@
-//! Compiling and assembling for real. Where this machine has no device toolchain or no ptxas, the tests that need them
-//! are listed as ignored.
+//! Compiling and assembling for real. Where this machine has no device toolchain, no ptxas or no nvdisasm, the tests that
+//! need them are listed as ignored.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use warpsmith_builder::{Arch, Artefact, Builder, Error, Header, Ptxas, Violation, check, find_toolchain};
+use warpsmith_builder::{
+    Arch, Artefact, Builder, Error, Header, Nvdisasm, Ptxas, Violation, check, find_toolchain, machine_code,
+};
 
 fn main() {
     let arguments = Arguments::from_args();
     let compiler = find_toolchain().is_ok();
-    let assembler = Ptxas::find().is_some();
+    let ptxas = Ptxas::find();
+    let assembler = ptxas.is_some();
+    let both = assembler && Nvdisasm::find(ptxas.as_ref()).is_some();
     let compiled = |name: &str, test: fn() -> Result<(), Failed>| {
         Trial::test(name, test).with_kind("device rustc").with_ignored_flag(!compiler)
     };
     let assembled = |name: &str, test: fn() -> Result<(), Failed>| {
         Trial::test(name, test).with_kind("ptxas").with_ignored_flag(!assembler)
+    };
+    let disassembled = |name: &str, test: fn() -> Result<(), Failed>| {
+        Trial::test(name, test).with_kind("ptxas, nvdisasm").with_ignored_flag(!both)
     };
     let trials = vec![
         compiled("a_kernel_compiles_to_the_same_text_in_two_folders", same_text_in_two_folders),
@@ -27,6 +34,9 @@ fn main() {
         assembled("a_kernel_that_spills_is_refused", spills_are_refused),
         assembled("a_text_that_is_no_ptx_is_refused", rejected_texts_are_refused),
         assembled("a_kernel_that_does_not_spill_is_measured", sound_kernels_are_measured),
+        assembled("a_text_that_is_no_ptx_has_no_machine_code", rejected_texts_have_no_machine_code),
+        disassembled("a_load_that_an_arrival_overtakes_is_found_in_the_machine_code", overtaking_is_found),
+        disassembled("a_file_that_is_no_cubin_is_not_disassembled", other_files_are_not_disassembled),
     ];
     libtest_mimic::run(&arguments, trials).exit();
 }
@@ -250,4 +260,42 @@ fn rejected_texts_are_refused() -> Result<(), Failed> {
     let rejected = |violation: &Violation| matches!(violation, Violation::Rejected { message, .. } if message.contains("retreat"));
     assert!(assembly.violations.iter().any(rejected), "{assembly:?}");
     Ok(())
+}
+
+fn rejected_texts_have_no_machine_code() -> Result<(), Failed> {
+    let ptxas = Ptxas::find().ok_or("ptxas")?;
+    match ptxas.machine_code("no PTX", Arch::SM_90A) {
+        Err(Error::Command { output, .. }) if output.contains("module.ptx") => Ok(()),
+        other => Err(format!("{other:?}").into()),
+    }
+}
+
+/// Another ptxas may order the kernels' instructions otherwise. What PTX itself orders must be clean with each.
+fn overtaking_is_found() -> Result<(), Failed> {
+    let ptxas = Ptxas::find().ok_or("ptxas")?;
+    let nvdisasm = Nvdisasm::find(Some(&ptxas)).ok_or("nvdisasm")?;
+    let cubin = ptxas.machine_code(include_str!("data/arrivals.ptx"), Arch::SM_90A)?;
+    let reports = machine_code::check(&nvdisasm.disassemble(&cubin)?)?;
+    let found = |entry: &str| -> Result<bool, Failed> {
+        let report = reports.iter().find(|report| report.entry == entry).ok_or(entry)?;
+        assert!(report.releases > 0, "{entry}");
+        Ok(!report.findings.is_empty())
+    };
+    for entry in ["fenced", "dependent"] {
+        assert!(!found(entry)?, "{entry} is clean");
+    }
+    if ptxas.version == "13.0.88" {
+        for entry in ["overtaken", "one_path", "carried", "refilled", "generic"] {
+            assert!(found(entry)?, "{entry} is found");
+        }
+    }
+    Ok(())
+}
+
+fn other_files_are_not_disassembled() -> Result<(), Failed> {
+    let nvdisasm = Nvdisasm::find(Ptxas::find().as_ref()).ok_or("nvdisasm")?;
+    match nvdisasm.disassemble(b"no cubin") {
+        Err(Error::Command { output, .. }) if !output.is_empty() => Ok(()),
+        other => Err(format!("{other:?}").into()),
+    }
 }
