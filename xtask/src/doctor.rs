@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
-use warpsmith_builder::{Error, Ptxas, toolchain};
+use warpsmith_builder::{Error, Nvdisasm, Ptxas, toolchain};
 
 /// Show what this machine has and lacks, and what to do about it.
 #[derive(clap::Args, Debug)]
@@ -150,11 +150,7 @@ fn assembler() -> [Finding; 2] {
     let wheel =
         |package: &str| format!("python3 -m venv ~/.venvs/cuda && ~/.venvs/cuda/bin/pip install {package}");
     let ptxas = Ptxas::find();
-    let beside = ptxas.as_ref().map(|ptxas| ptxas.path.with_file_name("nvdisasm"));
-    let nvdisasm = beside.into_iter().chain([PathBuf::from("nvdisasm")]).find_map(|path| {
-        let version = output(&path, &["--version"]).ok()?;
-        Some(format!("{} ({})", version.lines().find(|line| line.contains("release"))?, path.display()))
-    });
+    let nvdisasm = Nvdisasm::find(ptxas.as_ref());
     let assembler = match ptxas {
         Some(ptxas) => State::Has(format!("{} ({})", ptxas.version, ptxas.path.display())),
         None => State::Lacks {
@@ -167,15 +163,19 @@ fn assembler() -> [Finding; 2] {
         },
     };
     let disassembler = match nvdisasm {
-        Some(found) => State::Has(found),
+        Some(nvdisasm) => State::Has(format!("{} ({})", nvdisasm.version, nvdisasm.path.display())),
         None => State::Lacks {
-            why: "none beside ptxas or on PATH".into(),
-            remedy: wheel("nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"),
+            why: "none beside ptxas, on PATH, in a CUDA toolkit or a Python environment".into(),
+            remedy: format!(
+                "{}\nand then set {} to the `nvdisasm` in it",
+                wheel("nvidia-cuda-nvdisasm"),
+                warpsmith_builder::NVDISASM_VARIABLE
+            ),
         },
     };
     [
         Finding { what: "ptxas", purpose: "ptx: spills, registers", state: assembler },
-        Finding { what: "nvdisasm", purpose: "reading machine code", state: disassembler },
+        Finding { what: "nvdisasm", purpose: "machine-code", state: disassembler },
     ]
 }
 

@@ -13,6 +13,7 @@ mod goals;
 #[cfg(feature = "host")]
 mod launch;
 mod lint;
+mod machine_code;
 mod measurement;
 #[cfg(feature = "host")]
 mod mutants;
@@ -66,6 +67,7 @@ enum Task {
     Record(record::Args),
     Test(test::Args),
     Ptx(ptx::Args),
+    MachineCode(machine_code::Args),
     Doctor(doctor::Args),
     Lint(lint::Args),
     Tables(tables::Args),
@@ -91,6 +93,7 @@ fn main() -> ExitCode {
         Task::Record(args) => record::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Ptx(args) => ptx::run(&args),
+        Task::MachineCode(args) => machine_code::run(&args),
         Task::Doctor(args) => doctor::run(&args),
         Task::Lint(args) => lint::run(&args),
         Task::Tables(args) => tables::run(&args),

@@ -151,7 +151,7 @@ pub(super) fn check(section: &Section) -> Result<SectionReport, ListingError> {
         let role = role(instruction);
         report.loads += usize::from(matches!(role, Role::Load(_)));
         let Role::Release(release) = role else { continue };
-        report.releases += 1;
+        report.releases.push(release);
         let Some(state) = state else { continue };
         let ended = waited(instruction);
         let own = state.own.iter().filter(|(_, ends)| ends & ended == 0).map(|(load, _)| *load);

@@ -109,6 +109,13 @@ impl Release {
     }
 }
 
+impl Release {
+    /// Whether it starts a copy; otherwise it is an arrival.
+    pub const fn is_copy(self) -> bool {
+        matches!(self, Self::BulkCopy | Self::TensorCopy)
+    }
+}
+
 impl fmt::Display for Release {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -177,8 +184,8 @@ pub struct SectionReport {
     pub entry: String,
     /// Loads that read shared memory, or may.
     pub loads: usize,
-    /// Instructions that release shared memory.
-    pub releases: usize,
+    /// Every instruction that lets shared memory be written again.
+    pub releases: Vec<Release>,
     /// The releases that overtake loads.
     pub findings: Vec<Finding>,
 }
