@@ -82,6 +82,8 @@ pub enum FindingKind {
     WarpgroupMisuse,
     /// The copy engine or a matrix unit would not see an ordinary write, or the other way round: a proxy fence is missing.
     ProxyFence,
+    /// A stage of shared memory that a thread has read is given back, and the copy engine overwrites it, with no proxy fence in between.
+    UnfencedRead,
     /// Global memory was touched before `griddepcontrol.wait`, when the grids that write it may still run.
     GridDependency,
     /// `setmaxnreg` asks for what cannot be.
@@ -117,6 +119,7 @@ impl FindingKind {
             Self::AsynchronousProduct => "asynchronous-product",
             Self::WarpgroupMisuse => "warpgroup-misuse",
             Self::ProxyFence => "proxy-fence",
+            Self::UnfencedRead => "unfenced-read",
             Self::GridDependency => "grid-dependency",
             Self::Registers => "registers",
             Self::TensorMap => "tensor-map",
@@ -271,7 +274,7 @@ error[shared-race]: read of shared memory at byte 16 races with the write by war
     #[test]
     fn every_kind_shows_under_a_name_of_its_own() {
         use FindingKind::*;
-        const KINDS: [FindingKind; 19] = [
+        const KINDS: [FindingKind; 20] = [
             OutOfBounds,
             UseAfterFree,
             Misaligned,
@@ -282,6 +285,7 @@ error[shared-race]: read of shared memory at byte 16 races with the write by war
             AsynchronousProduct,
             WarpgroupMisuse,
             ProxyFence,
+            UnfencedRead,
             GridDependency,
             Registers,
             TensorMap,

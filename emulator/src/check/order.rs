@@ -6,7 +6,10 @@
 //!
 //! The copy engine reads and writes memory through a proxy of its own. What it has written for an mbarrier is known to those
 //! that have waited there: every mbarrier has a column, a *channel*, beside those of the warps. What a warp has written,
-//! the engine sees only after a proxy fence somewhere on the way: `fenced` is what `seen` was at such fences.
+//! the engine sees only after a proxy fence somewhere on the way: `fenced` is what `seen` was at such fences. The same goes for what a
+//! warp has read and the engine is to overwrite.
+
+use std::collections::VecDeque;
 
 /// Names a warp of the cluster (its block's rank times the warps of a block, plus its number) or a channel.
 pub(crate) type Actor = u16;
@@ -54,6 +57,9 @@ fn join(to: &mut Vec<u32>, from: &[u32]) {
 /// Channels of a cluster.
 const MOST_CHANNELS: usize = 1 << 12;
 
+/// Arrivals of an actor that are remembered.
+const MOST_ARRIVALS: usize = 64;
+
 /// The clocks of a cluster.
 pub(crate) struct Order {
     actors: usize,
@@ -63,6 +69,8 @@ pub(crate) struct Order {
     now: u32,
     seen: Vec<u32>,
     fenced: Vec<u32>,
+    /// For each actor, the stamps and instructions of its last arrivals at mbarriers, for findings.
+    arrivals: Vec<VecDeque<(u32, u32)>>,
 }
 
 impl Order {
@@ -79,6 +87,7 @@ impl Order {
             now: 1,
             fenced: if engine { rows.clone() } else { Vec::new() },
             seen: rows,
+            arrivals: vec![VecDeque::new(); if engine { actors } else { 0 }],
         }
     }
 
@@ -137,6 +146,25 @@ impl Order {
         let mut clock = Clock { seen: self.seen(actor).to_vec(), fenced: self.fenced(actor).to_vec() };
         clock.seen[actor as usize] = now;
         clock
+    }
+
+    /// Remembers that an actor has just passed on what it has done, at an mbarrier.
+    pub(crate) fn arrived(&mut self, actor: u32, at: u32) {
+        let Some(arrivals) = self.arrivals.get_mut(actor as usize) else { return };
+        if arrivals.len() == MOST_ARRIVALS {
+            arrivals.pop_front();
+        }
+        arrivals.push_back((self.now, at));
+    }
+
+    /// The first arrival of another actor behind what it did at a stamp, if an actor has learnt of it and it is still remembered.
+    pub(crate) fn arrival_behind(&self, actor: u32, other: Actor, stamp: u32) -> Option<u32> {
+        let arrivals = self.arrivals.get(usize::from(other)).filter(|_| actor != u32::from(other))?;
+        if arrivals.len() == MOST_ARRIVALS && arrivals.front().is_some_and(|&(first, _)| first > stamp) {
+            return None;
+        }
+        let &(passed_on, at) = arrivals.iter().find(|(passed_on, _)| *passed_on > stamp)?;
+        (passed_on <= self.seen(actor)[usize::from(other)]).then_some(at)
     }
 
     /// An actor learns what was passed on.
@@ -240,5 +268,27 @@ mod tests {
         clock.learn(41, 7);
         order.acquire(0, &clock);
         assert!(order.knows(0, 41, 6) && !order.knows(0, 41, 7) && !order.knows(1, 41, 6));
+    }
+
+    #[test]
+    fn the_arrival_behind_something_is_the_first_that_was_learnt_of() {
+        let mut order = Order::new(2, true);
+        let arrive = |order: &mut Order, at| {
+            let clock = order.release(0);
+            order.arrived(0, at);
+            clock
+        };
+        arrive(&mut order, 1);
+        let read = order.now();
+        let second = arrive(&mut order, 2);
+        arrive(&mut order, 3);
+        assert_eq!(order.arrival_behind(1, 0, read), None, "nobody has told");
+        order.acquire(1, &second);
+        assert_eq!(order.arrival_behind(1, 0, read), Some(2));
+        assert_eq!(order.arrival_behind(0, 0, read), None, "program order needs no arrival");
+        // What is no longer remembered is not made up.
+        let last = (0..MOST_ARRIVALS as u32).map(|i| arrive(&mut order, i)).last().unwrap();
+        order.acquire(1, &last);
+        assert_eq!(order.arrival_behind(1, 0, read), None);
     }
 }

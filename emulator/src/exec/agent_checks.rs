@@ -5,7 +5,7 @@ use super::agent::{Piece, Place, Signal, Transfer};
 use super::code::{Core, Flow};
 use crate::check::FindingKind;
 use crate::check::order::Actor;
-use crate::check::shadow::{Access, Conflict, GRANULE, Lock, Who, granules};
+use crate::check::shadow::{Access, Conflict, GRANULE, Lock, Overtaken, Who, granules};
 
 impl Core<'_> {
     /// Notes what a piece does to global memory.
@@ -162,8 +162,51 @@ impl Core<'_> {
                 let started = shadow.start_copy(order, granule, bytes, who, channel);
                 started.err().map(|conflict| (granule, conflict))
             });
-            core.conflicts(1 << lane, transfer.what, true, failed)
+            core.conflicts(1 << lane, transfer.what, true, failed)?;
+            core.check_overtaken(1 << lane, transfer.what, ranges)
         })
+    }
+
+    /// Whether a transfer to ranges of the running block's shared memory may overtake reads of these bytes.
+    fn check_overtaken(&mut self, lanes: u32, what: &str, ranges: &[(u32, u32)]) -> Result<(), Flow> {
+        let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        let Core { block, order, .. } = self;
+        let Some(shadow) = &mut block.shadow else { return Ok(()) };
+        let mut found = None;
+        for &range in ranges {
+            found = found.or(shadow.overtakes(order, range, who));
+        }
+        let Some((granule, overtaken)) = found else { return Ok(()) };
+        let Overtaken { actor, stamp, at, ordered } = overtaken;
+        if !ordered {
+            let conflict = Conflict { actor, at, access: Access::Read, unfenced: false };
+            return self.conflicts(lanes, what, true, Some((granule, conflict)));
+        }
+        let place = self.launch.describe_shared(granule * GRANULE);
+        let party = self.actor_name(actor);
+        let arrival = self.order.arrival_behind(who.actor, actor, stamp);
+        let message = format!(
+            "{what} overwrites shared memory at {place}, which {party} has read and given back without a proxy fence: the write \
+             may overtake the read"
+        );
+        let hint = match u32::from(actor) == who.actor {
+            true => {
+                "`fence.proxy.async` belongs behind the read, before the copy; if other lanes of the warp read, behind the \
+                 `bar.warp.sync` that the copying lane waits at"
+            }
+            false => {
+                "the reading thread needs `fence.proxy.async` behind the read, before the arrival or barrier that lets the copy go \
+                 on"
+            }
+        };
+        self.fail(FindingKind::UnfencedRead, lanes, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push((format!("the read by {party}"), at));
+            fault
+                .related
+                .extend(arrival.map(|at| (format!("the first arrival of {party} behind the read"), at)));
+        }
+        Err(Flow::Fault)
     }
 
     /// Does something while a block of the cluster has the place of the one that runs.

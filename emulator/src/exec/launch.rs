@@ -275,8 +275,9 @@ impl<'l> Launch<'l> {
             })
             .collect();
         let watched = self.checks.races || self.checks.asynchronous;
-        let shadow =
-            (watched && self.shared_bytes > 0).then(|| Shadow::new(self.shared_bytes, first, self.warps));
+        let fills = self.checks.asynchronous && self.kernel.fills;
+        let shadow = (watched && self.shared_bytes > 0)
+            .then(|| Shadow::new(self.shared_bytes, first, self.warps, fills));
         Block {
             number: (bz * gy + by) * gx + bx,
             index,

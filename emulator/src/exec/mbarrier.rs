@@ -170,7 +170,11 @@ fn change(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     };
     let clock = match (arrive, relaxed) {
         (false, _) => Clock::default(),
-        (true, false) => core.order.release(core.warp.actor),
+        (true, false) => {
+            let clock = core.order.release(core.warp.actor);
+            core.order.arrived(core.warp.actor, core.warp.pc);
+            clock
+        }
         (true, true) => core.warp.fences.released(),
     };
     if arrive && !relaxed {

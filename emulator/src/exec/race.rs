@@ -118,8 +118,8 @@ impl Core<'_> {
         self.warp.lanes.pass_on(lanes, |LaneAccess { offset, wrote, at }| {
             let access = if wrote { Access::Write } else { Access::Read };
             // A conflict is none that is new: the access itself was when to tell of it.
-            let _ =
-                shadow.access(order, offset / GRANULE, 0b11 << (offset % GRANULE), Who { actor, at }, access);
+            let (granule, bytes) = (offset / GRANULE, 0b11 << (offset % GRANULE));
+            let _ = shadow.access_by(order, granule, bytes, Who { actor, at }, access);
         });
     }
 

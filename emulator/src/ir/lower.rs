@@ -136,6 +136,7 @@ fn translate_entry(
     }
     let communicates = done.iter().any(|i| i.op.communicates());
     let engine = done.iter().any(|i| i.op.uses_engine());
+    let fills = done.iter().any(|i| i.op.fills_shared());
     let dependent = done.iter().any(|i| matches!(i.op, Op::Grids { .. }));
     let mut kernel = Kernel {
         names: RegisterNames::new(names.register_names(), &done),
@@ -150,6 +151,7 @@ fn translate_entry(
         parameter_bytes: end as u32,
         communicates,
         engine,
+        fills,
         dependent,
     };
     super::allocate::allocate(&mut kernel);

@@ -561,4 +561,13 @@ impl Op {
                 | Self::Wgmma(_)
         )
     }
+
+    /// Whether the copy engine writes shared memory for it.
+    pub(crate) fn fills_shared(self) -> bool {
+        matches!(
+            self,
+            Self::TensorCopy { what: TensorCopy::Load(_), .. }
+                | Self::BulkCopy(BulkCopy::Load(_) | BulkCopy::ToPeer(_))
+        )
+    }
 }

@@ -84,6 +84,8 @@ pub(crate) struct Kernel {
     pub(crate) communicates: bool,
     /// Whether it uses mbarriers or the copy engine.
     pub(crate) engine: bool,
+    /// Whether the copy engine writes shared memory.
+    pub(crate) fills: bool,
     /// Whether it may be launched before the grids that it depends on have ended, as `griddepcontrol` says.
     pub(crate) dependent: bool,
 }

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod races;
+mod stages;
 
 use common::{finding, launch, module};
 use warpsmith_emulator::{Checks, Completion, Config, Finding, FindingKind, Limits, Machine, Module, Report};

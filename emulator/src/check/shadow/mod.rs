@@ -6,6 +6,8 @@
 //! Most accesses are of whole granules that nobody touched since the last barrier of the whole block. They are decided
 //! for up to 64 granules (a *region*) at a time, with a bit for each: which were written since, which each warp read.
 //!
+//! What warps have read and an agent's write may overtake for want of a proxy fence is a list of its own: see [`reads`].
+//!
 //! Agents (the copy engine, the matrix unit of a warpgroup) read memory over a time, from the instruction that starts them to the
 //! one that waits for them. Such reads are *locks*: nobody may write there until the lock is taken away. Reads by warps of other
 //! blocks of the cluster are kept in a list of their own.
@@ -17,11 +19,15 @@ mod cell;
 
 mod locks;
 
+mod reads;
+
 use std::collections::HashMap;
 
 use cell::{Actor, Cell, Outcome, bits};
 pub(crate) use locks::Lock;
 use locks::Locks;
+pub(crate) use reads::Overtaken;
+use reads::Reads as UnfencedReads;
 
 use super::order::{self, Order};
 
@@ -40,6 +46,14 @@ pub(crate) enum Access {
     Asynchronous,
     /// A read by an agent that is still under way; only ever the other party of a conflict.
     Locked,
+}
+
+impl Access {
+    /// Whether it reads memory through the generic proxy.
+    #[inline(always)]
+    fn reads(self) -> bool {
+        matches!(self, Self::Read | Self::Poll | Self::Atomic)
+    }
 }
 
 /// Two accesses that are not ordered.
@@ -110,6 +124,8 @@ pub(crate) struct Shadow {
     reads: Vec<Reads>,
     /// Reads of granules by warps of other blocks.
     remote: HashMap<u32, Vec<Remote>>,
+    /// Reads that agents may overtake.
+    unfenced: UnfencedReads,
     locks: Locks,
     /// The block's first warp among the cluster's, and how many it has.
     first: u32,
@@ -119,8 +135,9 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    /// A shadow of `bytes` bytes, for a block of `warps` warps, the first of which is the cluster's warp `first`.
-    pub(crate) fn new(bytes: u32, first: u32, warps: u32) -> Self {
+    /// A shadow of `bytes` bytes, for a block of `warps` warps, the first of which is the cluster's warp `first`. `fills`: agents
+    /// may write it, so that reads that they may overtake are to be followed.
+    pub(crate) fn new(bytes: u32, first: u32, warps: u32, fills: bool) -> Self {
         let warps = warps as usize;
         let regions = bytes.div_ceil(GRANULE * REGION) as usize;
         Self {
@@ -130,6 +147,7 @@ impl Shadow {
             regions: vec![Region::default(); regions],
             reads: vec![Reads::default(); regions * warps],
             remote: HashMap::new(),
+            unfenced: if fills { UnfencedReads::new(regions) } else { UnfencedReads::default() },
             locks: Locks::new(regions),
             first,
             warps,
@@ -176,6 +194,9 @@ impl Shadow {
         who: Who,
         access: Access,
     ) -> Result<(), (u32, Conflict)> {
+        if access.reads() {
+            self.unfenced.note(order, region, granules, who);
+        }
         let now = order.now();
         if access == Access::Poll {
             return self.access_each(order, region, granules, who, access);
@@ -235,13 +256,30 @@ impl Shadow {
         access: Access,
     ) -> Result<(), (u32, Conflict)> {
         for granule in (0..REGION).filter(|i| granules >> i & 1 == 1).map(|i| region * REGION + i) {
-            self.access(order, granule, u16::MAX, who, access).map_err(|conflict| (granule, conflict))?;
+            self.access_by(order, granule, u16::MAX, who, access).map_err(|conflict| (granule, conflict))?;
         }
         Ok(())
     }
 
-    /// Notes an access to some bytes of a granule.
+    /// Notes a warp's access to some bytes of a granule.
+    #[inline(always)]
     pub(crate) fn access(
+        &mut self,
+        order: &Order,
+        granule: u32,
+        bytes: u16,
+        who: Who,
+        access: Access,
+    ) -> Result<(), Conflict> {
+        if access.reads() {
+            self.unfenced.note(order, granule / REGION, 1 << (granule % REGION), who);
+        }
+        self.access_by(order, granule, bytes, who, access)
+    }
+
+    /// The same for an agent that works for the warp, or for an access that has been noted before and counts as done later: what agents
+    /// may overtake stays as it is.
+    pub(crate) fn access_by(
         &mut self,
         order: &Order,
         granule: u32,
@@ -285,6 +323,29 @@ impl Shadow {
             (cell.writer, cell.foreign, cell.proxy) = (channel, true, true);
         });
         Ok(())
+    }
+
+    /// Whether the copy engine's write to a range may overtake a read: one that is ordered before it, but with no proxy fence in
+    /// between, or not even ordered. It comes with the granule.
+    pub(crate) fn overtakes(
+        &mut self,
+        order: &Order,
+        (offset, bytes): (u32, u32),
+        who: Who,
+    ) -> Option<(u32, Overtaken)> {
+        let (first, end) = (offset / GRANULE, (offset + bytes).div_ceil(GRANULE));
+        let (own, settled) = (self.first..self.first + self.warps as u32, self.settled);
+        let here = own.contains(&who.actor);
+        let is_settled =
+            |actor: order::Actor, stamp| here && own.contains(&u32::from(actor)) && stamp < settled;
+        let mut found = None;
+        for region in first / REGION..end.div_ceil(REGION) {
+            let (from, to) = (first.max(region * REGION), end.min((region + 1) * REGION));
+            let granules = (u64::MAX >> (REGION - (to - from))) << (from % REGION);
+            let overtaken = self.unfenced.take(order, region, granules, who, is_settled);
+            found = found.or(overtaken.map(|(granule, read)| (region * REGION + granule, read)));
+        }
+        found
     }
 
     /// The copy engine has written some bytes.
@@ -338,7 +399,7 @@ impl Shadow {
         for (offset, bytes) in ranges {
             for (granule, bytes) in granules(offset, bytes) {
                 // It was allowed to read when it began, and nobody could write since.
-                let _ = self.access(order, granule, bytes, who, Access::Read);
+                let _ = self.access_by(order, granule, bytes, who, Access::Read);
             }
         }
     }

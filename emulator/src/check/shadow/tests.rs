@@ -9,7 +9,7 @@ struct Pair {
 
 impl Pair {
     fn new(bytes: u32, warps: u32) -> Self {
-        Self { shadow: Shadow::new(bytes, 0, warps), order: Order::new(warps, true) }
+        Self { shadow: Shadow::new(bytes, 0, warps, true), order: Order::new(warps, true) }
     }
 
     fn access(
@@ -210,7 +210,7 @@ fn what_an_agent_reads_is_locked() {
 
 #[test]
 fn warps_of_other_blocks_are_ordered_by_their_clocks_only() {
-    let (mut shadow, mut order) = (Shadow::new(64, 0, 2), Order::new(4, true));
+    let (mut shadow, mut order) = (Shadow::new(64, 0, 2, true), Order::new(4, true));
     let (own, other) = (Who { actor: 0, at: 1 }, Who { actor: 3, at: 2 });
     shadow.access(&order, 0, 0xffff, own, Access::Write).unwrap();
     order.barrier(&[(0, None), (1, None)]);
@@ -226,4 +226,64 @@ fn warps_of_other_blocks_are_ordered_by_their_clocks_only() {
     order.barrier(&[(0, None), (1, None)]);
     shadow.settle(order.now());
     assert_eq!(shadow.access(&order, 1, 1, own, Access::Read).unwrap_err(), conflict(3, 2, Access::Write));
+}
+
+#[test]
+fn an_agent_may_overtake_reads_that_no_proxy_fence_is_behind() {
+    let mut s = Pair::new(4096, 3);
+    let overtaken = |s: &mut Pair, actor, range| {
+        let found = s.shadow.overtakes(&s.order, range, Who { actor, at: 9 });
+        found.map(|(granule, read)| (granule, read.actor, read.at, read.ordered))
+    };
+    let whole = (1024, 1024);
+    // Warps 0 and 1 read; the first fences, and both tell warp 2.
+    s.access_whole(1, 0b110, 0, Access::Read, 1).unwrap();
+    s.order.fence(0);
+    s.access(66, 0x00f0, 1, Access::Read, 2).unwrap();
+    assert_eq!(overtaken(&mut s, 0, (0, 1024)), None, "what others read elsewhere");
+    all(&mut s, 3);
+    assert_eq!(overtaken(&mut s, 2, (1024, 32)), None, "the fenced read alone");
+    assert_eq!(overtaken(&mut s, 2, whole), Some((66, 1, 2, true)));
+    assert_eq!(overtaken(&mut s, 2, whole), None, "a read is overtaken once");
+    // A fence covers what its warp has read before it, not what it reads behind it; and what it knows of others.
+    s.access_whole(1, 0b010, 0, Access::Read, 3).unwrap();
+    s.access_whole(1, 0b100, 1, Access::Read, 4).unwrap();
+    s.order.fence(1);
+    all(&mut s, 3);
+    assert_eq!(overtaken(&mut s, 2, whole), Some((65, 0, 3, true)));
+    s.access_whole(1, 0b010, 0, Access::Read, 5).unwrap();
+    all(&mut s, 3);
+    s.order.fence(1);
+    assert_eq!(overtaken(&mut s, 1, whole), None);
+    // The own reads of the warp that starts the copy count; those that nothing orders do in any case.
+    s.access_whole(1, 0b010, 2, Access::Read, 6).unwrap();
+    assert_eq!(overtaken(&mut s, 2, whole), Some((65, 2, 6, true)));
+    s.access_whole(1, 0b010, 2, Access::Read, 7).unwrap();
+    s.order.fence(2);
+    assert_eq!(overtaken(&mut s, 1, whole), Some((65, 2, 7, false)));
+    // Regions are told apart, and a range may begin and end within them.
+    s.access_whole(2, 1 << 63, 0, Access::Read, 8).unwrap();
+    assert_eq!(overtaken(&mut s, 0, (2048, 1008)), None);
+    assert_eq!(overtaken(&mut s, 0, (1008, 2064)), Some((191, 0, 8, true)));
+}
+
+#[test]
+fn a_warps_last_read_of_a_granule_is_the_one_that_counts() {
+    let mut s = Pair::new(1024, 2);
+    let who = Who { actor: 1, at: 9 };
+    for at in 0..1000 {
+        s.access_whole(0, u64::MAX, 0, Access::Read, at).unwrap();
+        s.access(at % 64, 0xff, 0, Access::Read, at).unwrap();
+        s.order.fence(0);
+    }
+    all(&mut s, 2);
+    assert_eq!(s.shadow.overtakes(&s.order, (0, 1024), who), None);
+    // An ordinary write takes no reads away, and what an agent has read is none of them.
+    s.access(5, 0xffff, 0, Access::Read, 1000).unwrap();
+    s.access(5, 0xffff, 0, Access::Write, 1001).unwrap();
+    let lock = s.shadow.lock(&[(0, 64)], Who { actor: 0, at: 7 }, "a copy");
+    s.shadow.unlock(&s.order, lock);
+    all(&mut s, 2);
+    let (granule, read) = s.shadow.overtakes(&s.order, (0, 1024), who).unwrap();
+    assert_eq!((granule, read.actor, read.at, read.ordered), (5, 0, 1000, true));
 }
