@@ -6,6 +6,7 @@
 
 mod check;
 mod ptx;
+mod replaced;
 mod select;
 
 use std::collections::HashMap;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use warpsmith_dsl::launch::{Declaration, Kernel, KernelArgs};
+use warpsmith_kernels::PtxModule;
 
 pub use warpsmith_dsl::launch::RawArg;
 
@@ -24,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::stream::Stream;
 pub(crate) use ptx::PtxSummary;
 use ptx::{PtxEntry, Reach, Target};
+use replaced::Replaced;
 pub(crate) use select::{required_cuda, runs_built_in};
 
 /// A module of PTX, loaded on a device.
@@ -63,6 +66,8 @@ pub struct TypedKernel<K: Kernel> {
 #[derive(Default)]
 pub(crate) struct Cache {
     functions: Mutex<HashMap<(&'static str, &'static str), Arc<LoadedFunction>>>,
+    /// Texts that take the place of built-in modules.
+    replaced: Replaced,
 }
 
 impl Device {
@@ -108,13 +113,14 @@ impl Device {
                     actual: format!("{}.{}", capability.0, capability.1),
                 }
             })?;
-        let specific = if module.arch_specific { "a" } else { "" };
-        let name = format!("{family}.sm_{}{}{specific}.ptx", module.arch.0, module.arch.1);
-        let summary = self.read_declarations(&name, module.text)?;
+        let name = file_name(module);
+        let replaced = self.kernels().replaced.of(&name);
+        let text = replaced.as_deref().unwrap_or(module.text);
+        let summary = self.read_declarations(&name, text)?;
         if summary.entry(entry).is_none() {
             return Err(missing_kernel(entry, &name, &summary));
         }
-        let text = summary.with_only(module.text, entry);
+        let text = summary.with_only(text, entry);
         Ok(self.load_ptx(&name, &text)?.function(entry)?.loaded)
     }
 
@@ -163,6 +169,12 @@ impl Device {
             log,
         })
     }
+}
+
+/// The name of a module's file.
+fn file_name(module: &PtxModule) -> String {
+    let specific = if module.arch_specific { "a" } else { "" };
+    format!("{}.sm_{}{}{specific}.ptx", module.family, module.arch.0, module.arch.1)
 }
 
 fn missing_kernel(entry: &str, module: &str, summary: &PtxSummary) -> Error {
