@@ -5,6 +5,7 @@
 //! that stream wait for the home stream before, and the home stream wait for it after. So all uses of a tensor are
 //! ordered with its home stream, on which it is also freed.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -155,10 +156,41 @@ impl Stream {
         })
     }
 
+    /// Calls `work` with this stream as its device's default stream for the calling thread: operations that name no stream run on it, and tensors that
+    /// name no stream have it as their home.
+    ///
+    /// So threads that prepare the same operands, each with a stream of its own, share no home stream, by which their work would be ordered.
+    pub(crate) fn as_default<R>(&self, work: impl FnOnce() -> R) -> R {
+        DEFAULTS.with_borrow_mut(|defaults| defaults.push(self.clone()));
+        let _popped = PopDefault;
+        work()
+    }
+
+    /// The stream that the calling thread has taken [as the default](Self::as_default) of `device` last, if it has.
+    pub(crate) fn thread_default(device: &Device) -> Option<Self> {
+        DEFAULTS
+            .with_borrow(|defaults| defaults.iter().rev().find(|stream| stream.device == *device).cloned())
+    }
+
     fn order_after(&self, homes: &[&Arc<StreamHandle>]) -> Result<()> {
         let backend = self.device.backend();
         let done = backend.record(&self.handle)?;
         homes.iter().try_for_each(|home| backend.wait(home, &done))
+    }
+}
+
+thread_local! {
+    /// The streams that this thread has taken as their devices' default streams, the last one last.
+    static DEFAULTS: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Ends [`Stream::as_default`], also when it is dropped by a panic.
+struct PopDefault;
+
+impl Drop for PopDefault {
+    fn drop(&mut self) {
+        // The stream is dropped after the borrow: that may end a device, whose parts ask for default streams.
+        let _stream = DEFAULTS.with_borrow_mut(Vec::pop);
     }
 }
 

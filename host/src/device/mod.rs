@@ -170,7 +170,8 @@ impl Device {
     /// The stream that work goes to where none is named.
     #[must_use]
     pub fn default_stream(&self) -> Stream {
-        Stream::new(self.clone(), self.0.default_stream.clone())
+        Stream::thread_default(self)
+            .unwrap_or_else(|| Stream::new(self.clone(), self.0.default_stream.clone()))
     }
 
     /// A further stream, whose work may run beside that of the others.

@@ -49,6 +49,28 @@ impl End {
 }
 
 #[test]
+fn a_thread_s_default_stream_is_its_own_and_ends_with_the_work() {
+    let (device, other) = (Device::emulator(), Device::emulator());
+    let usual = device.default_stream();
+    let [outer, inner] = [(); 2].map(|()| device.new_stream().expect("there is no limit"));
+    outer.as_default(|| {
+        let tensor = Tensor::<f32>::zeros(&device, [3]).expect("it fits");
+        assert!(tensor.home_stream() == outer && other.default_stream() != outer);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            inner.as_default(|| {
+                assert!(device.default_stream() == inner);
+                panic!("the work panics, as it is meant to");
+            });
+        }));
+        assert!(panicked.is_err() && device.default_stream() == outer);
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(device.default_stream() == usual));
+        });
+    });
+    assert!(device.default_stream() == usual);
+}
+
+#[test]
 fn a_branch_comes_back_to_its_stream_and_to_no_other() {
     let device = Device::emulator();
     let [one, other] = [(); 2].map(|()| device.new_stream().expect("there is no limit"));

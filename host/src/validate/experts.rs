@@ -12,6 +12,8 @@
 //! last place for floating-point types; where results are compared with those of the numbers before rounding, z is off by
 //! `Σ |xᵢ| |wᵢ − ŵᵢ|` more and a term of y by `|h| |v − v̂|`.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use ndarray::{Array2, s};
 use rayon::prelude::*;
@@ -21,6 +23,7 @@ use super::bound::{Judgement, Rounding, U};
 use super::case::Placement;
 use super::data::{Data, filled};
 use super::experts_case::{ExpertCase, Residence, RoutingKind};
+use super::load::{Output, Prepared, Step};
 use super::reference::sampled;
 use super::tally::Tally;
 use crate::cpu::{self, TokenExperts};
@@ -30,7 +33,7 @@ use crate::ops::peer::{
     ExpertFormat, ExpertInput, ExpertLayout, ExpertTable, ExpertVectors, Part, Routing, expert_mlp,
 };
 use crate::ops::{Activation, Implementation};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Element, Tensor};
 use crate::weights::FloatElement;
 
 /// The operation's name in errors.
@@ -208,6 +211,67 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// The operands of a case on its device, in the default stream's order.
+struct Uploaded<T: Element> {
+    x: Tensor<T>,
+    routing: Routing,
+    table: ExpertTable,
+}
+
+/// What a case writes: the matrix that y is columns of, and y.
+struct Outputs<T: Element> {
+    surrounding: Tensor<T>,
+    y: Tensor<T>,
+}
+
+/// A matrix of `columns` columns and those beside them, filled with a number; and where the columns are.
+fn within<T: FloatElement>(
+    case: &ExpertCase,
+    placement: Placement,
+    columns: usize,
+    fill: f64,
+) -> Result<(Array2<T>, Range<usize>)> {
+    let range = placement.before..placement.before + columns;
+    Ok((filled((case.tokens, range.end + placement.after), T::round(fill))?, range))
+}
+
+impl<T: ExpertInput + FloatElement> Outputs<T> {
+    fn new(device: &Device, case: &ExpertCase) -> Result<Self> {
+        let (filler, columns) = within::<T>(case, case.y, case.o, SENTINEL)?;
+        let surrounding = Tensor::from_array(device, &filler)?;
+        let y = surrounding.slice(1, columns)?;
+        Ok(Self { surrounding, y })
+    }
+
+    fn memory(&self) -> Result<Vec<Output>> {
+        Ok(vec![Output::new("y", &self.surrounding)?])
+    }
+}
+
+impl<T: ExpertInput + FloatElement> Uploaded<T> {
+    fn new(device: &Device, case: &ExpertCase, operands: &Operands<T>) -> Result<Self> {
+        let (mut x, columns) = within::<T>(case, case.x, case.d, f64::NAN)?;
+        x.slice_mut(s![.., columns.clone()]).assign(&operands.x);
+        let shape = [case.tokens, case.heads, case.k];
+        let routing = Routing {
+            ids: Tensor::from_slice(device, &operands.ids, shape)?,
+            gates: Tensor::from_slice(device, &operands.gates, shape)?,
+        };
+        let x = Tensor::from_array(device, &x)?.slice(1, columns)?;
+        Ok(Self { x, routing, table: table(device, case, operands)? })
+    }
+
+    /// Takes a step of the operation on these operands.
+    fn step(&self, case: &ExpertCase, outputs: &mut Outputs<T>, step: Step) -> Result<Implementation> {
+        let Self { x, routing, table } = self;
+        let op = expert_mlp(x, routing, table).activation(case.activation).blocks(case.blocks);
+        match step {
+            Step::Ask => op.implementation(),
+            Step::Run => op.run_into(&mut outputs.y).map(|()| Implementation::Empty),
+        }
+    }
+}
+
 /// The matrix that holds y, and what ran.
 fn run_case<T>(
     device: &Device,
@@ -217,33 +281,46 @@ fn run_case<T>(
 where
     T: ExpertInput + FloatElement,
 {
-    let within = |placement: Placement, columns: usize, fill: f64| -> Result<(Array2<T>, _)> {
-        let range = placement.before..placement.before + columns;
-        Ok((filled((case.tokens, range.end + placement.after), T::round(fill))?, range))
-    };
-    let (mut x, columns) = within(case.x, case.d, f64::NAN)?;
-    x.slice_mut(s![.., columns.clone()]).assign(&operands.x);
-    let x = Tensor::from_array(device, &x)?.slice(1, columns)?;
-    let shape = [case.tokens, case.heads, case.k];
-    let routing = Routing {
-        ids: Tensor::from_slice(device, &operands.ids, shape)?,
-        gates: Tensor::from_slice(device, &operands.gates, shape)?,
-    };
-    let (filler, columns) = within(case.y, case.o, SENTINEL)?;
-    let surrounding = Tensor::from_array(device, &filler)?;
-    let mut y = surrounding.slice(1, columns)?;
-    let table = table(device, case, operands)?;
-    let op = expert_mlp(&x, &routing, &table).activation(case.activation).blocks(case.blocks);
-    let implementation = op.implementation()?;
-    op.run_into(&mut y)?;
-    let array = Array2::from_shape_vec(filler.dim(), surrounding.to_vec()?);
+    let uploaded = Uploaded::new(device, case, operands)?;
+    let mut outputs = Outputs::new(device, case)?;
+    let implementation = uploaded.step(case, &mut outputs, Step::Ask)?;
+    uploaded.step(case, &mut outputs, Step::Run)?;
+    let shape = (case.tokens, case.y.before + case.o + case.y.after);
+    let array = Array2::from_shape_vec(shape, outputs.surrounding.to_vec()?);
     let array = array.map_err(|error| Error::Argument {
         operation: OPERATION,
         argument: "shape",
-        expected: format!("{:?}", filler.dim()),
+        expected: format!("{shape:?}"),
         actual: error.to_string(),
     })?;
     Ok((array, implementation))
+}
+
+/// Prepares a case to be run again and again into one of `slots` outputs.
+pub(super) fn prepare(device: &Device, case: &ExpertCase, slots: usize) -> Result<Prepared> {
+    fn of_type<T: ExpertInput + FloatElement>(
+        device: &Device,
+        case: &ExpertCase,
+        slots: usize,
+    ) -> Result<Prepared> {
+        let uploaded = Uploaded::new(device, case, &Operands::<T>::draw(case)?)?;
+        let of_slots = (0..slots).map(|_| Outputs::new(device, case)).collect::<Result<Vec<_>>>()?;
+        let case = case.clone();
+        Prepared::of_slots(of_slots, Outputs::memory, move |outputs, step| {
+            uploaded.step(&case, outputs, step)
+        })
+    }
+    match case.dtype {
+        DType::F16 => of_type::<f16>(device, case, slots),
+        DType::Bf16 => of_type::<bf16>(device, case, slots),
+        DType::F32 => of_type::<f32>(device, case, slots),
+        actual => Err(Error::Type {
+            operation: "validate::load::Work::experts",
+            operand: "x",
+            expected: "f16, bf16 or f32".into(),
+            actual,
+        }),
+    }
 }
 
 fn check<T: ExpertInput + FloatElement>(device: &Device, case: &ExpertCase) -> Result<Outcome> {

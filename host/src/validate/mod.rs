@@ -9,6 +9,7 @@ mod case;
 mod data;
 mod experts;
 mod experts_case;
+pub mod load;
 mod outputs;
 mod placed;
 mod product;

@@ -6,6 +6,7 @@ use ndarray::Array2;
 
 use super::bound::{ErrorModel, Expected};
 use super::case::{Placement, Terms};
+use super::load::Output;
 use super::placed::{Placed, Written};
 use super::tally::Tally;
 use crate::device::Device;
@@ -88,6 +89,15 @@ impl<O: FloatElement> Outputs<O> {
         let mask_placed = terms.mask.then(place_mask).transpose()?;
         let mask = mask_placed.as_ref().map(|placed| placed.tensor(&full)).transpose()?;
         Ok(Self { y, residual, mask, preactivation, y_placed, mask_placed, preactivation_placed })
+    }
+
+    /// All memory that may be written, with what lies beside the results.
+    pub(super) fn memory(&self) -> Result<Vec<Output>> {
+        let mut all = vec![Output::new("y", self.y_placed.all())?];
+        all.extend(self.mask_placed.as_ref().map(|mask| Output::new("mask", mask.all())).transpose()?);
+        let preactivation = self.preactivation_placed.as_ref();
+        all.extend(preactivation.map(|placed| Output::new("preactivation", placed.all())).transpose()?);
+        Ok(all)
     }
 
     pub(super) fn read(self) -> Result<Results<O>> {

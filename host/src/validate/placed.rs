@@ -43,6 +43,11 @@ impl<U: Element> Placed<U> {
         self.all.reshape(shape)?.slice(last, self.columns.clone())
     }
 
+    /// All of their memory, with what lies beside them.
+    pub(super) fn all(&self) -> &Tensor<U> {
+        &self.all
+    }
+
     pub(super) fn read(self) -> Result<Written<U>> {
         let all = matrix(self.shape, self.all.to_vec()?)?;
         Ok(Written { all, columns: self.columns, filler: self.filler })

@@ -7,6 +7,7 @@ use super::Outcome;
 use super::bound::{Arithmetic, ErrorModel};
 use super::case::{LinearCase, MatmulCase, Placement, Scales};
 use super::data::{Data, filled};
+use super::load::{Prepared, Step};
 use super::outputs::{Bits, Outputs, Results};
 use super::reference::{Reference, ReferenceTerms};
 use super::tally::Tally;
@@ -15,7 +16,7 @@ use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::ops::linear::LinearTypes;
 use crate::ops::{self, Implementation};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Element, Tensor};
 use crate::weights::FloatElement;
 
 /// The streams of [`Data`] that the operands are drawn from.
@@ -190,6 +191,118 @@ pub(super) fn place<T: FloatElement>(
     if across && turned_back { tensor.swap_axes(rank - 2, rank - 1) } else { Ok(tensor) }
 }
 
+/// The operands of a case on its device, in the default stream's order.
+struct Uploaded<T: Element> {
+    x: Tensor<T>,
+    w: Tensor<T>,
+    bias: Option<Tensor<T>>,
+    row_scale: Option<Tensor<f32>>,
+    column_scale: Option<Tensor<f32>>,
+}
+
+/// What the seed of a case decides, and is the same for the result: views or flags, an axis of length 1 or none, a residual that is the output
+/// or what the output holds.
+fn decided(case: &MatmulCase) -> [bool; 3] {
+    [0, 1, 2].map(|bit| case.product.seed >> bit & 1 == 1)
+}
+
+impl<T: FloatElement> Uploaded<T> {
+    fn new<O>(device: &Device, case: &MatmulCase, operands: &Operands<T, O>) -> Result<Self> {
+        let LinearCase { m, n, .. } = case.product;
+        let batched = case.batch != [1; 2];
+        let [views, axes, _] = decided(case);
+        let stored = |index: usize, placement: Placement| Stored {
+            batch: case.batch[index],
+            rows: [m, n][index],
+            batch_axis: batched && (axes || case.batch[index] != 1),
+            across: case.across[index],
+            turned_back: views,
+            placement,
+        };
+        let vector = |vector: &Option<Array1<f32>>| {
+            vector.as_ref().map(|vector| Tensor::from_array(device, vector)).transpose()
+        };
+        Ok(Self {
+            x: place(device, &operands.x, stored(0, case.product.x))?,
+            w: place(device, &operands.w, stored(1, case.product.w))?,
+            bias: operands.bias.as_ref().map(|bias| Tensor::from_array(device, bias)).transpose()?,
+            row_scale: vector(&operands.row_scale)?,
+            column_scale: vector(&operands.column_scale)?,
+        })
+    }
+
+    /// Takes a step of the operation on these operands.
+    fn step<O>(
+        &self,
+        case: &MatmulCase,
+        kind: Kind,
+        outputs: &mut Outputs<O>,
+        step: Step,
+    ) -> Result<Implementation>
+    where
+        T: LinearTypes<O>,
+        O: FloatElement + FromAccumulator<f32>,
+    {
+        let terms = case.product.terms;
+        let [views, _, holds] = decided(case);
+        macro_rules! step {
+            ($op:expr) => {{
+                let mut op = $op
+                    .bias(&self.bias)
+                    .row_scale(&self.row_scale)
+                    .column_scale(&self.column_scale)
+                    .activation(case.product.activation)
+                    .precision(case.product.precision)
+                    .tile(case.product.tile);
+                if terms.in_place && holds {
+                    op = op.beta(terms.beta);
+                } else if let Some(residual) = &outputs.residual {
+                    op = op.residual(residual, terms.beta);
+                }
+                if let Some(mask) = &mut outputs.mask {
+                    op = op.relu_mask(mask);
+                }
+                if let Some(preactivation) = &mut outputs.preactivation {
+                    op = op.preactivation(preactivation);
+                }
+                match step {
+                    Step::Ask => op.implementation(),
+                    Step::Run => op.run_into(&mut outputs.y).map(|()| Implementation::Empty),
+                }
+            }};
+        }
+        match kind {
+            Kind::Linear => {
+                step!(ops::linear::with_output::<T, O>(&self.x, &self.w).alpha(case.product.scale))
+            }
+            Kind::Matmul => {
+                let mut op = ops::matmul::with_output::<T, O>(&self.x, &self.w).alpha(case.product.scale);
+                let [a_is_across, b_is_across] = case.across.map(|across| across && !views);
+                // Where a view has exchanged the axes of b, it is as it was drawn: N × K.
+                if a_is_across {
+                    op = op.transpose_a();
+                }
+                if !b_is_across {
+                    op = op.transpose_b();
+                }
+                step!(op)
+            }
+        }
+    }
+}
+
+/// Memory for what a case writes.
+fn outputs<T, O: FloatElement>(
+    device: &Device,
+    case: &MatmulCase,
+    operands: &Operands<T, O>,
+) -> Result<Outputs<O>> {
+    let LinearCase { m, n, terms, .. } = case.product;
+    let (matrices, batched) = (case.matrices(), case.batch != [1; 2]);
+    let full = |columns: usize| if batched { vec![matrices, m, columns] } else { vec![m, columns] };
+    Outputs::new(device, &terms, case.product.y, operands.residual.as_ref(), (matrices * m, n), full)
+}
+
 fn run_case<T, O>(
     device: &Device,
     case: &MatmulCase,
@@ -200,73 +313,52 @@ where
     T: LinearTypes<O> + FloatElement,
     O: FloatElement + FromAccumulator<f32>,
 {
-    let LinearCase { m, n, terms, .. } = case.product;
-    let batched = case.batch != [1; 2];
-    // The seed decides what is the same for the result: views or flags, an axis of length 1 or none, a residual that is the output or
-    // what the output holds.
-    let [views, axes, holds] = [0, 1, 2].map(|bit| case.product.seed >> bit & 1 == 1);
-    let stored = |index: usize, placement: Placement| Stored {
-        batch: case.batch[index],
-        rows: [m, n][index],
-        batch_axis: batched && (axes || case.batch[index] != 1),
-        across: case.across[index],
-        turned_back: views,
-        placement,
-    };
-    let x = place(device, &operands.x, stored(0, case.product.x))?;
-    let w = place(device, &operands.w, stored(1, case.product.w))?;
-    let vector = |vector: &Option<Array1<f32>>| {
-        vector.as_ref().map(|vector| Tensor::from_array(device, vector)).transpose()
-    };
-    let bias = operands.bias.as_ref().map(|bias| Tensor::from_array(device, bias)).transpose()?;
-    let (row_scale, column_scale) = (vector(&operands.row_scale)?, vector(&operands.column_scale)?);
-
-    let rows = case.matrices() * m;
-    let full = |columns: usize| if batched { vec![case.matrices(), m, columns] } else { vec![m, columns] };
-    let residual = operands.residual.as_ref();
-    let mut outputs = Outputs::new(device, &terms, case.product.y, residual, (rows, n), full)?;
-
-    macro_rules! run {
-        ($op:expr) => {{
-            let mut op = $op
-                .bias(&bias)
-                .row_scale(&row_scale)
-                .column_scale(&column_scale)
-                .activation(case.product.activation)
-                .precision(case.product.precision)
-                .tile(case.product.tile);
-            if terms.in_place && holds {
-                op = op.beta(terms.beta);
-            } else if let Some(residual) = &outputs.residual {
-                op = op.residual(residual, terms.beta);
-            }
-            if let Some(mask) = &mut outputs.mask {
-                op = op.relu_mask(mask);
-            }
-            if let Some(preactivation) = &mut outputs.preactivation {
-                op = op.preactivation(preactivation);
-            }
-            let implementation = op.implementation()?;
-            op.run_into(&mut outputs.y)?;
-            implementation
-        }};
-    }
-    let implementation = match kind {
-        Kind::Linear => run!(ops::linear::with_output::<T, O>(&x, &w).alpha(case.product.scale)),
-        Kind::Matmul => {
-            let mut op = ops::matmul::with_output::<T, O>(&x, &w).alpha(case.product.scale);
-            let [a_is_across, b_is_across] = case.across.map(|across| across && !views);
-            // Where a view has exchanged the axes of b, it is as it was drawn: N × K.
-            if a_is_across {
-                op = op.transpose_a();
-            }
-            if !b_is_across {
-                op = op.transpose_b();
-            }
-            run!(op)
-        }
-    };
+    let uploaded = Uploaded::new(device, case, operands)?;
+    let mut outputs = outputs(device, case, operands)?;
+    let implementation = uploaded.step(case, kind, &mut outputs, Step::Ask)?;
+    uploaded.step(case, kind, &mut outputs, Step::Run)?;
     Ok((outputs.read()?, implementation))
+}
+
+/// Prepares a linear operation to be run again and again into one of `slots` outputs.
+pub(super) fn prepare_linear(device: &Device, case: &LinearCase, slots: usize) -> Result<Prepared> {
+    const OPERATION: &str = "validate::load::Work::linear";
+    case.check_sizes(OPERATION)?;
+    let product = &MatmulCase::new(case.clone());
+    dispatch(OPERATION, case, PrepareRun { device, case: product, kind: Kind::Linear, slots })
+}
+
+/// The same of matrix products.
+pub(super) fn prepare_matmul(device: &Device, case: &MatmulCase, slots: usize) -> Result<Prepared> {
+    const OPERATION: &str = "validate::load::Work::matmul";
+    case.check_sizes(OPERATION)?;
+    dispatch(OPERATION, &case.product, PrepareRun { device, case, kind: Kind::Matmul, slots })
+}
+
+struct PrepareRun<'a> {
+    device: &'a Device,
+    case: &'a MatmulCase,
+    kind: Kind,
+    slots: usize,
+}
+
+impl TypedRun for PrepareRun<'_> {
+    type Output = Prepared;
+
+    fn run<T, O>(self) -> Result<Prepared>
+    where
+        T: LinearTypes<O> + FloatElement,
+        O: FloatElement + FromAccumulator<f32> + Bits,
+    {
+        let Self { device, case, kind, slots } = self;
+        let operands = Operands::<T, O>::draw(case)?;
+        let uploaded = Uploaded::new(device, case, &operands)?;
+        let of_slots = (0..slots).map(|_| outputs(device, case, &operands)).collect::<Result<Vec<_>>>()?;
+        let case = case.clone();
+        Prepared::of_slots(of_slots, Outputs::memory, move |outputs, step| {
+            uploaded.step(&case, kind, outputs, step)
+        })
+    }
 }
 
 struct BitsRun<'a> {

@@ -28,15 +28,16 @@ use rayon::prelude::*;
 use super::Outcome;
 use super::bound::{Arithmetic, ErrorModel, Expected, Judgement, U};
 use super::data::Data;
+use super::load::{Output, Prepared, Step};
 use super::routing_case::{NormKind, RoutingCase};
 use super::tally::Tally;
 use crate::cpu::product_key::{Found, Widened, find, gates, of_head, queries};
 use crate::cpu::{Normalization, Operand as CpuOperand, ProductKeys};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
-use crate::ops::peer::{Gate, QueryNorm, Routing, RoutingInput};
+use crate::ops::peer::{Gate, ProductKeyOp, QueryNorm, Routing, RoutingInput};
 use crate::ops::{self, Activation, Precision, Products};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Element, Tensor};
 use crate::weights::FloatElement;
 
 /// The operation's name in errors.
@@ -191,6 +192,66 @@ fn upload_keys<T: RoutingInput>(device: &Device, case: &RoutingCase, keys: &Arra
     if case.per_head { Ok(tensor) } else { tensor.slice(0, 0..1)?.reshape([n, half]) }
 }
 
+/// The operands of a case on its device, in the default stream's order.
+struct Uploaded<T: Element> {
+    x: Tensor<T>,
+    w: Tensor<T>,
+    bias: Option<Tensor<T>>,
+    keys: [Tensor<T>; 2],
+    /// As [`Operands::of_features`].
+    of_features: [Option<Tensor<f32>>; 4],
+}
+
+impl<T: RoutingInput + FloatElement> Uploaded<T> {
+    fn new(device: &Device, case: &RoutingCase, operands: &Operands<T>) -> Result<Self> {
+        let bias = operands.bias.as_ref();
+        let feature = |which: usize| -> Result<Option<Tensor<f32>>> {
+            let Some(numbers) = &operands.of_features[which] else { return Ok(None) };
+            let tensor = Tensor::from_array(device, numbers)?;
+            if case.per_head_norm { Ok(Some(tensor)) } else { tensor.reshape([2 * case.half]).map(Some) }
+        };
+        Ok(Self {
+            x: Tensor::from_array(device, &operands.x)?,
+            w: Tensor::from_array(device, &operands.w)?,
+            bias: bias.map(|bias| Tensor::from_slice(device, bias, [bias.len()])).transpose()?,
+            keys: [
+                upload_keys(device, case, &operands.keys[0])?,
+                upload_keys(device, case, &operands.keys[1])?,
+            ],
+            of_features: [feature(0)?, feature(1)?, feature(2)?, feature(3)?],
+        })
+    }
+
+    /// The operation on these operands.
+    fn operation(&self, case: &RoutingCase) -> ProductKeyOp<'_, T> {
+        let [weight, shift, mean, variance] = &self.of_features;
+        let epsilon = case.norm.epsilon();
+        let mut norm = match (case.norm, mean, variance) {
+            (NormKind::Layer, ..) => QueryNorm::layer(epsilon),
+            (NormKind::Rms, ..) => QueryNorm::rms(epsilon),
+            (NormKind::L2, ..) => QueryNorm::l2(epsilon),
+            (NormKind::Batch, Some(mean), Some(variance)) => QueryNorm::batch(mean, variance, epsilon),
+            _ => QueryNorm::none(),
+        };
+        if let Some(weight) = weight {
+            norm = norm.weight(weight);
+        }
+        if let Some(shift) = shift {
+            norm = norm.bias(shift);
+        }
+        let operation =
+            ops::product_key_topk(&self.x, &self.w, &self.keys[0], &self.keys[1], case.heads, case.k)
+                .query_norm(norm)
+                .gate(case.gate)
+                .temperature(case.temperature)
+                .blocks(case.blocks);
+        match &self.bias {
+            Some(bias) => operation.bias(bias),
+            None => operation,
+        }
+    }
+}
+
 /// Runs the operation.
 fn run<T>(
     device: &Device,
@@ -200,41 +261,47 @@ fn run<T>(
 where
     T: RoutingInput + FloatElement,
 {
-    let x = Tensor::from_array(device, &operands.x)?;
-    let w = Tensor::from_array(device, &operands.w)?;
-    let bias =
-        operands.bias.as_ref().map(|bias| Tensor::from_slice(device, bias, [bias.len()])).transpose()?;
-    let keys = [upload_keys(device, case, &operands.keys[0])?, upload_keys(device, case, &operands.keys[1])?];
-    let feature = |which: usize| -> Result<Option<Tensor<f32>>> {
-        let Some(numbers) = &operands.of_features[which] else { return Ok(None) };
-        let tensor = Tensor::from_array(device, numbers)?;
-        if case.per_head_norm { Ok(Some(tensor)) } else { tensor.reshape([2 * case.half]).map(Some) }
-    };
-    let (weight, shift, mean, variance) = (feature(0)?, feature(1)?, feature(2)?, feature(3)?);
-    let epsilon = case.norm.epsilon();
-    let mut norm = match (case.norm, &mean, &variance) {
-        (NormKind::Layer, ..) => QueryNorm::layer(epsilon),
-        (NormKind::Rms, ..) => QueryNorm::rms(epsilon),
-        (NormKind::L2, ..) => QueryNorm::l2(epsilon),
-        (NormKind::Batch, Some(mean), Some(variance)) => QueryNorm::batch(mean, variance, epsilon),
-        _ => QueryNorm::none(),
-    };
-    if let Some(weight) = &weight {
-        norm = norm.weight(weight);
-    }
-    if let Some(shift) = &shift {
-        norm = norm.bias(shift);
-    }
-    let mut operation = ops::product_key_topk(&x, &w, &keys[0], &keys[1], case.heads, case.k)
-        .query_norm(norm)
-        .gate(case.gate)
-        .temperature(case.temperature)
-        .blocks(case.blocks);
-    if let Some(bias) = &bias {
-        operation = operation.bias(bias);
-    }
+    let uploaded = Uploaded::new(device, case, operands)?;
+    let operation = uploaded.operation(case);
     let implementation = operation.implementation()?;
     Ok((operation.run()?, implementation))
+}
+
+/// Prepares a case to be run again and again into one of `slots` outputs.
+pub(super) fn prepare(device: &Device, case: &RoutingCase, slots: usize) -> Result<Prepared> {
+    fn of_type<T: RoutingInput + FloatElement>(
+        device: &Device,
+        case: &RoutingCase,
+        slots: usize,
+    ) -> Result<Prepared> {
+        let uploaded = Uploaded::new(device, case, &Operands::<T>::draw(case)?)?;
+        let shape = [case.tokens, case.heads, case.k];
+        let of_slots = (0..slots)
+            .map(|_| Ok(Routing { ids: Tensor::zeros(device, shape)?, gates: Tensor::zeros(device, shape)? }))
+            .collect::<Result<Vec<_>>>()?;
+        let memory = |routing: &Routing| {
+            Ok(vec![Output::new("ids", &routing.ids)?, Output::new("gates", &routing.gates)?])
+        };
+        let case = case.clone();
+        Prepared::of_slots(of_slots, memory, move |routing, step| {
+            let operation = uploaded.operation(&case);
+            match step {
+                Step::Ask => operation.implementation(),
+                Step::Run => operation.run_into(routing).map(|()| ops::Implementation::Empty),
+            }
+        })
+    }
+    match case.dtype {
+        DType::F16 => of_type::<f16>(device, case, slots),
+        DType::Bf16 => of_type::<bf16>(device, case, slots),
+        DType::F32 => of_type::<f32>(device, case, slots),
+        actual => Err(Error::Type {
+            operation: "validate::load::Work::product_key_topk",
+            operand: "x",
+            expected: "f16, bf16 or f32".into(),
+            actual,
+        }),
+    }
 }
 
 fn check<T: RoutingInput + FloatElement>(device: &Device, case: &RoutingCase) -> Result<RoutingOutcome> {

@@ -7,6 +7,7 @@ use ndarray::{Array1, Array2, Axis};
 use super::Outcome;
 use super::bound::{Arithmetic, ErrorModel};
 use super::data::Data;
+use super::load::{Prepared, Step};
 use super::outputs::{Bits, Outputs, Results};
 use super::product::{Stored, each, place};
 use super::reference::{Reference, ReferenceTerms};
@@ -16,7 +17,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::scaled::{ScaledInput, ScaledOutput};
 use crate::ops::{self, Implementation, Scale};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Element, Tensor};
 use crate::weights::FloatElement;
 
 /// The streams of [`Data`] that the operands are drawn from.
@@ -127,6 +128,87 @@ impl<X: FloatElement, W: FloatElement, O: FloatElement> Operands<X, W, O> {
     }
 }
 
+/// The operands of a case on its device, in the default stream's order.
+struct Uploaded<X: Element, W: Element, O: Element> {
+    x: Tensor<X>,
+    w: Tensor<W>,
+    bias: Option<Tensor<O>>,
+    /// The scales of x and of w: the first number, and all of them where the device has them.
+    x_scale: (Option<f32>, Option<Tensor<f32>>),
+    w_scale: (Option<f32>, Option<Tensor<f32>>),
+}
+
+impl<X, W, O> Uploaded<X, W, O>
+where
+    X: ScaledInput + FloatElement,
+    W: ScaledInput + FloatElement,
+    O: ScaledOutput + FloatElement,
+{
+    fn new(device: &Device, case: &ScaledCase, operands: &Operands<X, W, O>) -> Result<Self> {
+        let ScaledCase { m, n, .. } = *case;
+        let [x_across, w_across] = case.across;
+        let stored = |rows, across, placement| Stored {
+            batch: 1,
+            rows,
+            batch_axis: false,
+            across,
+            turned_back: true,
+            placement,
+        };
+        let scales = |kind, scales: &Option<Array1<f32>>| -> Result<(Option<f32>, Option<Tensor<f32>>)> {
+            let on_device = match (kind, scales) {
+                (ScaleKind::Device | ScaleKind::Rows, Some(scales)) => {
+                    Some(Tensor::from_array(device, scales)?)
+                }
+                _ => None,
+            };
+            Ok((scales.as_ref().and_then(|scales| scales.first().copied()), on_device))
+        };
+        Ok(Self {
+            x: place(device, &operands.x, stored(m, x_across, case.x))?,
+            w: place(device, &operands.w, stored(n, w_across, case.w))?,
+            bias: operands.bias.as_ref().map(|bias| Tensor::from_array(device, bias)).transpose()?,
+            x_scale: scales(case.x_scale, &operands.x_scale)?,
+            w_scale: scales(case.w_scale, &operands.w_scale)?,
+        })
+    }
+
+    /// Takes a step of the operation on these operands.
+    fn step(&self, case: &ScaledCase, outputs: &mut Outputs<O>, step: Step) -> Result<Implementation> {
+        let mut op = ops::linear_scaled(&self.x, &self.w)
+            .output::<O>()
+            .x_scale(scale(case.x_scale, &self.x_scale))
+            .w_scale(scale(case.w_scale, &self.w_scale))
+            .alpha(case.alpha)
+            .activation(case.activation)
+            .tile(case.tile)
+            .bias(&self.bias);
+        if let Some(residual) = &outputs.residual {
+            op = op.residual(residual, case.terms.beta);
+        }
+        if let Some(mask) = &mut outputs.mask {
+            op = op.relu_mask(mask);
+        }
+        if let Some(preactivation) = &mut outputs.preactivation {
+            op = op.preactivation(preactivation);
+        }
+        match step {
+            Step::Ask => op.implementation(),
+            Step::Run => op.run_into(&mut outputs.y).map(|()| Implementation::Empty),
+        }
+    }
+}
+
+/// Memory for what a case writes.
+fn outputs<X, W, O: FloatElement>(
+    device: &Device,
+    case: &ScaledCase,
+    operands: &Operands<X, W, O>,
+) -> Result<Outputs<O>> {
+    let ScaledCase { m, n, terms, .. } = *case;
+    Outputs::new(device, &terms, case.y, operands.residual.as_ref(), (m, n), |columns| vec![m, columns])
+}
+
 /// What was written, and by what.
 fn run_case<X, W, O>(
     device: &Device,
@@ -138,55 +220,52 @@ where
     W: ScaledInput + FloatElement,
     O: ScaledOutput + FloatElement,
 {
-    let ScaledCase { m, n, terms, .. } = *case;
-    let [x_across, w_across] = case.across;
-    let stored = |rows, across, placement| Stored {
-        batch: 1,
-        rows,
-        batch_axis: false,
-        across,
-        turned_back: true,
-        placement,
-    };
-    let x = place(device, &operands.x, stored(m, x_across, case.x))?;
-    let w = place(device, &operands.w, stored(n, w_across, case.w))?;
-    let bias = operands.bias.as_ref().map(|bias| Tensor::from_array(device, bias)).transpose()?;
-    let vector = |kind, scales: &Option<Array1<f32>>| match (kind, scales) {
-        (ScaleKind::Device | ScaleKind::Rows, Some(scales)) => Tensor::from_array(device, scales).map(Some),
-        _ => Ok(None),
-    };
-    let x_scale = vector(case.x_scale, &operands.x_scale)?;
-    let w_scale = vector(case.w_scale, &operands.w_scale)?;
-    let residual = operands.residual.as_ref();
-    let mut outputs = Outputs::new(device, &terms, case.y, residual, (m, n), |columns| vec![m, columns])?;
-    let mut op = ops::linear_scaled(&x, &w)
-        .output::<O>()
-        .x_scale(scale(case.x_scale, &operands.x_scale, x_scale.as_ref()))
-        .w_scale(scale(case.w_scale, &operands.w_scale, w_scale.as_ref()))
-        .alpha(case.alpha)
-        .activation(case.activation)
-        .tile(case.tile)
-        .bias(&bias);
-    if let Some(residual) = &outputs.residual {
-        op = op.residual(residual, terms.beta);
-    }
-    if let Some(mask) = &mut outputs.mask {
-        op = op.relu_mask(mask);
-    }
-    if let Some(preactivation) = &mut outputs.preactivation {
-        op = op.preactivation(preactivation);
-    }
-    let implementation = op.implementation()?;
-    op.run_into(&mut outputs.y)?;
+    let uploaded = Uploaded::new(device, case, operands)?;
+    let mut outputs = outputs(device, case, operands)?;
+    let implementation = uploaded.step(case, &mut outputs, Step::Ask)?;
+    uploaded.step(case, &mut outputs, Step::Run)?;
     Ok((outputs.read()?, implementation))
 }
 
+/// Prepares a case to be run again and again into one of `slots` outputs.
+pub(super) fn prepare(device: &Device, case: &ScaledCase, slots: usize) -> Result<Prepared> {
+    const OPERATION: &str = "validate::load::Work::linear_scaled";
+    case.check(OPERATION)?;
+    dispatch(OPERATION, case, PrepareRun { device, case, slots })
+}
+
+struct PrepareRun<'a> {
+    device: &'a Device,
+    case: &'a ScaledCase,
+    slots: usize,
+}
+
+impl TypedRun for PrepareRun<'_> {
+    type Output = Prepared;
+
+    fn run<X, W, O>(self) -> Result<Prepared>
+    where
+        X: ScaledInput + FloatElement,
+        W: ScaledInput + FloatElement,
+        O: ScaledOutput + FloatElement + Bits,
+    {
+        let Self { device, case, slots } = self;
+        let operands = Operands::<X, W, O>::draw(case)?;
+        let uploaded = Uploaded::new(device, case, &operands)?;
+        let of_slots = (0..slots).map(|_| outputs(device, case, &operands)).collect::<Result<Vec<_>>>()?;
+        let case = case.clone();
+        Prepared::of_slots(of_slots, Outputs::memory, move |outputs, step| {
+            uploaded.step(&case, outputs, step)
+        })
+    }
+}
+
 /// A scale as the operation takes it.
-fn scale<'a>(kind: ScaleKind, scales: &Option<Array1<f32>>, tensor: Option<&'a Tensor<f32>>) -> Scale<'a> {
-    match (kind, scales, tensor) {
+fn scale(kind: ScaleKind, (number, tensor): &(Option<f32>, Option<Tensor<f32>>)) -> Scale<'_> {
+    match (kind, number, tensor) {
         (ScaleKind::Device, _, Some(tensor)) => Scale::Device(tensor),
         (ScaleKind::Rows, _, Some(tensor)) => Scale::Rows(tensor),
-        (ScaleKind::Tensor, Some(scale), _) => Scale::Tensor(scale[0]),
+        (ScaleKind::Tensor, Some(scale), _) => Scale::Tensor(*scale),
         _ => Scale::One,
     }
 }

@@ -6,12 +6,13 @@ use ndarray::Array2;
 use super::Outcome;
 use super::bound::Judgement;
 use super::data::Data;
+use super::load::{Output, Prepared, Step};
 use super::tally::Tally;
 use crate::cpu::Operand as CpuOperand;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops;
 use crate::ops::topk::TopkElement;
+use crate::ops::{self, Implementation};
 use crate::tensor::{DType, Tensor};
 use crate::weights::FloatElement;
 
@@ -66,9 +67,49 @@ pub fn topk(device: &Device, case: &TopkCase) -> Result<Outcome> {
     }
 }
 
-fn check<T: TopkElement + FloatElement>(device: &Device, case: &TopkCase) -> Result<Outcome> {
+/// Prepares a case to be run again and again into one of `slots` outputs.
+pub(super) fn prepare(device: &Device, case: &TopkCase, slots: usize) -> Result<Prepared> {
+    fn of_type<T: TopkElement + FloatElement>(
+        device: &Device,
+        case: &TopkCase,
+        slots: usize,
+    ) -> Result<Prepared> {
+        let x = Tensor::from_array(device, &draw::<T>(case)?)?;
+        let (shape, k) = ([case.rows, case.k], case.k);
+        let of_slots = (0..slots)
+            .map(|_| Ok((Tensor::<T>::zeros(device, shape)?, Tensor::<u32>::zeros(device, shape)?)))
+            .collect::<Result<Vec<_>>>()?;
+        let memory = |(values, ids): &(Tensor<T>, Tensor<u32>)| {
+            Ok(vec![Output::new("values", values)?, Output::new("ids", ids)?])
+        };
+        Prepared::of_slots(of_slots, memory, move |(values, ids), step| {
+            let operation = ops::topk(&x, k);
+            match step {
+                Step::Ask => operation.implementation(),
+                Step::Run => operation.run_into(values, ids).map(|()| Implementation::Empty),
+            }
+        })
+    }
+    match case.dtype {
+        DType::F16 => of_type::<f16>(device, case, slots),
+        DType::Bf16 => of_type::<bf16>(device, case, slots),
+        DType::F32 => of_type::<f32>(device, case, slots),
+        actual => Err(Error::Type {
+            operation: "validate::load::Work::topk",
+            operand: "x",
+            expected: "f16, bf16 or f32".into(),
+            actual,
+        }),
+    }
+}
+
+fn draw<T: FloatElement>(case: &TopkCase) -> Result<Array2<T>> {
     let drawn = case.data.draw(case.seed, 0, (case.rows, case.columns), 1 << 18, f64::from)?;
-    let x: Array2<T> = drawn.mapv(T::round);
+    Ok(drawn.mapv(T::round))
+}
+
+fn check<T: TopkElement + FloatElement>(device: &Device, case: &TopkCase) -> Result<Outcome> {
+    let x = draw::<T>(case)?;
     let tensor = Tensor::from_array(device, &x)?;
     let operation = ops::topk(&tensor, case.k);
     let mut tally = Tally::new(operation.implementation()?, true);

@@ -8,6 +8,7 @@ use super::Outcome;
 use super::bound::{Arithmetic, Expected};
 use super::case::Placement;
 use super::data::{Data, filled};
+use super::load::{Output, Prepared, Step};
 use super::reference::sampled;
 use super::tally::Tally;
 use super::update_bound::{Magnitudes, UpdateModel};
@@ -17,13 +18,15 @@ use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::ops::update::UpdateInput;
 use crate::ops::{self, Implementation};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Element, Tensor};
 use crate::weights::FloatElement;
 
 /// The operation's name in errors.
 const OPERATION: &str = "validate::generated_update";
 /// What the memory beside an output is filled with: a number that no validated result is.
 const SENTINEL: f64 = -24576.0;
+/// What masks hold before a run that is compared with others.
+const MASK_SENTINEL: u32 = 0xa5c3_96e1;
 /// Multiply–adds above which only some rows and columns of the output are compared.
 const FULL_WORK: usize = 1 << 31;
 /// Elements of a column of V that are not zero with integer data, so that H stays exact in every type.
@@ -138,101 +141,198 @@ fn place<T: FloatElement>(device: &Device, matrix: &Array2<T>, placement: Placem
     Tensor::from_array(device, &surrounding)?.slice(1, columns)
 }
 
+/// The shape of `columns` columns for each row of x: with an axis for sequences, if there is one.
+fn rows(case: &UpdateCase, columns: usize) -> Vec<usize> {
+    match (case.has_sequences(), case.sequence) {
+        (true, sequence) => vec![case.m / sequence, sequence, columns],
+        (false, _) => vec![case.m, columns],
+    }
+}
+
+/// The same elements with those axes.
+fn in_axes<T: Element>(case: &UpdateCase, tensor: &Tensor<T>) -> Result<Tensor<T>> {
+    tensor.reshape(rows(case, tensor.shape()[1]))
+}
+
+/// The operands of a case on its device, in the default stream's order.
+struct Uploaded<T: Element> {
+    x: Tensor<T>,
+    w: Option<Tensor<T>>,
+    bias: Option<Tensor<T>>,
+    /// Where it is not what y holds.
+    residual: Option<Tensor<T>>,
+    /// V, codes and U of the first update, and of those after it.
+    first: [Tensor<T>; 3],
+    others: Vec<[Tensor<T>; 3]>,
+}
+
+/// What a case writes on its device.
+struct Outputs<T: Element> {
+    /// The matrix that y is columns of.
+    surrounding: Tensor<T>,
+    y: Tensor<T>,
+    mask: Option<Tensor<u32>>,
+    preactivation: Option<Tensor<T>>,
+}
+
+impl<T: UpdateInput + FloatElement> Outputs<T> {
+    fn new(device: &Device, case: &UpdateCase, operands: &Operands<T>) -> Result<Self> {
+        let UpdateCase { m, n, .. } = *case;
+        let columns = case.y.before..case.y.before + n;
+        let mut filler = filled((m, columns.end + case.y.after), T::round(SENTINEL))?;
+        if let (Some(residual), true) = (&operands.residual, case.in_place) {
+            filler.slice_mut(s![.., columns.clone()]).assign(residual);
+        }
+        let surrounding = Tensor::from_array(device, &filler)?;
+        let y = in_axes(case, &surrounding.slice(1, columns)?)?;
+        let mask = case.mask.then(|| Tensor::uninit(device, rows(case, n.div_ceil(32)))).transpose()?;
+        let preactivation = case.preactivation.then(|| Tensor::uninit(device, rows(case, n))).transpose()?;
+        Ok(Self { surrounding, y, mask, preactivation })
+    }
+
+    /// All memory that may be written, with what lies beside the results.
+    fn memory(&self) -> Result<Vec<Output>> {
+        let mut all = vec![Output::new("y", &self.surrounding)?];
+        all.extend(self.mask.as_ref().map(|mask| Output::new("mask", mask)).transpose()?);
+        all.extend(self.preactivation.as_ref().map(|z| Output::new("preactivation", z)).transpose()?);
+        Ok(all)
+    }
+}
+
+impl<T: UpdateInput + FloatElement> Uploaded<T> {
+    fn new(device: &Device, case: &UpdateCase, operands: &Operands<T>) -> Result<Self> {
+        let mut parts = Vec::with_capacity(operands.parts.len());
+        for (index, part) in operands.parts.iter().enumerate() {
+            let v = if case.v_across {
+                place(device, &part.v.t().to_owned(), case.factors)?.swap_axes(0, 1)?
+            } else {
+                place(device, &part.v, case.factors)?
+            };
+            let codes = Tensor::from_array(device, &part.codes)?;
+            let (shared, rank) = (case.rows_of_codes(index), part.codes.ncols());
+            let codes = match shared {
+                1 => codes.reshape(rows(case, rank))?,
+                // One row is given with axes or without.
+                _ if part.codes.nrows() == 1 && case.seed.is_multiple_of(2) => codes.reshape([rank])?,
+                _ => codes,
+            };
+            parts.push([v, codes, place(device, &part.u, case.factors)?]);
+        }
+        let mut parts = parts.into_iter();
+        let first = parts.next().ok_or_else(|| Error::Argument {
+            operation: OPERATION,
+            argument: "ranks",
+            expected: "at least one".into(),
+            actual: "none".into(),
+        })?;
+        let apart = operands.residual.as_ref().filter(|_| case.linear && !case.in_place);
+        let residual = |residual| in_axes(case, &Tensor::from_array(device, residual)?);
+        Ok(Self {
+            x: in_axes(case, &place(device, &operands.x, case.x)?)?,
+            w: operands.w.as_ref().map(|w| place(device, w, case.w)).transpose()?,
+            bias: operands.bias.as_ref().map(|bias| Tensor::from_array(device, bias)).transpose()?,
+            residual: apart.map(residual).transpose()?,
+            first,
+            others: parts.collect(),
+        })
+    }
+
+    /// Takes a step of the operation on these operands.
+    fn step(&self, case: &UpdateCase, outputs: &mut Outputs<T>, step: Step) -> Result<Implementation> {
+        let [v, codes, u] = &self.first;
+        let others = self.others.iter().enumerate().map(|(index, part)| (part, case.scaling_of(index + 1)));
+        let Some(w) = &self.w else {
+            let mut op = ops::generated_update(&self.x, v, codes, u, case.scaling_of(0));
+            for ([v, codes, u], scaling) in others {
+                op = op.and(v, codes, u, scaling);
+            }
+            let y = &mut outputs.y;
+            return match step {
+                Step::Ask => op.implementation(),
+                Step::Run if case.beta == 0.0 => op.run_into(y).map(|()| Implementation::Empty),
+                Step::Run => op.add_to(y).map(|()| Implementation::Empty),
+            };
+        };
+        let whole = outputs.y.clone();
+        let mut op = ops::linear_with_update(&self.x, w, v, codes, u, case.scaling_of(0))
+            .bias(&self.bias)
+            .activation(case.activation);
+        for ([v, codes, u], scaling) in others {
+            op = op.and(v, codes, u, scaling);
+        }
+        if let Some(residual) = &self.residual {
+            op = op.residual(residual, case.beta);
+        } else if case.beta != 0.0 {
+            op = op.residual(&whole, case.beta);
+        }
+        if let Some(mask) = &mut outputs.mask {
+            op = op.relu_mask(mask);
+        }
+        if let Some(preactivation) = &mut outputs.preactivation {
+            op = op.preactivation(preactivation);
+        }
+        match step {
+            Step::Ask => op.implementation(),
+            Step::Run => op.run_into(&mut outputs.y).map(|()| Implementation::Empty),
+        }
+    }
+}
+
 fn run_case<T>(device: &Device, case: &UpdateCase, operands: &Operands<T>) -> Result<CaseResult<T>>
 where
     T: UpdateInput + FloatElement,
 {
     let UpdateCase { m, n, .. } = *case;
-    // Rows with an axis for sequences, if there is one.
-    let rows = |columns: usize| match (case.has_sequences(), case.sequence) {
-        (true, sequence) => vec![m / sequence, sequence, columns],
-        (false, _) => vec![m, columns],
-    };
-    let in_axes = |tensor: Tensor<T>| -> Result<Tensor<T>> {
-        let columns = tensor.shape()[1];
-        tensor.reshape(rows(columns))
-    };
-    let x = in_axes(place(device, &operands.x, case.x)?)?;
-    let w = operands.w.as_ref().map(|w| place(device, w, case.w)).transpose()?;
-    let bias = operands.bias.as_ref().map(|bias| Tensor::from_array(device, bias)).transpose()?;
-    let mut parts = Vec::with_capacity(operands.parts.len());
-    for (index, part) in operands.parts.iter().enumerate() {
-        let v = if case.v_across {
-            place(device, &part.v.t().to_owned(), case.factors)?.swap_axes(0, 1)?
-        } else {
-            place(device, &part.v, case.factors)?
-        };
-        let codes = Tensor::from_array(device, &part.codes)?;
-        let (shared, rank) = (case.rows_of_codes(index), part.codes.ncols());
-        let codes = match shared {
-            1 => codes.reshape(rows(rank))?,
-            // One row is given with axes or without.
-            _ if part.codes.nrows() == 1 && case.seed.is_multiple_of(2) => codes.reshape([rank])?,
-            _ => codes,
-        };
-        parts.push((v, codes, place(device, &part.u, case.factors)?));
-    }
-    let columns = case.y.before..case.y.before + n;
-    let mut filler = filled((m, columns.end + case.y.after), T::round(SENTINEL))?;
-    if let (Some(residual), true) = (&operands.residual, case.in_place) {
-        filler.slice_mut(s![.., columns.clone()]).assign(residual);
-    }
-    let surrounding = Tensor::from_array(device, &filler)?;
-    let mut y = in_axes(surrounding.slice(1, columns)?)?;
-    let mut mask = case.mask.then(|| Tensor::uninit(device, rows(n.div_ceil(32)))).transpose()?;
-    let mut preactivation = case.preactivation.then(|| Tensor::uninit(device, rows(n))).transpose()?;
-
-    let (first, others) = parts.split_first().ok_or_else(|| Error::Argument {
-        operation: OPERATION,
-        argument: "ranks",
-        expected: "at least one".into(),
-        actual: "none".into(),
-    })?;
-    let implementation = if let Some(w) = &w {
-        let whole = y.clone();
-        let residual = match &operands.residual {
-            Some(residual) if !case.in_place => Some(in_axes(Tensor::from_array(device, residual)?)?),
-            Some(_) => Some(whole),
-            None => None,
-        };
-        let mut op = ops::linear_with_update(&x, w, &first.0, &first.1, &first.2, case.scaling_of(0))
-            .bias(&bias)
-            .activation(case.activation);
-        for (index, (v, codes, u)) in others.iter().enumerate() {
-            op = op.and(v, codes, u, case.scaling_of(index + 1));
-        }
-        if let Some(residual) = &residual {
-            op = op.residual(residual, case.beta);
-        }
-        if let Some(mask) = &mut mask {
-            op = op.relu_mask(mask);
-        }
-        if let Some(preactivation) = &mut preactivation {
-            op = op.preactivation(preactivation);
-        }
-        let implementation = op.implementation()?;
-        op.run_into(&mut y)?;
-        implementation
-    } else {
-        let mut op = ops::generated_update(&x, &first.0, &first.1, &first.2, case.scaling_of(0));
-        for (index, (v, codes, u)) in others.iter().enumerate() {
-            op = op.and(v, codes, u, case.scaling_of(index + 1));
-        }
-        let implementation = op.implementation()?;
-        if case.beta == 0.0 {
-            op.run_into(&mut y)?
-        } else {
-            op.add_to(&mut y)?
-        }
-        implementation
-    };
+    let uploaded = Uploaded::new(device, case, operands)?;
+    let mut outputs = Outputs::new(device, case, operands)?;
+    let implementation = uploaded.step(case, &mut outputs, Step::Ask)?;
+    uploaded.step(case, &mut outputs, Step::Run)?;
+    let Outputs { surrounding, mask, preactivation, .. } = outputs;
     let array = |tensor: &Tensor<T>, columns: usize| matrix((m, columns), tensor.to_vec()?);
     Ok(CaseResult {
-        surrounding: array(&surrounding, filler.ncols())?,
+        surrounding: array(&surrounding, case.y.before + n + case.y.after)?,
         mask: mask.map(|mask| matrix((m, n.div_ceil(32)), mask.to_vec()?)).transpose()?,
         preactivation: preactivation.map(|z| array(&z, n)).transpose()?,
         implementation,
     })
+}
+
+/// Prepares a case to be run again and again into one of `slots` outputs.
+pub(super) fn prepare(device: &Device, case: &UpdateCase, slots: usize) -> Result<Prepared> {
+    fn of_type<T: UpdateInput + FloatElement>(
+        device: &Device,
+        case: &UpdateCase,
+        slots: usize,
+    ) -> Result<Prepared> {
+        let operands = Operands::<T>::draw(case)?;
+        let uploaded = Uploaded::new(device, case, &operands)?;
+        let outputs = (0..slots).map(|_| {
+            let mut outputs = Outputs::new(device, case, &operands)?;
+            // What is compared later holds something before it is written.
+            if let Some(mask) = &mut outputs.mask {
+                mask.write_slice(&vec![MASK_SENTINEL; mask.len()])?;
+            }
+            if let Some(z) = &mut outputs.preactivation {
+                z.write_slice(&vec![T::round(SENTINEL); z.len()])?;
+            }
+            Ok(outputs)
+        });
+        let (of_slots, case) = (outputs.collect::<Result<Vec<_>>>()?, case.clone());
+        Prepared::of_slots(of_slots, Outputs::memory, move |outputs, step| {
+            uploaded.step(&case, outputs, step)
+        })
+    }
+    const OPERATION: &str = "validate::load::Work::generated_update";
+    case.check_sizes(OPERATION)?;
+    match case.dtype {
+        DType::F16 => of_type::<f16>(device, case, slots),
+        DType::Bf16 => of_type::<bf16>(device, case, slots),
+        DType::F32 => of_type::<f32>(device, case, slots),
+        actual => {
+            let expected = "f16, bf16 or f32".into();
+            Err(Error::Type { operation: OPERATION, operand: "x", expected, actual })
+        }
+    }
 }
 
 fn matrix<U>(shape: (usize, usize), elements: Vec<U>) -> Result<Array2<U>> {
