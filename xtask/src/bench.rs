@@ -55,6 +55,9 @@ pub(crate) struct Args {
     /// The GPU: cuda or cuda:N.
     #[arg(long, default_value = "cuda:0")]
     device: String,
+    /// Load the PTX files of this folder in the place of the built-in modules of the same names, to compare with an earlier state.
+    #[arg(long, value_name = "FOLDER")]
+    ptx: Option<PathBuf>,
     /// What to measure: linear operations, or what has sizes of its own: generated low-rank updates, PEER layers or the largest elements of rows.
     #[arg(long, value_enum, default_value_t = Measured::Linear)]
     operation: Measured,
@@ -122,6 +125,16 @@ enum Measured {
 }
 
 impl Args {
+    /// The GPU, with the kernels that are to be measured.
+    fn open_gpu(&self) -> Result<Device> {
+        let device = open_gpu(&self.device)?;
+        if let Some(folder) = &self.ptx {
+            let names = device.replace_modules(folder).context("--ptx")?;
+            println!("Kernels from {}: {}", folder.display(), names.join(", "));
+        }
+        Ok(device)
+    }
+
     fn cases(&self) -> Vec<Case> {
         let mut cases = suites::cases(&self.suite, &self.dtype, &self.shape);
         if let Some(filter) = &self.filter {
@@ -164,7 +177,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Measured::Topk => return topk::run(args),
     }
     let start = Instant::now();
-    let device = open_gpu(&args.device)?;
+    let device = args.open_gpu()?;
     let options = args.options()?;
     let cases = args.cases();
     if cases.is_empty() {

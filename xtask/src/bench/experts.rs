@@ -13,7 +13,7 @@ use warpsmith::ops;
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
 use warpsmith::{Device, Tensor};
 
-use super::{Args, microseconds, open_gpu};
+use super::{Args, microseconds};
 use crate::provenance::Provenance;
 use crate::random::Random;
 
@@ -42,7 +42,7 @@ const MOST_SETS: usize = 128;
 type Set = (Tensor<bf16>, Routing);
 
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
-    let device = open_gpu(&args.device)?;
+    let device = args.open_gpu()?;
     let options = args.options()?;
     println!("{}", Provenance::collect(&device, args.commit.clone()));
     let bandwidth = benchmark::copy_bandwidth(&device, &options).context("measuring the bandwidth")?;

@@ -11,7 +11,7 @@ use warpsmith::benchmark::{self, Options};
 
 use super::report::{self, Verdict};
 use super::torch::{Script, Torch};
-use super::{Args, open_gpu, present, rows};
+use super::{Args, present, rows};
 use crate::measurement::Measurement;
 use crate::provenance::Provenance;
 
@@ -32,7 +32,7 @@ pub(super) struct Session<'a> {
 impl<'a> Session<'a> {
     /// Opens the GPU that `args` name, measures its memory and starts the framework with `script`, if there is one and it is wanted.
     pub(super) fn open(args: &'a Args, script: Option<Script>) -> Result<Self> {
-        let device = open_gpu(&args.device)?;
+        let device = args.open_gpu()?;
         let options = args.options()?;
         let script = script.filter(|_| !args.no_torch && !args.quick);
         let torch = script.and_then(|script| present("PyTorch", Torch::open(&args.python, script)));
