@@ -33,16 +33,24 @@ impl Clock {
         self.seen.get(usize::from(actor)).is_some_and(|&seen| stamp < seen)
     }
 
-    /// Learns what an actor did before a stamp.
+    /// Learns what an actor did before a stamp, as if a proxy fence were behind it.
     pub(crate) fn learn(&mut self, actor: Actor, stamp: u32) {
-        for list in [&mut self.seen, &mut self.fenced] {
-            let index = usize::from(actor);
-            if list.len() <= index {
-                list.resize(index + 1, 1);
-            }
-            list[index] = list[index].max(stamp);
-        }
+        self.see(actor, stamp);
+        raise(&mut self.fenced, actor, stamp);
     }
+
+    /// Learns what an actor did before a stamp.
+    pub(crate) fn see(&mut self, actor: Actor, stamp: u32) {
+        raise(&mut self.seen, actor, stamp);
+    }
+}
+
+fn raise(list: &mut Vec<u32>, actor: Actor, stamp: u32) {
+    let index = usize::from(actor);
+    if list.len() <= index {
+        list.resize(index + 1, 1);
+    }
+    list[index] = list[index].max(stamp);
 }
 
 fn join(to: &mut Vec<u32>, from: &[u32]) {
@@ -290,5 +298,17 @@ mod tests {
         let last = (0..MOST_ARRIVALS as u32).map(|i| arrive(&mut order, i)).last().unwrap();
         order.acquire(1, &last);
         assert_eq!(order.arrival_behind(1, 0, read), None);
+    }
+
+    #[test]
+    fn what_is_seen_is_behind_no_proxy_fence() {
+        let mut order = Order::new(2, true);
+        let mut clock = Clock::default();
+        clock.see(0, 7);
+        order.acquire(1, &clock);
+        assert!(order.knows(1, 0, 6) && order.fenced(1)[0] <= 6);
+        clock.learn(0, 7);
+        order.acquire(1, &clock);
+        assert!(order.fenced(1)[0] > 6);
     }
 }

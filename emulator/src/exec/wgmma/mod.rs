@@ -214,12 +214,12 @@ fn await_products(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     let index = core.warp.number as usize / 4;
     if target > core.warp.products.complete {
         core.complete_products(index, target)?;
-        // The product is complete, so that all four warps have executed it: what they did before is over.
+        // The product is complete, so that all four warps have executed it: what they did before is over. No proxy fence is behind it.
         let first = core.warp.actor - core.warp.number % 4;
         let stamp = core.block.warpgroups[index].stamp;
         let mut clock = Clock::default();
         for actor in (first..first + 4).filter(|&actor| actor != core.warp.actor) {
-            clock.learn(actor as u16, stamp);
+            clock.see(actor as u16, stamp);
         }
         core.order.acquire(core.warp.actor, &clock);
         core.warp.products.complete = target;

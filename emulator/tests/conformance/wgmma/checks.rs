@@ -271,3 +271,19 @@ fn a_warp_does_not_run_ahead_without_bounds() {
     let sums = right(128, &[&start, &multiply(D), &end]);
     assert_eq!(sums[..512], [4800.0; 512]);
 }
+
+#[test]
+fn a_product_is_no_proxy_fence() {
+    // All warps read what a copy then overwrites. They have waited for a product in between, which orders them, but no more.
+    let start = "setp.eq.u32 %p, %t, 0;\nmov.u32 %x, other;\n@%p mbarrier.init.shared::cta.b64 [%x], 1;\n\
+                 @%p fence.mbarrier_init.release.cluster;\nbar.sync 0, 128;\n";
+    let read = "mov.u32 %y, image;\nmad.lo.u32 %y, %t, 4, %y;\nld.shared.u32 %y, [%y];\n";
+    let product = [ZERO, FENCE, &multiply(D), COMMIT, &wait(0)].concat();
+    let copy = "bar.sync 0, 128;\nmov.u32 %s, image;\n@%p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%x], 512;\n\
+                @%p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%out], 512, [%x];\n\
+                WAIT:\nmbarrier.try_wait.parity.shared::cta.b64 %q, [%x], 0;\n@!%q bra WAIT;\n";
+    // What only the product has read needs no fence.
+    right(128, &[READY, start, &product, copy]);
+    found(128, &[READY, start, read, &product, copy], FindingKind::UnfencedRead, "overwrites shared memory");
+    right(128, &[READY, start, read, &product, "fence.proxy.async;\n", copy]);
+}
