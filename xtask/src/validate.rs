@@ -3,6 +3,7 @@
 //! It needs nothing but this program: on a GPU it runs the kernels there, without one in the emulator.
 
 mod cases;
+mod load;
 mod report;
 
 use std::fmt;
@@ -33,9 +34,14 @@ pub(crate) struct Args {
     /// Fewer cases: a minute's worth at most.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// More and larger cases; on a GPU also compares it with the emulator, bit by bit, on integers.
+    /// More and larger cases; on a GPU also compares it with the emulator, bit by bit, on integers. Ends with what `--load` does.
     #[arg(long)]
     full: bool,
+    /// Instead of that, puts operations under load: every kernel, on many streams at a time, the bits compared with those of a run alone.
+    #[arg(long, conflicts_with_all = ["quick", "full", "trace"])]
+    load: bool,
+    #[command(flatten)]
+    under_load: load::Args,
     /// Write the results as JSON to this file, or to standard output for `-`.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -43,13 +49,16 @@ pub(crate) struct Args {
     /// `warp=W` and `lane=FIRST[-LAST]`, each of which may be left out.
     #[arg(long, value_name = "KERNEL[:FILTER]")]
     trace: Option<String>,
-    /// Decides the random inputs.
+    /// Decides the random inputs, and the order of what runs under load.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Runs the PTX files of this folder in the place of the built-in modules of the same names.
+    #[arg(long, value_name = "FOLDER", hide = true)]
+    ptx: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Operation {
+pub(crate) enum Operation {
     Linear,
     Matmul,
     LinearScaled,
@@ -60,6 +69,9 @@ enum Operation {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if !args.load && !args.full {
+        args.under_load.expect_none()?;
+    }
     let json = args.json.as_deref().map(Json::open).transpose()?;
     let device = match &args.trace {
         Some(filter) => tracing_emulator(&args.device, filter)?,
@@ -70,6 +82,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         (_, true) => Level::Full,
         _ => Level::Default,
     };
+    if let Some(folder) = &args.ptx {
+        let names = device.replace_modules(folder).context("replacing the built-in PTX")?;
+        eprintln!("In the place of built-in modules, from {}: {}", folder.display(), names.join(", "));
+    }
+    if args.load {
+        eprintln!("Operations under load on {device}: {}", device.name());
+        let load = load::run(&device, args)?;
+        if !matches!(json, Some(Json::Stdout)) {
+            load.print();
+        }
+        if let Some(json) = json {
+            json.write(&load)?;
+        }
+        return Ok(if load.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
     eprintln!("Validating on {device}: {}", device.name());
 
     let start = Instant::now();
@@ -183,6 +210,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         progress.finish_and_clear();
     }
 
+    let load = (level == Level::Full).then(|| load::run(&device, args)).transpose()?;
     let failures = rows.iter().filter(|row| !row.passed).count();
     let report = Report {
         device: device.to_string(),
@@ -193,15 +221,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         failures,
         seconds: start.elapsed().as_secs_f64(),
         rows: &rows,
+        load: load.as_ref(),
     };
     if !matches!(json, Some(Json::Stdout)) {
         report.print();
         unit_scaled.iter().for_each(|line| println!("{line}"));
+        load.iter().for_each(load::Load::print);
     }
     if let Some(json) = json {
         json.write(&report)?;
     }
-    Ok(if failures == 0 && !rows.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let passed = failures == 0 && !rows.is_empty() && load.is_none_or(|load| load.passed);
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The emulator, printing what the lanes of a filter execute.

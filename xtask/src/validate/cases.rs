@@ -2,11 +2,15 @@
 
 mod epilogues;
 mod experts;
+mod load;
 mod routing;
 mod scaled;
 mod updates;
 
 pub(super) use experts::experts;
+pub(super) use load::load;
+#[cfg(test)]
+pub(super) use load::works as load_works;
 pub(super) use routing::{retrievals, selections};
 pub(super) use scaled::{compared_scaled, scaled};
 use serde::Serialize;

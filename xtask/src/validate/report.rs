@@ -9,6 +9,7 @@ use comfy_table::{Cell, Color, Table, presets};
 use serde::{Serialize, Serializer};
 
 use super::cases::Level;
+use super::load::Load;
 
 /// One line of the report.
 #[derive(Debug, Serialize)]
@@ -50,6 +51,8 @@ pub(super) struct Report<'a> {
     pub(super) failures: usize,
     pub(super) seconds: f64,
     pub(super) rows: &'a [Row],
+    /// What ran under load, with `--full`.
+    pub(super) load: Option<&'a Load>,
 }
 
 impl Report<'_> {
@@ -138,7 +141,7 @@ impl Json {
         Ok(Self::File(path.to_owned(), file))
     }
 
-    pub(super) fn write(self, report: &Report<'_>) -> anyhow::Result<()> {
+    pub(super) fn write(self, report: &impl Serialize) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(report).context("writing the report as JSON")? + "\n";
         match self {
             Self::Stdout => {
@@ -175,6 +178,7 @@ mod tests {
             failures: rows.len(),
             seconds: 0.5,
             rows,
+            load: None,
         }
     }
 

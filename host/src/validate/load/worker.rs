@@ -254,9 +254,8 @@ impl Worker {
     fn note(&mut self, pending: &[Pending], records: &[Record]) -> u64 {
         let (phase, thread, findings) = (self.phase, self.number, &mut self.findings);
         let (mut compared, mut differing) = (0, None);
-        for (&Pending { lane, output, round }, record) in pending.iter().zip(records) {
-            let lane_index = lane;
-            let lane = &self.lanes[lane_index];
+        for (&Pending { lane: index, output, round }, record) in pending.iter().zip(records) {
+            let lane = &self.lanes[index];
             let Some((runs, different)) = findings.runs.get_mut(lane.at) else { continue };
             if output == 0 {
                 *runs += 1;
@@ -266,8 +265,8 @@ impl Worker {
                 continue;
             }
             // The outputs of a run follow each other.
-            if differing != Some((lane_index, round)) {
-                differing = Some((lane_index, round));
+            if differing != Some((index, round)) {
+                differing = Some((index, round));
                 *different += 1;
             }
             if findings.first.iter().any(|(at, _)| *at == lane.at) {

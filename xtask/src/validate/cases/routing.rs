@@ -65,7 +65,7 @@ const LARGE_RETRIEVALS: [Size; 2] = [([256, 1024], [1024, 128], 16), ([64, 512],
 const FORCED_RETRIEVALS: [Size; 2] = [([45, 40], [356, 40], 16), ([7, 64], [1100, 128], 32)];
 
 /// The blocks that a retrieval may have.
-fn blocks(dtype: DType, target: Target) -> Vec<RetrievalBlocks> {
+pub(super) fn blocks(dtype: DType, target: Target) -> Vec<RetrievalBlocks> {
     let mut all = vec![RetrievalBlocks::One];
     // From 12.0 on a block may have less shared memory than a cluster's takes.
     if (9..12).contains(&target.compute_capability.0) {

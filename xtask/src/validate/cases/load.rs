@@ -1,0 +1,407 @@
+//! What runs under load: every operation, with every kernel that a device has by name where it has one, and the others by sizes that they are chosen for.
+//!
+//! On a GPU there are some hundred blocks of each, so that they share multiprocessors, with sums that go round a ring of stages several times and
+//! end within a step of it: where a stage is read too late, the zeros behind the last columns show. In the emulator the sizes are small.
+
+use warpsmith::benchmark::PeerSizes;
+use warpsmith::ops::linear::Tile;
+use warpsmith::ops::linear::select::{Access, Fused};
+use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
+use warpsmith::ops::scaled::Fp8Tile;
+use warpsmith::ops::{Activation, Precision};
+use warpsmith::validate::load::Work;
+use warpsmith::validate::{
+    CodesPer, Data, ExpertCase, LinearCase, MatmulCase, Placement, Residence, RoutingCase, RoutingKind,
+    ScaledCase, Scales, Terms, TopkCase, UpdateCase,
+};
+use warpsmith::{DType, Device, DeviceKind};
+
+use super::routing::blocks;
+use super::{TYPES, Target};
+use crate::validate::Operation;
+
+const ELEMENTS: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+
+/// M, K and N on a GPU.
+const ON_GPU: (usize, usize, usize) = (333, 1000, 640);
+/// Tiles of a large output: more than an H100 has multiprocessors, and blocks go through several.
+const MANY_TILES: usize = 300;
+/// Elements of a large output at most.
+const MOST_ELEMENTS: usize = 8 << 20;
+
+/// Every term that there is beside the bias, onto what Y holds.
+const ALL_TERMS: Terms = Terms {
+    row_scale: Scales::Each,
+    column_scale: Scales::Each,
+    beta: 0.5,
+    in_place: true,
+    mask: true,
+    preactivation: true,
+    beside: WHOLE,
+};
+/// The same of a residual in memory of its own.
+const APART: Terms = Terms { in_place: false, ..ALL_TERMS };
+const MASK: Terms =
+    Terms { row_scale: Scales::None, column_scale: Scales::None, beta: 0.0, preactivation: false, ..APART };
+const WHOLE: Placement = Placement { before: 0, after: 0 };
+
+/// The works of an operation, or of all, for a device.
+pub(in super::super) fn load(device: &Device, op: Option<Operation>, seed: u64) -> Vec<Work> {
+    works(Target::of(device), device.kind() != DeviceKind::Cpu, op, seed)
+}
+
+/// The same for a target. On the CPU, which has no kernels, a case is the same with every tile.
+pub(in super::super) fn works(
+    target: Target,
+    has_kernels: bool,
+    op: Option<Operation>,
+    seed: u64,
+) -> Vec<Work> {
+    let mut works = Vec::new();
+    let mut number = seed.wrapping_mul(1 << 20);
+    let mut next = || {
+        number = number.wrapping_add(1);
+        number
+    };
+    let asked = |operation| op.is_none_or(|op| op == operation);
+    if asked(Operation::Linear) {
+        let cases = if has_kernels { linear(target) } else { on_cpu() };
+        works.extend(cases.into_iter().map(|case| Work::linear(LinearCase { seed: next(), ..case })));
+    }
+    if asked(Operation::Matmul) {
+        let cases = if has_kernels { matmul(target) } else { Vec::new() };
+        for mut case in cases.into_iter().chain(chosen(target)) {
+            case.product.seed = next();
+            works.push(Work::matmul(case));
+        }
+    }
+    if asked(Operation::LinearScaled) {
+        let cases = scaled(target).into_iter();
+        let cases = cases.filter(|case| has_kernels || case.tile == Some(Fp8Tile::Portable64x64));
+        works.extend(cases.map(|case| Work::linear_scaled(ScaledCase { seed: next(), ..case })));
+    }
+    if asked(Operation::Update) {
+        let cases = updates(target).into_iter();
+        works.extend(cases.map(|case| Work::generated_update(UpdateCase { seed: next(), ..case })));
+    }
+    if asked(Operation::Topk) {
+        works
+            .extend(selections(target).into_iter().map(|case| Work::topk(TopkCase { seed: next(), ..case })));
+    }
+    if asked(Operation::ProductKeyTopk) {
+        let cases = retrievals(target).into_iter();
+        works.extend(cases.map(|case| Work::product_key_topk(RoutingCase { seed: next(), ..case })));
+    }
+    if asked(Operation::ExpertMlp) {
+        let cases = experts(target, has_kernels).into_iter();
+        works.extend(cases.map(|case| Work::experts(ExpertCase { seed: next(), ..case })));
+    }
+    if op.is_none() {
+        works.extend(copies(target));
+        works.extend(layers(target, next()));
+    }
+    works
+}
+
+/// A linear operation for each pair of types.
+fn on_cpu() -> Vec<LinearCase> {
+    let case =
+        |(input, output)| LinearCase { output, terms: ALL_TERMS, ..LinearCase::new(input, 33, 70, 40) };
+    TYPES.map(case).to_vec()
+}
+
+/// Every tile with every access: few tiles, in part with terms, and on a GPU many tiles.
+fn linear(target: Target) -> Vec<LinearCase> {
+    let mut cases = Vec::new();
+    let accesses = [Access::Aligned, Access::Words, Access::Dense, Access::Strided];
+    for (input, output) in TYPES {
+        for tile in Tile::ALL.into_iter().filter(|tile| runs(*tile, [input, output], target)) {
+            let case = |(m, k, n)| LinearCase {
+                output,
+                tile: Some(tile),
+                precision: tile.precision(input),
+                ..LinearCase::new(input, m, k, n)
+            };
+            for access in accesses.into_iter().filter(|&access| tile.serves(input, access)) {
+                let plain = case(size(access, tile, input, target));
+                if access == Access::Aligned {
+                    for (fused, terms) in
+                        [(Fused::Terms, ALL_TERMS), (Fused::Terms, APART), (Fused::Mask, MASK)]
+                    {
+                        // In the emulator it is one of the three for each tile.
+                        let often = target.on_gpu || terms == ALL_TERMS && input != DType::F16;
+                        if often && tile.serves_fused(fused) {
+                            cases.push(LinearCase { terms, ..plain.clone() });
+                        }
+                    }
+                    if target.on_gpu && input == output && input != DType::F16 {
+                        cases.push(case(large(tile)));
+                    }
+                }
+                cases.push(plain);
+            }
+        }
+    }
+    cases
+}
+
+fn runs(tile: Tile, [input, output]: [DType; 2], target: Target) -> bool {
+    tile.runs_on(target.compute_capability) && tile.serves_output(input, output)
+}
+
+/// M, K and N of few tiles, of which rows start as an access takes them.
+fn size(access: Access, tile: Tile, input: DType, target: Target) -> (usize, usize, usize) {
+    let (rows, columns) = tile.shape();
+    match (access, target.on_gpu) {
+        (Access::Aligned, true) => ON_GPU,
+        // A tail, and more columns than one stage has.
+        (Access::Aligned, false) => (rows as usize / 2 + 3, 136, columns as usize + 8),
+        // Rows that start at multiples of 4 bytes.
+        (Access::Words, true) => (ON_GPU.0, ON_GPU.1 + 4 / input.size(), ON_GPU.2),
+        (Access::Words, false) => (20, 136 + 4 / input.size(), 70),
+        (Access::Dense, true) => (20_000, 101, 99),
+        (Access::Dense, false) => (97, 37, 61),
+        (_, true) => (513, 301, 255),
+        (_, false) => (33, 65, 45),
+    }
+}
+
+/// M, K and N of many tiles, the last of which are cut.
+fn large(tile: Tile) -> (usize, usize, usize) {
+    let (rows, columns) = tile.shape();
+    let (rows, columns) = (rows as usize, columns as usize);
+    let count = (MOST_ELEMENTS / (rows * columns)).min(MANY_TILES);
+    let along_m = ((count * columns) as f64 / rows as f64).sqrt().round().max(1.0) as usize;
+    let along_n = count.div_ceil(along_m);
+    (along_m * rows - 7, ON_GPU.1, along_n * columns - 8)
+}
+
+/// Every tile with every layout that it has a kernel for but the usual one, single and in batches.
+fn matmul(target: Target) -> Vec<MatmulCase> {
+    let layouts = [
+        (Access::WAcross, [false, true]),
+        (Access::Across, [true, false]),
+        (Access::Across, [true, true]),
+        (Access::Strided, [true, true]),
+    ];
+    let mut cases = Vec::new();
+    for (input, output) in TYPES {
+        for tile in Tile::ALL.into_iter().filter(|tile| runs(*tile, [input, output], target)) {
+            for (_, across) in layouts.into_iter().filter(|&(access, _)| tile.serves(input, access)) {
+                let (rows, columns) = tile.shape();
+                let (m, k, n) = match target.on_gpu {
+                    true => (336, 1000, 640),
+                    false => ((rows as usize / 2).next_multiple_of(8), 136, columns as usize + 8),
+                };
+                let product = LinearCase {
+                    output,
+                    tile: Some(tile),
+                    precision: tile.precision(input),
+                    activation: Activation::None,
+                    bias: false,
+                    ..LinearCase::new(input, m, k, n)
+                };
+                let batch = if target.on_gpu { [2, 2] } else { [1, 1] };
+                cases.push(MatmulCase { product, batch, across });
+            }
+        }
+    }
+    cases
+}
+
+/// Products for which the kernel is chosen, among them those whose operands are copied first.
+fn chosen(target: Target) -> Vec<MatmulCase> {
+    let mut cases = Vec::new();
+    for (input, output) in TYPES {
+        let (m, k, n) = if target.on_gpu { (333, 999, 517) } else { (33, 65, 37) };
+        let product = LinearCase { output, bias: false, ..LinearCase::new(input, m, k, n) };
+        for (batch, across) in [([1, 1], [true, true]), ([1, 3], [false, true]), ([2, 2], [true, false])] {
+            cases.push(MatmulCase { product: product.clone(), batch, across });
+        }
+        if input == DType::F32 {
+            let product = LinearCase { precision: Precision::Tf32, ..product };
+            cases.push(MatmulCase { product, batch: [2, 1], across: [false, false] });
+        }
+    }
+    cases
+}
+
+/// Every tile for 8-bit types, with terms and without, and operands of both types.
+fn scaled(target: Target) -> Vec<ScaledCase> {
+    let (m, k, n) = if target.on_gpu { (333, 1008, 640) } else { (70, 272, 144) };
+    let mut cases = Vec::new();
+    for output in ELEMENTS {
+        for tile in Fp8Tile::ALL.into_iter().filter(|tile| tile.runs_on(target.compute_capability)) {
+            let plain = ScaledCase { output, tile: Some(tile), ..ScaledCase::new(m, k, n) };
+            let terms = Terms { row_scale: Scales::None, column_scale: Scales::None, ..ALL_TERMS };
+            cases.push(ScaledCase { terms, ..plain.clone() });
+            if target.on_gpu {
+                let many = ScaledCase { output, tile: Some(tile), ..ScaledCase::new(2041, k, 2168) };
+                cases.push(ScaledCase { terms: Terms { in_place: false, ..terms }, ..many.clone() });
+                cases.push(many);
+            }
+            cases.push(ScaledCase { x_type: DType::F8E5M2, ..plain.clone() });
+            cases.push(plain);
+        }
+    }
+    cases
+}
+
+/// Updates alone and with a linear operation, of few ranks and many, few rows and many.
+fn updates(target: Target) -> Vec<UpdateCase> {
+    let mut sizes =
+        vec![[65, 136, 72, 4], [65, 136, 72, 8], [130, 72, 136, 64], [9, 200, 72, 8], [128, 136, 128, 128]];
+    if target.on_gpu {
+        // The first two ran into a stage that was filled again while it was read.
+        sizes = vec![
+            [333, 1000, 640, 4],
+            [333, 1000, 640, 8],
+            [333, 1000, 641, 8],
+            [333, 1000, 640, 64],
+            [3, 1000, 768, 8],
+            [16, 1000, 640, 16],
+            [128, 768, 768, 8],
+            [4096, 768, 768, 8],
+            [2041, 1000, 2304, 8],
+            [2041, 1000, 2304, 16],
+            [2041, 1000, 2304, 64],
+            [2041, 1000, 2304, 128],
+            [1000, 1000, 1537, 24],
+        ];
+    }
+    let mut cases = Vec::new();
+    for dtype in ELEMENTS {
+        let case = |[m, k, n, rank]: [usize; 4]| UpdateCase::new(dtype, m, k, n, rank);
+        for &size in &sizes {
+            cases.extend([case(size), case(size).alone(false)]);
+        }
+        if !target.on_gpu {
+            // So many rows that blocks with few of them would take turns, which another kernel is for.
+            cases.push(case([8192, 16, 16, 48]).alone(false));
+        }
+        let first = case(sizes[0]);
+        cases.push(first.clone().alone(true));
+        cases.push(UpdateCase {
+            beta: 0.5,
+            in_place: true,
+            mask: true,
+            preactivation: true,
+            activation: Activation::Relu,
+            ..first.clone()
+        });
+        cases.push(UpdateCase { ranks: vec![8, 3, 5, 16], codes: CodesPer::Mixed, ..first });
+    }
+    cases
+}
+
+fn selections(target: Target) -> Vec<TopkCase> {
+    let sizes = if target.on_gpu {
+        vec![[2048, 1000, 16], [2048, 1000, 64], [64, 50_257, 50], [1, 100_003, 7]]
+    } else {
+        vec![[5, 1000, 16], [3, 500, 64]]
+    };
+    let of_type = |dtype| {
+        sizes.iter().map(move |&[rows, columns, k]| TopkCase {
+            dtype,
+            rows,
+            columns,
+            k,
+            data: Data::Uniform,
+            seed: 0,
+        })
+    };
+    let all = ELEMENTS.into_iter().flat_map(of_type).collect();
+    if target.compute_capability < (8, 0) { Vec::new() } else { all }
+}
+
+/// Retrievals with every kind of blocks.
+fn retrievals(target: Target) -> Vec<RoutingCase> {
+    let tokens = if target.on_gpu { [300, 80] } else { [9, 5] };
+    let mut cases = Vec::new();
+    for dtype in ELEMENTS {
+        let case = |tokens: usize, columns, keys, k| RoutingCase {
+            heads: 3,
+            ..RoutingCase::new(dtype, [tokens, columns], keys, k)
+        };
+        for blocks in blocks(dtype, target) {
+            let sizes = [case(tokens[0], 40, [356, 40], 16), case(tokens[1], 64, [1100, 128], 32)];
+            let keep = if target.on_gpu { 2 } else { 1 };
+            cases.extend(
+                sizes.into_iter().take(keep).map(|case| RoutingCase { blocks: Some(blocks), ..case }),
+            );
+        }
+        cases.push(case(tokens[1], 40, [100, 33], 64));
+    }
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases }
+}
+
+/// Experts of every format and type, by every kind of blocks.
+fn experts(target: Target, has_kernels: bool) -> Vec<ExpertCase> {
+    let mut cases = Vec::new();
+    for format in ExpertFormat::ALL {
+        for dtype in ELEMENTS {
+            let (tokens, d, sizes, experts) =
+                if target.on_gpu { (256, 1000, [4, 8], 512) } else { (5, 100, [3, 4], 61) };
+            let plain = ExpertCase { experts, ..ExpertCase::new(dtype, format, tokens, d, sizes) };
+            let mut kinds = vec![ExpertBlocks::One];
+            if has_kernels && target.compute_capability >= (9, 0) {
+                kinds.push(ExpertBlocks::Cluster(4));
+            }
+            if has_kernels && !format.is_scaled() {
+                kinds.push(ExpertBlocks::Sorted);
+            }
+            for blocks in kinds {
+                let plain = ExpertCase { blocks: Some(blocks), ..plain.clone() };
+                if target.on_gpu {
+                    let (routing, residence) = (RoutingKind::Skewed, Residence::Mixed);
+                    cases.push(ExpertCase { routing, residence, gated: true, ..plain.clone() });
+                }
+                cases.push(plain);
+            }
+        }
+    }
+    cases
+}
+
+/// Copies by every kernel: of words of every width, and transposed.
+fn copies(target: Target) -> Vec<Work> {
+    let size = if target.on_gpu { [1000, 999] } else { [33, 45] };
+    let mut works = Vec::new();
+    for dtype in [DType::U8, DType::F16, DType::F32] {
+        for before in [1, 2, 4, 8].map(|bytes: usize| bytes.div_ceil(dtype.size())) {
+            // Rows start at odd multiples of `before`, so that no wider word is chosen, and are whole words.
+            let columns = size[1] / before * before;
+            let after = (2 * before - columns % (2 * before)) % (2 * before);
+            let placement = Placement { before, after };
+            works.push(Work::repack(dtype, [size[0], columns], placement, false));
+        }
+        works.push(Work::repack(dtype, size, Placement { before: 1, after: 2 }, true));
+    }
+    works
+}
+
+/// PEER layers with the experts on the device and behind a cache.
+fn layers(target: Target, seed: u64) -> Vec<Work> {
+    let small = PeerSizes {
+        tokens: 6,
+        input: 24,
+        output: 16,
+        heads: 2,
+        top_k: 3,
+        query: 8,
+        sub_keys: 6,
+        dtype: DType::Bf16,
+        format: ExpertFormat::Bf16,
+    };
+    let large = PeerSizes { input: 512, output: 512, query: 128, sub_keys: 64, ..PeerSizes::reference(300) };
+    let sizes = if target.on_gpu { large } else { small };
+    let formats = [
+        (DType::Bf16, ExpertFormat::Bf16),
+        (DType::F16, ExpertFormat::Int8),
+        (DType::F32, ExpertFormat::F32),
+    ];
+    let all = formats.into_iter().flat_map(|(dtype, format)| {
+        [false, true].map(|is_cached| Work::peer(PeerSizes { dtype, format, ..sizes }, is_cached, seed))
+    });
+    if target.compute_capability < (8, 0) { Vec::new() } else { all.collect() }
+}
