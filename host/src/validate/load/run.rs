@@ -148,7 +148,7 @@ impl Load<'_> {
             }
         }
         // After an error of a run the device may do nothing more.
-        if lanes.len() < works.len() && report.works.iter().any(|work| failed_alone(work)) {
+        if lanes.len() < works.len() && report.works.iter().any(failed_alone) {
             return false;
         }
         let mut workers = match self.workers(works, lanes) {
