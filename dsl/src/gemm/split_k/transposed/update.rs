@@ -205,7 +205,9 @@ impl TransposedUpdate {
         let of_a = a_fragment_chunk(lane);
         // Of Vᵀ, four chunks of eight rows at a time: two products' part.
         let of_v = ChunkIndex { row: lane % CHUNK, chunk: lane / CHUNK };
-        for _ in 0..share.steps {
+        let mut left = share.steps;
+        while left > 0 {
+            left -= 1;
             // SAFETY: all lanes of the warp run this loop alike; the stages are full, and they are given back when they have been read.
             unsafe {
                 let (stage_a, stage_v) = (consumer_a.wait(), consumer_v.wait());
@@ -226,9 +228,12 @@ impl TransposedUpdate {
                         }
                     }
                 }
-                let [stage_a, stage_v] = FullStage::end_loads_of_both([stage_a, stage_v], &mut sums);
-                consumer_a.release(stage_a);
-                consumer_v.release(stage_v);
+                // The last stages are not filled again, and the fence takes time.
+                if left >= A_STAGES {
+                    let [stage_a, stage_v] = FullStage::end_loads_of_both([stage_a, stage_v], &mut sums);
+                    consumer_a.release(stage_a);
+                    consumer_v.release(stage_v);
+                }
             }
         }
         ptx::cp_async_wait_all();
