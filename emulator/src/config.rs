@@ -126,7 +126,8 @@ pub enum Numerics {
 pub enum Completion {
     /// At the instruction that starts it.
     Eager,
-    /// At the wait that requires it.
+    /// At the wait that requires it. Loads from shared memory are late in this mode, too: one that nothing waits for before its bytes are
+    /// given back reads what the next copy brings, if no proxy fence is on the way to that.
     #[default]
     Latest,
     /// At any time between, in any order, drawn from [`Config::seed`]; warps take turns at random times, too, and waits that may

@@ -242,6 +242,7 @@ impl Core<'_> {
         for (rank, ranges) in targets.0 {
             self.check_alive(rank, 1 << lane, transfer.what)?;
             self.claim(lane, &transfer, rank, &ranges)?;
+            self.refill(rank, &ranges);
         }
         for (rank, ranges) in sources.0 {
             let lock = self.peer(rank).and_then(|block| block.shadow.as_mut());

@@ -171,6 +171,9 @@ impl Core<'_> {
             };
             self.warp.mask = mask;
             if mask == 0 {
+                if self.warp.late.is_some() {
+                    self.follow_none(self.warp.pc);
+                }
                 self.warp.pc += 1;
                 continue;
             }
@@ -181,8 +184,14 @@ impl Core<'_> {
             if let Some(step) = step {
                 self.trace_after(inst, step, pc);
             }
+            let rests = self.warp.late.is_some() && self.follow(pc, (mask, active), flow);
             match flow {
-                Flow::Next => self.warp.pc += 1,
+                Flow::Next => {
+                    self.warp.pc += 1;
+                    if rests {
+                        break End::Over;
+                    }
+                }
                 Flow::Jumped => {}
                 Flow::Yield => {
                     self.warp.pc += 1;
@@ -271,7 +280,7 @@ impl Core<'_> {
         let barrier = std::mem::take(&mut self.block.barriers[usize::from(id)]);
         let first = self.launch.warps * self.block.rank;
         let arrivals: Vec<_> = barrier.arrivals.iter().cloned().map(|a| (first + a.warp, a.clock)).collect();
-        if self.log.is_some() || self.block.shadow.is_some() {
+        if self.log.is_some() || self.block.shadow.is_some() || !self.launch.kernel.late.is_empty() {
             self.order.barrier(&arrivals);
         }
         if let Some(shadow) = &mut self.block.shadow

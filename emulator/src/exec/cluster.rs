@@ -118,6 +118,10 @@ impl Core<'_> {
             self.cluster.idle = 0;
             return Turn::Paused;
         }
+        if self.read_at_last() {
+            self.cluster.idle = 0;
+            return if self.fault.is_some() { Turn::Failed } else { Turn::Paused };
+        }
         self.cluster.idle += 1;
         // Other blocks may write what is polled.
         let hopeless = self.cluster.idle > IDLE_ROUNDS && !self.launch.kernel.communicates;

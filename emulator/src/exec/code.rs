@@ -101,6 +101,8 @@ pub(crate) struct Inst {
     pub(crate) all: Box<[Slot]>,
     /// What comes before its work, if it names registers of asynchronous products.
     pub(crate) watch: Option<Box<Watch>>,
+    /// What runs it, if it is a load that may be in flight when its bytes are given back.
+    pub(crate) late: Option<Handler>,
     pub(crate) immediates: [i64; 3],
     pub(crate) targets: Box<[u32]>,
 }
@@ -182,12 +184,17 @@ pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
                 slots,
                 all,
                 watch: None,
+                late: None,
                 immediates: instruction.immediates,
                 targets: instruction.targets.clone().into(),
             }
         })
         .collect();
     super::wgmma::watch(kernel, &mut code);
+    for (inst, _) in code.iter_mut().zip(&kernel.late).filter(|(_, late)| **late) {
+        inst.late = Some(inst.run);
+        inst.run = super::late::load;
+    }
     code
 }
 

@@ -41,6 +41,7 @@ mod data;
 mod deadlock;
 mod floating;
 mod lane;
+mod late;
 pub(crate) mod launch;
 mod matrix;
 mod mbarrier;

@@ -19,6 +19,9 @@ impl Core<'_> {
         bytes: u32,
         access: Access,
     ) -> Result<(), Flow> {
+        if self.warp.late.is_some() && access == Access::Read {
+            self.read_late(lanes, addresses, bytes);
+        }
         // With the alignment check off, an access may begin anywhere.
         let aligned = self.launch.checks.alignment;
         let Some(shadow) = &mut self.block.shadow else { return Ok(()) };

@@ -55,7 +55,7 @@ impl Core<'_> {
         lanes: u32,
         place: impl Fn(usize) -> u64,
     ) {
-        if strength == Strength::Weak || self.log.is_none() {
+        if strength == Strength::Weak || self.log.is_none() && self.launch.kernel.late.is_empty() {
             return;
         }
         if reads {

@@ -7,6 +7,7 @@
 use super::agent::BulkGroups;
 use super::cluster::ClusterArrivals;
 use super::copy::Copies;
+use super::late::Late;
 use super::registers::Registers;
 use super::strong::Fences;
 use super::wgmma::Products;
@@ -55,6 +56,8 @@ pub(crate) struct Warp {
     /// Registers that a thread has, as far as `setmaxnreg` is concerned.
     pub(crate) budget: u32,
     pub(crate) local: Bytes,
+    /// What it has done since it began to read late, if it has.
+    pub(crate) late: Option<Box<Late>>,
 }
 
 /// Lanes that do not run at the moment.
@@ -133,6 +136,7 @@ impl Warp {
             lanes: LaneLog::default(),
             budget: 0,
             local,
+            late: None,
         }
     }
 
@@ -230,6 +234,6 @@ impl Warp {
 
     /// Whether some group can run.
     pub(crate) fn is_ready(&self) -> bool {
-        self.active != 0 || self.others.iter().any(|g| g.state == State::Ready)
+        (self.active != 0 || self.others.iter().any(|g| g.state == State::Ready)) && !self.rests()
     }
 }

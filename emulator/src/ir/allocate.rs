@@ -45,16 +45,16 @@ pub(crate) fn allocate(kernel: &mut Kernel) {
 }
 
 /// The basic blocks of a kernel.
-struct Blocks {
+pub(super) struct Blocks {
     /// The first instruction of each, ascending.
-    starts: Vec<usize>,
+    pub(super) starts: Vec<usize>,
     end: usize,
-    successors: Vec<Vec<usize>>,
-    predecessors: Vec<Vec<usize>>,
+    pub(super) successors: Vec<Vec<usize>>,
+    pub(super) predecessors: Vec<Vec<usize>>,
 }
 
 impl Blocks {
-    fn new(code: &[Instruction]) -> Self {
+    pub(super) fn new(code: &[Instruction]) -> Self {
         let mut leaders = vec![false; code.len() + 1];
         leaders[0] = true;
         for (i, instruction) in code.iter().enumerate() {
@@ -87,7 +87,7 @@ impl Blocks {
         Self { starts, end: code.len(), successors, predecessors }
     }
 
-    fn range(&self, block: usize) -> std::ops::Range<usize> {
+    pub(super) fn range(&self, block: usize) -> std::ops::Range<usize> {
         self.starts[block]..self.starts.get(block + 1).copied().unwrap_or(self.end)
     }
 }

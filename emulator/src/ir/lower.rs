@@ -138,6 +138,7 @@ fn translate_entry(
     let engine = done.iter().any(|i| i.op.uses_engine());
     let fills = done.iter().any(|i| i.op.fills_shared());
     let dependent = done.iter().any(|i| matches!(i.op, Op::Grids { .. }));
+    let late = super::late::late_loads(&done);
     let mut kernel = Kernel {
         names: RegisterNames::new(names.register_names(), &done),
         instructions: done,
@@ -152,6 +153,7 @@ fn translate_entry(
         communicates,
         engine,
         fills,
+        late,
         dependent,
     };
     super::allocate::allocate(&mut kernel);

@@ -6,6 +6,7 @@
 pub(crate) mod allocate;
 pub(crate) mod form;
 pub(crate) mod forms;
+pub(crate) mod late;
 pub(crate) mod lower;
 mod names;
 pub(crate) mod op;

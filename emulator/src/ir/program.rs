@@ -86,6 +86,8 @@ pub(crate) struct Kernel {
     pub(crate) engine: bool,
     /// Whether the copy engine writes shared memory.
     pub(crate) fills: bool,
+    /// For each instruction, whether it is a load that may be in flight when its bytes are given back; empty if there is none.
+    pub(crate) late: Vec<bool>,
     /// Whether it may be launched before the grids that it depends on have ended, as `griddepcontrol` says.
     pub(crate) dependent: bool,
 }

@@ -9,17 +9,17 @@ use crate::common::{finding, hopper_module};
 /// Bytes of the stage.
 const STAGE: u32 = 512;
 
-const COPY: &str =
+pub(crate) const COPY: &str =
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%p], 512, [%full];";
-const EXPECT: &str = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%full], 512;";
-const FENCE: &str = "fence.proxy.async.shared::cta;";
-const MEET: &str = "bar.warp.sync 0xffffffff;";
-const ARRIVE: &str = "@%one mbarrier.arrive.shared::cta.b64 _, [%empty];";
-const LOAD: &str = "ld.shared.u32 %r1, [%mine];";
+pub(crate) const EXPECT: &str = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%full], 512;";
+pub(crate) const FENCE: &str = "fence.proxy.async.shared::cta;";
+pub(crate) const MEET: &str = "bar.warp.sync 0xffffffff;";
+pub(crate) const ARRIVE: &str = "@%one mbarrier.arrive.shared::cta.b64 _, [%empty];";
+pub(crate) const LOAD: &str = "ld.shared.u32 %r1, [%mine];";
 
 /// A kernel with a stage at `%s`, that all threads see two mbarriers of: `%full` for one arrival, `%empty` for `readers` of them. `%mine` is
 /// the lane's word of the stage, `%row` its 16 bytes; `%one` holds in the first lane of each warp, `%w` is the warp.
-fn kernel(readers: u32, directives: &str, body: &str) -> String {
+pub(crate) fn kernel(readers: u32, directives: &str, body: &str) -> String {
     format!(
         ".visible .entry test(.param .u64 p)\n{directives}\n{{\n.shared .align 128 .b8 stage[{STAGE}];\n\
          .shared .align 16 .b8 other[{STAGE}];\n.shared .align 8 .b8 bars[24];\n\
@@ -34,14 +34,14 @@ fn kernel(readers: u32, directives: &str, body: &str) -> String {
 }
 
 /// A wait for a phase of an mbarrier.
-fn wait(name: &str, barrier: &str, parity: u32) -> String {
+pub(crate) fn wait(name: &str, barrier: &str, parity: u32) -> String {
     format!(
         "{name}:\nmbarrier.try_wait.parity.shared::cta.b64 %c0, [{barrier}], {parity};\n@!%c0 bra {name};\n"
     )
 }
 
 /// A ring of one stage: the warp behind those of the readers fills it, and again when they have given it back; each reader executes `read`.
-fn ring(readers: u32, read: &str, producer: &str) -> String {
+pub(crate) fn ring(readers: u32, read: &str, producer: &str) -> String {
     let body = format!(
         "setp.eq.u32 %c1, %w, {readers};\n@%c1 bra $PRODUCER;\n{}{read}\nret;\n\
          $PRODUCER:\n@!%one ret;\n{EXPECT}\n{COPY}\n{}{producer}{EXPECT}\n{COPY}\n{}",
