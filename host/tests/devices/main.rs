@@ -9,6 +9,7 @@ mod kernels;
 mod memory;
 mod ptx;
 mod rows;
+mod stages;
 mod streams;
 mod tensors;
 
@@ -52,6 +53,7 @@ fn all_cases() -> impl Iterator<Item = (&'static str, On, Case)> {
         .chain(kernels::CASES)
         .chain(hopper::CASES)
         .chain(rows::CASES)
+        .chain(stages::CASES)
         .chain(kernels::EMULATOR_CASES)
         .chain(kernels::CUDA_CASES)
         .copied()
