@@ -18,6 +18,11 @@ const TEXT: &str = include_str!("ring.ptx");
 /// Threads of a block, half of which add up: one ring for each warp of these.
 const THREADS: u32 = 256;
 const ADDING: usize = 128;
+/// Words of a stage, each of two numbers in f16.
+const STAGE_WORDS: usize = 1024;
+/// Two ones and two twos.
+const ONES: u32 = 0x3c00_3c00;
+const TWOS: u32 = 0x4000_4000;
 
 /// How much is run: streams, launches on each, blocks and steps of a launch.
 struct Load {
@@ -48,12 +53,18 @@ impl Load {
 }
 
 /// Enqueues a launch, which gives four sums for each thread that adds.
-fn enqueue(device: &Device, entry: &str, stream: &Stream, load: &Load) -> warpsmith::Result<Tensor<f32>> {
+fn enqueue(
+    device: &Device,
+    entry: &str,
+    patterns: &Tensor<u32>,
+    stream: &Stream,
+    load: &Load,
+) -> warpsmith::Result<Tensor<f32>> {
     let function = device.load_ptx("ring.ptx", TEXT)?.function(entry)?;
     let mut sums = Tensor::<f32>::uninit_on(stream, [load.blocks as usize, ADDING, 4])?;
-    let (to, steps) = (sums.arg_mut().address(), load.steps);
-    // SAFETY: the arguments are the entry's, and there are four sums for each of a block's first 128 threads.
-    unsafe { function.launch(stream, [load.blocks, 1, 1], [THREADS, 1, 1], 0, &raw![to, steps])? };
+    let (to, from, steps) = (sums.arg_mut().address(), patterns.arg().address(), load.steps);
+    // SAFETY: the arguments are the entry's: there are four sums for each of a block's first 128 threads, and two patterns.
+    unsafe { function.launch(stream, [load.blocks, 1, 1], [THREADS, 1, 1], 0, &raw![to, from, steps])? };
     Ok(sums)
 }
 
@@ -61,10 +72,12 @@ fn enqueue(device: &Device, entry: &str, stream: &Stream, load: &Load) -> warpsm
 fn wrong_sums(device: &Device, entry: &str) -> warpsmith::Result<(usize, usize)> {
     let load = Load::of(device);
     let streams: Vec<_> = (0..load.streams).map(|_| device.new_stream()).collect::<Result<_, _>>()?;
+    let words: Vec<u32> = [ONES, TWOS].into_iter().flat_map(|word| [word; STAGE_WORDS]).collect();
+    let patterns = Tensor::from_slice(device, &words, [words.len()])?;
     let mut results = Vec::new();
     for _ in 0..load.launches {
         for stream in &streams {
-            results.push(enqueue(device, entry, stream, &load)?);
+            results.push(enqueue(device, entry, &patterns, stream, &load)?);
         }
     }
     let expected = load.expected();
