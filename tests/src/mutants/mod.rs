@@ -209,6 +209,12 @@ impl Subject {
         self.entry.statements[mutant.statement].line
     }
 
+    /// Whether a mutant is of an instruction of opcode `name`, with or without modifiers.
+    #[must_use]
+    pub fn is_of(&self, mutant: &Mutant, name: &str) -> bool {
+        self.entry.statements[mutant.statement].is(name)
+    }
+
     /// Runs a mutant, unless it is proven to do what the kernel does.
     ///
     /// # Errors

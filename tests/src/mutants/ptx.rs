@@ -117,6 +117,12 @@ fn file_directive(line: &str) -> Option<(u32, String)> {
 }
 
 impl Entry {
+    /// Whether it has an instruction of opcode `name`, with or without modifiers.
+    #[must_use]
+    pub fn has_instruction(&self, name: &str) -> bool {
+        self.statements.iter().any(|statement| statement.is(name))
+    }
+
     /// A module with this entry alone.
     #[must_use]
     pub fn module(&self) -> String {

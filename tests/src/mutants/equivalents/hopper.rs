@@ -17,6 +17,18 @@ const STRIPS: (&str, &str) = ("dsl/src/gemm/fragments/rows.rs", "while strip < c
 
 pub(super) const EQUIVALENTS: &[Equivalent] = &[
     Equivalent {
+        family: "linear_update_hopper_",
+        kinds: &[Kind::Fence],
+        statement: "fence.proxy.async.shared::cta",
+        source: (
+            "dsl/src/ptx/tma.rs",
+            r#"unsafe { instruction!("fence.proxy.async.shared::cta;", options(nostack)) }"#,
+        ),
+        then: "bar.sync mbarrier cp.async.bulk",
+        reason: "where parts of U go, threads have stored boxes, behind which there is a fence, or nothing since the fence before the first parts: \
+                 only rows that are stored one by one need this one",
+    },
+    Equivalent {
         family: "linear_*hopper",
         kinds: &[Kind::Wait, Kind::WaitFewer],
         statement: "cp.async.bulk.wait_group.read 0",

@@ -25,6 +25,8 @@ impl Instance {
             own(plain(m + 3, step - chunk, n + 6).odd(), [8, 0]),
             own(plain(20, chunk, 37).odd().fused(FULL), [3, 1]),
             own(plain(all_m + 3, step, n + 5).fused(FULL), [4, 4]),
+            // Tiles after tiles that are stored row by row, from where the next one's part of U then goes.
+            own(plain(8 * all_m, chunk, 9), [3, 0]),
         ];
         let with_exchange = [
             exchanged(plain(m + 3, chunk, 8).boxed(8), [3, 0], 0),
