@@ -84,23 +84,26 @@ pub struct FullStage<P> {
     proxy: PhantomData<P>,
 }
 
-impl<P> Clone for FullStage<P> {
+// A stage that loads read is no `Copy`: none is left behind from which they could go on when they have ended.
+impl Clone for FullStage<AsyncProxy> {
     #[inline(always)]
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<P> Copy for FullStage<P> {}
+impl Copy for FullStage<AsyncProxy> {}
 
-impl<P> FullStage<P> {
+impl FullStage<AsyncProxy> {
     /// A value that stands for no stage, for a loop that gives back the stage before its own. It must not be given back.
     #[inline(always)]
     #[must_use]
     pub const fn none() -> Self {
         Self { index: 0, proxy: PhantomData }
     }
+}
 
+impl<P> FullStage<P> {
     /// Whether it is one of a ring of `stages` stages. It always is, but neither compiler nor assembler knows: a branch that they cannot
     /// see through.
     #[inline(always)]
@@ -393,12 +396,20 @@ impl<const STAGES: u32, const BLOCKS: u32, P> Consumer<STAGES, BLOCKS, P> {
         self.next = self.next.skip(stages);
     }
 
+    /// Whether the stage that this warp has waited for last is filled again when `left` more are filled. One that is not need not be given
+    /// back, unless the producer [drains](Producer::drain) the ring.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_filled_again(&self, left: u32) -> bool {
+        left >= STAGES
+    }
+
     /// Gives a stage back to the producers of all blocks.
     ///
     /// # Safety
     ///
-    /// All lanes of the warp call it, once for each stage that they waited for, when the products that read it have completed
-    /// (`wgmma.wait_group`). No block of the cluster has ended.
+    /// All lanes of the warp call it, once for each stage that they waited for and that is [filled again](Self::is_filled_again) or drained,
+    /// when the products that read it have completed (`wgmma.wait_group`). No block of the cluster has ended.
     #[inline(always)]
     pub unsafe fn release(&self, stage: FullStage<AsyncProxy>) {
         let free = self.pipeline.free(stage.index);

@@ -208,7 +208,8 @@ impl TransposedUpdate {
         let mut left = share.steps;
         while left > 0 {
             left -= 1;
-            // SAFETY: all lanes of the warp run this loop alike; the stages are full, and they are given back when they have been read.
+            // SAFETY: all lanes of the warp run this loop alike; the stages are full, and those that are filled again are given back once
+            // their loads have ended.
             unsafe {
                 let (stage_a, stage_v) = (consumer_a.wait(), consumer_v.wait());
                 for index in 0..BOXES {
@@ -228,8 +229,8 @@ impl TransposedUpdate {
                         }
                     }
                 }
-                // The last stages are not filled again, and the fence takes time.
-                if left >= A_STAGES {
+                // Of the others nothing is asked, and the fence takes time.
+                if consumer_a.is_filled_again(left) {
                     let [stage_a, stage_v] = FullStage::end_loads_of_both([stage_a, stage_v], &mut sums);
                     consumer_a.release(stage_a);
                     consumer_v.release(stage_v);
