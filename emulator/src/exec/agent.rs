@@ -467,7 +467,7 @@ pub(crate) fn fence(level: Level) -> Handler {
         if fence == ProxyFence::Alias {
             return Flow::Next;
         }
-        let actor = core.warp.actor;
+        let (actor, lanes) = (core.warp.actor, core.warp.mask);
         if fence == ProxyFence::MbarrierInit {
             core.warp.fences.published = core.order.release(actor);
         }
@@ -485,6 +485,9 @@ pub(crate) fn fence(level: Level) -> Handler {
         }
         if !memories.is_empty() {
             order.fence(actor, memories);
+        }
+        if shared {
+            core.fence_lanes(lanes);
         }
         Flow::Next
     })

@@ -126,6 +126,22 @@ impl Core<'_> {
         });
     }
 
+    /// Some lanes have executed a proxy fence for shared memory. It covers what they have done and what they were told of: what other
+    /// lanes have done since the last point that ordered them counts as done later.
+    pub(crate) fn fence_lanes(&mut self, lanes: u32) {
+        let (order, actor, live) = (&self.order, self.warp.actor, self.warp.live);
+        let Some(shadow) = &mut self.block.shadow else { return };
+        self.warp.lanes.fence(lanes, live, |LaneAccess { offset, wrote, at }| {
+            let (granule, who) = (offset / GRANULE, Who { actor, at });
+            if wrote {
+                // As above, a conflict would be an old one.
+                let _ = shadow.access_by(order, granule, 0b11 << (offset % GRANULE), who, Access::Write);
+            } else {
+                shadow.read_again(order, granule, who);
+            }
+        });
+    }
+
     #[cold]
     pub(crate) fn raced_lane(&mut self, race: LaneRace, what: &str) -> Flow {
         let place = self.launch.describe_shared(race.offset);

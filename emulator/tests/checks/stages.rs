@@ -180,6 +180,53 @@ fn a_fence_may_be_anyones_on_the_way() {
 }
 
 #[test]
+fn a_fence_counts_for_the_lanes_that_execute_it() {
+    let reads = [
+        LOAD,
+        "ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%row];",
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%row];",
+    ];
+    let low = "setp.lt.u32 %c2, %l, 16;\n";
+    for read in reads {
+        // All lanes have read, and only one or some fence.
+        for (prepare, fence) in [("", format!("@%one {FENCE}")), (low, format!("@%c2 {FENCE}"))] {
+            let text = ring(1, &format!("{prepare}{read}\n{fence}\n{MEET}\n{ARRIVE}"), "");
+            let found = fails(&text, 64);
+            assert_eq!(found.related[0].text, read, "{found}");
+            assert!(found.hint.as_ref().unwrap().contains("counts for the lanes that execute it"), "{found}");
+            // The others may do so in another place,
+            let others = fence.replace("@%", "@!%");
+            passes(&ring(1, &format!("{prepare}{read}\n{fence}\n{others}\n{MEET}\n{ARRIVE}"), ""), 64);
+            // have done so before,
+            passes(&ring(1, &format!("{prepare}{read}\n{FENCE}\n{fence}\n{MEET}\n{ARRIVE}"), ""), 64);
+            // or tell those that fence what they have read.
+            passes(&ring(1, &format!("{prepare}{read}\n{MEET}\n{fence}\n{MEET}\n{ARRIVE}"), ""), 64);
+        }
+    }
+    // Lanes that have not read need none.
+    passes(&ring(1, &format!("{low}@%c2 {LOAD}\n@%c2 {FENCE}\n{MEET}\n{ARRIVE}"), ""), 64);
+    let found = fails(&ring(1, &format!("{low}@%c2 {LOAD}\n@!%c2 {FENCE}\n{MEET}\n{ARRIVE}"), ""), 64);
+    assert_eq!(found.related[0].message, "the read by warp 0", "{found}");
+}
+
+#[test]
+fn a_fence_counts_for_the_lanes_that_execute_it_behind_writes_too() {
+    // The lanes write, and the first has the copy engine read what all have written.
+    let text = |fences: &str| {
+        let body = format!(
+            "mov.u32 %r9, 0;\nst.shared.v4.u32 [%row], {{%r9, %r9, %r9, %r9}};\n{fences}\n@!%first ret;\n\
+             cp.async.bulk.global.shared::cta.bulk_group [%p+1024], [%s], 512;\ncp.async.bulk.commit_group;\n\
+             cp.async.bulk.wait_group 0;"
+        );
+        kernel(1, "", &body)
+    };
+    passes(&text(&format!("{FENCE}\n{MEET}")), 32);
+    passes(&text(&format!("{MEET}\n@%one {FENCE}\n{MEET}")), 32);
+    let found = fails_on(&text(&format!("@%one {FENCE}\n{MEET}")), 1, 32, FindingKind::ProxyFence);
+    assert!(found.related[0].text.contains("st.shared.v4"), "{found}");
+}
+
+#[test]
 fn a_fence_counts_for_the_memory_that_it_names() {
     let with = |fence: &str| ring(1, &format!("{LOAD}\n{fence}\n{MEET}\n{ARRIVE}"), "");
     for fence in

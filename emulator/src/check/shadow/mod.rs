@@ -261,6 +261,11 @@ impl Shadow {
         Ok(())
     }
 
+    /// Notes that a warp has read a granule again as far as agents are concerned: no proxy fence stands behind it.
+    pub(crate) fn read_again(&mut self, order: &Order, granule: u32, who: Who) {
+        self.unfenced.note(order, granule / REGION, 1 << (granule % REGION), who);
+    }
+
     /// Notes a warp's access to some bytes of a granule.
     #[inline(always)]
     pub(crate) fn access(
