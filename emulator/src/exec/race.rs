@@ -150,7 +150,14 @@ impl Core<'_> {
             "{what} of shared memory at {place} by lane {} races with the {verb} by lane {} of the same warp",
             race.lane, race.other
         );
-        let hint = "the lanes of a warp need not run in step: put `bar.warp.sync` between the two";
+        // Where one barrier is missing, other warps may lack it too.
+        let hint = match self.launch.warps {
+            1 => "the lanes of a warp need not run in step: put `bar.warp.sync` between the two",
+            _ => {
+                "put a barrier of the block between the two (`bar.sync`, `sync_threads`), or `bar.warp.sync` if no other warp shares \
+                 these bytes: the lanes of a warp need not run in step"
+            }
+        };
         self.fail(FindingKind::SharedRace, 1 << race.lane, message, Some(hint));
         if let Some(fault) = &mut self.fault {
             fault.related.push((format!("the {verb} by lane {}", race.other), race.at));
@@ -277,7 +284,8 @@ impl Core<'_> {
             )
         } else {
             let message = format!("{what} near {place} races with the {access} by {party}");
-            (FindingKind::GlobalRace, message, "put a barrier between the two, or use atomic operations")
+            let hint = "put a barrier of the block between the two (`bar.sync`, `sync_threads`), or use atomic operations";
+            (FindingKind::GlobalRace, message, hint)
         };
         self.fail(kind, lanes, message, Some(hint));
         if let Some(fault) = &mut self.fault {
@@ -339,7 +347,14 @@ impl Core<'_> {
             access => {
                 let message =
                     format!("{what} of shared memory at {place} races with the {} by {party}", access.name());
-                (FindingKind::SharedRace, message, "put a barrier between the two")
+                let hint = match self.launch.ranks() {
+                    1 => "put a barrier of the block between the two (`bar.sync`, `sync_threads`)",
+                    _ => {
+                        "put a barrier of the block between the two (`bar.sync`, `sync_threads`), or of the cluster if they are of \
+                         different blocks"
+                    }
+                };
+                (FindingKind::SharedRace, message, hint)
             }
         };
         self.fail(kind, lanes, message, Some(hint));
