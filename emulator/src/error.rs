@@ -53,6 +53,14 @@ pub enum MemoryError {
     },
 }
 
+/// How an argument is named: "argument 1, `y`".
+pub(crate) fn argument(index: usize, name: Option<&str>) -> String {
+    match name {
+        Some(name) => format!("argument {}, `{name}`", index + 1),
+        None => format!("argument {}", index + 1),
+    }
+}
+
 /// Why a launch failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -78,12 +86,14 @@ pub enum LaunchError {
         actual: usize,
     },
     /// An argument has not the size of its parameter.
-    #[error("argument {index} of kernel `{kernel}` has {actual} bytes, the parameter has {expected}")]
+    #[error("{} of kernel `{kernel}` has {actual} bytes, the parameter has {expected}", argument(*index, name.as_deref()))]
     ArgumentSize {
         /// The kernel.
         kernel: String,
-        /// The parameter's position, from 0.
+        /// The parameter's position, from 0. People are told it from 1.
         index: usize,
+        /// Its name, if the text has it.
+        name: Option<String>,
         /// Bytes of the parameter.
         expected: usize,
         /// Bytes given.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::check::SourceLine;
-use crate::error::{LaunchError, ParseError};
+use crate::error::{LaunchError, ParseError, argument};
 use crate::exec::code::{Inst, Level, bind};
 use crate::ir::program::{Kernel, Variable};
 use crate::ir::{translate, turing};
@@ -72,13 +72,24 @@ pub struct KernelInfo {
 }
 
 /// A parameter of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ParamInfo {
+    /// Its name in the source, if the text has it: a compiler may only number them.
+    pub name: Option<String>,
+    /// Its type in the text, such as `.u64` or `.b8[]`.
+    pub ty: String,
     /// Its size in bytes.
     pub size: usize,
     /// Its alignment in bytes.
     pub align: usize,
+}
+
+impl KernelInfo {
+    /// How findings and errors name an argument: "argument 1, `y`". `index` counts from 0, people from 1.
+    pub(crate) fn argument(&self, index: usize) -> String {
+        argument(index, self.params.get(index).and_then(|param| param.name.as_deref()))
+    }
 }
 
 impl std::fmt::Debug for Module {
@@ -134,11 +145,7 @@ impl Module {
             .map(|entry| {
                 let info = KernelInfo {
                     name: entry.name,
-                    params: entry
-                        .parameters
-                        .iter()
-                        .map(|&(size, align)| ParamInfo { size: size as usize, align: align as usize })
-                        .collect(),
+                    params: entry.parameters,
                     reqntid: entry.reqntid,
                     cluster: entry.cluster,
                     maxntid: entry.maxntid,
