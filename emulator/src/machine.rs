@@ -90,6 +90,13 @@ impl Machine {
         Ok(self.memory.allocate(bytes, None, false)?.base)
     }
 
+    /// Allocates memory with these contents that kernels may only read.
+    pub(crate) fn allocate_input(&self, contents: &[u8]) -> Result<u64, MemoryError> {
+        let allocation = self.memory.allocate(contents.len() as u64, None, true)?;
+        allocation.storage.write(0, contents);
+        Ok(allocation.base)
+    }
+
     /// Frees what [`allocate`](Self::allocate) gave. Its addresses are not used again.
     ///
     /// # Errors

@@ -69,6 +69,9 @@ pub struct KernelInfo {
     pub static_shared: u32,
     /// Whether the entry refers to a shared array of no fixed size.
     pub uses_dynamic_shared: bool,
+    /// Bytes of dynamic shared memory that a launch needs, if a comment `// warpsmith.shared_bytes N` says so behind the entry's
+    /// parameters: PTX itself has no place for it.
+    pub dynamic_shared: Option<u32>,
 }
 
 /// A parameter of an entry.
@@ -101,6 +104,24 @@ impl std::fmt::Debug for Module {
             .field("kernels", &kernels)
             .finish()
     }
+}
+
+/// What comments between the parameters and the bodies of entries say, by the entries' names.
+fn dynamic_shared(text: &str) -> HashMap<&str, u32> {
+    let mut found = HashMap::new();
+    let mut entry = None;
+    for line in text.lines() {
+        if let Some(name) = line.trim_start().strip_prefix(".visible .entry ") {
+            entry = name.split(['(', ' ']).next();
+        } else if line.starts_with('{') {
+            entry = None;
+        } else if let (Some(entry), Some(note)) = (entry, line.strip_prefix("// warpsmith.shared_bytes "))
+            && let Ok(bytes) = note.trim().parse()
+        {
+            found.insert(entry, bytes);
+        }
+    }
+    found
 }
 
 impl Module {
@@ -138,12 +159,13 @@ impl Module {
             }
         }
         let translated = translate(&source, &tree)?;
-        let level = Level::detect();
+        let (level, dynamic_shared) = (Level::detect(), dynamic_shared(text));
         let kernels = translated
             .entries
             .into_iter()
             .map(|entry| {
                 let info = KernelInfo {
+                    dynamic_shared: dynamic_shared.get(entry.name.as_str()).copied(),
                     name: entry.name,
                     params: entry.parameters,
                     reqntid: entry.reqntid,
