@@ -1,9 +1,35 @@
 //! The errors of the public functions.
+//!
+//! Their `Debug` is their `Display`: a `main` or a test that returns one prints the whole diagnostic.
+
+use std::fmt;
 
 use crate::check::Finding;
 
+/// Gives errors their `Display` as `Debug`, on a line of its own where it has several.
+macro_rules! shown_when_debugged {
+    ($($error:ty),*) => {
+        $(
+            impl std::fmt::Debug for $error {
+                fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    $crate::error::debug(self, f)
+                }
+            }
+        )*
+    };
+}
+pub(crate) use shown_when_debugged;
+
+/// What `main` prints stands behind `Error: `, where the columns of a diagnostic would not fit.
+pub(crate) fn debug(error: &dyn fmt::Display, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let text = error.to_string();
+    if text.trim_end().contains('\n') { write!(f, "\n{text}") } else { f.write_str(&text) }
+}
+
+shown_when_debugged!(ParseError, MemoryError, LaunchError);
+
 /// Why a text is not a module that the emulator can run.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}:{column}: {message}")]
 #[non_exhaustive]
 pub struct ParseError {
@@ -18,7 +44,7 @@ pub struct ParseError {
 }
 
 /// Why an operation on the machine's memory was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// The allocation does not fit in the machine's memory.
@@ -62,7 +88,7 @@ pub(crate) fn argument(index: usize, name: Option<&str>) -> String {
 }
 
 /// Why a launch failed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// The module has no entry of that name.

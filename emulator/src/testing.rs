@@ -36,7 +36,7 @@
 use half::{bf16, f16};
 
 use crate::config::{Completion, Config};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, shown_when_debugged};
 use crate::machine::{LaunchConfig, Machine};
 use crate::module::Module;
 
@@ -302,6 +302,8 @@ impl<'m> KernelTest<'m> {
     }
 }
 
+shown_when_debugged!(TestError);
+
 /// What a kernel wrote: its outputs and the buffers that it changes, in the order of the arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outputs {
@@ -322,7 +324,7 @@ impl Outputs {
 }
 
 /// Why a test failed.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TestError {
     /// An argument is not of its parameter's type.

@@ -204,6 +204,27 @@ fn shared_memory_is_what_the_text_says_or_the_test() {
 }
 
 #[test]
+fn an_error_shows_its_diagnostic_when_main_returns_it() {
+    let module = of_three("st.global.f32 [%y+16], %f;");
+    let error = KernelTest::new(&module, "three").output::<f32>(4).input(&[1.0f32; 4]).value(2.0f32).check();
+    let error = error.unwrap_err();
+    let shown = format!("{error:?}");
+    assert_eq!(shown, format!("\n{error}"));
+    assert!(
+        shown.contains("\nerror[out-of-bounds]: ") && shown.contains("st.global.f32 [%y+16], %f;"),
+        "{shown}"
+    );
+    let TestError::Launch { error, .. } = error else { panic!("{error:?}") };
+    assert_eq!(format!("{error:?}"), format!("\n{error}"));
+    // What is one line stays behind `Error: `.
+    let error = KernelTest::new(&module, "another").run().unwrap_err();
+    let TestError::Launch { error, .. } = error else { panic!("{error:?}") };
+    assert!(format!("{error:?}").starts_with("no kernel `another` in "), "{error:?}");
+    let error = Module::parse("none.ptx", "nothing").unwrap_err();
+    assert_eq!(format!("{error:?}"), error.to_string());
+}
+
+#[test]
 fn a_missing_barrier_of_a_block_is_asked_for() {
     // Each thread reads what its neighbour writes, in its own warp or in the next.
     let text = |between: &str, distance: u32| {
