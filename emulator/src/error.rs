@@ -1,9 +1,35 @@
 //! The errors of the public functions.
+//!
+//! Their `Debug` is their `Display`: a `main` or a test that returns one prints the whole diagnostic.
+
+use std::fmt;
 
 use crate::check::Finding;
 
+/// Gives errors their `Display` as `Debug`, on a line of its own where it has several.
+macro_rules! shown_when_debugged {
+    ($($error:ty),*) => {
+        $(
+            impl std::fmt::Debug for $error {
+                fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    $crate::error::debug(self, f)
+                }
+            }
+        )*
+    };
+}
+pub(crate) use shown_when_debugged;
+
+/// What `main` prints stands behind `Error: `, where the columns of a diagnostic would not fit.
+pub(crate) fn debug(error: &dyn fmt::Display, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let text = error.to_string();
+    if text.trim_end().contains('\n') { write!(f, "\n{text}") } else { f.write_str(&text) }
+}
+
+shown_when_debugged!(ParseError, MemoryError, LaunchError);
+
 /// Why a text is not a module that the emulator can run.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}:{column}: {message}")]
 #[non_exhaustive]
 pub struct ParseError {
@@ -18,7 +44,7 @@ pub struct ParseError {
 }
 
 /// Why an operation on the machine's memory was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// The allocation does not fit in the machine's memory.
@@ -53,8 +79,16 @@ pub enum MemoryError {
     },
 }
 
+/// How an argument is named: "argument 1, `y`".
+pub(crate) fn argument(index: usize, name: Option<&str>) -> String {
+    match name {
+        Some(name) => format!("argument {}, `{name}`", index + 1),
+        None => format!("argument {}", index + 1),
+    }
+}
+
 /// Why a launch failed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// The module has no entry of that name.
@@ -78,12 +112,14 @@ pub enum LaunchError {
         actual: usize,
     },
     /// An argument has not the size of its parameter.
-    #[error("argument {index} of kernel `{kernel}` has {actual} bytes, the parameter has {expected}")]
+    #[error("{} of kernel `{kernel}` has {actual} bytes, the parameter has {expected}", argument(*index, name.as_deref()))]
     ArgumentSize {
         /// The kernel.
         kernel: String,
-        /// The parameter's position, from 0.
+        /// The parameter's position, from 0. People are told it from 1.
         index: usize,
+        /// Its name, if the text has it.
+        name: Option<String>,
         /// Bytes of the parameter.
         expected: usize,
         /// Bytes given.

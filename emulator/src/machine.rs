@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::check::Finding;
 use crate::config::Config;
 use crate::error::{LaunchError, MemoryError};
 use crate::exec::launch::Launch;
@@ -87,6 +88,13 @@ impl Machine {
     /// [`MemoryError::OutOfMemory`] beyond [`Limits::global_memory`](crate::Limits::global_memory).
     pub fn allocate(&self, bytes: u64) -> Result<u64, MemoryError> {
         Ok(self.memory.allocate(bytes, None, false)?.base)
+    }
+
+    /// Allocates memory with these contents that kernels may only read.
+    pub(crate) fn allocate_input(&self, contents: &[u8]) -> Result<u64, MemoryError> {
+        let allocation = self.memory.allocate(contents.len() as u64, None, true)?;
+        allocation.storage.write(0, contents);
+        Ok(allocation.base)
     }
 
     /// Frees what [`allocate`](Self::allocate) gave. Its addresses are not used again.
@@ -229,7 +237,27 @@ impl Machine {
                 let blocks = config.grid.iter().map(|&n| u64::from(n)).product();
                 Ok(Report { warp_instructions, blocks })
             }
-            Err(finding) => Err(LaunchError::Finding(finding)),
+            Err(mut finding) => {
+                self.name_arguments(info, arguments, &mut finding);
+                Err(LaunchError::Finding(finding))
+            }
+        }
+    }
+
+    /// Names allocations in a finding after the arguments that are their addresses.
+    fn name_arguments(&self, info: &KernelInfo, arguments: &[&[u8]], finding: &mut Finding) {
+        let table = self.memory.snapshot();
+        // The first argument of several names it.
+        for (index, argument) in arguments.iter().enumerate() {
+            let address = <[u8; 8]>::try_from(*argument).map(u64::from_le_bytes);
+            let Some((_, allocation)) = address.ok().and_then(|address| table.find(address)) else {
+                continue;
+            };
+            if allocation.name.is_some() || address.ok() != Some(allocation.base) {
+                continue;
+            }
+            let number = format!("allocation #{} (", allocation.number);
+            finding.message = finding.message.replace(&number, &format!("{} (", info.argument(index)));
         }
     }
 
@@ -269,7 +297,8 @@ impl Machine {
         for (index, (param, argument)) in info.params.iter().zip(arguments).enumerate() {
             if param.size != argument.len() {
                 let (expected, actual) = (param.size, argument.len());
-                return Err(LaunchError::ArgumentSize { kernel: kernel(), index, expected, actual });
+                let name = param.name.clone();
+                return Err(LaunchError::ArgumentSize { kernel: kernel(), index, name, expected, actual });
             }
         }
         let within = |what, actual: u64, limit: u64| {

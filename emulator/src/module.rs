@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::check::SourceLine;
-use crate::error::{LaunchError, ParseError};
+use crate::error::{LaunchError, ParseError, argument};
 use crate::exec::code::{Inst, Level, bind};
 use crate::ir::program::{Kernel, Variable};
 use crate::ir::{translate, turing};
@@ -69,16 +69,30 @@ pub struct KernelInfo {
     pub static_shared: u32,
     /// Whether the entry refers to a shared array of no fixed size.
     pub uses_dynamic_shared: bool,
+    /// Bytes of dynamic shared memory that a launch needs, if a comment `// warpsmith.shared_bytes N` says so behind the entry's
+    /// parameters: PTX itself has no place for it.
+    pub dynamic_shared: Option<u32>,
 }
 
 /// A parameter of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ParamInfo {
+    /// Its name in the source, if the text has it: a compiler may only number them.
+    pub name: Option<String>,
+    /// Its type in the text, such as `.u64` or `.b8[]`.
+    pub ty: String,
     /// Its size in bytes.
     pub size: usize,
     /// Its alignment in bytes.
     pub align: usize,
+}
+
+impl KernelInfo {
+    /// How findings and errors name an argument: "argument 1, `y`". `index` counts from 0, people from 1.
+    pub(crate) fn argument(&self, index: usize) -> String {
+        argument(index, self.params.get(index).and_then(|param| param.name.as_deref()))
+    }
 }
 
 impl std::fmt::Debug for Module {
@@ -90,6 +104,24 @@ impl std::fmt::Debug for Module {
             .field("kernels", &kernels)
             .finish()
     }
+}
+
+/// What comments between the parameters and the bodies of entries say, by the entries' names.
+fn dynamic_shared(text: &str) -> HashMap<&str, u32> {
+    let mut found = HashMap::new();
+    let mut entry = None;
+    for line in text.lines() {
+        if let Some(name) = line.trim_start().strip_prefix(".visible .entry ") {
+            entry = name.split(['(', ' ']).next();
+        } else if line.starts_with('{') {
+            entry = None;
+        } else if let (Some(entry), Some(note)) = (entry, line.strip_prefix("// warpsmith.shared_bytes "))
+            && let Ok(bytes) = note.trim().parse()
+        {
+            found.insert(entry, bytes);
+        }
+    }
+    found
 }
 
 impl Module {
@@ -127,18 +159,15 @@ impl Module {
             }
         }
         let translated = translate(&source, &tree)?;
-        let level = Level::detect();
+        let (level, dynamic_shared) = (Level::detect(), dynamic_shared(text));
         let kernels = translated
             .entries
             .into_iter()
             .map(|entry| {
                 let info = KernelInfo {
+                    dynamic_shared: dynamic_shared.get(entry.name.as_str()).copied(),
                     name: entry.name,
-                    params: entry
-                        .parameters
-                        .iter()
-                        .map(|&(size, align)| ParamInfo { size: size as usize, align: align as usize })
-                        .collect(),
+                    params: entry.parameters,
                     reqntid: entry.reqntid,
                     cluster: entry.cluster,
                     maxntid: entry.maxntid,

@@ -36,7 +36,7 @@
 use half::{bf16, f16};
 
 use crate::config::{Completion, Config};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, shown_when_debugged};
 use crate::machine::{LaunchConfig, Machine};
 use crate::module::Module;
 
@@ -44,6 +44,8 @@ use crate::module::Module;
 pub trait Scalar: Copy + sealed::Sealed {
     /// Appends its bytes.
     fn push(self, to: &mut Vec<u8>);
+    /// Its name in Rust.
+    const NAME: &'static str;
     /// The number of these bytes, of which there are as many as it has.
     fn read(from: &[u8]) -> Self;
 }
@@ -57,6 +59,7 @@ macro_rules! scalars {
         $(
             impl sealed::Sealed for $scalar {}
             impl Scalar for $scalar {
+                const NAME: &'static str = stringify!($scalar);
                 fn push(self, to: &mut Vec<u8>) {
                     to.extend(self.to_le_bytes());
                 }
@@ -79,8 +82,8 @@ fn bytes_of<T: Scalar>(values: &[T]) -> Vec<u8> {
 
 #[derive(Clone, Debug)]
 enum Argument {
-    /// Bytes that the kernel gets as they are.
-    Value(Vec<u8>),
+    /// Bytes that the kernel gets as they are, and the type of the number that they are, if they are one.
+    Value(Vec<u8>, Option<&'static str>),
     /// A buffer with these contents; whether it is a result.
     Filled(Vec<u8>, bool),
     /// A buffer of so many bytes, uninitialised; it is a result.
@@ -105,12 +108,14 @@ impl<'m> KernelTest<'m> {
     /// The machine is an A100, or an H100 for a module that needs one.
     #[must_use]
     pub fn new(module: &'m Module, kernel: &str) -> Self {
-        let block = module.kernel(kernel).and_then(|info| info.reqntid).unwrap_or([1; 3]);
+        let info = module.kernel(kernel);
+        let block = info.and_then(|info| info.reqntid).unwrap_or([1; 3]);
+        let dynamic_shared = info.and_then(|info| info.dynamic_shared).unwrap_or(0);
         let config = if module.runs_on((8, 0)) { Config::default() } else { Config::hopper() };
         Self {
             module,
             kernel: kernel.to_owned(),
-            launch: LaunchConfig { block, ..LaunchConfig::default() },
+            launch: LaunchConfig { block, dynamic_shared, ..LaunchConfig::default() },
             config,
             arguments: Vec::new(),
         }
@@ -137,7 +142,8 @@ impl<'m> KernelTest<'m> {
         self
     }
 
-    /// Bytes of dynamic shared memory.
+    /// Bytes of dynamic shared memory, in place of what the PTX says ([`KernelInfo::dynamic_shared`](crate::KernelInfo::dynamic_shared)).
+    /// What its variables take comes on top.
     #[must_use]
     pub fn dynamic_shared(mut self, bytes: u32) -> Self {
         self.launch.dynamic_shared = bytes;
@@ -151,7 +157,7 @@ impl<'m> KernelTest<'m> {
         self
     }
 
-    /// Next argument: a buffer with these elements.
+    /// Next argument: a buffer with these elements, which the kernel only reads. A write to it is a finding.
     #[must_use]
     pub fn input<T: Scalar>(mut self, values: &[T]) -> Self {
         self.arguments.push(Argument::Filled(bytes_of(values), false));
@@ -175,14 +181,14 @@ impl<'m> KernelTest<'m> {
     /// Next argument: a number.
     #[must_use]
     pub fn value<T: Scalar>(mut self, value: T) -> Self {
-        self.arguments.push(Argument::Value(bytes_of(&[value])));
+        self.arguments.push(Argument::Value(bytes_of(&[value]), Some(T::NAME)));
         self
     }
 
     /// Next argument: a struct or a tensor map, as bytes.
     #[must_use]
     pub fn bytes(mut self, bytes: &[u8]) -> Self {
-        self.arguments.push(Argument::Value(bytes.to_vec()));
+        self.arguments.push(Argument::Value(bytes.to_vec(), None));
         self
     }
 
@@ -222,17 +228,57 @@ impl<'m> KernelTest<'m> {
         Ok(expected)
     }
 
+    /// Compares the arguments with the types of the parameters. Their number is the launch's matter.
+    fn check_arguments(&self) -> Result<(), TestError> {
+        let Some(info) = self.module.kernel(&self.kernel) else { return Ok(()) };
+        for (index, (param, argument)) in info.params.iter().zip(&self.arguments).enumerate() {
+            let ty = param.ty.as_str();
+            let is_float = ty.starts_with(".f") || ty.starts_with(".bf");
+            let is_integer = ty.starts_with(".u") || ty.starts_with(".s");
+            let (fits, actual) = match argument {
+                Argument::Value(bytes, None) => {
+                    (bytes.len() == param.size, format!("a value of {} bytes", bytes.len()))
+                }
+                Argument::Value(bytes, Some(name)) => {
+                    let float = name.contains('f');
+                    // PTX passes 16-bit floats as integers, too.
+                    let kind = !(is_float && !float || is_integer && float && bytes.len() > 2);
+                    (bytes.len() == param.size && kind, format!("a value of type {name}"))
+                }
+                Argument::Filled(..) | Argument::Empty(_) => (
+                    param.size == 8 && !is_float && !ty.ends_with("[]"),
+                    "the address of a buffer".to_owned(),
+                ),
+            };
+            if !fits {
+                return Err(TestError::Argument {
+                    kernel: self.kernel.clone(),
+                    argument: info.argument(index),
+                    expected: format!("a parameter `{ty}` of {} bytes", param.size),
+                    actual,
+                });
+            }
+        }
+        Ok(())
+    }
+
     fn run_as(&self, completion: Completion, seed: u64) -> Result<Outputs, TestError> {
         let failed = |error: LaunchError| TestError::Launch { completion, seed, error };
+        self.check_arguments()?;
         let machine = Machine::new(Config { completion, seed, ..self.config.clone() });
         let (mut values, mut results) = (Vec::new(), Vec::new());
         for argument in &self.arguments {
             let (length, contents, is_result) = match argument {
-                Argument::Value(bytes) => {
+                Argument::Value(bytes, _) => {
                     values.push(bytes.clone());
                     continue;
                 }
-                Argument::Filled(contents, is_result) => (contents.len(), Some(contents), *is_result),
+                Argument::Filled(contents, false) => {
+                    let address = machine.allocate_input(contents).map_err(|error| failed(error.into()))?;
+                    values.push(address.to_le_bytes().to_vec());
+                    continue;
+                }
+                Argument::Filled(contents, true) => (contents.len(), Some(contents), true),
                 Argument::Empty(length) => (*length, None, true),
             };
             let address = machine.allocate(length as u64).map_err(|error| failed(error.into()))?;
@@ -256,6 +302,8 @@ impl<'m> KernelTest<'m> {
     }
 }
 
+shown_when_debugged!(TestError);
+
 /// What a kernel wrote: its outputs and the buffers that it changes, in the order of the arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outputs {
@@ -276,9 +324,21 @@ impl Outputs {
 }
 
 /// Why a test failed.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TestError {
+    /// An argument is not of its parameter's type.
+    #[error("{argument} of kernel `{kernel}`: expected what fits {expected}, got {actual}")]
+    Argument {
+        /// The kernel.
+        kernel: String,
+        /// The argument, counted from 1, with the parameter's name if the text has it.
+        argument: String,
+        /// What the PTX declares.
+        expected: String,
+        /// What was given.
+        actual: String,
+    },
     /// A check reported something, or the launch was refused.
     #[error("with asynchronous operations that complete {completion:?}, seed {seed}:\n{error}")]
     Launch {

@@ -139,5 +139,5 @@ fn a_copy_beyond_the_matrix_is_out_of_bounds() {
     let text = mutant("shr.u32 \t%left, %k, 5;", "shr.u32 \t%left, %k, 5;\n\tadd.u32 \t%left, %left, 1;", 1);
     let found = finding(run(&text, Config::default(), [64, 64, 64]).map(|(report, ..)| report));
     assert_eq!(found.kind, FindingKind::OutOfBounds, "{found}");
-    assert!(found.message.contains("past the end of allocation"), "{found}");
+    assert!(found.message.contains("past the end of argument 1, `a`"), "{found}");
 }

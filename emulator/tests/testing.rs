@@ -115,3 +115,137 @@ fn a_trace_has_the_lanes_chosen_and_no_others() {
     assert!(traced("other").is_empty());
     assert_eq!(traced("test:warp=0").len() + traced("test:warp=1").len(), traced("").len());
 }
+
+/// A kernel of three parameters that executes `body` with their values in `%y`, `%x` and `%f`.
+fn of_three(body: &str) -> Module {
+    module(&format!(
+        ".visible .entry three(.param .u64 three_y, .param .u64 three_param_1, .param .f32 factor)\n{{\n\
+         .reg .b64 %x, %y;\n.reg .f32 %f;\n.reg .b32 %t, %v;\nld.param.u64 %y, [three_y];\n\
+         ld.param.u64 %x, [three_param_1];\nld.param.f32 %f, [factor];\n{body}\nret;\n}}\n"
+    ))
+}
+
+fn finding(result: Result<warpsmith_emulator::Outputs, TestError>) -> Box<warpsmith_emulator::Finding> {
+    match result {
+        Err(TestError::Launch { error: LaunchError::Finding(finding), .. }) => finding,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_input_that_the_kernel_writes_is_reported() {
+    for write in ["st.global.f32 [%x+4], %f;", "mov.u32 %v, 1;\nred.global.add.u32 [%x+4], %v;"] {
+        let module = of_three(write);
+        let test = KernelTest::new(&module, "three").output::<f32>(4);
+        let found = finding(test.clone().input(&[1.0f32; 4]).value(2.0f32).check());
+        assert_eq!(found.kind, FindingKind::ReadOnly, "{found}");
+        assert!(found.message.contains("byte 4 of argument 2 (16 bytes"), "{found}");
+        assert!(found.hint.as_ref().unwrap().contains("`in_place`"), "{found}");
+        assert!(test.in_place(&[1.0f32; 4]).value(2.0f32).check().is_ok());
+    }
+}
+
+#[test]
+fn an_argument_is_named_as_its_parameter() {
+    let test = |module: &Module| {
+        finding(KernelTest::new(module, "three").output::<f32>(4).input(&[1.0f32; 4]).value(2.0f32).check())
+    };
+    let found = test(&of_three("st.global.f32 [%y+16], %f;"));
+    assert!(found.message.contains("0 bytes past the end of argument 1, `y` (16 bytes"), "{found}");
+    // The compiler's number is no name.
+    let found = test(&of_three("ld.global.f32 %f, [%x+16];"));
+    assert!(found.message.contains("0 bytes past the end of argument 2 (16 bytes"), "{found}");
+}
+
+#[test]
+fn arguments_must_be_of_the_parameters_types() {
+    let module = of_three("");
+    let test = KernelTest::new(&module, "three");
+    let (y, x) = (test.clone().output::<f32>(4), [1.0f32; 4]);
+    let wrong = [
+        (test.value(1u32), "argument 1, `y`", "`.u64` of 8 bytes", "a value of type u32"),
+        (y.clone().value(1.0f64), "argument 2", "`.u64` of 8 bytes", "a value of type f64"),
+        (y.clone().input(&x).value(2u32), "argument 3, `factor`", "`.f32` of 4 bytes", "a value of type u32"),
+        (
+            y.clone().input(&x).input(&x),
+            "argument 3, `factor`",
+            "`.f32` of 4 bytes",
+            "the address of a buffer",
+        ),
+        (
+            y.clone().input(&x).bytes(&[0; 5]),
+            "argument 3, `factor`",
+            "`.f32` of 4 bytes",
+            "a value of 5 bytes",
+        ),
+    ];
+    for (test, argument, expected, actual) in wrong {
+        let error = test.check().unwrap_err().to_string();
+        for part in [argument, "kernel `three`", expected, actual] {
+            assert!(error.contains(part), "{error}: {part}");
+        }
+    }
+    // An address may be a number.
+    assert!(y.value(7u64).bytes(&[0; 4]).check().is_ok());
+}
+
+#[test]
+fn shared_memory_is_what_the_text_says_or_the_test() {
+    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.extern .shared .align 16 .b8 memory[];\n\
+                .visible .entry last(\n.param .u64 y\n)\n// warpsmith.shared_bytes 64\n{\n.shared .align 4 .b8 own[32];\n\
+                .reg .b32 %v;\n.reg .b64 %y;\nld.param.u64 %y, [y];\nmov.u32 %v, 5;\nst.shared.u32 [own], %v;\n\
+                st.shared.u32 [memory+60], %v;\nld.shared.u32 %v, [memory+60];\nst.global.u32 [%y], %v;\nret;\n}\n";
+    let module = Module::parse("last.ptx", text).unwrap();
+    let info = module.kernel("last").unwrap();
+    assert_eq!((info.dynamic_shared, info.static_shared), (Some(64), 32));
+    let test = KernelTest::new(&module, "last").output::<u32>(1);
+    assert_eq!(test.clone().check().unwrap().read::<u32>(0), [5]);
+    assert_eq!(finding(test.dynamic_shared(32).check()).kind, FindingKind::OutOfBounds);
+}
+
+#[test]
+fn an_error_shows_its_diagnostic_when_main_returns_it() {
+    let module = of_three("st.global.f32 [%y+16], %f;");
+    let error = KernelTest::new(&module, "three").output::<f32>(4).input(&[1.0f32; 4]).value(2.0f32).check();
+    let error = error.unwrap_err();
+    let shown = format!("{error:?}");
+    assert_eq!(shown, format!("\n{error}"));
+    assert!(
+        shown.contains("\nerror[out-of-bounds]: ") && shown.contains("st.global.f32 [%y+16], %f;"),
+        "{shown}"
+    );
+    let TestError::Launch { error, .. } = error else { panic!("{error:?}") };
+    assert_eq!(format!("{error:?}"), format!("\n{error}"));
+    // What is one line stays behind `Error: `.
+    let error = KernelTest::new(&module, "another").run().unwrap_err();
+    let TestError::Launch { error, .. } = error else { panic!("{error:?}") };
+    assert!(format!("{error:?}").starts_with("no kernel `another` in "), "{error:?}");
+    let error = Module::parse("none.ptx", "nothing").unwrap_err();
+    assert_eq!(format!("{error:?}"), error.to_string());
+}
+
+#[test]
+fn a_missing_barrier_of_a_block_is_asked_for() {
+    // Each thread reads what its neighbour writes, in its own warp or in the next.
+    let text = |between: &str, distance: u32| {
+        module(&format!(
+            ".visible .entry next(.param .u64 y)\n{{\n.shared .align 16 .b8 tile[256];\n.reg .b64 %y;\n.reg .b32 %t, %s, %v;\n\
+             ld.param.u64 %y, [y];\nmov.u32 %t, %tid.x;\nmov.u32 %s, tile;\nmad.lo.u32 %s, %t, 4, %s;\n\
+             st.shared.u32 [%s], 0;\nbar.sync 0;\nst.shared.u32 [%s], %t;\n{between}\nxor.b32 %s, %s, {distance};\nld.shared.u32 %v, [%s];\n\
+             mad.wide.u32 %y, %t, 4, %y;\nst.global.u32 [%y], %v;\nret;\n}}\n"
+        ))
+    };
+    for (between, threads) in [("", 64), ("bar.warp.sync 0xffffffff;", 64), ("", 32)] {
+        let module = text(between, if between.is_empty() { 4 } else { 128 });
+        let found =
+            finding(KernelTest::new(&module, "next").block([threads, 1, 1]).output::<u32>(64).check());
+        assert_eq!(found.kind, FindingKind::SharedRace, "{found}");
+        let hint = found.hint.as_ref().unwrap();
+        assert_eq!(
+            hint.contains("a barrier of the block") && hint.contains("`sync_threads`"),
+            threads > 32,
+            "{found}"
+        );
+        assert_eq!(hint.contains("bar.warp.sync"), between.is_empty(), "{found}");
+    }
+}

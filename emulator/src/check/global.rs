@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, PoisonError};
 
-use super::order::{self, Order};
+use super::order::{self, Memory, Order};
 use super::shadow::{Access, Conflict, GRANULE, REGION, Who, granules};
 
 /// Bytes of a page.
@@ -119,7 +119,7 @@ impl Log {
         agent: bool,
     ) -> Result<(), (u32, Conflict)> {
         let (actor, now) = (who.actor as order::Actor, order.now());
-        let fenced = agent.then(|| order.fenced(who.actor));
+        let fenced = agent.then(|| order.fenced(who.actor, Memory::Global));
         let page = self.page(key(allocation, page));
         if page.written & granules != 0 {
             for granule in bits(page.written & granules) {
@@ -185,7 +185,7 @@ impl Log {
         let (actor, now) = (who.actor as order::Actor, order.now());
         let page = self.page(key(allocation, page));
         let atomic = matches!(access, Access::Atomic | Access::Poll);
-        let fenced = agent.then(|| order.fenced(who.actor));
+        let fenced = agent.then(|| order.fenced(who.actor, Memory::Global));
         page.check_writes(order, granule, bytes, who, atomic, fenced)?;
         if access == Access::Poll {
             return Ok(());
@@ -485,7 +485,7 @@ mod tests {
         log.access(&order, PLACE, 0, 1, who, (Access::Write, false)).unwrap();
         assert!(log.access(&order, PLACE, 0, 1, who, (Access::Read, false)).is_ok());
         assert!(log.access(&order, PLACE, 0, 1, who, (Access::Read, true)).unwrap_err().unfenced);
-        order.fence(0);
+        order.fence(0, &[Memory::Global]);
         assert!(log.access(&order, PLACE, 0, 1, who, (Access::Read, true)).is_ok());
     }
 

@@ -3,6 +3,10 @@
 //! The lanes of a warp need not run in step: what one of them writes, another may read only behind something that orders the two,
 //! such as `bar.warp.sync`. Every two bytes have an entry with the lanes that have written and read them since the last such
 //! point. An entry whose epoch is over is empty. Accesses of single bytes are not followed.
+//!
+//! A proxy fence counts for the lanes that execute it. So an entry also has the lanes that have not executed one since.
+
+use std::collections::VecDeque;
 
 /// The lanes that have touched two bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -12,7 +16,25 @@ struct Entry {
     readers: u32,
     /// Those that have passed it on.
     passed: u32,
+    /// Those that have executed no proxy fence since they read or wrote, unless all lanes have executed one: then the count of such
+    /// fences is another.
+    unfenced_readers: u32,
+    unfenced_writers: u32,
+    fences: u32,
 }
+
+/// What a warp has read as a whole: rows of 16 bytes.
+#[derive(Debug)]
+struct Together {
+    rows: u32,
+    offsets: [u32; 32],
+    at: u32,
+    /// The lanes that have executed no proxy fence since.
+    unfenced: u32,
+}
+
+/// Reads by whole warps that are remembered.
+const MOST_TOGETHER: usize = 256;
 
 /// Entries of a page.
 const PAGE: usize = 256;
@@ -51,11 +73,23 @@ pub(crate) struct LaneLog {
     wrote: u32,
     read: u32,
     written: bool,
+    /// Proxy fences that all lanes have executed together.
+    fences: u32,
+    together: VecDeque<Together>,
 }
 
 impl Default for LaneLog {
     fn default() -> Self {
-        Self { entries: Entries::default(), touched: Vec::new(), epoch: 1, wrote: 0, read: 0, written: false }
+        Self {
+            entries: Entries::default(),
+            touched: Vec::new(),
+            epoch: 1,
+            wrote: 0,
+            read: 0,
+            written: false,
+            fences: 0,
+            together: VecDeque::new(),
+        }
     }
 }
 
@@ -83,6 +117,7 @@ impl LaneLog {
     pub(crate) fn settle(&mut self) {
         self.epoch += 1;
         self.touched.clear();
+        self.together.clear();
         self.written = false;
     }
 
@@ -98,6 +133,51 @@ impl LaneLog {
                 other(LaneAccess { offset: 2 * index, wrote, at });
             }
         }
+        // What a warp reads as a whole, any lane passes on.
+        self.together.clear();
+    }
+
+    /// Some of the lanes that have not exited execute a proxy fence. What others have done since lanes were last ordered is not behind
+    /// it, unless they have executed one themselves or have passed it on already: `other` is told of it.
+    pub(crate) fn fence(&mut self, lanes: u32, live: u32, mut other: impl FnMut(LaneAccess)) {
+        if live & !lanes == 0 {
+            self.fences += 1;
+            self.together.clear();
+            return;
+        }
+        for &index in &self.touched {
+            let entry = self.entries.entry(index as usize);
+            if entry.fences != self.fences {
+                continue;
+            }
+            entry.unfenced_readers &= !lanes;
+            entry.unfenced_writers &= !lanes;
+            let wrote = entry.unfenced_writers & !entry.passed != 0;
+            if wrote || entry.unfenced_readers & !entry.passed != 0 {
+                other(LaneAccess {
+                    offset: 2 * index,
+                    wrote,
+                    at: if wrote { self.wrote } else { self.read },
+                });
+            }
+        }
+        for Together { rows, offsets, at, unfenced } in &mut self.together {
+            *unfenced &= !lanes;
+            if *unfenced != 0 {
+                for (_, &offset) in offsets.iter().enumerate().filter(|(row, _)| *rows >> row & 1 == 1) {
+                    other(LaneAccess { offset, wrote: false, at: *at });
+                }
+            }
+        }
+    }
+
+    /// Notes that lanes read rows of 16 bytes as a whole.
+    pub(crate) fn read_together(&mut self, lanes: u32, rows: u32, addresses: &[u64; 32], at: u32) {
+        if self.together.len() == MOST_TOGETHER {
+            self.together.pop_front();
+        }
+        let offsets = addresses.map(|address| address as u32);
+        self.together.push_back(Together { rows, offsets, at, unfenced: lanes });
     }
 
     /// Notes what lanes read or write at one instruction.
@@ -140,6 +220,12 @@ impl LaneLog {
                 let mask = if write { &mut entry.writers } else { &mut entry.readers };
                 *mask |= 1 << lane;
                 entry.passed &= !(1 << lane);
+                if entry.fences != self.fences {
+                    (entry.unfenced_readers, entry.unfenced_writers) = (0, 0);
+                    entry.fences = self.fences;
+                }
+                let unfenced = if write { &mut entry.unfenced_writers } else { &mut entry.unfenced_readers };
+                *unfenced |= 1 << lane;
             }
         }
         if write {
@@ -213,5 +299,31 @@ mod tests {
         assert_eq!(passed_on(&mut log, 0b100), [(0, false, 9)], "but not what it has done since");
         log.settle();
         assert_eq!(passed_on(&mut log, 0b001), []);
+    }
+
+    #[test]
+    fn a_proxy_fence_counts_for_the_lanes_that_execute_it() {
+        let mut log = LaneLog::default();
+        let unfenced = |log: &mut LaneLog, lanes: u32| {
+            let mut others = Vec::new();
+            log.fence(lanes, 0b111, |access| others.push((access.offset, access.wrote, access.at)));
+            others
+        };
+        assert_eq!(log.access(0b111, &addresses(2), 2, false, 7), None);
+        assert_eq!(log.access(0b010, &addresses(2), 2, true, 8), None);
+        assert_eq!(unfenced(&mut log, 0b001), [(2, true, 8), (4, false, 7)]);
+        assert_eq!(unfenced(&mut log, 0b010), [(4, false, 7)], "lane 0 has executed one before");
+        assert_eq!(unfenced(&mut log, 0b111), []);
+        assert_eq!(unfenced(&mut log, 0b001), [], "all have executed one");
+        assert_eq!(log.access(0b011, &addresses(2), 2, false, 9), None);
+        assert_eq!(unfenced(&mut log, 0b001), [(2, false, 9)], "but none since");
+        log.pass_on(0b010, |_| {});
+        assert_eq!(unfenced(&mut log, 0b001), [], "what was passed on is out of reach");
+        log.read_together(0b111, 0b11, &addresses(16), 10);
+        assert_eq!(unfenced(&mut log, 0b011), [(0, false, 10), (16, false, 10)]);
+        assert_eq!(unfenced(&mut log, 0b100), []);
+        log.read_together(0b111, 0b11, &addresses(16), 11);
+        log.settle();
+        assert_eq!(unfenced(&mut log, 0b001), [], "what lanes were told of, each may fence");
     }
 }

@@ -7,25 +7,42 @@
 //! The copy engine reads and writes memory through a proxy of its own. What it has written for an mbarrier is known to those
 //! that have waited there: every mbarrier has a column, a *channel*, beside those of the warps. What a warp has written,
 //! the engine sees only after a proxy fence somewhere on the way: `fenced` is what `seen` was at such fences. The same goes for what a
-//! warp has read and the engine is to overwrite.
+//! warp has read and the engine is to overwrite. Fences for shared memory and for global memory are told apart.
+//!
+//! The fence need not be that of the thread which read or wrote. PTX asks for one on the causality path from the first access to the
+//! second, so a copying thread that has waited at an mbarrier may fence for all that arrived there.
 
 use std::collections::VecDeque;
 
 /// Names a warp of the cluster (its block's rank times the warps of a block, plus its number) or a channel.
 pub(crate) type Actor = u16;
 
+/// The memory that a proxy fence is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Memory {
+    Shared,
+    Global,
+}
+
+impl Memory {
+    pub(crate) const ALL: [Self; 2] = [Self::Shared, Self::Global];
+}
+
 /// What was known at some moment, to be passed on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
     seen: Vec<u32>,
-    fenced: Vec<u32>,
+    /// By [`Memory`].
+    fenced: [Vec<u32>; 2],
 }
 
 impl Clock {
     /// Takes in what another one knows.
     pub(crate) fn join(&mut self, other: &Self) {
         join(&mut self.seen, &other.seen);
-        join(&mut self.fenced, &other.fenced);
+        for (to, from) in self.fenced.iter_mut().zip(&other.fenced) {
+            join(to, from);
+        }
     }
 
     /// Whether what an actor did at a stamp is known.
@@ -36,7 +53,9 @@ impl Clock {
     /// Learns what an actor did before a stamp, as if a proxy fence were behind it.
     pub(crate) fn learn(&mut self, actor: Actor, stamp: u32) {
         self.see(actor, stamp);
-        raise(&mut self.fenced, actor, stamp);
+        for fenced in &mut self.fenced {
+            raise(fenced, actor, stamp);
+        }
     }
 
     /// Learns what an actor did before a stamp.
@@ -76,7 +95,8 @@ pub(crate) struct Order {
     channels: usize,
     now: u32,
     seen: Vec<u32>,
-    fenced: Vec<u32>,
+    /// By [`Memory`].
+    fenced: [Vec<u32>; 2],
     /// For each actor, the stamps and instructions of its last arrivals at mbarriers, for findings.
     arrivals: Vec<VecDeque<(u32, u32)>>,
 }
@@ -93,7 +113,7 @@ impl Order {
             width,
             channels: 0,
             now: 1,
-            fenced: if engine { rows.clone() } else { Vec::new() },
+            fenced: if engine { [rows.clone(), rows.clone()] } else { Default::default() },
             seen: rows,
             arrivals: vec![VecDeque::new(); if engine { actors } else { 0 }],
         }
@@ -112,9 +132,9 @@ impl Order {
     }
 
     /// What of that an agent that works for it knows: the part behind a proxy fence.
-    pub(crate) fn fenced(&self, actor: u32) -> &[u32] {
+    pub(crate) fn fenced(&self, actor: u32, memory: Memory) -> &[u32] {
         let at = actor as usize * self.width;
-        self.fenced.get(at..at + self.width).unwrap_or_default()
+        self.fenced[memory as usize].get(at..at + self.width).unwrap_or_default()
     }
 
     /// Whether an actor knows what another one did at a stamp.
@@ -130,7 +150,7 @@ impl Order {
         self.channels += 1;
         if channel >= self.width {
             let width = (2 * self.width).max(channel + 1);
-            for rows in [&mut self.seen, &mut self.fenced] {
+            for rows in [&mut self.seen].into_iter().chain(&mut self.fenced) {
                 let mut wide = vec![1; self.actors * width];
                 for (to, from) in wide.chunks_exact_mut(width).zip(rows.chunks_exact(self.width)) {
                     to[..from.len()].copy_from_slice(from);
@@ -151,7 +171,8 @@ impl Order {
     /// Passes on what an actor has done so far and knows; what it does from now on is not part of it.
     pub(crate) fn release(&mut self, actor: u32) -> Clock {
         let now = self.tick();
-        let mut clock = Clock { seen: self.seen(actor).to_vec(), fenced: self.fenced(actor).to_vec() };
+        let fenced = Memory::ALL.map(|memory| self.fenced(actor, memory).to_vec());
+        let mut clock = Clock { seen: self.seen(actor).to_vec(), fenced };
         clock.seen[actor as usize] = now;
         clock
     }
@@ -179,21 +200,25 @@ impl Order {
     pub(crate) fn acquire(&mut self, actor: u32, clock: &Clock) {
         let at = actor as usize * self.width;
         join_row(&mut self.seen[at..at + self.width], &clock.seen);
-        if !self.fenced.is_empty() {
-            join_row(&mut self.fenced[at..at + self.width], &clock.fenced);
+        for (rows, fenced) in self.fenced.iter_mut().zip(&clock.fenced) {
+            if !rows.is_empty() {
+                join_row(&mut rows[at..at + self.width], fenced);
+            }
         }
     }
 
-    /// A proxy fence: all that an actor did and knows is visible to agents that work for it.
-    pub(crate) fn fence(&mut self, actor: u32) {
-        if self.fenced.is_empty() {
+    /// A proxy fence: all that an actor did to some memory, and knows of it, is visible to agents that work for it.
+    pub(crate) fn fence(&mut self, actor: u32, memories: &[Memory]) {
+        if self.fenced[0].is_empty() {
             return;
         }
         let now = self.tick();
         let at = actor as usize * self.width;
-        let (seen, fenced) = (&self.seen[at..at + self.width], &mut self.fenced[at..at + self.width]);
-        join_row(fenced, seen);
-        fenced[actor as usize] = now;
+        for &memory in memories {
+            let fenced = &mut self.fenced[memory as usize][at..at + self.width];
+            join_row(fenced, &self.seen[at..at + self.width]);
+            fenced[actor as usize] = now;
+        }
     }
 
     /// A barrier has completed. `arrivals` has each warp that took part, with what it passed on if it did not wait.
@@ -205,8 +230,8 @@ impl Order {
                 None => {
                     let at = *actor as usize * self.width;
                     join(&mut all.seen, &self.seen[at..at + self.width]);
-                    if !self.fenced.is_empty() {
-                        join(&mut all.fenced, &self.fenced[at..at + self.width]);
+                    for (all, rows) in all.fenced.iter_mut().zip(&self.fenced) {
+                        join(all, rows.get(at..at + self.width).unwrap_or_default());
                     }
                 }
             }
@@ -255,12 +280,26 @@ mod tests {
         let mut order = Order::new(2, true);
         let write = order.now();
         let early = order.release(0);
-        order.fence(0);
+        order.fence(0, &Memory::ALL);
         let late = order.release(0);
         order.acquire(1, &early);
-        assert!(order.knows(1, 0, write) && order.fenced(1)[0] <= write);
+        assert!(order.knows(1, 0, write) && order.fenced(1, Memory::Shared)[0] <= write);
         order.acquire(1, &late);
-        assert!(order.fenced(1)[0] > write);
+        assert!(order.fenced(1, Memory::Shared)[0] > write);
+    }
+
+    #[test]
+    fn a_fence_for_one_memory_is_none_for_the_other() {
+        let mut order = Order::new(2, true);
+        let write = order.now();
+        order.fence(0, &[Memory::Global]);
+        let clock = order.release(0);
+        order.acquire(1, &clock);
+        order.barrier(&[(0, None), (1, None)]);
+        for actor in [0, 1] {
+            assert!(order.fenced(actor, Memory::Global)[0] > write);
+            assert!(order.fenced(actor, Memory::Shared)[0] <= write);
+        }
     }
 
     #[test]
@@ -306,9 +345,9 @@ mod tests {
         let mut clock = Clock::default();
         clock.see(0, 7);
         order.acquire(1, &clock);
-        assert!(order.knows(1, 0, 6) && order.fenced(1)[0] <= 6);
+        assert!(order.knows(1, 0, 6) && order.fenced(1, Memory::Shared)[0] <= 6);
         clock.learn(0, 7);
         order.acquire(1, &clock);
-        assert!(order.fenced(1)[0] > 6);
+        assert!(order.fenced(1, Memory::Shared)[0] > 6);
     }
 }

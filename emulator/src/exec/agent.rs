@@ -8,7 +8,7 @@ use super::access::ones;
 use super::code::{Core, Fault, Flow, Handler, Level};
 use super::lane::warp;
 use crate::check::FindingKind;
-use crate::check::order::Clock;
+use crate::check::order::{Clock, Memory};
 use crate::check::shadow::{Access, Lock, Who, granules};
 use crate::config::Completion;
 use crate::ir::op::{Atomic, Op, ProxyFence};
@@ -467,16 +467,27 @@ pub(crate) fn fence(level: Level) -> Handler {
         if fence == ProxyFence::Alias {
             return Flow::Next;
         }
-        let actor = core.warp.actor;
+        let (actor, lanes) = (core.warp.actor, core.warp.mask);
         if fence == ProxyFence::MbarrierInit {
             core.warp.fences.published = core.order.release(actor);
         }
+        let memories: &[Memory] = match fence {
+            ProxyFence::Async { shared: true, global: true } => &Memory::ALL,
+            ProxyFence::Async { shared: true, .. } => &[Memory::Shared],
+            // Tensor maps are in global memory.
+            ProxyFence::Async { .. } | ProxyFence::TensorMap => &[Memory::Global],
+            ProxyFence::MbarrierInit | ProxyFence::Alias => &[],
+        };
+        let shared = memories.contains(&Memory::Shared);
         let Core { block, order, .. } = core;
-        if fence != ProxyFence::TensorMap {
+        if shared || fence == ProxyFence::MbarrierInit {
             block.mbarriers.all().for_each(|barrier| barrier.fenced |= barrier.is_known(order, actor));
         }
-        if matches!(fence, ProxyFence::Async | ProxyFence::TensorMap) {
-            order.fence(actor);
+        if !memories.is_empty() {
+            order.fence(actor, memories);
+        }
+        if shared {
+            core.fence_lanes(lanes);
         }
         Flow::Next
     })

@@ -195,8 +195,8 @@ impl Core<'_> {
                  `bar.warp.sync` that the copying lane waits at"
             }
             false => {
-                "the reading thread needs `fence.proxy.async` behind the read, before the arrival or barrier that lets the copy go \
-                 on"
+                "each reading thread needs `fence.proxy.async` behind the read, before the arrival or barrier that lets the copy \
+                 go on; a fence counts for the lanes that execute it"
             }
         };
         self.fail(FindingKind::UnfencedRead, lanes, message, Some(hint));

@@ -94,7 +94,12 @@ fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
                     let allocation = table.at(index);
                     if allocation.read_only {
                         let message = format!("an atomic operation on {}", table.describe(address));
-                        return Err(core.fail(FindingKind::ReadOnly, 1 << lane, message, None));
+                        return Err(core.fail(
+                            FindingKind::ReadOnly,
+                            1 << lane,
+                            message,
+                            allocation.hint_of_write(),
+                        ));
                     }
                     core.race_global(index, 1 << lane, addresses, bytes, Access::Atomic)?;
                     core.synchronise(strength, (true, true), 1 << lane, |lane| addresses[lane]);

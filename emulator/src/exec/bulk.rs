@@ -277,7 +277,7 @@ impl Core<'_> {
         let allocation = table.at(index);
         if purpose == Use::Write && allocation.read_only {
             let message = format!("{what} to {}", table.describe(address));
-            return Err(self.fail(FindingKind::ReadOnly, 1 << lane, message, None));
+            return Err(self.fail(FindingKind::ReadOnly, 1 << lane, message, allocation.hint_of_write()));
         }
         Ok(Some(Place::Global { allocation: index, offset: address - allocation.base }))
     }

@@ -10,7 +10,7 @@
 use super::code::{Core, Flow, Inst};
 use super::registers::Registers;
 use super::warp::Warp;
-use crate::check::order::Order;
+use crate::check::order::{Memory, Order};
 use crate::config::Completion;
 use crate::ir::late::OnReads;
 use crate::ir::program::{Instruction, Operand, Register};
@@ -210,5 +210,5 @@ impl Core<'_> {
 
 /// Whether a proxy fence is on the way from what an actor did at a stamp to what the issuer does now.
 fn is_fenced(order: &Order, issuer: u32, actor: u32, stamp: u32) -> bool {
-    order.fenced(issuer).get(actor as usize).is_some_and(|&fenced| stamp < fenced)
+    order.fenced(issuer, Memory::Shared).get(actor as usize).is_some_and(|&fenced| stamp < fenced)
 }

@@ -40,6 +40,9 @@ fn load_matrices<const N: usize>(core: &mut Core<'_>, inst: &Inst) -> Result<(),
     if let Some(race) = core.warp.lanes.together(rows, &addresses, 16) {
         return Err(core.raced_lane(race, "read"));
     }
+    if core.launch.kernel.fills && core.launch.checks.races {
+        core.warp.lanes.read_together(core.warp.live, rows, &addresses, core.warp.pc);
+    }
     let mut values = [[0u32; 32]; N];
     // Row i of the matrices stands in lanes 4·(i mod 8) to 4·(i mod 8) + 3 of register i / 8: all rows in a row.
     let words = values.as_flattened_mut().as_chunks_mut::<4>().0;

@@ -261,7 +261,12 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                         let allocation = table.at(index);
                         if allocation.read_only {
                             let message = format!("a store to {}", table.describe(first));
-                            return Err(core.fail(FindingKind::ReadOnly, rest, message, None));
+                            return Err(core.fail(
+                                FindingKind::ReadOnly,
+                                rest,
+                                message,
+                                allocation.hint_of_write(),
+                            ));
                         }
                         let (base, storage) = (allocation.base, &*allocation.storage);
                         let limit = storage.bytes() - u64::from(bytes);

@@ -126,6 +126,22 @@ impl Core<'_> {
         });
     }
 
+    /// Some lanes have executed a proxy fence for shared memory. It covers what they have done and what they were told of: what other
+    /// lanes have done since the last point that ordered them counts as done later.
+    pub(crate) fn fence_lanes(&mut self, lanes: u32) {
+        let (order, actor, live) = (&self.order, self.warp.actor, self.warp.live);
+        let Some(shadow) = &mut self.block.shadow else { return };
+        self.warp.lanes.fence(lanes, live, |LaneAccess { offset, wrote, at }| {
+            let (granule, who) = (offset / GRANULE, Who { actor, at });
+            if wrote {
+                // As above, a conflict would be an old one.
+                let _ = shadow.access_by(order, granule, 0b11 << (offset % GRANULE), who, Access::Write);
+            } else {
+                shadow.read_again(order, granule, who);
+            }
+        });
+    }
+
     #[cold]
     pub(crate) fn raced_lane(&mut self, race: LaneRace, what: &str) -> Flow {
         let place = self.launch.describe_shared(race.offset);
@@ -134,7 +150,14 @@ impl Core<'_> {
             "{what} of shared memory at {place} by lane {} races with the {verb} by lane {} of the same warp",
             race.lane, race.other
         );
-        let hint = "the lanes of a warp need not run in step: put `bar.warp.sync` between the two";
+        // Where one barrier is missing, other warps may lack it too.
+        let hint = match self.launch.warps {
+            1 => "the lanes of a warp need not run in step: put `bar.warp.sync` between the two",
+            _ => {
+                "put a barrier of the block between the two (`bar.sync`, `sync_threads`), or `bar.warp.sync` if no other warp shares \
+                 these bytes: the lanes of a warp need not run in step"
+            }
+        };
         self.fail(FindingKind::SharedRace, 1 << race.lane, message, Some(hint));
         if let Some(fault) = &mut self.fault {
             fault.related.push((format!("the {verb} by lane {}", race.other), race.at));
@@ -261,7 +284,8 @@ impl Core<'_> {
             )
         } else {
             let message = format!("{what} near {place} races with the {access} by {party}");
-            (FindingKind::GlobalRace, message, "put a barrier between the two, or use atomic operations")
+            let hint = "put a barrier of the block between the two (`bar.sync`, `sync_threads`), or use atomic operations";
+            (FindingKind::GlobalRace, message, hint)
         };
         self.fail(kind, lanes, message, Some(hint));
         if let Some(fault) = &mut self.fault {
@@ -323,7 +347,14 @@ impl Core<'_> {
             access => {
                 let message =
                     format!("{what} of shared memory at {place} races with the {} by {party}", access.name());
-                (FindingKind::SharedRace, message, "put a barrier between the two")
+                let hint = match self.launch.ranks() {
+                    1 => "put a barrier of the block between the two (`bar.sync`, `sync_threads`)",
+                    _ => {
+                        "put a barrier of the block between the two (`bar.sync`, `sync_threads`), or of the cluster if they are of \
+                         different blocks"
+                    }
+                };
+                (FindingKind::SharedRace, message, hint)
             }
         };
         self.fail(kind, lanes, message, Some(hint));

@@ -67,7 +67,9 @@ impl Instruction {
             | Op::BarrierWarp
             | Op::Exit
             | Op::Nop
-            | Op::ProxyFence(ProxyFence::Alias)
+            | Op::ProxyFence(
+                ProxyFence::Alias | ProxyFence::TensorMap | ProxyFence::Async { shared: false, .. },
+            )
             | Op::Grids { wait: false }
             | Op::StoreMatrix { .. }
             | Op::PrefetchMap(_)

@@ -10,6 +10,7 @@ use super::op::Op;
 use super::operands::Lowering;
 use super::program::{Instruction, Kernel, RegisterNames, Variable};
 use crate::error::ParseError;
+use crate::module::ParamInfo;
 use crate::syntax::Source;
 use crate::syntax::ast::{self, Space, Span};
 
@@ -25,7 +26,7 @@ pub(crate) struct Translated {
 /// An entry: what it declares, and its code.
 pub(crate) struct Entry {
     pub(crate) name: String,
-    pub(crate) parameters: Vec<(u64, u64)>,
+    pub(crate) parameters: Vec<ParamInfo>,
     pub(crate) reqntid: Option<[u32; 3]>,
     pub(crate) cluster: Option<[u32; 3]>,
     pub(crate) maxntid: Option<[u32; 3]>,
@@ -166,7 +167,16 @@ fn translate_entry(
     }
     Ok(Entry {
         name: entry.name.text.to_owned(),
-        parameters: entry.parameters.iter().map(|p| (p.size, p.align)).collect(),
+        parameters: entry
+            .parameters
+            .iter()
+            .map(|p| ParamInfo {
+                name: own_name(entry.name.text, p.name.text),
+                ty: format!(".{}{}", p.ty, if p.array { "[]" } else { "" }),
+                size: p.size as usize,
+                align: p.align as usize,
+            })
+            .collect(),
         reqntid: entry.reqntid,
         cluster: entry.cluster,
         maxntid: entry.maxntid,
@@ -256,4 +266,12 @@ pub(crate) fn spelled(instruction: &ast::Instruction<'_>) -> String {
 /// The operation of an instruction, by its row.
 pub(super) fn operation(form: &Form, instruction: &ast::Instruction<'_>) -> Op {
     (form.build)(&Chosen { modifiers: &instruction.modifiers, operands: instruction.operands.len() })
+}
+
+/// The name that people gave a parameter: without the entry's before it, and none where the compiler only numbers them.
+fn own_name(entry: &str, parameter: &str) -> Option<String> {
+    let name = parameter.strip_prefix(entry).and_then(|rest| rest.strip_prefix('_')).unwrap_or(parameter);
+    let is_number =
+        name.strip_prefix("param_").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
+    (!is_number).then(|| name.to_owned())
 }

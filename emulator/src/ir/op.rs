@@ -266,8 +266,8 @@ pub(crate) enum ClusterBarrier {
 /// What a proxy fence is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ProxyFence {
-    /// Between ordinary accesses and those of the copy engine and the matrix units.
-    Async,
+    /// Between ordinary accesses and those of the copy engine and the matrix units, to all memory or to that of one space.
+    Async { shared: bool, global: bool },
     /// Behind writes to a tensor map.
     TensorMap,
     /// Behind the initialisation of mbarriers.

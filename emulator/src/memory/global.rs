@@ -32,6 +32,14 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
+    /// What helps against a write, if it may only be read.
+    pub(crate) fn hint_of_write(&self) -> Option<&'static str> {
+        let is_input = self.read_only && self.name.is_none();
+        is_input.then_some(
+            "the buffer was given as an input: give it as `in_place` if the kernel is to change it",
+        )
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.storage.bytes()
     }

@@ -63,6 +63,9 @@ pub(crate) struct Variable<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parameter<'a> {
     pub(crate) name: Name<'a>,
+    /// The type of its elements, and whether it is an array.
+    pub(crate) ty: &'a str,
+    pub(crate) array: bool,
     pub(crate) size: u64,
     pub(crate) align: u64,
 }

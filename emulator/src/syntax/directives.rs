@@ -372,6 +372,7 @@ impl<'a> Parser<'_, 'a> {
             return Err(self.expected("`.param`"));
         }
         let (mut size, mut align, mut pointer) = (None, None, false);
+        let mut ty = "";
         while let Kind::Dotted(word) = self.kind() {
             let span = self.span();
             self.advance();
@@ -386,7 +387,7 @@ impl<'a> Parser<'_, 'a> {
                 "ptr" => pointer = true,
                 "global" | "shared" | "const" | "local" if pointer => {}
                 _ => match type_size(word) {
-                    Some(bytes) => size = Some(bytes),
+                    Some(bytes) => (size, ty) = (Some(bytes), word),
                     None => return Err(self.source.error(span, format!("`.{word}` is not a type"))),
                 },
             }
@@ -394,15 +395,17 @@ impl<'a> Parser<'_, 'a> {
         let Some(element) = size else { return Err(self.expected("a type")) };
         let name = self.name("a parameter name")?;
         let mut size = element;
+        let mut array = false;
         while self.accept(b'[') {
             let span = self.span();
+            array = true;
             size = size.saturating_mul(self.integer("a number of elements")?);
             if size > 1 << 16 {
                 return Err(self.source.error(span, "this parameter is larger than 64 KiB"));
             }
             self.expect(b']')?;
         }
-        Ok(Parameter { name, size, align: align.unwrap_or(element) })
+        Ok(Parameter { name, ty, array, size, align: align.unwrap_or(element) })
     }
 
     /// A function that is no entry. Its body is skipped: nothing can call it.

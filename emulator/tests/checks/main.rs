@@ -46,7 +46,7 @@ fn an_access_past_the_end_names_allocation_and_lanes() {
     passes(&kernel("", "st.global.u32 [%q], %t;"), 40);
     let found = fails(&kernel("", "st.global.u32 [%q+8], %t;"), 40, FindingKind::OutOfBounds);
     assert_eq!((found.warp, found.lanes), (1, 0xc0), "{found}");
-    assert!(found.message.contains("0 bytes past the end of allocation #0 (160 bytes"), "{found}");
+    assert!(found.message.contains("0 bytes past the end of argument 1, `p` (160 bytes"), "{found}");
     assert_eq!(found.text, "st.global.u32 [%q+8], %t;");
     fails(&kernel("", "ld.global.u32 %r0, [%q+-4];"), 32, FindingKind::OutOfBounds);
     fails(&kernel("", "mov.b64 %q, 0;\nld.global.u32 %r0, [%q];"), 32, FindingKind::OutOfBounds);

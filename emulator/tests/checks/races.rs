@@ -100,7 +100,7 @@ fn warps_and_blocks_that_share_bytes_of_global_memory_race() {
     };
     passes(&exchange("bar.sync 0;\n"), 64);
     let found = fails(&exchange(""), 64, FindingKind::GlobalRace);
-    assert!(found.message.contains("allocation #0") && found.related.len() == 1, "{found}");
+    assert!(found.message.contains("argument 1, `p`") && found.related.len() == 1, "{found}");
     // Bytes that share a word, and atomic operations, do not race.
     passes(&kernel("", "cvt.u64.u32 %x1, %t;\nadd.s64 %q, %p, %x1;\nst.global.u8 [%q], %t;"), 64);
     passes(&kernel("", "red.global.add.u32 [%p], %t;"), 64);

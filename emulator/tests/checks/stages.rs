@@ -180,6 +180,111 @@ fn a_fence_may_be_anyones_on_the_way() {
 }
 
 #[test]
+fn a_fence_counts_for_the_lanes_that_execute_it() {
+    let reads = [
+        LOAD,
+        "ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%row];",
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%row];",
+    ];
+    let low = "setp.lt.u32 %c2, %l, 16;\n";
+    for read in reads {
+        // All lanes have read, and only one or some fence.
+        for (prepare, fence) in [("", format!("@%one {FENCE}")), (low, format!("@%c2 {FENCE}"))] {
+            let text = ring(1, &format!("{prepare}{read}\n{fence}\n{MEET}\n{ARRIVE}"), "");
+            let found = fails(&text, 64);
+            assert_eq!(found.related[0].text, read, "{found}");
+            assert!(found.hint.as_ref().unwrap().contains("counts for the lanes that execute it"), "{found}");
+            // The others may do so in another place,
+            let others = fence.replace("@%", "@!%");
+            passes(&ring(1, &format!("{prepare}{read}\n{fence}\n{others}\n{MEET}\n{ARRIVE}"), ""), 64);
+            // have done so before,
+            passes(&ring(1, &format!("{prepare}{read}\n{FENCE}\n{fence}\n{MEET}\n{ARRIVE}"), ""), 64);
+            // or tell those that fence what they have read.
+            passes(&ring(1, &format!("{prepare}{read}\n{MEET}\n{fence}\n{MEET}\n{ARRIVE}"), ""), 64);
+        }
+    }
+    // Lanes that have not read need none.
+    passes(&ring(1, &format!("{low}@%c2 {LOAD}\n@%c2 {FENCE}\n{MEET}\n{ARRIVE}"), ""), 64);
+    let found = fails(&ring(1, &format!("{low}@%c2 {LOAD}\n@!%c2 {FENCE}\n{MEET}\n{ARRIVE}"), ""), 64);
+    assert_eq!(found.related[0].message, "the read by warp 0", "{found}");
+}
+
+#[test]
+fn a_fence_counts_for_the_lanes_that_execute_it_behind_writes_too() {
+    // The lanes write, and the first has the copy engine read what all have written.
+    let text = |fences: &str| {
+        let body = format!(
+            "mov.u32 %r9, 0;\nst.shared.v4.u32 [%row], {{%r9, %r9, %r9, %r9}};\n{fences}\n@!%first ret;\n\
+             cp.async.bulk.global.shared::cta.bulk_group [%p+1024], [%s], 512;\ncp.async.bulk.commit_group;\n\
+             cp.async.bulk.wait_group 0;"
+        );
+        kernel(1, "", &body)
+    };
+    passes(&text(&format!("{FENCE}\n{MEET}")), 32);
+    passes(&text(&format!("{MEET}\n@%one {FENCE}\n{MEET}")), 32);
+    let found = fails_on(&text(&format!("@%one {FENCE}\n{MEET}")), 1, 32, FindingKind::ProxyFence);
+    assert!(found.related[0].text.contains("st.shared.v4"), "{found}");
+}
+
+#[test]
+fn a_fence_counts_for_the_memory_that_it_names() {
+    let with = |fence: &str| ring(1, &format!("{LOAD}\n{fence}\n{MEET}\n{ARRIVE}"), "");
+    for fence in
+        ["fence.proxy.async;", "fence.proxy.async.shared::cta;", "fence.proxy.async.shared::cluster;"]
+    {
+        passes(&with(fence), 64);
+    }
+    let others = ["fence.proxy.async.global;", "fence.proxy.tensormap::generic.release.gpu;"];
+    for fence in others {
+        fails(&with(fence), 64);
+        let write = with(fence).replace(LOAD, "st.shared.u32 [%mine], 7;");
+        fails_on(&write, 1, 64, FindingKind::ProxyFence);
+        // Nor behind the initialisation of an mbarrier.
+        let text = ring(1, &format!("{LOAD}\n{FENCE}\n{MEET}\n{ARRIVE}"), "");
+        let found = fails_on(
+            &text.replace("@%first fence.mbarrier_init.release.cluster;", fence),
+            1,
+            64,
+            FindingKind::ProxyFence,
+        );
+        assert_eq!(found.text, COPY, "{found}");
+    }
+    // The other way round: a copy of what was written to global memory.
+    let global = |fence: &str| {
+        let body = format!(
+            "mul.wide.u32 %x1, %l, 16;\nadd.u64 %x1, %p, %x1;\nmov.u32 %r9, 0;\n\
+             st.global.v4.u32 [%x1], {{%r9, %r9, %r9, %r9}};\n{fence}\n{MEET}\n@!%first ret;\n{EXPECT}\n{COPY}\n{}",
+            wait("$FULL", "%full", 0),
+        );
+        kernel(1, "", &body)
+    };
+    for fence in ["fence.proxy.async;", "fence.proxy.async.global;"] {
+        passes(&global(fence), 32);
+    }
+    let found = fails_on(&global(FENCE), 1, 32, FindingKind::ProxyFence);
+    assert!(found.related[0].text.contains("st.global.v4"), "{found}");
+}
+
+/// PTX asks for a fence on the causality path from the read to the copy. The copying thread's own is on it once that thread has waited for
+/// the readers, and not before.
+#[test]
+fn the_producer_may_fence_for_the_consumers_behind_its_wait() {
+    let readers = format!("{LOAD}\n{MEET}\n{ARRIVE}");
+    let producer = format!("{FENCE}\n");
+    let text = ring(2, &readers, &producer);
+    passes(&text, 96);
+    // In front of the wait, it knows of no reads.
+    let wait = wait("$EMPTY", "%empty", 0);
+    let early = text.replace(&format!("{wait}{producer}"), &format!("{producer}{wait}"));
+    assert_ne!(early, text);
+    fails(&early, 96);
+    // For the memory that is copied to, as ever.
+    fails(&ring(2, &readers, "fence.proxy.async.global;\n"), 96);
+    // Behind the copy is too late.
+    fails(&ring(2, &readers, &format!("{EXPECT}\n{COPY}\n{FENCE}\nret;\n")), 96);
+}
+
+#[test]
 fn program_order_is_no_proxy_fence() {
     let text = |between: &str| {
         let fill = format!("@%first {EXPECT}\n@%first {COPY}\n");

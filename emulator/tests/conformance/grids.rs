@@ -77,7 +77,7 @@ fn every_access_to_global_memory_comes_after_the_wait() {
     assert!(found.message.starts_with("load of 4 bytes at 0x"), "{found}");
     assert!(
         found.message.ends_with(
-            "access to global memory before `griddepcontrol.wait`: byte 0 of allocation #0 (256 bytes at 0x700000000000)"
+            "access to global memory before `griddepcontrol.wait`: byte 0 of argument 1, `p` (256 bytes at 0x700000000000)"
         ),
         "{found}"
     );

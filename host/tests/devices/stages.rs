@@ -10,6 +10,7 @@ use crate::{Case, On, cases, raw};
 #[rustfmt::skip]
 pub(crate) const CASES: &[(&str, On, Case)] = &cases![On::Hopper =>
     stages_that_are_given_back_behind_a_fence_are_read_in_time,
+    stages_that_the_producer_fences_are_in_order,
     stages_that_are_given_back_without_a_fence_are_told_of,
 ];
 
@@ -96,6 +97,20 @@ fn wrong_sums(device: &Device, entry: &str) -> warpsmith::Result<(usize, usize)>
 fn stages_that_are_given_back_behind_a_fence_are_read_in_time(device: &Device) -> Result<(), Failed> {
     let (wrong, all) = wrong_sums(device, "ring_fenced")?;
     if wrong != 0 {
+        return Err(format!("{wrong} of {all} warps read something else than their stages had").into());
+    }
+    Ok(())
+}
+
+/// The memory model allows it: the fence is on the causality path from the loads to the copy. So the emulator has no finding. Whether a GPU
+/// keeps to that is to be seen: the rate is printed.
+fn stages_that_the_producer_fences_are_in_order(device: &Device) -> Result<(), Failed> {
+    let (wrong, all) = wrong_sums(device, "ring_fenced_by_producer")?;
+    if matches!(device.kind(), DeviceKind::Cuda(_)) {
+        println!(
+            "with the producer's fence, {wrong} of {all} warps read something else than their stages had"
+        );
+    } else if wrong != 0 {
         return Err(format!("{wrong} of {all} warps read something else than their stages had").into());
     }
     Ok(())

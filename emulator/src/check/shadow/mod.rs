@@ -29,7 +29,7 @@ use locks::Locks;
 pub(crate) use reads::Overtaken;
 use reads::Reads as UnfencedReads;
 
-use super::order::{self, Order};
+use super::order::{self, Memory, Order};
 
 /// The bytes that a cell stands for.
 pub(crate) const GRANULE: u32 = 16;
@@ -261,6 +261,11 @@ impl Shadow {
         Ok(())
     }
 
+    /// Notes that a warp has read a granule again as far as agents are concerned: no proxy fence stands behind it.
+    pub(crate) fn read_again(&mut self, order: &Order, granule: u32, who: Who) {
+        self.unfenced.note(order, granule / REGION, 1 << (granule % REGION), who);
+    }
+
     /// Notes a warp's access to some bytes of a granule.
     #[inline(always)]
     pub(crate) fn access(
@@ -316,7 +321,7 @@ impl Shadow {
         who: Who,
         channel: order::Actor,
     ) -> Result<(), Conflict> {
-        let actor = Actor { fenced: Some(order.fenced(who.actor)), ..self.actor(order, who) };
+        let actor = Actor { fenced: Some(order.fenced(who.actor, Memory::Shared)), ..self.actor(order, who) };
         self.check_others(granule, bytes, &actor, Access::Asynchronous)?;
         self.touch(granule, bytes, &actor, Access::Asynchronous)?;
         self.each_cell(granule, bytes, |cell| {
@@ -363,7 +368,7 @@ impl Shadow {
         bytes: u16,
         who: Who,
     ) -> Result<(), Conflict> {
-        let actor = Actor { fenced: Some(order.fenced(who.actor)), ..self.actor(order, who) };
+        let actor = Actor { fenced: Some(order.fenced(who.actor, Memory::Shared)), ..self.actor(order, who) };
         self.check_cells(
             granule,
             |cell| cell.check_read(bytes, &actor),

@@ -11,7 +11,7 @@
 //! Copies write whole granules, so bytes are not told apart.
 
 use super::Who;
-use crate::check::order::{self, Order};
+use crate::check::order::{self, Memory, Order};
 
 /// A read that an agent's write may overtake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,8 @@ impl Reads {
         for note in notes.iter_mut().filter(|note| note.granules & granules != 0) {
             let &mut Note { stamp, at, actor, .. } = note;
             let ordered = order.knows(who.actor, actor, stamp);
-            let fenced = order.fenced(who.actor).get(usize::from(actor)).is_some_and(|&f| stamp < f);
+            let fenced =
+                order.fenced(who.actor, Memory::Shared).get(usize::from(actor)).is_some_and(|&f| stamp < f);
             // A barrier of the whole block also settles what warps did that have exited since: nobody can tell what they fenced.
             let unknown = !ordered && is_settled(actor, stamp);
             if found.is_none() && !unknown && !(ordered && fenced) {

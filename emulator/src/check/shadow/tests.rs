@@ -1,4 +1,4 @@
-use super::super::order::{Clock, Order};
+use super::super::order::{Clock, Memory, Order};
 use super::*;
 
 /// A block's shadow and the clocks of its warps.
@@ -168,10 +168,10 @@ fn agents_need_a_proxy_fence_behind_ordinary_writes() {
     assert!(s.shadow.check_agent(&s.order, 0, 0xffff, reader).unwrap_err().unfenced);
     assert!(s.shadow.start_copy(&s.order, 0, 0xff, reader, 9).unwrap_err().unfenced);
     // A fence helps whoever executes it, as long as it is between the two.
-    s.order.fence(1);
+    s.order.fence(1, &Memory::ALL);
     assert!(s.shadow.check_agent(&s.order, 0, 0xffff, reader).is_ok());
     s.access(1, 0xffff, 0, Access::Write, 1).unwrap();
-    s.order.fence(0);
+    s.order.fence(0, &Memory::ALL);
     all(&mut s, 2);
     assert!(s.shadow.check_agent(&s.order, 1, 0xffff, reader).is_ok());
 }
@@ -238,7 +238,7 @@ fn an_agent_may_overtake_reads_that_no_proxy_fence_is_behind() {
     let whole = (1024, 1024);
     // Warps 0 and 1 read; the first fences, and both tell warp 2.
     s.access_whole(1, 0b110, 0, Access::Read, 1).unwrap();
-    s.order.fence(0);
+    s.order.fence(0, &Memory::ALL);
     s.access(66, 0x00f0, 1, Access::Read, 2).unwrap();
     assert_eq!(overtaken(&mut s, 0, (0, 1024)), None, "what others read elsewhere");
     all(&mut s, 3);
@@ -248,18 +248,18 @@ fn an_agent_may_overtake_reads_that_no_proxy_fence_is_behind() {
     // A fence covers what its warp has read before it, not what it reads behind it; and what it knows of others.
     s.access_whole(1, 0b010, 0, Access::Read, 3).unwrap();
     s.access_whole(1, 0b100, 1, Access::Read, 4).unwrap();
-    s.order.fence(1);
+    s.order.fence(1, &Memory::ALL);
     all(&mut s, 3);
     assert_eq!(overtaken(&mut s, 2, whole), Some((65, 0, 3, true)));
     s.access_whole(1, 0b010, 0, Access::Read, 5).unwrap();
     all(&mut s, 3);
-    s.order.fence(1);
+    s.order.fence(1, &Memory::ALL);
     assert_eq!(overtaken(&mut s, 1, whole), None);
     // The own reads of the warp that starts the copy count; those that nothing orders do in any case.
     s.access_whole(1, 0b010, 2, Access::Read, 6).unwrap();
     assert_eq!(overtaken(&mut s, 2, whole), Some((65, 2, 6, true)));
     s.access_whole(1, 0b010, 2, Access::Read, 7).unwrap();
-    s.order.fence(2);
+    s.order.fence(2, &Memory::ALL);
     assert_eq!(overtaken(&mut s, 1, whole), Some((65, 2, 7, false)));
     // Regions are told apart, and a range may begin and end within them.
     s.access_whole(2, 1 << 63, 0, Access::Read, 8).unwrap();
@@ -274,7 +274,7 @@ fn a_warps_last_read_of_a_granule_is_the_one_that_counts() {
     for at in 0..1000 {
         s.access_whole(0, u64::MAX, 0, Access::Read, at).unwrap();
         s.access(at % 64, 0xff, 0, Access::Read, at).unwrap();
-        s.order.fence(0);
+        s.order.fence(0, &Memory::ALL);
     }
     all(&mut s, 2);
     assert_eq!(s.shadow.overtakes(&s.order, (0, 1024), who), None);

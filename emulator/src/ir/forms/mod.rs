@@ -167,6 +167,13 @@ fn vote(c: &Chosen<'_>) -> Vote {
     c.pick(&[("and", Vote::All), ("or", Vote::Any)], c.pick(&names, Vote::All))
 }
 
+/// A fence that names no space is for all.
+fn async_fence(c: &Chosen<'_>) -> Op {
+    let global = c.has("global");
+    let shared = c.has("shared::cta") || c.has("shared::cluster");
+    Op::ProxyFence(ProxyFence::Async { shared: shared || !global, global: global || !shared })
+}
+
 fn barrier(c: &Chosen<'_>, kind: Barrier, plain: usize) -> Op {
     // `bar` is always aligned; `barrier` only if it says so.
     Op::Barrier { kind, aligned: true, counted: c.operands > plain }

@@ -27,7 +27,7 @@ pub(super) static ROWS: &[Form] = rows! {
     "membar", "cta|gl|sys", "", |c| Op::Fence { gpu: !c.has("cta") };
     "fence", "sc|acq_rel|acquire|release? cta|cluster|gpu|sys", "",
         |c| Op::Fence { gpu: c.has("gpu") || c.has("sys") };
-    "fence", "proxy async global|shared::cta|shared::cluster?", "", |_| Op::ProxyFence(ProxyFence::Async);
+    "fence", "proxy async global|shared::cta|shared::cluster?", "", async_fence;
     "fence", "proxy alias", "", |_| Op::ProxyFence(ProxyFence::Alias);
     "fence", "mbarrier_init release cluster", "", |_| Op::ProxyFence(ProxyFence::MbarrierInit);
     "barrier", "cluster arrive release|relaxed? aligned?", "",

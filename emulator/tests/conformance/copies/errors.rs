@@ -43,10 +43,10 @@ const RANGE: &str = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx:
 #[test]
 fn bytes_that_are_no_map_are_named() {
     let load = |map: &str| format!("{LOAD} [%tile], [{map}, {{0, 0}}], [%bar];");
-    found(&load("%p"), FindingKind::TensorMap, "byte 0 of allocation #0");
+    found(&load("%p"), FindingKind::TensorMap, "byte 0 of argument 2, `p`");
     found(&load("%map+64"), FindingKind::TensorMap, "byte 64 of the parameters");
     found(&load("%map+8"), FindingKind::Misaligned, "not a multiple of 64");
-    found(&load("%p+4096"), FindingKind::OutOfBounds, "0 bytes past the end of allocation #0");
+    found(&load("%p+4096"), FindingKind::OutOfBounds, "0 bytes past the end of argument 2, `p`");
     found(
         "cvt.u64.u32 %x0, %tile;\ncvta.shared.u64 %x0, %x0;\nprefetch.tensormap [%x0];",
         FindingKind::TensorMap,
@@ -91,7 +91,7 @@ fn copies_must_lie_in_memory() {
     found(
         &format!("{RANGE} [%tile], [%p+4080], 32, [%bar];"),
         FindingKind::OutOfBounds,
-        "past the end of allocation",
+        "past the end of argument 2, `p`",
     );
     found(&format!("{STORE} [%map, {{-8, 0}}], [%tile];"), FindingKind::OutOfBounds, "begins at [-8, 0]");
     // The map promises more than there is.
