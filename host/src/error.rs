@@ -124,7 +124,7 @@ pub enum Error {
     #[error("opening a CUDA device: no NVIDIA driver, expected {expected}: {reason}")]
     NoDriver {
         /// What was looked for.
-        expected: &'static str,
+        expected: String,
         /// What came of it.
         reason: String,
     },
@@ -139,6 +139,22 @@ pub enum Error {
         /// The PTX ISA version that it is written in.
         ptx: String,
         /// The CUDA version from which on drivers know it.
+        required: String,
+        /// The CUDA version of the driver.
+        driver: String,
+    },
+
+    /// The driver is older than a function that is needed.
+    #[error(
+        "{operation}: the driver has no `{function}`, expected a driver for CUDA {required} or later, this one is for CUDA {driver}: \
+         update the NVIDIA driver"
+    )]
+    DriverLacksFunction {
+        /// The operation that was asked for.
+        operation: &'static str,
+        /// The driver's function.
+        function: &'static str,
+        /// The CUDA version from which on drivers have it.
         required: String,
         /// The CUDA version of the driver.
         driver: String,

@@ -44,3 +44,40 @@ fn devices_are_opened_by_name() {
     assert_eq!(Device::cpu(), Device::cpu());
     assert_ne!(Device::emulator(), Device::emulator());
 }
+
+/// A name of the driver's that a library exports would take the place of the real one for all other code of the program.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_library_exports_its_own_functions_and_none_of_the_drivers() {
+    use object::{Object, ObjectSymbol};
+
+    let mut cargo = std::process::Command::new(env!("CARGO"));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    cargo.args(["build", "--quiet", "--example", "c_library", "--message-format", "json"]);
+    if !cfg!(debug_assertions) {
+        cargo.arg("--release");
+    }
+    // Where this test's own artefacts are, so that what is there already is not built again.
+    let test = std::env::current_exe().unwrap();
+    cargo.arg("--target-dir").arg(test.ancestors().nth(3).unwrap());
+    let built = cargo.output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let library = String::from_utf8(built.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .filter(|message| message["target"]["name"] == "c_library")
+        .find_map(|message| Some(message["filenames"].as_array()?[0].as_str()?.to_owned()))
+        .expect("cargo names the library that it has built");
+    let bytes = std::fs::read(&library).unwrap();
+    let file = object::File::parse(&*bytes).unwrap();
+    let names: Vec<&str> = file.dynamic_symbols().map(|symbol| symbol.name().unwrap()).collect();
+    assert!(names.contains(&"example_linear"), "{library} exports {names:?}");
+    let of_the_driver: Vec<_> = names
+        .iter()
+        .filter(|name| {
+            name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+        })
+        .collect();
+    assert!(of_the_driver.is_empty(), "{library} has {of_the_driver:?}");
+}

@@ -1,41 +1,99 @@
 //! The NVIDIA driver, opened when it is first needed.
 //!
-//! `cust` calls driver functions that it expects to find when the program is linked. [`forward`] defines them; this
-//! module opens the library behind them and turns the driver's error codes into [`Error`]s.
+//! Nothing of it is needed to build or to start a program: its library is opened, and its [functions](sys) are found, at run time. What it
+//! lacks or refuses becomes an [`Error`].
 
-mod codes;
-mod forward;
+pub(crate) mod sys;
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::OnceLock;
 
-use cust::error::CudaError;
-use cust_raw::CUresult;
 use libloading::Library;
 
 use crate::error::{Error, Result};
+use sys::Outcome;
 
+/// The names that the driver's library goes by, the likeliest first.
 #[cfg(not(windows))]
-const LIBRARY: &str = "libcuda.so.1";
+const LIBRARIES: &[&str] = &["libcuda.so.1", "libcuda.so", WSL_LIBRARY];
+/// Where the Windows Subsystem for Linux puts it, a folder that not every system searches.
+#[cfg(not(windows))]
+const WSL_LIBRARY: &str = "/usr/lib/wsl/lib/libcuda.so.1";
 #[cfg(windows)]
-const LIBRARY: &str = "nvcuda.dll";
+const LIBRARIES: &[&str] = &["nvcuda.dll"];
 
-thread_local! {
-    /// The last error code that the driver returned to this thread. `cust` and `cust_raw` each turn codes that they have
-    /// no name for into "unknown"; this is what was behind it.
-    static LAST_FAILURE: Cell<c_int> = const { Cell::new(CUresult::CUDA_ERROR_UNKNOWN as c_int) };
+/// The driver's codes that this crate tells apart.
+pub(crate) mod code {
+    pub(crate) const OUT_OF_MEMORY: i32 = 2;
+    pub(crate) const NO_DEVICE: i32 = 100;
+    pub(crate) const INVALID_IMAGE: i32 = 200;
+    pub(crate) const NO_BINARY_FOR_GPU: i32 = 209;
+    pub(crate) const INVALID_PTX: i32 = 218;
+    pub(crate) const UNSUPPORTED_PTX_VERSION: i32 = 222;
+    pub(crate) const INVALID_SOURCE: i32 = 300;
+    pub(crate) const NOT_FOUND: i32 = 500;
+    pub(crate) const NOT_READY: i32 = 600;
+    pub(crate) const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
+}
+
+/// Why a call of the driver did nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The driver returned this code, which need not be one that this crate knows.
+    Code(i32),
+    /// The driver lacks the function, which came with a later version of CUDA.
+    Missing { function: &'static str, since: (u32, u32) },
+    /// There is no driver, for this reason.
+    NoDriver(&'static str),
+}
+
+impl Failure {
+    fn from_code(code: c_int) -> Outcome {
+        match code {
+            0 => Ok(()),
+            code => Err(Self::Code(code)),
+        }
+    }
+
+    /// This as an error of `operation`.
+    pub(crate) fn error(self, operation: &'static str) -> Error {
+        match self {
+            Self::Code(code) => error(operation, code),
+            Self::Missing { function, since: (major, minor) } => Error::DriverLacksFunction {
+                operation,
+                function,
+                required: format!("{major}.{minor}"),
+                driver: version()
+                    .map_or_else(|| "unknown".into(), |(major, minor)| format!("{major}.{minor}")),
+            },
+            Self::NoDriver(reason) => no_driver(reason),
+        }
+    }
 }
 
 /// The driver library, or why it cannot be opened. It stays open until the program ends.
 pub(crate) fn library() -> std::result::Result<&'static Library, &'static str> {
     static DRIVER: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
-    DRIVER
+    DRIVER.get_or_init(|| open(LIBRARIES)).as_ref().map_err(String::as_str)
+}
+
+/// The first of the libraries that can be opened, or what came of each.
+fn open(names: &[&str]) -> std::result::Result<Library, String> {
+    let mut reasons = Vec::new();
+    for name in names {
         // SAFETY: the driver's initialisers have no requirements; it is the library that NVIDIA installs under that name.
-        .get_or_init(|| unsafe { Library::new(LIBRARY) }.map_err(|error| with_sources(&error)))
-        .as_ref()
-        .map_err(String::as_str)
+        match unsafe { Library::new(*name) } {
+            Ok(library) => return Ok(library),
+            Err(error) => reasons.push(with_sources(&error)),
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+/// The error where there is no driver.
+pub(crate) fn no_driver(reason: &str) -> Error {
+    Error::NoDriver { expected: format!("{} of an NVIDIA driver", LIBRARIES[0]), reason: reason.to_owned() }
 }
 
 /// An error's text with that of the errors behind it, where the system's own words are.
@@ -51,41 +109,18 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 /// # Safety
 ///
 /// The function has the type `F`, a function pointer.
-unsafe fn function<F: Copy>(name: &str) -> Option<F> {
+unsafe fn find<F: Copy>(name: &str) -> Option<F> {
     // SAFETY: the caller answers for the type.
     unsafe { library().ok()?.get::<F>(name.as_bytes()) }.ok().map(|symbol| *symbol)
 }
 
-/// Calls a function of the driver that `cust_raw` does not declare; `name` ends in a zero byte.
-///
-/// # Safety
-///
-/// The function has the type `F`, a function pointer.
-pub(crate) unsafe fn call<F: Copy>(
-    operation: &'static str,
-    name: &str,
-    call: impl FnOnce(F) -> c_int,
-) -> Result<()> {
-    // SAFETY: the caller answers for the type.
-    check(operation, unsafe { function::<F>(name) }.map_or_else(unavailable, |found| known(call(found))))
-}
-
-/// The result of a forwarded call that reached no function.
-fn unavailable() -> CUresult {
-    match library() {
-        Ok(_) => CUresult::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND,
-        Err(_) => CUresult::CUDA_ERROR_NOT_INITIALIZED,
-    }
-}
-
-/// A code of the driver as a value of `cust_raw`'s enum. One that the enum lacks becomes "unknown".
-fn known(code: c_int) -> CUresult {
-    if code == 0 {
-        return CUresult::CUDA_SUCCESS;
-    }
-    LAST_FAILURE.set(code);
-    let known = codes::KNOWN.iter().copied().find(|&known| known as c_int == code);
-    known.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN)
+/// The version of CUDA that the driver is for, if it can say.
+pub(crate) fn version() -> Option<(u32, u32)> {
+    let mut version = 0;
+    // SAFETY: the number is written to a local variable.
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.ok()?;
+    let version = u32::try_from(version).ok()?;
+    Some((version / 1000, version % 1000 / 10))
 }
 
 /// The driver's text for an error code, from the function of that name.
@@ -93,7 +128,7 @@ fn error_text(name: &str, code: c_int) -> &'static CStr {
     type Driver = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
     let mut text = ptr::null();
     // SAFETY: both functions that are asked for have this type.
-    if let Some(driver) = unsafe { function::<Driver>(name) }
+    if let Some(driver) = unsafe { find::<Driver>(name) }
         // SAFETY: the pointer is written to a local variable; any code may be asked for.
         && unsafe { driver(code, &raw mut text) } == 0
         && !text.is_null()
@@ -107,20 +142,9 @@ fn error_text(name: &str, code: c_int) -> &'static CStr {
     }
 }
 
-/// The code behind the result of the thread's last call of the driver.
-pub(crate) fn code(result: CUresult) -> i32 {
-    match result {
-        CUresult::CUDA_ERROR_UNKNOWN => LAST_FAILURE.get(),
-        other => other as i32,
-    }
-}
-
-/// The error for a result of the driver, if it is one.
-pub(crate) fn check(operation: &'static str, result: CUresult) -> Result<()> {
-    match code(result) {
-        0 => Ok(()),
-        code => Err(error(operation, code)),
-    }
+/// An outcome of `operation`, with the error that a user sees.
+pub(crate) fn check(operation: &'static str, outcome: Outcome) -> Result<()> {
+    outcome.map_err(|failure| failure.error(operation))
 }
 
 /// The error for a code of the driver.
@@ -129,44 +153,48 @@ pub(crate) fn error(operation: &'static str, code: i32) -> Error {
     Error::Driver { operation, code, name: text("cuGetErrorName\0"), message: text("cuGetErrorString\0") }
 }
 
-/// The code behind an error of `cust`'s, which came from the thread's last call of the driver.
-pub(crate) fn cust_code(error: CudaError) -> i32 {
-    match error {
-        CudaError::UnknownError => code(CUresult::CUDA_ERROR_UNKNOWN),
-        other => other as i32,
-    }
-}
-
-/// Turns an error of `cust`'s into one of ours.
-pub(crate) fn cust_error(operation: &'static str) -> impl Fn(CudaError) -> Error {
-    move |failure| error(operation, cust_code(failure))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_code_of_the_enum_stays_itself_and_others_are_remembered() {
-        for &result in codes::KNOWN {
-            assert_eq!(known(result as c_int), result);
+    fn codes_are_reported_as_they_are_whether_or_not_they_are_known() {
+        assert_eq!(Failure::from_code(0), Ok(()));
+        for code in [code::OUT_OF_MEMORY, code::UNSUPPORTED_PTX_VERSION, 4711, -7] {
+            assert_eq!(Failure::from_code(code), Err(Failure::Code(code)));
+            let Error::Driver { operation, code: reported, name, message } =
+                Failure::Code(code).error("test")
+            else {
+                panic!("another variant")
+            };
+            assert_eq!((operation, reported), ("test", code));
+            assert!(!name.is_empty() && !message.is_empty());
         }
-        assert_eq!(known(-7), CUresult::CUDA_ERROR_UNKNOWN);
-        assert_eq!(code(CUresult::CUDA_ERROR_UNKNOWN), -7);
     }
 
     #[test]
-    fn codes_that_cust_has_no_name_for_are_reported_as_they_are() {
-        const UNSUPPORTED_PTX_VERSION: c_int = 222;
-        assert_eq!(code(known(UNSUPPORTED_PTX_VERSION)), UNSUPPORTED_PTX_VERSION);
-        assert_eq!(cust_code(CudaError::UnknownError), UNSUPPORTED_PTX_VERSION);
+    fn a_missing_function_is_named_with_the_version_that_brought_it() {
+        let failure = Failure::Missing { function: "cuLaunchKernelEx", since: (11, 8) };
+        let text = failure.error("launching a kernel").to_string();
+        assert!(text.starts_with("launching a kernel: the driver has no `cuLaunchKernelEx`"), "{text}");
+        assert!(text.contains("CUDA 11.8"), "{text}");
     }
 
     #[test]
-    fn errors_have_a_text_with_and_without_a_driver() {
-        let Error::Driver { code, name, message, .. } = error("test", 2) else { panic!("another variant") };
-        assert_eq!(code, 2);
-        assert!(!name.is_empty() && !message.is_empty());
-        assert!(!CudaError::OutOfMemory.to_string().is_empty());
+    fn every_library_that_could_not_be_opened_is_named() {
+        let reason = open(&["libnot-there.so.1", "libneither.so"]).unwrap_err();
+        assert!(reason.contains("libnot-there.so.1") && reason.contains("libneither.so"), "{reason}");
+        let Error::NoDriver { expected, reason } = no_driver(&reason) else { panic!("another variant") };
+        assert!(expected.contains(LIBRARIES[0]) && reason.contains("libneither.so"));
+    }
+
+    #[test]
+    fn a_call_without_a_driver_says_so() {
+        let mut count = 0;
+        // SAFETY: the number is written to a local variable.
+        match unsafe { sys::cuDeviceGetCount(&raw mut count) } {
+            Err(Failure::NoDriver(reason)) => assert!(library().is_err() && !reason.is_empty()),
+            _ => assert!(library().is_ok()),
+        }
     }
 }

@@ -3,10 +3,10 @@
 //! Under a profiler times mean nothing, and what it is to look at is a few launches among thousands: those with which the fastest of a
 //! peer's algorithms is found, say. So the driver tells it where to begin and where to end.
 
-use anyhow::{Context, Result};
-use cudarc::driver::{profiler_start, profiler_stop};
-use warpsmith::Stream;
+use anyhow::{Context, Result, bail};
+use cudarc::driver::{CudaContext, profiler_start, profiler_stop};
 use warpsmith::benchmark::Subject;
+use warpsmith::{DeviceKind, Stream};
 
 /// Has the profiler look at `launches` launches of each subject, which are named as they begin.
 pub(super) fn launch(
@@ -14,6 +14,9 @@ pub(super) fn launch(
     launches: usize,
     subjects: impl Iterator<Item = (String, Box<dyn Subject>)>,
 ) -> Result<()> {
+    let DeviceKind::Cuda(ordinal) = stream.device().kind() else { bail!("a profiler looks at a GPU") };
+    // The profiler is told about the thread's current context.
+    let _current = CudaContext::new(ordinal).context("the GPU's context")?;
     for (name, mut subject) in subjects {
         // What only the first launch does is not to be seen.
         subject.enqueue(0)?;

@@ -1,22 +1,12 @@
 //! Work recorded from a stream, to be enqueued again as a whole with one call of the driver.
 
-use std::ffi::{c_int, c_ulonglong};
 use std::ptr;
 use std::sync::Arc;
 
-use cust_raw as cuda;
-
 use super::GpuContext;
 use super::raw::CudaStream;
-use crate::driver;
+use crate::driver::{self, sys as cuda};
 use crate::error::Result;
-
-type BeginCapture = unsafe extern "C" fn(cuda::CUstream, c_int) -> c_int;
-type EndCapture = unsafe extern "C" fn(cuda::CUstream, *mut cuda::CUgraph) -> c_int;
-type Instantiate = unsafe extern "C" fn(*mut cuda::CUgraphExec, cuda::CUgraph, c_ulonglong) -> c_int;
-type Launch = unsafe extern "C" fn(cuda::CUgraphExec, cuda::CUstream) -> c_int;
-type DestroyGraph = unsafe extern "C" fn(cuda::CUgraph) -> c_int;
-type DestroyExecutable = unsafe extern "C" fn(cuda::CUgraphExec) -> c_int;
 
 /// Recorded work, ready to be enqueued.
 #[derive(Debug)]
@@ -32,21 +22,14 @@ pub(super) fn record(
     work: &mut dyn FnMut() -> Result<()>,
 ) -> Result<CudaGraph> {
     let recording = context.recordings.begin();
-    let thread_local = cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_int;
-    // SAFETY: the driver's function of this name has this type; the stream is alive.
-    unsafe {
-        driver::call("recording work", "cuStreamBeginCapture_v2\0", |begin: BeginCapture| {
-            begin(stream.raw(), thread_local)
-        })?;
-    }
+    let thread_local = cuda::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: the stream is alive.
+    driver::check("recording work", unsafe { cuda::cuStreamBeginCapture_v2(stream.raw(), thread_local) })?;
     let graph = between(work, || {
         let mut graph = ptr::null_mut();
         // SAFETY: as above; the handle is written to a local variable.
-        let ended = unsafe {
-            driver::call("ending a recording", "cuStreamEndCapture\0", |end: EndCapture| {
-                end(stream.raw(), &raw mut graph)
-            })
-        };
+        let ended = unsafe { cuda::cuStreamEndCapture(stream.raw(), &raw mut graph) };
+        let ended = driver::check("ending a recording", ended);
         // What an invalid recording has left is to be freed as well.
         let graph = Graph(graph);
         ended.map(|()| graph)
@@ -83,26 +66,17 @@ struct Graph(cuda::CUgraph);
 impl Drop for Graph {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: the driver's function of this name has this type; the handle is alive and not used again. What was
-            // instantiated does not need the graph that it came from.
-            let _ = unsafe {
-                driver::call("freeing a recording", "cuGraphDestroy\0", |destroy: DestroyGraph| {
-                    destroy(self.0)
-                })
-            };
+            // SAFETY: the handle is alive and not used again. What was instantiated does not need the graph that it came from.
+            let _ = unsafe { cuda::cuGraphDestroy(self.0) };
         }
     }
 }
 
 fn instantiate(context: &Arc<GpuContext>, graph: cuda::CUgraph) -> Result<CudaGraph> {
     let mut executable = ptr::null_mut();
-    // SAFETY: the driver's function of this name has this type; the graph is alive and the handle is written to a local
-    // variable.
-    unsafe {
-        driver::call("preparing recorded work", "cuGraphInstantiateWithFlags\0", |make: Instantiate| {
-            make(&raw mut executable, graph, 0)
-        })?;
-    }
+    // SAFETY: the graph is alive and the handle is written to a local variable.
+    let made = unsafe { cuda::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) };
+    driver::check("preparing recorded work", made)?;
     Ok(CudaGraph { executable, context: context.clone() })
 }
 
@@ -113,25 +87,17 @@ impl CudaGraph {
     ///
     /// What the recorded work uses is valid until the work on `stream` is done.
     pub(super) unsafe fn launch(&self, stream: &CudaStream) -> Result<()> {
-        // SAFETY: the driver's function of this name has this type; both handles are alive; the caller answers for the work.
-        unsafe {
-            driver::call("enqueueing recorded work", "cuGraphLaunch\0", |launch: Launch| {
-                launch(self.executable, stream.raw())
-            })
-        }
+        // SAFETY: both handles are alive; the caller answers for the work.
+        let launched = unsafe { cuda::cuGraphLaunch(self.executable, stream.raw()) };
+        driver::check("enqueueing recorded work", launched)
     }
 }
 
 impl Drop for CudaGraph {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: the driver's function of this name has this type; the handle is alive and not used again. The driver
-            // frees it once its work is done.
-            let _ = unsafe {
-                driver::call("freeing recorded work", "cuGraphExecDestroy\0", |destroy: DestroyExecutable| {
-                    destroy(self.executable)
-                })
-            };
+        if let Ok(_bound) = self.context.bind() {
+            // SAFETY: the handle is alive and not used again. The driver frees it once its work is done.
+            let _ = unsafe { cuda::cuGraphExecDestroy(self.executable) };
         }
     }
 }

@@ -1,52 +1,21 @@
-//! Launches, cooperative ones, early ones and those in clusters too, for which `cust_raw`'s version of the driver has no function.
+//! Launches, cooperative ones, early ones and those in clusters too.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
+use std::mem::MaybeUninit;
 use std::ptr;
 
-use cust_raw as cuda;
 use warpsmith_dsl::launch::RawArg;
 
 use super::module::CudaFunction;
 use super::raw::CudaStream;
 use crate::device::backend::LaunchSize;
-use crate::driver;
+use crate::driver::{self, sys as cuda};
 use crate::error::Result;
 
 /// Blocks a cluster that every GPU with clusters takes; more has to be asked for.
 const PORTABLE_CLUSTER: u32 = 8;
-/// `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`.
-const NON_PORTABLE_ALLOWED: c_int = 14;
-/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
-const COOPERATIVE: c_uint = 2;
-/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
-const CLUSTER_DIMENSION: c_uint = 4;
-/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
-const PROGRAMMATIC_SERIALIZATION: c_uint = 6;
 /// The first version of CUDA that captures early launches into graphs.
 const EARLY_LAUNCHES: (u32, u32) = (12, 3);
-
-/// `CUlaunchAttribute` (CUDA 12's `cuda.h`), of which the value is a union of 64 bytes.
-#[repr(C, align(8))]
-struct LaunchAttribute {
-    id: c_uint,
-    padding: u32,
-    value: [c_uint; 16],
-}
-
-/// `CUlaunchConfig`.
-#[repr(C)]
-struct LaunchConfig {
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    dynamic_shared: c_uint,
-    stream: cuda::CUstream,
-    attributes: *const LaunchAttribute,
-    attribute_count: c_uint,
-}
-
-type LaunchKernelEx =
-    unsafe extern "C" fn(*const LaunchConfig, cuda::CUfunction, *mut *mut c_void, *mut *mut c_void) -> c_int;
-type SetAttribute = unsafe extern "C" fn(cuda::CUfunction, c_int, c_int) -> c_int;
 
 /// Launches an entry, on a driver of CUDA version `version`.
 ///
@@ -84,54 +53,40 @@ pub(super) unsafe fn launch(
         });
     }
     if cluster.iter().product::<u32>() > PORTABLE_CLUSTER {
-        // SAFETY: the driver's function of this name has this type, its attribute being an `int` enum; the caller answers
-        // for the kernel.
-        unsafe {
-            driver::call("allowing larger clusters", "cuFuncSetAttribute\0", |set: SetAttribute| {
-                set(function, NON_PORTABLE_ALLOWED, 1)
-            })?;
-        }
+        let allowed = cuda::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: the caller answers for the kernel.
+        driver::check("allowing larger clusters", unsafe { cuda::cuFuncSetAttribute(function, allowed, 1) })?;
     }
     let attribute = |id, of: &[c_uint]| {
-        let mut value = [0; 16];
-        value[..of.len()].copy_from_slice(of);
-        LaunchAttribute { id, padding: 0, value }
+        // SAFETY: its values are numbers, for all of which zeros stand; they begin where the union does.
+        let value = unsafe {
+            let mut value = MaybeUninit::<cuda::CUlaunchAttributeValue>::zeroed();
+            value.as_mut_ptr().cast::<c_uint>().copy_from_nonoverlapping(of.as_ptr(), of.len());
+            value.assume_init()
+        };
+        cuda::CUlaunchAttribute { id, pad: [0; 4], value }
     };
+    use cuda::CUlaunchAttributeID as Id;
     let asked = [
-        (cluster != [1; 3]).then(|| attribute(CLUSTER_DIMENSION, &cluster)),
-        cooperative.then(|| attribute(COOPERATIVE, &[1])),
-        early.then(|| attribute(PROGRAMMATIC_SERIALIZATION, &[1])),
+        (cluster != [1; 3]).then(|| attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &cluster)),
+        cooperative.then(|| attribute(Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &[1])),
+        early.then(|| attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, &[1])),
     ];
-    let attributes: Vec<_> = asked.into_iter().flatten().collect();
-    let config = LaunchConfig {
-        grid,
-        block,
-        dynamic_shared,
-        stream: stream.raw(),
-        attributes: attributes.as_ptr(),
-        attribute_count: attributes.len() as c_uint,
+    let mut attributes: Vec<_> = asked.into_iter().flatten().collect();
+    let config = cuda::CUlaunchConfig {
+        gridDimX: grid[0],
+        gridDimY: grid[1],
+        gridDimZ: grid[2],
+        blockDimX: block[0],
+        blockDimY: block[1],
+        blockDimZ: block[2],
+        sharedMemBytes: dynamic_shared,
+        hStream: stream.raw(),
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as c_uint,
     };
-    // SAFETY: the driver's function of this name has this type; it reads the configuration and copies the arguments during
-    // the call, for which the caller answers as for the kernel.
-    unsafe {
-        driver::call(OPERATION, "cuLaunchKernelEx\0", |launch: LaunchKernelEx| {
-            launch(&raw const config, function, pointers.as_mut_ptr(), ptr::null_mut())
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::mem::offset_of;
-
-    use super::*;
-
-    #[test]
-    fn structures_have_the_drivers_layout() {
-        assert_eq!((size_of::<LaunchAttribute>(), align_of::<LaunchAttribute>()), (72, 8));
-        assert_eq!(offset_of!(LaunchAttribute, value), 8);
-        assert_eq!((size_of::<LaunchConfig>(), offset_of!(LaunchConfig, dynamic_shared)), (56, 24));
-        assert_eq!((offset_of!(LaunchConfig, stream), offset_of!(LaunchConfig, attributes)), (32, 40));
-        assert_eq!(offset_of!(LaunchConfig, attribute_count), 48);
-    }
+    // SAFETY: the driver reads the configuration and copies the arguments during the call, for which the caller answers as for the kernel.
+    driver::check(OPERATION, unsafe {
+        cuda::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), ptr::null_mut())
+    })
 }

@@ -3,27 +3,17 @@
 //! Managed memory is told to stay on the host and to be mapped by the GPU, so that reading it moves no pages: what is worth a place in the
 //! GPU's memory is decided by the cache in front of it.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::c_uint;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-
-use cust::device::Device as CustDevice;
-use cust_raw as cuda;
-use cust_raw::CUdeviceptr;
 
 use super::GpuContext;
 use super::raw::{Attribute, attribute};
 use crate::device::cpu::out_of_memory;
-use crate::driver;
+use crate::driver::{self, code, sys as cuda};
 use crate::error::{Error, Result};
 
 const OPERATION: &str = "allocating host memory";
-/// The driver's code for memory that it does not have.
-const OUT_OF_MEMORY: i32 = 2;
-
-type HostAllocate = unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int;
-type DevicePointer = unsafe extern "C" fn(*mut CUdeviceptr, *mut c_void, c_uint) -> c_int;
-type Advise = unsafe extern "C" fn(CUdeviceptr, usize, c_int, c_int) -> c_int;
 
 /// Host memory with an address that the GPU's kernels read it at.
 #[derive(Debug)]
@@ -43,7 +33,7 @@ unsafe impl Sync for CudaMappedMemory {}
 /// The error of an allocation: one of the host's memory if it is full.
 fn allocation_error(bytes: usize) -> impl Fn(Error) -> Error {
     move |error| match error {
-        Error::Driver { code: OUT_OF_MEMORY, .. } => out_of_memory(OPERATION, bytes),
+        Error::Driver { code: code::OUT_OF_MEMORY, .. } => out_of_memory(OPERATION, bytes),
         other => other,
     }
 }
@@ -54,22 +44,16 @@ impl CudaMappedMemory {
         const PORTABLE: c_uint = 1;
         const DEVICE_MAP: c_uint = 2;
         let mut start = ptr::null_mut();
-        // SAFETY: the driver's function of this name has this type; the address is written to a local variable.
-        unsafe {
-            driver::call(OPERATION, "cuMemHostAlloc\0", |allocate: HostAllocate| {
-                allocate(&raw mut start, bytes, PORTABLE | DEVICE_MAP)
-            })
-        }
-        .map_err(allocation_error(bytes))?;
+        // SAFETY: the address is written to a local variable.
+        let allocated = unsafe { cuda::cuMemHostAlloc(&raw mut start, bytes, PORTABLE | DEVICE_MAP) };
+        driver::check(OPERATION, allocated).map_err(allocation_error(bytes))?;
         let start =
-            NonNull::new(start.cast::<u8>()).ok_or_else(|| driver::error(OPERATION, OUT_OF_MEMORY))?;
+            NonNull::new(start.cast::<u8>()).ok_or_else(|| driver::error(OPERATION, code::OUT_OF_MEMORY))?;
         let mut memory = Self { start, address: 0, bytes, managed: false, context: context.clone() };
         // SAFETY: as above; the memory was allocated to be mapped.
-        unsafe {
-            driver::call(OPERATION, "cuMemHostGetDevicePointer_v2\0", |device_pointer: DevicePointer| {
-                device_pointer(&raw mut memory.address, start.as_ptr().cast(), 0)
-            })
-        }?;
+        driver::check(OPERATION, unsafe {
+            cuda::cuMemHostGetDevicePointer_v2(&raw mut memory.address, start.as_ptr().cast(), 0)
+        })?;
         memory.clear();
         Ok(memory)
     }
@@ -77,11 +61,9 @@ impl CudaMappedMemory {
     /// `bytes` (at least 1) zeros in managed memory that stays on the host. The context, which is that of GPU `ordinal`, is current.
     pub(super) fn managed(context: &Arc<GpuContext>, ordinal: usize, bytes: usize) -> Result<Self> {
         const ATTACH_GLOBAL: c_uint = 1;
-        const PREFERRED_LOCATION: c_int = 3;
-        const ACCESSED_BY: c_int = 5;
-        const HOST: c_int = -1;
-        let number = u32::try_from(ordinal).unwrap_or(u32::MAX);
-        let device = CustDevice::get_device(number).map_err(driver::cust_error(OPERATION))?;
+        /// In the place of a GPU: the host.
+        const HOST: i32 = -1;
+        let device = context.device();
         if attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)? == 0 {
             return Err(Error::UnsupportedDevice {
                 operation: OPERATION,
@@ -105,15 +87,16 @@ impl CudaMappedMemory {
             .map_err(allocation_error(bytes))?;
         // A managed address is the same for the host and for the GPU.
         let start = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(address as usize))
-            .ok_or_else(|| driver::error(OPERATION, OUT_OF_MEMORY))?;
+            .ok_or_else(|| driver::error(OPERATION, code::OUT_OF_MEMORY))?;
         let mut memory = Self { start, address, bytes, managed: true, context: context.clone() };
-        for (advice, location) in [(PREFERRED_LOCATION, HOST), (ACCESSED_BY, device.as_raw())] {
-            // SAFETY: the driver's function of this name has this type; the range is that of the allocation.
-            unsafe {
-                driver::call("advising on managed memory", "cuMemAdvise\0", |advise: Advise| {
-                    advise(address, bytes, advice, location)
-                })
-            }?;
+        let advices = [
+            (cuda::CUmem_advise::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, HOST),
+            (cuda::CUmem_advise::CU_MEM_ADVISE_SET_ACCESSED_BY, device),
+        ];
+        for (advice, location) in advices {
+            // SAFETY: the range is that of the allocation.
+            let advised = unsafe { cuda::cuMemAdvise(address, bytes, advice, location) };
+            driver::check("advising on managed memory", advised)?;
         }
         memory.clear();
         Ok(memory)
@@ -142,9 +125,7 @@ impl CudaMappedMemory {
 
 impl Drop for CudaMappedMemory {
     fn drop(&mut self) {
-        if self.context.bind().is_err() {
-            return;
-        }
+        let Ok(_bound) = self.context.bind() else { return };
         // SAFETY: the block came from the driver and is not used again: its owner has waited for the kernels that read it.
         let _ = unsafe {
             match self.managed {

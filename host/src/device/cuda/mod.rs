@@ -1,9 +1,10 @@
-//! NVIDIA GPUs, through `cust`; what `cust` lacks is in [`raw`] and [`module`].
+//! NVIDIA GPUs.
 //!
 //! There is one [`Gpu`] a GPU and process while anything of it is in use. It works in the GPU's primary context, the one
-//! that the CUDA runtime uses too; every call makes that context the calling thread's current one and leaves it so.
+//! that the CUDA runtime uses too; every call has that context be the calling thread's current one, and restores the one before.
 //! Everything that the driver gave out holds the context, so nothing outlives it.
 
+mod context;
 mod graph;
 mod launch;
 mod mapped;
@@ -16,9 +17,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use cust::CudaFlags;
-use cust::context::{Context, CurrentContext};
-use cust::device::{Device as CustDevice, DeviceAttribute};
 use parking_lot::Mutex;
 use warpsmith_dsl::launch::RawArg;
 use warpsmith_emulator::TensorMapArguments;
@@ -35,49 +33,14 @@ use super::backend::{
 use super::cpu::pageable_block;
 use super::properties::max_cluster;
 use super::{Device, DeviceKind, Inner, MemoryStats, Properties};
-use crate::driver;
+use crate::driver::sys::{self as cuda, CUdevice};
+use crate::driver::{self, Failure, code};
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
-use recordings::Recordings;
+use context::GpuContext;
 
 /// What fails if a GPU cannot be used.
 const OPENING: &str = "opening a GPU";
-
-/// A GPU's primary context. There is one a GPU and process at a time: who waits for it has to know of everybody who records its work.
-#[derive(Debug)]
-pub(crate) struct GpuContext {
-    context: Context,
-    recordings: Recordings,
-}
-
-impl GpuContext {
-    fn new(device: CustDevice) -> Result<Self> {
-        let context = Context::new(device).map_err(driver::cust_error(OPENING))?;
-        Ok(Self { context, recordings: Recordings::default() })
-    }
-
-    /// Makes this the calling thread's current context.
-    fn bind(&self) -> Result<()> {
-        CurrentContext::set_current(&self.context).map_err(driver::cust_error("selecting a GPU"))
-    }
-
-    /// Waits for other threads' recordings and all work of the context, then calls `next`; meanwhile no recording begins.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Driver`] if any of the work failed, or this thread is recording work itself: then with the driver's code for that, but without asking the
-    /// driver, which would have all recordings fail.
-    fn when_done<R>(&self, next: impl FnOnce() -> R) -> Result<R> {
-        const OPERATION: &str = "waiting for a GPU";
-        const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
-        let Some(_alone) = self.recordings.wait() else {
-            return Err(driver::error(OPERATION, STREAM_CAPTURE_UNSUPPORTED));
-        };
-        self.bind()?;
-        CurrentContext::synchronize().map_err(driver::cust_error(OPERATION))?;
-        Ok(next())
-    }
-}
 
 /// One GPU.
 #[derive(Debug)]
@@ -94,32 +57,36 @@ struct Gpu {
 
 /// Initialises the driver.
 fn initialise() -> Result<()> {
-    const EXPECTED: &str = "libcuda.so.1 of an NVIDIA driver";
-    if let Err(reason) = driver::library() {
-        return Err(Error::NoDriver { expected: EXPECTED, reason: reason.to_owned() });
-    }
-    const NO_DEVICE: i32 = 100;
-    match cust::init(CudaFlags::empty()).map_err(driver::cust_code) {
+    const OPERATION: &str = "initialising the driver";
+    // SAFETY: it may be called at any time.
+    match unsafe { cuda::cuInit(0) } {
         Ok(()) => Ok(()),
-        Err(NO_DEVICE) => Err(Error::NoSuchDevice {
+        Err(Failure::Code(code::NO_DEVICE)) => Err(Error::NoSuchDevice {
             requested: "cuda".into(),
             available: "a GPU; the NVIDIA driver is there but reports none".into(),
         }),
-        Err(code) => Err(Error::NoDriver {
-            expected: "an NVIDIA driver that starts",
-            reason: driver::error("initialising the driver", code).to_string(),
+        Err(failure @ Failure::Code(_)) => Err(Error::NoDriver {
+            expected: "an NVIDIA driver that starts".into(),
+            reason: failure.error(OPERATION).to_string(),
         }),
+        Err(failure) => Err(failure.error(OPERATION)),
     }
+}
+
+/// How many GPUs the driver has, once it is initialised.
+fn gpus(operation: &'static str) -> Result<usize> {
+    let mut count = 0;
+    // SAFETY: the number is written to a local variable.
+    driver::check(operation, unsafe { cuda::cuDeviceGetCount(&raw mut count) })?;
+    Ok(usize::try_from(count).unwrap_or(0))
 }
 
 /// How many GPUs there are.
 pub(super) fn count() -> Result<usize> {
     match initialise() {
-        Err(Error::NoSuchDevice { .. }) => return Ok(0),
-        other => other?,
+        Err(Error::NoSuchDevice { .. }) => Ok(0),
+        other => other.and_then(|()| gpus("counting GPUs")),
     }
-    let count = CustDevice::num_devices().map_err(driver::cust_error("counting GPUs"))?;
-    Ok(count as usize)
 }
 
 /// What may be in use of a GPU.
@@ -149,25 +116,25 @@ pub(super) fn open(ordinal: usize) -> Result<Device> {
 impl Gpu {
     /// A GPU and its default stream, in its `context` if that is in use.
     fn new(ordinal: usize, context: Option<Arc<GpuContext>>) -> Result<(Self, CudaStream)> {
-        let count = CustDevice::num_devices().map_err(driver::cust_error(OPENING))?;
-        let number = u32::try_from(ordinal).ok().filter(|&number| number < count).ok_or_else(|| {
+        let count = gpus(OPENING)?;
+        let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count).ok_or_else(|| {
             let available = match count {
                 1 => "`cuda:0`".to_owned(),
                 _ => format!("`cuda:0` to `cuda:{}`", count - 1),
             };
             Error::NoSuchDevice { requested: format!("cuda:{ordinal}"), available }
         })?;
-        let device = CustDevice::get_device(number).map_err(driver::cust_error(OPENING))?;
+        let mut device = 0;
+        // SAFETY: the handle is written to a local variable.
+        driver::check(OPENING, unsafe { cuda::cuDeviceGet(&raw mut device, number) })?;
         let context = context.map_or_else(|| GpuContext::new(device).map(Arc::new), Ok)?;
-        context.bind()?;
-        let name = device.name().map_err(driver::cust_error(OPENING))?;
+        let _bound = context.bind()?;
+        let name = name_of(device)?;
         let attribute = |attribute| raw::attribute(device, attribute);
-        let max_pitch =
-            device.get_attribute(DeviceAttribute::MaxPitch).map_err(driver::cust_error(OPENING))?;
+        let max_pitch = attribute(raw::Attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH)? as usize;
         let pool = raw::Pool::new(&context, device)?;
         let stream = CudaStream::new(&context)?;
         let properties = properties(device, attribute)?;
-        let max_pitch = usize::try_from(max_pitch).unwrap_or(0);
         Ok((Self { ordinal, name, properties, max_pitch, pool, context }, stream))
     }
 
@@ -200,11 +167,24 @@ impl Gpu {
     }
 }
 
-fn properties(device: CustDevice, attribute: impl Fn(raw::Attribute) -> Result<u32>) -> Result<Properties> {
+/// A GPU's name.
+fn name_of(device: CUdevice) -> Result<String> {
+    const CAPACITY: usize = 256;
+    let mut name = [0u8; CAPACITY];
+    // SAFETY: the driver writes at most so many bytes, a zero byte the last.
+    driver::check(OPENING, unsafe {
+        cuda::cuDeviceGetName(name.as_mut_ptr().cast(), CAPACITY as i32, device)
+    })?;
+    let length = name.iter().position(|&byte| byte == 0).unwrap_or(CAPACITY);
+    Ok(String::from_utf8_lossy(&name[..length]).into_owned())
+}
+
+fn properties(device: CUdevice, attribute: impl Fn(raw::Attribute) -> Result<u32>) -> Result<Properties> {
     use raw::Attribute as A;
     const OPERATION: &str = "asking for a GPU's properties";
-    let version = cust::CudaApiVersion::get().map_err(driver::cust_error(OPERATION))?;
-    let number = |value: i32| u32::try_from(value).unwrap_or(0);
+    let mut total_memory = 0;
+    // SAFETY: the number is written to a local variable.
+    driver::check(OPERATION, unsafe { cuda::cuDeviceTotalMem_v2(&raw mut total_memory, device) })?;
     let compute_capability = (
         attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
@@ -233,13 +213,13 @@ fn properties(device: CustDevice, attribute: impl Fn(raw::Attribute) -> Result<u
         // 32,764 bytes from compute capability 7.0 and CUDA 12.1 on, for PTX of version 8.1 and later. What this crate
         // ships is older, and the limit that always holds is enough.
         max_parameter_bytes: 4096,
-        total_memory: device.total_memory().map_err(driver::cust_error(OPERATION))? as u64,
+        total_memory: total_memory as u64,
         l2_bytes: u64::from(attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
         // Newer drivers may give up on clocks; nothing depends on them.
         clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).unwrap_or(0),
         memory_clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0),
         memory_bus_bits: attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0),
-        driver_version: Some((number(version.major()), number(version.minor()))),
+        driver_version: driver::version(),
     })
 }
 
@@ -258,13 +238,13 @@ impl Backend for Gpu {
 
     fn allocate(&self, bytes: usize, stream: &StreamHandle) -> Result<Memory, AllocationError> {
         let stream = self.stream(stream).map_err(AllocationError::Other)?;
-        self.context.bind().map_err(AllocationError::Other)?;
+        let _bound = self.context.bind().map_err(AllocationError::Other)?;
         raw::allocate(self.pool.as_ref(), bytes, stream).map(Memory::Device)
     }
 
     fn free(&self, memory: Memory, _: usize, stream: &StreamHandle) {
         if let (Ok(address), Ok(stream)) = (self.address(&memory), self.stream(stream))
-            && self.context.bind().is_ok()
+            && let Ok(_bound) = self.context.bind()
         {
             raw::free(self.pool.as_ref(), address, stream);
         }
@@ -275,9 +255,12 @@ impl Backend for Gpu {
     }
 
     fn memory_stats(&self) -> Result<MemoryStats> {
-        self.context.bind()?;
-        let (free, total) =
-            cust::memory::mem_get_info().map_err(driver::cust_error("asking for free memory"))?;
+        let _bound = self.context.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the numbers are written to local variables.
+        driver::check("asking for free memory", unsafe {
+            cuda::cuMemGetInfo_v2(&raw mut free, &raw mut total)
+        })?;
         let (free, total) = (free as u64, total as u64);
         let (used, reserved) = match &self.pool {
             Some(pool) => pool.usage()?,
@@ -288,7 +271,7 @@ impl Backend for Gpu {
 
     fn fill(&self, memory: &Memory, rows: Rows, byte: u8, stream: &StreamHandle) -> Result<()> {
         let (address, stream) = (self.address(memory)?, self.stream(stream)?);
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         raw::fill(address, rows, byte, stream)
     }
 
@@ -300,7 +283,7 @@ impl Backend for Gpu {
         stream: &StreamHandle,
     ) -> Result<()> {
         let (address, stream) = (self.address(memory)?, self.stream(stream)?);
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         // SAFETY: the caller answers for both sides.
         unsafe { raw::read(address, rows, destination, self.max_pitch, stream) }
     }
@@ -313,7 +296,7 @@ impl Backend for Gpu {
         stream: &StreamHandle,
     ) -> Result<()> {
         let (address, stream) = (self.address(memory)?, self.stream(stream)?);
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         // SAFETY: the caller answers for both sides.
         unsafe { raw::write(address, rows, source, self.max_pitch, stream) }
     }
@@ -326,7 +309,7 @@ impl Backend for Gpu {
     ) -> Result<()> {
         let (destination, source) = (self.address(destination)?, self.address(source)?);
         let stream = self.stream(stream)?;
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         raw::copy((destination, to), (source, from), self.max_pitch, stream)
     }
 
@@ -334,12 +317,12 @@ impl Backend for Gpu {
         if bytes == 0 {
             return pageable_block(bytes);
         }
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         CudaHostMemory::zeroed(&self.context, bytes).map(HostBlock::Cuda)
     }
 
     fn allocate_mapped(&self, bytes: usize, managed: bool) -> Result<Option<CudaMappedMemory>> {
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         let memory = if managed {
             CudaMappedMemory::managed(&self.context, self.ordinal, bytes)
         } else {
@@ -349,13 +332,13 @@ impl Backend for Gpu {
     }
 
     fn new_stream(&self) -> Result<StreamHandle> {
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         CudaStream::new(&self.context).map(StreamHandle::Cuda)
     }
 
     fn synchronize(&self, stream: &StreamHandle) -> Result<()> {
         let stream = self.stream(stream)?;
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         stream.synchronize()
     }
 
@@ -365,31 +348,31 @@ impl Backend for Gpu {
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {
         let stream = self.stream(stream)?;
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         CudaEvent::record(&self.context, stream).map(EventHandle::Cuda)
     }
 
     fn wait(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()> {
         let (stream, event) = (self.stream(stream)?, self.event(event)?);
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         stream.wait(event)
     }
 
     fn synchronize_event(&self, event: &EventHandle) -> Result<()> {
         let event = self.event(event)?;
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         event.synchronize()
     }
 
     fn is_done(&self, event: &EventHandle) -> Result<bool> {
         let event = self.event(event)?;
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         event.is_done()
     }
 
     fn elapsed(&self, start: &EventHandle, end: &EventHandle) -> Result<Duration> {
         let (start, end) = (self.event(start)?, self.event(end)?);
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         end.elapsed_since(start)
     }
 
@@ -399,20 +382,20 @@ impl Backend for Gpu {
         work: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Option<GraphHandle>> {
         let stream = self.stream(stream)?;
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         graph::record(&self.context, stream, work).map(|graph| Some(GraphHandle::Cuda(graph)))
     }
 
     unsafe fn launch_graph(&self, graph: &GraphHandle, stream: &StreamHandle) -> Result<()> {
         let GraphHandle::Cuda(graph) = graph;
         let stream = self.stream(stream)?;
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         // SAFETY: the caller answers for what the work uses.
         unsafe { graph.launch(stream) }
     }
 
     fn tensor_map(&self, arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         tensor_map::encode(arguments)
     }
 
@@ -423,7 +406,7 @@ impl Backend for Gpu {
 
     fn function(&self, module: &ModuleHandle, entry: &str) -> Result<(FunctionHandle, FunctionResources)> {
         let module = self.module(module)?;
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         let (function, resources) = module.function(entry, self.properties.max_shared_per_block)?;
         Ok((FunctionHandle::Cuda(function), resources))
     }
@@ -441,7 +424,7 @@ impl Backend for Gpu {
             return Err(foreign_handle("launching a kernel", "kernel", self.kind()));
         };
         let stream = self.stream(stream)?;
-        self.context.bind()?;
+        let _bound = self.context.bind()?;
         // SAFETY: the caller answers for function and arguments.
         unsafe { launch::launch(function, size, self.properties.driver_version, arguments, stream) }
     }

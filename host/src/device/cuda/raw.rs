@@ -1,5 +1,4 @@
-//! What `cust` lacks or does otherwise, through `cust_raw`: streams that do not wait for the null stream (`cust` drops
-//! that flag), their events, memory pools, copies of rows in stream order, and pinned memory that keeps its context.
+//! Streams that do not wait for the null stream, their events, memory pools, copies of rows in stream order, and pinned memory.
 //!
 //! Every function expects the caller to have made the context current.
 
@@ -9,24 +8,21 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cust::device::Device as CustDevice;
-use cust_raw as cuda;
-use cust_raw::{CUdeviceptr, CUresult};
-
 use super::GpuContext;
 use crate::device::backend::{AllocationError, Rows};
-use crate::driver;
+use crate::driver::sys::{self as cuda, CUdevice, CUdeviceptr};
+use crate::driver::{self, Failure, code};
 use crate::error::{Error, Result};
 use crate::stream::negative_interval;
 
 pub(super) use cuda::CUdevice_attribute as Attribute;
 
 /// A number that the driver knows of a GPU.
-pub(super) fn attribute(device: CustDevice, attribute: Attribute) -> Result<u32> {
+pub(super) fn attribute(device: CUdevice, attribute: Attribute) -> Result<u32> {
     let mut value = 0;
     // SAFETY: the value is written to a local variable; `device` comes from the driver.
     driver::check("asking for a GPU's properties", unsafe {
-        cuda::cuDeviceGetAttribute(&raw mut value, attribute, device.as_raw())
+        cuda::cuDeviceGetAttribute(&raw mut value, attribute, device)
     })?;
     Ok(u32::try_from(value).unwrap_or(0))
 }
@@ -46,7 +42,7 @@ unsafe impl Sync for CudaStream {}
 impl CudaStream {
     pub(super) fn new(context: &Arc<GpuContext>) -> Result<Self> {
         let mut raw = ptr::null_mut();
-        let flags = cuda::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        let flags = cuda::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the handle is written to a local variable.
         driver::check("creating a stream", unsafe {
             cuda::cuStreamCreateWithPriority(&raw mut raw, flags, 0)
@@ -72,7 +68,7 @@ impl CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bind() {
             // SAFETY: the stream is alive and not used again. Its work goes on; memory that the work uses is freed in
             // stream order, by buffers that hold this stream.
             let _ = unsafe { cuda::cuStreamDestroy_v2(self.raw) };
@@ -111,7 +107,7 @@ impl CudaEvent {
     pub(super) fn is_done(&self) -> Result<bool> {
         // SAFETY: the event is alive.
         match unsafe { cuda::cuEventQuery(self.raw) } {
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(Failure::Code(code::NOT_READY)) => Ok(false),
             other => driver::check("asking for an event", other).map(|()| true),
         }
     }
@@ -129,10 +125,23 @@ impl CudaEvent {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bind() {
             // SAFETY: the event is alive and not used again.
             let _ = unsafe { cuda::cuEventDestroy_v2(self.raw) };
         }
+    }
+}
+
+/// A GPU as the place of memory.
+fn location(device: CUdevice) -> cuda::CUmemLocation {
+    let mut location = MaybeUninit::<cuda::CUmemLocation>::zeroed();
+    let kind = cuda::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    const { assert!(size_of::<cuda::CUmemLocation>() == 2 * size_of::<u32>()) };
+    // SAFETY: the structure is the kind and the number behind it, which in later versions of CUDA is a field of a union.
+    unsafe {
+        (&raw mut (*location.as_mut_ptr()).type_).write(kind);
+        location.as_mut_ptr().cast::<CUdevice>().add(1).write(device);
+        location.assume_init()
     }
 }
 
@@ -152,16 +161,15 @@ unsafe impl Sync for Pool {}
 
 impl Pool {
     /// A pool, or `None` if the driver has none on this GPU.
-    pub(super) fn new(context: &Arc<GpuContext>, device: CustDevice) -> Result<Option<Self>> {
+    pub(super) fn new(context: &Arc<GpuContext>, device: CUdevice) -> Result<Option<Self>> {
         const OPERATION: &str = "creating a memory pool";
         if attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED).unwrap_or(0) == 0 {
             return Ok(None);
         }
         // SAFETY: all fields are numbers, enums with a zero value, or pointers that may be null.
         let mut properties: cuda::CUmemPoolProps = unsafe { MaybeUninit::zeroed().assume_init() };
-        properties.allocType = cuda::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED;
-        properties.location.type_ = cuda::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE;
-        properties.location.id = device.as_raw();
+        properties.allocType = cuda::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location = location(device);
         let mut raw = ptr::null_mut();
         // SAFETY: the handle is written to a local variable, the properties are read from one.
         driver::check(OPERATION, unsafe { cuda::cuMemPoolCreate(&raw mut raw, &raw const properties) })?;
@@ -171,7 +179,7 @@ impl Pool {
         driver::check(OPERATION, unsafe {
             cuda::cuMemPoolSetAttribute(
                 pool.raw,
-                cuda::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                cuda::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
                 (&raw mut keep_everything).cast(),
             )
         })?;
@@ -186,7 +194,7 @@ impl Pool {
 
     /// Bytes in use, and bytes that the pool holds.
     pub(super) fn usage(&self) -> Result<(u64, u64)> {
-        use cuda::CUmemPool_attribute_enum as A;
+        use cuda::CUmemPool_attribute as A;
         let number = |attribute| {
             let mut value = 0u64;
             // SAFETY: the attributes that are asked for are 64-bit numbers, written to a local variable.
@@ -201,7 +209,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bind() {
             // SAFETY: the pool is alive and not used again; memory of it that is still being freed is returned when
             // that is done.
             let _ = unsafe { cuda::cuMemPoolDestroy(self.raw) };
@@ -223,7 +231,7 @@ pub(super) fn allocate(
         None => unsafe { cuda::cuMemAlloc_v2(&raw mut address, bytes) },
     };
     match result {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(AllocationError::Full),
+        Err(Failure::Code(code::OUT_OF_MEMORY)) => Err(AllocationError::Full),
         other => {
             driver::check("allocating memory", other).map_err(AllocationError::Other)?;
             Ok(address)
@@ -334,8 +342,8 @@ unsafe fn copy_rows(
     // SAFETY: all fields are numbers, enums that are set below, or pointers that may be null.
     let mut copy: cuda::CUDA_MEMCPY2D = unsafe {
         let mut copy = MaybeUninit::<cuda::CUDA_MEMCPY2D>::zeroed();
-        (&raw mut (*copy.as_mut_ptr()).srcMemoryType).write(cuda::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE);
-        (&raw mut (*copy.as_mut_ptr()).dstMemoryType).write(cuda::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE);
+        (&raw mut (*copy.as_mut_ptr()).srcMemoryType).write(cuda::CUmemorytype::CU_MEMORYTYPE_DEVICE);
+        (&raw mut (*copy.as_mut_ptr()).dstMemoryType).write(cuda::CUmemorytype::CU_MEMORYTYPE_DEVICE);
         copy.assume_init()
     };
     copy.WidthInBytes = to.width;
@@ -345,14 +353,14 @@ unsafe fn copy_rows(
     match destination {
         Side::Device(address) => copy.dstDevice = address + to.offset as u64,
         Side::Host(start) => {
-            copy.dstMemoryType = cuda::CUmemorytype_enum::CU_MEMORYTYPE_HOST;
+            copy.dstMemoryType = cuda::CUmemorytype::CU_MEMORYTYPE_HOST;
             copy.dstHost = start.wrapping_add(to.offset).cast();
         }
     }
     match source {
         Side::Device(address) => copy.srcDevice = address + from.offset as u64,
         Side::Host(start) => {
-            copy.srcMemoryType = cuda::CUmemorytype_enum::CU_MEMORYTYPE_HOST;
+            copy.srcMemoryType = cuda::CUmemorytype::CU_MEMORYTYPE_HOST;
             copy.srcHost = start.wrapping_add(from.offset).cast_const().cast();
         }
     }
@@ -389,7 +397,7 @@ unsafe fn copy_run(
             ),
             (Side::Host(destination), Side::Host(source)) => {
                 ptr::copy(source.add(from).cast_const(), destination.add(to), bytes);
-                CUresult::CUDA_SUCCESS
+                Ok(())
             }
         }
     };
@@ -412,13 +420,14 @@ unsafe impl Sync for CudaHostMemory {}
 impl CudaHostMemory {
     pub(super) fn zeroed(context: &Arc<GpuContext>, bytes: usize) -> Result<Self> {
         const OPERATION: &str = "PinnedBuffer::zeros";
-        // SAFETY: the size is not zero; the memory is owned by the value made below.
-        let start = unsafe { cust::memory::cuda_malloc_locked::<u8>(bytes) };
-        let start = start.map_err(|failure| match driver::cust_code(failure) {
-            2 => crate::device::cpu::out_of_memory(OPERATION, bytes),
-            code => driver::error(OPERATION, code),
+        let mut start = ptr::null_mut();
+        // SAFETY: the address is written to a local variable; the memory is owned by the value made below.
+        unsafe { cuda::cuMemHostAlloc(&raw mut start, bytes, 0) }.map_err(|failure| match failure {
+            Failure::Code(code::OUT_OF_MEMORY) => crate::device::cpu::out_of_memory(OPERATION, bytes),
+            other => other.error(OPERATION),
         })?;
-        let start = NonNull::new(start).ok_or_else(|| driver::error(OPERATION, 2))?;
+        let start =
+            NonNull::new(start.cast::<u8>()).ok_or_else(|| driver::error(OPERATION, code::OUT_OF_MEMORY))?;
         // SAFETY: the block has `bytes` bytes.
         unsafe { ptr::write_bytes(start.as_ptr(), 0, bytes) };
         Ok(Self { start, bytes, context: context.clone() })
@@ -437,9 +446,9 @@ impl CudaHostMemory {
 
 impl Drop for CudaHostMemory {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bind() {
             // SAFETY: the block came from the driver and is not used again.
-            let _ = unsafe { cust::memory::cuda_free_locked(self.start.as_ptr()) };
+            let _ = unsafe { cuda::cuMemFreeHost(self.start.as_ptr().cast()) };
         }
     }
 }

@@ -1,31 +1,16 @@
 //! Tensor maps as the driver encodes them.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 use std::ptr;
 
 use warpsmith_emulator::TensorMapArguments;
 
-use crate::driver;
+use crate::driver::{self, sys as cuda};
 use crate::error::Result;
 
 /// `CUtensorMap`.
 #[repr(C, align(128))]
 struct RawMap([u64; 16]);
-
-type EncodeTiled = unsafe extern "C" fn(
-    map: *mut RawMap,
-    data_type: c_int,
-    rank: c_uint,
-    address: *mut c_void,
-    dims: *const u64,
-    strides: *const u64,
-    box_dims: *const u32,
-    element_strides: *const u32,
-    interleave: c_int,
-    swizzle: c_int,
-    l2_promotion: c_int,
-    oob_fill: c_int,
-) -> c_int;
 
 /// The driver's tensor map.
 pub(super) fn encode(arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
@@ -41,27 +26,26 @@ pub(super) fn encode(arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
 /// Each list has a number for each axis that it is about.
 unsafe fn encode_unchecked(arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
     let mut map = RawMap([0; 16]);
-    // SAFETY: the driver's function of this name has this type. The caller answers for the lengths of the lists; the address
-    // is only noted; the map is written to a local variable.
-    unsafe {
-        driver::call("encoding a tensor map", "cuTensorMapEncodeTiled\0", |encode: EncodeTiled| {
-            encode(
-                &raw mut map,
-                // All these enums have their values in the driver's order.
-                arguments.data_type as c_int,
-                arguments.dims.len() as c_uint,
-                ptr::without_provenance_mut(arguments.address as usize),
-                arguments.dims.as_ptr(),
-                arguments.strides.as_ptr(),
-                arguments.box_dims.as_ptr(),
-                arguments.element_strides.as_ptr(),
-                arguments.interleave as c_int,
-                arguments.swizzle as c_int,
-                arguments.l2_promotion as c_int,
-                arguments.oob_fill as c_int,
-            )
-        })?;
-    }
+    // SAFETY: the caller answers for the lengths of the lists; the address is only noted; the map is written to a local variable, which is as
+    // large and as aligned as the driver's.
+    let encoded = unsafe {
+        cuda::cuTensorMapEncodeTiled(
+            (&raw mut map).cast(),
+            // All these enums have their values in the driver's order.
+            arguments.data_type as c_int,
+            arguments.dims.len() as c_uint,
+            ptr::without_provenance_mut(arguments.address as usize),
+            arguments.dims.as_ptr(),
+            arguments.strides.as_ptr(),
+            arguments.box_dims.as_ptr(),
+            arguments.element_strides.as_ptr(),
+            arguments.interleave as c_int,
+            arguments.swizzle as c_int,
+            arguments.l2_promotion as c_int,
+            arguments.oob_fill as c_int,
+        )
+    };
+    driver::check("encoding a tensor map", encoded)?;
     Ok(map.0)
 }
 
