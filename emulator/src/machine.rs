@@ -97,6 +97,15 @@ impl Machine {
         Ok(allocation.base)
     }
 
+    /// As [`allocate`](Self::allocate), of memory that the host may write, and kernels may only read.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn allocate_read_only(&self, bytes: u64) -> Result<u64, MemoryError> {
+        Ok(self.memory.allocate(bytes, None, true)?.base)
+    }
+
     /// Frees what [`allocate`](Self::allocate) gave. Its addresses are not used again.
     ///
     /// # Errors

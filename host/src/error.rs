@@ -2,6 +2,7 @@
 //!
 //! Every variant that concerns an operand names the operation, the operand, what was expected and what came.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::tensor::DType;
@@ -10,7 +11,9 @@ use crate::tensor::DType;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
-#[derive(Debug, thiserror::Error)]
+///
+/// `Debug` says the same as `Display`: it is what a `main` or a test that returns an error prints.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operand's shape does not fit the operation or the other operands.
@@ -74,6 +77,17 @@ pub enum Error {
         operand: &'static str,
         /// The operand that it shares memory with.
         other: &'static str,
+    },
+
+    /// An output is of memory that may only be read.
+    #[error(
+        "{operation}: `{operand}` is read-only, expected memory that may be written, as of `Tensor::from_foreign_mut`"
+    )]
+    ReadOnly {
+        /// The operation that was asked for.
+        operation: &'static str,
+        /// The operand that would be written.
+        operand: &'static str,
     },
 
     /// A device or the host has too little free memory; a device also after its pool was released and the allocation tried
@@ -285,6 +299,12 @@ pub enum Error {
     },
 }
 
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 fn free_memory(free: u64, total: u64) -> String {
     match total {
         0 => "more than it can give".into(),
@@ -312,6 +332,14 @@ mod tests {
         let known = error(5).to_string();
         assert_eq!(known, "test: out of memory on the host: 7 bytes requested, 3 of 5 bytes free");
         assert!(!error(0).to_string().contains("of 0 bytes"));
+    }
+
+    #[test]
+    fn a_program_that_returns_an_error_prints_what_it_says() {
+        let error = Error::ReadOnly { operation: "linear", operand: "y" };
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let finding = crate::Weights::from_bytes(*b"no weights").unwrap_err();
+        assert_eq!(format!("{finding:?}"), finding.to_string());
     }
 
     #[test]

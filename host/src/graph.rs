@@ -195,11 +195,13 @@ impl Capture {
 
 /// Has the graph that is being captured from `stream` keep those of `buffers` that have other home streams. False if none is.
 ///
-/// What has this home stream is the work's own, or made and freed within it, which are parts of the graph.
+/// What has this home stream is the work's own, or made and freed within it, which are parts of the graph. Foreign memory is kept in any case.
 pub(crate) fn keep(stream: &Arc<StreamHandle>, buffers: &[&Arc<Buffer>]) -> bool {
     CAPTURES.with_borrow_mut(|captures| {
         let Some(capture) = captures.iter_mut().find(|capture| capture.is_of(stream)) else { return false };
-        for &buffer in buffers.iter().filter(|buffer| !Arc::ptr_eq(buffer.home(), stream)) {
+        for &buffer in
+            buffers.iter().filter(|buffer| buffer.is_foreign() || !Arc::ptr_eq(buffer.home(), stream))
+        {
             if !capture.kept.iter().any(|kept| Arc::ptr_eq(kept, buffer)) {
                 capture.kept.push(buffer.clone());
             }

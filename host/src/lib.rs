@@ -65,6 +65,8 @@ mod book {
     struct Tuning;
     #[doc = include_str!("../../docs/src/validation.md")]
     struct Validation;
+    #[doc = include_str!("../../docs/src/interop.md")]
+    struct Interop;
     #[doc = include_str!("../../docs/src/operations/linear.md")]
     struct Linear;
     #[doc = include_str!("../../docs/src/operations/linear-scaled.md")]

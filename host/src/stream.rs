@@ -6,6 +6,7 @@
 //! ordered with its home stream, on which it is also freed.
 
 use std::cell::RefCell;
+use std::ffi::c_void;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -45,11 +46,35 @@ impl Stream {
     /// The driver's handle of a GPU's stream, for libraries that enqueue work of their own; `None` on other devices. It is
     /// valid as long as this stream or a clone of it is.
     #[must_use]
-    pub fn cuda_handle(&self) -> Option<*mut std::ffi::c_void> {
+    pub fn cuda_handle(&self) -> Option<*mut c_void> {
         match &*self.handle {
             StreamHandle::Cuda(stream) => Some(stream.raw().cast()),
             StreamHandle::Immediate => None,
         }
+    }
+
+    /// A stream of another library's, by the driver's handle (`CUstream`, `cudaStream_t`): what is enqueued here follows what that library has
+    /// enqueued, and precedes what it enqueues later. It is never destroyed here. `owner` is dropped when nothing uses it any more.
+    ///
+    /// The handles 0 and 1 stand for the legacy default stream, 2 for the calling thread's default stream. The latter can be used by that thread
+    /// alone: others get [`Error::Argument`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnsupportedDevice`] on the CPU and the emulator, [`Error::DeviceMismatch`] if the stream is of another GPU or another context than
+    /// the primary one.
+    ///
+    /// # Safety
+    ///
+    /// The handle is a stream's, and valid until `owner` is dropped.
+    pub unsafe fn borrow(
+        device: &Device,
+        handle: *mut c_void,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { device.backend().borrow_stream(handle, Box::new(owner))? };
+        Ok(Self::new(device.clone(), Arc::new(handle)))
     }
 
     /// Waits until all work on this stream is done.

@@ -113,7 +113,13 @@ impl Weights {
         let entry = self.entry(name)?;
         let stored = element_type(entry.dtype);
         if stored != Some(T::DTYPE) {
-            return Err(self.unexpected_type(name, T::DTYPE.to_string(), entry));
+            // Any floating-point type can be converted to any other.
+            let is_float = |dtype: DType| dtype.is_float();
+            let expected = match stored.is_some_and(is_float) && is_float(T::DTYPE) {
+                true => format!("{}, or a call that converts (`…_converted`)", T::DTYPE),
+                false => T::DTYPE.to_string(),
+            };
+            return Err(self.unexpected_type(name, expected, entry));
         }
         self.array_of(name, entry, self.elements::<T>(entry))
     }

@@ -33,9 +33,14 @@ fn the_driver_is_loaded_when_a_gpu_is_asked_for_and_not_before() {
 
 #[test]
 fn devices_are_opened_by_name() {
-    for (name, kind) in [("cpu", DeviceKind::Cpu), ("emulator", DeviceKind::Emulator)] {
+    for (name, kind, shown) in [
+        ("cpu", DeviceKind::Cpu, "cpu"),
+        ("emulator", DeviceKind::Emulator, "emulator:8.0"),
+        ("emulator:9.0", DeviceKind::Emulator, "emulator:9.0"),
+    ] {
         let device: Device = name.parse().unwrap();
-        assert_eq!((device.kind(), device.to_string().as_str()), (kind, name));
+        assert_eq!((device.kind(), device.to_string().as_str()), (kind, shown));
+        assert_eq!(shown.parse::<Device>().unwrap().properties(), device.properties());
     }
     for name in ["", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:x", "cuda:99999999999999999999"] {
         let error = name.parse::<Device>().unwrap_err();

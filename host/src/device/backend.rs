@@ -3,6 +3,7 @@
 //! Everything above this module is written once for all devices. Handles are enums over the kinds rather than trait
 //! objects: a handle that reaches a backend of another kind is an error, never a cast.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use crate::device::emulator;
 use crate::device::{DeviceKind, MemoryStats, Properties};
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
-use crate::memory::{HostBytes, HostMemory};
+use crate::memory::{HostBytes, HostMemory, Owner};
 
 /// Memory of a device.
 #[derive(Debug)]
@@ -133,6 +134,20 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn allocate(&self, bytes: usize, stream: &StreamHandle) -> Result<Memory, AllocationError>;
     /// Frees `memory`, which is of `bytes` bytes, once the work on `stream` so far is done.
     fn free(&self, memory: Memory, bytes: usize, stream: &StreamHandle);
+    /// Takes `bytes` (at least 1) bytes at `address` that are somebody else's as this device's memory.
+    ///
+    /// # Safety
+    ///
+    /// They are valid for reads and, where `is_writable`, for writes, until they are [disowned](Self::disown) and their owner is dropped.
+    unsafe fn adopt(
+        &self,
+        operation: &'static str,
+        address: u64,
+        bytes: usize,
+        is_writable: bool,
+    ) -> Result<Memory>;
+    /// Lets go of memory that was adopted. Drops its `owner` once the work on `stream` so far is done.
+    fn disown(&self, memory: Memory, owner: Owner, stream: &StreamHandle);
     /// Gives memory that is pooled but unused back to the system.
     fn release_memory(&self) -> Result<()>;
     fn memory_stats(&self) -> Result<MemoryStats>;
@@ -181,6 +196,19 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     }
 
     fn new_stream(&self) -> Result<StreamHandle>;
+    /// A stream that is somebody else's, by the driver's handle.
+    ///
+    /// # Safety
+    ///
+    /// The handle is valid as long as `owner` lives.
+    unsafe fn borrow_stream(&self, _raw: *mut c_void, _owner: Owner) -> Result<StreamHandle> {
+        Err(Error::UnsupportedDevice {
+            operation: "Stream::borrow",
+            device: self.kind().to_string(),
+            expected: "a GPU".into(),
+            actual: "no streams of the driver's".into(),
+        })
+    }
     fn synchronize(&self, stream: &StreamHandle) -> Result<()>;
     fn synchronize_all(&self) -> Result<()>;
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle>;

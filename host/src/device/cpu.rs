@@ -1,5 +1,7 @@
 //! The CPU as a device: memory is the host's, work is done by the call that asks for it, and there are no kernels.
 
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,7 @@ use super::backend::{
 use super::{DeviceKind, MemoryStats, Properties};
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
-use crate::memory::{HostBytes, HostMemory};
+use crate::memory::{HostBytes, HostMemory, Owner};
 use crate::stream::negative_interval;
 
 #[derive(Debug)]
@@ -81,7 +83,13 @@ fn host<'a>(operation: &'static str, memory: &'a Memory) -> Result<&'a HostMemor
 /// Changes `memory`'s bytes by `change`.
 fn write(operation: &'static str, memory: &Memory, change: impl FnOnce(&mut [u8])) -> Result<()> {
     let memory = host(operation, memory)?;
-    memory.write(change).ok_or_else(|| out_of_memory(operation, memory.snapshot().as_slice().len()))
+    memory.write(change).ok_or_else(|| out_of_memory(operation, memory.bytes()))
+}
+
+/// The bytes of `memory` as they are now.
+fn snapshot(operation: &'static str, memory: &Memory) -> Result<Arc<HostBytes>> {
+    let memory = host(operation, memory)?;
+    memory.snapshot().ok_or_else(|| out_of_memory(operation, memory.bytes()))
 }
 
 impl Backend for Cpu {
@@ -108,6 +116,17 @@ impl Backend for Cpu {
         self.used.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 
+    unsafe fn adopt(&self, operation: &'static str, address: u64, bytes: usize, _: bool) -> Result<Memory> {
+        let start = host_pointer(operation, address)?;
+        // SAFETY: the caller's promise.
+        Ok(Memory::Host(unsafe { HostMemory::foreign(start, bytes) }))
+    }
+
+    fn disown(&self, memory: Memory, owner: Owner, _: &StreamHandle) {
+        drop(memory);
+        drop(owner);
+    }
+
     fn release_memory(&self) -> Result<()> {
         Ok(())
     }
@@ -124,7 +143,7 @@ impl Backend for Cpu {
     }
 
     unsafe fn read(&self, memory: &Memory, rows: Rows, destination: *mut u8, _: &StreamHandle) -> Result<()> {
-        let block = host("copying to the host", memory)?.snapshot();
+        let block = snapshot("copying to the host", memory)?;
         // SAFETY: the caller lends `width * height` bytes there until the work is done, which it is on return.
         let dense = unsafe { std::slice::from_raw_parts_mut(destination, rows.width * rows.height) };
         let bytes = block.as_slice();
@@ -161,7 +180,7 @@ impl Backend for Cpu {
                 });
             });
         }
-        let source = host(OPERATION, source)?.snapshot();
+        let source = snapshot(OPERATION, source)?;
         let source = source.as_slice();
         write(OPERATION, destination, |bytes| {
             for (to_row, from_row) in offsets {
@@ -229,6 +248,17 @@ impl Backend for Cpu {
     ) -> Result<()> {
         self.no_kernels("launching a kernel")
     }
+}
+
+/// A host address as a pointer to what is there, which its owner has exposed by giving its number.
+pub(super) fn host_pointer(operation: &'static str, address: u64) -> Result<NonNull<u8>> {
+    let number = usize::try_from(address).unwrap_or(0);
+    NonNull::new(std::ptr::with_exposed_provenance_mut(number)).ok_or_else(|| Error::Argument {
+        operation,
+        argument: "address",
+        expected: "an address of the host's memory".into(),
+        actual: format!("{address:#x}"),
+    })
 }
 
 /// Ordinary memory in the place of pinned memory.

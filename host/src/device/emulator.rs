@@ -2,9 +2,11 @@
 //!
 //! Work is done by the call that asks for it, so streams order nothing and an event is a time of day.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use warpsmith_dsl::launch::RawArg;
 use warpsmith_emulator::{
     Checks, Completion, Config, LaunchConfig, LaunchError, Limits, Machine, MemoryError, Module, Numerics,
@@ -15,11 +17,12 @@ use super::backend::{
     AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, HostBlock, LaunchSize, Memory,
     ModuleHandle, Rows, StreamHandle, foreign_handle,
 };
-use super::cpu::{elapsed_on_host, for_each_row, pageable_block};
+use super::cpu::{elapsed_on_host, for_each_row, host_pointer, pageable_block};
 use super::properties::max_cluster;
 use super::{DeviceKind, MemoryStats, Properties};
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
+use crate::memory::Owner;
 
 /// What an emulated GPU is like.
 ///
@@ -100,7 +103,24 @@ pub(super) struct Emulator {
     name: String,
     properties: Properties,
     used: AtomicU64,
+    /// Memory of the host that is somebody else's. Launches run beside each other where there is none.
+    foreign: RwLock<Vec<ForeignRange>>,
 }
+
+/// Memory of the host that stands for memory of the device. What is there is copied in before work that may use it, and what the work has
+/// changed is copied out after it.
+#[derive(Debug)]
+struct ForeignRange {
+    address: u64,
+    start: NonNull<u8>,
+    bytes: usize,
+    is_writable: bool,
+}
+
+// SAFETY: it is used under a lock, and its owner lets any thread use it.
+unsafe impl Send for ForeignRange {}
+// SAFETY: as above.
+unsafe impl Sync for ForeignRange {}
 
 /// A module that the emulator has parsed.
 #[derive(Debug)]
@@ -156,7 +176,39 @@ impl Emulator {
             name: format!("emulated GPU, compute capability {major}.{minor}, sized as {}", generation.gpu),
             properties,
             used: AtomicU64::new(0),
+            foreign: RwLock::default(),
         }
+    }
+}
+
+impl Emulator {
+    /// Does `work`, which reads and changes the device's memory, with the foreign memory as it is, and as the work leaves it.
+    fn with_foreign<R>(&self, work: impl FnOnce() -> R) -> Result<R> {
+        const OPERATION: &str = "using foreign memory";
+        let none = self.foreign.read();
+        if none.is_empty() {
+            return Ok(work());
+        }
+        drop(none);
+        let ranges = self.foreign.write();
+        let mut before = Vec::with_capacity(ranges.len());
+        for range in ranges.iter() {
+            // SAFETY: adopted memory is valid for reads, and its owner's other work is ordered with this.
+            let bytes = unsafe { std::slice::from_raw_parts(range.start.as_ptr(), range.bytes) }.to_vec();
+            self.machine.write(range.address, &bytes).map_err(memory_error(OPERATION))?;
+            before.push(bytes);
+        }
+        let result = work();
+        for (range, before) in ranges.iter().zip(before).filter(|(range, _)| range.is_writable) {
+            let mut after = vec![0; range.bytes];
+            self.machine.read(range.address, &mut after).map_err(memory_error(OPERATION))?;
+            // Only what has changed: ranges may have gaps in which others lie.
+            for (at, _) in after.iter().enumerate().filter(|&(at, byte)| *byte != before[at]) {
+                // SAFETY: adopted memory that is writable is valid for writes.
+                unsafe { range.start.add(at).write(after[at]) };
+            }
+        }
+        Ok(result)
     }
 }
 
@@ -217,6 +269,32 @@ impl Backend for Emulator {
         }
     }
 
+    unsafe fn adopt(
+        &self,
+        operation: &'static str,
+        address: u64,
+        bytes: usize,
+        is_writable: bool,
+    ) -> Result<Memory> {
+        let start = host_pointer(operation, address)?;
+        let allocated = match is_writable {
+            true => self.machine.allocate(bytes as u64),
+            false => self.machine.allocate_read_only(bytes as u64),
+        };
+        let address = allocated.map_err(memory_error(operation))?;
+        self.foreign.write().push(ForeignRange { address, start, bytes, is_writable });
+        Ok(Memory::Device(address))
+    }
+
+    fn disown(&self, memory: Memory, owner: Owner, _: &StreamHandle) {
+        if let Memory::Device(address) = memory {
+            self.foreign.write().retain(|range| range.address != address);
+            // It is there: it was adopted.
+            let _ = self.machine.free(address);
+        }
+        drop(owner);
+    }
+
     fn release_memory(&self) -> Result<()> {
         Ok(())
     }
@@ -230,11 +308,13 @@ impl Backend for Emulator {
     fn fill(&self, memory: &Memory, rows: Rows, byte: u8, _: &StreamHandle) -> Result<()> {
         let base = address("filling memory", memory)?;
         let mut result = Ok(());
-        for_each_row(rows, |range, _| {
-            if result.is_ok() {
-                result = self.machine.fill(base + range.start as u64, byte, range.len() as u64);
-            }
-        });
+        self.with_foreign(|| {
+            for_each_row(rows, |range, _| {
+                if result.is_ok() {
+                    result = self.machine.fill(base + range.start as u64, byte, range.len() as u64);
+                }
+            });
+        })?;
         result.map_err(memory_error("filling memory"))
     }
 
@@ -243,11 +323,13 @@ impl Backend for Emulator {
         // SAFETY: the caller lends `width * height` bytes there until the work is done, which it is on return.
         let dense = unsafe { std::slice::from_raw_parts_mut(destination, rows.width * rows.height) };
         let mut result = Ok(());
-        for_each_row(rows, |range, at| {
-            if result.is_ok() {
-                result = self.machine.read(base + range.start as u64, &mut dense[at..at + range.len()]);
-            }
-        });
+        self.with_foreign(|| {
+            for_each_row(rows, |range, at| {
+                if result.is_ok() {
+                    result = self.machine.read(base + range.start as u64, &mut dense[at..at + range.len()]);
+                }
+            });
+        })?;
         result.map_err(memory_error("copying to the host"))
     }
 
@@ -256,11 +338,13 @@ impl Backend for Emulator {
         // SAFETY: the caller lends `width * height` bytes there until the work is done, which it is on return.
         let dense = unsafe { std::slice::from_raw_parts(source, rows.width * rows.height) };
         let mut result = Ok(());
-        for_each_row(rows, |range, at| {
-            if result.is_ok() {
-                result = self.machine.write(base + range.start as u64, &dense[at..at + range.len()]);
-            }
-        });
+        self.with_foreign(|| {
+            for_each_row(rows, |range, at| {
+                if result.is_ok() {
+                    result = self.machine.write(base + range.start as u64, &dense[at..at + range.len()]);
+                }
+            });
+        })?;
         result.map_err(memory_error("copying from the host"))
     }
 
@@ -272,14 +356,14 @@ impl Backend for Emulator {
     ) -> Result<()> {
         let (destination, source) =
             (address("copying on the device", destination)?, address("copying on the device", source)?);
-        for row in 0..to.height {
-            let to_row = destination + (to.offset + row * to.pitch) as u64;
-            let from_row = source + (from.offset + row * from.pitch) as u64;
-            self.machine
-                .copy(to_row, from_row, to.width as u64)
-                .map_err(memory_error("copying on the device"))?;
-        }
-        Ok(())
+        self.with_foreign(|| {
+            (0..to.height).try_for_each(|row| {
+                let to_row = destination + (to.offset + row * to.pitch) as u64;
+                let from_row = source + (from.offset + row * from.pitch) as u64;
+                self.machine.copy(to_row, from_row, to.width as u64)
+            })
+        })?
+        .map_err(memory_error("copying on the device"))
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<HostBlock> {
@@ -328,7 +412,10 @@ impl Backend for Emulator {
         Module::parse(name, text).map(|module| ModuleHandle::Emulator(EmulatorModule(module))).map_err(
             |error| Error::InvalidPtx {
                 module: name.to_owned(),
-                device: "emulator".into(),
+                device: format!(
+                    "emulator:{}.{}",
+                    self.properties.compute_capability.0, self.properties.compute_capability.1
+                ),
                 log: error.to_string(),
             },
         )
@@ -366,8 +453,8 @@ impl Backend for Emulator {
             .map(|argument| unsafe { std::slice::from_raw_parts(argument.data, argument.size) })
             .collect();
         let config = LaunchConfig { grid, block, cluster, dynamic_shared };
-        self.machine
-            .launch(parsed(module)?, entry, &config, &arguments)
+        let module = parsed(module)?;
+        self.with_foreign(|| self.machine.launch(module, entry, &config, &arguments))?
             .map(|_| ())
             .map_err(|error| launch_error(entry, error))
     }

@@ -210,7 +210,13 @@ impl Device {
         if self == other {
             return Ok(());
         }
-        let actual = if self.kind() == other.kind() { format!("another {other}") } else { other.to_string() };
+        let actual = match (self.kind(), other.kind()) {
+            (DeviceKind::Emulator, DeviceKind::Emulator) => {
+                format!("another {other}: tensors of two emulators do not mix, clone the device instead")
+            }
+            (own, others) if own == others => format!("another {other}"),
+            _ => other.to_string(),
+        };
         Err(Error::DeviceMismatch { operation, operand, expected: self.to_string(), actual })
     }
 }
@@ -223,15 +229,23 @@ impl PartialEq for Device {
 
 impl Eq for Device {}
 
+/// The name that [`str::parse`] takes: an emulator's with its compute capability.
 impl fmt::Display for Device {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.kind().fmt(formatter)
+        self.kind().fmt(formatter)?;
+        match self.kind() {
+            DeviceKind::Emulator => {
+                let (major, minor) = self.properties().compute_capability;
+                write!(formatter, ":{major}.{minor}")
+            }
+            DeviceKind::Cuda(_) | DeviceKind::Cpu => Ok(()),
+        }
     }
 }
 
 impl fmt::Debug for Device {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Device({}, {})", self.kind(), self.name())
+        write!(formatter, "Device({self}, {})", self.name())
     }
 }
 

@@ -11,8 +11,8 @@ pub(crate) use cudarc::driver::sys::{
     CUDA_MEMCPY2D, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
     CUfunction_attribute, CUgraph, CUgraphExec, CUjit_option, CUlaunchAttribute, CUlaunchAttributeID,
     CUlaunchAttributeValue, CUlaunchConfig, CUmem_advise, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmemorytype, CUmodule, CUstream,
-    CUstream_flags, CUstreamCaptureMode,
+    CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmemorytype, CUmodule,
+    CUpointer_attribute, CUstream, CUstream_flags, CUstreamCaptureMode,
 };
 
 use super::{Failure, find, library};
@@ -83,6 +83,8 @@ functions! {
     (2, 0) fn cuModuleUnload(module: CUmodule);
     (2, 0) fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     (3, 2) fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    (3, 2) fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr);
+    (4, 0) fn cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr);
     (3, 2) fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
     (3, 2) fn cuMemFree_v2(address: CUdeviceptr);
     (2, 2) fn cuMemHostAlloc(start: *mut *mut c_void, bytes: usize, flags: c_uint);
@@ -109,6 +111,9 @@ functions! {
     (3, 2) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     (2, 0) fn cuStreamSynchronize(stream: CUstream);
     (10, 1) fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode);
+    (9, 2) fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
+    // The status comes as the number that it is.
+    #[unchecked] (10, 0) fn cuStreamIsCapturing(stream: CUstream, status: *mut c_int);
     (10, 0) fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
     (2, 0) fn cuEventCreate(event: *mut CUevent, flags: c_uint);
     (4, 0) fn cuEventDestroy_v2(event: CUevent);

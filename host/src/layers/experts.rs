@@ -266,6 +266,7 @@ impl Experts {
         expect("x", x, self.layout.d())?;
         expect("y", y, self.layout.o())?;
         self.device.expect_same(OPERATION, "y", y.device())?;
+        y.expect_writable(OPERATION, "y")?;
         if !y.is_contiguous() {
             let (expected, actual) = ("elements without gaps".into(), y.strides().to_vec());
             return Err(Error::Stride { operation: OPERATION, operand: "y", expected, actual });

@@ -1,5 +1,6 @@
-//! Buffers: memory of a device with its home stream, freed in the order of that stream's work.
+//! Buffers: memory of a device with its home stream, freed in the order of that stream's work, or given back to whose it is.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::device::Device;
@@ -9,12 +10,23 @@ use crate::stream::Stream;
 
 /// Memory of a device. Its home stream is the one that it was allocated on: uses on other streams are ordered with it
 /// (see [`Stream::with_operands`]), so that freeing it there waits for all of them.
-#[derive(Debug)]
 pub(crate) struct Buffer {
     device: Device,
     home: Arc<StreamHandle>,
     memory: Memory,
     bytes: usize,
+    /// Of memory that is somebody else's.
+    foreign: Option<Foreign>,
+}
+
+/// What keeps memory that is not this crate's alive: dropped when it is no longer used.
+pub(crate) type Owner = Box<dyn Send + Sync>;
+
+struct Foreign {
+    owner: Owner,
+    /// As its owner gave it.
+    address: u64,
+    is_writable: bool,
 }
 
 impl Buffer {
@@ -25,7 +37,46 @@ impl Buffer {
         let home = stream.handle().clone();
         let memory =
             if bytes == 0 { Memory::Empty } else { allocate_or_release(operation, &device, &home, bytes)? };
-        Ok(Self { device, home, memory, bytes })
+        Ok(Self { device, home, memory, bytes, foreign: None })
+    }
+
+    /// The `bytes` bytes at `address`, which are kept alive by `owner` and used in the order of `stream`'s work.
+    ///
+    /// # Safety
+    ///
+    /// As long as the owner lives, the memory is valid for reads and, where `is_writable`, for writes. Who else uses it is ordered with the
+    /// stream's work.
+    pub(crate) unsafe fn adopt(
+        operation: &'static str,
+        stream: &Stream,
+        address: u64,
+        bytes: usize,
+        owner: Owner,
+        is_writable: bool,
+    ) -> Result<Self> {
+        let device = stream.device().clone();
+        let memory = match bytes {
+            0 => Memory::Empty,
+            // SAFETY: the caller's promise.
+            _ => unsafe { device.backend().adopt(operation, address, bytes, is_writable)? },
+        };
+        let foreign = Some(Foreign { owner, address, is_writable });
+        Ok(Self { device, home: stream.handle().clone(), memory, bytes, foreign })
+    }
+
+    /// The address by which two buffers of foreign memory are found to overlap.
+    pub(crate) fn foreign_address(&self) -> Option<u64> {
+        self.foreign.as_ref().map(|foreign| foreign.address)
+    }
+
+    /// Whether the memory is not this crate's.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.foreign.is_some()
+    }
+
+    /// Whether it may be written.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.foreign.as_ref().is_none_or(|foreign| foreign.is_writable)
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -109,9 +160,26 @@ fn retry_once<T>(
 impl Drop for Buffer {
     fn drop(&mut self) {
         let memory = std::mem::replace(&mut self.memory, Memory::Empty);
-        if !matches!(memory, Memory::Empty) {
-            self.device.backend().free(memory, self.bytes, &self.home);
+        if matches!(memory, Memory::Empty) {
+            return;
         }
+        match self.foreign.take() {
+            Some(Foreign { owner, .. }) => self.device.backend().disown(memory, owner, &self.home),
+            None => self.device.backend().free(memory, self.bytes, &self.home),
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, home, memory, bytes, foreign } = self;
+        f.debug_struct("Buffer")
+            .field("device", device)
+            .field("home", home)
+            .field("memory", memory)
+            .field("bytes", bytes)
+            .field("is_foreign", &foreign.is_some())
+            .finish()
     }
 }
 

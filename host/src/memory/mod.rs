@@ -5,7 +5,7 @@ mod host;
 mod mapped;
 mod pinned;
 
-pub(crate) use buffer::Buffer;
+pub(crate) use buffer::{Buffer, Owner};
 pub(crate) use host::{HostBytes, HostMemory, zeros};
 pub(crate) use mapped::MappedMemory;
 pub use pinned::{PinnedBuffer, Transfer};

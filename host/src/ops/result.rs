@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::{Element, Tensor};
 
-/// The error for a result that is not on `device`, has another shape than `shape`, which `origin` says the reason of, or has gaps.
+/// The error for a result that is not on `device`, may only be read, has another shape than `shape`, which `origin` says the reason of, or has gaps.
 pub(crate) fn expect_result<T: Element>(
     operation: &'static str,
     operand: &'static str,
@@ -14,6 +14,7 @@ pub(crate) fn expect_result<T: Element>(
     origin: &str,
 ) -> Result<()> {
     device.expect_same(operation, operand, result.device())?;
+    result.expect_writable(operation, operand)?;
     if result.shape() != shape {
         let expected = format!("{shape:?}, as {origin} give");
         let actual = result.shape().to_vec();

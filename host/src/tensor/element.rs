@@ -44,6 +44,15 @@ impl DType {
         }
     }
 
+    /// Whether it is a floating-point type.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        match self {
+            DType::F8E4M3 | DType::F8E5M2 | DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => true,
+            DType::U8 | DType::I32 | DType::U32 | DType::I64 => false,
+        }
+    }
+
     /// The type's name as Rust spells it.
     #[must_use]
     pub const fn name(self) -> &'static str {

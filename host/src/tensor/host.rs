@@ -10,6 +10,7 @@ use ndarray::{ArrayViewD, IxDyn, ShapeBuilder, StrideShape};
 
 use super::{Element, Layout, Tensor};
 use crate::device::backend::Memory;
+use crate::device::cpu::out_of_memory;
 use crate::error::{Error, Result};
 use crate::memory::{HostBytes, HostMemory};
 
@@ -24,7 +25,10 @@ pub(crate) struct HostView<'a, T: Element> {
 impl<T: Element> Tensor<T> {
     /// A CPU tensor's elements as they are now.
     pub(crate) fn host_view(&self, operation: &'static str) -> Result<HostView<'_, T>> {
-        let bytes = self.host_memory(operation)?.map(HostMemory::snapshot);
+        let bytes = match self.host_memory(operation)? {
+            Some(memory) => Some(memory.snapshot().ok_or_else(|| out_of_memory(operation, memory.bytes()))?),
+            None => None,
+        };
         Ok(HostView { bytes, layout: &self.layout, elements: PhantomData })
     }
 
@@ -32,6 +36,7 @@ impl<T: Element> Tensor<T> {
     /// that the tensor's memory holds.
     pub(crate) fn put_host_bytes(&mut self, operation: &'static str, bytes: HostBytes) -> Result<()> {
         let Some(memory) = self.host_memory(operation)? else { return Ok(()) };
+        self.expect_writable(operation, "output")?;
         // As long as its memory, a tensor without gaps or overlaps starts where that does.
         if self.is_contiguous() && self.len() * size_of::<T>() == self.buffer.bytes() {
             memory.replace(bytes);

@@ -39,6 +39,54 @@ impl Layout {
         Ok(Self { strides: contiguous_strides(shape), shape: shape.to_vec(), offset: 0 })
     }
 
+    /// The layout of these strides, for elements of `element_size` bytes. Two indices must not share an element.
+    pub(crate) fn strided(
+        operation: &'static str,
+        shape: &[usize],
+        strides: &[usize],
+        element_size: usize,
+    ) -> Result<Self> {
+        // Checks the shape.
+        let contiguous = Self::contiguous(operation, shape, element_size)?;
+        let stride_error = |expected: String| Error::Stride {
+            operation,
+            operand: "tensor",
+            expected,
+            actual: strides.to_vec(),
+        };
+        if strides.len() != shape.len() {
+            return Err(stride_error(format!("{} strides, one for each axis of {shape:?}", shape.len())));
+        }
+        if contiguous.len() == 0 {
+            return Ok(contiguous);
+        }
+        let mut axes: Vec<(usize, usize)> = std::iter::zip(strides, shape)
+            .map(|(&stride, &length)| (stride, length))
+            .filter(|&(_, length)| length > 1)
+            .collect();
+        axes.sort_unstable();
+        let mut span = 1usize;
+        for (stride, length) in axes {
+            if stride < span {
+                return Err(stride_error(format!(
+                    "strides with which no two indices of {shape:?} share an element; copy a broadcast view first"
+                )));
+            }
+            let further = stride.checked_mul(length - 1).and_then(|further| further.checked_add(span));
+            let fits = further.filter(|&span| {
+                span.checked_mul(element_size).is_some_and(|bytes| isize::try_from(bytes).is_ok())
+            });
+            span = fits.ok_or_else(|| Error::SizeLimit {
+                operation,
+                operand: "tensor",
+                quantity: "span",
+                limit: format!("at most {} elements", isize::MAX as usize / element_size),
+                actual: format!("that of shape {shape:?} with strides {strides:?}"),
+            })?;
+        }
+        Ok(Self { shape: shape.to_vec(), strides: strides.to_vec(), offset: 0 })
+    }
+
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }

@@ -4,6 +4,7 @@
 //! Transfers between host and device are in `transfer`, tensor maps for the copy engine in `map`, the CPU device's direct access to the elements in `host`.
 
 mod element;
+mod foreign;
 pub(crate) mod host;
 mod layout;
 mod map;
@@ -46,8 +47,19 @@ pub(crate) struct Span<'t> {
 impl Span<'_> {
     /// Whether they have a byte in common.
     pub(crate) fn meets(&self, other: &Span<'_>) -> bool {
-        let ([start, end], [other_start, other_end]) = (self.bytes, other.bytes);
-        Arc::ptr_eq(self.buffer, other.buffer) && start.max(other_start) < end.min(other_end)
+        let meet = |[start, end]: [u64; 2], [other_start, other_end]: [u64; 2]| {
+            start.max(other_start) < end.min(other_end)
+        };
+        let (own, others) = (self.bytes.map(|at| at as u64), other.bytes.map(|at| at as u64));
+        match (self.buffer.foreign_address(), other.buffer.foreign_address()) {
+            _ if Arc::ptr_eq(self.buffer, other.buffer) => meet(own, others),
+            // Two tensors of foreign memory may be of the same.
+            (Some(base), Some(other_base)) => {
+                self.buffer.device() == other.buffer.device()
+                    && meet(own.map(|at| base + at), others.map(|at| other_base + at))
+            }
+            _ => false,
+        }
     }
 }
 
@@ -238,6 +250,23 @@ impl<T: Element> Tensor<T> {
             0 => 0,
             base => base + (self.layout.offset() * size_of::<T>()) as u64,
         }
+    }
+
+    /// The address of the first element on the device, for other libraries; 0 for a tensor of no elements and on the CPU.
+    ///
+    /// Work of other libraries is ordered with this crate's by the stream that both use: [`home_stream`](Self::home_stream) here, whose
+    /// [`cuda_handle`](Stream::cuda_handle) they take, or theirs, which [`Stream::borrow`] takes.
+    #[must_use]
+    pub fn device_address(&self) -> u64 {
+        self.address()
+    }
+
+    /// The error for memory that may only be read, if it is.
+    pub(crate) fn expect_writable(&self, operation: &'static str, operand: &'static str) -> Result<()> {
+        if self.buffer.is_writable() {
+            return Ok(());
+        }
+        Err(Error::ReadOnly { operation, operand })
     }
 
     pub(crate) fn storage(&self) -> &Buffer {

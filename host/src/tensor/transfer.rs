@@ -75,6 +75,7 @@ impl<T: Element> Tensor<T> {
     }
 
     fn write_dense(&mut self, elements: &[T]) -> Result<()> {
+        self.expect_writable("Tensor::write_slice", "tensor")?;
         let stream = self.home_stream();
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         let result =
@@ -178,6 +179,7 @@ impl<T: Element> Tensor<T> {
     /// As [`copy_from`](Self::copy_from), on `stream`.
     pub(crate) fn copy_from_on(&mut self, source: &Tensor<T>, stream: &Stream) -> Result<()> {
         const OPERATION: &str = "Tensor::copy_from";
+        self.expect_writable(OPERATION, "destination")?;
         self.expect_shape(OPERATION, "source", source.shape())?;
         self.device().expect_same(OPERATION, "source", source.device())?;
         if self.shares_memory(source) {
@@ -248,6 +250,7 @@ impl<T: Element> Tensor<T> {
     /// device's, [`Error::Driver`] if the copy could not be enqueued. The buffer is lost then.
     pub fn copy_from_pinned(&mut self, mut source: PinnedBuffer<T>, stream: &Stream) -> Result<Transfer<T>> {
         const OPERATION: &str = "Tensor::copy_from_pinned";
+        self.expect_writable(OPERATION, "tensor")?;
         self.expect_length(OPERATION, "source", source.len())?;
         self.device().expect_same(OPERATION, "source", source.device())?;
         let copies = self.copies_with_dense(OPERATION)?;

@@ -4,6 +4,7 @@
 //! as if it had tested what it did not. Likewise the cases for compute capability 9.0 on another GPU. `WARPSMITH_TEST_DEVICE=cuda:1` picks another GPU than the first, and then
 //! it has to be there. The program needs nothing but itself, so it can be built on one machine and run on another.
 
+mod foreign;
 mod hopper;
 mod kernels;
 mod memory;
@@ -50,6 +51,8 @@ fn all_cases() -> impl Iterator<Item = (&'static str, On, Case)> {
         .iter()
         .chain(memory::CASES)
         .chain(streams::CASES)
+        .chain(foreign::CASES)
+        .chain(foreign::CUDA_CASES)
         .chain(kernels::CASES)
         .chain(hopper::CASES)
         .chain(rows::CASES)

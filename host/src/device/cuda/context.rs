@@ -51,6 +51,11 @@ impl GpuContext {
         self.device
     }
 
+    /// Whether the driver's handle is this context's.
+    pub(super) fn is(&self, raw: CUcontext) -> bool {
+        self.raw == raw
+    }
+
     /// Makes this the calling thread's current context as long as what it returns lives.
     pub(super) fn bind(&self) -> Result<Bound> {
         const OPERATION: &str = "selecting a GPU";

@@ -5,6 +5,7 @@
 //! Everything that the driver gave out holds the context, so nothing outlives it.
 
 mod context;
+mod foreign;
 mod graph;
 mod launch;
 mod mapped;
@@ -14,6 +15,7 @@ mod recordings;
 mod tensor_map;
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -37,7 +39,9 @@ use crate::driver::sys::{self as cuda, CUdevice};
 use crate::driver::{self, Failure, code};
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
+use crate::memory::Owner;
 use context::GpuContext;
+use foreign::Leaving;
 
 /// What fails if a GPU cannot be used.
 const OPENING: &str = "opening a GPU";
@@ -52,6 +56,8 @@ struct Gpu {
     max_pitch: usize,
     /// `None` where the driver has no stream-ordered allocator.
     pool: Option<raw::Pool>,
+    /// Owners of foreign memory that may still be in use.
+    leaving: Leaving,
     context: Arc<GpuContext>,
 }
 
@@ -135,12 +141,21 @@ impl Gpu {
         let pool = raw::Pool::new(&context, device)?;
         let stream = CudaStream::new(&context)?;
         let properties = properties(device, attribute)?;
-        Ok((Self { ordinal, name, properties, max_pitch, pool, context }, stream))
+        Ok((
+            Self { ordinal, name, properties, max_pitch, pool, leaving: Leaving::default(), context },
+            stream,
+        ))
     }
 
     fn stream<'a>(&self, handle: &'a StreamHandle) -> Result<&'a CudaStream> {
         match handle {
-            StreamHandle::Cuda(stream) => Ok(stream),
+            StreamHandle::Cuda(stream) if stream.is_of_this_thread() => Ok(stream),
+            StreamHandle::Cuda(_) => Err(Error::Argument {
+                operation: "using a stream",
+                argument: "stream",
+                expected: "on a thread's default stream (handle 2), the thread that borrowed it".into(),
+                actual: "another thread".into(),
+            }),
             StreamHandle::Immediate => Err(foreign_handle("using a stream", "stream", self.kind())),
         }
     }
@@ -243,11 +258,60 @@ impl Backend for Gpu {
     }
 
     fn free(&self, memory: Memory, _: usize, stream: &StreamHandle) {
-        if let (Ok(address), Ok(stream)) = (self.address(&memory), self.stream(stream))
-            && let Ok(_bound) = self.context.bind()
-        {
-            raw::free(self.pool.as_ref(), address, stream);
+        let (Ok(address), StreamHandle::Cuda(stream)) = (self.address(&memory), stream) else { return };
+        let free = || raw::free(self.pool.as_ref(), address, stream);
+        if !stream.is_of_this_thread() {
+            // The handle stands for another stream here, which knows nothing of that one's work.
+            let _ = self.context.when_done(free);
+        } else if let Ok(_bound) = self.context.bind() {
+            free();
         }
+    }
+
+    unsafe fn adopt(&self, operation: &'static str, address: u64, bytes: usize, _: bool) -> Result<Memory> {
+        let _bound = self.context.bind()?;
+        let (allocation, gpu) = raw::allocation_of(address);
+        if gpu.is_some_and(|gpu| gpu != self.context.device()) {
+            return Err(Error::DeviceMismatch {
+                operation,
+                operand: "address",
+                expected: self.kind().to_string(),
+                actual: gpu.map_or_else(String::new, |gpu| format!("cuda:{gpu}")),
+            });
+        }
+        let end = address.checked_add(bytes as u64);
+        let fits = match (allocation, end) {
+            (_, None) => false,
+            (Some((base, length)), Some(end)) => end <= base + length as u64,
+            (None, Some(_)) => true,
+        };
+        if !fits {
+            return Err(Error::SizeLimit {
+                operation,
+                operand: "tensor",
+                quantity: "end",
+                limit: allocation.map_or_else(
+                    || "an address of 64 bits".into(),
+                    |(base, length)| {
+                        format!("at most {:#x}, the end of the allocation", base + length as u64)
+                    },
+                ),
+                actual: end.map_or_else(|| "beyond 64 bits".into(), |end| format!("{end:#x}")),
+            });
+        }
+        Ok(Memory::Device(address))
+    }
+
+    fn disown(&self, _: Memory, owner: Owner, stream: &StreamHandle) {
+        if let StreamHandle::Cuda(stream) = stream {
+            self.leaving.add(&self.context, stream, owner);
+        }
+    }
+
+    unsafe fn borrow_stream(&self, raw: *mut c_void, owner: Owner) -> Result<StreamHandle> {
+        let _bound = self.context.bind()?;
+        // SAFETY: the caller's promise.
+        unsafe { CudaStream::borrow(&self.context, raw.cast(), owner) }.map(StreamHandle::Cuda)
     }
 
     fn release_memory(&self) -> Result<()> {
@@ -339,11 +403,15 @@ impl Backend for Gpu {
     fn synchronize(&self, stream: &StreamHandle) -> Result<()> {
         let stream = self.stream(stream)?;
         let _bound = self.context.bind()?;
-        stream.synchronize()
+        stream.synchronize()?;
+        self.leaving.release();
+        Ok(())
     }
 
     fn synchronize_all(&self) -> Result<()> {
-        self.context.when_done(|| ())
+        self.context.when_done(|| ())?;
+        self.leaving.release();
+        Ok(())
     }
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {

@@ -2,10 +2,12 @@
 //!
 //! Every function expects the caller to have made the context current.
 
+use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use super::GpuContext;
@@ -13,9 +15,13 @@ use crate::device::backend::{AllocationError, Rows};
 use crate::driver::sys::{self as cuda, CUdevice, CUdeviceptr};
 use crate::driver::{self, Failure, code};
 use crate::error::{Error, Result};
+use crate::memory::Owner;
 use crate::stream::negative_interval;
 
 pub(super) use cuda::CUdevice_attribute as Attribute;
+
+/// The handle that stands for the calling thread's default stream. Below it are those that stand for the legacy one.
+const OF_THREAD: usize = 2;
 
 /// A number that the driver knows of a GPU.
 pub(super) fn attribute(device: CUdevice, attribute: Attribute) -> Result<u32> {
@@ -27,11 +33,14 @@ pub(super) fn attribute(device: CUdevice, attribute: Attribute) -> Result<u32> {
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// A stream of a GPU that runs beside all others, the null stream included.
-#[derive(Debug)]
+/// A stream of a GPU: one of its own that runs beside all others, the null stream included, or a borrowed one.
 pub(crate) struct CudaStream {
     raw: cuda::CUstream,
     context: Arc<GpuContext>,
+    /// What keeps a stream alive that is somebody else's.
+    owner: Option<Owner>,
+    /// The thread that it is of, if it is a thread's default stream: the handle is the same in every thread.
+    thread: Option<ThreadId>,
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -47,7 +56,49 @@ impl CudaStream {
         driver::check("creating a stream", unsafe {
             cuda::cuStreamCreateWithPriority(&raw mut raw, flags, 0)
         })?;
-        Ok(Self { raw, context: context.clone() })
+        Ok(Self { raw, context: context.clone(), owner: None, thread: None })
+    }
+
+    /// A stream that is somebody else's, or one of the driver's default streams.
+    ///
+    /// # Safety
+    ///
+    /// The handle is valid as long as `owner` lives.
+    pub(super) unsafe fn borrow(
+        context: &Arc<GpuContext>,
+        raw: cuda::CUstream,
+        owner: Owner,
+    ) -> Result<Self> {
+        const OPERATION: &str = "Stream::borrow";
+        let is_of_thread = raw.addr() == OF_THREAD;
+        if raw.addr() > OF_THREAD {
+            let mut of = ptr::null_mut();
+            // SAFETY: the stream is alive; the handle is written to a local variable.
+            driver::check(OPERATION, unsafe { cuda::cuStreamGetCtx(raw, &raw mut of) })?;
+            if !context.is(of) {
+                return Err(Error::DeviceMismatch {
+                    operation: OPERATION,
+                    operand: "stream",
+                    expected: "the primary context of the device".into(),
+                    actual: "another context".into(),
+                });
+            }
+        }
+        let thread = is_of_thread.then(|| thread::current().id());
+        Ok(Self { raw, context: context.clone(), owner: Some(owner), thread })
+    }
+
+    /// Whether the calling thread may use it.
+    pub(super) fn is_of_this_thread(&self) -> bool {
+        self.thread.is_none_or(|thread| thread == thread::current().id())
+    }
+
+    /// Whether its work is being captured, by whomever.
+    pub(super) fn is_capturing(&self) -> Result<bool> {
+        let mut status = 0;
+        // SAFETY: the stream is alive; the number is written to a local variable.
+        driver::check("asking a stream", unsafe { cuda::cuStreamIsCapturing(self.raw, &raw mut status) })?;
+        Ok(status != 0)
     }
 
     /// The driver's handle; valid as long as `self` is.
@@ -66,8 +117,17 @@ impl CudaStream {
     }
 }
 
+impl fmt::Debug for CudaStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaStream").field("raw", &self.raw).finish_non_exhaustive()
+    }
+}
+
 impl Drop for CudaStream {
     fn drop(&mut self) {
+        if self.owner.is_some() {
+            return;
+        }
         if let Ok(_bound) = self.context.bind() {
             // SAFETY: the stream is alive and not used again. Its work goes on; memory that the work uses is freed in
             // stream order, by buffers that hold this stream.
@@ -237,6 +297,17 @@ pub(super) fn allocate(
             Ok(address)
         }
     }
+}
+
+/// The start and the bytes of the allocation that an address is in, and the GPU that it is of, where the driver can say.
+pub(super) fn allocation_of(address: CUdeviceptr) -> (Option<(CUdeviceptr, usize)>, Option<CUdevice>) {
+    let (mut base, mut bytes, mut ordinal) = (0, 0, 0);
+    // SAFETY: the numbers are written to local variables; any address may be asked for.
+    let range = unsafe { cuda::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
+    let attribute = cuda::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+    // SAFETY: as above; the attribute is an `int`.
+    let of = unsafe { cuda::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) };
+    (range.ok().map(|()| (base, bytes)), of.ok().map(|()| ordinal))
 }
 
 /// Frees memory in the order of `stream`'s work. An error can only be one of earlier work, which later calls report.

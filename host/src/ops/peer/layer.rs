@@ -85,7 +85,8 @@ fn in_parts<T: RoutingInput + ExpertInput>(
     let (Some((&o, leading)), Some((_, of_x))) = (y.shape().split_last(), x.shape().split_last()) else {
         return Ok(false);
     };
-    let fits = o == table.layout().o()
+    let fits = y.expect_writable("Peer", "y").is_ok()
+        && o == table.layout().o()
         && leading == of_x
         && y.is_contiguous()
         && y.device() == x.device()

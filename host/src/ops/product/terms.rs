@@ -177,7 +177,7 @@ impl<'a, O: Element> Terms<'a, O> {
         })
     }
 
-    /// The error for a written operand that shares memory with one that is read, other than `except`.
+    /// The error for a written operand that may only be read, or shares memory with one that is read, other than `except`.
     fn expect_apart<U: Element>(
         &self,
         of: &TermsOf<'_>,
@@ -185,6 +185,7 @@ impl<'a, O: Element> Terms<'a, O> {
         written: &Tensor<U>,
         except: Option<&Tensor<O>>,
     ) -> Result<()> {
+        written.expect_writable(of.operation, operand)?;
         let residual = self.residual.map(|(residual, _)| residual).filter(|_| except.is_none());
         let read = residual.map(|residual| ("residual", residual.span()));
         let mut read = of.inputs.iter().copied().chain(read);

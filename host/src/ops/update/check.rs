@@ -193,8 +193,9 @@ impl<T: Element> Checked<T> {
         self.expect_apart("y", y)
     }
 
-    /// The error for a written operand that shares memory with one that is read.
+    /// The error for a written operand that may only be read, or shares memory with one that is read.
     pub(super) fn expect_apart<U: Element>(&self, operand: &'static str, written: &Tensor<U>) -> Result<()> {
+        written.expect_writable(self.operation, operand)?;
         let overlap = |other| Err(Error::Overlap { operation: self.operation, operand, other });
         if written.shares_memory(&self.x) {
             return overlap("x");

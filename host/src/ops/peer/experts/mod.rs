@@ -202,6 +202,7 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
             });
         }
         expect_contiguous_rows("y", &matrix("y", y)?)?;
+        y.expect_writable(OPERATION, "y")?;
         let Routing { ids, gates } = self.routing;
         for (other, shares) in [
             ("x", y.shares_memory(self.x)),

@@ -349,12 +349,21 @@ impl ExpertLayout {
         let count = rows.len() / self.row_bytes();
         let lengths = self.lengths().map(|length| length * count);
         let given = [experts.u.len(), experts.w.len(), experts.v.len()];
-        if given != lengths || !rows.len().is_multiple_of(self.row_bytes()) {
+        if !rows.len().is_multiple_of(self.row_bytes()) {
             return Err(Error::Shape {
                 operation: OPERATION,
-                operand: "experts",
-                expected: format!("{lengths:?} numbers for {} bytes of rows", rows.len()),
-                actual: given.to_vec(),
+                operand: "rows",
+                expected: format!("whole rows of {} bytes", self.row_bytes()),
+                actual: vec![rows.len()],
+            });
+        }
+        if let Some(index) = (0..3).find(|&index| given[index] != lengths[index]) {
+            let each = self.lengths()[index];
+            return Err(Error::Shape {
+                operation: OPERATION,
+                operand: ["u", "w", "v"][index],
+                expected: format!("{} numbers, {each} for each of {count} experts", lengths[index]),
+                actual: vec![given[index]],
             });
         }
         let [of_u, of_w, of_v] = self.lengths();
