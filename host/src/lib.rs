@@ -22,6 +22,8 @@
 pub mod benchmark;
 pub mod cpu;
 pub mod device;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 mod driver;
 pub mod error;
 pub mod graph;

@@ -58,7 +58,8 @@ fn a_library_exports_its_own_functions_and_none_of_the_drivers() {
 
     let mut cargo = std::process::Command::new(env!("CARGO"));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-    cargo.args(["build", "--quiet", "--example", "c_library", "--message-format", "json"]);
+    // With the features that the workspace's tests have, or the crate would be built once more.
+    cargo.args(["build", "--quiet", "--workspace", "--example", "c_library", "--message-format", "json"]);
     if !cfg!(debug_assertions) {
         cargo.arg("--release");
     }

@@ -1,0 +1,654 @@
+//! Tensors to and from other libraries of the same program by [DLPack](https://dmlc.github.io/dlpack/latest/), without a copy.
+//!
+//! A [`ManagedTensor`] owns a tensor in DLPack's form, its own or another library's. The streams are as the array API standard says: the producer
+//! makes the consumer's stream wait for what it has enqueued.
+//!
+//! ```
+//! use warpsmith::dlpack::ManagedTensor;
+//! use warpsmith::{Device, Tensor};
+//!
+//! let device = Device::cpu();
+//! let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 4.0], [2, 2])?;
+//! let raw = x.to_dlpack(None)?.into_raw(); // for another library
+//!
+//! // SAFETY: it is the tensor from above, of which nobody else knows.
+//! let y: Tensor<f32> = unsafe { ManagedTensor::from_raw(raw)?.into_tensor(&device.default_stream())? };
+//! assert_eq!(y.to_vec()?, [1.0, 2.0, 3.0, 4.0]);
+//! # Ok::<(), warpsmith::Error>(())
+//! ```
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::slice;
+
+pub use dlpack_ffi as ffi;
+
+use ffi::{
+    DLDataType, DLDataTypeCode as Code, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned,
+    DLPackVersion, DLTensor,
+};
+
+use crate::device::{Device, DeviceKind};
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+use crate::tensor::{DType, Element, Tensor};
+
+/// What the operations are called in errors.
+const EXPORT: &str = "exporting a tensor by DLPack";
+const IMPORT: &str = "importing a tensor by DLPack";
+/// The oldest version of the form that exported tensors have: all of its fields are used.
+const VERSION: DLPackVersion = DLPackVersion { major: ffi::DLPACK_MAJOR_VERSION, minor: 0 };
+
+/// A tensor in DLPack's form. Dropping it gives the tensor back to the library that it is from.
+pub struct ManagedTensor(Raw);
+
+/// The two forms that there are.
+#[derive(Clone, Copy)]
+enum Raw {
+    Versioned(NonNull<DLManagedTensorVersioned>),
+    /// From before version 1.0, without flags.
+    Unversioned(NonNull<DLManagedTensor>),
+}
+
+// SAFETY: who makes one from a pointer promises that any thread may delete it; it is not changed before.
+unsafe impl Send for ManagedTensor {}
+// SAFETY: as above.
+unsafe impl Sync for ManagedTensor {}
+
+impl fmt::Debug for ManagedTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.tensor().device;
+        f.debug_struct("ManagedTensor")
+            .field("dtype", &described(self.tensor().dtype))
+            .field("shape", &self.numbers(self.tensor().shape))
+            .field("device", &(device.device_type.0, device.device_id))
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ManagedTensor {
+    fn drop(&mut self) {
+        // SAFETY: the tensor is owned, and not used again.
+        unsafe {
+            match self.0 {
+                Raw::Versioned(raw) => {
+                    if let Some(deleter) = raw.as_ref().deleter {
+                        deleter(raw.as_ptr());
+                    }
+                }
+                Raw::Unversioned(raw) => {
+                    if let Some(deleter) = raw.as_ref().deleter {
+                        deleter(raw.as_ptr());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The error for a null pointer.
+fn null() -> Error {
+    Error::Argument {
+        operation: IMPORT,
+        argument: "tensor",
+        expected: "a pointer to a tensor".into(),
+        actual: "null".into(),
+    }
+}
+
+impl ManagedTensor {
+    /// Takes a tensor from another library: what a Python capsule `dltensor_versioned` points to.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if the pointer is null, or the tensor of another major version than 1. The latter is given back.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is null or to a valid tensor, which becomes this one's. Its deleter may be called from any thread.
+    pub unsafe fn from_raw(raw: *mut DLManagedTensorVersioned) -> Result<Self> {
+        let raw = NonNull::new(raw).ok_or_else(null)?;
+        // SAFETY: the version and the deleter are where they are in every version.
+        let (version, tensor) = unsafe { (raw.as_ref().version, Self(Raw::Versioned(raw))) };
+        if version.major != VERSION.major {
+            // Its other fields may be elsewhere: this drops it by its deleter.
+            drop(tensor);
+            return Err(Error::Argument {
+                operation: IMPORT,
+                argument: "version",
+                expected: format!("DLPack {}", VERSION.major),
+                actual: format!("{}.{}", version.major, version.minor),
+            });
+        }
+        Ok(tensor)
+    }
+
+    /// As [`from_raw`](Self::from_raw), for the form from before version 1.0: what a Python capsule `dltensor` points to.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if the pointer is null.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    pub unsafe fn from_raw_unversioned(raw: *mut DLManagedTensor) -> Result<Self> {
+        NonNull::new(raw).map(|raw| Self(Raw::Unversioned(raw))).ok_or_else(null)
+    }
+
+    /// Gives the tensor to another library, which calls its deleter once.
+    #[must_use = "the tensor is only freed by its deleter"]
+    pub fn into_raw(self) -> *mut DLManagedTensorVersioned {
+        match self.0 {
+            Raw::Versioned(raw) => {
+                std::mem::forget(self);
+                raw.as_ptr()
+            }
+            Raw::Unversioned(_) => self.wrapped(|context, tensor| context.versioned(tensor, 0)).as_ptr(),
+        }
+    }
+
+    /// As [`into_raw`](Self::into_raw), in the form from before version 1.0. That cannot say that a tensor may only be read.
+    #[must_use = "the tensor is only freed by its deleter"]
+    pub fn into_raw_unversioned(self) -> *mut DLManagedTensor {
+        match self.0 {
+            Raw::Unversioned(raw) => {
+                std::mem::forget(self);
+                raw.as_ptr()
+            }
+            Raw::Versioned(_) => self.wrapped(Exported::unversioned).as_ptr(),
+        }
+    }
+
+    /// The same tensor in the other form, which `wrap` makes. Its numbers stay this one's.
+    fn wrapped<R>(self, wrap: impl FnOnce(Box<Exported>, DLTensor) -> R) -> R {
+        let tensor = *self.tensor();
+        wrap(Box::new(Exported { numbers: Vec::new(), owner: Box::new(self) }), tensor)
+    }
+
+    fn tensor(&self) -> &DLTensor {
+        // SAFETY: it is valid as long as it is owned.
+        unsafe {
+            match &self.0 {
+                Raw::Versioned(raw) => &raw.as_ref().dl_tensor,
+                Raw::Unversioned(raw) => &raw.as_ref().dl_tensor,
+            }
+        }
+    }
+
+    /// The shape or the strides; none where the pointer is null.
+    fn numbers(&self, of: *const i64) -> Option<&[i64]> {
+        let rank = usize::try_from(self.tensor().ndim).unwrap_or(0);
+        match rank {
+            0 => Some(&[]),
+            // SAFETY: there are so many.
+            _ => (!of.is_null()).then(|| unsafe { slice::from_raw_parts(of, rank) }),
+        }
+    }
+
+    /// The elements' type; `None` if it is none of this crate's.
+    #[must_use]
+    pub fn dtype(&self) -> Option<DType> {
+        known(self.tensor().dtype)
+    }
+
+    /// Whether the memory may only be read, which the form from before version 1.0 does not say.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        match self.0 {
+            // SAFETY: it is valid as long as it is owned.
+            Raw::Versioned(raw) => unsafe {
+                raw.as_ref().flags & u64::from(ffi::DLPACK_FLAG_BITMASK_READ_ONLY) != 0
+            },
+            Raw::Unversioned(_) => false,
+        }
+    }
+
+    /// The tensor as one of this crate's, over the same memory, with `stream` as its home. It goes back to the library that it is from once the work that
+    /// used it is done.
+    ///
+    /// Memory of a GPU becomes a tensor of that GPU, the host's one of the CPU or the emulator. One that [may only be read](Self::is_read_only) is as
+    /// that of [`Tensor::from_foreign`], others as that of [`Tensor::from_foreign_mut`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if the elements are no `T` or a stride is negative, [`Error::DeviceMismatch`] if the memory is not what the stream's
+    /// device uses; otherwise as [`Tensor::from_foreign`].
+    ///
+    /// # Safety
+    ///
+    /// The tensor is what it says. What the library enqueues that writes the memory, or reads what is written here, is ordered with the stream's work: that is
+    /// so if it was asked for the tensor for this stream.
+    pub unsafe fn into_tensor<T: Element>(self, stream: &Stream) -> Result<Tensor<T>> {
+        let of = *self.tensor();
+        if self.dtype() != Some(T::DTYPE) {
+            return Err(Error::Argument {
+                operation: IMPORT,
+                argument: "tensor",
+                expected: format!("elements of type {}", T::DTYPE),
+                actual: described(of.dtype),
+            });
+        }
+        expect_device(stream.device(), of.device)?;
+        let number = |number: &i64| usize::try_from(*number).ok();
+        let refuse = |expected: &str, actual: &[i64]| Error::Argument {
+            operation: IMPORT,
+            argument: "tensor",
+            expected: expected.into(),
+            actual: format!("{actual:?}"),
+        };
+        let shape = self.numbers(of.shape).unwrap_or(&[]);
+        let lengths: Option<Vec<usize>> = shape.iter().map(number).collect();
+        let lengths = lengths
+            .filter(|lengths| usize::try_from(of.ndim) == Ok(lengths.len()))
+            .ok_or_else(|| refuse("a shape of numbers from 0 on, one for each axis", shape))?;
+        let steps: Vec<usize> = match self.numbers(of.strides) {
+            Some(strides) => strides
+                .iter()
+                .map(number)
+                .collect::<Option<_>>()
+                .ok_or_else(|| refuse("strides from 0 on; copy a reversed view first", strides))?,
+            // Before version 1.2, for one without gaps.
+            None => contiguous(&lengths),
+        };
+        let address = (of.data.expose_provenance() as u64).wrapping_add(of.byte_offset);
+        // SAFETY: the caller's promise; the memory is there until the tensor is deleted, as its owner is.
+        unsafe {
+            match self.is_read_only() {
+                true => Tensor::from_foreign(stream, address, lengths, steps, self),
+                false => Tensor::from_foreign_mut(stream, address, lengths, steps, self),
+            }
+        }
+    }
+}
+
+impl<T: Element> Tensor<T> {
+    /// This tensor for another library, which may only read it. On a GPU its memory is shared, and kept until the library deletes the tensor. The
+    /// CPU's is copied.
+    ///
+    /// `consumer` is the stream that the library uses the tensor on: it waits for the tensor's work so far, and what frees the memory waits for it. Without
+    /// one, the library is to use the tensor's [home stream](Self::home_stream).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnsupportedDevice`] on the emulator, whose memory no library knows, [`Error::DeviceMismatch`] if the stream is another device's,
+    /// [`Error::SizeLimit`] if an axis is too long for DLPack, [`Error::Driver`] if the driver refuses.
+    pub fn to_dlpack(&self, consumer: Option<&Stream>) -> Result<ManagedTensor> {
+        if self.device().kind() != DeviceKind::Cpu {
+            return self.shared(consumer, ffi::DLPACK_FLAG_BITMASK_READ_ONLY);
+        }
+        if let Some(consumer) = consumer {
+            self.device().expect_same(EXPORT, "stream", consumer.device())?;
+        }
+        let mut copy = self.to_vec()?;
+        let (data, strides) = (copy.as_mut_ptr().cast(), contiguous(self.shape()));
+        let numbers = [self.shape(), &strides];
+        Exported::managed(data, CPU, T::DTYPE, numbers, ffi::DLPACK_FLAG_BITMASK_IS_COPIED, Box::new(copy))
+    }
+
+    /// As [`to_dlpack`](Self::to_dlpack), for a library that may write it.
+    ///
+    /// # Errors
+    ///
+    /// As there, and [`Error::UnsupportedDevice`] on the CPU, whose memory is not shared; [`Error::ReadOnly`] if it is memory of another library's that may
+    /// only be read.
+    pub fn to_dlpack_mut(&mut self, consumer: Option<&Stream>) -> Result<ManagedTensor> {
+        self.expect_writable(EXPORT, "tensor")?;
+        self.shared(consumer, 0)
+    }
+
+    fn shared(&self, consumer: Option<&Stream>, flags: u32) -> Result<ManagedTensor> {
+        let DeviceKind::Cuda(ordinal) = self.device().kind() else {
+            return Err(Error::UnsupportedDevice {
+                operation: EXPORT,
+                device: self.device().to_string(),
+                expected: "a GPU, whose memory other libraries know".into(),
+                actual: "memory of its own".into(),
+            });
+        };
+        if let Some(consumer) = consumer {
+            self.device().expect_same(EXPORT, "stream", consumer.device())?;
+        }
+        let home = self.home_stream();
+        let consumer = consumer.filter(|consumer| **consumer != home).cloned();
+        if let Some(consumer) = &consumer {
+            consumer.wait(&home.record()?)?;
+        }
+        let device = DLDevice {
+            device_type: DLDeviceType::kDLCUDA,
+            device_id: i32::try_from(ordinal).unwrap_or(i32::MAX),
+        };
+        let data = std::ptr::with_exposed_provenance_mut(self.device_address() as usize);
+        let owner = Box::new(Lent { tensor: self.clone(), consumer });
+        Exported::managed(data, device, T::DTYPE, [self.shape(), self.strides()], flags, owner)
+    }
+}
+
+/// A tensor that another library uses, on this stream if it is not the tensor's home.
+struct Lent<T: Element> {
+    tensor: Tensor<T>,
+    consumer: Option<Stream>,
+}
+
+impl<T: Element> Drop for Lent<T> {
+    fn drop(&mut self) {
+        let Some(consumer) = &self.consumer else { return };
+        let ordered = consumer.record().and_then(|done| self.tensor.home_stream().wait(&done));
+        if ordered.is_err() {
+            // The memory is freed in the order of the home stream, so that the library's work has to be done. An error has nowhere to go.
+            let _ = consumer.synchronize();
+        }
+    }
+}
+
+/// What an exported tensor's numbers are in, and what keeps its memory.
+struct Exported {
+    /// Lengths, then strides.
+    numbers: Vec<i64>,
+    #[expect(dead_code, reason = "it is there to be dropped")]
+    owner: Box<dyn Any + Send + Sync>,
+}
+
+impl Exported {
+    /// The form of a tensor at `data` of these lengths and strides. The memory is the `owner`'s.
+    fn managed(
+        data: *mut c_void,
+        device: DLDevice,
+        dtype: DType,
+        [shape, strides]: [&[usize]; 2],
+        flags: u32,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<ManagedTensor> {
+        let limit = |quantity, limit: i64, actual: usize| Error::SizeLimit {
+            operation: EXPORT,
+            operand: "tensor",
+            quantity,
+            limit: format!("at most {limit}"),
+            actual: actual.to_string(),
+        };
+        let rank = shape.len();
+        let ndim = i32::try_from(rank).map_err(|_| limit("number of axes", i32::MAX.into(), rank))?;
+        let fits = |&number: &usize| {
+            i64::try_from(number).map_err(|_| limit("length or stride of an axis", i64::MAX, number))
+        };
+        let numbers = shape.iter().chain(strides).map(fits).collect::<Result<Vec<_>>>()?;
+        let mut context = Box::new(Self { numbers, owner });
+        let start = context.numbers.as_mut_ptr();
+        let tensor = DLTensor {
+            data,
+            device,
+            ndim,
+            dtype: as_dlpack(dtype),
+            shape: start,
+            strides: start.wrapping_add(rank),
+            byte_offset: 0,
+        };
+        Ok(ManagedTensor(Raw::Versioned(context.versioned(tensor, flags))))
+    }
+
+    fn versioned(self: Box<Self>, dl_tensor: DLTensor, flags: u32) -> NonNull<DLManagedTensorVersioned> {
+        unsafe extern "C" fn delete(managed: *mut DLManagedTensorVersioned) {
+            // SAFETY: DLPack has it called once, with what it is the deleter of: both boxes are those from below.
+            unsafe {
+                drop((Box::from_raw((*managed).manager_ctx.cast::<Exported>()), Box::from_raw(managed)))
+            };
+        }
+        NonNull::from(Box::leak(Box::new(DLManagedTensorVersioned {
+            version: VERSION,
+            manager_ctx: Box::into_raw(self).cast(),
+            deleter: Some(delete),
+            flags: flags.into(),
+            dl_tensor,
+        })))
+    }
+
+    fn unversioned(self: Box<Self>, dl_tensor: DLTensor) -> NonNull<DLManagedTensor> {
+        unsafe extern "C" fn delete(managed: *mut DLManagedTensor) {
+            // SAFETY: as in the other form.
+            unsafe {
+                drop((Box::from_raw((*managed).manager_ctx.cast::<Exported>()), Box::from_raw(managed)))
+            };
+        }
+        NonNull::from(Box::leak(Box::new(DLManagedTensor {
+            manager_ctx: Box::into_raw(self).cast(),
+            deleter: Some(delete),
+            dl_tensor,
+        })))
+    }
+}
+
+/// The host's memory.
+const CPU: DLDevice = DLDevice { device_type: DLDeviceType::kDLCPU, device_id: 0 };
+
+/// The types that both sides have, with DLPack's code and bits.
+const DTYPES: [(DType, Code, u8); 10] = [
+    (DType::F8E4M3, Code::kDLFloat8_e4m3fn, 8),
+    (DType::F8E5M2, Code::kDLFloat8_e5m2, 8),
+    (DType::F16, Code::kDLFloat, 16),
+    (DType::Bf16, Code::kDLBfloat, 16),
+    (DType::F32, Code::kDLFloat, 32),
+    (DType::F64, Code::kDLFloat, 64),
+    (DType::U8, Code::kDLUInt, 8),
+    (DType::I32, Code::kDLInt, 32),
+    (DType::U32, Code::kDLUInt, 32),
+    (DType::I64, Code::kDLInt, 64),
+];
+
+/// A type as DLPack has it.
+fn as_dlpack(dtype: DType) -> DLDataType {
+    let (_, code, bits) = DTYPES[DTYPES.iter().position(|(known, ..)| *known == dtype).unwrap_or(0)];
+    DLDataType { code: code.0 as u8, bits, lanes: 1 }
+}
+
+/// The type that DLPack means.
+fn known(of: DLDataType) -> Option<DType> {
+    let is_it =
+        |(_, code, bits): &&(DType, Code, u8)| (code.0, *bits, 1) == (of.code.into(), of.bits, of.lanes);
+    DTYPES.iter().find(is_it).map(|(dtype, ..)| *dtype)
+}
+
+/// A type in words.
+fn described(of: DLDataType) -> String {
+    match known(of) {
+        Some(dtype) => dtype.to_string(),
+        None => format!("DLPack's code {}, {} bits, {} lanes", of.code, of.bits, of.lanes),
+    }
+}
+
+/// The strides of a tensor without gaps.
+fn contiguous(shape: &[usize]) -> Vec<usize> {
+    let mut next = 1usize;
+    let step = |&length: &usize| {
+        let step = next;
+        next = next.saturating_mul(length.max(1));
+        step
+    };
+    let mut strides: Vec<usize> = shape.iter().rev().map(step).collect();
+    strides.reverse();
+    strides
+}
+
+/// The error for memory that `device` does not use, if it is.
+fn expect_device(device: &Device, of: DLDevice) -> Result<()> {
+    let fits = match device.kind() {
+        DeviceKind::Cuda(ordinal) => match of.device_type {
+            DLDeviceType::kDLCUDA => usize::try_from(of.device_id) == Ok(ordinal as usize),
+            // Every GPU of the system accesses it.
+            DLDeviceType::kDLCUDAManaged => true,
+            _ => false,
+        },
+        DeviceKind::Cpu | DeviceKind::Emulator => {
+            matches!(of.device_type, DLDeviceType::kDLCPU | DLDeviceType::kDLCUDAHost)
+        }
+    };
+    if fits {
+        return Ok(());
+    }
+    let expected = match device.kind() {
+        DeviceKind::Cuda(_) => format!("memory of {device}"),
+        DeviceKind::Cpu | DeviceKind::Emulator => format!("memory of the host, which {device} takes"),
+    };
+    let actual = match of.device_type {
+        DLDeviceType::kDLCPU => "memory of the host".into(),
+        DLDeviceType::kDLCUDA => format!("memory of cuda:{}", of.device_id),
+        DLDeviceType::kDLCUDAHost => "pinned memory of the host".into(),
+        DLDeviceType::kDLCUDAManaged => "managed memory".into(),
+        DLDeviceType(kind) => format!("memory of DLPack's device {kind}:{}", of.device_id),
+    };
+    Err(Error::DeviceMismatch { operation: IMPORT, operand: "tensor", expected, actual })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use half::bf16;
+
+    use super::*;
+
+    fn import<T: Element>(tensor: ManagedTensor) -> Result<Tensor<T>> {
+        // SAFETY: the tests' tensors are what they say, and nothing else writes them.
+        unsafe { tensor.into_tensor(&Device::cpu().default_stream()) }
+    }
+
+    fn some() -> Tensor<f32> {
+        Tensor::from_slice(&Device::cpu(), &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3]).unwrap()
+    }
+
+    /// A tensor of the tests' own, whose deletions are counted.
+    fn foreign(values: &mut [f32], shape: &[usize], strides: &[usize]) -> (ManagedTensor, Arc<AtomicUsize>) {
+        struct Count(Arc<AtomicUsize>);
+        impl Drop for Count {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let deleted = Arc::new(AtomicUsize::new(0));
+        let (data, owner) = (values.as_mut_ptr().cast(), Box::new(Count(deleted.clone())));
+        (Exported::managed(data, CPU, DType::F32, [shape, strides], 0, owner).unwrap(), deleted)
+    }
+
+    #[test]
+    fn views_go_there_and_back_in_both_forms() {
+        let turned = some().swap_axes(0, 1).unwrap();
+        for tensor in [some(), turned.clone(), some().slice(1, 1..2).unwrap(), some().slice(0, 0..0).unwrap()]
+        {
+            let versioned = tensor.to_dlpack(None).unwrap();
+            assert_eq!((versioned.dtype(), versioned.is_read_only()), (Some(DType::F32), false));
+            assert!(format!("{versioned:?}").contains("f32"), "{versioned:?}");
+            // SAFETY: each pointer is taken once.
+            let again = unsafe { ManagedTensor::from_raw(versioned.into_raw()).unwrap() };
+            // SAFETY: as above.
+            let again = unsafe { ManagedTensor::from_raw_unversioned(again.into_raw_unversioned()).unwrap() };
+            // SAFETY: as above.
+            let again = unsafe { ManagedTensor::from_raw(again.into_raw()).unwrap() };
+            let back = import::<f32>(again).unwrap();
+            assert_eq!((back.shape(), back.to_vec().unwrap()), (tensor.shape(), tensor.to_vec().unwrap()));
+        }
+        let scalar = Tensor::from_slice(&Device::cpu(), &[bf16::ONE], []).unwrap();
+        assert_eq!(import::<bf16>(scalar.to_dlpack(None).unwrap()).unwrap().to_vec().unwrap(), [bf16::ONE]);
+    }
+
+    #[test]
+    fn memory_of_another_library_is_used_where_it_is_and_given_back_once() {
+        let mut values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let (theirs, deleted) = foreign(&mut values, &[2, 2], &[3, 1]);
+        let mut x = import::<f32>(theirs).unwrap();
+        assert_eq!(x.to_vec().unwrap(), [1.0, 2.0, 4.0, 5.0]);
+        x.write_slice(&[7.0; 4]).unwrap();
+        let view = x.slice(0, 1..2).unwrap();
+        drop(x);
+        assert_eq!(deleted.load(Ordering::SeqCst), 0);
+        drop(view);
+        assert_eq!((deleted.load(Ordering::SeqCst), values), (1, [7.0, 7.0, 3.0, 7.0, 7.0, 6.0]));
+    }
+
+    #[test]
+    fn one_that_may_only_be_read_is_not_written() {
+        let mut values = [1.0f32; 4];
+        let (theirs, _) = foreign(&mut values, &[4], &[1]);
+        let raw = theirs.into_raw();
+        // SAFETY: it is the tests' own.
+        let theirs = unsafe {
+            (*raw).flags |= u64::from(ffi::DLPACK_FLAG_BITMASK_READ_ONLY);
+            ManagedTensor::from_raw(raw).unwrap()
+        };
+        let mut x = import::<f32>(theirs).unwrap();
+        assert!(matches!(x.write_slice(&[0.0; 4]), Err(Error::ReadOnly { .. })));
+        assert!(matches!(x.to_dlpack_mut(None), Err(Error::ReadOnly { .. })));
+    }
+
+    #[test]
+    fn what_is_no_tensor_of_ours_is_refused_by_name_and_given_back() {
+        let refused = |change: &dyn Fn(&mut DLManagedTensorVersioned)| {
+            let mut values = [1.0f32; 4];
+            let (theirs, deleted) = foreign(&mut values, &[2, 2], &[2, 1]);
+            let raw = theirs.into_raw();
+            // SAFETY: it is the tests' own; what they change is looked at before the elements are.
+            let error = unsafe {
+                change(&mut *raw);
+                ManagedTensor::from_raw(raw).and_then(import::<f32>).unwrap_err().to_string()
+            };
+            assert_eq!(deleted.load(Ordering::SeqCst), 1, "{error}");
+            error
+        };
+        assert!(refused(&|it| it.version.major = 2).contains("DLPack 1"));
+        assert!(refused(&|it| it.dl_tensor.dtype.bits = 64).contains("f64"));
+        assert!(refused(&|it| it.dl_tensor.dtype.lanes = 4).contains("4 lanes"));
+        assert!(refused(&|it| it.dl_tensor.device.device_type = DLDeviceType::kDLCUDA).contains("cuda:0"));
+        assert!(refused(&|it| it.dl_tensor.device.device_type = DLDeviceType::kDLMetal).contains("device 8"));
+        assert!(refused(&|it| it.dl_tensor.data = std::ptr::null_mut()).contains("address"));
+        assert!(refused(&|it| it.dl_tensor.ndim = -1).contains("one for each axis"));
+        // SAFETY: there are two.
+        assert!(refused(&|it| unsafe { it.dl_tensor.strides.write(-2) }).contains("reversed"));
+        // SAFETY: as above.
+        assert!(refused(&|it| unsafe { it.dl_tensor.shape.write(-2) }).contains("[-2, 2]"));
+        // SAFETY: null is told from a tensor.
+        let error = unsafe { ManagedTensor::from_raw(std::ptr::null_mut()) }.unwrap_err();
+        assert!(error.to_string().contains("null"), "{error}");
+    }
+
+    #[test]
+    fn without_strides_there_are_no_gaps() {
+        let mut values = [1.0, 2.0, 3.0, 4.0];
+        let (theirs, _) = foreign(&mut values, &[2, 2], &[2, 1]);
+        let raw = theirs.into_raw();
+        // SAFETY: it is the tests' own.
+        let theirs = unsafe {
+            (*raw).dl_tensor.strides = std::ptr::null_mut();
+            (*raw).dl_tensor.byte_offset = 0;
+            ManagedTensor::from_raw(raw).unwrap()
+        };
+        assert_eq!(import::<f32>(theirs).unwrap().strides(), [2, 1]);
+    }
+
+    #[test]
+    fn devices_say_what_they_share() {
+        let emulated = Tensor::<f32>::zeros(&Device::emulator(), [2]).unwrap();
+        let error = emulated.to_dlpack(None).unwrap_err();
+        assert!(matches!(error, Error::UnsupportedDevice { .. }), "{error}");
+        let error = some().to_dlpack_mut(None).unwrap_err();
+        assert!(matches!(error, Error::UnsupportedDevice { .. }), "{error}");
+        let other = Device::emulator().default_stream();
+        let error = some().to_dlpack(Some(&other)).unwrap_err();
+        assert!(matches!(error, Error::DeviceMismatch { .. }), "{error}");
+        // The emulator takes the host's memory, too.
+        let mut values = [1.0f32, 2.0];
+        let (theirs, _) = foreign(&mut values, &[2], &[1]);
+        // SAFETY: nothing else uses the memory.
+        let x: Tensor<f32> = unsafe { theirs.into_tensor(&other).unwrap() };
+        assert_eq!(x.to_vec().unwrap(), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn every_type_has_one_of_dlpacks_and_back() {
+        for (dtype, ..) in DTYPES {
+            let of = as_dlpack(dtype);
+            assert_eq!(described(of), dtype.to_string());
+            assert_eq!(usize::from(of.bits), dtype.size() * 8);
+        }
+    }
+}
