@@ -5,6 +5,7 @@
 mod cases;
 mod load;
 mod report;
+mod sanitize;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -42,6 +43,9 @@ pub(crate) struct Args {
     load: bool,
     #[command(flatten)]
     under_load: load::Args,
+    /// Instead of that, runs the quick cases on a GPU under a tool of NVIDIA's compute-sanitizer, each operation in a process of its own.
+    #[arg(long, value_enum, value_name = "TOOL", conflicts_with_all = ["quick", "full", "load", "trace", "json"])]
+    sanitize: Option<sanitize::Tool>,
     /// Write the results as JSON to this file, or to standard output for `-`.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -71,6 +75,9 @@ pub(crate) enum Operation {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.load && !args.full {
         args.under_load.expect_none()?;
+    }
+    if let Some(tool) = args.sanitize {
+        return sanitize::run(tool, args);
     }
     let json = args.json.as_deref().map(Json::open).transpose()?;
     let device = match &args.trace {
