@@ -250,31 +250,41 @@ def cublas_version():
     return 0
 
 
-def serve(operands_of, variants_of, check_of):
-    """Answers the requests that come in with what these give for one: its operands, its functions by name, and whether a result is right."""
+def answer(ready_of):
+    """Answers the requests that come in. `ready_of` gives for one: functions that take a sample, by name, and why others are absent."""
     say = lambda line: print(json.dumps(line), flush=True)
+    say({"torch": torch.__version__, "cublas": cublas_version()})
+    ready = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "sample" in request:
+            say({"us": ready[request["sample"]]()})
+            continue
+        ready = {}
+        gc.collect()
+        torch.cuda.empty_cache()
+        if "prepare" not in request:
+            say({"variants": [], "absent": {}})
+            continue
+        try:
+            ready, absent = ready_of(request["prepare"])
+        except Exception as error:  # As where there is no memory for the operands: the next request may be smaller.
+            ready, absent = {}, {"PyTorch": why(error)}
+        # Nothing of a request is left to do when it is answered.
+        torch.cuda.synchronize()
+        say({"variants": list(ready), "absent": absent})
+
+
+def serve(operands_of, variants_of, check_of):
+    """Answers requests with what these give for one: its operands, its functions by name, and whether a result is right."""
     with torch.inference_mode():
         plug = [torch.zeros(PLUG_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2)]
-        say({"torch": torch.__version__, "cublas": cublas_version()})
-        graphs = {}
-        for line in sys.stdin:
-            request = json.loads(line)
-            if "sample" in request:
-                say({"us": graphs[request["sample"]].sample(plug)})
-                continue
-            graphs = {}
-            gc.collect()
-            torch.cuda.empty_cache()
-            if "prepare" not in request:
-                say({"variants": [], "absent": {}})
-                continue
-            try:
-                graphs, absent = prepare(request["prepare"], plug, operands_of, variants_of, check_of)
-            except Exception as error:  # As where there is no memory for the operands: the next request may be smaller.
-                graphs, absent = {}, {"PyTorch": why(error)}
-            # Nothing of a request is left to do when it is answered.
-            torch.cuda.synchronize()
-            say({"variants": list(graphs), "absent": absent})
+
+        def ready_of(request):
+            graphs, absent = prepare(request, plug, operands_of, variants_of, check_of)
+            return {name: functools.partial(graph.sample, plug) for name, graph in graphs.items()}, absent
+
+        answer(ready_of)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 //! asks for it. The memory's ceiling is measured first, those of products are the fastest of the run. Results are data: each row of the CSV says where it came from.
 
 mod accuracy;
+mod calls;
 mod case;
 mod ceilings;
 mod clocks;
@@ -58,7 +59,7 @@ pub(crate) struct Args {
     /// Load the PTX files of this folder in the place of the built-in modules of the same names, to compare with an earlier state.
     #[arg(long, value_name = "FOLDER")]
     ptx: Option<PathBuf>,
-    /// What to measure: linear operations, or what has sizes of its own: generated low-rank updates, PEER layers or the largest elements of rows.
+    /// What to measure: linear operations, or what has sizes of its own: generated low-rank updates, PEER layers, the largest elements of rows or the time of the caller.
     #[arg(long, value_enum, default_value_t = Measured::Linear)]
     operation: Measured,
     /// Only these sets of sizes, separated by commas.
@@ -122,6 +123,8 @@ enum Measured {
     Experts,
     /// The largest elements of rows.
     Topk,
+    /// What calls cost their caller until the work is enqueued.
+    Calls,
 }
 
 impl Args {
@@ -175,6 +178,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Measured::Peer => return peer::run(args),
         Measured::Experts => return experts::run(args),
         Measured::Topk => return topk::run(args),
+        Measured::Calls => return calls::run(args),
     }
     let start = Instant::now();
     let device = args.open_gpu()?;

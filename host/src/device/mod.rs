@@ -6,6 +6,7 @@
 pub(crate) mod backend;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod decisions;
 pub(crate) mod emulator;
 mod properties;
 
@@ -21,6 +22,7 @@ use crate::kernel;
 use crate::stream::{IdleBranches, Stream};
 use crate::tune;
 use backend::{Backend, StreamHandle};
+use decisions::Decisions;
 
 /// What a [`Device`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,6 +53,7 @@ pub struct Device(Arc<Inner>);
 struct Inner {
     kernels: kernel::Cache,
     tuning: tune::State,
+    decisions: Decisions,
     default_stream: Arc<StreamHandle>,
     idle_branches: IdleBranches,
     backend: Box<dyn Backend>,
@@ -112,6 +115,7 @@ impl Device {
         Self(Arc::new(Inner {
             kernels: kernel::Cache::default(),
             tuning: tune::State::default(),
+            decisions: Decisions::default(),
             default_stream: Arc::new(default_stream),
             idle_branches: IdleBranches::default(),
             backend,
@@ -194,6 +198,10 @@ impl Device {
 
     pub(crate) fn tuning(&self) -> &tune::State {
         &self.0.tuning
+    }
+
+    pub(crate) fn decisions(&self) -> &Decisions {
+        &self.0.decisions
     }
 
     pub(crate) fn kernels(&self) -> &kernel::Cache {

@@ -9,12 +9,12 @@ mod ptx;
 mod replaced;
 mod select;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use warpsmith_dsl::launch::{Declaration, Kernel, KernelArgs};
 use warpsmith_kernels::PtxModule;
 
@@ -65,7 +65,7 @@ pub struct TypedKernel<K: Kernel> {
 /// The kernels of this project that a device has loaded, by their families and entries' names.
 #[derive(Default)]
 pub(crate) struct Cache {
-    functions: Mutex<HashMap<(&'static str, &'static str), Arc<LoadedFunction>>>,
+    functions: Mutex<FxHashMap<(&'static str, &'static str), Arc<LoadedFunction>>>,
     /// Texts that take the place of built-in modules.
     replaced: Replaced,
 }

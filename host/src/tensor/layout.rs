@@ -5,14 +5,19 @@
 
 use std::ops::Range;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::device::backend::Rows;
 use crate::error::{Error, Result};
+
+/// One number for each axis. The few axes that most views have take no allocation, since operations make views at every call.
+pub(crate) type PerAxis<T> = SmallVec<[T; 4]>;
 
 /// A view's shape, strides and offset, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    shape: Vec<usize>,
-    strides: Vec<usize>,
+    shape: PerAxis<usize>,
+    strides: PerAxis<usize>,
     offset: usize,
 }
 
@@ -36,7 +41,7 @@ impl Layout {
                 actual: format!("{shape:?}"),
             });
         }
-        Ok(Self { strides: contiguous_strides(shape), shape: shape.to_vec(), offset: 0 })
+        Ok(Self { strides: contiguous_strides(shape), shape: shape.into(), offset: 0 })
     }
 
     /// The layout of these strides, for elements of `element_size` bytes. Two indices must not share an element.
@@ -60,7 +65,7 @@ impl Layout {
         if contiguous.len() == 0 {
             return Ok(contiguous);
         }
-        let mut axes: Vec<(usize, usize)> = std::iter::zip(strides, shape)
+        let mut axes: PerAxis<(usize, usize)> = std::iter::zip(strides, shape)
             .map(|(&stride, &length)| (stride, length))
             .filter(|&(_, length)| length > 1)
             .collect();
@@ -84,7 +89,7 @@ impl Layout {
                 actual: format!("that of shape {shape:?} with strides {strides:?}"),
             })?;
         }
-        Ok(Self { shape: shape.to_vec(), strides: strides.to_vec(), offset: 0 })
+        Ok(Self { shape: shape.into(), strides: strides.into(), offset: 0 })
     }
 
     pub(crate) fn shape(&self) -> &[usize] {
@@ -106,7 +111,13 @@ impl Layout {
 
     /// Whether the elements lie in row-major order without gaps.
     pub(crate) fn is_contiguous(&self) -> bool {
-        self.len() == 0 || self.collapsed().is_empty() || self.collapsed() == [(self.len(), 1)]
+        let mut next = 1;
+        let mut follows = |(&length, &stride): (&usize, &usize)| {
+            let follows = length == 1 || stride == next;
+            next *= length;
+            follows
+        };
+        self.len() == 0 || std::iter::zip(&self.shape, &self.strides).rev().all(&mut follows)
     }
 
     /// The elements from the first to the last one, gaps included.
@@ -169,8 +180,11 @@ impl Layout {
                 operation,
                 operand: "tensor",
                 expected: format!("{shape:?}, which has as many elements"),
-                actual: self.shape.clone(),
+                actual: self.shape.to_vec(),
             });
+        }
+        if shape == self.shape() {
+            return Ok(self.clone());
         }
         if self.len() == 0 {
             // The strides of an empty view must be addressable, too; 8 bytes is the largest element.
@@ -183,17 +197,17 @@ impl Layout {
                 "strides with which shape {:?} is also {shape:?} without a copy (see `contiguous`)",
                 self.shape
             ),
-            actual: self.strides.clone(),
+            actual: self.strides.to_vec(),
         })?;
-        Ok(Self { shape: shape.to_vec(), strides, offset: self.offset })
+        Ok(Self { shape: shape.into(), strides, offset: self.offset })
     }
 
     /// The strides of `shape` over the same elements, of which there are some; `None` if no strides give them.
-    fn reshaped_strides(&self, shape: &[usize]) -> Option<Vec<usize>> {
+    fn reshaped_strides(&self, shape: &[usize]) -> Option<PerAxis<usize>> {
         // Every group of axes with a common stride must be a product of consecutive axes of the new shape.
         let mut groups = self.collapsed().into_iter().rev();
         let (mut left, mut stride) = groups.next().unwrap_or((1, 1));
-        let mut strides = vec![0; shape.len()];
+        let mut strides: PerAxis<usize> = smallvec![0; shape.len()];
         for (axis, &length) in shape.iter().enumerate().rev() {
             if left == 1 && length != 1 {
                 (left, stride) = groups.next()?;
@@ -219,6 +233,9 @@ impl Layout {
                 actual: Vec::new(),
             });
         };
+        if self.shape.len() == 2 && self.shape[0] > 1 && self.len() != 0 {
+            return Ok(self.clone());
+        }
         // With no columns the number of elements says nothing about that of rows, and no stride matters.
         let rows = leading.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
         let rows = rows.ok_or_else(|| Error::SizeLimit {
@@ -233,8 +250,8 @@ impl Layout {
             columns
         } else {
             let mut leading = Self {
-                shape: leading.to_vec(),
-                strides: self.strides[..leading.len()].to_vec(),
+                shape: leading.into(),
+                strides: self.strides[..leading.len()].into(),
                 offset: self.offset,
             };
             leading = leading.reshape(OPERATION, &[rows]).map_err(|error| match error {
@@ -245,26 +262,30 @@ impl Layout {
                         "strides with which the leading axes of shape {:?} are one axis (see `contiguous`)",
                         self.shape
                     ),
-                    actual: self.strides.clone(),
+                    actual: self.strides.to_vec(),
                 },
                 other => other,
             })?;
             // The stride of a single row is arbitrary: choose the one of a matrix without gaps.
             if rows == 1 { columns * last_stride } else { leading.strides[0] }
         };
-        Ok(Self { shape: vec![rows, columns], strides: vec![stride, last_stride], offset: self.offset })
+        Ok(Self {
+            shape: smallvec![rows, columns],
+            strides: smallvec![stride, last_stride],
+            offset: self.offset,
+        })
     }
 
     /// Other axes over the same memory, from `start` elements after the first on. The caller sees to it that they reach no
     /// element beyond the view's last.
     pub(crate) fn with_axes(&self, start: usize, shape: &[usize], strides: &[usize]) -> Self {
-        let axes = Self { shape: shape.to_vec(), strides: strides.to_vec(), offset: self.offset + start };
+        let axes = Self { shape: shape.into(), strides: strides.into(), offset: self.offset + start };
         debug_assert!(axes.len() == 0 || start + axes.span() <= self.span(), "{axes:?} in {self:?}");
         axes
     }
 
     /// The axes as (length, stride) with axes of length 1 left out and neighbours merged where one stride serves both.
-    fn collapsed(&self) -> Vec<(usize, usize)> {
+    fn collapsed(&self) -> PerAxis<(usize, usize)> {
         collapse(&self.shape, [&self.strides])
             .into_iter()
             .map(|(length, [stride])| (length, stride))
@@ -308,8 +329,8 @@ impl Layout {
     }
 }
 
-fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
+fn contiguous_strides(shape: &[usize]) -> PerAxis<usize> {
+    let mut strides: PerAxis<usize> = smallvec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
         strides[axis - 1] = strides[axis] * shape[axis].max(1);
     }
@@ -318,8 +339,8 @@ fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
 
 /// The axes of views of one shape, with axes of length 1 left out and neighbours merged where each view has one stride
 /// for both.
-fn collapse<const N: usize>(shape: &[usize], strides: [&[usize]; N]) -> Vec<(usize, [usize; N])> {
-    let mut axes: Vec<(usize, [usize; N])> = Vec::with_capacity(shape.len());
+fn collapse<const N: usize>(shape: &[usize], strides: [&[usize]; N]) -> PerAxis<(usize, [usize; N])> {
+    let mut axes: PerAxis<(usize, [usize; N])> = PerAxis::new();
     for (axis, &length) in shape.iter().enumerate().filter(|&(_, &length)| length != 1) {
         let inner = strides.map(|strides| strides[axis]);
         match axes.last_mut() {

@@ -5,6 +5,7 @@ pub use warpsmith_emulator::{L2Promotion, OobFill, Swizzle, TensorMapError, Tens
 use warpsmith_dsl::launch::TensorMap;
 use warpsmith_emulator::{Interleave, TensorMapArguments};
 
+use super::layout::PerAxis;
 use super::{DType, Element, Tensor};
 use crate::error::{Error, Result};
 
@@ -125,8 +126,8 @@ impl<T: Element> Tensor<T> {
             });
         }
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        let dims: Vec<u64> = shape.iter().rev().map(|&length| length as u64).collect();
-        let byte_strides: Vec<u64> = shape
+        let dims: PerAxis<u64> = shape.iter().rev().map(|&length| length as u64).collect();
+        let byte_strides: PerAxis<u64> = shape
             .iter()
             .zip(strides)
             .rev()
@@ -137,9 +138,9 @@ impl<T: Element> Tensor<T> {
                 if length == 1 { bytes.checked_next_multiple_of(16).unwrap_or(0) } else { bytes }
             })
             .collect();
-        let box_dims: Vec<u32> = box_shape.iter().rev().map(|&length| number(length)).collect();
-        let element_strides: Vec<u32> = match options.element_strides.as_slice() {
-            [] => vec![1; shape.len()],
+        let box_dims: PerAxis<u32> = box_shape.iter().rev().map(|&length| number(length)).collect();
+        let element_strides: PerAxis<u32> = match options.element_strides.as_slice() {
+            [] => PerAxis::from_elem(1, shape.len()),
             given => given.iter().rev().map(|&step| number(step)).collect(),
         };
         let arguments = TensorMapArguments {

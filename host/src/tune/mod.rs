@@ -79,6 +79,7 @@ impl Device {
     /// variable `WARPSMITH_TUNE` says so, and without it they do not. Results that are kept later are seen after another call.
     pub fn set_tuning(&self, tuning: Tuning) {
         *self.tuning().0.lock() = Inner { mode: Some(tuning), kept: None };
+        self.decisions().clear();
     }
 }
 

@@ -49,6 +49,7 @@ fn of_matmul(device: &Device, case: &MatmulCase) -> Candidates<ProductChoice> {
 /// Has `device` do with the results in `store` what `mode` says.
 fn open(device: &Device, mode: Tuning, store: &Store) {
     *device.tuning().0.lock() = Inner { mode: Some(mode), kept: Some(tiles(store.results())) };
+    device.decisions().clear();
 }
 
 /// Checks that operations follow a result for these candidates where, and only where, it counts. `run` says what such an operation is

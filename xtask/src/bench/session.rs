@@ -32,6 +32,17 @@ pub(super) struct Session<'a> {
 impl<'a> Session<'a> {
     /// Opens the GPU that `args` name, measures its memory and starts the framework with `script`, if there is one and it is wanted.
     pub(super) fn open(args: &'a Args, script: Option<Script>) -> Result<Self> {
+        let mut session = Self::of_caller(args, script)?;
+        let bandwidth = benchmark::copy_bandwidth(&session.device, &session.options)
+            .context("measuring the bandwidth")?;
+        session.device.release_memory()?;
+        println!("Copy within the GPU's memory: {:.2} TB/s, read and written", bandwidth * 1e-12);
+        session.provenance.ceiling_tbps = Some(bandwidth * 1e-12);
+        Ok(Self { bandwidth, ..session })
+    }
+
+    /// The same for what is about the caller's time: nothing is known of the GPU's memory.
+    pub(super) fn of_caller(args: &'a Args, script: Option<Script>) -> Result<Self> {
         let device = args.open_gpu()?;
         let options = args.options()?;
         let script = script.filter(|_| !args.no_torch && !args.quick);
@@ -42,11 +53,7 @@ impl<'a> Session<'a> {
             println!("PyTorch {}, in a process of its own that takes turns with this one", torch.version);
             provenance.libraries.push(format!("PyTorch {}", torch.version));
         }
-        let bandwidth = benchmark::copy_bandwidth(&device, &options).context("measuring the bandwidth")?;
-        device.release_memory()?;
-        println!("Copy within the GPU's memory: {:.2} TB/s, read and written", bandwidth * 1e-12);
-        provenance.ceiling_tbps = Some(bandwidth * 1e-12);
-        let start = Instant::now();
+        let (start, bandwidth) = (Instant::now(), f64::NAN);
         Ok(Self { args, device, options, bandwidth, provenance, torch, start, cases: 0, failed: 0 })
     }
 

@@ -31,6 +31,8 @@ pub(super) const LINEAR: Script = ("linear.py", include_str!("../../peers/linear
 pub(super) const UPDATE: Script = ("update.py", include_str!("../../peers/update.py"));
 pub(super) const PEER: Script = ("peer.py", include_str!("../../peers/peer.py"));
 pub(super) const TOPK: Script = ("topk.py", include_str!("../../peers/topk.py"));
+/// What measures the time that calls take their caller.
+pub(super) const CALLS: Script = ("calls.py", include_str!("../../peers/calls.py"));
 /// The longest that one answer may take; compiling a graph is the longest step.
 const PATIENCE: Duration = Duration::from_secs(240);
 /// What preparing a case may add to its warm-up at most.
@@ -145,7 +147,7 @@ impl Torch {
     /// Starts `python` with `script`; an error says why there is no PyTorch to compare with.
     pub(super) fn open(python: &str, script: Script) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        for (name, text) in [LINEAR, UPDATE, PEER, TOPK, script] {
+        for (name, text) in [LINEAR, UPDATE, PEER, TOPK, CALLS, script] {
             std::fs::write(folder.path().join(name), text)?;
         }
         let script = folder.path().join(script.0);

@@ -29,6 +29,8 @@ const SHAPES: [[usize; 4]; 5] = [
 ];
 /// Of updates alone.
 const ALONE: [[usize; 4]; 1] = [[16384, 768, 768, 8]];
+/// The ranks of sizes that are asked for.
+const RANKS: [usize; 2] = [8, 16];
 const TYPES: [DType; 2] = [DType::F16, DType::Bf16];
 /// The most that the bolt-on may cost, as a fraction of the linear layer: everywhere, and at the sizes that have a goal of their own.
 const MOST: f64 = 0.15;
@@ -130,15 +132,19 @@ fn cases(args: &Args) -> Vec<UpdateCase> {
     let mut cases = Vec::new();
     for dtype in TYPES {
         let case = |[m, k, n, rank]: [usize; 4]| UpdateCase::new(dtype, m, k, n, rank);
-        cases.extend(SHAPES.map(case));
-        cases.extend(ALONE.map(|shape| case(shape).alone(false)));
+        if args.shape.is_empty() {
+            cases.extend(SHAPES.map(case));
+            cases.extend(ALONE.map(|shape| case(shape).alone(false)));
+        }
+        for [m, k, n] in &args.shape {
+            cases.extend(RANKS.map(|rank| case([*m, *k, *n, rank])));
+        }
     }
     let wanted = |case: &UpdateCase| {
         let name = format!("{} {} {}", case.operation(), case.dtype, case.shape());
         let of_type = |precision: &Precision| precision.name() == case.dtype.name();
         args.filter.as_ref().is_none_or(|filter| name.contains(&filter.replace('x', "×")))
             && (args.dtype.is_empty() || args.dtype.iter().any(of_type))
-            && (args.shape.is_empty() || args.shape.contains(&[case.m, case.k, case.n]))
     };
     cases.retain(wanted);
     cases

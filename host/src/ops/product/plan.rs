@@ -1,10 +1,14 @@
 //! What a product runs: the path to its operands, the launches, the kernel and its blocks.
 
-use super::Product;
+use std::ops::Deref;
+use std::sync::Arc;
+
 use super::batch::{Axes, Launches, PerRole, Role, broadcast_strides};
 use super::path::{self, Path, Place};
+use super::{Options, Product};
 use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
+use crate::device::decisions::Key;
 use crate::error::{Error, Result};
 use crate::ops::linear::select::{Access, Fused, Limits, Problem, TURING, Tile, is_hopper};
 use crate::ops::linear::{Instance, LinearTypes};
@@ -21,13 +25,28 @@ pub(super) struct Plan<T: Element, O: Element> {
 
 /// Launches of a kernel that fit the operands.
 pub(super) struct Launch<T: Element, O: Element> {
+    decided: Arc<Decided>,
+    pub(super) instance: Instance<T, O>,
+}
+
+impl<T: Element, O: Element> Deref for Launch<T, O> {
+    type Target = Decided;
+
+    fn deref(&self) -> &Decided {
+        &self.decided
+    }
+}
+
+/// What is decided for operands that lie in one way.
+pub(super) struct Decided {
     pub(super) path: Path,
     pub(super) launches: Launches,
-    pub(super) instance: Instance<T, O>,
     pub(super) blocks: u32,
     pub(super) m: u32,
     pub(super) n: u32,
     pub(super) k: u32,
+    tile: Tile,
+    choice: ProductChoice,
 }
 
 /// The strides of a tensor of shape `[.., rows, columns]` apart: of the leading axes, and of the rows.
@@ -92,6 +111,14 @@ where
 {
     fn new(product: &Product<'_, T, O>, y: Option<&Tensor<O>>) -> Result<Self> {
         let device = product.a.device();
+        let decided = device.decisions().get(key(product, y), || Self::decide(product, y))?;
+        tune::notice_product(&decided.choice, decided.path.repack);
+        let instance = T::instance(decided.tile).ok_or_else(|| no_kernel(product, &decided.choice.limits))?;
+        Ok(Self { decided, instance })
+    }
+
+    fn decide(product: &Product<'_, T, O>, y: Option<&Tensor<O>>) -> Result<Decided> {
+        let device = product.a.device();
         let [a_name, b_name] = product.names;
         let limit = |operand, quantity, limit: String, actual: u64| Error::SizeLimit {
             operation: product.operation,
@@ -123,8 +150,7 @@ where
             max_shared_per_block: properties.max_shared_per_block,
             shared_per_multiprocessor: properties.shared_per_multiprocessor,
         };
-        let tf32 = k > 0 && is_hopper(limits.compute_capability);
-        let products = Products::choose(T::DTYPE, k as usize, product.options.precision, tf32);
+        let products = products(product);
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let (stores_boxes, fused) = (stores_boxes(product, y), product.options.fused());
         let problem = |repack: [bool; 2], access: Access| {
@@ -167,13 +193,14 @@ where
             fused,
         };
         let choice = ProductChoice { problem, limits };
-        tune::notice_product(&choice, path.repack);
         let tile = match product.options.tile {
             Some(tile) => Some(tile),
             None => tune::choose(device, &choice)?,
         };
         let tile = tile.ok_or_else(|| no_kernel(product, &limits))?;
-        let instance = T::instance(tile).ok_or_else(|| no_kernel(product, &limits))?;
+        if T::instance(tile).is_none() {
+            return Err(no_kernel(product, &limits));
+        }
         let most_blocks = properties.max_grid[0];
         let tiles = tile.tiles(m, n).saturating_mul(launches.batch as u64);
         let most_tiles = u64::from(most_blocks / tile.split());
@@ -182,8 +209,38 @@ where
         }
         // No more than `split` times the tiles, and so a number of 32 bits.
         let blocks = tile.blocks(m, n, batch, properties.multiprocessors) as u32;
-        Ok(Self { path, launches, instance, blocks, m, n, k })
+        Ok(Decided { path, launches, blocks, m, n, k, tile, choice })
     }
+}
+
+/// Everything that a product's launches depend on.
+fn key<T, O>(product: &Product<'_, T, O>, y: Option<&Tensor<O>>) -> Key
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    let Options { row_scale, terms, tile, .. } = product.options;
+    let mut key = Key::new("product");
+    key.tensor(&product.a).tensor(&product.b).optional(y).number(O::DTYPE as usize);
+    key.number(product.leading.len());
+    for &length in &product.leading {
+        key.number(length);
+    }
+    key.optional(*row_scale).number(product.options.fused() as usize).number(products(product) as usize);
+    key.number(usize::from(terms.beta != 0.0)).optional(terms.read_residual().map(|(residual, _)| residual));
+    key.optional(terms.mask.as_deref()).optional(terms.preactivation.as_deref());
+    key.number(tile.map_or(0, |tile| 1 + tile as usize));
+    key
+}
+
+/// How the operands are multiplied.
+fn products<T, O>(product: &Product<'_, T, O>) -> Products
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    let tf32 = product.k() > 0 && is_hopper(product.a.device().properties().compute_capability);
+    Products::choose(T::DTYPE, product.k(), product.options.precision, tf32)
 }
 
 /// Whether the copy engine can store an output that lies as `y` does, or has no gaps, and the options' matrices lie as well: see

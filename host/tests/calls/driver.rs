@@ -1,0 +1,164 @@
+//! A driver that does nothing, in the place of NVIDIA's: it says that there is an H100, gives out addresses of nothing, and counts the calls that it gets.
+//!
+//! `calls` builds it as a library by itself. So what a call of an operation costs its caller is seen on a machine without a GPU.
+
+#![allow(non_snake_case, clippy::missing_safety_doc, reason = "the driver's names and contracts")]
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+type Status = c_int;
+type Handle = *mut c_void;
+
+thread_local! {
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// How often each of [`NAMES`] was called.
+static CALLS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
+/// The next address or handle to give out.
+static NEXT: AtomicUsize = AtomicUsize::new(1 << 32);
+
+/// So many bytes that nobody else has.
+fn fresh(bytes: usize) -> usize {
+    NEXT.fetch_add(bytes.next_multiple_of(512).max(512), Ordering::Relaxed)
+}
+
+/// A function whose parameters are said, with what it does.
+macro_rules! functions {
+    ($($name:ident($($argument:ident: $type:ty),*) $body:block)*) => {
+        #[allow(non_camel_case_types, reason = "the driver's names")]
+        #[derive(Clone, Copy)]
+        enum Function { $($name),* }
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> Status {
+                CALLS[Function::$name as usize].fetch_add(1, Ordering::Relaxed);
+                $(let _ = $argument;)*
+                $body
+                0
+            }
+        )*
+    };
+}
+
+/// Writes `value` where the driver would.
+macro_rules! put {
+    ($to:ident, $value:expr) => {
+        // SAFETY: the caller of the driver gives a place for it.
+        unsafe { $to.write($value) }
+    };
+}
+
+/// An attribute of an H100.
+fn of_device(attribute: c_int) -> c_int {
+    match attribute {
+        1 | 2 | 3 => 1024,
+        4 => 64,
+        5 => i32::MAX,
+        6 | 7 => 65535,
+        8 => 49152,
+        10 => 32,
+        11 => i32::MAX,
+        12 | 82 => 65536,
+        13 => 1_980_000,
+        16 => 132,
+        36 => 2_619_000,
+        37 => 5120,
+        38 => 50 << 20,
+        39 => 2048,
+        75 => 9,
+        76 => 0,
+        81 => 228 << 10,
+        97 => 227 << 10,
+        111 => 1024,
+        115 => 1,
+        _ => 1,
+    }
+}
+
+/// How often the driver's function of this name, which ends in a zero byte, was called; -1 if there is none.
+///
+/// # Safety
+///
+/// The name ends.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn calls_of(name: *const c_char) -> i64 {
+    // SAFETY: the caller's promise.
+    let name = unsafe { std::ffi::CStr::from_ptr(name) }.to_str().unwrap_or_default();
+    let index = NAMES.iter().position(|known| *known == name);
+    index.map_or(-1, |index| CALLS[index].load(Ordering::Relaxed) as i64)
+}
+
+/// How often any function of the driver was called.
+#[unsafe(no_mangle)]
+pub extern "C" fn calls_of_all() -> u64 {
+    CALLS.iter().map(|calls| calls.load(Ordering::Relaxed)).sum()
+}
+
+functions! {
+    cuInit(flags: c_uint) {}
+    cuDriverGetVersion(version: *mut c_int) { put!(version, 13000) }
+    cuDeviceGet(device: *mut c_int, ordinal: c_int) { put!(device, ordinal) }
+    cuDeviceGetCount(count: *mut c_int) { put!(count, 1) }
+    cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) { put!(name, 0) }
+    cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) { put!(bytes, 80 << 30) }
+    cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) { put!(value, of_device(attribute)) }
+    cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) { put!(context, 1) }
+    cuDevicePrimaryCtxRelease_v2(device: c_int) {}
+    cuCtxSetCurrent(context: usize) { CURRENT.set(context) }
+    cuCtxGetCurrent(context: *mut usize) { put!(context, CURRENT.get()) }
+    cuCtxSynchronize() {}
+    cuModuleLoadDataEx(module: *mut usize, image: *const c_void, count: c_uint, options: Handle, values: Handle) {
+        put!(module, fresh(1))
+    }
+    cuModuleUnload(module: usize) {}
+    cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) { put!(function, fresh(1)) }
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) { put!(free, 80 << 30); put!(total, 80 << 30) }
+    cuMemGetAddressRange_v2(base: *mut usize, bytes: *mut usize, address: usize) {
+        put!(base, 0);
+        put!(bytes, usize::MAX)
+    }
+    cuPointerGetAttribute(value: *mut c_int, attribute: c_int, address: usize) { put!(value, 0) }
+    cuMemAlloc_v2(address: *mut usize, bytes: usize) { put!(address, fresh(bytes)) }
+    cuMemFree_v2(address: usize) {}
+    cuMemcpyHtoDAsync_v2(to: usize, from: *const c_void, bytes: usize, stream: usize) {}
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: usize, bytes: usize, stream: usize) {}
+    cuMemcpyDtoDAsync_v2(to: usize, from: usize, bytes: usize, stream: usize) {}
+    cuMemcpy2DAsync_v2(copy: *const c_void, stream: usize) {}
+    cuMemsetD8Async(address: usize, byte: u8, count: usize, stream: usize) {}
+    cuMemAllocFromPoolAsync(address: *mut usize, bytes: usize, pool: usize, stream: usize) { put!(address, fresh(bytes)) }
+    cuMemFreeAsync(address: usize, stream: usize) {}
+    cuMemPoolCreate(pool: *mut usize, properties: *const c_void) { put!(pool, fresh(1)) }
+    cuMemPoolDestroy(pool: usize) {}
+    cuMemPoolTrimTo(pool: usize, keep: usize) {}
+    cuMemPoolSetAttribute(pool: usize, attribute: c_int, value: *mut c_void) {}
+    cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut u64) { put!(value, 0) }
+    cuStreamCreateWithPriority(stream: *mut usize, flags: c_uint, priority: c_int) { put!(stream, fresh(1)) }
+    cuStreamDestroy_v2(stream: usize) {}
+    cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) {}
+    cuStreamSynchronize(stream: usize) {}
+    cuStreamGetCtx(stream: usize, context: *mut usize) { put!(context, 1) }
+    cuStreamIsCapturing(stream: usize, status: *mut c_int) { put!(status, 0) }
+    cuEventCreate(event: *mut usize, flags: c_uint) { put!(event, fresh(1)) }
+    cuEventDestroy_v2(event: usize) {}
+    cuEventRecord(event: usize, stream: usize) {}
+    cuEventQuery(event: usize) {}
+    cuEventSynchronize(event: usize) {}
+    cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) { put!(milliseconds, 1.0) }
+    cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: usize) {
+        put!(value, match attribute { 0 => 1024, 1 => 0, _ => 64 })
+    }
+    cuFuncSetAttribute(function: usize, attribute: c_int, value: c_int) {}
+    cuLaunchKernel(
+        function: usize, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared_bytes: c_uint, stream: usize, arguments: Handle, extra: Handle
+    ) {}
+    cuLaunchKernelEx(config: *const c_void, function: usize, arguments: Handle, extra: Handle) {}
+    cuTensorMapEncodeTiled(
+        map: *mut c_void, data_type: c_int, rank: c_uint, address: usize, dims: *const u64, strides: *const u64,
+        box_dims: *const u32, element_strides: *const u32, interleave: c_int, swizzle: c_int, l2_promotion: c_int, oob_fill: c_int
+    ) {}
+}

@@ -1,0 +1,152 @@
+//! What a call costs its caller beside the driver, on a machine without a GPU: allocations of the host's memory, and calls of a driver that does nothing.
+//!
+//! The test builds that driver and runs itself again with it in the place of NVIDIA's.
+#![cfg(target_os = "linux")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ffi::{CString, c_char};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use half::bf16;
+use libloading::{Library, Symbol};
+use warpsmith::ops::{self, Activation};
+use warpsmith::{Device, Result, Tensor};
+
+/// Counts the allocations of the process.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: all is the system's allocator's.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Set where the test runs itself again.
+const AGAIN: &str = "WARPSMITH_TEST_STAND_IN_DRIVER";
+
+#[test]
+fn calls_allocate_little_and_ask_the_driver_for_nothing_but_their_work() {
+    if std::env::var_os(AGAIN).is_some() {
+        return count();
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in-driver");
+    std::fs::create_dir_all(&folder).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/calls/driver.rs");
+    let built = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+        .args(["--edition", "2024", "-O", "--crate-type", "cdylib", "-o"])
+        .args([&folder.join("libcuda.so.1"), &source])
+        .status();
+    assert!(built.unwrap().success(), "the driver is built");
+    let again = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "calls_allocate_little_and_ask_the_driver_for_nothing_but_their_work",
+            "--nocapture",
+        ])
+        .env(AGAIN, "1")
+        .env("LD_LIBRARY_PATH", &folder)
+        .status();
+    assert!(again.unwrap().success(), "see above");
+}
+
+/// The stand-in's counts.
+struct Driver(Library);
+
+impl Driver {
+    /// How often each of these was called, and then how often any function was.
+    fn counts<const N: usize>(&self, names: [&str; N]) -> ([i64; N], u64) {
+        // SAFETY: the library is that of `driver.rs`, whose functions have these types.
+        unsafe {
+            let of: Symbol<'_, unsafe extern "C" fn(*const c_char) -> i64> = self.0.get(b"calls_of").unwrap();
+            let all: Symbol<'_, unsafe extern "C" fn() -> u64> = self.0.get(b"calls_of_all").unwrap();
+            let one = |name| {
+                let name = CString::new(name).unwrap();
+                of(name.as_ptr())
+            };
+            (names.map(one), all())
+        }
+    }
+}
+
+/// What the calls of an operation may cost at most.
+struct Most {
+    allocations: u64,
+    launches: i64,
+    /// Of the copy engine.
+    maps: i64,
+    /// Of memory on the GPU.
+    blocks: i64,
+}
+
+const WORK: [&str; 4] =
+    ["cuLaunchKernel", "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuMemAllocFromPoolAsync"];
+
+fn expect(driver: &Driver, name: &str, most: Most, mut call: impl FnMut() -> Result<()>) {
+    const CALLS: i64 = 100;
+    // Loads what is loaded once.
+    (0..3).try_for_each(|_| call()).unwrap();
+    let (before, all_before) = driver.counts(WORK);
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed);
+    (0..CALLS).try_for_each(|_| call()).unwrap();
+    let allocations = (ALLOCATIONS.load(Ordering::Relaxed) - allocations) / CALLS as u64;
+    let (after, all_after) = driver.counts(WORK);
+    let [plain, extended, maps, blocks] = std::array::from_fn(|index| (after[index] - before[index]) / CALLS);
+    let launches = plain + extended;
+    let others = (all_after - all_before) as i64 / CALLS - launches - maps - blocks;
+    println!(
+        "{name}: {allocations} allocations, {launches} launches, {maps} maps, {blocks} blocks, {others} other calls"
+    );
+    assert!(
+        allocations <= most.allocations,
+        "{name}: {allocations} allocations, expected {}",
+        most.allocations
+    );
+    assert_eq!((launches, maps, blocks), (most.launches, most.maps, most.blocks), "{name}");
+    // The thread's context is asked for, and set and restored where it is another, for each of the above; and so it is where a result is freed.
+    let most = 3 * (launches + maps + blocks) + 4 * blocks;
+    assert!(others <= most, "{name}: {others} other calls, expected at most {most}");
+}
+
+fn ones<T: warpsmith::Element>(device: &Device, shape: &[usize], one: T) -> Tensor<T> {
+    Tensor::from_slice(device, &vec![one; shape.iter().product()], shape.to_vec()).unwrap()
+}
+
+fn count() {
+    // SAFETY: the stand-in's initialisers do nothing.
+    let driver = Driver(unsafe { Library::new("libcuda.so.1") }.unwrap());
+    let device = Device::cuda(0).unwrap();
+    let one = bf16::ONE;
+    for (shape, maps) in [([16, 512, 512], 2), ([1024, 1024, 1024], 3)] {
+        let [m, k, n] = shape;
+        let (x, w, bias) =
+            (ones(&device, &[m, k], one), ones(&device, &[n, k], one), ones(&device, &[n], one));
+        let mut y = ones(&device, &[m, n], one);
+        let op = || ops::linear(&x, &w).bias(&bias).activation(Activation::Relu);
+        let most = |blocks| Most { allocations: 12, launches: 1, maps, blocks };
+        expect(&driver, &format!("linear into {shape:?}"), most(0), || op().run_into(&mut y));
+        expect(&driver, &format!("linear {shape:?}"), most(1), || op().run().map(drop));
+    }
+    let (a, b) = (ones(&device, &[8, 64, 64], one), ones(&device, &[8, 64, 64], one));
+    let mut y = ones(&device, &[8, 64, 64], one);
+    let most = Most { allocations: 16, launches: 1, maps: 3, blocks: 0 };
+    expect(&driver, "matmul into", most, || ops::matmul(&a, &b).run_into(&mut y));
+    let x = ones(&device, &[256, 1024], one);
+    let (mut values, mut ids) = ops::topk(&x, 16).run().unwrap();
+    let most = Most { allocations: 8, launches: 1, maps: 0, blocks: 0 };
+    expect(&driver, "topk into", most, || ops::topk(&x, 16).run_into(&mut values, &mut ids));
+}
