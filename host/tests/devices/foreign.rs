@@ -271,7 +271,7 @@ fn default_streams_are_borrowed_as_they_are(device: &Device) -> Result<(), Faile
         assert_eq!(stream.cuda_handle().map(|raw| raw.addr()), Some(handle));
         let mut x = Tensor::<f32>::zeros_on(&stream, [2, 2])?;
         x.write_slice(&[1.0, 2.0, 3.0, 4.0])?;
-        let y = ops::linear(&x, &x).run()?;
+        let y = ops::linear(&x, &x).on(&stream).run()?;
         assert_eq!(y.home_stream(), stream);
         assert_eq!(y.to_vec()?, [5.0, 11.0, 11.0, 25.0]);
         let elsewhere = std::thread::spawn(move || {

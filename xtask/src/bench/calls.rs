@@ -5,14 +5,14 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use comfy_table::{Table, presets};
 use float8::F8E4M3;
 use half::bf16;
 use serde::Serialize;
 use warpsmith::ops::peer::{ExpertFormat, ExpertTable, Routing};
 use warpsmith::ops::{self, Activation};
-use warpsmith::{DType, Device, Element, Stream, Tensor};
+use warpsmith::{DType, Device, DeviceKind, Element, Stream, Tensor};
 
 use super::report::Verdict;
 use super::rows::rounded;
@@ -54,7 +54,7 @@ const VARIANTS: [&str; 2] = ["run_into", "run"];
 impl Case {
     fn label(&self) -> String {
         let shape: Vec<_> = self.shape.iter().map(usize::to_string).collect();
-        format!("{} {} {}", self.name, self.dtype, shape.join("x"))
+        format!("{} {} {}", self.name, self.dtype, shape.join("x")).trim_end().to_owned()
     }
 }
 
@@ -78,6 +78,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     updates(&device, &mut each)?;
     retrieval(&device, &mut each)?;
     others(&device, &mut each)?;
+    launches(&device, &mut each)?;
     if measured.is_empty() {
         bail!("nothing to measure: no call has that in its name, type and sizes");
     }
@@ -242,6 +243,54 @@ fn others(device: &Device, each: &mut Each<'_>) -> Result<()> {
     each(
         Case { name: "repack", dtype: DType::Bf16, shape: vec![rows, columns] },
         [None, Some(Box::new(|| ops::repack(&across).run().map(drop)))],
+    );
+    Ok(())
+}
+
+/// The PTX of a kernel that does nothing.
+const EMPTY: &str =
+    ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty()\n{\n\tret;\n}\n\0";
+
+/// An empty kernel, and the same by nothing but the driver's call: what remains is the driver's. Behind that, a product with the GPU's context being
+/// the thread's own already, as it is in programs with another library.
+fn launches(device: &Device, each: &mut Each<'_>) -> Result<()> {
+    let stream = device.default_stream();
+    let function = device.load_ptx("empty.ptx", EMPTY.trim_end_matches('\0'))?.function("empty")?;
+    // SAFETY: the kernel has no arguments and touches no memory.
+    let launch = || unsafe { function.launch(&stream, [1; 3], [32, 1, 1], 0, &[]) };
+    let case = |name, shape| Case { name, dtype: DType::Bf16, shape };
+    each(case("empty kernel", Vec::new()), [Some(Box::new(launch)), None]);
+
+    let DeviceKind::Cuda(ordinal) = device.kind() else { bail!("{device} is no GPU") };
+    let context = cudarc::driver::CudaContext::new(ordinal)?;
+    context.bind_to_thread()?;
+    let handle = stream.cuda_handle().context("a GPU's stream has a handle")?;
+    // SAFETY: the text ends in a zero byte, and outlives the call.
+    let module = unsafe { cudarc::driver::result::module::load_data(EMPTY.as_ptr().cast()) }?;
+    // SAFETY: the module is loaded, and has the function.
+    let function = unsafe { cudarc::driver::result::module::get_function(module, c"empty".to_owned()) }?;
+    let launch = || {
+        // SAFETY: function and stream are alive; the kernel has no arguments.
+        let launched = unsafe {
+            cudarc::driver::result::launch_kernel(function, (1, 1, 1), (32, 1, 1), 0, handle.cast(), &mut [])
+        };
+        launched.map_err(|error| warpsmith::Error::Driver {
+            operation: "launching an empty kernel",
+            code: error.0 as i32,
+            name: format!("{:?}", error.0),
+            message: String::new(),
+        })
+    };
+    each(case("empty kernel by the driver", Vec::new()), [Some(Box::new(launch)), None]);
+    let [m, k, n] = [256, 512, 512];
+    let (x, w) = (ones(device, &[m, k], bf16::ONE)?, ones(device, &[n, k], bf16::ONE)?);
+    let mut y = ones(device, &[m, n], bf16::ONE)?;
+    each(
+        case("linear, context current", vec![m, k, n]),
+        [
+            Some(Box::new(|| ops::linear(&x, &w).run_into(&mut y))),
+            Some(Box::new(|| ops::linear(&x, &w).run().map(drop))),
+        ],
     );
     Ok(())
 }

@@ -54,6 +54,7 @@ mod tests {
     use warpsmith_emulator::{Interleave, L2Promotion, OobFill, Swizzle, TensorType};
 
     use super::*;
+    use crate::device::cuda::context::GpuContext;
     use crate::{Device, Tensor};
 
     /// Run it with `--ignored` where there is such a GPU.
@@ -62,6 +63,11 @@ mod tests {
     fn the_driver_takes_what_the_rules_take_and_nothing_else() {
         let device = Device::cuda(0).unwrap();
         let tensor = Tensor::<u8>::zeros(&device, [1 << 20]).unwrap();
+        let mut gpu = 0;
+        // SAFETY: the handle is written to a local variable.
+        unsafe { cuda::cuDeviceGet(&raw mut gpu, 0) }.unwrap();
+        let context = GpuContext::new(gpu).unwrap();
+        let _bound = context.bind().unwrap();
         let plain = TensorMapArguments {
             data_type: TensorType::F16,
             address: tensor.arg().address(),
