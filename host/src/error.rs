@@ -231,6 +231,17 @@ pub enum Error {
         available: String,
     },
 
+    /// The program was built without a kernel's family.
+    #[error(
+        "the kernels `{family}` are not in this program: enable the Cargo feature `{feature}` of `warpsmith`"
+    )]
+    MissingFamily {
+        /// The kernel family.
+        family: &'static str,
+        /// The Cargo feature that has its kernels.
+        feature: &'static str,
+    },
+
     /// A kernel's type and the PTX entry that it names disagree.
     #[error("kernel `{kernel}`: {quantity} is {actual} in the PTX, expected {expected}")]
     KernelMismatch {

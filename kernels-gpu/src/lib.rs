@@ -1,8 +1,8 @@
 //! warpsmith's GPU kernels, and the PTX that they compile to.
 //!
 //! Each module is a kernel family: one file that reads as the algorithm does, load, multiply, transform, store. Built for the
-//! GPU it becomes `ptx/<family>.<architecture>.ptx`; built for the host it is the kernels' typed signatures, for launches,
-//! and this crate carries that PTX as text.
+//! GPU it becomes the files of `ptx/<family>.<architecture>/`, one for each kernel; built for the host it is the kernels' typed
+//! signatures, for launches, and this crate carries that PTX, compressed.
 //!
 //! | family | kernels |
 //! |---|---|
@@ -26,55 +26,61 @@
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
 //! | [`expert_cache`] | which rows of a table a step reads, and rows in host memory to slots of a cache, on sm_75 and later |
 //! | [`topk`] | the k largest elements of each row, on sm_80 and later |
+//!
+//! Each family is a Cargo feature, and all are on by default. A build for the host has the signatures of all kernels, and the PTX
+//! of the families whose features are on.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate alloc;
+
 pub mod codes;
-#[cfg(feature = "expert_cache")]
+#[cfg(any(feature = "expert_cache", not(target_arch = "nvptx64")))]
 pub mod expert_cache;
-#[cfg(feature = "expert_mlp")]
+#[cfg(any(feature = "expert_mlp", not(target_arch = "nvptx64")))]
 pub mod expert_mlp;
-#[cfg(feature = "expert_mlp_cluster")]
+#[cfg(any(feature = "expert_mlp_cluster", not(target_arch = "nvptx64")))]
 pub mod expert_mlp_cluster;
-#[cfg(feature = "expert_mlp_sorted")]
+#[cfg(any(feature = "expert_mlp_sorted", not(target_arch = "nvptx64")))]
 pub mod expert_mlp_sorted;
-#[cfg(feature = "generated_update")]
+#[cfg(any(feature = "generated_update", not(target_arch = "nvptx64")))]
 pub mod generated_update;
-#[cfg(feature = "generated_update_cluster")]
+#[cfg(any(feature = "generated_update_cluster", not(target_arch = "nvptx64")))]
 pub mod generated_update_cluster;
-#[cfg(feature = "linear")]
+#[cfg(any(feature = "linear", not(target_arch = "nvptx64")))]
 pub mod linear;
-#[cfg(feature = "linear_fp8")]
+#[cfg(any(feature = "linear_fp8", not(target_arch = "nvptx64")))]
 pub mod linear_fp8;
-#[cfg(feature = "linear_fp8_hopper")]
+#[cfg(any(feature = "linear_fp8_hopper", not(target_arch = "nvptx64")))]
 pub mod linear_fp8_hopper;
-#[cfg(feature = "linear_hopper")]
+#[cfg(any(feature = "linear_hopper", not(target_arch = "nvptx64")))]
 pub mod linear_hopper;
-#[cfg(feature = "linear_hopper_f32")]
+#[cfg(any(feature = "linear_hopper_f32", not(target_arch = "nvptx64")))]
 pub mod linear_hopper_f32;
-#[cfg(feature = "linear_narrow")]
+#[cfg(any(feature = "linear_narrow", not(target_arch = "nvptx64")))]
 pub mod linear_narrow;
-#[cfg(feature = "linear_skinny")]
+#[cfg(any(feature = "linear_skinny", not(target_arch = "nvptx64")))]
 pub mod linear_skinny;
-#[cfg(feature = "linear_strided")]
+#[cfg(any(feature = "linear_strided", not(target_arch = "nvptx64")))]
 pub mod linear_strided;
-#[cfg(feature = "linear_update")]
+#[cfg(any(feature = "linear_update", not(target_arch = "nvptx64")))]
 pub mod linear_update;
-#[cfg(feature = "linear_update_hopper")]
+#[cfg(any(feature = "linear_update_hopper", not(target_arch = "nvptx64")))]
 pub mod linear_update_hopper;
-#[cfg(feature = "product_key_topk")]
+#[cfg(any(feature = "product_key_topk", not(target_arch = "nvptx64")))]
 pub mod product_key_topk;
-#[cfg(feature = "product_key_topk_cluster")]
+#[cfg(any(feature = "product_key_topk_cluster", not(target_arch = "nvptx64")))]
 pub mod product_key_topk_cluster;
-#[cfg(feature = "repack")]
+#[cfg(any(feature = "repack", not(target_arch = "nvptx64")))]
 pub mod repack;
-#[cfg(feature = "topk")]
+#[cfg(any(feature = "topk", not(target_arch = "nvptx64")))]
 pub mod topk;
 pub mod update;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod modules;
 #[cfg(not(target_arch = "nvptx64"))]
-pub use modules::{MODULES, PtxModule};
+pub use modules::{FAMILIES, MODULES, PtxEntry, PtxModule, decompress};
 
 warpsmith_dsl::device_crate!();

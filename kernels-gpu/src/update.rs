@@ -3,7 +3,11 @@
 
 use warpsmith_dsl::KernelParam;
 
-#[cfg(any(feature = "generated_update", feature = "generated_update_cluster"))]
+#[cfg(any(
+    feature = "generated_update",
+    feature = "generated_update_cluster",
+    not(target_arch = "nvptx64")
+))]
 pub(crate) use body::update;
 
 /// The sizes and options of a launch.
@@ -36,7 +40,7 @@ pub struct UpdateParams {
 pub const SLICE_BYTES: u32 = 128;
 
 /// What every kernel does. The families that have one are features, and device builds have one at a time.
-#[cfg(any(feature = "generated_update", feature = "generated_update_cluster"))]
+#[cfg(any(feature = "generated_update", feature = "generated_update_cluster", not(target_arch = "nvptx64")))]
 mod body {
     use warpsmith_dsl::gemm::low_rank::{LowRankElement, LowRankShape, LowRankStream, Problem};
     use warpsmith_dsl::launch::{Global, GlobalMut};

@@ -6,10 +6,11 @@ use crate::arch::Arch;
 use crate::check::{Report, check};
 use crate::compile::{Compilation, recipe};
 use crate::header::Header;
+use crate::module::Module;
 use crate::ptxas::{Assembly, Ptxas};
 use crate::sources::KernelCrate;
 use crate::toolchain::{Search, Toolchain};
-use crate::{Error, module};
+use crate::{Error, module, store};
 
 /// Compiles a kernel crate to PTX files.
 ///
@@ -30,6 +31,7 @@ pub struct Builder {
     out_dir: Option<PathBuf>,
     target_dir: Option<PathBuf>,
     ptxas: PtxasChoice,
+    by_entry: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -55,9 +57,9 @@ pub struct Artefact {
     pub family: String,
     /// The architecture.
     pub arch: Arch,
-    /// Where the file is.
+    /// Where the file is, or the folder of a [store](Builder::by_entry).
     pub path: PathBuf,
-    /// Its text.
+    /// The text, of all entries.
     pub text: String,
     /// What the header records.
     pub header: Header,
@@ -81,6 +83,7 @@ impl Builder {
             out_dir: None,
             target_dir: None,
             ptxas: PtxasChoice::Find,
+            by_entry: false,
         }
     }
 
@@ -125,6 +128,15 @@ impl Builder {
     #[must_use]
     pub fn ptxas(mut self, ptxas: Option<Ptxas>) -> Self {
         self.ptxas = ptxas.map_or(PtxasChoice::None, PtxasChoice::This);
+        self
+    }
+
+    /// Has [`Builder::build`] write a folder for each family and architecture, with a compressed module for each entry: see [`store`].
+    ///
+    /// Otherwise it writes one text for each, with all entries in it.
+    #[must_use]
+    pub fn by_entry(mut self, by_entry: bool) -> Self {
+        self.by_entry = by_entry;
         self
     }
 
@@ -175,8 +187,14 @@ impl Builder {
         std::fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
         let intermediate =
             self.target_dir.clone().unwrap_or_else(|| sources.target_dir.join("warpsmith-builder"));
-        let build =
-            Build { sources: &sources, toolchain: &toolchain, ptxas: ptxas.as_ref(), intermediate, folder };
+        let build = Build {
+            sources: &sources,
+            toolchain: &toolchain,
+            ptxas: ptxas.as_ref(),
+            intermediate,
+            folder,
+            by_entry: self.by_entry,
+        };
         targets.iter().map(|target| build.run(target)).collect()
     }
 
@@ -245,7 +263,12 @@ const TURING_FEATURE: &str = "turing";
 impl Target {
     /// The file's name, e.g. `linear.sm_80.ptx`.
     pub fn file_name(&self) -> String {
-        format!("{}.{}.ptx", self.family, self.arch)
+        format!("{}.ptx", self.folder_name())
+    }
+
+    /// The name of the folder of a [`store`], e.g. `linear.sm_80`.
+    pub fn folder_name(&self) -> String {
+        format!("{}.{}", self.family, self.arch)
     }
 
     /// The kernel crate's features that it is built with: its family, and for architectures before sm_80 [`TURING_FEATURE`], if the
@@ -272,11 +295,12 @@ struct Build<'a> {
     intermediate: PathBuf,
     /// Where the results go.
     folder: PathBuf,
+    by_entry: bool,
 }
 
 impl Build<'_> {
     fn run(&self, target: &Target) -> Result<Artefact, Error> {
-        let Self { sources, toolchain, ptxas, intermediate, folder } = self;
+        let Self { sources, toolchain, ptxas, intermediate, folder, by_entry } = self;
         let features = target.features(sources);
         let recipe = target.recipe(&features);
         let compiled = Compilation {
@@ -299,11 +323,9 @@ impl Build<'_> {
             sources: sources.hash(&recipe)?,
             recipe,
         };
-        let body = module::finish(&compiled.ptx, &sources.folders()).map_err(|reason| Error::Ptx {
-            family: target.family.clone(),
-            arch: target.arch.to_string(),
-            reason,
-        })?;
+        let not_ptx =
+            |reason| Error::Ptx { family: target.family.clone(), arch: target.arch.to_string(), reason };
+        let body = module::finish(&compiled.ptx, &sources.folders()).map_err(not_ptx)?;
         let text = format!("{header}\n{body}");
         let report = check(&text);
         let mut violations = report.violations.clone();
@@ -314,7 +336,6 @@ impl Build<'_> {
             }
         }
         violations.extend(assemblies.iter().flat_map(|assembly| assembly.violations.clone()));
-        let path = folder.join(target.file_name());
         if !violations.is_empty() {
             // The text that the line numbers refer to, for whoever has to find out why.
             let rejected = intermediate.join(target.file_name());
@@ -326,7 +347,15 @@ impl Build<'_> {
                 violations,
             });
         }
-        std::fs::write(&path, &text).map_err(Error::io("write", &path))?;
+        let path = if *by_entry {
+            let path = folder.join(target.folder_name());
+            store::write(&path, &header, &Module::parse(&body).map_err(not_ptx)?.kernels())?;
+            path
+        } else {
+            let path = folder.join(target.file_name());
+            std::fs::write(&path, &text).map_err(Error::io("write", &path))?;
+            path
+        };
         let warnings = compiled.warnings;
         Ok(Artefact {
             family: target.family.clone(),

@@ -33,6 +33,7 @@ pub mod header;
 pub mod machine_code;
 pub mod module;
 pub mod sources;
+pub mod store;
 pub mod toolchain;
 
 mod builder;

@@ -18,6 +18,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use crate::store::Kernel;
+
 /// A PTX module, split into functions and what stands between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Module {
@@ -318,6 +320,97 @@ impl Module {
         self.items.splice(at..at, files);
     }
 
+    /// Each entry by itself, in order.
+    pub fn kernels(&self) -> Vec<Kernel> {
+        let kernel =
+            |entry: &Function| Kernel { name: entry.name.clone(), text: self.alone(entry).to_text() };
+        self.entries().map(kernel).collect()
+    }
+
+    /// A module with `entry` alone, and what it refers to.
+    ///
+    /// Nothing of the other entries shows in it: labels lose the number of their function, and files are numbered in the order in
+    /// which they are first named.
+    pub fn alone(&self, entry: &Function) -> Self {
+        let is_entry = |item: &Item| matches!(item, Item::Function(function) if function.name == entry.name);
+        let mut used: BTreeSet<&str> = entry.words().collect();
+        let mut kept: Vec<bool> = self.items.iter().map(is_entry).collect();
+        loop {
+            let before = used.len();
+            for (item, kept) in self.items.iter().zip(&mut kept).filter(|(_, kept)| !**kept) {
+                match item {
+                    Item::Line(line) => {
+                        *kept = declared(&line.text)
+                            .is_none_or(|mut names| names.any(|name| used.contains(name)));
+                        if *kept {
+                            used.extend(identifiers(code(&line.text)));
+                        }
+                    }
+                    Item::Function(function) if !function.entry => {
+                        *kept = used.contains(function.name.as_str());
+                        if *kept {
+                            used.extend(function.words());
+                        }
+                    }
+                    Item::Function(_) => {}
+                }
+            }
+            if used.len() == before {
+                break;
+            }
+        }
+        let items = self.items.iter().zip(kept).filter(|(_, kept)| *kept).map(|(item, _)| item.clone());
+        let mut alone = Self { items: items.collect() };
+        while alone.items.pop_if(|item| matches!(item, Item::Line(line) if line.text.is_empty())).is_some() {}
+        alone.renumber_labels();
+        alone.renumber_files();
+        alone
+    }
+
+    /// LLVM's labels have the number of their function in the module: `$L__BB6_39`.
+    fn renumber_labels(&mut self) {
+        const LABEL: &str = "$L__BB";
+        for (number, function) in self.functions_mut().enumerate() {
+            for line in function.body.iter_mut().flatten().filter(|line| line.text.contains(LABEL)) {
+                let mut parts = line.text.split(LABEL);
+                let mut text = parts.next().unwrap_or_default().to_owned();
+                for part in parts {
+                    let rest = part.trim_start_matches(|character: char| character.is_ascii_digit());
+                    text += &format!("{LABEL}{number}{rest}");
+                }
+                line.text = text;
+            }
+        }
+    }
+
+    /// Numbers the files from 1 in the order in which `.loc` lines name them, and drops those that none names.
+    fn renumber_files(&mut self) {
+        let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+        for line in self.functions_mut().flat_map(|function| function.body.iter_mut().flatten()) {
+            let text = line.text.trim_start();
+            let Some((file, rest)) = text.strip_prefix(".loc ").and_then(|rest| rest.split_once(' ')) else {
+                continue;
+            };
+            let next = numbers.len() + 1;
+            let number = numbers.entry(file.to_owned()).or_insert(next);
+            let indent = &line.text[..line.text.len() - text.len()];
+            line.text = format!("{indent}.loc {number} {rest}");
+        }
+        let mut files = BTreeMap::new();
+        let mut at = None;
+        for (index, item) in self.items.iter().enumerate() {
+            let Item::Line(line) = item else { continue };
+            let Some((number, path)) = file_directive(&line.text) else { continue };
+            at = at.or(Some(index));
+            if let Some(&number) = numbers.get(number) {
+                files.insert(number, Line { number: line.number, text: format!(".file\t{number} {path}") });
+            }
+        }
+        self.items.retain(|item| !matches!(item, Item::Line(line) if file_directive(&line.text).is_some()));
+        let at = at.unwrap_or(0);
+        self.items.splice(at..at, files.into_values().map(Item::Line));
+    }
+
     /// The text, with one empty line between parts.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
@@ -348,6 +441,11 @@ impl Module {
 }
 
 impl Function {
+    /// The words of the body.
+    fn words(&self) -> impl Iterator<Item = &str> {
+        self.body.iter().flatten().flat_map(|line| identifiers(code(&line.text)))
+    }
+
     fn parse(first: Line, rest: &mut impl Iterator<Item = Line>) -> Result<Self, String> {
         let start = first.number;
         let external = code(&first.text).split_whitespace().any(|word| word == ".extern");
@@ -433,6 +531,22 @@ fn is_debris(text: &str) -> bool {
         number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
     };
     text.starts_with("//") || label("$L__tmp") || label("$L__func_begin") || label("$L__func_end")
+}
+
+/// The number of a `.file` line and its path, in quotes.
+fn file_directive(line: &str) -> Option<(&str, &str)> {
+    line.trim_start().strip_prefix(".file")?.trim_start().split_once(char::is_whitespace)
+}
+
+/// The symbols that a line outside functions declares; `None` if it is no declaration.
+fn declared(line: &str) -> Option<impl Iterator<Item = &str>> {
+    const SPACES: [&str; 3] = [".shared", ".global", ".const"];
+    let declaration = code(line).split('=').next().unwrap_or_default();
+    let mut words = declaration.split_whitespace();
+    words.any(|word| SPACES.contains(&word)).then(|| {
+        let names = declaration.split_whitespace().filter(|word| !word.starts_with('.'));
+        names.flat_map(identifiers)
+    })
 }
 
 /// Whether a line is a label and nothing else.

@@ -256,3 +256,109 @@ fn paths_of_sources_name_no_folder_of_this_machine() {
         assert!(text.contains(&format!(".file\t2 \"{shipped}\"\n")), "{path}: {text}");
     }
 }
+
+const TWO: &str = ".version 8.0
+.target sm_90a
+.address_size 64
+.file\t3 \"kernels/src/first.rs\"
+.file\t4 \"dsl/src/math.rs\"
+.file\t7 \"kernels/src/second.rs\"
+
+.extern .shared .align 1024 .b8 dynamic_shared[];
+.global .align 4 .b8 table[8] = {1, 2};
+.global .align 8 .u64 address = table;
+
+.visible .entry first(
+\t.param .u64 param_0
+)
+.reqntid 128, 1, 1
+// warpsmith.shared_bytes 0
+{
+\t.loc 4 1 0
+\tmov.u64 %rd1, address;
+$L__BB3_1:
+\t.loc 3 2 0
+\t@%p1 bra $L__BB3_1;
+\tret;
+}
+
+.visible .entry second(
+\t.param .u64 param_0
+)
+.reqntid 64, 1, 1
+{
+\t.loc 7 1 0
+\tmov.u32 %r1, dynamic_shared;
+\t$L_brx_0: .branchtargets $L__BB12_1, $L__BB12_20;
+$L__BB12_1:
+\t.loc 4 9 2
+$L__BB12_20:
+\tret;
+}
+";
+
+#[test]
+fn an_entry_stands_alone_with_what_it_refers_to() {
+    let kernels = Module::parse(TWO).unwrap().kernels();
+    let [first, second] = &kernels[..] else { panic!("{kernels:?}") };
+    assert_eq!(
+        first.text,
+        ".version 8.0
+.target sm_90a
+.address_size 64
+.file\t1 \"dsl/src/math.rs\"
+.file\t2 \"kernels/src/first.rs\"
+
+.global .align 4 .b8 table[8] = {1, 2};
+.global .align 8 .u64 address = table;
+
+.visible .entry first(
+\t.param .u64 param_0
+)
+.reqntid 128, 1, 1
+// warpsmith.shared_bytes 0
+{
+\t.loc 1 1 0
+\tmov.u64 %rd1, address;
+$L__BB0_1:
+\t.loc 2 2 0
+\t@%p1 bra $L__BB0_1;
+\tret;
+}
+"
+    );
+    assert_eq!(
+        second.text,
+        ".version 8.0
+.target sm_90a
+.address_size 64
+.file\t1 \"kernels/src/second.rs\"
+.file\t2 \"dsl/src/math.rs\"
+
+.extern .shared .align 1024 .b8 dynamic_shared[];
+
+.visible .entry second(
+\t.param .u64 param_0
+)
+.reqntid 64, 1, 1
+{
+\t.loc 1 1 0
+\tmov.u32 %r1, dynamic_shared;
+\t$L_brx_0: .branchtargets $L__BB0_1, $L__BB0_20;
+$L__BB0_1:
+\t.loc 2 9 2
+$L__BB0_20:
+\tret;
+}
+"
+    );
+}
+
+#[test]
+fn other_entries_leave_no_trace_in_an_entry() {
+    let alone = |text: &str| Module::parse(text).unwrap().kernels().pop().unwrap();
+    let start = TWO.find(".visible .entry first").unwrap();
+    let end = TWO.find(".visible .entry second").unwrap();
+    let without_first = format!("{}{}", &TWO[..start], TWO[end..].replace("BB12", "BB0"));
+    assert_eq!(alone(&without_first), alone(TWO));
+}

@@ -351,7 +351,9 @@ fn a_tile_without_a_kernel_is_refused(device: &Device) -> Result<(), Failed> {
 }
 
 fn ptx_that_is_none_is_refused(device: &Device) -> Result<(), Failed> {
-    let shipped = warpsmith_kernels::MODULES[0].text;
+    let mut entries = warpsmith_kernels::MODULES.iter().flat_map(|module| module.entries);
+    let product = entries.find(|entry| entry.name == "linear_f16_f16_128x128").ok_or("it does not ship")?;
+    let shipped = product.text();
     let corrupt = shipped.replacen("mma.sync", "mma.synk", 1);
     let truncated = &shipped[..shipped.len() / 2];
     for text in ["", "this is no PTX", &corrupt, truncated] {

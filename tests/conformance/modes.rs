@@ -139,11 +139,8 @@ fn check_all([input, output]: [DType; 2]) -> Result<(), Failed> {
         }
     }
     let part = format!("_{input}_{output}_");
-    let entries = MODULES.iter().flat_map(|module| module.text.lines()).filter_map(|line| {
-        let (name, _) = line.split_once(".entry ")?.1.split_once('(')?;
-        name.contains(&part).then(|| name.to_owned())
-    });
-    let missing: Vec<_> = entries.filter(|name| !ran.contains(name)).collect();
+    let entries = MODULES.iter().flat_map(|module| module.entries).map(|entry| entry.name);
+    let missing: Vec<_> = entries.filter(|name| name.contains(&part) && !ran.contains(*name)).collect();
     if missing.is_empty() { Ok(()) } else { Err(format!("not run: {missing:?}").into()) }
 }
 

@@ -56,7 +56,8 @@ pub(crate) struct Args {
     /// The GPU: cuda or cuda:N.
     #[arg(long, default_value = "cuda:0")]
     device: String,
-    /// Load the PTX files of this folder in the place of the built-in modules of the same names, to compare with an earlier state.
+    /// Load the PTX in this folder, which `xtask ptx` wrote, in the place of the built-in modules of the same names, to compare with an
+    /// earlier state.
     #[arg(long, value_name = "FOLDER")]
     ptx: Option<PathBuf>,
     /// What to measure: linear operations, or what has sizes of its own: generated low-rank updates, PEER layers, the largest elements of rows or the time of the caller.

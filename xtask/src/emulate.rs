@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
+use warpsmith_builder::store;
 use warpsmith_emulator::{
     Completion, Config, LaunchConfig, LaunchError, Limits, Machine, Module, Numerics, TraceFilter, Tracer,
 };
@@ -27,7 +28,7 @@ use arguments::{Argument, Bound};
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
-    /// The PTX file.
+    /// The PTX file, `NAME.ptx` or, compressed, `NAME.ptx.z`.
     file: PathBuf,
     /// The entry; may be left out if the file has one only.
     #[arg(long)]
@@ -98,7 +99,7 @@ fn capability(text: &str) -> Result<(u32, u32)> {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let name = args.file.display().to_string();
-    let text = std::fs::read_to_string(&args.file).with_context(|| format!("reading {name}"))?;
+    let text = store::read(&args.file)?;
     let module = Module::parse(&name, &text)?;
     let names = || module.kernels().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
     let kernel = match &args.kernel {

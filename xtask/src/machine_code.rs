@@ -14,13 +14,14 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, anyhow, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use warpsmith_builder::machine_code::{self, SectionReport};
+use warpsmith_builder::store;
 use warpsmith_builder::{Arch, NVDISASM_VARIABLE, Nvdisasm, PTXAS_VARIABLE, Ptxas};
 
 /// Find arrivals at barriers, and starts of copies, that overtake loads from shared memory in the kernels' machine code.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The PTX to check; by default the committed files for compute capability 9.0 and later.
-    #[arg(value_name = "FILE.ptx")]
+    /// The PTX to check, `NAME.ptx` or, compressed, `NAME.ptx.z`; by default what is committed for compute capability 9.0 and later.
+    #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Assemble for this architecture instead of the one that each file names as its target.
     #[arg(long, value_name = "sm_XX")]
@@ -78,16 +79,19 @@ fn missing(program: &str, variable: &str, package: &str) -> anyhow::Error {
 /// The modules that may hold arrivals, the longest first, so that the last ones to be checked are short.
 fn modules(args: &Args) -> Result<Vec<Module>> {
     let committed = args.files.is_empty();
-    let files = if committed { committed_files()? } else { args.files.clone() };
+    let files = match committed {
+        true => crate::ptx::entries(&crate::ptx::store(), &[])?.into_iter().map(|(_, file)| file).collect(),
+        false => args.files.clone(),
+    };
     let mut modules = Vec::new();
     for path in files {
-        let text =
-            std::fs::read_to_string(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        let text = store::read(&path)?;
         let target = target(&text).with_context(|| format!("`{}`", path.display()))?;
         if committed && target.major < 9 {
             continue;
         }
-        let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let name = file.strip_suffix(".z").unwrap_or(&file).trim_end_matches(".ptx").to_owned();
         modules.push(Module { name, text, arch: args.arch.unwrap_or(target) });
     }
     if modules.is_empty() {
@@ -95,16 +99,6 @@ fn modules(args: &Args) -> Result<Vec<Module>> {
     }
     modules.sort_by_key(|module| std::cmp::Reverse(module.text.len()));
     Ok(modules)
-}
-
-fn committed_files() -> Result<Vec<PathBuf>> {
-    let folder = crate::workspace_root().join("kernels-gpu/ptx");
-    let unread = || format!("cannot read the folder `{}`", folder.display());
-    let entries = std::fs::read_dir(&folder).with_context(unread)?;
-    let mut files =
-        entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>().with_context(unread)?;
-    files.retain(|path| path.extension() == Some("ptx".as_ref()));
-    Ok(files)
 }
 
 /// The architecture in a text's directive `.target`.
@@ -208,10 +202,10 @@ mod tests {
             let module = all.iter().find(|module| module.name == name);
             module.map(|module| releases(&module.text))
         };
-        assert_eq!(with_releases("linear_hopper.sm_90a"), Some(true));
-        assert_eq!(with_releases("linear_narrow.sm_90"), Some(true));
-        assert_eq!(with_releases("linear_strided.sm_90"), Some(false));
-        assert_eq!(with_releases("linear.sm_80"), None);
+        assert_eq!(with_releases("linear_hopper_bf16_bf16_cooperative_128x128"), Some(true));
+        assert_eq!(with_releases("linear_narrow_bf16_bf16_16x256"), Some(true));
+        assert_eq!(with_releases("linear_strided_bf16_bf16_32x32"), Some(false));
+        assert_eq!(with_releases("linear_f16_f16_128x128"), None);
         assert!(all.is_sorted_by(|a, b| a.text.len() >= b.text.len()));
     }
 }

@@ -1,23 +1,30 @@
-//! `xtask ptx`: compiles the kernels to the PTX files that ship, or checks that the committed files are what the sources give.
+//! `xtask ptx`: compiles the kernels to the PTX that ships, checks that what is committed is what the sources give, or shows it.
 //!
-//! The check is in two steps. The hash of the sources stands in each file's header, and comparing it needs no device toolchain:
-//! `xtask test` does it everywhere, and only warns, since a changed comment changes the hash too. A rebuild compares the text
-//! itself, which only means something with the compiler that the header names.
+//! The PTX is a [`store`]: a folder for each family and architecture, with a compressed module for each entry.
+//!
+//! The check is in two steps. The hash of the sources stands in each folder's index, and comparing it needs no device toolchain:
+//! `xtask test` does it everywhere, and only warns, since a changed comment changes the hash too. A rebuild compares the files
+//! themselves, which only means something with the compiler that the index names.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
+use warpsmith_builder::store::{self, Index};
 use warpsmith_builder::{Arch, Artefact, Builder, Header, Ptxas, Target, Toolchain, toolchain};
 
-/// Compile the kernels to the PTX files that ship, or check those.
+/// Compile the kernels to the PTX that ships, check that, or show it.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Compare with the committed files instead of writing them.
     #[arg(long)]
     check: bool,
+    /// Print the committed PTX of this entry instead; `--arch` says which, if there are several.
+    #[arg(long, value_name = "ENTRY", conflicts_with_all = ["check", "out"])]
+    show: Option<String>,
     /// Only these kernel families.
     #[arg(long, value_name = "NAME")]
     family: Vec<String>,
@@ -41,12 +48,65 @@ fn kernel_crate() -> PathBuf {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    if args.check { check(args) } else { build(args) }
+    match &args.show {
+        Some(entry) => show(args, entry),
+        None if args.check => check(args),
+        None => build(args),
+    }
+}
+
+/// The folder of the PTX that ships.
+pub(crate) fn store() -> PathBuf {
+    kernel_crate().join("ptx")
+}
+
+/// Every entry in the folders of a store that are for one of `archs`, or for any if there are none: its name and its file.
+pub(crate) fn entries(store: &Path, archs: &[Arch]) -> Result<Vec<(String, PathBuf)>> {
+    let unread = || format!("cannot read the folder `{}`", store.display());
+    let mut files = Vec::new();
+    for folder in std::fs::read_dir(store).with_context(unread)? {
+        let folder = folder.with_context(unread)?.path();
+        let index = folder.join(store::INDEX);
+        let index = Index::parse(&store::read(&index)?)
+            .with_context(|| format!("`{}` has no header", index.display()))?;
+        if archs.is_empty() || archs.contains(&index.header.arch.parse()?) {
+            let file = |name: String| (name.clone(), folder.join(format!("{name}{}", store::SUFFIX)));
+            files.extend(index.entries.into_iter().map(file));
+        }
+    }
+    files.sort_unstable();
+    Ok(files)
+}
+
+fn show(args: &Args, entry: &str) -> Result<ExitCode> {
+    let mut entries = entries(&args.builder().output_folder()?, &args.arch)?;
+    if !args.family.is_empty() {
+        entries.retain(|(_, file)| {
+            let folder = file.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+            args.family.iter().any(|family| folder.starts_with(&format!("{family}.")))
+        });
+    }
+    let named: Vec<&PathBuf> =
+        entries.iter().filter(|(name, _)| name == entry).map(|(_, file)| file).collect();
+    match named[..] {
+        [file] => {
+            print!("{}", store::read(file)?);
+            Ok(ExitCode::SUCCESS)
+        }
+        [] => {
+            let alike = entries.iter().map(|(name, _)| name.as_str()).filter(|name| name.contains(entry));
+            bail!("no entry `{entry}`. Names that contain it: {}", alike.collect::<Vec<_>>().join(", "))
+        }
+        _ => {
+            let files: Vec<String> = named.iter().map(|file| format!("  {}", file.display())).collect();
+            bail!("`{entry}` is there more than once; say which with `--arch`:\n{}", files.join("\n"))
+        }
+    }
 }
 
 impl Args {
     fn builder(&self) -> Builder {
-        let mut builder = Builder::new(&self.kernels);
+        let mut builder = Builder::new(&self.kernels).by_entry(true);
         if !self.family.is_empty() {
             builder = builder.families(&self.family);
         }
@@ -63,9 +123,14 @@ impl Args {
 fn build(args: &Args) -> Result<ExitCode> {
     let toolchain = toolchain::Search::default().with_setting(args.toolchain.clone()).find()?;
     let artefacts = compile(args.builder(), &toolchain)?;
+    let mut total = 0;
     for artefact in &artefacts {
-        println!("{} ({} KiB)", artefact.path.display(), artefact.text.len().div_ceil(1024));
+        let bytes: usize = store::files(&artefact.path)?.values().map(Vec::len).sum();
+        let text = artefact.text.len().div_ceil(1024);
+        println!("{} ({} KiB of {text} KiB)", artefact.path.display(), bytes.div_ceil(1024));
+        total += bytes;
     }
+    println!("{:.2} MB in all", total as f64 * 1e-6);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -145,7 +210,7 @@ fn usage_table(artefacts: &[Artefact]) -> Table {
     table
 }
 
-/// What is wrong with a committed file.
+/// What is wrong with a committed folder.
 pub(crate) enum Complaint {
     /// It was made from other sources than those that are here; its text may be right all the same.
     Stale(String),
@@ -160,17 +225,16 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// One committed file that is up to date by its hash.
+/// One committed folder that is up to date by its hash.
 struct Committed {
     target: Target,
-    text: String,
     header: Header,
+    files: BTreeMap<String, Vec<u8>>,
 }
 
 fn check(args: &Args) -> Result<ExitCode> {
     let mut complaints = Vec::new();
     let committed = committed(&args.builder(), &mut complaints)?;
-    let stale_files = complaints.len();
     if let Some(first) = committed.first() {
         let found = toolchain_like(&first.header, args.toolchain.clone())?;
         let recorded = format!("rustc {}, LLVM {}", first.header.rustc, first.header.llvm);
@@ -187,14 +251,11 @@ fn check(args: &Args) -> Result<ExitCode> {
         eprintln!("{complaint}");
     }
     if complaints.is_empty() {
-        println!("{} PTX files are up to date", committed.len());
+        let files: usize = committed.iter().map(|committed| committed.files.len()).sum();
+        println!("{files} files of PTX in {} folders are up to date", committed.len());
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!(
-        "{} of {} PTX files are stale: run `cargo xtask ptx`",
-        complaints.len(),
-        committed.len() + stale_files
-    );
+    eprintln!("{} complaints about the committed PTX: run `cargo xtask ptx`", complaints.len());
     Ok(ExitCode::FAILURE)
 }
 
@@ -216,18 +277,45 @@ fn rebuild(
     complaints: &mut Vec<Complaint>,
 ) -> Result<()> {
     let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
-    for file in compile(args.builder().out_dir(folder.path()), toolchain)? {
-        let target = Target { family: file.family.clone(), arch: file.arch };
+    for built in compile(args.builder().out_dir(folder.path()), toolchain)? {
+        let target = Target { family: built.family.clone(), arch: built.arch };
         let Some(committed) = committed.iter().find(|committed| committed.target == target) else { continue };
-        if committed.text != file.text {
-            let difference = difference(&committed.text, &file.text);
-            complaints.push(Complaint::Wrong(format!(
-                "{} is not what its sources give:\n{difference}",
-                target.file_name()
-            )));
-        }
+        let files = store::files(&built.path)?;
+        let folder = target.folder_name();
+        let differences = differences(&committed.files, &files);
+        complaints.extend(
+            differences.into_iter().map(|difference| Complaint::Wrong(format!("{folder}/{difference}"))),
+        );
     }
     Ok(())
+}
+
+/// How the committed files of a folder differ from those that were built.
+fn differences(committed: &BTreeMap<String, Vec<u8>>, built: &BTreeMap<String, Vec<u8>>) -> Vec<String> {
+    let text = |name: &str, bytes: &[u8]| match name.ends_with(store::SUFFIX) {
+        true => store::decompress(bytes),
+        false => Some(String::from_utf8_lossy(bytes).into_owned()),
+    };
+    let mut differences = Vec::new();
+    for (name, new) in built {
+        let Some(old) = committed.get(name) else {
+            differences.push(format!("{name} is missing"));
+            continue;
+        };
+        if old == new {
+            continue;
+        }
+        differences.push(match (text(name, old), text(name, new)) {
+            (Some(old), Some(new)) if old == new => format!("{name} was compressed by another compressor"),
+            (Some(old), Some(new)) => {
+                format!("{name} is not what its sources give:\n{}", difference(&old, &new))
+            }
+            _ => format!("{name} is damaged"),
+        });
+    }
+    let left_over = committed.keys().filter(|name| !built.contains_key(*name));
+    differences.extend(left_over.map(|name| format!("{name} is not built from the sources")));
+    differences
 }
 
 /// The first lines in which two texts differ.
@@ -258,16 +346,17 @@ fn difference(committed: &str, built: &str) -> String {
     lines.join("\n")
 }
 
-/// Compares the hashes in the committed files with the sources: cheap, and needs no device toolchain.
+/// Compares the hashes in the committed indices with the sources: cheap, and needs no device toolchain.
 ///
-/// Returns a complaint for every file that is missing, stale, or there without a reason.
+/// Returns the number of folders that are up to date, and a complaint for every folder and file that is missing, stale, or there
+/// without a reason.
 pub(crate) fn check_hashes() -> Result<(usize, Vec<Complaint>)> {
     let mut complaints = Vec::new();
     let committed = committed(&Builder::new(kernel_crate()), &mut complaints)?;
     Ok((committed.len(), complaints))
 }
 
-/// Reads the committed files; those that are up to date by their hash are returned, of the others there is a complaint.
+/// Reads the committed folders; those that are up to date by their hash are returned, of the others there is a complaint.
 fn committed(builder: &Builder, complaints: &mut Vec<Complaint>) -> Result<Vec<Committed>> {
     let folder = builder.output_folder()?;
     let targets = builder.targets()?;
@@ -276,40 +365,94 @@ fn committed(builder: &Builder, complaints: &mut Vec<Complaint>) -> Result<Vec<C
     }
     let mut committed = Vec::new();
     for target in &targets {
-        let name = target.file_name();
-        let Ok(text) = std::fs::read_to_string(folder.join(&name)) else {
+        let name = target.folder_name();
+        let Ok(files) = store::files(&folder.join(&name)) else {
             complaints.push(Complaint::Wrong(format!("{name} is missing")));
             continue;
         };
-        let Some(header) = Header::parse(&text) else {
-            complaints
-                .push(Complaint::Wrong(format!("{name} has no header that says what it was made from")));
+        let index = files.get(store::INDEX).and_then(|index| Index::parse(str::from_utf8(index).ok()?));
+        let Some(index) = index else {
+            complaints.push(Complaint::Wrong(format!("{name} has no index that says what it was made from")));
             continue;
         };
+        let wrong = unlisted(&files, &index);
+        complaints.extend(wrong.into_iter().map(|file| Complaint::Wrong(format!("{name}/{file}"))));
         let expected = builder.source_hash(target)?;
-        if header.sources != expected {
+        if index.header.sources != expected {
             complaints.push(Complaint::Stale(format!(
                 "{name} was made from other sources ({}; now {expected})",
-                header.sources
+                index.header.sources
             )));
             continue;
         }
-        committed.push(Committed { target: target.clone(), text, header });
+        committed.push(Committed { target: target.clone(), header: index.header, files });
     }
     complaints.extend(strays(&folder, builder)?.into_iter().map(Complaint::Wrong));
     Ok(committed)
 }
 
-/// PTX files that no family and architecture of the kernel crate accounts for.
+/// What is wrong with the files of a folder by its index.
+fn unlisted(files: &BTreeMap<String, Vec<u8>>, index: &Index) -> Vec<String> {
+    let expected: Vec<String> =
+        index.entries.iter().map(|entry| format!("{entry}{}", store::SUFFIX)).collect();
+    let missing = expected.iter().filter(|name| !files.contains_key(*name));
+    let left_over = files.keys().filter(|name| *name != store::INDEX && !expected.contains(name));
+    missing
+        .map(|name| format!("{name} is missing"))
+        .chain(left_over.map(|name| format!("{name} is not in the index")))
+        .collect()
+}
+
+/// Folders and files that no family and architecture of the kernel crate accounts for.
 fn strays(folder: &Path, builder: &Builder) -> Result<Vec<String>> {
-    let expected: Vec<String> = builder.declared_targets()?.iter().map(Target::file_name).collect();
+    let expected: Vec<String> = builder.declared_targets()?.iter().map(Target::folder_name).collect();
     let Ok(entries) = std::fs::read_dir(folder) else { return Ok(Vec::new()) };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut strays: Vec<String> =
-        names.filter(|name| name.ends_with(".ptx") && !expected.contains(name)).collect();
+    let mut strays: Vec<String> = names.filter(|name| !expected.contains(name)).collect();
     strays.sort();
     Ok(strays
         .into_iter()
         .map(|name| format!("{name} belongs to no family and architecture of the kernel crate"))
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(files: &[(&str, &str)]) -> BTreeMap<String, Vec<u8>> {
+        let file = |(name, text): &(&str, &str)| {
+            let bytes = match name.ends_with(store::SUFFIX) {
+                true => store::compress(text),
+                false => text.as_bytes().to_vec(),
+            };
+            ((*name).to_owned(), bytes)
+        };
+        files.iter().map(file).collect()
+    }
+
+    #[test]
+    fn every_file_that_differs_is_named_with_what_differs() {
+        let built = files(&[("a.ptx.z", "one\n"), ("b.ptx.z", "two\n"), ("index.txt", "a\nb\n")]);
+        assert!(differences(&built, &built).is_empty());
+        let mut committed = files(&[("a.ptx.z", "three\n"), ("c.ptx.z", ""), ("index.txt", "a\nb\n")]);
+        let found = differences(&committed, &built);
+        let [changed, missing, left_over] = &found[..] else { panic!("{found:?}") };
+        assert!(changed.contains("a.ptx.z is not") && changed.contains("- three"), "{changed}");
+        assert!(missing.contains("b.ptx.z is missing"), "{missing}");
+        assert!(left_over.contains("c.ptx.z"), "{left_over}");
+
+        committed = built.clone();
+        committed.insert("a.ptx.z".into(), b"no stream".to_vec());
+        assert_eq!(differences(&committed, &built), ["a.ptx.z is damaged"]);
+    }
+
+    #[test]
+    fn files_and_index_agree() {
+        let text = "// warpsmith.family: f\n// warpsmith.arch: sm_80\n// warpsmith.rustc: r\n// warpsmith.llvm: l\n\
+                    // warpsmith.builder: b\n// warpsmith.recipe: r\n// warpsmith.sources: s\n\na\nb\n";
+        let index = Index::parse(text).unwrap();
+        let found = unlisted(&files(&[("a.ptx.z", ""), ("old.ptx", ""), ("index.txt", text)]), &index);
+        assert_eq!(found, ["b.ptx.z is missing", "old.ptx is not in the index"]);
+    }
 }

@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// Decides the random inputs, and the order of what runs under load.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Runs the PTX files of this folder in the place of the built-in modules of the same names.
+    /// Runs the PTX in this folder, which `xtask ptx` wrote, in the place of the built-in modules of the same names.
     #[arg(long, value_name = "FOLDER", hide = true)]
     ptx: Option<PathBuf>,
 }

@@ -1,7 +1,7 @@
 //! Whether every form of instruction in the PTX that ships has a test.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use warpsmith_emulator::forms;
@@ -34,14 +34,20 @@ fn tested() -> BTreeSet<String> {
     run.chain(whole).chain(replay::forms()).collect()
 }
 
-/// The PTX files that ship, by their names.
+/// The PTX that ships, by the names of its files.
 fn shipped() -> BTreeMap<String, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels-gpu/ptx");
-    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let paths = entries.map(|entry| entry.unwrap().path());
-    paths
-        .filter(|path| path.extension().is_some_and(|extension| extension == "ptx"))
-        .map(|path| (path.display().to_string(), std::fs::read_to_string(path).unwrap()))
+    let store = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels-gpu/ptx");
+    let folder = |path: &Path| {
+        let entries = std::fs::read_dir(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        entries.map(|entry| entry.unwrap().path()).collect::<Vec<PathBuf>>()
+    };
+    let files = folder(&store).into_iter().flat_map(|path| folder(&path));
+    files
+        .filter(|path| path.extension().is_some_and(|extension| extension == "z"))
+        .map(|path| {
+            let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(&std::fs::read(&path).unwrap()).unwrap();
+            (path.display().to_string(), String::from_utf8(bytes).unwrap())
+        })
         .collect()
 }
 

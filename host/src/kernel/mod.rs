@@ -1,14 +1,15 @@
 //! Kernels: modules of PTX, loaded when they are first used, and launches that are checked before the driver sees them.
 //!
-//! The kernels of this project are reached by their types ([`Device::kernel`]); the best PTX for the device is chosen,
-//! and of that only the one entry is compiled: the driver compiles all of a text at once, which took 4.1 s for the 29
-//! entries of the linear family on an H200, and 0.36 s for one. A user's PTX is loaded with [`Device::load_ptx`].
+//! The kernels of this project are reached by their types ([`Device::kernel`]). Each entry is a module of its own, unpacked and
+//! compiled when the entry is first asked for, from the best architecture's PTX for the device. A user's PTX is loaded with
+//! [`Device::load_ptx`].
 
 mod check;
 mod ptx;
 mod replaced;
 mod select;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -16,7 +17,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use warpsmith_dsl::launch::{Declaration, Kernel, KernelArgs};
-use warpsmith_kernels::PtxModule;
 
 pub use warpsmith_dsl::launch::RawArg;
 
@@ -75,8 +75,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Error::MissingKernel`] if the PTX has no such instance, [`Error::UnsupportedDevice`] if there is no PTX for this
-    /// device, [`Error::KernelMismatch`] if PTX and type disagree; otherwise as for [`Device::load_ptx`].
+    /// [`Error::MissingKernel`] if the PTX has no such instance, [`Error::MissingFamily`] if this program was built without the
+    /// kernel's family, [`Error::UnsupportedDevice`] if there is no PTX for this device, [`Error::KernelMismatch`] if PTX and type
+    /// disagree; otherwise as for [`Device::load_ptx`].
     pub fn kernel<K: Kernel>(&self) -> Result<TypedKernel<K>> {
         let declaration = &K::DECLARATION;
         let key = (declaration.family, declaration.name);
@@ -96,32 +97,44 @@ impl Device {
         Ok(TypedKernel { function: Function { device: self.clone(), loaded }, kernel: PhantomData })
     }
 
-    fn load_built_in(&self, family: &str, entry: &str) -> Result<Arc<LoadedFunction>> {
+    fn load_built_in(&self, family: &'static str, entry: &str) -> Result<Arc<LoadedFunction>> {
         let capability = self.properties().compute_capability;
-        let module =
-            select::best_module(warpsmith_kernels::MODULES, family, capability).ok_or_else(|| {
-                let lowest = select::lowest_capability(warpsmith_kernels::MODULES, family);
-                Error::UnsupportedDevice {
-                    operation: "loading a kernel",
-                    device: self.to_string(),
-                    expected: lowest.map_or_else(
-                        || format!("kernels of a family `{family}`, of which there are none"),
-                        |(major, minor)| {
-                            format!("compute capability {major}.{minor} or later for kernels `{family}`")
-                        },
-                    ),
-                    actual: format!("{}.{}", capability.0, capability.1),
-                }
-            })?;
-        let name = file_name(module);
-        let replaced = self.kernels().replaced.of(&name);
-        let text = replaced.as_deref().unwrap_or(module.text);
-        let summary = self.read_declarations(&name, text)?;
-        if summary.entry(entry).is_none() {
-            return Err(missing_kernel(entry, &name, &summary));
+        let module = select::best_module(warpsmith_kernels::MODULES, family, capability)
+            .ok_or_else(|| self.missing_family(family))?;
+        let folder = module.name();
+        let replaced = self.kernels().replaced.of(&folder, entry);
+        let text = match &replaced {
+            Some(texts) => texts.as_deref().map(Cow::Borrowed),
+            None => module.entry(entry).map(|entry| Cow::Owned(entry.text())),
+        };
+        let Some(text) = text else {
+            return Err(Error::MissingKernel {
+                kernel: entry.to_owned(),
+                module: folder,
+                available: ptx::names(module.entries.iter().map(|entry| entry.name)),
+            });
+        };
+        Ok(self.load_ptx(&format!("{folder}/{entry}.ptx"), &text)?.function(entry)?.loaded)
+    }
+
+    /// Why this program has no PTX of `family` for this device.
+    fn missing_family(&self, family: &'static str) -> Error {
+        let capability = self.properties().compute_capability;
+        let lowest = select::lowest_capability(warpsmith_kernels::MODULES, family);
+        if select::is_left_out(warpsmith_kernels::MODULES, family) {
+            return Error::MissingFamily { family, feature: family };
         }
-        let text = summary.with_only(text, entry);
-        Ok(self.load_ptx(&name, &text)?.function(entry)?.loaded)
+        Error::UnsupportedDevice {
+            operation: "loading a kernel",
+            device: self.to_string(),
+            expected: lowest.map_or_else(
+                || format!("kernels of a family `{family}`, of which there are none"),
+                |(major, minor)| {
+                    format!("compute capability {major}.{minor} or later for kernels `{family}`")
+                },
+            ),
+            actual: format!("{}.{}", capability.0, capability.1),
+        }
     }
 
     /// Loads a module of PTX; `name` stands for it in errors.
@@ -169,12 +182,6 @@ impl Device {
             log,
         })
     }
-}
-
-/// The name of a module's file.
-fn file_name(module: &PtxModule) -> String {
-    let specific = if module.arch_specific { "a" } else { "" };
-    format!("{}.sm_{}{}{specific}.ptx", module.family, module.arch.0, module.arch.1)
 }
 
 fn missing_kernel(entry: &str, module: &str, summary: &PtxSummary) -> Error {

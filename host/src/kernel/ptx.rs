@@ -4,7 +4,6 @@
 //! is for the driver's compiler or the emulator to say.
 
 use std::fmt;
-use std::ops::Range;
 
 use warpsmith_dsl::launch::ParamLayout;
 
@@ -83,8 +82,6 @@ pub(crate) struct PtxEntry {
     pub(crate) shared_bytes: Option<u32>,
     /// Whether it waits for the launches before it, and so may begin before they have ended.
     pub(crate) waits_for_launches: bool,
-    /// Where the entry stands in the text, from its first directive to its closing brace.
-    pub(crate) span: Range<usize>,
 }
 
 /// What a text declares.
@@ -93,8 +90,6 @@ pub(crate) struct PtxSummary {
     pub(crate) version: (u32, u32),
     pub(crate) target: Target,
     pub(crate) entries: Vec<PtxEntry>,
-    /// Whether parts of the text outside of the entries may refer to their insides (debug sections do).
-    entangled: bool,
 }
 
 impl PtxSummary {
@@ -109,30 +104,19 @@ impl PtxSummary {
 
     /// The entries' names, for a message.
     pub(crate) fn entry_names(&self) -> String {
-        const SHOWN: usize = 8;
-        let names: Vec<_> =
-            self.entries.iter().take(SHOWN).map(|entry| format!("`{}`", entry.name)).collect();
-        match self.entries.len() {
-            0 => "no kernels".into(),
-            count if count > SHOWN => format!("{} and {} more", names.join(", "), count - SHOWN),
-            _ => names.join(", "),
-        }
+        names(self.entries.iter().map(|entry| entry.name.as_str()))
     }
+}
 
-    /// `text` with all entries but `name` blanked out, so that only that one is compiled. Line numbers stay.
-    pub(crate) fn with_only(&self, text: &str, name: &str) -> String {
-        if self.entangled {
-            return text.to_owned();
-        }
-        let mut kept = String::with_capacity(text.len());
-        let mut at = 0;
-        for entry in self.entries.iter().filter(|entry| entry.name != name) {
-            kept.push_str(&text[at..entry.span.start]);
-            kept.extend(text[entry.span.clone()].chars().filter(|&c| c == '\n'));
-            at = entry.span.end;
-        }
-        kept.push_str(&text[at..]);
-        kept
+/// The names of entries, for a message.
+pub(crate) fn names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 8;
+    let count = names.len();
+    let first: Vec<String> = names.take(SHOWN).map(|name| format!("`{name}`")).collect();
+    match count {
+        0 => "no kernels".into(),
+        count if count > SHOWN => format!("{} and {} more", first.join(", "), count - SHOWN),
+        _ => first.join(", "),
     }
 }
 
@@ -162,7 +146,6 @@ impl<'a> Scanner<'a> {
         let mut version = None;
         let mut target = None;
         let mut entries = Vec::new();
-        let mut entangled = false;
         let mut statement = None;
         while let Some(token) = self.next()? {
             let start = *statement.get_or_insert(self.token_start);
@@ -185,10 +168,7 @@ impl<'a> Scanner<'a> {
                     self.expect_any("an address size")?;
                     statement = None;
                 }
-                ".section" => {
-                    entangled = true;
-                    statement = None;
-                }
+                ".section" => statement = None,
                 ".entry" => {
                     entries.push(self.entry(start)?);
                     statement = None;
@@ -211,7 +191,6 @@ impl<'a> Scanner<'a> {
             version: version.ok_or("there is no `.version` directive")?,
             target: target.ok_or("there is no `.target` directive")?,
             entries,
-            entangled,
         })
     }
 
@@ -267,7 +246,6 @@ impl<'a> Scanner<'a> {
             max_threads,
             shared_bytes,
             waits_for_launches: self.text[body..self.at].contains(GRID_WAIT),
-            span: start..self.at,
         })
     }
 
@@ -470,21 +448,6 @@ mod tests {
     }
 
     #[test]
-    fn blanking_the_other_entries_keeps_the_rest_and_every_line() {
-        let summary = PtxSummary::parse(TEXT).unwrap();
-        let kept = summary.with_only(TEXT, "second");
-        assert_eq!(kept.lines().count(), TEXT.lines().count());
-        assert!(
-            !kept.contains("entry first") && kept.contains("table[4]") && kept.contains("dynamic_shared")
-        );
-        let again = PtxSummary::parse(&kept).unwrap();
-        assert_eq!(again.entries.len(), 1);
-        assert_eq!(again.entries[0].name, "second");
-        let line_of = |text: &str| text.lines().position(|line| line.contains("second"));
-        assert_eq!(line_of(&kept), line_of(TEXT));
-    }
-
-    #[test]
     fn damaged_texts_are_errors_with_a_line() {
         for (text, part) in [
             ("", "no `.version`"),
@@ -505,22 +468,16 @@ mod tests {
     }
 
     #[test]
-    fn every_entry_of_the_shipped_ptx_can_stand_alone() {
+    fn every_entry_that_ships_is_a_module_of_its_own() {
         assert!(!warpsmith_kernels::MODULES.is_empty());
         for module in warpsmith_kernels::MODULES {
-            let summary = PtxSummary::parse(module.text).unwrap();
             let reach = if module.arch_specific { Reach::Exact } else { Reach::Later };
-            assert_eq!(summary.target, Target { arch: module.arch, reach });
-            assert!(!summary.entries.is_empty() && !summary.entangled, "{}", module.family);
-            for entry in &summary.entries {
+            for shipped in module.entries {
+                let summary = PtxSummary::parse(&shipped.text()).unwrap();
+                assert_eq!(summary.target, Target { arch: module.arch, reach });
+                let [entry] = &summary.entries[..] else { panic!("{}: {summary:?}", shipped.name) };
+                assert_eq!(entry.name, shipped.name);
                 assert!(entry.required_block.is_some() && entry.shared_bytes.is_some(), "{}", entry.name);
-                let alone = summary.with_only(module.text, &entry.name);
-                let [only] = &PtxSummary::parse(&alone).unwrap().entries[..] else {
-                    panic!("{}", entry.name)
-                };
-                assert_eq!((&only.name, &only.params), (&entry.name, &entry.params));
-                let body = &module.text[entry.span.clone()];
-                assert!(alone.contains(body), "{} is whole", entry.name);
             }
         }
     }
@@ -544,11 +501,7 @@ mod tests {
                 let end = (end..=text.len()).find(|&end| text.is_char_boundary(end)).unwrap_or(at);
                 text.replace_range(at..end, &insert);
             }
-            if let Ok(summary) = PtxSummary::parse(&text) {
-                for entry in &summary.entries {
-                    let _ = summary.with_only(&text, &entry.name);
-                }
-            }
+            let _ = PtxSummary::parse(&text);
         }
     }
 

@@ -1,55 +1,57 @@
 //! PTX from files in the place of built-in modules: for comparing what the kernels of another commit do, with the same program.
 
 use std::collections::HashMap;
-use std::io::ErrorKind;
+use std::ffi::OsStr;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::file_name;
 use crate::device::Device;
 use crate::error::{Error, Result};
 
-/// Texts that take the place of built-in modules, by the names of the modules' files.
+/// The texts of a module's entries, by their names.
+type Texts = HashMap<String, Arc<str>>;
+
+/// Texts that take the place of built-in modules, by the names of the modules' folders.
 #[derive(Default)]
-pub(super) struct Replaced(Mutex<HashMap<String, Arc<str>>>);
+pub(super) struct Replaced(Mutex<HashMap<String, Texts>>);
 
 impl Replaced {
-    /// The text in the place of the module of that name, if there is one.
-    pub(super) fn of(&self, name: &str) -> Option<Arc<str>> {
-        self.0.lock().get(name).cloned()
+    /// The text in the place of an entry's, if its module is replaced; `Some(None)` if what replaces it has no such entry.
+    pub(super) fn of(&self, module: &str, entry: &str) -> Option<Option<Arc<str>>> {
+        self.0.lock().get(module).map(|texts| texts.get(entry).cloned())
     }
 }
 
 impl Device {
-    /// Has this device load the files of `folder` in the place of the built-in modules of the same names, as `topk.sm_80.ptx`; gives those names.
-    /// Kernels that it has loaded before are loaded again, and what another folder has replaced is built-in again. Files of other names are left alone.
+    /// Has this device load the entries in the folders of `store` in the place of the built-in modules of the same names, as `topk.sm_80`;
+    /// gives those names. An entry is a file `NAME.ptx.z`, as `cargo xtask ptx` writes it, or `NAME.ptx`, its text, which goes first.
+    /// Kernels that the device has loaded before are loaded again, and what another store has replaced is built-in again. Folders of other
+    /// names are left alone.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if a file cannot be read, [`Error::Argument`] if no file has the name of a module. What is wrong with a text is found where
-    /// its kernels are asked for.
+    /// [`Error::Io`] if a file cannot be read, [`Error::Argument`] if no folder has the name of a module. What is wrong with a text is found
+    /// where its kernel is asked for.
     #[doc(hidden)]
-    pub fn replace_modules(&self, folder: &Path) -> Result<Vec<String>> {
+    pub fn replace_modules(&self, store: &Path) -> Result<Vec<String>> {
         let mut replaced = HashMap::new();
-        for name in warpsmith_kernels::MODULES.iter().map(file_name) {
-            let path = folder.join(&name);
-            match std::fs::read_to_string(&path) {
-                Ok(text) => drop(replaced.insert(name, Arc::from(text))),
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(source) => return Err(Error::Io { operation: "reading", path, source }),
+        for name in warpsmith_kernels::MODULES.iter().map(warpsmith_kernels::PtxModule::name) {
+            if let Some(texts) = texts(&store.join(&name))? {
+                replaced.insert(name, texts);
             }
         }
         let mut names: Vec<_> = replaced.keys().cloned().collect();
         names.sort_unstable();
         if names.is_empty() {
-            let example = warpsmith_kernels::MODULES.first().map(file_name).unwrap_or_default();
+            let example = warpsmith_kernels::MODULES.first().map(|module| module.name()).unwrap_or_default();
             return Err(Error::Argument {
                 operation: "Device::replace_modules",
-                argument: "folder",
-                expected: format!("one with files that are named as modules are, such as `{example}`"),
-                actual: format!("`{}`, which has none", folder.display()),
+                argument: "store",
+                expected: format!("a folder with folders that are named as modules are, such as `{example}`"),
+                actual: format!("`{}`, which has none", store.display()),
             });
         }
         *self.kernels().replaced.0.lock() = replaced;
@@ -58,6 +60,31 @@ impl Device {
         drop(loaded);
         Ok(names)
     }
+}
+
+/// The entries in a folder, if there is one.
+fn texts(folder: &Path) -> Result<Option<Texts>> {
+    let failed = |path: &Path, source| Error::Io { operation: "reading", path: path.to_owned(), source };
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(folder, error)),
+    };
+    let mut texts = Texts::new();
+    for entry in entries {
+        let path = entry.map_err(|error| failed(folder, error))?.path();
+        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let read = || std::fs::read(&path).map_err(|error| failed(&path, error));
+        let damaged = || failed(&path, io::Error::new(ErrorKind::InvalidData, "it holds no text"));
+        if let Some(entry) = name.strip_suffix(".ptx") {
+            let text = String::from_utf8(read()?).map_err(|_| damaged())?;
+            texts.insert(entry.to_owned(), text.into());
+        } else if let Some(entry) = name.strip_suffix(".ptx.z") {
+            let text = warpsmith_kernels::decompress(&read()?).ok_or_else(damaged)?;
+            texts.entry(entry.to_owned()).or_insert_with(|| text.into());
+        }
+    }
+    Ok(Some(texts))
 }
 
 #[cfg(test)]
@@ -72,25 +99,37 @@ mod tests {
         let x = Tensor::from_slice(&device, &[1.0f32, 3.0, 2.0], [1, 3])?;
         let best = || ops::topk(&x, 1).run().and_then(|(values, _)| values.to_vec());
         assert_eq!(best()?, [3.0]);
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let file = folder.path().join("topk.sm_80.ptx");
-        std::fs::write(&file, "no PTX").expect("the folder can be written");
-        assert_eq!(device.replace_modules(folder.path())?, ["topk.sm_80.ptx"]);
-        assert!(matches!(best(), Err(Error::InvalidPtx { module, .. }) if module == "topk.sm_80.ptx"));
+        let store = tempfile::tempdir().expect("a temporary folder");
+        let folder = store.path().join("topk.sm_80");
+        std::fs::create_dir(&folder).expect("the folder can be written");
+        let module = warpsmith_kernels::MODULES.iter().find(|module| module.family == "topk");
+        let entry = module.and_then(|module| module.entry("topk_f32_32")).expect("it ships");
+        std::fs::write(folder.join("topk_f32_32.ptx"), "no PTX").expect("the folder can be written");
+        std::fs::write(folder.join("topk_f32_32.ptx.z"), entry.compressed)
+            .expect("the folder can be written");
+        assert_eq!(device.replace_modules(store.path())?, ["topk.sm_80"]);
+        assert!(
+            matches!(best(), Err(Error::InvalidPtx { module, .. }) if module == "topk.sm_80/topk_f32_32.ptx")
+        );
         // Another family, and another device, have their own.
         assert!(ops::linear(&x, &x).run().is_ok());
 
-        let module = warpsmith_kernels::MODULES.iter().find(|module| module.family == "topk");
-        std::fs::write(&file, module.expect("it ships").text).expect("the folder can be written");
-        device.replace_modules(folder.path())?;
+        std::fs::remove_file(folder.join("topk_f32_32.ptx")).expect("it is there");
+        device.replace_modules(store.path())?;
         assert_eq!(best()?, [3.0]);
+
+        std::fs::remove_file(folder.join("topk_f32_32.ptx.z")).expect("it is there");
+        device.replace_modules(store.path())?;
+        assert!(matches!(best(), Err(Error::MissingKernel { kernel, .. }) if kernel == "topk_f32_32"));
+        std::fs::write(folder.join("topk_f32_32.ptx.z"), "no stream").expect("the folder can be written");
+        assert!(matches!(device.replace_modules(store.path()), Err(Error::Io { .. })));
         Ok(())
     }
 
     #[test]
     fn a_folder_without_modules_is_refused() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        std::fs::write(folder.path().join("other.ptx"), "").expect("the folder can be written");
+        std::fs::create_dir(folder.path().join("other.sm_80")).expect("the folder can be written");
         let error = Device::emulator().replace_modules(folder.path()).expect_err("it has no module");
         assert!(error.to_string().contains("sm_"), "{error}");
     }

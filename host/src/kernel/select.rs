@@ -27,11 +27,17 @@ pub(crate) fn lowest_capability(modules: &[PtxModule], family: &str) -> Option<(
     modules.iter().filter(|module| module.family == family).map(|module| module.arch).min()
 }
 
+/// Whether `family` is one of this project's, and not among `modules`: its Cargo feature is off.
+pub(crate) fn is_left_out(modules: &[PtxModule], family: &str) -> bool {
+    warpsmith_kernels::FAMILIES.contains(&family) && modules.iter().all(|module| module.family != family)
+}
+
 /// Whether some of this project's kernels run on a device of compute capability `capability` with a driver of CUDA version
 /// `driver`.
 pub(crate) fn runs_built_in(capability: (u32, u32), driver: Option<(u32, u32)>) -> bool {
     warpsmith_kernels::MODULES.iter().filter(|module| runs(module, capability)).any(|module| {
-        let required = PtxSummary::parse(module.text).ok().and_then(|summary| required_cuda(summary.version));
+        let summary = module.entries.first().and_then(|entry| PtxSummary::parse(&entry.text()).ok());
+        let required = summary.and_then(|summary| required_cuda(summary.version));
         match (required, driver) {
             (Some(required), Some(driver)) => required <= driver,
             _ => true,
@@ -82,7 +88,7 @@ mod tests {
     use super::*;
 
     const fn module(family: &'static str, arch: (u32, u32), arch_specific: bool) -> PtxModule {
-        PtxModule { family, arch, arch_specific, text: "" }
+        PtxModule { family, arch, arch_specific, entries: &[] }
     }
 
     const MODULES: &[PtxModule] = &[
@@ -125,6 +131,23 @@ mod tests {
         assert!(runs_built_in((7, 5), Some((11, 0))) && !runs_built_in((7, 5), Some((10, 2))));
         assert!(!runs_built_in((7, 0), Some((13, 1))));
         assert!(!runs_built_in((9, 0), Some((9, 0))));
+    }
+
+    #[test]
+    fn a_family_is_left_out_if_it_is_one_and_has_no_module() {
+        assert!(is_left_out(MODULES, "topk") && is_left_out(&[], "linear"));
+        assert!(!is_left_out(MODULES, "linear") && !is_left_out(MODULES, "attention"));
+    }
+
+    /// An operation's error, where the program is built without its family.
+    #[cfg(not(feature = "topk"))]
+    #[test]
+    fn an_operation_whose_family_is_left_out_names_the_feature() {
+        let device = crate::Device::emulator();
+        let x = crate::Tensor::from_slice(&device, &[1.0f32, 3.0], [1, 2]).expect("a tensor");
+        let error = crate::ops::topk(&x, 1).run().expect_err("there is no such kernel");
+        assert!(matches!(&error, crate::Error::MissingFamily { family: "topk", feature: "topk" }), "{error}");
+        assert!(error.to_string().contains("the Cargo feature `topk` of `warpsmith`"), "{error}");
     }
 
     #[test]

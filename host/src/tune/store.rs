@@ -35,7 +35,7 @@ pub struct Origin {
     pub driver: Option<(u32, u32)>,
     /// The version of this crate.
     pub version: String,
-    /// A hash of the kernels' PTX.
+    /// A hash of the kernels' PTX, as it is compressed.
     pub kernels: String,
 }
 
@@ -49,15 +49,20 @@ impl Origin {
             multiprocessors: properties.multiprocessors,
             driver: properties.driver_version,
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            kernels: hash(warpsmith_kernels::MODULES.iter().map(|module| module.text)),
+            kernels: hash(
+                warpsmith_kernels::MODULES
+                    .iter()
+                    .flat_map(|module| module.entries)
+                    .map(|entry| entry.compressed),
+            ),
         }
     }
 }
 
-/// The 64-bit FNV-1a hash of texts (Fowler, Noll, Vo).
-fn hash<'a>(texts: impl Iterator<Item = &'a str>) -> String {
-    let bytes = texts.flat_map(str::bytes);
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+/// The 64-bit FNV-1a hash of bytes (Fowler, Noll, Vo).
+fn hash<'a>(parts: impl Iterator<Item = &'a [u8]>) -> String {
+    let bytes = parts.flatten();
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     format!("{hash:016x}")

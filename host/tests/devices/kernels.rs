@@ -276,11 +276,8 @@ fn every_shipped_kernel_loads(device: &Device) -> Result<(), Failed> {
         if !runs {
             continue;
         }
-        let module = device.load_ptx(shipped.family, shipped.text)?;
-        let entries: Vec<_> = module.entries().map(str::to_owned).collect();
-        assert!(!entries.is_empty());
-        for entry in entries {
-            module.function(&entry)?;
+        for entry in shipped.entries {
+            device.load_ptx(entry.name, &entry.text())?.function(entry.name)?;
         }
     }
     Ok(())

@@ -57,7 +57,7 @@ pub enum Verdict {
 
 /// An entry of a shipped module, ready to be mutated.
 pub struct Subject {
-    /// The module's file.
+    /// The name of the module's folder.
     pub module: String,
     /// The entry.
     pub entry: Entry,
@@ -110,7 +110,7 @@ fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
 /// An entry that ships.
 #[derive(Clone, Debug)]
 pub struct Shipped {
-    /// The module's file.
+    /// The name of the module's folder.
     pub module: String,
     /// The module's architecture.
     pub capability: (u32, u32),
@@ -131,14 +131,8 @@ pub fn shipped() -> Vec<Shipped> {
     };
     let modules = warpsmith_kernels::MODULES.iter().filter(|module| !is_namesake(module));
     let entries = modules.flat_map(|module| {
-        let specific = if module.arch_specific { "a" } else { "" };
-        let file = format!("{}.sm_{}{}{specific}.ptx", module.family, module.arch.0, module.arch.1);
-        ptx::entries(module.text).into_iter().map(move |entry| Shipped {
-            module: file.clone(),
-            capability: module.arch,
-            entry,
-            twin: None,
-        })
+        let entries = module.entries.iter().flat_map(|shipped| ptx::entries(&shipped.text()));
+        entries.map(|entry| Shipped { module: module.name(), capability: module.arch, entry, twin: None })
     });
     let mut all: Vec<Shipped> = entries.collect();
     let likeness: Vec<Likeness> = all.par_iter().map(|shipped| Likeness::of(&shipped.entry)).collect();

@@ -8,8 +8,9 @@ mod recording;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use warpsmith::{Device, DeviceKind};
+use warpsmith_builder::store;
 
 use crate::launch::{self, Program};
 use crate::provenance::Provenance;
@@ -46,8 +47,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let texts: Vec<String> = args
         .forms_of
         .iter()
-        .map(|path| std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display())))
-        .chain(warpsmith_kernels::MODULES.iter().map(|module| Ok(module.text.to_owned())))
+        .map(|path| Ok(store::read(path)?))
+        .chain(
+            warpsmith_kernels::MODULES.iter().flat_map(|module| module.entries).map(|entry| Ok(entry.text())),
+        )
         .collect::<Result<_>>()?;
     let cases = cases::all(args.each, &texts)?;
     let mut recording = Recording { inputs: cases::all_inputs(&cases), cases };

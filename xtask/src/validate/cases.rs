@@ -497,8 +497,7 @@ mod tests {
     /// The names of the products' kernels that ship in some families.
     fn shipped(families: &[&str]) -> BTreeSet<&'static str> {
         let modules = warpsmith_kernels::MODULES.iter().filter(|module| families.contains(&module.family));
-        let entries = modules.flat_map(|module| module.text.lines());
-        let names = entries.filter_map(|line| line.strip_prefix(".visible .entry ")?.strip_suffix('('));
+        let names = modules.flat_map(|module| module.entries).map(|entry| entry.name);
         let names: BTreeSet<_> = names.filter(|name| name.starts_with("linear_")).collect();
         assert!(!names.is_empty());
         names

@@ -413,8 +413,7 @@ mod tests {
                     *best = module;
                 }
             }
-            let entries = modules.values().flat_map(|module| module.text.lines());
-            let names = entries.filter_map(|line| line.strip_prefix(".visible .entry ")?.strip_suffix('('));
+            let names = modules.values().flat_map(|module| module.entries).map(|entry| entry.name);
             let is_named = |name: &&str| !UNNAMED.iter().any(|unnamed| name.starts_with(unnamed));
             let missing: Vec<_> = names.filter(is_named).filter(|name| !reached.contains(*name)).collect();
             assert!(missing.is_empty(), "{name}, sizes for a GPU: {on_gpu}: {missing:?}");
