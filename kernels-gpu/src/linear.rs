@@ -6,11 +6,12 @@
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, Element, F16};
+use warpsmith_dsl::gemm::again;
 use warpsmith_dsl::gemm::mma_sync::MmaTile;
 use warpsmith_dsl::gemm::{MmaElement, TileShape};
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::tile::{Access, Aligned, Operand, Output, Words};
-use warpsmith_dsl::{KernelParam, block, kernel};
+use warpsmith_dsl::{KernelParam, block, kernel, ptx};
 
 /// 128 × 128 outputs by four warps, for 16-bit types: the most products for each byte loaded.
 pub type Tile128x128 = MmaTile<4, 8, 2, 2, 4, 64>;
@@ -106,6 +107,7 @@ pub unsafe fn linear<T: MmaElement, O: Element, S: TileShape, A: Access>(
 ) {
     let tile = block::tile_index(p.m.div_ceil(S::BLOCK_M), p.n.div_ceil(S::BLOCK_N));
     let batch = tile.batch as u64;
+    let first = [x, w];
     let x = Operand { base: x.offset(batch * p.batch_x), stride: p.stride_x, rows: p.m, k: p.k };
     let w = Operand { base: w.offset(batch * p.batch_w), stride: p.stride_w, rows: p.n, k: p.k };
     let y = Output { base: y.offset(batch * p.batch_y), stride: p.stride_y, rows: p.m, columns: p.n };
@@ -120,6 +122,12 @@ pub unsafe fn linear<T: MmaElement, O: Element, S: TileShape, A: Access>(
         } else {
             S::multiply::<T, A>(x, w, tile)
         };
-        S::store(accumulators, epilogue, y, tile);
+        let sums = again::of_rows(move || {
+            // Not those above, which would take registers while the products run.
+            let (batch, [x, w]) = (ptx::opaque(tile.batch) as u64, first);
+            let x = Operand { base: x.offset(batch * p.batch_x), stride: p.stride_x, rows: p.m, k: p.k };
+            [x, Operand { base: w.offset(batch * p.batch_w), stride: p.stride_w, rows: p.n, k: p.k }]
+        });
+        S::store(accumulators, &sums, epilogue, y, tile);
     }
 }

@@ -6,6 +6,7 @@
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, Element, F8E4M3, F8E5M2, F16, Float8};
 use warpsmith_dsl::gemm::TileShape;
+use warpsmith_dsl::gemm::again::Whole;
 use warpsmith_dsl::gemm::mma_sync::MmaTile;
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::tile::{Aligned, Operand, Output};
@@ -121,6 +122,6 @@ pub unsafe fn linear_fp8<O: Element, S: TileShape>(
     // the pointers, and each tile of Y belongs to one block.
     unsafe {
         let accumulators = S::multiply::<F16, Aligned>(x, w, tile);
-        S::store(accumulators, epilogue, y, tile);
+        S::store(accumulators, &Whole, epilogue, y, tile);
     }
 }

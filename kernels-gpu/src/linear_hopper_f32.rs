@@ -4,11 +4,11 @@
 //! three warps split W into TF32 parts, and the others multiply, apply the epilogue and store.
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
-use warpsmith_dsl::gemm::Layouts;
 use warpsmith_dsl::gemm::wgmma_f32::{SplitTile, WgmmaF32Tile};
-use warpsmith_dsl::launch::{GlobalMut, TensorMap};
-use warpsmith_dsl::tile::Output;
-use warpsmith_dsl::{KernelParam, kernel};
+use warpsmith_dsl::gemm::{Layouts, again};
+use warpsmith_dsl::launch::{Global, GlobalMut, TensorMap};
+use warpsmith_dsl::tile::{Operand, Output};
+use warpsmith_dsl::{KernelParam, kernel, ptx};
 
 /// 128 × 256 outputs by two warpgroups, in clusters of two blocks: the most products for each byte loaded.
 pub type Split128x256 = WgmmaF32Tile<[f32; 64], 2, 2, 3, 2, 2>;
@@ -23,6 +23,14 @@ pub type Split64x64 = WgmmaF32Tile<[f32; 32], 1, 1, 4, 3, 1>;
 #[derive(Clone, Copy, Debug, KernelParam)]
 #[repr(C)]
 pub struct HopperF32Params {
+    /// Elements from one row of X to the next.
+    pub stride_x: u64,
+    /// Elements from one row of W to the next.
+    pub stride_w: u64,
+    /// Elements from one matrix of X to the next; 0 where all have the same.
+    pub batch_x: u64,
+    /// Elements from one matrix of W to the next; 0 where all have the same.
+    pub batch_w: u64,
     /// Elements from one row of Y to the next.
     pub stride_y: u64,
     /// Elements from one matrix of Y to the next.
@@ -47,7 +55,8 @@ pub struct HopperF32Params {
 ///
 /// # Safety
 ///
-/// `x` and `w` describe X and W as [`SplitTile`] asks; `y` and the pointers of `epilogue` are valid for what `p` describes. Y and
+/// `x` and `w` describe X and W as [`SplitTile`] asks; `x_rows` and `w_rows` are the same matrices, which sums that are not finite are
+/// [added up again](again) from. These, `y` and the pointers of `epilogue` are valid for what `p` describes. Y and
 /// what else is written overlap nothing else, but that Y may be the epilogue's residual.
 #[kernel(
     family = linear_hopper_f32,
@@ -65,6 +74,8 @@ pub struct HopperF32Params {
 pub unsafe fn linear_hopper_f32<S: SplitTile>(
     x: &TensorMap,
     w: &TensorMap,
+    x_rows: Global<f32>,
+    w_rows: Global<f32>,
     y: GlobalMut<f32>,
     epilogue: LinearEpilogue<f32, f32>,
     p: HopperF32Params,
@@ -83,7 +94,13 @@ pub unsafe fn linear_hopper_f32<S: SplitTile>(
                 let accumulators = S::multiply(&mut multiplier, steps);
                 let base = y.offset(tile.batch as u64 * p.batch_y);
                 let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
-                S::store(accumulators, &epilogue.of_matrix(tile.batch, p.m, p.n), &y, tile);
+                let sums = again::of_rows(|| {
+                    let batch = ptx::opaque(tile.batch) as u64;
+                    let (x, w) = (x_rows.offset(batch * p.batch_x), w_rows.offset(batch * p.batch_w));
+                    let x = Operand { base: x, stride: p.stride_x, rows: p.m, k: p.k };
+                    [x, Operand { base: w, stride: p.stride_w, rows: p.n, k: p.k }]
+                });
+                S::store(accumulators, &sums, &epilogue.of_matrix(tile.batch, p.m, p.n), &y, tile);
             }
         } else {
             S::hand_over_registers();

@@ -66,12 +66,13 @@ mod body {
         p: UpdateParams,
     ) {
         let rank = codes.rank();
-        let mut stream = LowRankStream::<T, S>::new(Problem {
+        let problem = move || Problem {
             x: Operand { base: x, stride: p.stride_x, rows: p.m, k: p.k1 },
             v: Operand { base: v, stride: p.stride_v, rows: p.k1, k: rank },
             u: Operand { base: u, stride: p.stride_u, rows: rank, k: p.k2 },
             slice: p.slice,
-        });
+        };
+        let mut stream = LowRankStream::<T, S>::new(problem());
         let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.k2 };
 
         // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the shape asks for; the caller vouches
@@ -92,10 +93,10 @@ mod body {
                 if stage.is_of_first_product() {
                     S::project::<T>(&mut h, &stage);
                     if stage.completes_first_product() {
-                        S::modulate::<T>(&mut h, codes_of_tile, rank, &stage);
+                        S::modulate::<T>(&mut h, codes_of_tile, &problem(), &stage);
                     }
                 } else {
-                    S::expand::<T>(&h, &y, p.add != 0, &stage);
+                    S::expand::<T>(&h, &problem(), &y, p.add != 0, &stage);
                 }
             }
         }

@@ -6,6 +6,7 @@
 
 mod batches;
 mod drawn;
+mod edges;
 mod errors;
 mod expert_mlp;
 mod linear;
@@ -39,7 +40,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 11] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 13] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -51,10 +52,12 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 11] = [
     expert_mlp::CASES,
     peer::CASES,
     errors::CASES,
+    edges::CASES,
+    edges::RETRIEVALS,
 ];
 
 /// Cases that are run on a Turing GPU too, whose kernels are others.
-const ON_TURING: [&[(&str, Case)]; 7] = [
+const ON_TURING: [&[(&str, Case)]; 8] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -62,6 +65,7 @@ const ON_TURING: [&[(&str, Case)]; 7] = [
     scaled::CASES,
     update::CASES,
     expert_mlp::CASES,
+    edges::CASES,
 ];
 
 /// Names another GPU than the first to test on.

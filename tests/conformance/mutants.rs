@@ -32,6 +32,12 @@ pub(crate) fn trials() -> Vec<Trial> {
         let shipped = shipped.clone();
         trials.push(Trial::test(name, move || without_proxy_fences(shipped)));
     }
+    let votes = |one: &&Shipped| one.entry.has_instruction("vote.sync") && one.entry.name.contains("f32");
+    for shipped in shipped.iter().filter(votes) {
+        let name = format!("emulator::mutants::{}::a_missing_second_sum_is_found", shipped.entry.name);
+        let shipped = shipped.clone();
+        trials.push(Trial::test(name, move || without_second_sums(shipped)));
+    }
     for shipped in shipped {
         let name = format!("emulator::mutants::{}::a_sample_is_found_or_explained", shipped.entry.name);
         trials.push(Trial::test(name, move || sample(shipped, &Table::read()?)));
@@ -72,6 +78,18 @@ fn sample(shipped: Shipped, table: &Table) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// Leaves out the second sums of a kernel that has them: those of f32 that are not finite.
+fn without_second_sums(shipped: Shipped) -> Result<(), Failed> {
+    let subject = Subject::new(shipped)?;
+    if !subject.adds_again() {
+        return Ok(());
+    }
+    match subject.verdict_without_second_sums()? {
+        Verdict::WrongResult(_) => Ok(()),
+        verdict => Err(format!("sums that are not finite are not missed: {verdict:?}").into()),
+    }
 }
 
 /// Leaves out each proxy fence of an entry. On a GPU it may be long before one is missed, so a check has to find every one: between reads

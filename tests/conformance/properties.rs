@@ -74,7 +74,7 @@ fn terms() -> impl Strategy<Value = Terms> {
 }
 
 /// Products of the same sizes, but smaller ones where there are several of them.
-fn matmul_case(device: &Device, data: Data) -> impl Strategy<Value = MatmulCase> {
+pub(crate) fn matmul_case(device: &Device, data: Data) -> impl Strategy<Value = MatmulCase> {
     let batch = prop_oneof![
         4 => Just([1, 1]),
         2 => (2usize..4).prop_map(|count| [count; 2]),
@@ -114,7 +114,7 @@ fn linear_case(device: &Device, data: Data) -> impl Strategy<Value = LinearCase>
 }
 
 /// Whether a tile can be asked for: Hopper's need Hopper and a column. (What a tile cannot read where it lies is copied.)
-fn has_kernel(case: &LinearCase, tile: Tile, capability: (u32, u32)) -> bool {
+pub(crate) fn has_kernel(case: &LinearCase, tile: Tile, capability: (u32, u32)) -> bool {
     let runs = match capability {
         // The CPU implementation ignores the tile.
         (0, 0) => true,
@@ -147,7 +147,7 @@ fn check(device: &Device, case: &LinearCase) -> Result<(), TestCaseError> {
 }
 
 /// As [`check`], for a batch of products.
-fn check_matmul(device: &Device, case: &MatmulCase) -> Result<(), TestCaseError> {
+pub(crate) fn check_matmul(device: &Device, case: &MatmulCase) -> Result<(), TestCaseError> {
     let product = &case.product;
     let what = format!("{} {}", product.types(), case.shape());
     let elements = case.matrices() * product.m * product.n;

@@ -34,7 +34,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
-fn check(device: &Device, case: &UpdateCase) -> Result<(), TestCaseError> {
+pub(crate) fn check(device: &Device, case: &UpdateCase) -> Result<(), TestCaseError> {
     let what = format!("{} {} {} {}", case.operation(), case.dtype, case.shape(), case.options());
     let outcome = drawn::passed(validate::generated_update(device, case), &what, case.m * case.n)?;
     let rounds_between = matches!(outcome.implementation, Implementation::Sequence { .. });
@@ -76,7 +76,7 @@ fn ranks() -> impl Strategy<Value = Vec<usize>> {
     ]
 }
 
-fn update_case(data: Data) -> impl Strategy<Value = UpdateCase> {
+pub(crate) fn update_case(data: Data) -> impl Strategy<Value = UpdateCase> {
     let codes =
         vec![CodesPer::Token, CodesPer::Token, CodesPer::Sequence, CodesPer::Operation, CodesPer::Mixed];
     let sizes = (side(131), side(257), side(257), ranks(), prop::sample::select(vec![0usize, 1, 2, 8, 17]));

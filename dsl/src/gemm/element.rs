@@ -14,6 +14,9 @@ pub trait MmaElement: Element + TuringElement {
     /// An 8-column fragment of B, ready for the product.
     type B: Copy;
 
+    /// Whether products are made of parts of the elements, so that sums which are not finite are [added up again](super::again).
+    const IS_SPLIT: bool;
+
     /// Prepares a loaded fragment of A.
     fn prepare_a(words: [u32; 4]) -> Self::A;
     /// Prepares a loaded fragment of B.
@@ -32,6 +35,8 @@ macro_rules! half_mma {
         impl MmaElement for $element {
             type A = [u32; 4];
             type B = [u32; 2];
+
+            const IS_SPLIT: bool = false;
 
             #[inline(always)]
             fn prepare_a(words: [u32; 4]) -> Self::A {
@@ -57,7 +62,7 @@ half_mma!(Bf16, mma_m16n8k16_bf16);
 /// f32 words as the sum of two TF32 words: `big` keeps the upper 11 bits of the significand, `small` the next 11.
 ///
 /// `big` is cut off rather than rounded, so it never overflows; the remainder is exact, and bringing it to 11 bits leaves an
-/// error of at most 2⁻²¹ of the number. Of a NaN, `small` at least is one.
+/// error of at most 2⁻²¹ of the number. Of a NaN, `small` at least is one; of an infinity too.
 #[derive(Clone, Copy)]
 pub struct Split<const WORDS: usize> {
     big: [u32; WORDS],
@@ -95,6 +100,9 @@ pub(super) fn small_parts<const WORDS: usize>(words: [u32; WORDS]) -> [u32; WORD
 impl MmaElement for f32 {
     type A = Split<4>;
     type B = Split<2>;
+
+    // Not on sm_75, where f32 is multiplied outside the tensor cores.
+    const IS_SPLIT: bool = !cfg!(feature = "turing");
 
     #[inline(always)]
     fn prepare_a(words: [u32; 4]) -> Self::A {

@@ -9,6 +9,7 @@ use core::marker::PhantomData;
 
 use crate::epilogue::Epilogue;
 use crate::float::Element;
+use crate::gemm::again::{Seen, Staged, Sums};
 use crate::gemm::turing::{self, RowReader};
 use crate::gemm::{MmaElement, TileShape};
 use crate::layout::{
@@ -206,8 +207,9 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
     ///
     /// As [`TileShape::store`]; `columns` is what [`columns`](Self::columns) returned.
     #[inline(always)]
-    pub(super) unsafe fn store_staged<O: Element, E: Epilogue>(
+    pub(super) unsafe fn store_staged<O: Element, E: Epilogue, S: Sums>(
         accumulators: <Self as TileShape>::Accumulators,
+        sums: &S,
         (epilogue, columns): (E, [E::Column; COLUMNS]),
         output: Output<O>,
         tile: TileIndex,
@@ -219,11 +221,18 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
 
         let lanes_per_row = const { Self::WARP_N / COLUMNS as u32 };
         let rows_per_pass = warp::SIZE / lanes_per_row;
-        let (warp_row, _) = Self::warp_origin();
+        let (warp_row, warp_column) = Self::warp_origin();
         let (first_row, column) = (lane / lanes_per_row, (lane % lanes_per_row) * COLUMNS as u32);
         let output_row = tile.m * Self::BLOCK_M + warp_row + first_row;
         let output_column = Self::output_column(tile);
         let vector_aligned = output.is_vector_aligned();
+
+        let mut seen = Seen::nothing();
+        if S::ARE_SPLIT {
+            accumulators.iter().flatten().for_each(|&fragment| seen.fragment(fragment));
+        }
+        // SAFETY: all lanes of the warp are here.
+        let has_infinities = S::ARE_SPLIT && unsafe { seen.has_infinities() };
 
         for round in 0..MI / Self::STAGED {
             for i in 0..Self::STAGED {
@@ -239,6 +248,18 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
             }
             // SAFETY: all lanes of the warp are here.
             unsafe { warp::sync_warp() };
+            if has_infinities {
+                let first_row = tile.m * Self::BLOCK_M + warp_row + (round * Self::STAGED) as u32 * MMA_M;
+                let part = Staged {
+                    first: Coord { row: first_row, column: tile.n * Self::BLOCK_N + warp_column },
+                    end: Coord { row: output.rows, column: output.columns },
+                    own: Coord { row: lane / lanes_per_row, column },
+                    rows: [rows_per_pass, Self::STAGED as u32 * MMA_M],
+                    columns: COLUMNS as u32,
+                };
+                // SAFETY: written before the barrier, by this warp; the rest is the caller's promise.
+                unsafe { part.mend(sums, word) }
+            }
             // Not unrolled: the epilogue's code is larger than the loop's overhead.
             let rows = ptx::opaque(Self::STAGED as u32 * MMA_M);
             let mut row = 0;
@@ -362,6 +383,7 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
     #[inline(always)]
     unsafe fn store<O: Element, E: Epilogue>(
         accumulators: Self::Accumulators,
+        sums: &impl Sums,
         epilogue: E,
         output: Output<O>,
         tile: TileIndex,
@@ -371,7 +393,7 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
         unsafe {
             thread::sync_threads();
             let columns = Self::columns(&epilogue, tile);
-            Self::store_staged(accumulators, (epilogue, columns), output, tile);
+            Self::store_staged(accumulators, sums, (epilogue, columns), output, tile);
         }
     }
 }

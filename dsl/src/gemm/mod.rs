@@ -16,8 +16,9 @@
 //! | [`wgmma_f32`] | sm_90a, f32 at f32 accuracy | a [`SplitTile`](wgmma_f32::SplitTile) | `load`, `split` and `multiply`, each in other warps, and `store` |
 //!
 //!
-//! [`low_rank`] multiplies three matrices: a low-rank update alone, whose first product stays in registers.
+//! [`again`] is what f32 products do about infinities. [`low_rank`] multiplies three matrices: a low-rank update alone, whose first product stays in registers.
 
+pub mod again;
 mod element;
 mod fragments;
 pub mod low_rank;
@@ -42,6 +43,8 @@ pub use fragments::{
 pub use persistent::{HalfFragment, Layouts, PersistentTile};
 pub use schedule::{Extent, PersistentTiles, TilePart};
 pub use split_k::SplitKTile;
+
+use again::Sums;
 
 use crate::epilogue::Epilogue;
 use crate::float::Element;
@@ -75,14 +78,16 @@ pub trait TileShape: 'static {
         tile: TileIndex,
     ) -> Self::Accumulators;
 
-    /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output.
+    /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output. Those that are not finite are
+    /// added up again before, as `sums` says.
     ///
     /// # Safety
     ///
     /// As [`multiply`](Self::multiply), whose result `accumulators` is for the same `tile`; the output is valid for writes
-    /// and no other block touches this tile of it; `epilogue` may be asked for every column of the output.
+    /// and no other block touches this tile of it; `epilogue` may be asked for every column of the output, `sums` for every element.
     unsafe fn store<O: Element, E: Epilogue>(
         accumulators: Self::Accumulators,
+        sums: &impl Sums,
         epilogue: E,
         output: Output<O>,
         tile: TileIndex,

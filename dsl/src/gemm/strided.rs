@@ -10,6 +10,7 @@ use super::mma_sync::{COLUMNS, FragmentLoader, MmaTile, STEP_BYTES, multiply_add
 use super::two_slots::{self, SlotProducts, SlotReader, Slots};
 use crate::epilogue::Epilogue;
 use crate::float::HalfElement;
+use crate::gemm::again::Whole;
 use crate::gemm::{MmaElement, TileShape};
 use crate::launch::Global;
 use crate::layout::{Swizzle, TileIndex};
@@ -270,7 +271,7 @@ pub unsafe fn store<T: HalfElement, E: Epilogue>(
 ) {
     if multiplies() {
         // SAFETY: the caller's promise; behind the last slot's products there is a barrier.
-        unsafe { StridedTile::store_staged(accumulators, epilogue, output, tile) }
+        unsafe { StridedTile::store_staged(accumulators, &Whole, epilogue, output, tile) }
     }
 }
 

@@ -6,6 +6,7 @@
 use core::marker::PhantomData;
 
 use super::TileShape;
+use super::again::Whole;
 use super::mma_sync::{ARows, BRows, MMA_M, MMA_N, MmaTile};
 use super::turing::{RowReader, SlotPart, TuringElement, multiply};
 use super::update::{TileRow, UpdateElement, UpdateOperands, UpdateShape};
@@ -184,7 +185,7 @@ impl<T: UpdateElement> UpdateShape<T> for TuringUpdateTile<T> {
                 }
                 // SAFETY: the slots are free; the rest is the caller's promise. The next pass writes them after the barrier.
                 unsafe {
-                    Tile::store(accumulators, epilogue, output, tile);
+                    Tile::store(accumulators, &Whole, epilogue, output, tile);
                     thread::sync_threads();
                 }
             }

@@ -19,6 +19,7 @@ use core::marker::PhantomData;
 
 use crate::epilogue::Epilogue;
 use crate::float::Element;
+use crate::gemm::again::Sums;
 use crate::gemm::element::small_parts;
 use crate::gemm::{Layouts, PersistentTiles};
 use crate::launch::TensorMap;
@@ -197,14 +198,16 @@ pub trait SplitTile: 'static {
     /// All multipliers of the block call it, for each of the loader's calls and with as many steps.
     unsafe fn multiply(multiplier: &mut Self::Multiplier, steps: u32) -> Self::Accumulators;
 
-    /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output.
+    /// Applies `epilogue` to the accumulators, rounds them, and stores those that lie within the output. Those that are not finite are
+    /// added up again before, as `sums` says.
     ///
     /// # Safety
     ///
     /// All multipliers call it with what [`multiply`](Self::multiply) returned for `tile`; the output is valid for writes and no
-    /// other block touches this tile of it; `epilogue` may be asked for every row and column of the output.
+    /// other block touches this tile of it; `epilogue` may be asked for every row and column of the output, `sums` for every element.
     unsafe fn store<O: Element, E: Epilogue>(
         accumulators: Self::Accumulators,
+        sums: &impl Sums,
         epilogue: &E,
         output: &Output<O>,
         tile: TileIndex,
@@ -562,6 +565,7 @@ where
     #[inline(always)]
     unsafe fn store<O: Element, E: Epilogue>(
         accumulators: Parts<C, PARTS>,
+        sums: &impl Sums,
         epilogue: &E,
         output: &Output<O>,
         tile: TileIndex,
@@ -572,7 +576,7 @@ where
         let staging = SharedAddress::dynamic().offset(Self::STAGING_AT + warp * STAGING_BYTES);
         let at = Coord { row: tile.m * Self::BLOCK_M + warp * WARP_ROWS, column: tile.n * Self::BLOCK_N };
         // SAFETY: the caller's promise; each warp has its rows and its staging buffer.
-        unsafe { store::store(&accumulators, epilogue, output, at, thread % warp::SIZE, staging) };
+        unsafe { store::store(&accumulators, sums, epilogue, output, at, thread % warp::SIZE, staging) };
     }
 
     #[inline(always)]

@@ -96,6 +96,22 @@ impl Queries {
         if valid { value } else { 0.0 }
     }
 
+    /// The number in column `column` of a half of row `row` of the block, as [`put_queries`] puts it.
+    ///
+    /// # Safety
+    ///
+    /// Row and column are there, and the row has been [described](describe_rows), visibly to the warp.
+    #[inline(always)]
+    pub(super) unsafe fn feature(&self, places: &Places, row: u32, half: u32, column: u32) -> f32 {
+        let feature = half * self.p.half + column;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [mean, factor, scale, _] = ptx::ld_shared_v4_f32(places.rows + row * ROW_BYTES);
+            let raw = ptx::ld_global_nc_f32(self.address(row, feature));
+            scale * self.normalised(raw, self.of_head(row), feature, true, [mean, factor])
+        }
+    }
+
     /// The lane's features of rows: those from `first` on, [`PASSES`] of them, 0 where there is none.
     ///
     /// # Safety

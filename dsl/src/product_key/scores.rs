@@ -4,6 +4,7 @@ use super::candidates::Chunk;
 use super::element::{QUERY_FRAGMENTS, QUERY_ROWS, QueryElement};
 use super::queries::{Queries, put_queries};
 use super::{KEY_FRAGMENTS, PIECE, Places, QUERY_BYTES, SLOT_BYTES, SLOT_ROW, SLOT_STEPS, STAGES, WARP_KEYS};
+use crate::gemm::again::{Line, Seen, add_step, any_lane, is_not_finite, replace};
 use crate::launch::Global;
 use crate::layout::{CHUNK_BYTES, ChunkIndex, b_fragment_chunk, swizzled_chunk};
 use crate::{ptx, thread, warp};
@@ -23,6 +24,13 @@ pub(super) struct Keys<T> {
 }
 
 impl<T: QueryElement> Keys<T> {
+    /// The numbers of sub-key `key`, or of the last if there is none.
+    #[inline(always)]
+    fn line(&self, key: u32) -> Line {
+        let at = self.base.offset(key.min(self.n - 1) as u64 * self.stride);
+        Line { address: at.address(), step: T::BYTES as u64 }
+    }
+
     /// Begins to copy slot `index` of the ring: 64 bytes of each of the sub-keys from `first` on. Closes a group, an empty one past the end.
     ///
     /// # Safety
@@ -157,8 +165,72 @@ pub(super) unsafe fn score_chunk<T: QueryElement, const FRAGMENTS: usize>(
             begin += piece_slots;
         }
         ptx::cp_async_wait_all();
+        if T::IS_SPLIT {
+            let mut seen = Seen::nothing();
+            scores.iter().flatten().for_each(|&fragment| seen.fragment(fragment));
+            if seen.has_infinities() {
+                mend::<T, FRAGMENTS>(&mut scores, queries, keys, places, [half, rows, first]);
+            }
+        }
     }
     scores
+}
+
+/// Adds those scores up again that are not finite, with whole numbers instead of parts. `first` is the warp's first sub-key.
+///
+/// # Safety
+///
+/// All lanes of the warp call it, as [`score_chunk`]; the rows have been described.
+#[inline(always)]
+unsafe fn mend<T: QueryElement, const FRAGMENTS: usize>(
+    scores: &mut Scores<FRAGMENTS>,
+    queries: &Queries,
+    keys: &Keys<T>,
+    places: &Places,
+    [half, rows, first]: [u32; 3],
+) {
+    let (group, pair) = (warp::lane_id() / 4, warp::lane_id() % 4);
+    let mut index = ptx::opaque(0);
+    while index < FRAGMENTS as u32 * KEY_FRAGMENTS as u32 {
+        // Registers have no index: each fragment has its own moves.
+        let is_it = |row: usize, key: usize| index == ptx::opaque((row * KEY_FRAGMENTS + key) as u32);
+        let mut sums = [0.0; 4];
+        for row in 0..FRAGMENTS {
+            for key in 0..KEY_FRAGMENTS {
+                if is_it(row, key) {
+                    sums = scores[row][key];
+                }
+            }
+        }
+        let [a, b, c, d] = sums;
+        // SAFETY: the caller's promise. Beyond the last row and sub-key there are sums of zeros, so what is read for them is not used.
+        unsafe {
+            if any_lane(is_not_finite(a) | is_not_finite(b) | is_not_finite(c) | is_not_finite(d)) {
+                let row = index / KEY_FRAGMENTS as u32 * 16 + group;
+                let key = first + index % KEY_FRAGMENTS as u32 * 8 + 2 * pair;
+                let rows = [row, row + 8].map(|row| row.min(rows - 1));
+                let mut keys = [key, key + 1].map(|key| keys.line(key));
+                let (mut again, mut column) = ([0.0; 4], ptx::opaque(0));
+                while column < queries.p.half {
+                    let features = [
+                        queries.feature(places, rows[0], half, column),
+                        queries.feature(places, rows[1], half, column),
+                    ];
+                    add_step(&mut again, features, [keys[0].take(), keys[1].take()]);
+                    column = ptx::opaque(column + 1);
+                }
+                replace(&mut sums, again);
+                for row in 0..FRAGMENTS {
+                    for key in 0..KEY_FRAGMENTS {
+                        if is_it(row, key) {
+                            scores[row][key] = sums;
+                        }
+                    }
+                }
+            }
+        }
+        index = ptx::opaque(index + 1);
+    }
 }
 
 /// Bytes of a row of scores of so many warps: the 8 rows of a fragment begin in different banks.

@@ -37,9 +37,12 @@ pub(super) fn drawn_and_placed(
     tile: Option<impl Display>,
 ) -> String {
     let mut options: String = placements.iter().map(|(placement, name)| placement.note(name)).collect();
-    if data == Data::Integers {
-        options.push_str(" integers");
-    }
+    options.push_str(match data {
+        Data::Uniform => "",
+        Data::Integers => " integers",
+        Data::Infinities => " infinities",
+        Data::Exponents => " exponents",
+    });
     if let Some(tile) = tile {
         options.push_str(&format!(" tile {tile}"));
     }

@@ -15,6 +15,10 @@ pub enum Data {
     Uniform,
     /// Integers small enough that every partial sum is exact in f32. Results must be exactly right.
     Integers,
+    /// As `Uniform`, but some numbers are zero, and few are infinite or NaN. Results must be infinite and NaN where the exact ones are.
+    Infinities,
+    /// Numbers of every size from the smallest subnormal one to 2⁵⁷, as many of each power of two. Results are compared with the bound.
+    Exponents,
 }
 
 /// A 64-bit hash of `index`, the `index`-th value of the SplitMix64 sequence from `seed` (Steele, Lea and Flood, 2014).
@@ -51,12 +55,39 @@ impl Data {
                 // 24 random bits, so that an f32 holds each value exactly.
                 Self::Uniform => ((bits >> 40) as f32 - 8_388_608.0) / 8_388_608.0,
                 Self::Integers => ((bits >> 32) % (2 * largest + 1)) as f32 - largest as f32,
+                Self::Infinities => with_infinities(bits, k),
+                Self::Exponents => of_every_size(bits),
             })
         };
         let mut values = reserved((rows, columns))?;
         values.par_extend((0..rows * columns).into_par_iter().map(element));
         array((rows, columns), values)
     }
+}
+
+/// A number of [`Data::Infinities`]: one in a few sums of `k` products has one that is not finite.
+fn with_infinities(bits: u64, k: usize) -> f32 {
+    let uniform = ((bits >> 40) as f32 - 8_388_608.0) / 8_388_608.0;
+    let rare = (bits & 0xff_ffff) as f64 / f64::from(1 << 24) * (4 * k + 16) as f64;
+    match (rare as u64, bits >> 28 & 7) {
+        (0, 0) => f32::NAN,
+        // What TF32 keeps of it is an infinity.
+        (0, 1) => f32::from_bits(0x7f80_0001),
+        (0, 2..=4) => f32::INFINITY,
+        (0, _) => f32::NEG_INFINITY,
+        // Infinity times zero is NaN, too.
+        (_, 0) if bits >> 24 & 15 < 4 => 0.0,
+        _ => uniform,
+    }
+}
+
+/// A number of [`Data::Exponents`].
+fn of_every_size(bits: u64) -> f32 {
+    let exponent = (bits & 0xffff) % 206;
+    // Significands of 24 bits times powers of two from 2⁻¹⁷²; what is too small becomes subnormal, or zero.
+    let significand = ((bits >> 40) | 1 << 23) as f64;
+    let sign = if bits >> 32 & 1 == 1 { -1.0 } else { 1.0 };
+    (sign * significand * 2f64.powi(exponent as i32 - 172)) as f32
 }
 
 /// An array of `shape` with every element `value`.
@@ -108,6 +139,20 @@ mod tests {
         let drawn = Data::Integers.draw(7, 1, (100, 100), 64, |v| v).expect("it fits");
         assert!(drawn.iter().all(|v| v.fract() == 0.0 && v.abs() <= 8.0));
         assert!(drawn.iter().any(|&v| v == 8.0) && drawn.iter().any(|&v| v == -8.0));
+    }
+
+    #[test]
+    fn infinities_are_few_and_sizes_are_all() {
+        let drawn = Data::Infinities.draw(3, 0, (1000, 100), 4, |v| v).expect("it fits");
+        let count = |is: fn(&&f32) -> bool| drawn.iter().filter(is).count();
+        assert!(count(|v| v.is_nan()) > 300 && count(|v| **v == f32::INFINITY) > 300);
+        assert!(count(|v| **v == f32::NEG_INFINITY) > 300 && count(|v| **v == 0.0) > 300);
+        assert!(count(|v| v.is_finite()) > 90_000);
+        let drawn = Data::Exponents.draw(3, 0, (1000, 100), 4, |v| v).expect("it fits");
+        assert!(
+            drawn.iter().all(|v| v.abs() < 2f32.powi(57)) && drawn.iter().any(|v| v.abs() > 2f32.powi(55))
+        );
+        assert!(drawn.iter().any(|v| v.is_subnormal()) && drawn.iter().any(|v| v.abs() == f32::from_bits(1)));
     }
 
     #[test]

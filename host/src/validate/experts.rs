@@ -105,12 +105,12 @@ impl<T: ExpertInput + FloatElement> Operands<T> {
         let uniform = |stream, rows, columns| Data::Uniform.draw(seed, stream, (rows, columns), 1, f64::from);
         let of_token = case.heads * case.k;
         let x = match data {
-            Data::Uniform => uniform(0, tokens, d)?.mapv(T::round),
             Data::Integers => sparse(&uniform(0, tokens, INTEGERS_OF_X)?, d)?.mapv(T::round),
+            _ => uniform(0, tokens, d)?.mapv(T::round),
         };
         let gates = uniform(1, tokens, of_token)?.into_iter().map(|gate| match data {
-            Data::Uniform => gate as f32,
             Data::Integers => gate.signum() as f32,
+            _ => gate as f32,
         });
         let chosen = uniform(2, tokens, 2 * of_token)?;
         let ids = (0..tokens * of_token).map(|index| {

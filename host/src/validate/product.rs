@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use ndarray::{Array1, Array2, Axis, s};
 
 use super::Outcome;
-use super::bound::{Arithmetic, ErrorModel};
+use super::bound::{Arithmetic, ErrorModel, lost_near_zero};
 use super::case::{LinearCase, MatmulCase, Placement, Scales};
 use super::data::{Data, filled};
 use super::load::{Prepared, Step};
@@ -141,6 +141,8 @@ impl<T: FloatElement, O: FloatElement> Operands<T, O> {
                 Scales::One => 1,
                 Scales::Each => each,
             };
+            // Factors of all sums of a row or column are finite.
+            let data = if data == Data::Integers { data } else { Data::Uniform };
             data.draw(seed, stream, (1, count), k, convert).map(|drawn| Some(row(drawn)))
         };
         Ok(Self {
@@ -433,6 +435,7 @@ where
             beta: terms.beta,
             residual: residual.as_ref().map(|residual| residual.slice(s![index * m..(index + 1) * m, ..])),
             activation,
+            lost: lost_near_zero(T::DTYPE),
             ..ReferenceTerms::default()
         };
         let x = operands.x.slice(s![of(case.batch[0], m), ..]);

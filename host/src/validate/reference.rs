@@ -25,6 +25,8 @@ pub(crate) struct ReferenceTerms<'a, B> {
     pub(crate) activation: Activation,
     /// What an element of x and of w counts for in the sum of magnitudes.
     pub(crate) sizes: [fn(f32) -> f32; 2],
+    /// What each factor may be off by near zero.
+    pub(crate) lost: f64,
 }
 
 impl<B> Default for ReferenceTerms<'_, B> {
@@ -38,6 +40,7 @@ impl<B> Default for ReferenceTerms<'_, B> {
             residual: None,
             activation: Activation::None,
             sizes: [f32::abs; 2],
+            lost: 0.0,
         }
     }
 }
@@ -50,6 +53,10 @@ pub(crate) struct Reference {
     added: Array2<f64>,
     row_scale: Option<Array1<f32>>,
     column_scale: Option<Array1<f32>>,
+    /// The sums of the sizes of each row of x and of w.
+    sizes: [Array1<f64>; 2],
+    /// What each factor may be off by near zero.
+    lost: f64,
     activation: Activation,
     rows: Vec<usize>,
     columns: Vec<usize>,
@@ -104,13 +111,25 @@ impl Reference {
         let (x, w) = (x.mapv(|v| x_size(v.to_f32())), w.mapv(|v| w_size(v.to_f32())));
         let plain = LinearTerms::<f32, f32, f64>::default();
         cpu::linear::<f64, _, _, _, _>(x.view(), w.view(), plain, magnitude.view_mut())?;
+        let sizes = [&x, &w].map(|operand| operand.mapv(f64::from).sum_axis(Axis(1)));
         let mut added = filled(shape, 0f64)?;
         for ((i, j), added) in added.indexed_iter_mut() {
             *added = bias.as_ref().map_or(0.0, |bias| f64::from(bias[j].to_f32()).abs())
                 + residual.as_ref().map_or(0.0, |r| (f64::from(terms.beta) * f64::from(r[[i, j]])).abs());
         }
         let activation = terms.activation;
-        Ok(Self { z, magnitude, added, row_scale, column_scale, activation, rows, columns })
+        Ok(Self {
+            z,
+            magnitude,
+            added,
+            row_scale,
+            column_scale,
+            sizes,
+            lost: terms.lost,
+            activation,
+            rows,
+            columns,
+        })
     }
 
     /// Every compared element: its row and column in the output, and what is expected there.
@@ -124,6 +143,7 @@ impl Reference {
                     * self.column_scale.as_ref().map_or(1.0, |scale| f64::from(scale[j])),
                 added: self.added[[i, j]],
                 inner: 0.0,
+                lost: self.lost * (self.sizes[0][i] + self.sizes[1][j]),
             };
             (self.rows[i], self.columns[j], expected)
         })

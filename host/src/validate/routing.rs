@@ -468,7 +468,15 @@ impl Model {
 
     /// The error of an element of the projection.
     fn projected(&self, value: f64, magnitude: f64, added: f64) -> f64 {
-        self.projection.bound(Expected { z: value, y: value, magnitude, factor: 1.0, added, inner: 0.0 })
+        self.projection.bound(Expected {
+            z: value,
+            y: value,
+            magnitude,
+            factor: 1.0,
+            added,
+            inner: 0.0,
+            lost: 0.0,
+        })
     }
 
     /// The errors of a normalised query.

@@ -122,7 +122,7 @@ impl<X: FloatElement, W: FloatElement, O: FloatElement> Operands<X, W, O> {
         let drawn = Data::Uniform.draw(seed, stream, (1, count), 1, |value| value)?;
         let scale = |value: f32| match data {
             Data::Integers => [0.25, 0.5, 1.0, 0.5][((value + 1.0) * 2.0) as usize & 3],
-            Data::Uniform => 1.5 * value + 0.01,
+            _ => 1.5 * value + 0.01,
         };
         Ok(drawn.remove_axis(Axis(0)).mapv(scale))
     }
@@ -329,6 +329,7 @@ impl TypedRun for CheckRun<'_> {
             residual: residual.as_ref().map(|residual| residual.view()),
             activation,
             sizes: [X::DTYPE, W::DTYPE].map(size),
+            lost: 0.0,
         };
         let (x, w) = (operands.x.mapv(X::to_f32), operands.w.mapv(W::to_f32));
         let mut tally = Tally::new(implementation, case.is_exact());

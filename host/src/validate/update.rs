@@ -93,7 +93,7 @@ impl<T: FloatElement> Operands<T> {
             let stream = 4 + 4 * index as u64;
             let v = match data {
                 Data::Integers => sparse(seed, stream, (k, rank))?.mapv(T::round),
-                Data::Uniform => draw(stream, (k, rank), k, of_sum(k))?,
+                _ => draw(stream, (k, rank), k, of_sum(k))?,
             };
             let rows = m.div_ceil(case.rows_of_codes(index));
             let codes = match data {
@@ -103,7 +103,7 @@ impl<T: FloatElement> Operands<T> {
                         T::round(if value.abs() < 0.5 { value.signum() } else { 2.0 * value.signum() })
                     })
                 }
-                Data::Uniform => draw(stream + 1, (rows, rank), 1, unit)?,
+                _ => draw(stream + 1, (rows, rank), case.rank(), unit)?,
             };
             let u = draw(stream + 2, (rank, n), SMALL_INTEGERS, of_sum(case.rank()))?;
             parts.push(Part { v, codes, u });

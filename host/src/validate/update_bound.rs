@@ -119,7 +119,7 @@ impl UpdateModel {
         }
         // f32 is held to a claim, which is one of all magnitudes.
         let magnitude = of.base + if self.dtype == DType::F32 { of.size } else { of_sum };
-        Expected { z: 0.0, y: 0.0, magnitude, factor: 1.0, added: 0.0, inner }
+        Expected { z: 0.0, y: 0.0, magnitude, factor: 1.0, added: 0.0, inner, lost: 0.0 }
     }
 }
 

@@ -95,6 +95,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         blocks: 1,
         add: false,
         margin: 0,
+        infinite: false,
     };
     let half = (rank / 2).max(2);
     if instance.is_chunked {
@@ -123,6 +124,19 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         Size { margin: chunk, ..size(2 * rows, 9 * line + 1, 9 * line, [half, rank - half]) },
         Size { slice: line, blocks: 2, ..size(rows + 1, line, 3 * line - 1, [half, 1]) },
     ];
+    // Of f32, sums that are not finite are added up again.
+    if instance.of == Float::F32 {
+        let infinite = |size: Size| Size { infinite: true, ..size };
+        sizes.extend([
+            infinite(size(rows + 3, 11, line + 3, [half - 1, 1])),
+            infinite(Size {
+                add: true,
+                margin: 1,
+                ..size(2 * rows - 1, line + 5, chunk + 1, [half, rank - half])
+            }),
+            infinite(Size { blocks: 2, ..size(2 * rows + 1, 3 * line, 5 * line, [1, half]) }),
+        ]);
+    }
     if instance.split > 1 {
         sizes.push(Size { slice: line, ..size(2, 20 * line, 9 * line, [rank - 1, 1]) });
     }
@@ -141,6 +155,8 @@ struct Size {
     add: bool,
     /// Elements before and behind each row.
     margin: u32,
+    /// Whether X and U have infinities.
+    infinite: bool,
 }
 
 /// Rows of X that share a row of the codes of each update, and the updates' scalings.
@@ -196,15 +212,23 @@ struct Case {
 
 impl Case {
     fn new(instance: Instance, size: Size) -> Self {
-        let Size { m, k, n, ranks, add, margin, .. } = size;
+        let Size { m, k, n, ranks, add, margin, infinite, .. } = size;
         let (of, rank) = (instance.of, ranks[0] + ranks[1]);
         let read = |sides, step| {
             Matrix::new(of, sides, margin, SURROUNDING, move |row, column| small(row, column, step))
         };
         let codes = |update: usize| read([m.div_ceil(SHARED[update]), ranks[update]], 3 + update as u32);
+        let x = move |row: u32, column: u32| match infinite && row % 5 == 2 && column == row * 7 % k {
+            true => f64::INFINITY * if row % 2 == 0 { 1.0 } else { -1.0 },
+            false => small(row, column, 0),
+        };
+        let u = move |r: u32, column: u32| match infinite && column % 4 == 1 && r == column % rank {
+            true => f64::INFINITY,
+            false => small(r, column, 2),
+        };
         let held = |row: u32, column: u32| small(row, column, 9);
         let hidden = |row: u32, r: u32| {
-            let sum: f64 = (0..k).map(|k| small(row, k, 0) * small(k, r, 1)).sum();
+            let sum: f64 = (0..k).map(|k| x(row, k) * small(k, r, 1)).sum();
             let (update, own) = if r < ranks[0] { (0, r) } else { (1, r - ranks[0]) };
             sum * small(row / SHARED[update], own, 3 + update as u32) * f64::from(SCALING[update])
         };
@@ -212,7 +236,7 @@ impl Case {
             (0..m).flat_map(|row| (0..rank).map(move |r| (row, r))).map(|(row, r)| hidden(row, r)).collect();
         let after = |row: u32, column: u32| {
             let of_row = &hidden[(row * rank) as usize..][..rank as usize];
-            let sum: f64 = of_row.iter().zip(0..).map(|(hidden, r)| hidden * small(r, column, 2)).sum();
+            let sum: f64 = of_row.iter().zip(0..).map(|(hidden, r)| hidden * u(r, column)).sum();
             sum + if add { held(row, column) } else { 0.0 }
         };
         let name = format!("M {m}, K1 {k}, K2 {n}, ranks {ranks:?}, margin {margin}, add {add}");
@@ -220,9 +244,9 @@ impl Case {
             name,
             instance,
             size,
-            x: read([m, k], 0),
+            x: Matrix::new(of, [m, k], margin, SURROUNDING, x),
             v: read([k, rank], 1),
-            u: read([rank, n], 2),
+            u: Matrix::new(of, [rank, n], margin, SURROUNDING, u),
             codes: [codes(0), codes(1)],
             before: Matrix::new(of, [m, n], margin, UNTOUCHED, |row, column| {
                 if add { held(row, column) } else { UNTOUCHED }
@@ -235,6 +259,10 @@ impl Case {
 impl Problem for Case {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn has_infinities(&self) -> bool {
+        self.size.infinite
     }
 
     fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
@@ -291,14 +319,14 @@ impl Problem for Case {
         let report = arguments.with_raw(launch)?;
         let mut got = vec![0; self.after.bytes.len()];
         machine.read(y, &mut got)?;
-        // Zeros have a sign that no one asks for.
-        let [zero, expected] =
+        // Zeros have a sign that no one asks for, and so has NaN.
+        let [got, expected] =
             [&got, &self.after.bytes].map(|bytes| without_negative_zeros(self.instance.of, bytes));
-        Ok((report, zero == expected))
+        Ok((report, got == expected))
     }
 }
 
-/// The bytes with zeros in place of negative zeros.
+/// The bytes with zeros in place of negative zeros, and the same NaN of f32 in place of each.
 fn without_negative_zeros(of: Float, bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for element in bytes.chunks_exact_mut(of.bytes() as usize) {
@@ -307,6 +335,11 @@ fn without_negative_zeros(of: Float, bytes: &[u8]) -> Vec<u8> {
             && rest.iter().all(|&byte| byte == 0)
         {
             *last = 0;
+        }
+        if let Ok(word) = <[u8; 4]>::try_from(&*element)
+            && f32::from_le_bytes(word).is_nan()
+        {
+            element.copy_from_slice(&f32::NAN.to_le_bytes());
         }
     }
     bytes

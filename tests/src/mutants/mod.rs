@@ -90,6 +90,11 @@ trait Problem: Send + Sync {
     /// For people.
     fn name(&self) -> &str;
 
+    /// Whether its operands have infinities, and the kernel votes about nothing else.
+    fn has_infinities(&self) -> bool {
+        false
+    }
+
     /// Runs the only entry of `module`; what it did, and whether the result is right.
     fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError>;
 }
@@ -207,6 +212,32 @@ impl Subject {
     #[must_use]
     pub fn is_of(&self, mutant: &Mutant, name: &str) -> bool {
         self.entry.statements[mutant.statement].is(name)
+    }
+
+    /// Whether the kernel adds sums up again that are not finite, and votes about nothing else.
+    #[must_use]
+    pub fn adds_again(&self) -> bool {
+        self.problems.iter().any(|problem| problem.has_infinities())
+    }
+
+    /// Runs the kernel with votes that no lane has a sum to be added up again, all of them at once.
+    ///
+    /// # Errors
+    ///
+    /// As for [`verdict`](Self::verdict).
+    pub fn verdict_without_second_sums(&self) -> Result<Verdict, Failure> {
+        let mut text = String::new();
+        for line in self.entry.module().lines() {
+            // What counts as a vote's answer is in its first operand.
+            let vote = line.split_once("vote.sync.ballot.b32 ").and_then(|(_, rest)| rest.split_once(','));
+            match vote {
+                Some((answer, _)) => text.push_str(&format!("mov.b32 {answer}, 0;")),
+                None => text.push_str(line),
+            }
+            text.push('\n');
+        }
+        let (defect, _) = self.defect(&text, &MODES[..1])?;
+        Ok(defect.unwrap_or(Verdict::Missed))
     }
 
     /// Runs a mutant, unless it is proven to do what the kernel does.

@@ -89,7 +89,8 @@ pub trait LowRankShape: 'static {
     /// All threads of the block call it, with a stage of the first product that the stream gave last.
     unsafe fn project<T: LowRankElement>(h: &mut Self::Accumulators, stage: &Stage);
 
-    /// Completes the sums of a tile, and multiplies them with the codes; beyond `rank` they become zero.
+    /// Completes the sums of a tile, and multiplies them with the codes; beyond the problem's rank they become zero. Sums of parts of f32
+    /// numbers that are not finite are [added up again](super::again) before.
     ///
     /// # Safety
     ///
@@ -98,15 +99,22 @@ pub trait LowRankShape: 'static {
     unsafe fn modulate<T: LowRankElement>(
         h: &mut Self::Accumulators,
         codes: Self::Codes,
-        rank: u32,
+        problem: &Problem<T>,
         stage: &Stage,
     );
 
-    /// Computes the stage's columns of the product with U, adds what Y holds if `add`, rounds, and stores what lies within Y.
+    /// Computes the stage's columns of the product with U, adds what Y holds if `add`, rounds, and stores what lies within Y. Sums of
+    /// parts of f32 numbers that are not finite are added up again before.
     ///
     /// # Safety
     ///
     /// All threads of the block call it, with a stage of the second product that the stream gave last, and what
     /// [`modulate`](Self::modulate) left; Y is valid for what is done with it, and nothing else touches these rows and columns.
-    unsafe fn expand<T: LowRankElement>(h: &Self::Accumulators, y: &Output<T>, add: bool, stage: &Stage);
+    unsafe fn expand<T: LowRankElement>(
+        h: &Self::Accumulators,
+        problem: &Problem<T>,
+        y: &Output<T>,
+        add: bool,
+        stage: &Stage,
+    );
 }

@@ -3,13 +3,14 @@
 use core::marker::PhantomData;
 
 use super::chunks::Chunks;
-use super::{LowRankElement, LowRankShape, RankCodes, RankColumn, Stage};
+use super::{LowRankElement, LowRankShape, Problem, RankCodes, RankColumn, Stage};
 use crate::float::Element;
+use crate::gemm::again::{Line, Seen, add_step, any_lane, is_not_finite, replace, sums_of_fragment};
 use crate::layout::{PANEL_COLUMNS, a_fragment_chunk, accumulator_coord, staged_chunk, swizzled_chunk};
 use crate::ptx;
 use crate::shared::SharedAddress;
 use crate::thread;
-use crate::tile::Output;
+use crate::tile::{Operand, Output};
 use crate::warp;
 
 /// Rows of a warp's accumulators.
@@ -28,6 +29,17 @@ const FRAGMENT_BYTES: u32 = warp::SIZE * 16;
 const PASSES: usize = 4;
 /// Accumulator fragments whose codes are fetched at a time.
 const GROUP: usize = 2;
+
+/// Whether a lane's accumulators of a fragment are not finite, or those of another lane of the warp.
+///
+/// # Safety
+///
+/// All lanes of the warp call it.
+#[inline(always)]
+unsafe fn any_of_fragment(&[a, b, c, d]: &[f32; 4]) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { any_lane(is_not_finite(a) | is_not_finite(b) | is_not_finite(c) | is_not_finite(d)) }
+}
 
 /// How a block's warps share a tile, for up to 8 · `N` rank coordinates: `WARPS_M` groups of warps with 16 rows each, in each
 /// `WARPS_K` warps that share the first product's sums and the second one's columns; a ring of `STAGES`, and room for `PANELS` stages'
@@ -149,6 +161,117 @@ impl<
         [times(0), times(1), times(2), times(3)]
     }
 
+    /// A lane's sums of `fragment`, of which those that are not finite are added up again.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; the problem is as [`LowRankStream`](super::LowRankStream) asks, and the stage one of it.
+    #[inline(always)]
+    unsafe fn mended<T: LowRankElement>(
+        mut sums: [f32; 4],
+        fragment: u32,
+        problem: &Problem<T>,
+        stage: &Stage,
+    ) -> [f32; 4] {
+        // SAFETY: all lanes of the warp are here.
+        if !T::IS_SPLIT || !unsafe { any_of_fragment(&sums) } {
+            return sums;
+        }
+        let at = accumulator_coord(warp::lane_id(), 0);
+        let (row, rank) = (stage.row + Self::place().0 * ROWS + at.row, fragment * 8 + at.column);
+        let Problem { x, v, .. } = problem;
+        // Beyond the last there are sums of zeros, so what is read for them is not used.
+        let rows = [row, row + ROWS / 2].map(|row| Line::row(x, row.min(x.rows - 1)));
+        let ranks = [rank, rank + 1].map(|rank| Line::column(v, rank.min(v.k - 1)));
+        // SAFETY: the caller's promise.
+        replace(&mut sums, unsafe { sums_of_fragment(rows, ranks, x.k) });
+        sums
+    }
+
+    /// Adds those of the lane's stored results up again that are not finite, and multiplies them with the codes.
+    ///
+    /// # Safety
+    ///
+    /// As [`mended`](Self::mended); the results are stored, and `Self::HELD` does not hold.
+    #[inline(always)]
+    unsafe fn mend_stored<T: LowRankElement>(problem: &Problem<T>, stage: &Stage) {
+        let mut fragment = ptx::opaque(0);
+        while fragment < N as u32 {
+            let at = Self::of_result::<T>(fragment);
+            // SAFETY: this lane's place; the rest is the caller's promise.
+            unsafe {
+                let mut sums = ptx::ld_shared_v4_f32(at);
+                if any_of_fragment(&sums) {
+                    let is_due = sums.map(is_not_finite);
+                    sums = Self::mended(sums, fragment, problem, stage);
+                    // The results are where their codes have been.
+                    let codes = Self::codes_of::<T>(problem.x.rows, stage.row, fragment);
+                    let modulated = Self::modulated(sums, codes.map(T::code_of_bits), fragment, problem.v.k);
+                    for i in 0..4 {
+                        if is_due[i] {
+                            sums[i] = modulated[i];
+                        }
+                    }
+                    ptx::st_shared_v4_f32(at, sums);
+                }
+            }
+            fragment = ptx::opaque(fragment + 1);
+        }
+    }
+
+    /// Two rows of the first product's results, at rank coordinate `rank`: those of the lane's accumulators.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; `h` is what `modulate` left, and visible to the warp if it is stored.
+    #[inline(always)]
+    unsafe fn result<T: LowRankElement>(h: &[[f32; 4]; N], rank: u32) -> [f32; 2] {
+        let lane = warp::lane_id();
+        // The lane of those four that has the coordinate, and its neighbour, of these rows.
+        let owner = lane / 4 * 4 + rank % 8 / 2;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if Self::is_stored::<T>() {
+                let at = Self::of_result::<T>(rank / 8) - lane * 16 + owner * 16 + rank % 2 * 4;
+                return [ptx::ld_shared_f32(at), ptx::ld_shared_f32(at + 8)];
+            }
+            let of = |i: usize| f32::from_bits(ptx::shfl_sync_idx(h[0][i].to_bits(), owner));
+            let ([even, even_below], [odd, odd_below]) = ([of(0), of(2)], [of(1), of(3)]);
+            if rank % 2 == 0 { [even, even_below] } else { [odd, odd_below] }
+        }
+    }
+
+    /// Adds those of a lane's sums of a fragment of the second product up again that are not finite. `column` is the first one's.
+    ///
+    /// # Safety
+    ///
+    /// As [`mended`](Self::mended); `h` is what `modulate` left.
+    #[inline(always)]
+    unsafe fn mend_product<T: LowRankElement>(
+        sums: &mut [f32; 4],
+        h: &[[f32; 4]; N],
+        column: u32,
+        u: &Operand<T>,
+    ) {
+        // SAFETY: all lanes of the warp are here.
+        unsafe {
+            if !any_of_fragment(sums) {
+                return;
+            }
+            // What the other lanes have stored of the results.
+            warp::sync_warp();
+            // Beyond the last columns there are sums of zeros, so what is read for them is not used.
+            let mut columns = [column, column + 1].map(|column| Line::column(u, column.min(u.k - 1)));
+            let (mut again, mut rank) = ([0.0; 4], ptx::opaque(0));
+            while rank < u.rows {
+                let results = Self::result::<T>(h, rank);
+                add_step(&mut again, results, [columns[0].take(), columns[1].take()]);
+                rank = ptx::opaque(rank + 1);
+            }
+            replace(sums, again);
+        }
+    }
+
     /// The codes of fragment `fragment`, that are the warp's `owned`-th.
     #[inline(always)]
     unsafe fn codes_at<T: LowRankElement>(held: [u32; 4], fragment: u32) -> [f32; 4] {
@@ -184,7 +307,13 @@ impl<
     /// Has the warps that share a tile's sums, and the blocks, complete them: each its own fragments, times their codes. All then
     /// have all.
     #[inline(always)]
-    unsafe fn share<T: LowRankElement>(h: &mut [[f32; 4]; N], held: [u32; 4], rank: u32) {
+    unsafe fn share<T: LowRankElement>(
+        h: &mut [[f32; 4]; N],
+        held: [u32; 4],
+        problem: &Problem<T>,
+        stage: &Stage,
+    ) {
+        let rank = problem.v.k;
         let (group, number) = Self::place();
         let base = SharedAddress::dynamic();
         let part = base.offset(Self::PARTS_AT + number * Self::SUM_BYTES).get();
@@ -220,7 +349,11 @@ impl<
             while fragment < N as u32 {
                 let at = Self::of_fragment(group, fragment);
                 let codes = Self::codes_at::<T>(held, fragment);
-                let modulated = Self::modulated(Self::sum(from + at, count), codes, fragment, rank);
+                let mut of_all = Self::sum(from + at, count);
+                if T::IS_SPLIT {
+                    of_all = Self::mended(of_all, fragment, problem, stage);
+                }
+                let modulated = Self::modulated(of_all, codes, fragment, rank);
                 ptx::st_shared_v4_f32(sums + at, modulated);
                 fragment += WARPS_K;
             }
@@ -424,9 +557,10 @@ impl<
     unsafe fn modulate<T: LowRankElement>(
         h: &mut Self::Accumulators,
         codes: Self::Codes,
-        rank: u32,
+        problem: &Problem<T>,
         stage: &Stage,
     ) {
+        let rank = problem.v.k;
         if Self::ALL_ADD {
             let (group, number) = Self::place();
             let parts =
@@ -438,29 +572,51 @@ impl<
                 ptx::st_shared_v4_f32(parts + number * Self::SUM_BYTES, h[0]);
                 thread::sync_threads();
                 let codes = Self::codes_at::<T>(codes, 0);
-                h[0] = Self::modulated(Self::sum(parts, WARPS_K), codes, 0, rank);
+                let mut of_all = Self::sum(parts, WARPS_K);
+                if T::IS_SPLIT {
+                    of_all = Self::mended(of_all, 0, problem, stage);
+                }
+                h[0] = Self::modulated(of_all, codes, 0, rank);
             }
             return;
         }
         if Self::SHARED_SUMS {
             // SAFETY: the caller's promise.
-            return unsafe { Self::share::<T>(h, codes, rank) };
+            return unsafe { Self::share::<T>(h, codes, problem, stage) };
         }
+        let mut seen = Seen::nothing();
         for (fragment, sums) in h.iter_mut().enumerate() {
             let fragment = fragment as u32;
             // SAFETY: the caller's promise.
             unsafe {
+                // Those that are stored are looked at afterwards, in a loop.
+                if !Self::is_stored::<T>() {
+                    *sums = Self::mended(*sums, fragment, problem, stage);
+                }
                 let codes = Self::codes_at::<T>(codes, fragment);
                 *sums = Self::modulated(*sums, codes, fragment, rank);
                 if Self::is_stored::<T>() {
                     ptx::st_shared_v4_f32(Self::of_result::<T>(fragment), *sums);
                 }
             }
+            seen.fragment(*sums);
+        }
+        // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
+        unsafe {
+            if T::IS_SPLIT && Self::is_stored::<T>() && seen.has_infinities() {
+                Self::mend_stored(problem, stage);
+            }
         }
     }
 
     #[inline(always)]
-    unsafe fn expand<T: LowRankElement>(h: &Self::Accumulators, y: &Output<T>, add: bool, stage: &Stage) {
+    unsafe fn expand<T: LowRankElement>(
+        h: &Self::Accumulators,
+        problem: &Problem<T>,
+        y: &Output<T>,
+        add: bool,
+        stage: &Stage,
+    ) {
         let (group, number) = Self::place();
         let column = stage.column + number * (ROW_BYTES / T::BYTES);
         if column >= stage.columns {
@@ -496,6 +652,18 @@ impl<
             // SAFETY: all lanes of the warp are here; the stage has arrived. What the buffer holds of Y lies where the lane's sums do.
             unsafe {
                 let mut sums = Self::products::<T>(h, panels, pair);
+                if T::IS_SPLIT {
+                    let mut seen = Seen::nothing();
+                    for sums in sums.iter().take(2 * at_a_time) {
+                        seen.fragment(*sums);
+                    }
+                    if seen.has_infinities() {
+                        let first = column + 2 * pair * PANEL_COLUMNS + accumulator_coord(lane, 0).column;
+                        for (i, sums) in sums.iter_mut().enumerate().take(2 * at_a_time) {
+                            Self::mend_product(sums, h, first + i as u32 * PANEL_COLUMNS, &problem.u);
+                        }
+                    }
+                }
                 if add && pair == 0 {
                     for (pass, &words) in before.iter().enumerate() {
                         ptx::st_shared_v4_b32(place(pass as u32), words);

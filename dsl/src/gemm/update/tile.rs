@@ -6,8 +6,9 @@ use super::{TileRow, UpdateElement, UpdateOperands, UpdateShape};
 use crate::epilogue::Epilogue;
 use crate::float::Element;
 use crate::gemm::TileShape;
+use crate::gemm::again::{Again, Line, add_products, any_lane, is_not_finite, replace, sums_of_fragment};
 use crate::gemm::mma_sync::{ARows, BRows, FragmentLoader, MMA_M, MMA_N, MmaTile, STEP_BYTES, multiply_add};
-use crate::layout::{CHUNK_BYTES, TileIndex, accumulator_coord, b_fragment_chunk, swizzled_chunk};
+use crate::layout::{CHUNK_BYTES, Coord, TileIndex, accumulator_coord, b_fragment_chunk, swizzled_chunk};
 use crate::ptx;
 use crate::shared::SharedAddress;
 use crate::thread;
@@ -155,7 +156,7 @@ impl<
         share
     }
 
-    /// Where `H ⊙ S` of a row of the tile and an even rank stands.
+    /// Where `H ⊙ S` of a row of the tile and a rank stands.
     #[inline(always)]
     fn place_of(hidden: SharedAddress, row: u32, rank: u32) -> SharedAddress {
         let byte = rank % Self::PANEL_RANKS * T::BYTES;
@@ -164,6 +165,52 @@ impl<
                 + swizzled_chunk(ROW_BYTES, row, byte / CHUNK_BYTES)
                 + byte % CHUNK_BYTES,
         )
+    }
+
+    /// Adds those of a lane's sums of a fragment of H up again that are not finite. `row` and `rank` are the first one's.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; the operands are as [`run`](UpdateShape::run) asks.
+    #[inline(always)]
+    unsafe fn mend_hidden(sums: &mut [f32; 4], operands: &UpdateOperands<T>, row: u32, rank: u32) {
+        // SAFETY: all lanes of the warp are here. Beyond the last rows there are sums of zeros, so what is read for them is not used.
+        unsafe {
+            if any_lane(sums.iter().any(|&sum| is_not_finite(sum))) {
+                let (x, vt) = (&operands.x, &operands.vt);
+                let rows = [row, row + MMA_M / 2].map(|row| Line::row(x, row.min(x.rows - 1)));
+                let ranks = [rank, rank + 1].map(|rank| Line::row(vt, rank.min(vt.rows - 1)));
+                replace(sums, sums_of_fragment(rows, ranks, x.k));
+            }
+        }
+    }
+
+    /// The sum at `at` of the output, in a tile whose first row is `first_row`, without the parts of f32 numbers.
+    ///
+    /// # Safety
+    ///
+    /// As [`run`](UpdateShape::run); the panels of `H ⊙ S` are visible.
+    #[inline(always)]
+    unsafe fn sum_again(
+        hidden: SharedAddress,
+        operands: &UpdateOperands<T>,
+        first_row: u32,
+        at: Coord,
+    ) -> f32 {
+        let UpdateOperands { x, w, vt, u } = operands;
+        let row = at.row.saturating_sub(first_row);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sum = add_products(0.0, Line::row(x, at.row), Line::row(w, at.column), x.k);
+            let (mut u, mut rank) = (Line::column(u, at.column), 0);
+            while rank < vt.rows {
+                let hidden = ptx::ld_shared_f32(Self::place_of(hidden, row, rank).get());
+                sum = ptx::fma(hidden, u.take(), sum);
+                // Opaque: the loop would be unrolled.
+                rank = ptx::opaque(rank + 1);
+            }
+            sum
+        }
     }
 
     /// Puts this warp's share of `H ⊙ S`, of the ranks from `first_rank` on, into shared memory.
@@ -177,9 +224,10 @@ impl<
         shares: &[[[f32; 4]; RIDE]; MI],
         scale: &impl Fn(u32) -> S,
         first_row: u32,
-        ranks: [u32; 2],
+        first_rank: u32,
+        operands: &UpdateOperands<T>,
     ) {
-        let [first_rank, end] = ranks;
+        let end = operands.vt.rows;
         let own = accumulator_coord(warp::lane_id(), 0);
         let row = Self::share_row() + own.row;
         // A k-step's ranks past the last are zeros, so there are whole pairs of fragments. Not unrolled: what is done to a fragment is
@@ -198,6 +246,13 @@ impl<
                 }
             }
             let rank = first_rank + fragment * MMA_N + own.column;
+            if T::IS_SPLIT {
+                for (i, sums) in chosen.iter_mut().enumerate().take(Self::SHARE) {
+                    let row = first_row + row + i as u32 * MMA_M;
+                    // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
+                    unsafe { Self::mend_hidden(sums, operands, row, rank) }
+                }
+            }
             let scales = [scale(rank), scale(rank + 1)];
             for (i, &[c0, c1, c2, c3]) in chosen.iter().enumerate().take(Self::SHARE) {
                 for (half, values) in [(0, [c0, c1]), (1, [c2, c3])] {
@@ -428,7 +483,7 @@ impl<
             if riding > 0 {
                 // SAFETY: the panels are read after the barrier.
                 unsafe {
-                    Self::put_hidden(hidden, &shares, &scale, tile.m * Self::BLOCK_M, [first_rank, ranks]);
+                    Self::put_hidden(hidden, &shares, &scale, tile.m * Self::BLOCK_M, first_rank, operands);
                     thread::sync_threads();
                 }
             }
@@ -460,9 +515,18 @@ impl<
                     read = advance(read);
                     panel += 1;
                 }
+                // SAFETY: the panels stay, behind the staging buffers; the rest is the caller's promise.
+                let again = |at| unsafe { Self::sum_again(hidden, operands, tile.m * Self::BLOCK_M, at) };
+                let sums = Again::<T, _>::new(again);
                 // SAFETY: the ring is empty but for what all threads have waited for; the rest is the caller's promise.
                 unsafe {
-                    MmaTile::<MI, NI, WM, WN, STAGES, ROW_BYTES>::store(accumulators, epilogue, output, tile);
+                    MmaTile::<MI, NI, WM, WN, STAGES, ROW_BYTES>::store(
+                        accumulators,
+                        &sums,
+                        epilogue,
+                        output,
+                        tile,
+                    );
                 }
             }
             // The next pass fills slots that may still be read, or be another warp's staging buffer.

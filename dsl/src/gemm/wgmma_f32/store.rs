@@ -3,6 +3,7 @@
 use super::{Parts, WARP_ROWS};
 use crate::epilogue::Epilogue;
 use crate::float::Element;
+use crate::gemm::again::{Seen, Staged, Sums};
 use crate::layout::{Coord, accumulator_coord};
 use crate::ptx::{self, Accumulators};
 use crate::shared::SharedAddress;
@@ -32,16 +33,17 @@ const fn staging_word(row: u32, column: u32) -> u32 {
 }
 
 /// Applies `epilogue` to the accumulators of a warp, whose first row and column are `first`, rounds them, and stores those that lie
-/// within the output.
+/// within the output. Those that are not finite are added up again before, as `sums` says.
 ///
 /// # Safety
 ///
 /// All lanes of the warp call it, each with its own `lane`. `staging` is [`STAGING_BYTES`] bytes of shared memory that no other warp
 /// touches, aligned to 16. No other warp has these places of the output, which is valid for writes; `epilogue` may be asked for
-/// every row and column of it.
+/// every row and column of it, `sums` for every element.
 #[inline(always)]
 pub(super) unsafe fn store<C: Accumulators, const PARTS: usize, O: Element, E: Epilogue>(
     accumulators: &Parts<C, PARTS>,
+    sums: &impl Sums,
     epilogue: &E,
     output: &Output<O>,
     first: Coord,
@@ -57,6 +59,14 @@ pub(super) unsafe fn store<C: Accumulators, const PARTS: usize, O: Element, E: E
     let own = accumulator_coord(lane, 0);
     let (first_row, column) = (lane / LANES_PER_ROW, (lane % LANES_PER_ROW) * COLUMNS as u32);
     let vector_aligned = output.is_vector_aligned();
+    let mut seen = Seen::nothing();
+    for part in &accumulators.0 {
+        for fragment in 0..const { (C::COLUMNS / FRAGMENT_COLUMNS) as usize } {
+            seen.fragment(part.fragment(fragment));
+        }
+    }
+    // SAFETY: all lanes of the warp are here.
+    let has_infinities = unsafe { seen.has_infinities() };
     // Opaque numbers keep the loops as they are: the epilogue's code is larger than their overhead.
     let count = ptx::opaque(PARTS as u32 * strips);
     let mut strip = 0;
@@ -81,6 +91,16 @@ pub(super) unsafe fn store<C: Accumulators, const PARTS: usize, O: Element, E: E
         // SAFETY: all lanes of the warp are here; the rest is the caller's promise.
         let columns = unsafe {
             warp::sync_warp();
+            if has_infinities {
+                let part = Staged {
+                    first: Coord { column: first.column + strip * STRIP_COLUMNS, ..first },
+                    end: Coord { row: output.rows, column: output.columns },
+                    own: Coord { row: first_row, column },
+                    rows: [ROWS_PER_PASS, WARP_ROWS],
+                    columns: COLUMNS as u32,
+                };
+                part.mend(sums, place);
+            }
             epilogue.columns::<COLUMNS>(output_column)
         };
         // The same number for all lanes, or ptxas would take the lanes for apart from here to the next tile's products.

@@ -477,7 +477,15 @@ unsafe fn launch_strided<T: Element, O: Element, K: Kernel<Args = StridedArgs<T,
 }
 
 /// The arguments of a Hopper kernel at f32 accuracy.
-type SplitArgs = (TensorMap, TensorMap, GlobalMut<f32>, LinearEpilogue<f32, f32>, HopperF32Params);
+type SplitArgs = (
+    TensorMap,
+    TensorMap,
+    Global<f32>,
+    Global<f32>,
+    GlobalMut<f32>,
+    LinearEpilogue<f32, f32>,
+    HopperF32Params,
+);
 
 /// Launches the f32 kernel `K` of tile `S`.
 ///
@@ -493,13 +501,26 @@ unsafe fn launch_split<K: Kernel<Args = SplitArgs>, S: SplitTile>(
     let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
     let (batch, layouts) = (y.shape()[0] as u32, layouts(operands));
-    let x = x.tensor_map([1, S::A_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
-    let w = w.tensor_map([1, S::B_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
-    let (stride_y, batch_y) = (row_stride(y), batch_stride(y));
-    let params = HopperF32Params { stride_y, batch_y, batch, m, n, k, layouts, reserved: 0 };
+    let x_map = x.tensor_map([1, S::A_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
+    let w_map = w.tensor_map([1, S::B_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
+    let params = HopperF32Params {
+        stride_x: row_stride(x),
+        stride_w: row_stride(w),
+        batch_x: batch_stride(x),
+        batch_w: batch_stride(w),
+        stride_y: row_stride(y),
+        batch_y: batch_stride(y),
+        batch,
+        m,
+        n,
+        k,
+        layouts,
+        reserved: 0,
+    };
+    let args = (x_map, w_map, x.arg(), w.arg(), y_arg, epilogue, params);
     let kernel = device.kernel::<K>()?;
     // SAFETY: the maps are of matrices of f32, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], (x, w, y_arg, epilogue, params)) }
+    unsafe { kernel.launch(stream, [blocks, 1, 1], args) }
 }
 
 #[cfg(test)]

@@ -274,6 +274,12 @@ impl Instance {
         }
     }
 
+    /// Whether sums that are not finite are added up again: those of f32 at its own accuracy.
+    pub(super) fn adds_again(self) -> bool {
+        let family = matches!(self.family, Family::Portable | Family::Update | Family::Split(_));
+        family && self.input == Float::F32
+    }
+
     /// Whether products are made of the parts of each number.
     pub(super) fn has_parts(self) -> bool {
         matches!(self.family, Family::Split(_))

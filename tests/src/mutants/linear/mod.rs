@@ -37,6 +37,9 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             instance.skinny_sizes(split).into_iter().filter(reads).collect()
         }
     };
+    if instance.adds_again() {
+        sizes.extend(instance.infinite_sizes());
+    }
     sizes.sort_by_key(|size| size.cost(instance.tile, 128 / instance.input.bytes()));
     Some(sizes.into_iter().map(|size| Box::new(Case::new(instance, size)) as Box<dyn Problem>).collect())
 }
@@ -87,6 +90,34 @@ impl Instance {
             sizes.push(plain(70, chunk, 20).batch(2, [false, true]).words([8, 4]));
         }
         sizes
+    }
+
+    /// Infinities in every part of a tile and beyond its edges, in sums of one step and of several, and in batches.
+    fn infinite_sizes(self) -> Vec<Size> {
+        let [m, n] = self.tile;
+        let added = Fused { residual: true, ..PLAIN };
+        let sizes = [
+            plain(m + 3, 12, n + 5),
+            plain(m - 5, 36, n - 3).fused(added).odd(),
+            plain(7, 72, 2 * n - 1).fused(Fused { function: Function::Relu, ..added }),
+        ];
+        let sizes = sizes.map(Size::infinite);
+        match self.family {
+            Family::Update => [[3, 2], [60, 30], [64, 1]]
+                .into_iter()
+                .zip(sizes)
+                .map(|(ranks, size)| size.updated(ranks, [1, 3]).row_tiles(2))
+                .collect(),
+            Family::Split(_) => {
+                let batches = [[true, false], [false, false], [false, true]];
+                let all = batches.into_iter().zip(sizes).map(|(shared, size)| size.batch(2, shared));
+                all.map(|size| size.clusters(1)).collect()
+            }
+            _ => {
+                let batches = [[true, false], [false, false], [false, true]];
+                batches.into_iter().zip(sizes).map(|(shared, size)| size.batch(2, shared)).collect()
+            }
+        }
     }
 
     /// Whether its kernel reads rows of X and W that start at multiples of 4 bytes.

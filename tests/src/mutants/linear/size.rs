@@ -89,6 +89,8 @@ pub(super) struct Size {
     pub(super) row_tiles: u32,
     /// Whether tiles of a kernel with updates exchange what they have computed of X V.
     pub(super) exchanged: bool,
+    /// Whether X, W and U have infinities.
+    pub(super) infinite: bool,
 }
 
 /// With a bias and ReLU, and y aligned for stores of four elements.
@@ -112,6 +114,7 @@ pub(super) const fn size(m: u32, k: u32, n: u32) -> Size {
         code_rows: [1; 2],
         row_tiles: 1,
         exchanged: false,
+        infinite: false,
     }
 }
 
@@ -175,6 +178,11 @@ impl Size {
 
     pub(super) const fn exchanged(self) -> Self {
         Self { exchanged: true, ..self }
+    }
+
+    /// With infinities in X, W and U.
+    pub(super) const fn infinite(self) -> Self {
+        Self { infinite: true, ..self }
     }
 
     /// With two updates of at most eight ranks together, if there is one product, of some columns of X.

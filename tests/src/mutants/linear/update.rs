@@ -24,7 +24,11 @@ fn v(k: u32, rank: u32) -> f32 {
     if (k * 3 + rank * 5).is_multiple_of(7) { [1.0, -1.0][(k + rank / 2) as usize % 2] } else { 0.0 }
 }
 
-fn u(rank: u32, column: u32) -> f32 {
+fn u(size: &Size, rank: u32, column: u32) -> f32 {
+    // The sum's sign is that of one rank coordinate.
+    if size.infinite && column % 4 == 1 && rank == column % (size.ranks[0] + size.ranks[1]) {
+        return f32::INFINITY;
+    }
     ((rank * 5 + column * 3 + rank * column) % 5) as f32 - 2.0
 }
 
@@ -51,7 +55,7 @@ impl Update {
         let codes_rows = |update: usize| size.m.div_ceil(size.code_rows[update]);
         let all = [
             matrix(total, size.k, &|rank, k| v(k, rank)),
-            matrix(total, size.n, &u),
+            matrix(total, size.n, &|rank, column| u(size, rank, column)),
             matrix(codes_rows(0), ranks[0], &|row, rank| code(0, row, rank)),
             matrix(codes_rows(1), ranks[1], &|row, rank| code(1, row, rank)),
         ];
@@ -76,8 +80,8 @@ impl Update {
     }
 
     /// What is added to the product in column `column` of a row.
-    pub(super) fn added(&self, hidden: &[f32], column: u32) -> f32 {
-        hidden.iter().zip(0..).map(|(hidden, rank)| hidden * u(rank, column)).sum()
+    pub(super) fn added(&self, size: &Size, hidden: &[f32], column: u32) -> f32 {
+        hidden.iter().zip(0..).map(|(hidden, rank)| hidden * u(size, rank, column)).sum()
     }
 
     /// The codes at these addresses, as kernels take them.

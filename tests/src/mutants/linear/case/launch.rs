@@ -247,9 +247,23 @@ impl Case {
                     .with_raw(|raw| launch(clusters * boxes.blocks(), raw))
             }
             Family::Split(boxes) => {
-                let params = HopperF32Params { stride_y, batch_y, batch, m, n, k, layouts, reserved: 0 };
+                let params = HopperF32Params {
+                    stride_x: self.operands[0].stride,
+                    stride_w: self.operands[1].stride,
+                    batch_x: batch_of(0),
+                    batch_w: batch_of(1),
+                    stride_y,
+                    batch_y,
+                    batch,
+                    m,
+                    n,
+                    k,
+                    layouts,
+                    reserved: 0,
+                };
                 let (x, w) = maps(boxes.rows);
-                (x, w, y, epilogue, params).with_raw(|raw| launch(clusters * boxes.blocks(), raw))
+                (x, w, pointer(0), pointer(1), y, epilogue, params)
+                    .with_raw(|raw| launch(clusters * boxes.blocks(), raw))
             }
             Family::Strided => {
                 let [[row_stride_x, column_stride_x], [row_stride_w, column_stride_w]] = [0, 1].map(strides);
@@ -300,6 +314,10 @@ impl Case {
 impl Problem for Case {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn has_infinities(&self) -> bool {
+        self.size.infinite
     }
 
     fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
