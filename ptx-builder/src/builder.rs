@@ -117,7 +117,7 @@ impl Builder {
 
     /// Where the compiler's intermediate files go; by default a folder in the crate's own target folder.
     ///
-    /// Kernel crates of different workspaces may share one only if they have different names: Cargo does not tell them apart.
+    /// Each workspace has a folder of its own in it: in one, Cargo would take a crate for that of the same name in another workspace.
     #[must_use]
     pub fn target_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.target_dir = Some(folder.into());
@@ -187,6 +187,7 @@ impl Builder {
         std::fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
         let intermediate =
             self.target_dir.clone().unwrap_or_else(|| sources.target_dir.join("warpsmith-builder"));
+        let intermediate = intermediate.join(sources.workspace_name());
         let build = Build {
             sources: &sources,
             toolchain: &toolchain,
@@ -303,6 +304,7 @@ impl Build<'_> {
         let Self { sources, toolchain, ptxas, intermediate, folder, by_entry } = self;
         let features = target.features(sources);
         let recipe = target.recipe(&features);
+        let hash = sources.hash(&recipe)?;
         let compiled = Compilation {
             toolchain,
             package: &sources.package,
@@ -310,6 +312,7 @@ impl Build<'_> {
             workspace: &sources.workspace,
             target_dir: intermediate,
             features: &features,
+            sources: &hash,
             arch: target.arch,
             ptx_version: target.arch.ptx_version(),
         }
@@ -320,7 +323,7 @@ impl Build<'_> {
             rustc: toolchain.version(),
             llvm: toolchain.llvm.clone(),
             builder: env!("CARGO_PKG_VERSION").to_owned(),
-            sources: sources.hash(&recipe)?,
+            sources: hash,
             recipe,
         };
         let not_ptx =

@@ -81,7 +81,8 @@ const ALIGN_MARK: &str = "// warpsmith.param_align";
 /// # Errors
 ///
 /// What is wrong and on which line: a directive that is unknown, contradicts another one or stands outside an entry; a
-/// function without an end.
+/// function without an end; a source file that is neither in `folders` nor the toolchain's nor a registry's, whose text is therefore of
+/// other sources.
 pub fn finish(ptx: &str, folders: &[(PathBuf, String)]) -> Result<String, String> {
     let mut module = Module::parse(ptx)?;
     module.drop_debris();
@@ -91,6 +92,7 @@ pub fn finish(ptx: &str, folders: &[(PathBuf, String)]) -> Result<String, String
     module.drop_positions();
     module.shorten();
     module.gather_files(folders);
+    module.check_files()?;
     Ok(module.to_text())
 }
 
@@ -318,6 +320,22 @@ impl Module {
             None => self.items.len(),
         };
         self.items.splice(at..at, files);
+    }
+
+    /// Finds source files that are not named relative to a folder of the sources: text of another checkout, say.
+    fn check_files(&self) -> Result<(), String> {
+        for item in &self.items {
+            let Item::Line(line) = item else { continue };
+            let Some((_, path)) = file_directive(&line.text) else { continue };
+            if Path::new(path.trim_matches('"')).is_absolute() {
+                return Err(format!(
+                    "line {}: it is made from {path}, which is neither in the workspace and its path dependencies, nor the \
+                     toolchain's, nor a registry's",
+                    line.number
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Each entry by itself, in order.

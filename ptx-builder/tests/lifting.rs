@@ -249,12 +249,20 @@ fn paths_of_sources_name_no_folder_of_this_machine() {
     for (path, shipped) in [
         (ours, "kernels/src/lib.rs"),
         ("/elsewhere/dsl/src/tile.rs", "dsl/src/tile.rs"),
-        ("/home/someone/repository-2/src/lib.rs", "/home/someone/repository-2/src/lib.rs"),
+        ("cargo-home/registry/src/half-2.7.1/src/lib.rs", "cargo-home/registry/src/half-2.7.1/src/lib.rs"),
         ("rust-src/library/core/src/num/mod.rs", "rust-src/library/core/src/num/mod.rs"),
     ] {
         let text = finish(&raw(BOUNDS).replace(ours, path)).unwrap();
         assert!(text.contains(&format!(".file\t2 \"{shipped}\"\n")), "{path}: {text}");
     }
+}
+
+#[test]
+fn text_that_is_made_from_other_sources_is_refused() {
+    let ours = "/home/someone/repository/kernels/src/lib.rs";
+    let other = "/home/someone/repository-2/kernels/src/lib.rs";
+    let error = finish(&raw(BOUNDS).replace(ours, other)).unwrap_err();
+    assert!(error.contains(other) && error.contains("workspace"), "{error}");
 }
 
 const TWO: &str = ".version 8.0
