@@ -287,6 +287,18 @@ impl Target {
     }
 }
 
+/// Finds entries that are declared to be of another family than the one that is compiled: a host would look for them in its PTX.
+fn check_families(ptx: &str, family: &str) -> Result<(), String> {
+    let module = Module::parse(ptx)?;
+    match module.families().iter().find(|(_, stated)| *stated != family) {
+        Some((entry, stated)) => Err(format!(
+            "entry `{entry}` is declared with `family = {stated}`, and is compiled by the Cargo feature `{family}`: give both \
+             one name"
+        )),
+        None => Ok(()),
+    }
+}
+
 /// What the builds of all targets share.
 struct Build<'a> {
     sources: &'a KernelCrate,
@@ -328,6 +340,7 @@ impl Build<'_> {
         };
         let not_ptx =
             |reason| Error::Ptx { family: target.family.clone(), arch: target.arch.to_string(), reason };
+        check_families(&compiled.ptx, &target.family).map_err(not_ptx)?;
         let body = module::finish(&compiled.ptx, &sources.folders()).map_err(not_ptx)?;
         let text = format!("{header}\n{body}");
         let report = check(&text);

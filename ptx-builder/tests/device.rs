@@ -39,6 +39,8 @@ fn main() {
             "sources_in_the_place_of_others_are_compiled_whatever_their_age",
             older_sources_are_compiled,
         ),
+        compiled("a_trap_is_refused_unless_the_source_asks_for_it", traps_are_refused),
+        compiled("a_kernel_of_another_family_is_refused", other_families_are_refused),
         compiled("a_sound_build_warns_of_nothing", sound_builds_warn_of_nothing),
         assembled("a_kernel_that_spills_is_refused", spills_are_refused),
         assembled("a_text_that_is_no_ptx_is_refused", rejected_texts_are_refused),
@@ -286,6 +288,49 @@ fn older_sources_are_compiled() -> Result<(), Failed> {
         first.text.split_once(".version").map(|(_, body)| body),
         second.text.split_once(".version").map(|(_, body)| body)
     );
+    Ok(())
+}
+
+fn traps_are_refused() -> Result<(), Failed> {
+    let divides = member(
+        "divides",
+        DIRECTIVES,
+        "#[inline(always)] pub fn sum(values: [f32; 4], n: u32) -> f32 { values[0] + (100 / (n & 3)) as f32 }",
+    );
+    let violations = refused(&divides)?;
+    assert!(
+        matches!(violations.as_slice(), [Violation::Trap { function, .. }] if function == "kernel"),
+        "{violations:?}"
+    );
+    let asks = "
+        #[inline(always)]
+        pub fn sum(values: [f32; 4], n: u32) -> f32 {
+            if n == 7 { unsafe { core::arch::nvptx::trap() } }
+            if n == 9 { unsafe { core::arch::asm!(\"trap;\") } }
+            values[0]
+        }";
+    let asks = member("asks", DIRECTIVES, asks);
+    let file = asks.join("sum/src/lib.rs");
+    fs::write(
+        &file,
+        format!("#![feature(stdarch_nvptx, asm_experimental_arch)]\n{}", fs::read_to_string(&file)?),
+    )?;
+    let built = build(&asks)?.remove(0);
+    assert_eq!(built.text.matches("trap;").count(), 2, "{}", built.text);
+    Ok(())
+}
+
+fn other_families_are_refused() -> Result<(), Failed> {
+    let directives =
+        DIRECTIVES.replace("\"// warpsmith.shared", "\"// warpsmith.family famly\",\n\"// warpsmith.shared");
+    let root = member("misnamed", &directives, SOUND);
+    let error = build(&root).err().ok_or("it was compiled")?.to_string();
+    assert!(error.contains("`family = famly`") && error.contains("the Cargo feature `family`"), "{error}");
+    fs::write(
+        root.join("kernels/src/lib.rs"),
+        fs::read_to_string(root.join("kernels/src/lib.rs"))?.replace("famly", "family"),
+    )?;
+    build(&root)?;
     Ok(())
 }
 

@@ -265,6 +265,20 @@ fn text_that_is_made_from_other_sources_is_refused() {
     assert!(error.contains(other) && error.contains("workspace"), "{error}");
 }
 
+#[test]
+fn traps_of_inline_assembly_are_marked_and_others_are_not() {
+    let body = shipped("\t// begin inline asm\n\ttrap;\n\t// end inline asm\n\ttrap; exit;");
+    assert!(body.contains("\ttrap; // asked for\n\ttrap; exit;\n"), "{body}");
+}
+
+#[test]
+fn a_kernel_may_name_its_family() {
+    let text = raw("\t// begin inline asm\n\t// warpsmith.family topk\n\t// end inline asm");
+    assert_eq!(Module::parse(&text).unwrap().families(), [("scale", "topk")]);
+    assert_eq!(Module::parse(&raw("")).unwrap().families(), []);
+    assert!(!finish(&text).unwrap().contains("family"));
+}
+
 const TWO: &str = ".version 8.0
 .target sm_90a
 .address_size 64
