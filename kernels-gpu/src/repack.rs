@@ -59,7 +59,8 @@ impl RepackParams {
     #[inline(always)]
     fn row_blocks(&self, word: u32) -> u32 {
         let chunks = (self.columns * word).div_ceil(CHUNK_BYTES);
-        let block_rows = PASSES * (THREADS >> self.lanes_log2);
+        // At least 1, as below: a division by what might be zero could trap.
+        let block_rows = (PASSES * (THREADS >> self.lanes_log2)).max(1);
         self.rows.div_ceil(block_rows) * chunks.div_ceil(1 << self.lanes_log2)
     }
 }
@@ -219,7 +220,7 @@ unsafe fn copy_rows<W: Word>(
     let row_bytes = p.columns * W::BYTES;
     let lanes = 1 << p.lanes_log2;
     let rows_per_pass = THREADS >> p.lanes_log2;
-    let across = row_bytes.div_ceil(CHUNK_BYTES).div_ceil(lanes);
+    let across = row_bytes.div_ceil(CHUNK_BYTES).div_ceil(lanes).max(1);
     let (down, block_chunk) = (block / across, block % across);
 
     let thread = thread::thread_idx_x();
@@ -320,7 +321,7 @@ const fn tile_chunk(per_chunk: u32, column: u32, chunk: u32) -> u32 {
 )]
 pub unsafe fn repack_transpose<E: Transposed>(source: Global<u8>, copy: GlobalMut<u8>, p: RepackParams) {
     let Some(matrix) = p.matrix() else { return };
-    let tiles_across = p.columns.div_ceil(E::TILE);
+    let tiles_across = p.columns.div_ceil(E::TILE).max(1);
     let (down, across) = (thread::block_idx_x() / tiles_across, thread::block_idx_x() % tiles_across);
     let (first_row, first_column) = (down * E::TILE, across * E::TILE);
     let tile = SharedAddress::dynamic();

@@ -117,7 +117,7 @@ impl Builder {
 
     /// Where the compiler's intermediate files go; by default a folder in the crate's own target folder.
     ///
-    /// Kernel crates of different workspaces may share one only if they have different names: Cargo does not tell them apart.
+    /// Each workspace has a folder of its own in it: in one, Cargo would take a crate for that of the same name in another workspace.
     #[must_use]
     pub fn target_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.target_dir = Some(folder.into());
@@ -187,6 +187,7 @@ impl Builder {
         std::fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
         let intermediate =
             self.target_dir.clone().unwrap_or_else(|| sources.target_dir.join("warpsmith-builder"));
+        let intermediate = intermediate.join(sources.workspace_name());
         let build = Build {
             sources: &sources,
             toolchain: &toolchain,
@@ -286,6 +287,18 @@ impl Target {
     }
 }
 
+/// Finds entries that are declared to be of another family than the one that is compiled: a host would look for them in its PTX.
+fn check_families(ptx: &str, family: &str) -> Result<(), String> {
+    let module = Module::parse(ptx)?;
+    match module.families().iter().find(|(_, stated)| *stated != family) {
+        Some((entry, stated)) => Err(format!(
+            "entry `{entry}` is declared with `family = {stated}`, and is compiled by the Cargo feature `{family}`: give both \
+             one name"
+        )),
+        None => Ok(()),
+    }
+}
+
 /// What the builds of all targets share.
 struct Build<'a> {
     sources: &'a KernelCrate,
@@ -303,6 +316,7 @@ impl Build<'_> {
         let Self { sources, toolchain, ptxas, intermediate, folder, by_entry } = self;
         let features = target.features(sources);
         let recipe = target.recipe(&features);
+        let hash = sources.hash(&recipe)?;
         let compiled = Compilation {
             toolchain,
             package: &sources.package,
@@ -310,6 +324,7 @@ impl Build<'_> {
             workspace: &sources.workspace,
             target_dir: intermediate,
             features: &features,
+            sources: &hash,
             arch: target.arch,
             ptx_version: target.arch.ptx_version(),
         }
@@ -320,11 +335,12 @@ impl Build<'_> {
             rustc: toolchain.version(),
             llvm: toolchain.llvm.clone(),
             builder: env!("CARGO_PKG_VERSION").to_owned(),
-            sources: sources.hash(&recipe)?,
+            sources: hash,
             recipe,
         };
         let not_ptx =
             |reason| Error::Ptx { family: target.family.clone(), arch: target.arch.to_string(), reason };
+        check_families(&compiled.ptx, &target.family).map_err(not_ptx)?;
         let body = module::finish(&compiled.ptx, &sources.folders()).map_err(not_ptx)?;
         let text = format!("{header}\n{body}");
         let report = check(&text);

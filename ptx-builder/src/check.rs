@@ -1,14 +1,14 @@
 //! What must not be in the PTX of a kernel, checked without any other tool.
 //!
 //! Each of these compiles and runs, slowly or not at all, with no compiler error to warn of it: an array that went to local
-//! memory because an index was not constant, a function that was not inlined, a symbol that is nowhere defined, a kernel whose
-//! block size nobody stated.
+//! memory because an index was not constant, a function that was not inlined, a symbol that is nowhere defined, a panic that became
+//! a trap, a kernel whose block size nobody stated.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::arch::Arch;
-use crate::module::{Function, Item, Line, Module, code, identifiers};
+use crate::module::{ASKED_FOR, Function, Item, Line, Module, code, file_directive, identifiers};
 
 /// What was found in one PTX file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +34,17 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {
-    /// Local memory: a spilled or variably indexed array.
+    /// Local memory: an array that is spilled or indexed by a variable.
     LocalMemory {
+        /// The function.
+        function: String,
+        /// The first line in the file that names the array.
+        line: usize,
+        /// That line.
+        text: String,
+    },
+    /// A trap that the source did not ask for: a panic, a bounds check, a division by what may be zero.
+    Trap {
         /// The function.
         function: String,
         /// Line in the file.
@@ -119,11 +128,13 @@ pub fn check(ptx: &str) -> Report {
     };
     let mut violations = Vec::new();
     let globals = declared_in_module(&module);
+    let own_traps = files_of_traps(&module);
     for item in &module.items {
         match item {
             Item::Line(line) => check_module_line(line, &mut violations),
             Item::Function(function) => {
                 check_function(function, &mut violations);
+                check_traps(function, &own_traps, &mut violations);
                 check_symbols(function, &globals, &mut violations);
             }
         }
@@ -157,15 +168,83 @@ fn check_function(function: &Function, violations: &mut Vec<Violation>) {
     {
         violations.push(Violation::NoBounds { entry: function.name.clone(), line: first });
     }
+    let found = |line: &Line| (function.name.clone(), line.number, line.text.trim().to_owned());
+    for line in local_arrays(body) {
+        let (function, line, text) = found(line);
+        violations.push(Violation::LocalMemory { function, line, text });
+    }
+    for line in body.iter().filter(|line| statements(code(&line.text)).any(is_call)) {
+        let (function, line, text) = found(line);
+        violations.push(Violation::Call { function, line, text });
+    }
+}
+
+/// The first line of each array in local memory, as far as arrays can be told apart; else the first line that has to do with any.
+///
+/// LLVM puts all arrays of a function in one variable. What it indexes by a variable has an address of its own, a constant behind the
+/// start of that.
+fn local_arrays(body: &[Line]) -> Vec<&Line> {
+    let mut arrays: BTreeMap<String, &Line> = BTreeMap::new();
+    let mut first = None;
     for line in body {
-        let found = || (function.name.clone(), line.number, line.text.trim().to_owned());
-        if statements(code(&line.text)).any(is_local) {
-            let (function, line, text) = found();
-            violations.push(Violation::LocalMemory { function, line, text });
+        for statement in statements(code(&line.text)).filter(|statement| is_local(statement)) {
+            first = first.or(Some(line));
+            if let Some(name) = local_array(statement) {
+                arrays.entry(name).or_insert(line);
+            }
         }
-        if statements(code(&line.text)).any(is_call) {
-            let (function, line, text) = found();
-            violations.push(Violation::Call { function, line, text });
+    }
+    match arrays.is_empty() {
+        true => first.into_iter().collect(),
+        false => {
+            let mut lines: Vec<&Line> = arrays.into_values().collect();
+            lines.sort_by_key(|line| line.number);
+            lines.dedup_by_key(|line| line.number);
+            lines
+        }
+    }
+}
+
+/// The array that a statement declares, or takes the address of.
+fn local_array(statement: &str) -> Option<String> {
+    let mut words = statement.split(|character: char| character.is_whitespace() || ",[]".contains(character));
+    let opcode = words.next()?;
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    match (opcode.split('.').next()?, &words[..]) {
+        ("add", [_, "%SP" | "%SPL", offset]) => Some((*offset).to_owned()),
+        ("", words) if opcode == ".local" => {
+            let name = words.iter().find(|word| identifiers(word).next() == Some(**word))?;
+            (!name.starts_with("__local_depot")).then(|| (*name).to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// The numbers of the files whose traps are asked for: `core::arch::nvptx::trap` is in one.
+fn files_of_traps(module: &Module) -> BTreeSet<&str> {
+    let lines = module.items.iter().filter_map(|item| match item {
+        Item::Line(line) => Some(line.text.as_str()),
+        Item::Function(_) => None,
+    });
+    let files = lines.filter_map(file_directive);
+    files.filter(|(_, path)| path.contains("core_arch/src/nvptx")).map(|(number, _)| number).collect()
+}
+
+/// Finds traps that are neither in inline assembly nor from one of the files `own`.
+fn check_traps(function: &Function, own: &BTreeSet<&str>, violations: &mut Vec<Violation>) {
+    let mut is_own = false;
+    for line in function.body.iter().flatten() {
+        if let Some(position) = line.text.trim_start().strip_prefix(".loc") {
+            is_own = position.split_whitespace().next().is_some_and(|file| own.contains(file));
+            continue;
+        }
+        let traps = statements(code(&line.text)).any(|statement| statement == "trap");
+        if traps && !is_own && !line.text.ends_with(ASKED_FOR) {
+            violations.push(Violation::Trap {
+                function: function.name.clone(),
+                line: line.number,
+                text: line.text.trim().to_owned(),
+            });
         }
     }
 }
@@ -294,6 +373,13 @@ impl fmt::Display for Violation {
                 write!(
                     f,
                     "line {line}: `{function}` uses local memory (an array indexed by a variable?): `{text}`"
+                )
+            }
+            Self::Trap { function, line, text } => {
+                write!(
+                    f,
+                    "line {line}: `{function}` has a trap that its source did not ask for (a panic, a bounds check, a division \
+                     by what may be zero?): `{text}`"
                 )
             }
             Self::Call { function, line, text } => {

@@ -9,6 +9,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::Value;
+
 use crate::Error;
 use crate::arch::Arch;
 use crate::toolchain::{TARGET, Toolchain};
@@ -22,6 +24,8 @@ pub(crate) struct Compilation<'a> {
     pub(crate) target_dir: &'a Path,
     /// Those of the kernel crate.
     pub(crate) features: &'a str,
+    /// The hash of the sources.
+    pub(crate) sources: &'a str,
     pub(crate) arch: Arch,
     pub(crate) ptx_version: u32,
 }
@@ -75,12 +79,16 @@ impl Compilation<'_> {
         command.args(["--package", self.package, "--lib", "--crate-type", "rlib", "--release"]);
         command.args(["--no-default-features", "--features", self.features]);
         command.args(["--target", TARGET, "-Zbuild-std=core", "-Zpanic-immediate-abort"]);
+        // Times say nothing of sources that came in the place of others.
+        command.arg("-Zchecksum-freshness");
         for (key, value) in PROFILE {
             command.arg("--config").arg(format!("profile.release.{key}={value}"));
         }
         command.arg("--target-dir").arg(self.target_dir);
-        command.args(["--message-format", "json-render-diagnostics", "--color", "never"]);
+        command.args(["--message-format", "json", "--color", "never"]);
         command.args(["--", "--emit=asm"]).args(codegen_flags(self.arch, self.ptx_version));
+        // A compilation of other sources is another one to Cargo, whatever it makes of the files.
+        command.arg(format!("-Cmetadata={}", self.sources));
         command.env("RUSTC_BOOTSTRAP", "1").env("RUSTC", &self.toolchain.rustc);
         // Wrappers cache by command line and may not know about `--emit=asm`.
         command.env("RUSTC_WRAPPER", "").env("RUSTC_WORKSPACE_WRAPPER", "");
@@ -97,15 +105,20 @@ impl Compilation<'_> {
         let output = command
             .output()
             .map_err(|error| Error::Command { command: line.clone(), output: error.to_string() })?;
-        let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+        let messages = messages(&String::from_utf8_lossy(&output.stdout));
+        let diagnostics = diagnostics(&messages);
         if !output.status.success() {
-            return Err(Error::Command { command: line, output: messages });
+            // Where rustc has no error, what is wrong is Cargo's to say.
+            let cargo = String::from_utf8_lossy(&output.stderr);
+            let is_rustcs = messages.iter().any(|message| message["message"]["level"] == "error");
+            let output = if is_rustcs { diagnostics } else { format!("{diagnostics}{cargo}") };
+            return Err(Error::Command { command: line, output });
         }
-        let assembly = assembly_path(&String::from_utf8_lossy(&output.stdout), self.package)
+        let assembly = assembly_path(&messages, self.package)
             .map_err(|reason| Error::Answer { command: line, reason })?;
         let ptx = std::fs::read_to_string(&assembly).map_err(Error::io("read", assembly))?;
         drop(lock);
-        Ok(Compiled { ptx, warnings: warnings(&messages) })
+        Ok(Compiled { ptx, warnings: diagnostics })
     }
 
     /// Paths of the toolchain and of the registry, which differ between machines, under names that do not.
@@ -198,10 +211,9 @@ pub(crate) fn isolate(command: &mut Command) {
 }
 
 /// Where rustc put the PTX: beside the library that Cargo reports, under the library's name without `lib`.
-fn assembly_path(messages: &str, package: &str) -> Result<PathBuf, String> {
+fn assembly_path(messages: &[Value], package: &str) -> Result<PathBuf, String> {
     let crate_name = package.replace('-', "_");
-    for line in messages.lines() {
-        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+    for message in messages {
         if message["reason"] != "compiler-artifact" || message["target"]["name"] != crate_name.as_str() {
             continue;
         }
@@ -222,30 +234,25 @@ fn assembly_path(messages: &str, package: &str) -> Result<PathBuf, String> {
     Err(format!("it does not say where the library of `{crate_name}` is"))
 }
 
-/// The compiler's warnings, without Cargo's progress and without the notes on the flags that this module sets itself.
-fn warnings(messages: &str) -> String {
-    messages
-        .split("\n\n")
-        .filter(|block| {
-            block.contains("warning: ")
-                && !block.contains("unstable feature specified for `-Ctarget-feature`")
-        })
-        .flat_map(|block| block.lines())
-        .filter(|line| {
-            let progress = [
-                "Compiling ",
-                "Finished ",
-                "Downloading ",
-                "Downloaded ",
-                "Updating ",
-                "Blocking ",
-                "Locking ",
-            ];
-            let summary = line.starts_with("warning: `") && line.contains(" generated ");
-            !summary && !progress.iter().any(|word| line.trim_start().starts_with(word))
-        })
-        .collect::<Vec<_>>()
-        .join("\n")
+/// What Cargo says, a JSON value a line.
+fn messages(output: &str) -> Vec<Value> {
+    output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// rustc's diagnostics as rustc prints them, but for those that every build has: of the flags that this module sets itself, and counts,
+/// which include these.
+fn diagnostics(messages: &[Value]) -> String {
+    let mut text = String::new();
+    for message in messages.iter().filter(|message| message["reason"] == "compiler-message") {
+        let diagnostic = &message["message"];
+        let what = diagnostic["message"].as_str().unwrap_or_default();
+        let own_flag = what.contains("feature specified for `-Ctarget-feature`: `ptx");
+        let count = what.ends_with("warning emitted") || what.ends_with("warnings emitted");
+        if !own_flag && !count {
+            text.push_str(diagnostic["rendered"].as_str().unwrap_or_default());
+        }
+    }
+    text
 }
 
 pub(crate) fn display(command: &Command) -> String {
@@ -255,4 +262,31 @@ pub(crate) fn display(command: &Command) -> String {
         line.push_str(&argument.to_string_lossy());
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn diagnostics_are_printed_as_rustc_prints_them() {
+        let line = |level: &str, message: &str, rendered: &str| {
+            let diagnostic = serde_json::json!({ "level": level, "message": message, "rendered": rendered });
+            serde_json::json!({ "reason": "compiler-message", "message": diagnostic }).to_string()
+        };
+        let unused = "warning: unused variable: `x`\n --> src/lib.rs:3:9\n  |\n3 |     let x = 1;\n\n  = note: with a gap\n\n";
+        let output = [
+            line(
+                "warning",
+                "unstable feature specified for `-Ctarget-feature`: `ptx70`",
+                "warning: unstable feature specified for `-Ctarget-feature`: `ptx70`\n  |\n\n",
+            ),
+            "no JSON".into(),
+            line("warning", "unused variable: `x`", unused),
+            line("warning", "2 warnings emitted", "warning: 2 warnings emitted\n\n"),
+            line("error", "aborting due to 1 previous error; 1 warning emitted", "error: aborting\n\n"),
+            r#"{"reason":"build-finished","success":true}"#.into(),
+        ];
+        assert_eq!(diagnostics(&messages(&output.join("\n"))), unused);
+    }
 }

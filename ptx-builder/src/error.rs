@@ -1,12 +1,15 @@
 //! What can go wrong, with what a user can do about it.
+//!
+//! `Debug` of an error is its `Display`: a `main` or a test that returns one prints the whole diagnostic.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::check::Violation;
 use crate::toolchain::Refused;
 
 /// An error of the builder.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An architecture's name was not understood.
@@ -111,9 +114,39 @@ pub enum Error {
     },
 }
 
+/// What `main` prints stands behind `Error: `, where the lines of a diagnostic would not line up.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.to_string();
+        if text.trim_end().contains('\n') { write!(f, "\n{text}") } else { f.write_str(&text) }
+    }
+}
+
 impl Error {
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_main_prints_of_an_error_is_its_diagnostic() {
+        let violations = vec![Violation::NoEntry, Violation::Malformed { reason: "line 3".into() }];
+        let refused = Error::Refused {
+            family: "topk".into(),
+            arch: "sm_80".into(),
+            rejected: "target/topk.sm_80.ptx".into(),
+            violations,
+        };
+        assert_eq!(format!("Error: {refused:?}"), format!("Error: \n{refused}"));
+        let command =
+            Error::Command { command: "cargo".into(), output: "error[E0061]: …\n --> src/lib.rs".into() };
+        assert!(format!("{command:?}").contains("\nerror[E0061]: …\n --> src/lib.rs"));
+        let arch = Error::Arch { text: "hopper".into() };
+        assert_eq!(format!("{arch:?}"), arch.to_string());
     }
 }

@@ -9,7 +9,8 @@
 //!
 //! in an entry's body becomes the directive in the right place. A line `// warpsmith.shared_bytes 65536` (dynamic shared memory
 //! of a launch) becomes a comment there, for whoever works out occupancy. A line `// warpsmith.param_align 0, 64` raises the
-//! alignment of the entry's first parameter, where rustc would state its type's own.
+//! alignment of the entry's first parameter, where rustc would state its type's own. A line `// warpsmith.family topk` says which
+//! family the kernel is declared to be of, which the builder compares with the feature that it compiles.
 //!
 //! Dropped are: functions that nothing refers to (the panic handler, which Rust demands and an immediate abort never reaches),
 //! labels of debug ranges, comments, the entry's name in its parameters' names, columns of white space. `.loc` and `.file` lines stay where they say something new: diagnostics and profilers show
@@ -74,6 +75,9 @@ const DIRECTIVES: &[&str] = &[
 const DIRECTIVE_MARK: &str = "// warpsmith.directive";
 const SHARED_MARK: &str = "// warpsmith.shared_bytes";
 const ALIGN_MARK: &str = "// warpsmith.param_align";
+const FAMILY_MARK: &str = "// warpsmith.family";
+/// Stands behind a trap of inline assembly.
+pub(crate) const ASKED_FOR: &str = "// asked for";
 
 /// Turns rustc's PTX into the text that ships. Source files in one of `folders` (the first that fits) are named relative to it,
 /// after its prefix, so that every checkout gives the same text.
@@ -81,16 +85,19 @@ const ALIGN_MARK: &str = "// warpsmith.param_align";
 /// # Errors
 ///
 /// What is wrong and on which line: a directive that is unknown, contradicts another one or stands outside an entry; a
-/// function without an end.
+/// function without an end; a source file that is neither in `folders` nor the toolchain's nor a registry's, whose text is therefore of
+/// other sources.
 pub fn finish(ptx: &str, folders: &[(PathBuf, String)]) -> Result<String, String> {
     let mut module = Module::parse(ptx)?;
     module.drop_debris();
     module.drop_unused_functions();
+    module.mark_traps();
     module.lift()?;
     module.drop_debris_in_bodies();
     module.drop_positions();
     module.shorten();
     module.gather_files(folders);
+    module.check_files()?;
     Ok(module.to_text())
 }
 
@@ -153,6 +160,28 @@ impl Module {
             // LLVM's banner and its `// .globl` notes; the header of the finished file says more.
             !text.starts_with("//")
         });
+    }
+
+    /// Marks the traps in inline assembly. The comments around that are dropped, and other traps are the compiler's.
+    fn mark_traps(&mut self) {
+        for function in self.functions_mut() {
+            let mut inside = false;
+            for line in function.body.iter_mut().flatten() {
+                match line.text.trim() {
+                    "// begin inline asm" => inside = true,
+                    "// end inline asm" => inside = false,
+                    text if inside && identifiers(code(text)).any(|word| word == "trap") => {
+                        line.text = format!("{} {ASKED_FOR}", code(&line.text).trim_end());
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// The entries that name their family (`// warpsmith.family`), each with that name.
+    pub fn families(&self) -> Vec<(&str, &str)> {
+        self.entries().filter_map(|entry| Some((entry.name.as_str(), entry.family()?))).collect()
     }
 
     /// Drops the lines of bodies that carry nothing.
@@ -320,6 +349,22 @@ impl Module {
         self.items.splice(at..at, files);
     }
 
+    /// Finds source files that are not named relative to a folder of the sources: text of another checkout, say.
+    fn check_files(&self) -> Result<(), String> {
+        for item in &self.items {
+            let Item::Line(line) = item else { continue };
+            let Some((_, path)) = file_directive(&line.text) else { continue };
+            if Path::new(path.trim_matches('"')).is_absolute() {
+                return Err(format!(
+                    "line {}: it is made from {path}, which is neither in the workspace and its path dependencies, nor the \
+                     toolchain's, nor a registry's",
+                    line.number
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Each entry by itself, in order.
     pub fn kernels(&self) -> Vec<Kernel> {
         let kernel =
@@ -441,6 +486,12 @@ impl Module {
 }
 
 impl Function {
+    /// The family that the body names.
+    fn family(&self) -> Option<&str> {
+        let mut lines = self.body.iter().flatten();
+        lines.find_map(|line| line.text.trim().strip_prefix(FAMILY_MARK).map(str::trim))
+    }
+
     /// The words of the body.
     fn words(&self) -> impl Iterator<Item = &str> {
         self.body.iter().flatten().flat_map(|line| identifiers(code(&line.text)))
@@ -534,7 +585,7 @@ fn is_debris(text: &str) -> bool {
 }
 
 /// The number of a `.file` line and its path, in quotes.
-fn file_directive(line: &str) -> Option<(&str, &str)> {
+pub(crate) fn file_directive(line: &str) -> Option<(&str, &str)> {
     line.trim_start().strip_prefix(".file")?.trim_start().split_once(char::is_whitespace)
 }
 

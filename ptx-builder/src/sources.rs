@@ -67,6 +67,14 @@ impl KernelCrate {
         Ok(read)
     }
 
+    /// A name for the workspace that no other workspace on this machine has: its folder's name and a hash of its path.
+    pub fn workspace_name(&self) -> String {
+        let folder = self.workspace.file_name().unwrap_or_default().to_string_lossy();
+        let digest = Sha256::digest(self.workspace.as_os_str().as_encoded_bytes());
+        let digits: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        format!("{folder}-{digits}")
+    }
+
     /// Every file that the hash covers.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.values().map(PathBuf::as_path)

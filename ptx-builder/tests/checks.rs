@@ -52,6 +52,54 @@ fn local_memory_is_refused_in_every_form() {
 }
 
 #[test]
+fn local_memory_is_refused_once_for_each_array() {
+    let lines = |body: &str| -> Vec<usize> {
+        let violations = check(&module(body)).violations;
+        let line = |violation: &Violation| match violation {
+            Violation::LocalMemory { line, .. } => *line,
+            other => panic!("{other}"),
+        };
+        violations.iter().map(line).collect()
+    };
+    let two = "\t.local .align 16 .b8 \t__local_depot0[512];
+\t.reg .b64 \t%SP;
+\tmov.b64 \t%SPL, __local_depot0;
+\tcvta.local.u64 \t%SP, %SPL;
+\tadd.u64 \t%rd3, %SPL, 0;
+\tadd.u64 \t%rd4, %SP, 0;
+\tst.local.b32 \t[%rd3], %r1;
+\tadd.u64 \t%rd5, %SPL, 64;
+\tld.local.b32 \t%r2, [%rd5+4];
+\tadd.u64 \t%rd9, %SPL, 64;";
+    assert_eq!(lines(two), [14, 17]);
+    // Only constant places: what belongs to which array cannot be told.
+    assert_eq!(
+        lines("\t.local .b8 \t__local_depot0[8];\n\tst.local.b32 [%SPL], 0;\n\tst.local.b32 [%SPL+4], 0;"),
+        [10]
+    );
+    assert_eq!(
+        lines("\t.local .b32 a[4];\n\t.local .b32 b;\n\tst.local.b32 [a], 0;\n\tst.local.b32 [b], 0;"),
+        [10, 11]
+    );
+}
+
+#[test]
+fn a_trap_that_nobody_asked_for_is_refused() {
+    for statement in ["trap; exit;", "@%p1 trap;", "$L__BB0_1: trap;", "{ trap; }"] {
+        let report = check(&module(&format!("\t{statement}")));
+        assert!(
+            matches!(report.violations.as_slice(), [Violation::Trap { line: 10, .. }]),
+            "`{statement}` gives {:?}",
+            report.violations
+        );
+    }
+    let asked = module("\ttrap; // asked for\n\t.loc 1 2 3\n\ttrap; exit;\n$trap: bra $trap;");
+    let file = ".file 1 \"rust-src/library/stdarch/crates/core_arch/src/nvptx/mod.rs\"\n.extern";
+    assert_eq!(check(&asked.replacen(".extern", file, 1)).violations, []);
+    assert_eq!(check(&asked).violations.len(), 1);
+}
+
+#[test]
 fn calls_are_refused_in_every_form() {
     for statement in [
         "call.uni memcpy, (param0, param1);",

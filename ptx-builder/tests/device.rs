@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use warpsmith_builder::{
@@ -11,7 +12,9 @@ use warpsmith_builder::{
 };
 
 fn main() {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // One compilation at a time: those of a workspace would find each other's crates half written.
+    arguments.test_threads = Some(1);
     let compiler = find_toolchain().is_ok();
     let ptxas = Ptxas::find();
     let assembler = ptxas.is_some();
@@ -31,6 +34,14 @@ fn main() {
         compiled("a_function_that_is_not_inlined_is_refused", calls_are_refused),
         compiled("a_kernel_without_bounds_is_refused", missing_bounds_are_refused),
         compiled("a_compile_error_is_shown", compile_errors_are_shown),
+        compiled("a_second_checkout_is_compiled_from_its_own_sources", second_checkout_is_compiled),
+        compiled(
+            "sources_in_the_place_of_others_are_compiled_whatever_their_age",
+            older_sources_are_compiled,
+        ),
+        compiled("a_trap_is_refused_unless_the_source_asks_for_it", traps_are_refused),
+        compiled("a_kernel_of_another_family_is_refused", other_families_are_refused),
+        compiled("a_sound_build_warns_of_nothing", sound_builds_warn_of_nothing),
         assembled("a_kernel_that_spills_is_refused", spills_are_refused),
         assembled("a_text_that_is_no_ptx_is_refused", rejected_texts_are_refused),
         assembled("a_kernel_that_does_not_spill_is_measured", sound_kernels_are_measured),
@@ -75,35 +86,50 @@ const DIRECTIVES: &str = r#"core::arch::asm!(
             options(nomem, nostack),
         );"#;
 
-/// A workspace with a kernel crate in the folder `kernels` that takes `sum` from another crate.
-///
-/// `name` makes the crates' names: Cargo tells the crates of different workspaces in one target folder apart by name only.
+/// A workspace with a kernel crate in the folder `kernels` that takes `sum` from another crate; `name` makes the crates' names.
 fn workspace(name: &str, directives: &str, sum: &str) -> tempfile::TempDir {
     let root = tempfile::tempdir().expect("a temporary folder");
+    write(&root.path().join("Cargo.toml"), &manifest(&["kernels", "sum"]));
+    write_crates(root.path(), name, directives, sum);
+    root
+}
+
+/// The same as crates of a workspace that tests have in common, so that `core` is built once for them; gives the folder with the
+/// crates.
+fn member(name: &str, directives: &str, sum: &str) -> PathBuf {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    let root = ROOT.get_or_init(|| {
+        let root = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("members");
+        // Of an earlier run, or not there.
+        let _ = fs::remove_dir_all(&root);
+        write(&root.join("Cargo.toml"), &manifest(&["*/kernels", "*/sum"]));
+        root
+    });
+    let folder = root.join(name);
+    write_crates(&folder, name, directives, sum);
+    folder
+}
+
+/// The profile must not matter.
+fn manifest(members: &[&str]) -> String {
+    format!("[workspace]\nresolver = \"3\"\nmembers = {members:?}\n[profile.release]\nopt-level = 0\n")
+}
+
+fn write_crates(root: &Path, name: &str, directives: &str, sum: &str) {
     let package = |suffix: &str, rest: &str| {
         format!("[package]\nname = \"{name}{suffix}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n{rest}")
     };
-    // The profile must not matter.
-    let workspace =
-        "[workspace]\nresolver = \"3\"\nmembers = [\"kernels\", \"sum\"]\n[profile.release]\nopt-level = 0\n";
-    for (file, text) in [
-        ("Cargo.toml", workspace.to_owned()),
-        (
-            "kernels/Cargo.toml",
-            package(
-                "",
-                &format!("[features]\nfamily = []\n[dependencies]\n{name}_sum = {{ path = \"../sum\" }}\n"),
-            ),
-        ),
-        ("kernels/src/lib.rs", KERNELS.replace("DIRECTIVES", directives).replace("NAME", name)),
-        ("sum/Cargo.toml", package("_sum", "")),
-        ("sum/src/lib.rs", format!("#![no_std]\n{sum}\n")),
-    ] {
-        let path = root.path().join(file);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-        fs::write(path, text).expect("a file");
-    }
-    root
+    let dependency =
+        format!("[features]\nfamily = []\n[dependencies]\n{name}_sum = {{ path = \"../sum\" }}\n");
+    write(&root.join("kernels/Cargo.toml"), &package("", &dependency));
+    write(&root.join("kernels/src/lib.rs"), &KERNELS.replace("DIRECTIVES", directives).replace("NAME", name));
+    write(&root.join("sum/Cargo.toml"), &package("_sum", ""));
+    write(&root.join("sum/src/lib.rs"), &format!("#![no_std]\n{sum}\n"));
+}
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+    fs::write(path, text).expect("a file");
 }
 
 const SOUND: &str = "pub fn sum<const N: usize>(values: [f32; N], _: u32) -> f32 {
@@ -112,7 +138,7 @@ const SOUND: &str = "pub fn sum<const N: usize>(values: [f32; N], _: u32) -> f32
     sum
 }";
 
-/// Builds without ptxas, so that what is refused is refused by the text alone. `core` is built once for all tests.
+/// Builds without ptxas, so that what is refused is refused by the text alone.
 fn build(root: &Path) -> Result<Vec<Artefact>, Error> {
     build_in(root, &PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("device"))
 }
@@ -159,7 +185,7 @@ fn same_text_in_two_folders() -> Result<(), Failed> {
 }
 
 fn local_memory_is_refused() -> Result<(), Failed> {
-    let root = workspace(
+    let root = member(
         "local",
         DIRECTIVES,
         "pub fn sum<const N: usize>(mut values: [f32; N], n: u32) -> f32 {
@@ -167,7 +193,7 @@ fn local_memory_is_refused() -> Result<(), Failed> {
             values[n as usize % N]
         }",
     );
-    let violations = refused(root.path())?;
+    let violations = refused(&root)?;
     assert!(
         violations.iter().any(|violation| matches!(violation, Violation::LocalMemory { .. })),
         "{violations:?}"
@@ -176,12 +202,12 @@ fn local_memory_is_refused() -> Result<(), Failed> {
 }
 
 fn calls_are_refused() -> Result<(), Failed> {
-    let root = workspace(
+    let root = member(
         "call",
         DIRECTIVES,
         "#[inline(never)] pub fn sum(values: [f32; 4], _: u32) -> f32 { values[0] + values[3] }",
     );
-    let violations = refused(root.path())?;
+    let violations = refused(&root)?;
     assert!(violations.iter().any(|violation| matches!(violation, Violation::Call { .. })), "{violations:?}");
     assert!(
         violations.iter().any(|violation| matches!(violation, Violation::Unresolved { .. })),
@@ -191,7 +217,7 @@ fn calls_are_refused() -> Result<(), Failed> {
 }
 
 fn missing_bounds_are_refused() -> Result<(), Failed> {
-    let violations = refused(workspace("bounds", "", SOUND).path())?;
+    let violations = refused(&member("bounds", "", SOUND))?;
     assert!(
         matches!(violations.as_slice(), [Violation::NoBounds { entry, .. }] if entry == "kernel"),
         "{violations:?}"
@@ -200,15 +226,122 @@ fn missing_bounds_are_refused() -> Result<(), Failed> {
 }
 
 fn compile_errors_are_shown() -> Result<(), Failed> {
-    match build(workspace("broken", DIRECTIVES, "pub fn sum(_: u64) {}").path()) {
+    match build(&member("broken", DIRECTIVES, "pub fn sum(_: u64) {}")) {
         Err(error @ Error::Command { .. }) => {
             let text = error.to_string();
-            assert!(text.contains("error[E0061]") && text.contains("kernels/src/lib.rs"), "{text}");
+            assert!(text.contains("\nerror[E0061]: ") && text.contains("kernels/src/lib.rs:"), "{text}");
+            let (_, printed) = text.split_once("failed:\n").ok_or("the command comes first")?;
+            assert!(printed.starts_with("error[E0061]"), "{text}");
+            assert!(!printed.contains("ptx70") && !printed.contains("Compiling"), "{text}");
+            assert!(format!("{error:?}").contains(&text), "{error:?}");
             Ok(())
         }
         Err(error) => Err(error.into()),
         Ok(_) => Err("a call with a wrong number of arguments was compiled".into()),
     }
+}
+
+const OTHER: &str = "pub fn sum<const N: usize>(values: [f32; N], _: u32) -> f32 {
+    let mut sum = 0.0;
+    for value in values { sum += value * value; }
+    sum
+}";
+
+/// Makes every source an hour older than it is.
+fn make_older(folder: &Path) -> Result<(), Failed> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            make_older(&path)?;
+        } else {
+            let file = fs::File::options().append(true).open(&path)?;
+            let modified = file.metadata()?.modified()? - std::time::Duration::from_secs(3600);
+            file.set_modified(modified)?;
+        }
+    }
+    Ok(())
+}
+
+/// Two checkouts of one crate that have a target folder in common, the second with sources older than the first's build.
+fn second_checkout_is_compiled() -> Result<(), Failed> {
+    let (one, other) = (workspace("checkout", DIRECTIVES, SOUND), workspace("checkout", DIRECTIVES, OTHER));
+    make_older(other.path())?;
+    let first = build(one.path())?.remove(0);
+    let second = build(other.path())?.remove(0);
+    assert_ne!(first.header.sources, second.header.sources);
+    assert_ne!(
+        first.text.split_once(".version").map(|(_, body)| body),
+        second.text.split_once(".version").map(|(_, body)| body)
+    );
+    let multiplies = |text: &str| text.contains("fma.rn.f32") || text.contains("mul.rn.f32");
+    assert!(!multiplies(&first.text) && multiplies(&second.text), "{}", second.text);
+    Ok(())
+}
+
+fn older_sources_are_compiled() -> Result<(), Failed> {
+    let root = member("replaced", DIRECTIVES, SOUND);
+    let first = build(&root)?.remove(0);
+    fs::write(root.join("sum/src/lib.rs"), format!("#![no_std]\n{OTHER}\n"))?;
+    make_older(&root)?;
+    let second = build(&root)?.remove(0);
+    assert_ne!(
+        first.text.split_once(".version").map(|(_, body)| body),
+        second.text.split_once(".version").map(|(_, body)| body)
+    );
+    Ok(())
+}
+
+fn traps_are_refused() -> Result<(), Failed> {
+    let divides = member(
+        "divides",
+        DIRECTIVES,
+        "#[inline(always)] pub fn sum(values: [f32; 4], n: u32) -> f32 { values[0] + (100 / (n & 3)) as f32 }",
+    );
+    let violations = refused(&divides)?;
+    assert!(
+        matches!(violations.as_slice(), [Violation::Trap { function, .. }] if function == "kernel"),
+        "{violations:?}"
+    );
+    let asks = "
+        #[inline(always)]
+        pub fn sum(values: [f32; 4], n: u32) -> f32 {
+            if n == 7 { unsafe { core::arch::nvptx::trap() } }
+            if n == 9 { unsafe { core::arch::asm!(\"trap;\") } }
+            values[0]
+        }";
+    let asks = member("asks", DIRECTIVES, asks);
+    let file = asks.join("sum/src/lib.rs");
+    fs::write(
+        &file,
+        format!("#![feature(stdarch_nvptx, asm_experimental_arch)]\n{}", fs::read_to_string(&file)?),
+    )?;
+    let built = build(&asks)?.remove(0);
+    assert_eq!(built.text.matches("trap;").count(), 2, "{}", built.text);
+    Ok(())
+}
+
+fn other_families_are_refused() -> Result<(), Failed> {
+    let directives =
+        DIRECTIVES.replace("\"// warpsmith.shared", "\"// warpsmith.family famly\",\n\"// warpsmith.shared");
+    let root = member("misnamed", &directives, SOUND);
+    let error = build(&root).err().ok_or("it was compiled")?.to_string();
+    assert!(error.contains("`family = famly`") && error.contains("the Cargo feature `family`"), "{error}");
+    fs::write(
+        root.join("kernels/src/lib.rs"),
+        fs::read_to_string(root.join("kernels/src/lib.rs"))?.replace("famly", "family"),
+    )?;
+    build(&root)?;
+    Ok(())
+}
+
+fn sound_builds_warn_of_nothing() -> Result<(), Failed> {
+    let sound = build(&member("quiet", DIRECTIVES, SOUND))?.remove(0);
+    assert_eq!(sound.warnings, "");
+    let unused = member("unused", DIRECTIVES, &format!("fn unused() {{}}\n{SOUND}"));
+    let warnings = build(&unused)?.remove(0).warnings;
+    assert!(warnings.starts_with("warning: function `unused` is never used\n --> "), "{warnings}");
+    assert!(warnings.contains("sum/src/lib.rs:2:4\n  |\n2 | fn unused() {}\n  |    ^^^^^^\n"), "{warnings}");
+    Ok(())
 }
 
 /// A kernel that holds `count` values at once, bounded to few registers.

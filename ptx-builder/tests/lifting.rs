@@ -249,12 +249,34 @@ fn paths_of_sources_name_no_folder_of_this_machine() {
     for (path, shipped) in [
         (ours, "kernels/src/lib.rs"),
         ("/elsewhere/dsl/src/tile.rs", "dsl/src/tile.rs"),
-        ("/home/someone/repository-2/src/lib.rs", "/home/someone/repository-2/src/lib.rs"),
+        ("cargo-home/registry/src/half-2.7.1/src/lib.rs", "cargo-home/registry/src/half-2.7.1/src/lib.rs"),
         ("rust-src/library/core/src/num/mod.rs", "rust-src/library/core/src/num/mod.rs"),
     ] {
         let text = finish(&raw(BOUNDS).replace(ours, path)).unwrap();
         assert!(text.contains(&format!(".file\t2 \"{shipped}\"\n")), "{path}: {text}");
     }
+}
+
+#[test]
+fn text_that_is_made_from_other_sources_is_refused() {
+    let ours = "/home/someone/repository/kernels/src/lib.rs";
+    let other = "/home/someone/repository-2/kernels/src/lib.rs";
+    let error = finish(&raw(BOUNDS).replace(ours, other)).unwrap_err();
+    assert!(error.contains(other) && error.contains("workspace"), "{error}");
+}
+
+#[test]
+fn traps_of_inline_assembly_are_marked_and_others_are_not() {
+    let body = shipped("\t// begin inline asm\n\ttrap;\n\t// end inline asm\n\ttrap; exit;");
+    assert!(body.contains("\ttrap; // asked for\n\ttrap; exit;\n"), "{body}");
+}
+
+#[test]
+fn a_kernel_may_name_its_family() {
+    let text = raw("\t// begin inline asm\n\t// warpsmith.family topk\n\t// end inline asm");
+    assert_eq!(Module::parse(&text).unwrap().families(), [("scale", "topk")]);
+    assert_eq!(Module::parse(&raw("")).unwrap().families(), []);
+    assert!(!finish(&text).unwrap().contains("family"));
 }
 
 const TWO: &str = ".version 8.0

@@ -52,6 +52,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let modules = modules(args)?;
     let checked = check(&modules, &ptxas, &nvdisasm)?;
     println!("{}", table(&modules, &checked));
+    for name in without_releases(&modules, &checked) {
+        println!("`{name}` has no arrival at a barrier and no copy: there is nothing to check");
+    }
+    if checked.is_empty() {
+        bail!("nothing was checked");
+    }
     let findings: Vec<_> =
         checked.values().flat_map(|module| &module.entries).flat_map(|entry| &entry.findings).collect();
     for finding in &findings {
@@ -144,6 +150,12 @@ fn check(modules: &[Module], ptxas: &Ptxas, nvdisasm: &Nvdisasm) -> Result<BTree
     checked.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// The modules that have nothing to check.
+fn without_releases<'a>(modules: &'a [Module], checked: &BTreeMap<usize, Checked>) -> Vec<&'a str> {
+    let unchecked = modules.iter().enumerate().filter(|(index, _)| !checked.contains_key(index));
+    unchecked.map(|(_, module)| module.name.as_str()).collect()
+}
+
 fn check_one(module: &Module, ptxas: &Ptxas, nvdisasm: &Nvdisasm) -> Result<Checked> {
     let start = Instant::now();
     let cubin = ptxas.machine_code(&module.text, module.arch)?;
@@ -185,6 +197,25 @@ fn table(modules: &[Module], checked: &BTreeMap<usize, Checked>) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_module_without_arrivals_is_named_and_others_are_not() {
+        let module = |name: &str| Module { name: name.into(), text: String::new(), arch: Arch::SM_90A };
+        let modules = [module("with"), module("without")];
+        let checked = BTreeMap::from([(0, Checked { entries: Vec::new(), seconds: 0.0 })]);
+        assert_eq!(without_releases(&modules, &checked), ["without"]);
+    }
+
+    /// Where there is no assembler, that is the error.
+    #[test]
+    fn a_run_that_checks_nothing_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("quiet.ptx");
+        let text = ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n";
+        std::fs::write(&file, text).unwrap();
+        let error = run(&Args { files: vec![file], arch: None }).unwrap_err().to_string();
+        assert!(error.contains("nothing was checked") || error.contains("is named by"), "{error}");
+    }
 
     #[test]
     fn the_target_is_read_from_the_text() {

@@ -243,6 +243,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
         let Instance { attributes, name, arguments } = instance;
         let name_text = name.to_string();
         let family_text = family.to_string();
+        let family_mark = format!("// warpsmith.family {family_text}");
         let references = parameters.iter().enumerate().filter(|(_, parameter)| parameter.by_reference);
         let references: TokenStream =
             references.map(|(index, parameter)| in_place(parameter, index, &name_text)).collect();
@@ -257,6 +258,10 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                 unsafe extern "ptx-kernel" fn __warpsmith_entry(#(#entry_names: #types),*) {
                     // SAFETY: comments, which the builder turns into directives; then the kernel's own contract.
                     unsafe {
+                        core::arch::asm!(
+                            #family_mark,
+                            options(nomem, nostack, preserves_flags),
+                        );
                         core::arch::asm!(
                             "// warpsmith.directive .reqntid {}, {}, {}", const #x, const #y, const #z,
                             options(nomem, nostack, preserves_flags),

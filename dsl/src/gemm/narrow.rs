@@ -225,6 +225,8 @@ impl<T: MmaElement + HalfElement> NarrowProblem<T> {
     unsafe fn load_b_by(&self, pair: impl Fn(u32, u32) -> u32) {
         let (lane, steps) = (warp::lane_id(), self.steps());
         let count = self.n.div_ceil(GROUP) * steps;
+        // A division by what might be zero could trap.
+        let steps = steps.max(1);
         let at = SharedAddress::dynamic().offset(WEIGHTS_AT + lane * PAIR_BYTES);
         let mut index = warp::warp_id();
         while index < count {

@@ -19,7 +19,7 @@ use std::fmt;
 use listing::Instruction;
 
 /// Output of nvdisasm that cannot be checked.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListingError {
     /// A line is not of the expected shape.
@@ -68,6 +68,12 @@ pub enum ListingError {
         /// The last instruction.
         place: Place,
     },
+}
+
+impl fmt::Debug for ListingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// An instruction that lets shared memory be written again.

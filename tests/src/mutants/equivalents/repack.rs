@@ -1,33 +1,12 @@
 //! Reasons for the kernels that copy matrices into aligned rows.
 
-use super::{ANYTHING, BOUNDS, Equivalent, NOWHERE};
+use super::{ANYTHING, BOUNDS, Equivalent};
 use crate::mutants::mutate::Kind;
 
-const NO_COLUMNS: &str =
-    "the test for a division by zero, which traps: a matrix has a column if the grid has a block";
 const FIRST_WORD: &str = "the test for a thread's first word, of its first row, is whether its chunk lies before the end of the row: where it does not, the \
                           thread has returned";
 
 pub(super) const EQUIVALENTS: &[Equivalent] = &[
-    Equivalent {
-        family: "repack_rows_",
-        kinds: &[Kind::Bound],
-        statement: "setp.ne.b32",
-        source: ("kernels-gpu/src/repack.rs", "let (down, block_chunk) = (block / across, block % across);"),
-        then: ANYTHING,
-        reason: NO_COLUMNS,
-    },
-    Equivalent {
-        family: "repack_transpose_",
-        kinds: &[Kind::Bound],
-        statement: "setp.ne.b64",
-        source: (
-            "kernels-gpu/src/repack.rs",
-            "let (down, across) = (thread::block_idx_x() / tiles_across, thread::block_idx_x() % tiles_across);",
-        ),
-        then: ANYTHING,
-        reason: NO_COLUMNS,
-    },
     Equivalent {
         family: "repack_transpose_",
         kinds: &[Kind::Bound],
@@ -81,14 +60,6 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         reason: FIRST_WORD,
     },
     Equivalent {
-        family: "repack_pair_",
-        kinds: &[Kind::Bound],
-        statement: "setp.ne.b32",
-        source: ("kernels-gpu/src/repack.rs", "let (down, block_chunk) = (block / across, block % across);"),
-        then: ANYTHING,
-        reason: NO_COLUMNS,
-    },
-    Equivalent {
         family: "repack_pair_2",
         kinds: BOUNDS,
         statement: "setp.ne.b32",
@@ -120,13 +91,5 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         ),
         then: ANYTHING,
         reason: FIRST_WORD,
-    },
-    Equivalent {
-        family: "repack_pair_",
-        kinds: BOUNDS,
-        statement: "setp.lt.u32",
-        source: NOWHERE,
-        then: ANYTHING,
-        reason: "the test for a division by zero, which traps: a row of threads copies at most as many chunks as a block has threads",
     },
 ];
