@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::peer::{Gate, QueryNorm};
 use warpsmith::ops::{self, Precision};
-use warpsmith::validate::{self, Data, LinearCase, MatmulCase, UpdateCase};
+use warpsmith::validate::{Data, LinearCase, MatmulCase, UpdateCase};
 use warpsmith::{DType, Device, DeviceKind, Tensor};
 
 use crate::{Case, cases, drawn, properties, update};

@@ -219,7 +219,7 @@ impl Case {
         };
         let codes = |update: usize| read([m.div_ceil(SHARED[update]), ranks[update]], 3 + update as u32);
         let x = move |row: u32, column: u32| match infinite && row % 5 == 2 && column == row * 7 % k {
-            true => f64::INFINITY * if row % 2 == 0 { 1.0 } else { -1.0 },
+            true => f64::INFINITY * if row.is_multiple_of(2) { 1.0 } else { -1.0 },
             false => small(row, column, 0),
         };
         let u = move |r: u32, column: u32| match infinite && column % 4 == 1 && r == column % rank {

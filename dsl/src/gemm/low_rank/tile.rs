@@ -237,7 +237,7 @@ impl<
             }
             let of = |i: usize| f32::from_bits(ptx::shfl_sync_idx(h[0][i].to_bits(), owner));
             let ([even, even_below], [odd, odd_below]) = ([of(0), of(2)], [of(1), of(3)]);
-            if rank % 2 == 0 { [even, even_below] } else { [odd, odd_below] }
+            if rank.is_multiple_of(2) { [even, even_below] } else { [odd, odd_below] }
         }
     }
 

@@ -64,7 +64,7 @@ pub(super) struct Case {
 fn element(which: usize, batch: u32, row: u32, k: u32, size: &Size, has_parts: bool) -> f32 {
     // Some rows have one that is infinite, which stands anywhere.
     if size.infinite && row % [5, 3][which] == 2 && k == (row * 7 + batch) % size.k {
-        return if row % 2 == 0 { f32::INFINITY } else { f32::NEG_INFINITY };
+        return if row.is_multiple_of(2) { f32::INFINITY } else { f32::NEG_INFINITY };
     }
     let step = [7, 11][which];
     let small = ((row * step + k * 3 + row * k + batch * 2) % 5) as f32 - 2.0;
