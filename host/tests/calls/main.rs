@@ -131,19 +131,21 @@ fn count() {
     let driver = Driver(unsafe { Library::new("libcuda.so.1") }.unwrap());
     let device = Device::cuda(0).unwrap();
     let one = bf16::ONE;
-    for (shape, maps) in [([16, 512, 512], 2), ([1024, 1024, 1024], 3)] {
+    for shape in [[16, 512, 512], [1024, 1024, 1024]] {
         let [m, k, n] = shape;
         let (x, w, bias) =
             (ones(&device, &[m, k], one), ones(&device, &[n, k], one), ones(&device, &[n], one));
         let mut y = ones(&device, &[m, n], one);
         let op = || ops::linear(&x, &w).bias(&bias).activation(Activation::Relu);
-        let most = |blocks| Most { allocations: 12, launches: 1, maps, blocks };
-        expect(&driver, &format!("linear into {shape:?}"), most(0), || op().run_into(&mut y));
-        expect(&driver, &format!("linear {shape:?}"), most(1), || op().run().map(drop));
+        // Maps are encoded once for operands at one place. The driver that does nothing gives each result a place of its own.
+        let of_result = i64::from(m == 1024);
+        let most = |maps, blocks| Most { allocations: 10, launches: 1, maps, blocks };
+        expect(&driver, &format!("linear into {shape:?}"), most(0, 0), || op().run_into(&mut y));
+        expect(&driver, &format!("linear {shape:?}"), most(of_result, 1), || op().run().map(drop));
     }
     let (a, b) = (ones(&device, &[8, 64, 64], one), ones(&device, &[8, 64, 64], one));
     let mut y = ones(&device, &[8, 64, 64], one);
-    let most = Most { allocations: 16, launches: 1, maps: 3, blocks: 0 };
+    let most = Most { allocations: 14, launches: 1, maps: 0, blocks: 0 };
     expect(&driver, "matmul into", most, || ops::matmul(&a, &b).run_into(&mut y));
     let x = ones(&device, &[256, 1024], one);
     let (mut values, mut ids) = ops::topk(&x, 16).run().unwrap();

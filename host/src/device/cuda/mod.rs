@@ -58,6 +58,7 @@ struct Gpu {
     pool: Option<raw::Pool>,
     /// Owners of foreign memory that may still be in use.
     leaving: Leaving,
+    maps: tensor_map::Maps,
     context: Arc<GpuContext>,
 }
 
@@ -142,7 +143,16 @@ impl Gpu {
         let stream = CudaStream::new(&context)?;
         let properties = properties(device, attribute)?;
         Ok((
-            Self { ordinal, name, properties, max_pitch, pool, leaving: Leaving::default(), context },
+            Self {
+                ordinal,
+                name,
+                properties,
+                max_pitch,
+                pool,
+                leaving: Leaving::default(),
+                maps: tensor_map::Maps::default(),
+                context,
+            },
             stream,
         ))
     }
@@ -463,8 +473,10 @@ impl Backend for Gpu {
     }
 
     fn tensor_map(&self, arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
-        let _bound = self.context.bind()?;
-        tensor_map::encode(arguments)
+        self.maps.get(arguments, || {
+            let _bound = self.context.bind()?;
+            tensor_map::encode(arguments)
+        })
     }
 
     fn load_module(&self, name: &str, text: &str, summary: &PtxSummary) -> Result<ModuleHandle> {

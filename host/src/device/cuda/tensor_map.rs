@@ -3,6 +3,9 @@
 use std::ffi::{c_int, c_uint};
 use std::ptr;
 
+use parking_lot::RwLock;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use warpsmith_emulator::TensorMapArguments;
 
 use crate::driver::{self, sys as cuda};
@@ -11,6 +14,61 @@ use crate::error::Result;
 /// `CUtensorMap`.
 #[repr(C, align(128))]
 struct RawMap([u64; 16]);
+
+/// The maps that a GPU's driver has encoded, by all of their arguments, the address too: encoding is a function of these alone.
+#[derive(Debug, Default)]
+pub(super) struct Maps(RwLock<FxHashMap<Key, [u64; 16]>>);
+
+/// All numbers of a map's arguments.
+type Key = SmallVec<[u64; 28]>;
+
+/// Maps that are kept at most. Behind that all are dropped.
+const MOST_MAPS: usize = 4096;
+
+impl Maps {
+    /// The map of these arguments, which `encode` gives if nobody has asked for it before.
+    pub(super) fn get(
+        &self,
+        arguments: &TensorMapArguments<'_>,
+        encode: impl FnOnce() -> Result<[u64; 16]>,
+    ) -> Result<[u64; 16]> {
+        let key = key(arguments);
+        let kept = self.0.read().get(&key).copied();
+        if let Some(kept) = kept {
+            return Ok(kept);
+        }
+        let map = encode()?;
+        let mut all = self.0.write();
+        if all.len() >= MOST_MAPS {
+            all.clear();
+        }
+        all.insert(key, map);
+        Ok(map)
+    }
+}
+
+fn key(arguments: &TensorMapArguments<'_>) -> Key {
+    let &TensorMapArguments {
+        data_type,
+        address,
+        dims,
+        strides,
+        box_dims,
+        element_strides,
+        interleave,
+        swizzle,
+        l2_promotion,
+        oob_fill,
+    } = arguments;
+    let enums = [data_type as u64, interleave as u64, swizzle as u64, l2_promotion as u64, oob_fill as u64];
+    let enums = enums.into_iter().fold(0, |all, one| (all << 8) | one);
+    let lengths = [dims.len(), strides.len(), box_dims.len(), element_strides.len()];
+    let mut key = Key::new();
+    key.extend([enums, address].into_iter().chain(lengths.map(|length| length as u64)));
+    key.extend(dims.iter().chain(strides).copied());
+    key.extend(box_dims.iter().chain(element_strides).map(|&number| u64::from(number)));
+    key
+}
 
 /// The driver's tensor map.
 pub(super) fn encode(arguments: &TensorMapArguments<'_>) -> Result<[u64; 16]> {
@@ -56,6 +114,49 @@ mod tests {
     use super::*;
     use crate::device::cuda::context::GpuContext;
     use crate::{Device, Tensor};
+
+    /// Each number of the arguments decides.
+    #[test]
+    fn a_map_is_encoded_once_for_the_same_arguments_and_again_for_others() {
+        let plain = TensorMapArguments {
+            data_type: TensorType::F16,
+            address: 1 << 20,
+            dims: &[64, 64, 4],
+            strides: &[128, 8192],
+            box_dims: &[32, 8, 2],
+            element_strides: &[1, 1, 1],
+            interleave: Interleave::None,
+            swizzle: Swizzle::None,
+            l2_promotion: L2Promotion::None,
+            oob_fill: OobFill::Zeros,
+        };
+        let maps = Maps::default();
+        let mut encoded = 0;
+        let mut of = |arguments: &TensorMapArguments<'_>| {
+            maps.get(arguments, || {
+                encoded += 1;
+                Ok([encoded; 16])
+            })
+            .unwrap()[0]
+        };
+        let others = [
+            plain,
+            TensorMapArguments { data_type: TensorType::Bf16, ..plain },
+            TensorMapArguments { address: 1 << 21, ..plain },
+            TensorMapArguments { dims: &[64, 64, 5], ..plain },
+            TensorMapArguments { strides: &[128, 8208], ..plain },
+            TensorMapArguments { box_dims: &[32, 8, 1], ..plain },
+            TensorMapArguments { element_strides: &[1, 2, 1], ..plain },
+            TensorMapArguments { swizzle: Swizzle::B32, ..plain },
+            TensorMapArguments { l2_promotion: L2Promotion::B64, ..plain },
+            TensorMapArguments { oob_fill: OobFill::Nan, ..plain },
+        ];
+        for _ in 0..2 {
+            for (index, arguments) in others.iter().enumerate() {
+                assert_eq!(of(arguments), 1 + index as u64);
+            }
+        }
+    }
 
     /// Run it with `--ignored` where there is such a GPU.
     #[test]
