@@ -96,6 +96,8 @@ pub(super) fn run(tool: Tool, args: &Args) -> Result<ExitCode> {
         }
         command.arg(&own).args(["validate", "--quick", "--device", &args.device, "--op", &name]);
         command.args(["--seed", &args.seed.to_string()]);
+        // The device pads allocations, so that no copy with a short source is taken for a longer one.
+        command.env("WARPSMITH_SANITIZER", "1");
         let output = command.output().with_context(|| format!("starting {}", program.display()))?;
         let text =
             String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -123,7 +125,10 @@ fn read(operation: String, text: &str, succeeded: bool) -> Reported {
     let summary = lines().rev().find(|line| line.contains("SUMMARY")).unwrap_or("no summary").to_owned();
     let mut reports = BTreeMap::new();
     let is_heading = |line: &&str| {
-        !line.starts_with(' ') && !line.contains("SUMMARY") && !line.starts_with("COMPUTE-SANITIZER")
+        !line.trim().is_empty()
+            && !line.starts_with(' ')
+            && !line.contains("SUMMARY")
+            && !line.starts_with("COMPUTE-SANITIZER")
     };
     let mut lines = lines().peekable();
     while let Some(line) = lines.next() {

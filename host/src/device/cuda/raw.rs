@@ -6,7 +6,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -25,6 +25,20 @@ const OF_THREAD: usize = 2;
 
 /// Bytes of the longest asynchronous copy of a thread.
 const COPY_BYTES: usize = 16;
+/// The variable that has allocations be of whole copies, for compute-sanitizer.
+const SANITIZER_VARIABLE: &str = "WARPSMITH_SANITIZER";
+
+/// Bytes behind `bytes` that are allocated too, and zeroed: none, unless it is for compute-sanitizer. That counts a copy with a short source as one of all
+/// its bytes, and would report the last elements of allocations.
+fn padding(bytes: usize) -> usize {
+    static IS_PADDED: OnceLock<bool> = OnceLock::new();
+    match IS_PADDED
+        .get_or_init(|| std::env::var_os(SANITIZER_VARIABLE).is_some_and(|value| !value.is_empty()))
+    {
+        true => bytes.checked_next_multiple_of(COPY_BYTES).map_or(0, |whole| whole - bytes),
+        false => 0,
+    }
+}
 
 /// A number that the driver knows of a GPU.
 pub(super) fn attribute(device: CUdevice, attribute: Attribute) -> Result<u32> {
@@ -286,9 +300,9 @@ pub(super) fn allocate(
     bytes: usize,
     stream: &CudaStream,
 ) -> Result<CUdeviceptr, AllocationError> {
-    // Memcheck counts an asynchronous copy with a short source as a read of 16 bytes, and so would report the last elements of an allocation.
-    let bytes = bytes.checked_next_multiple_of(COPY_BYTES).unwrap_or(bytes);
+    let padding = padding(bytes);
     let mut address = 0;
+    let (used, bytes) = (bytes, bytes + padding);
     let result = match pool {
         // SAFETY: pool and stream are alive; the address is written to a local variable.
         Some(pool) => unsafe { cuda::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool.raw, stream.raw) },
@@ -296,12 +310,15 @@ pub(super) fn allocate(
         None => unsafe { cuda::cuMemAlloc_v2(&raw mut address, bytes) },
     };
     match result {
-        Err(Failure::Code(code::OUT_OF_MEMORY)) => Err(AllocationError::Full),
-        other => {
-            driver::check("allocating memory", other).map_err(AllocationError::Other)?;
-            Ok(address)
-        }
+        Err(Failure::Code(code::OUT_OF_MEMORY)) => return Err(AllocationError::Full),
+        other => driver::check("allocating memory", other).map_err(AllocationError::Other)?,
     }
+    if padding > 0 {
+        // SAFETY: they are the last of the allocation, which nobody else knows yet.
+        let zeroed = unsafe { cuda::cuMemsetD8Async(address + used as u64, 0, padding, stream.raw) };
+        driver::check("allocating memory", zeroed).map_err(AllocationError::Other)?;
+    }
+    Ok(address)
 }
 
 /// The start and the bytes of the allocation that an address is in, and the GPU that it is of, where the driver can say.
