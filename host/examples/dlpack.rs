@@ -5,8 +5,9 @@
 //! python host/examples/dlpack.py target/release/examples/libdlpack.so
 //! ```
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use warpsmith::dlpack::ManagedTensor;
 use warpsmith::dlpack::ffi::DLManagedTensorVersioned;
@@ -14,12 +15,15 @@ use warpsmith::{Device, Result, Stream, Tensor, ops};
 
 /// The device of this number, -1 for the CPU. A GPU stays open, with the kernels that it has loaded.
 fn device(number: i32) -> Result<Device> {
-    static GPU: OnceLock<Device> = OnceLock::new();
+    static GPUS: Mutex<BTreeMap<usize, Device>> = Mutex::new(BTreeMap::new());
     let Ok(number) = usize::try_from(number) else { return Ok(Device::cpu()) };
-    match GPU.get() {
-        Some(device) => Ok(device.clone()),
-        None => Device::cuda(number).map(|device| GPU.get_or_init(|| device).clone()),
+    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(device) = gpus.get(&number) {
+        return Ok(device.clone());
     }
+    let device = Device::cuda(number)?;
+    gpus.insert(number, device.clone());
+    Ok(device)
 }
 
 /// Two tensors of `f32` and the stream that they are used on.

@@ -245,9 +245,9 @@ impl ManagedTensor {
             .filter(|lengths| usize::try_from(of.ndim) == Ok(lengths.len()))
             .ok_or_else(|| refuse("a shape of numbers from 0 on, one for each axis", shape))?;
         let steps: Vec<usize> = match self.numbers(of.strides) {
-            Some(strides) => strides
-                .iter()
-                .map(number)
+            // That of an axis of one index says nothing.
+            Some(strides) => std::iter::zip(strides, &lengths)
+                .map(|(stride, &length)| if length > 1 { number(stride) } else { Some(0) })
                 .collect::<Option<_>>()
                 .ok_or_else(|| refuse("strides from 0 on; copy a reversed view first", strides))?,
             // Before version 1.2, for one without gaps.
@@ -268,8 +268,8 @@ impl<T: Element> Tensor<T> {
     /// This tensor for another library, which may only read it. On a GPU its memory is shared, and kept until the library deletes the tensor. The
     /// CPU's is copied.
     ///
-    /// `consumer` is the stream that the library uses the tensor on: it waits for the tensor's work so far, and what frees the memory waits for it. Without
-    /// one, the library is to use the tensor's [home stream](Self::home_stream).
+    /// `consumer` is the stream that the library uses the tensor on. It waits for the tensor's work so far, and the memory is freed when its work is done.
+    /// Without one, the library is to use the tensor's [home stream](Self::home_stream).
     ///
     /// # Errors
     ///
@@ -334,11 +334,9 @@ struct Lent<T: Element> {
 
 impl<T: Element> Drop for Lent<T> {
     fn drop(&mut self) {
-        let Some(consumer) = &self.consumer else { return };
-        let ordered = consumer.record().and_then(|done| self.tensor.home_stream().wait(&done));
-        if ordered.is_err() {
-            // The memory is freed in the order of the home stream, so that the library's work has to be done. An error has nowhere to go.
-            let _ = consumer.synchronize();
+        // The memory is freed in the order of the home stream, so that the library's work has to be done.
+        if let Some(consumer) = &self.consumer {
+            self.tensor.device().backend().keep(Box::new(self.tensor.clone()), consumer.handle());
         }
     }
 }
@@ -604,6 +602,15 @@ mod tests {
         assert!(refused(&|it| it.dl_tensor.ndim = -1).contains("one for each axis"));
         // SAFETY: there are two.
         assert!(refused(&|it| unsafe { it.dl_tensor.strides.write(-2) }).contains("reversed"));
+        let mut values = [1.0f32; 4];
+        let (theirs, _) = foreign(&mut values, &[1, 2], &[2, 1]);
+        let raw = theirs.into_raw();
+        // SAFETY: it is the tests' own; there are two.
+        let one = unsafe {
+            (*raw).dl_tensor.strides.write(-7);
+            ManagedTensor::from_raw(raw).and_then(import::<f32>)
+        };
+        assert_eq!(one.unwrap().shape(), [1, 2]);
         // SAFETY: as above.
         assert!(refused(&|it| unsafe { it.dl_tensor.shape.write(-2) }).contains("[-2, 2]"));
         // SAFETY: null is told from a tensor.
@@ -619,10 +626,12 @@ mod tests {
         // SAFETY: it is the tests' own.
         let theirs = unsafe {
             (*raw).dl_tensor.strides = std::ptr::null_mut();
-            (*raw).dl_tensor.byte_offset = 0;
+            (*raw).dl_tensor.shape.write(1);
+            (*raw).dl_tensor.byte_offset = 8;
             ManagedTensor::from_raw(raw).unwrap()
         };
-        assert_eq!(import::<f32>(theirs).unwrap().strides(), [2, 1]);
+        let x = import::<f32>(theirs).unwrap();
+        assert_eq!((x.strides(), x.to_vec().unwrap()), (&[2, 1][..], vec![3.0, 4.0]));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use warpsmith_dsl::launch::RawArg;
@@ -147,7 +148,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         is_writable: bool,
     ) -> Result<Memory>;
     /// Lets go of memory that was adopted. Drops its `owner` once the work on `stream` so far is done.
-    fn disown(&self, memory: Memory, owner: Owner, stream: &StreamHandle);
+    fn disown(&self, memory: Memory, owner: Owner, stream: &Arc<StreamHandle>);
+    /// Drops `owner` once the work on `stream` so far is done.
+    fn keep(&self, owner: Owner, _stream: &Arc<StreamHandle>) {
+        drop(owner);
+    }
     /// Gives memory that is pooled but unused back to the system.
     fn release_memory(&self) -> Result<()>;
     fn memory_stats(&self) -> Result<MemoryStats>;

@@ -122,7 +122,7 @@ impl Backend for Cpu {
         Ok(Memory::Host(unsafe { HostMemory::foreign(start, bytes) }))
     }
 
-    fn disown(&self, memory: Memory, owner: Owner, _: &StreamHandle) {
+    fn disown(&self, memory: Memory, owner: Owner, _: &Arc<StreamHandle>) {
         drop(memory);
         drop(owner);
     }

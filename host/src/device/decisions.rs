@@ -64,7 +64,12 @@ impl Key {
 #[derive(Default)]
 pub(crate) struct Decisions(RwLock<Kept>);
 
-type Kept = FxHashMap<Key, Arc<dyn Any + Send + Sync>>;
+#[derive(Default)]
+struct Kept {
+    decisions: FxHashMap<Key, Arc<dyn Any + Send + Sync>>,
+    /// How often what they depend on has changed.
+    changes: u64,
+}
 
 impl Decisions {
     /// What `decide` has given for this key, or gives now. Errors are not kept.
@@ -73,29 +78,37 @@ impl Decisions {
         key: Key,
         decide: impl FnOnce() -> Result<V>,
     ) -> Result<Arc<V>> {
-        let kept = self.0.read().get(&key).cloned();
+        let (kept, changes) = {
+            let all = self.0.read();
+            (all.decisions.get(&key).cloned(), all.changes)
+        };
         if let Some(kept) = kept.and_then(|kept| kept.downcast().ok()) {
             return Ok(kept);
         }
         // Without the lock: threads that make other calls do not wait.
         let decided = Arc::new(decide()?);
         let mut all = self.0.write();
-        if all.len() >= MOST {
-            all.clear();
+        // What it depends on may have changed meanwhile.
+        if all.changes == changes {
+            if all.decisions.len() >= MOST {
+                all.decisions.clear();
+            }
+            all.decisions.insert(key, decided.clone());
         }
-        all.insert(key, decided.clone());
         Ok(decided)
     }
 
     /// Drops all, since what they depend on has changed.
     pub(crate) fn clear(&self) {
-        self.0.write().clear();
+        let mut all = self.0.write();
+        all.decisions.clear();
+        all.changes += 1;
     }
 
     /// How many are kept.
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
-        self.0.read().len()
+        self.0.read().decisions.len()
     }
 }
 
@@ -120,6 +133,13 @@ mod tests {
         assert_eq!(*decisions.get::<u32>(key(1), refused).unwrap(), 7);
         assert_eq!(*decisions.get(key(2), || Ok(8u32)).unwrap(), 8);
         decisions.clear();
+        assert!(decisions.get::<u32>(key(1), refused).is_err());
+        // One that was made before a change is not kept.
+        let before = || {
+            decisions.clear();
+            Ok(9u32)
+        };
+        assert_eq!(*decisions.get(key(1), before).unwrap(), 9);
         assert!(decisions.get::<u32>(key(1), refused).is_err());
         for number in 0..2 * MOST {
             decisions.get(key(number), || Ok(number)).unwrap();

@@ -3,6 +3,7 @@
 //! Work is done by the call that asks for it, so streams order nothing and an event is a time of day.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -286,7 +287,7 @@ impl Backend for Emulator {
         Ok(Memory::Device(address))
     }
 
-    fn disown(&self, memory: Memory, owner: Owner, _: &StreamHandle) {
+    fn disown(&self, memory: Memory, owner: Owner, _: &Arc<StreamHandle>) {
         if let Memory::Device(address) = memory {
             self.foreign.write().retain(|range| range.address != address);
             // It is there: it was adopted.

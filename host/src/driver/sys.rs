@@ -114,6 +114,8 @@ functions! {
     (9, 2) fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
     // The status comes as the number that it is.
     #[unchecked] (10, 0) fn cuStreamIsCapturing(stream: CUstream, status: *mut c_int);
+    // The mode goes in and comes out as the number that it is.
+    #[unchecked] (10, 1) fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int);
     (10, 0) fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
     (2, 0) fn cuEventCreate(event: *mut CUevent, flags: c_uint);
     (4, 0) fn cuEventDestroy_v2(event: CUevent);

@@ -519,8 +519,22 @@ impl<K: Kernel> TypedKernel<K> {
         };
         let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early };
         // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.
-        args.with_raw(|arguments| unsafe { self.function.launch_size(stream, size, arguments) })
+        let launched =
+            args.with_raw(|arguments| unsafe { self.function.launch_size(stream, size, arguments) });
+        launched.map_err(|error| naming_arguments(error, K::DECLARATION.params))
     }
+}
+
+/// A finding with the arguments that it tells of by the names that the source has for them: "argument 1, `y`".
+fn naming_arguments(mut error: Error, names: &[&str]) -> Error {
+    if let Error::Finding(finding) = &mut error {
+        for (index, name) in names.iter().enumerate() {
+            let number = format!("argument {} (", index + 1);
+            finding.message =
+                finding.message.replace(&number, &format!("argument {}, `{name}` (", index + 1));
+        }
+    }
+    error
 }
 
 impl<K: Kernel> Clone for TypedKernel<K> {

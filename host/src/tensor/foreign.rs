@@ -28,8 +28,8 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Safety
     ///
-    /// Until the owner is dropped, the memory is valid for reads of all elements, which are initialised. What else writes it is ordered with the home
-    /// stream's work. A graph of another library's that captures uses of the tensor does not keep the owner: the memory must outlive the graph.
+    /// Until the owner is dropped, the memory from the first element to the last is valid for reads, gaps included, and initialised. What else writes it, the
+    /// gaps too, is ordered with the home stream's work; on the CPU and the emulator nothing else does while a call here uses it. A graph of another library's that captures uses of the tensor does not keep the owner: the memory must outlive the graph.
     pub unsafe fn from_foreign(
         stream: &Stream,
         address: u64,
@@ -59,7 +59,7 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Safety
     ///
-    /// As there, and the memory is valid for writes; what else reads it is ordered with the home stream's work, too.
+    /// As there, and the memory is valid for writes, gaps included; what else reads it is ordered with the home stream's work, too.
     pub unsafe fn from_foreign_mut(
         stream: &Stream,
         address: u64,

@@ -53,12 +53,14 @@ impl Span<'_> {
         let (own, others) = (self.bytes.map(|at| at as u64), other.bytes.map(|at| at as u64));
         match (self.buffer.foreign_address(), other.buffer.foreign_address()) {
             _ if Arc::ptr_eq(self.buffer, other.buffer) => meet(own, others),
-            // Two tensors of foreign memory may be of the same.
-            (Some(base), Some(other_base)) => {
+            (None, None) => false,
+            // Foreign memory may be that of another tensor, foreign or this crate's.
+            (base, other_base) => {
+                let base = base.unwrap_or_else(|| self.buffer.address());
+                let other_base = other_base.unwrap_or_else(|| other.buffer.address());
                 self.buffer.device() == other.buffer.device()
                     && meet(own.map(|at| base + at), others.map(|at| other_base + at))
             }
-            _ => false,
         }
     }
 }

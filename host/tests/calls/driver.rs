@@ -141,6 +141,7 @@ functions! {
     cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) {}
     cuStreamSynchronize(stream: usize) {}
     cuStreamGetCtx(stream: usize, context: *mut usize) { put!(context, 1) }
+    cuThreadExchangeStreamCaptureMode(mode: *mut c_int) { put!(mode, 0) }
     cuStreamIsCapturing(stream: usize, status: *mut c_int) { put!(status, 0) }
     cuEventCreate(event: *mut usize, flags: c_uint) { put!(event, fresh(1)) }
     cuEventDestroy_v2(event: usize) {}

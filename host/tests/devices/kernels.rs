@@ -302,6 +302,8 @@ fn an_access_out_of_bounds_is_a_finding(device: &Device) -> Result<(), Failed> {
             assert_eq!(finding.kind, warpsmith::emulator::FindingKind::OutOfBounds);
             assert_eq!((finding.kernel.as_str(), finding.file.as_str()), ("scale", "hand-written.ptx"));
             assert!(finding.text.contains("ld.global.f32"), "{finding}");
+            // By the name that the kernel's type has for it, though the text numbers its parameters.
+            assert!(finding.message.contains("argument 1, `x` ("), "{finding}");
             Ok(())
         }
         other => Err(format!("{other:?}").into()),

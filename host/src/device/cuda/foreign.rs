@@ -1,4 +1,4 @@
-//! Memory that is somebody else's, whose owner is dropped when the GPU no longer uses it.
+//! What may be dropped only when the GPU no longer uses it: owners of foreign memory, and tensors that another library uses.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::context::GpuContext;
-use super::raw::{CudaEvent, CudaStream};
+use super::raw::{CudaEvent, Relaxed};
+use crate::device::backend::StreamHandle;
 use crate::memory::Owner;
 
 /// Owners of memory that nothing will use any more, once the work before an event is done.
@@ -16,49 +17,84 @@ use crate::memory::Owner;
 /// may call the driver.
 #[derive(Default)]
 pub(super) struct Leaving {
-    owners: Mutex<Vec<(CudaEvent, Owner)>>,
+    owners: Mutex<Vec<(After, Owner)>>,
     /// Whether there are any, for those who only ask.
     any: AtomicBool,
 }
 
+/// What has to be over.
+enum After {
+    /// The work before an event.
+    Event(CudaEvent),
+    /// The work of a stream before it was captured, on which no event can be recorded until that ends.
+    Capture(Arc<StreamHandle>),
+    /// All work of the GPU: nothing less can be waited for.
+    Everything,
+}
+
+impl After {
+    /// The work on `stream` so far.
+    fn now(context: &Arc<GpuContext>, handle: &Arc<StreamHandle>) -> Self {
+        let StreamHandle::Cuda(stream) = &**handle else { return Self::Everything };
+        // The handle of a thread's default stream stands for another stream on another thread.
+        if !stream.is_of_this_thread() {
+            return Self::Everything;
+        }
+        if stream.is_capturing().is_ok_and(|is| is) {
+            return Self::Capture(handle.clone());
+        }
+        CudaEvent::record(context, stream).map_or(Self::Everything, Self::Event)
+    }
+
+    /// Whether it is over; what has to be asked for next time, if it is not.
+    fn is_over(self, context: &Arc<GpuContext>) -> Result<(), Self> {
+        match self {
+            // An event that cannot be asked for now may be later.
+            Self::Event(event) => {
+                if event.is_done().unwrap_or(false) {
+                    Ok(())
+                } else {
+                    Err(Self::Event(event))
+                }
+            }
+            Self::Capture(handle) => match Self::now(context, &handle) {
+                Self::Event(event) => Self::Event(event).is_over(context),
+                other => Err(other),
+            },
+            Self::Everything => Err(Self::Everything),
+        }
+    }
+}
+
 impl Leaving {
     /// Drops `owner` when the work on `stream` so far is done.
-    pub(super) fn add(&self, context: &Arc<GpuContext>, stream: &CudaStream, owner: Owner) {
+    pub(super) fn add(&self, context: &Arc<GpuContext>, stream: &Arc<StreamHandle>, owner: Owner) {
         let Ok(_bound) = context.bind() else { return std::mem::forget(owner) };
-        // While the stream is captured there is no work to wait for: that of the graph is its user's to keep memory for.
-        if stream.is_of_this_thread() && stream.is_capturing().is_ok_and(|is| is) {
-            return drop(owner);
+        let _relaxed = Relaxed::new();
+        let after = After::now(context, stream);
+        let is_everything = matches!(after, After::Everything);
+        self.owners.lock().push((after, owner));
+        self.any.store(true, Ordering::Release);
+        // Where the GPU cannot be waited for, as while this thread captures, whoever waits for it next drops the owner.
+        if is_everything && context.when_done(|| ()).is_ok() {
+            self.all_is_done();
         }
-        let event = match stream.is_of_this_thread() {
-            true => CudaEvent::record(context, stream).ok(),
-            // The handle stands for another stream on this thread.
-            false => None,
-        };
-        match event {
-            Some(event) => {
-                self.owners.lock().push((event, owner));
-                self.any.store(true, Ordering::Release);
-                self.release();
-            }
-            // Without an event the whole GPU is waited for. Where not even that can be done, the memory may be in use for ever.
-            None if context.when_done(|| ()).is_ok() => drop(owner),
-            None => std::mem::forget(owner),
-        }
+        self.release(context);
     }
 
     /// Drops the owners whose memory is no longer used.
-    pub(super) fn release(&self) {
+    pub(super) fn release(&self, context: &Arc<GpuContext>) {
         if !self.any.load(Ordering::Acquire) {
             return;
         }
-        let mut owners = self.owners.lock();
+        let Ok(_bound) = context.bind() else { return };
+        let _relaxed = Relaxed::new();
         let mut done = Vec::new();
-        let mut index = 0;
-        while index < owners.len() {
-            // An event that cannot be asked for is of a context that is lost: nothing runs there.
-            match owners[index].0.is_done() {
-                Ok(false) => index += 1,
-                Ok(true) | Err(_) => done.push(owners.swap_remove(index)),
+        let mut owners = self.owners.lock();
+        for (after, owner) in std::mem::take(&mut *owners) {
+            match after.is_over(context) {
+                Ok(()) => done.push(owner),
+                Err(after) => owners.push((after, owner)),
             }
         }
         self.any.store(!owners.is_empty(), Ordering::Release);
@@ -66,15 +102,28 @@ impl Leaving {
         // Outside of the lock: an owner may be anything, a tensor of this device among others.
         drop(done);
     }
-}
 
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        for (event, owner) in self.owners.get_mut().drain(..) {
-            match event.synchronize() {
-                Ok(()) => drop(owner),
-                Err(_) => std::mem::forget(owner),
-            }
+    /// Drops the owners that wait for all work of the GPU, which is done.
+    pub(super) fn all_is_done(&self) {
+        let mut owners = self.owners.lock();
+        let (done, kept) = std::mem::take(&mut *owners)
+            .into_iter()
+            .partition(|(after, _)| matches!(after, After::Everything));
+        *owners = kept;
+        drop(owners);
+        let done: Vec<_> = done;
+        drop(done);
+    }
+
+    /// Waits for what has to be over, and drops all owners. Those for which nothing can be waited for are kept for ever.
+    pub(super) fn close(&self, context: &Arc<GpuContext>) {
+        let owners = std::mem::take(&mut *self.owners.lock());
+        if owners.is_empty() {
+            return;
+        }
+        match context.when_done(|| ()) {
+            Ok(()) => drop(owners),
+            Err(_) => std::mem::forget(owners),
         }
     }
 }

@@ -248,6 +248,12 @@ fn properties(device: CUdevice, attribute: impl Fn(raw::Attribute) -> Result<u32
     })
 }
 
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        self.leaving.close(&self.context);
+    }
+}
+
 impl Backend for Gpu {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Cuda(self.ordinal)
@@ -280,7 +286,7 @@ impl Backend for Gpu {
 
     unsafe fn adopt(&self, operation: &'static str, address: u64, bytes: usize, _: bool) -> Result<Memory> {
         let _bound = self.context.bind()?;
-        let (allocation, gpu) = raw::allocation_of(address);
+        let gpu = raw::gpu_of(address);
         if gpu.is_some_and(|gpu| gpu != self.context.device()) {
             return Err(Error::DeviceMismatch {
                 operation,
@@ -290,21 +296,26 @@ impl Backend for Gpu {
             });
         }
         let end = address.checked_add(bytes as u64);
-        let fits = match (allocation, end) {
-            (_, None) => false,
-            (Some((base, length)), Some(end)) => end <= base + length as u64,
-            (None, Some(_)) => true,
-        };
+        // Memory that is mapped in pieces is known to the driver by the piece: there may be a next one where one ends.
+        let mut known = None;
+        while let Some((base, length)) = raw::allocation_of(known.unwrap_or(address))
+            && let Some(next) = base.checked_add(length as u64)
+            && known.is_none_or(|known| next > known)
+        {
+            known = Some(next);
+            if end.is_none_or(|end| end <= next) {
+                break;
+            }
+        }
+        let fits = end.is_some_and(|end| known.is_none_or(|known| end <= known));
         if !fits {
             return Err(Error::SizeLimit {
                 operation,
                 operand: "tensor",
                 quantity: "end",
-                limit: allocation.map_or_else(
+                limit: known.map_or_else(
                     || "an address of 64 bits".into(),
-                    |(base, length)| {
-                        format!("at most {:#x}, the end of the allocation", base + length as u64)
-                    },
+                    |known| format!("at most {known:#x}, the end of the allocation"),
                 ),
                 actual: end.map_or_else(|| "beyond 64 bits".into(), |end| format!("{end:#x}")),
             });
@@ -312,10 +323,12 @@ impl Backend for Gpu {
         Ok(Memory::Device(address))
     }
 
-    fn disown(&self, _: Memory, owner: Owner, stream: &StreamHandle) {
-        if let StreamHandle::Cuda(stream) = stream {
-            self.leaving.add(&self.context, stream, owner);
-        }
+    fn disown(&self, _: Memory, owner: Owner, stream: &Arc<StreamHandle>) {
+        self.keep(owner, stream);
+    }
+
+    fn keep(&self, owner: Owner, stream: &Arc<StreamHandle>) {
+        self.leaving.add(&self.context, stream, owner);
     }
 
     unsafe fn borrow_stream(&self, raw: *mut c_void, owner: Owner) -> Result<StreamHandle> {
@@ -414,13 +427,14 @@ impl Backend for Gpu {
         let stream = self.stream(stream)?;
         let _bound = self.context.bind()?;
         stream.synchronize()?;
-        self.leaving.release();
+        self.leaving.release(&self.context);
         Ok(())
     }
 
     fn synchronize_all(&self) -> Result<()> {
         self.context.when_done(|| ())?;
-        self.leaving.release();
+        self.leaving.all_is_done();
+        self.leaving.release(&self.context);
         Ok(())
     }
 

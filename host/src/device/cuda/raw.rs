@@ -2,6 +2,7 @@
 //!
 //! Every function expects the caller to have made the context current.
 
+use std::ffi::c_int;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
@@ -321,15 +322,55 @@ pub(super) fn allocate(
     Ok(address)
 }
 
-/// The start and the bytes of the allocation that an address is in, and the GPU that it is of, where the driver can say.
-pub(super) fn allocation_of(address: CUdeviceptr) -> (Option<(CUdeviceptr, usize)>, Option<CUdevice>) {
-    let (mut base, mut bytes, mut ordinal) = (0, 0, 0);
+/// The start and the bytes of the allocation that an address is in, where the driver can say.
+pub(super) fn allocation_of(address: CUdeviceptr) -> Option<(CUdeviceptr, usize)> {
+    let (mut base, mut bytes) = (0, 0);
     // SAFETY: the numbers are written to local variables; any address may be asked for.
     let range = unsafe { cuda::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
-    let attribute = cuda::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-    // SAFETY: as above; the attribute is an `int`.
-    let of = unsafe { cuda::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address) };
-    (range.ok().map(|()| (base, bytes)), of.ok().map(|()| ordinal))
+    range.ok().map(|()| (base, bytes))
+}
+
+/// The one GPU that the memory at an address is of, where the driver can say. Managed memory and the host's are every GPU's.
+pub(super) fn gpu_of(address: CUdeviceptr) -> Option<CUdevice> {
+    use cuda::CUpointer_attribute as A;
+    /// `CU_MEMORYTYPE_DEVICE`.
+    const OF_DEVICE: u32 = 2;
+    let number = |attribute| {
+        let mut number = 0u32;
+        // SAFETY: the attributes that are asked for are numbers of 32 bits at most; any address may be asked for.
+        let known = unsafe { cuda::cuPointerGetAttribute((&raw mut number).cast(), attribute, address) };
+        known.ok().map(|()| number)
+    };
+    let is_shared = number(A::CU_POINTER_ATTRIBUTE_IS_MANAGED).is_some_and(|managed| managed != 0)
+        || number(A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) != Some(OF_DEVICE);
+    let ordinal = number(A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL).filter(|_| !is_shared)?;
+    CUdevice::try_from(ordinal).ok()
+}
+
+/// Until it is dropped, captures of other libraries do not forbid this thread to ask for events: those that it asks for have no part in them.
+pub(super) struct Relaxed {
+    /// The thread's mode before, where the driver takes modes.
+    before: Option<c_int>,
+}
+
+impl Relaxed {
+    pub(super) fn new() -> Self {
+        /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+        const RELAXED: c_int = 2;
+        let mut mode = RELAXED;
+        // SAFETY: the number is read from and written to a local variable.
+        let exchanged = unsafe { cuda::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        Self { before: exchanged.ok().map(|()| mode) }
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        if let Some(mut before) = self.before {
+            // SAFETY: as above. An error has nowhere to go.
+            let _ = unsafe { cuda::cuThreadExchangeStreamCaptureMode(&raw mut before) };
+        }
+    }
 }
 
 /// Frees memory in the order of `stream`'s work. An error can only be one of earlier work, which later calls report.
