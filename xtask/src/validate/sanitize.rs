@@ -44,6 +44,11 @@ const MISREAD: &[(Tool, &str, &str)] = &[
         "linear_update_hopper_bf16_16x64",
         "its warps wait at one barrier in two places of the program",
     ),
+    (
+        Tool::Synccheck,
+        "generated_update_cluster_f32_rank16",
+        "its warps wait at one barrier in two places of the program",
+    ),
     (Tool::Synccheck, "linear_skinny", "its warps wait at one barrier in two places of the program"),
 ];
 
