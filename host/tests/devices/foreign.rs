@@ -22,6 +22,8 @@ pub(crate) const CASES: &[(&str, On, Case)] = &cases!(On::All =>
 pub(crate) const CUDA_CASES: &[(&str, On, Case)] = &cases!(On::Cuda =>
     owners_dropped_right_after_the_call_outlive_the_work,
     foreign_memory_outlives_a_graph_that_uses_it,
+    owners_dropped_during_a_capture_wait_for_the_work_before_it,
+    exported_tensors_outlive_the_work_of_their_users,
     default_streams_are_borrowed_as_they_are,
     ends_of_allocations_and_other_contexts_are_known,
     the_threads_context_is_restored,
@@ -261,6 +263,80 @@ fn foreign_memory_outlives_a_graph_that_uses_it(device: &Device) -> Result<(), F
     drop(graph);
     device.synchronize()?;
     assert_eq!(drops.load(Ordering::SeqCst), 1);
+    Ok(())
+}
+
+fn owners_dropped_during_a_capture_wait_for_the_work_before_it(device: &Device) -> Result<(), Failed> {
+    let (other, stream) = borrowed(device)?;
+    let elsewhere = device.new_stream()?;
+    let drops = Arc::new(AtomicUsize::new(0));
+    let w = Tensor::from_slice(device, &[1.0f32, 0.0, 0.0, 1.0], [2, 2])?;
+    let mut y = Tensor::<f32>::zeros_on(&stream, [2, 2])?;
+    let mut used = Vec::new();
+    for home in [&stream, &elsewhere] {
+        let x = tensor((&other, home), &[1.0, 2.0, 3.0, 4.0], [2, 2], &drops)?;
+        used.push(ops::linear(&x, &w).on(home).run()?);
+        let mut x = Some(x);
+        let (drops, dropped) = (drops.clone(), drops.load(Ordering::SeqCst));
+        let w = Tensor::from_slice(device, &[1.0f32, 0.0, 0.0, 1.0], [2, 2])?;
+        device.synchronize()?;
+        let (y, mut calls, counted) = (&mut y, 0, drops.clone());
+        // SAFETY: only this thread uses the stream; what the work uses outlives the graph.
+        let mut graph = unsafe {
+            stream.capture(|| {
+                calls += 1;
+                // The second call is recorded. No event of the captured stream can be recorded then; one of another stream can be asked for.
+                if calls == 2 {
+                    x.take();
+                    let now = counted.load(Ordering::SeqCst);
+                    assert!(now == dropped || *home != stream, "the work before may use it");
+                }
+                ops::linear(&w, &w).on(&stream).run_into(y)
+            })?
+        };
+        graph.launch()?;
+        drop(graph);
+        device.synchronize()?;
+        assert_eq!(drops.load(Ordering::SeqCst), dropped + 1);
+    }
+    assert_eq!(y.to_vec()?, [1.0, 0.0, 0.0, 1.0]);
+    for result in used {
+        assert_eq!(result.to_vec()?, [1.0, 2.0, 3.0, 4.0]);
+    }
+    Ok(())
+}
+
+#[cfg(feature = "dlpack")]
+fn exported_tensors_outlive_the_work_of_their_users(device: &Device) -> Result<(), Failed> {
+    let user = device.new_stream()?;
+    let w = Tensor::from_slice(device, &[2.0f32, 0.0, 0.0, 2.0], [2, 2])?;
+    let mut results = Vec::new();
+    for round in 0..500 {
+        let x = Tensor::from_slice(device, &[round as f32; 4], [2, 2])?;
+        let given = x.to_dlpack(Some(&user))?;
+        drop(x);
+        // SAFETY: the tensor is the one from above, and ordered with the stream that it was asked for.
+        let taken: Tensor<f32> = unsafe { given.into_tensor(&user)? };
+        results.push(ops::linear(&taken, &w).on(&user).run()?);
+        // Deleted by another thread, with the work under way.
+        std::thread::spawn(move || drop(taken)).join().unwrap();
+    }
+    for (round, result) in results.into_iter().enumerate() {
+        assert_eq!(result.to_vec()?, [2.0 * round as f32; 4], "{round}");
+    }
+    // What is written there is a result that overlaps an operand here.
+    let mut x = Tensor::from_slice(device, &[1.0f32; 4], [2, 2])?;
+    let given = x.to_dlpack_mut(None)?;
+    // SAFETY: both are used on one stream.
+    let mut same: Tensor<f32> = unsafe { given.into_tensor(&x.home_stream())? };
+    let refused = ops::linear(&x, &w).run_into(&mut same);
+    assert!(matches!(refused, Err(Error::Overlap { .. })), "{refused:?}");
+    Ok(())
+}
+
+#[cfg(not(feature = "dlpack"))]
+fn exported_tensors_outlive_the_work_of_their_users(_: &Device) -> Result<(), Failed> {
+    println!("NOT RUN without the feature `dlpack`, which the tests of the whole workspace have");
     Ok(())
 }
 
