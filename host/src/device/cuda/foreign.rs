@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::context::GpuContext;
 use super::raw::{CudaEvent, Relaxed};
 use crate::device::backend::StreamHandle;
+use crate::error::Result;
 use crate::memory::Owner;
 
 /// Owners of memory that nothing will use any more, once the work before an event is done.
@@ -17,9 +18,23 @@ use crate::memory::Owner;
 /// may call the driver.
 #[derive(Default)]
 pub(super) struct Leaving {
-    owners: Mutex<Vec<(After, Owner)>>,
+    queue: Mutex<Queue>,
     /// Whether there are any, for those who only ask.
     any: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    owners: Vec<Entry>,
+    /// How many have been added.
+    added: u64,
+}
+
+struct Entry {
+    /// How many had been added before.
+    number: u64,
+    after: After,
+    owner: Owner,
 }
 
 /// What has to be over.
@@ -47,7 +62,7 @@ impl After {
     }
 
     /// Whether it is over; what has to be asked for next time, if it is not.
-    fn is_over(self, context: &Arc<GpuContext>) -> Result<(), Self> {
+    fn is_over(self, context: &Arc<GpuContext>) -> std::result::Result<(), Self> {
         match self {
             // An event that cannot be asked for now may be later.
             Self::Event(event) => {
@@ -70,14 +85,20 @@ impl Leaving {
     /// Drops `owner` when the work on `stream` so far is done.
     pub(super) fn add(&self, context: &Arc<GpuContext>, stream: &Arc<StreamHandle>, owner: Owner) {
         let Ok(_bound) = context.bind() else { return std::mem::forget(owner) };
-        let _relaxed = Relaxed::new();
-        let after = After::now(context, stream);
-        let is_everything = matches!(after, After::Everything);
-        self.owners.lock().push((after, owner));
-        self.any.store(true, Ordering::Release);
+        let is_everything = {
+            let _relaxed = Relaxed::new();
+            let after = After::now(context, stream);
+            let is_everything = matches!(after, After::Everything);
+            let mut queue = self.queue.lock();
+            let number = queue.added;
+            queue.added += 1;
+            queue.owners.push(Entry { number, after, owner });
+            self.any.store(true, Ordering::Release);
+            is_everything
+        };
         // Where the GPU cannot be waited for, as while this thread captures, whoever waits for it next drops the owner.
-        if is_everything && context.when_done(|| ()).is_ok() {
-            self.all_is_done();
+        if is_everything {
+            let _ = self.when_done(context);
         }
         self.release(context);
     }
@@ -88,48 +109,48 @@ impl Leaving {
             return;
         }
         let Ok(_bound) = context.bind() else { return };
-        let _relaxed = Relaxed::new();
         let mut done = Vec::new();
-        let mut owners = self.owners.lock();
-        for (after, owner) in std::mem::take(&mut *owners) {
-            match after.is_over(context) {
-                Ok(()) => done.push(owner),
-                Err(after) => owners.push((after, owner)),
+        {
+            let _relaxed = Relaxed::new();
+            let mut queue = self.queue.lock();
+            for Entry { number, after, owner } in std::mem::take(&mut queue.owners) {
+                match after.is_over(context) {
+                    Ok(()) => done.push(owner),
+                    Err(after) => queue.owners.push(Entry { number, after, owner }),
+                }
             }
+            self.any.store(!queue.owners.is_empty(), Ordering::Release);
         }
-        self.any.store(!owners.is_empty(), Ordering::Release);
-        drop(owners);
         // Outside of the lock: an owner may be anything, a tensor of this device among others.
         drop(done);
     }
 
-    /// Drops the owners that wait for all work of the GPU, which is done.
-    pub(super) fn all_is_done(&self) {
-        let mut owners = self.owners.lock();
-        let (done, kept) = std::mem::take(&mut *owners)
-            .into_iter()
-            .partition(|(after, _)| matches!(after, After::Everything));
-        *owners = kept;
-        drop(owners);
-        let done: Vec<_> = done;
+    /// Waits for all work of the GPU, and drops the owners that there were before: whatever they wait for is done.
+    pub(super) fn when_done(&self, context: &Arc<GpuContext>) -> Result<()> {
+        let added = self.queue.lock().added;
+        context.when_done(|| ())?;
+        let done = {
+            let mut queue = self.queue.lock();
+            let (done, kept): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut queue.owners).into_iter().partition(|entry| entry.number < added);
+            queue.owners = kept;
+            self.any.store(!queue.owners.is_empty(), Ordering::Release);
+            done
+        };
         drop(done);
+        Ok(())
     }
 
-    /// Waits for what has to be over, and drops all owners. Those for which nothing can be waited for are kept for ever.
+    /// The same where there is nobody left to add any. If the GPU cannot be waited for, the owners are kept for ever.
     pub(super) fn close(&self, context: &Arc<GpuContext>) {
-        let owners = std::mem::take(&mut *self.owners.lock());
-        if owners.is_empty() {
-            return;
-        }
-        match context.when_done(|| ()) {
-            Ok(()) => drop(owners),
-            Err(_) => std::mem::forget(owners),
+        if self.any.load(Ordering::Acquire) && self.when_done(context).is_err() {
+            std::mem::forget(std::mem::take(&mut *self.queue.lock()));
         }
     }
 }
 
 impl fmt::Debug for Leaving {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leaving").field("owners", &self.owners.lock().len()).finish()
+        f.debug_struct("Leaving").field("owners", &self.queue.lock().owners.len()).finish()
     }
 }

@@ -432,10 +432,7 @@ impl Backend for Gpu {
     }
 
     fn synchronize_all(&self) -> Result<()> {
-        self.context.when_done(|| ())?;
-        self.leaving.all_is_done();
-        self.leaving.release(&self.context);
-        Ok(())
+        self.leaving.when_done(&self.context)
     }
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {
