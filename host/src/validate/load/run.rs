@@ -22,8 +22,6 @@ const OPERATION: &str = "validate::load";
 const TOO_MANY_BYTES: usize = 1 << 50;
 /// Parts in which the memory of a GPU is taken.
 const PARTS: usize = 4;
-/// Bytes below which it counts as taken.
-const SMALLEST_PART: usize = 1 << 20;
 /// Runs of each work alone.
 const ALONE: u64 = 3;
 
@@ -325,12 +323,10 @@ impl Load<'_> {
         let mut taken: Vec<Tensor<u8>> = Vec::new();
         if let DeviceKind::Cuda(_) = self.device.kind() {
             let bytes = self.device.memory_stats()?.free / PARTS as u64;
-            let mut bytes = usize::try_from(bytes).unwrap_or(TOO_MANY_BYTES);
+            let bytes = usize::try_from(bytes).unwrap_or(TOO_MANY_BYTES);
             loop {
                 match Tensor::uninit(self.device, [bytes]) {
-                    Ok(memory) if taken.len() < 16 * PARTS => taken.push(memory),
-                    // What is left of a part, in parts of it.
-                    Err(Error::OutOfMemory { .. }) if bytes > SMALLEST_PART => bytes /= 2,
+                    Ok(memory) if taken.len() < 2 * PARTS => taken.push(memory),
                     Err(Error::OutOfMemory { .. }) => break,
                     other => return Err(no_failure(bytes, other)),
                 }
