@@ -472,7 +472,7 @@ fn contiguous(shape: &[usize]) -> Vec<usize> {
 fn expect_device(device: &Device, of: DLDevice) -> Result<()> {
     let fits = match device.kind() {
         DeviceKind::Cuda(ordinal) => match of.device_type {
-            DLDeviceType::kDLCUDA => usize::try_from(of.device_id) == Ok(ordinal as usize),
+            DLDeviceType::kDLCUDA => usize::try_from(of.device_id) == Ok(ordinal),
             // Every GPU of the system accesses it.
             DLDeviceType::kDLCUDAManaged => true,
             _ => false,

@@ -1,6 +1,6 @@
 //! `xtask ptx`: compiles the kernels to the PTX that ships, checks that what is committed is what the sources give, or shows it.
 //!
-//! The PTX is a [`store`]: a folder for each family and architecture, with a compressed module for each entry.
+//! The PTX is a [`store`](mod@store): a folder for each family and architecture, with a compressed module for each entry.
 //!
 //! The check is in two steps. The hash of the sources stands in each folder's index, and comparing it needs no device toolchain:
 //! `xtask test` does it everywhere, and only warns, since a changed comment changes the hash too. A rebuild compares the files

@@ -123,7 +123,7 @@ fn expect(driver: &Driver, name: &str, most: Most, mut call: impl FnMut() -> Res
 }
 
 fn ones<T: warpsmith::Element>(device: &Device, shape: &[usize], one: T) -> Tensor<T> {
-    Tensor::from_slice(device, &vec![one; shape.iter().product()], shape.to_vec()).unwrap()
+    Tensor::from_slice(device, &vec![one; shape.iter().product()], shape).unwrap()
 }
 
 fn count() {

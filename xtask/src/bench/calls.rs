@@ -123,7 +123,7 @@ fn host_time(stream: &Stream, samples: usize, mut call: Call<'_>) -> Result<Dura
 
 /// A tensor of ones.
 fn ones<T: Element>(device: &Device, shape: &[usize], one: T) -> warpsmith::Result<Tensor<T>> {
-    Tensor::from_slice(device, &vec![one; shape.iter().product()], shape.to_vec())
+    Tensor::from_slice(device, &vec![one; shape.iter().product()], shape)
 }
 
 /// Takes the calls of a case: into an output that is there, and into a new one.

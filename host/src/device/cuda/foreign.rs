@@ -61,8 +61,8 @@ impl After {
         CudaEvent::record(context, stream).map_or(Self::Everything, Self::Event)
     }
 
-    /// Whether it is over; what has to be asked for next time, if it is not.
-    fn is_over(self, context: &Arc<GpuContext>) -> std::result::Result<(), Self> {
+    /// Nothing if it is over; else what has to be asked for next time.
+    fn asked(self, context: &Arc<GpuContext>) -> std::result::Result<(), Self> {
         match self {
             // An event that cannot be asked for now may be later.
             Self::Event(event) => {
@@ -73,7 +73,7 @@ impl After {
                 }
             }
             Self::Capture(handle) => match Self::now(context, &handle) {
-                Self::Event(event) => Self::Event(event).is_over(context),
+                Self::Event(event) => Self::Event(event).asked(context),
                 other => Err(other),
             },
             Self::Everything => Err(Self::Everything),
@@ -114,7 +114,7 @@ impl Leaving {
             let _relaxed = Relaxed::new();
             let mut queue = self.queue.lock();
             for Entry { number, after, owner } in std::mem::take(&mut queue.owners) {
-                match after.is_over(context) {
+                match after.asked(context) {
                     Ok(()) => done.push(owner),
                     Err(after) => queue.owners.push(Entry { number, after, owner }),
                 }

@@ -217,6 +217,7 @@ pub(super) struct Ledger {
     place: Place,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one for each work")]
 enum Place {
     Device { records: Tensor<u32>, blank: Tensor<u32>, kept: Tensor<u32> },
     Host { records: Mutex<Vec<Record>>, kept: Mutex<Vec<Vec<Record>>> },
