@@ -28,8 +28,10 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Safety
     ///
-    /// Until the owner is dropped, the memory from the first element to the last is valid for reads, gaps included, and initialised. What else writes it, the
-    /// gaps too, is ordered with the home stream's work; on the CPU and the emulator nothing else does while a call here uses it. A graph of another library's that captures uses of the tensor does not keep the owner: the memory must outlive the graph.
+    /// Until the owner is dropped, the memory from the first element to the last is valid for reads, gaps included, and initialised. What else writes it,
+    /// the gaps too, is ordered with the home stream's work. On the CPU and the emulator nothing else does while a call here uses it.
+    ///
+    /// A graph of another library's that captures uses of the tensor does not keep the owner: the memory must outlive the graph.
     pub unsafe fn from_foreign(
         stream: &Stream,
         address: u64,
