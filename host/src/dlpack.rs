@@ -33,7 +33,7 @@ use ffi::{
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
-use crate::tensor::{DType, Element, Tensor};
+use crate::tensor::{DType, Element, Tensor, contiguous_strides};
 
 /// What the operations are called in errors.
 const EXPORT: &str = "exporting a tensor by DLPack";
@@ -251,7 +251,7 @@ impl ManagedTensor {
                 .collect::<Option<_>>()
                 .ok_or_else(|| refuse("strides from 0 on; copy a reversed view first", strides))?,
             // Before version 1.2, for one without gaps.
-            None => contiguous(&lengths),
+            None => contiguous_strides(&lengths).to_vec(),
         };
         let address = (of.data.expose_provenance() as u64).wrapping_add(of.byte_offset);
         // SAFETY: the caller's promise; the memory is there until the tensor is deleted, as its owner is.
@@ -283,7 +283,7 @@ impl<T: Element> Tensor<T> {
             self.device().expect_same(EXPORT, "stream", consumer.device())?;
         }
         let mut copy = self.to_vec()?;
-        let (data, strides) = (copy.as_mut_ptr().cast(), contiguous(self.shape()));
+        let (data, strides) = (copy.as_mut_ptr().cast(), contiguous_strides(self.shape()).to_vec());
         let numbers = [self.shape(), &strides];
         Exported::managed(data, CPU, T::DTYPE, numbers, ffi::DLPACK_FLAG_BITMASK_IS_COPIED, Box::new(copy))
     }
@@ -453,19 +453,6 @@ fn described(of: DLDataType) -> String {
         Some(dtype) => dtype.to_string(),
         None => format!("DLPack's code {}, {} bits, {} lanes", of.code, of.bits, of.lanes),
     }
-}
-
-/// The strides of a tensor without gaps.
-fn contiguous(shape: &[usize]) -> Vec<usize> {
-    let mut next = 1usize;
-    let step = |&length: &usize| {
-        let step = next;
-        next = next.saturating_mul(length.max(1));
-        step
-    };
-    let mut strides: Vec<usize> = shape.iter().rev().map(step).collect();
-    strides.reverse();
-    strides
 }
 
 /// The error for memory that `device` does not use, if it is.

@@ -16,6 +16,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     a_tensor_without_gaps_is_one_matrix,
     many_matrices_are_all_copied,
     what_cannot_be_repacked_is_refused,
+    results_that_do_not_fit_are_refused,
     a_copy_of_nothing_is_empty,
 ];
 
@@ -91,6 +92,26 @@ fn check<T: Element + Debug>(
     prop_assert!(y.arg().address().is_multiple_of(16));
     let (got, expected) = (y.to_vec().map_err(failed)?, x.to_vec().map_err(failed)?);
     prop_assert!(got == expected, "{:?} of strides {:?}", x.shape(), x.strides());
+
+    // Into memory that holds something else: a tensor's rows before and behind the copy remain, and what follows each row is zero.
+    let columns = x.shape()[x.rank() - 1];
+    let mut padded = x.shape().to_vec();
+    padded[x.rank() - 1] = columns.next_multiple_of(16 / size_of::<T>());
+    let (length, pitch) = (padded.iter().product::<usize>(), padded[x.rank() - 1]);
+    let old: Vec<T> = (0..length + 2 * pitch).map(|index| element(index as u32 + 1)).collect();
+    let memory = Tensor::from_slice(device, &old, [old.len()]).map_err(failed)?;
+    let place =
+        memory.slice(0, pitch..pitch + length).and_then(|place| place.reshape(&padded)).map_err(failed)?;
+    let mut y = place.slice(x.rank() - 1, 0..columns).map_err(failed)?;
+    ops::repack(&x).run_into(&mut y).map_err(failed)?;
+    let all = memory.to_vec().map_err(failed)?;
+    prop_assert!(all[..pitch] == old[..pitch] && all[pitch + length..] == old[pitch + length..]);
+    let zero = T::zeroed();
+    for (row, expected) in
+        all[pitch..pitch + length].chunks(pitch.max(1)).zip(expected.chunks(columns.max(1)))
+    {
+        prop_assert!(row[..columns] == *expected && row[columns..].iter().all(|&element| element == zero));
+    }
     Ok(())
 }
 
@@ -154,10 +175,41 @@ fn what_cannot_be_repacked_is_refused(device: &Device) -> Result<(), Failed> {
     Ok(())
 }
 
+/// A result that does not lie as a new copy does, or shares memory with the source, the zeros behind the rows included.
+fn results_that_do_not_fit_are_refused(device: &Device) -> Result<(), Failed> {
+    let zeros = |shape: &[usize]| Tensor::<f32>::zeros(device, shape);
+    let x = zeros(&[3, 6])?;
+    let refused = |mut y: Tensor<f32>| ops::repack(&x).run_into(&mut y).expect_err("it does not fit");
+    assert!(matches!(refused(zeros(&[3, 8])?), Error::Shape { operand: "y", .. }));
+    assert!(matches!(refused(zeros(&[3, 6])?), Error::Stride { operand: "y", .. }));
+    assert!(matches!(refused(zeros(&[3, 12])?.slice(1, 0..6)?), Error::Stride { operand: "y", .. }));
+    assert!(matches!(
+        refused(zeros(&[3, 8])?.slice(1, 2..8)?),
+        Error::Stride { .. } | Error::SizeLimit { .. }
+    ));
+    assert!(matches!(refused(zeros(&[6, 3])?.swap_axes(0, 1)?), Error::Stride { operand: "y", .. }));
+    // Behind the last row there is no place for the zeros.
+    let short = zeros(&[22])?;
+    let single = zeros(&[1, 6])?;
+    let mut last = short.slice(0, 16..22)?.reshape([1, 6])?;
+    let error = ops::repack(&single).run_into(&mut last).expect_err("it ends too early");
+    assert!(matches!(error, Error::SizeLimit { operand: "y", .. }), "{error}");
+    // The zeros would overwrite x.
+    let memory = zeros(&[14])?;
+    let (mut y, x) = (memory.slice(0, 0..6)?.reshape([1, 6])?, memory.slice(0, 7..13)?.reshape([1, 6])?);
+    let error = ops::repack(&x).run_into(&mut y).expect_err("they share memory");
+    assert!(matches!(error, Error::Overlap { operand: "y", other: "x", .. }), "{error}");
+    let other = if device.kind() == DeviceKind::Cpu { Device::emulator() } else { Device::cpu() };
+    let error = ops::repack(&single).run_into(&mut Tensor::zeros(&other, [1, 8])?.slice(1, 0..6)?);
+    assert!(matches!(error, Err(Error::DeviceMismatch { operand: "y", .. })));
+    Ok(())
+}
+
 fn a_copy_of_nothing_is_empty(device: &Device) -> Result<(), Failed> {
     for shape in [[0, 3, 4], [2, 0, 4], [2, 3, 0]] {
         let y = ops::repack(&Tensor::<f32>::zeros(device, shape)?).run()?;
         assert_eq!((y.shape(), y.len()), (&shape[..], 0));
+        ops::repack(&Tensor::<f32>::zeros(device, shape)?).run_into(&mut Tensor::zeros(device, shape)?)?;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 pub(crate) use crate::ops::CHUNK_BYTES;
 use crate::ops::{Implementation, ROW_LIMIT, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
-use crate::tensor::{Element, Tensor};
+use crate::tensor::{Element, Tensor, contiguous_strides};
 
 /// The operation's name in errors.
 const OPERATION: &str = "repack";
@@ -66,30 +66,84 @@ impl<'a, T: Element> RepackOp<'a, T> {
     /// [`Error::SizeLimit`] if it has 2³¹ rows or 2³¹ bytes in a row, [`Error::DeviceMismatch`] if the stream is another device's;
     /// whatever allocating the copy, loading the kernel and launching it may return.
     pub fn run(&self) -> Result<Tensor<T>> {
-        let (x, device) = (self.x, self.x.device());
+        let (x, stream) = (self.x, self.checked()?);
+        let mut copy =
+            Tensor::uninit_on(&stream, padded(x))?.slice(x.rank() - 1, 0..x.shape()[x.rank() - 1])?;
+        self.write(&stream, &mut copy)?;
+        Ok(copy)
+    }
+
+    /// Makes the copy in `y` `[.., M, K]`, so that the work can be [captured](Stream::capture) with its result kept.
+    ///
+    /// `y` has the layout of what [`run`](Self::run) returns. What follows a row of it up to a multiple of 16 bytes is set to zero.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run); [`Error::Shape`], [`Error::Stride`], [`Error::DeviceMismatch`] and [`Error::ReadOnly`] if `y` does not fit,
+    /// [`Error::Overlap`] if it shares memory with `x`.
+    pub fn run_into(&self, y: &mut Tensor<T>) -> Result<()> {
+        let stream = self.checked()?;
+        self.check_output(y)?;
+        self.write(&stream, y)
+    }
+
+    /// The stream to run on, once `x` and the stream have been checked.
+    fn checked(&self) -> Result<Stream> {
+        let device = self.x.device();
         if let Some(stream) = self.stream {
             device.expect_same(OPERATION, "stream", stream.device())?;
         }
-        check(x)?;
-        let stream = self.stream.cloned().unwrap_or_else(|| device.default_stream());
-        let columns = x.shape()[x.rank() - 1];
-        let padded = padded(x);
-        if x.is_empty() || device.kind() == DeviceKind::Cpu {
-            let mut copy = Tensor::zeros_on(&stream, &padded)?.slice(x.rank() - 1, 0..columns)?;
-            copy.copy_from(x)?;
-            return Ok(copy);
+        check(self.x)?;
+        Ok(self.stream.cloned().unwrap_or_else(|| device.default_stream()))
+    }
+
+    /// The error for a tensor that does not lie as a new copy does.
+    fn check_output(&self, y: &Tensor<T>) -> Result<()> {
+        let (operation, operand, x) = (OPERATION, "y", self.x);
+        x.device().expect_same(operation, operand, y.device())?;
+        y.expect_writable(operation, operand)?;
+        if y.shape() != x.shape() {
+            let expected = format!("{:?}, the shape of x", x.shape());
+            return Err(Error::Shape { operation, operand, expected, actual: y.shape().to_vec() });
         }
-        let mut copy = Tensor::uninit_on(&stream, &padded)?.slice(x.rank() - 1, 0..columns)?;
+        if y.is_empty() {
+            return Ok(());
+        }
+        let padded = padded(x);
+        let strides = contiguous_strides(&padded);
+        let mut lies = y.shape().iter().zip(y.strides()).zip(&strides);
+        let lies = lies.all(|((&length, stride), expected)| length == 1 || stride == expected);
+        if !lies || !y.arg().address().is_multiple_of(CHUNK_BYTES as u64) {
+            let expected =
+                format!("{:?}, from an address that is a multiple of {CHUNK_BYTES} bytes", &strides[..]);
+            return Err(Error::Stride { operation, operand, expected, actual: y.strides().to_vec() });
+        }
+        let whole = y.dense_from_start(operation, operand, &padded)?;
+        if whole.shares_memory(x) {
+            return Err(Error::Overlap { operation, operand, other: "x" });
+        }
+        Ok(())
+    }
+
+    /// Copies into a tensor that lies as a new copy does.
+    fn write(&self, stream: &Stream, copy: &mut Tensor<T>) -> Result<()> {
+        let (x, device) = (self.x, self.x.device());
+        if x.is_empty() {
+            return Ok(());
+        }
+        if device.kind() == DeviceKind::Cpu {
+            copy.dense_from_start(OPERATION, "y", &padded(x))?.fill_zero_on(stream)?;
+            return copy.copy_from_on(x, stream);
+        }
         let launches = Launch::all(x)?;
         let target = copy.arg_mut().address();
-        stream.with_operands(&[x as &dyn Operand, &copy], || {
-            // SAFETY: the launches were made for these two tensors; the copy is new. Tensors are freed in the order of their home
+        stream.with_operands(&[x as &dyn Operand, &*copy], || {
+            // SAFETY: the launches were made for these two tensors, which share no memory. Tensors are freed in the order of their home
             // streams, which `with_operands` makes wait for this work.
             launches.iter().try_for_each(|launch| unsafe {
-                launch.run(device, &stream, x.arg().address(), target, size_of::<T>())
+                launch.run(device, stream, x.arg().address(), target, size_of::<T>())
             })
-        })?;
-        Ok(copy)
+        })
     }
 
     /// Which implementation [`run`](Self::run) would take.

@@ -284,6 +284,11 @@ impl Layout {
         axes
     }
 
+    /// The same axes, from another element of the memory on.
+    pub(crate) fn starting_at(self, offset: usize) -> Self {
+        Self { offset, ..self }
+    }
+
     /// The axes as (length, stride) with axes of length 1 left out and neighbours merged where one stride serves both.
     fn collapsed(&self) -> PerAxis<(usize, usize)> {
         collapse(&self.shape, [&self.strides])
@@ -329,10 +334,11 @@ impl Layout {
     }
 }
 
-fn contiguous_strides(shape: &[usize]) -> PerAxis<usize> {
+/// The strides of a tensor without gaps.
+pub(crate) fn contiguous_strides(shape: &[usize]) -> PerAxis<usize> {
     let mut strides: PerAxis<usize> = smallvec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1));
     }
     strides
 }

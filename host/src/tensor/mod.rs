@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 pub use element::{DType, Element};
 use layout::Layout;
+pub(crate) use layout::contiguous_strides;
 pub use map::{L2Promotion, OobFill, Swizzle, TensorMapError, TensorMapOptions, TensorType};
 use warpsmith_dsl::launch::{Global, GlobalMut};
 
@@ -107,13 +108,21 @@ impl<T: Element> Tensor<T> {
     ///
     /// As for [`Tensor::uninit`].
     pub fn zeros_on(stream: &Stream, shape: impl AsRef<[usize]>) -> Result<Self> {
-        let tensor = Self::allocate("Tensor::zeros", stream, shape.as_ref())?;
-        let bytes = tensor.buffer.bytes();
-        if bytes != 0 {
-            let rows = Rows { offset: 0, pitch: bytes, width: bytes, height: 1 };
-            tensor.device().backend().fill(tensor.buffer.memory(), rows, 0, stream.handle())?;
-        }
+        let mut tensor = Self::allocate("Tensor::zeros", stream, shape.as_ref())?;
+        tensor.fill_zero_on(stream)?;
         Ok(tensor)
+    }
+
+    /// Sets the elements of a tensor without gaps to zero, ordered with no other stream than this one.
+    pub(crate) fn fill_zero_on(&mut self, stream: &Stream) -> Result<()> {
+        debug_assert!(self.is_contiguous(), "{self:?}");
+        let bytes = self.len() * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let rows =
+            Rows { offset: self.layout.offset() * size_of::<T>(), pitch: bytes, width: bytes, height: 1 };
+        self.device().backend().fill(self.buffer.memory(), rows, 0, stream.handle())
     }
 
     fn with_layout(&self, layout: Layout) -> Self {
@@ -233,6 +242,27 @@ impl<T: Element> Tensor<T> {
     /// Other axes over this view's memory; see [`Layout::with_axes`].
     pub(crate) fn with_axes(&self, start: usize, shape: &[usize], strides: &[usize]) -> Self {
         self.with_layout(self.layout.with_axes(start, shape, strides))
+    }
+
+    /// The tensor of `shape` without gaps that starts where this view does, or the error that names this operand if its memory ends before.
+    pub(crate) fn dense_from_start(
+        &self,
+        operation: &'static str,
+        operand: &'static str,
+        shape: &[usize],
+    ) -> Result<Self> {
+        let layout = Layout::contiguous(operation, shape, size_of::<T>())?;
+        let there = self.buffer.bytes() / size_of::<T>() - self.layout.offset();
+        if layout.len() > there {
+            return Err(Error::SizeLimit {
+                operation,
+                operand,
+                quantity: "memory from its first element on",
+                limit: format!("at least {} elements, those of {shape:?}", layout.len()),
+                actual: there.to_string(),
+            });
+        }
+        Ok(self.with_layout(layout.starting_at(self.layout.offset())))
     }
 
     /// The address of the first element as an argument of a kernel that reads it. Null for a tensor of no elements.

@@ -114,6 +114,7 @@ functions! {
     cuModuleLoadDataEx(module: *mut usize, image: *const c_void, count: c_uint, options: Handle, values: Handle) {
         put!(module, fresh(1))
     }
+    cuModuleLoadData(module: *mut usize, image: *const c_void) { put!(module, fresh(1)) }
     cuModuleUnload(module: usize) {}
     cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) { put!(function, fresh(1)) }
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) { put!(free, 80 << 30); put!(total, 80 << 30) }
