@@ -10,6 +10,7 @@ mod ceilings;
 mod clocks;
 mod cublas;
 mod cublaslt;
+mod draw;
 mod experts;
 mod operands;
 mod ours;
@@ -44,6 +45,7 @@ use ceilings::Ceilings;
 use clocks::Monitor;
 use cublas::Cublas;
 use cublaslt::CublasLt;
+use draw::Draw;
 use operands::Operands;
 use ours::Variant;
 use report::{Control, Ours, Peer, Row, Verdict};
@@ -72,6 +74,8 @@ pub(crate) struct Args {
     /// Only these sizes, as MxKxN separated by commas.
     #[arg(long, value_delimiter = ',', value_parser = parse_shape)]
     shape: Vec<[usize; 3]>,
+    #[command(flatten)]
+    draw: Draw,
     /// Only what has this text in its operation, type and size, e.g. `f16 1024` or `peer residency`.
     #[arg(long)]
     filter: Option<String>,
@@ -140,7 +144,7 @@ impl Args {
     }
 
     fn cases(&self) -> Vec<Case> {
-        let mut cases = suites::cases(&self.suite, &self.dtype, &self.shape);
+        let mut cases = suites::cases(&self.suite, &self.dtype, &self.shape, self.draw);
         if let Some(filter) = &self.filter {
             let filter = filter.replace('x', "×");
             cases.retain(|case| case.to_string().contains(&filter));

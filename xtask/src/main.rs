@@ -26,6 +26,7 @@ mod random;
 mod record;
 #[cfg(feature = "host")]
 mod spell;
+mod spread;
 mod tables;
 mod test;
 #[cfg(feature = "host")]

@@ -10,6 +10,7 @@ use super::suites::Suite;
 use crate::goals::{self, FLOOR, Floor, Judged};
 use crate::measurement::Measurement;
 use crate::provenance::Provenance;
+use crate::spread;
 
 /// What a peer took.
 #[derive(Clone, Debug, PartialEq)]
@@ -262,6 +263,11 @@ pub(super) fn verdicts(rows: &[Measurement]) -> Vec<Verdict> {
         },
         met: (all > 0).then_some(below.is_empty()),
     });
+    verdicts.extend(spread::spreads(rows).into_iter().map(|spread| Verdict {
+        goal: spread.asked(),
+        measured: spread.to_string(),
+        met: spread.is_met(),
+    }));
     verdicts
 }
 

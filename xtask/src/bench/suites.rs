@@ -4,6 +4,7 @@ use clap::ValueEnum;
 use warpsmith::ops::Activation;
 
 use super::case::{Case, Extra, Layout, Operation, Precision};
+use super::draw::Draw;
 
 /// A set of sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
@@ -26,6 +27,12 @@ pub(super) enum Suite {
     Skinny,
     /// Sizes that no tile divides.
     Odd,
+    /// Linear layers of sizes drawn at random: see `--seed` and `--count`.
+    Random,
+    /// Products of drawn sizes, of operands that lie otherwise.
+    RandomLayout,
+    /// Batches of products, of drawn sizes and as many matrices.
+    RandomBatch,
 }
 
 /// M, K, N.
@@ -118,6 +125,40 @@ impl Suite {
             Self::Mlp => MLP.to_vec(),
             Self::Skinny => SKINNY.iter().flat_map(|&side| ROWS.map(|rows| [rows, side, side])).collect(),
             Self::Odd => ODD.to_vec(),
+            // Drawn, with what else is.
+            Self::Random | Self::RandomLayout | Self::RandomBatch => Vec::new(),
+        }
+    }
+
+    /// Whether its sizes are drawn at random, rather than chosen.
+    pub(super) const fn is_random(self) -> bool {
+        matches!(self, Self::Random | Self::RandomLayout | Self::RandomBatch)
+    }
+
+    /// Its cases of some sizes in a type.
+    fn cases(self, precision: Precision, shapes: &[[usize; 3]]) -> Vec<Case> {
+        let case = |shape, operation| Case { suite: self, operation, precision, shape };
+        let of_shape = |&shape: &[usize; 3]| {
+            self.operations(precision, shape).into_iter().map(move |operation| case(shape, operation))
+        };
+        shapes.iter().flat_map(of_shape).collect()
+    }
+
+    /// The cases of a suite whose sizes are drawn.
+    fn drawn(self, precision: Precision, draw: Draw) -> Vec<Case> {
+        let case = |shape, operation| Case { suite: self, operation, precision, shape };
+        match self {
+            Self::RandomLayout => draw
+                .layouts()
+                .into_iter()
+                .map(|(shape, layout)| case(shape, Operation::product(layout)))
+                .collect(),
+            Self::RandomBatch => draw
+                .batches()
+                .into_iter()
+                .map(|(shape, layout, batch)| case(shape, Operation { batch, ..Operation::product(layout) }))
+                .collect(),
+            _ => draw.shapes().into_iter().map(|shape| case(shape, Operation::BIAS_RELU)).collect(),
         }
     }
 
@@ -153,6 +194,8 @@ impl Suite {
         match self {
             Self::Main => &MAIN_TYPES,
             Self::Types => &[Precision::Bf16ToF32, Precision::F8Mixed, Precision::F8],
+            Self::Random => &[Precision::Bf16, Precision::F32, Precision::Tf32, Precision::F8],
+            Self::RandomLayout | Self::RandomBatch => &[Precision::Bf16],
             _ => &[Precision::Bf16, Precision::F16],
         }
     }
@@ -163,27 +206,35 @@ impl Suite {
     }
 }
 
-/// The cases of `suites`, each once, in the order of the suites. Without a choice each suite has its own types and sizes.
-pub(super) fn cases(suites: &[Suite], precisions: &[Precision], shapes: &[[usize; 3]]) -> Vec<Case> {
-    let all = Suite::value_variants();
+/// The cases of `suites`, each once, in the order of the suites. Without a choice each suite has its own types and sizes, and those whose sizes are drawn are
+/// left out.
+pub(super) fn cases(
+    suites: &[Suite],
+    precisions: &[Precision],
+    shapes: &[[usize; 3]],
+    draw: Draw,
+) -> Vec<Case> {
+    let all: Vec<Suite> =
+        Suite::value_variants().iter().copied().filter(|suite| !suite.is_random()).collect();
     // Sizes that were asked for are measured as the main ones are, whether or not a suite has them.
     let suites = match (suites, shapes) {
-        ([], []) => all,
+        ([], []) => &all[..],
         ([], _) => &[Suite::Main],
         (chosen, _) => chosen,
     };
     let mut cases: Vec<Case> = Vec::new();
     for &suite in suites {
         let precisions = if precisions.is_empty() { suite.precisions() } else { precisions };
-        let shapes = if shapes.is_empty() { suite.shapes() } else { shapes.to_vec() };
         for &precision in precisions {
-            for &shape in &shapes {
-                for operation in suite.operations(precision, shape) {
-                    let case = Case { suite, operation, precision, shape };
-                    let same = |other: &Case| Case { suite, ..*other } == case;
-                    if !cases.iter().any(same) {
-                        cases.push(case);
-                    }
+            let of_suite = match shapes {
+                [] if suite.is_random() => suite.drawn(precision, draw),
+                [] => suite.cases(precision, &suite.shapes()),
+                shapes => suite.cases(precision, shapes),
+            };
+            for case in of_suite {
+                let same = |other: &Case| Case { suite, ..*other } == case;
+                if !cases.iter().any(same) {
+                    cases.push(case);
                 }
             }
         }
@@ -195,7 +246,11 @@ pub(super) fn cases(suites: &[Suite], precisions: &[Precision], shapes: &[[usize
 mod tests {
     use clap::ValueEnum;
 
-    use super::{BATCH_RESULTS, MAIN_TYPES, ODD, Operation, Precision, Suite, cases};
+    use super::{BATCH_RESULTS, Draw, MAIN_TYPES, ODD, Operation, Precision, Suite};
+
+    fn cases(suites: &[Suite], precisions: &[Precision], shapes: &[[usize; 3]]) -> Vec<super::Case> {
+        super::cases(suites, precisions, shapes, Draw { seed: 1, count: 10 })
+    }
 
     #[test]
     fn no_case_is_measured_twice() {
@@ -205,7 +260,7 @@ mod tests {
             assert_eq!(all.iter().filter(same).count(), 1, "{index}: {case}");
         }
         for suite in Suite::value_variants() {
-            assert!(all.iter().any(|case| case.suite == *suite), "{suite:?}");
+            assert_eq!(all.iter().any(|case| case.suite == *suite), !suite.is_random(), "{suite:?}");
         }
     }
 
@@ -254,6 +309,21 @@ mod tests {
     fn odd_sizes_are_distinct() {
         for (index, shape) in ODD.iter().enumerate() {
             assert!(!ODD[..index].contains(shape), "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn drawn_sizes_are_the_same_in_every_type_and_others_with_another_seed() {
+        let drawn = |seed, precision| {
+            let cases = super::cases(&[Suite::Random], &[precision], &[], Draw { seed, count: 10 });
+            cases.iter().map(|case| case.shape).collect::<Vec<_>>()
+        };
+        assert_eq!(drawn(1, Precision::Bf16), drawn(1, Precision::F32));
+        assert!(drawn(1, Precision::Bf16).iter().all(|shape| !drawn(2, Precision::Bf16).contains(shape)));
+        for suite in [Suite::RandomLayout, Suite::RandomBatch] {
+            let all = cases(&[suite], &[], &[]);
+            assert_eq!(all.len(), 10, "{suite:?}");
+            assert!(all.iter().all(|case| case.tunable().is_some()));
         }
     }
 

@@ -17,6 +17,7 @@ use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::tune::{self, Found, Store, Tuned};
 
 use super::case::{Case, Precision, Tunable, parse_shape};
+use super::draw::Draw;
 use super::suites::{self, Suite};
 use super::{microseconds, open_gpu, rows};
 use crate::provenance::Provenance;
@@ -36,6 +37,8 @@ pub(crate) struct Args {
     /// Only these sizes, as MxKxN separated by commas.
     #[arg(long, value_delimiter = ',', value_parser = parse_shape)]
     shape: Vec<[usize; 3]>,
+    #[command(flatten)]
+    draw: Draw,
     /// Samples of each kernel.
     #[arg(long, default_value_t = 7)]
     samples: usize,
@@ -220,7 +223,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let provenance = Provenance::collect(&device, args.commit.clone());
     println!("{provenance}");
 
-    let cases = suites::cases(&args.suite, &args.dtype, &args.shape);
+    let cases = suites::cases(&args.suite, &args.dtype, &args.shape, args.draw);
     let mut store = if args.report { None } else { Some(Store::open(&device)?) };
     if let Some(store) = &store {
         println!("Results are kept in {}{}", store.path().display(), found(store.found()));
@@ -344,7 +347,7 @@ mod tests {
     #[test]
     fn every_case_of_the_suites_is_measured() {
         for suite in Suite::value_variants() {
-            for case in suites::cases(&[*suite], &[], &[]) {
+            for case in suites::cases(&[*suite], &[], &[], Draw { seed: 1, count: 20 }) {
                 assert!(case.tunable().is_some(), "{case}");
             }
         }

@@ -16,6 +16,7 @@ use super::case::Precision;
 use super::report::Verdict;
 use super::rows::rounded;
 use super::session::Session;
+use super::suites::Suite;
 use super::{Args, judged, microseconds, torch};
 use crate::measurement::Measurement;
 
@@ -132,7 +133,11 @@ fn cases(args: &Args) -> Vec<UpdateCase> {
     let mut cases = Vec::new();
     for dtype in TYPES {
         let case = |[m, k, n, rank]: [usize; 4]| UpdateCase::new(dtype, m, k, n, rank);
-        if args.shape.is_empty() {
+        if args.suite.contains(&Suite::Random) {
+            let drawn = args.draw.updates();
+            cases.extend(drawn.iter().map(|&shape| case(shape)));
+            cases.extend(drawn.iter().map(|&shape| case(shape).alone(false)));
+        } else if args.shape.is_empty() {
             cases.extend(SHAPES.map(case));
             cases.extend(ALONE.map(|shape| case(shape).alone(false)));
         }

@@ -1,0 +1,154 @@
+//! How speeds at drawn sizes are spread beside the best baseline, and what is asked of that.
+
+use std::fmt;
+
+use crate::measurement::Measurement;
+use crate::tables::results::chosen;
+
+/// What is asked of the ratios of a kind of sizes: of their geometric mean, their 5th percentile and the lowest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Goal {
+    mean: f64,
+    fifth: f64,
+    lowest: f64,
+}
+
+/// Operations whose sizes are drawn, of one type and kind.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Spread {
+    /// The suite, the type, and which sizes.
+    pub(crate) name: String,
+    /// A baseline's time over ours, in rising order; there is one at least.
+    ratios: Vec<f64>,
+    goal: Option<Goal>,
+}
+
+/// The ratio below which a size counts as lost.
+const LOST: f64 = 0.95;
+
+impl Spread {
+    fn mean(&self) -> f64 {
+        (self.ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / self.ratios.len() as f64).exp()
+    }
+
+    /// The ratio that a share of all are at most, by the nearest rank.
+    fn quantile(&self, share: f64) -> f64 {
+        let rank = (share * self.ratios.len() as f64).ceil() as usize;
+        self.ratios[rank.clamp(1, self.ratios.len()) - 1]
+    }
+
+    /// Whether the goal is met, if there is one.
+    pub(crate) fn is_met(&self) -> Option<bool> {
+        let goal = self.goal?;
+        Some(self.mean() >= goal.mean && self.quantile(0.05) >= goal.fifth && self.ratios[0] >= goal.lowest)
+    }
+
+    /// What is asked.
+    pub(crate) fn asked(&self) -> String {
+        let name = &self.name;
+        self.goal.map_or_else(
+            || name.clone(),
+            |Goal { mean, fifth, lowest }| {
+                let lowest = if lowest > 0.0 { format!(", lowest at least {lowest}") } else { String::new() };
+                format!("{name}: geometric mean at least {mean}, 5th percentile at least {fifth}{lowest}")
+            },
+        )
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lost = self.ratios.iter().filter(|&&ratio| ratio < LOST).count();
+        let count = self.ratios.len();
+        write!(
+            formatter,
+            "{:.3}, {:.3}, lowest {:.3}; {lost} of {count} below {LOST}",
+            self.mean(),
+            self.quantile(0.05),
+            self.ratios[0]
+        )
+    }
+}
+
+/// What is asked of a type; of bf16 of its kinds of sizes apart.
+fn goal(suite: &str, dtype: &str, in_chunks: bool) -> Option<Goal> {
+    let goal = |mean, fifth, lowest| Some(Goal { mean, fifth, lowest });
+    match (suite, dtype) {
+        ("random", "bf16" | "f16") if in_chunks => goal(1.08, 0.95, 0.85),
+        ("random", "bf16" | "f16") => goal(1.4, 0.95, 0.85),
+        ("random", "f32") => goal(1.3, 0.95, 0.0),
+        ("random", "tf32") => goal(1.0, 0.95, 0.0),
+        ("random", "f8e4m3") => goal(1.05, 0.95, 0.0),
+        _ => None,
+    }
+}
+
+/// The spreads of all rows of suites whose sizes are drawn.
+pub(crate) fn spreads(rows: &[Measurement]) -> Vec<Spread> {
+    let drawn: Vec<&Measurement> = rows.iter().filter(|row| row.suite.starts_with("random")).collect();
+    let mut spreads: Vec<Spread> = Vec::new();
+    for entry in chosen(&drawn) {
+        let (row, Some(ratio)) = (entry.ours, entry.best.and_then(|best| best.ratio)) else { continue };
+        let sides: Vec<usize> = row.shape.split('x').filter_map(|side| side.parse().ok()).collect();
+        let [.., _, k, n] = sides[..] else { continue };
+        let in_chunks = k % 8 == 0 && n % 8 == 0;
+        let kind = match row.dtype.as_str() {
+            "bf16" | "f16" if in_chunks => ", K and N multiples of 8",
+            "bf16" | "f16" => ", other K and N",
+            _ => "",
+        };
+        let name = format!("{} {}{kind}", row.suite, row.dtype);
+        match spreads.iter_mut().find(|spread| spread.name == name) {
+            Some(spread) => spread.ratios.push(ratio),
+            None => {
+                let goal = goal(&row.suite, &row.dtype, in_chunks);
+                spreads.push(Spread { name, ratios: vec![ratio], goal });
+            }
+        }
+    }
+    spreads.iter_mut().for_each(|spread| spread.ratios.sort_by(f64::total_cmp));
+    spreads
+}
+
+#[cfg(test)]
+mod tests {
+    use super::spreads;
+    use crate::measurement::Measurement;
+
+    fn row(dtype: &str, shape: &str, ratio: f64) -> Measurement {
+        let row =
+            Measurement::against("linear bias relu", dtype, shape, [10.0, 10.0 * ratio], "cublaslt-fused");
+        Measurement { suite: "random".into(), ..row }
+    }
+
+    #[test]
+    fn each_kind_of_sizes_is_judged_by_mean_percentile_and_lowest() {
+        let mut rows: Vec<_> = (0..40).map(|index| row("bf16", &format!("{index}x8x16"), 1.2)).collect();
+        rows.push(row("bf16", "1x9x16", 0.5));
+        rows.push(row("f32", "1x9x16", 2.0));
+        let all = spreads(&rows);
+        let told: Vec<_> = all.iter().map(|spread| (spread.name.as_str(), spread.is_met())).collect();
+        assert_eq!(
+            told,
+            [
+                ("random bf16, K and N multiples of 8", Some(true)),
+                ("random bf16, other K and N", Some(false)),
+                ("random f32", Some(true)),
+            ]
+        );
+        assert_eq!(all[1].to_string(), "0.500, 0.500, lowest 0.500; 1 of 1 below 0.95");
+        // One of forty is not the 5th percentile, but it is the lowest.
+        rows[3] = row("bf16", "3x8x16", 0.84);
+        assert_eq!(spreads(&rows)[0].is_met(), Some(false));
+        rows[3] = row("bf16", "3x8x16", 0.86);
+        assert_eq!(spreads(&rows)[0].is_met(), Some(true));
+    }
+
+    #[test]
+    fn only_the_best_baseline_and_drawn_sizes_count() {
+        let mut rows = vec![row("f32", "1x8x16", 2.0), row("f32", "1x8x16", 0.5)];
+        assert_eq!(spreads(&rows)[0].to_string(), "0.500, 0.500, lowest 0.500; 1 of 1 below 0.95");
+        rows.iter_mut().for_each(|row| row.suite = "main".into());
+        assert!(spreads(&rows).is_empty());
+    }
+}
