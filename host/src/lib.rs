@@ -17,10 +17,12 @@
 //! ```
 //!
 //! Nothing of CUDA is needed to build this crate, and the driver is looked for when a program runs: one binary works
-//! with and without a GPU.
+//! with and without a GPU. The feature `cust` alone links to the driver.
 
 pub mod benchmark;
 pub mod cpu;
+#[cfg(feature = "cust")]
+pub mod cust;
 pub mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;

@@ -1,4 +1,7 @@
 //! A program that uses this crate starts without the driver, and looks for it only when a GPU is asked for.
+//!
+//! One with the feature `cust` is linked to the driver, since that crate is.
+#![cfg(not(feature = "cust"))]
 
 use warpsmith::{Device, DeviceKind, Error};
 

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "host")]
 mod bench;
+mod cust;
 mod doctor;
 #[cfg(feature = "host")]
 mod emulate;
@@ -69,6 +70,7 @@ enum Task {
     Test(test::Args),
     Ptx(ptx::Args),
     MachineCode(machine_code::Args),
+    Cust(cust::Args),
     Doctor(doctor::Args),
     Lint(lint::Args),
     Tables(tables::Args),
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Ptx(args) => ptx::run(&args),
         Task::MachineCode(args) => machine_code::run(&args),
+        Task::Cust(args) => cust::run(&args),
         Task::Doctor(args) => doctor::run(&args),
         Task::Lint(args) => lint::run(&args),
         Task::Tables(args) => tables::run(&args),

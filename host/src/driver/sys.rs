@@ -145,3 +145,8 @@ functions! {
         swizzle: c_int, l2_promotion: c_int, oob_fill: c_int,
     );
 }
+
+#[cfg(feature = "cust")]
+functions! {
+    (2, 0) fn cuCtxGetDevice(device: *mut CUdevice);
+}

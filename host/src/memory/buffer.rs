@@ -1,5 +1,6 @@
 //! Buffers: memory of a device with its home stream, freed in the order of that stream's work, or given back to whose it is.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ pub(crate) struct Buffer {
 }
 
 /// What keeps memory that is not this crate's alive: dropped when it is no longer used.
-pub(crate) type Owner = Box<dyn Send + Sync>;
+pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
 struct Foreign {
     owner: Owner,

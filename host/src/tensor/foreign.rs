@@ -39,18 +39,10 @@ impl<T: Element> Tensor<T> {
         strides: impl AsRef<[usize]>,
         owner: impl Send + Sync + 'static,
     ) -> Result<Self> {
+        const OPERATION: &str = "Tensor::from_foreign";
+        let layout = Layout::strided(OPERATION, shape.as_ref(), strides.as_ref(), size_of::<T>())?;
         // SAFETY: the caller's promise.
-        unsafe {
-            Self::adopt(
-                "Tensor::from_foreign",
-                stream,
-                address,
-                shape.as_ref(),
-                strides.as_ref(),
-                owner,
-                false,
-            )
-        }
+        unsafe { Self::adopt(OPERATION, stream, address, layout, owner, false) }
     }
 
     /// As [`from_foreign`](Self::from_foreign), of memory that operations may write.
@@ -70,20 +62,46 @@ impl<T: Element> Tensor<T> {
         owner: impl Send + Sync + 'static,
     ) -> Result<Self> {
         const OPERATION: &str = "Tensor::from_foreign_mut";
+        let layout = Layout::strided(OPERATION, shape.as_ref(), strides.as_ref(), size_of::<T>())?;
         // SAFETY: the caller's promise.
-        unsafe { Self::adopt(OPERATION, stream, address, shape.as_ref(), strides.as_ref(), owner, true) }
+        unsafe { Self::adopt(OPERATION, stream, address, layout, owner, true) }
+    }
+
+    /// As [`from_foreign`](Self::from_foreign) or, if `is_writable`, [`from_foreign_mut`](Self::from_foreign_mut), of `length` elements without gaps.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[cfg(feature = "cust")]
+    pub(crate) unsafe fn adopt_dense(
+        operation: &'static str,
+        stream: &Stream,
+        (address, length): (u64, usize),
+        shape: &[usize],
+        owner: impl Send + Sync + 'static,
+        is_writable: bool,
+    ) -> Result<Self> {
+        let layout = Layout::contiguous(operation, shape, size_of::<T>())?;
+        if layout.len() != length {
+            return Err(Error::Shape {
+                operation,
+                operand: "memory",
+                expected: format!("{} elements for shape {shape:?}", layout.len()),
+                actual: vec![length],
+            });
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::adopt(operation, stream, address, layout, owner, is_writable) }
     }
 
     unsafe fn adopt(
         operation: &'static str,
         stream: &Stream,
         address: u64,
-        shape: &[usize],
-        strides: &[usize],
+        layout: Layout,
         owner: impl Send + Sync + 'static,
         is_writable: bool,
     ) -> Result<Self> {
-        let layout = Layout::strided(operation, shape, strides, size_of::<T>())?;
         let bytes = layout.span() * size_of::<T>();
         if bytes != 0 && (address == 0 || !address.is_multiple_of(size_of::<T>() as u64)) {
             return Err(Error::Argument {

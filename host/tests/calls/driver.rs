@@ -1,6 +1,7 @@
 //! A driver that does nothing, in the place of NVIDIA's: it says that there is an H100, gives out addresses of nothing, and counts the calls that it gets.
 //!
-//! `calls` builds it as a library by itself. So what a call of an operation costs its caller is seen on a machine without a GPU.
+//! `calls` builds it as a library by itself. So what a call of an operation costs its caller is seen on a machine without a GPU. `cargo xtask cust` builds
+//! it for what links to the driver.
 
 #![allow(non_snake_case, clippy::missing_safety_doc, reason = "the driver's names and contracts")]
 
@@ -20,9 +21,26 @@ static CALLS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len
 /// The next address or handle to give out.
 static NEXT: AtomicUsize = AtomicUsize::new(1 << 32);
 
+/// The GPU's primary context.
+const PRIMARY: usize = 1;
+/// Any other context.
+const OTHER: usize = 2;
+/// Set in addresses and handles that were given out in another context than the primary one.
+const OF_OTHER: usize = 1 << 60;
+/// The variable that has the driver find no GPU.
+const NO_GPU: &str = "WARPSMITH_STAND_IN_NO_GPU";
+/// The driver's code for that.
+const NO_DEVICE: Status = 100;
+
 /// So many bytes that nobody else has.
 fn fresh(bytes: usize) -> usize {
-    NEXT.fetch_add(bytes.next_multiple_of(512).max(512), Ordering::Relaxed)
+    let number = NEXT.fetch_add(bytes.next_multiple_of(512).max(512), Ordering::Relaxed);
+    if CURRENT.get() == OTHER { number | OF_OTHER } else { number }
+}
+
+/// The context in which an address or a handle was given out.
+fn context_of(given: usize) -> usize {
+    if given & OF_OTHER == 0 { PRIMARY } else { OTHER }
 }
 
 /// A function whose parameters are said, with what it does.
@@ -99,15 +117,29 @@ pub extern "C" fn calls_of_all() -> u64 {
 }
 
 functions! {
-    cuInit(flags: c_uint) {}
+    cuInit(flags: c_uint) {
+        if std::env::var_os(NO_GPU).is_some() {
+            return NO_DEVICE;
+        }
+    }
+    cuGetErrorName(code: Status, name: *mut *const c_char) {
+        put!(name, if code == NO_DEVICE { c"CUDA_ERROR_NO_DEVICE" } else { c"CUDA_ERROR" }.as_ptr())
+    }
+    cuGetErrorString(code: Status, text: *mut *const c_char) {
+        put!(text, if code == NO_DEVICE { c"no CUDA-capable device is detected" } else { c"an error" }.as_ptr())
+    }
     cuDriverGetVersion(version: *mut c_int) { put!(version, 13000) }
     cuDeviceGet(device: *mut c_int, ordinal: c_int) { put!(device, ordinal) }
     cuDeviceGetCount(count: *mut c_int) { put!(count, 1) }
     cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) { put!(name, 0) }
     cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) { put!(bytes, 80 << 30) }
     cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) { put!(value, of_device(attribute)) }
-    cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) { put!(context, 1) }
+    cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) { put!(context, PRIMARY) }
     cuDevicePrimaryCtxRelease_v2(device: c_int) {}
+    cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: c_uint) {}
+    cuCtxCreate_v2(context: *mut usize, flags: c_uint, device: c_int) { put!(context, OTHER); CURRENT.set(OTHER) }
+    cuCtxDestroy_v2(context: usize) {}
+    cuCtxGetDevice(device: *mut c_int) { put!(device, 0) }
     cuCtxSetCurrent(context: usize) { CURRENT.set(context) }
     cuCtxGetCurrent(context: *mut usize) { put!(context, CURRENT.get()) }
     cuCtxSynchronize() {}
@@ -122,9 +154,17 @@ functions! {
         put!(base, 0);
         put!(bytes, usize::MAX)
     }
-    cuPointerGetAttribute(value: *mut c_int, attribute: c_int, address: usize) { put!(value, 0) }
+    cuPointerGetAttribute(value: Handle, attribute: c_int, address: usize) {
+        // The context is a handle, what else is asked for a number.
+        match attribute {
+            1 => { let value: *mut usize = value.cast(); put!(value, context_of(address)) }
+            _ => { let value: *mut c_int = value.cast(); put!(value, 0) }
+        }
+    }
     cuMemAlloc_v2(address: *mut usize, bytes: usize) { put!(address, fresh(bytes)) }
     cuMemFree_v2(address: usize) {}
+    cuMemcpyHtoD_v2(to: usize, from: *const c_void, bytes: usize) {}
+    cuMemcpyDtoH_v2(to: *mut c_void, from: usize, bytes: usize) {}
     cuMemcpyHtoDAsync_v2(to: usize, from: *const c_void, bytes: usize, stream: usize) {}
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: usize, bytes: usize, stream: usize) {}
     cuMemcpyDtoDAsync_v2(to: usize, from: usize, bytes: usize, stream: usize) {}
@@ -141,7 +181,7 @@ functions! {
     cuStreamDestroy_v2(stream: usize) {}
     cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) {}
     cuStreamSynchronize(stream: usize) {}
-    cuStreamGetCtx(stream: usize, context: *mut usize) { put!(context, 1) }
+    cuStreamGetCtx(stream: usize, context: *mut usize) { put!(context, context_of(stream)) }
     cuThreadExchangeStreamCaptureMode(mode: *mut c_int) { put!(mode, 0) }
     cuStreamIsCapturing(stream: usize, status: *mut c_int) { put!(status, 0) }
     cuEventCreate(event: *mut usize, flags: c_uint) { put!(event, fresh(1)) }

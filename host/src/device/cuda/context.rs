@@ -58,16 +58,7 @@ impl GpuContext {
 
     /// Makes this the calling thread's current context as long as what it returns lives.
     pub(super) fn bind(&self) -> Result<Bound> {
-        const OPERATION: &str = "selecting a GPU";
-        let mut before = ptr::null_mut();
-        // SAFETY: the handle is written to a local variable.
-        driver::check(OPERATION, unsafe { cuda::cuCtxGetCurrent(&raw mut before) })?;
-        if before == self.raw {
-            return Ok(Bound { before: None });
-        }
-        // SAFETY: the context is retained.
-        driver::check(OPERATION, unsafe { cuda::cuCtxSetCurrent(self.raw) })?;
-        Ok(Bound { before: Some(before) })
+        bind(self.raw)
     }
 
     /// Waits for other threads' recordings and all work of the context, then calls `next`; meanwhile no recording begins.
@@ -86,6 +77,30 @@ impl GpuContext {
         driver::check(OPERATION, unsafe { cuda::cuCtxSynchronize() })?;
         Ok(next())
     }
+}
+
+/// Makes a context the calling thread's current one as long as what it returns lives.
+fn bind(raw: CUcontext) -> Result<Bound> {
+    const OPERATION: &str = "selecting a GPU";
+    let mut before = ptr::null_mut();
+    // SAFETY: the handle is written to a local variable.
+    driver::check(OPERATION, unsafe { cuda::cuCtxGetCurrent(&raw mut before) })?;
+    if before == raw {
+        return Ok(Bound { before: None });
+    }
+    // SAFETY: the context is alive: this crate's are retained, and others come from who has them.
+    driver::check(OPERATION, unsafe { cuda::cuCtxSetCurrent(raw) })?;
+    Ok(Bound { before: Some(before) })
+}
+
+/// The driver's handle of the GPU that a context is of, which may be one of another library's.
+#[cfg(feature = "cust")]
+pub(super) fn gpu_of(raw: CUcontext) -> Result<CUdevice> {
+    let _bound = bind(raw)?;
+    let mut device = 0;
+    // SAFETY: the context is current; the handle is written to a local variable.
+    driver::check("asking for a context's GPU", unsafe { cuda::cuCtxGetDevice(&raw mut device) })?;
+    Ok(device)
 }
 
 impl Drop for GpuContext {

@@ -5,6 +5,8 @@
 //! Everything that the driver gave out holds the context, so nothing outlives it.
 
 mod context;
+#[cfg(feature = "cust")]
+mod cust;
 mod foreign;
 mod graph;
 mod launch;
@@ -23,6 +25,10 @@ use parking_lot::Mutex;
 use warpsmith_dsl::launch::RawArg;
 use warpsmith_emulator::TensorMapArguments;
 
+#[cfg(feature = "cust")]
+pub(crate) use cust::{
+    device_of_context, device_of_handle, expect_primary, in_context, kept, shared_ordinal,
+};
 pub(crate) use graph::CudaGraph;
 pub(crate) use mapped::CudaMappedMemory;
 pub(crate) use module::{CudaFunction, CudaModule};

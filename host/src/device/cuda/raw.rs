@@ -119,6 +119,18 @@ impl CudaStream {
         Ok(status != 0)
     }
 
+    /// What keeps it alive, if it is of the type `T`.
+    #[cfg(feature = "cust")]
+    pub(super) fn owner<T: 'static>(&self) -> Option<&T> {
+        (**self.owner.as_ref()?).downcast_ref()
+    }
+
+    /// The context that it is of.
+    #[cfg(feature = "cust")]
+    pub(super) fn context(&self) -> &Arc<GpuContext> {
+        &self.context
+    }
+
     /// The driver's handle; valid as long as `self` is.
     pub(crate) fn raw(&self) -> cuda::CUstream {
         self.raw
