@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use warpsmith_dsl::launch::GlobalMut;
 
 use crate::device::Device;
 use crate::device::backend::{EventHandle, StreamHandle};
@@ -26,6 +27,26 @@ pub struct Stream {
     handle: Arc<StreamHandle>,
     /// Whether it is a [branch](Stream::beside) of another one, which is ordered with the operands' home streams for both.
     is_branch: bool,
+}
+
+/// Memory for one launch; see [`Stream::scratch`].
+pub(crate) struct Scratch {
+    zeros: GlobalMut<u32>,
+    numbers: GlobalMut<f32>,
+    /// Where the stream keeps none.
+    _own: Option<(Tensor<u32>, Tensor<f32>)>,
+}
+
+impl Scratch {
+    /// The words that are zero, as an argument; valid for the launch while this lives.
+    pub(crate) fn zeros(&self) -> GlobalMut<u32> {
+        self.zeros
+    }
+
+    /// The numbers, in the same way.
+    pub(crate) fn numbers(&self) -> GlobalMut<f32> {
+        self.numbers
+    }
 }
 
 impl Stream {
@@ -104,6 +125,20 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.device.expect_same("Stream::wait", "event", &event.device)?;
         self.device.backend().wait(&self.handle, &event.handle)
+    }
+
+    /// Memory for a kernel that is launched on this stream next: `zeros` words, which it finds zero and leaves so, and `numbers` numbers of any value.
+    pub(crate) fn scratch(&self, zeros: usize, numbers: usize) -> Result<Scratch> {
+        let bytes = numbers.saturating_mul(size_of::<f32>());
+        if let Some([zeros, numbers]) =
+            self.device.backend().kept(&self.handle, self.is_capturing(), zeros, bytes)?
+        {
+            let (zeros, numbers) = (GlobalMut::new(zeros), GlobalMut::new(numbers));
+            return Ok(Scratch { zeros, numbers, _own: None });
+        }
+        let mut zeros = Tensor::zeros_on(self, [zeros])?;
+        let mut numbers = Tensor::uninit_on(self, [numbers])?;
+        Ok(Scratch { zeros: zeros.arg_mut(), numbers: numbers.arg_mut(), _own: Some((zeros, numbers)) })
     }
 
     /// Enqueues `work` on this stream so that it is ordered with every other use of `operands`.

@@ -1,17 +1,20 @@
 //! Matrix products and linear layers: `Y = activation(alpha · X Wᵀ + …)`, with `X [M, K]`, `W [N, K]` and `Y [M, N]`, one or many
 //! at a time, and an epilogue that says the rest.
 //!
-//! All are row-major with any row stride. Each block computes one tile of Y; the accumulators are f32, and the epilogue is
-//! applied to them before they are rounded to Y's type, once.
+//! All are row-major with any row stride. Each block computes one tile of Y, or some of the products of one: where there are few tiles, several blocks share
+//! the sums over K. The accumulators are f32, and the epilogue is applied to them before they are rounded to Y's type, once.
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, Element, F16};
 use warpsmith_dsl::gemm::again;
 use warpsmith_dsl::gemm::mma_sync::MmaTile;
+use warpsmith_dsl::gemm::parts::{Part, Parts};
 use warpsmith_dsl::gemm::{MmaElement, TileShape};
 use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::layout;
+use warpsmith_dsl::shared::SharedAddress;
 use warpsmith_dsl::tile::{Access, Aligned, Operand, Output, Words};
-use warpsmith_dsl::{KernelParam, block, kernel, ptx};
+use warpsmith_dsl::{KernelParam, kernel, ptx, thread};
 
 /// 128 × 128 outputs by four warps, for 16-bit types: the most products for each byte loaded.
 pub type Tile128x128 = MmaTile<4, 8, 2, 2, 4, 64>;
@@ -49,14 +52,14 @@ pub struct LinearParams {
 }
 
 /// `Y = activation(alpha · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of ⌈M / `BLOCK_M`⌉ · ⌈N / `BLOCK_N`⌉
-/// blocks for each matrix.
+/// tiles for each matrix, of `parts.count` blocks each where the tile [shares](TileShape::SHARES), else of one.
 ///
 /// The name of an instance tells the type of X and W, the type of Y, and the tile.
 ///
 /// # Safety
 ///
 /// The pointers, those of `epilogue` too, are valid for the matrices that `p` describes. Y and what else is written overlap nothing
-/// else, but that Y may be the epilogue's residual. The addresses and the strides of X and W are multiples of what the access `A`
+/// else, but that Y may be the epilogue's residual; the memory of `parts` is this launch's alone. The addresses and the strides of X and W are multiples of what the access `A`
 /// asks for; with [`Words`], they are read fastest where they are multiples of 16 bytes.
 #[kernel(
     family = linear,
@@ -103,9 +106,12 @@ pub unsafe fn linear<T: MmaElement, O: Element, S: TileShape, A: Access>(
     w: Global<T>,
     y: GlobalMut<O>,
     epilogue: LinearEpilogue<T, O>,
+    parts: Parts,
     p: LinearParams,
 ) {
-    let tile = block::tile_index(p.m.div_ceil(S::BLOCK_M), p.n.div_ceil(S::BLOCK_N));
+    let parts = if S::SHARES { parts } else { Parts::WHOLE };
+    let part = parts.of_block(thread::block_idx_x());
+    let tile = layout::raster(part.tile, p.m.div_ceil(S::BLOCK_M), p.n.div_ceil(S::BLOCK_N));
     let batch = tile.batch as u64;
     let first = [x, w];
     let x = Operand { base: x.offset(batch * p.batch_x), stride: p.stride_x, rows: p.m, k: p.k };
@@ -114,14 +120,22 @@ pub unsafe fn linear<T: MmaElement, O: Element, S: TileShape, A: Access>(
     let epilogue = epilogue.of_matrix(tile.batch, p.m, p.n);
 
     // SAFETY: the whole block is here, with the threads and the shared memory that the tile asks for; the caller vouches for
-    // the pointers, and each tile of Y belongs to one block.
+    // the pointers, and each tile of Y is stored by one block.
     unsafe {
+        let [x, w] = [x, w].map(|operand| of_part::<T, S>(operand, &parts, part));
         // Turing's main loop reads chunks only.
-        let accumulators = if cfg!(feature = "turing") || A::are_aligned(&x, &w) {
+        let mut accumulators = if cfg!(feature = "turing") || A::are_aligned(&x, &w) {
             S::multiply::<T, Aligned>(x, w, tile)
         } else {
             S::multiply::<T, A>(x, w, tile)
         };
+        if parts.count > 1 {
+            // No warp may read the ring any more, where the blocks' word is.
+            thread::sync_threads();
+            if !parts.combine(&mut accumulators, part, S::THREADS, SharedAddress::dynamic()) {
+                return;
+            }
+        }
         let sums = again::of_rows(move || {
             // Not those above, which would take registers while the products run.
             let (batch, [x, w]) = (ptx::opaque(tile.batch) as u64, first);
@@ -130,4 +144,19 @@ pub unsafe fn linear<T: MmaElement, O: Element, S: TileShape, A: Access>(
         });
         S::store(accumulators, &sums, epilogue, y, tile);
     }
+}
+
+/// The columns of an operand that a part has.
+#[inline(always)]
+fn of_part<T: Element, S: TileShape>(operand: Operand<T>, parts: &Parts, part: Part) -> Operand<T> {
+    if parts.count <= 1 {
+        return operand;
+    }
+    let columns = const { S::ROW_BYTES / T::BYTES };
+    let [first, steps] = parts.steps(part.index, operand.k.div_ceil(columns));
+    let begin = first * columns;
+    let left = operand.k.saturating_sub(begin);
+    let own = steps * columns;
+    let k = if own < left { own } else { left };
+    Operand { base: operand.base.offset(begin as u64), k, ..operand }
 }

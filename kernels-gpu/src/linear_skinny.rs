@@ -53,8 +53,9 @@ pub struct SkinnyParams {
 /// `Y = activation(alpha · X Wᵀ + …)`, all that [`LinearEpilogue`] says, on a one-dimensional grid of one cluster for each tile of each
 /// matrix.
 ///
-/// The name of an instance tells the type of X and W, the type of Y, the tile, and how many blocks share it. An f32 Y has fewer
-/// tiles: those that are never far from the fastest.
+/// The name of an instance tells the type of X and W, the type of Y, the tile, and how many blocks share it. An f32 Y of 16-bit operands has fewer
+/// tiles: those that are never far from the fastest. TF32 operands are f32 in memory; the copy engine rounds them if their maps ask for it, else they are
+/// cut off.
 ///
 /// # Safety
 ///
@@ -87,6 +88,14 @@ pub struct SkinnyParams {
         linear_skinny_bf16_bf16_16x64_split4 = <Bf16, Bf16, Skinny16x64Split4>,
         linear_skinny_bf16_f32_16x64 = <Bf16, f32, Skinny16x64>,
         linear_skinny_bf16_f32_16x64_split4 = <Bf16, f32, Skinny16x64Split4>,
+        linear_skinny_tf32_f32_64x64 = <f32, f32, Skinny64x64>,
+        linear_skinny_tf32_f32_64x64_split2 = <f32, f32, Skinny64x64Split2>,
+        linear_skinny_tf32_f32_64x64_split8 = <f32, f32, Skinny64x64Split8>,
+        linear_skinny_tf32_f32_64x64_split8_deep = <f32, f32, Skinny64x64Split8Deep>,
+        linear_skinny_tf32_f32_32x64 = <f32, f32, Skinny32x64>,
+        linear_skinny_tf32_f32_16x64 = <f32, f32, Skinny16x64>,
+        linear_skinny_tf32_f32_16x64_split2 = <f32, f32, Skinny16x64Split2>,
+        linear_skinny_tf32_f32_16x64_split4 = <f32, f32, Skinny16x64Split4>,
     ],
 )]
 pub unsafe fn linear_skinny<T: Wgmma<S::Accumulators>, O: Element, S: SplitKTile>(

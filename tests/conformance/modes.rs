@@ -205,6 +205,37 @@ fn halves_have_the_bits_of_whole_tiles() -> Result<(), Failed> {
     Ok(())
 }
 
+/// M, K, N of several tiles, with sums of more steps than parts of most, and of fewer; the parts, and what is done to the sums.
+const SHARED: [((usize, usize, usize), u32, Terms); 3] =
+    [((200, 712, 264), 5, NO_TERMS), ((70, 392, 136), 2, ALL_TERMS), ((40, 72, 72), 3, IN_PLACE)];
+
+/// Whoever is last adds the parts up in the order of K.
+fn shared_sums_have_the_same_bits() -> Result<(), Failed> {
+    let devices = devices();
+    let all = Tile::ALL.into_iter().flat_map(|tile| [DType::Bf16, DType::F32].map(|input| (tile, input)));
+    for (tile, input) in all.filter(|&(tile, input)| tile.serves(input, Access::Aligned) && tile.shares()) {
+        for ((m, k, n), parts, terms) in SHARED {
+            let (precision, parts, tile) = (tile.precision(input), Some(parts), Some(tile));
+            let case = LinearCase { terms, precision, tile, parts, ..LinearCase::new(input, m, k, n) };
+            let mut first: Option<Vec<u32>> = None;
+            for (mode, device) in &devices {
+                let context = || format!("{} {} {}, {mode}", case.types(), case.shape(), case.options());
+                let bits = validate::linear_bits(device, &case);
+                let bits = bits.map_err(|error| format!("{}: {error}", context()))?;
+                match &first {
+                    Some(first) => assert!(*first == bits, "{}: differs from {}", context(), devices[0].0),
+                    None => {
+                        let outcome = validate::linear(device, &case)?;
+                        assert!(outcome.passed() && outcome.compared == m * n, "{}: {outcome:?}", context());
+                        first = Some(bits);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Which operands lie across K, and how many matrices there are of each.
 type Layout = ([bool; 2], [usize; 2]);
 
@@ -296,7 +327,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     let persistent = Trial::test(name, blocks_that_work_through_several_tiles_are_right);
     let name = "emulator::modes::halves_have_the_bits_of_whole_tiles_in_every_mode";
     let halves = Trial::test(name, halves_have_the_bits_of_whole_tiles);
+    let name = "emulator::modes::shared_sums_have_the_same_bits_in_every_mode";
+    let shared = Trial::test(name, shared_sums_have_the_same_bits);
     let name = "emulator::modes::operands_of_every_layout_are_read_where_they_lie_in_every_mode";
     let layouts = Trial::test(name, operands_of_every_layout_are_read_where_they_lie);
-    by_types.into_iter().chain([persistent, halves, layouts]).collect()
+    by_types.into_iter().chain([persistent, halves, shared, layouts]).collect()
 }

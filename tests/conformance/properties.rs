@@ -94,12 +94,13 @@ fn linear_case(device: &Device, data: Data) -> impl Strategy<Value = LinearCase>
     let capability = device.properties().compute_capability;
     let sizes = (side(131), side(257), side(257));
     let places = (drawn::placement(8), drawn::placement(8), drawn::placement(8));
+    let parts = prop::option::weighted(0.7, 1u32..12);
     let options = (
         prop::sample::select(TYPES.to_vec()),
         prop::sample::select(Activation::ALL.to_vec()),
         any::<bool>(),
         prop::sample::select(vec![1.0f32, 1.0, 0.5, 2.0, -0.37]),
-        prop::option::weighted(0.4, prop::sample::select(Tile::ALL.to_vec())),
+        prop::option::weighted(0.4, (prop::sample::select(Tile::ALL.to_vec()), parts)),
         any::<u64>(),
         terms(),
     );
@@ -107,9 +108,11 @@ fn linear_case(device: &Device, data: Data) -> impl Strategy<Value = LinearCase>
         let ((input, output), activation, bias, scale, tile, seed, terms) = options;
         let case = LinearCase::new(input, m, k, n);
         let case = LinearCase { output, activation, bias, scale, terms, x, w, y, data, seed, ..case };
-        let tile = tile.filter(|tile| has_kernel(&case, *tile, capability));
+        let tile = tile.filter(|(tile, _)| has_kernel(&case, *tile, capability));
+        let parts = tile.filter(|(tile, _)| tile.shares()).and_then(|(_, parts)| parts);
+        let tile = tile.map(|(tile, _)| tile);
         let precision = tile.map_or_else(Precision::default, |tile| tile.precision(input));
-        LinearCase { tile, precision, ..case }
+        LinearCase { tile, parts, precision, ..case }
     })
 }
 

@@ -296,6 +296,8 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
     const BLOCK_N: u32 = NI as u32 * MMA_N * WN;
     const THREADS: u32 = WM * WN * warp::SIZE;
     const SHARED_BYTES: u32 = STAGES * Self::SLOT_BYTES;
+    const ROW_BYTES: u32 = ROW_BYTES;
+    const SHARES: bool = Self::BLOCK_M == MMA_M;
 
     type Accumulators = [[[f32; 4]; NI]; MI];
 

@@ -16,7 +16,7 @@
 //! | [`wgmma_f32`] | sm_90a, f32 at f32 accuracy | a [`SplitTile`](wgmma_f32::SplitTile) | `load`, `split` and `multiply`, each in other warps, and `store` |
 //!
 //!
-//! [`again`] is what f32 products do about infinities. [`low_rank`] multiplies three matrices: a low-rank update alone, whose first product stays in registers.
+//! [`parts`] is how blocks of portable kernels share the sums of a tile. [`again`] is what f32 products do about infinities. [`low_rank`] multiplies three matrices: a low-rank update alone, whose first product stays in registers.
 
 pub mod again;
 mod element;
@@ -24,6 +24,7 @@ mod fragments;
 pub mod low_rank;
 pub mod mma_sync;
 pub mod narrow;
+pub mod parts;
 mod persistent;
 mod schedule;
 pub mod split_k;
@@ -45,6 +46,7 @@ pub use schedule::{Extent, PersistentTiles, TilePart};
 pub use split_k::SplitKTile;
 
 use again::Sums;
+use parts::Quads;
 
 use crate::epilogue::Epilogue;
 use crate::float::Element;
@@ -61,9 +63,14 @@ pub trait TileShape: 'static {
     const THREADS: u32;
     /// Dynamic shared memory of a block, in bytes.
     const SHARED_BYTES: u32;
+    /// Bytes of each row that are copied at a time: a step along K.
+    const ROW_BYTES: u32;
+    /// Whether blocks may [share](parts) the sums of a tile: of tiles for few rows, whose time is that of reading B. The main loops of larger ones take longer
+    /// where K is not the operands' own.
+    const SHARES: bool;
 
     /// The block's accumulators: each thread's share, in registers.
-    type Accumulators: Copy;
+    type Accumulators: Copy + Quads;
 
     /// The product of the rows of `a` and of `b` that output tile `tile` needs.
     ///

@@ -131,6 +131,23 @@ pub unsafe fn ld_acquire_gpu_u32(address: u64) -> u32 {
     value
 }
 
+/// `atom.acq_rel.gpu.global.inc.u32`: adds 1 to a number in global memory, which becomes 0 where it is `last` or more, and returns what it was. What this
+/// thread did before, and what it knows that others did, is visible to those that find a later number, and theirs to this thread.
+///
+/// # Safety
+///
+/// The address is valid for reads and writes of four bytes, aligned to them; all who touch the place meanwhile do it atomically.
+#[inline(always)]
+#[must_use]
+pub unsafe fn atom_acq_rel_gpu_inc_u32(address: u64, last: u32) -> u32 {
+    let before: u32;
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!("atom.acq_rel.gpu.global.inc.u32 {0}, [{1}], {2};", out(reg32) before, in(reg64) address, in(reg32) last, options(nostack))
+    };
+    before
+}
+
 /// `atom.shared.add.u32`: adds to a number in shared memory, and returns what it was.
 ///
 /// # Safety

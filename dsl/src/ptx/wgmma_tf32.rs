@@ -83,6 +83,9 @@ macro_rules! wgmma_tf32_registers {
     };
 }
 
+for_columns!(16, wgmma_tf32!);
+for_columns!(32, wgmma_tf32!);
+for_columns!(64, wgmma_tf32!);
 for_columns!(128, wgmma_tf32!);
 for_columns!(256, wgmma_tf32!);
 for_columns!(64, wgmma_tf32_registers!);

@@ -51,7 +51,12 @@ pub trait LinearSubject: Subject {
     fn implementation(&self) -> Result<Implementation>;
 
     /// The same operation on the same operands, by another tile; `None` for the one that would be chosen.
-    fn with_tile(&self, tile: Option<Tile>) -> Box<dyn LinearSubject>;
+    fn with_tile(&self, tile: Option<Tile>) -> Box<dyn LinearSubject> {
+        self.with_parts(tile, None)
+    }
+
+    /// The same, with so many blocks sharing sums as [`LinearCase::parts`] says.
+    fn with_parts(&self, tile: Option<Tile>, parts: Option<u32>) -> Box<dyn LinearSubject>;
 
     /// The same operation on copies of x, of w or of both, whose rows start at multiples of 16 bytes.
     ///
@@ -269,6 +274,7 @@ macro_rules! with_op {
                     .alpha(case.scale)
                     .precision(case.precision)
                     .tile(case.tile)
+                    .parts(case.parts)
                     .on(&operands.stream);
                 if let Some(residual) = &set.residual {
                     $op = $op.residual(residual, case.terms.beta);
@@ -310,8 +316,8 @@ where
         with_op!(self, 0, |op, _y| op.implementation())
     }
 
-    fn with_tile(&self, tile: Option<Tile>) -> Box<dyn LinearSubject> {
-        let product = LinearCase { tile, ..self.case.product.clone() };
+    fn with_parts(&self, tile: Option<Tile>, parts: Option<u32>) -> Box<dyn LinearSubject> {
+        let product = LinearCase { tile, parts, ..self.case.product.clone() };
         let case = MatmulCase { product, ..self.case.clone() };
         Box::new(Self { stream: self.stream.clone(), case, kind: self.kind, sets: self.sets.clone() })
     }

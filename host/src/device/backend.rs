@@ -156,6 +156,17 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Gives memory that is pooled but unused back to the system.
     fn release_memory(&self) -> Result<()>;
     fn memory_stats(&self) -> Result<MemoryStats>;
+    /// Where `zeros` words are that all work of `stream` finds zero and leaves so, and `bytes` bytes that each launch may use for itself, if the device keeps such
+    /// for it; `is_recorded` is whether this crate records the work.
+    fn kept(
+        &self,
+        _stream: &StreamHandle,
+        _is_recorded: bool,
+        _zeros: usize,
+        _bytes: usize,
+    ) -> Result<Option<[u64; 2]>> {
+        Ok(None)
+    }
     /// Fills `rows` with `byte`.
     fn fill(&self, memory: &Memory, rows: Rows, byte: u8, stream: &StreamHandle) -> Result<()>;
     /// Copies rows of the device, densely packed, to the host.

@@ -141,6 +141,8 @@ pub struct LinearCase {
     pub data: Data,
     /// The tile to take; `None` for the one that would be chosen.
     pub tile: Option<Tile>,
+    /// How many blocks share the sums of a tile whose kernels can do that; `None` for as many as would be chosen.
+    pub parts: Option<u32>,
     /// Decides the inputs.
     pub seed: u64,
 }
@@ -178,6 +180,7 @@ impl LinearCase {
             y: Placement::default(),
             data: Data::Uniform,
             tile: None,
+            parts: None,
             seed: 0,
         }
     }
@@ -257,7 +260,11 @@ impl LinearCase {
             Precision::Tf32 => options.push_str(" tf32"),
             Precision::Within(allowed) => options.push_str(&format!(" within {allowed:e}")),
         }
-        options + &drawn_and_placed([(self.x, "x"), (self.w, "w"), (self.y, "y")], self.data, self.tile)
+        options += &drawn_and_placed([(self.x, "x"), (self.w, "w"), (self.y, "y")], self.data, self.tile);
+        if let Some(parts) = self.parts {
+            options.push_str(&format!(" in {parts} parts"));
+        }
+        options
     }
 }
 

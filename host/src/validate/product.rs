@@ -255,7 +255,8 @@ impl<T: FloatElement> Uploaded<T> {
                     .column_scale(&self.column_scale)
                     .activation(case.product.activation)
                     .precision(case.product.precision)
-                    .tile(case.product.tile);
+                    .tile(case.product.tile)
+                    .parts(case.product.parts);
                 if terms.in_place && holds {
                     op = op.beta(terms.beta);
                 } else if let Some(residual) = &outputs.residual {

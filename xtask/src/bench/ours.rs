@@ -30,17 +30,18 @@ pub(super) trait Ours: Subject {
 pub(super) enum Variant {
     /// As it chooses.
     Chosen,
-    /// By this tile of linear layers.
-    Linear(Tile),
+    /// By this tile of linear layers, with so many blocks sharing sums, if that is not left to it.
+    Linear(Tile, Option<u32>),
     /// By this tile of scaled linear layers.
     Scaled(Fp8Tile),
 }
 
 impl Variant {
-    const fn linear(self) -> Option<Tile> {
+    /// Its tile and parts as a linear layer.
+    const fn linear(self) -> (Option<Tile>, Option<u32>) {
         match self {
-            Self::Linear(tile) => Some(tile),
-            _ => None,
+            Self::Linear(tile, parts) => (Some(tile), parts),
+            _ => (None, None),
         }
     }
 
@@ -56,8 +57,9 @@ impl fmt::Display for Variant {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Chosen => formatter.pad("chosen"),
-            Self::Linear(tile) => tile.fmt(formatter),
+            Self::Linear(tile, None) => tile.fmt(formatter),
             Self::Scaled(tile) => tile.fmt(formatter),
+            Self::Linear(tile, Some(parts)) => formatter.pad(&format!("{tile}/{parts}")),
         }
     }
 }
@@ -74,7 +76,16 @@ pub(super) fn tiles_of(device: &Device, case: &Case) -> Vec<Variant> {
                 && tile.serves_output(input, output)
                 && tile.products(input).is_at_least(asked)
         };
-        return Tile::ALL.into_iter().filter(serves).map(Variant::Linear).collect();
+        let [m, _, n] = case.shape;
+        let with_parts = move |tile: Tile| {
+            let parts = if tile.shares() { PARTS.to_vec() } else { vec![None] };
+            // No more than are worth the memory.
+            let parts = parts
+                .into_iter()
+                .filter(move |parts| parts.is_none_or(|parts| m * n * parts as usize <= MOST_SUMS));
+            parts.map(move |parts| Variant::Linear(tile, parts))
+        };
+        return Tile::ALL.into_iter().filter(serves).flat_map(with_parts).collect();
     }
     if case.is_plain_scaled() {
         let tiles = Fp8Tile::ALL.into_iter().filter(|tile| tile.runs_on(capability));
@@ -83,17 +94,23 @@ pub(super) fn tiles_of(device: &Device, case: &Case) -> Vec<Variant> {
     Vec::new()
 }
 
+/// How many blocks share the sums of a tile, in what is measured of tiles that can do that.
+const PARTS: [Option<u32>; 6] = [Some(1), Some(2), Some(4), Some(8), Some(16), Some(32)];
+
+/// Sums of all parts at most.
+const MOST_SUMS: usize = 1 << 26;
+
 /// Our operation for a case in each of some variants, on the same operands; empty where there is none.
 pub(super) fn subjects(stream: &Stream, case: &Case, variants: &[Variant]) -> Result<Vec<Box<dyn Ours>>> {
     if let Some(linear) = case.ours() {
         let mut subjects: Vec<Box<dyn Ours>> = Vec::new();
         let mut first: Option<Box<dyn LinearSubject>> = None;
-        for tile in variants.iter().map(|variant| variant.linear()) {
+        for (tile, parts) in variants.iter().map(|variant| variant.linear()) {
             let subject = match &first {
-                Some(first) => first.with_tile(tile),
-                None => benchmark::linear_subject(stream, &LinearCase { tile, ..linear.clone() })?,
+                Some(first) => first.with_parts(tile, parts),
+                None => benchmark::linear_subject(stream, &LinearCase { tile, parts, ..linear.clone() })?,
             };
-            first.get_or_insert_with(|| subject.with_tile(tile));
+            first.get_or_insert_with(|| subject.with_parts(tile, parts));
             subjects.push(Box::new(Linear(subject)));
         }
         return Ok(subjects);
@@ -107,7 +124,7 @@ pub(super) fn subjects(stream: &Stream, case: &Case, variants: &[Variant]) -> Re
         };
     }
     // Other operations have no tiles of linear layers.
-    if variants.iter().any(|variant| variant.linear().is_some()) {
+    if variants.iter().any(|variant| variant.linear().0.is_some()) {
         return Ok(Vec::new());
     }
     let is_product = case.operation == case.operation.its_product();
@@ -138,7 +155,10 @@ fn extended<T: LinearInput + 'static>(
     variants: &[Variant],
 ) -> Result<Vec<Box<dyn Ours>>> {
     let first = Extended::<T>::new(stream, *case)?;
-    let with_tile = |variant: &Variant| Box::new(first.with_tile(variant.linear())) as Box<dyn Ours>;
+    let with_tile = |variant: &Variant| {
+        let (tile, parts) = variant.linear();
+        Box::new(first.with_tile(tile, parts)) as Box<dyn Ours>
+    };
     Ok(variants.iter().map(with_tile).collect())
 }
 
@@ -389,9 +409,11 @@ mod tests {
                 });
             let kernels: HashSet<String> = kernels.collect();
             assert!(variants.len() > 3, "{case}: {variants:?}");
-            // The kernel with halves is that without, launched in another way.
-            let halves = Variant::Linear(Tile::HopperCooperative128x256Halves);
-            let alike = usize::from(variants.contains(&halves));
+            // The kernel with halves is that without, launched in another way, and parts are one's own matter.
+            let halves = Variant::Linear(Tile::HopperCooperative128x256Halves, None);
+            let in_parts =
+                |variant: &&Variant| matches!(variant, Variant::Linear(_, Some(parts)) if *parts > 1);
+            let alike = usize::from(variants.contains(&halves)) + variants.iter().filter(in_parts).count();
             assert_eq!(kernels.len(), variants.len() - alike, "{case}: {kernels:?}");
         }
         let product = Case {

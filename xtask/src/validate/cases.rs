@@ -457,6 +457,7 @@ mod tests {
             match ops::linear(&x, &w)
                 .output::<O>()
                 .tile(case.tile)
+                .parts(case.parts)
                 .precision(case.precision)
                 .implementation()?
             {

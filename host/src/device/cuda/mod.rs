@@ -362,6 +362,21 @@ impl Backend for Gpu {
         Ok(MemoryStats { used, reserved, free, total })
     }
 
+    fn kept(
+        &self,
+        stream: &StreamHandle,
+        is_recorded: bool,
+        zeros: usize,
+        bytes: usize,
+    ) -> Result<Option<[u64; 2]>> {
+        if zeros > raw::Kept::ZEROS {
+            return Ok(None);
+        }
+        let stream = self.stream(stream)?;
+        let _bound = self.context.bind()?;
+        stream.kept(self.pool.as_ref(), is_recorded, bytes)
+    }
+
     fn fill(&self, memory: &Memory, rows: Rows, byte: u8, stream: &StreamHandle) -> Result<()> {
         let (address, stream) = (self.address(memory)?, self.stream(stream)?);
         let _bound = self.context.bind()?;

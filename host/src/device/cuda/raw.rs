@@ -11,6 +11,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::GpuContext;
 use crate::device::backend::{AllocationError, Rows};
 use crate::driver::sys::{self as cuda, CUdevice, CUdeviceptr};
@@ -59,6 +61,23 @@ pub(crate) struct CudaStream {
     owner: Option<Owner>,
     /// The thread that it is of, if it is a thread's default stream: the handle is the same in every thread.
     thread: Option<ThreadId>,
+    kept: Mutex<Kept>,
+}
+
+/// What is [kept](CudaStream::kept) for a stream's work.
+#[derive(Default)]
+pub(super) struct Kept {
+    zeros: Option<CUdeviceptr>,
+    /// Addresses and bytes, each at least twice those of the one before; the last is in use.
+    scratch: Vec<(CUdeviceptr, usize)>,
+    /// Whether it is memory of a pool.
+    is_pooled: bool,
+}
+
+impl Kept {
+    pub(super) const ZEROS: usize = 1 << 14;
+    const LEAST_SCRATCH: usize = 1 << 20;
+    const MOST_SCRATCH: usize = 1 << 26;
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -74,7 +93,7 @@ impl CudaStream {
         driver::check("creating a stream", unsafe {
             cuda::cuStreamCreateWithPriority(&raw mut raw, flags, 0)
         })?;
-        Ok(Self { raw, context: context.clone(), owner: None, thread: None })
+        Ok(Self { raw, context: context.clone(), owner: None, thread: None, kept: Mutex::default() })
     }
 
     /// A stream that is somebody else's, or one of the driver's default streams.
@@ -103,7 +122,7 @@ impl CudaStream {
             }
         }
         let thread = is_of_thread.then(|| thread::current().id());
-        Ok(Self { raw, context: context.clone(), owner: Some(owner), thread })
+        Ok(Self { raw, context: context.clone(), owner: Some(owner), thread, kept: Mutex::default() })
     }
 
     /// Whether the calling thread may use it.
@@ -117,6 +136,52 @@ impl CudaStream {
         // SAFETY: the stream is alive; the number is written to a local variable.
         driver::check("asking a stream", unsafe { cuda::cuStreamIsCapturing(self.raw, &raw mut status) })?;
         Ok(status != 0)
+    }
+
+    /// Memory for this stream's work, which is kept for it: [`ZEROS`](Kept::ZEROS) words that all of its work finds zero and leaves so, and `bytes` bytes that
+    /// each launch may use for itself. `None` for what may run beside other work of the stream – that of somebody else's streams, and what others than this
+    /// crate capture – and where there is too little memory. `is_recorded` is whether this crate captures it: its graphs run on the stream that they are of.
+    pub(super) fn kept(
+        &self,
+        pool: Option<&Pool>,
+        is_recorded: bool,
+        bytes: usize,
+    ) -> Result<Option<[u64; 2]>> {
+        if self.owner.is_some() || bytes > Kept::MOST_SCRATCH {
+            return Ok(None);
+        }
+        let is_captured = self.is_capturing()?;
+        if is_captured && !is_recorded {
+            return Ok(None);
+        }
+        let mut kept = self.kept.lock();
+        // A graph was captured when the work had been done once, so what it needs is there.
+        let allocate = |bytes: usize| {
+            if is_captured {
+                return Ok(None);
+            }
+            match allocate(pool, bytes, self) {
+                Ok(address) => Ok(Some(address)),
+                Err(AllocationError::Full) => Ok(None),
+                Err(AllocationError::Other(error)) => Err(error),
+            }
+        };
+        kept.is_pooled = pool.is_some();
+        if kept.zeros.is_none() {
+            let bytes = Kept::ZEROS * size_of::<u32>();
+            let Some(address) = allocate(bytes)? else { return Ok(None) };
+            // SAFETY: the memory has just been allocated, for this stream's work.
+            driver::check("clearing memory", unsafe { cuda::cuMemsetD8Async(address, 0, bytes, self.raw) })?;
+            kept.zeros = Some(address);
+        }
+        if kept.scratch.last().is_none_or(|&(_, there)| there < bytes) {
+            let bytes = bytes.next_power_of_two().max(Kept::LEAST_SCRATCH);
+            let Some(address) = allocate(bytes)? else { return Ok(None) };
+            // Those before stay: graphs use them.
+            kept.scratch.push((address, bytes));
+        }
+        let scratch = kept.scratch.last().map(|&(address, _)| address);
+        Ok(kept.zeros.zip(scratch).map(|(zeros, scratch)| [zeros, scratch]))
     }
 
     /// What keeps it alive, if it is of the type `T`.
@@ -159,6 +224,17 @@ impl Drop for CudaStream {
             return;
         }
         if let Ok(_bound) = self.context.bind() {
+            let Kept { zeros, scratch, is_pooled } = self.kept.get_mut();
+            for address in zeros.iter().chain(scratch.iter().map(|(address, _)| address)) {
+                // SAFETY: nothing but this stream's work uses it, and none is enqueued any more: graphs hold their stream. An error has nowhere to go.
+                let _ = unsafe {
+                    if *is_pooled {
+                        cuda::cuMemFreeAsync(*address, self.raw)
+                    } else {
+                        cuda::cuMemFree_v2(*address)
+                    }
+                };
+            }
             // SAFETY: the stream is alive and not used again. Its work goes on; memory that the work uses is freed in
             // stream order, by buffers that hold this stream.
             let _ = unsafe { cuda::cuStreamDestroy_v2(self.raw) };

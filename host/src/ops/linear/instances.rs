@@ -99,7 +99,7 @@ macro_rules! instances {
     (@portable $t:ident, $o:ident, T128x64) => { instances!(@portable $t, $o, Tile128x64, Aligned) };
     (@portable $t:ident, $o:ident, T64x64) => { instances!(@portable $t, $o, Tile64x64, Words) };
     (@portable $t:ident, $o:ident, T16x64) => { instances!(@portable $t, $o, Tile16x64, Words) };
-    (@portable $t:ident, $o:ident, $tile:ident, $access:ident) => { Instance::portable::<linear<$t, $o, $tile, $access>>() };
+    (@portable $t:ident, $o:ident, $tile:ident, $access:ident) => { Instance::portable::<linear<$t, $o, $tile, $access>, $tile>() };
 }
 instances! {
     f16 / F16 -> f16 / F16:
@@ -122,6 +122,7 @@ instances! {
     f32 / f32 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperSplit128x256, HopperSplit128x128, HopperSplit64x128, HopperSplit64x64,
+         Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          T128x64, T64x64, T16x64];
 }
 

@@ -1,8 +1,9 @@
 //! How the kernels of the linear families are launched: what each is told of the operands, and when its launch begins.
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
+use warpsmith_dsl::gemm::parts::Parts;
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
-use warpsmith_dsl::gemm::{Layouts, PersistentTile, SplitKTile};
+use warpsmith_dsl::gemm::{Layouts, PersistentTile, SplitKTile, TileShape};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_kernels::linear::LinearParams;
 use warpsmith_kernels::linear_hopper::HopperParams;
@@ -20,7 +21,7 @@ use super::select::halves_of;
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::{CHUNK_BYTES, STORED_ROWS, has_short_rows};
-use crate::stream::Stream;
+use crate::stream::{Scratch, Stream};
 use crate::tensor::{DType, Element, L2Promotion, Swizzle, Tensor, TensorMapOptions, TensorType};
 
 /// What a linear kernel works on.
@@ -39,6 +40,8 @@ pub(crate) struct Operands<'a, T: Element, O: Element> {
     pub(crate) n: u32,
     /// Columns of x and w.
     pub(crate) k: u32,
+    /// Blocks that share the sums of a tile, of those that are told at each launch.
+    pub(crate) parts: u32,
     /// What is done to the product.
     pub(crate) epilogue: LinearEpilogue<T::Device, O::Device>,
 }
@@ -53,8 +56,8 @@ pub struct Instance<T: Element, O: Element> {
 type Launch<T, O> = unsafe fn(&Device, &Stream, u32, &Operands<'_, T, O>) -> Result<()>;
 
 impl<T: Element, O: Element> Instance<T, O> {
-    pub(super) fn portable<K: Kernel<Args = PortableArgs<T, O>>>() -> Self {
-        Self { declaration: K::DECLARATION, launch: launch_portable::<T, O, K> }
+    pub(super) fn portable<K: Kernel<Args = PortableArgs<T, O>>, S: TileShape>() -> Self {
+        Self { declaration: K::DECLARATION, launch: launch_portable::<T, O, K, S> }
     }
 
     pub(super) fn hopper<K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>() -> Self {
@@ -112,20 +115,27 @@ type PointerArgs<T, O, P> = (
 );
 
 /// The arguments of a portable kernel.
-type PortableArgs<T, O> = PointerArgs<T, O, LinearParams>;
+type PortableArgs<T, O> = (
+    Global<<T as Element>::Device>,
+    Global<<T as Element>::Device>,
+    GlobalMut<<O as Element>::Device>,
+    LinearEpilogue<<T as Element>::Device, <O as Element>::Device>,
+    Parts,
+    LinearParams,
+);
 
-/// Launches the portable kernel `K`.
+/// Launches the portable kernel `K` of tile `S`.
 ///
 /// # Safety
 ///
 /// As [`Instance::launch`].
-unsafe fn launch_portable<T: Element, O: Element, K: Kernel<Args = PortableArgs<T, O>>>(
+unsafe fn launch_portable<T: Element, O: Element, K: Kernel<Args = PortableArgs<T, O>>, S: TileShape>(
     device: &Device,
     stream: &Stream,
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
+    let &Operands { x, w, y, y_arg, m, n, k, parts, epilogue } = operands;
     let params = LinearParams {
         stride_x: row_stride(x),
         stride_w: row_stride(w),
@@ -138,9 +148,36 @@ unsafe fn launch_portable<T: Element, O: Element, K: Kernel<Args = PortableArgs<
         k,
         reserved: 0,
     };
+    let workspace = Workspace::new(stream, parts, blocks, S::BLOCK_M * S::BLOCK_N)?;
     let kernel = device.kernel::<K>()?;
-    // SAFETY: the caller's promise is the kernel's.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], (x.arg(), w.arg(), y_arg, epilogue, params)) }
+    let args = (x.arg(), w.arg(), y_arg, epilogue, workspace.parts(), params);
+    // SAFETY: the workspace is this launch's in the order of its stream; the rest of the caller's promise is the kernel's.
+    unsafe { kernel.launch(stream, [blocks, 1, 1], args) }
+}
+
+/// Where the blocks that share a tile's sums meet.
+struct Workspace {
+    count: u32,
+    /// `None` if no blocks share one.
+    shared: Option<Scratch>,
+}
+
+impl Workspace {
+    /// That of a launch of `blocks` blocks, of which each `count` share a tile of `elements` elements.
+    fn new(stream: &Stream, count: u32, blocks: u32, elements: u32) -> Result<Self> {
+        if count <= 1 {
+            return Ok(Self { count: 1, shared: None });
+        }
+        let numbers = blocks as usize * elements as usize;
+        Ok(Self { count, shared: Some(stream.scratch((blocks / count) as usize, numbers)?) })
+    }
+
+    fn parts(&self) -> Parts {
+        self.shared.as_ref().map_or(Parts::WHOLE, |shared| {
+            let (sums, arrived) = (shared.numbers(), shared.zeros());
+            Parts { sums, arrived, count: self.count, ..Parts::WHOLE }
+        })
+    }
 }
 
 /// The arguments of a Hopper kernel.
@@ -186,6 +223,11 @@ fn map_of<T: Element>(
     } else {
         matrices.tensor_map([1, box_rows as usize, columns], options)
     }
+}
+
+/// What the copy engine makes of inputs of a kernel for single products: the tensor cores would cut f32 off to TF32, so it rounds that.
+fn rounded<T: Element>() -> Option<TensorType> {
+    (T::DTYPE == DType::F32).then_some(TensorType::Tf32)
 }
 
 /// Whether the copy engine can store the rows of `y`, which begins at `y_arg`: they start at multiples of 16 bytes.
@@ -256,7 +298,7 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
     let tiles = tiles::<S>(operands.m, operands.n).saturating_mul(operands.y.shape()[0] as u64);
-    let parts = Parts { whole: u32::MAX, narrow: false, are_only: has_only_tiles(tiles, blocks) };
+    let parts = Dealt { whole: u32::MAX, narrow: false, are_only: has_only_tiles(tiles, blocks) };
     // SAFETY: the caller's promise.
     unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
 }
@@ -282,13 +324,13 @@ unsafe fn launch_hopper_halves<
     let positions = halves.whole.saturating_add(halves.pieces);
     let are_only = has_only_tiles(positions.saturating_mul(S::CLUSTER.into()), blocks);
     let whole = u32::try_from(halves.whole).unwrap_or(u32::MAX);
-    let parts = Parts { whole, narrow: halves.narrow, are_only };
+    let parts = Dealt { whole, narrow: halves.narrow, are_only };
     // SAFETY: the caller's promise.
     unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
 }
 
 /// What a Hopper launch's tiles are computed as.
-struct Parts {
+struct Dealt {
     /// [`HopperParams::whole`].
     whole: u32,
     /// [`HopperParams::narrow`].
@@ -312,14 +354,12 @@ unsafe fn launch_hopper_parts<
     stream: &Stream,
     blocks: u32,
     operands: &Operands<'_, T, O>,
-    parts: Parts,
+    parts: Dealt,
 ) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
+    let &Operands { x, w, y, y_arg, m, n, k, epilogue, .. } = operands;
     let columns = S::ROW_BYTES as usize / size_of::<T>();
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
-    // The tensor cores would cut f32 off to TF32; the copy engine rounds it.
-    let rounded = (T::DTYPE == DType::F32).then_some(TensorType::Tf32);
-    let of_inputs = TensorMapOptions { data_type: rounded, ..options.clone() };
+    let of_inputs = TensorMapOptions { data_type: rounded::<T>(), ..options.clone() };
     let batch = y.shape()[0];
     let layouts = layouts(operands).with_a_mn(is_across(x)).with_b_mn(is_across(w));
     let x = map_of(x, S::A_BOX_ROWS, columns, &of_inputs)?;
@@ -392,7 +432,7 @@ unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
+    let &Operands { x, w, y, y_arg, m, n, k, epilogue, .. } = operands;
     // What follows in a row is asked for next; but where the rows' parts lie in two lines each, that would be read twice.
     let straddles = |matrices: &Tensor<T>| {
         let stride = if is_across(matrices) { matrices.strides()[2] as u64 } else { row_stride(matrices) };
@@ -400,7 +440,9 @@ unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O
     };
     let l2_promotion =
         if m >= FEW_ROWS && (straddles(x) || straddles(w)) { L2Promotion::B128 } else { L2Promotion::B256 };
-    let options = TensorMapOptions { swizzle: Swizzle::B128, l2_promotion, ..TensorMapOptions::default() };
+    let data_type = rounded::<T>();
+    let swizzle = Swizzle::B128;
+    let options = TensorMapOptions { swizzle, l2_promotion, data_type, ..TensorMapOptions::default() };
     let columns = S::ROW_BYTES as usize / size_of::<T>();
     let layouts = layouts(operands).with_b_mn(is_across(w));
     let x = x.tensor_map([1, S::A_BOX_ROWS as usize, columns], &options)?;
@@ -455,7 +497,7 @@ unsafe fn launch_strided<T: Element, O: Element, K: Kernel<Args = StridedArgs<T,
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
+    let &Operands { x, w, y, y_arg, m, n, k, epilogue, .. } = operands;
     let [column_stride_x, column_stride_w] = [x, w].map(|operand| operand.strides()[2] as u64);
     let params = StridedParams {
         row_stride_x: row_stride(x),
@@ -498,7 +540,7 @@ unsafe fn launch_split<K: Kernel<Args = SplitArgs>, S: SplitTile>(
     blocks: u32,
     operands: &Operands<'_, f32, f32>,
 ) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue } = operands;
+    let &Operands { x, w, y, y_arg, m, n, k, epilogue, .. } = operands;
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
     let (batch, layouts) = (y.shape()[0] as u32, layouts(operands));
     let x_map = x.tensor_map([1, S::A_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;

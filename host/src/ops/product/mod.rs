@@ -152,8 +152,8 @@ where
                 let mut y = y.with_axes(at, &[launches.batch, launches.rows, self.n()], &strides);
                 let y_arg = y.arg_mut();
                 let epilogue = started(epilogue, start);
-                let operands =
-                    Operands { x: &x, w: &w, y: &y, y_arg, m: launch.m, n: launch.n, k: launch.k, epilogue };
+                let (m, n, k, parts) = (launch.m, launch.n, launch.k, launch.parts);
+                let operands = Operands { x: &x, w: &w, y: &y, y_arg, m, n, k, parts, epilogue };
                 // SAFETY: `check` and the plan have checked shapes, strides, alignment and device of every operand, and that what
                 // is written is apart from the rest. Tensors are freed in the order of their home streams, which
                 // `with_operands` makes wait for this work.

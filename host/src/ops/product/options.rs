@@ -18,6 +18,8 @@ pub(crate) struct Options<'a, T: Element, O: Element> {
     pub(crate) activation: Activation,
     pub(crate) stream: Option<&'a Stream>,
     pub(crate) tile: Option<Tile>,
+    /// How many blocks share the sums of a tile, where the tile's kernels can do that.
+    pub(crate) parts: Option<u32>,
     pub(crate) precision: Precision,
 }
 
@@ -43,6 +45,7 @@ impl<'a, T: Element, O: Element> Options<'a, T, O> {
             activation: Activation::None,
             stream: None,
             tile: None,
+            parts: None,
             precision: Precision::default(),
         }
     }
@@ -58,6 +61,7 @@ impl<'a, T: Element, O: Element> Options<'a, T, O> {
             activation: self.activation,
             stream: self.stream,
             tile: self.tile,
+            parts: self.parts,
             precision: self.precision,
         }
     }
@@ -169,6 +173,14 @@ macro_rules! product_methods {
         /// device and be as exact as `precision` asks. What it cannot read where it lies is copied first. The CPU implementation has no such tiles and ignores it.
         pub fn tile(mut self, tile: impl Into<Option<Tile>>) -> Self {
             self.options.tile = tile.into();
+            self
+        }
+
+        /// Has so many blocks share the sums of a tile, at least 1, instead of as many as the model says: for tests and measurements. Tiles whose kernels
+        /// cannot share ignore it.
+        #[doc(hidden)]
+        pub fn parts(mut self, parts: impl Into<Option<u32>>) -> Self {
+            self.options.parts = parts.into();
             self
         }
 

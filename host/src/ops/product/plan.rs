@@ -10,7 +10,7 @@ use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
 use crate::device::decisions::Key;
 use crate::error::{Error, Result};
-use crate::ops::linear::select::{Access, Fused, Limits, Problem, TURING, Tile, is_hopper};
+use crate::ops::linear::select::{Access, Fused, Limits, MOST_PARTS, Problem, TURING, Tile, is_hopper};
 use crate::ops::linear::{Instance, LinearTypes};
 use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT, has_short_rows};
 use crate::tensor::{Element, Tensor};
@@ -42,6 +42,8 @@ pub(super) struct Decided {
     pub(super) path: Path,
     pub(super) launches: Launches,
     pub(super) blocks: u32,
+    /// Blocks that share the sums of a tile, of those that are told at each launch.
+    pub(super) parts: u32,
     pub(super) m: u32,
     pub(super) n: u32,
     pub(super) k: u32,
@@ -203,13 +205,18 @@ where
         }
         let most_blocks = properties.max_grid[0];
         let tiles = tile.tiles(m, n).saturating_mul(launches.batch as u64);
-        let most_tiles = u64::from(most_blocks / tile.split());
+        let asked = product.options.parts.map(|parts| parts.clamp(1, MOST_PARTS));
+        let parts = match asked {
+            Some(parts) if tile.shares() => parts,
+            _ => tile.parts(&problem, &limits),
+        };
+        let most_tiles = u64::from(most_blocks / (tile.split() * parts));
         if tiles > most_tiles {
             return Err(limit("y", "number of tiles", format!("at most {most_tiles}"), tiles));
         }
         // No more than `split` times the tiles, and so a number of 32 bits.
-        let blocks = tile.blocks(m, n, batch, properties.multiprocessors) as u32;
-        Ok(Decided { path, launches, blocks, m, n, k, tile, choice })
+        let blocks = tile.blocks(m, n, batch, properties.multiprocessors) as u32 * parts;
+        Ok(Decided { path, launches, blocks, parts, m, n, k, tile, choice })
     }
 }
 
@@ -229,7 +236,8 @@ where
     key.optional(*row_scale).number(product.options.fused() as usize).number(products(product) as usize);
     key.number(usize::from(terms.beta != 0.0)).optional(terms.read_residual().map(|(residual, _)| residual));
     key.optional(terms.mask.as_deref()).optional(terms.preactivation.as_deref());
-    key.number(tile.map_or(0, |tile| 1 + tile as usize));
+    key.number(tile.map_or(0, |tile| 1 + tile as usize))
+        .number(product.options.parts.map_or(0, |parts| 1 + parts as usize));
     key
 }
 

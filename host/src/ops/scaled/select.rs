@@ -134,11 +134,11 @@ impl Fp8Tile {
     /// What it costs on an H100.
     const fn cost(self) -> Cost {
         let (column, tile, launch) = match self {
-            Self::Hopper256x128 => (6_250, 1_200_000, 2_300_000),
-            Self::Hopper128x192 => (4_450, 2_100_000, 900_000),
-            Self::Hopper128x128 => (3_680, 1_000_000, 1_200_000),
-            Self::Hopper64x128 => (2_510, 130_000, 1_500_000),
-            Self::Hopper64x64 => (1_720, 120_000, 1_500_000),
+            Self::Hopper256x128 => (8_180, 1_335_000, 3_228_000),
+            Self::Hopper128x192 => (6_307, 2_457_000, 1_694_000),
+            Self::Hopper128x128 => (5_193, 1_980_000, 1_728_000),
+            Self::Hopper64x128 => (4_356, 353_000, 2_876_000),
+            Self::Hopper64x64 => (2_776, 326_000, 2_704_000),
             // By way of f16, and with copies of the operands: for where nothing else runs.
             Self::Portable64x64 => (60_000, 1_000_000, 5_000_000),
         };

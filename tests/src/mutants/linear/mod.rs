@@ -11,6 +11,9 @@ mod numbers;
 mod size;
 mod update;
 
+use warpsmith_dsl::gemm::TileShape;
+use warpsmith_kernels::linear::Tile16x64;
+
 use super::Problem;
 use case::Case;
 use instance::{Family, Instance};
@@ -74,6 +77,12 @@ impl Instance {
         if self.family != Family::Fp8Portable {
             sizes.push(plain(20, chunk, 70).fused(FULL).batch(2, [false, false]));
             sizes.push(plain(70, chunk, 20).batch(3, [false, true]));
+        }
+        if self.tile[0] == Tile16x64::BLOCK_M && self.family == Family::Portable {
+            // Parts of several steps, and of none; several tiles and matrices.
+            sizes.push(plain(37, 5 * slot - chunk, 70).fused(FULL).parts(2));
+            sizes.push(plain(20, slot + chunk, 21).parts(3));
+            sizes.push(plain(70, 2 * slot, 20).batch(2, [false, true]).parts(2));
         }
         sizes.push(size(64, slot + chunk + 3, 64));
         if self.reads_words() {

@@ -81,6 +81,8 @@ pub(super) struct Size {
     pub(super) clusters: u32,
     /// Groups of tiles that are whole, where others are in halves, and whether the last column of tiles is narrow: 1, or 0.
     pub(super) halves: [u32; 2],
+    /// Blocks that share the sums of a tile of a portable kernel.
+    pub(super) parts: u32,
     /// The ranks of two updates of the product.
     pub(super) ranks: [u32; 2],
     /// Rows of X that share a row of each one's codes.
@@ -110,6 +112,7 @@ pub(super) const fn size(m: u32, k: u32, n: u32) -> Size {
         words: [16; 2],
         clusters: 0,
         halves: [u32::MAX, 0],
+        parts: 1,
         ranks: [0; 2],
         code_rows: [1; 2],
         row_tiles: 1,
@@ -153,6 +156,11 @@ impl Size {
     /// With the tiles after the first `whole` groups in halves, and of those of the last column only the first if `narrow` is 1.
     pub(super) const fn halved(self, whole: u32, narrow: u32) -> Self {
         Self { halves: [whole, narrow], ..self }
+    }
+
+    /// With so many blocks for each tile.
+    pub(super) const fn parts(self, parts: u32) -> Self {
+        Self { parts, ..self }
     }
 
     pub(super) const fn batch(self, batch: u32, shared: [bool; 2]) -> Self {

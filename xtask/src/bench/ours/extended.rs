@@ -15,6 +15,7 @@ pub(super) struct Extended<T: Element> {
     case: Case,
     stream: Stream,
     tile: Option<Tile>,
+    parts: Option<u32>,
     pub(super) sets: Vec<ExtendedSet<T>>,
 }
 
@@ -76,12 +77,12 @@ impl<T: LinearInput> Extended<T> {
         for _ in 1..operands::sets(stream, &case) {
             sets.push(sets[0].copy()?);
         }
-        Ok(Self { case, stream: stream.clone(), tile: None, sets })
+        Ok(Self { case, stream: stream.clone(), tile: None, parts: None, sets })
     }
 
     /// The same operation on the same operands, by another tile.
-    pub(super) fn with_tile(&self, tile: Option<Tile>) -> Self {
-        Self { case: self.case, stream: self.stream.clone(), tile, sets: self.sets.clone() }
+    pub(super) fn with_tile(&self, tile: Option<Tile>, parts: Option<u32>) -> Self {
+        Self { case: self.case, stream: self.stream.clone(), tile, parts, sets: self.sets.clone() }
     }
 
     /// What `run` makes of the operation on set number `index` and its output.
@@ -98,6 +99,7 @@ impl<T: LinearInput> Extended<T> {
             .activation(self.case.operation.activation)
             .precision(self.case.precision.asked())
             .tile(self.tile)
+            .parts(self.parts)
             .on(&self.stream);
         if let Some(residual) = &set.residual {
             op = op.residual(residual, 1.0);

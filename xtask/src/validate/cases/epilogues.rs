@@ -181,12 +181,17 @@ pub(super) fn exact_on_tiles(types: [DType; 2], target: Target) -> Vec<LinearCas
     on_tiles(types, Level::Quick, target).into_iter().map(exact).collect()
 }
 
+/// Blocks that share the sums of a tile, where they can.
+const PARTS: [u32; 5] = [1, 2, 3, 7, 40];
+
 /// Case `number` of a tile. The numbers of terms, places and sizes have no common factor, so that all combinations have their turn, and as many in a row as there are
 /// terms have each.
 fn numbered(tile: Tile, types: [DType; 2], number: usize) -> LinearCase {
     let sizes = sizes(tile);
     let (y, beside) = PLACES[number % PLACES.len()];
-    of_terms(tile, types, sizes[number % sizes.len()], number % TERMS.len(), [y, beside])
+    let case = of_terms(tile, types, sizes[number % sizes.len()], number % TERMS.len(), [y, beside]);
+    let parts = tile.shares().then_some(PARTS[number % PARTS.len()]);
+    LinearCase { parts, ..case }
 }
 
 fn of_terms(

@@ -138,7 +138,10 @@ fn linear(target: Target) -> Vec<LinearCase> {
                         cases.push(case(large(tile)));
                     }
                 }
-                cases.push(plain);
+                if tile.shares() {
+                    cases.push(LinearCase { parts: Some(5), ..plain.clone() });
+                }
+                cases.push(LinearCase { parts: tile.shares().then_some(1), ..plain });
             }
         }
     }

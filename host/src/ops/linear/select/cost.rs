@@ -9,7 +9,8 @@
 //! Persistent launches and those for few rows have models of their own: what a tile costs for each column of K, whether all ask
 //! for memory at once, and what is not hidden under something else.
 //!
-//! The costs were fitted to measurements on an H100, for 16-bit types those in `tiles-h100.csv`. Only their ratios matter here.
+//! The costs were fitted to what an H100 took at sizes drawn at random and at the bench's own, so that the choices lose least: `random-h100.csv`
+//! and the tuner's table. Only their ratios matter here.
 
 use warpsmith_dsl::gemm::narrow;
 
@@ -39,24 +40,47 @@ impl Cost {
             (Tile::HopperSplit128x128, _) => (32_400, 32_400, 36_300, 177, 1),
             (Tile::HopperSplit64x128, _) => (24_300, 17_800, 19_500, 235, 2),
             (Tile::HopperSplit64x64, _) => (15_300, 10_300, 12_300, 202, 2),
-            (Tile::Strided32x32, _) => (8_000, 5_500, 5_500, 60, 2),
-            (Tile::T128x128, _) => (13_600, 8_000, 9_400, 340, 2),
+            (Tile::Strided32x32, _) => (6_500, 5_500, 5_500, 30, 2),
+            (Tile::T128x128, _) => (14_274, 8_057, 10_614, 359, 2),
             (Tile::T128x64, DType::F32) => (37_000, 31_000, 31_100, 100, 2),
-            (Tile::T128x64, _) => (10_900, 5_000, 6_700, 220, 3),
+            (Tile::T128x64, _) => (12_373, 5_001, 7_340, 234, 3),
             (Tile::T64x64, DType::F32) => (19_600, 17_600, 17_600, 100, 2),
-            (Tile::T64x64, _) => (6_600, 3_000, 3_670, 200, 4),
+            (Tile::T64x64, _) => (6_954, 3_000, 4_351, 227, 4),
             (Tile::T16x64, DType::F32) => (7_800, 5_600, 5_600, 100, 5),
-            (Tile::T16x64, _) => (4_600, 1_900, 2_140, 250, 8),
+            (Tile::T16x64, _) => (3_814, 1_951, 2_342, 263, 8),
             // These have costs of their own.
             _ => return None,
         };
         Some(Self { alone, together, crowded, overhead, resident })
     }
 
-    /// The time of the fullest multiprocessor, in picoseconds.
+    /// The time of the fullest multiprocessor, in picoseconds, with as many parts of each tile as are fastest.
     fn picoseconds(self, tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
+        self.fastest(tile, problem, limits).0
+    }
+
+    /// The least time, and how many parts of each tile it takes.
+    fn fastest(self, tile: Tile, problem: &Problem, limits: &Limits) -> (u128, u32) {
+        let whole = (self.of_parts(tile, problem, limits, 1), 1);
+        if !tile.shares() {
+            return whole;
+        }
+        let tiles = tile.tiles(problem.m, problem.n).saturating_mul(problem.batch.into());
+        let steps = tile.steps(u64::from(problem.k) * problem.input.size() as u64);
+        let most = PARTS.into_iter().take_while(|&parts| {
+            u64::from(parts) * MIN_STEPS <= steps
+                && tiles.saturating_mul(parts.into())
+                    <= MOST_ROUNDS * u64::from(limits.multiprocessors) * self.resident
+        });
+        let timed = most.map(|parts| (self.of_parts(tile, problem, limits, parts), parts));
+        timed.chain([whole]).min().unwrap_or(whole)
+    }
+
+    /// The time with `parts` blocks for each tile.
+    fn of_parts(self, tile: Tile, problem: &Problem, limits: &Limits, parts: u32) -> u128 {
         let multiprocessors = u64::from(limits.multiprocessors.max(1));
-        let blocks = tile.tiles(problem.m, problem.n).saturating_mul(problem.batch.into());
+        let tiles = tile.tiles(problem.m, problem.n).saturating_mul(problem.batch.into());
+        let blocks = tiles.saturating_mul(parts.into());
         let shared = limits.shared_per_multiprocessor / (tile.shared_bytes() + RESERVED_SHARED);
         let resident = self.resident.min(u64::from(shared)).max(1);
 
@@ -66,12 +90,46 @@ impl Cost {
         let last = if rest > 0 { round(rest) } else { 0 };
         let by_rounds = u128::from(rounds) * u128::from(round(resident)) + u128::from(last);
         let by_chip = u128::from(blocks) * u128::from(self.crowded) / u128::from(multiprocessors);
-        let columns = u128::from(problem.k) * slowness(tile, problem) / 2 + u128::from(self.overhead);
+        let columns =
+            u128::from(problem.k.div_ceil(parts)) * slowness(tile, problem) / 2 + u128::from(self.overhead);
         let of_blocks = by_rounds.max(by_chip) * columns;
         // Where reading x and w takes longest, some of the rest is not hidden under it.
         let moved = bytes(problem) + stored_bytes(problem);
-        LAUNCH + of_blocks.max(moved * 1_000_000 / BANDWIDTH + of_blocks / 8)
+        LAUNCH
+            + of_blocks.max(moved * 1_000_000 / BANDWIDTH + of_blocks / 8)
+            + Self::combining(tile, blocks, parts)
     }
+
+    /// What `blocks` blocks take to write their sums, and the last of the `parts` of each tile to add them up.
+    fn combining(tile: Tile, blocks: u64, parts: u32) -> u128 {
+        if parts <= 1 {
+            return 0;
+        }
+        let (rows, columns) = tile.shape();
+        let bytes = u128::from(rows) * u128::from(columns) * 4;
+        let by_all = u128::from(blocks) * bytes * 1_000_000 / PARTS_BANDWIDTH;
+        MEETING + by_all + u128::from(parts) * bytes * 1_000_000 / BLOCK_BANDWIDTH
+    }
+}
+
+/// How many blocks may share the sums of a tile.
+const PARTS: [u32; 12] = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96];
+/// The most that anybody may ask for.
+pub(crate) const MOST_PARTS: u32 = 96;
+/// Steps along K that a part has at least.
+const MIN_STEPS: u64 = 2;
+/// Rounds of blocks that sharing makes at most.
+const MOST_ROUNDS: u64 = 2;
+/// Until a block knows that it is the last, in picoseconds.
+const MEETING: u128 = 1_500_000;
+/// Bytes of sums that all blocks write and read in a microsecond, by way of the level-2 cache.
+const PARTS_BANDWIDTH: u128 = 2_000_000;
+/// Bytes of sums that a block reads in a microsecond.
+const BLOCK_BANDWIDTH: u128 = 60_000;
+
+/// How many blocks share the sums of each tile.
+pub(super) fn parts(tile: Tile, problem: &Problem, limits: &Limits) -> u32 {
+    Cost::of(tile, problem.input).map_or(1, |cost| cost.fastest(tile, problem, limits).1)
 }
 
 /// What a persistent launch costs, in picoseconds on an H100.
@@ -99,36 +157,38 @@ impl PersistentCost {
     const fn of(tile: Tile, input: DType) -> Option<Self> {
         let (launch, alone, full, crowded, straddling, tile, rows, last_rows) = match (tile, input) {
             (Tile::HopperPingPong128x128, DType::F32) => {
-                (3_500_000, 9_000, 9_000, 10_400, 21_800, 100_000, 3_900_000, 6_600_000)
+                (3_503_000, 9_628, 7_635, 11_408, 14_227, 90_000, 3_900_000, 6_600_000)
             }
             (Tile::HopperCooperative128x256 | Tile::HopperCooperative128x256Halves, DType::F32) => {
-                (5_100_000, 19_700, 19_700, 20_300, 25_600, 700_000, 10_600_000, 0)
+                (5_504_000, 19_386, 19_065, 19_992, 17_723, 758_000, 10_600_000, 0)
             }
             (Tile::HopperCooperative128x128, DType::F32) => {
-                (3_400_000, 9_400, 9_400, 11_000, 21_800, 500_000, 5_300_000, 0)
+                (2_390_000, 9_153, 12_093, 13_059, 16_778, 477_000, 5_300_000, 0)
             }
             (Tile::HopperPingPong128x128, _) => {
-                (1_331_000, 4_616, 5_690, 5_380, 7_416, 793_000, 3_000_000, 2_716_000)
+                (2_160_000, 4_490, 5_773, 5_161, 9_222, 819_000, 5_500_000, 2_716_000)
             }
-            (Tile::HopperPingPong128x192, _) => (4_498_000, 6_785, 7_479, 8_064, 9_504, 48_000, 0, 0),
+            (Tile::HopperPingPong128x192, _) => (8_504_000, 6_512, 7_527, 7_299, 8_508, 44_000, 0, 0),
             (Tile::HopperCooperative128x256 | Tile::HopperCooperative128x256Halves, _) => {
-                (2_412_000, 8_714, 8_721, 10_819, 11_097, 1_995_000, 3_000_000, 0)
+                (2_168_000, 17_426, 9_149, 12_004, 11_801, 1_692_000, 3_000_000, 0)
             }
             (Tile::HopperCooperative128x128, _) => {
-                (1_443_000, 2_723, 5_874, 5_953, 6_809, 1_269_000, 3_400_000, 0)
+                (718_000, 5_556, 7_556, 7_067, 8_109, 1_170_000, 3_400_000, 0)
             }
-            (Tile::HopperCooperative64x128, _) => (963_000, 3_422, 3_430, 4_448, 6_087, 578_000, 0, 0),
-            (Tile::HopperCooperative64x160, _) => (554_000, 2_968, 3_588, 3_539, 3_966, 1_556_000, 0, 0),
-            (Tile::HopperCooperative128x160, _) => (2_390_000, 4_435, 6_023, 6_908, 7_042, 1_239_000, 0, 0),
+            (Tile::HopperCooperative64x128, _) => (509_000, 3_118, 4_780, 5_092, 7_299, 890_000, 0, 0),
+            (Tile::HopperCooperative64x160, _) => (418_000, 6_130, 4_673, 5_644, 4_363, 1_217_000, 0, 0),
+            (Tile::HopperCooperative128x160, _) => (1_737_000, 5_700, 7_992, 7_508, 7_056, 1_395_000, 0, 0),
             (Tile::HopperCooperative192x192, _) => {
-                (4_141_000, 9_592, 10_393, 11_790, 12_846, 1_882_000, 0, 0)
+                (1_778_000, 15_133, 14_559, 16_515, 15_051, 2_050_000, 0, 0)
             }
             (Tile::HopperCooperative192x192AlongN, _) => {
-                (5_248_000, 9_624, 10_316, 12_422, 13_245, 1_319_000, 0, 0)
+                (4_612_000, 13_259, 10_761, 12_449, 11_934, 2_422_000, 0, 0)
             }
-            (Tile::HopperCooperative192x176, _) => (4_382_000, 8_800, 9_674, 11_934, 12_680, 689_000, 0, 0),
+            (Tile::HopperCooperative192x176, _) => {
+                (4_917_000, 9_479, 12_370, 12_044, 12_075, 1_223_000, 0, 0)
+            }
             (Tile::HopperCooperative256x176, _) => {
-                (1_860_000, 11_792, 14_486, 15_358, 15_253, 3_794_000, 0, 0)
+                (1_886_000, 13_469, 15_622, 15_691, 14_179, 5_721_000, 0, 0)
             }
             _ => return None,
         };
@@ -143,7 +203,8 @@ impl PersistentCost {
             None => (tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(blocks), 0),
         };
         let multiprocessors = u64::from(limits.multiprocessors.max(1));
-        let alone = self.alone + (self.full - self.alone) * blocks.min(multiprocessors) / multiprocessors;
+        let busy = blocks.min(multiprocessors);
+        let alone = (self.alone * (multiprocessors - busy) + self.full * busy) / multiprocessors;
         let row_bytes = row_bytes(problem);
         let column = match (rounds + halves, row_bytes.is_multiple_of(CACHE_LINE)) {
             (1, true) => alone,
@@ -167,7 +228,7 @@ impl PersistentCost {
             column
         };
         let of_tile = u64::from(problem.k).saturating_mul(column) + self.tile + more;
-        let half = if problem.input == DType::F32 { HALF_OF_F32 } else { HALF };
+        let half = if problem.input == DType::F32 || rounds == 0 { READING_HALF } else { HALF };
         let tiles = u128::from(rounds) * 1000 + u128::from(halves) * half;
         let of_tiles = tiles * u128::from(of_tile) / 1000;
         // Of x, which several tiles along N read, a part has left the level-2 cache in between.
@@ -228,34 +289,42 @@ struct SkinnyCost {
 
 impl SkinnyCost {
     /// From the launch to the first products.
-    const LAUNCH: u64 = 1_568_000;
+    const LAUNCH: u64 = 1_361_000;
     /// For the blocks of a cluster to wait for each other.
-    const EXCHANGE: u64 = 1_663_000;
+    const EXCHANGE: u64 = 973_000;
     /// For each block more than two.
-    const EXCHANGE_MORE: u64 = 90_000;
+    const EXCHANGE_MORE: u64 = 149_000;
     /// For exchanging and storing the sums, an element of the tile.
-    const ELEMENT: u64 = 47;
+    const ELEMENT: u64 = 78;
     /// The same, where it is stored by rows and other blocks of the multiprocessor wait for that.
-    const SLOW_ELEMENT: u64 = 57;
+    const SLOW_ELEMENT: u64 = 88;
     /// Bytes in a microsecond that the level-2 cache gives.
-    const CACHE: u128 = 10_300_000;
+    const CACHE: u128 = 5_480_000;
     /// From the end of one block of a multiprocessor to the first products of the next.
-    const ROUND: u64 = 2_500_000;
+    const ROUND: u64 = 1_840_000;
     /// Until the memory gives all it can.
-    const RAMP: u64 = 304_000;
+    const RAMP: u64 = 287_000;
     /// Then, bytes in a microsecond.
-    const BANDWIDTH: u128 = 3_372_000;
+    const BANDWIDTH: u128 = 3_865_000;
 
-    const fn of(tile: Tile) -> Option<Self> {
-        let (alone, straddling, crowded, resident) = match tile {
-            Tile::Skinny64x64 => (3_290, 3_290, 5_400, 1),
-            Tile::Skinny64x64Split2 => (3_040, 3_040, 5_750, 1),
-            Tile::Skinny64x64Split8 => (3_300, 3_300, 6_580, 2),
-            Tile::Skinny64x64Split8Deep => (2_500, 2_500, 5_500, 1),
-            Tile::Skinny32x64 => (2_990, 5_250, 5_650, 1),
-            Tile::Skinny16x64 => (3_080, 4_210, 6_020, 2),
-            Tile::Skinny16x64Split2 => (2_850, 2_850, 4_620, 2),
-            Tile::Skinny16x64Split4 => (4_000, 4_000, 5_550, 2),
+    const fn of(tile: Tile, input: DType) -> Option<Self> {
+        let (alone, straddling, crowded, resident) = match (tile, input) {
+            (Tile::Skinny64x64, DType::F32) => (4_449, 3_290, 5_638, 1),
+            (Tile::Skinny64x64Split2, DType::F32) => (2_990, 3_040, 5_753, 1),
+            (Tile::Skinny64x64Split8, DType::F32) => (3_925, 3_300, 6_374, 2),
+            (Tile::Skinny64x64Split8Deep, DType::F32) => (2_689, 2_500, 5_497, 1),
+            (Tile::Skinny32x64, DType::F32) => (2_632, 5_250, 6_705, 1),
+            (Tile::Skinny16x64, DType::F32) => (2_146, 4_210, 6_011, 2),
+            (Tile::Skinny16x64Split2, DType::F32) => (2_672, 2_850, 5_702, 2),
+            (Tile::Skinny16x64Split4, DType::F32) => (2_347, 4_000, 4_155, 2),
+            (Tile::Skinny64x64, _) => (5_100, 5_795, 5_867, 1),
+            (Tile::Skinny64x64Split2, _) => (3_642, 3_658, 6_028, 1),
+            (Tile::Skinny64x64Split8, _) => (3_994, 3_454, 6_857, 2),
+            (Tile::Skinny64x64Split8Deep, _) => (2_169, 1_703, 6_400, 1),
+            (Tile::Skinny32x64, _) => (2_124, 2_984, 6_306, 1),
+            (Tile::Skinny16x64, _) => (2_581, 2_540, 5_510, 2),
+            (Tile::Skinny16x64Split2, _) => (3_715, 4_667, 3_749, 2),
+            (Tile::Skinny16x64Split4, _) => (1_991, 1_867, 4_869, 2),
             _ => return None,
         };
         Some(Self { alone, straddling, crowded, resident })
@@ -264,7 +333,8 @@ impl SkinnyCost {
     fn picoseconds(self, tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
         let multiprocessors = u64::from(limits.multiprocessors.max(1));
         let blocks = tile.blocks(problem.m, problem.n, problem.batch, limits.multiprocessors);
-        let columns = u128::from(problem.k.div_ceil(tile.split()));
+        // The costs are those of 16-bit types; a column of TF32 takes two of theirs.
+        let columns = u128::from(problem.k.div_ceil(tile.split())) * problem.input.size() as u128 / 2;
         // Clusters of eight with multiprocessors to themselves fill half of those for certain.
         let room = if tile == Tile::Skinny64x64Split8Deep { multiprocessors / 2 } else { multiprocessors };
         let rounds = blocks.div_ceil((room * self.resident).max(1));
@@ -280,7 +350,7 @@ impl SkinnyCost {
         let of_memory = by_memory + (by_memory / 4).min(u128::from(Self::RAMP));
         let elements = u64::from(rows_of_tile * columns_of_tile);
         let copied = u128::from(blocks) * u128::from(rows_of_tile + columns_of_tile) * columns;
-        let by_cache = copied * problem.input.size() as u128 * 1_000_000 / Self::CACHE;
+        let by_cache = copied * 2 * 1_000_000 / Self::CACHE;
         let exchange = match u64::from(tile.split()) {
             1 => 0,
             blocks => Self::EXCHANGE + (blocks - 2) * Self::EXCHANGE_MORE,
@@ -356,10 +426,10 @@ const WORDS_OF_LARGE_HALVES: u128 = 5;
 /// What half a tile takes of the time of a whole one, in thousandths. It has half the products, for which its block reads three
 /// quarters of the bytes. Measured of 16-bit types where the copy engine stores y, and taken to be the same where it does not.
 const HALF: u128 = 620;
-/// The same of f32, which was not measured: as if reading took all of the time.
-const HALF_OF_F32: u128 = 750;
+/// The same where reading takes all of the time: of f32, and where a block has nothing else.
+const READING_HALF: u128 = 750;
 /// What a launch of blocks with one tile each takes beside them, in picoseconds on an H100.
-const LAUNCH: u128 = 1_855_000;
+const LAUNCH: u128 = 2_199_000;
 /// Bytes of x and w from which on tiles of 128 × 128 were measured to take longer for a column, a twelfth for each as many more: several times what
 /// the level-2 cache holds.
 const MUCH: u128 = 128 << 20;
@@ -377,7 +447,7 @@ pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u12
     if let Some(cost) = PersistentCost::of(tile, problem.input) {
         return cost.picoseconds(tile, problem, limits);
     }
-    if let Some(cost) = SkinnyCost::of(tile) {
+    if let Some(cost) = SkinnyCost::of(tile, problem.input) {
         return cost.picoseconds(tile, problem, limits);
     }
     if tile == Tile::Narrow16x256 {

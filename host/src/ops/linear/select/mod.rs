@@ -11,6 +11,7 @@ mod tile;
 use warpsmith_dsl::gemm::narrow;
 use warpsmith_kernels::linear_hopper::HopperCooperative128x256;
 
+pub(crate) use cost::MOST_PARTS;
 use cost::picoseconds;
 use halves::Halves;
 pub(crate) use halves::halves_of;
@@ -24,6 +25,11 @@ impl Tile {
     pub(crate) fn halves(self, sizes: [u32; 3], multiprocessors: u32) -> Option<Halves> {
         let has_halves = self == Self::HopperCooperative128x256Halves;
         has_halves.then(|| halves_of::<HopperCooperative128x256>(sizes, multiprocessors))
+    }
+
+    /// How many blocks share the sums of each tile, of those that are told at each launch.
+    pub(crate) fn parts(self, problem: &Problem, limits: &Limits) -> u32 {
+        cost::parts(self, problem, limits)
     }
 
     /// Whether its launch differs from those of all tiles before it: one with halves may have none.

@@ -1,11 +1,8 @@
 //! The choice, against what was measured and what must hold.
 //!
-//! 16-bit types on Hopper are judged by `tiles-h100.csv` and `epilogues-h100.csv`, which say with which driver and by which commands they were
-//! taken, and they and f32 by what the tuner measured for the bench (`docs/bench/tune-h100.csv`). Of most of the first neither the commit nor the clocks are known, and its tile of 64 × 160 is mostly dealt out in an order that is not
-//! the library's. The tables in this file are of an H100 and the kernels of the commit that each names, not of those beside this file;
-//! command, driver and clocks are not known. So all of them stand for the order of the tiles, within a twentieth, and not for
-//! times to compare anything else with: they keep a change of the model from choosing worse than it did. `cargo xtask bench --variants --csv FILE`
-//! takes such tables, with all of that noted.
+//! The model is held to what was measured of two kinds of sizes: those drawn at random that it was fitted to (`random-h100.csv`), and the bench's own, as the
+//! tuner measured them (`docs/bench/tune-h100.csv`) and, for longer epilogues, `epilogues-h100.csv`. Each says with which GPU, driver and commands. How good the
+//! choices are at sizes that nobody fitted is for the bench to say.
 
 use std::collections::BTreeMap;
 
@@ -75,73 +72,77 @@ fn hopper_gets_its_own_tiles_for_what_its_copy_engine_can_read() {
 const HALVES: Tile = Tile::HopperCooperative128x256Halves;
 const WHOLE: Tile = Tile::HopperCooperative128x256;
 
-/// M, K, N, and microseconds of each tile in the order of [`Tile::ALL`], but for halves.
-type Measured<const TILES: usize> = ((u32, u32, u32), [f64; TILES]);
+/// How much longer than the fastest what is chosen takes.
+#[derive(Default)]
+struct Losses(Vec<(f64, String)>);
 
-/// Checks choices against what was measured of the tiles that are as exact as `products`; halves were not, and may not be chosen.
-fn check_choices<const TILES: usize>(input: DType, products: Products, measured: &[Measured<TILES>]) {
-    let serves = |tile: &Tile| {
-        *tile != HALVES && tile.serves(input, Access::Aligned) && tile.products(input).is_at_least(products)
-    };
-    let tiles: Vec<_> = Tile::ALL.into_iter().filter(serves).collect();
-    assert_eq!(tiles.len(), TILES);
-    for &((m, k, n), times) in measured {
-        let problem = Problem { m, n, k, products, ..full(input, Access::Aligned) };
-        let choice = select(&problem, &H100).expect("all tiles fit an H100");
-        let of = |tile: Tile| times[tiles.iter().position(|&other| other == tile).expect("a tile")];
-        let fastest = times.into_iter().fold(f64::INFINITY, f64::min);
-        assert!(of(choice) <= 1.05 * fastest, "{m}x{k}x{n}: {choice} takes {}, {fastest}", of(choice));
+impl Losses {
+    /// Notes the choice for a problem, of whose tiles these are the times.
+    fn note<'a>(
+        &mut self,
+        name: &str,
+        problem: &Problem,
+        times: impl Iterator<Item = (&'a str, f64)> + Clone,
+    ) {
+        let choice = select(problem, &H100).expect("all tiles fit an H100");
+        // Of the parts that were measured, those nearest to what is chosen.
+        let parts = f64::from(choice.parts(problem, &H100));
+        let of_choice = times.clone().filter_map(|(tile, time)| {
+            let (tile, measured) = tile.split_once('/').unwrap_or((tile, "1"));
+            let measured: f64 = measured.parse().expect("a number of blocks");
+            (tile == choice.name()).then(|| ((measured / parts).ln().abs(), time))
+        });
+        let time = of_choice.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, time)| time);
+        let fastest = times.map(|(_, time)| time).fold(f64::INFINITY, f64::min);
+        let loss = time.map_or(f64::INFINITY, |time| time / fastest);
+        self.0.push((loss, format!("{name}: {choice}, {time:?} of {fastest}")));
+    }
+
+    /// At least so many choices take no more than `mean` times the fastest in the geometric mean, and none more than `most`.
+    fn expect(&self, least: usize, mean: f64, most: f64) {
+        assert!(self.0.len() >= least, "{}", self.0.len());
+        let logarithms = self.0.iter().map(|(loss, _)| loss.ln()).sum::<f64>();
+        let of_all = (logarithms / self.0.len() as f64).exp();
+        let worse: Vec<_> =
+            self.0.iter().filter(|(loss, _)| *loss > most).map(|(_, told)| told.as_str()).collect();
+        assert!(of_all <= mean && worse.is_empty(), "{of_all}\n{}", worse.join("\n"));
     }
 }
 
-/// What `cargo xtask bench --variants` measured: a size, a tile, microseconds; bf16 with bias and ReLU.
-const MEASURED: &str = include_str!("tiles-h100.csv");
+/// What `cargo xtask bench --suite random --variants` measured: a type, a size, a tile, microseconds.
+const RANDOM: &str = include_str!("random-h100.csv");
 
 #[test]
-fn the_choice_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
-    let mut sizes: BTreeMap<&str, Vec<(Tile, f64)>> = BTreeMap::new();
-    for line in MEASURED.lines().filter(|line| !line.starts_with('#')).skip(1) {
+fn the_choice_at_drawn_sizes_is_near_the_fastest_measured() {
+    let mut cases: BTreeMap<(&str, &str), Vec<(&str, f64)>> = BTreeMap::new();
+    for line in RANDOM.lines().filter(|line| !line.starts_with('#')).skip(1) {
         let fields: Vec<&str> = line.split(',').collect();
-        let &[size, tile, microseconds] = &fields[..] else { panic!("three fields in `{line}`") };
-        let time = microseconds.parse().expect("a number");
-        sizes.entry(size).or_default().push((tile.parse().expect("a tile"), time));
+        let &[dtype, size, tile, microseconds] = &fields[..] else { panic!("four fields in `{line}`") };
+        cases.entry((dtype, size)).or_default().push((tile, microseconds.parse().expect("a number")));
     }
-    assert!(sizes.len() > 40);
-    let mut missed = Vec::new();
-    for (size, times) in sizes {
-        let sides: Vec<u32> = size.split('x').map(|side| side.parse().expect("a number")).collect();
-        // y is contiguous; so whether the copy engine can store it follows from its columns.
-        let stores_boxes = sides[2].is_multiple_of(8);
-        let problem = Problem {
-            m: sides[0],
-            k: sides[1],
-            n: sides[2],
-            stores_boxes,
-            fused: Fused::Floor,
-            ..full(DType::Bf16, Access::Aligned)
-        };
-        let choice = select(&problem, &H100).expect("all tiles fit an H100");
-        let fastest = times.iter().map(|&(_, time)| time).fold(f64::INFINITY, f64::min);
-        let of = |tile| times.iter().find(|(other, _)| *other == tile).map(|&(_, time)| time);
-        let time = of(choice);
-        if time.is_none_or(|time| time > 1.05 * fastest) {
-            missed.push(format!("{size}: {choice}, {time:?}, {fastest}"));
-        }
+    let mut losses = BTreeMap::<&str, Losses>::new();
+    for ((dtype, size), times) in &cases {
+        let problem = tuned_problem("linear bias relu", dtype, size).expect("rows of chunks");
+        let name = format!("{dtype} {size}");
+        losses.entry(dtype).or_default().note(&name, &problem, times.iter().copied());
     }
-    assert!(missed.is_empty(), "{}", missed.join("\n"));
+    for (dtype, least, mean, most) in
+        [("bf16", 180, 1.02, 1.2), ("f32", 55, 1.02, 1.2), ("tf32", 55, 1.02, 1.2)]
+    {
+        losses[dtype].expect(least, mean, most);
+    }
 }
 
 /// What `cargo xtask bench --variants` measured of longer epilogues: an operation, a size, a tile, microseconds; bf16.
 const MEASURED_EPILOGUES: &str = include_str!("epilogues-h100.csv");
 
 #[test]
-fn the_choice_for_longer_epilogues_is_within_a_twentieth_of_the_fastest_measured() {
-    let mut cases: BTreeMap<(&str, &str), Vec<(Tile, f64)>> = BTreeMap::new();
+fn the_choice_for_longer_epilogues_is_near_the_fastest_measured() {
+    let (mut cases, mut losses) = (BTreeMap::<(&str, &str), Vec<(&str, f64)>>::new(), Losses::default());
     for line in MEASURED_EPILOGUES.lines().filter(|line| !line.starts_with('#')).skip(1) {
         let fields: Vec<&str> = line.split(',').collect();
         let &[operation, size, tile, microseconds] = &fields[..] else { panic!("four fields in `{line}`") };
-        let time = microseconds.parse().expect("a number");
-        cases.entry((operation, size)).or_default().push((tile.parse().expect("a tile"), time));
+        cases.entry((operation, size)).or_default().push((tile, microseconds.parse().expect("a number")));
     }
     assert_eq!(cases.len(), 28);
     for ((operation, size), times) in cases {
@@ -154,14 +155,9 @@ fn the_choice_for_longer_epilogues_is_within_a_twentieth_of_the_fastest_measured
         };
         let (m, k, n) = (sides[0], sides[1], sides[2]);
         let problem = Problem { m, k, n, fused, ..full(DType::Bf16, Access::Aligned) };
-        let choice = select(&problem, &H100).expect("all tiles fit an H100");
-        let fastest = times.iter().map(|&(_, time)| time).fold(f64::INFINITY, f64::min);
-        let time = times.iter().find(|(tile, _)| *tile == choice).map(|&(_, time)| time);
-        assert!(
-            time.is_some_and(|time| time <= 1.05 * fastest),
-            "{operation} {size}: {choice}, {time:?}, {fastest}"
-        );
+        losses.note(&format!("{operation} {size}"), &problem, times.iter().copied());
     }
+    losses.expect(28, 1.02, 1.15);
 }
 
 /// What a case of `cargo xtask tune` comes to, if operands of 16 bits or f32 are read in chunks; those of 16 bits with an odd K are copied
@@ -213,23 +209,25 @@ fn tuned_problem(operation: &str, dtype: &str, shape: &str) -> Option<Problem> {
     })
 }
 
-/// All epilogues, layouts, batches and types of the bench but for FP8, as `cargo xtask tune` measured them.
+/// All epilogues, layouts, batches and types of the bench, as `cargo xtask tune` measured them; but for FP8, whose choice has tests of its own, and TF32, some
+/// of whose kernels are younger than the table: what was measured at drawn sizes has them.
 #[test]
-fn the_choice_on_hopper_is_within_a_twentieth_of_the_tuners() {
+fn the_choice_on_hopper_is_near_the_tuners() {
     let cases = report::cases();
-    let (mut checked, mut missed) = (BTreeMap::<&str, usize>::new(), Vec::new());
+    let (mut checked, mut losses) = (BTreeMap::<&str, usize>::new(), Losses::default());
     for (case, times) in &cases {
         let [operation, dtype, shape] = case.each_ref().map(String::as_str);
-        let Some(problem) = tuned_problem(operation, dtype, shape) else { continue };
-        let choice = select(&problem, &H100).expect("all tiles fit an H100");
-        missed.extend(report::missed(case, times, choice.name()));
+        let problem =
+            tuned_problem(operation, dtype, shape).filter(|problem| problem.products != Products::Tf32);
+        let Some(problem) = problem else { continue };
+        losses.note(&case.join(" "), &problem, times.iter().map(|(tile, time)| (tile.as_str(), *time)));
         *checked.entry(dtype).or_default() += 1;
     }
-    for (dtype, least) in [("bf16", 115), ("f16", 6), ("f32", 6), ("tf32", 6), ("bf16-to-f32", 2)] {
+    for (dtype, least) in [("bf16", 115), ("f16", 6), ("f32", 6), ("bf16-to-f32", 2)] {
         let count = checked.get(dtype).copied().unwrap_or(0);
         assert!(count >= least, "{count} of {dtype}, of {} cases", cases.len());
     }
-    assert!(missed.is_empty(), "{}", missed.join("\n"));
+    losses.expect(130, 1.02, 1.15);
 }
 
 /// Halves of 16-bit types and f32, stored by the copy engine and row by row, in problems of every number of waves.
@@ -258,59 +256,6 @@ fn halves_are_chosen_instead_of_whole_tiles_wherever_a_launch_has_any() {
         }
     }
     assert!(halved > 1000 && chosen > 100, "{halved}, {chosen}");
-}
-
-/// f32 on an H100, kernels of commit 2df4ec4.
-#[test]
-fn the_choice_for_f32_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
-    let measured: [Measured<7>; 18] = [
-        ((1, 4096, 4096), [253.84, 134.07, 101.27, 63.9, 154.55, 83.72, 32.6]),
-        ((16, 4096, 4096), [254.19, 134.16, 101.42, 63.98, 154.59, 83.77, 32.88]),
-        ((64, 4096, 4096), [254.65, 134.38, 101.63, 64.12, 154.94, 84.01, 50.19]),
-        ((128, 4096, 4096), [258.52, 136.42, 103.21, 65.88, 157.58, 85.43, 100.56]),
-        ((256, 4096, 4096), [263.6, 139.15, 105.8, 98.76, 160.87, 153.59, 196.28]),
-        ((512, 4096, 4096), [272.46, 145.17, 165.92, 203.54, 278.85, 318.23, 410.33]),
-        ((256, 256, 512), [22.79, 12.53, 10.27, 7.02, 12.73, 7.53, 3.86]),
-        ((512, 512, 512), [38.35, 20.68, 16.42, 10.91, 22.29, 12.71, 8.13]),
-        ((1024, 784, 2048), [57.59, 31.14, 34.69, 41.06, 53.6, 61.79, 79.86]),
-        ((1024, 1024, 1024), [69.74, 37.25, 29.05, 26.77, 41.63, 39.5, 50.16]),
-        ((1536, 1536, 1536), [104.35, 111.11, 104.35, 97.58, 173.74, 143.92, 167.12]),
-        ((2048, 2048, 2048), [143.39, 149.5, 169.15, 205.16, 284.39, 320.14, 416.11]),
-        ((3072, 3072, 3072), [622.2, 543.89, 616.56, 679.97, 1029.42, 1038.87, 1330.23]),
-        ((4096, 1024, 1024), [74.71, 77.01, 86.88, 104.48, 144.04, 160.8, 207.0]),
-        ((16384, 768, 768), [171.24, 178.12, 199.82, 237.09, 331.14, 365.1, 469.55]),
-        ((4096, 4096, 4096), [1141.77, 1198.58, 1358.27, 1672.58, 2298.27, 2567.62, 3285.15]),
-        ((8192, 4096, 4096), [2275.71, 2370.88, 2674.75, 3202.43, 4587.58, 5042.3, 6535.36]),
-        ((8192, 8192, 8192), [8638.56, 9227.78, 10696.54, 13168.51, 20105.35, 21133.82, 26020.35]),
-    ];
-    check_choices(DType::F32, Products::ThreeTf32, &measured);
-}
-
-/// TF32 on an H100, kernels of commit 2df4ec4. The first three tiles round f32 to TF32; the times of the others are those of the
-/// table for f32.
-#[test]
-fn the_choice_for_tf32_on_hopper_is_within_a_twentieth_of_the_fastest_measured() {
-    let measured: [Measured<10>; 9] = [
-        ((1024, 784, 2048), [13.29, 20.86, 13.22, 57.59, 31.14, 34.69, 41.06, 53.6, 61.79, 79.86]),
-        ((1024, 1024, 1024), [13.32, 24.31, 13.0, 69.74, 37.25, 29.05, 26.77, 41.63, 39.5, 50.16]),
-        ((1536, 1536, 1536), [32.85, 34.55, 34.47, 104.35, 111.11, 104.35, 97.58, 173.74, 143.92, 167.12]),
-        ((2048, 2048, 2048), [46.74, 47.16, 49.12, 143.39, 149.5, 169.15, 205.16, 284.39, 320.14, 416.11]),
-        (
-            (3072, 3072, 3072),
-            [170.62, 195.02, 177.74, 622.2, 543.89, 616.56, 679.97, 1029.42, 1038.87, 1330.23],
-        ),
-        ((4096, 1024, 1024), [26.34, 27.02, 28.24, 74.71, 77.01, 86.88, 104.48, 144.04, 160.8, 207.0]),
-        ((16384, 768, 768), [61.22, 61.93, 65.9, 171.24, 178.12, 199.82, 237.09, 331.14, 365.1, 469.55]),
-        (
-            (4096, 4096, 4096),
-            [366.21, 346.49, 381.02, 1141.77, 1198.58, 1358.27, 1672.58, 2298.27, 2567.62, 3285.15],
-        ),
-        (
-            (8192, 4096, 4096),
-            [757.93, 683.99, 780.29, 2275.71, 2370.88, 2674.75, 3202.43, 4587.58, 5042.3, 6535.36],
-        ),
-    ];
-    check_choices(DType::F32, Products::Tf32, &measured);
 }
 
 #[test]

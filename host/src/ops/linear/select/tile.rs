@@ -61,21 +61,21 @@ pub enum Tile {
     HopperSplit64x128,
     /// 64 × 64 on Hopper, for f32 as three TF32 products, two blocks to a multiprocessor.
     HopperSplit64x64,
-    /// 64 × 64 on Hopper by one block; 16-bit types only.
+    /// 64 × 64 on Hopper by one block; f32 is rounded to TF32.
     Skinny64x64,
-    /// 64 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
+    /// 64 × 64 on Hopper by a cluster of two blocks, which share the sum over K; f32 is rounded to TF32.
     Skinny64x64Split2,
-    /// 64 × 64 on Hopper by a cluster of eight blocks, which share the sum over K; 16-bit types only.
+    /// 64 × 64 on Hopper by a cluster of eight blocks, which share the sum over K; f32 is rounded to TF32.
     Skinny64x64Split8,
     /// The same with rings that leave a multiprocessor no room for a second block.
     Skinny64x64Split8Deep,
-    /// 32 × 64 on Hopper by one block; 16-bit types only.
+    /// 32 × 64 on Hopper by one block; f32 is rounded to TF32.
     Skinny32x64,
-    /// 16 × 64 on Hopper by one block; 16-bit types only.
+    /// 16 × 64 on Hopper by one block; f32 is rounded to TF32.
     Skinny16x64,
-    /// 16 × 64 on Hopper by a cluster of two blocks, which share the sum over K; 16-bit types only.
+    /// 16 × 64 on Hopper by a cluster of two blocks, which share the sum over K; f32 is rounded to TF32.
     Skinny16x64Split2,
-    /// 16 × 64 on Hopper by a cluster of four blocks, which share the sum over K; 16-bit types only.
+    /// 16 × 64 on Hopper by a cluster of four blocks, which share the sum over K; f32 is rounded to TF32.
     Skinny16x64Split4,
     /// 16 × 256 on Hopper by one warp, of rows that follow each other [without gaps](Access::Dense); for 16-bit types, few columns of x and
     /// at most 256 of y.
@@ -215,14 +215,14 @@ impl Tile {
     /// Whether it runs on Hopper only.
     #[must_use]
     pub const fn is_hopper(self) -> bool {
-        !matches!(self.facts().schedule, Schedule::Portable)
+        !matches!(self.facts().schedule, Schedule::Portable { .. })
     }
 
     /// Blocks of a cluster.
     #[must_use]
     pub const fn cluster(self) -> u32 {
         match self.facts().schedule {
-            Schedule::Portable => 1,
+            Schedule::Portable { .. } => 1,
             Schedule::Persistent { cluster: [along_m, along_n], .. } => along_m * along_n,
             Schedule::Split { parts } => parts,
         }
@@ -233,6 +233,20 @@ impl Tile {
     pub const fn split(self) -> u32 {
         match self.facts().schedule {
             Schedule::Split { parts } => parts,
+            _ => 1,
+        }
+    }
+
+    /// Whether as many blocks share the sum over K of a tile as a launch says.
+    #[must_use]
+    pub const fn shares(self) -> bool {
+        matches!(self.facts().schedule, Schedule::Portable { shares: true, .. })
+    }
+
+    /// Steps along K of rows of so many bytes, of a tile whose sums blocks can [share](Self::shares).
+    pub(super) const fn steps(self, row_bytes: u64) -> u64 {
+        match self.facts().schedule {
+            Schedule::Portable { step_bytes, .. } => row_bytes.div_ceil(step_bytes as u64),
             _ => 1,
         }
     }
@@ -285,8 +299,9 @@ impl Tile {
             | Self::Skinny16x64
             | Self::Skinny16x64Split2
             | Self::Skinny16x64Split4 => {
-                input != DType::F32 && matches!(access, Access::Aligned | Access::WAcross)
+                access == Access::Aligned || (access == Access::WAcross && input != DType::F32)
             }
+            Self::Skinny64x64Split8 | Self::Skinny64x64Split8Deep => access == Access::Aligned,
             Self::HopperSplit128x256
             | Self::HopperSplit128x128
             | Self::HopperSplit64x128
@@ -336,7 +351,15 @@ impl Tile {
             Self::HopperPingPong128x128
             | Self::HopperCooperative128x128
             | Self::HopperCooperative128x256
-            | Self::HopperCooperative128x256Halves => Products::Tf32,
+            | Self::HopperCooperative128x256Halves
+            | Self::Skinny64x64
+            | Self::Skinny64x64Split2
+            | Self::Skinny64x64Split8
+            | Self::Skinny64x64Split8Deep
+            | Self::Skinny32x64
+            | Self::Skinny16x64
+            | Self::Skinny16x64Split2
+            | Self::Skinny16x64Split4 => Products::Tf32,
             _ => Products::ThreeTf32,
         }
     }
@@ -379,7 +402,7 @@ impl Tile {
         }
         let tiles = self.tiles(m, n).saturating_mul(batch.into());
         match self.facts().schedule {
-            Schedule::Portable => tiles,
+            Schedule::Portable { .. } => tiles,
             Schedule::Persistent { resident, .. } => {
                 let cluster = u64::from(self.cluster());
                 let all = u64::from(multiprocessors) * u64::from(resident) / cluster;
@@ -404,8 +427,8 @@ struct Facts {
 /// How the blocks of a launch share the tiles.
 #[derive(Clone, Copy)]
 enum Schedule {
-    /// A block for each tile, on any device.
-    Portable,
+    /// A block for each tile, or several that share it, if they can, which take steps of so many bytes of each row, on any device.
+    Portable { step_bytes: u32, shares: bool },
     /// Blocks that work through several tiles, on Hopper: those of a cluster along M and along N, those that a multiprocessor holds, and
     /// whether they can store an output row by row, whether what more than a plain epilogue reads and stores can pass through boxes, and whether
     /// a mask is stored beside them.
@@ -416,7 +439,8 @@ enum Schedule {
 
 impl Facts {
     const fn of<S: TileShape>() -> Self {
-        Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule: Schedule::Portable }
+        let schedule = Schedule::Portable { step_bytes: S::ROW_BYTES, shares: S::SHARES };
+        Self { shape: (S::BLOCK_M, S::BLOCK_N), shared_bytes: S::SHARED_BYTES, schedule }
     }
 
     const fn of_split<S: SplitTile>() -> Self {

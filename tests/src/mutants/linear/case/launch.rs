@@ -2,6 +2,7 @@
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::gemm::Layouts;
+use warpsmith_dsl::gemm::parts::Parts;
 use warpsmith_dsl::gemm::wgmma::{CHUNK, Exchange, PART, U_BOX_COLUMNS};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg, TensorMap};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
@@ -74,12 +75,21 @@ impl Case {
         (self.size.ranks[0] + self.size.ranks[1]).div_ceil(CHUNK)
     }
 
-    /// Words of what tiles exchange, and of the counters; none if they do not.
+    /// Words of what blocks exchange, and of the counters; none if they do not.
     fn exchange_words(&self) -> Option<[u64; 2]> {
-        let Family::UpdateHopper(boxes) = self.instance.family else { return None };
-        let rows = self.size.m.next_multiple_of(self.instance.tile[0] * boxes.cluster[0]);
-        let strips = u64::from(rows / 16);
-        self.size.exchanged.then(|| [Exchange::record_words(strips, self.chunks()), strips])
+        let Size { batch, m, n, parts, exchanged, .. } = self.size;
+        let [tile_m, tile_n] = self.instance.tile;
+        match self.instance.family {
+            Family::UpdateHopper(boxes) if exchanged => {
+                let strips = u64::from(m.next_multiple_of(tile_m * boxes.cluster[0]) / 16);
+                Some([Exchange::record_words(strips, self.chunks()), strips])
+            }
+            Family::Portable if parts > 1 => {
+                let tiles = u64::from(batch * m.div_ceil(tile_m) * n.div_ceil(tile_n));
+                Some([tiles * u64::from(parts * tile_m * tile_n), tiles])
+            }
+            _ => None,
+        }
     }
 
     fn epilogue(&self, at: &Addresses) -> LinearEpilogue<u8, u8> {
@@ -109,7 +119,7 @@ impl Case {
 
     /// Hands the kernel's arguments to `launch`, with the blocks of the grid.
     fn launch<R>(&self, at: &Addresses, launch: impl FnOnce(u32, &[RawArg]) -> R) -> R {
-        let Size { batch, m, n, k, mn, shared, second_type, clusters, halves, .. } = self.size;
+        let Size { batch, m, n, k, mn, shared, second_type, clusters, halves, parts, .. } = self.size;
         let [tile_m, tile_n] = self.instance.tile;
         let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
         let (y, epilogue) = (GlobalMut::<u8>::new(at.y + self.y.skip), self.epilogue(at));
@@ -159,7 +169,11 @@ impl Case {
                     k,
                     reserved: 0,
                 };
-                (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(tiles, raw))
+                let [sums, arrived] = at.exchange;
+                let (sums, arrived) = (GlobalMut::new(sums), GlobalMut::new(arrived));
+                let shared = Parts { sums, arrived, count: parts, ..Parts::WHOLE };
+                (pointer(0), pointer(1), y, epilogue, shared, params)
+                    .with_raw(|raw| launch(tiles * parts, raw))
             }
             Family::Update => {
                 let Some(update) = &self.update else { return launch(0, &[]) };
