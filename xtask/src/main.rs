@@ -27,6 +27,7 @@ mod random;
 mod record;
 #[cfg(feature = "host")]
 mod spell;
+#[cfg(feature = "host")]
 mod spread;
 mod tables;
 mod test;

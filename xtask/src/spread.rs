@@ -24,9 +24,29 @@ pub(crate) struct Spread {
 }
 
 /// The ratio below which a size counts as lost.
-const LOST: f64 = 0.95;
+pub(crate) const LOST: f64 = 0.95;
 
 impl Spread {
+    /// How many sizes there are.
+    pub(crate) fn count(&self) -> usize {
+        self.ratios.len()
+    }
+
+    /// How many of them count as lost.
+    pub(crate) fn lost(&self) -> usize {
+        self.ratios.iter().filter(|&&ratio| ratio < LOST).count()
+    }
+
+    /// The geometric mean, the 5th percentile and the lowest.
+    pub(crate) fn statistics(&self) -> [f64; 3] {
+        [self.mean(), self.quantile(0.05), self.ratios[0]]
+    }
+
+    /// What is asked of these, where anything is.
+    pub(crate) fn goals(&self) -> Option<[f64; 3]> {
+        self.goal.map(|Goal { mean, fifth, lowest }| [mean, fifth, lowest])
+    }
+
     fn mean(&self) -> f64 {
         (self.ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / self.ratios.len() as f64).exp()
     }
@@ -39,8 +59,8 @@ impl Spread {
 
     /// Whether the goal is met, if there is one.
     pub(crate) fn is_met(&self) -> Option<bool> {
-        let goal = self.goal?;
-        Some(self.mean() >= goal.mean && self.quantile(0.05) >= goal.fifth && self.ratios[0] >= goal.lowest)
+        let goals = self.goals()?;
+        Some(self.statistics().iter().zip(goals).all(|(&measured, goal)| measured >= goal))
     }
 
     /// What is asked.
@@ -58,15 +78,9 @@ impl Spread {
 
 impl fmt::Display for Spread {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lost = self.ratios.iter().filter(|&&ratio| ratio < LOST).count();
-        let count = self.ratios.len();
-        write!(
-            formatter,
-            "{:.3}, {:.3}, lowest {:.3}; {lost} of {count} below {LOST}",
-            self.mean(),
-            self.quantile(0.05),
-            self.ratios[0]
-        )
+        let [mean, fifth, lowest] = self.statistics();
+        let (lost, count) = (self.lost(), self.count());
+        write!(formatter, "{mean:.3}, {fifth:.3}, lowest {lowest:.3}; {lost} of {count} below {LOST}")
     }
 }
 

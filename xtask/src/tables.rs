@@ -1,12 +1,13 @@
 //! `xtask tables`: the documentation's tables and plots of measurements, made from `docs/bench/*.csv`.
 //!
 //! A table stands between `<!-- table NAME PART -->` and `<!-- end of table -->`, where NAME is that of the CSV file and PART a suite
-//! of the bench, `control`, `goals`, `floor` or `fast-accumulation`; of the tuner's it is `choice`; a suite without its clocks is `SUITE short`. Only what the library chooses by itself is shown; forced variants stay in the data. PEER's parts are
+//! of the bench, `control`, `goals`, `floor`, `drawn` or `fast-accumulation`; of the tuner's it is `choice`; a suite without its clocks is `SUITE short`. Only what the library chooses by itself is shown; forced variants stay in the data. PEER's parts are
 //! `layers`, `formats`, `residency` and `summary`, that of a file of errors is `accuracy`: while their file is not there, nothing stands
 //! between the marks. Each file of times has its plots in `docs/src/plots`.
 
 mod accuracy;
 mod choice;
+mod drawn;
 mod goals;
 mod lines;
 mod markdown;

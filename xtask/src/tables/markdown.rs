@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::peer::Part;
 use super::results::{CONTROL, Entry, chosen};
-use super::{goals, topk, update};
+use super::{drawn, goals, topk, update};
 use crate::measurement::Measurement;
 
 /// What stands behind a suite whose table is to have no columns of the clock and the power.
@@ -25,6 +25,9 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
     }
     if part == goals::FLOOR_PART {
         return goals::floor_text(name, rows);
+    }
+    if part == drawn::PART {
+        return drawn::text(name, rows);
     }
     if part == FAST_ACCUMULATION {
         return fast_accumulation(rows);
