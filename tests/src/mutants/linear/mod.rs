@@ -36,7 +36,9 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         Family::Narrow => instance.narrow_sizes(),
         Family::Strided => instance.strided_sizes(),
         Family::Skinny(boxes, split) => {
-            let reads = |size: &Size| boxes.transposes || size.mn == [false; 2];
+            // Only 16-bit numbers are multiplied where they lie across.
+            let transposes = boxes.transposes && instance.input.bytes() == 2;
+            let reads = |size: &Size| transposes || size.mn == [false; 2];
             instance.skinny_sizes(split).into_iter().filter(reads).collect()
         }
     };
