@@ -246,6 +246,8 @@ impl Instance {
         sizes.extend(
             [4, 5, 6, 9, 10, 11, 13, 15, 17, 19, 29, 41].map(|boxes| plain(7, 64 * split * boxes, 10)),
         );
+        // Lanes that store all their rows at once: y ends in each of those.
+        sizes.extend((8..m).step_by(8).map(|rows| plain(rows + 5, 16, 24)));
         // W across, in rings that come round.
         sizes.extend([
             plain(m, 128 * split, n).mn(false, true),
