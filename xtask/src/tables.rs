@@ -1,9 +1,14 @@
 //! `xtask tables`: the documentation's tables and plots of measurements, made from `docs/bench/*.csv`.
 //!
-//! A table stands between `<!-- table NAME PART -->` and `<!-- end of table -->`, where NAME is that of the CSV file and PART a suite
-//! of the bench, `control`, `goals`, `floor`, `drawn` or `fast-accumulation`; of the tuner's it is `choice`; a suite without its clocks is `SUITE short`. Only what the library chooses by itself is shown; forced variants stay in the data. PEER's parts are
-//! `layers`, `formats`, `residency` and `summary`, that of a file of errors is `accuracy`: while their file is not there, nothing stands
-//! between the marks. Each file of times has its plots in `docs/src/plots`.
+//! A table stands between `<!-- table NAME PART -->` and `<!-- end of table -->`. NAME is that of the CSV file. PART is, by the kind of file:
+//!
+//! - of times: a suite of the bench, `SUITE short` for one without its clocks, `control`, `goals`, `floor`, `drawn` or `fast-accumulation`;
+//! - of the tuner: `choice`;
+//! - of PEER: `layers`, `formats`, `residency` or `summary`;
+//! - of errors: `accuracy`.
+//!
+//! Only what the library chooses by itself is shown; forced variants stay in the data. While a file of PEER or of errors is not there, nothing stands between
+//! its marks. Each file of times has its plots in `docs/src/plots`.
 
 mod accuracy;
 mod choice;

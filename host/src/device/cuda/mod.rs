@@ -9,9 +9,11 @@ mod context;
 mod cust;
 mod foreign;
 mod graph;
+mod kept;
 mod launch;
 mod mapped;
 mod module;
+mod pinned;
 mod raw;
 mod recordings;
 mod tensor_map;
@@ -32,7 +34,8 @@ pub(crate) use cust::{
 pub(crate) use graph::CudaGraph;
 pub(crate) use mapped::CudaMappedMemory;
 pub(crate) use module::{CudaFunction, CudaModule};
-pub(crate) use raw::{CudaEvent, CudaHostMemory, CudaStream};
+pub(crate) use pinned::CudaHostMemory;
+pub(crate) use raw::{CudaEvent, CudaStream};
 
 use super::backend::{
     AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, GraphHandle, HostBlock,
@@ -369,12 +372,9 @@ impl Backend for Gpu {
         zeros: usize,
         bytes: usize,
     ) -> Result<Option<[u64; 2]>> {
-        if zeros > raw::Kept::ZEROS {
-            return Ok(None);
-        }
         let stream = self.stream(stream)?;
         let _bound = self.context.bind()?;
-        stream.kept(self.pool.as_ref(), is_recorded, bytes)
+        stream.kept(self.pool.as_ref(), is_recorded, kept::Sizes { zeros, bytes })
     }
 
     fn fill(&self, memory: &Memory, rows: Rows, byte: u8, stream: &StreamHandle) -> Result<()> {

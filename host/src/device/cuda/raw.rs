@@ -1,12 +1,11 @@
-//! Streams that do not wait for the null stream, their events, memory pools, copies of rows in stream order, and pinned memory.
+//! Streams that do not wait for the null stream, their events, memory pools, and copies of rows in stream order.
 //!
 //! Every function expects the caller to have made the context current.
 
 use std::ffi::c_int;
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::ptr::{self, NonNull};
-use std::slice;
+use std::ptr;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -14,6 +13,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::GpuContext;
+use super::kept::{Kept, Sizes};
 use crate::device::backend::{AllocationError, Rows};
 use crate::driver::sys::{self as cuda, CUdevice, CUdeviceptr};
 use crate::driver::{self, Failure, code};
@@ -62,22 +62,6 @@ pub(crate) struct CudaStream {
     /// The thread that it is of, if it is a thread's default stream: the handle is the same in every thread.
     thread: Option<ThreadId>,
     kept: Mutex<Kept>,
-}
-
-/// What is [kept](CudaStream::kept) for a stream's work.
-#[derive(Default)]
-pub(super) struct Kept {
-    zeros: Option<CUdeviceptr>,
-    /// Addresses and bytes, each at least twice those of the one before; the last is in use.
-    scratch: Vec<(CUdeviceptr, usize)>,
-    /// Whether it is memory of a pool.
-    is_pooled: bool,
-}
-
-impl Kept {
-    pub(super) const ZEROS: usize = 1 << 14;
-    const LEAST_SCRATCH: usize = 1 << 20;
-    const MOST_SCRATCH: usize = 1 << 26;
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -138,50 +122,23 @@ impl CudaStream {
         Ok(status != 0)
     }
 
-    /// Memory for this stream's work, which is kept for it: [`ZEROS`](Kept::ZEROS) words that all of its work finds zero and leaves so, and `bytes` bytes that
-    /// each launch may use for itself. `None` for what may run beside other work of the stream – that of somebody else's streams, and what others than this
-    /// crate capture – and where there is too little memory. `is_recorded` is whether this crate captures it: its graphs run on the stream that they are of.
+    /// Memory for this stream's work, which is kept for it: see [`Kept::memory`]. `None` also for what may run beside other work of the stream: that of
+    /// somebody else's streams, and what others than this crate capture. `is_recorded` is whether this crate captures it: its graphs run on the stream
+    /// that they are of.
     pub(super) fn kept(
         &self,
         pool: Option<&Pool>,
         is_recorded: bool,
-        bytes: usize,
+        sizes: Sizes,
     ) -> Result<Option<[u64; 2]>> {
-        if self.owner.is_some() || bytes > Kept::MOST_SCRATCH {
+        if self.owner.is_some() {
             return Ok(None);
         }
         let is_captured = self.is_capturing()?;
         if is_captured && !is_recorded {
             return Ok(None);
         }
-        let mut kept = self.kept.lock();
-        // A graph was captured when the work had been done once, so what it needs is there.
-        let allocate = |bytes: usize| {
-            if is_captured {
-                return Ok(None);
-            }
-            match allocate(pool, bytes, self) {
-                Ok(address) => Ok(Some(address)),
-                Err(AllocationError::Full) => Ok(None),
-                Err(AllocationError::Other(error)) => Err(error),
-            }
-        };
-        kept.is_pooled = pool.is_some();
-        if kept.zeros.is_none() {
-            let bytes = Kept::ZEROS * size_of::<u32>();
-            let Some(address) = allocate(bytes)? else { return Ok(None) };
-            // SAFETY: the memory has just been allocated, for this stream's work.
-            driver::check("clearing memory", unsafe { cuda::cuMemsetD8Async(address, 0, bytes, self.raw) })?;
-            kept.zeros = Some(address);
-        }
-        if kept.scratch.last().is_none_or(|&(_, there)| there < bytes) {
-            let bytes = bytes.next_power_of_two().max(Kept::LEAST_SCRATCH);
-            let Some(address) = allocate(bytes)? else { return Ok(None) };
-            // Those before stay: graphs use them.
-            kept.scratch.push((address, bytes));
-        }
-        let scratch = kept.scratch.last().map(|&(address, _)| address);
-        Ok(kept.zeros.zip(scratch).map(|(zeros, scratch)| [zeros, scratch]))
+        self.kept.lock().memory(self, pool, is_captured, sizes)
     }
 
     /// What keeps it alive, if it is of the type `T`.
@@ -224,17 +181,7 @@ impl Drop for CudaStream {
             return;
         }
         if let Ok(_bound) = self.context.bind() {
-            let Kept { zeros, scratch, is_pooled } = self.kept.get_mut();
-            for address in zeros.iter().chain(scratch.iter().map(|(address, _)| address)) {
-                // SAFETY: nothing but this stream's work uses it, and none is enqueued any more: graphs hold their stream. An error has nowhere to go.
-                let _ = unsafe {
-                    if *is_pooled {
-                        cuda::cuMemFreeAsync(*address, self.raw)
-                    } else {
-                        cuda::cuMemFree_v2(*address)
-                    }
-                };
-            }
+            self.kept.get_mut().free(self.raw);
             // SAFETY: the stream is alive and not used again. Its work goes on; memory that the work uses is freed in
             // stream order, by buffers that hold this stream.
             let _ = unsafe { cuda::cuStreamDestroy_v2(self.raw) };
@@ -624,53 +571,4 @@ unsafe fn copy_run(
         }
     };
     driver::check("copying", result)
-}
-
-/// Pinned host memory.
-#[derive(Debug)]
-pub(crate) struct CudaHostMemory {
-    start: NonNull<u8>,
-    bytes: usize,
-    context: Arc<GpuContext>,
-}
-
-// SAFETY: the block is owned, and reached only through `&self` for reading and `&mut self` for writing.
-unsafe impl Send for CudaHostMemory {}
-// SAFETY: as above.
-unsafe impl Sync for CudaHostMemory {}
-
-impl CudaHostMemory {
-    pub(super) fn zeroed(context: &Arc<GpuContext>, bytes: usize) -> Result<Self> {
-        const OPERATION: &str = "PinnedBuffer::zeros";
-        let mut start = ptr::null_mut();
-        // SAFETY: the address is written to a local variable; the memory is owned by the value made below.
-        unsafe { cuda::cuMemHostAlloc(&raw mut start, bytes, 0) }.map_err(|failure| match failure {
-            Failure::Code(code::OUT_OF_MEMORY) => crate::device::cpu::out_of_memory(OPERATION, bytes),
-            other => other.error(OPERATION),
-        })?;
-        let start =
-            NonNull::new(start.cast::<u8>()).ok_or_else(|| driver::error(OPERATION, code::OUT_OF_MEMORY))?;
-        // SAFETY: the block has `bytes` bytes.
-        unsafe { ptr::write_bytes(start.as_ptr(), 0, bytes) };
-        Ok(Self { start, bytes, context: context.clone() })
-    }
-
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        // SAFETY: the block holds `bytes` initialised bytes.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
-    }
-
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the block holds `bytes` initialised bytes, borrowed exclusively.
-        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
-    }
-}
-
-impl Drop for CudaHostMemory {
-    fn drop(&mut self) {
-        if let Ok(_bound) = self.context.bind() {
-            // SAFETY: the block came from the driver and is not used again.
-            let _ = unsafe { cuda::cuMemFreeHost(self.start.as_ptr().cast()) };
-        }
-    }
 }

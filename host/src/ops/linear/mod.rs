@@ -6,12 +6,14 @@
 //! Accumulation is in f32, the result is rounded once. f32 inputs are multiplied at f32 accuracy (as three TF32 products on
 //! tensor cores), unless [`LinearOp::precision`] allows less.
 
+mod early;
 mod instances;
 mod launch;
 pub mod select;
 
+pub(crate) use early::{has_only_tiles, is_early, tiles};
 pub use instances::{LinearInput, LinearTypes};
-pub(crate) use launch::{Instance, Operands, has_only_tiles, is_early, tiles};
+pub(crate) use launch::{Instance, Operands};
 pub use select::Tile;
 
 use crate::cpu::FromAccumulator;
