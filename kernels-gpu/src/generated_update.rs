@@ -18,13 +18,6 @@ use crate::update::{UpdateParams, update};
 pub type Rank8 = LowRankTile<1, 2, 4, 3, 6, 1, 2>;
 /// 16 rows by eight warps that share the sums, for up to 768 columns of 16-bit types: V and U stay in registers.
 pub type Rows768 = RowsTile<3, 8, 2>;
-/// 64 rows by four warps.
-pub type Rank64 = LowRankTile<8, 4, 1, 4, 4, 1, 2>;
-/// 64 rows by four warps, for 16-bit types.
-pub type Rank128 = LowRankTile<16, 4, 1, 3, 3, 1, 1>;
-/// 32 rows by two warps, for f32.
-pub type Rank128F32 = LowRankTile<16, 2, 1, 3, 3, 1, 1>;
-
 /// `Y (+)= Σ scaling · ((X V) ⊙ codes) U`, where the sum goes over the updates of `codes`, on a one-dimensional grid of any number of
 /// blocks: they take turns with the tiles of `BLOCK_M` rows × `slice` columns.
 ///
@@ -41,14 +34,8 @@ pub type Rank128F32 = LowRankTile<16, 2, 1, 3, 3, 1, 1>;
     shared = S::BASE_BYTES + S::CODES * <T as Element>::BYTES,
     instances = [
         generated_update_f16_rank8 = <F16, Rank8>,
-        generated_update_f16_rank64 = <F16, Rank64>,
-        generated_update_f16_rank128 = <F16, Rank128>,
         generated_update_bf16_rank8 = <Bf16, Rank8>,
-        generated_update_bf16_rank64 = <Bf16, Rank64>,
-        generated_update_bf16_rank128 = <Bf16, Rank128>,
         generated_update_f32_rank8 = <f32, Rank8>,
-        generated_update_f32_rank64 = <f32, Rank64>,
-        generated_update_f32_rank128 = <f32, Rank128F32>,
     ],
 )]
 pub unsafe fn generated_update<T: LowRankElement, S: LowRankShape>(

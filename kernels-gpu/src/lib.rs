@@ -12,12 +12,15 @@
 //! | [`linear_narrow`] | the same, for many rows of few columns (sm_90 and later) |
 //! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |
 //! | [`linear_strided`] | the same, for small operands that lie in any way (sm_90 and later) |
+//! | [`linear_joined`] | the same on Hopper, of 16-bit types, where X and W have more columns in other matrices, as those of an update |
+//! | [`linear_modulated`] | the first product of generated updates and their codes, of 16-bit types on Hopper (sm_90a) |
 //! | [`linear_update`] | the same with a generated low-rank update, on sm_80 and every later architecture |
 //! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_75 and later |
 //! | [`linear_fp8_hopper`] | the same on Hopper, multiplied as they are (sm_90a) |
 //! | [`linear_update_hopper`] | a linear layer of 16-bit types and generated low-rank updates of it, on Hopper (sm_90a) |
 //! | [`generated_update`] | `Y (+)= ((X V) ⊙ codes) U · scaling`, on sm_80 and later |
 //! | [`generated_update_cluster`] | the same for few rows, by clusters of blocks (sm_90 and later) |
+//! | [`modulate`] | the codes, between two products that compute the updates alone |
 //! | [`product_key_topk`] | the k best of n² experts for each query, by two scores of n sub-keys, on sm_80 and later |
 //! | [`product_key_topk_cluster`] | the same by clusters of blocks, for up to 32 experts (sm_90 and later) |
 //! | [`expert_mlp`] | `y = Σ gate · act(x·u) · v` over the experts that each token uses, on sm_75 and later |
@@ -48,6 +51,13 @@ pub mod expert_mlp_sorted;
 pub mod generated_update;
 #[cfg(any(feature = "generated_update_cluster", not(target_arch = "nvptx64")))]
 pub mod generated_update_cluster;
+#[cfg(any(
+    feature = "linear_hopper",
+    feature = "linear_skinny",
+    feature = "linear_joined",
+    not(target_arch = "nvptx64")
+))]
+pub mod hopper;
 #[cfg(any(feature = "linear", not(target_arch = "nvptx64")))]
 pub mod linear;
 #[cfg(any(feature = "linear_fp8", not(target_arch = "nvptx64")))]
@@ -58,6 +68,10 @@ pub mod linear_fp8_hopper;
 pub mod linear_hopper;
 #[cfg(any(feature = "linear_hopper_f32", not(target_arch = "nvptx64")))]
 pub mod linear_hopper_f32;
+#[cfg(any(feature = "linear_joined", not(target_arch = "nvptx64")))]
+pub mod linear_joined;
+#[cfg(any(feature = "linear_modulated", not(target_arch = "nvptx64")))]
+pub mod linear_modulated;
 #[cfg(any(feature = "linear_narrow", not(target_arch = "nvptx64")))]
 pub mod linear_narrow;
 #[cfg(any(feature = "linear_skinny", not(target_arch = "nvptx64")))]
@@ -68,12 +82,21 @@ pub mod linear_strided;
 pub mod linear_update;
 #[cfg(any(feature = "linear_update_hopper", not(target_arch = "nvptx64")))]
 pub mod linear_update_hopper;
+#[cfg(any(feature = "modulate", not(target_arch = "nvptx64")))]
+pub mod modulate;
 #[cfg(any(feature = "product_key_topk", not(target_arch = "nvptx64")))]
 pub mod product_key_topk;
 #[cfg(any(feature = "product_key_topk_cluster", not(target_arch = "nvptx64")))]
 pub mod product_key_topk_cluster;
 #[cfg(any(feature = "repack", not(target_arch = "nvptx64")))]
 pub mod repack;
+#[cfg(any(
+    feature = "linear_skinny",
+    feature = "linear_joined",
+    feature = "linear_modulated",
+    not(target_arch = "nvptx64")
+))]
+pub mod skinny;
 #[cfg(any(feature = "topk", not(target_arch = "nvptx64")))]
 pub mod topk;
 pub mod update;

@@ -19,9 +19,7 @@ use warpsmith_dsl::{KernelParam, kernel, thread, warp};
 
 use crate::codes::Codes;
 
-/// 128 × 128 outputs by each of two warpgroups in turn.
-pub type UpdatePingPong128x128 = WgmmaUpdateTile<[f32; 64], 2, PingPong, 5, 1, false>;
-/// The same for updates of at most eight ranks together, of which each tile computes all for itself, whatever the launch says of an exchange: for
+/// 128 × 128 outputs by each of two warpgroups in turn, for updates of at most eight ranks together, of which each tile computes all for itself, whatever the launch says of an exchange: for
 /// epilogues that need no memory, and aligned rows only.
 pub type UpdateOwn128x128 = WgmmaUpdateTile<[f32; 64], 2, PingPong, 5, 1, true>;
 /// 128 × 192 outputs by each of two warpgroups in turn, in clusters of two blocks: for epilogues that need no memory, and
@@ -69,11 +67,9 @@ pub struct UpdateHopperParams {
     cluster = [S::CLUSTER_M, 1, 1],
     shared = S::SHARED_BYTES,
     instances = [
-        linear_update_hopper_f16_pingpong_128x128 = <F16, UpdatePingPong128x128>,
         linear_update_hopper_f16_own_128x128 = <F16, UpdateOwn128x128>,
         linear_update_hopper_f16_pingpong_128x192 = <F16, UpdatePingPong128x192>,
         linear_update_hopper_f16_cooperative_128x192 = <F16, UpdateCooperative128x192>,
-        linear_update_hopper_bf16_pingpong_128x128 = <Bf16, UpdatePingPong128x128>,
         linear_update_hopper_bf16_own_128x128 = <Bf16, UpdateOwn128x128>,
         linear_update_hopper_bf16_pingpong_128x192 = <Bf16, UpdatePingPong128x192>,
         linear_update_hopper_bf16_cooperative_128x192 = <Bf16, UpdateCooperative128x192>,

@@ -9,7 +9,7 @@ use proptest::test_runner::{TestCaseError, TestRunner};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use warpsmith::layers::{GeneratedUpdate, Linear};
-use warpsmith::ops::update::MAX_UPDATES;
+use warpsmith::ops::update::{MAX_UPDATES, Way};
 use warpsmith::ops::{self, Activation, Implementation};
 use warpsmith::validate::{self, CodesPer, Data, Placement, UpdateCase};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, Weights};
@@ -37,7 +37,7 @@ const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 pub(crate) fn check(device: &Device, case: &UpdateCase) -> Result<(), TestCaseError> {
     let what = format!("{} {} {} {}", case.operation(), case.dtype, case.shape(), case.options());
     let outcome = drawn::passed(validate::generated_update(device, case), &what, case.m * case.n)?;
-    let rounds_between = matches!(outcome.implementation, Implementation::Sequence { .. });
+    let rounds_between = case.rounds_between(&outcome.implementation);
     prop_assert_eq!(outcome.exact, case.is_exact() && !rounds_between);
     Ok(())
 }
@@ -89,9 +89,10 @@ pub(crate) fn update_case(data: Data) -> impl Strategy<Value = UpdateCase> {
         prop::sample::select(vec![0.0f32, 0.0, 1.0, -2.0, 0.3]),
         any::<[bool; 6]>(),
         any::<u64>(),
+        prop_oneof![1 => Just(None), 2 => prop::sample::select(Way::all()).prop_map(Some)],
     );
     (sizes, places, options).prop_map(move |((m, k, n, ranks, sequence), (x, w, factors, y), options)| {
-        let (dtype, codes, activation, scaling, beta, flags, seed) = options;
+        let (dtype, codes, activation, scaling, beta, flags, seed, way) = options;
         let [linear, bias, in_place, stores, v_across, add] = flags;
         // A whole number of sequences, if there are any.
         let m = if sequence > 0 && seed & 2 == 0 { m / sequence * sequence } else { m };
@@ -111,6 +112,7 @@ pub(crate) fn update_case(data: Data) -> impl Strategy<Value = UpdateCase> {
             w,
             factors,
             y,
+            way,
             data,
             seed,
             ..UpdateCase::new(dtype, m, k, n, 1)

@@ -17,12 +17,15 @@ use crate::epilogue::{Epilogue, FusedLinear};
 use crate::float::Element;
 use crate::gemm::Layouts;
 use crate::launch::TensorMap;
-use crate::layout::TileIndex;
+use crate::layout::{Coord, TileIndex};
 use crate::ptx::{Accumulators, Wgmma};
 use crate::tile::Output;
 
 /// Columns that a lane transforms and stores at a time.
 pub const COLUMNS: usize = 4;
+
+/// Groups of eight rows that a block completes at most.
+pub const MOST_GROUPS: usize = 8;
 
 /// What a block does: the steps along K that it sums for a tile of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +77,8 @@ pub trait SplitKTile: 'static {
     const SHARED_BYTES: u32;
     /// Bytes of each row that are copied at a time.
     const ROW_BYTES: u32;
+    /// Bytes of each row that a step takes.
+    const STEP_BYTES: u32;
     /// Whether B may be MN-major, of types for which [`Wgmma::TRANSPOSES`] holds.
     const TRANSPOSES: bool;
     /// Rows of A that a block copies at a time.
@@ -107,6 +112,18 @@ pub trait SplitKTile: 'static {
     /// `share` is what [`share`](Self::share) returned; A is K-major, and so is B unless [`TRANSPOSES`](Self::TRANSPOSES) says otherwise.
     unsafe fn load<T: Element>(a: &TensorMap, b: &TensorMap, layouts: Layouts, share: Share);
 
+    /// As [`load`](Self::load), where the steps from `first` on are of the matrices `more`, from their first step on; all are K-major.
+    ///
+    /// # Safety
+    ///
+    /// As [`load`](Self::load), for both pairs of operands.
+    unsafe fn load_joined<T: Element>(
+        operands: [&TensorMap; 2],
+        more: [&TensorMap; 2],
+        first: u32,
+        share: Share,
+    );
+
     /// What `epilogue` knows of the columns that this thread will store, to be read before the products.
     ///
     /// # Safety
@@ -139,6 +156,24 @@ pub trait SplitKTile: 'static {
     unsafe fn store<O: Element, E: Epilogue>(
         epilogue: &E,
         columns: [E::Column; COLUMNS],
+        output: &Output<O>,
+        tile: TileIndex,
+    );
+
+    /// The first of the four columns that this thread stores.
+    fn column(tile: TileIndex) -> u32;
+
+    /// What `factor` says of the four columns that this thread will store of each of its rows, from the place of the first on: to be read before the
+    /// products.
+    fn factors(tile: TileIndex, factor: impl Fn(Coord) -> [f32; COLUMNS]) -> [[f32; COLUMNS]; MOST_GROUPS];
+
+    /// Multiplies the block's rows of the sums by their [`factors`](Self::factors), rounds them, and stores those that lie within the output.
+    ///
+    /// # Safety
+    ///
+    /// As [`store`](Self::store).
+    unsafe fn store_multiplied<O: Element>(
+        factors: &[[f32; COLUMNS]; MOST_GROUPS],
         output: &Output<O>,
         tile: TileIndex,
     );

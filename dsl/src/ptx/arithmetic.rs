@@ -135,3 +135,13 @@ pub fn opaque(value: u32) -> u32 {
     unsafe { instruction!("mov.b32 {0}, {1};", out(reg32) result, in(reg32) value, options(nomem, nostack)) };
     result
 }
+
+/// As [`opaque`], of 64 bits.
+#[inline(always)]
+#[must_use]
+pub fn opaque_u64(value: u64) -> u64 {
+    let result: u64;
+    // SAFETY: a copy between registers.
+    unsafe { instruction!("mov.b64 {0}, {1};", out(reg64) result, in(reg64) value, options(nomem, nostack)) };
+    result
+}

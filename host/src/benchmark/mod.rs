@@ -21,7 +21,7 @@ pub use peer::{PeerMeasurement, PeerSizes, peer};
 pub use residency::{Popularity, ResidencyMeasurement, ResidencyPoint, residency};
 pub(crate) use scaled::scaled_subject;
 pub use topk::{TopkMeasurement, topk};
-pub use update::{UpdateMeasurement, UpdateSubjects, generated_update, update_subjects};
+pub use update::{UpdateMeasurement, UpdateSubjects, generated_update, update_subjects, ways_of_update};
 
 use std::time::{Duration, Instant};
 

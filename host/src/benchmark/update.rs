@@ -8,7 +8,7 @@ use super::{Options, Subject, Timing, interleaved, sets_beyond_cache};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layers::{GeneratedUpdate, Linear, UpdatedLinear};
-use crate::ops::update::{LinearUpdateOp, UpdateInput, UpdateOp};
+use crate::ops::update::{LinearUpdateOp, UpdateInput, UpdateOp, Way};
 use crate::ops::{self, Implementation};
 use crate::stream::Stream;
 use crate::tensor::{DType, Tensor};
@@ -91,6 +91,48 @@ pub fn generated_update(device: &Device, case: &UpdateCase, options: &Options) -
     Ok(UpdateMeasurement { implementation, timing: timings[0], base, unfused, flops, bytes })
 }
 
+/// Measures every way in which `device` can compute the operation of a case, interleaved; the first is that which it takes.
+///
+/// # Errors
+///
+/// As [`generated_update`].
+#[doc(hidden)]
+pub fn ways_of_update(
+    device: &Device,
+    case: &UpdateCase,
+    options: &Options,
+) -> Result<Vec<(Option<Way>, Timing)>> {
+    case.check_sizes(OPERATION)?;
+    match case.dtype {
+        DType::F16 => ways::<f16>(device, case, options),
+        DType::Bf16 => ways::<bf16>(device, case, options),
+        _ => ways::<f32>(device, case, options),
+    }
+}
+
+fn ways<T: UpdateInput + FloatElement>(
+    device: &Device,
+    case: &UpdateCase,
+    options: &Options,
+) -> Result<Vec<(Option<Way>, Timing)>> {
+    let stream = device.default_stream();
+    let sets = Rc::new(sets::<T>(&stream, case)?);
+    let mut launches = Vec::new();
+    for way in std::iter::once(None).chain(Way::all().into_iter().map(Some)) {
+        let mut one = Launches { sets: sets.clone(), stream: stream.clone(), kind: Kind::Operation, way };
+        match one.enqueue(0) {
+            Ok(()) => launches.push(one),
+            // There is no such way for this case.
+            Err(Error::Argument { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut subjects: Vec<&mut dyn Subject> =
+        launches.iter_mut().map(|one| one as &mut dyn Subject).collect();
+    let timings = interleaved(&stream, &mut subjects, options)?;
+    Ok(launches.iter().map(|one| one.way).zip(timings).collect())
+}
+
 /// Places the operands of `case` on the stream's device.
 ///
 /// # Errors
@@ -151,6 +193,7 @@ struct Launches<T: UpdateInput> {
     sets: Rc<Vec<Set<T>>>,
     stream: Stream,
     kind: Kind,
+    way: Option<Way>,
 }
 
 impl<T: UpdateInput> Subject for Launches<T> {
@@ -160,7 +203,7 @@ impl<T: UpdateInput> Subject for Launches<T> {
         if self.kind == Kind::Operation
             && let Some(op) = set.bolted_on()?
         {
-            return op.on(stream).run_into(&mut y);
+            return op.way(self.way).on(stream).run_into(&mut y);
         }
         if self.kind != Kind::Operation
             && let Some(base) = set.base()
@@ -168,22 +211,26 @@ impl<T: UpdateInput> Subject for Launches<T> {
             base.on(stream).run_into(&mut y)?;
         }
         match (self.kind, set.alone()) {
-            (Kind::Operation, Some(op)) => op.on(stream).run_into(&mut y),
+            (Kind::Operation, Some(op)) => op.way(self.way).on(stream).run_into(&mut y),
             (Kind::Unfused, Some(op)) => op.on(stream).add_to(&mut y),
             _ => Ok(()),
         }
     }
 }
 
-fn subjects<T: UpdateInput + FloatElement>(stream: &Stream, case: &UpdateCase) -> Result<UpdateSubjects> {
+/// Bytes that an operation must read and write.
+fn bytes<T: UpdateInput>(case: &UpdateCase) -> f64 {
     let (m, k, n, rank) = (case.m, case.k, case.n, case.rank());
-    let device = stream.device();
     let base_elements = if case.linear { n * k + usize::from(case.bias) * n } else { 0 };
     let elements = m * k + m * n + base_elements + rank * (m + k + n);
-    let bytes = (elements * size_of::<T>()) as f64;
-    let products = if case.linear { n * k } else { 0 } + rank * (k + n);
-    let flops = 2.0 * m as f64 * products as f64;
-    let count = sets_beyond_cache(device, bytes as u64);
+    (elements * size_of::<T>()) as f64
+}
+
+/// Operands for launches that find none of theirs in the cache.
+fn sets<T: UpdateInput + FloatElement>(stream: &Stream, case: &UpdateCase) -> Result<Vec<Set<T>>> {
+    let (m, k, n) = (case.m, case.k, case.n);
+    let device = stream.device();
+    let count = sets_beyond_cache(device, bytes::<T>(case) as u64);
     // One draw for all sets: values decide nothing about time, except that zeros would be faster.
     let draw = |stream: u64, shape: (usize, usize), length: usize| -> Result<Tensor<T>> {
         let drawn = case.data.draw(case.seed, stream, shape, length, f64::from)?;
@@ -211,15 +258,24 @@ fn subjects<T: UpdateInput + FloatElement>(stream: &Stream, case: &UpdateCase) -
         let codes = factors.iter().map(|(_, _, codes)| codes.deep_clone()).collect::<Result<_>>()?;
         Ok(Set { x: x.deep_clone()?, layer, updates, codes, y: Tensor::zeros_on(stream, [m, n])? })
     };
-    let sets = (0..count).map(|_| set()).collect::<Result<Vec<_>>>()?;
+    (0..count).map(|_| set()).collect()
+}
+
+fn subjects<T: UpdateInput + FloatElement>(stream: &Stream, case: &UpdateCase) -> Result<UpdateSubjects> {
+    let (m, k, n, rank) = (case.m, case.k, case.n, case.rank());
+    let bytes = bytes::<T>(case);
+    let products = if case.linear { n * k } else { 0 } + rank * (k + n);
+    let flops = 2.0 * m as f64 * products as f64;
+    let sets = sets::<T>(stream, case)?;
     let implementation = match (sets[0].bolted_on()?, sets[0].alone()) {
         (Some(op), _) => op.implementation()?,
         (None, Some(op)) => op.implementation()?,
         (None, None) => Implementation::Empty,
     };
     let sets = Rc::new(sets);
-    let of =
-        |kind| Box::new(Launches { sets: sets.clone(), stream: stream.clone(), kind }) as Box<dyn Subject>;
+    let of = |kind| {
+        Box::new(Launches { sets: sets.clone(), stream: stream.clone(), kind, way: None }) as Box<dyn Subject>
+    };
     Ok(UpdateSubjects {
         operation: of(Kind::Operation),
         base: case.linear.then(|| of(Kind::Base)),

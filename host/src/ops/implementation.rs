@@ -117,12 +117,11 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// The most that an operation has: a selection of ever fewer parts.
+    /// The most that are told: a selection of ever fewer parts has no more.
     const MOST: usize = 8;
 
     /// These, then those; what is more than there is room for is left out.
     fn and(mut self, then: &[Launch]) -> Self {
-        debug_assert!(self.count + then.len() <= Self::MOST);
         for (place, &launch) in self.all[self.count..].iter_mut().zip(then) {
             *place = launch;
             self.count += 1;

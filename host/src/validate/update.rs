@@ -247,8 +247,11 @@ impl<T: UpdateInput + FloatElement> Uploaded<T> {
                 op = op.and(v, codes, u, scaling);
             }
             let y = &mut outputs.y;
+            if op.implementation_as(Some(y), case.way).is_ok() {
+                op = op.way(case.way);
+            }
             return match step {
-                Step::Ask => op.implementation(),
+                Step::Ask => op.implementation_into(y),
                 Step::Run if case.beta == 0.0 => op.run_into(y).map(|()| Implementation::Empty),
                 Step::Run => op.add_to(y).map(|()| Implementation::Empty),
             };
@@ -271,8 +274,11 @@ impl<T: UpdateInput + FloatElement> Uploaded<T> {
         if let Some(preactivation) = &mut outputs.preactivation {
             op = op.preactivation(preactivation);
         }
+        if op.implementation_as(Some(&outputs.y), case.way).is_ok() {
+            op = op.way(case.way);
+        }
         match step {
-            Step::Ask => op.implementation(),
+            Step::Ask => op.implementation_into(&outputs.y),
             Step::Run => op.run_into(&mut outputs.y).map(|()| Implementation::Empty),
         }
     }
@@ -354,7 +360,7 @@ where
         DeviceKind::Cpu => Arithmetic::Cpu,
         _ => Arithmetic::TensorCore,
     };
-    let is_sequence = matches!(result.implementation, Implementation::Sequence { .. });
+    let is_sequence = case.rounds_between(&result.implementation);
     let beta = if case.beta == 0.0 { 1.0 } else { f64::from(case.beta) };
     let between = is_sequence.then_some(beta);
     let model = UpdateModel::new(arithmetic, case.dtype, case.k, case.rank(), between);

@@ -4,7 +4,8 @@ use super::case::{LinearCase, Placement};
 use super::data::Data;
 use crate::DType;
 use crate::error::{Error, Result};
-use crate::ops::Activation;
+use crate::ops::update::Way;
+use crate::ops::{Activation, Implementation};
 
 /// Which rows of x share a row of codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,6 +65,9 @@ pub struct UpdateCase {
     pub factors: Placement,
     /// Where y lies.
     pub y: Placement,
+    /// How it is computed, where it can be computed so.
+    #[doc(hidden)]
+    pub way: Option<Way>,
     /// What the inputs are drawn from.
     pub data: Data,
     /// Whether uniform inputs are scaled so that x, codes and what is multiplied with them have elements of variance 1.
@@ -97,6 +101,7 @@ impl UpdateCase {
             w: Placement::default(),
             factors: Placement::default(),
             y: Placement::default(),
+            way: None,
             data: Data::Uniform,
             unit_scaled: false,
             seed: 0,
@@ -168,6 +173,14 @@ impl UpdateCase {
         .try_for_each(|case| case.check_sizes(operation))
     }
 
+    /// Whether the update is rounded to the operands' type before it is added to the linear operation's sums.
+    #[must_use]
+    pub fn rounds_between(&self, implementation: &Implementation) -> bool {
+        let launches = implementation.launches();
+        let joins = launches.iter().any(|launch| launch.kernel.starts_with("linear_joined_"));
+        self.linear && launches.len() > 1 && !joins
+    }
+
     /// Whether an exact result can be asked for: integer data, an activation that keeps integers, factors that are powers of two.
     #[must_use]
     pub fn is_exact(&self) -> bool {
@@ -221,6 +234,9 @@ impl UpdateCase {
                 if self.in_place { "onto y" } else { "residual" },
                 self.beta
             ));
+        }
+        if let Some(way) = self.way {
+            options.push_str(&format!(" as {way}"));
         }
         for (placement, name) in [(self.x, "x"), (self.w, "w"), (self.factors, "v,u"), (self.y, "y")] {
             options.push_str(&placement.note(name));

@@ -6,27 +6,27 @@ use warpsmith_dsl::gemm::low_rank::{LowRankShape, RowsShape};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::codes::{Codes, MAX_UPDATES};
-use warpsmith_kernels::generated_update::{Rank8, Rank64, Rank128, Rank128F32, Rows768};
+use warpsmith_kernels::generated_update::{Rank8, Rows768};
 use warpsmith_kernels::generated_update_cluster::Cluster16;
 use warpsmith_kernels::update::UpdateParams;
 
 use super::Problem;
 
 /// What surrounds the rows that kernels read.
-const SURROUNDING: f64 = f64::NAN;
+pub(super) const SURROUNDING: f64 = f64::NAN;
 /// What surrounds those that they write.
-const UNTOUCHED: f64 = 77.0;
+pub(super) const UNTOUCHED: f64 = 77.0;
 
 /// A type of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Float {
+pub(super) enum Float {
     F16,
     Bf16,
     F32,
 }
 
 impl Float {
-    fn bytes(self) -> u32 {
+    pub(super) fn bytes(self) -> u32 {
         if self == Self::F32 { 4 } else { 2 }
     }
 
@@ -72,9 +72,6 @@ impl Instance {
             ["cluster", of, "rank16"] => Some(Self::of::<Cluster16>(float(of)?)),
             [of, "rank8"] => Some(Self::of::<Rank8>(float(of)?)),
             [of, "rows768"] => Some(Self::of_rows::<Rows768>(float(of)?)),
-            [of, "rank64"] => Some(Self::of::<Rank64>(float(of)?)),
-            ["f32", "rank128"] => Some(Self::of::<Rank128F32>(Float::F32)),
-            [of, "rank128"] => Some(Self::of::<Rank128>(float(of)?)),
             _ => None,
         }
     }
@@ -160,19 +157,19 @@ struct Size {
 }
 
 /// Rows of X that share a row of the codes of each update, and the updates' scalings.
-const SHARED: [u32; 2] = [1, 7];
-const SCALING: [f32; 2] = [-1.0, 0.5];
+pub(super) const SHARED: [u32; 2] = [1, 7];
+pub(super) const SCALING: [f32; 2] = [-1.0, 0.5];
 
 /// A matrix in bytes.
-struct Matrix {
-    bytes: Vec<u8>,
-    /// Elements from row to row, and before the first.
-    stride: u64,
-    first: u64,
+pub(super) struct Matrix {
+    pub(super) bytes: Vec<u8>,
+    /// Elements from row to row, and bytes before the first.
+    pub(super) stride: u64,
+    pub(super) first: u64,
 }
 
 impl Matrix {
-    fn new(
+    pub(super) fn new(
         of: Float,
         [rows, columns]: [u32; 2],
         margin: u32,
@@ -191,7 +188,7 @@ impl Matrix {
 }
 
 /// -1, 0 or 1.
-fn small(a: u32, b: u32, step: u32) -> f64 {
+pub(super) fn small(a: u32, b: u32, step: u32) -> f64 {
     let mixed =
         (a.wrapping_mul(2_654_435_761) ^ b.wrapping_mul(2_246_822_519) ^ step).wrapping_mul(3_266_489_917);
     f64::from(mixed >> 20 & 0xfff).rem_euclid(3.0) - 1.0
@@ -276,17 +273,7 @@ impl Problem for Case {
         let Some(kernel) = module.kernels().next() else { return Ok((Report::default(), false)) };
         let y = place(&self.before)?;
         let [first, second] = [place(&self.codes[0])?, place(&self.codes[1])?];
-        let rank = ranks[0] + ranks[1];
-        let mut codes = Codes::<u8> {
-            codes: [Global::new(second + self.codes[1].first); MAX_UPDATES],
-            strides: [self.codes[1].stride; MAX_UPDATES],
-            ends: [rank; MAX_UPDATES],
-            rows: [SHARED[1]; MAX_UPDATES],
-            scaling: [SCALING[1]; MAX_UPDATES],
-        };
-        codes.codes[0] = Global::new(first + self.codes[0].first);
-        (codes.strides[0], codes.ends[0]) = (self.codes[0].stride, ranks[0]);
-        (codes.rows[0], codes.scaling[0]) = (SHARED[0], SCALING[0]);
+        let codes = codes_of_two(ranks, [first, second], &self.codes);
         let params = UpdateParams {
             stride_x: self.x.stride,
             stride_v: self.v.stride,
@@ -326,8 +313,23 @@ impl Problem for Case {
     }
 }
 
+/// The codes of two updates of these ranks, whose matrices are at `addresses`.
+pub(super) fn codes_of_two(ranks: [u32; 2], [first, second]: [u64; 2], matrices: &[Matrix; 2]) -> Codes<u8> {
+    let mut codes = Codes::<u8> {
+        codes: [Global::new(second + matrices[1].first); MAX_UPDATES],
+        strides: [matrices[1].stride; MAX_UPDATES],
+        ends: [ranks[0] + ranks[1]; MAX_UPDATES],
+        rows: [SHARED[1]; MAX_UPDATES],
+        scaling: [SCALING[1]; MAX_UPDATES],
+    };
+    codes.codes[0] = Global::new(first + matrices[0].first);
+    (codes.strides[0], codes.ends[0]) = (matrices[0].stride, ranks[0]);
+    (codes.rows[0], codes.scaling[0]) = (SHARED[0], SCALING[0]);
+    codes
+}
+
 /// The bytes with zeros in place of negative zeros, and the same NaN of f32 in place of each.
-fn without_negative_zeros(of: Float, bytes: &[u8]) -> Vec<u8> {
+pub(super) fn without_negative_zeros(of: Float, bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for element in bytes.chunks_exact_mut(of.bytes() as usize) {
         if let Some((last, rest)) = element.split_last_mut()

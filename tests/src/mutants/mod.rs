@@ -10,7 +10,7 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `linear`, `generated`, `repack`, `product_key`, `topk`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
+//! | `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
@@ -25,6 +25,7 @@ mod flow;
 mod generated;
 pub mod identity;
 mod linear;
+mod modulated;
 pub mod mutate;
 mod product_key;
 mod ptx;
@@ -102,6 +103,7 @@ trait Problem: Send + Sync {
 /// The problems that an entry is run on, those that cost least first; none if nothing is known of such a kernel.
 fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
     linear::problems(entry)
+        .or_else(|| modulated::problems(entry))
         .or_else(|| generated::problems(entry))
         .or_else(|| repack::problems(entry))
         .or_else(|| product_key::problems(entry))

@@ -10,6 +10,7 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use warpsmith::DType;
 use warpsmith::benchmark::{self, UpdateMeasurement};
+use warpsmith::ops::update::Way;
 use warpsmith::validate::UpdateCase;
 
 use super::case::Precision;
@@ -181,7 +182,14 @@ fn measure(session: &mut Session, case: &UpdateCase, args: &Args) -> Result<Row>
         scaling: case.scaling,
         compile: Some(args.torch_compile.as_str()),
     });
-    let row = Row::new(case.clone(), &measured, session.bandwidth, peers);
+    let mut row = Row::new(case.clone(), &measured, session.bandwidth, peers);
+    if args.variants {
+        let ways = benchmark::ways_of_update(&session.device, case, &session.options)?;
+        let name = |way: Option<_>| way.map_or_else(|| "chosen".into(), |way: Way| way.to_string());
+        row.peers.extend(
+            ways.iter().map(|(way, timing)| (format!("warpsmith-{}", name(*way)), microseconds(timing))),
+        );
+    }
     let times: Vec<_> = row.peers.iter().map(|(name, time)| format!("{name} {time:.2}")).collect();
     eprintln!("  {:.2} µs, {}", row.microseconds, times.join(", "));
     Ok(row)

@@ -192,7 +192,9 @@ impl<T: LowRankElement, S: LowRankShape> LowRankStream<T, S> {
             if self.slices == 1 { (tile, 0) } else { (tile / self.slices, tile % self.slices) };
         let slice = if S::SPLIT > 1 { slice * S::SPLIT + ptx::cluster_ctarank() } else { slice };
         let columns = self.u.row_bytes / T::BYTES;
-        let first = (slice * self.slice).min(columns);
+        // Those of a cluster may be past the end, at a multiple of what is copied at a time.
+        let end = if S::SPLIT > 1 { columns.next_multiple_of(ROW_BYTES / T::BYTES) } else { columns };
+        let first = (slice * self.slice).min(end);
         [row * S::BLOCK_M, first, (first + self.slice).min(columns)]
     }
 

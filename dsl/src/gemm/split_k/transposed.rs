@@ -6,7 +6,7 @@ pub use update::{TransposedUpdate, URegisters};
 
 use core::marker::PhantomData;
 
-use super::{COLUMNS, Share, SplitKTile};
+use super::{COLUMNS, MOST_GROUPS, Share, SplitKTile};
 use crate::epilogue::Epilogue;
 use crate::float::Element;
 use crate::gemm::Layouts;
@@ -132,7 +132,7 @@ impl<
     #[inline(always)]
     unsafe fn copy<T: Element, const STAGES: u32>(
         producer: &mut Producer<STAGES, 1>,
-        map: &TensorMap,
+        map: u64,
         is_mn: bool,
         place: impl Fn(u32) -> SharedAddress,
         [row, rows, batch]: [u32; 3],
@@ -150,11 +150,62 @@ impl<
                     for panel in 0..rows / WARPGROUP_ROWS {
                         let at = [row + (panel * WARPGROUP_ROWS) as i32, k, batch];
                         let to = to + panel * PANEL_BYTES;
-                        ptx::tma_load_3d(to, map.address(), at, stage.full.address());
+                        ptx::tma_load_3d(to, map, at, stage.full.address());
                     }
                 } else {
-                    ptx::tma_load_3d(to, map.address(), [k, row, batch], stage.full.address());
+                    ptx::tma_load_3d(to, map, [k, row, batch], stage.full.address());
                 }
+            }
+        }
+    }
+
+    /// [`load`](SplitKTile::load), of the operands whose maps `at` gives for each step, and the step's number in these.
+    ///
+    /// # Safety
+    ///
+    /// As [`SplitKTile::load`].
+    #[inline(always)]
+    unsafe fn load_from<T: Element>(layouts: Layouts, share: Share, at: impl Fn(u32) -> ([u64; 2], u32)) {
+        let (mut producer_a, mut producer_b) = (Self::ring_a().producer(), Self::ring_b().producer());
+        let rows_a = [share.tile.m * Self::BLOCK_M, Self::BLOCK_M, layouts.matrix_of_a(share.tile.batch)];
+        let rows_b = [share.tile.n * Self::BLOCK_N, Self::BLOCK_N, layouts.matrix_of_b(share.tile.batch)];
+        // The copies of B are `ahead` steps ahead of those of A, as many as its ring is deeper: so both wait for the same
+        // products.
+        let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
+        // SAFETY: all lanes of the warp are here, and the other warps have come to the barrier, or will, in `start`.
+        unsafe { ptx::bar_sync_at(MADE, Self::THREADS) };
+        let b_is_mn = Self::TRANSPOSES && layouts.b_is_mn();
+        // Opaque: the loops would be unrolled, which is worth nothing.
+        let mut index = 0;
+        if warp::lane_id() == 0 {
+            while index < ahead {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let ([_, b], step) = at(share.first + index);
+                    Self::copy::<T, _>(&mut producer_b, b, b_is_mn, Self::stage_b, rows_b, step);
+                }
+                index = ptx::opaque(index + 1);
+            }
+            index = 0;
+            while index < share.steps {
+                let next = index + ahead;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if next < share.steps {
+                        let ([_, b], step) = at(share.first + next);
+                        Self::copy::<T, _>(&mut producer_b, b, b_is_mn, Self::stage_b, rows_b, step);
+                    }
+                    let ([a, _], step) = at(share.first + index);
+                    Self::copy::<T, _>(&mut producer_a, a, false, Self::stage_a, rows_a, step);
+                }
+                index = ptx::opaque(index + 1);
+            }
+        }
+        if SPLIT > 1 {
+            // SAFETY: all lanes of the warp are here, and have arrived in `start`.
+            unsafe {
+                warp::sync_warp();
+                ptx::barrier_cluster_wait();
             }
         }
     }
@@ -276,12 +327,6 @@ impl<
     fn fragments(rows: u32, tile: TileIndex) -> u32 {
         (rows - tile.m * C::COLUMNS).div_ceil(FRAGMENT_ROWS).min(Self::FRAGMENTS)
     }
-
-    /// The first of the four columns that this thread stores.
-    #[inline(always)]
-    fn column(tile: TileIndex) -> u32 {
-        tile.n * Self::BLOCK_N + warp::warp_id() * WARP_COLUMNS + Self::row_and_column().1
-    }
 }
 
 impl<
@@ -301,6 +346,7 @@ impl<
     const MIN_BLOCKS: u32 = BLOCKS;
     const SHARED_BYTES: u32 = Self::B_BARRIERS_AT + Pipeline::<B_STAGES, 1>::BYTES;
     const ROW_BYTES: u32 = ROW_BYTES;
+    const STEP_BYTES: u32 = BOXES * ROW_BYTES;
     const A_BOX_ROWS: u32 = Self::BLOCK_M;
     const B_BOX_ROWS: u32 = Self::BLOCK_N;
     // A second main loop costs 4 % of a launch of clusters of eight, which are for few results of long sums: measured in bf16 on an H100 at 128x16384x256.
@@ -350,46 +396,25 @@ impl<
 
     #[inline(always)]
     unsafe fn load<T: Element>(a: &TensorMap, b: &TensorMap, layouts: Layouts, share: Share) {
-        let (mut producer_a, mut producer_b) = (Self::ring_a().producer(), Self::ring_b().producer());
-        let rows_a = [share.tile.m * Self::BLOCK_M, Self::BLOCK_M, layouts.matrix_of_a(share.tile.batch)];
-        let rows_b = [share.tile.n * Self::BLOCK_N, Self::BLOCK_N, layouts.matrix_of_b(share.tile.batch)];
-        // The copies of B are `ahead` steps ahead of those of A, as many as its ring is deeper: so both wait for the same
-        // products.
-        let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
-        // SAFETY: all lanes of the warp are here, and the other warps have come to the barrier, or will, in `start`.
-        unsafe { ptx::bar_sync_at(MADE, Self::THREADS) };
-        let b_is_mn = Self::TRANSPOSES && layouts.b_is_mn();
-        // Opaque: the loops would be unrolled, which is worth nothing.
-        let mut index = 0;
-        if warp::lane_id() == 0 {
-            while index < ahead {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let step = share.first + index;
-                    Self::copy::<T, _>(&mut producer_b, b, b_is_mn, Self::stage_b, rows_b, step);
-                }
-                index = ptx::opaque(index + 1);
-            }
-            index = 0;
-            while index < share.steps {
-                let next = index + ahead;
-                // SAFETY: the caller's promise.
-                unsafe {
-                    if next < share.steps {
-                        let step = share.first + next;
-                        Self::copy::<T, _>(&mut producer_b, b, b_is_mn, Self::stage_b, rows_b, step);
-                    }
-                    Self::copy::<T, _>(&mut producer_a, a, false, Self::stage_a, rows_a, share.first + index);
-                }
-                index = ptx::opaque(index + 1);
-            }
-        }
-        if SPLIT > 1 {
-            // SAFETY: all lanes of the warp are here, and have arrived in `start`.
-            unsafe {
-                warp::sync_warp();
-                ptx::barrier_cluster_wait();
-            }
+        // SAFETY: the caller's promise.
+        unsafe { Self::load_from::<T>(layouts, share, |step| ([a.address(), b.address()], step)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_joined<T: Element>(
+        operands: [&TensorMap; 2],
+        more: [&TensorMap; 2],
+        first: u32,
+        share: Share,
+    ) {
+        // Opaque: of a selection among parameters the compiler would make copies of them in local memory.
+        let address = |map: &TensorMap| ptx::opaque_u64(map.address());
+        let (operands, more) = (operands.map(address), more.map(address));
+        // SAFETY: the caller's promise.
+        unsafe {
+            Self::load_from::<T>(Layouts::K_MAJOR, share, |step| {
+                if step < first { (operands, step) } else { (more, step - first) }
+            });
         }
     }
 
@@ -478,6 +503,49 @@ impl<
             }
             fragment += SPLIT;
             owned += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn column(tile: TileIndex) -> u32 {
+        tile.n * Self::BLOCK_N + warp::warp_id() * WARP_COLUMNS + Self::row_and_column().1
+    }
+
+    #[inline(always)]
+    fn factors(tile: TileIndex, factor: impl Fn(Coord) -> [f32; COLUMNS]) -> [[f32; COLUMNS]; MOST_GROUPS] {
+        const { assert!(Self::OWNED <= MOST_GROUPS as u32, "a place for each") };
+        let first = tile.m * Self::BLOCK_M + Self::row_and_column().0;
+        let mut factors = [[0.0; COLUMNS]; MOST_GROUPS];
+        for (owned, factors) in factors.iter_mut().enumerate().take(Self::OWNED as usize) {
+            let row = first + (Self::rank() + owned as u32 * SPLIT) * FRAGMENT_ROWS;
+            *factors = factor(Coord { row, column: Self::column(tile) });
+        }
+        factors
+    }
+
+    #[inline(always)]
+    unsafe fn store_multiplied<O: Element>(
+        factors: &[[f32; COLUMNS]; MOST_GROUPS],
+        output: &Output<O>,
+        tile: TileIndex,
+    ) {
+        let first = tile.m * Self::BLOCK_M + Self::row_and_column().0;
+        let vector_aligned = output.is_vector_aligned();
+        let fragments = Self::fragments(output.rows, tile);
+        for (owned, factors) in (0u32..).zip(factors).take(Self::OWNED as usize) {
+            let fragment = Self::rank() + owned * SPLIT;
+            if fragment < fragments {
+                // SAFETY: written before the barrier at the end of `exchange`, by this warp. The rest is the caller's promise; every element of the tile
+                // belongs to one lane of one warp.
+                unsafe {
+                    let mut sums = ptx::ld_shared_v4_f32(Self::stored(owned).get());
+                    for (sum, factor) in sums.iter_mut().zip(factors) {
+                        *sum *= factor;
+                    }
+                    let row = first + fragment * FRAGMENT_ROWS;
+                    output.store_4(row, Self::column(tile), sums, vector_aligned);
+                }
+            }
         }
     }
 

@@ -2,12 +2,10 @@
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::gemm::parts::Parts;
-use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{Layouts, PersistentTile, SplitKTile, TileShape};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_kernels::linear::LinearParams;
 use warpsmith_kernels::linear_hopper::HopperParams;
-use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
 use warpsmith_kernels::linear_narrow::NarrowParams;
 use warpsmith_kernels::linear_skinny::SkinnyParams;
 use warpsmith_kernels::linear_strided::StridedParams;
@@ -51,10 +49,10 @@ pub(crate) struct Operands<'a, T: Element, O: Element> {
 #[doc(hidden)]
 pub struct Instance<T: Element, O: Element> {
     pub(crate) declaration: Declaration,
-    launch: Launch<T, O>,
+    pub(super) launch: Launch<T, O>,
 }
 
-type Launch<T, O> = unsafe fn(&Device, &Stream, u32, &Operands<'_, T, O>) -> Result<()>;
+pub(super) type Launch<T, O> = unsafe fn(&Device, &Stream, u32, &Operands<'_, T, O>) -> Result<()>;
 
 impl<T: Element, O: Element> Instance<T, O> {
     pub(super) fn portable<K: Kernel<Args = PortableArgs<T, O>>, S: TileShape>() -> Self {
@@ -97,12 +95,6 @@ impl<T: Element, O: Element> Instance<T, O> {
     ) -> Result<()> {
         // SAFETY: the caller's promise is the kernel's.
         unsafe { (self.launch)(device, stream, blocks, operands) }
-    }
-}
-
-impl Instance<f32, f32> {
-    pub(super) fn split<K: Kernel<Args = SplitArgs>, S: SplitTile>() -> Self {
-        Self { declaration: K::DECLARATION, launch: launch_split::<K, S> }
     }
 }
 
@@ -198,12 +190,12 @@ const PANEL: usize = 64;
 ///
 /// A single row has no stride to speak of. Zero keeps the addresses of the rows that a tile has and the matrix lacks as
 /// aligned as its own.
-fn row_stride<T: Element>(matrices: &Tensor<T>) -> u64 {
+pub(super) fn row_stride<T: Element>(matrices: &Tensor<T>) -> u64 {
     if matrices.shape()[1] <= 1 { 0 } else { matrices.strides()[1] as u64 }
 }
 
 /// Elements from one matrix to the next; 0 for a single one.
-fn batch_stride<T: Element>(matrices: &Tensor<T>) -> u64 {
+pub(super) fn batch_stride<T: Element>(matrices: &Tensor<T>) -> u64 {
     if matrices.shape()[0] <= 1 { 0 } else { matrices.strides()[0] as u64 }
 }
 
@@ -246,7 +238,7 @@ fn has_chunked_matrices<B, O>(epilogue: &LinearEpilogue<B, O>, bytes: usize) -> 
 }
 
 /// Which of x and w all products share.
-fn layouts<T: Element, O: Element>(operands: &Operands<'_, T, O>) -> Layouts {
+pub(super) fn layouts<T: Element, O: Element>(operands: &Operands<'_, T, O>) -> Layouts {
     let batch = operands.y.shape()[0];
     let is_shared = |operand: &Tensor<T>| operand.shape()[0] == 1 && batch > 1;
     Layouts::K_MAJOR.with_shared_a(is_shared(operands.x)).with_shared_b(is_shared(operands.w))
@@ -263,8 +255,7 @@ unsafe fn launch_hopper<T: Element, O: Element, K: Kernel<Args = HopperArgs<T, O
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let tiles = tiles::<S>(operands.m, operands.n).saturating_mul(operands.y.shape()[0] as u64);
-    let parts = Dealt { whole: u32::MAX, narrow: false, are_only: has_only_tiles(tiles, blocks) };
+    let parts = Dealt::whole::<T, O, S>(operands, blocks);
     // SAFETY: the caller's promise.
     unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
 }
@@ -305,6 +296,14 @@ struct Dealt {
     are_only: bool,
 }
 
+impl Dealt {
+    /// Whole tiles, of a launch on `blocks` blocks.
+    fn whole<T: Element, O: Element, S: PersistentTile>(operands: &Operands<'_, T, O>, blocks: u32) -> Self {
+        let tiles = tiles::<S>(operands.m, operands.n).saturating_mul(operands.y.shape()[0] as u64);
+        Self { whole: u32::MAX, narrow: false, are_only: has_only_tiles(tiles, blocks) }
+    }
+}
+
 /// Launches the Hopper kernel `K` of tile `S` for `parts` of it.
 ///
 /// # Safety
@@ -322,6 +321,54 @@ unsafe fn launch_hopper_parts<
     operands: &Operands<'_, T, O>,
     parts: Dealt,
 ) -> Result<()> {
+    let &Operands { y_arg, m, n, k, epilogue, .. } = operands;
+    let launch = hopper_launch_of::<T, O, S>(operands, &parts)?;
+    let kernel = device.kernel::<K>()?;
+    let args = (launch.x, launch.w, launch.y_boxes, y_arg, epilogue, launch.params);
+    let grid = [blocks, 1, 1];
+    let row_bytes = u64::from(k) * size_of::<T>() as u64;
+    // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
+    unsafe {
+        if is_early::<S>(row_bytes, [m, n], blocks, parts.are_only, device.properties().multiprocessors) {
+            kernel.launch_early(stream, grid, args)
+        } else {
+            kernel.launch(stream, grid, args)
+        }
+    }
+}
+
+/// What a persistent launch of a product is told beside its epilogue.
+pub(crate) struct HopperLaunch {
+    pub(crate) x: TensorMap,
+    pub(crate) w: TensorMap,
+    pub(crate) y_boxes: TensorMap,
+    pub(crate) params: HopperParams,
+    /// Whether no block has more than one tile.
+    pub(crate) are_only: bool,
+}
+
+/// What a launch on `blocks` blocks of tile `S`, all of whose tiles are whole, is told of `operands`.
+pub(crate) fn hopper_launch<T: Element, O: Element, S: PersistentTile>(
+    operands: &Operands<'_, T, O>,
+    blocks: u32,
+) -> Result<HopperLaunch> {
+    hopper_launch_of::<T, O, S>(operands, &Dealt::whole::<T, O, S>(operands, blocks))
+}
+
+/// The map of a matrix that a persistent kernel of tile `S` reads along K, with boxes of `box_rows` rows.
+pub(crate) fn hopper_map<T: Element, S: PersistentTile>(
+    matrices: &Tensor<T>,
+    box_rows: u32,
+) -> Result<TensorMap> {
+    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    matrices.tensor_map([1, box_rows as usize, S::ROW_BYTES as usize / size_of::<T>()], &options)
+}
+
+/// What a launch of tile `S` for `parts` of it is told of `operands`.
+fn hopper_launch_of<T: Element, O: Element, S: PersistentTile>(
+    operands: &Operands<'_, T, O>,
+    parts: &Dealt,
+) -> Result<HopperLaunch> {
     let &Operands { x, w, y, y_arg, m, n, k, epilogue, .. } = operands;
     let columns = S::ROW_BYTES as usize / size_of::<T>();
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
@@ -359,17 +406,7 @@ unsafe fn launch_hopper_parts<
         whole: parts.whole,
         narrow: parts.narrow.into(),
     };
-    let kernel = device.kernel::<K>()?;
-    let (grid, args) = ([blocks, 1, 1], (x, w, y_boxes, y_arg, epilogue, params));
-    let row_bytes = u64::from(k) * size_of::<T>() as u64;
-    // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe {
-        if is_early::<S>(row_bytes, [m, n], blocks, parts.are_only, device.properties().multiprocessors) {
-            kernel.launch_early(stream, grid, args)
-        } else {
-            kernel.launch(stream, grid, args)
-        }
-    }
+    Ok(HopperLaunch { x, w, y_boxes, params, are_only: parts.are_only })
 }
 
 /// The arguments of a kernel for few rows of x.
@@ -398,7 +435,43 @@ unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue, .. } = operands;
+    let &Operands { y_arg, epilogue, .. } = operands;
+    let launch = skinny_launch::<T, O, S>(operands)?;
+    let kernel = device.kernel::<K>()?;
+    let (grid, args) = ([blocks, 1, 1], (launch.x, launch.w, y_arg, epilogue, launch.params));
+    // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
+    unsafe {
+        if launch.is_early {
+            kernel.launch_early(stream, grid, args)
+        } else {
+            kernel.launch(stream, grid, args)
+        }
+    }
+}
+
+/// What a launch for few rows of x is told beside its epilogue.
+pub(crate) struct SkinnyLaunch {
+    pub(crate) x: TensorMap,
+    pub(crate) w: TensorMap,
+    pub(crate) params: SkinnyParams,
+    /// Whether it begins before earlier launches have ended.
+    pub(crate) is_early: bool,
+}
+
+/// The map of a matrix that a kernel of tile `S` for few rows reads along K, with boxes of `box_rows` rows.
+pub(crate) fn skinny_map<T: Element, S: SplitKTile>(
+    matrices: &Tensor<T>,
+    box_rows: u32,
+) -> Result<TensorMap> {
+    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    matrices.tensor_map([1, box_rows as usize, S::ROW_BYTES as usize / size_of::<T>()], &options)
+}
+
+/// What a launch of tile `S`, which is for few rows of x, is told of `operands`.
+pub(crate) fn skinny_launch<T: Element, O: Element, S: SplitKTile>(
+    operands: &Operands<'_, T, O>,
+) -> Result<SkinnyLaunch> {
+    let &Operands { x, w, y, m, n, k, .. } = operands;
     // What follows in a row is asked for next; but where the rows' parts lie in two lines each, that would be read twice.
     let straddles = |matrices: &Tensor<T>| {
         let stride = if is_across(matrices) { matrices.strides()[2] as u64 } else { row_stride(matrices) };
@@ -414,17 +487,8 @@ unsafe fn launch_skinny<T: Element, O: Element, K: Kernel<Args = SkinnyArgs<T, O
     let x = x.tensor_map([1, S::A_BOX_ROWS as usize, columns], &options)?;
     let w = map_of(w, S::B_BOX_ROWS, columns, &options)?;
     let params = SkinnyParams { stride_y: row_stride(y), batch_y: batch_stride(y), m, n, k, layouts };
-    let kernel = device.kernel::<K>()?;
-    let (grid, args) = ([blocks, 1, 1], (x, w, y_arg, epilogue, params));
-    // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe {
-        // Large clusters find room one by one while others end; then some are late, and all wait for them.
-        if S::SPLIT <= 2 {
-            kernel.launch_early(stream, grid, args)
-        } else {
-            kernel.launch(stream, grid, args)
-        }
-    }
+    // Large clusters find room one by one while others end; then some are late, and all wait for them.
+    Ok(SkinnyLaunch { x, w, params, is_early: S::SPLIT <= 2 })
 }
 
 /// The arguments of a kernel for many rows of few columns.
@@ -482,51 +546,4 @@ unsafe fn launch_strided<T: Element, O: Element, K: Kernel<Args = StridedArgs<T,
     let kernel = device.kernel::<K>()?;
     // SAFETY: the caller's promise is the kernel's.
     unsafe { kernel.launch_early(stream, [blocks, 1, 1], (x.arg(), w.arg(), y_arg, epilogue, params)) }
-}
-
-/// The arguments of a Hopper kernel at f32 accuracy.
-type SplitArgs = (
-    TensorMap,
-    TensorMap,
-    Global<f32>,
-    Global<f32>,
-    GlobalMut<f32>,
-    LinearEpilogue<f32, f32>,
-    HopperF32Params,
-);
-
-/// Launches the f32 kernel `K` of tile `S`.
-///
-/// # Safety
-///
-/// As [`Instance::launch`].
-unsafe fn launch_split<K: Kernel<Args = SplitArgs>, S: SplitTile>(
-    device: &Device,
-    stream: &Stream,
-    blocks: u32,
-    operands: &Operands<'_, f32, f32>,
-) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue, .. } = operands;
-    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
-    let (batch, layouts) = (y.shape()[0] as u32, layouts(operands));
-    let x_map = x.tensor_map([1, S::A_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
-    let w_map = w.tensor_map([1, S::B_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
-    let params = HopperF32Params {
-        stride_x: row_stride(x),
-        stride_w: row_stride(w),
-        batch_x: batch_stride(x),
-        batch_w: batch_stride(w),
-        stride_y: row_stride(y),
-        batch_y: batch_stride(y),
-        batch,
-        m,
-        n,
-        k,
-        layouts,
-        reserved: 0,
-    };
-    let args = (x_map, w_map, x.arg(), w.arg(), y_arg, epilogue, params);
-    let kernel = device.kernel::<K>()?;
-    // SAFETY: the maps are of matrices of f32, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe { kernel.launch(stream, [blocks, 1, 1], args) }
 }

@@ -9,11 +9,12 @@
 mod early;
 mod instances;
 mod launch;
+mod launch_f32;
 pub mod select;
 
 pub(crate) use early::{has_only_tiles, is_early, tiles};
 pub use instances::{LinearInput, LinearTypes};
-pub(crate) use launch::{Instance, Operands};
+pub(crate) use launch::{Instance, Operands, hopper_launch, hopper_map, skinny_launch, skinny_map};
 pub use select::Tile;
 
 use crate::cpu::FromAccumulator;

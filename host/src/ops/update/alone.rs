@@ -9,9 +9,7 @@ use warpsmith_dsl::gemm::low_rank::{LowRankShape, RowsShape};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
 use warpsmith_dsl::layout::CHUNK_BYTES;
 use warpsmith_kernels::codes::Codes;
-use warpsmith_kernels::generated_update::{
-    Rank8, Rank64, Rank128, Rank128F32, Rows768, generated_update, generated_update_rows,
-};
+use warpsmith_kernels::generated_update::{Rank8, Rows768, generated_update, generated_update_rows};
 use warpsmith_kernels::generated_update_cluster::{Cluster16, generated_update_cluster};
 use warpsmith_kernels::update::{SLICE_BYTES, UpdateParams};
 
@@ -30,16 +28,12 @@ pub(super) enum Shape {
     Rank8,
     /// Ranks up to 8 and few columns, of 16-bit types: V and U in registers.
     Rows768,
-    /// Ranks up to 64: 64 rows a block.
-    Rank64,
-    /// Ranks up to 128: 64 rows a block, or 32 of f32.
-    Rank128,
     /// Ranks up to 16 by clusters of eight blocks: 16 rows a cluster.
     Cluster16,
 }
 
 impl Shape {
-    const ALL: [Self; 5] = [Self::Rows768, Self::Rank8, Self::Rank64, Self::Rank128, Self::Cluster16];
+    const ALL: [Self; 3] = [Self::Rows768, Self::Rank8, Self::Cluster16];
 }
 
 /// The kernels of an element type.
@@ -163,11 +157,11 @@ macro_rules! kernels {
     };
 }
 kernels! {
-    f16: Rows768 = of_rows generated_update_rows<Rows768>, Rank8 = of generated_update<Rank8>, Rank64 = of generated_update<Rank64>, Rank128 = of generated_update<Rank128>,
+    f16: Rows768 = of_rows generated_update_rows<Rows768>, Rank8 = of generated_update<Rank8>,
         Cluster16 = of generated_update_cluster<Cluster16>;
-    bf16: Rows768 = of_rows generated_update_rows<Rows768>, Rank8 = of generated_update<Rank8>, Rank64 = of generated_update<Rank64>, Rank128 = of generated_update<Rank128>,
+    bf16: Rows768 = of_rows generated_update_rows<Rows768>, Rank8 = of generated_update<Rank8>,
         Cluster16 = of generated_update_cluster<Cluster16>;
-    f32: Rows768 = of generated_update<Rank8>, Rank8 = of generated_update<Rank8>, Rank64 = of generated_update<Rank64>, Rank128 = of generated_update<Rank128F32>,
+    f32: Rows768 = of generated_update<Rank8>, Rank8 = of generated_update<Rank8>,
         Cluster16 = of generated_update_cluster<Cluster16>;
 }
 
@@ -186,20 +180,22 @@ pub(super) struct Choice {
 const CACHE_RATE: u64 = 40_000;
 /// Bytes that the GPU's memory reads or writes in a microsecond.
 const MEMORY_RATE: u64 = 3_000_000;
+/// What a launch takes beside.
+const START: u64 = 2_500;
 /// What a stage of a ring that nothing else keeps busy takes at least, in nanoseconds.
 const STAGE: u64 = 150;
 /// What the first bytes of a tile, or of the other blocks' sums, take to arrive, in nanoseconds.
 const LATENCY: u64 = 1_000;
 
-/// The kernel that computes the update alone; `None` if none can.
-pub(super) fn choose(problem: &Problem, limits: &Limits) -> Option<Choice> {
+/// The kernel that computes the update alone, and its time in picoseconds by the model; `None` if none can.
+pub(super) fn choose(problem: &Problem, limits: &Limits) -> Option<(Choice, u128)> {
     Shape::ALL
         .into_iter()
         .flat_map(|shape| choices(shape, problem, limits))
         // Where it fits, the kernel that keeps V and U in registers is the fastest for any number of rows: on an H100 it takes 0.77 of the
         // next one's time for 16384 rows of 768, half for 1024.
         .min_by_key(|&(choice, time)| (choice.shape != Shape::Rows768, time))
-        .map(|(choice, _)| choice)
+        .map(|(choice, nanoseconds)| (choice, u128::from(nanoseconds) * 1_000))
 }
 
 /// What is known of the kernel of a shape for a type.
@@ -263,8 +259,21 @@ fn size_of_type(dtype: DType) -> u32 {
     if dtype == DType::F32 { 4 } else { 2 }
 }
 
-/// The time of a launch, of which `at_once` blocks run at a time.
+/// The time of a launch, of which `at_once` blocks run at a time: that of its bytes and stages, as often as launches were measured to take on an H100, at sizes
+/// drawn at random.
 fn nanoseconds(choice: Choice, sizes: &Sizes, problem: &Problem, limits: &Limits, at_once: u32) -> u64 {
+    let least = least_nanoseconds(choice, sizes, problem, limits, at_once);
+    let (percent, aligned_percent) = match choice.shape {
+        Shape::Rows768 => (100, 100),
+        Shape::Rank8 => (700, 150),
+        Shape::Cluster16 => (500, 270),
+    };
+    let percent = if problem.x_is_chunked { aligned_percent } else { percent };
+    START + least * percent / 100
+}
+
+/// The time that a launch's bytes and stages take at least.
+fn least_nanoseconds(choice: Choice, sizes: &Sizes, problem: &Problem, limits: &Limits, at_once: u32) -> u64 {
     let bytes = u64::from(size_of_type(problem.dtype));
     let [m, k, n, rank] = [problem.m, problem.k, problem.n, problem.rank].map(u64::from);
     let [block_m, slice, split] = [sizes.block_m, choice.slice, sizes.split].map(u64::from);

@@ -172,6 +172,11 @@ impl<T: Element> Checked<T> {
         scaled
     }
 
+    /// The same updates of a copy of X.
+    pub(super) fn of_copy(&self, x: Tensor<T>) -> Self {
+        Self { x, ..self.clone() }
+    }
+
     /// The output's shape.
     pub(super) fn output_shape(&self) -> Vec<usize> {
         [&self.leading[..], &[self.n]].concat()

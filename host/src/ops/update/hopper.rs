@@ -1,6 +1,6 @@
 //! The launches of the kernels that compute a linear operation with its updates on Hopper.
 //!
-//! There are five tiles, one of them for few rows of X and updates of few ranks. Of the others: where the updates have a rank of at most
+//! There are four tiles, one of them for few rows of X and updates of few ranks. Of the others: where the updates have a rank of at most
 //! 8, each tile may compute H for itself, and one of them can do nothing else. Otherwise some tiles compute it for all, 8 ranks each, and
 //! exchange it through a workspace: that costs less arithmetic, and the time until the last of them has what it waits for. The launch is
 //! then cooperative, since blocks that wait for each other have to be on the GPU at the same time.
@@ -15,7 +15,7 @@ use warpsmith_dsl::layout::RASTER_GROUP;
 use warpsmith_kernels::codes::Codes;
 use warpsmith_kernels::linear_update_hopper::{
     UpdateCooperative128x192, UpdateFewRowsParams, UpdateHopperParams, UpdateOwn128x128,
-    UpdatePingPong128x128, UpdatePingPong128x192, linear_update_few_rows, linear_update_hopper,
+    UpdatePingPong128x192, linear_update_few_rows, linear_update_hopper,
 };
 
 use super::operands::{BoltOn, Problem};
@@ -41,9 +41,7 @@ pub enum Tile {
     PingPong128x192,
     /// 128 × 192 by both consumers together, in clusters of two blocks; for outputs that the copy engine stores.
     Cooperative128x192,
-    /// 128 × 128 by each consumer in turn.
-    PingPong128x128,
-    /// The same for at most 8 ranks, of which each tile computes all for itself; for outputs that the copy engine stores.
+    /// 128 × 128 by each consumer in turn, for at most 8 ranks, of which each tile computes all for itself; for outputs that the copy engine stores.
     Own128x128,
     /// 16 × 64, for few rows and at most 8 ranks: a block for each.
     FewRows16x64,
@@ -59,29 +57,20 @@ struct Facts {
     needs_boxes: bool,
     /// Whether a tile always computes H for itself.
     is_own: bool,
-    /// For launching, filling the pipeline and storing the last tile, in picoseconds on an H100.
-    launch: u64,
-    /// The product of a tile for each column of K, where each block has one.
-    alone: u64,
-    /// The same, where blocks have several.
-    crowded: u64,
-    /// What a tile takes beside, where the copy engine stores it.
+    /// The tile of the linear operation that multiplies as it does.
+    linear: linear::Tile,
+    /// What a tile takes beside its products, in picoseconds on an H100.
     tile: u64,
-    /// What it takes more where it does not.
-    in_rows: u64,
+    /// How much sooner a launch of a tile for each block is done than that of the linear operation's tile.
+    sooner: u64,
 }
 
 impl Tile {
-    const ALL: [Self; 5] = [
-        Self::PingPong128x192,
-        Self::Cooperative128x192,
-        Self::Own128x128,
-        Self::PingPong128x128,
-        Self::FewRows16x64,
-    ];
+    const ALL: [Self; 4] =
+        [Self::PingPong128x192, Self::Cooperative128x192, Self::Own128x128, Self::FewRows16x64];
 
     const fn facts(self) -> Facts {
-        const fn of<S: UpdateTile>([launch, alone, crowded, tile, in_rows]: [u64; 5]) -> Facts {
+        const fn of<S: UpdateTile>(linear: linear::Tile, [tile, sooner]: [u64; 2]) -> Facts {
             Facts {
                 rows: S::BLOCK_M,
                 columns: S::BLOCK_N,
@@ -89,24 +78,17 @@ impl Tile {
                 shared_bytes: S::SHARED_BYTES,
                 needs_boxes: !S::STORES_ROWS,
                 is_own: S::IS_OWN,
-                launch,
-                alone,
-                crowded,
+                linear,
                 tile,
-                in_rows,
+                sooner,
             }
         }
-        // The costs of the products are those of the linear operation's kernels with the same tile; what a tile takes beside was fitted to
-        // measurements of 768 and 4096 columns.
+        // What a tile takes beside was fitted to measurements of 768 and 4096 columns.
+        let (wide, square) = (linear::Tile::HopperPingPong128x192, linear::Tile::HopperPingPong128x128);
         match self {
-            Self::PingPong128x192 => of::<UpdatePingPong128x192>([6_100_000, 7_710, 8_020, 1_100_000, 0]),
-            Self::Cooperative128x192 => {
-                of::<UpdateCooperative128x192>([2_600_000, 7_710, 8_020, 2_000_000, 0])
-            }
-            Self::PingPong128x128 => {
-                of::<UpdatePingPong128x128>([3_380_000, 5_040, 5_700, 700_000, 3_900_000])
-            }
-            Self::Own128x128 => of::<UpdateOwn128x128>([3_380_000, 5_040, 5_700, 160_000, 0]),
+            Self::PingPong128x192 => of::<UpdatePingPong128x192>(wide, [1_100_000, 0]),
+            Self::Cooperative128x192 => of::<UpdateCooperative128x192>(wide, [2_000_000, 5_000_000]),
+            Self::Own128x128 => of::<UpdateOwn128x128>(square, [0, 0]),
             // Its time follows from that of the linear operation's kernel.
             Self::FewRows16x64 => Facts {
                 rows: TransposedUpdate::BLOCK_M,
@@ -115,11 +97,9 @@ impl Tile {
                 shared_bytes: TransposedUpdate::SHARED_BYTES,
                 needs_boxes: false,
                 is_own: true,
-                launch: 0,
-                alone: 0,
-                crowded: 0,
+                linear: linear::Tile::Skinny16x64,
                 tile: 0,
-                in_rows: 0,
+                sooner: 0,
             },
         }
     }
@@ -146,17 +126,21 @@ pub(super) struct Choice {
 }
 
 /// Until a block has what another one has published, in picoseconds on an H100: a fence, a number, and the data, all by way of the
-/// level-2 cache. An estimate.
-const EXCHANGE: u64 = 1_800_000;
+/// level-2 cache, from the slowest of those that it waits for.
+const EXCHANGE: u64 = 6_000_000;
 /// From a tile's own H to its sums: an estimate from the latencies of its instructions.
 const OWN: u64 = 300_000;
+
+/// Bytes that a multiprocessor gets from the GPU's memory in a microsecond.
+const BLOCK_RATE: u128 = 28_000;
 
 /// More blocks than any of these launches has.
 const MAX_BLOCKS: u32 = 1 << 31;
 
-/// The kernel that computes a linear operation with updates on Hopper; `None` if none can.
-pub(super) fn choose(problem: &Problem, limits: &Limits) -> Option<Choice> {
-    candidates(problem, limits).min_by_key(|&choice| picoseconds(choice, problem, limits)).filter(|_| {
+/// The kernel that computes a linear operation with updates on Hopper, and its time in picoseconds by the model; `None` if none can.
+pub(super) fn choose(problem: &Problem, limits: &Limits) -> Option<(Choice, u128)> {
+    let timed = candidates(problem, limits).map(|choice| (choice, picoseconds(choice, problem, limits)));
+    timed.min_by_key(|&(_, time)| time).filter(|_| {
         limits.compute_capability == HOPPER
             && problem.dtype != DType::F32
             && problem.access == Access::Aligned
@@ -166,7 +150,9 @@ pub(super) fn choose(problem: &Problem, limits: &Limits) -> Option<Choice> {
 
 /// Every launch that would do on a Hopper GPU, for operands that the copy engine can read.
 fn candidates(problem: &Problem, limits: &Limits) -> impl Iterator<Item = Choice> {
-    let of_tile = |tile| [Sharing::Own, Sharing::Exchanged].map(|sharing| (tile, sharing));
+    // What each tile can compute for itself is worth no waiting.
+    let ways: &[_] = if problem.rank <= CHUNK { &[Sharing::Own] } else { &[Sharing::Exchanged] };
+    let of_tile = |tile| ways.iter().map(move |&sharing| (tile, sharing));
     let all = Tile::ALL.into_iter().flat_map(of_tile);
     all.filter_map(|(tile, sharing)| plan(tile, sharing, problem, limits))
 }
@@ -223,35 +209,51 @@ fn tiles(facts: Facts, problem: &Problem) -> (u64, u64) {
     (problem.m.div_ceil(rows).into(), problem.n.div_ceil(columns).into())
 }
 
-/// How long a launch takes by a model, in picoseconds on an H100: the time of the fullest block, as for the linear operation alone, and
-/// what the update adds to it.
+/// How long a launch takes by a model, in picoseconds on an H100: what the linear operation takes with such tiles, of which the columns of V and
+/// the products with U are a part more, and what is waited for.
 fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> u128 {
     if choice.tile == Tile::FewRows16x64 {
         return few_rows_picoseconds(problem, limits);
     }
     let facts = choice.tile.facts();
+    let product = linear_problem(problem);
+    let Some(linear) = select::estimate(Some(facts.linear), &product, limits) else { return u128::MAX };
     let (clusters_m, tiles_n) = tiles(facts, problem);
     let rounds = (clusters_m * tiles_n).div_ceil(u64::from(choice.blocks / facts.cluster));
-    let column = if rounds == 1 { facts.alone } else { facts.crowded };
     let chunks = u64::from(problem.rank.div_ceil(CHUNK));
     // Of the columns of V, what a tile has to multiply, and when it is waited for.
     let (multiplied, waits) = match choice.sharing {
         Sharing::Own => (u64::from(CHUNK * 1024), OWN),
         Sharing::Exchanged => (u64::from(CHUNK * 1024) * chunks / tiles_n, EXCHANGE),
     };
-    let product = u128::from(column) * u128::from(problem.k);
-    let ridden = product * u128::from(multiplied) / u128::from(facts.columns * 1024);
-    let added = u128::from(column) * u128::from(problem.rank.next_multiple_of(PART));
-    let in_rows = if stores_boxes(problem) { 0 } else { facts.in_rows };
-    let of_tile = product + ridden + added + u128::from(facts.tile + in_rows);
-    u128::from(facts.launch + waits) + u128::from(rounds) * of_tile
+    let ridden = linear * u128::from(multiplied) / u128::from(facts.columns * 1024);
+    let added = linear * u128::from(problem.rank.next_multiple_of(PART)) / u128::from(problem.k.max(PART));
+    let of_tiles = u128::from(rounds) * u128::from(facts.tile);
+    let mut time = linear + ridden + added + of_tiles;
+    if clusters_m == 1 {
+        // No other block reads these rows of W.
+        let bytes = u128::from(facts.columns) * u128::from(problem.k) * problem.dtype.size() as u128;
+        time = time.max(u128::from(rounds) * bytes * 1_000_000 / BLOCK_RATE);
+    }
+    // Nothing here reads and stores faster than the linear operation alone.
+    let alone = select::estimate(None, &product, limits).unwrap_or(0);
+    let sooner = if rounds == 1 { u128::from(facts.sooner) } else { 0 };
+    u128::from(waits) + time.saturating_sub(sooner).max(alone + alone / 32)
 }
 
 /// The same of the tile for few rows: the linear operation's time with that tile, of which the rows of V are a part more, and what the
 /// warps wait for H'.
 fn few_rows_picoseconds(problem: &Problem, limits: &Limits) -> u128 {
+    let product = linear_problem(problem);
+    let rows = u128::from(TransposedUpdate::BLOCK_M + TransposedUpdate::BLOCK_N);
+    select::estimate(Some(linear::Tile::Skinny16x64), &product, limits)
+        .map_or(u128::MAX, |time| time * (rows + u128::from(CHUNK)) / rows + u128::from(OWN))
+}
+
+/// The linear operation without the updates.
+fn linear_problem(problem: &Problem) -> select::Problem {
     let &Problem { m, n, k, dtype, .. } = problem;
-    let product = select::Problem {
+    select::Problem {
         m,
         n,
         k,
@@ -262,10 +264,7 @@ fn few_rows_picoseconds(problem: &Problem, limits: &Limits) -> u128 {
         products: Products::Direct,
         stores_boxes: stores_boxes(problem),
         fused: if problem.fits_registers { select::Fused::Floor } else { select::Fused::Terms },
-    };
-    let rows = u128::from(TransposedUpdate::BLOCK_M + TransposedUpdate::BLOCK_N);
-    select::estimate(Some(linear::Tile::Skinny16x64), &product, limits)
-        .map_or(u128::MAX, |time| time * (rows + u128::from(CHUNK)) / rows + u128::from(OWN))
+    }
 }
 
 /// The arguments of these kernels.
@@ -325,7 +324,6 @@ macro_rules! kernels {
                 Some(match tile {
                     Tile::PingPong128x192 => kernels!(@of $device, UpdatePingPong128x192),
                     Tile::Cooperative128x192 => kernels!(@of $device, UpdateCooperative128x192),
-                    Tile::PingPong128x128 => kernels!(@of $device, UpdatePingPong128x128),
                     Tile::Own128x128 => kernels!(@of $device, UpdateOwn128x128),
                     Tile::FewRows16x64 => Instance::few_rows::<linear_update_few_rows<$device>>(),
                 })

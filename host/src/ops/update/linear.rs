@@ -10,13 +10,16 @@ use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::launch::Global;
 
 use super::check::Checked;
-use super::operands::{BoltOn, Packed, Updates, has_rows, is_chunked, limits};
-use super::{Update, UpdateInput, hopper, portable};
+use super::operands::{BoltOn, Packed, Problem, Updates, in_chunks, is_chunked, limits};
+use super::products::{CodesChoice, NEXT, VLies, one_of_a_batch};
+use super::{Update, UpdateInput, Way, alone, hopper, joined, no_way, portable, products};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
+use crate::ops::linear::select::{self, Access, Fused, Limits};
+use crate::ops::linear::{Operands, Tile};
 use crate::ops::matrix::as_matrix;
 use crate::ops::product::{Options, Product, Terms, epilogue_methods};
-use crate::ops::{Activation, Implementation};
+use crate::ops::{Activation, CHUNK_BYTES, Implementation, Precision, Products, repack_both};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
@@ -50,7 +53,7 @@ pub fn linear_with_update<'a, T: UpdateInput>(
     scaling: f32,
 ) -> LinearUpdateOp<'a, T> {
     let updates = Updates::Given(vec![Update { v, codes, u, scaling }]);
-    LinearUpdateOp { x, w, updates, options: Options::new() }
+    LinearUpdateOp { x, w, updates, options: Options::new(), way: None }
 }
 
 /// A linear operation with generated low-rank updates that has yet to run; see [`linear_with_update`].
@@ -61,12 +64,16 @@ pub struct LinearUpdateOp<'a, T: Element> {
     w: &'a Tensor<T>,
     updates: Updates<'a, T>,
     options: Options<'a, T, T>,
+    way: Option<Way>,
 }
 
 /// What runs on a device that has kernels.
+#[derive(Clone, Copy, Debug)]
 enum Path {
     Hopper(hopper::Choice),
     Portable(portable::Choice),
+    /// H and G, then the linear operation with sums that go on in G.
+    Joined(joined::Choice, CodesChoice),
     /// The updates alone, then the linear operation.
     Sequence,
 }
@@ -79,7 +86,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         packed: &'a Packed<T>,
         codes: Vec<&'a Tensor<T>>,
     ) -> Self {
-        Self { x, w, updates: Updates::Packed(packed, codes), options: Options::new() }
+        Self { x, w, updates: Updates::Packed(packed, codes), options: Options::new(), way: None }
     }
 
     /// Adds another update; there may be [`MAX_UPDATES`](super::MAX_UPDATES), with ranks of [`MAX_RANK`](super::MAX_RANK) together.
@@ -89,6 +96,12 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
     }
 
     epilogue_methods!(T, T, options);
+
+    /// Computes it in this way instead of the fastest.
+    #[doc(hidden)]
+    pub fn way(self, way: impl Into<Option<Way>>) -> Self {
+        Self { way: way.into(), ..self }
+    }
 
     /// Runs the operation into a new tensor of shape [.., N]. On a GPU the work may still be under way when this returns.
     ///
@@ -124,19 +137,50 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
     ///
     /// As [`run`](Self::run), for the operands.
     pub fn implementation(&self) -> Result<Implementation> {
+        self.implementation_as(None, self.way)
+    }
+
+    /// Which implementation [`run_into`](Self::run_into) would take for `y`, after the checks that `run_into` makes of it: where the rows of `y` do not
+    /// start at multiples of 16 bytes it may be another one than for a new output.
+    ///
+    /// # Errors
+    ///
+    /// As [`run_into`](Self::run_into), for the operands and `y`.
+    pub fn implementation_into(&self, y: &Tensor<T>) -> Result<Implementation> {
+        self.implementation_as(Some(y), self.way)
+    }
+
+    /// That for `y`, or for a new output, in a way.
+    #[doc(hidden)]
+    pub fn implementation_as(&self, y: Option<&Tensor<T>>, way: Option<Way>) -> Result<Implementation> {
         let (checked, base) = self.checked()?;
-        let device = self.x.device();
-        if checked.is_empty() || device.kind() == DeviceKind::Cpu || checked.k == 0 {
-            return base.implementation();
+        if let Some(y) = y {
+            base.check_output(y)?;
+            checked.expect_output(y)?;
         }
+        let device = self.x.device();
+        let of_product = |base: &Product<'_, T, T>| match y {
+            Some(y) => base.implementation_into(y),
+            None => base.implementation(),
+        };
+        if checked.is_empty() || device.kind() == DeviceKind::Cpu || checked.k == 0 {
+            return of_product(&base);
+        }
+        let flat = y.map(|y| as_matrix(OPERATION, "y", y)).transpose()?;
         let kernel =
             |name, blocks| Implementation::kernel(device, name, blocks).with_copies(checked.copies_bolt_on());
-        Ok(match self.path(&checked, None)? {
+        Ok(match self.path(&checked, flat.as_ref(), way)? {
             Path::Hopper(choice) => kernel(hopper::kernel::<T>(choice), choice.blocks),
             Path::Portable(choice) => kernel(portable::kernel::<T>(choice), choice.blocks),
+            Path::Joined(choice, codes) => {
+                let copies = self.unaligned(&checked).into_iter().filter(|&unaligned| unaligned).count();
+                let joined = Implementation::kernel(device, joined::kernel::<T>(choice), choice.blocks)
+                    .with_copies(copies + usize::from(checked.packed.is_none()));
+                Implementation::sequence(checked.implementation_of_codes(codes)?, joined)
+            }
             Path::Sequence => {
-                let then = self.after_updates(&checked, 1.0, None, |base| base.implementation())?;
-                Implementation::sequence(checked.implementation_alone()?, then)
+                let then = self.after_updates(&checked, 1.0, None, of_product)?;
+                Implementation::sequence(checked.implementation_alone(flat.as_ref(), None)?, then)
             }
         })
     }
@@ -176,19 +220,33 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
     }
 
     /// What runs for an output that lies as the matrix `y` does, or is new.
-    fn path(&self, checked: &Checked<T>, y: Option<&Tensor<T>>) -> Result<Path> {
+    fn path(&self, checked: &Checked<T>, y: Option<&Tensor<T>>, way: Option<Way>) -> Result<Path> {
         checked.check_sizes()?;
-        if !has_rows(self.w) {
-            return Ok(Path::Sequence);
-        }
-        let is_aligned = is_chunked(&checked.x) && is_chunked(self.w);
+        let unaligned = self.unaligned(checked);
+        let is_aligned = unaligned == [false; 2];
         let mut problem = checked.problem(is_aligned, true, y);
         problem.fits_registers = self.options.fused().is_plain();
-        let limits = limits(self.x.device());
-        if let Some(choice) = hopper::choose(&problem, &limits) {
-            return Ok(Path::Hopper(choice));
+        let device = self.x.device();
+        let limits = limits(device);
+        let bolted = Bolted {
+            problem,
+            fused: self.options.fused(),
+            v: checked.v_lies(),
+            copied: copied_picoseconds(checked, self.w, unaligned),
+            is_packed: checked.packed.is_some(),
+        };
+        if let Some(way) = way {
+            return bolted.only(way, &limits).ok_or_else(|| no_way(OPERATION, way));
         }
-        Ok(portable::choose(&problem, &limits).map_or(Path::Sequence, Path::Portable))
+        let mut key = bolted.problem.key("update bolt-on");
+        key.number(bolted.fused as usize).number(bolted.v as usize).number(bolted.is_packed.into());
+        key.number(2 * usize::from(unaligned[0]) + usize::from(unaligned[1]));
+        Ok(*device.decisions().get(key, || Ok(bolted.fastest(&limits)))?)
+    }
+
+    /// Whether X, and whether W, has other rows than contiguous ones that start at multiples of 16 bytes.
+    fn unaligned(&self, checked: &Checked<T>) -> [bool; 2] {
+        [!is_chunked(&checked.x), !is_chunked(self.w)]
     }
 
     /// Runs into `y`, which has been checked, or is new.
@@ -210,9 +268,11 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
             return base.run_into(y);
         }
         let mut flat = as_matrix(OPERATION, "y", y)?;
-        let path = self.path(checked, Some(&flat))?;
-        if matches!(path, Path::Sequence) {
-            return self.sequence(checked, stream, y);
+        let path = self.path(checked, Some(&flat), self.way)?;
+        match path {
+            Path::Sequence => return self.sequence(checked, stream, y),
+            Path::Joined(choice, codes) => return self.joined(checked, stream, (choice, codes), &mut flat),
+            Path::Hopper(_) | Path::Portable(_) => {}
         }
         let (vt, u) = checked.factors_bolt_on(stream)?;
         let options = &self.options;
@@ -243,9 +303,49 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
                 match path {
                     Path::Hopper(choice) => hopper::launch::<T>(device, stream, choice, &operands),
                     Path::Portable(choice) => portable::launch::<T>(device, stream, choice, &operands),
-                    Path::Sequence => Ok(()),
+                    Path::Joined(..) | Path::Sequence => Ok(()),
                 }
             }
+        })
+    }
+
+    /// H and G, then the linear operation whose sums go on in G, into the matrix `y`.
+    fn joined(
+        &self,
+        checked: &Checked<T>,
+        stream: &Stream,
+        (choice, codes): (joined::Choice, CodesChoice),
+        y: &mut Tensor<T>,
+    ) -> Result<()> {
+        let [x, w] = match self.unaligned(checked) {
+            [true, true] => repack_both([&checked.x, self.w], stream)?,
+            _ => [in_chunks(stream, &checked.x)?, in_chunks(stream, self.w)?],
+        };
+        let aligned = checked.of_copy(x);
+        let (g, ut) = (aligned.modulated(codes, stream)?, aligned.expansion_in_chunks(stream)?);
+        let epilogue = self.epilogue(y)?;
+        let y_arg = y.arg_mut();
+        let (x, w, y) = (one_of_a_batch(&aligned.x), one_of_a_batch(&w), one_of_a_batch(y));
+        let (g, ut) = (one_of_a_batch(&g), one_of_a_batch(&ut));
+        let linear = Operands {
+            x: &x,
+            w: &w,
+            y: &y,
+            y_arg,
+            m: checked.m as u32,
+            n: checked.n as u32,
+            k: checked.k as u32,
+            parts: 1,
+            epilogue,
+        };
+        let operands = joined::Joined { linear, g: &g, ut: &ut };
+        let options = &self.options;
+        let mut used: Vec<&dyn Operand> = vec![&x, &w, &g, &ut, &y];
+        used.extend(options.bias.map(|bias| bias as &dyn Operand));
+        used.extend(options.terms.operands());
+        stream.with_operands(&used, || {
+            // SAFETY: as in `execute`; G and Uᵀ are as large as M, N and the ranks ask.
+            unsafe { joined::launch::<T>(self.x.device(), stream, choice, &operands) }
         })
     }
 
@@ -330,4 +430,98 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
             ..options.terms.flattened(OPERATION)?.epilogue(y)
         })
     }
+}
+
+/// What the choice among the ways depends on.
+struct Bolted {
+    problem: Problem,
+    fused: Fused,
+    v: VLies,
+    /// What copies of X and W into aligned rows take, in picoseconds on an H100.
+    copied: u128,
+    /// Whether Uᵀ is there.
+    is_packed: bool,
+}
+
+/// What a launch that transposes U takes, in picoseconds on an H100.
+const TRANSPOSE: u128 = 1_500_000;
+/// What a launch that copies operands into aligned rows takes, and the bytes that it moves in a microsecond.
+const COPY: u128 = 2_000_000;
+const COPY_RATE: u128 = 2_400_000;
+
+impl Bolted {
+    /// That which takes the least time by the models.
+    fn fastest(&self, limits: &Limits) -> Path {
+        let problem = &self.problem;
+        let hopper = hopper::choose(problem, limits).map(|(choice, time)| (Path::Hopper(choice), time));
+        let portable = portable::choose(problem, limits).map(|choice| {
+            let time = portable::picoseconds(choice, problem, limits).unwrap_or(u128::MAX);
+            (Path::Portable(choice), time)
+        });
+        let joined = self.joined(None, limits);
+        let sequence = sequence_picoseconds(problem, self.v, self.copied, limits).unwrap_or(u128::MAX);
+        let all = [hopper, portable, joined, Some((Path::Sequence, sequence))];
+        all.into_iter().flatten().min_by_key(|&(_, time)| time).map_or(Path::Sequence, |(path, _)| path)
+    }
+
+    /// What runs it in a way; `None` if nothing does.
+    fn only(&self, way: Way, limits: &Limits) -> Option<Path> {
+        match way {
+            Way::Kernel => hopper::choose(&self.problem, limits)
+                .map(|(choice, _)| Path::Hopper(choice))
+                .or_else(|| portable::choose(&self.problem, limits).map(Path::Portable)),
+            Way::Joined(tile) => self.joined(Some(tile), limits).map(|(path, _)| path),
+            Way::Products => Some(Path::Sequence),
+        }
+    }
+
+    /// G, and then a kernel whose sums go on in it, with its time; operands that it cannot read as they lie are copied.
+    fn joined(&self, tile: Option<Tile>, limits: &Limits) -> Option<(Path, u128)> {
+        let problem = Problem { access: Access::Aligned, x_is_chunked: true, ..self.problem };
+        let (choice, time) = joined::choose(&problem, self.fused, tile, limits)?;
+        let (codes, before) = products::choose_codes(&problem, self.v, limits)?;
+        let transposed = if self.is_packed { 0 } else { TRANSPOSE };
+        Some((Path::Joined(choice, codes), before + NEXT + time + transposed + self.copied))
+    }
+}
+
+/// What copies of X and W into aligned rows take.
+fn copied_picoseconds<T: UpdateInput>(checked: &Checked<T>, w: &Tensor<T>, unaligned: [bool; 2]) -> u128 {
+    let sizes = [checked.x.len(), w.len()];
+    let copied: usize = (0..2).filter(|&which| unaligned[which]).map(|which| sizes[which]).sum();
+    let bytes = 2 * copied as u128 * size_of::<T>() as u128;
+    if copied == 0 { 0 } else { COPY + bytes * 1_000_000 / COPY_RATE }
+}
+
+/// How long the updates alone and then the linear operation take, in picoseconds on an H100.
+fn sequence_picoseconds(problem: &Problem, v: VLies, copied: u128, limits: &Limits) -> Option<u128> {
+    let &Problem { m, n, k, dtype, access, y_is_chunked, .. } = problem;
+    let alone = Problem { fits_registers: true, ..*problem };
+    let of_kernel = alone::choose(&alone, limits).map(|(_, time)| time);
+    let of_products = products::choose(&alone, v, limits).map(|(_, time)| time);
+    let updates = [of_kernel, of_products].into_iter().flatten().min()?;
+    let linear = select::Problem {
+        m,
+        n,
+        k,
+        batch: 1,
+        input: dtype,
+        output: dtype,
+        access,
+        products: Products::choose(
+            dtype,
+            k as usize,
+            Precision::default(),
+            select::is_hopper(limits.compute_capability),
+        ),
+        stores_boxes: y_is_chunked && (n as usize * dtype.size()).is_multiple_of(CHUNK_BYTES),
+        fused: Fused::Terms,
+    };
+    // What kernels do not read as it lies, or not as fast, is copied.
+    let aligned = select::Problem { access: Access::Aligned, ..linear };
+    let times = [
+        select::estimate(None, &linear, limits),
+        select::estimate(None, &aligned, limits).map(|time| time + copied),
+    ];
+    Some(updates + NEXT + times.into_iter().flatten().min()?)
 }

@@ -1,21 +1,22 @@
 //! Generated low-rank updates, `ΔY = ((X V) ⊙ codes) U · scaling`: alone, and bolted onto a linear operation.
 //!
 //! [`generated_update`] and [`linear_with_update`] start builders. Both check their operands first (`check`), bring V, U and the codes
-//! of all updates into the form that kernels take (`operands`), and run the kernel that the pure functions of `alone`, `hopper` and
-//! `portable` have chosen, or the CPU implementation (`on_cpu`). Where no kernel does the linear operation and its updates
-//! together, two do it one after the other (`linear`).
+//! of all updates into the form that kernels take (`operands`), and take the way that needs the least time: one kernel, which the pure functions of `alone`,
+//! `hopper` and `portable` choose, two products with the codes in between (`products`), of which the second may be one with the linear operation (`joined`),
+//! or the updates and then the linear operation (`linear`). On the CPU there is one implementation (`on_cpu`).
 //!
-//! Several updates, each with codes and a scaling of its own, run as one whose rank is the sum of theirs. No kernel leaves
-//! H = X V to another one: it adds it up in f32, multiplies it by codes and scaling, rounds that to the operands' type, and multiplies that
-//! by U.
+//! Several updates, each with codes and a scaling of its own, run as one whose rank is the sum of theirs. Every way adds H = X V up in f32, multiplies
+//! it by codes and scaling, rounds that to the operands' type, and multiplies that by U.
 
 mod alone;
 mod check;
 mod hopper;
+mod joined;
 mod linear;
 mod on_cpu;
 mod operands;
 mod portable;
+mod products;
 
 pub(crate) use check::{expect_count, expect_rank, expect_total};
 pub use linear::{LinearUpdateOp, linear_with_update};
@@ -27,12 +28,10 @@ use warpsmith_dsl::launch::Global;
 pub use warpsmith_kernels::codes::MAX_UPDATES;
 
 use crate::device::DeviceKind;
-#[cfg(doc)]
-use crate::error::Error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::Implementation;
-use crate::ops::linear::LinearInput;
 use crate::ops::linear::select::Access;
+use crate::ops::linear::{LinearInput, Tile};
 use crate::ops::matrix::row_stride;
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -43,11 +42,52 @@ use operands::{Alone, BoltOn, Problem, Updates, in_chunks, is_chunked, limits, n
 pub const MAX_RANK: usize = 128;
 
 /// An element type of generated low-rank updates: [`f16`](struct@f16), [`bf16`] or `f32`.
-pub trait UpdateInput: LinearInput + alone::Kernels + hopper::Kernels + portable::Kernels {}
+pub trait UpdateInput:
+    LinearInput + alone::Kernels + hopper::Kernels + joined::Kernels + portable::Kernels + products::Kernels
+{
+}
 
 impl UpdateInput for f16 {}
 impl UpdateInput for bf16 {}
 impl UpdateInput for f32 {}
+
+/// How updates are computed, for tests and measurements; without one, whichever way takes the least time by the models.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Way {
+    /// All in one kernel.
+    Kernel,
+    /// H and G before a linear operation whose sums go on in G, in tiles of this size.
+    Joined(Tile),
+    /// Two products alone; onto a linear operation the updates, whichever way they are fastest, before it.
+    Products,
+}
+
+impl std::fmt::Display for Way {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Kernel => formatter.write_str("kernel"),
+            Self::Joined(tile) => write!(formatter, "joined-{tile}"),
+            Self::Products => formatter.write_str("products"),
+        }
+    }
+}
+
+impl Way {
+    /// Every way, onto a linear operation and alone.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        let joined = joined::TILES.map(Self::Joined);
+        [Self::Kernel, Self::Products].into_iter().chain(joined).collect()
+    }
+}
+
+/// The error for a way that is none for the problem.
+fn no_way(operation: &'static str, way: Way) -> Error {
+    let expected = "a way that the device has kernels for, of these types and sizes".into();
+    Error::Argument { operation, argument: "way", expected, actual: way.to_string() }
+}
 
 /// One update as it was given.
 #[derive(Debug)]
@@ -88,7 +128,7 @@ pub fn generated_update<'a, T: UpdateInput>(
     u: &'a Tensor<T>,
     scaling: f32,
 ) -> UpdateOp<'a, T> {
-    UpdateOp { x, updates: Updates::Given(vec![Update { v, codes, u, scaling }]), stream: None }
+    UpdateOp { x, updates: Updates::Given(vec![Update { v, codes, u, scaling }]), stream: None, way: None }
 }
 
 /// Generated low-rank updates that have yet to run; see [`generated_update`].
@@ -98,6 +138,7 @@ pub struct UpdateOp<'a, T: Element> {
     x: &'a Tensor<T>,
     updates: Updates<'a, T>,
     stream: Option<&'a Stream>,
+    way: Option<Way>,
 }
 
 impl<'a, T: UpdateInput> UpdateOp<'a, T> {
@@ -105,6 +146,12 @@ impl<'a, T: UpdateInput> UpdateOp<'a, T> {
     pub fn and(mut self, v: &'a Tensor<T>, codes: &'a Tensor<T>, u: &'a Tensor<T>, scaling: f32) -> Self {
         self.updates.push(Update { v, codes, u, scaling });
         self
+    }
+
+    /// Computes them in this way instead of the fastest.
+    #[doc(hidden)]
+    pub fn way(self, way: impl Into<Option<Way>>) -> Self {
+        Self { way: way.into(), ..self }
     }
 
     /// Runs on `stream` instead of the device's default stream.
@@ -122,7 +169,7 @@ impl<'a, T: UpdateInput> UpdateOp<'a, T> {
         let checked = self.checked()?;
         let stream = self.stream();
         let mut y = Tensor::uninit_on(&stream, checked.output_shape())?;
-        checked.run_alone(&stream, &mut y, false)?;
+        checked.run_alone_as(&stream, &mut y, false, self.way)?;
         Ok(y)
     }
 
@@ -152,7 +199,30 @@ impl<'a, T: UpdateInput> UpdateOp<'a, T> {
     ///
     /// As [`run`](Self::run), for the operands.
     pub fn implementation(&self) -> Result<Implementation> {
-        self.checked()?.implementation_alone()
+        self.implementation_as(None, self.way)
+    }
+
+    /// Which implementation [`run_into`](Self::run_into) and [`add_to`](Self::add_to) would take for `y`, after the checks that they make of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`run_into`](Self::run_into), for the operands and `y`.
+    pub fn implementation_into(&self, y: &Tensor<T>) -> Result<Implementation> {
+        self.implementation_as(Some(y), self.way)
+    }
+
+    /// That for `y`, or for a new output, in a way.
+    #[doc(hidden)]
+    pub fn implementation_as(&self, y: Option<&Tensor<T>>, way: Option<Way>) -> Result<Implementation> {
+        let checked = self.checked()?;
+        let flat = match y {
+            None => None,
+            Some(y) => {
+                checked.expect_output(y)?;
+                Some(y.flatten_leading()?)
+            }
+        };
+        checked.implementation_alone(flat.as_ref(), way)
     }
 
     fn checked(&self) -> Result<Checked<T>> {
@@ -169,21 +239,24 @@ impl<'a, T: UpdateInput> UpdateOp<'a, T> {
     fn write(&self, y: &mut Tensor<T>, add: bool) -> Result<()> {
         let checked = self.checked()?;
         checked.expect_output(y)?;
-        checked.run_alone(&self.stream(), y, add)
+        checked.run_alone_as(&self.stream(), y, add, self.way)
     }
 }
 
-/// The kernels of updates alone.
+/// What runs updates alone.
+#[derive(Clone, Copy, Debug)]
 enum PathAlone {
     /// For compute capability 8.0 and later.
     Ampere(alone::Choice),
     /// For 7.5.
     Turing(portable::Choice),
+    /// Two matrix products.
+    Products(products::CodesChoice),
 }
 
 impl<T: UpdateInput> Checked<T> {
-    /// What runs the updates alone.
-    fn implementation_alone(&self) -> Result<Implementation> {
+    /// What runs the updates alone into the matrix `y`, or a new one, in a way.
+    fn implementation_alone(&self, y: Option<&Tensor<T>>, way: Option<Way>) -> Result<Implementation> {
         let device = self.x.device();
         if self.is_empty() {
             return Ok(Implementation::Empty);
@@ -194,7 +267,7 @@ impl<T: UpdateInput> Checked<T> {
         if self.k == 0 {
             return Ok(Implementation::Empty);
         }
-        Ok(match self.path_alone(None)? {
+        Ok(match self.path_alone(y, way)? {
             PathAlone::Ampere(choice) => {
                 Implementation::kernel(device, alone::kernel::<T>(choice), choice.blocks)
                     .with_copies(self.copies_alone())
@@ -203,24 +276,53 @@ impl<T: UpdateInput> Checked<T> {
                 Implementation::kernel(device, portable::kernel::<T>(choice), choice.blocks)
                     .with_copies(self.copies_bolt_on() + usize::from(!is_chunked(&self.x)))
             }
+            PathAlone::Products(codes) => self.implementation_of_products(codes)?,
         })
     }
 
     /// What runs the updates alone into a matrix that lies as `y` does, or is new.
-    fn path_alone(&self, y: Option<&Tensor<T>>) -> Result<PathAlone> {
-        let (device, problem) = (self.x.device(), self.problem_alone(y)?);
-        let limits = limits(device);
-        if let Some(choice) = alone::choose(&problem, &limits) {
-            return Ok(PathAlone::Ampere(choice));
+    fn path_alone(&self, y: Option<&Tensor<T>>, way: Option<Way>) -> Result<PathAlone> {
+        let (device, problem, v) = (self.x.device(), self.problem_alone(y)?, self.v_lies());
+        let mut key = problem.key("update alone");
+        key.number(v as usize);
+        let decide = || {
+            let limits = limits(device);
+            let kernel = alone::choose(&problem, &limits);
+            let products = products::choose(&problem, v, &limits);
+            // What is not aligned is copied.
+            let aligned =
+                Problem { access: Access::Aligned, x_is_chunked: true, u_is_chunked: true, ..problem };
+            let turing = portable::choose_alone(&aligned, &limits).map(PathAlone::Turing);
+            let of_kernel = turing.or(kernel.map(|(choice, _)| PathAlone::Ampere(choice)));
+            let of_products = products.map(|(codes, _)| PathAlone::Products(codes));
+            let are_faster = match (kernel, products) {
+                (Some((_, kernel)), Some((_, products))) => products < kernel,
+                (kernel, _) => kernel.is_none() && turing.is_none(),
+            };
+            let path = match way {
+                None if are_faster => of_products,
+                None | Some(Way::Kernel) => of_kernel,
+                Some(Way::Products) => of_products,
+                Some(Way::Joined(_)) => None,
+            };
+            path.ok_or_else(|| match way {
+                Some(way) => no_way(self.operation, way),
+                None => no_kernel(self.operation, device),
+            })
+        };
+        match way {
+            None => Ok(*device.decisions().get(key, decide)?),
+            Some(_) => decide(),
         }
-        // What is not aligned is copied.
-        let problem = Problem { access: Access::Aligned, u_is_chunked: true, ..problem };
-        let choice = portable::choose_alone(&problem, &limits);
-        choice.map(PathAlone::Turing).ok_or_else(|| no_kernel(self.operation, device))
     }
 
     /// Runs the updates alone into `y`, which has been checked, or is new; or adds them to it.
     fn run_alone(&self, stream: &Stream, y: &mut Tensor<T>, add: bool) -> Result<()> {
+        self.run_alone_as(stream, y, add, None)
+    }
+
+    /// The same in a way.
+    fn run_alone_as(&self, stream: &Stream, y: &mut Tensor<T>, add: bool, way: Option<Way>) -> Result<()> {
         let device = self.x.device();
         if self.is_empty() {
             return Ok(());
@@ -232,9 +334,10 @@ impl<T: UpdateInput> Checked<T> {
             return if add { Ok(()) } else { y.copy_from_on(&Tensor::zeros_on(stream, y.shape())?, stream) };
         }
         let mut y = y.flatten_leading()?;
-        let choice = match self.path_alone(Some(&y))? {
+        let choice = match self.path_alone(Some(&y), way)? {
             PathAlone::Ampere(choice) => choice,
             PathAlone::Turing(choice) => return self.run_alone_on_turing(stream, choice, &mut y, add),
+            PathAlone::Products(codes) => return self.run_products(codes, stream, &mut y, add),
         };
         let (v, u) = self.factors_alone(stream)?;
         let y_arg = y.arg_mut();

@@ -8,6 +8,7 @@ use super::Update;
 use super::check::Checked;
 use crate::cpu::Operand as Number;
 use crate::device::Device;
+use crate::device::decisions::Key;
 use crate::error::{Error, Result};
 use crate::ops::linear::select::{Access, Limits};
 use crate::ops::matrix::row_stride;
@@ -40,6 +41,8 @@ pub(crate) struct Packed<T: Element> {
     pub(crate) vt: Tensor<T>,
     /// U of all updates, `[R, K2]`, rows contiguous and at multiples of 16 bytes.
     pub(crate) u: Tensor<T>,
+    /// The same transposed, `[K2, R]`, rows contiguous and at multiples of 16 bytes.
+    pub(crate) ut: Tensor<T>,
     /// The rank and the scaling of each update.
     pub(crate) parts: Vec<(usize, f32)>,
 }
@@ -49,11 +52,14 @@ impl<T: Element> Packed<T> {
     pub(crate) fn new(stream: &Stream, updates: &[(Tensor<T>, Tensor<T>, f32)]) -> Result<Self> {
         let v: Vec<_> = updates.iter().map(|(v, ..)| v.clone()).collect();
         let u: Vec<_> = updates.iter().map(|(_, u, _)| u.clone()).collect();
-        let vt = v.iter().map(|v| v.swap_axes(0, 1)).collect::<Result<Vec<_>>>()?;
+        let transposed =
+            |all: &[Tensor<T>]| all.iter().map(|one| one.swap_axes(0, 1)).collect::<Result<Vec<_>>>();
+        let (vt, ut) = (transposed(&v)?, transposed(&u)?);
         Ok(Self {
             v: concatenated(stream, 1, &v)?,
             vt: concatenated(stream, 0, &vt)?,
             u: concatenated(stream, 0, &u)?,
+            ut: concatenated(stream, 1, &ut)?,
             parts: updates.iter().map(|(_, u, scaling)| (u.shape()[0], *scaling)).collect(),
         })
     }
@@ -87,7 +93,9 @@ pub(super) struct Problem {
     pub(super) dtype: DType,
     /// How the kernel reads X, and W or V: `Aligned` if all of their rows start at multiples of 16 bytes, else `Words`, whatever they are multiples of.
     pub(super) access: Access,
-    /// Whether the rows of U start at multiples of 16 bytes.
+    /// Whether the rows of X start at multiples of 16 bytes.
+    pub(super) x_is_chunked: bool,
+    /// Whether the rows of U do.
     pub(super) u_is_chunked: bool,
     /// Whether the rows of Y start at multiples of 16 bytes.
     pub(super) y_is_chunked: bool,
@@ -178,6 +186,22 @@ pub(super) fn no_kernel(operation: &'static str, device: &Device) -> Error {
     }
 }
 
+impl Problem {
+    /// A key of what is decided for it.
+    pub(super) fn key(&self, kind: &'static str) -> Key {
+        let &Self { m, k, n, rank, dtype, access, x_is_chunked, u_is_chunked, y_is_chunked, fits_registers } =
+            self;
+        let mut key = Key::new(kind);
+        for number in [m, k, n, rank] {
+            key.number(number as usize);
+        }
+        key.number(dtype as usize).number(access as usize);
+        let all = [x_is_chunked, u_is_chunked, y_is_chunked, fits_registers];
+        key.number(all.into_iter().fold(0, |bits, bit| bits << 1 | usize::from(bit)));
+        key
+    }
+}
+
 impl<T: Element + Number> Checked<T> {
     /// The error for a size that no launch takes.
     pub(super) fn check_sizes(&self) -> Result<()> {
@@ -214,6 +238,7 @@ impl<T: Element + Number> Checked<T> {
             rank: self.rank() as u32,
             dtype: T::DTYPE,
             access: if is_aligned { Access::Aligned } else { Access::Words },
+            x_is_chunked: is_chunked(&self.x),
             u_is_chunked,
             y_is_chunked,
             fits_registers: true,
@@ -289,6 +314,18 @@ impl<T: Element + Number> Checked<T> {
         Ok((concatenated(stream, 1, &v)?, concatenated(stream, 0, &u)?))
     }
 
+    /// U of all updates transposed, `[K2, R]`, with rows that start at multiples of 16 bytes.
+    pub(super) fn expansion_in_chunks(&self, stream: &Stream) -> Result<Tensor<T>> {
+        if let Some(packed) = &self.packed {
+            return Ok(packed.ut.clone());
+        }
+        let ut = self.factors.iter().map(|(_, u)| u.swap_axes(0, 1)).collect::<Result<Vec<_>>>()?;
+        match &ut[..] {
+            [ut] => in_chunks(stream, ut),
+            _ => concatenated(stream, 1, &ut),
+        }
+    }
+
     /// V transposed, `[R, K1]`, and U `[R, K2]` of all updates, with rows that start at multiples of 16 bytes.
     pub(super) fn factors_bolt_on(&self, stream: &Stream) -> Result<(Tensor<T>, Tensor<T>)> {
         if let Some(packed) = &self.packed {
@@ -314,7 +351,11 @@ pub(super) fn in_chunks<T: Element>(stream: &Stream, matrix: &Tensor<T>) -> Resu
 }
 
 /// Matrices below each other (`axis` 0) or beside each other (1), in rows that start at multiples of 16 bytes.
-fn concatenated<T: Element>(stream: &Stream, axis: usize, matrices: &[Tensor<T>]) -> Result<Tensor<T>> {
+pub(super) fn concatenated<T: Element>(
+    stream: &Stream,
+    axis: usize,
+    matrices: &[Tensor<T>],
+) -> Result<Tensor<T>> {
     let along: usize = matrices.iter().map(|matrix| matrix.shape()[axis]).sum();
     let mut shape = matrices.first().map_or([0, 0], |matrix| [matrix.shape()[0], matrix.shape()[1]]);
     shape[axis] = along;

@@ -16,8 +16,9 @@ use warpsmith_kernels::linear_update::{LinearUpdateParams, Update64x64, Update12
 use super::operands::{BoltOn, Problem};
 use crate::device::Device;
 use crate::error::Result;
-use crate::ops::linear::select::{Access, Limits, TURING};
+use crate::ops::linear::select::{self, Access, Fused, Limits, TURING};
 use crate::ops::matrix::row_stride;
+use crate::ops::{Precision, Products, linear};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
 
@@ -131,6 +132,32 @@ pub(super) fn choose(problem: &Problem, limits: &Limits) -> Option<Choice> {
     // There a product of its own makes H, as long as that of a tile for every width of a tile.
     let before = if is_turing { 100 * passes(&tile, problem) } else { tile.cost(problem.rank) };
     choice(&tile, problem, limits, [before, 100])
+}
+
+/// How long the launch of a choice takes, in picoseconds on an H100, by the model of the linear operation's kernel with the same tile.
+pub(super) fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> Option<u128> {
+    let &Problem { m, n, k, dtype, fits_registers, y_is_chunked, .. } = problem;
+    let tile = Tile::for_type(dtype, choice.is_turing)?;
+    let of_linear = match (dtype, choice.is_turing) {
+        (DType::F32, _) | (_, true) => linear::Tile::T64x64,
+        _ => linear::Tile::T128x128,
+    };
+    let product = select::Problem {
+        m,
+        n,
+        k,
+        batch: 1,
+        input: dtype,
+        output: dtype,
+        access: Access::Aligned,
+        products: Products::choose(dtype, k as usize, Precision::default(), false),
+        stores_boxes: y_is_chunked,
+        fused: if fits_registers { Fused::Floor } else { Fused::Terms },
+    };
+    // The updates' share of what a block does, and of what is left over at the end where blocks have several tiles.
+    let share = 100 * u64::from(choice.tiles) + tile.cost(problem.rank);
+    let time = select::estimate(Some(of_linear), &product, limits)?;
+    Some(time * u128::from(share) / u128::from(100 * choice.tiles))
 }
 
 /// The kernel for Turing that computes updates alone; `None` on another GPU, or where it cannot.
@@ -266,6 +293,7 @@ mod tests {
             rank,
             dtype,
             access: Access::Aligned,
+            x_is_chunked: true,
             u_is_chunked: true,
             y_is_chunked: true,
             fits_registers: true,

@@ -14,7 +14,7 @@ use warpsmith_kernels::linear_hopper::{
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64, Skinny64x64Split8};
 use warpsmith_kernels::linear_update_hopper::{
-    UpdateCooperative128x192, UpdateOwn128x128, UpdatePingPong128x128, UpdatePingPong128x192,
+    UpdateCooperative128x192, UpdateOwn128x128, UpdatePingPong128x192,
 };
 
 use super::numbers::Float;
@@ -79,7 +79,7 @@ impl Boxes {
 /// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
 /// `linear_update_hopper_<type>_[<schedule>_|own_]<M>x<N>`,
 /// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>`, `linear_narrow_<input>_<output>_<M>x<N>`,
-/// `linear_strided_<input>_<output>_<M>x<N>` or `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>[_deep]]`.
+/// `linear_strided_<input>_<output>_<M>x<N>`, `linear_joined_<type>_[<schedule>_]<M>x<N>[_split<blocks>]` or `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>[_deep]]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Instance {
     pub(super) family: Family,
@@ -87,6 +87,8 @@ pub(super) struct Instance {
     pub(super) input: Float,
     pub(super) output: Float,
     pub(super) tile: [u32; 2],
+    /// Whether the last columns of X and W are matrices of their own.
+    pub(super) is_joined: bool,
 }
 
 fn boxes<S: PersistentTile>() -> Boxes {
@@ -164,6 +166,14 @@ fn blocks_of(split: &[&str]) -> Option<u32> {
 
 impl Instance {
     pub(super) fn named(name: &str) -> Option<Self> {
+        if let Some(joined) = name.strip_prefix("linear_joined_") {
+            // As those of one pair of matrices.
+            let (of, rest) = joined.split_once('_')?;
+            let is_persistent = rest.starts_with("pingpong") || rest.starts_with("cooperative");
+            let family = if is_persistent { "hopper" } else { "skinny" };
+            let alike = Self::named(&format!("linear_{family}_{of}_{of}_{rest}"))?;
+            return Some(Self { is_joined: true, ..alike });
+        }
         let parts: Vec<&str> = name.strip_prefix("linear_")?.split('_').collect();
         let (family, input, output, shape) = match parts[..] {
             ["hopper", input, output, "pingpong", shape @ "128x128"] => {
@@ -238,9 +248,6 @@ impl Instance {
                 };
                 (Family::Skinny(boxes, blocks), input, output, shape)
             }
-            ["update", "hopper", input, "pingpong", shape @ "128x128"] => {
-                (Family::UpdateHopper(update_boxes::<UpdatePingPong128x128>()), input, input, shape)
-            }
             ["update", "hopper", input, "own", shape @ "128x128"] => {
                 (Family::UpdateHopper(update_boxes::<UpdateOwn128x128>()), input, input, shape)
             }
@@ -258,7 +265,8 @@ impl Instance {
         };
         let (m, n) = shape.split_once('x')?;
         let tile = [m.parse().ok()?, n.parse().ok()?];
-        Some(Self { family, input: Float::named(input)?, output: Float::named(output)?, tile })
+        let (input, output) = (Float::named(input)?, Float::named(output)?);
+        Some(Self { family, input, output, tile, is_joined: false })
     }
 
     /// The type of X, or of W.

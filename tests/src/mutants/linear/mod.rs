@@ -42,6 +42,13 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             instance.skinny_sizes(split).into_iter().filter(reads).collect()
         }
     };
+    if instance.is_joined {
+        sizes.retain(|size| size.batch == 1 && size.mn == [false; 2] && size.halves == [u32::MAX, 0]);
+        // Sums that end in each of several steps of the second matrices.
+        let step = 128 / instance.input.bytes();
+        let [m, n] = instance.tile;
+        sizes.extend((1..=9).map(|steps| plain(m + 3, 2 * steps * step - 8, n.min(24)).boxed(8).clusters(1)));
+    }
     if instance.adds_again() {
         sizes.extend(instance.infinite_sizes());
     }

@@ -2,6 +2,7 @@
 
 use warpsmith::DType;
 use warpsmith::ops::Activation;
+use warpsmith::ops::update::Way;
 use warpsmith::validate::{CodesPer, Data, Placement, UpdateCase};
 
 use super::{Level, Target};
@@ -57,6 +58,14 @@ pub(in super::super) fn updates(level: Level, target: Target, seed: u64) -> Vec<
             }
         }
         cases.extend(options(&case));
+        // Sums that go on in a second pair of matrices: fewer steps than rings have stages, and more.
+        let has_way = |way: &Way| dtype != DType::F32 || !matches!(way, Way::Joined(_));
+        for way in Way::all().into_iter().filter(has_way) {
+            let case = |size| UpdateCase { way: Some(way), data: Data::Integers, ..case(size) };
+            cases.extend([case([37, 72, 200, 5]), case([200, 1160, 264, 100])]);
+        }
+        let alone = |way, size| UpdateCase { way: Some(way), ..case(size) }.alone(true);
+        cases.extend([alone(Way::Products, [65, 136, 72, 16]), alone(Way::Kernel, [5, 1160, 200, 12])]);
         if level == Level::Full {
             let fits = |size: &[usize; 4]| target.on_gpu || size == &LARGE_SIZES[0];
             for size in LARGE_SIZES.into_iter().filter(fits) {
@@ -151,13 +160,13 @@ mod tests {
             for (v, codes, u) in others {
                 op = op.and(v, codes, u, 1.0);
             }
-            op.implementation()?
+            op.implementation_as(None, case.way).or_else(|_| op.implementation())?
         } else {
             let mut op = ops::generated_update(&x, v, codes, u, 1.0);
             for (v, codes, u) in others {
                 op = op.and(v, codes, u, 1.0);
             }
-            op.implementation()?
+            op.implementation_as(None, case.way).or_else(|_| op.implementation())?
         };
         Ok(implementation.launches().iter().map(|launch| launch.kernel).collect())
     }
@@ -165,8 +174,11 @@ mod tests {
     /// Those of a GPU, since the largest tiles are for sizes that the emulator would take long for.
     #[test]
     fn the_cases_run_every_update_kernel_that_ships() -> warpsmith::Result<()> {
-        let is_update =
-            |name: &&str| name.starts_with("linear_update") || name.starts_with("generated_update");
+        let is_update = |name: &&str| {
+            ["linear_update", "linear_joined", "generated_update", "modulate"]
+                .iter()
+                .any(|family| name.starts_with(family))
+        };
         let modules = warpsmith_kernels::MODULES.iter().filter(|module| is_update(&module.family));
         let names = modules.flat_map(|module| module.entries).map(|entry| entry.name);
         let shipped: BTreeSet<_> = names.filter(is_update).collect();
@@ -176,8 +188,8 @@ mod tests {
             let device: Device = device.parse()?;
             let target = Target { on_gpu: true, ..Target::of(&device) };
             let mut cases = updates(Level::Full, target, 1);
-            // The largest would only take memory.
-            cases.retain(|case| case.m * case.k.max(case.n) < 1 << 24);
+            // Larger ones would only take memory.
+            cases.retain(|case| case.m * case.k.max(case.n) <= 1 << 26);
             for case in cases {
                 let kernels = match case.dtype {
                     DType::F16 => kernels::<f16>(&device, &case)?,

@@ -153,16 +153,23 @@ impl TransposedUpdate {
         let ahead = share.steps.min(ptx::opaque(B_STAGES - A_STAGES));
         for index in 0..ahead {
             // SAFETY: the caller's promise.
-            unsafe { Base::copy::<T, _>(&mut producer_b, b, false, Base::stage_b, rows_b, index) };
+            unsafe { Base::copy::<T, _>(&mut producer_b, b.address(), false, Base::stage_b, rows_b, index) };
         }
         for index in 0..share.steps {
             // SAFETY: the caller's promise.
             unsafe {
                 if index + ahead < share.steps {
-                    Base::copy::<T, _>(&mut producer_b, b, false, Base::stage_b, rows_b, index + ahead);
+                    Base::copy::<T, _>(
+                        &mut producer_b,
+                        b.address(),
+                        false,
+                        Base::stage_b,
+                        rows_b,
+                        index + ahead,
+                    );
                 }
-                Base::copy::<T, _>(&mut producer_a, a, false, Base::stage_a, rows_a, index);
-                Base::copy::<T, _>(&mut producer_v, vt, false, Self::stage_v, [0, CHUNK, 0], index);
+                Base::copy::<T, _>(&mut producer_a, a.address(), false, Base::stage_a, rows_a, index);
+                Base::copy::<T, _>(&mut producer_v, vt.address(), false, Self::stage_v, [0, CHUNK, 0], index);
             }
         }
     }

@@ -117,6 +117,24 @@ impl Case {
         }
     }
 
+    /// The maps of the first columns of X and W, of which there are so many, and of the others, of which there are so many.
+    fn joined(&self, at: &Addresses, box_rows: [u32; 2]) -> ([TensorMap; 4], u32, u32) {
+        let Size { m, k, n, .. } = self.size;
+        let of = self.instance.input;
+        // Half of them, in whole chunks.
+        let first = (k / 2).next_multiple_of(of.chunk()).min(k);
+        let map = |which: usize, from: u32, columns: u32| {
+            let (operand, rows) = (&self.operands[which], [m, n][which]);
+            let address = at.operands[which] + u64::from(from * of.bytes());
+            let boxes = [128 / of.bytes(), box_rows[which], 1];
+            // Columns that are not there are not read.
+            let address = if columns == 0 { at.operands[which] } else { address };
+            map(of, address, [columns, rows, 1], [operand.stride, operand.batch_stride], boxes)
+        };
+        let maps = [map(0, 0, first), map(1, 0, first), map(0, first, k - first), map(1, first, k - first)];
+        (maps, first, k - first)
+    }
+
     /// Hands the kernel's arguments to `launch`, with the blocks of the grid.
     fn launch<R>(&self, at: &Addresses, launch: impl FnOnce(u32, &[RawArg]) -> R) -> R {
         let Size { batch, m, n, k, mn, shared, second_type, clusters, halves, parts, .. } = self.size;
@@ -256,9 +274,15 @@ impl Case {
                     whole: halves[0],
                     narrow: halves[1],
                 };
+                let (y_boxes, blocks) = (y_boxes(boxes.stored_row_bytes), clusters * boxes.blocks());
+                if self.instance.is_joined {
+                    let ([x, w, g, ut], k, rank) = self.joined(at, boxes.rows);
+                    let params = HopperParams { k, ..params };
+                    return (x, w, g, ut, y_boxes, y, epilogue, rank, params)
+                        .with_raw(|raw| launch(blocks, raw));
+                }
                 let (x, w) = maps(boxes.rows);
-                (x, w, y_boxes(boxes.stored_row_bytes), y, epilogue, params)
-                    .with_raw(|raw| launch(clusters * boxes.blocks(), raw))
+                (x, w, y_boxes, y, epilogue, params).with_raw(|raw| launch(blocks, raw))
             }
             Family::Split(boxes) => {
                 let params = HopperF32Params {
@@ -308,6 +332,12 @@ impl Case {
                 // Tiles that are neighbours along N share rows of X.
                 let columns = n.div_ceil(tile_n).next_multiple_of(tile_m / boxes.rows[0]);
                 let tiles = batch * m.div_ceil(tile_m) * columns;
+                if self.instance.is_joined {
+                    let ([x, w, g, ut], k, rank) = self.joined(at, boxes.rows);
+                    let params = SkinnyParams { k, ..params };
+                    return (x, w, g, ut, y, epilogue, rank, params)
+                        .with_raw(|raw| launch(tiles * split, raw));
+                }
                 (x, w, y, epilogue, params).with_raw(|raw| launch(tiles * split, raw))
             }
             Family::Fp8Hopper(boxes) => {

@@ -1,0 +1,65 @@
+//! How the kernels at f32 accuracy on Hopper are launched, which read x and w both ways: in boxes, and by their addresses where sums are added up again.
+
+use warpsmith_dsl::epilogue::LinearEpilogue;
+use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
+use warpsmith_dsl::launch::{Global, GlobalMut, Kernel, TensorMap};
+use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
+
+use super::launch::{Instance, Operands, batch_stride, layouts, row_stride};
+use crate::device::Device;
+use crate::error::Result;
+use crate::stream::Stream;
+use crate::tensor::{Swizzle, TensorMapOptions};
+
+impl Instance<f32, f32> {
+    pub(super) fn split<K: Kernel<Args = SplitArgs>, S: SplitTile>() -> Self {
+        Self { declaration: K::DECLARATION, launch: launch_split::<K, S> }
+    }
+}
+
+/// The arguments of a Hopper kernel at f32 accuracy.
+type SplitArgs = (
+    TensorMap,
+    TensorMap,
+    Global<f32>,
+    Global<f32>,
+    GlobalMut<f32>,
+    LinearEpilogue<f32, f32>,
+    HopperF32Params,
+);
+
+/// Launches the f32 kernel `K` of tile `S`.
+///
+/// # Safety
+///
+/// As [`Instance::launch`].
+unsafe fn launch_split<K: Kernel<Args = SplitArgs>, S: SplitTile>(
+    device: &Device,
+    stream: &Stream,
+    blocks: u32,
+    operands: &Operands<'_, f32, f32>,
+) -> Result<()> {
+    let &Operands { x, w, y, y_arg, m, n, k, epilogue, .. } = operands;
+    let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
+    let (batch, layouts) = (y.shape()[0] as u32, layouts(operands));
+    let x_map = x.tensor_map([1, S::A_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
+    let w_map = w.tensor_map([1, S::B_BOX_ROWS as usize, S::STAGE_K as usize], &options)?;
+    let params = HopperF32Params {
+        stride_x: row_stride(x),
+        stride_w: row_stride(w),
+        batch_x: batch_stride(x),
+        batch_w: batch_stride(w),
+        stride_y: row_stride(y),
+        batch_y: batch_stride(y),
+        batch,
+        m,
+        n,
+        k,
+        layouts,
+        reserved: 0,
+    };
+    let args = (x_map, w_map, x.arg(), w.arg(), y_arg, epilogue, params);
+    let kernel = device.kernel::<K>()?;
+    // SAFETY: the maps are of matrices of f32, with the boxes that the tile asks for; the rest is the caller's promise.
+    unsafe { kernel.launch(stream, [blocks, 1, 1], args) }
+}

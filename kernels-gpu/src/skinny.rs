@@ -1,0 +1,103 @@
+//! What the kernels for few rows on Hopper do, whether their operands are two matrices or pairs of them.
+
+use warpsmith_dsl::KernelParam;
+use warpsmith_dsl::gemm::Layouts;
+use warpsmith_dsl::gemm::split_k::TransposedTile;
+
+#[cfg(any(feature = "linear_skinny", feature = "linear_joined", not(target_arch = "nvptx64")))]
+pub(crate) use body::few_rows;
+
+/// 64 × 64 outputs by one block.
+pub type Skinny64x64 = TransposedTile<[f32; 32], 1, 1, 8, 14, 1, 1>;
+/// 64 × 64 outputs by two blocks.
+pub type Skinny64x64Split2 = TransposedTile<[f32; 32], 1, 1, 8, 14, 2, 1>;
+/// 64 × 64 outputs by eight blocks.
+pub type Skinny64x64Split8 = TransposedTile<[f32; 32], 1, 1, 5, 6, 8, 2>;
+/// The same with rings as deep as a multiprocessor's shared memory, which holds no second block then.
+pub type Skinny64x64Split8Deep = TransposedTile<[f32; 32], 1, 1, 11, 13, 8, 1>;
+/// 32 × 64 outputs by one block.
+pub type Skinny32x64 = TransposedTile<[f32; 16], 1, 2, 5, 9, 1, 1>;
+/// 16 × 64 outputs by one block.
+pub type Skinny16x64 = TransposedTile<[f32; 8], 1, 2, 4, 5, 1, 2>;
+/// 16 × 64 outputs by two blocks.
+pub type Skinny16x64Split2 = TransposedTile<[f32; 8], 1, 2, 4, 5, 2, 2>;
+/// 16 × 64 outputs by four blocks.
+pub type Skinny16x64Split4 = TransposedTile<[f32; 8], 1, 2, 4, 5, 4, 2>;
+
+/// The sizes and strides of a launch.
+#[derive(Clone, Copy, Debug, KernelParam)]
+#[repr(C)]
+pub struct SkinnyParams {
+    /// Elements from one row of Y to the next.
+    pub stride_y: u64,
+    /// Elements from one matrix of Y to the next.
+    pub batch_y: u64,
+    /// Rows of X and of Y.
+    pub m: u32,
+    /// Rows of W, and columns of Y.
+    pub n: u32,
+    /// Columns of X and of W; a row has less than 2³¹ bytes.
+    pub k: u32,
+    /// Which of X and W all matrices share, and whether W is contiguous along N; X is along K.
+    pub layouts: Layouts,
+}
+
+/// What every kernel does. The families that have one are features, and device builds have one at a time.
+#[cfg(any(feature = "linear_skinny", feature = "linear_joined", not(target_arch = "nvptx64")))]
+mod body {
+    use warpsmith_dsl::epilogue::LinearEpilogue;
+    use warpsmith_dsl::float::Element;
+    use warpsmith_dsl::gemm::{Layouts, SplitKTile};
+    use warpsmith_dsl::grid;
+    use warpsmith_dsl::launch::{GlobalMut, TensorMap};
+    use warpsmith_dsl::ptx::Wgmma;
+    use warpsmith_dsl::tile::Output;
+
+    use super::SkinnyParams;
+    use crate::hopper::Joined;
+
+    /// `Y = activation(alpha · X Wᵀ + …)`, where X and W may have more columns in other matrices, K-major as they are then.
+    ///
+    /// # Safety
+    ///
+    /// As [`linear_skinny`](fn@crate::linear_skinny::linear_skinny), and for `joined` as for X and W.
+    #[inline(always)]
+    pub(crate) unsafe fn few_rows<T: Wgmma<S::Accumulators>, O: Element, S: SplitKTile>(
+        x: &TensorMap,
+        w: &TensorMap,
+        joined: Option<Joined<'_>>,
+        y: GlobalMut<O>,
+        epilogue: LinearEpilogue<T, O>,
+        p: SkinnyParams,
+    ) {
+        // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the tile asks for; the caller
+        // vouches for maps and pointers, and each tile of Y belongs to one cluster.
+        unsafe {
+            S::start(x, w);
+            // Behind the start, under which its divisions run, and before what else waits for other launches.
+            let first = (p.k * T::BYTES).div_ceil(S::STEP_BYTES);
+            let row_bytes = match joined {
+                None => p.k * T::BYTES,
+                Some(Joined { rank, .. }) => first * S::STEP_BYTES + rank * T::BYTES,
+            };
+            let share = S::share(p.m, p.n, row_bytes);
+            let tile = share.tile;
+            grid::wait_for_earlier_launches();
+            if S::is_producer() {
+                match joined {
+                    None => S::load::<T>(x, w, p.layouts, share),
+                    Some(Joined { g, ut, .. }) => S::load_joined::<T>([x, w], [g, ut], first, share),
+                }
+            } else {
+                let epilogue = epilogue.of_matrix(tile.batch, p.m, p.n);
+                let columns = S::columns(&epilogue, tile);
+                let accumulators =
+                    S::multiply::<T>(if joined.is_some() { Layouts::K_MAJOR } else { p.layouts }, share);
+                S::exchange(accumulators);
+                let base = y.offset(tile.batch as u64 * p.batch_y);
+                let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
+                S::store_linear(&epilogue, columns, &y, tile);
+            }
+        }
+    }
+}
