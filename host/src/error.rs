@@ -135,7 +135,10 @@ pub enum Error {
     },
 
     /// This machine has no usable NVIDIA driver.
-    #[error("opening a CUDA device: no NVIDIA driver, expected {expected}: {reason}")]
+    #[error(
+        "opening a CUDA device: no NVIDIA driver, expected {expected}: {reason}; install the NVIDIA driver, or use `Device::cpu()` or \
+         `Device::emulator()`"
+    )]
     NoDriver {
         /// What was looked for.
         expected: String,
@@ -145,7 +148,8 @@ pub enum Error {
 
     /// The driver does not know the PTX version that a module is written in.
     #[error(
-        "loading `{module}`: PTX ISA {ptx} needs a driver for CUDA {required} or later, this driver is for CUDA {driver}"
+        "loading `{module}`: PTX ISA {ptx} needs a driver for CUDA {required} or later, this driver is for CUDA {driver}: \
+         update the NVIDIA driver"
     )]
     DriverTooOld {
         /// The module.

@@ -45,6 +45,7 @@ pub use error::{Error, Result};
 pub use graph::Graph;
 pub use kernel::{Function, Module, TypedKernel};
 pub use memory::{PinnedBuffer, Transfer};
+pub use ndarray;
 pub use stream::{Event, Stream};
 pub use tensor::{DType, Element, Tensor};
 pub use warpsmith_emulator as emulator;

@@ -26,16 +26,16 @@ pub struct ModulateParams {
     pub stride_g: u64,
     /// Rows.
     pub m: u32,
-    /// Keeps the size a multiple of the alignment; its value is not read.
-    pub reserved: u32,
+    /// Columns of the result: as many as the codes have ranks, or more, which become zero.
+    pub columns: u32,
 }
 
 /// `G = H ⊙ codes`, with each code's scaling, on a one-dimensional grid of a block for each [`BLOCK_ROWS`] rows.
 ///
 /// # Safety
 ///
-/// `h`, `g` and `codes` are valid for as many rows as `p` describes and as many columns as the codes have ranks; `codes.rows` holds no zero. G
-/// overlaps nothing else.
+/// `g` is valid for the rows and columns that `p` describes, `h` and `codes` for as many rows and as many columns as the codes have ranks; `codes.rows` holds
+/// no zero. G overlaps nothing else.
 #[kernel(
     family = modulate,
     block = [THREADS, 1, 1],
@@ -50,7 +50,7 @@ pub unsafe fn modulate<T: Element>(h: Global<f32>, codes: Codes<T>, g: GlobalMut
     let mut rank = warp::lane_id();
     #[cfg(not(feature = "turing"))]
     grid::wait_for_earlier_launches();
-    while rank < codes.rank() {
+    while rank < p.columns {
         // SAFETY: `codes.rows` holds no zero; rows past the last are not read or written, and the rest is the caller's promise. Each element of
         // G belongs to one thread.
         unsafe {
@@ -58,9 +58,9 @@ pub unsafe fn modulate<T: Element>(h: Global<f32>, codes: Codes<T>, g: GlobalMut
             let mut numbers = [0.0; WARP_ROWS];
             for (index, number) in numbers.iter_mut().enumerate() {
                 let row = first + index as u32;
-                let hidden =
-                    f32::load_read_only_if(h.offset(row as u64 * p.stride_h + rank as u64), row < p.m);
-                *number = hidden * of_rank.scaled(row, row < p.m);
+                let inside = row < p.m && rank < codes.rank();
+                let hidden = f32::load_read_only_if(h.offset(row as u64 * p.stride_h + rank as u64), inside);
+                *number = hidden * of_rank.scaled(row, inside);
             }
             for (index, number) in numbers.iter().enumerate() {
                 let row = first + index as u32;

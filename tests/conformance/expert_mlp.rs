@@ -24,6 +24,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     tables_are_the_same_from_tensors_weights_and_rows,
     ids_of_no_expert_are_not_read,
     no_experts_give_zeros,
+    captured_experts_read_a_part_of_their_routing_each_time,
     experts_that_do_not_fit_are_refused,
 ];
 
@@ -279,6 +280,26 @@ fn no_experts_give_zeros(device: &Device) -> Result<(), Failed> {
     let none = Tensor::<f32>::zeros(device, [0, 16])?;
     let y = ops::expert_mlp(&none, &routing(device, &[], &[0, 1, 2])?, &table(device, 3, 16, 8)?).run()?;
     assert_eq!(y.shape(), [0, 8]);
+    Ok(())
+}
+
+/// Ids and gates with gaps are copied in the order of the operation's stream: in a graph with every launch of it.
+fn captured_experts_read_a_part_of_their_routing_each_time(device: &Device) -> Result<(), Failed> {
+    let table = table(device, 5, 16, 8)?;
+    let x = Tensor::from_slice(device, &numbers(48, 6), [3, 16])?;
+    let mut whole = routing(device, &[0; 12], &[3, 1, 4])?;
+    let part = Routing { ids: whole.ids.slice(2, 1..3)?, gates: whole.gates.slice(2, 1..3)? };
+    let y = Tensor::<f32>::zeros(device, [3, 8])?;
+    let (stream, mut written) = (device.new_stream()?, y.clone());
+    let work = || ops::expert_mlp(&x, &part, &table).on(&stream).run_into(&mut written);
+    // SAFETY: the work borrows the tensors that it uses; what it makes it drops.
+    let mut graph = unsafe { stream.capture(work)? };
+    for first in 0..3u32 {
+        whole.ids.write_slice(&(first..first + 12).map(|id| id % 5).collect::<Vec<_>>())?;
+        let expected = ops::expert_mlp(&x, &part, &table).run()?.to_vec()?;
+        graph.launch()?;
+        assert_eq!(y.to_vec()?, expected, "ids from {first} on");
+    }
     Ok(())
 }
 

@@ -23,6 +23,9 @@ pub(crate) struct Spread {
     goal: Option<Goal>,
 }
 
+/// The suite of drawn sizes of updates.
+pub(crate) const UPDATES: &str = "random-update";
+
 /// The ratio below which a size counts as lost.
 pub(crate) const LOST: f64 = 0.95;
 
@@ -85,9 +88,11 @@ impl fmt::Display for Spread {
 }
 
 /// What is asked of a type; of bf16 of its kinds of sizes apart.
-fn goal(suite: &str, dtype: &str, in_chunks: bool) -> Option<Goal> {
+fn goal(Measurement { suite, operation, dtype, .. }: &Measurement, in_chunks: bool) -> Option<Goal> {
     let goal = |mean, fifth, lowest| Some(Goal { mean, fifth, lowest });
-    match (suite, dtype) {
+    match (suite.as_str(), dtype.as_str()) {
+        (UPDATES, _) if operation == "linear with update" => goal(1.2, 1.2, 1.2),
+        (UPDATES, _) => goal(1.0, 1.0, 1.0),
         ("random", "bf16" | "f16") if in_chunks => goal(1.08, 0.95, 0.85),
         ("random", "bf16" | "f16") => goal(1.4, 0.95, 0.85),
         ("random", "f32") => goal(1.3, 0.95, 0.0),
@@ -99,23 +104,27 @@ fn goal(suite: &str, dtype: &str, in_chunks: bool) -> Option<Goal> {
 
 /// The spreads of all rows of suites whose sizes are drawn.
 pub(crate) fn spreads(rows: &[Measurement]) -> Vec<Spread> {
-    let drawn: Vec<&Measurement> = rows.iter().filter(|row| row.suite.starts_with("random")).collect();
+    // Of updates only the framework's own sequence is a baseline, not a part of it.
+    let is_baseline = |row: &Measurement| row.suite != UPDATES || row.peer.starts_with("torch-eager");
+    let is_drawn = |row: &&Measurement| row.suite.starts_with("random") && is_baseline(row);
+    let drawn: Vec<&Measurement> = rows.iter().filter(is_drawn).collect();
     let mut spreads: Vec<Spread> = Vec::new();
     for entry in chosen(&drawn) {
         let (row, Some(ratio)) = (entry.ours, entry.best.and_then(|best| best.ratio)) else { continue };
         let sides: Vec<usize> = row.shape.split('x').filter_map(|side| side.parse().ok()).collect();
-        let [.., _, k, n] = sides[..] else { continue };
+        let ([_, k, n] | [_, k, n, _]) = sides[..] else { continue };
         let in_chunks = k % 8 == 0 && n % 8 == 0;
         let kind = match row.dtype.as_str() {
             "bf16" | "f16" if in_chunks => ", K and N multiples of 8",
             "bf16" | "f16" => ", other K and N",
             _ => "",
         };
-        let name = format!("{} {}{kind}", row.suite, row.dtype);
+        let operation = if row.suite == UPDATES { format!("{} ", row.operation) } else { String::new() };
+        let name = format!("{} {operation}{}{kind}", row.suite, row.dtype);
         match spreads.iter_mut().find(|spread| spread.name == name) {
             Some(spread) => spread.ratios.push(ratio),
             None => {
-                let goal = goal(&row.suite, &row.dtype, in_chunks);
+                let goal = goal(row, in_chunks);
                 spreads.push(Spread { name, ratios: vec![ratio], goal });
             }
         }
@@ -156,6 +165,29 @@ mod tests {
         assert_eq!(spreads(&rows)[0].is_met(), Some(false));
         rows[3] = row("bf16", "3x8x16", 0.86);
         assert_eq!(spreads(&rows)[0].is_met(), Some(true));
+    }
+
+    #[test]
+    fn updates_are_judged_beside_the_frameworks_sequence_and_each_operation_apart() {
+        let row = |operation: &str, peer: &str, ratio: f64| Measurement {
+            suite: super::UPDATES.into(),
+            ..Measurement::against(operation, "bf16", "3x8x16x5", [10.0, 10.0 * ratio], peer)
+        };
+        let rows = [
+            row("linear with update", "torch-base", 0.5),
+            row("linear with update", "torch-eager", 1.3),
+            row("linear with update", "warpsmith-base", 0.9),
+            row("generated update", "torch-eager", 0.9),
+        ];
+        let all = spreads(&rows);
+        let told: Vec<_> = all.iter().map(|spread| (spread.name.as_str(), spread.is_met())).collect();
+        assert_eq!(
+            told,
+            [
+                ("random-update linear with update bf16, K and N multiples of 8", Some(true)),
+                ("random-update generated update bf16, K and N multiples of 8", Some(false)),
+            ]
+        );
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The tensor map: its arguments, the rules that the driver has for them, and the 128 bytes that a kernel gets.
 
+use crate::error::shown_when_debugged;
+
 /// Bytes of a tensor map.
 pub(crate) const MAP_BYTES: usize = 128;
 /// The most axes of a tensor.
@@ -187,7 +189,7 @@ pub struct TensorMapArguments<'a> {
 const BOX_BYTES: u64 = 228 << 10;
 
 /// Why arguments do not make a tensor map.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorMapError {
     /// The box has more bytes than a multiprocessor has for shared memory.
@@ -263,6 +265,8 @@ pub enum TensorMapError {
         actual: Interleave,
     },
 }
+
+shown_when_debugged!(TensorMapError);
 
 impl TensorMapArguments<'_> {
     /// Whether these arguments make a tensor map. A GPU's driver takes what this takes.

@@ -284,8 +284,8 @@ impl Experts {
         }
         let per_token = heads * k;
         let routing = Routing {
-            ids: routing.ids.contiguous()?.reshape([tokens, heads, k])?,
-            gates: routing.gates.contiguous()?.reshape([tokens, heads, k])?,
+            ids: routing.ids.contiguous_on(stream)?.reshape([tokens, heads, k])?,
+            gates: routing.gates.contiguous_on(stream)?.reshape([tokens, heads, k])?,
         };
         let (x, mut y) = (x.flatten_leading()?, y.flatten_leading()?);
         self.device.expect_same(OPERATION, "ids", routing.ids.device())?;

@@ -108,10 +108,19 @@ impl<T: Element> Tensor<T> {
                 operation,
                 argument: "address",
                 expected: format!(
-                    "an address that is a multiple of {}, the bytes of an element",
+                    "an address that is not null and a multiple of {}, the bytes of an element",
                     size_of::<T>()
                 ),
                 actual: format!("{address:#x}"),
+            });
+        }
+        if address.checked_add(bytes as u64).is_none() {
+            return Err(Error::SizeLimit {
+                operation,
+                operand: "memory",
+                quantity: "end of its addresses",
+                limit: "below 2^64".into(),
+                actual: format!("{address:#x} and {bytes} bytes"),
             });
         }
         // SAFETY: the span is from the first element to the last.

@@ -218,6 +218,16 @@ impl<T: Element> Tensor<T> {
         if self.is_contiguous() { Ok(self.clone()) } else { self.deep_clone() }
     }
 
+    /// The same, where the copy is made in the order of `stream`, and of memory from its pool.
+    pub(crate) fn contiguous_on(&self, stream: &Stream) -> Result<Self> {
+        if self.is_contiguous() {
+            return Ok(self.clone());
+        }
+        let mut copy = Self::allocate("Tensor::contiguous", stream, self.shape())?;
+        copy.copy_from_on(self, stream)?;
+        Ok(copy)
+    }
+
     /// The tensor on `device`: itself if it is there, else a copy by way of the host.
     ///
     /// # Errors

@@ -140,6 +140,8 @@ struct Case {
     /// X and V or Vᵗ, or H.
     read: Vec<Matrix>,
     codes: [Matrix; 2],
+    /// Columns that are written: of sums also some past the last rank, which become zero.
+    columns: u32,
     /// What is written, before and as it has to be.
     before: Matrix,
     after: Matrix,
@@ -176,7 +178,9 @@ impl Case {
             }
             Kind::Sums => (vec![padded(Float::F32, [m, rank], &x)], Box::new(x)),
         };
-        let written = |value: &dyn Fn(u32, u32) -> f64| Matrix::new(of, [m, rank], margin, UNTOUCHED, value);
+        let columns = if matches!(kind, Kind::Sums) { rank.next_multiple_of(8) } else { rank };
+        let written =
+            |value: &dyn Fn(u32, u32) -> f64| Matrix::new(of, [m, columns], margin, UNTOUCHED, value);
         Self {
             name: format!("M {m}, K {k}, ranks {ranks:?}, margin {margin}, V across {is_across}"),
             of,
@@ -184,8 +188,9 @@ impl Case {
             size,
             read,
             codes: [codes(0), codes(1)],
+            columns,
             before: written(&|_, _| UNTOUCHED),
-            after: written(&|row, r| sum(row, r) * code(row, r)),
+            after: written(&|row, r| if r < rank { sum(row, r) * code(row, r) } else { 0.0 }),
         }
     }
 
@@ -238,7 +243,7 @@ impl Case {
             }
             _ => {
                 let stride_h = self.read[0].stride;
-                let params = ModulateParams { stride_h, stride_g: stride_y, m, reserved: 0 };
+                let params = ModulateParams { stride_h, stride_g: stride_y, m, columns: self.columns };
                 let h = Global::<f32>::new(read[0]);
                 (h, codes, y, params).with_raw(|raw| launch(m.div_ceil(BLOCK_ROWS), raw))
             }

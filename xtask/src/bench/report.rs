@@ -10,7 +10,7 @@ use super::suites::Suite;
 use crate::goals::{self, FLOOR, Floor, Judged};
 use crate::measurement::Measurement;
 use crate::provenance::Provenance;
-use crate::spread;
+use crate::spread::{self, Spread};
 
 /// What a peer took.
 #[derive(Clone, Debug, PartialEq)]
@@ -211,6 +211,13 @@ pub(super) struct Verdict {
     pub(super) met: Option<bool>,
 }
 
+impl Verdict {
+    /// What became of the goal of drawn sizes.
+    pub(super) fn of_spread(spread: Spread) -> Self {
+        Self { goal: spread.asked(), measured: spread.to_string(), met: spread.is_met() }
+    }
+}
+
 /// Prints what became of each goal; whether one was missed.
 pub(super) fn print_verdicts(verdicts: Vec<Verdict>) -> bool {
     let mut missed = false;
@@ -263,11 +270,7 @@ pub(super) fn verdicts(rows: &[Measurement]) -> Vec<Verdict> {
         },
         met: (all > 0).then_some(below.is_empty()),
     });
-    verdicts.extend(spread::spreads(rows).into_iter().map(|spread| Verdict {
-        goal: spread.asked(),
-        measured: spread.to_string(),
-        met: spread.is_met(),
-    }));
+    verdicts.extend(spread::spreads(rows).into_iter().map(Verdict::of_spread));
     verdicts
 }
 

@@ -20,6 +20,7 @@ use super::session::Session;
 use super::suites::Suite;
 use super::{Args, judged, microseconds, torch};
 use crate::measurement::Measurement;
+use crate::spread;
 
 /// M, K, N, R.
 const SHAPES: [[usize; 4]; 5] = [
@@ -36,6 +37,9 @@ const RANKS: [usize; 2] = [8, 16];
 const TYPES: [DType; 2] = [DType::F16, DType::Bf16];
 /// The most that the bolt-on may cost, as a fraction of the linear layer: everywhere, and at the sizes that have a goal of their own.
 const MOST: f64 = 0.15;
+/// Columns of Y from which on it may cost less, as a fraction of the linear layer.
+const WIDE: usize = 4096;
+const WIDE_MOST: f64 = 0.07;
 const GOALS: [([usize; 4], f64); 3] =
     [([16384, 768, 768, 8], 0.07), ([16384, 4096, 4096, 16], 0.03), ([16384, 4096, 4096, 64], 0.05)];
 /// The share of a copy's bandwidth that an update alone is to reach: of the framework's elementwise copy of the same size, where there is one, else of
@@ -110,7 +114,7 @@ impl Row {
         Some(peer.1 / self.microseconds)
     }
 
-    fn measurements(&self, session: &Session) -> Vec<Measurement> {
+    fn measurements(&self, session: &Session, suite: &str) -> Vec<Measurement> {
         let [m, k, n, rank] = self.shape();
         let seconds = self.microseconds * 1e-6;
         let row = Measurement {
@@ -123,7 +127,7 @@ impl Row {
             share: Some(rounded(self.share, 1e4)),
             bytes: Some(self.bytes),
             overhead: self.overhead.map(|overhead| rounded(overhead, 1e4)),
-            ..session.measurement("update")
+            ..session.measurement(suite)
         };
         row.timed(self.microseconds).beside_each(self.microseconds, &self.peers)
     }
@@ -164,8 +168,11 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let mut session = Session::open(args, Some(torch::UPDATE))?;
     let name = |case: &UpdateCase| format!("{} {} {}", case.operation(), case.dtype, case.shape());
     let rows = session.measure(&cases, name, |session, case| measure(session, case, args))?;
-    let measurements = rows.iter().flat_map(|row| row.measurements(&session));
-    session.finish(&[table(&rows)], measurements, verdicts(&rows))
+    let suite = if args.suite.contains(&Suite::Random) { spread::UPDATES } else { "update" };
+    let measurements: Vec<_> = rows.iter().flat_map(|row| row.measurements(&session, suite)).collect();
+    let mut all = verdicts(&rows);
+    all.extend(spread::spreads(&measurements).into_iter().map(Verdict::of_spread));
+    session.finish(&[table(&rows)], measurements, all)
 }
 
 fn measure(session: &mut Session, case: &UpdateCase, args: &Args) -> Result<Row> {
@@ -180,7 +187,8 @@ fn measure(session: &mut Session, case: &UpdateCase, args: &Args) -> Result<Row>
         rank: case.rank(),
         linear: case.linear,
         scaling: case.scaling,
-        compile: Some(args.torch_compile.as_str()),
+        // Compiling takes longer than measuring.
+        compile: (!args.suite.contains(&Suite::Random)).then_some(args.torch_compile.as_str()),
     });
     let mut row = Row::new(case.clone(), &measured, session.bandwidth, peers);
     if args.variants {
@@ -235,6 +243,11 @@ fn verdicts(rows: &[Row]) -> Vec<Verdict> {
         format!("every bolt-on costs less than {:.0} % of the linear layer", MOST * 100.0),
         bolted.iter().map(|(row, overhead)| (row.label(), *overhead, *overhead < MOST)),
     )];
+    let wide = bolted.iter().filter(|(row, _)| row.case.n >= WIDE);
+    verdicts.push(judged(
+        format!("from {WIDE} columns of Y on it costs at most {:.0} %", WIDE_MOST * 100.0),
+        wide.map(|(row, overhead)| (row.label(), *overhead, *overhead <= WIDE_MOST)),
+    ));
     for (shape, most) in GOALS {
         let [m, k, n, rank] = shape;
         let of_shape = bolted.iter().filter(|(row, _)| row.shape() == shape);
@@ -286,15 +299,15 @@ mod tests {
     #[test]
     fn each_goal_is_judged_by_its_own_rows() {
         let met = |rows: &[Row]| verdicts(rows).into_iter().map(|verdict| verdict.met).collect::<Vec<_>>();
-        assert_eq!(met(&[]), [None; 6]);
+        assert_eq!(met(&[]), [None; 7]);
         let large = [16384, 768, 768, 8];
         let rows = [row(large, Some(0.08), 0.5, 20.0), row(large, None, 0.95, 30.0)];
-        assert_eq!(met(&rows), [Some(true), Some(false), None, None, Some(true), Some(true)]);
+        assert_eq!(met(&rows), [Some(true), None, Some(false), None, None, Some(true), Some(true)]);
         let rows = [row([128, 768, 768, 8], Some(0.2), 0.5, 9.0), row(large, None, 0.85, 30.0)];
-        assert_eq!(met(&rows), [Some(false), None, None, None, Some(false), Some(false)]);
+        assert_eq!(met(&rows), [Some(false), None, None, None, None, Some(false), Some(false)]);
         let mut beside_a_copy = row(large, None, 0.85, 30.0);
         beside_a_copy.peers.push((COPY.into(), 9.1));
-        assert_eq!(met(&[beside_a_copy])[5], Some(true));
+        assert_eq!(met(&[beside_a_copy])[6], Some(true));
     }
 
     #[test]

@@ -135,6 +135,7 @@ impl Gpu {
         let count = gpus(OPENING)?;
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count).ok_or_else(|| {
             let available = match count {
+                0 => "no NVIDIA GPU".to_owned(),
                 1 => "`cuda:0`".to_owned(),
                 _ => format!("`cuda:0` to `cuda:{}`", count - 1),
             };

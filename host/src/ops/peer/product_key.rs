@@ -407,10 +407,13 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
             if is_chunked(keys) { Ok(keys.clone()) } else { repack(keys).on(stream).run() }
         };
         let (keys_1, keys_2) = (chunked(self.keys[0])?, chunked(self.keys[1])?);
-        let contiguous = |tensor: Option<&Tensor<f32>>| tensor.map(Tensor::contiguous).transpose();
+        let contiguous =
+            |tensor: Option<&Tensor<f32>>| tensor.map(|tensor| tensor.contiguous_on(stream)).transpose();
         let (weight, bias) = (contiguous(self.norm.weight)?, contiguous(self.norm.bias)?);
         let (mean, variance) = match self.norm.kind {
-            Kind::Batch { mean, variance } => (Some(mean.contiguous()?), Some(variance.contiguous()?)),
+            Kind::Batch { mean, variance } => {
+                (Some(mean.contiguous_on(stream)?), Some(variance.contiguous_on(stream)?))
+            }
             _ => (None, None),
         };
         let arg = |tensor: &Option<Tensor<f32>>| tensor.as_ref().map_or(Global::new(0), Tensor::arg);

@@ -235,14 +235,15 @@ impl<T: UpdateInput> Checked<T> {
     pub(super) fn modulated(&self, choice: CodesChoice, stream: &Stream) -> Result<Tensor<T>> {
         let rank = self.rank();
         let columns = rank.next_multiple_of(CHUNK_BYTES / size_of::<T>());
-        let mut g = Tensor::<T>::uninit_on(stream, [self.m, columns])?.slice(1, 0..rank)?;
+        // With columns that become zero, up to whole chunks: kernels read those.
+        let mut g = Tensor::<T>::uninit_on(stream, [self.m, columns])?;
         match choice {
             CodesChoice::Together { tile, blocks, copies_v } => {
                 self.modulate_together(tile, blocks, copies_v, stream, &mut g)?;
             }
             CodesChoice::Apart => self.modulate_apart(stream, &mut g)?,
         }
-        Ok(g)
+        g.slice(1, 0..rank)
     }
 
     /// Makes G in one kernel.
@@ -270,7 +271,7 @@ impl<T: UpdateInput> Checked<T> {
             y: &y,
             y_arg,
             m: self.m as u32,
-            n: self.rank() as u32,
+            n: g.shape()[1] as u32,
             k: self.k as u32,
             parts: 1,
             epilogue: LinearEpilogue::plain(),
@@ -297,7 +298,7 @@ impl<T: UpdateInput> Checked<T> {
         }
         let (h_arg, g_arg) = (h.arg(), g.arg_mut());
         let (m, stride_h, stride_g) = (self.m as u32, row_stride(&h), row_stride(g));
-        let params = ModulateParams { stride_h, stride_g, m, reserved: 0 };
+        let params = ModulateParams { stride_h, stride_g, m, columns: g.shape()[1] as u32 };
         let kernel = self.x.device().kernel::<T::Modulate>()?;
         let mut used: Vec<&dyn Operand> = vec![&h, &*g];
         used.extend(self.codes.iter().map(|codes| &codes.codes as &dyn Operand));

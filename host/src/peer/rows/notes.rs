@@ -247,7 +247,7 @@ impl CachedRows {
         self.device.expect_same(OPERATION, "ids", ids.device())?;
         self.device.expect_same(OPERATION, "stream", stream.device())?;
         stream.expect_no_capture(OPERATION)?;
-        let ids = ids.contiguous()?.reshape([ids.len()])?;
+        let ids = ids.contiguous_on(stream)?.reshape([ids.len()])?;
         let after = stream.with_operands(&[&ids], || stream.record())?;
         let noting = self.note(&ids, Part { first: 0, end: ids.len(), checked: ids.len() }, &after)?;
         self.stage_noted(noting)

@@ -377,9 +377,10 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
         }
         if self.experts.count() == 0 {
             // No token has any.
-            return y.copy_from(&Tensor::zeros_on(stream, y.shape())?);
+            return y.copy_from_on(&Tensor::zeros_on(stream, y.shape())?, stream);
         }
-        let (ids, gates) = (self.routing.ids.contiguous()?, self.routing.gates.contiguous()?);
+        let (ids, gates) =
+            (self.routing.ids.contiguous_on(stream)?, self.routing.gates.contiguous_on(stream)?);
         let layout = self.experts.layout();
         let mut y = y.flatten_leading()?;
         let work = self.choose(checked)?;
