@@ -145,15 +145,16 @@ pub(super) fn choose(problem: &Problem, v: VLies, limits: &Limits) -> Option<(Co
     let &Problem { m, n, rank, dtype, fits_registers, y_is_chunked, .. } = problem;
     let is_whole = (n as usize * dtype.size()).is_multiple_of(CHUNK_BYTES);
     let second = select::Problem {
-        access: if problem.u_is_chunked { Access::WAcross } else { Access::Strided },
+        access: if problem.u_is_chunked { Access::WAcross } else { Access::Aligned },
         stores_boxes: y_is_chunked && is_whole,
         fused: if fits_registers { Fused::Floor } else { Fused::Terms },
         ..linear_problem(problem, [m, n, rank], dtype, limits)
     };
     // Where no kernel reads U as it lies, it is copied.
-    let copied = select::Problem { access: Access::Aligned, ..second };
-    let second = estimate(None, &second, limits)
-        .or_else(|| estimate(None, &copied, limits).map(|time| time + COPY))?;
+    let aligned = select::Problem { access: Access::Aligned, ..second };
+    let copied = || estimate(None, &aligned, limits).map(|time| time + COPY);
+    let second = if problem.u_is_chunked { estimate(None, &second, limits) } else { None };
+    let second = second.or_else(copied)?;
     let (codes, first) = choose_codes(problem, v, limits)?;
     Some((codes, first + NEXT + second))
 }
@@ -322,17 +323,12 @@ impl<T: UpdateInput> Checked<T> {
         }
     }
 
-    /// U of all updates, transposed: `[K2, R]`, any strides.
+    /// U of all updates, transposed: `[K2, R]`, where it lies if its own rows or those are whole chunks, since it is small beside Y.
     fn expansion(&self, stream: &Stream) -> Result<Tensor<T>> {
-        let u = match (&self.packed, &self.factors[..]) {
-            (Some(packed), _) => packed.u.clone(),
-            (None, [(_, u)]) => u.clone(),
-            (None, several) => {
-                let u: Vec<_> = several.iter().map(|(_, u)| u.clone()).collect();
-                concatenated(stream, 0, &u)?
-            }
-        };
-        u.swap_axes(0, 1)
+        match (&self.packed, &self.factors[..]) {
+            (None, [(_, u)]) if self.rank() > 1 && is_chunked(u) => u.swap_axes(0, 1),
+            _ => self.expansion_in_chunks(stream),
+        }
     }
 
     /// Runs the updates alone into the matrix `y`, or adds them to it.
