@@ -2,8 +2,6 @@
 //! in which the next product reads it.
 
 use warpsmith_dsl::float::{Bf16, Element, F16};
-#[cfg(not(feature = "turing"))]
-use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::{KernelParam, kernel, thread, warp};
 
@@ -48,8 +46,6 @@ pub struct ModulateParams {
 pub unsafe fn modulate<T: Element>(h: Global<f32>, codes: Codes<T>, g: GlobalMut<T>, p: ModulateParams) {
     let first = (thread::block_idx_x() * (THREADS / warp::SIZE) + warp::warp_id()) * WARP_ROWS as u32;
     let mut rank = warp::lane_id();
-    #[cfg(not(feature = "turing"))]
-    grid::wait_for_earlier_launches();
     while rank < p.columns {
         // SAFETY: `codes.rows` holds no zero; rows past the last are not read or written, and the rest is the caller's promise. Each element of
         // G belongs to one thread.

@@ -472,6 +472,7 @@ impl Bolted {
                 .or_else(|| portable::choose(&self.problem, limits).map(Path::Portable)),
             Way::Joined(tile) => self.joined(Some(tile), limits).map(|(path, _)| path),
             Way::Products => Some(Path::Sequence),
+            Way::Modulated(_) => None,
         }
     }
 
@@ -479,7 +480,7 @@ impl Bolted {
     fn joined(&self, tile: Option<Tile>, limits: &Limits) -> Option<(Path, u128)> {
         let problem = Problem { access: Access::Aligned, x_is_chunked: true, ..self.problem };
         let (choice, time) = joined::choose(&problem, self.fused, tile, limits)?;
-        let (codes, before) = products::choose_codes(&problem, self.v, limits)?;
+        let (codes, before) = products::choose_codes(&problem, self.v, None, limits)?;
         let transposed = if self.is_packed { 0 } else { TRANSPOSE };
         Some((Path::Joined(choice, codes), before + NEXT + time + transposed + self.copied))
     }
@@ -498,7 +499,7 @@ fn sequence_picoseconds(problem: &Problem, v: VLies, copied: u128, limits: &Limi
     let &Problem { m, n, k, dtype, access, y_is_chunked, .. } = problem;
     let alone = Problem { fits_registers: true, ..*problem };
     let of_kernel = alone::choose(&alone, limits).map(|(_, time)| time);
-    let of_products = products::choose(&alone, v, limits).map(|(_, time)| time);
+    let of_products = products::choose(&alone, v, None, limits).map(|(_, time)| time);
     let updates = [of_kernel, of_products].into_iter().flatten().min()?;
     let linear = select::Problem {
         m,

@@ -60,6 +60,8 @@ pub enum Way {
     Kernel,
     /// H and G before a linear operation whose sums go on in G, in tiles of this size.
     Joined(Tile),
+    /// Two products alone, of which the first applies the codes, in tiles of this size.
+    Modulated(Tile),
     /// Two products alone; onto a linear operation the updates, whichever way they are fastest, before it.
     Products,
 }
@@ -69,6 +71,7 @@ impl std::fmt::Display for Way {
         match self {
             Self::Kernel => formatter.write_str("kernel"),
             Self::Joined(tile) => write!(formatter, "joined-{tile}"),
+            Self::Modulated(tile) => write!(formatter, "modulated-{tile}"),
             Self::Products => formatter.write_str("products"),
         }
     }
@@ -79,7 +82,8 @@ impl Way {
     #[must_use]
     pub fn all() -> Vec<Self> {
         let joined = joined::TILES.map(Self::Joined);
-        [Self::Kernel, Self::Products].into_iter().chain(joined).collect()
+        let modulated = products::TILES.map(Self::Modulated);
+        [Self::Kernel, Self::Products].into_iter().chain(joined).chain(modulated).collect()
     }
 }
 
@@ -288,7 +292,11 @@ impl<T: UpdateInput> Checked<T> {
         let decide = || {
             let limits = limits(device);
             let kernel = alone::choose(&problem, &limits);
-            let products = products::choose(&problem, v, &limits);
+            let tile = match way {
+                Some(Way::Modulated(tile)) => Some(tile),
+                _ => None,
+            };
+            let products = products::choose(&problem, v, tile, &limits);
             // What is not aligned is copied.
             let aligned =
                 Problem { access: Access::Aligned, x_is_chunked: true, u_is_chunked: true, ..problem };
@@ -302,7 +310,7 @@ impl<T: UpdateInput> Checked<T> {
             let path = match way {
                 None if are_faster => of_products,
                 None | Some(Way::Kernel) => of_kernel,
-                Some(Way::Products) => of_products,
+                Some(Way::Products | Way::Modulated(_)) => of_products,
                 Some(Way::Joined(_)) => None,
             };
             path.ok_or_else(|| match way {

@@ -29,7 +29,7 @@ use crate::stream::{Operand, Stream};
 use crate::tensor::{DType, Element, Tensor};
 
 /// The tiles of the products that apply the codes.
-const TILES: [Tile; 7] = [
+pub(super) const TILES: [Tile; 7] = [
     Tile::Skinny64x64,
     Tile::Skinny64x64Split2,
     Tile::Skinny64x64Split8,
@@ -114,8 +114,18 @@ pub(super) enum CodesChoice {
     Apart,
 }
 
-/// The fastest way to make G, and its time in picoseconds on an H100 by the model of the linear operation; `None` if no kernel runs on the device.
-pub(super) fn choose_codes(problem: &Problem, v: VLies, limits: &Limits) -> Option<(CodesChoice, u128)> {
+/// The fastest way to make G, and its time in picoseconds on an H100 by the model of the linear operation; `None` if no kernel runs on the device, or
+/// none with the `only` tile that will do.
+pub(super) fn choose_codes(
+    problem: &Problem,
+    v: VLies,
+    only: Option<Tile>,
+    limits: &Limits,
+) -> Option<(CodesChoice, u128)> {
+    if limits.compute_capability < (8, 0) {
+        // One kernel does all there.
+        return None;
+    }
     let &Problem { m, k, rank, dtype, .. } = problem;
     let sums = linear_problem(problem, [m, rank, k], DType::F32, limits);
     let bytes = u128::from(m) * u128::from(rank) * (4 + dtype.size() as u128);
@@ -129,7 +139,8 @@ pub(super) fn choose_codes(problem: &Problem, v: VLies, limits: &Limits) -> Opti
         VLies::Otherwise => &[(Access::Aligned, true)],
     };
     let together = ways.iter().flat_map(|&(access, copies_v)| {
-        TILES.into_iter().filter_map(move |tile| {
+        let tiles = TILES.into_iter().filter(move |&tile| only.is_none_or(|only| only == tile));
+        tiles.filter_map(move |tile| {
             let product = select::Problem { access, output: dtype, ..sums };
             let time = estimate(Some(tile), &product, limits)?;
             let blocks = u32::try_from(tile.blocks(m, rank, 1, limits.multiprocessors)).ok()?;
@@ -137,11 +148,16 @@ pub(super) fn choose_codes(problem: &Problem, v: VLies, limits: &Limits) -> Opti
             (blocks <= i32::MAX as u32).then_some((choice, time + if copies_v { COPY } else { 0 }))
         })
     });
-    together.chain(apart).min_by_key(|&(_, time)| time)
+    together.chain(apart.filter(|_| only.is_none())).min_by_key(|&(_, time)| time)
 }
 
 /// How the updates alone are computed in two products, and how long that takes, by the same model.
-pub(super) fn choose(problem: &Problem, v: VLies, limits: &Limits) -> Option<(CodesChoice, u128)> {
+pub(super) fn choose(
+    problem: &Problem,
+    v: VLies,
+    only: Option<Tile>,
+    limits: &Limits,
+) -> Option<(CodesChoice, u128)> {
     let &Problem { m, n, rank, dtype, fits_registers, y_is_chunked, .. } = problem;
     let is_whole = (n as usize * dtype.size()).is_multiple_of(CHUNK_BYTES);
     let second = select::Problem {
@@ -155,7 +171,7 @@ pub(super) fn choose(problem: &Problem, v: VLies, limits: &Limits) -> Option<(Co
     let copied = || estimate(None, &aligned, limits).map(|time| time + COPY);
     let second = if problem.u_is_chunked { estimate(None, &second, limits) } else { None };
     let second = second.or_else(copied)?;
-    let (codes, first) = choose_codes(problem, v, limits)?;
+    let (codes, first) = choose_codes(problem, v, only, limits)?;
     Some((codes, first + NEXT + second))
 }
 
@@ -306,11 +322,7 @@ impl<T: UpdateInput> Checked<T> {
         stream.with_operands(&used, || {
             // SAFETY: as in `modulate_together`, and H is as large as G.
             unsafe {
-                kernel.launch_early(
-                    stream,
-                    [m.div_ceil(BLOCK_ROWS), 1, 1],
-                    (h_arg, self.codes(), g_arg, params),
-                )
+                kernel.launch(stream, [m.div_ceil(BLOCK_ROWS), 1, 1], (h_arg, self.codes(), g_arg, params))
             }
         })
     }

@@ -100,7 +100,7 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         family: "linear_hopper_",
         kinds: &[Kind::OffByOne],
         statement: "setp.gt.u64…, 4294967295` as `setp.ge.u64",
-        source: ("kernels-gpu/src/linear_hopper.rs", "if !S::STORES_ROWS || p.has_boxes != 0 {"),
+        source: ("kernels-gpu/src/hopper.rs", "if !S::STORES_ROWS || p.has_boxes != 0 {"),
         then: ANYTHING,
         reason: "it asks the upper half of a number, of which the lower one is the layouts: they are bits, and not all ones",
     },

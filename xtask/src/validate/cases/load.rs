@@ -8,6 +8,7 @@ use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::{Access, Fused};
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
 use warpsmith::ops::scaled::Fp8Tile;
+use warpsmith::ops::update::Way;
 use warpsmith::ops::{Activation, Precision};
 use warpsmith::validate::load::Work;
 use warpsmith::validate::{
@@ -294,6 +295,14 @@ fn updates(target: Target) -> Vec<UpdateCase> {
             activation: Activation::Relu,
             ..first.clone()
         });
+        // Every way, with rows of X that are aligned and, where codes are applied to f32 sums, with others.
+        let has_way = |way: &Way| dtype != DType::F32 || matches!(way, Way::Kernel | Way::Products);
+        for way in Way::all().into_iter().filter(has_way) {
+            let case = UpdateCase { way: Some(way), ..case([130, 136, 200, 12]) };
+            cases.push(if matches!(way, Way::Joined(_)) { case } else { case.alone(false) });
+        }
+        let x = Placement { before: 1, after: 0 };
+        cases.push(UpdateCase { way: Some(Way::Products), x, ..first.clone() }.alone(false));
         cases.push(UpdateCase { ranks: vec![8, 3, 5, 16], codes: CodesPer::Mixed, ..first });
     }
     cases

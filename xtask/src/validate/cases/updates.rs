@@ -59,10 +59,12 @@ pub(in super::super) fn updates(level: Level, target: Target, seed: u64) -> Vec<
         }
         cases.extend(options(&case));
         // Sums that go on in a second pair of matrices: fewer steps than rings have stages, and more.
-        let has_way = |way: &Way| dtype != DType::F32 || !matches!(way, Way::Joined(_));
+        let has_way = |way: &Way| dtype != DType::F32 || matches!(way, Way::Kernel | Way::Products);
         for way in Way::all().into_iter().filter(has_way) {
             let case = |size| UpdateCase { way: Some(way), data: Data::Integers, ..case(size) };
-            cases.extend([case([37, 72, 200, 5]), case([200, 1160, 264, 100])]);
+            let both = [case([37, 72, 200, 5]), case([200, 1160, 264, 100])];
+            let is_alone = matches!(way, Way::Modulated(_));
+            cases.extend(both.map(|case| if is_alone { case.alone(false) } else { case }));
         }
         let alone = |way, size| UpdateCase { way: Some(way), ..case(size) }.alone(true);
         cases.extend([alone(Way::Products, [65, 136, 72, 16]), alone(Way::Kernel, [5, 1160, 200, 12])]);
@@ -175,7 +177,7 @@ mod tests {
     #[test]
     fn the_cases_run_every_update_kernel_that_ships() -> warpsmith::Result<()> {
         let is_update = |name: &&str| {
-            ["linear_update", "linear_joined", "generated_update", "modulate"]
+            ["linear_update", "linear_joined", "linear_modulated", "generated_update", "modulate"]
                 .iter()
                 .any(|family| name.starts_with(family))
         };
