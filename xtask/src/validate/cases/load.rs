@@ -301,6 +301,10 @@ fn updates(target: Target) -> Vec<UpdateCase> {
             let case = UpdateCase { way: Some(way), ..case([130, 136, 200, 12]) };
             cases.push(if matches!(way, Way::Joined(_)) { case } else { case.alone(false) });
         }
+        // One kernel where two products would be taken: of many rows alone, and with a residual.
+        let by_kernel = |size| UpdateCase { way: Some(Way::Kernel), ..case(size) };
+        cases.push(by_kernel([2041, 1000, 2304, 8]).alone(false));
+        cases.push(UpdateCase { beta: 0.5, ..by_kernel([130, 136, 200, 12]) });
         let x = Placement { before: 1, after: 0 };
         cases.push(UpdateCase { way: Some(Way::Products), x, ..first.clone() }.alone(false));
         cases.push(UpdateCase { ranks: vec![8, 3, 5, 16], codes: CodesPer::Mixed, ..first });
