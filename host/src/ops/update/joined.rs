@@ -19,6 +19,7 @@ use warpsmith_kernels::skinny::{
 };
 
 use super::operands::Problem;
+use super::{Way, no_way};
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::linear::select::{self, Access, Fused, Limits, estimate, is_hopper};
@@ -198,8 +199,8 @@ pub(super) unsafe fn launch<T: Kernels>(
     choice: Choice,
     operands: &Joined<'_, T>,
 ) -> Result<()> {
-    // `choose` takes no type without kernels.
-    let Some(instance) = T::instance(choice.tile) else { return Ok(()) };
+    let instance =
+        T::instance(choice.tile).ok_or_else(|| no_way("linear_with_update", Way::Joined(choice.tile)))?;
     // SAFETY: the caller's promise.
     unsafe { (instance.launch)(device, stream, choice.blocks, operands) }
 }

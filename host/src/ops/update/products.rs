@@ -16,9 +16,9 @@ use warpsmith_kernels::skinny::{
     Skinny64x64Split8, SkinnyParams,
 };
 
-use super::UpdateInput;
 use super::check::Checked;
 use super::operands::{Problem, concatenated, in_chunks, is_chunked};
+use super::{UpdateInput, Way, no_way};
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::linear::select::{self, Access, Fused, Limits, estimate};
@@ -272,8 +272,7 @@ impl<T: UpdateInput> Checked<T> {
         stream: &Stream,
         g: &mut Tensor<T>,
     ) -> Result<()> {
-        // `choose_codes` takes no type without kernels.
-        let Some(kernel) = T::together(tile) else { return Ok(()) };
+        let kernel = T::together(tile).ok_or_else(|| no_way(self.operation, Way::Modulated(tile)))?;
         let mut projections = self.projections()?;
         let vt = match projections.pop() {
             Some(vt) if projections.is_empty() && !copies_v => vt,
