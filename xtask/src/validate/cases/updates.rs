@@ -66,6 +66,9 @@ pub(in super::super) fn updates(level: Level, target: Target, seed: u64) -> Vec<
             let is_alone = matches!(way, Way::Modulated(_));
             cases.extend(both.map(|case| if is_alone { case.alone(false) } else { case }));
         }
+        // Several updates are put together in rows of whole chunks: a cluster's blocks past the last column then begin within one.
+        let together = UpdateCase { ranks: vec![4, 5], way: Some(Way::Kernel), ..case([1, 1, 7, 9]) };
+        cases.push(together.alone(false));
         let alone = |way, size| UpdateCase { way: Some(way), ..case(size) }.alone(true);
         cases.extend([alone(Way::Products, [65, 136, 72, 16]), alone(Way::Kernel, [5, 1160, 200, 12])]);
         if level == Level::Full {

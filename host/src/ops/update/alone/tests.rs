@@ -267,15 +267,6 @@ fn integers_come_out_exactly_with_tails_in_every_direction() {
     }
 }
 
-/// Blocks of a cluster then have columns past the last, which is within a chunk.
-#[test]
-fn fewer_columns_than_a_slice_are_all_that_is_read() {
-    for (shape, [_, rank, _]) in SHAPES {
-        check_all(&Case::new(1, 1, 7, rank), shape, 1, 1);
-        check_all(&Case::new(19, 9, 33, rank), shape, 1, 1);
-    }
-}
-
 #[test]
 fn random_numbers_stay_within_the_bound() {
     for (shape, [_, rank, most]) in SHAPES {
