@@ -58,6 +58,13 @@ pub(super) struct Choice {
     tile: Tile,
 }
 
+#[cfg(test)]
+impl Choice {
+    pub(super) fn tile(self) -> Tile {
+        self.tile
+    }
+}
+
 /// The kernel that is the fastest for a linear operation and its updates once G is there, and its time in picoseconds by the model of the
 /// linear operation; `None` if none can. `fused` is what is done to the sums, `tile` the only tile that will do.
 pub(super) fn choose(
@@ -73,11 +80,10 @@ pub(super) fn choose(
     if access != Access::Aligned {
         return None;
     }
-    let product = select::Problem {
+    let product = |k: u32| select::Problem {
         m,
         n,
-        // What a row of both has in bytes says nothing of where its lines begin.
-        k: k.checked_next_multiple_of(STEP)?.checked_add(rank.next_multiple_of(LINE))?,
+        k,
         batch: 1,
         input: dtype,
         output: dtype,
@@ -86,9 +92,13 @@ pub(super) fn choose(
         stores_boxes: y_is_chunked && (n as usize * dtype.size()).is_multiple_of(CHUNK_BYTES),
         fused,
     };
+    // What the ranks' columns cost more: lines of the level-2 cache lie in X and W as without them.
+    let whole = k.checked_next_multiple_of(STEP)?;
+    let more = whole.checked_add(rank.next_multiple_of(LINE))?;
     let tiles = TILES.into_iter().filter(|&one| tile.is_none_or(|tile| tile == one));
     let timed = tiles.filter_map(|tile| {
-        let time = estimate(Some(tile), &product, limits)?;
+        let time = |k| estimate(Some(tile), &product(k), limits);
+        let time = time(k)? + time(more)?.saturating_sub(time(whole)?);
         let blocks = u32::try_from(tile.blocks(m, n, 1, limits.multiprocessors)).ok()?;
         (blocks <= i32::MAX as u32).then_some((Choice { blocks, tile }, time))
     });

@@ -526,3 +526,6 @@ fn sequence_picoseconds(problem: &Problem, v: VLies, copied: u128, limits: &Limi
     ];
     Some(updates + NEXT + times.into_iter().flatten().min()?)
 }
+
+#[cfg(test)]
+mod tests;
