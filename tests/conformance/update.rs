@@ -309,6 +309,18 @@ fn what_is_attached_adds_its_update_and_detached_leaves_nothing(device: &Device)
     layer.attach(second.clone())?;
     assert_eq!(layer.forward(&x, &[&a, &b])?.to_vec()?, expected(&[(&first, &a), (&second, &b)])?);
     assert_eq!(layer.updates().len(), 2);
+    // On a stream of the caller's and into memory of the caller's the layers give the same.
+    let stream = device.new_stream()?;
+    device.synchronize()?;
+    let both = layer.forward(&x, &[&a, &b])?.to_vec()?;
+    assert_eq!(layer.forward_on(&x, &[&a, &b], &stream)?.to_vec()?, both);
+    let mut y = Tensor::zeros_on(&stream, [m, n])?;
+    layer.forward_into(&x, &[&a, &b], &mut y, &stream)?;
+    assert_eq!(y.to_vec()?, both);
+    let alone = first.forward(&x, &a)?.to_vec()?;
+    assert_eq!(first.forward_on(&x, &a, &stream)?.to_vec()?, alone);
+    first.forward_into(&x, &a, &mut y, &stream)?;
+    assert_eq!(y.to_vec()?, alone);
     assert!(matches!(layer.forward(&x, &[&a]), Err(Error::Argument { .. })), "codes of one are missing");
     assert!(matches!(layer.detach(2), Err(Error::Argument { .. })));
     let detached = layer.detach(0)?;

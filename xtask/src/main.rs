@@ -18,6 +18,7 @@ mod machine_code;
 mod measurement;
 #[cfg(feature = "host")]
 mod mutants;
+mod outside;
 #[cfg(feature = "host")]
 mod provenance;
 mod ptx;
@@ -72,6 +73,7 @@ enum Task {
     Ptx(ptx::Args),
     MachineCode(machine_code::Args),
     Cust(cust::Args),
+    Outside(outside::Args),
     Doctor(doctor::Args),
     Lint(lint::Args),
     Tables(tables::Args),
@@ -99,6 +101,7 @@ fn main() -> ExitCode {
         Task::Ptx(args) => ptx::run(&args),
         Task::MachineCode(args) => machine_code::run(&args),
         Task::Cust(args) => cust::run(&args),
+        Task::Outside(args) => outside::run(&args),
         Task::Doctor(args) => doctor::run(&args),
         Task::Lint(args) => lint::run(&args),
         Task::Tables(args) => tables::run(&args),

@@ -12,7 +12,7 @@ use crate::ops::Activation;
 use crate::ops::peer::{ExpertLayout, Part};
 
 /// The operation's name in errors.
-const OPERATION: &str = "cpu::expert_mlp";
+const OPERATION: &str = "expert_mlp";
 /// Sums of a product side by side.
 const LANES: usize = 16;
 

@@ -128,6 +128,14 @@ pub(crate) enum AllocationError {
 /// Methods that take a `StreamHandle` enqueue their work there and may return before it is done.
 pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn kind(&self) -> DeviceKind;
+    /// What [`str::parse`](str::parse) opens it by: an emulator's has its compute capability.
+    fn label(&self) -> String {
+        let (major, minor) = self.properties().compute_capability;
+        match self.kind() {
+            kind @ DeviceKind::Emulator => format!("{kind}:{major}.{minor}"),
+            kind @ (DeviceKind::Cuda(_) | DeviceKind::Cpu) => kind.to_string(),
+        }
+    }
     fn name(&self) -> &str;
     fn properties(&self) -> &Properties;
 
@@ -220,7 +228,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     unsafe fn borrow_stream(&self, _raw: *mut c_void, _owner: Owner) -> Result<StreamHandle> {
         Err(Error::UnsupportedDevice {
             operation: "Stream::borrow",
-            device: self.kind().to_string(),
+            device: self.label(),
             expected: "a GPU".into(),
             actual: "no streams of the driver's".into(),
         })

@@ -220,7 +220,7 @@ impl Device {
         }
         let actual = match (self.kind(), other.kind()) {
             (DeviceKind::Emulator, DeviceKind::Emulator) => {
-                format!("another {other}: tensors of two emulators do not mix, clone the device instead")
+                format!("another {other}: what is of two emulators does not mix, clone the device instead")
             }
             (own, others) if own == others => format!("another {other}"),
             _ => other.to_string(),
@@ -240,14 +240,7 @@ impl Eq for Device {}
 /// The name that [`str::parse`] takes: an emulator's with its compute capability.
 impl fmt::Display for Device {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.kind().fmt(formatter)?;
-        match self.kind() {
-            DeviceKind::Emulator => {
-                let (major, minor) = self.properties().compute_capability;
-                write!(formatter, ":{major}.{minor}")
-            }
-            DeviceKind::Cuda(_) | DeviceKind::Cpu => Ok(()),
-        }
+        formatter.write_str(&self.0.backend.label())
     }
 }
 
@@ -257,6 +250,23 @@ impl fmt::Debug for Device {
     }
 }
 
+/// The compute capabilities that GPUs have and kernels of this crate are for.
+const EMULATED: [(u32, u32); 13] = [
+    (7, 5),
+    (8, 0),
+    (8, 6),
+    (8, 7),
+    (8, 8),
+    (8, 9),
+    (9, 0),
+    (10, 0),
+    (10, 1),
+    (10, 3),
+    (11, 0),
+    (12, 0),
+    (12, 1),
+];
+
 impl FromStr for Device {
     type Err = Error;
 
@@ -265,7 +275,10 @@ impl FromStr for Device {
     fn from_str(text: &str) -> Result<Self> {
         let unknown = || Error::NoSuchDevice {
             requested: text.to_owned(),
-            available: "`auto`, `cuda`, `cuda:N`, `emulator`, `emulator:MAJOR.MINOR` or `cpu`".into(),
+            available: format!(
+                "`auto`, `cuda`, `cuda:N`, `emulator`, `cpu`, or `emulator:` and one of {}",
+                EMULATED.map(|(major, minor)| format!("{major}.{minor}")).join(", ")
+            ),
         };
         match text {
             "auto" => Ok(Self::auto()),
@@ -277,7 +290,7 @@ impl FromStr for Device {
                     let capability = capability
                         .split_once('.')
                         .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)))
-                        .filter(|&capability| capability >= (7, 5))
+                        .filter(|capability| EMULATED.contains(capability))
                         .ok_or_else(unknown)?;
                     let options = EmulatorOptions { compute_capability: capability, ..Default::default() };
                     return Ok(Self::emulator_with(options));
@@ -285,6 +298,22 @@ impl FromStr for Device {
                 let ordinal = text.strip_prefix("cuda:").ok_or_else(unknown)?;
                 Self::cuda(ordinal.parse().map_err(|_| unknown())?)
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Device;
+
+    #[test]
+    fn only_compute_capabilities_of_gpus_are_emulated() {
+        for name in ["emulator:7.5", "emulator:9.0", "emulator:12.1"] {
+            assert_eq!(name.parse::<Device>().unwrap().to_string(), name);
+        }
+        for name in ["emulator:7.0", "emulator:8.1", "emulator:42.0", "emulator:9", "emulator:"] {
+            let error = name.parse::<Device>().unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("8.9, 9.0, 10.0"), "{error}");
         }
     }
 }

@@ -131,11 +131,23 @@ impl Experts {
         layout: ExpertLayout,
         count: usize,
         options: &ExpertOptions,
+        part: impl FnMut(Range<usize>) -> Result<[Vec<f32>; 3]>,
+    ) -> Result<Self> {
+        Self::of("Experts::new", device, layout, count, options, part)
+    }
+
+    /// [`new`](Self::new) for `operation`, whose name errors have.
+    pub(super) fn of(
+        operation: &'static str,
+        device: &Device,
+        layout: ExpertLayout,
+        count: usize,
+        options: &ExpertOptions,
         mut part: impl FnMut(Range<usize>) -> Result<[Vec<f32>; 3]>,
     ) -> Result<Self> {
         if options.chunk == Some(0) {
             return Err(Error::Argument {
-                operation: "Experts::new",
+                operation,
                 argument: "chunk_tokens",
                 expected: "at least 1".into(),
                 actual: "0".into(),
@@ -150,7 +162,7 @@ impl Experts {
             }
         };
         let store = if resident {
-            Store::Resident(Box::new(ExpertTable::from_parts(device, layout, count, part)?))
+            Store::Resident(Box::new(ExpertTable::from_parts(operation, device, layout, count, part)?))
         } else {
             let mut rows = CachedRows::new(device, count, layout.row_bytes(), &options.cache)?;
             let numbers = layout.hidden().saturating_mul(2 * layout.d() + layout.o());
@@ -158,8 +170,8 @@ impl Experts {
             for first in (0..count).step_by(at_a_time) {
                 let range = first..count.min(first + at_a_time);
                 let [u, w, v] = part(range.clone())?;
-                let mut bytes = crate::memory::zeros("Experts::new", range.len() * layout.row_bytes())?;
-                layout.pack_rows(ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
+                let mut bytes = crate::memory::zeros(operation, range.len() * layout.row_bytes())?;
+                layout.pack_rows_for(operation, ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
                 rows.write(first, &bytes)?;
             }
             Store::Cached(Box::new(Mutex::new(rows)))

@@ -9,6 +9,7 @@ use crate::ops::update::{
     LinearUpdateOp, Packed, UpdateInput, UpdateOp, expect_count, expect_rank, expect_total,
 };
 use crate::ops::{self, Implementation};
+use crate::stream::Stream;
 use crate::tensor::Tensor;
 use crate::weights::{FloatElement, Weights};
 
@@ -103,6 +104,30 @@ impl<T: UpdateInput> GeneratedUpdate<T> {
         self.operation(x, codes).run()
     }
 
+    /// As [`forward`](Self::forward), on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward), and [`Error::DeviceMismatch`] if the stream is another device's.
+    pub fn forward_on(&self, x: &Tensor<T>, codes: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
+        self.operation(x, codes).on(stream).run()
+    }
+
+    /// As [`forward`](Self::forward), on `stream` and into `y` [.., out].
+    ///
+    /// # Errors
+    ///
+    /// As [`UpdateOp::run_into`].
+    pub fn forward_into(
+        &self,
+        x: &Tensor<T>,
+        codes: &Tensor<T>,
+        y: &mut Tensor<T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.operation(x, codes).on(stream).run_into(y)
+    }
+
     /// Adds the update of `x` to `y`, the output of a layer that knows nothing of it.
     ///
     /// # Errors
@@ -121,7 +146,8 @@ impl<T: UpdateInput> GeneratedUpdate<T> {
         self.operation(x, codes).implementation()
     }
 
-    fn operation<'a>(&'a self, x: &'a Tensor<T>, codes: &'a Tensor<T>) -> UpdateOp<'a, T> {
+    /// The update as an operation, for what else it can do.
+    pub fn operation<'a>(&'a self, x: &'a Tensor<T>, codes: &'a Tensor<T>) -> UpdateOp<'a, T> {
         ops::generated_update(x, &self.v, codes, &self.u, self.scaling())
     }
 
@@ -258,6 +284,36 @@ impl<T: UpdateInput> UpdatedLinear<T> {
         match self.operation(x, codes)? {
             Some(operation) => operation.run(),
             None => self.base.forward(x),
+        }
+    }
+
+    /// As [`forward`](Self::forward), on `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward), and [`Error::DeviceMismatch`] if the stream is another device's.
+    pub fn forward_on(&self, x: &Tensor<T>, codes: &[&Tensor<T>], stream: &Stream) -> Result<Tensor<T>> {
+        match self.operation(x, codes)? {
+            Some(operation) => operation.on(stream).run(),
+            None => self.base.forward_on(x, stream),
+        }
+    }
+
+    /// As [`forward`](Self::forward), on `stream` and into `y` [.., out].
+    ///
+    /// # Errors
+    ///
+    /// As [`LinearUpdateOp::run_into`], and [`Error::Argument`] if there is not one tensor of codes for each update.
+    pub fn forward_into(
+        &self,
+        x: &Tensor<T>,
+        codes: &[&Tensor<T>],
+        y: &mut Tensor<T>,
+        stream: &Stream,
+    ) -> Result<()> {
+        match self.operation(x, codes)? {
+            Some(operation) => operation.on(stream).run_into(y),
+            None => self.base.forward_into(x, y, stream),
         }
     }
 

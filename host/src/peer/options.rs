@@ -98,10 +98,15 @@ impl CacheOptions {
                 .transpose()?
                 .unwrap_or(false),
         };
-        if let Some(Capacity::Slots(0) | Capacity::Mebibytes(0)) = capacity {
+        let argument = match capacity {
+            Some(Capacity::Slots(0)) => Some("slots"),
+            Some(Capacity::Mebibytes(0)) => Some("mebibytes"),
+            _ => None,
+        };
+        if let Some(argument) = argument {
             return Err(Error::Argument {
                 operation: OPERATION,
-                argument: "capacity",
+                argument,
                 expected: "at least 1".into(),
                 actual: "0".into(),
             });

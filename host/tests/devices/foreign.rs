@@ -25,6 +25,7 @@ pub(crate) const CUDA_CASES: &[(&str, On, Case)] = &cases!(On::Cuda =>
     owners_dropped_during_a_capture_wait_for_the_work_before_it,
     exported_tensors_outlive_the_work_of_their_users,
     default_streams_are_borrowed_as_they_are,
+    tensors_of_a_threads_stream_are_dropped_by_another_without_waiting,
     ends_of_allocations_and_other_contexts_are_known,
     the_threads_context_is_restored,
 );
@@ -362,6 +363,37 @@ fn default_streams_are_borrowed_as_they_are(device: &Device) -> Result<(), Faile
             _ => assert_eq!(used?, [5.0, 11.0, 11.0, 25.0]),
         }
     }
+    Ok(())
+}
+
+fn tensors_of_a_threads_stream_are_dropped_by_another_without_waiting(device: &Device) -> Result<(), Failed> {
+    const PER_THREAD: usize = 2;
+    let drops = Arc::new(AtomicUsize::new(0));
+    // SAFETY: the default streams are always there.
+    let stream = unsafe { Stream::borrow(device, std::ptr::without_provenance_mut(PER_THREAD), ())? };
+    let size = 4096;
+    let x = Tensor::<f32>::zeros_on(&stream, [size, size])?;
+    let mut y = Tensor::<f32>::zeros_on(&stream, [size, size])?;
+    let foreign = {
+        let memory = Tensor::<f32>::zeros_on(&stream, [size, size])?;
+        let address = memory.device_address();
+        let owner = Owner(drops.clone(), Some(Box::new(memory)));
+        // SAFETY: the owner keeps the memory.
+        unsafe { Tensor::<f32>::from_foreign(&stream, address, [size, size], [size, 1], owner)? }
+    };
+    ops::linear(&x, &foreign).run_into(&mut y)?;
+    stream.synchronize()?;
+    // Some hundred milliseconds of work.
+    for _ in 0..100 {
+        ops::linear(&x, &foreign).run_into(&mut y)?;
+    }
+    let end = stream.record()?;
+    std::thread::spawn(move || drop((x, foreign))).join().unwrap();
+    assert!(!end.is_done()?, "the drop waited");
+    assert_eq!(drops.load(Ordering::SeqCst), 0, "the work uses it");
+    device.synchronize()?;
+    assert_eq!(drops.load(Ordering::SeqCst), 1);
+    assert_eq!(y.slice(0, 0..1)?.slice(1, 0..1)?.to_vec()?, [0.0]);
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::context::GpuContext;
-use super::raw::{CudaEvent, Relaxed};
+use super::raw::{CudaEvent, CudaStream, Relaxed};
 use crate::device::backend::StreamHandle;
 use crate::error::Result;
 use crate::memory::Owner;
@@ -53,7 +53,9 @@ impl After {
         let StreamHandle::Cuda(stream) = &**handle else { return Self::Everything };
         // The handle of a thread's default stream stands for another stream on another thread.
         if !stream.is_of_this_thread() {
-            return Self::Everything;
+            return CudaStream::after_all_threads(context)
+                .and_then(|legacy| CudaEvent::record(context, &legacy).ok())
+                .map_or(Self::Everything, Self::Event);
         }
         if stream.is_capturing().is_ok_and(|is| is) {
             return Self::Capture(handle.clone());

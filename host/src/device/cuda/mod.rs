@@ -285,12 +285,16 @@ impl Backend for Gpu {
 
     fn free(&self, memory: Memory, _: usize, stream: &StreamHandle) {
         let (Ok(address), StreamHandle::Cuda(stream)) = (self.address(&memory), stream) else { return };
-        let free = || raw::free(self.pool.as_ref(), address, stream);
-        if !stream.is_of_this_thread() {
-            // The handle stands for another stream here, which knows nothing of that one's work.
-            let _ = self.context.when_done(free);
-        } else if let Ok(_bound) = self.context.bind() {
-            free();
+        let Ok(_bound) = self.context.bind() else { return };
+        if stream.is_of_this_thread() {
+            return raw::free(self.pool.as_ref(), address, stream);
+        }
+        // The handle stands for another stream here, which knows nothing of that one's work.
+        match CudaStream::after_all_threads(&self.context) {
+            Some(legacy) => raw::free(self.pool.as_ref(), address, &legacy),
+            None => {
+                let _ = self.context.when_done(|| raw::free(self.pool.as_ref(), address, stream));
+            }
         }
     }
 

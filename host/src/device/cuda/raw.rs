@@ -25,6 +25,8 @@ pub(super) use cuda::CUdevice_attribute as Attribute;
 
 /// The handle that stands for the calling thread's default stream. Below it are those that stand for the legacy one.
 const OF_THREAD: usize = 2;
+/// The handle of the legacy default stream, whatever the program was compiled for.
+const LEGACY: usize = 1;
 
 /// Bytes of the longest asynchronous copy of a thread.
 const COPY_BYTES: usize = 16;
@@ -112,6 +114,23 @@ impl CudaStream {
     /// Whether the calling thread may use it.
     pub(super) fn is_of_this_thread(&self) -> bool {
         self.thread.is_none_or(|thread| thread == thread::current().id())
+    }
+
+    /// The legacy default stream. Its work comes after everything that the default streams of all threads were given before. `None` while it cannot be used:
+    /// some stream that it would wait for is being captured.
+    ///
+    /// The context is current.
+    pub(super) fn after_all_threads(context: &Arc<GpuContext>) -> Option<Self> {
+        let _relaxed = Relaxed::new();
+        let legacy = Self {
+            raw: ptr::without_provenance_mut(LEGACY),
+            context: context.clone(),
+            owner: Some(Box::new(())),
+            thread: None,
+            kept: Mutex::default(),
+        };
+        // The driver answers with an error then, and the captures go on.
+        matches!(legacy.is_capturing(), Ok(false)).then_some(legacy)
     }
 
     /// Whether its work is being captured, by whomever.

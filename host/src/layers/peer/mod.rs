@@ -83,7 +83,7 @@ impl<T: PeerInput> Peer<T> {
         let layout = layout::<T>(config)?;
         // Without tokens a retrieval is checked and nothing else; experts take long.
         retrieval(&Tensor::zeros(device, [0, config.input])?, &router, config).run()?;
-        let experts = Experts::new(device, layout, config.expert_count(), &config.experts, part)?;
+        let experts = Experts::of("Peer::new", device, layout, config.expert_count(), &config.experts, part)?;
         Ok(Self { config: *config, router, experts })
     }
 
@@ -172,6 +172,7 @@ impl<T: PeerInput> Peer<T> {
     ///
     /// As [`forward`](Self::forward), and [`Error::DeviceMismatch`] if the stream is another device's.
     pub fn forward_on(&self, x: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
+        self.experts.device().expect_same(OPERATION, "stream", stream.device())?;
         let mut shape = x.shape().to_vec();
         if let Some(columns) = shape.last_mut() {
             *columns = self.config.output;

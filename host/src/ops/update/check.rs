@@ -140,9 +140,13 @@ impl<T: Element> Checked<T> {
         let (operation, of_x) = (self.operation, &self.leading);
         let wrong = || {
             let all = of_x.iter().map(|length| format!("{length}, ")).collect::<String>();
-            let expected = format!(
-                "[{all}{rank}], fewer of the leading axes of x before {rank}, or [{rank}] for all rows"
-            );
+            let expected = match of_x.len() {
+                0 => format!("[{rank}]"),
+                1 => format!("[{all}{rank}], or [{rank}] for all rows"),
+                _ => format!(
+                    "[{all}{rank}], fewer of the leading axes of x before {rank}, or [{rank}] for all rows"
+                ),
+            };
             shape(operation, operand, expected, codes)
         };
         let Some((&columns, own)) = codes.shape().split_last() else { return Err(wrong()) };

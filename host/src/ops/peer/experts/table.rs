@@ -73,7 +73,7 @@ impl ExpertTable {
             }
         }
         let (layout, count) = sizes(format, u.shape(), w.map(Tensor::shape), v.shape())?;
-        Self::from_parts(u.device(), layout, count, |range| {
+        Self::from_parts(OPERATION, u.device(), layout, count, |range| {
             let part = |tensor: &Tensor<T>| -> Result<Vec<f32>> {
                 let elements = tensor.slice(0, range.clone())?.to_vec()?;
                 let mut numbers = zeros(OPERATION, elements.len())?;
@@ -98,7 +98,7 @@ impl ExpertTable {
     ) -> Result<Self> {
         let w_shape = w.map(|w| weights.expect_shape(w)).transpose()?;
         let (layout, count) = sizes(format, weights.expect_shape(u)?, w_shape, weights.expect_shape(v)?)?;
-        Self::from_parts(device, layout, count, |range| {
+        Self::from_parts(OPERATION, device, layout, count, |range| {
             let part = |name: &str| weights.rows_converted::<f32>(name, range.clone());
             Ok([part(u)?, w.map(part).transpose()?.unwrap_or_default(), part(v)?])
         })
@@ -106,6 +106,7 @@ impl ExpertTable {
 
     /// A table whose experts `range` have the vectors that `part(range)` gives: u, w and v.
     pub(crate) fn from_parts(
+        operation: &'static str,
         device: &Device,
         layout: ExpertLayout,
         count: usize,
@@ -119,8 +120,8 @@ impl ExpertTable {
         for first in (0..count).step_by(at_a_time) {
             let range = first..count.min(first + at_a_time);
             let [u, w, v] = part(range.clone())?;
-            let mut bytes = zeros(OPERATION, range.len() * layout.row_bytes())?;
-            layout.pack_rows(ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
+            let mut bytes = zeros(operation, range.len() * layout.row_bytes())?;
+            layout.pack_rows_for(operation, ExpertVectors { u: &u, w: &w, v: &v }, &mut bytes)?;
             table.write_rows(first, &bytes)?;
         }
         Ok(table)
@@ -345,13 +346,22 @@ impl ExpertLayout {
     ///
     /// As [`pack`](Self::pack).
     pub fn pack_rows(&self, experts: ExpertVectors<'_>, rows: &mut [u8]) -> Result<()> {
-        const OPERATION: &str = "ExpertLayout::pack_rows";
+        self.pack_rows_for("ExpertLayout::pack_rows", experts, rows)
+    }
+
+    /// [`pack_rows`](Self::pack_rows) for `operation`, whose name errors have.
+    pub(crate) fn pack_rows_for(
+        &self,
+        operation: &'static str,
+        experts: ExpertVectors<'_>,
+        rows: &mut [u8],
+    ) -> Result<()> {
         let count = rows.len() / self.row_bytes();
         let lengths = self.lengths().map(|length| length * count);
         let given = [experts.u.len(), experts.w.len(), experts.v.len()];
         if !rows.len().is_multiple_of(self.row_bytes()) {
             return Err(Error::Shape {
-                operation: OPERATION,
+                operation,
                 operand: "rows",
                 expected: format!("whole rows of {} bytes", self.row_bytes()),
                 actual: vec![rows.len()],
@@ -360,7 +370,7 @@ impl ExpertLayout {
         if let Some(index) = (0..3).find(|&index| given[index] != lengths[index]) {
             let each = self.lengths()[index];
             return Err(Error::Shape {
-                operation: OPERATION,
+                operation,
                 operand: ["u", "w", "v"][index],
                 expected: format!("{} numbers, {each} for each of {count} experts", lengths[index]),
                 actual: vec![given[index]],
