@@ -29,19 +29,19 @@ fn main() {
         Trial::test(name, test).with_kind("ptxas, nvdisasm").with_ignored_flag(!both)
     };
     let trials = vec![
-        compiled("a_kernel_compiles_to_the_same_text_in_two_folders", same_text_in_two_folders),
-        compiled("an_array_with_a_variable_index_is_refused", local_memory_is_refused),
-        compiled("a_function_that_is_not_inlined_is_refused", calls_are_refused),
-        compiled("a_kernel_without_bounds_is_refused", missing_bounds_are_refused),
-        compiled("a_compile_error_is_shown", compile_errors_are_shown),
+        compiled("slow::a_kernel_compiles_to_the_same_text_in_two_folders", same_text_in_two_folders),
+        compiled("slow::an_array_with_a_variable_index_is_refused", local_memory_is_refused),
+        compiled("slow::a_function_that_is_not_inlined_is_refused", calls_are_refused),
+        compiled("slow::a_kernel_without_bounds_is_refused", missing_bounds_are_refused),
+        compiled("slow::a_compile_error_is_shown", compile_errors_are_shown),
         compiled("a_second_checkout_is_compiled_from_its_own_sources", second_checkout_is_compiled),
         compiled(
-            "sources_in_the_place_of_others_are_compiled_whatever_their_age",
+            "slow::sources_in_the_place_of_others_are_compiled_whatever_their_age",
             older_sources_are_compiled,
         ),
-        compiled("a_trap_is_refused_unless_the_source_asks_for_it", traps_are_refused),
-        compiled("a_kernel_of_another_family_is_refused", other_families_are_refused),
-        compiled("a_sound_build_warns_of_nothing", sound_builds_warn_of_nothing),
+        compiled("slow::a_trap_is_refused_unless_the_source_asks_for_it", traps_are_refused),
+        compiled("slow::a_kernel_of_another_family_is_refused", other_families_are_refused),
+        compiled("slow::a_sound_build_warns_of_nothing", sound_builds_warn_of_nothing),
         assembled("a_kernel_that_spills_is_refused", spills_are_refused),
         assembled("a_text_that_is_no_ptx_is_refused", rejected_texts_are_refused),
         assembled("a_kernel_that_does_not_spill_is_measured", sound_kernels_are_measured),

@@ -1,5 +1,8 @@
 //! What tests of drawn cases share: how sizes and layouts are drawn, how many cases are run, and what is asked of each one's outcome.
 
+use std::env::VarError;
+use std::num::NonZeroU32;
+
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
@@ -30,9 +33,20 @@ pub(crate) fn placement(chunk: usize) -> impl Strategy<Value = Placement> {
     ]
 }
 
+/// Has one of so many drawn cases run.
+const SHARE_VARIABLE: &str = "WARPSMITH_TEST_SHARE";
+
 /// Runs so many cases in the emulator, or on another device.
 pub(crate) fn runner(device: &Device, [emulator, other]: [u32; 2]) -> Result<TestRunner, Failed> {
+    let share = match std::env::var(SHARE_VARIABLE) {
+        Ok(text) => text.parse::<NonZeroU32>().map_err(|error| {
+            format!("{SHARE_VARIABLE} is `{text}`, expected a number of at least 1: {error}")
+        })?,
+        Err(VarError::NotPresent) => NonZeroU32::MIN,
+        Err(error) => return Err(format!("{SHARE_VARIABLE}: {error}").into()),
+    };
     let cases = if device.kind() == DeviceKind::Emulator { emulator } else { other };
+    let cases = cases.div_ceil(share.get());
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
     Ok(TestRunner::new_with_rng(config, crate::properties::rng()?))
 }

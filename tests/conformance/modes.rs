@@ -319,17 +319,18 @@ pub(crate) fn trials() -> Vec<Trial> {
     ];
     let by_types = all.map(|types| {
         let [input, output] = types;
-        let name =
-            format!("emulator::modes::every_kernel_of_{input}_{output}_gives_the_same_bits_in_every_mode");
+        let name = format!(
+            "slow::emulator::modes::every_kernel_of_{input}_{output}_gives_the_same_bits_in_every_mode"
+        );
         Trial::test(name, move || check_all(types))
     });
-    let name = "emulator::modes::blocks_that_work_through_several_tiles_are_right_in_every_mode";
+    let name = "slow::emulator::modes::blocks_that_work_through_several_tiles_are_right_in_every_mode";
     let persistent = Trial::test(name, blocks_that_work_through_several_tiles_are_right);
-    let name = "emulator::modes::halves_have_the_bits_of_whole_tiles_in_every_mode";
+    let name = "slow::emulator::modes::halves_have_the_bits_of_whole_tiles_in_every_mode";
     let halves = Trial::test(name, halves_have_the_bits_of_whole_tiles);
-    let name = "emulator::modes::shared_sums_have_the_same_bits_in_every_mode";
+    let name = "slow::emulator::modes::shared_sums_have_the_same_bits_in_every_mode";
     let shared = Trial::test(name, shared_sums_have_the_same_bits);
-    let name = "emulator::modes::operands_of_every_layout_are_read_where_they_lie_in_every_mode";
+    let name = "slow::emulator::modes::operands_of_every_layout_are_read_where_they_lie_in_every_mode";
     let layouts = Trial::test(name, operands_of_every_layout_are_read_where_they_lie);
     by_types.into_iter().chain([persistent, halves, shared, layouts]).collect()
 }

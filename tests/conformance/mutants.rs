@@ -21,14 +21,22 @@ const PROXY_FENCE: &str = "fence.proxy.async";
 const ENDS_OF_LOADS: [(&str, &str, usize); 3] =
     [("linear_hopper_f32_", "", 1), ("linear_narrow_", "", 1), ("linear_update_hopper_", "_16x64", 1)];
 
+/// Of so many kernels, the mutants of one are run where slow tests are not.
+const QUICK: usize = 16;
+
+/// The prefix of a test's name, which says whether it is slow.
+fn prefix(index: usize) -> &'static str {
+    if index.is_multiple_of(QUICK) { "emulator::mutants" } else { "slow::emulator::mutants" }
+}
+
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = vec![Trial::test("emulator::mutants::the_table_explains_every_mutant", || {
         let unexplained = Table::read()?.rows.into_iter().find(|row| !row.is_explained());
         unexplained.map_or(Ok(()), |row| Err(format!("{row:?}").into()))
     })];
     let shipped = shipped();
-    for shipped in one_of_each_kind(&shipped) {
-        let name = format!("emulator::mutants::{}::every_missing_proxy_fence_is_found", shipped.entry.name);
+    for (index, shipped) in one_of_each_kind(&shipped).enumerate() {
+        let name = format!("{}::{}::every_missing_proxy_fence_is_found", prefix(index), shipped.entry.name);
         let shipped = shipped.clone();
         trials.push(Trial::test(name, move || without_proxy_fences(shipped)));
     }
@@ -38,13 +46,13 @@ pub(crate) fn trials() -> Vec<Trial> {
             ["linear_", "generated_update_"].iter().any(|start| one.entry.name.starts_with(start));
         is_product && one.entry.has_instruction("vote.sync")
     };
-    for shipped in shipped.iter().filter(votes_once) {
-        let name = format!("emulator::mutants::{}::a_missing_second_sum_is_found", shipped.entry.name);
+    for (index, shipped) in shipped.iter().filter(votes_once).enumerate() {
+        let name = format!("{}::{}::a_missing_second_sum_is_found", prefix(index), shipped.entry.name);
         let shipped = shipped.clone();
         trials.push(Trial::test(name, move || without_second_sums(shipped)));
     }
-    for shipped in shipped {
-        let name = format!("emulator::mutants::{}::a_sample_is_found_or_explained", shipped.entry.name);
+    for (index, shipped) in shipped.into_iter().enumerate() {
+        let name = format!("{}::{}::a_sample_is_found_or_explained", prefix(index), shipped.entry.name);
         trials.push(Trial::test(name, move || sample(shipped, &Table::read()?)));
     }
     trials

@@ -4,12 +4,12 @@
 use half::{bf16, f16};
 use libtest_mimic::{Failed, Trial};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::TestCaseError;
 use warpsmith::ops::peer::{Gate, QueryNorm, RetrievalBlocks, Routing, RoutingInput};
 use warpsmith::validate::{self, Data, NormKind, RoutingCase};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, ops};
 
-use crate::{Case, cases};
+use crate::{Case, cases, drawn};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     retrievals_drawn_stay_within_their_bound,
@@ -96,10 +96,7 @@ fn retrieval(data: Data) -> impl Strategy<Value = RoutingCase> {
 }
 
 fn run_drawn(device: &Device, data: Data) -> Result<(), Failed> {
-    let cases = if device.kind() == DeviceKind::Emulator { 60 } else { 200 };
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, crate::properties::rng()?);
-    Ok(runner.run(&retrieval(data), |case| check(device, &case).map(|_| ()))?)
+    Ok(drawn::runner(device, [60, 200])?.run(&retrieval(data), |case| check(device, &case).map(|_| ()))?)
 }
 
 fn retrievals_drawn_stay_within_their_bound(device: &Device) -> Result<(), Failed> {

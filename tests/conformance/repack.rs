@@ -5,11 +5,11 @@ use std::fmt::Debug;
 use half::{bf16, f16};
 use libtest_mimic::Failed;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::TestCaseError;
 use warpsmith::ops::Implementation;
 use warpsmith::{Device, DeviceKind, Element, Error, Tensor, ops};
 
-use crate::{Case, cases};
+use crate::{Case, cases, drawn};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     drawn_matrices_hold_the_same_elements_in_aligned_rows,
@@ -116,10 +116,7 @@ fn check<T: Element + Debug>(
 }
 
 fn drawn_matrices_hold_the_same_elements_in_aligned_rows(device: &Device) -> Result<(), Failed> {
-    let cases = if device.kind() == DeviceKind::Emulator { 150 } else { 400 };
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, crate::properties::rng()?);
-    Ok(runner.run(&view(), |view| {
+    Ok(drawn::runner(device, [150, 400])?.run(&view(), |view| {
         match view.seed % 4 {
             0 => check(device, &view, |bits| bits as u8),
             // No NaN, which would not equal itself.

@@ -487,10 +487,10 @@ fn sums_as_tensor_cores_add_them_stay_within_their_bound() -> Result<(), Failed>
 }
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let modes = "emulator::scaled::every_kernel_gives_the_same_bits_in_every_mode";
-    let terms = "emulator::scaled::every_term_has_the_same_bits_in_every_mode";
-    let persistent = "emulator::scaled::blocks_that_work_through_several_tiles_are_right_in_every_mode";
-    let sums = "emulator::scaled::sums_as_tensor_cores_add_them_stay_within_their_bound";
+    let modes = "slow::emulator::scaled::every_kernel_gives_the_same_bits_in_every_mode";
+    let terms = "slow::emulator::scaled::every_term_has_the_same_bits_in_every_mode";
+    let persistent = "slow::emulator::scaled::blocks_that_work_through_several_tiles_are_right_in_every_mode";
+    let sums = "slow::emulator::scaled::sums_as_tensor_cores_add_them_stay_within_their_bound";
     vec![
         Trial::test(modes, every_kernel_gives_the_same_bits_in_every_mode),
         Trial::test(terms, every_term_has_the_same_bits_in_every_mode),

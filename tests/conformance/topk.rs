@@ -3,11 +3,11 @@
 use half::{bf16, f16};
 use libtest_mimic::Failed;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::TestCaseError;
 use warpsmith::ops::topk::{MAX_K, TopkElement};
 use warpsmith::{Device, DeviceKind, Error, Tensor, ops};
 
-use crate::{Case, cases};
+use crate::{Case, cases, drawn};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
     selections_drawn_are_what_sorting_gives,
@@ -182,10 +182,7 @@ fn selections_drawn_are_what_sorting_gives(device: &Device) -> Result<(), Failed
     let rows = prop_oneof![2 => 1usize..4, 1 => 4usize..20, 1 => prop::sample::select(vec![33usize, 131])];
     let k = prop_oneof![2 => 1usize..=64, 3 => prop::sample::select(vec![1usize, 8, 16, 31, 32, 33, 63, 64])];
     let strategy = (kinds, rows, columns, k, any::<u8>(), any::<u64>());
-    let cases = if device.kind() == DeviceKind::Emulator { 80 } else { 300 };
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, crate::properties::rng()?);
-    Ok(runner.run(&strategy, |(kind, rows, columns, k, dtype, seed)| {
+    Ok(drawn::runner(device, [80, 300])?.run(&strategy, |(kind, rows, columns, k, dtype, seed)| {
         check_kind(device, kind, seed, &[rows, columns], k.min(columns), dtype)
             .map_err(|error| TestCaseError::fail(error.message().unwrap_or("failed").to_owned()))
     })?)

@@ -1,4 +1,4 @@
-//! `xtask test`: every test of the workspace, with the installed stable compiler and nothing else.
+//! `xtask test`: the tests of the workspace, with the installed stable compiler and nothing else.
 //!
 //! Everything is built in one profile, release: the emulator and the references are tight loops. Tests that need a GPU
 //! are listed as ignored where there is none.
@@ -10,13 +10,21 @@ use anyhow::Result;
 use crate::ptx::{self, Complaint};
 use crate::{cargo, conclude, step};
 
-/// Run all tests; needs no GPU, no device toolchain and no CUDA.
+/// Run the tests; needs no GPU, no device toolchain and no CUDA.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
+    /// All of them, and all drawn cases: half an hour on two cores. Without it, a few minutes.
+    #[arg(long)]
+    full: bool,
     /// Arguments for `cargo test`, e.g. `-p warpsmith-emulator` or a part of a test's name.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     cargo: Vec<String>,
 }
+
+/// What the names of tests that take long begin with.
+const SLOW: &str = "slow::";
+/// Has one of so many drawn cases run.
+const SHARE: (&str, &str) = ("WARPSMITH_TEST_SHARE", "8");
 
 const PTX: &str = "PTX files and their sources";
 const TESTS: &str = "Unit and integration tests";
@@ -55,7 +63,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     // `--all-targets` would build benchmarks too; documentation examples are a target of their own.
     let tests =
         ["test", "--workspace", "--release", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
-    if !step(TESTS, cargo().args(tests))? {
+    let mut command = cargo();
+    command.args(tests);
+    if !args.full {
+        command.env(SHARE.0, SHARE.1).args(["--", "--skip", SLOW]);
+    }
+    if !step(TESTS, &mut command)? {
         failed.push(TESTS);
     }
     if !step(EXAMPLES, cargo().args(["test", "--workspace", "--release", "--no-fail-fast", "--doc"]))? {
@@ -63,6 +76,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     println!("\n── GPU");
     println!("{}", gpu());
+    if !args.full {
+        println!(
+            "Left out: tests named `{SLOW}…`, which are every mode of the emulator and the broken kernels of all but a sample, and {} of {} \
+             drawn cases. `cargo xtask test --full` runs them.",
+            SHARE.1.parse::<u32>()? - 1,
+            SHARE.1
+        );
+    }
     Ok(conclude(&failed))
 }
 
