@@ -9,7 +9,7 @@ use warpsmith_dsl::float::{Bf16, Element, F16};
 use warpsmith_dsl::gemm::again;
 use warpsmith_dsl::gemm::mma_sync::MmaTile;
 use warpsmith_dsl::gemm::parts::{Part, Parts};
-use warpsmith_dsl::gemm::{MmaElement, TileShape};
+use warpsmith_dsl::gemm::{MmaElement, Rule, Single, TileShape};
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::layout;
 use warpsmith_dsl::shared::SharedAddress;
@@ -24,6 +24,13 @@ pub type Tile128x64 = MmaTile<4, 4, 2, 2, 4, 64>;
 pub type Tile64x64 = MmaTile<2, 4, 2, 2, 4, 128>;
 /// 16 × 64 outputs by four warps: for a few rows of X, where the time goes into reading W.
 pub type Tile16x64 = MmaTile<1, 2, 1, 4, 6, 128>;
+
+/// [`Tile128x128`] for f32 that is rounded to TF32.
+pub type Tf32Tile128x128 = MmaTile<4, 8, 2, 2, 4, 64, Single>;
+/// [`Tile64x64`] for f32 that is rounded to TF32.
+pub type Tf32Tile64x64 = MmaTile<2, 4, 2, 2, 4, 128, Single>;
+/// [`Tile16x64`] for f32 that is rounded to TF32.
+pub type Tf32Tile16x64 = MmaTile<1, 2, 1, 4, 6, 128, Single>;
 
 /// The sizes and options of a launch.
 #[derive(Clone, Copy, Debug, KernelParam)]
@@ -99,6 +106,12 @@ pub struct LinearParams {
         linear_f32_f32_64x64 = <f32, f32, Tile64x64, Words>,
         #[cfg(not(feature = "turing"))]
         linear_f32_f32_16x64 = <f32, f32, Tile16x64, Words>,
+        #[cfg(not(feature = "turing"))]
+        linear_tf32_f32_128x128 = <f32, f32, Tf32Tile128x128, Aligned>,
+        #[cfg(not(feature = "turing"))]
+        linear_tf32_f32_64x64 = <f32, f32, Tf32Tile64x64, Words>,
+        #[cfg(not(feature = "turing"))]
+        linear_tf32_f32_16x64 = <f32, f32, Tf32Tile16x64, Words>,
     ],
 )]
 pub unsafe fn linear<T: MmaElement, O: Element, S: TileShape, A: Access>(
@@ -136,7 +149,7 @@ pub unsafe fn linear<T: MmaElement, O: Element, S: TileShape, A: Access>(
                 return;
             }
         }
-        let sums = again::of_rows(move || {
+        let sums = again::of_rows::<T, <S::Rule as Rule>::Of<T>>(move || {
             // Not those above, which would take registers while the products run.
             let (batch, [x, w]) = (ptx::opaque(tile.batch) as u64, first);
             let x = Operand { base: x.offset(batch * p.batch_x), stride: p.stride_x, rows: p.m, k: p.k };

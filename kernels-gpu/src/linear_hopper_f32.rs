@@ -94,7 +94,7 @@ pub unsafe fn linear_hopper_f32<S: SplitTile>(
                 let accumulators = S::multiply(&mut multiplier, steps);
                 let base = y.offset(tile.batch as u64 * p.batch_y);
                 let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
-                let sums = again::of_rows(|| {
+                let sums = again::of_rows::<f32, f32>(|| {
                     let batch = ptx::opaque(tile.batch) as u64;
                     let (x, w) = (x_rows.offset(batch * p.batch_x), w_rows.offset(batch * p.batch_w));
                     let x = Operand { base: x, stride: p.stride_x, rows: p.m, k: p.k };

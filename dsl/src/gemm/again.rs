@@ -11,7 +11,7 @@
 
 use core::marker::PhantomData;
 
-use super::MmaElement;
+use super::{MmaElement, MmaProducts};
 use crate::float::Element;
 use crate::layout::Coord;
 use crate::ptx;
@@ -189,24 +189,24 @@ impl Sums for Whole {
     }
 }
 
-/// Sums of products of elements `T`, which a function adds up again.
+/// Sums of products `P`, which a function adds up again.
 #[derive(Clone, Copy)]
-pub struct Again<T, F> {
+pub struct Again<P, F> {
     sum: F,
-    element: PhantomData<T>,
+    products: PhantomData<P>,
 }
 
-impl<T: MmaElement, F: Fn(Coord) -> f32> Again<T, F> {
+impl<P: MmaProducts, F: Fn(Coord) -> f32> Again<P, F> {
     /// Those that `sum` adds up, which is asked for sums of the output only, by all lanes of a warp at a time.
     #[inline(always)]
     #[must_use]
     pub fn new(sum: F) -> Self {
-        Self { sum, element: PhantomData }
+        Self { sum, products: PhantomData }
     }
 }
 
-impl<T: MmaElement, F: Fn(Coord) -> f32> Sums for Again<T, F> {
-    const ARE_SPLIT: bool = T::IS_SPLIT;
+impl<P: MmaProducts, F: Fn(Coord) -> f32> Sums for Again<P, F> {
+    const ARE_SPLIT: bool = P::IS_SPLIT;
 
     #[inline(always)]
     unsafe fn sum(&self, at: Coord) -> f32 {
@@ -214,14 +214,14 @@ impl<T: MmaElement, F: Fn(Coord) -> f32> Sums for Again<T, F> {
     }
 }
 
-/// The sums of the rows of A with the rows of B. `operands` gives both; it should do so from what takes no register in the meantime.
+/// The sums of the rows of A with the rows of B, where the products were `P`. `operands` gives both; it should do so from what takes no register in the meantime.
 ///
 /// # Safety
 ///
 /// The operands are valid for reads, and nothing writes them while the kernel runs.
 #[inline(always)]
-pub unsafe fn of_rows<T: MmaElement>(operands: impl Fn() -> [Operand<T>; 2]) -> impl Sums {
-    Again::<T, _>::new(move |at: Coord| {
+pub unsafe fn of_rows<T: MmaElement, P: MmaProducts>(operands: impl Fn() -> [Operand<T>; 2]) -> impl Sums {
+    Again::<P, _>::new(move |at: Coord| {
         let [a, b] = operands();
         // SAFETY: the caller's promise: row and column are the output's.
         unsafe { add_products(0.0, Line::row(&a, at.row), Line::row(&b, at.column), a.k) }

@@ -8,7 +8,13 @@ use crate::gemm::turing::TuringElement;
 use crate::ptx;
 
 /// A type that the tensor cores multiply, with accumulation in f32.
-pub trait MmaElement: Element + TuringElement {
+pub trait MmaElement: Element + TuringElement + MmaProducts {
+    /// The products of which there is one a step, whatever the elements have to be rounded to.
+    type Single: MmaProducts;
+}
+
+/// How the loaded words of a k-step are multiplied.
+pub trait MmaProducts {
     /// A 16-row fragment of A, ready for the product.
     type A: Copy;
     /// An 8-column fragment of B, ready for the product.
@@ -33,6 +39,10 @@ pub trait MmaElement: Element + TuringElement {
 macro_rules! half_mma {
     ($element:ident, $mma:ident) => {
         impl MmaElement for $element {
+            type Single = Self;
+        }
+
+        impl MmaProducts for $element {
             type A = [u32; 4];
             type B = [u32; 2];
 
@@ -93,11 +103,15 @@ pub(super) fn small_parts<const WORDS: usize>(words: [u32; WORDS]) -> [u32; WORD
     })
 }
 
+impl MmaElement for f32 {
+    type Single = Tf32;
+}
+
 /// f32 to f32 accuracy: three products of TF32 parts, the fourth (small · small) being below f32's own rounding.
 ///
 /// The tensor cores cut their sums off, always towards zero, which over a long K adds up to more than f32's error. So a
 /// k-step is summed from zero, and added to the accumulator with ordinary, rounding additions.
-impl MmaElement for f32 {
+impl MmaProducts for f32 {
     type A = Split<4>;
     type B = Split<2>;
 
@@ -127,4 +141,60 @@ impl MmaElement for f32 {
             c[i] += step[i];
         }
     }
+}
+
+/// f32 rounded to TF32, one product a step.
+///
+/// A number beyond the largest that TF32 holds becomes an infinity.
+#[derive(Clone, Copy, Debug)]
+pub enum Tf32 {}
+
+impl MmaProducts for Tf32 {
+    type A = [u32; 4];
+    type B = [u32; 2];
+
+    const IS_SPLIT: bool = false;
+
+    #[inline(always)]
+    fn prepare_a(words: [u32; 4]) -> Self::A {
+        rounded(words)
+    }
+
+    #[inline(always)]
+    fn prepare_b(words: [u32; 2]) -> Self::B {
+        rounded(words)
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(c: &mut [f32; 4], a: Self::A, b: Self::B) {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::mma_m16n8k8_tf32(c, a, b) }
+    }
+}
+
+/// f32 words that the tensor cores take for the nearest TF32 numbers, or nearly.
+#[inline(always)]
+fn rounded<const WORDS: usize>(words: [u32; WORDS]) -> [u32; WORDS] {
+    words.map(|word| (f32::from_bits(word) * ROUNDING).to_bits())
+}
+
+/// Which products a tile makes of its elements.
+pub trait Rule: 'static {
+    /// The products of elements `T`.
+    type Of<T: MmaElement>: MmaProducts;
+}
+
+/// Products to the accuracy of the elements.
+#[derive(Debug)]
+pub enum Exact {}
+/// One product a step: f32 is rounded to TF32.
+#[derive(Debug)]
+pub enum Single {}
+
+impl Rule for Exact {
+    type Of<T: MmaElement> = T;
+}
+
+impl Rule for Single {
+    type Of<T: MmaElement> = T::Single;
 }

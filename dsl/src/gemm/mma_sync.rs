@@ -11,7 +11,7 @@ use crate::epilogue::Epilogue;
 use crate::float::Element;
 use crate::gemm::again::{Seen, Staged, Sums};
 use crate::gemm::turing::{self, RowReader};
-use crate::gemm::{MmaElement, TileShape};
+use crate::gemm::{Exact, MmaElement, MmaProducts, Rule, TileShape};
 use crate::layout::{
     ChunkIndex, Coord, STAGING_PAD_WORDS, TileIndex, a_fragment_chunk, accumulator_coord, b_fragment_chunk,
     staging_word, swizzled_chunk,
@@ -32,7 +32,7 @@ pub(super) const STEP_BYTES: u32 = 32;
 pub(super) const COLUMNS: usize = 4;
 
 /// A tile of `WARPS_M` × `WARPS_N` warps, each with `MI` × `NI` accumulators of 16 × 8, over a ring of `STAGES` slots whose
-/// rows have `ROW_BYTES` bytes (64 or 128).
+/// rows have `ROW_BYTES` bytes (64 or 128). The [`Rule`] says which products it makes.
 pub struct MmaTile<
     const MI: usize,
     const NI: usize,
@@ -40,27 +40,24 @@ pub struct MmaTile<
     const WARPS_N: u32,
     const STAGES: u32,
     const ROW_BYTES: u32,
->(PhantomData<()>);
+    P = Exact,
+>(PhantomData<P>);
 
 /// The rows of A of one slot.
 pub(super) struct ARows<S>(PhantomData<S>);
 /// The rows of B of one slot.
 pub(super) struct BRows<S>(PhantomData<S>);
 
-impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGES: u32, const ROW_BYTES: u32>
-    CopyShape for ARows<MmaTile<MI, NI, WM, WN, STAGES, ROW_BYTES>>
-{
-    const ROWS: u32 = MmaTile::<MI, NI, WM, WN, STAGES, ROW_BYTES>::BLOCK_M;
-    const ROW_BYTES: u32 = ROW_BYTES;
-    const THREADS: u32 = MmaTile::<MI, NI, WM, WN, STAGES, ROW_BYTES>::THREADS;
+impl<S: TileShape> CopyShape for ARows<S> {
+    const ROWS: u32 = S::BLOCK_M;
+    const ROW_BYTES: u32 = S::ROW_BYTES;
+    const THREADS: u32 = S::THREADS;
 }
 
-impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGES: u32, const ROW_BYTES: u32>
-    CopyShape for BRows<MmaTile<MI, NI, WM, WN, STAGES, ROW_BYTES>>
-{
-    const ROWS: u32 = MmaTile::<MI, NI, WM, WN, STAGES, ROW_BYTES>::BLOCK_N;
-    const ROW_BYTES: u32 = ROW_BYTES;
-    const THREADS: u32 = MmaTile::<MI, NI, WM, WN, STAGES, ROW_BYTES>::THREADS;
+impl<S: TileShape> CopyShape for BRows<S> {
+    const ROWS: u32 = S::BLOCK_N;
+    const ROW_BYTES: u32 = S::ROW_BYTES;
+    const THREADS: u32 = S::THREADS;
 }
 
 /// The operands of one k-step, as `ldmatrix` gives them.
@@ -139,7 +136,7 @@ impl<const MI: usize, const NI: usize, const ROW_BYTES: u32> FragmentLoader<MI, 
 ///
 /// All lanes of the warp call it.
 #[inline(always)]
-pub(super) unsafe fn multiply_add<T: MmaElement, const MI: usize, const NI: usize>(
+pub(super) unsafe fn multiply_add<T: MmaProducts, const MI: usize, const NI: usize>(
     accumulators: &mut [[[f32; 4]; NI]; MI],
     fragments: &Fragments<MI, NI>,
 ) {
@@ -153,8 +150,15 @@ pub(super) unsafe fn multiply_add<T: MmaElement, const MI: usize, const NI: usiz
     }
 }
 
-impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGES: u32, const ROW_BYTES: u32>
-    MmaTile<MI, NI, WM, WN, STAGES, ROW_BYTES>
+impl<
+    const MI: usize,
+    const NI: usize,
+    const WM: u32,
+    const WN: u32,
+    const STAGES: u32,
+    const ROW_BYTES: u32,
+    P: Rule,
+> MmaTile<MI, NI, WM, WN, STAGES, ROW_BYTES, P>
 {
     /// k-steps of a slot.
     const SLOT_STEPS: u32 = ROW_BYTES / STEP_BYTES;
@@ -289,8 +293,15 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
     }
 }
 
-impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGES: u32, const ROW_BYTES: u32>
-    TileShape for MmaTile<MI, NI, WM, WN, STAGES, ROW_BYTES>
+impl<
+    const MI: usize,
+    const NI: usize,
+    const WM: u32,
+    const WN: u32,
+    const STAGES: u32,
+    const ROW_BYTES: u32,
+    P: Rule,
+> TileShape for MmaTile<MI, NI, WM, WN, STAGES, ROW_BYTES, P>
 {
     const BLOCK_M: u32 = MI as u32 * MMA_M * WM;
     const BLOCK_N: u32 = NI as u32 * MMA_N * WN;
@@ -299,6 +310,7 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
     const ROW_BYTES: u32 = ROW_BYTES;
     const SHARES: bool = Self::BLOCK_M == MMA_M;
 
+    type Rule = P;
     type Accumulators = [[[f32; 4]; NI]; MI];
 
     #[inline(always)]
@@ -375,7 +387,7 @@ impl<const MI: usize, const NI: usize, const WM: u32, const WN: u32, const STAGE
                     }
                 }
                 // SAFETY: all lanes of the warp are here.
-                unsafe { multiply_add::<T, MI, NI>(&mut accumulators, &current) };
+                unsafe { multiply_add::<P::Of<T>, MI, NI>(&mut accumulators, &current) };
                 current = next;
             }
         }

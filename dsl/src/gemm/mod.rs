@@ -36,7 +36,7 @@ pub mod update;
 pub mod wgmma;
 pub mod wgmma_f32;
 
-pub use element::MmaElement;
+pub use element::{Exact, MmaElement, MmaProducts, Rule, Single};
 pub use fragments::{
     BOX_BYTES, BoxOutput, ColumnCache, FragmentPair, OutputElement, STAGED_BOXES, STAGING_BYTES, WarpRows,
     fetch_boxes, store_boxes, store_rows, wait_for_stores,
@@ -68,6 +68,8 @@ pub trait TileShape: 'static {
     /// Whether blocks may [share](parts) the sums of a tile: of tiles for few rows, whose time is that of reading B. The main loops of larger ones take longer
     /// where K is not the operands' own.
     const SHARES: bool;
+    /// Which products it makes.
+    type Rule: Rule;
 
     /// The block's accumulators: each thread's share, in registers.
     type Accumulators: Copy + Quads;

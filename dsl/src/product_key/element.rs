@@ -4,7 +4,7 @@
 //! memory in panels of 32 rows of 128 bytes, swizzled: those of the upper parts, and behind each of these that of the lower parts.
 
 use crate::float::{Bf16, Element, F16, HalfElement};
-use crate::gemm::MmaElement;
+use crate::gemm::{MmaElement, MmaProducts};
 use crate::layout::{ChunkIndex, a_fragment_chunk, swizzled_chunk};
 use crate::ptx;
 use crate::warp;
@@ -134,7 +134,7 @@ half_query!(F16, true);
 half_query!(Bf16, false);
 
 impl QueryElement for f32 {
-    type Parts = <f32 as MmaElement>::A;
+    type Parts = <f32 as MmaProducts>::A;
     const PARTS: u32 = 1;
     const IS_SCALED: bool = false;
 

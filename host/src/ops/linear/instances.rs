@@ -3,7 +3,9 @@
 use half::{bf16, f16};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::tile::{Aligned, Words};
-use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear};
+use warpsmith_kernels::linear::{
+    Tf32Tile16x64, Tf32Tile64x64, Tf32Tile128x128, Tile16x64, Tile64x64, Tile128x64, Tile128x128, linear,
+};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
     HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192,
@@ -99,6 +101,9 @@ macro_rules! instances {
     (@portable $t:ident, $o:ident, T128x64) => { instances!(@portable $t, $o, Tile128x64, Aligned) };
     (@portable $t:ident, $o:ident, T64x64) => { instances!(@portable $t, $o, Tile64x64, Words) };
     (@portable $t:ident, $o:ident, T16x64) => { instances!(@portable $t, $o, Tile16x64, Words) };
+    (@portable $t:ident, $o:ident, Tf32T128x128) => { instances!(@portable $t, $o, Tf32Tile128x128, Aligned) };
+    (@portable $t:ident, $o:ident, Tf32T64x64) => { instances!(@portable $t, $o, Tf32Tile64x64, Words) };
+    (@portable $t:ident, $o:ident, Tf32T16x64) => { instances!(@portable $t, $o, Tf32Tile16x64, Words) };
     (@portable $t:ident, $o:ident, $tile:ident, $access:ident) => { Instance::portable::<linear<$t, $o, $tile, $access>, $tile>() };
 }
 instances! {
@@ -123,7 +128,7 @@ instances! {
         [HopperPingPong128x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperSplit128x256, HopperSplit128x128, HopperSplit64x128, HopperSplit64x64,
          Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
-         T128x64, T64x64, T16x64];
+         T128x64, T64x64, T16x64, Tf32T128x128, Tf32T64x64, Tf32T16x64];
 }
 
 #[cfg(test)]
@@ -152,6 +157,7 @@ mod tests {
                 let (family, of_tile) = match tile.name().split_once('-') {
                     Some(("skinny", rest)) => ("linear_skinny", rest),
                     Some(("narrow", rest)) => ("linear_narrow", rest),
+                    Some(("tf32", rest)) => ("linear", rest),
                     Some(("strided", rest)) => ("linear_strided", rest),
                     Some(("hopper", rest)) if rest.starts_with("split") => ("linear_hopper_f32", rest),
                     // Whether there are halves is a parameter.

@@ -10,7 +10,7 @@ use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
 use crate::device::decisions::Key;
 use crate::error::{Error, Result};
-use crate::ops::linear::select::{Access, Fused, Limits, MOST_PARTS, Problem, TURING, Tile, is_hopper};
+use crate::ops::linear::select::{Access, Fused, Limits, MOST_PARTS, Problem, TURING, Tile, has_tf32};
 use crate::ops::linear::{Instance, LinearTypes};
 use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT, has_short_rows};
 use crate::tensor::{Element, Tensor};
@@ -247,7 +247,7 @@ where
     T: LinearTypes<O>,
     O: Element + FromAccumulator<f32>,
 {
-    let tf32 = product.k() > 0 && is_hopper(product.a.device().properties().compute_capability);
+    let tf32 = has_tf32(product.a.device().properties().compute_capability);
     Products::choose(T::DTYPE, product.k(), product.options.precision, tf32)
 }
 

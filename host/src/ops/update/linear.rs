@@ -513,7 +513,7 @@ fn sequence_picoseconds(problem: &Problem, v: VLies, copied: u128, limits: &Limi
             dtype,
             k as usize,
             Precision::default(),
-            select::is_hopper(limits.compute_capability),
+            select::has_tf32(limits.compute_capability),
         ),
         stores_boxes: y_is_chunked && (n as usize * dtype.size()).is_multiple_of(CHUNK_BYTES),
         fused: Fused::Terms,

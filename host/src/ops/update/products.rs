@@ -177,7 +177,7 @@ pub(super) fn choose(
 
 /// A product of the sizes `[M, N, K]`, of operands that are read as they lie.
 fn linear_problem(problem: &Problem, [m, n, k]: [u32; 3], output: DType, limits: &Limits) -> select::Problem {
-    let is_hopper = select::is_hopper(limits.compute_capability);
+    let has_tf32 = select::has_tf32(limits.compute_capability);
     select::Problem {
         m,
         n,
@@ -186,7 +186,7 @@ fn linear_problem(problem: &Problem, [m, n, k]: [u32; 3], output: DType, limits:
         input: problem.dtype,
         output,
         access: problem.access,
-        products: Products::choose(problem.dtype, k as usize, Precision::default(), is_hopper),
+        products: Products::choose(problem.dtype, k as usize, Precision::default(), has_tf32),
         stores_boxes: (n as usize * output.size()).is_multiple_of(CHUNK_BYTES),
         fused: Fused::Floor,
     }

@@ -87,6 +87,8 @@ pub(super) struct Instance {
     pub(super) input: Float,
     pub(super) output: Float,
     pub(super) tile: [u32; 2],
+    /// Whether f32 is rounded to TF32.
+    pub(super) rounds: bool,
     /// Whether the last columns of X and W are matrices of their own.
     pub(super) is_joined: bool,
 }
@@ -265,8 +267,9 @@ impl Instance {
         };
         let (m, n) = shape.split_once('x')?;
         let tile = [m.parse().ok()?, n.parse().ok()?];
+        let rounds = input == "tf32";
         let (input, output) = (Float::named(input)?, Float::named(output)?);
-        Some(Self { family, input, output, tile, is_joined: false })
+        Some(Self { family, input, output, tile, rounds, is_joined: false })
     }
 
     /// The type of X, or of W.
@@ -285,7 +288,7 @@ impl Instance {
     /// Whether sums that are not finite are added up again: those of f32 at its own accuracy.
     pub(super) fn adds_again(self) -> bool {
         let family = matches!(self.family, Family::Portable | Family::Update | Family::Split(_));
-        family && self.input == Float::F32
+        family && self.input == Float::F32 && !self.rounds
     }
 
     /// Whether products are made of the parts of each number.

@@ -63,6 +63,11 @@ const AMPERE: (u32, u32) = (8, 0);
 /// The compute capability of Hopper's kernels, which run on no other.
 const HOPPER: (u32, u32) = (9, 0);
 
+/// Whether a device of this compute capability has kernels that round f32 to TF32.
+pub(crate) fn has_tf32(compute_capability: (u32, u32)) -> bool {
+    compute_capability >= AMPERE
+}
+
 /// Whether Hopper's kernels run on a device of this compute capability.
 pub(crate) fn is_hopper(compute_capability: (u32, u32)) -> bool {
     compute_capability == HOPPER

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Access, Fused, Limits, Problem, Tile, candidates, estimate, select};
+use super::{Access, Fused, Limits, Problem, TURING, Tile, candidates, estimate, select};
 use crate::DType;
 use crate::ops::{CHUNK_BYTES, Precision, Products};
 use crate::tune::report;
@@ -269,7 +269,13 @@ fn f32_is_rounded_to_tf32_only_where_that_is_asked_for() {
         Problem { m: 4096, n: 4096, k: 4096, products: Products::Tf32, ..full(DType::F32, Access::Aligned) };
     assert!(select(&problem, &H100).is_some_and(|tile| tile.products(DType::F32) == Products::Tf32));
     let tile = select(&problem, &PORTABLE).expect("tiles fit");
-    assert_eq!(tile.products(DType::F32), Products::ThreeTf32, "what other devices have is more exact");
+    assert_eq!(tile.products(DType::F32), Products::Tf32);
+    let words = Problem { access: Access::Words, ..problem };
+    let tile = select(&words, &H100).expect("a tile reads words");
+    assert_eq!(tile.products(DType::F32), Products::Tf32, "tensor maps need chunks");
+    let turing = Limits { compute_capability: TURING, ..PORTABLE };
+    let tile = select(&problem, &turing).expect("tiles fit");
+    assert_eq!(tile.products(DType::F32), Products::ThreeTf32, "what Turing has is more exact");
 }
 
 #[test]

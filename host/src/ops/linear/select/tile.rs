@@ -3,7 +3,9 @@
 use warpsmith_dsl::gemm::strided::StridedTile;
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape, narrow};
-use warpsmith_kernels::linear::{Tile16x64, Tile64x64, Tile128x64, Tile128x128};
+use warpsmith_kernels::linear::{
+    Tf32Tile16x64, Tf32Tile64x64, Tf32Tile128x128, Tile16x64, Tile64x64, Tile128x64, Tile128x128,
+};
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
     HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192,
@@ -90,11 +92,17 @@ pub enum Tile {
     T64x64,
     /// 16 × 64, for a few rows of x.
     T16x64,
+    /// 128 × 128; f32 is rounded to TF32.
+    Tf32T128x128,
+    /// 64 × 64; f32 is rounded to TF32.
+    Tf32T64x64,
+    /// 16 × 64, for a few rows of x; f32 is rounded to TF32.
+    Tf32T16x64,
 }
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 33] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
@@ -125,6 +133,9 @@ impl Tile {
         Self::T128x64,
         Self::T64x64,
         Self::T16x64,
+        Self::Tf32T128x128,
+        Self::Tf32T64x64,
+        Self::Tf32T16x64,
     ];
 
     /// Its name in tables and on command lines.
@@ -161,6 +172,9 @@ impl Tile {
             Self::T128x64 => "128x64",
             Self::T64x64 => "64x64",
             Self::T16x64 => "16x64",
+            Self::Tf32T128x128 => "tf32-128x128",
+            Self::Tf32T64x64 => "tf32-64x64",
+            Self::Tf32T16x64 => "tf32-16x64",
         }
     }
 
@@ -197,6 +211,9 @@ impl Tile {
             Self::T128x64 => Facts::of::<Tile128x64>(),
             Self::T64x64 => Facts::of::<Tile64x64>(),
             Self::T16x64 => Facts::of::<Tile16x64>(),
+            Self::Tf32T128x128 => Facts::of::<Tf32Tile128x128>(),
+            Self::Tf32T64x64 => Facts::of::<Tf32Tile64x64>(),
+            Self::Tf32T16x64 => Facts::of::<Tf32Tile16x64>(),
         }
     }
 
@@ -309,6 +326,10 @@ impl Tile {
             Self::T128x128 => input != DType::F32 && access == Access::Aligned,
             Self::T128x64 => access == Access::Aligned,
             Self::T64x64 | Self::T16x64 => matches!(access, Access::Aligned | Access::Words),
+            Self::Tf32T128x128 => input == DType::F32 && access == Access::Aligned,
+            Self::Tf32T64x64 | Self::Tf32T16x64 => {
+                input == DType::F32 && matches!(access, Access::Aligned | Access::Words)
+            }
             Self::Narrow16x256 => input != DType::F32 && access == Access::Dense,
             Self::Strided32x32 => input != DType::F32 && access == Access::Strided,
             _ => input != DType::F32 && access == Access::Aligned,
@@ -359,7 +380,10 @@ impl Tile {
             | Self::Skinny32x64
             | Self::Skinny16x64
             | Self::Skinny16x64Split2
-            | Self::Skinny16x64Split4 => Products::Tf32,
+            | Self::Skinny16x64Split4
+            | Self::Tf32T128x128
+            | Self::Tf32T64x64
+            | Self::Tf32T16x64 => Products::Tf32,
             _ => Products::ThreeTf32,
         }
     }
