@@ -19,7 +19,6 @@
 //! Nothing of CUDA is needed to build this crate, and the driver is looked for when a program runs: one binary works
 //! with and without a GPU. The feature `cust` alone links to the driver.
 
-pub mod benchmark;
 pub mod cpu;
 #[cfg(feature = "cust")]
 pub mod cust;
@@ -28,16 +27,17 @@ pub mod device;
 pub mod dlpack;
 mod driver;
 pub mod error;
+mod experts;
 pub mod graph;
 pub mod kernel;
 pub mod layers;
 pub mod memory;
 pub mod ops;
 pub mod peer;
+mod sizes;
 pub mod stream;
 pub mod tensor;
 pub mod tune;
-pub mod validate;
 pub mod weights;
 
 pub use device::{Device, DeviceKind, EmulatorOptions, MemoryStats, Properties};
@@ -66,10 +66,6 @@ struct RepositoryReadme;
 mod book {
     #[doc = include_str!("../../docs/src/quick-start.md")]
     struct QuickStart;
-    #[doc = include_str!("../../docs/src/tuning.md")]
-    struct Tuning;
-    #[doc = include_str!("../../docs/src/validation.md")]
-    struct Validation;
     #[doc = include_str!("../../docs/src/interop.md")]
     struct Interop;
     #[doc = include_str!("../../docs/src/operations/linear.md")]

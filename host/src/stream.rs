@@ -220,7 +220,7 @@ impl Stream {
     /// name no stream have it as their home.
     ///
     /// So threads that prepare the same operands, each with a stream of its own, share no home stream, by which their work would be ordered.
-    pub(crate) fn as_default<R>(&self, work: impl FnOnce() -> R) -> R {
+    pub fn as_default<R>(&self, work: impl FnOnce() -> R) -> R {
         DEFAULTS.with_borrow_mut(|defaults| defaults.push(self.clone()));
         let _popped = PopDefault;
         work()

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 use warpsmith::ops::{self, Activation};
-use warpsmith::validate::{self, LinearCase};
-use warpsmith::{DType, Device, Error, Tensor, benchmark};
+use warpsmith::{Device, Error, Tensor};
 
 /// Far longer than the work takes on one slow core.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -40,32 +39,8 @@ fn operations_in_parallel_tasks_wait_for_no_lock_of_their_own_thread() {
 }
 
 #[test]
-fn sizes_that_overflow_are_errors_everywhere() {
+fn shapes_that_overflow_are_errors() {
     let cpu = Device::cpu();
-    let options = benchmark::Options::default();
-    let mut cases = vec![
-        LinearCase::new(DType::F32, usize::MAX, 2, 2),
-        LinearCase::new(DType::F16, 2, usize::MAX, 2),
-        LinearCase::new(DType::Bf16, 2, 2, usize::MAX),
-        LinearCase::new(DType::F32, usize::MAX, 0, 0),
-        LinearCase::new(DType::F32, 1 << 62, 0, 1),
-    ];
-    let places: [fn(&mut LinearCase) -> &mut validate::Placement; 3] =
-        [|case| &mut case.x, |case| &mut case.w, |case| &mut case.y];
-    for place in places {
-        let mut case = LinearCase::new(DType::F32, 2, 2, 2);
-        place(&mut case).before = usize::MAX;
-        cases.push(case.clone());
-        place(&mut case).before = 1;
-        place(&mut case).after = usize::MAX - 1;
-        cases.push(case);
-    }
-    for case in &cases {
-        let validated = validate::linear(&cpu, case).map(|_| ());
-        assert!(matches!(validated, Err(Error::SizeLimit { .. })), "{case:?}: {validated:?}");
-        let measured = benchmark::linear(&cpu, case, &options).map(|_| ());
-        assert!(matches!(measured, Err(Error::SizeLimit { .. })), "{case:?}: {measured:?}");
-    }
     let empty = Tensor::<f32>::zeros(&cpu, [0]).expect("nothing to allocate");
     let reshaped = empty.reshape([0, usize::MAX, 2]);
     assert!(matches!(reshaped, Err(Error::SizeLimit { .. })), "{reshaped:?}");
@@ -73,16 +48,9 @@ fn sizes_that_overflow_are_errors_everywhere() {
 }
 
 #[test]
-fn sizes_beyond_the_memory_are_errors_everywhere() {
+fn results_beyond_the_memory_are_errors() {
     let cpu = Device::cpu();
     // More than any machine addresses, but no overflow.
-    for case in [LinearCase::new(DType::F32, 1 << 34, 1 << 14, 2), LinearCase::new(DType::F32, 1 << 46, 0, 4)]
-    {
-        let validated = validate::linear(&cpu, &case).map(|_| ());
-        assert!(matches!(validated, Err(Error::OutOfMemory { .. })), "{case:?}: {validated:?}");
-        let measured = benchmark::linear(&cpu, &case, &benchmark::Options::default()).map(|_| ());
-        assert!(matches!(measured, Err(Error::OutOfMemory { .. })), "{case:?}: {measured:?}");
-    }
     let x = Tensor::<f32>::zeros(&cpu, [1 << 46, 0]).expect("nothing to allocate");
     let w = Tensor::<f32>::zeros(&cpu, [4, 0]).expect("nothing to allocate");
     let y = ops::linear(&x, &w).run();

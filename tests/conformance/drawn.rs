@@ -6,8 +6,9 @@ use std::num::NonZeroU32;
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use warpsmith::validate::{Outcome, Placement};
 use warpsmith::{Device, DeviceKind};
+use warpsmith_lab::cases::Placement;
+use warpsmith_lab::validate::Outcome;
 
 /// A size: nothing, one, small, one of `around` (the multiples that tiles and copies care about) or a neighbour of it, one of `others`
 /// (primes among them); at most `most`.

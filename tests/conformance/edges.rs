@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::peer::{Gate, QueryNorm};
 use warpsmith::ops::{self, Precision};
-use warpsmith::validate::{Data, LinearCase, MatmulCase, UpdateCase};
 use warpsmith::{DType, Device, DeviceKind, Tensor};
+use warpsmith_lab::cases::{Data, LinearCase, MatmulCase, UpdateCase};
 
 use crate::{Case, cases, drawn, properties, update};
 

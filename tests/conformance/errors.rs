@@ -2,11 +2,12 @@
 
 use libtest_mimic::Failed;
 use ndarray::{Array1, Array2};
-use warpsmith::benchmark::{self, Options};
 use warpsmith::layers::Linear;
 use warpsmith::ops::{self, Activation, linear::Tile, peer::QueryNorm};
-use warpsmith::validate::{self, LinearCase, Placement};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor};
+use warpsmith_lab::benchmark::{self, Options};
+use warpsmith_lab::cases::{LinearCase, Placement};
+use warpsmith_lab::validate;
 
 use crate::{Case, cases};
 

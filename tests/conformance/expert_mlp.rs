@@ -9,8 +9,9 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
 use warpsmith::ops::{self, Activation};
-use warpsmith::validate::{self, Data, ExpertCase, Residence, RoutingKind};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, Weights};
+use warpsmith_lab::cases::{Data, ExpertCase, Residence, RoutingKind};
+use warpsmith_lab::validate;
 
 use crate::{Case, cases, drawn};
 

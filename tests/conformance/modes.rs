@@ -8,9 +8,10 @@ use warpsmith::emulator::Completion;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
 use warpsmith::ops::{Activation, Implementation};
-use warpsmith::validate::{self, Data, LinearCase, MatmulCase, Placement, Scales, Terms};
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
+use warpsmith_lab::cases::{Data, LinearCase, MatmulCase, Placement, Scales, Terms};
+use warpsmith_lab::validate;
 use warpsmith_tests::mutants::report::Table;
 
 /// What is done to the sums, with M, K, N.

@@ -6,8 +6,9 @@ use libtest_mimic::{Failed, Trial};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use warpsmith::ops::peer::{Gate, QueryNorm, RetrievalBlocks, Routing, RoutingInput};
-use warpsmith::validate::{self, Data, NormKind, RoutingCase};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, ops};
+use warpsmith_lab::cases::{Data, NormKind, RoutingCase};
+use warpsmith_lab::validate;
 
 use crate::{Case, cases, drawn};
 

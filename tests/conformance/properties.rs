@@ -11,8 +11,9 @@ use proptest::test_runner::{RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
 use warpsmith::ops::{Activation, Precision};
-use warpsmith::validate::{self, Data, LinearCase, MatmulCase, Scales, Terms};
 use warpsmith::{DType, Device};
+use warpsmith_lab::cases::{Data, LinearCase, MatmulCase, Scales, Terms};
+use warpsmith_lab::validate;
 
 use crate::{Case, cases, drawn};
 

@@ -9,8 +9,9 @@ use proptest::test_runner::{TestCaseError, TestRunner};
 use warpsmith::emulator::{Completion, Numerics};
 use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::ops::{self, Activation, Implementation, Scale};
-use warpsmith::validate::{self, Data, Placement, ScaleKind, ScaledCase, Scales, Terms};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions, Error, Tensor};
+use warpsmith_lab::cases::{Data, Placement, ScaleKind, ScaledCase, Scales, Terms};
+use warpsmith_lab::validate;
 
 use crate::{Case, cases, drawn};
 

@@ -11,8 +11,9 @@ use safetensors::tensor::TensorView;
 use warpsmith::layers::{GeneratedUpdate, Linear};
 use warpsmith::ops::update::{MAX_UPDATES, Way};
 use warpsmith::ops::{self, Activation, Implementation};
-use warpsmith::validate::{self, CodesPer, Data, Placement, UpdateCase};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor, Weights};
+use warpsmith_lab::cases::{CodesPer, Data, Placement, UpdateCase};
+use warpsmith_lab::validate;
 
 use crate::{Case, cases, drawn};
 

@@ -33,9 +33,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use warpsmith::benchmark::{self, Options, Sampler, Subject, Timing};
 use warpsmith::ops::linear::Tile;
 use warpsmith::{Device, DeviceKind, Error};
+use warpsmith_lab::benchmark::{self, Options, Sampler, Subject, Timing};
 
 use crate::measurement::Measurement;
 use crate::provenance::Provenance;

@@ -269,7 +269,8 @@ fn families_without_ptx(capability: (u32, u32)) -> Option<String> {
 /// Runs a small operation on the GPU: whether the driver takes the PTX, and the GPU's answer is right.
 #[cfg(feature = "host")]
 fn try_kernel(device: &warpsmith::Device) -> Result<()> {
-    use warpsmith::validate::{self, LinearCase};
+    use warpsmith_lab::cases::LinearCase;
+    use warpsmith_lab::validate;
 
     let outcome = validate::linear(device, &LinearCase::new(warpsmith::DType::F16, 17, 31, 13))?;
     anyhow::ensure!(outcome.passed(), "{} gives a wrong result: run validate", outcome.implementation);

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use warpsmith::validate::{
-    self, ExpertCase, LinearCase, MatmulCase, Outcome, RoutingCase, ScaledCase, TopkCase, UpdateCase,
-};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
+use warpsmith_lab::cases::{
+    ExpertCase, LinearCase, MatmulCase, RoutingCase, ScaledCase, TopkCase, UpdateCase,
+};
+use warpsmith_lab::validate::{self, Outcome};
 
 use cases::{Level, Target};
 use report::{Json, Report, Row};
@@ -456,8 +457,9 @@ fn note(outcome: &Outcome) -> String {
 
 #[cfg(test)]
 mod tests {
-    use warpsmith::validate::{self, LinearCase};
     use warpsmith::{DType, Device, DeviceKind};
+    use warpsmith_lab::cases::LinearCase;
+    use warpsmith_lab::validate;
 
     use super::{Label, Target, cases, compare_bits};
 

@@ -7,9 +7,9 @@ use ndarray::{ArrayView2, ArrayViewMut2};
 use rayon::prelude::*;
 
 use super::number::{Accumulator, FromAccumulator, Operand};
+use crate::cpu::Activation;
 use crate::error::{Error, Result};
-use crate::ops::Activation;
-use crate::ops::peer::{ExpertLayout, Part};
+use crate::experts::{ExpertLayout, Part};
 
 /// The operation's name in errors.
 const OPERATION: &str = "expert_mlp";
@@ -177,9 +177,9 @@ mod tests {
     use ndarray::{Array2, array};
 
     use super::{TokenExperts, expert_mlp};
+    use crate::cpu::Activation;
     use crate::error::Error;
-    use crate::ops::Activation;
-    use crate::ops::peer::{ExpertFormat, ExpertLayout, ExpertVectors};
+    use crate::experts::{ExpertFormat, ExpertLayout, ExpertVectors};
 
     /// Integers, so that every sum is exact; of formats of integers with the range of their codes.
     #[test]

@@ -13,7 +13,7 @@ use ndarray::ArrayView2;
 use super::number::{Accumulator, Operand};
 
 /// Products that are added up in registers before they join the running total.
-pub(crate) const K_BLOCK: usize = 128;
+pub const K_BLOCK: usize = 128;
 
 /// Adds the product of one packed A panel and one packed B panel to a tile of `C`.
 ///

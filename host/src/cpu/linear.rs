@@ -9,10 +9,10 @@ use rayon::prelude::*;
 use super::gemm::{K_BLOCK, MicroKernel, pack};
 use super::number::{Accumulator, FromAccumulator, Operand};
 use super::update::LowRank;
+use crate::cpu::Activation;
 use crate::device::cpu::out_of_memory;
 use crate::error::{Error, Result};
 use crate::memory::zeros;
-use crate::ops::Activation;
 
 /// The operation's name in errors.
 const OPERATION: &str = "cpu::linear";
@@ -302,9 +302,9 @@ mod tests {
     use ndarray::{Array1, Array2, ArrayView2, s};
 
     use super::{LinearTerms, linear};
+    use crate::cpu::Activation;
     use crate::cpu::Operand;
     use crate::error::Error;
-    use crate::ops::Activation;
 
     fn pattern(rows: usize, columns: usize, seed: usize) -> Array2<f32> {
         Array2::from_shape_fn((rows, columns), |(i, j)| ((i * 31 + j * 17 + seed) % 19) as f32 - 9.0)

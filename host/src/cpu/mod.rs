@@ -4,17 +4,22 @@
 //! accumulates in: at `f32` it is the fallback, and the same function at `f64` is the reference that every validation
 //! compares with. They assume nothing of strides or alignment and take any size, zero included.
 
+mod activation;
 mod experts;
+mod gate;
 mod gemm;
 mod linear;
 mod number;
-pub(crate) mod product_key;
+#[doc(hidden)]
+pub mod product_key;
 mod scaled;
 mod topk;
 mod update;
 
+pub use activation::Activation;
 pub use experts::{TokenExperts, expert_mlp};
-pub(crate) use gemm::K_BLOCK as SUM_BLOCK;
+pub use gate::Gate;
+pub use gemm::K_BLOCK as SUM_BLOCK;
 pub use linear::{LinearTerms, linear};
 pub use number::{Accumulator, FromAccumulator, Operand};
 pub use product_key::{Normalization, ProductKeys, product_key_topk};

@@ -6,9 +6,9 @@ use rayon::prelude::*;
 use super::linear::{LinearTerms, linear};
 use super::number::{Accumulator, FromAccumulator, Operand};
 use super::topk::Best;
+use crate::cpu::Gate;
 use crate::error::{Error, Result};
 use crate::memory::zeros;
-use crate::ops::peer::Gate;
 
 /// The operation's name in errors.
 const OPERATION: &str = "cpu::product_key_topk";
@@ -118,7 +118,7 @@ impl<T: Operand> ProductKeys<'_, T> {
 }
 
 /// Number `feature` of those of a head, of some numbers for `width` features of each head or of all.
-pub(crate) fn of_head(numbers: &[f32], width: usize, head: usize, feature: usize) -> f32 {
+pub fn of_head(numbers: &[f32], width: usize, head: usize, feature: usize) -> f32 {
     numbers[if numbers.len() == width { feature } else { head * width + feature }]
 }
 
@@ -172,7 +172,7 @@ pub(crate) fn normalise<A: Accumulator>(
 /// # Errors
 ///
 /// As [`product_key_topk`].
-pub(crate) fn queries<A, T>(x: ArrayView2<'_, T>, keys: &ProductKeys<'_, T>) -> Result<Vec<A>>
+pub fn queries<A, T>(x: ArrayView2<'_, T>, keys: &ProductKeys<'_, T>) -> Result<Vec<A>>
 where
     A: Accumulator + FromAccumulator<A>,
     T: Operand,
@@ -193,31 +193,34 @@ where
 
 /// What is found of one token and head.
 #[derive(Clone, Debug)]
-pub(crate) struct Found<A> {
+pub struct Found<A> {
     /// The normalised query.
-    pub(crate) query: Vec<A>,
+    pub query: Vec<A>,
     /// Scores of all sub-keys of both halves.
-    pub(crate) scores: [Vec<A>; 2],
+    pub scores: [Vec<A>; 2],
     /// The experts, best first.
-    pub(crate) ids: Vec<u32>,
+    pub ids: Vec<u32>,
     /// Their gates.
-    pub(crate) gates: Vec<A>,
+    pub gates: Vec<A>,
 }
 
 /// Sub-keys of a half as the type that is added up in, head by head.
-pub(crate) struct Widened<A> {
+pub struct Widened<A> {
     keys: [Vec<A>; 2],
     groups: usize,
 }
 
 impl<A: Accumulator> Widened<A> {
-    pub(crate) fn new<T: Operand>(keys: &ProductKeys<'_, T>) -> Self {
+    /// Those of an operation.
+    #[must_use]
+    pub fn new<T: Operand>(keys: &ProductKeys<'_, T>) -> Self {
         let widen = |keys: &ArrayView3<'_, T>| keys.iter().map(|key| A::from_f32(key.to_f32())).collect();
         Self { keys: [widen(&keys.keys_1), widen(&keys.keys_2)], groups: keys.keys_1.len_of(Axis(0)) }
     }
 
     /// Sub-keys of a half for a head, one after the other.
-    pub(crate) fn of_head(&self, half: usize, head: usize) -> &[A] {
+    #[must_use]
+    pub fn of_head(&self, half: usize, head: usize) -> &[A] {
         let keys = &self.keys[half];
         let length = keys.len() / self.groups.max(1);
         &keys[if self.groups == 1 { 0 } else { head * length }..][..length]
@@ -239,7 +242,7 @@ fn dot<A: Accumulator>(a: &[A], b: &[A]) -> A {
 }
 
 /// What gates are of scores, best first.
-pub(crate) fn gates<A: Accumulator>(gate: Gate, temperature: f32, scores: &[A]) -> Vec<A> {
+pub fn gates<A: Accumulator>(gate: Gate, temperature: f32, scores: &[A]) -> Vec<A> {
     let temperature = A::from_f32(temperature);
     let largest = scores.first().copied().unwrap_or(A::zero());
     let value = |&score: &A| match gate {
@@ -258,7 +261,7 @@ pub(crate) fn gates<A: Accumulator>(gate: Gate, temperature: f32, scores: &[A]) 
 }
 
 /// Finds the experts of one query, which is not normalised yet.
-pub(crate) fn find<A: Accumulator, T: Operand>(
+pub fn find<A: Accumulator, T: Operand>(
     keys: &ProductKeys<'_, T>,
     widened: &Widened<A>,
     query: &[A],
@@ -325,8 +328,8 @@ mod tests {
     use ndarray::{Array2, Array3};
 
     use super::{Normalization, ProductKeys, product_key_topk};
+    use crate::cpu::Gate;
     use crate::error::Error;
-    use crate::ops::peer::Gate;
 
     fn pattern(shape: (usize, usize), seed: usize) -> Array2<f32> {
         Array2::from_shape_fn(shape, |(i, j)| ((i * 31 + j * 17 + seed * 7) % 11) as f32 - 5.0)

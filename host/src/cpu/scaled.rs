@@ -63,8 +63,8 @@ mod tests {
     use ndarray::{Array2, array};
 
     use super::linear_scaled;
+    use crate::cpu::Activation;
     use crate::cpu::LinearTerms;
-    use crate::ops::Activation;
 
     #[test]
     fn scales_are_factors_of_rows_and_columns() {

@@ -174,9 +174,9 @@ mod tests {
     use ndarray::{Array2, array};
 
     use super::{Update, generated_update, linear_with_update};
+    use crate::cpu::Activation;
     use crate::cpu::LinearTerms;
     use crate::error::Error;
-    use crate::ops::Activation;
 
     fn pattern(rows: usize, columns: usize, seed: usize) -> Array2<f32> {
         Array2::from_shape_fn((rows, columns), |(i, j)| ((i * 31 + j * 17 + seed) % 7) as f32 - 3.0)

@@ -9,6 +9,7 @@ pub(crate) mod cuda;
 pub(crate) mod decisions;
 pub(crate) mod emulator;
 mod properties;
+pub(crate) mod tuning;
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +21,6 @@ pub use properties::{MemoryStats, Properties};
 use crate::error::{Error, Result};
 use crate::kernel;
 use crate::stream::{IdleBranches, Stream};
-use crate::tune;
 use backend::{Backend, StreamHandle};
 use decisions::Decisions;
 
@@ -52,7 +52,7 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     kernels: kernel::Cache,
-    tuning: tune::State,
+    tuning: tuning::State,
     decisions: Decisions,
     default_stream: Arc<StreamHandle>,
     idle_branches: IdleBranches,
@@ -114,7 +114,7 @@ impl Device {
     pub(crate) fn from_backend(backend: Box<dyn Backend>, default_stream: StreamHandle) -> Self {
         Self(Arc::new(Inner {
             kernels: kernel::Cache::default(),
-            tuning: tune::State::default(),
+            tuning: tuning::State::default(),
             decisions: Decisions::default(),
             default_stream: Arc::new(default_stream),
             idle_branches: IdleBranches::default(),
@@ -196,7 +196,7 @@ impl Device {
         &self.0.idle_branches
     }
 
-    pub(crate) fn tuning(&self) -> &tune::State {
+    pub(crate) fn tuning(&self) -> &tuning::State {
         &self.0.tuning
     }
 

@@ -181,14 +181,30 @@ impl Experts {
     }
 
     /// The experts of this layout that `rows` holds, one in each row.
-    pub(crate) fn in_rows(layout: ExpertLayout, rows: CachedRows) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if the rows have another length than the layout says.
+    pub fn in_rows(layout: ExpertLayout, rows: CachedRows) -> Result<Self> {
+        if rows.row_bytes() != layout.row_bytes() {
+            return Err(Error::Argument {
+                operation: "Experts::in_rows",
+                argument: "rows",
+                expected: format!("rows of {} bytes", layout.row_bytes()),
+                actual: format!("rows of {}", rows.row_bytes()),
+            });
+        }
         let (device, count) = (rows.device().clone(), rows.cache().rows());
         let store = Store::Cached(Box::new(Mutex::new(rows)));
-        Self { device, layout, count, activation: Activation::GeluErf, chunk: None, store }
+        Ok(Self { device, layout, count, activation: Activation::GeluErf, chunk: None, store })
     }
 
     /// Gives the cache another number of slots, and fills them with the first experts' rows. Without a cache there is nothing to do.
-    pub(crate) fn resize_cache(&self, slots: usize) -> Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// As [`CachedRows::resize`] and [`CachedRows::prefetch`].
+    pub fn resize_cache(&self, slots: usize) -> Result<()> {
         let Store::Cached(rows) = &self.store else { return Ok(()) };
         let mut rows = rows.lock();
         rows.resize(slots)?;

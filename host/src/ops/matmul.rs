@@ -40,7 +40,7 @@ pub fn matmul<'a, T: LinearInput>(a: &'a Tensor<T>, b: &'a Tensor<T>) -> MatmulO
 }
 
 /// As [`matmul`], with any output type that the inputs' type has kernels for.
-pub(crate) fn with_output<'a, T, O>(a: &'a Tensor<T>, b: &'a Tensor<T>) -> MatmulOp<'a, T, O>
+pub fn with_output<'a, T, O>(a: &'a Tensor<T>, b: &'a Tensor<T>) -> MatmulOp<'a, T, O>
 where
     T: LinearTypes<O>,
     O: Element + FromAccumulator<f32>,

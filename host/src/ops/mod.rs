@@ -3,7 +3,8 @@
 //! An operation is a builder: `ops::linear(&x, &w).bias(&b).activation(Activation::Relu).run()`. It checks its operands first;
 //! then a GPU or the emulator runs the kernel that one pure function has chosen, the CPU its own implementation.
 
-mod activation;
+#[doc(hidden)]
+pub mod choice;
 mod implementation;
 pub mod linear;
 pub mod matmul;
@@ -14,13 +15,12 @@ mod product;
 mod repack;
 mod result;
 pub mod scaled;
-mod sizes;
 pub mod topk;
 pub mod update;
 
-pub(crate) use sizes::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, STORED_ROWS, has_short_rows};
+pub(crate) use crate::sizes::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, STORED_ROWS, has_short_rows};
 
-pub use activation::Activation;
+pub use crate::cpu::Activation;
 pub use implementation::{Implementation, Launch, Launches};
 pub use linear::linear;
 pub use matmul::matmul;

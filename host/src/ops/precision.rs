@@ -6,7 +6,7 @@
 //! | [`Products::ThreeTf32`] | f32 | 2⁻¹⁹ + 2⁻²⁴ · (42 + ⌈K/8⌉); validated to be below 10⁻⁵ for K up to 4096 |
 //! | [`Products::Tf32`] | f32 | 2⁻¹⁰ + 2⁻²¹ from rounding the inputs to 11 significant bits, and 2⁻²³ · (K + 8) |
 //!
-//! [`validate::bound`](crate::validate::bound) derives these errors. [`Products::choose`] is the policy, a pure function.
+//! The module `warpsmith_lab::bound` derives these errors. [`Products::choose`] is the policy, a pure function.
 
 use crate::DType;
 
@@ -64,7 +64,7 @@ impl Products {
         self == other || (self, other) == (Self::ThreeTf32, Self::Tf32)
     }
 
-    /// The largest error of a sum of `k` products, relative to the sum of their magnitudes; see [`validate::bound`](crate::validate::bound).
+    /// The largest error of a sum of `k` products, relative to the sum of their magnitudes; see `warpsmith_lab::bound`.
     #[must_use]
     pub fn error(self, k: usize) -> f64 {
         /// Half a unit in the last place of an f32 near 1.

@@ -2,12 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 use half::bf16;
 
 use super::Stream;
-use crate::benchmark::{Options, interleaved};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::linear;
@@ -228,8 +226,5 @@ fn streams_beside_one_that_is_recorded_have_branches_that_are_not() {
     beside_both().expect("nothing fails");
     // SAFETY: nobody else has the stream, and the work borrows the tensors that it uses.
     unsafe { gpu.stream.capture(beside_both) }.expect("nothing fails");
-    let options = Options { warm_up: Duration::ZERO, samples: 1, batch: Duration::ZERO };
-    let mut subject = |_: usize| beside_both();
-    interleaved(&gpu.stream, &mut [&mut subject], &options).expect("nothing fails");
     other.synchronize().expect("nothing fails");
 }

@@ -14,7 +14,7 @@ use etcetera::BaseStrategy;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
-use super::{FOLDER_VARIABLE, Tuned};
+use super::FOLDER_VARIABLE;
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -147,23 +147,23 @@ impl Store {
         &self.found
     }
 
-    /// What is kept, by [`Tuned::key`].
+    /// What is kept, by key.
     #[must_use]
     pub fn results(&self) -> &BTreeMap<String, Kept> {
         &self.results
     }
 
-    /// Keeps the fastest candidate, instead of what was kept under the same key. Nothing is written before [`save`](Self::save).
-    pub fn keep<T: Copy + PartialEq + Display>(&mut self, tuned: &Tuned<T>) {
-        let Some((tile, timing)) = tuned.best() else { return };
+    /// Keeps a problem's fastest tile and what it took, instead of what was kept under the same key. Nothing is written before
+    /// [`save`](Self::save).
+    pub fn keep(&mut self, key: &str, tile: impl Display, time: Duration) {
         let measured = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let kept = Kept {
             tile: tile.to_string(),
             // So few digits that they are read back as they were written.
-            microseconds: timing.median.as_nanos() as f64 / 1e3,
+            microseconds: time.as_nanos() as f64 / 1e3,
             measured: measured.as_secs(),
         };
-        self.results.insert(tuned.key.clone(), kept);
+        self.results.insert(key.to_owned(), kept);
     }
 
     /// Writes the file, with what others have kept in it meanwhile.
@@ -247,8 +247,8 @@ fn read(path: &Path, origin: &Origin) -> (Found, BTreeMap<String, Kept>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::linear::Tile;
-    use crate::tune::tests::tuned;
+
+    const TIME: Duration = Duration::from_nanos(1234);
 
     fn origin() -> Origin {
         Origin::of(&Device::emulator())
@@ -260,7 +260,7 @@ mod tests {
         let inner = folder.path().join("not yet there");
         let mut store = Store::open_in(&inner, origin());
         assert_eq!(store.found(), &Found::Nothing);
-        store.keep(&tuned("a", Tile::T64x64));
+        store.keep("a", "64x64", TIME);
         store.save().expect("written");
         let again = Store::open_in(&inner, origin());
         assert_eq!(again.found(), &Found::Results);
@@ -279,7 +279,7 @@ mod tests {
     fn results_of_another_origin_do_not_count_and_are_replaced() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut store = Store::open_in(folder.path(), origin());
-        store.keep(&tuned("old", Tile::T64x64));
+        store.keep("old", "64x64", TIME);
         store.save().expect("written");
         let others = [
             Origin { driver: Some((1, 2)), ..origin() },
@@ -291,13 +291,13 @@ mod tests {
             let mut store = Store::open_in(folder.path(), other.clone());
             assert!(matches!(store.found(), Found::Stale(_)), "{other:?}");
             assert!(store.results().is_empty());
-            store.keep(&tuned("new", Tile::T16x64));
+            store.keep("new", "16x64", TIME);
             store.save().expect("written");
             let keys: Vec<_> = Store::open_in(folder.path(), other).results.into_keys().collect();
             assert_eq!(keys, ["new"]);
             // Back to the first origin for the next.
             let mut store = Store::open_in(folder.path(), origin());
-            store.keep(&tuned("old", Tile::T64x64));
+            store.keep("old", "64x64", TIME);
             store.save().expect("written");
         }
         let another_gpu = Origin { gpu: "another".into(), ..origin() };
@@ -309,7 +309,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = Store::open_in(folder.path(), origin()).path().to_owned();
         let mut good = Store::open_in(folder.path(), origin());
-        good.keep(&tuned("a", Tile::T64x64));
+        good.keep("a", "64x64", TIME);
         good.save().expect("written");
         let whole = std::fs::read(&path).expect("the file");
         let mut damaged: Vec<Vec<u8>> = vec![
@@ -325,7 +325,7 @@ mod tests {
             std::fs::write(&path, &bytes).expect("written");
             let mut store = Store::open_in(folder.path(), origin());
             assert!(matches!(store.found(), Found::Foreign(_)), "{} bytes", bytes.len());
-            store.keep(&tuned("b", Tile::T16x64));
+            store.keep("b", "16x64", TIME);
             store.save().expect("replaced");
             assert_eq!(Store::open_in(folder.path(), origin()).results().len(), 1);
         }
@@ -345,7 +345,7 @@ mod tests {
         store.results.insert("a".into(), kept.clone());
         store.save().expect("written");
         let mut store = Store::open_in(folder.path(), origin());
-        store.keep(&tuned("b", Tile::T64x64));
+        store.keep("b", "64x64", TIME);
         store.save().expect("written");
         assert_eq!(Store::open_in(folder.path(), origin()).results().get("a"), Some(&kept));
     }
@@ -355,8 +355,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let mut first = Store::open_in(folder.path(), origin());
         let mut second = Store::open_in(folder.path(), origin());
-        first.keep(&tuned("a", Tile::T64x64));
-        second.keep(&tuned("b", Tile::T16x64));
+        first.keep("a", "64x64", TIME);
+        second.keep("b", "16x64", TIME);
         first.save().expect("written");
         second.save().expect("written");
         assert_eq!(Store::open_in(folder.path(), origin()).results().len(), 2);
@@ -374,7 +374,7 @@ mod tests {
                     let mut store = Store::open_in(folder, origin());
                     start.wait();
                     for result in 0..4 {
-                        store.keep(&tuned(&format!("{writer} {result}"), Tile::T64x64));
+                        store.keep(&format!("{writer} {result}"), "64x64", TIME);
                         store.save().expect("written");
                     }
                 });
@@ -387,7 +387,7 @@ mod tests {
     fn a_writer_waits_for_the_one_before_it_and_a_reader_for_none() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut store = Store::open_in(folder.path(), origin());
-        store.keep(&tuned("a", Tile::T64x64));
+        store.keep("a", "64x64", TIME);
         let held = lock(&store.path().with_extension("lock")).expect("nobody else has it");
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| store.save());

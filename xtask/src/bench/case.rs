@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use warpsmith::DType;
 use warpsmith::ops::{self, Activation};
-use warpsmith::validate::{LinearCase, MatmulCase, ScaleKind, ScaledCase, Scales, Terms};
+use warpsmith_lab::cases::{LinearCase, MatmulCase, ScaleKind, ScaledCase, Scales, Terms};
 
 use super::suites::Suite;
 

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use cudarc::cublas::sys;
-use warpsmith::benchmark::Subject;
 use warpsmith::{Error, Stream};
+use warpsmith_lab::benchmark::Subject;
 
 use super::case::{Case, Operation, Precision};
 use super::operands::Operands;

@@ -13,9 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use cudarc::cublas::sys::cublasOperation_t;
 use cudarc::cublaslt::sys;
-use warpsmith::benchmark::{self, Options, Subject};
 use warpsmith::ops::Activation;
 use warpsmith::{Error, Stream, Tensor};
+use warpsmith_lab::benchmark::{self, Options, Subject};
 
 use super::case::{Extra, Operation, Precision};
 use super::operands::{Operands, mask_bits};

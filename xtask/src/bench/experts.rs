@@ -8,10 +8,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use comfy_table::{Table, presets};
 use half::bf16;
-use warpsmith::benchmark::{self, Options, PeerSizes, Subject, Timing};
 use warpsmith::ops;
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
 use warpsmith::{Device, Tensor};
+use warpsmith_lab::benchmark::{self, Options, Subject, Timing};
+use warpsmith_lab::cases::PeerSizes;
 
 use super::{Args, microseconds};
 use crate::provenance::Provenance;

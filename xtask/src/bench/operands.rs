@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use rayon::prelude::*;
-use warpsmith::{Stream, Tensor, benchmark};
+use warpsmith::{Stream, Tensor};
+use warpsmith_lab::benchmark;
 
 use super::case::{Case, Extra, Operation, Precision};
 use crate::random::Random;

@@ -7,13 +7,13 @@ use std::fmt;
 use anyhow::Result;
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
-use warpsmith::benchmark::{self, LinearSubject, Subject};
 use warpsmith::ops::linear::select::Access;
 use warpsmith::ops::linear::{LinearInput, Tile};
 use warpsmith::ops::scaled::{Fp8Tile, ScaledInput, ScaledLinearOp};
 use warpsmith::ops::{self, Products, Scale};
-use warpsmith::validate::LinearCase;
 use warpsmith::{Device, Element, Error, Stream, Tensor};
+use warpsmith_lab::benchmark::{self, LinearSubject, Subject};
+use warpsmith_lab::cases::LinearCase;
 
 use super::case::{Case, Extra, Operation, Precision};
 use super::operands::{self, Operand};
@@ -328,8 +328,8 @@ mod tests {
     use std::collections::HashSet;
 
     use warpsmith::Device;
-    use warpsmith::benchmark::Subject;
     use warpsmith::ops::Activation;
+    use warpsmith_lab::benchmark::Subject;
 
     use float8::{F8E4M3, F8E5M2};
     use half::bf16;

@@ -7,9 +7,9 @@
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
-use warpsmith::benchmark::Subject;
 use warpsmith::kernel::RawArg;
 use warpsmith::{Device, Error, Function, Stream};
+use warpsmith_lab::benchmark::Subject;
 
 use super::case::{Case, Extra, Operation, Precision};
 use super::cublaslt::Product;

@@ -9,8 +9,9 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
-use warpsmith::benchmark::{self, PeerMeasurement, PeerSizes, Timing};
 use warpsmith::ops::peer::ExpertFormat;
+use warpsmith_lab::benchmark::{self, PeerMeasurement, Timing};
+use warpsmith_lab::cases::PeerSizes;
 
 use super::report::Verdict;
 use super::rows::rounded;
@@ -236,7 +237,7 @@ fn verdicts(rows: &[Row]) -> Vec<Verdict> {
 
 #[cfg(test)]
 mod tests {
-    use warpsmith::benchmark::PeerSizes;
+    use warpsmith_lab::cases::PeerSizes;
 
     use super::{Part, Row, verdicts};
 

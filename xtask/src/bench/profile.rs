@@ -5,8 +5,8 @@
 
 use anyhow::{Context, Result, bail};
 use cudarc::driver::{CudaContext, profiler_start, profiler_stop};
-use warpsmith::benchmark::Subject;
 use warpsmith::{DeviceKind, Stream};
+use warpsmith_lab::benchmark::Subject;
 
 /// Has the profiler look at `launches` launches of each subject, which are named as they begin.
 pub(super) fn launch(

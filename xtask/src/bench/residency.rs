@@ -4,7 +4,8 @@
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
-use warpsmith::benchmark::{self, PeerSizes, Popularity, ResidencyMeasurement, ResidencyPoint};
+use warpsmith_lab::benchmark::{self, Popularity, ResidencyMeasurement, ResidencyPoint};
+use warpsmith_lab::cases::PeerSizes;
 
 use super::rows::rounded;
 use super::session::Session;
@@ -136,7 +137,8 @@ mod tests {
     use std::time::Duration;
 
     use warpsmith::Device;
-    use warpsmith::benchmark::{self, Options, PeerSizes, Popularity, ResidencyPoint};
+    use warpsmith_lab::benchmark::{self, Options, Popularity, ResidencyPoint};
+    use warpsmith_lab::cases::PeerSizes;
 
     use super::{Row, table, variant, wanted};
     use crate::measurement::Measurement;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use serde::Serialize;
 use warpsmith::Device;
-use warpsmith::benchmark::{self, Options};
+use warpsmith_lab::benchmark::{self, Options};
 
 use super::report::{self, Verdict};
 use super::torch::{Script, Torch};

@@ -6,8 +6,8 @@ use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use warpsmith::DType;
-use warpsmith::benchmark;
-use warpsmith::validate::{Data, TopkCase};
+use warpsmith_lab::benchmark;
+use warpsmith_lab::cases::{Data, TopkCase};
 
 use super::case::Precision;
 use super::report::Verdict;
@@ -156,7 +156,7 @@ fn verdicts(rows: &[Row]) -> Vec<Verdict> {
 #[cfg(test)]
 mod tests {
     use warpsmith::DType;
-    use warpsmith::validate::{Data, TopkCase};
+    use warpsmith_lab::cases::{Data, TopkCase};
 
     use super::{Row, verdicts};
 

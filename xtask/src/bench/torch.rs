@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Map;
 use tempfile::TempDir;
 use warpsmith::Stream;
-use warpsmith::benchmark::{self, Options, Sampler, Timing};
+use warpsmith_lab::benchmark::{self, Options, Sampler, Timing};
 
 use super::case::Case;
 use super::{cublaslt, microseconds};
@@ -287,7 +287,7 @@ mod tests {
     use serde::Serialize;
     use serde_json::Map;
     use warpsmith::Device;
-    use warpsmith::benchmark::Options;
+    use warpsmith_lab::benchmark::Options;
 
     use super::{Answer, LINEAR, Line, Script, Timed, Torch};
 

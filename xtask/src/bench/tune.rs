@@ -11,10 +11,11 @@ use anyhow::{Context, Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use warpsmith::Device;
-use warpsmith::benchmark::{Options, Timing};
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::scaled::Fp8Tile;
-use warpsmith::tune::{self, Found, Store, Tuned};
+use warpsmith::tune::{Found, Store};
+use warpsmith_lab::benchmark::{Options, Timing};
+use warpsmith_lab::tune::{self, Tuned};
 
 use super::case::{Case, Precision, Tunable, parse_shape};
 use super::draw::Draw;
@@ -244,8 +245,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Some(store) = &mut store {
         for outcome in findings.kept() {
             match outcome {
-                Outcome::Product(tuned) => store.keep(&tuned),
-                Outcome::Scaled(tuned) => store.keep(&tuned),
+                Outcome::Product(tuned) => tuned.keep_in(store),
+                Outcome::Scaled(tuned) => tuned.keep_in(store),
             }
         }
         store.save()?;

@@ -9,9 +9,9 @@ use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use warpsmith::DType;
-use warpsmith::benchmark::{self, UpdateMeasurement};
 use warpsmith::ops::update::Way;
-use warpsmith::validate::UpdateCase;
+use warpsmith_lab::benchmark::{self, UpdateMeasurement};
+use warpsmith_lab::cases::UpdateCase;
 
 use super::case::Precision;
 use super::report::Verdict;
@@ -277,7 +277,7 @@ fn verdicts(rows: &[Row]) -> Vec<Verdict> {
 #[cfg(test)]
 mod tests {
     use warpsmith::DType;
-    use warpsmith::validate::UpdateCase;
+    use warpsmith_lab::cases::UpdateCase;
 
     use super::{COPY, Row, SEQUENCE, verdicts};
 

@@ -18,8 +18,8 @@ pub(super) use updates::updates;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::Access;
 use warpsmith::ops::{Activation, Precision};
-use warpsmith::validate::{Data, LinearCase, MatmulCase, Placement, Scales, Terms};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
+use warpsmith_lab::cases::{Data, LinearCase, MatmulCase, Placement, Scales, Terms};
 
 /// How much to validate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -435,8 +435,9 @@ mod tests {
     use warpsmith::ops::Implementation;
     use warpsmith::ops::linear::LinearTypes;
     use warpsmith::ops::scaled::ScaledOutput;
-    use warpsmith::validate::{self, LinearCase, Placement, ScaledCase};
     use warpsmith::{DType, Device, Element, Tensor, ops};
+    use warpsmith_lab::cases::{LinearCase, Placement, ScaledCase};
+    use warpsmith_lab::validate;
 
     use super::{Level, Target, compared_scaled, linear, scaled};
 

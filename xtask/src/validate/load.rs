@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::bail;
 use comfy_table::{Cell, Color, Table, presets};
 use serde::Serialize;
-use warpsmith::validate::load::{self, Options, Phase, Work};
 use warpsmith::{Device, DeviceKind};
+use warpsmith_lab::validate::load::{self, Options, Phase, Work};
 
 use super::cases;
 use super::progress_bar;
@@ -315,8 +315,8 @@ mod tests {
 
     use clap::Parser;
     use warpsmith::Device;
-    use warpsmith::validate::load::Phase;
     use warpsmith_kernels::{MODULES, PtxModule};
+    use warpsmith_lab::validate::load::Phase;
 
     use super::super::cases::{self, Target};
     use super::{implementations, keep, run, spread};

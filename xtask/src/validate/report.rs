@@ -163,7 +163,7 @@ mod tests {
     use std::path::Path;
 
     use warpsmith::DType;
-    use warpsmith::validate::LinearCase;
+    use warpsmith_lab::cases::LinearCase;
 
     use super::{Json, Level, Report, Row, kernel_of};
     use crate::validate::{Label, failed_row};

@@ -56,7 +56,7 @@ pub fn linear<'a, T: LinearInput>(x: &'a Tensor<T>, w: &'a Tensor<T>) -> LinearO
 }
 
 /// As [`linear`], with any output type that the inputs' type has kernels for.
-pub(crate) fn with_output<'a, T, O>(x: &'a Tensor<T>, w: &'a Tensor<T>) -> LinearOp<'a, T, O>
+pub fn with_output<'a, T, O>(x: &'a Tensor<T>, w: &'a Tensor<T>) -> LinearOp<'a, T, O>
 where
     T: LinearTypes<O>,
     O: Element + FromAccumulator<f32>,

@@ -23,7 +23,7 @@ const BYTES_PER_MICROSECOND: f64 = 2.5e6;
 /// # Errors
 ///
 /// As [`ProductKeyOp::run`] and [`ExpertMlpOp::run_into`](super::ExpertMlpOp::run_into).
-pub(crate) fn peer<T: RoutingInput + ExpertInput>(
+pub fn peer<T: RoutingInput + ExpertInput>(
     retrieval: &ProductKeyOp<'_, T>,
     table: &ExpertTable,
     activation: Activation,
@@ -44,7 +44,7 @@ pub(crate) fn peer<T: RoutingInput + ExpertInput>(
 /// # Errors
 ///
 /// As [`ProductKeyOp::run`], for the operands.
-pub(crate) fn peer_is_in_parts<T: RoutingInput>(
+pub fn peer_is_in_parts<T: RoutingInput>(
     retrieval: &ProductKeyOp<'_, T>,
     table: &ExpertTable,
 ) -> Result<bool> {

@@ -10,14 +10,16 @@ mod product_key;
 mod retrieval;
 mod routing;
 
-pub use experts::{
-    ExpertBlocks, ExpertFormat, ExpertInput, ExpertLayout, ExpertMlpOp, ExpertTable, ExpertVectors,
-    expert_mlp,
-};
-pub(crate) use experts::{NUMBERS_AT_A_TIME, Part};
+pub use crate::cpu::Gate;
+#[doc(hidden)]
+pub use crate::experts::Part;
+pub use crate::experts::{ExpertFormat, ExpertLayout, ExpertVectors};
+pub(crate) use experts::NUMBERS_AT_A_TIME;
+pub use experts::{ExpertBlocks, ExpertInput, ExpertMlpOp, ExpertTable, expert_mlp};
 pub use keys::normalized_keys;
-pub(crate) use layer::{peer, peer_is_in_parts};
-pub use options::{Gate, QueryNorm};
+#[doc(hidden)]
+pub use layer::{peer, peer_is_in_parts};
+pub use options::QueryNorm;
 pub use product_key::{ProductKeyOp, product_key_topk};
 pub use retrieval::{RetrievalBlocks, RoutingInput};
 pub use routing::Routing;

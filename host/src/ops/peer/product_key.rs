@@ -11,8 +11,9 @@ use warpsmith_dsl::product_key as kernels;
 use warpsmith_dsl::product_key::{ProductKeyParams, QueryNormParams};
 
 use super::Routing;
-use super::options::{Gate, Kind, QueryNorm};
+use super::options::{Kind, QueryNorm};
 use super::retrieval::{Choice, RetrievalBlocks, RoutingInput, choose, forced};
+use crate::cpu::Gate;
 use crate::cpu::{self, Normalization, ProductKeys};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};

@@ -10,11 +10,12 @@ use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
 use crate::device::decisions::Key;
 use crate::error::{Error, Result};
+use crate::ops::choice::{Observation, ProductChoice, notice};
 use crate::ops::linear::select::{Access, Fused, Limits, MOST_PARTS, Problem, TURING, Tile, has_tf32};
 use crate::ops::linear::{Instance, LinearTypes};
 use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT, has_short_rows};
 use crate::tensor::{Element, Tensor};
-use crate::tune::{self, ProductChoice};
+use crate::tune;
 
 /// A product, planned.
 pub(super) struct Plan<T: Element, O: Element> {
@@ -114,7 +115,7 @@ where
     fn new(product: &Product<'_, T, O>, y: Option<&Tensor<O>>) -> Result<Self> {
         let device = product.a.device();
         let decided = device.decisions().get(key(product, y), || Self::decide(product, y))?;
-        tune::notice_product(&decided.choice, decided.path.repack);
+        notice(Observation::Product(decided.choice, decided.path.repack));
         let instance = T::instance(decided.tile).ok_or_else(|| no_kernel(product, &decided.choice.limits))?;
         Ok(Self { decided, instance })
     }

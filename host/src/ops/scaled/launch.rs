@@ -23,13 +23,14 @@ use super::{OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ops::choice::{Observation, ScaledChoice, notice};
 use crate::ops::linear::select::TURING;
 use crate::ops::linear::{has_only_tiles, is_early, tiles};
 use crate::ops::matrix::{as_matrix, row_stride};
 use crate::ops::{CHUNK_BYTES, Implementation, STORED_ROWS};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Swizzle, Tensor, TensorMapOptions};
-use crate::tune::{self, ScaledChoice};
+use crate::tune;
 
 mod sealed {
     pub trait Sealed {}
@@ -321,7 +322,7 @@ impl<O: ScaledOutput> Launch<O> {
             problem: Problem { m, n, k },
             limits,
         };
-        tune::notice_scaled(&choice);
+        notice(Observation::Scaled(choice));
         let tile = match op.tile {
             Some(tile) => expect_tile(tile, k, &limits)?,
             None => tune::choose(device, &choice)?.ok_or_else(|| no_tile(device, &limits))?,

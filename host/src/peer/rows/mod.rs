@@ -215,7 +215,7 @@ impl CachedRows {
     ///
     /// [`Error::Argument`] if there are to be no slots or a step is under way, [`Error::OutOfMemory`] if the device does not hold the new slots beside the
     /// old ones; the cache is then as it was. [`Error::Driver`] if earlier work failed.
-    pub(crate) fn resize(&mut self, slots: usize) -> Result<()> {
+    pub fn resize(&mut self, slots: usize) -> Result<()> {
         const OPERATION: &str = "CachedRows::resize";
         let argument = |argument, expected: &str, actual: usize| {
             let (expected, actual) = (expected.into(), actual.to_string());
@@ -243,7 +243,7 @@ impl CachedRows {
     /// # Errors
     ///
     /// As [`stage`](Self::stage).
-    pub(crate) fn prefetch(&mut self, ids: &[u32]) -> Result<()> {
+    pub fn prefetch(&mut self, ids: &[u32]) -> Result<()> {
         for part in ids.chunks(PREFETCHED) {
             let step = self.stage(part)?;
             let copies = self.copies.clone();

@@ -1,10 +1,10 @@
 //! Linear layers that read or store more than x, w, a bias and y.
 
 use anyhow::Result;
-use warpsmith::benchmark::Subject;
 use warpsmith::ops;
 use warpsmith::ops::linear::{LinearInput, Tile};
 use warpsmith::{Element, Error, Stream, Tensor};
+use warpsmith_lab::benchmark::Subject;
 
 use super::super::case::{Case, Extra, Operation};
 use super::super::operands::{self, Operand};

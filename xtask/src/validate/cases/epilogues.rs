@@ -5,7 +5,7 @@ use warpsmith::DType;
 use warpsmith::ops::Activation;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::{Access, Fused};
-use warpsmith::validate::{Data, LinearCase, MatmulCase, Placement, Scales, Terms};
+use warpsmith_lab::cases::{Data, LinearCase, MatmulCase, Placement, Scales, Terms};
 
 use super::{Level, Target};
 
@@ -261,7 +261,7 @@ mod tests {
             for tile in tiles(types, HOPPER).filter(|tile| tile.is_persistent()) {
                 let of_tile = || cases.iter().filter(|case| case.tile == Some(tile));
                 let asks =
-                    |part: fn(&warpsmith::validate::Terms) -> bool| of_tile().any(|case| part(&case.terms));
+                    |part: fn(&warpsmith_lab::cases::Terms) -> bool| of_tile().any(|case| part(&case.terms));
                 assert!(of_tile().count() >= TERMS.len(), "{tile}");
                 assert!(asks(|terms| terms.mask) && asks(|terms| terms.preactivation), "{tile}");
                 assert!(asks(|terms| terms.in_place) && asks(|terms| !terms.in_place && terms.beta != 0.0));

@@ -3,7 +3,7 @@
 use warpsmith::DType;
 use warpsmith::ops::Activation;
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
-use warpsmith::validate::{Data, ExpertCase, Placement, Residence, RoutingKind};
+use warpsmith_lab::cases::{Data, ExpertCase, Placement, Residence, RoutingKind};
 
 use super::{Level, Target};
 

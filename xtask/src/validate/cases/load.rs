@@ -3,19 +3,19 @@
 //! On a GPU there are some hundred blocks of each, so that they share multiprocessors, with sums that go round a ring of stages several times and
 //! end within a step of it: where a stage is read too late, the zeros behind the last columns show. In the emulator the sizes are small.
 
-use warpsmith::benchmark::PeerSizes;
 use warpsmith::ops::linear::Tile;
 use warpsmith::ops::linear::select::{Access, Fused};
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
 use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::ops::update::Way;
 use warpsmith::ops::{Activation, Precision};
-use warpsmith::validate::load::Work;
-use warpsmith::validate::{
+use warpsmith::{DType, Device, DeviceKind};
+use warpsmith_lab::cases::PeerSizes;
+use warpsmith_lab::cases::{
     CodesPer, Data, ExpertCase, LinearCase, MatmulCase, Placement, Residence, RoutingCase, RoutingKind,
     ScaledCase, Scales, Terms, TopkCase, UpdateCase,
 };
-use warpsmith::{DType, Device, DeviceKind};
+use warpsmith_lab::validate::load::Work;
 
 use super::routing::blocks;
 use super::{TYPES, Target};

@@ -2,7 +2,7 @@
 
 use warpsmith::DType;
 use warpsmith::ops::peer::{Gate, RetrievalBlocks};
-use warpsmith::validate::{Data, NormKind, RoutingCase, TopkCase};
+use warpsmith_lab::cases::{Data, NormKind, RoutingCase, TopkCase};
 
 use super::{Level, Target};
 

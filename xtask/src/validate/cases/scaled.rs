@@ -3,7 +3,7 @@
 use warpsmith::DType;
 use warpsmith::ops::Activation;
 use warpsmith::ops::scaled::Fp8Tile;
-use warpsmith::validate::{Data, Placement, ScaleKind, ScaledCase, Terms};
+use warpsmith_lab::cases::{Data, Placement, ScaleKind, ScaledCase, Terms};
 
 use super::{EMULATED_WORK, LARGE_SIZES, Level, MORE_SIZES, QUICK_SIZES, Target};
 

@@ -3,7 +3,7 @@
 use warpsmith::DType;
 use warpsmith::ops::Activation;
 use warpsmith::ops::update::Way;
-use warpsmith::validate::{CodesPer, Data, Placement, UpdateCase};
+use warpsmith_lab::cases::{CodesPer, Data, Placement, UpdateCase};
 
 use super::{Level, Target};
 
@@ -133,8 +133,8 @@ mod tests {
 
     use half::{bf16, f16};
     use warpsmith::ops::update::UpdateInput;
-    use warpsmith::validate::{Placement, UpdateCase};
     use warpsmith::{DType, Device, Tensor, ops};
+    use warpsmith_lab::cases::{Placement, UpdateCase};
 
     use super::super::{Level, Target};
     use super::updates;

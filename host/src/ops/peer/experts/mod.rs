@@ -1,17 +1,12 @@
 //! Evaluating the experts that tokens use: `y = Σ gate · act(x·u) [· (x·w)] · v` over their hidden units.
 //!
 //! [`expert_mlp`] starts a builder. Its operands are checked (here), a pure function says which kernel runs and how a block shares
-//! the columns (`select`), or how many tokens are worked in the order of the table (`sorted`), and the CPU has its own implementation. The experts' rows are a table's (`table`), in a layout that all of
-//! them share (`layout`), quantised or not (`quantize`).
+//! the columns (`select`), or how many tokens are worked in the order of the table (`sorted`), and the CPU has its own implementation. The experts' rows are a table's (`table`).
 
-mod layout;
-mod quantize;
 mod select;
 mod sorted;
 mod table;
 
-pub(crate) use layout::Part;
-pub use layout::{ExpertFormat, ExpertLayout, ExpertVectors};
 pub use select::ExpertBlocks;
 pub use table::ExpertTable;
 pub(crate) use table::NUMBERS_AT_A_TIME;
@@ -27,6 +22,7 @@ use crate::cpu::{self, FromAccumulator, TokenExperts};
 use crate::device::cpu::out_of_memory;
 use crate::device::{DeviceKind, Properties};
 use crate::error::{Error, Result};
+use crate::experts::ExpertLayout;
 use crate::memory::HostBytes;
 use crate::ops::{Activation, Implementation, ROW_LIMIT, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};

@@ -6,10 +6,10 @@ use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
 use warpsmith_kernels::expert_mlp::{Token, TokenOfMany, expert_mlp};
 use warpsmith_kernels::expert_mlp_cluster::{TokenOfCluster, expert_mlp_cluster};
 
-use super::layout::{ExpertFormat, ExpertLayout};
 use super::sorted::{Kernels, Plan};
 use crate::device::{Device, Properties};
 use crate::error::Result;
+use crate::experts::{ExpertFormat, ExpertLayout};
 use crate::stream::Stream;
 
 /// The arguments of a kernel.

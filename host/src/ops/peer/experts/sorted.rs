@@ -8,9 +8,9 @@ use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel};
 use warpsmith_kernels::expert_mlp_sorted::{expert_mlp_order, expert_mlp_outputs, expert_mlp_products};
 
-use super::layout::{ExpertFormat, ExpertLayout};
 use crate::device::{Device, Properties};
 use crate::error::Result;
+use crate::experts::{ExpertFormat, ExpertLayout};
 use crate::stream::{Operand, Stream};
 use crate::tensor::Tensor;
 

@@ -6,10 +6,10 @@ use rayon::prelude::*;
 use warpsmith_dsl::experts::ExpertRows;
 use warpsmith_dsl::launch::Global;
 
-use super::layout::{ExpertFormat, ExpertLayout, ExpertVectors};
 use crate::cpu::Operand as Number;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
+use crate::experts::{ExpertFormat, ExpertLayout, ExpertVectors};
 use crate::memory::zeros;
 use crate::stream::Operand;
 use crate::tensor::host::HostView;

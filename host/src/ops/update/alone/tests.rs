@@ -104,7 +104,7 @@ fn device(completion: Completion, seed: u64, compute_capability: (u32, u32)) -> 
 /// Half a unit in the last place of an f32 near 1.
 const U: f64 = 1.0 / (1u64 << 24) as f64;
 
-/// The error of a sum of `length` products, in units of the sum of their sizes: see `validate::bound`. Up to 32 blocks and warps add
+/// The error of a sum of `length` products, in units of the sum of their sizes: see `warpsmith_lab::bound`. Up to 32 blocks and warps add
 /// their parts up.
 fn sum_error(dtype: DType, length: usize) -> f64 {
     let length = length as f64;

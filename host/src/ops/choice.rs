@@ -1,0 +1,102 @@
+//! What is chosen by a model or by what was kept: for each kind of operation its tiles, and what the choice depends on.
+//!
+//! Whoever measures kernels does not work out again which problem an operation has: the operation runs once and says it, so that what is
+//! measured is what it looks up.
+
+use std::cell::RefCell;
+
+use crate::error::Result;
+use crate::ops::{linear, scaled};
+use crate::tensor::DType;
+use crate::tune::Choice;
+
+/// The choice for a linear layer or a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProductChoice {
+    /// What is computed.
+    pub problem: linear::select::Problem,
+    /// What the device has.
+    pub limits: linear::select::Limits,
+}
+
+impl Choice for ProductChoice {
+    type Tile = linear::Tile;
+
+    fn key(&self) -> String {
+        format!("linear {:?}", self.problem)
+    }
+
+    fn candidates(&self) -> Vec<Self::Tile> {
+        linear::select::candidates(&self.problem, &self.limits).collect()
+    }
+
+    fn model(&self) -> Option<Self::Tile> {
+        linear::select::select(&self.problem, &self.limits)
+    }
+}
+
+/// The choice for a scaled linear layer. The model asks for the sizes alone; measurements are told apart by the output's type, and by whether
+/// there is more than scales, a bias and an activation, as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaledChoice {
+    /// The type of Y.
+    pub output: DType,
+    /// Whether there is a residual, a mask or a pre-activation.
+    pub has_terms: bool,
+    /// The sizes.
+    pub problem: scaled::select::Problem,
+    /// What the device has.
+    pub limits: scaled::select::Limits,
+}
+
+impl Choice for ScaledChoice {
+    type Tile = scaled::Fp8Tile;
+
+    fn key(&self) -> String {
+        let Self { output, has_terms, problem, .. } = self;
+        format!("linear_scaled {output:?} terms: {has_terms} {problem:?}")
+    }
+
+    fn candidates(&self) -> Vec<Self::Tile> {
+        scaled::select::candidates(&self.problem, &self.limits).collect()
+    }
+
+    fn model(&self) -> Option<Self::Tile> {
+        scaled::select::select(&self.problem, &self.limits)
+    }
+}
+
+/// A problem that an operation runs a kernel for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observation {
+    /// Of a linear layer or a matrix product, and which of its operands are copied into aligned rows first.
+    Product(ProductChoice, [bool; 2]),
+    /// Of a scaled linear layer.
+    Scaled(ScaledChoice),
+}
+
+thread_local! {
+    /// The problems that this thread's operations run kernels for, while someone wants to know.
+    static OBSERVED: RefCell<Option<Vec<Observation>>> = const { RefCell::new(None) };
+}
+
+/// Says that a kernel is about to run for a problem, whoever chooses it.
+pub(crate) fn notice(observation: Observation) {
+    OBSERVED.with_borrow_mut(|observed| {
+        if let Some(observed) = observed {
+            observed.push(observation);
+        }
+    });
+}
+
+/// The problems that `work` runs kernels for, on this thread.
+///
+/// # Errors
+///
+/// Whatever `work` returns.
+pub fn observe(work: impl FnOnce() -> Result<()>) -> Result<Vec<Observation>> {
+    OBSERVED.set(Some(Vec::new()));
+    let outcome = work();
+    let observed = OBSERVED.take().unwrap_or_default();
+    outcome.map(|()| observed)
+}

@@ -1,0 +1,20 @@
+//! Cases: the sizes, types and options of operations that are validated, measured or tuned, and the data that they run on.
+
+mod data;
+mod experts;
+mod linear;
+mod peer;
+mod routing;
+mod scaled;
+mod topk;
+mod update;
+
+pub use data::Data;
+pub(crate) use data::{filled, split_mix};
+pub use experts::{ExpertCase, Residence, RoutingKind};
+pub use linear::{LinearCase, MatmulCase, Placement, Scales, Terms};
+pub use peer::PeerSizes;
+pub use routing::{NormKind, RoutingCase};
+pub use scaled::{ScaleKind, ScaledCase};
+pub use topk::TopkCase;
+pub use update::{CodesPer, UpdateCase};
