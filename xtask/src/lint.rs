@@ -1,18 +1,21 @@
-//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation, tables.
+//! `xtask lint`: what must hold of the sources before a commit – format, clippy, documentation, layers, tables.
+
+mod layers;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::{cargo, conclude, step, tables};
+use crate::{cargo, conclude, step, tables, workspace_root};
 
-/// Check formatting, clippy's lints and the documentation's links; warnings are errors.
+/// Check formatting, clippy's lints, the documentation's links and the crates' layers; warnings are errors.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {}
 
 const FORMAT: &str = "Formatting";
 const CLIPPY: &str = "Clippy";
 const DOCUMENTATION: &str = "Documentation";
+const LAYERS: &str = "Layers of modules";
 const TABLES: &str = "Tables of measurements";
 
 pub(crate) fn run(_: &Args) -> Result<ExitCode> {
@@ -28,6 +31,12 @@ pub(crate) fn run(_: &Args) -> Result<ExitCode> {
     let documentation = ["doc", "--workspace", "--no-deps", "--release"];
     if !step(DOCUMENTATION, cargo().args(documentation).env("RUSTDOCFLAGS", "-D warnings"))? {
         failed.push(DOCUMENTATION);
+    }
+    println!("\n── {LAYERS}");
+    let crossed = layers::complaints(&workspace_root())?;
+    crossed.iter().for_each(|complaint| println!("{complaint}"));
+    if !crossed.is_empty() {
+        failed.push(LAYERS);
     }
     println!("\n── {TABLES}");
     let stale = tables::stale()?;
