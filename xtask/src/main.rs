@@ -28,7 +28,7 @@ mod random;
 mod record;
 #[cfg(feature = "host")]
 mod spell;
-#[cfg(feature = "host")]
+#[cfg_attr(not(feature = "host"), expect(dead_code, reason = "verdicts are the bench's alone"))]
 mod spread;
 mod tables;
 mod test;
