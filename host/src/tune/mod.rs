@@ -75,3 +75,44 @@ pub(crate) fn choose<C: Choice>(device: &Device, choice: &C) -> Result<Option<C:
     let kept = kept.filter(|tile| choice.candidates().contains(tile));
     Ok(kept.or_else(|| choice.model()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{Choice, Origin, Store, Tuning, choose};
+    use crate::device::Device;
+
+    /// A choice between 1 and 2, of which the model takes 1.
+    struct OneOrTwo;
+
+    impl Choice for OneOrTwo {
+        type Tile = u32;
+
+        fn key(&self) -> String {
+            "one or two".into()
+        }
+
+        fn candidates(&self) -> Vec<u32> {
+            vec![1, 2]
+        }
+
+        fn model(&self) -> Option<u32> {
+            Some(1)
+        }
+    }
+
+    #[test]
+    fn a_device_follows_the_store_that_it_was_given_where_a_candidate_was_kept() {
+        let (device, folder) = (Device::emulator(), tempfile::tempdir().expect("a folder"));
+        let chosen = || choose(&device, &OneOrTwo).expect("the mode is set");
+        for (tile, expected) in [("2", 2), ("1", 1), ("3", 1), ("of tomorrow", 1), ("", 1)] {
+            let mut store = Store::open_in(folder.path(), Origin::of(&device));
+            store.keep(&OneOrTwo.key(), tile, Duration::from_micros(1));
+            device.set_tuned(&store);
+            assert_eq!(chosen(), Some(expected), "`{tile}`");
+            device.set_tuning(Tuning::Off);
+            assert_eq!(chosen(), Some(1), "`{tile}`");
+        }
+    }
+}

@@ -108,6 +108,9 @@ impl Timing {
 pub trait Subject {
     /// Enqueues the work number `index`; numbers rotate through the subject's memory.
     ///
+    /// On a GPU this may be captured and launched again. So the subject keeps the tensors that its work uses, and drops before it returns
+    /// what it makes meanwhile.
+    ///
     /// # Errors
     ///
     /// Whatever enqueueing returns.
@@ -272,8 +275,8 @@ impl<'a> Run<'a> {
         let mut batch = Batch::Direct(subject, 2);
         if recorded && matches!(stream.device().kind(), DeviceKind::Cuda(_)) {
             let work = move || batch.enqueue(launches);
-            // SAFETY: the stream is its caller's alone, as `interleaved` says. The work borrows the subject, which owns the operands, and what an operation
-            // allocates within it, as copies of operands in aligned rows, it frees there, too.
+            // SAFETY: the stream is its caller's alone, as `interleaved` says. The work borrows the subject, which keeps its operands, and drops before
+            // it returns what it makes meanwhile, such as copies of operands in aligned rows.
             batch = Batch::Recorded(unsafe { stream.capture(work) }?);
         }
         Ok(Self { host_time, ..Self::new(launches, batch) })

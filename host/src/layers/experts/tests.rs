@@ -7,7 +7,7 @@ use super::{ExpertOptions, Experts, chunk_tokens};
 use crate::ops::Activation;
 use crate::ops::peer::{ExpertFormat, ExpertLayout, Routing};
 use crate::peer::rows::Point;
-use crate::peer::{CacheOptions, CacheStatistics, ExpertMemory};
+use crate::peer::{CacheOptions, CacheStatistics, CachedRows, ExpertMemory};
 use crate::weights::FloatElement;
 use crate::{Device, DeviceKind, Element, Error, Tensor};
 
@@ -300,4 +300,15 @@ fn chunks_fit_into_the_cache_and_fill_a_gpu() {
     assert_eq!(chunk_tokens(16_384, 128, 1), 64);
     assert_eq!(chunk_tokens(1, 128, 1 << 20), 64);
     assert_eq!(chunk_tokens(1, 0, 0), 64);
+}
+
+#[test]
+fn rows_of_another_length_than_the_layout_s_are_refused() {
+    let device = Device::cpu();
+    let layout = ExpertLayout::new(ExpertFormat::Bf16, 8, 1, 8, false).expect("sizes are fine");
+    let rows = |bytes| CachedRows::new(&device, 4, bytes, &CacheOptions::default()).expect("there is memory");
+    let fitting = Experts::in_rows(layout, rows(layout.row_bytes())).expect("the lengths are the same");
+    assert_eq!(fitting.count(), 4);
+    let refused = Experts::in_rows(layout, rows(2 * layout.row_bytes())).map(|_| ());
+    assert!(matches!(refused, Err(Error::Argument { argument: "rows", .. })), "{refused:?}");
 }
