@@ -143,3 +143,13 @@ fn conclude(failed: &[&str]) -> ExitCode {
         ExitCode::FAILURE
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn commands_and_their_options_fit_together() {
+        super::Cli::command().debug_assert();
+    }
+}

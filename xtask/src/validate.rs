@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 use warpsmith_lab::cases::{
-    ExpertCase, LinearCase, MatmulCase, RoutingCase, ScaledCase, TopkCase, UpdateCase,
+    ExpertCase, LinearCase, MatmulCase, RepackCase, RoutingCase, ScaledCase, TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 
@@ -71,6 +71,7 @@ pub(crate) enum Operation {
     Topk,
     ProductKeyTopk,
     ExpertMlp,
+    Repack,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -218,6 +219,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         progress.finish_and_clear();
     }
 
+    if args.op.is_none_or(|op| op == Operation::Repack) {
+        let cases = cases::copies(level, args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("repack {} {}", case.dtype, case.shape()));
+            rows.push(row_of(Label::repack(case), || validate::repack(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+
     let load = (level == Level::Full).then(|| load::run(&device, args)).transpose()?;
     let failures = rows.iter().filter(|row| !row.passed).count();
     let report = Report {
@@ -310,6 +322,11 @@ impl Label {
     fn experts(case: &ExpertCase) -> Self {
         let types = format!("{} x {}", case.format, case.dtype);
         Self { operation: "expert_mlp", types, shape: case.shape(), options: case.options() }
+    }
+
+    fn repack(case: &RepackCase) -> Self {
+        let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
+        Self { operation: "repack", types, shape, options }
     }
 
     fn matmul(case: &MatmulCase) -> Self {

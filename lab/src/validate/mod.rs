@@ -9,6 +9,7 @@ pub mod load;
 mod outputs;
 mod placed;
 mod product;
+mod repack;
 mod routing;
 mod scaled;
 mod tally;
@@ -17,6 +18,7 @@ mod update;
 
 pub use experts::{expert_bits, experts};
 pub use product::{linear, linear_bits, matmul, matmul_bits};
+pub use repack::repack;
 pub use routing::{RoutingOutcome, product_key_topk};
 pub use scaled::{linear_scaled, linear_scaled_bits};
 pub use topk::topk;

@@ -1,5 +1,6 @@
 //! The cases of `xtask validate`.
 
+mod copies;
 mod epilogues;
 mod experts;
 mod load;
@@ -7,6 +8,7 @@ mod routing;
 mod scaled;
 mod updates;
 
+pub(super) use copies::copies;
 pub(super) use experts::experts;
 pub(super) use load::load;
 #[cfg(test)]

@@ -22,6 +22,7 @@ const MORE_SELDOM: usize = 20;
 
 /// How much load there is.
 #[derive(clap::Args, Debug)]
+#[group(id = "under_load")]
 pub(crate) struct Args {
     /// Under load: threads, each with a stream and operands of its own (16; 2 where there is no GPU).
     #[arg(long, value_name = "N")]
