@@ -50,6 +50,8 @@ const MISREAD: &[(Tool, &str, &str)] = &[
         "its warps wait at one barrier in two places of the program",
     ),
     (Tool::Synccheck, "linear_skinny", "its warps wait at one barrier in two places of the program"),
+    (Tool::Synccheck, "linear_modulated", "its warps wait at one barrier in two places of the program"),
+    (Tool::Synccheck, "linear_joined", "its warps wait at one barrier in two places of the program"),
 ];
 
 impl Tool {

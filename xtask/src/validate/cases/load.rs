@@ -97,8 +97,10 @@ pub(in super::super) fn works(
         let cases = experts(target, has_kernels).into_iter();
         works.extend(cases.map(|case| Work::experts(ExpertCase { seed: next(), ..case })));
     }
-    if op.is_none() {
+    if asked(Operation::Repack) {
         works.extend(copies(target));
+    }
+    if op.is_none() {
         works.extend(layers(target, next()));
     }
     works
