@@ -27,7 +27,7 @@ use crate::stream::Stream;
 pub(crate) use ptx::PtxSummary;
 use ptx::{PtxEntry, Reach, Target};
 use replaced::Replaced;
-pub(crate) use select::{required_cuda, runs_built_in};
+pub(crate) use select::{is_built, required_cuda, runs_built_in};
 
 /// A module of PTX, loaded on a device.
 #[derive(Clone)]

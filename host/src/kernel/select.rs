@@ -32,6 +32,11 @@ pub(crate) fn is_left_out(modules: &[PtxModule], family: &str) -> bool {
     warpsmith_kernels::FAMILIES.contains(&family) && modules.iter().all(|module| module.family != family)
 }
 
+/// Whether this program has the kernels of `family`.
+pub(crate) fn is_built(family: &str) -> bool {
+    warpsmith_kernels::MODULES.iter().any(|module| module.family == family)
+}
+
 /// Whether some of this project's kernels run on a device of compute capability `capability` with a driver of CUDA version
 /// `driver`.
 pub(crate) fn runs_built_in(capability: (u32, u32), driver: Option<(u32, u32)>) -> bool {

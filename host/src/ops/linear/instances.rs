@@ -154,17 +154,12 @@ mod tests {
             );
             for declaration in same.iter().map(|i| i.declaration).chain(wide.iter().map(|i| i.declaration)) {
                 assert_eq!(declaration.shared_bytes, tile.shared_bytes(), "{}", declaration.name);
-                let (family, of_tile) = match tile.name().split_once('-') {
-                    Some(("skinny", rest)) => ("linear_skinny", rest),
-                    Some(("narrow", rest)) => ("linear_narrow", rest),
-                    Some(("tf32", rest)) => ("linear", rest),
-                    Some(("strided", rest)) => ("linear_strided", rest),
-                    Some(("hopper", rest)) if rest.starts_with("split") => ("linear_hopper_f32", rest),
+                let of_tile = match tile.name().split_once('-') {
                     // Whether there are halves is a parameter.
-                    Some((_, rest)) => ("linear_hopper", rest.trim_end_matches("-halves")),
-                    None => ("linear", tile.name()),
+                    Some((_, rest)) => rest.trim_end_matches("-halves"),
+                    None => tile.name(),
                 };
-                assert_eq!(declaration.family, family, "{}", declaration.name);
+                assert_eq!(declaration.family, tile.family(), "{}", declaration.name);
                 assert!(declaration.name.contains(&of_tile.replace('-', "_")), "{}", declaration.name);
                 let tf32 = tile.products(T::DTYPE) == Products::Tf32;
                 assert_eq!(declaration.name.contains("tf32"), tf32, "{}", declaration.name);

@@ -10,6 +10,7 @@ use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
 use crate::device::decisions::Key;
 use crate::error::{Error, Result};
+use crate::kernel::is_built;
 use crate::ops::choice::{Observation, ProductChoice, notice};
 use crate::ops::linear::select::{Access, Fused, Limits, MOST_PARTS, Problem, TURING, Tile, has_tf32};
 use crate::ops::linear::{Instance, LinearTypes};
@@ -379,6 +380,9 @@ where
     Axes { leading, rows: product.m(), row_strides }
 }
 
+/// The family whose kernels take what those of no other do.
+const LEAST: &str = "linear";
+
 /// The error where no kernel of the device, or none of the tile that was asked for, can run the product.
 fn no_kernel<T, O>(product: &Product<'_, T, O>, limits: &Limits) -> Error
 where
@@ -393,6 +397,7 @@ where
         actual,
     };
     match product.options.tile {
+        None if !is_built(LEAST) => Error::MissingFamily { family: LEAST, feature: LEAST },
         Some(tile) => {
             let serves = |access| tile.serves(T::DTYPE, access);
             let expected = if !tile.runs_on(limits.compute_capability) {

@@ -23,6 +23,7 @@ use super::{OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::kernel::is_built;
 use crate::ops::choice::{Observation, ScaledChoice, notice};
 use crate::ops::linear::select::TURING;
 use crate::ops::linear::{has_only_tiles, is_early, tiles};
@@ -441,6 +442,10 @@ fn expect_tile(tile: Fp8Tile, k: u32, limits: &Limits) -> Result<Fp8Tile> {
 
 /// The error where no tile runs on the device.
 fn no_tile(device: &Device, limits: &Limits) -> Error {
+    const LEAST: &str = "linear_fp8";
+    if !is_built(LEAST) {
+        return Error::MissingFamily { family: LEAST, feature: LEAST };
+    }
     let (major, minor) = limits.compute_capability;
     let (expected, actual) = if limits.compute_capability < TURING {
         ("compute capability 7.5 or later".into(), format!("{major}.{minor}"))

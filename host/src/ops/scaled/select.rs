@@ -15,6 +15,7 @@ use warpsmith_kernels::linear_fp8_hopper::{
 };
 
 use crate::error::Error;
+use crate::kernel::is_built;
 use crate::ops::linear::select::{TURING, is_hopper};
 
 /// The tile of the output that one block computes at a time, rows × columns.
@@ -57,6 +58,12 @@ impl Fp8Tile {
             Self::Hopper64x64 => "hopper-64x64",
             Self::Portable64x64 => "64x64",
         }
+    }
+
+    /// The kernel family of its kernels.
+    #[must_use]
+    pub const fn family(self) -> &'static str {
+        if self.is_hopper() { "linear_fp8_hopper" } else { "linear_fp8" }
     }
 
     /// Rows and columns of the tile.
@@ -224,7 +231,8 @@ pub fn candidates(problem: &Problem, limits: &Limits) -> impl Iterator<Item = Fp
     let Problem { k, .. } = *problem;
     let Limits { compute_capability, max_shared_per_block, .. } = *limits;
     Fp8Tile::ALL.into_iter().filter(move |tile| {
-        tile.runs_on(compute_capability)
+        is_built(tile.family())
+            && tile.runs_on(compute_capability)
             && tile.shared_bytes() <= max_shared_per_block
             // There is no tensor map of a matrix without columns.
             && (k > 0 || !tile.is_hopper())

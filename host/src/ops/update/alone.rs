@@ -16,6 +16,7 @@ use warpsmith_kernels::update::{SLICE_BYTES, UpdateParams};
 use super::operands::{Alone, Problem};
 use crate::device::Device;
 use crate::error::Result;
+use crate::kernel::is_built;
 use crate::ops::linear::select::{Access, Limits};
 use crate::ops::matrix::row_stride;
 use crate::stream::Stream;
@@ -221,7 +222,8 @@ fn choices(shape: Shape, problem: &Problem, limits: &Limits) -> Vec<(Choice, u64
         let is_chunked = problem.access == Access::Aligned && problem.u_is_chunked && problem.y_is_chunked;
         is_chunked && is_whole(k) && is_whole(n)
     });
-    let fits = rank <= sizes.max_rank
+    let fits = is_built(sizes.declaration.family)
+        && rank <= sizes.max_rank
         && fits_columns
         && shared <= limits.max_shared_per_block
         && limits.compute_capability >= if sizes.split > 1 { (9, 0) } else { (8, 0) };

@@ -21,6 +21,7 @@ use warpsmith_kernels::linear_update_hopper::{
 use super::operands::{BoltOn, Problem};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::kernel::is_built;
 use crate::ops::linear::select::{self, Access, Limits};
 use crate::ops::matrix::row_stride;
 use crate::ops::{Products, linear};
@@ -142,6 +143,7 @@ pub(super) fn choose(problem: &Problem, limits: &Limits) -> Option<(Choice, u128
     let timed = candidates(problem, limits).map(|choice| (choice, picoseconds(choice, problem, limits)));
     timed.min_by_key(|&(_, time)| time).filter(|_| {
         limits.compute_capability == HOPPER
+            && is_built("linear_update_hopper")
             && problem.dtype != DType::F32
             && problem.access == Access::Aligned
             && problem.u_is_chunked

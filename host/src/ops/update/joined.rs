@@ -22,6 +22,7 @@ use super::operands::Problem;
 use super::{Way, no_way};
 use crate::device::Device;
 use crate::error::Result;
+use crate::kernel::is_built;
 use crate::ops::linear::select::{self, Access, Fused, Limits, estimate, is_hopper};
 use crate::ops::linear::{Operands, Tile, hopper_launch, hopper_map, is_early, skinny_launch, skinny_map};
 use crate::ops::{CHUNK_BYTES, Products};
@@ -73,7 +74,8 @@ pub(super) fn choose(
     tile: Option<Tile>,
     limits: &Limits,
 ) -> Option<(Choice, u128)> {
-    if !is_hopper(limits.compute_capability) || problem.dtype == DType::F32 || problem.k == 0 {
+    let has_kernels = is_hopper(limits.compute_capability) && is_built("linear_joined");
+    if !has_kernels || problem.dtype == DType::F32 || problem.k == 0 {
         return None;
     }
     let &Problem { m, n, k, rank, dtype, access, y_is_chunked, .. } = problem;

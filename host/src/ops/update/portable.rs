@@ -16,6 +16,7 @@ use warpsmith_kernels::linear_update::{LinearUpdateParams, Update64x64, Update12
 use super::operands::{BoltOn, Problem};
 use crate::device::Device;
 use crate::error::Result;
+use crate::kernel::is_built;
 use crate::ops::linear::select::{self, Access, Fused, Limits, TURING};
 use crate::ops::matrix::row_stride;
 use crate::ops::{Precision, Products, linear};
@@ -180,7 +181,9 @@ fn passes(tile: &Tile, problem: &Problem) -> u64 {
 fn choice(tile: &Tile, problem: &Problem, limits: &Limits, costs: [u64; 2]) -> Option<Choice> {
     let is_turing = limits.compute_capability < (8, 0);
     let is_read = problem.access == Access::Aligned && problem.u_is_chunked && problem.rank <= tile.max_rank;
-    let fits = limits.compute_capability >= TURING && tile.shared_bytes <= limits.max_shared_per_block;
+    let fits = is_built("linear_update")
+        && limits.compute_capability >= TURING
+        && tile.shared_bytes <= limits.max_shared_per_block;
     if !(is_read && fits) {
         return None;
     }

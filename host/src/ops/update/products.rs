@@ -21,6 +21,7 @@ use super::operands::{Problem, concatenated, in_chunks, is_chunked};
 use super::{UpdateInput, Way, no_way};
 use crate::device::Device;
 use crate::error::Result;
+use crate::kernel::is_built;
 use crate::ops::linear::select::{self, Access, Fused, Limits, estimate};
 use crate::ops::linear::{LinearOp, Operands, Tile, skinny_launch, with_output};
 use crate::ops::matrix::row_stride;
@@ -130,8 +131,10 @@ pub(super) fn choose_codes(
     let sums = linear_problem(problem, [m, rank, k], DType::F32, limits);
     let bytes = u128::from(m) * u128::from(rank) * (4 + dtype.size() as u128);
     let apart = estimate(None, &sums, limits)
+        .filter(|_| is_built("modulate"))
         .map(|time| (CodesChoice::Apart, time + MODULATE + bytes * 1_000_000 / MODULATE_RATE));
-    let has_kernels = select::is_hopper(limits.compute_capability) && dtype != DType::F32 && k > 0;
+    let is_hopper = select::is_hopper(limits.compute_capability) && is_built("linear_modulated");
+    let has_kernels = is_hopper && dtype != DType::F32 && k > 0;
     let ways = match v {
         _ if !has_kernels || !problem.x_is_chunked => &[][..],
         VLies::AlongK => &[(Access::Aligned, false)],

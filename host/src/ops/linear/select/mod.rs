@@ -18,6 +18,7 @@ pub(crate) use halves::halves_of;
 pub use tile::Tile;
 
 use crate::DType;
+use crate::kernel::is_built;
 use crate::ops::Products;
 
 impl Tile {
@@ -167,12 +168,15 @@ pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
     })
 }
 
-/// The tiles that compute `problem` on a device with these limits.
+/// The tiles that compute `problem` on a device with these limits, and whose kernels this program has.
 pub fn candidates(problem: &Problem, limits: &Limits) -> impl Iterator<Item = Tile> {
-    Tile::ALL.into_iter().filter(|tile| tile.computes(problem, limits) && tile.is_distinct(problem, limits))
+    let has_kernels = |tile: &Tile| is_built(tile.family());
+    let computes = |tile: &Tile| tile.computes(problem, limits) && tile.is_distinct(problem, limits);
+    Tile::ALL.into_iter().filter(has_kernels).filter(computes)
 }
 
-/// The time of `problem` with `tile`, or with the tile that [`select`] chooses, in picoseconds; `None` if there is no kernel for it.
+/// The time of `problem` with `tile`, or with the tile that [`select`] chooses, in picoseconds; `None` if there is no kernel for it. Of a `tile` that is
+/// named, the kernel may be one of another family.
 pub(crate) fn estimate(tile: Option<Tile>, problem: &Problem, limits: &Limits) -> Option<u128> {
     let tile = match tile {
         Some(tile) => Some(tile).filter(|tile| tile.computes(problem, limits)),

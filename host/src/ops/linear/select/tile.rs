@@ -217,6 +217,24 @@ impl Tile {
         }
     }
 
+    /// The kernel family of the linear operation's kernels with it.
+    #[must_use]
+    pub const fn family(self) -> &'static str {
+        match self {
+            Self::HopperSplit128x256
+            | Self::HopperSplit128x128
+            | Self::HopperSplit64x128
+            | Self::HopperSplit64x64 => "linear_hopper_f32",
+            Self::Narrow16x256 => "linear_narrow",
+            Self::Strided32x32 => "linear_strided",
+            _ => match self.facts().schedule {
+                Schedule::Portable { .. } => "linear",
+                Schedule::Persistent { .. } => "linear_hopper",
+                Schedule::Split { .. } => "linear_skinny",
+            },
+        }
+    }
+
     /// Rows and columns of the tile.
     #[must_use]
     pub const fn shape(self) -> (u32, u32) {

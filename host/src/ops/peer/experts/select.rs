@@ -10,6 +10,7 @@ use super::sorted::{Kernels, Plan};
 use crate::device::{Device, Properties};
 use crate::error::Result;
 use crate::experts::{ExpertFormat, ExpertLayout};
+use crate::kernel::is_built;
 use crate::stream::Stream;
 
 /// The arguments of a kernel.
@@ -178,12 +179,12 @@ pub(super) fn share_of_units(format: ExpertFormat, units: u32, blocks: u32) -> O
 pub(super) fn choose_blocks(layout: &ExpertLayout, sizes: &Sizes, properties: &Properties) -> ExpertBlocks {
     let &Sizes { tokens, .. } = sizes;
     let &Properties { compute_capability, multiprocessors, .. } = properties;
-    if is_sorted(layout, sizes, properties) {
+    if is_built("expert_mlp_sorted") && is_sorted(layout, sizes, properties) {
         return ExpertBlocks::Sorted;
     }
     let Instance { kernel, most, .. } = cluster(layout.format());
     let (units, warps) = (sizes.units(layout) as u32, kernel.block[0] / WARP);
-    if compute_capability < (9, 0) {
+    if compute_capability < (9, 0) || !is_built("expert_mlp_cluster") {
         return ExpertBlocks::One;
     }
     let mut blocks = most;
