@@ -256,17 +256,21 @@ impl Machine {
     /// Names allocations in a finding after the arguments that are their addresses.
     fn name_arguments(&self, info: &KernelInfo, arguments: &[&[u8]], finding: &mut Finding) {
         let table = self.memory.snapshot();
-        // The first argument of several names it.
-        for (index, argument) in arguments.iter().enumerate() {
-            let address = <[u8; 8]>::try_from(*argument).map(u64::from_le_bytes);
-            let Some((_, allocation)) = address.ok().and_then(|address| table.find(address)) else {
-                continue;
-            };
-            if allocation.name.is_some() || address.ok() != Some(allocation.base) {
-                continue;
+        // The first argument of several names it, and one that is its start before one that lies within.
+        for starts in [true, false] {
+            for (index, argument) in arguments.iter().enumerate() {
+                let address = <[u8; 8]>::try_from(*argument).map(u64::from_le_bytes);
+                let Some((_, allocation)) = address.ok().and_then(|address| table.find(address)) else {
+                    continue;
+                };
+                if allocation.name.is_some() || (address.ok() == Some(allocation.base)) != starts {
+                    continue;
+                }
+                let number = format!("allocation #{} (", allocation.number);
+                let argument = info.argument(index);
+                let name = if starts { argument } else { format!("the allocation of {argument}") };
+                finding.message = finding.message.replace(&number, &format!("{name} ("));
             }
-            let number = format!("allocation #{} (", allocation.number);
-            finding.message = finding.message.replace(&number, &format!("{} (", info.argument(index)));
         }
     }
 

@@ -148,7 +148,7 @@ pub enum Error {
 
     /// The driver does not know the PTX version that a module is written in.
     #[error(
-        "loading `{module}`: PTX ISA {ptx} needs a driver for CUDA {required} or later, this driver is for CUDA {driver}: \
+        "loading `{module}`: PTX ISA {ptx} needs a driver for CUDA {required}, this driver is for CUDA {driver}: \
          update the NVIDIA driver"
     )]
     DriverTooOld {
@@ -156,7 +156,7 @@ pub enum Error {
         module: String,
         /// The PTX ISA version that it is written in.
         ptx: String,
-        /// The CUDA version from which on drivers know it.
+        /// The CUDA versions whose drivers know it.
         required: String,
         /// The CUDA version of the driver.
         driver: String,

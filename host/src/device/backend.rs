@@ -142,7 +142,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Allocates `bytes` (at least 1) bytes, usable by work on `stream` and by work ordered after it.
     fn allocate(&self, bytes: usize, stream: &StreamHandle) -> Result<Memory, AllocationError>;
     /// Frees `memory`, which is of `bytes` bytes, once the work on `stream` so far is done.
-    fn free(&self, memory: Memory, bytes: usize, stream: &StreamHandle);
+    fn free(&self, memory: Memory, bytes: usize, home: &Arc<StreamHandle>);
     /// Takes `bytes` (at least 1) bytes at `address` that are somebody else's as this device's memory.
     ///
     /// # Safety

@@ -111,7 +111,7 @@ impl Backend for Cpu {
         Ok(Memory::Host(HostMemory::new(block)))
     }
 
-    fn free(&self, memory: Memory, bytes: usize, _: &StreamHandle) {
+    fn free(&self, memory: Memory, bytes: usize, _: &Arc<StreamHandle>) {
         drop(memory);
         self.used.fetch_sub(bytes as u64, Ordering::Relaxed);
     }

@@ -262,7 +262,7 @@ impl Backend for Emulator {
         }
     }
 
-    fn free(&self, memory: Memory, bytes: usize, _: &StreamHandle) {
+    fn free(&self, memory: Memory, bytes: usize, _: &Arc<StreamHandle>) {
         if let Memory::Device(address) = memory
             && self.machine.free(address).is_ok()
         {

@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 type Status = c_int;
 type Handle = *mut c_void;
@@ -27,6 +27,24 @@ const PRIMARY: usize = 1;
 const OTHER: usize = 2;
 /// Set in addresses and handles that were given out in another context than the primary one.
 const OF_OTHER: usize = 1 << 60;
+/// The variable that says for which version of CUDA the driver is, as it says that itself.
+const VERSION: &str = "WARPSMITH_STAND_IN_VERSION";
+/// Whether somebody captures a stream that the legacy default stream waits for.
+static IS_CAPTURED: AtomicBool = AtomicBool::new(false);
+/// The driver's code for work that the legacy default stream is given then.
+const IMPLICIT: Status = 906;
+
+/// Whether a stream is the legacy default stream, which takes no work while somebody captures.
+fn is_held_up(stream: usize) -> bool {
+    stream <= 1 && IS_CAPTURED.load(Ordering::Relaxed)
+}
+
+/// Has somebody capture a stream, or not any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn capture(is: bool) {
+    IS_CAPTURED.store(is, Ordering::Relaxed);
+}
+
 /// The variable that has the driver find no GPU.
 const NO_GPU: &str = "WARPSMITH_STAND_IN_NO_GPU";
 /// The driver's code for that.
@@ -128,7 +146,10 @@ functions! {
     cuGetErrorString(code: Status, text: *mut *const c_char) {
         put!(text, if code == NO_DEVICE { c"no CUDA-capable device is detected" } else { c"an error" }.as_ptr())
     }
-    cuDriverGetVersion(version: *mut c_int) { put!(version, 13000) }
+    cuDriverGetVersion(version: *mut c_int) {
+        let told = std::env::var(VERSION).ok().and_then(|version| version.parse().ok());
+        put!(version, told.unwrap_or(13000))
+    }
     cuDeviceGet(device: *mut c_int, ordinal: c_int) { put!(device, ordinal) }
     cuDeviceGetCount(count: *mut c_int) { put!(count, 1) }
     cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) { put!(name, 0) }
@@ -171,7 +192,7 @@ functions! {
     cuMemcpy2DAsync_v2(copy: *const c_void, stream: usize) {}
     cuMemsetD8Async(address: usize, byte: u8, count: usize, stream: usize) {}
     cuMemAllocFromPoolAsync(address: *mut usize, bytes: usize, pool: usize, stream: usize) { put!(address, fresh(bytes)) }
-    cuMemFreeAsync(address: usize, stream: usize) {}
+    cuMemFreeAsync(address: usize, stream: usize) { if is_held_up(stream) { return IMPLICIT } }
     cuMemPoolCreate(pool: *mut usize, properties: *const c_void) { put!(pool, fresh(1)) }
     cuMemPoolDestroy(pool: usize) {}
     cuMemPoolTrimTo(pool: usize, keep: usize) {}
@@ -183,10 +204,13 @@ functions! {
     cuStreamSynchronize(stream: usize) {}
     cuStreamGetCtx(stream: usize, context: *mut usize) { put!(context, context_of(stream)) }
     cuThreadExchangeStreamCaptureMode(mode: *mut c_int) { put!(mode, 0) }
-    cuStreamIsCapturing(stream: usize, status: *mut c_int) { put!(status, 0) }
+    cuStreamIsCapturing(stream: usize, status: *mut c_int) {
+        if is_held_up(stream) { return IMPLICIT }
+        put!(status, 0)
+    }
     cuEventCreate(event: *mut usize, flags: c_uint) { put!(event, fresh(1)) }
     cuEventDestroy_v2(event: usize) {}
-    cuEventRecord(event: usize, stream: usize) {}
+    cuEventRecord(event: usize, stream: usize) { if is_held_up(stream) { return IMPLICIT } }
     cuEventQuery(event: usize) {}
     cuEventSynchronize(event: usize) {}
     cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) { put!(milliseconds, 1.0) }

@@ -6,8 +6,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use float8::F8E4M3;
@@ -15,7 +16,7 @@ use half::bf16;
 use libloading::{Library, Symbol};
 use warpsmith::ops::peer::{ExpertFormat, ExpertTable};
 use warpsmith::ops::{self, Activation};
-use warpsmith::{Device, Result, Stream, Tensor};
+use warpsmith::{Device, Error, Result, Stream, Tensor};
 
 /// Counts the allocations of the process.
 struct Counting;
@@ -47,22 +48,74 @@ fn calls_allocate_little_and_ask_the_driver_for_nothing_but_their_work() {
     if std::env::var_os(AGAIN).is_some() {
         return count();
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-in-driver");
+    let folder = folder("stand-in-driver");
+    build(&folder.join(NAME));
+    run_again("calls_allocate_little_and_ask_the_driver_for_nothing_but_their_work", &folder, "13000");
+}
+
+#[test]
+fn functions_that_the_driver_lacks_are_named() {
+    const FUNCTION: &[u8] = b"\0cuMemPoolCreate\0";
+    if std::env::var_os(AGAIN).is_some() {
+        let error = Device::cuda(0).expect_err("it has no pools");
+        assert!(matches!(error, Error::DriverLacksFunction { .. }), "{error}");
+        let expected = "the driver has no `cuMemPoolCreate`, expected a driver for CUDA 11.2 or later, this one is for CUDA 11.0";
+        return assert!(error.to_string().contains(expected), "{error}");
+    }
+    let folder = folder("driver-without-pools");
+    let library = folder.join(NAME);
+    build(&library);
+    // The function has another name then.
+    let mut bytes = std::fs::read(&library).unwrap();
+    let places: Vec<_> = (0..bytes.len()).filter(|&place| bytes[place..].starts_with(FUNCTION)).collect();
+    assert!(!places.is_empty(), "the library has the function's name");
+    places.into_iter().for_each(|place| bytes[place + 1] = b'x');
+    std::fs::write(&library, bytes).unwrap();
+    run_again("functions_that_the_driver_lacks_are_named", &folder, "11000");
+}
+
+#[test]
+fn ptx_that_the_driver_does_not_know_says_which_driver_does() {
+    if std::env::var_os(AGAIN).is_some() {
+        let device = Device::cuda(0).unwrap();
+        let x = ones(&device, &[512, 512], bf16::ONE);
+        let error = ops::linear(&x, &x).run().expect_err("Hopper's kernels are newer than the driver");
+        assert!(matches!(error, Error::DriverTooOld { .. }), "{error}");
+        let said = error.to_string();
+        return assert!(said.contains("or later, this driver is for CUDA 11.4: update"), "{said}");
+    }
+    let folder = folder("old-driver");
+    build(&folder.join(NAME));
+    run_again("ptx_that_the_driver_does_not_know_says_which_driver_does", &folder, "11040");
+}
+
+/// The name by which the driver is looked for.
+const NAME: &str = "libcuda.so.1";
+
+/// A folder of this name for a driver.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Builds the driver that does nothing.
+fn build(library: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/calls/driver.rs");
     let built = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
         .args(["--edition", "2024", "-O", "--crate-type", "cdylib", "-o"])
-        .args([&folder.join("libcuda.so.1"), &source])
+        .args([library, &source])
         .status();
     assert!(built.unwrap().success(), "the driver is built");
+}
+
+/// Runs a test of this program again with the driver in a folder, which says that it is for this version of CUDA.
+fn run_again(test: &str, folder: &Path, version: &str) {
     let again = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "calls_allocate_little_and_ask_the_driver_for_nothing_but_their_work",
-            "--nocapture",
-        ])
+        .args(["--exact", test, "--nocapture"])
         .env(AGAIN, "1")
-        .env("LD_LIBRARY_PATH", &folder)
+        .env("LD_LIBRARY_PATH", folder)
+        .env("WARPSMITH_STAND_IN_VERSION", version)
         .status();
     assert!(again.unwrap().success(), "see above");
 }
@@ -161,6 +214,7 @@ fn count() {
     expect(&driver, "topk into", most, || ops::topk(&x, 16).run_into(&mut values, &mut ids));
     other_operations(&driver, &device);
     drops_of_a_threads_default_stream(&driver, &device);
+    drops_beside_captures(&driver, &device);
     let complaints = driver.1.into_inner();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
@@ -204,6 +258,55 @@ fn other_operations(driver: &Driver, device: &Device) {
     let across = x.swap_axes(0, 1).unwrap();
     let mut copy = ops::repack(&across).run().unwrap();
     expect(driver, "repack into", into(1, 8), || ops::repack(&across).run_into(&mut copy));
+}
+
+/// Whether somebody captures a stream that the legacy default stream waits for.
+fn capture(driver: &Driver, is: bool) {
+    // SAFETY: the library is that of `driver.rs`, whose function has this type.
+    unsafe {
+        let capture: Symbol<'_, unsafe extern "C" fn(bool)> = driver.0.get(b"capture").unwrap();
+        capture(is);
+    }
+}
+
+/// Counts the drops of an owner.
+struct Owner(Arc<AtomicU64>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Work of the legacy stream would end somebody's capture, and so would waiting for the GPU: what is homed on the default streams waits until that is over.
+fn drops_beside_captures(driver: &Driver, device: &Device) {
+    const DROPS: [&str; 4] = ["cuCtxSynchronize", "cuEventRecord", "cuMemFreeAsync", "cuMemFree_v2"];
+    for (handle, elsewhere) in [(0, false), (0, true), (1, false), (2, true)] {
+        // SAFETY: the default streams are always there.
+        let stream = unsafe { Stream::borrow(device, std::ptr::without_provenance_mut(handle), ()) }.unwrap();
+        let own = Tensor::<f32>::zeros_on(&stream, [2, 2]).unwrap();
+        let drops = Arc::new(AtomicU64::new(0));
+        let owner = Owner(drops.clone());
+        // SAFETY: a driver that does nothing reads nothing.
+        let foreign =
+            unsafe { Tensor::<f32>::from_foreign(&stream, own.device_address(), [2], [1], owner) }.unwrap();
+        capture(driver, true);
+        let (before, _) = driver.counts(DROPS);
+        if elsewhere {
+            std::thread::spawn(move || drop((foreign, own))).join().unwrap();
+        } else {
+            drop((foreign, own));
+        }
+        let (after, _) = driver.counts(DROPS);
+        let [waits, events, _, freed] = std::array::from_fn(|index| after[index] - before[index]);
+        assert_eq!((waits, events, freed), (0, 0, 0), "stream {handle}: {DROPS:?}");
+        assert_eq!(drops.load(Ordering::Relaxed), 0, "stream {handle}");
+        capture(driver, false);
+        stream.synchronize().unwrap();
+        let (after, _) = driver.counts(DROPS);
+        assert_eq!((after[0] - before[0], after[3] - before[3]), (0, 1), "stream {handle}: {DROPS:?}");
+        assert_eq!(drops.load(Ordering::Relaxed), 1, "stream {handle}");
+    }
 }
 
 /// A thread's default stream is another stream in every thread. What is of it is let go by another thread all the same, and that one does not wait.

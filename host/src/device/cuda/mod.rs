@@ -283,18 +283,19 @@ impl Backend for Gpu {
         raw::allocate(self.pool.as_ref(), bytes, stream).map(Memory::Device)
     }
 
-    fn free(&self, memory: Memory, _: usize, stream: &StreamHandle) {
-        let (Ok(address), StreamHandle::Cuda(stream)) = (self.address(&memory), stream) else { return };
+    fn free(&self, memory: Memory, _: usize, home: &Arc<StreamHandle>) {
+        let (Ok(address), StreamHandle::Cuda(stream)) = (self.address(&memory), &**home) else { return };
         let Ok(_bound) = self.context.bind() else { return };
-        if stream.is_of_this_thread() {
-            return raw::free(self.pool.as_ref(), address, stream);
-        }
-        // The handle stands for another stream here, which knows nothing of that one's work.
-        match CudaStream::after_all_threads(&self.context) {
-            Some(legacy) => raw::free(self.pool.as_ref(), address, &legacy),
-            None => {
-                let _ = self.context.when_done(|| raw::free(self.pool.as_ref(), address, stream));
-            }
+        let free = |stream: &CudaStream| raw::free(self.pool.as_ref(), address, stream).is_ok();
+        // The handle of a thread's default stream stands for another stream on another thread, which knows nothing of that one's work.
+        let is_free = match stream.is_of_this_thread() {
+            true => free(stream),
+            false => CudaStream::after_all_threads(&self.context).is_some_and(|legacy| free(&legacy)),
+        };
+        // While somebody captures, no work can be ordered after the legacy stream's.
+        if !is_free {
+            let context = self.context.clone();
+            self.leaving.add(&self.context, home, Box::new(raw::Unused { context, address }));
         }
     }
 

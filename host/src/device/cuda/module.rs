@@ -86,7 +86,8 @@ fn too_old(name: &str, summary: &PtxSummary, gpu: &Gpu) -> Error {
     Error::DriverTooOld {
         module: name.to_owned(),
         ptx: show(summary.version),
-        required: required_cuda(summary.version).map_or_else(|| "that is newer".into(), show),
+        required: required_cuda(summary.version)
+            .map_or_else(|| "of a later version".into(), |version| format!("{} or later", show(version))),
         driver: gpu.properties().driver_version.map_or_else(|| "unknown".into(), show),
     }
 }

@@ -222,9 +222,20 @@ unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
     pub(super) fn record(context: &Arc<GpuContext>, stream: &CudaStream) -> Result<Self> {
+        Self::record_with(0, context, stream)
+    }
+
+    /// One that is asked for, and that no time is measured by: the driver has less to do for it.
+    pub(super) fn record_untimed(context: &Arc<GpuContext>, stream: &CudaStream) -> Result<Self> {
+        /// `CU_EVENT_DISABLE_TIMING`.
+        const DISABLE_TIMING: u32 = 2;
+        Self::record_with(DISABLE_TIMING, context, stream)
+    }
+
+    fn record_with(flags: u32, context: &Arc<GpuContext>, stream: &CudaStream) -> Result<Self> {
         let mut raw = ptr::null_mut();
         // SAFETY: the handle is written to a local variable.
-        driver::check("creating an event", unsafe { cuda::cuEventCreate(&raw mut raw, 0) })?;
+        driver::check("creating an event", unsafe { cuda::cuEventCreate(&raw mut raw, flags) })?;
         let event = Self { raw, context: context.clone() };
         // SAFETY: event and stream are alive.
         driver::check("recording an event", unsafe { cuda::cuEventRecord(event.raw, stream.raw) })?;
@@ -428,15 +439,34 @@ impl Drop for Relaxed {
 }
 
 /// Frees memory in the order of `stream`'s work. An error can only be one of earlier work, which later calls report.
-pub(super) fn free(pool: Option<&Pool>, address: CUdeviceptr, stream: &CudaStream) {
+/// Frees memory of a device in the order of a stream's work.
+pub(super) fn free(pool: Option<&Pool>, address: CUdeviceptr, stream: &CudaStream) -> Result<()> {
     // SAFETY: the address came from `allocate`, and what used it is ordered before this on the stream; freeing outside
     // of stream order waits for the device.
-    let _ = unsafe {
+    driver::check("freeing memory", unsafe {
         match pool {
             Some(_) => cuda::cuMemFreeAsync(address, stream.raw),
             None => cuda::cuMemFree_v2(address),
         }
-    };
+    })
+}
+
+/// Memory of a device that nothing uses any more when this is dropped.
+#[derive(Debug)]
+pub(super) struct Unused {
+    pub(super) context: Arc<GpuContext>,
+    pub(super) address: CUdeviceptr,
+}
+
+impl Drop for Unused {
+    fn drop(&mut self) {
+        if let Ok(_bound) = self.context.bind() {
+            let _relaxed = Relaxed::new();
+            // SAFETY: the address came from `allocate`, and no work that uses it is left. The driver relies on that for memory of pools, and does
+            // not wait.
+            let _ = unsafe { cuda::cuMemFree_v2(self.address) };
+        }
+    }
 }
 
 pub(super) fn fill(address: u64, rows: Rows, byte: u8, stream: &CudaStream) -> Result<()> {
