@@ -103,7 +103,7 @@ fn main() -> Result<ExitCode> {
                 Tensor::<f32>::from_cust_mut(&shared, sums.clone(), [ROWS, OUTPUTS])?,
             )
         };
-        ops::linear(&x, &w).run_into(&mut y)?;
+        ops::linear(&x, &w).on(&shared).run_into(&mut y)?;
     }
 
     // cust's module and launch of a kernel that ships, into a tensor of this crate's and a buffer of cust's.

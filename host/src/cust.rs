@@ -32,7 +32,7 @@
 //! let (x, mut sums) = unsafe {
 //!     (Tensor::<f32>::from_cust(&stream, x, [2, 2])?, Tensor::<f32>::from_cust_mut(&stream, y.clone(), [2, 2])?)
 //! };
-//! ops::linear(&x, &x).run_into(&mut sums)?; // on cust's stream
+//! ops::linear(&x, &x).on(&stream).run_into(&mut sums)?; // on cust's stream
 //! theirs.synchronize()?;
 //! let mut host = [0.0f32; 4];
 //! y.copy_to(&mut host)?;

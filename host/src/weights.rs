@@ -116,7 +116,10 @@ impl Weights {
             // Any floating-point type can be converted to any other.
             let is_float = |dtype: DType| dtype.is_float();
             let expected = match stored.is_some_and(is_float) && is_float(T::DTYPE) {
-                true => format!("{}, or a call that converts, like `from_safetensors_converted`", T::DTYPE),
+                true => format!(
+                    "{}, or a call that converts, like `tensor_converted` and `from_safetensors_converted`",
+                    T::DTYPE
+                ),
                 false => T::DTYPE.to_string(),
             };
             return Err(self.unexpected_type(name, expected, entry));

@@ -95,7 +95,11 @@ fn show(args: &Args, entry: &str) -> Result<ExitCode> {
         }
         [] => {
             let alike = entries.iter().map(|(name, _)| name.as_str()).filter(|name| name.contains(entry));
-            bail!("no entry `{entry}`. Names that contain it: {}", alike.collect::<Vec<_>>().join(", "))
+            let alike = alike.collect::<Vec<_>>().join(", ");
+            bail!(
+                "no entry `{entry}`, nor a longer name with that in it{}{alike}",
+                if alike.is_empty() { "" } else { " but " }
+            )
         }
         _ => {
             let files: Vec<String> = named.iter().map(|file| format!("  {}", file.display())).collect();

@@ -55,6 +55,17 @@ fn an_access_past_the_end_names_allocation_and_lanes() {
 }
 
 #[test]
+fn an_access_past_the_end_of_a_view_names_its_argument() {
+    let machine = Machine::default();
+    let p = machine.allocate(160).unwrap();
+    machine.fill(p, 0, 160).unwrap();
+    let text = module(&kernel("", "st.global.u32 [%q], %t;"));
+    let found = finding(launch(&machine, &text, 1, 40, 0, &[p + 4]));
+    let expected = "0 bytes past the end of the allocation of argument 1, `p` (160 bytes";
+    assert!(found.message.contains(expected), "{found}");
+}
+
+#[test]
 fn an_access_through_a_stale_pointer_is_a_use_after_free() {
     let machine = Machine::default();
     let text = kernel("", "ld.global.u32 %r0, [%q];");

@@ -225,7 +225,7 @@ fn owners_dropped_right_after_the_call_outlive_the_work(device: &Device) -> Resu
     for round in 0..ROUNDS {
         let x = tensor((&other, &stream), &vec![(round % 7) as f32; m * k], [m, k], &drops)?;
         let w = tensor((&other, &stream), &vec![1.0; n * k], [n, k], &drops)?;
-        let y = ops::linear(&x, &w).run()?;
+        let y = ops::linear(&x, &w).on(&stream).run()?;
         drop((x, w));
         // Of the rest one element is enough.
         let mut kept = Tensor::uninit_on(&stream, [1, 1])?;
@@ -251,7 +251,7 @@ fn foreign_memory_outlives_a_graph_that_uses_it(device: &Device) -> Result<(), F
     let x = tensor((&other, &stream), &[1.0, 2.0, 3.0, 4.0], [2, 2], &drops)?;
     let x_again = x.clone();
     // SAFETY: only this thread uses the stream, and the work owns what it uses.
-    let graph = unsafe { stream.capture(move || ops::linear(&x, &x).run_into(&mut y))? };
+    let graph = unsafe { stream.capture(|| ops::linear(&x, &x).on(&stream).run_into(&mut y))? };
     drop(x_again);
     device.synchronize()?;
     assert_eq!(drops.load(Ordering::SeqCst), 0, "the graph uses it");
