@@ -104,15 +104,17 @@ fn linear_case(device: &Device, data: Data) -> impl Strategy<Value = LinearCase>
         prop::option::weighted(0.4, (prop::sample::select(Tile::ALL.to_vec()), parts)),
         any::<u64>(),
         terms(),
+        any::<bool>(),
     );
     (sizes, places, options).prop_map(move |((m, k, n), (x, w, y), options)| {
-        let ((input, output), activation, bias, scale, tile, seed, terms) = options;
+        let ((input, output), activation, bias, scale, tile, seed, terms, rounds) = options;
         let case = LinearCase::new(input, m, k, n);
         let case = LinearCase { output, activation, bias, scale, terms, x, w, y, data, seed, ..case };
         let tile = tile.filter(|(tile, _)| has_kernel(&case, *tile, capability));
         let parts = tile.filter(|(tile, _)| tile.shares()).and_then(|(_, parts)| parts);
         let tile = tile.map(|(tile, _)| tile);
-        let precision = tile.map_or_else(Precision::default, |tile| tile.precision(input));
+        let allowed = if rounds { Precision::Tf32 } else { Precision::Full };
+        let precision = tile.map_or(allowed, |tile| tile.precision(input));
         LinearCase { tile, parts, precision, ..case }
     })
 }
