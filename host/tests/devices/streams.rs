@@ -262,12 +262,15 @@ fn captures_and_what_other_threads_do_leave_each_other_alone(device: &Device) ->
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let disturbing = scope.spawn(|| {
+                // Once at least: where threads are started late, the captures are over by then.
                 let mut rounds = 0;
-                while !over.load(Ordering::Relaxed) {
+                loop {
                     disturb(&device, rounds).expect("a capture does not mind");
                     rounds += 1;
+                    if over.load(Ordering::Relaxed) {
+                        break rounds;
+                    }
                 }
-                rounds
             });
             let capturing = Over(&over);
             let threads = [3, 5].map(|factor| {
