@@ -34,6 +34,7 @@ pub(crate) fn is_left_out(modules: &[PtxModule], family: &str) -> bool {
 
 /// Whether this program has the kernels of `family`.
 pub(crate) fn is_built(family: &str) -> bool {
+    debug_assert!(warpsmith_kernels::FAMILIES.contains(&family), "`{family}` is no family");
     warpsmith_kernels::MODULES.iter().any(|module| module.family == family)
 }
 

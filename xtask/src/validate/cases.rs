@@ -311,8 +311,10 @@ fn tiles(
 ) -> Vec<LinearCase> {
     let beside = |before| Placement { before, after: 8 - before };
     // The third has a sum longer than a ring of stages, the fourth one of which so has each of four blocks that share it, the last one that some
-    // blocks have no part of.
+    // blocks have no part of. Of one product, no other hides how its factors are rounded.
+    let single = Placement { before: 0, after: 7 };
     let aligned = vec![
+        LinearCase { x: single, w: single, ..case((70, 1, 72)) },
         case((200, 128, 300)),
         case((150, 200, 140)),
         case((200, 1032, 264)),

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::context::GpuContext;
-use super::raw::{CudaEvent, CudaStream, Relaxed};
+use super::event::CudaEvent;
+use super::raw::{CudaStream, Relaxed};
 use crate::device::backend::StreamHandle;
 use crate::error::Result;
 use crate::memory::Owner;

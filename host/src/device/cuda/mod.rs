@@ -7,6 +7,7 @@
 mod context;
 #[cfg(feature = "cust")]
 mod cust;
+mod event;
 mod foreign;
 mod graph;
 mod kept;
@@ -31,11 +32,12 @@ use warpsmith_emulator::TensorMapArguments;
 pub(crate) use cust::{
     device_of_context, device_of_handle, expect_primary, in_context, kept, shared_ordinal,
 };
+pub(crate) use event::CudaEvent;
 pub(crate) use graph::CudaGraph;
 pub(crate) use mapped::CudaMappedMemory;
 pub(crate) use module::{CudaFunction, CudaModule};
 pub(crate) use pinned::CudaHostMemory;
-pub(crate) use raw::{CudaEvent, CudaStream};
+pub(crate) use raw::CudaStream;
 
 use super::backend::{
     AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, GraphHandle, HostBlock,
@@ -289,7 +291,7 @@ impl Backend for Gpu {
         let free = |stream: &CudaStream| raw::free(self.pool.as_ref(), address, stream).is_ok();
         // The handle of a thread's default stream stands for another stream on another thread, which knows nothing of that one's work.
         let is_free = match stream.is_of_this_thread() {
-            true => free(stream),
+            true => !stream.is_held_up() && free(stream),
             false => CudaStream::after_all_threads(&self.context).is_some_and(|legacy| free(&legacy)),
         };
         // While somebody captures, no work can be ordered after the legacy stream's.

@@ -1,4 +1,4 @@
-//! Streams that do not wait for the null stream, their events, memory pools, and copies of rows in stream order.
+//! Streams that do not wait for the null stream, memory pools, and copies of rows in stream order.
 //!
 //! Every function expects the caller to have made the context current.
 
@@ -8,18 +8,17 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::GpuContext;
+use super::event::CudaEvent;
 use super::kept::{Kept, Sizes};
 use crate::device::backend::{AllocationError, Rows};
 use crate::driver::sys::{self as cuda, CUdevice, CUdeviceptr};
 use crate::driver::{self, Failure, code};
 use crate::error::{Error, Result};
 use crate::memory::Owner;
-use crate::stream::negative_interval;
 
 pub(super) use cuda::CUdevice_attribute as Attribute;
 
@@ -129,8 +128,14 @@ impl CudaStream {
             thread: None,
             kept: Mutex::default(),
         };
-        // The driver answers with an error then, and the captures go on.
-        matches!(legacy.is_capturing(), Ok(false)).then_some(legacy)
+        (!legacy.is_held_up()).then_some(legacy)
+    }
+
+    /// Whether it takes no work now, since a stream that it would wait for is being captured: so it is with the legacy default stream. Work that it is given all the
+    /// same ends that capture.
+    pub(super) fn is_held_up(&self) -> bool {
+        // To be asked does no harm: the driver answers with an error, and the capture goes on.
+        self.raw.addr() <= LEGACY && !matches!(self.is_capturing(), Ok(false))
     }
 
     /// Whether its work is being captured, by whomever.
@@ -184,7 +189,7 @@ impl CudaStream {
 
     pub(super) fn wait(&self, event: &CudaEvent) -> Result<()> {
         // SAFETY: stream and event are alive; the driver keeps what it needs of the event.
-        driver::check("making a stream wait", unsafe { cuda::cuStreamWaitEvent(self.raw, event.raw, 0) })
+        driver::check("making a stream wait", unsafe { cuda::cuStreamWaitEvent(self.raw, event.raw(), 0) })
     }
 }
 
@@ -204,73 +209,6 @@ impl Drop for CudaStream {
             // SAFETY: the stream is alive and not used again. Its work goes on; memory that the work uses is freed in
             // stream order, by buffers that hold this stream.
             let _ = unsafe { cuda::cuStreamDestroy_v2(self.raw) };
-        }
-    }
-}
-
-/// A point in a stream's work.
-#[derive(Debug)]
-pub(crate) struct CudaEvent {
-    raw: cuda::CUevent,
-    context: Arc<GpuContext>,
-}
-
-// SAFETY: the driver's handles may be used from any thread.
-unsafe impl Send for CudaEvent {}
-// SAFETY: as above.
-unsafe impl Sync for CudaEvent {}
-
-impl CudaEvent {
-    pub(super) fn record(context: &Arc<GpuContext>, stream: &CudaStream) -> Result<Self> {
-        Self::record_with(0, context, stream)
-    }
-
-    /// One that is asked for, and that no time is measured by: the driver has less to do for it.
-    pub(super) fn record_untimed(context: &Arc<GpuContext>, stream: &CudaStream) -> Result<Self> {
-        /// `CU_EVENT_DISABLE_TIMING`.
-        const DISABLE_TIMING: u32 = 2;
-        Self::record_with(DISABLE_TIMING, context, stream)
-    }
-
-    fn record_with(flags: u32, context: &Arc<GpuContext>, stream: &CudaStream) -> Result<Self> {
-        let mut raw = ptr::null_mut();
-        // SAFETY: the handle is written to a local variable.
-        driver::check("creating an event", unsafe { cuda::cuEventCreate(&raw mut raw, flags) })?;
-        let event = Self { raw, context: context.clone() };
-        // SAFETY: event and stream are alive.
-        driver::check("recording an event", unsafe { cuda::cuEventRecord(event.raw, stream.raw) })?;
-        Ok(event)
-    }
-
-    pub(super) fn synchronize(&self) -> Result<()> {
-        // SAFETY: the event is alive.
-        driver::check("waiting for an event", unsafe { cuda::cuEventSynchronize(self.raw) })
-    }
-
-    pub(super) fn is_done(&self) -> Result<bool> {
-        // SAFETY: the event is alive.
-        match unsafe { cuda::cuEventQuery(self.raw) } {
-            Err(Failure::Code(code::NOT_READY)) => Ok(false),
-            other => driver::check("asking for an event", other).map(|()| true),
-        }
-    }
-
-    pub(super) fn elapsed_since(&self, start: &CudaEvent) -> Result<Duration> {
-        let mut milliseconds = 0.0f32;
-        // SAFETY: both events are alive; the time is written to a local variable.
-        driver::check("measuring time", unsafe {
-            cuda::cuEventElapsedTime(&raw mut milliseconds, start.raw, self.raw)
-        })?;
-        Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3)
-            .map_err(|_| negative_interval(-f64::from(milliseconds)))
-    }
-}
-
-impl Drop for CudaEvent {
-    fn drop(&mut self) {
-        if let Ok(_bound) = self.context.bind() {
-            // SAFETY: the event is alive and not used again.
-            let _ = unsafe { cuda::cuEventDestroy_v2(self.raw) };
         }
     }
 }

@@ -17,7 +17,6 @@ use crate::cpu::Gate;
 use crate::cpu::{self, Normalization, ProductKeys};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::kernel::is_built;
 use crate::ops::topk::MAX_K;
 use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT, expect_result, linear, repack};
 use crate::stream::{Operand, Stream};
@@ -370,9 +369,6 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         let capability = properties.compute_capability;
         let Some(blocks) = self.blocks else {
             let has = [properties.multiprocessors, properties.max_shared_per_block];
-            // A program without the kernels of clusters has what GPUs without clusters have.
-            let capability =
-                if is_built("product_key_topk_cluster") { capability } else { capability.min((8, 9)) };
             return Ok(choose(&T::KERNELS, [rows, heads, sizes.n, self.k], capability, has));
         };
         let Some(choice) = forced(&T::KERNELS, [rows, heads, self.k], blocks) else {

@@ -10,6 +10,7 @@ use warpsmith_kernels::product_key_topk_cluster::{
 };
 
 use crate::error::Result;
+use crate::kernel::is_built;
 use crate::ops::linear::LinearInput;
 use crate::stream::Stream;
 
@@ -238,7 +239,8 @@ pub(super) fn choose<D>(
         return of(&kernels.many, 1);
     }
     let takes = |retrieval: &Retrieval<D>| retrieval.kernel.shared_bytes;
-    if compute_capability < (9, 0) || kernels.clusters.iter().any(|of| shared_bytes < takes(of)) {
+    let is_missing = |of: &Retrieval<D>| !is_built(of.kernel.family) || shared_bytes < takes(of);
+    if compute_capability < (9, 0) || kernels.clusters.iter().any(is_missing) {
         return of(&kernels.few, 1);
     }
     let candidates = kernels.clusters.iter().flat_map(|of| [2, 4, 8].map(|cluster| (of, cluster)));
