@@ -40,7 +40,7 @@ pub mod tensor;
 pub mod tune;
 pub mod weights;
 
-pub use device::{Device, DeviceKind, EmulatorOptions, MemoryStats, Properties};
+pub use device::{CurrentDevice, Device, DeviceKind, EmulatorOptions, MemoryStats, Properties};
 pub use error::{Error, Result};
 pub use graph::Graph;
 pub use kernel::{Function, Module, TypedKernel};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use warpsmith_dsl::launch::RawArg;
 use warpsmith_emulator::TensorMapArguments;
 
-use crate::device::cuda;
+use crate::device::cuda::{self, Bound};
 use crate::device::emulator;
 use crate::device::{DeviceKind, MemoryStats, Properties};
 use crate::error::{Error, Result};
@@ -138,6 +138,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     }
     fn name(&self) -> &str;
     fn properties(&self) -> &Properties;
+
+    /// Makes the device's context the calling thread's current one, if it has one.
+    fn make_current(&self) -> Result<Option<Bound>> {
+        Ok(None)
+    }
 
     /// Allocates `bytes` (at least 1) bytes, usable by work on `stream` and by work ordered after it.
     fn allocate(&self, bytes: usize, stream: &StreamHandle) -> Result<Memory, AllocationError>;

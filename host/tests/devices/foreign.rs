@@ -22,6 +22,7 @@ pub(crate) const CASES: &[(&str, On, Case)] = &cases!(On::All =>
 pub(crate) const CUDA_CASES: &[(&str, On, Case)] = &cases!(On::Cuda =>
     owners_dropped_right_after_the_call_outlive_the_work,
     foreign_memory_outlives_a_graph_that_uses_it,
+    operations_are_recorded_by_another_librarys_capture,
     owners_dropped_during_a_capture_wait_for_the_work_before_it,
     exported_tensors_outlive_the_work_of_their_users,
     default_streams_are_borrowed_as_they_are,
@@ -250,8 +251,9 @@ fn foreign_memory_outlives_a_graph_that_uses_it(device: &Device) -> Result<(), F
     let mut y = unsafe { Tensor::<f32>::from_foreign_mut(&stream, address, [2, 2], [2, 1], ())? };
     let x = tensor((&other, &stream), &[1.0, 2.0, 3.0, 4.0], [2, 2], &drops)?;
     let x_again = x.clone();
+    let on = stream.clone();
     // SAFETY: only this thread uses the stream, and the work owns what it uses.
-    let graph = unsafe { stream.capture(|| ops::linear(&x, &x).on(&stream).run_into(&mut y))? };
+    let graph = unsafe { stream.capture(move || ops::linear(&x, &x).on(&on).run_into(&mut y))? };
     drop(x_again);
     device.synchronize()?;
     assert_eq!(drops.load(Ordering::SeqCst), 0, "the graph uses it");
@@ -264,6 +266,45 @@ fn foreign_memory_outlives_a_graph_that_uses_it(device: &Device) -> Result<(), F
     drop(graph);
     device.synchronize()?;
     assert_eq!(drops.load(Ordering::SeqCst), 1);
+    Ok(())
+}
+
+/// The other library records; what is here only launches on its stream.
+fn operations_are_recorded_by_another_librarys_capture(device: &Device) -> Result<(), Failed> {
+    use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+    let (other, stream) = borrowed(device)?;
+    let input = other.clone_htod(&[1.0f32, 2.0, 3.0, 4.0])?;
+    let mut result = other.alloc_zeros::<f32>(4)?;
+    let (x, mut y) = {
+        let (input, result) = (input.device_ptr(&other).0, result.device_ptr_mut(&other).0);
+        // SAFETY: the memory outlives the tensors.
+        unsafe {
+            (
+                Tensor::<f32>::from_foreign(&stream, input, [2, 2], [2, 1], ())?,
+                Tensor::<f32>::from_foreign_mut(&stream, result, [2, 2], [2, 1], ())?,
+            )
+        }
+    };
+    // Loads the kernel, which a capture must not.
+    ops::linear(&x, &x).beta(1.0).on(&stream).run_into(&mut y)?;
+    other.memset_zeros(&mut result)?;
+    for mode in [
+        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+    ] {
+        other.synchronize()?;
+        other.begin_capture(mode)?;
+        let recorded = ops::linear(&x, &x).beta(1.0).on(&stream).run_into(&mut y);
+        let graph = other.end_capture(CUgraphInstantiate_flags(0))?.ok_or("nothing was recorded")?;
+        recorded?;
+        assert_eq!(other.clone_dtoh(&result)?, [0.0; 4], "recording runs nothing");
+        for round in 1..=3 {
+            graph.launch()?;
+            assert_eq!(other.clone_dtoh(&result)?, [5.0, 11.0, 11.0, 25.0].map(|sum| sum * round as f32));
+        }
+        other.memset_zeros(&mut result)?;
+    }
     Ok(())
 }
 
@@ -286,11 +327,10 @@ fn owners_dropped_during_a_capture_wait_for_the_work_before_it(device: &Device) 
         let mut graph = unsafe {
             stream.capture(|| {
                 calls += 1;
-                // The second call is recorded. No event of the captured stream can be recorded then; one of another stream can be asked for.
+                // The second call is recorded. The owner frees its memory on the captured stream, which would end the capture.
                 if calls == 2 {
                     x.take();
-                    let now = counted.load(Ordering::SeqCst);
-                    assert!(now == dropped || *home != stream, "the work before may use it");
+                    assert_eq!(counted.load(Ordering::SeqCst), dropped, "it waits for the capture's end");
                 }
                 ops::linear(&w, &w).on(&stream).run_into(y)
             })?

@@ -23,7 +23,7 @@ unsafe impl Sync for GpuContext {}
 /// Until it is dropped, a context is the calling thread's current one. Then the one before is so again.
 #[derive(Debug)]
 #[must_use = "the context is current only as long as this lives"]
-pub(super) struct Bound {
+pub(crate) struct Bound {
     /// `None` where it was the same.
     before: Option<CUcontext>,
 }

@@ -127,9 +127,10 @@ impl Leaving {
         self.release(context);
     }
 
-    /// Drops the owners whose memory is no longer used.
+    /// Drops the owners whose memory is no longer used, unless work is being recorded: what an owner does may end a recording, as freeing memory on
+    /// the recorded stream does.
     pub(super) fn release(&self, context: &Arc<GpuContext>) {
-        if !self.any.load(Ordering::Acquire) {
+        if !self.any.load(Ordering::Acquire) || context.recordings.are_under_way() {
             return;
         }
         let Ok(_bound) = context.bind() else { return };

@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use warpsmith_dsl::launch::RawArg;
 use warpsmith_emulator::TensorMapArguments;
 
+pub(crate) use context::Bound;
 #[cfg(feature = "cust")]
 pub(crate) use cust::{
     device_of_context, device_of_handle, expect_primary, in_context, kept, shared_ordinal,
@@ -452,6 +453,10 @@ impl Backend for Gpu {
         CudaStream::new(&self.context).map(StreamHandle::Cuda)
     }
 
+    fn make_current(&self) -> Result<Option<Bound>> {
+        self.context.bind().map(Some)
+    }
+
     fn synchronize(&self, stream: &StreamHandle) -> Result<()> {
         let stream = self.stream(stream)?;
         let _bound = self.context.bind()?;
@@ -501,7 +506,9 @@ impl Backend for Gpu {
     ) -> Result<Option<GraphHandle>> {
         let stream = self.stream(stream)?;
         let _bound = self.context.bind()?;
-        graph::record(&self.context, stream, work).map(|graph| Some(GraphHandle::Cuda(graph)))
+        let graph = graph::record(&self.context, stream, work);
+        self.leaving.release(&self.context);
+        graph.map(|graph| Some(GraphHandle::Cuda(graph)))
     }
 
     unsafe fn launch_graph(&self, graph: &GraphHandle, stream: &StreamHandle) -> Result<()> {

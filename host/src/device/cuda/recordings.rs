@@ -87,6 +87,11 @@ impl Recordings {
         Some(NoRecordings { of: self })
     }
 
+    /// Whether any thread records.
+    pub(super) fn are_under_way(&self) -> bool {
+        self.groups.lock()[RECORDING].under_way > 0
+    }
+
     /// Ends one of a group, and lets those of the other one in if it was the last.
     fn end(&self, group: Of) {
         let mut groups = self.groups.lock();
