@@ -175,8 +175,8 @@ impl Device {
 
     /// Makes the GPU's primary context the calling thread's current one until what this returns is dropped. Then the one before is current again.
     ///
-    /// Nothing needs this. Without it each call here selects the context and restores the one before, which takes longer than the rest of
-    /// the call's own work. On other devices it does nothing.
+    /// Nothing needs this. Without it each call selects the context and restores the one before, which costs the caller time. On other
+    /// devices it does nothing.
     ///
     /// ```
     /// # fn main() -> warpsmith::Result<()> {
