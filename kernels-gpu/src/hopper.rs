@@ -15,6 +15,9 @@ pub type HopperPingPong128x192 = WgmmaTile<[f32; 96], 2, PingPong, 4, 2>;
 /// 128 × 256 outputs by two warpgroups together, in clusters of two blocks: the most products for each byte loaded, for operands
 /// that are slow to load.
 pub type HopperCooperative128x256 = WgmmaTile<[f32; 128], 1, Cooperative<2>, 4, 2>;
+/// 128 × 192 outputs by two warpgroups together, in clusters of two blocks along N: for a Y that a tile for each of nearly all multiprocessors covers.
+/// For epilogues that need no memory, and aligned rows only.
+pub type HopperCooperative128x192 = WgmmaTile<[f32; 96], 1, AlongN<Cooperative<2>, 2>, 5, 2>;
 /// 128 × 128 outputs by two warpgroups together, in clusters of two blocks: the sooner done where a block has but one tile.
 pub type HopperCooperative128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 2>;
 /// 64 × 128 outputs by one warpgroup: for as many blocks as there are multiprocessors where Y is small, for a small K, and for long sums. Not in
@@ -27,14 +30,9 @@ pub type HopperCooperative64x160 = WgmmaTile<[f32; 80], 1, Cooperative<1>, 7, 4>
 /// 128 × 160 outputs by two warpgroups together, in clusters of two by two blocks: for a Y that a tile for each of nearly all multiprocessors
 /// covers, and no smaller tiles do. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative128x160 = WgmmaTile<[f32; 80], 1, AlongN<Cooperative<2>, 2>, 5, 4>;
-/// 192 × 192 outputs by three warpgroups together, in clusters of two blocks: as many products for each byte loaded as 128 × 256, in
+/// 192 × 192 outputs by three warpgroups together, in clusters of two blocks along N: as many products for each byte loaded as 128 × 256, in
 /// another shape. For epilogues that need no memory, and aligned rows only.
-pub type HopperCooperative192x192 = WgmmaTile<[f32; 96], 1, Cooperative<3>, 4, 2>;
-/// The same, in clusters of two blocks along N.
 pub type HopperCooperative192x192AlongN = WgmmaTile<[f32; 96], 1, AlongN<Cooperative<3>, 2>, 4, 2>;
-/// 256 × 176 outputs by two warpgroups together, in clusters of two blocks along N, which share the longer side of the tile: for a Y that
-/// a tile for each multiprocessor covers, and no smaller tiles do. For epilogues that need no memory, and aligned rows only.
-pub type HopperCooperative256x176 = WgmmaTile<[f32; 88], 2, AlongN<Cooperative<2>, 2>, 4, 2>;
 /// 192 × 176 outputs by three warpgroups together, in clusters of two blocks along N, which share the longer side of the tile:
 /// for operands that are slow to load, and a Y of which other tiles compute more that is outside of it. For epilogues that need no memory, and aligned rows only.
 pub type HopperCooperative192x176 = WgmmaTile<[f32; 88], 1, AlongN<Cooperative<3>, 2>, 4, 2>;
@@ -53,9 +51,9 @@ pub struct HopperParams {
     pub m: u32,
     /// Rows of W, and columns of Y.
     pub n: u32,
-    /// Columns of X and of W, at least 1; a row has less than 2³¹ bytes.
+    /// Columns of X and of W, at least 1, or those of each part of the sums; a row has less than 2³¹ bytes.
     pub k: u32,
-    /// How X and W lie in memory.
+    /// How X and W lie in memory, and into how many parts the sums along K are split, which are matrices of Y then.
     pub layouts: Layouts,
     /// Not 0 if `y_boxes` describes Y, which then has aligned rows, and so have the matrices of the epilogue; [`LANES_STORE`](Self::LANES_STORE) if a tile whose
     /// [lanes can](warpsmith_dsl::gemm::PersistentTile::LANES_STORE) is not to use it.

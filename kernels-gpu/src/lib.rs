@@ -12,6 +12,7 @@
 //! | [`linear_narrow`] | the same, for many rows of few columns (sm_90 and later) |
 //! | [`linear_skinny`] | the same, for few rows of X or few tiles of Y |
 //! | [`linear_strided`] | the same, for small operands that lie in any way (sm_90 and later) |
+//! | [`linear_sums`] | the second pass of a product that is split along K: adds the parts and applies the epilogue (sm_90 and later) |
 //! | [`linear_joined`] | the same on Hopper, of 16-bit types, where X and W have more columns in other matrices, as those of an update |
 //! | [`linear_modulated`] | the first product of generated updates and their codes, of 16-bit types on Hopper (sm_90a) |
 //! | [`linear_update`] | the same with a generated low-rank update, on sm_80 and every later architecture |
@@ -78,6 +79,8 @@ pub mod linear_narrow;
 pub mod linear_skinny;
 #[cfg(any(feature = "linear_strided", not(target_arch = "nvptx64")))]
 pub mod linear_strided;
+#[cfg(any(feature = "linear_sums", not(target_arch = "nvptx64")))]
+pub mod linear_sums;
 #[cfg(any(feature = "linear_update", not(target_arch = "nvptx64")))]
 pub mod linear_update;
 #[cfg(any(feature = "linear_update_hopper", not(target_arch = "nvptx64")))]

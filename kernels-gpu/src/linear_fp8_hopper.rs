@@ -6,7 +6,7 @@
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{Bf16, F8E4M3, F8E5M2, F16};
 use warpsmith_dsl::gemm::wgmma::{AlongN, Cooperative, PromotedTile, WgmmaTile};
-use warpsmith_dsl::gemm::{BoxOutput, OutputElement, PersistentTile};
+use warpsmith_dsl::gemm::{BoxOutput, Layouts, OutputElement, PersistentTile};
 use warpsmith_dsl::grid;
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
 use warpsmith_dsl::ptx::WgmmaFp8;
@@ -60,8 +60,8 @@ pub struct Fp8HopperParams {
     /// 1 if `y_boxes` describes Y, which then has aligned rows; [`LANES_STORE`](Self::LANES_STORE) if it does and lanes are to store them, of
     /// a tile that has them do so; else 0.
     pub has_boxes: u32,
-    /// Keeps the size a multiple of the alignment; its value is not read.
-    pub reserved: u32,
+    /// Into how many parts the sums along K are split, at least 1. Each is a matrix of its own in Y; K is then that of each part, and of whole steps.
+    pub parts: u32,
 }
 
 impl Fp8HopperParams {
@@ -112,26 +112,27 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
     F8E5M2: WgmmaFp8<F8E4M3, S::Fragment> + WgmmaFp8<F8E5M2, S::Fragment>,
 {
     let steps = p.k.div_ceil(S::ROW_BYTES);
+    let layouts = Layouts::K_MAJOR.with_parts(p.parts);
 
     // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the tile asks for; the caller
     // vouches for maps and pointers, and each tile of Y belongs to one block.
     unsafe {
         S::start();
         if S::is_producer() {
-            let mut tiles = S::tiles(p.m, p.n, 1);
+            let mut tiles = S::tiles(p.m, p.n, p.parts);
             if let Some(mut producer) = S::producer() {
                 grid::wait_for_earlier_launches();
                 while let Some(tile) = tiles.next_tile() {
-                    S::load_bytes(&mut producer, x, w, steps, tile);
+                    S::load_bytes(&mut producer, x, w, layouts, steps, tile);
                 }
                 S::finish(producer);
             } else {
-                S::prefetch_bytes(x, w, steps, &mut tiles);
+                S::prefetch_bytes(x, w, layouts, steps, &mut tiles);
             }
         } else {
             let mut consumer = S::consumer();
             S::begin_turns(&consumer);
-            let mut tiles = S::tiles(p.m, p.n, 1);
+            let mut tiles = S::tiles(p.m, p.n, p.parts);
             grid::wait_for_earlier_launches();
             let epilogue = epilogue.of_matrix(0, p.m, p.n);
             let in_registers = epilogue.in_registers_scaled();
@@ -149,7 +150,8 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
                     }
                     _ => S::multiply_promoted::<F8E5M2, F8E5M2>(&mut consumer, steps),
                 };
-                let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.n };
+                let base = y.offset(tile.tile.batch as u64 * p.m as u64 * p.stride_y);
+                let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
                 if let Some(columns) = columns {
                     let by_lanes = S::LANES_STORE && p.has_boxes == Fp8HopperParams::LANES_STORE;
                     let boxes = BoxOutput { map: y_boxes, rows: by_lanes.then_some(y) };

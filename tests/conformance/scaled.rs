@@ -401,7 +401,7 @@ fn blocks_that_work_through_several_tiles_are_right_in_every_mode() -> Result<()
             let (k, n) = (272, 384);
             let data = Data::Integers;
             let case = ScaledCase { tile: Some(tile), bias: false, data, ..ScaledCase::new(m, k, n) };
-            assert!(tile.tiles(m as u32, n as u32) > 2 * tile.blocks(m as u32, n as u32, 132));
+            assert!(tile.tiles(m as u32, n as u32) > 2 * tile.blocks(m as u32, n as u32, 1, 132));
             check(&device, &case).map_err(|error| format!("{options:?}: {error}"))?;
         }
     }

@@ -17,6 +17,8 @@ impl Layouts {
     const B_MN: u32 = 2;
     const A_SHARED: u32 = 4;
     const B_SHARED: u32 = 8;
+    /// Where the number of parts begins.
+    const PARTS_AT: u32 = 8;
 
     /// Each row of A and of B is contiguous along K, and each matrix of a batch has operands of its own.
     pub const K_MAJOR: Self = Self(0);
@@ -50,6 +52,21 @@ impl Layouts {
     #[must_use]
     pub const fn with_shared_b(self, is_shared: bool) -> Self {
         self.with(Self::B_SHARED, is_shared)
+    }
+
+    /// With the sums along K in `parts` parts, fewer than 2²⁴, which are matrices of the output of their own: matrix `b` is part `b % parts` of product
+    /// `b / parts`. All parts are of as many steps; what those of the last one have beyond K are zeros.
+    #[must_use]
+    pub const fn with_parts(self, parts: u32) -> Self {
+        Self(self.0 & ((1 << Self::PARTS_AT) - 1) | parts << Self::PARTS_AT)
+    }
+
+    /// Which product matrix `batch` of the output is of, and which part of its sums.
+    #[inline(always)]
+    #[must_use]
+    pub const fn product_and_part(self, batch: u32) -> [u32; 2] {
+        let parts = self.0 >> Self::PARTS_AT;
+        if parts > 1 { [batch / parts, batch % parts] } else { [batch, 0] }
     }
 
     const fn with(self, bit: u32, set: bool) -> Self {
@@ -213,7 +230,8 @@ pub trait PersistentTile: 'static {
     /// The next tile or half of this consumer, of the block's `tiles`, each of which takes `steps` steps.
     fn next_tile(consumer: &mut Self::Consumer, tiles: &mut PersistentTiles, steps: u32) -> Option<TilePart>;
 
-    /// Copies the rows of A and of B that `part` of the output needs, `steps` × `ROW_BYTES` bytes of each.
+    /// Copies the rows of A and of B that `part` of the output needs, `steps` × `ROW_BYTES` bytes of each; of a [part](Layouts::with_parts) of
+    /// the sums, those that come after as many for each part before it.
     ///
     /// # Safety
     ///

@@ -21,8 +21,8 @@ const OPERATION: &str = "benchmark::linear_scaled";
 
 /// A scaled linear operation ready to be measured: sets of operands in the device's memory, through which the launches rotate.
 pub(crate) trait ScaledSubject: Subject {
-    /// The same operation on the same operands, by another tile; `None` for the one that would be chosen.
-    fn with_tile(&self, tile: Option<Fp8Tile>) -> Box<dyn ScaledSubject>;
+    /// The same operation on the same operands, by another tile and with other parts of sums; `None` for what would be chosen.
+    fn with_parts(&self, tile: Option<Fp8Tile>, parts: Option<u32>) -> Box<dyn ScaledSubject>;
 }
 
 /// Places the operands of `case` on the stream's device. However they are stored, x and w are placed as the operation copies what it cannot read:
@@ -160,6 +160,7 @@ where
             .alpha(self.case.alpha)
             .activation(self.case.activation)
             .tile(self.case.tile)
+            .parts(self.case.parts)
             .bias(&self.bias)
             .on(&self.stream);
         if let Some(residual) = &set.residual {
@@ -181,10 +182,10 @@ where
     W: ScaledInput + FloatElement,
     O: ScaledOutput + FloatElement,
 {
-    fn with_tile(&self, tile: Option<Fp8Tile>) -> Box<dyn ScaledSubject> {
+    fn with_parts(&self, tile: Option<Fp8Tile>, parts: Option<u32>) -> Box<dyn ScaledSubject> {
         Box::new(Self {
             stream: self.stream.clone(),
-            case: ScaledCase { tile, ..self.case.clone() },
+            case: ScaledCase { tile, parts, ..self.case.clone() },
             scales: self.scales.clone(),
             bias: self.bias.clone(),
             sets: self.sets.clone(),

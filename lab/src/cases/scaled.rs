@@ -76,6 +76,8 @@ pub struct ScaledCase {
     pub data: Data,
     /// The tile to take; `None` for the one that would be chosen.
     pub tile: Option<Fp8Tile>,
+    /// Into how many parts sums are split, of a tile that can; `None` for as many as would be chosen.
+    pub parts: Option<u32>,
     /// Decides the inputs.
     pub seed: u64,
 }
@@ -103,6 +105,7 @@ impl ScaledCase {
             across: [false; 2],
             data: Data::Uniform,
             tile: None,
+            parts: None,
             seed: 0,
         }
     }
@@ -161,6 +164,9 @@ impl ScaledCase {
             if across {
                 options.push_str(&format!(" {name} across"));
             }
+        }
+        if let Some(parts) = self.parts {
+            options.push_str(&format!(" in {parts} parts"));
         }
         options + &drawn_and_placed([(self.x, "x"), (self.w, "w"), (self.y, "y")], self.data, self.tile)
     }

@@ -125,11 +125,11 @@ impl Candidates<ScaledChoice> {
     /// Those of a scaled linear operation; `None` where no kernel runs.
     pub(super) fn of_scaled(device: &Device, case: &ScaledCase) -> Result<Option<Self>> {
         let stream = device.default_stream();
-        let mut by_itself = benchmark::scaled_subject(&stream, case)?.with_tile(None);
+        let mut by_itself = benchmark::scaled_subject(&stream, case)?.with_parts(None, None);
         let observed = observe(|| by_itself.enqueue(0))?;
         let Some(&Observation::Scaled(choice)) = observed.first() else { return Ok(None) };
         let expected = Observation::Scaled(choice);
-        Self::running(&stream, choice, expected, |tile| by_itself.with_tile(Some(tile))).map(Some)
+        Self::running(&stream, choice, expected, |tile| by_itself.with_parts(Some(tile), None)).map(Some)
     }
 }
 

@@ -6,7 +6,7 @@ use ndarray::{Array1, Array2, Axis};
 use warpsmith::device::Device;
 use warpsmith::error::{Error, Result};
 use warpsmith::ops::scaled::{ScaledInput, ScaledOutput};
-use warpsmith::ops::{self, Implementation, Scale};
+use warpsmith::ops::{self, Implementation, Launch, Scale};
 use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
 
@@ -182,6 +182,7 @@ where
             .alpha(case.alpha)
             .activation(case.activation)
             .tile(case.tile)
+            .parts(case.parts)
             .bias(&self.bias);
         if let Some(residual) = &outputs.residual {
             op = op.residual(residual, case.terms.beta);
@@ -307,13 +308,10 @@ impl TypedRun for CheckRun<'_> {
         let Self { device, case } = self;
         let operands = Operands::<X, W, O>::draw(case)?;
         let (results, implementation) = run_case(device, case, &operands)?;
+        let multiplies_as_they_are = |launch: &Launch| launch.kernel.contains("hopper");
         let arithmetic = match implementation {
             Implementation::Cpu => Arithmetic::Cpu,
-            Implementation::Cuda { kernel, .. } | Implementation::Emulator { kernel, .. }
-                if kernel.contains("hopper") =>
-            {
-                Arithmetic::Promoted
-            }
+            kernels if kernels.launches().iter().any(multiplies_as_they_are) => Arithmetic::Promoted,
             _ => Arithmetic::TensorCore,
         };
         let ScaledCase { m, k, n, x_type, output, alpha, activation, terms, .. } = *case;

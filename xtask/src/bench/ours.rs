@@ -32,8 +32,8 @@ pub(super) enum Variant {
     Chosen,
     /// By this tile of linear layers, with so many blocks sharing sums, if that is not left to it.
     Linear(Tile, Option<u32>),
-    /// By this tile of scaled linear layers.
-    Scaled(Fp8Tile),
+    /// By this tile of scaled linear layers, in the same way.
+    Scaled(Fp8Tile, Option<u32>),
 }
 
 impl Variant {
@@ -45,10 +45,11 @@ impl Variant {
         }
     }
 
-    const fn scaled(self) -> Option<Fp8Tile> {
+    /// The same as a scaled one.
+    const fn scaled(self) -> (Option<Fp8Tile>, Option<u32>) {
         match self {
-            Self::Scaled(tile) => Some(tile),
-            _ => None,
+            Self::Scaled(tile, parts) => (Some(tile), parts),
+            _ => (None, None),
         }
     }
 }
@@ -58,7 +59,8 @@ impl fmt::Display for Variant {
         match self {
             Self::Chosen => formatter.pad("chosen"),
             Self::Linear(tile, None) => tile.fmt(formatter),
-            Self::Scaled(tile) => tile.fmt(formatter),
+            Self::Scaled(tile, None) => tile.fmt(formatter),
+            Self::Scaled(tile, Some(parts)) => formatter.pad(&format!("{tile}/{parts}")),
             Self::Linear(tile, Some(parts)) => formatter.pad(&format!("{tile}/{parts}")),
         }
     }
@@ -76,26 +78,28 @@ pub(super) fn tiles_of(device: &Device, case: &Case) -> Vec<Variant> {
                 && tile.serves_output(input, output)
                 && tile.products(input).is_at_least(asked)
         };
-        let [m, _, n] = case.shape;
-        let with_parts = move |tile: Tile| {
-            let parts = if tile.shares() { PARTS.to_vec() } else { vec![None] };
-            // No more than are worth the memory.
-            let parts = parts
-                .into_iter()
-                .filter(move |parts| parts.is_none_or(|parts| m * n * parts as usize <= MOST_SUMS));
-            parts.map(move |parts| Variant::Linear(tile, parts))
-        };
+        let with_parts =
+            |tile: Tile| parts_of(tile.shares(), case.shape).map(move |parts| Variant::Linear(tile, parts));
         return Tile::ALL.into_iter().filter(serves).flat_map(with_parts).collect();
     }
     if case.is_plain_scaled() {
         let tiles = Fp8Tile::ALL.into_iter().filter(|tile| tile.runs_on(capability));
-        return tiles.map(Variant::Scaled).collect();
+        let with_parts = |tile: Fp8Tile| {
+            parts_of(tile.is_hopper(), case.shape).map(move |parts| Variant::Scaled(tile, parts))
+        };
+        return tiles.flat_map(with_parts).collect();
     }
     Vec::new()
 }
 
 /// How many blocks share the sums of a tile, in what is measured of tiles that can do that.
-const PARTS: [Option<u32>; 6] = [Some(1), Some(2), Some(4), Some(8), Some(16), Some(32)];
+const PARTS: [Option<u32>; 8] = [Some(1), Some(2), Some(3), Some(4), Some(6), Some(8), Some(16), Some(32)];
+
+/// As many of them as are worth the memory; no number where blocks do not share sums.
+fn parts_of(shares: bool, [m, _, n]: [usize; 3]) -> impl Iterator<Item = Option<u32>> {
+    let parts = if shares { PARTS.to_vec() } else { vec![None] };
+    parts.into_iter().filter(move |parts| parts.is_none_or(|parts| m * n * parts as usize <= MOST_SUMS))
+}
 
 /// Sums of all parts at most.
 const MOST_SUMS: usize = 1 << 26;
@@ -133,11 +137,11 @@ pub(super) fn subjects(stream: &Stream, case: &Case, variants: &[Variant]) -> Re
         // Of what else there is in 8 bits nothing is measured, rather than this under another name.
         Precision::F8 if case.is_plain_scaled() => {
             let first = Scaled::<F8E4M3>::new(stream, *case)?;
-            scaled.map(|tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect()
+            scaled.map(|(tile, parts)| Box::new(first.with_parts(tile, parts)) as Box<dyn Ours>).collect()
         }
         Precision::F8Mixed if case.is_plain_scaled() => {
             let first = Scaled::<F8E5M2>::new(stream, *case)?;
-            scaled.map(|tile| Box::new(first.with_tile(tile)) as Box<dyn Ours>).collect()
+            scaled.map(|(tile, parts)| Box::new(first.with_parts(tile, parts)) as Box<dyn Ours>).collect()
         }
         Precision::Bf16 if is_product => vec![Box::new(Matmul::<bf16>::new(stream, *case)?)],
         Precision::F16 if is_product => vec![Box::new(Matmul::<f16>::new(stream, *case)?)],
@@ -207,6 +211,7 @@ struct Scaled<W: Element> {
     case: Case,
     stream: Stream,
     tile: Option<Fp8Tile>,
+    parts: Option<u32>,
     x: Vec<Tensor<F8E4M3>>,
     w: Vec<Tensor<W>>,
     bias: Tensor<bf16>,
@@ -230,6 +235,7 @@ impl<W: ScaledInput> Scaled<W> {
             case,
             stream: stream.clone(),
             tile: None,
+            parts: None,
             x: copies(tensor(stream, &case, Operand::X, &[m, k])?, count)?,
             w: copies(tensor(stream, &case, Operand::W, &[n, k])?, count)?,
             bias: tensor(stream, &case, Operand::Bias, &[n])?,
@@ -238,9 +244,9 @@ impl<W: ScaledInput> Scaled<W> {
         })
     }
 
-    /// The same operation on the same operands, by another tile.
-    fn with_tile(&self, tile: Option<Fp8Tile>) -> Self {
-        Self { tile, ..self.clone() }
+    /// The same operation on the same operands, by another tile and with other parts of sums.
+    fn with_parts(&self, tile: Option<Fp8Tile>, parts: Option<u32>) -> Self {
+        Self { tile, parts, ..self.clone() }
     }
 
     fn op(&self, index: usize) -> ScaledLinearOp<'_, F8E4M3, W, bf16> {
@@ -255,6 +261,7 @@ impl<W: ScaledInput> Scaled<W> {
             .w_scale(w_scale)
             .activation(operation.activation)
             .tile(self.tile)
+            .parts(self.parts)
             .on(&self.stream);
         if operation.bias { op.bias(&self.bias) } else { op }
     }

@@ -447,8 +447,8 @@ mod tests {
 
     const AMPERE: Target = Target { on_gpu: false, compute_capability: (8, 0) };
 
-    /// The kernel that `case` runs in the emulator; `None` if there is nothing to run.
-    fn kernel<T, O>(device: &Device, case: &LinearCase) -> warpsmith::Result<Option<&'static str>>
+    /// The kernels that `case` runs in the emulator.
+    fn kernels<T, O>(device: &Device, case: &LinearCase) -> warpsmith::Result<Vec<&'static str>>
     where
         T: LinearTypes<O> + ops::linear::LinearInput,
         O: Element + FromAccumulator<f32>,
@@ -458,18 +458,13 @@ mod tests {
             Tensor::<T>::zeros(device, [rows, columns.end + place.after])?.slice(1, columns)
         };
         let (x, w) = (place(case.m, case.x)?, place(case.n, case.w)?);
-        Ok(
-            match ops::linear(&x, &w)
-                .output::<O>()
-                .tile(case.tile)
-                .parts(case.parts)
-                .precision(case.precision)
-                .implementation()?
-            {
-                Implementation::Emulator { kernel, .. } => Some(kernel),
-                _ => None,
-            },
-        )
+        let op =
+            ops::linear(&x, &w).output::<O>().tile(case.tile).parts(case.parts).precision(case.precision);
+        Ok(names(op.implementation()?))
+    }
+
+    fn names(implementation: Implementation) -> Vec<&'static str> {
+        implementation.launches().iter().map(|launch| launch.kernel).collect()
     }
 
     #[test]
@@ -479,11 +474,11 @@ mod tests {
             let device: Device = device.parse()?;
             for case in linear(Level::Default, Target::of(&device), 1) {
                 reached.extend(match (case.input, case.output) {
-                    (DType::F16, DType::F16) => kernel::<f16, f16>(&device, &case)?,
-                    (DType::F16, DType::F32) => kernel::<f16, f32>(&device, &case)?,
-                    (DType::Bf16, DType::Bf16) => kernel::<bf16, bf16>(&device, &case)?,
-                    (DType::Bf16, DType::F32) => kernel::<bf16, f32>(&device, &case)?,
-                    (DType::F32, DType::F32) => kernel::<f32, f32>(&device, &case)?,
+                    (DType::F16, DType::F16) => kernels::<f16, f16>(&device, &case)?,
+                    (DType::F16, DType::F32) => kernels::<f16, f32>(&device, &case)?,
+                    (DType::Bf16, DType::Bf16) => kernels::<bf16, bf16>(&device, &case)?,
+                    (DType::Bf16, DType::F32) => kernels::<bf16, f32>(&device, &case)?,
+                    (DType::F32, DType::F32) => kernels::<f32, f32>(&device, &case)?,
                     other => panic!("no linear operation has the types {other:?}"),
                 });
             }
@@ -495,6 +490,7 @@ mod tests {
             "linear_narrow",
             "linear_skinny",
             "linear_strided",
+            "linear_sums",
         ];
         assert_eq!(reached, shipped(&families));
         Ok(())
@@ -512,25 +508,22 @@ mod tests {
     /// Those that make copies in f16 run before the portable ones.
     #[test]
     fn the_default_cases_run_every_scaled_kernel_that_ships() -> warpsmith::Result<()> {
-        fn kernel<O: ScaledOutput>(
+        fn kernels<O: ScaledOutput>(
             device: &Device,
             case: &ScaledCase,
-        ) -> warpsmith::Result<Option<&'static str>> {
+        ) -> warpsmith::Result<Vec<&'static str>> {
             let x = Tensor::<F8E4M3>::zeros(device, [case.m, case.k])?;
             let w = Tensor::<F8E4M3>::zeros(device, [case.n, case.k])?;
-            Ok(match ops::linear_scaled(&x, &w).output::<O>().tile(case.tile).implementation()? {
-                Implementation::Emulator { kernel, .. } => Some(kernel),
-                _ => None,
-            })
+            Ok(names(ops::linear_scaled(&x, &w).output::<O>().tile(case.tile).implementation()?))
         }
         let mut reached = BTreeSet::new();
         for device in ["emulator", "emulator:9.0"] {
             let device: Device = device.parse()?;
             for case in scaled(Level::Default, Target::of(&device), 1) {
                 reached.extend(match case.output {
-                    DType::F16 => kernel::<f16>(&device, &case)?,
-                    DType::Bf16 => kernel::<bf16>(&device, &case)?,
-                    _ => kernel::<f32>(&device, &case)?,
+                    DType::F16 => kernels::<f16>(&device, &case)?,
+                    DType::Bf16 => kernels::<bf16>(&device, &case)?,
+                    _ => kernels::<f32>(&device, &case)?,
                 });
             }
         }

@@ -98,10 +98,11 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         tile: TileIndex,
         clusters: [u32; 2],
     ) {
+        let [product, part] = layouts.product_and_part(tile.batch);
         let fetch = |map: &TensorMap, is_mn, [first, every]: [u32; 2], [row, rows, batch]: [u32; 3]| {
             let mut step = first;
             while step < steps.min(PREFETCHED_STEPS) {
-                Self::boxes(is_mn, [step * elements, row, batch], rows, |at, _| {
+                Self::boxes(is_mn, [(part * steps + step) * elements, row, batch], rows, |at, _| {
                     // SAFETY: the caller's promise.
                     unsafe { ptx::tma_prefetch_3d(map.address(), at) }
                 });
@@ -111,10 +112,10 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         };
         let [every_a, every_b] = clusters;
         let row_a = tile.m * Self::BLOCK_M + tile.n % Self::CLUSTER_N * Self::A_BOX_ROWS;
-        let rows_a = [row_a, Self::A_BOX_ROWS, layouts.matrix_of_a(tile.batch)];
+        let rows_a = [row_a, Self::A_BOX_ROWS, layouts.matrix_of_a(product)];
         fetch(a, layouts.a_is_mn(), [tile.n / Self::CLUSTER_N, every_a], rows_a);
         let row_b = tile.n * Self::BLOCK_N + tile.m % Self::CLUSTER_M * Self::B_BOX_ROWS;
-        let rows_b = [row_b, Self::B_BOX_ROWS, layouts.matrix_of_b(tile.batch)];
+        let rows_b = [row_b, Self::B_BOX_ROWS, layouts.matrix_of_b(product)];
         fetch(b, layouts.b_is_mn(), [tile.m / Self::CLUSTER_M, every_b], rows_b);
     }
 
@@ -134,10 +135,12 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
         tile: TileIndex,
     ) {
         let (row_a, row_b) = (tile.m * Self::BLOCK_M, tile.n * Self::BLOCK_N);
-        let (batch_a, batch_b) = (layouts.matrix_of_a(tile.batch), layouts.matrix_of_b(tile.batch));
+        let [product, part] = layouts.product_and_part(tile.batch);
+        let (batch_a, batch_b) = (layouts.matrix_of_a(product), layouts.matrix_of_b(product));
         let (a_is_mn, b_is_mn) = (layouts.a_is_mn(), layouts.b_is_mn());
+        let first = part * steps;
         for step in 0..steps {
-            let k = step * elements;
+            let k = (first + step) * elements;
             // SAFETY: a stage's bytes come from the boxes of A and of B, in a cluster the shares of all blocks, which are
             // all at the same step; nothing touches the stage before it is full. The rest is the caller's promise.
             unsafe {
@@ -187,13 +190,15 @@ impl<C: Accumulators, const BLOCKS: usize, S: Schedule, const STAGES: u32, const
     ) {
         let tile = part.tile;
         let (row_a, row_b) = (tile.m * Self::BLOCK_M, Self::first_column(part));
-        let (batch_a, batch_b) = (layouts.matrix_of_a(tile.batch), layouts.matrix_of_b(tile.batch));
+        let [product, part_of_k] = layouts.product_and_part(tile.batch);
+        let (batch_a, batch_b) = (layouts.matrix_of_a(product), layouts.matrix_of_b(product));
         let (a_is_mn, b_is_mn) = (layouts.a_is_mn(), layouts.b_is_mn());
         let all = ((1u32 << CLUSTER) - 1) as u16;
         let (to_blocks_a, to_blocks_b) = if part.extent == Extent::Half { (all, 1) } else { (1, all) };
         let rank = ptx::cluster_ctarank();
+        let first = part_of_k * steps;
         for step in 0..steps {
-            let k = step * elements;
+            let k = (first + step) * elements;
             let is_turn = step % CLUSTER == rank;
             // SAFETY: a stage's bytes come from one box of each operand; of the operand that all share from the block whose turn it
             // is, and all are at the same step. Nothing touches the stage before it is full. The rest is the caller's promise.

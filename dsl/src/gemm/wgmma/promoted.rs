@@ -13,7 +13,7 @@ use super::{
     BLOCK_ROWS, Consumer, ROW_BYTES, STAGED_BOXES, STEP_BYTES, STEPS, STRIP_COLUMNS, Schedule, WARPGROUP,
     WgmmaTile,
 };
-use crate::gemm::{PersistentTile, PersistentTiles};
+use crate::gemm::{Layouts, PersistentTile, PersistentTiles};
 use crate::launch::TensorMap;
 use crate::layout::TileIndex;
 use crate::pipeline::{AsyncProxy, FullStage, Pipeline};
@@ -33,7 +33,7 @@ const TURN_AFTER: u32 = STEPS / 2;
 /// [`store_rows`](PersistentTile::store_rows) of any such tile, whatever [`STORES_ROWS`](PersistentTile::STORES_ROWS) says: they do not store in
 /// boxes what has an input beside scales.
 pub trait PromotedTile: PersistentTile {
-    /// Copies the rows of A and of B that output tile `tile` needs, `steps` × 128 elements of each.
+    /// Copies the rows of A and of B that output tile `tile` needs, `steps` × 128 elements of each. Both are K-major, whatever `layouts` says.
     ///
     /// # Safety
     ///
@@ -42,6 +42,7 @@ pub trait PromotedTile: PersistentTile {
         producer: &mut Self::Producer,
         a: &TensorMap,
         b: &TensorMap,
+        layouts: Layouts,
         steps: u32,
         tile: TileIndex,
     );
@@ -51,7 +52,13 @@ pub trait PromotedTile: PersistentTile {
     /// # Safety
     ///
     /// As [`PersistentTile::prefetch`].
-    unsafe fn prefetch_bytes(a: &TensorMap, b: &TensorMap, steps: u32, tiles: &mut PersistentTiles);
+    unsafe fn prefetch_bytes(
+        a: &TensorMap,
+        b: &TensorMap,
+        layouts: Layouts,
+        steps: u32,
+        tiles: &mut PersistentTiles,
+    );
 
     /// Gives consumer 0 the first turn. The turns go on from tile to tile: each is given when the one before it has been taken, or a
     /// fast warp would be counted twice.
@@ -317,17 +324,24 @@ impl<C: Promote, const BLOCKS: usize, S: Schedule, const STAGES: u32, const CLUS
         producer: &mut Self::Producer,
         a: &TensorMap,
         b: &TensorMap,
+        layouts: Layouts,
         steps: u32,
         tile: TileIndex,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { Self::load_rows(producer, a, b, Default::default(), ROW_ELEMENTS, steps, tile) }
+        unsafe { Self::load_rows(producer, a, b, layouts.without_mn(), ROW_ELEMENTS, steps, tile) }
     }
 
     #[inline(always)]
-    unsafe fn prefetch_bytes(a: &TensorMap, b: &TensorMap, steps: u32, tiles: &mut PersistentTiles) {
+    unsafe fn prefetch_bytes(
+        a: &TensorMap,
+        b: &TensorMap,
+        layouts: Layouts,
+        steps: u32,
+        tiles: &mut PersistentTiles,
+    ) {
         // SAFETY: the caller's promise.
-        unsafe { Self::prefetch_first(a, b, Default::default(), ROW_ELEMENTS, steps, tiles) }
+        unsafe { Self::prefetch_first(a, b, layouts.without_mn(), ROW_ELEMENTS, steps, tiles) }
     }
 
     #[inline(always)]

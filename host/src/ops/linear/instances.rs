@@ -8,9 +8,8 @@ use warpsmith_kernels::linear::{
 };
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
-    HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192,
-    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
-    linear_hopper,
+    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
+    HopperCooperative192x192AlongN, HopperPingPong128x128, HopperPingPong128x192, linear_hopper,
 };
 use warpsmith_kernels::linear_hopper_f32::{
     Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
@@ -21,8 +20,10 @@ use warpsmith_kernels::linear_skinny::{
     Skinny64x64Split8, Skinny64x64Split8Deep, linear_skinny,
 };
 use warpsmith_kernels::linear_strided::linear_strided;
+use warpsmith_kernels::linear_sums::linear_sums;
 
 use super::launch::Instance;
+use super::passes::{Passes, Sums};
 use super::select::Tile;
 use crate::cpu::{FromAccumulator, Operand};
 use crate::tensor::Element;
@@ -42,6 +43,10 @@ where
     /// The kernel for a tile; `None` if there is none.
     #[doc(hidden)]
     fn instance(tile: Tile) -> Option<Instance<Self, O>>;
+
+    /// The kernels that compute sums in parts with a tile, and add these; `None` if there are none.
+    #[doc(hidden)]
+    fn passes(tile: Tile) -> Option<Passes<Self, O>>;
 }
 
 macro_rules! instances {
@@ -50,6 +55,11 @@ macro_rules! instances {
             impl LinearTypes<$output> for $input {
                 fn instance(tile: Tile) -> Option<Instance<Self, $output>> {
                     instances!(@arms $device_input, $device_output, tile, [$($tile),*])
+                }
+
+                fn passes(tile: Tile) -> Option<Passes<Self, $output>> {
+                    let parts = <$input as LinearTypes<f32>>::instance(tile).filter(|_| tile.has_passes())?;
+                    Some(Passes { parts, sums: Sums::new::<linear_sums<$device_input, $device_output>>() })
                 }
             }
         )*
@@ -67,15 +77,14 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, HopperCooperative128x256Halves) => {
         Instance::hopper_halves::<linear_hopper<$t, $o, HopperCooperative128x256>, HopperCooperative128x256>()
     };
+    (@instance $t:ident, $o:ident, HopperCooperative128x192) => { instances!(@hopper $t, $o, HopperCooperative128x192) };
     (@instance $t:ident, $o:ident, HopperCooperative128x128) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
     (@instance $t:ident, $o:ident, HopperCooperative64x128) => { instances!(@hopper $t, $o, HopperCooperative64x128) };
     (@instance $t:ident, $o:ident, HopperCooperative64x160) => { instances!(@hopper $t, $o, HopperCooperative64x160) };
     (@instance $t:ident, $o:ident, HopperCooperative128x160) => { instances!(@hopper $t, $o, HopperCooperative128x160) };
-    (@instance $t:ident, $o:ident, HopperCooperative192x192) => { instances!(@hopper $t, $o, HopperCooperative192x192) };
     (@instance $t:ident, $o:ident, HopperCooperative192x192AlongN) => {
         instances!(@hopper $t, $o, HopperCooperative192x192AlongN)
     };
-    (@instance $t:ident, $o:ident, HopperCooperative256x176) => { instances!(@hopper $t, $o, HopperCooperative256x176) };
     (@instance $t:ident, $o:ident, HopperCooperative192x176) => { instances!(@hopper $t, $o, HopperCooperative192x176) };
     (@instance $t:ident, $o:ident, Skinny64x64) => { instances!(@skinny $t, $o, Skinny64x64) };
     (@instance $t:ident, $o:ident, Skinny64x64Split2) => { instances!(@skinny $t, $o, Skinny64x64Split2) };
@@ -109,20 +118,22 @@ macro_rules! instances {
 instances! {
     f16 / F16 -> f16 / F16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
-         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-         HopperCooperative192x192, HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative128x192, HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
+         HopperCooperative192x192AlongN, HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          Narrow16x256, Strided32x32, T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
-        [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
+        [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x256Halves, HopperCooperative128x192,
+         Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> bf16 / Bf16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
-         HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-         HopperCooperative192x192, HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
+         HopperCooperative128x192, HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
+         HopperCooperative192x192AlongN, HopperCooperative192x176,
  Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          Narrow16x256, Strided32x32, T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:
-        [HopperPingPong128x128, HopperCooperative128x128, Skinny16x64, Skinny16x64Split4,
+        [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x256Halves, HopperCooperative128x192,
+         Skinny16x64, Skinny16x64Split4,
          T128x128, T128x64, T64x64, T16x64];
     f32 / f32 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative128x256Halves,

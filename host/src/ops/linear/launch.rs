@@ -39,7 +39,7 @@ pub(crate) struct Operands<'a, T: Element, O: Element> {
     pub(crate) n: u32,
     /// Columns of x and w.
     pub(crate) k: u32,
-    /// Blocks that share the sums of a tile, of those that are told at each launch.
+    /// Blocks that share the sums of a tile, of those that are told at each launch, or parts of the sums that are matrices of y.
     pub(crate) parts: u32,
     /// What is done to the product.
     pub(crate) epilogue: LinearEpilogue<T::Device, O::Device>,
@@ -369,12 +369,12 @@ fn hopper_launch_of<T: Element, O: Element, S: PersistentTile>(
     operands: &Operands<'_, T, O>,
     parts: &Dealt,
 ) -> Result<HopperLaunch> {
-    let &Operands { x, w, y, y_arg, m, n, k, epilogue, .. } = operands;
+    let &Operands { x, w, y, y_arg, m, n, k, parts: of_sums, epilogue } = operands;
     let columns = S::ROW_BYTES as usize / size_of::<T>();
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
     let of_inputs = TensorMapOptions { data_type: rounded::<T>(), ..options.clone() };
     let batch = y.shape()[0];
-    let layouts = layouts(operands).with_a_mn(is_across(x)).with_b_mn(is_across(w));
+    let layouts = layouts(operands).with_a_mn(is_across(x)).with_b_mn(is_across(w)).with_parts(of_sums);
     let x = map_of(x, S::A_BOX_ROWS, columns, &of_inputs)?;
     let w = map_of(w, S::B_BOX_ROWS, columns, &of_inputs)?;
     // The copy engine stores chunks of 16 bytes, also where a row ends within one.

@@ -10,11 +10,13 @@ mod early;
 mod instances;
 mod launch;
 mod launch_f32;
+mod passes;
 pub mod select;
 
 pub(crate) use early::{has_only_tiles, is_early, tiles};
 pub use instances::{LinearInput, LinearTypes};
 pub(crate) use launch::{Instance, Operands, hopper_launch, hopper_map, skinny_launch, skinny_map};
+pub(crate) use passes::{Passes, SUMS, Sums, Total, parts_of, sums_blocks};
 pub use select::Tile;
 
 use crate::cpu::FromAccumulator;

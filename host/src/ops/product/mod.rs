@@ -157,7 +157,7 @@ where
                 // SAFETY: `check` and the plan have checked shapes, strides, alignment and device of every operand, and that what
                 // is written is apart from the rest. Tensors are freed in the order of their home streams, which
                 // `with_operands` makes wait for this work.
-                unsafe { launch.instance.launch(self.a.device(), stream, launch.blocks, &operands) }?;
+                unsafe { launch.launch(self.a.device(), stream, &operands) }?;
             }
             Ok(())
         })

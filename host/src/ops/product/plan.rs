@@ -7,14 +7,15 @@ use super::batch::{Axes, Launches, PerRole, Role, broadcast_strides};
 use super::path::{self, Path, Place};
 use super::{Options, Product};
 use crate::cpu::FromAccumulator;
-use crate::device::DeviceKind;
 use crate::device::decisions::Key;
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::kernel::is_built;
 use crate::ops::choice::{Observation, ProductChoice, notice};
 use crate::ops::linear::select::{Access, Fused, Limits, MOST_PARTS, Problem, TURING, Tile, has_tf32};
-use crate::ops::linear::{Instance, LinearTypes};
+use crate::ops::linear::{Instance, LinearTypes, Operands, Passes, sums_blocks};
 use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT, has_short_rows};
+use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 use crate::tune;
 
@@ -28,7 +29,51 @@ pub(super) struct Plan<T: Element, O: Element> {
 /// Launches of a kernel that fit the operands.
 pub(super) struct Launch<T: Element, O: Element> {
     decided: Arc<Decided>,
-    pub(super) instance: Instance<T, O>,
+    kernels: Kernels<T, O>,
+}
+
+/// What computes the product of some matrices.
+enum Kernels<T: Element, O: Element> {
+    /// All of it.
+    One(Instance<T, O>),
+    /// Parts of its sums, and what adds them.
+    Two(Passes<T, O>),
+}
+
+impl<T: Element, O: Element> Launch<T, O> {
+    /// Computes the product of some matrices.
+    ///
+    /// # Safety
+    ///
+    /// As [`Instance::launch`].
+    pub(super) unsafe fn launch(
+        &self,
+        device: &Device,
+        stream: &Stream,
+        operands: &Operands<'_, T, O>,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match &self.kernels {
+                Kernels::One(instance) => instance.launch(device, stream, self.blocks, operands),
+                Kernels::Two(passes) => passes.launch(device, stream, self.blocks, operands),
+            }
+        }
+    }
+
+    /// The kernels of the first matrices, and the operands that are copied before.
+    fn implementation(&self, device: &Device) -> Implementation {
+        let copies = self.path.repack.into_iter().filter(|&copied| copied).count();
+        let first = |kernel| Implementation::kernel(device, kernel, self.blocks).with_copies(copies);
+        match &self.kernels {
+            Kernels::One(instance) => first(instance.declaration.name),
+            Kernels::Two(passes) => {
+                let blocks = sums_blocks([self.m, self.n, self.choice.problem.batch]) as u32;
+                let sums = Implementation::kernel(device, passes.sums.declaration.name, blocks);
+                Implementation::sequence(first(passes.parts.declaration.name), sums)
+            }
+        }
+    }
 }
 
 impl<T: Element, O: Element> Deref for Launch<T, O> {
@@ -44,13 +89,21 @@ pub(super) struct Decided {
     pub(super) path: Path,
     pub(super) launches: Launches,
     pub(super) blocks: u32,
-    /// Blocks that share the sums of a tile, of those that are told at each launch.
+    /// Blocks that share the sums of a tile, of those that are told at each launch, or parts of the sums that a second launch adds.
     pub(super) parts: u32,
     pub(super) m: u32,
     pub(super) n: u32,
+    /// Elements of a sum, or of a part of it.
     pub(super) k: u32,
     tile: Tile,
     choice: ProductChoice,
+}
+
+impl Decided {
+    /// Whether sums are computed in parts that a second launch adds.
+    fn is_split(&self) -> bool {
+        self.parts > 1 && self.tile.has_passes()
+    }
 }
 
 /// The strides of a tensor of shape `[.., rows, columns]` apart: of the leading axes, and of the rows.
@@ -101,9 +154,7 @@ where
             return Ok(Self { launch: None, implementation: Implementation::Cpu });
         }
         let launch = Launch::new(product, y)?;
-        let kernel = launch.instance.declaration.name;
-        let copies = launch.path.repack.into_iter().filter(|&copied| copied).count();
-        let implementation = Implementation::kernel(device, kernel, launch.blocks).with_copies(copies);
+        let implementation = launch.implementation(device);
         Ok(Self { launch: Some(launch), implementation })
     }
 }
@@ -117,8 +168,13 @@ where
         let device = product.a.device();
         let decided = device.decisions().get(key(product, y), || Self::decide(product, y))?;
         notice(Observation::Product(decided.choice, decided.path.repack));
-        let instance = T::instance(decided.tile).ok_or_else(|| no_kernel(product, &decided.choice.limits))?;
-        Ok(Self { decided, instance })
+        let tile = decided.tile;
+        let kernels = match decided.is_split() {
+            true => T::passes(tile).map(Kernels::Two),
+            false => T::instance(tile).map(Kernels::One),
+        };
+        let kernels = kernels.ok_or_else(|| no_kernel(product, &decided.choice.limits))?;
+        Ok(Self { decided, kernels })
     }
 
     fn decide(product: &Product<'_, T, O>, y: Option<&Tensor<O>>) -> Result<Decided> {
@@ -212,12 +268,19 @@ where
             Some(parts) if tile.shares() => parts,
             _ => tile.parts(&problem, &limits),
         };
+        let (parts, k) = if parts > 1 && tile.has_passes() {
+            // The second launch has its limit too.
+            let parts = if sums_blocks([m, n, batch]) <= u64::from(most_blocks) { parts } else { 1 };
+            tile.split_evenly(k, size_of::<T>(), parts)
+        } else {
+            (parts, k)
+        };
         let most_tiles = u64::from(most_blocks / (tile.split() * parts));
         if tiles > most_tiles {
             return Err(limit("y", "number of tiles", format!("at most {most_tiles}"), tiles));
         }
-        // No more than `split` times the tiles, and so a number of 32 bits.
-        let blocks = tile.blocks(m, n, batch, properties.multiprocessors) as u32 * parts;
+        // No more than `split` times the tiles of all parts, and so a number of 32 bits.
+        let blocks = tile.blocks_of_parts([m, n, batch], parts, properties.multiprocessors) as u32;
         Ok(Decided { path, launches, blocks, parts, m, n, k, tile, choice })
     }
 }

@@ -16,17 +16,18 @@ use warpsmith_kernels::linear_fp8_hopper::{
     Fp8Hopper64x64, Fp8Hopper64x128, Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128, Fp8HopperParams,
     Fp8Types, linear_fp8_hopper,
 };
+use warpsmith_kernels::linear_sums::linear_sums;
 
 use super::plan::{Matrix, Plan, size_limit};
-use super::select::{Fp8Tile, Limits, Problem};
+use super::select::{Fp8Tile, Limits, Problem, split_evenly};
 use super::{OPERATION, Scale, ScaledLinearOp};
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::kernel::is_built;
 use crate::ops::choice::{Observation, ScaledChoice, notice};
-use crate::ops::linear::select::TURING;
-use crate::ops::linear::{has_only_tiles, is_early, tiles};
+use crate::ops::linear::select::{MOST_PARTS, TURING};
+use crate::ops::linear::{SUMS, Sums, Total, has_only_tiles, is_early, parts_of, sums_blocks, tiles};
 use crate::ops::matrix::{as_matrix, row_stride};
 use crate::ops::{CHUNK_BYTES, Implementation, STORED_ROWS};
 use crate::stream::{Operand, Stream};
@@ -71,6 +72,9 @@ pub trait ScaledOutput: Element + FromAccumulator<f32> + CpuOperand + sealed::Se
     /// The kernel for a tile.
     #[doc(hidden)]
     fn instance(tile: Fp8Tile) -> Instance<Self>;
+    /// The kernel that adds sums that are in parts.
+    #[doc(hidden)]
+    fn sums() -> Sums<Self, Self>;
 }
 
 macro_rules! outputs {
@@ -97,6 +101,10 @@ macro_rules! outputs {
                         }
                         Fp8Tile::Portable64x64 => Instance::portable::<linear_fp8<$device, Fp8Portable64x64>>(),
                     }
+                }
+
+                fn sums() -> Sums<Self, Self> {
+                    Sums::new::<linear_sums<$device, $device>>()
                 }
             }
         )*
@@ -132,12 +140,15 @@ type Encode<'a> = &'a dyn Fn(u32) -> Result<TensorMap>;
 struct Matrices<'a> {
     x: Encode<'a>,
     w: Encode<'a>,
+    /// Elements of a sum, or of a part of it.
     k: u32,
+    /// Parts of each sum.
+    parts: u32,
 }
 
 /// Where the result of a kernel goes.
 struct Output<'a, O: Element> {
-    /// y as a matrix.
+    /// y as a matrix, or the parts of its sums as one below the other.
     y: &'a Tensor<O>,
     place: GlobalMut<O::Device>,
     epilogue: LinearEpilogue<O::Device, O::Device>,
@@ -185,11 +196,11 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
     let has_boxes = (place.address() | stride_bytes | row_bytes).is_multiple_of(CHUNK_BYTES as u64);
     const { assert!(S::STORED_ROW_BYTES == S::ROW_BYTES, "the map is of boxes with rows of 128 bytes") };
     let y_boxes = if has_boxes {
-        matrix_map(y, STORED_ROWS, S::ROW_BYTES as usize / size_of::<O>())?
+        matrices_map(y, matrices.parts as usize, STORED_ROWS, S::ROW_BYTES as usize / size_of::<O>())?
     } else {
         TensorMap::from_words([0; 16])
     };
-    let are_only = has_only_tiles(tiles::<S>(m, n), blocks);
+    let are_only = has_only_tiles(tiles::<S>(m, n).saturating_mul(matrices.parts.into()), blocks);
     let params = Fp8HopperParams {
         stride_y: row_stride(y),
         m,
@@ -201,7 +212,7 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
             (true, false) => 1,
             (true, true) => Fp8HopperParams::LANES_STORE,
         },
-        reserved: 0,
+        parts: matrices.parts,
     };
     let kernel = stream.device().kernel::<K>()?;
     // SAFETY: the maps are of matrices of bytes, with the boxes that the tile asks for; the rest is the caller's promise.
@@ -264,8 +275,19 @@ where
 
 /// A tensor map of a matrix as one of a batch, with boxes of `rows` × `columns`.
 fn matrix_map<T: Element>(matrix: &Tensor<T>, rows: usize, columns: usize) -> Result<TensorMap> {
+    matrices_map(matrix, 1, rows, columns)
+}
+
+/// A tensor map of as many matrices one below the other, with boxes of `rows` × `columns`.
+fn matrices_map<T: Element>(
+    all: &Tensor<T>,
+    matrices: usize,
+    rows: usize,
+    columns: usize,
+) -> Result<TensorMap> {
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
-    matrix.reshape([1, matrix.shape()[0], matrix.shape()[1]])?.tensor_map([1, rows, columns], &options)
+    let shape = [matrices, all.shape()[0] / matrices, all.shape()[1]];
+    all.reshape(shape)?.tensor_map([1, rows, columns], &options)
 }
 
 /// Whether rows of an 8-bit matrix start at multiples of 16 bytes.
@@ -298,9 +320,14 @@ fn widened<T: ScaledInput>(
 /// Kernel launches that fit the operands.
 pub(super) struct Launch<O: Element> {
     instance: Instance<O>,
+    /// Of sums that are computed in parts, how the parts are, and how they are added.
+    passes: Option<(Instance<f32>, Sums<O, O>)>,
     blocks: u32,
+    /// Parts of each sum.
+    parts: u32,
     m: u32,
     n: u32,
+    /// Elements of a sum, or of a part of it.
     k: u32,
 }
 
@@ -329,13 +356,22 @@ impl<O: ScaledOutput> Launch<O> {
             None => tune::choose(device, &choice)?.ok_or_else(|| no_tile(device, &limits))?,
         };
         let most_blocks = properties.max_grid[0];
+        let parts = match op.parts {
+            Some(parts) if tile.is_hopper() && is_built(SUMS) => parts.clamp(1, MOST_PARTS),
+            _ => tile.parts(&choice.problem, &limits),
+        };
+        // The second launch has its limit too.
+        let fits = sums_blocks([m, n, 1]) <= u64::from(most_blocks);
+        let (parts, k) = if parts > 1 && fits { split_evenly(k, parts) } else { (1, k) };
         let tiles = tile.tiles(m, n);
-        if tiles > u64::from(most_blocks) {
-            return Err(size_limit("y", "number of tiles", format!("at most {most_blocks}"), tiles));
+        let most_tiles = u64::from(most_blocks / parts);
+        if tiles > most_tiles {
+            return Err(size_limit("y", "number of tiles", format!("at most {most_tiles}"), tiles));
         }
-        // No more than the tiles, and so a number of 32 bits.
-        let blocks = tile.blocks(m, n, properties.multiprocessors) as u32;
-        Ok(Self { instance: O::instance(tile), blocks, m, n, k })
+        // No more than the tiles of all parts, and so a number of 32 bits.
+        let blocks = tile.blocks(m, n, parts, properties.multiprocessors) as u32;
+        let passes = (parts > 1).then(|| (f32::instance(tile), O::sums()));
+        Ok(Self { instance: O::instance(tile), passes, blocks, parts, m, n, k })
     }
 
     /// What runs, with the operands that it has copied first: where it multiplies f16, both.
@@ -352,7 +388,42 @@ impl<O: ScaledOutput> Launch<O> {
             }
             Kind::Portable(_) => 2,
         };
-        Implementation::kernel(device, self.instance.declaration.name, self.blocks).with_copies(copies)
+        let first = |kernel| Implementation::kernel(device, kernel, self.blocks).with_copies(copies);
+        match &self.passes {
+            None => first(self.instance.declaration.name),
+            Some((parts, sums)) => {
+                let blocks = sums_blocks([self.m, self.n, 1]) as u32;
+                let sums = Implementation::kernel(device, sums.declaration.name, blocks);
+                Implementation::sequence(first(parts.declaration.name), sums)
+            }
+        }
+    }
+
+    /// Launches what computes the parts of the sums, and what adds them.
+    ///
+    /// # Safety
+    ///
+    /// As [`launch_hopper`].
+    unsafe fn run_passes(
+        &self,
+        stream: &Stream,
+        (of_parts, sums): &(Instance<f32>, Sums<O, O>),
+        matrices: &Matrices<'_>,
+        output: &Output<'_, O>,
+        types: Fp8Types,
+    ) -> Result<()> {
+        let &Output { y, place, epilogue, m, n } = output;
+        let Kind::Hopper(launch) = of_parts.kind else { return Ok(()) };
+        let (parts, columns) = parts_of(stream, [m, n, 1], self.parts)?;
+        let mut flat = parts.flatten_leading()?;
+        let of_parts =
+            Output { place: flat.arg_mut(), y: &flat, epilogue: LinearEpilogue::NONE, m, n: columns };
+        let total = Total { y_arg: place, strides: [row_stride(y), 0], sizes: [m, n, 1], epilogue };
+        // SAFETY: the parts are these launches' own, in the order of the stream; the rest is the caller's promise.
+        unsafe {
+            launch(stream, self.blocks, matrices, &of_parts, types)?;
+            sums.launch(stream, &parts, self.parts, &total)
+        }
     }
 
     /// Launches what computes `op`, as `plan` has checked it, into `y`.
@@ -374,7 +445,7 @@ impl<O: ScaledOutput> Launch<O> {
                 // A stage holds 128 bytes of each row.
                 let encode_x = |rows: u32| matrix_map(&x, rows as usize, 128);
                 let encode_w = |rows: u32| matrix_map(&w, rows as usize, 128);
-                let matrices = Matrices { x: &encode_x, w: &encode_w, k: self.k };
+                let matrices = Matrices { x: &encode_x, w: &encode_w, k: self.k, parts: self.parts };
                 let mut operands: Vec<&dyn Operand> = vec![&x, &w, &*y];
                 operands.extend(op.others());
                 stream.with_operands(&operands, || {
@@ -382,7 +453,11 @@ impl<O: ScaledOutput> Launch<O> {
                     // from the rest; rows are aligned. Tensors are freed in the order of their home streams, which
                     // `with_operands` makes wait for this work.
                     unsafe {
-                        launch(stream, self.blocks, &matrices, &output, Fp8Types::new(X::IS_E5M2, W::IS_E5M2))
+                        let types = Fp8Types::new(X::IS_E5M2, W::IS_E5M2);
+                        match &self.passes {
+                            None => launch(stream, self.blocks, &matrices, &output, types),
+                            Some(passes) => self.run_passes(stream, passes, &matrices, &output, types),
+                        }
                     }
                 })
             }

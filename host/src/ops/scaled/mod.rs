@@ -99,6 +99,7 @@ pub fn linear_scaled<'a, X: ScaledInput, W: ScaledInput>(
         activation: Activation::None,
         stream: None,
         tile: None,
+        parts: None,
         terms: Terms::default(),
     }
 }
@@ -116,6 +117,7 @@ pub struct ScaledLinearOp<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> {
     activation: Activation,
     stream: Option<&'a Stream>,
     tile: Option<Fp8Tile>,
+    parts: Option<u32>,
     terms: Terms<'a, O>,
 }
 
@@ -135,18 +137,25 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
 
     /// Rounds the result to `P`: f16, bf16 or f32. It comes before the options that take tensors of the output's type, the bias too.
     pub fn output<P: ScaledOutput>(self) -> ScaledLinearOp<'a, X, W, P> {
-        let Self { x, w, x_scale, w_scale, bias, alpha, activation, stream, tile, terms } = self;
+        let Self { x, w, x_scale, w_scale, bias, alpha, activation, stream, tile, parts, terms } = self;
         let mut terms = terms.output();
         if bias.is_some() {
             terms.of_another_output.get_or_insert("bias");
         }
-        ScaledLinearOp { x, w, x_scale, w_scale, bias: None, alpha, activation, stream, tile, terms }
+        ScaledLinearOp { x, w, x_scale, w_scale, bias: None, alpha, activation, stream, tile, parts, terms }
     }
 
     /// Takes this tile instead of the one that [`select::select`] chooses; it must run on the device. The CPU implementation has no
     /// such tiles and ignores it.
     pub fn tile(self, tile: impl Into<Option<Fp8Tile>>) -> Self {
         Self { tile: tile.into(), ..self }
+    }
+
+    /// Has sums be computed in so many parts, at least 1, instead of as many as the model says: for tests and measurements. Tiles whose kernels compute
+    /// whole sums only ignore it.
+    #[doc(hidden)]
+    pub fn parts(self, parts: impl Into<Option<u32>>) -> Self {
+        Self { parts: parts.into(), ..self }
     }
 
     /// Runs the operation into a new tensor of shape [.., N]. On a GPU the work may still be under way when this returns.

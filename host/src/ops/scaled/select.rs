@@ -16,7 +16,8 @@ use warpsmith_kernels::linear_fp8_hopper::{
 
 use crate::error::Error;
 use crate::kernel::is_built;
-use crate::ops::linear::select::{TURING, is_hopper};
+use crate::ops::linear::SUMS;
+use crate::ops::linear::select::{TURING, is_hopper, sums_picoseconds};
 
 /// The tile of the output that one block computes at a time, rows × columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -126,10 +127,11 @@ impl Fp8Tile {
         u64::from(along_m) * u64::from(n.div_ceil(columns).next_multiple_of(along_n))
     }
 
-    /// The blocks of a launch: of a persistent one, no more whole clusters than the multiprocessors have room for, at least one.
+    /// The blocks of a launch for `parts` parts of each sum: of a persistent one, no more whole clusters than the multiprocessors have room for, at least
+    /// one.
     #[must_use]
-    pub fn blocks(self, m: u32, n: u32, multiprocessors: u32) -> u64 {
-        let tiles = self.tiles(m, n);
+    pub fn blocks(self, m: u32, n: u32, parts: u32, multiprocessors: u32) -> u64 {
+        let tiles = self.tiles(m, n).saturating_mul(parts.into());
         if !self.is_hopper() {
             return tiles;
         }
@@ -210,20 +212,68 @@ const BYTES_PER_NANOSECOND: u128 = 3000;
 /// The tile to compute `problem` with; `None` if none runs on the device, or fits its shared memory.
 #[must_use]
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Fp8Tile> {
-    let Problem { m, n, k } = *problem;
-    let [wide_m, wide_n, wide_k] = [m, n, k].map(u128::from);
-    // No tile is sooner done than its operands are read and a Y of 16 bits is written.
-    let least = ((wide_m + wide_n) * wide_k + 2 * wide_m * wide_n) * 1000 / BYTES_PER_NANOSECOND;
-    candidates(problem, limits).min_by_key(|tile| {
+    candidates(problem, limits).min_by_key(|tile| tile.fastest(problem, limits).0)
+}
+
+/// Bytes of each row that a step takes on Hopper, and so elements.
+const STEP: u32 = Fp8Hopper64x64::ROW_BYTES;
+/// Into how many parts sums may be split that a second launch adds.
+const PARTS: [u32; 10] = [2, 3, 4, 5, 6, 8, 10, 12, 16, 24];
+/// Rounds of tiles that splitting makes at most.
+const MOST_ROUNDS: u64 = 2;
+/// Steps along K that a part has at least.
+const MIN_STEPS: u32 = 2;
+
+/// How sums over `k` elements are split into at most `parts` parts: how many there are, none of them empty, and elements of each, which are whole steps.
+pub(super) fn split_evenly(k: u32, parts: u32) -> (u32, u32) {
+    let steps = k.div_ceil(STEP).max(1);
+    let of_part = steps.div_ceil(parts.max(1));
+    (steps.div_ceil(of_part), of_part * STEP)
+}
+
+impl Fp8Tile {
+    /// Parts of each sum, which a second launch adds if there are several.
+    pub(super) fn parts(self, problem: &Problem, limits: &Limits) -> u32 {
+        self.fastest(problem, limits).1
+    }
+
+    /// The least time in picoseconds, and in how many parts of each sum.
+    fn fastest(self, problem: &Problem, limits: &Limits) -> (u128, u32) {
+        let Problem { m, n, k } = *problem;
+        let whole = (self.of_parts(problem, limits, 1), 1);
+        if !self.is_hopper() || !is_built(SUMS) {
+            return whole;
+        }
+        let tiles = self.tiles(m, n);
+        let most = PARTS.into_iter().take_while(|&parts| {
+            tiles.saturating_mul(u64::from(parts) - 1) <= MOST_ROUNDS * u64::from(limits.multiprocessors)
+        });
+        let split = most.filter(|&parts| {
+            let (count, of_part) = split_evenly(k, parts);
+            count == parts && of_part >= MIN_STEPS * STEP
+        });
+        let timed = split.map(|parts| {
+            (self.of_parts(problem, limits, parts) + sums_picoseconds([m, n, 1], 2, parts), parts)
+        });
+        timed.chain([whole]).min().unwrap_or(whole)
+    }
+
+    /// The time of `parts` parts of each sum, without that of adding them.
+    fn of_parts(self, problem: &Problem, limits: &Limits, parts: u32) -> u128 {
+        let Problem { m, n, k } = *problem;
+        let [wide_m, wide_n, wide_k] = [m, n, k].map(u128::from);
+        // No tile is sooner done than its operands are read and a Y of 16 bits is written.
+        let least = ((wide_m + wide_n) * wide_k + 2 * wide_m * wide_n) * 1000 / BYTES_PER_NANOSECOND;
         // Of a launch that is persistent, its blocks are what runs at a time.
-        let at_a_time = match tile.is_hopper() {
-            true => tile.blocks(m, n, limits.multiprocessors),
+        let at_a_time = match self.is_hopper() {
+            true => self.blocks(m, n, parts, limits.multiprocessors),
             false => limits.multiprocessors.into(),
         };
-        let rounds = tile.tiles(m, n).div_ceil(at_a_time.max(1));
-        let Cost { column, tile, launch } = tile.cost();
-        (u128::from(rounds) * u128::from(column * u64::from(k) + tile) + u128::from(launch)).max(least)
-    })
+        let rounds = self.tiles(m, n).saturating_mul(parts.into()).div_ceil(at_a_time.max(1));
+        let Cost { column, tile, launch } = self.cost();
+        let columns = if parts > 1 { split_evenly(k, parts).1 } else { k };
+        (u128::from(rounds) * u128::from(column * u64::from(columns) + tile) + u128::from(launch)).max(least)
+    }
 }
 
 /// The tiles that compute `problem` on a device with these limits.
@@ -330,7 +380,7 @@ mod tests {
             let cluster = u64::from(tile.cluster().into_iter().product::<u32>());
             for (m, n) in [(1, 1), (257, 129), (5000, 3000), (1 << 20, 1 << 20)] {
                 for multiprocessors in [2, 131, 132] {
-                    let blocks = tile.blocks(m, n, multiprocessors);
+                    let blocks = tile.blocks(m, n, 1, multiprocessors);
                     assert!(blocks > 0 && blocks <= tile.tiles(m, n));
                     assert!(!tile.is_hopper() || blocks <= multiprocessors.into());
                     assert_eq!((blocks % cluster, tile.tiles(m, n) % cluster), (0, 0), "whole clusters");

@@ -52,6 +52,8 @@ pub(super) struct Case {
     bias: Vec<u8>,
     scales: [Vec<u8>; 2],
     residual: Vec<u8>,
+    /// Of a kernel that adds them, the parts of the sums.
+    parts: Vec<u8>,
     y: Written,
     mask: Written,
     preactivation: Written,
@@ -232,7 +234,9 @@ impl Case {
             };
             list(count, Float::F32, |index| scale(index, scales))
         });
-        let mut y = Written::new(&size, n, output.bytes(), skip, pad);
+        let part = size.part(128 / instance.input.bytes());
+        let matrices = Size { batch: batch * size.split, ..size };
+        let mut y = Written::new(&matrices, n, output.bytes(), skip, pad);
         let mut preactivation = if fused.preactivation {
             Written::new(&size, n, output.bytes(), skip, pad)
         } else {
@@ -241,20 +245,22 @@ impl Case {
         let mut mask = if fused.mask { Written::new(&size, n.div_ceil(32), 4, 0, 1) } else { Written::NONE };
         let mut added_to_it = if fused.residual { y.initial.clone() } else { Vec::new() };
 
-        for (batch, row) in (0..batch).flat_map(|batch| (0..m).map(move |row| (batch, row))) {
+        for (matrix, row) in (0..matrices.batch).flat_map(|matrix| (0..m).map(move |row| (matrix, row))) {
+            let batch = matrix / size.split;
+            let begin = matrix % size.split * part;
             let own = |which: usize| if size.shared[which] { 0 } else { batch };
             let mut bits = vec![0u32; n.div_ceil(32) as usize];
             let x = |k| element(0, own(0), row, k, &size, instance.has_parts());
             let hidden = update.as_ref().map(|update| update.hidden(&size, row, x)).unwrap_or_default();
             for column in 0..n {
                 let w = |k| element(1, own(1), column, k, &size, instance.has_parts());
-                let product: f32 = (0..k).map(|k| x(k) * w(k)).sum();
+                let product: f32 = (begin..k.min(begin + part)).map(|k| x(k) * w(k)).sum();
                 let sum =
                     product + update.as_ref().map_or(0.0, |update| update.added(&size, &hidden, column));
                 let mut z =
                     fused.alpha * scale(row, fused.row_scale) * scale(column, fused.column_scale) * sum
                         + added(column);
-                let at = y.place(batch, row, column);
+                let at = y.place(matrix, row, column);
                 let first = skip as usize;
                 if fused.residual {
                     let value = residual(batch, row, column);
@@ -281,6 +287,7 @@ impl Case {
             let end = skip as usize + y.place(batch - 1, m - 1, n - 1) + 1;
             added_to_it.truncate(end * output.bytes() as usize);
         }
+        let parts = if instance.family == Family::Sums { outer_products(&size) } else { Vec::new() };
         let kind = if fused.residual { ", all that an epilogue does" } else { "" };
         let ranks = if update.is_some() { format!(", ranks {:?}", size.ranks) } else { String::new() };
         let name = format!("{batch} of M {m}, K {k}, N {n}{ranks}{kind}");
@@ -293,6 +300,7 @@ impl Case {
             bias,
             scales,
             residual: added_to_it,
+            parts,
             y,
             mask,
             preactivation,
@@ -317,6 +325,27 @@ impl Case {
             same || got.is_nan() && expected.is_nan() || is_close()
         })
     }
+}
+
+/// Columns of a row of [parts](outer_products): as many, and some more that are read together with them.
+pub(super) const fn part_columns(size: &Size) -> u32 {
+    size.n.next_multiple_of(4)
+}
+
+/// The products of each column of X and W, for each matrix: as many parts of sums as K. Columns beyond N are no numbers.
+fn outer_products(size: &Size) -> Vec<u8> {
+    let columns = part_columns(size);
+    let count = size.batch * size.k * size.m * columns;
+    list(count, Float::F32, |index| {
+        let (column, row) = (index % columns, index / columns % size.m);
+        let part = index / columns / size.m;
+        let (k, batch) = (part % size.k, part / size.k);
+        let own = |which: usize| if size.shared[which] { 0 } else { batch };
+        if column >= size.n {
+            return f32::NAN;
+        }
+        element(0, own(0), row, k, size, false) * element(1, own(1), column, k, size, false)
+    })
 }
 
 fn list(count: u32, of: Float, value: impl Fn(u32) -> f32) -> Vec<u8> {

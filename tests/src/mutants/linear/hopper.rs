@@ -149,8 +149,18 @@ impl Instance {
                 plain(16, step, n + 16).boxed(8).batch(2, [false, true]),
             ]);
         }
+        if !matches!(self.family, Family::Split(_)) {
+            // Parts that are matrices of y: whole ones, one that ends within K, and one beyond it; of several tiles and matrices.
+            sizes.extend([
+                plain(m + 3, step * 4, 24).boxed(8).split(2),
+                plain(16, step * 3 - chunk, n + 16).boxed(8).split(2),
+                plain(3 * all_m, step * 7, 16).boxed(8).split(3),
+                plain(20, step * 2, 39).split(5),
+            ]);
+        }
         if boxes.transposes && self.input.bytes() == 2 {
             for [x, w] in [[false, true], [true, false], [true, true]] {
+                sizes.push(plain(m + 3, step * 5, n + 9).mn(x, w).split(2));
                 // Loops for every layout, with a bias and without, with ReLU and without, and rings that come round at every step.
                 for fused in [PLAIN, rectified] {
                     sizes.push(plain(8 * all_m, step, 16).boxed(8).fused(fused).mn(x, w));
@@ -184,6 +194,7 @@ impl Instance {
             // Halves alone, after whole tiles and before narrow ones, in rings that come round at every step; stored in both ways.
             sizes.extend([
                 plain(m + 3, step * 3, n).boxed(8).halved(0, 0),
+                plain(m + 3, step * 4, n).boxed(8).halved(0, 0).split(2),
                 plain(3 * all_m, step * 3, n + 16).boxed(8).clusters(2).halved(2, 1),
                 plain(all_m + 5, step * 9, n + 7).clusters(2).halved(1, 1),
                 plain(m - 1, step * 5 - chunk, n / 2).boxed(8).fused(rectified).clusters(2).halved(0, 1),

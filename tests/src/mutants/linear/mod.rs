@@ -35,6 +35,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         }
         Family::Narrow => instance.narrow_sizes(),
         Family::Strided => instance.strided_sizes(),
+        Family::Sums => sums_sizes(),
         Family::Skinny(boxes, split) => {
             // Only 16-bit numbers are multiplied where they lie across.
             let transposes = boxes.transposes && instance.input.bytes() == 2;
@@ -43,7 +44,9 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         }
     };
     if instance.is_joined {
-        sizes.retain(|size| size.batch == 1 && size.mn == [false; 2] && size.halves == [u32::MAX, 0]);
+        sizes.retain(|size| {
+            size.batch == 1 && size.split == 1 && size.mn == [false; 2] && size.halves == [u32::MAX, 0]
+        });
         // Sums that end in each of several steps of the second matrices.
         let step = 128 / instance.input.bytes();
         let [m, n] = instance.tile;
@@ -54,6 +57,21 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     }
     sizes.sort_by_key(|size| size.cost(instance.tile, 128 / instance.input.bytes()));
     Some(sizes.into_iter().map(|size| Box::new(Case::new(instance, size)) as Box<dyn Problem>).collect())
+}
+
+/// As many parts as K: those that are loaded together, fewer and more; rows and columns that end within a warp's, and all that an epilogue does.
+fn sums_sizes() -> Vec<Size> {
+    let mut sizes: Vec<Size> = (1..=9).map(|parts| size(5, parts, 6)).collect();
+    for (at, &(m, n)) in EDGES.iter().enumerate() {
+        let fused = if at % 2 == 0 { FULL } else { PLAIN };
+        let size = plain(m, 3, n).fused(fused);
+        sizes.push(if at % 3 == 2 { size.odd() } else { size });
+    }
+    sizes.extend([127, 128, 129, 260].map(|n| plain(3, 5, n).fused(FULL)));
+    sizes.push(plain(20, 4, 21).fused(FULL).batch(3, [false, true]));
+    sizes.push(plain(9, 2, 40).odd().batch(2, [false, false]));
+    sizes.extend(SINGLE.map(|fused| plain(20, 3, 21).fused(fused)));
+    sizes
 }
 
 impl Instance {

@@ -83,6 +83,8 @@ pub(super) struct Size {
     pub(super) halves: [u32; 2],
     /// Blocks that share the sums of a tile of a portable kernel.
     pub(super) parts: u32,
+    /// Parts of the sums along K, each of which is a matrix of y, of a persistent kernel.
+    pub(super) split: u32,
     /// The ranks of two updates of the product.
     pub(super) ranks: [u32; 2],
     /// Rows of X that share a row of each one's codes.
@@ -113,6 +115,7 @@ pub(super) const fn size(m: u32, k: u32, n: u32) -> Size {
         clusters: 0,
         halves: [u32::MAX, 0],
         parts: 1,
+        split: 1,
         ranks: [0; 2],
         code_rows: [1; 2],
         row_tiles: 1,
@@ -163,6 +166,16 @@ impl Size {
         Self { parts, ..self }
     }
 
+    /// With so many parts of each sum.
+    pub(super) const fn split(self, split: u32) -> Self {
+        Self { split, ..self }
+    }
+
+    /// Elements along K of each part of a sum, where a step has `step`.
+    pub(super) const fn part(&self, step: u32) -> u32 {
+        if self.split > 1 { self.k.div_ceil(step).div_ceil(self.split) * step } else { self.k }
+    }
+
     pub(super) const fn batch(self, batch: u32, shared: [bool; 2]) -> Self {
         Self { batch, shared, ..self }
     }
@@ -211,7 +224,7 @@ impl Size {
 
     /// What it costs to run, more or less: steps along K of whole tiles, and elements that the epilogue works on.
     pub(super) const fn cost(&self, tile: [u32; 2], step: u32) -> u32 {
-        let tiles = self.batch * self.m.div_ceil(tile[0]) * self.n.div_ceil(tile[1]);
+        let tiles = self.batch * self.split * self.m.div_ceil(tile[0]) * self.n.div_ceil(tile[1]);
         let elements = self.batch * self.m * self.n / if self.fused.residual { 512 } else { 2048 };
         tiles * (self.k.div_ceil(step) + 4) * 16 + elements
     }

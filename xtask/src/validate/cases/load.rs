@@ -246,6 +246,9 @@ fn scaled(target: Target) -> Vec<ScaledCase> {
                 cases.push(ScaledCase { terms: Terms { in_place: false, ..terms }, ..many.clone() });
                 cases.push(many);
             }
+            if tile.is_hopper() {
+                cases.push(ScaledCase { parts: Some(3), ..plain.clone() });
+            }
             cases.push(ScaledCase { x_type: DType::F8E5M2, ..plain.clone() });
             cases.push(plain);
         }

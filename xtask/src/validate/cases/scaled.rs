@@ -56,10 +56,19 @@ pub(in super::super) fn scaled(level: Level, target: Target, seed: u64) -> Vec<S
                     cases.push(ScaledCase { tile: Some(tile), ..case(size) });
                     cases.push(ScaledCase { tile: Some(tile), ..integers(case(size)) });
                 }
+                if tile.is_hopper() {
+                    // Parts of several steps, of one, and more than there are steps.
+                    for (parts, size) in [(3, (300, 1030, 401)), (9, (70, 1300, 262)), (40, (33, 200, 71))] {
+                        let split = ScaledCase { tile: Some(tile), parts: Some(parts), ..case(size) };
+                        cases.push(integers(split.clone()));
+                        cases.push(split);
+                    }
+                }
                 let all = Terms { beta: 1.0, mask: true, preactivation: true, ..Terms::default() };
                 for terms in [all, Terms { in_place: true, ..all }] {
                     let whole = ScaledCase { tile: Some(tile), terms, ..case((260, 200, 392)) };
                     cases.push(ScaledCase { activation: Activation::Silu, ..whole.clone() });
+                    cases.push(ScaledCase { parts: tile.is_hopper().then_some(2), ..whole.clone() });
                     cases.push(ScaledCase { y: at(8, 0), ..integers(whole) });
                 }
             }

@@ -16,7 +16,9 @@ use warpsmith_dsl::gemm::narrow;
 
 use super::{Access, Fused, Limits, Problem, Tile};
 use crate::DType;
+use crate::kernel::is_built;
 use crate::ops::CHUNK_BYTES;
+use crate::ops::linear::SUMS;
 
 /// What one block of a tile costs for each column of K, in picoseconds on an H100.
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +125,20 @@ pub(crate) const MOST_PARTS: u32 = 96;
 const MIN_STEPS: u64 = 2;
 /// Rounds of blocks that sharing makes at most.
 const MOST_ROUNDS: u64 = 2;
+/// Into how many parts sums may be split that a second launch adds.
+const SUM_PARTS: [u32; 10] = [2, 3, 4, 5, 6, 8, 10, 12, 16, 24];
+/// What that launch takes beside its bytes, in picoseconds.
+const SUMS_LAUNCH: u128 = 1_500_000;
+/// Bytes that it reads and writes in a microsecond, by way of the level-2 cache.
+const SUMS_BANDWIDTH: u128 = 3_500_000;
+
+/// What the launch takes that adds `parts` parts of each sum, of outputs of M × N × batch.
+pub(crate) fn sums_picoseconds(sizes: [u32; 3], output_bytes: usize, parts: u32) -> u128 {
+    let elements: u128 = sizes.map(u128::from).into_iter().product();
+    let bytes = elements * (u128::from(parts) * 4 + output_bytes as u128);
+    SUMS_LAUNCH + bytes * 1_000_000 / SUMS_BANDWIDTH
+}
+
 /// Until a block knows that it is the last, in picoseconds.
 const MEETING: u128 = 1_500_000;
 /// Bytes of sums that all blocks write and read in a microsecond, by way of the level-2 cache.
@@ -132,6 +148,9 @@ const BLOCK_BANDWIDTH: u128 = 60_000;
 
 /// How many blocks share the sums of each tile.
 pub(super) fn parts(tile: Tile, problem: &Problem, limits: &Limits) -> u32 {
+    if let Some(cost) = PersistentCost::of(tile, problem.input) {
+        return cost.fastest(tile, problem, limits).1;
+    }
     Cost::of(tile, problem.input).map_or(1, |cost| cost.fastest(tile, problem, limits).1)
 }
 
@@ -178,27 +197,64 @@ impl PersistentCost {
             (Tile::HopperCooperative128x128, _) => {
                 (718_000, 5_556, 7_556, 7_067, 8_109, 1_170_000, 3_400_000, 0)
             }
+            (Tile::HopperCooperative128x192, _) => {
+                (1_900_000, 7_400, 8_700, 9_200, 9_600, 1_300_000, 3_200_000, 0)
+            }
             (Tile::HopperCooperative64x128, _) => (509_000, 3_118, 4_780, 5_092, 7_299, 890_000, 0, 0),
             (Tile::HopperCooperative64x160, _) => (418_000, 6_130, 4_673, 5_644, 4_363, 1_217_000, 0, 0),
             (Tile::HopperCooperative128x160, _) => (1_737_000, 5_700, 7_992, 7_508, 7_056, 1_395_000, 0, 0),
-            (Tile::HopperCooperative192x192, _) => {
-                (1_778_000, 15_133, 14_559, 16_515, 15_051, 2_050_000, 0, 0)
-            }
             (Tile::HopperCooperative192x192AlongN, _) => {
                 (4_612_000, 13_259, 10_761, 12_449, 11_934, 2_422_000, 0, 0)
             }
             (Tile::HopperCooperative192x176, _) => {
                 (4_917_000, 9_479, 12_370, 12_044, 12_075, 1_223_000, 0, 0)
             }
-            (Tile::HopperCooperative256x176, _) => {
-                (1_886_000, 13_469, 15_622, 15_691, 14_179, 5_721_000, 0, 0)
-            }
             _ => return None,
         };
         Some(Self { launch, alone, full, crowded, straddling, tile, rows, last_rows })
     }
 
+    /// The time with as many parts of each sum as are fastest, in picoseconds.
     fn picoseconds(self, tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
+        self.fastest(tile, problem, limits).0
+    }
+
+    /// The least time, and how many parts of each sum it takes.
+    fn fastest(self, tile: Tile, problem: &Problem, limits: &Limits) -> (u128, u32) {
+        let whole = (self.of_whole(tile, problem, row_bytes(problem), limits), 1);
+        if !tile.has_passes() || !is_built(SUMS) {
+            return whole;
+        }
+        let tiles = tile.tiles(problem.m, problem.n).saturating_mul(problem.batch.into());
+        let most = SUM_PARTS.into_iter().take_while(|&parts| {
+            tiles.saturating_mul(u64::from(parts) - 1) <= MOST_ROUNDS * u64::from(limits.multiprocessors)
+        });
+        let timed = most.filter_map(|parts| {
+            let (count, k) = tile.split_evenly(problem.k, problem.input.size(), parts);
+            let steps = tile.steps(u64::from(k) * problem.input.size() as u64);
+            (count == parts && steps >= MIN_STEPS)
+                .then(|| (self.of_passes(tile, problem, [parts, k], limits), parts))
+        });
+        timed.chain([whole]).min().unwrap_or(whole)
+    }
+
+    /// The time with `parts` parts of each sum, of `k` elements each, and of adding them.
+    fn of_passes(self, tile: Tile, problem: &Problem, [parts, k]: [u32; 2], limits: &Limits) -> u128 {
+        let of_parts = Problem {
+            k,
+            batch: problem.batch.saturating_mul(parts),
+            output: DType::F32,
+            stores_boxes: true,
+            fused: Fused::Floor,
+            ..*problem
+        };
+        let sizes = [problem.m, problem.n, problem.batch];
+        self.of_whole(tile, &of_parts, row_bytes(problem), limits)
+            + sums_picoseconds(sizes, problem.output.size(), parts)
+    }
+
+    /// The time of one launch, whose operands have so many bytes from one row to the next.
+    fn of_whole(self, tile: Tile, problem: &Problem, row_bytes: u64, limits: &Limits) -> u128 {
         let Problem { m, n, batch, .. } = *problem;
         let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
         let (rounds, halves) = match tile.halves([m, n, batch], limits.multiprocessors) {
@@ -208,7 +264,6 @@ impl PersistentCost {
         let multiprocessors = u64::from(limits.multiprocessors.max(1));
         let busy = blocks.min(multiprocessors);
         let alone = (self.alone * (multiprocessors - busy) + self.full * busy) / multiprocessors;
-        let row_bytes = row_bytes(problem);
         let column = match (rounds + halves, row_bytes.is_multiple_of(CACHE_LINE)) {
             (1, true) => alone,
             (1, false) => alone * self.straddling / self.crowded,
@@ -263,11 +318,10 @@ fn fused(tile: Tile, problem: &Problem) -> (u64, u64) {
         Tile::HopperPingPong128x128 | Tile::HopperPingPong128x192 => (0, 1_900_000),
         Tile::HopperCooperative128x256
         | Tile::HopperCooperative128x256Halves
-        | Tile::HopperCooperative192x192
         | Tile::HopperCooperative192x192AlongN
-        | Tile::HopperCooperative192x176
-        | Tile::HopperCooperative256x176 => (2_500_000, 0),
+        | Tile::HopperCooperative192x176 => (2_500_000, 0),
         // In proportion to the columns: not measured.
+        Tile::HopperCooperative128x192 => (2_000_000, 0),
         Tile::HopperCooperative128x160 | Tile::HopperCooperative64x160 => (1_750_000, 0),
         Tile::HopperCooperative128x128 | Tile::HopperCooperative64x128 => (1_400_000, 0),
         _ => (0, 0),

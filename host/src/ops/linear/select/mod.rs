@@ -11,8 +11,8 @@ mod tile;
 use warpsmith_dsl::gemm::narrow;
 use warpsmith_kernels::linear_hopper::HopperCooperative128x256;
 
-pub(crate) use cost::MOST_PARTS;
 use cost::picoseconds;
+pub(crate) use cost::{MOST_PARTS, sums_picoseconds};
 use halves::Halves;
 pub(crate) use halves::halves_of;
 pub use tile::Tile;

@@ -8,8 +8,8 @@ use warpsmith_kernels::linear::{
 };
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
-    HopperCooperative128x256, HopperCooperative192x176, HopperCooperative192x192,
-    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
+    HopperCooperative192x192AlongN, HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
@@ -34,6 +34,9 @@ pub enum Tile {
     HopperCooperative128x256,
     /// The same, the last tiles in halves where they would leave multiprocessors idle.
     HopperCooperative128x256Halves,
+    /// 128 × 192 on Hopper, persistent, by two warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
+    HopperCooperative128x192,
     /// 128 × 128 on Hopper, persistent, by two warpgroups together, two blocks to a cluster; f32 is rounded to TF32.
     HopperCooperative128x128,
     /// 64 × 128 on Hopper, persistent, by one warpgroup; for 16-bit types and outputs that are [stored as boxes](super::Problem::stores_boxes) only.
@@ -44,14 +47,9 @@ pub enum Tile {
     /// 128 × 160 on Hopper, persistent, by two warpgroups together, two by two blocks to a cluster; for 16-bit types and outputs that are
     /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative128x160,
-    /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster; for 16-bit types and outputs that are
+    /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
     /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
-    HopperCooperative192x192,
-    /// The same, two blocks to a cluster along N.
     HopperCooperative192x192AlongN,
-    /// 256 × 176 on Hopper, persistent, by two warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
-    /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
-    HopperCooperative256x176,
     /// 192 × 176 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
     /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative192x176,
@@ -102,18 +100,17 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 32] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
         Self::HopperCooperative128x256Halves,
+        Self::HopperCooperative128x192,
         Self::HopperCooperative128x128,
         Self::HopperCooperative64x128,
         Self::HopperCooperative64x160,
         Self::HopperCooperative128x160,
-        Self::HopperCooperative192x192,
         Self::HopperCooperative192x192AlongN,
-        Self::HopperCooperative256x176,
         Self::HopperCooperative192x176,
         Self::HopperSplit128x256,
         Self::HopperSplit128x128,
@@ -146,13 +143,12 @@ impl Tile {
             Self::HopperPingPong128x192 => "hopper-pingpong-128x192",
             Self::HopperCooperative128x256 => "hopper-cooperative-128x256",
             Self::HopperCooperative128x256Halves => "hopper-cooperative-128x256-halves",
+            Self::HopperCooperative128x192 => "hopper-cooperative-128x192",
             Self::HopperCooperative128x128 => "hopper-cooperative-128x128",
             Self::HopperCooperative64x128 => "hopper-cooperative-64x128",
             Self::HopperCooperative64x160 => "hopper-cooperative-64x160",
             Self::HopperCooperative128x160 => "hopper-cooperative-128x160",
-            Self::HopperCooperative192x192 => "hopper-cooperative-192x192",
             Self::HopperCooperative192x192AlongN => "hopper-cooperative-192x192-along-n",
-            Self::HopperCooperative256x176 => "hopper-cooperative-256x176",
             Self::HopperCooperative192x176 => "hopper-cooperative-192x176",
             Self::HopperSplit128x256 => "hopper-split-128x256",
             Self::HopperSplit128x128 => "hopper-split-128x128",
@@ -185,13 +181,12 @@ impl Tile {
             Self::HopperCooperative128x256 | Self::HopperCooperative128x256Halves => {
                 Facts::of_hopper::<HopperCooperative128x256>()
             }
+            Self::HopperCooperative128x192 => Facts::of_hopper::<HopperCooperative128x192>(),
             Self::HopperCooperative128x128 => Facts::of_hopper::<HopperCooperative128x128>(),
             Self::HopperCooperative64x128 => Facts::of_hopper::<HopperCooperative64x128>(),
             Self::HopperCooperative64x160 => Facts::of_hopper::<HopperCooperative64x160>(),
             Self::HopperCooperative128x160 => Facts::of_hopper::<HopperCooperative128x160>(),
-            Self::HopperCooperative192x192 => Facts::of_hopper::<HopperCooperative192x192>(),
             Self::HopperCooperative192x192AlongN => Facts::of_hopper::<HopperCooperative192x192AlongN>(),
-            Self::HopperCooperative256x176 => Facts::of_hopper::<HopperCooperative256x176>(),
             Self::HopperCooperative192x176 => Facts::of_hopper::<HopperCooperative192x176>(),
             Self::HopperSplit128x256 => Facts::of_split::<Split128x256>(),
             Self::HopperSplit128x128 => Facts::of_split::<Split128x128>(),
@@ -272,18 +267,44 @@ impl Tile {
         }
     }
 
-    /// Whether as many blocks share the sum over K of a tile as a launch says.
+    /// Whether as many blocks share the sum over K of a tile as a launch says: by themselves, or in [two passes](Self::has_passes).
     #[must_use]
     pub const fn shares(self) -> bool {
-        matches!(self.facts().schedule, Schedule::Portable { shares: true, .. })
+        matches!(self.facts().schedule, Schedule::Portable { shares: true, .. }) || self.has_passes()
+    }
+
+    /// Whether sums along K can be split into parts that a second pass adds: of tiles that have kernels for f32 outputs.
+    #[must_use]
+    pub const fn has_passes(self) -> bool {
+        matches!(
+            self,
+            Self::HopperPingPong128x128 | Self::HopperCooperative128x256 | Self::HopperCooperative128x192
+        )
+    }
+
+    /// Bytes of each row that a step along K takes, of a tile whose sums blocks can [share](Self::shares).
+    const fn step_bytes(self) -> u64 {
+        match self.facts().schedule {
+            Schedule::Portable { step_bytes, .. } | Schedule::Persistent { step_bytes, .. } => {
+                step_bytes as u64
+            }
+            Schedule::Split { .. } => 1,
+        }
     }
 
     /// Steps along K of rows of so many bytes, of a tile whose sums blocks can [share](Self::shares).
     pub(super) const fn steps(self, row_bytes: u64) -> u64 {
-        match self.facts().schedule {
-            Schedule::Portable { step_bytes, .. } => row_bytes.div_ceil(step_bytes as u64),
-            _ => 1,
-        }
+        row_bytes.div_ceil(self.step_bytes())
+    }
+
+    /// How sums over `k` elements of `bytes` bytes are split into at most `parts` parts that a [second pass](Self::has_passes) adds: how many parts there
+    /// are, none of them empty, and elements of each, which are whole steps.
+    pub(crate) fn split_evenly(self, k: u32, bytes: usize, parts: u32) -> (u32, u32) {
+        let steps = self.steps(u64::from(k) * bytes as u64).max(1);
+        let of_part = steps.div_ceil(u64::from(parts.max(1)));
+        let elements = of_part * self.step_bytes() / bytes as u64;
+        // No more than `parts`, and no more than a step beyond K, whose rows have less than 2³¹ bytes.
+        (steps.div_ceil(of_part) as u32, elements as u32)
     }
 
     /// Whether a block works through several tiles.
@@ -361,14 +382,11 @@ impl Tile {
         let is_for_inputs_type = matches!(
             self,
             Self::HopperPingPong128x192
-                | Self::HopperCooperative128x256
-                | Self::HopperCooperative128x256Halves
+                | Self::HopperCooperative128x128
                 | Self::HopperCooperative64x128
                 | Self::HopperCooperative64x160
                 | Self::HopperCooperative128x160
-                | Self::HopperCooperative192x192
                 | Self::HopperCooperative192x192AlongN
-                | Self::HopperCooperative256x176
                 | Self::HopperCooperative192x176
                 | Self::Skinny64x64
                 | Self::Skinny64x64Split2
@@ -435,6 +453,16 @@ impl Tile {
         u64::from(along_m) * u64::from(n.div_ceil(columns).next_multiple_of(along_n))
     }
 
+    /// The blocks of a launch, of the first if there are two, where each `parts` blocks share the sums of a tile.
+    #[must_use]
+    pub fn blocks_of_parts(self, [m, n, batch]: [u32; 3], parts: u32, multiprocessors: u32) -> u64 {
+        if self.has_passes() {
+            self.blocks(m, n, batch.saturating_mul(parts), multiprocessors)
+        } else {
+            self.blocks(m, n, batch, multiprocessors).saturating_mul(parts.into())
+        }
+    }
+
     /// The blocks of a launch for `batch` outputs of `m` × `n`: one for each tile, or at most as many as the multiprocessors hold
     /// where a block works through several, or as many for each as share it.
     #[must_use]
@@ -471,10 +499,17 @@ struct Facts {
 enum Schedule {
     /// A block for each tile, or several that share it, if they can, which take steps of so many bytes of each row, on any device.
     Portable { step_bytes: u32, shares: bool },
-    /// Blocks that work through several tiles, on Hopper: those of a cluster along M and along N, those that a multiprocessor holds, and
-    /// whether they can store an output row by row, whether what more than a plain epilogue reads and stores can pass through boxes, and whether
-    /// a mask is stored beside them.
-    Persistent { cluster: [u32; 2], resident: u32, stores_rows: bool, passes_boxes: bool, stores_masks: bool },
+    /// Blocks that work through several tiles, on Hopper: those of a cluster along M and along N, those that a multiprocessor holds, bytes of each row that
+    /// a step takes, whether they can store an output row by row, whether what more than a plain epilogue reads and stores can pass through boxes, and
+    /// whether a mask is stored beside them.
+    Persistent {
+        cluster: [u32; 2],
+        resident: u32,
+        step_bytes: u32,
+        stores_rows: bool,
+        passes_boxes: bool,
+        stores_masks: bool,
+    },
     /// A cluster of `parts` blocks for each tile, on Hopper.
     Split { parts: u32 },
 }
@@ -489,6 +524,7 @@ impl Facts {
         let schedule = Schedule::Persistent {
             cluster: [S::CLUSTER_M, 1],
             resident: S::MIN_BLOCKS,
+            step_bytes: 1,
             stores_rows: true,
             passes_boxes: false,
             stores_masks: true,
@@ -500,6 +536,7 @@ impl Facts {
         let schedule = Schedule::Persistent {
             cluster: [S::CLUSTER_M, S::CLUSTER_N],
             resident: S::MIN_BLOCKS,
+            step_bytes: S::ROW_BYTES,
             stores_rows: S::STORES_ROWS,
             passes_boxes: S::PASSES_BOXES,
             stores_masks: S::STORES_MASKS,
@@ -511,6 +548,7 @@ impl Facts {
         let schedule = Schedule::Persistent {
             cluster: [1, 1],
             resident: 1,
+            step_bytes: 1,
             stores_rows: true,
             passes_boxes: false,
             stores_masks: false,

@@ -14,6 +14,7 @@ use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
 use warpsmith_kernels::linear_narrow::NarrowParams;
 use warpsmith_kernels::linear_skinny::SkinnyParams;
 use warpsmith_kernels::linear_strided::StridedParams;
+use warpsmith_kernels::linear_sums::{SumsParams, WARP_COLUMNS, WARPS};
 use warpsmith_kernels::linear_update::LinearUpdateParams;
 use warpsmith_kernels::linear_update_hopper::{UpdateFewRowsParams, UpdateHopperParams};
 
@@ -21,7 +22,7 @@ use super::super::super::Problem;
 use super::super::instance::Family;
 use super::super::size::{Fused, Scales, Size};
 use super::super::update::Update;
-use super::{BETA, Case, map};
+use super::{BETA, Case, map, part_columns};
 
 /// Where a case's data are in a machine's memory.
 struct Addresses {
@@ -33,6 +34,7 @@ struct Addresses {
     bias: u64,
     scales: [u64; 2],
     residual: u64,
+    parts: u64,
     y: u64,
     mask: u64,
     preactivation: u64,
@@ -64,6 +66,7 @@ impl Case {
             bias: place(&self.bias)?,
             scales: [place(&self.scales[0])?, place(&self.scales[1])?],
             residual: place(&self.residual)?,
+            parts: place(&self.parts)?,
             y: place(&self.y.initial)?,
             mask: place(&self.mask.initial)?,
             preactivation: place(&self.preactivation.initial)?,
@@ -137,7 +140,8 @@ impl Case {
 
     /// Hands the kernel's arguments to `launch`, with the blocks of the grid.
     fn launch<R>(&self, at: &Addresses, launch: impl FnOnce(u32, &[RawArg]) -> R) -> R {
-        let Size { batch, m, n, k, mn, shared, second_type, clusters, halves, parts, .. } = self.size;
+        let Size { m, n, mn, shared, second_type, clusters, halves, parts, split, .. } = self.size;
+        let (batch, k) = (self.size.batch * split, self.size.part(128 / self.instance.input.bytes()));
         let [tile_m, tile_n] = self.instance.tile;
         let tiles = batch * m.div_ceil(tile_m) * n.div_ceil(tile_n);
         let (y, epilogue) = (GlobalMut::<u8>::new(at.y + self.y.skip), self.epilogue(at));
@@ -172,7 +176,8 @@ impl Case {
             .with_a_mn(mn[0])
             .with_b_mn(mn[1])
             .with_shared_a(shared[0])
-            .with_shared_b(shared[1]);
+            .with_shared_b(shared[1])
+            .with_parts(split);
         match self.instance.family {
             Family::Portable => {
                 let params = LinearParams {
@@ -303,6 +308,14 @@ impl Case {
                 (x, w, pointer(0), pointer(1), y, epilogue, params)
                     .with_raw(|raw| launch(clusters * boxes.blocks(), raw))
             }
+            Family::Sums => {
+                let stride = u64::from(part_columns(&self.size));
+                let part = stride * u64::from(m);
+                let params = SumsParams { stride, part, stride_y, batch_y, m, n, batch, parts: k };
+                let warps = batch * m * n.div_ceil(WARP_COLUMNS);
+                (Global::<f32>::new(at.parts), y, epilogue, params)
+                    .with_raw(|raw| launch(warps.div_ceil(WARPS), raw))
+            }
             Family::Strided => {
                 let [[row_stride_x, column_stride_x], [row_stride_w, column_stride_w]] = [0, 1].map(strides);
                 let params = StridedParams {
@@ -346,7 +359,7 @@ impl Case {
                     (true, true) => Fp8HopperParams::LANES_STORE,
                     _ => has_boxes.into(),
                 };
-                let params = Fp8HopperParams { stride_y, m, n, k, types, has_boxes, reserved: 0 };
+                let params = Fp8HopperParams { stride_y, m, n, k, types, has_boxes, parts: split };
                 let (x, w) = maps(boxes.rows);
                 (x, w, y_boxes(boxes.stored_row_bytes), y, epilogue, params)
                     .with_raw(|raw| launch(clusters * boxes.blocks(), raw))
