@@ -9,7 +9,7 @@ use warpsmith_kernels::linear_fp8_hopper::{
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
     HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192AlongN, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64, Skinny64x64Split8};
@@ -216,6 +216,9 @@ impl Instance {
             }
             ["hopper", input, output, "cooperative", shape @ "192x192", "along", "n"] => {
                 (Family::Hopper(boxes::<HopperCooperative192x192AlongN>()), input, output, shape)
+            }
+            ["hopper", input, output, "cooperative", shape @ "256x176"] => {
+                (Family::Hopper(boxes::<HopperCooperative256x176>()), input, output, shape)
             }
             ["hopper", input, output, "cooperative", shape @ "192x176"] => {
                 (Family::Hopper(boxes::<HopperCooperative192x176>()), input, output, shape)

@@ -126,9 +126,11 @@ const MIN_STEPS: u64 = 2;
 /// Rounds of blocks that sharing makes at most.
 const MOST_ROUNDS: u64 = 2;
 /// Into how many parts sums may be split that a second launch adds.
-const SUM_PARTS: [u32; 10] = [2, 3, 4, 5, 6, 8, 10, 12, 16, 24];
+const SUM_PARTS: [u32; 9] = [2, 3, 4, 5, 6, 8, 10, 12, 16];
+/// As much of their time parts have to save to be taken, since one launch takes what is estimated more often than two do.
+const SUMS_MARGIN: u128 = 8;
 /// What that launch takes beside its bytes, in picoseconds.
-const SUMS_LAUNCH: u128 = 1_500_000;
+const SUMS_LAUNCH: u128 = 2_600_000;
 /// Bytes that it reads and writes in a microsecond, by way of the level-2 cache.
 const SUMS_BANDWIDTH: u128 = 3_500_000;
 
@@ -197,14 +199,15 @@ impl PersistentCost {
             (Tile::HopperCooperative128x128, _) => {
                 (718_000, 5_556, 7_556, 7_067, 8_109, 1_170_000, 3_400_000, 0)
             }
-            (Tile::HopperCooperative128x192, _) => {
-                (1_900_000, 7_400, 8_700, 9_200, 9_600, 1_300_000, 3_200_000, 0)
-            }
+            (Tile::HopperCooperative128x192, _) => (1_165_000, 5_580, 12_423, 8_631, 9_233, 2_806_000, 0, 0),
             (Tile::HopperCooperative64x128, _) => (509_000, 3_118, 4_780, 5_092, 7_299, 890_000, 0, 0),
             (Tile::HopperCooperative64x160, _) => (418_000, 6_130, 4_673, 5_644, 4_363, 1_217_000, 0, 0),
             (Tile::HopperCooperative128x160, _) => (1_737_000, 5_700, 7_992, 7_508, 7_056, 1_395_000, 0, 0),
             (Tile::HopperCooperative192x192AlongN, _) => {
                 (4_612_000, 13_259, 10_761, 12_449, 11_934, 2_422_000, 0, 0)
+            }
+            (Tile::HopperCooperative256x176, _) => {
+                (1_886_000, 13_469, 15_622, 15_691, 14_179, 5_721_000, 0, 0)
             }
             (Tile::HopperCooperative192x176, _) => {
                 (4_917_000, 9_479, 12_370, 12_044, 12_075, 1_223_000, 0, 0)
@@ -232,8 +235,10 @@ impl PersistentCost {
         let timed = most.filter_map(|parts| {
             let (count, k) = tile.split_evenly(problem.k, problem.input.size(), parts);
             let steps = tile.steps(u64::from(k) * problem.input.size() as u64);
-            (count == parts && steps >= MIN_STEPS)
-                .then(|| (self.of_passes(tile, problem, [parts, k], limits), parts))
+            (count == parts && steps >= MIN_STEPS).then(|| {
+                let time = self.of_passes(tile, problem, [parts, k], limits);
+                (time + time / SUMS_MARGIN, parts)
+            })
         });
         timed.chain([whole]).min().unwrap_or(whole)
     }
@@ -296,7 +301,8 @@ impl PersistentCost {
             0
         };
         let moved = bytes(problem) + again + stored_bytes(problem);
-        u128::from(self.launch + last) + of_tiles.max(moved * 1_000_000 / BANDWIDTH)
+        let bandwidth = BANDWIDTH.min(u128::from(busy) * READ_BY_BLOCK);
+        u128::from(self.launch + last) + of_tiles.max(moved * 1_000_000 / bandwidth)
     }
 }
 
@@ -319,7 +325,8 @@ fn fused(tile: Tile, problem: &Problem) -> (u64, u64) {
         Tile::HopperCooperative128x256
         | Tile::HopperCooperative128x256Halves
         | Tile::HopperCooperative192x192AlongN
-        | Tile::HopperCooperative192x176 => (2_500_000, 0),
+        | Tile::HopperCooperative192x176
+        | Tile::HopperCooperative256x176 => (2_500_000, 0),
         // In proportion to the columns: not measured.
         Tile::HopperCooperative128x192 => (2_000_000, 0),
         Tile::HopperCooperative128x160 | Tile::HopperCooperative64x160 => (1_750_000, 0),
@@ -456,6 +463,9 @@ impl NarrowCost {
 /// Bytes that kernels read and write in a microsecond at most, those aside that are for few rows of x.
 const BANDWIDTH: u128 = 2_516_000;
 
+/// Bytes that a block of a persistent launch reads from memory in a microsecond at most.
+const READ_BY_BLOCK: u128 = 45_000;
+
 /// Bytes of x and w.
 fn bytes(problem: &Problem) -> u128 {
     let rows = u128::from(problem.m) + u128::from(problem.n);
@@ -498,6 +508,14 @@ const CACHE_LINE: u64 = 128;
 const SECTOR: u64 = 32;
 /// Shared memory that the driver keeps for itself in every block, in bytes.
 const RESERVED_SHARED: u32 = 1024;
+
+/// As [`picoseconds`], of one launch: with sums that no second one adds.
+pub(super) fn picoseconds_of_launch(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
+    match PersistentCost::of(tile, problem.input) {
+        Some(cost) => cost.of_whole(tile, problem, row_bytes(problem), limits),
+        None => picoseconds(tile, problem, limits),
+    }
+}
 
 /// How long it takes, in picoseconds on an H100.
 pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {

@@ -11,8 +11,8 @@ mod tile;
 use warpsmith_dsl::gemm::narrow;
 use warpsmith_kernels::linear_hopper::HopperCooperative128x256;
 
-use cost::picoseconds;
 pub(crate) use cost::{MOST_PARTS, sums_picoseconds};
+use cost::{picoseconds, picoseconds_of_launch};
 use halves::Halves;
 pub(crate) use halves::halves_of;
 pub use tile::Tile;
@@ -183,4 +183,9 @@ pub(crate) fn estimate(tile: Option<Tile>, problem: &Problem, limits: &Limits) -
         None => select(problem, limits),
     };
     tile.map(|tile| picoseconds(tile, problem, limits))
+}
+
+/// As [`estimate`] of a tile, for kernels that are like that of the linear operation with it, but cannot have sums in parts that a second launch adds.
+pub(crate) fn estimate_of_launch(tile: Tile, problem: &Problem, limits: &Limits) -> Option<u128> {
+    tile.computes(problem, limits).then(|| picoseconds_of_launch(tile, problem, limits))
 }

@@ -9,7 +9,7 @@ use warpsmith_kernels::linear::{
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
     HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192AlongN, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
@@ -50,6 +50,9 @@ pub enum Tile {
     /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
     /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative192x192AlongN,
+    /// 256 × 176 on Hopper, persistent, by two warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
+    /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
+    HopperCooperative256x176,
     /// 192 × 176 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
     /// [stored as boxes](super::Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative192x176,
@@ -100,7 +103,7 @@ pub enum Tile {
 
 impl Tile {
     /// Every tile; those for Hopper before the portable ones.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::HopperPingPong128x128,
         Self::HopperPingPong128x192,
         Self::HopperCooperative128x256,
@@ -111,6 +114,7 @@ impl Tile {
         Self::HopperCooperative64x160,
         Self::HopperCooperative128x160,
         Self::HopperCooperative192x192AlongN,
+        Self::HopperCooperative256x176,
         Self::HopperCooperative192x176,
         Self::HopperSplit128x256,
         Self::HopperSplit128x128,
@@ -149,6 +153,7 @@ impl Tile {
             Self::HopperCooperative64x160 => "hopper-cooperative-64x160",
             Self::HopperCooperative128x160 => "hopper-cooperative-128x160",
             Self::HopperCooperative192x192AlongN => "hopper-cooperative-192x192-along-n",
+            Self::HopperCooperative256x176 => "hopper-cooperative-256x176",
             Self::HopperCooperative192x176 => "hopper-cooperative-192x176",
             Self::HopperSplit128x256 => "hopper-split-128x256",
             Self::HopperSplit128x128 => "hopper-split-128x128",
@@ -187,6 +192,7 @@ impl Tile {
             Self::HopperCooperative64x160 => Facts::of_hopper::<HopperCooperative64x160>(),
             Self::HopperCooperative128x160 => Facts::of_hopper::<HopperCooperative128x160>(),
             Self::HopperCooperative192x192AlongN => Facts::of_hopper::<HopperCooperative192x192AlongN>(),
+            Self::HopperCooperative256x176 => Facts::of_hopper::<HopperCooperative256x176>(),
             Self::HopperCooperative192x176 => Facts::of_hopper::<HopperCooperative192x176>(),
             Self::HopperSplit128x256 => Facts::of_split::<Split128x256>(),
             Self::HopperSplit128x128 => Facts::of_split::<Split128x128>(),
@@ -387,6 +393,7 @@ impl Tile {
                 | Self::HopperCooperative64x160
                 | Self::HopperCooperative128x160
                 | Self::HopperCooperative192x192AlongN
+                | Self::HopperCooperative256x176
                 | Self::HopperCooperative192x176
                 | Self::Skinny64x64
                 | Self::Skinny64x64Split2
