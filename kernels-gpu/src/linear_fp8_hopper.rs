@@ -124,12 +124,8 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
                 let columns = if fits_registers { Some(S::columns(&in_registers, tile)) } else { None };
                 let accumulators = match p.types {
                     Fp8Types::E4M3 => S::multiply_promoted::<F8E4M3, F8E4M3>(&mut consumer, steps),
-                    Fp8Types::E5M2_BY_E4M3 => {
-                        S::multiply_promoted::<F8E5M2, F8E4M3>(&mut consumer, steps)
-                    }
-                    Fp8Types::E4M3_BY_E5M2 => {
-                        S::multiply_promoted::<F8E4M3, F8E5M2>(&mut consumer, steps)
-                    }
+                    Fp8Types::E5M2_BY_E4M3 => S::multiply_promoted::<F8E5M2, F8E4M3>(&mut consumer, steps),
+                    Fp8Types::E4M3_BY_E5M2 => S::multiply_promoted::<F8E4M3, F8E5M2>(&mut consumer, steps),
                     _ => S::multiply_promoted::<F8E5M2, F8E5M2>(&mut consumer, steps),
                 };
                 let y = Output { base: y, stride: p.stride_y, rows: p.m, columns: p.n };
