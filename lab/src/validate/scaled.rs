@@ -310,7 +310,7 @@ impl TypedRun for CheckRun<'_> {
         let arithmetic = match implementation {
             Implementation::Cpu => Arithmetic::Cpu,
             Implementation::Cuda { kernel, .. } | Implementation::Emulator { kernel, .. }
-                if kernel.contains("hopper") =>
+                if kernel.contains("hopper") || kernel.contains("ada") =>
             {
                 Arithmetic::Promoted
             }

@@ -3,13 +3,16 @@
 //! On Hopper, the model is the time of the fullest multiprocessor: the tiles that it works through one after the other, each of which
 //! costs so much for each column of K and so much for its end, and a launch; or the time of reading the operands and writing Y, if that
 //! is longer. The costs were fitted to measurements on an H100 of sizes from 256×256×512 to 8192³, made with kernels on the way to the
-//! ones that `tiles-h100.csv` is of. Each choice gives the same answer within the operation's error bound.
+//! ones that `tiles-h100.csv` is of. The tiles for Ada have estimated costs, from the rates of instructions: they decide which of these
+//! tiles other devices run, and Hopper runs none of them unless it is asked to. Each choice gives the same answer within the operation's
+//! error bound.
 
 use std::fmt;
 use std::str::FromStr;
 
 use warpsmith_dsl::gemm::{PersistentTile, TileShape};
 use warpsmith_kernels::linear_fp8::Fp8Portable64x64;
+use warpsmith_kernels::linear_fp8_ada::{Fp8Ada16x64, Fp8Ada64x64, Fp8Ada128x128};
 use warpsmith_kernels::linear_fp8_hopper::{
     Fp8Hopper64x64, Fp8Hopper64x128, Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128,
 };
@@ -32,18 +35,27 @@ pub enum Fp8Tile {
     Hopper64x128,
     /// 64 × 64 on Hopper, persistent, in clusters of two along M.
     Hopper64x64,
+    /// 128 × 128, from compute capability 8.9 on.
+    Ada128x128,
+    /// 64 × 64, from compute capability 8.9 on.
+    Ada64x64,
+    /// 16 × 64, from compute capability 8.9 on.
+    Ada16x64,
     /// 64 × 64, by way of f16, from compute capability 7.5 on.
     Portable64x64,
 }
 
 impl Fp8Tile {
     /// Every tile.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::Hopper256x128,
         Self::Hopper128x192,
         Self::Hopper128x128,
         Self::Hopper64x128,
         Self::Hopper64x64,
+        Self::Ada128x128,
+        Self::Ada64x64,
+        Self::Ada16x64,
         Self::Portable64x64,
     ];
 
@@ -56,6 +68,9 @@ impl Fp8Tile {
             Self::Hopper128x128 => "hopper-128x128",
             Self::Hopper64x128 => "hopper-64x128",
             Self::Hopper64x64 => "hopper-64x64",
+            Self::Ada128x128 => "ada-128x128",
+            Self::Ada64x64 => "ada-64x64",
+            Self::Ada16x64 => "ada-16x64",
             Self::Portable64x64 => "64x64",
         }
     }
@@ -63,7 +78,11 @@ impl Fp8Tile {
     /// The kernel family of its kernels.
     #[must_use]
     pub const fn family(self) -> &'static str {
-        if self.is_hopper() { "linear_fp8_hopper" } else { "linear_fp8" }
+        match self {
+            Self::Portable64x64 => "linear_fp8",
+            _ if self.is_ada() => "linear_fp8_ada",
+            _ => "linear_fp8_hopper",
+        }
     }
 
     /// Rows and columns of the tile.
@@ -75,6 +94,9 @@ impl Fp8Tile {
             Self::Hopper128x128 => (Fp8Hopper128x128::BLOCK_M, Fp8Hopper128x128::BLOCK_N),
             Self::Hopper64x128 => (Fp8Hopper64x128::BLOCK_M, Fp8Hopper64x128::BLOCK_N),
             Self::Hopper64x64 => (Fp8Hopper64x64::BLOCK_M, Fp8Hopper64x64::BLOCK_N),
+            Self::Ada128x128 => (Fp8Ada128x128::BLOCK_M, Fp8Ada128x128::BLOCK_N),
+            Self::Ada64x64 => (Fp8Ada64x64::BLOCK_M, Fp8Ada64x64::BLOCK_N),
+            Self::Ada16x64 => (Fp8Ada16x64::BLOCK_M, Fp8Ada16x64::BLOCK_N),
             Self::Portable64x64 => (Fp8Portable64x64::BLOCK_M, Fp8Portable64x64::BLOCK_N),
         }
     }
@@ -88,20 +110,33 @@ impl Fp8Tile {
             Self::Hopper128x128 => Fp8Hopper128x128::SHARED_BYTES,
             Self::Hopper64x128 => Fp8Hopper64x128::SHARED_BYTES,
             Self::Hopper64x64 => Fp8Hopper64x64::SHARED_BYTES,
+            Self::Ada128x128 => Fp8Ada128x128::SHARED_BYTES,
+            Self::Ada64x64 => Fp8Ada64x64::SHARED_BYTES,
+            Self::Ada16x64 => Fp8Ada16x64::SHARED_BYTES,
             Self::Portable64x64 => Fp8Portable64x64::SHARED_BYTES,
         }
     }
 
-    /// Whether it multiplies 8-bit operands as they are, on Hopper only.
+    /// Whether it runs on Hopper only.
     #[must_use]
     pub const fn is_hopper(self) -> bool {
-        !matches!(self, Self::Portable64x64)
+        !self.is_ada() && !matches!(self, Self::Portable64x64)
+    }
+
+    /// Whether it multiplies 8-bit operands by `mma.sync`, on Ada and later.
+    #[must_use]
+    pub const fn is_ada(self) -> bool {
+        matches!(self, Self::Ada128x128 | Self::Ada64x64 | Self::Ada16x64)
     }
 
     /// Whether it runs on devices of this compute capability.
     #[must_use]
     pub fn runs_on(self, compute_capability: (u32, u32)) -> bool {
-        if self.is_hopper() { is_hopper(compute_capability) } else { compute_capability >= TURING }
+        match self {
+            Self::Portable64x64 => compute_capability >= TURING,
+            _ if self.is_ada() => compute_capability >= ADA,
+            _ => is_hopper(compute_capability),
+        }
     }
 
     /// Blocks of a cluster along M and along N.
@@ -113,7 +148,7 @@ impl Fp8Tile {
             Self::Hopper128x128 => [Fp8Hopper128x128::CLUSTER_M, Fp8Hopper128x128::CLUSTER_N],
             Self::Hopper64x128 => [Fp8Hopper64x128::CLUSTER_M, Fp8Hopper64x128::CLUSTER_N],
             Self::Hopper64x64 => [Fp8Hopper64x64::CLUSTER_M, Fp8Hopper64x64::CLUSTER_N],
-            Self::Portable64x64 => [1, 1],
+            Self::Ada128x128 | Self::Ada64x64 | Self::Ada16x64 | Self::Portable64x64 => [1, 1],
         }
     }
 
@@ -138,7 +173,7 @@ impl Fp8Tile {
         tiles.min(u64::from((multiprocessors / cluster).max(1) * cluster))
     }
 
-    /// What it costs on an H100.
+    /// What it costs on an H100; of a tile for Ada, an estimate of what it costs there.
     const fn cost(self) -> Cost {
         let (column, tile, launch) = match self {
             Self::Hopper256x128 => (8_180, 1_335_000, 3_228_000),
@@ -146,6 +181,9 @@ impl Fp8Tile {
             Self::Hopper128x128 => (5_193, 1_980_000, 1_728_000),
             Self::Hopper64x128 => (4_356, 353_000, 2_876_000),
             Self::Hopper64x64 => (2_776, 326_000, 2_704_000),
+            Self::Ada128x128 => (9_000, 2_000_000, 2_500_000),
+            Self::Ada64x64 => (3_000, 700_000, 2_500_000),
+            Self::Ada16x64 => (1_500, 400_000, 2_500_000),
             // By way of f16, and with copies of the operands: for where nothing else runs.
             Self::Portable64x64 => (60_000, 1_000_000, 5_000_000),
         };
@@ -204,6 +242,9 @@ pub struct Limits {
     pub max_shared_per_block: u32,
 }
 
+/// The first compute capability whose `mma.sync` multiplies 8-bit floating-point types.
+const ADA: (u32, u32) = (8, 9);
+
 /// What an H100's memory reads and writes.
 const BYTES_PER_NANOSECOND: u128 = 3000;
 
@@ -214,7 +255,10 @@ pub fn select(problem: &Problem, limits: &Limits) -> Option<Fp8Tile> {
     let [wide_m, wide_n, wide_k] = [m, n, k].map(u128::from);
     // No tile is sooner done than its operands are read and a Y of 16 bits is written.
     let least = ((wide_m + wide_n) * wide_k + 2 * wide_m * wide_n) * 1000 / BYTES_PER_NANOSECOND;
-    candidates(problem, limits).min_by_key(|tile| {
+    let candidates = candidates(problem, limits);
+    // Hopper multiplies 8-bit numbers by `mma.sync` as numbers of f16.
+    let is_choice = |tile: &Fp8Tile| !(tile.is_ada() && is_hopper(limits.compute_capability));
+    candidates.filter(is_choice).min_by_key(|tile| {
         // Of a launch that is persistent, its blocks are what runs at a time.
         let at_a_time = match tile.is_hopper() {
             true => tile.blocks(m, n, limits.multiprocessors),
@@ -257,7 +301,7 @@ mod tests {
     fn the_portable_tile_is_for_devices_without_these_products() {
         for (m, k, n) in [(1, 16, 1), (1024, 768, 2048), (8192, 8192, 8192)] {
             assert!(tile(m, k, n, &H100).is_some_and(Fp8Tile::is_hopper));
-            for compute_capability in [(7, 5), (8, 0), (8, 9), (10, 0), (12, 0)] {
+            for compute_capability in [(7, 5), (8, 0), (8, 6)] {
                 let limits = Limits { compute_capability, ..H100 };
                 assert_eq!(tile(m, k, n, &limits), Some(Fp8Tile::Portable64x64));
             }
@@ -267,7 +311,22 @@ mod tests {
         assert_eq!(tile(1024, 768, 2048, &volta), None, "no kernel was compiled for it");
     }
 
-    /// Microseconds of the tiles for Hopper, as the file says.
+    /// An L40's multiprocessors, and an RTX 5090's.
+    #[test]
+    fn the_tiles_for_ada_are_for_it_and_later_devices_without_wgmma() {
+        for (compute_capability, multiprocessors) in [((8, 9), 142), ((12, 0), 170)] {
+            let limits = Limits { compute_capability, multiprocessors, max_shared_per_block: 101_376 };
+            let tile = |m, k, n| tile(m, k, n, &limits);
+            assert_eq!(tile(8192, 8192, 8192), Some(Fp8Tile::Ada128x128));
+            assert_eq!(tile(512, 4096, 512), Some(Fp8Tile::Ada64x64));
+            for m in [1, 16] {
+                assert_eq!(tile(m, 4096, 4096), Some(Fp8Tile::Ada16x64));
+            }
+            assert!(tile(5, 0, 7).is_some_and(Fp8Tile::is_ada), "no columns");
+        }
+    }
+
+    /// Microseconds of the tiles, as the file says.
     const MEASURED: &str = include_str!("tiles-h100.csv");
 
     #[test]
@@ -283,7 +342,8 @@ mod tests {
             else {
                 panic!("{shape}")
             };
-            assert_eq!(times.len(), Fp8Tile::ALL.len(), "{shape}");
+            let mut chosen_among = Fp8Tile::ALL.into_iter().filter(|tile| !tile.is_ada());
+            assert!(chosen_among.all(|tile| times.contains_key(tile.name())), "{shape}");
             let choice = tile(m, k, n, &H100).expect("tiles fit");
             let fastest = times.values().copied().fold(f64::INFINITY, f64::min);
             // With few rows half of each cluster works on none, beside the other half, which the model does not know.
