@@ -23,7 +23,7 @@ use size::{FULL, Function, Fused, PLAIN, Scales, Size, plain, size};
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let instance = Instance::named(name)?;
     let mut sizes = match instance.family {
-        Family::Portable | Family::Fp8Portable => instance.portable_sizes(),
+        Family::Portable | Family::Fp8Portable | Family::Fp8Ada => instance.portable_sizes(),
         Family::Update => instance.update_sizes(),
         Family::UpdateHopper(boxes) => instance.update_hopper_sizes(boxes),
         Family::UpdateFewRows => {
@@ -58,8 +58,9 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
 
 impl Instance {
     fn portable_sizes(self) -> Vec<Size> {
-        // Columns of x in a slot of the ring: rows of 64 bytes in the large tiles, of 128 in the others.
-        let slot = if self.tile[0] == 128 { 64 } else { 128 } / self.input.bytes();
+        // Columns of x in a slot of the ring: rows of 64 bytes in the large tiles of wider types, of 128 in the others.
+        let is_fp8 = self.family == Family::Fp8Ada;
+        let slot = if self.tile[0] == 128 && !is_fp8 { 64 } else { 128 } / self.input.bytes();
         let chunk = self.input.chunk();
         // Sums that end in each slot of the ring before it comes round, some with the slot and some within it; longer
         // ones that end in its first, its last and between.
@@ -83,7 +84,15 @@ impl Instance {
         sizes.push(plain(33, chunk, 67).fused(FULL));
         sizes.push(plain(20, chunk, 40).fused(FULL).odd());
         sizes.extend(SINGLE.map(|fused| plain(20, chunk, 21).fused(fused)));
-        if self.family != Family::Fp8Portable {
+        if is_fp8 {
+            for [x, w] in [[false, true], [true, false], [true, true]] {
+                for slots in 1..=SLOTS {
+                    sizes.push(size(37, slots * slot - 3, 53).second_type(x, w));
+                }
+                sizes.push(plain(self.tile[0] + 3, 3 * slot - chunk, self.tile[1] + 9).second_type(x, w));
+            }
+        }
+        if !is_fp8 && self.family != Family::Fp8Portable {
             sizes.push(plain(20, chunk, 70).fused(FULL).batch(2, [false, false]));
             sizes.push(plain(70, chunk, 20).batch(3, [false, true]));
         }
