@@ -84,14 +84,6 @@ impl Instance {
         sizes.push(plain(33, chunk, 67).fused(FULL));
         sizes.push(plain(20, chunk, 40).fused(FULL).odd());
         sizes.extend(SINGLE.map(|fused| plain(20, chunk, 21).fused(fused)));
-        if is_fp8 {
-            for [x, w] in [[false, true], [true, false], [true, true]] {
-                for slots in 1..=SLOTS {
-                    sizes.push(size(37, slots * slot - 3, 53).second_type(x, w));
-                }
-                sizes.push(plain(self.tile[0] + 3, 3 * slot - chunk, self.tile[1] + 9).second_type(x, w));
-            }
-        }
         if !is_fp8 && self.family != Family::Fp8Portable {
             sizes.push(plain(20, chunk, 70).fused(FULL).batch(2, [false, false]));
             sizes.push(plain(70, chunk, 20).batch(3, [false, true]));
@@ -115,6 +107,16 @@ impl Instance {
             sizes.push(size(37, slot + chunk, 53).words([16, 4]));
             sizes.push(size(37, slot + chunk, 53).words([8, 16]));
             sizes.push(plain(70, chunk, 20).batch(2, [false, true]).words([8, 4]));
+        }
+        if is_fp8 {
+            // Rows that end at every element of a chunk and at the end of each pass of their copies, in every slot.
+            sizes.extend([1, 2, 15].map(|tail| size(37, chunk + tail, 53)));
+            for (m, n) in [(20, 37), (37, 20), (45, 70), (70, 101), (101, 45)] {
+                sizes.push(size(m, 9 * slot + 1, n));
+            }
+            // Each pair of types has a main loop of its own.
+            let pairs = [[false, false], [false, true], [true, false], [true, true]];
+            sizes = sizes.iter().flat_map(|size| pairs.map(|[x, w]| size.second_type(x, w))).collect();
         }
         sizes
     }
