@@ -1,7 +1,7 @@
 //! The kernels of the scaled linear operation, and how they are launched.
 //!
-//! On Hopper one kernel multiplies the 8-bit operands. Elsewhere they are widened to f16, which holds every 8-bit number exactly, and
-//! multiplied by a kernel for that. Rows that a kernel cannot read as they lie are repacked first.
+//! From Ada on one kernel multiplies the 8-bit operands, on Hopper another. Elsewhere they are widened to f16, which holds every 8-bit
+//! number exactly, and multiplied by a kernel for that. Rows that a kernel cannot read in place are repacked first.
 
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
@@ -9,12 +9,16 @@ use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::{self as device_float, Bf16, F16};
 use warpsmith_dsl::gemm::PersistentTile;
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
+use warpsmith_kernels::fp8::Fp8Types;
 use warpsmith_kernels::linear_fp8::{
     Fp8Params, Fp8Portable64x64, WIDEN_CHUNK, WidenParams, linear_fp8, widen_fp8,
 };
+use warpsmith_kernels::linear_fp8_ada::{
+    Fp8Ada16x64, Fp8Ada64x64, Fp8Ada128x128, Fp8AdaParams, linear_fp8_ada,
+};
 use warpsmith_kernels::linear_fp8_hopper::{
     Fp8Hopper64x64, Fp8Hopper64x128, Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128, Fp8HopperParams,
-    Fp8Types, linear_fp8_hopper,
+    linear_fp8_hopper,
 };
 use warpsmith_kernels::linear_sums::linear_sums;
 
@@ -99,6 +103,9 @@ macro_rules! outputs {
                         Fp8Tile::Hopper64x64 => {
                             Instance::hopper::<linear_fp8_hopper<$device, Fp8Hopper64x64>, Fp8Hopper64x64>()
                         }
+                        Fp8Tile::Ada128x128 => Instance::ada::<linear_fp8_ada<$device, Fp8Ada128x128>>(),
+                        Fp8Tile::Ada64x64 => Instance::ada::<linear_fp8_ada<$device, Fp8Ada64x64>>(),
+                        Fp8Tile::Ada16x64 => Instance::ada::<linear_fp8_ada<$device, Fp8Ada16x64>>(),
                         Fp8Tile::Portable64x64 => Instance::portable::<linear_fp8<$device, Fp8Portable64x64>>(),
                     }
                 }
@@ -124,13 +131,16 @@ pub struct Instance<O: Element> {
 }
 
 enum Kind<O: Element> {
-    /// It reads 8-bit operands.
+    /// It reads 8-bit operands through tensor maps.
     Hopper(LaunchHopper<O>),
+    /// It reads 8-bit operands.
+    Ada(LaunchAda<O>),
     /// It reads f16.
     Portable(LaunchPortable<O>),
 }
 
 type LaunchHopper<O> = unsafe fn(&Stream, u32, &Matrices<'_>, &Output<'_, O>, Fp8Types) -> Result<()>;
+type LaunchAda<O> = unsafe fn(&Stream, u32, &[Rows; 2], &Output<'_, O>, u32, Fp8Types) -> Result<()>;
 type LaunchPortable<O> = unsafe fn(&Stream, u32, [&Tensor<f16>; 2], &Output<'_, O>, u32) -> Result<()>;
 
 /// Encodes a matrix for boxes of so many rows, as one of a batch.
@@ -146,6 +156,18 @@ struct Matrices<'a> {
     parts: u32,
 }
 
+/// An operand in aligned rows, whatever its type.
+struct Rows {
+    base: Global<u8>,
+    stride: u64,
+}
+
+impl Rows {
+    fn of<T: Element>(matrix: &Tensor<T>) -> Self {
+        Self { base: Global::new(matrix.arg().address()), stride: row_stride(matrix) }
+    }
+}
+
 /// Where the result of a kernel goes.
 struct Output<'a, O: Element> {
     /// y as a matrix, or the parts of its sums as one below the other.
@@ -159,6 +181,10 @@ struct Output<'a, O: Element> {
 impl<O: Element> Instance<O> {
     fn hopper<K: Kernel<Args = HopperArgs<O>>, S: PersistentTile>() -> Self {
         Self { declaration: K::DECLARATION, kind: Kind::Hopper(launch_hopper::<O, K, S>) }
+    }
+
+    fn ada<K: Kernel<Args = AdaArgs<O>>>() -> Self {
+        Self { declaration: K::DECLARATION, kind: Kind::Ada(launch_ada::<O, K>) }
     }
 
     fn portable<K: Kernel<Args = PortableArgs<O>>>() -> Self {
@@ -225,6 +251,36 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
             kernel.launch(stream, grid, args)
         }
     }
+}
+
+/// The arguments of a kernel for Ada.
+type AdaArgs<O> = (
+    Global<u8>,
+    Global<u8>,
+    GlobalMut<<O as Element>::Device>,
+    LinearEpilogue<<O as Element>::Device, <O as Element>::Device>,
+    Fp8AdaParams,
+);
+
+/// Launches the kernel `K` for Ada.
+///
+/// # Safety
+///
+/// As [`launch_hopper`]; the operands' rows are aligned.
+unsafe fn launch_ada<O: Element, K: Kernel<Args = AdaArgs<O>>>(
+    stream: &Stream,
+    blocks: u32,
+    [x, w]: &[Rows; 2],
+    output: &Output<'_, O>,
+    k: u32,
+    types: Fp8Types,
+) -> Result<()> {
+    let &Output { y, place, epilogue, m, n } = output;
+    let params =
+        Fp8AdaParams { stride_x: x.stride, stride_w: w.stride, stride_y: row_stride(y), m, n, k, types };
+    let kernel = stream.device().kernel::<K>()?;
+    // SAFETY: the caller's promise.
+    unsafe { kernel.launch(stream, [blocks, 1, 1], (x.base, w.base, place, epilogue, params)) }
 }
 
 /// The arguments of a portable kernel.
@@ -382,7 +438,7 @@ impl<O: ScaledOutput> Launch<O> {
         w: &Matrix<W>,
     ) -> Implementation {
         let copies = match self.instance.kind {
-            Kind::Hopper(_) => {
+            Kind::Hopper(_) | Kind::Ada(_) => {
                 let in_place = [x.in_place(is_aligned).is_some(), w.in_place(is_aligned).is_some()];
                 in_place.into_iter().filter(|&in_place| !in_place).count()
             }
@@ -439,6 +495,7 @@ impl<O: ScaledOutput> Launch<O> {
         let place = flat.arg_mut();
         let epilogue = self.epilogue(op, plan, &flat);
         let output = Output { y: &flat, place, epilogue, m: self.m, n: self.n };
+        let types = Fp8Types::new(X::IS_E5M2, W::IS_E5M2);
         match self.instance.kind {
             Kind::Hopper(launch) => {
                 let (x, w) = (aligned(stream, x)?, aligned(stream, w)?);
@@ -453,12 +510,21 @@ impl<O: ScaledOutput> Launch<O> {
                     // from the rest; rows are aligned. Tensors are freed in the order of their home streams, which
                     // `with_operands` makes wait for this work.
                     unsafe {
-                        let types = Fp8Types::new(X::IS_E5M2, W::IS_E5M2);
                         match &self.passes {
                             None => launch(stream, self.blocks, &matrices, &output, types),
                             Some(passes) => self.run_passes(stream, passes, &matrices, &output, types),
                         }
                     }
+                })
+            }
+            Kind::Ada(launch) => {
+                let (x, w) = (aligned(stream, x)?, aligned(stream, w)?);
+                let rows = [Rows::of(&x), Rows::of(&w)];
+                let mut operands: Vec<&dyn Operand> = vec![&x, &w, &*y];
+                operands.extend(op.others());
+                stream.with_operands(&operands, || {
+                    // SAFETY: as above.
+                    unsafe { launch(stream, self.blocks, &rows, &output, self.k, types) }
                 })
             }
             Kind::Portable(launch) => {
@@ -543,8 +609,10 @@ mod tests {
         for tile in Fp8Tile::ALL {
             let declaration = O::instance(tile).declaration;
             assert_eq!(declaration.shared_bytes, tile.shared_bytes(), "{}", declaration.name);
-            assert!(declaration.name.contains(tile.name().trim_start_matches("hopper-")), "{tile}");
+            let shape = tile.name().trim_start_matches("hopper-").trim_start_matches("ada-");
+            assert!(declaration.name.ends_with(shape), "{tile}");
             assert_eq!(declaration.name.contains("hopper"), tile.is_hopper(), "{}", declaration.name);
+            assert_eq!(declaration.name.contains("ada"), tile.is_ada(), "{}", declaration.name);
             assert!(declaration.name.contains(O::DTYPE.name()), "{}", declaration.name);
             let [along_m, along_n] = tile.cluster();
             assert_eq!(declaration.cluster, [along_m * along_n, 1, 1], "{}", declaration.name);

@@ -2,14 +2,16 @@
 //!
 //! On Hopper, the model is the time of the fullest multiprocessor: the tiles that it works through one after the other, each of which
 //! costs so much for each column of K and so much for its end, and a launch; or the time of reading the operands and writing Y, if that
-//! is longer. The costs were fitted to what an H100 took at sizes drawn at random and at some others, `random-h100.csv` and `tiles-h100.csv`. Each choice gives the same answer within the
-//! operation's error bound.
+//! is longer. The costs were fitted to what an H100 took at sizes drawn at random and at some others, `random-h100.csv` and `tiles-h100.csv`. The tiles for
+//! Ada have estimated costs, from the rates of instructions: they decide which of these tiles other devices run, and Hopper runs none of them unless it is
+//! asked to. Each choice gives the same answer within the operation's error bound.
 
 use std::fmt;
 use std::str::FromStr;
 
 use warpsmith_dsl::gemm::{PersistentTile, TileShape};
 use warpsmith_kernels::linear_fp8::Fp8Portable64x64;
+use warpsmith_kernels::linear_fp8_ada::{Fp8Ada16x64, Fp8Ada64x64, Fp8Ada128x128};
 use warpsmith_kernels::linear_fp8_hopper::{
     Fp8Hopper64x64, Fp8Hopper64x128, Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128,
 };
@@ -34,18 +36,27 @@ pub enum Fp8Tile {
     Hopper64x128,
     /// 64 × 64 on Hopper, persistent, in clusters of two along M.
     Hopper64x64,
+    /// 128 × 128, from compute capability 8.9 on.
+    Ada128x128,
+    /// 64 × 64, from compute capability 8.9 on.
+    Ada64x64,
+    /// 16 × 64, from compute capability 8.9 on.
+    Ada16x64,
     /// 64 × 64, by way of f16, from compute capability 7.5 on.
     Portable64x64,
 }
 
 impl Fp8Tile {
     /// Every tile.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::Hopper256x128,
         Self::Hopper128x192,
         Self::Hopper128x128,
         Self::Hopper64x128,
         Self::Hopper64x64,
+        Self::Ada128x128,
+        Self::Ada64x64,
+        Self::Ada16x64,
         Self::Portable64x64,
     ];
 
@@ -58,6 +69,9 @@ impl Fp8Tile {
             Self::Hopper128x128 => "hopper-128x128",
             Self::Hopper64x128 => "hopper-64x128",
             Self::Hopper64x64 => "hopper-64x64",
+            Self::Ada128x128 => "ada-128x128",
+            Self::Ada64x64 => "ada-64x64",
+            Self::Ada16x64 => "ada-16x64",
             Self::Portable64x64 => "64x64",
         }
     }
@@ -65,7 +79,11 @@ impl Fp8Tile {
     /// The kernel family of its kernels.
     #[must_use]
     pub const fn family(self) -> &'static str {
-        if self.is_hopper() { "linear_fp8_hopper" } else { "linear_fp8" }
+        match self {
+            Self::Portable64x64 => "linear_fp8",
+            _ if self.is_ada() => "linear_fp8_ada",
+            _ => "linear_fp8_hopper",
+        }
     }
 
     /// Rows and columns of the tile.
@@ -77,6 +95,9 @@ impl Fp8Tile {
             Self::Hopper128x128 => (Fp8Hopper128x128::BLOCK_M, Fp8Hopper128x128::BLOCK_N),
             Self::Hopper64x128 => (Fp8Hopper64x128::BLOCK_M, Fp8Hopper64x128::BLOCK_N),
             Self::Hopper64x64 => (Fp8Hopper64x64::BLOCK_M, Fp8Hopper64x64::BLOCK_N),
+            Self::Ada128x128 => (Fp8Ada128x128::BLOCK_M, Fp8Ada128x128::BLOCK_N),
+            Self::Ada64x64 => (Fp8Ada64x64::BLOCK_M, Fp8Ada64x64::BLOCK_N),
+            Self::Ada16x64 => (Fp8Ada16x64::BLOCK_M, Fp8Ada16x64::BLOCK_N),
             Self::Portable64x64 => (Fp8Portable64x64::BLOCK_M, Fp8Portable64x64::BLOCK_N),
         }
     }
@@ -90,20 +111,33 @@ impl Fp8Tile {
             Self::Hopper128x128 => Fp8Hopper128x128::SHARED_BYTES,
             Self::Hopper64x128 => Fp8Hopper64x128::SHARED_BYTES,
             Self::Hopper64x64 => Fp8Hopper64x64::SHARED_BYTES,
+            Self::Ada128x128 => Fp8Ada128x128::SHARED_BYTES,
+            Self::Ada64x64 => Fp8Ada64x64::SHARED_BYTES,
+            Self::Ada16x64 => Fp8Ada16x64::SHARED_BYTES,
             Self::Portable64x64 => Fp8Portable64x64::SHARED_BYTES,
         }
     }
 
-    /// Whether it multiplies 8-bit operands as they are, on Hopper only.
+    /// Whether it runs on Hopper only.
     #[must_use]
     pub const fn is_hopper(self) -> bool {
-        !matches!(self, Self::Portable64x64)
+        !self.is_ada() && !matches!(self, Self::Portable64x64)
+    }
+
+    /// Whether it multiplies 8-bit operands by `mma.sync`, on Ada and later.
+    #[must_use]
+    pub const fn is_ada(self) -> bool {
+        matches!(self, Self::Ada128x128 | Self::Ada64x64 | Self::Ada16x64)
     }
 
     /// Whether it runs on devices of this compute capability.
     #[must_use]
     pub fn runs_on(self, compute_capability: (u32, u32)) -> bool {
-        if self.is_hopper() { is_hopper(compute_capability) } else { compute_capability >= TURING }
+        match self {
+            Self::Portable64x64 => compute_capability >= TURING,
+            _ if self.is_ada() => compute_capability >= ADA,
+            _ => is_hopper(compute_capability),
+        }
     }
 
     /// Blocks of a cluster along M and along N.
@@ -115,7 +149,7 @@ impl Fp8Tile {
             Self::Hopper128x128 => [Fp8Hopper128x128::CLUSTER_M, Fp8Hopper128x128::CLUSTER_N],
             Self::Hopper64x128 => [Fp8Hopper64x128::CLUSTER_M, Fp8Hopper64x128::CLUSTER_N],
             Self::Hopper64x64 => [Fp8Hopper64x64::CLUSTER_M, Fp8Hopper64x64::CLUSTER_N],
-            Self::Portable64x64 => [1, 1],
+            Self::Ada128x128 | Self::Ada64x64 | Self::Ada16x64 | Self::Portable64x64 => [1, 1],
         }
     }
 
@@ -141,7 +175,7 @@ impl Fp8Tile {
         tiles.min(u64::from((multiprocessors / cluster).max(1) * cluster))
     }
 
-    /// What it costs on an H100.
+    /// What it costs on an H100; of a tile for Ada, an estimate of what it costs there.
     const fn cost(self) -> Cost {
         let (launch, alone, full, crowded, straddling, tile) = match self {
             Self::Hopper256x128 => (450_000, 4_057, 5_793, 5_277, 5_798, 3_759_000),
@@ -149,6 +183,9 @@ impl Fp8Tile {
             Self::Hopper128x128 => (929_000, 2_021, 3_784, 3_079, 3_876, 1_960_000),
             Self::Hopper64x128 => (756_000, 1_354, 2_593, 2_046, 2_711, 1_290_000),
             Self::Hopper64x64 => (893_000, 772, 1_981, 1_365, 1_883, 869_000),
+            Self::Ada128x128 => (2_500_000, 9_000, 9_000, 9_000, 9_000, 2_000_000),
+            Self::Ada64x64 => (2_500_000, 3_000, 3_000, 3_000, 3_000, 700_000),
+            Self::Ada16x64 => (2_500_000, 1_500, 1_500, 1_500, 1_500, 400_000),
             // By way of f16, and with copies of the operands: for where nothing else runs.
             Self::Portable64x64 => (5_000_000, 60_000, 60_000, 60_000, 60_000, 1_000_000),
         };
@@ -213,6 +250,9 @@ pub struct Limits {
     pub max_shared_per_block: u32,
 }
 
+/// The first compute capability whose `mma.sync` multiplies 8-bit floating-point types.
+const ADA: (u32, u32) = (8, 9);
+
 /// Bytes that an H100's memory reads and writes in a microsecond.
 const BANDWIDTH: u128 = 2_741_000;
 /// Bytes of a line of the level-2 cache.
@@ -221,7 +261,9 @@ const CACHE_LINE: u32 = 128;
 /// The tile to compute `problem` with; `None` if none runs on the device, or fits its shared memory.
 #[must_use]
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Fp8Tile> {
-    candidates(problem, limits).min_by_key(|tile| tile.fastest(problem, limits).0)
+    // Hopper multiplies 8-bit numbers by `mma.sync` as numbers of f16.
+    let is_choice = |tile: &Fp8Tile| !(tile.is_ada() && is_hopper(limits.compute_capability));
+    candidates(problem, limits).filter(is_choice).min_by_key(|tile| tile.fastest(problem, limits).0)
 }
 
 /// Bytes of each row that a step takes on Hopper, and so elements.
@@ -333,7 +375,7 @@ mod tests {
     fn the_portable_tile_is_for_devices_without_these_products() {
         for (m, k, n) in [(1, 16, 1), (1024, 768, 2048), (8192, 8192, 8192)] {
             assert!(tile(m, k, n, &H100).is_some_and(Fp8Tile::is_hopper));
-            for compute_capability in [(7, 5), (8, 0), (8, 9), (10, 0), (12, 0)] {
+            for compute_capability in [(7, 5), (8, 0), (8, 6)] {
                 let limits = Limits { compute_capability, ..H100 };
                 assert_eq!(tile(m, k, n, &limits), Some(Fp8Tile::Portable64x64));
             }
@@ -343,7 +385,22 @@ mod tests {
         assert_eq!(tile(1024, 768, 2048, &volta), None, "no kernel was compiled for it");
     }
 
-    /// Microseconds of the tiles for Hopper, as the file says.
+    /// An L40's multiprocessors, and an RTX 5090's.
+    #[test]
+    fn the_tiles_for_ada_are_for_it_and_later_devices_without_wgmma() {
+        for (compute_capability, multiprocessors) in [((8, 9), 142), ((12, 0), 170)] {
+            let limits = Limits { compute_capability, multiprocessors, max_shared_per_block: 101_376 };
+            let tile = |m, k, n| tile(m, k, n, &limits);
+            assert_eq!(tile(8192, 8192, 8192), Some(Fp8Tile::Ada128x128));
+            assert_eq!(tile(512, 4096, 512), Some(Fp8Tile::Ada64x64));
+            for m in [1, 16] {
+                assert_eq!(tile(m, 4096, 4096), Some(Fp8Tile::Ada16x64));
+            }
+            assert!(tile(5, 0, 7).is_some_and(Fp8Tile::is_ada), "no columns");
+        }
+    }
+
+    /// Microseconds of the tiles, as the file says.
     const MEASURED: &str = include_str!("tiles-h100.csv");
 
     #[test]
@@ -359,7 +416,8 @@ mod tests {
             else {
                 panic!("{shape}")
             };
-            assert_eq!(times.len(), Fp8Tile::ALL.len(), "{shape}");
+            let mut chosen_among = Fp8Tile::ALL.into_iter().filter(|tile| !tile.is_ada());
+            assert!(chosen_among.all(|tile| times.contains_key(tile.name())), "{shape}");
             let choice = tile(m, k, n, &H100).expect("tiles fit");
             let fastest = times.values().copied().fold(f64::INFINITY, f64::min);
             // With few rows half of each cluster works on none, beside the other half, which the model does not know.

@@ -27,6 +27,8 @@ pub(super) enum Family {
     Portable,
     /// `linear_fp8`, of operands that have been widened.
     Fp8Portable,
+    /// `linear_fp8_ada`.
+    Fp8Ada,
     /// `linear_update`.
     Update,
     /// `linear_update_hopper`.
@@ -79,6 +81,7 @@ impl Boxes {
     }
 }
 /// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
+/// `linear_fp8_ada_<output>_<M>x<N>`,
 /// `linear_update_hopper_<type>_[<schedule>_|own_]<M>x<N>`,
 /// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>`, `linear_narrow_<input>_<output>_<M>x<N>`,
 /// `linear_strided_<input>_<output>_<M>x<N>`, `linear_sums_<input>_<output>`, `linear_joined_<type>_[<schedule>_]<M>x<N>[_split<blocks>]` or `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>[_deep]]`.
@@ -265,6 +268,7 @@ impl Instance {
             }
             ["update", "hopper", input, shape @ "16x64"] => (Family::UpdateFewRows, input, input, shape),
             ["update", input, shape] => (Family::Update, input, input, shape),
+            ["fp8", "ada", output, shape] => (Family::Fp8Ada, "e4m3", output, shape),
             ["fp8", output, shape] => (Family::Fp8Portable, "f16", output, shape),
             [input, output, shape] => (Family::Portable, input, output, shape),
             _ => return None,
@@ -284,7 +288,7 @@ impl Instance {
     /// The type of the bias.
     pub(super) fn bias(self) -> Float {
         match self.family {
-            Family::Fp8Portable | Family::Fp8Hopper(_) => self.output,
+            Family::Fp8Portable | Family::Fp8Ada | Family::Fp8Hopper(_) => self.output,
             _ => self.input,
         }
     }
