@@ -514,7 +514,8 @@ mod tests {
         ) -> warpsmith::Result<Vec<&'static str>> {
             let x = Tensor::<F8E4M3>::zeros(device, [case.m, case.k])?;
             let w = Tensor::<F8E4M3>::zeros(device, [case.n, case.k])?;
-            Ok(names(ops::linear_scaled(&x, &w).output::<O>().tile(case.tile).implementation()?))
+            let op = ops::linear_scaled(&x, &w).output::<O>().tile(case.tile).parts(case.parts);
+            Ok(names(op.implementation()?))
         }
         let mut reached = BTreeSet::new();
         for device in ["emulator", "emulator:8.9", "emulator:9.0"] {
@@ -527,7 +528,10 @@ mod tests {
                 });
             }
         }
-        assert_eq!(reached, shipped(&["linear_fp8", "linear_fp8_ada", "linear_fp8_hopper"]));
+        let mut expected = shipped(&["linear_fp8", "linear_fp8_ada", "linear_fp8_hopper"]);
+        // Of those that add parts, the ones with a bias of y's type.
+        expected.extend(["linear_sums_bf16_bf16", "linear_sums_f16_f16", "linear_sums_f32_f32"]);
+        assert_eq!(reached, expected);
         Ok(())
     }
 
