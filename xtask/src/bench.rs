@@ -33,7 +33,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use warpsmith::ops::linear::Tile;
+use warpsmith::ops::gemm::Tile;
 use warpsmith::{Device, DeviceKind, Error};
 use warpsmith_lab::benchmark::{self, Options, Sampler, Subject, Timing};
 

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 
 use crate::error::Result;
-use crate::ops::{linear, scaled};
+use crate::ops::{gemm, scaled};
 use crate::tensor::DType;
 use crate::tune::Choice;
 
@@ -14,24 +14,24 @@ use crate::tune::Choice;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductChoice {
     /// What is computed.
-    pub problem: linear::select::Problem,
+    pub problem: gemm::Problem,
     /// What the device has.
-    pub limits: linear::select::Limits,
+    pub limits: gemm::Limits,
 }
 
 impl Choice for ProductChoice {
-    type Tile = linear::Tile;
+    type Tile = gemm::Tile;
 
     fn key(&self) -> String {
         format!("linear {:?}", self.problem)
     }
 
     fn candidates(&self) -> Vec<Self::Tile> {
-        linear::select::candidates(&self.problem, &self.limits).collect()
+        gemm::candidates(&self.problem, &self.limits).collect()
     }
 
     fn model(&self) -> Option<Self::Tile> {
-        linear::select::select(&self.problem, &self.limits)
+        gemm::select(&self.problem, &self.limits)
     }
 }
 

@@ -8,7 +8,7 @@ use std::fmt::Display;
 use warpsmith::device::Device;
 use warpsmith::error::Result;
 use warpsmith::ops::choice::{Observation, ProductChoice, ScaledChoice, observe};
-use warpsmith::ops::linear::Tile;
+use warpsmith::ops::gemm::Tile;
 use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::stream::Stream;
 use warpsmith::tune::{Choice, Store};

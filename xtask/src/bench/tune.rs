@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use warpsmith::Device;
-use warpsmith::ops::linear::Tile;
+use warpsmith::ops::gemm::Tile;
 use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::tune::{Found, Store};
 use warpsmith_lab::benchmark::{Options, Timing};

@@ -21,7 +21,7 @@ use ndarray::{ArrayView1, ArrayViewMut2, Ix1, Ix2};
 
 use crate::cpu::{self, LinearTerms};
 use crate::error::Result;
-use crate::ops::product::{Terms, epilogue_methods, factor_methods, two_axes, zeroed};
+use crate::ops::gemm::{Terms, epilogue_methods, factor_methods, two_axes, zeroed};
 use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::Tensor;

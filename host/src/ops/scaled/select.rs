@@ -16,8 +16,7 @@ use warpsmith_kernels::linear_fp8_hopper::{
 
 use crate::error::Error;
 use crate::kernel::is_built;
-use crate::ops::linear::SUMS;
-use crate::ops::linear::select::{TURING, is_hopper, sums_picoseconds};
+use crate::ops::gemm::{SUMS, TURING, is_hopper, sums_picoseconds};
 
 /// The tile of the output that one block computes at a time, rows × columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

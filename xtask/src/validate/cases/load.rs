@@ -3,8 +3,8 @@
 //! On a GPU there are some hundred blocks of each, so that they share multiprocessors, with sums that go round a ring of stages several times and
 //! end within a step of it: where a stage is read too late, the zeros behind the last columns show. In the emulator the sizes are small.
 
-use warpsmith::ops::linear::Tile;
-use warpsmith::ops::linear::select::{Access, Fused};
+use warpsmith::ops::gemm::Tile;
+use warpsmith::ops::gemm::{Access, Fused};
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
 use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::ops::update::Way;

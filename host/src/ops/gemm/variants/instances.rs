@@ -22,10 +22,10 @@ use warpsmith_kernels::linear_skinny::{
 use warpsmith_kernels::linear_strided::linear_strided;
 use warpsmith_kernels::linear_sums::linear_sums;
 
-use super::launch::Instance;
-use super::passes::{Passes, Sums};
-use super::select::Tile;
+use super::Tile;
 use crate::cpu::{FromAccumulator, Operand};
+use crate::ops::gemm::launch::Instance;
+use crate::ops::gemm::passes::{Passes, Sums};
 use crate::tensor::Element;
 
 /// An element type of x, w and the bias: [`f16`](half::f16), [`bf16`](half::bf16) or `f32`.
@@ -149,7 +149,7 @@ mod tests {
     use super::{LinearInput, LinearTypes, Tile};
     use crate::DType;
     use crate::ops::Products;
-    use crate::ops::linear::select::Access;
+    use crate::ops::gemm::Access;
 
     fn instances_are_what_select_counts_on<T: LinearInput>() {
         for tile in Tile::ALL {

@@ -1,5 +1,8 @@
 //! How the kernels of the linear families are launched: what each is told of the operands, and when its launch begins.
 
+mod early;
+mod f32;
+
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::gemm::parts::Parts;
 use warpsmith_dsl::gemm::{Layouts, PersistentTile, SplitKTile, TileShape};
@@ -15,8 +18,9 @@ use warpsmith_kernels::{
     linear_strided::linear_strided,
 };
 
-use super::early::{has_only_tiles, is_early, tiles};
-use super::select::halves_of;
+pub(crate) use early::{has_only_tiles, is_early, tiles};
+
+use super::halves::halves_of;
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::{CHUNK_BYTES, STORED_ROWS, has_short_rows};
@@ -55,28 +59,29 @@ pub struct Instance<T: Element, O: Element> {
 pub(super) type Launch<T, O> = unsafe fn(&Device, &Stream, u32, &Operands<'_, T, O>) -> Result<()>;
 
 impl<T: Element, O: Element> Instance<T, O> {
-    pub(super) fn portable<K: Kernel<Args = PortableArgs<T, O>>, S: TileShape>() -> Self {
+    pub(in crate::ops::gemm) fn portable<K: Kernel<Args = PortableArgs<T, O>>, S: TileShape>() -> Self {
         Self { declaration: K::DECLARATION, launch: launch_portable::<T, O, K, S> }
     }
 
-    pub(super) fn hopper<K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>() -> Self {
+    pub(in crate::ops::gemm) fn hopper<K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>() -> Self {
         Self { declaration: K::DECLARATION, launch: launch_hopper::<T, O, K, S> }
     }
 
-    pub(super) fn hopper_halves<K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>() -> Self {
+    pub(in crate::ops::gemm) fn hopper_halves<K: Kernel<Args = HopperArgs<T, O>>, S: PersistentTile>() -> Self
+    {
         const { assert!(S::HALVES, "a tile that has halves") };
         Self { declaration: K::DECLARATION, launch: launch_hopper_halves::<T, O, K, S> }
     }
 
-    pub(super) fn skinny<K: Kernel<Args = SkinnyArgs<T, O>>, S: SplitKTile>() -> Self {
+    pub(in crate::ops::gemm) fn skinny<K: Kernel<Args = SkinnyArgs<T, O>>, S: SplitKTile>() -> Self {
         Self { declaration: K::DECLARATION, launch: launch_skinny::<T, O, K, S> }
     }
 
-    pub(super) fn narrow<K: Kernel<Args = NarrowArgs<T, O>>>() -> Self {
+    pub(in crate::ops::gemm) fn narrow<K: Kernel<Args = NarrowArgs<T, O>>>() -> Self {
         Self { declaration: K::DECLARATION, launch: launch_narrow::<T, O, K> }
     }
 
-    pub(super) fn strided<K: Kernel<Args = StridedArgs<T, O>>>() -> Self {
+    pub(in crate::ops::gemm) fn strided<K: Kernel<Args = StridedArgs<T, O>>>() -> Self {
         Self { declaration: K::DECLARATION, launch: launch_strided::<T, O, K> }
     }
 

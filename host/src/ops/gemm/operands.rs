@@ -4,9 +4,8 @@
 //! lies by slower kernels, at worst element by element, or is copied first ([`repack`](crate::ops::repack)): whatever costs less, by the
 //! time that the product takes and the bytes that the copy moves.
 
+use super::{Access, Limits, Problem, Tile, estimate};
 use crate::ops::CHUNK_BYTES;
-use crate::ops::linear::Tile;
-use crate::ops::linear::select::{Access, Limits, Problem, estimate};
 
 /// The address alignment of the smallest copies that kernels make.
 const WORD_BYTES: u64 = 4;
@@ -157,7 +156,7 @@ mod tests {
     use super::*;
     use crate::DType;
     use crate::ops::Products;
-    use crate::ops::linear::select::Fused;
+    use crate::ops::gemm::Fused;
 
     const H100: Limits = Limits {
         compute_capability: (9, 0),

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Access, Fused, Limits, Problem, TURING, Tile, candidates, estimate, select};
+use super::{Limits, Problem, Tile, candidates, estimate, select};
 use crate::DType;
+use crate::ops::gemm::{Access, Fused, TURING};
 use crate::ops::{CHUNK_BYTES, Precision, Products};
 use crate::tune::report;
 

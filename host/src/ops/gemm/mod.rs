@@ -1,20 +1,51 @@
-//! Products of matrices: what [`linear`](crate::ops::linear()) and [`matmul`](crate::ops::matmul()) share.
+//! Products of matrices: which kernel computes one, on how many blocks, with which arguments.
 //!
-//! A builder describes what it wants as a [`Product`], `y = act(alpha · a bᵀ + …)` with all operands as views `[.., M, K]`, `[.., N, K]`
-//! and `[.., M, N]`. The product checks every operand (`check`, `terms`), decides how to get at the operands (`path`) and which launches give all
-//! matrices (`batch`, `plan`), and runs them or the CPU implementation (`on_cpu`).
+//! [`linear`](crate::ops::linear()) and [`matmul`](crate::ops::matmul()) describe what they want as a `Product`, `y = act(alpha · a bᵀ + …)` with all
+//! operands as views `[.., M, K]`, `[.., N, K]` and `[.., M, N]`. The product checks every operand (`check`, `terms`), is planned (`plan`), and runs the
+//! planned launches or the CPU implementation (`on_cpu`). Modules:
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `problem` | [`Problem`] and [`Limits`]: what the choice depends on |
+//! | `operands` | the layouts of operands, and which of them are copied first |
+//! | `batch` | which launches compute all matrices of a batch |
+//! | `variants` | [`Tile`]: the table of kernel variants, what each serves, and their kernels for each type |
+//! | `cost`, `halves` | the cost model, and tiles that are computed in halves |
+//! | `select` | [`select()`] and [`candidates`]: the choice by that model |
+//! | `plan` | the plan of an operation: launches, layouts, variant, blocks |
+//! | `launch`, `passes` | the launches of a planned product |
 
 mod batch;
 mod check;
+mod cost;
+mod halves;
+mod launch;
 mod on_cpu;
+mod operands;
 mod options;
-mod path;
+mod passes;
 mod plan;
+mod problem;
+mod select;
 mod terms;
+pub(super) mod variants;
+
+pub use problem::{Access, Fused, Limits, Problem};
+pub use select::{candidates, select};
+pub use variants::Tile;
 
 pub(crate) use batch::broadcast;
+pub(crate) use cost::MOST_PARTS;
+pub(crate) use cost::sums_picoseconds;
+pub(crate) use launch::{
+    Operands, has_only_tiles, hopper_launch, hopper_map, is_early, skinny_launch, skinny_map, tiles,
+};
 pub(crate) use options::{Options, epilogue_methods, factor_methods, product_methods};
+pub(crate) use passes::{SUMS, Sums, Total, parts_of, sums_blocks};
+pub(crate) use problem::{TURING, has_tf32, is_hopper};
+pub(crate) use select::estimate;
 pub(crate) use terms::{FlatTerms, Terms, TermsOf, two_axes, zeroed};
+pub(crate) use variants::LinearTypes;
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::launch::{Global, GlobalMut};
@@ -22,7 +53,6 @@ use warpsmith_dsl::launch::{Global, GlobalMut};
 use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
 use crate::error::Result;
-use crate::ops::linear::{LinearTypes, Operands};
 use crate::ops::{Implementation, repack, repack_both};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};

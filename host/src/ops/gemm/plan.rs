@@ -4,16 +4,18 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::batch::{Axes, Launches, PerRole, Role, broadcast_strides};
-use super::path::{self, Path, Place};
-use super::{Options, Product};
+use super::launch::{Instance, Operands};
+use super::operands::{self, Path, Place};
+use super::passes::{Passes, sums_blocks};
+use super::{
+    Access, Fused, Limits, LinearTypes, MOST_PARTS, Options, Problem, Product, TURING, Tile, has_tf32,
+};
 use crate::cpu::FromAccumulator;
 use crate::device::decisions::Key;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::kernel::is_built;
 use crate::ops::choice::{Observation, ProductChoice, notice};
-use crate::ops::linear::select::{Access, Fused, Limits, MOST_PARTS, Problem, TURING, Tile, has_tf32};
-use crate::ops::linear::{Instance, LinearTypes, Operands, Passes, sums_blocks};
 use crate::ops::{CHUNK_BYTES, Implementation, Products, ROW_LIMIT, SIDE_LIMIT, has_short_rows};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
@@ -234,7 +236,7 @@ where
             )
         };
         let is_dense = is_dense(product, y, &axes([false; 2]).launches());
-        let chosen = path::choose(places, is_dense, product.options.tile, &limits, problem);
+        let chosen = operands::choose(places, is_dense, product.options.tile, &limits, problem);
         let path = chosen.ok_or_else(|| no_kernel(product, &limits))?;
 
         let launches = axes(path.repack).launches();

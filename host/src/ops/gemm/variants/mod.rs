@@ -1,5 +1,9 @@
 //! The tiles: what each is called, which operands and outputs its kernels serve, and how many blocks a launch has.
 
+mod instances;
+
+pub use instances::{LinearInput, LinearTypes};
+
 use warpsmith_dsl::gemm::strided::StridedTile;
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile, TileShape, narrow};
@@ -17,7 +21,9 @@ use warpsmith_kernels::linear_skinny::{
     Skinny64x64Split8, Skinny64x64Split8Deep,
 };
 
-use super::{AMPERE, Access, Fused, HOPPER, TURING};
+use super::halves::{Halves, halves_of};
+use super::problem::{AMPERE, HOPPER, TURING};
+use super::{Access, Fused, Limits, Problem};
 use crate::DType;
 use crate::ops::{Precision, Products};
 
@@ -438,6 +444,34 @@ impl Tile {
             Self::T64x64 => compute_capability >= TURING,
             _ => compute_capability >= AMPERE,
         }
+    }
+
+    /// How its launch for these rows, columns and matrices is dealt out, if it may have halves.
+    pub(super) fn halves(self, sizes: [u32; 3], multiprocessors: u32) -> Option<Halves> {
+        let has_halves = self == Self::HopperCooperative128x256Halves;
+        has_halves.then(|| halves_of::<HopperCooperative128x256>(sizes, multiprocessors))
+    }
+
+    /// Whether its launch differs from those of all tiles before it: one with halves may have none.
+    pub(super) fn is_distinct(self, problem: &Problem, limits: &Limits) -> bool {
+        let halves = self.halves([problem.m, problem.n, problem.batch], limits.multiprocessors);
+        halves.is_none_or(|halves| halves.pieces > 0)
+    }
+
+    /// Whether a device has a kernel with this tile for a problem.
+    pub(super) fn computes(self, problem: &Problem, limits: &Limits) -> bool {
+        self.runs_on(limits.compute_capability)
+            && self.serves(problem.input, problem.access)
+            && self.serves_output(problem.input, problem.output)
+            && self.products(problem.input).is_at_least(problem.products)
+            // There is no tensor map of a matrix without columns.
+            && (problem.k > 0 || !self.is_hopper())
+            && (problem.stores_boxes || !self.needs_boxes())
+            && self.serves_fused(problem.fused)
+            && (self != Self::Narrow16x256 || (problem.batch == 1 && narrow::fits(problem.k, problem.n)))
+            // Turing's kernels read chunks.
+            && (problem.access == Access::Aligned || limits.compute_capability >= AMPERE)
+            && self.shared_bytes() <= limits.max_shared_per_block
     }
 
     /// The tiles that cover an output of `m` × `n`, whole clusters of them; each side below 2³¹.

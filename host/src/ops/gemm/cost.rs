@@ -14,11 +14,11 @@
 
 use warpsmith_dsl::gemm::narrow;
 
+use super::passes::SUMS;
 use super::{Access, Fused, Limits, Problem, Tile};
 use crate::DType;
 use crate::kernel::is_built;
 use crate::ops::CHUNK_BYTES;
-use crate::ops::linear::SUMS;
 
 /// What one block of a tile costs for each column of K, in picoseconds on an H100.
 #[derive(Clone, Copy, Debug)]
@@ -146,12 +146,14 @@ const PARTS_BANDWIDTH: u128 = 2_000_000;
 /// Bytes of sums that a block reads in a microsecond.
 const BLOCK_BANDWIDTH: u128 = 60_000;
 
-/// How many blocks share the sums of each tile.
-pub(super) fn parts(tile: Tile, problem: &Problem, limits: &Limits) -> u32 {
-    if let Some(cost) = PersistentCost::of(tile, problem.input) {
-        return cost.fastest(tile, problem, limits).1;
+impl Tile {
+    /// How many blocks share the sums of each tile, of those that are told at each launch, or into how many parts they are split that a second launch adds.
+    pub(super) fn parts(self, problem: &Problem, limits: &Limits) -> u32 {
+        if let Some(cost) = PersistentCost::of(self, problem.input) {
+            return cost.fastest(self, problem, limits).1;
+        }
+        Cost::of(self, problem.input).map_or(1, |cost| cost.fastest(self, problem, limits).1)
     }
-    Cost::of(tile, problem.input).map_or(1, |cost| cost.fastest(tile, problem, limits).1)
 }
 
 /// What a persistent launch costs, in picoseconds on an H100.
