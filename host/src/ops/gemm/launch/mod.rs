@@ -20,10 +20,14 @@ use warpsmith_kernels::{
 
 pub(crate) use early::{has_only_tiles, is_early, tiles};
 
+use super::LinearTypes;
 use super::halves::halves_of;
+use super::passes::Passes;
+use super::plan::Plan;
+use crate::cpu::FromAccumulator;
 use crate::device::Device;
 use crate::error::Result;
-use crate::ops::{CHUNK_BYTES, STORED_ROWS, has_short_rows};
+use crate::ops::{CHUNK_BYTES, Implementation, STORED_ROWS, has_short_rows};
 use crate::stream::{Scratch, Stream};
 use crate::tensor::{DType, Element, L2Promotion, Swizzle, Tensor, TensorMapOptions, TensorType};
 
@@ -100,6 +104,61 @@ impl<T: Element, O: Element> Instance<T, O> {
     ) -> Result<()> {
         // SAFETY: the caller's promise is the kernel's.
         unsafe { (self.launch)(device, stream, blocks, operands) }
+    }
+}
+
+/// The kernels that compute a product.
+pub(crate) enum Kernels<T: Element, O: Element> {
+    /// All of it.
+    One(Instance<T, O>),
+    /// Parts of its sums, and what adds them.
+    Two(Passes<T, O>),
+}
+
+impl<T, O> Kernels<T, O>
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    /// Those of a plan; `None` if these types have none, which the variant then does not serve.
+    pub(crate) fn of(plan: &Plan) -> Option<Self> {
+        match plan.is_split() {
+            true => T::passes(plan.tile).map(Self::Two),
+            false => T::instance(plan.tile).map(Self::One),
+        }
+    }
+}
+
+impl<T: Element, O: Element> Kernels<T, O> {
+    /// What computes the first matrices.
+    pub(crate) fn implementation(&self, plan: &Plan, device: &Device) -> Implementation {
+        match self {
+            Self::One(instance) => plan.implementation(device, instance.declaration.name, None),
+            Self::Two(Passes { parts, sums }) => {
+                plan.implementation(device, parts.declaration.name, Some(sums.declaration.name))
+            }
+        }
+    }
+
+    /// Computes the product of some matrices.
+    ///
+    /// # Safety
+    ///
+    /// As [`Instance::launch`].
+    pub(crate) unsafe fn launch(
+        &self,
+        device: &Device,
+        stream: &Stream,
+        blocks: u32,
+        operands: &Operands<'_, T, O>,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::One(instance) => instance.launch(device, stream, blocks, operands),
+                Self::Two(passes) => passes.launch(device, stream, blocks, operands),
+            }
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! The tiles: what each is called, which operands and outputs its kernels serve, and how many blocks a launch has.
 
 mod instances;
+mod refusal;
 
 pub use instances::{LinearInput, LinearTypes};
+pub(crate) use refusal::Refusal;
 
 use warpsmith_dsl::gemm::strided::StridedTile;
 use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
@@ -140,6 +142,11 @@ impl Tile {
         Self::Tf32T64x64,
         Self::Tf32T16x64,
     ];
+
+    /// The one whose family has kernels where no other has, for inputs of type `input`.
+    pub(super) const fn least(_input: DType) -> Self {
+        Self::T16x64
+    }
 
     /// Its name in tables and on command lines.
     #[must_use]
@@ -456,22 +463,6 @@ impl Tile {
     pub(super) fn is_distinct(self, problem: &Problem, limits: &Limits) -> bool {
         let halves = self.halves([problem.m, problem.n, problem.batch], limits.multiprocessors);
         halves.is_none_or(|halves| halves.pieces > 0)
-    }
-
-    /// Whether a device has a kernel with this tile for a problem.
-    pub(super) fn computes(self, problem: &Problem, limits: &Limits) -> bool {
-        self.runs_on(limits.compute_capability)
-            && self.serves(problem.input, problem.access)
-            && self.serves_output(problem.input, problem.output)
-            && self.products(problem.input).is_at_least(problem.products)
-            // There is no tensor map of a matrix without columns.
-            && (problem.k > 0 || !self.is_hopper())
-            && (problem.stores_boxes || !self.needs_boxes())
-            && self.serves_fused(problem.fused)
-            && (self != Self::Narrow16x256 || (problem.batch == 1 && narrow::fits(problem.k, problem.n)))
-            // Turing's kernels read chunks.
-            && (problem.access == Access::Aligned || limits.compute_capability >= AMPERE)
-            && self.shared_bytes() <= limits.max_shared_per_block
     }
 
     /// The tiles that cover an output of `m` × `n`, whole clusters of them; each side below 2³¹.
