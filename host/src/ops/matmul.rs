@@ -5,8 +5,7 @@
 
 use crate::cpu::FromAccumulator;
 use crate::error::{Error, Result};
-use crate::ops::gemm::Tile;
-use crate::ops::gemm::{Options, Product, broadcast, product_methods};
+use crate::ops::gemm::{Options, Product, Tile, broadcast, product_methods};
 use crate::ops::linear::{LinearInput, LinearTypes};
 use crate::ops::{Activation, Implementation, Precision};
 use crate::stream::Stream;

@@ -9,12 +9,16 @@
 //! Persistent launches and those for few rows have models of their own: what a tile costs for each column of K, whether all ask
 //! for memory at once, and what is not hidden under something else.
 //!
+//! Of 8-bit types, a launch costs so much for each column of K of a tile, for each tile and by itself, or what reading the operands and writing Y takes, if that
+//! is longer.
+//!
 //! The costs were fitted to what an H100 took at sizes drawn at random and at the bench's own, so that the choices lose least: `random-h100.csv`
-//! and the tuner's table. Only their ratios matter here.
+//! and the tuner's table; of 8-bit types at sizes from 256×256×512 to 8192³, with kernels on the way to the ones that `fp8-h100.csv` is of. Only their ratios matter here.
 
 use warpsmith_dsl::gemm::narrow;
 
 use super::passes::SUMS;
+use super::problem::is_fp8;
 use super::{Access, Fused, Limits, Problem, Tile};
 use crate::DType;
 use crate::kernel::is_built;
@@ -178,7 +182,26 @@ struct PersistentCost {
 }
 
 impl PersistentCost {
+    /// Those of tiles for 8-bit types: of a tile, each column of K, beside it, and of a launch.
+    const fn of_fp8(tile: Tile) -> Option<Self> {
+        let (column, tile, launch) = match tile {
+            Tile::Fp8Hopper256x128 => (8_180, 1_335_000, 3_228_000),
+            Tile::Fp8Hopper128x192 => (6_307, 2_457_000, 1_694_000),
+            Tile::Fp8Hopper128x128 => (5_193, 1_980_000, 1_728_000),
+            Tile::Fp8Hopper64x128 => (4_356, 353_000, 2_876_000),
+            Tile::Fp8Hopper64x64 => (2_776, 326_000, 2_704_000),
+            // By way of f16, and with copies of the operands: for where nothing else runs.
+            Tile::Fp8Portable64x64 => (60_000, 1_000_000, 5_000_000),
+            _ => return None,
+        };
+        let (alone, full, crowded, straddling) = (column, column, column, column);
+        Some(Self { launch, alone, full, crowded, straddling, tile, rows: 0, last_rows: 0 })
+    }
+
     const fn of(tile: Tile, input: DType) -> Option<Self> {
+        if is_fp8(input) {
+            return Self::of_fp8(tile);
+        }
         let (launch, alone, full, crowded, straddling, tile, rows, last_rows) = match (tile, input) {
             (Tile::HopperPingPong128x128, DType::F32) => {
                 (3_503_000, 9_628, 7_635, 11_408, 14_227, 90_000, 3_900_000, 6_600_000)
@@ -223,7 +246,16 @@ impl PersistentCost {
 
     /// The least time, and how many parts of each sum it takes.
     fn fastest(self, tile: Tile, problem: &Problem, limits: &Limits) -> (u128, u32) {
-        let whole = (self.of_whole(tile, problem, row_bytes(problem), limits), 1);
+        // The costs for 8-bit types are those of outputs of 16 bits, whatever is done to the products.
+        let (problem, least) = if is_fp8(problem.input) {
+            let problem =
+                Problem { output: DType::Bf16, stores_boxes: true, fused: Fused::Floor, ..*problem };
+            (problem, fp8_memory_picoseconds(&problem))
+        } else {
+            (*problem, 0)
+        };
+        let problem = &problem;
+        let whole = (self.of_whole(tile, problem, row_bytes(problem), limits).max(least), 1);
         if !tile.has_passes() || !is_built(SUMS) {
             return whole;
         }
@@ -235,13 +267,20 @@ impl PersistentCost {
             let (count, k) = tile.split_evenly(problem.k, problem.input.size(), parts);
             let steps = tile.steps(u64::from(k) * problem.input.size() as u64);
             (count == parts && steps >= MIN_STEPS)
-                .then(|| (self.of_passes(tile, problem, [parts, k], limits), parts))
+                .then(|| (self.of_passes(tile, problem, [parts, k], least, limits), parts))
         });
         timed.chain([whole]).min().unwrap_or(whole)
     }
 
-    /// The time with `parts` parts of each sum, of `k` elements each, and of adding them.
-    fn of_passes(self, tile: Tile, problem: &Problem, [parts, k]: [u32; 2], limits: &Limits) -> u128 {
+    /// The time with `parts` parts of each sum, of `k` elements each, which take no less than `least`, and of adding them.
+    fn of_passes(
+        self,
+        tile: Tile,
+        problem: &Problem,
+        [parts, k]: [u32; 2],
+        least: u128,
+        limits: &Limits,
+    ) -> u128 {
         let of_parts = Problem {
             k,
             batch: problem.batch.saturating_mul(parts),
@@ -251,7 +290,7 @@ impl PersistentCost {
             ..*problem
         };
         let sizes = [problem.m, problem.n, problem.batch];
-        self.of_whole(tile, &of_parts, row_bytes(problem), limits)
+        self.of_whole(tile, &of_parts, row_bytes(problem), limits).max(least)
             + sums_picoseconds(sizes, problem.output.size(), parts)
     }
 
@@ -259,11 +298,13 @@ impl PersistentCost {
     fn of_whole(self, tile: Tile, problem: &Problem, row_bytes: u64, limits: &Limits) -> u128 {
         let Problem { m, n, batch, .. } = *problem;
         let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
+        let multiprocessors = u64::from(limits.multiprocessors.max(1));
+        // Of a launch that is persistent, its blocks are what runs at a time.
+        let at_a_time = if tile.is_persistent() { blocks } else { multiprocessors };
         let (rounds, halves) = match tile.halves([m, n, batch], limits.multiprocessors) {
             Some(halves) => halves.rounds(),
-            None => (tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(blocks), 0),
+            None => (tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(at_a_time), 0),
         };
-        let multiprocessors = u64::from(limits.multiprocessors.max(1));
         let busy = blocks.min(multiprocessors);
         let alone = (self.alone * (multiprocessors - busy) + self.full * busy) / multiprocessors;
         let column = match (rounds + halves, row_bytes.is_multiple_of(CACHE_LINE)) {
@@ -298,8 +339,16 @@ impl PersistentCost {
             0
         };
         let moved = bytes(problem) + again + stored_bytes(problem);
-        u128::from(self.launch + last) + of_tiles.max(moved * 1_000_000 / BANDWIDTH)
+        // What 8-bit types take at least is that of the product, not of a launch.
+        let by_memory = if is_fp8(problem.input) { 0 } else { moved * 1_000_000 / BANDWIDTH };
+        u128::from(self.launch + last) + of_tiles.max(by_memory)
     }
+}
+
+/// What a product of 8-bit types takes at least: its operands are read, and a Y of 16 bits is written.
+fn fp8_memory_picoseconds(problem: &Problem) -> u128 {
+    let written = u128::from(problem.m) * u128::from(problem.n) * problem.output.size() as u128;
+    (bytes(problem) + written) * 1_000_000 / FP8_BANDWIDTH
 }
 
 /// What a tile that is stored as boxes takes more for a longer epilogue than [`Fused::Floor`], and what a block's last tile takes on top of that, in
@@ -457,6 +506,9 @@ impl NarrowCost {
 
 /// Bytes that kernels read and write in a microsecond at most, those aside that are for few rows of x.
 const BANDWIDTH: u128 = 2_516_000;
+
+/// The same for 8-bit types.
+const FP8_BANDWIDTH: u128 = 3_000_000;
 
 /// Bytes of x and w.
 fn bytes(problem: &Problem) -> u128 {

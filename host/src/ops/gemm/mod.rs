@@ -1,15 +1,16 @@
 //! Products of matrices: which kernel computes one, on how many blocks, with which arguments.
 //!
 //! [`linear`](crate::ops::linear()) and [`matmul`](crate::ops::matmul()) describe what they want as a `Product`, `y = act(alpha · a bᵀ + …)` with all
-//! operands as views `[.., M, K]`, `[.., N, K]` and `[.., M, N]`. The product checks every operand (`check`, `terms`), is planned (`plan`), and runs the
-//! planned launches or the CPU implementation (`on_cpu`). Modules:
+//! operands as views `[.., M, K]`, `[.., N, K]` and `[.., M, N]`. The product checks every operand (`check`, `terms`) and asks for a plan (`plan`). It runs
+//! the planned launches or the CPU implementation (`on_cpu`). [`linear_scaled`](crate::ops::linear_scaled()) checks operands of its own, and asks for a plan
+//! in the same way. Modules:
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `problem` | [`Problem`] and [`Limits`]: what the choice depends on |
 //! | `operands` | the layouts of operands, and which of them are copied first |
 //! | `batch` | which launches compute all matrices of a batch |
-//! | `variants` | [`Tile`]: the table of kernel variants, what each serves, and their kernels for each type |
+//! | `variants` | [`Tile`]: the table of kernel variants, the conditions under which one computes a problem, and the kernels for each type |
 //! | `cost`, `halves` | the cost model, and tiles that are computed in halves |
 //! | `select` | [`select()`] and [`candidates`]: the choice by that model |
 //! | `plan` | the plan of an operation: launches, layouts, variant, blocks |
@@ -36,31 +37,28 @@ pub use variants::Tile;
 
 pub(crate) use batch::broadcast;
 pub(crate) use cost::MOST_PARTS;
-pub(crate) use cost::sums_picoseconds;
+pub(crate) use launch::fp8;
 pub(crate) use launch::{
-    Operands, has_only_tiles, hopper_launch, hopper_map, is_early, skinny_launch, skinny_map, tiles,
+    Operands, has_only_tiles, hopper_launch, hopper_map, is_early, skinny_launch, skinny_map,
 };
 pub(crate) use options::{Options, epilogue_methods, factor_methods, product_methods};
-pub(crate) use passes::{SUMS, Sums, Total, parts_of, sums_blocks};
+pub(crate) use plan::{Planned, Request};
 pub(crate) use problem::{TURING, has_tf32, is_hopper};
 pub(crate) use select::estimate;
 pub(crate) use terms::{FlatTerms, Terms, TermsOf, two_axes, zeroed};
 pub(crate) use variants::LinearTypes;
 
-use std::sync::Arc;
-
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::launch::{Global, GlobalMut};
 
 use crate::cpu::FromAccumulator;
-use crate::device::{Device, DeviceKind};
 use crate::error::Result;
 use crate::ops::{Implementation, repack, repack_both};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor, View};
 use batch::{Launches, PerRole, Role};
 use launch::Kernels;
-use plan::{Plan, Request};
+use plan::Plan;
 
 /// A product that has yet to run.
 #[derive(Debug)]
@@ -79,26 +77,6 @@ pub(crate) struct Product<'o, T: Element, O: Element> {
     pub(crate) output_shape: Vec<usize>,
     /// What else there is to do.
     pub(crate) options: &'o Options<'o, T, O>,
-}
-
-/// What runs for a product.
-enum Planned<T: Element, O: Element> {
-    /// Nothing: the output has no elements.
-    Empty,
-    /// The CPU implementation.
-    Cpu,
-    /// Kernels.
-    Kernels(Arc<Plan>, Kernels<T, O>),
-}
-
-impl<T: Element, O: Element> Planned<T, O> {
-    fn implementation(&self, device: &Device) -> Implementation {
-        match self {
-            Self::Empty => Implementation::Empty,
-            Self::Cpu => Implementation::Cpu,
-            Self::Kernels(plan, kernels) => kernels.implementation(plan, device),
-        }
-    }
 }
 
 impl<T, O> Product<'_, T, O>
@@ -158,16 +136,10 @@ where
     }
 
     /// What to run for an output with the layout of `y`, or for one without gaps. All operands have been checked.
-    fn plan(&self, y: Option<&Tensor<O>>) -> Result<Planned<T, O>> {
-        if self.output_shape.contains(&0) {
-            return Ok(Planned::Empty);
-        }
-        if self.a.device().kind() == DeviceKind::Cpu {
-            return Ok(Planned::Cpu);
-        }
+    fn plan(&self, y: Option<&Tensor<O>>) -> Result<Planned<Kernels<T, O>>> {
         let options = self.options;
         let terms = &options.terms;
-        let request = Request {
+        Planned::of(&Request {
             operation: self.operation,
             names: self.names,
             device: self.a.device(),
@@ -185,13 +157,10 @@ where
             precision: options.precision,
             tile: options.tile,
             parts: options.parts,
-        };
-        let plan = Plan::of(&request)?;
-        let kernels = Kernels::of(&plan).ok_or_else(|| request.no_instance(&plan))?;
-        Ok(Planned::Kernels(plan, kernels))
+        })
     }
 
-    fn execute(&self, planned: &Planned<T, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
+    fn execute(&self, planned: &Planned<Kernels<T, O>>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
         let (plan, kernels) = match planned {
             Planned::Empty => return Ok(()),
             Planned::Cpu => return self.execute_on_cpu(y),

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use super::batch::{Axes, Launches, PerRole, Role, broadcast_strides};
 use super::operands::{self, OperandView, Path};
-use super::passes::sums_blocks;
+use super::passes::{SUMS, sums_blocks};
+use super::problem::is_fp8;
 use super::variants::Refusal;
 use super::{Access, Fused, Limits, MOST_PARTS, Problem, TURING, Tile, has_tf32};
-use crate::device::Device;
 use crate::device::decisions::Key;
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::kernel::is_built;
 use crate::ops::choice::{Observation, ProductChoice, notice};
@@ -25,7 +26,7 @@ pub(crate) struct Request<'r> {
     /// The operands' names there.
     pub(crate) names: [&'static str; 2],
     pub(crate) device: &'r Device,
-    /// The inputs' type.
+    /// The inputs' type; of 8-bit types, for which the same kernels run, any.
     pub(crate) input: DType,
     /// The output's type.
     pub(crate) output: DType,
@@ -50,6 +51,51 @@ pub(crate) struct Request<'r> {
     pub(crate) parts: Option<u32>,
 }
 
+/// What runs for a request: kernels `K`, or something without any.
+pub(crate) enum Planned<K> {
+    /// Nothing: the output has no elements.
+    Empty,
+    /// The CPU implementation.
+    Cpu,
+    /// Kernels.
+    Kernels(Arc<Plan>, K),
+}
+
+/// The kernels that compute a product, for some types of operands.
+pub(crate) trait Kernels: Sized {
+    /// Those of a plan; `None` if these types have none, which the variant then does not serve.
+    fn of(plan: &Plan) -> Option<Self>;
+
+    /// What runs.
+    fn implementation(&self, plan: &Plan, device: &Device) -> Implementation;
+}
+
+impl<K: Kernels> Planned<K> {
+    /// What runs for a request whose operands have been checked.
+    pub(crate) fn of(request: &Request<'_>) -> Result<Self> {
+        if request.leading.contains(&0) || request.m() == 0 || request.n() == 0 {
+            return Ok(Self::Empty);
+        }
+        if request.device.kind() == DeviceKind::Cpu {
+            return Ok(Self::Cpu);
+        }
+        let plan = Plan::of(request)?;
+        let kernels = K::of(&plan).ok_or_else(|| {
+            let ProductChoice { problem, limits } = &plan.choice;
+            request.no_kernel(Some(Refusal::Input), problem, limits)
+        })?;
+        Ok(Self::Kernels(plan, kernels))
+    }
+
+    pub(crate) fn implementation(&self, device: &Device) -> Implementation {
+        match self {
+            Self::Empty => Implementation::Empty,
+            Self::Cpu => Implementation::Cpu,
+            Self::Kernels(plan, kernels) => kernels.implementation(plan, device),
+        }
+    }
+}
+
 /// How a product is computed.
 pub(crate) struct Plan {
     pub(crate) path: Path,
@@ -68,9 +114,9 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// The plan for a request whose operands have been checked, and whose output has elements.
-    pub(crate) fn of(request: &Request<'_>) -> Result<Arc<Self>> {
+    fn of(request: &Request<'_>) -> Result<Arc<Self>> {
         let plan = request.device.decisions().get(request.key(), || Self::decide(request))?;
-        notice(Observation::Product(plan.choice, plan.path.repack));
+        notice(Observation { choice: plan.choice, copied: plan.path.repack });
         Ok(plan)
     }
 
@@ -98,6 +144,16 @@ impl Plan {
         let (k, n) = (request.k(), request.n());
         let n =
             request.side(b_name, if b_name == "w" { "number of rows" } else { "number of columns" }, n)?;
+        if is_fp8(request.input) {
+            // Their variants compute one matrix, and some take copies in f16.
+            let rows = request.leading.iter().fold(request.m(), |rows, &length| rows.saturating_mul(length));
+            request.side(a_name, "number of rows", rows)?;
+            let (bytes, chunk) = (DType::F16.size() as u64, CHUNK_BYTES as u64);
+            if (k.next_multiple_of(CHUNK_BYTES) as u64).saturating_mul(bytes) >= ROW_LIMIT {
+                let limit = format!("at most {}", ROW_LIMIT / bytes - chunk);
+                return Err(request.limit(a_name, "number of columns", limit, k as u64));
+            }
+        }
         let row_bytes = (k as u64).saturating_mul(request.input.size() as u64);
         if row_bytes >= ROW_LIMIT {
             let limit = format!("less than {ROW_LIMIT} bytes");
@@ -152,7 +208,7 @@ impl Plan {
         let tiles = tile.tiles(m, n).saturating_mul(launches.batch as u64);
         let asked = request.parts.map(|parts| parts.clamp(1, MOST_PARTS));
         let parts = match asked {
-            Some(parts) if tile.shares() => parts,
+            Some(parts) if tile.shares() && (!tile.has_passes() || is_built(SUMS)) => parts,
             _ => tile.parts(&problem, &limits),
         };
         let (parts, k) = if parts > 1 && tile.has_passes() {
@@ -318,12 +374,6 @@ impl Request<'_> {
         }
     }
 
-    /// The error for a plan of a variant without kernels for the types.
-    pub(crate) fn no_instance(&self, plan: &Plan) -> Error {
-        let ProductChoice { problem, limits } = &plan.choice;
-        self.no_kernel(Some(Refusal::Input), problem, limits)
-    }
-
     /// The error where no kernel of the device, or not the one that was asked for, which refuses the problem, can compute the product.
     fn no_kernel(&self, refusal: Option<Refusal>, problem: &Problem, limits: &Limits) -> Error {
         let unsupported = |expected: String, actual: String| Error::UnsupportedDevice {
@@ -385,5 +435,51 @@ impl Strides {
             next = next.saturating_mul((*length).max(1));
         }
         Self::of(shape, &strides, rank)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use float8::F8E4M3;
+    use half::bf16;
+
+    use crate::device::{Device, EmulatorOptions};
+    use crate::ops;
+    use crate::tensor::{Element, Tensor};
+
+    fn device(compute_capability: (u32, u32)) -> Device {
+        Device::emulator_with(EmulatorOptions { compute_capability, ..EmulatorOptions::default() })
+    }
+
+    fn zeros<T: Element>(device: &Device, shape: [usize; 2]) -> Tensor<T> {
+        Tensor::zeros(device, shape).expect("memory")
+    }
+
+    #[test]
+    fn an_operation_is_planned_once_for_operands_of_one_layout() {
+        let device = device((9, 0));
+        let (x, w) = (zeros::<bf16>(&device, [32, 64]), zeros::<bf16>(&device, [16, 64]));
+        let (x8, w8) = (zeros::<F8E4M3>(&device, [32, 64]), zeros::<F8E4M3>(&device, [16, 64]));
+        for _ in 0..2 {
+            ops::linear(&x, &w).run().expect("a kernel");
+            ops::matmul(&x, &w).transpose_b().run().expect("a kernel");
+            assert_eq!(device.decisions().count(), 1);
+        }
+        for _ in 0..2 {
+            ops::linear_scaled(&x8, &w8).run().expect("a kernel");
+            assert_eq!(device.decisions().count(), 2);
+        }
+        ops::linear_scaled(&x8.slice(0, 1..32).expect("rows"), &w8).run().expect("a kernel");
+        assert_eq!(device.decisions().count(), 3);
+    }
+
+    #[test]
+    fn a_device_without_kernels_is_told_from_which_compute_capability_on_there_are_some() {
+        let device = device((7, 0));
+        let (x, x8) = (zeros::<bf16>(&device, [32, 64]), zeros::<F8E4M3>(&device, [32, 64]));
+        let refused = [ops::linear(&x, &x).run().map(drop), ops::linear_scaled(&x8, &x8).run().map(drop)];
+        for error in refused.map(|refused| refused.expect_err("no kernel").to_string()) {
+            assert!(error.contains("compute capability 7.5 or later"), "{error}");
+        }
     }
 }

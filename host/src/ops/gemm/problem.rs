@@ -21,6 +21,11 @@ pub(crate) fn is_hopper(compute_capability: (u32, u32)) -> bool {
     compute_capability == HOPPER
 }
 
+/// Whether a type is one of 8-bit floating-point numbers.
+pub(super) const fn is_fp8(input: DType) -> bool {
+    matches!(input, DType::F8E4M3 | DType::F8E5M2)
+}
+
 /// How a kernel reads x and w.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -78,7 +83,7 @@ pub struct Problem {
     pub k: u32,
     /// How many products of these sizes there are.
     pub batch: u32,
-    /// The inputs' type.
+    /// The inputs' type. Of 8-bit types, for which the same kernels run, any.
     pub input: DType,
     /// The output's type.
     pub output: DType,

@@ -2,6 +2,7 @@
 
 mod early;
 mod f32;
+pub(crate) mod fp8;
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::gemm::parts::Parts;
@@ -23,7 +24,7 @@ pub(crate) use early::{has_only_tiles, is_early, tiles};
 use super::LinearTypes;
 use super::halves::halves_of;
 use super::passes::Passes;
-use super::plan::Plan;
+use super::plan::{self, Plan};
 use crate::cpu::FromAccumulator;
 use crate::device::Device;
 use crate::error::Result;
@@ -115,23 +116,19 @@ pub(crate) enum Kernels<T: Element, O: Element> {
     Two(Passes<T, O>),
 }
 
-impl<T, O> Kernels<T, O>
+impl<T, O> plan::Kernels for Kernels<T, O>
 where
     T: LinearTypes<O>,
     O: Element + FromAccumulator<f32>,
 {
-    /// Those of a plan; `None` if these types have none, which the variant then does not serve.
-    pub(crate) fn of(plan: &Plan) -> Option<Self> {
+    fn of(plan: &Plan) -> Option<Self> {
         match plan.is_split() {
             true => T::passes(plan.tile).map(Self::Two),
             false => T::instance(plan.tile).map(Self::One),
         }
     }
-}
 
-impl<T: Element, O: Element> Kernels<T, O> {
-    /// What computes the first matrices.
-    pub(crate) fn implementation(&self, plan: &Plan, device: &Device) -> Implementation {
+    fn implementation(&self, plan: &Plan, device: &Device) -> Implementation {
         match self {
             Self::One(instance) => plan.implementation(device, instance.declaration.name, None),
             Self::Two(Passes { parts, sums }) => {
@@ -139,7 +136,9 @@ impl<T: Element, O: Element> Kernels<T, O> {
             }
         }
     }
+}
 
+impl<T: Element, O: Element> Kernels<T, O> {
     /// Computes the product of some matrices.
     ///
     /// # Safety

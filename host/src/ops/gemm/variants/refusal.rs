@@ -48,7 +48,8 @@ const CONDITIONS: [(Refusal, Holds); 9] = [
     (Refusal::Boxes, |tile, problem, _| problem.stores_boxes || !tile.needs_boxes()),
     (Refusal::Operands, |tile, problem, limits| {
         tile.serves(problem.input, problem.access)
-            && (tile != Tile::Narrow16x256 || (problem.batch == 1 && narrow::fits(problem.k, problem.n)))
+            && (problem.batch == 1 || !tile.facts().is_single)
+            && (tile != Tile::Narrow16x256 || narrow::fits(problem.k, problem.n))
             // Turing's kernels read chunks.
             && (problem.access == Access::Aligned || limits.compute_capability >= AMPERE)
     }),
@@ -142,6 +143,7 @@ mod tests {
         let odd = Problem { stores_boxes: false, ..PROBLEM };
         let ampere = Limits { compute_capability: (8, 0), ..H100 };
         let small = Limits { max_shared_per_block: 49_152, ..H100 };
+        let fp8 = Problem { input: DType::F8E4M3, fused: Fused::Terms, ..odd };
         let (wide, portable) = (Tile::HopperPingPong128x192, Tile::T64x64);
         for (tile, problem, limits, refusal, expected) in [
             (wide, PROBLEM, H100, None, ""),
@@ -166,6 +168,24 @@ mod tests {
                 "an activation and a mask",
             ),
             (wide, odd, H100, Some(Refusal::Boxes), "multiples of 16 bytes"),
+            (Tile::Fp8Hopper64x64, PROBLEM, H100, Some(Refusal::Input), "a kernel for bf16 inputs"),
+            (
+                Tile::Fp8Hopper64x64,
+                Problem { k: 0, ..fp8 },
+                H100,
+                Some(Refusal::NoColumns),
+                "without columns",
+            ),
+            (Tile::Fp8Hopper64x64, Problem { k: 0, ..fp8 }, ampere, Some(Refusal::ComputeCapability), "8.0"),
+            (Tile::Fp8Hopper256x128, fp8, small, Some(Refusal::SharedMemory), "at most 49152 bytes"),
+            (Tile::Fp8Portable64x64, Problem { k: 0, ..fp8 }, H100, None, ""),
+            (
+                Tile::Fp8Portable64x64,
+                Problem { batch: 2, ..fp8 },
+                H100,
+                Some(Refusal::Operands),
+                "these layouts",
+            ),
             (Tile::Narrow16x256, PROBLEM, H100, Some(Refusal::Operands), "few columns"),
             (
                 portable,
