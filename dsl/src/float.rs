@@ -49,11 +49,19 @@ impl Float8 for F8E5M2 {
     }
 }
 
-/// A number that tensors hold: how it is loaded, stored and converted.
-pub trait Element: Copy + 'static {
-    /// Its size in bytes: 2 or 4.
+/// What the rows of an operand consist of, as copies to shared memory see it.
+pub trait Stored: Copy + 'static {
+    /// Its size in bytes: 1, 2 or 4.
     const BYTES: u32;
+}
 
+/// An 8-bit number of either type, whose type the product knows.
+impl Stored for u8 {
+    const BYTES: u32 = 1;
+}
+
+/// A number that tensors hold: how it is loaded, stored and converted.
+pub trait Element: Stored {
     /// Loads an element from memory that nothing writes while the kernel runs.
     ///
     /// # Safety
@@ -139,9 +147,11 @@ macro_rules! half_element {
             }
         }
 
-        impl Element for $element {
+        impl Stored for $element {
             const BYTES: u32 = 2;
+        }
 
+        impl Element for $element {
             #[inline(always)]
             unsafe fn load_read_only(from: Global<Self>) -> Self {
                 // SAFETY: the caller's promise.
@@ -250,9 +260,11 @@ pub trait HalfElement: Element {
     fn unpack(word: u32) -> [f32; 2];
 }
 
-impl Element for f32 {
+impl Stored for f32 {
     const BYTES: u32 = 4;
+}
 
+impl Element for f32 {
     #[inline(always)]
     unsafe fn load_read_only(from: Global<Self>) -> Self {
         // SAFETY: the caller's promise.

@@ -7,7 +7,7 @@
 
 use core::marker::PhantomData;
 
-use crate::float::Element;
+use crate::float::{Element, Stored};
 use crate::launch::{Global, GlobalMut};
 use crate::layout::{CHUNK_BYTES, Swizzle};
 use crate::ptx;
@@ -122,11 +122,11 @@ pub trait Access: 'static {
     const IS_ALIGNED: bool;
 
     /// The logarithm of that number.
-    fn word_log2<T: Element>(operand: &Operand<T>) -> u32;
+    fn word_log2<T: Stored>(operand: &Operand<T>) -> u32;
 
     /// Whether these two operands can be read as [`Aligned`].
     #[inline(always)]
-    fn are_aligned<T: Element>(a: &Operand<T>, b: &Operand<T>) -> bool {
+    fn are_aligned<T: Stored>(a: &Operand<T>, b: &Operand<T>) -> bool {
         Self::word_log2(a) == CHUNK_LOG2 && Self::word_log2(b) == CHUNK_LOG2
     }
 }
@@ -141,7 +141,7 @@ impl Access for Aligned {
     const IS_ALIGNED: bool = true;
 
     #[inline(always)]
-    fn word_log2<T: Element>(_: &Operand<T>) -> u32 {
+    fn word_log2<T: Stored>(_: &Operand<T>) -> u32 {
         CHUNK_LOG2
     }
 }
@@ -150,7 +150,7 @@ impl Access for Words {
     const IS_ALIGNED: bool = false;
 
     #[inline(always)]
-    fn word_log2<T: Element>(operand: &Operand<T>) -> u32 {
+    fn word_log2<T: Stored>(operand: &Operand<T>) -> u32 {
         let bits = operand.base.address() | (operand.stride * T::BYTES as u64);
         match bits {
             _ if bits.is_multiple_of(16) => CHUNK_LOG2,
@@ -206,7 +206,7 @@ pub struct TileLoader<T, A, S> {
     kind: PhantomData<(T, A, S)>,
 }
 
-impl<T: Element, A: Access, S: CopyShape> TileLoader<T, A, S> {
+impl<T: Stored, A: Access, S: CopyShape> TileLoader<T, A, S> {
     /// The loader of the tiles of `operand` that start at row `first_row`, which lies within it.
     #[inline(always)]
     #[must_use]

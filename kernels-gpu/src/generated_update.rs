@@ -3,7 +3,7 @@
 //! All are row-major with any row stride. The product of X and V stays in registers: multiplied with the codes and rounded to the operands'
 //! type, it is the left operand of the product with U. So X is read once and Y written once, and the time is that of a copy.
 
-use warpsmith_dsl::float::{Bf16, Element, F16, HalfElement};
+use warpsmith_dsl::float::{Bf16, F16, HalfElement, Stored};
 use warpsmith_dsl::gemm::low_rank::{
     LowRankElement, LowRankShape, LowRankTile, RowsProblem, RowsShape, RowsTile,
 };
@@ -31,7 +31,7 @@ pub type Rows768 = RowsTile<3, 8, 2>;
     family = generated_update,
     block = [S::THREADS, 1, 1],
     min_blocks = S::MIN_BLOCKS,
-    shared = S::BASE_BYTES + S::CODES * <T as Element>::BYTES,
+    shared = S::BASE_BYTES + S::CODES * <T as Stored>::BYTES,
     instances = [
         generated_update_f16_rank8 = <F16, Rank8>,
         generated_update_bf16_rank8 = <Bf16, Rank8>,

@@ -3,7 +3,7 @@
 //! Each block sums the product of X and V over a part of K1, and sends its sums to the others. All then have all, and each computes columns
 //! of Y of its own. So many blocks read V and U, whose bytes are the time of an update of few rows.
 
-use warpsmith_dsl::float::{Bf16, Element, F16};
+use warpsmith_dsl::float::{Bf16, F16, Stored};
 use warpsmith_dsl::gemm::low_rank::{LowRankElement, LowRankShape, LowRankTile};
 use warpsmith_dsl::kernel;
 use warpsmith_dsl::launch::{Global, GlobalMut};
@@ -27,7 +27,7 @@ pub type Cluster16 = LowRankTile<2, 1, 4, 4, 4, 8, 2>;
     block = [S::THREADS, 1, 1],
     cluster = [S::SPLIT, 1, 1],
     min_blocks = S::MIN_BLOCKS,
-    shared = S::BASE_BYTES + S::CODES * <T as Element>::BYTES,
+    shared = S::BASE_BYTES + S::CODES * <T as Stored>::BYTES,
     instances = [
         generated_update_cluster_f16_rank16 = <F16, Cluster16>,
         generated_update_cluster_bf16_rank16 = <Bf16, Cluster16>,

@@ -17,6 +17,7 @@
 //! | [`linear_modulated`] | the first product of generated updates and their codes, of 16-bit types on Hopper (sm_90a) |
 //! | [`linear_update`] | the same with a generated low-rank update, on sm_80 and every later architecture |
 //! | [`linear_fp8`] | the same for 8-bit floating-point types, by way of f16, on sm_75 and later |
+//! | [`linear_fp8_ada`] | the same, multiplied as they are, on sm_89 and later |
 //! | [`linear_fp8_hopper`] | the same on Hopper, multiplied as they are (sm_90a) |
 //! | [`linear_update_hopper`] | a linear layer of 16-bit types and generated low-rank updates of it, on Hopper (sm_90a) |
 //! | [`generated_update`] | `Y (+)= ((X V) ⊙ codes) U · scaling`, on sm_80 and later |
@@ -48,6 +49,8 @@ pub mod expert_mlp;
 pub mod expert_mlp_cluster;
 #[cfg(any(feature = "expert_mlp_sorted", not(target_arch = "nvptx64")))]
 pub mod expert_mlp_sorted;
+#[cfg(any(feature = "linear_fp8_ada", feature = "linear_fp8_hopper", not(target_arch = "nvptx64")))]
+pub mod fp8;
 #[cfg(any(feature = "generated_update", not(target_arch = "nvptx64")))]
 pub mod generated_update;
 #[cfg(any(feature = "generated_update_cluster", not(target_arch = "nvptx64")))]
@@ -63,6 +66,8 @@ pub mod hopper;
 pub mod linear;
 #[cfg(any(feature = "linear_fp8", not(target_arch = "nvptx64")))]
 pub mod linear_fp8;
+#[cfg(any(feature = "linear_fp8_ada", not(target_arch = "nvptx64")))]
+pub mod linear_fp8_ada;
 #[cfg(any(feature = "linear_fp8_hopper", not(target_arch = "nvptx64")))]
 pub mod linear_fp8_hopper;
 #[cfg(any(feature = "linear_hopper", not(target_arch = "nvptx64")))]

@@ -1,4 +1,4 @@
-//! Linear layers of 8-bit floating-point types where there are no products of these: f16 holds all their numbers exactly, so the
+//! Linear layers of 8-bit floating-point types before Ada, which has products of these: f16 holds all their numbers exactly, so the
 //! operands are widened to it, and the products are f16's.
 //!
 //! [`widen_fp8`](fn@widen_fp8) makes the copies, [`linear_fp8`](fn@linear_fp8) is [`linear`](mod@crate::linear) with a bias of Y's type.

@@ -13,6 +13,8 @@ use warpsmith_dsl::ptx::WgmmaFp8;
 use warpsmith_dsl::tile::Output;
 use warpsmith_dsl::{KernelParam, kernel};
 
+use crate::fp8::Fp8Types;
+
 /// 128 × 192 outputs by two warpgroups: the widest sums that leave registers for as many accumulators.
 pub type Fp8Hopper128x192 = WgmmaTile<[f32; 96], 1, Cooperative<2>, 4, 2>;
 /// 256 × 128 outputs by two warpgroups, 64 rows of each at a time.
@@ -23,25 +25,6 @@ pub type Fp8Hopper128x128 = WgmmaTile<[f32; 64], 1, Cooperative<2>, 6, 2>;
 pub type Fp8Hopper64x128 = WgmmaTile<[f32; 64], 1, Cooperative<1>, 8, 2>;
 /// 64 × 64 outputs by one warpgroup: the most blocks, each of which has the fewest products of a stage.
 pub type Fp8Hopper64x64 = WgmmaTile<[f32; 32], 1, Cooperative<1>, 8, 2>;
-
-/// The types of X and of W.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct Fp8Types(u32);
-
-impl Fp8Types {
-    const X_E5M2: u32 = 1;
-    const W_E5M2: u32 = 2;
-
-    /// e4m3 or e5m2 for each operand.
-    #[must_use]
-    pub const fn new(x_is_e5m2: bool, w_is_e5m2: bool) -> Self {
-        Self(if x_is_e5m2 { Self::X_E5M2 } else { 0 } | if w_is_e5m2 { Self::W_E5M2 } else { 0 })
-    }
-}
-
-// SAFETY: transparent over a `u32`.
-unsafe impl warpsmith_dsl::launch::KernelParam for Fp8Types {}
 
 /// The sizes and types of a launch.
 #[derive(Clone, Copy, Debug, KernelParam)]
@@ -141,13 +124,9 @@ pub unsafe fn linear_fp8_hopper<O: OutputElement, S: PromotedTile>(
                 // Read while the products run.
                 let columns = if fits_registers { Some(S::columns(&in_registers, tile)) } else { None };
                 let accumulators = match p.types {
-                    Fp8Types(0) => S::multiply_promoted::<F8E4M3, F8E4M3>(&mut consumer, steps),
-                    Fp8Types(Fp8Types::X_E5M2) => {
-                        S::multiply_promoted::<F8E5M2, F8E4M3>(&mut consumer, steps)
-                    }
-                    Fp8Types(Fp8Types::W_E5M2) => {
-                        S::multiply_promoted::<F8E4M3, F8E5M2>(&mut consumer, steps)
-                    }
+                    Fp8Types::E4M3 => S::multiply_promoted::<F8E4M3, F8E4M3>(&mut consumer, steps),
+                    Fp8Types::E5M2_BY_E4M3 => S::multiply_promoted::<F8E5M2, F8E4M3>(&mut consumer, steps),
+                    Fp8Types::E4M3_BY_E5M2 => S::multiply_promoted::<F8E4M3, F8E5M2>(&mut consumer, steps),
                     _ => S::multiply_promoted::<F8E5M2, F8E5M2>(&mut consumer, steps),
                 };
                 let base = y.offset(tile.tile.batch as u64 * p.m as u64 * p.stride_y);

@@ -82,7 +82,7 @@ pub unsafe fn linear_sums<T: Element, O: Element>(
     // The sum of no numbers: it leaves the sign of a zero as it is.
     let mut total = [-0.0; LANE_COLUMNS as usize];
     let mut begin = 0;
-    while begin < p.parts {
+    loop {
         let mut parts = [[0; LANE_COLUMNS as usize]; AT_ONCE as usize];
         for (index, part) in (begin..).zip(&mut parts) {
             let at = first.offset(index as u64 * p.part);
@@ -95,6 +95,9 @@ pub unsafe fn linear_sums<T: Element, O: Element>(
             }
         }
         begin += AT_ONCE;
+        if begin >= p.parts {
+            break;
+        }
     }
     let y = Output { base: y.offset(batch as u64 * p.batch_y), stride: p.stride_y, rows: p.m, columns: p.n };
     let at = Coord { row, column };

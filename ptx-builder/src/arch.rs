@@ -43,13 +43,15 @@ impl Arch {
     /// The PTX version to compile to, as major × 10 + minor: the oldest that has what kernels for this architecture use,
     /// because the driver must know it.
     ///
-    /// 7.0 (driver 450) has every `mma.sync` and `cp.async` form of `sm_80`; 8.0 (driver 525) is the first with `sm_90a`.
+    /// 7.0 (driver 450) has every `mma.sync` and `cp.async` form of `sm_80`; 8.0 (driver 525) is the first with `sm_90a`, and 8.4 (driver
+    /// 550) with products of 8-bit floating-point types for `sm_89`.
     pub const fn ptx_version(self) -> u32 {
         match (self.major, self.minor) {
             (0..=7, _) => 70,
             (8, 0) => 70,
             (8, 6) => 71,
             (8, 7) => 74,
+            (8, 9) => 84,
             (8, _) => 78,
             (9, _) => 80,
             (10, 0) => 86,

@@ -12,7 +12,9 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind};
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::Error;
 use crate::header::Header;
@@ -23,8 +25,8 @@ pub const INDEX: &str = "index.txt";
 /// What the names of compressed modules end in.
 pub const SUFFIX: &str = ".ptx.z";
 
-/// The strongest level: files are read more often than written.
-const LEVEL: u8 = 10;
+/// Rounds in which the compressor improves its choice: later ones gain next to nothing.
+const ROUNDS: NonZeroU64 = NonZeroU64::new(5).unwrap();
 
 /// An entry that can be loaded by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,9 +70,32 @@ impl Index {
     }
 }
 
-/// Compresses a text to a zlib stream.
+/// Compresses a text to a zlib stream, by a slow compressor: files are read more often than written.
 pub fn compress(text: &str) -> Vec<u8> {
-    miniz_oxide::deflate::compress_to_vec_zlib(text.as_bytes(), LEVEL)
+    let options = zopfli::Options { iteration_count: ROUNDS, ..zopfli::Options::default() };
+    let mut stream = Vec::new();
+    zopfli::compress(options, zopfli::Format::Zlib, text.as_bytes(), &mut stream)
+        .expect("neither text nor vector fails");
+    stream
+}
+
+/// The files of kernels, compressed on all cores: their names and contents, in order.
+fn compress_all(kernels: &[Kernel]) -> Vec<(String, Vec<u8>)> {
+    let next = AtomicUsize::new(0);
+    let compress_some = || -> Vec<(usize, Vec<u8>)> {
+        let taken = std::iter::from_fn(|| {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            kernels.get(index).map(|kernel| (index, kernel))
+        });
+        taken.map(|(index, kernel)| (index, compress(&kernel.text))).collect()
+    };
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(kernels.len());
+    let mut done: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(compress_some)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("it does not panic")).collect()
+    });
+    done.sort_unstable_by_key(|(index, _)| *index);
+    done.into_iter().map(|(index, bytes)| (format!("{}{SUFFIX}", kernels[index].name), bytes)).collect()
 }
 
 /// The text of a zlib stream; `None` if the stream is damaged.
@@ -121,9 +146,8 @@ pub fn write(folder: &Path, header: &Header, kernels: &[Kernel]) -> Result<(), E
     std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
     let mut old = files(folder)?;
     let index = Index::of(header.clone(), kernels).to_text().into_bytes();
-    let compressed =
-        kernels.iter().map(|kernel| (format!("{}{SUFFIX}", kernel.name), compress(&kernel.text)));
-    for (name, bytes) in compressed.chain([(INDEX.to_owned(), index)]) {
+    let compressed = compress_all(kernels);
+    for (name, bytes) in compressed.into_iter().chain([(INDEX.to_owned(), index)]) {
         if old.remove(&name).as_ref() != Some(&bytes) {
             let path = folder.join(name);
             std::fs::write(&path, bytes).map_err(Error::io("write", &path))?;

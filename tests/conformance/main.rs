@@ -69,6 +69,9 @@ const ON_TURING: [&[(&str, Case)]; 8] = [
     edges::CASES,
 ];
 
+/// Cases that are run on an Ada GPU too, whose kernels for 8-bit operands are others.
+const ON_ADA: [&[(&str, Case)]; 1] = [scaled::CASES];
+
 /// Names another GPU than the first to test on.
 const DEVICE_VARIABLE: &str = "WARPSMITH_TEST_DEVICE";
 
@@ -138,6 +141,9 @@ fn main() -> ExitCode {
     }
     for &(name, case) in ON_TURING.into_iter().flatten() {
         trials.push(Trial::test(format!("emulator:7.5::{name}"), move || case(&"emulator:7.5".parse()?)));
+    }
+    for &(name, case) in ON_ADA.into_iter().flatten() {
+        trials.push(Trial::test(format!("emulator:8.9::{name}"), move || case(&"emulator:8.9".parse()?)));
     }
     trials.extend(mutants::trials());
     trials.extend(modes::trials());

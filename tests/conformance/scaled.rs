@@ -128,7 +128,7 @@ fn scaled_products_of_every_pair_of_types_are_right(device: &Device) -> Result<(
     Ok(())
 }
 
-/// Hopper's tensor cores cut terms to 13 bits behind the leading one of the sum: from 2¹³ on, a sum of nothing but 81/64 would take
+/// The tensor cores for 8-bit numbers cut terms to 13 bits behind the leading one of the sum: from 2¹³ on, a sum of nothing but 81/64 would take
 /// each for 1, from 2¹⁴ on for 0.
 fn scaled_sums_of_one_sign_keep_what_is_added_to_them(device: &Device) -> Result<(), Failed> {
     let (m, k, n) = (3, 1 << 15, 5);
@@ -191,8 +191,8 @@ fn scaled_operands_may_have_any_strides(device: &Device) -> Result<(), Failed> {
     }
     let (x, w) = operands(device)?;
     let ran = ops::linear_scaled(&x, &w).implementation()?;
-    let is_hopper = device.properties().compute_capability == (9, 0);
-    assert_eq!(ran.copies() == 0, is_hopper || device.kind() == DeviceKind::Cpu, "{ran}");
+    let multiplies_bytes = device.properties().compute_capability >= (8, 9);
+    assert_eq!(ran.copies() == 0, multiplies_bytes || device.kind() == DeviceKind::Cpu, "{ran}");
     Ok(())
 }
 
@@ -476,14 +476,19 @@ fn every_kernel_gives_the_same_bits_in_every_mode() -> Result<(), Failed> {
     Ok(())
 }
 
-/// With the sums of Hopper's tensor cores, bit by bit.
+/// With the sums of Ada's and of Hopper's tensor cores, bit by bit.
 fn sums_as_tensor_cores_add_them_stay_within_their_bound() -> Result<(), Failed> {
     let numerics = Numerics::Exact;
-    let options = EmulatorOptions { compute_capability: (9, 0), numerics, ..EmulatorOptions::default() };
-    let device = Device::emulator_with(options);
-    scaled_products_of_every_pair_of_types_are_right(&device)?;
-    scaled_sums_of_one_sign_keep_what_is_added_to_them(&device)?;
-    check(&device, &ScaledCase { output: DType::F32, ..ScaledCase::new(40, 3000, 70) })?;
+    for compute_capability in [(8, 9), (9, 0)] {
+        let options = EmulatorOptions { compute_capability, numerics, ..EmulatorOptions::default() };
+        let device = Device::emulator_with(options);
+        scaled_products_of_every_pair_of_types_are_right(&device)?;
+        scaled_sums_of_one_sign_keep_what_is_added_to_them(&device)?;
+        for tile in Tile::of_input(DType::F8E4M3).filter(|tile| tile.runs_on(compute_capability)) {
+            let case = ScaledCase { output: DType::F32, tile: Some(tile), ..ScaledCase::new(40, 3000, 70) };
+            check(&device, &case)?;
+        }
+    }
     Ok(())
 }
 

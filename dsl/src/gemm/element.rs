@@ -1,7 +1,7 @@
 //! How each element type goes through the tensor cores.
 //!
-//! A k-step is 32 bytes of every row: 16 elements of a 16-bit type, 8 of f32. The fragments of all types are loaded alike,
-//! by `ldmatrix`; they differ in what is done with the loaded words.
+//! A k-step is 32 bytes of every row: 32 elements of an 8-bit type, 16 of a 16-bit type, 8 of f32. The fragments of all types are loaded
+//! alike, by `ldmatrix`; they differ in what is done with the loaded words.
 
 use crate::float::{Bf16, Element, F16};
 use crate::gemm::turing::TuringElement;
@@ -22,6 +22,8 @@ pub trait MmaProducts {
 
     /// Whether products are made of parts of the elements, so that sums which are not finite are [added up again](super::again).
     const IS_SPLIT: bool;
+    /// Whether a slot of the ring is summed from zero, and its sums are added to the accumulators outside the tensor cores.
+    const IS_PROMOTED: bool = false;
 
     /// Prepares a loaded fragment of A.
     fn prepare_a(words: [u32; 4]) -> Self::A;

@@ -4,11 +4,13 @@
 //! flight; one barrier for each slot says both that its data have arrived for all threads and that the slot before it is
 //! free again. Within a slot, the fragments of the next k-step are loaded before the products of the current one, across
 //! the slot's end too, so that the tensor cores need not wait for shared memory.
+//!
+//! [`fp8`](super::fp8) has the products of 8-bit types.
 
 use core::marker::PhantomData;
 
 use crate::epilogue::Epilogue;
-use crate::float::Element;
+use crate::float::{Element, Stored};
 use crate::gemm::again::{Seen, Staged, Sums};
 use crate::gemm::turing::{self, RowReader};
 use crate::gemm::{Exact, MmaElement, MmaProducts, Rule, TileShape};
@@ -150,6 +152,19 @@ pub(super) unsafe fn multiply_add<T: MmaProducts, const MI: usize, const NI: usi
     }
 }
 
+/// Adds the sums of a slot to the accumulators, with ordinary additions in f32.
+#[inline(always)]
+fn promote<const MI: usize, const NI: usize>(
+    accumulators: &mut [[[f32; 4]; NI]; MI],
+    sums: &[[[f32; 4]; NI]; MI],
+) {
+    for (accumulator, sum) in accumulators.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+        for (value, sum) in accumulator.iter_mut().zip(sum) {
+            *value += sum;
+        }
+    }
+}
+
 impl<
     const MI: usize,
     const NI: usize,
@@ -285,6 +300,90 @@ impl<
         }
     }
 
+    /// The product of the rows of `a` and of `b` that output tile `tile` needs, each k-step multiplied as `Q` says.
+    ///
+    /// # Safety
+    ///
+    /// As [`TileShape::multiply`], on sm_80 or later.
+    #[inline(always)]
+    pub(super) unsafe fn multiply_rows<T: Stored, A: Access, Q: MmaProducts>(
+        a: Operand<T>,
+        b: Operand<T>,
+        tile: TileIndex,
+    ) -> <Self as TileShape>::Accumulators {
+        let ring = SharedAddress::dynamic();
+        let ring_bytes = STAGES * Self::SLOT_BYTES;
+        let (warp_row, warp_column) = Self::warp_origin();
+        let load_a = TileLoader::<T, A, ARows<Self>>::new(a, tile.m * Self::BLOCK_M);
+        let load_b = TileLoader::<T, A, BRows<Self>>::new(b, tile.n * Self::BLOCK_N);
+        let fragments = FragmentLoader::<MI, NI, ROW_BYTES>::new(warp_row, warp_column, Self::A_BYTES);
+        let slots = (a.k * T::BYTES).div_ceil(ROW_BYTES);
+
+        // Copies slot `index` along K, if there is one, and closes the thread's group of copies even if there is not, so
+        // that the number of groups that a wait leaves open is the same everywhere.
+        let fill = |at: u32, index: u32| {
+            if index < slots {
+                // SAFETY: the caller vouches for the operands; no warp reads this slot any more: see below.
+                unsafe {
+                    load_a.load(ring.offset(at), index);
+                    load_b.load(ring.offset(at + Self::A_BYTES), index);
+                }
+            }
+            ptx::cp_async_commit_group();
+        };
+        // Waits until the oldest of the STAGES − 1 open groups has arrived, for all threads. It also says that every warp
+        // has loaded its fragments of the slot before, which may be filled again.
+        let next_slot_arrived = || {
+            ptx::cp_async_wait_group(STAGES - 2);
+            // SAFETY: all threads of the block run this loop the same number of times.
+            unsafe { thread::sync_threads() };
+        };
+
+        // Not unrolled: the copies' code is larger than the loop's overhead.
+        let (mut index, first) = (0, ptx::opaque(STAGES - 1));
+        while index < first {
+            fill(index * Self::SLOT_BYTES, index);
+            index += 1;
+        }
+        next_slot_arrived();
+
+        // SAFETY: all-zero bits are numbers. (As in `FragmentLoader::load`.)
+        let mut accumulators: <Self as TileShape>::Accumulators = unsafe { core::mem::zeroed() };
+        let (mut read, mut write) = (0, (STAGES - 1) * Self::SLOT_BYTES);
+        // SAFETY: the first slot has arrived.
+        let mut current = unsafe { fragments.load(ring, 0) };
+        for slot in 0..slots {
+            // SAFETY: as above.
+            let mut of_slot: <Self as TileShape>::Accumulators = unsafe { core::mem::zeroed() };
+            let sums = if Q::IS_PROMOTED { &mut of_slot } else { &mut accumulators };
+            for step in 0..Self::SLOT_STEPS {
+                if step + 1 == Self::SLOT_STEPS {
+                    next_slot_arrived();
+                    read += Self::SLOT_BYTES;
+                    if read == ring_bytes {
+                        read = 0;
+                    }
+                }
+                // SAFETY: the slot has arrived. (After the last one it holds what is not used.)
+                let next = unsafe { fragments.load(ring.offset(read), (step + 1) % Self::SLOT_STEPS) };
+                if step == 0 {
+                    fill(write, slot + STAGES - 1);
+                    write += Self::SLOT_BYTES;
+                    if write == ring_bytes {
+                        write = 0;
+                    }
+                }
+                // SAFETY: all lanes of the warp are here.
+                unsafe { multiply_add::<Q, MI, NI>(sums, &current) };
+                current = next;
+            }
+            if Q::IS_PROMOTED {
+                promote(&mut accumulators, &of_slot);
+            }
+        }
+        accumulators
+    }
+
     /// This warp's place in the tile: its first row and its first column.
     #[inline(always)]
     pub(super) fn warp_origin() -> (u32, u32) {
@@ -327,71 +426,8 @@ impl<
                 turing::multiply::<T, _, _, MI, NI, ROW_BYTES>(&a, &b_rows, b.k, Self::warp_origin())
             };
         }
-        let ring = SharedAddress::dynamic();
-        let ring_bytes = STAGES * Self::SLOT_BYTES;
-        let (warp_row, warp_column) = Self::warp_origin();
-        let load_a = TileLoader::<T, A, ARows<Self>>::new(a, tile.m * Self::BLOCK_M);
-        let load_b = TileLoader::<T, A, BRows<Self>>::new(b, tile.n * Self::BLOCK_N);
-        let fragments = FragmentLoader::<MI, NI, ROW_BYTES>::new(warp_row, warp_column, Self::A_BYTES);
-        let slots = (a.k * T::BYTES).div_ceil(ROW_BYTES);
-
-        // Copies slot `index` along K, if there is one, and closes the thread's group of copies even if there is not, so
-        // that the number of groups that a wait leaves open is the same everywhere.
-        let fill = |at: u32, index: u32| {
-            if index < slots {
-                // SAFETY: the caller vouches for the operands; no warp reads this slot any more: see below.
-                unsafe {
-                    load_a.load(ring.offset(at), index);
-                    load_b.load(ring.offset(at + Self::A_BYTES), index);
-                }
-            }
-            ptx::cp_async_commit_group();
-        };
-        // Waits until the oldest of the STAGES − 1 open groups has arrived, for all threads. It also says that every warp
-        // has loaded its fragments of the slot before, which may be filled again.
-        let next_slot_arrived = || {
-            ptx::cp_async_wait_group(STAGES - 2);
-            // SAFETY: all threads of the block run this loop the same number of times.
-            unsafe { thread::sync_threads() };
-        };
-
-        // Not unrolled: the copies' code is larger than the loop's overhead.
-        let (mut index, first) = (0, ptx::opaque(STAGES - 1));
-        while index < first {
-            fill(index * Self::SLOT_BYTES, index);
-            index += 1;
-        }
-        next_slot_arrived();
-
-        // SAFETY: all-zero bits are numbers. (As in `FragmentLoader::load`.)
-        let mut accumulators: Self::Accumulators = unsafe { core::mem::zeroed() };
-        let (mut read, mut write) = (0, (STAGES - 1) * Self::SLOT_BYTES);
-        // SAFETY: the first slot has arrived.
-        let mut current = unsafe { fragments.load(ring, 0) };
-        for slot in 0..slots {
-            for step in 0..Self::SLOT_STEPS {
-                if step + 1 == Self::SLOT_STEPS {
-                    next_slot_arrived();
-                    read += Self::SLOT_BYTES;
-                    if read == ring_bytes {
-                        read = 0;
-                    }
-                }
-                // SAFETY: the slot has arrived. (After the last one it holds what is not used.)
-                let next = unsafe { fragments.load(ring.offset(read), (step + 1) % Self::SLOT_STEPS) };
-                if step == 0 {
-                    fill(write, slot + STAGES - 1);
-                    write += Self::SLOT_BYTES;
-                    if write == ring_bytes {
-                        write = 0;
-                    }
-                }
-                // SAFETY: all lanes of the warp are here.
-                unsafe { multiply_add::<P::Of<T>, MI, NI>(&mut accumulators, &current) };
-                current = next;
-            }
-        }
-        accumulators
+        // SAFETY: the caller's promise.
+        unsafe { Self::multiply_rows::<T, A, P::Of<T>>(a, b, tile) }
     }
 
     #[inline(always)]

@@ -6,7 +6,8 @@
 //! | main loop | for | a kernel names | and calls |
 //! |---|---|---|---|
 //! | [`mma_sync`] | sm_80 and every later architecture | a [`TileShape`] | [`multiply`](TileShape::multiply), [`store`](TileShape::store) |
-//! | [`update`] | the same, with a low-rank update of the product | an [`UpdateShape`](update::UpdateShape) | `run` |
+//! | [`fp8`] | sm_89 and later: `mma_sync`'s loop on operands of 8-bit types | an [`Fp8Shape`](fp8::Fp8Shape) | [`multiply_bytes`](fp8::Fp8Shape::multiply_bytes), [`store`](TileShape::store) |
+//! | [`update`] | the same as `mma_sync`, with a low-rank update of the product | an [`UpdateShape`](update::UpdateShape) | `run` |
 //! | [`turing`] | sm_75, in the place of `mma_sync` | the same | the same |
 //! | [`turing_update`] | sm_75, in the place of `update` | an [`UpdateShape`](update::UpdateShape) | `run` |
 //! | [`strided`] | operands of 16-bit types that lie in any way | the [`Readers`](strided::Readers) of a tile | [`multiply`](strided::Readers::multiply), [`store`](strided::store) |
@@ -20,6 +21,7 @@
 
 pub mod again;
 mod element;
+pub mod fp8;
 mod fragments;
 pub mod low_rank;
 pub mod mma_sync;

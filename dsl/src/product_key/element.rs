@@ -3,7 +3,7 @@
 //! With a right operand of 16-bit numbers a number is the sum of two of them, which multiply one after the other. They stand in shared
 //! memory in panels of 32 rows of 128 bytes, swizzled: those of the upper parts, and behind each of these that of the lower parts.
 
-use crate::float::{Bf16, Element, F16, HalfElement};
+use crate::float::{Bf16, F16, HalfElement, Stored};
 use crate::gemm::{MmaElement, MmaProducts};
 use crate::layout::{ChunkIndex, a_fragment_chunk, swizzled_chunk};
 use crate::ptx;

@@ -134,3 +134,8 @@ pub unsafe fn mma_m16n8k8_f16(c: &mut [f32; 4], a: [u32; 2], b: u32) {
 mma!(mma_m16n8k16_f16, "m16n8k16", "f16.f16");
 mma!(mma_m16n8k16_bf16, "m16n8k16", "bf16.bf16");
 mma!(mma_m16n8k8_tf32, "m16n8k8", "tf32.tf32");
+// PTX ISA 8.4, sm_89.
+mma!(mma_m16n8k32_e4m3_e4m3, "m16n8k32", "e4m3.e4m3");
+mma!(mma_m16n8k32_e4m3_e5m2, "m16n8k32", "e4m3.e5m2");
+mma!(mma_m16n8k32_e5m2_e4m3, "m16n8k32", "e5m2.e4m3");
+mma!(mma_m16n8k32_e5m2_e5m2, "m16n8k32", "e5m2.e5m2");

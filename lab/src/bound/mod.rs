@@ -29,14 +29,15 @@
 //! is more exact than it has to be, the bound is still that of what was asked for.) A number beyond TF32's range becomes
 //! infinite: such a number is above 2¹²⁷, where any result is accepted.
 //!
-//! **Sums of 8-bit numbers on Hopper's tensor cores.** An instruction takes 32 products, which are exact, and the sum so far. All
-//! are aligned to the largest exponent E among them, cut to multiples of the unit 2^(E−13), added, and the sum is cut to 13 bits
+//! **Sums of 8-bit numbers on tensor cores.** An instruction takes 32 products, which are exact, and the sum so far: Hopper's `wgmma` all
+//! at once, Ada's `mma` in two groups of 16. All of a group are aligned to the largest exponent E among them, cut to multiples of the unit 2^(E−13), added, and the sum is cut to 13 bits
 //! behind its leading one. The exponent of a product is the sum of its factors' exponents, where a subnormal number has the
 //! smallest normal exponent of its type. So let S here be the sum of the products' sizes with factors made as large as the
 //! smallest normal number where they are smaller, but not zero: then E is at most that of S, and the unit at most 2⁻¹³ S. Each term loses less
-//! than a unit, and so does the sum: 33 units in the first instruction, which begins from zero, 34 in each of the other
-//! three of the 128 products that are added up so; 135 · 2⁻¹³ S. Their sums are added to an f32 with rounding to nearest, at
-//! most u · S a time, ⌈K/128⌉ times. (One long sum would lose 34 units of all of S every 32 products.) Two more roundings belong to
+//! than a unit, and so does the sum. Of Ada's eight groups of the 128 products that are added up so, the first begins from zero and loses 17
+//! units, each of the others 18: 143 · 2⁻¹³ S. Hopper's four instructions lose less, 33 units and three times 34. These sums are added to an
+//! f32 with rounding to nearest, at most u · S a time, ⌈K/128⌉ times. (One long sum would lose 34 units of all of S every 32 products.)
+//! `mma` on Hopper adds 8-bit numbers as those of f16, which is within the same bound. Two more roundings belong to
 //! the scales: a factor is put together of those of x and of w, and the sum is multiplied twice.
 //!
 //! **Sums on the CPU.** [`warpsmith::cpu`] adds blocks of 128 products, then the blocks: an element passes through at most
@@ -75,7 +76,7 @@ pub enum Arithmetic {
     TensorCore,
     /// Tensor cores, with operands of f32 that may be rounded to TF32.
     Tf32,
-    /// `wgmma` instructions on 8-bit operands, whose sums are promoted to f32 every 128 products.
+    /// `wgmma` or `mma` instructions on 8-bit operands, whose sums are promoted to f32 every 128 products.
     Promoted,
     /// The CPU implementation.
     Cpu,
@@ -97,9 +98,8 @@ pub(crate) const U: f64 = 1.0 / (1u64 << 24) as f64;
 const PROMOTED_SUM: usize = 128;
 /// What such a sum keeps: bits behind the leading one of its largest term.
 const PROMOTED_UNIT: f64 = 1.0 / (1 << 13) as f64;
-/// Units that the four instructions of such a sum lose at most: the first of its 32 terms and its result, the others of one term
-/// more.
-const PROMOTED_UNITS: u32 = 33 + 3 * 34;
+/// Units that the eight groups of such a sum lose at most: the first of its 16 terms and its result, the others of one term more.
+const PROMOTED_UNITS: u32 = 17 + 7 * 18;
 /// The largest error of an f32 result relative to S, for K up to [`F32_CLAIM_K`].
 const F32_CLAIM: f64 = 1e-5;
 /// The longest sum for which [`F32_CLAIM`] is claimed.

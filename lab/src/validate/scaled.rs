@@ -308,7 +308,8 @@ impl TypedRun for CheckRun<'_> {
         let Self { device, case } = self;
         let operands = Operands::<X, W, O>::draw(case)?;
         let (results, implementation) = run_case(device, case, &operands)?;
-        let multiplies_as_they_are = |launch: &Launch| launch.kernel.contains("hopper");
+        let multiplies_as_they_are =
+            |launch: &Launch| launch.kernel.contains("hopper") || launch.kernel.contains("ada");
         let arithmetic = match implementation {
             Implementation::Cpu => Arithmetic::Cpu,
             kernels if kernels.launches().iter().any(multiplies_as_they_are) => Arithmetic::Promoted,

@@ -516,7 +516,7 @@ mod tests {
             Ok(names(ops::linear_scaled(&x, &w).output::<O>().tile(case.tile).implementation()?))
         }
         let mut reached = BTreeSet::new();
-        for device in ["emulator", "emulator:9.0"] {
+        for device in ["emulator", "emulator:8.9", "emulator:9.0"] {
             let device: Device = device.parse()?;
             for case in scaled(Level::Default, Target::of(&device), 1) {
                 reached.extend(match case.output {
@@ -526,7 +526,7 @@ mod tests {
                 });
             }
         }
-        assert_eq!(reached, shipped(&["linear_fp8", "linear_fp8_hopper"]));
+        assert_eq!(reached, shipped(&["linear_fp8", "linear_fp8_ada", "linear_fp8_hopper"]));
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! How tensor cores add.
 //!
 //! The products of a step and the accumulator are aligned to the largest exponent among them, cut to a few bits behind
-//! the point, added without loss, and cut to f32. The constants were found by others and agree bit for bit with results
-//! recorded on an H100, which the tests replay.
+//! the point, added without loss, and cut to f32. The constants were found by others; Hopper's agree bit for bit with results
+//! recorded on an H100, which the tests replay. Those of Ada's 8-bit floats are the ones of MMA-Sim (arXiv:2511.10909).
 
 use super::Matrices;
 use crate::ir::types::Ty;
@@ -12,7 +12,7 @@ use crate::numeric::half::f32_to_f16;
 /// The tensor cores of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Model {
-    /// Compute capability 8: steps of 8 (4 for TF32) products.
+    /// Compute capability 8: steps of 8 (4 for TF32, 16 for 8-bit floats) products.
     Ampere,
     /// Compute capability 9: all products of an instruction at once.
     Hopper,
@@ -38,7 +38,8 @@ impl Rules {
         let (step, fraction) = match (a.bytes(), model) {
             (4, Model::Ampere) => (4, 24),
             (4, Model::Hopper) => (8, 25),
-            (1, _) => (32, 13),
+            (1, Model::Ampere) => (16, 13),
+            (1, Model::Hopper) => (32, 13),
             (_, Model::Ampere) => (8, 24),
             (_, Model::Hopper) => (16, 25),
         };
@@ -221,6 +222,29 @@ mod tests {
         assert_eq!(dot(&a, &b, 0.0, rules(Ty::Bf16, Model::Hopper)), 1.0 + 3.0 * 2f32.powi(-23));
         assert_eq!(dot(&a, &b, 0.0, rules(Ty::Bf16, Model::Ampere)), 1.0);
         assert_eq!(dot(&a, &b, -1.0, rules(Ty::Bf16, Model::Hopper)), 14.0 * 2f32.powi(-25));
+    }
+
+    #[test]
+    fn eight_bit_terms_are_cut_to_13_bits_behind_the_largest() {
+        let rules = |model| rules(Ty::E4m3, model);
+        let mut b = [0.0; 32];
+        b[0] = 1.0;
+        b[15] = 2f32.powi(-13);
+        b[16] = 2f32.powi(-14);
+        assert_eq!(dot(&[1.0; 32], &b, 0.0, rules(Model::Ampere)), 1.0 + 2f32.powi(-13));
+        // Ada's second step sees what the first has left: one of 16 terms that are cut beside the sum, not beside one another.
+        let mut b = [2f32.powi(-9); 32];
+        b[..16].fill(0.0);
+        b[0] = 16.0;
+        assert_eq!(dot(&[1.0; 32], &b, 0.0, rules(Model::Ampere)), 16.0 + 2f32.powi(-5));
+        b[16..].fill(2f32.powi(-10));
+        for model in [Model::Ampere, Model::Hopper] {
+            assert_eq!(dot(&[1.0; 32], &b, 0.0, rules(model)), 16.0);
+        }
+        // The second step begins with a sum that is smaller than the first's largest term.
+        b[1] = -16.0;
+        assert_eq!(dot(&[1.0; 32], &b, 0.0, rules(Model::Ampere)), 2f32.powi(-6));
+        assert_eq!(dot(&[1.0; 32], &b, 0.0, rules(Model::Hopper)), 0.0);
     }
 
     #[test]

@@ -164,7 +164,7 @@ fn integers(f: &Fragments<'_>, shape: Mma, out: &mut [[u32; 32]; 4]) {
 /// The product of 8-bit floats, which a warp on Hopper does as one of f16: first the lower two of each four bytes, then the
 /// upper two on top, and then an ordinary addition of C.
 #[inline(always)]
-fn exact_bytes<const K: usize>(m: &Matrices<K>, model: Model) -> [[f32; 8]; 16] {
+fn exact_bytes<const K: usize>(m: &Matrices<K>) -> [[f32; 8]; 16] {
     let mut halves = Matrices::<K> { a: [[0.0; K]; 16], b: [[0.0; 8]; K], c: [[0.0; 8]; 16] };
     for k in 0..K {
         let place = k / 4 * 2 + k % 2 + k % 4 / 2 * (K / 2);
@@ -173,7 +173,7 @@ fn exact_bytes<const K: usize>(m: &Matrices<K>, model: Model) -> [[f32; 8]; 16] 
             halves.a[row][place] = m.a[row][k];
         }
     }
-    let mut d = exact_product(&halves, K, Rules::new(model, Ty::F16, Ty::F16, Ty::F32));
+    let mut d = exact_product(&halves, K, Rules::new(Model::Hopper, Ty::F16, Ty::F16, Ty::F32));
     for (sum, c) in d.as_flattened_mut().iter_mut().zip(m.c.as_flattened()) {
         *sum += c;
     }
@@ -184,7 +184,7 @@ fn exact_bytes<const K: usize>(m: &Matrices<K>, model: Model) -> [[f32; 8]; 16] 
 fn portable<const K: usize>(f: &Fragments<'_>, shape: Mma, model: Option<Model>, out: &mut [[u32; 32]; 4]) {
     let m = Matrices::<K>::gather(f, shape);
     let d = match model {
-        Some(model) if shape.a.bytes() == 1 => exact_bytes(&m, model),
+        Some(Model::Hopper) if shape.a.bytes() == 1 => exact_bytes(&m),
         Some(model) => {
             let rules = Rules::new(model, shape.a, shape.b, shape.accumulator);
             exact_product(&m, usize::from(shape.k), rules)

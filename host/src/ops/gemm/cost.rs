@@ -9,11 +9,9 @@
 //! Persistent launches and those for few rows have models of their own: what a tile costs for each column of K, whether all ask
 //! for memory at once, and what is not hidden under something else.
 //!
-//! Of 8-bit types, a launch costs so much for each column of K of a tile, for each tile and by itself, or what reading the operands and writing Y takes, if that
-//! is longer.
-//!
 //! The costs were fitted to what an H100 took at sizes drawn at random and at the bench's own, so that the choices lose least: `random-h100.csv`
-//! and the tuner's table; of 8-bit types at sizes from 256×256×512 to 8192³, with kernels on the way to the ones that `fp8-h100.csv` is of. Only their ratios matter here.
+//! and the tuner's table; of 8-bit types `random-fp8-h100.csv` and
+//! `fp8-h100.csv`. Only their ratios matter here.
 
 use warpsmith_dsl::gemm::narrow;
 
@@ -130,9 +128,13 @@ const MIN_STEPS: u64 = 2;
 /// Rounds of blocks that sharing makes at most.
 const MOST_ROUNDS: u64 = 2;
 /// Into how many parts sums may be split that a second launch adds.
-const SUM_PARTS: [u32; 10] = [2, 3, 4, 5, 6, 8, 10, 12, 16, 24];
+const SUM_PARTS: [u32; 9] = [2, 3, 4, 5, 6, 8, 10, 12, 16];
+/// As much of their time parts have to save to be taken, since one launch takes what is estimated more often than two do.
+const SUMS_MARGIN: u128 = 8;
+/// The same for 8-bit types.
+const FP8_SUMS_MARGIN: u128 = 25;
 /// What that launch takes beside its bytes, in picoseconds.
-const SUMS_LAUNCH: u128 = 1_500_000;
+const SUMS_LAUNCH: u128 = 2_600_000;
 /// Bytes that it reads and writes in a microsecond, by way of the level-2 cache.
 const SUMS_BANDWIDTH: u128 = 3_500_000;
 
@@ -182,19 +184,21 @@ struct PersistentCost {
 }
 
 impl PersistentCost {
-    /// Those of tiles for 8-bit types: of a tile, each column of K, beside it, and of a launch.
+    /// Those of tiles for 8-bit types; of those for Ada, estimates of what they cost there, from the rates of instructions.
     const fn of_fp8(tile: Tile) -> Option<Self> {
-        let (column, tile, launch) = match tile {
-            Tile::Fp8Hopper256x128 => (8_180, 1_335_000, 3_228_000),
-            Tile::Fp8Hopper128x192 => (6_307, 2_457_000, 1_694_000),
-            Tile::Fp8Hopper128x128 => (5_193, 1_980_000, 1_728_000),
-            Tile::Fp8Hopper64x128 => (4_356, 353_000, 2_876_000),
-            Tile::Fp8Hopper64x64 => (2_776, 326_000, 2_704_000),
+        let (launch, alone, full, crowded, straddling, tile) = match tile {
+            Tile::Fp8Hopper256x128 => (450_000, 4_057, 5_793, 5_277, 5_798, 3_759_000),
+            Tile::Fp8Hopper128x192 => (648_000, 2_648, 5_335, 4_054, 4_849, 2_702_000),
+            Tile::Fp8Hopper128x128 => (929_000, 2_021, 3_784, 3_079, 3_876, 1_960_000),
+            Tile::Fp8Hopper64x128 => (756_000, 1_354, 2_593, 2_046, 2_711, 1_290_000),
+            Tile::Fp8Hopper64x64 => (893_000, 772, 1_981, 1_365, 1_883, 869_000),
+            Tile::Fp8Ada128x128 => (2_500_000, 9_000, 9_000, 9_000, 9_000, 2_000_000),
+            Tile::Fp8Ada64x64 => (2_500_000, 3_000, 3_000, 3_000, 3_000, 700_000),
+            Tile::Fp8Ada16x64 => (2_500_000, 1_500, 1_500, 1_500, 1_500, 400_000),
             // By way of f16, and with copies of the operands: for where nothing else runs.
-            Tile::Fp8Portable64x64 => (60_000, 1_000_000, 5_000_000),
+            Tile::Fp8Portable64x64 => (5_000_000, 60_000, 60_000, 60_000, 60_000, 1_000_000),
             _ => return None,
         };
-        let (alone, full, crowded, straddling) = (column, column, column, column);
         Some(Self { launch, alone, full, crowded, straddling, tile, rows: 0, last_rows: 0 })
     }
 
@@ -222,14 +226,15 @@ impl PersistentCost {
             (Tile::HopperCooperative128x128, _) => {
                 (718_000, 5_556, 7_556, 7_067, 8_109, 1_170_000, 3_400_000, 0)
             }
-            (Tile::HopperCooperative128x192, _) => {
-                (1_900_000, 7_400, 8_700, 9_200, 9_600, 1_300_000, 3_200_000, 0)
-            }
+            (Tile::HopperCooperative128x192, _) => (1_165_000, 5_580, 12_423, 8_631, 9_233, 2_806_000, 0, 0),
             (Tile::HopperCooperative64x128, _) => (509_000, 3_118, 4_780, 5_092, 7_299, 890_000, 0, 0),
             (Tile::HopperCooperative64x160, _) => (418_000, 6_130, 4_673, 5_644, 4_363, 1_217_000, 0, 0),
             (Tile::HopperCooperative128x160, _) => (1_737_000, 5_700, 7_992, 7_508, 7_056, 1_395_000, 0, 0),
             (Tile::HopperCooperative192x192AlongN, _) => {
                 (4_612_000, 13_259, 10_761, 12_449, 11_934, 2_422_000, 0, 0)
+            }
+            (Tile::HopperCooperative256x176, _) => {
+                (1_886_000, 13_469, 15_622, 15_691, 14_179, 5_721_000, 0, 0)
             }
             (Tile::HopperCooperative192x176, _) => {
                 (4_917_000, 9_479, 12_370, 12_044, 12_075, 1_223_000, 0, 0)
@@ -247,15 +252,13 @@ impl PersistentCost {
     /// The least time, and how many parts of each sum it takes.
     fn fastest(self, tile: Tile, problem: &Problem, limits: &Limits) -> (u128, u32) {
         // The costs for 8-bit types are those of outputs of 16 bits, whatever is done to the products.
-        let (problem, least) = if is_fp8(problem.input) {
-            let problem =
-                Problem { output: DType::Bf16, stores_boxes: true, fused: Fused::Floor, ..*problem };
-            (problem, fp8_memory_picoseconds(&problem))
+        let (problem, margin) = if is_fp8(problem.input) {
+            let stored = Problem { output: DType::Bf16, stores_boxes: true, ..*problem };
+            (&Problem { fused: Fused::Floor, ..stored }, FP8_SUMS_MARGIN)
         } else {
-            (*problem, 0)
+            (problem, SUMS_MARGIN)
         };
-        let problem = &problem;
-        let whole = (self.of_whole(tile, problem, row_bytes(problem), limits).max(least), 1);
+        let whole = (self.of_whole(tile, problem, problem, limits), 1);
         if !tile.has_passes() || !is_built(SUMS) {
             return whole;
         }
@@ -266,21 +269,16 @@ impl PersistentCost {
         let timed = most.filter_map(|parts| {
             let (count, k) = tile.split_evenly(problem.k, problem.input.size(), parts);
             let steps = tile.steps(u64::from(k) * problem.input.size() as u64);
-            (count == parts && steps >= MIN_STEPS)
-                .then(|| (self.of_passes(tile, problem, [parts, k], least, limits), parts))
+            (count == parts && steps >= MIN_STEPS).then(|| {
+                let time = self.of_passes(tile, problem, [parts, k], limits);
+                (time + time / margin, parts)
+            })
         });
         timed.chain([whole]).min().unwrap_or(whole)
     }
 
-    /// The time with `parts` parts of each sum, of `k` elements each, which take no less than `least`, and of adding them.
-    fn of_passes(
-        self,
-        tile: Tile,
-        problem: &Problem,
-        [parts, k]: [u32; 2],
-        least: u128,
-        limits: &Limits,
-    ) -> u128 {
+    /// The time with `parts` parts of each sum, of `k` elements each, and of adding them.
+    fn of_passes(self, tile: Tile, problem: &Problem, [parts, k]: [u32; 2], limits: &Limits) -> u128 {
         let of_parts = Problem {
             k,
             batch: problem.batch.saturating_mul(parts),
@@ -290,13 +288,14 @@ impl PersistentCost {
             ..*problem
         };
         let sizes = [problem.m, problem.n, problem.batch];
-        self.of_whole(tile, &of_parts, row_bytes(problem), limits).max(least)
+        self.of_whole(tile, &of_parts, problem, limits)
             + sums_picoseconds(sizes, problem.output.size(), parts)
     }
 
-    /// The time of one launch, whose operands have so many bytes from one row to the next.
-    fn of_whole(self, tile: Tile, problem: &Problem, row_bytes: u64, limits: &Limits) -> u128 {
+    /// The time of one launch, which computes `problem`: `whole`, or its sums in parts.
+    fn of_whole(self, tile: Tile, problem: &Problem, whole: &Problem, limits: &Limits) -> u128 {
         let Problem { m, n, batch, .. } = *problem;
+        let row_bytes = row_bytes(whole);
         let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
         let multiprocessors = u64::from(limits.multiprocessors.max(1));
         // Of a launch that is persistent, its blocks are what runs at a time.
@@ -305,7 +304,7 @@ impl PersistentCost {
             Some(halves) => halves.rounds(),
             None => (tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(at_a_time), 0),
         };
-        let busy = blocks.min(multiprocessors);
+        let busy = at_a_time.min(multiprocessors);
         let alone = (self.alone * (multiprocessors - busy) + self.full * busy) / multiprocessors;
         let column = match (rounds + halves, row_bytes.is_multiple_of(CACHE_LINE)) {
             (1, true) => alone,
@@ -332,23 +331,22 @@ impl PersistentCost {
         let half = if problem.input == DType::F32 || rounds == 0 { READING_HALF } else { HALF };
         let tiles = u128::from(rounds) * 1000 + u128::from(halves) * half;
         let of_tiles = tiles * u128::from(of_tile) / 1000;
-        // Of x, which several tiles along N read, a part has left the level-2 cache in between.
+        // Of x, which several tiles along N read, a part has left the level-2 cache in between. The costs for 8-bit types were fitted as if parts of sums did not
+        // read it again.
+        let read = if is_fp8(problem.input) { whole } else { problem };
         let again = if tile.shape().1 < n {
-            u128::from(m) * u128::from(batch) * u128::from(row_bytes) / 4
+            u128::from(m) * u128::from(read.batch) * u128::from(row_bytes) / 4
         } else {
             0
         };
-        let moved = bytes(problem) + again + stored_bytes(problem);
-        // What 8-bit types take at least is that of the product, not of a launch.
-        let by_memory = if is_fp8(problem.input) { 0 } else { moved * 1_000_000 / BANDWIDTH };
-        u128::from(self.launch + last) + of_tiles.max(by_memory)
+        let moved = bytes(read) + again + stored_bytes(problem);
+        let bandwidth = if is_fp8(problem.input) {
+            FP8_BANDWIDTH
+        } else {
+            BANDWIDTH.min(u128::from(busy) * READ_BY_BLOCK)
+        };
+        u128::from(self.launch + last) + of_tiles.max(moved * 1_000_000 / bandwidth)
     }
-}
-
-/// What a product of 8-bit types takes at least: its operands are read, and a Y of 16 bits is written.
-fn fp8_memory_picoseconds(problem: &Problem) -> u128 {
-    let written = u128::from(problem.m) * u128::from(problem.n) * problem.output.size() as u128;
-    (bytes(problem) + written) * 1_000_000 / FP8_BANDWIDTH
 }
 
 /// What a tile that is stored as boxes takes more for a longer epilogue than [`Fused::Floor`], and what a block's last tile takes on top of that, in
@@ -370,7 +368,8 @@ fn fused(tile: Tile, problem: &Problem) -> (u64, u64) {
         Tile::HopperCooperative128x256
         | Tile::HopperCooperative128x256Halves
         | Tile::HopperCooperative192x192AlongN
-        | Tile::HopperCooperative192x176 => (2_500_000, 0),
+        | Tile::HopperCooperative192x176
+        | Tile::HopperCooperative256x176 => (2_500_000, 0),
         // In proportion to the columns: not measured.
         Tile::HopperCooperative128x192 => (2_000_000, 0),
         Tile::HopperCooperative128x160 | Tile::HopperCooperative64x160 => (1_750_000, 0),
@@ -508,7 +507,9 @@ impl NarrowCost {
 const BANDWIDTH: u128 = 2_516_000;
 
 /// The same for 8-bit types.
-const FP8_BANDWIDTH: u128 = 3_000_000;
+const FP8_BANDWIDTH: u128 = 2_741_000;
+/// Bytes that a block of a persistent launch reads from memory in a microsecond at most.
+const READ_BY_BLOCK: u128 = 45_000;
 
 /// Bytes of x and w.
 fn bytes(problem: &Problem) -> u128 {
@@ -552,6 +553,14 @@ const CACHE_LINE: u64 = 128;
 const SECTOR: u64 = 32;
 /// Shared memory that the driver keeps for itself in every block, in bytes.
 const RESERVED_SHARED: u32 = 1024;
+
+/// As [`picoseconds`], of one launch: with sums that no second one adds.
+pub(super) fn picoseconds_of_launch(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
+    match PersistentCost::of(tile, problem.input) {
+        Some(cost) => cost.of_whole(tile, problem, problem, limits),
+        None => picoseconds(tile, problem, limits),
+    }
+}
 
 /// How long it takes, in picoseconds on an H100.
 pub(super) fn picoseconds(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {

@@ -44,7 +44,7 @@ pub(crate) use launch::{
 pub(crate) use options::{Options, epilogue_methods, factor_methods, product_methods};
 pub(crate) use plan::{Planned, Request};
 pub(crate) use problem::{TURING, has_tf32, is_hopper};
-pub(crate) use select::estimate;
+pub(crate) use select::{estimate, estimate_of_launch};
 pub(crate) use terms::{FlatTerms, Terms, TermsOf, two_axes, zeroed};
 pub(crate) use variants::LinearTypes;
 

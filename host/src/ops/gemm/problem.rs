@@ -7,6 +7,8 @@ use crate::ops::Products;
 pub(crate) const TURING: (u32, u32) = (7, 5);
 /// The first compute capability with all portable tiles.
 pub(super) const AMPERE: (u32, u32) = (8, 0);
+/// The first compute capability whose `mma.sync` multiplies 8-bit floating-point types.
+pub(super) const ADA: (u32, u32) = (8, 9);
 
 /// The compute capability of Hopper's kernels, which run on no other.
 pub(super) const HOPPER: (u32, u32) = (9, 0);

@@ -7,7 +7,7 @@
 //! row of W is a column of Y, so both kinds of scales are factors of whole rows and columns of Y, and cost as little as a
 //! bias.
 //!
-//! Products are exact and are added up in f32: on Hopper's tensor cores 128 at a time, whose sums of 8-bit products keep 13 bits.
+//! Products are exact and are added up in f32: by the tensor cores for 8-bit numbers 128 at a time, in sums that keep 13 bits.
 
 mod check;
 
@@ -67,8 +67,8 @@ impl<'a> Scale<'a> {
 /// `y = act(alpha · x_scale · w_scale · x wᵀ + bias + …)`, `[.., N]`, in bf16 unless [`output`](ScaledLinearOp::output) says
 /// another type.
 ///
-/// Both may have any strides. Rows that are contiguous, evenly spaced and start at multiples of 16 bytes are read where they lie on
-/// Hopper; all else is copied first.
+/// Both may have any strides. Rows that are contiguous, evenly spaced and start at multiples of 16 bytes are read in place from compute
+/// capability 8.9 on; all else is copied first.
 ///
 /// ```
 /// use float8::F8E4M3;

@@ -219,7 +219,7 @@ fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> u128 {
     }
     let facts = choice.tile.facts();
     let product = linear_problem(problem);
-    let Some(linear) = gemm::estimate(Some(facts.linear), &product, limits) else { return u128::MAX };
+    let Some(linear) = gemm::estimate_of_launch(facts.linear, &product, limits) else { return u128::MAX };
     let (clusters_m, tiles_n) = tiles(facts, problem);
     let rounds = (clusters_m * tiles_n).div_ceil(u64::from(choice.blocks / facts.cluster));
     let chunks = u64::from(problem.rank.div_ceil(CHUNK));
@@ -248,7 +248,7 @@ fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> u128 {
 fn few_rows_picoseconds(problem: &Problem, limits: &Limits) -> u128 {
     let product = linear_problem(problem);
     let rows = u128::from(TransposedUpdate::BLOCK_M + TransposedUpdate::BLOCK_N);
-    gemm::estimate(Some(gemm::Tile::Skinny16x64), &product, limits)
+    gemm::estimate_of_launch(gemm::Tile::Skinny16x64, &product, limits)
         .map_or(u128::MAX, |time| time * (rows + u128::from(CHUNK)) / rows + u128::from(OWN))
 }
 

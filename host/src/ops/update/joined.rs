@@ -24,8 +24,8 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::is_built;
 use crate::ops::gemm::{
-    self, Access, Fused, Limits, Operands, Tile, estimate, hopper_launch, hopper_map, is_early, is_hopper,
-    skinny_launch, skinny_map,
+    self, Access, Fused, Limits, Operands, Tile, estimate_of_launch, hopper_launch, hopper_map, is_early,
+    is_hopper, skinny_launch, skinny_map,
 };
 use crate::ops::{CHUNK_BYTES, Products};
 use crate::stream::Stream;
@@ -101,7 +101,7 @@ pub(super) fn choose(
     let more = whole.checked_add(rank.next_multiple_of(LINE))?;
     let tiles = TILES.into_iter().filter(|&one| tile.is_none_or(|tile| tile == one));
     let timed = tiles.filter_map(|tile| {
-        let time = |k| estimate(Some(tile), &product(k), limits);
+        let time = |k| estimate_of_launch(tile, &product(k), limits);
         let time = time(k)? + time(more)?.saturating_sub(time(whole)?);
         let blocks = u32::try_from(tile.blocks(m, n, 1, limits.multiprocessors)).ok()?;
         (blocks <= i32::MAX as u32).then_some((Choice { blocks, tile }, time))

@@ -157,7 +157,7 @@ pub(super) fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) ->
     };
     // The updates' share of what a block does, and of what is left over at the end where blocks have several tiles.
     let share = 100 * u64::from(choice.tiles) + tile.cost(problem.rank);
-    let time = gemm::estimate(Some(of_linear), &product, limits)?;
+    let time = gemm::estimate_of_launch(of_linear, &product, limits)?;
     Some(time * u128::from(share) / u128::from(100 * choice.tiles))
 }
 

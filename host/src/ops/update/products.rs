@@ -22,7 +22,9 @@ use super::{UpdateInput, Way, no_way};
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::is_built;
-use crate::ops::gemm::{self, Access, Fused, Limits, Operands, Tile, estimate, skinny_launch};
+use crate::ops::gemm::{
+    self, Access, Fused, Limits, Operands, Tile, estimate, estimate_of_launch, skinny_launch,
+};
 use crate::ops::linear::{LinearOp, with_output};
 use crate::ops::matrix::row_stride;
 use crate::ops::{CHUNK_BYTES, Implementation, Precision, Products};
@@ -145,7 +147,7 @@ pub(super) fn choose_codes(
         let tiles = TILES.into_iter().filter(move |&tile| only.is_none_or(|only| only == tile));
         tiles.filter_map(move |tile| {
             let product = gemm::Problem { access, output: dtype, ..sums };
-            let time = estimate(Some(tile), &product, limits)?;
+            let time = estimate_of_launch(tile, &product, limits)?;
             let blocks = u32::try_from(tile.blocks(m, rank, 1, limits.multiprocessors)).ok()?;
             let choice = CodesChoice::Together { tile, blocks, copies_v };
             (blocks <= i32::MAX as u32).then_some((choice, time + if copies_v { COPY } else { 0 }))

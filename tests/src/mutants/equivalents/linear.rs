@@ -40,6 +40,26 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
     Equivalent {
         family: "linear_",
         kinds: BOUNDS,
+        statement: "setp.gt.s32…, 0` as `setp.ge.s32",
+        source: (
+            "dsl/src/tile.rs",
+            "let bytes = if left <= 0 { 0 } else { (left as u32).min(1 << self.word_log2) };",
+        ),
+        then: ANYTHING,
+        reason: "of no bytes that are left none are copied either way",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
+        statement: "setp.gt.s32…, 0` as `setp.ge.s32",
+        // The copies are inlined there.
+        source: ("dsl/src/gemm/mma_sync.rs", "if index < slots {"),
+        then: ANYTHING,
+        reason: "of no bytes that are left none are copied either way",
+    },
+    Equivalent {
+        family: "linear_",
+        kinds: BOUNDS,
         statement: "setp.ne.b64",
         source: ("dsl/src/tile.rs", "if vector_aligned && column + 4 <= self.columns {"),
         then: ANYTHING,

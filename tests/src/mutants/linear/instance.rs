@@ -9,7 +9,7 @@ use warpsmith_kernels::linear_fp8_hopper::{
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
     HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192AlongN, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{Skinny16x64, Skinny32x64, Skinny64x64, Skinny64x64Split8};
@@ -27,6 +27,8 @@ pub(super) enum Family {
     Portable,
     /// `linear_fp8`, of operands that have been widened.
     Fp8Portable,
+    /// `linear_fp8_ada`.
+    Fp8Ada,
     /// `linear_update`.
     Update,
     /// `linear_update_hopper`.
@@ -79,6 +81,7 @@ impl Boxes {
     }
 }
 /// What an entry's name says of it: `linear_<input>_<output>_<M>x<N>`, `linear_update_<type>_<M>x<N>`, `linear_fp8_<output>_<M>x<N>`,
+/// `linear_fp8_ada_<output>_<M>x<N>`,
 /// `linear_update_hopper_<type>_[<schedule>_|own_]<M>x<N>`,
 /// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>`, `linear_narrow_<input>_<output>_<M>x<N>`,
 /// `linear_strided_<input>_<output>_<M>x<N>`, `linear_sums_<input>_<output>`, `linear_joined_<type>_[<schedule>_]<M>x<N>[_split<blocks>]` or `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>[_deep]]`.
@@ -217,6 +220,9 @@ impl Instance {
             ["hopper", input, output, "cooperative", shape @ "192x192", "along", "n"] => {
                 (Family::Hopper(boxes::<HopperCooperative192x192AlongN>()), input, output, shape)
             }
+            ["hopper", input, output, "cooperative", shape @ "256x176"] => {
+                (Family::Hopper(boxes::<HopperCooperative256x176>()), input, output, shape)
+            }
             ["hopper", input, output, "cooperative", shape @ "192x176"] => {
                 (Family::Hopper(boxes::<HopperCooperative192x176>()), input, output, shape)
             }
@@ -262,6 +268,7 @@ impl Instance {
             }
             ["update", "hopper", input, shape @ "16x64"] => (Family::UpdateFewRows, input, input, shape),
             ["update", input, shape] => (Family::Update, input, input, shape),
+            ["fp8", "ada", output, shape] => (Family::Fp8Ada, "e4m3", output, shape),
             ["fp8", output, shape] => (Family::Fp8Portable, "f16", output, shape),
             [input, output, shape] => (Family::Portable, input, output, shape),
             _ => return None,
@@ -281,7 +288,7 @@ impl Instance {
     /// The type of the bias.
     pub(super) fn bias(self) -> Float {
         match self.family {
-            Family::Fp8Portable | Family::Fp8Hopper(_) => self.output,
+            Family::Fp8Portable | Family::Fp8Ada | Family::Fp8Hopper(_) => self.output,
             _ => self.input,
         }
     }

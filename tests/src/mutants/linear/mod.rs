@@ -23,7 +23,7 @@ use size::{FULL, Function, Fused, PLAIN, Scales, Size, plain, size};
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let instance = Instance::named(name)?;
     let mut sizes = match instance.family {
-        Family::Portable | Family::Fp8Portable => instance.portable_sizes(),
+        Family::Portable | Family::Fp8Portable | Family::Fp8Ada => instance.portable_sizes(),
         Family::Update => instance.update_sizes(),
         Family::UpdateHopper(boxes) => instance.update_hopper_sizes(boxes),
         Family::UpdateFewRows => {
@@ -76,8 +76,9 @@ fn sums_sizes() -> Vec<Size> {
 
 impl Instance {
     fn portable_sizes(self) -> Vec<Size> {
-        // Columns of x in a slot of the ring: rows of 64 bytes in the large tiles, of 128 in the others.
-        let slot = if self.tile[0] == 128 { 64 } else { 128 } / self.input.bytes();
+        // Columns of x in a slot of the ring: rows of 64 bytes in the large tiles of wider types, of 128 in the others.
+        let is_fp8 = self.family == Family::Fp8Ada;
+        let slot = if self.tile[0] == 128 && !is_fp8 { 64 } else { 128 } / self.input.bytes();
         let chunk = self.input.chunk();
         // Sums that end in each slot of the ring before it comes round, some with the slot and some within it; longer
         // ones that end in its first, its last and between.
@@ -101,7 +102,7 @@ impl Instance {
         sizes.push(plain(33, chunk, 67).fused(FULL));
         sizes.push(plain(20, chunk, 40).fused(FULL).odd());
         sizes.extend(SINGLE.map(|fused| plain(20, chunk, 21).fused(fused)));
-        if self.family != Family::Fp8Portable {
+        if !is_fp8 && self.family != Family::Fp8Portable {
             sizes.push(plain(20, chunk, 70).fused(FULL).batch(2, [false, false]));
             sizes.push(plain(70, chunk, 20).batch(3, [false, true]));
         }
@@ -124,6 +125,16 @@ impl Instance {
             sizes.push(size(37, slot + chunk, 53).words([16, 4]));
             sizes.push(size(37, slot + chunk, 53).words([8, 16]));
             sizes.push(plain(70, chunk, 20).batch(2, [false, true]).words([8, 4]));
+        }
+        if is_fp8 {
+            // Rows that end at every element of a chunk and at the end of each pass of their copies, in every slot.
+            sizes.extend([1, 2, 15].map(|tail| size(37, chunk + tail, 53)));
+            for (m, n) in [(20, 37), (37, 20), (45, 70), (70, 101), (101, 45)] {
+                sizes.push(size(m, 9 * slot + 1, n));
+            }
+            // Each pair of types has a main loop of its own.
+            let pairs = [[false, false], [false, true], [true, false], [true, true]];
+            sizes = sizes.iter().flat_map(|size| pairs.map(|[x, w]| size.second_type(x, w))).collect();
         }
         sizes
     }

@@ -1,15 +1,17 @@
 //! How the kernels for 8-bit types are launched.
 //!
-//! On Hopper one kernel multiplies the 8-bit operands. Elsewhere they are widened to f16, which holds every 8-bit number exactly, and
-//! multiplied by a kernel for that. Rows that a kernel cannot read in place are repacked first.
+//! From Ada on one kernel multiplies the 8-bit operands, on Hopper another. Elsewhere they are widened to f16, which holds every 8-bit
+//! number exactly, and multiplied by a kernel for that. Rows that a kernel cannot read in place are repacked first.
 
 use half::f16;
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::float::F16;
 use warpsmith_dsl::gemm::PersistentTile;
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
+use warpsmith_kernels::fp8::Fp8Types;
 use warpsmith_kernels::linear_fp8::{Fp8Params, WIDEN_CHUNK, WidenParams};
-use warpsmith_kernels::linear_fp8_hopper::{Fp8HopperParams, Fp8Types};
+use warpsmith_kernels::linear_fp8_ada::Fp8AdaParams;
+use warpsmith_kernels::linear_fp8_hopper::Fp8HopperParams;
 
 use super::{has_only_tiles, is_early, tiles};
 use crate::device::Device;
@@ -30,13 +32,16 @@ pub struct Instance<O: Element> {
 }
 
 enum Kind<O: Element> {
-    /// It reads 8-bit operands.
+    /// It reads 8-bit operands through tensor maps.
     Hopper(LaunchHopper<O>),
+    /// It reads 8-bit operands.
+    Ada(LaunchAda<O>),
     /// It reads f16.
     Portable(LaunchPortable<O>),
 }
 
 type LaunchHopper<O> = unsafe fn(&Stream, u32, &Matrices<'_>, &Output<'_, O>, Fp8Types) -> Result<()>;
+type LaunchAda<O> = unsafe fn(&Stream, u32, &[Rows; 2], &Output<'_, O>, u32, Fp8Types) -> Result<()>;
 type LaunchPortable<O> = unsafe fn(&Stream, u32, [&Tensor<f16>; 2], &Output<'_, O>, u32) -> Result<()>;
 
 /// Encodes a matrix for boxes of so many rows, as one of a batch.
@@ -52,6 +57,18 @@ struct Matrices<'a> {
     parts: u32,
 }
 
+/// An operand in aligned rows, whatever its type.
+struct Rows {
+    base: Global<u8>,
+    stride: u64,
+}
+
+impl Rows {
+    fn of<T: Element>(matrix: &Tensor<T>) -> Self {
+        Self { base: Global::new(matrix.arg().address()), stride: row_stride(matrix) }
+    }
+}
+
 /// Where the result of a kernel goes.
 struct Output<'a, O: Element> {
     /// y as a matrix, or the parts of its sums as one below the other.
@@ -65,6 +82,10 @@ struct Output<'a, O: Element> {
 impl<O: Element> Instance<O> {
     pub(in crate::ops::gemm) fn hopper<K: Kernel<Args = HopperArgs<O>>, S: PersistentTile>() -> Self {
         Self { declaration: K::DECLARATION, kind: Kind::Hopper(launch_hopper::<O, K, S>) }
+    }
+
+    pub(in crate::ops::gemm) fn ada<K: Kernel<Args = AdaArgs<O>>>() -> Self {
+        Self { declaration: K::DECLARATION, kind: Kind::Ada(launch_ada::<O, K>) }
     }
 
     pub(in crate::ops::gemm) fn portable<K: Kernel<Args = PortableArgs<O>>>() -> Self {
@@ -131,6 +152,36 @@ unsafe fn launch_hopper<O: Element, K: Kernel<Args = HopperArgs<O>>, S: Persiste
             kernel.launch(stream, grid, args)
         }
     }
+}
+
+/// The arguments of a kernel for Ada.
+type AdaArgs<O> = (
+    Global<u8>,
+    Global<u8>,
+    GlobalMut<<O as Element>::Device>,
+    LinearEpilogue<<O as Element>::Device, <O as Element>::Device>,
+    Fp8AdaParams,
+);
+
+/// Launches the kernel `K` for Ada.
+///
+/// # Safety
+///
+/// As [`launch_hopper`]; the operands' rows are aligned.
+unsafe fn launch_ada<O: Element, K: Kernel<Args = AdaArgs<O>>>(
+    stream: &Stream,
+    blocks: u32,
+    [x, w]: &[Rows; 2],
+    output: &Output<'_, O>,
+    k: u32,
+    types: Fp8Types,
+) -> Result<()> {
+    let &Output { y, place, epilogue, m, n } = output;
+    let params =
+        Fp8AdaParams { stride_x: x.stride, stride_w: w.stride, stride_y: row_stride(y), m, n, k, types };
+    let kernel = stream.device().kernel::<K>()?;
+    // SAFETY: the caller's promise.
+    unsafe { kernel.launch(stream, [blocks, 1, 1], (x.base, w.base, place, epilogue, params)) }
 }
 
 /// The arguments of a portable kernel.
@@ -246,7 +297,7 @@ impl<O: ScaledOutput> plan::Kernels for Kernels<O> {
             }
         };
         match self.instance.kind {
-            Kind::Hopper(_) => implementation,
+            Kind::Hopper(_) | Kind::Ada(_) => implementation,
             // Both are copied in f16.
             Kind::Portable(_) => implementation.with_copies(2),
         }
@@ -284,6 +335,7 @@ impl<O: ScaledOutput> Kernels<O> {
         let &Plan { m, n, k, blocks, .. } = plan;
         let [copy_x, copy_w] = plan.path.repack;
         let output = Output { y, place, epilogue, m, n };
+        let types = Fp8Types::new(X::IS_E5M2, W::IS_E5M2);
         match self.instance.kind {
             Kind::Hopper(launch) => {
                 let (x, w) = (matrix(stream, x, copy_x)?, matrix(stream, w, copy_w)?);
@@ -296,12 +348,20 @@ impl<O: ScaledOutput> Kernels<O> {
                     // SAFETY: the caller's promise; rows are aligned. Tensors are freed in the order of their home streams, which `with_operands` makes wait
                     // for this work.
                     unsafe {
-                        let types = Fp8Types::new(X::IS_E5M2, W::IS_E5M2);
                         match &self.passes {
                             None => launch(stream, blocks, &matrices, &output, types),
                             Some(passes) => launch_passes(stream, blocks, passes, &matrices, &output, types),
                         }
                     }
+                })
+            }
+            Kind::Ada(launch) => {
+                let (x, w) = (matrix(stream, x, copy_x)?, matrix(stream, w, copy_w)?);
+                let rows = [Rows::of(&x), Rows::of(&w)];
+                let operands = [&[&x as &dyn Operand, &w], others].concat();
+                stream.with_operands(&operands, || {
+                    // SAFETY: as above.
+                    unsafe { launch(stream, blocks, &rows, &output, k, types) }
                 })
             }
             Kind::Portable(launch) => {

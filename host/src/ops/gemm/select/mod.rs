@@ -5,15 +5,17 @@
 #[cfg(test)]
 mod tests;
 
-use super::cost::picoseconds;
-use super::{Limits, Problem, Tile};
+use super::cost::{picoseconds, picoseconds_of_launch};
+use super::{Limits, Problem, Tile, is_hopper};
 use crate::kernel::is_built;
 
 /// The tile to compute `problem` with; `None` if no tile fits the device's shared memory.
 #[must_use]
 pub fn select(problem: &Problem, limits: &Limits) -> Option<Tile> {
+    // Hopper multiplies 8-bit numbers by `mma.sync` as numbers of f16.
+    let is_choice = |tile: &Tile| !(tile.is_ada() && is_hopper(limits.compute_capability));
     // Where memory takes longest, halves are estimated to take the time of whole tiles, but leave multiprocessors for others.
-    candidates(problem, limits).min_by_key(|tile| {
+    candidates(problem, limits).filter(is_choice).min_by_key(|tile| {
         (picoseconds(*tile, problem, limits), *tile != Tile::HopperCooperative128x256Halves)
     })
 }
@@ -33,4 +35,9 @@ pub(crate) fn estimate(tile: Option<Tile>, problem: &Problem, limits: &Limits) -
         None => select(problem, limits),
     };
     tile.map(|tile| picoseconds(tile, problem, limits))
+}
+
+/// As [`estimate`] of a tile, for kernels that are like that of the linear operation with it, but cannot have sums in parts that a second launch adds.
+pub(crate) fn estimate_of_launch(tile: Tile, problem: &Problem, limits: &Limits) -> Option<u128> {
+    tile.computes(problem, limits).then(|| picoseconds_of_launch(tile, problem, limits))
 }

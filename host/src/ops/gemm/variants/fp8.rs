@@ -4,6 +4,7 @@ use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use warpsmith_dsl::float::{self as device_float, Bf16, F16};
 use warpsmith_kernels::linear_fp8::{Fp8Portable64x64, linear_fp8, widen_fp8};
+use warpsmith_kernels::linear_fp8_ada::{Fp8Ada16x64, Fp8Ada64x64, Fp8Ada128x128, linear_fp8_ada};
 use warpsmith_kernels::linear_fp8_hopper::{
     Fp8Hopper64x64, Fp8Hopper64x128, Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128, linear_fp8_hopper,
 };
@@ -72,6 +73,9 @@ macro_rules! outputs {
                         Tile::Fp8Hopper128x128 => outputs!(@hopper $device, Fp8Hopper128x128),
                         Tile::Fp8Hopper64x128 => outputs!(@hopper $device, Fp8Hopper64x128),
                         Tile::Fp8Hopper64x64 => outputs!(@hopper $device, Fp8Hopper64x64),
+                        Tile::Fp8Ada128x128 => Instance::ada::<linear_fp8_ada<$device, Fp8Ada128x128>>(),
+                        Tile::Fp8Ada64x64 => Instance::ada::<linear_fp8_ada<$device, Fp8Ada64x64>>(),
+                        Tile::Fp8Ada16x64 => Instance::ada::<linear_fp8_ada<$device, Fp8Ada16x64>>(),
                         Tile::Fp8Portable64x64 => Instance::portable::<linear_fp8<$device, Fp8Portable64x64>>(),
                         _ => return None,
                     })

@@ -9,7 +9,8 @@ use warpsmith_kernels::linear::{
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
     HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192AlongN, HopperPingPong128x128, HopperPingPong128x192, linear_hopper,
+    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
+    linear_hopper,
 };
 use warpsmith_kernels::linear_hopper_f32::{
     Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
@@ -85,6 +86,7 @@ macro_rules! instances {
     (@instance $t:ident, $o:ident, HopperCooperative192x192AlongN) => {
         instances!(@hopper $t, $o, HopperCooperative192x192AlongN)
     };
+    (@instance $t:ident, $o:ident, HopperCooperative256x176) => { instances!(@hopper $t, $o, HopperCooperative256x176) };
     (@instance $t:ident, $o:ident, HopperCooperative192x176) => { instances!(@hopper $t, $o, HopperCooperative192x176) };
     (@instance $t:ident, $o:ident, Skinny64x64) => { instances!(@skinny $t, $o, Skinny64x64) };
     (@instance $t:ident, $o:ident, Skinny64x64Split2) => { instances!(@skinny $t, $o, Skinny64x64Split2) };
@@ -119,7 +121,7 @@ instances! {
     f16 / F16 -> f16 / F16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperCooperative128x192, HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-         HopperCooperative192x192AlongN, HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
+         HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          Narrow16x256, Strided32x32, T128x128, T128x64, T64x64, T16x64];
     f16 / F16 -> f32 / f32:
         [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x256Halves, HopperCooperative128x192,
@@ -128,7 +130,7 @@ instances! {
     bf16 / Bf16 -> bf16 / Bf16:
         [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
          HopperCooperative128x192, HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-         HopperCooperative192x192AlongN, HopperCooperative192x176,
+         HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
  Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
          Narrow16x256, Strided32x32, T128x128, T128x64, T64x64, T16x64];
     bf16 / Bf16 -> f32 / f32:

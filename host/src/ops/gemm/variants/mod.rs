@@ -52,6 +52,12 @@ impl Tile {
         !matches!(self.facts().schedule, Schedule::Portable { .. })
     }
 
+    /// Whether it multiplies 8-bit operands by `mma.sync`, on Ada and later.
+    #[must_use]
+    pub const fn is_ada(self) -> bool {
+        matches!(self, Self::Fp8Ada128x128 | Self::Fp8Ada64x64 | Self::Fp8Ada16x64)
+    }
+
     /// Blocks of a cluster.
     #[must_use]
     pub const fn cluster(self) -> u32 {

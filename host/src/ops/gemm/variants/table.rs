@@ -7,13 +7,14 @@ use warpsmith_kernels::linear::{
     Tf32Tile16x64, Tf32Tile64x64, Tf32Tile128x128, Tile16x64, Tile64x64, Tile128x64, Tile128x128,
 };
 use warpsmith_kernels::linear_fp8::Fp8Portable64x64;
+use warpsmith_kernels::linear_fp8_ada::{Fp8Ada16x64, Fp8Ada64x64, Fp8Ada128x128};
 use warpsmith_kernels::linear_fp8_hopper::{
     Fp8Hopper64x64, Fp8Hopper64x128, Fp8Hopper128x128, Fp8Hopper128x192, Fp8Hopper256x128,
 };
 use warpsmith_kernels::linear_hopper::{
     HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x128, HopperCooperative128x160,
     HopperCooperative128x192, HopperCooperative128x256, HopperCooperative192x176,
-    HopperCooperative192x192AlongN, HopperPingPong128x128, HopperPingPong128x192,
+    HopperCooperative192x192AlongN, HopperCooperative256x176, HopperPingPong128x128, HopperPingPong128x192,
 };
 use warpsmith_kernels::linear_hopper_f32::{Split64x64, Split64x128, Split128x128, Split128x256};
 use warpsmith_kernels::linear_skinny::{
@@ -23,7 +24,7 @@ use warpsmith_kernels::linear_skinny::{
 
 use crate::ops::Products;
 use crate::ops::gemm::Access;
-use crate::ops::gemm::problem::{AMPERE, TURING};
+use crate::ops::gemm::problem::{ADA, AMPERE, TURING};
 #[cfg(doc)]
 use crate::ops::gemm::{Fused, Problem};
 
@@ -91,6 +92,9 @@ variants! {
     /// 192 × 192 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
     /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative192x192AlongN = "hopper-cooperative-192x192-along-n", Facts::persistent::<HopperCooperative192x192AlongN>().halves(ALIGNED);
+    /// 256 × 176 on Hopper, persistent, by two warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
+    /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
+    HopperCooperative256x176 = "hopper-cooperative-256x176", Facts::persistent::<HopperCooperative256x176>().halves(ALIGNED);
     /// 192 × 176 on Hopper, persistent, by three warpgroups together, two blocks to a cluster, along N; for 16-bit types and outputs that are
     /// [stored as boxes](Problem::stores_boxes), without [terms](Fused::Terms), only.
     HopperCooperative192x176 = "hopper-cooperative-192x176", Facts::persistent::<HopperCooperative192x176>().halves(ALIGNED);
@@ -124,19 +128,19 @@ variants! {
     /// 32 × 32 on Hopper, of operands that lie in [any way](Access::Strided); 16-bit types only.
     Strided32x32 = "strided-32x32", Facts::strided().halves(&[Access::Strided]);
     /// 128 × 128; 16-bit types only.
-    T128x128 = "128x128", Facts::portable::<Tile128x128>("linear").halves(ALIGNED).wide();
+    T128x128 = "128x128", Facts::portable::<Tile128x128>().halves(ALIGNED).wide();
     /// 128 × 64.
-    T128x64 = "128x64", Facts::portable::<Tile128x64>("linear").halves(ALIGNED).wide().f32(ALIGNED);
+    T128x64 = "128x64", Facts::portable::<Tile128x64>().halves(ALIGNED).wide().f32(ALIGNED);
     /// 64 × 64.
-    T64x64 = "64x64", Facts::portable::<Tile64x64>("linear").halves(WORDS).wide().f32(WORDS).since(TURING);
+    T64x64 = "64x64", Facts::portable::<Tile64x64>().halves(WORDS).wide().f32(WORDS).since(TURING);
     /// 16 × 64, for a few rows of x.
-    T16x64 = "16x64", Facts::portable::<Tile16x64>("linear").halves(WORDS).wide().f32(WORDS);
+    T16x64 = "16x64", Facts::portable::<Tile16x64>().halves(WORDS).wide().f32(WORDS);
     /// 128 × 128; f32 is rounded to TF32.
-    Tf32T128x128 = "tf32-128x128", Facts::portable::<Tf32Tile128x128>("linear").tf32(ALIGNED);
+    Tf32T128x128 = "tf32-128x128", Facts::portable::<Tf32Tile128x128>().tf32(ALIGNED);
     /// 64 × 64; f32 is rounded to TF32.
-    Tf32T64x64 = "tf32-64x64", Facts::portable::<Tf32Tile64x64>("linear").tf32(WORDS);
+    Tf32T64x64 = "tf32-64x64", Facts::portable::<Tf32Tile64x64>().tf32(WORDS);
     /// 16 × 64, for a few rows of x; f32 is rounded to TF32.
-    Tf32T16x64 = "tf32-16x64", Facts::portable::<Tf32Tile16x64>("linear").tf32(WORDS);
+    Tf32T16x64 = "tf32-16x64", Facts::portable::<Tf32Tile16x64>().tf32(WORDS);
     /// 256 × 128 on Hopper, persistent, in clusters of two along N; 8-bit types.
     Fp8Hopper256x128 = "hopper-256x128", Facts::fp8_hopper::<Fp8Hopper256x128>();
     /// 128 × 192 on Hopper, persistent, in clusters of two along M; 8-bit types.
@@ -147,8 +151,14 @@ variants! {
     Fp8Hopper64x128 = "hopper-64x128", Facts::fp8_hopper::<Fp8Hopper64x128>();
     /// 64 × 64 on Hopper, persistent, in clusters of two along M; 8-bit types.
     Fp8Hopper64x64 = "hopper-64x64", Facts::fp8_hopper::<Fp8Hopper64x64>();
+    /// 128 × 128 of 8-bit types, by `mma.sync`.
+    Fp8Ada128x128 = "ada-128x128", Facts::fp8_portable::<Fp8Ada128x128>("linear_fp8_ada").since(ADA);
+    /// 64 × 64 of 8-bit types, by `mma.sync`.
+    Fp8Ada64x64 = "ada-64x64", Facts::fp8_portable::<Fp8Ada64x64>("linear_fp8_ada").since(ADA);
+    /// 16 × 64 of 8-bit types, by `mma.sync`, for a few rows of x.
+    Fp8Ada16x64 = "ada-16x64", Facts::fp8_portable::<Fp8Ada16x64>("linear_fp8_ada").since(ADA);
     /// 64 × 64 of 8-bit types, by way of f16.
-    Fp8Portable64x64 = "fp8-64x64", Facts::portable::<Fp8Portable64x64>("linear_fp8").fp8().since(TURING);
+    Fp8Portable64x64 = "fp8-64x64", Facts::fp8_portable::<Fp8Portable64x64>("linear_fp8").since(TURING);
 }
 
 /// What a variant's kernels say of themselves, and what they serve.
@@ -218,9 +228,15 @@ impl Facts {
         }
     }
 
-    const fn portable<S: TileShape>(family: &'static str) -> Self {
+    const fn portable<S: TileShape>() -> Self {
         let schedule = Schedule::Portable { step_bytes: S::ROW_BYTES, shares: S::SHARES };
-        Self::new(family, (S::BLOCK_M, S::BLOCK_N), S::SHARED_BYTES, schedule)
+        Self::new("linear", (S::BLOCK_M, S::BLOCK_N), S::SHARED_BYTES, schedule)
+    }
+
+    /// Those of a portable tile for 8-bit types, whose sums blocks do not share.
+    const fn fp8_portable<S: TileShape>(family: &'static str) -> Self {
+        let schedule = Schedule::Portable { step_bytes: S::ROW_BYTES, shares: false };
+        Self::new(family, (S::BLOCK_M, S::BLOCK_N), S::SHARED_BYTES, schedule).fp8()
     }
 
     const fn split<S: SplitTile>() -> Self {

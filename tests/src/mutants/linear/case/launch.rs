@@ -6,9 +6,11 @@ use warpsmith_dsl::gemm::parts::Parts;
 use warpsmith_dsl::gemm::wgmma::{CHUNK, Exchange, PART, U_BOX_COLUMNS};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg, TensorMap};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
+use warpsmith_kernels::fp8::Fp8Types;
 use warpsmith_kernels::linear::LinearParams;
 use warpsmith_kernels::linear_fp8::Fp8Params;
-use warpsmith_kernels::linear_fp8_hopper::{Fp8HopperParams, Fp8Types};
+use warpsmith_kernels::linear_fp8_ada::Fp8AdaParams;
+use warpsmith_kernels::linear_fp8_hopper::Fp8HopperParams;
 use warpsmith_kernels::linear_hopper::HopperParams;
 use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
 use warpsmith_kernels::linear_narrow::NarrowParams;
@@ -261,6 +263,12 @@ impl Case {
             }
             Family::Fp8Portable => {
                 let params = Fp8Params { stride: self.operands[0].stride, stride_y, m, n, k, reserved: 0 };
+                (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(tiles, raw))
+            }
+            Family::Fp8Ada => {
+                let [stride_x, stride_w] = [0, 1].map(|which: usize| self.operands[which].stride);
+                let types = Fp8Types::new(second_type[0], second_type[1]);
+                let params = Fp8AdaParams { stride_x, stride_w, stride_y, m, n, k, types };
                 (pointer(0), pointer(1), y, epilogue, params).with_raw(|raw| launch(tiles, raw))
             }
             Family::Hopper(boxes) => {
