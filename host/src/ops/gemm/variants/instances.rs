@@ -50,12 +50,39 @@ where
     fn passes(tile: Tile) -> Option<Passes<Self, O>>;
 }
 
+/// The kernels for inputs and outputs of some types, by how they are launched. A tile has the name of its kernels' shape, or is set equal to it.
 macro_rules! instances {
-    ($($input:ident / $device_input:ident -> $output:ident / $device_output:ident: [$($tile:ident),* $(,)?];)*) => {
+    ($($input:ident / $device_input:ident -> $output:ident / $device_output:ident {
+        persistent: [$($persistent:ident),* $(,)?],
+        halves: [$($halves:ident = $halved:ident),* $(,)?],
+        split: [$($split:ident = $split_tile:ident),* $(,)?],
+        skinny: [$($skinny:ident),* $(,)?],
+        portable: [$($portable:ident = $portable_tile:ident / $access:ident),* $(,)?],
+        own: [$($own:ident = $launch:ident $kernel:ident),* $(,)?],
+    })*) => {
         $(
             impl LinearTypes<$output> for $input {
                 fn instance(tile: Tile) -> Option<Instance<Self, $output>> {
-                    instances!(@arms $device_input, $device_output, tile, [$($tile),*])
+                    Some(match tile {
+                        $(Tile::$persistent => {
+                            Instance::hopper::<linear_hopper<$device_input, $device_output, $persistent>, $persistent>()
+                        })*
+                        $(Tile::$halves => {
+                            Instance::hopper_halves::<linear_hopper<$device_input, $device_output, $halved>, $halved>()
+                        })*
+                        $(Tile::$split => Instance::split::<linear_hopper_f32<$split_tile>, $split_tile>(),)*
+                        $(Tile::$skinny => {
+                            Instance::skinny::<linear_skinny<$device_input, $device_output, $skinny>, $skinny>()
+                        })*
+                        $(Tile::$portable => {
+                            Instance::portable::<
+                                linear<$device_input, $device_output, $portable_tile, $access>,
+                                $portable_tile,
+                            >()
+                        })*
+                        $(Tile::$own => Instance::$launch::<$kernel<$device_input>>(),)*
+                        _ => return None,
+                    })
                 }
 
                 fn passes(tile: Tile) -> Option<Passes<Self, $output>> {
@@ -65,83 +92,84 @@ macro_rules! instances {
             }
         )*
     };
-    (@arms $t:ident, $o:ident, $choice:expr, [$($tile:ident),*]) => {
-        match $choice {
-            $(Tile::$tile => Some(instances!(@instance $t, $o, $tile)),)*
-            #[allow(unreachable_patterns, reason = "types that have every combination leave nothing over")]
-            _ => None,
-        }
-    };
-    (@instance $t:ident, $o:ident, HopperPingPong128x128) => { instances!(@hopper $t, $o, HopperPingPong128x128) };
-    (@instance $t:ident, $o:ident, HopperPingPong128x192) => { instances!(@hopper $t, $o, HopperPingPong128x192) };
-    (@instance $t:ident, $o:ident, HopperCooperative128x256) => { instances!(@hopper $t, $o, HopperCooperative128x256) };
-    (@instance $t:ident, $o:ident, HopperCooperative128x256Halves) => {
-        Instance::hopper_halves::<linear_hopper<$t, $o, HopperCooperative128x256>, HopperCooperative128x256>()
-    };
-    (@instance $t:ident, $o:ident, HopperCooperative128x192) => { instances!(@hopper $t, $o, HopperCooperative128x192) };
-    (@instance $t:ident, $o:ident, HopperCooperative128x128) => { instances!(@hopper $t, $o, HopperCooperative128x128) };
-    (@instance $t:ident, $o:ident, HopperCooperative64x128) => { instances!(@hopper $t, $o, HopperCooperative64x128) };
-    (@instance $t:ident, $o:ident, HopperCooperative64x160) => { instances!(@hopper $t, $o, HopperCooperative64x160) };
-    (@instance $t:ident, $o:ident, HopperCooperative128x160) => { instances!(@hopper $t, $o, HopperCooperative128x160) };
-    (@instance $t:ident, $o:ident, HopperCooperative192x192AlongN) => {
-        instances!(@hopper $t, $o, HopperCooperative192x192AlongN)
-    };
-    (@instance $t:ident, $o:ident, HopperCooperative256x176) => { instances!(@hopper $t, $o, HopperCooperative256x176) };
-    (@instance $t:ident, $o:ident, HopperCooperative192x176) => { instances!(@hopper $t, $o, HopperCooperative192x176) };
-    (@instance $t:ident, $o:ident, Skinny64x64) => { instances!(@skinny $t, $o, Skinny64x64) };
-    (@instance $t:ident, $o:ident, Skinny64x64Split2) => { instances!(@skinny $t, $o, Skinny64x64Split2) };
-    (@instance $t:ident, $o:ident, Skinny64x64Split8) => { instances!(@skinny $t, $o, Skinny64x64Split8) };
-    (@instance $t:ident, $o:ident, Skinny64x64Split8Deep) => { instances!(@skinny $t, $o, Skinny64x64Split8Deep) };
-    (@instance $t:ident, $o:ident, Skinny32x64) => { instances!(@skinny $t, $o, Skinny32x64) };
-    (@instance $t:ident, $o:ident, Skinny16x64) => { instances!(@skinny $t, $o, Skinny16x64) };
-    (@instance $t:ident, $o:ident, Skinny16x64Split2) => { instances!(@skinny $t, $o, Skinny16x64Split2) };
-    (@instance $t:ident, $o:ident, Skinny16x64Split4) => { instances!(@skinny $t, $o, Skinny16x64Split4) };
-    (@instance $t:ident, $o:ident, Narrow16x256) => { Instance::narrow::<linear_narrow<$t>>() };
-    (@instance $t:ident, $o:ident, Strided32x32) => { Instance::strided::<linear_strided<$t>>() };
-    (@instance $t:ident, $o:ident, HopperSplit128x256) => { instances!(@split Split128x256) };
-    (@instance $t:ident, $o:ident, HopperSplit128x128) => { instances!(@split Split128x128) };
-    (@instance $t:ident, $o:ident, HopperSplit64x128) => { instances!(@split Split64x128) };
-    (@instance $t:ident, $o:ident, HopperSplit64x64) => { instances!(@split Split64x64) };
-    (@instance $t:ident, $o:ident, $tile:ident) => {
-        instances!(@portable $t, $o, $tile)
-    };
-    (@hopper $t:ident, $o:ident, $tile:ident) => { Instance::hopper::<linear_hopper<$t, $o, $tile>, $tile>() };
-    (@skinny $t:ident, $o:ident, $tile:ident) => { Instance::skinny::<linear_skinny<$t, $o, $tile>, $tile>() };
-    (@split $tile:ident) => { Instance::split::<linear_hopper_f32<$tile>, $tile>() };
-    (@portable $t:ident, $o:ident, T128x128) => { instances!(@portable $t, $o, Tile128x128, Aligned) };
-    (@portable $t:ident, $o:ident, T128x64) => { instances!(@portable $t, $o, Tile128x64, Aligned) };
-    (@portable $t:ident, $o:ident, T64x64) => { instances!(@portable $t, $o, Tile64x64, Words) };
-    (@portable $t:ident, $o:ident, T16x64) => { instances!(@portable $t, $o, Tile16x64, Words) };
-    (@portable $t:ident, $o:ident, Tf32T128x128) => { instances!(@portable $t, $o, Tf32Tile128x128, Aligned) };
-    (@portable $t:ident, $o:ident, Tf32T64x64) => { instances!(@portable $t, $o, Tf32Tile64x64, Words) };
-    (@portable $t:ident, $o:ident, Tf32T16x64) => { instances!(@portable $t, $o, Tf32Tile16x64, Words) };
-    (@portable $t:ident, $o:ident, $tile:ident, $access:ident) => { Instance::portable::<linear<$t, $o, $tile, $access>, $tile>() };
 }
 instances! {
-    f16 / F16 -> f16 / F16:
-        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
-         HopperCooperative128x192, HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-         HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176, Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
-         Narrow16x256, Strided32x32, T128x128, T128x64, T64x64, T16x64];
-    f16 / F16 -> f32 / f32:
-        [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x256Halves, HopperCooperative128x192,
-         Skinny16x64, Skinny16x64Split4,
-         T128x128, T128x64, T64x64, T16x64];
-    bf16 / Bf16 -> bf16 / Bf16:
-        [HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x256Halves,
-         HopperCooperative128x192, HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
-         HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
- Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
-         Narrow16x256, Strided32x32, T128x128, T128x64, T64x64, T16x64];
-    bf16 / Bf16 -> f32 / f32:
-        [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x256Halves, HopperCooperative128x192,
-         Skinny16x64, Skinny16x64Split4,
-         T128x128, T128x64, T64x64, T16x64];
-    f32 / f32 -> f32 / f32:
-        [HopperPingPong128x128, HopperCooperative128x128, HopperCooperative128x256, HopperCooperative128x256Halves,
-         HopperSplit128x256, HopperSplit128x128, HopperSplit64x128, HopperSplit64x64,
-         Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64, Skinny16x64Split2, Skinny16x64Split4,
-         T128x64, T64x64, T16x64, Tf32T128x128, Tf32T64x64, Tf32T16x64];
+    f16 / F16 -> f16 / F16 {
+        persistent: [
+            HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x192,
+            HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
+            HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
+        ],
+        halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
+        split: [],
+        skinny: [
+            Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64,
+            Skinny16x64Split2, Skinny16x64Split4,
+        ],
+        portable: [
+            T128x128 = Tile128x128 / Aligned, T128x64 = Tile128x64 / Aligned, T64x64 = Tile64x64 / Words,
+            T16x64 = Tile16x64 / Words,
+        ],
+        own: [Narrow16x256 = narrow linear_narrow, Strided32x32 = strided linear_strided],
+    }
+    f16 / F16 -> f32 / f32 {
+        persistent: [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x192],
+        halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
+        split: [],
+        skinny: [Skinny16x64, Skinny16x64Split4],
+        portable: [
+            T128x128 = Tile128x128 / Aligned, T128x64 = Tile128x64 / Aligned, T64x64 = Tile64x64 / Words,
+            T16x64 = Tile16x64 / Words,
+        ],
+        own: [],
+    }
+    bf16 / Bf16 -> bf16 / Bf16 {
+        persistent: [
+            HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x192,
+            HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
+            HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
+        ],
+        halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
+        split: [],
+        skinny: [
+            Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64,
+            Skinny16x64Split2, Skinny16x64Split4,
+        ],
+        portable: [
+            T128x128 = Tile128x128 / Aligned, T128x64 = Tile128x64 / Aligned, T64x64 = Tile64x64 / Words,
+            T16x64 = Tile16x64 / Words,
+        ],
+        own: [Narrow16x256 = narrow linear_narrow, Strided32x32 = strided linear_strided],
+    }
+    bf16 / Bf16 -> f32 / f32 {
+        persistent: [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x192],
+        halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
+        split: [],
+        skinny: [Skinny16x64, Skinny16x64Split4],
+        portable: [
+            T128x128 = Tile128x128 / Aligned, T128x64 = Tile128x64 / Aligned, T64x64 = Tile64x64 / Words,
+            T16x64 = Tile16x64 / Words,
+        ],
+        own: [],
+    }
+    f32 / f32 -> f32 / f32 {
+        persistent: [HopperPingPong128x128, HopperCooperative128x128, HopperCooperative128x256],
+        halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
+        split: [
+            HopperSplit128x256 = Split128x256, HopperSplit128x128 = Split128x128, HopperSplit64x128 = Split64x128,
+            HopperSplit64x64 = Split64x64,
+        ],
+        skinny: [
+            Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64,
+            Skinny16x64Split2, Skinny16x64Split4,
+        ],
+        portable: [
+            T128x64 = Tile128x64 / Aligned, T64x64 = Tile64x64 / Words, T16x64 = Tile16x64 / Words,
+            Tf32T128x128 = Tf32Tile128x128 / Aligned, Tf32T64x64 = Tf32Tile64x64 / Words,
+            Tf32T16x64 = Tf32Tile16x64 / Words,
+        ],
+        own: [],
+    }
 }
 
 #[cfg(test)]
