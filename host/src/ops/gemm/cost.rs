@@ -122,7 +122,7 @@ impl Cost {
 /// How many blocks may share the sums of a tile.
 const PARTS: [u32; 12] = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96];
 /// The most that anybody may ask for.
-pub(crate) const MOST_PARTS: u32 = 96;
+pub(super) const MOST_PARTS: u32 = 96;
 /// Steps along K that a part has at least.
 const MIN_STEPS: u64 = 2;
 /// Rounds of blocks that sharing makes at most.
@@ -139,7 +139,7 @@ const SUMS_LAUNCH: u128 = 2_600_000;
 const SUMS_BANDWIDTH: u128 = 3_500_000;
 
 /// What the launch takes that adds `parts` parts of each sum, of outputs of M × N × batch.
-pub(crate) fn sums_picoseconds(sizes: [u32; 3], output_bytes: usize, parts: u32) -> u128 {
+fn sums_picoseconds(sizes: [u32; 3], output_bytes: usize, parts: u32) -> u128 {
     let elements: u128 = sizes.map(u128::from).into_iter().product();
     let bytes = elements * (u128::from(parts) * 4 + output_bytes as u128);
     SUMS_LAUNCH + bytes * 1_000_000 / SUMS_BANDWIDTH

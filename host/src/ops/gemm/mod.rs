@@ -36,7 +36,6 @@ pub use select::{candidates, select};
 pub use variants::Tile;
 
 pub(crate) use batch::broadcast;
-pub(crate) use cost::MOST_PARTS;
 pub(crate) use launch::fp8;
 pub(crate) use launch::{
     Operands, has_only_tiles, hopper_launch, hopper_map, is_early, skinny_launch, skinny_map,

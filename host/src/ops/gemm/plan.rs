@@ -5,11 +5,12 @@
 use std::sync::Arc;
 
 use super::batch::{Axes, Launches, PerRole, Role, broadcast_strides};
+use super::cost::MOST_PARTS;
 use super::operands::{self, OperandView, Path};
 use super::passes::{SUMS, sums_blocks};
 use super::problem::is_fp8;
 use super::variants::Refusal;
-use super::{Access, Fused, Limits, MOST_PARTS, Problem, TURING, Tile, has_tf32};
+use super::{Access, Fused, Limits, Problem, TURING, Tile, has_tf32};
 use crate::device::decisions::Key;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};

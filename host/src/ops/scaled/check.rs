@@ -62,7 +62,7 @@ impl<O: ScaledOutput> Checked<O> {
         output_shape.push(n);
         op.terms.check(&terms_of(op, &output_shape))?;
         let terms = op.terms.flattened(OPERATION)?;
-        // The kernels depend on neither the 8-bit types nor on how y lies, and are measured for a product with any terms alike.
+        // The choice depends neither on the 8-bit types nor on the layout of y, and is the same for any terms.
         let planned = Planned::of(&Request {
             operation: OPERATION,
             names: ["x", "w"],

@@ -1,4 +1,4 @@
-//! The tiles: what each is called, which operands and outputs its kernels serve, and how many blocks a launch has.
+//! The variants of kernels: what follows from the `table` for each. That is which operands and outputs it serves, and how many blocks a launch has.
 
 mod fp8;
 mod instances;
@@ -13,7 +13,7 @@ pub use table::Tile;
 use warpsmith_kernels::linear_hopper::HopperCooperative128x256;
 
 use super::halves::{Halves, halves_of};
-use super::problem::HOPPER;
+use super::problem::{HOPPER, is_fp8};
 use super::{Access, Fused, Limits, Problem};
 use crate::DType;
 use crate::ops::{Precision, Products};
@@ -22,10 +22,7 @@ use table::Schedule;
 impl Tile {
     /// The one whose family has kernels where no other has, for inputs of type `input`.
     pub(super) const fn least(input: DType) -> Self {
-        match input {
-            DType::F8E4M3 | DType::F8E5M2 => Self::Fp8Portable64x64,
-            _ => Self::T16x64,
-        }
+        if is_fp8(input) { Self::Fp8Portable64x64 } else { Self::T16x64 }
     }
 
     /// The kernel family of its kernels.
@@ -154,7 +151,7 @@ impl Tile {
         match input {
             DType::F16 | DType::Bf16 => facts.halves,
             DType::F32 => facts.f32,
-            DType::F8E4M3 | DType::F8E5M2 => facts.fp8,
+            input if is_fp8(input) => facts.fp8,
             _ => &[],
         }
     }
@@ -167,10 +164,10 @@ impl Tile {
     /// Whether a tile that [serves](Self::serves) inputs of type `input` has a kernel for outputs of type `output`.
     #[must_use]
     pub fn serves_output(self, input: DType, output: DType) -> bool {
-        match input {
-            DType::F8E4M3 | DType::F8E5M2 => matches!(output, DType::F16 | DType::Bf16 | DType::F32),
-            _ => output == input || (output == DType::F32 && self.facts().is_wide),
+        if is_fp8(input) {
+            return matches!(output, DType::F16 | DType::Bf16 | DType::F32);
         }
+        output == input || (output == DType::F32 && self.facts().is_wide)
     }
 
     /// How its kernels multiply inputs of type `input`.
