@@ -38,7 +38,7 @@ pub(crate) use graph::CudaGraph;
 pub(crate) use mapped::CudaMappedMemory;
 pub(crate) use module::{CudaFunction, CudaModule};
 pub(crate) use pinned::CudaHostMemory;
-pub(crate) use raw::CudaStream;
+pub(crate) use raw::{CudaStream, is_sanitized};
 
 use super::backend::{
     AllocationError, Backend, EventHandle, FunctionHandle, FunctionResources, GraphHandle, HostBlock,

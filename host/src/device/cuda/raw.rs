@@ -35,13 +35,16 @@ const SANITIZER_VARIABLE: &str = "WARPSMITH_SANITIZER";
 /// Bytes behind `bytes` that are allocated too, and zeroed: none, unless it is for compute-sanitizer. That counts a copy with a short source as one of all
 /// its bytes, and would report the last elements of allocations.
 fn padding(bytes: usize) -> usize {
-    static IS_PADDED: OnceLock<bool> = OnceLock::new();
-    match IS_PADDED
-        .get_or_init(|| std::env::var_os(SANITIZER_VARIABLE).is_some_and(|value| !value.is_empty()))
-    {
+    match is_sanitized() {
         true => bytes.checked_next_multiple_of(COPY_BYTES).map_or(0, |whole| whole - bytes),
         false => 0,
     }
+}
+
+/// Whether this runs under compute-sanitizer, as a variable says.
+pub(crate) fn is_sanitized() -> bool {
+    static IS: OnceLock<bool> = OnceLock::new();
+    *IS.get_or_init(|| std::env::var_os(SANITIZER_VARIABLE).is_some_and(|value| !value.is_empty()))
 }
 
 /// A number that the driver knows of a GPU.

@@ -8,6 +8,7 @@ use warpsmith_kernels::linear_sums::{SumsParams, WARP_COLUMNS, WARPS};
 
 use super::launch::{Instance, Operands, batch_stride, row_stride};
 use crate::device::Device;
+use crate::device::cuda::is_sanitized;
 use crate::error::Result;
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
@@ -60,8 +61,11 @@ impl<T: Element, O: Element> Passes<T, O> {
 /// give columns of zeros.
 pub(crate) fn parts_of(stream: &Stream, [m, n, batch]: [u32; 3], parts: u32) -> Result<(Tensor<f32>, u32)> {
     let columns = n.next_multiple_of(GROUP);
-    let matrices = batch as usize * parts as usize;
-    Ok((Tensor::uninit_on(stream, [matrices, m as usize, columns as usize])?, columns))
+    let shape = [batch as usize * parts as usize, m as usize, columns as usize];
+    // `initcheck` does not see what the copy engine stores.
+    let parts =
+        if is_sanitized() { Tensor::zeros_on(stream, shape)? } else { Tensor::uninit_on(stream, shape)? };
+    Ok((parts, columns))
 }
 
 /// Where sums go that are in parts.
