@@ -4,8 +4,8 @@
 use half::f16;
 use libtest_mimic::Failed;
 use ndarray::{Array2, ArrayD, Axis, Dimension, Ix2, IxDyn};
-use warpsmith::ops::linear::select::{Access, Fused};
-use warpsmith::ops::linear::{LinearInput, Tile};
+use warpsmith::ops::gemm::{Access, Fused, Tile};
+use warpsmith::ops::linear::LinearInput;
 use warpsmith::ops::{self, Activation};
 use warpsmith::weights::FloatElement;
 use warpsmith::{Device, DeviceKind, Tensor};

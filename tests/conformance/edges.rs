@@ -4,7 +4,7 @@
 use libtest_mimic::Failed;
 use ndarray::{Array1, Array2};
 use proptest::prelude::*;
-use warpsmith::ops::linear::Tile;
+use warpsmith::ops::gemm::Tile;
 use warpsmith::ops::peer::{Gate, QueryNorm};
 use warpsmith::ops::{self, Precision};
 use warpsmith::{DType, Device, DeviceKind, Tensor};

@@ -3,7 +3,7 @@
 use libtest_mimic::Failed;
 use ndarray::{Array1, Array2};
 use warpsmith::layers::Linear;
-use warpsmith::ops::{self, Activation, linear::Tile, peer::QueryNorm};
+use warpsmith::ops::{self, Activation, gemm::Tile, peer::QueryNorm};
 use warpsmith::{DType, Device, DeviceKind, Error, Tensor};
 use warpsmith_lab::benchmark::{self, Options};
 use warpsmith_lab::cases::{LinearCase, Placement};

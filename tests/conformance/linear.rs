@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array1, Array2, Array3};
 use warpsmith::layers::Linear;
-use warpsmith::ops::linear::Tile;
+use warpsmith::ops::gemm::Tile;
 use warpsmith::ops::{self, Activation, Implementation, Precision};
 use warpsmith::{Device, DeviceKind, Error, Tensor};
 

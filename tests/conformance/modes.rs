@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 
 use libtest_mimic::{Failed, Trial};
 use warpsmith::emulator::Completion;
-use warpsmith::ops::linear::Tile;
-use warpsmith::ops::linear::select::Access;
+use warpsmith::ops::gemm::{Access, Tile};
 use warpsmith::ops::{Activation, Implementation};
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;

@@ -7,7 +7,7 @@ use ndarray::Array2;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
 use warpsmith::emulator::{Completion, Numerics};
-use warpsmith::ops::scaled::Fp8Tile;
+use warpsmith::ops::gemm::Tile;
 use warpsmith::ops::{self, Activation, Implementation, Scale};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions, Error, Tensor};
 use warpsmith_lab::cases::{Data, Placement, ScaleKind, ScaledCase, Scales, Terms};
@@ -74,7 +74,7 @@ fn scaled_case(device: &Device, data: Data) -> impl Strategy<Value = ScaledCase>
         prop::sample::select(Activation::ALL.to_vec()),
         any::<bool>(),
         prop::sample::select(vec![1.0f32, 0.5, -0.37]),
-        prop::option::weighted(0.4, prop::sample::select(Fp8Tile::ALL.to_vec())),
+        prop::option::weighted(0.4, prop::sample::select(Tile::of_input(DType::F8E4M3).collect::<Vec<_>>())),
         any::<u64>(),
     );
     let places = (drawn::placement(16), drawn::placement(16), drawn::placement(16));
@@ -84,7 +84,7 @@ fn scaled_case(device: &Device, data: Data) -> impl Strategy<Value = ScaledCase>
         move |((m, k, n), (x_type, w_type), (x_scale, w_scale), places, options)| {
             let (output, activation, bias, alpha, tile, seed) = options;
             let ((x, w, y), across, terms) = places;
-            let runs = |tile: &Fp8Tile| {
+            let runs = |tile: &Tile| {
                 capability == (0, 0) || tile.runs_on(capability) && (k > 0 || !tile.is_hopper())
             };
             let case = ScaledCase { x_type, w_type, output, x_scale, w_scale, ..ScaledCase::new(m, k, n) };
@@ -391,7 +391,7 @@ fn modes() -> Vec<EmulatorOptions> {
 fn blocks_that_work_through_several_tiles_are_right_in_every_mode() -> Result<(), Failed> {
     for options in modes() {
         let device = Device::emulator_with(options.clone());
-        for tile in Fp8Tile::ALL.into_iter().filter(|tile| tile.is_hopper()) {
+        for tile in Tile::of_input(DType::F8E4M3).filter(|tile| tile.is_hopper()) {
             let (rows, columns) = tile.shape();
             let m = match rows * columns {
                 24_576.. => 17_300,
@@ -421,7 +421,7 @@ const ALL_TERMS: Terms = Terms {
 
 /// With every term, in rows of y that start at multiples of 16 bytes and in rows that do not.
 fn every_term_has_the_same_bits_in_every_mode() -> Result<(), Failed> {
-    for tile in Fp8Tile::ALL {
+    for tile in Tile::of_input(DType::F8E4M3) {
         for (output, (m, k, n)) in OUTPUTS.into_iter().zip([(300, 300, 264), (136, 200, 136), (72, 40, 133)])
         {
             let case = ScaledCase { output, terms: ALL_TERMS, ..ScaledCase::new(m, k, n) };
@@ -447,7 +447,7 @@ fn every_term_has_the_same_bits_in_every_mode() -> Result<(), Failed> {
 /// Every kernel gives the same bits whenever its copies and products complete, and whichever warp is first.
 fn every_kernel_gives_the_same_bits_in_every_mode() -> Result<(), Failed> {
     let modes = modes();
-    for tile in Fp8Tile::ALL {
+    for tile in Tile::of_input(DType::F8E4M3) {
         for (m, k, n) in [(300, 1100, 260), (65, 40, 72)] {
             let mut first: Option<Vec<bf16>> = None;
             for options in &modes {
@@ -484,7 +484,7 @@ fn sums_as_tensor_cores_add_them_stay_within_their_bound() -> Result<(), Failed>
         let device = Device::emulator_with(options);
         scaled_products_of_every_pair_of_types_are_right(&device)?;
         scaled_sums_of_one_sign_keep_what_is_added_to_them(&device)?;
-        for tile in Fp8Tile::ALL.into_iter().filter(|tile| tile.runs_on(compute_capability)) {
+        for tile in Tile::of_input(DType::F8E4M3).filter(|tile| tile.runs_on(compute_capability)) {
             let case = ScaledCase { output: DType::F32, tile: Some(tile), ..ScaledCase::new(40, 3000, 70) };
             check(&device, &case)?;
         }

@@ -33,7 +33,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use warpsmith::ops::linear::Tile;
+use warpsmith::ops::gemm::Tile;
 use warpsmith::{Device, DeviceKind, Error};
 use warpsmith_lab::benchmark::{self, Options, Sampler, Subject, Timing};
 
@@ -296,7 +296,7 @@ impl Bench<'_> {
     /// Measures the variants of one case and everything that is there to compare them with.
     fn measure(&mut self, case: &Case) -> Result<()> {
         let stream = self.device.default_stream();
-        let asked = self.args.tile.map_or(Variant::Chosen, |tile| Variant::Linear(tile, None));
+        let asked = self.args.tile.map_or(Variant::Chosen, |tile| Variant::By(tile, None));
         let mut variants = vec![asked];
         if self.args.variants {
             variants.extend(ours::tiles_of(&self.device, case));

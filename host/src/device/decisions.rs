@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::error::Result;
-use crate::tensor::{Element, Tensor};
+use crate::tensor::View;
 
 /// Decisions that are kept at most. Behind that all are dropped: whoever needs so many does not make the same calls again.
 const MOST: usize = 8192;
@@ -44,17 +44,18 @@ impl Key {
         self
     }
 
-    /// Adds how a tensor lies: type, shape, strides and where its first element is within 128 bytes. What else an address is decides nothing.
-    pub(crate) fn tensor<T: Element>(&mut self, tensor: &Tensor<T>) -> &mut Self {
-        self.number(T::DTYPE as usize).number(tensor.rank()).number(tensor.arg().address() as usize % 128);
-        self.0.extend(tensor.shape().iter().chain(tensor.strides()).map(|&number| number as u64));
+    /// Adds a tensor's layout: type, shape, strides and where its first element is within 128 bytes. What else an address is decides nothing.
+    pub(crate) fn view(&mut self, view: View<'_>) -> &mut Self {
+        let View { element, address, shape, strides } = view;
+        self.number(element as usize).number(shape.len()).number(address as usize % 128);
+        self.0.extend(shape.iter().chain(strides).map(|&number| number as u64));
         self
     }
 
-    /// Adds how a tensor lies that may be absent.
-    pub(crate) fn optional<T: Element>(&mut self, tensor: Option<&Tensor<T>>) -> &mut Self {
-        match tensor {
-            Some(tensor) => self.number(1).tensor(tensor),
+    /// Adds the layout of a tensor that may be absent.
+    pub(crate) fn optional(&mut self, view: Option<View<'_>>) -> &mut Self {
+        match view {
+            Some(view) => self.number(1).view(view),
             None => self.number(0),
         }
     }
@@ -117,7 +118,7 @@ mod tests {
     use super::{Decisions, Key, MOST};
     use crate::device::Device;
     use crate::error::Error;
-    use crate::tensor::Tensor;
+    use crate::tensor::{Tensor, View};
 
     #[test]
     fn each_key_is_decided_once_and_errors_are_not_kept() {
@@ -153,7 +154,7 @@ mod tests {
         let x = Tensor::<f32>::zeros(&device, [4, 6]).unwrap();
         let of = |tensor: &Tensor<f32>| {
             let mut key = Key::new("test");
-            key.tensor(tensor);
+            key.view(View::of(tensor));
             key
         };
         assert_eq!(of(&x), of(&Tensor::zeros(&device, [4, 6]).unwrap()));
@@ -169,7 +170,7 @@ mod tests {
         }
         assert_ne!(of(&x), {
             let mut key = Key::new("test");
-            key.optional(Some(&x));
+            key.optional(Some(View::of(&x)));
             key
         });
         assert_ne!(Key::new("test"), Key::new("tests"));

@@ -6,73 +6,42 @@
 use std::cell::RefCell;
 
 use crate::error::Result;
-use crate::ops::{linear, scaled};
-use crate::tensor::DType;
+use crate::ops::gemm;
 use crate::tune::Choice;
 
-/// The choice for a linear layer or a matrix product.
+/// The choice for a linear layer, a scaled one or a matrix product. A scaled one tells apart whether there is more than scales, a bias and an activation, and no
+/// more of what is done to the products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductChoice {
     /// What is computed.
-    pub problem: linear::select::Problem,
+    pub problem: gemm::Problem,
     /// What the device has.
-    pub limits: linear::select::Limits,
+    pub limits: gemm::Limits,
 }
 
 impl Choice for ProductChoice {
-    type Tile = linear::Tile;
+    type Tile = gemm::Tile;
 
     fn key(&self) -> String {
         format!("linear {:?}", self.problem)
     }
 
     fn candidates(&self) -> Vec<Self::Tile> {
-        linear::select::candidates(&self.problem, &self.limits).collect()
+        gemm::candidates(&self.problem, &self.limits).collect()
     }
 
     fn model(&self) -> Option<Self::Tile> {
-        linear::select::select(&self.problem, &self.limits)
-    }
-}
-
-/// The choice for a scaled linear layer. The model asks for the sizes alone; measurements are told apart by the output's type, and by whether
-/// there is more than scales, a bias and an activation, as well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ScaledChoice {
-    /// The type of Y.
-    pub output: DType,
-    /// Whether there is a residual, a mask or a pre-activation.
-    pub has_terms: bool,
-    /// The sizes.
-    pub problem: scaled::select::Problem,
-    /// What the device has.
-    pub limits: scaled::select::Limits,
-}
-
-impl Choice for ScaledChoice {
-    type Tile = scaled::Fp8Tile;
-
-    fn key(&self) -> String {
-        let Self { output, has_terms, problem, .. } = self;
-        format!("linear_scaled {output:?} terms: {has_terms} {problem:?}")
-    }
-
-    fn candidates(&self) -> Vec<Self::Tile> {
-        scaled::select::candidates(&self.problem, &self.limits).collect()
-    }
-
-    fn model(&self) -> Option<Self::Tile> {
-        scaled::select::select(&self.problem, &self.limits)
+        gemm::select(&self.problem, &self.limits)
     }
 }
 
 /// A problem that an operation runs a kernel for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Observation {
-    /// Of a linear layer or a matrix product, and which of its operands are copied into aligned rows first.
-    Product(ProductChoice, [bool; 2]),
-    /// Of a scaled linear layer.
-    Scaled(ScaledChoice),
+pub struct Observation {
+    /// The problem, and the device's limits.
+    pub choice: ProductChoice,
+    /// Which of the operands are copied into aligned rows first.
+    pub copied: [bool; 2],
 }
 
 thread_local! {

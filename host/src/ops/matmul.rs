@@ -1,12 +1,12 @@
 //! `Y = act(alpha · A B + beta · C + …)`: products of matrices, one or many at a time.
 //!
 //! [`matmul`] starts a builder, which takes what a linear layer takes: a matrix product is one whose second operand is not
-//! transposed (`ops::product` has what they share).
+//! transposed ([`gemm`](crate::ops::gemm) has what they share).
 
 use crate::cpu::FromAccumulator;
 use crate::error::{Error, Result};
-use crate::ops::linear::{LinearInput, LinearTypes, Tile};
-use crate::ops::product::{Options, Product, broadcast, product_methods};
+use crate::ops::gemm::{Options, Product, Tile, broadcast, product_methods};
+use crate::ops::linear::{LinearInput, LinearTypes};
 use crate::ops::{Activation, Implementation, Precision};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};

@@ -5,13 +5,13 @@
 
 #[doc(hidden)]
 pub mod choice;
+pub mod gemm;
 mod implementation;
 pub mod linear;
 pub mod matmul;
 mod matrix;
 pub mod peer;
 mod precision;
-mod product;
 mod repack;
 mod result;
 pub mod scaled;

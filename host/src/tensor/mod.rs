@@ -66,6 +66,25 @@ impl Span<'_> {
     }
 }
 
+/// A tensor's layout, whatever its type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'t> {
+    /// The type of its elements.
+    pub(crate) element: DType,
+    /// Where the first of them is.
+    pub(crate) address: u64,
+    pub(crate) shape: &'t [usize],
+    /// In elements.
+    pub(crate) strides: &'t [usize],
+}
+
+impl<'t> View<'t> {
+    pub(crate) fn of<T: Element>(tensor: &'t Tensor<T>) -> Self {
+        let address = tensor.arg().address();
+        Self { element: T::DTYPE, address, shape: tensor.shape(), strides: tensor.strides() }
+    }
+}
+
 impl<T: Element> Tensor<T> {
     /// A tensor whose elements are unspecified, on `device`'s default stream.
     ///

@@ -1,9 +1,8 @@
 //! Kept choices: which kernel was the fastest for a problem on the GPU at hand. Using them is opt-in.
 //!
-//! By itself an operation takes the kernel that a cost model chooses: [`ops::linear`](crate::ops::linear()), layers and
-//! [`ops::matmul`](crate::ops::matmul()) that of [`linear::select`](crate::ops::linear::select::select),
-//! [`ops::linear_scaled`](crate::ops::linear_scaled()) that of [`scaled::select`](crate::ops::scaled::select::select). The crate
-//! `warpsmith-lab` measures every candidate for a problem, and [`Store`] keeps the winners in a file of the user's cache folder, one for
+//! By itself an operation takes the kernel that a cost model chooses: [`ops::linear`](crate::ops::linear()), layers,
+//! [`ops::matmul`](crate::ops::matmul()) and [`ops::linear_scaled`](crate::ops::linear_scaled()) that of [`gemm::select`](crate::ops::gemm::select). The
+//! crate `warpsmith-lab` measures every candidate for a problem, and [`Store`] keeps the winners in a file of the user's cache folder, one for
 //! each kind of GPU. A device uses what was kept only if it is asked to: by [`Device::set_tuning`], by [`Device::set_tuned`] or by the
 //! environment variable `WARPSMITH_TUNE=read`.
 //!

@@ -3,7 +3,8 @@
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use warpsmith::error::{Error, Result};
-use warpsmith::ops::scaled::{Fp8Tile, ScaledInput, ScaledOutput};
+use warpsmith::ops::gemm::Tile;
+use warpsmith::ops::scaled::{ScaledInput, ScaledOutput};
 use warpsmith::ops::{self, Scale};
 use warpsmith::stream::Stream;
 use warpsmith::tensor::{DType, Tensor};
@@ -22,7 +23,7 @@ const OPERATION: &str = "benchmark::linear_scaled";
 /// A scaled linear operation ready to be measured: sets of operands in the device's memory, through which the launches rotate.
 pub(crate) trait ScaledSubject: Subject {
     /// The same operation on the same operands, by another tile and with other parts of sums; `None` for what would be chosen.
-    fn with_parts(&self, tile: Option<Fp8Tile>, parts: Option<u32>) -> Box<dyn ScaledSubject>;
+    fn with_parts(&self, tile: Option<Tile>, parts: Option<u32>) -> Box<dyn ScaledSubject>;
 }
 
 /// Places the operands of `case` on the stream's device. However they are stored, x and w are placed as the operation copies what it cannot read:
@@ -182,7 +183,7 @@ where
     W: ScaledInput + FloatElement,
     O: ScaledOutput + FloatElement,
 {
-    fn with_parts(&self, tile: Option<Fp8Tile>, parts: Option<u32>) -> Box<dyn ScaledSubject> {
+    fn with_parts(&self, tile: Option<Tile>, parts: Option<u32>) -> Box<dyn ScaledSubject> {
         Box::new(Self {
             stream: self.stream.clone(),
             case: ScaledCase { tile, parts, ..self.case.clone() },

@@ -4,8 +4,7 @@ use std::fmt::Display;
 
 use warpsmith::DType;
 use warpsmith::error::{Error, Result};
-use warpsmith::ops::linear::Tile;
-use warpsmith::ops::linear::select::Fused;
+use warpsmith::ops::gemm::{Fused, Tile};
 use warpsmith::ops::{Activation, Precision};
 
 use super::data::Data;

@@ -3,7 +3,7 @@
 use warpsmith::DType;
 use warpsmith::error::{Error, Result};
 use warpsmith::ops::Activation;
-use warpsmith::ops::scaled::Fp8Tile;
+use warpsmith::ops::gemm::Tile;
 
 use super::data::Data;
 use super::linear::{LinearCase, Placement, Scales, Terms, drawn_and_placed, keeps_integers};
@@ -75,7 +75,7 @@ pub struct ScaledCase {
     /// What the inputs are drawn from.
     pub data: Data,
     /// The tile to take; `None` for the one that would be chosen.
-    pub tile: Option<Fp8Tile>,
+    pub tile: Option<Tile>,
     /// Into how many parts sums are split, of a tile that can; `None` for as many as would be chosen.
     pub parts: Option<u32>,
     /// Decides the inputs.

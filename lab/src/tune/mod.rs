@@ -3,13 +3,10 @@
 //! Which problem a case becomes is not worked out again here: the operation runs once and says it, so that what is measured is what it
 //! looks up.
 
-use std::fmt::Display;
-
 use warpsmith::device::Device;
 use warpsmith::error::Result;
-use warpsmith::ops::choice::{Observation, ProductChoice, ScaledChoice, observe};
-use warpsmith::ops::linear::Tile;
-use warpsmith::ops::scaled::Fp8Tile;
+use warpsmith::ops::choice::{Observation, ProductChoice, observe};
+use warpsmith::ops::gemm::Tile;
 use warpsmith::stream::Stream;
 use warpsmith::tune::{Choice, Store};
 
@@ -22,27 +19,24 @@ const NEARLY_THE_FASTEST: f64 = 1.25;
 /// What the candidates for one problem take.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Tuned<T = Tile> {
+pub struct Tuned {
     /// What the results are kept under: the same for operations whose kernel is chosen alike.
     pub key: String,
     /// What the cost model chooses.
-    pub model: T,
+    pub model: Tile,
     /// Every candidate that ran, and its time.
-    pub candidates: Vec<(T, Timing)>,
+    pub candidates: Vec<(Tile, Timing)>,
 }
 
-impl<T: Copy + PartialEq> Tuned<T> {
+impl Tuned {
     /// The fastest candidate.
     #[must_use]
-    pub fn best(&self) -> Option<(T, Timing)> {
+    pub fn best(&self) -> Option<(Tile, Timing)> {
         self.candidates.iter().copied().min_by_key(|(_, timing)| timing.median)
     }
 
     /// Keeps the fastest candidate in `store`, instead of what was kept for the problem. Nothing is written before [`Store::save`].
-    pub fn keep_in(&self, store: &mut Store)
-    where
-        T: Display,
-    {
+    pub fn keep_in(&self, store: &mut Store) {
         if let Some((tile, timing)) = self.best() {
             store.keep(&self.key, tile, timing.median);
         }
@@ -90,58 +84,48 @@ pub fn matmul(device: &Device, case: &MatmulCase, options: &Options) -> Result<O
 /// # Errors
 ///
 /// [`Error::Type`](warpsmith::Error::Type) if the case's types are not 8-bit inputs and an output of f16, bf16 or f32; otherwise as [`linear`].
-pub fn linear_scaled(
-    device: &Device,
-    case: &ScaledCase,
-    options: &Options,
-) -> Result<Option<Tuned<Fp8Tile>>> {
+pub fn linear_scaled(device: &Device, case: &ScaledCase, options: &Options) -> Result<Option<Tuned>> {
     Candidates::of_scaled(device, case)?.map_or(Ok(None), |candidates| candidates.measure(options))
 }
 
 /// The kernels that compute one problem, each with operands to run on.
-pub(super) struct Candidates<C: Choice> {
+pub(super) struct Candidates {
     /// The problem that all of them run, and the device's limits.
-    pub(super) choice: C,
+    pub(super) choice: ProductChoice,
     stream: Stream,
-    pub(super) tiles: Vec<C::Tile>,
+    pub(super) tiles: Vec<Tile>,
     pub(super) subjects: Vec<Box<dyn Subject>>,
 }
 
-impl Candidates<ProductChoice> {
+impl Candidates {
     /// Those of a product; `None` where no kernel runs.
     pub(super) fn of_product(stream: &Stream, subject: &dyn LinearSubject) -> Result<Option<Self>> {
         let mut by_itself = subject.with_tile(None);
         let observed = observe(|| by_itself.enqueue(0))?;
-        let Some(&Observation::Product(choice, copied)) = observed.first() else { return Ok(None) };
+        let Some(&Observation { choice, copied }) = observed.first() else { return Ok(None) };
         if copied != [false; 2] {
             by_itself = by_itself.with_aligned_rows(copied)?;
         }
-        let expected = Observation::Product(choice, [false; 2]);
-        Self::running(stream, choice, expected, |tile| by_itself.with_tile(Some(tile))).map(Some)
+        Self::running(stream, choice, |tile| by_itself.with_tile(Some(tile))).map(Some)
     }
-}
 
-impl Candidates<ScaledChoice> {
     /// Those of a scaled linear operation; `None` where no kernel runs.
     pub(super) fn of_scaled(device: &Device, case: &ScaledCase) -> Result<Option<Self>> {
         let stream = device.default_stream();
         let mut by_itself = benchmark::scaled_subject(&stream, case)?.with_parts(None, None);
         let observed = observe(|| by_itself.enqueue(0))?;
-        let Some(&Observation::Scaled(choice)) = observed.first() else { return Ok(None) };
-        let expected = Observation::Scaled(choice);
-        Self::running(&stream, choice, expected, |tile| by_itself.with_parts(Some(tile), None)).map(Some)
+        let Some(&Observation { choice, .. }) = observed.first() else { return Ok(None) };
+        Self::running(&stream, choice, |tile| by_itself.with_parts(Some(tile), None)).map(Some)
     }
-}
 
-impl<C: Choice> Candidates<C> {
-    /// The candidates that run the problem that is expected. One that cannot run is left out; so is one that would run another problem,
+    /// The candidates that run the problem of this choice, without copies. One that cannot run is left out; so is one that would run another problem,
     /// whose time says nothing about this one.
     fn running(
         stream: &Stream,
-        choice: C,
-        expected: Observation,
-        subject: impl Fn(C::Tile) -> Box<dyn Subject>,
+        choice: ProductChoice,
+        subject: impl Fn(Tile) -> Box<dyn Subject>,
     ) -> Result<Self> {
+        let expected = Observation { choice, copied: [false; 2] };
         let (mut tiles, mut subjects) = (Vec::new(), Vec::new());
         for tile in choice.candidates() {
             let mut candidate = subject(tile);
@@ -156,7 +140,7 @@ impl<C: Choice> Candidates<C> {
 
     /// What each of them takes: of those that are nearly the fastest, what they take in turns with each other. Beside slow kernels, which draw
     /// little power, a GPU has clocks that one of the fastest alone would not keep.
-    fn measure(mut self, options: &Options) -> Result<Option<Tuned<C::Tile>>> {
+    fn measure(mut self, options: &Options) -> Result<Option<Tuned>> {
         let Some(model) = self.choice.model() else { return Ok(None) };
         let mut running: Vec<&mut dyn Subject> =
             self.subjects.iter_mut().map(|subject| &mut **subject as &mut dyn Subject).collect();

@@ -5,8 +5,7 @@ use std::time::Duration;
 use float8::F8E4M3;
 use half::bf16;
 use warpsmith::layers::Linear;
-use warpsmith::ops::linear::Tile;
-use warpsmith::ops::linear::select::{Access, Fused};
+use warpsmith::ops::gemm::{Access, Fused, Tile};
 use warpsmith::ops::{self, Activation, Implementation, Precision};
 use warpsmith::tensor::Tensor;
 use warpsmith::tune::{Origin, Store, Tuning};
@@ -30,13 +29,13 @@ fn hopper() -> Device {
     Device::emulator_with(EmulatorOptions { compute_capability: (9, 0), ..EmulatorOptions::default() })
 }
 
-fn of_linear(device: &Device, case: &LinearCase) -> Candidates<ProductChoice> {
+fn of_linear(device: &Device, case: &LinearCase) -> Candidates {
     let stream = device.default_stream();
     let subject = benchmark::linear_subject(&stream, case).expect("memory");
     Candidates::of_product(&stream, &*subject).expect("nothing fails").expect("a choice")
 }
 
-fn of_matmul(device: &Device, case: &MatmulCase) -> Candidates<ProductChoice> {
+fn of_matmul(device: &Device, case: &MatmulCase) -> Candidates {
     let stream = device.default_stream();
     let subject = benchmark::matmul_subject(&stream, case).expect("memory");
     Candidates::of_product(&stream, &*subject).expect("nothing fails").expect("a choice")
@@ -44,10 +43,10 @@ fn of_matmul(device: &Device, case: &MatmulCase) -> Candidates<ProductChoice> {
 
 /// Checks that operations follow a result for these candidates where, and only where, it counts. `run` says what such an operation is
 /// run by, alone or with a tile of its own choice.
-fn is_followed<C: Choice>(
+fn is_followed(
     device: &Device,
-    candidates: &Candidates<C>,
-    run: impl Fn(Option<C::Tile>) -> Result<Implementation>,
+    candidates: &Candidates,
+    run: impl Fn(Option<Tile>) -> Result<Implementation>,
 ) {
     let run = |tile| run(tile).expect("a kernel");
     let (choice, by_itself) = (&candidates.choice, run(None));
@@ -281,7 +280,7 @@ fn candidates_for_products_read_what_the_operation_does_not_copy_where_it_lies()
 
 #[test]
 fn every_candidate_is_measured_and_the_models_choice_is_one() {
-    fn check<T: Copy + PartialEq>(tuned: Result<Option<Tuned<T>>>) {
+    fn check(tuned: Result<Option<Tuned>>) {
         let tuned = tuned.expect("nothing fails").expect("a choice");
         assert!(tuned.candidates.len() > 1);
         assert!(tuned.model_over_best().is_some_and(|ratio| ratio >= 1.0));

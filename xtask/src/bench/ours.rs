@@ -7,11 +7,11 @@ use std::fmt;
 use anyhow::Result;
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
-use warpsmith::ops::linear::select::Access;
-use warpsmith::ops::linear::{LinearInput, Tile};
-use warpsmith::ops::scaled::{Fp8Tile, ScaledInput, ScaledLinearOp};
+use warpsmith::ops::gemm::{Access, Tile};
+use warpsmith::ops::linear::LinearInput;
+use warpsmith::ops::scaled::{ScaledInput, ScaledLinearOp};
 use warpsmith::ops::{self, Products, Scale};
-use warpsmith::{Device, Element, Error, Stream, Tensor};
+use warpsmith::{DType, Device, Element, Error, Stream, Tensor};
 use warpsmith_lab::benchmark::{self, LinearSubject, Subject};
 use warpsmith_lab::cases::LinearCase;
 
@@ -30,26 +30,16 @@ pub(super) trait Ours: Subject {
 pub(super) enum Variant {
     /// As it chooses.
     Chosen,
-    /// By this tile of linear layers, with so many blocks sharing sums, if that is not left to it.
-    Linear(Tile, Option<u32>),
-    /// By this tile of scaled linear layers, in the same way.
-    Scaled(Fp8Tile, Option<u32>),
+    /// By this tile, with so many blocks sharing sums, if that is not left to it.
+    By(Tile, Option<u32>),
 }
 
 impl Variant {
-    /// Its tile and parts as a linear layer.
-    const fn linear(self) -> (Option<Tile>, Option<u32>) {
+    /// Its tile and parts.
+    const fn asked(self) -> (Option<Tile>, Option<u32>) {
         match self {
-            Self::Linear(tile, parts) => (Some(tile), parts),
-            _ => (None, None),
-        }
-    }
-
-    /// The same as a scaled one.
-    const fn scaled(self) -> (Option<Fp8Tile>, Option<u32>) {
-        match self {
-            Self::Scaled(tile, parts) => (Some(tile), parts),
-            _ => (None, None),
+            Self::By(tile, parts) => (Some(tile), parts),
+            Self::Chosen => (None, None),
         }
     }
 }
@@ -58,10 +48,8 @@ impl fmt::Display for Variant {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Chosen => formatter.pad("chosen"),
-            Self::Linear(tile, None) => tile.fmt(formatter),
-            Self::Scaled(tile, None) => tile.fmt(formatter),
-            Self::Scaled(tile, Some(parts)) => formatter.pad(&format!("{tile}/{parts}")),
-            Self::Linear(tile, Some(parts)) => formatter.pad(&format!("{tile}/{parts}")),
+            Self::By(tile, None) => tile.fmt(formatter),
+            Self::By(tile, Some(parts)) => formatter.pad(&format!("{tile}/{parts}")),
         }
     }
 }
@@ -69,6 +57,8 @@ impl fmt::Display for Variant {
 /// Every tile that runs on `device` and computes `case` as exactly as it asks.
 pub(super) fn tiles_of(device: &Device, case: &Case) -> Vec<Variant> {
     let capability = device.properties().compute_capability;
+    let with_parts =
+        |tile: Tile| parts_of(tile.shares(), case.shape).map(move |parts| Variant::By(tile, parts));
     if let Some(linear) = case.without_extra() {
         let (input, output) = (linear.input, linear.output);
         let asked = Products::choose(input, linear.k, linear.precision, true);
@@ -78,15 +68,10 @@ pub(super) fn tiles_of(device: &Device, case: &Case) -> Vec<Variant> {
                 && tile.serves_output(input, output)
                 && tile.products(input).is_at_least(asked)
         };
-        let with_parts =
-            |tile: Tile| parts_of(tile.shares(), case.shape).map(move |parts| Variant::Linear(tile, parts));
         return Tile::ALL.into_iter().filter(serves).flat_map(with_parts).collect();
     }
     if case.is_plain_scaled() {
-        let tiles = Fp8Tile::ALL.into_iter().filter(|tile| tile.runs_on(capability));
-        let with_parts = |tile: Fp8Tile| {
-            parts_of(tile.is_hopper(), case.shape).map(move |parts| Variant::Scaled(tile, parts))
-        };
+        let tiles = Tile::of_input(DType::F8E4M3).filter(|tile| tile.runs_on(capability));
         return tiles.flat_map(with_parts).collect();
     }
     Vec::new()
@@ -109,7 +94,7 @@ pub(super) fn subjects(stream: &Stream, case: &Case, variants: &[Variant]) -> Re
     if let Some(linear) = case.ours() {
         let mut subjects: Vec<Box<dyn Ours>> = Vec::new();
         let mut first: Option<Box<dyn LinearSubject>> = None;
-        for (tile, parts) in variants.iter().map(|variant| variant.linear()) {
+        for (tile, parts) in variants.iter().map(|variant| variant.asked()) {
             let subject = match &first {
                 Some(first) => first.with_parts(tile, parts),
                 None => benchmark::linear_subject(stream, &LinearCase { tile, parts, ..linear.clone() })?,
@@ -127,12 +112,14 @@ pub(super) fn subjects(stream: &Stream, case: &Case, variants: &[Variant]) -> Re
             Precision::Bf16ToF32 | Precision::F8 | Precision::F8Mixed => Ok(Vec::new()),
         };
     }
-    // Other operations have no tiles of linear layers.
-    if variants.iter().any(|variant| variant.linear().0.is_some()) {
+    // Others are asked for no tiles, but those of 8-bit types for theirs.
+    let is_scaled = matches!(case.precision, Precision::F8 | Precision::F8Mixed);
+    let serves = |tile: Tile| is_scaled && tile.serves(DType::F8E4M3, Access::Aligned);
+    if variants.iter().any(|variant| variant.asked().0.is_some_and(|tile| !serves(tile))) {
         return Ok(Vec::new());
     }
     let is_product = case.operation == case.operation.its_product();
-    let scaled = variants.iter().map(|variant| variant.scaled());
+    let scaled = variants.iter().map(|variant| variant.asked());
     Ok(match case.precision {
         // Of what else there is in 8 bits nothing is measured, rather than this under another name.
         Precision::F8 if case.is_plain_scaled() => {
@@ -160,7 +147,7 @@ fn extended<T: LinearInput + 'static>(
 ) -> Result<Vec<Box<dyn Ours>>> {
     let first = Extended::<T>::new(stream, *case)?;
     let with_tile = |variant: &Variant| {
-        let (tile, parts) = variant.linear();
+        let (tile, parts) = variant.asked();
         Box::new(first.with_tile(tile, parts)) as Box<dyn Ours>
     };
     Ok(variants.iter().map(with_tile).collect())
@@ -210,7 +197,7 @@ fn scales(stream: &Stream, operand: Operand, count: usize) -> Result<Tensor<f32>
 struct Scaled<W: Element> {
     case: Case,
     stream: Stream,
-    tile: Option<Fp8Tile>,
+    tile: Option<Tile>,
     parts: Option<u32>,
     x: Vec<Tensor<F8E4M3>>,
     w: Vec<Tensor<W>>,
@@ -245,7 +232,7 @@ impl<W: ScaledInput> Scaled<W> {
     }
 
     /// The same operation on the same operands, by another tile and with other parts of sums.
-    fn with_parts(&self, tile: Option<Fp8Tile>, parts: Option<u32>) -> Self {
+    fn with_parts(&self, tile: Option<Tile>, parts: Option<u32>) -> Self {
         Self { tile, parts, ..self.clone() }
     }
 
@@ -418,7 +405,7 @@ mod tests {
             let kernels: HashSet<String> = kernels.collect();
             assert!(variants.len() > 3, "{case}: {variants:?}");
             // The kernel with halves is that without, launched in another way. Other parts are as many blocks more.
-            let halves = Variant::Linear(Tile::HopperCooperative128x256Halves, None);
+            let halves = Variant::By(Tile::HopperCooperative128x256Halves, None);
             let alike = usize::from(variants.contains(&halves));
             assert_eq!(kernels.len(), variants.len() - alike, "{case}: {kernels:?}");
         }

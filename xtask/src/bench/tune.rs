@@ -2,7 +2,6 @@
 //! good the cost model's choices are, and keeps the fastest for programs that ask for them.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -11,8 +10,7 @@ use anyhow::{Context, Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use warpsmith::Device;
-use warpsmith::ops::linear::Tile;
-use warpsmith::ops::scaled::Fp8Tile;
+use warpsmith::ops::gemm::Tile;
 use warpsmith::tune::{Found, Store};
 use warpsmith_lab::benchmark::{Options, Timing};
 use warpsmith_lab::tune::{self, Tuned};
@@ -78,25 +76,11 @@ struct Row<'a> {
     command: &'a str,
 }
 
-/// What was found for a problem, whichever kind of tiles its operation has.
-enum Outcome {
-    Product(Tuned<Tile>),
-    Scaled(Tuned<Fp8Tile>),
-}
-
-impl Outcome {
-    /// The same with the candidate of this name alone, which therefore is the one that a store keeps.
-    fn with_only(&self, tile: &str) -> Self {
-        fn of<T: Copy + Display>(tuned: &Tuned<T>, tile: &str) -> Tuned<T> {
-            let mut tuned = tuned.clone();
-            tuned.candidates.retain(|(candidate, _)| candidate.to_string() == tile);
-            tuned
-        }
-        match self {
-            Self::Product(tuned) => Self::Product(of(tuned, tile)),
-            Self::Scaled(tuned) => Self::Scaled(of(tuned, tile)),
-        }
-    }
+/// The same with the candidate of this name alone, which therefore is the one that a store keeps.
+fn with_only(tuned: &Tuned, tile: &str) -> Tuned {
+    let mut tuned = tuned.clone();
+    tuned.candidates.retain(|(candidate, _)| candidate.name() == tile);
+    tuned
 }
 
 /// What was measured of one case.
@@ -111,16 +95,10 @@ struct Measured {
 }
 
 impl Measured {
-    fn new(case: Case, outcome: &Outcome) -> Self {
-        fn of<T: Copy + Display>(case: Case, tuned: &Tuned<T>) -> Measured {
-            let named = |(tile, timing): &(T, Timing)| (tile.to_string(), microseconds(timing));
-            let candidates = tuned.candidates.iter().map(named).collect();
-            Measured { case, key: tuned.key.clone(), model: tuned.model.to_string(), candidates }
-        }
-        match outcome {
-            Outcome::Product(tuned) => of(case, tuned),
-            Outcome::Scaled(tuned) => of(case, tuned),
-        }
+    fn new(case: Case, tuned: &Tuned) -> Self {
+        let named = |(tile, timing): &(Tile, Timing)| (tile.to_string(), microseconds(timing));
+        let candidates = tuned.candidates.iter().map(named).collect();
+        Self { case, key: tuned.key.clone(), model: tuned.model.to_string(), candidates }
     }
 
     fn time(&self, tile: &str) -> Option<f64> {
@@ -142,7 +120,7 @@ impl Measured {
 /// What was measured, what there is nothing to measure of, and what failed; and why.
 #[derive(Default)]
 struct Findings {
-    measured: Vec<(Measured, Outcome)>,
+    measured: Vec<(Measured, Tuned)>,
     skipped: Vec<(Case, String)>,
     failed: Vec<(Case, String)>,
 }
@@ -157,16 +135,12 @@ impl Findings {
                 continue;
             };
             told(number + 1, case);
-            let outcome = match tunable {
-                Tunable::Product(case) => {
-                    tune::matmul(device, &case, options).map(|it| it.map(Outcome::Product))
-                }
-                Tunable::Scaled(case) => {
-                    tune::linear_scaled(device, &case, options).map(|it| it.map(Outcome::Scaled))
-                }
+            let tuned = match tunable {
+                Tunable::Product(case) => tune::matmul(device, &case, options),
+                Tunable::Scaled(case) => tune::linear_scaled(device, &case, options),
             };
-            match outcome {
-                Ok(Some(outcome)) => findings.measured.push((Measured::new(*case, &outcome), outcome)),
+            match tuned {
+                Ok(Some(tuned)) => findings.measured.push((Measured::new(*case, &tuned), tuned)),
                 Ok(None) => findings.skipped.push((*case, "no kernel runs for it".into())),
                 // What was measured before is worth keeping.
                 Err(error) => findings.failed.push((*case, error.to_string())),
@@ -191,8 +165,8 @@ impl Findings {
 
     /// What to keep: one outcome for each key, and of that one tile. Of operations whose kernel is chosen alike, as those with a residual and
     /// with a mask, it is the tile that takes least for all of them together, each relative to its fastest.
-    fn kept(&self) -> impl Iterator<Item = Outcome> {
-        let mut by_key: BTreeMap<&str, Vec<&(Measured, Outcome)>> = BTreeMap::new();
+    fn kept(&self) -> impl Iterator<Item = Tuned> {
+        let mut by_key: BTreeMap<&str, Vec<&(Measured, Tuned)>> = BTreeMap::new();
         for entry in &self.measured {
             by_key.entry(&entry.0.key).or_default().push(entry);
         }
@@ -209,7 +183,7 @@ impl Findings {
                 let ((missing_a, a), (missing_b, b)) = (cost(a), cost(b));
                 missing_a.cmp(&missing_b).then(a.total_cmp(&b))
             });
-            least.map(|(tile, (_, outcome))| outcome.with_only(tile))
+            least.map(|(tile, (_, tuned))| with_only(tuned, tile))
         })
     }
 }
@@ -243,11 +217,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         bail!("nothing to tune: {reason}");
     }
     if let Some(store) = &mut store {
-        for outcome in findings.kept() {
-            match outcome {
-                Outcome::Product(tuned) => tuned.keep_in(store),
-                Outcome::Scaled(tuned) => tuned.keep_in(store),
-            }
+        for tuned in findings.kept() {
+            tuned.keep_in(store);
         }
         store.save()?;
     }
@@ -435,8 +406,8 @@ mod tests {
                 let named = names.iter().cloned().zip(times);
                 measured.candidates = named.filter_map(|(name, time)| Some((name, time?))).collect();
             }
-            let kept: Vec<Outcome> = findings.kept().collect();
-            let [Outcome::Product(tuned)] = &kept[..] else { panic!("one result for the key") };
+            let kept: Vec<Tuned> = findings.kept().collect();
+            let [tuned] = &kept[..] else { panic!("one result for the key") };
             let kept = tuned.best().expect("a candidate").0.to_string();
             names.iter().position(|name| *name == kept).expect("one of these")
         };

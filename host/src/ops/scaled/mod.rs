@@ -1,7 +1,7 @@
 //! `Y = act(alpha · x_scale · w_scale · X Wᵀ + b + beta · R)` for 8-bit floating-point X and W: the linear operation of quantised layers.
 //!
-//! [`linear_scaled`] starts a builder; [`ScaledLinearOp::run`] and [`ScaledLinearOp::run_into`] check everything first (`plan`), then
-//! launch kernels (`launch`), or run the CPU implementation.
+//! [`linear_scaled`] starts a builder; [`ScaledLinearOp::run`] and [`ScaledLinearOp::run_into`] check everything first (`check`), then
+//! launch the kernels that [`gemm`](crate::ops::gemm) has planned, or run the CPU implementation.
 //!
 //! An 8-bit number says little without its scale: what it stands for is the number times a scale of the tensor, or of its row. A
 //! row of W is a column of Y, so both kinds of scales are factors of whole rows and columns of Y, and cost as little as a
@@ -9,23 +9,23 @@
 //!
 //! Products are exact and are added up in f32: by the tensor cores for 8-bit numbers 128 at a time, in sums that keep 13 bits.
 
-mod launch;
-mod plan;
-pub mod select;
+mod check;
 
-pub use launch::{ScaledInput, ScaledOutput};
-pub use select::Fp8Tile;
+pub use crate::ops::gemm::variants::{ScaledInput, ScaledOutput};
 
 use half::bf16;
 use ndarray::{ArrayView1, ArrayViewMut2, Ix1, Ix2};
+use warpsmith_dsl::epilogue::LinearEpilogue;
+use warpsmith_dsl::launch::Global;
 
 use crate::cpu::{self, LinearTerms};
 use crate::error::Result;
-use crate::ops::product::{Terms, epilogue_methods, factor_methods, two_axes, zeroed};
+use crate::ops::gemm::{Planned, Terms, Tile, epilogue_methods, factor_methods, fp8, two_axes, zeroed};
+use crate::ops::matrix::{as_matrix, has_unit_stride};
 use crate::ops::{Activation, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::Tensor;
-use plan::Plan;
+use check::Checked;
 
 /// The operation's name in errors.
 const OPERATION: &str = "linear_scaled";
@@ -116,7 +116,7 @@ pub struct ScaledLinearOp<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> {
     alpha: f32,
     activation: Activation,
     stream: Option<&'a Stream>,
-    tile: Option<Fp8Tile>,
+    tile: Option<Tile>,
     parts: Option<u32>,
     terms: Terms<'a, O>,
 }
@@ -145,9 +145,9 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         ScaledLinearOp { x, w, x_scale, w_scale, bias: None, alpha, activation, stream, tile, parts, terms }
     }
 
-    /// Takes this tile instead of the one that [`select::select`] chooses; it must run on the device. The CPU implementation has no
+    /// Takes this tile instead of the one that [`select`](crate::ops::gemm::select) chooses; it must run on the device. The CPU implementation has no
     /// such tiles and ignores it.
-    pub fn tile(self, tile: impl Into<Option<Fp8Tile>>) -> Self {
+    pub fn tile(self, tile: impl Into<Option<Tile>>) -> Self {
         Self { tile: tile.into(), ..self }
     }
 
@@ -175,11 +175,11 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     /// [`Error::Argument`]: crate::Error::Argument
     /// [`Error::UnsupportedDevice`]: crate::Error::UnsupportedDevice
     pub fn run(&self) -> Result<Tensor<O>> {
-        let plan = Plan::new(self)?;
+        let checked = Checked::new(self)?;
         self.terms.expect_no_beta(OPERATION)?;
         let stream = self.stream();
-        let mut y = Tensor::uninit_on(&stream, &plan.output_shape)?;
-        self.execute(&plan, &stream, &mut y)?;
+        let mut y = Tensor::uninit_on(&stream, &checked.output_shape)?;
+        self.execute(&checked, &stream, &mut y)?;
         Ok(y)
     }
 
@@ -191,9 +191,9 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     /// [`Error::Overlap`](crate::Error::Overlap) if `y` shares memory with another operand: if the spans from first to last element of the two
     /// meet, even if their elements alternate. Only a residual may be the same tensor.
     pub fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
-        let plan = Plan::new(self)?;
-        plan.check_output(self, y)?;
-        self.execute(&plan, &self.stream(), y)
+        let checked = Checked::new(self)?;
+        checked.check_output(self, y)?;
+        self.execute(&checked, &self.stream(), y)
     }
 
     /// Which implementation [`run`](Self::run) would take for the product, and how many operands it has copied first.
@@ -202,7 +202,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     ///
     /// As [`run`](Self::run), for the operands.
     pub fn implementation(&self) -> Result<Implementation> {
-        Ok(Plan::new(self)?.implementation)
+        Ok(Checked::new(self)?.planned.implementation(self.x.device()))
     }
 
     /// Which implementation [`run_into`](Self::run_into) would take for `y`, after the checks that `run_into` makes of it: the same that
@@ -212,9 +212,9 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
     ///
     /// As [`run_into`](Self::run_into), for the operands and `y`.
     pub fn implementation_into(&self, y: &Tensor<O>) -> Result<Implementation> {
-        let plan = Plan::new(self)?;
-        plan.check_output(self, y)?;
-        Ok(plan.implementation)
+        let checked = Checked::new(self)?;
+        checked.check_output(self, y)?;
+        Ok(checked.planned.implementation(self.x.device()))
     }
 
     fn stream(&self) -> Stream {
@@ -234,23 +234,49 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         vectors.into_iter().flatten().chain(self.terms.operands())
     }
 
-    fn execute(&self, plan: &Plan<X, W, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
-        match &plan.launch {
-            _ if y.is_empty() => Ok(()),
-            None => self.execute_on_cpu(plan, stream, y),
-            Some(launch) => launch.run(self, plan, stream, y),
+    fn execute(&self, checked: &Checked<O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
+        let (plan, kernels) = match &checked.planned {
+            Planned::Empty => return Ok(()),
+            Planned::Cpu => return self.execute_on_cpu(checked, stream, y),
+            Planned::Kernels(plan, kernels) => (plan, kernels),
+        };
+        let mut flat = as_matrix(OPERATION, "y", y)?;
+        let (y_arg, epilogue) = (flat.arg_mut(), self.epilogue(checked, &flat));
+        let operands = fp8::Operands { x: self.x, w: self.w, y: &flat, y_arg, epilogue };
+        let others: Vec<&dyn Operand> = std::iter::once(&*y as &dyn Operand).chain(self.others()).collect();
+        // SAFETY: `check` and the plan have checked shapes, strides and device of every operand, and that what is written is apart from the rest.
+        unsafe { kernels.launch(plan, stream, &operands, &others) }
+    }
+
+    /// What is done to the product for the matrix `y`.
+    fn epilogue(&self, checked: &Checked<O>, y: &Tensor<O>) -> LinearEpilogue<O::Device, O::Device> {
+        let vector = |scale: Scale<'_>| {
+            let stride = u32::from(matches!(scale, Scale::Rows(_)));
+            (scale.tensor().map_or(Global::new(0), Tensor::arg), stride)
+        };
+        let ((row_scale, row_scale_stride), (column_scale, column_scale_stride)) =
+            (vector(self.x_scale), vector(self.w_scale));
+        LinearEpilogue {
+            bias: self.bias.map_or(Global::new(0), Tensor::arg),
+            row_scale,
+            column_scale,
+            row_scale_stride,
+            column_scale_stride,
+            alpha: self.factor(),
+            activation: self.activation.on_device(),
+            ..checked.terms.epilogue(y)
         }
     }
 
     /// Works on snapshots of the inputs and on blocks of its own for the results, so no lock is held meanwhile.
-    fn execute_on_cpu(&self, plan: &Plan<X, W, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
-        let shape = (plan.m, plan.n);
+    fn execute_on_cpu(&self, checked: &Checked<O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
+        let shape = (checked.m, checked.n);
         let mut result = zeroed::<O>(OPERATION, y.len())?;
         let mut on_host = self.terms.on_host(OPERATION, y)?;
         {
             let two = |error: ndarray::ShapeError| two_axes(OPERATION, &error);
-            let x = plan.x.in_place(|_| true).map_or_else(|| plan.x.copy(stream), Ok)?;
-            let w = plan.w.in_place(|_| true).map_or_else(|| plan.w.copy(stream), Ok)?;
+            let x = in_rows(stream, self.x)?;
+            let w = in_rows(stream, self.w)?;
             let (x, w) = (x.host_view(OPERATION)?, w.host_view(OPERATION)?);
             let x = x.array().into_dimensionality::<Ix2>().map_err(two)?;
             let w = w.array().into_dimensionality::<Ix2>().map_err(two)?;
@@ -262,7 +288,7 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
                 let Some(tensor) = scale.tensor() else { return Ok(None) };
                 Ok(Some(tensor.to_vec()?.into_iter().cycle().take(count).collect()))
             };
-            let (x_scale, w_scale) = (scales(self.x_scale, plan.m)?, scales(self.w_scale, plan.n)?);
+            let (x_scale, w_scale) = (scales(self.x_scale, checked.m)?, scales(self.w_scale, checked.n)?);
             let terms = LinearTerms {
                 alpha: self.factor(),
                 row_scale: x_scale.as_deref().map(ArrayView1::from),
@@ -278,4 +304,10 @@ impl<'a, X: ScaledInput, W: ScaledInput, O: ScaledOutput> ScaledLinearOp<'a, X, 
         self.terms.put(OPERATION, on_host)?;
         y.put_host_bytes(OPERATION, result)
     }
+}
+
+/// An operand as a matrix of contiguous rows: itself, or a copy.
+fn in_rows<T: ScaledInput>(stream: &Stream, operand: &Tensor<T>) -> Result<Tensor<T>> {
+    let is_copied = !operand.flatten_leading().is_ok_and(|matrix| has_unit_stride(&matrix));
+    fp8::matrix(stream, operand, is_copied)
 }

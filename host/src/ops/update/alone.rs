@@ -17,7 +17,7 @@ use super::operands::{Alone, Problem};
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::is_built;
-use crate::ops::linear::select::{Access, Limits};
+use crate::ops::gemm::{Access, Limits};
 use crate::ops::matrix::row_stride;
 use crate::stream::Stream;
 use crate::tensor::{DType, Element};

@@ -22,9 +22,9 @@ use super::operands::{BoltOn, Problem};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::kernel::is_built;
-use crate::ops::linear::select::{self, Access, Limits};
+use crate::ops::Products;
+use crate::ops::gemm::{self, Access, Limits};
 use crate::ops::matrix::row_stride;
-use crate::ops::{Products, linear};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Swizzle, Tensor, TensorMapOptions};
 
@@ -59,7 +59,7 @@ struct Facts {
     /// Whether a tile always computes H for itself.
     is_own: bool,
     /// The tile of the linear operation that multiplies as it does.
-    linear: linear::Tile,
+    linear: gemm::Tile,
     /// What a tile takes beside its products, in picoseconds on an H100.
     tile: u64,
     /// How much sooner a launch of a tile for each block is done than that of the linear operation's tile.
@@ -71,7 +71,7 @@ impl Tile {
         [Self::PingPong128x192, Self::Cooperative128x192, Self::Own128x128, Self::FewRows16x64];
 
     const fn facts(self) -> Facts {
-        const fn of<S: UpdateTile>(linear: linear::Tile, [tile, sooner]: [u64; 2]) -> Facts {
+        const fn of<S: UpdateTile>(linear: gemm::Tile, [tile, sooner]: [u64; 2]) -> Facts {
             Facts {
                 rows: S::BLOCK_M,
                 columns: S::BLOCK_N,
@@ -85,7 +85,7 @@ impl Tile {
             }
         }
         // What a tile takes beside was fitted to measurements of 768 and 4096 columns.
-        let (wide, square) = (linear::Tile::HopperPingPong128x192, linear::Tile::HopperPingPong128x128);
+        let (wide, square) = (gemm::Tile::HopperPingPong128x192, gemm::Tile::HopperPingPong128x128);
         match self {
             Self::PingPong128x192 => of::<UpdatePingPong128x192>(wide, [1_100_000, 0]),
             Self::Cooperative128x192 => of::<UpdateCooperative128x192>(wide, [2_000_000, 5_000_000]),
@@ -98,7 +98,7 @@ impl Tile {
                 shared_bytes: TransposedUpdate::SHARED_BYTES,
                 needs_boxes: false,
                 is_own: true,
-                linear: linear::Tile::Skinny16x64,
+                linear: gemm::Tile::Skinny16x64,
                 tile: 0,
                 sooner: 0,
             },
@@ -219,7 +219,7 @@ fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> u128 {
     }
     let facts = choice.tile.facts();
     let product = linear_problem(problem);
-    let Some(linear) = select::estimate_of_launch(facts.linear, &product, limits) else { return u128::MAX };
+    let Some(linear) = gemm::estimate_of_launch(facts.linear, &product, limits) else { return u128::MAX };
     let (clusters_m, tiles_n) = tiles(facts, problem);
     let rounds = (clusters_m * tiles_n).div_ceil(u64::from(choice.blocks / facts.cluster));
     let chunks = u64::from(problem.rank.div_ceil(CHUNK));
@@ -238,7 +238,7 @@ fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> u128 {
         time = time.max(u128::from(rounds) * bytes * 1_000_000 / BLOCK_RATE);
     }
     // Nothing here reads and stores faster than the linear operation alone.
-    let alone = select::estimate(None, &product, limits).unwrap_or(0);
+    let alone = gemm::estimate(None, &product, limits).unwrap_or(0);
     let sooner = if rounds == 1 { u128::from(facts.sooner) } else { 0 };
     u128::from(waits) + time.saturating_sub(sooner).max(alone + alone / 32)
 }
@@ -248,14 +248,14 @@ fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> u128 {
 fn few_rows_picoseconds(problem: &Problem, limits: &Limits) -> u128 {
     let product = linear_problem(problem);
     let rows = u128::from(TransposedUpdate::BLOCK_M + TransposedUpdate::BLOCK_N);
-    select::estimate_of_launch(linear::Tile::Skinny16x64, &product, limits)
+    gemm::estimate_of_launch(gemm::Tile::Skinny16x64, &product, limits)
         .map_or(u128::MAX, |time| time * (rows + u128::from(CHUNK)) / rows + u128::from(OWN))
 }
 
 /// The linear operation without the updates.
-fn linear_problem(problem: &Problem) -> select::Problem {
+fn linear_problem(problem: &Problem) -> gemm::Problem {
     let &Problem { m, n, k, dtype, .. } = problem;
-    select::Problem {
+    gemm::Problem {
         m,
         n,
         k,
@@ -265,7 +265,7 @@ fn linear_problem(problem: &Problem) -> select::Problem {
         access: Access::Aligned,
         products: Products::Direct,
         stores_boxes: stores_boxes(problem),
-        fused: if problem.fits_registers { select::Fused::Floor } else { select::Fused::Terms },
+        fused: if problem.fits_registers { gemm::Fused::Floor } else { gemm::Fused::Terms },
     }
 }
 
@@ -460,7 +460,7 @@ unsafe fn launch_as<T: Element, K: Kernel<Args = Args<T>>, S: UpdateTile>(
     unsafe {
         match choice.sharing {
             // Early blocks lie on whichever multiprocessors are free: only those of a cluster stay beside others that read the same.
-            Sharing::Own if S::CLUSTER_M > 1 && linear::has_only_tiles(tiles, choice.blocks) => {
+            Sharing::Own if S::CLUSTER_M > 1 && gemm::has_only_tiles(tiles, choice.blocks) => {
                 kernel.launch_early(stream, [choice.blocks, 1, 1], args)
             }
             Sharing::Own => kernel.launch(stream, [choice.blocks, 1, 1], args),

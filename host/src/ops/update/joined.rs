@@ -23,8 +23,10 @@ use super::{Way, no_way};
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::is_built;
-use crate::ops::linear::select::{self, Access, Fused, Limits, estimate_of_launch, is_hopper};
-use crate::ops::linear::{Operands, Tile, hopper_launch, hopper_map, is_early, skinny_launch, skinny_map};
+use crate::ops::gemm::{
+    self, Access, Fused, Limits, Operands, Tile, estimate_of_launch, hopper_launch, hopper_map, is_early,
+    is_hopper, skinny_launch, skinny_map,
+};
 use crate::ops::{CHUNK_BYTES, Products};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
@@ -82,7 +84,7 @@ pub(super) fn choose(
     if access != Access::Aligned {
         return None;
     }
-    let product = |k: u32| select::Problem {
+    let product = |k: u32| gemm::Problem {
         m,
         n,
         k,

@@ -15,10 +15,10 @@ use super::products::{CodesChoice, NEXT, VLies, one_of_a_batch};
 use super::{Update, UpdateInput, Way, alone, hopper, joined, no_way, portable, products};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::ops::linear::select::{self, Access, Fused, Limits};
-use crate::ops::linear::{Operands, Tile};
+use crate::ops::gemm::{
+    self, Access, Fused, Limits, Operands, Options, Product, Terms, Tile, epilogue_methods,
+};
 use crate::ops::matrix::as_matrix;
-use crate::ops::product::{Options, Product, Terms, epilogue_methods};
 use crate::ops::{Activation, CHUNK_BYTES, Implementation, Precision, Products, repack_both};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -501,7 +501,7 @@ fn sequence_picoseconds(problem: &Problem, v: VLies, copied: u128, limits: &Limi
     let of_kernel = alone::choose(&alone, limits).map(|(_, time)| time);
     let of_products = products::choose(&alone, v, None, limits).map(|(_, time)| time);
     let updates = [of_kernel, of_products].into_iter().flatten().min()?;
-    let linear = select::Problem {
+    let linear = gemm::Problem {
         m,
         n,
         k,
@@ -513,16 +513,16 @@ fn sequence_picoseconds(problem: &Problem, v: VLies, copied: u128, limits: &Limi
             dtype,
             k as usize,
             Precision::default(),
-            select::has_tf32(limits.compute_capability),
+            gemm::has_tf32(limits.compute_capability),
         ),
         stores_boxes: y_is_chunked && (n as usize * dtype.size()).is_multiple_of(CHUNK_BYTES),
         fused: Fused::Terms,
     };
     // What kernels do not read as it lies, or not as fast, is copied.
-    let aligned = select::Problem { access: Access::Aligned, ..linear };
+    let aligned = gemm::Problem { access: Access::Aligned, ..linear };
     let times = [
-        select::estimate(None, &linear, limits),
-        select::estimate(None, &aligned, limits).map(|time| time + copied),
+        gemm::estimate(None, &linear, limits),
+        gemm::estimate(None, &aligned, limits).map(|time| time + copied),
     ];
     Some(updates + NEXT + times.into_iter().flatten().min()?)
 }

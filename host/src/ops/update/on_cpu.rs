@@ -8,7 +8,7 @@ use crate::cpu::{self, LinearTerms};
 use crate::device::cpu::out_of_memory;
 use crate::error::Result;
 use crate::memory::HostBytes;
-use crate::ops::product::{Product, two_axes, zeroed};
+use crate::ops::gemm::{Product, two_axes, zeroed};
 use crate::tensor::Tensor;
 use crate::tensor::host::HostView;
 

@@ -10,7 +10,7 @@ use crate::cpu::Operand as Number;
 use crate::device::Device;
 use crate::device::decisions::Key;
 use crate::error::{Error, Result};
-use crate::ops::linear::select::{Access, Limits};
+use crate::ops::gemm::{Access, Limits};
 use crate::ops::matrix::row_stride;
 use crate::ops::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, repack};
 use crate::stream::Stream;

@@ -17,9 +17,9 @@ use super::operands::{BoltOn, Problem};
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::is_built;
-use crate::ops::linear::select::{self, Access, Fused, Limits, TURING};
+use crate::ops::gemm::{self, Access, Fused, Limits, TURING};
 use crate::ops::matrix::row_stride;
-use crate::ops::{Precision, Products, linear};
+use crate::ops::{Precision, Products};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
 
@@ -140,10 +140,10 @@ pub(super) fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) ->
     let &Problem { m, n, k, dtype, fits_registers, y_is_chunked, .. } = problem;
     let tile = Tile::for_type(dtype, choice.is_turing)?;
     let of_linear = match (dtype, choice.is_turing) {
-        (DType::F32, _) | (_, true) => linear::Tile::T64x64,
-        _ => linear::Tile::T128x128,
+        (DType::F32, _) | (_, true) => gemm::Tile::T64x64,
+        _ => gemm::Tile::T128x128,
     };
-    let product = select::Problem {
+    let product = gemm::Problem {
         m,
         n,
         k,
@@ -157,7 +157,7 @@ pub(super) fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) ->
     };
     // The updates' share of what a block does, and of what is left over at the end where blocks have several tiles.
     let share = 100 * u64::from(choice.tiles) + tile.cost(problem.rank);
-    let time = select::estimate_of_launch(of_linear, &product, limits)?;
+    let time = gemm::estimate_of_launch(of_linear, &product, limits)?;
     Some(time * u128::from(share) / u128::from(100 * choice.tiles))
 }
 

@@ -22,8 +22,10 @@ use super::{UpdateInput, Way, no_way};
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::is_built;
-use crate::ops::linear::select::{self, Access, Fused, Limits, estimate, estimate_of_launch};
-use crate::ops::linear::{LinearOp, Operands, Tile, skinny_launch, with_output};
+use crate::ops::gemm::{
+    self, Access, Fused, Limits, Operands, Tile, estimate, estimate_of_launch, skinny_launch,
+};
+use crate::ops::linear::{LinearOp, with_output};
 use crate::ops::matrix::row_stride;
 use crate::ops::{CHUNK_BYTES, Implementation, Precision, Products};
 use crate::stream::{Operand, Stream};
@@ -133,7 +135,7 @@ pub(super) fn choose_codes(
     let apart = estimate(None, &sums, limits)
         .filter(|_| is_built("modulate"))
         .map(|time| (CodesChoice::Apart, time + MODULATE + bytes * 1_000_000 / MODULATE_RATE));
-    let is_hopper = select::is_hopper(limits.compute_capability) && is_built("linear_modulated");
+    let is_hopper = gemm::is_hopper(limits.compute_capability) && is_built("linear_modulated");
     let has_kernels = is_hopper && dtype != DType::F32 && k > 0;
     let ways = match v {
         _ if !has_kernels || !problem.x_is_chunked => &[][..],
@@ -144,7 +146,7 @@ pub(super) fn choose_codes(
     let together = ways.iter().flat_map(|&(access, copies_v)| {
         let tiles = TILES.into_iter().filter(move |&tile| only.is_none_or(|only| only == tile));
         tiles.filter_map(move |tile| {
-            let product = select::Problem { access, output: dtype, ..sums };
+            let product = gemm::Problem { access, output: dtype, ..sums };
             let time = estimate_of_launch(tile, &product, limits)?;
             let blocks = u32::try_from(tile.blocks(m, rank, 1, limits.multiprocessors)).ok()?;
             let choice = CodesChoice::Together { tile, blocks, copies_v };
@@ -163,14 +165,14 @@ pub(super) fn choose(
 ) -> Option<(CodesChoice, u128)> {
     let &Problem { m, n, rank, dtype, fits_registers, y_is_chunked, .. } = problem;
     let is_whole = (n as usize * dtype.size()).is_multiple_of(CHUNK_BYTES);
-    let second = select::Problem {
+    let second = gemm::Problem {
         access: if problem.u_is_chunked { Access::WAcross } else { Access::Aligned },
         stores_boxes: y_is_chunked && is_whole,
         fused: if fits_registers { Fused::Floor } else { Fused::Terms },
         ..linear_problem(problem, [m, n, rank], dtype, limits)
     };
     // Where no kernel reads U as it lies, it is copied.
-    let aligned = select::Problem { access: Access::Aligned, ..second };
+    let aligned = gemm::Problem { access: Access::Aligned, ..second };
     let copied = || estimate(None, &aligned, limits).map(|time| time + COPY);
     let second = if problem.u_is_chunked { estimate(None, &second, limits) } else { None };
     let second = second.or_else(copied)?;
@@ -179,9 +181,9 @@ pub(super) fn choose(
 }
 
 /// A product of the sizes `[M, N, K]`, of operands that are read as they lie.
-fn linear_problem(problem: &Problem, [m, n, k]: [u32; 3], output: DType, limits: &Limits) -> select::Problem {
-    let has_tf32 = select::has_tf32(limits.compute_capability);
-    select::Problem {
+fn linear_problem(problem: &Problem, [m, n, k]: [u32; 3], output: DType, limits: &Limits) -> gemm::Problem {
+    let has_tf32 = gemm::has_tf32(limits.compute_capability);
+    gemm::Problem {
         m,
         n,
         k,

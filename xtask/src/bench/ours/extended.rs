@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use warpsmith::ops;
-use warpsmith::ops::linear::{LinearInput, Tile};
+use warpsmith::ops::gemm::Tile;
+use warpsmith::ops::linear::LinearInput;
 use warpsmith::{Element, Error, Stream, Tensor};
 use warpsmith_lab::benchmark::Subject;
 

@@ -3,8 +3,7 @@
 
 use warpsmith::DType;
 use warpsmith::ops::Activation;
-use warpsmith::ops::linear::Tile;
-use warpsmith::ops::linear::select::{Access, Fused};
+use warpsmith::ops::gemm::{Access, Fused, Tile};
 use warpsmith_lab::cases::{Data, LinearCase, MatmulCase, Placement, Scales, Terms};
 
 use super::{Level, Target};
@@ -245,8 +244,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use warpsmith::DType;
-    use warpsmith::ops::linear::Tile;
-    use warpsmith::ops::linear::select::Fused;
+    use warpsmith::ops::gemm::{Fused, Tile};
 
     use super::super::{Level, Target};
     use super::{PLACES, TERMS, numbered, on_tiles, serving, sizes, tiles};

@@ -3,10 +3,8 @@
 //! On a GPU there are some hundred blocks of each, so that they share multiprocessors, with sums that go round a ring of stages several times and
 //! end within a step of it: where a stage is read too late, the zeros behind the last columns show. In the emulator the sizes are small.
 
-use warpsmith::ops::linear::Tile;
-use warpsmith::ops::linear::select::{Access, Fused};
+use warpsmith::ops::gemm::{Access, Fused, Tile};
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
-use warpsmith::ops::scaled::Fp8Tile;
 use warpsmith::ops::update::Way;
 use warpsmith::ops::{Activation, Precision};
 use warpsmith::{DType, Device, DeviceKind};
@@ -78,7 +76,7 @@ pub(in super::super) fn works(
     }
     if asked(Operation::LinearScaled) {
         let cases = scaled(target).into_iter();
-        let cases = cases.filter(|case| has_kernels || case.tile == Some(Fp8Tile::Portable64x64));
+        let cases = cases.filter(|case| has_kernels || case.tile == Some(Tile::Fp8Portable64x64));
         works.extend(cases.map(|case| Work::linear_scaled(ScaledCase { seed: next(), ..case })));
     }
     if asked(Operation::Update) {
@@ -237,7 +235,7 @@ fn scaled(target: Target) -> Vec<ScaledCase> {
     let (m, k, n) = if target.on_gpu { (333, 1008, 640) } else { (70, 272, 144) };
     let mut cases = Vec::new();
     for output in ELEMENTS {
-        for tile in Fp8Tile::ALL.into_iter().filter(|tile| tile.runs_on(target.compute_capability)) {
+        for tile in Tile::of_input(DType::F8E4M3).filter(|tile| tile.runs_on(target.compute_capability)) {
             let plain = ScaledCase { output, tile: Some(tile), ..ScaledCase::new(m, k, n) };
             let terms = Terms { row_scale: Scales::None, column_scale: Scales::None, ..ALL_TERMS };
             cases.push(ScaledCase { terms, ..plain.clone() });
@@ -246,7 +244,7 @@ fn scaled(target: Target) -> Vec<ScaledCase> {
                 cases.push(ScaledCase { terms: Terms { in_place: false, ..terms }, ..many.clone() });
                 cases.push(many);
             }
-            if tile.is_hopper() {
+            if tile.shares() {
                 cases.push(ScaledCase { parts: Some(3), ..plain.clone() });
             }
             cases.push(ScaledCase { x_type: DType::F8E5M2, ..plain.clone() });

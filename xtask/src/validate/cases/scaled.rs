@@ -2,7 +2,7 @@
 
 use warpsmith::DType;
 use warpsmith::ops::Activation;
-use warpsmith::ops::scaled::Fp8Tile;
+use warpsmith::ops::gemm::Tile;
 use warpsmith_lab::cases::{Data, Placement, ScaleKind, ScaledCase, Terms};
 
 use super::{EMULATED_WORK, LARGE_SIZES, Level, MORE_SIZES, QUICK_SIZES, Target};
@@ -49,14 +49,14 @@ pub(in super::super) fn scaled(level: Level, target: Target, seed: u64) -> Vec<S
         if level >= Level::Default {
             cases.extend(MORE_SIZES.map(case));
             cases.extend(QUICK_SIZES.into_iter().chain(MORE_SIZES).map(|size| integers(case(size))));
-            let runs = |tile: &Fp8Tile| tile.runs_on(target.compute_capability);
-            for tile in Fp8Tile::ALL.into_iter().filter(runs) {
+            let runs = |tile: &Tile| tile.runs_on(target.compute_capability);
+            for tile in Tile::of_input(DType::F8E4M3).filter(runs) {
                 // The last has a sum longer than any ring of stages.
                 for size in [(300, 256, 400), (150, 200, 140), (260, 1300, 264)] {
                     cases.push(ScaledCase { tile: Some(tile), ..case(size) });
                     cases.push(ScaledCase { tile: Some(tile), ..integers(case(size)) });
                 }
-                if tile.is_hopper() {
+                if tile.shares() {
                     // Parts of several steps, of one, and more than there are steps.
                     for (parts, size) in [(3, (300, 1030, 401)), (9, (70, 1300, 262)), (40, (33, 200, 71))] {
                         let split = ScaledCase { tile: Some(tile), parts: Some(parts), ..case(size) };
@@ -68,7 +68,7 @@ pub(in super::super) fn scaled(level: Level, target: Target, seed: u64) -> Vec<S
                 for terms in [all, Terms { in_place: true, ..all }] {
                     let whole = ScaledCase { tile: Some(tile), terms, ..case((260, 200, 392)) };
                     cases.push(ScaledCase { activation: Activation::Silu, ..whole.clone() });
-                    cases.push(ScaledCase { parts: tile.is_hopper().then_some(2), ..whole.clone() });
+                    cases.push(ScaledCase { parts: tile.shares().then_some(2), ..whole.clone() });
                     cases.push(ScaledCase { y: at(8, 0), ..integers(whole) });
                 }
             }

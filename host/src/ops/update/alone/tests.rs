@@ -4,7 +4,7 @@ use warpsmith_emulator::Completion;
 
 use super::*;
 use crate::device::EmulatorOptions;
-use crate::ops::linear::select::Access;
+use crate::ops::gemm::Access;
 use crate::ops::update::{MAX_UPDATES, UpdateInput};
 use crate::tensor::Tensor;
 use crate::weights::FloatElement;

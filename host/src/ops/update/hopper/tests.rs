@@ -6,7 +6,7 @@ use warpsmith_emulator::Completion;
 use warpsmith_kernels::codes::{Codes, MAX_UPDATES};
 
 use super::{Choice, Kernels, Sharing, Tile, candidates, choose, kernel, launch, plan};
-use crate::ops::linear::select::{Access, Limits};
+use crate::ops::gemm::{Access, Limits};
 use crate::ops::update::operands::{BoltOn, Problem};
 use crate::tensor::{DType, Element};
 use crate::weights::FloatElement;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::{Way, alone};
 use super::{Bolted, Path, hopper, products};
 use crate::DType;
-use crate::ops::linear::select::{Access, Fused, Limits};
+use crate::ops::gemm::{Access, Fused, Limits};
 use crate::ops::update::operands::Problem;
 use crate::ops::update::products::VLies;
 

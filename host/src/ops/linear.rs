@@ -1,27 +1,16 @@
 //! `Y = act(alpha · X Wᵀ + b)`: the fused linear operation.
 //!
-//! [`linear`] starts a builder; [`LinearOp::run`] and [`LinearOp::run_into`] check everything first and launch a kernel
-//! (`instances`) that [`select::select`] has chosen, or run the CPU implementation, as every product does (`ops::product`).
+//! [`linear`] starts a builder; [`LinearOp::run`] and [`LinearOp::run_into`] check everything first and launch the kernel that
+//! [`gemm::select`](crate::ops::gemm::select) has chosen, or run the CPU implementation, as every product does ([`gemm`](crate::ops::gemm)).
 //!
 //! Accumulation is in f32, the result is rounded once. f32 inputs are multiplied at f32 accuracy (as three TF32 products on
 //! tensor cores), unless [`LinearOp::precision`] allows less.
 
-mod early;
-mod instances;
-mod launch;
-mod launch_f32;
-mod passes;
-pub mod select;
-
-pub(crate) use early::{has_only_tiles, is_early, tiles};
-pub use instances::{LinearInput, LinearTypes};
-pub(crate) use launch::{Instance, Operands, hopper_launch, hopper_map, skinny_launch, skinny_map};
-pub(crate) use passes::{Passes, SUMS, Sums, Total, parts_of, sums_blocks};
-pub use select::Tile;
+pub use crate::ops::gemm::variants::{LinearInput, LinearTypes};
 
 use crate::cpu::FromAccumulator;
 use crate::error::{Error, Result};
-use crate::ops::product::{Options, Product, product_methods};
+use crate::ops::gemm::{Options, Product, Tile, product_methods};
 use crate::ops::{Activation, Implementation, Precision};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};

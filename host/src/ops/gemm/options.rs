@@ -1,8 +1,6 @@
 //! The options that linear layers and matrix products share: what is done to the product, and how it is run.
 
-use super::Terms;
-use crate::ops::linear::Tile;
-use crate::ops::linear::select::Fused;
+use super::{Fused, Terms, Tile};
 use crate::ops::{Activation, Precision};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
@@ -136,8 +134,8 @@ pub(crate) use factor_methods;
 /// The methods of `$op`, a builder of operands and [`Options`] that makes a [`Product`](super::Product) with an output of shape `$shape`.
 macro_rules! product_methods {
     ($op:ident { $($operand:ident),* }, $shape:literal) => {
-        $crate::ops::product::factor_methods!(options);
-        $crate::ops::product::epilogue_methods!(T, O, options);
+        $crate::ops::gemm::factor_methods!(options);
+        $crate::ops::gemm::epilogue_methods!(T, O, options);
 
         /// Multiplies the product's rows by these numbers before anything is added: one for all, `[1]`, one for each row of a matrix,
         /// `[M]`, or one for each row of the output, of its shape but for the last axis. The last are a launch for each matrix of a batch,
@@ -169,7 +167,7 @@ macro_rules! product_methods {
             self
         }
 
-        /// Takes this tile instead of the one that [`select`](crate::ops::linear::select::select) chooses; it must run on the
+        /// Takes this tile instead of the one that [`select`](crate::ops::gemm::select) chooses; it must run on the
         /// device and be as exact as `precision` asks. What it cannot read where it lies is copied first. The CPU implementation has no such tiles and ignores it.
         pub fn tile(mut self, tile: impl Into<Option<Tile>>) -> Self {
             self.options.tile = tile.into();

@@ -2,10 +2,9 @@
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewD, ArrayViewMut2, Axis, ShapeError};
 
-use super::{Product, two_axes, zeroed};
+use super::{LinearTypes, Product, two_axes, zeroed};
 use crate::cpu::{self, FromAccumulator, LinearTerms};
 use crate::error::Result;
-use crate::ops::linear::LinearTypes;
 use crate::tensor::{Element, Tensor};
 
 impl<T, O> Product<'_, T, O>

@@ -5,14 +5,14 @@ use warpsmith_dsl::gemm::wgmma_f32::SplitTile;
 use warpsmith_dsl::launch::{Global, GlobalMut, Kernel, TensorMap};
 use warpsmith_kernels::linear_hopper_f32::HopperF32Params;
 
-use super::launch::{Instance, Operands, batch_stride, layouts, row_stride};
+use super::{Instance, Operands, batch_stride, layouts, row_stride};
 use crate::device::Device;
 use crate::error::Result;
 use crate::stream::Stream;
 use crate::tensor::{Swizzle, TensorMapOptions};
 
 impl Instance<f32, f32> {
-    pub(super) fn split<K: Kernel<Args = SplitArgs>, S: SplitTile>() -> Self {
+    pub(in crate::ops::gemm) fn split<K: Kernel<Args = SplitArgs>, S: SplitTile>() -> Self {
         Self { declaration: K::DECLARATION, launch: launch_split::<K, S> }
     }
 }

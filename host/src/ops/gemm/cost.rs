@@ -10,15 +10,17 @@
 //! for memory at once, and what is not hidden under something else.
 //!
 //! The costs were fitted to what an H100 took at sizes drawn at random and at the bench's own, so that the choices lose least: `random-h100.csv`
-//! and the tuner's table. Only their ratios matter here.
+//! and the tuner's table; of 8-bit types `random-fp8-h100.csv` and
+//! `fp8-h100.csv`. Only their ratios matter here.
 
 use warpsmith_dsl::gemm::narrow;
 
+use super::passes::SUMS;
+use super::problem::is_fp8;
 use super::{Access, Fused, Limits, Problem, Tile};
 use crate::DType;
 use crate::kernel::is_built;
 use crate::ops::CHUNK_BYTES;
-use crate::ops::linear::SUMS;
 
 /// What one block of a tile costs for each column of K, in picoseconds on an H100.
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +122,7 @@ impl Cost {
 /// How many blocks may share the sums of a tile.
 const PARTS: [u32; 12] = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96];
 /// The most that anybody may ask for.
-pub(crate) const MOST_PARTS: u32 = 96;
+pub(super) const MOST_PARTS: u32 = 96;
 /// Steps along K that a part has at least.
 const MIN_STEPS: u64 = 2;
 /// Rounds of blocks that sharing makes at most.
@@ -129,13 +131,15 @@ const MOST_ROUNDS: u64 = 2;
 const SUM_PARTS: [u32; 9] = [2, 3, 4, 5, 6, 8, 10, 12, 16];
 /// As much of their time parts have to save to be taken, since one launch takes what is estimated more often than two do.
 const SUMS_MARGIN: u128 = 8;
+/// The same for 8-bit types.
+const FP8_SUMS_MARGIN: u128 = 25;
 /// What that launch takes beside its bytes, in picoseconds.
 const SUMS_LAUNCH: u128 = 2_600_000;
 /// Bytes that it reads and writes in a microsecond, by way of the level-2 cache.
 const SUMS_BANDWIDTH: u128 = 3_500_000;
 
 /// What the launch takes that adds `parts` parts of each sum, of outputs of M × N × batch.
-pub(crate) fn sums_picoseconds(sizes: [u32; 3], output_bytes: usize, parts: u32) -> u128 {
+fn sums_picoseconds(sizes: [u32; 3], output_bytes: usize, parts: u32) -> u128 {
     let elements: u128 = sizes.map(u128::from).into_iter().product();
     let bytes = elements * (u128::from(parts) * 4 + output_bytes as u128);
     SUMS_LAUNCH + bytes * 1_000_000 / SUMS_BANDWIDTH
@@ -148,12 +152,14 @@ const PARTS_BANDWIDTH: u128 = 2_000_000;
 /// Bytes of sums that a block reads in a microsecond.
 const BLOCK_BANDWIDTH: u128 = 60_000;
 
-/// How many blocks share the sums of each tile.
-pub(super) fn parts(tile: Tile, problem: &Problem, limits: &Limits) -> u32 {
-    if let Some(cost) = PersistentCost::of(tile, problem.input) {
-        return cost.fastest(tile, problem, limits).1;
+impl Tile {
+    /// How many blocks share the sums of each tile, of those that are told at each launch, or into how many parts they are split that a second launch adds.
+    pub(super) fn parts(self, problem: &Problem, limits: &Limits) -> u32 {
+        if let Some(cost) = PersistentCost::of(self, problem.input) {
+            return cost.fastest(self, problem, limits).1;
+        }
+        Cost::of(self, problem.input).map_or(1, |cost| cost.fastest(self, problem, limits).1)
     }
-    Cost::of(tile, problem.input).map_or(1, |cost| cost.fastest(tile, problem, limits).1)
 }
 
 /// What a persistent launch costs, in picoseconds on an H100.
@@ -178,7 +184,28 @@ struct PersistentCost {
 }
 
 impl PersistentCost {
+    /// Those of tiles for 8-bit types; of those for Ada, estimates of what they cost there, from the rates of instructions.
+    const fn of_fp8(tile: Tile) -> Option<Self> {
+        let (launch, alone, full, crowded, straddling, tile) = match tile {
+            Tile::Fp8Hopper256x128 => (450_000, 4_057, 5_793, 5_277, 5_798, 3_759_000),
+            Tile::Fp8Hopper128x192 => (648_000, 2_648, 5_335, 4_054, 4_849, 2_702_000),
+            Tile::Fp8Hopper128x128 => (929_000, 2_021, 3_784, 3_079, 3_876, 1_960_000),
+            Tile::Fp8Hopper64x128 => (756_000, 1_354, 2_593, 2_046, 2_711, 1_290_000),
+            Tile::Fp8Hopper64x64 => (893_000, 772, 1_981, 1_365, 1_883, 869_000),
+            Tile::Fp8Ada128x128 => (2_500_000, 9_000, 9_000, 9_000, 9_000, 2_000_000),
+            Tile::Fp8Ada64x64 => (2_500_000, 3_000, 3_000, 3_000, 3_000, 700_000),
+            Tile::Fp8Ada16x64 => (2_500_000, 1_500, 1_500, 1_500, 1_500, 400_000),
+            // By way of f16, and with copies of the operands: for where nothing else runs.
+            Tile::Fp8Portable64x64 => (5_000_000, 60_000, 60_000, 60_000, 60_000, 1_000_000),
+            _ => return None,
+        };
+        Some(Self { launch, alone, full, crowded, straddling, tile, rows: 0, last_rows: 0 })
+    }
+
     const fn of(tile: Tile, input: DType) -> Option<Self> {
+        if is_fp8(input) {
+            return Self::of_fp8(tile);
+        }
         let (launch, alone, full, crowded, straddling, tile, rows, last_rows) = match (tile, input) {
             (Tile::HopperPingPong128x128, DType::F32) => {
                 (3_503_000, 9_628, 7_635, 11_408, 14_227, 90_000, 3_900_000, 6_600_000)
@@ -224,7 +251,14 @@ impl PersistentCost {
 
     /// The least time, and how many parts of each sum it takes.
     fn fastest(self, tile: Tile, problem: &Problem, limits: &Limits) -> (u128, u32) {
-        let whole = (self.of_whole(tile, problem, row_bytes(problem), limits), 1);
+        // The costs for 8-bit types are those of outputs of 16 bits, whatever is done to the products.
+        let (problem, margin) = if is_fp8(problem.input) {
+            let stored = Problem { output: DType::Bf16, stores_boxes: true, ..*problem };
+            (&Problem { fused: Fused::Floor, ..stored }, FP8_SUMS_MARGIN)
+        } else {
+            (problem, SUMS_MARGIN)
+        };
+        let whole = (self.of_whole(tile, problem, problem, limits), 1);
         if !tile.has_passes() || !is_built(SUMS) {
             return whole;
         }
@@ -237,7 +271,7 @@ impl PersistentCost {
             let steps = tile.steps(u64::from(k) * problem.input.size() as u64);
             (count == parts && steps >= MIN_STEPS).then(|| {
                 let time = self.of_passes(tile, problem, [parts, k], limits);
-                (time + time / SUMS_MARGIN, parts)
+                (time + time / margin, parts)
             })
         });
         timed.chain([whole]).min().unwrap_or(whole)
@@ -254,20 +288,23 @@ impl PersistentCost {
             ..*problem
         };
         let sizes = [problem.m, problem.n, problem.batch];
-        self.of_whole(tile, &of_parts, row_bytes(problem), limits)
+        self.of_whole(tile, &of_parts, problem, limits)
             + sums_picoseconds(sizes, problem.output.size(), parts)
     }
 
-    /// The time of one launch, whose operands have so many bytes from one row to the next.
-    fn of_whole(self, tile: Tile, problem: &Problem, row_bytes: u64, limits: &Limits) -> u128 {
+    /// The time of one launch, which computes `problem`: `whole`, or its sums in parts.
+    fn of_whole(self, tile: Tile, problem: &Problem, whole: &Problem, limits: &Limits) -> u128 {
         let Problem { m, n, batch, .. } = *problem;
+        let row_bytes = row_bytes(whole);
         let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
+        let multiprocessors = u64::from(limits.multiprocessors.max(1));
+        // Of a launch that is persistent, its blocks are what runs at a time.
+        let at_a_time = if tile.is_persistent() { blocks } else { multiprocessors };
         let (rounds, halves) = match tile.halves([m, n, batch], limits.multiprocessors) {
             Some(halves) => halves.rounds(),
-            None => (tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(blocks), 0),
+            None => (tile.tiles(m, n).saturating_mul(batch.into()).div_ceil(at_a_time), 0),
         };
-        let multiprocessors = u64::from(limits.multiprocessors.max(1));
-        let busy = blocks.min(multiprocessors);
+        let busy = at_a_time.min(multiprocessors);
         let alone = (self.alone * (multiprocessors - busy) + self.full * busy) / multiprocessors;
         let column = match (rounds + halves, row_bytes.is_multiple_of(CACHE_LINE)) {
             (1, true) => alone,
@@ -294,14 +331,20 @@ impl PersistentCost {
         let half = if problem.input == DType::F32 || rounds == 0 { READING_HALF } else { HALF };
         let tiles = u128::from(rounds) * 1000 + u128::from(halves) * half;
         let of_tiles = tiles * u128::from(of_tile) / 1000;
-        // Of x, which several tiles along N read, a part has left the level-2 cache in between.
+        // Of x, which several tiles along N read, a part has left the level-2 cache in between. The costs for 8-bit types were fitted as if parts of sums did not
+        // read it again.
+        let read = if is_fp8(problem.input) { whole } else { problem };
         let again = if tile.shape().1 < n {
-            u128::from(m) * u128::from(batch) * u128::from(row_bytes) / 4
+            u128::from(m) * u128::from(read.batch) * u128::from(row_bytes) / 4
         } else {
             0
         };
-        let moved = bytes(problem) + again + stored_bytes(problem);
-        let bandwidth = BANDWIDTH.min(u128::from(busy) * READ_BY_BLOCK);
+        let moved = bytes(read) + again + stored_bytes(problem);
+        let bandwidth = if is_fp8(problem.input) {
+            FP8_BANDWIDTH
+        } else {
+            BANDWIDTH.min(u128::from(busy) * READ_BY_BLOCK)
+        };
         u128::from(self.launch + last) + of_tiles.max(moved * 1_000_000 / bandwidth)
     }
 }
@@ -463,6 +506,8 @@ impl NarrowCost {
 /// Bytes that kernels read and write in a microsecond at most, those aside that are for few rows of x.
 const BANDWIDTH: u128 = 2_516_000;
 
+/// The same for 8-bit types.
+const FP8_BANDWIDTH: u128 = 2_741_000;
 /// Bytes that a block of a persistent launch reads from memory in a microsecond at most.
 const READ_BY_BLOCK: u128 = 45_000;
 
@@ -514,7 +559,7 @@ const RESERVED_SHARED: u32 = 1024;
 /// As [`picoseconds`], of one launch: with sums that no second one adds.
 pub(super) fn picoseconds_of_launch(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
     match PersistentCost::of(tile, problem.input) {
-        Some(cost) => cost.of_whole(tile, problem, row_bytes(problem), limits),
+        Some(cost) => cost.of_whole(tile, problem, problem, limits),
         None => picoseconds(tile, problem, limits),
     }
 }

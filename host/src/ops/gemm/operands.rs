@@ -1,12 +1,13 @@
-//! How a product gets at its operands: one pure function of how they lie and of what the device has kernels for.
+//! How a product gets at its operands: one pure function of their layouts and of what the device has kernels for.
 //!
-//! The kernels read rows that are contiguous along K, fastest in chunks of 16 bytes. An operand that lies otherwise is read where it
-//! lies by slower kernels, at worst element by element, or is copied first ([`repack`](crate::ops::repack)): whatever costs less, by the
-//! time that the product takes and the bytes that the copy moves.
+//! The kernels read rows that are contiguous along K, fastest in chunks of 16 bytes. An operand with another layout is read in place by slower kernels, at
+//! worst element by element, or is copied first ([`repack`](crate::ops::repack)): whatever costs less, by the time that the product takes and the bytes that
+//! the copy moves.
 
+use super::variants::Refusal;
+use super::{Access, Limits, Problem, Tile, estimate};
 use crate::ops::CHUNK_BYTES;
-use crate::ops::linear::Tile;
-use crate::ops::linear::select::{Access, Limits, Problem, estimate};
+use crate::tensor::View;
 
 /// The address alignment of the smallest copies that kernels make.
 const WORD_BYTES: u64 = 4;
@@ -15,22 +16,22 @@ const COPY_RATE: u64 = 2_400;
 /// What a launch more costs, in picoseconds.
 const LAUNCH: u64 = 2_000_000;
 
-/// How the matrices of an operand lie, as the kernels see them.
+/// The layout of an operand's matrices, as the kernels see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lie {
+pub(crate) enum Layout {
     /// Rows contiguous along K; every row starts at a multiple of 16 bytes.
     Chunks,
     /// Rows contiguous along K; every row starts at a multiple of 4 bytes.
     Words,
     /// Contiguous along the rows; every column starts at a multiple of 16 bytes.
     ColumnChunks,
-    /// In any other way.
+    /// Any other.
     Other,
 }
 
 /// The matrices of an operand: where they are, and how far apart. Strides in elements.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct OperandView<'a> {
     pub(crate) address: u64,
     pub(crate) element_bytes: u64,
     /// Rows, and the stride from one to the next.
@@ -41,7 +42,22 @@ pub(crate) struct Place<'a> {
     pub(crate) leading: (&'a [usize], &'a [usize]),
 }
 
-impl Place<'_> {
+impl<'a> OperandView<'a> {
+    /// That of a tensor `[.., rows, columns]`.
+    pub(crate) fn of(view: View<'a>) -> Self {
+        let View { element, address, shape, strides } = view;
+        let axes = shape.len() - 2;
+        Self {
+            address,
+            element_bytes: element.size() as u64,
+            rows: (shape[axes], strides[axes]),
+            columns: (shape[axes + 1], strides[axes + 1]),
+            leading: (&shape[..axes], &strides[..axes]),
+        }
+    }
+}
+
+impl OperandView<'_> {
     /// Whether neighbouring rows are neighbours in memory. A leading axis may become that of the rows where a matrix has but one, whose own stride
     /// says nothing then.
     fn is_contiguous_along_rows(&self) -> bool {
@@ -55,11 +71,11 @@ impl Place<'_> {
         has_one_matrix && (self.columns.0 == 1 || self.columns.1 == 1)
     }
 
-    /// How the matrices lie.
-    pub(crate) fn lie(&self) -> Lie {
+    /// The matrices' layout.
+    pub(crate) fn layout(&self) -> Layout {
         // Of no columns nothing is read, wherever they are.
         if self.columns.0 == 0 {
-            return Lie::Chunks;
+            return Layout::Chunks;
         }
         // Has the bits of the address and of every stride that counts.
         let bits = |strides: &mut dyn Iterator<Item = (usize, usize)>| {
@@ -71,14 +87,14 @@ impl Place<'_> {
         let of_rows = bits(&mut leading().chain([self.rows]));
         let of_columns = bits(&mut leading().chain([self.columns]));
         if along_k && of_rows.is_multiple_of(CHUNK_BYTES as u64) {
-            Lie::Chunks
+            Layout::Chunks
         } else if along_k && of_rows.is_multiple_of(WORD_BYTES) {
-            Lie::Words
+            Layout::Words
         } else if !along_k && self.is_contiguous_along_rows() && of_columns.is_multiple_of(CHUNK_BYTES as u64)
         {
-            Lie::ColumnChunks
+            Layout::ColumnChunks
         } else {
-            Lie::Other
+            Layout::Other
         }
     }
 
@@ -91,15 +107,15 @@ impl Place<'_> {
     }
 }
 
-/// How kernels can read two operands that lie like this where they lie, several elements at a time; `None` if none can.
+/// How kernels can read two operands with these layouts in place, several elements at a time; `None` if none can.
 ///
 /// This is the one place that knows which layouts kernels take.
-pub(crate) fn access(a: Lie, b: Lie) -> Option<Access> {
+pub(crate) fn access(a: Layout, b: Layout) -> Option<Access> {
     match (a, b) {
-        (Lie::Chunks, Lie::Chunks) => Some(Access::Aligned),
-        (Lie::Chunks | Lie::Words, Lie::Chunks | Lie::Words) => Some(Access::Words),
-        (Lie::Chunks, Lie::ColumnChunks) => Some(Access::WAcross),
-        (Lie::ColumnChunks, Lie::Chunks | Lie::ColumnChunks) => Some(Access::Across),
+        (Layout::Chunks, Layout::Chunks) => Some(Access::Aligned),
+        (Layout::Chunks | Layout::Words, Layout::Chunks | Layout::Words) => Some(Access::Words),
+        (Layout::Chunks, Layout::ColumnChunks) => Some(Access::WAcross),
+        (Layout::ColumnChunks, Layout::Chunks | Layout::ColumnChunks) => Some(Access::Across),
         _ => None,
     }
 }
@@ -113,43 +129,56 @@ pub(crate) struct Path {
     pub(crate) access: Access,
 }
 
-/// The path that costs least for a product of `places`, of which `problem` gives the problem of each launch and how many there
+/// The path that costs least for a product of operands `views`, of which `problem` gives the problem of each launch and how many there
 /// are, when some operands have been copied; with a tile that is asked for, the path with the fewest copies. `is_dense` is whether they can be
-/// read as [`Access::Dense`] says. `None` if no kernel of the device, or none of the tile that is asked for, would do.
+/// read as [`Access::Dense`] says.
+///
+/// # Errors
+///
+/// Why a tile that is asked for would not do, at the path at which it meets most conditions; `None` if no tile of the device would.
 pub(crate) fn choose(
-    places: [Place<'_>; 2],
+    views: [OperandView<'_>; 2],
     is_dense: bool,
     tile: Option<Tile>,
     limits: &Limits,
     problem: impl Fn([bool; 2], Access) -> (Problem, usize),
-) -> Option<Path> {
-    let mut best: Option<(u128, Path)> = None;
-    // Copies last, so that what costs the same is read where it lies.
+) -> Result<Path, Option<Refusal>> {
+    let (mut best, mut refusal) = (None, None);
+    // Copies last, so that what costs the same is read in place.
     for repack in [[false, false], [true, false], [false, true], [true, true]] {
-        let lies: [Lie; 2] = std::array::from_fn(|i| if repack[i] { Lie::Chunks } else { places[i].lie() });
-        if (0..2).any(|i| repack[i] && places[i].lie() == Lie::Chunks) {
+        let layouts: [Layout; 2] =
+            std::array::from_fn(|i| if repack[i] { Layout::Chunks } else { views[i].layout() });
+        if (0..2).any(|i| repack[i] && views[i].layout() == Layout::Chunks) {
             continue;
         }
-        let mut copies: u128 = (0..2).filter(|&i| repack[i]).map(|i| places[i].copy_cost()).sum();
-        if repack == [true; 2] && places.iter().all(Place::is_matrix_of_rows) {
+        let mut copies: u128 = (0..2).filter(|&i| repack[i]).map(|i| views[i].copy_cost()).sum();
+        if repack == [true; 2] && views.iter().all(OperandView::is_matrix_of_rows) {
             // One launch makes both.
             copies -= u128::from(LAUNCH);
         }
         let dense = (is_dense && repack == [false; 2]).then_some(Access::Dense);
-        let fast = access(lies[0], lies[1]);
+        let fast = access(layouts[0], layouts[1]);
         // For what no faster kernel reads, and where it is asked for.
         let strided = (fast.is_none() || tile == Some(Tile::Strided32x32)).then_some(Access::Strided);
         for access in fast.into_iter().chain(dense).chain(strided) {
             let (problem, launches) = problem(repack, access);
-            let Some(time) = estimate(tile, &problem, limits) else { continue };
-            let cost = time * launches as u128 + copies;
-            // A tile that is asked for reads operands where they lie, if it can.
-            if best.is_none_or(|(least, _)| cost < least && tile.is_none()) {
-                best = Some((cost, Path { repack, access }));
+            let path = Path { repack, access };
+            let Some(tile) = tile else {
+                let Some(time) = estimate(None, &problem, limits) else { continue };
+                let cost = time * launches as u128 + copies;
+                if best.is_none_or(|(least, _)| cost < least) {
+                    best = Some((cost, path));
+                }
+                continue;
+            };
+            // A tile that is asked for reads operands in place, if it can.
+            match tile.refusal(&problem, limits) {
+                None => return Ok(path),
+                Some(refused) => refusal = refusal.max(Some(refused)),
             }
         }
     }
-    best.map(|(_, path)| path)
+    best.map(|(_, path)| path).ok_or(refusal)
 }
 
 #[cfg(test)]
@@ -157,7 +186,7 @@ mod tests {
     use super::*;
     use crate::DType;
     use crate::ops::Products;
-    use crate::ops::linear::select::Fused;
+    use crate::ops::gemm::Fused;
 
     const H100: Limits = Limits {
         compute_capability: (9, 0),
@@ -166,8 +195,8 @@ mod tests {
         shared_per_multiprocessor: 233_472,
     };
 
-    fn rows(rows: usize, columns: usize, stride: usize) -> Place<'static> {
-        Place {
+    fn rows(rows: usize, columns: usize, stride: usize) -> OperandView<'static> {
+        OperandView {
             address: 1 << 20,
             element_bytes: 2,
             rows: (rows, stride),
@@ -176,15 +205,15 @@ mod tests {
         }
     }
 
-    fn turned(place: Place<'static>, stride: usize) -> Place<'static> {
-        Place { rows: (place.rows.0, 1), columns: (place.columns.0, stride), ..place }
+    fn turned(place: OperandView<'static>, stride: usize) -> OperandView<'static> {
+        OperandView { rows: (place.rows.0, 1), columns: (place.columns.0, stride), ..place }
     }
 
-    fn path(a: Place<'_>, b: Place<'_>, tile: Option<Tile>) -> Option<Path> {
+    fn path(a: OperandView<'_>, b: OperandView<'_>, tile: Option<Tile>) -> Option<Path> {
         path_of(a, b, false, tile)
     }
 
-    fn path_of(a: Place<'_>, b: Place<'_>, is_dense: bool, tile: Option<Tile>) -> Option<Path> {
+    fn path_of(a: OperandView<'_>, b: OperandView<'_>, is_dense: bool, tile: Option<Tile>) -> Option<Path> {
         let (m, n, k) = (a.rows.0 as u32, b.rows.0 as u32, a.columns.0 as u32);
         choose([a, b], is_dense, tile, &H100, |_, access| {
             let products = Products::Direct;
@@ -204,6 +233,7 @@ mod tests {
                 1,
             )
         })
+        .ok()
     }
 
     #[test]
@@ -296,11 +326,11 @@ mod tests {
     /// The leading axis may become the rows' own, which are then as far apart as its matrices.
     #[test]
     fn single_rows_of_many_matrices_are_not_contiguous_along_the_rows() {
-        let across = Place { rows: (1, 1), ..turned(rows(1, 64, 0), 32) };
-        assert_eq!(across.lie(), Lie::ColumnChunks);
+        let across = OperandView { rows: (1, 1), ..turned(rows(1, 64, 0), 32) };
+        assert_eq!(across.layout(), Layout::ColumnChunks);
         for stride in [1, 8] {
-            let many = Place { rows: (1, stride), leading: (&[4], &[8]), ..across };
-            assert_eq!(many.lie(), Lie::Other, "{stride}");
+            let many = OperandView { rows: (1, stride), leading: (&[4], &[8]), ..across };
+            assert_eq!(many.layout(), Layout::Other, "{stride}");
         }
     }
 
@@ -330,6 +360,7 @@ mod tests {
                         1,
                     )
                 })
+                .ok()
             };
             // Hopper's kernels take every layout.
             let access = if repack[0] { Access::Across } else { Access::WAcross };
@@ -351,21 +382,21 @@ mod tests {
     }
 
     #[test]
-    fn lies_are_told_from_address_and_every_stride_that_counts() {
+    fn layouts_are_told_from_address_and_every_stride_that_counts() {
         let place = rows(10, 64, 64);
-        assert_eq!(place.lie(), Lie::Chunks);
-        assert_eq!(Place { address: 8, ..place }.lie(), Lie::Words);
-        assert_eq!(Place { address: 2, ..place }.lie(), Lie::Other);
-        assert_eq!(Place { rows: (10, 66), ..place }.lie(), Lie::Words);
-        assert_eq!(Place { rows: (10, 65), ..place }.lie(), Lie::Other);
-        assert_eq!(Place { rows: (1, 65), ..place }.lie(), Lie::Chunks);
-        assert_eq!(Place { columns: (64, 2), ..place }.lie(), Lie::Other);
-        assert_eq!(Place { columns: (1, 2), ..place }.lie(), Lie::Chunks);
-        assert_eq!(Place { columns: (0, 2), address: 2, ..place }.lie(), Lie::Chunks);
-        assert_eq!(Place { leading: (&[3], &[642]), ..place }.lie(), Lie::Words);
-        assert_eq!(Place { leading: (&[3], &[641]), ..place }.lie(), Lie::Other);
-        assert_eq!(Place { leading: (&[1], &[641]), ..place }.lie(), Lie::Chunks);
-        assert_eq!(turned(place, 16).lie(), Lie::ColumnChunks);
-        assert_eq!(turned(place, 10).lie(), Lie::Other);
+        assert_eq!(place.layout(), Layout::Chunks);
+        assert_eq!(OperandView { address: 8, ..place }.layout(), Layout::Words);
+        assert_eq!(OperandView { address: 2, ..place }.layout(), Layout::Other);
+        assert_eq!(OperandView { rows: (10, 66), ..place }.layout(), Layout::Words);
+        assert_eq!(OperandView { rows: (10, 65), ..place }.layout(), Layout::Other);
+        assert_eq!(OperandView { rows: (1, 65), ..place }.layout(), Layout::Chunks);
+        assert_eq!(OperandView { columns: (64, 2), ..place }.layout(), Layout::Other);
+        assert_eq!(OperandView { columns: (1, 2), ..place }.layout(), Layout::Chunks);
+        assert_eq!(OperandView { columns: (0, 2), address: 2, ..place }.layout(), Layout::Chunks);
+        assert_eq!(OperandView { leading: (&[3], &[642]), ..place }.layout(), Layout::Words);
+        assert_eq!(OperandView { leading: (&[3], &[641]), ..place }.layout(), Layout::Other);
+        assert_eq!(OperandView { leading: (&[1], &[641]), ..place }.layout(), Layout::Chunks);
+        assert_eq!(turned(place, 16).layout(), Layout::ColumnChunks);
+        assert_eq!(turned(place, 10).layout(), Layout::Other);
     }
 }

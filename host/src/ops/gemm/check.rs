@@ -1,9 +1,8 @@
 //! What is checked of a product's operands before anything runs.
 
-use super::{Product, TermsOf};
+use super::{LinearTypes, Product, TermsOf};
 use crate::cpu::FromAccumulator;
 use crate::error::{Error, Result};
-use crate::ops::linear::LinearTypes;
 use crate::ops::matrix::{expect_contiguous, expect_unit_stride};
 use crate::tensor::{Element, Tensor};
 

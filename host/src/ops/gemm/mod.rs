@@ -1,32 +1,62 @@
-//! Products of matrices: what [`linear`](crate::ops::linear()) and [`matmul`](crate::ops::matmul()) share.
+//! Products of matrices: which kernel computes one, on how many blocks, with which arguments.
 //!
-//! A builder describes what it wants as a [`Product`], `y = act(alpha · a bᵀ + …)` with all operands as views `[.., M, K]`, `[.., N, K]`
-//! and `[.., M, N]`. The product checks every operand (`check`, `terms`), decides how to get at the operands (`path`) and which launches give all
-//! matrices (`batch`, `plan`), and runs them or the CPU implementation (`on_cpu`).
+//! [`linear`](crate::ops::linear()) and [`matmul`](crate::ops::matmul()) describe what they want as a `Product`, `y = act(alpha · a bᵀ + …)` with all
+//! operands as views `[.., M, K]`, `[.., N, K]` and `[.., M, N]`. The product checks every operand (`check`, `terms`) and asks for a plan (`plan`). It runs
+//! the planned launches or the CPU implementation (`on_cpu`). [`linear_scaled`](crate::ops::linear_scaled()) checks operands of its own, and asks for a plan
+//! in the same way. Modules:
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `problem` | [`Problem`] and [`Limits`]: what the choice depends on |
+//! | `operands` | the layouts of operands, and which of them are copied first |
+//! | `batch` | which launches compute all matrices of a batch |
+//! | `variants` | [`Tile`]: the table of kernel variants, the conditions under which one computes a problem, and the kernels for each type |
+//! | `cost`, `halves` | the cost model, and tiles that are computed in halves |
+//! | `select` | [`select()`] and [`candidates`]: the choice by that model |
+//! | `plan` | the plan of an operation: launches, layouts, variant, blocks |
+//! | `launch`, `passes` | the launches of a planned product |
 
 mod batch;
 mod check;
+mod cost;
+mod halves;
+mod launch;
 mod on_cpu;
+mod operands;
 mod options;
-mod path;
+mod passes;
 mod plan;
+mod problem;
+mod select;
 mod terms;
+pub(super) mod variants;
+
+pub use problem::{Access, Fused, Limits, Problem};
+pub use select::{candidates, select};
+pub use variants::Tile;
 
 pub(crate) use batch::broadcast;
+pub(crate) use launch::fp8;
+pub(crate) use launch::{
+    Operands, has_only_tiles, hopper_launch, hopper_map, is_early, skinny_launch, skinny_map,
+};
 pub(crate) use options::{Options, epilogue_methods, factor_methods, product_methods};
+pub(crate) use plan::{Planned, Request};
+pub(crate) use problem::{TURING, has_tf32, is_hopper};
+pub(crate) use select::{estimate, estimate_of_launch};
 pub(crate) use terms::{FlatTerms, Terms, TermsOf, two_axes, zeroed};
+pub(crate) use variants::LinearTypes;
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::launch::{Global, GlobalMut};
 
 use crate::cpu::FromAccumulator;
-use crate::device::DeviceKind;
 use crate::error::Result;
-use crate::ops::linear::{LinearTypes, Operands};
 use crate::ops::{Implementation, repack, repack_both};
 use crate::stream::{Operand, Stream};
-use crate::tensor::{Element, Tensor};
-use batch::{PerRole, Role};
+use crate::tensor::{Element, Tensor, View};
+use batch::{Launches, PerRole, Role};
+use launch::Kernels;
 use plan::Plan;
 
 /// A product that has yet to run.
@@ -68,13 +98,6 @@ where
         self.a.shape()[self.a.rank() - 1]
     }
 
-    /// The output's shape with all axes.
-    fn full_shape(&self) -> Vec<usize> {
-        let mut shape = self.leading.clone();
-        shape.extend([self.m(), self.n()]);
-        shape
-    }
-
     pub(crate) fn stream(&self) -> Stream {
         self.options.stream.cloned().unwrap_or_else(|| self.a.device().default_stream())
     }
@@ -83,10 +106,10 @@ where
     pub(crate) fn run(&self) -> Result<Tensor<O>> {
         self.check()?;
         self.options.terms.expect_no_beta(self.operation)?;
-        let plan = Plan::new(self, None)?;
+        let planned = self.plan(None)?;
         let stream = self.stream();
         let mut y = Tensor::uninit_on(&stream, &self.output_shape)?;
-        self.execute(&plan, &stream, &mut y)?;
+        self.execute(&planned, &stream, &mut y)?;
         Ok(y)
     }
 
@@ -94,32 +117,55 @@ where
     pub(crate) fn run_into(&self, y: &mut Tensor<O>) -> Result<()> {
         self.check()?;
         self.check_output(y)?;
-        let plan = Plan::new(self, Some(y))?;
-        self.execute(&plan, &self.stream(), y)
+        let planned = self.plan(Some(y))?;
+        self.execute(&planned, &self.stream(), y)
     }
 
     /// What would run for a new output.
     pub(crate) fn implementation(&self) -> Result<Implementation> {
         self.check()?;
-        Ok(Plan::new(self, None)?.implementation)
+        Ok(self.plan(None)?.implementation(self.a.device()))
     }
 
     /// What would run for `y`.
     pub(crate) fn implementation_into(&self, y: &Tensor<O>) -> Result<Implementation> {
         self.check()?;
         self.check_output(y)?;
-        Ok(Plan::new(self, Some(y))?.implementation)
+        Ok(self.plan(Some(y))?.implementation(self.a.device()))
     }
 
-    fn execute(&self, plan: &Plan<T, O>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
-        if y.is_empty() {
-            return Ok(());
-        }
-        if self.a.device().kind() == DeviceKind::Cpu {
-            return self.execute_on_cpu(y);
-        }
-        let Some(launch) = &plan.launch else { return Ok(()) };
-        let [a, b] = match launch.path.repack {
+    /// What to run for an output with the layout of `y`, or for one without gaps. All operands have been checked.
+    fn plan(&self, y: Option<&Tensor<O>>) -> Result<Planned<Kernels<T, O>>> {
+        let options = self.options;
+        let terms = &options.terms;
+        Planned::of(&Request {
+            operation: self.operation,
+            names: self.names,
+            device: self.a.device(),
+            input: T::DTYPE,
+            output: O::DTYPE,
+            operands: [View::of(&self.a), View::of(&self.b)],
+            leading: &self.leading,
+            y: y.map(View::of),
+            row_scale: options.row_scale.map(View::of),
+            residual: terms.read_residual().map(|(residual, _)| View::of(residual)),
+            adds_y: terms.beta != 0.0,
+            mask: terms.mask.as_deref().map(View::of),
+            preactivation: terms.preactivation.as_deref().map(View::of),
+            fused: options.fused(),
+            precision: options.precision,
+            tile: options.tile,
+            parts: options.parts,
+        })
+    }
+
+    fn execute(&self, planned: &Planned<Kernels<T, O>>, stream: &Stream, y: &mut Tensor<O>) -> Result<()> {
+        let (plan, kernels) = match planned {
+            Planned::Empty => return Ok(()),
+            Planned::Cpu => return self.execute_on_cpu(y),
+            Planned::Kernels(plan, kernels) => (plan, kernels),
+        };
+        let [a, b] = match plan.path.repack {
             [true, true] => repack_both([&self.a, &self.b], stream)?,
             [true, false] => [repack(&self.a).on(stream).run()?, self.b.clone()],
             [false, true] => [self.a.clone(), repack(&self.b).on(stream).run()?],
@@ -133,8 +179,8 @@ where
         operands.extend(options.column_scale.map(|scale| scale as &dyn Operand));
         operands.extend(options.terms.operands());
 
-        let epilogue = self.epilogue(plan, y);
-        let launches = &launch.launches;
+        let launches = &plan.launches;
+        let epilogue = self.epilogue(launches, y);
         let matrices = |stride: usize| if stride == 0 { 1 } else { launches.batch };
         stream.with_operands(&operands, || {
             for start in launches.starts() {
@@ -152,23 +198,22 @@ where
                 let mut y = y.with_axes(at, &[launches.batch, launches.rows, self.n()], &strides);
                 let y_arg = y.arg_mut();
                 let epilogue = started(epilogue, start);
-                let (m, n, k, parts) = (launch.m, launch.n, launch.k, launch.parts);
+                let &Plan { m, n, k, parts, blocks, .. } = &**plan;
                 let operands = Operands { x: &x, w: &w, y: &y, y_arg, m, n, k, parts, epilogue };
                 // SAFETY: `check` and the plan have checked shapes, strides, alignment and device of every operand, and that what
                 // is written is apart from the rest. Tensors are freed in the order of their home streams, which
                 // `with_operands` makes wait for this work.
-                unsafe { launch.launch(self.a.device(), stream, &operands) }?;
+                unsafe { kernels.launch(self.a.device(), stream, blocks, &operands) }?;
             }
             Ok(())
         })
     }
 
     /// The kernels' epilogue for the first launch.
-    fn epilogue(&self, plan: &Plan<T, O>, y: &Tensor<O>) -> LinearEpilogue<T::Device, O::Device> {
+    fn epilogue(&self, launches: &Launches, y: &Tensor<O>) -> LinearEpilogue<T::Device, O::Device> {
         let options = self.options;
-        let launches = plan.launch.as_ref().map(|launch| &launch.launches);
-        let row = |role: Role| launches.map_or(0, |launches| launches.row_strides[role] as u64);
-        let batch = |role: Role| launches.map_or(0, |launches| launches.batch_strides[role] as u64);
+        let row = |role: Role| launches.row_strides[role] as u64;
+        let batch = |role: Role| launches.batch_strides[role] as u64;
         let added = options.terms.added(y);
         let mask = options.terms.mask.as_deref().map(|mask| mask.clone().arg_mut());
         let preactivation = options.terms.preactivation.as_deref().map(|z| z.clone().arg_mut());
