@@ -460,7 +460,7 @@ fn every_kernel_gives_the_same_bits_in_every_mode() -> Result<(), Failed> {
                 let x = Tensor::from_array(&device, &values(m, 3))?;
                 let w = Tensor::from_array(&device, &values(n, 5))?;
                 let scales = Tensor::from_slice(&device, &vec![0.3f32; m], [m])?;
-                let op = ops::linear_scaled(&x, &w).x_scale(Scale::Rows(&scales)).tile(tile);
+                let op = ops::linear_scaled(&x, &w).x_scale(Scale::Rows(&scales)).tile(tile).parts(1);
                 let Implementation::Emulator { kernel, .. } = op.implementation()? else {
                     return Err(format!("no kernel for {tile}").into());
                 };

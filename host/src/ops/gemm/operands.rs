@@ -4,6 +4,7 @@
 //! worst element by element, or is copied first ([`repack`](crate::ops::repack)): whatever costs less, by the time that the product takes and the bytes that
 //! the copy moves.
 
+use super::problem::is_fp8;
 use super::variants::Refusal;
 use super::{Access, Limits, Problem, Tile, estimate};
 use crate::ops::CHUNK_BYTES;
@@ -144,11 +145,16 @@ pub(crate) fn choose(
     problem: impl Fn([bool; 2], Access) -> (Problem, usize),
 ) -> Result<Path, Option<Refusal>> {
     let (mut best, mut refusal) = (None, None);
+    // A copy of rows that are aligned already is worth something where they become one matrix, and the variants for the type compute but one.
+    let is_apart = |i: usize| {
+        let (problem, launches) = problem([false; 2], Access::Aligned);
+        i == 0 && is_fp8(problem.input) && (launches > 1 || problem.batch > 1)
+    };
     // Copies last, so that what costs the same is read in place.
     for repack in [[false, false], [true, false], [false, true], [true, true]] {
         let layouts: [Layout; 2] =
             std::array::from_fn(|i| if repack[i] { Layout::Chunks } else { views[i].layout() });
-        if (0..2).any(|i| repack[i] && views[i].layout() == Layout::Chunks) {
+        if (0..2).any(|i| repack[i] && views[i].layout() == Layout::Chunks && !is_apart(i)) {
             continue;
         }
         let mut copies: u128 = (0..2).filter(|&i| repack[i]).map(|i| views[i].copy_cost()).sum();

@@ -204,8 +204,9 @@ impl Written {
 
     fn new(size: &Size, row: u32, bytes: u32, skip: u32, pad: u32) -> Self {
         let (stride, bytes) = (u64::from(row + pad), u64::from(bytes));
-        // Whole chunks from matrix to matrix, where there are several.
-        let batch_stride = stride * u64::from(size.m) + if size.batch > 1 { 16 / bytes } else { 0 };
+        // Whole chunks from matrix to matrix, where there are several; parts of a matrix follow each other.
+        let gap = if size.batch > 1 && size.split == 1 { 16 / bytes } else { 0 };
+        let batch_stride = stride * u64::from(size.m) + gap;
         let length = (u64::from(skip) + batch_stride * u64::from(size.batch)) * bytes;
         let initial = vec![UNTOUCHED; length as usize];
         Self { expected: initial.clone(), initial, skip: u64::from(skip) * bytes, stride, batch_stride }
