@@ -69,30 +69,6 @@ unsafe impl<B: 'static, O: 'static> KernelParam for LinearEpilogue<B, O> {
     };
 }
 
-impl<B, O> LinearEpilogue<B, O> {
-    /// Leaves the sums as they are.
-    pub const NONE: Self = Self {
-        bias: Global::new(0),
-        residual: Global::new(0),
-        row_scale: Global::new(0),
-        column_scale: Global::new(0),
-        mask: GlobalMut::new(0),
-        preactivation: GlobalMut::new(0),
-        residual_stride: 0,
-        residual_batch: 0,
-        mask_stride: 0,
-        mask_batch: 0,
-        preactivation_stride: 0,
-        preactivation_batch: 0,
-        row_scale_stride: 0,
-        column_scale_stride: 0,
-        alpha: 1.0,
-        beta: 0.0,
-        activation: Activation::NONE,
-        reserved: 0,
-    };
-}
-
 impl<B: Element, O: Element> LinearEpilogue<B, O> {
     /// The epilogue for matrix `batch` of the output, of `rows` × `columns`.
     #[inline(always)]

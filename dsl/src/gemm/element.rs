@@ -38,17 +38,15 @@ pub trait MmaProducts {
     unsafe fn multiply_add(c: &mut [f32; 4], a: Self::A, b: Self::B);
 }
 
-macro_rules! half_mma {
-    ($element:ident, $mma:ident) => {
-        impl MmaElement for $element {
-            type Single = Self;
-        }
-
-        impl MmaProducts for $element {
+/// Products whose instruction takes the loaded words as they are.
+macro_rules! products_of_words {
+    ($products:ty, $mma:ident, is_promoted = $is_promoted:literal) => {
+        impl MmaProducts for $products {
             type A = [u32; 4];
             type B = [u32; 2];
 
             const IS_SPLIT: bool = false;
+            const IS_PROMOTED: bool = $is_promoted;
 
             #[inline(always)]
             fn prepare_a(words: [u32; 4]) -> Self::A {
@@ -66,6 +64,17 @@ macro_rules! half_mma {
                 unsafe { ptx::$mma(c, a, b) }
             }
         }
+    };
+}
+pub(super) use products_of_words;
+
+macro_rules! half_mma {
+    ($element:ident, $mma:ident) => {
+        impl MmaElement for $element {
+            type Single = Self;
+        }
+
+        products_of_words!($element, $mma, is_promoted = false);
     };
 }
 half_mma!(F16, mma_m16n8k16_f16);

@@ -8,6 +8,7 @@
 
 use core::marker::PhantomData;
 
+use super::element::products_of_words;
 use super::mma_sync::MmaTile;
 use super::{MmaProducts, Rule, TileShape};
 use crate::float::{F8E4M3, F8E5M2};
@@ -22,37 +23,10 @@ const PROMOTED: u32 = 128;
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8Products<A, B>(PhantomData<(A, B)>);
 
-macro_rules! fp8_mma {
-    ($a:ident, $b:ident, $mma:ident) => {
-        impl MmaProducts for Fp8Products<$a, $b> {
-            type A = [u32; 4];
-            type B = [u32; 2];
-
-            const IS_SPLIT: bool = false;
-            const IS_PROMOTED: bool = true;
-
-            #[inline(always)]
-            fn prepare_a(words: [u32; 4]) -> Self::A {
-                words
-            }
-
-            #[inline(always)]
-            fn prepare_b(words: [u32; 2]) -> Self::B {
-                words
-            }
-
-            #[inline(always)]
-            unsafe fn multiply_add(c: &mut [f32; 4], a: Self::A, b: Self::B) {
-                // SAFETY: the caller's promise.
-                unsafe { ptx::$mma(c, a, b) }
-            }
-        }
-    };
-}
-fp8_mma!(F8E4M3, F8E4M3, mma_m16n8k32_e4m3_e4m3);
-fp8_mma!(F8E4M3, F8E5M2, mma_m16n8k32_e4m3_e5m2);
-fp8_mma!(F8E5M2, F8E4M3, mma_m16n8k32_e5m2_e4m3);
-fp8_mma!(F8E5M2, F8E5M2, mma_m16n8k32_e5m2_e5m2);
+products_of_words!(Fp8Products<F8E4M3, F8E4M3>, mma_m16n8k32_e4m3_e4m3, is_promoted = true);
+products_of_words!(Fp8Products<F8E4M3, F8E5M2>, mma_m16n8k32_e4m3_e5m2, is_promoted = true);
+products_of_words!(Fp8Products<F8E5M2, F8E4M3>, mma_m16n8k32_e5m2_e4m3, is_promoted = true);
+products_of_words!(Fp8Products<F8E5M2, F8E5M2>, mma_m16n8k32_e5m2_e5m2, is_promoted = true);
 
 /// A tile whose products are of 8-bit types, the bytes of each operand of a type of their own.
 pub trait Fp8Shape: TileShape {

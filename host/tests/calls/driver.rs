@@ -34,6 +34,11 @@ static IS_CAPTURED: AtomicBool = AtomicBool::new(false);
 /// The driver's code for work that the legacy default stream is given then.
 const IMPLICIT: Status = 906;
 
+/// The stream that is recorded.
+static RECORDED: AtomicUsize = AtomicUsize::new(NONE);
+/// No stream.
+const NONE: usize = usize::MAX;
+
 /// Whether a stream is the legacy default stream, which takes no work while somebody captures.
 fn is_held_up(stream: usize) -> bool {
     stream <= 1 && IS_CAPTURED.load(Ordering::Relaxed)
@@ -206,8 +211,17 @@ functions! {
     cuThreadExchangeStreamCaptureMode(mode: *mut c_int) { put!(mode, 0) }
     cuStreamIsCapturing(stream: usize, status: *mut c_int) {
         if is_held_up(stream) { return IMPLICIT }
-        put!(status, 0)
+        put!(status, (RECORDED.load(Ordering::Relaxed) == stream).into())
     }
+    cuStreamBeginCapture_v2(stream: usize, mode: c_int) { RECORDED.store(stream, Ordering::Relaxed) }
+    cuStreamEndCapture(stream: usize, graph: *mut usize) {
+        RECORDED.store(NONE, Ordering::Relaxed);
+        put!(graph, fresh(1))
+    }
+    cuGraphInstantiateWithFlags(executable: *mut usize, graph: usize, flags: u64) { put!(executable, fresh(1)) }
+    cuGraphDestroy(graph: usize) {}
+    cuGraphLaunch(executable: usize, stream: usize) {}
+    cuGraphExecDestroy(executable: usize) {}
     cuEventCreate(event: *mut usize, flags: c_uint) { put!(event, fresh(1)) }
     cuEventDestroy_v2(event: usize) {}
     cuEventRecord(event: usize, stream: usize) { if is_held_up(stream) { return IMPLICIT } }

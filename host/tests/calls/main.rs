@@ -215,6 +215,7 @@ fn count() {
     other_operations(&driver, &device);
     drops_of_a_threads_default_stream(&driver, &device);
     drops_beside_captures(&driver, &device);
+    drops_while_work_is_recorded(&device);
     let complaints = driver.1.into_inner();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
@@ -307,6 +308,34 @@ fn drops_beside_captures(driver: &Driver, device: &Device) {
         assert_eq!((after[0] - before[0], after[3] - before[3]), (0, 1), "stream {handle}: {DROPS:?}");
         assert_eq!(drops.load(Ordering::Relaxed), 1, "stream {handle}");
     }
+}
+
+/// What an owner does may end a recording: it is dropped when that is over, also if it is of another stream, whose work is done.
+fn drops_while_work_is_recorded(device: &Device) {
+    let (recorded, elsewhere) = (device.new_stream().unwrap(), device.new_stream().unwrap());
+    let memory = ones(device, &[2], 1.0f32);
+    let drops = Arc::new(AtomicU64::new(0));
+    let foreign = || {
+        let owner = Owner(drops.clone());
+        // SAFETY: a driver that does nothing reads nothing.
+        unsafe { Tensor::<f32>::from_foreign(&elsewhere, memory.device_address(), [2], [1], owner) }.unwrap()
+    };
+    // Without a recording it is dropped at once.
+    drop(foreign());
+    assert_eq!(drops.swap(0, Ordering::Relaxed), 1);
+    let mut dropped = None;
+    // SAFETY: only this thread uses the stream.
+    let graph = unsafe {
+        recorded.capture(|| {
+            drops.store(0, Ordering::Relaxed);
+            drop(foreign());
+            dropped = Some(drops.load(Ordering::Relaxed));
+            Ok(())
+        })
+    };
+    graph.unwrap();
+    assert_eq!(dropped, Some(0), "the last call is recorded");
+    assert_eq!(drops.load(Ordering::Relaxed), 1);
 }
 
 /// A thread's default stream is another stream in every thread. What is of it is let go by another thread all the same, and that one does not wait.

@@ -457,6 +457,14 @@ fn the_threads_context_is_restored(device: &Device) -> Result<(), Failed> {
     assert_eq!(ops::linear(&x, &x).run()?.to_vec()?, [2.0; 4]);
     drop(x);
     assert!(current().is_null());
+    {
+        let _current = device.make_current()?;
+        assert!(!current().is_null());
+        let x = Tensor::from_slice(device, &[1.0f32; 4], [2, 2])?;
+        assert_eq!(ops::linear(&x, &x).run()?.to_vec()?, [2.0; 4]);
+        assert!(!current().is_null());
+    }
+    assert!(current().is_null());
     // SAFETY: it was current.
     unsafe { set_current(before)? };
     Ok(())

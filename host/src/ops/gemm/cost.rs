@@ -131,7 +131,7 @@ const MOST_ROUNDS: u64 = 2;
 const SUM_PARTS: [u32; 9] = [2, 3, 4, 5, 6, 8, 10, 12, 16];
 /// As much of their time parts have to save to be taken, since one launch takes what is estimated more often than two do.
 const SUMS_MARGIN: u128 = 8;
-/// The same for 8-bit types.
+/// The same for 8-bit types, whose costs were fitted to launches with parts too.
 const FP8_SUMS_MARGIN: u128 = 25;
 /// What that launch takes beside its bytes, in picoseconds.
 const SUMS_LAUNCH: u128 = 2_600_000;
@@ -251,14 +251,8 @@ impl PersistentCost {
 
     /// The least time, and how many parts of each sum it takes.
     fn fastest(self, tile: Tile, problem: &Problem, limits: &Limits) -> (u128, u32) {
-        // The costs for 8-bit types are those of outputs of 16 bits, whatever is done to the products.
-        let (problem, margin) = if is_fp8(problem.input) {
-            let stored = Problem { output: DType::Bf16, stores_boxes: true, ..*problem };
-            (&Problem { fused: Fused::Floor, ..stored }, FP8_SUMS_MARGIN)
-        } else {
-            (problem, SUMS_MARGIN)
-        };
-        let whole = (self.of_whole(tile, problem, problem, limits), 1);
+        let margin = if is_fp8(problem.input) { FP8_SUMS_MARGIN } else { SUMS_MARGIN };
+        let whole = (self.of_whole(tile, problem, row_bytes(problem), limits), 1);
         if !tile.has_passes() || !is_built(SUMS) {
             return whole;
         }
@@ -288,14 +282,13 @@ impl PersistentCost {
             ..*problem
         };
         let sizes = [problem.m, problem.n, problem.batch];
-        self.of_whole(tile, &of_parts, problem, limits)
+        self.of_whole(tile, &of_parts, row_bytes(problem), limits)
             + sums_picoseconds(sizes, problem.output.size(), parts)
     }
 
-    /// The time of one launch, which computes `problem`: `whole`, or its sums in parts.
-    fn of_whole(self, tile: Tile, problem: &Problem, whole: &Problem, limits: &Limits) -> u128 {
+    /// The time of one launch, whose operands have so many bytes from one row to the next.
+    fn of_whole(self, tile: Tile, problem: &Problem, row_bytes: u64, limits: &Limits) -> u128 {
         let Problem { m, n, batch, .. } = *problem;
-        let row_bytes = row_bytes(whole);
         let blocks = tile.blocks(m, n, batch, limits.multiprocessors).max(1);
         let multiprocessors = u64::from(limits.multiprocessors.max(1));
         // Of a launch that is persistent, its blocks are what runs at a time.
@@ -331,20 +324,14 @@ impl PersistentCost {
         let half = if problem.input == DType::F32 || rounds == 0 { READING_HALF } else { HALF };
         let tiles = u128::from(rounds) * 1000 + u128::from(halves) * half;
         let of_tiles = tiles * u128::from(of_tile) / 1000;
-        // Of x, which several tiles along N read, a part has left the level-2 cache in between. The costs for 8-bit types were fitted as if parts of sums did not
-        // read it again.
-        let read = if is_fp8(problem.input) { whole } else { problem };
+        // Of x, which several tiles along N read, a part has left the level-2 cache in between.
         let again = if tile.shape().1 < n {
-            u128::from(m) * u128::from(read.batch) * u128::from(row_bytes) / 4
+            u128::from(m) * u128::from(batch) * u128::from(row_bytes) / 4
         } else {
             0
         };
-        let moved = bytes(read) + again + stored_bytes(problem);
-        let bandwidth = if is_fp8(problem.input) {
-            FP8_BANDWIDTH
-        } else {
-            BANDWIDTH.min(u128::from(busy) * READ_BY_BLOCK)
-        };
+        let moved = bytes(problem) + again + stored_bytes(problem);
+        let bandwidth = BANDWIDTH.min(u128::from(busy) * READ_BY_BLOCK);
         u128::from(self.launch + last) + of_tiles.max(moved * 1_000_000 / bandwidth)
     }
 }
@@ -476,7 +463,7 @@ impl SkinnyCost {
 }
 
 /// What a narrow launch costs, in picoseconds on an H100, on the scale of what the model gives for other ways to read short rows: their order
-/// in the test of this choice in `product::path` is right.
+/// in the test of this choice in `operands` is right.
 struct NarrowCost;
 
 impl NarrowCost {
@@ -506,8 +493,6 @@ impl NarrowCost {
 /// Bytes that kernels read and write in a microsecond at most, those aside that are for few rows of x.
 const BANDWIDTH: u128 = 2_516_000;
 
-/// The same for 8-bit types.
-const FP8_BANDWIDTH: u128 = 2_741_000;
 /// Bytes that a block of a persistent launch reads from memory in a microsecond at most.
 const READ_BY_BLOCK: u128 = 45_000;
 
@@ -559,7 +544,7 @@ const RESERVED_SHARED: u32 = 1024;
 /// As [`picoseconds`], of one launch: with sums that no second one adds.
 pub(super) fn picoseconds_of_launch(tile: Tile, problem: &Problem, limits: &Limits) -> u128 {
     match PersistentCost::of(tile, problem.input) {
-        Some(cost) => cost.of_whole(tile, problem, problem, limits),
+        Some(cost) => cost.of_whole(tile, problem, row_bytes(problem), limits),
         None => picoseconds(tile, problem, limits),
     }
 }

@@ -47,7 +47,7 @@ impl<T: Element, O: Element> Passes<T, O> {
             Total { y_arg, strides: [row_stride(y), batch_stride(y)], sizes: [m, n, batch], epilogue };
         let (mut sums, columns) = parts_of(stream, [m, n, batch], parts)?;
         let y_arg = sums.arg_mut();
-        let epilogue = LinearEpilogue::NONE;
+        let epilogue = LinearEpilogue::plain();
         let of_parts = Operands { x, w, y: &sums, y_arg, m, n: columns, k, parts, epilogue };
         // SAFETY: the parts are this launch's own, in the order of the stream; the rest is the caller's promise.
         unsafe {

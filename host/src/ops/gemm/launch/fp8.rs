@@ -393,7 +393,8 @@ unsafe fn launch_passes<O: Element>(
     let Kind::Hopper(launch) = of_parts.kind else { return Ok(()) };
     let (parts, columns) = parts_of(stream, [m, n, 1], matrices.parts)?;
     let mut flat = parts.flatten_leading()?;
-    let of_parts = Output { place: flat.arg_mut(), y: &flat, epilogue: LinearEpilogue::NONE, m, n: columns };
+    let of_parts =
+        Output { place: flat.arg_mut(), y: &flat, epilogue: LinearEpilogue::plain(), m, n: columns };
     let total = Total { y_arg: place, strides: [row_stride(y), 0], sizes: [m, n, 1], epilogue };
     // SAFETY: the parts are these launches' own, in the order of the stream; the rest is the caller's promise.
     unsafe {
