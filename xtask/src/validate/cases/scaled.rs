@@ -46,6 +46,20 @@ pub(in super::super) fn scaled(level: Level, target: Target, seed: u64) -> Vec<S
             ScaledCase { across: [true, true], x: at(16, 0), ..case((9, 61, 67)) },
         ]);
         cases.extend(scaled_terms(&case));
+        // Sums in parts, of several tiles of which the last lack rows and columns.
+        for tile in Tile::of_input(DType::F8E4M3) {
+            if tile.has_passes() && tile.runs_on(target.compute_capability) {
+                let terms = Terms { beta: 1.0, mask: true, ..Terms::default() };
+                for terms in [Terms::default(), terms] {
+                    cases.push(ScaledCase {
+                        tile: Some(tile),
+                        parts: Some(3),
+                        terms,
+                        ..case((70, 400, 140))
+                    });
+                }
+            }
+        }
         if level >= Level::Default {
             cases.extend(MORE_SIZES.map(case));
             cases.extend(QUICK_SIZES.into_iter().chain(MORE_SIZES).map(|size| integers(case(size))));
