@@ -13,11 +13,14 @@
 //! | [`layout`] | pure functions: which element is where. Proven by tests on the host |
 //! | [`shared`] | shared memory, laid out at compile time |
 //! | [`barrier`], [`pipeline`] | barriers that copies arrive at, and the ring of stages that they guard |
-//! | [`tile`] | tiles of global and shared memory, and how they are copied |
+//! | [`tile`] | tiles of global and shared memory and of registers |
+//! | [`reduce`] | sums and maxima over lanes |
+//! | [`warpgroup`] | products of a warpgroup, as functions of values |
 //! | [`gemm`] | the main loop of a matrix product |
 //! | [`topk`] | the best of many numbers, kept by a warp |
 //! | [`epilogue`] | what happens to a product before it is rounded and stored |
 //! | [`product_key`] | the experts that a token uses, found by product keys |
+//! | [`attention`] | attention, whose scores are never stored |
 //! | [`experts`] | the experts that a token uses, evaluated where they lie |
 //! | [`launch`] | what the host and the device agree on: parameter types and a kernel's declaration |
 //!
@@ -26,11 +29,14 @@
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, f16, stdarch_nvptx))]
 
+// The derive names the crate as its users do.
+extern crate self as warpsmith_dsl;
 #[cfg(test)]
 extern crate std;
 
 pub use warpsmith_dsl_macros::{KernelParam, kernel};
 
+pub mod attention;
 pub mod barrier;
 pub mod block;
 pub mod epilogue;
@@ -44,11 +50,13 @@ pub mod math;
 pub mod pipeline;
 pub mod product_key;
 pub mod ptx;
+pub mod reduce;
 pub mod shared;
 pub mod thread;
 pub mod tile;
 pub mod topk;
 pub mod warp;
+pub mod warpgroup;
 
 /// What a kernel crate's root needs once: the panic handler (a trap) and the block's dynamic shared memory.
 ///

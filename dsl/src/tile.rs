@@ -5,6 +5,8 @@
 //! threads, into a swizzled tile (see [`layout`](crate::layout)). What lies outside the matrix arrives as zeros, so that the product need
 //! not know of edges.
 
+pub mod registers;
+
 use core::marker::PhantomData;
 
 use crate::float::{Element, Stored};

@@ -21,6 +21,10 @@ unary!(
     ex2_approx_ftz, "ex2.approx.ftz.f32", reg32 f32 => reg32 f32
 );
 unary!(
+    /// `lg2.approx.ftz.f32`: the logarithm to base 2, to 2⁻²² absolutely between 1/2 and 2 and relatively elsewhere; of a subnormal number −∞.
+    lg2_approx_ftz, "lg2.approx.ftz.f32", reg32 f32 => reg32 f32
+);
+unary!(
     /// `rcp.approx.ftz.f32`: the reciprocal, to 1 ulp; of a subnormal number infinity, and subnormal results are zero.
     rcp_approx_ftz, "rcp.approx.ftz.f32", reg32 f32 => reg32 f32
 );

@@ -17,7 +17,8 @@
 //! | [`wgmma`] | `wgmma`, its descriptors, groups and accumulators |
 //! | [`wgmma_fp8`] | `wgmma` of 8-bit floating-point types |
 //! | [`wgmma_tf32`] | the same on f32 operands |
-//! | [`wgmma_update`] | wider products, and products with A in registers |
+//! | [`wgmma_registers`] | products with A in registers |
+//! | [`wgmma_update`] | wider products |
 //! | [`mbarrier`] | barriers in shared memory |
 //! | [`tma`] | `cp.async.bulk` and `cp.async.bulk.tensor`, and the fence between the proxies |
 //! | [`cluster`] | the block's place in its cluster, addresses in other blocks, the cluster's barrier |
@@ -77,6 +78,7 @@ pub mod tma;
 pub mod turing;
 pub mod wgmma;
 pub mod wgmma_fp8;
+pub mod wgmma_registers;
 pub mod wgmma_tf32;
 pub mod wgmma_update;
 
@@ -94,6 +96,7 @@ pub use tma::*;
 pub use turing::*;
 pub use wgmma::*;
 pub use wgmma_fp8::*;
+pub use wgmma_registers::*;
 pub use wgmma_tf32::*;
 pub use wgmma_update::*;
 

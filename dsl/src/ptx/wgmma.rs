@@ -111,7 +111,7 @@ impl MatrixDescriptor {
 }
 
 /// A warpgroup's accumulators, a thread's share: two for each column of the product.
-pub trait Accumulators: Copy + 'static {
+pub trait Accumulators: AsRef<[f32]> + AsMut<[f32]> + Copy + 'static {
     /// Columns of the product.
     const COLUMNS: u32;
 
@@ -181,6 +181,12 @@ macro_rules! for_columns {
     (64, $then:ident! $($arguments:tt)*) => {
         $then!(64, 32, [
             0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+        ] $($arguments)*);
+    };
+    (96, $then:ident! $($arguments:tt)*) => {
+        $then!(96, 48, [
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
+            39 40 41 42 43 44 45 46 47
         ] $($arguments)*);
     };
     (128, $then:ident! $($arguments:tt)*) => {
@@ -354,6 +360,7 @@ macro_rules! wgmma {
 for_columns!(16, accumulators! 8);
 for_columns!(32, accumulators! 16);
 for_columns!(64, accumulators! 32);
+for_columns!(96, accumulators! 48);
 for_columns!(128, accumulators! 64);
 for_columns!(160, accumulators! 80);
 for_columns!(176, accumulators! 88);
@@ -362,6 +369,7 @@ for_columns!(256, accumulators! 64);
 for_columns!(16, wgmma! F16 "f16");
 for_columns!(32, wgmma! F16 "f16");
 for_columns!(64, wgmma! F16 "f16");
+for_columns!(96, wgmma! F16 "f16");
 for_columns!(128, wgmma! F16 "f16");
 for_columns!(160, wgmma! F16 "f16");
 for_columns!(176, wgmma! F16 "f16");
@@ -370,6 +378,7 @@ for_columns!(256, wgmma! F16 "f16");
 for_columns!(16, wgmma! Bf16 "bf16");
 for_columns!(32, wgmma! Bf16 "bf16");
 for_columns!(64, wgmma! Bf16 "bf16");
+for_columns!(96, wgmma! Bf16 "bf16");
 for_columns!(128, wgmma! Bf16 "bf16");
 for_columns!(160, wgmma! Bf16 "bf16");
 for_columns!(176, wgmma! Bf16 "bf16");
@@ -419,6 +428,7 @@ mod tests {
         check::<[f32; 8]>();
         check::<[f32; 16]>();
         check::<[f32; 32]>();
+        check::<[f32; 48]>();
         check::<[f32; 64]>();
         check::<[f32; 80]>();
         check::<[f32; 88]>();

@@ -1,0 +1,244 @@
+//! What happens to scores between the product of Q and K and the softmax.
+
+use super::softmax::LOG2_E;
+use super::window::Window;
+use super::work::Work;
+use crate::KernelParam;
+use crate::float::Element;
+use crate::launch::Global;
+use crate::ptx::{self, Accumulators};
+use crate::tile::registers::{Fragment, ROWS};
+use crate::warp;
+
+/// Elements from one index to the next along each axis of an operand that has an element for each score; 0 where all have the same.
+#[derive(Clone, Copy, Debug, Default, KernelParam)]
+#[repr(C)]
+pub struct ScoreStrides {
+    /// From sequence to sequence.
+    pub sequence: u64,
+    /// From head to head.
+    pub head: u64,
+    /// From row to row.
+    pub row: u64,
+    /// From key to key.
+    pub key: u64,
+}
+
+/// Operands that change scores. What is null, or 0, is not given.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct ScoreOperands {
+    /// What is added, of the type of Q.
+    pub bias: Global<u8>,
+    /// Where its elements are.
+    pub bias_strides: ScoreStrides,
+    /// Not 0 where a row attends to a key.
+    pub mask: Global<u8>,
+    /// Where its elements are.
+    pub mask_strides: ScoreStrides,
+    /// The same for whole blocks of rows and keys.
+    pub blocks: Global<u8>,
+    /// Where its elements are, block by block.
+    pub block_strides: ScoreStrides,
+    /// Of each head, what is subtracted for each key between a row and a key.
+    pub slopes: Global<f32>,
+    /// Elements from one sequence's slopes to the next.
+    pub slopes_sequence: u64,
+    /// Of each head, one more score without a value.
+    pub sinks: Global<f32>,
+    /// Rows of a block of `blocks`.
+    pub block_rows: u32,
+    /// Keys of it.
+    pub block_keys: u32,
+    /// What scores are multiplied by.
+    pub scale: f32,
+    /// What they stay below: `cap · tanh(score / cap)`.
+    pub cap: f32,
+    /// 1 if the key beside a row, from which distances are counted, is found from the last row; else 0.
+    pub counts_from_last: u32,
+    /// Keeps the size a multiple of eight; its value is not read.
+    pub reserved: u32,
+}
+
+/// The scores that a thread has: two rows, and columns from `key` on.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// The two rows, within the sequence.
+    pub rows: [u32; ROWS],
+    /// The key of the thread's first column.
+    pub key: u32,
+}
+
+/// Makes −∞ of scores whose keys are outside of the window of their rows, or of the sequence.
+#[inline(always)]
+pub fn keep_within<C: Accumulators>(scores: &mut Fragment<C>, window: Window, work: &Work, place: Place) {
+    let bounds =
+        place.rows.map(|row| window.keys_of(row, work.offset, work.keys).map(|key| key - place.key as i32));
+    scores.map(|score, row, column| {
+        let [first, end] = bounds[row];
+        let is_within = column as i32 >= first && (column as i32) < end;
+        if is_within { score } else { f32::NEG_INFINITY }
+    });
+}
+
+impl ScoreOperands {
+    /// Whether any row of `rows` attends to any key of `keys`, by the mask of blocks; each is the first and the one behind the last.
+    ///
+    /// # Safety
+    ///
+    /// The pointers are valid, and nothing writes there.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn has_any(&self, work: &Work, rows: [u32; 2], keys: [u32; 2]) -> bool {
+        if self.blocks.is_null() {
+            return true;
+        }
+        let first = self.block_strides.of(work, 0, 0);
+        let [block_rows, block_keys] = self.block();
+        let mut row = rows[0] / block_rows;
+        while row * block_rows < rows[1] {
+            let mut key = keys[0] / block_keys;
+            while key * block_keys < keys[1] {
+                let at = first + row as u64 * self.block_strides.row + key as u64 * self.block_strides.key;
+                // SAFETY: the caller's promise.
+                if unsafe { ptx::ld_global_nc_b8_if(self.blocks.offset(at).address(), true) } != 0 {
+                    return true;
+                }
+                key += 1;
+            }
+            row += 1;
+        }
+        false
+    }
+
+    /// Rows and keys of a block: at least 1, for a division by zero would be a trap.
+    #[inline(always)]
+    fn block(&self) -> [u32; 2] {
+        [self.block_rows, self.block_keys].map(|size| ptx::opaque(size).max(1))
+    }
+
+    /// What the products of Q and K become before the window is applied, in natural units: scaled, capped, with what is added to them, and −∞ where a mask says so.
+    ///
+    /// # Safety
+    ///
+    /// The pointers are valid, the bias for elements of `T`, and nothing writes there.
+    #[inline(always)]
+    pub unsafe fn apply<T: Element, C: Accumulators>(
+        &self,
+        scores: &mut Fragment<C>,
+        work: &Work,
+        place: Place,
+    ) {
+        scores.map(|score, _, _| score * self.scale);
+        if self.cap != 0.0 {
+            let (factor, cap) = (2.0 * LOG2_E / self.cap, self.cap);
+            scores.map(|score, _, _| cap * tanh_of_half(score * factor));
+        }
+        let is_inside =
+            |row: usize, column: u32| place.rows[row] < work.rows && place.key + column < work.keys;
+        if !self.bias.is_null() {
+            let base = Global::<T>::new(self.bias.address());
+            map_at(scores, self.bias_strides, work, place, |score, at, is_inside| {
+                // SAFETY: the caller's promise, of rows and keys that are there.
+                score + unsafe { T::load_read_only_if(base.offset(at), is_inside) }.to_f32()
+            });
+        }
+        if !self.slopes.is_null() {
+            let at = work.sequence as u64 * self.slopes_sequence + work.head as u64;
+            // SAFETY: the caller's promise.
+            let slope = unsafe { ptx::ld_global_nc_f32(self.slopes.offset(at).address()) };
+            let offset = if self.counts_from_last != 0 { work.keys as i32 - work.rows as i32 } else { 0 };
+            let first = place.rows.map(|row| place.key as i32 - (row as i32 + offset));
+            scores.map(|score, row, column| {
+                ptx::fma(-slope, (first[row] + column as i32).unsigned_abs() as f32, score)
+            });
+        }
+        let keep = |score: f32, mask: Global<u8>, is_inside: bool| {
+            // SAFETY: the caller's promise, of rows and keys that are there.
+            let keeps = unsafe { ptx::ld_global_nc_b8_if(mask.address(), is_inside) } != 0;
+            if keeps { score } else { f32::NEG_INFINITY }
+        };
+        if !self.mask.is_null() {
+            map_at(scores, self.mask_strides, work, place, |score, at, is_inside| {
+                keep(score, self.mask.offset(at), is_inside)
+            });
+        }
+        if !self.blocks.is_null() {
+            let [block_rows, block_keys] = self.block();
+            let strides = self.block_strides;
+            let first = place.rows.map(|row| self.blocks.offset(strides.of(work, row / block_rows, 0)));
+            let key_stride = ptx::opaque_u64(strides.key);
+            let has_row = place.rows.map(|row| row < work.rows);
+            for (fragment, elements) in scores.0.as_mut().chunks_exact_mut(4).enumerate() {
+                // Opaque: quotients of all fragments at a time would take registers.
+                let key = ptx::opaque(place.key + 8 * fragment as u32);
+                let (block, within) = (key / block_keys, key % block_keys);
+                let blocks = [block, block + u32::from(within + 1 == block_keys)];
+                for (index, element) in elements.iter_mut().enumerate() {
+                    let (row, column) = (index / 2, index % 2);
+                    let at = first[row].offset(blocks[column] as u64 * key_stride);
+                    *element = keep(*element, at, has_row[row] && key + (column as u32) < work.keys);
+                }
+            }
+        }
+    }
+
+    /// The head's score without a value.
+    ///
+    /// # Safety
+    ///
+    /// The pointer is valid if it is not null, and nothing writes there.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn sink(&self, work: &Work) -> Option<f32> {
+        // SAFETY: the caller's promise.
+        (!self.sinks.is_null())
+            .then(|| unsafe { ptx::ld_global_nc_f32(self.sinks.offset(work.head as u64).address()) })
+    }
+}
+
+impl ScoreStrides {
+    /// How far an element is from the first.
+    #[inline(always)]
+    const fn of(self, work: &Work, row: u32, key: u32) -> u64 {
+        work.sequence as u64 * self.sequence
+            + work.head as u64 * self.head
+            + row as u64 * self.row
+            + key as u64 * self.key
+    }
+}
+
+/// Changes each score to what `f` makes of it, of the place of its element in an operand, and of whether it has one.
+#[inline(always)]
+fn map_at<C: Accumulators>(
+    scores: &mut Fragment<C>,
+    strides: ScoreStrides,
+    work: &Work,
+    place: Place,
+    f: impl Fn(f32, u64, bool) -> f32,
+) {
+    // Opaque: what follows from it for each column is worth no register from one block to the next.
+    let stride = ptx::opaque_u64(strides.key);
+    let mut at = place.rows.map(|row| strides.of(work, row, place.key));
+    let has_row = place.rows.map(|row| row < work.rows);
+    for (fragment, elements) in scores.0.as_mut().chunks_exact_mut(4).enumerate() {
+        let first = place.key + 8 * fragment as u32;
+        for (index, element) in elements.iter_mut().enumerate() {
+            let (row, column) = (index / 2, index as u32 % 2);
+            let is_inside = has_row[row] && first + column < work.keys;
+            *element = f(*element, at[row] + column as u64 * stride, is_inside);
+        }
+        at = at.map(|at| at + 8 * stride);
+        if fragment % 2 == 1 {
+            // What is loaded for so many columns is all that may be under way: registers are short.
+            // SAFETY: all lanes of the warp are here.
+            unsafe { warp::sync_warp() };
+        }
+    }
+}
+
+/// `tanh(x / 2)` of x · log₂ e: 1 − 2 / (1 + eˣ).
+#[inline(always)]
+fn tanh_of_half(x: f32) -> f32 {
+    1.0 - 2.0 * ptx::rcp_approx_ftz(1.0 + ptx::ex2_approx_ftz(x))
+}

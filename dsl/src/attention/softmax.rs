@@ -1,0 +1,97 @@
+//! The softmax of rows whose scores come in parts.
+
+use crate::ptx::{self, Accumulators};
+use crate::reduce::quad_sum;
+use crate::tile::registers::{Fragment, ROWS};
+
+/// Log₂ e.
+pub const LOG2_E: f32 = core::f32::consts::LOG2_E;
+
+/// What is known of a thread's two rows so far. Scores are in units of `factor` · log 2, as [`weigh`](Self::weigh) is told.
+#[derive(Clone, Copy)]
+pub struct OnlineSoftmax {
+    /// The largest score of each row; −∞ if there is none but −∞.
+    largest: [f32; ROWS],
+    /// The sum of this thread's weights of each row, which are relative to that of the largest score.
+    sum: [f32; ROWS],
+}
+
+/// What a row's weighted sum is divided by, and the logarithm of what its weights add up to.
+#[derive(Clone, Copy)]
+pub struct Total {
+    /// The reciprocal of the sum of weights; 0 if there are none.
+    pub scale: f32,
+    /// The natural logarithm of the sum of the exponentials of scores; −∞ if there are none.
+    pub lse: f32,
+}
+
+impl OnlineSoftmax {
+    /// No scores.
+    #[inline(always)]
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { largest: [f32::NEG_INFINITY; ROWS], sum: [0.0; ROWS] }
+    }
+
+    /// Makes scores weights, `2^(factor · (score − largest))`, and returns what sums over earlier weights are multiplied by. `factor` is positive.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it.
+    #[inline(always)]
+    pub unsafe fn weigh<C: Accumulators>(&mut self, scores: &mut Fragment<C>, factor: f32) -> [f32; ROWS] {
+        // SAFETY: the caller's promise.
+        let largest = unsafe { scores.max_of_rows(self.largest) };
+        // Of a row without any score so far, −∞ − −∞ would be no number.
+        let base = largest.map(|largest| if largest == f32::NEG_INFINITY { 0.0 } else { largest * factor });
+        let mut scales = [0.0; ROWS];
+        for row in 0..ROWS {
+            scales[row] = ptx::ex2_approx_ftz(ptx::fma(self.largest[row], factor, -base[row]));
+        }
+        scores.map(|score, row, _| ptx::ex2_approx_ftz(ptx::fma(score, factor, -base[row])));
+        let sums = scores.partial_sums();
+        for row in 0..ROWS {
+            self.sum[row] = ptx::fma(self.sum[row], scales[row], sums[row]);
+        }
+        self.largest = largest;
+        scales
+    }
+
+    /// The totals of both rows, of scores in units of `factor` · log 2, where `sink` is one more score without a value, in natural units.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn finish(self, factor: f32, sink: Option<f32>) -> [Total; ROWS] {
+        core::array::from_fn(|row| {
+            // SAFETY: the caller's promise.
+            let sum = unsafe { quad_sum(self.sum[row]) };
+            let largest = if self.largest[row] == f32::NEG_INFINITY {
+                f32::NEG_INFINITY
+            } else {
+                self.largest[row] * factor
+            };
+            let (base, scale, sum) = match sink {
+                None => (largest, 1.0, sum),
+                Some(sink) => {
+                    let sink = sink * LOG2_E;
+                    let base = largest.max(sink);
+                    if base == f32::NEG_INFINITY {
+                        (base, 1.0, sum)
+                    } else {
+                        let scale = ptx::ex2_approx_ftz(largest - base);
+                        (base, scale, ptx::fma(sum, scale, ptx::ex2_approx_ftz(sink - base)))
+                    }
+                }
+            };
+            if sum == 0.0 {
+                Total { scale: 0.0, lse: f32::NEG_INFINITY }
+            } else {
+                let lse = (base + ptx::lg2_approx_ftz(sum)) * core::f32::consts::LN_2;
+                Total { scale: scale / sum, lse }
+            }
+        })
+    }
+}

@@ -1,0 +1,261 @@
+//! What the blocks of a launch work on: rows of one head of one sequence, and in which order.
+
+use super::window::Window;
+use crate::KernelParam;
+use crate::launch::{Global, GlobalMut};
+use crate::{ptx, thread};
+
+/// Where sequences begin and how long they are. What is null is not given.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct Sequences {
+    /// Of packed sequences: the first row of Q of each, and behind the last of all.
+    pub offsets_q: Global<u32>,
+    /// The same of K and V.
+    pub offsets_k: Global<u32>,
+    /// Of padded sequences: how many rows of Q count.
+    pub lengths_q: Global<u32>,
+    /// The same of K and V.
+    pub lengths_k: Global<u32>,
+}
+
+/// The sizes of a launch.
+#[derive(Clone, Copy, Debug, KernelParam)]
+#[repr(C)]
+pub struct Sizes {
+    /// Elements of the log-sum-exp from one sequence to the next; 0 for packed sequences.
+    pub lse_batch: u64,
+    /// Elements of it from one head to the next.
+    pub lse_head: u64,
+    /// Sequences.
+    pub batch: u32,
+    /// Heads of Q.
+    pub heads: u32,
+    /// Heads of Q for each head of K and V.
+    pub group: u32,
+    /// Rows of Q: of each sequence, or of all packed sequences together.
+    pub rows: u32,
+    /// Keys, in the same way.
+    pub keys: u32,
+    /// Tiles of rows of a head: of one sequence, or of all packed sequences, each of which may begin a tile more.
+    pub tiles: u32,
+    /// Heads whose tiles alternate in the order, at least 1: those whose keys and values the level-2 cache holds together.
+    pub section: u32,
+    /// All heads of all sequences, or of all packed sequences together.
+    pub rows_of_heads: u32,
+    /// Which keys a row attends to by its place.
+    pub window: Window,
+}
+
+impl Sizes {
+    /// The head of K and V that the work's head of Q has.
+    #[inline(always)]
+    #[must_use]
+    pub const fn key_head(&self, work: &Work) -> u32 {
+        work.head / at_least_1(self.group)
+    }
+
+    /// Where the log-sum-exp of row 0 of the work's head is; null if it is not asked for.
+    #[inline(always)]
+    #[must_use]
+    pub const fn lse_of_head(&self, lse: GlobalMut<f32>, work: &Work) -> GlobalMut<f32> {
+        if lse.is_null() {
+            return lse;
+        }
+        lse.offset(work.place.batch as u64 * self.lse_batch + work.head as u64 * self.lse_head)
+    }
+}
+
+/// Rows of one sequence and one head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// The sequence.
+    pub sequence: u32,
+    /// The head of Q.
+    pub head: u32,
+    /// The first row, within the sequence.
+    pub row: u32,
+    /// Rows of the sequence that count.
+    pub rows: u32,
+    /// Rows of it that are written: those that do not count as zeros.
+    pub written: u32,
+    /// Keys of the sequence.
+    pub keys: u32,
+    /// The sequence's index, first row and first key in the tensors.
+    pub place: Place,
+    /// The key beside row 0.
+    pub offset: i32,
+    /// The first key that any of the rows attends to, and the one behind the last.
+    pub within: [u32; 2],
+}
+
+/// Where a sequence is in the tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its index along the tensors' first axis.
+    pub batch: u32,
+    /// Its first row in Q.
+    pub row: u32,
+    /// Its first key.
+    pub key: u32,
+}
+
+/// The work of one block: every so-manieth tile.
+pub struct Works {
+    /// Rows of a tile.
+    of_tile: u32,
+    sizes: Sizes,
+    sequences: Sequences,
+    /// Tiles that have been taken.
+    turns: u32,
+}
+
+impl Works {
+    /// This block's, on a one-dimensional grid, of tiles of so many rows.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_block(sizes: Sizes, sequences: Sequences, of_tile: u32) -> Self {
+        Self { of_tile, sizes, sequences, turns: 0 }
+    }
+
+    /// The next tile that has rows to write.
+    ///
+    /// # Safety
+    ///
+    /// Pointers to offsets and lengths are valid, and nothing writes there.
+    #[inline(always)]
+    pub unsafe fn next(&mut self) -> Option<Work> {
+        loop {
+            let index = place_of_turn(self.turns);
+            if index >= self.sizes.tiles * self.sizes.rows_of_heads {
+                return None;
+            }
+            self.turns += 1;
+            // SAFETY: the caller's promise.
+            if let Some(work) = unsafe { self.work(index) } {
+                return Some(work);
+            }
+        }
+    }
+
+    /// The tile that was taken last: for whom it is worth no registers in the meantime.
+    ///
+    /// # Safety
+    ///
+    /// As [`next`](Self::next), which has returned one.
+    #[inline(always)]
+    pub unsafe fn again(&self) -> Option<Work> {
+        // Opaque: else it would be the same to the compiler.
+        let turn = ptx::opaque(self.turns - 1);
+        // SAFETY: the caller's promise.
+        unsafe { self.work(place_of_turn(turn)) }
+    }
+
+    /// The tile at place `index` of the order, if it has rows to write.
+    ///
+    /// # Safety
+    ///
+    /// As [`next`](Self::next).
+    #[inline(always)]
+    unsafe fn work(&self, index: u32) -> Option<Work> {
+        let Sizes { batch, heads, window, tiles, rows_of_heads, section, .. } = self.sizes;
+        let [tile, head] = place_in_order(index, tiles, rows_of_heads, section);
+        let Sequences { offsets_q, offsets_k, lengths_q, lengths_k } = self.sequences;
+        // SAFETY: the caller's promise: each sequence has a length, and an offset, behind which there is one more.
+        let read = |from: Global<u32>, index: u32| unsafe {
+            ptx::ld_global_nc_f32(from.offset(index as u64).address()).to_bits()
+        };
+        let (sequence, head, tile, place, [rows, written, keys]) = if offsets_q.is_null() {
+            let heads = at_least_1(heads);
+            let sequence = head / heads;
+            let length =
+                |of: Global<u32>, all: u32| if of.is_null() { all } else { read(of, sequence).min(all) };
+            let rows = length(lengths_q, self.sizes.rows);
+            let keys = length(lengths_k, self.sizes.keys);
+            let place = Place { batch: sequence, row: 0, key: 0 };
+            (sequence, head % heads, tile, place, [rows, self.sizes.rows, keys])
+        } else {
+            let offset_q = |index| read(offsets_q, index).min(self.sizes.rows);
+            let offset_k = |index| read(offsets_k, index).min(self.sizes.keys);
+            let first_tile = |sequence| offset_q(sequence) / at_least_1(self.of_tile) + sequence;
+            let (mut sequence, mut end) = (0, batch);
+            while end - sequence > 1 {
+                let middle = sequence + (end - sequence) / 2;
+                if first_tile(middle) <= tile {
+                    sequence = middle;
+                } else {
+                    end = middle;
+                }
+            }
+            let place = Place { batch: 0, row: offset_q(sequence), key: offset_k(sequence) };
+            let rows = offset_q(sequence + 1).saturating_sub(place.row);
+            let keys = offset_k(sequence + 1).saturating_sub(place.key);
+            (sequence, head, tile - first_tile(sequence).min(tile), place, [rows, rows, keys])
+        };
+        let row = tile * self.of_tile;
+        if row >= written {
+            return None;
+        }
+        let offset = window.offset(rows, keys);
+        let within = if row < rows {
+            let [first, _] = window.keys_of(row, offset, keys);
+            let [_, end] = window.keys_of(rows.min(row + self.of_tile) - 1, offset, keys);
+            if first < end { [first as u32, end as u32] } else { [0, 0] }
+        } else {
+            [0, 0]
+        };
+        Some(Work { sequence, head, row, rows, written, keys, place, offset, within })
+    }
+}
+
+/// The place in the order of this block's tile number `turn`. There and back again: the block that had the longest tile of one round has the
+/// shortest of the next.
+#[inline(always)]
+fn place_of_turn(turn: u32) -> u32 {
+    let (own, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
+    turn * blocks + if turn % 2 == 0 { own } else { blocks - 1 - own }
+}
+
+/// The tile and the head at place `index` of the order: sections of heads, one after the other; of each section the last tiles of all heads first, which
+/// have the most keys where a row attends to those before it.
+#[inline(always)]
+const fn place_in_order(index: u32, tiles: u32, heads: u32, section: u32) -> [u32; 2] {
+    // At least 1 all: a division by zero would be a trap.
+    let of_section = at_least_1(tiles * section);
+    let first = index / of_section * section;
+    let within = index % of_section;
+    let left = heads - first;
+    let width = at_least_1(if left < section { left } else { section });
+    [tiles - 1 - within / width, first + within % width]
+}
+
+/// `size`, which is not 0.
+#[inline(always)]
+const fn at_least_1(size: u32) -> u32 {
+    if size == 0 { 1 } else { size }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use super::place_in_order;
+
+    #[test]
+    fn each_tile_of_each_head_comes_once() {
+        for (tiles, heads, section) in [(1, 1, 1), (5, 7, 3), (4, 6, 6), (3, 2, 8), (9, 5, 1)] {
+            let mut seen = vec![false; (tiles * heads) as usize];
+            let mut last = tiles;
+            for index in 0..tiles * heads {
+                let [tile, head] = place_in_order(index, tiles, heads, section);
+                let place = (head * tiles + tile) as usize;
+                assert!(!seen[place], "{tile} {head}");
+                seen[place] = true;
+                // Longest first within a section.
+                assert!(tile <= last || tile == tiles - 1);
+                last = tile;
+            }
+            assert!(seen.into_iter().all(|seen| seen));
+        }
+    }
+}
