@@ -5,6 +5,7 @@
 //! compares with. They assume nothing of strides or alignment and take any size, zero included.
 
 mod activation;
+mod attention;
 mod experts;
 mod gate;
 mod gemm;
@@ -17,6 +18,7 @@ mod topk;
 mod update;
 
 pub use activation::Activation;
+pub use attention::{Alignment, AttentionTerms, Window, attention, packed_attention};
 pub use experts::{TokenExperts, expert_mlp};
 pub use gate::Gate;
 pub use gemm::K_BLOCK as SUM_BLOCK;

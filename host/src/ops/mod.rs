@@ -3,6 +3,7 @@
 //! An operation is a builder: `ops::linear(&x, &w).bias(&b).activation(Activation::Relu).run()`. It checks its operands first;
 //! then a GPU or the emulator runs the kernel that one pure function has chosen, the CPU its own implementation.
 
+pub mod attention;
 #[doc(hidden)]
 pub mod choice;
 pub mod gemm;
@@ -21,6 +22,7 @@ pub mod update;
 pub(crate) use crate::sizes::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, STORED_ROWS, has_short_rows};
 
 pub use crate::cpu::Activation;
+pub use attention::attention;
 pub use implementation::{Implementation, Launch, Launches};
 pub use linear::linear;
 pub use matmul::matmul;

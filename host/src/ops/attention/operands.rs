@@ -1,0 +1,93 @@
+//! What an attention's builder has been told.
+
+use crate::cpu::Window;
+use crate::device::Device;
+use crate::tensor::{Element, Span, Tensor};
+
+/// The operands and options of an attention.
+#[derive(Debug)]
+pub(super) struct Operands<'a, T: Element> {
+    pub(super) q: &'a Tensor<T>,
+    pub(super) k: &'a Tensor<T>,
+    pub(super) v: &'a Tensor<T>,
+    pub(super) scale: Option<f32>,
+    pub(super) window: Window,
+    pub(super) soft_cap: Option<f32>,
+    pub(super) mask: Option<&'a Tensor<u8>>,
+    pub(super) bias: Option<&'a Tensor<T>>,
+    pub(super) block_mask: Option<BlockMask<'a>>,
+    pub(super) slopes: Option<&'a Tensor<f32>>,
+    pub(super) sinks: Option<&'a Tensor<f32>>,
+    /// Of q and of k.
+    pub(super) lengths: [Option<&'a Tensor<u32>>; 2],
+    pub(super) packing: Option<Packing<'a>>,
+}
+
+/// A mask of blocks of `[rows, keys]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockMask<'a> {
+    pub(super) mask: &'a Tensor<u8>,
+    pub(super) sizes: [u32; 2],
+}
+
+/// Where packed sequences start and end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packing<'a> {
+    pub(super) q: &'a Tensor<u32>,
+    pub(super) k: &'a Tensor<u32>,
+}
+
+/// A tensor that an attention reads, whatever its type.
+#[derive(Clone, Copy)]
+pub(super) struct Input<'t> {
+    pub(super) name: &'static str,
+    pub(super) device: &'t Device,
+    pub(super) span: Span<'t>,
+}
+
+impl<'t> Input<'t> {
+    fn new<U: Element>(name: &'static str, tensor: &'t Tensor<U>) -> Self {
+        Self { name, device: tensor.device(), span: tensor.span() }
+    }
+}
+
+impl<'a, T: Element> Operands<'a, T> {
+    pub(super) fn new(q: &'a Tensor<T>, k: &'a Tensor<T>, v: &'a Tensor<T>) -> Self {
+        Self {
+            q,
+            k,
+            v,
+            scale: None,
+            window: Window::default(),
+            soft_cap: None,
+            mask: None,
+            bias: None,
+            block_mask: None,
+            slopes: None,
+            sinks: None,
+            lengths: [None; 2],
+            packing: None,
+        }
+    }
+
+    /// Everything that is read.
+    pub(super) fn inputs(&self) -> impl Iterator<Item = Input<'a>> + use<'a, T> {
+        let [lengths_q, lengths_k] = self.lengths;
+        [
+            Some(Input::new("q", self.q)),
+            Some(Input::new("k", self.k)),
+            Some(Input::new("v", self.v)),
+            self.mask.map(|mask| Input::new("mask", mask)),
+            self.bias.map(|bias| Input::new("bias", bias)),
+            self.block_mask.map(|BlockMask { mask, .. }| Input::new("block_mask", mask)),
+            self.slopes.map(|slopes| Input::new("slopes", slopes)),
+            self.sinks.map(|sinks| Input::new("sinks", sinks)),
+            lengths_q.map(|lengths| Input::new("lengths_q", lengths)),
+            lengths_k.map(|lengths| Input::new("lengths_k", lengths)),
+            self.packing.map(|packing| Input::new("offsets_q", packing.q)),
+            self.packing.map(|packing| Input::new("offsets_k", packing.k)),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}

@@ -1,0 +1,159 @@
+//! Attention against an implementation of its own in f64, with all options at once; what is refused; edges.
+
+mod naive;
+mod refused;
+
+use half::{bf16, f16};
+use ndarray::{Array4, ArrayD, IxDyn};
+use proptest::prelude::*;
+
+use super::{Alignment, AttentionInput};
+use crate::weights::FloatElement;
+use crate::{Device, Tensor, ops};
+use naive::{Drawn, compare};
+
+/// What is drawn of a case: everything but the elements, which its seed decides.
+fn cases() -> impl Strategy<Value = Drawn> {
+    let side = |most: usize| prop_oneof![1 => Just(0usize), 2 => Just(1usize), 6 => 2..=most];
+    let width = prop_oneof![Just(1usize), Just(8), Just(13), 2usize..40];
+    let sizes = (side(3), side(37), side(70), 1usize..4, 1usize..4, width.clone(), width);
+    let reach = || prop::option::of(prop_oneof![Just(0u32), 1u32..9, Just(u32::MAX)]);
+    let window = (prop::option::of(any::<bool>()), reach(), reach());
+    let switches = prop::array::uniform9(any::<bool>());
+    (sizes, window, switches, 0u8..4, any::<u64>()).prop_map(|(sizes, window, switches, layout, seed)| {
+        let (batch, rows, keys, key_heads, group, width, value_width) = sizes;
+        let (is_top_left, left, right) = window;
+        let alignment = is_top_left.map(|is| if is { Alignment::TopLeft } else { Alignment::BottomRight });
+        Drawn {
+            batch,
+            rows,
+            keys,
+            key_heads,
+            group,
+            width,
+            value_width,
+            window: alignment.map(|alignment| (left, right, alignment)),
+            switches,
+            layout,
+            seed,
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn all_options_at_once_are_what_their_definition_says(drawn in cases()) {
+        compare::<f32>(&drawn)?;
+        compare::<f16>(&drawn)?;
+        compare::<bf16>(&drawn)?;
+    }
+}
+
+fn tensor<T: FloatElement>(shape: [usize; 4], value: impl Fn([usize; 4]) -> f64) -> Tensor<T> {
+    let array = Array4::from_shape_fn(shape, |(b, s, h, d)| T::round(value([b, s, h, d])));
+    Tensor::from_array(&Device::cpu(), &array).expect("it fits")
+}
+
+#[test]
+fn a_row_without_keys_has_zeros_and_no_sum_or_its_sink() {
+    let (q, k) = (tensor::<f32>([1, 8, 1, 4], |_| 1.0), tensor::<f32>([1, 5, 1, 4], |_| 1.0));
+    let v = tensor::<f32>([1, 5, 1, 2], |_| 3.0);
+    let sinks = Tensor::from_slice(&Device::cpu(), &[0.25f32], [1]).expect("it fits");
+    for sink in [None, Some(&sinks)] {
+        let causal = ops::attention(&q, &k, &v).causal(Alignment::BottomRight).sinks(sink);
+        let (y, lse) = causal.run_with_lse().expect("the shapes fit");
+        let (y, lse) = (y.to_vec().expect("it is there"), lse.to_vec().expect("it is there"));
+        assert_eq!(y[..6], [0.0; 6], "the first three rows are before the first key");
+        let nothing = sink.map_or(f32::NEG_INFINITY, |_| 0.25);
+        assert_eq!(lse[..3], [nothing; 3]);
+        assert!(y[6..].iter().all(|y| *y > 2.0) && lse[3..].iter().all(|lse| lse.is_finite()));
+    }
+}
+
+#[test]
+fn no_keys_at_all_give_zeros() {
+    let (q, k) = (tensor::<f16>([2, 3, 2, 8], |_| 1.0), tensor::<f16>([2, 0, 1, 8], |_| 1.0));
+    let v = tensor::<f16>([2, 0, 1, 4], |_| 1.0);
+    let (y, lse) = ops::attention(&q, &k, &v).run_with_lse().expect("the shapes fit");
+    assert!(y.to_vec().expect("it is there").iter().all(|y| *y == f16::ZERO));
+    assert!(lse.to_vec().expect("it is there").iter().all(|lse| *lse == f32::NEG_INFINITY));
+}
+
+#[test]
+fn what_a_row_does_not_attend_to_does_not_show_in_it() {
+    let bad = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+    let poisoned = |j: usize, good: f64| if j < 3 { good } else { bad[j % 3] };
+    let q = tensor::<bf16>([1, 2, 1, 4], |_| 1.0);
+    let k = tensor::<bf16>([1, 9, 1, 4], |[_, j, ..]| poisoned(j, 0.5));
+    let v = tensor::<bf16>([1, 9, 1, 4], |[_, j, ..]| poisoned(j, j as f64));
+    let lengths = Tensor::from_slice(&Device::cpu(), &[3u32], [1]).expect("it fits");
+    let mask =
+        Tensor::from_slice(&Device::cpu(), &[1u8, 1, 1, 0, 0, 0, 0, 0, 0], [1, 1, 1, 9]).expect("it fits");
+    let attention = || ops::attention(&q, &k, &v);
+    for (name, operation) in [
+        ("lengths", attention().lengths(None, Some(&lengths))),
+        ("mask", attention().mask(&mask)),
+        ("window", attention().window(None, Some(1), Alignment::TopLeft)),
+    ] {
+        let y = operation.run().expect("the shapes fit").to_vec().expect("it is there");
+        let rows: Vec<f32> = y.iter().step_by(4).map(|y| y.to_f32()).collect();
+        let expected = if name == "window" { [0.5, 1.0] } else { [1.0, 1.0] };
+        assert_eq!(rows, expected, "{name}");
+    }
+}
+
+#[test]
+fn rows_of_no_sequence_stay_as_they_are_or_are_zeros() {
+    let cpu = Device::cpu();
+    let packed =
+        |shape: [usize; 3], value: f32| Tensor::from_array(&cpu, &ArrayD::from_elem(IxDyn(&shape), value));
+    let (q, k, v) = (packed([6, 1, 8], 1.0), packed([4, 1, 8], 1.0), packed([4, 1, 2], 5.0));
+    let (q, k, v) = (q.expect("it fits"), k.expect("it fits"), v.expect("it fits"));
+    let offsets = |offsets: [u32; 4]| Tensor::from_slice(&cpu, &offsets, [4]).expect("it fits");
+    // Rows 1 and 2, then none, then row 3 without keys.
+    let (of_q, of_k) = (offsets([1, 3, 3, 4]), offsets([0, 3, 4, 4]));
+    let operation = ops::attention(&q, &k, &v).packed(&of_q, &of_k);
+    let (mut y, mut lse) = operation.run_with_lse().expect("the shapes fit");
+    assert_eq!(
+        y.to_vec().expect("it is there"),
+        [0.0, 0.0, 5.0, 5.0, 5.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    );
+    let none = f32::NEG_INFINITY;
+    let sums = lse.to_vec().expect("it is there");
+    assert_eq!((sums[0], &sums[3..]), (none, &[none; 3][..]));
+    assert!(sums[1].is_finite() && sums[1] == sums[2]);
+
+    y.write_slice(&[7.0; 12]).expect("it has so many");
+    lse.write_slice(&[7.0; 6]).expect("it has so many");
+    operation.run_into_with_lse(&mut y, &mut lse).expect("they fit");
+    assert_eq!(
+        y.to_vec().expect("it is there"),
+        [7.0, 7.0, 5.0, 5.0, 5.0, 5.0, 0.0, 0.0, 7.0, 7.0, 7.0, 7.0]
+    );
+    assert_eq!(lse.to_vec().expect("it is there"), [7.0, sums[1], sums[1], none, 7.0, 7.0]);
+}
+
+#[test]
+fn a_far_best_key_has_all_the_weight() {
+    fn of_type<T: AttentionInput + FloatElement>() {
+        let key = |row: usize| (row * 7 + 3) % 11;
+        // Of row i and key j the product is −(i' − j)², with scale 256.
+        let q = tensor::<T>([1, 9, 2, 3], |[_, i, _, d]| {
+            let t = key(i) as f64;
+            [2.0 * t, -1.0, -t * t][d]
+        });
+        let k = tensor::<T>([1, 11, 1, 3], |[_, j, _, d]| [j as f64, (j * j) as f64, 1.0][d]);
+        let v = tensor::<T>([1, 11, 1, 5], |[_, j, _, d]| (j * 5 + d) as f64);
+        let (y, lse) = ops::attention(&q, &k, &v).scale(256.0).run_with_lse().expect("the shapes fit");
+        for (index, y) in y.to_vec().expect("it is there").into_iter().enumerate() {
+            let (row, column) = (index / 10, index % 5);
+            assert_eq!(y, T::round((key(row) * 5 + column) as f64), "{row} {column}");
+        }
+        assert!(lse.to_vec().expect("it is there").iter().all(|lse| *lse == 0.0));
+    }
+    of_type::<f16>();
+    of_type::<bf16>();
+    of_type::<f32>();
+}
