@@ -1,11 +1,11 @@
 //! Attention on Hopper, `O = softmax(scale · Q Kᵀ + …) V`: scores live in registers only.
 
-use warpsmith_dsl::attention::hopper::{AttentionElement, AttentionShape, Maps, Scoring, Tile};
+use warpsmith_dsl::attention::hopper::{AttentionElement, AttentionShape, Ends, Maps, Scoring, Tile};
 use warpsmith_dsl::attention::scores::ScoreOperands;
-use warpsmith_dsl::attention::work::{Sequences, Sizes, Works};
+use warpsmith_dsl::attention::work::{Queue, Sequences, Sizes, Tiles};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
-use warpsmith_dsl::{KernelParam, grid, kernel};
+use warpsmith_dsl::{KernelParam, grid, kernel, ptx};
 
 macro_rules! shape {
     ($(#[$doc:meta])* $name:ident, $keys:literal, $columns:literal, $values:literal, $warpgroups:literal) => {
@@ -71,6 +71,10 @@ pub struct AttentionParams {
     pub sizes: Sizes,
     /// Where sequences begin, and how long they are.
     pub sequences: Sequences,
+    /// Which tensors end where sequences do.
+    pub ends: Ends,
+    /// A counter for the launch, which finds it 0 and leaves it so.
+    pub taken: GlobalMut<u32>,
     /// Of a kernel without operands that change scores, what they are multiplied by before they are exponents of 2: positive.
     pub factor: f32,
     /// Keeps the size a multiple of eight; its value is not read.
@@ -122,29 +126,32 @@ pub unsafe fn attention_hopper<T: AttentionElement<S>, S: AttentionShape, const 
     operands: ScoreOperands,
     p: AttentionParams,
 ) {
-    let maps = Maps { q, k, v, o };
+    let maps = Maps { q, k, v, o, ends: p.ends };
     let scoring = Scoring { window: p.sizes.window, factor: p.factor, operands };
+    let tiles = || Tiles::new(p.sizes, p.sequences, Tile::<S, CHANGES>::BLOCK_ROWS);
     // SAFETY: the whole grid is here, with the threads and the shared memory that the tile asks for; the caller vouches for maps and
     // pointers, and each row of O belongs to one warpgroup.
     unsafe {
         Tile::<S, CHANGES>::start();
         if Tile::<S, CHANGES>::is_producer() {
             let Some(mut producer) = Tile::<S, CHANGES>::producer() else { return };
-            let mut works = Works::of_block(p.sizes, p.sequences, Tile::<S, CHANGES>::BLOCK_ROWS);
+            let mut queue = Queue::new(tiles(), p.taken);
             grid::wait_for_earlier_launches();
-            while let Some(work) = works.next() {
+            while let Some((tile, work)) = queue.next() {
+                Tile::<S, CHANGES>::announce(&mut producer, Some(tile));
                 Tile::<S, CHANGES>::load(&mut producer, maps, &scoring, p.sizes.key_head(&work), &work);
             }
+            Tile::<S, CHANGES>::announce(&mut producer, None);
         } else {
             let mut consumer = Tile::<S, CHANGES>::consumer();
-            let mut works = Works::of_block(p.sizes, p.sequences, Tile::<S, CHANGES>::BLOCK_ROWS);
             grid::wait_for_earlier_launches();
-            while let Some(work) = works.next() {
+            while let Some(tile) = Tile::<S, CHANGES>::next(&mut consumer) {
+                let Some(work) = tiles().work(tile) else { continue };
                 let attended = Tile::<S, CHANGES>::attend::<T>(&mut consumer, &scoring, &work);
-                if let Some(work) = works.again() {
-                    let lse = p.sizes.lse_of_head(lse, &work);
-                    Tile::<S, CHANGES>::store::<T>(attended, o, lse, &work);
-                }
+                // Again, so that the registers are free meanwhile.
+                let Some(work) = tiles().work(ptx::opaque(tile)) else { continue };
+                let lse = p.sizes.lse_of_head(lse, &work);
+                Tile::<S, CHANGES>::store::<T>(attended, maps, lse, &work);
             }
             Tile::<S, CHANGES>::finish(&consumer);
         }

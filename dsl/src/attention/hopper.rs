@@ -4,9 +4,7 @@
 //! other warpgroups has 64 rows. While the tensor cores add the weights of one block times its values, the warpgroup's lanes make weights of the scores of
 //! the next. The warpgroups take turns in issuing products, so that those of one run under the softmax of another.
 //!
-//! Matrices are five-dimensional for the copy engine: columns, the rows of a box, rows, heads, sequences. The second axis ends where the box does, and its
-//! stride is that of rows: a box of which only the first rows are to be copied begins so much further along it, and as much earlier along the third. What
-//! is behind the end of a sequence arrives as zeros and is not written, whatever comes after it in memory.
+//! What is behind the end of a sequence arrives as zeros, and is not written, whatever comes after it in memory: [`Rows`] says how.
 
 use core::marker::PhantomData;
 
@@ -14,11 +12,12 @@ use super::scores::{self, Place, ScoreOperands};
 use super::softmax::{LOG2_E, OnlineSoftmax, Total};
 use super::window::Window;
 use super::work::Work;
+use crate::KernelParam;
 use crate::float::HalfElement;
 use crate::gemm::OutputElement;
 use crate::launch::{GlobalMut, TensorMap};
 use crate::layout::accumulator_coord;
-use crate::pipeline::{self, AsyncProxy, FullStage, Pipeline};
+use crate::pipeline::{self, AsyncProxy, FullStage, GenericProxy, Pipeline};
 use crate::ptx::{self, Accumulators, Wgmma, WgmmaHalfRegisters};
 use crate::shared::SharedAddress;
 use crate::tile::registers::{Fragment, ROWS};
@@ -52,7 +51,7 @@ impl<S: AttentionShape, T> AttentionElement<S> for T where
 {
 }
 
-/// The tensor maps of a launch. Each has boxes of [`BOX_COLUMNS`] columns in the 128-byte swizzle, laid out as the [module](self) says.
+/// The tensor maps of a launch. Each has the five axes that [`Rows`] says, and boxes of [`BOX_COLUMNS`] columns in the 128-byte swizzle.
 #[derive(Clone, Copy)]
 pub struct Maps<'a> {
     /// Q, with boxes of 64 rows.
@@ -63,6 +62,22 @@ pub struct Maps<'a> {
     pub v: &'a TensorMap,
     /// O, with boxes of 16 rows.
     pub o: &'a TensorMap,
+    /// Which of them end where sequences do.
+    pub ends: Ends,
+}
+
+/// Which tensors end for the copy engine where a sequence does, not only where they do themselves. Of Q and K what is behind a sequence is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
+#[repr(C)]
+pub struct Ends {
+    /// 1 if V does, else 0.
+    pub v: u32,
+    /// Rows of V from one sequence to the next, where V does and sequences are padded.
+    pub v_sequence: u32,
+    /// 1 if O does, else 0.
+    pub o: u32,
+    /// Keeps the size a multiple of eight; its value is not read.
+    pub reserved: u32,
 }
 
 /// What a launch does to scores.
@@ -81,6 +96,7 @@ pub struct Tile<S, const CHANGES: bool>(PhantomData<S>);
 
 /// The side that has Q, keys and values copied.
 pub struct Producer {
+    tiles: pipeline::Producer<2, 1>,
     q: pipeline::Producer<1, 1>,
     k: pipeline::Producer<2, 1>,
     v: pipeline::Producer<2, 1>,
@@ -88,6 +104,7 @@ pub struct Producer {
 
 /// A warpgroup that has rows.
 pub struct Consumer {
+    tiles: pipeline::Consumer<2, 1, GenericProxy>,
     q: pipeline::Consumer<1, 1, AsyncProxy>,
     k: pipeline::Consumer<2, 1, AsyncProxy>,
     v: pipeline::Consumer<2, 1, AsyncProxy>,
@@ -139,8 +156,11 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
     const Q_BARRIERS_AT: u32 = Self::STAGING_AT + 4 * S::WARPGROUPS * Self::STAGED * Self::STAGED_BYTES;
     const K_BARRIERS_AT: u32 = Self::Q_BARRIERS_AT + Pipeline::<1, 1>::BYTES;
     const V_BARRIERS_AT: u32 = Self::K_BARRIERS_AT + Pipeline::<2, 1>::BYTES;
+    const TILE_BARRIERS_AT: u32 = Self::V_BARRIERS_AT + Pipeline::<2, 1>::BYTES;
+    /// Where the numbers of the next tiles are.
+    const TILES_AT: u32 = Self::TILE_BARRIERS_AT + Pipeline::<2, 1>::BYTES;
     /// Shared memory of a block.
-    pub const SHARED_BYTES: u32 = Self::V_BARRIERS_AT + Pipeline::<2, 1>::BYTES;
+    pub const SHARED_BYTES: u32 = Self::TILES_AT + 2 * 4;
 
     #[inline(always)]
     fn at(bytes: u32) -> SharedAddress {
@@ -162,6 +182,17 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         Pipeline::at(Self::at(Self::V_BARRIERS_AT))
     }
 
+    #[inline(always)]
+    fn tile_ring() -> Pipeline<2, 1> {
+        Pipeline::at(Self::at(Self::TILE_BARRIERS_AT))
+    }
+
+    /// Where the ring of tiles has the number of stage `index`.
+    #[inline(always)]
+    fn tile(index: u32) -> SharedAddress {
+        Self::at(Self::TILES_AT + index * 4)
+    }
+
     /// Makes the block's barriers.
     ///
     /// # Safety
@@ -175,6 +206,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                 Self::q_ring().init(4 * S::WARPGROUPS);
                 Self::k_ring().init(4 * S::WARPGROUPS);
                 Self::v_ring().init(4 * S::WARPGROUPS);
+                Self::tile_ring().init_between_warps(1, 4 * S::WARPGROUPS);
             }
             thread::sync_threads();
         }
@@ -203,6 +235,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
             }
         }
         (thread::thread_idx_x() == 0).then(|| Producer {
+            tiles: Self::tile_ring().producer(),
             q: Self::q_ring().producer(),
             k: Self::k_ring().producer(),
             v: Self::v_ring().producer(),
@@ -230,6 +263,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
             }
         }
         Consumer {
+            tiles: Self::tile_ring().consumer(),
             q: Self::q_ring().consumer(),
             k: Self::k_ring().consumer(),
             v: Self::v_ring().consumer(),
@@ -260,6 +294,37 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         unsafe { ptx::bar_arrive_at(1 + next, 2 * warpgroup::THREADS) }
     }
 
+    /// Tells the consumers which tile is next; `None` that there is none.
+    ///
+    /// # Safety
+    ///
+    /// Consumers [take](Self::next) each of them.
+    #[inline(always)]
+    pub unsafe fn announce(producer: &mut Producer, tile: Option<u32>) {
+        // SAFETY: the stage is free, and this thread alone writes it.
+        unsafe {
+            let stage = producer.tiles.acquire_to_write();
+            ptx::st_shared_b32(Self::tile(stage.index).get(), tile.unwrap_or(u32::MAX));
+            stage.full.arrive();
+        }
+    }
+
+    /// The number of the consumer's next tile, if there is one.
+    ///
+    /// # Safety
+    ///
+    /// All warps of the warpgroup call it. The producer [announces](Self::announce) a tile, or that there is none.
+    #[inline(always)]
+    pub unsafe fn next(consumer: &mut Consumer) -> Option<u32> {
+        // SAFETY: the stage is full, and given back when all lanes have read it.
+        unsafe {
+            let stage = consumer.tiles.wait();
+            let mut tile = [ptx::ld_shared_b32(stage.address(Self::tile).get()), 0, 0, 0];
+            consumer.tiles.release(stage.end_loads(&mut tile));
+            (tile[0] != u32::MAX).then_some(tile[0])
+        }
+    }
+
     /// Has the tile's rows of Q, and its keys and values, copied.
     ///
     /// # Safety
@@ -287,6 +352,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                     of_box: warpgroup::ROWS,
                     head: work.head,
                     batch: work.place.batch,
+                    ends: false,
                 };
                 let to = Self::at(warpgroup * Self::Q_BYTES);
                 rows.load(maps.q, to, q.full.address(), Self::K_BOXES);
@@ -294,10 +360,10 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
             // Values one block later: they are needed when the scores of the next block have been begun.
             while let Some(next) = blocks.next::<S, CHANGES>(&scoring.operands, work) {
                 Self::load_keys(producer, maps.k, key_head, work, next);
-                Self::load_values(producer, maps.v, key_head, work, block);
+                Self::load_values(producer, maps, key_head, work, block);
                 block = next;
             }
-            Self::load_values(producer, maps.v, key_head, work, block);
+            Self::load_values(producer, maps, key_head, work, block);
         }
     }
 
@@ -318,12 +384,17 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
     ///
     /// As [`load`](Self::load).
     #[inline(always)]
-    unsafe fn load_values(producer: &mut Producer, map: &TensorMap, head: u32, work: &Work, block: u32) {
+    unsafe fn load_values(producer: &mut Producer, maps: Maps<'_>, head: u32, work: &Work, block: u32) {
         // SAFETY: the caller's promise.
         unsafe {
             let stage = producer.v.acquire(Self::V_BYTES);
             let to = Self::at(Self::V_AT + stage.index * Self::V_BYTES);
-            Self::keys(head, work, block).load(map, to, stage.full.address(), Self::V_BOXES);
+            let mut rows = Self::keys(head, work, block);
+            if maps.ends.v != 0 {
+                rows.first += rows.batch * maps.ends.v_sequence;
+                rows.ends = true;
+            }
+            rows.load(maps.v, to, stage.full.address(), Self::V_BOXES);
         }
     }
 
@@ -337,6 +408,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
             of_box: Self::BLOCK_KEYS,
             head,
             batch: work.place.batch,
+            ends: false,
         }
     }
 
@@ -466,7 +538,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
     #[inline(always)]
     pub unsafe fn store<T: AttentionElement<S>>(
         attended: Attended<S::Sums>,
-        o: &TensorMap,
+        maps: Maps<'_>,
         lse: GlobalMut<f32>,
         work: &Work,
     ) {
@@ -498,6 +570,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
             of_box: WARP_ROWS,
             head: work.head,
             batch: work.place.batch,
+            ends: maps.ends.o != 0,
         };
         let staging = Self::at(Self::STAGING_AT + warp * Self::STAGED * Self::STAGED_BYTES);
         for index in 0..Self::V_BOXES {
@@ -517,7 +590,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                 ptx::fence_proxy_async_shared();
                 warp::sync_warp();
                 if lane == 0 {
-                    ptx::tma_store_5d(o.address(), rows.box_at(index * BOX_COLUMNS), buffer.get());
+                    ptx::tma_store_5d(maps.o.address(), rows.box_at(index * BOX_COLUMNS), buffer.get());
                 }
                 ptx::cp_async_bulk_commit_group();
             }
@@ -539,9 +612,16 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
     }
 }
 
-/// Rows of a tensor that a box has.
+/// Rows of a tensor that a box has, from `first` on.
+///
+/// For the copy engine a tensor has five axes: columns, rows, rows again, heads, sequences. Where a tensor ends only where it does itself, the first axis of rows has
+/// all and the second has one.
+///
+/// Where it ends with each sequence, both have the stride of a row, and the first has [`FAR`](Self::FAR) rows. A box of which `count` rows are to be copied begins
+/// so many before the end of that axis, and at `first + count` along the second: `FAR` rows too far. The last axis takes that back. Its stride is 2³⁴ bytes less a row,
+/// and its index `FAR`, so that it adds 2⁶⁴ bytes, which is nothing, less `FAR` rows.
 #[derive(Clone, Copy)]
-struct Rows {
+pub struct Rows {
     /// The first row, in the tensor.
     first: u32,
     /// Rows from it to the end of the sequence.
@@ -550,14 +630,26 @@ struct Rows {
     of_box: u32,
     head: u32,
     batch: u32,
+    /// Whether the tensor ends with the sequence.
+    ends: bool,
 }
 
 impl Rows {
+    /// Rows along the first axis of them, and the index along the last, of a tensor that ends with each sequence.
+    pub const FAR: u32 = 1 << 30;
+    /// What the stride of the last axis is less than by a row, in bytes.
+    pub const WRAP: u64 = 1 << 34;
+
     /// The coordinates of the box whose first column is `column`.
     #[inline(always)]
     fn box_at(self, column: u32) -> [i32; 5] {
         let count = self.count.min(self.of_box);
-        [column, self.of_box - count, self.first + count, self.head, self.batch].map(|index| index as i32)
+        let at = if self.ends {
+            [column, Self::FAR - count, self.first + count, self.head, Self::FAR]
+        } else {
+            [column, self.first, 0, self.head, self.batch]
+        };
+        at.map(|index| index as i32)
     }
 
     /// Has `boxes` boxes copied to `to`.
@@ -567,8 +659,9 @@ impl Rows {
     /// As [`ptx::tma_load_5d`].
     #[inline(always)]
     unsafe fn load(self, map: &TensorMap, to: SharedAddress, full: u32, boxes: u32) {
-        for index in 0..boxes {
-            let to = to.offset(Boxed::bytes(self.of_box, index));
+        // Opaque: the one thread that does it has few registers, and time.
+        for index in 0..ptx::opaque(boxes) {
+            let to = to.offset(index * Boxed::bytes(self.of_box, 1));
             // SAFETY: the caller's promise.
             unsafe { ptx::tma_load_5d(to.get(), map.address(), self.box_at(index * BOX_COLUMNS), full) };
         }

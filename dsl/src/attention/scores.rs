@@ -134,8 +134,6 @@ impl ScoreOperands {
             let (factor, cap) = (2.0 * LOG2_E / self.cap, self.cap);
             scores.map(|score, _, _| cap * tanh_of_half(score * factor));
         }
-        let is_inside =
-            |row: usize, column: u32| place.rows[row] < work.rows && place.key + column < work.keys;
         if !self.bias.is_null() {
             let base = Global::<T>::new(self.bias.address());
             map_at(scores, self.bias_strides, work, place, |score, at, is_inside| {

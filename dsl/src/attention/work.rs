@@ -100,64 +100,30 @@ pub struct Place {
     pub key: u32,
 }
 
-/// The work of one block: every so-manieth tile.
-pub struct Works {
+/// The tiles of a launch, in the order in which blocks take them.
+#[derive(Clone, Copy)]
+pub struct Tiles {
     /// Rows of a tile.
     of_tile: u32,
     sizes: Sizes,
     sequences: Sequences,
-    /// Tiles that have been taken.
-    turns: u32,
 }
 
-impl Works {
-    /// This block's, on a one-dimensional grid, of tiles of so many rows.
+impl Tiles {
+    /// Those of a launch, of so many rows each.
     #[inline(always)]
     #[must_use]
-    pub fn of_block(sizes: Sizes, sequences: Sequences, of_tile: u32) -> Self {
-        Self { of_tile, sizes, sequences, turns: 0 }
-    }
-
-    /// The next tile that has rows to write.
-    ///
-    /// # Safety
-    ///
-    /// Pointers to offsets and lengths are valid, and nothing writes there.
-    #[inline(always)]
-    pub unsafe fn next(&mut self) -> Option<Work> {
-        loop {
-            let index = place_of_turn(self.turns);
-            if index >= self.sizes.tiles * self.sizes.rows_of_heads {
-                return None;
-            }
-            self.turns += 1;
-            // SAFETY: the caller's promise.
-            if let Some(work) = unsafe { self.work(index) } {
-                return Some(work);
-            }
-        }
-    }
-
-    /// The tile that was taken last: for whom it is worth no registers in the meantime.
-    ///
-    /// # Safety
-    ///
-    /// As [`next`](Self::next), which has returned one.
-    #[inline(always)]
-    pub unsafe fn again(&self) -> Option<Work> {
-        // Opaque: else it would be the same to the compiler.
-        let turn = ptx::opaque(self.turns - 1);
-        // SAFETY: the caller's promise.
-        unsafe { self.work(place_of_turn(turn)) }
+    pub fn new(sizes: Sizes, sequences: Sequences, of_tile: u32) -> Self {
+        Self { of_tile, sizes, sequences }
     }
 
     /// The tile at place `index` of the order, if it has rows to write.
     ///
     /// # Safety
     ///
-    /// As [`next`](Self::next).
+    /// Pointers to offsets and lengths are valid, and nothing writes there.
     #[inline(always)]
-    unsafe fn work(&self, index: u32) -> Option<Work> {
+    pub unsafe fn work(&self, index: u32) -> Option<Work> {
         let Sizes { batch, heads, window, tiles, rows_of_heads, section, .. } = self.sizes;
         let [tile, head] = place_in_order(index, tiles, rows_of_heads, section);
         let Sequences { offsets_q, offsets_k, lengths_q, lengths_k } = self.sequences;
@@ -190,7 +156,9 @@ impl Works {
             let place = Place { batch: 0, row: offset_q(sequence), key: offset_k(sequence) };
             let rows = offset_q(sequence + 1).saturating_sub(place.row);
             let keys = offset_k(sequence + 1).saturating_sub(place.key);
-            (sequence, head, tile - first_tile(sequence).min(tile), place, [rows, rows, keys])
+            // Before the first sequence there may be rows of none.
+            let tile = tile.checked_sub(first_tile(sequence))?;
+            (sequence, head, tile, place, [rows, rows, keys])
         };
         let row = tile * self.of_tile;
         if row >= written {
@@ -208,12 +176,48 @@ impl Works {
     }
 }
 
-/// The place in the order of this block's tile number `turn`. There and back again: the block that had the longest tile of one round has the
-/// shortest of the next.
-#[inline(always)]
-fn place_of_turn(turn: u32) -> u32 {
-    let (own, blocks) = (thread::block_idx_x(), thread::grid_dim_x());
-    turn * blocks + if turn % 2 == 0 { own } else { blocks - 1 - own }
+/// Hands out a launch's tiles: each block has the one of its own number first, and then whichever nobody has.
+pub struct Queue {
+    tiles: Tiles,
+    /// How many have been taken beside the first of each block.
+    taken: GlobalMut<u32>,
+    has_first: bool,
+}
+
+impl Queue {
+    /// The tiles, on a one-dimensional grid of no more blocks, with a counter that is 0 when the launch begins.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(tiles: Tiles, taken: GlobalMut<u32>) -> Self {
+        Self { tiles, taken, has_first: false }
+    }
+
+    /// The next tile that has rows to write, and its place in the order. When all blocks have found that there is none, the counter is 0 again.
+    ///
+    /// # Safety
+    ///
+    /// As [`Tiles::work`]. One thread of each block calls it, until there is none; nothing else touches the counter.
+    #[inline(always)]
+    pub unsafe fn next(&mut self) -> Option<(u32, Work)> {
+        let all = self.tiles.sizes.tiles * self.tiles.sizes.rows_of_heads;
+        loop {
+            let index = if self.has_first {
+                // Each tile but the first of each block is taken once, and each block finds once that there is none: as often as there are tiles.
+                // SAFETY: the caller's promise.
+                thread::grid_dim_x() + unsafe { ptx::atom_acq_rel_gpu_inc_u32(self.taken.address(), all - 1) }
+            } else {
+                self.has_first = true;
+                thread::block_idx_x()
+            };
+            if index >= all {
+                return None;
+            }
+            // SAFETY: the caller's promise.
+            if let Some(work) = unsafe { self.tiles.work(index) } {
+                return Some((index, work));
+            }
+        }
+    }
 }
 
 /// The tile and the head at place `index` of the order: sections of heads, one after the other; of each section the last tiles of all heads first, which

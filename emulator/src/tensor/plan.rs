@@ -118,8 +118,8 @@ impl Tiled {
                 let at = i64::from(start[axis]) + i64::from(index[axis]) * i64::from(self.steps[axis]);
                 offset = match offset {
                     Some(offset) if at >= 0 && at.cast_unsigned() < self.dims[axis] => {
-                        let along = at.cast_unsigned().saturating_mul(self.strides[axis]);
-                        Some(offset.saturating_add(along))
+                        // As the copy engine computes it, in 64 bits.
+                        Some(offset.wrapping_add(at.cast_unsigned().wrapping_mul(self.strides[axis])))
                     }
                     _ => None,
                 };
@@ -129,8 +129,7 @@ impl Tiled {
                 Some(_) => ((first * size) as u32, (last * size).next_multiple_of(unit) as u32),
                 None => (0, 0),
             };
-            // An address beyond the last one is in no allocation.
-            let global = offset.map(|offset| self.address.saturating_add(offset));
+            let global = offset.map(|offset| self.address.wrapping_add(offset));
             for (begin, end, source) in [(0, from, None), (from, to, global), (to, row_bytes, None)] {
                 self.place(line, begin, end, source, &mut emit);
             }

@@ -2,6 +2,7 @@
 
 pub use warpsmith_emulator::{L2Promotion, OobFill, Swizzle, TensorMapError, TensorType};
 
+use warpsmith_dsl::attention::hopper::Rows;
 use warpsmith_dsl::launch::TensorMap;
 use warpsmith_emulator::{Interleave, TensorMapArguments};
 
@@ -154,6 +155,45 @@ impl<T: Element> Tensor<T> {
             swizzle: options.swizzle,
             l2_promotion: options.l2_promotion,
             oob_fill: options.oob_fill,
+        };
+        self.device().backend().tensor_map(&arguments).map(TensorMap::from_words)
+    }
+
+    /// A tensor map of five axes, as [`Rows`](warpsmith_dsl::attention::hopper::Rows) says, with boxes in the 128-byte swizzle: for a tensor that ends where it does
+    /// itself, or with each sequence.
+    ///
+    /// `axes` are the lengths and strides, in elements, of sequences, heads and rows; `columns` are contiguous.
+    pub(crate) fn map_of_rows(
+        &self,
+        axes: [(usize, u64); 3],
+        columns: usize,
+        [box_rows, box_columns]: [u32; 2],
+        ends: bool,
+    ) -> Result<TensorMap> {
+        let [sequences, heads, rows] = axes.map(|(length, stride)| {
+            // Where there is but one index, the stride counts for nothing.
+            let single = (columns * size_of::<T>()).next_multiple_of(16) as u64;
+            let bytes = stride.saturating_mul(size_of::<T>() as u64);
+            (length.max(1) as u64, if length <= 1 { single } else { bytes })
+        });
+        let far = u64::from(Rows::FAR);
+        let (dims, strides) = if ends {
+            let wrap = Rows::WRAP.saturating_sub(rows.1);
+            ([columns as u64, far, rows.0 + 1, heads.0, far + 1], [rows.1, rows.1, heads.1, wrap])
+        } else {
+            ([columns as u64, rows.0, 1, heads.0, sequences.0], [rows.1, rows.1, heads.1, sequences.1])
+        };
+        let arguments = TensorMapArguments {
+            data_type: data_type(T::DTYPE),
+            address: self.address(),
+            dims: &dims,
+            strides: &strides,
+            box_dims: &[box_columns, box_rows, 1, 1, 1],
+            element_strides: &[1; 5],
+            interleave: Interleave::None,
+            swizzle: Swizzle::B128,
+            l2_promotion: L2Promotion::B128,
+            oob_fill: OobFill::Zeros,
         };
         self.device().backend().tensor_map(&arguments).map(TensorMap::from_words)
     }

@@ -26,7 +26,7 @@ use operands::{BlockMask, Operands, Packing};
 const OPERATION: &str = "attention";
 
 /// An element type of queries, keys and values.
-pub trait AttentionInput: Element + CpuOperand + FromAccumulator<f32> {}
+pub trait AttentionInput: Element + CpuOperand + FromAccumulator<f32> + launch::Kernels {}
 
 impl AttentionInput for f16 {}
 impl AttentionInput for bf16 {}

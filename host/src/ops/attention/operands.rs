@@ -2,6 +2,7 @@
 
 use crate::cpu::Window;
 use crate::device::Device;
+use crate::stream::Operand;
 use crate::tensor::{Element, Span, Tensor};
 
 /// The operands and options of an attention.
@@ -68,6 +69,24 @@ impl<'a, T: Element> Operands<'a, T> {
             lengths: [None; 2],
             packing: None,
         }
+    }
+
+    /// What is read beside q, k and v.
+    pub(super) fn options(&self) -> impl Iterator<Item = &'a dyn Operand> + use<'a, T> {
+        let [lengths_q, lengths_k] = self.lengths;
+        [
+            self.mask.map(|mask| mask as &dyn Operand),
+            self.bias.map(|bias| bias as &dyn Operand),
+            self.block_mask.map(|blocks| blocks.mask as &dyn Operand),
+            self.slopes.map(|slopes| slopes as &dyn Operand),
+            self.sinks.map(|sinks| sinks as &dyn Operand),
+            lengths_q.map(|lengths| lengths as &dyn Operand),
+            lengths_k.map(|lengths| lengths as &dyn Operand),
+            self.packing.map(|packing| packing.q as &dyn Operand),
+            self.packing.map(|packing| packing.k as &dyn Operand),
+        ]
+        .into_iter()
+        .flatten()
     }
 
     /// Everything that is read.

@@ -12,11 +12,14 @@ use crate::weights::FloatElement;
 use crate::{Device, Tensor, ops};
 use naive::{Drawn, compare};
 
-/// What is drawn of a case: everything but the elements, which its seed decides.
-fn cases() -> impl Strategy<Value = Drawn> {
+/// What is drawn of a case for a device: everything but the elements, which its seed decides.
+fn cases_on(
+    rows: usize,
+    keys: usize,
+    width: impl Strategy<Value = usize> + Clone,
+) -> impl Strategy<Value = Drawn> {
     let side = |most: usize| prop_oneof![1 => Just(0usize), 2 => Just(1usize), 6 => 2..=most];
-    let width = prop_oneof![Just(1usize), Just(8), Just(13), 2usize..40];
-    let sizes = (side(3), side(37), side(70), 1usize..4, 1usize..4, width.clone(), width);
+    let sizes = (side(3), side(rows), side(keys), 1usize..4, 1usize..4, width.clone(), width);
     let reach = || prop::option::of(prop_oneof![Just(0u32), 1u32..9, Just(u32::MAX)]);
     let window = (prop::option::of(any::<bool>()), reach(), reach());
     let switches = prop::array::uniform9(any::<bool>());
@@ -40,14 +43,34 @@ fn cases() -> impl Strategy<Value = Drawn> {
     })
 }
 
+fn cases() -> impl Strategy<Value = Drawn> {
+    cases_on(37, 70, prop_oneof![Just(1usize), Just(8), Just(13), 2usize..40])
+}
+
+/// Of more than one tile and key block, and heads of all tiles.
+fn cases_of_tiles() -> impl Strategy<Value = Drawn> {
+    cases_on(300, 420, prop_oneof![Just(1usize), Just(64), Just(128), 2usize..257])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn hopper_kernels_compute_it_too(drawn in cases_of_tiles()) {
+        let device: Device = "emulator:9.0".parse().expect("a device");
+        compare::<f16>(&device, &drawn)?;
+        compare::<bf16>(&device, &drawn)?;
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 400, ..ProptestConfig::default() })]
 
     #[test]
     fn all_options_at_once_are_what_their_definition_says(drawn in cases()) {
-        compare::<f32>(&drawn)?;
-        compare::<f16>(&drawn)?;
-        compare::<bf16>(&drawn)?;
+        compare::<f32>(&Device::cpu(), &drawn)?;
+        compare::<f16>(&Device::cpu(), &drawn)?;
+        compare::<bf16>(&Device::cpu(), &drawn)?;
     }
 }
 

@@ -1,0 +1,344 @@
+//! Attention by Hopper's kernels.
+
+use half::{bf16, f16};
+use warpsmith_dsl::attention::hopper::{AttentionShape, Ends, Rows, Tile};
+use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
+use warpsmith_dsl::attention::window::Window;
+use warpsmith_dsl::attention::work::{Sequences, Sizes};
+use warpsmith_dsl::float::{Bf16, F16};
+use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
+use warpsmith_dsl::warpgroup::{BOX_COLUMNS, ROWS, WARP_ROWS};
+use warpsmith_kernels::attention_hopper::{
+    AttentionParams, Changed64, Changed96, Changed128, Changed192, Changed256, Heads64, Heads96, Heads128,
+    Heads192, Heads256, attention_hopper,
+};
+
+use super::super::AttentionInput;
+use super::super::check::{Checked, leading_strides};
+use super::super::problem::Problem;
+use crate::device::Device;
+use crate::error::Result;
+use crate::kernel::is_built;
+use crate::ops::attention::Alignment;
+use crate::ops::gemm::is_hopper;
+use crate::ops::{CHUNK_BYTES, Implementation, repack};
+use crate::stream::{Operand, Stream};
+use crate::tensor::{Element, Tensor};
+
+/// The most columns of Q and of V.
+pub(super) const MAX_COLUMNS: usize = 256;
+/// What lengths of sequences are below.
+const MAX_LENGTH: usize = 1 << 30;
+/// Bytes of keys and values that the level-2 cache is to hold while the tiles of their heads are computed.
+const RESIDENT_BYTES: u64 = 24 << 20;
+
+/// The arguments of a kernel.
+type Args = (TensorMap, TensorMap, TensorMap, TensorMap, GlobalMut<f32>, ScoreOperands, AttentionParams);
+
+/// A kernel, its tile, and how it is launched.
+#[derive(Clone, Copy, Debug)]
+pub struct Instance {
+    declaration: Declaration,
+    rows: u32,
+    keys: u32,
+    launch: unsafe fn(&Device, &Stream, u32, Args) -> Result<()>,
+}
+
+impl Instance {
+    fn of<K: Kernel<Args = Args>, S: AttentionShape, const CHANGES: bool>() -> Self {
+        let (rows, keys) = (Tile::<S, CHANGES>::BLOCK_ROWS, Tile::<S, CHANGES>::BLOCK_KEYS);
+        Self { declaration: K::DECLARATION, rows, keys, launch: launch::<K> }
+    }
+}
+
+/// Launches the kernel `K`.
+///
+/// # Safety
+///
+/// The arguments are valid for what the kernel does with them.
+unsafe fn launch<K: Kernel<Args = Args>>(
+    device: &Device,
+    stream: &Stream,
+    blocks: u32,
+    args: Args,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { device.kernel::<K>()?.launch_early(stream, [blocks, 1, 1], args) }
+}
+
+/// The kernels of an element type.
+#[doc(hidden)]
+pub trait Kernels: Element {
+    /// The one for heads of at most so many columns, whose scores operands change or not.
+    #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+    fn instance(columns: usize, changes: bool) -> Option<Instance>;
+}
+
+macro_rules! kernels {
+    ($($element:ident $device:ident),*) => {
+        $(
+            impl Kernels for $element {
+                #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+                fn instance(columns: usize, changes: bool) -> Option<Instance> {
+                    Some(match (columns, changes) {
+                        (..=64, false) => kernels!(@of $device, Heads64, false),
+                        (..=96, false) => kernels!(@of $device, Heads96, false),
+                        (..=128, false) => kernels!(@of $device, Heads128, false),
+                        (..=192, false) => kernels!(@of $device, Heads192, false),
+                        (..=256, false) => kernels!(@of $device, Heads256, false),
+                        (..=64, true) => kernels!(@of $device, Changed64, true),
+                        (..=96, true) => kernels!(@of $device, Changed96, true),
+                        (..=128, true) => kernels!(@of $device, Changed128, true),
+                        (..=192, true) => kernels!(@of $device, Changed192, true),
+                        (..=256, true) => kernels!(@of $device, Changed256, true),
+                        _ => return None,
+                    })
+                }
+            }
+        )*
+    };
+    (@of $device:ident, $shape:ident, $changes:literal) => {
+        Instance::of::<attention_hopper<$device, $shape, $changes>, $shape, $changes>()
+    };
+}
+kernels!(f16 F16, bf16 Bf16);
+
+impl Kernels for f32 {
+    #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+    fn instance(_: usize, _: bool) -> Option<Instance> {
+        None
+    }
+}
+
+/// A kernel and its grid.
+pub(super) struct Plan {
+    instance: Instance,
+    tiles: u32,
+    blocks: u32,
+}
+
+impl Plan {
+    /// The plan for an attention, if a kernel serves it.
+    pub(super) fn new<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Option<Self> {
+        let problem = &checked.problem;
+        let properties = checked.stream.device().properties();
+        let is_small = problem.rows < MAX_LENGTH && problem.keys < MAX_LENGTH;
+        if !is_hopper(properties.compute_capability) || !is_built("attention_hopper") || !is_small {
+            return None;
+        }
+        let changes = problem.changes_scores() || checked.operands.sinks.is_some();
+        let instance = T::instance(problem.width.max(problem.value_width), changes)?;
+        let rows = instance.rows as usize;
+        // Each packed sequence may begin a tile of its own.
+        let tiles =
+            if problem.is_packed { problem.rows / rows + problem.batch } else { problem.rows.div_ceil(rows) };
+        let tiles = u32::try_from(tiles).ok()?;
+        let all = u64::from(tiles) * problem.all_heads() as u64;
+        // A block's tiles are counted in 32 bits, one round beyond the last.
+        let blocks = u32::try_from(all).ok().filter(|&all| all < 1 << 31)?.min(properties.multiprocessors);
+        Some(Self { instance, tiles, blocks })
+    }
+
+    pub(super) fn implementation<T: AttentionInput>(&self, checked: &Checked<'_, '_, T>) -> Implementation {
+        let operands = checked.operands;
+        let in_place = [is_aligned(operands.q), is_aligned(operands.k), checked.v_is_in_place()];
+        let copies = in_place.into_iter().filter(|is| !is).count();
+        let device = checked.stream.device();
+        Implementation::kernel(device, self.instance.declaration.name, self.blocks).with_copies(copies)
+    }
+
+    /// Launches the kernel, after copies of operands that it cannot read in place.
+    pub(super) fn launch<T: AttentionInput>(
+        &self,
+        checked: &Checked<'_, '_, T>,
+        y: &mut Tensor<T>,
+        lse: Option<&mut Tensor<f32>>,
+    ) -> Result<()> {
+        let columns = y.shape()[y.rank() - 1];
+        // The copy engine writes whole chunks.
+        if is_aligned(y) && (columns * size_of::<T>()).is_multiple_of(CHUNK_BYTES) {
+            return self.launch_into(checked, y, lse);
+        }
+        let mut shape = y.shape().to_vec();
+        shape[y.rank() - 1] = columns.next_multiple_of(CHUNK_BYTES / size_of::<T>());
+        let mut aligned = Tensor::uninit_on(&checked.stream, shape)?.slice(y.rank() - 1, 0..columns)?;
+        if checked.problem.is_packed {
+            // Rows of no sequence stay as they are.
+            aligned.copy_from_on(y, &checked.stream)?;
+        }
+        self.launch_into(checked, &mut aligned, lse)?;
+        y.copy_from_on(&aligned, &checked.stream)
+    }
+
+    fn launch_into<T: AttentionInput>(
+        &self,
+        checked: &Checked<'_, '_, T>,
+        y: &mut Tensor<T>,
+        mut lse: Option<&mut Tensor<f32>>,
+    ) -> Result<()> {
+        let (operands, problem, stream) = (checked.operands, &checked.problem, &checked.stream);
+        let [q, k] = [aligned(operands.q, stream)?, aligned(operands.k, stream)?];
+        let v =
+            if checked.v_is_in_place() { operands.v.clone() } else { repack(operands.v).on(stream).run()? };
+        let sequences = if problem.is_packed { 1 } else { problem.batch };
+        let Problem { rows, keys, heads, key_heads, width, value_width, .. } = *problem;
+        let axes = |x: &Tensor<T>, rows: usize, heads: usize| {
+            let [of_sequences, of_rows, of_heads] = leading_strides(x);
+            [(sequences, of_sequences), (heads, of_heads), (rows, of_rows)]
+        };
+        // Without keys no box is loaded, and a map has at least one row.
+        let (k, v) = if keys == 0 { (q.clone(), q.clone()) } else { (k, v) };
+        let keys = keys.max(1);
+        let of_keys = [self.instance.keys, BOX_COLUMNS];
+        let ends_v = problem.is_packed || operands.lengths[1].is_some();
+        let (axes_v, v_sequence) =
+            if ends_v { all_rows(axes(&v, keys, key_heads)) } else { (axes(&v, keys, key_heads), 0) };
+        let map_q = q.map_of_rows(axes(&q, rows, heads), width, [ROWS, BOX_COLUMNS], false)?;
+        let map_k = k.map_of_rows(axes(&k, keys, key_heads), width, of_keys, false)?;
+        let map_v = v.map_of_rows(axes_v, value_width, of_keys, ends_v)?;
+        let ends_y = problem.is_packed;
+        let map_y = y.map_of_rows(axes(y, rows, heads), value_width, [WARP_ROWS, BOX_COLUMNS], ends_y)?;
+        let ends = Ends { v: ends_v.into(), v_sequence, o: ends_y.into(), reserved: 0 };
+        let counter = stream.scratch(1, 0)?;
+        let lse_arg = lse.as_mut().map_or(GlobalMut::new(0), |lse| lse.arg_mut());
+        let params = AttentionParams { ends, taken: counter.zeros(), ..self.params(checked) };
+        let args = (map_q, map_k, map_v, map_y, lse_arg, checked.score_operands(), params);
+        let mut used: Vec<&dyn Operand> = vec![&q, &k, &v, &*y];
+        used.extend(lse.as_deref().map(|lse| lse as &dyn Operand));
+        used.extend(operands.options());
+        stream.with_operands(&used, || {
+            // SAFETY: shapes, strides and device of the operands have been checked, and the maps are of these; offsets and lengths are bounded by the kernel.
+            // Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
+            unsafe { (self.instance.launch)(stream.device(), stream, self.blocks, args) }
+        })
+    }
+
+    fn params<T: AttentionInput>(&self, checked: &Checked<'_, '_, T>) -> AttentionParams {
+        let (operands, problem) = (checked.operands, &checked.problem);
+        let Problem { rows, keys, heads, key_heads, batch, .. } = *problem;
+        let vector = |tensor: Option<&Tensor<u32>>| tensor.map_or(Global::new(0), Tensor::arg);
+        let [lengths_q, lengths_k] = operands.lengths;
+        let packing = operands.packing.as_ref();
+        // The heads of K and V that the cache holds, times the heads of Q that share them.
+        let group = heads / key_heads.max(1);
+        let bytes = ((problem.width + problem.value_width) * size_of::<T>()) as u64 * keys.max(1) as u64;
+        let section = (RESIDENT_BYTES / bytes).max(1).saturating_mul(group as u64);
+        let section = section.clamp(1, problem.all_heads().max(1) as u64) as u32;
+        let sizes = Sizes {
+            lse_batch: if problem.is_packed { 0 } else { heads as u64 * rows as u64 },
+            lse_head: rows as u64,
+            batch: batch as u32,
+            heads: heads as u32,
+            group: group as u32,
+            rows: rows as u32,
+            keys: keys as u32,
+            tiles: self.tiles,
+            section,
+            rows_of_heads: problem.all_heads() as u32,
+            window: window(problem),
+        };
+        let sequences = Sequences {
+            offsets_q: vector(packing.map(|packing| packing.q)),
+            offsets_k: vector(packing.map(|packing| packing.k)),
+            lengths_q: vector(lengths_q),
+            lengths_k: vector(lengths_k),
+        };
+        let ends = Ends { v: 0, v_sequence: 0, o: 0, reserved: 0 };
+        let factor = problem.scale * std::f32::consts::LOG2_E;
+        AttentionParams { sizes, sequences, ends, taken: GlobalMut::new(0), factor, reserved: 0 }
+    }
+}
+
+/// The window as kernels take it.
+fn window(problem: &Problem) -> Window {
+    let window = problem.window;
+    // What no row and key are apart by is no bound.
+    let most = (problem.rows + problem.keys) as u64;
+    let bound = |keys: Option<u32>| keys.filter(|&keys| u64::from(keys) < most).unwrap_or(Window::UNBOUNDED);
+    Window {
+        left: bound(window.left()),
+        right: bound(window.right()),
+        is_bottom_right: u32::from(window.alignment() == Alignment::BottomRight),
+        reserved: 0,
+    }
+}
+
+impl Problem {
+    /// Heads of all sequences, or of all packed sequences together.
+    fn all_heads(&self) -> usize {
+        if self.is_packed { self.heads } else { self.batch * self.heads }
+    }
+
+    /// Whether anything happens to scores but a multiplication by a positive number, and what places decide.
+    fn changes_scores(&self) -> bool {
+        let is_positive = self.scale > 0.0 && (self.scale * std::f32::consts::LOG2_E).is_normal();
+        let options = [self.mask_strides.is_some(), self.bias_strides.is_some(), self.block_mask.is_some()];
+        !is_positive || self.soft_cap.is_some() || self.slopes_stride.is_some() || options.contains(&true)
+    }
+}
+
+/// The axes of a tensor whose sequences are one after the other along its rows, and the rows from one to the next.
+fn all_rows([sequences, heads, rows]: [(usize, u64); 3]) -> ([(usize, u64); 3], u32) {
+    // Of a single row in each sequence, the stride is that of sequences.
+    let (count, stride) = if rows.0 <= 1 && sequences.0 > 1 { (rows.0, sequences.1) } else { rows };
+    let of_sequence = if sequences.0 <= 1 { 0 } else { sequences.1.checked_div(stride).unwrap_or(0) };
+    let all = (sequences.0.max(1) - 1) * of_sequence as usize + count;
+    ([(1, 0), heads, (all, stride)], of_sequence as u32)
+}
+
+impl<T: AttentionInput> Checked<'_, '_, T> {
+    /// Whether the copy engine reads V in place. Where sequences have lengths, they begin whole rows apart, and a row is shorter than what wraps around.
+    fn v_is_in_place(&self) -> bool {
+        let v = self.operands.v;
+        if !is_aligned(v) || self.operands.lengths[1].is_none() && !self.problem.is_packed {
+            return is_aligned(v);
+        }
+        let [of_sequences, of_rows, _] = self.problem.v_strides;
+        let (batch, keys) = (self.problem.batch, self.problem.keys);
+        let is_short = of_rows.saturating_mul(size_of::<T>() as u64) < Rows::WRAP;
+        let is_apart =
+            self.problem.is_packed || batch <= 1 || keys <= 1 || of_rows > 0 && of_sequences % of_rows == 0;
+        is_short && is_apart && (keys <= 1 || of_rows > 0)
+    }
+
+    /// What changes scores, as kernels take it.
+    fn score_operands(&self) -> ScoreOperands {
+        let (operands, problem) = (self.operands, &self.problem);
+        let strides = |strides: Option<[u64; 4]>| {
+            let [sequence, head, row, key] = strides.unwrap_or_default();
+            ScoreStrides { sequence, head, row, key }
+        };
+        let bytes = |tensor: Option<&Tensor<u8>>| tensor.map_or(Global::new(0), Tensor::arg);
+        let numbers = |tensor: Option<&Tensor<f32>>| tensor.map_or(Global::new(0), Tensor::arg);
+        let (block_strides, [block_rows, block_keys]) = problem.block_mask.unwrap_or(([0; 4], [1; 2]));
+        ScoreOperands {
+            bias: Global::new(operands.bias.map_or(0, |bias| bias.arg().address())),
+            bias_strides: strides(problem.bias_strides),
+            mask: bytes(operands.mask),
+            mask_strides: strides(problem.mask_strides),
+            blocks: bytes(operands.block_mask.as_ref().map(|blocks| blocks.mask)),
+            block_strides: strides(Some(block_strides)),
+            slopes: numbers(operands.slopes),
+            slopes_sequence: problem.slopes_stride.unwrap_or(0),
+            sinks: numbers(operands.sinks),
+            block_rows,
+            block_keys,
+            scale: problem.scale,
+            cap: problem.soft_cap.unwrap_or(0.0),
+            counts_from_last: u32::from(problem.window.alignment() == Alignment::BottomRight),
+            reserved: 0,
+        }
+    }
+}
+
+/// Whether the copy engine reads a tensor in place: its rows start at multiples of 16 bytes.
+fn is_aligned<T: Element>(x: &Tensor<T>) -> bool {
+    let of_axes = x.shape().iter().zip(x.strides()).take(x.rank() - 1);
+    let strides = of_axes.filter(|&(&length, _)| length > 1).fold(0, |all, (_, &stride)| all | stride);
+    (x.arg().address() | (strides * size_of::<T>()) as u64).is_multiple_of(CHUNK_BYTES as u64)
+}
+
+/// A tensor that the copy engine reads in place: this one, or a copy.
+fn aligned<T: Element>(x: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
+    if is_aligned(x) { Ok(x.clone()) } else { repack(x).on(stream).run() }
+}
