@@ -74,6 +74,8 @@ mod book {
     struct LinearScaled;
     #[doc = include_str!("../../docs/src/operations/matmul.md")]
     struct Matmul;
+    #[doc = include_str!("../../docs/src/operations/attention.md")]
+    struct Attention;
     #[doc = include_str!("../../docs/src/operations/generated-update.md")]
     struct GeneratedUpdate;
     #[doc = include_str!("../../docs/src/operations/peer.md")]

@@ -5,6 +5,7 @@
 //! `WARPSMITH_TEST_SHARE=n` one of n of them. Tests whose names begin with `slow::` take most of the time: `--skip slow::` leaves them out. The program needs nothing but itself, so it can be built
 //! on one machine and run on another.
 
+mod attention;
 mod batches;
 mod drawn;
 mod edges;
@@ -56,6 +57,9 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 13] = [
     edges::CASES,
     edges::RETRIEVALS,
 ];
+
+/// Cases of what only the CPU has an implementation of.
+const ON_CPU: [&[(&str, Case)]; 1] = [attention::CASES];
 
 /// Cases that are run on a Turing GPU too, whose kernels are others.
 const ON_TURING: [&[(&str, Case)]; 8] = [
@@ -133,6 +137,9 @@ fn main() -> ExitCode {
             let trial = Trial::test(format!("{spec}::{name}"), move || case(&device.parse::<Device>()?));
             trials.push(trial.with_ignored_flag(spec == gpu && missing.is_some()));
         }
+    }
+    for &(name, case) in ON_CPU.into_iter().flatten() {
+        trials.push(Trial::test(format!("cpu::{name}"), move || case(&Device::cpu())));
     }
     for &(name, case) in peer::H100_CASES {
         let device = gpu.clone();

@@ -17,7 +17,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 use warpsmith_lab::cases::{
-    ExpertCase, LinearCase, MatmulCase, RepackCase, RoutingCase, ScaledCase, TopkCase, UpdateCase,
+    AttentionCase, ExpertCase, LinearCase, MatmulCase, RepackCase, RoutingCase, ScaledCase, TopkCase,
+    UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 
@@ -72,6 +73,7 @@ pub(crate) enum Operation {
     ProductKeyTopk,
     ExpertMlp,
     Repack,
+    Attention,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -230,6 +232,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         progress.finish_and_clear();
     }
 
+    if args.op.is_none_or(|op| op == Operation::Attention) {
+        let cases = cases::attentions(level, &device, args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("attention {} {}", case.dtype, case.shape()));
+            rows.push(row_of(Label::attention(case), || validate::attention(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+
     let load = (level == Level::Full).then(|| load::run(&device, args)).transpose()?;
     let failures = rows.iter().filter(|row| !row.passed).count();
     let report = Report {
@@ -327,6 +340,11 @@ impl Label {
     fn repack(case: &RepackCase) -> Self {
         let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
         Self { operation: "repack", types, shape, options }
+    }
+
+    fn attention(case: &AttentionCase) -> Self {
+        let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
+        Self { operation: "attention", types, shape, options }
     }
 
     fn matmul(case: &MatmulCase) -> Self {

@@ -18,6 +18,7 @@ mod topk;
 mod update;
 
 pub use activation::Activation;
+pub use attention::LANES as PRODUCT_LANES;
 pub use attention::{Alignment, AttentionTerms, Window, attention, packed_attention};
 pub use experts::{TokenExperts, expert_mlp};
 pub use gate::Gate;

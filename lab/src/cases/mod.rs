@@ -1,5 +1,6 @@
 //! Cases: the sizes, types and options of operations that are validated, measured or tuned, and the data that they run on.
 
+mod attention;
 mod data;
 mod experts;
 mod linear;
@@ -10,6 +11,7 @@ mod scaled;
 mod topk;
 mod update;
 
+pub use attention::{AttentionCase, AttentionLayout, Sequences, Slopes};
 pub use data::Data;
 pub(crate) use data::{filled, split_mix};
 pub use experts::{ExpertCase, Residence, RoutingKind};

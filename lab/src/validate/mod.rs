@@ -4,6 +4,7 @@
 //! ([`bound`](crate::bound)), not tuned; with integer inputs the result has to be exact. An output placed inside a larger matrix is also
 //! checked for writes beside it.
 
+mod attention;
 mod experts;
 pub mod load;
 mod outputs;
@@ -16,6 +17,7 @@ mod tally;
 mod topk;
 mod update;
 
+pub use attention::{attention, attention_bits};
 pub use experts::{expert_bits, experts};
 pub use product::{linear, linear_bits, matmul, matmul_bits};
 pub use repack::repack;

@@ -1,5 +1,6 @@
 //! The cases of `xtask validate`.
 
+mod attention;
 mod copies;
 mod epilogues;
 mod experts;
@@ -8,6 +9,7 @@ mod routing;
 mod scaled;
 mod updates;
 
+pub(super) use attention::attentions;
 pub(super) use copies::copies;
 pub(super) use experts::experts;
 pub(super) use load::load;

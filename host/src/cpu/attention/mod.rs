@@ -16,6 +16,7 @@ use super::number::{Accumulator, FromAccumulator, Operand};
 use crate::device::cpu::out_of_memory;
 use crate::error::{Error, Result};
 
+pub use tile::LANES;
 use tile::{Scratch, Tile};
 pub use window::{Alignment, Window};
 

@@ -12,7 +12,7 @@ use crate::error::Result;
 /// Keys whose rows are widened at a time.
 const BLOCK: usize = 64;
 /// Sums that the product of a row and a key is added up in, so that they need not wait for each other.
-const LANES: usize = 8;
+pub const LANES: usize = 8;
 
 /// A tile: its rows of q, all keys and values of its head, and what is done to its scores.
 pub(super) struct Tile<'a, A, T> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::f16;
-use warpsmith::device::Device;
+use warpsmith::device::{Device, DeviceKind};
 use warpsmith::error::{Error, Result};
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
 use warpsmith::tensor::{DType, Tensor};
@@ -12,7 +12,8 @@ use warpsmith::tensor::{DType, Tensor};
 use super::{Options, Output, Phase, Prepared, Report, Work, run};
 use crate::cases::PeerSizes;
 use crate::cases::{
-    Data, ExpertCase, LinearCase, MatmulCase, Placement, RoutingCase, ScaledCase, Terms, TopkCase, UpdateCase,
+    AttentionCase, Data, ExpertCase, LinearCase, MatmulCase, Placement, RoutingCase, ScaledCase, Terms,
+    TopkCase, UpdateCase,
 };
 
 fn options(threads: usize, rounds: usize, phases: &[Phase]) -> Options {
@@ -65,7 +66,10 @@ fn assert_passed(report: &Report) {
 #[test]
 fn every_operation_gives_the_same_bits_in_every_phase() -> Result<()> {
     for device in [Device::cpu(), Device::emulator()] {
-        let works = works();
+        let mut works = works();
+        if device.kind() == DeviceKind::Cpu {
+            works.push(Work::attention(AttentionCase::new(DType::F16, [2, 5, 7], [1, 2], 8)));
+        }
         let report = run(&device, &works, &options(2, 2, &Phase::ALL), &|_| ())?;
         assert_passed(&report);
         assert_eq!(report.phases.len(), 1 + Phase::ALL.len());

@@ -12,10 +12,10 @@ use warpsmith::stream::Operand;
 use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
 
-use super::super::{experts, product, routing, scaled, topk, update};
+use super::super::{attention, experts, product, routing, scaled, topk, update};
 use crate::cases::{
-    Data, ExpertCase, LinearCase, MatmulCase, PeerSizes, Placement, RoutingCase, ScaledCase, TopkCase,
-    UpdateCase,
+    AttentionCase, Data, ExpertCase, LinearCase, MatmulCase, PeerSizes, Placement, RoutingCase, ScaledCase,
+    TopkCase, UpdateCase,
 };
 
 /// The operation's name in errors.
@@ -365,6 +365,15 @@ impl Work {
         let bytes = case.m.saturating_mul(case.n).saturating_mul(case.dtype.size());
         let name = format!("{} {} {} {}", case.operation(), case.dtype, case.shape(), case.options());
         Self::new(name, move |device, slots| update::prepare(device, &case, slots)).for_bytes(bytes)
+    }
+
+    /// An attention.
+    #[must_use]
+    pub fn attention(case: AttentionCase) -> Self {
+        let bytes = case.elements().saturating_mul(case.dtype.size());
+        let name = format!("attention {} {} {}", case.dtype, case.shape(), case.options());
+        let prepare = move |device: &Device, slots| attention::prepare(device, &case, slots);
+        Self::new(name.trim_end(), prepare).for_bytes(bytes)
     }
 
     /// A selection of the largest elements of rows.

@@ -10,8 +10,8 @@ use warpsmith::ops::{Activation, Precision};
 use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
-    CodesPer, Data, ExpertCase, LinearCase, MatmulCase, Placement, Residence, RoutingCase, RoutingKind,
-    ScaledCase, Scales, Terms, TopkCase, UpdateCase,
+    AttentionCase, CodesPer, Data, ExpertCase, LinearCase, MatmulCase, Placement, Residence, RoutingCase,
+    RoutingKind, ScaledCase, Scales, Terms, TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 
@@ -82,6 +82,12 @@ pub(in super::super) fn works(
     if asked(Operation::Update) {
         let cases = updates(target).into_iter();
         works.extend(cases.map(|case| Work::generated_update(UpdateCase { seed: next(), ..case })));
+    }
+    // Other devices have no kernels for it.
+    if asked(Operation::Attention) && !has_kernels {
+        let case = |dtype| AttentionCase::new(dtype, [2, 33, 70], [2, 3], 40);
+        let cases = [DType::F16, DType::Bf16, DType::F32].map(case).into_iter();
+        works.extend(cases.map(|case| Work::attention(AttentionCase { seed: next(), sinks: true, ..case })));
     }
     if asked(Operation::Topk) {
         works
