@@ -30,7 +30,8 @@
 //! | [`expert_mlp_sorted`] | the same for many tokens, in the order of the table, on sm_75 and later |
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
 //! | [`expert_cache`] | which rows of a table a step reads, and rows in host memory to slots of a cache, on sm_75 and later |
-//! | [`attention_hopper`] | attention of 16-bit types on Hopper (sm_90a) |
+//! | [`attention`](mod@attention) | attention of 16-bit types, on sm_80 and later, and of few rows anywhere |
+//! | [`attention_hopper`](mod@attention_hopper) | attention of 16-bit types on Hopper (sm_90a) |
 //! | [`topk`] | the k largest elements of each row, on sm_80 and later |
 //!
 //! Each family is a Cargo feature, and all are on by default. A build for the host has the signatures of all kernels, and the PTX
@@ -41,6 +42,8 @@
 #[cfg(not(target_arch = "nvptx64"))]
 extern crate alloc;
 
+#[cfg(any(feature = "attention", not(target_arch = "nvptx64")))]
+pub mod attention;
 #[cfg(any(feature = "attention_hopper", not(target_arch = "nvptx64")))]
 pub mod attention_hopper;
 pub mod codes;

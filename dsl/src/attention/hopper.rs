@@ -485,8 +485,8 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                 warpgroup::end_sum(&mut sums.0, &mut weights);
                 consumer.v.release(v);
             }
-            let sink = if CHANGES { scoring.operands.sink(work) } else { None };
-            let totals = softmax.finish(factor, sink);
+            let sink = if CHANGES { scoring.operands.sink(work.head) } else { None };
+            let totals = softmax.finish(factor, sink.map(|sink| [sink; ROWS]));
             Attended { sums, totals }
         }
     }
@@ -508,7 +508,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         // What changes scores takes the registers.
         let own = if CHANGES { OwnRows::of::<S, CHANGES>(ptx::opaque(index), scoring, work) } else { own };
         let first = block * Self::BLOCK_KEYS;
-        let place = Place { rows: own.rows, key: first + own.column };
+        let place = Place { rows: own.rows, heads: [work.head; ROWS], key: first + own.column };
         if CHANGES {
             // SAFETY: the caller's promise.
             unsafe { scoring.operands.apply::<T, _>(scores, work, place) };
@@ -516,7 +516,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         let [begin, end] = own.common;
         let is_whole = first as i32 >= begin && (first + Self::BLOCK_KEYS) as i32 <= end;
         if !is_whole {
-            scores::keep_within(scores, scoring.window, work, place);
+            scores::keep_within(scores, scoring.window, work, place, [0, work.keys]);
         }
     }
 
@@ -694,7 +694,7 @@ impl KeyBlocks {
             let keys = [first, work.keys.min(first + keys)];
             let rows = [work.row, work.rows.min(work.row + rows)];
             // SAFETY: the caller's promise.
-            if !CHANGES || unsafe { operands.has_any(work, rows, keys) } {
+            if !CHANGES || unsafe { operands.has_any(work, [work.head, work.head + 1], rows, keys) } {
                 return Some(self.end);
             }
         }

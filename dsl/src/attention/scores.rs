@@ -65,15 +65,25 @@ pub struct ScoreOperands {
 pub struct Place {
     /// The two rows, within the sequence.
     pub rows: [u32; ROWS],
+    /// The head of Q that each of them is of.
+    pub heads: [u32; ROWS],
     /// The key of the thread's first column.
     pub key: u32,
 }
 
-/// Makes −∞ of scores whose keys are outside of the window of their rows, or of the sequence.
+/// Makes −∞ of scores whose keys are outside of the window of their rows, of the sequence, or of `part`, the first key and the one behind the last.
 #[inline(always)]
-pub fn keep_within<C: Accumulators>(scores: &mut Fragment<C>, window: Window, work: &Work, place: Place) {
-    let bounds =
-        place.rows.map(|row| window.keys_of(row, work.offset, work.keys).map(|key| key - place.key as i32));
+pub fn keep_within<C: Accumulators>(
+    scores: &mut Fragment<C>,
+    window: Window,
+    work: &Work,
+    place: Place,
+    part: [u32; 2],
+) {
+    let bounds = place.rows.map(|row| {
+        let [first, end] = window.keys_of(row, work.offset, work.keys);
+        [first.max(part[0] as i32), end.min(part[1] as i32)].map(|key| key - place.key as i32)
+    });
     scores.map(|score, row, column| {
         let [first, end] = bounds[row];
         let is_within = column as i32 >= first && (column as i32) < end;
@@ -82,31 +92,36 @@ pub fn keep_within<C: Accumulators>(scores: &mut Fragment<C>, window: Window, wo
 }
 
 impl ScoreOperands {
-    /// Whether any row of `rows` attends to any key of `keys`, by the mask of blocks; each is the first and the one behind the last.
+    /// Whether any row of `rows` attends to any key of `keys` in any of `heads`, by the mask of blocks; each is the first and the one behind the last.
     ///
     /// # Safety
     ///
     /// The pointers are valid, and nothing writes there.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn has_any(&self, work: &Work, rows: [u32; 2], keys: [u32; 2]) -> bool {
+    pub unsafe fn has_any(&self, work: &Work, heads: [u32; 2], rows: [u32; 2], keys: [u32; 2]) -> bool {
         if self.blocks.is_null() {
             return true;
         }
-        let first = self.block_strides.of(work, 0, 0);
         let [block_rows, block_keys] = self.block();
-        let mut row = rows[0] / block_rows;
-        while row * block_rows < rows[1] {
-            let mut key = keys[0] / block_keys;
-            while key * block_keys < keys[1] {
-                let at = first + row as u64 * self.block_strides.row + key as u64 * self.block_strides.key;
-                // SAFETY: the caller's promise.
-                if unsafe { ptx::ld_global_nc_b8_if(self.blocks.offset(at).address(), true) } != 0 {
-                    return true;
+        // Heads that have the same blocks are looked at once.
+        let end = if self.block_strides.head == 0 { heads[0] + 1 } else { heads[1] };
+        for head in heads[0]..end {
+            let first = self.block_strides.of(work, head, 0, 0);
+            let mut row = rows[0] / block_rows;
+            while row * block_rows < rows[1] {
+                let mut key = keys[0] / block_keys;
+                while key * block_keys < keys[1] {
+                    let at =
+                        first + row as u64 * self.block_strides.row + key as u64 * self.block_strides.key;
+                    // SAFETY: the caller's promise.
+                    if unsafe { ptx::ld_global_nc_b8_if(self.blocks.offset(at).address(), true) } != 0 {
+                        return true;
+                    }
+                    key += 1;
                 }
-                key += 1;
+                row += 1;
             }
-            row += 1;
         }
         false
     }
@@ -142,13 +157,15 @@ impl ScoreOperands {
             });
         }
         if !self.slopes.is_null() {
-            let at = work.sequence as u64 * self.slopes_sequence + work.head as u64;
-            // SAFETY: the caller's promise.
-            let slope = unsafe { ptx::ld_global_nc_f32(self.slopes.offset(at).address()) };
+            let slopes = place.heads.map(|head| {
+                let at = work.sequence as u64 * self.slopes_sequence + head as u64;
+                // SAFETY: the caller's promise.
+                unsafe { ptx::ld_global_nc_f32(self.slopes.offset(at).address()) }
+            });
             let offset = if self.counts_from_last != 0 { work.keys as i32 - work.rows as i32 } else { 0 };
             let first = place.rows.map(|row| place.key as i32 - (row as i32 + offset));
             scores.map(|score, row, column| {
-                ptx::fma(-slope, (first[row] + column as i32).unsigned_abs() as f32, score)
+                ptx::fma(-slopes[row], (first[row] + column as i32).unsigned_abs() as f32, score)
             });
         }
         let keep = |score: f32, mask: Global<u8>, is_inside: bool| {
@@ -164,7 +181,9 @@ impl ScoreOperands {
         if !self.blocks.is_null() {
             let [block_rows, block_keys] = self.block();
             let strides = self.block_strides;
-            let first = place.rows.map(|row| self.blocks.offset(strides.of(work, row / block_rows, 0)));
+            let first = [0, 1].map(|row: usize| {
+                self.blocks.offset(strides.of(work, place.heads[row], place.rows[row] / block_rows, 0))
+            });
             let key_stride = ptx::opaque_u64(strides.key);
             let has_row = place.rows.map(|row| row < work.rows);
             for (fragment, elements) in scores.0.as_mut().chunks_exact_mut(4).enumerate() {
@@ -181,26 +200,26 @@ impl ScoreOperands {
         }
     }
 
-    /// The head's score without a value.
+    /// The score without a value of `head`.
     ///
     /// # Safety
     ///
     /// The pointer is valid if it is not null, and nothing writes there.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn sink(&self, work: &Work) -> Option<f32> {
+    pub unsafe fn sink(&self, head: u32) -> Option<f32> {
         // SAFETY: the caller's promise.
         (!self.sinks.is_null())
-            .then(|| unsafe { ptx::ld_global_nc_f32(self.sinks.offset(work.head as u64).address()) })
+            .then(|| unsafe { ptx::ld_global_nc_f32(self.sinks.offset(head as u64).address()) })
     }
 }
 
 impl ScoreStrides {
     /// How far an element is from the first.
     #[inline(always)]
-    const fn of(self, work: &Work, row: u32, key: u32) -> u64 {
+    const fn of(self, work: &Work, head: u32, row: u32, key: u32) -> u64 {
         work.sequence as u64 * self.sequence
-            + work.head as u64 * self.head
+            + head as u64 * self.head
             + row as u64 * self.row
             + key as u64 * self.key
     }
@@ -217,7 +236,7 @@ fn map_at<C: Accumulators>(
 ) {
     // Opaque: what follows from it for each column is worth no register from one block to the next.
     let stride = ptx::opaque_u64(strides.key);
-    let mut at = place.rows.map(|row| strides.of(work, row, place.key));
+    let mut at = [0, 1].map(|row: usize| strides.of(work, place.heads[row], place.rows[row], place.key));
     let has_row = place.rows.map(|row| row < work.rows);
     for (fragment, elements) in scores.0.as_mut().chunks_exact_mut(4).enumerate() {
         let first = place.key + 8 * fragment as u32;

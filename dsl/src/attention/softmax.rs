@@ -57,14 +57,52 @@ impl OnlineSoftmax {
         scales
     }
 
-    /// The totals of both rows, of scores in units of `factor` · log 2, where `sink` is one more score without a value, in natural units.
+    /// The largest score of each row.
+    #[inline(always)]
+    #[must_use]
+    pub fn largest(&self) -> [f32; ROWS] {
+        self.largest
+    }
+
+    /// Makes weights relative to other scores, none of which is below those so far; returns what sums over the weights are multiplied by.
+    #[inline(always)]
+    pub fn rebase(&mut self, largest: [f32; ROWS], factor: f32) -> [f32; ROWS] {
+        let mut scales = [0.0; ROWS];
+        for row in 0..ROWS {
+            let base = if largest[row] == f32::NEG_INFINITY { 0.0 } else { largest[row] * factor };
+            scales[row] = ptx::ex2_approx_ftz(ptx::fma(self.largest[row], factor, -base));
+            self.sum[row] *= scales[row];
+        }
+        self.largest = largest;
+        scales
+    }
+
+    /// The sum of the weights of each row, the same in all lanes of a quad.
     ///
     /// # Safety
     ///
     /// All lanes of the warp call it.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn finish(self, factor: f32, sink: Option<f32>) -> [Total; ROWS] {
+    pub unsafe fn row_sums(&self) -> [f32; ROWS] {
+        // SAFETY: the caller's promise.
+        self.sum.map(|sum| unsafe { quad_sum(sum) })
+    }
+
+    /// Has these sums instead, of the lane of a quad that `has_them`.
+    #[inline(always)]
+    pub fn set_row_sums(&mut self, sums: [f32; ROWS], has_them: bool) {
+        self.sum = sums.map(|sum| if has_them { sum } else { 0.0 });
+    }
+
+    /// The totals of both rows, of scores in units of `factor` · log 2, where each row may have one more score without a value, in natural units.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn finish(self, factor: f32, sinks: Option<[f32; ROWS]>) -> [Total; ROWS] {
         core::array::from_fn(|row| {
             // SAFETY: the caller's promise.
             let sum = unsafe { quad_sum(self.sum[row]) };
@@ -73,7 +111,7 @@ impl OnlineSoftmax {
             } else {
                 self.largest[row] * factor
             };
-            let (base, scale, sum) = match sink {
+            let (base, scale, sum) = match sinks.map(|sinks| sinks[row]) {
                 None => (largest, 1.0, sum),
                 Some(sink) => {
                     let sink = sink * LOG2_E;

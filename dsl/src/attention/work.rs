@@ -33,6 +33,8 @@ pub struct Sizes {
     pub heads: u32,
     /// Heads of Q for each head of K and V.
     pub group: u32,
+    /// Heads of Q whose rows alternate in a tile, at least 1: one, or those of a head of K and V.
+    pub pack: u32,
     /// Rows of Q: of each sequence, or of all packed sequences together.
     pub rows: u32,
     /// Keys, in the same way.
@@ -41,8 +43,10 @@ pub struct Sizes {
     pub tiles: u32,
     /// Heads whose tiles alternate in the order, at least 1: those whose keys and values the level-2 cache holds together.
     pub section: u32,
-    /// All heads of all sequences, or of all packed sequences together.
+    /// Heads, of which those that alternate count once, of all sequences, or of all packed sequences together.
     pub rows_of_heads: u32,
+    /// Keeps the size a multiple of eight; its value is not read.
+    pub reserved: u32,
     /// Which keys a row attends to by its place.
     pub window: Window,
 }
@@ -52,7 +56,15 @@ impl Sizes {
     #[inline(always)]
     #[must_use]
     pub const fn key_head(&self, work: &Work) -> u32 {
-        work.head / at_least_1(self.group)
+        work.head * self.pack / at_least_1(self.group)
+    }
+
+    /// The row and the head of Q of row `row` of the work's rows.
+    #[inline(always)]
+    #[must_use]
+    pub const fn row_and_head(&self, work: &Work, row: u32) -> [u32; 2] {
+        let pack = at_least_1(self.pack);
+        [row / pack, work.head * pack + row % pack]
     }
 
     /// Where the log-sum-exp of row 0 of the work's head is; null if it is not asked for.
@@ -71,9 +83,9 @@ impl Sizes {
 pub struct Work {
     /// The sequence.
     pub sequence: u32,
-    /// The head of Q.
+    /// The head of Q, or, of heads whose rows alternate, the number of their group.
     pub head: u32,
-    /// The first row, within the sequence.
+    /// The first row, within the sequence; of heads whose rows alternate the first of all of their rows.
     pub row: u32,
     /// Rows of the sequence that count.
     pub rows: u32,
@@ -124,7 +136,9 @@ impl Tiles {
     /// Pointers to offsets and lengths are valid, and nothing writes there.
     #[inline(always)]
     pub unsafe fn work(&self, index: u32) -> Option<Work> {
-        let Sizes { batch, heads, window, tiles, rows_of_heads, section, .. } = self.sizes;
+        let Sizes { batch, window, tiles, rows_of_heads, section, .. } = self.sizes;
+        let pack = at_least_1(self.sizes.pack);
+        let heads = self.sizes.heads / pack;
         let [tile, head] = place_in_order(index, tiles, rows_of_heads, section);
         let Sequences { offsets_q, offsets_k, lengths_q, lengths_k } = self.sequences;
         // SAFETY: the caller's promise: each sequence has a length, and an offset, behind which there is one more.
@@ -143,7 +157,7 @@ impl Tiles {
         } else {
             let offset_q = |index| read(offsets_q, index).min(self.sizes.rows);
             let offset_k = |index| read(offsets_k, index).min(self.sizes.keys);
-            let first_tile = |sequence| offset_q(sequence) / at_least_1(self.of_tile) + sequence;
+            let first_tile = |sequence| offset_q(sequence) * pack / at_least_1(self.of_tile) + sequence;
             let (mut sequence, mut end) = (0, batch);
             while end - sequence > 1 {
                 let middle = sequence + (end - sequence) / 2;
@@ -161,13 +175,14 @@ impl Tiles {
             (sequence, head, tile, place, [rows, rows, keys])
         };
         let row = tile * self.of_tile;
-        if row >= written {
+        if row >= written * pack {
             return None;
         }
         let offset = window.offset(rows, keys);
-        let within = if row < rows {
-            let [first, _] = window.keys_of(row, offset, keys);
-            let [_, end] = window.keys_of(rows.min(row + self.of_tile) - 1, offset, keys);
+        let within = if row < rows * pack {
+            let last = (rows * pack).min(row + self.of_tile) - 1;
+            let [first, _] = window.keys_of(row / pack, offset, keys);
+            let [_, end] = window.keys_of(last / pack, offset, keys);
             if first < end { [first as u32, end as u32] } else { [0, 0] }
         } else {
             [0, 0]

@@ -230,11 +230,13 @@ impl Plan {
             batch: batch as u32,
             heads: heads as u32,
             group: group as u32,
+            pack: 1,
             rows: rows as u32,
             keys: keys as u32,
             tiles: self.tiles,
             section,
             rows_of_heads: problem.all_heads() as u32,
+            reserved: 0,
             window: window(problem),
         };
         let sequences = Sequences {

@@ -1,0 +1,697 @@
+//! Attention by `mma.sync`: `cp.async` fills a ring of keys and values, warps multiply them; sm_80 and later.
+//!
+//! A tile's rows are dealt to warps, 16 to each. Where a tile has no more than those, the warps have the same rows and deal the keys of a block instead, and add up
+//! what they have at the end. Rows of the heads that share keys may alternate in a tile, so that few rows read the keys once.
+//!
+//! A launch may be split along the keys: each block then has a part of them, and stores its sums, and another kernel adds them up.
+
+use core::marker::PhantomData;
+
+use super::scores::{self, Place, ScoreOperands};
+use super::softmax::{LOG2_E, OnlineSoftmax, Total};
+use super::window::Window;
+use super::work::{Sizes, Work};
+use crate::KernelParam;
+use crate::float::HalfElement;
+use crate::gemm::{MmaElement, MmaProducts};
+use crate::launch::{Global, GlobalMut};
+use crate::layout::{
+    CHUNK_BYTES, ChunkIndex, Swizzle, a_fragment_chunk, accumulator_coord, across_chunk, b_fragment_chunk,
+};
+use crate::ptx::{self, Accumulators};
+use crate::shared::SharedAddress;
+use crate::tile::registers::{Fragment, ROWS};
+use crate::warpgroup::{BOX_COLUMNS, BOX_ROW_BYTES, RegisterOperand, STEP, WARP_ROWS};
+use crate::{thread, warp};
+
+/// Threads of a block.
+pub const THREADS: u32 = 128;
+/// Warps of a block.
+const WARPS: u32 = THREADS / warp::SIZE;
+
+/// The sizes of a tile.
+pub trait PortableShape: 'static {
+    /// A warp's scores: 16 rows, and its keys of a block.
+    type Scores: Accumulators;
+    /// A warp's weights, rounded.
+    type Weights: RegisterOperand;
+    /// A warp's sums: 16 rows, and the columns of V.
+    type Sums: Accumulators;
+    /// Columns of Q and K, a multiple of 16.
+    const COLUMNS: u32;
+    /// Warps that share rows and deal the keys of a block: 1, or all.
+    const KEY_WARPS: u32;
+    /// Key blocks that the ring holds.
+    const STAGES: u32;
+}
+
+/// A tensor of 16-bit elements whose columns are contiguous, and its strides in elements.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct Strided {
+    /// The first element.
+    pub base: GlobalMut<u16>,
+    /// From sequence to sequence, or from page to page.
+    pub sequence: u64,
+    /// From row to row.
+    pub row: u64,
+    /// From head to head.
+    pub head: u64,
+}
+
+/// Pages of keys and values; `table` is null if there are none, and tensors have sequences.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct Pages {
+    /// Of each sequence, which page has its first keys, its next, and so on.
+    pub table: Global<u32>,
+    /// Elements from one sequence's pages to the next.
+    pub sequence: u64,
+    /// Keys of a page, at least 1.
+    pub size: u32,
+    /// Pages: a number beyond the last stands for it.
+    pub count: u32,
+}
+
+/// The tensors of a launch.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct Tensors {
+    /// Q, in rows that start at multiples of 16 bytes.
+    pub q: Strided,
+    /// K, in the same way.
+    pub k: Strided,
+    /// V, in the same way.
+    pub v: Strided,
+    /// O.
+    pub o: Strided,
+    /// The pages of K and V.
+    pub pages: Pages,
+    /// Columns of Q and K.
+    pub columns: u32,
+    /// Columns of V and O.
+    pub value_columns: u32,
+}
+
+/// Parts of the keys, of which each block has one.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct Parts {
+    /// The weighted sums of each part of each row, `columns` f32 each, divided by the sum of weights.
+    pub sums: GlobalMut<f32>,
+    /// The log-sum-exp of each part of each row.
+    pub lse: GlobalMut<f32>,
+    /// Parts, at least 1. If there is one, results are stored instead.
+    pub count: u32,
+    /// Keys of a part: a multiple of a block's.
+    pub keys: u32,
+}
+
+/// What a launch does to scores.
+#[derive(Clone, Copy)]
+pub struct Scoring {
+    /// Which keys a row attends to by its place.
+    pub window: Window,
+    /// Operands that change them.
+    pub operands: ScoreOperands,
+}
+
+/// A tile of shape `S` of elements `T`.
+pub struct PortableTile<T, S>(PhantomData<(T, S)>);
+
+/// What a warp has found for its rows.
+pub struct Attended<C> {
+    sums: Fragment<C>,
+    totals: [Total; ROWS],
+}
+
+impl<T: MmaElement + HalfElement, S: PortableShape> PortableTile<T, S>
+where
+    T: MmaProducts<A = [u32; 4], B = [u32; 2]>,
+{
+    /// Rows of a tile.
+    pub const BLOCK_ROWS: u32 = WARPS / S::KEY_WARPS * WARP_ROWS;
+    /// Keys of a warp's part of a block.
+    const WARP_KEYS: u32 = S::Scores::COLUMNS;
+    /// Keys of a block.
+    pub const BLOCK_KEYS: u32 = S::KEY_WARPS * Self::WARP_KEYS;
+    const STEPS: u32 = {
+        assert!(S::COLUMNS.is_multiple_of(STEP), "whole steps");
+        assert!(S::Weights::STEPS * STEP == Self::WARP_KEYS, "weights for all keys");
+        assert!(S::KEY_WARPS == 1 || S::KEY_WARPS == WARPS, "all or none");
+        S::COLUMNS / STEP
+    };
+    const K_BOXES: u32 = S::COLUMNS.div_ceil(BOX_COLUMNS);
+    const V_BOXES: u32 = S::Sums::COLUMNS.div_ceil(BOX_COLUMNS);
+    const Q_BYTES: u32 = Self::K_BOXES * Self::BLOCK_ROWS * BOX_ROW_BYTES;
+    const K_BYTES: u32 = Self::K_BOXES * Self::BLOCK_KEYS * BOX_ROW_BYTES;
+    const STAGE_BYTES: u32 = Self::K_BYTES + Self::V_BOXES * Self::BLOCK_KEYS * BOX_ROW_BYTES;
+    /// Bytes of what a warp adds up with others: its sums, and of each row a number.
+    const SHARED_SUMS_BYTES: u32 = WARP_ROWS * 4 * (S::Sums::COLUMNS + 1);
+    /// Shared memory of a block.
+    pub const SHARED_BYTES: u32 = {
+        let ring = Self::Q_BYTES + S::STAGES * Self::STAGE_BYTES;
+        let sums = if S::KEY_WARPS == 1 { 0 } else { WARPS * Self::SHARED_SUMS_BYTES };
+        if ring > sums { ring } else { sums }
+    };
+
+    #[inline(always)]
+    fn stage(index: u32) -> SharedAddress {
+        SharedAddress::dynamic().offset(Self::Q_BYTES + index % S::STAGES * Self::STAGE_BYTES)
+    }
+
+    /// The warp's place among those that have different rows.
+    #[inline(always)]
+    fn row_warp() -> u32 {
+        if S::KEY_WARPS == 1 { warp::warp_id() } else { 0 }
+    }
+
+    /// Its place among those that have different keys.
+    #[inline(always)]
+    fn key_warp() -> u32 {
+        if S::KEY_WARPS == 1 { 0 } else { warp::warp_id() }
+    }
+
+    /// Has the block's threads copy `rows` rows, of which the first `count` are there, to boxes at `to`; `row` gives the place of one.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it. The rows that are there are valid for reads of `columns` elements.
+    #[inline(always)]
+    unsafe fn copy(
+        to: SharedAddress,
+        boxes: u32,
+        rows: u32,
+        count: u32,
+        columns: u32,
+        row: impl Fn(u32) -> GlobalMut<u16>,
+    ) {
+        const CHUNKS: u32 = BOX_ROW_BYTES / CHUNK_BYTES;
+        const TURN_ROWS: u32 = THREADS / CHUNKS;
+        let thread = thread::thread_idx_x();
+        let (first, chunk) = (thread / CHUNKS, thread % CHUNKS);
+        // Every turn is a multiple of the swizzle's rows further on.
+        let place = to.offset(Swizzle::Bytes128.apply(first * BOX_ROW_BYTES + chunk * CHUNK_BYTES));
+        for turn in 0..rows.div_ceil(TURN_ROWS) {
+            let at = first + turn * TURN_ROWS;
+            let is_there = at < count;
+            // The place of a row that is not there is the first's, of which nothing is read.
+            let from = row(if is_there { at } else { 0 }).address();
+            for index in 0..boxes {
+                let byte = index * BOX_ROW_BYTES + chunk * CHUNK_BYTES;
+                let bytes = (columns * 2).saturating_sub(byte).min(CHUNK_BYTES);
+                let bytes = if is_there { bytes } else { 0 };
+                let from = from + if bytes == 0 { 0 } else { byte as u64 };
+                let place = place.offset((index * rows + turn * TURN_ROWS) * BOX_ROW_BYTES);
+                // SAFETY: within the boxes; the caller's promise.
+                unsafe {
+                    if rows.is_multiple_of(TURN_ROWS) || at < rows {
+                        ptx::cp_async_cg_16(place.get(), from, bytes);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The rows' sums over the keys of part `part`.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it, and nothing else of the block touches shared memory. The tensors and the operands' pointers are valid.
+    #[inline(always)]
+    pub unsafe fn attend(
+        tensors: &Tensors,
+        sizes: &Sizes,
+        scoring: &Scoring,
+        parts: &Parts,
+        part: u32,
+        work: &Work,
+    ) -> Attended<S::Sums> {
+        let [first, end] = work.within;
+        let (first, end) = if parts.count > 1 {
+            (first.max(part * parts.keys), end.min((part + 1) * parts.keys))
+        } else {
+            (first, end)
+        };
+        let keys = Keys { tensors, work, head: sizes.key_head(work), end };
+        let mut softmax = OnlineSoftmax::empty();
+        let mut sums = Fragment(S::Sums::zero());
+        let first_block = first / Self::BLOCK_KEYS;
+        let lane = warp::lane_id();
+        let own_row = work.row + Self::row_warp() * WARP_ROWS + accumulator_coord(lane, 0).row;
+        // SAFETY: a stage is filled when all have read what it held before, and read when its copies have come; the rest is the caller's promise.
+        unsafe {
+            if first < end {
+                let rows = tensors.q;
+                let all = work.rows * sizes.pack.max(1);
+                let count = all.saturating_sub(work.row);
+                Self::copy(
+                    SharedAddress::dynamic(),
+                    Self::K_BOXES,
+                    Self::BLOCK_ROWS,
+                    count,
+                    tensors.columns,
+                    |row| {
+                        let [row, head] = sizes.row_and_head(work, work.row + row);
+                        let to_row = work.place.batch as u64 * rows.sequence
+                            + (work.place.row + row) as u64 * rows.row;
+                        rows.base.offset(to_row + head as u64 * rows.head)
+                    },
+                );
+                for stage in 0..S::STAGES - 1 {
+                    keys.load::<T, S>(first_block + stage, stage);
+                }
+                let mut index = 0;
+                while (first_block + index) * Self::BLOCK_KEYS < end {
+                    let block = first_block + index;
+                    ptx::cp_async_wait_group(S::STAGES - 2);
+                    thread::sync_threads();
+                    keys.load::<T, S>(block + S::STAGES - 1, index + S::STAGES - 1);
+                    let key = block * Self::BLOCK_KEYS + Self::key_warp() * Self::WARP_KEYS;
+                    let is_there = key < end && {
+                        let [from, to] = [own_row - accumulator_coord(lane, 0).row, key];
+                        Self::has_any(scoring, sizes, work, from, to)
+                    };
+                    if is_there {
+                        let mut scores = Fragment(S::Scores::zero());
+                        Self::multiply_keys(&mut scores, Self::stage(index));
+                        // Opaque: what follows from the row is worth no register from block to block.
+                        let row = ptx::opaque(own_row);
+                        Self::score(&mut scores, scoring, sizes, work, row, [key, first, end]);
+                        let scales = softmax.weigh(&mut scores, LOG2_E);
+                        sums.scale_rows(scales);
+                        let weights: S::Weights = scores.packed::<T, _>();
+                        Self::multiply_values(&mut sums, &weights, Self::stage(index).offset(Self::K_BYTES));
+                    }
+                    // Opaque: copies of the loop are worth nothing.
+                    index = ptx::opaque(index + 1);
+                }
+                ptx::cp_async_wait_all();
+            }
+            if S::KEY_WARPS > 1 {
+                Self::share(&mut sums, &mut softmax);
+            }
+            let sinks = if parts.count == 1 {
+                let of = |row: u32| scoring.operands.sink(sizes.row_and_head(work, row)[1]);
+                match (of(own_row), of(own_row + 8)) {
+                    (Some(first), Some(second)) => Some([first, second]),
+                    _ => None,
+                }
+            } else {
+                None
+            };
+            Attended { sums, totals: softmax.finish(LOG2_E, sinks) }
+        }
+    }
+
+    /// Whether any of the warp's rows from `row` on attends to any of its keys from `key` on, by the mask of blocks.
+    ///
+    /// # Safety
+    ///
+    /// The operands' pointers are valid.
+    #[inline(always)]
+    unsafe fn has_any(scoring: &Scoring, sizes: &Sizes, work: &Work, row: u32, key: u32) -> bool {
+        let pack = sizes.pack.max(1);
+        let [first, _] = sizes.row_and_head(work, row);
+        let [last, _] = sizes.row_and_head(work, row + WARP_ROWS - 1);
+        let rows = [first, work.rows.min(last + 1)];
+        let heads = [work.head * pack, (work.head + 1) * pack];
+        let keys = [key, work.keys.min(key + Self::WARP_KEYS)];
+        // SAFETY: the caller's promise.
+        unsafe { scoring.operands.has_any(work, heads, rows, keys) }
+    }
+
+    /// Adds the products of Q and the warp's keys.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; Q and the stage have come.
+    #[inline(always)]
+    unsafe fn multiply_keys(scores: &mut Fragment<S::Scores>, stage: SharedAddress) {
+        // Opaque: addresses of all steps would take registers from block to block.
+        let lane = ptx::opaque(warp::lane_id());
+        let (of_q, of_k) = (a_fragment_chunk(lane), b_fragment_chunk(lane));
+        let q_row = Self::row_warp() * WARP_ROWS + of_q.row;
+        let k_row = Self::key_warp() * Self::WARP_KEYS + of_k.row;
+        let (fragments, _) = scores.0.as_mut().as_chunks_mut::<4>();
+        for step in 0..Self::STEPS {
+            let q_at = place_of_chunk(Self::BLOCK_ROWS, q_row, 2 * step + of_q.chunk);
+            // SAFETY: within the tile of Q, and below within the stage's keys.
+            let a = unsafe { ptx::ldmatrix_x4(SharedAddress::dynamic().offset(q_at).get()) };
+            for (pair, fragments) in fragments.chunks_exact_mut(2).enumerate() {
+                let row = k_row + pair as u32 * 16;
+                let at = place_of_chunk(Self::BLOCK_KEYS, row, 2 * step + of_k.chunk);
+                // SAFETY: as above; all lanes are here.
+                unsafe {
+                    let [b0, b1, b2, b3] = ptx::ldmatrix_x4(stage.offset(at).get());
+                    T::multiply_add(&mut fragments[0], a, [b0, b1]);
+                    T::multiply_add(&mut fragments[1], a, [b2, b3]);
+                }
+            }
+        }
+    }
+
+    /// Adds the products of the weights and the warp's values.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; the values have come.
+    #[inline(always)]
+    unsafe fn multiply_values(sums: &mut Fragment<S::Sums>, weights: &S::Weights, values: SharedAddress) {
+        let ChunkIndex { row, chunk } = across_chunk(ptx::opaque(warp::lane_id()));
+        let row = Self::key_warp() * Self::WARP_KEYS + row;
+        let (fragments, _) = sums.0.as_mut().as_chunks_mut::<4>();
+        for (step, &a) in weights.as_ref().iter().enumerate() {
+            for (pair, fragments) in fragments.chunks_exact_mut(2).enumerate() {
+                let row = row + step as u32 * STEP;
+                let at = place_of_chunk(Self::BLOCK_KEYS, row, 2 * pair as u32 + chunk);
+                // SAFETY: within the stage's values; all lanes are here.
+                unsafe {
+                    let [b0, b1, b2, b3] = ptx::ldmatrix_x4_trans(values.offset(at).get());
+                    T::multiply_add(&mut fragments[0], a, [b0, b1]);
+                    T::multiply_add(&mut fragments[1], a, [b2, b3]);
+                }
+            }
+        }
+    }
+
+    /// Makes scores of the products with the keys from `key` on, of a part from `first` to `end`.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; the operands' pointers are valid.
+    #[inline(always)]
+    unsafe fn score(
+        scores: &mut Fragment<S::Scores>,
+        scoring: &Scoring,
+        sizes: &Sizes,
+        work: &Work,
+        own_row: u32,
+        [key, first, end]: [u32; 3],
+    ) {
+        let own = [own_row, own_row + 8].map(|row| sizes.row_and_head(work, row));
+        let column = accumulator_coord(warp::lane_id(), 0).column;
+        let place =
+            Place { rows: own.map(|[row, _]| row), heads: own.map(|[_, head]| head), key: key + column };
+        // SAFETY: the caller's promise.
+        unsafe { scoring.operands.apply::<T, _>(scores, work, place) };
+        let warp_row = own_row - accumulator_coord(warp::lane_id(), 0).row;
+        let last = (warp_row + WARP_ROWS - 1).min((work.rows * sizes.pack.max(1)).max(1) - 1);
+        let [[upper, _], [lower, _]] = [warp_row, last].map(|row| sizes.row_and_head(work, row));
+        let [begin, _] = scoring.window.keys_of(lower, work.offset, work.keys);
+        let [_, stop] = scoring.window.keys_of(upper, work.offset, work.keys);
+        let (begin, stop) = (begin.max(first as i32), stop.min(end as i32));
+        if (key as i32) < begin || (key + Self::WARP_KEYS) as i32 > stop {
+            scores::keep_within(scores, scoring.window, work, place, [first, end]);
+        }
+    }
+
+    /// Shares what the warps have of the same rows: afterwards each has the largest scores and the sums of weights of all, and shared memory their sums of values.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it; the ring is free.
+    #[inline(always)]
+    unsafe fn share(sums: &mut Fragment<S::Sums>, softmax: &mut OnlineSoftmax) {
+        let (warp, lane) = (warp::warp_id(), warp::lane_id());
+        let at = accumulator_coord(lane, 0);
+        let rows = [at.row, at.row + 8];
+        // SAFETY: each warp writes its own area, and all wait before others read it.
+        unsafe {
+            let exchange = |own: [f32; ROWS], f: fn(f32, f32) -> f32| {
+                thread::sync_threads();
+                for (row, number) in rows.into_iter().zip(own) {
+                    if lane.is_multiple_of(4) {
+                        ptx::st_shared_f32(Self::number(warp, row).get(), number);
+                    }
+                }
+                thread::sync_threads();
+                rows.map(|row| {
+                    let of = |warp| ptx::ld_shared_f32(Self::number(warp, row).get());
+                    (1..WARPS).fold(of(0), |all, warp| f(all, of(warp)))
+                })
+            };
+            let largest = exchange(softmax.largest(), f32::max);
+            sums.scale_rows(softmax.rebase(largest, LOG2_E));
+            let totals = exchange(softmax.row_sums(), |a, b| a + b);
+            softmax.set_row_sums(totals, lane.is_multiple_of(4));
+            for fragment in 0..S::Sums::COLUMNS / 8 {
+                let [a, b, c, d] = sums.0.fragment(fragment as usize);
+                let column = fragment * 8 + at.column;
+                ptx::st_shared_v2_f32(Self::pair(warp, rows[0], column).get(), [a, b]);
+                ptx::st_shared_v2_f32(Self::pair(warp, rows[1], column).get(), [c, d]);
+            }
+        }
+    }
+
+    /// Where a warp has its sums of a row, in a column and the next.
+    #[inline(always)]
+    fn pair(warp: u32, row: u32, column: u32) -> SharedAddress {
+        let word = row * S::Sums::COLUMNS + column;
+        SharedAddress::dynamic().offset(warp * Self::SHARED_SUMS_BYTES + word * 4)
+    }
+
+    /// Where a warp has a number of a row.
+    #[inline(always)]
+    fn number(warp: u32, row: u32) -> SharedAddress {
+        Self::pair(warp, WARP_ROWS, 0).offset(row * 4)
+    }
+
+    /// Stores the rows, or their part.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it; what is written is valid for writes, and no other block has these rows, or this part of them.
+    #[inline(always)]
+    pub unsafe fn store(
+        attended: &Attended<S::Sums>,
+        tensors: &Tensors,
+        sizes: &Sizes,
+        lse: GlobalMut<f32>,
+        parts: &Parts,
+        part: u32,
+        work: &Work,
+    ) {
+        let lane = warp::lane_id();
+        let at = accumulator_coord(lane, 0);
+        let first = work.row + Self::row_warp() * WARP_ROWS + at.row;
+        let rows = [first, first + 8].map(|row| OutputRow::of(tensors, sizes, parts, part, work, row));
+        let totals = [0, 1].map(|half: usize| {
+            if rows[half].counts {
+                attended.totals[half]
+            } else {
+                Total { scale: 0.0, lse: f32::NEG_INFINITY }
+            }
+        });
+        // SAFETY: the caller's promise.
+        unsafe {
+            if lane.is_multiple_of(4) && Self::key_warp() == 0 {
+                for half in 0..ROWS {
+                    rows[half].store_lse(lse, parts, part, totals[half].lse);
+                }
+            }
+            if S::KEY_WARPS == 1 {
+                for fragment in 0..S::Sums::COLUMNS / 8 {
+                    let [a, b, c, d] = attended.sums.0.fragment(fragment as usize);
+                    let column = fragment * 8 + at.column;
+                    rows[0].store::<T>(tensors, parts, column, [a, b], totals[0].scale);
+                    rows[1].store::<T>(tensors, parts, column, [c, d], totals[1].scale);
+                }
+                return;
+            }
+            // What rows are multiplied by, for whoever stores them.
+            thread::sync_threads();
+            if lane.is_multiple_of(4) && Self::key_warp() == 0 {
+                for half in 0..ROWS {
+                    let to = Self::number(0, at.row + 8 * half as u32);
+                    ptx::st_shared_f32(to.get(), totals[half].scale);
+                }
+            }
+            thread::sync_threads();
+            let pairs = S::Sums::COLUMNS / 2;
+            let mut index = thread::thread_idx_x();
+            while index < WARP_ROWS * pairs {
+                let (row, column) = (index / pairs, 2 * (index % pairs));
+                let of = |warp| ptx::ld_shared_v2_f32(Self::pair(warp, row, column).get());
+                let sum = (1..WARPS).fold(of(0), |[a, b], warp| {
+                    let [c, d] = of(warp);
+                    [a + c, b + d]
+                });
+                let scale = ptx::ld_shared_f32(Self::number(0, row).get());
+                let to = OutputRow::of(tensors, sizes, parts, part, work, work.row + row);
+                to.store::<T>(tensors, parts, column, sum, scale);
+                // Opaque: copies of the loop are worth nothing.
+                index = ptx::opaque(index + THREADS);
+            }
+        }
+    }
+}
+
+/// Where a row of the result goes.
+#[derive(Clone, Copy)]
+struct OutputRow {
+    /// Whether it is written.
+    is_written: bool,
+    /// Whether it is one of those that count.
+    counts: bool,
+    /// Its place among the log-sum-exps.
+    number: u64,
+    /// The place of its first element: in O, or among its parts.
+    first: u64,
+}
+
+impl OutputRow {
+    /// Row `row` of the work's rows.
+    #[inline(always)]
+    fn of(tensors: &Tensors, sizes: &Sizes, parts: &Parts, part: u32, work: &Work, row: u32) -> Self {
+        let [row, head] = sizes.row_and_head(work, row);
+        let in_tensor = (work.place.row + row) as u64;
+        let batch = work.place.batch as u64;
+        let number = batch * sizes.lse_batch + head as u64 * sizes.lse_head + in_tensor;
+        let first = if parts.count > 1 {
+            // Parts have whole pairs of columns.
+            (number * parts.count as u64 + part as u64) * tensors.value_columns.next_multiple_of(2) as u64
+        } else {
+            let o = tensors.o;
+            batch * o.sequence + in_tensor * o.row + head as u64 * o.head
+        };
+        Self { is_written: row < work.written, counts: row < work.rows, number, first }
+    }
+
+    /// # Safety
+    ///
+    /// As [`PortableTile::store`].
+    #[inline(always)]
+    unsafe fn store_lse(&self, lse: GlobalMut<f32>, parts: &Parts, part: u32, value: f32) {
+        let to = if parts.count > 1 {
+            parts.lse.offset(self.number * parts.count as u64 + part as u64)
+        } else if lse.is_null() {
+            return;
+        } else {
+            lse.offset(self.number)
+        };
+        if self.is_written {
+            // SAFETY: the caller's promise.
+            unsafe { ptx::st_global_b32(to.address(), value.to_bits()) };
+        }
+    }
+
+    /// Stores two neighbouring columns, times `scale`. Of a part without weights nothing is stored: what adds parts up does not ask for it.
+    ///
+    /// # Safety
+    ///
+    /// As [`PortableTile::store`].
+    #[inline(always)]
+    unsafe fn store<T: HalfElement>(
+        &self,
+        tensors: &Tensors,
+        parts: &Parts,
+        column: u32,
+        values: [f32; 2],
+        scale: f32,
+    ) {
+        if !self.is_written || column >= tensors.value_columns || parts.count > 1 && scale == 0.0 {
+            return;
+        }
+        // Not a product with zero: rows that do not count may be no numbers.
+        let values = values.map(|value| if scale == 0.0 { 0.0 } else { value * scale });
+        let to = self.first + column as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if parts.count > 1 {
+                ptx::st_global_v2_b32(parts.sums.offset(to).address(), values.map(f32::to_bits));
+                return;
+            }
+            let to = GlobalMut::<T>::new(tensors.o.base.offset(to).address());
+            let has_next = column + 1 < tensors.value_columns;
+            if has_next && to.address().is_multiple_of(4) {
+                T::store_rounded_2(to, values);
+            } else {
+                T::store_rounded(to, values[0]);
+                if has_next {
+                    T::store_rounded(to.offset(1), values[1]);
+                }
+            }
+        }
+    }
+}
+
+/// The keys of a sequence and of a head, up to `end`.
+#[derive(Clone, Copy)]
+struct Keys<'a> {
+    tensors: &'a Tensors,
+    work: &'a Work,
+    head: u32,
+    end: u32,
+}
+
+impl Keys<'_> {
+    /// The place of a key's row.
+    ///
+    /// # Safety
+    ///
+    /// The table of pages has the key's, if there is one.
+    #[inline(always)]
+    unsafe fn row(&self, tensor: Strided, key: u32) -> GlobalMut<u16> {
+        let Pages { table, sequence, size, count } = self.tensors.pages;
+        let (at, row) = if table.is_null() {
+            (self.work.place.batch, self.work.place.key + key)
+        } else {
+            let size = size.max(1);
+            let entry = table.offset(self.work.sequence as u64 * sequence + (key / size) as u64);
+            // SAFETY: the caller's promise.
+            let page = unsafe { ptx::ld_global_nc_f32(entry.address()) }.to_bits();
+            (page.min(count.max(1) - 1), key % size)
+        };
+        let to_row = at as u64 * tensor.sequence + row as u64 * tensor.row;
+        tensor.base.offset(to_row + self.head as u64 * tensor.head)
+    }
+
+    /// Has the block's threads copy block `block` of keys and values to the ring's stage `index`, if it is before the end; a group of copies of its own.
+    ///
+    /// # Safety
+    ///
+    /// As [`PortableTile::copy`], and nobody reads the stage.
+    #[inline(always)]
+    unsafe fn load<T, S: PortableShape>(&self, block: u32, index: u32)
+    where
+        T: MmaElement + HalfElement + MmaProducts<A = [u32; 4], B = [u32; 2]>,
+    {
+        let rows = PortableTile::<T, S>::BLOCK_KEYS;
+        let (tensors, key) = (self.tensors, block * rows);
+        if key < self.end {
+            let count = self.work.keys - key;
+            let to = PortableTile::<T, S>::stage(index);
+            // SAFETY: the caller's promise; what is copied is there.
+            unsafe {
+                PortableTile::<T, S>::copy(
+                    to,
+                    PortableTile::<T, S>::K_BOXES,
+                    rows,
+                    count,
+                    tensors.columns,
+                    #[inline(always)]
+                    |row| self.row(tensors.k, key + row),
+                );
+                PortableTile::<T, S>::copy(
+                    to.offset(PortableTile::<T, S>::K_BYTES),
+                    PortableTile::<T, S>::V_BOXES,
+                    rows,
+                    count,
+                    tensors.value_columns,
+                    #[inline(always)]
+                    |row| self.row(tensors.v, key + row),
+                );
+            }
+        }
+        ptx::cp_async_commit_group();
+    }
+}
+
+/// Where a matrix of `rows` rows in boxes has a chunk of 16 bytes.
+#[inline(always)]
+fn place_of_chunk(rows: u32, row: u32, chunk: u32) -> u32 {
+    let of_box = BOX_ROW_BYTES / CHUNK_BYTES;
+    let first = chunk / of_box * rows * BOX_ROW_BYTES;
+    first + Swizzle::Bytes128.apply(row * BOX_ROW_BYTES + chunk % of_box * CHUNK_BYTES)
+}
