@@ -6,7 +6,7 @@ use ndarray::{Array1, Array3, Array4};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use warpsmith::ops::attention::{Alignment, Window};
-use warpsmith::{DType, Device, Tensor, ops};
+use warpsmith::{DType, Device, Error, Tensor, ops};
 use warpsmith_lab::cases::{AttentionCase, AttentionLayout, Data, Sequences, Slopes};
 use warpsmith_lab::validate;
 
@@ -20,6 +20,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     attention_takes_lengths_and_offsets_beyond_its_tensors,
     attention_of_many_rows_and_heads_is_that_of_few,
     a_captured_attention_runs_again_on_what_is_there_then,
+    absurd_cases_of_attention_are_not_validated,
 ];
 
 /// Cases that once failed are added here.
@@ -225,5 +226,42 @@ fn a_captured_attention_runs_again_on_what_is_there_then(device: &Device) -> Res
         let (expected, expected_lse) = ops::attention(&q, &k, &v).packed(&of_q, &of_k).run_with_lse()?;
         assert_eq!((y.to_vec()?, lse.to_vec()?), (expected.to_vec()?, expected_lse.to_vec()?));
     }
+    Ok(())
+}
+
+fn absurd_cases_of_attention_are_not_validated(device: &Device) -> Result<(), Failed> {
+    let case = |sizes, heads, width| AttentionCase::new(DType::F32, sizes, heads, width);
+    const MOST: usize = usize::MAX;
+    let refused = |case: &AttentionCase| {
+        let error = validate::attention(device, case).map(drop).expect_err("it cannot be drawn");
+        let bits = validate::attention_bits(device, case).expect_err("nor can it here");
+        assert_eq!(bits.to_string(), error.to_string());
+        error
+    };
+    for case in [
+        case([MOST, 2, 2], [1, 1], 8),
+        case([1, MOST, 0], [1, 1], 8),
+        case([0, 2, MOST], [1, 1], 8),
+        case([1, 2, 2], [MOST, MOST], 8),
+        case([1, 2, 2], [1, 1], MOST),
+        AttentionCase { value_width: MOST, ..case([1, 2, 2], [1, 1], 8) },
+        AttentionCase { sequences: Sequences::Packed(vec![[MOST, 1]; 2]), ..case([0; 3], [1, 1], 8) },
+        AttentionCase { mask: Some([false; 4]), ..case([1, 1 << 32, 1 << 32], [1, 1], 8) },
+    ] {
+        let error = refused(&case);
+        assert!(matches!(error, Error::SizeLimit { .. }), "{error}");
+    }
+    let beyond = Sequences::Padded { rows: 3, keys: 4, lengths: vec![[3, 4], [3, 5]] };
+    let few = case([1, 2, 2], [1, 1], 8);
+    for (case, argument) in [
+        (AttentionCase { sequences: beyond, ..few.clone() }, "lengths is [3, 5]"),
+        (AttentionCase { blocks: Some(([false; 2], [0, 8])), ..few.clone() }, "block size is [0, 8]"),
+        (AttentionCase { data: Data::Integers, sinks: true, ..few }, "data is 2 keys of 8 columns, sinks"),
+    ] {
+        let error = refused(&case).to_string();
+        assert!(error.contains(argument), "{error}");
+    }
+    let error = validate::attention(device, &case([1, 1 << 33, 2], [1, 1], 1 << 13)).map(drop);
+    assert!(matches!(error, Err(Error::OutOfMemory { .. })), "{error:?}");
     Ok(())
 }

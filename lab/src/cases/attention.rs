@@ -58,7 +58,9 @@ impl Sequences {
             Self::Equal { batch, rows, keys } => [*batch, *rows, *keys],
             Self::Padded { rows, keys, lengths } => [lengths.len(), *rows, *keys],
             Self::Packed(lengths) => {
-                let sum = |which: usize| lengths.iter().map(|lengths| lengths[which]).sum();
+                let sum = |which: usize| {
+                    lengths.iter().fold(0usize, |sum, lengths| sum.saturating_add(lengths[which]))
+                };
                 [1, sum(0), sum(1)]
             }
         }
@@ -159,14 +161,15 @@ impl AttentionCase {
     /// Heads of queries.
     #[must_use]
     pub fn heads(&self) -> usize {
-        self.key_heads * self.group
+        self.key_heads.saturating_mul(self.group)
     }
 
     /// Elements of the results, the logarithms of sums with them.
     #[must_use]
     pub fn elements(&self) -> usize {
         let [matrices, rows, _] = self.sequences.axes();
-        matrices * rows * self.heads() * (self.value_width + 1)
+        let of_row = self.heads().saturating_mul(self.value_width.saturating_add(1));
+        matrices.saturating_mul(rows).saturating_mul(of_row)
     }
 
     /// The sizes in short.

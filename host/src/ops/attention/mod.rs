@@ -1,6 +1,6 @@
 //! Scaled dot-product attention: `y = softmax(scale · q kᵀ) v`, with everything that is done to the scores on the way.
 //!
-//! [`attention`] starts a builder. [`AttentionOp::run`] and the like check everything first (`check`), which gives a [`Problem`]: sizes, strides
+//! [`attention`] starts a builder. [`AttentionOp::run`] and the like check everything first (`check`), which gives a `Problem`: sizes, strides
 //! and options as plain numbers. `launch` makes a launch of it; the CPU runs its own implementation (`on_cpu`).
 
 mod check;

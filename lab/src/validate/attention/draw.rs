@@ -16,6 +16,9 @@ const SPREAD: f64 = 4.0;
 /// The digits that the number of a key is written in, one for three columns, with the largest square that is exact in every type.
 const BASE: usize = 16;
 
+/// The most sequences of a case.
+const MOST_SEQUENCES: usize = 1 << 24;
+
 /// Everything that an attention reads.
 pub(super) struct Drawn<T> {
     pub(super) q: Array4<T>,
@@ -40,8 +43,60 @@ fn sequences(case: &AttentionCase) -> Vec<Sequence> {
         .collect()
 }
 
+/// The error for a case that cannot be drawn: lengths beyond their axes, blocks of nothing, or more elements than can be addressed.
+fn expect_drawable(case: &AttentionCase) -> Result<()> {
+    let argument = |argument, expected: &str, actual: String| {
+        Err(Error::Argument { operation: OPERATION, argument, expected: expected.into(), actual })
+    };
+    if let Sequences::Padded { rows, keys, lengths } = &case.sequences
+        && let Some(length) = lengths.iter().find(|[of_rows, of_keys]| of_rows > rows || of_keys > keys)
+    {
+        return argument("lengths", &format!("at most {rows} rows and {keys} keys"), format!("{length:?}"));
+    }
+    if let Some((_, sizes)) = case.blocks
+        && sizes.contains(&0)
+    {
+        return argument("block size", "at least one row and one key", format!("{sizes:?}"));
+    }
+    let ([matrices, rows, keys], batch) = (case.sequences.axes(), case.sequences.batch());
+    if batch > MOST_SEQUENCES {
+        return Err(Error::SizeLimit {
+            operation: OPERATION,
+            operand: "q",
+            quantity: "number of sequences",
+            limit: format!("at most {MOST_SEQUENCES}"),
+            actual: batch.to_string(),
+        });
+    }
+    let has_scores = case.mask.is_some() || case.bias.is_some() || case.blocks.is_some();
+    for (operand, shape) in [
+        ("q", [matrices, rows, case.heads(), case.width]),
+        ("k", [matrices, keys, case.key_heads, case.width]),
+        ("v", [matrices, keys, case.key_heads, case.value_width]),
+        ("y", [matrices, rows, case.heads(), case.value_width]),
+        ("mask", if has_scores { [batch, case.heads(), rows, keys] } else { [0; 4] }),
+    ] {
+        // With room for what may lie beside them, and as if no axis were empty.
+        let most = isize::MAX as usize / size_of::<f64>();
+        let elements = shape.into_iter().try_fold(1usize, |product, length| {
+            product.checked_mul(length.checked_add(32)?).filter(|&elements| elements <= most)
+        });
+        if elements.is_none() {
+            return Err(Error::SizeLimit {
+                operation: OPERATION,
+                operand,
+                quantity: "number of elements",
+                limit: format!("at most {most}, with what lies beside them"),
+                actual: format!("that of {shape:?}"),
+            });
+        }
+    }
+    Ok(())
+}
+
 impl<T: FloatElement + Operand> Drawn<T> {
     pub(super) fn new(case: &AttentionCase) -> Result<Self> {
+        expect_drawable(case)?;
         let [matrices, rows, keys] = case.sequences.axes();
         let (batch, heads) = (case.sequences.batch(), case.heads());
         let full = [batch, heads, rows, keys];

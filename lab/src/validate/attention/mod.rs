@@ -20,7 +20,7 @@ use crate::bound::{Arithmetic, Judgement};
 use crate::cases::{AttentionCase, Data, Sequences};
 use crate::reference::attention::{Row, widened};
 use draw::Drawn;
-use placed::Placed;
+use placed::{Placed, filled};
 
 /// The operation's name in errors.
 const OPERATION: &str = "validate::attention";
@@ -170,14 +170,10 @@ impl<T: FloatElement> Results<T> {
         let is_packed = matches!(case.sequences, Sequences::Packed(_));
         let sentinel = T::round(SENTINEL.into());
         let shape = [matrices, rows, heads, case.value_width];
-        let elements = ndarray::Array4::from_elem(shape, sentinel);
+        let elements = filled(shape, sentinel)?;
         let y = Placed::new(device, &elements, case.layout, sentinel, is_packed)?;
-        let lse = vec![SENTINEL; matrices * heads * rows];
-        let lse = if is_packed {
-            Tensor::from_slice(device, &lse, [heads, rows])?
-        } else {
-            Tensor::from_slice(device, &lse, [matrices, heads, rows])?
-        };
+        let lse = Tensor::from_array(device, &filled([1, matrices, heads, rows], SENTINEL)?)?;
+        let lse = lse.reshape(&[matrices, heads, rows][usize::from(is_packed)..])?;
         Ok(Self { y, lse })
     }
 }

@@ -1,15 +1,27 @@
 //! Queries, keys, values and results of attention in memory that has more than them.
 
-use ndarray::{Array4, ArrayViewMut4, s};
+use ndarray::{Array4, ArrayViewMut4, ShapeError, s};
 use warpsmith::device::Device;
 use warpsmith::error::{Error, Result};
 use warpsmith::tensor::{Element, Tensor};
 
 use super::OPERATION;
-use crate::cases::AttentionLayout;
+use crate::cases::{self, AttentionLayout};
 
 /// Elements before and after each row of [`AttentionLayout::Among`]: rows that start at multiples of 16 bytes stay so.
 const BESIDE: usize = 8;
+
+/// An array of `shape` with every element `value`.
+pub(super) fn filled<U: Clone>(shape: [usize; 4], value: U) -> Result<Array4<U>> {
+    let [batch, rows, heads, width] = shape;
+    let elements = cases::filled((batch * rows, heads * width), value)?;
+    elements.into_shape_with_order(shape).map_err(|error| other_shape(shape, &error))
+}
+
+fn other_shape(shape: [usize; 4], error: &ShapeError) -> Error {
+    let (expected, actual) = (format!("{shape:?}"), error.to_string());
+    Error::Argument { operation: OPERATION, argument: "shape", expected, actual }
+}
 
 /// A tensor `[B, S, H, D]`, or `[S, H, D]` of packed sequences, that is a part of other memory.
 pub(super) struct Placed<U: Element> {
@@ -30,7 +42,7 @@ impl<U: Element> Placed<U> {
         is_packed: bool,
     ) -> Result<Self> {
         let shape: [usize; 4] = elements.dim().into();
-        let mut memory = Array4::from_elem(memory_shape(shape, layout), filler);
+        let mut memory = filled(memory_shape(shape, layout), filler)?;
         part(&mut memory, shape, layout).assign(elements);
         let all = Tensor::from_array(device, &memory)?;
         let [_, rows, heads, width] = shape;
@@ -59,13 +71,8 @@ impl<U: Element> Placed<U> {
     /// The elements, and how many of those beside them no longer hold the filler.
     pub(super) fn read(self) -> Result<(Array4<U>, usize)> {
         let shape = memory_shape(self.shape, self.layout);
-        let mut memory =
-            Array4::from_shape_vec(shape, self.all.to_vec()?).map_err(|error| Error::Argument {
-                operation: OPERATION,
-                argument: "shape",
-                expected: format!("{shape:?}"),
-                actual: error.to_string(),
-            })?;
+        let memory = Array4::from_shape_vec(shape, self.all.to_vec()?);
+        let mut memory = memory.map_err(|error| other_shape(shape, &error))?;
         let mut inside = part(&mut memory, self.shape, self.layout);
         let elements = inside.to_owned();
         inside.fill(self.filler);

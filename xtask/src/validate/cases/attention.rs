@@ -8,6 +8,7 @@ use Alignment::{BottomRight, TopLeft};
 
 use super::Level;
 use crate::random::Random;
+use crate::validate::Operation;
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
@@ -64,8 +65,7 @@ const REACHES: [(Option<u32>, Option<u32>); 7] = [
 /// The cases of attention on a device.
 pub(in super::super) fn attentions(level: Level, device: &Device, seed: u64) -> Vec<AttentionCase> {
     let is_cpu = device.kind() == DeviceKind::Cpu;
-    // Other devices have no kernels.
-    if !is_cpu {
+    if !is_cpu && !Operation::Attention.has_kernels() {
         return Vec::new();
     }
     let on_gpu = matches!(device.kind(), DeviceKind::Cuda(_));

@@ -83,8 +83,8 @@ pub(in super::super) fn works(
         let cases = updates(target).into_iter();
         works.extend(cases.map(|case| Work::generated_update(UpdateCase { seed: next(), ..case })));
     }
-    // Other devices have no kernels for it.
-    if asked(Operation::Attention) && !has_kernels {
+    let runs = |operation: Operation| !has_kernels || operation.has_kernels();
+    if asked(Operation::Attention) && runs(Operation::Attention) {
         let case = |dtype| AttentionCase::new(dtype, [2, 33, 70], [2, 3], 40);
         let cases = [DType::F16, DType::Bf16, DType::F32].map(case).into_iter();
         works.extend(cases.map(|case| Work::attention(AttentionCase { seed: next(), sinks: true, ..case })));
