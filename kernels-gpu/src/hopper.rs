@@ -140,6 +140,7 @@ mod body {
                     while let Some(part) = next {
                         S::load::<T>(&mut producer, x, w, p.layouts, first_steps, part);
                         if let Some(Joined { g, ut, .. }) = joined {
+                            // There is one matrix of each, so that those of later parts of the sums are beyond it and read as zeros.
                             S::load::<T>(&mut producer, g, ut, Layouts::K_MAJOR, steps - first_steps, part);
                         }
                         next = S::next_part(&mut tiles);

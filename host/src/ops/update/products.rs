@@ -27,7 +27,7 @@ use crate::ops::gemm::{
 };
 use crate::ops::linear::{LinearOp, with_output};
 use crate::ops::matrix::row_stride;
-use crate::ops::{CHUNK_BYTES, Implementation, Precision, Products};
+use crate::ops::{CHUNK_BYTES, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{DType, Element, Tensor};
 
@@ -130,7 +130,7 @@ pub(super) fn choose_codes(
         return None;
     }
     let &Problem { m, k, rank, dtype, .. } = problem;
-    let sums = linear_problem(problem, [m, rank, k], DType::F32, limits);
+    let sums = problem.product([m, rank, k], DType::F32, limits);
     let bytes = u128::from(m) * u128::from(rank) * (4 + dtype.size() as u128);
     let apart = estimate(None, &sums, limits)
         .filter(|_| is_built("modulate"))
@@ -169,7 +169,7 @@ pub(super) fn choose(
         access: if problem.u_is_chunked { Access::WAcross } else { Access::Aligned },
         stores_boxes: y_is_chunked && is_whole,
         fused: if fits_registers { Fused::Floor } else { Fused::Terms },
-        ..linear_problem(problem, [m, n, rank], dtype, limits)
+        ..problem.product([m, n, rank], dtype, limits)
     };
     // Where no kernel reads U as it lies, it is copied.
     let aligned = gemm::Problem { access: Access::Aligned, ..second };
@@ -178,23 +178,6 @@ pub(super) fn choose(
     let second = second.or_else(copied)?;
     let (codes, first) = choose_codes(problem, v, only, limits)?;
     Some((codes, first + NEXT + second))
-}
-
-/// A product of the sizes `[M, N, K]`, of operands that are read as they lie.
-fn linear_problem(problem: &Problem, [m, n, k]: [u32; 3], output: DType, limits: &Limits) -> gemm::Problem {
-    let has_tf32 = gemm::has_tf32(limits.compute_capability);
-    gemm::Problem {
-        m,
-        n,
-        k,
-        batch: 1,
-        input: problem.dtype,
-        output,
-        access: problem.access,
-        products: Products::choose(problem.dtype, k as usize, Precision::default(), has_tf32),
-        stores_boxes: (n as usize * output.size()).is_multiple_of(CHUNK_BYTES),
-        fused: Fused::Floor,
-    }
 }
 
 /// The arguments of the products that apply the codes.
@@ -296,6 +279,7 @@ impl<T: UpdateInput> Checked<T> {
             k: self.k as u32,
             parts: 1,
             epilogue: LinearEpilogue::plain(),
+            joined: None,
         };
         let mut used: Vec<&dyn Operand> = vec![&x, &w, &y];
         used.extend(self.codes.iter().map(|codes| &codes.codes as &dyn Operand));
