@@ -19,12 +19,18 @@ pub(super) struct Choice {
     division: Division,
 }
 
-#[cfg(test)]
 impl Choice {
+    /// Blocks of the first launch.
+    pub(super) fn blocks(self) -> u32 {
+        self.division.blocks
+    }
+
+    #[cfg(test)]
     pub(super) fn tile(self) -> Tile {
         self.tile
     }
 
+    #[cfg(test)]
     pub(super) fn parts(self) -> u32 {
         self.division.parts
     }

@@ -345,7 +345,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         used.extend(options.bias.map(|bias| bias as &dyn Operand));
         used.extend(options.terms.operands());
         stream.with_operands(&used, || {
-            // SAFETY: as in `execute`; G and Uᵀ are as large as M, N and the ranks ask.
+            // SAFETY: as in `execute`; G and Uᵀ are as large as M, N and the ranks ask. What makes them waits before it lets this launch begin, or does not let it.
             unsafe { joined::launch::<T>(self.x.device(), stream, choice, operands) }
         })
     }
@@ -484,7 +484,12 @@ impl Bolted {
         let (choice, time) = joined::choose(&problem, self.fused, tile, parts, limits)?;
         let (codes, before) = products::choose_codes(&problem, self.v, None, limits)?;
         let transposed = if self.is_packed { 0 } else { TRANSPOSE };
-        Some((Path::Joined(choice, codes), before + NEXT + time + transposed + self.copied))
+        // Where there is room for all blocks, the second launch reads X and W while the first makes G.
+        let are_beside = codes
+            .blocks()
+            .is_some_and(|blocks| blocks.saturating_add(choice.blocks()) <= limits.multiprocessors);
+        let both = if are_beside { before.max(time) } else { before + time };
+        Some((Path::Joined(choice, codes), both + NEXT + transposed + self.copied))
     }
 }
 

@@ -43,6 +43,16 @@ pub(super) const TILES: [Tile; 7] = [
 ];
 /// What a launch takes more that waits for another one, in picoseconds on an H100.
 pub(super) const NEXT: u128 = 1_400_000;
+impl CodesChoice {
+    /// Blocks of the launch that makes G; `None` if there are two.
+    pub(super) fn blocks(self) -> Option<u32> {
+        match self {
+            Self::Together { blocks, .. } => Some(blocks),
+            Self::Apart => None,
+        }
+    }
+}
+
 /// What a launch that copies V takes, in picoseconds on an H100.
 const COPY: u128 = 1_500_000;
 /// What the launch of the codes takes beside its bytes, in picoseconds on an H100.
@@ -214,9 +224,11 @@ unsafe fn launch_together<T: Element, K: Kernel<Args = TogetherArgs<T::Device>>,
     let launch = skinny_launch::<T, T, S>(operands)?;
     let kernel = device.kernel::<K>()?;
     let args = (launch.x, launch.w, operands.y_arg, codes, launch.params);
+    // A few clusters find room at once, however large they are.
+    let are_few = blocks <= device.properties().multiprocessors / 2;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
     unsafe {
-        if launch.is_early {
+        if launch.is_early || are_few {
             kernel.launch_early(stream, [blocks, 1, 1], args)
         } else {
             kernel.launch(stream, [blocks, 1, 1], args)
@@ -241,7 +253,7 @@ impl<T: UpdateInput> Checked<T> {
         let rank = self.rank();
         let columns = rank.next_multiple_of(CHUNK_BYTES / size_of::<T>());
         // With columns that become zero, up to whole chunks: kernels read those.
-        let mut g = Tensor::<T>::uninit_on(stream, [self.m, columns])?;
+        let mut g = stream.between_launches::<T>([self.m, columns])?;
         match choice {
             CodesChoice::Together { tile, blocks, copies_v } => {
                 self.modulate_together(tile, blocks, copies_v, stream, &mut g)?;

@@ -1,4 +1,6 @@
 //! How the kernels are launched whose sums go on in a second pair of operands: as those of one pair, and told of two matrices more.
+//!
+//! They are launched early whatever their tile, since they read the first pair while the launch before them makes the second.
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::gemm::{PersistentTile, SplitKTile};
@@ -8,7 +10,7 @@ use warpsmith_kernels::skinny::SkinnyParams;
 
 use super::persistent::{Dealt, hopper_launch, hopper_map};
 use super::skinny::{skinny_launch, skinny_map};
-use super::{Instance, Operands, is_early};
+use super::{Instance, Operands};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stream::Stream;
@@ -70,7 +72,7 @@ fn second_pair<'a, T: Element, O: Element>(operands: &Operands<'a, T, O>) -> Res
 ///
 /// # Safety
 ///
-/// As [`Instance::launch`].
+/// As [`Instance::launch`]. The launch before on the stream writes nothing of x, w and the residual, and lets this one begin only behind those before it.
 unsafe fn launch_whole<T: Element, O: Element, K: Kernel<Args = PersistentArgs<T, O>>, S: PersistentTile>(
     device: &Device,
     stream: &Stream,
@@ -86,7 +88,7 @@ unsafe fn launch_whole<T: Element, O: Element, K: Kernel<Args = PersistentArgs<T
 ///
 /// # Safety
 ///
-/// As [`Instance::launch`].
+/// As [`Instance::launch`]. The launch before on the stream writes nothing of x, w and the residual, and lets this one begin only behind those before it.
 unsafe fn launch_halves<T: Element, O: Element, K: Kernel<Args = PersistentArgs<T, O>>, S: PersistentTile>(
     device: &Device,
     stream: &Stream,
@@ -102,7 +104,7 @@ unsafe fn launch_halves<T: Element, O: Element, K: Kernel<Args = PersistentArgs<
 ///
 /// # Safety
 ///
-/// As [`Instance::launch`].
+/// As [`Instance::launch`]. The launch before on the stream writes nothing of x, w and the residual, and lets this one begin only behind those before it.
 unsafe fn launch_dealt<T: Element, O: Element, K: Kernel<Args = PersistentArgs<T, O>>, S: PersistentTile>(
     device: &Device,
     stream: &Stream,
@@ -111,7 +113,7 @@ unsafe fn launch_dealt<T: Element, O: Element, K: Kernel<Args = PersistentArgs<T
     dealt: &Dealt,
 ) -> Result<()> {
     let [g, ut] = second_pair(operands)?;
-    let &Operands { y_arg, m, n, k, epilogue, .. } = operands;
+    let &Operands { y_arg, epilogue, .. } = operands;
     let launch = hopper_launch::<T, O, S>(operands, dealt)?;
     let rank = g.shape()[2] as u32;
     let args = (
@@ -126,22 +128,15 @@ unsafe fn launch_dealt<T: Element, O: Element, K: Kernel<Args = PersistentArgs<T
         launch.params,
     );
     let kernel = device.kernel::<K>()?;
-    let row_bytes = (u64::from(k) + u64::from(rank)) * size_of::<T>() as u64;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe {
-        if is_early::<S>(row_bytes, [m, n], blocks, dealt.are_only, device.properties().multiprocessors) {
-            kernel.launch_early(stream, [blocks, 1, 1], args)
-        } else {
-            kernel.launch(stream, [blocks, 1, 1], args)
-        }
-    }
+    unsafe { kernel.launch_beside_last(stream, [blocks, 1, 1], args) }
 }
 
 /// Launches the kernel `K` of tile `S`, which is for few rows.
 ///
 /// # Safety
 ///
-/// As [`Instance::launch`].
+/// As [`Instance::launch`]. The launch before on the stream writes nothing of x, w and the residual, and lets this one begin only behind those before it.
 unsafe fn launch_few_rows<T: Element, O: Element, K: Kernel<Args = FewRowsArgs<T, O>>, S: SplitKTile>(
     device: &Device,
     stream: &Stream,
@@ -162,11 +157,5 @@ unsafe fn launch_few_rows<T: Element, O: Element, K: Kernel<Args = FewRowsArgs<T
     );
     let kernel = device.kernel::<K>()?;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
-    unsafe {
-        if launch.is_early {
-            kernel.launch_early(stream, [blocks, 1, 1], args)
-        } else {
-            kernel.launch(stream, [blocks, 1, 1], args)
-        }
-    }
+    unsafe { kernel.launch_beside_last(stream, [blocks, 1, 1], args) }
 }
