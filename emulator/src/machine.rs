@@ -1,6 +1,7 @@
 //! The machine: global memory, and launches on it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::check::Finding;
@@ -23,6 +24,8 @@ pub struct Machine {
     variables: Mutex<HashMap<u64, Arc<[u64]>>>,
     /// The threads, if the machine has its own.
     pool: Mutex<Option<Arc<rayon::ThreadPool>>>,
+    /// Launches so far.
+    launches: AtomicU64,
 }
 
 /// The shape of a launch.
@@ -36,12 +39,15 @@ pub struct LaunchConfig {
     pub dynamic_shared: u32,
     /// Blocks of a cluster along x, y and z. A kernel that declares a shape gets it if this is all ones.
     pub cluster: [u32; 3],
+    /// Whether the last launch lets this one begin only when all before it have ended. Threads that have not executed `griddepcontrol.wait` may then
+    /// read what that launch does not write.
+    pub beside_last: bool,
 }
 
 impl Default for LaunchConfig {
     /// One block of one thread.
     fn default() -> Self {
-        Self { grid: [1; 3], block: [1; 3], dynamic_shared: 0, cluster: [1; 3] }
+        Self { grid: [1; 3], block: [1; 3], dynamic_shared: 0, cluster: [1; 3], beside_last: false }
     }
 }
 
@@ -72,7 +78,13 @@ impl Machine {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let memory = GlobalMemory::new(config.limits.global_memory);
-        Self { config, memory, variables: Mutex::default(), pool: Mutex::default() }
+        Self {
+            config,
+            memory,
+            variables: Mutex::default(),
+            pool: Mutex::default(),
+            launches: AtomicU64::new(0),
+        }
     }
 
     /// The settings that the machine was made with.
@@ -113,6 +125,19 @@ impl Machine {
     /// [`MemoryError::BadFree`] if no allocation starts there.
     pub fn free(&self, address: u64) -> Result<(), MemoryError> {
         self.memory.free(address)
+    }
+
+    /// Takes an allocation to be one that the last launch has written.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::BadRange`] if `address` lies in none.
+    pub fn assume_written(&self, address: u64) -> Result<(), MemoryError> {
+        self.memory.range("assume_written", address, 1)?;
+        if let Some((_, allocation)) = self.memory.snapshot().find(address) {
+            allocation.note_write(self.launches.load(Relaxed));
+        }
+        Ok(())
     }
 
     /// Copies from the host to the machine.
@@ -215,6 +240,7 @@ impl Machine {
             kernel: code,
             code: instructions,
             config: *config,
+            number: self.launches.fetch_add(1, Relaxed) + 1,
             checks: self.config.checks,
             numerics: self.config.numerics,
             level: module.level(),

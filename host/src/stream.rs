@@ -141,6 +141,23 @@ impl Stream {
         Ok(Scratch { zeros: zeros.arg_mut(), numbers: numbers.arg_mut(), _own: Some((zeros, numbers)) })
     }
 
+    /// A matrix of any values for two launches on this stream, of which the first writes it and the second reads it.
+    ///
+    /// Within a capture it lies in what the stream keeps, if there is room: the driver lets a launch of a graph begin early only where the graph allocates nothing
+    /// around it.
+    pub(crate) fn between_launches<T: Element>(&self, shape: [usize; 2]) -> Result<Tensor<T>> {
+        let bytes = shape[0].saturating_mul(shape[1]).saturating_mul(size_of::<T>());
+        let is_capturing = self.is_capturing();
+        // Also outside of a capture, so that a later one finds the memory.
+        match self.device.backend().kept(&self.handle, is_capturing, 0, bytes)? {
+            // SAFETY: the memory is the stream's, for all work that is enqueued on it, and a graph holds its stream. Launches between the two do not use it.
+            Some([_, address]) if is_capturing => unsafe {
+                Tensor::from_foreign_mut(self, address, shape, [shape[1], 1], ())
+            },
+            _ => Tensor::uninit_on(self, shape),
+        }
+    }
+
     /// Enqueues `work` on this stream so that it is ordered with every other use of `operands`.
     ///
     /// Operands whose home stream is this one cost nothing. Of each other home stream, its work so far is waited for by

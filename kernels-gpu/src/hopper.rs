@@ -136,10 +136,17 @@ mod body {
                 if let Some(mut producer) = S::producer() {
                     let mut next = S::next_part(&mut tiles);
                     // Behind the start and the first tile's divisions, which depend on no other launch.
-                    grid::wait_for_earlier_launches();
+                    if joined.is_none() {
+                        grid::wait_for_earlier_launches();
+                    } else {
+                        grid::let_next_launch_begin();
+                    }
                     while let Some(part) = next {
                         S::load::<T>(&mut producer, x, w, p.layouts, first_steps, part);
                         if let Some(Joined { g, ut, .. }) = joined {
+                            // Of the launches before this one, only the last is still under way, which makes G.
+                            grid::wait();
+                            // There is one matrix of each, so that those of later parts of the sums are beyond it and read as zeros.
                             S::load::<T>(&mut producer, g, ut, Layouts::K_MAJOR, steps - first_steps, part);
                         }
                         next = S::next_part(&mut tiles);
@@ -153,7 +160,9 @@ mod body {
                 let mut consumer = S::consumer();
                 let mut tiles = tiles();
                 let mut next = S::next_tile(&mut consumer, &mut tiles, steps);
-                grid::wait_for_earlier_launches();
+                if joined.is_none() {
+                    grid::wait_for_earlier_launches();
+                }
                 while let Some(part) = next {
                     let epilogue = epilogue.of_matrix(part.tile.batch, p.m, p.n);
                     let (in_registers, through_boxes) = (epilogue.in_registers(), epilogue.through_boxes());
@@ -168,6 +177,10 @@ mod body {
                     } else {
                         S::multiply::<T>(&mut consumer, p.layouts, products)
                     };
+                    if joined.is_some() {
+                        // Whoever waits for this launch relies on G's having ended, too.
+                        grid::wait();
+                    }
                     let base = y.offset(part.tile.batch as u64 * p.batch_y);
                     let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };
                     if !S::STORES_ROWS || p.has_boxes != 0 {

@@ -60,7 +60,8 @@ pub unsafe fn linear_modulated<T: Wgmma<S::Accumulators> + Element, S: SplitKTil
         S::start(x, vt);
         // Behind the start, under which its divisions run, and before what else waits for other launches.
         let share = S::share(p.m, p.n, p.k * T::BYTES);
-        grid::wait_for_earlier_launches();
+        // A product whose sums go on in G reads X before it waits for G.
+        grid::wait_before_next_launch();
         if S::is_producer() {
             S::load::<T>(x, vt, p.layouts, share);
         } else {

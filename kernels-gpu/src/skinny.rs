@@ -82,7 +82,11 @@ mod body {
             };
             let share = S::share(p.m, p.n, row_bytes);
             let tile = share.tile;
-            grid::wait_for_earlier_launches();
+            if joined.is_none() {
+                grid::wait_for_earlier_launches();
+            } else {
+                grid::let_next_launch_begin();
+            }
             if S::is_producer() {
                 match joined {
                     None => S::load::<T>(x, w, p.layouts, share),
@@ -93,6 +97,10 @@ mod body {
                 let columns = S::columns(&epilogue, tile);
                 let accumulators =
                     S::multiply::<T>(if joined.is_some() { Layouts::K_MAJOR } else { p.layouts }, share);
+                if joined.is_some() {
+                    // The launch before, which makes G, may be under way until here.
+                    grid::wait();
+                }
                 S::exchange(accumulators);
                 let base = y.offset(tile.batch as u64 * p.batch_y);
                 let y = Output { base, stride: p.stride_y, rows: p.m, columns: p.n };

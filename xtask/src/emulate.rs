@@ -126,6 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         block: args.block.or(kernel.reqntid).unwrap_or([1; 3]),
         dynamic_shared: args.shared,
         cluster: args.cluster,
+        beside_last: false,
     };
     let bytes: Vec<&[u8]> = bound.iter().map(Bound::bytes).collect();
     let start = Instant::now();

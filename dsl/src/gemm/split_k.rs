@@ -112,7 +112,8 @@ pub trait SplitKTile: 'static {
     /// `share` is what [`share`](Self::share) returned; A is K-major, and so is B unless [`TRANSPOSES`](Self::TRANSPOSES) says otherwise.
     unsafe fn load<T: Element>(a: &TensorMap, b: &TensorMap, layouts: Layouts, share: Share);
 
-    /// As [`load`](Self::load), where the steps from `first` on are of the matrices `more`, from their first step on; all are K-major.
+    /// As [`load`](Self::load), where the steps from `first` on are of the matrices `more`, from their first step on; all are K-major. Before it copies
+    /// those it [waits](crate::grid::wait) for the launch before this one.
     ///
     /// # Safety
     ///

@@ -218,6 +218,38 @@ impl Core<'_> {
         if early == 0 { Ok(()) } else { self.before_grids(early, addresses, bytes, what) }
     }
 
+    /// The same of a load: beside the last grid, lanes may also read what that one does not write.
+    #[inline(always)]
+    pub(crate) fn check_grids_of_load(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        what: &str,
+    ) -> Result<(), Flow> {
+        let early = lanes & self.warp.early;
+        if early == 0 { Ok(()) } else { self.load_before_grids(early, addresses, bytes, what) }
+    }
+
+    #[cold]
+    fn load_before_grids(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        what: &str,
+    ) -> Result<(), Flow> {
+        let (table, before) = (self.launch.table, self.launch.number - 1);
+        let is_written =
+            |address: u64| table.find(address).is_none_or(|(_, allocation)| allocation.is_written_by(before));
+        let early = if self.launch.config.beside_last {
+            lanes_where(lanes, |lane| is_written(addresses[lane]))
+        } else {
+            lanes
+        };
+        if early == 0 { Ok(()) } else { self.before_grids(early, addresses, bytes, what) }
+    }
+
     #[cold]
     fn before_grids(
         &mut self,

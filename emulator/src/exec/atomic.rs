@@ -101,6 +101,7 @@ fn run(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
                             allocation.hint_of_write(),
                         ));
                     }
+                    allocation.note_write(core.launch.number);
                     core.race_global(index, 1 << lane, addresses, bytes, Access::Atomic)?;
                     core.synchronise(strength, (true, true), 1 << lane, |lane| addresses[lane]);
                     let (storage, at) = (&allocation.storage, address - allocation.base);

@@ -267,8 +267,10 @@ impl Core<'_> {
         if bytes == 0 {
             return Ok(None);
         }
-        if purpose != Use::Prefetch {
-            self.check_grids(1 << lane, &[address; 32], bytes, what)?;
+        match purpose {
+            Use::Prefetch => {}
+            Use::Read => self.check_grids_of_load(1 << lane, &[address; 32], bytes, what)?,
+            Use::Write => self.check_grids(1 << lane, &[address; 32], bytes, what)?,
         }
         let Some(index) = self.allocation(address, 1 << lane, &[address; 32], bytes, what)? else {
             return Ok(None);
@@ -278,6 +280,9 @@ impl Core<'_> {
         if purpose == Use::Write && allocation.read_only {
             let message = format!("{what} to {}", table.describe(address));
             return Err(self.fail(FindingKind::ReadOnly, 1 << lane, message, allocation.hint_of_write()));
+        }
+        if purpose == Use::Write {
+            allocation.note_write(self.launch.number);
         }
         Ok(Some(Place::Global { allocation: index, offset: address - allocation.base }))
     }

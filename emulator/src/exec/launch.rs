@@ -41,6 +41,8 @@ pub(crate) struct Launch<'l> {
     pub(crate) kernel: &'l Kernel,
     pub(crate) code: &'l [Inst],
     pub(crate) config: LaunchConfig,
+    /// Counts the machine's launches from 1.
+    pub(crate) number: u64,
     pub(crate) checks: Checks,
     pub(crate) numerics: Numerics,
     /// What the host can do; the code is bound for it.

@@ -143,7 +143,7 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
                 }
                 Space::Global | Space::Const | Space::Generic => {
                     if space != Space::Const {
-                        core.check_grids(lanes, addresses, bytes, "load")?;
+                        core.check_grids_of_load(lanes, addresses, bytes, "load")?;
                     }
                     let table = core.launch.table;
                     let mut rest = lanes;
@@ -272,6 +272,7 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                         let limit = storage.bytes() - u64::from(bytes);
                         let here = within(rest, addresses, base, limit);
                         rest &= !here;
+                        allocation.note_write(core.launch.number);
                         let access = if strength == Strength::Weak { Access::Write } else { Access::Atomic };
                         core.race_global(index, here, addresses, bytes, access)?;
                         core.synchronise(strength, (false, true), here, |lane| addresses[lane]);

@@ -4,6 +4,7 @@
 //! So a stray access meets a red zone, and an access through a stale pointer meets the record of what was freed.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::storage::Storage;
@@ -19,6 +20,9 @@ pub(crate) const LAST_ADDRESS: u64 = 0xf000_0000_0000;
 /// How many freed ranges are remembered by name. Addresses are not reused after that either.
 const QUARANTINE: usize = 1 << 16;
 
+/// A number that no launch has.
+const NO_LAUNCH: u64 = u64::MAX;
+
 /// One live allocation.
 #[derive(Clone)]
 pub(crate) struct Allocation {
@@ -29,9 +33,24 @@ pub(crate) struct Allocation {
     /// A module's variable of this name, not an allocation of the host.
     pub(crate) name: Option<Arc<str>>,
     pub(crate) read_only: bool,
+    /// The number of the last launch that wrote to it.
+    written: Arc<AtomicU64>,
 }
 
 impl Allocation {
+    /// Notes a write by the launch of this number.
+    #[inline(always)]
+    pub(crate) fn note_write(&self, launch: u64) {
+        if self.written.load(Relaxed) != launch {
+            self.written.store(launch, Relaxed);
+        }
+    }
+
+    /// Whether the launch of this number was the last that wrote to it.
+    pub(crate) fn is_written_by(&self, launch: u64) -> bool {
+        self.written.load(Relaxed) == launch
+    }
+
     /// What helps against a write, if it may only be read.
     pub(crate) fn hint_of_write(&self) -> Option<&'static str> {
         let is_input = self.read_only && self.name.is_none();
@@ -170,8 +189,14 @@ impl GlobalMemory {
         let Some(storage) = Storage::new(bytes) else {
             return Err(out_of_memory);
         };
-        let allocation =
-            Allocation { base, storage: Arc::new(storage), number: state.count, name, read_only };
+        let allocation = Allocation {
+            base,
+            storage: Arc::new(storage),
+            number: state.count,
+            name,
+            read_only,
+            written: Arc::new(AtomicU64::new(NO_LAUNCH)),
+        };
         Arc::make_mut(&mut state.table).live.push(allocation.clone());
         state.next = next;
         state.count += 1;

@@ -1,7 +1,9 @@
 //! `griddepcontrol`: launches do not overlap here, so that it changes no result; but a thread that touches global memory before
 //! its wait is found.
 
-use warpsmith_emulator::{Checks, Completion, Config, Finding, FindingKind, LaunchError, Machine, Report};
+use warpsmith_emulator::{
+    Checks, Completion, Config, Finding, FindingKind, LaunchConfig, LaunchError, Machine, Report,
+};
 
 use crate::common::{finding, hopper_module, launch};
 
@@ -150,4 +152,28 @@ fn a_kernel_that_lets_others_start_and_does_not_wait_itself_is_found() {
     assert!(found.hint.unwrap().contains("`griddepcontrol.wait` first"));
     fails(&format!("{ADD}{LAUNCH}"));
     passes(LAUNCH);
+}
+
+#[test]
+fn beside_the_last_launch_what_that_did_not_write_may_be_read_before_the_wait() {
+    let machine = Machine::new(Config::hopper());
+    let p = machine.allocate(256).unwrap();
+    machine.write(p, &[1; 256]).unwrap();
+    let config = LaunchConfig { block: [64, 1, 1], beside_last: true, ..LaunchConfig::default() };
+    let run =
+        |body: &str| machine.launch(&hopper_module(&kernel(body)), "test", &config, &[&p.to_le_bytes()]);
+    let is_found = |body: &str| assert_eq!(finding(run(body)).kind, FindingKind::GridDependency, "{body}");
+    let (load, store) =
+        (format!("ld.global.u32 %r0, [%q];\n{WAIT}"), format!("st.global.u32 [%q], %t;\n{WAIT}"));
+    run(&load).unwrap();
+    // Stores never.
+    is_found(&store);
+    run(&load).unwrap();
+    // What the last launch has written, if there was no other since.
+    run(&format!("{WAIT}{ADD}")).unwrap();
+    is_found(&load);
+    run(&load).unwrap();
+    machine.assume_written(p).unwrap();
+    is_found(&load);
+    assert!(machine.assume_written(p - 1).is_err());
 }

@@ -112,6 +112,9 @@ pub(crate) struct LaunchSize {
     pub(crate) cooperative: bool,
     /// Whether it may begin before the launches before it on the stream have ended: the kernel waits for them itself.
     pub(crate) early: bool,
+    /// Whether the last launch lets it begin only when all before that have ended: see
+    /// [`launch_beside_last`](crate::kernel::TypedKernel::launch_beside_last).
+    pub(crate) beside_last: bool,
 }
 
 /// Why an allocation failed.

@@ -447,13 +447,13 @@ impl Backend for Emulator {
         _: &StreamHandle,
     ) -> Result<()> {
         // A launch of more blocks than the device holds has been refused.
-        let LaunchSize { grid, block, cluster, dynamic_shared, cooperative: _, early: _ } = size;
+        let LaunchSize { grid, block, cluster, dynamic_shared, cooperative: _, early: _, beside_last } = size;
         let arguments: Vec<&[u8]> = arguments
             .iter()
             // SAFETY: the caller answers for the arguments being readable.
             .map(|argument| unsafe { std::slice::from_raw_parts(argument.data, argument.size) })
             .collect();
-        let config = LaunchConfig { grid, block, cluster, dynamic_shared };
+        let config = LaunchConfig { grid, block, cluster, dynamic_shared, beside_last };
         let module = parsed(module)?;
         self.with_foreign(|| self.machine.launch(module, entry, &config, &arguments))?
             .map(|_| ())

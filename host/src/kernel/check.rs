@@ -18,7 +18,7 @@ pub(crate) fn check_launch(
     let refuse = |quantity: &'static str, expected: String, actual: String| {
         Err(Error::LaunchLimit { kernel: entry.name.clone(), quantity, expected, actual })
     };
-    let LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early: _ } = size;
+    let LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early: _, beside_last: _ } = size;
 
     if let Some(required) = entry.required_block
         && block != required

@@ -298,7 +298,15 @@ impl Function {
         dynamic_shared: u32,
         arguments: &[RawArg],
     ) -> Result<()> {
-        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative: false, early: false };
+        let size = LaunchSize {
+            grid,
+            block,
+            cluster,
+            dynamic_shared,
+            cooperative: false,
+            early: false,
+            beside_last: false,
+        };
         // SAFETY: the caller's promise.
         unsafe { self.launch_size(stream, size, arguments) }
     }
@@ -341,6 +349,8 @@ enum Manner {
     Early,
     /// The same, with no two blocks on a multiprocessor.
     EarlyApart,
+    /// As early, and before the last has ended it reads what that one does not write.
+    BesideLast,
     /// After those before it, with this much shared memory or more.
     Roomy(u32),
 }
@@ -381,6 +391,26 @@ impl<K: Kernel> TypedKernel<K> {
     pub unsafe fn launch_early(&self, stream: &Stream, grid: [u32; 3], args: K::Args) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_as(stream, grid, args, Manner::Early) }
+    }
+
+    /// As [`launch_early`](Self::launch_early), of a kernel that reads operands before it waits.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Function::launch`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch). The launch before it on the stream is of a kernel that [waits before it lets this one
+    /// begin](warpsmith_dsl::grid::wait_before_next_launch), or that does not let it begin at all, and writes nothing of what this one reads before it waits.
+    pub(crate) unsafe fn launch_beside_last(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        args: K::Args,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(stream, grid, args, Manner::BesideLast) }
     }
 
     /// As [`launch_early`](Self::launch_early), with so much shared memory that no multiprocessor holds two blocks: for at most as many as
@@ -506,7 +536,8 @@ impl<K: Kernel> TypedKernel<K> {
     ) -> Result<()> {
         let Declaration { block, shared_bytes: declared, .. } = K::DECLARATION;
         let cooperative = manner == Manner::Cooperative;
-        let early = matches!(manner, Manner::Early | Manner::EarlyApart);
+        let early = matches!(manner, Manner::Early | Manner::EarlyApart | Manner::BesideLast);
+        let beside_last = manner == Manner::BesideLast;
         let device = &self.function.device;
         // The emulator has no multiprocessors to fill, and finds accesses behind what a kernel declares.
         let dynamic_shared = match (manner, device.kind()) {
@@ -517,7 +548,7 @@ impl<K: Kernel> TypedKernel<K> {
             (Manner::Roomy(bytes), DeviceKind::Cuda(_)) => declared.max(bytes),
             _ => declared,
         };
-        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early };
+        let size = LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early, beside_last };
         // SAFETY: the arguments have the kernel's types; the caller answers for the addresses in them.
         let launched =
             args.with_raw(|arguments| unsafe { self.function.launch_size(stream, size, arguments) });

@@ -346,6 +346,7 @@ impl Problem for Case {
             cluster: [self.blocks, 1, 1],
             block: kernel.reqntid.unwrap_or([1; 3]),
             dynamic_shared: shared_bytes,
+            beside_last: false,
         };
         let launch = |raw: &[RawArg]| {
             // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.

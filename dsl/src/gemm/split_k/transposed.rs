@@ -10,6 +10,7 @@ use super::{COLUMNS, MOST_GROUPS, Share, SplitKTile};
 use crate::epilogue::Epilogue;
 use crate::float::Element;
 use crate::gemm::Layouts;
+use crate::grid;
 use crate::launch::TensorMap;
 use crate::layout::{Coord, TileIndex, accumulator_coord, transposed_fragment_word};
 use crate::pipeline::{AsyncProxy, FullStage, Pipeline, Producer};
@@ -413,7 +414,12 @@ impl<
         // SAFETY: the caller's promise.
         unsafe {
             Self::load_from::<T>(Layouts::K_MAJOR, share, |step| {
-                if step < first { (operands, step) } else { (more, step - first) }
+                if step < first {
+                    (operands, step)
+                } else {
+                    grid::wait();
+                    (more, step - first)
+                }
             });
         }
     }

@@ -30,7 +30,7 @@ pub(super) unsafe fn launch(
     stream: &CudaStream,
 ) -> Result<()> {
     const OPERATION: &str = "launching a kernel";
-    let LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early } = size;
+    let LaunchSize { grid, block, cluster, dynamic_shared, cooperative, early, beside_last: _ } = size;
     let early = early && version.is_some_and(|version| version >= EARLY_LAUNCHES);
     let mut pointers: Vec<*mut c_void> =
         arguments.iter().map(|argument| argument.data.cast_mut().cast()).collect();

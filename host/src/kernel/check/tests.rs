@@ -33,7 +33,15 @@ fn launch(
     dynamic_shared: u32,
     sizes: &[usize],
 ) -> Result<()> {
-    let size = LaunchSize { grid, block, cluster: [1; 3], dynamic_shared, cooperative: false, early: false };
+    let size = LaunchSize {
+        grid,
+        block,
+        cluster: [1; 3],
+        dynamic_shared,
+        cooperative: false,
+        early: false,
+        beside_last: false,
+    };
     check_launch(entry, &RESOURCES, &properties(), size, sizes.iter().copied())
 }
 
@@ -94,6 +102,7 @@ fn clusters_divide_the_grid_and_fit_the_kernel_and_the_device() {
             dynamic_shared: 0,
             cooperative: false,
             early: false,
+            beside_last: false,
         };
         check_launch(entry, &RESOURCES, properties, size, [].into_iter())
     };
@@ -136,6 +145,7 @@ fn the_blocks_of_a_cooperative_launch_fit_the_device_together() {
             dynamic_shared,
             cooperative: true,
             early: false,
+            beside_last: false,
         };
         check_launch(&free_entry(), &RESOURCES, &properties(), size, [].into_iter())
     };
@@ -155,6 +165,7 @@ fn registers_limit_the_block_too() {
         dynamic_shared: 0,
         cooperative: false,
         early: false,
+        beside_last: false,
     };
     let result = check_launch(&free_entry(), &resources, &properties(), size, [].into_iter());
     assert!(refusal(result).1.contains("registers"));

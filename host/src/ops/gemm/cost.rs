@@ -320,7 +320,7 @@ impl PersistentCost {
         } else {
             column
         };
-        let of_tile = u64::from(problem.k).saturating_mul(column) + self.tile + more;
+        let of_tile = u64::from(summed(problem)).saturating_mul(column) + self.tile + more;
         let half = if problem.input == DType::F32 || rounds == 0 { READING_HALF } else { HALF };
         let tiles = u128::from(rounds) * 1000 + u128::from(halves) * half;
         let of_tiles = tiles * u128::from(of_tile) / 1000;
@@ -428,7 +428,7 @@ impl SkinnyCost {
         let multiprocessors = u64::from(limits.multiprocessors.max(1));
         let blocks = tile.blocks(problem.m, problem.n, problem.batch, limits.multiprocessors);
         // The costs are those of 16-bit types; a column of TF32 takes two of theirs.
-        let columns = u128::from(problem.k.div_ceil(tile.split())) * problem.input.size() as u128 / 2;
+        let columns = u128::from(summed(problem).div_ceil(tile.split())) * problem.input.size() as u128 / 2;
         // Clusters of eight with multiprocessors to themselves fill half of those for certain.
         let room = if tile == Tile::Skinny64x64Split8Deep { multiprocessors / 2 } else { multiprocessors };
         let rounds = blocks.div_ceil((room * self.resident).max(1));
@@ -496,10 +496,20 @@ const BANDWIDTH: u128 = 2_516_000;
 /// Bytes that a block of a persistent launch reads from memory in a microsecond at most.
 const READ_BY_BLOCK: u128 = 45_000;
 
-/// Bytes of x and w.
+/// Columns that the sums take: a second pair of operands begins with a step of its own, and ends with one.
+fn summed(problem: &Problem) -> u32 {
+    problem.k.saturating_add(problem.rank.next_multiple_of(JOINED_STEP))
+}
+
+/// Columns of 16-bit types in a step.
+const JOINED_STEP: u32 = 64;
+
+/// Bytes of x and w, and of a second pair.
 fn bytes(problem: &Problem) -> u128 {
     let rows = u128::from(problem.m) + u128::from(problem.n);
-    rows * u128::from(problem.k) * u128::from(problem.batch) * problem.input.size() as u128
+    rows * (u128::from(problem.k) + u128::from(problem.rank))
+        * u128::from(problem.batch)
+        * problem.input.size() as u128
 }
 
 /// Bytes from one row of x or w to the next, where they are contiguous or copies.

@@ -37,15 +37,14 @@ pub use variants::Tile;
 
 pub(crate) use batch::broadcast;
 pub(crate) use launch::fp8;
-pub(crate) use launch::{
-    Operands, has_only_tiles, hopper_launch, hopper_map, is_early, skinny_launch, skinny_map,
-};
+pub(crate) use launch::{Kernels, Operands, has_only_tiles, skinny_launch};
 pub(crate) use options::{Options, epilogue_methods, factor_methods, product_methods};
-pub(crate) use plan::{Planned, Request};
+pub(crate) use passes::sums_blocks;
+pub(crate) use plan::{Division, Planned, Request};
 pub(crate) use problem::{TURING, has_tf32, is_hopper};
 pub(crate) use select::{estimate, estimate_of_launch};
 pub(crate) use terms::{FlatTerms, Terms, TermsOf, two_axes, zeroed};
-pub(crate) use variants::LinearTypes;
+pub(crate) use variants::{LinearInput, LinearTypes};
 
 use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::launch::{Global, GlobalMut};
@@ -56,7 +55,6 @@ use crate::ops::{Implementation, repack, repack_both};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor, View};
 use batch::{Launches, PerRole, Role};
-use launch::Kernels;
 use plan::Plan;
 
 /// A product that has yet to run.
@@ -199,7 +197,8 @@ where
                 let y_arg = y.arg_mut();
                 let epilogue = started(epilogue, start);
                 let &Plan { m, n, k, parts, blocks, .. } = &**plan;
-                let operands = Operands { x: &x, w: &w, y: &y, y_arg, m, n, k, parts, epilogue };
+                let operands =
+                    Operands { x: &x, w: &w, y: &y, y_arg, m, n, k, parts, epilogue, joined: None };
                 // SAFETY: `check` and the plan have checked shapes, strides, alignment and device of every operand, and that what
                 // is written is apart from the rest. Tensors are freed in the order of their home streams, which
                 // `with_operands` makes wait for this work.

@@ -235,6 +235,7 @@ mod tests {
                     products,
                     stores_boxes: n.is_multiple_of(8),
                     fused: Fused::Floor,
+                    rank: 0,
                 },
                 1,
             )
@@ -362,6 +363,7 @@ mod tests {
                             products: Products::Direct,
                             stores_boxes: true,
                             fused: Fused::Floor,
+                            rank: 0,
                         },
                         1,
                     )

@@ -41,14 +41,14 @@ impl<T: Element, O: Element> Passes<T, O> {
         blocks: u32,
         operands: &Operands<'_, T, O>,
     ) -> Result<()> {
-        let &Operands { x, w, y, y_arg, m, n, k, parts, epilogue } = operands;
+        let &Operands { x, w, y, y_arg, m, n, k, parts, epilogue, joined } = operands;
         let batch = y.shape()[0] as u32;
         let total =
             Total { y_arg, strides: [row_stride(y), batch_stride(y)], sizes: [m, n, batch], epilogue };
         let (mut sums, columns) = parts_of(stream, [m, n, batch], parts)?;
         let y_arg = sums.arg_mut();
         let epilogue = LinearEpilogue::plain();
-        let of_parts = Operands { x, w, y: &sums, y_arg, m, n: columns, k, parts, epilogue };
+        let of_parts = Operands { x, w, y: &sums, y_arg, m, n: columns, k, parts, epilogue, joined };
         // SAFETY: the parts are this launch's own, in the order of the stream; the rest is the caller's promise.
         unsafe {
             self.parts.launch(device, stream, blocks, &of_parts)?;

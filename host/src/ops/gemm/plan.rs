@@ -97,6 +97,50 @@ impl<K: Kernels> Planned<K> {
     }
 }
 
+/// How the sums of a problem are dealt out to the blocks of a variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Division {
+    /// Blocks that share the sums of a tile, of those that are told at each launch, or parts of the sums that a second launch adds.
+    pub(crate) parts: u32,
+    /// Elements of a sum, or of a part of it.
+    pub(crate) k: u32,
+    /// Blocks of the launch, of the first if there are two.
+    pub(crate) blocks: u32,
+}
+
+impl Division {
+    /// That of a variant, with `asked` parts or as many as are fastest, on at most `most_blocks` blocks; the error is the most tiles that such a launch has.
+    pub(crate) fn of(
+        tile: Tile,
+        problem: &Problem,
+        asked: Option<u32>,
+        limits: &Limits,
+        most_blocks: u32,
+    ) -> std::result::Result<Self, u32> {
+        let &Problem { m, n, k, batch, .. } = problem;
+        let sizes = [m, n, batch];
+        let asked = asked.map(|parts| parts.clamp(1, MOST_PARTS));
+        let parts = match asked {
+            Some(parts) if tile.shares() && (!tile.has_passes() || is_built(SUMS)) => parts,
+            _ => tile.parts(problem, limits),
+        };
+        let (parts, k) = if parts > 1 && tile.has_passes() {
+            // The second launch has its limit too.
+            let parts = if sums_blocks(sizes) <= u64::from(most_blocks) { parts } else { 1 };
+            tile.split_evenly(k, problem.input.size(), parts)
+        } else {
+            (parts, k)
+        };
+        let most_tiles = most_blocks / (tile.split() * parts);
+        if tile.tiles(m, n).saturating_mul(batch.into()) > u64::from(most_tiles) {
+            return Err(most_tiles);
+        }
+        // No more than `split` times the tiles of all parts, and so a number of 32 bits.
+        let blocks = tile.blocks_of_parts(sizes, parts, limits.multiprocessors) as u32;
+        Ok(Self { parts, k, blocks })
+    }
+}
+
 /// How a product is computed.
 pub(crate) struct Plan {
     pub(crate) path: Path,
@@ -182,6 +226,7 @@ impl Plan {
             products,
             stores_boxes,
             fused: request.fused,
+            rank: 0,
         };
         let problem = |repack: [bool; 2], access: Access| {
             let launches = request.axes(repack).launches();
@@ -204,27 +249,11 @@ impl Plan {
             None => tune::choose(request.device, &choice)?,
         };
         let tile = tile.ok_or_else(|| request.no_kernel(None, &problem, &limits))?;
-        let most_blocks = properties.max_grid[0];
-        let sizes = [m, n, problem.batch];
-        let tiles = tile.tiles(m, n).saturating_mul(launches.batch as u64);
-        let asked = request.parts.map(|parts| parts.clamp(1, MOST_PARTS));
-        let parts = match asked {
-            Some(parts) if tile.shares() && (!tile.has_passes() || is_built(SUMS)) => parts,
-            _ => tile.parts(&problem, &limits),
-        };
-        let (parts, k) = if parts > 1 && tile.has_passes() {
-            // The second launch has its limit too.
-            let parts = if sums_blocks(sizes) <= u64::from(most_blocks) { parts } else { 1 };
-            tile.split_evenly(k, request.input.size(), parts)
-        } else {
-            (parts, k)
-        };
-        let most_tiles = u64::from(most_blocks / (tile.split() * parts));
-        if tiles > most_tiles {
-            return Err(request.limit("y", "number of tiles", format!("at most {most_tiles}"), tiles));
-        }
-        // No more than `split` times the tiles of all parts, and so a number of 32 bits.
-        let blocks = tile.blocks_of_parts(sizes, parts, properties.multiprocessors) as u32;
+        let division = Division::of(tile, &problem, request.parts, &limits, properties.max_grid[0]);
+        let Division { parts, k, blocks } = division.map_err(|most_tiles| {
+            let tiles = tile.tiles(m, n).saturating_mul(launches.batch as u64);
+            request.limit("y", "number of tiles", format!("at most {most_tiles}"), tiles)
+        })?;
         Ok(Self { path, launches, tile, blocks, parts, m, n, k, choice })
     }
 }

@@ -98,6 +98,8 @@ pub struct Problem {
     pub stores_boxes: bool,
     /// What is done to the products.
     pub fused: Fused,
+    /// Columns of a second pair of operands, in which the sums go on; 0 where there is none. Its rows are contiguous and start at multiples of 16 bytes.
+    pub rank: u32,
 }
 
 /// What the choice needs to know of a device.

@@ -22,7 +22,6 @@ use super::operands::{BoltOn, Problem};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::kernel::is_built;
-use crate::ops::Products;
 use crate::ops::gemm::{self, Access, Limits};
 use crate::ops::matrix::row_stride;
 use crate::stream::Stream;
@@ -218,7 +217,7 @@ fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> u128 {
         return few_rows_picoseconds(problem, limits);
     }
     let facts = choice.tile.facts();
-    let product = linear_problem(problem);
+    let product = linear_problem(problem, limits);
     let Some(linear) = gemm::estimate_of_launch(facts.linear, &product, limits) else { return u128::MAX };
     let (clusters_m, tiles_n) = tiles(facts, problem);
     let rounds = (clusters_m * tiles_n).div_ceil(u64::from(choice.blocks / facts.cluster));
@@ -246,27 +245,15 @@ fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> u128 {
 /// The same of the tile for few rows: the linear operation's time with that tile, of which the rows of V are a part more, and what the
 /// warps wait for H'.
 fn few_rows_picoseconds(problem: &Problem, limits: &Limits) -> u128 {
-    let product = linear_problem(problem);
+    let product = linear_problem(problem, limits);
     let rows = u128::from(TransposedUpdate::BLOCK_M + TransposedUpdate::BLOCK_N);
     gemm::estimate_of_launch(gemm::Tile::Skinny16x64, &product, limits)
         .map_or(u128::MAX, |time| time * (rows + u128::from(CHUNK)) / rows + u128::from(OWN))
 }
 
 /// The linear operation without the updates.
-fn linear_problem(problem: &Problem) -> gemm::Problem {
-    let &Problem { m, n, k, dtype, .. } = problem;
-    gemm::Problem {
-        m,
-        n,
-        k,
-        batch: 1,
-        input: dtype,
-        output: dtype,
-        access: Access::Aligned,
-        products: Products::Direct,
-        stores_boxes: stores_boxes(problem),
-        fused: if problem.fits_registers { gemm::Fused::Floor } else { gemm::Fused::Terms },
-    }
+fn linear_problem(problem: &Problem, limits: &Limits) -> gemm::Problem {
+    gemm::Problem { stores_boxes: stores_boxes(problem), ..problem.linear(limits) }
 }
 
 /// The arguments of these kernels.

@@ -19,7 +19,7 @@ use crate::ops::gemm::{
     self, Access, Fused, Limits, Operands, Options, Product, Terms, Tile, epilogue_methods,
 };
 use crate::ops::matrix::as_matrix;
-use crate::ops::{Activation, CHUNK_BYTES, Implementation, Precision, Products, repack_both};
+use crate::ops::{Activation, Implementation, repack_both};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
@@ -174,8 +174,9 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
             Path::Portable(choice) => kernel(portable::kernel::<T>(choice), choice.blocks),
             Path::Joined(choice, codes) => {
                 let copies = self.unaligned(&checked).into_iter().filter(|&unaligned| unaligned).count();
-                let joined = Implementation::kernel(device, joined::kernel::<T>(choice), choice.blocks)
-                    .with_copies(copies + usize::from(checked.packed.is_none()));
+                let copies = copies + usize::from(checked.packed.is_none());
+                let sizes = [checked.m as u32, checked.n as u32];
+                let joined = joined::implementation::<T>(device, choice, sizes, copies)?;
                 Implementation::sequence(checked.implementation_of_codes(codes)?, joined)
             }
             Path::Sequence => {
@@ -327,7 +328,7 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
         let y_arg = y.arg_mut();
         let (x, w, y) = (one_of_a_batch(&aligned.x), one_of_a_batch(&w), one_of_a_batch(y));
         let (g, ut) = (one_of_a_batch(&g), one_of_a_batch(&ut));
-        let linear = Operands {
+        let operands = Operands {
             x: &x,
             w: &w,
             y: &y,
@@ -337,15 +338,15 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
             k: checked.k as u32,
             parts: 1,
             epilogue,
+            joined: Some([&g, &ut]),
         };
-        let operands = joined::Joined { linear, g: &g, ut: &ut };
         let options = &self.options;
         let mut used: Vec<&dyn Operand> = vec![&x, &w, &g, &ut, &y];
         used.extend(options.bias.map(|bias| bias as &dyn Operand));
         used.extend(options.terms.operands());
         stream.with_operands(&used, || {
-            // SAFETY: as in `execute`; G and Uᵀ are as large as M, N and the ranks ask.
-            unsafe { joined::launch::<T>(self.x.device(), stream, choice, &operands) }
+            // SAFETY: as in `execute`; G and Uᵀ are as large as M, N and the ranks ask. What makes them waits before it lets this launch begin, or does not let it.
+            unsafe { joined::launch::<T>(self.x.device(), stream, choice, operands) }
         })
     }
 
@@ -458,7 +459,7 @@ impl Bolted {
             let time = portable::picoseconds(choice, problem, limits).unwrap_or(u128::MAX);
             (Path::Portable(choice), time)
         });
-        let joined = self.joined(None, limits);
+        let joined = self.joined(None, None, limits);
         let sequence = sequence_picoseconds(problem, self.v, self.copied, limits).unwrap_or(u128::MAX);
         let all = [hopper, portable, joined, Some((Path::Sequence, sequence))];
         all.into_iter().flatten().min_by_key(|&(_, time)| time).map_or(Path::Sequence, |(path, _)| path)
@@ -470,19 +471,25 @@ impl Bolted {
             Way::Kernel => hopper::choose(&self.problem, limits)
                 .map(|(choice, _)| Path::Hopper(choice))
                 .or_else(|| portable::choose(&self.problem, limits).map(Path::Portable)),
-            Way::Joined(tile) => self.joined(Some(tile), limits).map(|(path, _)| path),
+            Way::Joined(tile) => self.joined(Some(tile), Some(1), limits).map(|(path, _)| path),
+            Way::JoinedInParts(tile) => self.joined(Some(tile), Some(2), limits).map(|(path, _)| path),
             Way::Products => Some(Path::Sequence),
             Way::Modulated(_) => None,
         }
     }
 
     /// G, and then a kernel whose sums go on in it, with its time; operands that it cannot read as they lie are copied.
-    fn joined(&self, tile: Option<Tile>, limits: &Limits) -> Option<(Path, u128)> {
+    fn joined(&self, tile: Option<Tile>, parts: Option<u32>, limits: &Limits) -> Option<(Path, u128)> {
         let problem = Problem { access: Access::Aligned, x_is_chunked: true, ..self.problem };
-        let (choice, time) = joined::choose(&problem, self.fused, tile, limits)?;
+        let (choice, time) = joined::choose(&problem, self.fused, tile, parts, limits)?;
         let (codes, before) = products::choose_codes(&problem, self.v, None, limits)?;
         let transposed = if self.is_packed { 0 } else { TRANSPOSE };
-        Some((Path::Joined(choice, codes), before + NEXT + time + transposed + self.copied))
+        // Where there is room for all blocks, the second launch reads X and W while the first makes G.
+        let are_beside = codes
+            .blocks()
+            .is_some_and(|blocks| blocks.saturating_add(choice.blocks()) <= limits.multiprocessors);
+        let both = if are_beside { before.max(time) } else { before + time };
+        Some((Path::Joined(choice, codes), both + NEXT + transposed + self.copied))
     }
 }
 
@@ -496,28 +503,11 @@ fn copied_picoseconds<T: UpdateInput>(checked: &Checked<T>, w: &Tensor<T>, unali
 
 /// How long the updates alone and then the linear operation take, in picoseconds on an H100.
 fn sequence_picoseconds(problem: &Problem, v: VLies, copied: u128, limits: &Limits) -> Option<u128> {
-    let &Problem { m, n, k, dtype, access, y_is_chunked, .. } = problem;
     let alone = Problem { fits_registers: true, ..*problem };
     let of_kernel = alone::choose(&alone, limits).map(|(_, time)| time);
     let of_products = products::choose(&alone, v, None, limits).map(|(_, time)| time);
     let updates = [of_kernel, of_products].into_iter().flatten().min()?;
-    let linear = gemm::Problem {
-        m,
-        n,
-        k,
-        batch: 1,
-        input: dtype,
-        output: dtype,
-        access,
-        products: Products::choose(
-            dtype,
-            k as usize,
-            Precision::default(),
-            gemm::has_tf32(limits.compute_capability),
-        ),
-        stores_boxes: y_is_chunked && (n as usize * dtype.size()).is_multiple_of(CHUNK_BYTES),
-        fused: Fused::Terms,
-    };
+    let linear = gemm::Problem { fused: Fused::Terms, ..problem.linear(limits) };
     // What kernels do not read as it lies, or not as fast, is copied.
     let aligned = gemm::Problem { access: Access::Aligned, ..linear };
     let times = [

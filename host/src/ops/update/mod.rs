@@ -34,7 +34,7 @@ use crate::ops::gemm::{Access, Tile};
 use crate::ops::linear::LinearInput;
 use crate::ops::matrix::row_stride;
 use crate::stream::{Operand, Stream};
-use crate::tensor::{Element, Tensor};
+use crate::tensor::{DType, Element, Tensor};
 use check::Checked;
 use operands::{Alone, BoltOn, Problem, Updates, in_chunks, is_chunked, limits, no_kernel};
 
@@ -43,7 +43,7 @@ pub const MAX_RANK: usize = 128;
 
 /// An element type of generated low-rank updates: [`f16`](struct@f16), [`bf16`] or `f32`.
 pub trait UpdateInput:
-    LinearInput + alone::Kernels + hopper::Kernels + joined::Kernels + portable::Kernels + products::Kernels
+    LinearInput + alone::Kernels + hopper::Kernels + portable::Kernels + products::Kernels
 {
 }
 
@@ -60,6 +60,8 @@ pub enum Way {
     Kernel,
     /// H and G before a linear operation whose sums go on in G, in tiles of this size.
     Joined(Tile),
+    /// The same, with sums in two parts that another launch adds.
+    JoinedInParts(Tile),
     /// Two products alone, of which the first applies the codes, in tiles of this size.
     Modulated(Tile),
     /// Two products alone; onto a linear operation the updates, whichever way they are fastest, before it.
@@ -71,6 +73,7 @@ impl std::fmt::Display for Way {
         match self {
             Self::Kernel => formatter.write_str("kernel"),
             Self::Joined(tile) => write!(formatter, "joined-{tile}"),
+            Self::JoinedInParts(tile) => write!(formatter, "joined-{tile}-in-parts"),
             Self::Modulated(tile) => write!(formatter, "modulated-{tile}"),
             Self::Products => formatter.write_str("products"),
         }
@@ -81,9 +84,11 @@ impl Way {
     /// Every way, onto a linear operation and alone.
     #[must_use]
     pub fn all() -> Vec<Self> {
-        let joined = joined::TILES.map(Self::Joined);
+        let joins = || Tile::of_input(DType::Bf16).filter(|tile| tile.joins());
+        let in_parts = joins().filter(|tile| tile.has_passes()).map(Self::JoinedInParts);
         let modulated = products::TILES.map(Self::Modulated);
-        [Self::Kernel, Self::Products].into_iter().chain(joined).chain(modulated).collect()
+        let all = [Self::Kernel, Self::Products].into_iter().chain(joins().map(Self::Joined));
+        all.chain(in_parts).chain(modulated).collect()
     }
 }
 
@@ -311,7 +316,7 @@ impl<T: UpdateInput> Checked<T> {
                 None if are_faster => of_products,
                 None | Some(Way::Kernel) => of_kernel,
                 Some(Way::Products | Way::Modulated(_)) => of_products,
-                Some(Way::Joined(_)) => None,
+                Some(Way::Joined(_) | Way::JoinedInParts(_)) => None,
             };
             path.ok_or_else(|| match way {
                 Some(way) => no_way(self.operation, way),

@@ -10,9 +10,9 @@ use crate::cpu::Operand as Number;
 use crate::device::Device;
 use crate::device::decisions::Key;
 use crate::error::{Error, Result};
-use crate::ops::gemm::{Access, Limits};
+use crate::ops::gemm::{self, Access, Fused, Limits};
 use crate::ops::matrix::row_stride;
-use crate::ops::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, repack};
+use crate::ops::{CHUNK_BYTES, Precision, Products, ROW_LIMIT, SIDE_LIMIT, repack};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
 
@@ -187,6 +187,34 @@ pub(super) fn no_kernel(operation: &'static str, device: &Device) -> Error {
 }
 
 impl Problem {
+    /// A product of the sizes `[M, N, K]`, of operands that are read in place, into a new output.
+    pub(super) fn product(&self, [m, n, k]: [u32; 3], output: DType, limits: &Limits) -> gemm::Problem {
+        let has_tf32 = gemm::has_tf32(limits.compute_capability);
+        gemm::Problem {
+            m,
+            n,
+            k,
+            batch: 1,
+            input: self.dtype,
+            output,
+            access: self.access,
+            products: Products::choose(self.dtype, k as usize, Precision::default(), has_tf32),
+            stores_boxes: (n as usize * output.size()).is_multiple_of(CHUNK_BYTES),
+            fused: Fused::Floor,
+            rank: 0,
+        }
+    }
+
+    /// The linear operation without the updates.
+    pub(super) fn linear(&self, limits: &Limits) -> gemm::Problem {
+        let product = self.product([self.m, self.n, self.k], self.dtype, limits);
+        gemm::Problem {
+            stores_boxes: self.y_is_chunked && product.stores_boxes,
+            fused: if self.fits_registers { Fused::Floor } else { Fused::Terms },
+            ..product
+        }
+    }
+
     /// A key of what is decided for it.
     pub(super) fn key(&self, kind: &'static str) -> Key {
         let &Self { m, k, n, rank, dtype, access, x_is_chunked, u_is_chunked, y_is_chunked, fits_registers } =

@@ -17,7 +17,7 @@ use super::operands::{BoltOn, Problem};
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::is_built;
-use crate::ops::gemm::{self, Access, Fused, Limits, TURING};
+use crate::ops::gemm::{self, Access, Limits, TURING};
 use crate::ops::matrix::row_stride;
 use crate::ops::{Precision, Products};
 use crate::stream::Stream;
@@ -137,23 +137,16 @@ pub(super) fn choose(problem: &Problem, limits: &Limits) -> Option<Choice> {
 
 /// How long the launch of a choice takes, in picoseconds on an H100, by the model of the linear operation's kernel with the same tile.
 pub(super) fn picoseconds(choice: Choice, problem: &Problem, limits: &Limits) -> Option<u128> {
-    let &Problem { m, n, k, dtype, fits_registers, y_is_chunked, .. } = problem;
+    let &Problem { k, dtype, y_is_chunked, .. } = problem;
     let tile = Tile::for_type(dtype, choice.is_turing)?;
     let of_linear = match (dtype, choice.is_turing) {
         (DType::F32, _) | (_, true) => gemm::Tile::T64x64,
         _ => gemm::Tile::T128x128,
     };
     let product = gemm::Problem {
-        m,
-        n,
-        k,
-        batch: 1,
-        input: dtype,
-        output: dtype,
-        access: Access::Aligned,
         products: Products::choose(dtype, k as usize, Precision::default(), false),
         stores_boxes: y_is_chunked,
-        fused: if fits_registers { Fused::Floor } else { Fused::Terms },
+        ..problem.linear(limits)
     };
     // The updates' share of what a block does, and of what is left over at the end where blocks have several tiles.
     let share = 100 * u64::from(choice.tiles) + tile.cost(problem.rank);

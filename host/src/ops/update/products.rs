@@ -27,7 +27,7 @@ use crate::ops::gemm::{
 };
 use crate::ops::linear::{LinearOp, with_output};
 use crate::ops::matrix::row_stride;
-use crate::ops::{CHUNK_BYTES, Implementation, Precision, Products};
+use crate::ops::{CHUNK_BYTES, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{DType, Element, Tensor};
 
@@ -43,6 +43,16 @@ pub(super) const TILES: [Tile; 7] = [
 ];
 /// What a launch takes more that waits for another one, in picoseconds on an H100.
 pub(super) const NEXT: u128 = 1_400_000;
+impl CodesChoice {
+    /// Blocks of the launch that makes G; `None` if there are two.
+    pub(super) fn blocks(self) -> Option<u32> {
+        match self {
+            Self::Together { blocks, .. } => Some(blocks),
+            Self::Apart => None,
+        }
+    }
+}
+
 /// What a launch that copies V takes, in picoseconds on an H100.
 const COPY: u128 = 1_500_000;
 /// What the launch of the codes takes beside its bytes, in picoseconds on an H100.
@@ -130,7 +140,7 @@ pub(super) fn choose_codes(
         return None;
     }
     let &Problem { m, k, rank, dtype, .. } = problem;
-    let sums = linear_problem(problem, [m, rank, k], DType::F32, limits);
+    let sums = problem.product([m, rank, k], DType::F32, limits);
     let bytes = u128::from(m) * u128::from(rank) * (4 + dtype.size() as u128);
     let apart = estimate(None, &sums, limits)
         .filter(|_| is_built("modulate"))
@@ -169,7 +179,7 @@ pub(super) fn choose(
         access: if problem.u_is_chunked { Access::WAcross } else { Access::Aligned },
         stores_boxes: y_is_chunked && is_whole,
         fused: if fits_registers { Fused::Floor } else { Fused::Terms },
-        ..linear_problem(problem, [m, n, rank], dtype, limits)
+        ..problem.product([m, n, rank], dtype, limits)
     };
     // Where no kernel reads U as it lies, it is copied.
     let aligned = gemm::Problem { access: Access::Aligned, ..second };
@@ -178,23 +188,6 @@ pub(super) fn choose(
     let second = second.or_else(copied)?;
     let (codes, first) = choose_codes(problem, v, only, limits)?;
     Some((codes, first + NEXT + second))
-}
-
-/// A product of the sizes `[M, N, K]`, of operands that are read as they lie.
-fn linear_problem(problem: &Problem, [m, n, k]: [u32; 3], output: DType, limits: &Limits) -> gemm::Problem {
-    let has_tf32 = gemm::has_tf32(limits.compute_capability);
-    gemm::Problem {
-        m,
-        n,
-        k,
-        batch: 1,
-        input: problem.dtype,
-        output,
-        access: problem.access,
-        products: Products::choose(problem.dtype, k as usize, Precision::default(), has_tf32),
-        stores_boxes: (n as usize * output.size()).is_multiple_of(CHUNK_BYTES),
-        fused: Fused::Floor,
-    }
 }
 
 /// The arguments of the products that apply the codes.
@@ -231,9 +224,11 @@ unsafe fn launch_together<T: Element, K: Kernel<Args = TogetherArgs<T::Device>>,
     let launch = skinny_launch::<T, T, S>(operands)?;
     let kernel = device.kernel::<K>()?;
     let args = (launch.x, launch.w, operands.y_arg, codes, launch.params);
+    // A few clusters find room at once, however large they are.
+    let are_few = blocks <= device.properties().multiprocessors / 2;
     // SAFETY: the maps are of matrices of `T`, with the boxes that the tile asks for; the rest is the caller's promise.
     unsafe {
-        if launch.is_early {
+        if launch.is_early || are_few {
             kernel.launch_early(stream, [blocks, 1, 1], args)
         } else {
             kernel.launch(stream, [blocks, 1, 1], args)
@@ -258,7 +253,7 @@ impl<T: UpdateInput> Checked<T> {
         let rank = self.rank();
         let columns = rank.next_multiple_of(CHUNK_BYTES / size_of::<T>());
         // With columns that become zero, up to whole chunks: kernels read those.
-        let mut g = Tensor::<T>::uninit_on(stream, [self.m, columns])?;
+        let mut g = stream.between_launches::<T>([self.m, columns])?;
         match choice {
             CodesChoice::Together { tile, blocks, copies_v } => {
                 self.modulate_together(tile, blocks, copies_v, stream, &mut g)?;
@@ -296,6 +291,7 @@ impl<T: UpdateInput> Checked<T> {
             k: self.k as u32,
             parts: 1,
             epilogue: LinearEpilogue::plain(),
+            joined: None,
         };
         let mut used: Vec<&dyn Operand> = vec![&x, &w, &y];
         used.extend(self.codes.iter().map(|codes| &codes.codes as &dyn Operand));

@@ -84,7 +84,7 @@ impl Boxes {
 /// `linear_fp8_ada_<output>_<M>x<N>`,
 /// `linear_update_hopper_<type>_[<schedule>_|own_]<M>x<N>`,
 /// `linear_hopper_<input>_<output>_<schedule>_<M>x<N>`, `linear_fp8_hopper_<output>_<M>x<N>`, `linear_narrow_<input>_<output>_<M>x<N>`,
-/// `linear_strided_<input>_<output>_<M>x<N>`, `linear_sums_<input>_<output>`, `linear_joined_<type>_[<schedule>_]<M>x<N>[_split<blocks>]` or `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>[_deep]]`.
+/// `linear_strided_<input>_<output>_<M>x<N>`, `linear_sums_<input>_<output>`, `linear_joined_<input>_<output>_[<schedule>_]<M>x<N>[_split<blocks>[_deep]]` or `linear_skinny_<input>_<output>_<M>x<N>[_split<blocks>[_deep]]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Instance {
     pub(super) family: Family,
@@ -175,10 +175,9 @@ impl Instance {
     pub(super) fn named(name: &str) -> Option<Self> {
         if let Some(joined) = name.strip_prefix("linear_joined_") {
             // As those of one pair of matrices.
-            let (of, rest) = joined.split_once('_')?;
-            let is_persistent = rest.starts_with("pingpong") || rest.starts_with("cooperative");
+            let is_persistent = joined.contains("_pingpong_") || joined.contains("_cooperative_");
             let family = if is_persistent { "hopper" } else { "skinny" };
-            let alike = Self::named(&format!("linear_{family}_{of}_{of}_{rest}"))?;
+            let alike = Self::named(&format!("linear_{family}_{joined}"))?;
             return Some(Self { is_joined: true, ..alike });
         }
         let parts: Vec<&str> = name.strip_prefix("linear_")?.split('_').collect();

@@ -308,7 +308,11 @@ fn updates(target: Target) -> Vec<UpdateCase> {
         let has_way = |way: &Way| dtype != DType::F32 || matches!(way, Way::Kernel | Way::Products);
         for way in Way::all().into_iter().filter(has_way) {
             let case = UpdateCase { way: Some(way), ..case([130, 136, 200, 12]) };
-            cases.push(if matches!(way, Way::Joined(_)) { case } else { case.alone(false) });
+            cases.push(if matches!(way, Way::Joined(_) | Way::JoinedInParts(_)) {
+                case
+            } else {
+                case.alone(false)
+            });
         }
         // One kernel where two products would be taken: of many rows alone, and with a residual.
         let by_kernel = |size| UpdateCase { way: Some(Way::Kernel), ..case(size) };

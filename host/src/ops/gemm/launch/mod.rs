@@ -3,6 +3,7 @@
 mod early;
 mod f32;
 pub(crate) mod fp8;
+mod joined;
 mod persistent;
 mod pointers;
 mod skinny;
@@ -17,12 +18,11 @@ use warpsmith_kernels::{
 };
 
 pub(crate) use early::{has_only_tiles, is_early, tiles};
-pub(crate) use persistent::{hopper_launch, hopper_map};
-pub(crate) use skinny::{skinny_launch, skinny_map};
+pub(crate) use skinny::skinny_launch;
 
-use super::LinearTypes;
 use super::passes::Passes;
 use super::plan::{self, Plan};
+use super::{LinearInput, LinearTypes, Tile};
 use crate::cpu::FromAccumulator;
 use crate::device::Device;
 use crate::error::Result;
@@ -50,6 +50,8 @@ pub(crate) struct Operands<'a, T: Element, O: Element> {
     pub(crate) parts: u32,
     /// What is done to the product.
     pub(crate) epilogue: LinearEpilogue<T::Device, O::Device>,
+    /// A second pair of operands, in which the sums go on: `[1, M, R]` and `[1, N, R]`, rows at multiples of 16 bytes. Only kernels for it read it.
+    pub(crate) joined: Option<[&'a Tensor<T>; 2]>,
 }
 
 /// A kernel and how it is launched.
@@ -101,16 +103,32 @@ where
     }
 
     fn implementation(&self, plan: &Plan, device: &Device) -> Implementation {
-        match self {
-            Self::One(instance) => plan.implementation(device, instance.declaration.name, None),
-            Self::Two(Passes { parts, sums }) => {
-                plan.implementation(device, parts.declaration.name, Some(sums.declaration.name))
-            }
+        let (first, sums) = self.names();
+        plan.implementation(device, first, sums)
+    }
+}
+
+impl<T: LinearInput> Kernels<T, T> {
+    /// Those of a variant whose sums go on in a second pair of operands, `parts` of each sum; `None` if there are none.
+    pub(crate) fn joined(tile: Tile, parts: u32) -> Option<Self> {
+        if parts > 1 {
+            let passes = <T as LinearTypes<T>>::passes(tile)?;
+            Some(Self::Two(Passes { parts: <T as LinearTypes<f32>>::joined(tile)?, ..passes }))
+        } else {
+            <T as LinearTypes<T>>::joined(tile).map(Self::One)
         }
     }
 }
 
 impl<T: Element, O: Element> Kernels<T, O> {
+    /// The names of the kernels: of the first launch, and of one that adds parts.
+    pub(crate) fn names(&self) -> (&'static str, Option<&'static str>) {
+        match self {
+            Self::One(instance) => (instance.declaration.name, None),
+            Self::Two(Passes { parts, sums }) => (parts.declaration.name, Some(sums.declaration.name)),
+        }
+    }
+
     /// Computes the product of some matrices.
     ///
     /// # Safety

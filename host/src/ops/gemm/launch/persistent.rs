@@ -84,31 +84,43 @@ unsafe fn launch_hopper_halves<
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let sizes = [operands.m, operands.n, operands.y.shape()[0] as u32];
-    let halves = halves_of::<S>(sizes, device.properties().multiprocessors);
-    let positions = halves.whole.saturating_add(halves.pieces);
-    let are_only = has_only_tiles(positions.saturating_mul(S::CLUSTER.into()), blocks);
-    let whole = u32::try_from(halves.whole).unwrap_or(u32::MAX);
-    let parts = Dealt { whole, narrow: halves.narrow, are_only };
+    let parts = Dealt::halves::<T, O, S>(device, operands, blocks);
     // SAFETY: the caller's promise.
     unsafe { launch_hopper_parts::<T, O, K, S>(device, stream, blocks, operands, parts) }
 }
 
 /// What a Hopper launch's tiles are computed as.
-struct Dealt {
+pub(super) struct Dealt {
     /// [`HopperParams::whole`].
     whole: u32,
     /// [`HopperParams::narrow`].
     narrow: bool,
     /// Whether no block has more than one.
-    are_only: bool,
+    pub(super) are_only: bool,
 }
 
 impl Dealt {
     /// Whole tiles, of a launch on `blocks` blocks.
-    fn whole<T: Element, O: Element, S: PersistentTile>(operands: &Operands<'_, T, O>, blocks: u32) -> Self {
+    pub(super) fn whole<T: Element, O: Element, S: PersistentTile>(
+        operands: &Operands<'_, T, O>,
+        blocks: u32,
+    ) -> Self {
         let tiles = tiles::<S>(operands.m, operands.n).saturating_mul(operands.y.shape()[0] as u64);
         Self { whole: u32::MAX, narrow: false, are_only: has_only_tiles(tiles, blocks) }
+    }
+
+    /// The last tiles in halves where that is sooner done.
+    pub(super) fn halves<T: Element, O: Element, S: PersistentTile>(
+        device: &Device,
+        operands: &Operands<'_, T, O>,
+        blocks: u32,
+    ) -> Self {
+        let sizes = [operands.m, operands.n, operands.y.shape()[0] as u32];
+        let halves = halves_of::<S>(sizes, device.properties().multiprocessors);
+        let positions = halves.whole.saturating_add(halves.pieces);
+        let are_only = has_only_tiles(positions.saturating_mul(S::CLUSTER.into()), blocks);
+        let whole = u32::try_from(halves.whole).unwrap_or(u32::MAX);
+        Self { whole, narrow: halves.narrow, are_only }
     }
 }
 
@@ -130,7 +142,7 @@ unsafe fn launch_hopper_parts<
     parts: Dealt,
 ) -> Result<()> {
     let &Operands { y_arg, m, n, k, epilogue, .. } = operands;
-    let launch = hopper_launch_of::<T, O, S>(operands, &parts)?;
+    let launch = hopper_launch::<T, O, S>(operands, &parts)?;
     let kernel = device.kernel::<K>()?;
     let args = (launch.x, launch.w, launch.y_boxes, y_arg, epilogue, launch.params);
     let grid = [blocks, 1, 1];
@@ -146,25 +158,15 @@ unsafe fn launch_hopper_parts<
 }
 
 /// What a persistent launch of a product is told beside its epilogue.
-pub(crate) struct HopperLaunch {
-    pub(crate) x: TensorMap,
-    pub(crate) w: TensorMap,
-    pub(crate) y_boxes: TensorMap,
-    pub(crate) params: HopperParams,
-    /// Whether no block has more than one tile.
-    pub(crate) are_only: bool,
-}
-
-/// What a launch on `blocks` blocks of tile `S`, all of whose tiles are whole, is told of `operands`.
-pub(crate) fn hopper_launch<T: Element, O: Element, S: PersistentTile>(
-    operands: &Operands<'_, T, O>,
-    blocks: u32,
-) -> Result<HopperLaunch> {
-    hopper_launch_of::<T, O, S>(operands, &Dealt::whole::<T, O, S>(operands, blocks))
+pub(super) struct HopperLaunch {
+    pub(super) x: TensorMap,
+    pub(super) w: TensorMap,
+    pub(super) y_boxes: TensorMap,
+    pub(super) params: HopperParams,
 }
 
 /// The map of a matrix that a persistent kernel of tile `S` reads along K, with boxes of `box_rows` rows.
-pub(crate) fn hopper_map<T: Element, S: PersistentTile>(
+pub(super) fn hopper_map<T: Element, S: PersistentTile>(
     matrices: &Tensor<T>,
     box_rows: u32,
 ) -> Result<TensorMap> {
@@ -173,11 +175,11 @@ pub(crate) fn hopper_map<T: Element, S: PersistentTile>(
 }
 
 /// What a launch of tile `S` for `parts` of it is told of `operands`.
-fn hopper_launch_of<T: Element, O: Element, S: PersistentTile>(
+pub(super) fn hopper_launch<T: Element, O: Element, S: PersistentTile>(
     operands: &Operands<'_, T, O>,
     parts: &Dealt,
 ) -> Result<HopperLaunch> {
-    let &Operands { x, w, y, y_arg, m, n, k, parts: of_sums, epilogue } = operands;
+    let &Operands { x, w, y, y_arg, m, n, k, parts: of_sums, epilogue, .. } = operands;
     let columns = S::ROW_BYTES as usize / size_of::<T>();
     let options = TensorMapOptions { swizzle: Swizzle::B128, ..TensorMapOptions::default() };
     let of_inputs = TensorMapOptions { data_type: rounded::<T>(), ..options.clone() };
@@ -214,5 +216,5 @@ fn hopper_launch_of<T: Element, O: Element, S: PersistentTile>(
         whole: parts.whole,
         narrow: parts.narrow.into(),
     };
-    Ok(HopperLaunch { x, w, y_boxes, params, are_only: parts.are_only })
+    Ok(HopperLaunch { x, w, y_boxes, params })
 }

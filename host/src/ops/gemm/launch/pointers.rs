@@ -58,7 +58,7 @@ unsafe fn launch_portable<T: Element, O: Element, K: Kernel<Args = PortableArgs<
     blocks: u32,
     operands: &Operands<'_, T, O>,
 ) -> Result<()> {
-    let &Operands { x, w, y, y_arg, m, n, k, parts, epilogue } = operands;
+    let &Operands { x, w, y, y_arg, m, n, k, parts, epilogue, .. } = operands;
     let params = LinearParams {
         stride_x: row_stride(x),
         stride_w: row_stride(w),

@@ -67,7 +67,7 @@ pub(crate) struct SkinnyLaunch {
 }
 
 /// The map of a matrix that a kernel of tile `S` for few rows reads along K, with boxes of `box_rows` rows.
-pub(crate) fn skinny_map<T: Element, S: SplitKTile>(
+pub(super) fn skinny_map<T: Element, S: SplitKTile>(
     matrices: &Tensor<T>,
     box_rows: u32,
 ) -> Result<TensorMap> {

@@ -26,6 +26,7 @@ fn full(input: DType, access: Access) -> Problem {
         products,
         stores_boxes: true,
         fused: Fused::Floor,
+        rank: 0,
     }
 }
 

@@ -15,6 +15,7 @@ use warpsmith_kernels::linear_hopper::{
 use warpsmith_kernels::linear_hopper_f32::{
     Split64x64, Split64x128, Split128x128, Split128x256, linear_hopper_f32,
 };
+use warpsmith_kernels::linear_joined::{linear_joined, linear_joined_few_rows};
 use warpsmith_kernels::linear_narrow::linear_narrow;
 use warpsmith_kernels::linear_skinny::{
     Skinny16x64, Skinny16x64Split2, Skinny16x64Split4, Skinny32x64, Skinny64x64, Skinny64x64Split2,
@@ -45,6 +46,10 @@ where
     #[doc(hidden)]
     fn instance(tile: Tile) -> Option<Instance<Self, O>>;
 
+    /// The kernel for a tile whose sums go on in a second pair of operands; `None` if there is none.
+    #[doc(hidden)]
+    fn joined(tile: Tile) -> Option<Instance<Self, O>>;
+
     /// The kernels that compute sums in parts with a tile, and add these; `None` if there are none.
     #[doc(hidden)]
     fn passes(tile: Tile) -> Option<Passes<Self, O>>;
@@ -59,6 +64,9 @@ macro_rules! instances {
         skinny: [$($skinny:ident),* $(,)?],
         portable: [$($portable:ident = $portable_tile:ident / $access:ident),* $(,)?],
         own: [$($own:ident = $launch:ident $kernel:ident),* $(,)?],
+        joined: [$($joined:ident),* $(,)?],
+        joined_halves: [$($joined_halves:ident = $joined_halved:ident),* $(,)?],
+        joined_few_rows: [$($joined_few_rows:ident),* $(,)?],
     })*) => {
         $(
             impl LinearTypes<$output> for $input {
@@ -83,6 +91,25 @@ macro_rules! instances {
                         $(Tile::$own => Instance::$launch::<$kernel<$device_input>>(),)*
                         _ => return None,
                     })
+                }
+
+                #[allow(clippy::match_single_binding, reason = "some types have none")]
+                fn joined(tile: Tile) -> Option<Instance<Self, $output>> {
+                    match tile {
+                        $(Tile::$joined => Some(Instance::joined::<
+                            linear_joined<$device_input, $device_output, $joined>,
+                            $joined,
+                        >()),)*
+                        $(Tile::$joined_halves => Some(Instance::joined_halves::<
+                            linear_joined<$device_input, $device_output, $joined_halved>,
+                            $joined_halved,
+                        >()),)*
+                        $(Tile::$joined_few_rows => Some(Instance::joined_few_rows::<
+                            linear_joined_few_rows<$device_input, $joined_few_rows>,
+                            $joined_few_rows,
+                        >()),)*
+                        _ => None,
+                    }
                 }
 
                 fn passes(tile: Tile) -> Option<Passes<Self, $output>> {
@@ -111,6 +138,16 @@ instances! {
             T16x64 = Tile16x64 / Words,
         ],
         own: [Narrow16x256 = narrow linear_narrow, Strided32x32 = strided linear_strided],
+        joined: [
+            HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x192,
+            HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
+            HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
+        ],
+        joined_halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
+        joined_few_rows: [
+            Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64,
+            Skinny16x64Split2, Skinny16x64Split4,
+        ],
     }
     f16 / F16 -> f32 / f32 {
         persistent: [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x192],
@@ -122,6 +159,9 @@ instances! {
             T16x64 = Tile16x64 / Words,
         ],
         own: [],
+        joined: [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x192],
+        joined_halves: [],
+        joined_few_rows: [],
     }
     bf16 / Bf16 -> bf16 / Bf16 {
         persistent: [
@@ -140,6 +180,16 @@ instances! {
             T16x64 = Tile16x64 / Words,
         ],
         own: [Narrow16x256 = narrow linear_narrow, Strided32x32 = strided linear_strided],
+        joined: [
+            HopperPingPong128x128, HopperPingPong128x192, HopperCooperative128x256, HopperCooperative128x192,
+            HopperCooperative128x128, HopperCooperative64x128, HopperCooperative64x160, HopperCooperative128x160,
+            HopperCooperative192x192AlongN, HopperCooperative256x176, HopperCooperative192x176,
+        ],
+        joined_halves: [HopperCooperative128x256Halves = HopperCooperative128x256],
+        joined_few_rows: [
+            Skinny64x64, Skinny64x64Split2, Skinny64x64Split8, Skinny64x64Split8Deep, Skinny32x64, Skinny16x64,
+            Skinny16x64Split2, Skinny16x64Split4,
+        ],
     }
     bf16 / Bf16 -> f32 / f32 {
         persistent: [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x192],
@@ -151,6 +201,9 @@ instances! {
             T16x64 = Tile16x64 / Words,
         ],
         own: [],
+        joined: [HopperPingPong128x128, HopperCooperative128x256, HopperCooperative128x192],
+        joined_halves: [],
+        joined_few_rows: [],
     }
     f32 / f32 -> f32 / f32 {
         persistent: [HopperPingPong128x128, HopperCooperative128x128, HopperCooperative128x256],
@@ -169,6 +222,9 @@ instances! {
             Tf32T16x64 = Tf32Tile16x64 / Words,
         ],
         own: [],
+        joined: [],
+        joined_halves: [],
+        joined_few_rows: [],
     }
 }
 
@@ -187,6 +243,10 @@ mod tests {
             let wide = <T as LinearTypes<f32>>::instance(tile);
             let serves = Access::ALL.into_iter().any(|access| tile.serves(T::DTYPE, access));
             assert_eq!(same.is_some(), serves, "{} {tile}", T::DTYPE);
+            let joins = serves && tile.joins() && T::DTYPE != DType::F32;
+            assert_eq!(<T as LinearTypes<T>>::joined(tile).is_some(), joins, "{} {tile}", T::DTYPE);
+            let in_parts = <T as LinearTypes<f32>>::joined(tile);
+            assert_eq!(in_parts.is_some(), joins && tile.has_passes(), "{} {tile}", T::DTYPE);
             assert_eq!(
                 wide.is_some(),
                 serves && tile.serves_output(T::DTYPE, DType::F32),

@@ -86,6 +86,12 @@ impl Tile {
         self.facts().has_passes
     }
 
+    /// Whether it has kernels whose sums go on in a [second pair](Problem::rank) of operands, of 16-bit types.
+    #[must_use]
+    pub fn joins(self) -> bool {
+        matches!(self.family(), "linear_hopper" | "linear_skinny")
+    }
+
     /// Bytes of each row that a step along K takes, of a tile whose sums blocks can [share](Self::shares).
     const fn step_bytes(self) -> u64 {
         match self.facts().schedule {

@@ -4,6 +4,7 @@
 use warpsmith_dsl::gemm::narrow;
 
 use super::Tile;
+use crate::DType;
 use crate::ops::Precision;
 use crate::ops::gemm::problem::AMPERE;
 use crate::ops::gemm::{Access, Fused, Limits, Problem};
@@ -25,6 +26,8 @@ pub(crate) enum Refusal {
     SharedMemory,
     /// It does less to the products.
     Fused,
+    /// Its sums do not go on in a second pair of operands.
+    Joined,
     /// It cannot store the output.
     Boxes,
     /// It cannot read the operands.
@@ -35,7 +38,7 @@ pub(crate) enum Refusal {
 type Holds = fn(Tile, &Problem, &Limits) -> bool;
 
 /// What a variant has to meet, in the order in which it is told.
-const CONDITIONS: [(Refusal, Holds); 9] = [
+const CONDITIONS: [(Refusal, Holds); 10] = [
     (Refusal::ComputeCapability, |tile, _, limits| tile.runs_on(limits.compute_capability)),
     (Refusal::Input, |tile, problem, _| {
         Access::ALL.into_iter().any(|access| tile.serves(problem.input, access))
@@ -45,6 +48,10 @@ const CONDITIONS: [(Refusal, Holds); 9] = [
     (Refusal::NoColumns, |tile, problem, _| problem.k > 0 || !tile.is_hopper()),
     (Refusal::SharedMemory, |tile, _, limits| tile.shared_bytes() <= limits.max_shared_per_block),
     (Refusal::Fused, |tile, problem, _| tile.serves_fused(problem.fused)),
+    (Refusal::Joined, |tile, problem, _| {
+        problem.rank == 0
+            || (tile.joins() && problem.access == Access::Aligned && problem.input != DType::F32)
+    }),
     (Refusal::Boxes, |tile, problem, _| problem.stores_boxes || !tile.needs_boxes()),
     (Refusal::Operands, |tile, problem, limits| {
         tile.serves(problem.input, problem.access)
@@ -94,6 +101,7 @@ impl Refusal {
                 let mask = if tile.serves_fused(Fused::Mask) { ", an activation and a mask" } else { " and an activation" };
                 format!("one that does all that is done to these products: this does no more than alpha, a bias{mask}")
             }
+            Self::Joined => "one whose sums go on in a second pair of operands".into(),
             Self::Boxes => "one that stores this output: this takes rows of y, of the residual and of the pre-activation that are multiples \
                             of 16 bytes"
                 .into(),
@@ -129,6 +137,7 @@ mod tests {
         products: Products::Direct,
         stores_boxes: true,
         fused: Fused::Floor,
+        rank: 0,
     };
 
     #[test]

@@ -29,6 +29,8 @@ use super::{BETA, Case, map, part_columns};
 /// Where a case's data are in a machine's memory.
 struct Addresses {
     operands: [u64; 2],
+    /// The same once more, of which a second pair of operands is a part.
+    joined: [u64; 2],
     /// Vᵀ, U and the codes.
     update: [u64; 4],
     /// What tiles exchange, and the counters of it.
@@ -52,8 +54,16 @@ impl Case {
             machine.write(address, bytes)?;
             Ok(address)
         };
+        let operands =
+            || Ok::<_, LaunchError>([place(&self.operands[0].bytes)?, place(&self.operands[1].bytes)?]);
+        let joined = if self.instance.is_joined { operands()? } else { [0; 2] };
+        // The launch before makes them.
+        for address in joined.into_iter().filter(|&address| address != 0) {
+            machine.assume_written(address)?;
+        }
         Ok(Addresses {
-            operands: [place(&self.operands[0].bytes)?, place(&self.operands[1].bytes)?],
+            operands: operands()?,
+            joined,
             update: match &self.update {
                 Some(Update { bytes: [vt, u, first, second], .. }) => {
                     [place(vt)?, place(u)?, place(first)?, place(second)?]
@@ -128,15 +138,19 @@ impl Case {
         let of = self.instance.input;
         // Half of them, in whole chunks.
         let first = (k / 2).next_multiple_of(of.chunk()).min(k);
-        let map = |which: usize, from: u32, columns: u32| {
+        let map = |which: usize, [place, from, columns]: [u64; 3]| {
             let (operand, rows) = (&self.operands[which], [m, n][which]);
-            let address = at.operands[which] + u64::from(from * of.bytes());
+            let columns = columns as u32;
+            let address = place + from * u64::from(of.bytes());
             let boxes = [128 / of.bytes(), box_rows[which], 1];
             // Columns that are not there are not read.
-            let address = if columns == 0 { at.operands[which] } else { address };
+            let address = if columns == 0 { place } else { address };
             map(of, address, [columns, rows, 1], [operand.stride, operand.batch_stride], boxes)
         };
-        let maps = [map(0, 0, first), map(1, 0, first), map(0, first, k - first), map(1, first, k - first)];
+        let (before, behind) = (first.into(), (k - first).into());
+        let first_pair = |which| map(which, [at.operands[which], 0, before]);
+        let second_pair = |which| map(which, [at.joined[which], before, behind]);
+        let maps = [first_pair(0), first_pair(1), second_pair(0), second_pair(1)];
         (maps, first, k - first)
     }
 
@@ -394,6 +408,7 @@ impl Problem for Case {
                 grid: [blocks, 1, 1],
                 block: kernel.reqntid.unwrap_or([1; 3]),
                 dynamic_shared: shared_bytes,
+                beside_last: self.instance.is_joined,
                 ..LaunchConfig::default()
             };
             // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
