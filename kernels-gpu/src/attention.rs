@@ -165,7 +165,10 @@ pub struct CombineParams {
 #[kernel(
     family = attention,
     block = [THREADS, 1, 1],
-    instances = [attention_combine_f16 = <F16>, attention_combine_bf16 = <Bf16>],
+    instances = [
+        attention_combine_f16 = <F16>,
+        attention_combine_bf16 = <Bf16>,
+    ],
 )]
 pub unsafe fn attention_combine<T: HalfElement>(
     parts: Parts,

@@ -42,7 +42,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 13] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 14] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -53,13 +53,11 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 13] = [
     product_key::CASES,
     expert_mlp::CASES,
     peer::CASES,
+    attention::CASES,
     errors::CASES,
     edges::CASES,
     edges::RETRIEVALS,
 ];
-
-/// Cases of what only the CPU has an implementation of.
-const ON_CPU: [&[(&str, Case)]; 1] = [attention::CASES];
 
 /// Cases that are run on a Turing GPU too, whose kernels are others.
 const ON_TURING: [&[(&str, Case)]; 8] = [
@@ -137,9 +135,6 @@ fn main() -> ExitCode {
             let trial = Trial::test(format!("{spec}::{name}"), move || case(&device.parse::<Device>()?));
             trials.push(trial.with_ignored_flag(spec == gpu && missing.is_some()));
         }
-    }
-    for &(name, case) in ON_CPU.into_iter().flatten() {
-        trials.push(Trial::test(format!("cpu::{name}"), move || case(&Device::cpu())));
     }
     for &(name, case) in peer::H100_CASES {
         let device = gpu.clone();

@@ -76,13 +76,6 @@ pub(crate) enum Operation {
     Attention,
 }
 
-impl Operation {
-    /// Whether other devices than the CPU have it.
-    fn has_kernels(self) -> bool {
-        self != Self::Attention
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.load && !args.full {
         args.under_load.expect_none()?;

@@ -1,19 +1,60 @@
 //! Attention on a GPU or in the emulator.
+//!
+//! Hopper's kernels take many rows. Those for every GPU take what is left: other GPUs, and few rows, whose keys they deal to many blocks.
+//!
+//! What a sequence's result is made of does not depend on the sequences beside it: kernel, tiles and parts follow from the lengths of the axes.
 
 mod hopper;
+mod portable;
 
-pub(super) use hopper::Kernels;
+use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
+use warpsmith_dsl::attention::window::Window;
+use warpsmith_dsl::attention::work::{Sequences, Sizes};
+use warpsmith_dsl::launch::Global;
 
 use super::check::Checked;
-use super::{AttentionInput, OPERATION};
+use super::operands::Operands;
+use super::problem::Problem;
+use super::{Alignment, AttentionInput, OPERATION};
 use crate::error::{Error, Result};
-use crate::ops::Implementation;
-use crate::tensor::Tensor;
+use crate::ops::{CHUNK_BYTES, Implementation, repack};
+use crate::stream::Stream;
+use crate::tensor::{Element, Tensor};
+
+/// The most columns of Q and of V.
+const MAX_COLUMNS: usize = 256;
+/// What lengths of sequences are below.
+const MAX_LENGTH: usize = 1 << 30;
+
+/// The kernels of an element type.
+#[doc(hidden)]
+pub trait Kernels: hopper::Kernels + portable::Kernels {}
+
+impl<T: hopper::Kernels + portable::Kernels> Kernels for T {}
+
+/// What computes an attention.
+enum Plan<T: Element> {
+    Hopper(hopper::Plan),
+    Portable(portable::Plan<T>),
+}
+
+impl<T: AttentionInput> Plan<T> {
+    fn new(checked: &Checked<'_, '_, T>) -> Result<Self> {
+        let problem = &checked.problem;
+        let is_small = problem.rows < MAX_LENGTH && problem.keys < MAX_LENGTH;
+        let few = portable::Plan::few_rows(checked).map(Self::Portable);
+        let many = || hopper::Plan::new(checked).map(Self::Hopper);
+        let any = || portable::Plan::many_rows(checked).map(Self::Portable);
+        few.or_else(many).or_else(any).filter(|_| is_small).ok_or_else(|| no_kernel(checked))
+    }
+}
 
 /// Which kernels [`launch`] would launch.
 pub(super) fn implementation<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Result<Implementation> {
-    let plan = hopper::Plan::new(checked).ok_or_else(|| no_kernel(checked))?;
-    Ok(plan.implementation(checked))
+    Ok(match Plan::new(checked)? {
+        Plan::Hopper(plan) => plan.implementation(checked),
+        Plan::Portable(plan) => plan.implementation(checked),
+    })
 }
 
 /// Launches the kernels that compute `y` and, where it is there, `lse`. The results have elements.
@@ -22,29 +63,131 @@ pub(super) fn launch<T: AttentionInput>(
     y: &mut Tensor<T>,
     lse: Option<&mut Tensor<f32>>,
 ) -> Result<()> {
-    let plan = hopper::Plan::new(checked).ok_or_else(|| no_kernel(checked))?;
-    plan.launch(checked, y, lse)
+    match Plan::new(checked)? {
+        Plan::Hopper(plan) => plan.launch(checked, y, lse),
+        Plan::Portable(plan) => plan.launch(checked, y, lse),
+    }
 }
 
 /// The error where no kernel of the device can compute the attention.
 fn no_kernel<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Error {
     let device = checked.stream.device();
     let (major, minor) = device.properties().compute_capability;
-    let problem = &checked.problem;
+    let &Problem { width, value_width, rows, keys, .. } = &checked.problem;
+    let dtype = T::DTYPE;
     Error::UnsupportedDevice {
         operation: OPERATION,
         device: device.to_string(),
         expected: format!(
-            "compute capability 9.0, and f16 or bf16 with at most {MAX} columns of q and of v, and less than 2^30 rows and keys",
-            MAX = hopper::MAX_COLUMNS
+            "compute capability 8.0 or later, f16 or bf16, at most {MAX_COLUMNS} columns of q and of v, and less than 2^30 rows and keys"
         ),
         actual: format!(
-            "compute capability {major}.{minor}, {} with {} and {} columns, {} rows and {} keys",
-            T::DTYPE,
-            problem.width,
-            problem.value_width,
-            problem.rows,
-            problem.keys
+            "compute capability {major}.{minor}, {dtype}, {width} and {value_width} columns, {rows} rows and {keys} keys"
         ),
     }
+}
+
+/// The window as kernels take it.
+pub(super) fn window(problem: &Problem) -> Window {
+    let window = problem.window;
+    // What no row and key are apart by is no bound.
+    let most = (problem.rows + problem.keys) as u64;
+    let bound = |keys: Option<u32>| keys.filter(|&keys| u64::from(keys) < most).unwrap_or(Window::UNBOUNDED);
+    Window {
+        left: bound(window.left()),
+        right: bound(window.right()),
+        is_bottom_right: u32::from(window.alignment() == Alignment::BottomRight),
+        reserved: 0,
+    }
+}
+
+impl Problem {
+    /// Heads of all sequences, or of all packed sequences together.
+    pub(super) fn all_heads(&self) -> usize {
+        if self.is_packed { self.heads } else { self.batch * self.heads }
+    }
+
+    /// Whether anything happens to scores but a multiplication by a positive number, and what places decide.
+    pub(super) fn changes_scores(&self) -> bool {
+        let is_positive = self.scale > 0.0 && (self.scale * std::f32::consts::LOG2_E).is_normal();
+        let options = [self.mask_strides.is_some(), self.bias_strides.is_some(), self.block_mask.is_some()];
+        !is_positive || self.soft_cap.is_some() || self.slopes_stride.is_some() || options.contains(&true)
+    }
+
+    /// What kernels are told of the sizes: one tile, and heads whose rows do not alternate.
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            lse_batch: if self.is_packed { 0 } else { (self.heads * self.rows) as u64 },
+            lse_head: self.rows as u64,
+            batch: self.batch as u32,
+            heads: self.heads as u32,
+            group: (self.heads / self.key_heads.max(1)) as u32,
+            pack: 1,
+            rows: self.rows as u32,
+            keys: self.keys as u32,
+            tiles: 1,
+            section: self.all_heads().max(1) as u32,
+            rows_of_heads: self.all_heads() as u32,
+            reserved: 0,
+            window: window(self),
+        }
+    }
+}
+
+impl<T: AttentionInput> Operands<'_, T> {
+    /// Where sequences begin and how long they are, as kernels take it.
+    fn sequences(&self) -> Sequences {
+        let vector = |tensor: Option<&Tensor<u32>>| tensor.map_or(Global::new(0), Tensor::arg);
+        let [lengths_q, lengths_k] = self.lengths;
+        let packing = self.packing.as_ref();
+        Sequences {
+            offsets_q: vector(packing.map(|packing| packing.q)),
+            offsets_k: vector(packing.map(|packing| packing.k)),
+            lengths_q: vector(lengths_q),
+            lengths_k: vector(lengths_k),
+        }
+    }
+}
+
+impl<T: AttentionInput> Checked<'_, '_, T> {
+    /// What changes scores, as kernels take it.
+    fn score_operands(&self) -> ScoreOperands {
+        let (operands, problem) = (self.operands, &self.problem);
+        let strides = |strides: Option<[u64; 4]>| {
+            let [sequence, head, row, key] = strides.unwrap_or_default();
+            ScoreStrides { sequence, head, row, key }
+        };
+        let bytes = |tensor: Option<&Tensor<u8>>| tensor.map_or(Global::new(0), Tensor::arg);
+        let numbers = |tensor: Option<&Tensor<f32>>| tensor.map_or(Global::new(0), Tensor::arg);
+        let (block_strides, [block_rows, block_keys]) = problem.block_mask.unwrap_or(([0; 4], [1; 2]));
+        ScoreOperands {
+            bias: Global::new(operands.bias.map_or(0, |bias| bias.arg().address())),
+            bias_strides: strides(problem.bias_strides),
+            mask: bytes(operands.mask),
+            mask_strides: strides(problem.mask_strides),
+            blocks: bytes(operands.block_mask.as_ref().map(|blocks| blocks.mask)),
+            block_strides: strides(Some(block_strides)),
+            slopes: numbers(operands.slopes),
+            slopes_sequence: problem.slopes_stride.unwrap_or(0),
+            sinks: numbers(operands.sinks),
+            block_rows,
+            block_keys,
+            scale: problem.scale,
+            cap: problem.soft_cap.unwrap_or(0.0),
+            counts_from_last: u32::from(problem.window.alignment() == Alignment::BottomRight),
+            reserved: 0,
+        }
+    }
+}
+
+/// Whether kernels read a tensor in place: its rows start at multiples of 16 bytes.
+fn is_aligned<T: Element>(x: &Tensor<T>) -> bool {
+    let of_axes = x.shape().iter().zip(x.strides()).take(x.rank() - 1);
+    let strides = of_axes.filter(|&(&length, _)| length > 1).fold(0, |all, (_, &stride)| all | stride);
+    (x.arg().address() | (strides * size_of::<T>()) as u64).is_multiple_of(CHUNK_BYTES as u64)
+}
+
+/// A tensor that kernels read in place: this one, or a copy.
+fn aligned<T: Element>(x: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
+    if is_aligned(x) { Ok(x.clone()) } else { repack(x).on(stream).run() }
 }

@@ -8,9 +8,15 @@ use Alignment::{BottomRight, TopLeft};
 
 use super::Level;
 use crate::random::Random;
-use crate::validate::Operation;
 
-const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+/// The types that a device has an implementation for.
+pub(super) fn types_on(device: &Device) -> Vec<DType> {
+    let mut types = vec![DType::F16, DType::Bf16];
+    if device.kind() == DeviceKind::Cpu {
+        types.push(DType::F32);
+    }
+    types
+}
 
 /// Sequences, rows and keys; heads of keys, and of queries for each; the widths of keys and of values.
 type Size = ([usize; 3], [usize; 2], [usize; 2]);
@@ -65,12 +71,12 @@ const REACHES: [(Option<u32>, Option<u32>); 7] = [
 /// The cases of attention on a device.
 pub(in super::super) fn attentions(level: Level, device: &Device, seed: u64) -> Vec<AttentionCase> {
     let is_cpu = device.kind() == DeviceKind::Cpu;
-    if !is_cpu && !Operation::Attention.has_kernels() {
+    if !is_cpu && device.properties().compute_capability < (8, 0) {
         return Vec::new();
     }
     let on_gpu = matches!(device.kind(), DeviceKind::Cuda(_));
     let mut cases = Vec::new();
-    for dtype in TYPES {
+    for dtype in types_on(device) {
         let case = |size| of_size(dtype, size);
         let mut sizes = QUICK_SIZES.to_vec();
         if is_cpu {
@@ -356,6 +362,9 @@ mod tests {
 
     #[test]
     fn devices_without_kernels_have_no_cases() {
-        assert!(attentions(Level::Full, &Device::emulator(), 1).is_empty());
+        let cases = |device: &str| attentions(Level::Quick, &device.parse().unwrap(), 1);
+        assert!(cases("emulator:7.5").is_empty());
+        assert!(cases("emulator:8.0").iter().all(|case| case.dtype != warpsmith::DType::F32));
+        assert!(!cases("emulator:9.0").is_empty());
     }
 }

@@ -83,11 +83,9 @@ pub(in super::super) fn works(
         let cases = updates(target).into_iter();
         works.extend(cases.map(|case| Work::generated_update(UpdateCase { seed: next(), ..case })));
     }
-    let runs = |operation: Operation| !has_kernels || operation.has_kernels();
-    if asked(Operation::Attention) && runs(Operation::Attention) {
-        let case = |dtype| AttentionCase::new(dtype, [2, 33, 70], [2, 3], 40);
-        let cases = [DType::F16, DType::Bf16, DType::F32].map(case).into_iter();
-        works.extend(cases.map(|case| Work::attention(AttentionCase { seed: next(), sinks: true, ..case })));
+    if asked(Operation::Attention) {
+        let cases = attentions(has_kernels).into_iter();
+        works.extend(cases.map(|case| Work::attention(AttentionCase { seed: next(), ..case })));
     }
     if asked(Operation::Topk) {
         works
@@ -364,6 +362,23 @@ fn retrievals(target: Target) -> Vec<RoutingCase> {
         cases.push(case(tokens[1], 40, [100, 33], 64));
     }
     if target.compute_capability < (8, 0) { Vec::new() } else { cases }
+}
+
+/// Every width of a kernel, many rows and few, with operands that change scores and without.
+fn attentions(has_kernels: bool) -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    for dtype in [DType::F16, DType::Bf16] {
+        for width in [40, 96, 128, 192, 256] {
+            for (rows, sinks) in [(70, false), (70, true), (3, true)] {
+                let case = AttentionCase::new(dtype, [2, rows, 390], [2, 3], width);
+                cases.push(AttentionCase { sinks, ..case });
+            }
+        }
+    }
+    if !has_kernels {
+        cases.push(AttentionCase::new(DType::F32, [2, 33, 70], [2, 3], 40));
+    }
+    cases
 }
 
 /// Experts of every format and type, by every kind of blocks.

@@ -2,11 +2,10 @@
 
 use half::{bf16, f16};
 use warpsmith_dsl::attention::hopper::{AttentionShape, Ends, Rows, Tile};
-use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
-use warpsmith_dsl::attention::window::Window;
-use warpsmith_dsl::attention::work::{Sequences, Sizes};
+use warpsmith_dsl::attention::scores::ScoreOperands;
+use warpsmith_dsl::attention::work::Sizes;
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, TensorMap};
+use warpsmith_dsl::launch::{Declaration, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::warpgroup::{BOX_COLUMNS, ROWS, WARP_ROWS};
 use warpsmith_kernels::attention_hopper::{
     AttentionParams, Changed64, Changed96, Changed128, Changed192, Changed256, Heads64, Heads96, Heads128,
@@ -16,19 +15,15 @@ use warpsmith_kernels::attention_hopper::{
 use super::super::AttentionInput;
 use super::super::check::{Checked, leading_strides};
 use super::super::problem::Problem;
+use super::{aligned, is_aligned};
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::is_built;
-use crate::ops::attention::Alignment;
 use crate::ops::gemm::is_hopper;
 use crate::ops::{CHUNK_BYTES, Implementation, repack};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
-/// The most columns of Q and of V.
-pub(super) const MAX_COLUMNS: usize = 256;
-/// What lengths of sequences are below.
-const MAX_LENGTH: usize = 1 << 30;
 /// Bytes of keys and values that the level-2 cache is to hold while the tiles of their heads are computed.
 const RESIDENT_BYTES: u64 = 24 << 20;
 
@@ -122,12 +117,11 @@ impl Plan {
     pub(super) fn new<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Option<Self> {
         let problem = &checked.problem;
         let properties = checked.stream.device().properties();
-        let is_small = problem.rows < MAX_LENGTH && problem.keys < MAX_LENGTH;
-        if !is_hopper(properties.compute_capability) || !is_built("attention_hopper") || !is_small {
+        if !is_hopper(properties.compute_capability) || !is_built("attention_hopper") {
             return None;
         }
         let changes = problem.changes_scores() || checked.operands.sinks.is_some();
-        let instance = T::instance(problem.width.max(problem.value_width), changes)?;
+        let instance = <T as Kernels>::instance(problem.width.max(problem.value_width), changes)?;
         let rows = instance.rows as usize;
         // Each packed sequence may begin a tile of its own.
         let tiles =
@@ -201,7 +195,14 @@ impl Plan {
         let ends = Ends { v: ends_v.into(), v_sequence, o: ends_y.into(), reserved: 0 };
         let counter = stream.scratch(1, 0)?;
         let lse_arg = lse.as_mut().map_or(GlobalMut::new(0), |lse| lse.arg_mut());
-        let params = AttentionParams { ends, taken: counter.zeros(), ..self.params(checked) };
+        let params = AttentionParams {
+            sizes: self.sizes(checked),
+            sequences: operands.sequences(),
+            ends,
+            taken: counter.zeros(),
+            factor: problem.scale * std::f32::consts::LOG2_E,
+            reserved: 0,
+        };
         let args = (map_q, map_k, map_v, map_y, lse_arg, checked.score_operands(), params);
         let mut used: Vec<&dyn Operand> = vec![&q, &k, &v, &*y];
         used.extend(lse.as_deref().map(|lse| lse as &dyn Operand));
@@ -213,69 +214,15 @@ impl Plan {
         })
     }
 
-    fn params<T: AttentionInput>(&self, checked: &Checked<'_, '_, T>) -> AttentionParams {
-        let (operands, problem) = (checked.operands, &checked.problem);
-        let Problem { rows, keys, heads, key_heads, batch, .. } = *problem;
-        let vector = |tensor: Option<&Tensor<u32>>| tensor.map_or(Global::new(0), Tensor::arg);
-        let [lengths_q, lengths_k] = operands.lengths;
-        let packing = operands.packing.as_ref();
+    fn sizes<T: AttentionInput>(&self, checked: &Checked<'_, '_, T>) -> Sizes {
+        let problem = &checked.problem;
         // The heads of K and V that the cache holds, times the heads of Q that share them.
-        let group = heads / key_heads.max(1);
-        let bytes = ((problem.width + problem.value_width) * size_of::<T>()) as u64 * keys.max(1) as u64;
-        let section = (RESIDENT_BYTES / bytes).max(1).saturating_mul(group as u64);
+        let group = (problem.heads / problem.key_heads.max(1)) as u64;
+        let bytes =
+            ((problem.width + problem.value_width) * size_of::<T>()) as u64 * problem.keys.max(1) as u64;
+        let section = (RESIDENT_BYTES / bytes).max(1).saturating_mul(group);
         let section = section.clamp(1, problem.all_heads().max(1) as u64) as u32;
-        let sizes = Sizes {
-            lse_batch: if problem.is_packed { 0 } else { heads as u64 * rows as u64 },
-            lse_head: rows as u64,
-            batch: batch as u32,
-            heads: heads as u32,
-            group: group as u32,
-            pack: 1,
-            rows: rows as u32,
-            keys: keys as u32,
-            tiles: self.tiles,
-            section,
-            rows_of_heads: problem.all_heads() as u32,
-            reserved: 0,
-            window: window(problem),
-        };
-        let sequences = Sequences {
-            offsets_q: vector(packing.map(|packing| packing.q)),
-            offsets_k: vector(packing.map(|packing| packing.k)),
-            lengths_q: vector(lengths_q),
-            lengths_k: vector(lengths_k),
-        };
-        let ends = Ends { v: 0, v_sequence: 0, o: 0, reserved: 0 };
-        let factor = problem.scale * std::f32::consts::LOG2_E;
-        AttentionParams { sizes, sequences, ends, taken: GlobalMut::new(0), factor, reserved: 0 }
-    }
-}
-
-/// The window as kernels take it.
-fn window(problem: &Problem) -> Window {
-    let window = problem.window;
-    // What no row and key are apart by is no bound.
-    let most = (problem.rows + problem.keys) as u64;
-    let bound = |keys: Option<u32>| keys.filter(|&keys| u64::from(keys) < most).unwrap_or(Window::UNBOUNDED);
-    Window {
-        left: bound(window.left()),
-        right: bound(window.right()),
-        is_bottom_right: u32::from(window.alignment() == Alignment::BottomRight),
-        reserved: 0,
-    }
-}
-
-impl Problem {
-    /// Heads of all sequences, or of all packed sequences together.
-    fn all_heads(&self) -> usize {
-        if self.is_packed { self.heads } else { self.batch * self.heads }
-    }
-
-    /// Whether anything happens to scores but a multiplication by a positive number, and what places decide.
-    fn changes_scores(&self) -> bool {
-        let is_positive = self.scale > 0.0 && (self.scale * std::f32::consts::LOG2_E).is_normal();
-        let options = [self.mask_strides.is_some(), self.bias_strides.is_some(), self.block_mask.is_some()];
-        !is_positive || self.soft_cap.is_some() || self.slopes_stride.is_some() || options.contains(&true)
+        Sizes { tiles: self.tiles, section, ..problem.sizes() }
     }
 }
 
@@ -302,45 +249,4 @@ impl<T: AttentionInput> Checked<'_, '_, T> {
             self.problem.is_packed || batch <= 1 || keys <= 1 || of_rows > 0 && of_sequences % of_rows == 0;
         is_short && is_apart && (keys <= 1 || of_rows > 0)
     }
-
-    /// What changes scores, as kernels take it.
-    fn score_operands(&self) -> ScoreOperands {
-        let (operands, problem) = (self.operands, &self.problem);
-        let strides = |strides: Option<[u64; 4]>| {
-            let [sequence, head, row, key] = strides.unwrap_or_default();
-            ScoreStrides { sequence, head, row, key }
-        };
-        let bytes = |tensor: Option<&Tensor<u8>>| tensor.map_or(Global::new(0), Tensor::arg);
-        let numbers = |tensor: Option<&Tensor<f32>>| tensor.map_or(Global::new(0), Tensor::arg);
-        let (block_strides, [block_rows, block_keys]) = problem.block_mask.unwrap_or(([0; 4], [1; 2]));
-        ScoreOperands {
-            bias: Global::new(operands.bias.map_or(0, |bias| bias.arg().address())),
-            bias_strides: strides(problem.bias_strides),
-            mask: bytes(operands.mask),
-            mask_strides: strides(problem.mask_strides),
-            blocks: bytes(operands.block_mask.as_ref().map(|blocks| blocks.mask)),
-            block_strides: strides(Some(block_strides)),
-            slopes: numbers(operands.slopes),
-            slopes_sequence: problem.slopes_stride.unwrap_or(0),
-            sinks: numbers(operands.sinks),
-            block_rows,
-            block_keys,
-            scale: problem.scale,
-            cap: problem.soft_cap.unwrap_or(0.0),
-            counts_from_last: u32::from(problem.window.alignment() == Alignment::BottomRight),
-            reserved: 0,
-        }
-    }
-}
-
-/// Whether the copy engine reads a tensor in place: its rows start at multiples of 16 bytes.
-fn is_aligned<T: Element>(x: &Tensor<T>) -> bool {
-    let of_axes = x.shape().iter().zip(x.strides()).take(x.rank() - 1);
-    let strides = of_axes.filter(|&(&length, _)| length > 1).fold(0, |all, (_, &stride)| all | stride);
-    (x.arg().address() | (strides * size_of::<T>()) as u64).is_multiple_of(CHUNK_BYTES as u64)
-}
-
-/// A tensor that the copy engine reads in place: this one, or a copy.
-fn aligned<T: Element>(x: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
-    if is_aligned(x) { Ok(x.clone()) } else { repack(x).on(stream).run() }
 }

@@ -1,0 +1,283 @@
+//! Attention by the kernels for every GPU from compute capability 8.0 on.
+
+use half::{bf16, f16};
+use warpsmith_dsl::attention::portable::{
+    Pages, Parts, PortableShape, PortableTile, Strided, THREADS, Tensors,
+};
+use warpsmith_dsl::attention::scores::ScoreOperands;
+use warpsmith_dsl::attention::work::Sizes;
+use warpsmith_dsl::float::{Bf16, F16, HalfElement};
+use warpsmith_dsl::gemm::{MmaElement, MmaProducts};
+use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, KernelArgs};
+use warpsmith_dsl::warp;
+use warpsmith_kernels::attention::{
+    AttentionParams, CombineParams, Few64, Few96, Few128, Few192, Few256, Rows64, Rows96, Rows128, Rows192,
+    Rows256, attention, attention_combine,
+};
+
+use super::super::AttentionInput;
+use super::super::check::{Checked, leading_strides};
+use super::super::problem::Problem;
+use super::{aligned, is_aligned};
+use crate::device::Device;
+use crate::error::Result;
+use crate::kernel::is_built;
+use crate::ops::Implementation;
+use crate::stream::{Operand, Stream};
+use crate::tensor::{Element, Tensor};
+
+/// The most rows of the heads that share keys for which these alternate, and parts of the keys have blocks of their own.
+const MOST_FEW: usize = 64;
+/// The least keys of a part, and how many parts there are before they become longer.
+const PART: (usize, usize) = (256, 64);
+
+/// The arguments of a kernel.
+type Args = (Tensors, GlobalMut<f32>, Parts, ScoreOperands, AttentionParams);
+/// The arguments of one that adds up parts.
+type CombineArgs<D> = (Parts, GlobalMut<D>, GlobalMut<f32>, Global<f32>, CombineParams);
+
+/// A kernel, its tile, and how it is launched.
+#[derive(Clone, Copy)]
+pub struct Instance<T: Element> {
+    declaration: Declaration,
+    rows: u32,
+    keys: u32,
+    launch: unsafe fn(&Device, &Stream, u32, Args) -> Result<()>,
+    /// What adds up parts.
+    combine: Declaration,
+    launch_combine: unsafe fn(&Device, &Stream, u32, CombineArgs<T::Device>) -> Result<()>,
+}
+
+/// Launches the kernel `K`.
+///
+/// # Safety
+///
+/// The arguments are valid for what the kernel does with them.
+unsafe fn launch<A: KernelArgs, K: Kernel<Args = A>>(
+    device: &Device,
+    stream: &Stream,
+    blocks: u32,
+    args: A,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { device.kernel::<K>()?.launch(stream, [blocks, 1, 1], args) }
+}
+
+/// The kernels of an element type.
+#[doc(hidden)]
+pub trait Kernels: Element {
+    /// The kernel for heads of at most so many columns, for few rows or for many.
+    #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+    fn instance(columns: usize, few: bool) -> Option<Instance<Self>>;
+}
+
+macro_rules! kernels {
+    ($($element:ident $device:ident),*) => {
+        $(
+            impl Kernels for $element {
+                #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+                fn instance(columns: usize, few: bool) -> Option<Instance<Self>> {
+                    Some(match (columns, few) {
+                        (..=64, false) => kernels!(@of $device, Rows64),
+                        (..=96, false) => kernels!(@of $device, Rows96),
+                        (..=128, false) => kernels!(@of $device, Rows128),
+                        (..=192, false) => kernels!(@of $device, Rows192),
+                        (..=256, false) => kernels!(@of $device, Rows256),
+                        (..=64, true) => kernels!(@of $device, Few64),
+                        (..=96, true) => kernels!(@of $device, Few96),
+                        (..=128, true) => kernels!(@of $device, Few128),
+                        (..=192, true) => kernels!(@of $device, Few192),
+                        (..=256, true) => kernels!(@of $device, Few256),
+                        _ => return None,
+                    })
+                }
+            }
+        )*
+    };
+    (@of $device:ident, $shape:ident) => { Instance::of::<attention<$device, $shape>, attention_combine<$device>, $shape>() };
+}
+kernels!(f16 F16, bf16 Bf16);
+
+impl Kernels for f32 {
+    #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+    fn instance(_: usize, _: bool) -> Option<Instance<Self>> {
+        None
+    }
+}
+
+impl<T: Element> Instance<T>
+where
+    T::Device: MmaElement + HalfElement + MmaProducts<A = [u32; 4], B = [u32; 2]>,
+{
+    fn of<K: Kernel<Args = Args>, C: Kernel<Args = CombineArgs<T::Device>>, S: PortableShape>() -> Self {
+        Self {
+            declaration: K::DECLARATION,
+            rows: PortableTile::<T::Device, S>::BLOCK_ROWS,
+            keys: PortableTile::<T::Device, S>::BLOCK_KEYS,
+            launch: launch::<Args, K>,
+            combine: C::DECLARATION,
+            launch_combine: launch::<CombineArgs<T::Device>, C>,
+        }
+    }
+}
+
+impl<T: Element> Instance<T> {
+    fn runs_on(&self, device: &Device) -> bool {
+        let properties = device.properties();
+        properties.compute_capability >= (8, 0)
+            && is_built(self.declaration.family)
+            && self.declaration.shared_bytes <= properties.max_shared_per_block
+    }
+}
+
+/// A kernel and its grid.
+pub(super) struct Plan<T: Element> {
+    instance: Instance<T>,
+    /// Heads whose rows alternate.
+    pack: usize,
+    tiles: u32,
+    /// Parts of the keys, and keys of each.
+    parts: (u32, u32),
+    blocks: u32,
+}
+
+impl<T: AttentionInput> Plan<T> {
+    /// The plan for few rows of each sequence, if they are few and a kernel serves them.
+    pub(super) fn few_rows(checked: &Checked<'_, '_, T>) -> Option<Self> {
+        let problem = &checked.problem;
+        let group = problem.heads / problem.key_heads.max(1);
+        if problem.is_packed || problem.rows * group > MOST_FEW {
+            return None;
+        }
+        Self::with(checked, true, group)
+    }
+
+    /// The plan for any rows, if a kernel serves them.
+    pub(super) fn many_rows(checked: &Checked<'_, '_, T>) -> Option<Self> {
+        Self::with(checked, false, 1)
+    }
+
+    fn with(checked: &Checked<'_, '_, T>, few: bool, pack: usize) -> Option<Self> {
+        let problem = &checked.problem;
+        let instance = <T as Kernels>::instance(problem.width.max(problem.value_width), few)?;
+        if !instance.runs_on(checked.stream.device()) {
+            return None;
+        }
+        let of_tile = instance.rows as usize;
+        let rows = problem.rows * pack;
+        // Each packed sequence may begin a tile of its own.
+        let tiles = if problem.is_packed { rows / of_tile + problem.batch } else { rows.div_ceil(of_tile) };
+        let (least, most) = PART;
+        let keys = if few {
+            (problem.keys / most).max(least).next_multiple_of(instance.keys as usize)
+        } else {
+            problem.keys.max(1).next_multiple_of(instance.keys as usize)
+        };
+        let parts = problem.keys.div_ceil(keys).max(1);
+        let heads = problem.all_heads() / pack;
+        let all = (tiles as u64).checked_mul(heads as u64)?.checked_mul(parts as u64)?;
+        // A grid has less than 2³¹ blocks, and rows of heads that alternate are counted in 32 bits.
+        let blocks = u32::try_from(all).ok().filter(|&all| all < 1 << 31)?;
+        (rows < 1 << 31).then_some(Self {
+            instance,
+            pack,
+            tiles: tiles as u32,
+            parts: (parts as u32, keys as u32),
+            blocks,
+        })
+    }
+
+    pub(super) fn implementation(&self, checked: &Checked<'_, '_, T>) -> Implementation {
+        let operands = checked.operands;
+        let copies = [operands.q, operands.k, operands.v].into_iter().filter(|x| !is_aligned(x)).count();
+        let device = checked.stream.device();
+        let first = Implementation::kernel(device, self.instance.declaration.name, self.blocks);
+        if self.parts.0 == 1 {
+            return first.with_copies(copies);
+        }
+        let second = Implementation::kernel(
+            device,
+            self.instance.combine.name,
+            Self::combine_blocks(&checked.problem),
+        );
+        Implementation::sequence(first.with_copies(copies), second)
+    }
+
+    /// Blocks of the kernel that adds up parts, of which each warp has a row.
+    fn combine_blocks(problem: &Problem) -> u32 {
+        let rows = problem.all_heads() as u64 * problem.rows as u64;
+        rows.div_ceil(u64::from(THREADS / warp::SIZE)) as u32
+    }
+
+    /// Launches the kernel, after copies of operands that it cannot read in place, and the one that adds up parts.
+    pub(super) fn launch(
+        &self,
+        checked: &Checked<'_, '_, T>,
+        y: &mut Tensor<T>,
+        mut lse: Option<&mut Tensor<f32>>,
+    ) -> Result<()> {
+        let (operands, problem, stream) = (checked.operands, &checked.problem, &checked.stream);
+        let [q, k, v] =
+            [aligned(operands.q, stream)?, aligned(operands.k, stream)?, aligned(operands.v, stream)?];
+        let strided = |x: &Tensor<T>| {
+            let [sequence, row, head] = leading_strides(x);
+            Strided { base: GlobalMut::new(x.arg().address()), sequence, row, head }
+        };
+        let tensors = Tensors {
+            q: strided(&q),
+            k: strided(&k),
+            v: strided(&v),
+            o: strided(y),
+            pages: Pages { table: Global::new(0), sequence: 0, size: 1, count: 1 },
+            columns: problem.width as u32,
+            value_columns: problem.value_width as u32,
+        };
+        let rows = problem.all_heads() * problem.rows;
+        let (count, keys) = self.parts;
+        // Of each part of each row its sums, in whole pairs, and one number more.
+        let columns = problem.value_width.next_multiple_of(2);
+        let all = if count > 1 { rows.saturating_mul(count as usize) } else { 0 };
+        let mut results = Tensor::<f32>::uninit_on(stream, [all.saturating_mul(columns + 1)])?;
+        let sums = results.arg_mut();
+        let parts = Parts { sums, lse: sums.offset((all * columns) as u64), count, keys };
+        let lse_arg = lse.as_mut().map_or(GlobalMut::new(0), |lse| lse.arg_mut());
+        let sizes = Sizes {
+            pack: self.pack as u32,
+            tiles: self.tiles,
+            rows_of_heads: (problem.all_heads() / self.pack) as u32,
+            section: (problem.all_heads() / self.pack).max(1) as u32,
+            ..problem.sizes()
+        };
+        let params = AttentionParams { sizes, sequences: operands.sequences() };
+        let (changes, y_arg) = (checked.score_operands(), y.arg_mut());
+        let args = (tensors, lse_arg, parts, changes, params);
+        let [stride_sequence, stride_row, stride_head] = leading_strides(y);
+        let combine = CombineParams {
+            stride_sequence,
+            stride_row,
+            stride_head,
+            rows: rows as u64,
+            rows_of_head: problem.rows as u32,
+            heads: problem.heads as u32,
+            columns: problem.value_width as u32,
+            batch: problem.batch as u32,
+            offsets_q: params.sequences.offsets_q,
+        };
+        let mut used: Vec<&dyn Operand> = vec![&q, &k, &v, &*y, &results];
+        used.extend(lse.as_deref().map(|lse| lse as &dyn Operand));
+        used.extend(operands.options());
+        stream.with_operands(&used, || {
+            let device = stream.device();
+            // SAFETY: shapes, strides and device of the operands have been checked; offsets and lengths are bounded by the kernel, and there is room for each part of each row.
+            // Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
+            unsafe {
+                (self.instance.launch)(device, stream, self.blocks, args)?;
+                if count > 1 {
+                    let args = (parts, y_arg, lse_arg, changes.sinks, combine);
+                    (self.instance.launch_combine)(device, stream, Self::combine_blocks(problem), args)?;
+                }
+            }
+            Ok(())
+        })
+    }
+}
