@@ -421,9 +421,9 @@ where
             let exchange = |own: [f32; ROWS], f: fn(f32, f32) -> f32| {
                 thread::sync_threads();
                 for (row, number) in rows.into_iter().zip(own) {
-                    if lane.is_multiple_of(4) {
-                        ptx::st_shared_f32(Self::number(warp, row).get(), number);
-                    }
+                    // Without a branch: the compiler would make two of those that stand before and behind a barrier, and of the barrier.
+                    let to = Self::number(warp, row).get();
+                    ptx::st_shared_b32_if(to, number.to_bits(), lane.is_multiple_of(4));
                 }
                 thread::sync_threads();
                 rows.map(|row| {
@@ -501,11 +501,10 @@ where
             }
             // What rows are multiplied by, for whoever stores them.
             thread::sync_threads();
-            if lane.is_multiple_of(4) && Self::key_warp() == 0 {
-                for half in 0..ROWS {
-                    let to = Self::number(0, at.row + 8 * half as u32);
-                    ptx::st_shared_f32(to.get(), totals[half].scale);
-                }
+            for half in 0..ROWS {
+                let to = Self::number(0, at.row + 8 * half as u32).get();
+                let is_first = lane.is_multiple_of(4) && Self::key_warp() == 0;
+                ptx::st_shared_b32_if(to, totals[half].scale.to_bits(), is_first);
             }
             thread::sync_threads();
             let pairs = S::Sums::COLUMNS / 2;
