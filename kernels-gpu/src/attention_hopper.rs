@@ -5,7 +5,7 @@ use warpsmith_dsl::attention::scores::ScoreOperands;
 use warpsmith_dsl::attention::work::{Queue, Sequences, Sizes, Tiles};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{GlobalMut, TensorMap};
-use warpsmith_dsl::{KernelParam, grid, kernel, ptx};
+use warpsmith_dsl::{KernelParam, grid, kernel};
 
 macro_rules! shape {
     ($(#[$doc:meta])* $name:ident, $keys:literal, $columns:literal, $values:literal, $warpgroups:literal) => {
@@ -148,8 +148,6 @@ pub unsafe fn attention_hopper<T: AttentionElement<S>, S: AttentionShape, const 
             while let Some(tile) = Tile::<S, CHANGES>::next(&mut consumer) {
                 let Some(work) = tiles().work(tile) else { continue };
                 let attended = Tile::<S, CHANGES>::attend::<T>(&mut consumer, &scoring, &work);
-                // Again, so that the registers are free meanwhile.
-                let Some(work) = tiles().work(ptx::opaque(tile)) else { continue };
                 let lse = p.sizes.lse_of_head(lse, &work);
                 Tile::<S, CHANGES>::store::<T>(attended, maps, lse, &work);
             }
