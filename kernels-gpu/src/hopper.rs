@@ -95,16 +95,17 @@ mod body {
 
     use super::{HopperParams, Joined};
 
-    /// `Y = activation(alpha · X Wᵀ + …)`, where X and W may have more columns in other matrices, K-major as they are then.
+    /// `Y = activation(alpha · X Wᵀ + …)`, where X and W have more columns in the `PAIRS` pairs of other matrices, none or one. K-major are all where there
+    /// is one.
     ///
     /// # Safety
     ///
     /// As [`linear_hopper`](fn@crate::linear_hopper::linear_hopper), and for `joined` as for X and W.
     #[inline(always)]
-    pub(crate) unsafe fn product<T, O: OutputElement, S: PersistentTile>(
+    pub(crate) unsafe fn product<T, O: OutputElement, S: PersistentTile, const PAIRS: usize>(
         x: &TensorMap,
         w: &TensorMap,
-        joined: Option<Joined<'_>>,
+        joined: [Joined<'_>; PAIRS],
         y_boxes: &TensorMap,
         y: GlobalMut<O>,
         epilogue: LinearEpilogue<T, O>,
@@ -112,16 +113,21 @@ mod body {
     ) where
         T: Wgmma<S::Fragment> + Wgmma<HalfFragment<S>>,
     {
+        const { assert!(PAIRS <= 1, "X and W, and one pair more") };
+        let layouts = if PAIRS == 0 { p.layouts } else { p.layouts.without_mn() };
         let first_steps = (p.k * T::BYTES).div_ceil(S::ROW_BYTES);
-        let (steps, products) = match joined {
-            None => (first_steps, (p.k * T::BYTES).div_ceil(S::PRODUCT_BYTES)),
-            Some(Joined { rank, .. }) => {
-                let of_step = S::ROW_BYTES / S::PRODUCT_BYTES;
-                let products = first_steps * of_step + (rank * T::BYTES).div_ceil(S::PRODUCT_BYTES);
-                (products.div_ceil(of_step), products)
+        let first_products = (p.k * T::BYTES).div_ceil(S::PRODUCT_BYTES);
+        // Opaque, here and below: what follows from the sizes is computed where it is needed, rather than kept in registers by all warps.
+        let products = || match joined.as_slice() {
+            [] => first_products,
+            [Joined { rank, .. }, ..] => {
+                let first_steps = (ptx::opaque(p.k) * T::BYTES).div_ceil(S::ROW_BYTES);
+                let more = (ptx::opaque(*rank) * T::BYTES).div_ceil(S::PRODUCT_BYTES);
+                first_steps * (S::ROW_BYTES / S::PRODUCT_BYTES) + more
             }
         };
-        // Opaque: what follows from the sizes is computed where it is needed, rather than kept in registers by all warps.
+        let steps =
+            || if PAIRS == 0 { first_steps } else { products().div_ceil(S::ROW_BYTES / S::PRODUCT_BYTES) };
         let tiles = || {
             let tiles = S::tiles(ptx::opaque(p.m), ptx::opaque(p.n), p.batch);
             if S::HALVES { tiles.with_halves(p.whole, p.narrow) } else { tiles }
@@ -136,31 +142,31 @@ mod body {
                 if let Some(mut producer) = S::producer() {
                     let mut next = S::next_part(&mut tiles);
                     // Behind the start and the first tile's divisions, which depend on no other launch.
-                    if joined.is_none() {
+                    if PAIRS == 0 {
                         grid::wait_for_earlier_launches();
                     } else {
                         grid::let_next_launch_begin();
                     }
                     while let Some(part) = next {
-                        S::load::<T>(&mut producer, x, w, p.layouts, first_steps, part);
-                        if let Some(Joined { g, ut, .. }) = joined {
+                        S::load::<T>(&mut producer, x, w, layouts, first_steps, part);
+                        if let [Joined { g, ut, .. }, ..] = joined.as_slice() {
                             // Of the launches before this one, only the last is still under way, which makes G.
                             grid::wait();
                             // There is one matrix of each, so that those of later parts of the sums are beyond it and read as zeros.
-                            S::load::<T>(&mut producer, g, ut, Layouts::K_MAJOR, steps - first_steps, part);
+                            S::load::<T>(&mut producer, g, ut, Layouts::K_MAJOR, steps() - first_steps, part);
                         }
                         next = S::next_part(&mut tiles);
                     }
                     S::finish(producer);
                 } else {
                     // Before earlier launches have ended, and whatever they write.
-                    S::prefetch::<T>(x, w, p.layouts, first_steps, &mut tiles);
+                    S::prefetch::<T>(x, w, layouts, first_steps, &mut tiles);
                 }
             } else {
                 let mut consumer = S::consumer();
                 let mut tiles = tiles();
-                let mut next = S::next_tile(&mut consumer, &mut tiles, steps);
-                if joined.is_none() {
+                let mut next = S::next_tile(&mut consumer, &mut tiles, steps());
+                if PAIRS == 0 {
                     grid::wait_for_earlier_launches();
                 }
                 while let Some(part) = next {
@@ -173,11 +179,11 @@ mod body {
                         S::prefetch_rows::<O, _>(&epilogue, part);
                     }
                     let accumulators = if S::HALVES && part.is_half() {
-                        S::multiply_half::<T>(&mut consumer, p.layouts, products)
+                        S::multiply_half::<T>(&mut consumer, layouts, products())
                     } else {
-                        S::multiply::<T>(&mut consumer, p.layouts, products)
+                        S::multiply::<T>(&mut consumer, layouts, products())
                     };
-                    if joined.is_some() {
+                    if PAIRS != 0 {
                         // Whoever waits for this launch relies on G's having ended, too.
                         grid::wait();
                     }
@@ -213,7 +219,7 @@ mod body {
                     } else {
                         S::store_rows(&accumulators, &epilogue, &y, part);
                     }
-                    next = S::next_tile(&mut consumer, &mut tiles, steps);
+                    next = S::next_tile(&mut consumer, &mut tiles, steps());
                 }
                 S::finish_stores();
             }

@@ -78,5 +78,5 @@ pub unsafe fn linear_hopper<T, O: OutputElement, S: PersistentTile>(
     T: Wgmma<S::Fragment> + Wgmma<HalfFragment<S>>,
 {
     // SAFETY: the caller's promise.
-    unsafe { product::<T, O, S>(x, w, None, y_boxes, y, epilogue, p) }
+    unsafe { product::<T, O, S, 0>(x, w, [], y_boxes, y, epilogue, p) }
 }

@@ -81,7 +81,7 @@ pub unsafe fn linear_joined<T, O: OutputElement, S: PersistentTile>(
     T: Wgmma<S::Fragment> + Wgmma<HalfFragment<S>>,
 {
     // SAFETY: the caller's promise.
-    unsafe { product::<T, O, S>(x, w, Some(Joined { g, ut, rank }), y_boxes, y, epilogue, p) }
+    unsafe { product::<T, O, S, 1>(x, w, [Joined { g, ut, rank }], y_boxes, y, epilogue, p) }
 }
 
 /// As [`linear_joined`](fn@linear_joined), for few rows of X or few tiles of Y, on a one-dimensional grid of one cluster for each tile.
@@ -126,5 +126,5 @@ pub unsafe fn linear_joined_few_rows<T: Wgmma<S::Accumulators> + Element, S: Spl
     p: SkinnyParams,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { few_rows::<T, T, S>(x, w, Some(Joined { g, ut, rank }), y, epilogue, p) }
+    unsafe { few_rows::<T, T, S, 1>(x, w, [Joined { g, ut, rank }], y, epilogue, p) }
 }

@@ -74,5 +74,5 @@ pub unsafe fn linear_skinny<T: Wgmma<S::Accumulators>, O: Element, S: SplitKTile
     p: SkinnyParams,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { few_rows::<T, O, S>(x, w, None, y, epilogue, p) }
+    unsafe { few_rows::<T, O, S, 0>(x, w, [], y, epilogue, p) }
 }

@@ -56,48 +56,55 @@ mod body {
     use super::SkinnyParams;
     use crate::hopper::Joined;
 
-    /// `Y = activation(alpha · X Wᵀ + …)`, where X and W may have more columns in other matrices, K-major as they are then.
+    /// `Y = activation(alpha · X Wᵀ + …)`, where X and W have more columns in the `PAIRS` pairs of other matrices, none or one. K-major are all where there
+    /// is one.
     ///
     /// # Safety
     ///
     /// As [`linear_skinny`](fn@crate::linear_skinny::linear_skinny), and for `joined` as for X and W.
     #[inline(always)]
-    pub(crate) unsafe fn few_rows<T: Wgmma<S::Accumulators>, O: Element, S: SplitKTile>(
+    pub(crate) unsafe fn few_rows<
+        T: Wgmma<S::Accumulators>,
+        O: Element,
+        S: SplitKTile,
+        const PAIRS: usize,
+    >(
         x: &TensorMap,
         w: &TensorMap,
-        joined: Option<Joined<'_>>,
+        joined: [Joined<'_>; PAIRS],
         y: GlobalMut<O>,
         epilogue: LinearEpilogue<T, O>,
         p: SkinnyParams,
     ) {
+        const { assert!(PAIRS <= 1, "X and W, and one pair more") };
         // SAFETY: the whole grid is here, with the threads, the shared memory and the clusters that the tile asks for; the caller
         // vouches for maps and pointers, and each tile of Y belongs to one cluster.
         unsafe {
             S::start(x, w);
             // Behind the start, under which its divisions run, and before what else waits for other launches.
             let first = (p.k * T::BYTES).div_ceil(S::STEP_BYTES);
-            let row_bytes = match joined {
-                None => p.k * T::BYTES,
-                Some(Joined { rank, .. }) => first * S::STEP_BYTES + rank * T::BYTES,
+            let row_bytes = match joined.as_slice() {
+                [] => p.k * T::BYTES,
+                [Joined { rank, .. }, ..] => first * S::STEP_BYTES + rank * T::BYTES,
             };
             let share = S::share(p.m, p.n, row_bytes);
             let tile = share.tile;
-            if joined.is_none() {
+            if PAIRS == 0 {
                 grid::wait_for_earlier_launches();
             } else {
                 grid::let_next_launch_begin();
             }
             if S::is_producer() {
-                match joined {
-                    None => S::load::<T>(x, w, p.layouts, share),
-                    Some(Joined { g, ut, .. }) => S::load_joined::<T>([x, w], [g, ut], first, share),
+                match joined.as_slice() {
+                    [] => S::load::<T>(x, w, p.layouts, share),
+                    [Joined { g, ut, .. }, ..] => S::load_joined::<T>([x, w], [g, ut], first, share),
                 }
             } else {
                 let epilogue = epilogue.of_matrix(tile.batch, p.m, p.n);
                 let columns = S::columns(&epilogue, tile);
                 let accumulators =
-                    S::multiply::<T>(if joined.is_some() { Layouts::K_MAJOR } else { p.layouts }, share);
-                if joined.is_some() {
+                    S::multiply::<T>(if PAIRS == 0 { p.layouts } else { Layouts::K_MAJOR }, share);
+                if PAIRS != 0 {
                     // The launch before, which makes G, may be under way until here.
                     grid::wait();
                 }

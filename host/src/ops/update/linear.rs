@@ -449,6 +449,10 @@ const TRANSPOSE: u128 = 1_500_000;
 /// What a launch that copies operands into aligned rows takes, and the bytes that it moves in a microsecond.
 const COPY: u128 = 2_000_000;
 const COPY_RATE: u128 = 2_400_000;
+/// What a launch takes that runs beside the one that makes G, once both have done what they can at the same time: it learns that G is there, as any launch
+/// that waits for another one ([`NEXT`]), and only then reads G and Uᵀ, multiplies them and stores Y, with nothing to do in between; in picoseconds on
+/// an H100.
+const LAST_OF_BOTH: u128 = 2_400_000;
 
 impl Bolted {
     /// That which takes the least time by the models.
@@ -488,8 +492,8 @@ impl Bolted {
         let are_beside = codes
             .blocks()
             .is_some_and(|blocks| blocks.saturating_add(choice.blocks()) <= limits.multiprocessors);
-        let both = if are_beside { before.max(time) } else { before + time };
-        Some((Path::Joined(choice, codes), both + NEXT + transposed + self.copied))
+        let both = if are_beside { before.max(time) + LAST_OF_BOTH } else { before + time + NEXT };
+        Some((Path::Joined(choice, codes), both + transposed + self.copied))
     }
 }
 
