@@ -4,6 +4,7 @@
 //! asks for it. The memory's ceiling is measured first, those of products are the fastest of the run. Results are data: each row of the CSV says where it came from.
 
 mod accuracy;
+mod attention;
 mod calls;
 mod case;
 mod ceilings;
@@ -62,7 +63,7 @@ pub(crate) struct Args {
     /// earlier state.
     #[arg(long, value_name = "FOLDER")]
     ptx: Option<PathBuf>,
-    /// What to measure: linear operations, or what has sizes of its own: generated low-rank updates, PEER layers, the largest elements of rows or the time of the caller.
+    /// What to measure: linear operations, or what has sizes of its own: attention, generated low-rank updates, PEER layers, the largest elements of rows or the time of the caller.
     #[arg(long, value_enum, default_value_t = Measured::Linear)]
     operation: Measured,
     /// Only these sets of sizes, separated by commas.
@@ -122,6 +123,7 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Measured {
     Linear,
+    Attention,
     Update,
     Peer,
     /// The experts of PEER layers alone, for each number of blocks that may share a token.
@@ -179,6 +181,7 @@ struct Bench<'a> {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match args.operation {
         Measured::Linear => {}
+        Measured::Attention => return attention::run(args),
         Measured::Update => return update::run(args),
         Measured::Peer => return peer::run(args),
         Measured::Experts => return experts::run(args),

@@ -25,6 +25,8 @@ pub(crate) struct Spread {
 
 /// The suite of drawn sizes of updates.
 pub(crate) const UPDATES: &str = "random-update";
+/// That of attentions.
+pub(crate) const ATTENTION: &str = "random-attention";
 
 /// The ratio below which a size counts as lost.
 pub(crate) const LOST: f64 = 0.95;
@@ -102,6 +104,27 @@ fn goal(Measurement { suite, operation, dtype, .. }: &Measurement, in_chunks: bo
     }
 }
 
+/// The kind of sizes of a row, and whether K and N are multiples of 8; nothing of a shape that is not one of its operation.
+fn kind(row: &Measurement) -> Option<(String, bool)> {
+    if row.suite == ATTENTION {
+        let [_, _, lengths, columns] = row.shape.split('x').collect::<Vec<_>>()[..] else { return None };
+        // Rows and keys stand apart where they differ.
+        let lengths = if lengths.contains('/') { "other lengths" } else { "as many keys as rows" };
+        let columns =
+            if ["64", "96", "128", "256"].contains(&columns) { "64, 96, 128 or 256" } else { "other" };
+        return Some((format!(", {lengths}, {columns} columns"), true));
+    }
+    let sides: Vec<usize> = row.shape.split('x').filter_map(|side| side.parse().ok()).collect();
+    let ([_, k, n] | [_, k, n, _]) = sides[..] else { return None };
+    let in_chunks = k % 8 == 0 && n % 8 == 0;
+    let kind = match row.dtype.as_str() {
+        "bf16" | "f16" if in_chunks => ", K and N multiples of 8",
+        "bf16" | "f16" => ", other K and N",
+        _ => "",
+    };
+    Some((kind.into(), in_chunks))
+}
+
 /// The spreads of all rows of suites whose sizes are drawn.
 pub(crate) fn spreads(rows: &[Measurement]) -> Vec<Spread> {
     // Of updates only the framework's own sequence is a baseline, not a part of it.
@@ -111,14 +134,7 @@ pub(crate) fn spreads(rows: &[Measurement]) -> Vec<Spread> {
     let mut spreads: Vec<Spread> = Vec::new();
     for entry in chosen(&drawn) {
         let (row, Some(ratio)) = (entry.ours, entry.best.and_then(|best| best.ratio)) else { continue };
-        let sides: Vec<usize> = row.shape.split('x').filter_map(|side| side.parse().ok()).collect();
-        let ([_, k, n] | [_, k, n, _]) = sides[..] else { continue };
-        let in_chunks = k % 8 == 0 && n % 8 == 0;
-        let kind = match row.dtype.as_str() {
-            "bf16" | "f16" if in_chunks => ", K and N multiples of 8",
-            "bf16" | "f16" => ", other K and N",
-            _ => "",
-        };
+        let Some((kind, in_chunks)) = kind(row) else { continue };
         let operation = if row.suite == UPDATES { format!("{} ", row.operation) } else { String::new() };
         let name = format!("{} {operation}{}{kind}", row.suite, row.dtype);
         match spreads.iter_mut().find(|spread| spread.name == name) {
@@ -188,6 +204,33 @@ mod tests {
                 ("random-update generated update bf16, K and N multiples of 8", Some(false)),
             ]
         );
+    }
+
+    #[test]
+    fn attentions_are_told_apart_by_their_lengths_and_columns() {
+        let row = |shape: &str, peer: &str, ratio: f64| Measurement {
+            suite: super::ATTENTION.into(),
+            ..Measurement::against("attention causal", "bf16", shape, [10.0, 10.0 * ratio], peer)
+        };
+        let rows = [
+            row("4x16x100x128", "torch-cudnn", 1.2),
+            row("4x16x100x128", "torch-flash", 1.1),
+            row("4x16/2x100x96", "torch-flash", 0.9),
+            row("4x16x100/300x128", "torch-flash", 2.0),
+            row("4x16x100x40", "torch-flash", 3.0),
+        ];
+        let all = spreads(&rows);
+        let told: Vec<_> = all.iter().map(|spread| (spread.name.as_str(), spread.count())).collect();
+        assert_eq!(
+            told,
+            [
+                ("random-attention bf16, as many keys as rows, 64, 96, 128 or 256 columns", 2),
+                ("random-attention bf16, other lengths, 64, 96, 128 or 256 columns", 1),
+                ("random-attention bf16, as many keys as rows, other columns", 1),
+            ]
+        );
+        assert_eq!(all[0].statistics()[2], 0.9);
+        assert!(all.iter().all(|spread| spread.is_met().is_none()));
     }
 
     #[test]

@@ -5,12 +5,14 @@
 //! - of times: a suite of the bench, `SUITE short` for one without its clocks, `control`, `goals`, `floor`, `drawn` or `fast-accumulation`;
 //! - of the tuner: `choice`;
 //! - of PEER: `layers`, `formats`, `residency` or `summary`;
+//! - of attention: `attention`, `attention-options` or `attention-decode`;
 //! - of errors: `accuracy`.
 //!
-//! Only what the library chooses by itself is shown; forced variants stay in the data. While a file of PEER or of errors is not there, nothing stands between
-//! its marks. Each file of times has its plots in `docs/src/plots`.
+//! Only what the library chooses by itself is shown; forced variants stay in the data. While a file of PEER, of attention or of errors is not there, nothing
+//! stands between its marks. Each file of times has its plots in `docs/src/plots`.
 
 mod accuracy;
+mod attention;
 mod choice;
 mod drawn;
 mod goals;
@@ -40,9 +42,10 @@ pub(crate) struct Args {
 }
 
 /// The pages that show measurements.
-const PAGES: [&str; 5] = [
+const PAGES: [&str; 6] = [
     "README.md",
     "docs/src/performance-linear.md",
+    "docs/src/performance-attention.md",
     "docs/src/performance-updates.md",
     "docs/src/performance-topk.md",
     "docs/src/performance-peer.md",
@@ -81,7 +84,7 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
         let path = workspace_root().join(page);
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         let make = |mark: &str| match mark.split_once(' ') {
-            Some((name, part)) if is_optional(part) && !data(name).exists() => Ok(String::new()),
+            Some((name, part)) if is_optional(name, part) && !data(name).exists() => Ok(String::new()),
             Some((name, accuracy::PART)) => accuracy::text(name, &read(name)?),
             Some((name, choice::PART)) => choice::text(name, &read(name)?),
             Some((name, part)) => markdown::table(name, &read(name)?, part),
@@ -106,8 +109,8 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
 }
 
 /// Whether nothing stands between the marks of a part whose file is not there.
-fn is_optional(part: &str) -> bool {
-    part == accuracy::PART || peer::Part::of(part).is_some()
+fn is_optional(name: &str, part: &str) -> bool {
+    part == accuracy::PART || peer::Part::of(part).is_some() || name.contains(attention::NAME)
 }
 
 /// The names of the files of times.

@@ -9,6 +9,7 @@
 //! meanwhile. A sample counts only if the GPU had not yet come to the batch when all of it was enqueued, so the host's speed
 //! does not enter, however short a launch is.
 
+mod attention;
 mod linear;
 mod peer;
 mod residency;
@@ -16,6 +17,7 @@ mod scaled;
 mod topk;
 mod update;
 
+pub use attention::{AttentionSubject, attention_subject};
 pub use linear::{LinearMeasurement, LinearSubject, linear, linear_subject, matmul_subject};
 pub use peer::{PeerMeasurement, peer};
 pub use residency::{Popularity, ResidencyMeasurement, ResidencyPoint, residency};

@@ -1,5 +1,7 @@
 //! Sizes drawn at random, so that what is claimed of speed is judged by sizes that nobody chose.
 
+use serde::Serialize;
+
 use super::case::Layout;
 use crate::random::Random;
 
@@ -13,6 +15,17 @@ const SIDES: [usize; 2] = [64, 16384];
 /// The least and the most ranks of updates, and matrices of a batch.
 const RANKS: [usize; 2] = [1, 128];
 const MATRICES: [usize; 2] = [2, 64];
+/// Of attentions, the least and the most sequences, heads of keys, queries for each of them, rows or keys, and columns by eights.
+const SEQUENCES: [usize; 2] = [1, 64];
+const KEY_HEADS: [usize; 2] = [1, 32];
+const GROUPS: [usize; 2] = [1, 8];
+const LENGTHS: [usize; 2] = [1, 32768];
+const EIGHTHS: [usize; 2] = [4, 32];
+/// The columns of half of the heads.
+const WIDTHS: [usize; 4] = [64, 96, 128, 256];
+/// The least and the most operations of an attention, and the most bytes of its operands in 16 bits.
+const ATTENTION_OPERATIONS: [f64; 2] = [1e9, MOST_OPERATIONS];
+const ATTENTION_BYTES: f64 = 4e9;
 /// Of a hundred sizes, those whose K and N are multiples of 8.
 const MULTIPLES_OF_8: usize = 80;
 
@@ -35,6 +48,63 @@ fn log_uniform(random: &mut Random, [least, most]: [usize; 2]) -> usize {
     (least * (most / least).powf(unit)) as usize
 }
 
+/// The sizes of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct AttentionSizes {
+    /// Sequences.
+    pub(super) batch: usize,
+    /// Heads of queries, a multiple of those of keys.
+    pub(super) heads: usize,
+    pub(super) key_heads: usize,
+    /// Rows of each sequence.
+    pub(super) rows: usize,
+    pub(super) keys: usize,
+    /// Columns of a head.
+    pub(super) width: usize,
+    /// Whether the last row stands beside the last key and attends to it and to those before.
+    pub(super) causal: bool,
+}
+
+impl AttentionSizes {
+    /// Of sequences, heads, heads of keys, rows and columns, with as many keys as rows.
+    pub(super) const fn equal([batch, heads, key_heads, rows, width]: [usize; 5]) -> Self {
+        Self { batch, heads, key_heads, rows, keys: rows, width, causal: false }
+    }
+
+    /// Operations of the products, half of them where it is causal.
+    fn operations(&self) -> f64 {
+        let pairs = self.batch as f64 * self.heads as f64 * self.rows as f64 * self.keys as f64;
+        4.0 * pairs * self.width as f64 * if self.causal { 0.5 } else { 1.0 }
+    }
+
+    /// Bytes of the operands and the result in 16 bits.
+    fn bytes(&self) -> f64 {
+        let rows = 2 * (self.heads * self.rows + self.key_heads * self.keys);
+        2.0 * self.batch as f64 * rows as f64 * self.width as f64
+    }
+}
+
+fn attention(random: &mut Random) -> AttentionSizes {
+    loop {
+        let (batch, key_heads) = (log_uniform(random, SEQUENCES), log_uniform(random, KEY_HEADS));
+        let heads = key_heads * log_uniform(random, GROUPS);
+        let lengths = [log_uniform(random, LENGTHS), log_uniform(random, LENGTHS)];
+        let width = if random.chance(50) { *random.pick(&WIDTHS) } else { 8 * log_uniform(random, EIGHTHS) };
+        let causal = random.chance(50);
+        let [rows, keys] = match (random.chance(50), causal) {
+            (true, _) => [lengths[0]; 2],
+            // Rows that stand before all keys would attend to nothing.
+            (false, true) => [lengths[0].min(lengths[1]), lengths[0].max(lengths[1])],
+            (false, false) => lengths,
+        };
+        let sizes = AttentionSizes { batch, heads, key_heads, rows, keys, width, causal };
+        let [least, most] = ATTENTION_OPERATIONS;
+        if (least..=most).contains(&sizes.operations()) && sizes.bytes() < ATTENTION_BYTES {
+            return sizes;
+        }
+    }
+}
+
 /// M, K and N.
 fn shape(random: &mut Random) -> [usize; 3] {
     loop {
@@ -52,29 +122,37 @@ fn shape(random: &mut Random) -> [usize; 3] {
 
 impl Draw {
     /// As many as asked for, each by its own generator: so the sizes are the same whatever else is drawn with them, and the first ones whatever the count.
-    fn each<T>(self, draw: impl Fn(&mut Random, [usize; 3]) -> T) -> Vec<T> {
+    fn each<T>(self, draw: impl Fn(&mut Random) -> T) -> Vec<T> {
         let mut seeds = Random::new(self.seed);
-        let one = |_| {
-            let mut random = Random::new(seeds.next());
-            let shape = shape(&mut random);
-            draw(&mut random, shape)
-        };
-        (0..self.count).map(one).collect()
+        (0..self.count).map(|_| draw(&mut Random::new(seeds.next()))).collect()
+    }
+
+    /// The same of M, K and N, and what is drawn with them.
+    fn with_shape<T>(self, draw: impl Fn(&mut Random, [usize; 3]) -> T) -> Vec<T> {
+        self.each(|random| {
+            let shape = shape(random);
+            draw(random, shape)
+        })
+    }
+
+    /// The sizes of attentions.
+    pub(super) fn attentions(self) -> Vec<AttentionSizes> {
+        self.each(attention)
     }
 
     /// M, K and N of linear layers.
     pub(super) fn shapes(self) -> Vec<[usize; 3]> {
-        self.each(|_, shape| shape)
+        self.each(shape)
     }
 
     /// The same with how the operands lie.
     pub(super) fn layouts(self) -> Vec<([usize; 3], Layout)> {
-        self.each(|random, shape| (shape, *random.pick(&[Layout::Nn, Layout::Tn, Layout::Tt])))
+        self.with_shape(|random, shape| (shape, *random.pick(&[Layout::Nn, Layout::Tn, Layout::Tt])))
     }
 
     /// The same with a number of matrices.
     pub(super) fn batches(self) -> Vec<([usize; 3], Layout, usize)> {
-        self.each(|random, [m, k, n]| {
+        self.with_shape(|random, [m, k, n]| {
             let layout = *random.pick(&[Layout::Nt, Layout::Nn]);
             let by_work = (MOST_OPERATIONS / (2.0 * m as f64 * k as f64 * n as f64)) as usize;
             let by_memory = MOST_ELEMENTS / (m * k + k * n + m * n);
@@ -84,13 +162,13 @@ impl Draw {
 
     /// M, K, N and the rank of updates.
     pub(super) fn updates(self) -> Vec<[usize; 4]> {
-        self.each(|random, [m, k, n]| [m, k, n, log_uniform(random, RANKS)])
+        self.with_shape(|random, [m, k, n]| [m, k, n, log_uniform(random, RANKS)])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Draw, MATRICES, MOST_OPERATIONS, RANKS, ROWS, SIDES};
+    use super::{ATTENTION_BYTES, Draw, MATRICES, MOST_OPERATIONS, RANKS, ROWS, SIDES, WIDTHS};
 
     const DRAW: Draw = Draw { seed: 20261126, count: 2000 };
 
@@ -110,6 +188,27 @@ mod tests {
         assert!((950..1200).contains(&few), "{few}");
         let in_chunks = shapes.iter().filter(|[_, k, n]| k % 8 == 0 && n % 8 == 0).count();
         assert!((1540..1720).contains(&in_chunks), "{in_chunks}");
+    }
+
+    #[test]
+    fn attentions_are_drawn_within_their_limits_half_of_them_of_each_kind() {
+        let all = DRAW.attentions();
+        let share = |of: &dyn Fn(&super::AttentionSizes) -> bool| {
+            all.iter().filter(|sizes| of(sizes)).count() as f64 / all.len() as f64
+        };
+        assert!(all.iter().all(|sizes| (1e9..=MOST_OPERATIONS).contains(&sizes.operations())));
+        assert!(all.iter().all(|sizes| sizes.bytes() < ATTENTION_BYTES));
+        assert!(all.iter().all(|sizes| sizes.width % 8 == 0 && (32..=256).contains(&sizes.width)));
+        assert!(all.iter().all(|sizes| sizes.heads % sizes.key_heads == 0));
+        assert!(all.iter().all(|sizes| !sizes.causal || sizes.rows <= sizes.keys));
+        // What has too little or too much to do is drawn again, and that is not the same share of each kind.
+        let kinds = [
+            share(&|sizes| sizes.causal),
+            share(&|sizes| sizes.rows == sizes.keys),
+            share(&|sizes| WIDTHS.contains(&sizes.width)),
+        ];
+        assert!(kinds.iter().all(|share| (0.4..0.65).contains(share)), "{kinds:?}");
+        assert_eq!(Draw { count: 7, ..DRAW }.attentions(), all[..7]);
     }
 
     #[test]

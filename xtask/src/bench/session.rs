@@ -7,10 +7,11 @@ use anyhow::{Context, Result, bail};
 use comfy_table::Table;
 use serde::Serialize;
 use warpsmith::Device;
-use warpsmith_lab::benchmark::{self, Options};
+use warpsmith_lab::benchmark::{self, Options, Sampler, Subject, Timing};
 
+use super::clocks::{Mean, Monitor};
 use super::report::{self, Verdict};
-use super::torch::{Script, Torch};
+use super::torch::{Prepared, Script, Torch};
 use super::{Args, present, rows};
 use crate::measurement::Measurement;
 use crate::provenance::Provenance;
@@ -27,6 +28,16 @@ pub(super) struct Session<'a> {
     start: Instant,
     cases: usize,
     failed: usize,
+}
+
+/// What was measured together.
+pub(super) struct Beside {
+    /// Of each subject.
+    pub(super) timings: Vec<Timing>,
+    /// The framework's names and microseconds.
+    pub(super) peers: Vec<(String, f64)>,
+    /// What the GPU was at meanwhile, if that is known.
+    pub(super) state: Option<Mean>,
 }
 
 impl<'a> Session<'a> {
@@ -97,6 +108,35 @@ impl<'a> Session<'a> {
                 Vec::new()
             }
         }
+    }
+
+    /// The times of `subjects` and the framework's for a request, whose samples alternate. If the framework fails it is absent from then on.
+    pub(super) fn beside(
+        &mut self,
+        subjects: &mut [&mut dyn Subject],
+        request: &impl Serialize,
+        clocks: Option<&Monitor>,
+    ) -> Result<Beside> {
+        let stream = self.device.default_stream();
+        let framework = self.torch.as_mut().map(|torch| torch.make_ready(request, &self.options));
+        let mut samplers: Vec<_> = framework.iter().flatten().flat_map(Prepared::samplers).collect();
+        let mut samplers: Vec<_> = samplers.iter_mut().map(|sampler| sampler as &mut dyn Sampler).collect();
+        let start = Instant::now();
+        let timed = benchmark::interleaved_with(&stream, subjects, &mut samplers, &self.options);
+        let state = clocks.and_then(|clocks| clocks.since(start));
+        drop(samplers);
+        // The framework's process is asked for its memory, or given up, whatever has become of ours.
+        let elsewhere = timed.as_ref().map_or(&[][..], |(_, elsewhere)| elsewhere);
+        let peers = match framework.map(|framework| framework?.finish(elsewhere)) {
+            Some(Ok(measured)) => measured.into_iter().map(|peer| (peer.variant, peer.median_us)).collect(),
+            Some(Err(reason)) => {
+                eprintln!("PyTorch is absent from here on: {reason:#}");
+                self.torch = None;
+                Vec::new()
+            }
+            None => Vec::new(),
+        };
+        Ok(Beside { timings: timed?.0, peers, state })
     }
 
     /// A row of this session's results.

@@ -27,6 +27,10 @@ pub(super) enum Suite {
     Skinny,
     /// Sizes that no tile divides.
     Odd,
+    /// Of attention: what is done to scores, and sequences of different lengths.
+    Options,
+    /// Of attention: one row of each sequence.
+    Decode,
     /// Linear layers of sizes drawn at random: see `--seed` and `--count`.
     Random,
     /// Products of drawn sizes, of operands that lie otherwise.
@@ -125,14 +129,21 @@ impl Suite {
             Self::Mlp => MLP.to_vec(),
             Self::Skinny => SKINNY.iter().flat_map(|&side| ROWS.map(|rows| [rows, side, side])).collect(),
             Self::Odd => ODD.to_vec(),
-            // Drawn, with what else is.
-            Self::Random | Self::RandomLayout | Self::RandomBatch => Vec::new(),
+            // Drawn, with what else is, or of another operation.
+            Self::Random | Self::RandomLayout | Self::RandomBatch | Self::Options | Self::Decode => {
+                Vec::new()
+            }
         }
     }
 
     /// Whether its sizes are drawn at random, rather than chosen.
     pub(super) const fn is_random(self) -> bool {
         matches!(self, Self::Random | Self::RandomLayout | Self::RandomBatch)
+    }
+
+    /// Whether only attention has it.
+    const fn is_of_attention(self) -> bool {
+        matches!(self, Self::Options | Self::Decode)
     }
 
     /// Its cases of some sizes in a type.
@@ -186,6 +197,7 @@ impl Suite {
                 let product = |layout| Operation { batch, ..Operation::product(layout) };
                 [Layout::Nt, Layout::Nn].map(product).to_vec()
             }
+            Self::Options | Self::Decode => Vec::new(),
             _ => vec![Operation::BIAS_RELU],
         }
     }
@@ -214,8 +226,8 @@ pub(super) fn cases(
     shapes: &[[usize; 3]],
     draw: Draw,
 ) -> Vec<Case> {
-    let all: Vec<Suite> =
-        Suite::value_variants().iter().copied().filter(|suite| !suite.is_random()).collect();
+    let is_default = |suite: &Suite| !suite.is_random() && !suite.is_of_attention();
+    let all: Vec<Suite> = Suite::value_variants().iter().copied().filter(is_default).collect();
     // Sizes that were asked for are measured as the main ones are, whether or not a suite has them.
     let suites = match (suites, shapes) {
         ([], []) => &all[..],
@@ -260,7 +272,8 @@ mod tests {
             assert_eq!(all.iter().filter(same).count(), 1, "{index}: {case}");
         }
         for suite in Suite::value_variants() {
-            assert_eq!(all.iter().any(|case| case.suite == *suite), !suite.is_random(), "{suite:?}");
+            let is_default = !suite.is_random() && !suite.is_of_attention();
+            assert_eq!(all.iter().any(|case| case.suite == *suite), is_default, "{suite:?}");
         }
     }
 

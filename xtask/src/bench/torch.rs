@@ -28,6 +28,7 @@ pub(super) const PRODUCT: &str = "torch-matmul";
 pub(super) type Script = (&'static str, &'static str);
 /// What measures linear operations, and what measures the other operations with parts of the former.
 pub(super) const LINEAR: Script = ("linear.py", include_str!("../../peers/linear.py"));
+pub(super) const ATTENTION: Script = ("attention.py", include_str!("../../peers/attention.py"));
 pub(super) const UPDATE: Script = ("update.py", include_str!("../../peers/update.py"));
 pub(super) const PEER: Script = ("peer.py", include_str!("../../peers/peer.py"));
 pub(super) const TOPK: Script = ("topk.py", include_str!("../../peers/topk.py"));
@@ -147,7 +148,7 @@ impl Torch {
     /// Starts `python` with `script`; an error says why there is no PyTorch to compare with.
     pub(super) fn open(python: &str, script: Script) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        for (name, text) in [LINEAR, UPDATE, PEER, TOPK, CALLS, script] {
+        for (name, text) in [LINEAR, ATTENTION, UPDATE, PEER, TOPK, CALLS, script] {
             std::fs::write(folder.path().join(name), text)?;
         }
         let script = folder.path().join(script.0);
@@ -204,7 +205,8 @@ impl Torch {
         self.make_ready(&request, options)
     }
 
-    fn make_ready(&mut self, request: &impl Serialize, options: &Options) -> Result<Prepared<'_>> {
+    /// Makes ready what PyTorch has for `request`, which is an object.
+    pub(super) fn make_ready(&mut self, request: &impl Serialize, options: &Options) -> Result<Prepared<'_>> {
         let batch_us = options.batch.as_secs_f64() * 1e6;
         self.say(&Line::Prepare(Timed { request, batch_us }))?;
         let variants = self.ready()?;

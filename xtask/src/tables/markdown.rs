@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::peer::Part;
 use super::results::{CONTROL, Entry, chosen};
-use super::{drawn, goals, topk, update};
+use super::{attention, drawn, goals, topk, update};
 use crate::measurement::Measurement;
 
 /// What stands behind a suite whose table is to have no columns of the clock and the power.
@@ -47,6 +47,7 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
         "control" => controls(&shown),
         update::SUITE => update::table(&shown)?,
         topk::SUITE => topk::table(&chosen(&shown))?,
+        suite if attention::SUITES.contains(&suite) => attention::table(name, &chosen(&shown))?,
         _ => results(&chosen(&shown), is_short)?,
     };
     Ok(format!("{text}\n{}", provenance(&shown, first)?))
