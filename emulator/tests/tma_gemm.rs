@@ -76,8 +76,13 @@ fn multiply(machine: &Machine, text: &str, [m, n, k]: [usize; 3]) -> Result<Vec<
     ];
     let tiles = k.div_ceil(64) as u32;
     let grid = [m.div_ceil(128) as u32 * 2, n.div_ceil(64) as u32, 1];
-    let launch =
-        LaunchConfig { grid, block: [160, 1, 1], dynamic_shared: 3 * 16_384 + 16_384, cluster: [2, 1, 1] };
+    let launch = LaunchConfig {
+        grid,
+        block: [160, 1, 1],
+        dynamic_shared: 3 * 16_384 + 16_384,
+        cluster: [2, 1, 1],
+        ..LaunchConfig::default()
+    };
     let arguments = [&maps[0].as_bytes()[..], maps[1].as_bytes(), maps[2].as_bytes(), &tiles.to_le_bytes()];
     machine.launch(&module, "tma_gemm", &launch, &arguments)?;
     let mut bytes = vec![0; m * pitch_c * 4];

@@ -6,13 +6,19 @@
 //!
 //! What is behind the end of a sequence arrives as zeros, and is not written, whatever comes after it in memory: [`Rows`] says how.
 
+mod keys;
+mod maps;
+
+pub use maps::{Ends, Maps, Rows};
+
 use core::marker::PhantomData;
+
+use keys::{KeyBlocks, OwnRows};
 
 use super::scores::{self, Place, ScoreOperands};
 use super::softmax::{LOG2_E, OnlineSoftmax, Total};
 use super::window::Window;
 use super::work::Work;
-use crate::KernelParam;
 use crate::float::HalfElement;
 use crate::gemm::OutputElement;
 use crate::launch::{GlobalMut, TensorMap};
@@ -51,35 +57,6 @@ impl<S: AttentionShape, T> AttentionElement<S> for T where
 {
 }
 
-/// The tensor maps of a launch. Each has the five axes that [`Rows`] says, and boxes of [`BOX_COLUMNS`] columns in the 128-byte swizzle.
-#[derive(Clone, Copy)]
-pub struct Maps<'a> {
-    /// Q, with boxes of 64 rows.
-    pub q: &'a TensorMap,
-    /// K, with boxes of a key block.
-    pub k: &'a TensorMap,
-    /// V, with boxes of a key block.
-    pub v: &'a TensorMap,
-    /// O, with boxes of 16 rows.
-    pub o: &'a TensorMap,
-    /// Which of them end where sequences do.
-    pub ends: Ends,
-}
-
-/// Which tensors end for the copy engine where a sequence does, not only where they do themselves. Of Q and K what is behind a sequence is not used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, KernelParam)]
-#[repr(C)]
-pub struct Ends {
-    /// 1 if V does, else 0.
-    pub v: u32,
-    /// Rows of V from one sequence to the next, where V does and sequences are padded.
-    pub v_sequence: u32,
-    /// 1 if O does, else 0.
-    pub o: u32,
-    /// Keeps the size a multiple of eight; its value is not read.
-    pub reserved: u32,
-}
-
 /// What a launch does to scores.
 #[derive(Clone, Copy)]
 pub struct Scoring {
@@ -116,12 +93,6 @@ pub struct Consumer {
 pub struct Attended<C> {
     sums: Fragment<C>,
     totals: [Total; ROWS],
-}
-
-/// The key blocks of a tile, the last one first.
-struct KeyBlocks {
-    first: u32,
-    end: u32,
 }
 
 impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
@@ -424,7 +395,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         work: &Work,
     ) -> Attended<S::Sums> {
         let factor = if CHANGES { LOG2_E } else { scoring.factor };
-        let own = OwnRows::of::<S, CHANGES>(consumer.index, scoring, work);
+        let own = OwnRows::of(consumer.index, scoring, work);
         let mut softmax = OnlineSoftmax::empty();
         let mut sums = Fragment(S::Sums::zero());
         let mut blocks = KeyBlocks::of::<S, CHANGES>(work);
@@ -506,7 +477,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         block: u32,
     ) {
         // What changes scores takes the registers.
-        let own = if CHANGES { OwnRows::of::<S, CHANGES>(ptx::opaque(index), scoring, work) } else { own };
+        let own = if CHANGES { OwnRows::of(ptx::opaque(index), scoring, work) } else { own };
         let first = block * Self::BLOCK_KEYS;
         let place = Place { rows: own.rows, heads: [work.head; ROWS], key: first + own.column };
         if CHANGES {
@@ -609,120 +580,5 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
             // SAFETY: the last warpgroup has passed it on.
             unsafe { Self::wait_for_turn(0) };
         }
-    }
-}
-
-/// Rows of a tensor that a box has, from `first` on.
-///
-/// For the copy engine a tensor has five axes: columns, rows, rows again, heads, sequences. Where a tensor ends only where it does itself, the first axis of rows has
-/// all and the second has one.
-///
-/// Where it ends with each sequence, both have the stride of a row, and the first has [`FAR`](Self::FAR) rows. A box of which `count` rows are to be copied begins
-/// so many before the end of that axis, and at `first + count` along the second: `FAR` rows too far. The last axis takes that back. Its stride is 2³⁴ bytes less a row,
-/// and its index `FAR`, so that it adds 2⁶⁴ bytes, which is nothing, less `FAR` rows.
-#[derive(Clone, Copy)]
-pub struct Rows {
-    /// The first row, in the tensor.
-    first: u32,
-    /// Rows from it to the end of the sequence.
-    count: u32,
-    /// Rows of the box.
-    of_box: u32,
-    head: u32,
-    batch: u32,
-    /// Whether the tensor ends with the sequence.
-    ends: bool,
-}
-
-impl Rows {
-    /// Rows along the first axis of them, and the index along the last, of a tensor that ends with each sequence.
-    pub const FAR: u32 = 1 << 30;
-    /// What the stride of the last axis is less than by a row, in bytes.
-    pub const WRAP: u64 = 1 << 34;
-
-    /// The coordinates of the box whose first column is `column`.
-    #[inline(always)]
-    fn box_at(self, column: u32) -> [i32; 5] {
-        let count = self.count.min(self.of_box);
-        let at = if self.ends {
-            [column, Self::FAR - count, self.first + count, self.head, Self::FAR]
-        } else {
-            [column, self.first, 0, self.head, self.batch]
-        };
-        at.map(|index| index as i32)
-    }
-
-    /// Has `boxes` boxes copied to `to`.
-    ///
-    /// # Safety
-    ///
-    /// As [`ptx::tma_load_5d`].
-    #[inline(always)]
-    unsafe fn load(self, map: &TensorMap, to: SharedAddress, full: u32, boxes: u32) {
-        // Opaque: the one thread that does it has few registers, and time.
-        for index in 0..ptx::opaque(boxes) {
-            let to = to.offset(index * Boxed::bytes(self.of_box, 1));
-            // SAFETY: the caller's promise.
-            unsafe { ptx::tma_load_5d(to.get(), map.address(), self.box_at(index * BOX_COLUMNS), full) };
-        }
-    }
-}
-
-impl KeyBlocks {
-    #[inline(always)]
-    fn of<S: AttentionShape, const CHANGES: bool>(work: &Work) -> Self {
-        let [first, end] = work.within;
-        let keys = Tile::<S, CHANGES>::BLOCK_KEYS;
-        Self { first: first / keys, end: end.div_ceil(keys) }
-    }
-
-    /// The next block that any row attends to.
-    ///
-    /// # Safety
-    ///
-    /// The operands' pointers are valid, and nothing writes there.
-    #[inline(always)]
-    unsafe fn next<S: AttentionShape, const CHANGES: bool>(
-        &mut self,
-        operands: &ScoreOperands,
-        work: &Work,
-    ) -> Option<u32> {
-        let (rows, keys) = (Tile::<S, CHANGES>::BLOCK_ROWS, Tile::<S, CHANGES>::BLOCK_KEYS);
-        while self.end > self.first {
-            self.end -= 1;
-            let first = self.end * keys;
-            let keys = [first, work.keys.min(first + keys)];
-            let rows = [work.row, work.rows.min(work.row + rows)];
-            // SAFETY: the caller's promise.
-            if !CHANGES || unsafe { operands.has_any(work, [work.head, work.head + 1], rows, keys) } {
-                return Some(self.end);
-            }
-        }
-        None
-    }
-}
-
-/// What a thread knows of its rows.
-#[derive(Clone, Copy)]
-struct OwnRows {
-    /// The thread's two rows.
-    rows: [u32; ROWS],
-    /// The thread's first column.
-    column: u32,
-    /// The keys that all rows of the warpgroup attend to by their places: the first, and the one behind the last.
-    common: [i32; 2],
-}
-
-impl OwnRows {
-    #[inline(always)]
-    fn of<S: AttentionShape, const CHANGES: bool>(index: u32, scoring: &Scoring, work: &Work) -> Self {
-        let first = work.row + index * warpgroup::ROWS;
-        let last = (first + warpgroup::ROWS).min(work.rows).max(1) - 1;
-        let [begin, _] = scoring.window.keys_of(last, work.offset, work.keys);
-        let [_, end] = scoring.window.keys_of(first, work.offset, work.keys);
-        let thread = ptx::opaque(thread::thread_idx_x());
-        let (warp, own) = (thread / warp::SIZE % 4, accumulator_coord(thread % warp::SIZE, 0));
-        let row = first + warp * WARP_ROWS + own.row;
-        Self { rows: [row, row + 8], column: own.column, common: [begin, end] }
     }
 }

@@ -5,16 +5,23 @@
 //!
 //! A launch may be split along the keys: each block then has a part of them, and stores its sums, and another kernel adds them up.
 
+mod output;
+mod tensors;
+
+pub use tensors::{Pages, Parts, Strided, Tensors};
+
 use core::marker::PhantomData;
+
+use output::OutputRow;
+use tensors::Keys;
 
 use super::scores::{self, Place, ScoreOperands};
 use super::softmax::{LOG2_E, OnlineSoftmax, Total};
 use super::window::Window;
 use super::work::{Sizes, Work};
-use crate::KernelParam;
 use crate::float::HalfElement;
 use crate::gemm::{MmaElement, MmaProducts};
-use crate::launch::{Global, GlobalMut};
+use crate::launch::GlobalMut;
 use crate::layout::{
     CHUNK_BYTES, ChunkIndex, Swizzle, a_fragment_chunk, accumulator_coord, across_chunk, b_fragment_chunk,
 };
@@ -43,68 +50,6 @@ pub trait PortableShape: 'static {
     const KEY_WARPS: u32;
     /// Key blocks that the ring holds.
     const STAGES: u32;
-}
-
-/// A tensor of 16-bit elements whose columns are contiguous, and its strides in elements.
-#[derive(Clone, Copy, KernelParam)]
-#[repr(C)]
-pub struct Strided {
-    /// The first element.
-    pub base: GlobalMut<u16>,
-    /// From sequence to sequence, or from page to page.
-    pub sequence: u64,
-    /// From row to row.
-    pub row: u64,
-    /// From head to head.
-    pub head: u64,
-}
-
-/// Pages of keys and values; `table` is null if there are none, and tensors have sequences.
-#[derive(Clone, Copy, KernelParam)]
-#[repr(C)]
-pub struct Pages {
-    /// Of each sequence, which page has its first keys, its next, and so on.
-    pub table: Global<u32>,
-    /// Elements from one sequence's pages to the next.
-    pub sequence: u64,
-    /// Keys of a page, at least 1.
-    pub size: u32,
-    /// Pages: a number beyond the last stands for it.
-    pub count: u32,
-}
-
-/// The tensors of a launch.
-#[derive(Clone, Copy, KernelParam)]
-#[repr(C)]
-pub struct Tensors {
-    /// Q, in rows that start at multiples of 16 bytes.
-    pub q: Strided,
-    /// K, in the same way.
-    pub k: Strided,
-    /// V, in the same way.
-    pub v: Strided,
-    /// O.
-    pub o: Strided,
-    /// The pages of K and V.
-    pub pages: Pages,
-    /// Columns of Q and K.
-    pub columns: u32,
-    /// Columns of V and O.
-    pub value_columns: u32,
-}
-
-/// Parts of the keys, of which each block has one.
-#[derive(Clone, Copy, KernelParam)]
-#[repr(C)]
-pub struct Parts {
-    /// The weighted sums of each part of each row, `columns` f32 each, divided by the sum of weights.
-    pub sums: GlobalMut<f32>,
-    /// The log-sum-exp of each part of each row.
-    pub lse: GlobalMut<f32>,
-    /// Parts, at least 1. If there is one, results are stored instead.
-    pub count: u32,
-    /// Keys of a part: a multiple of a block's.
-    pub keys: u32,
 }
 
 /// What a launch does to scores.
@@ -501,10 +446,10 @@ where
             }
             // What rows are multiplied by, for whoever stores them.
             thread::sync_threads();
-            for half in 0..ROWS {
+            for (half, total) in totals.iter().enumerate() {
                 let to = Self::number(0, at.row + 8 * half as u32).get();
                 let is_first = lane.is_multiple_of(4) && Self::key_warp() == 0;
-                ptx::st_shared_b32_if(to, totals[half].scale.to_bits(), is_first);
+                ptx::st_shared_b32_if(to, total.scale.to_bits(), is_first);
             }
             thread::sync_threads();
             let pairs = S::Sums::COLUMNS / 2;
@@ -523,167 +468,6 @@ where
                 index = ptx::opaque(index + THREADS);
             }
         }
-    }
-}
-
-/// Where a row of the result goes.
-#[derive(Clone, Copy)]
-struct OutputRow {
-    /// Whether it is written.
-    is_written: bool,
-    /// Whether it is one of those that count.
-    counts: bool,
-    /// Its place among the log-sum-exps.
-    number: u64,
-    /// The place of its first element: in O, or among its parts.
-    first: u64,
-}
-
-impl OutputRow {
-    /// Row `row` of the work's rows.
-    #[inline(always)]
-    fn of(tensors: &Tensors, sizes: &Sizes, parts: &Parts, part: u32, work: &Work, row: u32) -> Self {
-        let [row, head] = sizes.row_and_head(work, row);
-        let in_tensor = (work.place.row + row) as u64;
-        let batch = work.place.batch as u64;
-        let number = batch * sizes.lse_batch + head as u64 * sizes.lse_head + in_tensor;
-        let first = if parts.count > 1 {
-            // Parts have whole pairs of columns.
-            (number * parts.count as u64 + part as u64) * tensors.value_columns.next_multiple_of(2) as u64
-        } else {
-            let o = tensors.o;
-            batch * o.sequence + in_tensor * o.row + head as u64 * o.head
-        };
-        Self { is_written: row < work.written, counts: row < work.rows, number, first }
-    }
-
-    /// # Safety
-    ///
-    /// As [`PortableTile::store`].
-    #[inline(always)]
-    unsafe fn store_lse(&self, lse: GlobalMut<f32>, parts: &Parts, part: u32, value: f32) {
-        let to = if parts.count > 1 {
-            parts.lse.offset(self.number * parts.count as u64 + part as u64)
-        } else if lse.is_null() {
-            return;
-        } else {
-            lse.offset(self.number)
-        };
-        if self.is_written {
-            // SAFETY: the caller's promise.
-            unsafe { ptx::st_global_b32(to.address(), value.to_bits()) };
-        }
-    }
-
-    /// Stores two neighbouring columns, times `scale`. Of a part without weights nothing is stored: what adds parts up does not ask for it.
-    ///
-    /// # Safety
-    ///
-    /// As [`PortableTile::store`].
-    #[inline(always)]
-    unsafe fn store<T: HalfElement>(
-        &self,
-        tensors: &Tensors,
-        parts: &Parts,
-        column: u32,
-        values: [f32; 2],
-        scale: f32,
-    ) {
-        if !self.is_written || column >= tensors.value_columns || parts.count > 1 && scale == 0.0 {
-            return;
-        }
-        // Not a product with zero: rows that do not count may be no numbers.
-        let values = values.map(|value| if scale == 0.0 { 0.0 } else { value * scale });
-        let to = self.first + column as u64;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if parts.count > 1 {
-                ptx::st_global_v2_b32(parts.sums.offset(to).address(), values.map(f32::to_bits));
-                return;
-            }
-            let to = GlobalMut::<T>::new(tensors.o.base.offset(to).address());
-            let has_next = column + 1 < tensors.value_columns;
-            if has_next && to.address().is_multiple_of(4) {
-                T::store_rounded_2(to, values);
-            } else {
-                T::store_rounded(to, values[0]);
-                if has_next {
-                    T::store_rounded(to.offset(1), values[1]);
-                }
-            }
-        }
-    }
-}
-
-/// The keys of a sequence and of a head, up to `end`.
-#[derive(Clone, Copy)]
-struct Keys<'a> {
-    tensors: &'a Tensors,
-    work: &'a Work,
-    head: u32,
-    end: u32,
-}
-
-impl Keys<'_> {
-    /// The place of a key's row.
-    ///
-    /// # Safety
-    ///
-    /// The table of pages has the key's, if there is one.
-    #[inline(always)]
-    unsafe fn row(&self, tensor: Strided, key: u32) -> GlobalMut<u16> {
-        let Pages { table, sequence, size, count } = self.tensors.pages;
-        let (at, row) = if table.is_null() {
-            (self.work.place.batch, self.work.place.key + key)
-        } else {
-            let size = size.max(1);
-            let entry = table.offset(self.work.sequence as u64 * sequence + (key / size) as u64);
-            // SAFETY: the caller's promise.
-            let page = unsafe { ptx::ld_global_nc_f32(entry.address()) }.to_bits();
-            (page.min(count.max(1) - 1), key % size)
-        };
-        let to_row = at as u64 * tensor.sequence + row as u64 * tensor.row;
-        tensor.base.offset(to_row + self.head as u64 * tensor.head)
-    }
-
-    /// Has the block's threads copy block `block` of keys and values to the ring's stage `index`, if it is before the end; a group of copies of its own.
-    ///
-    /// # Safety
-    ///
-    /// As [`PortableTile::copy`], and nobody reads the stage.
-    #[inline(always)]
-    unsafe fn load<T, S: PortableShape>(&self, block: u32, index: u32)
-    where
-        T: MmaElement + HalfElement + MmaProducts<A = [u32; 4], B = [u32; 2]>,
-    {
-        let rows = PortableTile::<T, S>::BLOCK_KEYS;
-        let (tensors, key) = (self.tensors, block * rows);
-        if key < self.end {
-            let count = self.work.keys - key;
-            let to = PortableTile::<T, S>::stage(index);
-            // SAFETY: the caller's promise; what is copied is there.
-            unsafe {
-                PortableTile::<T, S>::copy(
-                    to,
-                    PortableTile::<T, S>::K_BOXES,
-                    rows,
-                    count,
-                    tensors.columns,
-                    #[inline(always)]
-                    |row| self.row(tensors.k, key + row),
-                );
-                PortableTile::<T, S>::copy(
-                    to.offset(PortableTile::<T, S>::K_BYTES),
-                    PortableTile::<T, S>::V_BOXES,
-                    rows,
-                    count,
-                    tensors.value_columns,
-                    #[inline(always)]
-                    |row| self.row(tensors.v, key + row),
-                );
-            }
-        }
-        ptx::cp_async_commit_group();
     }
 }
 

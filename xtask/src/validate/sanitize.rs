@@ -101,7 +101,7 @@ pub(super) fn run(tool: Tool, args: &Args) -> Result<ExitCode> {
     let own = std::env::current_exe().context("finding this program")?;
     let operations: Vec<Operation> = match args.op {
         Some(operation) => vec![operation],
-        None => Operation::value_variants().iter().copied().collect(),
+        None => Operation::value_variants().to_vec(),
     };
     for (kernel, why) in tool.misread() {
         println!("Left out: kernels `{kernel}…`, since {}: {why}", tool.name());

@@ -51,7 +51,9 @@ fn cases() -> impl Strategy<Value = Drawn> {
 fn cases_of_tiles() -> impl Strategy<Value = Drawn> {
     // Few rows of each sequence as often as many.
     let rows = prop_oneof![Just(5usize), Just(300)];
-    rows.prop_flat_map(|rows| cases_on(rows, 420, prop_oneof![Just(1usize), Just(64), Just(128), 2usize..257]))
+    rows.prop_flat_map(|rows| {
+        cases_on(rows, 420, prop_oneof![Just(1usize), Just(64), Just(128), 2usize..257])
+    })
 }
 
 proptest! {

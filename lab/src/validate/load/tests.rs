@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::f16;
-use warpsmith::device::{Device, DeviceKind};
+use warpsmith::device::Device;
 use warpsmith::error::{Error, Result};
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
 use warpsmith::tensor::{DType, Tensor};

@@ -42,11 +42,14 @@ pub struct Instance<T: Element> {
     declaration: Declaration,
     rows: u32,
     keys: u32,
-    launch: unsafe fn(&Device, &Stream, u32, Args) -> Result<()>,
+    launch: Launch<Args>,
     /// What adds up parts.
     combine: Declaration,
-    launch_combine: unsafe fn(&Device, &Stream, u32, CombineArgs<T::Device>) -> Result<()>,
+    launch_combine: Launch<CombineArgs<T::Device>>,
 }
+
+/// How a kernel is launched on so many blocks.
+type Launch<A> = unsafe fn(&Device, &Stream, u32, A) -> Result<()>;
 
 /// Launches the kernel `K`.
 ///

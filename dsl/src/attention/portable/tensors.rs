@@ -1,0 +1,143 @@
+//! The tensors of a launch, and how keys and values come from them.
+
+use super::{PortableShape, PortableTile};
+use crate::KernelParam;
+use crate::attention::work::Work;
+use crate::float::HalfElement;
+use crate::gemm::{MmaElement, MmaProducts};
+use crate::launch::{Global, GlobalMut};
+use crate::ptx;
+
+/// A tensor of 16-bit elements whose columns are contiguous, and its strides in elements.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct Strided {
+    /// The first element.
+    pub base: GlobalMut<u16>,
+    /// From sequence to sequence, or from page to page.
+    pub sequence: u64,
+    /// From row to row.
+    pub row: u64,
+    /// From head to head.
+    pub head: u64,
+}
+
+/// Pages of keys and values; `table` is null if there are none, and tensors have sequences.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct Pages {
+    /// Of each sequence, which page has its first keys, its next, and so on.
+    pub table: Global<u32>,
+    /// Elements from one sequence's pages to the next.
+    pub sequence: u64,
+    /// Keys of a page, at least 1.
+    pub size: u32,
+    /// Pages: a number beyond the last stands for it.
+    pub count: u32,
+}
+
+/// The tensors of a launch.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct Tensors {
+    /// Q, in rows that start at multiples of 16 bytes.
+    pub q: Strided,
+    /// K, in the same way.
+    pub k: Strided,
+    /// V, in the same way.
+    pub v: Strided,
+    /// O.
+    pub o: Strided,
+    /// The pages of K and V.
+    pub pages: Pages,
+    /// Columns of Q and K.
+    pub columns: u32,
+    /// Columns of V and O.
+    pub value_columns: u32,
+}
+
+/// Parts of the keys, of which each block has one.
+#[derive(Clone, Copy, KernelParam)]
+#[repr(C)]
+pub struct Parts {
+    /// The weighted sums of each part of each row, `columns` f32 each, divided by the sum of weights.
+    pub sums: GlobalMut<f32>,
+    /// The log-sum-exp of each part of each row.
+    pub lse: GlobalMut<f32>,
+    /// Parts, at least 1. If there is one, results are stored instead.
+    pub count: u32,
+    /// Keys of a part: a multiple of a block's.
+    pub keys: u32,
+}
+
+/// The keys of a sequence and of a head, up to `end`.
+#[derive(Clone, Copy)]
+pub(super) struct Keys<'a> {
+    pub(super) tensors: &'a Tensors,
+    pub(super) work: &'a Work,
+    pub(super) head: u32,
+    pub(super) end: u32,
+}
+
+impl Keys<'_> {
+    /// The place of a key's row.
+    ///
+    /// # Safety
+    ///
+    /// The table of pages has the key's, if there is one.
+    #[inline(always)]
+    unsafe fn row(&self, tensor: Strided, key: u32) -> GlobalMut<u16> {
+        let Pages { table, sequence, size, count } = self.tensors.pages;
+        let (at, row) = if table.is_null() {
+            (self.work.place.batch, self.work.place.key + key)
+        } else {
+            let size = size.max(1);
+            let entry = table.offset(self.work.sequence as u64 * sequence + (key / size) as u64);
+            // SAFETY: the caller's promise.
+            let page = unsafe { ptx::ld_global_nc_f32(entry.address()) }.to_bits();
+            (page.min(count.max(1) - 1), key % size)
+        };
+        let to_row = at as u64 * tensor.sequence + row as u64 * tensor.row;
+        tensor.base.offset(to_row + self.head as u64 * tensor.head)
+    }
+
+    /// Has the block's threads copy block `block` of keys and values to the ring's stage `index`, if it is before the end; a group of copies of its own.
+    ///
+    /// # Safety
+    ///
+    /// As [`PortableTile::copy`], and nobody reads the stage.
+    #[inline(always)]
+    pub(super) unsafe fn load<T, S: PortableShape>(&self, block: u32, index: u32)
+    where
+        T: MmaElement + HalfElement + MmaProducts<A = [u32; 4], B = [u32; 2]>,
+    {
+        let rows = PortableTile::<T, S>::BLOCK_KEYS;
+        let (tensors, key) = (self.tensors, block * rows);
+        if key < self.end {
+            let count = self.work.keys - key;
+            let to = PortableTile::<T, S>::stage(index);
+            // SAFETY: the caller's promise; what is copied is there.
+            unsafe {
+                PortableTile::<T, S>::copy(
+                    to,
+                    PortableTile::<T, S>::K_BOXES,
+                    rows,
+                    count,
+                    tensors.columns,
+                    #[inline(always)]
+                    |row| self.row(tensors.k, key + row),
+                );
+                PortableTile::<T, S>::copy(
+                    to.offset(PortableTile::<T, S>::K_BYTES),
+                    PortableTile::<T, S>::V_BOXES,
+                    rows,
+                    count,
+                    tensors.value_columns,
+                    #[inline(always)]
+                    |row| self.row(tensors.v, key + row),
+                );
+            }
+        }
+        ptx::cp_async_commit_group();
+    }
+}
