@@ -10,11 +10,12 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
+//! | `attention`, `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
 
+mod attention;
 mod bounds;
 mod congruence;
 pub mod equivalents;
@@ -112,6 +113,7 @@ fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
         .or_else(|| widen::problems(entry))
         .or_else(|| sorted_experts::problems(entry))
         .or_else(|| experts::problems(entry))
+        .or_else(|| attention::problems(entry))
 }
 
 /// An entry that ships.

@@ -1,0 +1,305 @@
+//! How a problem's arguments are made and its kernel is launched.
+
+use warpsmith_dsl::attention::hopper::{Ends, Rows};
+use warpsmith_dsl::attention::portable::{Pages, Parts, Strided, Tensors};
+use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
+use warpsmith_dsl::attention::softmax::LOG2_E;
+use warpsmith_dsl::attention::work::{Sequences, Sizes};
+use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg, TensorMap};
+use warpsmith_dsl::warpgroup::{BOX_COLUMNS, ROWS, WARP_ROWS};
+use warpsmith_emulator::{
+    Config, Interleave, L2Promotion, LaunchConfig, LaunchError, Machine, Module, OobFill, Report, Swizzle,
+    TensorMap as EncodedMap, TensorMapArguments, TensorType,
+};
+use warpsmith_kernels::attention::AttentionParams;
+use warpsmith_kernels::attention_hopper::AttentionParams as HopperParams;
+
+use super::super::Problem;
+use super::case::{Expected, Half, Layout, Operands, Size};
+
+/// A kernel, as far as launches depend on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Instance {
+    pub(super) of: Half,
+    /// Rows of a tile and keys of a block.
+    pub(super) rows: u32,
+    pub(super) keys: u32,
+    /// The most columns.
+    pub(super) columns: u32,
+    pub(super) is_hopper: bool,
+    /// Whether it has operands that change scores.
+    pub(super) changes: bool,
+    /// Whether it is for few rows.
+    pub(super) is_few: bool,
+}
+
+pub(super) struct Case {
+    name: String,
+    instance: Instance,
+    size: Size,
+    operands: Operands,
+}
+
+impl Case {
+    pub(super) fn new(instance: Instance, size: Size) -> Self {
+        let [_, values] = size.columns;
+        let sequences = if size.offsets.is_some() { 1 } else { size.batch };
+        // The copy engine wants whole chunks; without it rows may begin anywhere.
+        let (align, gap) = if instance.is_hopper { (8, 8) } else { (1, 1) };
+        let o = Layout::new([sequences, size.rows, size.heads], values, align, gap);
+        let operands = size.operands(instance.of, o);
+        Self { name: format!("{size:?}"), instance, size, operands }
+    }
+
+    fn tiles(&self) -> u32 {
+        let (rows, of_tile) = (self.size.rows * self.size.pack(), self.instance.rows);
+        // Each packed sequence may begin a tile of its own.
+        if self.size.offsets.is_some() { rows / of_tile + self.size.batch } else { rows.div_ceil(of_tile) }
+    }
+
+    fn sizes(&self) -> Sizes {
+        let size = &self.size;
+        let is_packed = size.offsets.is_some();
+        let heads = size.heads / size.pack();
+        Sizes {
+            lse_batch: if is_packed { 0 } else { u64::from(size.heads * size.rows) },
+            lse_head: size.rows.into(),
+            batch: size.batch,
+            heads: size.heads,
+            group: size.group,
+            pack: size.pack(),
+            rows: size.rows,
+            keys: size.keys,
+            tiles: self.tiles(),
+            section: size.section.min(heads),
+            rows_of_heads: if is_packed { heads } else { heads * size.batch },
+            reserved: 0,
+            window: size.window,
+        }
+    }
+}
+
+/// A machine, and memory for a launch.
+struct Memory<'a>(&'a Machine);
+
+impl Memory<'_> {
+    /// Where these bytes are; null for none.
+    fn place(&self, bytes: &[u8]) -> Result<u64, LaunchError> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let address = self.0.allocate(bytes.len() as u64)?;
+        self.0.write(address, bytes)?;
+        Ok(address)
+    }
+
+    fn words(&self, words: &[u32]) -> Result<Global<u32>, LaunchError> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.place(&bytes).map(Global::new)
+    }
+
+    fn numbers(&self, numbers: &[f32]) -> Result<Global<f32>, LaunchError> {
+        let bits: Vec<u32> = numbers.iter().map(|number| number.to_bits()).collect();
+        self.words(&bits).map(|words| Global::new(words.address()))
+    }
+
+    fn sequences(&self, size: &Size) -> Result<Sequences, LaunchError> {
+        let words = |words: Option<&Vec<u32>>| words.map_or(Ok(Global::new(0)), |words| self.words(words));
+        let offsets = size.offsets.as_ref();
+        Ok(Sequences {
+            offsets_q: words(offsets.map(|[q, _]| q))?,
+            offsets_k: words(offsets.map(|[_, k]| k))?,
+            lengths_q: words(size.lengths[0].as_ref())?,
+            lengths_k: words(size.lengths[1].as_ref())?,
+        })
+    }
+
+    fn score_operands(&self, size: &Size, operands: &Operands) -> Result<ScoreOperands, LaunchError> {
+        let strides = |[sequence, head, row]: [u64; 3]| ScoreStrides { sequence, head, row, key: 1 };
+        let of_scores = strides(size.strides([size.rows, size.keys]));
+        let [block_rows, block_keys] = size.blocks.unwrap_or([1, 1]);
+        Ok(ScoreOperands {
+            bias: Global::new(self.place(&operands.bias)?),
+            bias_strides: of_scores,
+            mask: Global::new(self.place(&operands.mask)?),
+            mask_strides: of_scores,
+            blocks: Global::new(self.place(&operands.blocks)?),
+            block_strides: strides(size.block_strides()),
+            slopes: self.numbers(&operands.slopes)?,
+            slopes_sequence: size.heads.into(),
+            sinks: self.numbers(&operands.sinks)?,
+            block_rows,
+            block_keys,
+            scale: size.scale,
+            cap: size.cap,
+            counts_from_last: size.window.is_bottom_right,
+            reserved: 0,
+        })
+    }
+}
+
+/// Launches the only kernel of `module`.
+pub(super) fn launch<A: KernelArgs>(
+    machine: &Machine,
+    module: &Module,
+    shared_bytes: u32,
+    blocks: u32,
+    arguments: A,
+) -> Result<Report, LaunchError> {
+    let Some(kernel) = module.kernels().next() else { return Ok(Report::default()) };
+    let config = LaunchConfig {
+        grid: [blocks, 1, 1],
+        block: kernel.reqntid.unwrap_or([1; 3]),
+        dynamic_shared: shared_bytes,
+        ..LaunchConfig::default()
+    };
+    arguments.with_raw(|raw: &[RawArg]| {
+        // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
+        let bytes: Vec<&[u8]> =
+            raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
+        machine.launch(module, &kernel.name, &config, &bytes)
+    })
+}
+
+/// Whether what is at `address` is as expected, of a type of 16 bits or of f32.
+pub(super) fn is_right(
+    machine: &Machine,
+    address: u64,
+    of: Option<Half>,
+    expected: &Expected,
+) -> Result<bool, LaunchError> {
+    if expected.len() == 0 {
+        return Ok(true);
+    }
+    let mut got = expected.before(of);
+    machine.read(address, &mut got)?;
+    Ok(match of {
+        Some(of) => {
+            let (halves, _) = got.as_chunks::<2>();
+            expected.is(halves.iter().map(|&bytes| of.get(bytes)))
+        }
+        None => {
+            let (words, _) = got.as_chunks::<4>();
+            expected.is(words.iter().map(|&bytes| f32::from_le_bytes(bytes).into()))
+        }
+    })
+}
+
+/// The map of a tensor as `Rows` says, with boxes of so many rows; of one that ends with each sequence also the rows from one to the next.
+fn map(of: Half, address: u64, layout: &Layout, box_rows: u32, ends: Option<u32>) -> TensorMap {
+    let [sequences, rows, heads] = layout.axes.map(|length| u64::from(length.max(1)));
+    let columns = u64::from(layout.columns);
+    let (row, head, sequence) = (2 * layout.row, 2 * layout.head, 2 * layout.sequence);
+    let far = u64::from(Rows::FAR);
+    let (dims, strides) = match ends {
+        Some(apart) => {
+            let all = (sequences - 1) * u64::from(apart) + rows;
+            ([columns, far, all + 1, heads, far + 1], [row, row, head, Rows::WRAP - row])
+        }
+        None => ([columns, rows, 1, heads, sequences], [row, row, head, sequence]),
+    };
+    let encoded = EncodedMap::encode(&TensorMapArguments {
+        data_type: if of == Half::F16 { TensorType::F16 } else { TensorType::Bf16 },
+        address,
+        dims: &dims,
+        strides: &strides,
+        box_dims: &[BOX_COLUMNS, box_rows, 1, 1, 1],
+        element_strides: &[1; 5],
+        interleave: Interleave::None,
+        swizzle: Swizzle::B128,
+        l2_promotion: L2Promotion::B128,
+        oob_fill: OobFill::Zeros,
+    });
+    let encoded = encoded.expect("the sizes of the cases make tensor maps");
+    let words = std::array::from_fn(|at| {
+        u64::from_le_bytes(std::array::from_fn(|byte| encoded.as_bytes()[8 * at + byte]))
+    });
+    TensorMap::from_words(words)
+}
+
+impl Problem for Case {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&self, module: &Module, shared_bytes: u32, config: Config) -> Result<(Report, bool), LaunchError> {
+        let machine = Machine::new(config);
+        let memory = Memory(&machine);
+        let Self { instance, size, operands, .. } = self;
+        let of = instance.of;
+        let [q, k, v] = [&operands.q, &operands.k, &operands.v];
+        let [q_at, k_at, v_at] = [memory.place(&q.bytes)?, memory.place(&k.bytes)?, memory.place(&v.bytes)?];
+        let o_at = memory.place(&operands.o.before(Some(of)))?;
+        let lse_at = memory.place(&operands.lse.before(None))?;
+        let (sizes, sequences) = (self.sizes(), memory.sequences(size)?);
+        let changes = memory.score_operands(size, operands)?;
+        let lse = GlobalMut::<f32>::new(lse_at);
+        let tiles = sizes.tiles * sizes.rows_of_heads;
+        let (report, mut is_sound) = if instance.is_hopper {
+            let is_packed = size.offsets.is_some();
+            let apart = (v.layout.sequence / v.layout.row) as u32;
+            let ends_v = is_packed || size.lengths[1].is_some();
+            let taken = memory.words(&[0])?;
+            let p = HopperParams {
+                sizes,
+                sequences,
+                ends: Ends { v: ends_v.into(), v_sequence: apart, o: is_packed.into(), reserved: 0 },
+                taken: GlobalMut::new(taken.address()),
+                factor: size.scale * LOG2_E,
+                reserved: 0,
+            };
+            let arguments = (
+                map(of, q_at, &q.layout, ROWS, None),
+                map(of, k_at, &k.layout, instance.keys, None),
+                map(of, v_at, &v.layout, instance.keys, ends_v.then_some(apart)),
+                map(of, o_at, &operands.o_layout, WARP_ROWS, is_packed.then_some(0)),
+                lse,
+                changes,
+                p,
+            );
+            let report = launch(&machine, module, shared_bytes, size.grid.min(tiles), arguments)?;
+            let mut left = [0; 4];
+            machine.read(taken.address(), &mut left)?;
+            (report, left == [0; 4])
+        } else {
+            let strided = |address: u64, layout: &Layout| Strided {
+                base: GlobalMut::new(address),
+                sequence: layout.sequence,
+                row: layout.row,
+                head: layout.head,
+            };
+            let pages = Pages {
+                table: memory.words(&operands.table)?,
+                sequence: size.pages().into(),
+                size: size.page.unwrap_or(1),
+                count: size.batch * size.pages() + 1,
+            };
+            let tensors = Tensors {
+                q: strided(q_at, &q.layout),
+                k: strided(k_at, &k.layout),
+                v: strided(v_at, &v.layout),
+                o: strided(o_at, &operands.o_layout),
+                pages,
+                columns: size.columns[0],
+                value_columns: size.columns[1],
+            };
+            let sums = memory.place(&operands.part_sums.before(None))?;
+            let part_lse = memory.place(&operands.part_lse.before(None))?;
+            let parts = Parts {
+                sums: GlobalMut::new(sums),
+                lse: GlobalMut::new(part_lse),
+                count: size.parts(),
+                keys: size.part.unwrap_or(size.keys.next_multiple_of(instance.keys)),
+            };
+            let p = AttentionParams { sizes, sequences };
+            let arguments = (tensors, lse, parts, changes, p);
+            let report = launch(&machine, module, shared_bytes, tiles * parts.count, arguments)?;
+            let is_sound = is_right(&machine, sums, None, &operands.part_sums)?
+                && is_right(&machine, part_lse, None, &operands.part_lse)?;
+            (report, is_sound)
+        };
+        is_sound &= is_right(&machine, o_at, Some(of), &operands.o)?;
+        is_sound &= is_right(&machine, lse_at, None, &operands.lse)?;
+        Ok((report, is_sound))
+    }
+}
