@@ -365,11 +365,11 @@ impl Size {
 
     fn keeps(&self, of: Sequence, head: u32, row: u32, key: u32) -> bool {
         // One row attends to nothing.
-        hash(&[5, of.number, self.operand_head(head), row, key]) % 3 != 0 && row != 2
+        !hash(&[5, of.number, self.operand_head(head), row, key]).is_multiple_of(3) && row != 2
     }
 
     fn keeps_block(&self, of: Sequence, head: u32, row: u32, key: u32) -> bool {
-        hash(&[6, of.number, self.operand_head(head), row, key]) % 3 == 0
+        hash(&[6, of.number, self.operand_head(head), row, key]).is_multiple_of(3)
     }
 
     fn slope(&self, of: Sequence, head: u32) -> f64 {

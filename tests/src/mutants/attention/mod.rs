@@ -131,7 +131,7 @@ fn sizes(instance: Instance) -> Vec<Size> {
             ..size(14, keys + 16, [16, 24])
         },
         Size { numbers: Numbers::Selected, ..size(rows + 1, 3 * keys + 5, [most, most]) },
-        Size { window: causal(0), grid: 2, ..size(rows - 1, keys + 3, [16, odd]) },
+        Size { window: causal(0), grid: 2, ..size(rows - 1, keys + 3, [13, odd]) },
         Size {
             window: window(keys / 2 + 3, 5, 1),
             numbers: Numbers::Selected,
@@ -149,6 +149,7 @@ fn sizes(instance: Instance) -> Vec<Size> {
         sizes.extend(changed_sizes(instance));
     }
     if !instance.is_hopper {
+        sizes.extend(odd_columns(instance));
         sizes.extend([
             Size { batch: 2, page: Some(1), ..size(2, 5, [8, 7]) },
             Size {
@@ -207,6 +208,11 @@ fn ends(instance: Instance) -> impl Iterator<Item = Size> {
     })
 }
 
+/// Problems whose last column is the first of each fragment's.
+fn odd_columns(instance: Instance) -> impl Iterator<Item = Size> {
+    (0..instance.columns).step_by(8).map(|first| size(9, 2, [8, first + 1]))
+}
+
 /// Problems of tiles of few rows.
 fn sizes_of_few(instance: Instance) -> Vec<Size> {
     let Instance { rows, keys, columns: most, .. } = instance;
@@ -242,7 +248,7 @@ fn sizes_of_few(instance: Instance) -> Vec<Size> {
             heads: 2,
             group: 2,
             packs: true,
-            ..size(rows - 1, 3 * keys + 5, [16, 16])
+            ..size(rows - 1, 3 * keys + 5, [13, 16])
         },
         Size { window: causal(0), ..size(rows + 1, keys / 2, [16, most]) },
         Size {
@@ -266,6 +272,7 @@ fn sizes_of_few(instance: Instance) -> Vec<Size> {
             ..size(3, keys + 20, [16, 8])
         },
     ];
+    sizes.extend(odd_columns(instance));
     sizes.extend(changed_sizes(instance));
     sizes.extend(changed_sizes(instance).into_iter().take(5).map(|size| Size {
         group: 2,
