@@ -427,6 +427,26 @@ impl<const STAGES: u32, const BLOCKS: u32, P> Consumer<STAGES, BLOCKS, P> {
     }
 }
 
+impl<const STAGES: u32> Consumer<STAGES, 1, GenericProxy> {
+    /// Gives a stage that this warp has loaded from back to a thread that writes it with ordinary stores: no proxy comes between.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it, after their last load from the stage, with what they have `loaded`. The ring is made
+    /// [between warps](Pipeline::init_between_warps), and no copy or product touches it.
+    #[inline(always)]
+    pub unsafe fn release_loaded(&self, stage: FullStage<GenericProxy>, loaded: &mut impl Loaded) {
+        loaded.hold();
+        // SAFETY: the warp arrives once, when all its lanes have loaded.
+        unsafe {
+            warp::sync_warp();
+            if warp::lane_id() == 0 {
+                self.pipeline.free(stage.index).arrive();
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -291,7 +291,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         unsafe {
             let stage = consumer.tiles.wait();
             let mut tile = [ptx::ld_shared_b32(stage.address(Self::tile).get()), 0, 0, 0];
-            consumer.tiles.release(stage.end_loads(&mut tile));
+            consumer.tiles.release_loaded(stage, &mut tile);
             (tile[0] != u32::MAX).then_some(tile[0])
         }
     }
@@ -548,7 +548,12 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
             let buffer = staging.offset(index % Self::STAGED * Self::STAGED_BYTES);
             // SAFETY: all lanes of the warp are here, and the box before the last, which had the same buffer, has been read.
             unsafe {
-                ptx::cp_async_bulk_wait_group_read::<1>();
+                // Of an odd number of boxes the last has the buffer of the next tile's first.
+                if index == 0 && !Self::V_BOXES.is_multiple_of(Self::STAGED) {
+                    ptx::cp_async_bulk_wait_group_read::<0>();
+                } else {
+                    ptx::cp_async_bulk_wait_group_read::<1>();
+                }
                 warp::sync_warp();
                 for pair in 0..(S::Sums::COLUMNS - index * BOX_COLUMNS).min(BOX_COLUMNS) / 16 {
                     let fragment = (index * BOX_COLUMNS / 8 + 2 * pair) as usize;

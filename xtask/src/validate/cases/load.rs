@@ -84,7 +84,7 @@ pub(in super::super) fn works(
         works.extend(cases.map(|case| Work::generated_update(UpdateCase { seed: next(), ..case })));
     }
     if asked(Operation::Attention) {
-        let cases = attentions(has_kernels).into_iter();
+        let cases = attentions(target, has_kernels).into_iter();
         works.extend(cases.map(|case| Work::attention(AttentionCase { seed: next(), ..case })));
     }
     if asked(Operation::Topk) {
@@ -365,8 +365,11 @@ fn retrievals(target: Target) -> Vec<RoutingCase> {
 }
 
 /// Every width of a kernel, many rows and few, with operands that change scores and without.
-fn attentions(has_kernels: bool) -> Vec<AttentionCase> {
+fn attentions(target: Target, has_kernels: bool) -> Vec<AttentionCase> {
     let mut cases = Vec::new();
+    if has_kernels && target.compute_capability < (8, 0) {
+        return cases;
+    }
     for dtype in [DType::F16, DType::Bf16] {
         for width in [40, 96, 128, 192, 256] {
             for (rows, sinks) in [(70, false), (70, true), (3, true)] {
