@@ -26,10 +26,11 @@ use crate::ops::Implementation;
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
-/// The most rows of the heads that share keys for which these alternate, and parts of the keys have blocks of their own.
-const MOST_FEW: usize = 64;
+/// The most rows of the heads that share keys for which these alternate, and parts of the keys have blocks of their own: those of a tile, so that keys are
+/// read once.
+const MOST_FEW: usize = 16;
 /// The least keys of a part, and how many parts there are before they become longer.
-const PART: (usize, usize) = (256, 64);
+const PART: (usize, usize) = (128, 128);
 
 /// The arguments of a kernel.
 type Args = (Tensors, GlobalMut<f32>, Parts, ScoreOperands, AttentionParams);
