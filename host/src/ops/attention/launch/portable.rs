@@ -30,7 +30,7 @@ use crate::tensor::{Element, Tensor};
 /// read once.
 const MOST_FEW: usize = 16;
 /// The least keys of a part, and how many parts there are before they become longer.
-const PART: (usize, usize) = (128, 128);
+const PART: (usize, usize) = (256, 32);
 
 /// The arguments of a kernel.
 type Args = (Tensors, GlobalMut<f32>, Parts, ScoreOperands, AttentionParams);
