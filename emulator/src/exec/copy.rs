@@ -73,7 +73,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         reading |= u32::from(lengths[lane] != 0) << lane;
     }
     let mut rest = lanes & reading;
-    core.check_grids(rest, &from, wide, "asynchronous copy")?;
+    core.check_grids_of_load(rest, &from, wide, "asynchronous copy")?;
     let mut source = None;
     let table = core.launch.table;
     while rest != 0 {
