@@ -11,11 +11,11 @@ pub const EXTRA_COLUMNS: u32 = 8;
 
 /// A 16-bit type whose products with accumulators `C` can be wider, and can have A in registers.
 pub trait WgmmaUpdate<C: Accumulators>: WgmmaHalfRegisters<C> {
-    /// As [`wgmma_if`](Wgmma::wgmma_if) with both operands K-major, and with eight rows of `b` more, whose sums are `extra`.
+    /// As [`wgmma_if`](super::wgmma::Wgmma::wgmma_if) with both operands K-major, and with eight rows of `b` more, whose sums are `extra`.
     ///
     /// # Safety
     ///
-    /// As [`wgmma_if`](Wgmma::wgmma_if).
+    /// As [`wgmma_if`](super::wgmma::Wgmma::wgmma_if).
     unsafe fn wgmma_wider_if(
         c: &mut C,
         extra: &mut [f32; 4],
