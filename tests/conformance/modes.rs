@@ -5,12 +5,16 @@ use std::collections::BTreeSet;
 
 use libtest_mimic::{Failed, Trial};
 use warpsmith::emulator::Completion;
+use warpsmith::ops::attention::{Alignment, Window};
 use warpsmith::ops::gemm::{Access, Tile};
+use warpsmith::ops::update::Way;
 use warpsmith::ops::{Activation, Implementation};
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
-use warpsmith_lab::cases::{Data, LinearCase, MatmulCase, Placement, Scales, Terms};
-use warpsmith_lab::validate;
+use warpsmith_lab::cases::{
+    AttentionCase, Data, LinearCase, MatmulCase, Placement, Scales, Terms, UpdateCase,
+};
+use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
 
 /// What is done to the sums, with M, K, N.
@@ -62,8 +66,13 @@ const WHOLE: Placement = Placement { before: 0, after: 0 };
 
 /// Emulated H100s, which run all kernels.
 pub(crate) fn devices() -> Vec<(String, Device)> {
+    devices_of((9, 0))
+}
+
+/// An emulated GPU in every mode.
+fn devices_of(compute_capability: (u32, u32)) -> Vec<(String, Device)> {
     let options = |completion, seed, threads| EmulatorOptions {
-        compute_capability: (9, 0),
+        compute_capability,
         completion,
         seed,
         threads: Some(threads),
@@ -139,9 +148,104 @@ fn check_all([input, output]: [DType; 2]) -> Result<(), Failed> {
         }
     }
     let part = format!("_{input}_{output}_");
+    all_ran(&ran, |name| name.contains(&part) && !is_of_updates(name))
+}
+
+/// Whether all kernels of a kind are among those that ran.
+fn all_ran(ran: &BTreeSet<String>, is_of_kind: impl Fn(&str) -> bool) -> Result<(), Failed> {
     let entries = MODULES.iter().flat_map(|module| module.entries).map(|entry| entry.name);
-    let missing: Vec<_> = entries.filter(|name| name.contains(&part) && !ran.contains(*name)).collect();
+    let missing: Vec<_> = entries.filter(|name| is_of_kind(name) && !ran.contains(*name)).collect();
     if missing.is_empty() { Ok(()) } else { Err(format!("not run: {missing:?}").into()) }
+}
+
+/// Whether a kernel is of the products that an update is computed as.
+fn is_of_updates(name: &str) -> bool {
+    name.starts_with("linear_joined_") || name.starts_with("linear_modulated_")
+}
+
+/// Runs a case in every mode; gives the kernels that ran.
+fn bits_in_every_mode(
+    devices: &[(String, Device)],
+    what: &str,
+    outcome: impl Fn(&Device) -> warpsmith::Result<Outcome>,
+    bits: impl Fn(&Device) -> warpsmith::Result<Vec<u32>>,
+) -> Result<BTreeSet<String>, Failed> {
+    let (mut ran, mut first) = (BTreeSet::new(), None);
+    for (mode, device) in devices {
+        let got = bits(device).map_err(|error| format!("{what}, {mode}: {error}"))?;
+        match &first {
+            Some(first) if *first == got => {}
+            Some(_) => return Err(format!("{what}: {mode} differs from {}", devices[0].0).into()),
+            None => {
+                // What all modes agree on is right as well.
+                let outcome = outcome(device).map_err(|error| format!("{what}, {mode}: {error}"))?;
+                assert!(outcome.passed() && outcome.compared > 0, "{what}, {mode}: {outcome:?}");
+                let launches = outcome.implementation.launches();
+                ran.extend(launches.iter().map(|launch| launch.kernel.to_owned()));
+                first = Some(got);
+            }
+        }
+    }
+    Ok(ran)
+}
+
+/// M, K, N and the rank: several tiles with tails, and sums longer than any ring of stages; few rows, and a sum that several blocks share.
+const UPDATED: [(usize, usize, usize, usize); 2] = [(200, 456, 264, 24), (9, 1032, 200, 100)];
+
+/// Every way to an update of a type that is products: onto a linear operation, plain and with a mask, which not every tile has; and alone.
+fn updates_of(dtype: DType) -> Result<(), Failed> {
+    let (devices, mut ran) = (devices(), BTreeSet::new());
+    let is_of_products = |way: &Way| !matches!(way, Way::Kernel | Way::Products);
+    for ((m, k, n, rank), mask) in UPDATED.into_iter().zip([true, false]).chain([(UPDATED[0], false)]) {
+        for way in Way::all().into_iter().filter(is_of_products) {
+            let case = UpdateCase { way: Some(way), ..UpdateCase::new(dtype, m, k, n, rank) };
+            let case = match way {
+                Way::Modulated(_) => case.alone(false),
+                _ => UpdateCase { activation: Activation::Relu, mask, ..case },
+            };
+            let what = format!("{} {dtype} {} {}", case.operation(), case.shape(), case.options());
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &what,
+                |device| validate::generated_update(device, &case),
+                |device| validate::generated_update_bits(device, &case),
+            )?);
+        }
+    }
+    let part = format!("_{dtype}_");
+    all_ran(&ran, |name| is_of_updates(name) && name.contains(&part))
+}
+
+/// Every head size that there are kernels for, with one that is between them.
+const WIDTHS: [usize; 6] = [64, 88, 96, 128, 192, 256];
+
+/// Many rows and few, with tails, of more keys than any ring holds, and of more than a block's.
+fn attentions() -> Result<(), Failed> {
+    let mut ran = BTreeSet::new();
+    for compute_capability in [(8, 0), (9, 0)] {
+        let devices = devices_of(compute_capability);
+        for (width, dtype) in
+            WIDTHS.into_iter().flat_map(|width| [DType::F16, DType::Bf16].map(|dtype| (width, dtype)))
+        {
+            let many = AttentionCase::new(dtype, [1, 203, 330], [1, 2], width);
+            let causal = Window::new(None, Some(0), Alignment::BottomRight);
+            let cases = [
+                AttentionCase { window: causal, ..many.clone() },
+                AttentionCase { bias: Some([false, false, true, true]), sinks: true, ..many },
+                AttentionCase::new(dtype, [2, 3, 600], [1, 3], width),
+            ];
+            for case in cases {
+                let what = format!("{compute_capability:?}: {dtype} {} {}", case.shape(), case.options());
+                ran.extend(bits_in_every_mode(
+                    &devices,
+                    &what,
+                    |device| validate::attention(device, &case),
+                    |device| validate::attention_bits(device, &case),
+                )?);
+            }
+        }
+    }
+    all_ran(&ran, |name| name.starts_with("attention_"))
 }
 
 /// M, K, N of more tiles than an H100 has blocks for them: some blocks work through two, and the second goes around the ring of
@@ -335,5 +439,14 @@ pub(crate) fn trials() -> Vec<Trial> {
     let shared = Trial::test(name, shared_sums_have_the_same_bits);
     let name = "slow::emulator::modes::operands_of_every_layout_are_read_where_they_lie_in_every_mode";
     let layouts = Trial::test(name, operands_of_every_layout_are_read_where_they_lie);
-    by_types.into_iter().chain([persistent, halves, shared, layouts]).collect()
+    let updates = [DType::F16, DType::Bf16].map(|dtype| {
+        let name = format!(
+            "slow::emulator::modes::every_kernel_of_updates_of_{dtype}_gives_the_same_bits_in_every_mode"
+        );
+        Trial::test(name, move || updates_of(dtype))
+    });
+    let name = "slow::emulator::modes::attentions_give_the_same_bits_in_every_mode";
+    let attentions = Trial::test(name, attentions);
+    let single = [persistent, halves, shared, layouts, attentions];
+    by_types.into_iter().chain(single).chain(updates).collect()
 }

@@ -24,7 +24,7 @@ pub use repack::repack;
 pub use routing::{RoutingOutcome, product_key_topk};
 pub use scaled::{linear_scaled, linear_scaled_bits};
 pub use topk::topk;
-pub use update::generated_update;
+pub use update::{generated_update, generated_update_bits};
 
 use warpsmith::ops::Implementation;
 

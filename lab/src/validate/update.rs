@@ -13,6 +13,7 @@ use warpsmith::weights::FloatElement;
 
 use super::Outcome;
 use super::load::{Output, Prepared, Step};
+use super::outputs::Bits;
 use super::tally::Tally;
 use crate::bound::update::{Magnitudes, UpdateModel};
 use crate::bound::{Arithmetic, Expected};
@@ -52,6 +53,31 @@ pub fn generated_update(device: &Device, case: &UpdateCase) -> Result<Outcome> {
             expected: "f16, bf16 or f32".into(),
             actual,
         }),
+    }
+}
+
+/// Runs one case on `device` and returns the bits of all that it writes, to compare devices with each other.
+///
+/// # Errors
+///
+/// As [`generated_update`].
+pub fn generated_update_bits(device: &Device, case: &UpdateCase) -> Result<Vec<u32>> {
+    fn of_type<T: UpdateInput + FloatElement + Bits>(device: &Device, case: &UpdateCase) -> Result<Vec<u32>> {
+        let result = run_case(device, case, &Operands::<T>::draw(case)?)?;
+        let numbers = result.surrounding.iter().chain(result.preactivation.iter().flatten());
+        let mask = result.mask.iter().flatten().copied();
+        Ok(numbers.map(|value| value.bits()).chain(mask).collect())
+    }
+    const OPERATION: &str = "validate::generated_update_bits";
+    case.check_sizes(OPERATION)?;
+    match case.dtype {
+        DType::F16 => of_type::<f16>(device, case),
+        DType::Bf16 => of_type::<bf16>(device, case),
+        DType::F32 => of_type::<f32>(device, case),
+        actual => {
+            let expected = "f16, bf16 or f32".into();
+            Err(Error::Type { operation: OPERATION, operand: "x", expected, actual })
+        }
     }
 }
 
