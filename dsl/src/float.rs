@@ -76,6 +76,13 @@ pub trait Element: Stored {
     /// As [`load_read_only`](Self::load_read_only), if `condition` holds.
     unsafe fn load_read_only_if(from: Global<Self>, condition: bool) -> Self;
 
+    /// As [`load_read_only_if`](Self::load_read_only_if), two elements in one instruction, in f32.
+    ///
+    /// # Safety
+    ///
+    /// As [`load_read_only`](Self::load_read_only) for two elements, if `condition` holds, and the address is a multiple of their size.
+    unsafe fn load_pair_if(from: Global<Self>, condition: bool) -> [f32; 2];
+
     /// Loads an element from memory that this thread may write later, if `condition` holds; else zero, without a branch.
     ///
     /// # Safety
@@ -162,6 +169,13 @@ macro_rules! half_element {
             unsafe fn load_read_only_if(from: Global<Self>, condition: bool) -> Self {
                 // SAFETY: the caller's promise.
                 Self(unsafe { ptx::ld_global_nc_b16_if(from.address(), condition) })
+            }
+
+            #[inline(always)]
+            unsafe fn load_pair_if(from: Global<Self>, condition: bool) -> [f32; 2] {
+                // SAFETY: the caller's promise.
+                let word = unsafe { ptx::ld_global_nc_f32_if(from.address(), condition) }.to_bits();
+                [word, word >> 16].map(|bits| Self(bits as u16).to_f32_where_used())
             }
 
             #[inline(always)]
@@ -275,6 +289,12 @@ impl Element for f32 {
     unsafe fn load_read_only_if(from: Global<Self>, condition: bool) -> Self {
         // SAFETY: the caller's promise.
         unsafe { ptx::ld_global_nc_f32_if(from.address(), condition) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pair_if(from: Global<Self>, condition: bool) -> [f32; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_global_nc_v2_f32_if(from.address(), condition) }
     }
 
     #[inline(always)]

@@ -1,68 +1,82 @@
 //! Attention on sm_80 and later, and of few rows anywhere: `O = softmax(scale · Q Kᵀ + …) V`, where scores live in registers only.
 
-use warpsmith_dsl::attention::portable::{Parts, PortableShape, PortableTile, Scoring, THREADS, Tensors};
+use warpsmith_dsl::attention::portable::{
+    Parts, PortableElement, PortableShape, PortableTile, Scoring, THREADS, Tensors,
+};
 use warpsmith_dsl::attention::scores::ScoreOperands;
 use warpsmith_dsl::attention::softmax::LOG2_E;
 use warpsmith_dsl::attention::work::{Sequences, Sizes, Tiles};
-use warpsmith_dsl::float::{Bf16, F16, HalfElement};
-use warpsmith_dsl::gemm::{MmaElement, MmaProducts};
+use warpsmith_dsl::float::{Bf16, Element, F16};
 use warpsmith_dsl::launch::{Global, GlobalMut};
-use warpsmith_dsl::{KernelParam, kernel, ptx, thread, warp};
+use warpsmith_dsl::{KernelParam, kernel, ptx, reduce, thread, warp};
 
 macro_rules! shape {
-    ($(#[$doc:meta])* $name:ident, $columns:literal, $keys:literal, $key_warps:literal, $stages:literal) => {
+    ($(#[$doc:meta])* $name:ident, $columns:literal, $values:literal, $keys:literal, $key_warps:literal, $stages:literal, $blocks:literal) => {
         $(#[$doc])*
         pub struct $name;
 
         impl PortableShape for $name {
             type Scores = [f32; $keys / 2];
-            type Weights = [[u32; 4]; $keys / 16];
-            type Sums = [f32; $columns / 2];
+            type Sums = [f32; $values / 2];
             const COLUMNS: u32 = $columns;
             const KEY_WARPS: u32 = $key_warps;
             const STAGES: u32 = $stages;
+            const MIN_BLOCKS: u32 = $blocks;
         }
     };
 }
 shape!(
     /// Heads of up to 64 columns: 64 rows, and blocks of 64 keys.
-    Rows64, 64, 64, 1, 3
+    Rows64, 64, 64, 64, 1, 3, 1
 );
 shape!(
     /// Heads of up to 96 columns: 64 rows, and blocks of 64 keys.
-    Rows96, 96, 64, 1, 2
+    Rows96, 96, 96, 64, 1, 2, 1
 );
 shape!(
     /// Heads of up to 128 columns: 64 rows, and blocks of 64 keys.
-    Rows128, 128, 64, 1, 2
+    Rows128, 128, 128, 64, 1, 2, 1
 );
 shape!(
     /// Heads of up to 192 columns: 64 rows, and blocks of 32 keys.
-    Rows192, 192, 32, 1, 2
+    Rows192, 192, 192, 32, 1, 2, 1
 );
 shape!(
     /// Heads of up to 256 columns: 64 rows, and blocks of 16 keys.
-    Rows256, 256, 16, 1, 3
+    Rows256, 256, 256, 16, 1, 3, 1
 );
 shape!(
     /// Heads of up to 64 columns: 16 rows, and blocks of 128 keys, 32 for each warp.
-    Few64, 64, 32, 4, 2
+    Few64, 64, 64, 32, 4, 2, 3
 );
 shape!(
     /// Heads of up to 96 columns: 16 rows, and blocks of 64 keys, 16 for each warp.
-    Few96, 96, 16, 4, 2
+    Few96, 96, 96, 16, 4, 2, 3
 );
 shape!(
     /// Heads of up to 128 columns: 16 rows, and blocks of 64 keys, 16 for each warp.
-    Few128, 128, 16, 4, 2
+    Few128, 128, 128, 16, 4, 2, 3
 );
 shape!(
     /// Heads of up to 192 columns: 16 rows, and blocks of 64 keys, 16 for each warp.
-    Few192, 192, 16, 4, 2
+    Few192, 192, 192, 16, 4, 2, 2
 );
 shape!(
     /// Heads of up to 256 columns: 16 rows, and blocks of 64 keys, 16 for each warp.
-    Few256, 256, 16, 4, 2
+    Few256, 256, 256, 16, 4, 2, 1
+);
+
+shape!(
+    /// Heads of up to 64 columns of f32: 64 rows, and blocks of 32 keys.
+    Single64, 64, 64, 32, 1, 4, 1
+);
+shape!(
+    /// Heads of up to 128 columns of f32: 64 rows, and blocks of 16 keys.
+    Single128, 128, 128, 16, 1, 4, 1
+);
+shape!(
+    /// Heads of up to 256 columns of f32, of which 128 values at a time: 64 rows, and blocks of 16 keys.
+    Single256, 256, 128, 16, 1, 2, 1
 );
 
 /// What a launch is told beside its operands.
@@ -85,6 +99,7 @@ pub struct AttentionParams {
 #[kernel(
     family = attention,
     block = [THREADS, 1, 1],
+    min_blocks = S::MIN_BLOCKS,
     shared = PortableTile::<T, S>::SHARED_BYTES,
     instances = [
         attention_f16_64 = <F16, Rows64>,
@@ -107,6 +122,9 @@ pub struct AttentionParams {
         attention_bf16_128_few = <Bf16, Few128>,
         attention_bf16_192_few = <Bf16, Few192>,
         attention_bf16_256_few = <Bf16, Few256>,
+        attention_f32_64 = <f32, Single64>,
+        attention_f32_128 = <f32, Single128>,
+        attention_f32_256 = <f32, Single256>,
     ],
 )]
 pub unsafe fn attention<T, S>(
@@ -116,7 +134,7 @@ pub unsafe fn attention<T, S>(
     operands: ScoreOperands,
     p: AttentionParams,
 ) where
-    T: MmaElement + HalfElement + MmaProducts<A = [u32; 4], B = [u32; 2]>,
+    T: PortableElement,
     S: PortableShape,
 {
     let scoring = Scoring { window: p.sizes.window, operands };
@@ -157,6 +175,11 @@ pub struct CombineParams {
     pub offsets_q: Global<u32>,
 }
 
+/// Neighbouring columns of a lane.
+const LANE_COLUMNS: u32 = 4;
+/// Parts that a lane loads together: what hides the memory's latency.
+const AT_ONCE: u32 = 8;
+
 /// Adds up the parts of rows, in their order, and what sinks add to the denominator. A block has a row for each of its warps.
 ///
 /// # Safety
@@ -168,9 +191,10 @@ pub struct CombineParams {
     instances = [
         attention_combine_f16 = <F16>,
         attention_combine_bf16 = <Bf16>,
+        attention_combine_f32 = <f32>,
     ],
 )]
-pub unsafe fn attention_combine<T: HalfElement>(
+pub unsafe fn attention_combine<T: Element>(
     parts: Parts,
     o: GlobalMut<T>,
     lse: GlobalMut<f32>,
@@ -184,23 +208,26 @@ pub unsafe fn attention_combine<T: HalfElement>(
     let (of_head, heads) = (p.rows_of_head.max(1) as u64, p.heads.max(1) as u64);
     let (head, in_head) = (row / of_head % heads, row % of_head);
     let lane = warp::lane_id();
-    // SAFETY: the caller vouches for the pointers; each row belongs to one warp.
+    // SAFETY: the caller vouches for the pointers; each row belongs to one warp, whose lanes are all here.
     unsafe {
         if !p.offsets_q.is_null() && !belongs_to_sequence(p.offsets_q, p.batch, in_head as u32) {
             return;
         }
         let first = row * parts.count as u64;
-        let lse_of = |part: u32| ptx::ld_relaxed_gpu_u32(parts.lse.offset(first + part as u64).address());
-        let lse_of = |part: u32| f32::from_bits(lse_of(part));
+        // Each lane has the part of its number.
+        let has_part = lane < parts.count;
+        let own = ptx::ld_global_f32_if(parts.lse.offset(first + lane as u64).address(), has_part);
+        let own = if has_part { own } else { f32::NEG_INFINITY };
         let sink = if sinks.is_null() {
             f32::NEG_INFINITY
         } else {
             ptx::ld_global_nc_f32(sinks.offset(head).address())
         };
-        let largest = (0..parts.count).fold(sink, |largest, part| largest.max(lse_of(part)));
+        let largest = reduce::warp_max(own).max(sink);
         let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
         let weight = |lse: f32| ptx::ex2_approx_ftz((lse - base) * LOG2_E);
-        let total = (0..parts.count).fold(weight(sink), |sum, part| sum + weight(lse_of(part)));
+        let own = weight(own);
+        let total = reduce::warp_sum(own) + weight(sink);
         if lane == 0 && !lse.is_null() {
             let all = if total == 0.0 {
                 f32::NEG_INFINITY
@@ -211,21 +238,45 @@ pub unsafe fn attention_combine<T: HalfElement>(
         }
         let to_row =
             row / of_head / heads * p.stride_sequence + in_head * p.stride_row + head * p.stride_head;
-        let columns = p.columns.next_multiple_of(2);
-        let mut column = lane;
-        while column < p.columns {
-            let mut sum = 0.0;
-            for part in 0..parts.count {
-                let weight = weight(lse_of(part));
-                // A part without keys has stored nothing but that it has none.
-                if weight != 0.0 {
+        let columns = Parts::columns(p.columns);
+        let mut begin = 0;
+        while begin < p.columns {
+            let column = begin + lane * LANE_COLUMNS;
+            let mut sums = [0.0; LANE_COLUMNS as usize];
+            let mut part = 0;
+            while part < parts.count {
+                let mut loaded = [[0; LANE_COLUMNS as usize]; AT_ONCE as usize];
+                let mut weights = [0.0; AT_ONCE as usize];
+                for index in 0..AT_ONCE as usize {
+                    let part = part + index as u32;
+                    weights[index] = f32::from_bits(ptx::shfl_sync_idx(own.to_bits(), part));
+                    // A part without keys has stored nothing but that it has none.
+                    let is_there = part < parts.count && weights[index] != 0.0 && column < columns;
                     let at = (first + part as u64) * columns as u64 + column as u64;
-                    let value = ptx::ld_global_f32_if(parts.sums.offset(at).address(), true);
-                    sum = ptx::fma(weight, value, sum);
+                    loaded[index] = ptx::ld_global_v4_b32_if(parts.sums.offset(at).address(), is_there);
+                }
+                for index in 0..AT_ONCE as usize {
+                    for column in 0..LANE_COLUMNS as usize {
+                        let value = f32::from_bits(loaded[index][column]);
+                        sums[column] = ptx::fma(weights[index], value, sums[column]);
+                    }
+                }
+                part += AT_ONCE;
+            }
+            let results = sums.map(|sum| if total == 0.0 { 0.0 } else { sum / total });
+            let to = o.offset(to_row + column as u64);
+            if column + LANE_COLUMNS <= p.columns
+                && to.address().is_multiple_of(u64::from(LANE_COLUMNS * T::BYTES))
+            {
+                T::store_rounded_4(to, results);
+            } else {
+                for (index, result) in results.into_iter().enumerate() {
+                    if column + (index as u32) < p.columns {
+                        T::store_rounded(to.offset(index as u64), result);
+                    }
                 }
             }
-            T::store_rounded(o.offset(to_row + column as u64), if total == 0.0 { 0.0 } else { sum / total });
-            column += warp::SIZE;
+            begin += warp::SIZE * LANE_COLUMNS;
         }
     }
 }

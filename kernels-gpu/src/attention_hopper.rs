@@ -43,8 +43,8 @@ shape!(
     Heads256, 64, 256, 256, 2
 );
 shape!(
-    /// The same of 128 rows and 128 keys: what changes scores takes registers.
-    Changed64, 128, 64, 64, 2
+    /// The same of 128 rows and 64 keys: what changes scores takes registers.
+    Changed64, 64, 64, 64, 2
 );
 shape!(
     /// The same of 128 rows and 64 keys: what changes scores takes registers.

@@ -5,8 +5,8 @@ use libtest_mimic::Failed;
 use ndarray::{Array1, Array3, Array4};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use warpsmith::ops::attention::{Alignment, Window};
-use warpsmith::{DType, Device, DeviceKind, Error, Tensor, ops};
+use warpsmith::ops::attention::{Alignment, Way, Window};
+use warpsmith::{DType, Device, Error, Tensor, ops};
 use warpsmith_lab::cases::{AttentionCase, AttentionLayout, Data, Sequences, Slopes};
 use warpsmith_lab::validate;
 
@@ -54,13 +54,7 @@ fn regressions() -> Vec<AttentionCase> {
 }
 
 fn attention_cases_that_are_easy_to_get_wrong_hold(device: &Device) -> Result<(), Failed> {
-    for mut case in regressions() {
-        if !types_on(device).contains(&case.dtype) {
-            let error = validate::attention(device, &case).map(drop);
-            let is_empty = case.sequences.batch() == 0;
-            assert!(is_empty || matches!(error, Err(Error::UnsupportedDevice { .. })), "{error:?}");
-            case.dtype = DType::F16;
-        }
+    for case in regressions() {
         check(device, &case).map_err(|error| error.to_string())?;
     }
     Ok(())
@@ -85,18 +79,11 @@ fn sequences() -> impl Strategy<Value = Sequences> {
     ]
 }
 
-/// The types that a device has an implementation for.
-fn types_on(device: &Device) -> Vec<DType> {
-    let mut types = vec![DType::F16, DType::Bf16];
-    if device.kind() == DeviceKind::Cpu {
-        types.push(DType::F32);
-    }
-    types
-}
+pub(crate) const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
 /// Everything but what is added to the scores.
-fn plain_case(device: &Device, data: Data) -> impl Strategy<Value = AttentionCase> {
-    let dtype = prop::sample::select(types_on(device));
+fn plain_case(data: Data) -> impl Strategy<Value = AttentionCase> {
+    let dtype = prop::sample::select(&TYPES[..]);
     let width =
         || prop_oneof![3 => (1usize..17).prop_map(|eighths| 8 * eighths), 1 => Just(192), 1 => Just(256)];
     let reach = || prop::option::of(prop_oneof![1 => Just(0u32), 4 => 0u32..150, 1 => Just(u32::MAX)]);
@@ -113,8 +100,9 @@ fn plain_case(device: &Device, data: Data) -> impl Strategy<Value = AttentionCas
     let layout =
         prop::sample::select(vec![AttentionLayout::Rows, AttentionLayout::Heads, AttentionLayout::Among]);
     let sizes = (sequences(), 1usize..4, 1usize..6, width(), width());
-    (dtype, sizes, window, mask, blocks, layout, any::<u64>()).prop_map(
-        move |(dtype, sizes, window, mask, blocks, layout, seed)| {
+    let way = prop_oneof![1 => Just(None), 2 => prop::sample::select(&Way::ALL[..]).prop_map(Some)];
+    (dtype, sizes, window, mask, blocks, layout, way, any::<u64>()).prop_map(
+        move |(dtype, sizes, window, mask, blocks, layout, way, seed)| {
             let (sequences, key_heads, group, width, value_width) = sizes;
             let is_packed = matches!(sequences, Sequences::Packed(_));
             AttentionCase {
@@ -124,6 +112,7 @@ fn plain_case(device: &Device, data: Data) -> impl Strategy<Value = AttentionCas
                 mask: mask.filter(|_| !is_packed),
                 blocks: blocks.filter(|_| !is_packed),
                 layout,
+                way,
                 data,
                 seed,
                 ..AttentionCase::new(dtype, [0; 3], [key_heads, group], width)
@@ -137,7 +126,7 @@ fn attention_draws_stay_within_their_bound(device: &Device) -> Result<(), Failed
     let cap = prop::option::weighted(0.3, prop::sample::select(vec![0.3f32, 2.0, 50.0]));
     let bias = prop::option::weighted(0.4, any::<[bool; 4]>());
     let slopes = prop::sample::select(vec![None, None, Some(Slopes::OfHeads), Some(Slopes::OfSequences)]);
-    let cases = (plain_case(device, Data::Uniform), scale, cap, bias, slopes, any::<bool>()).prop_map(
+    let cases = (plain_case(Data::Uniform), scale, cap, bias, slopes, any::<bool>()).prop_map(
         |(case, scale, soft_cap, bias, slopes, sinks)| {
             let is_packed = matches!(case.sequences, Sequences::Packed(_));
             let bias = bias.filter(|_| !is_packed);
@@ -149,8 +138,7 @@ fn attention_draws_stay_within_their_bound(device: &Device) -> Result<(), Failed
 
 fn attention_draws_with_one_key_of_all_the_weight_are_exact(device: &Device) -> Result<(), Failed> {
     // Two digits of a key's number at least.
-    Ok(drawn::runner(device, [40, 300])?
-        .run(&plain_case(device, Data::Integers), |case| check(device, &case))?)
+    Ok(drawn::runner(device, [40, 300])?.run(&plain_case(Data::Integers), |case| check(device, &case))?)
 }
 
 fn numbers(device: &Device, shape: [usize; 4], seed: usize) -> Result<Tensor<bf16>, Failed> {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use libtest_mimic::{Failed, Trial};
 use warpsmith::emulator::Completion;
-use warpsmith::ops::attention::{Alignment, Window};
+use warpsmith::ops::attention::{Alignment, Way as AttentionWay, Window};
 use warpsmith::ops::gemm::{Access, Tile};
 use warpsmith::ops::update::Way;
 use warpsmith::ops::{Activation, Implementation};
@@ -225,13 +225,15 @@ fn attentions() -> Result<(), Failed> {
     for compute_capability in [(8, 0), (9, 0)] {
         let devices = devices_of(compute_capability);
         for (width, dtype) in
-            WIDTHS.into_iter().flat_map(|width| [DType::F16, DType::Bf16].map(|dtype| (width, dtype)))
+            WIDTHS.into_iter().flat_map(|width| crate::attention::TYPES.map(|dtype| (width, dtype)))
         {
-            let many = AttentionCase::new(dtype, [1, 203, 330], [1, 2], width);
+            let way = Some(AttentionWay::Hopper);
+            let many = AttentionCase { way, ..AttentionCase::new(dtype, [1, 203, 330], [1, 2], width) };
             let causal = Window::new(None, Some(0), Alignment::BottomRight);
             let cases = [
                 AttentionCase { window: causal, ..many.clone() },
-                AttentionCase { bias: Some([false, false, true, true]), sinks: true, ..many },
+                AttentionCase { bias: Some([false, false, true, true]), sinks: true, ..many.clone() },
+                AttentionCase { way: None, ..many },
                 AttentionCase::new(dtype, [2, 3, 600], [1, 3], width),
             ];
             for case in cases {

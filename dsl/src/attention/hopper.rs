@@ -412,10 +412,11 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                 Self::wait_for_turn(index);
                 warpgroup::begin_product::<T, _>(&mut scores.0, q, Self::k(&k), Self::STEPS);
                 Self::pass_turn(index);
+                let added = Self::fetch::<T>(index, scoring, work, first);
                 ptx::wgmma_wait_group::<0>();
                 scores.0.hold();
                 consumer.k.release(k);
-                Self::score::<T>(own, index, &mut scores, scoring, work, first);
+                Self::score::<T>(own, index, &mut scores, added, scoring, work, first);
                 softmax.weigh(&mut scores, factor);
                 let mut weights: S::Weights = scores.packed::<T, _>();
 
@@ -426,6 +427,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                     let v = consumer.v.wait();
                     warpgroup::begin_sum::<T, _, _>(&mut sums.0, &mut weights, Self::v(&v));
                     Self::pass_turn(index);
+                    let added = Self::fetch::<T>(index, scoring, work, block);
                     if CHANGES {
                         // What changes scores takes the registers that weights have.
                         ptx::wgmma_wait_group::<0>();
@@ -436,7 +438,7 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
                     }
                     scores.0.hold();
                     consumer.k.release(k);
-                    Self::score::<T>(own, index, &mut scores, scoring, work, block);
+                    Self::score::<T>(own, index, &mut scores, added, scoring, work, block);
                     let scales = softmax.weigh(&mut scores, factor);
                     if !CHANGES {
                         ptx::wgmma_wait_group::<0>();
@@ -462,28 +464,55 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         }
     }
 
+    /// The scores that this thread has of block `block`.
+    #[inline(always)]
+    fn place(own: OwnRows, work: &Work, block: u32) -> Place {
+        Place { rows: own.rows, heads: [work.head; ROWS], key: block * Self::BLOCK_KEYS + own.column }
+    }
+
+    /// Loads what is added to the scores of block `block`, while their products are on the way.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it; the scoring's pointers are valid.
+    #[inline(always)]
+    unsafe fn fetch<T: AttentionElement<S>>(
+        index: u32,
+        scoring: &Scoring,
+        work: &Work,
+        block: u32,
+    ) -> Option<Fragment<S::Scores>> {
+        if !CHANGES {
+            return None;
+        }
+        let place = Self::place(OwnRows::of(ptx::opaque(index), scoring, work), work, block);
+        // SAFETY: the caller's promise.
+        Some(unsafe { scoring.operands.fetch::<T, _>(work, place) })
+    }
+
     /// Makes scores of the products of block `block`.
     ///
     /// # Safety
     ///
-    /// The scoring's pointers are valid.
+    /// The scoring's pointers are valid. `added` is of this block, where operands change scores.
     #[inline(always)]
     unsafe fn score<T: AttentionElement<S>>(
         own: OwnRows,
         index: u32,
         scores: &mut Fragment<S::Scores>,
+        added: Option<Fragment<S::Scores>>,
         scoring: &Scoring,
         work: &Work,
         block: u32,
     ) {
         // What changes scores takes the registers.
         let own = if CHANGES { OwnRows::of(ptx::opaque(index), scoring, work) } else { own };
-        let first = block * Self::BLOCK_KEYS;
-        let place = Place { rows: own.rows, heads: [work.head; ROWS], key: first + own.column };
-        if CHANGES {
+        let place = Self::place(own, work, block);
+        if let Some(added) = added {
             // SAFETY: the caller's promise.
-            unsafe { scoring.operands.apply::<T, _>(scores, work, place) };
+            unsafe { scoring.operands.apply::<T, _>(scores, Some(&added), work, place) };
         }
+        let first = block * Self::BLOCK_KEYS;
         let [begin, end] = own.common;
         let is_whole = first as i32 >= begin && (first + Self::BLOCK_KEYS) as i32 <= end;
         if !is_whole {

@@ -5,9 +5,11 @@
 //!
 //! A launch may be split along the keys: each block then has a part of them, and stores its sums, and another kernel adds them up.
 
+mod element;
 mod output;
 mod tensors;
 
+pub use element::PortableElement;
 pub use tensors::{Pages, Parts, Strided, Tensors};
 
 use core::marker::PhantomData;
@@ -19,16 +21,12 @@ use super::scores::{self, Place, ScoreOperands};
 use super::softmax::{LOG2_E, OnlineSoftmax, Total};
 use super::window::Window;
 use super::work::{Sizes, Work};
-use crate::float::HalfElement;
-use crate::gemm::{MmaElement, MmaProducts};
 use crate::launch::GlobalMut;
-use crate::layout::{
-    CHUNK_BYTES, ChunkIndex, Swizzle, a_fragment_chunk, accumulator_coord, across_chunk, b_fragment_chunk,
-};
+use crate::layout::{CHUNK_BYTES, Swizzle, a_fragment_chunk, accumulator_coord, b_fragment_chunk};
 use crate::ptx::{self, Accumulators};
 use crate::shared::SharedAddress;
 use crate::tile::registers::{Fragment, ROWS};
-use crate::warpgroup::{BOX_COLUMNS, BOX_ROW_BYTES, RegisterOperand, STEP, WARP_ROWS};
+use crate::warpgroup::{BOX_ROW_BYTES, WARP_ROWS};
 use crate::{thread, warp};
 
 /// Threads of a block.
@@ -40,16 +38,16 @@ const WARPS: u32 = THREADS / warp::SIZE;
 pub trait PortableShape: 'static {
     /// A warp's scores: 16 rows, and its keys of a block.
     type Scores: Accumulators;
-    /// A warp's weights, rounded.
-    type Weights: RegisterOperand;
     /// A warp's sums: 16 rows, and the columns of V.
     type Sums: Accumulators;
-    /// Columns of Q and K, a multiple of 16.
+    /// Columns of Q and K, whole steps of a product.
     const COLUMNS: u32;
     /// Warps that share rows and deal the keys of a block: 1, or all.
     const KEY_WARPS: u32;
     /// Key blocks that the ring holds.
     const STAGES: u32;
+    /// Blocks that a multiprocessor holds at a time: while one begins or ends, others read keys.
+    const MIN_BLOCKS: u32;
 }
 
 /// What a launch does to scores.
@@ -70,10 +68,7 @@ pub struct Attended<C> {
     totals: [Total; ROWS],
 }
 
-impl<T: MmaElement + HalfElement, S: PortableShape> PortableTile<T, S>
-where
-    T: MmaProducts<A = [u32; 4], B = [u32; 2]>,
-{
+impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
     /// Rows of a tile.
     pub const BLOCK_ROWS: u32 = WARPS / S::KEY_WARPS * WARP_ROWS;
     /// Keys of a warp's part of a block.
@@ -81,13 +76,12 @@ where
     /// Keys of a block.
     pub const BLOCK_KEYS: u32 = S::KEY_WARPS * Self::WARP_KEYS;
     const STEPS: u32 = {
-        assert!(S::COLUMNS.is_multiple_of(STEP), "whole steps");
-        assert!(S::Weights::STEPS * STEP == Self::WARP_KEYS, "weights for all keys");
+        assert!(S::COLUMNS.is_multiple_of(T::STEP) && Self::WARP_KEYS.is_multiple_of(T::STEP), "whole steps");
         assert!(S::KEY_WARPS == 1 || S::KEY_WARPS == WARPS, "all or none");
-        S::COLUMNS / STEP
+        S::COLUMNS / T::STEP
     };
-    const K_BOXES: u32 = S::COLUMNS.div_ceil(BOX_COLUMNS);
-    const V_BOXES: u32 = S::Sums::COLUMNS.div_ceil(BOX_COLUMNS);
+    const K_BOXES: u32 = (S::COLUMNS * T::BYTES).div_ceil(BOX_ROW_BYTES);
+    const V_BOXES: u32 = (S::Sums::COLUMNS * T::BYTES).div_ceil(BOX_ROW_BYTES);
     const Q_BYTES: u32 = Self::K_BOXES * Self::BLOCK_ROWS * BOX_ROW_BYTES;
     const K_BYTES: u32 = Self::K_BOXES * Self::BLOCK_KEYS * BOX_ROW_BYTES;
     const STAGE_BYTES: u32 = Self::K_BYTES + Self::V_BOXES * Self::BLOCK_KEYS * BOX_ROW_BYTES;
@@ -129,10 +123,12 @@ where
         rows: u32,
         count: u32,
         columns: u32,
-        row: impl Fn(u32) -> GlobalMut<u16>,
+        row: impl Fn(u32) -> GlobalMut<T>,
     ) {
         const CHUNKS: u32 = BOX_ROW_BYTES / CHUNK_BYTES;
         const TURN_ROWS: u32 = THREADS / CHUNKS;
+        // Opaque: what follows from it for each box is worth no registers from block to block.
+        let columns = ptx::opaque(columns);
         let thread = thread::thread_idx_x();
         let (first, chunk) = (thread / CHUNKS, thread % CHUNKS);
         // Every turn is a multiple of the swizzle's rows further on.
@@ -144,7 +140,7 @@ where
             let from = row(if is_there { at } else { 0 }).address();
             for index in 0..boxes {
                 let byte = index * BOX_ROW_BYTES + chunk * CHUNK_BYTES;
-                let bytes = (columns * 2).saturating_sub(byte).min(CHUNK_BYTES);
+                let bytes = (columns * T::BYTES).saturating_sub(byte).min(CHUNK_BYTES);
                 let bytes = if is_there { bytes } else { 0 };
                 let from = from + if bytes == 0 { 0 } else { byte as u64 };
                 let place = place.offset((index * rows + turn * TURN_ROWS) * BOX_ROW_BYTES);
@@ -178,7 +174,7 @@ where
         } else {
             (first, end)
         };
-        let keys = Keys { tensors, work, head: sizes.key_head(work), end };
+        let keys = Keys::<T>::new(tensors, work, sizes.key_head(work), end);
         let mut softmax = OnlineSoftmax::empty();
         let mut sums = Fragment(S::Sums::zero());
         let first_block = first / Self::BLOCK_KEYS;
@@ -200,22 +196,22 @@ where
                         let [row, head] = sizes.row_and_head(work, work.row + row);
                         let to_row = work.place.batch as u64 * rows.sequence
                             + (work.place.row + row) as u64 * rows.row;
-                        rows.base.offset(to_row + head as u64 * rows.head)
+                        rows.first().offset(to_row + head as u64 * rows.head)
                     },
                 );
                 for stage in 0..S::STAGES - 1 {
-                    keys.load::<T, S>(first_block + stage, stage);
+                    keys.load::<S>(first_block + stage, stage);
                 }
                 let mut index = 0;
                 while (first_block + index) * Self::BLOCK_KEYS < end {
                     let block = first_block + index;
                     ptx::cp_async_wait_group(S::STAGES - 2);
                     thread::sync_threads();
-                    keys.load::<T, S>(block + S::STAGES - 1, index + S::STAGES - 1);
+                    keys.load::<S>(block + S::STAGES - 1, index + S::STAGES - 1);
                     let key = block * Self::BLOCK_KEYS + Self::key_warp() * Self::WARP_KEYS;
                     let is_there = key < end && {
-                        let [from, to] = [own_row - accumulator_coord(lane, 0).row, key];
-                        Self::has_any(scoring, sizes, work, from, to)
+                        let from = work.row + Self::row_warp() * WARP_ROWS;
+                        Self::has_any(scoring, sizes, work, from, key)
                     };
                     if is_there {
                         let mut scores = Fragment(S::Scores::zero());
@@ -225,8 +221,7 @@ where
                         Self::score(&mut scores, scoring, sizes, work, row, [key, first, end]);
                         let scales = softmax.weigh(&mut scores, LOG2_E);
                         sums.scale_rows(scales);
-                        let weights: S::Weights = scores.packed::<T, _>();
-                        Self::multiply_values(&mut sums, &weights, Self::stage(index).offset(Self::K_BYTES));
+                        Self::multiply_values(&mut sums, &scores, Self::stage(index).offset(Self::K_BYTES));
                     }
                     // Opaque: copies of the loop are worth nothing.
                     index = ptx::opaque(index + 1);
@@ -266,6 +261,12 @@ where
         unsafe { scoring.operands.has_any(work, heads, rows, keys) }
     }
 
+    /// The lane, below a warp's: what follows from it is worth no registers from block to block.
+    #[inline(always)]
+    fn opaque_lane() -> u32 {
+        ptx::opaque(warp::lane_id()) % warp::SIZE
+    }
+
     /// Adds the products of Q and the warp's keys.
     ///
     /// # Safety
@@ -273,24 +274,28 @@ where
     /// All lanes of the warp call it; Q and the stage have come.
     #[inline(always)]
     unsafe fn multiply_keys(scores: &mut Fragment<S::Scores>, stage: SharedAddress) {
-        // Opaque: addresses of all steps would take registers from block to block.
-        let lane = ptx::opaque(warp::lane_id());
+        let lane = Self::opaque_lane();
+        let all = ptx::opaque(u32::MAX);
         let (of_q, of_k) = (a_fragment_chunk(lane), b_fragment_chunk(lane));
-        let q_row = Self::row_warp() * WARP_ROWS + of_q.row;
-        let k_row = Self::key_warp() * Self::WARP_KEYS + of_k.row;
+        // A warp's rows, and each pair's keys, are whole units of the swizzle.
+        let q = SharedAddress::dynamic().offset(Self::row_warp() * WARP_ROWS * BOX_ROW_BYTES);
+        let k = stage.offset(Self::key_warp() * Self::WARP_KEYS * BOX_ROW_BYTES);
         let (fragments, _) = scores.0.as_mut().as_chunks_mut::<4>();
         for step in 0..Self::STEPS {
-            let q_at = place_of_chunk(Self::BLOCK_ROWS, q_row, 2 * step + of_q.chunk);
+            let q_at = place(Self::BLOCK_ROWS, of_q.row, (2 * step + of_q.chunk) * CHUNK_BYTES);
+            let k_at = place(Self::BLOCK_KEYS, of_k.row, (2 * step + of_k.chunk) * CHUNK_BYTES);
             // SAFETY: within the tile of Q, and below within the stage's keys.
-            let a = unsafe { ptx::ldmatrix_x4(SharedAddress::dynamic().offset(q_at).get()) };
+            let a = T::prepare_a(unsafe { ptx::ldmatrix_x4(q.offset(q_at).get()) });
             for (pair, fragments) in fragments.chunks_exact_mut(2).enumerate() {
-                let row = k_row + pair as u32 * 16;
-                let at = place_of_chunk(Self::BLOCK_KEYS, row, 2 * step + of_k.chunk);
+                let k_at = k_at + pair as u32 * 16 * BOX_ROW_BYTES;
                 // SAFETY: as above; all lanes are here.
                 unsafe {
-                    let [b0, b1, b2, b3] = ptx::ldmatrix_x4(stage.offset(at).get());
-                    T::multiply_add(&mut fragments[0], a, [b0, b1]);
-                    T::multiply_add(&mut fragments[1], a, [b2, b3]);
+                    let [b0, b1, b2, b3] = ptx::ldmatrix_x4(k.offset(k_at).get());
+                    T::multiply_add(&mut fragments[0], a, T::prepare_b([b0, b1]));
+                    T::multiply_add(&mut fragments[1], a, T::prepare_b([b2, b3]));
+                    if T::IS_SPLIT {
+                        ptx::bar_warp_sync(all);
+                    }
                 }
             }
         }
@@ -302,19 +307,29 @@ where
     ///
     /// All lanes of the warp call it; the values have come.
     #[inline(always)]
-    unsafe fn multiply_values(sums: &mut Fragment<S::Sums>, weights: &S::Weights, values: SharedAddress) {
-        let ChunkIndex { row, chunk } = across_chunk(ptx::opaque(warp::lane_id()));
-        let row = Self::key_warp() * Self::WARP_KEYS + row;
+    unsafe fn multiply_values(
+        sums: &mut Fragment<S::Sums>,
+        weights: &Fragment<S::Scores>,
+        values: SharedAddress,
+    ) {
+        let lane = Self::opaque_lane();
+        let all = ptx::opaque(u32::MAX);
+        let own = values.offset(Self::key_warp() * Self::WARP_KEYS * BOX_ROW_BYTES);
         let (fragments, _) = sums.0.as_mut().as_chunks_mut::<4>();
-        for (step, &a) in weights.as_ref().iter().enumerate() {
+        for step in 0..Self::WARP_KEYS / T::STEP {
+            let a = T::prepare_a(T::weights(weights, step as usize));
+            // Steps are whole units of the swizzle.
+            let of_step = own.offset(step * T::STEP * BOX_ROW_BYTES);
+            let at = |row: u32, byte: u32| of_step.offset(place(Self::BLOCK_KEYS, row, byte));
             for (pair, fragments) in fragments.chunks_exact_mut(2).enumerate() {
-                let row = row + step as u32 * STEP;
-                let at = place_of_chunk(Self::BLOCK_KEYS, row, 2 * pair as u32 + chunk);
                 // SAFETY: within the stage's values; all lanes are here.
                 unsafe {
-                    let [b0, b1, b2, b3] = ptx::ldmatrix_x4_trans(values.offset(at).get());
-                    T::multiply_add(&mut fragments[0], a, [b0, b1]);
-                    T::multiply_add(&mut fragments[1], a, [b2, b3]);
+                    let [b0, b1, b2, b3] = T::values(at, lane, 16 * pair as u32);
+                    T::multiply_add(&mut fragments[0], a, T::prepare_b([b0, b1]));
+                    T::multiply_add(&mut fragments[1], a, T::prepare_b([b2, b3]));
+                    if T::IS_SPLIT {
+                        ptx::bar_warp_sync(all);
+                    }
                 }
             }
         }
@@ -339,7 +354,7 @@ where
         let place =
             Place { rows: own.map(|[row, _]| row), heads: own.map(|[_, head]| head), key: key + column };
         // SAFETY: the caller's promise.
-        unsafe { scoring.operands.apply::<T, _>(scores, work, place) };
+        unsafe { scoring.operands.apply::<T, _>(scores, None, work, place) };
         let warp_row = own_row - accumulator_coord(warp::lane_id(), 0).row;
         let last = (warp_row + WARP_ROWS - 1).min((work.rows * sizes.pack.max(1)).max(1) - 1);
         let [[upper, _], [lower, _]] = [warp_row, last].map(|row| sizes.row_and_head(work, row));
@@ -471,10 +486,9 @@ where
     }
 }
 
-/// Where a matrix of `rows` rows in boxes has a chunk of 16 bytes.
+/// Where a matrix of `rows` rows in boxes has byte `byte` of a row.
 #[inline(always)]
-fn place_of_chunk(rows: u32, row: u32, chunk: u32) -> u32 {
-    let of_box = BOX_ROW_BYTES / CHUNK_BYTES;
-    let first = chunk / of_box * rows * BOX_ROW_BYTES;
-    first + Swizzle::Bytes128.apply(row * BOX_ROW_BYTES + chunk % of_box * CHUNK_BYTES)
+fn place(rows: u32, row: u32, byte: u32) -> u32 {
+    let first = byte / BOX_ROW_BYTES * rows * BOX_ROW_BYTES;
+    first + Swizzle::Bytes128.apply(row * BOX_ROW_BYTES + byte % BOX_ROW_BYTES)
 }

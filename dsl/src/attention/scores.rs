@@ -56,9 +56,14 @@ pub struct ScoreOperands {
     pub cap: f32,
     /// 1 if the key beside a row, from which distances are counted, is found from the last row; else 0.
     pub counts_from_last: u32,
-    /// Keeps the size a multiple of eight; its value is not read.
-    pub reserved: u32,
+    /// [`PAIRED_BIAS`] and [`PAIRED_MASK`].
+    pub paired: u32,
 }
+
+/// The bias has whole pairs of keys, which lie side by side, and each begins at a multiple of its size.
+pub const PAIRED_BIAS: u32 = 1;
+/// The same of the mask.
+pub const PAIRED_MASK: u32 = 2;
 
 /// The scores that a thread has: two rows, and columns from `key` on.
 #[derive(Clone, Copy)]
@@ -132,15 +137,58 @@ impl ScoreOperands {
         [self.block_rows, self.block_keys].map(|size| ptx::opaque(size).max(1))
     }
 
+    /// What the bias adds to the scores at `place`, loaded while their products are on the way.
+    ///
+    /// # Safety
+    ///
+    /// All lanes of the warp call it. The pointers are valid, the bias for elements of `T`, and nothing writes there.
+    #[inline(always)]
+    pub unsafe fn fetch<T: Element, C: Accumulators>(&self, work: &Work, place: Place) -> Fragment<C> {
+        // What is added to −0 stays what it is: no instruction.
+        let mut added = Fragment(C::zero());
+        added.map(|_, _, _| -0.0);
+        // SAFETY: the caller's promise.
+        unsafe { self.add_bias::<T, C>(&mut added, work, place) };
+        added
+    }
+
+    /// Adds the bias, if there is one.
+    ///
+    /// # Safety
+    ///
+    /// As [`fetch`](Self::fetch).
+    #[inline(always)]
+    unsafe fn add_bias<T: Element, C: Accumulators>(&self, to: &mut Fragment<C>, work: &Work, place: Place) {
+        if self.bias.is_null() {
+            return;
+        }
+        let (to, base) = (to.0.as_mut(), Global::<T>::new(self.bias.address()));
+        // SAFETY: the caller's promise, of rows and keys that are there.
+        unsafe {
+            if self.paired & PAIRED_BIAS != 0 {
+                for_each_pair::<C>(self.bias_strides, work, place, |index, at, is_inside| {
+                    let [first, second] = T::load_pair_if(base.offset(at), is_inside);
+                    to[index] += first;
+                    to[index + 1] += second;
+                });
+            } else {
+                for_each::<C>(self.bias_strides, work, place, |index, at, is_inside| {
+                    to[index] += T::load_read_only_if(base.offset(at), is_inside).to_f32();
+                });
+            }
+        }
+    }
+
     /// What the products of Q and K become before the window is applied, in natural units: scaled, capped, with what is added to them, and −∞ where a mask says so.
     ///
     /// # Safety
     ///
-    /// The pointers are valid, the bias for elements of `T`, and nothing writes there.
+    /// As [`fetch`](Self::fetch), whose result for this place `added` is, if the bias has been loaded before.
     #[inline(always)]
     pub unsafe fn apply<T: Element, C: Accumulators>(
         &self,
         scores: &mut Fragment<C>,
+        added: Option<&Fragment<C>>,
         work: &Work,
         place: Place,
     ) {
@@ -149,12 +197,15 @@ impl ScoreOperands {
             let (factor, cap) = (2.0 * LOG2_E / self.cap, self.cap);
             scores.map(|score, _, _| cap * tanh_of_half(score * factor));
         }
-        if !self.bias.is_null() {
-            let base = Global::<T>::new(self.bias.address());
-            map_at(scores, self.bias_strides, work, place, |score, at, is_inside| {
-                // SAFETY: the caller's promise, of rows and keys that are there.
-                score + unsafe { T::load_read_only_if(base.offset(at), is_inside) }.to_f32()
-            });
+        match added {
+            Some(added) if !self.bias.is_null() => {
+                for (score, added) in scores.0.as_mut().iter_mut().zip(added.0.as_ref()) {
+                    *score += added;
+                }
+            }
+            Some(_) => {}
+            // SAFETY: the caller's promise.
+            None => unsafe { self.add_bias::<T, C>(scores, work, place) },
         }
         if !self.slopes.is_null() {
             let slopes = place.heads.map(|head| {
@@ -168,15 +219,23 @@ impl ScoreOperands {
                 ptx::fma(-slopes[row], (first[row] + column as i32).unsigned_abs() as f32, score)
             });
         }
-        let keep = |score: f32, mask: Global<u8>, is_inside: bool| {
-            // SAFETY: the caller's promise, of rows and keys that are there.
-            let keeps = unsafe { ptx::ld_global_nc_b8_if(mask.address(), is_inside) } != 0;
-            if keeps { score } else { f32::NEG_INFINITY }
-        };
         if !self.mask.is_null() {
-            map_at(scores, self.mask_strides, work, place, |score, at, is_inside| {
-                keep(score, self.mask.offset(at), is_inside)
-            });
+            let all = scores.0.as_mut();
+            // SAFETY: the caller's promise, of rows and keys that are there.
+            unsafe {
+                if self.paired & PAIRED_MASK != 0 {
+                    for_each_pair::<C>(self.mask_strides, work, place, |index, at, is_inside| {
+                        let pair = ptx::ld_global_nc_b16_if(self.mask.offset(at).address(), is_inside);
+                        all[index] = kept(all[index], pair & 0xff != 0);
+                        all[index + 1] = kept(all[index + 1], pair >> 8 != 0);
+                    });
+                } else {
+                    for_each::<C>(self.mask_strides, work, place, |index, at, is_inside| {
+                        let byte = ptx::ld_global_nc_b8_if(self.mask.offset(at).address(), is_inside);
+                        all[index] = kept(all[index], byte != 0);
+                    });
+                }
+            }
         }
         if !self.blocks.is_null() {
             let [block_rows, block_keys] = self.block();
@@ -194,7 +253,10 @@ impl ScoreOperands {
                 for (index, element) in elements.iter_mut().enumerate() {
                     let (row, column) = (index / 2, index % 2);
                     let at = first[row].offset(blocks[column] as u64 * key_stride);
-                    *element = keep(*element, at, has_row[row] && key + (column as u32) < work.keys);
+                    let is_inside = has_row[row] && key + (column as u32) < work.keys;
+                    // SAFETY: the caller's promise, of rows and keys that are there.
+                    let byte = unsafe { ptx::ld_global_nc_b8_if(at.address(), is_inside) };
+                    *element = kept(*element, byte != 0);
                 }
             }
         }
@@ -225,32 +287,75 @@ impl ScoreStrides {
     }
 }
 
-/// Changes each score to what `f` makes of it, of the place of its element in an operand, and of whether it has one.
+/// A number that is kept, or −∞.
 #[inline(always)]
-fn map_at<C: Accumulators>(
-    scores: &mut Fragment<C>,
+fn kept(number: f32, is_kept: bool) -> f32 {
+    if is_kept { number } else { f32::NEG_INFINITY }
+}
+
+/// Calls `f` for each score of a thread: with its index, the place of its element in an operand, and whether it has one.
+///
+/// # Safety
+///
+/// All lanes of the warp call it.
+#[inline(always)]
+unsafe fn for_each<C: Accumulators>(
     strides: ScoreStrides,
     work: &Work,
     place: Place,
-    f: impl Fn(f32, u64, bool) -> f32,
+    mut f: impl FnMut(usize, u64, bool),
 ) {
     // Opaque: what follows from it for each column is worth no register from one block to the next.
     let stride = ptx::opaque_u64(strides.key);
-    let mut at = [0, 1].map(|row: usize| strides.of(work, place.heads[row], place.rows[row], place.key));
-    let has_row = place.rows.map(|row| row < work.rows);
-    for (fragment, elements) in scores.0.as_mut().chunks_exact_mut(4).enumerate() {
-        let first = place.key + 8 * fragment as u32;
-        for (index, element) in elements.iter_mut().enumerate() {
+    let mut at = place.first_of(strides, work);
+    let ends = place.ends_of_rows(work);
+    for fragment in 0..C::COLUMNS / 8 {
+        let first = place.key + 8 * fragment;
+        for index in 0..4 {
             let (row, column) = (index / 2, index as u32 % 2);
-            let is_inside = has_row[row] && first + column < work.keys;
-            *element = f(*element, at[row] + column as u64 * stride, is_inside);
+            let is_inside = first + column < ends[row];
+            f(4 * fragment as usize + index, at[row] + column as u64 * stride, is_inside);
         }
         at = at.map(|at| at + 8 * stride);
         if fragment % 2 == 1 {
             // What is loaded for so many columns is all that may be under way: registers are short.
-            // SAFETY: all lanes of the warp are here.
+            // SAFETY: the caller's promise.
             unsafe { warp::sync_warp() };
         }
+    }
+}
+
+/// The same for each pair of neighbouring scores, whose elements lie side by side: with the index of the first, and its element's place. Whether there is one is
+/// the same for both, or the second is behind the last key.
+#[inline(always)]
+fn for_each_pair<C: Accumulators>(
+    strides: ScoreStrides,
+    work: &Work,
+    place: Place,
+    mut f: impl FnMut(usize, u64, bool),
+) {
+    // Opaque: places are worth no registers from one block to the next.
+    let at = place.first_of(strides, work).map(ptx::opaque_u64);
+    let ends = place.ends_of_rows(work);
+    for fragment in 0..C::COLUMNS / 8 {
+        for row in 0..ROWS {
+            let is_inside = place.key + 8 * fragment < ends[row];
+            f(4 * fragment as usize + 2 * row, at[row] + 8 * fragment as u64, is_inside);
+        }
+    }
+}
+
+impl Place {
+    /// Of both rows, where an operand has the element of the first column.
+    #[inline(always)]
+    fn first_of(&self, strides: ScoreStrides, work: &Work) -> [u64; ROWS] {
+        core::array::from_fn(|row| strides.of(work, self.heads[row], self.rows[row], self.key))
+    }
+
+    /// Of both rows, which key is behind the last that an operand has an element for: of a row that is not there, the first.
+    #[inline(always)]
+    fn ends_of_rows(&self, work: &Work) -> [u32; ROWS] {
+        self.rows.map(|row| if row < work.rows { work.keys } else { 0 })
     }
 }
 

@@ -6,9 +6,9 @@ use core::num::NonZeroU32;
 
 use super::candidates::Chunk;
 use super::params::{GATE_RELU, GATE_SIGMOID, GATE_SOFTMAX, ProductKeyParams};
-use super::queries::warp_sum;
 use super::{MOST_SUMS, Places, ROW_BYTES};
 use crate::launch::GlobalMut;
+use crate::reduce::warp_sum;
 use crate::topk::{
     BestOfWarp, EMPTY, Entry, entry, id_of_entry, key_of_entry, load_entry, number_of_key, order_key,
     rank_in_sorted, ranks, ranks_of_lanes, store_entry,

@@ -19,15 +19,6 @@ unsafe fn warp_sums<const N: usize>(values: &mut [f32; N]) {
     }
 }
 
-/// A sum over the lanes of the warp, the same in all of them.
-#[inline(always)]
-pub(super) unsafe fn warp_sum(value: f32) -> f32 {
-    let mut values = [value];
-    // SAFETY: the caller's promise: all lanes are here.
-    unsafe { warp_sums(&mut values) }
-    values[0]
-}
-
 /// The queries of a block.
 #[derive(Clone, Copy)]
 pub(super) struct Queries {

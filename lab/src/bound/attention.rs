@@ -8,7 +8,7 @@
 //! which the cap multiplies. Bias and distance are added to what is at most Sⱼ: with their own product, 3u · (Sⱼ + |bias| + |slope · distance|).
 //!
 //! **Weights.** The difference to the largest logit is rounded, in units of either: 4u · (|sⱼ| + |m|). An exponential is within 2⁻²¹ of itself (`ex2.approx`: 2⁻²²).
-//! Where keys come in blocks of at least 64, the weights before are multiplied by the exponential of the difference of two maxima each time. What is rounded of these
+//! Where keys come in blocks of at least 16, the weights before are multiplied by the exponential of the difference of two maxima each time. What is rounded of these
 //! differences adds up to at most 2u · (|sⱼ| + |m|), since maxima only rise, and each exponential and product loses 2⁻²¹. So an exponent is off by δⱼ, the sum
 //! of all this, and the weight by `eⱼ ≤ exp(δⱼ) − 1` of itself, in the sum of values as in that of weights:
 //!
@@ -35,7 +35,7 @@ use super::{Arithmetic, Judgement, Rounding, U};
 /// The relative error of an exponential, and of a factor of earlier blocks.
 const EXPONENTIAL: f64 = 1.0 / (1u64 << 21) as f64;
 /// The fewest keys of a block.
-const BLOCK: usize = 64;
+const BLOCK: usize = 16;
 /// Below this a weight may become 0.
 const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use warpsmith::DType;
-use warpsmith::ops::attention::Window;
+use warpsmith::ops::attention::{Way, Window};
 
 use super::data::Data;
 
@@ -112,6 +112,9 @@ pub struct AttentionCase {
     pub sinks: bool,
     /// How everything lies in memory.
     pub layout: AttentionLayout,
+    /// How it is computed, where it can be computed so.
+    #[doc(hidden)]
+    pub way: Option<Way>,
     /// What the elements are drawn from: [`Data::Uniform`], or [`Data::Integers`], with which one key of each row has all the weight, so that results are
     /// exactly its value.
     pub data: Data,
@@ -153,6 +156,7 @@ impl AttentionCase {
             slopes: None,
             sinks: false,
             layout: AttentionLayout::Rows,
+            way: None,
             data: Data::Uniform,
             seed: 0,
         }
@@ -225,6 +229,9 @@ impl AttentionCase {
         }
         if self.layout != AttentionLayout::Rows {
             let _ = write!(told, " layout {:?}", self.layout);
+        }
+        if let Some(way) = self.way {
+            let _ = write!(told, " way {way:?}");
         }
         if self.data == Data::Integers {
             told.push_str(" exact");

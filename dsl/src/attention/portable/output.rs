@@ -2,7 +2,7 @@
 
 use super::tensors::{Parts, Tensors};
 use crate::attention::work::{Sizes, Work};
-use crate::float::HalfElement;
+use crate::float::Element;
 use crate::launch::GlobalMut;
 use crate::ptx;
 
@@ -35,8 +35,7 @@ impl OutputRow {
         let batch = work.place.batch as u64;
         let number = batch * sizes.lse_batch + head as u64 * sizes.lse_head + in_tensor;
         let first = if parts.count > 1 {
-            // Parts have whole pairs of columns.
-            (number * parts.count as u64 + part as u64) * tensors.value_columns.next_multiple_of(2) as u64
+            (number * parts.count as u64 + part as u64) * Parts::columns(tensors.value_columns) as u64
         } else {
             let o = tensors.o;
             batch * o.sequence + in_tensor * o.row + head as u64 * o.head
@@ -68,7 +67,7 @@ impl OutputRow {
     ///
     /// As [`PortableTile::store`](super::PortableTile::store).
     #[inline(always)]
-    pub(super) unsafe fn store<T: HalfElement>(
+    pub(super) unsafe fn store<T: Element>(
         &self,
         tensors: &Tensors,
         parts: &Parts,
@@ -76,7 +75,9 @@ impl OutputRow {
         values: [f32; 2],
         scale: f32,
     ) {
-        if !self.is_written || column >= tensors.value_columns || parts.count > 1 && scale == 0.0 {
+        let columns = tensors.value_columns;
+        let columns = if parts.count > 1 { Parts::columns(columns) } else { columns };
+        if !self.is_written || column >= columns || parts.count > 1 && scale == 0.0 {
             return;
         }
         // Not a product with zero: rows that do not count may be no numbers.
@@ -88,9 +89,9 @@ impl OutputRow {
                 ptx::st_global_v2_b32(parts.sums.offset(to).address(), values.map(f32::to_bits));
                 return;
             }
-            let to = GlobalMut::<T>::new(tensors.o.base.offset(to).address());
+            let to = tensors.o.first::<T>().offset(to);
             let has_next = column + 1 < tensors.value_columns;
-            if has_next && to.address().is_multiple_of(4) {
+            if has_next && to.address().is_multiple_of(2 * T::BYTES as u64) {
                 T::store_rounded_2(to, values);
             } else {
                 T::store_rounded(to, values[0]);

@@ -1,25 +1,33 @@
 //! The tensors of a launch, and how keys and values come from them.
 
-use super::{PortableShape, PortableTile};
+use core::marker::PhantomData;
+
+use super::{PortableElement, PortableShape, PortableTile};
 use crate::KernelParam;
 use crate::attention::work::Work;
-use crate::float::HalfElement;
-use crate::gemm::{MmaElement, MmaProducts};
 use crate::launch::{Global, GlobalMut};
-use crate::ptx;
+use crate::{ptx, warp};
 
-/// A tensor of 16-bit elements whose columns are contiguous, and its strides in elements.
+/// A tensor whose columns are contiguous, and its strides in elements.
 #[derive(Clone, Copy, KernelParam)]
 #[repr(C)]
 pub struct Strided {
     /// The first element.
-    pub base: GlobalMut<u16>,
+    pub base: GlobalMut<u8>,
     /// From sequence to sequence, or from page to page.
     pub sequence: u64,
     /// From row to row.
     pub row: u64,
     /// From head to head.
     pub head: u64,
+}
+
+impl Strided {
+    /// The first element, of type `T`.
+    #[inline(always)]
+    pub(super) const fn first<T>(&self) -> GlobalMut<T> {
+        GlobalMut::new(self.base.address())
+    }
 }
 
 /// Pages of keys and values; `table` is null if there are none, and tensors have sequences.
@@ -60,33 +68,51 @@ pub struct Tensors {
 #[derive(Clone, Copy, KernelParam)]
 #[repr(C)]
 pub struct Parts {
-    /// The weighted sums of each part of each row, `columns` f32 each, divided by the sum of weights.
+    /// The weighted sums of each part of each row, [as many](Self::columns) f32 each, divided by the sum of weights; aligned to 16 bytes.
     pub sums: GlobalMut<f32>,
     /// The log-sum-exp of each part of each row.
     pub lse: GlobalMut<f32>,
-    /// Parts, at least 1. If there is one, results are stored instead.
+    /// Parts, from 1 to [`MOST`](Self::MOST). If there is one, results are stored instead.
     pub count: u32,
     /// Keys of a part: a multiple of a block's.
     pub keys: u32,
 }
 
-/// The keys of a sequence and of a head, up to `end`.
-#[derive(Clone, Copy)]
-pub(super) struct Keys<'a> {
-    pub(super) tensors: &'a Tensors,
-    pub(super) work: &'a Work,
-    pub(super) head: u32,
-    pub(super) end: u32,
+impl Parts {
+    /// The most parts: one for each lane of a warp.
+    pub const MOST: u32 = warp::SIZE;
+
+    /// Sums of each part of a row with so many columns: whole groups of four.
+    #[inline(always)]
+    #[must_use]
+    pub const fn columns(columns: u32) -> u32 {
+        columns.next_multiple_of(4)
+    }
 }
 
-impl Keys<'_> {
+/// The keys of a sequence and of a head, up to `end`, of elements `T`.
+#[derive(Clone, Copy)]
+pub(super) struct Keys<'a, T> {
+    tensors: &'a Tensors,
+    work: &'a Work,
+    head: u32,
+    end: u32,
+    of: PhantomData<T>,
+}
+
+impl<'a, T: PortableElement> Keys<'a, T> {
+    #[inline(always)]
+    pub(super) const fn new(tensors: &'a Tensors, work: &'a Work, head: u32, end: u32) -> Self {
+        Self { tensors, work, head, end, of: PhantomData }
+    }
+
     /// The place of a key's row.
     ///
     /// # Safety
     ///
     /// The table of pages has the key's, if there is one.
     #[inline(always)]
-    unsafe fn row(&self, tensor: Strided, key: u32) -> GlobalMut<u16> {
+    unsafe fn row(&self, tensor: Strided, key: u32) -> GlobalMut<T> {
         let Pages { table, sequence, size, count } = self.tensors.pages;
         let (at, row) = if table.is_null() {
             (self.work.place.batch, self.work.place.key + key)
@@ -98,7 +124,7 @@ impl Keys<'_> {
             (page.min(count.max(1) - 1), key % size)
         };
         let to_row = at as u64 * tensor.sequence + row as u64 * tensor.row;
-        tensor.base.offset(to_row + self.head as u64 * tensor.head)
+        tensor.first::<T>().offset(to_row + self.head as u64 * tensor.head)
     }
 
     /// Has the block's threads copy block `block` of keys and values to the ring's stage `index`, if it is before the end; a group of copies of its own.
@@ -107,10 +133,7 @@ impl Keys<'_> {
     ///
     /// As [`PortableTile::copy`], and nobody reads the stage.
     #[inline(always)]
-    pub(super) unsafe fn load<T, S: PortableShape>(&self, block: u32, index: u32)
-    where
-        T: MmaElement + HalfElement + MmaProducts<A = [u32; 4], B = [u32; 2]>,
-    {
+    pub(super) unsafe fn load<S: PortableShape>(&self, block: u32, index: u32) {
         let rows = PortableTile::<T, S>::BLOCK_KEYS;
         let (tensors, key) = (self.tensors, block * rows);
         if key < self.end {

@@ -1,13 +1,13 @@
 //! Attention on a GPU or in the emulator.
 //!
-//! Hopper's kernels take many rows. Those for every GPU take what is left: other GPUs, and few rows, whose keys they deal to many blocks.
+//! Hopper's kernels take many rows. Those for every GPU take what is left: other GPUs, and so few rows that blocks have to share a sequence's keys.
 //!
-//! What a sequence's result is made of does not depend on the sequences beside it: kernel, tiles and parts follow from the lengths of the axes.
+//! What a sequence's result is made of does not depend on the sequences beside it: kernel, tiles and parts follow from the heads and the lengths.
 
 mod hopper;
 mod portable;
 
-use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
+use warpsmith_dsl::attention::scores::{PAIRED_BIAS, PAIRED_MASK, ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::window::Window;
 use warpsmith_dsl::attention::work::{Sequences, Sizes};
 use warpsmith_dsl::launch::Global;
@@ -32,6 +32,22 @@ pub trait Kernels: hopper::Kernels + portable::Kernels {}
 
 impl<T: hopper::Kernels + portable::Kernels> Kernels for T {}
 
+/// How an attention is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// A sequence's keys are dealt to several blocks, whose sums another launch adds up.
+    Split,
+    /// By Hopper's kernels: a block has rows, and all keys.
+    Hopper,
+    /// By the kernels for every GPU, in the same way.
+    Whole,
+}
+
+impl Way {
+    /// Every way, in the order in which they are considered.
+    pub const ALL: [Self; 3] = [Self::Split, Self::Hopper, Self::Whole];
+}
+
 /// What computes an attention.
 enum Plan<T: Element> {
     Hopper(hopper::Plan),
@@ -42,10 +58,13 @@ impl<T: AttentionInput> Plan<T> {
     fn new(checked: &Checked<'_, '_, T>) -> Result<Self> {
         let problem = &checked.problem;
         let is_small = problem.rows < MAX_LENGTH && problem.keys < MAX_LENGTH;
-        let few = portable::Plan::few_rows(checked).map(Self::Portable);
-        let many = || hopper::Plan::new(checked).map(Self::Hopper);
-        let any = || portable::Plan::many_rows(checked).map(Self::Portable);
-        few.or_else(many).or_else(any).filter(|_| is_small).ok_or_else(|| no_kernel(checked))
+        let plan = |way| match way {
+            Way::Split => portable::Plan::split(checked).map(Self::Portable),
+            Way::Hopper => hopper::Plan::new(checked).map(Self::Hopper),
+            Way::Whole => portable::Plan::whole(checked).map(Self::Portable),
+        };
+        let ways = checked.operands.way.into_iter().chain(Way::ALL);
+        ways.filter(|_| is_small).find_map(plan).ok_or_else(|| no_kernel(checked))
     }
 }
 
@@ -72,17 +91,19 @@ pub(super) fn launch<T: AttentionInput>(
 /// The error where no kernel of the device can compute the attention.
 fn no_kernel<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Error {
     let device = checked.stream.device();
-    let (major, minor) = device.properties().compute_capability;
+    let properties = device.properties();
+    let (major, minor) = properties.compute_capability;
     let &Problem { width, value_width, rows, keys, .. } = &checked.problem;
     let dtype = T::DTYPE;
     Error::UnsupportedDevice {
         operation: OPERATION,
         device: device.to_string(),
         expected: format!(
-            "compute capability 8.0 or later, f16 or bf16, at most {MAX_COLUMNS} columns of q and of v, and less than 2^30 rows and keys"
+            "compute capability 8.0 or later, at most {MAX_COLUMNS} columns of q and of v (in f32 128 of q, where a block has less than 112 KiB of shared memory), and less than 2^30 rows and keys"
         ),
         actual: format!(
-            "compute capability {major}.{minor}, {dtype}, {width} and {value_width} columns, {rows} rows and {keys} keys"
+            "compute capability {major}.{minor}, {dtype}, {width} and {value_width} columns, {rows} rows and {keys} keys, {} KiB of shared memory",
+            properties.max_shared_per_block / 1024
         ),
     }
 }
@@ -112,6 +133,13 @@ impl Problem {
         let is_positive = self.scale > 0.0 && (self.scale * std::f32::consts::LOG2_E).is_normal();
         let options = [self.mask_strides.is_some(), self.bias_strides.is_some(), self.block_mask.is_some()];
         !is_positive || self.soft_cap.is_some() || self.slopes_stride.is_some() || options.contains(&true)
+    }
+
+    /// Whether kernels may load elements of an operand of these strides, which has one for each score, in pairs of keys.
+    fn is_paired<U: Element>(&self, operand: Option<&Tensor<U>>, strides: Option<[u64; 4]>) -> bool {
+        let (Some(operand), Some([sequence, head, row, key])) = (operand, strides) else { return false };
+        let first = operand.arg().address() / size_of::<U>() as u64;
+        key == 1 && (first | sequence | head | row | self.keys as u64).is_multiple_of(2)
     }
 
     /// What kernels are told of the sizes: one tile, and heads whose rows do not alternate.
@@ -175,7 +203,8 @@ impl<T: AttentionInput> Checked<'_, '_, T> {
             scale: problem.scale,
             cap: problem.soft_cap.unwrap_or(0.0),
             counts_from_last: u32::from(problem.window.alignment() == Alignment::BottomRight),
-            reserved: 0,
+            paired: u32::from(problem.is_paired(operands.bias, problem.bias_strides)) * PAIRED_BIAS
+                | u32::from(problem.is_paired(operands.mask, problem.mask_strides)) * PAIRED_MASK,
         }
     }
 }

@@ -12,6 +12,8 @@ mod problem;
 use half::{bf16, f16};
 
 pub use crate::cpu::{Alignment, Window};
+#[doc(hidden)]
+pub use launch::Way;
 
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::DeviceKind;
@@ -161,6 +163,13 @@ impl<'a, T: AttentionInput> AttentionOp<'a, T> {
     /// [`run_into`](Self::run_into) leaves them as they are. What rows of two sequences hold is unspecified.
     pub fn packed(mut self, offsets_q: &'a Tensor<u32>, offsets_k: &'a Tensor<u32>) -> Self {
         self.operands.packing = Some(Packing { q: offsets_q, k: offsets_k });
+        self
+    }
+
+    /// Computes it in this way, where it can be computed so.
+    #[doc(hidden)]
+    pub fn way(mut self, way: impl Into<Option<Way>>) -> Self {
+        self.operands.way = way.into();
         self
     }
 

@@ -1,5 +1,6 @@
 //! What an attention's builder has been told.
 
+use super::launch::Way;
 use crate::cpu::Window;
 use crate::device::Device;
 use crate::stream::Operand;
@@ -22,6 +23,8 @@ pub(super) struct Operands<'a, T: Element> {
     /// Of q and of k.
     pub(super) lengths: [Option<&'a Tensor<u32>>; 2],
     pub(super) packing: Option<Packing<'a>>,
+    /// How it is computed, where it can be computed so.
+    pub(super) way: Option<Way>,
 }
 
 /// A mask of blocks of `[rows, keys]`.
@@ -68,6 +71,7 @@ impl<'a, T: Element> Operands<'a, T> {
             sinks: None,
             lengths: [None; 2],
             packing: None,
+            way: None,
         }
     }
 

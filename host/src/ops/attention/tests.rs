@@ -65,6 +65,7 @@ proptest! {
             let device: Device = device.parse().expect("a device");
             compare::<f16>(&device, &drawn)?;
             compare::<bf16>(&device, &drawn)?;
+            compare::<f32>(&device, &drawn)?;
         }
     }
 }

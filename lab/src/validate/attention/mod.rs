@@ -143,6 +143,7 @@ impl<T: AttentionInput + FloatElement> Inputs<T> {
             .mask(self.mask.as_ref())
             .bias(self.bias.as_ref())
             .alibi(self.slopes.as_ref())
+            .way(self.case.way)
             .sinks(self.sinks.as_ref());
         if window != ops::attention::Window::default() {
             operation = operation.window(window.left(), window.right(), window.alignment());

@@ -4,6 +4,7 @@
 //! roundings of which a bound is known: see [`Expected`].
 
 use half::{bf16, f16};
+use warpsmith_dsl::attention::portable::Parts;
 use warpsmith_dsl::attention::window::Window;
 
 /// What surrounds what kernels read.
@@ -491,7 +492,7 @@ impl Size {
             o_layout,
             o: Expected::untouched(o_layout.len()),
             lse: Expected::untouched(if self.lse { self.all_rows() } else { 0 }),
-            part_sums: Expected::untouched(part_rows * values.next_multiple_of(2) as usize),
+            part_sums: Expected::untouched(part_rows * Parts::columns(values) as usize),
             part_lse: Expected::untouched(part_rows),
         };
         for sequence in self.sequences() {
@@ -533,9 +534,10 @@ impl Size {
             if scores.is_empty() {
                 continue;
             }
-            let first = at * values.next_multiple_of(2) as usize;
-            // Behind an odd number of columns is one of zeros.
-            for column in 0..values.next_multiple_of(2) as usize {
+            let columns = Parts::columns(values) as usize;
+            let first = at * columns;
+            // Behind the columns are zeros.
+            for column in 0..columns {
                 let (sum, size) = sums.get(column).copied().unwrap_or_default();
                 made.part_sums.set(first + column, sum, 1.1 * of.unit() * size + 1e-6);
             }

@@ -33,6 +33,8 @@ pub(super) fn problems(of: Half) -> Vec<Box<dyn Problem>> {
         Size { sinks: true, ..size(3, 5, 7) },
         Size { heads: 2, lse: false, ..size(2, 35, 8) },
         size(4, 3, 9),
+        Size { heads: 2, ..size(2, 258, 17) },
+        size(3, 16, 32),
         Size { heads: 2, sinks: true, offsets: Some(vec![1, 4, 4, 6]), ..size(8, 9, 2) },
         Size { lse: false, offsets: Some(vec![0, 2, 3, 3, 3, 7]), ..size(7, 64, 3) },
         Size { offsets: Some(vec![2, 2]), ..size(4, 8, 2) },
@@ -91,7 +93,7 @@ impl Case {
                 offsets.first().is_some_and(|&first| row >= first)
                     && offsets.last().is_some_and(|&end| row < end)
             });
-            let whole = columns.next_multiple_of(2);
+            let whole = Parts::columns(columns);
             let mut weighted = vec![[0.0; 2]; columns as usize];
             let mut numbers = vec![if size.sinks { f64::from(sink(head)) } else { f64::NEG_INFINITY }];
             let mut of_parts = Vec::new();

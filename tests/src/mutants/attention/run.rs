@@ -2,7 +2,7 @@
 
 use warpsmith_dsl::attention::hopper::{Ends, Rows};
 use warpsmith_dsl::attention::portable::{Pages, Parts, Strided, Tensors};
-use warpsmith_dsl::attention::scores::{ScoreOperands, ScoreStrides};
+use warpsmith_dsl::attention::scores::{PAIRED_BIAS, PAIRED_MASK, ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::softmax::LOG2_E;
 use warpsmith_dsl::attention::work::{Sequences, Sizes};
 use warpsmith_dsl::launch::{Global, GlobalMut, KernelArgs, RawArg, TensorMap};
@@ -133,7 +133,8 @@ impl Memory<'_> {
             scale: size.scale,
             cap: size.cap,
             counts_from_last: size.window.is_bottom_right,
-            reserved: 0,
+            // Of an even number of keys every place is even.
+            paired: if size.keys.is_multiple_of(2) { PAIRED_BIAS | PAIRED_MASK } else { 0 },
         })
     }
 }

@@ -62,6 +62,8 @@ const MAIN: [([usize; 5], bool, f64); 11] = [
 ];
 /// How many of them are measured in f16, too.
 const MAIN_F16: usize = 4;
+/// The same in f32.
+const MAIN_F32: usize = 2;
 /// Sequences, heads, heads of keys and keys of the suite `decode`.
 const DECODE: [[usize; 4]; 6] = [
     [1, 32, 8, 1024],
@@ -238,10 +240,13 @@ pub(super) fn cases(args: &Args) -> Result<Vec<Case>> {
         if args.dtype.is_empty() || is_asked(Precision::Bf16) {
             cases.extend(of_suite(suite, DType::Bf16, args));
         }
-        if is_asked(Precision::F16) {
-            cases.extend(of_suite(suite, DType::F16, args));
-        } else if args.dtype.is_empty() && suite == Suite::Main {
-            cases.extend(of_suite(suite, DType::F16, args).into_iter().take(MAIN_F16));
+        let rest = [(Precision::F16, DType::F16, MAIN_F16), (Precision::F32, DType::F32, MAIN_F32)];
+        for (precision, dtype, count) in rest {
+            if is_asked(precision) {
+                cases.extend(of_suite(suite, dtype, args));
+            } else if args.dtype.is_empty() && suite == Suite::Main {
+                cases.extend(of_suite(suite, dtype, args).into_iter().take(count));
+            }
         }
     }
     if let Some(filter) = &args.filter {
@@ -277,7 +282,7 @@ mod tests {
     #[test]
     fn every_suite_has_its_cases_each_once() {
         let all = told("");
-        assert_eq!(all.len(), 11 + 4 + 7 + 6);
+        assert_eq!(all.len(), 11 + 4 + 2 + 7 + 6);
         for (index, case) in all.iter().enumerate() {
             assert!(!all[..index].contains(case), "{case}");
         }

@@ -1,6 +1,6 @@
 //! The cases of attention: sizes, every option alone and several drawn together, sequences of different lengths, and what is easily got wrong.
 
-use warpsmith::ops::attention::{Alignment, Window};
+use warpsmith::ops::attention::{Alignment, Way, Window};
 use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::{AttentionCase, AttentionLayout, Data, Sequences, Slopes};
 
@@ -9,14 +9,10 @@ use Alignment::{BottomRight, TopLeft};
 use super::Level;
 use crate::random::Random;
 
-/// The types that a device has an implementation for.
-pub(super) fn types_on(device: &Device) -> Vec<DType> {
-    let mut types = vec![DType::F16, DType::Bf16];
-    if device.kind() == DeviceKind::Cpu {
-        types.push(DType::F32);
-    }
-    types
-}
+/// The types of attention.
+const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+/// The most columns of f32 that every device takes, and the shared memory that more of them take.
+const WIDE: (usize, u32) = (128, 112 << 10);
 
 /// Sequences, rows and keys; heads of keys, and of queries for each; the widths of keys and of values.
 type Size = ([usize; 3], [usize; 2], [usize; 2]);
@@ -76,7 +72,7 @@ pub(in super::super) fn attentions(level: Level, device: &Device, seed: u64) -> 
     }
     let on_gpu = matches!(device.kind(), DeviceKind::Cuda(_));
     let mut cases = Vec::new();
-    for dtype in types_on(device) {
+    for dtype in TYPES {
         let case = |size| of_size(dtype, size);
         let mut sizes = QUICK_SIZES.to_vec();
         if is_cpu {
@@ -107,7 +103,12 @@ pub(in super::super) fn attentions(level: Level, device: &Device, seed: u64) -> 
         let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(dtype.size() as u64));
         cases.extend((0..count).map(|_| drawn(dtype, &mut random)));
     }
+    let (columns, shared) = WIDE;
+    let takes_wide = is_cpu || device.properties().max_shared_per_block >= shared;
+    cases.retain(|case| takes_wide || case.dtype != DType::F32 || case.width <= columns);
     for (number, case) in cases.iter_mut().enumerate() {
+        // As the planner would, and in each way in turn.
+        case.way = Way::ALL.get(number % (Way::ALL.len() + 1)).copied();
         case.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
     }
     cases

@@ -3,6 +3,7 @@
 //! On a GPU there are some hundred blocks of each, so that they share multiprocessors, with sums that go round a ring of stages several times and
 //! end within a step of it: where a stage is read too late, the zeros behind the last columns show. In the emulator the sizes are small.
 
+use warpsmith::ops::attention::Way as AttentionWay;
 use warpsmith::ops::gemm::{Access, Fused, Tile};
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
 use warpsmith::ops::update::Way;
@@ -370,16 +371,21 @@ fn attentions(target: Target, has_kernels: bool) -> Vec<AttentionCase> {
     if has_kernels && target.compute_capability < (8, 0) {
         return cases;
     }
-    for dtype in [DType::F16, DType::Bf16] {
-        for width in [40, 96, 128, 192, 256] {
-            for (rows, sinks) in [(70, false), (70, true), (3, true)] {
+    for dtype in [DType::F16, DType::Bf16, DType::F32] {
+        // Wider ones in f32 take more shared memory than every GPU has.
+        let has_shared = matches!(target.compute_capability, (8, 0 | 7) | (9..=11, _));
+        let most = if dtype == DType::F32 && has_kernels && !has_shared { 128 } else { 256 };
+        for width in [40, 96, 128, 192, 256].into_iter().filter(|&width| width <= most) {
+            for (rows, sinks, way) in [
+                (70, false, Some(AttentionWay::Hopper)),
+                (70, true, Some(AttentionWay::Hopper)),
+                (70, false, Some(AttentionWay::Split)),
+                (3, true, None),
+            ] {
                 let case = AttentionCase::new(dtype, [2, rows, 390], [2, 3], width);
-                cases.push(AttentionCase { sinks, ..case });
+                cases.push(AttentionCase { sinks, way, ..case });
             }
         }
-    }
-    if !has_kernels {
-        cases.push(AttentionCase::new(DType::F32, [2, 33, 70], [2, 3], 40));
     }
     cases
 }

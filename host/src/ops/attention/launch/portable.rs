@@ -2,17 +2,17 @@
 
 use half::{bf16, f16};
 use warpsmith_dsl::attention::portable::{
-    Pages, Parts, PortableShape, PortableTile, Strided, THREADS, Tensors,
+    Pages, Parts, PortableElement, PortableShape, PortableTile, Strided, THREADS, Tensors,
 };
 use warpsmith_dsl::attention::scores::ScoreOperands;
 use warpsmith_dsl::attention::work::Sizes;
-use warpsmith_dsl::float::{Bf16, F16, HalfElement};
-use warpsmith_dsl::gemm::{MmaElement, MmaProducts};
+use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Declaration, Global, GlobalMut, Kernel, KernelArgs};
+use warpsmith_dsl::ptx::Accumulators;
 use warpsmith_dsl::warp;
 use warpsmith_kernels::attention::{
     AttentionParams, CombineParams, Few64, Few96, Few128, Few192, Few256, Rows64, Rows96, Rows128, Rows192,
-    Rows256, attention, attention_combine,
+    Rows256, Single64, Single128, Single256, attention, attention_combine,
 };
 
 use super::super::AttentionInput;
@@ -26,11 +26,10 @@ use crate::ops::Implementation;
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
-/// The most rows of the heads that share keys for which these alternate, and parts of the keys have blocks of their own: those of a tile, so that keys are
-/// read once.
-const MOST_FEW: usize = 16;
+/// Multiprocessors for each tile of a sequence from which on its keys are dealt to several blocks.
+const IDLE: usize = 4;
 /// The least keys of a part, and how many parts there are before they become longer.
-const PART: (usize, usize) = (256, 32);
+const PART: (usize, usize) = (256, Parts::MOST as usize);
 
 /// The arguments of a kernel.
 type Args = (Tensors, GlobalMut<f32>, Parts, ScoreOperands, AttentionParams);
@@ -43,6 +42,8 @@ pub struct Instance<T: Element> {
     declaration: Declaration,
     rows: u32,
     keys: u32,
+    /// Columns of V that a launch has.
+    values: u32,
     launch: Launch<Args>,
     /// What adds up parts.
     combine: Declaration,
@@ -70,54 +71,51 @@ unsafe fn launch<A: KernelArgs, K: Kernel<Args = A>>(
 /// The kernels of an element type.
 #[doc(hidden)]
 pub trait Kernels: Element {
-    /// The kernel for heads of at most so many columns, for few rows or for many.
+    /// The kernel for heads of so many columns and values, for few rows or for many.
     #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
-    fn instance(columns: usize, few: bool) -> Option<Instance<Self>>;
+    fn instance(width: usize, value_width: usize, few: bool) -> Option<Instance<Self>>;
 }
 
 macro_rules! kernels {
-    ($($element:ident $device:ident),*) => {
-        $(
-            impl Kernels for $element {
-                #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
-                fn instance(columns: usize, few: bool) -> Option<Instance<Self>> {
-                    Some(match (columns, few) {
-                        (..=64, false) => kernels!(@of $device, Rows64),
-                        (..=96, false) => kernels!(@of $device, Rows96),
-                        (..=128, false) => kernels!(@of $device, Rows128),
-                        (..=192, false) => kernels!(@of $device, Rows192),
-                        (..=256, false) => kernels!(@of $device, Rows256),
-                        (..=64, true) => kernels!(@of $device, Few64),
-                        (..=96, true) => kernels!(@of $device, Few96),
-                        (..=128, true) => kernels!(@of $device, Few128),
-                        (..=192, true) => kernels!(@of $device, Few192),
-                        (..=256, true) => kernels!(@of $device, Few256),
-                        _ => return None,
-                    })
-                }
+    ($element:ident $device:ident, $columns:expr, rows: [$($rows:literal $of_rows:ident),*], few: [$($few:literal $of_few:ident),*]) => {
+        impl Kernels for $element {
+            #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+            fn instance(width: usize, value_width: usize, few: bool) -> Option<Instance<Self>> {
+                let columns: fn(usize, usize) -> usize = $columns;
+                Some(match (columns(width, value_width), few) {
+                    $((..=$rows, false) => kernels!(@of $device, $of_rows),)*
+                    $((..=$few, true) => kernels!(@of $device, $of_few),)*
+                    _ => return None,
+                })
             }
-        )*
+        }
     };
     (@of $device:ident, $shape:ident) => { Instance::of::<attention<$device, $shape>, attention_combine<$device>, $shape>() };
 }
-kernels!(f16 F16, bf16 Bf16);
-
-impl Kernels for f32 {
-    #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
-    fn instance(_: usize, _: bool) -> Option<Instance<Self>> {
-        None
-    }
+macro_rules! half_kernels {
+    ($($element:ident $device:ident),*) => {
+        $(kernels!(
+            $element $device,
+            usize::max,
+            rows: [64 Rows64, 96 Rows96, 128 Rows128, 192 Rows192, 256 Rows256],
+            few: [64 Few64, 96 Few96, 128 Few128, 192 Few192, 256 Few256]
+        );)*
+    };
 }
+half_kernels!(f16 F16, bf16 Bf16);
+// What values have more columns of takes another launch.
+kernels!(f32 f32, |width, _| width, rows: [64 Single64, 128 Single128, 256 Single256], few: []);
 
 impl<T: Element> Instance<T>
 where
-    T::Device: MmaElement + HalfElement + MmaProducts<A = [u32; 4], B = [u32; 2]>,
+    T::Device: PortableElement,
 {
     fn of<K: Kernel<Args = Args>, C: Kernel<Args = CombineArgs<T::Device>>, S: PortableShape>() -> Self {
         Self {
             declaration: K::DECLARATION,
             rows: PortableTile::<T::Device, S>::BLOCK_ROWS,
             keys: PortableTile::<T::Device, S>::BLOCK_KEYS,
+            values: S::Sums::COLUMNS,
             launch: launch::<Args, K>,
             combine: C::DECLARATION,
             launch_combine: launch::<CombineArgs<T::Device>, C>,
@@ -146,24 +144,42 @@ pub(super) struct Plan<T: Element> {
 }
 
 impl<T: AttentionInput> Plan<T> {
-    /// The plan for few rows of each sequence, if they are few and a kernel serves them.
-    pub(super) fn few_rows(checked: &Checked<'_, '_, T>) -> Option<Self> {
+    /// The plan that deals the keys of each sequence to several blocks, if there are so few rows that these have something to do, and a kernel serves them.
+    ///
+    /// Few rows of the heads that share keys alternate in a tile, so that keys are read once.
+    pub(super) fn split(checked: &Checked<'_, '_, T>) -> Option<Self> {
         let problem = &checked.problem;
-        let group = problem.heads / problem.key_heads.max(1);
-        if problem.is_packed || problem.rows * group > MOST_FEW {
+        if problem.is_packed {
             return None;
         }
-        Self::with(checked, true, group)
+        let group = problem.heads / problem.key_heads.max(1);
+        let rows = problem.rows * group;
+        let instance = |few| <T as Kernels>::instance(problem.width, problem.value_width, few);
+        let fits = |few| instance(few).is_some_and(|instance: Instance<T>| rows <= instance.rows as usize);
+        if fits(true)
+            && let Some(plan) = Self::with(checked, true, group, true)
+        {
+            return Some(plan);
+        }
+        let of_tile = instance(false)?.rows as usize;
+        let tiles = problem.heads * problem.rows.div_ceil(of_tile);
+        let multiprocessors = checked.stream.device().properties().multiprocessors as usize;
+        let plan = match fits(false) {
+            true => Self::with(checked, false, group, true)?,
+            false if tiles * IDLE <= multiprocessors => Self::with(checked, false, 1, true)?,
+            false => return None,
+        };
+        (plan.parts.0 > 1).then_some(plan)
     }
 
     /// The plan for any rows, if a kernel serves them.
-    pub(super) fn many_rows(checked: &Checked<'_, '_, T>) -> Option<Self> {
-        Self::with(checked, false, 1)
+    pub(super) fn whole(checked: &Checked<'_, '_, T>) -> Option<Self> {
+        Self::with(checked, false, 1, false)
     }
 
-    fn with(checked: &Checked<'_, '_, T>, few: bool, pack: usize) -> Option<Self> {
+    fn with(checked: &Checked<'_, '_, T>, few: bool, pack: usize, splits: bool) -> Option<Self> {
         let problem = &checked.problem;
-        let instance = <T as Kernels>::instance(problem.width.max(problem.value_width), few)?;
+        let instance = <T as Kernels>::instance(problem.width, problem.value_width, few)?;
         if !instance.runs_on(checked.stream.device()) {
             return None;
         }
@@ -172,11 +188,8 @@ impl<T: AttentionInput> Plan<T> {
         // Each packed sequence may begin a tile of its own.
         let tiles = if problem.is_packed { rows / of_tile + problem.batch } else { rows.div_ceil(of_tile) };
         let (least, most) = PART;
-        let keys = if few {
-            (problem.keys / most).max(least).next_multiple_of(instance.keys as usize)
-        } else {
-            problem.keys.max(1).next_multiple_of(instance.keys as usize)
-        };
+        let keys = if splits { (problem.keys / most).max(least) } else { problem.keys.max(1) };
+        let keys = keys.next_multiple_of(instance.keys as usize);
         let parts = problem.keys.div_ceil(keys).max(1);
         let heads = problem.all_heads() / pack;
         let all = (tiles as u64).checked_mul(heads as u64)?.checked_mul(parts as u64)?;
@@ -213,33 +226,51 @@ impl<T: AttentionInput> Plan<T> {
         rows.div_ceil(u64::from(THREADS / warp::SIZE)) as u32
     }
 
-    /// Launches the kernel, after copies of operands that it cannot read in place, and the one that adds up parts.
+    /// Launches the kernel, after copies of operands that it cannot read in place, and the one that adds up parts; again for further columns of V.
     pub(super) fn launch(
         &self,
         checked: &Checked<'_, '_, T>,
         y: &mut Tensor<T>,
         mut lse: Option<&mut Tensor<f32>>,
     ) -> Result<()> {
-        let (operands, problem, stream) = (checked.operands, &checked.problem, &checked.stream);
+        let (operands, stream) = (checked.operands, &checked.stream);
         let [q, k, v] =
             [aligned(operands.q, stream)?, aligned(operands.k, stream)?, aligned(operands.v, stream)?];
+        let (axis, columns) = (v.rank() - 1, checked.problem.value_width);
+        for first in (0..columns.max(1)).step_by(self.instance.values as usize) {
+            let slice = first..columns.min(first + self.instance.values as usize);
+            let (v, mut y) = (v.slice(axis, slice.clone())?, y.slice(axis, slice)?);
+            self.launch_columns(checked, [&q, &k, &v], &mut y, lse.take())?;
+        }
+        Ok(())
+    }
+
+    fn launch_columns(
+        &self,
+        checked: &Checked<'_, '_, T>,
+        [q, k, v]: [&Tensor<T>; 3],
+        y: &mut Tensor<T>,
+        mut lse: Option<&mut Tensor<f32>>,
+    ) -> Result<()> {
+        let (operands, problem, stream) = (checked.operands, &checked.problem, &checked.stream);
         let strided = |x: &Tensor<T>| {
             let [sequence, row, head] = leading_strides(x);
             Strided { base: GlobalMut::new(x.arg().address()), sequence, row, head }
         };
+        let value_columns = v.shape()[v.rank() - 1] as u32;
         let tensors = Tensors {
-            q: strided(&q),
-            k: strided(&k),
-            v: strided(&v),
+            q: strided(q),
+            k: strided(k),
+            v: strided(v),
             o: strided(y),
             pages: Pages { table: Global::new(0), sequence: 0, size: 1, count: 1 },
             columns: problem.width as u32,
-            value_columns: problem.value_width as u32,
+            value_columns,
         };
         let rows = problem.all_heads() * problem.rows;
         let (count, keys) = self.parts;
-        // Of each part of each row its sums, in whole pairs, and one number more.
-        let columns = problem.value_width.next_multiple_of(2);
+        // Of each part of each row its sums, and one number more.
+        let columns = Parts::columns(value_columns) as usize;
         let all = if count > 1 { rows.saturating_mul(count as usize) } else { 0 };
         let mut results = Tensor::<f32>::uninit_on(stream, [all.saturating_mul(columns + 1)])?;
         let sums = results.arg_mut();
@@ -263,11 +294,11 @@ impl<T: AttentionInput> Plan<T> {
             rows: rows as u64,
             rows_of_head: problem.rows as u32,
             heads: problem.heads as u32,
-            columns: problem.value_width as u32,
+            columns: value_columns,
             batch: problem.batch as u32,
             offsets_q: params.sequences.offsets_q,
         };
-        let mut used: Vec<&dyn Operand> = vec![&q, &k, &v, &*y, &results];
+        let mut used: Vec<&dyn Operand> = vec![q, k, v, &*y, &results];
         used.extend(lse.as_deref().map(|lse| lse as &dyn Operand));
         used.extend(operands.options());
         stream.with_operands(&used, || {

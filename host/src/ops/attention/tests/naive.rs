@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use crate::device::DeviceKind;
-use crate::ops::attention::{Alignment, AttentionInput};
+use crate::ops::attention::{Alignment, AttentionInput, Way};
 use crate::weights::FloatElement;
 use crate::{Device, Element, Tensor, ops};
 
@@ -241,6 +241,7 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
         .alibi(slopes_tensor.as_ref())
         .soft_cap(soft_cap)
         .sinks(sinks_tensor.as_ref())
+        .way(Way::ALL.get(drawn.seed as usize % 4).copied())
         .lengths(length_tensors[0].as_ref(), length_tensors[1].as_ref());
     if let Some(blocks) = &block_tensor {
         operation = operation.block_mask(blocks, sizes.map(|size| size as u32));
