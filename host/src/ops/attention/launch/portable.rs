@@ -1,9 +1,7 @@
 //! Attention by the kernels for every GPU from compute capability 8.0 on.
 
 use half::{bf16, f16};
-use warpsmith_dsl::attention::portable::{
-    Pages, Parts, PortableShape, PortableTile, Strided, THREADS, Tensors,
-};
+use warpsmith_dsl::attention::portable::{Parts, PortableShape, PortableTile, Strided, THREADS, Tensors};
 use warpsmith_dsl::attention::scores::ScoreOperands;
 use warpsmith_dsl::attention::work::Sizes;
 use warpsmith_dsl::float::{Bf16, F16, HalfElement};
@@ -232,7 +230,7 @@ impl<T: AttentionInput> Plan<T> {
             k: strided(&k),
             v: strided(&v),
             o: strided(y),
-            pages: Pages { table: Global::new(0), sequence: 0, size: 1, count: 1 },
+            pages: checked.pages(),
             columns: problem.width as u32,
             value_columns: problem.value_width as u32,
         };
@@ -272,7 +270,7 @@ impl<T: AttentionInput> Plan<T> {
         used.extend(operands.options());
         stream.with_operands(&used, || {
             let device = stream.device();
-            // SAFETY: shapes, strides and device of the operands have been checked; offsets and lengths are bounded by the kernel, and there is room for each part of each row.
+            // SAFETY: shapes, strides and device of the operands have been checked; offsets, lengths and numbers of pages are bounded by the kernel, and there is room for each part of each row.
             // Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
             unsafe {
                 (self.instance.launch)(device, stream, self.blocks, args)?;
