@@ -45,6 +45,21 @@ fn regressions() -> Vec<AttentionCase> {
             ..AttentionCase::new(DType::Bf16, [1, 129, 33], [1, 1], 64)
         },
         AttentionCase {
+            page_size: Some(1),
+            window: causal,
+            ..AttentionCase::new(DType::F16, [3, 1, 300], [1, 4], 64)
+        },
+        AttentionCase {
+            sequences: Sequences::Padded {
+                rows: 70,
+                keys: 96,
+                lengths: vec![[70, 96], [0, 33], [5, 0], [40, 64]],
+            },
+            page_size: Some(32),
+            window: causal,
+            ..AttentionCase::new(DType::Bf16, [0; 3], [2, 2], 128)
+        },
+        AttentionCase {
             bias: Some([true; 4]),
             blocks: Some(([true; 2], [1, 1])),
             slopes: Some(Slopes::OfSequences),
@@ -94,6 +109,19 @@ fn types_on(device: &Device) -> Vec<DType> {
     types
 }
 
+/// The sequences with keys in whole pages of this size; packed ones have no pages.
+fn in_pages(sequences: Sequences, size: usize) -> (Sequences, Option<usize>) {
+    match sequences {
+        Sequences::Equal { batch, rows, keys } => {
+            (Sequences::Equal { batch, rows, keys: keys.next_multiple_of(size) }, Some(size))
+        }
+        Sequences::Padded { rows, keys, lengths } => {
+            (Sequences::Padded { rows, keys: keys.next_multiple_of(size), lengths }, Some(size))
+        }
+        packed @ Sequences::Packed(_) => (packed, None),
+    }
+}
+
 /// Everything but what is added to the scores.
 fn plain_case(device: &Device, data: Data) -> impl Strategy<Value = AttentionCase> {
     let dtype = prop::sample::select(types_on(device));
@@ -112,10 +140,18 @@ fn plain_case(device: &Device, data: Data) -> impl Strategy<Value = AttentionCas
     );
     let layout =
         prop::sample::select(vec![AttentionLayout::Rows, AttentionLayout::Heads, AttentionLayout::Among]);
-    let sizes = (sequences(), 1usize..4, 1usize..6, width(), width());
+    let page_size = prop::option::weighted(
+        0.4,
+        prop_oneof![1 => Just(1usize), 2 => 2usize..40, 3 => Just(16), 1 => Just(128)],
+    );
+    let sequences = (sequences(), page_size).prop_map(|(sequences, page_size)| match page_size {
+        Some(size) => in_pages(sequences, size),
+        None => (sequences, None),
+    });
+    let sizes = (sequences, 1usize..4, 1usize..6, width(), width());
     (dtype, sizes, window, mask, blocks, layout, any::<u64>()).prop_map(
         move |(dtype, sizes, window, mask, blocks, layout, seed)| {
-            let (sequences, key_heads, group, width, value_width) = sizes;
+            let ((sequences, page_size), key_heads, group, width, value_width) = sizes;
             let is_packed = matches!(sequences, Sequences::Packed(_));
             AttentionCase {
                 sequences,
@@ -123,6 +159,7 @@ fn plain_case(device: &Device, data: Data) -> impl Strategy<Value = AttentionCas
                 window,
                 mask: mask.filter(|_| !is_packed),
                 blocks: blocks.filter(|_| !is_packed),
+                page_size,
                 layout,
                 data,
                 seed,
@@ -274,6 +311,8 @@ fn absurd_cases_of_attention_are_not_validated(device: &Device) -> Result<(), Fa
     let few = case([1, 2, 2], [1, 1], 8);
     for (case, argument) in [
         (AttentionCase { sequences: beyond, ..few.clone() }, "lengths is [3, 5]"),
+        (AttentionCase { page_size: Some(0), ..few.clone() }, "page size is 0"),
+        (AttentionCase { page_size: Some(3), ..few.clone() }, "page size is 3"),
         (AttentionCase { blocks: Some(([false; 2], [0, 8])), ..few.clone() }, "block size is [0, 8]"),
         (AttentionCase { data: Data::Integers, sinks: true, ..few }, "data is 2 keys of 8 columns, sinks"),
     ] {

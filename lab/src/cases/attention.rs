@@ -110,6 +110,8 @@ pub struct AttentionCase {
     pub slopes: Option<Slopes>,
     /// Whether heads have a logit without a value.
     pub sinks: bool,
+    /// The keys of a page, if keys and values are in pages: a divisor of the tensors' keys. Not for packed sequences.
+    pub page_size: Option<usize>,
     /// How everything lies in memory.
     pub layout: AttentionLayout,
     /// What the elements are drawn from: [`Data::Uniform`], or [`Data::Integers`], with which one key of each row has all the weight, so that results are
@@ -152,6 +154,7 @@ impl AttentionCase {
             blocks: None,
             slopes: None,
             sinks: false,
+            page_size: None,
             layout: AttentionLayout::Rows,
             data: Data::Uniform,
             seed: 0,
@@ -222,6 +225,9 @@ impl AttentionCase {
         }
         if self.sinks {
             told.push_str(" sinks");
+        }
+        if let Some(size) = self.page_size {
+            let _ = write!(told, " pages of {size}");
         }
         if self.layout != AttentionLayout::Rows {
             let _ = write!(told, " layout {:?}", self.layout);

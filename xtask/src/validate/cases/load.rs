@@ -364,7 +364,7 @@ fn retrievals(target: Target) -> Vec<RoutingCase> {
     if target.compute_capability < (8, 0) { Vec::new() } else { cases }
 }
 
-/// Every width of a kernel, many rows and few, with operands that change scores and without.
+/// Every width of a kernel, many rows and few, with operands that change scores and without, and keys in pages.
 fn attentions(target: Target, has_kernels: bool) -> Vec<AttentionCase> {
     let mut cases = Vec::new();
     if has_kernels && target.compute_capability < (8, 0) {
@@ -372,9 +372,15 @@ fn attentions(target: Target, has_kernels: bool) -> Vec<AttentionCase> {
     }
     for dtype in [DType::F16, DType::Bf16] {
         for width in [40, 96, 128, 192, 256] {
-            for (rows, sinks) in [(70, false), (70, true), (3, true)] {
+            for (rows, sinks, page_size) in [
+                (70, false, None),
+                (70, true, None),
+                (70, false, Some(30)),
+                (3, true, None),
+                (3, true, Some(30)),
+            ] {
                 let case = AttentionCase::new(dtype, [2, rows, 390], [2, 3], width);
-                cases.push(AttentionCase { sinks, ..case });
+                cases.push(AttentionCase { sinks, page_size, ..case });
             }
         }
     }
