@@ -160,7 +160,7 @@ impl<'a, T: AttentionInput> AttentionOp<'a, T> {
     /// The table is `[B, pages of a sequence]`; its rows may be those of a wider table. A page has at least one key, and sequences may share pages. Sk is
     /// the pages of a sequence times the page size, unless [`lengths`](Self::lengths) says less. What of the table is behind a sequence's length is not read.
     ///
-    /// A number beyond the last page stands for the last page: tables are read on the device, where nothing can be refused.
+    /// A number beyond the last page counts for the last page: tables are read on the device, where nothing can be refused.
     ///
     /// ```
     /// use ndarray::{Array, array};
