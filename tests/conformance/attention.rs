@@ -20,6 +20,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     attention_takes_lengths_and_offsets_beyond_its_tensors,
     attention_of_many_rows_and_heads_is_that_of_few,
     a_captured_attention_runs_again_on_what_is_there_then,
+    a_captured_attention_reads_its_table_of_pages_each_time,
     absurd_cases_of_attention_are_not_validated,
 ];
 
@@ -281,6 +282,57 @@ fn a_captured_attention_runs_again_on_what_is_there_then(device: &Device) -> Res
         graph.launch()?;
         let (expected, expected_lse) = ops::attention(&q, &k, &v).packed(&of_q, &of_k).run_with_lse()?;
         assert_eq!((y.to_vec()?, lse.to_vec()?), (expected.to_vec()?, expected_lse.to_vec()?));
+    }
+    Ok(())
+}
+
+/// Decoding with pages: the table and the lengths change from launch to launch, and numbers beyond the last page count for the last.
+fn a_captured_attention_reads_its_table_of_pages_each_time(device: &Device) -> Result<(), Failed> {
+    let stream = device.new_stream()?;
+    for rows in [1, 20] {
+        let q = numbers(device, [2, rows, 4, 64], 1)?;
+        let (k, v) = (numbers(device, [9, 16, 2, 64], 2)?, numbers(device, [9, 16, 2, 64], 3)?);
+        let mut table = Tensor::<u32>::zeros(device, [2, 4])?;
+        let mut lengths = Tensor::<u32>::zeros(device, [2])?;
+        let y = Tensor::<bf16>::zeros_on(&stream, [2, rows, 4, 64])?;
+        let (read_table, read_lengths, mut to_y) = (table.clone(), lengths.clone(), y.clone());
+        let work = || {
+            let operation = ops::attention(&q, &k, &v).pages(&read_table).lengths(None, Some(&read_lengths));
+            operation.causal(Alignment::BottomRight).on(&stream).run_into(&mut to_y)
+        };
+        // SAFETY: the work borrows the tensors that it uses; what it makes it drops.
+        let mut graph = unsafe { stream.capture(work)? };
+        for (pages, of_sequences) in [
+            ([[3u32, 1, 4, 1], [5, 9, 2, 6]], [50u32, 64]),
+            ([[3, 8, 7, u32::MAX], [0, u32::MAX, u32::MAX, u32::MAX]], [33, 9]),
+        ] {
+            table.write_slice(pages.as_flattened())?;
+            lengths.write_slice(&of_sequences)?;
+            graph.launch()?;
+            for (b, pages) in pages.into_iter().enumerate() {
+                // The same keys one after the other, in the same number of them, of which nothing is beyond the length.
+                let dense = |x: &Tensor<bf16>| -> Result<Tensor<bf16>, Failed> {
+                    let mut dense = Vec::new();
+                    for page in pages {
+                        let page = page.min(8) as usize;
+                        dense.extend(x.slice(0, page..page + 1)?.to_vec()?);
+                    }
+                    Ok(Tensor::from_slice(device, &dense, [1, 64, 2, 64])?)
+                };
+                let (k, v, length) = (dense(&k)?, dense(&v)?, of_sequences[b] as usize);
+                let (q, y) = (q.slice(0, b..b + 1)?, y.slice(0, b..b + 1)?);
+                let (k, v) = (k.slice(1, 0..length)?, v.slice(1, 0..length)?);
+                let expected = ops::attention(&q, &k, &v).causal(Alignment::BottomRight).run()?;
+                for (got, expected) in y.to_vec()?.into_iter().zip(expected.to_vec()?) {
+                    let (got, expected) = (got.to_f32(), expected.to_f32());
+                    // Hopper's kernels for keys one after the other add up in another order.
+                    assert!(
+                        (got - expected).abs() <= 0.02 * (1.0 + expected.abs()),
+                        "{got}, expected {expected}"
+                    );
+                }
+            }
+        }
     }
     Ok(())
 }
