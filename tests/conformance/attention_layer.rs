@@ -1,5 +1,7 @@
 //! The attention layer: what its operations give, and decoding with a cache.
 
+mod steps;
+
 use half::{bf16, f16};
 use libtest_mimic::Failed;
 use ndarray::{Array1, Array2, Array3};
@@ -15,6 +17,7 @@ use crate::{Case, cases};
 pub(crate) const CASES: &[(&str, Case)] = cases![
     an_attention_layer_is_its_operations,
     an_attention_layer_decodes_what_it_computes_at_once,
+    steps::drawn_attention_layers_are_their_operations_step_by_step,
     a_cached_sequence_does_not_depend_on_others,
     a_cache_that_is_shortened_goes_on_from_there,
     a_cache_refuses_more_than_its_capacity,

@@ -128,11 +128,10 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
         expect_weight("output", &output, [out, config.heads.saturating_mul(value_width)])?;
         let layer = Self { config, projection, output, width, value_width, slopes: None, sinks: None };
         let device = layer.device();
-        let of_projection: Vec<_> = match &layer.projection {
-            Projection::Fused(qkv) => vec![("qkv", &**qkv)],
-            Projection::Separate(all) => ["q", "k", "v"].into_iter().zip(&**all).collect(),
-        };
-        for (operand, linear) in of_projection.into_iter().chain([("output", &layer.output)]) {
+        let projections = layer.projections();
+        let names: &[&'static str] = if projections.len() == 1 { &["qkv"] } else { &["q", "k", "v"] };
+        let of_projection = names.iter().copied().zip(projections);
+        for (operand, linear) in of_projection.chain([("output", &layer.output)]) {
             device.expect_same(NEW, operand, linear.weight().device())?;
             if linear.activation() != Activation::None {
                 return Err(Error::Argument {
@@ -309,10 +308,22 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
     /// Columns of x.
     #[must_use]
     pub fn input(&self) -> usize {
+        self.projections()[0].weight().shape()[1]
+    }
+
+    /// The projections of queries, of keys and of values, or the one of all three.
+    #[must_use]
+    pub fn projections(&self) -> &[Linear<T>] {
         match &self.projection {
-            Projection::Fused(qkv) => qkv.weight().shape()[1],
-            Projection::Separate(all) => all[0].weight().shape()[1],
+            Projection::Fused(qkv) => std::slice::from_ref(&**qkv),
+            Projection::Separate(all) => &**all,
         }
+    }
+
+    /// The projection of the results.
+    #[must_use]
+    pub fn output(&self) -> &Linear<T> {
+        &self.output
     }
 
     /// The device that holds the weights.
