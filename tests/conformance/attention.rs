@@ -20,6 +20,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     attention_takes_lengths_and_offsets_beyond_its_tensors,
     attention_of_many_rows_and_heads_is_that_of_few,
     a_captured_attention_runs_again_on_what_is_there_then,
+    a_captured_attention_reads_its_table_of_pages_each_time,
     absurd_cases_of_attention_are_not_validated,
 ];
 
@@ -43,6 +44,21 @@ fn regressions() -> Vec<AttentionCase> {
         AttentionCase {
             window: Window::new(Some(32), Some(64), Alignment::BottomRight),
             ..AttentionCase::new(DType::Bf16, [1, 129, 33], [1, 1], 64)
+        },
+        AttentionCase {
+            page_size: Some(1),
+            window: causal,
+            ..AttentionCase::new(DType::F16, [3, 1, 300], [1, 4], 64)
+        },
+        AttentionCase {
+            sequences: Sequences::Padded {
+                rows: 70,
+                keys: 96,
+                lengths: vec![[70, 96], [0, 33], [5, 0], [40, 64]],
+            },
+            page_size: Some(32),
+            window: causal,
+            ..AttentionCase::new(DType::Bf16, [0; 3], [2, 2], 128)
         },
         AttentionCase {
             bias: Some([true; 4]),
@@ -81,6 +97,19 @@ fn sequences() -> impl Strategy<Value = Sequences> {
 
 pub(crate) const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
+/// The sequences with keys in whole pages of this size; packed ones have no pages.
+fn in_pages(sequences: Sequences, size: usize) -> (Sequences, Option<usize>) {
+    match sequences {
+        Sequences::Equal { batch, rows, keys } => {
+            (Sequences::Equal { batch, rows, keys: keys.next_multiple_of(size) }, Some(size))
+        }
+        Sequences::Padded { rows, keys, lengths } => {
+            (Sequences::Padded { rows, keys: keys.next_multiple_of(size), lengths }, Some(size))
+        }
+        packed @ Sequences::Packed(_) => (packed, None),
+    }
+}
+
 /// Everything but what is added to the scores.
 fn plain_case(data: Data) -> impl Strategy<Value = AttentionCase> {
     let dtype = prop::sample::select(&TYPES[..]);
@@ -99,11 +128,19 @@ fn plain_case(data: Data) -> impl Strategy<Value = AttentionCase> {
     );
     let layout =
         prop::sample::select(vec![AttentionLayout::Rows, AttentionLayout::Heads, AttentionLayout::Among]);
-    let sizes = (sequences(), 1usize..4, 1usize..6, width(), width());
+    let page_size = prop::option::weighted(
+        0.4,
+        prop_oneof![1 => Just(1usize), 2 => 2usize..40, 3 => Just(16), 1 => Just(128)],
+    );
+    let sequences = (sequences(), page_size).prop_map(|(sequences, page_size)| match page_size {
+        Some(size) => in_pages(sequences, size),
+        None => (sequences, None),
+    });
+    let sizes = (sequences, 1usize..4, 1usize..6, width(), width());
     let way = prop_oneof![1 => Just(None), 2 => prop::sample::select(&Way::ALL[..]).prop_map(Some)];
     (dtype, sizes, window, mask, blocks, layout, way, any::<u64>()).prop_map(
         move |(dtype, sizes, window, mask, blocks, layout, way, seed)| {
-            let (sequences, key_heads, group, width, value_width) = sizes;
+            let ((sequences, page_size), key_heads, group, width, value_width) = sizes;
             let is_packed = matches!(sequences, Sequences::Packed(_));
             AttentionCase {
                 sequences,
@@ -111,6 +148,7 @@ fn plain_case(data: Data) -> impl Strategy<Value = AttentionCase> {
                 window,
                 mask: mask.filter(|_| !is_packed),
                 blocks: blocks.filter(|_| !is_packed),
+                page_size,
                 layout,
                 way,
                 data,
@@ -236,6 +274,57 @@ fn a_captured_attention_runs_again_on_what_is_there_then(device: &Device) -> Res
     Ok(())
 }
 
+/// Decoding with pages: the table and the lengths change from launch to launch, and numbers beyond the last page count for the last.
+fn a_captured_attention_reads_its_table_of_pages_each_time(device: &Device) -> Result<(), Failed> {
+    let stream = device.new_stream()?;
+    for rows in [1, 20] {
+        let q = numbers(device, [2, rows, 4, 64], 1)?;
+        let (k, v) = (numbers(device, [9, 16, 2, 64], 2)?, numbers(device, [9, 16, 2, 64], 3)?);
+        let mut table = Tensor::<u32>::zeros(device, [2, 4])?;
+        let mut lengths = Tensor::<u32>::zeros(device, [2])?;
+        let y = Tensor::<bf16>::zeros_on(&stream, [2, rows, 4, 64])?;
+        let (read_table, read_lengths, mut to_y) = (table.clone(), lengths.clone(), y.clone());
+        let work = || {
+            let operation = ops::attention(&q, &k, &v).pages(&read_table).lengths(None, Some(&read_lengths));
+            operation.causal(Alignment::BottomRight).on(&stream).run_into(&mut to_y)
+        };
+        // SAFETY: the work borrows the tensors that it uses; what it makes it drops.
+        let mut graph = unsafe { stream.capture(work)? };
+        for (pages, of_sequences) in [
+            ([[3u32, 1, 4, 1], [5, 9, 2, 6]], [50u32, 64]),
+            ([[3, 8, 7, u32::MAX], [0, u32::MAX, u32::MAX, u32::MAX]], [33, 9]),
+        ] {
+            table.write_slice(pages.as_flattened())?;
+            lengths.write_slice(&of_sequences)?;
+            graph.launch()?;
+            for (b, pages) in pages.into_iter().enumerate() {
+                // The same keys one after the other, in the same number of them, of which nothing is beyond the length.
+                let dense = |x: &Tensor<bf16>| -> Result<Tensor<bf16>, Failed> {
+                    let mut dense = Vec::new();
+                    for page in pages {
+                        let page = page.min(8) as usize;
+                        dense.extend(x.slice(0, page..page + 1)?.to_vec()?);
+                    }
+                    Ok(Tensor::from_slice(device, &dense, [1, 64, 2, 64])?)
+                };
+                let (k, v, length) = (dense(&k)?, dense(&v)?, of_sequences[b] as usize);
+                let (q, y) = (q.slice(0, b..b + 1)?, y.slice(0, b..b + 1)?);
+                let (k, v) = (k.slice(1, 0..length)?, v.slice(1, 0..length)?);
+                let expected = ops::attention(&q, &k, &v).causal(Alignment::BottomRight).run()?;
+                for (got, expected) in y.to_vec()?.into_iter().zip(expected.to_vec()?) {
+                    let (got, expected) = (got.to_f32(), expected.to_f32());
+                    // Hopper's kernels for keys one after the other add up in another order.
+                    assert!(
+                        (got - expected).abs() <= 0.02 * (1.0 + expected.abs()),
+                        "{got}, expected {expected}"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 fn absurd_cases_of_attention_are_not_validated(device: &Device) -> Result<(), Failed> {
     let case = |sizes, heads, width| AttentionCase::new(DType::F16, sizes, heads, width);
     const MOST: usize = usize::MAX;
@@ -262,6 +351,8 @@ fn absurd_cases_of_attention_are_not_validated(device: &Device) -> Result<(), Fa
     let few = case([1, 2, 2], [1, 1], 8);
     for (case, argument) in [
         (AttentionCase { sequences: beyond, ..few.clone() }, "lengths is [3, 5]"),
+        (AttentionCase { page_size: Some(0), ..few.clone() }, "page size is 0"),
+        (AttentionCase { page_size: Some(3), ..few.clone() }, "page size is 3"),
         (AttentionCase { blocks: Some(([false; 2], [0, 8])), ..few.clone() }, "block size is [0, 8]"),
         (AttentionCase { data: Data::Integers, sinks: true, ..few }, "data is 2 keys of 8 columns, sinks"),
     ] {

@@ -6,6 +6,7 @@
 //! on one machine and run on another.
 
 mod attention;
+mod attention_layer;
 mod batches;
 mod drawn;
 mod edges;
@@ -42,7 +43,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 14] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 15] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -54,6 +55,7 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 14] = [
     expert_mlp::CASES,
     peer::CASES,
     attention::CASES,
+    attention_layer::CASES,
     errors::CASES,
     edges::CASES,
     edges::RETRIEVALS,

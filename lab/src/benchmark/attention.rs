@@ -61,6 +61,7 @@ struct Set<T: Element> {
     sinks: Option<Tensor<f32>>,
     /// Lengths, or offsets.
     lengths: Option<[Tensor<u32>; 2]>,
+    page_table: Option<Tensor<u32>>,
     y: Tensor<T>,
 }
 
@@ -83,6 +84,14 @@ impl<T: AttentionInput + FloatElement> Set<T> {
             let drawn = Data::Uniform.draw(case.seed, which, (lines, columns), 1, attends)?;
             Tensor::from_array(device, &drawn)?.reshape(shape)
         };
+        let columns = pages_of_sequence(case)?;
+        // Of pages as many as hold the keys.
+        let of_keys = |width: usize| -> Result<[usize; 4]> {
+            Ok(match case.page_size.zip(columns) {
+                Some((size, columns)) => [elements(&[batch, columns])?, size, case.key_heads, width],
+                None => [matrices, keys, case.key_heads, width],
+            })
+        };
         let full = [batch, heads, rows, keys];
         let output = [matrices, rows, heads, case.value_width];
         let blocks = match case.blocks {
@@ -102,14 +111,15 @@ impl<T: AttentionInput + FloatElement> Set<T> {
         let sinks = case.sinks.then(|| Tensor::from_slice(device, &vec![0.0; heads], [heads]));
         Ok(Self {
             q: tensor(1, [matrices, rows, heads, case.width])?,
-            k: tensor(2, [matrices, keys, case.key_heads, case.width])?,
-            v: tensor(3, [matrices, keys, case.key_heads, case.value_width])?,
+            k: tensor(2, of_keys(case.width)?)?,
+            v: tensor(3, of_keys(case.value_width)?)?,
             mask: case.mask.map(|is_one| mask(4, shortened(&is_one, full))).transpose()?,
             bias: case.bias.map(|is_one| tensor(5, shortened(&is_one, full))).transpose()?,
             blocks,
             slopes: slopes.transpose()?,
             sinks: sinks.transpose()?,
             lengths: lengths(stream, case)?,
+            page_table: columns.map(|columns| page_table(stream, [batch, columns])).transpose()?,
             y: Tensor::zeros_on(stream, &output[usize::from(is_packed)..])?,
         })
     }
@@ -127,6 +137,7 @@ impl<T: AttentionInput + FloatElement> Set<T> {
             slopes: self.slopes.clone(),
             sinks: self.sinks.clone(),
             lengths: self.lengths.clone(),
+            page_table: self.page_table.clone(),
             y: Tensor::zeros_on(stream, self.y.shape())?,
         })
     }
@@ -137,7 +148,8 @@ impl<T: AttentionInput + FloatElement> Set<T> {
             .mask(self.mask.as_ref())
             .bias(self.bias.as_ref())
             .alibi(self.slopes.as_ref())
-            .sinks(self.sinks.as_ref());
+            .sinks(self.sinks.as_ref())
+            .pages(self.page_table.as_ref());
         if let Some(scale) = case.scale {
             operation = operation.scale(scale);
         }
@@ -158,6 +170,28 @@ impl<T: AttentionInput + FloatElement> Set<T> {
 
 fn is_packed(case: &AttentionCase) -> bool {
     matches!(case.sequences, Sequences::Packed(_))
+}
+
+/// The pages of each sequence, if keys and values are in pages.
+fn pages_of_sequence(case: &AttentionCase) -> Result<Option<usize>> {
+    let Some(size) = case.page_size else { return Ok(None) };
+    let [.., keys] = case.sequences.axes();
+    if is_packed(case) || size == 0 || keys % size != 0 {
+        return Err(Error::Argument {
+            operation: OPERATION,
+            argument: "page size",
+            expected: format!("a divisor of the {keys} keys, of sequences that are not packed"),
+            actual: size.to_string(),
+        });
+    }
+    Ok(Some(keys / size))
+}
+
+/// A table of pages that are in memory in the order of their columns: the pages of a sequence do not follow each other.
+fn page_table(stream: &Stream, [batch, columns]: [usize; 2]) -> Result<Tensor<u32>> {
+    let pages: Vec<u32> =
+        (0..elements(&[batch, columns])?).map(|at| (at % columns * batch + at / columns) as u32).collect();
+    Tensor::from_slice(stream.device(), &pages, [batch, columns])
 }
 
 /// `shape` with the length 1 where `is_one` says so.
@@ -314,10 +348,14 @@ mod tests {
         };
         let packed =
             AttentionCase { window: causal, ..case(Sequences::Packed(vec![[3, 3], [0, 2], [4, 4]])) };
-        for case in [all, packed] {
+        let paged = AttentionCase { page_size: Some(3), ..all.clone() };
+        for case in [all, packed, paged] {
             let mut subject = attention_subject(&stream, &case).expect("it fits");
             (0..3).try_for_each(|index| subject.operation.enqueue(index)).expect("nothing is refused");
         }
+        let torn =
+            AttentionCase { page_size: Some(4), ..case(Sequences::Equal { batch: 1, rows: 1, keys: 9 }) };
+        assert!(attention_subject(&stream, &torn).is_err());
         let other = AttentionCase { dtype: DType::U8, ..case(Sequences::Packed(vec![])) };
         assert!(attention_subject(&stream, &other).is_err());
     }

@@ -110,6 +110,8 @@ pub struct AttentionCase {
     pub slopes: Option<Slopes>,
     /// Whether heads have a logit without a value.
     pub sinks: bool,
+    /// The keys of a page, if keys and values are in pages: a divisor of the tensors' keys. Not for packed sequences.
+    pub page_size: Option<usize>,
     /// How everything lies in memory.
     pub layout: AttentionLayout,
     /// How it is computed, where it can be computed so.
@@ -155,6 +157,7 @@ impl AttentionCase {
             blocks: None,
             slopes: None,
             sinks: false,
+            page_size: None,
             layout: AttentionLayout::Rows,
             way: None,
             data: Data::Uniform,
@@ -226,6 +229,9 @@ impl AttentionCase {
         }
         if self.sinks {
             told.push_str(" sinks");
+        }
+        if let Some(size) = self.page_size {
+            let _ = write!(told, " pages of {size}");
         }
         if self.layout != AttentionLayout::Rows {
             let _ = write!(told, " layout {:?}", self.layout);

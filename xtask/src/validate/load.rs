@@ -416,13 +416,7 @@ mod tests {
             }
             let names = modules.values().flat_map(|module| module.entries).map(|entry| entry.name);
             let is_named = |name: &&str| !UNNAMED.iter().any(|unnamed| name.starts_with(unnamed));
-            // Hopper has kernels of its own for attention of many rows.
-            let is_chosen = |name: &&str| {
-                let is_attention = name.starts_with("attention_f16_") || name.starts_with("attention_bf16_");
-                !(is_attention && capability == (9, 0)) || name.ends_with("_few")
-            };
-            let names = names.filter(is_named).filter(is_chosen);
-            let missing: Vec<_> = names.filter(|name| !reached.contains(*name)).collect();
+            let missing: Vec<_> = names.filter(is_named).filter(|name| !reached.contains(*name)).collect();
             assert!(missing.is_empty(), "{name}, sizes for a GPU: {on_gpu}: {missing:?}");
         }
     }

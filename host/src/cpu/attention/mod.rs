@@ -17,7 +17,7 @@ use crate::device::cpu::out_of_memory;
 use crate::error::{Error, Result};
 
 pub use tile::LANES;
-use tile::{Scratch, Tile};
+use tile::{Rows, Scratch, Tile};
 pub use window::{Alignment, Window};
 
 /// The operation's name in errors.
@@ -52,6 +52,8 @@ pub struct AttentionTerms<'a, T> {
     pub lengths_q: Option<ArrayView1<'a, u32>>,
     /// `[B]`: the keys of each sequence that count; what is beyond Sk counts for Sk.
     pub lengths_k: Option<ArrayView1<'a, u32>>,
+    /// `[B, pages of a sequence]`: which pages of `k` and `v` each sequence has. A number beyond the last page counts for the last page.
+    pub pages: Option<ArrayView2<'a, u32>>,
 }
 
 impl<T> AttentionTerms<'_, T> {
@@ -69,6 +71,7 @@ impl<T> AttentionTerms<'_, T> {
             sinks: None,
             lengths_q: None,
             lengths_k: None,
+            pages: None,
         }
     }
 }
@@ -76,7 +79,8 @@ impl<T> AttentionTerms<'_, T> {
 /// Computes `y = softmax(s) v` as [`AttentionTerms`] says, and `lse = ln Σ exp(s)`, adding up in `A` and rounding once.
 ///
 /// `q` is `[B, Sq, H, D]`, `k` `[B, Sk, Hk, D]`, `v` `[B, Sk, Hk, Dv]`, `y` `[B, Sq, H, Dv]`, `lse` `[B, H, Sq]`; any strides, any sizes. H is a multiple of Hk:
-/// head h has the keys and values of head `h / (H / Hk)`. A row without keys, or beyond its sequence's length, has zeros in `y` and −∞ in
+/// head h has the keys and values of head `h / (H / Hk)`. With pages, `k` is `[P, page size, Hk, D]`, `v` `[P, page size, Hk, Dv]`, and Sk the pages of a sequence
+/// times the page size. A row without keys, or beyond its sequence's length, has zeros in `y` and −∞ in
 /// `lse`; a row of a sequence whose head has a sink has the sink in `lse`. Keys whose logit is −∞ are skipped.
 ///
 /// # Errors
@@ -97,9 +101,13 @@ where
     L: FromAccumulator<A>,
 {
     let (batch, rows, heads, width) = q.dim();
-    let (_, keys, key_heads, value_width) = v.dim();
-    expect_shape("k", k.shape(), &[batch, keys, key_heads, width])?;
-    expect_shape("v", v.shape(), &[batch, keys, key_heads, value_width])?;
+    let (matrices, in_order, key_heads, value_width) = v.dim();
+    let (expected, keys) = match &terms.pages {
+        Some(table) => (matrices, expect_pages(table, batch, v.shape())?),
+        None => (batch, in_order),
+    };
+    expect_shape("k", k.shape(), &[expected, in_order, key_heads, width])?;
+    expect_shape("v", v.shape(), &[expected, in_order, key_heads, value_width])?;
     expect_shape("y", y.shape(), &[batch, rows, heads, value_width])?;
     if let Some(lse) = &lse {
         expect_shape("lse", lse.shape(), &[batch, heads, rows])?;
@@ -146,8 +154,8 @@ where
         let of_rows = first..first + piece.y.dim().1;
         let tile = Tile {
             q: q.slice(s![b, of_rows.clone(), h, ..]),
-            k: k.slice(s![b, .., key_head, ..]),
-            v: v.slice(s![b, .., key_head, ..]),
+            k: of_head(&k, b, key_head, terms.pages.as_ref()),
+            v: of_head(&v, b, key_head, terms.pages.as_ref()),
             first,
             lengths,
             offset: terms.window.alignment().offset(lengths),
@@ -164,6 +172,30 @@ where
     })
 }
 
+/// The keys or values of a head of sequence `b`.
+fn of_head<'v, T>(
+    operand: &'v ArrayView4<'_, T>,
+    b: usize,
+    head: usize,
+    table: Option<&'v ArrayView2<'_, u32>>,
+) -> Rows<'v, T> {
+    match table {
+        Some(table) => Rows { pages: operand.slice(s![.., .., head, ..]), table: Some(table.row(b)) },
+        None => Rows { pages: operand.slice(s![b..b + 1, .., head, ..]), table: None },
+    }
+}
+
+/// The keys of each of so many sequences, with pages as the axes of `v` say.
+fn expect_pages(table: &ArrayView2<'_, u32>, batch: usize, v: &[usize]) -> Result<usize> {
+    let columns = table.ncols();
+    expect_shape("pages", table.shape(), &[batch, columns])?;
+    if columns != 0 && (v[0] == 0 || v[1] == 0) {
+        let expected = format!("pages with keys, since sequences have {columns} pages");
+        return Err(Error::Shape { operation: OPERATION, operand: "v", expected, actual: v.to_vec() });
+    }
+    Ok(columns.saturating_mul(v[1]))
+}
+
 /// As [`attention`] of each of several sequences whose rows follow each other, and whose keys do.
 ///
 /// `q` is `[Tq, H, D]`, `k` `[Tk, Hk, D]`, `v` `[Tk, Hk, Dv]`, `y` `[Tq, H, Dv]`, `lse` `[H, Tq]`, and each of `offsets` `[B + 1]`: sequence b has the rows from
@@ -172,7 +204,7 @@ where
 ///
 /// # Errors
 ///
-/// As [`attention`]; [`Error::Argument`] for a mask, a bias, a block mask or lengths.
+/// As [`attention`]; [`Error::Argument`] for a mask, a bias, a block mask, lengths or pages.
 pub fn packed_attention<A, T, O, L>(
     q: ArrayView3<'_, T>,
     k: ArrayView3<'_, T>,
@@ -206,6 +238,7 @@ where
         ("block_mask", terms.block_mask.is_some()),
         ("lengths_q", terms.lengths_q.is_some()),
         ("lengths_k", terms.lengths_k.is_some()),
+        ("pages", terms.pages.is_some()),
     ];
     if let Some((argument, _)) = refused.into_iter().find(|(_, is_there)| *is_there) {
         let (expected, actual) = ("none for packed sequences".into(), "an array".into());

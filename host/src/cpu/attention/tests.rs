@@ -51,6 +51,23 @@ fn shapes_that_do_not_fit_are_errors() {
 }
 
 #[test]
+fn pages_that_do_not_fit_are_errors() {
+    let run = |k: [usize; 4], table: [usize; 2]| {
+        let (q, k, table) = (numbers([2, 3, 4, 8], 1), numbers(k, 2), Array2::zeros(table));
+        let terms = AttentionTerms { pages: Some(table.view()), ..AttentionTerms::new(1.0) };
+        let mut y = Array4::<f32>::zeros([2, 3, 4, 8]);
+        let lse = None::<ndarray::ArrayViewMut3<'_, f32>>;
+        attention::<f32, _, _, _>(q.view(), k.view(), k.view(), &terms, y.view_mut(), lse)
+    };
+    run([7, 5, 2, 8], [2, 3]).expect("these fit");
+    run([0, 5, 2, 8], [2, 0]).expect("nothing is read");
+    for (k, table) in [([7, 5, 2, 8], [1, 3]), ([0, 5, 2, 8], [2, 1]), ([7, 0, 2, 8], [2, 1])] {
+        let error = run(k, table).expect_err("these do not fit");
+        assert!(matches!(error, Error::Shape { .. }), "{error}");
+    }
+}
+
+#[test]
 fn packed_sequences_have_no_masks() {
     let q = Array3::<f32>::zeros((3, 1, 8));
     let offsets = Array1::from(vec![0u32, 3]);
@@ -66,6 +83,9 @@ fn packed_sequences_have_no_masks() {
     assert!(matches!(run(&terms, &Array1::zeros(0)), Err(Error::Shape { operand: "offsets_q", .. })));
     let terms = AttentionTerms { mask: Some(mask.view()), ..terms };
     assert!(matches!(run(&terms, &offsets), Err(Error::Argument { argument: "mask", .. })));
+    let pages = Array2::zeros((1, 1));
+    let terms = AttentionTerms { pages: Some(pages.view()), ..AttentionTerms::new(1.0) };
+    assert!(matches!(run(&terms, &offsets), Err(Error::Argument { argument: "pages", .. })));
     let slopes = Array2::<f32>::zeros((2, 1));
     let terms = AttentionTerms { slopes: Some(slopes.view()), ..AttentionTerms::new(1.0) };
     assert!(matches!(run(&terms, &offsets), Err(Error::Shape { operand: "slopes", .. })));

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ndarray::{ArrayView2, ArrayViewMut2, ArrayViewMut3};
+use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut2, ArrayViewMut3, s};
 
 use super::window::Window;
 use crate::cpu::number::{Accumulator, FromAccumulator, Operand};
@@ -17,8 +17,8 @@ pub const LANES: usize = 8;
 /// A tile: its rows of q, all keys and values of its head, and what is done to its scores.
 pub(super) struct Tile<'a, A, T> {
     pub(super) q: ArrayView2<'a, T>,
-    pub(super) k: ArrayView2<'a, T>,
-    pub(super) v: ArrayView2<'a, T>,
+    pub(super) k: Rows<'a, T>,
+    pub(super) v: Rows<'a, T>,
     /// The number of the first row.
     pub(super) first: usize,
     /// The rows and keys of the sequence that count.
@@ -34,6 +34,32 @@ pub(super) struct Tile<'a, A, T> {
     pub(super) block_mask: Option<(ArrayView2<'a, u8>, [usize; 2])>,
     pub(super) slope: Option<A>,
     pub(super) sink: Option<A>,
+}
+
+/// The keys or values of one head of a sequence, in pages, or in one.
+pub(super) struct Rows<'a, T> {
+    /// `[P, page size, D]`.
+    pub(super) pages: ArrayView3<'a, T>,
+    /// Which pages the sequence has; without a table there is one.
+    pub(super) table: Option<ArrayView1<'a, u32>>,
+}
+
+impl<T> Rows<'_, T> {
+    fn columns(&self) -> usize {
+        self.pages.dim().2
+    }
+
+    fn row(&self, index: usize) -> ArrayView1<'_, T> {
+        let (pages, size, _) = self.pages.dim();
+        match &self.table {
+            // What is beyond the last page is the last page.
+            Some(table) => {
+                let page = (table[index / size] as usize).min(pages - 1);
+                self.pages.slice(s![page, index % size, ..])
+            }
+            None => self.pages.slice(s![0, index, ..]),
+        }
+    }
 }
 
 /// A thread's buffers, kept from tile to tile.
@@ -68,7 +94,7 @@ impl<A: Accumulator, T: Operand> Tile<'_, A, T> {
             .collect();
         self.add_values(operation, scratch, &keys)?;
 
-        let width = self.v.ncols();
+        let width = self.v.columns();
         let nothing = Total { sum: A::zero(), lse: A::neg_infinity() };
         for row in 0..rows {
             let total = if self.first + row >= self.lengths[0] {
@@ -110,10 +136,11 @@ impl<A: Accumulator, T: Operand> Tile<'_, A, T> {
         if keys.is_empty() {
             return Ok(());
         }
-        widen(operation, self.q, 0..rows, &mut scratch.narrow, &mut scratch.q)?;
+        widen(operation, width, (0..rows).map(|row| self.q.row(row)), &mut scratch.narrow, &mut scratch.q)?;
         for start in keys.clone().step_by(BLOCK) {
             let block = start..keys.end.min(start + BLOCK);
-            widen(operation, self.k, block.clone(), &mut scratch.narrow, &mut scratch.block)?;
+            let of_keys = block.clone().map(|key| self.k.row(key));
+            widen(operation, width, of_keys, &mut scratch.narrow, &mut scratch.block)?;
             for (row, span) in spans.iter().enumerate() {
                 let scores = &mut scratch.scores[row * keys.len()..][..keys.len()];
                 for key in block.clone() {
@@ -160,11 +187,12 @@ impl<A: Accumulator, T: Operand> Tile<'_, A, T> {
         scratch: &mut Scratch<A>,
         keys: &Range<usize>,
     ) -> Result<()> {
-        let (rows, width) = (self.q.nrows(), self.v.ncols());
+        let (rows, width) = (self.q.nrows(), self.v.columns());
         fill(operation, &mut scratch.sums, rows.saturating_mul(width))?;
         for start in keys.clone().step_by(BLOCK) {
             let block = start..keys.end.min(start + BLOCK);
-            widen(operation, self.v, block.clone(), &mut scratch.narrow, &mut scratch.block)?;
+            let of_keys = block.clone().map(|key| self.v.row(key));
+            widen(operation, width, of_keys, &mut scratch.narrow, &mut scratch.block)?;
             for row in 0..rows {
                 let weights = &scratch.scores[row * keys.len()..][..keys.len()];
                 let sums = &mut scratch.sums[row * width..][..width];
@@ -243,19 +271,17 @@ fn fill<A: Accumulator>(operation: &'static str, buffer: &mut Vec<A>, length: us
     Ok(())
 }
 
-/// The rows `range` of a matrix, one after the other.
-fn widen<A: Accumulator, T: Operand>(
+/// Rows of so many columns, one after the other.
+fn widen<'r, A: Accumulator, T: Operand + 'r>(
     operation: &'static str,
-    matrix: ArrayView2<'_, T>,
-    range: Range<usize>,
+    width: usize,
+    rows: impl ExactSizeIterator<Item = ArrayView1<'r, T>>,
     narrow: &mut Vec<f32>,
     wide: &mut Vec<A>,
 ) -> Result<()> {
-    let width = matrix.ncols();
-    fill(operation, wide, range.len().saturating_mul(width))?;
+    fill(operation, wide, rows.len().saturating_mul(width))?;
     narrow.resize(width, 0.0);
-    for (row, wide) in range.zip(wide.chunks_exact_mut(width.max(1))) {
-        let row = matrix.row(row);
+    for (row, wide) in rows.zip(wide.chunks_exact_mut(width.max(1))) {
         match row.to_slice() {
             Some(row) => T::widen(row, narrow),
             None => narrow.iter_mut().zip(row).for_each(|(wide, element)| *wide = element.to_f32()),

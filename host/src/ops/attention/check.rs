@@ -2,7 +2,7 @@
 
 use super::launch;
 use super::operands::Operands;
-use super::problem::Problem;
+use super::problem::{Paging, Problem};
 use super::{AttentionInput, OPERATION};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
@@ -39,15 +39,22 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
 
     fn problem(&self) -> Result<Problem> {
         let form = Form { is_packed: self.packing.is_some() };
+        self.expect_none_packed()?;
+        let [dense_k, dense_v] = match self.pages {
+            Some(_) => ["[P, page size, Hk, D]", "[P, page size, Hk, Dv]"],
+            None => ["[B, Sk, Hk, D]", "[B, Sk, Hk, Dv]"],
+        };
         let [of_q, of_k, of_v] = [
             form.axes("q", self.q, "[B, Sq, H, D]", "[Tq, H, D]")?,
-            form.axes("k", self.k, "[B, Sk, Hk, D]", "[Tk, Hk, D]")?,
-            form.axes("v", self.v, "[B, Sk, Hk, Dv]", "[Tk, Hk, Dv]")?,
+            form.axes("k", self.k, dense_k, "[Tk, Hk, D]")?,
+            form.axes("v", self.v, dense_v, "[Tk, Hk, Dv]")?,
         ];
-        let ([b, rows, heads, width], [_, keys, key_heads, _]) = (of_q, of_k);
+        let ([b, rows, heads, width], [pages, in_order, key_heads, _]) = (of_q, of_k);
         let value_width = of_v[3];
-        form.expect("k", self.k, [b, keys, key_heads, width], "q")?;
-        form.expect("v", self.v, [b, keys, key_heads, value_width], "k")?;
+        let matrices = if self.pages.is_some() { pages } else { b };
+        form.expect("k", self.k, [matrices, in_order, key_heads, width], "q")?;
+        form.expect("v", self.v, [matrices, in_order, key_heads, value_width], "k")?;
+        let (paging, keys) = self.checked_pages(b, [pages, in_order])?;
         for (operand, tensor, size) in [("q", self.q, width), ("v", self.v, value_width)] {
             if size == 0 {
                 return Err(shape(operand, "at least one element in the last axis".into(), tensor));
@@ -58,7 +65,6 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
         }
         let batch = match self.packing {
             Some(packing) => {
-                self.expect_none_packed()?;
                 let Some(batch) = packing.q.len().checked_sub(1).filter(|_| packing.q.rank() == 1) else {
                     return Err(shape("offsets_q", "[B + 1], at least one offset".into(), packing.q));
                 };
@@ -73,6 +79,8 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
             ("q", "number of rows", rows),
             ("q", "number of heads", heads),
             ("q", "number of columns", width),
+            ("k", "number of pages", paging.map_or(0, |paging| paging.pages)),
+            ("k", "number of keys of a page", paging.map_or(0, |paging| paging.size)),
             ("k", "number of keys", keys),
             ("k", "number of heads", key_heads),
             ("v", "number of columns", value_width),
@@ -97,6 +105,7 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
             width,
             value_width,
             is_packed: form.is_packed,
+            pages: paging,
             q_strides: form.strides("q", self.q)?,
             k_strides: form.strides("k", self.k)?,
             v_strides: form.strides("v", self.v)?,
@@ -110,8 +119,31 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
         })
     }
 
+    /// The pages, if there are any, and the keys of each sequence, of operands with these two axes before the heads.
+    fn checked_pages(&self, batch: usize, [pages, in_order]: [usize; 2]) -> Result<(Option<Paging>, usize)> {
+        let Some(table) = self.pages else { return Ok((None, in_order)) };
+        let &[sequences, columns] = table.shape() else {
+            return Err(shape("page_table", "[B, pages of a sequence], two axes".into(), table));
+        };
+        if sequences != batch {
+            return Err(shape("page_table", format!("[{batch}, pages of a sequence], as q gives"), table));
+        }
+        expect_contiguous_rows("page_table", table)?;
+        for (size, what) in [(pages, "at least one page"), (in_order, "at least one key in a page")] {
+            if size == 0 && columns != 0 {
+                return Err(shape("k", format!("{what}, since sequences have {columns} pages"), self.k));
+            }
+        }
+        let table_stride = table.strides()[0] as u64;
+        let paging = Paging { pages, size: in_order, table_stride };
+        Ok((Some(paging), columns.saturating_mul(in_order)))
+    }
+
     /// The error for what packed sequences do not have.
     fn expect_none_packed(&self) -> Result<()> {
+        if self.packing.is_none() {
+            return Ok(());
+        }
         let [lengths_q, lengths_k] = self.lengths;
         let refused = [
             ("mask", self.mask.map(Tensor::shape)),
@@ -119,6 +151,7 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
             ("block_mask", self.block_mask.map(|blocks| blocks.mask.shape())),
             ("lengths_q", lengths_q.map(Tensor::shape)),
             ("lengths_k", lengths_k.map(Tensor::shape)),
+            ("page_table", self.pages.map(Tensor::shape)),
         ];
         for (argument, shape) in refused {
             if let Some(shape) = shape {

@@ -1,12 +1,14 @@
 //! Attention on a GPU or in the emulator.
 //!
-//! Hopper's kernels take many rows. Those for every GPU take what is left: other GPUs, and so few rows that blocks have to share a sequence's keys.
+//! Hopper's kernels take many rows. Those for every GPU take what is left: other GPUs, keys in pages, and so few rows that blocks have to share a sequence's
+//! keys.
 //!
 //! What a sequence's result is made of does not depend on the sequences beside it: kernel, tiles and parts follow from the heads and the lengths.
 
 mod hopper;
 mod portable;
 
+use warpsmith_dsl::attention::portable::Pages;
 use warpsmith_dsl::attention::scores::{PAIRED_BIAS, PAIRED_MASK, ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::window::Window;
 use warpsmith_dsl::attention::work::{Sequences, Sizes};
@@ -178,6 +180,19 @@ impl<T: AttentionInput> Operands<'_, T> {
 }
 
 impl<T: AttentionInput> Checked<'_, '_, T> {
+    /// The pages of keys and values, as kernels take them.
+    fn pages(&self) -> Pages {
+        let Some((table, paging)) = self.operands.pages.zip(self.problem.pages) else {
+            return Pages { table: Global::new(0), sequence: 0, size: 1, count: 1 };
+        };
+        Pages {
+            table: table.arg(),
+            sequence: paging.table_stride,
+            size: paging.size as u32,
+            count: paging.pages as u32,
+        }
+    }
+
     /// What changes scores, as kernels take it.
     fn score_operands(&self) -> ScoreOperands {
         let (operands, problem) = (self.operands, &self.problem);

@@ -37,7 +37,7 @@ impl AttentionInput for f32 {}
 /// The attention of queries `q` `[B, Sq, H, D]` to keys `k` `[B, Sk, Hk, D]` with values `v` `[B, Sk, Hk, Dv]`: `y` `[B, Sq, H, Dv]`.
 ///
 /// H is a multiple of Hk: head h has the keys and values of head `h / (H / Hk)`. With [`packed`](AttentionOp::packed), sequences of different
-/// lengths follow each other in `q` `[Tq, H, D]`, `k` `[Tk, Hk, D]` and `v` `[Tk, Hk, Dv]`.
+/// lengths follow each other in `q` `[Tq, H, D]`, `k` `[Tk, Hk, D]` and `v` `[Tk, Hk, Dv]`. With [`pages`](AttentionOp::pages), keys and values are in pages.
 ///
 /// Of row i and key j, with `t = scale · qᵢ·kⱼ`:
 ///
@@ -156,6 +156,34 @@ impl<'a, T: AttentionInput> AttentionOp<'a, T> {
         self
     }
 
+    /// Keys and values are in pages: `k` is `[P, page size, Hk, D]`, `v` `[P, page size, Hk, Dv]`, and key j of sequence b is key `j % page size` of the page
+    /// `table[b][j / page size]`. Not for packed sequences.
+    ///
+    /// The table is `[B, pages of a sequence]`; its rows may be those of a wider table. A page has at least one key, and sequences may share pages. Sk is
+    /// the pages of a sequence times the page size, unless [`lengths`](Self::lengths) says less. What of the table is behind a sequence's length is not read.
+    ///
+    /// A number beyond the last page counts for the last page: tables are read on the device, where nothing can be refused.
+    ///
+    /// ```
+    /// use ndarray::{Array, array};
+    /// use warpsmith::{Device, Tensor, ops};
+    ///
+    /// let device = Device::cpu();
+    /// // Five pages of two keys, of which the sequence has pages 4 and 1: three keys.
+    /// let q = Tensor::from_array(&device, &Array::from_elem((1, 1, 1, 8), 1.0f32))?;
+    /// let k = Tensor::from_array(&device, &Array::from_elem((5, 2, 1, 8), 1.0f32))?;
+    /// let v = Tensor::from_array(&device, &Array::from_shape_fn((5, 2, 1, 1), |(page, row, ..)| (2 * page + row) as f32))?;
+    /// let table = Tensor::from_array(&device, &array![[4u32, 1]])?;
+    /// let lengths = Tensor::from_array(&device, &array![3u32])?;
+    /// let y = ops::attention(&q, &k, &v).pages(&table).lengths(None, Some(&lengths)).run()?;
+    /// assert_eq!(y.to_vec()?, [(8.0 + 9.0 + 2.0) / 3.0]);
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    pub fn pages(mut self, table: impl Into<Option<&'a Tensor<u32>>>) -> Self {
+        self.operands.pages = table.into();
+        self
+    }
+
     /// Sequences follow each other: sequence b has the rows `offsets_q[b]..offsets_q[b + 1]` and the keys `offsets_k[b]..offsets_k[b + 1]`. Both are `[B + 1]`.
     ///
     /// An offset beyond the rows, or keys, counts for their number: offsets are read on the device, where nothing can be refused. A sequence whose
@@ -183,8 +211,8 @@ impl<'a, T: AttentionInput> AttentionOp<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] if the operands' shapes do not fit together, [`Error::Stride`] if elements of the last axis of `q`, `k` or `v` are not contiguous, or
-    /// lengths, offsets, slopes or sinks have gaps, [`Error::DeviceMismatch`] if an operand or the stream is another device's, [`Error::Argument`] for a scale that is
+    /// [`Error::Shape`] if the operands' shapes do not fit together, [`Error::Stride`] if elements of the last axis of `q`, `k`, `v` or a table of pages are not
+    /// contiguous, or lengths, offsets, slopes or sinks have gaps, [`Error::DeviceMismatch`] if an operand or the stream is another device's, [`Error::Argument`] for a scale that is
     /// not finite, a soft cap that is not finite and above 0, blocks of no rows or keys, and what packed sequences do not have,
     /// [`Error::SizeLimit`] for axes of 2³¹ and more, [`Error::UnsupportedDevice`] if no kernel of the device takes the sizes; whatever allocating
     /// the result, loading the kernel and launching it may return.

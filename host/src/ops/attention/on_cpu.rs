@@ -21,6 +21,7 @@ impl<T: AttentionInput> Checked<'_, '_, T> {
             slopes: view(operands.slopes)?,
             sinks: view(operands.sinks)?,
             lengths: [view(operands.lengths[0])?, view(operands.lengths[1])?],
+            pages: view(operands.pages)?,
         };
         let sizes = operands.block_mask.map(|blocks| blocks.sizes.map(|size| size as usize));
         let mut terms = views.terms(problem.heads, sizes)?;
@@ -62,6 +63,7 @@ struct Views<'t, T: Element> {
     slopes: Option<HostView<'t, f32>>,
     sinks: Option<HostView<'t, f32>>,
     lengths: [Option<HostView<'t, u32>>; 2],
+    pages: Option<HostView<'t, u32>>,
 }
 
 impl<T: AttentionInput> Views<'_, T> {
@@ -83,6 +85,7 @@ impl<T: AttentionInput> Views<'_, T> {
             sinks: axes(&self.sinks)?,
             lengths_q: axes(lengths_q)?,
             lengths_k: axes(lengths_k)?,
+            pages: axes(&self.pages)?,
             ..AttentionTerms::new(1.0)
         })
     }

@@ -23,6 +23,8 @@ pub(super) struct Operands<'a, T: Element> {
     /// Of q and of k.
     pub(super) lengths: [Option<&'a Tensor<u32>>; 2],
     pub(super) packing: Option<Packing<'a>>,
+    /// Of each sequence, which pages of k and v are its own.
+    pub(super) pages: Option<&'a Tensor<u32>>,
     /// How it is computed, where it can be computed so.
     pub(super) way: Option<Way>,
 }
@@ -71,6 +73,7 @@ impl<'a, T: Element> Operands<'a, T> {
             sinks: None,
             lengths: [None; 2],
             packing: None,
+            pages: None,
             way: None,
         }
     }
@@ -88,6 +91,7 @@ impl<'a, T: Element> Operands<'a, T> {
             lengths_k.map(|lengths| lengths as &dyn Operand),
             self.packing.map(|packing| packing.q as &dyn Operand),
             self.packing.map(|packing| packing.k as &dyn Operand),
+            self.pages.map(|table| table as &dyn Operand),
         ]
         .into_iter()
         .flatten()
@@ -109,6 +113,7 @@ impl<'a, T: Element> Operands<'a, T> {
             lengths_k.map(|lengths| Input::new("lengths_k", lengths)),
             self.packing.map(|packing| Input::new("offsets_q", packing.q)),
             self.packing.map(|packing| Input::new("offsets_k", packing.k)),
+            self.pages.map(|table| Input::new("page_table", table)),
         ]
         .into_iter()
         .flatten()

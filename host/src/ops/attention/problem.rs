@@ -5,7 +5,8 @@ use crate::cpu::Window;
 /// Sizes, strides and options of an attention whose operands have been checked.
 ///
 /// Every size is below 2³¹, so that those that a kernel gets are numbers of 32 bits. Strides are in elements, of the axes [batch, row, head] of `q` and
-/// `y`, [batch, key, head] of `k` and `v`; that of the last axis is 1. Packed sequences have no batch axis: its stride is 0.
+/// `y`, [batch, key, head] of `k` and `v`; that of the last axis is 1. Packed sequences have no batch axis: its stride is 0. With pages, `k` and `v` have the
+/// axes [page, key of the page, head].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Problem {
     /// Sequences.
@@ -16,7 +17,7 @@ pub(crate) struct Problem {
     pub(crate) key_heads: usize,
     /// Rows of each sequence, or of all packed ones.
     pub(crate) rows: usize,
-    /// Keys of each sequence, or of all packed ones.
+    /// Keys of each sequence, or of all packed ones; with pages, those that a row of the table has.
     pub(crate) keys: usize,
     /// Elements of a query and of a key.
     pub(crate) width: usize,
@@ -24,6 +25,7 @@ pub(crate) struct Problem {
     pub(crate) value_width: usize,
     /// Whether sequences follow each other, as the offsets say.
     pub(crate) is_packed: bool,
+    pub(crate) pages: Option<Paging>,
     pub(crate) q_strides: [u64; 3],
     pub(crate) k_strides: [u64; 3],
     pub(crate) v_strides: [u64; 3],
@@ -38,6 +40,16 @@ pub(crate) struct Problem {
     pub(crate) block_mask: Option<([u64; 4], [u32; 2])>,
     /// The stride of the slopes' batch axis: 0 if they are those of heads. Heads have the stride 1.
     pub(crate) slopes_stride: Option<u64>,
+}
+
+/// Pages of keys and values, and the table that says which of them a sequence has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Paging {
+    pub(crate) pages: usize,
+    /// Keys of a page.
+    pub(crate) size: usize,
+    /// Elements of the table from one sequence to the next.
+    pub(crate) table_stride: u64,
 }
 
 impl Problem {

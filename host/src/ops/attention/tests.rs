@@ -23,7 +23,9 @@ fn cases_on(
     let reach = || prop::option::of(prop_oneof![Just(0u32), 1u32..9, Just(u32::MAX)]);
     let window = (prop::option::of(any::<bool>()), reach(), reach());
     let switches = prop::array::uniform9(any::<bool>());
-    (sizes, window, switches, 0u8..4, any::<u64>()).prop_map(|(sizes, window, switches, layout, seed)| {
+    let page_size = prop_oneof![3 => Just(0usize), 1 => Just(1usize), 2 => 2usize..20, 1 => Just(64usize)];
+    let drawn = (sizes, window, switches, 0u8..4, page_size, any::<u64>());
+    drawn.prop_map(|(sizes, window, switches, layout, page_size, seed)| {
         let (batch, rows, keys, key_heads, group, width, value_width) = sizes;
         let (is_top_left, left, right) = window;
         let alignment = is_top_left.map(|is| if is { Alignment::TopLeft } else { Alignment::BottomRight });
@@ -38,6 +40,7 @@ fn cases_on(
             window: alignment.map(|alignment| (left, right, alignment)),
             switches,
             layout,
+            page_size,
             seed,
         }
     })
@@ -163,6 +166,28 @@ fn rows_of_no_sequence_stay_as_they_are_or_are_zeros() {
         [7.0, 7.0, 5.0, 5.0, 5.0, 5.0, 0.0, 0.0, 7.0, 7.0, 7.0, 7.0]
     );
     assert_eq!(lse.to_vec().expect("it is there"), [7.0, sums[1], sums[1], none, 7.0, 7.0]);
+}
+
+/// A prompt that sequences share is in memory once.
+#[test]
+fn sequences_may_share_pages() {
+    let q = tensor::<f32>([3, 2, 2, 4], |[b, i, h, d]| ((b + 2 * i + 3 * h + 5 * d) % 7) as f64 - 3.0);
+    let k = tensor::<f32>([4, 5, 1, 4], |[p, j, _, d]| ((3 * p + 2 * j + d) % 5) as f64 - 2.0);
+    let v = tensor::<f32>([4, 5, 1, 3], |[p, j, _, d]| (p * 15 + j * 3 + d) as f64);
+    let pages = [[1u32, 0], [1, 2], [1, 1]];
+    let table = Tensor::from_array(&Device::cpu(), &ndarray::arr2(&pages)).expect("it fits");
+    let y = ops::attention(&q, &k, &v).pages(&table).causal(Alignment::BottomRight).run().expect("they fit");
+    let y = y.to_vec().expect("it is there");
+    for (b, pages) in pages.into_iter().enumerate() {
+        let part = |x: &Tensor<f32>, page: u32| x.slice(0, page as usize..page as usize + 1)?.to_vec();
+        let dense = |x: &Tensor<f32>, width: usize| {
+            let elements = pages.map(|page| part(x, page).expect("it is there")).concat();
+            Tensor::from_slice(&Device::cpu(), &elements, [1, 10, 1, width]).expect("it fits")
+        };
+        let (q, k, v) = (q.slice(0, b..b + 1).expect("it is there"), dense(&k, 4), dense(&v, 3));
+        let alone = ops::attention(&q, &k, &v).causal(Alignment::BottomRight).run().expect("they fit");
+        assert_eq!(y[b * 12..][..12], alone.to_vec().expect("it is there"));
+    }
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn sequences(case: &AttentionCase) -> Vec<Sequence> {
         .collect()
 }
 
-/// The error for a case that cannot be drawn: lengths beyond their axes, blocks of nothing, or more elements than can be addressed.
+/// The error for a case that cannot be drawn: lengths beyond their axes, blocks of nothing, pages of a part of the keys, or more elements than can be addressed.
 fn expect_drawable(case: &AttentionCase) -> Result<()> {
     let argument = |argument, expected: &str, actual: String| {
         Err(Error::Argument { operation: OPERATION, argument, expected: expected.into(), actual })
@@ -59,6 +59,13 @@ fn expect_drawable(case: &AttentionCase) -> Result<()> {
         return argument("block size", "at least one row and one key", format!("{sizes:?}"));
     }
     let ([matrices, rows, keys], batch) = (case.sequences.axes(), case.sequences.batch());
+    if let Some(size) = case.page_size {
+        let is_packed = matches!(case.sequences, Sequences::Packed(_));
+        if is_packed || size == 0 || keys % size != 0 {
+            let expected = format!("a divisor of the {keys} keys, of sequences that are not packed");
+            return argument("page size", &expected, size.to_string());
+        }
+    }
     if batch > MOST_SEQUENCES {
         return Err(Error::SizeLimit {
             operation: OPERATION,

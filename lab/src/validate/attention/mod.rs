@@ -1,9 +1,11 @@
 //! Validation of attention: results and logarithms of sums against the f64 reference, within the bound; exact where one key has all the weight.
 
 mod draw;
+mod pages;
 mod placed;
 
 use half::{bf16, f16};
+use ndarray::Array4;
 use rayon::prelude::*;
 use warpsmith::device::{Device, DeviceKind};
 use warpsmith::error::{Error, Result};
@@ -20,6 +22,7 @@ use crate::bound::{Arithmetic, Judgement};
 use crate::cases::{AttentionCase, Data, Sequences};
 use crate::reference::attention::{Row, widened};
 use draw::Drawn;
+use pages::Pages;
 use placed::{Placed, filled};
 
 /// The operation's name in errors.
@@ -81,6 +84,7 @@ struct Inputs<T: FloatElement> {
     /// Lengths, or offsets.
     lengths: Option<[Tensor<u32>; 2]>,
     is_packed: bool,
+    page_table: Option<Tensor<u32>>,
     case: AttentionCase,
     scale: f32,
 }
@@ -89,7 +93,12 @@ impl<T: AttentionInput + FloatElement> Inputs<T> {
     fn new(device: &Device, case: &AttentionCase, drawn: &Drawn<T>) -> Result<Self> {
         let (scores, is_packed) = (&drawn.scores, matches!(case.sequences, Sequences::Packed(_)));
         let nan = T::round(f64::NAN);
-        let place = |elements| Placed::new(device, elements, case.layout, nan, is_packed);
+        let place = |elements: &Array4<T>| Placed::new(device, elements, case.layout, nan, is_packed);
+        let pages = case.page_size.map(|size| Pages::new(case, size)).transpose()?;
+        let place_keys = |elements: &Array4<T>| match &pages {
+            Some(pages) => place(&pages.place(elements, nan)?),
+            None => place(elements),
+        };
         let vector = |numbers: Vec<u32>| Tensor::from_slice(device, &numbers, [numbers.len()]);
         let each =
             |which: usize| (0..case.sequences.batch()).map(move |b| case.sequences.lengths(b)[which] as u32);
@@ -117,8 +126,8 @@ impl<T: AttentionInput + FloatElement> Inputs<T> {
         });
         Ok(Self {
             q: place(&drawn.q)?,
-            k: place(&drawn.k)?,
-            v: place(&drawn.v)?,
+            k: place_keys(&drawn.k)?,
+            v: place_keys(&drawn.v)?,
             mask: scores.mask.as_ref().map(|mask| Tensor::from_array(device, mask)).transpose()?,
             bias: scores.bias.as_ref().map(|bias| Tensor::from_array(device, bias)).transpose()?,
             blocks,
@@ -130,6 +139,7 @@ impl<T: AttentionInput + FloatElement> Inputs<T> {
                 .transpose()?,
             lengths,
             is_packed,
+            page_table: pages.as_ref().map(|pages| pages.table_on(device)).transpose()?,
             case: case.clone(),
             scale: scores.scale,
         })
@@ -144,7 +154,8 @@ impl<T: AttentionInput + FloatElement> Inputs<T> {
             .bias(self.bias.as_ref())
             .alibi(self.slopes.as_ref())
             .way(self.case.way)
-            .sinks(self.sinks.as_ref());
+            .sinks(self.sinks.as_ref())
+            .pages(self.page_table.as_ref());
         if window != ops::attention::Window::default() {
             operation = operation.window(window.left(), window.right(), window.alignment());
         }

@@ -184,6 +184,12 @@ fn options(case: &AttentionCase) -> Vec<AttentionCase> {
             BottomRight,
         ),
     ]);
+    for size in [1, 9, 30, 90] {
+        let paged = AttentionCase { page_size: Some(size), ..case.clone() };
+        cases.extend(exact(causal(paged.clone(), BottomRight)));
+        cases.push(AttentionCase { mask: Some([true, false, false, false]), ..paged.clone() });
+        cases.push(paged);
+    }
     for layout in [AttentionLayout::Heads, AttentionLayout::Among] {
         let case = AttentionCase { layout, ..case.clone() };
         cases.extend(exact(case.clone()));
@@ -245,6 +251,23 @@ fn edges(case: &impl Fn(Size) -> AttentionCase) -> Vec<AttentionCase> {
             cases.push(case);
         }
     }
+    // Keys in pages: of one key, of parts of a kernel's blocks and of several, behind whose end a sequence may end.
+    for (size, layout) in [
+        (1, AttentionLayout::Rows),
+        (16, AttentionLayout::Heads),
+        (64, AttentionLayout::Among),
+        (256, AttentionLayout::Rows),
+    ] {
+        let paged = |case: AttentionCase| AttentionCase {
+            page_size: Some(size),
+            layout,
+            ..causal(case, BottomRight)
+        };
+        cases.push(paged(case(([2, 150, 256], [2, 3], [64, 64]))));
+        cases.push(paged(case(([2, 1, 1536], [2, 4], [128, 128]))));
+        cases.push(paged(padded([70, 256], &empty[1..], [2, 2], [64, 64])));
+        cases.push(paged(padded([1, 1024], &[[1, 900], [1, 0], [0, 120], [1, 1024]], [2, 4], [72, 40])));
+    }
     for layout in [AttentionLayout::Heads, AttentionLayout::Among] {
         cases.push(AttentionCase { layout, ..packed(&empty, [1, 2], [64, 64]) });
         cases.push(AttentionCase { layout, ..case(([2, 1, 1500], [1, 4], [64, 64])) });
@@ -302,11 +325,22 @@ fn drawn(dtype: DType, random: &mut Random) -> AttentionCase {
         _ => Sequences::Packed(lengths(random)),
     };
     let is_packed = matches!(sequences, Sequences::Packed(_));
+    let page_size = (!is_packed && random.chance(30)).then(|| *random.pick(&[1, 8, 16, 24, 128]));
+    let sequences = match (sequences, page_size) {
+        (Sequences::Equal { batch, rows, keys }, Some(size)) => {
+            Sequences::Equal { batch, rows, keys: keys.next_multiple_of(size) }
+        }
+        (Sequences::Padded { rows, keys, lengths }, Some(size)) => {
+            Sequences::Padded { rows, keys: keys.next_multiple_of(size), lengths }
+        }
+        (sequences, _) => sequences,
+    };
     let (key_heads, group) = (1 + random.below(3), 1 + random.below(5));
     let [width, value_width] = [width(random), width(random)];
     let reach = |random: &mut Random| random.chance(60).then(|| random.below(100) as u32);
     let mut case = AttentionCase {
         sequences,
+        page_size,
         value_width: if random.chance(50) { width } else { value_width },
         ..AttentionCase::new(dtype, [0; 3], [key_heads, group], width)
     };
@@ -355,6 +389,7 @@ mod tests {
         assert!(has(|case| case.blocks.is_some()) && has(|case| case.slopes.is_some()));
         assert!(has(|case| case.sinks) && has(|case| case.soft_cap.is_some()));
         assert!(has(|case| case.data == Data::Integers));
+        assert!(has(|case| case.page_size == Some(1)) && has(|case| case.page_size > Some(100)));
         let all_at_once = |case: &&warpsmith_lab::cases::AttentionCase| {
             case.bias.is_some() && case.slopes.is_some() && case.sinks && case.soft_cap.is_some()
         };

@@ -365,7 +365,7 @@ fn retrievals(target: Target) -> Vec<RoutingCase> {
     if target.compute_capability < (8, 0) { Vec::new() } else { cases }
 }
 
-/// Every width of a kernel, many rows and few, with operands that change scores and without.
+/// Every width of a kernel, many rows and few, with operands that change scores and without, and keys in pages.
 fn attentions(target: Target, has_kernels: bool) -> Vec<AttentionCase> {
     let mut cases = Vec::new();
     if has_kernels && target.compute_capability < (8, 0) {
@@ -376,14 +376,16 @@ fn attentions(target: Target, has_kernels: bool) -> Vec<AttentionCase> {
         let has_shared = matches!(target.compute_capability, (8, 0 | 7) | (9..=11, _));
         let most = if dtype == DType::F32 && has_kernels && !has_shared { 128 } else { 256 };
         for width in [40, 96, 128, 192, 256].into_iter().filter(|&width| width <= most) {
-            for (rows, sinks, way) in [
-                (70, false, Some(AttentionWay::Hopper)),
-                (70, true, Some(AttentionWay::Hopper)),
-                (70, false, Some(AttentionWay::Split)),
-                (3, true, None),
+            for (rows, sinks, way, page_size) in [
+                (70, false, Some(AttentionWay::Hopper), None),
+                (70, true, Some(AttentionWay::Hopper), None),
+                (70, false, Some(AttentionWay::Split), None),
+                (70, false, None, Some(30)),
+                (3, true, None, None),
+                (3, true, None, Some(30)),
             ] {
                 let case = AttentionCase::new(dtype, [2, rows, 390], [2, 3], width);
-                cases.push(AttentionCase { sinks, way, ..case });
+                cases.push(AttentionCase { sinks, way, page_size, ..case });
             }
         }
     }

@@ -117,7 +117,9 @@ impl Plan {
     pub(super) fn new<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Option<Self> {
         let problem = &checked.problem;
         let properties = checked.stream.device().properties();
-        if !is_hopper(properties.compute_capability) || !is_built("attention_hopper") {
+        // The copy engine's boxes are of keys that follow each other, beyond the end of a page.
+        let has_pages = problem.pages.is_some();
+        if has_pages || !is_hopper(properties.compute_capability) || !is_built("attention_hopper") {
             return None;
         }
         let changes = problem.changes_scores() || checked.operands.sinks.is_some();

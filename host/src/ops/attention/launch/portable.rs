@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use warpsmith_dsl::attention::portable::{
-    Pages, Parts, PortableElement, PortableShape, PortableTile, Strided, THREADS, Tensors,
+    Parts, PortableElement, PortableShape, PortableTile, Strided, THREADS, Tensors,
 };
 use warpsmith_dsl::attention::scores::ScoreOperands;
 use warpsmith_dsl::attention::work::Sizes;
@@ -263,7 +263,7 @@ impl<T: AttentionInput> Plan<T> {
             k: strided(k),
             v: strided(v),
             o: strided(y),
-            pages: Pages { table: Global::new(0), sequence: 0, size: 1, count: 1 },
+            pages: checked.pages(),
             columns: problem.width as u32,
             value_columns,
         };
@@ -303,7 +303,7 @@ impl<T: AttentionInput> Plan<T> {
         used.extend(operands.options());
         stream.with_operands(&used, || {
             let device = stream.device();
-            // SAFETY: shapes, strides and device of the operands have been checked; offsets and lengths are bounded by the kernel, and there is room for each part of each row.
+            // SAFETY: shapes, strides and device of the operands have been checked; offsets, lengths and numbers of pages are bounded by the kernel, and there is room for each part of each row.
             // Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
             unsafe {
                 (self.instance.launch)(device, stream, self.blocks, args)?;

@@ -25,6 +25,8 @@ pub(super) struct Drawn {
     pub(super) switches: [bool; 9],
     /// How q, k, v and y lie in memory.
     pub(super) layout: u8,
+    /// Keys of a page of k and v, which have pages if it is not 0.
+    pub(super) page_size: usize,
     pub(super) seed: u64,
 }
 
@@ -76,6 +78,53 @@ fn placed<T: Element>(device: &Device, elements: &Array4<T>, layout: u8, filler:
         }
     };
     view.expect("it fits")
+}
+
+/// Pages in a random order, some of them of no sequence, and how many of each sequence's hold keys.
+struct Paged {
+    size: usize,
+    pages: usize,
+    table: Array2<u32>,
+    used: Vec<usize>,
+}
+
+impl Paged {
+    fn new(numbers: &mut Numbers, size: usize, lengths: &[usize], keys: usize) -> Self {
+        let (batch, columns) = (lengths.len(), keys / size);
+        let pages = batch * columns + 2;
+        let mut order: Vec<u32> = (0..pages as u32).collect();
+        for last in (1..pages).rev() {
+            order.swap(last, numbers.below(last + 1));
+        }
+        let table = Array2::from_shape_fn((batch, columns), |(b, column)| order[b * columns + column]);
+        Self { size, pages, table, used: lengths.iter().map(|length| length.div_ceil(size)).collect() }
+    }
+
+    /// The keys or values of each sequence in their pages, and `filler` in the others.
+    fn place<T: Copy>(&self, elements: &Array4<T>, filler: T) -> Array4<T> {
+        let (_, _, heads, width) = elements.dim();
+        let mut pages = Array4::from_elem((self.pages, self.size, heads, width), filler);
+        for ((b, column), &page) in self.table.indexed_iter() {
+            if column < self.used[b] {
+                let keys = column * self.size..(column + 1) * self.size;
+                pages.slice_mut(s![page as usize, .., .., ..]).assign(&elements.slice(s![b, keys, .., ..]));
+            }
+        }
+        pages
+    }
+
+    /// The table, with anything behind a sequence's length, and numbers beyond the last page for that.
+    fn table(&self, numbers: &mut Numbers) -> Array2<u32> {
+        Array2::from_shape_fn(self.table.dim(), |(b, column)| {
+            let page = self.table[[b, column]];
+            let is_last = page as usize == self.pages - 1;
+            match column < self.used[b] {
+                true if !is_last => page,
+                true => page + numbers.below(3) as u32,
+                false => numbers.next() as u32,
+            }
+        })
+    }
 }
 
 /// What is done to a score, and whether it counts: of the sequence, head, row and key.
@@ -162,11 +211,12 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
     let [packed, mask, bias, blocks, slopes, of_sequences, soft_cap, sinks, lengths] = drawn.switches;
     let b = if packed { 1 } else { drawn.batch };
     let sequences = drawn.batch;
+    let page_size = if packed { 0 } else { drawn.page_size };
+    let keys = drawn.keys.next_multiple_of(page_size.max(1));
     let q = numbers.rounded::<T>([b, drawn.rows, heads, drawn.width], 2.0);
-    let k = numbers.rounded::<T>([b, drawn.keys, drawn.key_heads, drawn.width], 2.0);
-    let v = numbers.rounded::<T>([b, drawn.keys, drawn.key_heads, drawn.value_width], 1.0);
+    let k = numbers.rounded::<T>([b, keys, drawn.key_heads, drawn.width], 2.0);
+    let v = numbers.rounded::<T>([b, keys, drawn.key_heads, drawn.value_width], 1.0);
     let nan = T::round(f64::NAN);
-    let tensors = [&q, &k, &v].map(|elements| placed(device, elements, drawn.layout, nan));
     let flat = |tensor: &Tensor<T>| {
         if !packed {
             return tensor.clone();
@@ -174,8 +224,7 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
         let (shape, strides) = (&tensor.shape()[1..], &tensor.strides()[1..]);
         tensor.with_axes(0, shape, strides)
     };
-    let tensors = tensors.each_ref().map(flat);
-    let full = [drawn.batch, heads, drawn.rows, drawn.keys];
+    let full = [drawn.batch, heads, drawn.rows, keys];
 
     let flags = |numbers: &mut Numbers, shape: [usize; 4]| {
         Array4::from_shape_fn(shape, |_| [0u8, 1, 1, 7, 128][numbers.below(5)])
@@ -187,7 +236,7 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
     let sizes = [1 + numbers.below(9), 1 + numbers.below(20)];
     let blocks = (blocks && !packed).then(|| {
         let shape = numbers.broadcast([drawn.batch, heads, 0, 0]);
-        let blocks = [drawn.rows.div_ceil(sizes[0]), drawn.keys.div_ceil(sizes[1])];
+        let blocks = [drawn.rows.div_ceil(sizes[0]), keys.div_ceil(sizes[1])];
         flags(&mut numbers, [shape[0], shape[1], blocks[0], blocks[1]])
     });
     let bias = (bias && !packed).then(|| {
@@ -210,13 +259,30 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
         let some = lengths && !packed;
         some.then(|| (0..sequences).map(|_| numbers.below(most + 3) as u32).collect::<Vec<_>>())
     };
-    let lengths = [lengths_of(drawn.rows), lengths_of(drawn.keys)];
+    let lengths = [lengths_of(drawn.rows), lengths_of(keys)];
     let mut offsets_of = |most: usize| {
         let mut offsets: Vec<_> = (0..=sequences).map(|_| numbers.below(most + 3) as u32).collect();
         offsets.sort_unstable();
         offsets
     };
-    let offsets = [offsets_of(drawn.rows), offsets_of(drawn.keys)];
+    let offsets = [offsets_of(drawn.rows), offsets_of(keys)];
+    let pages = (page_size > 0).then(|| {
+        let length = |b: usize| lengths[1].as_ref().map_or(keys, |lengths| keys.min(lengths[b] as usize));
+        let lengths: Vec<_> = (0..sequences).map(length).collect();
+        Paged::new(&mut numbers, page_size, &lengths, keys)
+    });
+    let [of_k, of_v] = [&k, &v]
+        .map(|elements| pages.as_ref().map_or_else(|| elements.clone(), |pages| pages.place(elements, nan)));
+    let tensors = [&q, &of_k, &of_v].map(|elements| flat(&placed(device, elements, drawn.layout, nan)));
+    let table = pages.as_ref().map(|pages| pages.table(&mut numbers));
+    // A part of a wider table.
+    let table = table.map(|table| {
+        let (batch, columns) = table.dim();
+        let mut wide = Array2::from_elem((batch, columns + 3), u32::MAX);
+        wide.slice_mut(s![.., 1..=columns]).assign(&table);
+        let wide = Tensor::from_array(device, &wide).expect("it fits");
+        wide.slice(1, 1..columns + 1).expect("it is there")
+    });
 
     let four = |elements: &Option<Array4<u8>>| {
         elements.as_ref().map(|elements| placed(device, elements, drawn.layout, 9))
@@ -242,6 +308,7 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
         .soft_cap(soft_cap)
         .sinks(sinks_tensor.as_ref())
         .way(Way::ALL.get(drawn.seed as usize % 4).copied())
+        .pages(table.as_ref())
         .lengths(length_tensors[0].as_ref(), length_tensors[1].as_ref());
     if let Some(blocks) = &block_tensor {
         operation = operation.block_mask(blocks, sizes.map(|size| size as u32));
@@ -289,7 +356,7 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
             }
             0..lengths[which].as_ref().map_or(most, |lengths| most.min(lengths[b] as usize))
         };
-        let (of_rows, of_keys) = (range(0, drawn.rows), range(1, drawn.keys));
+        let (of_rows, of_keys) = (range(0, drawn.rows), range(1, keys));
         let batch = if packed { 0 } else { b };
         for h in 0..heads {
             let key_head = h / drawn.group;

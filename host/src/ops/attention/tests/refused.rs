@@ -184,6 +184,65 @@ fn what_packed_sequences_do_not_have_is_named() {
 }
 
 #[test]
+fn pages_that_do_not_fit_are_named() {
+    let of = |shape: &[usize]| zeros::<f16>(shape);
+    let (q, k, v) = (of(&[2, 3, 4, 8]), of(&[7, 5, 2, 8]), of(&[7, 5, 2, 6]));
+    let tables = |shape: &[usize]| zeros::<u32>(shape);
+    let (table, none) = (tables(&[2, 3]), tables(&[2, 0]));
+    ops::attention(&q, &k, &v).pages(&table).run().expect("these fit");
+    let (no_pages, no_keys) = (of(&[0, 5, 2, 8]), of(&[7, 0, 2, 8]));
+    let (no_values, no_values_of_keys) = (of(&[0, 5, 2, 6]), of(&[7, 0, 2, 6]));
+    ops::attention(&q, &no_pages, &no_values).pages(&none).run().expect("nothing is read");
+    ops::attention(&q, &no_keys, &no_values_of_keys).pages(&none).run().expect("nothing is read");
+    let (vector, others) = (tables(&[3]), tables(&[3, 3]));
+    let columns = tables(&[3, 2]).swap_axes(0, 1).expect("they are there");
+    let (flat, fewer, mask) = (of(&[5, 2, 8]), of(&[6, 5, 2, 6]), zeros::<u8>(&[2, 4, 3, 5]));
+    let two = zeros::<u32>(&[2]);
+    let (packed, packed_keys) = (of(&[3, 4, 8]), of(&[5, 2, 8]));
+    let cases = [
+        (
+            ops::attention(&q, &k, &v).pages(&vector),
+            "`page_table` has shape [3], expected [B, pages of a sequence], two axes",
+        ),
+        (
+            ops::attention(&q, &k, &v).pages(&others),
+            "`page_table` has shape [3, 3], expected [2, pages of a sequence], as q gives",
+        ),
+        (
+            ops::attention(&q, &k, &v).pages(&columns),
+            "`page_table` has strides [1, 2], expected 1 for the last axis (see `contiguous`)",
+        ),
+        (
+            ops::attention(&q, &flat, &v).pages(&table),
+            "`k` has shape [5, 2, 8], expected [P, page size, Hk, D], four axes",
+        ),
+        (
+            ops::attention(&q, &k, &fewer).pages(&table),
+            "`v` has shape [6, 5, 2, 6], expected [7, 5, 2, 6], as k gives",
+        ),
+        (
+            ops::attention(&q, &no_pages, &no_values).pages(&table),
+            "`k` has shape [0, 5, 2, 8], expected at least one page, since sequences have 3 pages",
+        ),
+        (
+            ops::attention(&q, &no_keys, &no_values_of_keys).pages(&table),
+            "`k` has shape [7, 0, 2, 8], expected at least one key in a page, since sequences have 3 pages",
+        ),
+        (
+            ops::attention(&q, &k, &v).pages(&table).mask(&mask),
+            "`mask` has shape [2, 4, 3, 5], expected [2, 4, 3, 15], as q and k give, or 1 for each axis",
+        ),
+        (
+            ops::attention(&packed, &packed_keys, &packed_keys).packed(&two, &two).pages(&table),
+            "page_table is a tensor of shape [2, 3], expected none with packed sequences, which offsets describe",
+        ),
+    ];
+    for (operation, expected) in cases {
+        assert_eq!(refusal(&operation), format!("attention: {expected}"));
+    }
+}
+
+#[test]
 fn results_that_do_not_fit_or_share_memory_are_named() {
     let of = |shape: &[usize]| zeros::<f16>(shape);
     let qkv = of(&[2, 5, 12, 8]);
@@ -229,6 +288,9 @@ fn devices_that_differ_are_named() {
     let error = ops::attention(&q, &k, &q).run().expect_err("they differ").to_string();
     assert_eq!(error, "attention: `k` is on emulator:8.0, expected cpu");
     let sinks = Tensor::<f32>::zeros(&emulator, [1]).expect("it fits");
+    let table = Tensor::<u32>::zeros(&emulator, [1, 1]).expect("it fits");
+    let error = ops::attention(&q, &q, &q).pages(&table).run().expect_err("they differ").to_string();
+    assert_eq!(error, "attention: `page_table` is on emulator:8.0, expected cpu");
     let error = ops::attention(&q, &q, &q).sinks(&sinks).run().expect_err("they differ").to_string();
     assert_eq!(error, "attention: `sinks` is on emulator:8.0, expected cpu");
     let stream = emulator.default_stream();
@@ -247,5 +309,9 @@ fn axes_of_two_to_the_power_of_31_are_refused() {
     let (k, v) = (of(&[0, 1 << 31, 1, 8]), of(&[0, 1 << 31, 1, 8]));
     let q = of(&[0, 1, 1, 8]);
     let error = ops::attention(&q, &k, &v).run().expect_err("it is too large");
+    assert!(matches!(error, Error::SizeLimit { operand: "k", quantity: "number of keys", .. }), "{error}");
+    let (k, v, table) = (of(&[1, 1 << 16, 0, 8]), of(&[1, 1 << 16, 0, 8]), zeros::<u32>(&[0, 1 << 15]));
+    let q = of(&[0, 1, 0, 8]);
+    let error = ops::attention(&q, &k, &v).pages(&table).run().expect_err("it is too large");
     assert!(matches!(error, Error::SizeLimit { operand: "k", quantity: "number of keys", .. }), "{error}");
 }
