@@ -27,6 +27,10 @@ shape!(
     Heads64, 128, 64, 64, 3
 );
 shape!(
+    /// Heads of up to 64 columns: 128 rows and blocks of 128 keys, for short sequences.
+    Short64, 128, 64, 64, 2
+);
+shape!(
     /// Heads of up to 96 columns: 128 rows and blocks of 128 keys.
     Heads96, 128, 96, 96, 2
 );
@@ -95,6 +99,7 @@ pub struct AttentionParams {
     shared = Tile::<S, CHANGES>::SHARED_BYTES,
     instances = [
         attention_hopper_f16_64 = <F16, Heads64, false>,
+        attention_hopper_f16_64_short = <F16, Short64, false>,
         attention_hopper_f16_96 = <F16, Heads96, false>,
         attention_hopper_f16_128 = <F16, Heads128, false>,
         attention_hopper_f16_192 = <F16, Heads192, false>,
@@ -105,6 +110,7 @@ pub struct AttentionParams {
         attention_hopper_f16_192_changed = <F16, Changed192, true>,
         attention_hopper_f16_256_changed = <F16, Changed256, true>,
         attention_hopper_bf16_64 = <Bf16, Heads64, false>,
+        attention_hopper_bf16_64_short = <Bf16, Short64, false>,
         attention_hopper_bf16_96 = <Bf16, Heads96, false>,
         attention_hopper_bf16_128 = <Bf16, Heads128, false>,
         attention_hopper_bf16_192 = <Bf16, Heads192, false>,

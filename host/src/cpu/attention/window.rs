@@ -58,7 +58,7 @@ impl Window {
     }
 
     /// The keys that row `row` attends to, of a sequence with `keys` keys and this offset.
-    pub(super) fn keys(&self, row: usize, offset: i64, keys: usize) -> Range<usize> {
+    pub(crate) fn keys(&self, row: usize, offset: i64, keys: usize) -> Range<usize> {
         let (beside, keys) = (row as i64 + offset, keys as i64);
         let start = self.left.map_or(0, |left| (beside - i64::from(left)).clamp(0, keys));
         let end = self.right.map_or(keys, |right| (beside + i64::from(right) + 1).clamp(0, keys));

@@ -219,7 +219,7 @@ impl<T: AttentionInput> Checked<'_, '_, T> {
             cap: problem.soft_cap.unwrap_or(0.0),
             counts_from_last: u32::from(problem.window.alignment() == Alignment::BottomRight),
             paired: u32::from(problem.is_paired(operands.bias, problem.bias_strides)) * PAIRED_BIAS
-                | u32::from(problem.is_paired(operands.mask, problem.mask_strides)) * PAIRED_MASK,
+                + u32::from(problem.is_paired(operands.mask, problem.mask_strides)) * PAIRED_MASK,
         }
     }
 }

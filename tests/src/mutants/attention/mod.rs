@@ -14,6 +14,7 @@ use warpsmith_kernels::attention::{
 };
 use warpsmith_kernels::attention_hopper::{
     Changed64, Changed96, Changed128, Changed192, Changed256, Heads64, Heads96, Heads128, Heads192, Heads256,
+    Short64,
 };
 
 use super::Problem;
@@ -31,6 +32,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let instance = match parts[..] {
         ["combine", of] => return Some(combine::problems(half(of)?)),
         ["hopper", of, columns] => hopper(half(of)?, columns, false)?,
+        ["hopper", of, "64", "short"] => hopper(half(of)?, "64_short", false)?,
         ["hopper", of, columns, "changed"] => hopper(half(of)?, columns, true)?,
         [of, columns] => portable(half(of)?, columns, false)?,
         [of, columns, "few"] => portable(half(of)?, columns, true)?,
@@ -54,6 +56,7 @@ fn hopper(of: Half, columns: &str, changes: bool) -> Option<Instance> {
     }
     Some(match (columns, changes) {
         ("64", false) => tile::<Heads64, false>(of),
+        ("64_short", false) => tile::<Short64, false>(of),
         ("96", false) => tile::<Heads96, false>(of),
         ("128", false) => tile::<Heads128, false>(of),
         ("192", false) => tile::<Heads192, false>(of),

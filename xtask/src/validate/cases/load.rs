@@ -379,6 +379,7 @@ fn attentions(target: Target, has_kernels: bool) -> Vec<AttentionCase> {
             for (rows, sinks, way, page_size) in [
                 (70, false, Some(AttentionWay::Hopper), None),
                 (70, true, Some(AttentionWay::Hopper), None),
+                (190, false, Some(AttentionWay::Hopper), None),
                 (70, false, Some(AttentionWay::Split), None),
                 (70, false, None, Some(30)),
                 (3, true, None, None),

@@ -9,7 +9,7 @@ use warpsmith_dsl::launch::{Declaration, GlobalMut, Kernel, TensorMap};
 use warpsmith_dsl::warpgroup::{BOX_COLUMNS, ROWS, WARP_ROWS};
 use warpsmith_kernels::attention_hopper::{
     AttentionParams, Changed64, Changed96, Changed128, Changed192, Changed256, Heads64, Heads96, Heads128,
-    Heads192, Heads256, attention_hopper,
+    Heads192, Heads256, Short64, attention_hopper,
 };
 
 use super::super::AttentionInput;
@@ -26,6 +26,13 @@ use crate::tensor::{Element, Tensor};
 
 /// Bytes of keys and values that the level-2 cache is to hold while the tiles of their heads are computed.
 const RESIDENT_BYTES: u64 = 24 << 20;
+
+/// More rows of a tile share what is read: fewer are worth it where they leave less than this share of the work.
+const WORTH: (u64, u64) = (7, 8);
+/// Tiles of a head beyond which their size matters little.
+const MANY_TILES: usize = 32;
+/// Key blocks that the beginning and the end of a tile are worth.
+const TILE_BLOCKS: usize = 1;
 
 /// The arguments of a kernel.
 type Args = (TensorMap, TensorMap, TensorMap, TensorMap, GlobalMut<f32>, ScoreOperands, AttentionParams);
@@ -64,9 +71,9 @@ unsafe fn launch<K: Kernel<Args = Args>>(
 /// The kernels of an element type.
 #[doc(hidden)]
 pub trait Kernels: Element {
-    /// The one for heads of at most so many columns, whose scores operands change or not.
+    /// Those for heads of at most so many columns, whose scores operands change or not: the one with the most rows first.
     #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
-    fn instance(columns: usize, changes: bool) -> Option<Instance>;
+    fn instances(columns: usize, changes: bool) -> Vec<Instance>;
 }
 
 macro_rules! kernels {
@@ -74,20 +81,22 @@ macro_rules! kernels {
         $(
             impl Kernels for $element {
                 #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
-                fn instance(columns: usize, changes: bool) -> Option<Instance> {
-                    Some(match (columns, changes) {
-                        (..=64, false) => kernels!(@of $device, Heads64, false),
-                        (..=96, false) => kernels!(@of $device, Heads96, false),
-                        (..=128, false) => kernels!(@of $device, Heads128, false),
-                        (..=192, false) => kernels!(@of $device, Heads192, false),
-                        (..=256, false) => kernels!(@of $device, Heads256, false),
-                        (..=64, true) => kernels!(@of $device, Changed64, true),
-                        (..=96, true) => kernels!(@of $device, Changed96, true),
-                        (..=128, true) => kernels!(@of $device, Changed128, true),
-                        (..=192, true) => kernels!(@of $device, Changed192, true),
-                        (..=256, true) => kernels!(@of $device, Changed256, true),
-                        _ => return None,
-                    })
+                fn instances(columns: usize, changes: bool) -> Vec<Instance> {
+                    match (columns, changes) {
+                        (..=64, false) => {
+                            vec![kernels!(@of $device, Heads64, false), kernels!(@of $device, Short64, false)]
+                        }
+                        (..=96, false) => vec![kernels!(@of $device, Heads96, false)],
+                        (..=128, false) => vec![kernels!(@of $device, Heads128, false)],
+                        (..=192, false) => vec![kernels!(@of $device, Heads192, false)],
+                        (..=256, false) => vec![kernels!(@of $device, Heads256, false)],
+                        (..=64, true) => vec![kernels!(@of $device, Changed64, true)],
+                        (..=96, true) => vec![kernels!(@of $device, Changed96, true)],
+                        (..=128, true) => vec![kernels!(@of $device, Changed128, true)],
+                        (..=192, true) => vec![kernels!(@of $device, Changed192, true)],
+                        (..=256, true) => vec![kernels!(@of $device, Changed256, true)],
+                        _ => Vec::new(),
+                    }
                 }
             }
         )*
@@ -100,8 +109,8 @@ kernels!(f16 F16, bf16 Bf16);
 
 impl Kernels for f32 {
     #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
-    fn instance(_: usize, _: bool) -> Option<Instance> {
-        None
+    fn instances(_: usize, _: bool) -> Vec<Instance> {
+        Vec::new()
     }
 }
 
@@ -123,7 +132,12 @@ impl Plan {
             return None;
         }
         let changes = problem.changes_scores() || checked.operands.sinks.is_some();
-        let instance = <T as Kernels>::instance(problem.width.max(problem.value_width), changes)?;
+        let instances = <T as Kernels>::instances(problem.width.max(problem.value_width), changes);
+        let least_work = |best: Instance, other: Instance| {
+            let [of_best, of_other] = [best, other].map(|instance| problem.work(&instance));
+            if of_other * WORTH.1 < of_best * WORTH.0 { other } else { best }
+        };
+        let instance = instances.into_iter().reduce(least_work)?;
         let rows = instance.rows as usize;
         // Each packed sequence may begin a tile of its own.
         let tiles =
@@ -225,6 +239,30 @@ impl Plan {
         let section = (RESIDENT_BYTES / bytes).max(1).saturating_mul(group);
         let section = section.clamp(1, problem.all_heads().max(1) as u64) as u32;
         Sizes { tiles: self.tiles, section, ..problem.sizes() }
+    }
+}
+
+impl Problem {
+    /// What a head of a sequence takes in tiles of an instance: rows times the key blocks of each tile, with those that its beginning and end are worth; 0 if
+    /// there are so many tiles that their size matters little. Rows of packed sequences are taken for evenly dealt.
+    ///
+    /// Results have the same bits in all tiles whose blocks have as many keys, so that the sequences beside one may decide.
+    fn work(&self, instance: &Instance) -> u64 {
+        let sequences = if self.is_packed { self.batch.max(1) } else { 1 };
+        let [rows, keys] = [self.rows, self.keys].map(|all| all.div_ceil(sequences));
+        let (of_tile, of_block) = (instance.rows as usize, instance.keys as usize);
+        let tiles = rows.div_ceil(of_tile);
+        if tiles > MANY_TILES {
+            return 0;
+        }
+        let offset = self.window.alignment().offset([rows, keys]);
+        let blocks = |tile: usize| {
+            let first = tile * of_tile;
+            let begin = self.window.keys(first, offset, keys).start;
+            let end = self.window.keys(rows.min(first + of_tile) - 1, offset, keys).end;
+            end.div_ceil(of_block).saturating_sub(begin / of_block) + TILE_BLOCKS
+        };
+        ((0..tiles).map(blocks).sum::<usize>() * of_tile) as u64
     }
 }
 
