@@ -169,10 +169,8 @@ pub struct CombineParams {
     pub heads: u32,
     /// Columns of O.
     pub columns: u32,
-    /// Packed sequences.
-    pub batch: u32,
-    /// Where packed sequences begin, as in [`AttentionParams`]: rows of none stay as they are. Null if there are none.
-    pub offsets_q: Global<u32>,
+    /// Keeps the size a multiple of eight; its value is not read.
+    pub reserved: u32,
 }
 
 /// Neighbouring columns of a lane.
@@ -210,9 +208,6 @@ pub unsafe fn attention_combine<T: Element>(
     let lane = warp::lane_id();
     // SAFETY: the caller vouches for the pointers; each row belongs to one warp, whose lanes are all here.
     unsafe {
-        if !p.offsets_q.is_null() && !belongs_to_sequence(p.offsets_q, p.batch, in_head as u32) {
-            return;
-        }
         let first = row * parts.count as u64;
         // Each lane has the part of its number.
         let has_part = lane < parts.count;
@@ -223,9 +218,11 @@ pub unsafe fn attention_combine<T: Element>(
         } else {
             ptx::ld_global_nc_f32(sinks.offset(head).address())
         };
-        let largest = reduce::warp_max(own).max(sink);
+        let largest = reduce::warp_max(own);
+        let counts = largest != Parts::NO_ROW;
+        let largest = largest.max(sink);
         let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
-        let weight = |lse: f32| ptx::ex2_approx_ftz((lse - base) * LOG2_E);
+        let weight = |lse: f32| if counts { ptx::ex2_approx_ftz((lse - base) * LOG2_E) } else { 0.0 };
         let own = weight(own);
         let total = reduce::warp_sum(own) + weight(sink);
         if lane == 0 && !lse.is_null() {
@@ -279,26 +276,4 @@ pub unsafe fn attention_combine<T: Element>(
             begin += warp::SIZE * LANE_COLUMNS;
         }
     }
-}
-
-/// Whether `row` is one of the `batch` packed sequences that begin at `offsets`, behind which there is one more.
-///
-/// # Safety
-///
-/// The offsets are valid for reads, and nothing writes there.
-unsafe fn belongs_to_sequence(offsets: Global<u32>, batch: u32, row: u32) -> bool {
-    // SAFETY: the caller's promise.
-    let offset =
-        |index: u32| unsafe { ptx::ld_global_nc_f32(offsets.offset(index as u64).address()).to_bits() };
-    // How many sequences begin at or before the row.
-    let (mut first, mut end) = (0, batch);
-    while first < end {
-        let middle = first + (end - first) / 2;
-        if offset(middle) <= row {
-            first = middle + 1;
-        } else {
-            end = middle;
-        }
-    }
-    first > 0 && row < offset(first)
 }

@@ -88,9 +88,18 @@ fn sequences() -> impl Strategy<Value = Sequences> {
     let padded = (side(), side()).prop_flat_map(move |(rows, keys)| {
         lengths((rows, keys)).prop_map(move |lengths| Sequences::Padded { rows, keys, lengths })
     });
+    // More keys than one block has of a sequence, whose rows are few.
+    let many = (1usize..20, 257usize..700).prop_flat_map(move |(rows, keys)| {
+        let padded = lengths((rows, keys));
+        prop_oneof![
+            Just(Sequences::Equal { batch: 1, rows, keys }),
+            padded.prop_map(move |lengths| Sequences::Padded { rows, keys, lengths }),
+        ]
+    });
     prop_oneof![
         3 => (0usize..4, side(), side()).prop_map(|(batch, rows, keys)| Sequences::Equal { batch, rows, keys }),
         2 => padded,
+        2 => many,
         3 => prop::collection::vec(of((140, 140)), 0..6).prop_map(Sequences::Packed),
     ]
 }

@@ -10,7 +10,7 @@ use warpsmith::layers::{Attention, AttentionConfig, AttentionNames, KvCache, Lin
 use warpsmith::ops::attention::{Alignment, AttentionInput};
 use warpsmith::ops::linear::LinearInput;
 use warpsmith::weights::FloatElement;
-use warpsmith::{DType, Device, DeviceKind, Error, Tensor, Weights, ops};
+use warpsmith::{DType, Device, Error, Tensor, Weights, ops};
 
 use crate::{Case, cases};
 
@@ -36,9 +36,7 @@ macro_rules! of_each_type {
     ($device:expr, $case:ident) => {{
         $case::<f16>($device)?;
         $case::<bf16>($device)?;
-        if $device.kind() == DeviceKind::Cpu {
-            $case::<f32>($device)?;
-        }
+        $case::<f32>($device)?;
     }};
 }
 

@@ -505,8 +505,9 @@ impl<S: AttentionShape, const CHANGES: bool> Tile<S, CHANGES> {
         work: &Work,
         block: u32,
     ) {
-        // What changes scores takes the registers.
-        let own = if CHANGES { OwnRows::of(ptx::opaque(index), scoring, work) } else { own };
+        // What changes scores takes the registers, and so do wide sums.
+        let is_short = CHANGES || S::Sums::COLUMNS > 192;
+        let own = if is_short { OwnRows::of(ptx::opaque(index), scoring, work) } else { own };
         let place = Self::place(own, work, block);
         if let Some(added) = added {
             // SAFETY: the caller's promise.

@@ -170,7 +170,8 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
     ) -> Attended<S::Sums> {
         let [first, end] = work.within;
         let (first, end) = if parts.count > 1 {
-            (first.max(part * parts.keys), end.min((part + 1) * parts.keys))
+            let [from, to] = parts.keys_of(part, work.keys, Self::BLOCK_KEYS);
+            (first.max(from), end.min(to))
         } else {
             (first, end)
         };
@@ -440,7 +441,8 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
             if rows[half].counts {
                 attended.totals[half]
             } else {
-                Total { scale: 0.0, lse: f32::NEG_INFINITY }
+                let lse = if parts.count > 1 { Parts::NO_ROW } else { f32::NEG_INFINITY };
+                Total { scale: 0.0, lse }
             }
         });
         // SAFETY: the caller's promise.

@@ -194,8 +194,8 @@ impl ScoreOperands {
     ) {
         scores.map(|score, _, _| score * self.scale);
         if self.cap != 0.0 {
-            let (factor, cap) = (2.0 * LOG2_E / self.cap, self.cap);
-            scores.map(|score, _, _| cap * tanh_of_half(score * factor));
+            let (factor, cap) = (1.0 / self.cap, self.cap);
+            scores.map(|score, _, _| cap * tanh(score * factor));
         }
         match added {
             Some(added) if !self.bias.is_null() => {
@@ -359,8 +359,13 @@ impl Place {
     }
 }
 
-/// `tanh(x / 2)` of x · log₂ e: 1 − 2 / (1 + eˣ).
+/// The hyperbolic tangent, within a few roundings of itself: 1 − 2 / (1 + e²ˣ), which cancels where x is small.
 #[inline(always)]
-fn tanh_of_half(x: f32) -> f32 {
-    1.0 - 2.0 * ptx::rcp_approx_ftz(1.0 + ptx::ex2_approx_ftz(x))
+fn tanh(x: f32) -> f32 {
+    let large = 1.0 - 2.0 * ptx::rcp_approx_ftz(1.0 + ptx::ex2_approx_ftz(x * (2.0 * LOG2_E)));
+    // The first terms of the series: the next is below a rounding.
+    let square = x * x;
+    let series = ptx::fma(square, ptx::fma(square, -17.0 / 315.0, 2.0 / 15.0), -1.0 / 3.0);
+    let small = ptx::fma(x * square, series, x);
+    if x.abs() < 0.1875 { small } else { large }
 }

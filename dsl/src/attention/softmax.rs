@@ -6,6 +6,15 @@ use crate::tile::registers::{Fragment, ROWS};
 
 /// Log₂ e.
 pub const LOG2_E: f32 = core::f32::consts::LOG2_E;
+const LN_2: f32 = core::f32::consts::LN_2;
+/// From this exponent on the rounding of a product shows in the difference to it.
+const LARGE: f32 = (1u32 << 20) as f32;
+
+/// What scores are relative to, of which this is the largest. If it is −∞, the difference would be no number.
+#[inline(always)]
+fn reference(largest: f32) -> f32 {
+    if largest == f32::NEG_INFINITY { 0.0 } else { largest }
+}
 
 /// What is known of a thread's two rows so far. Scores are in units of `factor` · log 2, as [`weigh`](Self::weigh) is told.
 #[derive(Clone, Copy)]
@@ -42,8 +51,15 @@ impl OnlineSoftmax {
     pub unsafe fn weigh<C: Accumulators>(&mut self, scores: &mut Fragment<C>, factor: f32) -> [f32; ROWS] {
         // SAFETY: the caller's promise.
         let largest = unsafe { scores.max_of_rows(self.largest) };
-        // Of a row without any score so far, −∞ − −∞ would be no number.
-        let base = largest.map(|largest| if largest == f32::NEG_INFINITY { 0.0 } else { largest * factor });
+        let mut base = [reference(largest[0]) * factor, reference(largest[1]) * factor];
+        // A product is rounded, but the fused difference to it is not. Where its error is no small exponent, scores are made small before.
+        if base[0].abs().max(base[1].abs()) >= LARGE {
+            scores.map(|score, row, _| score - reference(largest[row]));
+            for row in 0..ROWS {
+                self.largest[row] -= reference(largest[row]);
+                base[row] = 0.0;
+            }
+        }
         let mut scales = [0.0; ROWS];
         for row in 0..ROWS {
             scales[row] = ptx::ex2_approx_ftz(ptx::fma(self.largest[row], factor, -base[row]));
@@ -69,8 +85,7 @@ impl OnlineSoftmax {
     pub fn rebase(&mut self, largest: [f32; ROWS], factor: f32) -> [f32; ROWS] {
         let mut scales = [0.0; ROWS];
         for row in 0..ROWS {
-            let base = if largest[row] == f32::NEG_INFINITY { 0.0 } else { largest[row] * factor };
-            scales[row] = ptx::ex2_approx_ftz(ptx::fma(self.largest[row], factor, -base));
+            scales[row] = ptx::ex2_approx_ftz((self.largest[row] - reference(largest[row])) * factor);
             self.sum[row] *= scales[row];
         }
         self.largest = largest;
@@ -106,28 +121,21 @@ impl OnlineSoftmax {
         core::array::from_fn(|row| {
             // SAFETY: the caller's promise.
             let sum = unsafe { quad_sum(self.sum[row]) };
-            let largest = if self.largest[row] == f32::NEG_INFINITY {
-                f32::NEG_INFINITY
-            } else {
-                self.largest[row] * factor
-            };
+            // In natural units.
+            let largest = self.largest[row] * (factor * LN_2);
             let (base, scale, sum) = match sinks.map(|sinks| sinks[row]) {
                 None => (largest, 1.0, sum),
                 Some(sink) => {
-                    let sink = sink * LOG2_E;
                     let base = largest.max(sink);
-                    if base == f32::NEG_INFINITY {
-                        (base, 1.0, sum)
-                    } else {
-                        let scale = ptx::ex2_approx_ftz(largest - base);
-                        (base, scale, ptx::fma(sum, scale, ptx::ex2_approx_ftz(sink - base)))
-                    }
+                    let [scale, of_sink] =
+                        [largest, sink].map(|score| ptx::ex2_approx_ftz((score - reference(base)) * LOG2_E));
+                    (base, scale, ptx::fma(sum, scale, of_sink))
                 }
             };
             if sum == 0.0 {
                 Total { scale: 0.0, lse: f32::NEG_INFINITY }
             } else {
-                let lse = (base + ptx::lg2_approx_ftz(sum)) * core::f32::consts::LN_2;
+                let lse = ptx::fma(ptx::lg2_approx_ftz(sum), LN_2, base);
                 Total { scale: scale / sum, lse }
             }
         })

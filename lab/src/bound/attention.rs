@@ -4,8 +4,8 @@
 //! sink's, and `y = Σ pⱼ vⱼ / l`. Hats mark what is computed.
 //!
 //! **Logits.** Let `Sⱼ = |scale| · Σ |qₓ kⱼₓ|`. The product is off by `a(D) · Sⱼ`, with a(D) the error of such sums; the scale, and the factor that makes
-//! exponentials powers of two, add 3u · Sⱼ. A soft cap has a slope of at most 1. Its quotient is rounded, 2u · Sⱼ, and the hyperbolic tangent is within 16u,
-//! which the cap multiplies. Bias and distance are added to what is at most Sⱼ: with their own product, 3u · (Sⱼ + |bias| + |slope · distance|).
+//! exponentials powers of two, add 3u · Sⱼ. A soft cap has a slope of at most 1. Its quotient is rounded, 2u · Sⱼ, and the hyperbolic tangent is within 16u, and
+//! within 128u of itself, which the cap multiplies. Bias and distance are added to what is at most Sⱼ: with their own product, 3u · (Sⱼ + |bias| + |slope · distance|).
 //!
 //! **Weights.** The difference to the largest logit is rounded, in units of either: 4u · (|sⱼ| + |m|). An exponential is within 2⁻²¹ of itself (`ex2.approx`: 2⁻²²).
 //! Where keys come in blocks of at least 16, the weights before are multiplied by the exponential of the difference of two maxima each time. What is rounded of these
@@ -111,7 +111,7 @@ impl AttentionModel {
 
     /// e, what a weight may be off by of itself, in a row whose largest logit is `largest`.
     pub(crate) fn weight_error(&self, of: Logit, largest: f64) -> f64 {
-        let cap = if of.cap > 0.0 { 16.0 * U * of.cap + 2.0 * U * of.size } else { 0.0 };
+        let cap = if of.cap > 0.0 { 16.0 * U * of.cap.min(8.0 * of.size) + 2.0 * U * of.size } else { 0.0 };
         let logit = (self.products + 3.0 * U) * of.size + cap + 3.0 * U * (of.size + of.added);
         let exponent = 6.0 * U * (of.logit.abs() + largest.abs());
         (logit + exponent + self.exponential).exp_m1()

@@ -74,13 +74,26 @@ pub struct Parts {
     pub lse: GlobalMut<f32>,
     /// Parts, from 1 to [`MOST`](Self::MOST). If there is one, results are stored instead.
     pub count: u32,
-    /// Keys of a part: a multiple of a block's.
+    /// The least keys of a part: a multiple of a block's.
     pub keys: u32,
 }
 
 impl Parts {
     /// The most parts: one for each lane of a warp.
     pub const MOST: u32 = warp::SIZE;
+
+    /// What stands for the log-sum-exp of a row that does not count.
+    pub const NO_ROW: f32 = f32::INFINITY;
+
+    /// The keys of part `part` of a sequence with `keys` keys, in whole blocks of `of_block`: the first, and the one behind the last.
+    ///
+    /// They are more than the least only where there are [most](Self::MOST) parts. So they follow from `keys` alone.
+    #[inline(always)]
+    #[must_use]
+    pub(super) fn keys_of(&self, part: u32, keys: u32, of_block: u32) -> [u32; 2] {
+        let each = keys.div_ceil(self.count.max(1)).next_multiple_of(of_block).max(self.keys);
+        [part * each, (part + 1) * each]
+    }
 
     /// Sums of each part of a row with so many columns: whole groups of four.
     #[inline(always)]

@@ -3,7 +3,7 @@
 //! Hopper's kernels take many rows. Those for every GPU take what is left: other GPUs, keys in pages, and so few rows that blocks have to share a sequence's
 //! keys.
 //!
-//! What a sequence's result is made of does not depend on the sequences beside it: kernel, tiles and parts follow from the heads and the lengths.
+//! What a sequence's result is made of does not depend on the sequences beside it: the kernel follows from the heads and the axes, and parts from the sequence's own keys.
 
 mod hopper;
 mod portable;
@@ -95,16 +95,16 @@ fn no_kernel<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Error {
     let device = checked.stream.device();
     let properties = device.properties();
     let (major, minor) = properties.compute_capability;
-    let &Problem { width, value_width, rows, keys, .. } = &checked.problem;
+    let &Problem { width, value_width, batch, heads, rows, keys, .. } = &checked.problem;
     let dtype = T::DTYPE;
     Error::UnsupportedDevice {
         operation: OPERATION,
         device: device.to_string(),
         expected: format!(
-            "compute capability 8.0 or later, at most {MAX_COLUMNS} columns of q and of v (in f32 128 of q, where a block has less than 112 KiB of shared memory), and less than 2^30 rows and keys"
+            "compute capability 8.0 or later, at most {MAX_COLUMNS} columns of q and of v (in f32 128 of q, where a block has less than 112 KiB of shared memory), and less than 2^30 rows and keys, and 2^31 tiles of all heads and sequences"
         ),
         actual: format!(
-            "compute capability {major}.{minor}, {dtype}, {width} and {value_width} columns, {rows} rows and {keys} keys, {} KiB of shared memory",
+            "compute capability {major}.{minor}, {dtype}, {width} and {value_width} columns, {batch} sequences of {heads} heads, {rows} rows and {keys} keys, {} KiB of shared memory",
             properties.max_shared_per_block / 1024
         ),
     }
@@ -114,7 +114,7 @@ fn no_kernel<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Error {
 pub(super) fn window(problem: &Problem) -> Window {
     let window = problem.window;
     // What no row and key are apart by is no bound.
-    let most = (problem.rows + problem.keys) as u64;
+    let most = problem.rows.max(problem.keys) as u64;
     let bound = |keys: Option<u32>| keys.filter(|&keys| u64::from(keys) < most).unwrap_or(Window::UNBOUNDED);
     Window {
         left: bound(window.left()),

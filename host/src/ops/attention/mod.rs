@@ -186,8 +186,8 @@ impl<'a, T: AttentionInput> AttentionOp<'a, T> {
 
     /// Sequences follow each other: sequence b has the rows `offsets_q[b]..offsets_q[b + 1]` and the keys `offsets_k[b]..offsets_k[b + 1]`. Both are `[B + 1]`.
     ///
-    /// An offset beyond the rows, or keys, counts for their number: offsets are read on the device, where nothing can be refused. A sequence whose
-    /// offset is less than the one before is empty. Rows of no sequence have zeros, and −∞ in `lse`, in what [`run`](Self::run) returns;
+    /// An offset beyond the rows, or keys, counts for their number: offsets are read on the device, where nothing can be refused. Where an
+    /// offset is less than one before, what rows hold is unspecified. Rows of no sequence have zeros, and −∞ in `lse`, in what [`run`](Self::run) returns;
     /// [`run_into`](Self::run_into) leaves them as they are. What rows of two sequences hold is unspecified.
     pub fn packed(mut self, offsets_q: &'a Tensor<u32>, offsets_k: &'a Tensor<u32>) -> Self {
         self.operands.packing = Some(Packing { q: offsets_q, k: offsets_k });

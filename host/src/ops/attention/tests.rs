@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use ndarray::{Array4, ArrayD, IxDyn};
 use proptest::prelude::*;
 
-use super::{Alignment, AttentionInput};
+use super::{Alignment, AttentionInput, Way};
 use crate::weights::FloatElement;
 use crate::{Device, Tensor, ops};
 use naive::{Drawn, compare};
@@ -211,4 +211,143 @@ fn a_far_best_key_has_all_the_weight() {
     of_type::<f16>();
     of_type::<bf16>();
     of_type::<f32>();
+}
+
+/// The devices whose kernels are compared with the CPU.
+fn emulators() -> [Device; 2] {
+    ["emulator:8.0", "emulator:9.0"].map(|device| device.parse().expect("a device"))
+}
+
+/// One row with one head, and keys of which the last has all the weight.
+fn last_key<T: AttentionInput + FloatElement>(device: &Device, keys: usize) -> (f64, f32) {
+    let place = |value: &dyn Fn(usize) -> f64, rows: usize| {
+        let elements: Vec<T> = (0..rows * 8).map(|i| T::round(value(i / 8))).collect();
+        Tensor::from_slice(device, &elements, [1, rows, 1, 8]).expect("it fits")
+    };
+    let last = |j: usize| if j + 1 == keys { 5.0 } else { 0.0 };
+    let (q, k, v) = (place(&|_| 8.0, 1), place(&last, keys), place(&last, keys));
+    let (y, lse) = ops::attention(&q, &k, &v).run_with_lse().expect("the shapes fit");
+    let (y, lse) = (y.to_vec().expect("it is there"), lse.to_vec().expect("it is there"));
+    (f64::from(y[0].to_f32()), lse[0])
+}
+
+#[test]
+fn every_part_of_many_keys_counts() {
+    // On both sides of where parts become longer, for blocks of every length.
+    for keys in [8192, 8193, 8200, 8223, 8224, 10_241] {
+        for device in emulators() {
+            let logit = (8.0 * 8.0 * 5.0 / 8f64.sqrt()) as f32;
+            for (y, lse) in [last_key::<f16>(&device, keys), last_key::<f32>(&device, keys)] {
+                assert_eq!(y, 5.0, "{device}, {keys} keys");
+                assert!((lse - logit).abs() < 1e-4, "{device}, {keys} keys: {lse}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_beyond_their_length_have_no_sink_where_keys_are_split() {
+    for device in emulators() {
+        let ones = |shape: [usize; 4]| {
+            let elements = vec![f16::ONE; shape.iter().product()];
+            Tensor::from_slice(&device, &elements, shape).expect("it fits")
+        };
+        let (q, k) = (ones([1, 4, 1, 64]), ones([1, 600, 1, 64]));
+        let sinks = Tensor::from_slice(&device, &[0.25f32], [1]).expect("it fits");
+        let lengths = Tensor::from_slice(&device, &[2u32], [1]).expect("it fits");
+        let operation = ops::attention(&q, &k, &k).sinks(&sinks).lengths(Some(&lengths), None);
+        let (y, lse) = operation.run_with_lse().expect("the shapes fit");
+        let lse = lse.to_vec().expect("it is there");
+        assert!(lse[..2].iter().all(|lse| lse.is_finite()), "{device}: {lse:?}");
+        assert_eq!(lse[2..], [f32::NEG_INFINITY; 2], "{device}");
+        assert!(y.to_vec().expect("it is there")[128..].iter().all(|y| *y == f16::ZERO));
+    }
+}
+
+/// Masks of the least number of a type, as programs use them, and scores of that size.
+#[test]
+fn logits_of_any_size_are_weighed() {
+    let mut devices = emulators().to_vec();
+    devices.push(Device::cpu());
+    for device in devices {
+        for (rows, way) in [(3, None), (70, None), (70, Some(Way::Hopper)), (70, Some(Way::Whole))] {
+            for least in [bf16::MIN.to_f32(), -1e38, -1e20, -1e12, -1e10] {
+                for left in [true, false] {
+                    let keys = 300;
+                    let is_masked = |j: usize| if left { j < 200 } else { j >= 100 };
+                    let place = |rows: usize, value: &dyn Fn(usize) -> f32| {
+                        let elements: Vec<bf16> =
+                            (0..rows * 64).map(|i| bf16::from_f32(value(i / 64))).collect();
+                        Tensor::from_slice(&device, &elements, [1, rows, 1, 64]).expect("it fits")
+                    };
+                    let (q, k) = (place(rows, &|_| 0.5), place(keys, &|_| 0.5));
+                    let v = place(keys, &|j| if is_masked(j) { 9.0 } else { 2.0 });
+                    let bias: Vec<bf16> =
+                        (0..keys).map(|j| bf16::from_f32(if is_masked(j) { least } else { 0.0 })).collect();
+                    let bias = Tensor::from_slice(&device, &bias, [1, 1, 1, keys]).expect("it fits");
+                    let y = ops::attention(&q, &k, &v).bias(&bias).way(way).run().expect("the shapes fit");
+                    let y = y.to_vec().expect("it is there");
+                    assert!(y.iter().all(|y| y.to_f32() == 2.0), "{device}, {rows} rows, {least}: {}", y[0]);
+                }
+            }
+            // The same without a bias: the largest score is a product that is rounded.
+            let place = |rows: usize, value: &dyn Fn(usize) -> f32| {
+                let elements: Vec<bf16> = (0..rows * 64).map(|i| bf16::from_f32(value(i / 64))).collect();
+                Tensor::from_slice(&device, &elements, [1, rows, 1, 64]).expect("it fits")
+            };
+            let (q, k) = (place(rows, &|_| 1.3e5), place(300, &|j| if j % 2 == 0 { 1.3e5 } else { 1.0 }));
+            let v = place(300, &|j| if j % 2 == 0 { 2.0 } else { 9.0 });
+            let (y, lse) = ops::attention(&q, &k, &v).way(way).run_with_lse().expect("the shapes fit");
+            let exact = 64.0 * f64::from(bf16::from_f32(1.3e5).to_f32()).powi(2) / 8.0;
+            assert!(
+                y.to_vec().expect("it is there").iter().all(|y| y.to_f32() == 2.0),
+                "{device}, {rows} rows"
+            );
+            for lse in lse.to_vec().expect("it is there") {
+                assert!((f64::from(lse) / exact - 1.0).abs() < 1e-6, "{device}: {lse} for {exact}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_soft_cap_far_above_all_scores_changes_nothing() {
+    for device in emulators() {
+        let place = |rows: usize, factor: f32| {
+            let elements: Vec<f32> = (0..rows * 16).map(|i| (i % 13) as f32 * factor - 0.3).collect();
+            Tensor::from_slice(&device, &elements, [1, rows, 1, 16]).expect("it fits")
+        };
+        let (q, k, v) = (place(3, 0.1), place(40, 0.07), place(40, 0.05));
+        let plain = ops::attention(&q, &k, &v).run().expect("the shapes fit").to_vec().expect("it is there");
+        for cap in [1e4, 1e6, 1e30, f32::MAX] {
+            let capped = ops::attention(&q, &k, &v).soft_cap(cap).run().expect("the shapes fit");
+            for (plain, capped) in plain.iter().zip(capped.to_vec().expect("it is there")) {
+                assert!((plain - capped).abs() < 1e-5, "{device}, cap {cap}: {capped} for {plain}");
+            }
+        }
+    }
+}
+
+/// Of the keys of an axis that do not count there may be any number.
+#[test]
+fn parts_follow_from_a_sequences_own_keys() {
+    for device in emulators() {
+        for own in [100, 3001, 9000] {
+            let bits = |all: usize| {
+                let place = |rows: usize, seed: usize| {
+                    let value = |i: usize| f16::from_f32(((i * 7919 + seed) % 1009) as f32 / 500.0 - 1.0);
+                    let elements: Vec<f16> = (0..rows * 16).map(value).collect();
+                    Tensor::from_slice(&device, &elements, [1, rows, 1, 16]).expect("it fits")
+                };
+                let (q, k, v) = (place(2, 1), place(all, 2), place(all, 3));
+                let lengths = Tensor::from_slice(&device, &[own as u32], [1]).expect("it fits");
+                let operation = ops::attention(&q, &k, &v).lengths(None, Some(&lengths));
+                operation.run().expect("the shapes fit").to_vec().expect("it is there")
+            };
+            let first = bits(own);
+            for all in [own + 300, 8192.max(own), 8200.max(own + 1), 20_000] {
+                assert_eq!(bits(all), first, "{device}, {own} of {all} keys");
+            }
+        }
+    }
 }

@@ -530,7 +530,7 @@ impl Size {
             let scores: Vec<(u32, f64)> = scores.iter().filter(is_of).copied().collect();
             let at = number * self.parts() as usize + part as usize;
             let (lse, sums) = self.sums(sequence, head, &scores, None);
-            made.part_lse.set_lse(at, lse);
+            made.part_lse.set_lse(at, if counts { lse } else { Parts::NO_ROW.into() });
             if scores.is_empty() {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! How the kernels that add up parts are run: on parts of which some have no keys, with sinks, and with rows that are of no packed sequence.
+//! How the kernels that add up parts are run: on parts of which some have no keys, with sinks, and with rows that do not count.
 
 use warpsmith_dsl::attention::portable::Parts;
 use warpsmith_dsl::launch::{Global, GlobalMut};
@@ -22,7 +22,7 @@ pub(super) fn problems(of: Half) -> Vec<Box<dyn Problem>> {
         parts,
         sinks: false,
         lse: true,
-        offsets: None,
+        counts: rows,
     };
     let sizes = [
         size(1, 1, 1),
@@ -35,9 +35,9 @@ pub(super) fn problems(of: Half) -> Vec<Box<dyn Problem>> {
         size(4, 3, 9),
         Size { heads: 2, ..size(2, 258, 17) },
         size(3, 16, 32),
-        Size { heads: 2, sinks: true, offsets: Some(vec![1, 4, 4, 6]), ..size(8, 9, 2) },
-        Size { lse: false, offsets: Some(vec![0, 2, 3, 3, 3, 7]), ..size(7, 64, 3) },
-        Size { offsets: Some(vec![2, 2]), ..size(4, 8, 2) },
+        Size { heads: 2, sinks: true, counts: 6, ..size(8, 9, 2) },
+        Size { lse: false, counts: 3, ..size(7, 64, 3) },
+        Size { counts: 0, ..size(4, 8, 2) },
     ];
     sizes.into_iter().map(|size| Box::new(Case::new(of, size)) as Box<dyn Problem>).collect()
 }
@@ -51,8 +51,8 @@ struct Size {
     parts: u32,
     sinks: bool,
     lse: bool,
-    /// Where packed sequences begin; `batch` counts for nothing then.
-    offsets: Option<Vec<u32>>,
+    /// Rows that count.
+    counts: u32,
 }
 
 struct Case {
@@ -70,8 +70,7 @@ struct Case {
 
 impl Case {
     fn new(of: Half, size: Size) -> Self {
-        let Size { heads, rows, columns, parts, .. } = size;
-        let batch = if size.offsets.is_some() { 1 } else { size.batch };
+        let Size { batch, heads, rows, columns, parts, .. } = size;
         let head_stride = u64::from(columns + 1);
         let row_stride = head_stride * u64::from(heads) + 1;
         let strides = [row_stride * u64::from(rows + 1), row_stride, head_stride];
@@ -89,10 +88,7 @@ impl Case {
         let sink = |head: u32| if head == 1 { f32::NEG_INFINITY } else { head as f32 - 0.5 };
         for number in 0..batch * heads * rows {
             let (sequence, head, row) = (number / (heads * rows), number / rows % heads, number % rows);
-            let is_there = size.offsets.as_ref().is_none_or(|offsets| {
-                offsets.first().is_some_and(|&first| row >= first)
-                    && offsets.last().is_some_and(|&end| row < end)
-            });
+            let is_there = row < size.counts;
             let whole = Parts::columns(columns);
             let mut weighted = vec![[0.0; 2]; columns as usize];
             let mut numbers = vec![if size.sinks { f64::from(sink(head)) } else { f64::NEG_INFINITY }];
@@ -101,7 +97,7 @@ impl Case {
                 // Of one row in five no part has keys.
                 let is_empty = number % 5 == 3 || hash(&[8, number, part]).is_multiple_of(3);
                 let part_number = match (is_there, is_empty) {
-                    (false, _) => f32::NAN,
+                    (false, _) => Parts::NO_ROW,
                     (true, true) => f32::NEG_INFINITY,
                     (true, false) => (hash(&[9, number, part]) % 33) as f32 / 8.0 - 3.0,
                 };
@@ -120,7 +116,7 @@ impl Case {
                 }
             }
             if !is_there {
-                continue;
+                numbers.clear();
             }
             let largest = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let is_empty = largest == f64::NEG_INFINITY;
@@ -165,12 +161,8 @@ impl Problem for Case {
             place(&bytes)
         };
         let size = &self.size;
-        let offsets: Vec<u8> =
-            size.offsets.iter().flatten().flat_map(|offset: &u32| offset.to_le_bytes()).collect();
         let (o, lse) = (place(&self.o.before(Some(self.of)))?, place(&self.lse.before(None))?);
-        let batch = size.offsets.as_ref().map_or(size.batch, |offsets| offsets.len() as u32 - 1);
-        let sequences = if size.offsets.is_some() { 1 } else { size.batch };
-        let rows = sequences * size.heads * size.rows;
+        let rows = size.batch * size.heads * size.rows;
         let [stride_sequence, stride_row, stride_head] = self.strides;
         let parts = Parts {
             sums: GlobalMut::new(numbers(&self.sums)?),
@@ -186,8 +178,7 @@ impl Problem for Case {
             rows_of_head: size.rows,
             heads: size.heads,
             columns: size.columns,
-            batch,
-            offsets_q: Global::new(place(&offsets)?),
+            reserved: 0,
         };
         let sinks = Global::<f32>::new(numbers(&self.sinks)?);
         let arguments = (parts, GlobalMut::<u8>::new(o), GlobalMut::<f32>::new(lse), sinks, p);

@@ -131,6 +131,11 @@ impl Plan {
         if has_pages || !is_hopper(properties.compute_capability) || !is_built("attention_hopper") {
             return None;
         }
+        // The copy engine counts rows of all sequences in 32 bits, where tensors end with each of them.
+        let has_ends = problem.is_packed || checked.operands.lengths[1].is_some();
+        if has_ends && (problem.batch as u64).saturating_mul(problem.keys as u64) >= 1 << 31 {
+            return None;
+        }
         let changes = problem.changes_scores() || checked.operands.sinks.is_some();
         let instances = <T as Kernels>::instances(problem.width.max(problem.value_width), changes);
         let least_work = |best: Instance, other: Instance| {
@@ -284,9 +289,12 @@ impl<T: AttentionInput> Checked<'_, '_, T> {
         }
         let [of_sequences, of_rows, _] = self.problem.v_strides;
         let (batch, keys) = (self.problem.batch, self.problem.keys);
+        // Rows of all sequences, with those between them.
+        let apart = if of_rows > 0 { of_sequences / of_rows } else { 0 };
+        let is_counted = (batch as u64).saturating_mul(apart).saturating_add(keys as u64) < 1 << 31;
         let is_short = of_rows.saturating_mul(size_of::<T>() as u64) < Rows::WRAP;
         let is_apart =
             self.problem.is_packed || batch <= 1 || keys <= 1 || of_rows > 0 && of_sequences % of_rows == 0;
-        is_short && is_apart && (keys <= 1 || of_rows > 0)
+        is_short && is_counted && is_apart && (keys <= 1 || of_rows > 0)
     }
 }

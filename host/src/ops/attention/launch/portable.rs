@@ -28,8 +28,8 @@ use crate::tensor::{Element, Tensor};
 
 /// Multiprocessors for each tile of a sequence from which on its keys are dealt to several blocks.
 const IDLE: usize = 4;
-/// The least keys of a part, and how many parts there are before they become longer.
-const PART: (usize, usize) = (256, Parts::MOST as usize);
+/// The least keys of a part.
+const PART: u32 = 256;
 
 /// The arguments of a kernel.
 type Args = (Tensors, GlobalMut<f32>, Parts, ScoreOperands, AttentionParams);
@@ -103,8 +103,8 @@ macro_rules! half_kernels {
     };
 }
 half_kernels!(f16 F16, bf16 Bf16);
-// What values have more columns of takes another launch.
-kernels!(f32 f32, |width, _| width, rows: [64 Single64, 128 Single128, 256 Single256], few: []);
+// What values have more columns than a kernel takes another launch.
+kernels!(f32 f32, |width, values| width.max(values.min(128)), rows: [64 Single64, 128 Single128, 256 Single256], few: []);
 
 impl<T: Element> Instance<T>
 where
@@ -138,7 +138,7 @@ pub(super) struct Plan<T: Element> {
     /// Heads whose rows alternate.
     pack: usize,
     tiles: u32,
-    /// Parts of the keys, and keys of each.
+    /// Parts of the keys, and the least keys of each.
     parts: (u32, u32),
     blocks: u32,
 }
@@ -187,10 +187,9 @@ impl<T: AttentionInput> Plan<T> {
         let rows = problem.rows * pack;
         // Each packed sequence may begin a tile of its own.
         let tiles = if problem.is_packed { rows / of_tile + problem.batch } else { rows.div_ceil(of_tile) };
-        let (least, most) = PART;
-        let keys = if splits { (problem.keys / most).max(least) } else { problem.keys.max(1) };
-        let keys = keys.next_multiple_of(instance.keys as usize);
-        let parts = problem.keys.div_ceil(keys).max(1);
+        let keys = PART.next_multiple_of(instance.keys);
+        let most = if splits { Parts::MOST as usize } else { 1 };
+        let parts = problem.keys.div_ceil(keys as usize).clamp(1, most);
         let heads = problem.all_heads() / pack;
         let all = (tiles as u64).checked_mul(heads as u64)?.checked_mul(parts as u64)?;
         // A grid has less than 2³¹ blocks, and rows of heads that alternate are counted in 32 bits.
@@ -199,7 +198,7 @@ impl<T: AttentionInput> Plan<T> {
             instance,
             pack,
             tiles: tiles as u32,
-            parts: (parts as u32, keys as u32),
+            parts: (parts as u32, keys),
             blocks,
         })
     }
@@ -295,8 +294,7 @@ impl<T: AttentionInput> Plan<T> {
             rows_of_head: problem.rows as u32,
             heads: problem.heads as u32,
             columns: value_columns,
-            batch: problem.batch as u32,
-            offsets_q: params.sequences.offsets_q,
+            reserved: 0,
         };
         let mut used: Vec<&dyn Operand> = vec![q, k, v, &*y, &results];
         used.extend(lse.as_deref().map(|lse| lse as &dyn Operand));
