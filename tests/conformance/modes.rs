@@ -233,7 +233,7 @@ fn attentions() -> Result<(), Failed> {
             let cases = [
                 AttentionCase { window: causal, ..many.clone() },
                 AttentionCase { bias: Some([false, false, true, true]), sinks: true, ..many.clone() },
-                AttentionCase { way: None, ..many },
+                AttentionCase { way: Some(AttentionWay::Split), ..many },
                 // One tile, of the most rows.
                 AttentionCase { way, ..AttentionCase::new(dtype, [1, 190, 330], [1, 1], width) },
                 AttentionCase::new(dtype, [2, 3, 600], [1, 3], width),

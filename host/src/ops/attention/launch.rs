@@ -60,12 +60,13 @@ impl<T: AttentionInput> Plan<T> {
     fn new(checked: &Checked<'_, '_, T>) -> Result<Self> {
         let problem = &checked.problem;
         let is_small = problem.rows < MAX_LENGTH && problem.keys < MAX_LENGTH;
-        let plan = |way| match way {
-            Way::Split => portable::Plan::split(checked).map(Self::Portable),
+        let plan = |(way, asked)| match way {
+            Way::Split => portable::Plan::split(checked, asked).map(Self::Portable),
             Way::Hopper => hopper::Plan::new(checked).map(Self::Hopper),
             Way::Whole => portable::Plan::whole(checked).map(Self::Portable),
         };
-        let ways = checked.operands.way.into_iter().chain(Way::ALL);
+        let asked = checked.operands.way.map(|way| (way, true));
+        let ways = asked.into_iter().chain(Way::ALL.map(|way| (way, false)));
         ways.filter(|_| is_small).find_map(plan).ok_or_else(|| no_kernel(checked))
     }
 }

@@ -176,7 +176,8 @@ impl Plan {
         }
         let mut shape = y.shape().to_vec();
         shape[y.rank() - 1] = columns.next_multiple_of(CHUNK_BYTES / size_of::<T>());
-        let mut aligned = Tensor::uninit_on(&checked.stream, shape)?.slice(y.rank() - 1, 0..columns)?;
+        // Zeros: tools that watch memory do not see what the copy engine writes.
+        let mut aligned = Tensor::zeros_on(&checked.stream, shape)?.slice(y.rank() - 1, 0..columns)?;
         if checked.problem.is_packed {
             // Rows of no sequence stay as they are.
             aligned.copy_from_on(y, &checked.stream)?;

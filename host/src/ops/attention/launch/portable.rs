@@ -26,8 +26,9 @@ use crate::ops::Implementation;
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
-/// Multiprocessors for each tile of a sequence from which on its keys are dealt to several blocks.
-const IDLE: usize = 4;
+/// Multiprocessors for each tile of a sequence from which on its keys are dealt to several blocks, and keys for each row.
+const IDLE: usize = 8;
+const MANY_KEYS: usize = 64;
 /// The least keys of a part.
 const PART: u32 = 256;
 
@@ -144,32 +145,30 @@ pub(super) struct Plan<T: Element> {
 }
 
 impl<T: AttentionInput> Plan<T> {
-    /// The plan that deals the keys of each sequence to several blocks, if there are so few rows that these have something to do, and a kernel serves them.
+    /// The plan that deals the keys of each sequence to several blocks, if a kernel serves it: where rows are few, or if `asked`.
     ///
-    /// Few rows of the heads that share keys alternate in a tile, so that keys are read once.
-    pub(super) fn split(checked: &Checked<'_, '_, T>) -> Option<Self> {
+    /// Rows of the heads that share keys alternate in a tile, so that keys are read once. Where they are more than a tile for few has, a sequence's tiles leave most
+    /// multiprocessors idle, and keys are many for each row: otherwise whole tiles are faster as soon as there are several sequences.
+    pub(super) fn split(checked: &Checked<'_, '_, T>, asked: bool) -> Option<Self> {
         let problem = &checked.problem;
         if problem.is_packed {
             return None;
         }
         let group = problem.heads / problem.key_heads.max(1);
-        let rows = problem.rows * group;
+        let rows = problem.rows.saturating_mul(group);
         let instance = |few| <T as Kernels>::instance(problem.width, problem.value_width, few);
-        let fits = |few| instance(few).is_some_and(|instance: Instance<T>| rows <= instance.rows as usize);
-        if fits(true)
+        if instance(true).is_some_and(|few| rows <= few.rows as usize)
             && let Some(plan) = Self::with(checked, true, group, true)
         {
             return Some(plan);
         }
-        let of_tile = instance(false)?.rows as usize;
-        let tiles = problem.heads * problem.rows.div_ceil(of_tile);
+        let tiles = problem.key_heads.saturating_mul(rows.div_ceil(instance(false)?.rows as usize));
         let multiprocessors = checked.stream.device().properties().multiprocessors as usize;
-        let plan = match fits(false) {
-            true => Self::with(checked, false, group, true)?,
-            false if tiles * IDLE <= multiprocessors => Self::with(checked, false, 1, true)?,
-            false => return None,
-        };
-        (plan.parts.0 > 1).then_some(plan)
+        let is_idle = tiles.saturating_mul(IDLE) <= multiprocessors;
+        let has_many_keys = problem.keys / MANY_KEYS >= problem.rows;
+        let plan =
+            if is_idle && has_many_keys || asked { Self::with(checked, false, group, true) } else { None };
+        plan.filter(|plan| plan.parts.0 > 1)
     }
 
     /// The plan for any rows, if a kernel serves them.
