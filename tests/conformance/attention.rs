@@ -150,6 +150,8 @@ fn plain_case(data: Data) -> impl Strategy<Value = AttentionCase> {
     (dtype, sizes, window, mask, blocks, layout, way, any::<u64>()).prop_map(
         move |(dtype, sizes, window, mask, blocks, layout, way, seed)| {
             let ((sequences, page_size), key_heads, group, width, value_width) = sizes;
+            // Three columns for each of the digits that tell keys apart.
+            let width = if data == Data::Integers { width.max(9) } else { width };
             let is_packed = matches!(sequences, Sequences::Packed(_));
             AttentionCase {
                 sequences,
