@@ -106,33 +106,47 @@ struct Sequence {
     keys: u32,
 }
 
-/// A type of 16 bits.
+/// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Half {
+pub(super) enum Number {
     F16,
     Bf16,
+    F32,
 }
 
-impl Half {
-    fn put(self, value: f64) -> [u8; 2] {
+impl Number {
+    /// Bytes of an element.
+    pub(super) const fn bytes(self) -> usize {
         match self {
-            Self::F16 => f16::from_f64(value).to_le_bytes(),
-            Self::Bf16 => bf16::from_f64(value).to_le_bytes(),
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
         }
     }
 
-    pub(super) fn get(self, bytes: [u8; 2]) -> f64 {
+    fn put(self, value: f64) -> Vec<u8> {
         match self {
-            Self::F16 => f16::from_le_bytes(bytes).to_f64(),
-            Self::Bf16 => bf16::from_le_bytes(bytes).to_f64(),
+            Self::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
+            Self::Bf16 => bf16::from_f64(value).to_le_bytes().to_vec(),
+            Self::F32 => (value as f32).to_le_bytes().to_vec(),
         }
     }
 
-    /// The most by which rounding changes a number, relative to it.
+    /// The number of an element's bytes.
+    pub(super) fn get(self, bytes: &[u8]) -> f64 {
+        match (self, bytes) {
+            (Self::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
+            (Self::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
+            (Self::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
+            _ => f64::NAN,
+        }
+    }
+
+    /// The most by which rounding changes a number, relative to it; in f32 what exponents of scores of thousands are off by.
     pub(super) fn unit(self) -> f64 {
         match self {
             Self::F16 => 2f64.powi(-11),
             Self::Bf16 => 2f64.powi(-8),
+            Self::F32 => 2f64.powi(-13),
         }
     }
 }
@@ -175,14 +189,15 @@ pub(super) struct Tensor {
 }
 
 impl Tensor {
-    fn new(of: Half, layout: Layout) -> Self {
+    fn new(of: Number, layout: Layout) -> Self {
         Self { layout, bytes: of.put(SURROUNDING).repeat(layout.len()) }
     }
 
-    fn fill(&mut self, of: Half, [sequence, row, head]: [u32; 3], value: impl Fn(u32) -> f64) {
+    fn fill(&mut self, of: Number, [sequence, row, head]: [u32; 3], value: impl Fn(u32) -> f64) {
         let first = self.layout.at(sequence, row, head);
         for column in 0..self.layout.columns {
-            self.bytes[2 * (first + column as usize)..][..2].copy_from_slice(&of.put(value(column)));
+            let at = of.bytes() * (first + column as usize);
+            self.bytes[at..][..of.bytes()].copy_from_slice(&of.put(value(column)));
         }
     }
 }
@@ -222,11 +237,8 @@ impl Expected {
     }
 
     /// The bytes of what is there before.
-    pub(super) fn before(&self, of: Option<Half>) -> Vec<u8> {
-        match of {
-            Some(of) => of.put(UNTOUCHED).repeat(self.len()),
-            None => (UNTOUCHED as f32).to_le_bytes().repeat(self.len()),
-        }
+    pub(super) fn before(&self, of: Number) -> Vec<u8> {
+        of.put(UNTOUCHED).repeat(self.len())
     }
 }
 
@@ -419,7 +431,7 @@ impl Size {
     }
 
     /// All operands and the results.
-    pub(super) fn operands(&self, of: Half, o_layout: Layout) -> Operands {
+    pub(super) fn operands(&self, of: Number, o_layout: Layout) -> Operands {
         let sequences = if self.offsets.is_some() { 1 } else { self.batch };
         let key_heads = self.key_heads();
         let [width, values] = self.columns;
@@ -439,7 +451,7 @@ impl Size {
             vec![0xffu8; if is_there { (self.batch * heads * axes[0] * axes[1]) as usize * bytes } else { 0 }]
         };
         let axes = [self.rows, self.keys];
-        let mut bias = full(self.bias, 2, axes);
+        let mut bias = full(self.bias, of.bytes(), axes);
         let mut mask = full(self.mask, 1, axes);
         let mut blocks = full(self.blocks.is_some(), 1, self.block_axes());
         let mut slopes = Vec::new();
@@ -451,7 +463,7 @@ impl Size {
                     let at = self.place(of_sequence, head, [row, key], axes);
                     if self.bias {
                         let number = self.bias(of_sequence, head, row, key);
-                        bias[2 * at..][..2].copy_from_slice(&of.put(number));
+                        bias[of.bytes() * at..][..of.bytes()].copy_from_slice(&of.put(number));
                     }
                     if self.mask {
                         mask[at] = self.keeps(of_sequence, head, row, key).into();
@@ -505,7 +517,7 @@ impl Size {
         made
     }
 
-    fn expect_row(&self, of: Half, made: &mut Operands, sequence: Sequence, head: u32, row: u32) {
+    fn expect_row(&self, of: Number, made: &mut Operands, sequence: Sequence, head: u32, row: u32) {
         let counts = row < sequence.rows;
         let scores = if counts { self.scores(sequence, head, row) } else { Vec::new() };
         let in_tensor = sequence.row + row;

@@ -6,14 +6,14 @@ use warpsmith_emulator::{Config, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::attention::CombineParams;
 
 use super::super::Problem;
-use super::case::{Expected, Half, hash};
+use super::case::{Expected, Number, hash};
 use super::run::{is_right, launch};
 
 /// Rows of a block: one for each warp.
 const BLOCK_ROWS: u32 = 4;
 
 /// The problems of such a kernel.
-pub(super) fn problems(of: Half) -> Vec<Box<dyn Problem>> {
+pub(super) fn problems(of: Number) -> Vec<Box<dyn Problem>> {
     let size = |rows: u32, columns: u32, parts: u32| Size {
         batch: 1,
         heads: 1,
@@ -57,7 +57,7 @@ struct Size {
 
 struct Case {
     name: String,
-    of: Half,
+    of: Number,
     size: Size,
     sums: Vec<f32>,
     part_lse: Vec<f32>,
@@ -69,7 +69,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(of: Half, size: Size) -> Self {
+    fn new(of: Number, size: Size) -> Self {
         let Size { batch, heads, rows, columns, parts, .. } = size;
         let head_stride = u64::from(columns + 1);
         let row_stride = head_stride * u64::from(heads) + 1;
@@ -161,7 +161,7 @@ impl Problem for Case {
             place(&bytes)
         };
         let size = &self.size;
-        let (o, lse) = (place(&self.o.before(Some(self.of)))?, place(&self.lse.before(None))?);
+        let (o, lse) = (place(&self.o.before(self.of))?, place(&self.lse.before(Number::F32))?);
         let rows = size.batch * size.heads * size.rows;
         let [stride_sequence, stride_row, stride_head] = self.strides;
         let parts = Parts {
@@ -184,7 +184,7 @@ impl Problem for Case {
         let arguments = (parts, GlobalMut::<u8>::new(o), GlobalMut::<f32>::new(lse), sinks, p);
         let report = launch(&machine, module, shared_bytes, rows.div_ceil(BLOCK_ROWS), arguments)?;
         let is_sound =
-            is_right(&machine, o, Some(self.of), &self.o)? && is_right(&machine, lse, None, &self.lse)?;
+            is_right(&machine, o, self.of, &self.o)? && is_right(&machine, lse, Number::F32, &self.lse)?;
         Ok((report, is_sound))
     }
 }

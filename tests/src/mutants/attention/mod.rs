@@ -9,8 +9,10 @@ use warpsmith_dsl::attention::hopper::{AttentionShape, Tile};
 use warpsmith_dsl::attention::portable::{PortableShape, PortableTile};
 use warpsmith_dsl::attention::window::Window;
 use warpsmith_dsl::float::Bf16;
+use warpsmith_dsl::ptx::Accumulators;
 use warpsmith_kernels::attention::{
-    Few64, Few96, Few128, Few192, Few256, Rows64, Rows96, Rows128, Rows192, Rows256,
+    Few64, Few96, Few128, Few192, Few256, Rows64, Rows96, Rows128, Rows192, Rows256, Single64, Single128,
+    Single256,
 };
 use warpsmith_kernels::attention_hopper::{
     Changed64, Changed96, Changed128, Changed192, Changed256, Heads64, Heads96, Heads128, Heads192, Heads256,
@@ -18,37 +20,44 @@ use warpsmith_kernels::attention_hopper::{
 };
 
 use super::Problem;
-use case::{EVERYTHING, Half, Numbers, Size, size};
+use case::{EVERYTHING, Number, Numbers, Size, size};
 use run::{Case, Instance};
 
 /// The problems that an entry of these families is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let parts: Vec<&str> = name.strip_prefix("attention_")?.split('_').collect();
-    let half = |name: &str| match name {
-        "f16" => Some(Half::F16),
-        "bf16" => Some(Half::Bf16),
+    let number = |name: &str| match name {
+        "f16" => Some(Number::F16),
+        "bf16" => Some(Number::Bf16),
+        "f32" => Some(Number::F32),
         _ => None,
     };
     let instance = match parts[..] {
-        ["combine", of] => return Some(combine::problems(half(of)?)),
-        ["hopper", of, columns] => hopper(half(of)?, columns, false)?,
-        ["hopper", of, "64", "short"] => hopper(half(of)?, "64_short", false)?,
-        ["hopper", of, columns, "changed"] => hopper(half(of)?, columns, true)?,
-        [of, columns] => portable(half(of)?, columns, false)?,
-        [of, columns, "few"] => portable(half(of)?, columns, true)?,
+        ["combine", of] => return Some(combine::problems(number(of)?)),
+        ["hopper", of, columns] => hopper(number(of)?, columns, false)?,
+        ["hopper", of, "64", "short"] => hopper(number(of)?, "64_short", false)?,
+        ["hopper", of, columns, "changed"] => hopper(number(of)?, columns, true)?,
+        [of, columns] => portable(number(of)?, columns, false)?,
+        [of, columns, "few"] => portable(number(of)?, columns, true)?,
         _ => return None,
     };
     let sizes = if instance.is_few { sizes_of_few(instance) } else { sizes(instance) };
-    Some(sizes.into_iter().map(|size| Box::new(Case::new(instance, size)) as Box<dyn Problem>).collect())
+    let fits = |mut size: Size| {
+        size.columns[1] = size.columns[1].min(instance.values);
+        size
+    };
+    let cases = sizes.into_iter().map(|size| Case::new(instance, fits(size)));
+    Some(cases.map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
 
-fn hopper(of: Half, columns: &str, changes: bool) -> Option<Instance> {
-    fn tile<S: AttentionShape, const CHANGES: bool>(of: Half) -> Instance {
+fn hopper(of: Number, columns: &str, changes: bool) -> Option<Instance> {
+    fn tile<S: AttentionShape, const CHANGES: bool>(of: Number) -> Instance {
         Instance {
             of,
             rows: Tile::<S, CHANGES>::BLOCK_ROWS,
             keys: Tile::<S, CHANGES>::BLOCK_KEYS,
             columns: S::COLUMNS,
+            values: S::Sums::COLUMNS,
             is_hopper: true,
             changes: CHANGES,
             is_few: false,
@@ -70,17 +79,26 @@ fn hopper(of: Half, columns: &str, changes: bool) -> Option<Instance> {
     })
 }
 
-fn portable(of: Half, columns: &str, is_few: bool) -> Option<Instance> {
-    fn tile<S: PortableShape>(of: Half) -> Instance {
+fn portable(of: Number, columns: &str, is_few: bool) -> Option<Instance> {
+    fn tile<S: PortableShape>(of: Number) -> Instance {
         Instance {
             of,
             rows: PortableTile::<Bf16, S>::BLOCK_ROWS,
             keys: PortableTile::<Bf16, S>::BLOCK_KEYS,
             columns: S::COLUMNS,
+            values: S::Sums::COLUMNS,
             is_hopper: false,
             changes: true,
             is_few: S::KEY_WARPS > 1,
         }
+    }
+    if of == Number::F32 {
+        return match (columns, is_few) {
+            ("64", false) => Some(tile::<Single64>(of)),
+            ("128", false) => Some(tile::<Single128>(of)),
+            ("256", false) => Some(tile::<Single256>(of)),
+            _ => None,
+        };
     }
     Some(match (columns, is_few) {
         ("64", false) => tile::<Rows64>(of),

@@ -15,17 +15,19 @@ use warpsmith_kernels::attention::AttentionParams;
 use warpsmith_kernels::attention_hopper::AttentionParams as HopperParams;
 
 use super::super::Problem;
-use super::case::{Expected, Half, Layout, Operands, Size};
+use super::case::{Expected, Layout, Number, Operands, Size};
 
 /// A kernel, as far as launches depend on it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Instance {
-    pub(super) of: Half,
+    pub(super) of: Number,
     /// Rows of a tile and keys of a block.
     pub(super) rows: u32,
     pub(super) keys: u32,
     /// The most columns.
     pub(super) columns: u32,
+    /// The most columns of values.
+    pub(super) values: u32,
     pub(super) is_hopper: bool,
     /// Whether it has operands that change scores.
     pub(super) changes: bool,
@@ -162,11 +164,11 @@ pub(super) fn launch<A: KernelArgs>(
     })
 }
 
-/// Whether what is at `address` is as expected, of a type of 16 bits or of f32.
+/// Whether what is at `address` is as expected.
 pub(super) fn is_right(
     machine: &Machine,
     address: u64,
-    of: Option<Half>,
+    of: Number,
     expected: &Expected,
 ) -> Result<bool, LaunchError> {
     if expected.len() == 0 {
@@ -174,20 +176,11 @@ pub(super) fn is_right(
     }
     let mut got = expected.before(of);
     machine.read(address, &mut got)?;
-    Ok(match of {
-        Some(of) => {
-            let (halves, _) = got.as_chunks::<2>();
-            expected.is(halves.iter().map(|&bytes| of.get(bytes)))
-        }
-        None => {
-            let (words, _) = got.as_chunks::<4>();
-            expected.is(words.iter().map(|&bytes| f32::from_le_bytes(bytes).into()))
-        }
-    })
+    Ok(expected.is(got.chunks_exact(of.bytes()).map(|bytes| of.get(bytes))))
 }
 
 /// The map of a tensor as `Rows` says, with boxes of so many rows; of one that ends with each sequence also the rows from one to the next.
-fn map(of: Half, address: u64, layout: &Layout, box_rows: u32, ends: Option<u32>) -> TensorMap {
+fn map(of: Number, address: u64, layout: &Layout, box_rows: u32, ends: Option<u32>) -> TensorMap {
     let [sequences, rows, heads] = layout.axes.map(|length| u64::from(length.max(1)));
     let columns = u64::from(layout.columns);
     let (row, head, sequence) = (2 * layout.row, 2 * layout.head, 2 * layout.sequence);
@@ -200,7 +193,7 @@ fn map(of: Half, address: u64, layout: &Layout, box_rows: u32, ends: Option<u32>
         None => ([columns, rows, 1, heads, sequences], [row, row, head, sequence]),
     };
     let encoded = EncodedMap::encode(&TensorMapArguments {
-        data_type: if of == Half::F16 { TensorType::F16 } else { TensorType::Bf16 },
+        data_type: if of == Number::F16 { TensorType::F16 } else { TensorType::Bf16 },
         address,
         dims: &dims,
         strides: &strides,
@@ -230,8 +223,8 @@ impl Problem for Case {
         let of = instance.of;
         let [q, k, v] = [&operands.q, &operands.k, &operands.v];
         let [q_at, k_at, v_at] = [memory.place(&q.bytes)?, memory.place(&k.bytes)?, memory.place(&v.bytes)?];
-        let o_at = memory.place(&operands.o.before(Some(of)))?;
-        let lse_at = memory.place(&operands.lse.before(None))?;
+        let o_at = memory.place(&operands.o.before(of))?;
+        let lse_at = memory.place(&operands.lse.before(Number::F32))?;
         let (sizes, sequences) = (self.sizes(), memory.sequences(size)?);
         let changes = memory.score_operands(size, operands)?;
         let lse = GlobalMut::<f32>::new(lse_at);
@@ -284,8 +277,8 @@ impl Problem for Case {
                 columns: size.columns[0],
                 value_columns: size.columns[1],
             };
-            let sums = memory.place(&operands.part_sums.before(None))?;
-            let part_lse = memory.place(&operands.part_lse.before(None))?;
+            let sums = memory.place(&operands.part_sums.before(Number::F32))?;
+            let part_lse = memory.place(&operands.part_lse.before(Number::F32))?;
             let parts = Parts {
                 sums: GlobalMut::new(sums),
                 lse: GlobalMut::new(part_lse),
@@ -295,12 +288,12 @@ impl Problem for Case {
             let p = AttentionParams { sizes, sequences };
             let arguments = (tensors, lse, parts, changes, p);
             let report = launch(&machine, module, shared_bytes, tiles * parts.count, arguments)?;
-            let is_sound = is_right(&machine, sums, None, &operands.part_sums)?
-                && is_right(&machine, part_lse, None, &operands.part_lse)?;
+            let is_sound = is_right(&machine, sums, Number::F32, &operands.part_sums)?
+                && is_right(&machine, part_lse, Number::F32, &operands.part_lse)?;
             (report, is_sound)
         };
-        is_sound &= is_right(&machine, o_at, Some(of), &operands.o)?;
-        is_sound &= is_right(&machine, lse_at, None, &operands.lse)?;
+        is_sound &= is_right(&machine, o_at, of, &operands.o)?;
+        is_sound &= is_right(&machine, lse_at, Number::F32, &operands.lse)?;
         Ok((report, is_sound))
     }
 }
