@@ -302,7 +302,8 @@ mod tests {
     fn what_was_asked_for_is_what_is_measured() {
         assert_eq!(told("--suite decode --dtype f16").len(), 6);
         assert_eq!(told("--filter 16x4096x96"), ["attention causal bf16 4×16×4096×96"]);
-        assert!(told("--dtype f32").is_empty());
+        assert_eq!(told("--dtype f32").len(), 11 + 7 + 6);
+        assert!(told("--dtype tf32").is_empty());
         assert!(asked("--suite mlp").is_err() && asked("--shape 1x2x3").is_err());
     }
 
