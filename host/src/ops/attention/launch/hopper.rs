@@ -291,7 +291,7 @@ impl<T: AttentionInput> Checked<'_, '_, T> {
         let [of_sequences, of_rows, _] = self.problem.v_strides;
         let (batch, keys) = (self.problem.batch, self.problem.keys);
         // Rows of all sequences, with those between them.
-        let apart = if of_rows > 0 { of_sequences / of_rows } else { 0 };
+        let apart = of_sequences.checked_div(of_rows).unwrap_or(0);
         let is_counted = (batch as u64).saturating_mul(apart).saturating_add(keys as u64) < 1 << 31;
         let is_short = of_rows.saturating_mul(size_of::<T>() as u64) < Rows::WRAP;
         let is_apart =
