@@ -21,6 +21,8 @@
 //! | [`epilogue`] | what happens to a product before it is rounded and stored |
 //! | [`product_key`] | the experts that a token uses, found by product keys |
 //! | [`attention`] | attention, whose scores are never stored |
+//! | [`rows`] | operations on the rows of a matrix: who has which columns, sums over a row |
+//! | [`norm`] | norms of rows, and their gradients |
 //! | [`experts`] | the experts that a token uses, evaluated where they lie |
 //! | [`launch`] | what the host and the device agree on: parameter types and a kernel's declaration |
 //!
@@ -47,10 +49,12 @@ pub mod grid;
 pub mod launch;
 pub mod layout;
 pub mod math;
+pub mod norm;
 pub mod pipeline;
 pub mod product_key;
 pub mod ptx;
 pub mod reduce;
+pub mod rows;
 pub mod shared;
 pub mod thread;
 pub mod tile;

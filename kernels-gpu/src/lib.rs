@@ -32,6 +32,9 @@
 //! | [`expert_cache`] | which rows of a table a step reads, and rows in host memory to slots of a cache, on sm_75 and later |
 //! | [`attention`](mod@attention) | attention of 16-bit types, on sm_80 and later, and of few rows anywhere |
 //! | [`attention_hopper`](mod@attention_hopper) | attention of 16-bit types on Hopper (sm_90a) |
+//! | [`norm`](mod@norm) | layer norm and RMS norm of rows, and their gradients, on sm_80 and later |
+//! | [`norm_cluster`](mod@norm_cluster) | the same for wide rows, by clusters of blocks (sm_90 and later) |
+//! | [`column_sums`](mod@column_sums) | the sums of columns that parts of a gradient add up to, on sm_80 and later |
 //! | [`topk`] | the k largest elements of each row, on sm_80 and later |
 //!
 //! Each family is a Cargo feature, and all are on by default. A build for the host has the signatures of all kernels, and the PTX
@@ -47,6 +50,8 @@ pub mod attention;
 #[cfg(any(feature = "attention_hopper", not(target_arch = "nvptx64")))]
 pub mod attention_hopper;
 pub mod codes;
+#[cfg(any(feature = "column_sums", not(target_arch = "nvptx64")))]
+pub mod column_sums;
 #[cfg(any(feature = "expert_cache", not(target_arch = "nvptx64")))]
 pub mod expert_cache;
 #[cfg(any(feature = "expert_mlp", not(target_arch = "nvptx64")))]
@@ -98,6 +103,10 @@ pub mod linear_update;
 pub mod linear_update_hopper;
 #[cfg(any(feature = "modulate", not(target_arch = "nvptx64")))]
 pub mod modulate;
+#[cfg(any(feature = "norm", not(target_arch = "nvptx64")))]
+pub mod norm;
+#[cfg(any(feature = "norm_cluster", not(target_arch = "nvptx64")))]
+pub mod norm_cluster;
 #[cfg(any(feature = "product_key_topk", not(target_arch = "nvptx64")))]
 pub mod product_key_topk;
 #[cfg(any(feature = "product_key_topk_cluster", not(target_arch = "nvptx64")))]

@@ -51,18 +51,16 @@ impl OnlineSoftmax {
     pub unsafe fn weigh<C: Accumulators>(&mut self, scores: &mut Fragment<C>, factor: f32) -> [f32; ROWS] {
         // SAFETY: the caller's promise.
         let largest = unsafe { scores.max_of_rows(self.largest) };
+        let mut scales = [0.0; ROWS];
+        for row in 0..ROWS {
+            // Of a difference, so that sums of a row whose largest score stays are not touched.
+            scales[row] = ptx::ex2_approx_ftz((self.largest[row] - reference(largest[row])) * factor);
+        }
         let mut base = [reference(largest[0]) * factor, reference(largest[1]) * factor];
         // A product is rounded, but the fused difference to it is not. Where its error is no small exponent, scores are made small before.
         if base[0].abs().max(base[1].abs()) >= LARGE {
             scores.map(|score, row, _| score - reference(largest[row]));
-            for row in 0..ROWS {
-                self.largest[row] -= reference(largest[row]);
-                base[row] = 0.0;
-            }
-        }
-        let mut scales = [0.0; ROWS];
-        for row in 0..ROWS {
-            scales[row] = ptx::ex2_approx_ftz(ptx::fma(self.largest[row], factor, -base[row]));
+            base = [0.0; ROWS];
         }
         scores.map(|score, row, _| ptx::ex2_approx_ftz(ptx::fma(score, factor, -base[row])));
         let sums = scores.partial_sums();

@@ -10,6 +10,7 @@ mod experts;
 mod gate;
 mod gemm;
 mod linear;
+mod norm;
 mod number;
 #[doc(hidden)]
 pub mod product_key;
@@ -24,6 +25,7 @@ pub use experts::{TokenExperts, expert_mlp};
 pub use gate::Gate;
 pub use gemm::K_BLOCK as SUM_BLOCK;
 pub use linear::{LinearTerms, linear};
+pub use norm::{Norm, Statistics, norm, norm_gradient};
 pub use number::{Accumulator, FromAccumulator, Operand};
 pub use product_key::{Normalization, ProductKeys, product_key_topk};
 pub use scaled::linear_scaled;

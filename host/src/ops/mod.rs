@@ -15,6 +15,7 @@ pub mod peer;
 mod precision;
 mod repack;
 mod result;
+pub mod rows;
 pub mod scaled;
 pub mod topk;
 pub mod update;

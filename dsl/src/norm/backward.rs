@@ -1,0 +1,297 @@
+//! Gradients of norms.
+
+use crate::launch::{Global, GlobalMut, KernelParam};
+use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, THREADS, Team};
+use crate::shared::SharedAddress;
+use crate::{ptx, thread};
+
+/// What the gradients are of, and where they go. `T` is the type of the rows that were normed, of their gradient and of the result's.
+#[repr(C)]
+pub struct NormGradientParams<T> {
+    /// What columns of normed rows were multiplied with; ones if there is none.
+    pub weight: AnyRows,
+    /// The rows that were normed.
+    pub x: Global<T>,
+    /// The gradient of the result.
+    pub dy: Global<T>,
+    /// The gradient of the rows from elsewhere, which is added; null if there is none.
+    pub dsum: Global<T>,
+    /// Where the gradient of the rows goes; nowhere if it is null.
+    pub dx: GlobalMut<T>,
+    /// Elements from one row to the next of each of the four.
+    pub strides: [u64; 4],
+    /// Each row's mean; null of an RMS norm.
+    pub mean: Global<f32>,
+    /// 1 over the square root of each row's variance and ε.
+    pub deviation: Global<f32>,
+    /// Where each block, or cluster, adds up its rows' part of the weight's gradient: a row of f32 for each; null if it is not wanted.
+    pub dweight: GlobalMut<f32>,
+    /// The same of the bias.
+    pub dbias: GlobalMut<f32>,
+    /// Rows.
+    pub rows: u32,
+    /// Columns.
+    pub columns: u32,
+    /// Threads of a block that share a row, a power of two.
+    pub threads: u32,
+    /// How often the threads of a row have `CHUNKS` chunks of it each.
+    pub rounds: u32,
+    /// 1 over the number of columns.
+    pub inverse: f32,
+    /// Whether the mean was taken off.
+    pub is_centered: u32,
+}
+
+impl<T> Clone for NormGradientParams<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for NormGradientParams<T> {}
+
+// SAFETY: an operand of 24 bytes, twelve fields of eight, six of four: no padding.
+unsafe impl<T: 'static> KernelParam for NormGradientParams<T> {}
+
+/// Where a block's teams meet: what each thread has added up, after the place of the teams' sums.
+const MEETING: u32 = SHARED_BYTES;
+/// Columns of which a thread adds up a gradient.
+const MOST_COLUMNS: u32 = 16;
+/// Shared memory of a block, in bytes.
+pub const GRADIENT_SHARED_BYTES: u32 = MEETING + THREADS * MOST_COLUMNS * 4;
+
+/// The gradient of norms. Which rows a block has depends on the grid's size, which is the number of rows that `p.dweight` and `p.dbias` have.
+///
+/// # Safety
+///
+/// As [`norm_rows`](super::norm_rows); `PER · CHUNKS` is 16, and `p.deviation` is there, and of a layer norm `p.mean`. dx may be x, dy or dsum if their rows are the same.
+#[inline(always)]
+pub unsafe fn norm_gradients<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool, const CLUSTER: bool>(
+    p: &NormGradientParams<T>,
+) {
+    // SAFETY: the caller's promise.
+    let mut team = unsafe { Team::<CLUSTER>::new(p.threads) };
+    let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
+    let mut of_columns = Sums { weight: [[0.0; PER]; CHUNKS], bias: [[0.0; PER]; CHUNKS] };
+    let part = if CLUSTER { ptx::clusterid_x() } else { thread::block_idx_x() };
+    let mut base = team.first;
+    while base < p.rows {
+        let row = base + team.index;
+        let (mine, is_first) = (all.only_if(row < p.rows), base == team.first);
+        // SAFETY: the row is one of p's, or no column of it is touched.
+        unsafe { gradient_of_row(p, &mut team, mine, row, &mut of_columns, is_first, part) };
+        base += team.step;
+    }
+    if p.rounds == 1 {
+        // SAFETY: the whole block comes here; this block, or this cluster, has these rows of the parts.
+        unsafe {
+            add_teams(&team, all, &of_columns.weight, p.dweight, part, p.columns);
+            add_teams(&team, all, &of_columns.bias, p.dbias, part, p.columns);
+        }
+    }
+}
+
+/// What a thread has added up of its columns.
+struct Sums<const PER: usize, const CHUNKS: usize> {
+    weight: [[f32; PER]; CHUNKS],
+    bias: [[f32; PER]; CHUNKS],
+}
+
+/// A chunk of a row, and of what follows from it.
+struct Chunk<const PER: usize> {
+    /// The normed elements.
+    normed: [f32; PER],
+    /// The gradient of the result.
+    dy: [f32; PER],
+    /// The gradient of the normed elements.
+    gradient: [f32; PER],
+}
+
+impl<const PER: usize> Chunk<PER> {
+    #[inline(always)]
+    unsafe fn new<T: RowElement, const VECTOR: bool>(
+        p: &NormGradientParams<T>,
+        mine: Columns<PER, VECTOR>,
+        chunk: u32,
+        words: [[u32; 4]; 2],
+        [mean, deviation]: [f32; 2],
+    ) -> Self {
+        let (mut normed, dy): ([f32; PER], [f32; PER]) = (T::unpack(words[0]), T::unpack(words[1]));
+        for j in 0..PER {
+            normed[j] = (normed[j] - mean) * deviation;
+        }
+        let mut gradient = dy;
+        if p.weight.is_there() {
+            // SAFETY: the caller's promise.
+            let weight = unsafe { mine.load(&p.weight, 0, chunk) };
+            for j in 0..PER {
+                gradient[j] *= weight[j];
+            }
+        }
+        Self { normed, dy, gradient }
+    }
+}
+
+#[inline(always)]
+unsafe fn gradient_of_row<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool, const CLUSTER: bool>(
+    p: &NormGradientParams<T>,
+    team: &mut Team<CLUSTER>,
+    mine: Columns<PER, VECTOR>,
+    row: u32,
+    of_columns: &mut Sums<PER, CHUNKS>,
+    is_first: bool,
+    part: u32,
+) {
+    let rows = [p.x.address(), p.dy.address(), p.dsum.address(), p.dx.address()];
+    let [x, dy, dsum, dx] = [0, 1, 2, 3]
+        .map(|operand: usize| rows[operand] + row as u64 * p.strides[operand] * T::BYTES as u64);
+    // SAFETY (of all blocks): the caller's promise.
+    let of_row = |of: Global<f32>| unsafe {
+        ptx::ld_global_f32_if(of.offset(row as u64).address(), !of.is_null() && row < p.rows)
+    };
+    let statistics = [of_row(p.mean), of_row(p.deviation)];
+    let mut words = [[[0; 4]; 2]; CHUNKS];
+    let mut sums = [0.0; 2];
+    for round in 0..p.rounds {
+        let first = round * CHUNKS as u32;
+        for c in 0..CHUNKS {
+            let chunk = first + c as u32;
+            words[c] = unsafe { [mine.load_words::<T>(x, chunk), mine.load_words::<T>(dy, chunk)] };
+        }
+        for c in 0..CHUNKS {
+            let chunk = first + c as u32;
+            let Chunk { normed, dy, gradient } =
+                unsafe { Chunk::<PER>::new(p, mine, chunk, words[c], statistics) };
+            for j in 0..PER {
+                if mine.has(chunk, j) {
+                    sums[0] += gradient[j];
+                    sums[1] = ptx::fma(gradient[j], normed[j], sums[1]);
+                    if p.rounds == 1 {
+                        of_columns.weight[c][j] = ptx::fma(dy[j], normed[j], of_columns.weight[c][j]);
+                        of_columns.bias[c][j] += dy[j];
+                    }
+                }
+            }
+        }
+    }
+    sums = unsafe { team.sum(sums) };
+    let of_mean = if p.is_centered == 0 { 0.0 } else { sums[0] * p.inverse };
+    let of_deviation = sums[1] * p.inverse;
+    for round in 0..p.rounds {
+        let first = round * CHUNKS as u32;
+        for c in 0..CHUNKS {
+            let chunk = first + c as u32;
+            if p.rounds > 1 {
+                words[c] = unsafe { [mine.load_words::<T>(x, chunk), mine.load_words::<T>(dy, chunk)] };
+            }
+            let mut from_elsewhere = [0.0; PER];
+            if !p.dsum.is_null() {
+                from_elsewhere = T::unpack(unsafe { mine.load_words::<T>(dsum, chunk) });
+            }
+            let Chunk { normed, dy, gradient } =
+                unsafe { Chunk::<PER>::new(p, mine, chunk, words[c], statistics) };
+            let mut result = [0.0; PER];
+            for j in 0..PER {
+                let rest = ptx::fma(-normed[j], of_deviation, gradient[j] - of_mean);
+                result[j] = ptx::fma(rest, statistics[1], from_elsewhere[j]);
+            }
+            if !p.dx.is_null() {
+                unsafe { mine.store_words::<T>(dx, chunk, T::pack(result)) };
+            }
+            if p.rounds > 1 {
+                for j in 0..PER {
+                    let column = mine.column(chunk, j) as u64;
+                    if !mine.has(chunk, j) {
+                        continue;
+                    }
+                    let at = part as u64 * p.columns as u64 + column;
+                    unsafe {
+                        add(p.dweight, at, dy[j] * normed[j], is_first);
+                        add(p.dbias, at, dy[j], is_first);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds to a sum in memory, or begins it.
+///
+/// # Safety
+///
+/// The place is this thread's, unless the pointer is null.
+#[inline(always)]
+unsafe fn add(to: GlobalMut<f32>, at: u64, value: f32, is_first: bool) {
+    if to.is_null() {
+        return;
+    }
+    let address = to.offset(at).address();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let before = ptx::ld_global_f32_if(address, !is_first);
+        ptx::st_global_b32(address, (before + value).to_bits());
+    }
+}
+
+/// Adds up what the teams of a block have of the same columns, in their order, and stores it as row `part`.
+///
+/// # Safety
+///
+/// All threads of the block call it. The row is this block's, or this cluster's, unless the pointer is null.
+#[inline(always)]
+unsafe fn add_teams<const PER: usize, const CHUNKS: usize, const VECTOR: bool, const CLUSTER: bool>(
+    team: &Team<CLUSTER>,
+    columns: Columns<PER, VECTOR>,
+    sums: &[[f32; PER]; CHUNKS],
+    to: GlobalMut<f32>,
+    part: u32,
+    count: u32,
+) {
+    if to.is_null() {
+        return;
+    }
+    let row = to.offset(part as u64 * count as u64);
+    if CLUSTER || team.threads == THREADS {
+        // SAFETY: the caller's promise.
+        unsafe {
+            for c in 0..CHUNKS {
+                for j in 0..PER {
+                    if columns.has(c as u32, j) {
+                        let at = row.offset(columns.column(c as u32, j) as u64);
+                        ptx::st_global_b32(at.address(), sums[c][j].to_bits());
+                    }
+                }
+            }
+        }
+        return;
+    }
+    // A place for each column, in the order of threads, and of teams.
+    let (of_team, shift) = (team.threads * (CHUNKS * PER) as u32, team.threads.trailing_zeros());
+    let meeting = SharedAddress::dynamic().offset(MEETING);
+    let place = |team: u32, number: u32| meeting.offset((team * of_team + number) * 4).get();
+    // SAFETY: each thread has places of its own; the barriers are between writing and reading.
+    unsafe {
+        thread::sync_threads();
+        for c in 0..CHUNKS {
+            for j in 0..PER {
+                let number = (c * PER + j) as u32 * team.threads + team.rank;
+                ptx::st_shared_f32(place(team.index, number), sums[c][j]);
+            }
+        }
+        thread::sync_threads();
+        let mut number = thread::thread_idx_x();
+        while number < of_team {
+            let mut sum = 0.0;
+            for team in 0..THREADS >> shift {
+                sum += ptx::ld_shared_f32(place(team, number));
+            }
+            let (slot, rank) = (number >> shift, number & (team.threads - 1));
+            let owner = Columns::<PER, VECTOR>::new(rank, team.threads, count);
+            let (chunk, j) = (slot / PER as u32, slot as usize % PER);
+            if owner.column(chunk, j) < count {
+                ptx::st_global_b32(row.offset(owner.column(chunk, j) as u64).address(), sum.to_bits());
+            }
+            number += THREADS;
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Which columns of a row a thread has, and how it loads and stores them.
+
+use crate::float::{Bf16, Element, F16, HalfElement};
+use crate::launch::GlobalMut;
+use crate::ptx;
+use crate::rows::{AnyRows, Kind, RowElement};
+
+/// How the threads that share a row divide its columns into chunks of `PER`.
+///
+/// If `VECTOR`, a chunk is `PER` neighbouring columns, and every operand has them at a multiple of their size; `PER` divides the number of columns.
+/// Else the columns of a chunk are as many apart as there are threads, so that neighbouring threads access neighbouring elements of any
+/// alignment.
+#[derive(Clone, Copy)]
+pub struct Columns<const PER: usize, const VECTOR: bool> {
+    rank: u32,
+    threads: u32,
+    columns: u32,
+}
+
+impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
+    /// The share of thread `rank` of `threads` in a row of `columns` columns.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(rank: u32, threads: u32, columns: u32) -> Self {
+        Self { rank, threads, columns }
+    }
+
+    /// The same share, or of nothing if the condition does not hold.
+    #[inline(always)]
+    #[must_use]
+    pub fn only_if(self, condition: bool) -> Self {
+        Self { columns: if condition { self.columns } else { 0 }, ..self }
+    }
+
+    /// The column of element `j` of this thread's chunk `chunk`.
+    #[inline(always)]
+    #[must_use]
+    pub fn column(&self, chunk: u32, j: usize) -> u32 {
+        if VECTOR {
+            (chunk * self.threads + self.rank) * PER as u32 + j as u32
+        } else {
+            (chunk * PER as u32 + j as u32) * self.threads + self.rank
+        }
+    }
+
+    /// Whether there is such a column.
+    #[inline(always)]
+    #[must_use]
+    pub fn has(&self, chunk: u32, j: usize) -> bool {
+        let asked = if VECTOR { 0 } else { j };
+        self.column(chunk, asked) < self.columns
+    }
+
+    /// The address of an element of a row of elements of `bytes` bytes.
+    #[inline(always)]
+    fn at(&self, row: u64, bytes: u32, chunk: u32, j: usize) -> u64 {
+        row + self.column(chunk, j) as u64 * bytes as u64
+    }
+
+    /// A chunk of a row of `T`, as it is: zeros where there is no column.
+    ///
+    /// # Safety
+    ///
+    /// The row is valid for reads of its columns and aligned as the type says; no other thread writes them.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load_words<T: RowElement>(&self, row: u64, chunk: u32) -> [u32; 4] {
+        if VECTOR {
+            // SAFETY: the caller's promise.
+            return unsafe { ptx::ld_global_v4_b32_if(self.at(row, T::BYTES, chunk, 0), self.has(chunk, 0)) };
+        }
+        let mut bits = [0; PER];
+        for j in 0..PER {
+            // SAFETY: as above.
+            bits[j] = unsafe { T::load_bits_if(self.at(row, T::BYTES, chunk, j), self.has(chunk, j)) };
+        }
+        T::join(bits)
+    }
+
+    /// A chunk of row `row` of an operand of any type, in f32: zeros where there is no column.
+    ///
+    /// # Safety
+    ///
+    /// As [`load_words`](Self::load_words).
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load(&self, of: &AnyRows, row: u32, chunk: u32) -> [f32; PER] {
+        let at = of.row(row);
+        // SAFETY: the caller's promise.
+        let mut values = unsafe {
+            if of.kind == Kind::F32 {
+                self.load_f32(at, chunk)
+            } else if of.kind == Kind::F16 {
+                self.load_half::<F16>(at, chunk)
+            } else {
+                self.load_half::<Bf16>(at, chunk)
+            }
+        };
+        for value in values.iter_mut() {
+            *value += of.offset;
+        }
+        values
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(&self, row: u64, chunk: u32) -> [f32; PER] {
+        let mut values = [0.0; PER];
+        for j in 0..PER {
+            if VECTOR && j % 4 == 0 {
+                // SAFETY: the caller's promise.
+                let four = unsafe { ptx::ld_global_v4_b32_if(self.at(row, 4, chunk, j), self.has(chunk, j)) };
+                for i in 0..4 {
+                    values[j + i] = f32::from_bits(four[i]);
+                }
+            } else if !VECTOR {
+                // SAFETY: the caller's promise.
+                values[j] = unsafe { ptx::ld_global_f32_if(self.at(row, 4, chunk, j), self.has(chunk, j)) };
+            }
+        }
+        values
+    }
+
+    #[inline(always)]
+    unsafe fn load_half<H: RowElement + HalfElement>(&self, row: u64, chunk: u32) -> [f32; PER] {
+        if VECTOR && PER == 4 {
+            let (at, is_there) = (self.at(row, 2, chunk, 0), self.has(chunk, 0));
+            // SAFETY: the caller's promise.
+            let [a, b] = unsafe { ptx::ld_global_v2_b32_if(at, is_there) };
+            return <H as RowElement>::unpack([a, b, 0, 0]);
+        }
+        // SAFETY: the caller's promise.
+        <H as RowElement>::unpack(unsafe { self.load_words::<H>(row, chunk) })
+    }
+
+    /// Stores a chunk of a row of `T` as it is.
+    ///
+    /// # Safety
+    ///
+    /// The row is valid for writes of its columns and aligned as the type says; no other thread touches them.
+    #[inline(always)]
+    pub unsafe fn store_words<T: RowElement>(&self, row: u64, chunk: u32, words: [u32; 4]) {
+        if VECTOR {
+            if self.has(chunk, 0) {
+                // SAFETY: the caller's promise.
+                unsafe { ptx::st_global_v4_b32(self.at(row, T::BYTES, chunk, 0), words) };
+            }
+            return;
+        }
+        for j in 0..PER {
+            if self.has(chunk, j) {
+                let at = self.at(row, T::BYTES, chunk, j);
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if T::BYTES == 2 {
+                        ptx::st_global_b16(at, (words[j / 2] >> (j % 2 * 16)) as u16);
+                    } else {
+                        ptx::st_global_b32(at, words[j]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rounds numbers to the type of an operand, and stores them as a chunk of its row `row`.
+    ///
+    /// # Safety
+    ///
+    /// As [`store_words`](Self::store_words).
+    #[inline(always)]
+    pub unsafe fn store(&self, to: &AnyRows, row: u32, chunk: u32, values: [f32; PER]) {
+        let at = to.row(row);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if to.kind == Kind::F32 {
+                self.store_rounded::<f32>(at, chunk, values);
+            } else if to.kind == Kind::F16 {
+                self.store_rounded::<F16>(at, chunk, values);
+            } else {
+                self.store_rounded::<Bf16>(at, chunk, values);
+            }
+        }
+    }
+
+    /// As [`store`](Self::store), of a known type.
+    ///
+    /// # Safety
+    ///
+    /// As [`store_words`](Self::store_words).
+    #[inline(always)]
+    pub unsafe fn store_rounded<T: Element>(&self, row: u64, chunk: u32, values: [f32; PER]) {
+        for j in 0..PER {
+            if !self.has(chunk, j) {
+                continue;
+            }
+            // SAFETY: the caller's promise.
+            unsafe {
+                if VECTOR && j % 4 == 0 {
+                    let four = [values[j], values[j + 1], values[j + 2], values[j + 3]];
+                    T::store_rounded_4(GlobalMut::new(self.at(row, T::BYTES, chunk, j)), four);
+                } else if !VECTOR {
+                    T::store_rounded(GlobalMut::new(self.at(row, T::BYTES, chunk, j)), values[j]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Element types, by words of four bytes.
+
+use crate::float::{Bf16, Element, F16, HalfElement};
+use crate::ptx;
+use crate::rows::Kind;
+
+/// An element type of rows. `PER` is always the number of elements in 16 bytes.
+pub trait RowElement: Element {
+    /// The type as a kernel is told it.
+    const KIND: Kind;
+
+    /// The elements of four words in f32.
+    fn unpack<const PER: usize>(words: [u32; 4]) -> [f32; PER];
+
+    /// Numbers rounded to the nearest elements, ties to even.
+    fn pack<const PER: usize>(values: [f32; PER]) -> [u32; 4];
+
+    /// The bits of the element at an address if `condition` holds, else 0.
+    ///
+    /// # Safety
+    ///
+    /// If `condition` holds, the address is one of an element, which no other thread writes.
+    unsafe fn load_bits_if(address: u64, condition: bool) -> u32;
+
+    /// Four words of elements with these bits.
+    fn join<const PER: usize>(bits: [u32; PER]) -> [u32; 4];
+}
+
+macro_rules! half {
+    ($element:ident, $kind:ident) => {
+        impl RowElement for $element {
+            const KIND: Kind = Kind::$kind;
+
+            #[inline(always)]
+            fn unpack<const PER: usize>(words: [u32; 4]) -> [f32; PER] {
+                let mut values = [0.0; PER];
+                for pair in 0..PER / 2 {
+                    let [low, high] = <$element as HalfElement>::unpack(words[pair]);
+                    values[2 * pair] = low;
+                    values[2 * pair + 1] = high;
+                }
+                values
+            }
+
+            #[inline(always)]
+            fn pack<const PER: usize>(values: [f32; PER]) -> [u32; 4] {
+                let mut words = [0; 4];
+                for pair in 0..PER / 2 {
+                    words[pair] = <$element as HalfElement>::pack([values[2 * pair], values[2 * pair + 1]]);
+                }
+                words
+            }
+
+            #[inline(always)]
+            unsafe fn load_bits_if(address: u64, condition: bool) -> u32 {
+                // SAFETY: the caller's promise.
+                unsafe { ptx::ld_global_b16_if(address, condition) as u32 }
+            }
+
+            #[inline(always)]
+            fn join<const PER: usize>(bits: [u32; PER]) -> [u32; 4] {
+                let mut words = [0; 4];
+                for pair in 0..PER / 2 {
+                    words[pair] = bits[2 * pair] | bits[2 * pair + 1] << 16;
+                }
+                words
+            }
+        }
+    };
+}
+half!(F16, F16);
+half!(Bf16, BF16);
+
+impl RowElement for f32 {
+    const KIND: Kind = Kind::F32;
+
+    #[inline(always)]
+    fn unpack<const PER: usize>(words: [u32; 4]) -> [f32; PER] {
+        let mut values = [0.0; PER];
+        for i in 0..PER {
+            values[i] = f32::from_bits(words[i]);
+        }
+        values
+    }
+
+    #[inline(always)]
+    fn pack<const PER: usize>(values: [f32; PER]) -> [u32; 4] {
+        let mut words = [0; 4];
+        for i in 0..PER {
+            words[i] = values[i].to_bits();
+        }
+        words
+    }
+
+    #[inline(always)]
+    unsafe fn load_bits_if(address: u64, condition: bool) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { ptx::ld_global_f32_if(address, condition) }.to_bits()
+    }
+
+    #[inline(always)]
+    fn join<const PER: usize>(bits: [u32; PER]) -> [u32; 4] {
+        let mut words = [0; 4];
+        for i in 0..PER {
+            words[i] = bits[i];
+        }
+        words
+    }
+}

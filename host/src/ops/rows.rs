@@ -1,0 +1,307 @@
+//! What operations on rows share: operands of any floating-point type, and how many threads and blocks have a row.
+
+use half::{bf16, f16};
+use warpsmith_dsl::rows::{AnyRows, Kind, RowElement as DeviceElement, THREADS};
+
+use super::matrix::{as_matrix, has_unit_stride, row_stride};
+use super::{CHUNK_BYTES, SIDE_LIMIT};
+use crate::cpu::{FromAccumulator, Operand as CpuOperand};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::stream::{Operand, Stream};
+use crate::tensor::{DType, Element, Span, Tensor};
+
+/// An element type of rows: f16, bf16 or f32.
+pub trait RowElement: Element<Device: DeviceElement> + CpuOperand + FromAccumulator<f32> {
+    /// The tensor as one of any of these types.
+    #[doc(hidden)]
+    fn any(tensor: &Tensor<Self>) -> AnyTensor<'_>;
+}
+
+/// A tensor of f16, bf16 or f32.
+#[derive(Clone, Copy, Debug)]
+pub enum AnyTensor<'a> {
+    /// Of f16.
+    F16(&'a Tensor<f16>),
+    /// Of bf16.
+    Bf16(&'a Tensor<bf16>),
+    /// Of f32.
+    F32(&'a Tensor<f32>),
+}
+
+macro_rules! row_elements {
+    ($($element:ty, $variant:ident;)*) => {
+        $(
+            impl RowElement for $element {
+                fn any(tensor: &Tensor<Self>) -> AnyTensor<'_> {
+                    AnyTensor::$variant(tensor)
+                }
+            }
+        )*
+    };
+}
+row_elements! {
+    f16, F16;
+    bf16, Bf16;
+    f32, F32;
+}
+
+impl<'a, T: RowElement> From<&'a Tensor<T>> for AnyTensor<'a> {
+    fn from(tensor: &'a Tensor<T>) -> Self {
+        T::any(tensor)
+    }
+}
+
+/// Does the same with the tensor of whichever type.
+macro_rules! with_tensor {
+    ($any:expr, $tensor:ident => $body:expr) => {
+        match $any {
+            $crate::ops::rows::AnyTensor::F16($tensor) => $body,
+            $crate::ops::rows::AnyTensor::Bf16($tensor) => $body,
+            $crate::ops::rows::AnyTensor::F32($tensor) => $body,
+        }
+    };
+}
+pub(crate) use with_tensor;
+
+impl<'a> AnyTensor<'a> {
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        with_tensor!(self, tensor => tensor.dtype())
+    }
+
+    /// The length of each axis.
+    #[must_use]
+    pub fn shape(&self) -> &'a [usize] {
+        with_tensor!(*self, tensor => tensor.shape())
+    }
+
+    /// The device that has it.
+    #[must_use]
+    pub fn device(&self) -> &'a Device {
+        with_tensor!(*self, tensor => tensor.device())
+    }
+
+    pub(crate) fn span(&self) -> Span<'a> {
+        with_tensor!(*self, tensor => tensor.span())
+    }
+
+    pub(crate) fn operand(&self) -> &'a dyn Operand {
+        with_tensor!(*self, tensor => tensor)
+    }
+
+    /// Its numbers in the order of its axes.
+    pub(crate) fn to_f32(self) -> Result<Vec<f32>> {
+        with_tensor!(self, tensor => widened(tensor))
+    }
+
+    /// A vector as a row that all rows have.
+    pub(crate) fn as_row(&self) -> AnyRows {
+        with_tensor!(self, tensor => AnyRows { stride: 0, ..rows_of(tensor) })
+    }
+}
+
+/// The numbers of a tensor in the order of its axes.
+pub(crate) fn widened<T: RowElement>(tensor: &Tensor<T>) -> Result<Vec<f32>> {
+    let elements = tensor.to_vec()?;
+    let mut numbers = vec![0.0; elements.len()];
+    T::widen(&elements, &mut numbers);
+    Ok(numbers)
+}
+
+/// Numbers rounded to elements.
+pub(crate) fn rounded<T: RowElement>(numbers: &[f32]) -> Vec<T> {
+    numbers.iter().map(|&number| T::from_accumulator(number)).collect()
+}
+
+/// A matrix, or a vector, as a kernel takes it.
+pub(crate) fn rows_of<T: RowElement>(matrix: &Tensor<T>) -> AnyRows {
+    let stride = if matrix.rank() == 2 { row_stride(matrix) } else { 0 };
+    AnyRows { base: matrix.device_address(), stride, kind: kind::<T>(), offset: 0.0 }
+}
+
+/// The type as kernels are told it.
+pub(crate) fn kind<T: RowElement>() -> Kind {
+    <T::Device as DeviceElement>::KIND
+}
+
+/// A tensor `[.., N]` as a matrix with contiguous rows: a view, or a copy where there is none.
+pub(crate) fn as_rows<T: RowElement>(tensor: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
+    match tensor.flatten_leading() {
+        Ok(matrix) if has_unit_stride(&matrix) => Ok(matrix),
+        _ => tensor.contiguous_on(stream)?.flatten_leading(),
+    }
+}
+
+/// Whether [`as_rows`] makes a copy.
+pub(crate) fn is_copied<T: RowElement>(tensor: &Tensor<T>) -> bool {
+    !tensor.flatten_leading().is_ok_and(|matrix| has_unit_stride(&matrix))
+}
+
+/// A result as a matrix with contiguous rows, which may be apart; the error for one that is none.
+pub(crate) fn as_result_rows<T: Element>(
+    operation: &'static str,
+    operand: &'static str,
+    result: &Tensor<T>,
+) -> Result<Tensor<T>> {
+    let matrix = as_matrix(operation, operand, result)?;
+    super::matrix::expect_unit_stride(operation, operand, &matrix)?;
+    let [rows, columns] = [matrix.shape()[0], matrix.shape()[1]];
+    if rows > 1 && columns > 0 && matrix.strides()[0] < columns {
+        let (expected, actual) = ("rows that do not overlap".into(), result.strides().to_vec());
+        return Err(Error::Stride { operation, operand, expected, actual });
+    }
+    Ok(matrix)
+}
+
+/// The error for an operand of another shape.
+pub(crate) fn expect_shape(
+    operation: &'static str,
+    operand: &'static str,
+    actual: &[usize],
+    shape: &[usize],
+    origin: &str,
+) -> Result<()> {
+    if actual == shape {
+        return Ok(());
+    }
+    let expected = format!("{shape:?}, as {origin} has");
+    Err(Error::Shape { operation, operand, expected, actual: actual.to_vec() })
+}
+
+/// Rows and columns of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+impl Sizes {
+    /// Those of `shape`, which is `[.., N]`.
+    pub(crate) fn of(operation: &'static str, operand: &'static str, shape: &[usize]) -> Result<Self> {
+        let Some((&columns, leading)) = shape.split_last() else {
+            let expected = "[.., N], at least one axis".into();
+            return Err(Error::Shape { operation, operand, expected, actual: Vec::new() });
+        };
+        let rows = leading.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
+        let rows = rows.unwrap_or(usize::MAX);
+        for (quantity, size) in [("number of rows", rows), ("number of columns", columns)] {
+            if size as u64 >= SIDE_LIMIT {
+                let (limit, actual) = (format!("less than {SIDE_LIMIT}"), size.to_string());
+                return Err(Error::SizeLimit { operation, operand, quantity, limit, actual });
+            }
+        }
+        Ok(Self { rows, columns })
+    }
+
+    /// Whether there are no elements.
+    pub(crate) fn are_none(self) -> bool {
+        self.rows == 0 || self.columns == 0
+    }
+}
+
+/// How a kernel has the columns of a row: elements of a chunk, and chunks of a thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shares {
+    /// Whether chunks are aligned neighbours.
+    pub(crate) vector: bool,
+    pub(crate) chunk: u32,
+    pub(crate) chunks: u32,
+}
+
+impl Shares {
+    /// Of elements of type `T`, of which all operands `rows` have `columns` columns: 16 bytes to a chunk if their alignment allows it, of which a thread has
+    /// `chunks`, else four elements, of which it has four.
+    pub(crate) fn of<T: Element>(columns: usize, rows: &[AnyRows], chunks: u32) -> Self {
+        let vector = Self::vector::<T>();
+        let is_aligned = |of: &AnyRows| {
+            let bytes = u64::from(of.kind.bytes());
+            let unit = (bytes * u64::from(vector)).min(CHUNK_BYTES as u64);
+            of.base.is_multiple_of(unit) && (of.stride * bytes).is_multiple_of(unit)
+        };
+        if columns.is_multiple_of(vector as usize) && rows.iter().all(is_aligned) {
+            return Self { vector: true, chunk: vector, chunks };
+        }
+        Self { vector: false, chunk: 4, chunks: 4 }
+    }
+
+    /// Elements in 16 bytes.
+    pub(crate) fn vector<T: Element>() -> u32 {
+        CHUNK_BYTES as u32 / size_of::<T>() as u32
+    }
+}
+
+/// How many threads and blocks have a row, and how many blocks there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Threads of a block that share a row.
+    pub(crate) threads: u32,
+    /// How often they load their chunks of it.
+    pub(crate) rounds: u32,
+    /// Blocks of a cluster that share a row; 1 if there are no clusters.
+    pub(crate) cluster: u32,
+    /// Blocks.
+    pub(crate) blocks: u32,
+}
+
+/// Threads that share a row, where it has chunks for as many: fewer would read too few neighbours at a time.
+const LEAST_THREADS: u32 = 8;
+
+impl Plan {
+    /// For as many rows as `sizes` says, of which the threads of a GPU with so large clusters have shares; at most `most_blocks` blocks at a time, each of which
+    /// has more rows then. The sums of a row depend on its columns and the largest cluster only.
+    pub(crate) fn new(sizes: Sizes, shares: Shares, max_cluster: u32, most_blocks: u32) -> Self {
+        let (rows, columns) = (sizes.rows as u64, sizes.columns as u64);
+        let all = columns.div_ceil(u64::from(shares.chunk)).max(1);
+        let per_thread = u64::from(shares.chunks);
+        let least = all.next_power_of_two().min(u64::from(LEAST_THREADS));
+        let threads = all.div_ceil(per_thread).next_power_of_two().max(least).min(u64::from(THREADS));
+        let of_block = threads * per_thread;
+        let cluster = all.div_ceil(of_block).next_power_of_two().min(u64::from(max_cluster.max(1)));
+        let rounds = all.div_ceil(of_block * cluster);
+        let teams = u64::from(THREADS) / threads;
+        let wanted = if cluster > 1 { rows } else { rows.div_ceil(teams) };
+        let most = (u64::from(most_blocks) / cluster).max(1);
+        Self {
+            threads: threads as u32,
+            rounds: rounds as u32,
+            cluster: cluster as u32,
+            blocks: (wanted.min(most).max(1) * cluster) as u32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Plan, Shares, Sizes};
+
+    #[test]
+    fn every_chunk_of_a_row_is_some_threads_and_every_row_some_blocks() {
+        for columns in [1, 3, 8, 31, 64, 127, 128, 768, 1000, 4096, 5000, 8192, 8193, 65_536, 100_003, 1 << 20] {
+            for shares in [
+                Shares { vector: true, chunk: 8, chunks: 4 },
+                Shares { vector: true, chunk: 4, chunks: 4 },
+                Shares { vector: true, chunk: 8, chunks: 2 },
+                Shares { vector: false, chunk: 4, chunks: 4 },
+            ] {
+                for max_cluster in [1, 8, 16] {
+                    for rows in [1, 7, 64, 4096, 1 << 20] {
+                        let Plan { threads, rounds, cluster, blocks } =
+                            Plan::new(Sizes { rows, columns }, shares, max_cluster, 1056);
+                        let case = format!("{rows} × {columns}, {shares:?}, {max_cluster}");
+                        let chunks = columns.div_ceil(shares.chunk as usize);
+                        let at_a_time = (threads * cluster * shares.chunks) as usize;
+                        assert!(at_a_time * rounds as usize >= chunks, "{case}");
+                        assert!(at_a_time * (rounds as usize - 1) < chunks, "{case}");
+                        assert!(threads.is_power_of_two() && threads <= 256, "{case}");
+                        assert!(cluster == 1 || threads == 256 && cluster <= max_cluster, "{case}");
+                        assert!(blocks <= 1056 && blocks.is_multiple_of(cluster), "{case}");
+                        let teams = if cluster > 1 { blocks / cluster } else { blocks * (256 / threads) };
+                        assert!(teams as usize >= rows.min(66), "{case}");
+                    }
+                }
+            }
+        }
+    }
+}

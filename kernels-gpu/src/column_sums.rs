@@ -1,0 +1,65 @@
+//! Sums of the columns of a matrix of f32, in fixed order: what the parts of a gradient add up to.
+
+use warpsmith_dsl::float::{Bf16, Element, F16};
+use warpsmith_dsl::launch::{Global, GlobalMut};
+use warpsmith_dsl::shared::SharedAddress;
+use warpsmith_dsl::{kernel, ptx, thread, warp};
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+/// Columns of a block: a lane each.
+pub const COLUMNS: u32 = warp::SIZE;
+const WARPS: u32 = THREADS / warp::SIZE;
+/// Rows that a thread loads together.
+const LOADED: u32 = 8;
+
+/// `y[column] = Σ x[row, column] (+ before)`. A warp adds up every eighth row; the warps' sums are added in their order.
+///
+/// The grid has, along x, a block for each [`COLUMNS`] columns.
+///
+/// # Safety
+///
+/// `x` is valid for reads of rows · columns elements, `before` is null or, like `y`, valid for `columns`; what is written overlaps nothing else, but `before`
+/// may be `y`.
+#[kernel(
+    family = column_sums,
+    block = [THREADS, 1, 1],
+    min_blocks = 4,
+    shared = THREADS * 4,
+    instances = [column_sums_f16 = <F16>, column_sums_bf16 = <Bf16>, column_sums_f32 = <f32>],
+)]
+pub unsafe fn column_sums<T: Element>(x: Global<f32>, before: Global<T>, y: GlobalMut<T>, rows: u32, columns: u32) {
+    let (warp, lane) = (warp::warp_id(), warp::lane_id());
+    let column = thread::block_idx_x() * COLUMNS + lane;
+    let (mut sum, mut row) = (0.0, warp);
+    while row < rows {
+        let mut loaded = [0.0; LOADED as usize];
+        for (step, value) in loaded.iter_mut().enumerate() {
+            let row = row + step as u32 * WARPS;
+            let at = x.offset(row as u64 * columns as u64 + column as u64);
+            // SAFETY: within the matrix, or not read.
+            *value = unsafe { ptx::ld_global_nc_f32_if(at.address(), row < rows && column < columns) };
+        }
+        for value in loaded {
+            sum += value;
+        }
+        row += LOADED * WARPS;
+    }
+    let place = |warp: u32| SharedAddress::dynamic().offset((warp * COLUMNS + lane) * 4).get();
+    // SAFETY: each thread has a place; the barrier is between writing and reading. The column is this thread's.
+    unsafe {
+        ptx::st_shared_f32(place(warp), sum);
+        thread::sync_threads();
+        if warp != 0 || column >= columns {
+            return;
+        }
+        for other in 1..WARPS {
+            sum += ptx::ld_shared_f32(place(other));
+        }
+        let is_added = !before.is_null();
+        if is_added {
+            sum += T::load_if(before.offset(column as u64), is_added).to_f32();
+        }
+        T::store_rounded(y.offset(column as u64), sum);
+    }
+}
