@@ -28,7 +28,13 @@ const LOADED: u32 = 8;
     shared = THREADS * 4,
     instances = [column_sums_f16 = <F16>, column_sums_bf16 = <Bf16>, column_sums_f32 = <f32>],
 )]
-pub unsafe fn column_sums<T: Element>(x: Global<f32>, before: Global<T>, y: GlobalMut<T>, rows: u32, columns: u32) {
+pub unsafe fn column_sums<T: Element>(
+    x: Global<f32>,
+    before: Global<T>,
+    y: GlobalMut<T>,
+    rows: u32,
+    columns: u32,
+) {
     let (warp, lane) = (warp::warp_id(), warp::lane_id());
     let column = thread::block_idx_x() * COLUMNS + lane;
     let (mut sum, mut row) = (0.0, warp);

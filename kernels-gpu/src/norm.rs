@@ -26,7 +26,9 @@ use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
         norm_any_f32 = <f32, 4, 4, false>,
     ],
 )]
-pub unsafe fn norm<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(p: NormParams<T>) {
+pub unsafe fn norm<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+    p: NormParams<T>,
+) {
     // SAFETY: the caller's promise.
     unsafe { norm_rows::<T, PER, CHUNKS, VECTOR, false>(&p) }
 }
@@ -50,7 +52,9 @@ pub unsafe fn norm<T: RowElement, const PER: usize, const CHUNKS: usize, const V
         norm_gradient_any_f32 = <f32, 4, 4, false>,
     ],
 )]
-pub unsafe fn norm_gradient<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(p: NormGradientParams<T>) {
+pub unsafe fn norm_gradient<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+    p: NormGradientParams<T>,
+) {
     // SAFETY: the caller's promise.
     unsafe { norm_gradients::<T, PER, CHUNKS, VECTOR, false>(&p) }
 }

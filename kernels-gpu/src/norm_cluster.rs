@@ -24,7 +24,9 @@ use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
         norm_cluster_any_f32 = <f32, 4, 4, false>,
     ],
 )]
-pub unsafe fn norm_cluster<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(p: NormParams<T>) {
+pub unsafe fn norm_cluster<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+    p: NormParams<T>,
+) {
     // SAFETY: the caller's promise.
     unsafe { norm_rows::<T, PER, CHUNKS, VECTOR, true>(&p) }
 }
@@ -48,7 +50,12 @@ pub unsafe fn norm_cluster<T: RowElement, const PER: usize, const CHUNKS: usize,
         norm_cluster_gradient_any_f32 = <f32, 4, 4, false>,
     ],
 )]
-pub unsafe fn norm_cluster_gradient<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+pub unsafe fn norm_cluster_gradient<
+    T: RowElement,
+    const PER: usize,
+    const CHUNKS: usize,
+    const VECTOR: bool,
+>(
     p: NormGradientParams<T>,
 ) {
     // SAFETY: the caller's promise.

@@ -16,6 +16,7 @@ mod linear;
 mod linear_update;
 mod modes;
 mod mutants;
+mod norm;
 mod peer;
 mod product_key;
 mod properties;
@@ -43,7 +44,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 15] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 16] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -56,6 +57,7 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 15] = [
     peer::CASES,
     attention::CASES,
     attention_layer::CASES,
+    norm::CASES,
     errors::CASES,
     edges::CASES,
     edges::RETRIEVALS,

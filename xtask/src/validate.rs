@@ -17,8 +17,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 use warpsmith_lab::cases::{
-    AttentionCase, ExpertCase, LinearCase, MatmulCase, RepackCase, RoutingCase, ScaledCase, TopkCase,
-    UpdateCase,
+    AttentionCase, ExpertCase, LinearCase, MatmulCase, NormCase, RepackCase, RoutingCase, ScaledCase,
+    TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 
@@ -74,6 +74,7 @@ pub(crate) enum Operation {
     ExpertMlp,
     Repack,
     Attention,
+    Norm,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -196,6 +197,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for case in &cases {
             progress.set_message(format!("topk {} {}", case.dtype, case.shape()));
             rows.push(row_of(Label::topk(case), || validate::topk(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::Norm) {
+        let cases = cases::norms(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("norm {} {}", case.dtype, case.shape()));
+            rows.push(row_of(Label::norm(case), || validate::norm(&device, case)));
             progress.inc(1);
         }
         progress.finish_and_clear();
@@ -325,6 +336,11 @@ impl Label {
     fn topk(case: &TopkCase) -> Self {
         let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
         Self { operation: "topk", types, shape, options }
+    }
+
+    fn norm(case: &NormCase) -> Self {
+        let types = format!("{}→{}", case.dtype, case.output);
+        Self { operation: "norm", types, shape: case.shape(), options: case.options() }
     }
 
     fn retrieval(case: &RoutingCase) -> Self {

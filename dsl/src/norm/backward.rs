@@ -66,7 +66,13 @@ pub const GRADIENT_SHARED_BYTES: u32 = MEETING + THREADS * MOST_COLUMNS * 4;
 ///
 /// As [`norm_rows`](super::norm_rows); `PER · CHUNKS` is 16, and `p.deviation` is there, and of a layer norm `p.mean`. dx may be x, dy or dsum if their rows are the same.
 #[inline(always)]
-pub unsafe fn norm_gradients<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool, const CLUSTER: bool>(
+pub unsafe fn norm_gradients<
+    T: RowElement,
+    const PER: usize,
+    const CHUNKS: usize,
+    const VECTOR: bool,
+    const CLUSTER: bool,
+>(
     p: &NormGradientParams<T>,
 ) {
     // SAFETY: the caller's promise.
@@ -133,7 +139,13 @@ impl<const PER: usize> Chunk<PER> {
 }
 
 #[inline(always)]
-unsafe fn gradient_of_row<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool, const CLUSTER: bool>(
+unsafe fn gradient_of_row<
+    T: RowElement,
+    const PER: usize,
+    const CHUNKS: usize,
+    const VECTOR: bool,
+    const CLUSTER: bool,
+>(
     p: &NormGradientParams<T>,
     team: &mut Team<CLUSTER>,
     mine: Columns<PER, VECTOR>,
@@ -143,8 +155,8 @@ unsafe fn gradient_of_row<T: RowElement, const PER: usize, const CHUNKS: usize, 
     part: u32,
 ) {
     let rows = [p.x.address(), p.dy.address(), p.dsum.address(), p.dx.address()];
-    let [x, dy, dsum, dx] = [0, 1, 2, 3]
-        .map(|operand: usize| rows[operand] + row as u64 * p.strides[operand] * T::BYTES as u64);
+    let [x, dy, dsum, dx] =
+        [0, 1, 2, 3].map(|operand: usize| rows[operand] + row as u64 * p.strides[operand] * T::BYTES as u64);
     // SAFETY (of all blocks): the caller's promise.
     let of_row = |of: Global<f32>| unsafe {
         ptx::ld_global_f32_if(of.offset(row as u64).address(), !of.is_null() && row < p.rows)

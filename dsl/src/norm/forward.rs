@@ -64,7 +64,13 @@ unsafe impl<T: 'static> KernelParam for NormParams<T> {}
 /// else is of its type, each if their rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS); all threads of a row have all
 /// of its chunks in `p.rounds` rounds.
 #[inline(always)]
-pub unsafe fn norm_rows<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool, const CLUSTER: bool>(
+pub unsafe fn norm_rows<
+    T: RowElement,
+    const PER: usize,
+    const CHUNKS: usize,
+    const VECTOR: bool,
+    const CLUSTER: bool,
+>(
     p: &NormParams<T>,
 ) {
     // SAFETY: the caller's promise.
@@ -81,7 +87,13 @@ pub unsafe fn norm_rows<T: RowElement, const PER: usize, const CHUNKS: usize, co
 }
 
 #[inline(always)]
-unsafe fn norm_row<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool, const CLUSTER: bool>(
+unsafe fn norm_row<
+    T: RowElement,
+    const PER: usize,
+    const CHUNKS: usize,
+    const VECTOR: bool,
+    const CLUSTER: bool,
+>(
     p: &NormParams<T>,
     team: &mut Team<CLUSTER>,
     mine: Columns<PER, VECTOR>,
@@ -152,7 +164,7 @@ unsafe fn norm_row<T: RowElement, const PER: usize, const CHUNKS: usize, const V
         }
     }
     let deviation = math::rsqrt(variance + p.epsilon);
-    if team.rank == 0 && mine.has(0, 0) {
+    if team.rank == 0 && row < p.rows {
         unsafe {
             if !p.mean.is_null() {
                 ptx::st_global_b32(p.mean.offset(row as u64).address(), (mean + rest).to_bits());

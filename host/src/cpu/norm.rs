@@ -76,8 +76,8 @@ pub fn norm_gradient<A: Accumulator>(
     for column in 0..x.len() {
         let (normed, dy) = (normed(column), A::from_f32(dy[column]));
         let rest = gradient(column) - of_mean - normed * of_deviation;
-        dx[column] = rest * statistics.inverse_deviation
-            + dsum.map_or(A::zero(), |dsum| A::from_f32(dsum[column]));
+        dx[column] =
+            rest * statistics.inverse_deviation + dsum.map_or(A::zero(), |dsum| A::from_f32(dsum[column]));
         dweight[column] += dy * normed;
         dbias[column] += dy;
     }

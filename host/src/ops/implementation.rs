@@ -72,8 +72,10 @@ impl Implementation {
         }
     }
 
-    /// Two implementations on one device, one after the other.
-    pub(crate) fn sequence(first: Self, second: Self) -> Self {
+    /// This and then another one, on the same device.
+    #[must_use]
+    pub fn then(self, second: Self) -> Self {
+        let first = self;
         let (of_first, of_second) = (first.launches(), second.launches());
         if of_second.is_empty() {
             return first;
@@ -190,17 +192,17 @@ mod tests {
         let kernel = |name, blocks| Implementation::kernel(&device, name, blocks);
         let one = kernel("a", 1).with_copies(1);
         assert_eq!(*one.launches(), [Launch { kernel: "a", blocks: 1 }]);
-        let two = Implementation::sequence(one, kernel("b", 2));
+        let two = one.then(kernel("b", 2));
         assert_eq!(
             two.to_string(),
             "kernels a and b in the emulator, 1 and 2 blocks, 1 operand copied first"
         );
-        let three = Implementation::sequence(two, kernel("c", 3).with_copies(1));
+        let three = two.then(kernel("c", 3).with_copies(1));
         let expected = "kernels a, b and c in the emulator, 1, 2 and 3 blocks, 2 operands copied first";
         assert_eq!(three.to_string(), expected);
         assert_eq!(three.launches().len(), 3);
-        assert_eq!(Implementation::sequence(Implementation::Empty, one), one);
-        assert_eq!(Implementation::sequence(two, Implementation::Cpu), two);
+        assert_eq!(Implementation::Empty.then(one), one);
+        assert_eq!(two.then(Implementation::Cpu), two);
         assert!(Implementation::Cpu.launches().is_empty());
     }
 }

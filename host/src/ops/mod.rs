@@ -6,11 +6,13 @@
 pub mod attention;
 #[doc(hidden)]
 pub mod choice;
+pub mod column_sums;
 pub mod gemm;
 mod implementation;
 pub mod linear;
 pub mod matmul;
 mod matrix;
+pub mod norm;
 pub mod peer;
 mod precision;
 mod repack;
@@ -27,6 +29,7 @@ pub use attention::attention;
 pub use implementation::{Implementation, Launch, Launches};
 pub use linear::linear;
 pub use matmul::matmul;
+pub use norm::{layer_norm, rms_norm};
 pub use peer::expert_mlp;
 pub use peer::product_key_topk;
 pub use precision::{Precision, Products};

@@ -1,5 +1,7 @@
 //! What operations on rows share: operands of any floating-point type, and how many threads and blocks have a row.
 
+use std::any::Any;
+
 use half::{bf16, f16};
 use warpsmith_dsl::rows::{AnyRows, Kind, RowElement as DeviceElement, THREADS};
 
@@ -155,6 +157,12 @@ pub(crate) fn as_result_rows<T: Element>(
     Ok(matrix)
 }
 
+/// Whether two tensors are the same view of the same memory: a kernel may write one where it has read the other.
+pub(crate) fn is_in_place<T: Element, U: Element>(tensor: &Tensor<T>, other: &Tensor<U>) -> bool {
+    let other = (other as &dyn Any).downcast_ref::<Tensor<T>>();
+    other.is_some_and(|other| tensor.is_same_view(other))
+}
+
 /// The error for an operand of another shape.
 pub(crate) fn expect_shape(
     operation: &'static str,
@@ -278,7 +286,9 @@ mod tests {
 
     #[test]
     fn every_chunk_of_a_row_is_some_threads_and_every_row_some_blocks() {
-        for columns in [1, 3, 8, 31, 64, 127, 128, 768, 1000, 4096, 5000, 8192, 8193, 65_536, 100_003, 1 << 20] {
+        for columns in
+            [1, 3, 8, 31, 64, 127, 128, 768, 1000, 4096, 5000, 8192, 8193, 65_536, 100_003, 1 << 20]
+        {
             for shares in [
                 Shares { vector: true, chunk: 8, chunks: 4 },
                 Shares { vector: true, chunk: 4, chunks: 4 },

@@ -189,7 +189,7 @@ impl<'a, T: TopkElement> TopkOp<'a, T> {
         let mut all = Implementation::Empty;
         for (sizes, parts) in sizes.passes(device.properties().multiprocessors as usize) {
             let pass = Implementation::kernel(device, name, sizes.blocks(parts)?);
-            all = Implementation::sequence(all, pass);
+            all = all.then(pass);
         }
         Ok(all.with_copies(usize::from(self.rows_in_place().is_none())))
     }

@@ -9,8 +9,7 @@
 //!
 //! **Weights.** The difference to the largest logit is rounded, in units of either: 4u · (|sⱼ| + |m|). An exponential is within 2⁻²¹ of itself (`ex2.approx`: 2⁻²²).
 //! Where keys come in blocks of at least 16, the weights before are multiplied by the exponential of the difference of two maxima each time. What is rounded of these
-//! differences adds up to at most 2u · (|sⱼ| + |m|), since maxima only rise. Each is the difference to a rounded product with a maximum, which lies between
-//! sⱼ and m: u · (|sⱼ| + |m|) for each block. Each exponential and product loses 2⁻²¹. So an exponent is off by δⱼ, the sum of all this, and the weight by `eⱼ ≤ exp(δⱼ) − 1` of itself, in the sum of values as in that of weights:
+//! differences adds up to at most 2u · (|sⱼ| + |m|), since maxima only rise; where a maximum stays, the factor is exactly 1. Each exponential and product loses 2⁻²¹. So an exponent is off by δⱼ, the sum of all this, and the weight by `eⱼ ≤ exp(δⱼ) − 1` of itself, in the sum of values as in that of weights:
 //!
 //! ```text
 //! Σ p̂ⱼ vⱼ / Σ p̂ⱼ − y = Σ pⱼ eⱼ (vⱼ − y) / Σ p̂ⱼ, at most (Σ pⱼ eⱼ |vⱼ| + |y| Σ pⱼ eⱼ) / (l (1 − ε)) with ε = Σ pⱼ eⱼ / l
@@ -48,8 +47,6 @@ pub(crate) struct AttentionModel {
     values: f64,
     /// The error of the sum of weights.
     weights: f64,
-    /// Blocks of keys, with each of which earlier weights are multiplied by a factor.
-    rescales: f64,
     /// The error of an exponential, and of what becomes of it when later blocks have larger maxima.
     exponential: f64,
     /// What rounding a weight does, where it is rounded.
@@ -105,7 +102,6 @@ impl AttentionModel {
             products: if on_cpu { in_turn(width.min(width / LANES + 2 * LANES)) } else { sums(width) },
             values: if on_cpu { in_turn(keys) } else { sums(keys) + 2.0 * U * rescales },
             weights: if on_cpu { in_turn(keys) } else { (keys as f64 + 8.0 + rescales) * 2.0 * U },
-            rescales,
             exponential: if on_cpu { 2.0 * U } else { (1.0 + rescales) * EXPONENTIAL },
             of_weight: (!on_cpu).then(|| Rounding::of(dtype)),
             rounding: Rounding::of(dtype),
@@ -116,7 +112,7 @@ impl AttentionModel {
     pub(crate) fn weight_error(&self, of: Logit, largest: f64) -> f64 {
         let cap = if of.cap > 0.0 { 16.0 * U * of.cap.min(8.0 * of.size) + 2.0 * U * of.size } else { 0.0 };
         let logit = (self.products + 3.0 * U) * of.size + cap + 3.0 * U * (of.size + of.added);
-        let exponent = (6.0 + self.rescales) * U * (of.logit.abs() + largest.abs());
+        let exponent = 6.0 * U * (of.logit.abs() + largest.abs());
         (logit + exponent + self.exponential).exp_m1()
     }
 

@@ -64,6 +64,7 @@
 //! products and sums adds at most 2⁻¹²⁶ for each of the K products.
 
 pub(crate) mod attention;
+pub(crate) mod norm;
 pub(crate) mod update;
 
 use warpsmith::DType;

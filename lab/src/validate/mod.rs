@@ -7,6 +7,7 @@
 mod attention;
 mod experts;
 pub mod load;
+mod norm;
 mod outputs;
 mod placed;
 mod product;
@@ -19,6 +20,7 @@ mod update;
 
 pub use attention::{attention, attention_bits};
 pub use experts::{expert_bits, experts};
+pub use norm::{norm, norm_bits};
 pub use product::{linear, linear_bits, matmul, matmul_bits};
 pub use repack::repack;
 pub use routing::{RoutingOutcome, product_key_topk};

@@ -5,6 +5,7 @@ mod copies;
 mod epilogues;
 mod experts;
 mod load;
+mod norms;
 mod routing;
 mod scaled;
 mod updates;
@@ -15,6 +16,7 @@ pub(super) use experts::experts;
 pub(super) use load::load;
 #[cfg(test)]
 pub(super) use load::works as load_works;
+pub(super) use norms::norms;
 pub(super) use routing::{retrievals, selections};
 pub(super) use scaled::{compared_scaled, scaled};
 use serde::Serialize;

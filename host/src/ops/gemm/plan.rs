@@ -181,7 +181,7 @@ impl Plan {
         let first = Implementation::kernel(device, first, self.blocks).with_copies(copies);
         let Some(sums) = sums else { return first };
         let blocks = sums_blocks([self.m, self.n, self.choice.problem.batch]) as u32;
-        Implementation::sequence(first, Implementation::kernel(device, sums, blocks))
+        first.then(Implementation::kernel(device, sums, blocks))
     }
 
     fn decide(request: &Request<'_>) -> Result<Self> {

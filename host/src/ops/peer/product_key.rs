@@ -246,7 +246,7 @@ impl<'a, T: RoutingInput> ProductKeyOp<'a, T> {
         let copies = self.keys.iter().filter(|keys| !is_chunked(keys)).count();
         let kernel = Implementation::kernel(device, kernel.name, x.saturating_mul(y));
         let copies = projection.copies() as usize + copies;
-        Ok(Implementation::sequence(projection, kernel).with_copies(copies))
+        Ok(projection.then(kernel).with_copies(copies))
     }
 
     fn check(&self) -> Result<Sizes> {

@@ -73,7 +73,7 @@ pub(super) fn implementation<T: UpdateInput>(
     let first = Implementation::kernel(device, first, choice.division.blocks).with_copies(copies);
     let Some(sums) = sums else { return Ok(first) };
     let blocks = gemm::sums_blocks([m, n, 1]) as u32;
-    Ok(Implementation::sequence(first, Implementation::kernel(device, sums, blocks)))
+    Ok(first.then(Implementation::kernel(device, sums, blocks)))
 }
 
 /// Launches a choice for `operands`, for which it was made, all but how the sums are split.

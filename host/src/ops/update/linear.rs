@@ -177,11 +177,11 @@ impl<'a, T: UpdateInput> LinearUpdateOp<'a, T> {
                 let copies = copies + usize::from(checked.packed.is_none());
                 let sizes = [checked.m as u32, checked.n as u32];
                 let joined = joined::implementation::<T>(device, choice, sizes, copies)?;
-                Implementation::sequence(checked.implementation_of_codes(codes)?, joined)
+                checked.implementation_of_codes(codes)?.then(joined)
             }
             Path::Sequence => {
                 let then = self.after_updates(&checked, 1.0, None, of_product)?;
-                Implementation::sequence(checked.implementation_alone(flat.as_ref(), None)?, then)
+                checked.implementation_alone(flat.as_ref(), None)?.then(then)
             }
         })
     }

@@ -370,12 +370,12 @@ impl<T: UpdateInput> Checked<T> {
             let is_there =
                 |kernel| all.launches().iter().any(|launch: &crate::ops::Launch| launch.kernel == kernel);
             if !first.launches().iter().all(|launch| is_there(launch.kernel)) {
-                all = Implementation::sequence(all, first);
+                all = all.then(first);
             }
         }
         let name = <T::Modulate as Kernel>::DECLARATION.name;
         let codes = Implementation::kernel(device, name, (self.m as u32).div_ceil(BLOCK_ROWS));
-        Ok(Implementation::sequence(all, codes))
+        Ok(all.then(codes))
     }
 
     /// What runs the updates alone as products.
@@ -385,7 +385,7 @@ impl<T: UpdateInput> Checked<T> {
         let g = Tensor::<T>::uninit_on(&stream, [self.m, columns])?.slice(1, 0..self.rank())?;
         let ut = self.expansion(&stream)?;
         let second = with_output::<T, T>(&g, &ut).implementation()?;
-        Ok(Implementation::sequence(self.implementation_of_codes(codes)?, second))
+        Ok(self.implementation_of_codes(codes)?.then(second))
     }
 }
 

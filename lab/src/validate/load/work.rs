@@ -12,10 +12,10 @@ use warpsmith::stream::Operand;
 use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
 
-use super::super::{attention, experts, product, routing, scaled, topk, update};
+use super::super::{attention, experts, norm, product, routing, scaled, topk, update};
 use crate::cases::{
-    AttentionCase, Data, ExpertCase, LinearCase, MatmulCase, PeerSizes, Placement, RoutingCase, ScaledCase,
-    TopkCase, UpdateCase,
+    AttentionCase, Data, ExpertCase, LinearCase, MatmulCase, NormCase, PeerSizes, Placement, RoutingCase,
+    ScaledCase, TopkCase, UpdateCase,
 };
 
 /// The operation's name in errors.
@@ -381,6 +381,14 @@ impl Work {
     pub fn topk(case: TopkCase) -> Self {
         let name = format!("topk {} {} {}", case.dtype, case.shape(), case.options());
         Self::new(name.trim_end(), move |device, slots| topk::prepare(device, &case, slots))
+    }
+
+    /// A norm of rows, and its gradients.
+    #[must_use]
+    pub fn norm(case: NormCase) -> Self {
+        let bytes = case.rows.saturating_mul(case.columns).saturating_mul(2 * case.dtype.size());
+        let name = format!("norm {}→{} {} {}", case.dtype, case.output, case.shape(), case.options());
+        Self::new(name, move |device, slots| norm::prepare(device, &case, slots)).for_bytes(bytes)
     }
 
     /// A product-key retrieval.

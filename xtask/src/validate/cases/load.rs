@@ -11,8 +11,8 @@ use warpsmith::ops::{Activation, Precision};
 use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
-    AttentionCase, CodesPer, Data, ExpertCase, LinearCase, MatmulCase, Placement, Residence, RoutingCase,
-    RoutingKind, ScaledCase, Scales, Terms, TopkCase, UpdateCase,
+    AttentionCase, CodesPer, Data, ExpertCase, LinearCase, MatmulCase, NormCase, Placement, Residence,
+    RoutingCase, RoutingKind, ScaledCase, Scales, Terms, TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 
@@ -91,6 +91,9 @@ pub(in super::super) fn works(
     if asked(Operation::Topk) {
         works
             .extend(selections(target).into_iter().map(|case| Work::topk(TopkCase { seed: next(), ..case })));
+    }
+    if asked(Operation::Norm) && has_kernels {
+        works.extend(norms(target).into_iter().map(|case| Work::norm(NormCase { seed: next(), ..case })));
     }
     if asked(Operation::ProductKeyTopk) {
         let cases = retrievals(target).into_iter();
@@ -338,6 +341,24 @@ fn selections(target: Target) -> Vec<TopkCase> {
             k,
             data: Data::Uniform,
             seed: 0,
+        })
+    };
+    let all = ELEMENTS.into_iter().flat_map(of_type).collect();
+    if target.compute_capability < (8, 0) { Vec::new() } else { all }
+}
+
+/// Norms and their gradients by every kernel: of a part of a warp, of a block, of a cluster and of several rounds, aligned and not.
+fn norms(target: Target) -> Vec<NormCase> {
+    let sizes = if target.on_gpu {
+        vec![[4096, 120], [2048, 4096], [300, 1001], [16, 40_000], [3, 70_001], [1, 600_000]]
+    } else {
+        vec![[9, 40], [5, 77], [2, 9000], [1, 9001]]
+    };
+    let of_type = |dtype| {
+        sizes.iter().enumerate().map(move |(number, &[rows, columns])| NormCase {
+            weight: Some(dtype),
+            is_centered: number % 2 == 0,
+            ..NormCase::new(dtype, rows, columns)
         })
     };
     let all = ELEMENTS.into_iter().flat_map(of_type).collect();

@@ -215,7 +215,7 @@ impl<T: AttentionInput> Plan<T> {
             self.instance.combine.name,
             Self::combine_blocks(&checked.problem),
         );
-        Implementation::sequence(first.with_copies(copies), second)
+        first.with_copies(copies).then(second)
     }
 
     /// Blocks of the kernel that adds up parts, of which each warp has a row.

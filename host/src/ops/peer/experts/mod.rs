@@ -237,7 +237,7 @@ impl<'a, T: ExpertInput> ExpertMlpOp<'a, T> {
                 let blocks = kernels.blocks(groups);
                 let [products, outputs] =
                     kernels.declarations.map(|kernel| Implementation::kernel(device, kernel.name, blocks));
-                Implementation::sequence(Implementation::sequence(order, products), outputs)
+                order.then(products).then(outputs)
             }
         };
         Ok(ran.with_copies(copied.iter().filter(|contiguous| !**contiguous).count()))
