@@ -20,6 +20,7 @@ mod peer;
 mod profile;
 mod report;
 mod residency;
+mod row_operations;
 mod rows;
 mod session;
 mod suites;
@@ -130,6 +131,8 @@ enum Measured {
     Experts,
     /// The largest elements of rows.
     Topk,
+    /// Norms and other operations on rows.
+    Rows,
     /// What calls cost their caller until the work is enqueued.
     Calls,
 }
@@ -186,6 +189,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Measured::Peer => return peer::run(args),
         Measured::Experts => return experts::run(args),
         Measured::Topk => return topk::run(args),
+        Measured::Rows => return row_operations::run(args),
         Measured::Calls => return calls::run(args),
     }
     let start = Instant::now();

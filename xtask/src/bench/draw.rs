@@ -26,6 +26,10 @@ const WIDTHS: [usize; 4] = [64, 96, 128, 256];
 /// The least and the most operations of an attention, and the most bytes of its operands in 16 bits.
 const ATTENTION_OPERATIONS: [f64; 2] = [1e9, MOST_OPERATIONS];
 const ATTENTION_BYTES: f64 = 4e9;
+/// Of operations on rows, the least and the most rows, columns and elements.
+const MANY_ROWS: [usize; 2] = [1, 262_144];
+const COLUMNS: [usize; 2] = [16, 131_072];
+const ROW_ELEMENTS: [usize; 2] = [1 << 14, 1 << 27];
 /// Of a hundred sizes, those whose K and N are multiples of 8.
 const MULTIPLES_OF_8: usize = 80;
 
@@ -105,6 +109,17 @@ fn attention(random: &mut Random) -> AttentionSizes {
     }
 }
 
+/// Rows and columns, four of five times a multiple of 8.
+fn row_shape(random: &mut Random) -> [usize; 2] {
+    loop {
+        let (rows, columns) = (log_uniform(random, MANY_ROWS), log_uniform(random, COLUMNS));
+        let columns = if random.chance(MULTIPLES_OF_8) { columns / 8 * 8 } else { columns };
+        if (ROW_ELEMENTS[0]..=ROW_ELEMENTS[1]).contains(&(rows * columns)) {
+            return [rows, columns];
+        }
+    }
+}
+
 /// M, K and N.
 fn shape(random: &mut Random) -> [usize; 3] {
     loop {
@@ -138,6 +153,11 @@ impl Draw {
     /// The sizes of attentions.
     pub(super) fn attentions(self) -> Vec<AttentionSizes> {
         self.each(attention)
+    }
+
+    /// Rows and columns of operations on rows.
+    pub(super) fn row_shapes(self) -> Vec<[usize; 2]> {
+        self.each(row_shape)
     }
 
     /// M, K and N of linear layers.
