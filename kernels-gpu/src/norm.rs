@@ -21,9 +21,9 @@ use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
         norm_f16 = <F16, 8, 4, true>,
         norm_bf16 = <Bf16, 8, 4, true>,
         norm_f32 = <f32, 4, 4, true>,
-        norm_any_f16 = <F16, 4, 4, false>,
-        norm_any_bf16 = <Bf16, 4, 4, false>,
-        norm_any_f32 = <f32, 4, 4, false>,
+        norm_any_f16 = <F16, 4, 2, false>,
+        norm_any_bf16 = <Bf16, 4, 2, false>,
+        norm_any_f32 = <f32, 4, 2, false>,
     ],
 )]
 pub unsafe fn norm<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
@@ -41,15 +41,15 @@ pub unsafe fn norm<T: RowElement, const PER: usize, const CHUNKS: usize, const V
 #[kernel(
     family = norm,
     block = [THREADS, 1, 1],
-    min_blocks = if VECTOR { 2 } else { 1 },
+    min_blocks = 2,
     shared = GRADIENT_SHARED_BYTES,
     instances = [
         norm_gradient_f16 = <F16, 8, 2, true>,
         norm_gradient_bf16 = <Bf16, 8, 2, true>,
-        norm_gradient_f32 = <f32, 4, 4, true>,
-        norm_gradient_any_f16 = <F16, 4, 4, false>,
-        norm_gradient_any_bf16 = <Bf16, 4, 4, false>,
-        norm_gradient_any_f32 = <f32, 4, 4, false>,
+        norm_gradient_f32 = <f32, 4, 2, true>,
+        norm_gradient_any_f16 = <F16, 4, 2, false>,
+        norm_gradient_any_bf16 = <Bf16, 4, 2, false>,
+        norm_gradient_any_f32 = <f32, 4, 2, false>,
     ],
 )]
 pub unsafe fn norm_gradient<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(

@@ -19,9 +19,9 @@ use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
         norm_cluster_f16 = <F16, 8, 4, true>,
         norm_cluster_bf16 = <Bf16, 8, 4, true>,
         norm_cluster_f32 = <f32, 4, 4, true>,
-        norm_cluster_any_f16 = <F16, 4, 4, false>,
-        norm_cluster_any_bf16 = <Bf16, 4, 4, false>,
-        norm_cluster_any_f32 = <f32, 4, 4, false>,
+        norm_cluster_any_f16 = <F16, 4, 2, false>,
+        norm_cluster_any_bf16 = <Bf16, 4, 2, false>,
+        norm_cluster_any_f32 = <f32, 4, 2, false>,
     ],
 )]
 pub unsafe fn norm_cluster<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
@@ -39,15 +39,15 @@ pub unsafe fn norm_cluster<T: RowElement, const PER: usize, const CHUNKS: usize,
 #[kernel(
     family = norm_cluster,
     block = [THREADS, 1, 1],
-    min_blocks = if VECTOR { 2 } else { 1 },
+    min_blocks = 2,
     shared = SHARED_BYTES,
     instances = [
         norm_cluster_gradient_f16 = <F16, 8, 2, true>,
         norm_cluster_gradient_bf16 = <Bf16, 8, 2, true>,
-        norm_cluster_gradient_f32 = <f32, 4, 4, true>,
-        norm_cluster_gradient_any_f16 = <F16, 4, 4, false>,
-        norm_cluster_gradient_any_bf16 = <Bf16, 4, 4, false>,
-        norm_cluster_gradient_any_f32 = <f32, 4, 4, false>,
+        norm_cluster_gradient_f32 = <f32, 4, 2, true>,
+        norm_cluster_gradient_any_f16 = <F16, 4, 2, false>,
+        norm_cluster_gradient_any_bf16 = <Bf16, 4, 2, false>,
+        norm_cluster_gradient_any_f32 = <f32, 4, 2, false>,
     ],
 )]
 pub unsafe fn norm_cluster_gradient<

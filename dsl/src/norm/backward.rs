@@ -1,7 +1,7 @@
 //! Gradients of norms.
 
 use crate::launch::{Global, GlobalMut, KernelParam};
-use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, THREADS, Team};
+use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, THREADS, Team, hide};
 use crate::shared::SharedAddress;
 use crate::{ptx, thread};
 
@@ -55,7 +55,7 @@ unsafe impl<T: 'static> KernelParam for NormGradientParams<T> {}
 
 /// Where a block's teams meet: what each thread has added up, after the place of the teams' sums.
 const MEETING: u32 = SHARED_BYTES;
-/// Columns of which a thread adds up a gradient.
+/// The most columns of which a thread adds up a gradient.
 const MOST_COLUMNS: u32 = 16;
 /// Shared memory of a block, in bytes.
 pub const GRADIENT_SHARED_BYTES: u32 = MEETING + THREADS * MOST_COLUMNS * 4;
@@ -64,7 +64,7 @@ pub const GRADIENT_SHARED_BYTES: u32 = MEETING + THREADS * MOST_COLUMNS * 4;
 ///
 /// # Safety
 ///
-/// As [`norm_rows`](super::norm_rows); `PER · CHUNKS` is 16, and `p.deviation` is there, and of a layer norm `p.mean`. dx may be x, dy or dsum if their rows are the same.
+/// As [`norm_rows`](super::norm_rows); `PER · CHUNKS` is at most 16, and `p.deviation` is there, and of a layer norm `p.mean`. dx may be x, dy or dsum if their rows are the same.
 #[inline(always)]
 pub unsafe fn norm_gradients<
     T: RowElement,
@@ -80,13 +80,24 @@ pub unsafe fn norm_gradients<
     let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
     let mut of_columns = Sums { weight: [[0.0; PER]; CHUNKS], bias: [[0.0; PER]; CHUNKS] };
     let part = if CLUSTER { ptx::clusterid_x() } else { thread::block_idx_x() };
+    for c in 0..CHUNKS as u32 {
+        all.prefetch(&p.weight, 0, c);
+    }
+    // A row that fits is on its way while the one before is computed.
+    let of_row = |row: u32| all.only_if(row < p.rows && p.rounds == 1);
+    let mut next = [[[0; 4]; CHUNKS]; 2];
     let mut base = team.first;
-    while base < p.rows {
-        let row = base + team.index;
-        let (mine, is_first) = (all.only_if(row < p.rows), base == team.first);
-        // SAFETY: the row is one of p's, or no column of it is touched.
-        unsafe { gradient_of_row(p, &mut team, mine, row, &mut of_columns, is_first, part) };
-        base += team.step;
+    // SAFETY: the rows are p's, or no column of them is touched.
+    unsafe {
+        load_both(p, of_row(base + team.index), base + team.index, 0, &mut next);
+        while base < p.rows {
+            let (row, is_first) = (base + team.index, base == team.first);
+            let mut words = next;
+            load_both(p, of_row(row + team.step), row + team.step, 0, &mut next);
+            let mine = all.only_if(row < p.rows);
+            gradient_of_row(p, &mut team, mine, row, &mut words, &mut of_columns, is_first, part);
+            base += team.step;
+        }
     }
     if p.rounds == 1 {
         // SAFETY: the whole block comes here; this block, or this cluster, has these rows of the parts.
@@ -138,6 +149,26 @@ impl<const PER: usize> Chunk<PER> {
     }
 }
 
+/// Chunks of x and of dy.
+///
+/// # Safety
+///
+/// As [`Columns::load_words`].
+#[inline(always)]
+unsafe fn load_both<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+    p: &NormGradientParams<T>,
+    mine: Columns<PER, VECTOR>,
+    row: u32,
+    first: u32,
+    words: &mut [[[u32; 4]; CHUNKS]; 2],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        mine.load_all::<T, CHUNKS>(p.x.offset(row as u64 * p.strides[0]).address(), first, &mut words[0]);
+        mine.load_all::<T, CHUNKS>(p.dy.offset(row as u64 * p.strides[1]).address(), first, &mut words[1]);
+    }
+}
+
 #[inline(always)]
 unsafe fn gradient_of_row<
     T: RowElement,
@@ -150,32 +181,33 @@ unsafe fn gradient_of_row<
     team: &mut Team<CLUSTER>,
     mine: Columns<PER, VECTOR>,
     row: u32,
+    words: &mut [[[u32; 4]; CHUNKS]; 2],
     of_columns: &mut Sums<PER, CHUNKS>,
     is_first: bool,
     part: u32,
 ) {
-    let rows = [p.x.address(), p.dy.address(), p.dsum.address(), p.dx.address()];
-    let [x, dy, dsum, dx] =
-        [0, 1, 2, 3].map(|operand: usize| rows[operand] + row as u64 * p.strides[operand] * T::BYTES as u64);
+    let dsum = p.dsum.offset(row as u64 * p.strides[2]).address();
+    let dx = p.dx.offset(row as u64 * p.strides[3]).address();
     // SAFETY (of all blocks): the caller's promise.
     let of_row = |of: Global<f32>| unsafe {
         ptx::ld_global_f32_if(of.offset(row as u64).address(), !of.is_null() && row < p.rows)
     };
     let statistics = [of_row(p.mean), of_row(p.deviation)];
-    let mut words = [[[0; 4]; 2]; CHUNKS];
     let mut sums = [0.0; 2];
     for round in 0..p.rounds {
         let first = round * CHUNKS as u32;
-        for c in 0..CHUNKS {
-            let chunk = first + c as u32;
-            words[c] = unsafe { [mine.load_words::<T>(x, chunk), mine.load_words::<T>(dy, chunk)] };
+        if p.rounds > 1 {
+            unsafe { load_both(p, mine, row, first, words) };
         }
         for c in 0..CHUNKS {
             let chunk = first + c as u32;
+            if !mine.reaches(chunk) || VECTOR && !mine.has(chunk, 0) {
+                continue;
+            }
             let Chunk { normed, dy, gradient } =
-                unsafe { Chunk::<PER>::new(p, mine, chunk, words[c], statistics) };
+                unsafe { Chunk::<PER>::new(p, mine, chunk, [words[0][c], words[1][c]], statistics) };
             for j in 0..PER {
-                if mine.has(chunk, j) {
+                if VECTOR || mine.has(chunk, j) {
                     sums[0] += gradient[j];
                     sums[1] = ptx::fma(gradient[j], normed[j], sums[1]);
                     if p.rounds == 1 {
@@ -191,17 +223,23 @@ unsafe fn gradient_of_row<
     let of_deviation = sums[1] * p.inverse;
     for round in 0..p.rounds {
         let first = round * CHUNKS as u32;
+        if p.rounds > 1 {
+            unsafe { load_both(p, mine, row, first, words) };
+        } else {
+            hide(&mut words[0]);
+            hide(&mut words[1]);
+        }
         for c in 0..CHUNKS {
             let chunk = first + c as u32;
-            if p.rounds > 1 {
-                words[c] = unsafe { [mine.load_words::<T>(x, chunk), mine.load_words::<T>(dy, chunk)] };
+            if !mine.reaches(chunk) {
+                continue;
             }
             let mut from_elsewhere = [0.0; PER];
             if !p.dsum.is_null() {
                 from_elsewhere = T::unpack(unsafe { mine.load_words::<T>(dsum, chunk) });
             }
             let Chunk { normed, dy, gradient } =
-                unsafe { Chunk::<PER>::new(p, mine, chunk, words[c], statistics) };
+                unsafe { Chunk::<PER>::new(p, mine, chunk, [words[0][c], words[1][c]], statistics) };
             let mut result = [0.0; PER];
             for j in 0..PER {
                 let rest = ptx::fma(-normed[j], of_deviation, gradient[j] - of_mean);
@@ -212,11 +250,10 @@ unsafe fn gradient_of_row<
             }
             if p.rounds > 1 {
                 for j in 0..PER {
-                    let column = mine.column(chunk, j) as u64;
                     if !mine.has(chunk, j) {
                         continue;
                     }
-                    let at = part as u64 * p.columns as u64 + column;
+                    let at = part as u64 * p.columns as u64 + mine.column(chunk, j) as u64;
                     unsafe {
                         add(p.dweight, at, dy[j] * normed[j], is_first);
                         add(p.dbias, at, dy[j], is_first);

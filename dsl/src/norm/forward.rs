@@ -1,7 +1,7 @@
 //! Norms of rows.
 
 use crate::launch::{Global, GlobalMut, KernelParam};
-use crate::rows::{AnyRows, Columns, RowElement, Team};
+use crate::rows::{AnyRows, Columns, RowElement, Team, each_chunk, hide};
 use crate::{math, ptx};
 
 /// What is normed, and where results go. `T` is the type of the rows that are normed: those of x, or, with a residual, of its sum with x.
@@ -76,13 +76,35 @@ pub unsafe fn norm_rows<
     // SAFETY: the caller's promise.
     let mut team = unsafe { Team::<CLUSTER>::new(p.threads) };
     let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
+    for c in 0..CHUNKS as u32 {
+        all.prefetch(&p.weight, 0, c);
+        all.prefetch(&p.bias, 0, c);
+    }
+    // What is loaded first: opaque, since of a selection among fields' places the compiler would make a copy of the parameter in local memory.
+    let (of_x, of_residual) = (ptx::opaque_u64(p.x.base), ptx::opaque_u64(p.residual.address()));
+    let (x_stride, residual_stride) = (ptx::opaque_u64(p.x.stride), ptx::opaque_u64(p.residual_stride));
+    let (first, stride) = if of_residual == 0 { (of_x, x_stride) } else { (of_residual, residual_stride) };
+    let source = |row: u32| first + row as u64 * stride * T::BYTES as u64;
+    // A row that fits is on its way while the one before is computed.
+    let of_row = |row: u32| all.only_if(row < p.rows && p.rounds == 1);
+    let mut next = [[0; 4]; CHUNKS];
     let mut base = team.first;
-    while base < p.rows {
-        let row = base + team.index;
-        let mine = all.only_if(row < p.rows);
-        // SAFETY: the row is one of p's, or no column of it is touched.
-        unsafe { norm_row::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, &mut team, mine, row) };
-        base += team.step;
+    // SAFETY: the rows are p's, or no column of them is touched.
+    unsafe {
+        of_row(base + team.index).load_all::<T, CHUNKS>(source(base + team.index), 0, &mut next);
+        while base < p.rows {
+            let row = base + team.index;
+            let mut words = next;
+            of_row(row + team.step).load_all::<T, CHUNKS>(source(row + team.step), 0, &mut next);
+            norm_row::<T, PER, CHUNKS, VECTOR, CLUSTER>(
+                p,
+                &mut team,
+                all.only_if(row < p.rows),
+                row,
+                &mut words,
+            );
+            base += team.step;
+        }
     }
 }
 
@@ -98,23 +120,23 @@ unsafe fn norm_row<
     team: &mut Team<CLUSTER>,
     mine: Columns<PER, VECTOR>,
     row: u32,
+    words: &mut [[u32; 4]; CHUNKS],
 ) {
     let residual = p.residual.offset(row as u64 * p.residual_stride).address();
     let sum = p.sum.offset(row as u64 * p.sum_stride).address();
+    let is_sum = !p.residual.is_null();
     // Where later rounds find the rows.
-    let source = if p.residual.is_null() { p.x.row(row) } else { sum };
-    let mut words = [[0; 4]; CHUNKS];
+    let source = if is_sum { sum } else { p.x.row(row) };
 
     // SAFETY (of all blocks): the caller's promise; a thread reads what it has written itself.
     let mut total = 0.0;
     for round in 0..p.rounds {
         let first = round * CHUNKS as u32;
-        for c in 0..CHUNKS {
-            let from = if p.residual.is_null() { source } else { residual };
-            words[c] = unsafe { mine.load_words::<T>(from, first + c as u32) };
+        if p.rounds > 1 {
+            unsafe { mine.load_all::<T, CHUNKS>(if is_sum { residual } else { source }, first, words) };
         }
-        if !p.residual.is_null() {
-            for c in 0..CHUNKS {
+        if is_sum {
+            each_chunk!(c of CHUNKS => {
                 let chunk = first + c as u32;
                 let mut values = unsafe { mine.load(&p.x, row, chunk) };
                 let others: [f32; PER] = T::unpack(words[c]);
@@ -123,16 +145,17 @@ unsafe fn norm_row<
                 }
                 words[c] = T::pack(values);
                 unsafe { mine.store_words::<T>(sum, chunk, words[c]) };
-            }
+            });
         }
-        for c in 0..CHUNKS {
-            let values: [f32; PER] = T::unpack(words[c]);
-            for j in 0..PER {
-                // Where there is no column there may be an offset.
-                let value = if mine.has(first + c as u32, j) { values[j] } else { 0.0 };
-                total = if p.is_centered == 0 { ptx::fma(value, value, total) } else { total + value };
+        each_chunk!(c of CHUNKS => {
+            if mine.reaches(first + c as u32) {
+                // Where there is no column, there is a zero.
+                let values: [f32; PER] = T::unpack(words[c]);
+                for j in 0..PER {
+                    total = if p.is_centered == 0 { ptx::fma(values[j], values[j], total) } else { total + values[j] };
+                }
             }
-        }
+        });
     }
     let [total] = unsafe { team.sum([total]) };
     let (mut mean, mut rest, mut variance) = (0.0, 0.0, total * p.inverse);
@@ -142,18 +165,21 @@ unsafe fn norm_row<
         for round in 0..p.rounds {
             let first = round * CHUNKS as u32;
             if p.rounds > 1 {
-                for c in 0..CHUNKS {
-                    words[c] = unsafe { mine.load_words::<T>(source, first + c as u32) };
-                }
+                unsafe { mine.load_all::<T, CHUNKS>(source, first, words) };
+            } else {
+                hide(words);
             }
-            for c in 0..CHUNKS {
-                let values: [f32; PER] = T::unpack(words[c]);
-                for j in 0..PER {
-                    let difference = if mine.has(first + c as u32, j) { values[j] - mean } else { 0.0 };
-                    sums[0] += difference;
-                    sums[1] = ptx::fma(difference, difference, sums[1]);
+            each_chunk!(c of CHUNKS => {
+                let chunk = first + c as u32;
+                if mine.reaches(chunk) && (!VECTOR || mine.has(chunk, 0)) {
+                    let values: [f32; PER] = T::unpack(words[c]);
+                    for j in 0..PER {
+                        let difference = if VECTOR || mine.has(chunk, j) { values[j] - mean } else { 0.0 };
+                        sums[0] += difference;
+                        sums[1] = ptx::fma(difference, difference, sums[1]);
+                    }
                 }
-            }
+            });
         }
         sums = unsafe { team.sum(sums) };
         rest = sums[0] * p.inverse;
@@ -179,28 +205,33 @@ unsafe fn norm_row<
     }
     for round in 0..p.rounds {
         let first = round * CHUNKS as u32;
-        for c in 0..CHUNKS {
-            let chunk = first + c as u32;
-            if p.rounds > 1 {
-                words[c] = unsafe { mine.load_words::<T>(source, chunk) };
-            }
-            let mut values: [f32; PER] = T::unpack(words[c]);
-            for j in 0..PER {
-                values[j] = (values[j] - mean - rest) * deviation;
-            }
-            if p.weight.is_there() {
-                let weight = unsafe { mine.load(&p.weight, 0, chunk) };
-                for j in 0..PER {
-                    values[j] *= weight[j];
-                }
-            }
-            if p.bias.is_there() {
-                let bias = unsafe { mine.load(&p.bias, 0, chunk) };
-                for j in 0..PER {
-                    values[j] += bias[j];
-                }
-            }
-            unsafe { mine.store(&p.y, row, chunk, values) };
+        if p.rounds > 1 {
+            unsafe { mine.load_all::<T, CHUNKS>(source, first, words) };
+        } else {
+            hide(words);
         }
+        each_chunk!(c of CHUNKS => {
+            let chunk = first + c as u32;
+            if mine.reaches(chunk) {
+                let mut values: [f32; PER] = T::unpack(words[c]);
+                let mut factors = [deviation; PER];
+                if p.weight.is_there() {
+                    let weight = unsafe { mine.load(&p.weight, 0, chunk) };
+                    for j in 0..PER {
+                        factors[j] *= weight[j];
+                    }
+                }
+                for j in 0..PER {
+                    values[j] = (values[j] - mean - rest) * factors[j];
+                }
+                if p.bias.is_there() {
+                    let bias = unsafe { mine.load(&p.bias, 0, chunk) };
+                    for j in 0..PER {
+                        values[j] += bias[j];
+                    }
+                }
+                unsafe { mine.store(&p.y, row, chunk, values) };
+            }
+        });
     }
 }

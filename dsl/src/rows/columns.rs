@@ -26,10 +26,13 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
     }
 
     /// The same share, or of nothing if the condition does not hold.
+    ///
+    /// The compiler does not know that it is the same: it would keep the places of all columns in registers from one row to the next.
     #[inline(always)]
     #[must_use]
     pub fn only_if(self, condition: bool) -> Self {
-        Self { columns: if condition { self.columns } else { 0 }, ..self }
+        let columns = if condition { self.columns } else { 0 };
+        Self { rank: ptx::opaque(self.rank), columns, ..self }
     }
 
     /// The column of element `j` of this thread's chunk `chunk`.
@@ -49,6 +52,42 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
     pub fn has(&self, chunk: u32, j: usize) -> bool {
         let asked = if VECTOR { 0 } else { j };
         self.column(chunk, asked) < self.columns
+    }
+
+    /// Whether any thread has columns of its chunk `chunk`: the same for all of them.
+    #[inline(always)]
+    #[must_use]
+    pub fn reaches(&self, chunk: u32) -> bool {
+        chunk * self.threads * (PER as u32) < self.columns
+    }
+
+    /// Has the level-2 cache get the elements of a row that this thread has of a chunk.
+    #[inline(always)]
+    pub fn prefetch(&self, of: &AnyRows, row: u32, chunk: u32) {
+        if of.is_there() && self.has(chunk, 0) {
+            ptx::prefetch_global_l2(self.at(of.row(row), of.kind.bytes(), chunk, 0));
+        }
+    }
+
+    /// This thread's chunks `first` and on of a row of `T`, all on their way before any is waited for; see [`load_words`](Self::load_words).
+    ///
+    /// # Safety
+    ///
+    /// As [`load_words`](Self::load_words).
+    #[inline(always)]
+    pub unsafe fn load_all<T: RowElement, const CHUNKS: usize>(
+        &self,
+        row: u64,
+        first: u32,
+        words: &mut [[u32; 4]; CHUNKS],
+    ) {
+        for c in 0..CHUNKS {
+            let chunk = first + c as u32;
+            if self.reaches(chunk) {
+                // SAFETY: the caller's promise.
+                words[c] = unsafe { self.load_words::<T>(row, chunk) };
+            }
+        }
     }
 
     /// The address of an element of a row of elements of `bytes` bytes.
@@ -201,6 +240,16 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
                     T::store_rounded(GlobalMut::new(self.at(row, T::BYTES, chunk, j)), values[j]);
                 }
             }
+        }
+    }
+}
+
+/// The same words, of which the compiler does not know that it has them as numbers already: it would keep those, in twice as many registers.
+#[inline(always)]
+pub fn hide<const CHUNKS: usize>(words: &mut [[u32; 4]; CHUNKS]) {
+    for chunk in words.iter_mut() {
+        for word in chunk.iter_mut() {
+            *word = ptx::opaque(*word);
         }
     }
 }

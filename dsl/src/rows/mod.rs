@@ -6,11 +6,36 @@
 //! [`Columns`] says which elements a thread has, and loads and stores them. Which they are follows from the columns' number and the
 //! alignment only: other rows never change a row's result.
 
+/// Runs a block for each chunk that a thread has of a round, at most four. A loop would be one: the compiler unrolls none whose body is long, and puts what
+/// it indexes into memory.
+macro_rules! each_chunk {
+    ($chunk:ident of $count:expr => $body:block) => {
+        const { assert!($count <= 4, "a thread has at most four chunks of a round") };
+        if $count > 0 {
+            let $chunk = 0;
+            $body
+        }
+        if $count > 1 {
+            let $chunk = 1;
+            $body
+        }
+        if $count > 2 {
+            let $chunk = 2;
+            $body
+        }
+        if $count > 3 {
+            let $chunk = 3;
+            $body
+        }
+    };
+}
+pub(crate) use each_chunk;
+
 mod columns;
 mod element;
 mod team;
 
-pub use columns::Columns;
+pub use columns::{Columns, hide};
 pub use element::RowElement;
 pub use team::{SHARED_BYTES, Team};
 

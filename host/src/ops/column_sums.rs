@@ -3,18 +3,20 @@
 use half::{bf16, f16};
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
-use warpsmith_kernels::column_sums::{COLUMNS, column_sums as column_sums_kernel};
+use warpsmith_kernels::column_sums::{
+    COLUMNS, ColumnSumsParams, MATRICES, column_sums as column_sums_kernel,
+};
 
 use super::rows::RowElement;
 use crate::error::Result;
-use crate::stream::Stream;
+use crate::stream::{Operand, Stream};
 use crate::tensor::Tensor;
 
 /// An element type of sums.
 pub trait SumElement: RowElement {
     /// The kernel.
     #[doc(hidden)]
-    type Sums: Kernel<Args = (Global<f32>, Global<Self::Device>, GlobalMut<Self::Device>, u32, u32)>;
+    type Sums: Kernel<Args = (ColumnSumsParams<Self::Device>,)>;
 }
 
 impl SumElement for f16 {
@@ -32,18 +34,31 @@ pub(crate) fn launch_of<T: SumElement>(columns: usize) -> (&'static str, u32) {
     (T::Sums::DECLARATION.name, (columns as u64).div_ceil(u64::from(COLUMNS)) as u32)
 }
 
-/// Adds up the columns of `parts` `[P, N]` into `to` `[N]`, or onto what it holds. Both have elements, less than 2³¹ rows and columns, and are apart.
+/// Adds up the columns of one or two matrices of parts `[P, N]` into vectors `[N]`, or onto what they hold. Matrices have the same shape, with elements and less
+/// than 2³¹ rows and columns; all are apart.
 pub(crate) fn column_sums<T: SumElement>(
     stream: &Stream,
-    parts: &Tensor<f32>,
-    to: &mut Tensor<T>,
+    mut sums: [Option<(&Tensor<f32>, &mut Tensor<T>)>; MATRICES],
     adds: bool,
 ) -> Result<()> {
-    let [rows, columns] = [parts.shape()[0], parts.shape()[1]];
+    let Some((first, _)) = sums.iter().flatten().next() else { return Ok(()) };
+    let [rows, columns] = [first.shape()[0], first.shape()[1]];
     let (_, blocks) = launch_of::<T>(columns);
-    let before = if adds { to.arg() } else { Global::new(0) };
-    let arguments = (parts.arg(), before, to.arg_mut(), rows as u32, columns as u32);
+    let params = ColumnSumsParams {
+        x: sums.each_ref().map(|sum| sum.as_ref().map_or(Global::new(0), |(parts, _)| parts.arg())),
+        y: sums.each_mut().map(|sum| sum.as_mut().map_or(GlobalMut::new(0), |(_, to)| to.arg_mut())),
+        rows: rows as u32,
+        columns: columns as u32,
+        adds: u32::from(adds),
+        reserved: 0,
+    };
     let kernel = stream.device().kernel::<T::Sums>()?;
+    let mut operands: Vec<&dyn Operand> = Vec::new();
+    for (parts, to) in sums.iter().flatten() {
+        operands.push(*parts);
+        operands.push(&**to);
+    }
+    let grid = [blocks, MATRICES as u32, 1];
     // SAFETY: the sizes are those of the tensors, which are apart; `with_operands` orders the work with their other uses.
-    stream.with_operands(&[parts, to], || unsafe { kernel.launch(stream, [blocks, 1, 1], arguments) })
+    stream.with_operands(&operands, || unsafe { kernel.launch(stream, grid, (params,)) })
 }

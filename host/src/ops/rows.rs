@@ -220,9 +220,9 @@ pub(crate) struct Shares {
 
 impl Shares {
     /// Of elements of type `T`, of which all operands `rows` have `columns` columns: 16 bytes to a chunk if their alignment allows it, of which a thread has
-    /// `chunks`, else four elements, of which it has four.
+    /// `chunks`, else four elements, of which it has two.
     pub(crate) fn of<T: Element>(columns: usize, rows: &[AnyRows], chunks: u32) -> Self {
-        let vector = Self::vector::<T>();
+        let vector = CHUNK_BYTES as u32 / size_of::<T>() as u32;
         let is_aligned = |of: &AnyRows| {
             let bytes = u64::from(of.kind.bytes());
             let unit = (bytes * u64::from(vector)).min(CHUNK_BYTES as u64);
@@ -231,12 +231,7 @@ impl Shares {
         if columns.is_multiple_of(vector as usize) && rows.iter().all(is_aligned) {
             return Self { vector: true, chunk: vector, chunks };
         }
-        Self { vector: false, chunk: 4, chunks: 4 }
-    }
-
-    /// Elements in 16 bytes.
-    pub(crate) fn vector<T: Element>() -> u32 {
-        CHUNK_BYTES as u32 / size_of::<T>() as u32
+        Self { vector: false, chunk: 4, chunks: 2 }
     }
 }
 
@@ -254,7 +249,7 @@ pub(crate) struct Plan {
 }
 
 /// Threads that share a row, where it has chunks for as many: fewer would read too few neighbours at a time.
-const LEAST_THREADS: u32 = 8;
+const LEAST_THREADS: u32 = 4;
 
 impl Plan {
     /// For as many rows as `sizes` says, of which the threads of a GPU with so large clusters have shares; at most `most_blocks` blocks at a time, each of which
@@ -293,7 +288,7 @@ mod tests {
                 Shares { vector: true, chunk: 8, chunks: 4 },
                 Shares { vector: true, chunk: 4, chunks: 4 },
                 Shares { vector: true, chunk: 8, chunks: 2 },
-                Shares { vector: false, chunk: 4, chunks: 4 },
+                Shares { vector: false, chunk: 4, chunks: 2 },
             ] {
                 for max_cluster in [1, 8, 16] {
                     for rows in [1, 7, 64, 4096, 1 << 20] {

@@ -18,8 +18,8 @@ use crate::ops::{Implementation, expect_result};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
-/// Elements that a thread adds up gradients of columns for.
-const COLUMNS_PER_THREAD: u32 = 16;
+/// Chunks that a thread of a kernel has.
+const CHUNKS: u32 = 2;
 /// Parts that a gradient of columns is added up in. It is the same for every GPU, so that the order of sums is.
 const PARTS: u32 = 264;
 
@@ -167,7 +167,7 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
 
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let max_cluster = self.norm.x.device().properties().max_cluster;
-        let shares = Shares::of::<T>(sizes.columns, rows, COLUMNS_PER_THREAD / Shares::vector::<T>());
+        let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
         (shares, Plan::new(sizes, shares, max_cluster, PARTS))
     }
 
@@ -251,7 +251,7 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
         &self,
         sizes: Sizes,
         stream: &Stream,
-        mut outputs: NormGradientOutputs<'_, T, W>,
+        outputs: NormGradientOutputs<'_, T, W>,
     ) -> Result<()> {
         let norm = &self.norm;
         let operation = norm.options.operation;
@@ -313,13 +313,9 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
                 Variant::ClusterAny => launch::<T::GradientClusterAny, _>(stream, plan, (params,)),
             }
         })?;
-        let adds = outputs.adds;
-        for (parts, to) in [(&dweight, &mut outputs.dweight), (&dbias, &mut outputs.dbias)] {
-            if let (Some(parts), Some(to)) = (parts, to) {
-                column_sums(stream, parts, to, adds)?;
-            }
-        }
-        Ok(())
+        let of = |parts, to| Option::zip(parts, to);
+        let sums = [of(dweight.as_ref(), outputs.dweight), of(dbias.as_ref(), outputs.dbias)];
+        column_sums(stream, sums, outputs.adds)
     }
 
     /// The statistics of x: the mean, if it is taken off, and the inverse deviation.

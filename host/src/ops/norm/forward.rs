@@ -19,8 +19,8 @@ use crate::tensor::{Element, Tensor};
 
 /// Chunks that a thread of a kernel has.
 const CHUNKS: u32 = 4;
-/// Blocks for each multiprocessor: as many as it holds at a time, and no fewer at the end of a launch.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+/// Blocks for each multiprocessor: as many as it holds at a time.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
 
 /// What rows are normed with.
 #[derive(Clone, Copy, Debug)]

@@ -46,13 +46,13 @@ macro_rules! norm_elements {
         $(
             impl NormElement for $element {
                 type Norm = norm<$device, $chunk, 4, true>;
-                type NormAny = norm<$device, 4, 4, false>;
+                type NormAny = norm<$device, 4, 2, false>;
                 type NormCluster = norm_cluster<$device, $chunk, 4, true>;
-                type NormClusterAny = norm_cluster<$device, 4, 4, false>;
+                type NormClusterAny = norm_cluster<$device, 4, 2, false>;
                 type Gradient = norm_gradient<$device, $chunk, $gradient_chunks, true>;
-                type GradientAny = norm_gradient<$device, 4, 4, false>;
+                type GradientAny = norm_gradient<$device, 4, 2, false>;
                 type GradientCluster = norm_cluster_gradient<$device, $chunk, $gradient_chunks, true>;
-                type GradientClusterAny = norm_cluster_gradient<$device, 4, 4, false>;
+                type GradientClusterAny = norm_cluster_gradient<$device, 4, 2, false>;
             }
         )*
     };
@@ -60,7 +60,7 @@ macro_rules! norm_elements {
 norm_elements! {
     f16, F16, 8, 2;
     bf16, Bf16, 8, 2;
-    f32, f32, 4, 4;
+    f32, f32, 4, 2;
 }
 
 /// The layer norm of each row of `x` `[.., N]`: `y = (x − mean) / √(variance + ε) ⊙ weight + bias`, with the mean and the variance of the row's N elements.

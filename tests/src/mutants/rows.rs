@@ -1,0 +1,218 @@
+//! What problems of kernels on rows share: matrices and vectors in the emulator's memory, of which results have to be within a tolerance and nothing else
+//! may change.
+
+use half::{bf16, f16};
+use warpsmith_dsl::launch::{KernelArgs, RawArg};
+use warpsmith_dsl::rows::{AnyRows, Kind};
+use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
+
+/// An element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Float {
+    F16,
+    Bf16,
+    F32,
+}
+
+impl Float {
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "f16" => Self::F16,
+            "bf16" => Self::Bf16,
+            "f32" => Self::F32,
+            _ => return None,
+        })
+    }
+
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            Self::F16 => Kind::F16,
+            Self::Bf16 => Kind::BF16,
+            Self::F32 => Kind::F32,
+        }
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        if self == Self::F32 { 4 } else { 2 }
+    }
+
+    fn put(self, value: f64) -> Vec<u8> {
+        match self {
+            Self::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
+            Self::Bf16 => bf16::from_f64(value).to_le_bytes().to_vec(),
+            Self::F32 => (value as f32).to_le_bytes().to_vec(),
+        }
+    }
+
+    fn get(self, bytes: &[u8]) -> f64 {
+        match (self, bytes) {
+            (Self::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
+            (Self::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
+            (_, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
+            _ => f64::NAN,
+        }
+    }
+
+    /// The nearest number of this type.
+    pub(super) fn round(self, value: f64) -> f64 {
+        self.get(&self.put(value))
+    }
+
+    /// The most that rounding changes a number by, relative to it.
+    pub(super) fn unit(self) -> f64 {
+        match self {
+            Self::F16 => 2f64.powi(-11),
+            Self::Bf16 => 2f64.powi(-8),
+            Self::F32 => 2f64.powi(-22),
+        }
+    }
+}
+
+/// A number between −1 and 1 that 16-bit types have, for a place of an operand.
+pub(super) fn number(operand: u64, at: usize) -> f64 {
+    let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(operand << 32 | 0x1234_5678);
+    let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed >> 57) as f64 / 64.0 - 1.0
+}
+
+/// What is beside results.
+const UNTOUCHED: f64 = 77.0;
+
+/// A result, as it has to be.
+struct Expected {
+    address: u64,
+    of: Float,
+    /// Numbers and how far off each may be; of the others nothing may change.
+    numbers: Vec<Option<(f64, f64)>>,
+}
+
+/// Operands of a launch.
+pub(super) struct Operands {
+    machine: Machine,
+    results: Vec<Expected>,
+}
+
+impl Operands {
+    pub(super) fn new(config: Config) -> Self {
+        Self { machine: Machine::new(config), results: Vec::new() }
+    }
+
+    fn write(&self, of: Float, numbers: impl Iterator<Item = f64>) -> Result<u64, LaunchError> {
+        let bytes: Vec<u8> = numbers.flat_map(|number| of.put(number)).collect();
+        let address = self.machine.allocate(bytes.len().max(1) as u64)?;
+        self.machine.write(address, &bytes)?;
+        Ok(address)
+    }
+
+    /// Rows of elements with `gap` elements between them, which ends with its last element.
+    pub(super) fn rows(
+        &self,
+        of: Float,
+        [rows, columns, gap]: [usize; 3],
+        number: impl Fn(usize, usize) -> f64,
+    ) -> Result<AnyRows, LaunchError> {
+        let stride = columns + gap;
+        let count = if rows == 0 { 0 } else { rows * stride - gap };
+        let at = |place: usize| {
+            let (row, column) = (place / stride, place % stride);
+            if column < columns { number(row, column) } else { f64::NAN }
+        };
+        let base = self.write(of, (0..count).map(at))?;
+        Ok(AnyRows { base, stride: stride as u64, kind: of.kind(), offset: 0.0 })
+    }
+
+    /// Rows of results, with what each has to be and may be off by.
+    pub(super) fn results(
+        &mut self,
+        of: Float,
+        [rows, columns, gap]: [usize; 3],
+        expected: impl Fn(usize, usize) -> (f64, f64),
+    ) -> Result<AnyRows, LaunchError> {
+        let stride = columns + gap;
+        let count = if rows == 0 { 0 } else { rows * stride - gap };
+        let base = self.write(of, (0..count).map(|_| UNTOUCHED))?;
+        let at = |place: usize| {
+            let (row, column) = (place / stride, place % stride);
+            (column < columns).then(|| expected(row, column))
+        };
+        self.results.push(Expected { address: base, of, numbers: (0..count).map(at).collect() });
+        Ok(AnyRows { base, stride: stride as u64, kind: of.kind(), offset: 0.0 })
+    }
+
+    /// The same rows, which are written over: they have to become these.
+    pub(super) fn become_results(
+        &mut self,
+        of: Float,
+        rows: AnyRows,
+        [count, columns]: [usize; 2],
+        expected: impl Fn(usize, usize) -> (f64, f64),
+    ) {
+        let numbers = (0..count * columns).map(|at| Some(expected(at / columns, at % columns))).collect();
+        self.results.push(Expected { address: rows.base, of, numbers });
+    }
+
+    /// Other bytes.
+    pub(super) fn bytes(&self, bytes: &[u8]) -> Result<u64, LaunchError> {
+        let address = self.machine.allocate(bytes.len().max(1) as u64)?;
+        self.machine.write(address, bytes)?;
+        Ok(address)
+    }
+
+    /// Launches the module's only entry in clusters of so many blocks; what it did, and whether all results are right.
+    pub(super) fn launch(
+        &self,
+        module: &Module,
+        shared_bytes: u32,
+        [blocks, cluster]: [u32; 2],
+        arguments: impl KernelArgs,
+    ) -> Result<(Report, bool), LaunchError> {
+        self.launch_grid(module, shared_bytes, [blocks, 1, 1], cluster, arguments)
+    }
+
+    /// The same for a grid of any form.
+    pub(super) fn launch_grid(
+        &self,
+        module: &Module,
+        shared_bytes: u32,
+        grid: [u32; 3],
+        cluster: u32,
+        arguments: impl KernelArgs,
+    ) -> Result<(Report, bool), LaunchError> {
+        let Some(kernel) = module.kernels().next() else { return Ok((Report::default(), false)) };
+        let config = LaunchConfig {
+            grid,
+            block: kernel.reqntid.unwrap_or([1; 3]),
+            cluster: [cluster, 1, 1],
+            dynamic_shared: shared_bytes,
+            ..LaunchConfig::default()
+        };
+        let launch = |raw: &[RawArg]| {
+            // SAFETY: `with_raw` hands over bytes that are valid for the length given, for this call.
+            let bytes: Vec<&[u8]> =
+                raw.iter().map(|arg| unsafe { std::slice::from_raw_parts(arg.data, arg.size) }).collect();
+            self.machine.launch(module, &kernel.name, &config, &bytes)
+        };
+        let report = arguments.with_raw(launch)?;
+        let mut is_right = true;
+        for result in &self.results {
+            let mut bytes = vec![0; result.numbers.len() * result.of.bytes()];
+            self.machine.read(result.address, &mut bytes)?;
+            let got = bytes.chunks(result.of.bytes()).map(|bytes| result.of.get(bytes));
+            is_right &= got.zip(&result.numbers).all(|(got, expected)| match *expected {
+                Some((expected, tolerance)) => {
+                    (got - expected).abs() <= tolerance || got.is_nan() && expected.is_nan()
+                }
+                None => got == UNTOUCHED,
+            });
+        }
+        Ok((report, is_right))
+    }
+}
+
+/// How the threads of a kernel share a row: the least power of two whose chunks hold it, from `least` on, and how often.
+pub(super) fn shares(columns: usize, chunk: usize, chunks: usize, cluster: usize) -> [u32; 2] {
+    let all = columns.div_ceil(chunk).max(1);
+    let threads = all.div_ceil(chunks).next_power_of_two().clamp(all.next_power_of_two().min(4), 256);
+    let threads = if cluster > 1 { 256 } else { threads };
+    [threads as u32, all.div_ceil(threads * chunks * cluster) as u32]
+}
