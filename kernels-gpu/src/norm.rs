@@ -4,8 +4,10 @@
 
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::kernel;
-use warpsmith_dsl::norm::{GRADIENT_SHARED_BYTES, NormGradientParams, NormParams, norm_gradients, norm_rows};
-use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
+use warpsmith_dsl::norm::{
+    GRADIENT_SHARED_BYTES, NORM_SHARED_BYTES, NormGradientParams, NormParams, norm_gradients, norm_rows,
+};
+use warpsmith_dsl::rows::{RowElement, THREADS};
 
 /// Norms rows, as [`norm_rows`] says.
 ///
@@ -16,7 +18,7 @@ use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
     family = norm,
     block = [THREADS, 1, 1],
     min_blocks = 3,
-    shared = SHARED_BYTES,
+    shared = NORM_SHARED_BYTES,
     instances = [
         norm_f16 = <F16, 8, 4, true>,
         norm_bf16 = <Bf16, 8, 4, true>,

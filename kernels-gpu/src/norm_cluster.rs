@@ -2,8 +2,10 @@
 
 use warpsmith_dsl::float::{Bf16, F16};
 use warpsmith_dsl::kernel;
-use warpsmith_dsl::norm::{NormGradientParams, NormParams, norm_gradients, norm_rows};
-use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
+use warpsmith_dsl::norm::{
+    GRADIENT_SHARED_BYTES, NORM_SHARED_BYTES, NormGradientParams, NormParams, norm_gradients, norm_rows,
+};
+use warpsmith_dsl::rows::{RowElement, THREADS};
 
 /// Norms rows, as [`norm_rows`] says, with a cluster for each. The launch names the cluster's size.
 ///
@@ -14,7 +16,7 @@ use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
     family = norm_cluster,
     block = [THREADS, 1, 1],
     min_blocks = 3,
-    shared = SHARED_BYTES,
+    shared = NORM_SHARED_BYTES,
     instances = [
         norm_cluster_f16 = <F16, 8, 4, true>,
         norm_cluster_bf16 = <Bf16, 8, 4, true>,
@@ -40,7 +42,7 @@ pub unsafe fn norm_cluster<T: RowElement, const PER: usize, const CHUNKS: usize,
     family = norm_cluster,
     block = [THREADS, 1, 1],
     min_blocks = 2,
-    shared = SHARED_BYTES,
+    shared = GRADIENT_SHARED_BYTES,
     instances = [
         norm_cluster_gradient_f16 = <F16, 8, 2, true>,
         norm_cluster_gradient_bf16 = <Bf16, 8, 2, true>,

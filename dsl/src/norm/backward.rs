@@ -1,7 +1,7 @@
 //! Gradients of norms.
 
 use crate::launch::{Global, GlobalMut, KernelParam};
-use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, THREADS, Team, hide};
+use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, Staged, THREADS, Team, hidden};
 use crate::shared::SharedAddress;
 use crate::{ptx, thread};
 
@@ -80,9 +80,13 @@ pub unsafe fn norm_gradients<
     let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
     let mut of_columns = Sums { weight: [[0.0; PER]; CHUNKS], bias: [[0.0; PER]; CHUNKS] };
     let part = if CLUSTER { ptx::clusterid_x() } else { thread::block_idx_x() };
-    for c in 0..CHUNKS as u32 {
-        all.prefetch(&p.weight, 0, c);
-    }
+    // SAFETY: the whole block comes here; rows in rounds do not use it.
+    let weight = unsafe {
+        let at = SharedAddress::dynamic().offset(MEETING);
+        let weight = Staged::new::<PER, CHUNKS, VECTOR, CLUSTER>(&team, all, &p.weight, at);
+        thread::sync_threads();
+        weight
+    };
     // A row that fits is on its way while the one before is computed.
     let of_row = |row: u32| all.only_if(row < p.rows && p.rounds == 1);
     let mut next = [[[0; 4]; CHUNKS]; 2];
@@ -95,7 +99,7 @@ pub unsafe fn norm_gradients<
             let mut words = next;
             load_both(p, of_row(row + team.step), row + team.step, 0, &mut next);
             let mine = all.only_if(row < p.rows);
-            gradient_of_row(p, &mut team, mine, row, &mut words, &mut of_columns, is_first, part);
+            gradient_of_row(p, weight, &mut team, mine, row, &mut words, &mut of_columns, is_first, part);
             base += team.step;
         }
     }
@@ -125,27 +129,40 @@ struct Chunk<const PER: usize> {
 }
 
 impl<const PER: usize> Chunk<PER> {
+    /// Of words of x and of dy, the weight, and the row's statistics.
     #[inline(always)]
-    unsafe fn new<T: RowElement, const VECTOR: bool>(
-        p: &NormGradientParams<T>,
-        mine: Columns<PER, VECTOR>,
-        chunk: u32,
-        words: [[u32; 4]; 2],
-        [mean, deviation]: [f32; 2],
-    ) -> Self {
+    fn new<T: RowElement>(words: [[u32; 4]; 2], weight: [f32; PER], [mean, deviation]: [f32; 2]) -> Self {
         let (mut normed, dy): ([f32; PER], [f32; PER]) = (T::unpack(words[0]), T::unpack(words[1]));
+        let mut gradient = dy;
         for j in 0..PER {
             normed[j] = (normed[j] - mean) * deviation;
-        }
-        let mut gradient = dy;
-        if p.weight.is_there() {
-            // SAFETY: the caller's promise.
-            let weight = unsafe { mine.load(&p.weight, 0, chunk) };
-            for j in 0..PER {
-                gradient[j] *= weight[j];
-            }
+            gradient[j] *= weight[j];
         }
         Self { normed, dy, gradient }
+    }
+}
+
+/// The weights of a chunk: from shared memory, or, of rows in rounds, from where they are.
+///
+/// # Safety
+///
+/// The caller's promise is [`Staged::chunk`]'s, or [`Columns::load`]'s.
+#[inline(always)]
+unsafe fn weights<T: RowElement, const PER: usize, const VECTOR: bool>(
+    p: &NormGradientParams<T>,
+    staged: Staged,
+    mine: Columns<PER, VECTOR>,
+    chunk: u32,
+) -> [f32; PER] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if p.rounds == 1 {
+            staged.chunk(chunk)
+        } else if p.weight.is_there() {
+            mine.load(&p.weight, 0, chunk)
+        } else {
+            [1.0; PER]
+        }
     }
 }
 
@@ -178,6 +195,7 @@ unsafe fn gradient_of_row<
     const CLUSTER: bool,
 >(
     p: &NormGradientParams<T>,
+    weight: Staged,
     team: &mut Team<CLUSTER>,
     mine: Columns<PER, VECTOR>,
     row: u32,
@@ -204,8 +222,9 @@ unsafe fn gradient_of_row<
             if !mine.reaches(chunk) || VECTOR && !mine.has(chunk, 0) {
                 continue;
             }
+            let weight = unsafe { weights(p, weight, mine, chunk) };
             let Chunk { normed, dy, gradient } =
-                unsafe { Chunk::<PER>::new(p, mine, chunk, [words[0][c], words[1][c]], statistics) };
+                Chunk::<PER>::new::<T>([words[0][c], words[1][c]], weight, statistics);
             for j in 0..PER {
                 if VECTOR || mine.has(chunk, j) {
                     sums[0] += gradient[j];
@@ -225,9 +244,6 @@ unsafe fn gradient_of_row<
         let first = round * CHUNKS as u32;
         if p.rounds > 1 {
             unsafe { load_both(p, mine, row, first, words) };
-        } else {
-            hide(&mut words[0]);
-            hide(&mut words[1]);
         }
         for c in 0..CHUNKS {
             let chunk = first + c as u32;
@@ -238,8 +254,9 @@ unsafe fn gradient_of_row<
             if !p.dsum.is_null() {
                 from_elsewhere = T::unpack(unsafe { mine.load_words::<T>(dsum, chunk) });
             }
+            let weight = unsafe { weights(p, weight, mine, chunk) };
             let Chunk { normed, dy, gradient } =
-                unsafe { Chunk::<PER>::new(p, mine, chunk, [words[0][c], words[1][c]], statistics) };
+                Chunk::<PER>::new::<T>([hidden(words[0][c]), hidden(words[1][c])], weight, statistics);
             let mut result = [0.0; PER];
             for j in 0..PER {
                 let rest = ptx::fma(-normed[j], of_deviation, gradient[j] - of_mean);

@@ -1,8 +1,9 @@
 //! Norms of rows.
 
 use crate::launch::{Global, GlobalMut, KernelParam};
-use crate::rows::{AnyRows, Columns, RowElement, Team, each_chunk, hide};
-use crate::{math, ptx};
+use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, Staged, Team, each_chunk, hidden};
+use crate::shared::SharedAddress;
+use crate::{math, ptx, thread};
 
 /// What is normed, and where results go. `T` is the type of the rows that are normed: those of x, or, with a residual, of its sum with x.
 #[repr(C)]
@@ -56,13 +57,18 @@ impl<T> Copy for NormParams<T> {}
 // SAFETY: four operands of 24 bytes, six fields of eight, eight of four: no padding.
 unsafe impl<T: 'static> KernelParam for NormParams<T> {}
 
+/// Bytes of the weights and of the biases of a block's columns.
+const VECTOR_BYTES: u32 = Staged::bytes(32);
+/// Shared memory of a block, in bytes.
+pub const NORM_SHARED_BYTES: u32 = SHARED_BYTES + 2 * VECTOR_BYTES;
+
 /// Norms rows. The grid has blocks, or clusters of them, for as many rows as it likes.
 ///
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`. What is written overlaps nothing else, but the sum may be x or the residual, and y what
 /// else is of its type, each if their rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS); all threads of a row have all
-/// of its chunks in `p.rounds` rounds.
+/// of its chunks in `p.rounds` rounds; `PER · CHUNKS` is at most 32.
 #[inline(always)]
 pub unsafe fn norm_rows<
     T: RowElement,
@@ -74,42 +80,67 @@ pub unsafe fn norm_rows<
     p: &NormParams<T>,
 ) {
     // SAFETY: the caller's promise.
-    let mut team = unsafe { Team::<CLUSTER>::new(p.threads) };
-    let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
-    for c in 0..CHUNKS as u32 {
-        all.prefetch(&p.weight, 0, c);
-        all.prefetch(&p.bias, 0, c);
-    }
-    // What is loaded first: opaque, since of a selection among fields' places the compiler would make a copy of the parameter in local memory.
-    let (of_x, of_residual) = (ptx::opaque_u64(p.x.base), ptx::opaque_u64(p.residual.address()));
-    let (x_stride, residual_stride) = (ptx::opaque_u64(p.x.stride), ptx::opaque_u64(p.residual_stride));
-    let (first, stride) = if of_residual == 0 { (of_x, x_stride) } else { (of_residual, residual_stride) };
-    let source = |row: u32| first + row as u64 * stride * T::BYTES as u64;
-    // A row that fits is on its way while the one before is computed.
-    let of_row = |row: u32| all.only_if(row < p.rows && p.rounds == 1);
-    let mut next = [[0; 4]; CHUNKS];
-    let mut base = team.first;
-    // SAFETY: the rows are p's, or no column of them is touched.
     unsafe {
-        of_row(base + team.index).load_all::<T, CHUNKS>(source(base + team.index), 0, &mut next);
-        while base < p.rows {
-            let row = base + team.index;
-            let mut words = next;
-            of_row(row + team.step).load_all::<T, CHUNKS>(source(row + team.step), 0, &mut next);
-            norm_row::<T, PER, CHUNKS, VECTOR, CLUSTER>(
-                p,
-                &mut team,
-                all.only_if(row < p.rows),
-                row,
-                &mut words,
-            );
-            base += team.step;
+        let team = Team::<CLUSTER>::new(p.threads);
+        let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
+        if p.rounds == 1 {
+            rows_at_once::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, team, all);
+        } else {
+            rows_in_rounds::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, team, all);
         }
     }
 }
 
+/// The statistics of a row: its rounded mean, what that is off by, and the inverse deviation.
+struct Statistics {
+    mean: f32,
+    rest: f32,
+    deviation: f32,
+}
+
+impl Statistics {
+    /// Of the sum of squares.
+    #[inline(always)]
+    fn of_squares<T>(p: &NormParams<T>, squares: f32) -> Self {
+        Self { mean: 0.0, rest: 0.0, deviation: math::rsqrt(ptx::fma(squares, p.inverse, p.epsilon)) }
+    }
+
+    /// Of the rounded mean, and the sums of differences to it and of their squares.
+    #[inline(always)]
+    fn of_differences<T>(p: &NormParams<T>, mean: f32, sums: [f32; 2]) -> Self {
+        let rest = sums[0] * p.inverse;
+        let variance = ptx::fma(-rest, rest, sums[1] * p.inverse);
+        // No less than nothing, but for rounding; a NaN stays one.
+        let variance = if variance < 0.0 { 0.0 } else { variance };
+        Self { mean, rest, deviation: math::rsqrt(variance + p.epsilon) }
+    }
+
+    /// Stores what is wanted of row `row`.
+    ///
+    /// # Safety
+    ///
+    /// The row is one of p's, and this thread is the only one that stores its statistics.
+    #[inline(always)]
+    unsafe fn store<T>(&self, p: &NormParams<T>, row: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !p.mean.is_null() {
+                ptx::st_global_b32(p.mean.offset(row as u64).address(), (self.mean + self.rest).to_bits());
+            }
+            if !p.deviation.is_null() {
+                ptx::st_global_b32(p.deviation.offset(row as u64).address(), self.deviation.to_bits());
+            }
+        }
+    }
+}
+
+/// Rows of which a thread has all of its chunks in registers.
+///
+/// # Safety
+///
+/// As [`norm_rows`], for one round.
 #[inline(always)]
-unsafe fn norm_row<
+unsafe fn rows_at_once<
     T: RowElement,
     const PER: usize,
     const CHUNKS: usize,
@@ -117,121 +148,237 @@ unsafe fn norm_row<
     const CLUSTER: bool,
 >(
     p: &NormParams<T>,
-    team: &mut Team<CLUSTER>,
+    mut team: Team<CLUSTER>,
+    all: Columns<PER, VECTOR>,
+) {
+    let is_sum = !p.residual.is_null();
+    // What is loaded first. Opaque, since of a selection among fields' places the compiler would make a copy of the parameter in local memory; each time anew, since it
+    // would keep it in registers.
+    let source = |row: u32| {
+        let (x, residual) = (ptx::opaque_u64(p.x.base), ptx::opaque_u64(p.residual.address()));
+        let strides = [ptx::opaque_u64(p.x.stride), ptx::opaque_u64(p.residual_stride)];
+        let (first, stride) = if residual == 0 { (x, strides[0]) } else { (residual, strides[1]) };
+        first + row as u64 * stride * T::BYTES as u64
+    };
+    let (is_centered, has_bias) = (p.is_centered != 0, p.bias.is_there());
+    let of_row = |row: u32| all.only_if(row < p.rows);
+    let vectors = SharedAddress::dynamic().offset(SHARED_BYTES);
+    // SAFETY (of all blocks): the caller's promise; the rows are p's, or no column of them is touched.
+    unsafe {
+        let weight = Staged::new::<PER, CHUNKS, VECTOR, CLUSTER>(&team, all, &p.weight, vectors);
+        let mut bias = weight;
+        if has_bias {
+            let at = vectors.offset(VECTOR_BYTES);
+            bias = Staged::new::<PER, CHUNKS, VECTOR, CLUSTER>(&team, all, &p.bias, at);
+        }
+        thread::sync_threads();
+        // The first of the block's rows: all of its threads go on as long as there is one.
+        let mut base = team.first;
+        while base < p.rows {
+            let row = base + team.index;
+            let mine = of_row(row);
+            let mut words = [[0; 4]; CHUNKS];
+            mine.load_all::<T, CHUNKS>(source(row), 0, &mut words);
+            if is_sum {
+                add_residual::<T, PER, CHUNKS, VECTOR>(p, mine, row, &mut words);
+            }
+            // Two chains: each addition waits for the one before.
+            let mut totals = [0.0; 2];
+            each_chunk!(c of CHUNKS => {
+                if mine.reaches(c as u32) {
+                    // Where there is no column, there is a zero.
+                    let values: [f32; PER] = T::unpack(words[c]);
+                    if is_centered {
+                        for j in 0..PER {
+                            totals[j % 2] += values[j];
+                        }
+                    } else {
+                        for j in 0..PER {
+                            totals[j % 2] = ptx::fma(values[j], values[j], totals[j % 2]);
+                        }
+                    }
+                }
+            });
+            let [total] = team.sum([totals[0] + totals[1]]);
+            let statistics = if is_centered {
+                let mean = total * p.inverse;
+                let mut sums = [0.0; 2];
+                each_chunk!(c of CHUNKS => {
+                    let chunk = c as u32;
+                    if mine.reaches(chunk) {
+                        let values: [f32; PER] = T::unpack(hidden(words[c]));
+                        let mean = mine.where_chunk(chunk, mean);
+                        for j in 0..PER {
+                            let is_there = VECTOR || mine.has(chunk, j);
+                            let difference = if is_there { values[j] - mean } else { 0.0 };
+                            sums[0] += difference;
+                            sums[1] = ptx::fma(difference, difference, sums[1]);
+                        }
+                    }
+                });
+                Statistics::of_differences(p, mean, team.sum(sums))
+            } else {
+                Statistics::of_squares(p, total)
+            };
+            if team.rank == 0 && row < p.rows {
+                statistics.store(p, row);
+            }
+            if p.y.is_there() {
+                let to = p.y.row(row);
+                each_chunk!(c of CHUNKS => {
+                    let chunk = c as u32;
+                    if mine.reaches(chunk) {
+                        let mut values: [f32; PER] = T::unpack(hidden(words[c]));
+                        let weight: [f32; PER] = weight.chunk(chunk);
+                        for j in 0..PER {
+                            let factor = statistics.deviation * weight[j];
+                            values[j] = (values[j] - statistics.mean - statistics.rest) * factor;
+                        }
+                        if has_bias {
+                            let bias: [f32; PER] = bias.chunk(chunk);
+                            for j in 0..PER {
+                                values[j] += bias[j];
+                            }
+                        }
+                        mine.store_as(p.y.kind, to, chunk, values);
+                    }
+                });
+            }
+            base += team.step;
+        }
+    }
+}
+
+/// Adds x to chunks of the residual, and stores the sums.
+///
+/// # Safety
+///
+/// As [`norm_rows`], for a row of p's, or one that this thread has no columns of.
+#[inline(always)]
+unsafe fn add_residual<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+    p: &NormParams<T>,
     mine: Columns<PER, VECTOR>,
     row: u32,
     words: &mut [[u32; 4]; CHUNKS],
 ) {
-    let residual = p.residual.offset(row as u64 * p.residual_stride).address();
     let sum = p.sum.offset(row as u64 * p.sum_stride).address();
-    let is_sum = !p.residual.is_null();
-    // Where later rounds find the rows.
-    let source = if is_sum { sum } else { p.x.row(row) };
-
-    // SAFETY (of all blocks): the caller's promise; a thread reads what it has written itself.
-    let mut total = 0.0;
-    for round in 0..p.rounds {
-        let first = round * CHUNKS as u32;
-        if p.rounds > 1 {
-            unsafe { mine.load_all::<T, CHUNKS>(if is_sum { residual } else { source }, first, words) };
-        }
-        if is_sum {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if p.x.kind == T::KIND {
+            // Two at a time: there is no room for more.
+            each_chunk!(pair of CHUNKS / 2 => {
+                let first = 2 * pair;
+                let others = [
+                    mine.load_words::<T>(p.x.row(row), first as u32),
+                    mine.load_words::<T>(p.x.row(row), first as u32 + 1),
+                ];
+                for c in 0..2 {
+                    let (mut values, others): ([f32; PER], [f32; PER]) =
+                        (T::unpack(words[first + c]), T::unpack(others[c]));
+                    for j in 0..PER {
+                        values[j] += others[j];
+                    }
+                    words[first + c] = T::pack(values);
+                }
+            });
+        } else {
             each_chunk!(c of CHUNKS => {
-                let chunk = first + c as u32;
-                let mut values = unsafe { mine.load(&p.x, row, chunk) };
+                let mut values = mine.load(&p.x, row, c as u32);
                 let others: [f32; PER] = T::unpack(words[c]);
                 for j in 0..PER {
                     values[j] += others[j];
                 }
                 words[c] = T::pack(values);
-                unsafe { mine.store_words::<T>(sum, chunk, words[c]) };
             });
         }
         each_chunk!(c of CHUNKS => {
-            if mine.reaches(first + c as u32) {
-                // Where there is no column, there is a zero.
-                let values: [f32; PER] = T::unpack(words[c]);
-                for j in 0..PER {
-                    total = if p.is_centered == 0 { ptx::fma(values[j], values[j], total) } else { total + values[j] };
-                }
-            }
+            mine.store_words::<T>(sum, c as u32, words[c]);
         });
     }
-    let [total] = unsafe { team.sum([total]) };
-    let (mut mean, mut rest, mut variance) = (0.0, 0.0, total * p.inverse);
-    if p.is_centered != 0 {
-        mean = total * p.inverse;
-        let mut sums = [0.0; 2];
-        for round in 0..p.rounds {
-            let first = round * CHUNKS as u32;
-            if p.rounds > 1 {
-                unsafe { mine.load_all::<T, CHUNKS>(source, first, words) };
-            } else {
-                hide(words);
-            }
-            each_chunk!(c of CHUNKS => {
-                let chunk = first + c as u32;
-                if mine.reaches(chunk) && (!VECTOR || mine.has(chunk, 0)) {
-                    let values: [f32; PER] = T::unpack(words[c]);
-                    for j in 0..PER {
-                        let difference = if VECTOR || mine.has(chunk, j) { values[j] - mean } else { 0.0 };
-                        sums[0] += difference;
-                        sums[1] = ptx::fma(difference, difference, sums[1]);
-                    }
+}
+
+/// Rows that are wider than their threads hold at a time: they are read once for each sum and once for the result.
+///
+/// # Safety
+///
+/// As [`norm_rows`].
+#[inline(always)]
+unsafe fn rows_in_rounds<
+    T: RowElement,
+    const PER: usize,
+    const CHUNKS: usize,
+    const VECTOR: bool,
+    const CLUSTER: bool,
+>(
+    p: &NormParams<T>,
+    mut team: Team<CLUSTER>,
+    all: Columns<PER, VECTOR>,
+) {
+    let is_sum = !p.residual.is_null();
+    let chunks = p.rounds * CHUNKS as u32;
+    let mut row = team.first + team.index;
+    // SAFETY (of all blocks): the caller's promise; a thread reads what it has written itself.
+    while row < p.rows {
+        let residual = p.residual.offset(row as u64 * p.residual_stride).address();
+        let sum = p.sum.offset(row as u64 * p.sum_stride).address();
+        let source = if is_sum { sum } else { p.x.row(row) };
+        let mut total = 0.0;
+        for chunk in 0..chunks {
+            let mut words = unsafe { all.load_words::<T>(if is_sum { residual } else { source }, chunk) };
+            if is_sum {
+                let mut values = unsafe { all.load(&p.x, row, chunk) };
+                let others: [f32; PER] = T::unpack(words);
+                for j in 0..PER {
+                    values[j] += others[j];
                 }
-            });
-        }
-        sums = unsafe { team.sum(sums) };
-        rest = sums[0] * p.inverse;
-        // Of the rounded mean's error: no more than the mean square, but for rounding.
-        variance = ptx::fma(-rest, rest, sums[1] * p.inverse).max(0.0);
-        if sums[1].is_nan() {
-            variance = sums[1];
-        }
-    }
-    let deviation = math::rsqrt(variance + p.epsilon);
-    if team.rank == 0 && row < p.rows {
-        unsafe {
-            if !p.mean.is_null() {
-                ptx::st_global_b32(p.mean.offset(row as u64).address(), (mean + rest).to_bits());
+                words = T::pack(values);
+                unsafe { all.store_words::<T>(sum, chunk, words) };
             }
-            if !p.deviation.is_null() {
-                ptx::st_global_b32(p.deviation.offset(row as u64).address(), deviation.to_bits());
+            let values: [f32; PER] = T::unpack(words);
+            for j in 0..PER {
+                // Where there is no column there may be an offset.
+                let value = if all.has(chunk, j) { values[j] } else { 0.0 };
+                total = if p.is_centered == 0 { ptx::fma(value, value, total) } else { total + value };
             }
         }
-    }
-    if !p.y.is_there() {
-        return;
-    }
-    for round in 0..p.rounds {
-        let first = round * CHUNKS as u32;
-        if p.rounds > 1 {
-            unsafe { mine.load_all::<T, CHUNKS>(source, first, words) };
+        let [total] = unsafe { team.sum([total]) };
+        let statistics = if p.is_centered == 0 {
+            Statistics::of_squares(p, total)
         } else {
-            hide(words);
-        }
-        each_chunk!(c of CHUNKS => {
-            let chunk = first + c as u32;
-            if mine.reaches(chunk) {
-                let mut values: [f32; PER] = T::unpack(words[c]);
-                let mut factors = [deviation; PER];
-                if p.weight.is_there() {
-                    let weight = unsafe { mine.load(&p.weight, 0, chunk) };
-                    for j in 0..PER {
-                        factors[j] *= weight[j];
-                    }
-                }
+            let (mean, mut sums) = (total * p.inverse, [0.0; 2]);
+            for chunk in 0..chunks {
+                let values: [f32; PER] = T::unpack(unsafe { all.load_words::<T>(source, chunk) });
                 for j in 0..PER {
-                    values[j] = (values[j] - mean - rest) * factors[j];
+                    let difference = if all.has(chunk, j) { values[j] - mean } else { 0.0 };
+                    sums[0] += difference;
+                    sums[1] = ptx::fma(difference, difference, sums[1]);
                 }
-                if p.bias.is_there() {
-                    let bias = unsafe { mine.load(&p.bias, 0, chunk) };
-                    for j in 0..PER {
-                        values[j] += bias[j];
-                    }
-                }
-                unsafe { mine.store(&p.y, row, chunk, values) };
             }
-        });
+            Statistics::of_differences(p, mean, unsafe { team.sum(sums) })
+        };
+        if team.rank == 0 {
+            unsafe { statistics.store(p, row) };
+        }
+        let chunks = if p.y.is_there() { chunks } else { 0 };
+        for chunk in 0..chunks {
+            let mut values: [f32; PER] = T::unpack(unsafe { all.load_words::<T>(source, chunk) });
+            for j in 0..PER {
+                values[j] = (values[j] - statistics.mean - statistics.rest) * statistics.deviation;
+            }
+            if p.weight.is_there() {
+                let weight = unsafe { all.load(&p.weight, 0, chunk) };
+                for j in 0..PER {
+                    values[j] *= weight[j];
+                }
+            }
+            if p.bias.is_there() {
+                let bias = unsafe { all.load(&p.bias, 0, chunk) };
+                for j in 0..PER {
+                    values[j] += bias[j];
+                }
+            }
+            unsafe { all.store_as(p.y.kind, p.y.row(row), chunk, values) };
+        }
+        row += team.step;
     }
 }

@@ -46,6 +46,13 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
         }
     }
 
+    /// A number where this thread has a chunk, and 0 where it does not; if chunks are neighbours.
+    #[inline(always)]
+    #[must_use]
+    pub fn where_chunk(&self, chunk: u32, number: f32) -> f32 {
+        if !VECTOR || self.has(chunk, 0) { number } else { 0.0 }
+    }
+
     /// Whether there is such a column.
     #[inline(always)]
     #[must_use]
@@ -207,12 +214,22 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
     /// As [`store_words`](Self::store_words).
     #[inline(always)]
     pub unsafe fn store(&self, to: &AnyRows, row: u32, chunk: u32, values: [f32; PER]) {
-        let at = to.row(row);
+        // SAFETY: the caller's promise.
+        unsafe { self.store_as(to.kind, to.row(row), chunk, values) }
+    }
+
+    /// Rounds numbers to a type, and stores them as a chunk of the row at `at`.
+    ///
+    /// # Safety
+    ///
+    /// As [`store_words`](Self::store_words).
+    #[inline(always)]
+    pub unsafe fn store_as(&self, kind: Kind, at: u64, chunk: u32, values: [f32; PER]) {
         // SAFETY: the caller's promise.
         unsafe {
-            if to.kind == Kind::F32 {
+            if kind == Kind::F32 {
                 self.store_rounded::<f32>(at, chunk, values);
-            } else if to.kind == Kind::F16 {
+            } else if kind == Kind::F16 {
                 self.store_rounded::<F16>(at, chunk, values);
             } else {
                 self.store_rounded::<Bf16>(at, chunk, values);
@@ -246,10 +263,7 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
 
 /// The same words, of which the compiler does not know that it has them as numbers already: it would keep those, in twice as many registers.
 #[inline(always)]
-pub fn hide<const CHUNKS: usize>(words: &mut [[u32; 4]; CHUNKS]) {
-    for chunk in words.iter_mut() {
-        for word in chunk.iter_mut() {
-            *word = ptx::opaque(*word);
-        }
-    }
+#[must_use]
+pub fn hidden(words: [u32; 4]) -> [u32; 4] {
+    words.map(ptx::opaque)
 }

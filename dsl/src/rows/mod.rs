@@ -33,10 +33,12 @@ pub(crate) use each_chunk;
 
 mod columns;
 mod element;
+mod staged;
 mod team;
 
-pub use columns::{Columns, hide};
+pub use columns::{Columns, hidden};
 pub use element::RowElement;
+pub use staged::Staged;
 pub use team::{SHARED_BYTES, Team};
 
 use crate::launch::KernelParam;

@@ -75,6 +75,13 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         }
     }
 
+    /// How many of this block's threads have the same row.
+    #[inline(always)]
+    #[must_use]
+    pub fn in_block(&self) -> u32 {
+        self.in_block
+    }
+
     /// The sums of the threads' numbers, the same bits in all of them.
     ///
     /// # Safety
