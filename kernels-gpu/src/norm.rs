@@ -17,7 +17,7 @@ use warpsmith_dsl::rows::{RowElement, THREADS};
 #[kernel(
     family = norm,
     block = [THREADS, 1, 1],
-    min_blocks = 3,
+    min_blocks = if VECTOR { 2 } else { 3 },
     shared = NORM_SHARED_BYTES,
     instances = [
         norm_f16 = <F16, 8, 4, true>,

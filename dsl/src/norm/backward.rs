@@ -79,14 +79,12 @@ pub unsafe fn norm_gradients<
     let mut team = unsafe { Team::<CLUSTER>::new(p.threads) };
     let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
     let mut of_columns = Sums { weight: [[0.0; PER]; CHUNKS], bias: [[0.0; PER]; CHUNKS] };
-    let part = if CLUSTER { ptx::clusterid_x() } else { thread::block_idx_x() };
+    let weight = Staged::at(&team, SharedAddress::dynamic().offset(MEETING));
     // SAFETY: the whole block comes here; rows in rounds do not use it.
-    let weight = unsafe {
-        let at = SharedAddress::dynamic().offset(MEETING);
-        let weight = Staged::new::<PER, CHUNKS, VECTOR, CLUSTER>(&team, all, &p.weight, at);
+    unsafe {
+        Staged::read::<T, 1, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, [(&p.weight, weight)]);
         thread::sync_threads();
-        weight
-    };
+    }
     // A row that fits is on its way while the one before is computed.
     let of_row = |row: u32| all.only_if(row < p.rows && p.rounds == 1);
     let mut next = [[[0; 4]; CHUNKS]; 2];
@@ -94,22 +92,31 @@ pub unsafe fn norm_gradients<
     // SAFETY: the rows are p's, or no column of them is touched.
     unsafe {
         load_both(p, of_row(base + team.index), base + team.index, 0, &mut next);
+        let mut statistics = statistics_of(p, base + team.index);
         while base < p.rows {
-            let (row, is_first) = (base + team.index, base == team.first);
+            let row = base + team.index;
             let mut words = next;
             load_both(p, of_row(row + team.step), row + team.step, 0, &mut next);
             let mine = all.only_if(row < p.rows);
-            gradient_of_row(p, weight, &mut team, mine, row, &mut words, &mut of_columns, is_first, part);
+            gradient_of_row(p, weight, &mut team, mine, row, statistics, &mut words, &mut of_columns);
+            // Only now: before there is no room for them.
+            statistics = statistics_of(p, ptx::opaque(row) + team.step);
             base += team.step;
         }
     }
     if p.rounds == 1 {
         // SAFETY: the whole block comes here; this block, or this cluster, has these rows of the parts.
         unsafe {
-            add_teams(&team, all, &of_columns.weight, p.dweight, part, p.columns);
-            add_teams(&team, all, &of_columns.bias, p.dbias, part, p.columns);
+            add_teams(&team, all, &of_columns.weight, p.dweight, part::<CLUSTER>(), p.columns);
+            add_teams(&team, all, &of_columns.bias, p.dbias, part::<CLUSTER>(), p.columns);
         }
     }
+}
+
+/// Which row of the parts is this block's, or this cluster's.
+#[inline(always)]
+fn part<const CLUSTER: bool>() -> u32 {
+    if CLUSTER { ptx::clusterid_x() } else { thread::block_idx_x() }
 }
 
 /// What a thread has added up of its columns.
@@ -166,6 +173,24 @@ unsafe fn weights<T: RowElement, const PER: usize, const VECTOR: bool>(
     }
 }
 
+/// The mean and the inverse deviation of a row, if it is one of p's.
+///
+/// # Safety
+///
+/// As [`norm_gradients`].
+#[inline(always)]
+unsafe fn statistics_of<T>(p: &NormGradientParams<T>, row: u32) -> [f32; 2] {
+    let of_row = |of: Global<f32>| of.offset(row as u64).address();
+    let is_there = row < p.rows;
+    // SAFETY: the caller's promise.
+    unsafe {
+        [
+            ptx::ld_global_f32_if(of_row(p.mean), is_there && !p.mean.is_null()),
+            ptx::ld_global_f32_if(of_row(p.deviation), is_there),
+        ]
+    }
+}
+
 /// Chunks of x and of dy.
 ///
 /// # Safety
@@ -199,18 +224,11 @@ unsafe fn gradient_of_row<
     team: &mut Team<CLUSTER>,
     mine: Columns<PER, VECTOR>,
     row: u32,
+    statistics: [f32; 2],
     words: &mut [[[u32; 4]; CHUNKS]; 2],
     of_columns: &mut Sums<PER, CHUNKS>,
-    is_first: bool,
-    part: u32,
 ) {
-    let dsum = p.dsum.offset(row as u64 * p.strides[2]).address();
-    let dx = p.dx.offset(row as u64 * p.strides[3]).address();
     // SAFETY (of all blocks): the caller's promise.
-    let of_row = |of: Global<f32>| unsafe {
-        ptx::ld_global_f32_if(of.offset(row as u64).address(), !of.is_null() && row < p.rows)
-    };
-    let statistics = [of_row(p.mean), of_row(p.deviation)];
     let mut sums = [0.0; 2];
     for round in 0..p.rounds {
         let first = round * CHUNKS as u32;
@@ -240,6 +258,10 @@ unsafe fn gradient_of_row<
     sums = unsafe { team.sum(sums) };
     let of_mean = if p.is_centered == 0 { 0.0 } else { sums[0] * p.inverse };
     let of_deviation = sums[1] * p.inverse;
+    // Only now: before, other things take the registers.
+    let at = ptx::opaque(row) as u64;
+    let dsum = p.dsum.offset(at * p.strides[2]).address();
+    let dx = p.dx.offset(at * p.strides[3]).address();
     for round in 0..p.rounds {
         let first = round * CHUNKS as u32;
         if p.rounds > 1 {
@@ -266,6 +288,7 @@ unsafe fn gradient_of_row<
                 unsafe { mine.store_words::<T>(dx, chunk, T::pack(result)) };
             }
             if p.rounds > 1 {
+                let (part, is_first) = (part::<CLUSTER>(), row == team.first + team.index);
                 for j in 0..PER {
                     if !mine.has(chunk, j) {
                         continue;

@@ -165,11 +165,17 @@ unsafe fn rows_at_once<
     let vectors = SharedAddress::dynamic().offset(SHARED_BYTES);
     // SAFETY (of all blocks): the caller's promise; the rows are p's, or no column of them is touched.
     unsafe {
-        let weight = Staged::new::<PER, CHUNKS, VECTOR, CLUSTER>(&team, all, &p.weight, vectors);
-        let mut bias = weight;
+        // A row is on its way while the one before is computed.
+        let mut next = [[0; 4]; CHUNKS];
+        let first = team.first + team.index;
+        of_row(first).load_all::<T, CHUNKS>(source(first), 0, &mut next);
+        let weight = Staged::at(&team, vectors);
+        let bias = Staged::at(&team, vectors.offset(VECTOR_BYTES));
         if has_bias {
-            let at = vectors.offset(VECTOR_BYTES);
-            bias = Staged::new::<PER, CHUNKS, VECTOR, CLUSTER>(&team, all, &p.bias, at);
+            let both = [(&p.weight, weight), (&p.bias, bias)];
+            Staged::read::<T, 2, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, both);
+        } else {
+            Staged::read::<T, 1, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, [(&p.weight, weight)]);
         }
         thread::sync_threads();
         // The first of the block's rows: all of its threads go on as long as there is one.
@@ -177,8 +183,8 @@ unsafe fn rows_at_once<
         while base < p.rows {
             let row = base + team.index;
             let mine = of_row(row);
-            let mut words = [[0; 4]; CHUNKS];
-            mine.load_all::<T, CHUNKS>(source(row), 0, &mut words);
+            let mut words = next;
+            of_row(row + team.step).load_all::<T, CHUNKS>(source(row + team.step), 0, &mut next);
             if is_sum {
                 add_residual::<T, PER, CHUNKS, VECTOR>(p, mine, row, &mut words);
             }

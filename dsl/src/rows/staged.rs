@@ -1,6 +1,6 @@
 //! Vectors with an element for each column, in f32 in shared memory: read and converted once for all rows of a block.
 
-use crate::rows::{AnyRows, Columns, THREADS, Team};
+use crate::rows::{AnyRows, Columns, RowElement, THREADS, Team, each_chunk};
 use crate::shared::SharedAddress;
 use crate::{ptx, thread};
 
@@ -24,40 +24,65 @@ impl Staged {
         THREADS * elements * 4
     }
 
-    /// Reads a vector, or ones if it is not there, into shared memory at `at`.
+    /// Where a vector of the threads of a team is to be, from `at` on.
+    #[inline(always)]
+    #[must_use]
+    pub fn at<const CLUSTER: bool>(team: &Team<CLUSTER>, at: SharedAddress) -> Self {
+        let rank = thread::thread_idx_x() & (team.in_block() - 1);
+        Self { own: at.offset(rank * FOUR) }
+    }
+
+    /// Reads vectors into shared memory, each of ones if it is not there. If they are of type `T`, all are on their way before one is waited for.
     ///
     /// # Safety
     ///
-    /// All threads of the block call it, and [`thread::sync_threads`] before they read it. The vector is valid for its columns, all of which the threads have
-    /// in one round; there are [`bytes`](Self::bytes) of shared memory.
+    /// All threads of the block call it, and [`thread::sync_threads`] before they read a vector. Vectors are valid for their columns, all of which the threads
+    /// have in one round; there are [`bytes`](Self::bytes) of shared memory for each.
     #[inline(always)]
-    #[must_use]
-    pub unsafe fn new<const PER: usize, const CHUNKS: usize, const VECTOR: bool, const CLUSTER: bool>(
+    pub unsafe fn read<
+        T: RowElement,
+        const VECTORS: usize,
+        const PER: usize,
+        const CHUNKS: usize,
+        const VECTOR: bool,
+        const CLUSTER: bool,
+    >(
         team: &Team<CLUSTER>,
         columns: Columns<PER, VECTOR>,
-        of: &AnyRows,
-        at: SharedAddress,
-    ) -> Self {
-        let in_block = team.in_block();
-        let rank = thread::thread_idx_x() & (in_block - 1);
-        let staged = Self { own: at.offset(rank * FOUR) };
-        if team.index == 0 {
-            for c in 0..CHUNKS as u32 {
-                let mut values = [1.0; PER];
-                if of.is_there() {
+        vectors: [(&AnyRows, Self); VECTORS],
+    ) {
+        if team.index != 0 {
+            return;
+        }
+        let mut words = [[[0; 4]; CHUNKS]; VECTORS];
+        for v in 0..VECTORS {
+            let columns = columns.only_if(vectors[v].0.is_there() && vectors[v].0.kind == T::KIND);
+            // SAFETY: the caller's promise.
+            unsafe { columns.load_all::<T, CHUNKS>(vectors[v].0.base, 0, &mut words[v]) };
+        }
+        for v in 0..VECTORS {
+            let (of, to) = vectors[v];
+            each_chunk!(c of CHUNKS => {
+                let mut values: [f32; PER] = T::unpack(words[v][c]);
+                if !of.is_there() {
+                    values = [1.0; PER];
+                } else if of.kind != T::KIND {
                     // SAFETY: the caller's promise.
-                    values = unsafe { columns.load(of, 0, c) };
+                    values = unsafe { columns.load(of, 0, c as u32) };
+                } else {
+                    for j in 0..PER {
+                        values[j] += of.offset;
+                    }
                 }
                 for four in 0..PER / 4 {
-                    let at = staged.own.offset((c * (PER / 4) as u32 + four as u32) * STEP);
+                    let at = to.own.offset((c * (PER / 4) + four) as u32 * STEP);
                     let first = 4 * four;
                     let numbers = [values[first], values[first + 1], values[first + 2], values[first + 3]];
                     // SAFETY: this thread's place.
                     unsafe { ptx::st_shared_v4_f32(at.get(), numbers) };
                 }
-            }
+            });
         }
-        staged
     }
 
     /// The elements of this thread's chunk `chunk`.

@@ -142,12 +142,12 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         } else {
             slots = self.in_block / warp::SIZE;
             first = self.index * slots;
-            // SAFETY: as above.
+            // SAFETY: as above. A block has at most four teams of several warps, each of which has a barrier.
             unsafe {
                 if lane == 0 {
                     ptx::st_shared_v4_f32(place.offset(warp * SLOT).get(), slot);
                 }
-                thread::sync_threads();
+                ptx::bar_sync_at(1 + self.index, self.in_block);
             }
         }
         for i in 0..N {

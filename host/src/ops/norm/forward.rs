@@ -19,9 +19,6 @@ use crate::tensor::{Element, Tensor};
 
 /// Chunks that a thread of a kernel has.
 const CHUNKS: u32 = 4;
-/// Blocks for each multiprocessor: as many as it holds at a time.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
-
 /// What rows are normed with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options<'a> {
@@ -231,7 +228,9 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.x.device().properties();
         let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
-        let most = properties.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+        // As many as run at a time.
+        let of_kernel = if shares.vector { T::Norm::DECLARATION } else { T::NormAny::DECLARATION };
+        let most = properties.multiprocessors * of_kernel.min_blocks_per_sm;
         (shares, Plan::new(sizes, shares, properties.max_cluster, most))
     }
 
