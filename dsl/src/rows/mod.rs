@@ -6,10 +6,12 @@
 //! [`Columns`] says which elements a thread has, and loads and stores them. Which they are follows from the columns' number and the
 //! alignment only: other rows never change a row's result.
 
+mod any;
 mod columns;
 mod element;
 mod team;
 
+pub use any::unpack_any;
 pub use columns::Columns;
 pub use element::RowElement;
 pub use team::{SHARED_BYTES, Team};
