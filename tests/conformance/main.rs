@@ -10,6 +10,8 @@ mod attention_layer;
 mod batches;
 mod drawn;
 mod edges;
+mod elementwise;
+mod embedding;
 mod errors;
 mod expert_mlp;
 mod linear;
@@ -20,6 +22,7 @@ mod peer;
 mod product_key;
 mod properties;
 mod repack;
+mod rotary;
 mod scaled;
 mod topk;
 mod update;
@@ -43,7 +46,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 15] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 18] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -51,6 +54,9 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 15] = [
     scaled::CASES,
     update::CASES,
     topk::CASES,
+    elementwise::CASES,
+    rotary::CASES,
+    embedding::CASES,
     product_key::CASES,
     expert_mlp::CASES,
     peer::CASES,
