@@ -46,7 +46,7 @@ impl<T> Copy for GradientParams<T> {}
 unsafe impl<T: 'static> KernelParam for GradientParams<T> {}
 
 /// Rows that a thread loads together.
-const LOADED: usize = 4;
+const LOADED: usize = 8;
 
 /// Adds up the rows of equal ids in the order of their tokens, in f32. Along x the grid has blocks for the columns, along y for the ids, as many as it likes.
 ///
@@ -92,16 +92,17 @@ pub unsafe fn add_rows<T: RowElement, const PER: usize, const CHUNKS: usize, con
                 }
                 let (mut at, mut goes_on) = (start, true);
                 while goes_on {
-                    let mut rows = [0; LOADED];
-                    let mut is_there = [false; LOADED];
+                    let (mut keys, mut rows, mut is_there) = ([0; LOADED], [0; LOADED], [false; LOADED]);
                     for i in 0..LOADED {
                         let place = at + i as u32;
-                        let is_within = place < p.count;
-                        goes_on = goes_on && is_within && key_at(place, is_within) == key;
-                        is_there[i] = goes_on;
+                        keys[i] = key_at(place, place < p.count);
                         let from = p.tokens.offset(place as u64).address();
-                        let token = ptx::ld_global_f32_if(from, is_within).to_bits();
+                        let token = ptx::ld_global_f32_if(from, place < p.count).to_bits();
                         rows[i] = p.dy.offset(token as u64 * p.dy_stride).address();
+                    }
+                    for i in 0..LOADED {
+                        goes_on = goes_on & (at + (i as u32) < p.count) & (keys[i] == key);
+                        is_there[i] = goes_on;
                     }
                     let mut words = [[[0; 4]; CHUNKS]; LOADED];
                     for i in 0..LOADED {
