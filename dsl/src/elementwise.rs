@@ -76,7 +76,11 @@ unsafe impl<T: 'static> KernelParam for ElementwiseParams<T> {}
 /// Chunks of a thread that are loaded together, of operations with so many operands.
 #[must_use]
 pub const fn chunks_of(operands: usize) -> u32 {
-    if operands == 1 { 4 } else { 2 }
+    match operands {
+        1 => 4,
+        2 => 2,
+        _ => 1,
+    }
 }
 
 /// Applies an operation. Along x the grid has blocks for the columns, along y for the rows, as many as it likes.
@@ -96,7 +100,7 @@ pub unsafe fn apply_to_elements<T: RowElement, const PER: usize, const VECTOR: b
         } else if !p.c.is_there() {
             tiles::<T, PER, VECTOR, 2, 2>(p)
         } else {
-            tiles::<T, PER, VECTOR, 2, 3>(p)
+            tiles::<T, PER, VECTOR, 1, 3>(p)
         }
     }
 }
@@ -137,18 +141,39 @@ unsafe fn tiles<
                 if OPERANDS > 2 {
                     c = mine.load_any::<CHUNKS>(&p.c, row, first);
                 }
-                for i in 0..CHUNKS {
-                    let chunk = first + i as u32;
-                    let values: [f32; PER] = T::unpack(a[i]);
+                // A loop that is not unrolled: the functions stand once for all chunks. They take turns in the first place, so that none of them is the same in
+                // later rounds, for which the compiler would unroll it.
+                let mut i = 0;
+                while i < CHUNKS as u32 {
+                    let chunk = first + i;
+                    i = ptx::opaque(i + 1);
+                    let mut words = (a[0], b[0], c[0]);
+                    for next in 1..CHUNKS {
+                        a[next - 1] = a[next];
+                        b[next - 1] = b[next];
+                        c[next - 1] = c[next];
+                    }
+                    a[CHUNKS - 1] = words.0;
+                    b[CHUNKS - 1] = words.1;
+                    c[CHUNKS - 1] = words.2;
+                    // Opaque, or all would be widened before the loop.
+                    for word in words.0.iter_mut() {
+                        *word = ptx::opaque(*word);
+                    }
+                    for j in 0..PER {
+                        words.1[j] = if OPERANDS > 1 { ptx::opaque(words.1[j]) } else { 0 };
+                        words.2[j] = if OPERANDS > 2 { ptx::opaque(words.2[j]) } else { 0 };
+                    }
+                    let values: [f32; PER] = T::unpack(words.0);
                     let mut result = [values];
                     if OPERANDS == 1 {
                         p.activation.apply_in_place(&mut result);
                         mine.store_any(&p.y, row, chunk, result[0]);
                         continue;
                     }
-                    let others = unpack_any::<PER, VECTOR>(p.b.kind, b[i]);
+                    let others = unpack_any::<PER, VECTOR>(p.b.kind, words.1);
                     if OPERANDS == 3 {
-                        let dy = unpack_any::<PER, VECTOR>(p.c.kind, c[i]);
+                        let dy = unpack_any::<PER, VECTOR>(p.c.kind, words.2);
                         p.activation.apply_in_place(&mut result);
                         for j in 0..PER {
                             result[0][j] *= dy[j];
