@@ -23,6 +23,9 @@
 //! | [`attention`] | attention, whose scores are never stored |
 //! | [`rows`] | operations on the rows of a matrix: who has which columns, sums over a row |
 //! | [`norm`] | norms of rows, and their gradients |
+//! | [`elementwise`] | functions of the elements of tensors of one shape, and their gradients |
+//! | [`rotary`] | pairs of elements of heads, turned by angles that grow with the position |
+//! | [`embedding`] | rows of a table that ids name, and its gradient |
 //! | [`experts`] | the experts that a token uses, evaluated where they lie |
 //! | [`launch`] | what the host and the device agree on: parameter types and a kernel's declaration |
 //!
@@ -41,6 +44,8 @@ pub use warpsmith_dsl_macros::{KernelParam, kernel};
 pub mod attention;
 pub mod barrier;
 pub mod block;
+pub mod elementwise;
+pub mod embedding;
 pub mod epilogue;
 pub mod experts;
 pub mod float;
@@ -54,6 +59,7 @@ pub mod pipeline;
 pub mod product_key;
 pub mod ptx;
 pub mod reduce;
+pub mod rotary;
 pub mod rows;
 pub mod shared;
 pub mod thread;

@@ -35,6 +35,9 @@
 //! | [`norm`](mod@norm) | layer norm and RMS norm of rows, and their gradients, on sm_80 and later |
 //! | [`norm_cluster`](mod@norm_cluster) | the same for wide rows, by clusters of blocks (sm_90 and later) |
 //! | [`column_sums`](mod@column_sums) | the sums of columns that parts of a gradient add up to, on sm_80 and later |
+//! | [`elementwise`](mod@elementwise) | functions of the elements of tensors of one shape, and their gradients, on sm_80 and later |
+//! | [`rotary`](mod@rotary) | rotary position embedding of heads, on sm_80 and later |
+//! | [`embedding`](mod@embedding) | rows of a table that ids name, and its gradient, on sm_80 and later |
 //! | [`topk`] | the k largest elements of each row, on sm_80 and later |
 //!
 //! Each family is a Cargo feature, and all are on by default. A build for the host has the signatures of all kernels, and the PTX
@@ -52,6 +55,10 @@ pub mod attention_hopper;
 pub mod codes;
 #[cfg(any(feature = "column_sums", not(target_arch = "nvptx64")))]
 pub mod column_sums;
+#[cfg(any(feature = "elementwise", not(target_arch = "nvptx64")))]
+pub mod elementwise;
+#[cfg(any(feature = "embedding", not(target_arch = "nvptx64")))]
+pub mod embedding;
 #[cfg(any(feature = "expert_cache", not(target_arch = "nvptx64")))]
 pub mod expert_cache;
 #[cfg(any(feature = "expert_mlp", not(target_arch = "nvptx64")))]
@@ -113,6 +120,8 @@ pub mod product_key_topk;
 pub mod product_key_topk_cluster;
 #[cfg(any(feature = "repack", not(target_arch = "nvptx64")))]
 pub mod repack;
+#[cfg(any(feature = "rotary", not(target_arch = "nvptx64")))]
+pub mod rotary;
 #[cfg(any(
     feature = "linear_skinny",
     feature = "linear_joined",

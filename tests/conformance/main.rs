@@ -10,6 +10,8 @@ mod attention_layer;
 mod batches;
 mod drawn;
 mod edges;
+mod elementwise;
+mod embedding;
 mod errors;
 mod expert_mlp;
 mod linear;
@@ -21,6 +23,7 @@ mod peer;
 mod product_key;
 mod properties;
 mod repack;
+mod rotary;
 mod scaled;
 mod topk;
 mod update;
@@ -44,7 +47,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 16] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 19] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -52,6 +55,9 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 16] = [
     scaled::CASES,
     update::CASES,
     topk::CASES,
+    elementwise::CASES,
+    rotary::CASES,
+    embedding::CASES,
     product_key::CASES,
     expert_mlp::CASES,
     peer::CASES,

@@ -34,6 +34,53 @@ impl Activation {
             _ => None,
         }
     }
+
+    /// Makes of numbers the slopes there: [`math::silu_slope`] and the like, and ones for the identity.
+    #[inline(always)]
+    pub fn slopes<const N: usize>(self, values: &mut [f32; N]) {
+        // Opaque: a table of jumps would be read from memory each time.
+        let is = |function: Self| ptx::opaque(self.0) == function.0;
+        if is(Self::GELU_TANH) {
+            of_each(values, math::gelu_tanh_slope);
+        } else if is(Self::SILU) {
+            of_each(values, math::silu_slope);
+        } else if is(Self::GELU_ERF) {
+            of_each(values, math::gelu_erf_slope);
+        } else if is(Self::RELU) {
+            of_each(values, math::relu_slope);
+        } else {
+            for value in values.iter_mut() {
+                *value = 1.0;
+            }
+        }
+    }
+
+    /// As [`of`](Function::of), in place, where the choice does not become a table of jumps. At −∞ it is the limit.
+    #[inline(always)]
+    pub fn apply_in_place<const N: usize>(self, values: &mut [[f32; N]; 1]) {
+        let is = |function: Self| ptx::opaque(self.0) == function.0;
+        if is(Self::GELU_TANH) || is(Self::SILU) {
+            // These are products with what is zero there.
+            of_each(&mut values[0], |value| ptx::max_nan(value, -f32::MAX));
+        }
+        if is(Self::GELU_TANH) {
+            GeluTanh.apply_to(values);
+        } else if is(Self::SILU) {
+            Silu.apply_to(values);
+        } else if is(Self::GELU_ERF) {
+            GeluErf.apply_to(values);
+        } else if is(Self::RELU) {
+            Relu.apply_to(values);
+        }
+    }
+}
+
+/// Applies `function` to each number of an array.
+#[inline(always)]
+fn of_each<const N: usize>(values: &mut [f32; N], function: impl Fn(f32) -> f32) {
+    for value in values.iter_mut() {
+        *value = function(*value);
+    }
 }
 
 /// A function of single numbers.

@@ -31,11 +31,13 @@ macro_rules! each_chunk {
 }
 pub(crate) use each_chunk;
 
+mod any;
 mod columns;
 mod element;
 mod staged;
 mod team;
 
+pub use any::unpack_any;
 pub use columns::{Columns, hidden};
 pub use element::RowElement;
 pub use staged::Staged;

@@ -6,6 +6,8 @@
 
 mod activation;
 mod attention;
+mod elementwise;
+mod embedding;
 mod experts;
 mod gate;
 mod gemm;
@@ -14,6 +16,7 @@ mod norm;
 mod number;
 #[doc(hidden)]
 pub mod product_key;
+mod rotary;
 mod scaled;
 mod topk;
 mod update;
@@ -21,6 +24,8 @@ mod update;
 pub use activation::Activation;
 pub use attention::LANES as PRODUCT_LANES;
 pub use attention::{Alignment, AttentionTerms, Window, attention, packed_attention};
+pub use elementwise::{Elementwise, elementwise};
+pub use embedding::{add_rows, tokens_of_ids};
 pub use experts::{TokenExperts, expert_mlp};
 pub use gate::Gate;
 pub use gemm::K_BLOCK as SUM_BLOCK;
@@ -28,6 +33,7 @@ pub use linear::{LinearTerms, linear};
 pub use norm::{Norm, Statistics, norm, norm_gradient};
 pub use number::{Accumulator, FromAccumulator, Operand};
 pub use product_key::{Normalization, ProductKeys, product_key_topk};
+pub use rotary::{Pairing, rotate};
 pub use scaled::linear_scaled;
 pub use topk::topk;
 pub use update::{Update, generated_update, linear_with_update, rank_coordinates};

@@ -7,6 +7,8 @@ pub mod attention;
 #[doc(hidden)]
 pub mod choice;
 pub mod column_sums;
+pub mod elementwise;
+pub mod embedding;
 pub mod gemm;
 mod implementation;
 pub mod linear;
@@ -17,6 +19,7 @@ pub mod peer;
 mod precision;
 mod repack;
 mod result;
+pub mod rotary;
 pub mod rows;
 pub mod scaled;
 pub mod topk;
@@ -26,6 +29,8 @@ pub(crate) use crate::sizes::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, STORED_ROWS, h
 
 pub use crate::cpu::Activation;
 pub use attention::attention;
+pub use elementwise::{activation, activation_backward, add, cast, gated, gated_backward, mul};
+pub use embedding::{SparseRows, embedding, embedding_backward};
 pub use implementation::{Implementation, Launch, Launches};
 pub use linear::linear;
 pub use matmul::matmul;
@@ -36,6 +41,7 @@ pub use precision::{Precision, Products};
 pub(crate) use repack::repack_both;
 pub use repack::{RepackOp, repack};
 pub(crate) use result::expect_result;
+pub use rotary::{Pairing, RotaryTable, rotary};
 pub use scaled::{Scale, linear_scaled};
 pub use topk::topk;
 pub use update::{generated_update, linear_with_update};

@@ -210,6 +210,37 @@ impl<T: Element> Tensor<T> {
         self.span().meets(&other.span())
     }
 
+    /// As [`shares_memory`](Self::shares_memory), but told exactly of matrices whose rows are as far apart in both: rows that lie side by side have nothing in
+    /// common.
+    pub(crate) fn shares_rows<U: Element>(&self, other: &Tensor<U>) -> bool {
+        if !self.shares_memory(other) {
+            return false;
+        }
+        let (Ok(own), Ok(others)) = (self.flatten_leading(), other.flatten_leading()) else { return true };
+        let rows = |shape: &[usize], strides: &[usize], size: usize| {
+            (shape[1] == 1 || strides[1] == 1).then_some((strides[0] * size, shape[1] * size))
+        };
+        let (own_rows, others_rows) = (
+            rows(own.shape(), own.strides(), size_of::<T>()),
+            rows(others.shape(), others.strides(), size_of::<U>()),
+        );
+        let (Some((pitch, width)), Some((other_pitch, other_width))) = (own_rows, others_rows) else {
+            return true;
+        };
+        if pitch != other_pitch || pitch == 0 || !Arc::ptr_eq(&self.buffer, &other.buffer) {
+            return true;
+        }
+        let [start, other_start] = [self.span().bytes[0], other.span().bytes[0]];
+        // From the start of a row here to the next start of one there.
+        let between = (other_start % pitch + pitch - start % pitch) % pitch;
+        between < width || between + other_width > pitch
+    }
+
+    /// Whether the other tensor is the same view of the same memory, whose elements have the same type.
+    pub(crate) fn is_same_view_as<U: Element>(&self, other: &Tensor<U>) -> bool {
+        T::DTYPE == U::DTYPE && Arc::ptr_eq(&self.buffer, &other.buffer) && self.layout == other.layout
+    }
+
     /// The memory from the first element to the last.
     pub(crate) fn span(&self) -> Span<'_> {
         let (offset, size) = (self.layout.offset(), size_of::<T>());
