@@ -26,6 +26,8 @@
 //! | [`elementwise`] | functions of the elements of tensors of one shape, and their gradients |
 //! | [`rotary`] | pairs of elements of heads, turned by angles that grow with the position |
 //! | [`embedding`] | rows of a table that ids name, and its gradient |
+//! | [`softmax`] | the softmax of rows, and its gradient |
+//! | [`cross_entropy`] | the cross-entropy of rows of logits, and its gradient |
 //! | [`experts`] | the experts that a token uses, evaluated where they lie |
 //! | [`launch`] | what the host and the device agree on: parameter types and a kernel's declaration |
 //!
@@ -46,6 +48,7 @@ pub mod barrier;
 pub mod block;
 pub mod elementwise;
 pub mod embedding;
+pub mod cross_entropy;
 pub mod epilogue;
 pub mod experts;
 pub mod float;
@@ -62,6 +65,7 @@ pub mod reduce;
 pub mod rotary;
 pub mod rows;
 pub mod shared;
+pub mod softmax;
 pub mod thread;
 pub mod tile;
 pub mod topk;

@@ -38,6 +38,10 @@
 //! | [`elementwise`](mod@elementwise) | functions of the elements of tensors of one shape, and their gradients, on sm_80 and later |
 //! | [`rotary`](mod@rotary) | rotary position embedding of heads, on sm_80 and later |
 //! | [`embedding`](mod@embedding) | rows of a table that ids name, and its gradient, on sm_80 and later |
+//! | [`softmax`](mod@softmax) | the softmax of rows, and its gradient, on sm_80 and later |
+//! | [`softmax_cluster`](mod@softmax_cluster) | the same for wide rows, by clusters of blocks (sm_90 and later) |
+//! | [`cross_entropy`](mod@cross_entropy) | the cross-entropy of rows of logits, and its gradient, on sm_80 and later |
+//! | [`cross_entropy_cluster`](mod@cross_entropy_cluster) | the same for wide rows, by clusters of blocks (sm_90 and later) |
 //! | [`topk`] | the k largest elements of each row, on sm_80 and later |
 //!
 //! Each family is a Cargo feature, and all are on by default. A build for the host has the signatures of all kernels, and the PTX
@@ -59,6 +63,10 @@ pub mod column_sums;
 pub mod elementwise;
 #[cfg(any(feature = "embedding", not(target_arch = "nvptx64")))]
 pub mod embedding;
+#[cfg(any(feature = "cross_entropy", not(target_arch = "nvptx64")))]
+pub mod cross_entropy;
+#[cfg(any(feature = "cross_entropy_cluster", not(target_arch = "nvptx64")))]
+pub mod cross_entropy_cluster;
 #[cfg(any(feature = "expert_cache", not(target_arch = "nvptx64")))]
 pub mod expert_cache;
 #[cfg(any(feature = "expert_mlp", not(target_arch = "nvptx64")))]
@@ -129,6 +137,10 @@ pub mod rotary;
     not(target_arch = "nvptx64")
 ))]
 pub mod skinny;
+#[cfg(any(feature = "softmax", not(target_arch = "nvptx64")))]
+pub mod softmax;
+#[cfg(any(feature = "softmax_cluster", not(target_arch = "nvptx64")))]
+pub mod softmax_cluster;
 #[cfg(any(feature = "topk", not(target_arch = "nvptx64")))]
 pub mod topk;
 pub mod update;

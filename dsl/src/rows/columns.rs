@@ -95,6 +95,24 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
         }
     }
 
+    /// Which elements of this thread's chunk `chunk` are column `column`: at most one is.
+    ///
+    /// What they are compared with is one number for each chunk, which no compiler keeps for all chunks of a loop.
+    #[inline(always)]
+    #[must_use]
+    pub fn are(&self, chunk: u32, column: u32) -> [bool; PER] {
+        let distance = ptx::opaque(column.wrapping_sub(self.column(chunk, 0)));
+        let mut are = [false; PER];
+        #[allow(
+            clippy::needless_range_loop,
+            reason = "an iterator over registers would be an array in local memory"
+        )]
+        for j in 0..PER {
+            are[j] = distance == if VECTOR { j as u32 } else { j as u32 * self.threads };
+        }
+        are
+    }
+
     /// The address of an element of a row of elements of `bytes` bytes.
     #[inline(always)]
     fn at(&self, row: u64, bytes: u32, chunk: u32, j: usize) -> u64 {

@@ -35,12 +35,14 @@ mod any;
 mod columns;
 mod element;
 mod staged;
+mod exponentials;
 mod team;
 
 pub use any::unpack_any;
 pub use columns::{Columns, hidden};
 pub use element::RowElement;
 pub use staged::Staged;
+pub use exponentials::Exponentials;
 pub use team::{SHARED_BYTES, Team};
 
 use crate::launch::KernelParam;
