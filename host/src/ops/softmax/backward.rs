@@ -1,0 +1,204 @@
+//! The gradient of the softmax of rows.
+
+use rayon::prelude::*;
+use warpsmith_dsl::launch::Global;
+use warpsmith_dsl::rows::AnyRows;
+use warpsmith_dsl::softmax::SoftmaxGradientParams;
+
+use super::{BLOCKS_PER_MULTIPROCESSOR, SoftmaxElement, Variant};
+use super::{expect_apart, expect_rows, expect_scale, launch};
+use crate::cpu;
+use crate::device::DeviceKind;
+use crate::error::Result;
+use crate::ops::Implementation;
+use crate::ops::rows::{
+    Plan, RowElement, Shares, Sizes, as_result_rows, as_rows, expect_shape, is_copied, is_in_place, rounded,
+    rows_of, widened,
+};
+use crate::stream::Stream;
+use crate::tensor::{Element, Tensor};
+
+/// The operation's name in errors.
+const OPERATION: &str = "softmax_gradient";
+
+/// A gradient of a softmax that has yet to be computed; see [`softmax_gradient`](super::softmax_gradient()).
+#[derive(Clone, Copy, Debug)]
+#[must_use = "an operation does nothing until `run`"]
+pub struct SoftmaxGradientOp<'a, Y: Element, D: Element> {
+    y: &'a Tensor<Y>,
+    dy: &'a Tensor<D>,
+    scale: f32,
+    stream: Option<&'a Stream>,
+    /// The shape of x, where it is known.
+    shape: Option<&'a [usize]>,
+}
+
+impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
+    pub(super) fn new(y: &'a Tensor<Y>, dy: &'a Tensor<D>) -> Self {
+        Self::of(y, dy, 1.0, None, None)
+    }
+
+    pub(super) fn of(
+        y: &'a Tensor<Y>,
+        dy: &'a Tensor<D>,
+        scale: f32,
+        stream: Option<&'a Stream>,
+        shape: Option<&'a [usize]>,
+    ) -> Self {
+        Self { y, dy, scale, stream, shape }
+    }
+
+    /// What the softmax has multiplied x by, a number from 2⁻¹⁰⁰ to 2¹⁰⁰; 1 unless it is set.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// What the softmax has divided x by: the same as a [scale](Self::scale) of 1 over it.
+    pub fn temperature(self, temperature: f32) -> Self {
+        self.scale(temperature.recip())
+    }
+
+    /// Runs on `stream` instead of the device's default stream.
+    pub fn on(self, stream: &'a Stream) -> Self {
+        Self { stream: Some(stream), ..self }
+    }
+
+    /// Computes dx, of the type of dy. On a GPU the work may still be under way when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shape`](crate::Error::Shape) if y has no axis, or dy or x another shape, [`Error::Argument`](crate::Error::Argument) if the scale is out of its range,
+    /// [`Error::SizeLimit`](crate::Error::SizeLimit) if y has 2³¹ rows or more, or as many columns, [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) if dy or
+    /// the stream is another device's; whatever allocating the result, loading the kernel and launching it may return.
+    pub fn run(&self) -> Result<Tensor<D>> {
+        self.run_as()
+    }
+
+    /// Computes dx, of elements of type `X`.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    pub fn run_as<X: RowElement>(&self) -> Result<Tensor<X>> {
+        let (sizes, stream) = self.check()?;
+        let mut dx = Tensor::uninit_on(&stream, self.y.shape())?;
+        self.write(sizes, &stream, &mut dx)?;
+        Ok(dx)
+    }
+
+    /// Computes dx into a tensor of the shape of y, whose rows are contiguous. It may be y or dy itself: the same view.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run); [`Error::Shape`](crate::Error::Shape), [`Error::Stride`](crate::Error::Stride),
+    /// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch), [`Error::ReadOnly`](crate::Error::ReadOnly) and [`Error::Overlap`](crate::Error::Overlap) if
+    /// the result does not fit, or shares memory with an operand whose elements it does not replace.
+    pub fn run_into<X: RowElement>(&self, dx: &mut Tensor<X>) -> Result<()> {
+        let (sizes, stream) = self.check()?;
+        expect_rows(OPERATION, "dx", dx, self.y.device(), (self.y.shape(), "y"))?;
+        let others = [
+            ("y", dx.shares_memory(self.y) && !is_in_place(dx, self.y)),
+            ("dy", dx.shares_memory(self.dy) && !is_in_place(dx, self.dy)),
+        ];
+        expect_apart(OPERATION, "dx", &others)?;
+        self.write(sizes, &stream, dx)
+    }
+
+    /// Which implementation [`run`](Self::run) would take.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run), for the operands.
+    pub fn implementation(&self) -> Result<Implementation> {
+        let (sizes, _) = self.check()?;
+        let device = self.y.device();
+        if sizes.are_none() {
+            return Ok(Implementation::Empty);
+        }
+        if device.kind() == DeviceKind::Cpu {
+            return Ok(Implementation::Cpu);
+        }
+        // A new result is aligned, and so is a copy.
+        let mut rows = Vec::new();
+        if !is_copied(self.y) {
+            rows.push(rows_of(&self.y.flatten_leading()?));
+        }
+        if !is_copied(self.dy) {
+            rows.push(rows_of(&self.dy.flatten_leading()?));
+        }
+        let (shares, plan) = self.plan(sizes, &rows);
+        let variant = Variant::of(shares, plan);
+        let name =
+            variant.of_four::<Y::Gradient, Y::GradientAny, Y::GradientCluster, Y::GradientClusterAny>();
+        Ok(Implementation::kernel(device, name, plan.blocks).with_copies(2 - rows.len()))
+    }
+
+    fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
+        let properties = self.y.device().properties();
+        let shares = Shares::of::<Y>(sizes.columns, rows, Y::GRADIENT_CHUNKS);
+        let most = properties.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+        (shares, Plan::new(sizes, shares, properties.max_cluster, most))
+    }
+
+    fn check(&self) -> Result<(Sizes, Stream)> {
+        let (operation, device) = (OPERATION, self.y.device());
+        let sizes = Sizes::of(operation, "y", self.y.shape())?;
+        if let Some(shape) = self.shape {
+            expect_shape(operation, "y", self.y.shape(), shape, "x")?;
+        }
+        device.expect_same(operation, "dy", self.dy.device())?;
+        expect_shape(operation, "dy", self.dy.shape(), self.y.shape(), "y")?;
+        expect_scale(operation, self.scale)?;
+        if let Some(stream) = self.stream {
+            device.expect_same(operation, "stream", stream.device())?;
+        }
+        Ok((sizes, self.stream.cloned().unwrap_or_else(|| device.default_stream())))
+    }
+
+    /// Writes results that have been checked, or are new.
+    fn write<X: RowElement>(&self, sizes: Sizes, stream: &Stream, dx: &mut Tensor<X>) -> Result<()> {
+        if sizes.are_none() {
+            return Ok(());
+        }
+        if self.y.device().kind() == DeviceKind::Cpu {
+            return self.run_on_cpu(sizes, dx);
+        }
+        let (y, dy) = (as_rows(self.y, stream)?, as_rows(self.dy, stream)?);
+        let results = as_result_rows(OPERATION, "dx", dx)?;
+        let [of_y, of_dy, to] = [rows_of(&y), rows_of(&dy), rows_of(&results)];
+        let (shares, plan) = self.plan(sizes, &[of_y, of_dy, to]);
+        let params = SoftmaxGradientParams {
+            dy: of_dy,
+            dx: to,
+            y: Global::new(of_y.base),
+            y_stride: of_y.stride,
+            rows: sizes.rows as u32,
+            columns: sizes.columns as u32,
+            threads: plan.threads,
+            rounds: plan.rounds,
+            scale: self.scale,
+            reserved: 0,
+        };
+        // SAFETY: the sizes and strides are those of the tensors; the plan has all chunks of each row, which are aligned where it says so. The result is new, or was checked to share
+        // memory with nothing but operands of the same rows. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
+        stream.with_operands(&[&y, &dy, &results], || unsafe {
+            match Variant::of(shares, plan) {
+                Variant::Block => launch::<Y::Gradient>(stream, plan, (params,)),
+                Variant::BlockAny => launch::<Y::GradientAny>(stream, plan, (params,)),
+                Variant::Cluster => launch::<Y::GradientCluster>(stream, plan, (params,)),
+                Variant::ClusterAny => launch::<Y::GradientClusterAny>(stream, plan, (params,)),
+            }
+        })
+    }
+
+    fn run_on_cpu<X: RowElement>(&self, sizes: Sizes, dx: &mut Tensor<X>) -> Result<()> {
+        let (y, dy) = (widened(self.y)?, widened(self.dy)?);
+        let columns = sizes.columns;
+        let mut results = vec![0.0f32; y.len()];
+        let operands = y.par_chunks(columns).zip(dy.par_chunks(columns));
+        let rows = results.par_chunks_mut(columns).zip(operands);
+        rows.for_each(|(dx, (y, dy))| cpu::softmax_gradient(y, dy, self.scale, dx));
+        dx.write_slice(&rounded::<X>(&results))
+    }
+}

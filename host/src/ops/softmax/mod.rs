@@ -1,0 +1,216 @@
+//! The softmax of rows, and its gradient.
+//!
+//! [`softmax()`] is the operation, [`softmax_gradient()`] its gradient. Who shares a row follows from its columns and their alignment alone, so that other rows
+//! never change a row's result.
+
+mod backward;
+mod forward;
+#[cfg(test)]
+mod tests;
+
+use half::{bf16, f16};
+use warpsmith_dsl::float::{Bf16, F16};
+use warpsmith_dsl::launch::Kernel;
+use warpsmith_dsl::softmax::{SoftmaxGradientParams, SoftmaxParams};
+use warpsmith_kernels::softmax::{softmax as block, softmax_gradient as block_gradient};
+use warpsmith_kernels::softmax_cluster::{
+    softmax_cluster as cluster, softmax_cluster_gradient as cluster_gradient,
+};
+
+pub use backward::SoftmaxGradientOp;
+pub use forward::SoftmaxOp;
+
+use super::rows::{Plan, RowElement, Shares, as_result_rows, expect_shape};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+use crate::tensor::{Element, Tensor};
+
+/// Blocks for each multiprocessor: as many as it holds at a time, and no fewer at the end of a launch.
+pub(super) const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+/// The shares of rows whose alignment is not known.
+pub(super) const UNALIGNED: Shares = Shares { vector: false, chunk: 4, chunks: 2 };
+/// The smallest scale, and 1 over the largest: the difference of two numbers is only too large for an f32 where its exponential is 0 then.
+const LEAST_SCALE: f32 = 1.0 / (1u128 << 100) as f32;
+
+/// The arguments of a kernel.
+type Args<D> = (SoftmaxParams<D>,);
+/// Those of a gradient's.
+type GradientArgs<D> = (SoftmaxGradientParams<D>,);
+
+/// An element type of rows that a softmax is taken of, or of one.
+pub trait SoftmaxElement: RowElement {
+    /// The kernel for aligned rows.
+    #[doc(hidden)]
+    type Block: Kernel<Args = Args<Self::Device>>;
+    /// For rows of any alignment.
+    #[doc(hidden)]
+    type BlockAny: Kernel<Args = Args<Self::Device>>;
+    /// For aligned rows, with a cluster for each.
+    #[doc(hidden)]
+    type Cluster: Kernel<Args = Args<Self::Device>>;
+    /// The same for rows of any alignment.
+    #[doc(hidden)]
+    type ClusterAny: Kernel<Args = Args<Self::Device>>;
+    /// Chunks that a thread of a gradient's kernel has.
+    #[doc(hidden)]
+    const GRADIENT_CHUNKS: u32;
+    /// The gradient's kernel for aligned rows.
+    #[doc(hidden)]
+    type Gradient: Kernel<Args = GradientArgs<Self::Device>>;
+    /// For rows of any alignment.
+    #[doc(hidden)]
+    type GradientAny: Kernel<Args = GradientArgs<Self::Device>>;
+    /// For aligned rows, with a cluster for each.
+    #[doc(hidden)]
+    type GradientCluster: Kernel<Args = GradientArgs<Self::Device>>;
+    /// The same for rows of any alignment.
+    #[doc(hidden)]
+    type GradientClusterAny: Kernel<Args = GradientArgs<Self::Device>>;
+}
+
+macro_rules! softmax_elements {
+    ($($element:ty, $device:ty, $vector:literal, $gradient_chunks:literal;)*) => {
+        $(
+            impl SoftmaxElement for $element {
+                type Block = block<$device, $vector, 4, true>;
+                type BlockAny = block<$device, 4, 2, false>;
+                type Cluster = cluster<$device, $vector, 4, true>;
+                type ClusterAny = cluster<$device, 4, 2, false>;
+                const GRADIENT_CHUNKS: u32 = $gradient_chunks;
+                type Gradient = block_gradient<$device, $vector, $gradient_chunks, true>;
+                type GradientAny = block_gradient<$device, 4, 2, false>;
+                type GradientCluster = cluster_gradient<$device, $vector, $gradient_chunks, true>;
+                type GradientClusterAny = cluster_gradient<$device, 4, 2, false>;
+            }
+        )*
+    };
+}
+softmax_elements! {
+    f16, F16, 8, 2;
+    bf16, Bf16, 8, 2;
+    f32, f32, 4, 4;
+}
+
+/// The softmax of each row of `x` `[.., N]`, over its last axis: `y = exp(scale · x) / Σ exp(scale · x)`.
+///
+/// Columns that a [mask](SoftmaxOp::mask) leaves out have 0 and add nothing, whatever is there, and so has −∞. A row of which nothing is left has zeros. Of a row with
+/// NaN or ∞ in a column that counts every column is NaN but those of −∞ or left out; other rows are as they are.
+///
+/// Sums are in f32, relative to the largest number of the row, and results are rounded once. They are the same bits each time.
+///
+/// ```
+/// use ndarray::array;
+/// use warpsmith::{Device, Tensor, ops};
+///
+/// let x = Tensor::from_array(&Device::cpu(), &array![[0.0f32, 0.0, f32::NEG_INFINITY], [2.0, 2.0, 2.0]])?;
+/// let mask = Tensor::from_slice(&Device::cpu(), &[1u8, 0, 1, 0, 1, 1], [2, 3])?;
+/// let y = ops::softmax(&x).temperature(0.5).mask(&mask).run()?;
+/// assert_eq!(y.to_vec()?, [1.0, 0.0, 0.0, 0.0, 0.5, 0.5]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub fn softmax<T: SoftmaxElement>(x: &Tensor<T>) -> SoftmaxOp<'_, T> {
+    SoftmaxOp::new(x)
+}
+
+/// The gradient with respect to x of a [softmax](softmax()) whose result was `y` `[.., N]`, for `dy`, the gradient of that: `dx = scale · y ⊙ (dy − Σ dy ⊙ y)`, row by
+/// row.
+///
+/// Where y is 0 so is dx, whatever dy is there: what a mask left out of the softmax is left out here as well, without the mask.
+///
+/// ```
+/// use warpsmith::{Device, Tensor, ops};
+///
+/// let y = Tensor::from_slice(&Device::cpu(), &[0.5f32, 0.5, 0.0], [1, 3])?;
+/// let dy = Tensor::from_slice(&Device::cpu(), &[1.0f32, 3.0, f32::NAN], [1, 3])?;
+/// let dx = ops::softmax_gradient(&y, &dy).run()?;
+/// assert_eq!(dx.to_vec()?, [-0.5, 0.5, 0.0]);
+/// # Ok::<(), warpsmith::Error>(())
+/// ```
+pub fn softmax_gradient<'a, Y: SoftmaxElement, D: RowElement>(
+    y: &'a Tensor<Y>,
+    dy: &'a Tensor<D>,
+) -> SoftmaxGradientOp<'a, Y, D> {
+    SoftmaxGradientOp::new(y, dy)
+}
+
+/// The error for a scale that exponents would be wrong with.
+fn expect_scale(operation: &'static str, scale: f32) -> Result<()> {
+    if (LEAST_SCALE..=1.0 / LEAST_SCALE).contains(&scale) {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        operation,
+        argument: "scale",
+        expected: "a number from 2⁻¹⁰⁰ to 2¹⁰⁰, and as much of 1 over a temperature".into(),
+        actual: scale.to_string(),
+    })
+}
+
+/// Launches a kernel in the clusters of its plan.
+///
+/// # Safety
+///
+/// As [`TypedKernel::launch_early_clusters`](crate::kernel::TypedKernel::launch_early_clusters).
+pub(super) unsafe fn launch<K: Kernel>(stream: &Stream, plan: Plan, args: K::Args) -> Result<()> {
+    let kernel = stream.device().kernel::<K>()?;
+    let (grid, cluster) = ([plan.blocks, 1, 1], [plan.cluster, 1, 1]);
+    // SAFETY: the caller's promise. The kernels wait for no launch themselves, so that this begins after those before it.
+    unsafe { kernel.launch_early_clusters(stream, grid, cluster, args) }
+}
+
+/// Which kernel of four a plan asks for.
+#[derive(Clone, Copy)]
+pub(super) enum Variant {
+    Block,
+    BlockAny,
+    Cluster,
+    ClusterAny,
+}
+
+impl Variant {
+    pub(super) fn of(shares: Shares, plan: Plan) -> Self {
+        match (plan.cluster > 1, shares.vector) {
+            (false, true) => Self::Block,
+            (false, false) => Self::BlockAny,
+            (true, true) => Self::Cluster,
+            (true, false) => Self::ClusterAny,
+        }
+    }
+
+    /// The name of the kernel among the four.
+    pub(super) fn of_four<A: Kernel, B: Kernel, C: Kernel, D: Kernel>(self) -> &'static str {
+        match self {
+            Self::Block => A::DECLARATION.name,
+            Self::BlockAny => B::DECLARATION.name,
+            Self::Cluster => C::DECLARATION.name,
+            Self::ClusterAny => D::DECLARATION.name,
+        }
+    }
+}
+
+/// The error for a result `[.., N]` that does not fit: another device's, read-only, of another shape, or without contiguous rows.
+pub(super) fn expect_rows<T: Element>(
+    operation: &'static str,
+    operand: &'static str,
+    result: &Tensor<T>,
+    device: &Device,
+    (shape, origin): (&[usize], &str),
+) -> Result<()> {
+    device.expect_same(operation, operand, result.device())?;
+    result.expect_writable(operation, operand)?;
+    expect_shape(operation, operand, result.shape(), shape, origin)?;
+    as_result_rows(operation, operand, result).map(drop)
+}
+
+/// The error for a result that shares memory with something else.
+pub(super) fn expect_apart(
+    operation: &'static str,
+    operand: &'static str,
+    others: &[(&'static str, bool)],
+) -> Result<()> {
+    match others.iter().find(|(_, shares)| *shares) {
+        Some(&(other, _)) => Err(Error::Overlap { operation, operand, other }),
+        None => Ok(()),
+    }
+}
