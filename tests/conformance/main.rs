@@ -8,6 +8,7 @@
 mod attention;
 mod attention_layer;
 mod batches;
+mod cross_entropy;
 mod drawn;
 mod edges;
 mod elementwise;
@@ -24,7 +25,9 @@ mod product_key;
 mod properties;
 mod repack;
 mod rotary;
+mod rows;
 mod scaled;
+mod softmax;
 mod topk;
 mod update;
 mod weights;
@@ -47,7 +50,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 19] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 21] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -58,6 +61,8 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 19] = [
     elementwise::CASES,
     rotary::CASES,
     embedding::CASES,
+    softmax::CASES,
+    cross_entropy::CASES,
     product_key::CASES,
     expert_mlp::CASES,
     peer::CASES,

@@ -65,6 +65,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod norm;
+pub mod softmax;
 pub(crate) mod update;
 
 use warpsmith::DType;
