@@ -10,7 +10,7 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `attention`, `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
+//! | `attention`, `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
@@ -34,6 +34,7 @@ mod ptx;
 mod repack;
 pub mod report;
 mod rows;
+mod softmax;
 mod sorted_experts;
 mod topk;
 mod widen;
@@ -112,6 +113,7 @@ fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
         .or_else(|| product_key::problems(entry))
         .or_else(|| topk::problems(entry))
         .or_else(|| norm::problems(entry))
+        .or_else(|| softmax::problems(entry))
         .or_else(|| expert_cache::problems(entry))
         .or_else(|| widen::problems(entry))
         .or_else(|| sorted_experts::problems(entry))
