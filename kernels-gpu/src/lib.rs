@@ -59,14 +59,14 @@ pub mod attention_hopper;
 pub mod codes;
 #[cfg(any(feature = "column_sums", not(target_arch = "nvptx64")))]
 pub mod column_sums;
-#[cfg(any(feature = "elementwise", not(target_arch = "nvptx64")))]
-pub mod elementwise;
-#[cfg(any(feature = "embedding", not(target_arch = "nvptx64")))]
-pub mod embedding;
 #[cfg(any(feature = "cross_entropy", not(target_arch = "nvptx64")))]
 pub mod cross_entropy;
 #[cfg(any(feature = "cross_entropy_cluster", not(target_arch = "nvptx64")))]
 pub mod cross_entropy_cluster;
+#[cfg(any(feature = "elementwise", not(target_arch = "nvptx64")))]
+pub mod elementwise;
+#[cfg(any(feature = "embedding", not(target_arch = "nvptx64")))]
+pub mod embedding;
 #[cfg(any(feature = "expert_cache", not(target_arch = "nvptx64")))]
 pub mod expert_cache;
 #[cfg(any(feature = "expert_mlp", not(target_arch = "nvptx64")))]

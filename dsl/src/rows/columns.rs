@@ -283,3 +283,11 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
 pub fn hidden(words: [u32; 4]) -> [u32; 4] {
     words.map(ptx::opaque)
 }
+
+/// As [`hidden`], of all chunks.
+#[inline(always)]
+pub fn hide<const CHUNKS: usize>(words: &mut [[u32; 4]; CHUNKS]) {
+    for chunk in words.iter_mut() {
+        *chunk = hidden(*chunk);
+    }
+}

@@ -34,15 +34,15 @@ pub(crate) use each_chunk;
 mod any;
 mod columns;
 mod element;
-mod staged;
 mod exponentials;
+mod staged;
 mod team;
 
 pub use any::unpack_any;
-pub use columns::{Columns, hidden};
+pub use columns::{Columns, hidden, hide};
 pub use element::RowElement;
-pub use staged::Staged;
 pub use exponentials::Exponentials;
+pub use staged::Staged;
 pub use team::{SHARED_BYTES, Team};
 
 use crate::launch::KernelParam;

@@ -1,6 +1,6 @@
 //! Vectors with an element for each column, in f32 in shared memory: read and converted once for all rows of a block.
 
-use crate::rows::{AnyRows, Columns, RowElement, THREADS, Team, each_chunk};
+use crate::rows::{AnyRows, Columns, RowElement, THREADS, Team};
 use crate::shared::SharedAddress;
 use crate::{ptx, thread};
 

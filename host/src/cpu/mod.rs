@@ -6,9 +6,9 @@
 
 mod activation;
 mod attention;
+mod cross_entropy;
 mod elementwise;
 mod embedding;
-mod cross_entropy;
 mod experts;
 mod gate;
 mod gemm;
@@ -27,9 +27,9 @@ mod update;
 pub use activation::Activation;
 pub use attention::LANES as PRODUCT_LANES;
 pub use attention::{Alignment, AttentionTerms, Window, attention, packed_attention};
+pub use cross_entropy::{CrossEntropy, RowLoss, Target, cross_entropy};
 pub use elementwise::{Elementwise, elementwise};
 pub use embedding::{add_rows, tokens_of_ids};
-pub use cross_entropy::{CrossEntropy, RowLoss, Target, cross_entropy};
 pub use experts::{TokenExperts, expert_mlp};
 pub use gate::Gate;
 pub use gemm::K_BLOCK as SUM_BLOCK;

@@ -259,7 +259,7 @@ impl<'a, T: ElementwiseElement> ElementwiseOp<'a, T> {
         for part in parts::<T>(sizes, &rows, is_row) {
             let launch = Launch::new::<T>(part, &rows, operands, device);
             let one = Implementation::kernel(device, launch.name::<T>(), launch.grid[0] * launch.grid[1]);
-            all = Implementation::sequence(all, one);
+            all = all.then(one);
         }
         let others = [self.b, self.c].into_iter().flatten();
         let copies = others.filter(|&(_, x)| with_tensor!(x, x => is_copied(x))).count();

@@ -454,7 +454,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
             (plan.name::<T>(), plan.grid[0] * plan.grid[1]),
         ];
         let all = launches.into_iter().fold(Implementation::Empty, |all, (name, blocks)| {
-            Implementation::sequence(all, Implementation::kernel(device, name, blocks))
+            all.then(Implementation::kernel(device, name, blocks))
         });
         Ok(all.with_copies(usize::from(is_copied(self.dy)) + usize::from(!self.ids.is_contiguous())))
     }

@@ -7,9 +7,9 @@ pub mod attention;
 #[doc(hidden)]
 pub mod choice;
 pub mod column_sums;
+pub mod cross_entropy;
 pub mod elementwise;
 pub mod embedding;
-pub mod cross_entropy;
 pub mod gemm;
 mod implementation;
 pub mod linear;
@@ -31,9 +31,9 @@ pub(crate) use crate::sizes::{CHUNK_BYTES, ROW_LIMIT, SIDE_LIMIT, STORED_ROWS, h
 
 pub use crate::cpu::Activation;
 pub use attention::attention;
+pub use cross_entropy::cross_entropy;
 pub use elementwise::{activation, activation_backward, add, cast, gated, gated_backward, mul};
 pub use embedding::{SparseRows, embedding, embedding_backward};
-pub use cross_entropy::cross_entropy;
 pub use implementation::{Implementation, Launch, Launches};
 pub use linear::linear;
 pub use matmul::matmul;

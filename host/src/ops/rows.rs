@@ -222,7 +222,7 @@ impl Shares {
     /// Of elements of type `T`, of which all operands `rows` have `columns` columns: 16 bytes to a chunk if their alignment allows it, of which a thread has
     /// `chunks`, else four elements, of which it has two.
     pub(crate) fn of<T: Element>(columns: usize, rows: &[AnyRows], chunks: u32) -> Self {
-        let vector = CHUNK_BYTES as u32 / size_of::<T>() as u32;
+        let vector = Self::vector::<T>();
         let is_aligned = |of: &AnyRows| {
             let bytes = u64::from(of.kind.bytes());
             let unit = (bytes * u64::from(vector)).min(CHUNK_BYTES as u64);
@@ -232,6 +232,11 @@ impl Shares {
             return Self { vector: true, chunk: vector, chunks };
         }
         Self { vector: false, chunk: 4, chunks: 2 }
+    }
+
+    /// Elements in 16 bytes.
+    pub(crate) fn vector<T: Element>() -> u32 {
+        CHUNK_BYTES as u32 / size_of::<T>() as u32
     }
 }
 
