@@ -1,7 +1,7 @@
 //! Gradients of norms.
 
 use crate::launch::{Global, GlobalMut, KernelParam};
-use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, Staged, THREADS, Team, hidden};
+use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, Staged, THREADS, Team, each_chunk, hidden};
 use crate::shared::SharedAddress;
 use crate::{ptx, thread};
 
@@ -76,40 +76,161 @@ pub unsafe fn norm_gradients<
     p: &NormGradientParams<T>,
 ) {
     // SAFETY: the caller's promise.
-    let mut team = unsafe { Team::<CLUSTER>::new(p.threads) };
-    let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
+    unsafe {
+        let team = Team::<CLUSTER>::new(p.threads);
+        let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
+        if p.rounds == 1 {
+            rows_at_once::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, team, all);
+        } else {
+            rows_in_rounds::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, team, all);
+        }
+    }
+}
+
+/// Rows of which a thread has all of its chunks in registers, and what it adds up of their columns.
+///
+/// # Safety
+///
+/// As [`norm_gradients`], for one round.
+#[inline(always)]
+unsafe fn rows_at_once<
+    T: RowElement,
+    const PER: usize,
+    const CHUNKS: usize,
+    const VECTOR: bool,
+    const CLUSTER: bool,
+>(
+    p: &NormGradientParams<T>,
+    mut team: Team<CLUSTER>,
+    all: Columns<PER, VECTOR>,
+) {
     let mut of_columns = Sums { weight: [[0.0; PER]; CHUNKS], bias: [[0.0; PER]; CHUNKS] };
     let weight = Staged::at(&team, SharedAddress::dynamic().offset(MEETING));
-    // SAFETY: the whole block comes here; rows in rounds do not use it.
-    unsafe {
-        Staged::read::<T, 1, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, [(&p.weight, weight)]);
-        thread::sync_threads();
-    }
-    // A row that fits is on its way while the one before is computed.
-    let of_row = |row: u32| all.only_if(row < p.rows && p.rounds == 1);
+    let of_row = |row: u32| all.only_if(row < p.rows);
     let mut next = [[[0; 4]; CHUNKS]; 2];
     let mut base = team.first;
-    // SAFETY: the rows are p's, or no column of them is touched.
+    // SAFETY (of all blocks): the caller's promise; the rows are p's, or no column of them is touched.
     unsafe {
-        load_both(p, of_row(base + team.index), base + team.index, 0, &mut next);
+        // A row is on its way while the one before is computed.
+        load_both(p, of_row(base + team.index), base + team.index, &mut next);
         let mut statistics = statistics_of(p, base + team.index);
+        Staged::read::<T, 1, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, [(&p.weight, weight)]);
+        thread::sync_threads();
         while base < p.rows {
             let row = base + team.index;
-            let mut words = next;
-            load_both(p, of_row(row + team.step), row + team.step, 0, &mut next);
-            let mine = all.only_if(row < p.rows);
-            gradient_of_row(p, weight, &mut team, mine, row, statistics, &mut words, &mut of_columns);
-            // Only now: before there is no room for them.
-            statistics = statistics_of(p, ptx::opaque(row) + team.step);
+            let words = next;
+            load_both(p, of_row(row + team.step), row + team.step, &mut next);
+            // Where there is no column, the gradient of the result is zero, and so is all that is added.
+            let mut sums = [[0.0; 2]; 2];
+            each_chunk!(c of CHUNKS => {
+                let Chunk { normed, dy, gradient } =
+                    Chunk::<PER>::new::<T>([words[0][c], words[1][c]], weight.chunk(c as u32), statistics);
+                for j in 0..PER {
+                    sums[0][j % 2] += gradient[j];
+                    sums[1][j % 2] = ptx::fma(gradient[j], normed[j], sums[1][j % 2]);
+                    of_columns.weight[c][j] = ptx::fma(dy[j], normed[j], of_columns.weight[c][j]);
+                    of_columns.bias[c][j] += dy[j];
+                }
+            });
+            let [of_gradient, of_product] = team.sum([sums[0][0] + sums[0][1], sums[1][0] + sums[1][1]]);
+            let of_mean = if p.is_centered == 0 { 0.0 } else { of_gradient * p.inverse };
+            let of_deviation = of_product * p.inverse;
+            // Only now: before, other things take the registers.
+            let at = ptx::opaque(row);
+            let mine = of_row(at);
+            let dsum = p.dsum.offset(at as u64 * p.strides[2]).address();
+            let dx = p.dx.offset(at as u64 * p.strides[3]).address();
+            each_chunk!(c of CHUNKS => {
+                let mut from_elsewhere = [0.0; PER];
+                if !p.dsum.is_null() {
+                    from_elsewhere = T::unpack(mine.load_words::<T>(dsum, c as u32));
+                }
+                let words = [hidden(words[0][c]), hidden(words[1][c])];
+                let Chunk { normed, gradient, .. } =
+                    Chunk::<PER>::new::<T>(words, weight.chunk(c as u32), statistics);
+                let mut result = [0.0; PER];
+                for j in 0..PER {
+                    let rest = ptx::fma(-normed[j], of_deviation, gradient[j] - of_mean);
+                    result[j] = ptx::fma(rest, statistics[1], from_elsewhere[j]);
+                }
+                if !p.dx.is_null() {
+                    mine.store_words::<T>(dx, c as u32, T::pack(result));
+                }
+            });
+            // Before there is no room for them.
+            statistics = statistics_of(p, at + team.step);
             base += team.step;
         }
+        add_teams(&team, all, &of_columns.weight, p.dweight, part::<CLUSTER>(), p.columns);
+        add_teams(&team, all, &of_columns.bias, p.dbias, part::<CLUSTER>(), p.columns);
     }
-    if p.rounds == 1 {
-        // SAFETY: the whole block comes here; this block, or this cluster, has these rows of the parts.
-        unsafe {
-            add_teams(&team, all, &of_columns.weight, p.dweight, part::<CLUSTER>(), p.columns);
-            add_teams(&team, all, &of_columns.bias, p.dbias, part::<CLUSTER>(), p.columns);
+}
+
+/// Rows that are wider than their threads hold at a time: they are read twice, and gradients of columns are added up in memory.
+///
+/// # Safety
+///
+/// As [`norm_gradients`].
+#[inline(always)]
+unsafe fn rows_in_rounds<
+    T: RowElement,
+    const PER: usize,
+    const CHUNKS: usize,
+    const VECTOR: bool,
+    const CLUSTER: bool,
+>(
+    p: &NormGradientParams<T>,
+    mut team: Team<CLUSTER>,
+    all: Columns<PER, VECTOR>,
+) {
+    let chunks = p.rounds * CHUNKS as u32;
+    let mut row = team.first + team.index;
+    // SAFETY (of all blocks): the caller's promise.
+    while row < p.rows {
+        let statistics = unsafe { statistics_of(p, row) };
+        let at = |operand: usize| row as u64 * p.strides[operand];
+        let (x, dy) = (p.x.offset(at(0)).address(), p.dy.offset(at(1)).address());
+        let (dsum, dx) = (p.dsum.offset(at(2)).address(), p.dx.offset(at(3)).address());
+        let of_chunk = |chunk: u32| unsafe {
+            let words = [all.load_words::<T>(x, chunk), all.load_words::<T>(dy, chunk)];
+            let weight = if p.weight.is_there() { all.load(&p.weight, 0, chunk) } else { [1.0; PER] };
+            Chunk::<PER>::new::<T>(words, weight, statistics)
+        };
+        let mut sums = [0.0; 2];
+        for chunk in 0..chunks {
+            let Chunk { normed, gradient, .. } = of_chunk(chunk);
+            for j in 0..PER {
+                sums[0] += gradient[j];
+                sums[1] = ptx::fma(gradient[j], normed[j], sums[1]);
+            }
         }
+        sums = unsafe { team.sum(sums) };
+        let of_mean = if p.is_centered == 0 { 0.0 } else { sums[0] * p.inverse };
+        let of_deviation = sums[1] * p.inverse;
+        let is_first = row == team.first + team.index;
+        for chunk in 0..chunks {
+            let mut from_elsewhere = [0.0; PER];
+            if !p.dsum.is_null() {
+                from_elsewhere = T::unpack(unsafe { all.load_words::<T>(dsum, chunk) });
+            }
+            let Chunk { normed, dy, gradient } = of_chunk(chunk);
+            let mut result = [0.0; PER];
+            for j in 0..PER {
+                let rest = ptx::fma(-normed[j], of_deviation, gradient[j] - of_mean);
+                result[j] = ptx::fma(rest, statistics[1], from_elsewhere[j]);
+                if all.has(chunk, j) {
+                    let at = part::<CLUSTER>() as u64 * p.columns as u64 + all.column(chunk, j) as u64;
+                    unsafe {
+                        add(p.dweight, at, dy[j] * normed[j], is_first);
+                        add(p.dbias, at, dy[j], is_first);
+                    }
+                }
+            }
+            if !p.dx.is_null() {
+                unsafe { all.store_words::<T>(dx, chunk, T::pack(result)) };
+            }
+        }
+        row += team.step;
     }
 }
 
@@ -149,30 +270,6 @@ impl<const PER: usize> Chunk<PER> {
     }
 }
 
-/// The weights of a chunk: from shared memory, or, of rows in rounds, from where they are.
-///
-/// # Safety
-///
-/// The caller's promise is [`Staged::chunk`]'s, or [`Columns::load`]'s.
-#[inline(always)]
-unsafe fn weights<T: RowElement, const PER: usize, const VECTOR: bool>(
-    p: &NormGradientParams<T>,
-    staged: Staged,
-    mine: Columns<PER, VECTOR>,
-    chunk: u32,
-) -> [f32; PER] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if p.rounds == 1 {
-            staged.chunk(chunk)
-        } else if p.weight.is_there() {
-            mine.load(&p.weight, 0, chunk)
-        } else {
-            [1.0; PER]
-        }
-    }
-}
-
 /// The mean and the inverse deviation of a row, if it is one of p's.
 ///
 /// # Safety
@@ -201,106 +298,12 @@ unsafe fn load_both<T: RowElement, const PER: usize, const CHUNKS: usize, const 
     p: &NormGradientParams<T>,
     mine: Columns<PER, VECTOR>,
     row: u32,
-    first: u32,
     words: &mut [[[u32; 4]; CHUNKS]; 2],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        mine.load_all::<T, CHUNKS>(p.x.offset(row as u64 * p.strides[0]).address(), first, &mut words[0]);
-        mine.load_all::<T, CHUNKS>(p.dy.offset(row as u64 * p.strides[1]).address(), first, &mut words[1]);
-    }
-}
-
-#[inline(always)]
-unsafe fn gradient_of_row<
-    T: RowElement,
-    const PER: usize,
-    const CHUNKS: usize,
-    const VECTOR: bool,
-    const CLUSTER: bool,
->(
-    p: &NormGradientParams<T>,
-    weight: Staged,
-    team: &mut Team<CLUSTER>,
-    mine: Columns<PER, VECTOR>,
-    row: u32,
-    statistics: [f32; 2],
-    words: &mut [[[u32; 4]; CHUNKS]; 2],
-    of_columns: &mut Sums<PER, CHUNKS>,
-) {
-    // SAFETY (of all blocks): the caller's promise.
-    let mut sums = [0.0; 2];
-    for round in 0..p.rounds {
-        let first = round * CHUNKS as u32;
-        if p.rounds > 1 {
-            unsafe { load_both(p, mine, row, first, words) };
-        }
-        for c in 0..CHUNKS {
-            let chunk = first + c as u32;
-            if !mine.reaches(chunk) || VECTOR && !mine.has(chunk, 0) {
-                continue;
-            }
-            let weight = unsafe { weights(p, weight, mine, chunk) };
-            let Chunk { normed, dy, gradient } =
-                Chunk::<PER>::new::<T>([words[0][c], words[1][c]], weight, statistics);
-            for j in 0..PER {
-                if VECTOR || mine.has(chunk, j) {
-                    sums[0] += gradient[j];
-                    sums[1] = ptx::fma(gradient[j], normed[j], sums[1]);
-                    if p.rounds == 1 {
-                        of_columns.weight[c][j] = ptx::fma(dy[j], normed[j], of_columns.weight[c][j]);
-                        of_columns.bias[c][j] += dy[j];
-                    }
-                }
-            }
-        }
-    }
-    sums = unsafe { team.sum(sums) };
-    let of_mean = if p.is_centered == 0 { 0.0 } else { sums[0] * p.inverse };
-    let of_deviation = sums[1] * p.inverse;
-    // Only now: before, other things take the registers.
-    let at = ptx::opaque(row) as u64;
-    let dsum = p.dsum.offset(at * p.strides[2]).address();
-    let dx = p.dx.offset(at * p.strides[3]).address();
-    for round in 0..p.rounds {
-        let first = round * CHUNKS as u32;
-        if p.rounds > 1 {
-            unsafe { load_both(p, mine, row, first, words) };
-        }
-        for c in 0..CHUNKS {
-            let chunk = first + c as u32;
-            if !mine.reaches(chunk) {
-                continue;
-            }
-            let mut from_elsewhere = [0.0; PER];
-            if !p.dsum.is_null() {
-                from_elsewhere = T::unpack(unsafe { mine.load_words::<T>(dsum, chunk) });
-            }
-            let weight = unsafe { weights(p, weight, mine, chunk) };
-            let Chunk { normed, dy, gradient } =
-                Chunk::<PER>::new::<T>([hidden(words[0][c]), hidden(words[1][c])], weight, statistics);
-            let mut result = [0.0; PER];
-            for j in 0..PER {
-                let rest = ptx::fma(-normed[j], of_deviation, gradient[j] - of_mean);
-                result[j] = ptx::fma(rest, statistics[1], from_elsewhere[j]);
-            }
-            if !p.dx.is_null() {
-                unsafe { mine.store_words::<T>(dx, chunk, T::pack(result)) };
-            }
-            if p.rounds > 1 {
-                let (part, is_first) = (part::<CLUSTER>(), row == team.first + team.index);
-                for j in 0..PER {
-                    if !mine.has(chunk, j) {
-                        continue;
-                    }
-                    let at = part as u64 * p.columns as u64 + mine.column(chunk, j) as u64;
-                    unsafe {
-                        add(p.dweight, at, dy[j] * normed[j], is_first);
-                        add(p.dbias, at, dy[j], is_first);
-                    }
-                }
-            }
-        }
+        mine.load_all::<T, CHUNKS>(p.x.offset(row as u64 * p.strides[0]).address(), 0, &mut words[0]);
+        mine.load_all::<T, CHUNKS>(p.dy.offset(row as u64 * p.strides[1]).address(), 0, &mut words[1]);
     }
 }
 
