@@ -2,8 +2,12 @@
 
 use half::{bf16, f16};
 use warpsmith::error::{Error, Result};
+use warpsmith::ops::cross_entropy::{CrossEntropyOutputs, LogitElement};
+use warpsmith::ops::elementwise::ElementwiseElement;
 use warpsmith::ops::norm::{NormElement, NormGradientOutputs, NormOp, NormOutputs};
-use warpsmith::ops::{self, Implementation};
+use warpsmith::ops::rotary::RotaryElement;
+use warpsmith::ops::softmax::SoftmaxElement;
+use warpsmith::ops::{self, Activation, Implementation, RotaryTable};
 use warpsmith::stream::Stream;
 use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
@@ -28,12 +32,44 @@ pub enum RowOperation {
     LayerNormTraining,
     /// An RMS norm and its gradients: of x and of the weight.
     RmsNormTraining,
+    /// The softmax.
+    Softmax,
+    /// The softmax and its gradient.
+    SoftmaxTraining,
+    /// The mean cross-entropy of logits and its gradient.
+    CrossEntropyTraining,
+    /// A rotary embedding of heads of 128 elements, the halves of a head paired.
+    Rotary,
+    /// The SiLU of one operand, times another.
+    GatedSilu,
+    /// The sum of two operands.
+    Add,
 }
+
+/// Elements of a head.
+const HEAD: usize = 128;
 
 impl RowOperation {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::LayerNorm, Self::RmsNorm, Self::RmsNormOfSum, Self::LayerNormTraining, Self::RmsNormTraining];
+    pub const ALL: [Self; 11] = [
+        Self::LayerNorm,
+        Self::RmsNorm,
+        Self::RmsNormOfSum,
+        Self::LayerNormTraining,
+        Self::RmsNormTraining,
+        Self::Softmax,
+        Self::SoftmaxTraining,
+        Self::CrossEntropyTraining,
+        Self::Rotary,
+        Self::GatedSilu,
+        Self::Add,
+    ];
+
+    /// Whether it can be measured on rows of so many columns.
+    #[must_use]
+    pub const fn takes(self, columns: usize) -> bool {
+        !matches!(self, Self::Rotary) || columns.is_multiple_of(HEAD)
+    }
 
     /// A name, in words that hyphens join.
     #[must_use]
@@ -44,6 +80,12 @@ impl RowOperation {
             Self::RmsNormOfSum => "rms-norm-residual",
             Self::LayerNormTraining => "layer-norm-training",
             Self::RmsNormTraining => "rms-norm-training",
+            Self::Softmax => "softmax",
+            Self::SoftmaxTraining => "softmax-training",
+            Self::CrossEntropyTraining => "cross-entropy-training",
+            Self::Rotary => "rotary",
+            Self::GatedSilu => "gated-silu",
+            Self::Add => "add",
         }
     }
 
@@ -51,9 +93,10 @@ impl RowOperation {
     #[must_use]
     pub const fn matrices(self) -> usize {
         match self {
-            Self::LayerNorm | Self::RmsNorm => 2,
+            Self::LayerNorm | Self::RmsNorm | Self::Softmax | Self::CrossEntropyTraining | Self::Rotary => 2,
+            Self::GatedSilu | Self::Add => 3,
             Self::RmsNormOfSum => 4,
-            Self::LayerNormTraining | Self::RmsNormTraining => 5,
+            Self::LayerNormTraining | Self::RmsNormTraining | Self::SoftmaxTraining => 5,
         }
     }
 
@@ -85,15 +128,134 @@ pub fn row_subject(
     [rows, columns]: [usize; 2],
 ) -> Result<RowSubject> {
     match dtype {
-        DType::F16 => norms::<f16>(stream, operation, [rows, columns]),
-        DType::Bf16 => norms::<bf16>(stream, operation, [rows, columns]),
-        DType::F32 => norms::<f32>(stream, operation, [rows, columns]),
+        DType::F16 => subject::<f16>(stream, operation, [rows, columns]),
+        DType::Bf16 => subject::<bf16>(stream, operation, [rows, columns]),
+        DType::F32 => subject::<f32>(stream, operation, [rows, columns]),
         actual => Err(Error::Type {
             operation: OPERATION,
             operand: "x",
             expected: "f16, bf16 or f32".into(),
             actual,
         }),
+    }
+}
+
+/// A type of rows.
+trait Rows:
+    NormElement + SoftmaxElement + LogitElement + RotaryElement + ElementwiseElement + FloatElement
+{
+}
+impl<T: NormElement + SoftmaxElement + LogitElement + RotaryElement + ElementwiseElement + FloatElement> Rows
+    for T
+{
+}
+
+fn subject<T: Rows>(stream: &Stream, operation: RowOperation, shape: [usize; 2]) -> Result<RowSubject> {
+    use RowOperation as Op;
+    match operation {
+        Op::LayerNorm | Op::RmsNorm | Op::RmsNormOfSum | Op::LayerNormTraining | Op::RmsNormTraining => {
+            norms::<T>(stream, operation, shape)
+        }
+        _ => functions::<T>(stream, operation, shape),
+    }
+}
+
+/// A function of two matrices at most, to one or two.
+struct Functions<T: Element> {
+    stream: Stream,
+    operation: RowOperation,
+    sets: Vec<[Tensor<T>; 4]>,
+    labels: Tensor<i64>,
+    loss: Tensor<f32>,
+    table: RotaryTable,
+}
+
+fn functions<T: Rows>(stream: &Stream, operation: RowOperation, shape: [usize; 2]) -> Result<RowSubject> {
+    let [rows, columns] = shape;
+    let bytes = rows.saturating_mul(columns).saturating_mul(size_of::<T>() * operation.matrices());
+    let count = sets_beyond_cache(stream.device(), bytes as u64);
+    let read = [draw::<T>(stream, 0, shape)?, draw::<T>(stream, 1, shape)?];
+    let nothing = Tensor::zeros_on(stream, [0, 0])?;
+    let (has_two, has_second) = match operation {
+        RowOperation::SoftmaxTraining => (true, true),
+        RowOperation::GatedSilu | RowOperation::Add => (true, false),
+        _ => (false, false),
+    };
+    let result =
+        |is_there: bool| if is_there { Tensor::zeros_on(stream, shape) } else { Ok(nothing.clone()) };
+    let set = || -> Result<[Tensor<T>; 4]> {
+        let other = if has_two { read[1].deep_clone()? } else { nothing.clone() };
+        Ok([read[0].deep_clone()?, other, result(true)?, result(has_second)?])
+    };
+    let labels: Vec<i64> = (0..rows).map(|row| (row * 7919 % columns) as i64).collect();
+    let device = stream.device();
+    let positions = if operation == RowOperation::Rotary { rows.min(1 << 14) } else { 1 };
+    let mut measured = Functions {
+        stream: stream.clone(),
+        operation,
+        sets: (0..count).map(|_| set()).collect::<Result<_>>()?,
+        labels: stream.as_default(|| Tensor::from_slice(device, &labels, [rows]))?,
+        loss: Tensor::zeros_on(stream, [1])?,
+        table: stream.as_default(|| RotaryTable::new(device, 10_000.0, HEAD, positions))?,
+    };
+    let implementation = measured.implementation()?;
+    measured.enqueue(0)?;
+    Ok(RowSubject { operation: Box::new(measured), implementation, bytes: bytes as f64 })
+}
+
+impl<T: Rows> Functions<T> {
+    /// Rows as heads of as many sequences as the table's positions take.
+    fn heads(&self, x: &Tensor<T>) -> Result<Tensor<T>> {
+        let (rows, positions) = (x.shape()[0], self.table.positions());
+        let whole = rows / positions * positions;
+        x.slice(0, 0..whole)?.reshape([whole / positions, positions, x.shape()[1] / HEAD, HEAD])
+    }
+
+    fn implementation(&self) -> Result<Implementation> {
+        let [x, other, y, _] = &self.sets[0];
+        Ok(match self.operation {
+            RowOperation::Softmax => ops::softmax(x).implementation()?,
+            RowOperation::SoftmaxTraining => {
+                ops::softmax(x).implementation()?.then(ops::softmax_gradient(y, other).implementation()?)
+            }
+            RowOperation::CrossEntropyTraining => ops::cross_entropy(x, &self.labels).implementation()?,
+            RowOperation::Rotary => ops::rotary(&self.heads(x)?, &self.table).implementation()?,
+            RowOperation::GatedSilu => ops::gated(x, other, Activation::Silu).implementation()?,
+            _ => ops::add(x, other).implementation()?,
+        })
+    }
+}
+
+impl<T: Rows> Subject for Functions<T> {
+    fn enqueue(&mut self, index: usize) -> Result<()> {
+        let at = index % self.sets.len();
+        let [x, other, y, second] = &self.sets[at];
+        // Views: results are written through them.
+        let (mut to, mut second) = (y.clone(), second.clone());
+        match self.operation {
+            RowOperation::Softmax => ops::softmax(x).on(&self.stream).run_into(&mut to),
+            RowOperation::SoftmaxTraining => {
+                ops::softmax(x).on(&self.stream).run_into(&mut to)?;
+                ops::softmax_gradient(y, other).on(&self.stream).run_into(&mut second)
+            }
+            RowOperation::CrossEntropyTraining => {
+                let mut loss = self.loss.clone();
+                let outputs = CrossEntropyOutputs {
+                    loss: Some(&mut loss),
+                    gradient: Some(&mut to),
+                    ..CrossEntropyOutputs::default()
+                };
+                ops::cross_entropy(x, &self.labels).on(&self.stream).run_into(outputs)
+            }
+            RowOperation::Rotary => {
+                let mut to = self.heads(y)?;
+                ops::rotary(&self.heads(x)?, &self.table).on(&self.stream).run_into(&mut to)
+            }
+            RowOperation::GatedSilu => {
+                ops::gated(x, other, Activation::Silu).on(&self.stream).run_into(&mut to)
+            }
+            _ => ops::add(x, other).on(&self.stream).run_into(&mut to),
+        }
     }
 }
 

@@ -21,6 +21,8 @@ use crate::spread;
 
 /// Rows and columns.
 const SHAPES: [[usize; 2]; 5] = [[8192, 4096], [16384, 768], [4096, 16384], [64, 4096], [131_072, 128]];
+/// Those of logits.
+const LOGITS: [[usize; 2]; 2] = [[8192, 32_768], [4096, 128_256]];
 /// From so many bytes on a copy's bandwidth is the measure.
 const MANY_BYTES: f64 = (16 << 20) as f64;
 /// What of it is to be reached.
@@ -105,16 +107,22 @@ fn cases(args: &Args) -> Vec<Case> {
             .collect(),
     };
     let mut shapes = Vec::new();
-    if is_wanted(Suite::Main) {
-        shapes.extend(SHAPES.map(|shape| (Suite::Main, shape)));
-    }
     if is_wanted(Suite::Random) {
         shapes.extend(args.draw.row_shapes().into_iter().map(|shape| (Suite::Random, shape)));
     }
     let mut cases = Vec::new();
     for operation in RowOperation::ALL {
+        let mut shapes = shapes.clone();
+        if is_wanted(Suite::Main) {
+            let of_suite = match operation {
+                RowOperation::CrossEntropyTraining => &LOGITS[..],
+                _ => &SHAPES[..],
+            };
+            shapes.extend(of_suite.iter().map(|&shape| (Suite::Main, shape)));
+        }
         for &dtype in &types {
-            cases.extend(shapes.iter().map(|&(suite, shape)| Case { suite, operation, dtype, shape }));
+            let shapes = shapes.iter().filter(|(_, [_, columns])| operation.takes(*columns));
+            cases.extend(shapes.map(|&(suite, shape)| Case { suite, operation, dtype, shape }));
         }
     }
     if let Some(filter) = &args.filter {
