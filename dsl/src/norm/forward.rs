@@ -178,6 +178,10 @@ unsafe fn rows_at_once<
             Staged::read::<T, 1, PER, CHUNKS, VECTOR, CLUSTER>(&team, all, [(&p.weight, weight)]);
         }
         thread::sync_threads();
+        let mut count = 0.0;
+        if CLUSTER {
+            count = team.block_sum(all.count::<CHUNKS>());
+        }
         // The first of the block's rows: all of its threads go on as long as there is one.
         let mut base = team.first;
         while base < p.rows {
@@ -205,25 +209,29 @@ unsafe fn rows_at_once<
                     }
                 }
             });
-            let [total] = team.sum([totals[0] + totals[1]]);
+            let total = totals[0] + totals[1];
             let statistics = if is_centered {
-                let mean = total * p.inverse;
-                let mut sums = [0.0; 2];
-                each_chunk!(c of CHUNKS => {
-                    let chunk = c as u32;
-                    if mine.reaches(chunk) {
-                        let values: [f32; PER] = T::unpack(hidden(words[c]));
-                        let mean = mine.where_chunk(chunk, mean);
-                        for j in 0..PER {
-                            let is_there = VECTOR || mine.has(chunk, j);
-                            let difference = if is_there { values[j] - mean } else { 0.0 };
-                            sums[0] += difference;
-                            sums[1] = ptx::fma(difference, difference, sums[1]);
+                let differences = |mean: f32| {
+                    let mut sums = [0.0; 2];
+                    each_chunk!(c of CHUNKS => {
+                        let chunk = c as u32;
+                        if mine.reaches(chunk) {
+                            let values: [f32; PER] = T::unpack(hidden(words[c]));
+                            let mean = mine.where_chunk(chunk, mean);
+                            for j in 0..PER {
+                                let is_there = VECTOR || mine.has(chunk, j);
+                                let difference = if is_there { values[j] - mean } else { 0.0 };
+                                sums[0] += difference;
+                                sums[1] = ptx::fma(difference, difference, sums[1]);
+                            }
                         }
-                    }
-                });
-                Statistics::of_differences(p, mean, team.sum(sums))
+                    });
+                    sums
+                };
+                let (mean, sums) = team.moments(total, differences, p.inverse, count);
+                Statistics::of_differences(p, mean, sums)
             } else {
+                let [total] = team.sum([total]);
                 Statistics::of_squares(p, total)
             };
             if team.rank == 0 && row < p.rows {
@@ -323,6 +331,14 @@ unsafe fn rows_in_rounds<
     let is_sum = !p.residual.is_null();
     let chunks = p.rounds * CHUNKS as u32;
     let mut row = team.first + team.index;
+    let mut count = 0.0;
+    if CLUSTER {
+        for chunk in 0..chunks {
+            count += all.count_of(chunk);
+        }
+        // SAFETY: all threads of the block come here.
+        count = unsafe { team.block_sum(count) };
+    }
     // SAFETY (of all blocks): the caller's promise; a thread reads what it has written itself.
     while row < p.rows {
         let residual = p.residual.offset(row as u64 * p.residual_stride).address();
@@ -347,20 +363,24 @@ unsafe fn rows_in_rounds<
                 total = if p.is_centered == 0 { ptx::fma(value, value, total) } else { total + value };
             }
         }
-        let [total] = unsafe { team.sum([total]) };
         let statistics = if p.is_centered == 0 {
+            let [total] = unsafe { team.sum([total]) };
             Statistics::of_squares(p, total)
         } else {
-            let (mean, mut sums) = (total * p.inverse, [0.0; 2]);
-            for chunk in 0..chunks {
-                let values: [f32; PER] = T::unpack(unsafe { all.load_words::<T>(source, chunk) });
-                for j in 0..PER {
-                    let difference = if all.has(chunk, j) { values[j] - mean } else { 0.0 };
-                    sums[0] += difference;
-                    sums[1] = ptx::fma(difference, difference, sums[1]);
+            let differences = |mean: f32| {
+                let mut sums = [0.0; 2];
+                for chunk in 0..chunks {
+                    let values: [f32; PER] = T::unpack(unsafe { all.load_words::<T>(source, chunk) });
+                    for j in 0..PER {
+                        let difference = if all.has(chunk, j) { values[j] - mean } else { 0.0 };
+                        sums[0] += difference;
+                        sums[1] = ptx::fma(difference, difference, sums[1]);
+                    }
                 }
-            }
-            Statistics::of_differences(p, mean, unsafe { team.sum(sums) })
+                sums
+            };
+            let (mean, sums) = unsafe { team.moments(total, differences, p.inverse, count) };
+            Statistics::of_differences(p, mean, sums)
         };
         if team.rank == 0 {
             unsafe { statistics.store(p, row) };

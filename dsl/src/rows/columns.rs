@@ -113,6 +113,31 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
         are
     }
 
+    /// How many columns this thread has of a chunk.
+    #[inline(always)]
+    #[must_use]
+    pub fn count_of(&self, chunk: u32) -> f32 {
+        if VECTOR {
+            return if self.has(chunk, 0) { PER as f32 } else { 0.0 };
+        }
+        let mut count = 0.0;
+        for j in 0..PER {
+            count += if self.has(chunk, j) { 1.0 } else { 0.0 };
+        }
+        count
+    }
+
+    /// How many columns it has of the first `CHUNKS` chunks.
+    #[inline(always)]
+    #[must_use]
+    pub fn count<const CHUNKS: usize>(&self) -> f32 {
+        let mut count = 0.0;
+        for c in 0..CHUNKS {
+            count += self.count_of(c as u32);
+        }
+        count
+    }
+
     /// The address of an element of a row of elements of `bytes` bytes.
     #[inline(always)]
     fn at(&self, row: u64, bytes: u32, chunk: u32, j: usize) -> u64 {

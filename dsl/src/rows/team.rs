@@ -7,14 +7,15 @@ use crate::{ptx, thread, warp};
 /// The most blocks of a cluster.
 const MAX_BLOCKS: u32 = 16;
 const WARPS: u32 = THREADS / warp::SIZE;
-/// Bytes of a warp's numbers.
-const SLOT: u32 = 16;
-/// Bytes of the numbers of all warps of a cluster. Every other time they are in another place, so that no warp has to wait until all have read.
-const PLACE: u32 = WARPS * MAX_BLOCKS * SLOT;
-/// Shared memory of a block, in bytes.
-pub const SHARED_BYTES: u32 = 2 * PLACE;
 /// The most numbers that are summed at once.
 const MOST: usize = 4;
+/// Bytes of them.
+const SLOT: u32 = 4 * MOST as u32;
+/// Bytes of the numbers of a block's warps, and of a cluster's blocks. Every other time they are in another place, so that no warp has to wait until all have read.
+const OF_WARPS: u32 = WARPS * SLOT;
+const OF_BLOCKS: u32 = MAX_BLOCKS * SLOT;
+/// Shared memory of a block, in bytes.
+pub const SHARED_BYTES: u32 = 2 * (OF_WARPS + OF_BLOCKS);
 
 /// The threads that share a row: a power of two of a block's, or, if `CLUSTER`, all threads of a cluster's blocks. All blocks of a grid have [`THREADS`]
 /// threads.
@@ -31,7 +32,8 @@ pub struct Team<const CLUSTER: bool> {
     pub index: u32,
     /// Threads of this block in a team.
     in_block: u32,
-    place: u32,
+    /// Which place numbers of warps, and of blocks, are in next: 0 or 1.
+    places: [u32; 2],
 }
 
 impl<const CLUSTER: bool> Team<CLUSTER> {
@@ -58,7 +60,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
                 first: ptx::clusterid_x(),
                 index: 0,
                 in_block: THREADS,
-                place: 0,
+                places: [0; 2],
             };
         }
         // A power of two, which the compiler cannot know.
@@ -71,7 +73,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
             first: block * teams,
             index: id >> shift,
             in_block: threads,
-            place: 0,
+            places: [0; 2],
         }
     }
 
@@ -106,8 +108,86 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         unsafe { self.reduce([value], f32::NEG_INFINITY, ptx::max_nan)[0] }
     }
 
+    /// What a norm asks of the numbers of a row: their mean as it is rounded, and the sums of differences to it and of their squares. `total` is the sum of this
+    /// thread's numbers, `differences` gives its sums for any number in the place of the mean, and `inverse` is 1 over how many numbers there are. A cluster's
+    /// block has `count` of them, as [`block_sum`](Self::block_sum) gives.
+    ///
+    /// The blocks of a cluster, which wait for each other longest, meet once: each takes differences to its own mean.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block, or of the cluster, call it.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn moments(
+        &mut self,
+        total: f32,
+        differences: impl FnOnce(f32) -> [f32; 2],
+        inverse: f32,
+        count: f32,
+    ) -> (f32, [f32; 2]) {
+        // SAFETY (of all blocks): the caller's promise.
+        if !CLUSTER {
+            let [total] = unsafe { self.sum([total]) };
+            let mean = total * inverse;
+            return (mean, unsafe { self.sum(differences(mean)) });
+        }
+        let add = |a: f32, b: f32| a + b;
+        let [total] = unsafe { self.block_reduce([total], 0.0, add) };
+        let own = if count == 0.0 { 0.0 } else { total * ptx::rcp_approx_ftz(count) };
+        let sums = unsafe { self.block_reduce(differences(own), 0.0, add) };
+        let [own, sum, squares, count] = unsafe { self.of_block([own, sums[0], sums[1], count], 0.0) };
+        let first = f32::from_bits(unsafe { ptx::shfl_sync_idx(own.to_bits(), 0) });
+        let mut rest = [ptx::fma(count, own - first, sum)];
+        unsafe { over_lanes(&mut rest, warp::SIZE, add) };
+        let mean = ptx::fma(rest[0], inverse, first);
+        let apart = own - mean;
+        let sum_apart = ptx::fma(count, apart, sum);
+        let mut sums = [sum_apart, ptx::fma(apart, sum_apart + sum, squares)];
+        unsafe { over_lanes(&mut sums, warp::SIZE, add) };
+        (mean, sums)
+    }
+
+    /// The sum of the numbers of this block's threads that share a row.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn block_sum(&mut self, value: f32) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.block_reduce([value], 0.0, |a, b| a + b)[0] }
+    }
+
     #[inline(always)]
     unsafe fn reduce<const N: usize>(
+        &mut self,
+        values: [f32; N],
+        nothing: f32,
+        f: impl Fn(f32, f32) -> f32 + Copy,
+    ) -> [f32; N] {
+        // SAFETY: the caller's promise.
+        let mut values = unsafe { self.block_reduce(values, nothing, f) };
+        if CLUSTER {
+            let mut slot = [0.0; MOST];
+            for i in 0..N {
+                slot[i] = values[i];
+            }
+            // SAFETY: the caller's promise.
+            slot = unsafe { self.of_block(slot, nothing) };
+            for i in 0..N {
+                values[i] = slot[i];
+            }
+            // SAFETY: the caller's promise.
+            unsafe { over_lanes(&mut values, warp::SIZE, f) };
+        }
+        values
+    }
+
+    /// The same of this block's threads alone.
+    #[inline(always)]
+    unsafe fn block_reduce<const N: usize>(
         &mut self,
         mut values: [f32; N],
         nothing: f32,
@@ -117,54 +197,70 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         let lanes = if self.in_block < warp::SIZE { self.in_block } else { warp::SIZE };
         // SAFETY: the caller's promise.
         unsafe { over_lanes(&mut values, lanes, f) };
-        if !CLUSTER && self.in_block <= warp::SIZE {
+        if self.in_block <= warp::SIZE {
             return values;
         }
         let (lane, warp) = (warp::lane_id(), warp::warp_id());
-        let place = SharedAddress::dynamic().offset(self.place);
-        self.place ^= PLACE;
-        let mut slot = [0.0; 4];
+        let place = SharedAddress::dynamic().offset(self.places[0] * OF_WARPS);
+        self.places[0] ^= 1;
+        let mut slot = [0.0; MOST];
         for i in 0..N {
             slot[i] = values[i];
         }
-        let (first, slots);
-        if CLUSTER {
-            let (blocks, own) = (ptx::cluster_nctarank(), ptx::cluster_ctarank() * WARPS + warp);
-            (first, slots) = (0, blocks * WARPS);
-            // SAFETY: the place is this warp's in each block; whoever read it last has come to the barrier since.
-            unsafe {
-                if lane < blocks {
-                    ptx::st_shared_cluster_v4_f32(ptx::mapa(place.offset(own * SLOT).get(), lane), slot);
-                }
-                ptx::barrier_cluster_arrive();
-                ptx::barrier_cluster_wait();
+        let slots = self.in_block / warp::SIZE;
+        let first = self.index * slots;
+        // SAFETY: the slot is this warp's; whoever read it last has come to the barrier since. A block has at most four teams of several warps, each of which has a
+        // barrier.
+        unsafe {
+            if lane == 0 {
+                ptx::st_shared_v4_f32(place.offset(warp * SLOT).get(), slot);
             }
-        } else {
-            slots = self.in_block / warp::SIZE;
-            first = self.index * slots;
-            // SAFETY: as above. A block has at most four teams of several warps, each of which has a barrier.
-            unsafe {
-                if lane == 0 {
-                    ptx::st_shared_v4_f32(place.offset(warp * SLOT).get(), slot);
-                }
-                ptx::bar_sync_at(1 + self.index, self.in_block);
-            }
+            ptx::bar_sync_at(1 + self.index, self.in_block);
         }
         for i in 0..N {
             values[i] = nothing;
         }
-        let mut at = lane;
-        while at < slots {
+        if lane < slots {
             // SAFETY: written before the barrier.
-            let slot = unsafe { ptx::ld_shared_v4_f32(place.offset((first + at) * SLOT).get()) };
+            let slot = unsafe { ptx::ld_shared_v4_f32(place.offset((first + lane) * SLOT).get()) };
             for i in 0..N {
-                values[i] = f(values[i], slot[i]);
+                values[i] = slot[i];
             }
-            at += warp::SIZE;
         }
-        // SAFETY: the caller's promise.
-        unsafe { over_lanes(&mut values, warp::SIZE, f) };
+        // SAFETY: the caller's promise. Eight lanes have all.
+        unsafe { over_lanes(&mut values, WARPS, f) };
+        for i in 0..N {
+            // SAFETY: the caller's promise.
+            values[i] = f32::from_bits(unsafe { ptx::shfl_sync_idx(values[i].to_bits(), 0) });
+        }
         values
+    }
+
+    /// What block `lane` of the cluster has, of what each block hands over; `nothing` in lanes without one.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the cluster call it, those of a block with the same numbers.
+    #[inline(always)]
+    unsafe fn of_block(&mut self, own: [f32; MOST], nothing: f32) -> [f32; MOST] {
+        let (lane, blocks) = (warp::lane_id(), ptx::cluster_nctarank());
+        let place = SharedAddress::dynamic().offset(2 * OF_WARPS + self.places[1] * OF_BLOCKS);
+        self.places[1] ^= 1;
+        // SAFETY: the slot is this block's in each block; whoever read it last has come to the cluster's barrier since.
+        unsafe {
+            if warp::warp_id() == 0 && lane < blocks {
+                let to = place.offset(ptx::cluster_ctarank() * SLOT).get();
+                ptx::st_shared_cluster_v4_f32(ptx::mapa(to, lane), own);
+            }
+            ptx::barrier_cluster_arrive();
+            ptx::barrier_cluster_wait();
+        }
+        let mut slot = [nothing; MOST];
+        if lane < blocks {
+            // SAFETY: written before the barrier.
+            slot = unsafe { ptx::ld_shared_v4_f32(place.offset(lane * SLOT).get()) };
+        }
+        slot
     }
 }
 

@@ -5,9 +5,10 @@
 //!
 //! **Differences.** The mean is first rounded: m is off by at most `e = (L + 2) u X`, with X the largest |x|. Then `dᵢ = xᵢ − m` is rounded to within u |dᵢ|, and
 //! no |dᵢ| is above `A = max |x − μ| + e`. What remains of m's error, δ, is off by at most `(L + 3) u A`. So `zᵢ = dᵢ − δ` is off by at most
-//! `ζ = (L + 6) u A`. An RMS norm has d = x, δ = 0 and no error of z.
+//! `ζ = (L + 10) u A`, with the roundings of what follows. Where a cluster shares a row, each block takes differences to its own mean first, which are no larger than 2 A, and
+//! its sums are moved to the row's mean: a few roundings of as much. An RMS norm has d = x, δ = 0 and no error of z.
 //!
-//! **Deviation.** The mean of d² less δ² is off by at most `(2 L + 10) u A²`, and with ε added by as much relative to `v = variance + ε`: ρ. The root halves
+//! **Deviation.** The mean of d² less δ² is off by at most `(2 L + 20) u A²`, and with ε added by as much relative to `v = variance + ε`: ρ. The root halves
 //! it, and its own error is 4 u: `r` is off by `(ρ/2 + 6 u)` of itself, times 1.5 for what is of second order where ρ is below 1/2. Beyond that the
 //! rows say nothing, and any result is accepted.
 //!
@@ -52,11 +53,11 @@ impl NormRow {
         let spread = largest(&|x| (x - mean).abs());
         let (differences, difference) = if is_centered {
             let all = spread + (l + 2.0) * U * largest(&f64::abs);
-            (all, (l + 6.0) * U * all)
+            (all, (l + 10.0) * U * all)
         } else {
             (spread, 0.0)
         };
-        let of_variance = (2.0 * l + 10.0) * U * (differences * inverse_deviation).powi(2);
+        let of_variance = (2.0 * l + 20.0) * U * (differences * inverse_deviation).powi(2);
         let of_deviation =
             if of_variance < 0.5 { 1.5 * (of_variance / 2.0 + 6.0 * U) } else { f64::INFINITY };
         Self { difference, inverse_deviation, of_deviation, mean }

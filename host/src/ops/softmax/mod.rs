@@ -27,7 +27,7 @@ use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 
 /// Blocks for each multiprocessor: as many as it holds at a time, and no fewer at the end of a launch.
-pub(super) const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+pub(super) const BLOCKS_PER_MULTIPROCESSOR: u32 = 6;
 /// The shares of rows whose alignment is not known.
 pub(super) const UNALIGNED: Shares = Shares { vector: false, chunk: 4, chunks: 2 };
 /// The smallest scale, and 1 over the largest: the difference of two numbers is only too large for an f32 where its exponential is 0 then.
