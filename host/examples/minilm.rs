@@ -12,11 +12,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use ndarray::{Array1, Array2, Array3, ArrayD, ArrayView1, Axis, Ix1, Ix2, Ix3, s};
+use ndarray::{Array2, Axis, Ix3, s};
 use serde::Deserialize;
 use tokenizers::{Tokenizer, TruncationParams};
-use warpsmith::layers::{Attention, AttentionConfig, AttentionNames, Linear};
-use warpsmith::ops::Activation;
+use warpsmith::layers::{Attention, AttentionConfig, AttentionNames, Embedding, LayerNorm, Linear};
+use warpsmith::ops::{self, Activation};
 use warpsmith::{Device, Tensor, Weights};
 
 const LAYERS: usize = 6;
@@ -24,7 +24,7 @@ const HEADS: usize = 12;
 /// Columns of a token and of an embedding.
 const COLUMNS: usize = 384;
 /// What layer norms add to the variance.
-const EPSILON: f64 = 1e-12;
+const EPSILON: f32 = 1e-12;
 /// The most tokens of a sentence, as the model's authors set it; the rest of a longer one is cut off.
 const MOST_TOKENS: usize = 256;
 /// How far a number of an embedding may be from the expected one.
@@ -41,7 +41,7 @@ struct Arguments {
     /// The folder with `model.safetensors` and `tokenizer.json`.
     #[arg(long)]
     model: PathBuf,
-    /// Where linear layers and attention run.
+    /// Where it runs.
     #[arg(long, default_value = "auto")]
     device: String,
     /// Compare with the embeddings in this file, and fail where one is off by more than 1e-4.
@@ -116,24 +116,28 @@ fn tokenize(file: &Path, sentences: &[String]) -> Result<Vec<Vec<u32>>> {
     Ok(tokens)
 }
 
-/// The encoder. Embedding lookup, layer norms and pooling are no operations of the library, so tokens are copied to the host and back for them.
+/// The encoder. Pooling is no operation of the library, so tokens are copied to the host for it.
 struct Model {
-    words: Array2<f32>,
-    positions: Array2<f32>,
-    /// That of the first sentence of a pair, as which a single one counts.
-    token_type: Array1<f32>,
-    norm: LayerNorm,
+    words: Embedding<f32>,
+    positions: Embedding<f32>,
+    token_types: Embedding<f32>,
+    norm: LayerNorm<f32>,
     layers: Vec<Layer>,
 }
 
 impl Model {
     fn load(weights: &Weights, device: &Device) -> Result<Self> {
-        let token_types = table(weights, "embeddings.token_type_embeddings.weight")?;
+        let table = |name: &str| -> Result<Embedding<f32>> {
+            let name = format!("embeddings.{name}_embeddings");
+            let table = Embedding::from_safetensors(weights, &name, device)?;
+            expect_columns(table.table(), &name)?;
+            Ok(table)
+        };
         Ok(Self {
-            words: table(weights, "embeddings.word_embeddings.weight")?,
-            positions: table(weights, "embeddings.position_embeddings.weight")?,
-            token_type: row(&token_types, 0, "token type")?.to_owned(),
-            norm: LayerNorm::load(weights, "embeddings.LayerNorm")?,
+            words: table("word")?,
+            positions: table("position")?,
+            token_types: table("token_type")?,
+            norm: norm(weights, "embeddings.LayerNorm", device)?,
             layers: (0..LAYERS).map(|layer| Layer::load(weights, layer, device)).collect::<Result<_>>()?,
         })
     }
@@ -142,10 +146,11 @@ impl Model {
     fn embed(&self, device: &Device, sentences: &[Vec<u32>]) -> Result<Array2<f32>> {
         let lengths: Vec<u32> = sentences.iter().map(|ids| ids.len() as u32).collect();
         let lengths = Tensor::from_slice(device, &lengths, [sentences.len()])?;
-        let mut x = self.look_up(sentences)?;
+        let mut x = self.look_up(device, sentences)?;
         for layer in &self.layers {
-            x = layer.forward(device, x, &lengths)?;
+            x = layer.forward(&x, &lengths)?;
         }
+        let x = x.to_array()?.into_dimensionality::<Ix3>()?;
         let mut embeddings = Array2::zeros([sentences.len(), COLUMNS]);
         for ((x, ids), mut embedding) in x.outer_iter().zip(sentences).zip(embeddings.rows_mut()) {
             let sum = x.slice(s![..ids.len(), ..]).mapv(f64::from).sum_axis(Axis(0));
@@ -157,29 +162,34 @@ impl Model {
     }
 
     /// What the first layer reads: `[B, S, columns]`, where S is the length of the longest sentence.
-    fn look_up(&self, sentences: &[Vec<u32>]) -> Result<Array3<f32>> {
+    fn look_up(&self, device: &Device, sentences: &[Vec<u32>]) -> Result<Tensor<f32>> {
         let longest = sentences.iter().map(Vec::len).max().unwrap_or(0);
-        // No sentence reads the padding behind its end, so zeros will do.
-        let mut x = Array3::zeros([sentences.len(), longest, COLUMNS]);
-        for (mut x, ids) in x.outer_iter_mut().zip(sentences) {
-            for (position, (mut x, &id)) in x.rows_mut().into_iter().zip(ids).enumerate() {
-                let word = row(&self.words, id as usize, "word")?;
-                let position = row(&self.positions, position, "position")?;
-                x.assign(&(&word + &position + &self.token_type));
-            }
+        let words = self.words.table().shape()[0];
+        if let Some(id) = sentences.iter().flatten().find(|&&id| id as usize >= words) {
+            return Err(format!("there is no word {id}, but {words} of them").into());
         }
-        self.norm.apply(&mut x);
-        Ok(x)
+        // No sentence reads the padding behind its end, so any word will do.
+        let id = |at: usize| sentences[at / longest].get(at % longest).copied().unwrap_or(0);
+        let shape = [sentences.len(), longest];
+        let count = sentences.len() * longest;
+        let ids: Vec<u32> = (0..count).map(id).collect();
+        let positions: Vec<u32> = (0..count).map(|at| (at % longest) as u32).collect();
+        let words = self.words.forward(&Tensor::from_slice(device, &ids, shape)?)?;
+        let positions = self.positions.forward(&Tensor::from_slice(device, &positions, shape)?)?;
+        // That of the first sentence of a pair, as which a single one counts.
+        let token_type = self.token_types.table().slice(0, 0..1)?.reshape([COLUMNS])?;
+        let x = ops::add(&ops::add(&words, &positions).run()?, &token_type).run()?;
+        Ok(self.norm.forward(&x)?)
     }
 }
 
 /// One layer of the encoder: attention and an MLP, a layer norm behind each.
 struct Layer {
     attention: Attention<f32>,
-    attention_norm: LayerNorm,
+    attention_norm: LayerNorm<f32>,
     up: Linear<f32>,
     down: Linear<f32>,
-    mlp_norm: LayerNorm,
+    mlp_norm: LayerNorm<f32>,
 }
 
 impl Layer {
@@ -202,76 +212,33 @@ impl Layer {
         }
         Ok(Self {
             attention,
-            attention_norm: LayerNorm::load(weights, &format!("{prefix_of_attention}.output.LayerNorm"))?,
+            attention_norm: norm(weights, &format!("{prefix_of_attention}.output.LayerNorm"), device)?,
             up: linear("intermediate", Activation::GeluErf)?,
             down: linear("output", Activation::None)?,
-            mlp_norm: LayerNorm::load(weights, &format!("{prefix}.output.LayerNorm"))?,
+            mlp_norm: norm(weights, &format!("{prefix}.output.LayerNorm"), device)?,
         })
     }
 
-    fn forward(&self, device: &Device, x: Array3<f32>, lengths: &Tensor<u32>) -> Result<Array3<f32>> {
-        let tokens = Tensor::from_array(device, &x)?;
-        let attended = self.attention.operation(&tokens).lengths(lengths).run()?;
-        let mut x = x + download(&attended)?;
-        self.attention_norm.apply(&mut x);
-
-        let tokens = Tensor::from_array(device, &x)?;
-        let hidden = self.up.forward(&tokens)?;
-        let mut x = download(&self.down.operation(&hidden).residual(&tokens, 1.0).run()?)?;
-        self.mlp_norm.apply(&mut x);
-        Ok(x)
+    fn forward(&self, x: &Tensor<f32>, lengths: &Tensor<u32>) -> Result<Tensor<f32>> {
+        let attended = self.attention.operation(x).lengths(lengths).run()?;
+        let x = self.attention_norm.operation(&attended).residual(x).run()?;
+        let hidden = self.up.forward(&x)?;
+        let x = self.down.operation(&hidden).residual(&x, 1.0).run()?;
+        Ok(self.mlp_norm.forward(&x)?)
     }
 }
 
-/// Scales each token to mean 0 and variance 1, and then by learned weights.
-struct LayerNorm {
-    weight: Array1<f32>,
-    bias: Array1<f32>,
+fn norm(weights: &Weights, prefix: &str, device: &Device) -> Result<LayerNorm<f32>> {
+    let norm = LayerNorm::from_safetensors(weights, prefix, device)?.with_epsilon(EPSILON);
+    expect_columns(norm.weight(), prefix)?;
+    Ok(norm)
 }
 
-impl LayerNorm {
-    fn load(weights: &Weights, prefix: &str) -> Result<Self> {
-        let vector = |name: &str| -> Result<Array1<f32>> {
-            let name = format!("{prefix}.{name}");
-            Ok(expect_columns(weights.array(&name)?, &name)?.into_dimensionality::<Ix1>()?)
-        };
-        Ok(Self { weight: vector("weight")?, bias: vector("bias")? })
+fn expect_columns(tensor: &Tensor<f32>, name: &str) -> Result<()> {
+    match tensor.shape().last() {
+        Some(&COLUMNS) => Ok(()),
+        _ => Err(format!("`{name}` has shape {:?}, expected {COLUMNS} columns", tensor.shape()).into()),
     }
-
-    fn apply(&self, tokens: &mut Array3<f32>) {
-        for mut token in tokens.rows_mut() {
-            let count = token.len() as f64;
-            let mean = token.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
-            let variance = token.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / count;
-            let scale = (variance + EPSILON).sqrt().recip();
-            for ((x, weight), bias) in token.iter_mut().zip(&self.weight).zip(&self.bias) {
-                *x = ((f64::from(*x) - mean) * scale) as f32 * weight + bias;
-            }
-        }
-    }
-}
-
-/// A table of vectors, one in each row.
-fn table(weights: &Weights, name: &str) -> Result<Array2<f32>> {
-    Ok(expect_columns(weights.array(name)?, name)?.into_dimensionality::<Ix2>()?)
-}
-
-fn expect_columns(array: ArrayD<f32>, name: &str) -> Result<ArrayD<f32>> {
-    match array.shape().last() {
-        Some(&COLUMNS) => Ok(array),
-        _ => Err(format!("`{name}` has shape {:?}, expected {COLUMNS} columns", array.shape()).into()),
-    }
-}
-
-fn row<'a>(table: &'a Array2<f32>, index: usize, name: &str) -> Result<ArrayView1<'a, f32>> {
-    if index < table.nrows() {
-        return Ok(table.row(index));
-    }
-    Err(format!("there is no {name} {index}, but {} of them", table.nrows()).into())
-}
-
-fn download(tensor: &Tensor<f32>) -> Result<Array3<f32>> {
-    Ok(tensor.to_array()?.into_dimensionality::<Ix3>()?)
 }
 
 /// Embeddings that another implementation computed.

@@ -27,6 +27,8 @@ pub(crate) struct Spread {
 pub(crate) const UPDATES: &str = "random-update";
 /// That of attentions.
 pub(crate) const ATTENTION: &str = "random-attention";
+/// That of operations on rows.
+pub(crate) const ROWS: &str = "random-rows";
 
 /// The ratio below which a size counts as lost.
 pub(crate) const LOST: f64 = 0.95;
@@ -93,6 +95,8 @@ impl fmt::Display for Spread {
 fn goal(Measurement { suite, operation, dtype, .. }: &Measurement, in_chunks: bool) -> Option<Goal> {
     let goal = |mean, fifth, lowest| Some(Goal { mean, fifth, lowest });
     match (suite.as_str(), dtype.as_str()) {
+        (ROWS, _) if operation.ends_with("training") => goal(1.2, 0.95, 0.0),
+        (ROWS, _) => goal(1.05, 0.95, 0.0),
         (UPDATES, _) if operation == "linear with update" => goal(1.2, 1.2, 1.2),
         (UPDATES, _) => goal(1.0, 1.0, 1.0),
         ("random", "bf16" | "f16") if in_chunks => goal(1.08, 0.95, 0.85),
@@ -113,6 +117,9 @@ fn kind(row: &Measurement) -> Option<(String, bool)> {
         let columns =
             if ["64", "96", "128", "256"].contains(&columns) { "64, 96, 128 or 256" } else { "other" };
         return Some((format!(", {lengths}, {columns} columns"), true));
+    }
+    if row.suite == ROWS {
+        return Some((String::new(), true));
     }
     let sides: Vec<usize> = row.shape.split('x').filter_map(|side| side.parse().ok()).collect();
     let ([_, k, n] | [_, k, n, _]) = sides[..] else { return None };
@@ -135,7 +142,11 @@ pub(crate) fn spreads(rows: &[Measurement]) -> Vec<Spread> {
     for entry in chosen(&drawn) {
         let (row, Some(ratio)) = (entry.ours, entry.best.and_then(|best| best.ratio)) else { continue };
         let Some((kind, in_chunks)) = kind(row) else { continue };
-        let operation = if row.suite == UPDATES { format!("{} ", row.operation) } else { String::new() };
+        let operation = if row.suite == UPDATES || row.suite == ROWS {
+            format!("{} ", row.operation)
+        } else {
+            String::new()
+        };
         let name = format!("{} {operation}{}{kind}", row.suite, row.dtype);
         match spreads.iter_mut().find(|spread| spread.name == name) {
             Some(spread) => spread.ratios.push(ratio),

@@ -21,6 +21,7 @@ mod markdown;
 mod peer;
 mod plots;
 pub(crate) mod results;
+mod rows;
 mod topk;
 mod update;
 
@@ -42,11 +43,12 @@ pub(crate) struct Args {
 }
 
 /// The pages that show measurements.
-const PAGES: [&str; 6] = [
+const PAGES: [&str; 7] = [
     "README.md",
     "docs/src/performance-linear.md",
     "docs/src/performance-attention.md",
     "docs/src/performance-updates.md",
+    "docs/src/performance-rows.md",
     "docs/src/performance-topk.md",
     "docs/src/performance-peer.md",
 ];

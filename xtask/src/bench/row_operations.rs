@@ -81,7 +81,7 @@ impl Row {
 
     fn measurements(&self, session: &Session) -> Vec<Measurement> {
         let [rows, columns] = self.case.shape;
-        let suite = if self.case.suite == Suite::Random { "random-rows" } else { "rows" };
+        let suite = if self.case.suite == Suite::Random { spread::ROWS } else { "rows" };
         let row = Measurement {
             operation: self.case.operation.name().into(),
             dtype: self.case.dtype.to_string(),
@@ -126,8 +126,11 @@ fn cases(args: &Args) -> Vec<Case> {
         }
     }
     if let Some(filter) = &args.filter {
-        let filter = filter.replace('x', "×");
-        cases.retain(|case| case.to_string().contains(&filter));
+        let times = filter.replace('x', "×");
+        cases.retain(|case| {
+            let told = case.to_string();
+            told.contains(filter) || told.contains(&times)
+        });
     }
     cases
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::peer::Part;
 use super::results::{CONTROL, Entry, chosen};
-use super::{attention, drawn, goals, topk, update};
+use super::{attention, drawn, goals, rows, topk, update};
 use crate::measurement::Measurement;
 
 /// What stands behind a suite whose table is to have no columns of the clock and the power.
@@ -46,6 +46,7 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
     let text = match part {
         "control" => controls(&shown),
         update::SUITE => update::table(&shown)?,
+        rows::SUITE => rows::table(&chosen(&shown))?,
         topk::SUITE => topk::table(&chosen(&shown))?,
         suite if attention::SUITES.contains(&suite) => attention::table(name, &chosen(&shown))?,
         _ => results(&chosen(&shown), is_short)?,
