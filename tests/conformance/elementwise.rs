@@ -8,6 +8,7 @@ use warpsmith::cpu::Elementwise;
 use warpsmith::ops::elementwise::ElementwiseElement;
 use warpsmith::ops::{self, Activation};
 use warpsmith::{Device, Tensor};
+use warpsmith_lab::bound::elementwise::elementwise as bounded;
 
 use crate::{Case, cases, drawn};
 
@@ -18,21 +19,15 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     a_captured_sum_runs_again_on_what_is_there_then,
 ];
 
-/// Half a unit in the last place of 1 in f32, and what is lost near zero.
-const U: f64 = 1.0 / (1u64 << 24) as f64;
-const TINY: f64 = f32::MIN_POSITIVE as f64;
-
-/// A type of elements, with its rounding: relative, and near zero.
+/// A type of elements.
 pub(crate) trait Number: ElementwiseElement {
-    const ROUNDING: [f64; 2];
     fn round(number: f64) -> Self;
     fn widen(self) -> f64;
 }
 
 macro_rules! numbers {
-    ($($number:ty, $relative:expr, $smallest:expr;)*) => {$(
+    ($($number:ty),*) => {$(
         impl Number for $number {
-            const ROUNDING: [f64; 2] = [$relative, $smallest];
             fn round(number: f64) -> Self {
                 Self::from_f64(number)
             }
@@ -42,23 +37,14 @@ macro_rules! numbers {
         }
     )*};
 }
-numbers! {
-    f16, 1.0 / 2048.0, 1.0 / (1u64 << 25) as f64;
-    bf16, 1.0 / 256.0, TINY;
-}
+numbers!(f16, bf16);
 impl Number for f32 {
-    const ROUNDING: [f64; 2] = [0.0, 0.0];
     fn round(number: f64) -> Self {
         number as f32
     }
     fn widen(self) -> f64 {
         self.into()
     }
-}
-
-/// How far what is computed with an error and rounded to T may be from `exact`.
-pub(crate) fn bound<T: Number>(exact: f64, error: f64) -> f64 {
-    error + ((exact.abs() + error) * T::ROUNDING[0]).max(T::ROUNDING[1]) + TINY
 }
 
 /// A number in [−6, 6), or zero.
@@ -111,30 +97,13 @@ fn check<T: Number, B: Number>(
     };
     let (a, b, c) = (widened(&a)?, widened(&b)?, widened(&c)?);
     for at in 0..ys.len() {
-        let [a, b, c] = [a[at], b[at], c[at]];
-        let exact = function.apply(a, b, c);
-        let value = |of: Activation| of.evaluation_ulps() * U * a.abs() + TINY;
-        let slope = |of: Activation| of.derivative_ulps() * U + TINY;
-        // The function's error times the other factors; a rounding for each operation.
-        let [factor, others, roundings] = match function {
-            Elementwise::Activation(of) => [value(of), 1.0, 0.0],
-            Elementwise::Add | Elementwise::Multiply => [0.0, 0.0, 1.0],
-            Elementwise::Gated(of) => [value(of), b.abs(), 1.0],
-            Elementwise::ActivationGradient(of) => [slope(of), b.abs(), 1.0],
-            Elementwise::GatedGradient(of) => [slope(of), (b * c).abs(), 2.0],
-        };
-        let error = factor * others;
-        // Near zero a product loses TINY, which another one multiplies.
-        let error = error + (exact[0].abs() + error) * roundings * U * (1.0 + U) + TINY * (1.0 + c.abs());
-        let mut allowed = vec![(ys[at], exact[0], bound::<T>(exact[0], error))];
-        if let (Elementwise::GatedGradient(of), Some(&z)) = (function, zs.get(at)) {
-            let error = value(of) * c.abs();
-            allowed.push((z, exact[1], bound::<B>(exact[1], error + (exact[1].abs() + error) * U)));
-        }
-        if let Some((got, exact, bound)) =
-            allowed.into_iter().find(|&(got, exact, bound)| got.is_nan() || (got - exact).abs() > bound)
-        {
-            return Ok(Some(format!("{function:?} of {a}, {b}, {c}: {got}, expected {exact} to {bound}")));
+        let elements = [a[at], b[at], c[at]];
+        let [first, second] = bounded(function, elements, [T::DTYPE, B::DTYPE]);
+        let allowed = [Some((ys[at], first)), zs.get(at).map(|&z| (z, second))];
+        let is_wrong =
+            |&(got, (exact, bound)): &(f64, (f64, f64))| got.is_nan() || (got - exact).abs() > bound;
+        if let Some((got, (exact, bound))) = allowed.into_iter().flatten().find(is_wrong) {
+            return Ok(Some(format!("{function:?} of {elements:?}: {got}, expected {exact} to {bound}")));
         }
     }
     Ok(None)

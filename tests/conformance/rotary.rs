@@ -7,14 +7,14 @@ use proptest::test_runner::TestCaseError;
 use warpsmith::ops::rotary::RotaryElement;
 use warpsmith::ops::{self, Pairing, RotaryTable};
 use warpsmith::{Device, Tensor};
+use warpsmith_lab::bound::elementwise::rotated;
 
-use crate::elementwise::{Number, bound, number, widened};
+use crate::elementwise::{Number, number, widened};
 use crate::{Case, cases, drawn};
 
 pub(crate) const CASES: &[(&str, Case)] =
     cases![rotations_drawn_are_what_their_definition_says, queries_and_keys_are_turned_where_they_lie];
 
-const U: f64 = 1.0 / (1u64 << 24) as f64;
 const BASE: f64 = 500_000.0;
 const POSITIONS: usize = 5000;
 
@@ -81,11 +81,8 @@ fn check<T: RotaryElement + Number>(
                 let [first, second] = drawn.pairing.elements(pair, pairs);
                 let angle = position as f64 * BASE.powf(-2.0 * pair as f64 / rotary as f64);
                 let (sine, cosine) = if drawn.is_inverse { (-angle).sin_cos() } else { angle.sin_cos() };
-                let (a, b) = (x[first], x[second]);
-                for (got, exact) in [(y[first], a * cosine - b * sine), (y[second], b * cosine + a * sine)] {
-                    // Of each product the angle's rounding and its own; that of the sum.
-                    let allowed =
-                        bound::<T>(exact, U * (2.0 * (a.abs() + b.abs()) * (1.0 + U) + exact.abs()));
+                let expected = rotated([x[first], x[second]], [cosine, sine], T::DTYPE);
+                for (got, (exact, allowed)) in [y[first], y[second]].into_iter().zip(expected) {
                     let is_right =
                         if position < POSITIONS { (got - exact).abs() <= allowed } else { got.is_nan() };
                     if !is_right {

@@ -64,6 +64,7 @@
 //! products and sums adds at most 2⁻¹²⁶ for each of the K products.
 
 pub(crate) mod attention;
+pub mod elementwise;
 pub(crate) mod norm;
 pub mod softmax;
 pub(crate) mod update;

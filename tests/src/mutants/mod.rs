@@ -10,7 +10,7 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `attention`, `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
+//! | `attention`, `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `elementwise`, `rotary`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
@@ -18,6 +18,8 @@
 mod attention;
 mod bounds;
 mod congruence;
+mod elementwise;
+mod embedding;
 pub mod equivalents;
 mod expert_cache;
 mod experts;
@@ -33,6 +35,7 @@ mod product_key;
 mod ptx;
 mod repack;
 pub mod report;
+mod rotary;
 mod rows;
 mod softmax;
 mod sorted_experts;
@@ -114,6 +117,9 @@ fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
         .or_else(|| topk::problems(entry))
         .or_else(|| norm::problems(entry))
         .or_else(|| softmax::problems(entry))
+        .or_else(|| elementwise::problems(entry))
+        .or_else(|| rotary::problems(entry))
+        .or_else(|| embedding::problems(entry))
         .or_else(|| expert_cache::problems(entry))
         .or_else(|| widen::problems(entry))
         .or_else(|| sorted_experts::problems(entry))

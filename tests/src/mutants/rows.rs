@@ -2,6 +2,7 @@
 //! may change.
 
 use half::{bf16, f16};
+use warpsmith::DType;
 use warpsmith_dsl::launch::{KernelArgs, RawArg};
 use warpsmith_dsl::rows::{AnyRows, Kind};
 use warpsmith_emulator::{Config, LaunchConfig, LaunchError, Machine, Module, Report};
@@ -29,6 +30,14 @@ impl Float {
             Self::F16 => Kind::F16,
             Self::Bf16 => Kind::BF16,
             Self::F32 => Kind::F32,
+        }
+    }
+
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::Bf16,
+            Self::F32 => DType::F32,
         }
     }
 
@@ -76,7 +85,7 @@ pub(super) fn number(operand: u64, at: usize) -> f64 {
 }
 
 /// What is beside results.
-const UNTOUCHED: f64 = 77.0;
+pub(super) const UNTOUCHED: f64 = 77.0;
 
 /// A result, as it has to be.
 struct Expected {
@@ -156,6 +165,18 @@ impl Operands {
         let address = self.machine.allocate(bytes.len().max(1) as u64)?;
         self.machine.write(address, bytes)?;
         Ok(address)
+    }
+
+    /// Words that have to be these afterwards: where there are none before, what is there is none of them.
+    pub(super) fn words(&mut self, before: Option<&[u32]>, after: &[u32]) -> Result<u64, LaunchError> {
+        let number = |word: u32| f64::from(f32::from_bits(word));
+        let shape = [1, after.len(), 0];
+        let base = match before {
+            Some(words) => self.rows(Float::F32, shape, |_, at| number(words[at]))?,
+            None => self.rows(Float::F32, shape, |_, _| UNTOUCHED)?,
+        };
+        self.become_results(Float::F32, base, [1, after.len()], |_, at| (number(after[at]), 0.0));
+        Ok(base.base)
     }
 
     /// Launches the module's only entry in clusters of so many blocks; what it did, and whether all results are right.

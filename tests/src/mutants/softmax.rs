@@ -1,7 +1,6 @@
 //! How the kernels of the families `softmax`, `softmax_cluster`, `cross_entropy` and `cross_entropy_cluster` are run: on rows of a part of a warp, of some warps, of a
 //! block and of more than its threads hold at a time, with and without each operand; in grids with fewer teams than rows.
 
-use warpsmith::DType;
 use warpsmith::cpu::{self, CrossEntropy, Target};
 use warpsmith_dsl::cross_entropy::{CrossEntropyParams, LabelKind, Labels};
 use warpsmith_dsl::launch::{Global, GlobalMut};
@@ -96,14 +95,6 @@ impl Kernel {
     }
 }
 
-fn dtype(of: Float) -> DType {
-    match of {
-        Float::F16 => DType::F16,
-        Float::Bf16 => DType::Bf16,
-        Float::F32 => DType::F32,
-    }
-}
-
 /// Numbers rounded to a type.
 fn rounded(of: Float, count: usize, value: impl Fn(usize) -> f64) -> Vec<f32> {
     (0..count).map(|at| of.round(value(at)) as f32).collect()
@@ -186,7 +177,7 @@ impl Problem for Softmax {
                     1 => Some(&counts[..]),
                     _ => Some(row_of(&counts, columns, row)),
                 };
-                bound::softmax(row_of(&x, columns, row), mask, scale, dtype(other))
+                bound::softmax(row_of(&x, columns, row), mask, scale, other.dtype())
             })
             .collect();
         let shape = [rows, columns, gap];
@@ -287,7 +278,7 @@ impl Problem for Gradient {
                     row_of(&y, columns, row),
                     row_of(&dy, columns, row),
                     SCALE,
-                    dtype(of_dx),
+                    of_dx.dtype(),
                 )
             })
             .collect();
@@ -397,7 +388,7 @@ impl Problem for Loss {
         let expected: Vec<bound::Loss> = (0..rows)
             .map(|row| {
                 let factor = f64::from(SCALE) / divisor;
-                bound::loss(row_of(&x, columns, row), self.label(row).1, options, factor, dtype(of_gradient))
+                bound::loss(row_of(&x, columns, row), self.label(row).1, options, factor, of_gradient.dtype())
             })
             .collect();
         let bytes: Vec<u8> = (0..rows)
