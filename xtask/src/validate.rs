@@ -17,8 +17,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 use warpsmith_lab::cases::{
-    AttentionCase, ExpertCase, LinearCase, MatmulCase, NormCase, RepackCase, RoutingCase, ScaledCase,
-    TopkCase, UpdateCase,
+    AttentionCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase, MatmulCase, NormCase, RepackCase,
+    RotaryCase, RoutingCase, ScaledCase, TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 
@@ -75,6 +75,9 @@ pub(crate) enum Operation {
     Repack,
     Attention,
     Norm,
+    Elementwise,
+    Rotary,
+    Embedding,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -211,6 +214,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         progress.finish_and_clear();
     }
+    if args.op.is_none_or(|op| op == Operation::Elementwise) {
+        let cases = cases::elementwise(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("elementwise {} {}", case.dtype, case.shape()));
+            rows.push(row_of(Label::elementwise(case), || validate::elementwise(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::Rotary) {
+        let cases = cases::rotations(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("rotary {} {}", case.dtype, case.sizes()));
+            rows.push(row_of(Label::rotary(case), || validate::rotary(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::Embedding) {
+        let cases = cases::embeddings(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("embedding {} {}", case.dtype, case.shape()));
+            rows.push(row_of(Label::embedding(case), || validate::embedding(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
     if args.op.is_none_or(|op| op == Operation::ProductKeyTopk) {
         let cases = cases::retrievals(level, Target::of(&device), args.seed);
         let progress = progress_bar(cases.len());
@@ -341,6 +374,21 @@ impl Label {
     fn norm(case: &NormCase) -> Self {
         let types = format!("{}→{}", case.dtype, case.output);
         Self { operation: "norm", types, shape: case.shape(), options: case.options() }
+    }
+
+    fn elementwise(case: &ElementwiseCase) -> Self {
+        let types = format!("{}→{}", case.dtype, case.other);
+        Self { operation: "elementwise", types, shape: case.shape(), options: case.options() }
+    }
+
+    fn rotary(case: &RotaryCase) -> Self {
+        let (types, shape, options) = (case.dtype.to_string(), case.sizes(), case.options());
+        Self { operation: "rotary", types, shape, options }
+    }
+
+    fn embedding(case: &EmbeddingCase) -> Self {
+        let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
+        Self { operation: "embedding", types, shape, options }
     }
 
     fn retrieval(case: &RoutingCase) -> Self {

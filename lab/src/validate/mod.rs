@@ -5,6 +5,8 @@
 //! checked for writes beside it.
 
 mod attention;
+mod elementwise;
+mod embedding;
 mod experts;
 pub mod load;
 mod norm;
@@ -12,6 +14,7 @@ mod outputs;
 mod placed;
 mod product;
 mod repack;
+mod rotary;
 mod routing;
 mod scaled;
 mod tally;
@@ -19,10 +22,13 @@ mod topk;
 mod update;
 
 pub use attention::{attention, attention_bits};
+pub use elementwise::{elementwise, elementwise_bits};
+pub use embedding::{embedding, embedding_bits};
 pub use experts::{expert_bits, experts};
 pub use norm::{norm, norm_bits};
 pub use product::{linear, linear_bits, matmul, matmul_bits};
 pub use repack::repack;
+pub use rotary::{rotary, rotary_bits};
 pub use routing::{RoutingOutcome, product_key_topk};
 pub use scaled::{linear_scaled, linear_scaled_bits};
 pub use topk::topk;

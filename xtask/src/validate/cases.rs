@@ -2,6 +2,7 @@
 
 mod attention;
 mod copies;
+mod elements;
 mod epilogues;
 mod experts;
 mod load;
@@ -12,6 +13,7 @@ mod updates;
 
 pub(super) use attention::attentions;
 pub(super) use copies::copies;
+pub(super) use elements::{elementwise, embeddings, rotations};
 pub(super) use experts::experts;
 pub(super) use load::load;
 #[cfg(test)]

@@ -12,10 +12,12 @@ use warpsmith::stream::Operand;
 use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
 
-use super::super::{attention, experts, norm, product, routing, scaled, topk, update};
+use super::super::{
+    attention, elementwise, embedding, experts, norm, product, rotary, routing, scaled, topk, update,
+};
 use crate::cases::{
-    AttentionCase, Data, ExpertCase, LinearCase, MatmulCase, NormCase, PeerSizes, Placement, RoutingCase,
-    ScaledCase, TopkCase, UpdateCase,
+    AttentionCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase, MatmulCase, NormCase,
+    PeerSizes, Placement, RotaryCase, RoutingCase, ScaledCase, TopkCase, UpdateCase,
 };
 
 /// The operation's name in errors.
@@ -389,6 +391,31 @@ impl Work {
         let bytes = case.rows.saturating_mul(case.columns).saturating_mul(2 * case.dtype.size());
         let name = format!("norm {}→{} {} {}", case.dtype, case.output, case.shape(), case.options());
         Self::new(name, move |device, slots| norm::prepare(device, &case, slots)).for_bytes(bytes)
+    }
+
+    /// A function of elements.
+    #[must_use]
+    pub fn elementwise(case: ElementwiseCase) -> Self {
+        let bytes =
+            case.rows.saturating_mul(case.columns).saturating_mul(case.dtype.size() + case.other.size());
+        let name = format!("elementwise {}→{} {} {}", case.dtype, case.other, case.shape(), case.options());
+        Self::new(name, move |device, slots| elementwise::prepare(device, &case, slots)).for_bytes(bytes)
+    }
+
+    /// A rotation of heads.
+    #[must_use]
+    pub fn rotary(case: RotaryCase) -> Self {
+        let bytes = case.shape.iter().fold(case.dtype.size(), |bytes, &size| bytes.saturating_mul(size));
+        let name = format!("rotary {} {} {}", case.dtype, case.sizes(), case.options());
+        Self::new(name, move |device, slots| rotary::prepare(device, &case, slots)).for_bytes(bytes)
+    }
+
+    /// A look-up in a table, and its gradient.
+    #[must_use]
+    pub fn embedding(case: EmbeddingCase) -> Self {
+        let bytes = case.tokens.saturating_mul(case.columns).saturating_mul(4 + case.dtype.size());
+        let name = format!("embedding {} {} {}", case.dtype, case.shape(), case.options());
+        Self::new(name, move |device, slots| embedding::prepare(device, &case, slots)).for_bytes(bytes)
     }
 
     /// A product-key retrieval.

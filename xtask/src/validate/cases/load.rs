@@ -3,16 +3,18 @@
 //! On a GPU there are some hundred blocks of each, so that they share multiprocessors, with sums that go round a ring of stages several times and
 //! end within a step of it: where a stage is read too late, the zeros behind the last columns show. In the emulator the sizes are small.
 
+use warpsmith::cpu::Elementwise;
 use warpsmith::ops::attention::Way as AttentionWay;
 use warpsmith::ops::gemm::{Access, Fused, Tile};
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
 use warpsmith::ops::update::Way;
-use warpsmith::ops::{Activation, Precision};
+use warpsmith::ops::{Activation, Pairing, Precision};
 use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
-    AttentionCase, CodesPer, Data, ExpertCase, LinearCase, MatmulCase, NormCase, Placement, Residence,
-    RoutingCase, RoutingKind, ScaledCase, Scales, Terms, TopkCase, UpdateCase,
+    AttentionCase, CodesPer, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase, MatmulCase,
+    NormCase, Placement, Residence, RotaryCase, RoutingCase, RoutingKind, ScaledCase, Scales, Terms,
+    TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 
@@ -94,6 +96,18 @@ pub(in super::super) fn works(
     }
     if asked(Operation::Norm) && has_kernels {
         works.extend(norms(target).into_iter().map(|case| Work::norm(NormCase { seed: next(), ..case })));
+    }
+    if asked(Operation::Elementwise) && has_kernels {
+        let cases = functions(target).into_iter();
+        works.extend(cases.map(|case| Work::elementwise(ElementwiseCase { seed: next(), ..case })));
+    }
+    if asked(Operation::Rotary) && has_kernels {
+        let cases = rotations(target).into_iter();
+        works.extend(cases.map(|case| Work::rotary(RotaryCase { seed: next(), ..case })));
+    }
+    if asked(Operation::Embedding) && has_kernels {
+        let cases = embeddings(target).into_iter();
+        works.extend(cases.map(|case| Work::embedding(EmbeddingCase { seed: next(), ..case })));
     }
     if asked(Operation::ProductKeyTopk) {
         let cases = retrievals(target).into_iter();
@@ -363,6 +377,60 @@ fn norms(target: Target) -> Vec<NormCase> {
     };
     let all = ELEMENTS.into_iter().flat_map(of_type).collect();
     if target.compute_capability < (8, 0) { Vec::new() } else { all }
+}
+
+/// Every function of elements, aligned and not.
+fn functions(target: Target) -> Vec<ElementwiseCase> {
+    let sizes = if target.on_gpu { [[2041, 1000], [1003, 1001]] } else { [[9, 72], [5, 77]] };
+    let functions = [
+        Elementwise::Activation(Activation::None),
+        Elementwise::Activation(Activation::GeluTanh),
+        Elementwise::Add,
+        Elementwise::Multiply,
+        Elementwise::Gated(Activation::Silu),
+        Elementwise::ActivationGradient(Activation::GeluErf),
+        Elementwise::GatedGradient(Activation::Silu),
+    ];
+    let mut cases = Vec::new();
+    for (dtype, other) in ELEMENTS.into_iter().zip([DType::F32, DType::Bf16, DType::F16]) {
+        for (number, function) in functions.into_iter().enumerate() {
+            for [rows, columns] in sizes {
+                let other = if number % 2 == 0 { other } else { dtype };
+                cases.push(ElementwiseCase { other, ..ElementwiseCase::new(function, dtype, rows, columns) });
+            }
+        }
+    }
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases }
+}
+
+/// Rotations of whole heads and of parts of them, aligned and not.
+fn rotations(target: Target) -> Vec<RotaryCase> {
+    let (batch, length, heads) = if target.on_gpu { (2, 1000, 16) } else { (2, 9, 3) };
+    let mut cases = Vec::new();
+    for dtype in ELEMENTS {
+        for (width, rotary) in [(128, 128), (80, 48), (38, 34)] {
+            let case = RotaryCase { rotary, ..RotaryCase::new(dtype, [batch, length, heads, width]) };
+            cases.extend([case, RotaryCase { pairing: Pairing::Neighbours, offset: None, ..case }]);
+        }
+    }
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases }
+}
+
+/// Look-ups with their gradients, of few ids and of many, aligned and not.
+fn embeddings(target: Target) -> Vec<EmbeddingCase> {
+    let sizes = if target.on_gpu {
+        [[50_257, 768, 8192], [32_000, 101, 20_000]]
+    } else {
+        [[900, 32, 70], [300, 21, 50]]
+    };
+    let mut cases = Vec::new();
+    for dtype in ELEMENTS {
+        for (number, size) in sizes.into_iter().enumerate() {
+            let case = EmbeddingCase { is_wide: number == 0, ..EmbeddingCase::new(dtype, size) };
+            cases.extend([case, EmbeddingCase { different: 7, ..case }]);
+        }
+    }
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases }
 }
 
 /// Retrievals with every kind of blocks.
