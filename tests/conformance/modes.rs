@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use libtest_mimic::{Failed, Trial};
+use warpsmith::cpu::Elementwise;
 use warpsmith::emulator::Completion;
 use warpsmith::ops::attention::{Alignment, Way as AttentionWay, Window};
 use warpsmith::ops::gemm::{Access, Tile};
@@ -12,7 +13,8 @@ use warpsmith::ops::{Activation, Implementation};
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
-    AttentionCase, Data, LinearCase, MatmulCase, Placement, Scales, Terms, UpdateCase,
+    AttentionCase, Data, ElementwiseCase, EmbeddingCase, LinearCase, MatmulCase, Placement, RotaryCase,
+    Scales, Terms, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -164,11 +166,11 @@ fn is_of_updates(name: &str) -> bool {
 }
 
 /// Runs a case in every mode; gives the kernels that ran.
-fn bits_in_every_mode(
+fn bits_in_every_mode<B: PartialEq>(
     devices: &[(String, Device)],
     what: &str,
     outcome: impl Fn(&Device) -> warpsmith::Result<Outcome>,
-    bits: impl Fn(&Device) -> warpsmith::Result<Vec<u32>>,
+    bits: impl Fn(&Device) -> warpsmith::Result<Vec<B>>,
 ) -> Result<BTreeSet<String>, Failed> {
     let (mut ran, mut first) = (BTreeSet::new(), None);
     for (mode, device) in devices {
@@ -250,6 +252,50 @@ fn attentions() -> Result<(), Failed> {
         }
     }
     all_ran(&ran, |name| name.starts_with("attention_"))
+}
+
+/// Functions of elements, rotations and look-ups with their gradients, aligned and not.
+fn elements() -> Result<(), Failed> {
+    let (devices, mut ran) = (devices(), BTreeSet::new());
+    for dtype in crate::attention::TYPES {
+        let functions = [
+            Elementwise::Activation(Activation::GeluErf),
+            Elementwise::Gated(Activation::Silu),
+            Elementwise::GatedGradient(Activation::GeluTanh),
+        ];
+        for (function, [rows, columns]) in
+            functions.into_iter().flat_map(|function| [[300, 72], [9, 1001]].map(|size| (function, size)))
+        {
+            let case = ElementwiseCase::new(function, dtype, rows, columns);
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &format!("{dtype} {} {}", case.shape(), case.options()),
+                |device| validate::elementwise(device, &case),
+                |device| validate::elementwise_bits(device, &case),
+            )?);
+        }
+        for (width, rotary) in [(128, 64), (38, 34)] {
+            let case = RotaryCase { rotary, in_place: true, ..RotaryCase::new(dtype, [2, 30, 5, width]) };
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &format!("{dtype} {} {}", case.sizes(), case.options()),
+                |device| validate::rotary(device, &case),
+                |device| validate::rotary_bits(device, &case),
+            )?);
+        }
+        // Several tiles and passes of the sort.
+        for size in [[70_000, 8, 4500], [300, 21, 70]] {
+            let case = EmbeddingCase { different: 2000, ..EmbeddingCase::new(dtype, size) };
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &format!("{dtype} {} {}", case.shape(), case.options()),
+                |device| validate::embedding(device, &case),
+                |device| validate::embedding_bits(device, &case),
+            )?);
+        }
+    }
+    let families = ["elementwise_", "rotary_", "embedding_"];
+    all_ran(&ran, |name| families.iter().any(|family| name.starts_with(family)))
 }
 
 /// M, K, N of more tiles than an H100 has blocks for them: some blocks work through two, and the second goes around the ring of
@@ -451,6 +497,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     });
     let name = "slow::emulator::modes::attentions_give_the_same_bits_in_every_mode";
     let attentions = Trial::test(name, attentions);
-    let single = [persistent, halves, shared, layouts, attentions];
+    let name = "slow::emulator::modes::elementwise_rotary_and_embedding_give_the_same_bits_in_every_mode";
+    let elements = Trial::test(name, elements);
+    let single = [persistent, halves, shared, layouts, attentions, elements];
     by_types.into_iter().chain(single).chain(updates).collect()
 }
