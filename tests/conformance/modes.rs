@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use libtest_mimic::{Failed, Trial};
-use warpsmith::cpu::Elementwise;
+use warpsmith::cpu::{CrossEntropy, Elementwise};
 use warpsmith::emulator::Completion;
 use warpsmith::ops::attention::{Alignment, Way as AttentionWay, Window};
 use warpsmith::ops::gemm::{Access, Tile};
@@ -13,8 +13,8 @@ use warpsmith::ops::{Activation, Implementation};
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
-    AttentionCase, Data, ElementwiseCase, EmbeddingCase, LinearCase, MatmulCase, Placement, RotaryCase,
-    Scales, Terms, UpdateCase,
+    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearCase, MaskRows, MatmulCase,
+    NormCase, Placement, RotaryCase, Scales, SoftmaxCase, Terms, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -252,6 +252,82 @@ fn attentions() -> Result<(), Failed> {
         }
     }
     all_ran(&ran, |name| name.starts_with("attention_"))
+}
+
+/// Rows and columns for every kernel of rows, in a block, in a cluster and of several rounds, aligned and not; each has several blocks.
+const OF_ROWS: [[usize; 2]; 6] = [[70, 24], [7, 333], [3, 9000], [2, 9001], [2, 36_864], [1, 150_001]];
+
+/// Whether the name of an entry begins with one of some families' and goes on with a type, or with what kinds of kernels of rows are called.
+fn is_of_rows(name: &str, families: &[&str]) -> bool {
+    families.iter().any(|family| name.strip_prefix(family).is_some_and(|rest| rest.starts_with('_')))
+}
+
+/// The types of rows and of results, which are other ones for odd numbers.
+fn types_of_rows(number: usize) -> impl Iterator<Item = [DType; 2]> {
+    let types = crate::attention::TYPES;
+    let output = move |at: usize| types[(at + number % 2) % types.len()];
+    types.into_iter().enumerate().map(move |(at, dtype)| [dtype, output(at)])
+}
+
+fn norms() -> Result<(), Failed> {
+    let (devices, mut ran) = (devices(), BTreeSet::new());
+    for (number, [rows, columns]) in OF_ROWS.into_iter().enumerate() {
+        for [dtype, output] in types_of_rows(number) {
+            let case = NormCase {
+                output,
+                weight: Some(output),
+                is_centered: number % 3 != 0,
+                residual: number % 2 == 1,
+                ..NormCase::new(dtype, rows, columns)
+            };
+            let what = format!("norm {dtype} {} {}", case.shape(), case.options());
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &what,
+                |device| validate::norm(device, &case),
+                |device| validate::norm_bits(device, &case),
+            )?);
+        }
+    }
+    all_ran(&ran, |name| is_of_rows(name, &["norm"]))
+}
+
+fn softmaxes() -> Result<(), Failed> {
+    let (devices, mut ran) = (devices(), BTreeSet::new());
+    for (number, [rows, columns]) in OF_ROWS.into_iter().enumerate() {
+        for [dtype, output] in types_of_rows(number) {
+            let mask = [MaskRows::All, MaskRows::None, MaskRows::One][number % 3];
+            let case = SoftmaxCase { output, mask, ..SoftmaxCase::new(dtype, rows, columns) };
+            let what = format!("softmax {dtype} {} {}", case.shape(), case.options());
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &what,
+                |device| validate::softmax(device, &case),
+                |device| validate::softmax_bits(device, &case),
+            )?);
+        }
+    }
+    all_ran(&ran, |name| is_of_rows(name, &["softmax"]))
+}
+
+fn losses() -> Result<(), Failed> {
+    let (devices, mut ran) = (devices(), BTreeSet::new());
+    let sizes = OF_ROWS.into_iter().chain([[5000, 5]]);
+    for (number, [rows, columns]) in sizes.enumerate() {
+        for [dtype, output] in types_of_rows(number) {
+            let options = CrossEntropy { smoothing: 0.125, z_loss: 1e-3, soft_cap: Some(3.0) };
+            let options = if number % 2 == 0 { options } else { CrossEntropy::default() };
+            let case = CrossEntropyCase { output, options, ..CrossEntropyCase::new(dtype, rows, columns) };
+            let what = format!("cross-entropy {dtype} {} {}", case.shape(), case.options());
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &what,
+                |device| validate::cross_entropy(device, &case),
+                |device| validate::cross_entropy_bits(device, &case),
+            )?);
+        }
+    }
+    all_ran(&ran, |name| is_of_rows(name, &["cross_entropy"]) || matches!(name, "label_counts" | "loss_sums"))
 }
 
 /// Functions of elements, rotations and look-ups with their gradients, aligned and not.
@@ -499,6 +575,12 @@ pub(crate) fn trials() -> Vec<Trial> {
     let attentions = Trial::test(name, attentions);
     let name = "slow::emulator::modes::elementwise_rotary_and_embedding_give_the_same_bits_in_every_mode";
     let elements = Trial::test(name, elements);
-    let single = [persistent, halves, shared, layouts, attentions, elements];
+    let name = "slow::emulator::modes::norms_give_the_same_bits_in_every_mode";
+    let norms = Trial::test(name, norms);
+    let name = "slow::emulator::modes::softmaxes_give_the_same_bits_in_every_mode";
+    let softmaxes = Trial::test(name, softmaxes);
+    let name = "slow::emulator::modes::losses_give_the_same_bits_in_every_mode";
+    let losses = Trial::test(name, losses);
+    let single = [persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses];
     by_types.into_iter().chain(single).chain(updates).collect()
 }

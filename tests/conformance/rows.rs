@@ -5,6 +5,7 @@ use libtest_mimic::Failed;
 use proptest::prelude::*;
 use warpsmith::ops::rows::RowElement;
 use warpsmith::{Device, Tensor};
+use warpsmith_lab::cases::Placement;
 
 /// Columns before a matrix, and behind it, of a wider one.
 pub(crate) type Gaps = (usize, usize);
@@ -12,6 +13,11 @@ pub(crate) type Gaps = (usize, usize);
 /// Gaps of none, of whole chunks, or of any number of columns.
 pub(crate) fn gaps() -> impl Strategy<Value = Gaps> {
     prop_oneof![2 => Just((0usize, 0usize)), 1 => Just((8, 8)), 1 => (0usize..9, 0usize..9)]
+}
+
+/// The same as a placement.
+pub(crate) fn placement() -> impl Strategy<Value = Placement> {
+    gaps().prop_map(|(before, after)| Placement { before, after })
 }
 
 /// Rows and columns: of parts of warps, of blocks, of tails; few of the wide ones.

@@ -1,189 +1,71 @@
 //! Softmax and its gradient are within their bounds of f64, whatever is drawn: sizes, types, layouts, masks, scales, in place or not.
 
-use half::{bf16, f16};
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use warpsmith::ops::softmax::SoftmaxElement;
-use warpsmith::{Device, Tensor, cpu, ops};
-use warpsmith_lab::bound::softmax as bound;
+use warpsmith::{DType, Device, Tensor, ops};
+use warpsmith_lab::cases::{MaskRows, Placement, SoftmaxCase};
+use warpsmith_lab::validate;
 
-use crate::rows::{Gaps, Rounded, gaps, matrix, numbers, random, sizes};
+use crate::rows::{matrix, numbers, placement, random, sizes};
 use crate::{Case, cases, drawn};
 
 pub(crate) const CASES: &[(&str, Case)] = cases![
-    shares_drawn_are_those_of_f64,
-    gradients_of_shares_drawn_are_those_of_f64,
+    shares_and_gradients_drawn_are_those_of_f64,
     wide_rows_have_all_their_shares,
     a_softmax_of_a_row_is_the_same_among_others,
     a_captured_softmax_runs_again_on_what_is_there_then,
 ];
 
-#[derive(Clone, Debug)]
-struct Drawn {
-    sizes: [usize; 2],
-    gaps: [Gaps; 3],
-    /// Of numbers.
-    range: f32,
-    scale: f32,
-    /// 0: none, 1: of one row, 2: of all.
-    mask: u8,
-    in_place: bool,
-    infinities: bool,
-    seed: u64,
-}
+/// The types of rows.
+const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
-impl Drawn {
-    fn number(&self, at: usize) -> f32 {
-        if self.infinities && random(self.seed ^ 5, at) > 0.8 {
-            return f32::NEG_INFINITY;
-        }
-        random(self.seed, at) * self.range
-    }
-}
-
-fn all() -> impl Strategy<Value = Drawn> {
-    let range = prop::sample::select(vec![0.0f32, 1.0, 30.0, 1000.0]);
-    let scale = prop::sample::select(vec![1.0f32, 0.125, 1.7, 60.0]);
-    let switches = (0u8..3, any::<bool>(), any::<bool>());
-    (sizes(), [gaps(), gaps(), gaps()], range, scale, switches, any::<u64>()).prop_map(
-        |(sizes, gaps, range, scale, (mask, in_place, infinities), seed)| Drawn {
-            sizes,
-            gaps,
-            range,
-            scale,
-            mask,
-            in_place,
-            infinities,
-            seed,
+fn any_softmax() -> impl Strategy<Value = SoftmaxCase> {
+    let dtype = || prop::sample::select(&TYPES[..]);
+    let range = prop::sample::select(&[0.0f32, 1.0, 30.0, 1000.0][..]);
+    let scale = prop::sample::select(&[1.0f32, 0.125, 1.7, 60.0][..]);
+    let mask = prop::sample::select(&[MaskRows::None, MaskRows::One, MaskRows::All][..]);
+    let placements = [placement(), placement(), placement()];
+    let switches = (mask, any::<bool>(), any::<bool>());
+    (sizes(), [dtype(), dtype()], placements, range, scale, switches, any::<u64>()).prop_map(
+        |([rows, columns], [dtype, output], placements, range, scale, switches, seed)| {
+            let (mask, in_place, infinities) = switches;
+            // Half of them have one type.
+            let output = if seed % 2 == 0 { dtype } else { output };
+            let plain = SoftmaxCase::new(dtype, rows, columns);
+            SoftmaxCase { output, range, scale, mask, infinities, in_place, placements, seed, ..plain }
         },
     )
 }
 
-fn expect(found: &[f32], expected: &[bound::Bounded], what: &str) -> Result<(), Failed> {
-    assert_eq!(found.len(), expected.len());
-    for (at, (&found, &expected)) in found.iter().zip(expected).enumerate() {
-        if !bound::is_within(found, expected) {
-            let (number, error) = expected;
-            return Err(format!("{what}: {at} is {found}, expected {number} to {error}").into());
-        }
-    }
-    Ok(())
+fn check(device: &Device, case: &SoftmaxCase) -> Result<(), TestCaseError> {
+    let what = format!("{}→{} {} {}", case.dtype, case.output, case.shape(), case.options());
+    drawn::passed(validate::softmax(device, case), &what, case.rows * case.columns).map(drop)
 }
 
-/// Compares a softmax of `T` to `Y`.
-fn compare<T: SoftmaxElement + Rounded, Y: Rounded>(device: &Device, drawn: &Drawn) -> Result<(), Failed> {
-    let Drawn { sizes, gaps, scale, .. } = *drawn;
-    let [rows, columns] = sizes;
-    let x = matrix::<T>(device, sizes, gaps[0], |at| drawn.number(at))?;
-    let counts = |at: usize| u8::from(random(drawn.seed ^ 7, at) > -0.5);
-    let (mask_rows, gap) = (if drawn.mask == 1 { 1 } else { rows }, gaps[1].0);
-    let bytes: Vec<u8> = (0..mask_rows * (columns + gap)).map(counts).collect();
-    let mask =
-        Tensor::from_slice(device, &bytes, [mask_rows, columns + gap])?.slice(1, gap..columns + gap)?;
-    let (of_x, of_mask) = (numbers(&x)?, mask.to_vec()?);
-    let operation = ops::softmax(&x).scale(scale).mask((drawn.mask > 0).then_some(&mask));
-    let y = if drawn.in_place && T::DTYPE == Y::DTYPE {
-        let mut y = x.clone();
-        operation.run_into(&mut y)?;
-        numbers(&y)?
-    } else {
-        let mut y = matrix::<Y>(device, sizes, gaps[2], |_| 9.0)?;
-        operation.run_into(&mut y)?;
-        numbers(&y)?
-    };
-    for row in 0..rows {
-        let of_row = row * columns..(row + 1) * columns;
-        let mask = match drawn.mask {
-            0 => None,
-            1 => Some(&of_mask[..columns]),
-            _ => Some(&of_mask[of_row.clone()]),
-        };
-        let expected = bound::softmax(&of_x[of_row.clone()], mask, scale, Y::DTYPE);
-        expect(&y[of_row], &expected, &format!("{drawn:?}: row {row}"))?;
-    }
-    Ok(())
-}
-
-/// Compares a gradient for results of type `Y` and gradients of type `D`.
-fn compare_gradient<Y: SoftmaxElement + Rounded, D: Rounded>(
-    device: &Device,
-    drawn: &Drawn,
-) -> Result<(), Failed> {
-    let Drawn { sizes, gaps, scale, seed, .. } = *drawn;
-    let [rows, columns] = sizes;
-    let mut shares = vec![0.0f32; rows * columns];
-    for (row, y) in shares.chunks_mut(columns).enumerate() {
-        let x: Vec<f32> = (0..columns).map(|column| drawn.number(row * columns + column)).collect();
-        cpu::softmax(&x, None, scale, y);
-    }
-    let y = matrix::<Y>(device, sizes, gaps[0], |at| shares[at])?;
-    // Where y is 0 anything may be.
-    let dy = matrix::<D>(device, sizes, gaps[1], |at| match random(seed ^ 3, at) {
-        number if number > 0.9 && shares[at] == 0.0 => f32::NAN,
-        number => number * drawn.range,
-    })?;
-    let (of_y, of_dy) = (numbers(&y)?, numbers(&dy)?);
-    let operation = ops::softmax_gradient(&y, &dy).scale(scale);
-    let dx = if drawn.in_place {
-        let mut dx = dy.clone();
-        operation.run_into(&mut dx)?;
-        numbers(&dx)?
-    } else {
-        let mut dx = matrix::<D>(device, sizes, gaps[2], |_| 9.0)?;
-        operation.run_into(&mut dx)?;
-        numbers(&dx)?
-    };
-    for row in 0..rows {
-        let of_row = row * columns..(row + 1) * columns;
-        let expected =
-            bound::softmax_gradient(&of_y[of_row.clone()], &of_dy[of_row.clone()], scale, D::DTYPE);
-        expect(&dx[of_row], &expected, &format!("{drawn:?}: row {row}"))?;
-    }
-    Ok(())
-}
-
-fn failed(error: Failed) -> TestCaseError {
-    TestCaseError::fail(error.message().unwrap_or("failed").to_owned())
-}
-
-fn shares_drawn_are_those_of_f64(device: &Device) -> Result<(), Failed> {
-    Ok(drawn::runner(device, [40, 200])?.run(&all(), |drawn| {
-        compare::<f32, f32>(device, &drawn).map_err(failed)?;
-        compare::<bf16, bf16>(device, &drawn).map_err(failed)?;
-        compare::<f16, f32>(device, &drawn).map_err(failed)?;
-        compare::<f32, f16>(device, &drawn).map_err(failed)
-    })?)
-}
-
-fn gradients_of_shares_drawn_are_those_of_f64(device: &Device) -> Result<(), Failed> {
-    Ok(drawn::runner(device, [40, 200])?.run(&all(), |drawn| {
-        compare_gradient::<f32, f32>(device, &drawn).map_err(failed)?;
-        compare_gradient::<bf16, bf16>(device, &drawn).map_err(failed)?;
-        compare_gradient::<f16, f32>(device, &drawn).map_err(failed)?;
-        compare_gradient::<f32, f16>(device, &drawn).map_err(failed)
-    })?)
+fn shares_and_gradients_drawn_are_those_of_f64(device: &Device) -> Result<(), Failed> {
+    Ok(drawn::runner(device, [160, 800])?.run(&any_softmax(), |case| check(device, &case))?)
 }
 
 /// Rows of several rounds, of clusters, and of both.
 fn wide_rows_have_all_their_shares(device: &Device) -> Result<(), Failed> {
-    let drawn = |columns, gap| Drawn {
-        sizes: [2, columns],
-        gaps: [(gap, gap), (0, 0), (gap, 0)],
+    let case = |dtype, columns, gap| SoftmaxCase {
         range: 20.0,
-        scale: 1.0,
-        mask: 0,
         in_place: true,
-        infinities: false,
-        seed: 11,
+        placements: [(gap, gap), (0, 0), (gap, 0)].map(|(before, after)| Placement { before, after }),
+        ..SoftmaxCase::new(dtype, 2, columns)
     };
+    let mut cases = Vec::new();
     for (columns, gap) in [(16_400, 0), (16_400, 1), (140_000, 0)] {
-        compare::<bf16, bf16>(device, &drawn(columns, gap))?;
-        compare_gradient::<bf16, f32>(device, &drawn(columns, gap))?;
-        compare_gradient::<f16, f16>(device, &drawn(columns, gap))?;
+        cases.extend([case(DType::Bf16, columns, gap), case(DType::F16, columns, gap)]);
+        cases.push(SoftmaxCase { output: DType::Bf16, ..case(DType::F32, columns, gap) });
     }
-    compare::<f32, f32>(device, &Drawn { mask: 1, ..drawn(65_537, 0) })?;
-    compare::<f32, f32>(device, &Drawn { mask: 2, ..drawn(129_920, 0) })
+    cases.push(SoftmaxCase { mask: MaskRows::One, ..case(DType::F32, 65_537, 0) });
+    cases.push(SoftmaxCase { mask: MaskRows::All, ..case(DType::F32, 129_920, 0) });
+    for case in cases {
+        check(device, &case).map_err(|error| error.to_string())?;
+    }
+    Ok(())
 }
 
 /// Bit by bit.

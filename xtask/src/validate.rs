@@ -17,8 +17,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 use warpsmith_lab::cases::{
-    AttentionCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase, MatmulCase, NormCase, RepackCase,
-    RotaryCase, RoutingCase, ScaledCase, TopkCase, UpdateCase,
+    AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase, MatmulCase,
+    NormCase, RepackCase, RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 
@@ -75,6 +75,8 @@ pub(crate) enum Operation {
     Repack,
     Attention,
     Norm,
+    Softmax,
+    CrossEntropy,
     Elementwise,
     Rotary,
     Embedding,
@@ -210,6 +212,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for case in &cases {
             progress.set_message(format!("norm {} {}", case.dtype, case.shape()));
             rows.push(row_of(Label::norm(case), || validate::norm(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::Softmax) {
+        let cases = cases::softmaxes(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("softmax {} {}", case.dtype, case.shape()));
+            rows.push(row_of(Label::softmax(case), || validate::softmax(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::CrossEntropy) {
+        let cases = cases::losses(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("cross_entropy {} {}", case.dtype, case.shape()));
+            rows.push(row_of(Label::cross_entropy(case), || validate::cross_entropy(&device, case)));
             progress.inc(1);
         }
         progress.finish_and_clear();
@@ -374,6 +396,16 @@ impl Label {
     fn norm(case: &NormCase) -> Self {
         let types = format!("{}→{}", case.dtype, case.output);
         Self { operation: "norm", types, shape: case.shape(), options: case.options() }
+    }
+
+    fn softmax(case: &SoftmaxCase) -> Self {
+        let types = format!("{}→{}", case.dtype, case.output);
+        Self { operation: "softmax", types, shape: case.shape(), options: case.options() }
+    }
+
+    fn cross_entropy(case: &CrossEntropyCase) -> Self {
+        let types = format!("{}→{}", case.dtype, case.output);
+        Self { operation: "cross_entropy", types, shape: case.shape(), options: case.options() }
     }
 
     fn elementwise(case: &ElementwiseCase) -> Self {

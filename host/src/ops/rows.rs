@@ -3,6 +3,7 @@
 use std::any::Any;
 
 use half::{bf16, f16};
+use warpsmith_dsl::launch::Kernel;
 use warpsmith_dsl::rows::{AnyRows, Kind, RowElement as DeviceElement, THREADS};
 
 use super::matrix::{as_matrix, has_unit_stride, row_stride};
@@ -178,6 +179,32 @@ pub(crate) fn expect_shape(
     Err(Error::Shape { operation, operand, expected, actual: actual.to_vec() })
 }
 
+/// The error for a result `[.., N]` that does not fit: another device's, read-only, of another shape, or without contiguous rows.
+pub(crate) fn expect_rows<T: Element>(
+    operation: &'static str,
+    operand: &'static str,
+    result: &Tensor<T>,
+    device: &Device,
+    (shape, origin): (&[usize], &str),
+) -> Result<()> {
+    device.expect_same(operation, operand, result.device())?;
+    result.expect_writable(operation, operand)?;
+    expect_shape(operation, operand, result.shape(), shape, origin)?;
+    as_result_rows(operation, operand, result).map(drop)
+}
+
+/// The error for a result that shares memory with something else.
+pub(crate) fn expect_apart(
+    operation: &'static str,
+    operand: &'static str,
+    others: &[(&'static str, bool)],
+) -> Result<()> {
+    match others.iter().find(|(_, shares)| *shares) {
+        Some(&(other, _)) => Err(Error::Overlap { operation, operand, other }),
+        None => Ok(()),
+    }
+}
+
 /// Rows and columns of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
@@ -276,6 +303,52 @@ impl Plan {
             rounds: rounds as u32,
             cluster: cluster as u32,
             blocks: (wanted.min(most).max(1) * cluster) as u32,
+        }
+    }
+}
+
+/// Launches a kernel in the clusters of its plan.
+///
+/// # Safety
+///
+/// The arguments are valid for what the kernel does with them. It waits for no launch itself, so that it begins after those before it.
+pub(crate) unsafe fn launch<K: Kernel>(stream: &Stream, plan: Plan, args: K::Args) -> Result<()> {
+    let (kernel, grid) = (stream.device().kernel::<K>()?, [plan.blocks, 1, 1]);
+    // SAFETY: the caller's promise.
+    unsafe {
+        match plan.cluster {
+            1 => kernel.launch(stream, grid, args),
+            cluster => kernel.launch_early_clusters(stream, grid, [cluster, 1, 1], args),
+        }
+    }
+}
+
+/// Which kernel of four a plan asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Variant {
+    Block,
+    BlockAny,
+    Cluster,
+    ClusterAny,
+}
+
+impl Variant {
+    pub(crate) fn of(shares: Shares, plan: Plan) -> Self {
+        match (plan.cluster > 1, shares.vector) {
+            (false, true) => Self::Block,
+            (false, false) => Self::BlockAny,
+            (true, true) => Self::Cluster,
+            (true, false) => Self::ClusterAny,
+        }
+    }
+
+    /// The name of the kernel among the four.
+    pub(crate) fn of_four<A: Kernel, B: Kernel, C: Kernel, D: Kernel>(self) -> &'static str {
+        match self {
+            Self::Block => A::DECLARATION.name,
+            Self::BlockAny => B::DECLARATION.name,
+            Self::Cluster => C::DECLARATION.name,
+            Self::ClusterAny => D::DECLARATION.name,
         }
     }
 }

@@ -18,7 +18,7 @@
 use warpsmith::DType;
 use warpsmith::cpu::{CrossEntropy, RowLoss, Target, cross_entropy};
 
-use super::{Rounding, U};
+use super::{Judgement, Rounding, U};
 
 /// More than what second orders add.
 const SECOND: f64 = 1.001;
@@ -175,4 +175,12 @@ pub fn total(losses: &[Bounded], divisor: f64) -> Bounded {
 pub fn is_within(found: f32, (expected, error): Bounded) -> bool {
     let found = f64::from(found);
     if expected.is_nan() { found.is_nan() } else { found == expected || (found - expected).abs() <= error }
+}
+
+/// What [`is_within`] says, with the error.
+#[must_use]
+pub fn judge(found: f64, (expected, bound): Bounded) -> Judgement {
+    let is_same = found == expected || found.is_nan() && expected.is_nan();
+    let error = if is_same { 0.0 } else { (found - expected).abs() };
+    Judgement { error, bound, within: is_within(found as f32, (expected, bound)) }
 }

@@ -12,6 +12,7 @@ mod repack;
 mod rotary;
 mod routing;
 mod scaled;
+mod softmax;
 mod topk;
 mod update;
 
@@ -28,5 +29,6 @@ pub use repack::{RepackCase, Source};
 pub use rotary::RotaryCase;
 pub use routing::{NormKind, RoutingCase};
 pub use scaled::{ScaleKind, ScaledCase};
+pub use softmax::{CrossEntropyCase, MaskRows, SoftmaxCase};
 pub use topk::TopkCase;
 pub use update::{CodesPer, UpdateCase};

@@ -5,6 +5,7 @@
 //! checked for writes beside it.
 
 mod attention;
+mod cross_entropy;
 mod elementwise;
 mod embedding;
 mod experts;
@@ -17,11 +18,13 @@ mod repack;
 mod rotary;
 mod routing;
 mod scaled;
+mod softmax;
 mod tally;
 mod topk;
 mod update;
 
 pub use attention::{attention, attention_bits};
+pub use cross_entropy::{cross_entropy, cross_entropy_bits};
 pub use elementwise::{elementwise, elementwise_bits};
 pub use embedding::{embedding, embedding_bits};
 pub use experts::{expert_bits, experts};
@@ -31,6 +34,7 @@ pub use repack::repack;
 pub use rotary::{rotary, rotary_bits};
 pub use routing::{RoutingOutcome, product_key_topk};
 pub use scaled::{linear_scaled, linear_scaled_bits};
+pub use softmax::{softmax, softmax_bits};
 pub use topk::topk;
 pub use update::{generated_update, generated_update_bits};
 

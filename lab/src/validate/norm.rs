@@ -5,6 +5,7 @@ use ndarray::Array2;
 use warpsmith::cpu::{self, Norm, Operand as CpuOperand};
 use warpsmith::device::{Device, DeviceKind};
 use warpsmith::error::{Error, Result};
+use warpsmith::ops::column_sums::SumElement;
 use warpsmith::ops::norm::{NormElement, NormGradientOp, NormOp, NormOutputs};
 use warpsmith::ops::rows::AnyTensor;
 use warpsmith::ops::{self, Implementation};
@@ -22,8 +23,8 @@ use crate::cases::{Data, NormCase, Placement};
 const OPERATION: &str = "validate::norm";
 
 /// A type of rows.
-trait Rows: NormElement + FloatElement {}
-impl<T: NormElement + FloatElement> Rows for T {}
+trait Rows: NormElement + SumElement + FloatElement {}
+impl<T: NormElement + SumElement + FloatElement> Rows for T {}
 
 /// Runs `$f::<T, Y>` with the types of a case.
 macro_rules! of_types {
@@ -259,7 +260,7 @@ fn run<T: Rows, Y: Rows>(
     let backward = |norm: NormOp<'_, T>| -> Result<_> {
         let gradient: NormGradientOp<'_, T> = norm.backward(&dy).dsum(dsum.as_ref());
         // Half of the cases compute the statistics again.
-        let gradient = if case.seed % 2 == 0 {
+        let gradient = if case.seed.is_multiple_of(2) {
             gradient.statistics(mean.as_ref(), &inverse_deviation)
         } else {
             gradient
@@ -405,11 +406,11 @@ fn prepared<T: Rows, Y: Rows>(device: &Device, case: &NormCase, slots: usize) ->
     let of_slots = (0..slots)
         .map(|_| {
             let shape = [case.rows, case.columns];
-            let sums = || Tensor::<f32>::zeros(device, [case.columns]);
+            let sums = || Tensor::<T>::zeros(device, [case.columns]);
             Ok((Tensor::<Y>::zeros(device, shape)?, Tensor::<T>::zeros(device, shape)?, sums()?, sums()?))
         })
         .collect::<Result<Vec<_>>>()?;
-    let memory = |(y, dx, dweight, dbias): &(Tensor<Y>, Tensor<T>, Tensor<f32>, Tensor<f32>)| {
+    let memory = |(y, dx, dweight, dbias): &(Tensor<Y>, Tensor<T>, Tensor<T>, Tensor<T>)| {
         Ok(vec![
             Output::new("y", y)?,
             Output::new("dx", dx)?,
@@ -421,7 +422,7 @@ fn prepared<T: Rows, Y: Rows>(device: &Device, case: &NormCase, slots: usize) ->
         let norm = options(&case, start(&case, &x), [weight.as_ref(), bias.as_ref()]);
         let gradient = norm.backward(&dy);
         if step == Step::Ask {
-            return Ok(norm.implementation()?.then(gradient.implementation()?));
+            return Ok(norm.implementation()?.then(gradient.implementation_into::<T>()?));
         }
         norm.run_into(NormOutputs::<Y, T> { y: Some(y), ..NormOutputs::default() })?;
         let (dx, dweight, dbias) = (Some(dx), Some(dweight), Some(dbias));

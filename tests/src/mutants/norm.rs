@@ -170,7 +170,13 @@ impl Case {
         let mut vector = |which: usize| {
             operands.results(Float::F32, [1, rows, 0], |_, row| (statistics[row][which], 2e-5))
         };
-        let [mean, deviation] = if self.statistics { [vector(0)?, vector(1)?] } else { [AnyRows::NONE; 2] };
+        let [mut mean, mut deviation] = [AnyRows::NONE; 2];
+        if self.statistics {
+            deviation = vector(1)?;
+            if self.is_centered {
+                mean = vector(0)?;
+            }
+        }
         let (mut residual, mut sum) = (AnyRows::NONE, AnyRows::NONE);
         if self.residual {
             residual = operands.rows(of, shape, |row, column| self.residual(row, column))?;
@@ -186,7 +192,7 @@ impl Case {
             sum: GlobalMut::new(sum.base),
             residual_stride: residual.stride,
             sum_stride: sum.stride,
-            mean: GlobalMut::new(if self.is_centered { mean.base } else { 0 }),
+            mean: GlobalMut::new(mean.base),
             deviation: GlobalMut::new(deviation.base),
             rows: rows as u32,
             columns: columns as u32,

@@ -9,6 +9,7 @@ mod load;
 mod norms;
 mod routing;
 mod scaled;
+mod softmaxes;
 mod updates;
 
 pub(super) use attention::attentions;
@@ -22,6 +23,7 @@ pub(super) use norms::norms;
 pub(super) use routing::{retrievals, selections};
 pub(super) use scaled::{compared_scaled, scaled};
 use serde::Serialize;
+pub(super) use softmaxes::{losses, softmaxes};
 pub(super) use updates::updates;
 use warpsmith::ops::gemm::{Access, Tile};
 use warpsmith::ops::{Activation, Precision};

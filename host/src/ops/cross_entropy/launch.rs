@@ -9,8 +9,10 @@ use super::{CrossEntropyOp, CrossEntropyOutputs, LabelElement, LogitElement, OPE
 use crate::device::DeviceKind;
 use crate::error::Result;
 use crate::ops::Implementation;
-use crate::ops::rows::{Plan, RowElement, Shares, Sizes, as_result_rows, as_rows, is_copied, rows_of};
-use crate::ops::softmax::{BLOCKS_PER_MULTIPROCESSOR, Variant, launch};
+use crate::ops::rows::{
+    Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, is_copied, launch, rows_of,
+};
+use crate::ops::softmax::BLOCKS_PER_MULTIPROCESSOR;
 use crate::stream::{Operand, Stream};
 use crate::tensor::Tensor;
 

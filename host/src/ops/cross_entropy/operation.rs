@@ -5,8 +5,7 @@ use crate::cpu::CrossEntropy;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::expect_result;
-use crate::ops::rows::{RowElement, Sizes, expect_shape, is_in_place};
-use crate::ops::softmax::{expect_apart, expect_rows};
+use crate::ops::rows::{RowElement, Sizes, expect_apart, expect_rows, expect_shape, is_in_place};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 

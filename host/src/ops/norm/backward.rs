@@ -1,18 +1,17 @@
 //! Gradients of norms.
 
-use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
+use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::norm::NormGradientParams;
 use warpsmith_dsl::rows::AnyRows;
 
-use super::forward::{expect_rows, launch, put};
-use super::{NormElement, NormOp, NormOutputs, Variant};
+use super::{NormElement, NormOp, NormOutputs};
 use crate::cpu::{self, Statistics};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::column_sums::{SumElement, column_sums, launch_of};
 use crate::ops::rows::{
-    AnyTensor, Plan, Shares, Sizes, as_result_rows, as_rows, expect_shape, is_copied, is_in_place, rounded,
-    rows_of, widened,
+    AnyTensor, Plan, Shares, Sizes, Variant, as_result_rows, as_rows, expect_rows, expect_shape, is_copied,
+    is_in_place, launch, rounded, rows_of, widened,
 };
 use crate::ops::{Implementation, expect_result};
 use crate::stream::{Operand, Stream};
@@ -144,6 +143,15 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
     ///
     /// As [`run`](Self::run), for the operands.
     pub fn implementation(&self) -> Result<Implementation> {
+        self.implementation_into::<f32>()
+    }
+
+    /// Which implementation [`run_into`](Self::run_into) would take, for gradients of weight and bias of this type.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run), for the operands.
+    pub fn implementation_into<W: SumElement>(&self) -> Result<Implementation> {
         let (sizes, _) = self.check()?;
         let device = self.norm.x.device();
         if sizes.are_none() {
@@ -158,7 +166,7 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
         let mut rows: Vec<AnyRows> = views.iter().map(rows_of).collect();
         rows.push(self.norm.options.weight_row());
         let (shares, plan) = self.plan(sizes, &rows);
-        let (name, blocks) = launch_of::<f32>(sizes.columns);
+        let (name, blocks) = launch_of::<W>(sizes.columns);
         let gradient = Implementation::kernel(device, kernel_name::<T>(shares, plan), plan.blocks);
         let sums = Implementation::kernel(device, name, blocks);
         let all = gradient.then(sums).with_copies(tensors.filter(|x| is_copied(x)).count());
@@ -224,7 +232,7 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
             others.push(("inverse_deviation", deviation.span()));
         }
         if let Some(dx) = &outputs.dx {
-            expect_rows(operation, "dx", dx, device, x.shape())?;
+            expect_rows(operation, "dx", dx, device, (x.shape(), "x"))?;
             for (other, tensor) in rows() {
                 apart("dx", other, dx.shares_memory(tensor) && !is_in_place(dx, tensor))?;
             }
@@ -307,10 +315,10 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
         // SAFETY: as for the norm; each block, or cluster, has a row of the parts.
         stream.with_operands(&operands, || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<T::Gradient, _>(stream, plan, (params,)),
-                Variant::BlockAny => launch::<T::GradientAny, _>(stream, plan, (params,)),
-                Variant::Cluster => launch::<T::GradientCluster, _>(stream, plan, (params,)),
-                Variant::ClusterAny => launch::<T::GradientClusterAny, _>(stream, plan, (params,)),
+                Variant::Block => launch::<T::Gradient>(stream, plan, (params,)),
+                Variant::BlockAny => launch::<T::GradientAny>(stream, plan, (params,)),
+                Variant::Cluster => launch::<T::GradientCluster>(stream, plan, (params,)),
+                Variant::ClusterAny => launch::<T::GradientClusterAny>(stream, plan, (params,)),
             }
         })?;
         let of = |parts, to| Option::zip(parts, to);
@@ -363,7 +371,7 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
             cpu::norm_gradient([x, &dy[of_row.clone()]], dsum, statistics, &norm, dx, [dweight, dbias]);
         }
         if let Some(to) = outputs.dx {
-            put(to, &rounded::<T>(&dx))?;
+            to.write_slice(&rounded::<T>(&dx))?;
         }
         for (sums, to) in sums.iter_mut().zip([outputs.dweight, outputs.dbias]) {
             let Some(to) = to else { continue };
@@ -372,17 +380,13 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
                     *sum += before;
                 }
             }
-            put(to, &rounded::<W>(sums))?;
+            to.write_slice(&rounded::<W>(sums))?;
         }
         Ok(())
     }
 }
 
 fn kernel_name<T: NormElement>(shares: Shares, plan: Plan) -> &'static str {
-    match Variant::of(shares, plan) {
-        Variant::Block => T::Gradient::DECLARATION.name,
-        Variant::BlockAny => T::GradientAny::DECLARATION.name,
-        Variant::Cluster => T::GradientCluster::DECLARATION.name,
-        Variant::ClusterAny => T::GradientClusterAny::DECLARATION.name,
-    }
+    Variant::of(shares, plan)
+        .of_four::<T::Gradient, T::GradientAny, T::GradientCluster, T::GradientClusterAny>()
 }

@@ -5,13 +5,13 @@ use warpsmith_dsl::launch::{Global, GlobalMut, Kernel};
 use warpsmith_dsl::norm::NormParams;
 use warpsmith_dsl::rows::AnyRows;
 
-use super::{NormElement, NormGradientOp, Variant};
+use super::{NormElement, NormGradientOp};
 use crate::cpu::{self, Norm};
-use crate::device::{Device, DeviceKind};
+use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::rows::{
-    AnyTensor, Plan, RowElement, Shares, Sizes, as_result_rows, as_rows, expect_shape, is_copied,
-    is_in_place, rounded, rows_of, widened,
+    AnyTensor, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_rows, expect_shape,
+    is_copied, is_in_place, launch, rounded, rows_of, widened,
 };
 use crate::ops::{Implementation, expect_result};
 use crate::stream::{Operand, Stream};
@@ -283,10 +283,10 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
             }
         }
         if let Some(y) = &outputs.y {
-            expect_rows(operation, "y", y, device, shape)?;
+            expect_rows(operation, "y", y, device, (shape, "x"))?;
         }
         if let Some(sum) = &outputs.sum {
-            expect_rows(operation, "sum", sum, device, shape)?;
+            expect_rows(operation, "sum", sum, device, (shape, "x"))?;
         }
         self.expect_apart(outputs)
     }
@@ -383,10 +383,10 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
         // threads have all chunks of a row. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&operands, || unsafe {
             match Variant::of(shares, plan) {
-                Variant::Block => launch::<T::Norm, _>(stream, plan, (params,)),
-                Variant::BlockAny => launch::<T::NormAny, _>(stream, plan, (params,)),
-                Variant::Cluster => launch::<T::NormCluster, _>(stream, plan, (params,)),
-                Variant::ClusterAny => launch::<T::NormClusterAny, _>(stream, plan, (params,)),
+                Variant::Block => launch::<T::Norm>(stream, plan, (params,)),
+                Variant::BlockAny => launch::<T::NormAny>(stream, plan, (params,)),
+                Variant::Cluster => launch::<T::NormCluster>(stream, plan, (params,)),
+                Variant::ClusterAny => launch::<T::NormClusterAny>(stream, plan, (params,)),
             }
         })
     }
@@ -408,10 +408,10 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
             .map(|(y, x)| cpu::norm(x, &norm, y))
             .collect();
         if let Some(to) = outputs.y {
-            put(to, &rounded::<Y>(&y))?;
+            to.write_slice(&rounded::<Y>(&y))?;
         }
         if let Some(sum) = outputs.sum {
-            put(sum, &rounded::<T>(&rows))?;
+            sum.write_slice(&rounded::<T>(&rows))?;
         }
         // Of rows without elements the mean of nothing.
         let of = |f: fn(&cpu::Statistics<f32>) -> f32| match sizes.columns {
@@ -452,49 +452,6 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Writes rows into a tensor of any strides.
-pub(super) fn put<T: RowElement>(to: &mut Tensor<T>, rows: &[T]) -> Result<()> {
-    if to.is_contiguous() {
-        return to.write_slice(rows);
-    }
-    to.copy_from(&Tensor::from_slice(to.device(), rows, to.shape())?)
-}
-
-/// The error for a result of rows that does not fit.
-pub(super) fn expect_rows<T: Element>(
-    operation: &'static str,
-    operand: &'static str,
-    result: &Tensor<T>,
-    device: &Device,
-    shape: &[usize],
-) -> Result<()> {
-    device.expect_same(operation, operand, result.device())?;
-    result.expect_writable(operation, operand)?;
-    expect_shape(operation, operand, result.shape(), shape, "x")?;
-    as_result_rows(operation, operand, result).map(|_| ())
-}
-
 fn kernel_name<T: NormElement>(shares: Shares, plan: Plan) -> &'static str {
-    match Variant::of(shares, plan) {
-        Variant::Block => T::Norm::DECLARATION.name,
-        Variant::BlockAny => T::NormAny::DECLARATION.name,
-        Variant::Cluster => T::NormCluster::DECLARATION.name,
-        Variant::ClusterAny => T::NormClusterAny::DECLARATION.name,
-    }
-}
-
-/// Launches a kernel as the plan says.
-///
-/// # Safety
-///
-/// The arguments are valid for what the kernel does with them.
-pub(super) unsafe fn launch<K: Kernel<Args = A>, A>(stream: &Stream, plan: Plan, arguments: A) -> Result<()> {
-    let (kernel, grid) = (stream.device().kernel::<K>()?, [plan.blocks, 1, 1]);
-    // SAFETY: the caller's promise.
-    unsafe {
-        match plan.cluster {
-            1 => kernel.launch(stream, grid, arguments),
-            cluster => kernel.launch_early_clusters(stream, grid, [cluster, 1, 1], arguments),
-        }
-    }
+    Variant::of(shares, plan).of_four::<T::Norm, T::NormAny, T::NormCluster, T::NormClusterAny>()
 }

@@ -90,23 +90,3 @@ pub fn layer_norm<T: NormElement>(x: &Tensor<T>) -> NormOp<'_, T> {
 pub fn rms_norm<T: NormElement>(x: &Tensor<T>) -> NormOp<'_, T> {
     NormOp::new("rms_norm", x, false)
 }
-
-/// Which kernel of a family an operation takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Variant {
-    Block,
-    BlockAny,
-    Cluster,
-    ClusterAny,
-}
-
-impl Variant {
-    fn of(shares: rows::Shares, plan: rows::Plan) -> Self {
-        match (shares.vector, plan.cluster > 1) {
-            (true, false) => Self::Block,
-            (false, false) => Self::BlockAny,
-            (true, true) => Self::Cluster,
-            (false, true) => Self::ClusterAny,
-        }
-    }
-}

@@ -5,15 +5,14 @@ use warpsmith_dsl::launch::Global;
 use warpsmith_dsl::rows::AnyRows;
 use warpsmith_dsl::softmax::SoftmaxGradientParams;
 
-use super::{BLOCKS_PER_MULTIPROCESSOR, SoftmaxElement, Variant};
-use super::{expect_apart, expect_rows, expect_scale, launch};
+use super::{BLOCKS_PER_MULTIPROCESSOR, SoftmaxElement, expect_scale};
 use crate::cpu;
 use crate::device::DeviceKind;
 use crate::error::Result;
 use crate::ops::Implementation;
 use crate::ops::rows::{
-    Plan, RowElement, Shares, Sizes, as_result_rows, as_rows, expect_shape, is_copied, is_in_place, rounded,
-    rows_of, widened,
+    Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart, expect_rows,
+    expect_shape, is_copied, is_in_place, launch, rounded, rows_of, widened,
 };
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};

@@ -5,16 +5,15 @@ use warpsmith_dsl::launch::Global;
 use warpsmith_dsl::rows::AnyRows;
 use warpsmith_dsl::softmax::SoftmaxParams;
 
-use super::{BLOCKS_PER_MULTIPROCESSOR, SoftmaxElement, SoftmaxGradientOp, UNALIGNED, Variant};
-use super::{expect_apart, expect_rows, expect_scale, launch};
+use super::{BLOCKS_PER_MULTIPROCESSOR, SoftmaxElement, SoftmaxGradientOp, UNALIGNED, expect_scale};
 use crate::cpu;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::Implementation;
 use crate::ops::matrix::{has_unit_stride, row_stride};
 use crate::ops::rows::{
-    Plan, RowElement, Shares, Sizes, as_result_rows, as_rows, is_copied, is_in_place, rounded, rows_of,
-    widened,
+    Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart, expect_rows, is_copied,
+    is_in_place, launch, rounded, rows_of, widened,
 };
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};

@@ -20,11 +20,9 @@ use warpsmith_kernels::softmax_cluster::{
 pub use backward::SoftmaxGradientOp;
 pub use forward::SoftmaxOp;
 
-use super::rows::{Plan, RowElement, Shares, as_result_rows, expect_shape};
-use crate::device::Device;
+use super::rows::{RowElement, Shares};
 use crate::error::{Error, Result};
-use crate::stream::Stream;
-use crate::tensor::{Element, Tensor};
+use crate::tensor::Tensor;
 
 /// Blocks for each multiprocessor: as many as it holds at a time, and no fewer at the end of a launch.
 pub(super) const BLOCKS_PER_MULTIPROCESSOR: u32 = 6;
@@ -145,72 +143,4 @@ fn expect_scale(operation: &'static str, scale: f32) -> Result<()> {
         expected: "a number from 2⁻¹⁰⁰ to 2¹⁰⁰, and as much of 1 over a temperature".into(),
         actual: scale.to_string(),
     })
-}
-
-/// Launches a kernel in the clusters of its plan.
-///
-/// # Safety
-///
-/// As [`TypedKernel::launch_early_clusters`](crate::kernel::TypedKernel::launch_early_clusters).
-pub(super) unsafe fn launch<K: Kernel>(stream: &Stream, plan: Plan, args: K::Args) -> Result<()> {
-    let kernel = stream.device().kernel::<K>()?;
-    let (grid, cluster) = ([plan.blocks, 1, 1], [plan.cluster, 1, 1]);
-    // SAFETY: the caller's promise. The kernels wait for no launch themselves, so that this begins after those before it.
-    unsafe { kernel.launch_early_clusters(stream, grid, cluster, args) }
-}
-
-/// Which kernel of four a plan asks for.
-#[derive(Clone, Copy)]
-pub(super) enum Variant {
-    Block,
-    BlockAny,
-    Cluster,
-    ClusterAny,
-}
-
-impl Variant {
-    pub(super) fn of(shares: Shares, plan: Plan) -> Self {
-        match (plan.cluster > 1, shares.vector) {
-            (false, true) => Self::Block,
-            (false, false) => Self::BlockAny,
-            (true, true) => Self::Cluster,
-            (true, false) => Self::ClusterAny,
-        }
-    }
-
-    /// The name of the kernel among the four.
-    pub(super) fn of_four<A: Kernel, B: Kernel, C: Kernel, D: Kernel>(self) -> &'static str {
-        match self {
-            Self::Block => A::DECLARATION.name,
-            Self::BlockAny => B::DECLARATION.name,
-            Self::Cluster => C::DECLARATION.name,
-            Self::ClusterAny => D::DECLARATION.name,
-        }
-    }
-}
-
-/// The error for a result `[.., N]` that does not fit: another device's, read-only, of another shape, or without contiguous rows.
-pub(super) fn expect_rows<T: Element>(
-    operation: &'static str,
-    operand: &'static str,
-    result: &Tensor<T>,
-    device: &Device,
-    (shape, origin): (&[usize], &str),
-) -> Result<()> {
-    device.expect_same(operation, operand, result.device())?;
-    result.expect_writable(operation, operand)?;
-    expect_shape(operation, operand, result.shape(), shape, origin)?;
-    as_result_rows(operation, operand, result).map(drop)
-}
-
-/// The error for a result that shares memory with something else.
-pub(super) fn expect_apart(
-    operation: &'static str,
-    operand: &'static str,
-    others: &[(&'static str, bool)],
-) -> Result<()> {
-    match others.iter().find(|(_, shares)| *shares) {
-        Some(&(other, _)) => Err(Error::Overlap { operation, operand, other }),
-        None => Ok(()),
-    }
 }

@@ -13,11 +13,13 @@ use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
 
 use super::super::{
-    attention, elementwise, embedding, experts, norm, product, rotary, routing, scaled, topk, update,
+    attention, cross_entropy, elementwise, embedding, experts, norm, product, rotary, routing, scaled,
+    softmax, topk, update,
 };
 use crate::cases::{
-    AttentionCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase, MatmulCase, NormCase,
-    PeerSizes, Placement, RotaryCase, RoutingCase, ScaledCase, TopkCase, UpdateCase,
+    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
+    MatmulCase, NormCase, PeerSizes, Placement, RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase,
+    UpdateCase,
 };
 
 /// The operation's name in errors.
@@ -391,6 +393,25 @@ impl Work {
         let bytes = case.rows.saturating_mul(case.columns).saturating_mul(2 * case.dtype.size());
         let name = format!("norm {}→{} {} {}", case.dtype, case.output, case.shape(), case.options());
         Self::new(name, move |device, slots| norm::prepare(device, &case, slots)).for_bytes(bytes)
+    }
+
+    /// A softmax of rows, and its gradient.
+    #[must_use]
+    pub fn softmax(case: SoftmaxCase) -> Self {
+        let of_row = case.columns.saturating_mul(case.dtype.size() + case.output.size());
+        let name = format!("softmax {}→{} {} {}", case.dtype, case.output, case.shape(), case.options());
+        let prepare = move |device: &Device, slots| softmax::prepare(device, &case, slots);
+        Self::new(name, prepare).for_bytes(case.rows.saturating_mul(of_row))
+    }
+
+    /// Losses of rows of logits, and their gradient.
+    #[must_use]
+    pub fn cross_entropy(case: CrossEntropyCase) -> Self {
+        let bytes = case.rows.saturating_mul(case.columns).saturating_mul(case.output.size());
+        let name =
+            format!("cross_entropy {}→{} {} {}", case.dtype, case.output, case.shape(), case.options());
+        let prepare = move |device: &Device, slots| cross_entropy::prepare(device, &case, slots);
+        Self::new(name, prepare).for_bytes(bytes)
     }
 
     /// A function of elements.

@@ -3,8 +3,9 @@
 //! On a GPU there are some hundred blocks of each, so that they share multiprocessors, with sums that go round a ring of stages several times and
 //! end within a step of it: where a stage is read too late, the zeros behind the last columns show. In the emulator the sizes are small.
 
-use warpsmith::cpu::Elementwise;
+use warpsmith::cpu::{CrossEntropy, Elementwise};
 use warpsmith::ops::attention::Way as AttentionWay;
+use warpsmith::ops::cross_entropy::Reduction;
 use warpsmith::ops::gemm::{Access, Fused, Tile};
 use warpsmith::ops::peer::{ExpertBlocks, ExpertFormat};
 use warpsmith::ops::update::Way;
@@ -12,9 +13,9 @@ use warpsmith::ops::{Activation, Pairing, Precision};
 use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
-    AttentionCase, CodesPer, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase, MatmulCase,
-    NormCase, Placement, Residence, RotaryCase, RoutingCase, RoutingKind, ScaledCase, Scales, Terms,
-    TopkCase, UpdateCase,
+    AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
+    MaskRows, MatmulCase, NormCase, Placement, Residence, RotaryCase, RoutingCase, RoutingKind, ScaledCase,
+    Scales, SoftmaxCase, Terms, TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 
@@ -96,6 +97,14 @@ pub(in super::super) fn works(
     }
     if asked(Operation::Norm) && has_kernels {
         works.extend(norms(target).into_iter().map(|case| Work::norm(NormCase { seed: next(), ..case })));
+    }
+    if asked(Operation::Softmax) && has_kernels {
+        let cases = softmaxes(target).into_iter();
+        works.extend(cases.map(|case| Work::softmax(SoftmaxCase { seed: next(), ..case })));
+    }
+    if asked(Operation::CrossEntropy) && has_kernels {
+        let cases = losses(target).into_iter();
+        works.extend(cases.map(|case| Work::cross_entropy(CrossEntropyCase { seed: next(), ..case })));
     }
     if asked(Operation::Elementwise) && has_kernels {
         let cases = functions(target).into_iter();
@@ -361,18 +370,46 @@ fn selections(target: Target) -> Vec<TopkCase> {
     if target.compute_capability < (8, 0) { Vec::new() } else { all }
 }
 
-/// Norms and their gradients by every kernel: of a part of a warp, of a block, of a cluster and of several rounds, aligned and not.
+/// Norms and their gradients by every kernel.
 fn norms(target: Target) -> Vec<NormCase> {
-    let sizes = if target.on_gpu {
-        vec![[4096, 120], [2048, 4096], [300, 1001], [16, 40_000], [3, 70_001], [1, 600_000]]
-    } else {
-        vec![[9, 40], [5, 77], [2, 9000], [1, 9001]]
-    };
     let of_type = |dtype| {
-        sizes.iter().enumerate().map(move |(number, &[rows, columns])| NormCase {
+        of_rows(target).iter().enumerate().map(move |(number, &[rows, columns])| NormCase {
             weight: Some(dtype),
             is_centered: number % 2 == 0,
             ..NormCase::new(dtype, rows, columns)
+        })
+    };
+    let all = ELEMENTS.into_iter().flat_map(of_type).collect();
+    if target.compute_capability < (8, 0) { Vec::new() } else { all }
+}
+
+/// Softmax and its gradient by every kernel.
+fn softmaxes(target: Target) -> Vec<SoftmaxCase> {
+    let of_type = |dtype| {
+        let masks = [MaskRows::All, MaskRows::None, MaskRows::One].into_iter().cycle();
+        of_rows(target).iter().zip(masks).map(move |(&[rows, columns], mask)| SoftmaxCase {
+            scale: 0.75,
+            mask,
+            ..SoftmaxCase::new(dtype, rows, columns)
+        })
+    };
+    let all = ELEMENTS.into_iter().flat_map(of_type).collect();
+    if target.compute_capability < (8, 0) { Vec::new() } else { all }
+}
+
+/// Losses and their gradient by every kernel, of so many rows, too, that they are added up in parts.
+fn losses(target: Target) -> Vec<CrossEntropyCase> {
+    let of_type = |dtype| {
+        let reductions = [Reduction::Mean, Reduction::Sum, Reduction::None].into_iter().cycle();
+        let sizes = of_rows(target).iter().copied().chain([[5000, 24]]).zip(reductions).enumerate();
+        sizes.map(move |(number, ([rows, columns], reduction))| CrossEntropyCase {
+            labels: [DType::I64, DType::I32, DType::U32][number % 3],
+            options: match number % 2 {
+                0 => CrossEntropy { smoothing: 0.125, z_loss: 1e-3, soft_cap: Some(3.0) },
+                _ => CrossEntropy::default(),
+            },
+            reduction,
+            ..CrossEntropyCase::new(dtype, rows, columns)
         })
     };
     let all = ELEMENTS.into_iter().flat_map(of_type).collect();
