@@ -8,7 +8,7 @@ use warpsmith_emulator::{Config, LaunchError, Module, Report};
 use warpsmith_kernels::column_sums::ColumnSumsParams;
 
 use super::Problem;
-use super::rows::{Float, Operands, number, shares};
+use super::rows::{Float, Operands, edges, number, shares};
 
 /// The problems that an entry of these families is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -40,6 +40,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let kernel = Kernel { of, is_gradient, chunk, chunks, cluster: if is_clustered { 2 } else { 1 } };
     let case = |rows: usize, columns: usize| Case {
         kernel,
+        shares: None,
         rows,
         columns: columns.next_multiple_of(unit),
         blocks: 2,
@@ -64,6 +65,14 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         all.truncate(3);
         all.iter_mut().for_each(|case| case.rows = case.rows.min(5));
     }
+    let of_edges = edges([chunk, chunks, unit, kernel.cluster]).into_iter();
+    for (columns, shares) in of_edges {
+        for other in [Float::F16, Float::Bf16, Float::F32] {
+            let rows = if is_clustered { 1 } else { 2 };
+            let residual = other == of;
+            all.push(Case { shares: Some(shares), other, residual, ..case(rows, columns) });
+        }
+    }
     // Every chunk of a thread, partly; and more than one round.
     all.push(Case { other: Float::Bf16, ..case(3, of_block - 3 * chunk) });
     all.push(Case { residual: true, blocks: 1, ..case(2, of_block + 5 * chunk) });
@@ -84,6 +93,8 @@ struct Kernel {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     kernel: Kernel,
+    /// Threads of a block that share a row, and rounds, if they are not as usual.
+    shares: Option<[u32; 2]>,
     rows: usize,
     columns: usize,
     /// Blocks, or clusters.
@@ -104,6 +115,11 @@ const EPSILON: f32 = 0.125;
 const OFFSET: f32 = 1.0;
 
 impl Case {
+    fn shares(&self) -> [u32; 2] {
+        let Kernel { chunk, chunks, cluster, .. } = self.kernel;
+        self.shares.unwrap_or_else(|| shares(self.columns, chunk, chunks, cluster))
+    }
+
     fn x(&self, row: usize, column: usize) -> f64 {
         number(0, row * self.columns + column) + 2.0
     }
@@ -182,7 +198,7 @@ impl Case {
             residual = operands.rows(of, shape, |row, column| self.residual(row, column))?;
             sum = operands.results(of, shape, |row, column| (self.sum(row, column), 0.0))?;
         }
-        let [threads, rounds] = shares(columns, kernel.chunk, kernel.chunks, kernel.cluster);
+        let [threads, rounds] = self.shares();
         let params = NormParams::<u8> {
             x,
             weight,
@@ -246,7 +262,7 @@ impl Case {
         let vector = |which: usize| operands.rows(Float::F32, [1, rows, 0], |_, row| statistics[row][which]);
         let [mean, deviation] = [vector(0)?, vector(1)?];
         // The rows of each block, or cluster, in turn.
-        let [threads, rounds] = shares(columns, kernel.chunk, kernel.chunks, kernel.cluster);
+        let [threads, rounds] = self.shares();
         let teams = if kernel.cluster > 1 { 1 } else { 256 / threads as usize };
         let of_part = |part: usize| (0..rows).filter(move |row| row / teams % self.blocks as usize == part);
         let parts = (self.blocks as usize).min(rows.div_ceil(teams));
@@ -312,7 +328,10 @@ impl Problem for Case {
 
 /// Rows around what a warp has of a block, and columns around a block's, added to what is there or not.
 fn sums(of: Float) -> Vec<Box<dyn Problem>> {
+    // Those behind the first six end with each of the rows that a thread reads at a time.
     let sizes = [[1, 1], [7, 31], [8, 33], [65, 64], [70, 5], [129, 40]];
+    let ends = (2..=8).map(|reads| [8 * reads, 3]);
+    let sizes = sizes.into_iter().chain(ends);
     let case = |(index, [rows, columns]): (usize, [usize; 2])| Sum {
         of,
         rows,
@@ -320,7 +339,7 @@ fn sums(of: Float) -> Vec<Box<dyn Problem>> {
         adds: index % 2 == 1,
         is_alone: index > 3,
     };
-    sizes.into_iter().enumerate().map(|size| Box::new(case(size)) as Box<dyn Problem>).collect()
+    sizes.enumerate().map(|size| Box::new(case(size)) as Box<dyn Problem>).collect()
 }
 
 struct Sum {

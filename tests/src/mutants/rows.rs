@@ -237,3 +237,16 @@ pub(super) fn shares(columns: usize, chunk: usize, chunks: usize, cluster: usize
     let threads = if cluster > 1 { 256 } else { threads };
     [threads as u32, all.div_ceil(threads * chunks * cluster) as u32]
 }
+
+/// Columns with which a row ends where each chunk of a thread begins, or, of chunks that are no neighbours (`unit` is 1), each of its elements; of rows of
+/// one round and of two. With the threads that share such a row, and the rounds.
+pub(super) fn edges([chunk, chunks, unit, cluster]: [usize; 4]) -> Vec<(usize, [u32; 2])> {
+    let of_block = if cluster > 1 { 256 } else { 4 };
+    let threads = of_block * cluster;
+    let at_a_time = threads * chunk * chunks;
+    let step = if unit > 1 { threads * chunk } else { threads };
+    let ends = move |round: usize| (1..=at_a_time / step).map(move |slot| round * at_a_time + slot * step);
+    let of_round =
+        |round: usize| ends(round).map(move |columns| (columns, [of_block as u32, round as u32 + 1]));
+    of_round(0).chain(of_round(1)).collect()
+}

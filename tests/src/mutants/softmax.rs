@@ -10,7 +10,7 @@ use warpsmith_emulator::{Config, LaunchError, Module, Report};
 use warpsmith_lab::bound::softmax as bound;
 
 use super::Problem;
-use super::rows::{Float, Operands, number, shares};
+use super::rows::{Float, Operands, edges, number, shares};
 
 /// The problems that an entry of these families is run on; none if the name is no such entry's.
 pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
@@ -78,16 +78,17 @@ impl Kernel {
         [blocks * cluster, cluster]
     }
 
-    /// Columns with which a row ends where each chunk of a thread begins, or, of chunks that are no neighbours, each of its elements.
-    fn edges(&self) -> Vec<usize> {
-        let threads = if self.cluster > 1 { 256 * self.cluster } else { 4 };
-        if self.unit > 1 {
-            return (1..self.chunks).map(|chunk| chunk * threads * self.chunk).collect();
-        }
-        // Up to 8 columns fewer threads share a row.
-        let few = [2, 3, 4].into_iter().filter(|_| self.cluster == 1);
-        let least = if self.cluster > 1 { 1 } else { 3 };
-        few.chain((least..self.chunks * self.chunk).map(|slot| slot * threads)).collect()
+    /// Columns where rows end, with who shares them, and each type of a result.
+    fn edges(&self) -> impl Iterator<Item = (usize, [u32; 2], Float)> {
+        let all = edges([self.chunk, self.chunks, self.unit, self.cluster]).into_iter();
+        all.flat_map(|(columns, shares)| {
+            [Float::F16, Float::Bf16, Float::F32].map(|of| (columns, shares, of))
+        })
+    }
+
+    /// Rows of what ends there: few of a cluster's.
+    fn rows(&self) -> usize {
+        if self.cluster > 1 { 1 } else { 2 }
     }
 
     fn columns(&self, columns: usize) -> usize {
@@ -107,6 +108,8 @@ fn row_of<T>(numbers: &[T], columns: usize, row: usize) -> &[T] {
 #[derive(Clone, Copy, Debug)]
 struct Softmax {
     kernel: Kernel,
+    /// Threads of a block that share a row, and rounds, if they are not as usual.
+    shares: Option<[u32; 2]>,
     rows: usize,
     columns: usize,
     blocks: u32,
@@ -122,6 +125,7 @@ impl Softmax {
     fn all(kernel: Kernel) -> Vec<Self> {
         let case = |rows: usize, columns: usize| Self {
             kernel,
+            shares: None,
             rows,
             columns: kernel.columns(columns),
             blocks: 2,
@@ -145,7 +149,14 @@ impl Softmax {
                 case.masks = case.masks.min(case.rows);
             }
         }
-        all.extend(kernel.edges().into_iter().map(|columns| case(2, columns)));
+        for (number, (columns, shares, other)) in kernel.edges().enumerate() {
+            let masks = [0, 1, kernel.rows()][number / 3 % 3];
+            let plain = Self { shares: Some(shares), other, masks: 0, ..case(kernel.rows(), columns) };
+            all.push(plain);
+            if other == Float::F32 {
+                all.push(Self { masks: masks.max(1), ..plain });
+            }
+        }
         // Every chunk of a thread, partly; and more than one round.
         all.push(Self { other: Float::Bf16, ..case(3, kernel.most() - 3 * chunk) });
         all.push(Self { masks: 2, blocks: 1, ..case(2, kernel.most() + 5 * chunk) });
@@ -193,7 +204,7 @@ impl Problem for Softmax {
                 .collect();
             mask = operands.bytes(&with_gaps)?;
         }
-        let [threads, rounds] = kernel.shares(columns);
+        let [threads, rounds] = self.shares.unwrap_or_else(|| kernel.shares(columns));
         let params = SoftmaxParams::<u8> {
             y,
             x: Global::new(from.base),
@@ -214,6 +225,8 @@ impl Problem for Softmax {
 #[derive(Clone, Copy, Debug)]
 struct Gradient {
     kernel: Kernel,
+    /// Threads of a block that share a row, and rounds, if they are not as usual.
+    shares: Option<[u32; 2]>,
     rows: usize,
     columns: usize,
     blocks: u32,
@@ -226,6 +239,7 @@ impl Gradient {
     fn all(kernel: Kernel) -> Vec<Self> {
         let case = |rows: usize, columns: usize| Self {
             kernel,
+            shares: None,
             rows,
             columns: kernel.columns(columns),
             blocks: 2,
@@ -244,7 +258,9 @@ impl Gradient {
             all.truncate(4);
             all.iter_mut().for_each(|case| case.rows = case.rows.min(5));
         }
-        all.extend(kernel.edges().into_iter().map(|columns| case(2, columns)));
+        for (columns, shares, of) in kernel.edges() {
+            all.push(Self { shares: Some(shares), others: [of; 2], ..case(kernel.rows(), columns) });
+        }
         all.push(case(3, kernel.most() - 3 * chunk));
         all.push(Self { blocks: 1, ..case(2, kernel.most() + 5 * chunk) });
         all
@@ -286,7 +302,7 @@ impl Problem for Gradient {
         let from = operands.rows(kernel.of, shape, |row, column| f64::from(y[row * columns + column]))?;
         let dy = operands.rows(of_dy, shape, |row, column| f64::from(dy[row * columns + column]))?;
         let dx = operands.results(of_dx, shape, |row, column| expected[row][column])?;
-        let [threads, rounds] = kernel.shares(columns);
+        let [threads, rounds] = self.shares.unwrap_or_else(|| kernel.shares(columns));
         let params = SoftmaxGradientParams::<u8> {
             dy,
             dx,
@@ -306,6 +322,8 @@ impl Problem for Gradient {
 #[derive(Clone, Copy, Debug)]
 struct Loss {
     kernel: Kernel,
+    /// Threads of a block that share a row, and rounds, if they are not as usual.
+    shares: Option<[u32; 2]>,
     rows: usize,
     columns: usize,
     blocks: u32,
@@ -326,6 +344,7 @@ impl Loss {
     fn all(kernel: Kernel) -> Vec<Self> {
         let case = |rows: usize, columns: usize| Self {
             kernel,
+            shares: None,
             rows,
             columns: kernel.columns(columns),
             blocks: 2,
@@ -351,7 +370,10 @@ impl Loss {
             all.truncate(4);
             all.iter_mut().for_each(|case| case.rows = case.rows.min(5));
         }
-        all.extend(kernel.edges().into_iter().map(|columns| Self { options: capped, ..case(2, columns) }));
+        for (columns, shares, of) in kernel.edges() {
+            let (shares, gradient) = (Some(shares), Some(of));
+            all.push(Self { shares, gradient, options: capped, ..case(kernel.rows(), columns) });
+        }
         // Every chunk of a thread, partly; and more than one round.
         all.push(Self { gradient: Some(Float::Bf16), options: smooth, ..case(3, kernel.most() - 3 * chunk) });
         all.push(Self { options: every, blocks: 1, ..case(3, kernel.most() + 5 * chunk) });
@@ -415,7 +437,7 @@ impl Problem for Loss {
             let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
             of_counts = operands.bytes(&bytes)?;
         }
-        let [threads, rounds] = kernel.shares(columns);
+        let [threads, rounds] = self.shares.unwrap_or_else(|| kernel.shares(columns));
         let cap = options.soft_cap;
         let params = CrossEntropyParams::<u8> {
             gradient,
@@ -459,6 +481,7 @@ impl Count {
             Self { rows: 530, part: 265, labels: LabelKind::U32, ignores: true },
             Self { rows: 300, part: 300, labels: LabelKind::U32, ignores: false },
             Self { rows: 513, part: 256, labels: LabelKind::I32, ignores: true },
+            Self { rows: 511, part: 256, labels: LabelKind::I64, ignores: true },
         ]
     }
 }
@@ -514,6 +537,8 @@ impl Sum {
             Self { rows: 530, part: 530, counts: [1, 64] },
             Self { rows: 20, part: 2048, counts: [40, 8] },
             Self { rows: 300, part: 300, counts: [3, 0] },
+            Self { rows: 511, part: 256, counts: [0, 0] },
+            Self { rows: 40, part: 2048, counts: [32, 64] },
         ]
     }
 }

@@ -8,6 +8,7 @@ mod hopper;
 mod hopper_f32;
 mod linear;
 mod repack;
+mod rows;
 mod skinny;
 mod topk;
 
@@ -50,7 +51,7 @@ const BAR_WARP_SYNC: (&str, &str) = (
 const NO_STEPS: &str = "a sum of no steps, which the caller rules out: K is at least 1";
 
 /// Every table, in the order in which they are searched.
-const TABLES: [&[Equivalent]; 8] = [
+const TABLES: [&[Equivalent]; 9] = [
     linear::EQUIVALENTS,
     generated::EQUIVALENTS,
     hopper::EQUIVALENTS,
@@ -58,6 +59,7 @@ const TABLES: [&[Equivalent]; 8] = [
     hopper_f32::EQUIVALENTS,
     repack::EQUIVALENTS,
     topk::EQUIVALENTS,
+    rows::EQUIVALENTS,
     expert_cache::EQUIVALENTS,
 ];
 
