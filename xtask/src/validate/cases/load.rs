@@ -370,6 +370,15 @@ fn selections(target: Target) -> Vec<TopkCase> {
     if target.compute_capability < (8, 0) { Vec::new() } else { all }
 }
 
+/// Rows and columns for every kernel of rows: of a part of a warp, of a block, of a cluster and of several rounds, aligned and not.
+fn of_rows(target: Target) -> &'static [[usize; 2]] {
+    if target.on_gpu {
+        &[[4096, 120], [2048, 4096], [300, 1001], [16, 40_000], [3, 70_001], [1, 600_000]]
+    } else {
+        &[[9, 40], [5, 77], [2, 9000], [1, 9001]]
+    }
+}
+
 /// Norms and their gradients by every kernel.
 fn norms(target: Target) -> Vec<NormCase> {
     let of_type = |dtype| {
