@@ -87,7 +87,7 @@ impl Case {
             return None;
         }
         Some(match self.neighbours {
-            true => (column ^ 1, column / 2, column % 2 == 0),
+            true => (column ^ 1, column / 2, column.is_multiple_of(2)),
             false if column < pairs => (column + pairs, column, true),
             false => (column - pairs, column - pairs, false),
         })

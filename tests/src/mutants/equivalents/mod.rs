@@ -2,6 +2,7 @@
 //!
 //! The reasons stand in tables, one for each kind of kernel; here is how a mutant's is found.
 
+mod elements;
 mod expert_cache;
 mod generated;
 mod hopper;
@@ -61,6 +62,7 @@ const TABLES: [&[Equivalent]; 9] = [
     topk::EQUIVALENTS,
     rows::EQUIVALENTS,
     expert_cache::EQUIVALENTS,
+    elements::EQUIVALENTS,
 ];
 
 /// The reason for a mutant, if there is one.
