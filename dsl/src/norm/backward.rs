@@ -1,5 +1,8 @@
 //! Gradients of norms.
 
+// Loops over registers index arrays by constants: an iterator by value would be an array in local memory.
+#![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
+
 use crate::launch::{Global, GlobalMut, KernelParam};
 use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, Staged, THREADS, Team, each_chunk, hidden};
 use crate::shared::SharedAddress;
@@ -109,7 +112,7 @@ unsafe fn rows_at_once<
     let of_row = |row: u32| all.only_if(row < p.rows);
     let mut next = [[[0; 4]; CHUNKS]; 2];
     let mut base = team.first;
-    // SAFETY (of all blocks): the caller's promise; the rows are p's, or no column of them is touched.
+    // SAFETY: the caller's promise; the rows are p's, or no column of them is touched.
     unsafe {
         // A row is on its way while the one before is computed.
         load_both(p, of_row(base + team.index), base + team.index, &mut next);
@@ -185,52 +188,52 @@ unsafe fn rows_in_rounds<
 ) {
     let chunks = p.rounds * CHUNKS as u32;
     let mut row = team.first + team.index;
-    // SAFETY (of all blocks): the caller's promise.
-    while row < p.rows {
-        let statistics = unsafe { statistics_of(p, row) };
-        let at = |operand: usize| row as u64 * p.strides[operand];
-        let (x, dy) = (p.x.offset(at(0)).address(), p.dy.offset(at(1)).address());
-        let (dsum, dx) = (p.dsum.offset(at(2)).address(), p.dx.offset(at(3)).address());
-        let of_chunk = |chunk: u32| unsafe {
-            let words = [all.load_words::<T>(x, chunk), all.load_words::<T>(dy, chunk)];
-            let weight = if p.weight.is_there() { all.load(&p.weight, 0, chunk) } else { [1.0; PER] };
-            Chunk::<PER>::new::<T>(words, weight, statistics)
-        };
-        let mut sums = [0.0; 2];
-        for chunk in 0..chunks {
-            let Chunk { normed, gradient, .. } = of_chunk(chunk);
-            for j in 0..PER {
-                sums[0] += gradient[j];
-                sums[1] = ptx::fma(gradient[j], normed[j], sums[1]);
+    // SAFETY: the caller's promise.
+    unsafe {
+        while row < p.rows {
+            let statistics = statistics_of(p, row);
+            let at = |operand: usize| row as u64 * p.strides[operand];
+            let (x, dy) = (p.x.offset(at(0)).address(), p.dy.offset(at(1)).address());
+            let (dsum, dx) = (p.dsum.offset(at(2)).address(), p.dx.offset(at(3)).address());
+            let of_chunk = |chunk: u32| {
+                let words = [all.load_words::<T>(x, chunk), all.load_words::<T>(dy, chunk)];
+                let weight = if p.weight.is_there() { all.load(&p.weight, 0, chunk) } else { [1.0; PER] };
+                Chunk::<PER>::new::<T>(words, weight, statistics)
+            };
+            let mut sums = [0.0; 2];
+            for chunk in 0..chunks {
+                let Chunk { normed, gradient, .. } = of_chunk(chunk);
+                for j in 0..PER {
+                    sums[0] += gradient[j];
+                    sums[1] = ptx::fma(gradient[j], normed[j], sums[1]);
+                }
             }
-        }
-        sums = unsafe { team.sum(sums) };
-        let of_mean = if p.is_centered == 0 { 0.0 } else { sums[0] * p.inverse };
-        let of_deviation = sums[1] * p.inverse;
-        let is_first = row == team.first + team.index;
-        for chunk in 0..chunks {
-            let mut from_elsewhere = [0.0; PER];
-            if !p.dsum.is_null() {
-                from_elsewhere = T::unpack(unsafe { all.load_words::<T>(dsum, chunk) });
-            }
-            let Chunk { normed, dy, gradient } = of_chunk(chunk);
-            let mut result = [0.0; PER];
-            for j in 0..PER {
-                let rest = ptx::fma(-normed[j], of_deviation, gradient[j] - of_mean);
-                result[j] = ptx::fma(rest, statistics[1], from_elsewhere[j]);
-                if all.has(chunk, j) {
-                    let at = part::<CLUSTER>() as u64 * p.columns as u64 + all.column(chunk, j) as u64;
-                    unsafe {
+            sums = team.sum(sums);
+            let of_mean = if p.is_centered == 0 { 0.0 } else { sums[0] * p.inverse };
+            let of_deviation = sums[1] * p.inverse;
+            let is_first = row == team.first + team.index;
+            for chunk in 0..chunks {
+                let mut from_elsewhere = [0.0; PER];
+                if !p.dsum.is_null() {
+                    from_elsewhere = T::unpack(all.load_words::<T>(dsum, chunk));
+                }
+                let Chunk { normed, dy, gradient } = of_chunk(chunk);
+                let mut result = [0.0; PER];
+                for j in 0..PER {
+                    let rest = ptx::fma(-normed[j], of_deviation, gradient[j] - of_mean);
+                    result[j] = ptx::fma(rest, statistics[1], from_elsewhere[j]);
+                    if all.has(chunk, j) {
+                        let at = part::<CLUSTER>() as u64 * p.columns as u64 + all.column(chunk, j) as u64;
                         add(p.dweight, at, dy[j] * normed[j], is_first);
                         add(p.dbias, at, dy[j], is_first);
                     }
                 }
+                if !p.dx.is_null() {
+                    all.store_words::<T>(dx, chunk, T::pack(result));
+                }
             }
-            if !p.dx.is_null() {
-                unsafe { all.store_words::<T>(dx, chunk, T::pack(result)) };
-            }
+            row += team.step;
         }
-        row += team.step;
     }
 }
 
@@ -320,7 +323,7 @@ unsafe fn add(to: GlobalMut<f32>, at: u64, value: f32, is_first: bool) {
     let address = to.offset(at).address();
     // SAFETY: the caller's promise.
     unsafe {
-        let before = ptx::ld_global_f32_if(address, !is_first);
+        let before = f32::from_bits(ptx::ld_global_b32_in_order_if(address, !is_first));
         ptx::st_global_b32(address, (before + value).to_bits());
     }
 }

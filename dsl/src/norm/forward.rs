@@ -1,5 +1,8 @@
 //! Norms of rows.
 
+// Loops over registers index arrays by constants: an iterator by value would be an array in local memory.
+#![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
+
 use crate::launch::{Global, GlobalMut, KernelParam};
 use crate::rows::{AnyRows, Columns, RowElement, SHARED_BYTES, Staged, Team, each_chunk, hidden};
 use crate::shared::SharedAddress;
@@ -163,7 +166,7 @@ unsafe fn rows_at_once<
     let (is_centered, has_bias) = (p.is_centered != 0, p.bias.is_there());
     let of_row = |row: u32| all.only_if(row < p.rows);
     let vectors = SharedAddress::dynamic().offset(SHARED_BYTES);
-    // SAFETY (of all blocks): the caller's promise; the rows are p's, or no column of them is touched.
+    // SAFETY: the caller's promise; the rows are p's, or no column of them is touched.
     unsafe {
         // A row is on its way while the one before is computed.
         let mut next = [[0; 4]; CHUNKS];
@@ -339,72 +342,74 @@ unsafe fn rows_in_rounds<
         // SAFETY: all threads of the block come here.
         count = unsafe { team.block_sum(count) };
     }
-    // SAFETY (of all blocks): the caller's promise; a thread reads what it has written itself.
-    while row < p.rows {
-        let residual = p.residual.offset(row as u64 * p.residual_stride).address();
-        let sum = p.sum.offset(row as u64 * p.sum_stride).address();
-        let source = if is_sum { sum } else { p.x.row(row) };
-        let mut total = 0.0;
-        for chunk in 0..chunks {
-            let mut words = unsafe { all.load_words::<T>(if is_sum { residual } else { source }, chunk) };
-            if is_sum {
-                let mut values = unsafe { all.load(&p.x, row, chunk) };
-                let others: [f32; PER] = T::unpack(words);
-                for j in 0..PER {
-                    values[j] += others[j];
-                }
-                words = T::pack(values);
-                unsafe { all.store_words::<T>(sum, chunk, words) };
-            }
-            let values: [f32; PER] = T::unpack(words);
-            for j in 0..PER {
-                // Where there is no column there may be an offset.
-                let value = if all.has(chunk, j) { values[j] } else { 0.0 };
-                total = if p.is_centered == 0 { ptx::fma(value, value, total) } else { total + value };
-            }
-        }
-        let statistics = if p.is_centered == 0 {
-            let [total] = unsafe { team.sum([total]) };
-            Statistics::of_squares(p, total)
-        } else {
-            let differences = |mean: f32| {
-                let mut sums = [0.0; 2];
-                for chunk in 0..chunks {
-                    let values: [f32; PER] = T::unpack(unsafe { all.load_words::<T>(source, chunk) });
+    // SAFETY: the caller's promise; a thread reads what it has written itself.
+    unsafe {
+        while row < p.rows {
+            let residual = p.residual.offset(row as u64 * p.residual_stride).address();
+            let sum = p.sum.offset(row as u64 * p.sum_stride).address();
+            let source = if is_sum { sum } else { p.x.row(row) };
+            let mut total = 0.0;
+            for chunk in 0..chunks {
+                let mut words = all.load_words::<T>(if is_sum { residual } else { source }, chunk);
+                if is_sum {
+                    let mut values = all.load(&p.x, row, chunk);
+                    let others: [f32; PER] = T::unpack(words);
                     for j in 0..PER {
-                        let difference = if all.has(chunk, j) { values[j] - mean } else { 0.0 };
-                        sums[0] += difference;
-                        sums[1] = ptx::fma(difference, difference, sums[1]);
+                        values[j] += others[j];
+                    }
+                    words = T::pack(values);
+                    all.store_words::<T>(sum, chunk, words);
+                }
+                let values: [f32; PER] = T::unpack(words);
+                for j in 0..PER {
+                    // Where there is no column there may be an offset.
+                    let value = if all.has(chunk, j) { values[j] } else { 0.0 };
+                    total = if p.is_centered == 0 { ptx::fma(value, value, total) } else { total + value };
+                }
+            }
+            let statistics = if p.is_centered == 0 {
+                let [total] = team.sum([total]);
+                Statistics::of_squares(p, total)
+            } else {
+                let differences = |mean: f32| {
+                    let mut sums = [0.0; 2];
+                    for chunk in 0..chunks {
+                        let values: [f32; PER] = T::unpack(all.load_words::<T>(source, chunk));
+                        for j in 0..PER {
+                            let difference = if all.has(chunk, j) { values[j] - mean } else { 0.0 };
+                            sums[0] += difference;
+                            sums[1] = ptx::fma(difference, difference, sums[1]);
+                        }
+                    }
+                    sums
+                };
+                let (mean, sums) = team.moments(total, differences, p.inverse, count);
+                Statistics::of_differences(p, mean, sums)
+            };
+            if team.rank == 0 {
+                statistics.store(p, row);
+            }
+            let chunks = if p.y.is_there() { chunks } else { 0 };
+            for chunk in 0..chunks {
+                let mut values: [f32; PER] = T::unpack(all.load_words::<T>(source, chunk));
+                for j in 0..PER {
+                    values[j] = (values[j] - statistics.mean - statistics.rest) * statistics.deviation;
+                }
+                if p.weight.is_there() {
+                    let weight = all.load(&p.weight, 0, chunk);
+                    for j in 0..PER {
+                        values[j] *= weight[j];
                     }
                 }
-                sums
-            };
-            let (mean, sums) = unsafe { team.moments(total, differences, p.inverse, count) };
-            Statistics::of_differences(p, mean, sums)
-        };
-        if team.rank == 0 {
-            unsafe { statistics.store(p, row) };
-        }
-        let chunks = if p.y.is_there() { chunks } else { 0 };
-        for chunk in 0..chunks {
-            let mut values: [f32; PER] = T::unpack(unsafe { all.load_words::<T>(source, chunk) });
-            for j in 0..PER {
-                values[j] = (values[j] - statistics.mean - statistics.rest) * statistics.deviation;
-            }
-            if p.weight.is_there() {
-                let weight = unsafe { all.load(&p.weight, 0, chunk) };
-                for j in 0..PER {
-                    values[j] *= weight[j];
+                if p.bias.is_there() {
+                    let bias = all.load(&p.bias, 0, chunk);
+                    for j in 0..PER {
+                        values[j] += bias[j];
+                    }
                 }
+                all.store_as(p.y.kind, p.y.row(row), chunk, values);
             }
-            if p.bias.is_there() {
-                let bias = unsafe { all.load(&p.bias, 0, chunk) };
-                for j in 0..PER {
-                    values[j] += bias[j];
-                }
-            }
-            unsafe { all.store_as(p.y.kind, p.y.row(row), chunk, values) };
+            row += team.step;
         }
-        row += team.step;
     }
 }

@@ -165,6 +165,9 @@ pub unsafe fn ld_global_v4_b32_if(address: u64, condition: bool) -> [u32; 4] {
 
 macro_rules! load_if {
     ($(#[$doc:meta])* $name:ident, $text:literal, $zero:literal, $class:ident, $value:ty) => {
+        load_if!($(#[$doc])* $name, $text, $zero, $class, $value, [pure, nomem, nostack]);
+    };
+    ($(#[$doc:meta])* $name:ident, $text:literal, $zero:literal, $class:ident, $value:ty, [$($option:ident),*]) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -181,7 +184,7 @@ macro_rules! load_if {
                         "{{ .reg .pred holds; setp.ne.u32 holds, {2}, 0; ", $zero, "; @holds ", $text, " {0}, [{1}]; }}"
                     ),
                     out($class) value, in(reg64) address, in(reg32) u32::from(condition),
-                    options(pure, nomem, nostack)
+                    options($($option),*)
                 )
             };
             value
@@ -205,6 +208,15 @@ load_if!(
 load_if!(
     /// `@condition ld.global.nc.f32`: as [`ld_global_nc_f32`] if `condition` holds, else 0.
     ld_global_nc_f32_if, "ld.global.nc.f32", "mov.b32 {0}, 0", reg32, f32
+);
+
+load_if!(
+    /// `@condition ld.global.b16`: as [`ld_global_b16_if`], of memory that this thread may have written before: it stays where it is among loads and stores.
+    ld_global_b16_in_order_if, "ld.global.b16", "mov.b16 {0}, 0", reg16, u16, [nostack]
+);
+load_if!(
+    /// `@condition ld.global.b32`: the same, of four bytes.
+    ld_global_b32_in_order_if, "ld.global.b32", "mov.b32 {0}, 0", reg32, u32, [nostack]
 );
 
 load_if!(

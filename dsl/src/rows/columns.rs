@@ -1,5 +1,8 @@
 //! Which columns of a row a thread has, and how it loads and stores them.
 
+// Loops over registers index arrays by constants: an iterator by value would be an array in local memory.
+#![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
+
 use crate::float::{Bf16, Element, F16, HalfElement};
 use crate::launch::GlobalMut;
 use crate::ptx;
@@ -103,10 +106,6 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
     pub fn are(&self, chunk: u32, column: u32) -> [bool; PER] {
         let distance = ptx::opaque(column.wrapping_sub(self.column(chunk, 0)));
         let mut are = [false; PER];
-        #[allow(
-            clippy::needless_range_loop,
-            reason = "an iterator over registers would be an array in local memory"
-        )]
         for j in 0..PER {
             are[j] = distance == if VECTOR { j as u32 } else { j as u32 * self.threads };
         }

@@ -1,5 +1,8 @@
 //! Element types, by words of four bytes.
 
+// Loops over registers index arrays by constants: an iterator by value would be an array in local memory.
+#![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
+
 use crate::float::{Bf16, Element, F16, HalfElement};
 use crate::ptx;
 use crate::rows::Kind;
@@ -54,7 +57,7 @@ macro_rules! half {
             #[inline(always)]
             unsafe fn load_bits_if(address: u64, condition: bool) -> u32 {
                 // SAFETY: the caller's promise.
-                unsafe { ptx::ld_global_b16_if(address, condition) as u32 }
+                unsafe { ptx::ld_global_b16_in_order_if(address, condition) as u32 }
             }
 
             #[inline(always)]
@@ -95,7 +98,7 @@ impl RowElement for f32 {
     #[inline(always)]
     unsafe fn load_bits_if(address: u64, condition: bool) -> u32 {
         // SAFETY: the caller's promise.
-        unsafe { ptx::ld_global_f32_if(address, condition) }.to_bits()
+        unsafe { ptx::ld_global_b32_in_order_if(address, condition) }
     }
 
     #[inline(always)]

@@ -1,5 +1,8 @@
 //! Vectors with an element for each column, in f32 in shared memory: read and converted once for all rows of a block.
 
+// Loops over registers index arrays by constants: an iterator by value would be an array in local memory.
+#![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
+
 use crate::rows::{AnyRows, Columns, RowElement, THREADS, Team};
 use crate::shared::SharedAddress;
 use crate::{ptx, thread};

@@ -1,5 +1,8 @@
 //! The threads that share a row.
 
+// Loops over registers index arrays by constants: an iterator by value would be an array in local memory.
+#![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
+
 use crate::rows::THREADS;
 use crate::shared::SharedAddress;
 use crate::{ptx, thread, warp};
@@ -126,26 +129,28 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         inverse: f32,
         count: f32,
     ) -> (f32, [f32; 2]) {
-        // SAFETY (of all blocks): the caller's promise.
-        if !CLUSTER {
-            let [total] = unsafe { self.sum([total]) };
-            let mean = total * inverse;
-            return (mean, unsafe { self.sum(differences(mean)) });
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !CLUSTER {
+                let [total] = self.sum([total]);
+                let mean = total * inverse;
+                return (mean, self.sum(differences(mean)));
+            }
+            let add = |a: f32, b: f32| a + b;
+            let [total] = self.block_reduce([total], 0.0, add);
+            let own = if count == 0.0 { 0.0 } else { total * ptx::rcp_approx_ftz(count) };
+            let sums = self.block_reduce(differences(own), 0.0, add);
+            let [own, sum, squares, count] = self.of_block([own, sums[0], sums[1], count], 0.0);
+            let first = f32::from_bits(ptx::shfl_sync_idx(own.to_bits(), 0));
+            let mut rest = [ptx::fma(count, own - first, sum)];
+            over_lanes(&mut rest, warp::SIZE, add);
+            let mean = ptx::fma(rest[0], inverse, first);
+            let apart = own - mean;
+            let sum_apart = ptx::fma(count, apart, sum);
+            let mut sums = [sum_apart, ptx::fma(apart, sum_apart + sum, squares)];
+            over_lanes(&mut sums, warp::SIZE, add);
+            (mean, sums)
         }
-        let add = |a: f32, b: f32| a + b;
-        let [total] = unsafe { self.block_reduce([total], 0.0, add) };
-        let own = if count == 0.0 { 0.0 } else { total * ptx::rcp_approx_ftz(count) };
-        let sums = unsafe { self.block_reduce(differences(own), 0.0, add) };
-        let [own, sum, squares, count] = unsafe { self.of_block([own, sums[0], sums[1], count], 0.0) };
-        let first = f32::from_bits(unsafe { ptx::shfl_sync_idx(own.to_bits(), 0) });
-        let mut rest = [ptx::fma(count, own - first, sum)];
-        unsafe { over_lanes(&mut rest, warp::SIZE, add) };
-        let mean = ptx::fma(rest[0], inverse, first);
-        let apart = own - mean;
-        let sum_apart = ptx::fma(count, apart, sum);
-        let mut sums = [sum_apart, ptx::fma(apart, sum_apart + sum, squares)];
-        unsafe { over_lanes(&mut sums, warp::SIZE, add) };
-        (mean, sums)
     }
 
     /// The sum of the numbers of this block's threads that share a row.

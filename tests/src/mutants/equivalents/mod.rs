@@ -52,7 +52,7 @@ const BAR_WARP_SYNC: (&str, &str) = (
 const NO_STEPS: &str = "a sum of no steps, which the caller rules out: K is at least 1";
 
 /// Every table, in the order in which they are searched.
-const TABLES: [&[Equivalent]; 9] = [
+const TABLES: [&[Equivalent]; 10] = [
     linear::EQUIVALENTS,
     generated::EQUIVALENTS,
     hopper::EQUIVALENTS,
