@@ -7,7 +7,7 @@ use crate::ops::embedding::{EmbeddingElement, EmbeddingId, EmbeddingOp};
 use crate::tensor::{Element, Tensor};
 use crate::weights::{FloatElement, Weights};
 
-/// The rows of a table `[V, N]` that ids name; see [`ops::embedding`].
+/// The rows of a table `[V, N]` that ids name; see [`ops::embedding()`].
 ///
 /// ```
 /// use warpsmith::layers::Embedding;
