@@ -23,11 +23,21 @@ pub(crate) struct Transfer {
     pub(crate) signals: Vec<Signal>,
     /// What each barrier counts.
     pub(crate) bytes: u32,
+    /// If it writes as its thread would, not through the async proxy: what that has done and knows, which those that wait learn with it.
+    pub(crate) clock: Option<Clock>,
 }
 
 /// Contiguous bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Piece {
+    /// The first of these bytes.
+    Write {
+        to: Place,
+        bytes: u32,
+        data: [u8; 16],
+        /// Which of them were written, as bits.
+        written: u16,
+    },
     /// The same 16 bits throughout.
     Fill {
         to: Place,
@@ -60,7 +70,7 @@ pub(crate) enum Piece {
 impl Piece {
     pub(super) fn parts(self) -> (Option<Place>, Place, u32) {
         match self {
-            Self::Fill { to, bytes, .. } => (None, to, bytes),
+            Self::Fill { to, bytes, .. } | Self::Write { to, bytes, .. } => (None, to, bytes),
             Self::Load { from, to, bytes }
             | Self::LoadRounded { from, to, bytes }
             | Self::Reduce { from, to, bytes, .. } => (Some(from), to, bytes),
@@ -75,6 +85,7 @@ impl Piece {
     /// Makes another block of the cluster the one whose shared memory it writes.
     pub(super) fn send_to(&mut self, block: u32) {
         let (Self::Fill { to, .. }
+        | Self::Write { to, .. }
         | Self::Load { to, .. }
         | Self::LoadRounded { to, .. }
         | Self::Reduce { to, .. }) = self;
@@ -350,7 +361,7 @@ impl Core<'_> {
             let Some(barrier) = self.peer(rank).and_then(|block| block.mbarriers.get(offset)) else {
                 continue;
             };
-            let mut clock = Clock::default();
+            let mut clock = pending.transfer.clock.clone().unwrap_or_default();
             clock.learn(barrier.channel, stamp);
             if let Some(message) = self.bytes_came(rank, offset, pending.transfer.bytes, &clock) {
                 self.select(pending.rank);

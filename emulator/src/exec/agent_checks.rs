@@ -154,16 +154,17 @@ impl Core<'_> {
         };
         let Some(channel) = channel else { return Ok(()) };
         let who = Who { actor: self.warp.actor, at: self.warp.pc };
+        let proxy = transfer.clock.is_none();
         self.in_block(rank, |core| {
             let Core { block, order, .. } = core;
             let Some(shadow) = &mut block.shadow else { return Ok(()) };
             let mut all = ranges.iter().flat_map(|&(offset, bytes)| granules(offset, bytes));
             let failed = all.find_map(|(granule, bytes)| {
-                let started = shadow.start_copy(order, granule, bytes, who, channel);
+                let started = shadow.start_copy(order, granule, bytes, who, channel, proxy);
                 started.err().map(|conflict| (granule, conflict))
             });
             core.conflicts(1 << lane, transfer.what, true, failed)?;
-            core.check_overtaken(1 << lane, transfer.what, ranges)
+            if proxy { core.check_overtaken(1 << lane, transfer.what, ranges) } else { Ok(()) }
         })
     }
 

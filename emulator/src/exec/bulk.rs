@@ -112,7 +112,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
             BulkCopy::Prefetch => continue,
         };
         pieces.retain(|piece| piece.bytes() != 0);
-        core.start(lane, Transfer { what: name, pieces, signals, bytes })?;
+        core.start(lane, Transfer { what: name, pieces, signals, bytes, clock: None })?;
     }
     Ok(())
 }

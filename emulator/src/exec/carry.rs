@@ -47,6 +47,10 @@ impl Core<'_> {
         if let Piece::Fill { pattern, .. } = piece {
             data.iter_mut().zip(pattern.to_le_bytes().iter().cycle()).for_each(|(to, &from)| *to = from);
         }
+        if let Piece::Write { data: given, written: which, .. } = piece {
+            data.copy_from_slice(&given[..bytes as usize]);
+            written.iter_mut().enumerate().for_each(|(i, written)| *written = which >> i & 1 == 1);
+        }
         if let Piece::LoadRounded { .. } = piece {
             for number in data.as_chunks_mut().0 {
                 *number = round_tf32(u32::from_le_bytes(*number)).to_le_bytes();

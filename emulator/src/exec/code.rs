@@ -202,7 +202,7 @@ pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
 fn handler_of(op: Op, level: Level) -> Handler {
     use super::{
         agent, arithmetic, atomic, bulk, cluster, collective, compare, control, convert, copy, data,
-        floating, matrix, mbarrier, memory, strong, tensor, wgmma,
+        floating, matrix, mbarrier, memory, store_async, strong, tensor, wgmma,
     };
     match op {
         Op::Unary(unary, ty, mode) => match arithmetic::unary(unary, ty, level) {
@@ -265,6 +265,7 @@ fn handler_of(op: Op, level: Level) -> Handler {
         Op::TensorCopy { .. } => tensor::copy(level),
         Op::PrefetchMap(_) => tensor::prefetch(level),
         Op::BulkCopy(_) => bulk::copy(level),
+        Op::StoreAsync { .. } => store_async::store(level),
         Op::BulkCommit => bulk::commit(level),
         Op::BulkWait { .. } => bulk::wait(level),
         Op::CreatePolicy => bulk::create_policy(level),

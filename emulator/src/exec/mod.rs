@@ -48,6 +48,7 @@ mod mbarrier;
 mod memory;
 mod race;
 pub(crate) mod registers;
+mod store_async;
 mod strong;
 mod tensor;
 pub(crate) mod trace;

@@ -168,7 +168,7 @@ fn load(
         pieces.iter_mut().rev().take(one).for_each(|piece| piece.send_to(rank));
     }
     // The barrier counts the whole box, whatever of it lies outside the tensor.
-    core.start(lane, Transfer { what, pieces, signals, bytes: map.box_bytes() as u32 })
+    core.start(lane, Transfer { what, pieces, signals, bytes: map.box_bytes() as u32, clock: None })
 }
 
 fn store(
@@ -228,7 +228,10 @@ fn store(
     if let Some(flow) = failed {
         return Err(core.at_box(flow, map, start));
     }
-    core.start(lane, Transfer { what, pieces, signals: vec![Signal::Group], bytes: map.box_bytes() as u32 })
+    core.start(
+        lane,
+        Transfer { what, pieces, signals: vec![Signal::Group], bytes: map.box_bytes() as u32, clock: None },
+    )
 }
 
 /// The type that a reduction works in; `None` where there is none for these elements.

@@ -75,6 +75,7 @@ impl Instruction {
             | Op::PrefetchMap(_)
             | Op::TensorCopy { .. }
             | Op::BulkCopy(_)
+            | Op::StoreAsync { .. }
             | Op::BulkCommit
             | Op::BulkWait { .. }
             | Op::CopyAsync { .. }

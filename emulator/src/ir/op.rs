@@ -524,6 +524,11 @@ pub(crate) enum Op {
     BulkWait {
         read: bool,
     },
+    /// Elements that each lane stores to a block of the cluster, whose mbarrier counts their bytes.
+    StoreAsync {
+        ty: Ty,
+        count: u8,
+    },
     PrefetchMap(Space),
     /// A cache policy, of no consequence for a result.
     CreatePolicy,
@@ -558,6 +563,7 @@ impl Op {
                 | Self::CopyArrive { .. }
                 | Self::TensorCopy { .. }
                 | Self::BulkCopy(_)
+                | Self::StoreAsync { .. }
                 | Self::Wgmma(_)
         )
     }

@@ -216,6 +216,82 @@ fn blocks_arrive_at_each_others_mbarriers() {
 }
 
 #[test]
+fn asynchronous_stores_are_counted_by_the_mbarrier_beside_them() {
+    // Each block stores to the other's memory, and waits for what comes to its own.
+    let body = |bytes: u32, before: &str, store: &str, wait: &str, after: &str| {
+        let init = "@%c7 mbarrier.init.shared::cta.b64 [m], 1;\n@%c7 fence.mbarrier_init.release.cluster;\n";
+        format!(
+            "{init}{SYNC}@%c7 mbarrier.arrive.expect_tx.shared::cta.b64 _, [m], {bytes};\n\
+             mov.b32 %r1, s;\nmad.lo.u32 %r1, %t, 16, %r1;\nxor.b32 %r2, %k, 1;\nmapa.shared::cluster.u32 %r3, %r1, %r2;\n\
+             mov.b32 %r4, m;\nmapa.shared::cluster.u32 %r5, %r4, %r2;\nmad.lo.u32 %r6, %k, 100, %t;\nmov.u32 %r7, 7;\n\
+             cvt.u64.u32 %x0, %r6;\nmov.u64 %x1, 8;\n{before}{store}\n{wait}{after}ld.shared.u32 %r6, [%r1];\n\
+             st.global.u32 [%q], %r6;\n{SYNC}"
+        )
+    };
+    let expected: Vec<u32> = (0..64).map(|i| (1 - i / 32) * 100 + i % 32).collect();
+    let head = "st.async.shared::cluster.mbarrier::complete_tx::bytes";
+    for (bytes, form, values) in [
+        (4, "b32", "%r6"),
+        (4, "f32", "%r6"),
+        (8, "u64", "%x0"),
+        (8, "v2.s32", "{%r6, %r7}"),
+        (16, "v2.b64", "{%x0, %x1}"),
+        (16, "v4.f32", "{%r6, %r7, %r7, %r7}"),
+    ] {
+        let store = format!("{head}.{form} [%r3], {values}, [%r5];");
+        assert_eq!(
+            passes(&kernel(2, &body(32 * bytes, "", &store, &wait("L", 0), "")), 2, 32),
+            expected,
+            "{form}"
+        );
+    }
+    // The second of four words.
+    let store = format!("{head}.v4.u32 [%r3], {{%r7, %r6, %r7, %r7}}, [%r5];");
+    let text = body(512, "", &store, &wait("L", 0), "add.u32 %r1, %r1, 4;\n");
+    assert_eq!(passes(&kernel(2, &text), 2, 32), expected);
+    // `.weak` changes nothing.
+    let weak = store.replace("st.async", "st.async.weak");
+    assert_eq!(passes(&kernel(2, &text.replace(&store, &weak)), 2, 32), expected);
+
+    let fails = |text: &str, kind| fails(&kernel(2, text), 2, 32, kind);
+    // Nobody has waited, also not a barrier of the cluster's threads.
+    fails(&body(512, "", &store, SYNC, ""), FindingKind::AsynchronousCopy);
+    // More bytes are expected than come.
+    fails(&body(516, "", &store, &wait("L", 0), ""), FindingKind::BarrierDeadlock);
+    // The mbarrier is the own block's, but the memory is the other's; nowhere; not aligned.
+    let found = fails(&body(512, "", &store.replace("%r5", "%r4"), "", ""), FindingKind::BarrierMisuse);
+    assert!(found.message.contains("expected one of the block that it writes to"), "{found}");
+    let found = fails(&body(512, "add.u32 %r3, %r3, 8;\n", &store, "", ""), FindingKind::Misaligned);
+    assert!(found.message.contains("an asynchronous store"), "{found}");
+    fails(&body(512, "add.u32 %r3, %r3, 0x80000;\n", &store, "", ""), FindingKind::OutOfBounds);
+    // A value that nothing wrote is one where it arrives.
+    let text = body(512, "", &store.replace("%r6", "%r9"), &wait("L", 0), "add.u32 %r1, %r1, 4;\n");
+    fails(&text, FindingKind::Uninitialised);
+}
+
+#[test]
+fn who_waits_for_an_asynchronous_store_knows_what_its_thread_did() {
+    // Block 0 reads its memory, then stores to block 1's; that has waited for it when it stores to what block 0 has read. No proxy fence is asked for.
+    let head = "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32";
+    let text = |read: &str, late: &str| {
+        format!(
+            "@%c7 mbarrier.init.shared::cta.b64 [m], 1;\n@%c7 fence.mbarrier_init.release.cluster;\n\
+             mov.b32 %r1, s;\nmad.lo.u32 %r1, %t, 4, %r1;\nst.shared.u32 [%r1], %t;\n{SYNC}\
+             @%c7 mbarrier.arrive.expect_tx.shared::cta.b64 _, [m], 128;\nxor.b32 %r2, %k, 1;\n\
+             mapa.shared::cluster.u32 %r3, %r1, %r2;\nmov.b32 %r4, m;\nmapa.shared::cluster.u32 %r5, %r4, %r2;\n\
+             setp.eq.u32 %c0, %k, 0;\n@!%c0 bra SECOND;\n{read}{head} [%r3+128], %t, [%r5];\n{late}{}bra END;\n\
+             SECOND:\n{}{head} [%r3], %k, [%r5];\nEND:\n{SYNC}ld.shared.u32 %r6, [%r1];\nst.global.u32 [%q], %r6;",
+            wait("L", 0),
+            wait("M", 0),
+        )
+    };
+    let read = "ld.shared.u32 %r7, [%r1];\n";
+    assert_eq!(passes(&kernel(2, &text(read, "")), 2, 32)[..32], [1; 32]);
+    // A read behind the store is not ordered before what comes back.
+    fails(&kernel(2, &text("", read)), 2, 32, FindingKind::SharedRace);
+}
+
+#[test]
 fn the_clusters_barrier_is_used_in_turns() {
     let arrive = "barrier.cluster.arrive.aligned;\n";
     let wait = "barrier.cluster.wait.aligned;\n";

@@ -320,12 +320,14 @@ impl Shadow {
         bytes: u16,
         who: Who,
         channel: order::Actor,
+        proxy: bool,
     ) -> Result<(), Conflict> {
-        let actor = Actor { fenced: Some(order.fenced(who.actor, Memory::Shared)), ..self.actor(order, who) };
+        let fenced = proxy.then(|| order.fenced(who.actor, Memory::Shared));
+        let actor = Actor { fenced, ..self.actor(order, who) };
         self.check_others(granule, bytes, &actor, Access::Asynchronous)?;
         self.touch(granule, bytes, &actor, Access::Asynchronous)?;
         self.each_cell(granule, bytes, |cell| {
-            (cell.writer, cell.foreign, cell.proxy) = (channel, true, true);
+            (cell.writer, cell.foreign, cell.proxy) = (channel, true, proxy);
         });
         Ok(())
     }

@@ -166,7 +166,7 @@ fn agents_need_a_proxy_fence_behind_ordinary_writes() {
     s.access(0, 0xffff, 0, Access::Write, 1).unwrap();
     all(&mut s, 2);
     assert!(s.shadow.check_agent(&s.order, 0, 0xffff, reader).unwrap_err().unfenced);
-    assert!(s.shadow.start_copy(&s.order, 0, 0xff, reader, 9).unwrap_err().unfenced);
+    assert!(s.shadow.start_copy(&s.order, 0, 0xff, reader, 9, true).unwrap_err().unfenced);
     // A fence helps whoever executes it, as long as it is between the two.
     s.order.fence(1, &Memory::ALL);
     assert!(s.shadow.check_agent(&s.order, 0, 0xffff, reader).is_ok());
@@ -180,7 +180,7 @@ fn agents_need_a_proxy_fence_behind_ordinary_writes() {
 fn a_copy_is_known_to_those_that_waited_for_it() {
     let mut s = Pair::new(64, 2);
     let channel = s.order.channel();
-    s.shadow.start_copy(&s.order, 0, 0xffff, Who { actor: 0, at: 3 }, channel).unwrap();
+    s.shadow.start_copy(&s.order, 0, 0xffff, Who { actor: 0, at: 3 }, channel, true).unwrap();
     assert_eq!(s.access(0, 1, 0, Access::Read, 4).unwrap_err().access, Access::Asynchronous);
     let stamp = s.order.now();
     s.shadow.arrive(0, 0xffff, stamp);

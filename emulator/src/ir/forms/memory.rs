@@ -25,6 +25,10 @@ fn store(c: &Chosen<'_>) -> Op {
     Op::Store { space: space(c), ty: c.ty(0), count: c.vector(), strength: strength(c, Strength::Weak) }
 }
 
+fn store_async(c: &Chosen<'_>) -> Op {
+    Op::StoreAsync { ty: c.ty(0), count: c.vector() }
+}
+
 pub(super) static ROWS: &[Form] = rows! {
     // Moving data. Hints for the caches belong to global memory, and a scope to an ordered access.
     "mov", "pred|b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64", "any", |c| unary(c, U::Mov);
@@ -44,6 +48,8 @@ pub(super) static ROWS: &[Form] = rows! {
     "st", list!("volatile global|shared|shared::cta|shared::cluster?" vector_if types), "[] ~t*v", store;
     "st", list!("relaxed|release" scope "global?" eviction_if vector_if types), "[] ~t*v", store;
     "st", list!("relaxed|release" scope windows vector_if types), "[] ~t*v", store;
+    "st", "async weak? shared::cluster mbarrier::complete_tx::bytes v2? b32|u32|s32|f32|b64|u64|s64|f64", "[] ~t*v []", store_async;
+    "st", "async weak? shared::cluster mbarrier::complete_tx::bytes v4 b32|u32|s32|f32", "[] ~t*v []", store_async;
     "prefetch", "global|local? L1|L2", "[]", |_| Op::Nop;
     "prefetchu", "L1", "[]", |_| Op::Nop;
     "cvta", "global|shared|shared::cta|shared::cluster|local|const|param u64", "=t t",
