@@ -18,7 +18,7 @@ use warpsmith_dsl::{kernel, warp};
 #[kernel(
     family = cross_entropy,
     block = [THREADS, 1, 1],
-    min_blocks = if PER == 4 { 3 } else { 2 },
+    min_blocks = 3,
     shared = SHARED_BYTES,
     instances = [
         cross_entropy_f16 = <F16, 8, 4, true>,

@@ -14,7 +14,7 @@ use warpsmith_dsl::rows::{RowElement, SHARED_BYTES, THREADS};
 #[kernel(
     family = cross_entropy_cluster,
     block = [THREADS, 1, 1],
-    min_blocks = if PER == 4 { 3 } else { 2 },
+    min_blocks = if VECTOR { 4 } else { 3 },
     shared = SHARED_BYTES,
     instances = [
         cross_entropy_cluster_f16 = <F16, 8, 4, true>,

@@ -43,8 +43,8 @@ impl Arch {
     /// The PTX version to compile to, as major × 10 + minor: the oldest that has what kernels for this architecture use,
     /// because the driver must know it.
     ///
-    /// 7.0 (driver 450) has every `mma.sync` and `cp.async` form of `sm_80`; 8.0 (driver 525) is the first with `sm_90a`, and 8.4 (driver
-    /// 550) with products of 8-bit floating-point types for `sm_89`.
+    /// 7.0 (driver 450) has every `mma.sync` and `cp.async` form of `sm_80`; 8.1 (driver 530) is the first with `st.async` of
+    /// `sm_90`, and 8.4 (driver 550) with products of 8-bit floating-point types for `sm_89`.
     pub const fn ptx_version(self) -> u32 {
         match (self.major, self.minor) {
             (0..=7, _) => 70,
@@ -53,7 +53,7 @@ impl Arch {
             (8, 7) => 74,
             (8, 9) => 84,
             (8, _) => 78,
-            (9, _) => 80,
+            (9, _) => 81,
             (10, 0) => 86,
             (10, _) => 88,
             (12, 0) => 87,

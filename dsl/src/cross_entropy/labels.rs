@@ -44,23 +44,28 @@ pub struct Labels {
 unsafe impl KernelParam for Labels {}
 
 impl Labels {
-    /// The label of a row.
+    /// The words of the label of a row; of the last of `rows` if there are no more. It is [`value`](Self::value) that waits for them.
     ///
     /// # Safety
     ///
-    /// There is such a row, and nothing writes its label.
+    /// There are so many rows, and at least one; nothing writes their labels.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn load(&self, row: u32) -> i64 {
+    pub unsafe fn load(&self, row: u32, rows: u32) -> [u32; 2] {
+        let row = if row < rows { row } else { rows - 1 };
+        let bytes: u32 = if self.kind == LabelKind::I64 { 8 } else { 4 };
+        let at = self.base + row as u64 * bytes as u64;
         // SAFETY: the caller's promise.
-        unsafe {
-            if self.kind == LabelKind::I64 {
-                let [low, high] = ptx::ld_global_v2_b32(self.base + row as u64 * 8);
-                return (high as i64) << 32 | low as i64;
-            }
-            let bits = ptx::ld_global_b32(self.base + row as u64 * 4);
-            if self.kind == LabelKind::I32 { bits as i32 as i64 } else { bits as i64 }
-        }
+        unsafe { [ptx::ld_global_b32(at), ptx::ld_global_b32(at + bytes as u64 - 4)] }
+    }
+
+    /// The label that words stand for.
+    #[inline(always)]
+    #[must_use]
+    pub fn value(&self, [low, high]: [u32; 2]) -> i64 {
+        let signed = if self.kind == LabelKind::I32 { (low as i32 >> 31) as u32 } else { 0 };
+        let high = if self.kind == LabelKind::I64 { high } else { signed };
+        (high as i64) << 32 | low as i64
     }
 
     /// Whether rows of this label do not count.
@@ -118,7 +123,7 @@ pub unsafe fn count_labels(labels: &Labels, counts: GlobalMut<u32>, rows: u32, p
     let (mut count, mut row) = (0, first + id);
     while row < end {
         // SAFETY: there is such a row.
-        let label = unsafe { labels.load(row) };
+        let label = labels.value(unsafe { labels.load(row, rows) });
         count += !labels.ignore(label) as u32;
         row += THREADS;
     }

@@ -7,7 +7,7 @@ use core::f32::consts::{LN_2, LOG2_E};
 
 use super::labels::{Labels, total};
 use crate::launch::{Global, GlobalMut, KernelParam};
-use crate::rows::{AnyRows, Columns, Exponentials, RowElement, Team, hide};
+use crate::rows::{AnyRows, Columns, Exponentials, RowElement, Team, each_chunk, hidden};
 use crate::{math, ptx};
 
 /// Logits and labels, and where results go.
@@ -71,7 +71,8 @@ unsafe impl<T: 'static> KernelParam for CrossEntropyParams<T> {}
 /// # Safety
 ///
 /// What `p` describes is valid, and aligned to chunks if `VECTOR`. What is written overlaps nothing else, but the gradient may be the logits if their types and
-/// rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS); all threads of a row have all of its chunks in `p.rounds` rounds.
+/// rows are the same. `p.threads` is a power of two up to [`THREADS`](crate::rows::THREADS), and so is the number of a cluster's blocks; all threads of a row have
+/// all of its chunks in `p.rounds` rounds.
 #[inline(always)]
 pub unsafe fn cross_entropy_rows<
     T: RowElement,
@@ -85,37 +86,50 @@ pub unsafe fn cross_entropy_rows<
     // SAFETY: the caller's promise.
     let mut team = unsafe { Team::<CLUSTER>::new(p.threads) };
     let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
-    let mut factor = p.gradient_scale;
-    if !p.counts.is_null() {
-        // SAFETY: as above. Where it is 0 all rows are ignored.
-        factor *= ptx::rcp_approx_ftz(unsafe { total(p.counts, p.parts) } as f32);
-    }
     let mut base = team.first;
     while base < p.rows {
         let row = base + team.index;
         // SAFETY: the row is one of p's, or no column of it is touched.
         unsafe {
-            let task = Task::new(p, row, factor);
-            cross_entropy_row::<T, PER, CHUNKS, VECTOR, CLUSTER>(
-                p,
-                &mut team,
-                all.only_if(row < p.rows),
-                &task,
-            );
-        }
+            cross_entropy_row::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, &mut team, all.only_if(row < p.rows), row)
+        };
         base += team.step;
     }
 }
 
+/// Logits of a round, −∞ where there is no column.
+///
+/// # Safety
+///
+/// As [`cross_entropy_rows`].
+#[inline(always)]
+unsafe fn load<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+    p: &CrossEntropyParams<T>,
+    columns: Columns<PER, VECTOR>,
+    row: u32,
+    round: u32,
+    words: &mut [[u32; 4]; CHUNKS],
+) {
+    let from = p.logits.offset(row as u64 * p.logits_stride).address();
+    for c in 0..CHUNKS {
+        // SAFETY: the caller's promise.
+        words[c] = unsafe { columns.load_words_or_least::<T>(from, round * CHUNKS as u32 + c as u32) };
+    }
+}
+
+/// A logit as it counts.
+#[inline(always)]
+fn capped<T>(p: &CrossEntropyParams<T>, z: f32) -> f32 {
+    p.cap * math::tanh(z * p.inverse_cap)
+}
+
 /// What is asked for of a row.
 struct Task {
-    row: u32,
-    /// The label's column; none that there is if it has none.
-    target: u32,
-    /// What the gradient is multiplied with.
-    factor: f32,
-    /// Whether it counts.
     counts: bool,
+    /// The label's column; none that there is if it has none, or does not count.
+    target: u32,
+    /// Whether this thread has the label's column, or is the first where there is none. It writes the loss: it alone may read that logit when others write gradients.
+    is_owner: bool,
 }
 
 impl Task {
@@ -123,20 +137,26 @@ impl Task {
     ///
     /// As [`cross_entropy_rows`].
     #[inline(always)]
-    unsafe fn new<T>(p: &CrossEntropyParams<T>, row: u32, factor: f32) -> Self {
-        let mut task = Self { row, target: u32::MAX, factor, counts: false };
-        if row < p.rows {
-            // SAFETY: there is such a row.
-            let label = unsafe { p.labels.load(row) };
-            task.counts = !p.labels.ignore(label);
-            if (label as u64) < p.columns as u64 {
-                task.target = label as u32;
-            }
-        }
-        task
+    unsafe fn new<T, const PER: usize, const VECTOR: bool, const CLUSTER: bool>(
+        p: &CrossEntropyParams<T>,
+        team: &Team<CLUSTER>,
+        mine: Columns<PER, VECTOR>,
+        row: u32,
+    ) -> Self {
+        // SAFETY: the caller's promise.
+        let label = p.labels.value(unsafe { p.labels.load(row, p.rows) });
+        let counts = row < p.rows && !p.labels.ignore(label);
+        let target = if counts && (label as u64) < p.columns as u64 { label as u32 } else { u32::MAX };
+        let is_owner = if target == u32::MAX { team.rank == 0 } else { mine.has_column(target) };
+        Self { counts, target, is_owner }
     }
 }
 
+/// The loss of a row and its gradient.
+///
+/// # Safety
+///
+/// As [`cross_entropy_rows`], for all threads of a row.
 #[inline(always)]
 unsafe fn cross_entropy_row<
     T: RowElement,
@@ -148,61 +168,63 @@ unsafe fn cross_entropy_row<
     p: &CrossEntropyParams<T>,
     team: &mut Team<CLUSTER>,
     mine: Columns<PER, VECTOR>,
-    task: &Task,
+    row: u32,
 ) {
-    let row = task.row;
-    let from = p.logits.offset(row as u64 * p.logits_stride).address();
-    let read = mine.only_if(task.counts || !p.lse.is_null());
     let mut words = [[0; 4]; CHUNKS];
-    let (mut own, mut of_target, mut all) = (Exponentials::NONE, 0.0, 0.0);
-    // SAFETY (of all blocks): the caller's promise; a thread writes where only itself has read.
+    // SAFETY: the caller's promise, as that of all blocks below; a thread writes where only itself has read.
+    unsafe { load::<T, PER, CHUNKS, VECTOR>(p, mine, row, 0, &mut words) };
+    // SAFETY: as above; there is such a column.
+    let of_target = unsafe {
+        let Task { target, is_owner, .. } = Task::new(p, team, mine, row);
+        let at = p.logits.offset(row as u64 * p.logits_stride + target as u64).address();
+        T::load_bits_if(at, is_owner && target != u32::MAX)
+    };
+    let (mut own, mut all) = (Exponentials::NONE, 0.0);
     for round in 0..p.rounds {
         let first = round * CHUNKS as u32;
-        for c in 0..CHUNKS {
+        if round > 0 {
             // SAFETY: as above.
-            words[c] = unsafe { read.load_words::<T>(from, first + c as u32) };
+            unsafe { load::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words) };
         }
-        let mut max = f32::NEG_INFINITY;
-        for c in 0..CHUNKS {
-            let x: [f32; PER] = T::unpack(words[c]);
-            for j in 0..PER {
-                let x = if read.has(first + c as u32, j) { x[j] } else { f32::NEG_INFINITY };
-                max = ptx::max_nan(max, x);
-            }
-        }
+        let mut max = T::max_of_all::<PER, CHUNKS>(&words);
         // The cap keeps the order. It is finite also of −∞, but not of no number at all.
-        if p.cap != 0.0 && read.has(first, 0) {
-            max = p.cap * math::tanh(max * p.inverse_cap);
+        if p.cap != 0.0 && mine.has(first, 0) {
+            max = capped(p, max);
         }
         own.raise(max, LOG2_E);
-        hide(&mut words);
-        for c in 0..CHUNKS {
+        each_chunk!(c of CHUNKS => {
             let chunk = first + c as u32;
-            let mut z: [f32; PER] = T::unpack(words[c]);
-            if p.cap != 0.0 {
-                for j in 0..PER {
-                    z[j] = p.cap * math::tanh(z[j] * p.inverse_cap);
+            if mine.reaches(chunk) {
+                let mut z: [f32; PER] = T::unpack(hidden(words[c]));
+                if p.cap != 0.0 {
+                    for j in 0..PER {
+                        z[j] = if mine.has(chunk, j) { capped(p, z[j]) } else { f32::NEG_INFINITY };
+                    }
                 }
+                if p.smoothing != 0.0 {
+                    for j in 0..PER {
+                        all += if mine.has(chunk, j) { z[j] } else { 0.0 };
+                    }
+                }
+                own.add(&z, LOG2_E);
             }
-            let is_target = read.are(chunk, task.target);
-            for j in 0..PER {
-                let is_there = read.has(chunk, j);
-                all += if is_there { z[j] } else { 0.0 };
-                of_target = if is_there && is_target[j] { z[j] } else { of_target };
-                z[j] = if is_there { z[j] } else { f32::NEG_INFINITY };
-            }
-            own.add(&z, LOG2_E);
-        }
+        });
     }
-    let others = [all, of_target, 0.0];
     // SAFETY: as above.
-    let (Exponentials { max, sum }, [all, of_target, _]) = unsafe { own.join(team, LOG2_E, others) };
+    let (Exponentials { max, sum }, all) = unsafe { team.exponentials(own, all, LOG2_E) };
+    // Once more: it is not kept in registers until now.
+    // SAFETY: as above.
+    let Task { counts, target, is_owner } = unsafe { Task::new(p, team, mine, ptx::opaque(row)) };
     let log = ptx::lg2_approx_ftz(sum) * LN_2;
     let lse = max + log;
     // Opaque: what is made of them is not kept in registers from one row to the next.
     let [smoothing, z_loss] =
         [p.smoothing, p.z_loss].map(|number| f32::from_bits(ptx::opaque(number.to_bits())));
-    if team.rank == 0 && row < p.rows {
+    let mut of_target = T::unpack::<PER>([of_target, 0, 0, 0])[0];
+    if p.cap != 0.0 {
+        of_target = capped(p, of_target);
+    }
+    if is_owner && row < p.rows {
         let mut loss = (max - of_target) + log;
         if smoothing != 0.0 {
             let to_all = (max - all * p.inverse) + log;
@@ -211,10 +233,10 @@ unsafe fn cross_entropy_row<
         if z_loss != 0.0 {
             loss += z_loss * lse * lse;
         }
-        if task.target == u32::MAX {
+        if target == u32::MAX {
             loss = f32::NAN;
         }
-        loss = if task.counts { loss } else { 0.0 };
+        loss = if counts { loss } else { 0.0 };
         // SAFETY: as above.
         unsafe {
             ptx::st_global_b32(p.loss.offset(row as u64).address(), loss.to_bits());
@@ -228,44 +250,63 @@ unsafe fn cross_entropy_row<
     }
     let inverse = ptx::rcp_approx_ftz(sum);
     let of_lse = if z_loss != 0.0 { ptx::fma(2.0 * z_loss, lse, 1.0) } else { 1.0 };
-    let (uniform, factor) =
-        (smoothing * p.inverse, if task.target == u32::MAX { f32::NAN } else { task.factor });
-    let wanted = (1.0 - smoothing) + uniform;
+    let mut factor = if target == u32::MAX { f32::NAN } else { p.gradient_scale };
+    if !p.counts.is_null() {
+        // SAFETY: as above. Where it is 0 all rows are ignored.
+        factor *= ptx::rcp_approx_ftz(unsafe { total(p.counts, p.parts) } as f32);
+    }
+    let uniform = smoothing * p.inverse;
+    // Of a row that does not count: 0 for numbers of any kind, which it reads as zeros.
+    let (slope, level) = if counts { (inverse * of_lse * factor, uniform * factor) } else { (0.0, 0.0) };
+    let max = if counts { max } else { 0.0 };
+    let to = p.gradient.row(row);
     for round in 0..p.rounds {
         let first = round * CHUNKS as u32;
         if p.rounds > 1 {
-            for c in 0..CHUNKS {
-                // SAFETY: as above.
-                words[c] = unsafe { read.load_words::<T>(from, first + c as u32) };
-            }
-        }
-        hide(&mut words);
-        for c in 0..CHUNKS {
-            let chunk = first + c as u32;
-            let mut z: [f32; PER] = T::unpack(words[c]);
-            if p.cap != 0.0 {
-                for j in 0..PER {
-                    z[j] = p.cap * math::tanh(z[j] * p.inverse_cap);
-                }
-            }
-            let is_target = mine.are(chunk, task.target);
-            let mut gradient = [0.0; PER];
-            for j in 0..PER {
-                let share = Exponentials::of(z[j], max, LOG2_E) * inverse;
-                let target = if is_target[j] { wanted } else { uniform };
-                let own = ptx::fma(of_lse, share, -target) * factor;
-                gradient[j] = if task.counts { own } else { 0.0 };
-            }
-            if p.cap != 0.0 {
-                for j in 0..PER {
-                    // The derivative of the cap: of its tanh, which z is a multiple of.
-                    let t = z[j] * p.inverse_cap;
-                    let capped = gradient[j] * ptx::fma(-t, t, 1.0);
-                    gradient[j] = if task.counts { capped } else { 0.0 };
-                }
-            }
             // SAFETY: as above.
-            unsafe { mine.store(&p.gradient, row, chunk, gradient) };
+            unsafe { load::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words) };
         }
+        if !counts {
+            words = [[0; 4]; CHUNKS];
+        }
+        each_chunk!(c of CHUNKS => {
+            let chunk = first + c as u32;
+            if mine.reaches(chunk) {
+                let mut z: [f32; PER] = T::unpack(hidden(words[c]));
+                if p.cap != 0.0 {
+                    for j in 0..PER {
+                        z[j] = capped(p, z[j]);
+                    }
+                }
+                let mut gradient = [0.0; PER];
+                for j in 0..PER {
+                    gradient[j] = ptx::fma(Exponentials::of(z[j], max, LOG2_E), slope, -level);
+                }
+                if p.cap != 0.0 {
+                    for j in 0..PER {
+                        gradient[j] *= slope_of_cap(p, z[j]);
+                    }
+                }
+                // SAFETY: as above.
+                unsafe { mine.store_as(p.gradient.kind, to, chunk, gradient) };
+            }
+        });
     }
+    if is_owner && target != u32::MAX {
+        let wanted = (1.0 - smoothing) + uniform;
+        let share = Exponentials::of(of_target, max, LOG2_E) * inverse;
+        let mut gradient = ptx::fma(of_lse, share, -wanted) * factor;
+        if p.cap != 0.0 {
+            gradient *= slope_of_cap(p, of_target);
+        }
+        // SAFETY: as above; this thread has just written there itself.
+        unsafe { p.gradient.store(row, target, gradient) };
+    }
+}
+
+/// The derivative of the cap where it gives z: of its tanh, which z is a multiple of.
+#[inline(always)]
+fn slope_of_cap<T>(p: &CrossEntropyParams<T>, z: f32) -> f32 {
+    let t = z * p.inverse_cap;
+    ptx::fma(-t, t, 1.0)
 }

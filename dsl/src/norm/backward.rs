@@ -350,12 +350,8 @@ unsafe fn add_teams<const PER: usize, const CHUNKS: usize, const VECTOR: bool, c
         // SAFETY: the caller's promise.
         unsafe {
             for c in 0..CHUNKS {
-                for j in 0..PER {
-                    if columns.has(c as u32, j) {
-                        let at = row.offset(columns.column(c as u32, j) as u64);
-                        ptx::st_global_b32(at.address(), sums[c][j].to_bits());
-                    }
-                }
+                // Rows are as aligned as a chunk of theirs, which is as many columns as divide them.
+                columns.store_rounded::<f32>(row.address(), c as u32, sums[c]);
             }
         }
         return;

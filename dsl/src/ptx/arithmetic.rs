@@ -69,6 +69,32 @@ binary!(
     max_nan, "max.NaN.f32", f32
 );
 #[cfg(not(feature = "turing"))]
+macro_rules! packed_max {
+    ($(#[$doc:meta])* $name:ident, $text:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        #[must_use]
+        pub fn $name(a: u32, b: u32) -> u32 {
+            let result: u32;
+            // SAFETY: arithmetic on registers.
+            unsafe {
+                instruction!(concat!($text, " {0}, {1}, {2};"), out(reg32) result, in(reg32) a, in(reg32) b, options(pure, nomem, nostack))
+            };
+            result
+        }
+    };
+}
+#[cfg(not(feature = "turing"))]
+packed_max!(
+    /// `max.NaN.f16x2`: the larger number of each half; NaN if either is NaN.
+    max_nan_f16x2, "max.NaN.f16x2"
+);
+#[cfg(not(feature = "turing"))]
+packed_max!(
+    /// `max.NaN.bf16x2`: the larger number of each half; NaN if either is NaN.
+    max_nan_bf16x2, "max.NaN.bf16x2"
+);
+#[cfg(not(feature = "turing"))]
 binary!(
     /// `cvt.rn.f16x2.f32`: both rounded to half precision, `a` in the upper half of the result.
     cvt_f16x2_f32, "cvt.rn.f16x2.f32", u32

@@ -36,6 +36,26 @@ pub unsafe fn st_shared_cluster_v4_f32(address: u32, value: [f32; 4]) {
     }
 }
 
+/// `st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32`: four numbers, to shared memory of any block of the cluster, some time after. The mbarrier at
+/// `barrier`, in the same block, counts their 16 bytes then. Both addresses are [`mapa`]'s.
+///
+/// It waits for none of the thread's stores to global memory, as a [release at the cluster's barrier](barrier_cluster_arrive) does. PTX ISA 8.1.
+///
+/// # Safety
+///
+/// As [`st_shared_cluster_v4_f32`], until the barrier's phase has completed; the barrier has been initialised, and the block does not end before.
+#[inline(always)]
+pub unsafe fn st_async_v4_f32(address: u32, value: [f32; 4], barrier: u32) {
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [{0}], {{{1}, {2}, {3}, {4}}}, [{5}];",
+            in(reg32) address, in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3], in(reg32) barrier,
+            options(nostack)
+        )
+    }
+}
+
 /// `barrier.cluster.arrive.release.aligned`: arrives at the cluster's barrier; memory accesses before it are visible to the cluster
 /// after [`barrier_cluster_wait`].
 ///

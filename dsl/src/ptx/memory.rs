@@ -163,6 +163,26 @@ pub unsafe fn ld_global_v4_b32_if(address: u64, condition: bool) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// As [`ld_global_v4_b32_if`], with words of one's own in the place of zeros.
+///
+/// # Safety
+///
+/// As [`ld_global_v4_b32_if`].
+#[inline(always)]
+#[must_use]
+pub unsafe fn ld_global_v4_b32_or(address: u64, condition: bool, otherwise: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's promise is the instruction's.
+    unsafe {
+        instruction!(
+            "{{ .reg .pred holds; setp.ne.u32 holds, {5}, 0; mov.b32 {0}, {6}; mov.b32 {1}, {6}; mov.b32 {2}, {6}; mov.b32 {3}, {6}; @holds ld.global.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}]; }}",
+            out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, in(reg32) u32::from(condition), in(reg32) otherwise,
+            options(nomem, nostack)
+        )
+    };
+    [a, b, c, d]
+}
+
 macro_rules! load_if {
     ($(#[$doc:meta])* $name:ident, $text:literal, $zero:literal, $class:ident, $value:ty) => {
         load_if!($(#[$doc])* $name, $text, $zero, $class, $value, [pure, nomem, nostack]);

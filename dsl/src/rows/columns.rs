@@ -71,14 +71,6 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
         chunk * self.threads * (PER as u32) < self.columns
     }
 
-    /// Has the level-2 cache get the elements of a row that this thread has of a chunk.
-    #[inline(always)]
-    pub fn prefetch(&self, of: &AnyRows, row: u32, chunk: u32) {
-        if of.is_there() && self.has(chunk, 0) {
-            ptx::prefetch_global_l2(self.at(of.row(row), of.kind.bytes(), chunk, 0));
-        }
-    }
-
     /// This thread's chunks `first` and on of a row of `T`, all on their way before any is waited for; see [`load_words`](Self::load_words).
     ///
     /// # Safety
@@ -98,18 +90,12 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
         }
     }
 
-    /// Which elements of this thread's chunk `chunk` are column `column`: at most one is.
-    ///
-    /// What they are compared with is one number for each chunk, which no compiler keeps for all chunks of a loop.
+    /// Whether column `column` is among this thread's. The row's threads are a power of two.
     #[inline(always)]
     #[must_use]
-    pub fn are(&self, chunk: u32, column: u32) -> [bool; PER] {
-        let distance = ptx::opaque(column.wrapping_sub(self.column(chunk, 0)));
-        let mut are = [false; PER];
-        for j in 0..PER {
-            are[j] = distance == if VECTOR { j as u32 } else { j as u32 * self.threads };
-        }
-        are
+    pub fn has_column(&self, column: u32) -> bool {
+        let of = if VECTOR { column / PER as u32 } else { column };
+        column < self.columns && of & (self.threads - 1) == self.rank
     }
 
     /// How many columns this thread has of a chunk.
@@ -161,6 +147,27 @@ impl<const PER: usize, const VECTOR: bool> Columns<PER, VECTOR> {
             bits[j] = unsafe { T::load_bits_if(self.at(row, T::BYTES, chunk, j), self.has(chunk, j)) };
         }
         T::join(bits)
+    }
+
+    /// As [`load_words`](Self::load_words), with −∞ where there is no column.
+    ///
+    /// # Safety
+    ///
+    /// As [`load_words`](Self::load_words).
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load_words_or_least<T: RowElement>(&self, row: u64, chunk: u32) -> [u32; 4] {
+        if VECTOR {
+            let at = self.at(row, T::BYTES, chunk, 0);
+            // SAFETY: the caller's promise.
+            return unsafe { ptx::ld_global_v4_b32_or(at, self.has(chunk, 0), T::LEAST) };
+        }
+        // SAFETY: the caller's promise.
+        let mut words = unsafe { self.load_words::<T>(row, chunk) };
+        for j in 0..PER {
+            T::keep_if(&mut words, j, self.has(chunk, j));
+        }
+        words
     }
 
     /// A chunk of row `row` of an operand of any type, in f32: zeros where there is no column.

@@ -12,6 +12,39 @@ pub trait RowElement: Element {
     /// The type as a kernel is told it.
     const KIND: Kind;
 
+    /// A word of −∞.
+    const LEAST: u32;
+
+    /// A word of the larger elements of two; NaN where either is NaN.
+    fn max_of(a: u32, b: u32) -> u32;
+
+    /// The largest element of some chunks of four words, NaN if any is NaN.
+    #[inline(always)]
+    fn max_of_all<const PER: usize, const CHUNKS: usize>(chunks: &[[u32; 4]; CHUNKS]) -> f32 {
+        let words = PER * Self::BYTES as usize / 4;
+        let mut max = chunks[0];
+        for c in 1..CHUNKS {
+            for word in 0..words {
+                max[word] = Self::max_of(max[word], chunks[c][word]);
+            }
+        }
+        for word in 1..words {
+            max[0] = Self::max_of(max[0], max[word]);
+        }
+        Self::max_in(max[0])
+    }
+
+    /// The largest element of a word; NaN if any is NaN.
+    fn max_in(word: u32) -> f32;
+
+    /// Makes element `j` of four words −∞ unless the condition holds.
+    #[inline(always)]
+    fn keep_if(words: &mut [u32; 4], j: usize, condition: bool) {
+        let (word, own) = if Self::BYTES == 2 { (j / 2, 0xffff << (j % 2 * 16)) } else { (j, u32::MAX) };
+        let without = words[word] & !own | Self::LEAST & own;
+        words[word] = if condition { words[word] } else { without };
+    }
+
     /// The elements of four words in f32.
     fn unpack<const PER: usize>(words: [u32; 4]) -> [f32; PER];
 
@@ -30,9 +63,21 @@ pub trait RowElement: Element {
 }
 
 macro_rules! half {
-    ($element:ident, $kind:ident) => {
+    ($element:ident, $kind:ident, $least:literal, $max:ident) => {
         impl RowElement for $element {
             const KIND: Kind = Kind::$kind;
+            const LEAST: u32 = $least;
+
+            #[inline(always)]
+            fn max_of(a: u32, b: u32) -> u32 {
+                ptx::$max(a, b)
+            }
+
+            #[inline(always)]
+            fn max_in(word: u32) -> f32 {
+                let [low, high] = <$element as HalfElement>::unpack(word);
+                ptx::max_nan(low, high)
+            }
 
             #[inline(always)]
             fn unpack<const PER: usize>(words: [u32; 4]) -> [f32; PER] {
@@ -71,11 +116,22 @@ macro_rules! half {
         }
     };
 }
-half!(F16, F16);
-half!(Bf16, BF16);
+half!(F16, F16, 0xfc00_fc00, max_nan_f16x2);
+half!(Bf16, BF16, 0xff80_ff80, max_nan_bf16x2);
 
 impl RowElement for f32 {
     const KIND: Kind = Kind::F32;
+    const LEAST: u32 = 0xff80_0000;
+
+    #[inline(always)]
+    fn max_of(a: u32, b: u32) -> u32 {
+        ptx::max_nan(f32::from_bits(a), f32::from_bits(b)).to_bits()
+    }
+
+    #[inline(always)]
+    fn max_in(word: u32) -> f32 {
+        f32::from_bits(word)
+    }
 
     #[inline(always)]
     fn unpack<const PER: usize>(words: [u32; 4]) -> [f32; PER] {

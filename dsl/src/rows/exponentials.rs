@@ -4,7 +4,6 @@
 #![allow(clippy::needless_range_loop)]
 
 use crate::ptx;
-use crate::rows::Team;
 
 /// The largest of some numbers z, and the sum of 2^((z − largest) · factor) over them.
 ///
@@ -53,27 +52,5 @@ impl Exponentials {
             sums[j % Self::PARTS] += Self::of(z[j], self.max, factor);
         }
         self.sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    }
-
-    /// What all threads of a team have together, the same bits in all of them, and the sums of three other numbers.
-    ///
-    /// # Safety
-    ///
-    /// All threads of the block, or of the cluster, call it.
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn join<const CLUSTER: bool>(
-        self,
-        team: &mut Team<CLUSTER>,
-        factor: f32,
-        others: [f32; 3],
-    ) -> (Self, [f32; 3]) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let max = team.max(self.max);
-            let own = self.sum * Self::of(self.max, max, factor);
-            let [sum, a, b, c] = team.sum([own, others[0], others[1], others[2]]);
-            (Self { max, sum }, [a, b, c])
-        }
     }
 }

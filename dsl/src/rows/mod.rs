@@ -45,7 +45,8 @@ pub use exponentials::Exponentials;
 pub use staged::Staged;
 pub use team::{SHARED_BYTES, Team};
 
-use crate::launch::KernelParam;
+use crate::float::{Bf16, Element, F16};
+use crate::launch::{GlobalMut, KernelParam};
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
@@ -107,5 +108,25 @@ impl AnyRows {
     #[must_use]
     pub const fn row(&self, row: u32) -> u64 {
         self.base + row as u64 * self.stride * self.kind.bytes() as u64
+    }
+
+    /// Rounds a number to the operand's type, and stores it in a column of a row.
+    ///
+    /// # Safety
+    ///
+    /// There is such an element, and no other thread touches it.
+    #[inline(always)]
+    pub unsafe fn store(&self, row: u32, column: u32, value: f32) {
+        let at = self.row(row) + column as u64 * self.kind.bytes() as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.kind == Kind::F32 {
+                <f32 as Element>::store_rounded(GlobalMut::new(at), value);
+            } else if self.kind == Kind::F16 {
+                F16::store_rounded(GlobalMut::new(at), value);
+            } else {
+                Bf16::store_rounded(GlobalMut::new(at), value);
+            }
+        }
     }
 }

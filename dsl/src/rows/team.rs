@@ -3,7 +3,7 @@
 // Loops over registers index arrays by constants: an iterator by value would be an array in local memory.
 #![allow(clippy::needless_range_loop, clippy::manual_memcpy)]
 
-use crate::rows::THREADS;
+use crate::rows::{Exponentials, THREADS};
 use crate::shared::SharedAddress;
 use crate::{ptx, thread, warp};
 
@@ -17,8 +17,10 @@ const SLOT: u32 = 4 * MOST as u32;
 /// Bytes of the numbers of a block's warps, and of a cluster's blocks. Every other time they are in another place, so that no warp has to wait until all have read.
 const OF_WARPS: u32 = WARPS * SLOT;
 const OF_BLOCKS: u32 = MAX_BLOCKS * SLOT;
+/// Bytes of a block's two mbarriers, one for each place.
+const OF_BARRIERS: u32 = 2 * 8;
 /// Shared memory of a block, in bytes.
-pub const SHARED_BYTES: u32 = 2 * (OF_WARPS + OF_BLOCKS);
+pub const SHARED_BYTES: u32 = 2 * (OF_WARPS + OF_BLOCKS) + OF_BARRIERS;
 
 /// The threads that share a row: a power of two of a block's, or, if `CLUSTER`, all threads of a cluster's blocks. All blocks of a grid have [`THREADS`]
 /// threads.
@@ -37,6 +39,10 @@ pub struct Team<const CLUSTER: bool> {
     in_block: u32,
     /// Which place numbers of warps, and of blocks, are in next: 0 or 1.
     places: [u32; 2],
+    /// The parity of the phase that each place's mbarrier is in, as a bit.
+    phases: u32,
+    /// Whether all blocks of the cluster are known to have begun.
+    have_begun: bool,
 }
 
 impl<const CLUSTER: bool> Team<CLUSTER> {
@@ -50,10 +56,14 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
     pub unsafe fn new(threads: u32) -> Self {
         let (block, grid, id) = (thread::block_idx_x(), thread::grid_dim_x(), thread::thread_idx_x());
         if CLUSTER {
-            // SAFETY: all threads come here; no block may write to another that has not begun.
+            // SAFETY: all threads come here, and wait before one block writes to another, which must have begun and have its mbarriers.
             unsafe {
+                if id == 0 {
+                    ptx::mbarrier_init(barrier(0).get(), 1);
+                    ptx::mbarrier_init(barrier(1).get(), 1);
+                    ptx::fence_mbarrier_init();
+                }
                 ptx::barrier_cluster_arrive_relaxed();
-                ptx::barrier_cluster_wait();
             }
             let (blocks, of_cluster) = (ptx::cluster_nctarank(), ptx::cluster_ctarank());
             return Self {
@@ -64,6 +74,8 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
                 index: 0,
                 in_block: THREADS,
                 places: [0; 2],
+                phases: 0,
+                have_begun: !CLUSTER,
             };
         }
         // A power of two, which the compiler cannot know.
@@ -77,6 +89,8 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
             index: id >> shift,
             in_block: threads,
             places: [0; 2],
+            phases: 0,
+            have_begun: !CLUSTER,
         }
     }
 
@@ -140,7 +154,7 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
             let [total] = self.block_reduce([total], 0.0, add);
             let own = if count == 0.0 { 0.0 } else { total * ptx::rcp_approx_ftz(count) };
             let sums = self.block_reduce(differences(own), 0.0, add);
-            let [own, sum, squares, count] = self.of_block([own, sums[0], sums[1], count], 0.0);
+            let [own, sum, squares, count] = self.of_block([own, sums[0], sums[1], count], [0.0; MOST]);
             let first = f32::from_bits(ptx::shfl_sync_idx(own.to_bits(), 0));
             let mut rest = [ptx::fma(count, own - first, sum)];
             over_lanes(&mut rest, warp::SIZE, add);
@@ -165,6 +179,48 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         unsafe { self.block_reduce([value], 0.0, |a, b| a + b)[0] }
     }
 
+    /// The largest of all threads' numbers, the sum of exponentials relative to it, and the sum of another number: the same bits in all of them.
+    ///
+    /// Each level's threads meet once: they hand over what is relative to their own largest number.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block, or of the cluster, call it.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn exponentials(&mut self, own: Exponentials, other: f32, factor: f32) -> (Exponentials, f32) {
+        const NOTHING: [f32; MOST] = [f32::NEG_INFINITY, 0.0, 0.0, 0.0];
+        let add = |a: f32, b: f32| a + b;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let over = |[max, sum, other, _]: [f32; MOST], lanes: u32| {
+                let mut most = [max];
+                over_lanes(&mut most, lanes, ptx::max_nan);
+                let mut sums = [sum * Exponentials::of(max, most[0], factor), other];
+                over_lanes(&mut sums, lanes, add);
+                [most[0], sums[0], sums[1], 0.0]
+            };
+            let mut all = over([own.max, own.sum, other, 0.0], self.lanes());
+            if self.in_block > warp::SIZE {
+                all = over(self.of_warp(all, NOTHING), WARPS);
+                for i in 0..3 {
+                    all[i] = f32::from_bits(ptx::shfl_sync_idx(all[i].to_bits(), 0));
+                }
+            }
+            if CLUSTER {
+                all = over(self.of_block(all, NOTHING), warp::SIZE);
+            }
+            let [max, sum, other, _] = all;
+            (Exponentials { max, sum }, other)
+        }
+    }
+
+    /// Lanes of a warp that have the same row.
+    #[inline(always)]
+    fn lanes(&self) -> u32 {
+        if self.in_block < warp::SIZE { self.in_block } else { warp::SIZE }
+    }
+
     #[inline(always)]
     unsafe fn reduce<const N: usize>(
         &mut self,
@@ -175,15 +231,8 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         // SAFETY: the caller's promise.
         let mut values = unsafe { self.block_reduce(values, nothing, f) };
         if CLUSTER {
-            let mut slot = [0.0; MOST];
-            for i in 0..N {
-                slot[i] = values[i];
-            }
             // SAFETY: the caller's promise.
-            slot = unsafe { self.of_block(slot, nothing) };
-            for i in 0..N {
-                values[i] = slot[i];
-            }
+            values = first(unsafe { self.of_block(slot(values), [nothing; MOST]) });
             // SAFETY: the caller's promise.
             unsafe { over_lanes(&mut values, warp::SIZE, f) };
         }
@@ -198,40 +247,13 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         nothing: f32,
         f: impl Fn(f32, f32) -> f32 + Copy,
     ) -> [f32; N] {
-        const { assert!(N <= MOST, "a slot has four numbers") };
-        let lanes = if self.in_block < warp::SIZE { self.in_block } else { warp::SIZE };
         // SAFETY: the caller's promise.
-        unsafe { over_lanes(&mut values, lanes, f) };
+        unsafe { over_lanes(&mut values, self.lanes(), f) };
         if self.in_block <= warp::SIZE {
             return values;
         }
-        let (lane, warp) = (warp::lane_id(), warp::warp_id());
-        let place = SharedAddress::dynamic().offset(self.places[0] * OF_WARPS);
-        self.places[0] ^= 1;
-        let mut slot = [0.0; MOST];
-        for i in 0..N {
-            slot[i] = values[i];
-        }
-        let slots = self.in_block / warp::SIZE;
-        let first = self.index * slots;
-        // SAFETY: the slot is this warp's; whoever read it last has come to the barrier since. A block has at most four teams of several warps, each of which has a
-        // barrier.
-        unsafe {
-            if lane == 0 {
-                ptx::st_shared_v4_f32(place.offset(warp * SLOT).get(), slot);
-            }
-            ptx::bar_sync_at(1 + self.index, self.in_block);
-        }
-        for i in 0..N {
-            values[i] = nothing;
-        }
-        if lane < slots {
-            // SAFETY: written before the barrier.
-            let slot = unsafe { ptx::ld_shared_v4_f32(place.offset((first + lane) * SLOT).get()) };
-            for i in 0..N {
-                values[i] = slot[i];
-            }
-        }
+        // SAFETY: the caller's promise.
+        values = first(unsafe { self.of_warp(slot(values), [nothing; MOST]) });
         // SAFETY: the caller's promise. Eight lanes have all.
         unsafe { over_lanes(&mut values, WARPS, f) };
         for i in 0..N {
@@ -241,32 +263,101 @@ impl<const CLUSTER: bool> Team<CLUSTER> {
         values
     }
 
-    /// What block `lane` of the cluster has, of what each block hands over; `nothing` in lanes without one.
+    /// What warp `lane` of those of this block that share a row has, of what each hands over; `nothing` in lanes without one.
     ///
     /// # Safety
     ///
-    /// All threads of the cluster call it, those of a block with the same numbers.
+    /// All threads of the block call it, those of a warp with the same numbers; several warps share a row.
     #[inline(always)]
-    unsafe fn of_block(&mut self, own: [f32; MOST], nothing: f32) -> [f32; MOST] {
-        let (lane, blocks) = (warp::lane_id(), ptx::cluster_nctarank());
-        let place = SharedAddress::dynamic().offset(2 * OF_WARPS + self.places[1] * OF_BLOCKS);
-        self.places[1] ^= 1;
-        // SAFETY: the slot is this block's in each block; whoever read it last has come to the cluster's barrier since.
+    unsafe fn of_warp(&mut self, own: [f32; MOST], nothing: [f32; MOST]) -> [f32; MOST] {
+        let (lane, warp) = (warp::lane_id(), warp::warp_id());
+        let place = SharedAddress::dynamic().offset(self.places[0] * OF_WARPS);
+        self.places[0] ^= 1;
+        let slots = self.in_block / warp::SIZE;
+        let first = self.index * slots;
+        // SAFETY: the slot is this warp's; whoever read it last has come to the barrier since. A block has at most four teams of several warps, each of which has a
+        // barrier.
         unsafe {
-            if warp::warp_id() == 0 && lane < blocks {
-                let to = place.offset(ptx::cluster_ctarank() * SLOT).get();
-                ptx::st_shared_cluster_v4_f32(ptx::mapa(to, lane), own);
+            if lane == 0 {
+                ptx::st_shared_v4_f32(place.offset(warp * SLOT).get(), own);
             }
-            ptx::barrier_cluster_arrive();
-            ptx::barrier_cluster_wait();
+            ptx::bar_sync_at(1 + self.index, self.in_block);
         }
-        let mut slot = [nothing; MOST];
-        if lane < blocks {
+        let mut slot = nothing;
+        if lane < slots {
             // SAFETY: written before the barrier.
+            slot = unsafe { ptx::ld_shared_v4_f32(place.offset((first + lane) * SLOT).get()) };
+        }
+        slot
+    }
+
+    /// What block `lane` of the cluster has, of what each block hands over; `nothing` in lanes without one.
+    ///
+    /// An mbarrier counts what comes. Unlike the cluster's barrier, that waits for nothing else: rows of before may still be on their way to memory.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the cluster call it, those of a block with the same numbers, and come to a barrier of the block between two calls.
+    #[inline(always)]
+    unsafe fn of_block(&mut self, own: [f32; MOST], nothing: [f32; MOST]) -> [f32; MOST] {
+        let (lane, blocks, at) = (warp::lane_id(), ptx::cluster_nctarank(), self.places[1]);
+        let place = SharedAddress::dynamic().offset(2 * OF_WARPS + at * OF_BLOCKS);
+        let barrier = barrier(at).get();
+        let parity = self.phases >> at & 1;
+        self.phases ^= 1 << at;
+        self.places[1] ^= 1;
+        // SAFETY: the slot is this block's in each block. All of that block's threads have read what was there two calls before: they came to a barrier of their block since, and
+        // then it handed over what this one has waited for. No block ends before all have handed over to it.
+        unsafe {
+            if !self.have_begun {
+                ptx::barrier_cluster_wait();
+                self.have_begun = true;
+            }
+            if warp::warp_id() == 0 {
+                if lane == 0 {
+                    ptx::mbarrier_arrive_expect_tx(barrier, blocks * SLOT);
+                }
+                if lane < blocks {
+                    let to = place.offset(ptx::cluster_ctarank() * SLOT).get();
+                    ptx::st_async_v4_f32(ptx::mapa(to, lane), own, ptx::mapa(barrier, lane));
+                }
+            }
+            while !ptx::mbarrier_try_wait_parity(barrier, parity) {}
+        }
+        let mut slot = nothing;
+        if lane < blocks {
+            // SAFETY: it has come.
             slot = unsafe { ptx::ld_shared_v4_f32(place.offset(lane * SLOT).get()) };
         }
         slot
     }
+}
+
+/// The mbarrier of a place for numbers of blocks.
+#[inline(always)]
+fn barrier(place: u32) -> SharedAddress {
+    SharedAddress::dynamic().offset(2 * (OF_WARPS + OF_BLOCKS) + place * 8)
+}
+
+/// Numbers as they are handed over.
+#[inline(always)]
+fn slot<const N: usize>(values: [f32; N]) -> [f32; MOST] {
+    const { assert!(N <= MOST, "a slot has four numbers") };
+    let mut slot = [0.0; MOST];
+    for i in 0..N {
+        slot[i] = values[i];
+    }
+    slot
+}
+
+/// The first numbers that were handed over.
+#[inline(always)]
+fn first<const N: usize>(slot: [f32; MOST]) -> [f32; N] {
+    let mut values = [0.0; N];
+    for i in 0..N {
+        values[i] = slot[i];
+    }
+    values
 }
 
 /// What `f` makes of the numbers of `lanes` neighbouring lanes, a power of two.

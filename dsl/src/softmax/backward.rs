@@ -5,7 +5,7 @@
 
 use crate::launch::{Global, KernelParam};
 use crate::ptx;
-use crate::rows::{AnyRows, Columns, RowElement, Team, hide};
+use crate::rows::{AnyRows, Columns, RowElement, Team, each_chunk, hidden, hide};
 
 /// What the gradient of a softmax is made of, and where it goes.
 #[repr(C)]
@@ -63,6 +63,11 @@ pub unsafe fn softmax_gradients<
     // SAFETY: the caller's promise.
     let mut team = unsafe { Team::<CLUSTER>::new(p.threads) };
     let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
+    if p.rounds == 1 && p.dy.kind == T::KIND {
+        // SAFETY: the caller's promise.
+        unsafe { rows_at_once::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, team, all) };
+        return;
+    }
     let mut base = team.first;
     while base < p.rows {
         let row = base + team.index;
@@ -73,6 +78,65 @@ pub unsafe fn softmax_gradients<
     }
 }
 
+/// Rows of which a thread has all of its chunks in registers, of y and dy of one type.
+///
+/// # Safety
+///
+/// As [`softmax_gradients`], for one round and a dy of type `T`.
+#[inline(always)]
+unsafe fn rows_at_once<
+    T: RowElement,
+    const PER: usize,
+    const CHUNKS: usize,
+    const VECTOR: bool,
+    const CLUSTER: bool,
+>(
+    p: &SoftmaxGradientParams<T>,
+    mut team: Team<CLUSTER>,
+    all: Columns<PER, VECTOR>,
+) {
+    // SAFETY: the caller's promise; the rows are p's, or no column of them is touched; a thread writes where only itself has read.
+    unsafe {
+        let mut base = team.first;
+        while base < p.rows {
+            let row = base + team.index;
+            let mine = all.only_if(row < p.rows);
+            let (mut words, mut of_dy) = ([[0; 4]; CHUNKS], [[0; 4]; CHUNKS]);
+            mine.load_all::<T, CHUNKS>(p.y.offset(row as u64 * p.y_stride).address(), 0, &mut words);
+            mine.load_all::<T, CHUNKS>(p.dy.row(row), 0, &mut of_dy);
+            // Partial sums, so that additions do not wait for each other.
+            let mut sums = [0.0; 4];
+            each_chunk!(c of CHUNKS => {
+                let (y, dy): ([f32; PER], [f32; PER]) = (T::unpack(words[c]), T::unpack(of_dy[c]));
+                for j in 0..PER {
+                    let sum = ptx::fma(y[j], dy[j], sums[j % 4]);
+                    sums[j % 4] = if y[j] == 0.0 { sums[j % 4] } else { sum };
+                }
+            });
+            let [sum] = team.sum([(sums[0] + sums[1]) + (sums[2] + sums[3])]);
+            let to = p.dx.row(row);
+            each_chunk!(c of CHUNKS => {
+                if mine.reaches(c as u32) {
+                    let y: [f32; PER] = T::unpack(hidden(words[c]));
+                    let dy: [f32; PER] = T::unpack(hidden(of_dy[c]));
+                    let mut dx = [0.0; PER];
+                    for j in 0..PER {
+                        let gradient = y[j] * (dy[j] - sum) * p.scale;
+                        dx[j] = if y[j] == 0.0 { 0.0 } else { gradient };
+                    }
+                    mine.store_as(p.dx.kind, to, c as u32, dx);
+                }
+            });
+            base += team.step;
+        }
+    }
+}
+
+/// The gradient of a row of any width and type of dy.
+///
+/// # Safety
+///
+/// As [`softmax_gradients`].
 #[inline(always)]
 unsafe fn gradient_row<
     T: RowElement,

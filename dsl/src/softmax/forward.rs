@@ -5,7 +5,7 @@
 
 use crate::launch::{Global, KernelParam};
 use crate::ptx;
-use crate::rows::{AnyRows, Columns, Exponentials, Kind, RowElement, Team, hide};
+use crate::rows::{AnyRows, Columns, Exponentials, RowElement, Team, each_chunk, hidden};
 
 /// What a softmax is taken of, and where it goes.
 #[repr(C)]
@@ -63,74 +63,84 @@ pub unsafe fn softmax_rows<
     p: &SoftmaxParams<T>,
 ) {
     // SAFETY: the caller's promise.
-    let mut team = unsafe { Team::<CLUSTER>::new(p.threads) };
-    let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
-    let mut base = team.first;
-    while base < p.rows {
-        let row = base + team.index;
-        let mine = all.only_if(row < p.rows);
-        // SAFETY: the row is one of p's, or no column of it is touched.
-        unsafe { softmax_row::<T, PER, CHUNKS, VECTOR, CLUSTER>(p, &mut team, mine, row) };
-        base += team.step;
+    unsafe {
+        let team = Team::<CLUSTER>::new(p.threads);
+        if p.mask.is_null() {
+            rows::<T, PER, CHUNKS, VECTOR, CLUSTER, false>(p, team);
+        } else {
+            rows::<T, PER, CHUNKS, VECTOR, CLUSTER, true>(p, team);
+        }
     }
 }
 
+/// The rows of a team, with a mask or without.
+///
+/// # Safety
+///
+/// As [`softmax_rows`].
 #[inline(always)]
-unsafe fn softmax_row<
+unsafe fn rows<
     T: RowElement,
     const PER: usize,
     const CHUNKS: usize,
     const VECTOR: bool,
     const CLUSTER: bool,
+    const MASKED: bool,
 >(
     p: &SoftmaxParams<T>,
-    team: &mut Team<CLUSTER>,
-    mine: Columns<PER, VECTOR>,
-    row: u32,
+    mut team: Team<CLUSTER>,
 ) {
-    let mut words = [[0; 4]; CHUNKS];
-    let mut own = Exponentials::NONE;
-    // SAFETY (of all blocks): the caller's promise; a thread writes where only itself has read.
-    for round in 0..p.rounds {
-        // SAFETY: as above.
-        words = unsafe { load::<T, PER, CHUNKS, VECTOR>(p, mine, row, round) };
-        let mut max = f32::NEG_INFINITY;
-        for c in 0..CHUNKS {
-            let x: [f32; PER] = T::unpack(words[c]);
-            for j in 0..PER {
-                max = ptx::max_nan(max, x[j]);
+    let all = Columns::<PER, VECTOR>::new(team.rank, team.threads, p.columns);
+    // SAFETY: the caller's promise; the rows are p's, or no column of them is touched; a thread writes where only itself has read.
+    unsafe {
+        let mut base = team.first;
+        while base < p.rows {
+            let row = base + team.index;
+            let mine = all.only_if(row < p.rows);
+            let mut words = [[0; 4]; CHUNKS];
+            let mut own = Exponentials::NONE;
+            for round in 0..p.rounds {
+                load::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words);
+                if MASKED {
+                    keep::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words);
+                }
+                own.raise(T::max_of_all::<PER, CHUNKS>(&words), p.factor);
+                each_chunk!(c of CHUNKS => {
+                    if mine.reaches(round * CHUNKS as u32 + c as u32) {
+                        own.add::<PER>(&T::unpack(hidden(words[c])), p.factor);
+                    }
+                });
             }
-        }
-        own.raise(max, p.factor);
-        hide(&mut words);
-        for c in 0..CHUNKS {
-            own.add::<PER>(&T::unpack(words[c]), p.factor);
-        }
-    }
-    // SAFETY: as above.
-    let (Exponentials { max, sum }, _) = unsafe { own.join(team, p.factor, [0.0; 3]) };
-    let inverse = ptx::rcp_approx_ftz(sum);
-    for round in 0..p.rounds {
-        if p.rounds > 1 {
-            // SAFETY: as above.
-            words = unsafe { load::<T, PER, CHUNKS, VECTOR>(p, mine, row, round) };
-        }
-        hide(&mut words);
-        for c in 0..CHUNKS {
-            let x: [f32; PER] = T::unpack(words[c]);
-            let mut y = [0.0; PER];
-            for j in 0..PER {
-                let share = Exponentials::of(x[j], max, p.factor) * inverse;
-                // Also where the others are none, or NaN.
-                y[j] = if x[j] == f32::NEG_INFINITY { 0.0 } else { share };
+            let (Exponentials { max, sum }, _) = team.exponentials(own, 0.0, p.factor);
+            let inverse = ptx::rcp_approx_ftz(sum);
+            let to = p.y.row(row);
+            for round in 0..p.rounds {
+                if p.rounds > 1 {
+                    load::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words);
+                    if MASKED {
+                        keep::<T, PER, CHUNKS, VECTOR>(p, mine, row, round, &mut words);
+                    }
+                }
+                each_chunk!(c of CHUNKS => {
+                    let chunk = round * CHUNKS as u32 + c as u32;
+                    if mine.reaches(chunk) {
+                        let x: [f32; PER] = T::unpack(hidden(words[c]));
+                        let mut y = [0.0; PER];
+                        for j in 0..PER {
+                            let share = Exponentials::of(x[j], max, p.factor) * inverse;
+                            // Also where the others are none, or NaN.
+                            y[j] = if x[j] == f32::NEG_INFINITY { 0.0 } else { share };
+                        }
+                        mine.store_as(p.y.kind, to, chunk, y);
+                    }
+                });
             }
-            // SAFETY: as above.
-            unsafe { mine.store(&p.y, row, round * CHUNKS as u32 + c as u32, y) };
+            base += team.step;
         }
     }
 }
 
-/// The chunks of a round, with −∞ where there is no column, or it does not count.
+/// The chunks of a round, with −∞ where there is no column.
 ///
 /// # Safety
 ///
@@ -141,35 +151,42 @@ unsafe fn load<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTO
     mine: Columns<PER, VECTOR>,
     row: u32,
     round: u32,
-) -> [[u32; 4]; CHUNKS] {
-    let first = round * CHUNKS as u32;
+    words: &mut [[u32; 4]; CHUNKS],
+) {
     let from = p.x.offset(row as u64 * p.x_stride).address();
-    let mut words = [[0; 4]; CHUNKS];
     for c in 0..CHUNKS {
         // SAFETY: the caller's promise.
-        words[c] = unsafe { mine.load_words::<T>(from, first + c as u32) };
+        words[c] = unsafe { mine.load_words_or_least::<T>(from, round * CHUNKS as u32 + c as u32) };
     }
-    if p.mask.is_null() {
-        for c in 0..CHUNKS {
-            for j in 0..PER {
-                keep_if::<T>(&mut words[c], j, mine.has(first + c as u32, j));
-            }
-        }
-        return words;
-    }
-    let mask = p.mask.offset(row as u64 * p.mask_stride).address();
-    for c in 0..CHUNKS {
-        // SAFETY: the caller's promise.
-        let counts = unsafe { load_mask(mine, mask, first + c as u32) };
-        for j in 0..PER {
-            // Where there is no column it is 0.
-            keep_if::<T>(&mut words[c], j, counts[j] != 0);
-        }
-    }
-    words
 }
 
-/// A chunk of a row of a mask; 0 where there is no column.
+/// Makes the chunks of a round −∞ where the mask says so.
+///
+/// # Safety
+///
+/// As [`softmax_rows`], with a mask.
+#[inline(always)]
+unsafe fn keep<T: RowElement, const PER: usize, const CHUNKS: usize, const VECTOR: bool>(
+    p: &SoftmaxParams<T>,
+    mine: Columns<PER, VECTOR>,
+    row: u32,
+    round: u32,
+    words: &mut [[u32; 4]; CHUNKS],
+) {
+    let mask = p.mask.offset(row as u64 * p.mask_stride).address();
+    let mut counts = [[0; 2]; CHUNKS];
+    for c in 0..CHUNKS {
+        // SAFETY: the caller's promise.
+        counts[c] = unsafe { load_mask(mine, mask, round * CHUNKS as u32 + c as u32) };
+    }
+    for c in 0..CHUNKS {
+        for j in 0..PER {
+            T::keep_if(&mut words[c], j, counts[c][j / 4] >> (j % 4 * 8) & 0xff != 0);
+        }
+    }
+}
+
+/// The bytes of a chunk of a row of a mask; 0 where there is no column.
 ///
 /// # Safety
 ///
@@ -179,42 +196,24 @@ unsafe fn load_mask<const PER: usize, const VECTOR: bool>(
     mine: Columns<PER, VECTOR>,
     row: u64,
     chunk: u32,
-) -> [u32; PER] {
-    let mut counts = [0; PER];
+) -> [u32; 2] {
     if VECTOR {
         let (at, is_there) = (row + mine.column(chunk, 0) as u64, mine.has(chunk, 0));
         // SAFETY: the caller's promise.
-        let bytes = unsafe {
+        return unsafe {
             if PER == 8 {
                 ptx::ld_global_v2_b32_if(at, is_there)
             } else {
                 [ptx::ld_global_f32_if(at, is_there).to_bits(), 0]
             }
         };
-        for j in 0..PER {
-            counts[j] = bytes[j / 4] >> (j % 4 * 8) & 0xff;
-        }
-        return counts;
     }
+    let mut bytes = [0; 2];
     for j in 0..PER {
         let at = row + mine.column(chunk, j) as u64;
         // SAFETY: the caller's promise.
-        counts[j] = unsafe { ptx::ld_global_nc_b8_if(at, mine.has(chunk, j)) } as u32;
+        let byte = unsafe { ptx::ld_global_nc_b8_if(at, mine.has(chunk, j)) } as u32;
+        bytes[j / 4] |= (byte & 0xff) << (j % 4 * 8);
     }
-    counts
-}
-
-/// Makes element `j` of a chunk −∞ unless the condition holds.
-#[inline(always)]
-fn keep_if<T: RowElement>(words: &mut [u32; 4], j: usize, condition: bool) {
-    let (word, own) = if T::BYTES == 2 { (j / 2, 0xffff << (j % 2 * 16)) } else { (j, u32::MAX) };
-    let least = if T::KIND == Kind::F16 {
-        0xfc00_fc00
-    } else if T::KIND == Kind::BF16 {
-        0xff80_ff80
-    } else {
-        0xff80_0000
-    };
-    let without = words[word] & !own | least & own;
-    words[word] = if condition { words[word] } else { without };
+    bytes
 }

@@ -14,15 +14,13 @@ use crate::cpu::{self, Activation, Elementwise};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::ops::rows::{
-    AnyTensor, RowElement, Shares, Sizes, as_result_rows, as_rows, is_copied, kind, rounded, rows_of,
-    widened, with_tensor,
+    AnyTensor, MOST_BLOCKS, RowElement, Shares, Sizes, as_result_rows, as_rows, is_copied, kind, rounded,
+    rows_of, widened, with_tensor,
 };
 use crate::ops::{Implementation, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
-/// Blocks of a multiprocessor.
-pub(crate) const BLOCKS: u32 = 8;
 /// Blocks of a grid along y.
 const MOST_ALONG_Y: u64 = 65_535;
 /// Elements from which on a few that are left over have a launch of their own, so that the others are read 16 bytes at a time.
@@ -257,7 +255,7 @@ impl<'a, T: ElementwiseElement> ElementwiseOp<'a, T> {
         rows.extend(results.iter().map(|&kind| dense(kind)));
         let mut all = Implementation::Empty;
         for part in parts::<T>(sizes, &rows, is_row) {
-            let launch = Launch::new::<T>(part, &rows, operands, device);
+            let launch = Launch::new::<T>(part, &rows, operands);
             let one = Implementation::kernel(device, launch.name::<T>(), launch.grid[0] * launch.grid[1]);
             all = all.then(one);
         }
@@ -349,7 +347,7 @@ impl<'a, T: ElementwiseElement> ElementwiseOp<'a, T> {
         let kept: Vec<&dyn Operand> = kept.iter().map(|operand| &**operand).collect();
         stream.with_operands(&kept, || {
             for part in parts::<T>(sizes, &rows, is_row) {
-                let launch = Launch::new::<T>(part, &rows, operands, device);
+                let launch = Launch::new::<T>(part, &rows, operands);
                 // SAFETY: the rows are those of the tensors, of the sizes that were checked; results are new, or share no element with operands but where these are the
                 // same views. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
                 unsafe { launch.run::<T>(device, stream, self.function)? };
@@ -538,7 +536,7 @@ struct Launch {
 }
 
 impl Launch {
-    fn new<T: Element>(part: Part, rows: &[AnyRows], operands: usize, device: &Device) -> Self {
+    fn new<T: Element>(part: Part, rows: &[AnyRows], operands: usize) -> Self {
         let rows: Vec<AnyRows> = rows
             .iter()
             .map(|of| AnyRows {
@@ -549,7 +547,7 @@ impl Launch {
             .collect();
         let chunks = chunks_of(operands);
         let shares = Shares::of::<T>(part.columns as usize, &rows, chunks);
-        let (threads, grid) = grid(part.rows, part.columns, Shares { chunks, ..shares }, device);
+        let (threads, grid) = grid(part.rows, part.columns, Shares { chunks, ..shares });
         Self { part, rows, operands, vector: shares.vector, threads, grid }
     }
 
@@ -601,16 +599,15 @@ impl Launch {
     }
 }
 
-/// Threads of a block that share a row, and the grid: along x blocks for the columns, along y for the rows, no more than the GPU has at a time.
-pub(crate) fn grid(rows: u64, columns: u64, shares: Shares, device: &Device) -> (u32, [u32; 3]) {
+/// Threads of a block that share a row, and the grid: along x blocks for the columns, along y for the rows.
+pub(crate) fn grid(rows: u64, columns: u64, shares: Shares) -> (u32, [u32; 3]) {
     /// Threads that read neighbours, where there are as many chunks.
     const LEAST: u64 = 8;
     let all = columns.div_ceil(u64::from(shares.chunk)).max(1);
     let chunks = u64::from(shares.chunks);
     let least = all.next_power_of_two().min(LEAST);
     let threads = all.div_ceil(chunks).next_power_of_two().max(least).min(u64::from(THREADS));
-    let most = u64::from(device.properties().multiprocessors.max(1) * BLOCKS);
-    let along_x = all.div_ceil(threads * chunks).min(most);
-    let along_y = rows.div_ceil(u64::from(THREADS) / threads).min((most / along_x).max(1)).min(MOST_ALONG_Y);
-    (threads as u32, [along_x as u32, along_y.max(1) as u32, 1])
+    let along_x = all.div_ceil(threads * chunks).min(u64::from(MOST_BLOCKS));
+    let along_y = rows.div_ceil(u64::from(THREADS) / threads).clamp(1, MOST_ALONG_Y);
+    (threads as u32, [along_x as u32, along_y as u32, 1])
 }

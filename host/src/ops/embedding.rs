@@ -16,7 +16,7 @@ use warpsmith_kernels::embedding::{
 
 use super::elementwise::grid;
 use crate::cpu;
-use crate::device::{Device, DeviceKind};
+use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::rows::{
     RowElement, Shares, Sizes, as_result_rows, as_rows, expect_shape, is_copied, kind, rounded, rows_of,
@@ -176,7 +176,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingOp<'a, T, I> {
         let dense = AnyRows { base: 1 << 8, stride: sizes.columns as u64, kind: kind::<T>(), offset: 0.0 };
         let table = if is_copied(self.table) { dense } else { rows_of(self.table) };
         let shares = Shares { chunks: CHUNKS, ..Shares::of::<T>(sizes.columns, &[table, dense], CHUNKS) };
-        let (_, grid) = grid(sizes.rows as u64, sizes.columns as u64, shares, device);
+        let (_, grid) = grid(sizes.rows as u64, sizes.columns as u64, shares);
         let name = if shares.vector { T::Gather::DECLARATION.name } else { T::GatherAny::DECLARATION.name };
         let copies = usize::from(is_copied(self.table)) + usize::from(!self.ids.is_contiguous());
         Ok(Implementation::kernel(device, name, grid[0] * grid[1]).with_copies(copies))
@@ -228,7 +228,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingOp<'a, T, I> {
         let rows = as_result_rows(OPERATION, "y", y)?;
         let (from, to) = (rows_of(&table), rows_of(&rows));
         let shares = Shares { chunks: CHUNKS, ..Shares::of::<T>(sizes.columns, &[from, to], CHUNKS) };
-        let (threads, grid) = grid(sizes.rows as u64, sizes.columns as u64, shares, device);
+        let (threads, grid) = grid(sizes.rows as u64, sizes.columns as u64, shares);
         let params = GatherParams {
             table: Global::new(from.base),
             table_stride: from.stride,
@@ -444,7 +444,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         let dense = |kind| AnyRows { base: 1 << 8, stride: sizes.columns as u64, kind, offset: 0.0 };
         let dy = if is_copied(self.dy) { dense(kind::<T>()) } else { rows_of(&self.dy.flatten_leading()?) };
         let rows = sizes.rows.min(self.vocabulary) as u64;
-        let plan = GradientPlan::new::<T>(sizes, rows, [dy, dense(kind::<f32>())], device);
+        let plan = GradientPlan::new::<T>(sizes, rows, [dy, dense(kind::<f32>())]);
         let launches = [
             (embedding_count::DECLARATION.name, tiles),
             (embedding_sums::DECLARATION.name, 1),
@@ -590,7 +590,7 @@ impl<'a, T: EmbeddingElement, I: EmbeddingId> EmbeddingBackwardOp<'a, T, I> {
         let dy = as_rows(self.dy, stream)?;
         let from = rows_of(&dy);
         let rows = distinct.map_or(sizes.rows, |(starts, _)| starts.len());
-        let plan = GradientPlan::new::<T>(sizes, rows as u64, [from, to], device);
+        let plan = GradientPlan::new::<T>(sizes, rows as u64, [from, to]);
         let pointer = |of: Option<&Tensor<u32>>| of.map_or(Global::new(0), Tensor::arg);
         let params = GradientParams {
             dy: Global::new(from.base),
@@ -644,10 +644,10 @@ struct GradientPlan {
 }
 
 impl GradientPlan {
-    fn new<T: Element>(sizes: Sizes, rows: u64, operands: [AnyRows; 2], device: &Device) -> Self {
+    fn new<T: Element>(sizes: Sizes, rows: u64, operands: [AnyRows; 2]) -> Self {
         let shares = Shares::of::<T>(sizes.columns, &operands, GRADIENT_CHUNKS);
         let shares = Shares { chunks: GRADIENT_CHUNKS, ..shares };
-        let (threads, grid) = grid(rows, sizes.columns as u64, shares, device);
+        let (threads, grid) = grid(rows, sizes.columns as u64, shares);
         Self { vector: shares.vector, threads, grid }
     }
 

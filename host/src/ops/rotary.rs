@@ -8,12 +8,11 @@ use warpsmith_dsl::rotary::{HEADS, RotaryParams};
 use warpsmith_dsl::rows::THREADS;
 use warpsmith_kernels::rotary::rotary as rotary_kernel;
 
-use super::elementwise::BLOCKS;
 use crate::cpu;
 pub use crate::cpu::Pairing;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
-use crate::ops::rows::{RowElement, widened};
+use crate::ops::rows::{MOST_BLOCKS, RowElement, widened};
 use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -22,6 +21,8 @@ use crate::tensor::{Element, Tensor};
 const OPERATION: &str = "rotary";
 /// The name of tables in errors.
 const TABLE: &str = "RotaryTable";
+/// Blocks of a multiprocessor that have enough threads to hide that angles are read.
+const BLOCKS: u32 = 8;
 
 /// An element type of heads.
 pub trait RotaryElement: RowElement {
@@ -507,16 +508,17 @@ impl Launch {
         let rest = if copies { sizes.width - rotary } else { 0 };
         let slots = pairs.div_ceil(per) + rest.div_ceil(2 * per);
         let lanes = slots.next_power_of_two().min(THREADS as usize) as u32;
-        let most = device.properties().multiprocessors.max(1) * BLOCKS;
+        let resident = device.properties().multiprocessors.max(1) * BLOCKS;
         let of_heads = sizes.heads.div_ceil(HEADS).next_power_of_two().min((THREADS / lanes) as usize) as u32;
         // Fewer threads for a token read its angles less often, where there are tokens enough for all.
-        let fills = |teams: u32| sizes.tokens as u64 * u64::from(lanes * teams) >= u64::from(most * THREADS);
+        let fills =
+            |teams: u32| sizes.tokens as u64 * u64::from(lanes * teams) >= u64::from(resident * THREADS);
         let mut teams = of_heads;
         while teams > 1 && fills(teams / 2) {
             teams /= 2;
         }
         let blocks =
-            (sizes.tokens as u64).div_ceil(u64::from(THREADS / (lanes * teams))).min(u64::from(most));
+            (sizes.tokens as u64).div_ceil(u64::from(THREADS / (lanes * teams))).min(u64::from(MOST_BLOCKS));
         Self { heads, vector, copies, lanes, teams, blocks: blocks as u32 }
     }
 

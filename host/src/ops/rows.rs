@@ -236,6 +236,9 @@ impl Sizes {
     }
 }
 
+/// The most blocks of a grid, where each has rows at most once: those that wait for a multiprocessor begin where others end, which keeps them out of step.
+pub(crate) const MOST_BLOCKS: u32 = i32::MAX as u32;
+
 /// How a kernel has the columns of a row: elements of a chunk, and chunks of a thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shares {
@@ -293,7 +296,9 @@ impl Plan {
         let least = all.next_power_of_two().min(u64::from(LEAST_THREADS));
         let threads = all.div_ceil(per_thread).next_power_of_two().max(least).min(u64::from(THREADS));
         let of_block = threads * per_thread;
-        let cluster = all.div_ceil(of_block).next_power_of_two().min(u64::from(max_cluster.max(1)));
+        // A power of two, also where a cluster may have another number of blocks.
+        let most_cluster = 1u64 << max_cluster.max(1).ilog2();
+        let cluster = all.div_ceil(of_block).next_power_of_two().min(most_cluster);
         let rounds = all.div_ceil(of_block * cluster);
         let teams = u64::from(THREADS) / threads;
         let wanted = if cluster > 1 { rows } else { rows.div_ceil(teams) };

@@ -10,9 +10,9 @@ use crate::device::DeviceKind;
 use crate::error::Result;
 use crate::ops::Implementation;
 use crate::ops::rows::{
-    Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, is_copied, launch, rows_of,
+    MOST_BLOCKS, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, is_copied, launch,
+    rows_of,
 };
-use crate::ops::softmax::BLOCKS_PER_MULTIPROCESSOR;
 use crate::stream::{Operand, Stream};
 use crate::tensor::Tensor;
 
@@ -71,8 +71,7 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.logits.device().properties();
         let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
-        let most = properties.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
-        (shares, Plan::new(sizes, shares, properties.max_cluster, most))
+        (shares, Plan::new(sizes, shares, properties.max_cluster, MOST_BLOCKS))
     }
 
     pub(super) fn launch<G: RowElement>(

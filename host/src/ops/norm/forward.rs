@@ -10,8 +10,8 @@ use crate::cpu::{self, Norm};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::rows::{
-    AnyTensor, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_rows, expect_shape,
-    is_copied, is_in_place, launch, rounded, rows_of, widened,
+    AnyTensor, MOST_BLOCKS, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_rows,
+    expect_shape, is_copied, is_in_place, launch, rounded, rows_of, widened,
 };
 use crate::ops::{Implementation, expect_result};
 use crate::stream::{Operand, Stream};
@@ -19,6 +19,8 @@ use crate::tensor::{Element, Tensor};
 
 /// Chunks that a thread of a kernel has.
 const CHUNKS: u32 = 4;
+/// Rows of a team that are worth the reading of weight and bias for them.
+const LEAST_ROWS: u32 = 4;
 /// What rows are normed with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options<'a> {
@@ -228,10 +230,12 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.x.device().properties();
         let shares = Shares::of::<T>(sizes.columns, rows, CHUNKS);
-        // As many as run at a time.
-        let of_kernel = if shares.vector { T::Norm::DECLARATION } else { T::NormAny::DECLARATION };
-        let most = properties.multiprocessors * of_kernel.min_blocks_per_sm;
-        (shares, Plan::new(sizes, shares, properties.max_cluster, most))
+        let kernel = if shares.vector { T::Norm::DECLARATION } else { T::NormAny::DECLARATION };
+        let resident = properties.multiprocessors * kernel.min_blocks_per_sm;
+        let plan = |most| Plan::new(sizes, shares, properties.max_cluster, most);
+        // A block reads the vectors once for all of its rows: so many of them as are worth it, or as it takes to have no more blocks than run at a time.
+        let enough = plan(MOST_BLOCKS).blocks.div_ceil(LEAST_ROWS);
+        (shares, plan(enough.max(resident)))
     }
 
     /// The sizes and the stream, or the first error of the operands.

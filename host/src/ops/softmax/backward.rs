@@ -5,17 +5,20 @@ use warpsmith_dsl::launch::Global;
 use warpsmith_dsl::rows::AnyRows;
 use warpsmith_dsl::softmax::SoftmaxGradientParams;
 
-use super::{BLOCKS_PER_MULTIPROCESSOR, SoftmaxElement, expect_scale};
+use super::{SoftmaxElement, expect_scale};
 use crate::cpu;
 use crate::device::DeviceKind;
 use crate::error::Result;
 use crate::ops::Implementation;
 use crate::ops::rows::{
-    Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart, expect_rows,
-    expect_shape, is_copied, is_in_place, launch, rounded, rows_of, widened,
+    MOST_BLOCKS, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart,
+    expect_rows, expect_shape, is_copied, is_in_place, launch, rounded, rows_of, widened,
 };
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
+
+/// Chunks that a thread of a kernel has.
+const CHUNKS: u32 = 2;
 
 /// The operation's name in errors.
 const OPERATION: &str = "softmax_gradient";
@@ -135,9 +138,8 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
 
     fn plan(&self, sizes: Sizes, rows: &[AnyRows]) -> (Shares, Plan) {
         let properties = self.y.device().properties();
-        let shares = Shares::of::<Y>(sizes.columns, rows, Y::GRADIENT_CHUNKS);
-        let most = properties.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
-        (shares, Plan::new(sizes, shares, properties.max_cluster, most))
+        let shares = Shares::of::<Y>(sizes.columns, rows, CHUNKS);
+        (shares, Plan::new(sizes, shares, properties.max_cluster, MOST_BLOCKS))
     }
 
     fn check(&self) -> Result<(Sizes, Stream)> {

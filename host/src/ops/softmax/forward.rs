@@ -5,15 +5,15 @@ use warpsmith_dsl::launch::Global;
 use warpsmith_dsl::rows::AnyRows;
 use warpsmith_dsl::softmax::SoftmaxParams;
 
-use super::{BLOCKS_PER_MULTIPROCESSOR, SoftmaxElement, SoftmaxGradientOp, UNALIGNED, expect_scale};
+use super::{SoftmaxElement, SoftmaxGradientOp, UNALIGNED, expect_scale};
 use crate::cpu;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::Implementation;
 use crate::ops::matrix::{has_unit_stride, row_stride};
 use crate::ops::rows::{
-    Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart, expect_rows, is_copied,
-    is_in_place, launch, rounded, rows_of, widened,
+    MOST_BLOCKS, Plan, RowElement, Shares, Sizes, Variant, as_result_rows, as_rows, expect_apart,
+    expect_rows, is_copied, is_in_place, launch, rounded, rows_of, widened,
 };
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -150,8 +150,7 @@ impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
         if mask.is_some_and(|mask| !is_aligned(mask, shares.chunk)) {
             shares = UNALIGNED;
         }
-        let most = properties.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
-        (shares, Plan::new(sizes, shares, properties.max_cluster, most))
+        (shares, Plan::new(sizes, shares, properties.max_cluster, MOST_BLOCKS))
     }
 
     /// The sizes and the stream, or the first error of the operands.

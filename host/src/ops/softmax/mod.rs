@@ -24,8 +24,6 @@ use super::rows::{RowElement, Shares};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// Blocks for each multiprocessor: as many as it holds at a time, and no fewer at the end of a launch.
-pub(super) const BLOCKS_PER_MULTIPROCESSOR: u32 = 6;
 /// The shares of rows whose alignment is not known.
 pub(super) const UNALIGNED: Shares = Shares { vector: false, chunk: 4, chunks: 2 };
 /// The smallest scale, and 1 over the largest: the difference of two numbers is only too large for an f32 where its exponential is 0 then.
@@ -50,9 +48,6 @@ pub trait SoftmaxElement: RowElement {
     /// The same for rows of any alignment.
     #[doc(hidden)]
     type ClusterAny: Kernel<Args = Args<Self::Device>>;
-    /// Chunks that a thread of a gradient's kernel has.
-    #[doc(hidden)]
-    const GRADIENT_CHUNKS: u32;
     /// The gradient's kernel for aligned rows.
     #[doc(hidden)]
     type Gradient: Kernel<Args = GradientArgs<Self::Device>>;
@@ -68,26 +63,25 @@ pub trait SoftmaxElement: RowElement {
 }
 
 macro_rules! softmax_elements {
-    ($($element:ty, $device:ty, $vector:literal, $gradient_chunks:literal;)*) => {
+    ($($element:ty, $device:ty, $vector:literal;)*) => {
         $(
             impl SoftmaxElement for $element {
                 type Block = block<$device, $vector, 4, true>;
                 type BlockAny = block<$device, 4, 2, false>;
                 type Cluster = cluster<$device, $vector, 4, true>;
                 type ClusterAny = cluster<$device, 4, 2, false>;
-                const GRADIENT_CHUNKS: u32 = $gradient_chunks;
-                type Gradient = block_gradient<$device, $vector, $gradient_chunks, true>;
+                type Gradient = block_gradient<$device, $vector, 2, true>;
                 type GradientAny = block_gradient<$device, 4, 2, false>;
-                type GradientCluster = cluster_gradient<$device, $vector, $gradient_chunks, true>;
+                type GradientCluster = cluster_gradient<$device, $vector, 2, true>;
                 type GradientClusterAny = cluster_gradient<$device, 4, 2, false>;
             }
         )*
     };
 }
 softmax_elements! {
-    f16, F16, 8, 2;
-    bf16, Bf16, 8, 2;
-    f32, f32, 4, 4;
+    f16, F16, 8;
+    bf16, Bf16, 8;
+    f32, f32, 4;
 }
 
 /// The softmax of each row of `x` `[.., N]`, over its last axis: `y = exp(scale · x) / Σ exp(scale · x)`.
