@@ -28,6 +28,7 @@
 //! | [`embedding`] | rows of a table that ids name, and its gradient |
 //! | [`softmax`] | the softmax of rows, and its gradient |
 //! | [`cross_entropy`] | the cross-entropy of rows of logits, and its gradient |
+//! | [`adamw`] | AdamW over many tensors at once |
 //! | [`experts`] | the experts that a token uses, evaluated where they lie |
 //! | [`launch`] | what the host and the device agree on: parameter types and a kernel's declaration |
 //!
@@ -43,6 +44,7 @@ extern crate std;
 
 pub use warpsmith_dsl_macros::{KernelParam, kernel};
 
+pub mod adamw;
 pub mod attention;
 pub mod barrier;
 pub mod block;

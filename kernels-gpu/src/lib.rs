@@ -42,6 +42,7 @@
 //! | [`softmax_cluster`](mod@softmax_cluster) | the same for wide rows, by clusters of blocks (sm_90 and later) |
 //! | [`cross_entropy`](mod@cross_entropy) | the cross-entropy of rows of logits, and its gradient, on sm_80 and later |
 //! | [`cross_entropy_cluster`](mod@cross_entropy_cluster) | the same for wide rows, by clusters of blocks (sm_90 and later) |
+//! | [`adamw`](mod@adamw) | AdamW over many tensors: the norm of their gradients, a step's scalars, the update, on sm_80 and later |
 //! | [`topk`] | the k largest elements of each row, on sm_80 and later |
 //!
 //! Each family is a Cargo feature, and all are on by default. A build for the host has the signatures of all kernels, and the PTX
@@ -52,6 +53,8 @@
 #[cfg(not(target_arch = "nvptx64"))]
 extern crate alloc;
 
+#[cfg(any(feature = "adamw", not(target_arch = "nvptx64")))]
+pub mod adamw;
 #[cfg(any(feature = "attention", not(target_arch = "nvptx64")))]
 pub mod attention;
 #[cfg(any(feature = "attention_hopper", not(target_arch = "nvptx64")))]

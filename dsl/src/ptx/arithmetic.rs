@@ -33,6 +33,14 @@ unary!(
     rsqrt_approx_ftz, "rsqrt.approx.ftz.f32", reg32 f32 => reg32 f32
 );
 unary!(
+    /// `sqrt.rn.f32`: the square root, rounded to the nearest, ties to even.
+    sqrt_rn, "sqrt.rn.f32", reg32 f32 => reg32 f32
+);
+unary!(
+    /// `sqrt.rn.f64`: the same of 64 bits.
+    sqrt_rn_f64, "sqrt.rn.f64", reg64 f64 => reg64 f64
+);
+unary!(
     /// `cvt.rn.f16.f32`: rounds to the nearest half-precision number, ties to even.
     cvt_f16_f32, "cvt.rn.f16.f32", reg32 f32 => reg16 u16
 );
