@@ -33,6 +33,7 @@ pub mod kernel;
 pub mod layers;
 pub mod memory;
 pub mod ops;
+pub mod optim;
 pub mod peer;
 mod sizes;
 pub mod stream;

@@ -58,8 +58,8 @@ pub const fn round_randomly(value: f32, kind: u32, random: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::KIND_F16;
     use super::*;
+    use crate::adamw::KIND_F16;
 
     #[test]
     fn philox_gives_the_published_numbers() {
@@ -104,7 +104,7 @@ mod tests {
                 }
             }
             // Between it and the next: least random bits give it, most the next.
-            let next = bits + 1;
+            let next = bits.wrapping_add(1);
             if bits & 0x7fff < 0x7bff {
                 let middle = (of_f16(bits) * 0.75 + of_f16(next) * 0.25) as f32;
                 let one_in = |random| round_randomly(middle, KIND_F16, random);

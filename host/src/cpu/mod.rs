@@ -5,6 +5,8 @@
 //! compares with. They assume nothing of strides or alignment and take any size, zero included.
 
 mod activation;
+#[doc(hidden)]
+pub mod adamw;
 mod attention;
 mod cross_entropy;
 mod elementwise;
@@ -25,6 +27,7 @@ mod topk;
 mod update;
 
 pub use activation::Activation;
+pub use adamw::AdamWScalars;
 pub use attention::LANES as PRODUCT_LANES;
 pub use attention::{Alignment, AttentionTerms, Window, attention, packed_attention};
 pub use cross_entropy::{CrossEntropy, RowLoss, Target, cross_entropy};

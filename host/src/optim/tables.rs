@@ -1,0 +1,256 @@
+//! The tables of a step on the device, which stay from step to step.
+
+use warpsmith_dsl::adamw::{
+    AdamWParams, GRADIENT_WORDS, GROUP_WORDS, KIND_F32, PIECE, PIECE_WORDS, SCALAR_WORDS, StepFlags,
+    TENSOR_WORDS,
+};
+use warpsmith_dsl::launch::GlobalMut;
+
+use super::adamw::{Parameter, kind_of};
+use super::options::AdamWOptions;
+use crate::device::{Device, DeviceKind};
+use crate::error::{Error, Result};
+use crate::memory::{PinnedBuffer, Transfer};
+use crate::ops::rows::{AnyTensor, with_tensor};
+use crate::stream::{Operand, Stream};
+use crate::tensor::Tensor;
+
+/// A table that the host changes between steps, without waiting for those before.
+#[derive(Debug)]
+struct Table {
+    words: Vec<u32>,
+    on_device: Tensor<u32>,
+    /// Copies that may be under way.
+    transfers: Vec<Transfer<u32>>,
+}
+
+impl Table {
+    fn new(device: &Device, words: Vec<u32>) -> Result<Self> {
+        let on_device = Tensor::from_slice(device, &words, [words.len()])?;
+        Ok(Self { words, on_device, transfers: Vec::new() })
+    }
+
+    /// Makes the table have these words for what `stream` does next.
+    fn set(&mut self, stream: &Stream, words: Vec<u32>) -> Result<()> {
+        let device = self.on_device.device();
+        if matches!(device.kind(), DeviceKind::Cuda(_)) && stream.is_capturing() {
+            return Err(Error::Argument {
+                operation: "AdamW::step",
+                argument: "step in a capture",
+                expected: "the options and gradients of the step before".into(),
+                actual: "others".into(),
+            });
+        }
+        let mut done = None;
+        for (place, transfer) in self.transfers.iter().enumerate() {
+            if transfer.is_done()? {
+                done = Some(place);
+                break;
+            }
+        }
+        let buffer = match done {
+            Some(place) => {
+                let mut buffer = self.transfers.swap_remove(place).wait()?;
+                buffer.copy_from_slice(&words);
+                buffer
+            }
+            None => PinnedBuffer::from_slice(device, &words)?,
+        };
+        self.transfers.push(self.on_device.copy_from_pinned(buffer, stream)?);
+        self.words = words;
+        Ok(())
+    }
+}
+
+/// The tables.
+#[derive(Debug)]
+pub(super) struct Tables {
+    /// `None` of the CPU, which needs no tables.
+    on_device: Option<OnDevice>,
+}
+
+#[derive(Debug)]
+struct OnDevice {
+    pieces: Tensor<u32>,
+    tensors: Tensor<u32>,
+    gradients: Table,
+    groups: Table,
+    scalars: Tensor<u32>,
+    sums: Tensor<f32>,
+    piece_count: u32,
+    /// Where weights are, sorted: from the first byte to the last one's end.
+    places: Vec<[u64; 2]>,
+}
+
+fn halves(value: u64) -> [u32; 2] {
+    [value as u32, (value >> 32) as u32]
+}
+
+fn place_of(tensor: AnyTensor<'_>) -> [u64; 2] {
+    with_tensor!(tensor, tensor => {
+        let start = tensor.device_address();
+        [start, start + (tensor.len() * tensor.dtype().size()) as u64]
+    })
+}
+
+/// Whether elements of this size lie at multiples of four of them.
+fn is_aligned(address: u64, bytes: u64) -> bool {
+    address.is_multiple_of(4 * bytes)
+}
+
+impl Tables {
+    pub(super) fn none() -> Self {
+        Self { on_device: None }
+    }
+
+    pub(super) fn new(device: &Device, parameters: &[Parameter], groups: &[AdamWOptions]) -> Result<Self> {
+        let (mut tensors, mut pieces, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, parameter) in parameters.iter().enumerate() {
+            let weights = parameter.weights.any();
+            let length = parameter.len() as u64;
+            for piece in 0..length.div_ceil(u64::from(PIECE)) {
+                pieces.extend([number as u32, piece as u32]);
+            }
+            let own = with_tensor!(weights, tensor => tensor.device_address());
+            let master = parameter.master.as_ref().map(Tensor::device_address);
+            let (moving, kind) = master.map_or((own, kind_of(weights)), |master| (master, KIND_F32));
+            let rounded = if master.is_some() { own } else { 0 };
+            let moments = parameter.moments.each_ref().map(Tensor::device_address);
+            let bytes = if kind == KIND_F32 { 4 } else { 2 };
+            let all_aligned = is_aligned(moving, bytes)
+                && is_aligned(rounded, 2)
+                && moments.iter().all(|&moment| is_aligned(moment, 4));
+            tensors.extend([moving, moments[0], moments[1], rounded, length].into_iter().flat_map(halves));
+            let (group, aligned) = (parameter.group as u32, u32::from(all_aligned));
+            tensors.extend([kind, kind_of(weights), group, aligned, 0, 0]);
+            places.push(place_of(weights));
+        }
+        places.sort_unstable();
+        debug_assert_eq!(tensors.len(), parameters.len() * TENSOR_WORDS);
+        let piece_count = pieces.len() / PIECE_WORDS;
+        let Some(count) = u32::try_from(piece_count).ok().filter(|&count| i32::try_from(count).is_ok()) else {
+            return Err(Error::SizeLimit {
+                operation: "AdamW::step",
+                operand: "weights",
+                quantity: "number of elements",
+                limit: format!("at most {} pieces of {PIECE}", i32::MAX),
+                actual: format!("{piece_count} pieces"),
+            });
+        };
+        let on_device = OnDevice {
+            pieces: Tensor::from_slice(device, &pieces, [pieces.len()])?,
+            tensors: Tensor::from_slice(device, &tensors, [tensors.len()])?,
+            gradients: Table::new(device, vec![0; parameters.len() * GRADIENT_WORDS])?,
+            groups: Table::new(device, words_of(groups))?,
+            scalars: Tensor::uninit(device, [parameters.len() * SCALAR_WORDS])?,
+            sums: Tensor::uninit(device, [piece_count])?,
+            piece_count: count,
+            places,
+        };
+        Ok(Self { on_device: Some(on_device) })
+    }
+
+    /// How many pieces there are; `None` if there is nothing to do.
+    pub(super) fn piece_count(&self) -> Option<u32> {
+        self.on_device.as_ref().map(|tables| tables.piece_count).filter(|&count| count > 0)
+    }
+
+    /// Takes the options of groups that have changed.
+    pub(super) fn set_options(&mut self, stream: &Stream, groups: &[AdamWOptions]) -> Result<()> {
+        let Some(tables) = &mut self.on_device else { return Ok(()) };
+        let words = words_of(groups);
+        if words == tables.groups.words { Ok(()) } else { tables.groups.set(stream, words) }
+    }
+
+    /// Takes the places of gradients, if they have changed.
+    pub(super) fn set_gradients(
+        &mut self,
+        stream: &Stream,
+        gradients: &[Option<AnyTensor<'_>>],
+    ) -> Result<()> {
+        let Some(tables) = &mut self.on_device else { return Ok(()) };
+        let mut words = Vec::with_capacity(tables.gradients.words.len());
+        for gradient in gradients {
+            let Some(gradient) = *gradient else {
+                words.extend([0; GRADIENT_WORDS]);
+                continue;
+            };
+            let (address, bytes) =
+                with_tensor!(gradient, tensor => (tensor.device_address(), tensor.dtype().size() as u64));
+            // Of no elements there is no address, and nothing that moves: only the step counts.
+            let [low, high] = halves(if address == 0 { u64::from(PIECE) } else { address });
+            words.extend([low, high, kind_of(gradient), u32::from(is_aligned(address, bytes))]);
+        }
+        if words == tables.gradients.words {
+            return Ok(());
+        }
+        for gradient in gradients.iter().flatten() {
+            let [start, end] = place_of(*gradient);
+            // The last of the weights that begin before the gradient ends: those before it end before it begins.
+            let before = tables.places.partition_point(|&[first, _]| first < end);
+            let meets = |&[_, last]: &[u64; 2]| last > start;
+            if start < end && tables.places[..before].iter().rev().find(|[first, last]| last > first).is_some_and(meets)
+            {
+                let (operation, operand, other) = ("AdamW::step", "gradient", "weights");
+                return Err(Error::Overlap { operation, operand, other });
+            }
+        }
+        tables.gradients.set(stream, words)
+    }
+
+    /// The arguments that say where the tables are; the others are not set.
+    pub(super) fn params(&mut self) -> AdamWParams {
+        let none = GlobalMut::new(0);
+        let mut params = AdamWParams {
+            pieces: warpsmith_dsl::launch::Global::new(0),
+            tensors: warpsmith_dsl::launch::Global::new(0),
+            gradients: warpsmith_dsl::launch::Global::new(0),
+            groups: warpsmith_dsl::launch::Global::new(0),
+            history: none,
+            scalars: none,
+            status: none,
+            sums: GlobalMut::new(0),
+            seed: 0,
+            tensor_count: 0,
+            piece_count: 0,
+            flags: StepFlags(0),
+            max_norm: 0.0,
+            growth: 0.0,
+            backoff: 0.0,
+            growth_interval: 0,
+            reserved: 0,
+        };
+        if let Some(tables) = &mut self.on_device {
+            params.pieces = tables.pieces.arg();
+            params.tensors = tables.tensors.arg();
+            params.gradients = tables.gradients.on_device.arg();
+            params.groups = tables.groups.on_device.arg();
+            params.scalars = tables.scalars.arg_mut();
+            params.sums = tables.sums.arg_mut();
+            params.piece_count = tables.piece_count;
+        }
+        params
+    }
+
+    pub(super) fn operands(&self) -> impl Iterator<Item = &dyn Operand> {
+        self.on_device.iter().flat_map(|tables| {
+            let OnDevice { pieces, tensors, gradients, groups, scalars, sums, .. } = tables;
+            let operands: [&dyn Operand; 6] =
+                [pieces, tensors, &gradients.on_device, &groups.on_device, scalars, sums];
+            operands
+        })
+    }
+}
+
+/// The options of groups as the kernels read them.
+fn words_of(groups: &[AdamWOptions]) -> Vec<u32> {
+    let numbers = groups.iter().flat_map(|options| {
+        let [first, second] = options.betas;
+        let corrects = if options.bias_correction { 1.0 } else { 0.0 };
+        let AdamWOptions { learning_rate, epsilon, weight_decay, .. } = *options;
+        [learning_rate, first, second, epsilon, weight_decay, corrects]
+    });
+    let words: Vec<u32> = numbers.flat_map(|number: f64| halves(number.to_bits())).collect();
+    debug_assert_eq!(words.len(), groups.len() * GROUP_WORDS);
+    words
+}
