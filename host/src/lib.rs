@@ -83,4 +83,6 @@ mod book {
     struct Peer;
     #[doc = include_str!("../../docs/src/operations/expert-mlp.md")]
     struct ExpertMlp;
+    #[doc = include_str!("../../docs/src/operations/optimiser.md")]
+    struct Optimiser;
 }

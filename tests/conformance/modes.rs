@@ -10,10 +10,11 @@ use warpsmith::ops::attention::{Alignment, Way as AttentionWay, Window};
 use warpsmith::ops::gemm::{Access, Tile};
 use warpsmith::ops::update::Way;
 use warpsmith::ops::{Activation, Implementation};
+use warpsmith::optim::Rounding;
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
-    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearCase, MaskRows, MatmulCase,
+    AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearCase, MaskRows, MatmulCase,
     NormCase, Placement, RotaryCase, Scales, SoftmaxCase, Terms, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
@@ -330,6 +331,28 @@ fn losses() -> Result<(), Failed> {
     all_ran(&ran, |name| is_of_rows(name, &["cross_entropy"]) || matches!(name, "label_counts" | "loss_sums"))
 }
 
+/// Steps of AdamW with and without the norm of gradients, aligned and not, of weights of every type and rounding.
+fn optimizers() -> Result<(), Failed> {
+    let (devices, mut ran) = (devices(), BTreeSet::new());
+    for dtype in crate::attention::TYPES {
+        for (rounding, before) in [(Rounding::Master, [0, 0]), (Rounding::Stochastic, [1, 2])] {
+            for gradient in crate::attention::TYPES {
+                let plain = AdamWCase { rounding, tensors: 3, ..AdamWCase::new(dtype, gradient, 5000) };
+                let case = AdamWCase { before, max_norm: Some(0.5), loss_scale: Some(1024.0), ..plain };
+                for case in [plain, case] {
+                    ran.extend(bits_in_every_mode(
+                        &devices,
+                        &format!("adamw {dtype}←{gradient} {} {}", case.shape(), case.options()),
+                        |device| validate::adamw(device, &case),
+                        |device| validate::adamw_bits(device, &case),
+                    )?);
+                }
+            }
+        }
+    }
+    all_ran(&ran, |name| name.starts_with("adamw_"))
+}
+
 /// Functions of elements, rotations and look-ups with their gradients, aligned and not.
 fn elements() -> Result<(), Failed> {
     let (devices, mut ran) = (devices(), BTreeSet::new());
@@ -575,12 +598,14 @@ pub(crate) fn trials() -> Vec<Trial> {
     let attentions = Trial::test(name, attentions);
     let name = "slow::emulator::modes::elementwise_rotary_and_embedding_give_the_same_bits_in_every_mode";
     let elements = Trial::test(name, elements);
+    let name = "slow::emulator::modes::optimizers_give_the_same_bits_in_every_mode";
+    let optimizers = Trial::test(name, optimizers);
     let name = "slow::emulator::modes::norms_give_the_same_bits_in_every_mode";
     let norms = Trial::test(name, norms);
     let name = "slow::emulator::modes::softmaxes_give_the_same_bits_in_every_mode";
     let softmaxes = Trial::test(name, softmaxes);
     let name = "slow::emulator::modes::losses_give_the_same_bits_in_every_mode";
     let losses = Trial::test(name, losses);
-    let single = [persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses];
+    let single = [persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses, optimizers];
     by_types.into_iter().chain(single).chain(updates).collect()
 }

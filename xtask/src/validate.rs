@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 use warpsmith_lab::cases::{
-    AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase, MatmulCase,
+    AdamWCase, AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase, MatmulCase,
     NormCase, RepackCase, RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
@@ -80,6 +80,7 @@ pub(crate) enum Operation {
     Elementwise,
     Rotary,
     Embedding,
+    Adamw,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -266,6 +267,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         progress.finish_and_clear();
     }
+    if args.op.is_none_or(|op| op == Operation::Adamw) {
+        let cases = cases::optimizers(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("adamw {} {}", case.dtype, case.shape()));
+            rows.push(row_of(Label::adamw(case), || validate::adamw(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
     if args.op.is_none_or(|op| op == Operation::ProductKeyTopk) {
         let cases = cases::retrievals(level, Target::of(&device), args.seed);
         let progress = progress_bar(cases.len());
@@ -421,6 +432,11 @@ impl Label {
     fn embedding(case: &EmbeddingCase) -> Self {
         let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
         Self { operation: "embedding", types, shape, options }
+    }
+
+    fn adamw(case: &AdamWCase) -> Self {
+        let types = format!("{}←{}", case.dtype, case.gradient);
+        Self { operation: "adamw", types, shape: case.shape(), options: case.options() }
     }
 
     fn retrieval(case: &RoutingCase) -> Self {

@@ -4,16 +4,16 @@ use std::fmt;
 
 use half::{bf16, f16};
 use warpsmith_dsl::adamw::{
-    AdamWParams, HISTORY_WORDS, KIND_BF16, KIND_F16, KIND_F32, STATUS_WORDS, StepFlags, status,
+    AdamWParams, HISTORY_WORDS, PIECE, KIND_BF16, KIND_F16, KIND_F32, STATUS_WORDS, StepFlags, status,
 };
-use warpsmith_dsl::launch::GlobalMut;
+use warpsmith_dsl::launch::{GlobalMut, Kernel};
 use warpsmith_kernels::adamw::{adamw_prepare, adamw_square_sums, adamw_update};
 
 use super::options::{AdamWOptions, Group, LossScaleOptions, ParameterOptions, Rounding, check_norm};
 use super::tables::Tables;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
-use crate::ops;
+use crate::ops::{self, Implementation};
 use crate::ops::rows::{AnyTensor, with_tensor};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
@@ -318,6 +318,22 @@ impl AdamW {
         self.parameters.iter().map(|parameter| parameter.name.as_str())
     }
 
+    /// The first and the second moment of the weights `name`: views of what the optimiser has. `None` if there are no such weights.
+    #[must_use]
+    pub fn moments(&self, name: &str) -> Option<[Tensor<f32>; 2]> {
+        self.parameter(name).map(|parameter| parameter.moments.clone())
+    }
+
+    /// The copy in f32 of the weights `name`: a view of what the optimiser has. `None` if there are no such weights, or no copy.
+    #[must_use]
+    pub fn master(&self, name: &str) -> Option<Tensor<f32>> {
+        self.parameter(name).and_then(|parameter| parameter.master.clone())
+    }
+
+    fn parameter(&self, name: &str) -> Option<&Parameter> {
+        self.parameters.iter().find(|parameter| parameter.name == name)
+    }
+
     /// The loss scale, of shape `[1]`: a view of what the device has, which each step may change. 1 if the loss is not scaled.
     ///
     /// # Errors
@@ -443,6 +459,26 @@ impl AdamW {
         let scales = if self.loss_scale.is_some() { StepFlags::SCALES } else { 0 };
         let has_sums = if clips | scales != 0 || self.has_norm { StepFlags::HAS_SUMS } else { 0 };
         StepFlags(clips | scales | has_sums)
+    }
+
+    /// Which implementation [`step`](Self::step) takes.
+    #[must_use]
+    pub fn implementation(&self) -> Implementation {
+        let pieces = self.parameters.iter().map(|one| (one.len() as u64).div_ceil(u64::from(PIECE))).sum::<u64>();
+        if pieces == 0 {
+            return Implementation::Empty;
+        }
+        if self.device.kind() == DeviceKind::Cpu {
+            return Implementation::Cpu;
+        }
+        let of = |name, blocks| Implementation::kernel(&self.device, name, blocks);
+        let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
+        let mut all = Implementation::Empty;
+        if self.flags().has(StepFlags::HAS_SUMS) {
+            all = of(adamw_square_sums::DECLARATION.name, pieces);
+        }
+        all = all.then(of(adamw_prepare::DECLARATION.name, 1));
+        all.then(of(adamw_update::DECLARATION.name, pieces))
     }
 
     fn step_on_device(&mut self, stream: &Stream, gradients: &[Option<AnyTensor<'_>>]) -> Result<()> {

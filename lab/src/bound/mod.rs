@@ -63,6 +63,7 @@
 //! Terms of second order in u are below the slack of the constants for every K that a launch takes (K < 2³⁰). Underflow of
 //! products and sums adds at most 2⁻¹²⁶ for each of the K products.
 
+pub mod adamw;
 pub(crate) mod attention;
 pub mod elementwise;
 pub(crate) mod norm;

@@ -1,5 +1,6 @@
 //! Cases: the sizes, types and options of operations that are validated, measured or tuned, and the data that they run on.
 
+mod adamw;
 mod attention;
 mod data;
 mod elementwise;
@@ -16,6 +17,7 @@ mod softmax;
 mod topk;
 mod update;
 
+pub use adamw::AdamWCase;
 pub use attention::{AttentionCase, AttentionLayout, Sequences, Slopes};
 pub use data::Data;
 pub(crate) use data::{filled, split_mix};

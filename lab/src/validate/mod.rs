@@ -4,6 +4,7 @@
 //! ([`bound`](crate::bound)), not tuned; with integer inputs the result has to be exact. An output placed inside a larger matrix is also
 //! checked for writes beside it.
 
+mod adamw;
 mod attention;
 mod cross_entropy;
 mod elementwise;
@@ -23,6 +24,7 @@ mod tally;
 mod topk;
 mod update;
 
+pub use adamw::{adamw, adamw_bits};
 pub use attention::{attention, attention_bits};
 pub use cross_entropy::{cross_entropy, cross_entropy_bits};
 pub use elementwise::{elementwise, elementwise_bits};

@@ -10,11 +10,12 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `attention`, `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `elementwise`, `rotary`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
+//! | `adamw`, `attention`, `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `elementwise`, `rotary`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
 
+mod adamw;
 mod attention;
 mod bounds;
 mod congruence;
@@ -120,6 +121,7 @@ fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
         .or_else(|| elementwise::problems(entry))
         .or_else(|| rotary::problems(entry))
         .or_else(|| embedding::problems(entry))
+        .or_else(|| adamw::problems(entry))
         .or_else(|| expert_cache::problems(entry))
         .or_else(|| widen::problems(entry))
         .or_else(|| sorted_experts::problems(entry))

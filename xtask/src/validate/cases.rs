@@ -7,6 +7,7 @@ mod epilogues;
 mod experts;
 mod load;
 mod norms;
+mod optimizers;
 mod routing;
 mod scaled;
 mod softmaxes;
@@ -20,6 +21,7 @@ pub(super) use load::load;
 #[cfg(test)]
 pub(super) use load::works as load_works;
 pub(super) use norms::norms;
+pub(super) use optimizers::optimizers;
 pub(super) use routing::{retrievals, selections};
 pub(super) use scaled::{compared_scaled, scaled};
 use serde::Serialize;

@@ -13,11 +13,11 @@ use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
 
 use super::super::{
-    attention, cross_entropy, elementwise, embedding, experts, norm, product, rotary, routing, scaled,
+    adamw, attention, cross_entropy, elementwise, embedding, experts, norm, product, rotary, routing, scaled,
     softmax, topk, update,
 };
 use crate::cases::{
-    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
+    AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
     MatmulCase, NormCase, PeerSizes, Placement, RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase,
     UpdateCase,
 };
@@ -393,6 +393,14 @@ impl Work {
         let bytes = case.rows.saturating_mul(case.columns).saturating_mul(2 * case.dtype.size());
         let name = format!("norm {}→{} {} {}", case.dtype, case.output, case.shape(), case.options());
         Self::new(name, move |device, slots| norm::prepare(device, &case, slots)).for_bytes(bytes)
+    }
+
+    /// A step of AdamW, of weights and moments that are what they were before.
+    #[must_use]
+    pub fn adamw(case: AdamWCase) -> Self {
+        let bytes = case.tensors.saturating_mul(case.length).saturating_mul(12 + case.dtype.size());
+        let name = format!("adamw {}←{} {} {}", case.dtype, case.gradient, case.shape(), case.options());
+        Self::new(name, move |device, slots| adamw::prepare(device, &case, slots)).for_bytes(bytes)
     }
 
     /// A softmax of rows, and its gradient.

@@ -13,7 +13,7 @@ use warpsmith::ops::{Activation, Pairing, Precision};
 use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
-    AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
+    AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
     MaskRows, MatmulCase, NormCase, Placement, Residence, RotaryCase, RoutingCase, RoutingKind, ScaledCase,
     Scales, SoftmaxCase, Terms, TopkCase, UpdateCase,
 };
@@ -105,6 +105,10 @@ pub(in super::super) fn works(
     if asked(Operation::CrossEntropy) && has_kernels {
         let cases = losses(target).into_iter();
         works.extend(cases.map(|case| Work::cross_entropy(CrossEntropyCase { seed: next(), ..case })));
+    }
+    if asked(Operation::Adamw) && has_kernels {
+        let cases = optimizers(target).into_iter();
+        works.extend(cases.map(|case| Work::adamw(AdamWCase { seed: next(), ..case })));
     }
     if asked(Operation::Elementwise) && has_kernels {
         let cases = functions(target).into_iter();
@@ -423,6 +427,20 @@ fn losses(target: Target) -> Vec<CrossEntropyCase> {
     };
     let all = ELEMENTS.into_iter().flat_map(of_type).collect();
     if target.compute_capability < (8, 0) { Vec::new() } else { all }
+}
+
+/// Steps of an optimiser, with the norm of its gradients and without, aligned and not.
+fn optimizers(target: Target) -> Vec<AdamWCase> {
+    let sizes = if target.on_gpu { [[1, 1_000_000], [40, 20_001]] } else { [[1, 4200], [3, 77]] };
+    let mut cases = Vec::new();
+    for (dtype, gradient) in ELEMENTS.into_iter().zip([DType::F16, DType::F32, DType::Bf16]) {
+        for [tensors, length] in sizes {
+            let plain = AdamWCase { tensors, ..AdamWCase::new(dtype, gradient, length) };
+            let (max_norm, loss_scale) = (Some(0.5), Some(1024.0));
+            cases.extend([plain, AdamWCase { before: [1, 3], max_norm, loss_scale, ..plain }]);
+        }
+    }
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases }
 }
 
 /// Every function of elements, aligned and not.
