@@ -119,8 +119,7 @@ unsafe fn tensor_step(p: &AdamWParams, tensor: u32, found: bool) {
     let tensor_at = |words: usize| tensor as u64 * words as u64;
     // SAFETY: the caller's promise.
     unsafe {
-        let [low, high] =
-            ptx::ld_global_v2_b32(p.gradients.offset(tensor_at(GRADIENT_WORDS)).address());
+        let [low, high] = ptx::ld_global_v2_b32(p.gradients.offset(tensor_at(GRADIENT_WORDS)).address());
         let group = ptx::ld_global_b32(p.tensors.offset(tensor_at(TENSOR_WORDS) + 12).address());
         let options = p.groups.offset(group as u64 * GROUP_WORDS as u64);
         let option = |number: u64| load_f64(options.offset(2 * number).address());

@@ -10,12 +10,8 @@ pub const fn philox_4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let mut round = 0;
     while round < 10 {
         let (left, right) = (0xd251_1f53 * a as u64, 0xcd9e_8d57 * c as u64);
-        [a, b, c, d] = [
-            (right >> 32) as u32 ^ b ^ first,
-            right as u32,
-            (left >> 32) as u32 ^ d ^ second,
-            left as u32,
-        ];
+        [a, b, c, d] =
+            [(right >> 32) as u32 ^ b ^ first, right as u32, (left >> 32) as u32 ^ d ^ second, left as u32];
         first = first.wrapping_add(0x9e37_79b9);
         second = second.wrapping_add(0xbb67_ae85);
         round += 1;

@@ -267,7 +267,11 @@ fn first_of(chunk: u32) -> u32 {
 ///
 /// The piece of `count` elements from `base` on is valid for reads, and the chunk aligned to its size if `VECTOR`, where it is there as a whole or not at all.
 #[inline(always)]
-pub(super) unsafe fn load<const F32: bool, const VECTOR: bool>(base: u64, first: u32, count: u32) -> [u32; PER] {
+pub(super) unsafe fn load<const F32: bool, const VECTOR: bool>(
+    base: u64,
+    first: u32,
+    count: u32,
+) -> [u32; PER] {
     let mut words = [0; PER];
     // SAFETY: the caller's promise.
     unsafe {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 use warpsmith_dsl::adamw::{
-    AdamWParams, HISTORY_WORDS, PIECE, KIND_BF16, KIND_F16, KIND_F32, STATUS_WORDS, StepFlags, status,
+    AdamWParams, HISTORY_WORDS, KIND_BF16, KIND_F16, KIND_F32, PIECE, STATUS_WORDS, StepFlags, status,
 };
 use warpsmith_dsl::launch::{GlobalMut, Kernel};
 use warpsmith_kernels::adamw::{adamw_prepare, adamw_square_sums, adamw_update};
@@ -13,8 +13,8 @@ use super::options::{AdamWOptions, Group, LossScaleOptions, ParameterOptions, Ro
 use super::tables::Tables;
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
-use crate::ops::{self, Implementation};
 use crate::ops::rows::{AnyTensor, with_tensor};
+use crate::ops::{self, Implementation};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
 
@@ -210,7 +210,8 @@ impl AdamW {
             return Err(Error::Argument { operation: OPERATION, argument: "name", expected, actual: name });
         }
         if group >= self.groups.len() {
-            let (expected, actual) = (format!("one of {} groups", self.groups.len()), format!("number {group}"));
+            let (expected, actual) =
+                (format!("one of {} groups", self.groups.len()), format!("number {group}"));
             return Err(Error::Argument { operation: OPERATION, argument: "group", expected, actual });
         }
         self.device.expect_same(OPERATION, "weights", weights.device())?;
@@ -464,7 +465,8 @@ impl AdamW {
     /// Which implementation [`step`](Self::step) takes.
     #[must_use]
     pub fn implementation(&self) -> Implementation {
-        let pieces = self.parameters.iter().map(|one| (one.len() as u64).div_ceil(u64::from(PIECE))).sum::<u64>();
+        let pieces =
+            self.parameters.iter().map(|one| (one.len() as u64).div_ceil(u64::from(PIECE))).sum::<u64>();
         if pieces == 0 {
             return Implementation::Empty;
         }

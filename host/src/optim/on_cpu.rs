@@ -110,8 +110,7 @@ impl AdamW {
                 for (((weight, mean), square), &gradient) in
                     weights.iter_mut().zip(means).zip(squares).zip(gradients)
                 {
-                    [*weight, *mean, *square] =
-                        scalars.element(gradient, factors, [*weight, *mean, *square]);
+                    [*weight, *mean, *square] = scalars.element(gradient, factors, [*weight, *mean, *square]);
                 }
             });
         parameter.moments[0].write_slice(&means)?;

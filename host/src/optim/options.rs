@@ -37,7 +37,13 @@ impl Default for AdamWOptions {
 }
 
 /// An option within its range, or the error.
-fn expect(operation: &'static str, argument: &'static str, value: f64, fits: bool, expected: &str) -> Result<()> {
+fn expect(
+    operation: &'static str,
+    argument: &'static str,
+    value: f64,
+    fits: bool,
+    expected: &str,
+) -> Result<()> {
     if fits {
         return Ok(());
     }

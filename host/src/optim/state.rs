@@ -101,7 +101,8 @@ impl AdamW {
         }
         let failed = |source| Error::Io { operation: "writing", path: path.to_owned(), source };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let file = tempfile::NamedTempFile::new_in(folder.unwrap_or_else(|| Path::new("."))).map_err(failed)?;
+        let file =
+            tempfile::NamedTempFile::new_in(folder.unwrap_or_else(|| Path::new("."))).map_err(failed)?;
         safetensors::serialize_to_file(entries, None, file.path())
             .map_err(|error| failed(std::io::Error::other(error)))?;
         file.persist(path).map(drop).map_err(|error| failed(error.error))

@@ -128,7 +128,8 @@ impl Tables {
         places.sort_unstable();
         debug_assert_eq!(tensors.len(), parameters.len() * TENSOR_WORDS);
         let piece_count = pieces.len() / PIECE_WORDS;
-        let Some(count) = u32::try_from(piece_count).ok().filter(|&count| i32::try_from(count).is_ok()) else {
+        let Some(count) = u32::try_from(piece_count).ok().filter(|&count| i32::try_from(count).is_ok())
+        else {
             return Err(Error::SizeLimit {
                 operation: "AdamW::step",
                 operand: "weights",
@@ -189,7 +190,8 @@ impl Tables {
             // The last of the weights that begin before the gradient ends: those before it end before it begins.
             let before = tables.places.partition_point(|&[first, _]| first < end);
             let meets = |&[_, last]: &[u64; 2]| last > start;
-            if start < end && tables.places[..before].iter().rev().find(|[first, last]| last > first).is_some_and(meets)
+            if start < end
+                && tables.places[..before].iter().rev().find(|[first, last]| last > first).is_some_and(meets)
             {
                 let (operation, operand, other) = ("AdamW::step", "gradient", "weights");
                 return Err(Error::Overlap { operation, operand, other });

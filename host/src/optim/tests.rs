@@ -81,8 +81,7 @@ struct Drawn {
 
 fn drawn() -> impl Strategy<Value = Drawn> {
     let dtype = || prop::sample::select(vec![DType::F16, DType::Bf16, DType::F32]);
-    let lengths =
-        prop_oneof![0usize..12, 1000usize..1100, 4090usize..4100, 8190usize..8200, Just(9000usize)];
+    let lengths = prop_oneof![0usize..12, 1000usize..1100, 4090usize..4100, 8190usize..8200, Just(9000usize)];
     let rounding = prop::sample::select(vec![Rounding::Master, Rounding::Stochastic]);
     let offset = || prop::sample::select(vec![0usize, 0, 4, 8, 1, 2, 3]);
     (dtype(), dtype(), lengths, rounding, [offset(), offset()], 0usize..2, any::<bool>()).prop_map(
@@ -245,10 +244,8 @@ fn weights_move_as_the_definition_says() {
                 *w -= 0.01 * 0.1 * *w;
                 *m = 0.9 * *m + 0.1 * g;
                 *v = 0.999 * *v + 0.001 * g * g;
-                let (corrected, root) = (
-                    *m / (1.0 - 0.9f64.powi(step as i32)),
-                    (*v / (1.0 - 0.999f64.powi(step as i32))).sqrt(),
-                );
+                let (corrected, root) =
+                    (*m / (1.0 - 0.9f64.powi(step as i32)), (*v / (1.0 - 0.999f64.powi(step as i32))).sqrt());
                 *w -= 0.01 * corrected / (root + 1e-8);
             }
             // A weight is rounded twice, and what it moves by, at most 0.01 · (1 + ..), has an error of a few units: 16, say, of each step.
@@ -411,8 +408,9 @@ fn a_file_that_does_not_fit_changes_nothing() {
     other.optimizer.add_group(AdamWOptions::default()).unwrap();
     let error = other.optimizer.load(&path).unwrap_err().to_string();
     assert!(error.contains("groups") && error.contains("[3, 6]"), "{error}");
-    other = Run::new(&device, &kinds(), &Options { loss_scale: Some(LossScaleOptions::default()), ..plain() })
-        .unwrap();
+    other =
+        Run::new(&device, &kinds(), &Options { loss_scale: Some(LossScaleOptions::default()), ..plain() })
+            .unwrap();
     assert!(other.optimizer.load(&path).unwrap_err().to_string().contains("loss_scale"));
     assert!(matches!(other.optimizer.load(folder.path().join("none")), Err(Error::Io { .. })));
     assert!(matches!(other.optimizer.save(folder.path().join("no/folder")), Err(Error::Io { .. })));

@@ -44,7 +44,8 @@ pub fn adamw(
     let [share_1, share_2] = scalars.shares;
     let of_gradient = gradient.abs() * relative + TINY;
     let of_mean = share_1 * (of_gradient + 3.0 * U * (gradient - mean).abs()) + U * exact[1].abs() + TINY;
-    let of_square = share_2 * (2.0 * of_gradient * gradient.abs() + 3.0 * U * (gradient * gradient - square).abs())
+    let of_square = share_2
+        * (2.0 * of_gradient * gradient.abs() + 3.0 * U * (gradient * gradient - square).abs())
         + U * exact[2]
         + TINY;
     let root = exact[2].sqrt();

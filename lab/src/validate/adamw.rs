@@ -80,7 +80,8 @@ fn drawn<T: FloatElement>(case: &AdamWCase, stream: usize, length: usize, size: 
 /// A tensor in larger memory, and that memory.
 fn placed<T: Elements>(device: &Device, elements: &[T], before: usize) -> Result<(Tensor<T>, Tensor<T>)> {
     let beside = T::round(BESIDE);
-    let all: Vec<T> = std::iter::repeat_n(beside, before).chain(elements.iter().copied()).chain([beside; 9]).collect();
+    let all: Vec<T> =
+        std::iter::repeat_n(beside, before).chain(elements.iter().copied()).chain([beside; 9]).collect();
     let all = Tensor::from_slice(device, &all, [all.len()])?;
     Ok((all.slice(0, before..before + elements.len())?, all))
 }
@@ -106,7 +107,8 @@ impl<T: Elements> Run<T> {
         let of_weights = ParameterOptions { rounding: case.rounding, ..ParameterOptions::default() };
         let mut weights = Vec::new();
         for number in 0..case.tensors {
-            let placed = placed(device, &drawn::<T>(case, number, case.length + number, 2.0)?, case.before[0])?;
+            let placed =
+                placed(device, &drawn::<T>(case, number, case.length + number, 2.0)?, case.before[0])?;
             optimizer.add_with(name(number), T::any(&placed.0), of_weights)?;
             weights.push(placed);
         }
@@ -233,7 +235,11 @@ fn check<T: Elements, G: Elements>(device: &Device, case: &AdamWCase) -> Result<
         }
         // Two products, of which the first may have a rounded factor; the limit's factor has two roundings, and those of the norm.
         let clip = case.max_norm.map_or(1.0, |max_norm| (f64::from(max_norm) / (norm + 1e-6)).min(1.0));
-        let of_clip = if case.max_norm.is_some() { of_norm / norm.max(1e-30) + 3.0 * f64::from(f32::EPSILON) } else { 0.0 };
+        let of_clip = if case.max_norm.is_some() {
+            of_norm / norm.max(1e-30) + 3.0 * f64::from(f32::EPSILON)
+        } else {
+            0.0
+        };
         let relative = 1.5 * f64::from(f32::EPSILON) + of_clip;
         for (number, (before, gradients)) in before.iter().zip(&gradients).enumerate() {
             let (after, weights) = (run.state(number)?, run.numbers(number)?);
@@ -254,7 +260,8 @@ fn check<T: Elements, G: Elements>(device: &Device, case: &AdamWCase) -> Result<
     tally.outcome.stray_writes = run.strays()?;
     // The same bits as on the CPU; each that is not counts as a failure.
     let expected = bits::<T, G>(&Device::cpu(), case)?;
-    tally.outcome.failures += run.bits()?.iter().zip(&expected).filter(|(got, expected)| got != expected).count();
+    tally.outcome.failures +=
+        run.bits()?.iter().zip(&expected).filter(|(got, expected)| got != expected).count();
     Ok(tally.finish())
 }
 

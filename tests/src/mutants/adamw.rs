@@ -61,11 +61,12 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
                     all.push(Box::new(Case { bad: Some(bad), flags, ..Case::new(kernel, tensors) }));
                 }
             }
-            let largest = Case { scale: 2f32.powi(127), grows: true, flags: 5, ..Case::new(kernel, vec![One::new(1)]) };
+            let largest =
+                Case { scale: 2f32.powi(127), grows: true, flags: 5, ..Case::new(kernel, vec![One::new(1)]) };
             all.push(Box::new(largest));
         }
         Kernel::Update => {
-            let lengths = [1, 2, 3, 5, 129, 512, 515, 516, 1030, 2044, 3585, 4096, 4099, 8200];
+            let lengths = [1usize, 2, 3, 5, 129, 512, 515, 516, 1030, 2044, 3585, 4096, 4099, 8200];
             for (weights, rounded) in [
                 (KIND_F32, None),
                 (KIND_F32, Some(KIND_F16)),
@@ -76,7 +77,9 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
                 for (number, gradient) in [KIND_F32, KIND_F16, KIND_BF16].into_iter().enumerate() {
                     for (at, length) in lengths.into_iter().enumerate() {
                         // Aligned pieces end with a chunk.
-                        for (offset, length) in [(0, length), (0, length.next_multiple_of(4)), ((at + number) % 4, length)] {
+                        for (offset, length) in
+                            [(0, length), (0, length.next_multiple_of(4)), ((at + number) % 4, length)]
+                        {
                             let gradient = Some(gradient);
                             let one = One { weights, rounded, gradient, offset, ..One::new(length) };
                             all.push(Box::new(Case::new(kernel, vec![one])));
@@ -162,7 +165,11 @@ fn bytes_of(kind: u32, numbers: impl Iterator<Item = f32>) -> Vec<u8> {
 }
 
 fn words_of_f64(numbers: &[f64]) -> Vec<u32> {
-    numbers.iter().map(|number| number.to_bits()).flat_map(|bits| [bits as u32, (bits >> 32) as u32]).collect()
+    numbers
+        .iter()
+        .map(|number| number.to_bits())
+        .flat_map(|bits| [bits as u32, (bits >> 32) as u32])
+        .collect()
 }
 
 /// Memory of a launch, and what it has to be afterwards.
@@ -295,7 +302,11 @@ impl Case {
             history.extend(words_of_f64(&start));
             let is_active = words[7] != 0;
             history_after.extend([if is_active { step } else { step - 1 }, 0]);
-            history_after.extend(words_of_f64(&if is_active { powers_after(place, one.group) } else { start }));
+            history_after.extend(words_of_f64(&if is_active {
+                powers_after(place, one.group)
+            } else {
+                start
+            }));
 
             let size = |kind: u32| if kind == KIND_F32 { 4 } else { 2 };
             let address = match one.gradient {
@@ -313,16 +324,27 @@ impl Case {
             let mut addresses = [0; 4];
             if self.kernel == Kernel::Update {
                 let old: Vec<[f32; 3]> = (0..one.length)
-                    .map(|at| [number(4 * place + 1, at), number(4 * place + 2, at), number(4 * place + 3, at).abs()])
+                    .map(|at| {
+                        [
+                            number(4 * place + 1, at),
+                            number(4 * place + 2, at),
+                            number(4 * place + 3, at).abs(),
+                        ]
+                    })
                     .collect();
                 let moved: Vec<[f32; 3]> = old
                     .iter()
                     .zip(&gradient)
-                    .map(|(&old, &gradient)| if is_active { of_step.element(gradient, factors, old) } else { old })
+                    .map(
+                        |(&old, &gradient)| {
+                            if is_active { of_step.element(gradient, factors, old) } else { old }
+                        },
+                    )
                     .collect();
                 let column = |of: &[[f32; 3]], at: usize| of.iter().map(|of| of[at]).collect::<Vec<_>>();
                 for (at, field) in [(1, 1), (2, 2)] {
-                    let [bytes, after] = [&old, &moved].map(|of| bytes_of(KIND_F32, column(of, at).into_iter()));
+                    let [bytes, after] =
+                        [&old, &moved].map(|of| bytes_of(KIND_F32, column(of, at).into_iter()));
                     addresses[field] = memory.put(one.offset * 4, &bytes, Some(after))?;
                 }
                 let weights = column(&moved, 0);
@@ -355,8 +377,10 @@ impl Case {
         let of_sums = if is(Kernel::Prepare) { bits(&self.sums()) } else { vec![1; sums.len()] };
         // The host's NaN may be another one than the kernel's.
         let canonical = |number: &f32| if number.is_nan() { 0x7fff_ffff } else { number.to_bits() };
-        let status_after = if is(Kernel::Prepare) { after.iter().map(canonical).collect() } else { bits(&before) };
-        let sums_after = if is(Kernel::Squares) { sums.iter().map(canonical).collect() } else { of_sums.clone() };
+        let status_after =
+            if is(Kernel::Prepare) { after.iter().map(canonical).collect() } else { bits(&before) };
+        let sums_after =
+            if is(Kernel::Squares) { sums.iter().map(canonical).collect() } else { of_sums.clone() };
         let no_scalars = vec![1; scalars.len()];
         let scalars_before = if is(Kernel::Prepare) { no_scalars } else { scalars.clone() };
         let history_after = if is(Kernel::Prepare) { history_after } else { history.clone() };

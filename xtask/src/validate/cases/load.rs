@@ -13,9 +13,9 @@ use warpsmith::ops::{Activation, Pairing, Precision};
 use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
-    AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
-    MaskRows, MatmulCase, NormCase, Placement, Residence, RotaryCase, RoutingCase, RoutingKind, ScaledCase,
-    Scales, SoftmaxCase, Terms, TopkCase, UpdateCase,
+    AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
+    LinearCase, MaskRows, MatmulCase, NormCase, Placement, Residence, RotaryCase, RoutingCase, RoutingKind,
+    ScaledCase, Scales, SoftmaxCase, Terms, TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 

@@ -52,7 +52,10 @@ pub(in super::super) fn optimizers(level: Level, target: Target, seed: u64) -> V
             cases.extend([plain, with_options]);
             if dtype != DType::F32 {
                 let rounding = Rounding::Stochastic;
-                cases.extend([AdamWCase { rounding, ..plain }, AdamWCase { rounding, steps: 3, ..with_options }]);
+                cases.extend([
+                    AdamWCase { rounding, ..plain },
+                    AdamWCase { rounding, steps: 3, ..with_options },
+                ]);
             }
         }
     }
