@@ -42,7 +42,7 @@ pub unsafe fn prepare(p: &AdamWParams) {
             let unscale = if p.flags.has(StepFlags::SCALES) { 1.0 / scale } else { 1.0 };
             let ratio = p.max_norm / (norm + LEAST_NORM);
             // NaN stays NaN.
-            let clip = if p.flags.has(StepFlags::CLIPS) && !(ratio >= 1.0) { ratio } else { 1.0 };
+            let clip = if !p.flags.has(StepFlags::CLIPS) || ratio >= 1.0 { 1.0 } else { ratio };
             let (mut next_scale, mut next_steps) = (scale, good_steps);
             if p.flags.has(StepFlags::SCALES) {
                 next_steps = if found { 0 } else { good_steps + 1 };

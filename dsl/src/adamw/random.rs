@@ -40,7 +40,7 @@ pub const fn round_randomly(value: f32, kind: u32, random: u32) -> u16 {
     let significand = magnitude & 0x007f_ffff | if is_normal { 1 << 23 } else { 0 };
     // Below 2⁻¹⁴, whose exponent is 113, the numbers are as far apart as there.
     let below = if exponent < 113 { 113 - if is_normal { exponent } else { 1 } } else { 0 };
-    let above = if exponent < 113 { 0 } else { exponent - 113 };
+    let above = exponent.saturating_sub(113);
     let dropped = 13 + below;
     // The significand has 24 bits: what is shifted out here is less than 2⁻³¹ of the distance of two numbers.
     let (shift, excess) = if dropped > 31 { (31, dropped - 31) } else { (dropped, 0) };

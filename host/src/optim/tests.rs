@@ -144,7 +144,7 @@ impl Run {
         }
         optimizer.set_max_norm(options.max_norm)?;
         optimizer.set_loss_scale(options.loss_scale)?;
-        optimizer.set_gradient_norm(options.seed % 2 == 0);
+        optimizer.set_gradient_norm(options.seed.is_multiple_of(2));
         optimizer.set_seed(options.seed);
         Ok(Self { device: device.clone(), drawn: drawn.to_vec(), weights, optimizer })
     }

@@ -263,7 +263,7 @@ impl Case {
         let before = [self.scale, f32::from_bits(good), 0.0, 9.0, 0.5, 0.75, 6.0, 7.0];
         let norm = if self.has(StepFlags::HAS_SUMS) { sum_of_pieces(&self.sums()).sqrt() } else { 0.0 };
         let ratio = MAX_NORM / (norm + 1e-6);
-        let clip = if self.has(StepFlags::CLIPS) && !(ratio >= 1.0) { ratio } else { 1.0 };
+        let clip = if !self.has(StepFlags::CLIPS) || ratio >= 1.0 { 1.0 } else { ratio };
         let mut after = before;
         let found = self.has(StepFlags::SCALES) && norm.is_nan();
         (after[2], after[3], after[4], after[5]) = (f32::from_bits(u32::from(found)), norm, 1.0, clip);
