@@ -42,9 +42,9 @@ pub(in super::super) fn optimizers(level: Level, target: Target, seed: u64) -> V
         sizes.extend(LARGE_SIZES);
     }
     let mut cases = Vec::new();
-    for dtype in TYPES {
+    for (of, dtype) in TYPES.into_iter().enumerate() {
         for (number, &[tensors, length]) in sizes.iter().enumerate() {
-            let gradient = TYPES[(number + cases.len()) % TYPES.len()];
+            let gradient = TYPES[(number + of) % TYPES.len()];
             let plain = AdamWCase { tensors, ..AdamWCase::new(dtype, gradient, length) };
             let before = PLACES[number % PLACES.len()];
             let max_norm = Some([0.5, 30.0][number % 2]);
