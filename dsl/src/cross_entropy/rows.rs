@@ -27,6 +27,8 @@ pub struct CrossEntropyParams<T> {
     pub lse: GlobalMut<f32>,
     /// How many labels of each part of the rows count: the gradient is divided by their sum. Null if it is not.
     pub counts: Global<u32>,
+    /// A number that the gradient is multiplied with beside `gradient_scale`; null if there is none.
+    pub device_scale: Global<f32>,
     /// How many counts there are.
     pub parts: u32,
     /// Rows.
@@ -61,7 +63,7 @@ impl<T> Clone for CrossEntropyParams<T> {
 
 impl<T> Copy for CrossEntropyParams<T> {}
 
-// SAFETY: two fields of 24 bytes, five of eight, twelve of four: no padding.
+// SAFETY: two fields of 24 bytes, six of eight, twelve of four: no padding.
 unsafe impl<T: 'static> KernelParam for CrossEntropyParams<T> {}
 
 /// The loss of each row, its gradient and the logarithm of its sum. The grid has blocks, or clusters of them, for as many rows as it likes.
@@ -251,6 +253,10 @@ unsafe fn cross_entropy_row<
     let inverse = ptx::rcp_approx_ftz(sum);
     let of_lse = if z_loss != 0.0 { ptx::fma(2.0 * z_loss, lse, 1.0) } else { 1.0 };
     let mut factor = if target == u32::MAX { f32::NAN } else { p.gradient_scale };
+    if !p.device_scale.is_null() {
+        // SAFETY: as above.
+        factor *= f32::from_bits(unsafe { ptx::ld_global_b32(p.device_scale.address()) });
+    }
     if !p.counts.is_null() {
         // SAFETY: as above. Where it is 0 all rows are ignored.
         factor *= ptx::rcp_approx_ftz(unsafe { total(p.counts, p.parts) } as f32);

@@ -190,7 +190,12 @@ fn run<T: Logits, G: Logits, L: Label>(device: &Device, case: &CrossEntropyCase)
     let logits = held.tensor(&full)?;
     let labels = labels::<L>(case);
     let on_device = Tensor::from_slice(device, &labels, [case.rows])?;
-    let operation = options(case, ops::cross_entropy(&logits, &on_device));
+    let mut operation = options(case, ops::cross_entropy(&logits, &on_device));
+    // Half of a scale comes from the device, which is exact.
+    let half = Tensor::from_slice(device, &[0.5f32], [1])?;
+    if case.gradient_scale != 1.0 {
+        operation = operation.gradient_scale(2.0 * case.gradient_scale).gradient_scale_on_device(&half);
+    }
     let implementation = operation.implementation()?;
     let alone = operation.run()?.to_vec()?;
     let mut loss = Tensor::<f32>::uninit(device, [losses_of(case)])?;

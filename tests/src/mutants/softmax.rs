@@ -437,6 +437,9 @@ impl Problem for Loss {
             let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
             of_counts = operands.bytes(&bytes)?;
         }
+        // Half of the scale, from memory.
+        let device_scale = if self.lse { operands.bytes(&0.5f32.to_le_bytes())? } else { 0 };
+        let gradient_scale = if self.lse { 2.0 * SCALE } else { SCALE };
         let [threads, rounds] = self.shares.unwrap_or_else(|| kernel.shares(columns));
         let cap = options.soft_cap;
         let params = CrossEntropyParams::<u8> {
@@ -447,6 +450,7 @@ impl Problem for Loss {
             loss: GlobalMut::new(loss.base),
             lse: GlobalMut::new(lse.base),
             counts: Global::new(of_counts),
+            device_scale: Global::new(device_scale),
             parts: parts as u32,
             rows: rows as u32,
             columns: columns as u32,
@@ -457,7 +461,7 @@ impl Problem for Loss {
             z_loss: options.z_loss,
             cap: cap.unwrap_or(0.0),
             inverse_cap: cap.map_or(0.0, f32::recip),
-            gradient_scale: SCALE,
+            gradient_scale,
             reserved: 0,
         };
         operands.launch(module, shared_bytes, kernel.grid(self.blocks), (params,))

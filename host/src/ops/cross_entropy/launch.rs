@@ -109,6 +109,7 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
             loss: of_rows.arg_mut(),
             lse: lse.as_mut().map_or(GlobalMut::new(0), |lse| lse.arg_mut()),
             counts: counts.as_ref().map_or(Global::new(0), Tensor::arg),
+            device_scale: self.device_scale.map_or(Global::new(0), Tensor::arg),
             parts: parts.count,
             rows: sizes.rows as u32,
             columns: sizes.columns as u32,
@@ -126,6 +127,7 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
         operands.extend(gradient.as_ref().map(|gradient| gradient as &dyn Operand));
         operands.extend(lse.as_deref().map(|lse| lse as &dyn Operand));
         operands.extend(counts.as_ref().map(|counts| counts as &dyn Operand));
+        operands.extend(self.device_scale.map(|scale| scale as &dyn Operand));
         // SAFETY: the sizes and strides are those of the tensors; the plan has all chunks of each row, which are aligned where it says so. Results are new, or were checked to share memory with
         // nothing but a gradient with logits of the same rows. Tensors are freed in the order of their home streams, which `with_operands` makes wait for this work.
         stream.with_operands(&operands, || unsafe {

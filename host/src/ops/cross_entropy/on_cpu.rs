@@ -30,6 +30,9 @@ impl<T: LogitElement, L: LabelElement> CrossEntropyOp<'_, T, L> {
         let targets: Vec<Target> = labels.iter().map(|&label| self.target(label.into(), columns)).collect();
         let count = targets.iter().filter(|target| **target != Target::Ignored).count();
         let mut factor = self.gradient_scale;
+        if let Some(scale) = self.device_scale {
+            factor *= scale.to_vec()?[0];
+        }
         if self.reduction == Reduction::Mean {
             factor /= count.max(1) as f32;
         }

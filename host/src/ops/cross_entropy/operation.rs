@@ -22,6 +22,7 @@ pub struct CrossEntropyOp<'a, T: Element, L: Element> {
     pub(super) ignored: Option<i64>,
     pub(super) reduction: Reduction,
     pub(super) gradient_scale: f32,
+    pub(super) device_scale: Option<&'a Tensor<f32>>,
     pub(super) stream: Option<&'a Stream>,
 }
 
@@ -62,6 +63,7 @@ impl<'a, T: LogitElement, L: LabelElement> CrossEntropyOp<'a, T, L> {
             ignored: Some(IGNORED),
             reduction: Reduction::default(),
             gradient_scale: 1.0,
+            device_scale: None,
             stream: None,
         }
     }
@@ -100,6 +102,13 @@ impl<'a, T: LogitElement, L: LabelElement> CrossEntropyOp<'a, T, L> {
     /// set. Of losses that are not reduced it is that of each.
     pub fn gradient_scale(mut self, scale: f32) -> Self {
         self.gradient_scale = scale;
+        self
+    }
+
+    /// Multiplies the gradient by a number on the device as well, `[1]`: a [loss scale](crate::optim::AdamW::loss_scale), which the host need not know. No result may
+    /// share memory with it.
+    pub fn gradient_scale_on_device(mut self, scale: impl Into<Option<&'a Tensor<f32>>>) -> Self {
+        self.device_scale = scale.into();
         self
     }
 
@@ -198,6 +207,16 @@ impl<'a, T: LogitElement, L: LabelElement> CrossEntropyOp<'a, T, L> {
         let leading = &self.logits.shape()[..self.logits.rank() - 1];
         device.expect_same(operation, "labels", self.labels.device())?;
         expect_shape(operation, "labels", self.labels.shape(), leading, "logits without their last axis")?;
+        if let Some(scale) = self.device_scale {
+            device.expect_same(operation, "gradient_scale_on_device", scale.device())?;
+            expect_shape(
+                operation,
+                "gradient_scale_on_device",
+                scale.shape(),
+                &[1],
+                "one number for all rows",
+            )?;
+        }
         let CrossEntropy { smoothing, z_loss, soft_cap } = self.options;
         let cap = soft_cap.unwrap_or(1.0);
         let options = [
@@ -223,6 +242,7 @@ impl<'a, T: LogitElement, L: LabelElement> CrossEntropyOp<'a, T, L> {
             let others = [
                 ("logits", gradient.shares_memory(self.logits) && !is_in_place(gradient, self.logits)),
                 ("labels", gradient.shares_memory(self.labels)),
+                ("gradient_scale_on_device", self.device_scale.is_some_and(|of| gradient.shares_memory(of))),
             ];
             expect_apart(operation, "gradient", &others)?;
         }
@@ -238,6 +258,7 @@ impl<'a, T: LogitElement, L: LabelElement> CrossEntropyOp<'a, T, L> {
             let others = [
                 ("logits", result.shares_memory(self.logits)),
                 ("labels", result.shares_memory(self.labels)),
+                ("gradient_scale_on_device", self.device_scale.is_some_and(|of| result.shares_memory(of))),
                 ("gradient", of_gradient),
             ];
             expect_apart(operation, operand, &others)?;

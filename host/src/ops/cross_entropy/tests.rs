@@ -184,6 +184,11 @@ fn what_does_not_fit_is_refused() {
         let refused = ops::cross_entropy(&logits, &labels).run();
         assert!(matches!(refused, Err(Error::Shape { operand: "labels", .. })));
     }
+    for (scale, operand) in [(2, "gradient_scale_on_device"), (0, "gradient_scale_on_device")] {
+        let scale = Tensor::<f32>::zeros(&device, [scale]).expect("it fits");
+        let refused = plain().gradient_scale_on_device(&scale).run();
+        assert!(matches!(refused, Err(Error::Shape { operand: found, .. }) if found == operand));
+    }
     let elsewhere = Tensor::<i64>::zeros(&Device::emulator(), [4]).expect("it fits");
     let refused = ops::cross_entropy(&logits, &elsewhere).run();
     assert!(matches!(refused, Err(Error::DeviceMismatch { operand: "labels", .. })));
