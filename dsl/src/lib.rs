@@ -23,6 +23,7 @@
 //! | [`attention`] | attention, whose scores are never stored |
 //! | [`rows`] | operations on the rows of a matrix: who has which columns, sums over a row |
 //! | [`norm`] | norms of rows, and their gradients |
+//! | [`linear_gradient`] | what the gradients of a product begin with |
 //! | [`elementwise`] | functions of the elements of tensors of one shape, and their gradients |
 //! | [`rotary`] | pairs of elements of heads, turned by angles that grow with the position |
 //! | [`embedding`] | rows of a table that ids name, and its gradient |
@@ -58,6 +59,7 @@ pub mod gemm;
 pub mod grid;
 pub mod launch;
 pub mod layout;
+pub mod linear_gradient;
 pub mod math;
 pub mod norm;
 pub mod pipeline;

@@ -35,6 +35,7 @@
 //! | [`norm`](mod@norm) | layer norm and RMS norm of rows, and their gradients, on sm_80 and later |
 //! | [`norm_cluster`](mod@norm_cluster) | the same for wide rows, by clusters of blocks (sm_90 and later) |
 //! | [`column_sums`](mod@column_sums) | the sums of columns that parts of a gradient add up to, on sm_80 and later |
+//! | [`linear_gradient`](mod@linear_gradient) | the gradient of a linear layer's sums, and of its bias, on sm_80 and later |
 //! | [`elementwise`](mod@elementwise) | functions of the elements of tensors of one shape, and their gradients, on sm_80 and later |
 //! | [`rotary`](mod@rotary) | rotary position embedding of heads, on sm_80 and later |
 //! | [`embedding`](mod@embedding) | rows of a table that ids name, and its gradient, on sm_80 and later |
@@ -99,6 +100,8 @@ pub mod linear_fp8;
 pub mod linear_fp8_ada;
 #[cfg(any(feature = "linear_fp8_hopper", not(target_arch = "nvptx64")))]
 pub mod linear_fp8_hopper;
+#[cfg(any(feature = "linear_gradient", not(target_arch = "nvptx64")))]
+pub mod linear_gradient;
 #[cfg(any(feature = "linear_hopper", not(target_arch = "nvptx64")))]
 pub mod linear_hopper;
 #[cfg(any(feature = "linear_hopper_f32", not(target_arch = "nvptx64")))]
