@@ -15,6 +15,7 @@ mod experts;
 mod gate;
 mod gemm;
 mod linear;
+mod linear_gradient;
 mod norm;
 mod number;
 #[doc(hidden)]
@@ -37,6 +38,7 @@ pub use experts::{TokenExperts, expert_mlp};
 pub use gate::Gate;
 pub use gemm::K_BLOCK as SUM_BLOCK;
 pub use linear::{LinearTerms, linear};
+pub use linear_gradient::{Slopes, linear_gradient};
 pub use norm::{Norm, Statistics, norm, norm_gradient};
 pub use number::{Accumulator, FromAccumulator, Operand};
 pub use product_key::{Normalization, ProductKeys, product_key_topk};

@@ -6,7 +6,12 @@
 //! Accumulation is in f32, the result is rounded once. f32 inputs are multiplied at f32 accuracy (as three TF32 products on
 //! tensor cores), unless [`LinearOp::precision`] allows less.
 
+pub mod backward;
+
 pub use crate::ops::gemm::variants::{LinearInput, LinearTypes};
+pub use backward::{
+    LinearBackwardOp, LinearGradientElement, LinearGradientOutputs, LinearGradients, linear_backward,
+};
 
 use crate::cpu::FromAccumulator;
 use crate::error::{Error, Result};

@@ -35,7 +35,7 @@ pub use cross_entropy::cross_entropy;
 pub use elementwise::{activation, activation_backward, add, cast, gated, gated_backward, mul};
 pub use embedding::{SparseRows, embedding, embedding_backward};
 pub use implementation::{Implementation, Launch, Launches};
-pub use linear::linear;
+pub use linear::{linear, linear_backward};
 pub use matmul::matmul;
 pub use norm::{layer_norm, rms_norm};
 pub use peer::expert_mlp;

@@ -50,6 +50,7 @@ use warpsmith_dsl::epilogue::LinearEpilogue;
 use warpsmith_dsl::launch::{Global, GlobalMut};
 
 use crate::cpu::FromAccumulator;
+use crate::device::Device;
 use crate::error::Result;
 use crate::ops::{Implementation, repack, repack_both};
 use crate::stream::{Operand, Stream};
@@ -237,6 +238,39 @@ where
             reserved: 0,
         }
     }
+}
+
+/// What would run for operands that are described only, `[.., M, K]` and `[.., N, K]` with these leading axes, into a new output: a product's name in
+/// errors, its operands' names, the operands, and their leading axes, broadcast.
+pub(crate) fn implementation_of_views<T, O>(
+    device: &Device,
+    (operation, names, operands, leading): (&'static str, [&'static str; 2], [View<'_>; 2], &[usize]),
+    options: &Options<'_, T, O>,
+) -> Result<Implementation>
+where
+    T: LinearTypes<O>,
+    O: Element + FromAccumulator<f32>,
+{
+    let planned = Planned::<Kernels<T, O>>::of(&Request {
+        operation,
+        names,
+        device,
+        input: T::DTYPE,
+        output: O::DTYPE,
+        operands,
+        leading,
+        y: None,
+        row_scale: None,
+        residual: None,
+        adds_y: options.terms.beta != 0.0,
+        mask: None,
+        preactivation: None,
+        fused: options.fused(),
+        precision: options.precision,
+        tile: options.tile,
+        parts: options.parts,
+    })?;
+    Ok(planned.implementation(device))
 }
 
 /// The epilogue with its operands `start` elements further on.
