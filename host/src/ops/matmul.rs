@@ -3,6 +3,10 @@
 //! [`matmul`] starts a builder, which takes what a linear layer takes: a matrix product is one whose second operand is not
 //! transposed ([`gemm`](crate::ops::gemm) has what they share).
 
+pub mod backward;
+
+pub use backward::{MatmulBackwardOp, MatmulGradientOutputs, MatmulGradients, matmul_backward};
+
 use crate::cpu::FromAccumulator;
 use crate::error::{Error, Result};
 use crate::ops::gemm::{Options, Product, Tile, broadcast, product_methods};

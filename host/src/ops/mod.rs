@@ -36,7 +36,7 @@ pub use elementwise::{activation, activation_backward, add, cast, gated, gated_b
 pub use embedding::{SparseRows, embedding, embedding_backward};
 pub use implementation::{Implementation, Launch, Launches};
 pub use linear::{linear, linear_backward};
-pub use matmul::matmul;
+pub use matmul::{matmul, matmul_backward};
 pub use norm::{layer_norm, rms_norm};
 pub use peer::expert_mlp;
 pub use peer::product_key_topk;

@@ -4,7 +4,7 @@
 //! which has the type of the operands. Where there is nothing to do to dY, the products read dY itself.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::any::Any;
 
