@@ -3,6 +3,8 @@
 //! One pass over dY makes dZ = dY ⊙ act′(z), with the scales of rows and columns, and sums it over the rows for the bias. Both products read its result,
 //! which has the type of the operands. Where there is nothing to do to dY, the products read dY itself.
 
+mod check;
+mod pass;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -10,33 +12,25 @@ use std::any::Any;
 
 use half::{bf16, f16};
 use warpsmith_dsl::float::{Bf16, F16};
-use warpsmith_dsl::launch::{Global, Kernel};
-use warpsmith_dsl::linear_gradient::{LinearGradientParams, MOST_THREADS, ROWS};
-use warpsmith_dsl::rows::{AnyRows, THREADS};
+use warpsmith_dsl::launch::Kernel;
+use warpsmith_dsl::linear_gradient::LinearGradientParams;
+use warpsmith_dsl::rows::AnyRows;
 use warpsmith_kernels::linear_gradient::linear_gradient as linear_gradient_kernel;
 
 use super::{LinearInput, LinearTypes};
-use crate::cpu::{self, FromAccumulator, Slopes};
+use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
-use crate::error::{Error, Result};
-use crate::ops::column_sums::{SumElement, column_sums, launch_of};
+use crate::error::Result;
+use crate::ops::column_sums::{SumElement, launch_of};
 use crate::ops::gemm::{Options, Product, Terms, implementation_of_views};
-use crate::ops::matrix::{expect_contiguous, expect_unit_stride, row_stride};
-use crate::ops::rows::{
-    RowElement, Shares, Sizes, as_result_rows, as_rows, expect_rows, expect_shape, is_copied, kind, rounded,
-    rows_of, widened,
-};
-use crate::ops::{Activation, Implementation, Precision, expect_result};
-use crate::stream::{Operand, Stream};
-use crate::tensor::{Element, Span, Tensor, View};
+use crate::ops::rows::{RowElement, Sizes, is_copied, kind, rows_of};
+use crate::ops::{Activation, Implementation, Precision};
+use crate::stream::Stream;
+use crate::tensor::{Element, Tensor, View};
+use pass::Plan;
 
 /// The operation's name in errors.
 const OPERATION: &str = "linear_backward";
-/// Blocks that a large matrix is dealt to, a few for each multiprocessor of any GPU. It is the same for all of them, so that the order of sums is.
-const BLOCKS: u64 = 1024;
-/// Rounds of rows up to which one strip has all rows: the sum of parts would take another launch.
-const ROUNDS: u64 = 2;
-
 /// An element type of a layer's output that has kernels for its gradient: f16, bf16 or f32.
 pub trait LinearGradientElement: RowElement {
     /// The kernel for aligned operands.
@@ -530,280 +524,6 @@ where
         let leading = Vec::new();
         Ok(Product { operation: OPERATION, names: ["dy", "x"], a, b, leading, output_shape, options })
     }
-
-    /// Checks devices, shapes and strides of all operands.
-    fn check(&self) -> Result<Checked> {
-        let (x, w, dy) = (self.x, self.w, self.dy);
-        let device = dy.device();
-        let shape = |operand, expected: String, actual: &[usize]| Error::Shape {
-            operation: OPERATION,
-            operand,
-            expected,
-            actual: actual.to_vec(),
-        };
-        let Some((&k, leading)) = x.shape().split_last() else {
-            return Err(shape("x", "[.., K], at least one axis".into(), x.shape()));
-        };
-        let &[n, w_k] = w.shape() else {
-            return Err(shape("w", format!("[N, {k}], two axes"), w.shape()));
-        };
-        if w_k != k {
-            return Err(shape("w", format!("[N, {k}], since x has {k} columns"), w.shape()));
-        }
-        let full = [leading, &[n]].concat();
-        expect_shape(OPERATION, "dy", dy.shape(), &full, "the layer's output")?;
-        let sizes = Sizes::of(OPERATION, "dy", &full)?;
-        device.expect_same(OPERATION, "x", x.device())?;
-        device.expect_same(OPERATION, "w", w.device())?;
-        if let Some(stream) = self.stream {
-            device.expect_same(OPERATION, "stream", stream.device())?;
-        }
-        for (operand, tensor) in [("preactivation", self.preactivation), ("output", self.output)] {
-            let Some(tensor) = tensor else { continue };
-            device.expect_same(OPERATION, operand, tensor.device())?;
-            expect_shape(OPERATION, operand, tensor.shape(), &full, "dy")?;
-        }
-        if let Some(mask) = self.mask {
-            device.expect_same(OPERATION, "relu_mask", mask.device())?;
-            let words = [leading, &[n.div_ceil(32)]].concat();
-            if mask.shape() != words {
-                let expected = format!("{words:?}, a word for every 32 columns of dy");
-                return Err(shape("relu_mask", expected, mask.shape()));
-            }
-        }
-        if let Some(scale) = self.column_scale {
-            device.expect_same(OPERATION, "column_scale", scale.device())?;
-            if scale.shape() != [n] && scale.shape() != [1] {
-                let expected = format!("[{n}], or [1] for all columns");
-                return Err(shape("column_scale", expected, scale.shape()));
-            }
-            expect_unit_stride(OPERATION, "column_scale", scale)?;
-        }
-        if let Some(scale) = self.row_scale {
-            device.expect_same(OPERATION, "row_scale", scale.device())?;
-            let m = leading.last().copied().unwrap_or(1);
-            if scale.shape() != leading && scale.shape() != [m] && scale.shape() != [1] {
-                let expected = format!("{leading:?} or [{m}], or [1] for all rows");
-                return Err(shape("row_scale", expected, scale.shape()));
-            }
-            expect_contiguous(OPERATION, "row_scale", scale)?;
-        }
-        self.check_slopes()?;
-        Ok(Checked { sizes, stream: self.stream.cloned().unwrap_or_else(|| device.default_stream()) })
-    }
-
-    /// The error for slopes that nothing tells, or several operands.
-    fn check_slopes(&self) -> Result<()> {
-        let is_relu = self.activation == Activation::Relu;
-        let of_relu = [("relu_mask", self.mask.is_some()), ("output", self.output.is_some())];
-        let argument = |argument, expected: &str, actual: String| Error::Argument {
-            operation: OPERATION,
-            argument,
-            expected: expected.into(),
-            actual,
-        };
-        for (operand, _) in of_relu.into_iter().filter(|&(_, is_there)| is_there && !is_relu) {
-            let expected = "the activation relu beside it: another one's slopes need the preactivation";
-            return Err(argument(operand, expected, format!("the activation {}", self.activation)));
-        }
-        if self.activation == Activation::None {
-            return Ok(());
-        }
-        let told = of_relu.into_iter().chain([("preactivation", self.preactivation.is_some())]);
-        let told: Vec<&str> = told.filter(|&(_, is_there)| is_there).map(|(operand, _)| operand).collect();
-        match told[..] {
-            [_] => Ok(()),
-            [] => {
-                let expected = match is_relu {
-                    true => "a relu_mask, a preactivation or an output, which its slopes are known from",
-                    false => "a preactivation, at which its slopes are taken",
-                };
-                Err(argument("activation", expected, format!("{} and none", self.activation)))
-            }
-            _ => Err(argument("activation", "one operand that tells its slopes", told.join(" and "))),
-        }
-    }
-
-    fn check_outputs<W: SumElement>(
-        &self,
-        sizes: Sizes,
-        outputs: &LinearGradientOutputs<'_, T, O, W>,
-    ) -> Result<()> {
-        let device = self.dy.device();
-        let LinearGradientOutputs { dx, dw, db, dresidual, dz, .. } = outputs;
-        let mut others: Vec<(&'static str, Span<'_>)> = vec![("x", self.x.span()), ("w", self.w.span())];
-        others.extend(self.mask.map(|mask| ("relu_mask", mask.span())));
-        others.extend(self.row_scale.map(|scale| ("row_scale", scale.span())));
-        others.extend(self.column_scale.map(|scale| ("column_scale", scale.span())));
-        let rows = [("dy", Some(self.dy)), ("preactivation", self.preactivation), ("output", self.output)];
-        let rows = || rows.iter().filter_map(|&(name, tensor)| Some((name, tensor?)));
-        let apart = |operand, span: &Span<'_>, others: &[(&'static str, Span<'_>)]| match others
-            .iter()
-            .find(|(_, other)| span.meets(other))
-        {
-            Some(&(other, _)) => Err(Error::Overlap { operation: OPERATION, operand, other }),
-            None => Ok(()),
-        };
-        if let Some(dz) = dz {
-            expect_rows(OPERATION, "dz", *dz, device, (self.dy.shape(), "dy"))?;
-            for (other, tensor) in rows() {
-                if dz.shares_memory(tensor) && !dz.is_same_view_as(tensor) {
-                    return Err(Error::Overlap { operation: OPERATION, operand: "dz", other });
-                }
-            }
-            apart("dz", &dz.span(), &others)?;
-            others.push(("dz", dz.span()));
-        }
-        others.extend(rows().map(|(name, tensor)| (name, tensor.span())));
-        if let Some(dresidual) = dresidual {
-            expect_rows(OPERATION, "dresidual", *dresidual, device, (self.dy.shape(), "dy"))?;
-            apart("dresidual", &dresidual.span(), &others)?;
-            others.push(("dresidual", dresidual.span()));
-        }
-        if let Some(db) = db {
-            expect_result(OPERATION, "db", *db, device, &[sizes.columns], "w")?;
-            apart("db", &db.span(), &others)?;
-            others.push(("db", db.span()));
-        }
-        if let Some(dx) = dx {
-            expect_rows(OPERATION, "dx", *dx, device, (self.x.shape(), "x"))?;
-            apart("dx", &dx.span(), &others)?;
-            others.push(("dx", dx.span()));
-        }
-        if let Some(dw) = dw {
-            expect_rows(OPERATION, "dw", *dw, device, (self.w.shape(), "w"))?;
-            apart("dw", &dw.span(), &others)?;
-        }
-        Ok(())
-    }
-
-    /// The pass over dY: what the products read, the gradient of the residual, and that of the bias. There are elements.
-    fn pass<W: SumElement>(
-        &self,
-        sizes: Sizes,
-        stream: &Stream,
-        dz: Option<&mut Tensor<T>>,
-        dresidual: Option<&mut Tensor<O>>,
-        db: Option<&mut Tensor<W>>,
-        adds: bool,
-    ) -> Result<()> {
-        if self.dy.device().kind() == DeviceKind::Cpu {
-            return self.pass_on_cpu(sizes, dz, dresidual, db, adds);
-        }
-        let dy = as_rows(self.dy, stream)?;
-        let z = self.slopes_at().map(|(_, z)| as_rows(z, stream)).transpose()?;
-        let mask = self.mask.map(|mask| flattened(mask, stream)).transpose()?;
-        let mask = match mask {
-            Some(mask) if mask.is_empty() || mask.strides()[1] == 1 || mask.shape()[1] == 1 => Some(mask),
-            Some(mask) => Some(mask.contiguous_on(stream)?),
-            None => None,
-        };
-        let row_scale = self.row_scale.map(|scale| scale_of_rows(scale, sizes.rows, stream)).transpose()?;
-        let dz = dz.map(|dz| as_result_rows(OPERATION, "dz", dz)).transpose()?;
-        let dresidual = dresidual.map(|of| as_result_rows(OPERATION, "dresidual", of)).transpose()?;
-        let of_dz = dz.as_ref().map_or(AnyRows::NONE, rows_of);
-        let of_dresidual = dresidual.as_ref().map_or(AnyRows::NONE, rows_of);
-        let of_z = z.as_ref().map_or(AnyRows::NONE, rows_of);
-        let plan = Plan::new::<O>(sizes, &[rows_of(&dy), of_z, of_dz, of_dresidual]);
-        let has_parts = db.is_some() && plan.strips > 1;
-        let parts =
-            has_parts.then(|| Tensor::<f32>::uninit_on(stream, [plan.strips as usize, sizes.columns]));
-        let parts = parts.transpose()?;
-        let sums = match (&parts, &db) {
-            (Some(parts), _) => rows_of(parts),
-            (None, Some(db)) => rows_of(&**db),
-            (None, None) => AnyRows::NONE,
-        };
-        let params = LinearGradientParams {
-            dy: dy.arg(),
-            dy_stride: row_stride(&dy),
-            z: z.as_ref().map_or(Global::new(0), Tensor::arg),
-            z_stride: of_z.stride,
-            mask: mask.as_ref().map_or(Global::new(0), Tensor::arg),
-            mask_stride: mask.as_ref().map_or(0, row_stride),
-            row_scale: row_scale.as_ref().map_or(Global::new(0), Tensor::arg),
-            column_scale: self.column_scale.map_or(Global::new(0), Tensor::arg),
-            dz: of_dz,
-            dresidual: of_dresidual,
-            sums,
-            rows: sizes.rows as u32,
-            columns: sizes.columns as u32,
-            strip: plan.strip,
-            threads: plan.threads,
-            row_scale_stride: row_scale.as_ref().map_or(0, |scale| u32::from(scale.len() > 1)),
-            column_scale_stride: self.column_scale.map_or(0, |scale| u32::from(scale.len() > 1)),
-            beta: self.beta.unwrap_or(1.0),
-            activation: self.activation.on_device(),
-            adds: u32::from(adds && parts.is_none()),
-            reserved: 0,
-        };
-        let mut operands: Vec<&dyn Operand> = vec![&dy];
-        operands.extend(z.as_ref().map(|z| z as &dyn Operand));
-        operands.extend(mask.as_ref().map(|mask| mask as &dyn Operand));
-        operands.extend(row_scale.as_ref().map(|scale| scale as &dyn Operand));
-        operands.extend(self.column_scale.map(|scale| scale as &dyn Operand));
-        operands.extend(dz.as_ref().map(|dz| dz as &dyn Operand));
-        operands.extend(dresidual.as_ref().map(|dresidual| dresidual as &dyn Operand));
-        operands.extend(parts.as_ref().map(|parts| parts as &dyn Operand));
-        operands.extend(db.as_deref().map(|db| db as &dyn Operand));
-        let grid = [plan.across, plan.strips, 1];
-        // SAFETY: the rows are those of the tensors, of the sizes that were checked, and aligned as the plan says. Results are new, or share no element with another
-        // operand but where dz is the same view as one of its type. A single strip's sums go to db itself, those of several to a row each of the parts. Tensors
-        // are freed in the order of their home streams, which `with_operands` makes wait for this work.
-        stream.with_operands(&operands, || unsafe {
-            if plan.vector {
-                stream.device().kernel::<O::Vector>()?.launch(stream, grid, (params,))
-            } else {
-                stream.device().kernel::<O::Any>()?.launch(stream, grid, (params,))
-            }
-        })?;
-        column_sums(stream, [Option::zip(parts.as_ref(), db), None], adds)
-    }
-
-    fn pass_on_cpu<W: SumElement>(
-        &self,
-        sizes: Sizes,
-        dz: Option<&mut Tensor<T>>,
-        dresidual: Option<&mut Tensor<O>>,
-        db: Option<&mut Tensor<W>>,
-        adds: bool,
-    ) -> Result<()> {
-        let (dy, columns) = (widened(self.dy)?, sizes.columns);
-        let z = self.slopes_at().map(|(_, z)| widened(z)).transpose()?;
-        let mask = self.mask.map(Tensor::to_vec).transpose()?;
-        let slopes = match (&z, &mask) {
-            (Some(z), _) => Slopes::At(self.activation, z),
-            (None, Some(mask)) => Slopes::Bits(mask),
-            (None, None) => Slopes::Ones,
-        };
-        let (mut gradient, mut sums) = (vec![0.0f32; dy.len()], vec![0.0f32; columns]);
-        cpu::linear_gradient(columns, &dy, slopes, &mut gradient, &mut sums);
-        if let Some(to) = dresidual {
-            let beta = self.beta.unwrap_or(1.0);
-            let scaled: Vec<f32> = gradient.iter().map(|dz| beta * dz).collect();
-            to.write_slice(&rounded::<O>(&scaled))?;
-        }
-        if let Some(to) = db {
-            if adds {
-                for (sum, before) in sums.iter_mut().zip(widened(to)?) {
-                    *sum += before;
-                }
-            }
-            to.write_slice(&rounded::<W>(&sums))?;
-        }
-        let Some(to) = dz else { return Ok(()) };
-        let numbers = |scale: Option<&Tensor<f32>>| scale.map(Tensor::to_vec).transpose();
-        let (of_rows, of_columns) = (numbers(self.row_scale)?, numbers(self.column_scale)?);
-        // Of fewer numbers than rows or columns, the first follows the last.
-        let of =
-            |scale: &Option<Vec<f32>>, at: usize| scale.as_ref().map_or(1.0, |scale| scale[at % scale.len()]);
-        for (row, gradient) in gradient.chunks_mut(columns).enumerate() {
-            for (column, gradient) in gradient.iter_mut().enumerate() {
-                *gradient *= of(&of_rows, row) * of(&of_columns, column);
-            }
-        }
-        to.write_slice(&rounded::<T>(&gradient))
-    }
 }
 
 /// A tensor as a matrix: a view, or a copy where there is none.
@@ -817,56 +537,4 @@ fn flattened<T: Element>(tensor: &Tensor<T>, stream: &Stream) -> Result<Tensor<T
 /// The same tensor, a vector as a matrix of one row.
 fn with_two_axes<T: Element>(tensor: &Tensor<T>) -> Result<Tensor<T>> {
     if tensor.rank() == 1 { tensor.reshape([1, tensor.len()]) } else { Ok(tensor.clone()) }
-}
-
-/// A scale for each row, or one for all.
-fn scale_of_rows(scale: &Tensor<f32>, rows: usize, stream: &Stream) -> Result<Tensor<f32>> {
-    let count = scale.len();
-    if count <= 1 || count == rows {
-        return scale.reshape([count]);
-    }
-    scale.with_axes(0, &[rows / count, count], &[0, 1]).contiguous_on(stream)?.reshape([rows])
-}
-
-/// How a pass deals its rows and columns to blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Plan {
-    vector: bool,
-    /// Threads of a block that share a row.
-    threads: u32,
-    /// Blocks that a row is dealt to.
-    across: u32,
-    /// Rows of a strip.
-    strip: u32,
-    strips: u32,
-}
-
-impl Plan {
-    /// Of matrices with elements of type `O`. It depends on the sizes and the alignment only.
-    fn new<O: Element>(sizes: Sizes, rows: &[AnyRows]) -> Self {
-        let there: Vec<AnyRows> = rows.iter().copied().filter(AnyRows::is_there).collect();
-        let shares = Shares::of::<O>(sizes.columns, &there, 1);
-        let chunks = (sizes.columns as u64).div_ceil(u64::from(shares.chunk)).max(1);
-        let threads = chunks.next_power_of_two().min(u64::from(MOST_THREADS));
-        let across = chunks.div_ceil(threads);
-        let (rows, round) = (sizes.rows as u64, u64::from(THREADS) / threads * u64::from(ROWS));
-        let most = if rows <= ROUNDS * round { 1 } else { rows.div_ceil(round) };
-        let strips = BLOCKS.div_ceil(across).min(most).max(1);
-        let strip = rows.div_ceil(strips).next_multiple_of(round);
-        Self {
-            vector: shares.vector,
-            threads: threads as u32,
-            across: across as u32,
-            strip: strip as u32,
-            strips: rows.div_ceil(strip).max(1) as u32,
-        }
-    }
-
-    fn blocks(&self) -> u32 {
-        self.across.saturating_mul(self.strips)
-    }
-
-    fn kernel<O: LinearGradientElement>(&self) -> &'static str {
-        if self.vector { O::Vector::DECLARATION.name } else { O::Any::DECLARATION.name }
-    }
 }
