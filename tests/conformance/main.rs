@@ -7,6 +7,7 @@
 
 mod attention;
 mod attention_layer;
+mod backward;
 mod batches;
 mod cross_entropy;
 mod drawn;
@@ -50,10 +51,11 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 21] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 22] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
+    backward::CASES,
     repack::CASES,
     scaled::CASES,
     update::CASES,

@@ -16,6 +16,9 @@ use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearCase, MaskRows,
     MatmulCase, NormCase, Placement, RotaryCase, Scales, SoftmaxCase, Terms, UpdateCase,
+    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearBackwardCase, LinearCase,
+    MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales, SlopesFrom, SoftmaxCase, Terms,
+    UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -291,6 +294,38 @@ fn norms() -> Result<(), Failed> {
         }
     }
     all_ran(&ran, |name| is_of_rows(name, &["norm"]))
+}
+
+/// One strip of rows and several, of aligned columns and others; and of every kind of slopes.
+fn linear_gradients() -> Result<(), Failed> {
+    let (devices, mut ran) = (devices(), BTreeSet::new());
+    let sizes = [[40, 16, 264], [90, 8, 263], [300, 8, 24], [140, 8, 521]];
+    for (number, size) in sizes.into_iter().enumerate() {
+        for [dtype, gradient] in [[DType::F16; 2], [DType::Bf16, DType::F32], [DType::F32; 2]] {
+            let (activation, slopes) = [
+                (Activation::None, SlopesFrom::Preactivation),
+                (Activation::Silu, SlopesFrom::Preactivation),
+                (Activation::Relu, SlopesFrom::Mask),
+                (Activation::Relu, SlopesFrom::Output),
+            ][number];
+            let case = LinearBackwardCase {
+                gradient,
+                slopes,
+                scales: [Scales::Each, Scales::Each],
+                dz: number % 2 == 0,
+                adds: number % 2 == 1,
+                ..LinearBackwardCase::new(dtype, activation, size)
+            };
+            let what = format!("linear_backward {} {} {}", case.types(), case.shape(), case.options());
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &what,
+                |device| validate::linear_backward(device, &case),
+                |device| validate::linear_backward_bits(device, &case),
+            )?);
+        }
+    }
+    all_ran(&ran, |name| is_of_rows(name, &["linear_gradient"]))
 }
 
 fn softmaxes() -> Result<(), Failed> {
@@ -602,11 +637,14 @@ pub(crate) fn trials() -> Vec<Trial> {
     let optimizers = Trial::test(name, optimizers);
     let name = "slow::emulator::modes::norms_give_the_same_bits_in_every_mode";
     let norms = Trial::test(name, norms);
+    let name = "slow::emulator::modes::gradients_of_layers_give_the_same_bits_in_every_mode";
+    let gradients = Trial::test(name, linear_gradients);
     let name = "slow::emulator::modes::softmaxes_give_the_same_bits_in_every_mode";
     let softmaxes = Trial::test(name, softmaxes);
     let name = "slow::emulator::modes::losses_give_the_same_bits_in_every_mode";
     let losses = Trial::test(name, losses);
     let single =
         [persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses, optimizers];
+        [persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses, gradients];
     by_types.into_iter().chain(single).chain(updates).collect()
 }

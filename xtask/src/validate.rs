@@ -19,6 +19,9 @@ use warpsmith_emulator::{TraceFilter, Tracer};
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
     MatmulCase, NormCase, RepackCase, RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateCase,
+    AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearBackwardCase,
+    LinearCase, MatmulBackwardCase, MatmulCase, NormCase, RepackCase, RotaryCase, RoutingCase, ScaledCase,
+    SoftmaxCase, TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 
@@ -67,6 +70,8 @@ pub(crate) struct Args {
 pub(crate) enum Operation {
     Linear,
     Matmul,
+    LinearBackward,
+    MatmulBackward,
     LinearScaled,
     Update,
     Topk,
@@ -203,6 +208,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for case in &cases {
             progress.set_message(format!("topk {} {}", case.dtype, case.shape()));
             rows.push(row_of(Label::topk(case), || validate::topk(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::LinearBackward) {
+        let cases = cases::linear_gradients(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("linear_backward {} {}", case.types(), case.shape()));
+            rows.push(row_of(Label::linear_backward(case), || validate::linear_backward(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::MatmulBackward) {
+        let cases = cases::matmul_gradients(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("matmul_backward {}", case.product.shape()));
+            rows.push(row_of(Label::matmul_backward(case), || validate::matmul_backward(&device, case)));
             progress.inc(1);
         }
         progress.finish_and_clear();
@@ -402,6 +427,16 @@ impl Label {
     fn topk(case: &TopkCase) -> Self {
         let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
         Self { operation: "topk", types, shape, options }
+    }
+
+    fn linear_backward(case: &LinearBackwardCase) -> Self {
+        let (types, shape, options) = (case.types(), case.shape(), case.options());
+        Self { operation: "linear_backward", types, shape, options }
+    }
+
+    fn matmul_backward(case: &MatmulBackwardCase) -> Self {
+        let (types, shape) = (case.product.product.types(), case.product.shape());
+        Self { operation: "matmul_backward", types, shape, options: case.options() }
     }
 
     fn norm(case: &NormCase) -> Self {

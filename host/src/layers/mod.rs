@@ -6,6 +6,7 @@ mod experts;
 mod linear;
 mod norm;
 mod peer;
+mod training;
 mod update;
 
 pub use attention::{Attention, AttentionConfig, AttentionForward, AttentionNames, KvCache};
@@ -14,4 +15,5 @@ pub use experts::{ExpertOptions, Experts};
 pub use linear::Linear;
 pub use norm::{LayerNorm, RmsNorm};
 pub use peer::{Norm, Peer, PeerConfig, PeerImplementation, PeerInput, PeerRouter};
+pub use training::{EmbeddingSaved, LinearSaved, NormSaved};
 pub use update::{GeneratedUpdate, UpdatedLinear};

@@ -65,6 +65,7 @@
 
 pub mod adamw;
 pub(crate) mod attention;
+pub mod backward;
 pub mod elementwise;
 pub(crate) mod norm;
 pub mod softmax;
@@ -213,6 +214,11 @@ impl ErrorModel {
         let claim = if input == DType::F32 && full && k <= F32_CLAIM_K { F32_CLAIM } else { f64::INFINITY };
         let scale = f64::from(scale).abs();
         Self { k, scale, activation, accumulation, claim, rounding: Rounding::of(output) }
+    }
+
+    /// The same without the claim for f32, of sums whose terms are off themselves.
+    pub(crate) fn without_claim(self) -> Self {
+        Self { claim: f64::INFINITY, ..self }
     }
 
     /// The same for another error of the sums, relative to their magnitude.

@@ -2,6 +2,7 @@
 
 mod adamw;
 mod attention;
+mod backward;
 mod data;
 mod elementwise;
 mod embedding;
@@ -19,6 +20,7 @@ mod update;
 
 pub use adamw::AdamWCase;
 pub use attention::{AttentionCase, AttentionLayout, Sequences, Slopes};
+pub use backward::{LinearBackwardCase, MatmulBackwardCase, SlopesFrom};
 pub use data::Data;
 pub(crate) use data::{filled, split_mix};
 pub use elementwise::ElementwiseCase;

@@ -157,7 +157,7 @@ impl Problem for Case {
     }
 }
 
-fn on_device(activation: Activation) -> warpsmith_dsl::epilogue::Activation {
+pub(super) fn on_device(activation: Activation) -> warpsmith_dsl::epilogue::Activation {
     use warpsmith_dsl::epilogue::Activation as OnDevice;
     match activation {
         Activation::Relu => OnDevice::RELU,

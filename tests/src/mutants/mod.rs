@@ -11,6 +11,7 @@
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
 //! | `adamw`, `attention`, `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `elementwise`, `rotary`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
+//! | `attention`, `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `linear_gradient`, `elementwise`, `rotary`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
@@ -29,6 +30,7 @@ mod flow;
 mod generated;
 pub mod identity;
 mod linear;
+mod linear_gradient;
 mod modulated;
 pub mod mutate;
 mod norm;
@@ -110,7 +112,9 @@ trait Problem: Send + Sync {
 
 /// The problems that an entry is run on, those that cost least first; none if nothing is known of such a kernel.
 fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
-    linear::problems(entry)
+    // Before those of products, whose names begin as theirs do.
+    linear_gradient::problems(entry)
+        .or_else(|| linear::problems(entry))
         .or_else(|| modulated::problems(entry))
         .or_else(|| generated::problems(entry))
         .or_else(|| repack::problems(entry))

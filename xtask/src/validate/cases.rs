@@ -5,6 +5,7 @@ mod copies;
 mod elements;
 mod epilogues;
 mod experts;
+mod gradients;
 mod load;
 mod norms;
 mod optimizers;
@@ -17,6 +18,7 @@ pub(super) use attention::attentions;
 pub(super) use copies::copies;
 pub(super) use elements::{elementwise, embeddings, rotations};
 pub(super) use experts::experts;
+pub(super) use gradients::{of_linear as linear_gradients, of_matmul as matmul_gradients};
 pub(super) use load::load;
 #[cfg(test)]
 pub(super) use load::works as load_works;

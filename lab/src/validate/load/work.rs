@@ -20,6 +20,11 @@ use crate::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
     MatmulCase, NormCase, PeerSizes, Placement, RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase,
     UpdateCase,
+    attention, backward, cross_entropy, elementwise, embedding, experts, norm, product, rotary, routing,
+    scaled, softmax, topk, update,
+    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearBackwardCase,
+    LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes, Placement, RotaryCase, RoutingCase,
+    ScaledCase, SoftmaxCase, TopkCase, UpdateCase,
 };
 
 /// The operation's name in errors.
@@ -401,6 +406,25 @@ impl Work {
         let bytes = case.tensors.saturating_mul(case.length).saturating_mul(12 + case.dtype.size());
         let name = format!("adamw {}←{} {} {}", case.dtype, case.gradient, case.shape(), case.options());
         Self::new(name, move |device, slots| adamw::prepare(device, &case, slots)).for_bytes(bytes)
+    /// The gradients of a linear layer. They are not added to what is there.
+    pub fn linear_backward(case: LinearBackwardCase) -> Self {
+        let (m, k, n) = (case.m, case.k, case.n);
+        let elements =
+            m.saturating_mul(k).saturating_add(n.saturating_mul(k)).saturating_add(m.saturating_mul(n));
+        let name = format!("linear_backward {} {} {}", case.types(), case.shape(), case.options());
+        let prepare = move |device: &Device, slots| backward::prepare_linear(device, &case, slots);
+        Self::new(name, prepare).for_bytes(elements.saturating_mul(DType::F32.size()))
+    }
+
+    /// The gradients of a matrix product. They are not added to what is there.
+    pub fn matmul_backward(case: MatmulBackwardCase) -> Self {
+        let LinearCase { m, k, n, .. } = case.product.product;
+        let [of_a, of_b] = case.product.batch;
+        let elements = of_a.saturating_mul(m).saturating_add(of_b.saturating_mul(n)).saturating_mul(k);
+        let types = case.product.product.types();
+        let name = format!("matmul_backward {types} {} {}", case.product.shape(), case.options());
+        let prepare = move |device: &Device, slots| backward::prepare_matmul(device, &case, slots);
+        Self::new(name, prepare).for_bytes(elements.saturating_mul(DType::F32.size()))
     }
 
     /// A softmax of rows, and its gradient.

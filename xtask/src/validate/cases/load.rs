@@ -16,6 +16,10 @@ use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
     LinearCase, MaskRows, MatmulCase, NormCase, Placement, Residence, RotaryCase, RoutingCase, RoutingKind,
     ScaledCase, Scales, SoftmaxCase, Terms, TopkCase, UpdateCase,
+    AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
+    LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase, MatmulCase, NormCase, Placement, Residence,
+    RotaryCase, RoutingCase, RoutingKind, ScaledCase, Scales, SlopesFrom, SoftmaxCase, Terms, TopkCase,
+    UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 
@@ -76,6 +80,16 @@ pub(in super::super) fn works(
         for mut case in cases.into_iter().chain(chosen(target)) {
             case.product.seed = next();
             works.push(Work::matmul(case));
+        }
+    }
+    if asked(Operation::LinearBackward) && has_kernels {
+        let cases = linear_gradients(target).into_iter();
+        works.extend(cases.map(|case| Work::linear_backward(LinearBackwardCase { seed: next(), ..case })));
+    }
+    if asked(Operation::MatmulBackward) && has_kernels {
+        for mut case in matmul_gradients(target) {
+            case.product.product.seed = next();
+            works.push(Work::matmul_backward(case));
         }
     }
     if asked(Operation::LinearScaled) {
@@ -253,7 +267,8 @@ fn chosen(target: Target) -> Vec<MatmulCase> {
     let mut cases = Vec::new();
     for (input, output) in TYPES {
         let (m, k, n) = if target.on_gpu { (333, 999, 517) } else { (33, 65, 37) };
-        let product = LinearCase { output, bias: false, ..LinearCase::new(input, m, k, n) };
+        let activation = Activation::None;
+        let product = LinearCase { output, bias: false, activation, ..LinearCase::new(input, m, k, n) };
         for (batch, across) in [([1, 1], [true, true]), ([1, 3], [false, true]), ([2, 2], [true, false])] {
             cases.push(MatmulCase { product: product.clone(), batch, across });
         }
@@ -381,6 +396,46 @@ fn of_rows(target: Target) -> &'static [[usize; 2]] {
     } else {
         &[[9, 40], [5, 77], [2, 9000], [1, 9001]]
     }
+}
+
+/// Gradients of linear layers by every kernel: of one strip of rows and of several, aligned and not, with an activation and without.
+fn linear_gradients(target: Target) -> Vec<LinearBackwardCase> {
+    let sizes = if target.on_gpu {
+        [[60, 512, 2048], [2041, 768, 1000], [1003, 100, 1001], [8192, 1024, 1024]]
+    } else {
+        [[9, 16, 264], [70, 8, 264], [70, 8, 131], [300, 8, 24]]
+    };
+    let mut cases = Vec::new();
+    for (input, output) in TYPES {
+        for (number, size) in sizes.into_iter().enumerate() {
+            let (activation, slopes) = [
+                (Activation::None, SlopesFrom::Preactivation),
+                (Activation::GeluTanh, SlopesFrom::Preactivation),
+                (Activation::Relu, SlopesFrom::Mask),
+                (Activation::Silu, SlopesFrom::Preactivation),
+            ][number];
+            let case = LinearBackwardCase::new(input, activation, size);
+            let gradient = if number % 2 == 0 { input } else { DType::F32 };
+            cases.push(LinearBackwardCase { output, gradient, slopes, dz: number == 2, ..case });
+        }
+    }
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases }
+}
+
+/// Gradients of matrix products: of as many matrices of each operand, and of one for all, summed where they lie and after copies.
+fn matmul_gradients(target: Target) -> Vec<MatmulBackwardCase> {
+    let [m, k, n] = if target.on_gpu { [500, 512, 777] } else { [20, 16, 37] };
+    let mut cases = Vec::new();
+    for input in ELEMENTS {
+        for (number, batch) in [[1, 1], [3, 3], [4, 1], [1, 4]].into_iter().enumerate() {
+            let output = if number % 2 == 0 { input } else { DType::F32 };
+            let activation = Activation::None;
+            let product = LinearCase { output, bias: false, activation, ..LinearCase::new(input, m, k, n) };
+            let across = [number == 3, number == 2];
+            cases.push(MatmulBackwardCase { product: MatmulCase { product, batch, across }, adds: false });
+        }
+    }
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases }
 }
 
 /// Norms and their gradients by every kernel.

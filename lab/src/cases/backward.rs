@@ -1,0 +1,162 @@
+//! Gradients of linear layers and of matrix products.
+
+use std::fmt::Write as _;
+
+use warpsmith::DType;
+use warpsmith::ops::{Activation, Precision};
+
+use super::elementwise::beside;
+use super::linear::{Placement, Scales, keeps_integers};
+use super::{Data, MatmulCase};
+
+/// What the slopes of an activation are known from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SlopesFrom {
+    /// The activation's argument.
+    #[default]
+    Preactivation,
+    /// Of ReLU, the bits that say where it was above 0.
+    Mask,
+    /// Of ReLU, its value.
+    Output,
+}
+
+/// The gradients of one linear layer to validate: all of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearBackwardCase {
+    /// Rows of x.
+    pub m: usize,
+    /// Columns of x and w.
+    pub k: usize,
+    /// Rows of w.
+    pub n: usize,
+    /// Type of x, w and dx: f16, bf16 or f32.
+    pub input: DType,
+    /// Type of the layer's output: the input's, or f32.
+    pub output: DType,
+    /// Type of the gradients of w and the bias: the input's, or f32.
+    pub gradient: DType,
+    /// The layer's activation.
+    pub activation: Activation,
+    /// Where its slopes are known from; of others than ReLU only the argument tells them.
+    pub slopes: SlopesFrom,
+    /// What rows and columns of the product were multiplied with.
+    pub scales: [Scales; 2],
+    /// What the product was multiplied with.
+    pub alpha: f32,
+    /// What a residual was multiplied with.
+    pub beta: f32,
+    /// Whether gradients are added to what is there.
+    pub adds: bool,
+    /// Whether dZ is asked for, too.
+    pub dz: bool,
+    /// How exact the products have to be.
+    pub precision: Precision,
+    /// Where rows of dy, of the argument or the output, and of the residual's gradient are in larger ones.
+    pub placement: Placement,
+    /// What operands are drawn from.
+    pub data: Data,
+    /// Decides them.
+    pub seed: u64,
+}
+
+impl LinearBackwardCase {
+    /// The gradients of a layer of one type with an activation and nothing else.
+    #[must_use]
+    pub fn new(dtype: DType, activation: Activation, [m, k, n]: [usize; 3]) -> Self {
+        Self {
+            m,
+            k,
+            n,
+            input: dtype,
+            output: dtype,
+            gradient: DType::F32,
+            activation,
+            slopes: SlopesFrom::Preactivation,
+            scales: [Scales::None; 2],
+            alpha: 1.0,
+            beta: 1.0,
+            adds: false,
+            dz: false,
+            precision: Precision::Full,
+            placement: Placement::default(),
+            data: Data::Uniform,
+            seed: 0,
+        }
+    }
+
+    /// Whether every result has to be exact: integers, of which every sum is one that f32 has.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        let is_power = |factor: f32| matches!(factor.abs(), 0.5 | 1.0 | 2.0);
+        keeps_integers(self.data, self.activation) && is_power(self.alpha) && is_power(self.beta)
+    }
+
+    /// The types, as in `bf16→f32→f32`: of x, of y, of the gradients of w and the bias.
+    #[must_use]
+    pub fn types(&self) -> String {
+        format!("{}→{}→{}", self.input, self.output, self.gradient)
+    }
+
+    /// The sizes, as M×K×N.
+    #[must_use]
+    pub fn shape(&self) -> String {
+        format!("{}×{}×{}", self.m, self.k, self.n)
+    }
+
+    /// The options in short.
+    #[must_use]
+    pub fn options(&self) -> String {
+        let mut told = self.activation.to_string();
+        match self.slopes {
+            SlopesFrom::Preactivation => {}
+            SlopesFrom::Mask => told.push_str(" mask"),
+            SlopesFrom::Output => told.push_str(" output"),
+        }
+        for (scales, name) in self.scales.into_iter().zip(["row", "column"]) {
+            match scales {
+                Scales::None => {}
+                Scales::One => {
+                    let _ = write!(told, " {name} scale 1");
+                }
+                Scales::Each => {
+                    let _ = write!(told, " {name} scales");
+                }
+            }
+        }
+        for (factor, name) in [(self.alpha, "scale"), (self.beta, "residual")] {
+            if factor != 1.0 {
+                let _ = write!(told, " {name} {factor}");
+            }
+        }
+        for (is_so, name) in [(self.adds, "added"), (self.dz, "dz")] {
+            if is_so {
+                let _ = write!(told, " {name}");
+            }
+        }
+        if self.data == Data::Integers {
+            told.push_str(" integers");
+        }
+        if self.precision == Precision::Tf32 {
+            told.push_str(" tf32");
+        }
+        told + &beside(self.placement)
+    }
+}
+
+/// The gradients of one matrix product to validate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatmulBackwardCase {
+    /// The product: its sizes, types, scale, precision, data and seed, its batches, and how its operands are stored. It has no other options.
+    pub product: MatmulCase,
+    /// Whether gradients are added to what is there.
+    pub adds: bool,
+}
+
+impl MatmulBackwardCase {
+    /// The options in short.
+    #[must_use]
+    pub fn options(&self) -> String {
+        self.product.options() + if self.adds { " added" } else { "" }
+    }
+}

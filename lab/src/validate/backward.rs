@@ -1,0 +1,18 @@
+//! Validation of gradients: those of linear layers, and of matrix products.
+
+mod linear;
+mod matmul;
+mod products;
+
+pub(super) use linear::prepare as prepare_linear;
+pub use linear::{linear_backward, linear_backward_bits};
+pub(super) use matmul::prepare as prepare_matmul;
+pub use matmul::{matmul_backward, matmul_backward_bits};
+
+use warpsmith::weights::FloatElement;
+
+use super::outputs::Bits;
+
+/// A type of operands and gradients.
+trait Number: FloatElement + Bits {}
+impl<U: FloatElement + Bits> Number for U {}

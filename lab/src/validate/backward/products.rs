@@ -1,0 +1,89 @@
+//! Products in f64 of numbers that are off themselves: all of their elements, or those of some rows and columns.
+
+use ndarray::{Array1, Array2, ArrayView2, Axis};
+use warpsmith::tensor::DType;
+
+use crate::bound::backward::Near;
+use crate::bound::{ErrorModel, Expected, lost_near_zero};
+use crate::validate::tally::Tally;
+
+/// Multiply–adds above which only some rows and columns are compared.
+const FULL_WORK: usize = 1 << 30;
+/// Rows, and columns, compared where not all are.
+const SAMPLED_LINES: usize = 16;
+
+/// A gradient that is a product.
+pub(super) struct Gradient<'a> {
+    /// `[rows, sums]`, as far off as each says.
+    pub(super) left: ArrayView2<'a, Near>,
+    /// `[columns, sums]`.
+    pub(super) right: ArrayView2<'a, f64>,
+    /// What the sums are multiplied with.
+    pub(super) alpha: f32,
+    /// What they are added to.
+    pub(super) before: Option<&'a Array2<f64>>,
+    /// The operands' type.
+    pub(super) input: DType,
+    pub(super) model: ErrorModel,
+    /// Rounds to the gradient's type.
+    pub(super) round: fn(f64) -> f64,
+}
+
+impl Gradient<'_> {
+    /// Compares results with it; their rows are told from `first` on.
+    pub(super) fn judge(&self, tally: &mut Tally, got: ArrayView2<'_, f64>, first: usize) {
+        let [rows, columns] = [self.left.nrows(), self.right.nrows()];
+        let all = |count: usize| (0..count).collect::<Vec<_>>();
+        let work = rows.saturating_mul(columns).saturating_mul(self.left.ncols());
+        if work <= FULL_WORK {
+            return self.judge_some(tally, got, first, [all(rows), all(columns)]);
+        }
+        self.judge_some(tally, got, first, [sampled(rows), all(columns)]);
+        self.judge_some(tally, got, first, [all(rows), sampled(columns)]);
+    }
+
+    fn judge_some(
+        &self,
+        tally: &mut Tally,
+        got: ArrayView2<'_, f64>,
+        first: usize,
+        [rows, columns]: [Vec<usize>; 2],
+    ) {
+        let (left, right) = (self.left.select(Axis(0), &rows), self.right.select(Axis(0), &columns));
+        let (right, right_sizes) = (right.t(), right.mapv(f64::abs));
+        let exact = left.mapv(|left| left.exact).dot(&right);
+        let errors = left.mapv(|left| left.error);
+        let inner = errors.dot(&right_sizes.t());
+        let left_sizes = left.mapv(|left| left.exact.abs() + left.error);
+        let magnitude = left_sizes.dot(&right_sizes.t());
+        let sums = |of: &Array2<f64>| -> Array1<f64> { of.sum_axis(Axis(1)) };
+        let (of_rows, of_columns) = (sums(&left_sizes), sums(&right_sizes));
+        let alpha = f64::from(self.alpha);
+        for (i, &row) in rows.iter().enumerate() {
+            for (j, &column) in columns.iter().enumerate() {
+                let before = self.before.map_or(0.0, |before| before[[row, column]]);
+                let y = alpha * exact[[i, j]] + before;
+                let expected = Expected {
+                    z: y,
+                    y,
+                    magnitude: magnitude[[i, j]],
+                    factor: 1.0,
+                    added: before.abs(),
+                    inner: inner[[i, j]],
+                    lost: lost_near_zero(self.input) * (of_rows[i] + of_columns[j]),
+                };
+                let judge = |got| self.model.judge(got, expected);
+                tally.add([first + row, column], got[[row, column]], [y, (self.round)(y)], judge);
+                tally.outcome.compared += 1;
+            }
+        }
+    }
+}
+
+/// Some of so many lines: the first, the last, and others evenly apart.
+fn sampled(count: usize) -> Vec<usize> {
+    let mut lines: Vec<usize> =
+        (0..SAMPLED_LINES).map(|line| line * count.saturating_sub(1) / (SAMPLED_LINES - 1)).collect();
+    lines.dedup();
+    lines
+}
