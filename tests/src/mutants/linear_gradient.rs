@@ -69,25 +69,31 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             ..base
         });
     }
-    // Rows that end at each of a thread's chunks or elements; the mask's words, too.
+    // Rows that end at each of a thread's chunks or elements, and at a word of the mask.
+    let loaded = [Slopes::At(Activation::Silu), Slopes::Bits, Slopes::Ones];
     let ends = if is_any { 9 } else { 5 };
     for end in 1..=ends {
-        let slopes = if end % 2 == 0 { Slopes::Bits } else { Slopes::Ones };
-        cases.push(Case { columns: end * unit, threads: 2, slopes, rows: 2, ..base });
-        cases.push(Case {
-            columns: (32 / unit) * unit + end * unit,
-            threads: 32,
-            rows: 2,
-            slopes: Slopes::Bits,
-            ..base
-        });
+        for slopes in loaded {
+            cases.push(Case { columns: end * unit, threads: 2, slopes, scales: [0, 2], rows: 2, ..base });
+        }
+        let columns = 32 + end * unit;
+        cases.push(Case { columns, threads: 32, slopes: Slopes::Bits, rows: 2, ..base });
     }
-    // Strips that end at each of the rows of one round and of two; several strips, and several blocks of columns.
+    cases.push(Case { columns: 32, threads: 32, slopes: Slopes::Bits, rows: 2, ..base });
+    // Strips that end at each of the rows of one round and of two, or before; several strips, and several blocks of columns.
     for threads in [8, 32] {
         let teams = THREADS / threads;
         for end in 1..=2 * ROWS {
-            let rows = (end * teams - end % 2) as usize;
-            cases.push(Case { rows, threads, columns: 3 * chunk, scales: [2, 0], ..base });
+            for (before, slopes) in [0, 1].into_iter().zip(loaded.into_iter().cycle().skip(end as usize)) {
+                let case = Case { rows: (end * teams - before) as usize, threads, slopes, ..base };
+                cases.push(Case { columns: 3 * chunk, scales: [2, 0], ..case });
+                cases.push(Case { columns: 32, ..case });
+            }
+        }
+        // All rows of two rounds of each kind.
+        for slopes in loaded {
+            let rows = (2 * ROWS * teams) as usize;
+            cases.push(Case { rows, threads, slopes, columns: 3 * chunk, scales: [2, 2], ..base });
         }
         let columns = threads as usize * chunk + chunk;
         let strip = teams * ROWS;
@@ -159,7 +165,9 @@ impl Problem for Case {
                         (32 * word..columns.min(32 * word + 32)).map(|column| (column, bit(row, column)));
                     bits.fold(0, |all, (column, bit)| all | u32::from(bit) << (column % 32))
                 };
-                let all = (0..rows * words).map(|at| word(at / words, at % words));
+                // It ends with its last word.
+                let count = (rows * words).saturating_sub(gap);
+                let all = (0..count).map(|at| word(at / words, at % words));
                 let bytes: Vec<u8> = all.flat_map(u32::to_le_bytes).collect();
                 operands.bytes(&bytes)?
             }

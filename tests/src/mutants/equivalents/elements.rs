@@ -36,6 +36,8 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
     bound("embedding_16", "setp…+ 1", GATHER, WHOLE_CHUNKS),
     bound("embedding_32", "setp…+ 1", GATHER, WHOLE_CHUNKS),
     bound("elementwise_f", "setp…+ 1", HAS, WHOLE_CHUNKS),
+    bound("linear_gradient_f", "setp…+ 1", HAS, WHOLE_CHUNKS),
+    bound("linear_gradient_b", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("elementwise_b", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("embedding_16", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("embedding_32", "setp…+ 1", HAS, WHOLE_CHUNKS),

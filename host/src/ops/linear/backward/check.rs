@@ -85,7 +85,7 @@ where
             expected: expected.into(),
             actual,
         };
-        for (operand, _) in of_relu.into_iter().filter(|&(_, is_there)| is_there && !is_relu) {
+        if let Some((operand, _)) = of_relu.into_iter().find(|&(_, is_there)| is_there && !is_relu) {
             let expected = "the activation relu beside it: another one's slopes need the preactivation";
             return Err(argument(operand, expected, format!("the activation {}", self.activation)));
         }
