@@ -20,6 +20,8 @@ use warpsmith_kernels::linear_gradient::linear_gradient as linear_gradient_kerne
 use super::{LinearInput, LinearTypes};
 use crate::cpu::FromAccumulator;
 use crate::device::DeviceKind;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 use crate::ops::column_sums::{SumElement, launch_of};
 use crate::ops::gemm::{Options, Product, Terms, implementation_of_views};
