@@ -19,6 +19,8 @@ use crate::{ptx, thread};
 pub const ROWS: u32 = 4;
 /// The most threads of a block that share a row.
 pub const MOST_THREADS: u32 = 32;
+/// Sums of teams that a thread reads together.
+const TOGETHER: u32 = THREADS / MOST_THREADS;
 /// The most columns of a thread.
 const MOST_COLUMNS: u32 = 8;
 /// Shared memory of a block, in bytes.
@@ -251,9 +253,20 @@ pub unsafe fn linear_gradients<T: RowElement, const PER: usize, const WORDS: usi
         if id >= of_team || column >= p.columns {
             return;
         }
-        let mut sum = 0.0;
-        for team in 0..teams {
-            sum += ptx::ld_shared_f32(place(team, id));
+        // There are at least as many teams as are read together, and a multiple of these.
+        let (mut sum, mut team) = (0.0, 0);
+        loop {
+            let mut numbers = [0.0; TOGETHER as usize];
+            for i in 0..TOGETHER {
+                numbers[i as usize] = ptx::ld_shared_f32(place(team + i, id));
+            }
+            for i in 0..TOGETHER as usize {
+                sum += numbers[i];
+            }
+            team = ptx::opaque(team + TOGETHER);
+            if team >= teams {
+                break;
+            }
         }
         let to = p.sums.row(strip) + column as u64 * p.sums.kind.bytes() as u64;
         if p.sums.kind == Kind::F32 {

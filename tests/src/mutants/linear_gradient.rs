@@ -73,8 +73,9 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let loaded = [Slopes::At(Activation::Silu), Slopes::Bits, Slopes::Ones];
     let ends = if is_any { 9 } else { 5 };
     for end in 1..=ends {
-        for slopes in loaded {
-            cases.push(Case { columns: end * unit, threads: 2, slopes, scales: [0, 2], rows: 2, ..base });
+        for (slopes, dz) in loaded.into_iter().zip([Float::F16, Float::Bf16, Float::F32]) {
+            let case = Case { slopes, dz: Some(dz), scales: [0, 2], rows: 2, ..base };
+            cases.push(Case { columns: end * unit, threads: 2, ..case });
         }
         let columns = 32 + end * unit;
         cases.push(Case { columns, threads: 32, slopes: Slopes::Bits, rows: 2, ..base });
@@ -100,6 +101,16 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         let rows = 2 * strip as usize + 5;
         cases.push(Case { rows, strip, threads, columns, slopes: Slopes::At(Activation::Relu), ..base });
         cases.push(Case { rows: 2 * strip as usize, strip, threads, columns, slopes: Slopes::Bits, ..base });
+    }
+    // The last row is any of those that are loaded together, and ends at any element of a thread's, or where a word of the mask does.
+    for end in 1..=ROWS {
+        for element in 0..if is_any { chunk } else { 1 } {
+            let case = Case { rows: (end * THREADS / 32) as usize, threads: 32, ..base };
+            cases.push(Case { columns: 32 * (element + 1), slopes: Slopes::Bits, ..case });
+            for slopes in loaded {
+                cases.push(Case { columns: 32 * element + unit, slopes, ..case });
+            }
+        }
     }
     // A thread for each row.
     cases.push(Case { rows: 700, columns: chunk, threads: 1, gap: 0, ..base });
