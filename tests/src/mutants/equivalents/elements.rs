@@ -12,6 +12,8 @@ const WHOLE_PARTS: &str = "a head's parts are whole: where one begins is no elem
 const ELEMENTS: (&str, &str) = ("dsl/src/elementwise.rs", "while mine.has(first, 0) {");
 const GATHER: (&str, &str) = ("dsl/src/embedding/gather.rs", "while all.has(first, 0) {");
 const HAS: (&str, &str) = ("dsl/src/rows/columns.rs", "self.column(chunk, asked) < self.columns");
+const WORDS: (&str, &str) = ("dsl/src/launch.rs", "Self::new(self.0 + count * size_of::<T>() as u64)");
+const SCALES: (&str, &str) = ("dsl/src/linear_gradient.rs", "for j in 0..PER {");
 const ANGLES: (&str, &str) = ("dsl/src/rotary.rs", "let is_there = condition && (i as u32) < count;");
 const BOTH: (&str, &str) = ("dsl/src/rotary.rs", "let both = second < end;");
 
@@ -38,6 +40,16 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
     bound("elementwise_f", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("linear_gradient_f", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("linear_gradient_b", "setp…+ 1", HAS, WHOLE_CHUNKS),
+    bound("linear_gradient_f", "setp…+ 1", WORDS, WHOLE_CHUNKS),
+    bound("linear_gradient_b", "setp…+ 1", WORDS, WHOLE_CHUNKS),
+    bound("linear_gradient_f", "setp…+ 1", SCALES, WHOLE_CHUNKS),
+    bound("linear_gradient_b", "setp…+ 1", SCALES, WHOLE_CHUNKS),
+    bound(
+        "linear_gradient_",
+        "setp.lt.u32…+ 1",
+        ("dsl/src/linear_gradient.rs", "if team >= teams {"),
+        "teams are a multiple of those that are read together",
+    ),
     bound("elementwise_b", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("embedding_16", "setp…+ 1", HAS, WHOLE_CHUNKS),
     bound("embedding_32", "setp…+ 1", HAS, WHOLE_CHUNKS),
