@@ -122,7 +122,7 @@ pub(in super::super) fn of_matmul(level: Level, target: Target, seed: u64) -> Ve
     }
     let batches = [[1, 1], [3, 3], [3, 1], [1, 4]];
     let mut cases = Vec::new();
-    let types = TYPES.into_iter().filter(|[input, output, gradient]| input == output || output == gradient);
+    let types = TYPES.into_iter().filter(|[input, output, _]| input == output);
     let types: Vec<_> = types.map(|[input, _, gradient]| [input, gradient]).collect();
     for (at, &[input, output]) in types.iter().enumerate() {
         for (number, &[m, k, n]) in sizes.iter().enumerate() {
