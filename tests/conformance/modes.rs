@@ -14,11 +14,9 @@ use warpsmith::optim::Rounding;
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
-    AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearCase, MaskRows,
-    MatmulCase, NormCase, Placement, RotaryCase, Scales, SoftmaxCase, Terms, UpdateCase,
-    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearBackwardCase, LinearCase,
-    MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales, SlopesFrom, SoftmaxCase, Terms,
-    UpdateCase,
+    AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearBackwardCase,
+    LinearCase, MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales, SlopesFrom, SoftmaxCase,
+    Terms, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -643,8 +641,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     let softmaxes = Trial::test(name, softmaxes);
     let name = "slow::emulator::modes::losses_give_the_same_bits_in_every_mode";
     let losses = Trial::test(name, losses);
-    let single =
-        [persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses, optimizers];
-        [persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses, gradients];
+    let single = [
+        persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses, optimizers,
+        gradients,
+    ];
     by_types.into_iter().chain(single).chain(updates).collect()
 }

@@ -17,11 +17,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 use warpsmith_lab::cases::{
-    AdamWCase, AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
-    MatmulCase, NormCase, RepackCase, RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateCase,
-    AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearBackwardCase,
-    LinearCase, MatmulBackwardCase, MatmulCase, NormCase, RepackCase, RotaryCase, RoutingCase, ScaledCase,
-    SoftmaxCase, TopkCase, UpdateCase,
+    AdamWCase, AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase,
+    LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, RepackCase, RotaryCase,
+    RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 

@@ -13,18 +13,13 @@ use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
 
 use super::super::{
-    adamw, attention, cross_entropy, elementwise, embedding, experts, norm, product, rotary, routing, scaled,
-    softmax, topk, update,
+    adamw, attention, backward, cross_entropy, elementwise, embedding, experts, norm, product, rotary,
+    routing, scaled, softmax, topk, update,
 };
 use crate::cases::{
-    AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearCase,
-    MatmulCase, NormCase, PeerSizes, Placement, RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase,
-    UpdateCase,
-    attention, backward, cross_entropy, elementwise, embedding, experts, norm, product, rotary, routing,
-    scaled, softmax, topk, update,
-    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearBackwardCase,
-    LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes, Placement, RotaryCase, RoutingCase,
-    ScaledCase, SoftmaxCase, TopkCase, UpdateCase,
+    AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
+    LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes, Placement,
+    RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateCase,
 };
 
 /// The operation's name in errors.
@@ -406,6 +401,8 @@ impl Work {
         let bytes = case.tensors.saturating_mul(case.length).saturating_mul(12 + case.dtype.size());
         let name = format!("adamw {}←{} {} {}", case.dtype, case.gradient, case.shape(), case.options());
         Self::new(name, move |device, slots| adamw::prepare(device, &case, slots)).for_bytes(bytes)
+    }
+
     /// The gradients of a linear layer. They are not added to what is there.
     pub fn linear_backward(case: LinearBackwardCase) -> Self {
         let (m, k, n) = (case.m, case.k, case.n);

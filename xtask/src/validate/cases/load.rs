@@ -14,9 +14,6 @@ use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
-    LinearCase, MaskRows, MatmulCase, NormCase, Placement, Residence, RotaryCase, RoutingCase, RoutingKind,
-    ScaledCase, Scales, SoftmaxCase, Terms, TopkCase, UpdateCase,
-    AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
     LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase, MatmulCase, NormCase, Placement, Residence,
     RotaryCase, RoutingCase, RoutingKind, ScaledCase, Scales, SlopesFrom, SoftmaxCase, Terms, TopkCase,
     UpdateCase,

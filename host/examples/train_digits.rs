@@ -1,0 +1,410 @@
+//! Trains a network to read handwritten digits, with nothing but this library: forward and backward passes, loss, optimiser.
+//!
+//! `cargo run --release --example train_digits [-- --device auto|cuda:N|emulator|cpu] [--epochs N] [--seed N] [--svg FILE]`
+//!
+//! The network is 64 → 256 → 128 → 10 with ReLU between. It is trained on 1437 images of the UCI digits, in f32 and in bf16 with a copy of the weights in f32, and
+//! judged by 360 others. Before that its gradients are compared with differences of the loss, which is computed in f64 here. After it some steps are
+//! repeated: the same seed must give the same bits.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use half::bf16;
+use indicatif::{ProgressBar, ProgressStyle};
+use ndarray::{Array1, Array2, Axis, Ix1, Ix2};
+use plotters::prelude::*;
+use warpsmith::layers::{Linear, LinearSaved};
+use warpsmith::ops::cross_entropy::LogitElement;
+use warpsmith::ops::linear::{LinearGradientElement, LinearGradients, LinearInput};
+use warpsmith::ops::rows::AnyTensor;
+use warpsmith::ops::{self, Activation};
+use warpsmith::optim::{AdamW, AdamWOptions, schedule};
+use warpsmith::weights::FloatElement;
+use warpsmith::{Device, DeviceKind, Tensor, Weights};
+
+static DIGITS: &[u8] = include_bytes!("../data/digits-mlp/digits.safetensors");
+
+/// Columns of each layer's input, and of the output.
+const WIDTHS: [usize; 4] = [64, 256, 128, 10];
+/// Images of a step.
+const BATCH: usize = 64;
+/// Part of the images that were not trained with and have to be right after all epochs.
+const LEAST_ACCURACY: f64 = 0.97;
+/// Steps of which bits are compared.
+const REPEATED: usize = 12;
+/// Numbers of each layer whose gradient is compared with a difference of the loss.
+const COMPARED: usize = 40;
+/// How far they may be apart, relative to the largest gradient of their layer.
+const MOST_DIFFERENCE: f64 = 1e-3;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Train a network on handwritten digits.
+#[derive(Parser)]
+struct Arguments {
+    /// Where it is trained.
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// How often each image is used. [default: 30, in the emulator 2]
+    #[arg(long)]
+    epochs: Option<usize>,
+    /// What the first weights and the order of the images follow from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Draw the losses into this file.
+    #[arg(long)]
+    svg: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<bool> {
+    let device: Device = arguments.device.parse()?;
+    let is_emulator = device.kind() == DeviceKind::Emulator;
+    let whole = arguments.epochs.is_none() && !is_emulator;
+    let epochs = arguments.epochs.unwrap_or(if is_emulator { 2 } else { 30 });
+    let digits = Digits::load()?;
+    let (images, others) = (digits.train.nrows(), digits.test.nrows());
+    println!("{images} digits to train with and {others} others, on {device} ({})", device.name());
+
+    let mut holds = compare_gradients(&device, &digits, arguments.seed)?;
+    let mut curves = Vec::new();
+    for (name, train) in [("f32", train::<f32> as Train), ("bf16", train::<bf16>)] {
+        let report = train(&device, &digits, arguments.seed, epochs, name)?;
+        let accuracy = report.correct as f64 / others as f64;
+        let (first, last) = (report.losses[0], report.losses[report.losses.len() - 1]);
+        println!(
+            "{name:>4}: {} steps, loss {first:.3} to {last:.4}, {}/{others} right ({:.2} %), {:.2} s",
+            report.losses.len(),
+            report.correct,
+            100.0 * accuracy,
+            report.seconds,
+        );
+        if whole && accuracy < LEAST_ACCURACY {
+            eprintln!("{name}: expected at least {:.0} % right", 100.0 * LEAST_ACCURACY);
+            holds = false;
+        }
+        if !report.repeats {
+            eprintln!("{name}: {REPEATED} steps from the same seed gave other bits");
+            holds = false;
+        }
+        curves.push((name, report.losses));
+    }
+    if holds {
+        println!("{REPEATED} steps from the same seed gave the same bits, in both types");
+    }
+    if let Some(path) = &arguments.svg {
+        draw(path, &curves)?;
+    }
+    Ok(holds)
+}
+
+/// The images, row by row, and their labels.
+struct Digits {
+    train: Array2<f32>,
+    labels: Array1<i64>,
+    test: Array2<f32>,
+    test_labels: Array1<i64>,
+}
+
+impl Digits {
+    fn load() -> Result<Self> {
+        let file = Weights::from_bytes(DIGITS)?;
+        Ok(Self {
+            train: file.array("x_train")?.into_dimensionality::<Ix2>()?,
+            labels: file.array("y_train")?.into_dimensionality::<Ix1>()?,
+            test: file.array("x_test")?.into_dimensionality::<Ix2>()?,
+            test_labels: file.array("y_test")?.into_dimensionality::<Ix1>()?,
+        })
+    }
+}
+
+/// Numbers that follow from a seed alone (SplitMix64), the same for good.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ bits >> 31
+    }
+
+    /// From 0 to less than 1.
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Numbers 0 to `count` − 1 in any order.
+    fn order(&mut self, count: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        for last in (1..count).rev() {
+            order.swap(last, (self.next() % (last as u64 + 1)) as usize);
+        }
+        order
+    }
+}
+
+/// Element types that the network can be trained in.
+trait Trained: LinearInput + LinearGradientElement + LogitElement + FloatElement {}
+
+impl<T: LinearInput + LinearGradientElement + LogitElement + FloatElement> Trained for T {}
+
+/// Weights `[out, in]` and biases of three layers.
+struct Network<T: LinearInput> {
+    layers: [Linear<T>; 3],
+}
+
+impl<T: Trained> Network<T> {
+    /// Weights between ±√(6 / in), as suits ReLU, and biases of 0.
+    fn new(device: &Device, seed: u64) -> Result<Self> {
+        let mut random = Random(seed);
+        let mut layer = |index: usize, activation| {
+            let (columns, rows) = (WIDTHS[index], WIDTHS[index + 1]);
+            let limit = (6.0 / columns as f64).sqrt();
+            let weights: Vec<T> =
+                (0..rows * columns).map(|_| T::round((2.0 * random.unit() - 1.0) * limit)).collect();
+            let weight = Tensor::from_slice(device, &weights, [rows, columns])?;
+            Linear::new(weight, Some(Tensor::zeros(device, [rows])?), activation)
+        };
+        Ok(Self {
+            layers: [layer(0, Activation::Relu)?, layer(1, Activation::Relu)?, layer(2, Activation::None)?],
+        })
+    }
+
+    fn forward(&self, images: &Tensor<T>) -> warpsmith::Result<Tensor<T>> {
+        self.layers[2].forward(&self.layers[1].forward(&self.layers[0].forward(images)?)?)
+    }
+
+    /// The mean loss, and the gradients of each layer.
+    fn gradients(
+        &self,
+        images: &Tensor<T>,
+        labels: &Tensor<i64>,
+    ) -> warpsmith::Result<(Tensor<f32>, Vec<LinearGradients<T, T>>)> {
+        let mut saved: Vec<LinearSaved<T>> = Vec::new();
+        let mut y = images.clone();
+        for layer in &self.layers {
+            let (next, of_layer) = layer.forward_train(&y)?;
+            saved.push(of_layer);
+            y = next;
+        }
+        let losses = ops::cross_entropy(&y, labels).run_with_gradient()?;
+        let mut dy = losses.gradient;
+        let mut gradients = Vec::new();
+        for (layer, saved) in self.layers.iter().zip(&saved).rev() {
+            let of_layer = layer.backward(saved, &dy)?;
+            dy = of_layer.dx.clone();
+            gradients.push(of_layer);
+        }
+        gradients.reverse();
+        Ok((losses.loss, gradients))
+    }
+
+    /// An optimiser of all weights and biases.
+    fn optimizer(&self, device: &Device) -> warpsmith::Result<AdamW> {
+        let options = AdamWOptions { learning_rate: LEARNING_RATE, ..AdamWOptions::default() };
+        let mut optimizer = AdamW::new(device, options)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            optimizer.add(format!("layers.{index}.weight"), T::any(layer.weight()))?;
+            if let Some(bias) = layer.bias() {
+                optimizer.add(format!("layers.{index}.bias"), T::any(bias))?;
+            }
+        }
+        optimizer.set_max_norm(Some(1.0))?;
+        Ok(optimizer)
+    }
+}
+
+/// The highest learning rate.
+const LEARNING_RATE: f64 = 2e-3;
+/// Steps that it rises for.
+const WARMUP: u64 = 20;
+
+/// Trains for so many steps, of batches in an order that follows from the seed, and returns what the losses are of.
+fn train_steps<T: Trained>(
+    device: &Device,
+    digits: &Digits,
+    seed: u64,
+    steps: usize,
+    last: usize,
+    progress: &ProgressBar,
+) -> Result<(Network<T>, Vec<Tensor<f32>>)> {
+    let network = Network::<T>::new(device, seed)?;
+    let mut optimizer = network.optimizer(device)?;
+    let mut random = Random(!seed);
+    let mut losses = Vec::new();
+    let batches = digits.train.nrows() / BATCH;
+    while losses.len() < steps {
+        // What is left over of an epoch is part of others, whose order is another.
+        let order = random.order(digits.train.nrows());
+        let images = digits.train.select(Axis(0), &order).mapv(|pixel| T::round(pixel.into()));
+        let images = Tensor::from_array(device, &images)?;
+        let labels = Tensor::from_array(device, &digits.labels.select(Axis(0), &order))?;
+        for batch in 0..batches.min(steps - losses.len()) {
+            let rows = batch * BATCH..(batch + 1) * BATCH;
+            let (loss, gradients) =
+                network.gradients(&images.slice(0, rows.clone())?, &labels.slice(0, rows)?)?;
+            let step = losses.len() as u64;
+            let rate =
+                schedule::linear_warmup(step, WARMUP) * schedule::cosine(step, WARMUP, last as u64, 0.02);
+            optimizer.set_learning_rate(LEARNING_RATE * rate)?;
+            let gradients: Vec<AnyTensor<'_>> =
+                gradients.iter().flat_map(|of| [(&of.dw).into(), (&of.db).into()]).collect();
+            optimizer.step(&gradients)?;
+            losses.push(loss);
+            progress.inc(1);
+        }
+    }
+    Ok((network, losses))
+}
+
+/// What became of a network.
+struct Report {
+    losses: Vec<f32>,
+    correct: usize,
+    seconds: f64,
+    /// Whether some steps gave the same bits again.
+    repeats: bool,
+}
+
+type Train = fn(&Device, &Digits, u64, usize, &str) -> Result<Report>;
+
+fn train<T: Trained>(
+    device: &Device,
+    digits: &Digits,
+    seed: u64,
+    epochs: usize,
+    name: &str,
+) -> Result<Report> {
+    let steps = epochs.max(1) * (digits.train.nrows() / BATCH);
+    let style = ProgressStyle::with_template("{msg:>4} {bar:40} {pos}/{len} steps, {eta} left")?;
+    let progress = ProgressBar::new(steps as u64).with_style(style).with_message(name.to_owned());
+    let start = Instant::now();
+    let (network, losses) = train_steps::<T>(device, digits, seed, steps, steps, &progress)?;
+    let losses = losses.iter().map(|loss| Ok(loss.to_vec()?[0])).collect::<Result<Vec<f32>>>()?;
+    let seconds = start.elapsed().as_secs_f64();
+    progress.finish_and_clear();
+
+    let images = digits.test.mapv(|pixel| T::round(pixel.into()));
+    let logits = network.forward(&Tensor::from_array(device, &images)?)?;
+    let logits = ops::cast::<f32>(&logits).run()?.to_vec()?;
+    let correct = logits.chunks_exact(WIDTHS[3]).zip(&digits.test_labels);
+    let correct = correct.filter(|(logits, label)| largest(logits) == **label as usize).count();
+
+    let again = || -> Result<Vec<Vec<T>>> {
+        let (network, _) =
+            train_steps::<T>(device, digits, seed, REPEATED.min(steps), steps, &ProgressBar::hidden())?;
+        Ok(network.layers.iter().map(|layer| layer.weight().to_vec()).collect::<warpsmith::Result<_>>()?)
+    };
+    let repeats = again()? == again()?;
+    Ok(Report { losses, correct, seconds, repeats })
+}
+
+fn largest(logits: &[f32]) -> usize {
+    let mut largest = 0;
+    for (class, logit) in logits.iter().enumerate() {
+        if *logit > logits[largest] {
+            largest = class;
+        }
+    }
+    largest
+}
+
+/// Compares gradients with differences of a loss in f64: of some numbers of each layer, those that have the largest gradients among them.
+fn compare_gradients(device: &Device, digits: &Digits, seed: u64) -> Result<bool> {
+    let network = Network::<f32>::new(device, seed)?;
+    let (images, labels) =
+        (digits.train.slice(ndarray::s![..BATCH, ..]), digits.labels.slice(ndarray::s![..BATCH]));
+    let (_, gradients) =
+        network.gradients(&Tensor::from_array(device, &images)?, &Tensor::from_array(device, &labels)?)?;
+    let weights = network.layers.iter().map(|layer| {
+        let weight = layer.weight().to_vec()?.into_iter().map(f64::from).collect();
+        let shape = (layer.weight().shape()[0], layer.weight().shape()[1]);
+        Ok(Array2::from_shape_vec(shape, weight)?)
+    });
+    let weights = weights.collect::<Result<Vec<Array2<f64>>>>()?;
+    let images = images.mapv(f64::from);
+    let mut random = Random(seed);
+    let mut worst = 0f64;
+    for (index, gradients) in gradients.iter().enumerate() {
+        let found = gradients.dw.to_vec()?;
+        let scale = found.iter().fold(0f64, |most, &number| most.max(number.abs().into()));
+        for _ in 0..COMPARED {
+            let at = (random.next() % found.len() as u64) as usize;
+            let loss_at = |by: f64| {
+                let mut weights = weights.clone();
+                let columns = weights[index].ncols();
+                weights[index][[at / columns, at % columns]] += by;
+                loss(&weights, &images, labels.as_slice().unwrap_or(&[]))
+            };
+            let by = 1e-5;
+            let difference = (loss_at(by) - loss_at(-by)) / (2.0 * by);
+            // Not `f64::max`, to which NaN would look like agreement.
+            let apart = (f64::from(found[at]) - difference).abs() / scale;
+            if apart.is_nan() || apart > worst {
+                worst = apart;
+            }
+        }
+    }
+    let holds = worst <= MOST_DIFFERENCE;
+    println!(
+        "{} gradients of weights are within {worst:.1e} of differences of the loss, relative to the largest of their layer",
+        COMPARED * gradients.len()
+    );
+    if !holds {
+        eprintln!("expected {MOST_DIFFERENCE:e}");
+    }
+    Ok(holds)
+}
+
+/// The mean loss in f64, with biases of 0.
+fn loss(weights: &[Array2<f64>], images: &Array2<f64>, labels: &[i64]) -> f64 {
+    let mut y = images.dot(&weights[0].t());
+    for weight in &weights[1..] {
+        y = y.mapv(|z| z.max(0.0)).dot(&weight.t());
+    }
+    let losses = y.rows().into_iter().zip(labels).map(|(logits, &label)| {
+        let largest = logits.fold(f64::NEG_INFINITY, |largest, &logit| largest.max(logit));
+        let sum: f64 = logits.iter().map(|logit| (logit - largest).exp()).sum();
+        largest + sum.ln() - logits[label as usize]
+    });
+    losses.sum::<f64>() / labels.len() as f64
+}
+
+/// Draws each step's loss, on a logarithmic scale.
+fn draw(path: &Path, curves: &[(&str, Vec<f32>)]) -> Result<()> {
+    let steps = curves.iter().map(|(_, losses)| losses.len()).max().unwrap_or(1);
+    let all = || curves.iter().flat_map(|(_, losses)| losses).copied().filter(|loss| *loss > 0.0);
+    let (least, most) = (all().fold(f32::INFINITY, f32::min), all().fold(0.0, f32::max));
+    let area = SVGBackend::new(path, (720, 400)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&area)
+        .margin(16)
+        .x_label_area_size(40)
+        .y_label_area_size(64)
+        .build_cartesian_2d(0..steps, (least..most).log_scale())?;
+    chart.configure_mesh().x_desc("step").y_desc("loss").draw()?;
+    for ((name, losses), color) in curves.iter().zip([BLUE, RED, GREEN]) {
+        let line = LineSeries::new(losses.iter().copied().enumerate(), color);
+        chart
+            .draw_series(line)?
+            .label(*name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color));
+    }
+    chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
+    area.present()?;
+    Ok(())
+}
