@@ -162,6 +162,9 @@ trait Trained: LinearInput + LinearGradientElement + LogitElement + FloatElement
 
 impl<T: LinearInput + LinearGradientElement + LogitElement + FloatElement> Trained for T {}
 
+/// The mean loss of a batch, and the gradients of each layer.
+type LossAndGradients<T> = (Tensor<f32>, Vec<LinearGradients<T, T>>);
+
 /// Weights `[out, in]` and biases of three layers.
 struct Network<T: LinearInput> {
     layers: [Linear<T>; 3],
@@ -189,11 +192,7 @@ impl<T: Trained> Network<T> {
     }
 
     /// The mean loss, and the gradients of each layer.
-    fn gradients(
-        &self,
-        images: &Tensor<T>,
-        labels: &Tensor<i64>,
-    ) -> warpsmith::Result<(Tensor<f32>, Vec<LinearGradients<T, T>>)> {
+    fn gradients(&self, images: &Tensor<T>, labels: &Tensor<i64>) -> warpsmith::Result<LossAndGradients<T>> {
         let mut saved: Vec<LinearSaved<T>> = Vec::new();
         let mut y = images.clone();
         for layer in &self.layers {
