@@ -30,7 +30,7 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     let vector = 16 / of.bytes();
     let (chunk, chunks) = match (is_any, is_gradient) {
         (true, _) => (4, 2),
-        (false, true) => (vector, 16 / vector),
+        (false, true) => (vector, 2),
         (false, false) => (vector, 4),
     };
     let kernel = Kernel {
