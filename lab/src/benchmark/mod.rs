@@ -16,6 +16,7 @@ mod residency;
 mod rows;
 mod scaled;
 mod topk;
+mod training;
 mod update;
 
 pub use attention::{AttentionSubject, attention_subject};
@@ -25,6 +26,7 @@ pub use residency::{Popularity, ResidencyMeasurement, ResidencyPoint, residency}
 pub use rows::{RowOperation, RowSubject, row_subject};
 pub(crate) use scaled::scaled_subject;
 pub use topk::{TopkMeasurement, topk};
+pub use training::{TrainingSubject, TrainingWork, training_subject};
 pub use update::{UpdateMeasurement, UpdateSubjects, generated_update, update_subjects, ways_of_update};
 
 use std::time::{Duration, Instant};
