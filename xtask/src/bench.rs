@@ -26,6 +26,7 @@ mod session;
 mod suites;
 mod topk;
 mod torch;
+mod training;
 pub(crate) mod tune;
 mod update;
 
@@ -64,7 +65,8 @@ pub(crate) struct Args {
     /// earlier state.
     #[arg(long, value_name = "FOLDER")]
     ptx: Option<PathBuf>,
-    /// What to measure: linear operations, or what has sizes of its own: attention, generated low-rank updates, PEER layers, the largest elements of rows or the time of the caller.
+    /// What to measure: linear operations, or what has sizes of its own: attention, generated low-rank updates, PEER layers, the largest elements of rows, operations on rows, training or the time of
+    /// the caller.
     #[arg(long, value_enum, default_value_t = Measured::Linear)]
     operation: Measured,
     /// Only these sets of sizes, separated by commas.
@@ -133,6 +135,8 @@ enum Measured {
     Topk,
     /// Norms and other operations on rows.
     Rows,
+    /// Layers with their gradients, steps of an optimiser, and whole steps of networks.
+    Training,
     /// What calls cost their caller until the work is enqueued.
     Calls,
 }
@@ -190,6 +194,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Measured::Experts => return experts::run(args),
         Measured::Topk => return topk::run(args),
         Measured::Rows => return row_operations::run(args),
+        Measured::Training => return training::run(args),
         Measured::Calls => return calls::run(args),
     }
     let start = Instant::now();

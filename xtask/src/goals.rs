@@ -1,5 +1,7 @@
 //! What linear layers are to reach beside their peers: the bench tells at its end what became of it, the book beside its tables.
 
+pub(crate) mod training;
+
 use crate::measurement::Measurement;
 use crate::tables::results::chosen;
 

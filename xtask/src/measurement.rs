@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::goals::training::OPTIMIZER;
+
 /// One measurement of one variant of an operation, beside one peer's in the same run. A variant has a row for each peer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurement {
@@ -85,6 +87,11 @@ impl Measurement {
     /// asked here does.
     pub(crate) fn is_fast_accumulation(dtype: &str, peer: &str) -> bool {
         dtype.starts_with("f8") && peer.ends_with("-fast-accumulation")
+    }
+
+    /// Whether there are products in an operation, so that it has a rate.
+    pub(crate) fn has_products(&self) -> bool {
+        self.operation != OPTIMIZER
     }
 
     /// Whether a peer's time says how fast products of a type can be: it makes all of the operation's products, and as exactly.

@@ -29,6 +29,8 @@ pub(crate) const UPDATES: &str = "random-update";
 pub(crate) const ATTENTION: &str = "random-attention";
 /// That of operations on rows.
 pub(crate) const ROWS: &str = "random-rows";
+/// That of layers with their gradients.
+pub(crate) const TRAINING: &str = "random-training";
 
 /// The ratio below which a size counts as lost.
 pub(crate) const LOST: f64 = 0.95;
@@ -97,6 +99,7 @@ fn goal(Measurement { suite, operation, dtype, .. }: &Measurement, in_chunks: bo
     match (suite.as_str(), dtype.as_str()) {
         (ROWS, _) if operation.ends_with("training") => goal(1.2, 0.95, 0.0),
         (ROWS, _) => goal(1.05, 0.95, 0.0),
+        (TRAINING, "bf16" | "f16") => goal(1.15, 0.95, 0.0),
         (UPDATES, _) if operation == "linear with update" => goal(1.2, 1.2, 1.2),
         (UPDATES, _) => goal(1.0, 1.0, 1.0),
         ("random", "bf16" | "f16") if in_chunks => goal(1.08, 0.95, 0.85),
@@ -118,7 +121,7 @@ fn kind(row: &Measurement) -> Option<(String, bool)> {
             if ["64", "96", "128", "256"].contains(&columns) { "64, 96, 128 or 256" } else { "other" };
         return Some((format!(", {lengths}, {columns} columns"), true));
     }
-    if row.suite == ROWS {
+    if row.suite == ROWS || row.suite == TRAINING {
         return Some((String::new(), true));
     }
     let sides: Vec<usize> = row.shape.split('x').filter_map(|side| side.parse().ok()).collect();
@@ -142,7 +145,7 @@ pub(crate) fn spreads(rows: &[Measurement]) -> Vec<Spread> {
     for entry in chosen(&drawn) {
         let (row, Some(ratio)) = (entry.ours, entry.best.and_then(|best| best.ratio)) else { continue };
         let Some((kind, in_chunks)) = kind(row) else { continue };
-        let operation = if row.suite == UPDATES || row.suite == ROWS {
+        let operation = if [UPDATES, ROWS, TRAINING].contains(&row.suite.as_str()) {
             format!("{} ", row.operation)
         } else {
             String::new()
@@ -215,6 +218,19 @@ mod tests {
                 ("random-update generated update bf16, K and N multiples of 8", Some(false)),
             ]
         );
+    }
+
+    #[test]
+    fn layers_and_their_gradients_are_judged_together_whatever_their_sides() {
+        let row = |shape: &str, ratio: f64| Measurement {
+            suite: super::TRAINING.into(),
+            ..Measurement::against("linear-relu-training", "bf16", shape, [10.0, 10.0 * ratio], "torch")
+        };
+        let all = spreads(&[row("3x8x16", 1.4), row("3x7x16", 1.0)]);
+        let told: Vec<_> = all.iter().map(|spread| (spread.name.as_str(), spread.count())).collect();
+        assert_eq!(told, [("random-training linear-relu-training bf16", 2)]);
+        assert_eq!((all[0].goals(), all[0].is_met()), (Some([1.15, 0.95, 0.0]), Some(true)));
+        assert_eq!(spreads(&[row("3x8x16", 1.1)])[0].is_met(), Some(false));
     }
 
     #[test]

@@ -6,10 +6,11 @@
 //! - of the tuner: `choice`;
 //! - of PEER: `layers`, `formats`, `residency` or `summary`;
 //! - of attention: `attention`, `attention-options` or `attention-decode`;
+//! - of training: `training` or `drawn`;
 //! - of errors: `accuracy`.
 //!
-//! Only what the library chooses by itself is shown; forced variants stay in the data. While a file of PEER, of attention or of errors is not there, nothing
-//! stands between its marks. Each file of times has its plots in `docs/src/plots`.
+//! Only what the library chooses by itself is shown; forced variants stay in the data. While a file of PEER, of attention, of training or of errors is not there,
+//! nothing stands between its marks. Each file of times has its plots in `docs/src/plots`.
 
 mod accuracy;
 mod attention;
@@ -23,6 +24,7 @@ mod plots;
 pub(crate) mod results;
 mod rows;
 mod topk;
+mod training;
 mod update;
 
 use std::fmt::Write as _;
@@ -43,12 +45,13 @@ pub(crate) struct Args {
 }
 
 /// The pages that show measurements.
-const PAGES: [&str; 7] = [
+const PAGES: [&str; 8] = [
     "README.md",
     "docs/src/performance-linear.md",
     "docs/src/performance-attention.md",
     "docs/src/performance-updates.md",
     "docs/src/performance-rows.md",
+    "docs/src/performance-training.md",
     "docs/src/performance-topk.md",
     "docs/src/performance-peer.md",
 ];
@@ -112,7 +115,9 @@ fn stale_files() -> Result<Vec<(PathBuf, String)>> {
 
 /// Whether nothing stands between the marks of a part whose file is not there.
 fn is_optional(name: &str, part: &str) -> bool {
-    part == accuracy::PART || peer::Part::of(part).is_some() || name.contains(attention::NAME)
+    part == accuracy::PART
+        || peer::Part::of(part).is_some()
+        || [attention::NAME, training::NAME].iter().any(|of| name.contains(of))
 }
 
 /// The names of the files of times.

@@ -52,6 +52,19 @@ fn log_uniform(random: &mut Random, [least, most]: [usize; 2]) -> usize {
     (least * (most / least).powf(unit)) as usize
 }
 
+/// The lengths of `count` vectors that have `total` elements together, which are at least as many: their logarithms are drawn evenly, over four powers of 10.
+pub(super) fn lengths(seed: u64, count: usize, total: usize) -> Vec<usize> {
+    const RANGE: [usize; 2] = [1, 10_000];
+    let mut random = Random::new(seed);
+    let drawn: Vec<usize> = (0..count).map(|_| log_uniform(&mut random, RANGE)).collect();
+    let (sum, beyond) = (drawn.iter().sum::<usize>().max(1), total.saturating_sub(count));
+    // One each, and the rest by what was drawn.
+    let mut lengths: Vec<usize> = drawn.iter().map(|length| 1 + length * beyond / sum).collect();
+    let left = total.saturating_sub(lengths.iter().sum());
+    lengths.first_mut().into_iter().for_each(|first| *first += left);
+    lengths
+}
+
 /// The sizes of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct AttentionSizes {
@@ -188,7 +201,7 @@ impl Draw {
 
 #[cfg(test)]
 mod tests {
-    use super::{ATTENTION_BYTES, Draw, MATRICES, MOST_OPERATIONS, RANKS, ROWS, SIDES, WIDTHS};
+    use super::{ATTENTION_BYTES, Draw, MATRICES, MOST_OPERATIONS, RANKS, ROWS, SIDES, WIDTHS, lengths};
 
     const DRAW: Draw = Draw { seed: 20261126, count: 2000 };
 
@@ -208,6 +221,18 @@ mod tests {
         assert!((950..1200).contains(&few), "{few}");
         let in_chunks = shapes.iter().filter(|[_, k, n]| k % 8 == 0 && n % 8 == 0).count();
         assert!((1540..1720).contains(&in_chunks), "{in_chunks}");
+    }
+
+    #[test]
+    fn lengths_have_their_sum_and_differ_much() {
+        let all = lengths(1, 200, 1 << 20);
+        assert_eq!((all.len(), all.iter().sum::<usize>()), (200, 1 << 20));
+        let (least, most) = (all.iter().min().copied(), all.iter().max().copied());
+        assert!(least.is_some_and(|least| (1..100).contains(&least)), "{least:?}");
+        assert!(most.is_some_and(|most| most > 20_000), "{most:?}");
+        assert!(all.iter().any(|length| length % 2 == 1), "{all:?}");
+        assert_eq!(lengths(1, 3, 3), [1; 3]);
+        assert!(lengths(1, 0, 5).is_empty());
     }
 
     #[test]

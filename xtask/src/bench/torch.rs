@@ -33,6 +33,7 @@ pub(super) const UPDATE: Script = ("update.py", include_str!("../../peers/update
 pub(super) const PEER: Script = ("peer.py", include_str!("../../peers/peer.py"));
 pub(super) const TOPK: Script = ("topk.py", include_str!("../../peers/topk.py"));
 pub(super) const ROWS: Script = ("rows.py", include_str!("../../peers/rows.py"));
+pub(super) const TRAINING: Script = ("training.py", include_str!("../../peers/training.py"));
 /// What measures the time that calls take their caller.
 pub(super) const CALLS: Script = ("calls.py", include_str!("../../peers/calls.py"));
 /// The longest that one answer may take; compiling a graph is the longest step.

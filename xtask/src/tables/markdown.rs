@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::peer::Part;
 use super::results::{CONTROL, Entry, chosen};
-use super::{attention, drawn, goals, rows, topk, update};
+use super::{attention, drawn, goals, rows, topk, training, update};
 use crate::measurement::Measurement;
 
 /// What stands behind a suite whose table is to have no columns of the clock and the power.
@@ -48,6 +48,7 @@ pub(super) fn table(name: &str, rows: &[Measurement], part: &str) -> Result<Stri
         update::SUITE => update::table(&shown)?,
         rows::SUITE => rows::table(&chosen(&shown))?,
         topk::SUITE => topk::table(&chosen(&shown))?,
+        training::SUITE => training::table(&chosen(&shown))?,
         suite if attention::SUITES.contains(&suite) => attention::table(name, &chosen(&shown))?,
         _ => results(&chosen(&shown), is_short)?,
     };

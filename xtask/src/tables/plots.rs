@@ -87,7 +87,7 @@ struct Point {
 fn points<'a>(entries: &[Entry<'a>]) -> Result<BTreeMap<&'a str, Vec<Point>>> {
     let mut points: BTreeMap<&str, Vec<Point>> = BTreeMap::new();
     for Entry { ours, best, .. } in entries {
-        let Some(bytes) = ours.bytes else { continue };
+        let Some(bytes) = ours.bytes.filter(|_| ours.has_products()) else { continue };
         let tflops = rate(ours, ours.median_us)?;
         let peer = best.and_then(|best| best.peer_us).map(|time| rate(ours, time)).transpose()?;
         let point = Point { intensity: tflops * ours.median_us * 1e6 / bytes, tflops, peer };

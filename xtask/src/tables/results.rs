@@ -57,7 +57,9 @@ pub(crate) fn rate(row: &Measurement, microseconds: f64) -> Result<f64> {
 /// The highest rate of the run in this type, ours or that of a peer whose arithmetic is ours, of whatever size.
 pub(crate) fn fastest(rows: &[Measurement], dtype: &str) -> Result<Option<f64>> {
     let mut fastest: Option<f64> = None;
-    for row in rows.iter().filter(|row| row.dtype == dtype && row.operation != CONTROL) {
+    let has_a_rate =
+        |row: &&Measurement| row.dtype == dtype && row.operation != CONTROL && row.has_products();
+    for row in rows.iter().filter(has_a_rate) {
         let counts = Measurement::makes_the_products(&row.operation, &row.dtype, &row.peer);
         for time in [Some(row.median_us), row.peer_us.filter(|_| counts)].into_iter().flatten() {
             let rate = rate(row, time)?;
@@ -121,6 +123,13 @@ mod tests {
         assert_eq!(fastest(&rows, "f8e4m3").expect("shapes"), Some(500.0));
         assert_eq!(fastest(&rows, "bf16").expect("shapes"), Some(500.0));
         assert_eq!(fastest(&rows, "f16").expect("shapes"), None);
+    }
+
+    #[test]
+    fn what_has_no_products_has_no_rate() {
+        let steps = ["134217728", "1048576 in 200"]
+            .map(|shape| Measurement::against("adamw", "f32", shape, [10.0, 10.0], "torch-fused"));
+        assert_eq!(fastest(&steps, "f32").expect("no shape is read"), None);
     }
 
     #[test]
