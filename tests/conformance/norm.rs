@@ -285,7 +285,12 @@ fn what_does_not_fit_a_norm_is_refused(device: &Device) -> Result<(), Failed> {
     let mut sum = Tensor::<bf16>::zeros(device, [4, 16])?;
     assert_eq!(
         into(NormOutputs { sum: Some(&mut sum), ..NormOutputs::default() }),
-        "layer_norm: outputs is a place for it, expected no sum, as there is no residual"
+        "layer_norm: outputs.sum is a place for it, expected none, as there is no residual"
+    );
+    let gradient = ops::layer_norm(&x).residual(&x).backward(&x).run().map(drop);
+    assert_eq!(
+        gradient.expect_err("there is a residual").to_string(),
+        "layer_norm: residual is a residual, expected none: x is the sum that was normed"
     );
     let mean = Tensor::<f32>::zeros(device, [4])?;
     let gradient = ops::rms_norm(&x).backward(&x).statistics(&mean, &mean).run().map(drop);

@@ -209,13 +209,11 @@ impl<'a, T: LogitElement, L: LabelElement> CrossEntropyOp<'a, T, L> {
         expect_shape(operation, "labels", self.labels.shape(), leading, "logits without their last axis")?;
         if let Some(scale) = self.device_scale {
             device.expect_same(operation, "gradient_scale_on_device", scale.device())?;
-            expect_shape(
-                operation,
-                "gradient_scale_on_device",
-                scale.shape(),
-                &[1],
-                "one number for all rows",
-            )?;
+            if scale.shape() != [1] {
+                let (operand, expected) = ("gradient_scale_on_device", "[1], one number for all rows".into());
+                let actual = scale.shape().to_vec();
+                return Err(Error::Shape { operation, operand, expected, actual });
+            }
         }
         let CrossEntropy { smoothing, z_loss, soft_cap } = self.options;
         let cap = soft_cap.unwrap_or(1.0);

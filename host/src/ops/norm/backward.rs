@@ -183,6 +183,11 @@ impl<'a, T: NormElement> NormGradientOp<'a, T> {
         let (sizes, stream) = self.norm.check()?;
         let (operation, x) = (self.norm.options.operation, self.norm.x);
         let device = x.device();
+        if self.norm.residual.is_some() {
+            let expected = "none: x is the sum that was normed".into();
+            let actual = "a residual".into();
+            return Err(Error::Argument { operation, argument: "residual", expected, actual });
+        }
         for (operand, tensor) in [("dy", Some(self.dy)), ("dsum", self.dsum)] {
             let Some(tensor) = tensor else { continue };
             device.expect_same(operation, operand, tensor.device())?;

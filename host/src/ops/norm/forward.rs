@@ -60,7 +60,7 @@ pub struct Normed<Y: Element, T: Element> {
 /// Where [`NormOp::run_into`] writes results; what is none is not computed.
 #[derive(Debug)]
 pub struct NormOutputs<'o, Y: Element, T: Element> {
-    /// The normed rows, of the shape of x; any strides with contiguous rows. It may be x, the residual or the sum itself.
+    /// The normed rows, of the shape of x; any strides with contiguous rows. It may be x or the residual itself.
     pub y: Option<&'o mut Tensor<Y>>,
     /// x and the residual together; needed with a residual. It may be x or the residual itself.
     pub sum: Option<&'o mut Tensor<T>>,
@@ -270,15 +270,15 @@ impl<'a, X: NormElement, T: NormElement> NormOp<'a, X, T> {
         };
         match (self.residual, &outputs.sum) {
             (Some(_), None) => {
-                return argument("outputs", "a place for the sum, as there is a residual", "none");
+                return argument("outputs.sum", "a place for it, as there is a residual", "none");
             }
             (None, Some(_)) => {
-                return argument("outputs", "no sum, as there is no residual", "a place for it");
+                return argument("outputs.sum", "none, as there is no residual", "a place for it");
             }
             _ => {}
         }
         if outputs.mean.is_some() && !is_centered {
-            return argument("outputs", "no mean, of which an RMS norm has none", "a place for it");
+            return argument("outputs.mean", "none, as an RMS norm takes off no mean", "a place for it");
         }
         for (operand, result) in [("mean", &outputs.mean), ("inverse_deviation", &outputs.inverse_deviation)]
         {

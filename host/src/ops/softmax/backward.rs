@@ -30,6 +30,8 @@ pub struct SoftmaxGradientOp<'a, Y: Element, D: Element> {
     y: &'a Tensor<Y>,
     dy: &'a Tensor<D>,
     scale: f32,
+    /// What it was given as, if it was.
+    temperature: Option<f32>,
     stream: Option<&'a Stream>,
     /// The shape of x, where it is known.
     shape: Option<&'a [usize]>,
@@ -47,18 +49,18 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
         stream: Option<&'a Stream>,
         shape: Option<&'a [usize]>,
     ) -> Self {
-        Self { y, dy, scale, stream, shape }
+        Self { y, dy, scale, temperature: None, stream, shape }
     }
 
     /// What the softmax has multiplied x by, a number from 2⁻¹⁰⁰ to 2¹⁰⁰; 1 unless it is set.
     pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = scale;
+        (self.scale, self.temperature) = (scale, None);
         self
     }
 
     /// What the softmax has divided x by: the same as a [scale](Self::scale) of 1 over it.
     pub fn temperature(self, temperature: f32) -> Self {
-        self.scale(temperature.recip())
+        Self { scale: temperature.recip(), temperature: Some(temperature), ..self }
     }
 
     /// Runs on `stream` instead of the device's default stream.
@@ -150,7 +152,7 @@ impl<'a, Y: SoftmaxElement, D: RowElement> SoftmaxGradientOp<'a, Y, D> {
         }
         device.expect_same(operation, "dy", self.dy.device())?;
         expect_shape(operation, "dy", self.dy.shape(), self.y.shape(), "y")?;
-        expect_scale(operation, self.scale)?;
+        expect_scale(operation, self.scale, self.temperature)?;
         if let Some(stream) = self.stream {
             device.expect_same(operation, "stream", stream.device())?;
         }

@@ -30,6 +30,8 @@ pub struct SoftmaxOp<'a, T: Element> {
     x: &'a Tensor<T>,
     mask: Option<&'a Tensor<u8>>,
     scale: f32,
+    /// What it was given as, if it was.
+    temperature: Option<f32>,
     stream: Option<&'a Stream>,
 }
 
@@ -46,18 +48,18 @@ fn is_aligned(mask: &Tensor<u8>, chunk: u32) -> bool {
 
 impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
     pub(super) fn new(x: &'a Tensor<T>) -> Self {
-        Self { x, mask: None, scale: 1.0, stream: None }
+        Self { x, mask: None, scale: 1.0, temperature: None, stream: None }
     }
 
     /// Multiplies x by `scale` first, a number from 2⁻¹⁰⁰ to 2¹⁰⁰; by 1 unless it is set.
     pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = scale;
+        (self.scale, self.temperature) = (scale, None);
         self
     }
 
     /// Divides x by `temperature` first: the same as a [scale](Self::scale) of 1 over it.
     pub fn temperature(self, temperature: f32) -> Self {
-        self.scale(temperature.recip())
+        Self { scale: temperature.recip(), temperature: Some(temperature), ..self }
     }
 
     /// Leaves out the columns where `mask` is 0. It has the shape of x, or `[N]` (also with more axes of length 1) for all rows.
@@ -157,7 +159,7 @@ impl<'a, T: SoftmaxElement> SoftmaxOp<'a, T> {
     fn check(&self) -> Result<(Sizes, Stream)> {
         let (operation, device) = (OPERATION, self.x.device());
         let sizes = Sizes::of(operation, "x", self.x.shape())?;
-        expect_scale(operation, self.scale)?;
+        expect_scale(operation, self.scale, self.temperature)?;
         if let Some(mask) = self.mask {
             device.expect_same(operation, "mask", mask.device())?;
             if mask.shape() != self.x.shape() && !is_row(mask, sizes.columns) {

@@ -126,15 +126,16 @@ pub fn softmax_gradient<'a, Y: SoftmaxElement, D: RowElement>(
     SoftmaxGradientOp::new(y, dy)
 }
 
-/// The error for a scale that exponents would be wrong with.
-fn expect_scale(operation: &'static str, scale: f32) -> Result<()> {
+/// The error for a scale that exponents would be wrong with, or for the temperature that it was given as.
+fn expect_scale(operation: &'static str, scale: f32, temperature: Option<f32>) -> Result<()> {
     if (LEAST_SCALE..=1.0 / LEAST_SCALE).contains(&scale) {
         return Ok(());
     }
+    let argument = if temperature.is_some() { "temperature" } else { "scale" };
     Err(Error::Argument {
         operation,
-        argument: "scale",
-        expected: "a number from 2⁻¹⁰⁰ to 2¹⁰⁰, and as much of 1 over a temperature".into(),
-        actual: scale.to_string(),
+        argument,
+        expected: "a number from 2⁻¹⁰⁰ to 2¹⁰⁰".into(),
+        actual: temperature.unwrap_or(scale).to_string(),
     })
 }

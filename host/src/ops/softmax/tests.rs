@@ -78,7 +78,10 @@ fn what_does_not_fit_is_refused() {
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-38] {
         assert!(matches!(refused(ops::softmax(&x).scale(scale)), Error::Argument { argument: "scale", .. }));
     }
-    assert!(matches!(refused(ops::softmax(&x).temperature(0.0)), Error::Argument { argument: "scale", .. }));
+    assert!(matches!(
+        refused(ops::softmax(&x).temperature(0.0)),
+        Error::Argument { argument: "temperature", .. }
+    ));
     for shape in [vec![4], vec![6, 4], vec![4, 1], vec![2, 6], vec![]] {
         let mask = Tensor::<u8>::zeros(&device, &shape).expect("it fits");
         assert!(matches!(refused(ops::softmax(&x).mask(&mask)), Error::Shape { operand: "mask", .. }));
