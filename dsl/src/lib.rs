@@ -24,6 +24,7 @@
 //! | [`rows`] | operations on the rows of a matrix: who has which columns, sums over a row |
 //! | [`norm`] | norms of rows, and their gradients |
 //! | [`linear_gradient`] | what the gradients of a product begin with |
+//! | [`update_gradient`] | what the gradients of a generated update have between their products |
 //! | [`elementwise`] | functions of the elements of tensors of one shape, and their gradients |
 //! | [`rotary`] | pairs of elements of heads, turned by angles that grow with the position |
 //! | [`embedding`] | rows of a table that ids name, and its gradient |
@@ -73,6 +74,7 @@ pub mod softmax;
 pub mod thread;
 pub mod tile;
 pub mod topk;
+pub mod update_gradient;
 pub mod warp;
 pub mod warpgroup;
 

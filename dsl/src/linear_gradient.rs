@@ -285,7 +285,7 @@ pub unsafe fn linear_gradients<T: RowElement, const PER: usize, const WORDS: usi
 ///
 /// The address is one of an element of this thread's.
 #[inline(always)]
-unsafe fn put<T: Element>(to: u64, mut sum: f32, adds: bool) {
+pub(crate) unsafe fn put<T: Element>(to: u64, mut sum: f32, adds: bool) {
     // SAFETY: the caller's promise.
     unsafe {
         if adds {

@@ -36,6 +36,7 @@
 //! | [`norm_cluster`](mod@norm_cluster) | the same for wide rows, by clusters of blocks (sm_90 and later) |
 //! | [`column_sums`](mod@column_sums) | the sums of columns that parts of a gradient add up to, on sm_80 and later |
 //! | [`linear_gradient`](mod@linear_gradient) | the gradient of a linear layer's sums, and of its bias, on sm_80 and later |
+//! | [`update_gradient`](mod@update_gradient) | what the gradients of a generated update have between their products, on sm_80 and later |
 //! | [`elementwise`](mod@elementwise) | functions of the elements of tensors of one shape, and their gradients, on sm_80 and later |
 //! | [`rotary`](mod@rotary) | rotary position embedding of heads, on sm_80 and later |
 //! | [`embedding`](mod@embedding) | rows of a table that ids name, and its gradient, on sm_80 and later |
@@ -150,6 +151,8 @@ pub mod softmax_cluster;
 #[cfg(any(feature = "topk", not(target_arch = "nvptx64")))]
 pub mod topk;
 pub mod update;
+#[cfg(any(feature = "update_gradient", not(target_arch = "nvptx64")))]
+pub mod update_gradient;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod modules;
