@@ -26,6 +26,7 @@ mod softmax;
 mod sums;
 mod topk;
 mod update;
+mod update_gradient;
 
 pub use activation::Activation;
 pub use adamw::AdamWScalars;
@@ -48,3 +49,4 @@ pub use softmax::{softmax, softmax_gradient};
 pub(crate) use sums::pairwise;
 pub use topk::topk;
 pub use update::{Update, generated_update, linear_with_update, rank_coordinates};
+pub use update_gradient::UpdateGradient;

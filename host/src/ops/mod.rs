@@ -48,4 +48,6 @@ pub use rotary::{Pairing, RotaryTable, rotary};
 pub use scaled::{Scale, linear_scaled};
 pub use softmax::{softmax, softmax_gradient};
 pub use topk::topk;
-pub use update::{generated_update, linear_with_update};
+pub use update::{
+    generated_update, generated_update_backward, linear_with_update, linear_with_update_backward,
+};

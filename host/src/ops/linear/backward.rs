@@ -104,6 +104,7 @@ where
     O: LinearGradientElement,
 {
     LinearBackwardOp {
+        operation: OPERATION,
         x,
         w,
         dy,
@@ -124,6 +125,8 @@ where
 #[derive(Clone, Copy, Debug)]
 #[must_use = "an operation does nothing until `run`"]
 pub struct LinearBackwardOp<'a, T: Element, O: Element> {
+    /// The operation's name in errors.
+    operation: &'static str,
     x: &'a Tensor<T>,
     w: &'a Tensor<T>,
     dy: &'a Tensor<O>,
@@ -184,12 +187,12 @@ impl<T: Element, O: Element, W: Element> Default for LinearGradientOutputs<'_, T
 
 /// Which gradients are wanted.
 #[derive(Clone, Copy, Debug, Default)]
-struct Wanted {
-    dx: bool,
-    dw: bool,
-    db: bool,
-    dresidual: bool,
-    dz: bool,
+pub(crate) struct Wanted {
+    pub(crate) dx: bool,
+    pub(crate) dw: bool,
+    pub(crate) db: bool,
+    pub(crate) dresidual: bool,
+    pub(crate) dz: bool,
 }
 
 impl Wanted {
@@ -199,8 +202,8 @@ impl Wanted {
 }
 
 /// What runs for a request that has been checked.
-struct Checked {
-    sizes: Sizes,
+pub(crate) struct Checked {
+    pub(crate) sizes: Sizes,
     stream: Stream,
 }
 
@@ -209,6 +212,12 @@ where
     T: LinearInput + LinearTypes<O> + RowElement,
     O: LinearGradientElement,
 {
+    /// The same as a part of another operation, which errors name.
+    pub(crate) fn named(mut self, operation: &'static str) -> Self {
+        self.operation = operation;
+        self
+    }
+
     /// The activation of the layer. Its slopes are taken at the [`preactivation`](Self::preactivation); those of ReLU may be known from the
     /// [`relu_mask`](Self::relu_mask) or from the [`output`](Self::output) instead.
     pub fn activation(mut self, activation: Activation) -> Self {
@@ -396,7 +405,8 @@ where
         self.implementation_of::<f32>(wanted)
     }
 
-    fn implementation_of<W>(&self, wanted: Wanted) -> Result<Implementation>
+    /// That for some of the gradients, into new tensors.
+    pub(crate) fn implementation_of<W>(&self, wanted: Wanted) -> Result<Implementation>
     where
         T: LinearTypes<W>,
         W: SumElement + FromAccumulator<f32>,
@@ -439,7 +449,7 @@ where
             let gradient = gradient.as_ref().map_or(dense, View::of);
             let leading = &gradient.shape[..gradient.shape.len() - 2];
             let operands = [gradient, View::of(&w)];
-            let product = (OPERATION, ["dy", "w"], operands, leading);
+            let product = (self.operation, ["dy", "w"], operands, leading);
             let options = self.options::<T>(false);
             all = all.then(implementation_of_views::<T, T>(device, product, &options)?);
         }
@@ -454,7 +464,7 @@ where
                 _ => new(0),
             };
             let operands = [gradient, x.as_ref().map_or_else(|_| new(1), View::of)];
-            let product = (OPERATION, ["dy", "x"], operands, &[][..]);
+            let product = (self.operation, ["dy", "x"], operands, &[][..]);
             let options = self.options::<W>(false);
             all = all.then(implementation_of_views::<T, W>(device, product, &options)?);
         }
@@ -507,7 +517,7 @@ where
         let a = with_two_axes(gradient)?;
         let leading = a.shape()[..a.rank() - 2].to_vec();
         let (b, output_shape) = (self.w.swap_axes(0, 1)?, self.x.shape().to_vec());
-        Ok(Product { operation: OPERATION, names: ["dy", "w"], a, b, leading, output_shape, options })
+        Ok(Product { operation: self.operation, names: ["dy", "w"], a, b, leading, output_shape, options })
     }
 
     /// dw = alpha · dZᵀ X, of matrices.
@@ -524,12 +534,12 @@ where
         let [a, b] = [gradient.swap_axes(0, 1)?, x.swap_axes(0, 1)?];
         let output_shape = self.w.shape().to_vec();
         let leading = Vec::new();
-        Ok(Product { operation: OPERATION, names: ["dy", "x"], a, b, leading, output_shape, options })
+        Ok(Product { operation: self.operation, names: ["dy", "x"], a, b, leading, output_shape, options })
     }
 }
 
 /// A tensor as a matrix: a view, or a copy where there is none.
-fn flattened<T: Element>(tensor: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
+pub(crate) fn flattened<T: Element>(tensor: &Tensor<T>, stream: &Stream) -> Result<Tensor<T>> {
     match tensor.flatten_leading() {
         Ok(matrix) => Ok(matrix),
         Err(_) => tensor.contiguous_on(stream)?.flatten_leading(),

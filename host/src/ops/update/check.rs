@@ -6,7 +6,7 @@ use super::operands::{CodesOfUpdate, Packed, Updates, has_rows};
 use super::{MAX_RANK, Update};
 use crate::error::{Error, Result};
 use crate::ops::matrix::as_matrix;
-use crate::tensor::{Element, Tensor};
+use crate::tensor::{Element, Span, Tensor};
 
 /// The operands' names in errors, update by update: V, codes, U, scaling.
 const NAMES: [[&str; 3]; MAX_UPDATES] = [
@@ -205,20 +205,27 @@ impl<T: Element> Checked<T> {
     /// The error for a written operand that may only be read, or shares memory with one that is read.
     pub(super) fn expect_apart<U: Element>(&self, operand: &'static str, written: &Tensor<U>) -> Result<()> {
         written.expect_writable(self.operation, operand)?;
+        self.expect_span_apart(operand, &written.span())
+    }
+
+    /// The error for what is written of a written operand that shares memory with one that is read.
+    pub(super) fn expect_span_apart(&self, operand: &'static str, written: &Span<'_>) -> Result<()> {
         let overlap = |other| Err(Error::Overlap { operation: self.operation, operand, other });
-        if written.shares_memory(&self.x) {
+        if written.meets(&self.x.span()) {
             return overlap("x");
         }
         for (codes, [_, name, _]) in self.codes.iter().zip(NAMES) {
-            if written.shares_memory(&codes.codes) {
+            if written.meets(&codes.codes.span()) {
                 return overlap(name);
             }
         }
-        for ((v, u), [v_name, _, u_name]) in self.factors.iter().zip(NAMES) {
-            if written.shares_memory(v) {
+        let packed = self.packed.iter().map(|packed| (&packed.v, &packed.u));
+        let factors = self.factors.iter().map(|(v, u)| (v, u)).chain(packed);
+        for ((v, u), [v_name, _, u_name]) in factors.zip(NAMES) {
+            if written.meets(&v.span()) {
                 return overlap(v_name);
             }
-            if written.shares_memory(u) {
+            if written.meets(&u.span()) {
                 return overlap(u_name);
             }
         }

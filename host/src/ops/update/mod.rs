@@ -9,6 +9,7 @@
 //! it by codes and scaling, rounds that to the operands' type, and multiplies that by U.
 
 mod alone;
+mod backward;
 mod check;
 mod hopper;
 mod joined;
@@ -18,6 +19,10 @@ mod operands;
 mod portable;
 mod products;
 
+pub use backward::{
+    GradientsOfUpdate, UpdateBackwardOp, UpdateGradientElement, UpdateGradientOutputs, UpdateGradientPlaces,
+    UpdateGradients, generated_update_backward, linear_with_update_backward,
+};
 pub(crate) use check::{expect_count, expect_rank, expect_total};
 pub use linear::{LinearUpdateOp, linear_with_update};
 pub(crate) use operands::Packed;

@@ -1,6 +1,6 @@
 //! What is checked of a layer's gradients before anything runs.
 
-use super::{Checked, LinearBackwardOp, LinearGradientElement, LinearGradientOutputs, OPERATION};
+use super::{Checked, LinearBackwardOp, LinearGradientElement, LinearGradientOutputs};
 use crate::error::{Error, Result};
 use crate::ops::column_sums::SumElement;
 use crate::ops::linear::{LinearInput, LinearTypes};
@@ -15,11 +15,11 @@ where
     O: LinearGradientElement,
 {
     /// Checks devices, shapes and strides of all operands.
-    pub(super) fn check(&self) -> Result<Checked> {
+    pub(crate) fn check(&self) -> Result<Checked> {
         let (x, w, dy) = (self.x, self.w, self.dy);
         let device = dy.device();
         let shape = |operand, expected: String, actual: &[usize]| Error::Shape {
-            operation: OPERATION,
+            operation: self.operation,
             operand,
             expected,
             actual: actual.to_vec(),
@@ -34,20 +34,20 @@ where
             return Err(shape("w", format!("[N, {k}], since x has {k} columns"), w.shape()));
         }
         let full = [leading, &[n]].concat();
-        expect_shape(OPERATION, "dy", dy.shape(), &full, "the layer's output")?;
-        let sizes = Sizes::of(OPERATION, "dy", &full)?;
-        device.expect_same(OPERATION, "x", x.device())?;
-        device.expect_same(OPERATION, "w", w.device())?;
+        expect_shape(self.operation, "dy", dy.shape(), &full, "the layer's output")?;
+        let sizes = Sizes::of(self.operation, "dy", &full)?;
+        device.expect_same(self.operation, "x", x.device())?;
+        device.expect_same(self.operation, "w", w.device())?;
         if let Some(stream) = self.stream {
-            device.expect_same(OPERATION, "stream", stream.device())?;
+            device.expect_same(self.operation, "stream", stream.device())?;
         }
         for (operand, tensor) in [("preactivation", self.preactivation), ("output", self.output)] {
             let Some(tensor) = tensor else { continue };
-            device.expect_same(OPERATION, operand, tensor.device())?;
-            expect_shape(OPERATION, operand, tensor.shape(), &full, "dy")?;
+            device.expect_same(self.operation, operand, tensor.device())?;
+            expect_shape(self.operation, operand, tensor.shape(), &full, "dy")?;
         }
         if let Some(mask) = self.mask {
-            device.expect_same(OPERATION, "relu_mask", mask.device())?;
+            device.expect_same(self.operation, "relu_mask", mask.device())?;
             let words = [leading, &[n.div_ceil(32)]].concat();
             if mask.shape() != words {
                 let expected = format!("{words:?}, a word for every 32 columns of dy");
@@ -55,21 +55,21 @@ where
             }
         }
         if let Some(scale) = self.column_scale {
-            device.expect_same(OPERATION, "column_scale", scale.device())?;
+            device.expect_same(self.operation, "column_scale", scale.device())?;
             if scale.shape() != [n] && scale.shape() != [1] {
                 let expected = format!("[{n}], or [1] for all columns");
                 return Err(shape("column_scale", expected, scale.shape()));
             }
-            expect_unit_stride(OPERATION, "column_scale", scale)?;
+            expect_unit_stride(self.operation, "column_scale", scale)?;
         }
         if let Some(scale) = self.row_scale {
-            device.expect_same(OPERATION, "row_scale", scale.device())?;
+            device.expect_same(self.operation, "row_scale", scale.device())?;
             let m = leading.last().copied().unwrap_or(1);
             if scale.shape() != leading && scale.shape() != [m] && scale.shape() != [1] {
                 let expected = format!("{leading:?} or [{m}], or [1] for all rows");
                 return Err(shape("row_scale", expected, scale.shape()));
             }
-            expect_contiguous(OPERATION, "row_scale", scale)?;
+            expect_contiguous(self.operation, "row_scale", scale)?;
         }
         self.check_slopes()?;
         Ok(Checked { sizes, stream: self.stream.cloned().unwrap_or_else(|| device.default_stream()) })
@@ -80,7 +80,7 @@ where
         let is_relu = self.activation == Activation::Relu;
         let of_relu = [("relu_mask", self.mask.is_some()), ("output", self.output.is_some())];
         let argument = |argument, expected: &str, actual: String| Error::Argument {
-            operation: OPERATION,
+            operation: self.operation,
             argument,
             expected: expected.into(),
             actual,
@@ -107,7 +107,7 @@ where
         }
     }
 
-    pub(super) fn check_outputs<W: SumElement>(
+    pub(crate) fn check_outputs<W: SumElement>(
         &self,
         sizes: Sizes,
         outputs: &LinearGradientOutputs<'_, T, O, W>,
@@ -124,14 +124,14 @@ where
             .iter()
             .find(|(_, other)| span.meets(other))
         {
-            Some(&(other, _)) => Err(Error::Overlap { operation: OPERATION, operand, other }),
+            Some(&(other, _)) => Err(Error::Overlap { operation: self.operation, operand, other }),
             None => Ok(()),
         };
         if let Some(dz) = dz {
-            expect_rows(OPERATION, "dz", *dz, device, (self.dy.shape(), "dy"))?;
+            expect_rows(self.operation, "dz", *dz, device, (self.dy.shape(), "dy"))?;
             for (other, tensor) in rows() {
                 if dz.shares_memory(tensor) && !dz.is_same_view_as(tensor) {
-                    return Err(Error::Overlap { operation: OPERATION, operand: "dz", other });
+                    return Err(Error::Overlap { operation: self.operation, operand: "dz", other });
                 }
             }
             apart("dz", &dz.span(), &others)?;
@@ -139,22 +139,22 @@ where
         }
         others.extend(rows().map(|(name, tensor)| (name, tensor.span())));
         if let Some(dresidual) = dresidual {
-            expect_rows(OPERATION, "dresidual", *dresidual, device, (self.dy.shape(), "dy"))?;
+            expect_rows(self.operation, "dresidual", *dresidual, device, (self.dy.shape(), "dy"))?;
             apart("dresidual", &dresidual.span(), &others)?;
             others.push(("dresidual", dresidual.span()));
         }
         if let Some(db) = db {
-            expect_result(OPERATION, "db", *db, device, &[sizes.columns], "w")?;
+            expect_result(self.operation, "db", *db, device, &[sizes.columns], "w")?;
             apart("db", &db.span(), &others)?;
             others.push(("db", db.span()));
         }
         if let Some(dx) = dx {
-            expect_rows(OPERATION, "dx", *dx, device, (self.x.shape(), "x"))?;
+            expect_rows(self.operation, "dx", *dx, device, (self.x.shape(), "x"))?;
             apart("dx", &dx.span(), &others)?;
             others.push(("dx", dx.span()));
         }
         if let Some(dw) = dw {
-            expect_rows(OPERATION, "dw", *dw, device, (self.w.shape(), "w"))?;
+            expect_rows(self.operation, "dw", *dw, device, (self.w.shape(), "w"))?;
             apart("dw", &dw.span(), &others)?;
         }
         Ok(())

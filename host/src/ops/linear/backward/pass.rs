@@ -4,7 +4,7 @@ use warpsmith_dsl::launch::{Global, Kernel};
 use warpsmith_dsl::linear_gradient::{LinearGradientParams, MOST_THREADS, ROWS};
 use warpsmith_dsl::rows::{AnyRows, THREADS};
 
-use super::{LinearBackwardOp, LinearGradientElement, OPERATION, flattened};
+use super::{LinearBackwardOp, LinearGradientElement, flattened};
 use crate::cpu::{self, Slopes};
 use crate::device::DeviceKind;
 use crate::error::Result;
@@ -47,8 +47,8 @@ where
             None => None,
         };
         let row_scale = self.row_scale.map(|scale| scale_of_rows(scale, sizes.rows, stream)).transpose()?;
-        let dz = dz.map(|dz| as_result_rows(OPERATION, "dz", dz)).transpose()?;
-        let dresidual = dresidual.map(|of| as_result_rows(OPERATION, "dresidual", of)).transpose()?;
+        let dz = dz.map(|dz| as_result_rows(self.operation, "dz", dz)).transpose()?;
+        let dresidual = dresidual.map(|of| as_result_rows(self.operation, "dresidual", of)).transpose()?;
         let of_dz = dz.as_ref().map_or(AnyRows::NONE, rows_of);
         let of_dresidual = dresidual.as_ref().map_or(AnyRows::NONE, rows_of);
         let of_z = z.as_ref().map_or(AnyRows::NONE, rows_of);
