@@ -20,6 +20,9 @@ use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase,
     LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, RepackCase, RotaryCase,
     RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateCase,
+    AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearBackwardCase,
+    LinearCase, MatmulBackwardCase, MatmulCase, NormCase, RepackCase, RotaryCase, RoutingCase, ScaledCase,
+    SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 
@@ -70,6 +73,7 @@ pub(crate) enum Operation {
     Matmul,
     LinearBackward,
     MatmulBackward,
+    UpdateBackward,
     LinearScaled,
     Update,
     Topk,
@@ -226,6 +230,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for case in &cases {
             progress.set_message(format!("matmul_backward {}", case.product.shape()));
             rows.push(row_of(Label::matmul_backward(case), || validate::matmul_backward(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::UpdateBackward) {
+        let cases = cases::update_gradients(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("{} {}", case.operation(), case.update.shape()));
+            rows.push(row_of(Label::update_backward(case), || validate::update_backward(&device, case)));
             progress.inc(1);
         }
         progress.finish_and_clear();
@@ -435,6 +449,11 @@ impl Label {
     fn matmul_backward(case: &MatmulBackwardCase) -> Self {
         let (types, shape) = (case.product.product.types(), case.product.shape());
         Self { operation: "matmul_backward", types, shape, options: case.options() }
+    }
+
+    fn update_backward(case: &UpdateBackwardCase) -> Self {
+        let (types, shape) = (case.types(), case.update.shape());
+        Self { operation: case.operation(), types, shape, options: case.options() }
     }
 
     fn norm(case: &NormCase) -> Self {

@@ -15,5 +15,5 @@ pub use experts::{ExpertOptions, Experts};
 pub use linear::Linear;
 pub use norm::{LayerNorm, RmsNorm};
 pub use peer::{Norm, Peer, PeerConfig, PeerImplementation, PeerInput, PeerRouter};
-pub use training::{EmbeddingSaved, LinearSaved, NormSaved};
+pub use training::{EmbeddingSaved, LinearSaved, NormSaved, UpdateSaved};
 pub use update::{GeneratedUpdate, UpdatedLinear};

@@ -1,5 +1,9 @@
 //! Forward passes that keep what the backward pass needs, and backward passes of layers.
 
+mod update;
+
+pub use update::UpdateSaved;
+
 use super::{Embedding, LayerNorm, Linear, RmsNorm};
 use crate::error::Result;
 use crate::ops::embedding::{EmbeddingBackwardOp, EmbeddingElement, EmbeddingId, SparseRows};
@@ -36,6 +40,36 @@ enum SavedSlopes<T: Element> {
     Preactivation(Tensor<T>),
 }
 
+impl<T: LinearInput> SavedSlopes<T> {
+    /// A place for those of a layer's activation.
+    fn new(layer: &Linear<T>, x: &Tensor<T>) -> Result<Self> {
+        let columns = layer.weight().shape()[0];
+        let stream = x.device().default_stream();
+        let shape = |last: usize| {
+            let mut shape = x.shape().to_vec();
+            if let Some(length) = shape.last_mut() {
+                *length = last;
+            }
+            shape
+        };
+        Ok(match layer.activation() {
+            Activation::None => Self::None,
+            Activation::Relu => Self::Mask(Tensor::uninit_on(&stream, shape(columns.div_ceil(32)))?),
+            _ => Self::Preactivation(Tensor::uninit_on(&stream, shape(columns))?),
+        })
+    }
+}
+
+impl<T: Element> SavedSlopes<T> {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Mask(mask) => bytes_of(mask),
+            Self::Preactivation(z) => bytes_of(z),
+        }
+    }
+}
+
 impl<T: Element> LinearSaved<T> {
     /// The layer's input.
     #[must_use]
@@ -46,12 +80,7 @@ impl<T: Element> LinearSaved<T> {
     /// The bytes of its elements, those of x among them.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        bytes_of(&self.x)
-            + match &self.slopes {
-                SavedSlopes::None => 0,
-                SavedSlopes::Mask(mask) => bytes_of(mask),
-                SavedSlopes::Preactivation(z) => bytes_of(z),
-            }
+        bytes_of(&self.x) + self.slopes.bytes()
     }
 }
 
@@ -90,22 +119,12 @@ impl<T: LinearInput + LinearGradientElement> Linear<T> {
     ///
     /// As [`forward`](Self::forward).
     pub fn forward_train(&self, x: &Tensor<T>) -> Result<(Tensor<T>, LinearSaved<T>)> {
-        let columns = self.weight().shape()[0];
-        let shape = |last: usize| {
-            let mut shape = x.shape().to_vec();
-            if let Some(length) = shape.last_mut() {
-                *length = last;
-            }
-            shape
-        };
-        let (y, slopes) = match self.activation() {
-            Activation::None => (self.operation(x).run()?, SavedSlopes::None),
-            Activation::Relu => {
-                let mut mask = Tensor::uninit_on(&x.device().default_stream(), shape(columns.div_ceil(32)))?;
+        let (y, slopes) = match SavedSlopes::new(self, x)? {
+            SavedSlopes::None => (self.operation(x).run()?, SavedSlopes::None),
+            SavedSlopes::Mask(mut mask) => {
                 (self.operation(x).relu_mask(&mut mask).run()?, SavedSlopes::Mask(mask))
             }
-            _ => {
-                let mut z = Tensor::uninit_on(&x.device().default_stream(), shape(columns))?;
+            SavedSlopes::Preactivation(mut z) => {
                 (self.operation(x).preactivation(&mut z).run()?, SavedSlopes::Preactivation(z))
             }
         };
@@ -330,17 +349,17 @@ mod tests {
     use crate::ops::{self, Activation};
     use crate::{Device, Error, Result, Tensor};
 
-    fn tensor(device: &Device, seed: u64, shape: &[usize]) -> Tensor<f32> {
+    pub(super) fn tensor(device: &Device, seed: u64, shape: &[usize]) -> Tensor<f32> {
         let numbers = numbers(seed, shape.iter().product());
         Tensor::from_slice(device, &numbers, shape).expect("it fits")
     }
 
-    fn vector(tensor: &Tensor<f32>) -> Vec<f32> {
+    pub(super) fn vector(tensor: &Tensor<f32>) -> Vec<f32> {
         tensor.to_vec().expect("it is read")
     }
 
     /// Twice the numbers, where a sum of two equal ones is rounded as each is.
-    fn doubled(tensor: &Tensor<f32>) -> Vec<f32> {
+    pub(super) fn doubled(tensor: &Tensor<f32>) -> Vec<f32> {
         vector(tensor).into_iter().map(|number| 2.0 * number).collect()
     }
 

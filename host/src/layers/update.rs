@@ -361,6 +361,11 @@ impl<T: UpdateInput> UpdatedLinear<T> {
         &self.base
     }
 
+    /// V and U of all updates, if there are any.
+    pub(super) fn packed(&self) -> Option<&Packed<T>> {
+        self.packed.as_ref()
+    }
+
     /// The updates, in the order of their codes.
     #[must_use]
     pub fn updates(&self) -> &[GeneratedUpdate<T>] {

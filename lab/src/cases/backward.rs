@@ -7,7 +7,7 @@ use warpsmith::ops::{Activation, Precision};
 
 use super::elementwise::beside;
 use super::linear::{Placement, Scales, keeps_integers};
-use super::{Data, MatmulCase};
+use super::{Data, MatmulCase, UpdateCase};
 
 /// What the slopes of an activation are known from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -158,5 +158,64 @@ impl MatmulBackwardCase {
     #[must_use]
     pub fn options(&self) -> String {
         self.product.options() + if self.adds { " added" } else { "" }
+    }
+}
+
+/// The gradients of generated low-rank updates to validate: all of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UpdateBackwardCase {
+    /// The updates: their sizes, type, codes, scaling, data and seed, whether they are onto a linear operation, its activation and the factor of its residual, and where x, w and the
+    /// factors are in larger ones; where dy is, for y. It has no other options.
+    pub update: UpdateCase,
+    /// Type of the gradients of v, u and the bias: the operands', or f32.
+    pub gradient: DType,
+    /// Type of the gradients of codes: the operands', or f32.
+    pub of_codes: DType,
+    /// Where the activation's slopes are known from; of others than ReLU only the argument tells them.
+    pub slopes: SlopesFrom,
+    /// Whether gradients are added to what is there.
+    pub adds: bool,
+}
+
+impl UpdateBackwardCase {
+    /// The gradients of updates, those of weights in f32, those of codes in the operands' type.
+    #[must_use]
+    pub fn new(update: UpdateCase) -> Self {
+        let of_codes = update.dtype;
+        Self { update, gradient: DType::F32, of_codes, slopes: SlopesFrom::Preactivation, adds: false }
+    }
+
+    /// Whether every result has to be exact: integers, of which every number in between is one that its type has. That of x is rounded before the linear operation's is added.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        let UpdateCase { linear, dtype, .. } = self.update;
+        self.update.is_exact() && (!linear || dtype == DType::F32)
+    }
+
+    /// The operation's name.
+    #[must_use]
+    pub fn operation(&self) -> &'static str {
+        if self.update.linear { "linear_with_update_backward" } else { "generated_update_backward" }
+    }
+
+    /// The types, as in `bf16→f32→bf16`: of x, of the gradients of weights, of those of codes.
+    #[must_use]
+    pub fn types(&self) -> String {
+        format!("{}→{}→{}", self.update.dtype, self.gradient, self.of_codes)
+    }
+
+    /// The options in short.
+    #[must_use]
+    pub fn options(&self) -> String {
+        let mut told = self.update.options();
+        match self.slopes {
+            SlopesFrom::Preactivation => {}
+            SlopesFrom::Mask => told.push_str(" from the mask"),
+            SlopesFrom::Output => told.push_str(" from the output"),
+        }
+        if self.adds {
+            told.push_str(" added");
+        }
+        told
     }
 }

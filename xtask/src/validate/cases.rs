@@ -18,7 +18,9 @@ pub(super) use attention::attentions;
 pub(super) use copies::copies;
 pub(super) use elements::{elementwise, embeddings, rotations};
 pub(super) use experts::experts;
-pub(super) use gradients::{of_linear as linear_gradients, of_matmul as matmul_gradients};
+pub(super) use gradients::{
+    of_linear as linear_gradients, of_matmul as matmul_gradients, of_updates as update_gradients,
+};
 pub(super) use load::load;
 #[cfg(test)]
 pub(super) use load::works as load_works;

@@ -370,6 +370,8 @@ fn check<T: Input<O, W>, O: Output_, W: Gradient_>(
     let of_x = Gradient {
         left: read.view(),
         right: w.t(),
+        right_errors: None,
+        between: None,
         alpha: case.alpha,
         before: dx0.as_ref(),
         input: T::DTYPE,

@@ -235,6 +235,8 @@ where
             let gradient = Gradient {
                 left: left.view(),
                 right: right.view(),
+                right_errors: None,
+                between: None,
                 alpha: scale,
                 before: there.as_ref(),
                 input: T::DTYPE,

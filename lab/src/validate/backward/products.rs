@@ -4,7 +4,7 @@ use ndarray::{Array1, Array2, ArrayView2, Axis};
 use warpsmith::tensor::DType;
 
 use crate::bound::backward::Near;
-use crate::bound::{ErrorModel, Expected, lost_near_zero};
+use crate::bound::{ErrorModel, Expected, Rounding, U, lost_near_zero};
 use crate::validate::tally::Tally;
 
 /// Multiply–adds above which only some rows and columns are compared.
@@ -18,10 +18,14 @@ pub(super) struct Gradient<'a> {
     pub(super) left: ArrayView2<'a, Near>,
     /// `[columns, sums]`.
     pub(super) right: ArrayView2<'a, f64>,
+    /// How far off these are, if they are.
+    pub(super) right_errors: Option<ArrayView2<'a, f64>>,
     /// What the sums are multiplied with.
     pub(super) alpha: f32,
     /// What they are added to.
     pub(super) before: Option<&'a Array2<f64>>,
+    /// What that is rounded to before it is added, with the first terms, which are as far off as it makes them.
+    pub(super) between: Option<DType>,
     /// The operands' type.
     pub(super) input: DType,
     pub(super) model: ErrorModel,
@@ -50,11 +54,16 @@ impl Gradient<'_> {
         [rows, columns]: [Vec<usize>; 2],
     ) {
         let (left, right) = (self.left.select(Axis(0), &rows), self.right.select(Axis(0), &columns));
-        let (right, right_sizes) = (right.t(), right.mapv(f64::abs));
+        let (right, mut right_sizes) = (right.t(), right.mapv(f64::abs));
+        let right_errors = self.right_errors.map(|errors| errors.select(Axis(0), &columns));
         let exact = left.mapv(|left| left.exact).dot(&right);
         let errors = left.mapv(|left| left.error);
-        let inner = errors.dot(&right_sizes.t());
+        let mut inner = errors.dot(&right_sizes.t());
         let left_sizes = left.mapv(|left| left.exact.abs() + left.error);
+        if let Some(right_errors) = &right_errors {
+            inner += &left_sizes.dot(&right_errors.t());
+            right_sizes += right_errors;
+        }
         let magnitude = left_sizes.dot(&right_sizes.t());
         let sums = |of: &Array2<f64>| -> Array1<f64> { of.sum_axis(Axis(1)) };
         let (of_rows, of_columns) = (sums(&left_sizes), sums(&right_sizes));
@@ -62,6 +71,10 @@ impl Gradient<'_> {
         for (i, &row) in rows.iter().enumerate() {
             for (j, &column) in columns.iter().enumerate() {
                 let before = self.before.map_or(0.0, |before| before[[row, column]]);
+                let of_before = self.between.map_or(0.0, |dtype| {
+                    let Rounding { relative, absolute, .. } = Rounding::of(dtype);
+                    before.abs() * (relative + 5.0 * U) + absolute
+                });
                 let y = alpha * exact[[i, j]] + before;
                 let expected = Expected {
                     z: y,
@@ -69,7 +82,7 @@ impl Gradient<'_> {
                     magnitude: magnitude[[i, j]],
                     factor: 1.0,
                     added: before.abs(),
-                    inner: inner[[i, j]],
+                    inner: inner[[i, j]] + of_before / alpha.abs(),
                     lost: lost_near_zero(self.input) * (of_rows[i] + of_columns[j]),
                 };
                 let judge = |got| self.model.judge(got, expected);

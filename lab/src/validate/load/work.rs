@@ -20,6 +20,9 @@ use crate::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
     LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes, Placement,
     RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateCase,
+    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearBackwardCase,
+    LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes, Placement, RotaryCase, RoutingCase,
+    ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
 };
 
 /// The operation's name in errors.
@@ -421,6 +424,17 @@ impl Work {
         let types = case.product.product.types();
         let name = format!("matmul_backward {types} {} {}", case.product.shape(), case.options());
         let prepare = move |device: &Device, slots| backward::prepare_matmul(device, &case, slots);
+        Self::new(name, prepare).for_bytes(elements.saturating_mul(DType::F32.size()))
+    }
+
+    /// The gradients of generated updates. They are not added to what is there.
+    #[must_use]
+    pub fn update_backward(case: UpdateBackwardCase) -> Self {
+        let UpdateCase { m, k, n, .. } = case.update;
+        let elements = m.saturating_mul(k.saturating_add(n.saturating_mul(2)));
+        let (types, shape, options) = (case.types(), case.update.shape(), case.options());
+        let name = format!("{} {types} {shape} {options}", case.operation());
+        let prepare = move |device: &Device, slots| backward::prepare_update(device, &case, slots);
         Self::new(name, prepare).for_bytes(elements.saturating_mul(DType::F32.size()))
     }
 

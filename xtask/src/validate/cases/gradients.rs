@@ -1,9 +1,10 @@
-//! The cases of gradients of linear layers and of matrix products: sizes around those of a chunk, a strip and a block; every type, option and layout.
+//! The cases of gradients of linear layers, of matrix products and of generated updates: sizes around those of a chunk, a strip and a block; every type, option and layout.
 
 use warpsmith::DType;
 use warpsmith::ops::{Activation, Precision};
 use warpsmith_lab::cases::{
-    Data, LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, Placement, Scales, SlopesFrom,
+    CodesPer, Data, LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, Placement, Scales,
+    SlopesFrom, UpdateBackwardCase, UpdateCase,
 };
 
 use super::{Level, Target};
@@ -177,19 +178,138 @@ pub(in super::super) fn of_matmul(level: Level, target: Target, seed: u64) -> Ve
     cases
 }
 
+/// M, K, N, the ranks, and rows of a sequence: nothing, single elements, groups of one strip and of several, any number of teams, ranks of every number of threads.
+const UPDATES: [([usize; 3], &[usize], usize); 12] = [
+    ([0, 5, 7], &[2], 0),
+    ([5, 0, 7], &[2], 0),
+    ([5, 7, 0], &[3], 0),
+    ([1, 1, 1], &[1], 0),
+    ([18, 31, 13], &[3], 6),
+    ([64, 64, 64], &[8], 16),
+    ([65, 136, 72], &[16, 4], 5),
+    ([70, 24, 104], &[8], 2),
+    ([129, 104, 264], &[33, 5, 2], 3),
+    ([300, 16, 24], &[8, 9], 150),
+    ([700, 8, 9], &[1, 40], 350),
+    ([34, 40, 33], &[128], 17),
+];
+const MORE_UPDATES: [([usize; 3], &[usize], usize); 4] = [
+    ([1200, 8, 16], &[8, 2, 60], 600),
+    ([200, 256, 520], &[48, 8], 100),
+    ([96, 768, 768], &[8], 3),
+    ([4100, 5, 8], &[2], 1025),
+];
+const LARGE_UPDATES: [([usize; 3], &[usize], usize); 4] = [
+    ([4096, 768, 768], &[8], 512),
+    ([5120, 2048, 3072], &[8, 8], 1024),
+    ([16_384, 768, 768], &[16], 16_384),
+    ([8192, 4096, 4096], &[64], 2048),
+];
+
+/// The cases of gradients of generated updates, alone and onto linear operations.
+pub(in super::super) fn of_updates(level: Level, target: Target, seed: u64) -> Vec<UpdateBackwardCase> {
+    let mut sizes = UPDATES.to_vec();
+    if level >= Level::Default {
+        sizes.extend(MORE_UPDATES);
+    }
+    if level == Level::Full && target.on_gpu {
+        sizes.extend(LARGE_UPDATES);
+    }
+    let kinds = [CodesPer::Token, CodesPer::Sequence, CodesPer::Operation, CodesPer::Mixed];
+    let mut cases = Vec::new();
+    for (at, dtype) in [DType::F16, DType::Bf16, DType::F32].into_iter().enumerate() {
+        for (number, &([m, k, n], ranks, sequence)) in sizes.iter().enumerate() {
+            for (which, codes) in kinds.into_iter().enumerate() {
+                // All kinds for sizes that are groups of more than one form, one of each for others.
+                if !(5..16).contains(&number) && which != (number + at) % 4 {
+                    continue;
+                }
+                let layout = number + which + at;
+                let (activation, slopes) = SLOPES[layout % SLOPES.len()];
+                let [before, after] = PLACEMENTS[layout % PLACEMENTS.len()];
+                let beside = if layout % 3 == 0 { Placement { before, after } } else { Placement::default() };
+                let update = UpdateCase {
+                    ranks: ranks.to_vec(),
+                    codes,
+                    sequence,
+                    scaling: [1.0, 0.75, -2.0][layout % 3],
+                    v_across: layout % 4 == 1,
+                    activation,
+                    bias: false,
+                    beta: [1.0, -1.25][layout % 2],
+                    x: beside,
+                    w: beside,
+                    factors: beside,
+                    y: beside,
+                    ..UpdateCase::new(dtype, m, k, n, 1)
+                };
+                let type_of = |bit: usize| if layout >> bit & 1 == 0 { dtype } else { DType::F32 };
+                let (gradient, of_codes) = (type_of(1), type_of(0));
+                let case = UpdateBackwardCase {
+                    gradient,
+                    of_codes,
+                    slopes,
+                    adds: layout % 2 == 0,
+                    ..UpdateBackwardCase::new(update)
+                };
+                let alone = UpdateCase { ranks: ranks.to_vec(), ..case.update.clone().alone(false) };
+                let alone = UpdateBackwardCase {
+                    update: alone,
+                    slopes: SlopesFrom::Preactivation,
+                    adds: !case.adds,
+                    ..case.clone()
+                };
+                if number < UPDATES.len() {
+                    let mut exact = alone.clone();
+                    exact.update = UpdateCase { data: Data::Integers, scaling: 2.0, ..exact.update };
+                    cases.push(exact);
+                }
+                cases.extend([case, alone]);
+            }
+        }
+        // Exact with a linear operation, whose gradient f32 does not round in between.
+        let update = UpdateCase {
+            ranks: vec![4, 3],
+            codes: CodesPer::Mixed,
+            sequence: 7,
+            beta: 2.0,
+            bias: false,
+            data: Data::Integers,
+            ..UpdateCase::new(dtype, 70, 24, 264, 1)
+        };
+        let relu = UpdateCase { activation: Activation::Relu, ..update.clone() };
+        cases.push(UpdateBackwardCase::new(update));
+        cases.push(UpdateBackwardCase {
+            slopes: SlopesFrom::Mask,
+            adds: true,
+            ..UpdateBackwardCase::new(relu)
+        });
+    }
+    if target.compute_capability < (8, 0) {
+        cases.clear();
+    }
+    for (number, case) in cases.iter_mut().enumerate() {
+        case.update.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
+    }
+    cases
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Level, Target, of_linear, of_matmul};
+    use super::{Level, Target, of_linear, of_matmul, of_updates};
 
     #[test]
     fn every_level_has_more_cases_and_old_gpus_none() {
         let target = Target { on_gpu: true, compute_capability: (9, 0) };
-        let count = |level, target| [of_linear(level, target, 1).len(), of_matmul(level, target, 1).len()];
+        let count = |level, target| {
+            let products = [of_linear(level, target, 1).len(), of_matmul(level, target, 1).len()];
+            [products[0], products[1], of_updates(level, target, 1).len()]
+        };
         let counts = [Level::Quick, Level::Default, Level::Full].map(|level| count(level, target));
-        for op in 0..2 {
+        for op in 0..3 {
             let of_op = counts.map(|counts| counts[op]);
             assert!(of_op[0] > 100 && of_op[0] < of_op[1] && of_op[1] < of_op[2], "{counts:?}");
         }
-        assert_eq!(count(Level::Full, Target { compute_capability: (7, 5), ..target }), [0; 2]);
+        assert_eq!(count(Level::Full, Target { compute_capability: (7, 5), ..target }), [0; 3]);
     }
 }

@@ -16,7 +16,7 @@ use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
     LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase, MatmulCase, NormCase, Placement, Residence,
     RotaryCase, RoutingCase, RoutingKind, ScaledCase, Scales, SlopesFrom, SoftmaxCase, Terms, TopkCase,
-    UpdateCase,
+    UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 
@@ -87,6 +87,12 @@ pub(in super::super) fn works(
         for mut case in matmul_gradients(target) {
             case.product.product.seed = next();
             works.push(Work::matmul_backward(case));
+        }
+    }
+    if asked(Operation::UpdateBackward) && has_kernels {
+        for mut case in update_gradients(target) {
+            case.update.seed = next();
+            works.push(Work::update_backward(case));
         }
     }
     if asked(Operation::LinearScaled) {
@@ -430,6 +436,36 @@ fn matmul_gradients(target: Target) -> Vec<MatmulBackwardCase> {
             let product = LinearCase { output, bias: false, activation, ..LinearCase::new(input, m, k, n) };
             let across = [number == 3, number == 2];
             cases.push(MatmulBackwardCase { product: MatmulCase { product, batch, across }, adds: false });
+        }
+    }
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases }
+}
+
+/// Gradients of generated updates: with codes of every kind, alone and onto linear operations, of one update and several.
+fn update_gradients(target: Target) -> Vec<UpdateBackwardCase> {
+    let sizes = if target.on_gpu {
+        [[4096, 768, 768], [2048, 1000, 641], [5120, 512, 1024]]
+    } else {
+        [[64, 24, 40], [300, 16, 37], [1200, 8, 16]]
+    };
+    let mut cases = Vec::new();
+    for dtype in ELEMENTS {
+        for (number, [m, k, n]) in sizes.into_iter().enumerate() {
+            let update = UpdateCase {
+                ranks: [vec![8], vec![16, 3], vec![4, 8, 8]][number].clone(),
+                codes: [CodesPer::Token, CodesPer::Sequence, CodesPer::Mixed][number],
+                sequence: m / 2,
+                bias: false,
+                activation: [Activation::None, Activation::Silu, Activation::Relu][number],
+                beta: 1.0,
+                ..UpdateCase::new(dtype, m, k, n, 1)
+            };
+            let gradient = if number % 2 == 0 { dtype } else { DType::F32 };
+            let case = UpdateBackwardCase { gradient, ..UpdateBackwardCase::new(update.clone()) };
+            let slopes = if number == 2 { SlopesFrom::Mask } else { SlopesFrom::Preactivation };
+            cases.push(UpdateBackwardCase { slopes, ..case.clone() });
+            let alone = UpdateCase { ranks: update.ranks.clone(), ..update.alone(false) };
+            cases.push(UpdateBackwardCase { update: alone, ..case });
         }
     }
     if target.compute_capability < (8, 0) { Vec::new() } else { cases }
