@@ -1,13 +1,15 @@
-//! Gradients of linear layers and of products are within their bounds of f64, whatever is drawn: sizes, types, layouts, options.
+//! Gradients of linear layers, of products and of generated updates are within their bounds of f64, whatever is drawn: sizes, types, layouts, options.
 
 use libtest_mimic::Failed;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use warpsmith::ops::linear::LinearGradientOutputs;
+use warpsmith::ops::update::{UpdateGradientOutputs, UpdateGradientPlaces};
 use warpsmith::ops::{self, Activation};
 use warpsmith::{DType, Device, Tensor};
 use warpsmith_lab::cases::{
-    Data, LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, Scales, SlopesFrom,
+    CodesPer, Data, LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, Scales, SlopesFrom,
+    UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate;
 
@@ -20,6 +22,9 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     gradients_of_strips_are_those_of_f64,
     masks_outputs_and_preactivations_of_a_layer_give_the_same_gradients,
     a_captured_backward_pass_runs_again_on_what_is_there_then,
+    gradients_of_updates_drawn_are_those_of_f64,
+    gradients_of_groups_are_those_of_f64,
+    gradients_of_codes_may_be_columns_of_a_larger_matrix,
 ];
 
 /// Types of operands, of the layer's output, and of the gradients of weights.
@@ -184,6 +189,121 @@ fn a_captured_backward_pass_runs_again_on_what_is_there_then(device: &Device) ->
         assert_eq!(db.to_vec()?, expected.db.to_vec()?);
         for tensor in [&mut dx, &mut dw, &mut db] {
             tensor.write_slice(&vec![f32::NAN; tensor.len()])?;
+        }
+    }
+    Ok(())
+}
+
+fn any_updates() -> impl Strategy<Value = UpdateBackwardCase> {
+    let rank = prop_oneof![3 => 1usize..10, 1 => prop::sample::select(vec![8usize, 16, 33, 40])];
+    let codes =
+        prop::sample::select(vec![CodesPer::Token, CodesPer::Sequence, CodesPer::Operation, CodesPer::Mixed]);
+    let activations = prop::sample::select(Activation::ALL.to_vec());
+    let slopes = prop::sample::select(vec![SlopesFrom::Preactivation, SlopesFrom::Mask, SlopesFrom::Output]);
+    let data = prop_oneof![2 => Just(Data::Uniform), 1 => Just(Data::Integers)];
+    let types = prop::sample::select(TYPES.to_vec());
+    let rows = prop_oneof![4 => [1usize..6, 1usize..20], 1 => [1usize..3, 200usize..300]];
+    (
+        (rows, drawn::side(70, &[8, 64], &[7, 37]), drawn::side(90, &[8, 32, 64], &[31, 97])),
+        (prop::collection::vec(rank, 1..4), codes, types, activations, slopes),
+        (any::<[bool; 3]>(), prop::sample::select(vec![1.0f32, 2.0, -0.75])),
+        (prop::array::uniform4(placement()), data, any::<u64>()),
+    )
+        .prop_map(
+            |(
+                ([batch, sequence], k, n),
+                (ranks, codes, [dtype, of_codes, gradient], activation, slopes),
+                ([linear, adds, v_across], scaling),
+                ([x, w, factors, y], data, seed),
+            )| {
+                let update = UpdateCase {
+                    ranks,
+                    codes,
+                    sequence,
+                    scaling,
+                    v_across,
+                    activation,
+                    bias: false,
+                    beta: 1.0,
+                    x,
+                    w,
+                    factors,
+                    y,
+                    data,
+                    seed,
+                    ..UpdateCase::new(dtype, batch * sequence, k, n, 1)
+                };
+                let slopes =
+                    if linear && activation == Activation::Relu { slopes } else { SlopesFrom::Preactivation };
+                let update = if linear { update } else { update.alone(false) };
+                let plain = UpdateBackwardCase::new(update);
+                UpdateBackwardCase { gradient, of_codes, slopes, adds, ..plain }
+            },
+        )
+}
+
+fn check_updates(device: &Device, case: &UpdateBackwardCase) -> Result<(), TestCaseError> {
+    let UpdateCase { m, k, n, linear, ref ranks, codes, sequence, .. } = case.update;
+    let what = format!("{} {} {} {}", case.operation(), case.types(), case.update.shape(), case.options());
+    let groups = |index: usize| match (codes, index % 3) {
+        (CodesPer::Token, _) | (CodesPer::Mixed, 0) => m,
+        (CodesPer::Sequence, _) | (CodesPer::Mixed, 1) => m / sequence,
+        _ => 1,
+    };
+    let of_updates: usize =
+        ranks.iter().enumerate().map(|(index, rank)| rank * (k + n + groups(index))).sum();
+    let compared = m * k + of_updates + if linear { m * n + n } else { 0 };
+    drawn::passed(validate::update_backward(device, case), &what, compared).map(drop)
+}
+
+fn gradients_of_updates_drawn_are_those_of_f64(device: &Device) -> Result<(), Failed> {
+    Ok(drawn::runner(device, [80, 500])?.run(&any_updates(), |case| check_updates(device, &case))?)
+}
+
+/// Groups of one row and of several, of one strip and of several, and several to a block.
+fn gradients_of_groups_are_those_of_f64(device: &Device) -> Result<(), Failed> {
+    for (number, [dtype, of_codes, gradient]) in TYPES.into_iter().enumerate() {
+        for (sequence, rank) in [(2, 8), (13, 3), (257, 8), (300, 33), (1030, 1)] {
+            let update = UpdateCase {
+                ranks: vec![rank, 4],
+                codes: [CodesPer::Sequence, CodesPer::Mixed][number % 2],
+                sequence,
+                ..UpdateCase::new(dtype, 2 * sequence, 9, 8, rank)
+            };
+            let case = UpdateBackwardCase::new(update.alone(false));
+            let case = UpdateBackwardCase { gradient, of_codes, adds: number % 3 == 0, ..case };
+            check_updates(device, &case).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Those of several updates side by side, as a network that generates all codes takes them.
+fn gradients_of_codes_may_be_columns_of_a_larger_matrix(device: &Device) -> Result<(), Failed> {
+    let [m, k, n] = [600, 16, 24];
+    let x = matrix::<f32>(device, [m, k], (0, 0), |at| random(1, at))?.reshape([2, 300, k])?;
+    let dy = matrix::<f32>(device, [m, n], (0, 0), |at| random(2, at))?.reshape([2, 300, n])?;
+    let v = matrix::<f32>(device, [k, 4], (0, 0), |at| random(3, at))?;
+    let u = matrix::<f32>(device, [4, n], (0, 0), |at| random(4, at))?;
+    let codes = matrix::<f32>(device, [2, 8], (0, 0), |at| random(5, at))?;
+    let (first, second) = (codes.slice(1, 0..4)?, codes.slice(1, 4..8)?);
+    let operation = ops::generated_update_backward(&x, &v, &first, &u, 1.0, &dy).and(&v, &second, &u, -0.5);
+    let expected = operation.run()?;
+    for adds_dcodes in [false, true] {
+        let all = matrix::<f32>(device, [2, 8], (0, 0), |_| 1.0)?;
+        let (mut of_first, mut of_second) = (all.slice(1, 0..4)?, all.slice(1, 4..8)?);
+        let places = [&mut of_first, &mut of_second];
+        let updates = places
+            .map(|dcodes| UpdateGradientPlaces { dcodes: Some(dcodes), ..UpdateGradientPlaces::default() });
+        operation.run_into(UpdateGradientOutputs::<f32, f32, f32> {
+            updates: updates.into(),
+            adds_dcodes,
+            ..UpdateGradientOutputs::default()
+        })?;
+        for (got, expected) in [of_first, of_second].iter().zip(&expected.updates) {
+            let added = if adds_dcodes { 1.0 } else { 0.0 };
+            let expected: Vec<f32> = expected.dcodes.to_vec()?.into_iter().map(|of| of + added).collect();
+            assert_eq!(got.to_vec()?, expected);
         }
     }
     Ok(())

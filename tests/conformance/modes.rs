@@ -17,6 +17,9 @@ use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearBackwardCase,
     LinearCase, MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales, SlopesFrom, SoftmaxCase,
     Terms, UpdateCase,
+    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearBackwardCase, LinearCase,
+    MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales, SlopesFrom, SoftmaxCase, Terms,
+    UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -324,6 +327,36 @@ fn linear_gradients() -> Result<(), Failed> {
         }
     }
     all_ran(&ran, |name| is_of_rows(name, &["linear_gradient"]))
+}
+
+/// Codes of each row and of groups, of one strip and of several, onto a linear operation and alone.
+fn update_gradients() -> Result<(), Failed> {
+    let (devices, mut ran) = (devices(), BTreeSet::new());
+    let sizes = [([40, 16, 24], CodesPer::Token), ([90, 8, 33], CodesPer::Sequence)];
+    for ([m, k, n], codes) in sizes.into_iter().chain([([600, 8, 9], CodesPer::Mixed)]) {
+        for dtype in [DType::F16, DType::Bf16, DType::F32] {
+            let update = UpdateCase {
+                ranks: vec![8, 3, 5],
+                codes,
+                sequence: m / 2,
+                activation: if m == 90 { Activation::Silu } else { Activation::None },
+                bias: false,
+                beta: 1.0,
+                ..UpdateCase::new(dtype, m, k, n, 1)
+            };
+            let update = if m == 600 { update.alone(false) } else { update };
+            let case = UpdateBackwardCase { adds: m == 40, ..UpdateBackwardCase::new(update) };
+            let options = case.options();
+            let what = format!("{} {} {} {options}", case.operation(), case.types(), case.update.shape());
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &what,
+                |device| validate::update_backward(device, &case),
+                |device| validate::update_backward_bits(device, &case),
+            )?);
+        }
+    }
+    all_ran(&ran, |name| is_of_rows(name, &["update_gradient"]))
 }
 
 fn softmaxes() -> Result<(), Failed> {
@@ -646,4 +679,9 @@ pub(crate) fn trials() -> Vec<Trial> {
         gradients,
     ];
     by_types.into_iter().chain(single).chain(updates).collect()
+    let name = "slow::emulator::modes::gradients_of_updates_give_the_same_bits_in_every_mode";
+    let of_updates = Trial::test(name, update_gradients);
+    let single =
+        [persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses, gradients];
+    by_types.into_iter().chain(single).chain([of_updates]).chain(updates).collect()
 }

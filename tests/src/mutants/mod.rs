@@ -11,6 +11,7 @@
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
 //! | `adamw`, `attention`, `linear`, `linear_gradient`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `elementwise`, `rotary`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
+//! | `attention`, `linear`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `linear_gradient`, `update_gradient`, `elementwise`, `rotary`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
@@ -42,6 +43,7 @@ mod rows;
 mod softmax;
 mod sorted_experts;
 mod topk;
+mod update_gradient;
 mod widen;
 
 use warpsmith_emulator::{Completion, Config, FindingKind, LaunchError, Limits, Module, Report};
@@ -113,6 +115,7 @@ trait Problem: Send + Sync {
 fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
     // Before those of products, whose names begin as theirs do.
     linear_gradient::problems(entry)
+        .or_else(|| update_gradient::problems(entry))
         .or_else(|| linear::problems(entry))
         .or_else(|| modulated::problems(entry))
         .or_else(|| generated::problems(entry))
