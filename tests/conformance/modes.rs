@@ -20,6 +20,8 @@ use warpsmith_lab::cases::{
     AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearBackwardCase, LinearCase,
     MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales, SlopesFrom, SoftmaxCase, Terms,
     UpdateBackwardCase, UpdateCase,
+    AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearBackwardCase,
+    Terms, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;

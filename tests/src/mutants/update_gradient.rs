@@ -56,6 +56,12 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
             }
         }
     }
+    // All of a thread's rows added to what is there.
+    for dcodes in types.map(Some) {
+        let rows = 2 * ROWS as usize;
+        let case = Case { threads: 128, teams: 2, rows, group: rows, strip: rows, ..base };
+        cases.push(Case { own: true, adds: true, dcodes, ..case });
+    }
     // Groups of several strips, of which the last has fewer rows; their sums side by side, or below each other.
     for (teams, is_below) in [(1, false), (4, true), (16, false)] {
         let strip = 4 * teams as usize;

@@ -206,7 +206,7 @@ impl<W: Element, C: Element> Default for UpdateGradientPlaces<'_, W, C> {
 /// Where [`UpdateBackwardOp::run_into`] writes gradients; what is none is not computed.
 ///
 /// `W` is the type of the gradients of weights, that of x or f32; `C` is that of the gradients of codes, any of f16, bf16 and f32. No result may share memory with an operand or with
-/// another result, but `dz` may be the same view as dy or the preactivation.
+/// another result, but `dz` may be the same view as dy or the preactivation, and gradients of codes may be columns of one matrix.
 #[derive(Debug)]
 pub struct UpdateGradientOutputs<'o, T: Element, W: Element, C: Element> {
     /// Of x, of its shape, with contiguous rows.

@@ -78,6 +78,18 @@ pub(super) const EQUIVALENTS: &[Equivalent] = &[
         then: ANYTHING,
         reason: "nothing has used shared memory before it",
     },
+    bound(
+        "update_gradient_",
+        "setp.gt.u64",
+        ("dsl/src/update_gradient.rs", "let own_gradients = p.own != 0 && p.dcodes.is_there();"),
+        "`own` above `teams` in one word: there are teams, but not 2³² − 1 of them",
+    ),
+    bound(
+        "update_gradient_",
+        "setp.eq.b32…always false",
+        ("dsl/src/update_gradient.rs", "while half > 0 {"),
+        "one more pass, of no teams: all threads wait, and none adds anything",
+    ),
     bound("rotary_f", "setp.gt.u32", ANGLES, NO_SUCH_PAIRS),
     bound("rotary_b", "setp.gt.u32", ANGLES, NO_SUCH_PAIRS),
     bound("rotary_f", "setp.lt.u32…+ 1", BOTH, WHOLE_PARTS),

@@ -120,19 +120,31 @@ impl<T: UpdateGradientElement> UpdateBackwardOp<'_, T> {
             checked.expect_span_apart(name, span)?;
         }
         let codes = self.codes();
-        for (index, (places, [v_name, codes_name, u_name])) in updates.iter().zip(NAMES).enumerate() {
+        // The codes' last: they are compared with the others as a whole.
+        for (index, (places, [v_name, _, u_name])) in updates.iter().zip(NAMES).enumerate() {
             let [of_v, of_u] = self.weight_shapes(checked, index);
             if let Some(dv) = &places.dv {
                 expect_rows(operation, v_name, *dv, device, (&of_v, "v"))?;
                 self.expect_result(checked, v_name, *dv, &mut others)?;
             }
-            if let Some(dcodes) = &places.dcodes {
-                expect_rows(operation, codes_name, *dcodes, device, (codes[index].shape(), "the codes"))?;
-                self.expect_result(checked, codes_name, *dcodes, &mut others)?;
-            }
             if let Some(du) = &places.du {
                 expect_rows(operation, u_name, *du, device, (&of_u, "u"))?;
                 self.expect_result(checked, u_name, *du, &mut others)?;
+            }
+        }
+        for (index, (places, [_, operand, _])) in updates.iter().zip(NAMES).enumerate() {
+            let Some(dcodes) = &places.dcodes else { continue };
+            expect_rows(operation, operand, *dcodes, device, (codes[index].shape(), "the codes"))?;
+            self.expect_apart(checked, operand, *dcodes)?;
+            let span = dcodes.span();
+            if let Some(&(other, _)) = others.iter().find(|(_, other)| span.meets(other)) {
+                return Err(Error::Overlap { operation, operand, other });
+            }
+            // Those of several updates may be columns of one matrix.
+            for (before, [_, other, _]) in updates[..index].iter().zip(NAMES) {
+                if before.dcodes.as_ref().is_some_and(|before| dcodes.shares_rows(before)) {
+                    return Err(Error::Overlap { operation, operand, other });
+                }
             }
         }
         Ok(())
