@@ -14,14 +14,9 @@ use warpsmith::optim::Rounding;
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
-    AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearBackwardCase,
-    LinearCase, MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales, SlopesFrom, SoftmaxCase,
-    Terms, UpdateCase,
-    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearBackwardCase, LinearCase,
-    MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales, SlopesFrom, SoftmaxCase, Terms,
-    UpdateBackwardCase, UpdateCase,
-    AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, LinearBackwardCase,
-    Terms, UpdateBackwardCase, UpdateCase,
+    AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase,
+    LinearBackwardCase, LinearCase, MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales,
+    SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -680,10 +675,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses, optimizers,
         gradients,
     ];
-    by_types.into_iter().chain(single).chain(updates).collect()
     let name = "slow::emulator::modes::gradients_of_updates_give_the_same_bits_in_every_mode";
     let of_updates = Trial::test(name, update_gradients);
-    let single =
-        [persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses, gradients];
     by_types.into_iter().chain(single).chain([of_updates]).chain(updates).collect()
 }
