@@ -6,6 +6,8 @@ use std::ops::Deref;
 use crate::device::{Device, DeviceKind};
 
 /// What runs an operation on a device.
+// A list behind a pointer could not be copied as the others are.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Implementation {

@@ -242,7 +242,7 @@ where
     let [adds, adds_dcodes, adds_dx] = case.adds;
     let [want_dx, want_dv, want_dcodes, want_du, want_dz] = case.wanted;
     let shape = |columns: usize| [batch, length, columns];
-    let stream = |of: usize, index: usize| seed ^ (16 * index + of) as u64 + 1;
+    let stream = |of: usize, index: usize| seed ^ ((16 * index + of) as u64 + 1);
     let (x, w, dy) = (drawn::<T>(seed, m * k), drawn::<T>(seed ^ 1, n * k), drawn::<T>(seed ^ 2, m * n));
     let z: Vec<f32> = rounded::<T>(&numbers(seed ^ 3, m * n)).into_iter().map(T::to_f32).collect();
     let updates: Vec<Numbers> = case
