@@ -76,7 +76,6 @@ binary!(
     /// `max.NaN.f32`: the larger number; NaN if either is NaN.
     max_nan, "max.NaN.f32", f32
 );
-#[cfg(not(feature = "turing"))]
 macro_rules! packed_max {
     ($(#[$doc:meta])* $name:ident, $text:literal) => {
         $(#[$doc])*
@@ -92,14 +91,12 @@ macro_rules! packed_max {
         }
     };
 }
-#[cfg(not(feature = "turing"))]
 packed_max!(
-    /// `max.NaN.f16x2`: the larger number of each half; NaN if either is NaN.
+    /// `max.NaN.f16x2`: the larger number of each half; NaN if either is NaN. From sm_80 on.
     max_nan_f16x2, "max.NaN.f16x2"
 );
-#[cfg(not(feature = "turing"))]
 packed_max!(
-    /// `max.NaN.bf16x2`: the larger number of each half; NaN if either is NaN.
+    /// `max.NaN.bf16x2`: the larger number of each half; NaN if either is NaN. From sm_80 on.
     max_nan_bf16x2, "max.NaN.bf16x2"
 );
 #[cfg(not(feature = "turing"))]
