@@ -45,7 +45,7 @@ pub(crate) use repack::repack_both;
 pub use repack::{RepackOp, repack};
 pub(crate) use result::expect_result;
 pub use rotary::{Pairing, RotaryTable, rotary};
-pub use scaled::{Scale, linear_scaled};
+pub use scaled::{Scale, linear_scaled, linear_scaled_backward};
 pub use softmax::{softmax, softmax_gradient};
 pub use topk::topk;
 pub use update::{

@@ -48,8 +48,8 @@ impl<O: ScaledOutput> Checked<O> {
         let m = leading.iter().product();
         // A vector is a matrix of one row.
         let x = if leading.is_empty() { op.x.reshape([1, k])? } else { op.x.clone() };
-        check_scale("x_scale", op.x_scale, "x", leading)?;
-        check_scale("w_scale", op.w_scale, "w", &[n])?;
+        check_scale(OPERATION, "x_scale", op.x_scale, "x", leading)?;
+        check_scale(OPERATION, "w_scale", op.w_scale, "w", &[n])?;
         if let Some(bias) = op.bias {
             device.expect_same(OPERATION, "bias", bias.device())?;
             if bias.shape() != [n] {
@@ -113,7 +113,13 @@ fn terms_of<'s, X: ScaledInput, W: ScaledInput, O: ScaledOutput>(
 }
 
 /// Checks the scale of an operand whose axes but the last are `leading`: all of them together are its rows.
-fn check_scale(name: &'static str, scale: Scale<'_>, operand: &str, leading: &[usize]) -> Result<()> {
+pub(super) fn check_scale(
+    operation: &'static str,
+    name: &'static str,
+    scale: Scale<'_>,
+    operand: &str,
+    leading: &[usize],
+) -> Result<()> {
     let (tensor, expected) = match scale {
         Scale::One | Scale::Tensor(_) => return Ok(()),
         Scale::Device(tensor) if tensor.shape() == [1] => return Ok(()),
@@ -121,13 +127,13 @@ fn check_scale(name: &'static str, scale: Scale<'_>, operand: &str, leading: &[u
         Scale::Rows(tensor) => {
             let rows: usize = leading.iter().product();
             if tensor.shape() == leading || tensor.shape() == [rows] {
-                return expect_contiguous(OPERATION, name, tensor);
+                return expect_contiguous(operation, name, tensor);
             }
             let flat = if leading == [rows] { String::new() } else { format!("{leading:?} or ") };
             (tensor, format!("{flat}[{rows}], since {operand} has {rows} rows"))
         }
     };
-    Err(shape(name, expected, tensor))
+    Err(Error::Shape { operation, operand: name, expected, actual: tensor.shape().to_vec() })
 }
 
 fn shape<T: Element>(operand: &'static str, expected: impl Into<String>, tensor: &Tensor<T>) -> Error {

@@ -9,9 +9,13 @@
 //!
 //! Products are exact and are added up in f32: by the tensor cores for 8-bit numbers 128 at a time, in sums that keep 13 bits.
 
+mod backward;
 mod check;
 
 pub use crate::ops::gemm::variants::{ScaledInput, ScaledOutput};
+pub use backward::{
+    ScaledBackwardOp, ScaledGradient, ScaledGradientOutputs, ScaledGradients, linear_scaled_backward,
+};
 
 use half::bf16;
 use ndarray::{ArrayView1, ArrayViewMut2, Ix1, Ix2};

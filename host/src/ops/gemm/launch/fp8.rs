@@ -259,7 +259,7 @@ pub(crate) fn matrix<T: Element>(stream: &Stream, tensor: &Tensor<T>, is_copied:
 }
 
 /// A copy in f16 of a matrix, its rows filled up to whole chunks.
-fn widened<T: ScaledInput>(
+pub(crate) fn widened<T: ScaledInput>(
     stream: &Stream,
     tensor: &Tensor<T>,
     is_copied: bool,
