@@ -1,4 +1,4 @@
-//! Gradients of linear layers, of products and of generated updates are within their bounds of f64, whatever is drawn: sizes, types, layouts, options.
+//! Gradients of linear layers, of scaled ones, of products and of generated updates are within their bounds of f64, whatever is drawn: sizes, types, layouts, options.
 
 use libtest_mimic::Failed;
 use proptest::prelude::*;
@@ -8,8 +8,8 @@ use warpsmith::ops::update::{UpdateGradientOutputs, UpdateGradientPlaces};
 use warpsmith::ops::{self, Activation};
 use warpsmith::{DType, Device, Tensor};
 use warpsmith_lab::cases::{
-    CodesPer, Data, LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, Scales, SlopesFrom,
-    UpdateBackwardCase, UpdateCase,
+    CodesPer, Data, LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, ScaleKind,
+    ScaledBackwardCase, ScaledCase, Scales, SlopesFrom, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate;
 
@@ -23,6 +23,7 @@ pub(crate) const CASES: &[(&str, Case)] = cases![
     masks_outputs_and_preactivations_of_a_layer_give_the_same_gradients,
     a_captured_backward_pass_runs_again_on_what_is_there_then,
     gradients_of_updates_drawn_are_those_of_f64,
+    gradients_of_scaled_layers_drawn_are_those_of_f64,
     gradients_of_groups_are_those_of_f64,
     gradients_of_codes_may_be_columns_of_a_larger_matrix,
 ];
@@ -258,6 +259,56 @@ fn check_updates(device: &Device, case: &UpdateBackwardCase) -> Result<(), TestC
 
 fn gradients_of_updates_drawn_are_those_of_f64(device: &Device) -> Result<(), Failed> {
     Ok(drawn::runner(device, [80, 500])?.run(&any_updates(), |case| check_updates(device, &case))?)
+}
+
+fn any_scaled() -> impl Strategy<Value = ScaledBackwardCase> {
+    let types = prop::sample::select(vec![
+        DType::F8E5M2,
+        DType::F8E5M2,
+        DType::F8E4M3,
+        DType::Bf16,
+        DType::F16,
+        DType::F32,
+    ]);
+    let kind = || prop::sample::select(ScaleKind::ALL.to_vec());
+    let data = prop_oneof![2 => Just(Data::Uniform), 1 => Just(Data::Integers)];
+    let side = || drawn::side(140, &[16, 32, 64, 128], &[7, 37, 133]);
+    (
+        ([side(), side(), side()], types, [kind(), kind(), kind()], any::<[bool; 5]>()),
+        (prop::array::uniform3(placement()), prop::sample::select(vec![1.0f32, 0.5]), data, any::<u64>()),
+    )
+        .prop_map(
+            |(
+                ([m, k, n], dy_type, [x_scale, w_scale, dy_scale], [adds, e5m2, wide, x_across, w_across]),
+                ([x, w, y], alpha, data, seed),
+            )| {
+                let case = ScaledBackwardCase::new(m, k, n);
+                let product = ScaledCase {
+                    x_type: if e5m2 { DType::F8E5M2 } else { DType::F8E4M3 },
+                    output: if wide { DType::F32 } else { DType::Bf16 },
+                    x_scale,
+                    w_scale,
+                    alpha,
+                    x,
+                    w,
+                    y,
+                    across: [x_across, w_across],
+                    data,
+                    seed,
+                    ..case.product.clone()
+                };
+                ScaledBackwardCase { product, dy_type, dy_scale, adds, ..case }
+            },
+        )
+}
+
+fn gradients_of_scaled_layers_drawn_are_those_of_f64(device: &Device) -> Result<(), Failed> {
+    Ok(drawn::runner(device, [80, 500])?.run(&any_scaled(), |case| {
+        let what = format!("{} {} {}", case.types(), case.product.shape(), case.options());
+        let ScaledCase { m, k, n, .. } = case.product;
+        let compared = m * k + n * k + if case.has_8_bits() { 0 } else { n };
+        drawn::passed(validate::scaled_backward(device, &case), &what, compared).map(drop)
+    })?)
 }
 
 /// Groups of one row and of several, of one strip and of several, and several to a block.

@@ -20,6 +20,9 @@ use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase,
     LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, RepackCase, RotaryCase,
     RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
+    AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearBackwardCase,
+    LinearCase, MatmulBackwardCase, MatmulCase, NormCase, RepackCase, RotaryCase, RoutingCase,
+    ScaledBackwardCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 
@@ -72,6 +75,7 @@ pub(crate) enum Operation {
     MatmulBackward,
     UpdateBackward,
     LinearScaled,
+    LinearScaledBackward,
     Update,
     Topk,
     ProductKeyTopk,
@@ -227,6 +231,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for case in &cases {
             progress.set_message(format!("matmul_backward {}", case.product.shape()));
             rows.push(row_of(Label::matmul_backward(case), || validate::matmul_backward(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
+    if args.op.is_none_or(|op| op == Operation::LinearScaledBackward) {
+        let cases = cases::scaled_gradients(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("linear_scaled_backward {}", case.product.shape()));
+            rows.push(row_of(Label::scaled_backward(case), || validate::scaled_backward(&device, case)));
             progress.inc(1);
         }
         progress.finish_and_clear();
@@ -446,6 +460,11 @@ impl Label {
     fn matmul_backward(case: &MatmulBackwardCase) -> Self {
         let (types, shape) = (case.product.product.types(), case.product.shape());
         Self { operation: "matmul_backward", types, shape, options: case.options() }
+    }
+
+    fn scaled_backward(case: &ScaledBackwardCase) -> Self {
+        let (types, shape, options) = (case.types(), case.product.shape(), case.options());
+        Self { operation: "linear_scaled_backward", types, shape, options }
     }
 
     fn update_backward(case: &UpdateBackwardCase) -> Self {

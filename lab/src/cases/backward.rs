@@ -7,7 +7,7 @@ use warpsmith::ops::{Activation, Precision};
 
 use super::elementwise::beside;
 use super::linear::{Placement, Scales, keeps_integers};
-use super::{Data, MatmulCase, UpdateCase};
+use super::{Data, MatmulCase, ScaleKind, ScaledCase, UpdateCase};
 
 /// What the slopes of an activation are known from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -217,5 +217,60 @@ impl UpdateBackwardCase {
             told.push_str(" added");
         }
         told
+    }
+}
+
+/// The gradients of one scaled linear layer to validate: all that there are for its types.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScaledBackwardCase {
+    /// The layer: its sizes, types, scales, alpha, data and seed, where x and w are, and dy, for y; the type of dx, for that of y. It has no other options.
+    pub product: ScaledCase,
+    /// Type of dy: f8e4m3, f8e5m2, f16, bf16 or f32.
+    pub dy_type: DType,
+    /// The scale of an 8-bit dy.
+    pub dy_scale: ScaleKind,
+    /// Whether gradients are added to what is there.
+    pub adds: bool,
+}
+
+impl ScaledBackwardCase {
+    /// Gradients of a layer of e4m3 for a dy of e5m2, with one number for each operand's scale.
+    #[must_use]
+    pub fn new(m: usize, k: usize, n: usize) -> Self {
+        let product = ScaledCase {
+            bias: false,
+            activation: Activation::None,
+            x_scale: ScaleKind::Tensor,
+            w_scale: ScaleKind::Tensor,
+            ..ScaledCase::new(m, k, n)
+        };
+        Self { product, dy_type: DType::F8E5M2, dy_scale: ScaleKind::Tensor, adds: false }
+    }
+
+    /// The type of the gradients of w and the bias: f32 if that of x is bf16, else bf16.
+    #[must_use]
+    pub fn gradient(&self) -> DType {
+        if self.product.output == DType::Bf16 { DType::F32 } else { DType::Bf16 }
+    }
+
+    /// Whether dy has 8 bits.
+    #[must_use]
+    pub fn has_8_bits(&self) -> bool {
+        matches!(self.dy_type, DType::F8E4M3 | DType::F8E5M2)
+    }
+
+    /// The types, as in `f8e4m3·f8e4m3·f8e5m2→bf16·f32`: of x, w and dy, of dx and dw.
+    #[must_use]
+    pub fn types(&self) -> String {
+        let ScaledCase { x_type, w_type, output, .. } = self.product;
+        format!("{x_type}·{w_type}·{}→{output}·{}", self.dy_type, self.gradient())
+    }
+
+    /// The options in short.
+    #[must_use]
+    pub fn options(&self) -> String {
+        let of_dy =
+            if self.has_8_bits() { format!(" dy scale {}", self.dy_scale.name()) } else { String::new() };
+        self.product.options() + &of_dy + if self.adds { " added" } else { "" }
     }
 }

@@ -20,7 +20,9 @@ mod update;
 
 pub use adamw::AdamWCase;
 pub use attention::{AttentionCase, AttentionLayout, Sequences, Slopes};
-pub use backward::{LinearBackwardCase, MatmulBackwardCase, SlopesFrom, UpdateBackwardCase};
+pub use backward::{
+    LinearBackwardCase, MatmulBackwardCase, ScaledBackwardCase, SlopesFrom, UpdateBackwardCase,
+};
 pub use data::Data;
 pub(crate) use data::{filled, split_mix};
 pub use elementwise::ElementwiseCase;

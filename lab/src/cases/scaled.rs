@@ -27,7 +27,7 @@ impl ScaleKind {
     /// Every kind.
     pub const ALL: [Self; 4] = [Self::One, Self::Tensor, Self::Device, Self::Rows];
 
-    const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::One => "one",
             Self::Tensor => "tensor",

@@ -28,8 +28,8 @@ mod update;
 pub use adamw::{adamw, adamw_bits};
 pub use attention::{attention, attention_bits};
 pub use backward::{
-    linear_backward, linear_backward_bits, matmul_backward, matmul_backward_bits, update_backward,
-    update_backward_bits,
+    linear_backward, linear_backward_bits, matmul_backward, matmul_backward_bits, scaled_backward,
+    scaled_backward_bits, update_backward, update_backward_bits,
 };
 pub use cross_entropy::{cross_entropy, cross_entropy_bits};
 pub use elementwise::{elementwise, elementwise_bits};

@@ -19,7 +19,8 @@ pub(super) use copies::copies;
 pub(super) use elements::{elementwise, embeddings, rotations};
 pub(super) use experts::experts;
 pub(super) use gradients::{
-    of_linear as linear_gradients, of_matmul as matmul_gradients, of_updates as update_gradients,
+    of_linear as linear_gradients, of_matmul as matmul_gradients, of_scaled as scaled_gradients,
+    of_updates as update_gradients,
 };
 pub(super) use load::load;
 #[cfg(test)]

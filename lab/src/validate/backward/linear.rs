@@ -373,6 +373,8 @@ fn check<T: Input<O, W>, O: Output_, W: Gradient_>(
         right_errors: None,
         between: None,
         alpha: case.alpha,
+        factors: None,
+        least: [0.0; 2],
         before: dx0.as_ref(),
         input: T::DTYPE,
         model: model(n, T::DTYPE),

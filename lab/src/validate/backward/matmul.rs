@@ -238,6 +238,8 @@ where
                 right_errors: None,
                 between: None,
                 alpha: scale,
+                factors: None,
+                least: [0.0; 2],
                 before: there.as_ref(),
                 input: T::DTYPE,
                 // Zeros that rows are padded with are products, too.

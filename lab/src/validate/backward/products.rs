@@ -22,6 +22,10 @@ pub(super) struct Gradient<'a> {
     pub(super) right_errors: Option<ArrayView2<'a, f64>>,
     /// What the sums are multiplied with.
     pub(super) alpha: f32,
+    /// What those of each row are multiplied with beside it; 1 if there is nothing.
+    pub(super) factors: Option<&'a [f64]>,
+    /// The smallest normal numbers of both sides' types, where tensor cores take smaller ones, but for zero, for as large; else 0.
+    pub(super) least: [f64; 2],
     /// What they are added to.
     pub(super) before: Option<&'a Array2<f64>>,
     /// What that is rounded to before it is added, with the first terms, which are as far off as it makes them.
@@ -54,12 +58,13 @@ impl Gradient<'_> {
         [rows, columns]: [Vec<usize>; 2],
     ) {
         let (left, right) = (self.left.select(Axis(0), &rows), self.right.select(Axis(0), &columns));
-        let (right, mut right_sizes) = (right.t(), right.mapv(f64::abs));
+        let [of_left, of_right] = self.least;
+        let (right, mut right_sizes) = (right.t(), right.mapv(|number| at_least(number.abs(), of_right)));
         let right_errors = self.right_errors.map(|errors| errors.select(Axis(0), &columns));
         let exact = left.mapv(|left| left.exact).dot(&right);
         let errors = left.mapv(|left| left.error);
         let mut inner = errors.dot(&right_sizes.t());
-        let left_sizes = left.mapv(|left| left.exact.abs() + left.error);
+        let left_sizes = left.mapv(|left| at_least(left.exact.abs() + left.error, of_left));
         if let Some(right_errors) = &right_errors {
             inner += &left_sizes.dot(&right_errors.t());
             right_sizes += right_errors;
@@ -75,12 +80,13 @@ impl Gradient<'_> {
                     let Rounding { relative, absolute, .. } = Rounding::of(dtype);
                     before.abs() * (relative + 5.0 * U) + absolute
                 });
-                let y = alpha * exact[[i, j]] + before;
+                let factor = self.factors.map_or(1.0, |factors| factors[row]);
+                let y = alpha * factor * exact[[i, j]] + before;
                 let expected = Expected {
                     z: y,
                     y,
                     magnitude: magnitude[[i, j]],
-                    factor: 1.0,
+                    factor,
                     added: before.abs(),
                     inner: inner[[i, j]] + of_before / alpha.abs(),
                     lost: lost_near_zero(self.input) * (of_rows[i] + of_columns[j]),
@@ -91,6 +97,11 @@ impl Gradient<'_> {
             }
         }
     }
+}
+
+/// A size, made as large as the smallest normal number unless it is zero.
+fn at_least(size: f64, least: f64) -> f64 {
+    if size == 0.0 { 0.0 } else { size.max(least) }
 }
 
 /// Some of so many lines: the first, the last, and others evenly apart.

@@ -20,6 +20,9 @@ use crate::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
     LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes, Placement,
     RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
+    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearBackwardCase,
+    LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes, Placement, RotaryCase, RoutingCase,
+    ScaledBackwardCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
 };
 
 /// The operation's name in errors.
@@ -421,6 +424,18 @@ impl Work {
         let types = case.product.product.types();
         let name = format!("matmul_backward {types} {} {}", case.product.shape(), case.options());
         let prepare = move |device: &Device, slots| backward::prepare_matmul(device, &case, slots);
+        Self::new(name, prepare).for_bytes(elements.saturating_mul(DType::F32.size()))
+    }
+
+    /// The gradients of a scaled linear layer. They are not added to what is there.
+    #[must_use]
+    pub fn scaled_backward(case: ScaledBackwardCase) -> Self {
+        let ScaledCase { m, k, n, .. } = case.product;
+        let elements =
+            m.saturating_mul(k).saturating_add(n.saturating_mul(k)).saturating_add(m.saturating_mul(n));
+        let (types, shape, options) = (case.types(), case.product.shape(), case.options());
+        let name = format!("linear_scaled_backward {types} {shape} {options}");
+        let prepare = move |device: &Device, slots| backward::prepare_scaled(device, &case, slots);
         Self::new(name, prepare).for_bytes(elements.saturating_mul(DType::F32.size()))
     }
 

@@ -1,10 +1,10 @@
-//! The cases of gradients of linear layers, of matrix products and of generated updates: sizes around those of a chunk, a strip and a block; every type, option and layout.
+//! The cases of gradients of linear layers, of scaled ones, of matrix products and of generated updates: sizes around those of a chunk, a strip and a block; every type, option and layout.
 
 use warpsmith::DType;
 use warpsmith::ops::{Activation, Precision};
 use warpsmith_lab::cases::{
-    CodesPer, Data, LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, Placement, Scales,
-    SlopesFrom, UpdateBackwardCase, UpdateCase,
+    CodesPer, Data, LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, Placement, ScaleKind,
+    ScaledBackwardCase, ScaledCase, Scales, SlopesFrom, UpdateBackwardCase, UpdateCase,
 };
 
 use super::{Level, Target};
@@ -294,22 +294,84 @@ pub(in super::super) fn of_updates(level: Level, target: Target, seed: u64) -> V
     cases
 }
 
+/// The cases of gradients of scaled linear layers.
+pub(in super::super) fn of_scaled(level: Level, target: Target, seed: u64) -> Vec<ScaledBackwardCase> {
+    let mut sizes = vec![
+        [0, 5, 7],
+        [5, 0, 7],
+        [5, 7, 0],
+        [1, 1, 1],
+        [17, 31, 13],
+        [64, 48, 80],
+        [130, 40, 72],
+        [33, 16, 264],
+    ];
+    if level >= Level::Default {
+        sizes.extend([[200, 136, 264], [256, 128, 128], [300, 64, 33]]);
+    }
+    if level == Level::Full && target.on_gpu {
+        sizes.extend([[1024, 784, 2048], [8192, 4096, 4096], [4096, 1000, 777]]);
+    }
+    let gradients = [DType::F8E5M2, DType::F8E4M3, DType::Bf16, DType::F16, DType::F32];
+    let mut cases = Vec::new();
+    for (at, dy_type) in gradients.into_iter().enumerate() {
+        for (number, &[m, k, n]) in sizes.iter().enumerate() {
+            for which in 0..3 {
+                let layout = 3 * number + which + at;
+                let [before, after] = PLACEMENTS[layout % PLACEMENTS.len()];
+                let beside = if layout % 3 == 0 { Placement { before, after } } else { Placement::default() };
+                // One number each, and rows along the sums of one gradient, of both, and of none.
+                let [x_scale, w_scale, dy_scale] = [
+                    [ScaleKind::Tensor, ScaleKind::Device, ScaleKind::Tensor],
+                    [ScaleKind::Rows, ScaleKind::Tensor, ScaleKind::Device],
+                    [ScaleKind::One, ScaleKind::Rows, ScaleKind::Rows],
+                    [ScaleKind::Device, ScaleKind::One, ScaleKind::Rows],
+                    [ScaleKind::Rows, ScaleKind::Rows, ScaleKind::Rows],
+                    [ScaleKind::One, ScaleKind::One, ScaleKind::One],
+                ][layout % 6];
+                let case = ScaledBackwardCase::new(m, k, n);
+                let product = ScaledCase {
+                    x_type: [DType::F8E4M3, DType::F8E5M2][number % 2],
+                    output: [DType::Bf16, DType::F32][layout % 2],
+                    x_scale,
+                    w_scale,
+                    alpha: [1.0, 0.5][which % 2],
+                    x: beside,
+                    w: beside,
+                    y: beside,
+                    across: [layout % 4 == 1, layout % 5 == 2],
+                    data: if which == 2 { Data::Integers } else { Data::Uniform },
+                    ..case.product.clone()
+                };
+                cases.push(ScaledBackwardCase { product, dy_type, dy_scale, adds: layout % 2 == 1, ..case });
+            }
+        }
+    }
+    if target.compute_capability < (8, 0) {
+        cases.clear();
+    }
+    for (number, case) in cases.iter_mut().enumerate() {
+        case.product.seed = seed.wrapping_mul(1 << 20).wrapping_add(number as u64);
+    }
+    cases
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Level, Target, of_linear, of_matmul, of_updates};
+    use super::{Level, Target, of_linear, of_matmul, of_scaled, of_updates};
 
     #[test]
     fn every_level_has_more_cases_and_old_gpus_none() {
         let target = Target { on_gpu: true, compute_capability: (9, 0) };
         let count = |level, target| {
             let products = [of_linear(level, target, 1).len(), of_matmul(level, target, 1).len()];
-            [products[0], products[1], of_updates(level, target, 1).len()]
+            [products[0], products[1], of_updates(level, target, 1).len(), of_scaled(level, target, 1).len()]
         };
         let counts = [Level::Quick, Level::Default, Level::Full].map(|level| count(level, target));
-        for op in 0..3 {
+        for op in 0..4 {
             let of_op = counts.map(|counts| counts[op]);
             assert!(of_op[0] > 100 && of_op[0] < of_op[1] && of_op[1] < of_op[2], "{counts:?}");
         }
-        assert_eq!(count(Level::Full, Target { compute_capability: (7, 5), ..target }), [0; 3]);
+        assert_eq!(count(Level::Full, Target { compute_capability: (7, 5), ..target }), [0; 4]);
     }
 }

@@ -15,8 +15,8 @@ use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
     LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase, MatmulCase, NormCase, Placement, Residence,
-    RotaryCase, RoutingCase, RoutingKind, ScaledCase, Scales, SlopesFrom, SoftmaxCase, Terms, TopkCase,
-    UpdateBackwardCase, UpdateCase,
+    RotaryCase, RoutingCase, RoutingKind, ScaleKind, ScaledBackwardCase, ScaledCase, Scales, SlopesFrom,
+    SoftmaxCase, Terms, TopkCase, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 
@@ -87,6 +87,12 @@ pub(in super::super) fn works(
         for mut case in matmul_gradients(target) {
             case.product.product.seed = next();
             works.push(Work::matmul_backward(case));
+        }
+    }
+    if asked(Operation::LinearScaledBackward) && has_kernels {
+        for mut case in scaled_gradients(target) {
+            case.product.seed = next();
+            works.push(Work::scaled_backward(case));
         }
     }
     if asked(Operation::UpdateBackward) && has_kernels {
@@ -436,6 +442,23 @@ fn matmul_gradients(target: Target) -> Vec<MatmulBackwardCase> {
             let product = LinearCase { output, bias: false, activation, ..LinearCase::new(input, m, k, n) };
             let across = [number == 3, number == 2];
             cases.push(MatmulBackwardCase { product: MatmulCase { product, batch, across }, adds: false });
+        }
+    }
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases }
+}
+
+/// Gradients of scaled linear layers: products of 8-bit numbers and of widened ones, of every type of dy.
+fn scaled_gradients(target: Target) -> Vec<ScaledBackwardCase> {
+    let [m, k, n] = if target.on_gpu { [1024, 784, 1000] } else { [40, 32, 50] };
+    let mut cases = Vec::new();
+    for (number, dy_type) in
+        [DType::F8E5M2, DType::F8E4M3, DType::Bf16, DType::F16, DType::F32].into_iter().enumerate()
+    {
+        for scale in [ScaleKind::Tensor, ScaleKind::Rows] {
+            let case = ScaledBackwardCase::new(m, k, n);
+            let output = [DType::Bf16, DType::F32][number % 2];
+            let product = ScaledCase { output, x_scale: scale, w_scale: scale, ..case.product.clone() };
+            cases.push(ScaledBackwardCase { product, dy_type, ..case });
         }
     }
     if target.compute_capability < (8, 0) { Vec::new() } else { cases }
