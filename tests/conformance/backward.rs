@@ -297,7 +297,7 @@ fn any_scaled() -> impl Strategy<Value = ScaledBackwardCase> {
                     seed,
                     ..case.product.clone()
                 };
-                ScaledBackwardCase { product, dy_type, dy_scale, adds, ..case }
+                ScaledBackwardCase { product, dy_type, dy_scale, adds }
             },
         )
 }

@@ -121,8 +121,8 @@ pub struct Launches {
 }
 
 impl Launches {
-    /// The most that are told: a selection of ever fewer parts has no more than half, all gradients of a layer with updates no more.
-    const MOST: usize = 16;
+    /// The most that are told: a selection of ever fewer parts has no more.
+    const MOST: usize = 8;
 
     /// These, then those; what is more than there is room for is left out.
     fn and(mut self, then: &[Launch]) -> Self {

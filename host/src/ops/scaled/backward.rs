@@ -625,7 +625,7 @@ fn wide<T: ScaledInput>(tensor: &Tensor<T>, stream: &Stream) -> Result<Tensor<bf
         return Tensor::from_slice(tensor.device(), &rounded::<bf16>(&numbers), shape);
     }
     let columns = shape.last().copied().unwrap_or(1);
-    let rows = if columns == 0 { 0 } else { tensor.len() / columns };
+    let rows = tensor.len().checked_div(columns).unwrap_or(0);
     if rows == 0 {
         return Tensor::uninit_on(stream, shape);
     }

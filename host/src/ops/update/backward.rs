@@ -503,7 +503,7 @@ impl<'a, T: UpdateGradientElement> UpdateBackwardOp<'a, T> {
         }
     }
 
-    /// Which implementation [`run`](Self::run) would take.
+    /// Which implementation [`run`](Self::run) would take. Of several updates it tells the first launches only.
     ///
     /// # Errors
     ///

@@ -252,9 +252,8 @@ pub(in super::super) fn of_updates(level: Level, target: Target, seed: u64) -> V
                     adds: layout % 2 == 0,
                     ..UpdateBackwardCase::new(update)
                 };
-                let alone = UpdateCase { ranks: ranks.to_vec(), ..case.update.clone().alone(false) };
                 let alone = UpdateBackwardCase {
-                    update: alone,
+                    update: case.update.clone().alone(false),
                     slopes: SlopesFrom::Preactivation,
                     adds: !case.adds,
                     ..case.clone()
@@ -343,7 +342,7 @@ pub(in super::super) fn of_scaled(level: Level, target: Target, seed: u64) -> Ve
                     data: if which == 2 { Data::Integers } else { Data::Uniform },
                     ..case.product.clone()
                 };
-                cases.push(ScaledBackwardCase { product, dy_type, dy_scale, adds: layout % 2 == 1, ..case });
+                cases.push(ScaledBackwardCase { product, dy_type, dy_scale, adds: layout % 2 == 1 });
             }
         }
     }

@@ -487,8 +487,7 @@ fn update_gradients(target: Target) -> Vec<UpdateBackwardCase> {
             let case = UpdateBackwardCase { gradient, ..UpdateBackwardCase::new(update.clone()) };
             let slopes = if number == 2 { SlopesFrom::Mask } else { SlopesFrom::Preactivation };
             cases.push(UpdateBackwardCase { slopes, ..case.clone() });
-            let alone = UpdateCase { ranks: update.ranks.clone(), ..update.alone(false) };
-            cases.push(UpdateBackwardCase { update: alone, ..case });
+            cases.push(UpdateBackwardCase { update: update.alone(false), ..case });
         }
     }
     if target.compute_capability < (8, 0) { Vec::new() } else { cases }
