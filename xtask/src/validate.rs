@@ -19,10 +19,7 @@ use warpsmith_emulator::{TraceFilter, Tracer};
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase,
     LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, RepackCase, RotaryCase,
-    RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
-    AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, LinearBackwardCase,
-    LinearCase, MatmulBackwardCase, MatmulCase, NormCase, RepackCase, RotaryCase, RoutingCase,
-    ScaledBackwardCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
+    RoutingCase, ScaledBackwardCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 

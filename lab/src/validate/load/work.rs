@@ -19,10 +19,8 @@ use super::super::{
 use crate::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
     LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes, Placement,
-    RotaryCase, RoutingCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
-    AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase, LinearBackwardCase,
-    LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes, Placement, RotaryCase, RoutingCase,
-    ScaledBackwardCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
+    RotaryCase, RoutingCase, ScaledBackwardCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase,
+    UpdateCase,
 };
 
 /// The operation's name in errors.
