@@ -39,7 +39,7 @@ pub(crate) use batch::broadcast;
 pub(crate) use launch::fp8;
 pub(crate) use launch::{Kernels, Operands, has_only_tiles, skinny_launch};
 pub(crate) use options::{Options, epilogue_methods, factor_methods, product_methods};
-pub(crate) use passes::sums_blocks;
+pub(crate) use passes::{between_launches, sums_blocks};
 pub(crate) use plan::{Division, Planned, Request};
 pub(crate) use problem::{TURING, has_tf32, is_hopper};
 pub(crate) use select::{estimate, estimate_of_launch};

@@ -62,10 +62,13 @@ impl<T: Element, O: Element> Passes<T, O> {
 pub(crate) fn parts_of(stream: &Stream, [m, n, batch]: [u32; 3], parts: u32) -> Result<(Tensor<f32>, u32)> {
     let columns = n.next_multiple_of(GROUP);
     let shape = [batch as usize * parts as usize, m as usize, columns as usize];
-    // `initcheck` does not see what the copy engine stores.
-    let parts =
-        if is_sanitized() { Tensor::zeros_on(stream, shape)? } else { Tensor::uninit_on(stream, shape)? };
-    Ok((parts, columns))
+    Ok((between_launches(stream, shape)?, columns))
+}
+
+/// A new tensor that a launch writes and another one reads. It begins as zeros under compute-sanitizer: `initcheck` does not see what the copy engine stores, and takes a
+/// copy of 16 bytes with a short source for a read of what is behind it.
+pub(crate) fn between_launches<T: Element>(stream: &Stream, shape: impl AsRef<[usize]>) -> Result<Tensor<T>> {
+    if is_sanitized() { Tensor::zeros_on(stream, shape) } else { Tensor::uninit_on(stream, shape) }
 }
 
 /// Where sums go that are in parts.

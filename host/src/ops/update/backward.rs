@@ -24,7 +24,7 @@ use crate::device::DeviceKind;
 use crate::error::Error;
 use crate::error::Result;
 use crate::ops::column_sums::{SumElement, launch_of};
-use crate::ops::gemm::{Options, Product, Terms, implementation_of_views};
+use crate::ops::gemm::{Options, Product, Terms, between_launches, implementation_of_views};
 use crate::ops::linear::backward::{Wanted as OfBase, flattened};
 use crate::ops::linear::{
     LinearBackwardOp, LinearGradientElement, LinearGradientOutputs, LinearTypes, linear_backward,
@@ -619,7 +619,7 @@ impl<'a, T: UpdateGradientElement> UpdateBackwardOp<'a, T> {
     /// A new matrix for something between the products.
     fn between(&self, checked: &Checked<T>, stream: &Stream) -> Result<Tensor<T>> {
         let rank = checked.rank();
-        Tensor::uninit_on(stream, [checked.m, pitch_of::<T>(rank)])?.slice(1, 0..rank)
+        between_launches(stream, [checked.m, pitch_of::<T>(rank)])?.slice(1, 0..rank)
     }
 
     fn options<'o, Y: Element>(&self, stream: &'o Stream, adds: bool) -> Options<'o, T, Y> {
@@ -647,7 +647,7 @@ impl<'a, T: UpdateGradientElement> UpdateBackwardOp<'a, T> {
         let shape = [a.shape()[0], b.shape()[0]];
         // In rows that start at multiples of 16 bytes.
         let pitch = pitch_of::<f32>(shape[1]);
-        let mut result = Tensor::uninit_on(stream, [shape[0], pitch])?.slice(1, 0..shape[1])?;
+        let mut result = between_launches(stream, [shape[0], pitch])?.slice(1, 0..shape[1])?;
         let options = self.options::<f32>(stream, false);
         let product = self.product([a_name, b_name], [a.clone(), b.clone()], shape.to_vec(), &options);
         product.run_into(&mut result)?;
