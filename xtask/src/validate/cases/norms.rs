@@ -9,7 +9,7 @@ use super::{Level, Target};
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
 /// Rows and columns: nothing, single elements, a part of a warp, some warps, a block, a cluster, more than one round, odd ones.
-const QUICK_SIZES: [[usize; 2]; 16] = [
+const QUICK_SIZES: [[usize; 2]; 17] = [
     [0, 7],
     [5, 0],
     [1, 1],
@@ -26,6 +26,8 @@ const QUICK_SIZES: [[usize; 2]; 16] = [
     [2, 16_384],
     [1, 70_000],
     [600, 40],
+    // So many that each cluster of a gradient has three: the places where its blocks meet are used again.
+    [270, 4104],
 ];
 const MORE_SIZES: [[usize; 2]; 6] =
     [[300, 768], [129, 1024], [2, 100_003], [1, 262_152], [5000, 3], [11, 8200]];
