@@ -95,7 +95,7 @@ impl AnyGradient<'_> {
 /// let dy = Tensor::from_array(&device, &array![[8.0, 16.0]].mapv(F8E5M2::from_f32))?;
 /// let backward = ops::linear_scaled_backward(&x, &w, &dy).dy_scale(Scale::Tensor(0.125));
 /// let gradients = backward.x_scale(Scale::Tensor(4.0)).w_scale(Scale::Tensor(2.0)).run()?;
-/// assert_eq!(gradients.dx.to_vec()?.map(|dx| dx.to_f32()), [-14.0, 10.0]);
+/// assert_eq!(gradients.dx.to_vec()?, [-14.0, 10.0].map(half::bf16::from_f32));
 /// assert_eq!(gradients.dw.to_vec()?, [4.0, 8.0, 8.0, 16.0]);
 /// # Ok::<(), warpsmith::Error>(())
 /// ```
