@@ -1,31 +1,37 @@
 //! Races in global memory.
 //!
 //! While a cluster runs, its *log* has its accesses by pages of 1 KiB: an access that is not ordered with another of the same
-//! cluster, one of them a write, is found at once. When the cluster is done, what it read and wrote goes to the launch's
-//! *ledger*. Clusters of a launch are not ordered with each other (unless they communicate, which the ledger does not follow):
-//! once all have run, whatever two of them touched and one wrote is a race. The ledger is looked through in the order of addresses
-//! and clusters, so that the same race is reported whatever thread ran which cluster when.
+//! cluster, one of them a write, is found at once. What it read and wrote then goes to the launch's [ledger](super::ledger), where races
+//! with other clusters are found.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::{Mutex, PoisonError};
 
+use super::ledger::{Entry, Kind};
 use super::order::{self, Memory, Order};
 use super::shadow::{Access, Conflict, GRANULE, REGION, Who, granules};
 
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = (GRANULE * REGION) as u64;
 
+/// Granules of a page.
+pub(super) const GRANULES: u32 = REGION;
+
 /// A page: the allocation's position in the launch's table, and the page's in the allocation.
-type Key = u64;
+pub(super) type Key = u64;
 
 fn key(allocation: usize, page: u64) -> Key {
     (allocation as u64) << 40 | page
 }
 
+/// The allocation and the page that a key names.
+pub(super) fn place_of(key: Key) -> (usize, u64) {
+    ((key >> 40) as usize, key & ((1 << 40) - 1))
+}
+
 /// Mixes keys well enough for a table.
-#[derive(Default)]
-struct Mix(u64);
+#[derive(Debug, Default)]
+pub(super) struct Mix(u64);
 
 impl Hasher for Mix {
     fn finish(&self) -> u64 {
@@ -41,7 +47,7 @@ impl Hasher for Mix {
     }
 }
 
-type Map<V> = HashMap<Key, V, BuildHasherDefault<Mix>>;
+pub(super) type Map<V> = HashMap<Key, V, BuildHasherDefault<Mix>>;
 
 /// Reads that a page keeps before it looks for some to leave out.
 const ROOM: usize = 128;
@@ -74,10 +80,18 @@ struct Page {
     /// How many reads there may be before it is worth looking for those that no longer count.
     room: usize,
     part_reads: Vec<Part>,
+    /// Strong reads, which may meet atomic operations.
+    polls: Vec<Part>,
+    /// Reads of what nobody may write as long as the launch lasts: whole granules, with one who did, and parts.
+    constant: u64,
+    constant_by: Who,
+    constants: Vec<Part>,
     /// Granules that were written.
     written: u64,
     /// The last writes, and earlier ones of other bytes or other warps.
     writes: Vec<Part>,
+    /// It was touched since the log was last looked at.
+    recent: bool,
 }
 
 /// What a cluster did to global memory so far.
@@ -86,6 +100,8 @@ pub(crate) struct Log {
     index: Map<usize>,
     pages: Vec<(Key, Page)>,
     last: Option<(Key, usize)>,
+    /// The pages that were touched since the log was last looked at.
+    recent: Vec<usize>,
 }
 
 impl Log {
@@ -95,7 +111,12 @@ impl Log {
             Some((last, index)) if last == key => index,
             _ => self.find(key),
         };
-        &mut self.pages[index].1
+        let page = &mut self.pages[index].1;
+        if !page.recent {
+            page.recent = true;
+            self.recent.push(index);
+        }
+        page
     }
 
     fn find(&mut self, key: Key) -> usize {
@@ -138,6 +159,37 @@ impl Log {
         if page.reads.len() > page.room {
             page.prune();
         }
+        Ok(())
+    }
+
+    /// Tells of what the cluster did since this was last asked, which was at a stamp; `time` is the cluster's own.
+    pub(super) fn recent(&mut self, cluster: u64, time: u32, since: u32, mut tell: impl FnMut(Key, Entry)) {
+        for index in self.recent.drain(..) {
+            let (key, page) = &mut self.pages[index];
+            page.recent = false;
+            page.tell(cluster, time, since, |entry| tell(*key, entry));
+        }
+    }
+
+    /// Notes reads of whole granules of a page that nobody may write as long as the launch lasts.
+    #[inline(always)]
+    pub(crate) fn constant_whole(
+        &mut self,
+        (allocation, page): (usize, u64),
+        granules: u64,
+        who: Who,
+    ) -> Result<(), (u32, Conflict)> {
+        let page = self.page(key(allocation, page));
+        if page.constant & granules == granules {
+            return Ok(());
+        }
+        if let Some(granule) = bits(page.written & granules).next()
+            && let Some(conflict) = page.written_at(granule, u16::MAX)
+        {
+            return Err((granule, conflict));
+        }
+        page.constant |= granules;
+        page.constant_by = who;
         Ok(())
     }
 
@@ -187,10 +239,18 @@ impl Log {
         let atomic = matches!(access, Access::Atomic | Access::Poll);
         let fenced = agent.then(|| order.fenced(who.actor, Memory::Global));
         page.check_writes(order, granule, bytes, who, atomic, fenced)?;
-        if access == Access::Poll {
-            return Ok(());
-        }
         let part = Part { actor, stamp: now, at: who.at, granule: granule as u8, bytes, atomic, agent };
+        match access {
+            Access::Constant => return page.note_constant(part),
+            Access::Poll => {
+                // The last one of a warp stands for those before.
+                page.polls
+                    .retain(|p| (p.granule, p.actor, p.bytes) != (part.granule, part.actor, part.bytes));
+                page.polls.push(part);
+                return Ok(());
+            }
+            _ => {}
+        }
         if access == Access::Read {
             for other in page.part_reads.iter_mut().rev().take(8) {
                 if (other.actor, other.stamp, other.granule) == (actor, now, part.granule) {
@@ -217,6 +277,19 @@ impl Log {
                 return Err(conflict(read.actor, read.at));
             }
         }
+        let polls =
+            page.polls.iter().filter(|p| !atomic && u32::from(p.granule) == granule && p.bytes & bytes != 0);
+        if let Some(poll) = polls.into_iter().find(|poll| !order.knows(who.actor, poll.actor, poll.stamp)) {
+            return Err(Conflict { access: Access::Poll, ..conflict(poll.actor, poll.at) });
+        }
+        let known = page.constants.iter().find(|r| u32::from(r.granule) == granule && r.bytes & bytes != 0);
+        let whole = (page.constant & bit != 0).then_some(page.constant_by);
+        if let Some(read) = known.map(|r| Who { actor: u32::from(r.actor), at: r.at }).or(whole) {
+            return Err(Conflict {
+                access: Access::Constant,
+                ..conflict(read.actor as order::Actor, read.at)
+            });
+        }
         page.note_write(part);
         Ok(())
     }
@@ -224,7 +297,18 @@ impl Log {
 
 impl Default for Page {
     fn default() -> Self {
-        Self { reads: Vec::new(), room: ROOM, part_reads: Vec::new(), written: 0, writes: Vec::new() }
+        Self {
+            reads: Vec::new(),
+            room: ROOM,
+            part_reads: Vec::new(),
+            polls: Vec::new(),
+            constant: 0,
+            constant_by: Who { actor: 0, at: 0 },
+            constants: Vec::new(),
+            written: 0,
+            writes: Vec::new(),
+            recent: false,
+        }
     }
 }
 
@@ -280,6 +364,73 @@ impl Page {
         Ok(())
     }
 
+    /// A write to some bytes of a granule, whatever orders it.
+    fn written_at(&self, granule: u32, bytes: u16) -> Option<Conflict> {
+        let write = self.writes.iter().find(|w| u32::from(w.granule) == granule && w.bytes & bytes != 0)?;
+        let access = if write.atomic { Access::Atomic } else { Access::Write };
+        Some(Conflict { actor: write.actor, at: write.at, access, unfenced: false })
+    }
+
+    /// Notes a read of what nobody may write. That nobody has yet is checked apart from order.
+    fn note_constant(&mut self, part: Part) -> Result<(), Conflict> {
+        if let Some(conflict) = self.written_at(u32::from(part.granule), part.bytes) {
+            return Err(conflict);
+        }
+        if let Some(known) = self.constants.iter_mut().find(|other| other.granule == part.granule) {
+            known.bytes |= part.bytes;
+        } else {
+            self.constants.push(part);
+        }
+        Ok(())
+    }
+
+    /// What was done from a stamp on.
+    fn tell(&self, cluster: u64, time: u32, since: u32, mut tell: impl FnMut(Entry)) {
+        let mut reads = 0;
+        for read in self.reads.iter().filter(|read| read.stamp >= since) {
+            let (granules, actor, at) = (read.granules & !reads, read.actor, read.at);
+            if granules != 0 {
+                tell(Entry { cluster, kind: Kind::Read, granules, bytes: u16::MAX, actor, at, time });
+            }
+            reads |= granules;
+        }
+        for part in self.part_reads.iter().filter(|part| part.stamp >= since) {
+            tell(part.entry(cluster, Kind::Read, time));
+        }
+        for part in self.polls.iter().filter(|part| part.stamp >= since) {
+            tell(part.entry(cluster, Kind::Poll, time));
+        }
+        if self.constant != 0 {
+            let Who { actor, at } = self.constant_by;
+            let (kind, granules, actor) = (Kind::Constant, self.constant, actor as order::Actor);
+            tell(Entry { cluster, kind, granules, bytes: u16::MAX, actor, at, time });
+        }
+        for part in &self.constants {
+            tell(part.entry(cluster, Kind::Constant, time));
+        }
+        // Neighbours that one instruction wrote are one entry.
+        let mut last: Option<Entry> = None;
+        for write in self.writes.iter().filter(|write| write.stamp >= since) {
+            let kind = if write.atomic { Kind::Atomic } else { Kind::Write };
+            match &mut last {
+                Some(last)
+                    if (last.kind, last.at, last.bytes, write.bytes)
+                        == (kind, write.at, u16::MAX, u16::MAX) =>
+                {
+                    last.granules |= 1 << write.granule;
+                }
+                _ => {
+                    if let Some(last) = last.replace(write.entry(cluster, kind, time)) {
+                        tell(last);
+                    }
+                }
+            }
+        }
+        if let Some(last) = last {
+            tell(last);
+        }
+    }
+
     fn note_write(&mut self, part: Part) {
         self.written |= 1 << part.granule;
         let same = |w: &Part| {
@@ -293,149 +444,13 @@ impl Page {
         // A write that covers an earlier one, and knows of it, stands for both; among atomic ones it may not know.
         if !part.atomic {
             self.writes.retain(|w| w.granule != part.granule || w.bytes & !part.bytes != 0);
-        } else if self
-            .writes
-            .iter()
-            .any(|w| w.granule == part.granule && w.actor == part.actor && w.bytes == part.bytes)
-        {
-            return;
+        } else {
+            // The last one of a warp stands for those before.
+            self.writes.retain(|w| {
+                (w.granule, w.actor, w.bytes, w.atomic) != (part.granule, part.actor, part.bytes, true)
+            });
         }
         self.writes.push(part);
-    }
-}
-
-/// What a cluster did to a page, for the ledger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Entry {
-    cluster: u64,
-    access: u8,
-    granules: u64,
-    /// For a single granule: its bytes.
-    bytes: u16,
-    /// The actor and the instruction.
-    actor: order::Actor,
-    at: u32,
-}
-
-const READ: u8 = 0;
-const ATOMIC: u8 = 1;
-const WRITE: u8 = 2;
-
-/// What all clusters of a launch did.
-#[derive(Debug, Default)]
-pub(crate) struct Ledger {
-    pages: Mutex<Map<Vec<Entry>>>,
-}
-
-/// A race between two clusters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Race {
-    pub(crate) allocation: usize,
-    /// The first byte in the allocation that both touch.
-    pub(crate) offset: u64,
-    /// The later one of the two clusters, and the other.
-    pub(crate) here: Party,
-    pub(crate) other: Party,
-}
-
-/// One side of a race.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Party {
-    pub(crate) cluster: u64,
-    pub(crate) actor: order::Actor,
-    pub(crate) at: u32,
-    pub(crate) access: Access,
-}
-
-impl Ledger {
-    /// Takes in what a cluster did.
-    pub(crate) fn enter(&self, cluster: u64, log: &mut Log) {
-        let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        log.index.clear();
-        log.last = None;
-        for (key, page) in log.pages.drain(..) {
-            let entries = pages.entry(key).or_default();
-            let mut reads = 0;
-            for read in &page.reads {
-                let new = read.granules & !reads;
-                if new != 0 {
-                    let (actor, at) = (read.actor, read.at);
-                    entries.push(Entry { cluster, access: READ, granules: new, bytes: u16::MAX, actor, at });
-                }
-                reads |= new;
-            }
-            for part in &page.part_reads {
-                entries.push(part.entry(cluster, READ));
-            }
-            for write in &page.writes {
-                let access = if write.atomic { ATOMIC } else { WRITE };
-                // Neighbours that one instruction wrote are one entry.
-                if let Some(last) = entries.last_mut()
-                    && (last.cluster, last.access, last.at, last.bytes)
-                        == (cluster, access, write.at, u16::MAX)
-                    && write.bytes == u16::MAX
-                {
-                    last.granules |= 1 << write.granule;
-                    continue;
-                }
-                entries.push(write.entry(cluster, access));
-            }
-        }
-    }
-
-    /// The first race by address.
-    pub(crate) fn race(self) -> Option<Race> {
-        let pages = self.pages.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let racing = pages.into_iter().filter_map(|(key, entries)| {
-            let mut written = entries.iter().filter(|e| e.access != READ).map(|e| e.cluster);
-            let first = written.next()?;
-            // Most pages that are written belong to one cluster.
-            if entries.iter().all(|e| e.cluster == first) {
-                return None;
-            }
-            race_in(key, entries)
-        });
-        racing.min_by_key(|race| (race.allocation, race.offset))
-    }
-}
-
-impl Part {
-    fn entry(&self, cluster: u64, access: u8) -> Entry {
-        let (granules, bytes) = (1 << self.granule, self.bytes);
-        Entry { cluster, access, granules, bytes, actor: self.actor, at: self.at }
-    }
-}
-
-/// The first race in a page.
-fn race_in(page: Key, mut entries: Vec<Entry>) -> Option<Race> {
-    entries.sort_unstable();
-    for granule in 0..REGION {
-        let here: Vec<&Entry> = entries.iter().filter(|e| e.granules >> granule & 1 == 1).collect();
-        if here.iter().all(|e| e.access == READ) {
-            continue;
-        }
-        for (i, second) in here.iter().enumerate() {
-            let against = |first: &&&Entry| {
-                first.cluster != second.cluster
-                    && first.bytes & second.bytes != 0
-                    && first.access.max(second.access) != READ
-                    && (first.access.min(second.access), first.access.max(second.access)) != (ATOMIC, ATOMIC)
-            };
-            if let Some(first) = here[..i].iter().find(against) {
-                let byte = (first.bytes & second.bytes).trailing_zeros();
-                let (allocation, page) = ((page >> 40) as usize, page & ((1 << 40) - 1));
-                let offset = page * PAGE + u64::from(granule * GRANULE + byte);
-                return Some(Race { allocation, offset, here: second.party(), other: first.party() });
-            }
-        }
-    }
-    None
-}
-
-impl Entry {
-    fn party(&self) -> Party {
-        let access = [Access::Read, Access::Atomic, Access::Write][usize::from(self.access)];
-        Party { cluster: self.cluster, actor: self.actor, at: self.at, access }
     }
 }
 
@@ -449,6 +464,13 @@ pub(crate) fn bits(mask: u64) -> impl Iterator<Item = u32> {
             bit
         })
     })
+}
+
+impl Part {
+    fn entry(&self, cluster: u64, kind: Kind, time: u32) -> Entry {
+        let (granules, bytes) = (1 << self.granule, self.bytes);
+        Entry { cluster, kind, granules, bytes, actor: self.actor, at: self.at, time }
+    }
 }
 
 #[cfg(test)]
@@ -487,30 +509,5 @@ mod tests {
         assert!(log.access(&order, PLACE, 0, 1, who, (Access::Read, true)).unwrap_err().unfenced);
         order.fence(0, &[Memory::Global]);
         assert!(log.access(&order, PLACE, 0, 1, who, (Access::Read, true)).is_ok());
-    }
-
-    #[test]
-    fn clusters_race_wherever_one_writes_what_another_touches() {
-        let order = Order::new(1, false);
-        let who = |at| Who { actor: 0, at };
-        let run = |accesses: &[(u64, u32, u16, Access)]| {
-            let ledger = Ledger::default();
-            for (i, &(cluster, granule, bytes, access)) in accesses.iter().enumerate() {
-                let mut log = Log::default();
-                log.access(&order, PLACE, granule, bytes, who(i as u32), (access, false)).unwrap();
-                ledger.enter(cluster, &mut log);
-            }
-            ledger.race()
-        };
-        use Access::{Atomic, Read, Write};
-        assert_eq!(run(&[(0, 7, 3, Write), (1, 7, 12, Write), (2, 8, 1, Read), (3, 8, 1, Read)]), None);
-        assert_eq!(run(&[(0, 7, 3, Atomic), (1, 7, 3, Atomic)]), None);
-        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
-            let all = [(0, 7, 3, Read), (1, 7, 2, Write), (2, 9, 1, Write)];
-            let race = run(&order.map(|i| all[i])).unwrap();
-            assert_eq!((race.allocation, race.offset), (3, 5 * PAGE + 7 * 16 + 1));
-            assert_eq!((race.here.cluster, race.other.cluster, race.other.access), (1, 0, Read));
-        }
-        assert!(run(&[(4, 7, 3, Atomic), (1, 7, 2, Read)]).is_some());
     }
 }

@@ -3,6 +3,7 @@
 mod finding;
 pub(crate) mod global;
 pub(crate) mod lanes;
+pub(crate) mod ledger;
 pub(crate) mod order;
 pub(crate) mod shadow;
 

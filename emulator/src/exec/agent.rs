@@ -511,6 +511,7 @@ impl Access {
             Self::Read => "read",
             Self::Write => "write",
             Self::Poll => "strong read",
+            Self::Constant => "`ld.global.nc`",
             Self::Atomic => "atomic operation",
             Self::Asynchronous => "asynchronous copy",
             Self::Locked => "read that is under way",

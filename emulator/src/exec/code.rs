@@ -10,6 +10,7 @@ use super::warp::Warp;
 use super::wgmma::Watch;
 use crate::check::FindingKind;
 use crate::check::global::Log;
+use crate::check::ledger::Turns;
 use crate::check::order::Order;
 use crate::ir::op::Op;
 use crate::ir::program::{Kernel, Operand};
@@ -120,10 +121,14 @@ pub(crate) struct Core<'l> {
     pub(crate) warp: Warp,
     pub(crate) block: Block,
     pub(crate) cluster: Cluster,
+    /// Counts the launch's clusters from 0.
+    pub(crate) number: u64,
     pub(crate) order: Order,
     pub(crate) engine: Engine,
     /// The cluster's accesses to global memory; absent if races are not checked.
     pub(crate) log: Option<Log>,
+    /// What orders it with other clusters, where they communicate and races are checked.
+    pub(crate) turns: Option<Box<Turns>>,
     pub(crate) locations: Locations,
     pub(crate) constants: &'l Constants,
     pub(crate) launch: &'l Launch<'l>,

@@ -5,6 +5,7 @@
 //! thread, in an order that the seed gives.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
@@ -17,9 +18,10 @@ use super::registers::{Constants, Registers};
 use super::strong::Locations;
 use super::trace::Tracer;
 use super::warp::Warp;
-use crate::check::global::{Ledger, Log, Race};
+use crate::check::global::Log;
+use crate::check::ledger::{Ledger, Race, Turns};
 use crate::check::order::Order;
-use crate::check::shadow::Shadow;
+use crate::check::shadow::{Access, Shadow};
 use crate::check::{Finding, Related};
 use crate::config::{Checks, Completion, Numerics};
 use crate::ir::op::Op;
@@ -31,6 +33,9 @@ use crate::module::Text;
 
 /// Bytes of local memory of all clusters that take turns.
 const RESIDENT_LOCAL: u64 = 4 << 30;
+/// What helps against writes to what `ld.global.nc` reads.
+pub(super) const HINT_CONSTANT: &str =
+    "`ld.global.nc` is for memory that nobody writes as long as the kernel runs: read it by `ld.global`";
 /// Clusters that are given out to the threads at a time.
 const PART: u64 = 1 << 16;
 
@@ -120,9 +125,9 @@ impl<'l> Launch<'l> {
         if self.kernel.communicates {
             return self.in_turns(constants, clusters);
         }
-        let ledger = Ledger::default();
+        let ledger = Mutex::new(Ledger::default());
         let instructions = self.in_parallel(constants, clusters, &ledger)?;
-        match ledger.race() {
+        match ledger.into_inner().unwrap_or_else(PoisonError::into_inner).race() {
             None => Ok(instructions),
             Some(race) => Err(self.race(constants, &race)),
         }
@@ -145,7 +150,16 @@ impl<'l> Launch<'l> {
             .map_or(String::new(), |a| self.table.describe(a.base + race.offset));
         let access = race.other.access.name();
         let message = format!("{} of {place} races with the {access} by {other}", race.here.access.name());
-        let hint = "blocks of a launch run in any order and at the same time: give each its own bytes, or use atomic operations";
+        let hint = match (race.here.access, race.other.access) {
+            (Access::Constant, _) | (_, Access::Constant) => HINT_CONSTANT,
+            _ if self.kernel.communicates => {
+                "blocks of a launch run in any order and at the same time: what one writes for another needs a release behind the write \
+                 and an acquire before the read, or fences around relaxed accesses (`fence.acq_rel.gpu`, `__threadfence`)"
+            }
+            _ => {
+                "blocks of a launch run in any order and at the same time: give each its own bytes, or use atomic operations"
+            }
+        };
         core.fault = Some(Box::new(Fault {
             kind: crate::check::FindingKind::GlobalRace,
             message,
@@ -161,7 +175,7 @@ impl<'l> Launch<'l> {
         &self,
         constants: &Constants,
         clusters: u64,
-        ledger: &Ledger,
+        ledger: &Mutex<Ledger>,
     ) -> Result<u64, Box<Finding>> {
         let instructions = AtomicU64::new(0);
         let failed = AtomicU64::new(u64::MAX);
@@ -184,7 +198,7 @@ impl<'l> Launch<'l> {
                     };
                     instructions.fetch_add(core.cluster_instructions(), Relaxed);
                     if let Some(log) = &mut core.log {
-                        ledger.enter(number, log);
+                        ledger.lock().unwrap_or_else(PoisonError::into_inner).enter(number, log);
                     }
                     (turn == Turn::Failed).then(|| {
                         failed.fetch_min(number, Relaxed);
@@ -204,6 +218,7 @@ impl<'l> Launch<'l> {
         let mut instructions = 0;
         let mut next = 0;
         let mut resident: Vec<Core<'_>> = Vec::new();
+        let mut turns = self.checks.races.then(|| Box::new(Turns::new(clusters)));
         let mut round = self.seed;
         let local = u64::from(self.kernel.local) * u64::from(self.threads) * u64::from(self.ranks());
         let fitting = u32::try_from(RESIDENT_LOCAL / local.max(1)).unwrap_or(u32::MAX);
@@ -222,7 +237,17 @@ impl<'l> Launch<'l> {
             resident.rotate_left(round as usize % count);
             let mut index = 0;
             while index < resident.len() {
-                match resident[index].run_cluster() {
+                let core = &mut resident[index];
+                core.turns = turns.take();
+                let turn = core.run_cluster();
+                turns = core.turns.take();
+                if let (Turn::Finished, Some(turns), Some(log)) = (turn, &mut turns, &mut core.log) {
+                    turns.end(core.number, log);
+                }
+                if let Some(race) = turns.as_ref().and_then(|turns| turns.race()) {
+                    return Err(self.race(constants, &race));
+                }
+                match turn {
                     Turn::Paused => index += 1,
                     Turn::Finished => instructions += resident.remove(index).cluster_instructions(),
                     Turn::Failed => return Err(self.finding(&mut resident[index])),
@@ -240,6 +265,8 @@ impl<'l> Launch<'l> {
             block: self.block(number, 0),
             cluster: Cluster::new((1..self.ranks()).map(|rank| self.block(number, rank))),
             order: Order::new(actors, self.kernel.engine),
+            number,
+            turns: None,
             engine: Engine::new(number),
             log: self.checks.races.then(Log::default),
             locations: Locations::default(),

@@ -85,7 +85,7 @@ type Bits<E> = <<E as Element>::Register as Lane>::Bits;
 impl<E: Element, const N: usize> Execute for Load<E, N> {
     #[inline(always)]
     fn execute(core: &mut Core<'_>, inst: &Inst) -> Flow {
-        let Op::Load { space, ty, strength, .. } = inst.op else { return Flow::Next };
+        let Op::Load { space, ty, strength, constant, .. } = inst.op else { return Flow::Next };
         let addresses = match core.addresses(inst.slots[N], inst.immediates[0]) {
             Ok(addresses) => addresses,
             Err(flow) => return flow,
@@ -160,7 +160,11 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
                         let limit = storage.bytes() - u64::from(bytes);
                         let here = within(rest, addresses, base, limit);
                         rest &= !here;
-                        let access = if strength == Strength::Weak { Access::Read } else { Access::Poll };
+                        let access = match strength {
+                            Strength::Weak if constant => Access::Constant,
+                            Strength::Weak => Access::Read,
+                            _ => Access::Poll,
+                        };
                         core.race_global(index, here, addresses, bytes, access)?;
                         core.synchronise(strength, (true, false), here, |lane| addresses[lane]);
                         for lane in ones(here) {

@@ -3,8 +3,9 @@
 use super::access::ones;
 use super::code::{Core, Flow};
 use super::control::lanes_where;
+use super::launch::HINT_CONSTANT;
 use crate::check::FindingKind;
-use crate::check::global::{PAGE, bits};
+use crate::check::global::{Log, PAGE, bits};
 use crate::check::lanes::{LaneAccess, LaneRace};
 use crate::check::order;
 use crate::check::shadow::{Access, Conflict, GRANULE, REGION, Who};
@@ -190,13 +191,18 @@ impl Core<'_> {
         // Bases are aligned, so that a granule of the address is one of the offset.
         let mut failed = None;
         let mut rest = lanes;
-        if bytes == GRANULE && access == Access::Read && self.launch.checks.alignment {
+        let reads = matches!(access, Access::Read | Access::Constant);
+        let read_whole = |log: &mut Log, page, whole| match access {
+            Access::Constant => log.constant_whole((allocation, page), whole, who),
+            _ => log.read_whole(order, (allocation, page), whole, who, false),
+        };
+        if bytes == GRANULE && reads && self.launch.checks.alignment {
             // Whole granules, mostly of one page for neighbouring lanes.
             let (mut page, mut whole) = (0, 0u64);
             for lane in ones(lanes) {
                 let offset = addresses[lane] - base;
                 if offset / PAGE != page && whole != 0 {
-                    let read = log.read_whole(order, (allocation, page), whole, who, false);
+                    let read = read_whole(log, page, whole);
                     failed =
                         failed.or(read.err().map(|(at, conflict)| (at + page as u32 * REGION, conflict)));
                     whole = 0;
@@ -205,7 +211,7 @@ impl Core<'_> {
                 whole |= 1 << (offset % PAGE / granule);
             }
             if whole != 0 {
-                let read = log.read_whole(order, (allocation, page), whole, who, false);
+                let read = read_whole(log, page, whole);
                 failed = failed.or(read.err().map(|(at, conflict)| (at + page as u32 * REGION, conflict)));
             }
             rest = 0;
@@ -232,14 +238,14 @@ impl Core<'_> {
                     partial |= 1 << at;
                 }
             }
-            if access == Access::Read {
+            if reads {
                 for at in bits(partial).map(|at| at as usize) {
                     if parts[at] == u16::MAX {
                         (whole, partial) = (whole | 1 << at, partial & !(1 << at));
                     }
                 }
                 if whole != 0 {
-                    failed = log.read_whole(order, (allocation, page), whole, who, false).err();
+                    failed = read_whole(log, page, whole).err();
                 }
                 whole = 0;
             }
@@ -284,7 +290,12 @@ impl Core<'_> {
             )
         } else {
             let message = format!("{what} near {place} races with the {access} by {party}");
-            let hint = "put a barrier of the block between the two (`bar.sync`, `sync_threads`), or use atomic operations";
+            let constant = what == Access::Constant.name() || conflict.access == Access::Constant;
+            let hint = if constant {
+                HINT_CONSTANT
+            } else {
+                "put a barrier of the block between the two (`bar.sync`, `sync_threads`), or use atomic operations"
+            };
             (FindingKind::GlobalRace, message, hint)
         };
         self.fail(kind, lanes, message, Some(hint));

@@ -10,7 +10,7 @@ use super::access::ones;
 use super::code::{Core, Flow, Handler, Level};
 use super::lane::warp;
 use crate::check::order::Clock;
-use crate::ir::op::Strength;
+use crate::ir::op::{Op, Strength};
 
 /// What was left at places that strong accesses touch: those of global memory by address, those of shared memory by rank and
 /// offset, with the highest bit set.
@@ -67,8 +67,10 @@ impl Core<'_> {
                     self.warp.fences.found.join(clock);
                 }
             }
+            self.find_in_turns(strength, lanes, &place);
         }
         if writes {
+            self.leave_in_turns(strength, lanes, &place);
             let released = match strength.releases() {
                 true => {
                     let released = self.order.release(self.warp.actor);
@@ -85,10 +87,44 @@ impl Core<'_> {
     }
 }
 
+/// The places of strong accesses to global memory.
+fn global_places(lanes: u32, place: impl Fn(usize) -> u64) -> impl Iterator<Item = u64> {
+    let mut last = None;
+    ones(lanes)
+        .map(place)
+        .filter(|place| place >> 63 == 0)
+        // All lanes of a warp mostly ask for one word.
+        .filter(move |&place| last.replace(place) != Some(place))
+}
+
+impl Core<'_> {
+    /// The same between clusters, for a read.
+    fn find_in_turns(&mut self, strength: Strength, lanes: u32, place: impl Fn(usize) -> u64) {
+        let (Some(turns), Some(log)) = (&mut self.turns, &mut self.log) else { return };
+        for place in global_places(lanes, place) {
+            let now = self.order.tick();
+            turns.find(self.number, place, strength.acquires(), log, now);
+        }
+    }
+
+    /// And for a write.
+    fn leave_in_turns(&mut self, strength: Strength, lanes: u32, place: impl Fn(usize) -> u64) {
+        let (Some(turns), Some(log)) = (&mut self.turns, &mut self.log) else { return };
+        for place in global_places(lanes, place) {
+            let now = self.order.tick();
+            turns.leave(self.number, place, strength.releases(), log, now);
+        }
+    }
+}
+
 /// The handler of fences between threads.
 pub(crate) fn fence(level: Level) -> Handler {
-    warp!(level, |core, _inst| {
+    warp!(level, |core, inst| {
         let actor = core.warp.actor;
+        if let (Op::Fence { gpu: true }, Some(turns), Some(log)) = (inst.op, &mut core.turns, &mut core.log) {
+            let now = core.order.tick();
+            turns.fence(core.number, log, now);
+        }
         let found = std::mem::take(&mut core.warp.fences.found);
         core.order.acquire(actor, &found);
         core.warp.fences.released = Some(core.order.release(actor));

@@ -418,6 +418,8 @@ pub(crate) enum Op {
         ty: Ty,
         count: u8,
         strength: Strength,
+        /// Of global memory that nobody may write as long as the launch lasts.
+        constant: bool,
     },
     Store {
         space: Space,

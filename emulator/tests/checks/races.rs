@@ -259,3 +259,120 @@ fn a_lane_that_arrives_passes_on_what_it_has_done_itself() {
         passes(&text(1, "", &format!("@%c0 {touch}\n{one}")), 64);
     }
 }
+
+/// Blocks that publish what they wrote through a word: `release` before the flag, `acquire` behind it.
+fn published(write: &str, store: &str, load: &str, release: &str, acquire: &str) -> String {
+    kernel(
+        "",
+        &format!(
+            "mov.u32 %r1, %ctaid.x;\nsetp.ne.u32 %c0, %r1, 0;\n@%c0 bra READ;\n\
+             {write} [%p], 7;\n{release}\n{store} [%p+64], 1;\nret;\n\
+             READ:\n{load} %r2, [%p+64];\nsetp.eq.u32 %c1, %r2, 0;\n@%c1 bra READ;\n{acquire}\nld.global.u32 %r3, [%p];\n\
+             st.global.u32 [%p+128], %r3;"
+        ),
+    )
+}
+
+#[test]
+fn blocks_that_communicate_are_ordered_by_what_they_release_and_acquire() {
+    let run = |text: &str| {
+        let machine = Machine::default();
+        let p = machine.allocate(256).unwrap();
+        machine.fill(p, 0, 256).unwrap();
+        launch(&machine, &module(text), 2, 1, 0, &[p])
+    };
+    let (write, fence) = ("st.global.u32", "fence.acq_rel.gpu;");
+    let (relaxed, release) = ("st.relaxed.gpu.global.u32", "st.release.gpu.global.u32");
+    let (poll, acquire) = ("ld.relaxed.gpu.global.u32", "ld.acquire.gpu.global.u32");
+    for (store, load, before, behind, ordered) in [
+        (release, acquire, "", "", true),
+        (relaxed, poll, fence, fence, true),
+        ("st.volatile.global.u32", "ld.volatile.global.u32", "membar.gl;", "membar.gl;", true),
+        (release, poll, "", fence, true),
+        (relaxed, acquire, fence, "", true),
+        (relaxed, poll, "", "", false),
+        (relaxed, poll, fence, "", false),
+        (relaxed, poll, "", fence, false),
+        (relaxed, poll, "membar.cta;", "membar.cta;", false),
+        ("st.volatile.global.u32", "ld.volatile.global.u32", "", "", false),
+        (write, poll, fence, fence, false),
+    ] {
+        let text = published(write, store, load, before, behind);
+        match run(&text) {
+            Ok(_) => assert!(ordered, "{text}"),
+            result => {
+                let found = finding(result);
+                assert!(!ordered && found.kind == FindingKind::GlobalRace, "{found}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_last_block_of_a_reduction_reads_what_the_others_wrote() {
+    let last = |fence: &str, behind: &str| {
+        kernel(
+            "",
+            &format!(
+                "mov.u32 %r1, %ctaid.x;\nmad.wide.u32 %x0, %r1, 4, %p;\nst.global.u32 [%x0+64], %r1;\n{fence}\n\
+                 atom.global.add.u32 %r2, [%p], 1;\nsetp.ne.u32 %c0, %r2, 9;\n@%c0 bra END;\n{behind}\nmov.u32 %r3, 0;\n\
+                 LOOP: mad.wide.u32 %x1, %r3, 4, %p;\nld.global.u32 %r4, [%x1+64];\nadd.u32 %r5, %r5, %r4;\nadd.u32 %r3, %r3, 1;\n\
+                 setp.lt.u32 %c1, %r3, 10;\n@%c1 bra LOOP;\nst.global.u32 [%p+4], %r5;\nEND:"
+            ),
+        )
+        .replace("mov.u32 %t, %tid.x;", "mov.u32 %t, %tid.x;\nmov.u32 %r5, 0;")
+    };
+    let run = |text: &str| {
+        let machine = Machine::default();
+        let p = machine.allocate(256).unwrap();
+        machine.fill(p, 0, 256).unwrap();
+        let report = launch(&machine, &module(text), 10, 1, 0, &[p]);
+        let mut sum = [0; 4];
+        machine.read(p + 4, &mut sum).unwrap();
+        (report, u32::from_le_bytes(sum))
+    };
+    let fence = "fence.acq_rel.gpu;";
+    let (report, sum) = run(&last(fence, fence));
+    assert!(report.is_ok() && sum == 45, "{report:?}");
+    for (before, behind) in [("", fence), (fence, ""), ("", "")] {
+        assert_eq!(finding(run(&last(before, behind)).0).kind, FindingKind::GlobalRace);
+    }
+}
+
+#[test]
+fn a_plain_write_beside_atomic_operations_of_other_words_races() {
+    let text = kernel("", "mov.u32 %r1, %ctaid.x;\nred.global.add.u32 [%p+4], 1;\nst.global.u32 [%p], %r1;");
+    let machine = Machine::default();
+    let p = machine.allocate(8).unwrap();
+    machine.fill(p, 0, 8).unwrap();
+    let found = finding(launch(&machine, &module(&text), 4, 1, 0, &[p]));
+    assert_eq!(found.kind, FindingKind::GlobalRace, "{found}");
+    assert!(found.message.starts_with("write of byte 0 of argument 1"), "{found}");
+}
+
+#[test]
+fn what_ld_global_nc_reads_nobody_may_write() {
+    let read = |load: &str, shift: u32| {
+        kernel(
+            "",
+            &format!(
+                "st.global.u32 [%q], %t;\nbar.sync 0;\n{load} %r1, [%p+{shift}];\nst.global.u32 [%q+512], %r1;"
+            ),
+        )
+    };
+    let run = |text: &str| {
+        let machine = Machine::default();
+        let p = machine.allocate(1024).unwrap();
+        machine.fill(p, 0, 1024).unwrap();
+        launch(&machine, &module(text), 1, 64, 0, &[p])
+    };
+    run(&read("ld.global.u32", 4)).unwrap();
+    run(&read("ld.global.nc.u32", 256)).unwrap();
+    let found = finding(run(&read("ld.global.nc.u32", 4)));
+    assert_eq!(found.kind, FindingKind::GlobalRace, "{found}");
+    assert!(found.hint.as_ref().unwrap().contains("nobody writes"), "{found}");
+    // The other way round, and of 16 bytes.
+    let text =
+        kernel("", "ld.global.nc.v4.u32 {%r1, %r2, %r3, %r4}, [%p];\nbar.sync 0;\nst.global.u32 [%q], %r1;");
+    assert_eq!(finding(run(&text)).kind, FindingKind::GlobalRace);
+}

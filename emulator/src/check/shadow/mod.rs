@@ -42,6 +42,8 @@ pub(crate) enum Access {
     Atomic,
     /// A strong read, which may meet atomic operations.
     Poll,
+    /// A read of global memory that nobody may write as long as the launch lasts.
+    Constant,
     /// The start of an asynchronous write.
     Asynchronous,
     /// A read by an agent that is still under way; only ever the other party of a conflict.

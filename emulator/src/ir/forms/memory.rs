@@ -18,7 +18,8 @@ macro_rules! list {
 }
 
 fn load(c: &Chosen<'_>) -> Op {
-    Op::Load { space: space(c), ty: c.ty(0), count: c.vector(), strength: strength(c, Strength::Weak) }
+    let strength = strength(c, Strength::Weak);
+    Op::Load { space: space(c), ty: c.ty(0), count: c.vector(), strength, constant: c.has("nc") }
 }
 
 fn store(c: &Chosen<'_>) -> Op {
