@@ -1,6 +1,8 @@
 //! What a [`Machine`](crate::Machine) is told: which checks run, how tensor cores add, when asynchronous copies land,
 //! and how large a launch may grow.
 
+use std::time::Duration;
+
 use crate::exec::trace::Tracer;
 
 /// How a [`Machine`](crate::Machine) runs kernels.
@@ -135,7 +137,7 @@ pub enum Completion {
     Random,
 }
 
-/// The sizes that a launch and the memory may reach. The defaults are those of an A100, but for local memory and the last three.
+/// The sizes that a launch and the memory may reach. The defaults are those of an A100, but for local memory and the last five.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Threads in a block.
@@ -156,6 +158,11 @@ pub struct Limits {
     pub global_memory: u64,
     /// Warp-instructions that one block may run before the launch is given up as endless.
     pub instructions_per_block: u64,
+    /// Warp-instructions that all blocks of a launch may run together. Each block counts as 64 at least: a grid that is too large even so
+    /// is given up after its first blocks.
+    pub instructions_per_launch: u64,
+    /// How long a launch may run by the clock on the wall.
+    pub time_per_launch: Duration,
     /// Blocks that run at the same time where blocks communicate with each other.
     pub resident_blocks: u32,
 }
@@ -180,6 +187,8 @@ impl Default for Limits {
             parameters: 4096,
             global_memory: 16 << 30,
             instructions_per_block: 1 << 28,
+            instructions_per_launch: 1 << 34,
+            time_per_launch: Duration::from_secs(3600),
             resident_blocks: 216,
         }
     }

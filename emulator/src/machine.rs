@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use crate::check::Finding;
 use crate::config::Config;
@@ -254,6 +255,10 @@ impl Machine {
             warps: threads.div_ceil(32),
             shared_bytes: code.static_shared + config.dynamic_shared,
             instruction_limit: self.config.limits.instructions_per_block,
+            launch_limit: self.config.limits.instructions_per_launch,
+            time_limit: self.config.limits.time_per_launch,
+            started: Instant::now(),
+            done: AtomicU64::new(0),
             resident_blocks: self.config.limits.resident_blocks.max(1),
             // A multiprocessor has 65 536, given out to whole warps in eights a thread.
             registers_per_thread: (65_536

@@ -93,6 +93,8 @@ pub(crate) struct Order {
     /// Actors and channels; rows have this length.
     width: usize,
     channels: usize,
+    /// Channels that were given back.
+    free: Vec<Actor>,
     now: u32,
     seen: Vec<u32>,
     /// By [`Memory`].
@@ -112,6 +114,7 @@ impl Order {
             actors,
             width,
             channels: 0,
+            free: Vec::new(),
             now: 1,
             fenced: if engine { [rows.clone(), rows.clone()] } else { Default::default() },
             seen: rows,
@@ -142,10 +145,13 @@ impl Order {
         actor == u32::from(other) || stamp < self.seen(actor)[usize::from(other)]
     }
 
-    /// A new channel.
+    /// A channel: one that was given back, or a new one.
     ///
-    /// There are so many of them; who initialises more mbarriers than that shares them with others.
+    /// There are so many of them; who has more mbarriers than that at a time shares them with others.
     pub(crate) fn channel(&mut self) -> Actor {
+        if let Some(channel) = self.free.pop() {
+            return channel;
+        }
         let channel = self.actors + self.channels % MOST_CHANNELS;
         self.channels += 1;
         if channel >= self.width {
@@ -160,6 +166,11 @@ impl Order {
             self.width = width;
         }
         channel as Actor
+    }
+
+    /// Gives a channel back. What comes on it later has later stamps, so nobody takes it for known.
+    pub(crate) fn give_back(&mut self, channel: Actor) {
+        self.free.push(channel);
     }
 
     /// Lets time go on.

@@ -184,6 +184,11 @@ impl Engine {
         Self { pending: Vec::new(), draws: cluster << 32, stores: 0 }
     }
 
+    /// Whether no transfer is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// The transfer that is going to write bytes of an allocation: what it is, and who started it.
     pub(super) fn in_flight(
         &self,

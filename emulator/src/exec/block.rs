@@ -16,6 +16,9 @@ use crate::memory::local::Bytes;
 /// Instructions that a warp runs before the next warp of the block has its turn; in the random mode, any number up to that.
 const QUANTUM: u32 = 1 << 14;
 
+/// Turns of warps after which a block looks whether the launch has run for too long.
+const TURNS_BETWEEN_LOOKS: u32 = 64;
+
 /// The state of a block that its warps share.
 pub(crate) struct Block {
     /// Counts blocks along x, then y, then z.
@@ -28,6 +31,8 @@ pub(crate) struct Block {
     pub(crate) shadow: Option<Shadow>,
     /// Warp-instructions run so far.
     pub(crate) instructions: u64,
+    /// Turns that its warps have had.
+    pub(crate) turns: u32,
     pub(crate) barriers: [BarrierState; 16],
     pub(crate) mbarriers: Mbarriers,
     /// Registers that `setmaxnreg` has given back and nobody has taken.
@@ -213,11 +218,19 @@ impl Core<'_> {
             }
         };
         self.block.instructions += u64::from(quantum - left);
-        if !matches!(end, End::Failed) && self.block.instructions > self.launch.instruction_limit {
-            let message = format!(
-                "the block has run {} warp-instructions, more than the limit of {}",
-                self.block.instructions, self.launch.instruction_limit
-            );
+        self.block.turns += 1;
+        if matches!(end, End::Failed) {
+            return end;
+        }
+        let (ran, limit) = (self.block.instructions, self.launch.instruction_limit);
+        let over = if ran > limit {
+            Some(format!("the block has run {ran} warp-instructions, more than the limit of {limit}"))
+        } else if self.block.turns.is_multiple_of(TURNS_BETWEEN_LOOKS) {
+            self.launch.over_budget(self.cluster_instructions())
+        } else {
+            None
+        };
+        if let Some(message) = over {
             let lanes = self.warp.active;
             let hint = "an endless loop, or a wait for something that never comes; the limit can be raised";
             self.fail(FindingKind::Budget, lanes, message, Some(hint));

@@ -77,6 +77,9 @@ pub(crate) fn lanes_where(mask: u32, f: impl Fn(usize) -> bool) -> u32 {
 /// The handler of `exit` and `ret`.
 pub(crate) fn exit(level: Level) -> Handler {
     warp!(level, |core, _inst| {
+        if let Err(flow) = core.check_copies_at_exit() {
+            return flow;
+        }
         let warp = &mut core.warp;
         if warp.live == warp.mask
             && let Err(flow) = core.check_products_at_exit()

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Lane, warp};
+use crate::check::FindingKind;
 use crate::check::shadow::{Access, GRANULE};
 use crate::config::Completion;
 use crate::ir::op::Op;
@@ -36,6 +37,8 @@ struct Pending {
     source: Option<usize>,
     /// The bytes have moved already.
     moved: bool,
+    /// The instruction that started it.
+    at: u32,
 }
 
 /// The handler that starts copies.
@@ -119,7 +122,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         offsets[lane] = to[lane] as u32;
     }
     let pending =
-        Pending { lanes, groups: core.warp.copies.groups, from, to: offsets, lengths, bytes, source, moved };
+        Pending { lanes, groups: core.warp.copies.groups, from, to: offsets, lengths, bytes, source, moved, at: core.warp.pc };
     if moved {
         transfer(core, &pending, lanes);
     }
@@ -232,6 +235,26 @@ pub(crate) fn wait(level: Level) -> Handler {
         });
         completed.err().unwrap_or(Flow::Next)
     })
+}
+
+impl Core<'_> {
+    /// Lanes exit: they must have waited for their copies.
+    pub(super) fn check_copies_at_exit(&mut self) -> Result<(), Flow> {
+        if !self.launch.checks.asynchronous {
+            return Ok(());
+        }
+        let mask = self.warp.mask;
+        let Some(left) = self.warp.copies.pending.iter().find(|copy| copy.lanes & mask != 0) else { return Ok(()) };
+        let (lanes, at, to) = (left.lanes & mask, left.at, left.to[(left.lanes & mask).trailing_zeros() as usize]);
+        let place = self.launch.describe_shared(to);
+        let message = format!("an exit with an asynchronous copy to {place} of shared memory that nothing has waited for");
+        let hint = "wait for every copy before the end (`cp.async.wait_all`), or do not start what nobody reads";
+        self.fail(FindingKind::AsynchronousCopy, lanes, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push(("the copy".to_owned(), at));
+        }
+        Err(Flow::Fault)
+    }
 }
 
 /// Completes all copies of the lanes at hand.

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
@@ -22,7 +23,7 @@ use crate::check::global::Log;
 use crate::check::ledger::{Ledger, Race, Turns};
 use crate::check::order::Order;
 use crate::check::shadow::{Access, Shadow};
-use crate::check::{Finding, Related};
+use crate::check::{Finding, FindingKind, Related};
 use crate::config::{Checks, Completion, Numerics};
 use crate::ir::op::Op;
 use crate::ir::program::Kernel;
@@ -33,9 +34,12 @@ use crate::module::Text;
 
 /// Bytes of local memory of all clusters that take turns.
 const RESIDENT_LOCAL: u64 = 4 << 30;
+const HINT_BUDGET: &str = "the limits of the machine can be raised";
 /// What helps against writes to what `ld.global.nc` reads.
 pub(super) const HINT_CONSTANT: &str =
     "`ld.global.nc` is for memory that nobody writes as long as the kernel runs: read it by `ld.global`";
+/// Warp-instructions that a block counts as at least, for the work of setting it up.
+const LEAST_WORK: u64 = 64;
 /// Clusters that are given out to the threads at a time.
 const PART: u64 = 1 << 16;
 
@@ -64,6 +68,12 @@ pub(crate) struct Launch<'l> {
     pub(crate) warps: u32,
     pub(crate) shared_bytes: u32,
     pub(crate) instruction_limit: u64,
+    /// What all blocks may run together, how long that may take, and when it began.
+    pub(crate) launch_limit: u64,
+    pub(crate) time_limit: Duration,
+    pub(crate) started: Instant,
+    /// Warp-instructions of the clusters that have ended.
+    pub(crate) done: AtomicU64,
     pub(crate) resident_blocks: u32,
     /// What a thread has before the first `setmaxnreg`: as many as a multiprocessor's allow.
     pub(crate) registers_per_thread: u32,
@@ -133,6 +143,35 @@ impl<'l> Launch<'l> {
         }
     }
 
+    /// Gives up a grid that is too large, after its first clusters.
+    fn check_grid(&self, constants: &Constants, clusters: u64) -> Result<(), Box<Finding>> {
+        let least = clusters.saturating_mul(u64::from(self.ranks())).saturating_mul(LEAST_WORK);
+        if least <= self.launch_limit {
+            return Ok(());
+        }
+        let message = format!(
+            "the grid's blocks count as {least} warp-instructions at least, more than the limit of {}",
+            self.launch_limit
+        );
+        let mut core = self.core(constants, 0);
+        core.warp.number = 0;
+        core.fail(FindingKind::Budget, 0, message, Some(HINT_BUDGET));
+        Err(self.finding(&mut core))
+    }
+
+    /// What to say if the launch has run for too long; the cluster at hand has run so many warp-instructions.
+    pub(crate) fn over_budget(&self, instructions: u64) -> Option<String> {
+        let all = self.done.load(Relaxed).saturating_add(instructions);
+        if all > self.launch_limit {
+            let limit = self.launch_limit;
+            return Some(format!("the launch has run {all} warp-instructions, more than the limit of {limit}"));
+        }
+        let time = self.started.elapsed();
+        (time > self.time_limit).then(|| {
+            format!("the launch has run for {} s, more than the limit of {} s", time.as_secs(), self.time_limit.as_secs())
+        })
+    }
+
     /// Makes a finding of a race between clusters.
     fn race(&self, constants: &Constants, race: &Race) -> Box<Finding> {
         let name = |rank: u32, cluster: u64| {
@@ -161,7 +200,7 @@ impl<'l> Launch<'l> {
             }
         };
         core.fault = Some(Box::new(Fault {
-            kind: crate::check::FindingKind::GlobalRace,
+            kind: FindingKind::GlobalRace,
             message,
             lanes: 0,
             related: vec![(format!("the {access} by {other}"), race.other.at)],
@@ -177,7 +216,6 @@ impl<'l> Launch<'l> {
         clusters: u64,
         ledger: &Mutex<Ledger>,
     ) -> Result<u64, Box<Finding>> {
-        let instructions = AtomicU64::new(0);
         let failed = AtomicU64::new(u64::MAX);
         // In parts, so that a failure ends the launch without going through the numbers of all clusters above it.
         let mut first = 0;
@@ -196,7 +234,7 @@ impl<'l> Launch<'l> {
                             turn => break turn,
                         }
                     };
-                    instructions.fetch_add(core.cluster_instructions(), Relaxed);
+                    let turn = self.account(&mut core, turn);
                     if let Some(log) = &mut core.log {
                         ledger.lock().unwrap_or_else(PoisonError::into_inner).enter(number, log);
                     }
@@ -209,13 +247,30 @@ impl<'l> Launch<'l> {
             if let Some((_, finding)) = finding {
                 return Err(finding);
             }
+            if first == 0 && end < clusters {
+                self.check_grid(constants, clusters)?;
+            }
             first = end;
         }
-        Ok(instructions.into_inner())
+        Ok(self.done.load(Relaxed))
+    }
+
+    /// Counts what a cluster that has ended has run: too much fails the launch.
+    fn account(&self, core: &mut Core<'_>, turn: Turn) -> Turn {
+        if turn != Turn::Finished {
+            return turn;
+        }
+        self.done.fetch_add(core.cluster_instructions(), Relaxed);
+        match self.over_budget(0) {
+            None => turn,
+            Some(message) => {
+                core.fail(FindingKind::Budget, 0, message, Some(HINT_BUDGET));
+                Turn::Failed
+            }
+        }
     }
 
     fn in_turns(&self, constants: &Constants, clusters: u64) -> Result<u64, Box<Finding>> {
-        let mut instructions = 0;
         let mut next = 0;
         let mut resident: Vec<Core<'_>> = Vec::new();
         let mut turns = self.checks.races.then(|| Box::new(Turns::new(clusters)));
@@ -227,9 +282,12 @@ impl<'l> Launch<'l> {
             while next < clusters && resident.len() < room {
                 resident.push(self.core(constants, next));
                 next += 1;
+                if next == PART {
+                    self.check_grid(constants, clusters)?;
+                }
             }
             if resident.is_empty() {
-                return Ok(instructions);
+                return Ok(self.done.load(Relaxed));
             }
             // Who begins is up to the seed; the others follow in turn.
             round = super::copy::mix(round.wrapping_add(1));
@@ -240,6 +298,7 @@ impl<'l> Launch<'l> {
                 let core = &mut resident[index];
                 core.turns = turns.take();
                 let turn = core.run_cluster();
+                let turn = self.account(core, turn);
                 turns = core.turns.take();
                 if let (Turn::Finished, Some(turns), Some(log)) = (turn, &mut turns, &mut core.log) {
                     turns.end(core.number, log);
@@ -249,7 +308,7 @@ impl<'l> Launch<'l> {
                 }
                 match turn {
                     Turn::Paused => index += 1,
-                    Turn::Finished => instructions += resident.remove(index).cluster_instructions(),
+                    Turn::Finished => drop(resident.remove(index)),
                     Turn::Failed => return Err(self.finding(&mut resident[index])),
                 }
             }
@@ -314,6 +373,7 @@ impl<'l> Launch<'l> {
             shared: Bytes::new(self.shared_bytes as usize),
             shadow,
             instructions: 0,
+            turns: 0,
             barriers: std::array::from_fn(|_| BarrierState::default()),
             mbarriers: Mbarriers::default(),
             spare_registers: 0,
@@ -327,7 +387,7 @@ impl<'l> Launch<'l> {
         let pc = core.warp.pc;
         let fault = core.fault.take().unwrap_or_else(|| {
             Box::new(Fault {
-                kind: crate::check::FindingKind::Divergence,
+                kind: FindingKind::Divergence,
                 message: "no lane of the block can go on".to_owned(),
                 lanes: 0,
                 related: Vec::new(),

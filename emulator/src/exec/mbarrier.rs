@@ -287,6 +287,10 @@ fn invalidate(core: &mut Core<'_>, lane: usize, offset: u32) -> Result<(), Flow>
         if let (Some(shadow), Some(lock)) = (&mut core.block.shadow, barrier.lock) {
             shadow.unlock(&core.order, lock);
         }
+        // A copy that is still to come keeps its channel.
+        if barrier.bytes == 0 && core.engine.is_idle() {
+            core.order.give_back(barrier.channel);
+        }
         core.block.shared.set_written(offset as usize, 8, false);
     }
     Ok(())

@@ -376,3 +376,21 @@ fn what_ld_global_nc_reads_nobody_may_write() {
         kernel("", "ld.global.nc.v4.u32 {%r1, %r2, %r3, %r4}, [%p];\nbar.sync 0;\nst.global.u32 [%q], %r1;");
     assert_eq!(finding(run(&text)).kind, FindingKind::GlobalRace);
 }
+
+#[test]
+fn atomic_operations_of_a_warp_do_not_hide_its_plain_write_before() {
+    let text = |barrier: &str, other: &str| {
+        kernel(
+            ".shared .align 4 .b8 s[4];",
+            &format!(
+                "setp.ne.u32 %c0, %t, 0;\n@%c0 bra ADD;\nst.shared.u32 [s], 0;\n\
+                 ADD:\n{barrier}\nbar.warp.sync 0xffffffff;\n{other}\nbar.sync 0;\nld.shared.u32 %r2, [s];\nst.global.u32 [%q], %r2;"
+            ),
+        )
+    };
+    for access in ["atom.shared.add.u32 %r1, [s], 1;", "atom.shared.add.u32 %r1, [s], 1;\natom.shared.add.u32 %r1, [s], 1;"] {
+        passes(&text("bar.sync 0;", access), 64);
+        let found = fails(&text("", access), 64, FindingKind::SharedRace);
+        assert!(found.message.contains("the write by warp 0"), "{found}");
+    }
+}

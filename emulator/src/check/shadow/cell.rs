@@ -14,6 +14,10 @@ pub(super) struct Cell {
     /// Warps of the block whose atomic writes the last one, atomic too, is not ordered behind, and the oldest stamp of these.
     pub(super) atomics: u32,
     pub(super) atomic_stamp: u32,
+    /// The last plain write, where atomic ones have followed it.
+    pub(super) plain_at: u32,
+    pub(super) plain_stamp: u32,
+    pub(super) plain: order::Actor,
     pub(super) written_bytes: u16,
     pub(super) read_bytes: u16,
     pub(super) writer: order::Actor,
@@ -113,7 +117,19 @@ impl Cell {
 
     /// The same for a strong read, which may meet atomic operations.
     pub(super) fn check_poll(&self, bytes: u16, actor: &Actor<'_>) -> Outcome {
-        if self.atomic && !self.pending { Outcome::Done } else { self.check_read(bytes, actor) }
+        if self.atomic && !self.pending {
+            return if self.written_bytes & bytes == 0 { Outcome::Done } else { self.check_plain(actor) };
+        }
+        self.check_read(bytes, actor)
+    }
+
+    /// An atomic access must be ordered behind the plain write that others like it have followed.
+    fn check_plain(&self, actor: &Actor<'_>) -> Outcome {
+        if actor.knows(self.plain, self.plain_stamp) {
+            return Outcome::Done;
+        }
+        let (actor, at) = (self.plain, self.plain_at);
+        Outcome::Conflict(Conflict { actor, at, access: Access::Write, unfenced: false })
     }
 
     #[inline(always)]
@@ -194,6 +210,9 @@ impl Cell {
         if overlap && let Some(conflict) = self.unfenced(actor) {
             return conflict;
         }
+        if overlap && both_atomic && let conflict @ Outcome::Conflict(_) = self.check_plain(actor) {
+            return conflict;
+        }
         let mut atomics = (0, 0);
         if both_atomic && self.written_bytes != 0 {
             atomics = self.unordered_atomics(actor);
@@ -235,6 +254,11 @@ impl Cell {
         }
         if self.read_bytes & !bytes == 0 || self.read_stamp < actor.settled() {
             self.readers = 0;
+        }
+        if !atomic || !overlap && rest == 0 {
+            self.plain_stamp = 0;
+        } else if overlap && !self.atomic {
+            (self.plain, self.plain_stamp, self.plain_at) = (self.writer, self.write_stamp, self.written_at);
         }
         (self.writer, self.write_stamp, self.written_at) = (actor.id, actor.now, actor.at);
         (self.pending, self.atomic) = (pending, atomic);
