@@ -121,8 +121,17 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
     for lane in 0..32 {
         offsets[lane] = to[lane] as u32;
     }
-    let pending =
-        Pending { lanes, groups: core.warp.copies.groups, from, to: offsets, lengths, bytes, source, moved, at: core.warp.pc };
+    let pending = Pending {
+        lanes,
+        groups: core.warp.copies.groups,
+        from,
+        to: offsets,
+        lengths,
+        bytes,
+        source,
+        moved,
+        at: core.warp.pc,
+    };
     if moved {
         transfer(core, &pending, lanes);
     }
@@ -244,11 +253,17 @@ impl Core<'_> {
             return Ok(());
         }
         let mask = self.warp.mask;
-        let Some(left) = self.warp.copies.pending.iter().find(|copy| copy.lanes & mask != 0) else { return Ok(()) };
-        let (lanes, at, to) = (left.lanes & mask, left.at, left.to[(left.lanes & mask).trailing_zeros() as usize]);
+        let Some(left) = self.warp.copies.pending.iter().find(|copy| copy.lanes & mask != 0) else {
+            return Ok(());
+        };
+        let (lanes, at, to) =
+            (left.lanes & mask, left.at, left.to[(left.lanes & mask).trailing_zeros() as usize]);
         let place = self.launch.describe_shared(to);
-        let message = format!("an exit with an asynchronous copy to {place} of shared memory that nothing has waited for");
-        let hint = "wait for every copy before the end (`cp.async.wait_all`), or do not start what nobody reads";
+        let message = format!(
+            "an exit with an asynchronous copy to {place} of shared memory that nothing has waited for"
+        );
+        let hint =
+            "wait for every copy before the end (`cp.async.wait_all`), or do not start what nobody reads";
         self.fail(FindingKind::AsynchronousCopy, lanes, message, Some(hint));
         if let Some(fault) = &mut self.fault {
             fault.related.push(("the copy".to_owned(), at));

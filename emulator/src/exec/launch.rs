@@ -164,11 +164,17 @@ impl<'l> Launch<'l> {
         let all = self.done.load(Relaxed).saturating_add(instructions);
         if all > self.launch_limit {
             let limit = self.launch_limit;
-            return Some(format!("the launch has run {all} warp-instructions, more than the limit of {limit}"));
+            return Some(format!(
+                "the launch has run {all} warp-instructions, more than the limit of {limit}"
+            ));
         }
         let time = self.started.elapsed();
         (time > self.time_limit).then(|| {
-            format!("the launch has run for {} s, more than the limit of {} s", time.as_secs(), self.time_limit.as_secs())
+            format!(
+                "the launch has run for {} s, more than the limit of {} s",
+                time.as_secs(),
+                self.time_limit.as_secs()
+            )
         })
     }
 

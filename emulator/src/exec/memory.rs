@@ -210,13 +210,24 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
         }
         let bytes = E::BYTES * N as u32;
         let mask = core.warp.mask;
+        let raw = |n: usize, lane: usize| E::narrow(values[n][lane]).to_bytes();
+        let alike = |a: usize, b: usize| (0..N).all(|n| raw(n, a) == raw(n, b));
         let result = core.by_space(space, mask, &addresses, |core, space, lanes, addresses| {
             core.check_alignment(lanes, addresses, bytes, "store")?;
             match space {
                 Space::Shared | Space::Cluster => {
                     let lanes = core.check_shared(lanes, addresses, bytes, "store")?;
                     let access = if strength == Strength::Weak { Access::Write } else { Access::Atomic };
-                    core.race(lanes, addresses, bytes, access)?;
+                    let same = |core: &Core<'_>, lane: usize| {
+                        (0..N).all(|n| {
+                            let at = addresses[lane] as usize + n * E::BYTES as usize;
+                            load_element::<E>(&core.block.shared, at).to_bytes() == raw(n, lane)
+                        })
+                    };
+                    core.race(lanes, addresses, bytes, access).map_err(|flow| core.same_value(flow, same))?;
+                    if strength == Strength::Weak {
+                        core.check_values(Space::Shared, lanes, addresses, bytes, |a, b| alike(a, b))?;
+                    }
                     if strength == Strength::Weak && core.is_home() {
                         core.race_lanes(lanes, addresses, bytes, true)?;
                     }
@@ -278,7 +289,17 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                         rest &= !here;
                         allocation.note_write(core.launch.number);
                         let access = if strength == Strength::Weak { Access::Write } else { Access::Atomic };
-                        core.race_global(index, here, addresses, bytes, access)?;
+                        let same = |_: &Core<'_>, lane: usize| {
+                            (0..N).all(|n| {
+                                let at = addresses[lane].wrapping_sub(base) + n as u64 * u64::from(E::BYTES);
+                                load_global::<E>(storage, at).to_bytes() == raw(n, lane)
+                            })
+                        };
+                        let raced = core.race_global(index, here, addresses, bytes, access);
+                        raced.map_err(|flow| core.same_value(flow, same))?;
+                        if strength == Strength::Weak {
+                            core.check_values(Space::Global, here, addresses, bytes, |a, b| alike(a, b))?;
+                        }
                         core.synchronise(strength, (false, true), here, |lane| addresses[lane]);
                         for lane in ones(here) {
                             let offset = addresses[lane].wrapping_sub(base);

@@ -387,7 +387,12 @@ fn groups_of_a_warp_may_name_different_lanes() {
 #[test]
 fn a_copy_that_nothing_waits_for_is_left_behind_at_exit() {
     let text = |wait: &str| {
-        kernel(".shared .align 16 .b8 s[512];", &format!("mov.u32 %r1, s;\nmad.lo.u32 %r1, %t, 16, %r1;\nmad.wide.u32 %x0, %t, 16, %p;\ncp.async.cg.shared.global [%r1], [%x0], 16;\n{wait}"))
+        kernel(
+            ".shared .align 16 .b8 s[512];",
+            &format!(
+                "mov.u32 %r1, s;\nmad.lo.u32 %r1, %t, 16, %r1;\nmad.wide.u32 %x0, %t, 16, %p;\ncp.async.cg.shared.global [%r1], [%x0], 16;\n{wait}"
+            ),
+        )
     };
     let run = |text: &str| run_on(&Machine::default(), text, 32, 512);
     run(&text("cp.async.wait_all;")).unwrap();
@@ -409,10 +414,14 @@ fn a_launch_has_a_budget_of_instructions_and_of_time() {
     // A grid of empty blocks that would take hours is given up soon.
     for body in ["", "membar.gl;"] {
         let found = finding(launch(&Machine::default(), &module(&kernel("", body)), 0x7fff_ffff, 1, 0, &[0]));
-        assert!(found.kind == FindingKind::Budget && found.message.contains("the grid's blocks count as"), "{found}");
+        assert!(
+            found.kind == FindingKind::Budget && found.message.contains("the grid's blocks count as"),
+            "{found}"
+        );
     }
     // Blocks that are each within their limit may be too many together.
-    let loops = kernel("", "mov.u32 %r0, 0;\nL: add.u32 %r0, %r0, 1;\nsetp.lt.u32 %c0, %r0, 1000;\n@%c0 bra L;");
+    let loops =
+        kernel("", "mov.u32 %r0, 0;\nL: add.u32 %r0, %r0, 1;\nsetp.lt.u32 %c0, %r0, 1000;\n@%c0 bra L;");
     let machine = limits(|limits| limits.instructions_per_launch = 100_000);
     assert!(launch(&machine, &module(&loops), 10, 32, 0, &[0]).is_ok());
     let found = finding(launch(&machine, &module(&loops), 1000, 32, 0, &[0]));
@@ -420,5 +429,8 @@ fn a_launch_has_a_budget_of_instructions_and_of_time() {
     assert!(found.message.contains("the launch has run"), "{found}");
     let machine = limits(|limits| limits.time_per_launch = std::time::Duration::ZERO);
     let found = finding(launch(&machine, &module(&loops), 1, 32, 0, &[0]));
-    assert!(found.kind == FindingKind::Budget && found.message.contains("more than the limit of 0 s"), "{found}");
+    assert!(
+        found.kind == FindingKind::Budget && found.message.contains("more than the limit of 0 s"),
+        "{found}"
+    );
 }

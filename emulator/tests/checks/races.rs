@@ -388,9 +388,38 @@ fn atomic_operations_of_a_warp_do_not_hide_its_plain_write_before() {
             ),
         )
     };
-    for access in ["atom.shared.add.u32 %r1, [s], 1;", "atom.shared.add.u32 %r1, [s], 1;\natom.shared.add.u32 %r1, [s], 1;"] {
+    for access in [
+        "atom.shared.add.u32 %r1, [s], 1;",
+        "atom.shared.add.u32 %r1, [s], 1;\natom.shared.add.u32 %r1, [s], 1;",
+    ] {
         passes(&text("bar.sync 0;", access), 64);
         let found = fails(&text("", access), 64, FindingKind::SharedRace);
         assert!(found.message.contains("the write by warp 0"), "{found}");
+    }
+}
+
+#[test]
+fn lanes_that_write_one_word_write_the_same() {
+    for space in ["shared", "global"] {
+        let target = if space == "shared" { "s" } else { "%p" };
+        let text = |value: &str, store: &str| {
+            kernel(
+                ".shared .align 4 .b8 s[4];",
+                &format!(
+                    "shr.u32 %r1, %t, 5;\n{store}.{space}.u32 [{target}], {value};\nbar.sync 0;\nst.global.u32 [%q], %t;"
+                ),
+            )
+        };
+        passes(&text("%r1", "st"), 32);
+        passes(&text("%t", "st.volatile"), 32);
+        let kind = if space == "shared" { FindingKind::SharedRace } else { FindingKind::GlobalRace };
+        let found = fails(&text("%t", "st"), 32, kind);
+        assert!(found.message.contains("lanes 0 and 1 write different values"), "{found}");
+        assert_eq!(found.lanes, 3);
+        // Between warps it is a race in any case; whether the value is the same is told.
+        for (value, same) in [("7", true), ("%r1", false)] {
+            let found = fails(&text(value, "st"), 64, kind);
+            assert_eq!(found.hint.as_ref().unwrap().contains("stands there already"), same, "{found}");
+        }
     }
 }

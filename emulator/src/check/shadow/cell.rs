@@ -210,7 +210,10 @@ impl Cell {
         if overlap && let Some(conflict) = self.unfenced(actor) {
             return conflict;
         }
-        if overlap && both_atomic && let conflict @ Outcome::Conflict(_) = self.check_plain(actor) {
+        if overlap
+            && both_atomic
+            && let conflict @ Outcome::Conflict(_) = self.check_plain(actor)
+        {
             return conflict;
         }
         let mut atomics = (0, 0);
