@@ -130,11 +130,42 @@ impl Core<'_> {
             match self.run_warp() {
                 End::Over => self.cluster.progress = true,
                 End::Polling => self.cluster.polling = true,
-                End::Failed => return Turn::Failed,
+                End::Failed => {
+                    self.prefer_race(index);
+                    return Turn::Failed;
+                }
             }
             std::mem::swap(&mut self.warp, &mut self.block.parked[index]);
         }
         if finished { Turn::Finished } else { Turn::Paused }
+    }
+
+    /// A warp has met what nothing wrote. If another warp of its block is about to write that, what is missing is a barrier: the others run
+    /// until they wait, and a race that they find is reported instead.
+    #[cold]
+    fn prefer_race(&mut self, failed: usize) {
+        let Some(fault) = self.fault.take_if(|fault| fault.kind == FindingKind::Uninitialised) else {
+            return;
+        };
+        std::mem::swap(&mut self.warp, &mut self.block.parked[failed]);
+        for index in (0..self.block.parked.len()).filter(|&index| index != failed) {
+            if self.block.parked[index].live == 0 || !self.block.parked[index].is_ready() {
+                continue;
+            }
+            std::mem::swap(&mut self.warp, &mut self.block.parked[index]);
+            self.run_warp();
+            if self
+                .fault
+                .as_ref()
+                .is_some_and(|f| matches!(f.kind, FindingKind::SharedRace | FindingKind::GlobalRace))
+            {
+                return;
+            }
+            self.fault = None;
+            std::mem::swap(&mut self.warp, &mut self.block.parked[index]);
+        }
+        std::mem::swap(&mut self.warp, &mut self.block.parked[failed]);
+        self.fault = Some(fault);
     }
 
     /// Runs the warp until it waits, polls, ends, or its quantum is used up.

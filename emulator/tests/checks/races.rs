@@ -423,3 +423,24 @@ fn lanes_that_write_one_word_write_the_same() {
         }
     }
 }
+
+#[test]
+fn a_missing_barrier_is_called_that_and_not_a_value_that_nothing_wrote() {
+    let text = |barrier: &str| {
+        kernel(
+            ".shared .align 4 .b8 s[256];",
+            &format!(
+                "mov.u32 %r1, s;\nmad.lo.u32 %r2, %t, 4, %r1;\nst.shared.u32 [%r2], %t;\n{barrier}\nxor.b32 %r3, %t, 63;\n\
+                 mad.lo.u32 %r2, %r3, 4, %r1;\nld.shared.u32 %r4, [%r2];\nst.global.u32 [%q], %r4;"
+            ),
+        )
+    };
+    passes(&text("bar.sync 0;"), 64);
+    let found = fails(&text(""), 64, FindingKind::SharedRace);
+    assert!(
+        found.message.starts_with("write of shared memory") && found.message.contains("the read by warp 0"),
+        "{found}"
+    );
+    // What no warp writes stays what it is.
+    fails(&text("").replace("st.shared.u32 [%r2], %t;", ""), 64, FindingKind::Uninitialised);
+}
