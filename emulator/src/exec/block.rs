@@ -217,6 +217,9 @@ impl Core<'_> {
             let step = if self.launch.trace.is_some() { self.trace_before(inst) } else { None };
             // SAFETY: the launch bound its code for the level that `Level::detect` found on this host.
             let flow = unsafe { (inst.run)(self, inst) };
+            if self.warp.registers.has_overwritten() {
+                self.refine(inst);
+            }
             if let Some(step) = step {
                 self.trace_after(inst, step, pc);
             }

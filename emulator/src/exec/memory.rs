@@ -2,7 +2,10 @@
 
 use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
+use super::control::lanes_where;
+use super::definedness::{spread, whole_bytes};
 use super::lane::{Execute, Lane, handler};
+use super::registers::{DOUBLE, Slot};
 use super::strong::shared_place;
 use crate::check::FindingKind;
 use crate::check::shadow::Access;
@@ -92,6 +95,8 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
         };
         let mut values = [[Bits::<E>::default(); 32]; N];
         let mut written = [u32::MAX; N];
+        // Which bytes were written, where not all were.
+        let mut parts: Vec<(usize, usize, u32)> = Vec::new();
         let bytes = E::BYTES * N as u32;
         let mask = core.warp.mask;
         let result = core.by_space(space, mask, &addresses, |core, space, lanes, addresses| {
@@ -114,7 +119,11 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
                         for n in 0..N {
                             let at = offset + n * E::BYTES as usize;
                             values[n][lane] = load_element::<E>(&core.block.shared, at).widen(ty.is_signed());
-                            note(&mut written[n], lane, part::<E>(bits, n));
+                            let part = part::<E>(bits, n);
+                            if part != every::<E>() {
+                                written[n] &= !(1 << lane);
+                                parts.push((n, lane, part));
+                            }
                         }
                     }
                 }
@@ -126,7 +135,11 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
                         for n in 0..N {
                             let at = offset + n * E::BYTES as usize;
                             values[n][lane] = load_element::<E>(&core.warp.local, at).widen(ty.is_signed());
-                            note(&mut written[n], lane, part::<E>(bits, n));
+                            let part = part::<E>(bits, n);
+                            if part != every::<E>() {
+                                written[n] &= !(1 << lane);
+                                parts.push((n, lane, part));
+                            }
                         }
                     }
                 }
@@ -172,7 +185,10 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
                             for n in 0..N {
                                 let at = offset + n as u64 * u64::from(E::BYTES);
                                 values[n][lane] = load_global::<E>(storage, at).widen(ty.is_signed());
-                                note(&mut written[n], lane, is_written(storage, at, E::BYTES));
+                                if !is_written(storage, at, E::BYTES) {
+                                    written[n] &= !(1 << lane);
+                                    parts.push((n, lane, written_bytes(storage, at, E::BYTES)));
+                                }
                             }
                         }
                     }
@@ -185,6 +201,9 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
         }
         for n in 0..N {
             E::Register::write(core, inst.slots[n], &values[n], written[n]);
+        }
+        if !parts.is_empty() {
+            core.loaded_in_parts(inst, ty, &parts);
         }
         // A warp that asks again and again for what another one writes must not keep that one, or a copy, from getting on.
         if strength != Strength::Weak && matches!(space, Space::Global | Space::Generic) {
@@ -240,6 +259,10 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                             let at = addresses[lane] as usize + n * E::BYTES as usize;
                             store_element::<E>(&mut core.block.shared, at, E::narrow(values[n][lane]));
                             core.block.shared.set_written(at, E::BYTES, written[n] >> lane & 1 == 1);
+                            if written[n] >> lane & 1 == 0 {
+                                let bytes = core.stored_bytes(inst.slots[1 + n], lane);
+                                core.block.shared.set_bytes(at, E::BYTES, bytes);
+                            }
                         }
                     }
                 }
@@ -250,6 +273,10 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                             let at = core.local_offset(lane, addresses[lane]) + n * E::BYTES as usize;
                             store_element::<E>(&mut core.warp.local, at, E::narrow(values[n][lane]));
                             core.warp.local.set_written(at, E::BYTES, written[n] >> lane & 1 == 1);
+                            if written[n] >> lane & 1 == 0 {
+                                let bytes = core.stored_bytes(inst.slots[1 + n], lane);
+                                core.warp.local.set_bytes(at, E::BYTES, bytes);
+                            }
                         }
                     }
                 }
@@ -261,7 +288,7 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                     core.check_grids(lanes, addresses, bytes, "store")?;
                     let missing = lanes & !written.iter().fold(u32::MAX, |all, w| all & w);
                     if missing != 0 && core.launch.checks.uninitialised {
-                        return Err(core.uninitialised(missing, "a value stored to global memory"));
+                        core.check_stored(missing, &inst.slots[1..=N], E::BYTES)?;
                     }
                     let table = core.launch.table;
                     let mut rest = lanes;
@@ -305,8 +332,14 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                             let offset = addresses[lane].wrapping_sub(base);
                             for n in 0..N {
                                 let at = offset + n as u64 * u64::from(E::BYTES);
-                                let written = written[n] >> lane & 1 == 1;
-                                store_global::<E>(storage, at, E::narrow(values[n][lane]), written);
+                                let whole = written[n] >> lane & 1 == 1;
+                                store_global::<E>(storage, at, E::narrow(values[n][lane]), whole);
+                                if !whole {
+                                    let bytes = core.stored_bytes(inst.slots[1 + n], lane);
+                                    for byte in 0..E::BYTES {
+                                        storage.set_written(at + u64::from(byte), 1, bytes >> byte & 1 == 1);
+                                    }
+                                }
                             }
                         }
                     }
@@ -328,16 +361,55 @@ fn within(lanes: u32, addresses: &[u64; 32], base: u64, limit: u64) -> u32 {
     here & lanes
 }
 
+/// A bit for each byte of an element.
 #[inline(always)]
-fn note(mask: &mut u32, lane: usize, written: bool) {
-    *mask &= !(u32::from(!written) << lane);
+fn every<E: Element>() -> u32 {
+    (1u32 << E::BYTES) - 1
 }
 
-/// Whether the bits of element `n` are all set.
+/// The bits of element `n`.
 #[inline(always)]
-fn part<E: Element>(bits: u32, n: usize) -> bool {
-    let mask = (1u32 << E::BYTES) - 1;
-    bits >> (n as u32 * E::BYTES) & mask == mask
+fn part<E: Element>(bits: u32, n: usize) -> u32 {
+    bits >> (n as u32 * E::BYTES) & every::<E>()
+}
+
+impl Core<'_> {
+    /// Elements were loaded of which not all bytes are written: element, lane, and the bytes that are.
+    #[cold]
+    fn loaded_in_parts(&mut self, inst: &Inst, ty: Ty, parts: &[(usize, usize, u32)]) {
+        let width = 8 * ty.bytes();
+        for n in 0..parts.iter().map(|(n, ..)| n + 1).max().unwrap_or(0) {
+            let slot = inst.slots[n];
+            let mut bits = self.warp.registers.bits_of(slot);
+            for &(_, lane, bytes) in parts.iter().filter(|part| part.0 == n) {
+                let sign = bytes != 0 && (!ty.is_signed() || bytes >> (ty.bytes() - 1) & 1 == 1);
+                let above = if sign { u64::MAX.checked_shl(width).unwrap_or(0) } else { 0 };
+                let outside = if slot & DOUBLE == 0 { !0 << 32 } else { 0 };
+                bits[lane] = spread(bytes) | above | outside;
+            }
+            let lanes = parts.iter().filter(|part| part.0 == n).fold(0, |all, &(_, lane, _)| all | 1 << lane);
+            self.warp.registers.set_bits(slot, lanes, &bits);
+        }
+    }
+
+    /// The bytes of a register that are written as a whole, for a lane in which not all are.
+    #[cold]
+    fn stored_bytes(&self, slot: Slot, lane: usize) -> u32 {
+        whole_bytes(self.warp.registers.bits_of(slot)[lane])
+    }
+
+    /// Elements of which no byte is written must not go to global memory.
+    #[cold]
+    fn check_stored(&mut self, lanes: u32, slots: &[Slot], bytes: u32) -> Result<(), Flow> {
+        let nothing = lanes_where(lanes, |lane| {
+            slots.iter().any(|&slot| self.stored_bytes(slot, lane) & ((1 << bytes) - 1) == 0)
+        });
+        if nothing == 0 {
+            Ok(())
+        } else {
+            Err(self.uninitialised(nothing, "a value stored to global memory"))
+        }
+    }
 }
 
 #[inline(always)]
@@ -382,6 +454,12 @@ fn store_global<E: Element>(storage: &crate::memory::storage::Storage, at: u64, 
     } else {
         storage.write(at, &value.to_bytes()[..E::BYTES as usize]);
     }
+}
+
+/// A bit for each byte that is written.
+#[cold]
+fn written_bytes(storage: &crate::memory::storage::Storage, at: u64, bytes: u32) -> u32 {
+    (0..bytes).fold(0, |all, byte| all | u32::from(storage.is_written(at + u64::from(byte), 1)) << byte)
 }
 
 #[inline(always)]

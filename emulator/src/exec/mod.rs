@@ -39,6 +39,7 @@ mod convert;
 mod copy;
 mod data;
 mod deadlock;
+mod definedness;
 mod floating;
 mod lane;
 mod late;

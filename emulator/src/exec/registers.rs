@@ -3,6 +3,9 @@
 //! A register holds a value for each of 32 lanes, and a mask that says in which of them something wrote it. Words hold
 //! everything up to 32 bits, doubles 64; predicates are masks themselves.
 
+use std::collections::HashMap;
+
+use super::definedness::Bits;
 use crate::ir::program::{Constant, Operand, file_of};
 use crate::syntax::ast::Class;
 
@@ -44,6 +47,11 @@ pub(crate) struct Registers {
     words: File<[u32; 32]>,
     doubles: File<[u64; 32]>,
     predicates: File<u32>,
+    /// Which bits were written, for registers that are not written as a whole in some lane.
+    pub(super) partial: HashMap<Slot, Bits>,
+    /// What stood in registers that the instruction at hand has overwritten with something that is not written as a whole: values and
+    /// written bits.
+    overwritten: Vec<(Slot, Bits, Bits)>,
 }
 
 /// The constants of a launch, spread over all lanes.
@@ -79,6 +87,56 @@ impl Registers {
             predicates: File::new(0, counts[0]),
             words: File::new([0; 32], counts[1]),
             doubles: File::new([0; 32], counts[2]),
+            partial: HashMap::new(),
+            overwritten: Vec::new(),
+        }
+    }
+
+    /// Whether the instruction at hand has written something that is not written as a whole.
+    #[inline(always)]
+    pub(crate) fn has_overwritten(&self) -> bool {
+        !self.overwritten.is_empty()
+    }
+
+    pub(super) fn take_overwritten(&mut self) -> Vec<(Slot, Bits, Bits)> {
+        std::mem::take(&mut self.overwritten)
+    }
+
+    #[cold]
+    fn overwrite(&mut self, slot: Slot, mask: u32) {
+        let bits = self.bits_of(slot);
+        let index = (slot & INDEX) as usize;
+        let values = match slot & DOUBLE {
+            0 => self.words.values[index].map(u64::from),
+            _ => self.doubles.values[index],
+        };
+        if let Some(partial) = self.partial.get_mut(&slot) {
+            let none = if slot & DOUBLE == 0 { !0 << 32 } else { 0 };
+            (0..32).filter(|lane| mask >> lane & 1 == 1).for_each(|lane| partial[lane] = none);
+        }
+        self.overwritten.push((slot, values, bits));
+    }
+
+    /// The values of a register or a constant.
+    pub(super) fn values_of(&self, constants: &Constants, slot: Slot) -> Bits {
+        match slot & DOUBLE {
+            0 => self.word(constants, slot).map(u64::from),
+            _ => *self.double(constants, slot),
+        }
+    }
+
+    /// Sets which bits of a register are written.
+    pub(super) fn set_bits(&mut self, slot: Slot, mask: u32, bits: &Bits) {
+        let whole = (0..32).filter(|&lane| bits[lane] == u64::MAX).fold(0, |all, lane| all | 1u32 << lane);
+        let written = match slot & DOUBLE {
+            0 => &mut self.words.written[(slot & INDEX) as usize],
+            _ => &mut self.doubles.written[(slot & INDEX) as usize],
+        };
+        *written = *written & !mask | whole & mask;
+        let none = if slot & DOUBLE == 0 { !0 << 32 } else { 0 };
+        if (0..32).any(|lane| mask >> lane & 1 == 1 && bits[lane] != none) {
+            let partial = self.partial.entry(slot).or_insert([none; 32]);
+            (0..32).filter(|lane| mask >> lane & 1 == 1).for_each(|lane| partial[lane] = bits[lane]);
         }
     }
 
@@ -117,6 +175,9 @@ impl Registers {
 
     #[inline(always)]
     pub(crate) fn set_word(&mut self, slot: Slot, values: &[u32; 32], mask: u32, written: u32) {
+        if written & mask != mask {
+            self.overwrite(slot, mask);
+        }
         let index = (slot & INDEX) as usize;
         self.words.written[index] = self.words.written[index] & !mask | written & mask;
         blend(&mut self.words.values[index], values, mask);
@@ -124,6 +185,9 @@ impl Registers {
 
     #[inline(always)]
     pub(crate) fn set_double(&mut self, slot: Slot, values: &[u64; 32], mask: u32, written: u32) {
+        if written & mask != mask {
+            self.overwrite(slot, mask);
+        }
         let index = (slot & INDEX) as usize;
         self.doubles.written[index] = self.doubles.written[index] & !mask | written & mask;
         blend(&mut self.doubles.values[index], values, mask);

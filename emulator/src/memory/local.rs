@@ -82,6 +82,11 @@ impl Bytes {
         bits >> (offset % 8) & ((1 << count) - 1)
     }
 
+    /// Sets which of the `count` bytes from `offset` are written.
+    pub(crate) fn set_bytes(&mut self, offset: usize, count: u32, written: u32) {
+        (0..count).for_each(|byte| self.set_written(offset + byte as usize, 1, written >> byte & 1 == 1));
+    }
+
     /// Sets whether the `count` (at most 16) bytes from `offset` are written.
     #[inline(always)]
     pub(crate) fn set_written(&mut self, offset: usize, count: u32, value: bool) {

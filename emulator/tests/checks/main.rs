@@ -128,7 +128,7 @@ fn memory_that_nothing_wrote_is_followed_through_loads_and_copies() {
     let body =
         "st.shared.u8 [s], 1;\nst.shared.u8 [s+1], 1;\nld.shared.u16 %r0, [s];\nst.global.u16 [%q], %r0;";
     passes(&kernel(shared, body), 32);
-    let body = body.replace("ld.shared.u16", "ld.shared.u32");
+    let body = body.replace("ld.shared.u16 %r0, [s]", "ld.shared.u16 %r0, [s+2]");
     fails(&kernel(shared, &body), 32, FindingKind::Uninitialised);
 }
 
@@ -432,5 +432,65 @@ fn a_launch_has_a_budget_of_instructions_and_of_time() {
     assert!(
         found.kind == FindingKind::Budget && found.message.contains("more than the limit of 0 s"),
         "{found}"
+    );
+}
+
+/// A kernel with a frame of 16 bytes of local memory.
+fn framed(body: &str) -> String {
+    kernel(".local .align 16 .b8 f[16];\n.reg .b16 %h<4>;", body)
+}
+
+#[test]
+fn what_was_written_is_known_by_byte_and_bit() {
+    for body in [
+        // A wide load of which a half was written, and is used.
+        "st.local.u32 [f], %t;\nld.local.b64 %x0, [f];\ncvt.u32.u64 %r1, %x0;\nst.global.u32 [%q], %r1;",
+        "st.local.u32 [f], %t;\nld.local.b64 %x0, [f];\nmov.b64 {%r1, %r2}, %x0;\nst.global.u32 [%q], %r1;",
+        "st.local.u32 [f+4], %t;\nld.local.b64 %x0, [f];\nshr.u64 %x0, %x0, 32;\ncvt.u32.u64 %r1, %x0;\nst.global.u32 [%q], %r1;",
+        "st.local.u8 [f+1], %t;\nld.local.u32 %r1, [f];\nand.b32 %r1, %r1, 65280;\nst.global.u32 [%q], %r1;",
+        "st.local.u8 [f+1], %t;\nld.local.u32 %r1, [f];\nbfe.u32 %r1, %r1, 8, 8;\nst.global.u32 [%q], %r1;",
+        "st.local.u8 [f+1], %t;\nld.local.u32 %r1, [f];\nprmt.b32 %r1, %r1, 0, 0x4441;\nst.global.u32 [%q], %r1;",
+        // A structure with padding, copied as a whole.
+        "st.local.u8 [f], %t;\nld.local.u32 %r1, [f];\nst.global.u32 [%q], %r1;",
+        // Bit fields put into what nothing wrote.
+        "bfi.b32 %r1, 7, %r2, 0, 5;\nbfi.b32 %r1, 9, %r1, 5, 27;\nst.global.u32 [%q], %r1;",
+        "and.b32 %r1, %r2, 0;\nor.b32 %r1, %r1, %t;\nst.global.u32 [%q], %r1;",
+        "lop3.b32 %r1, %r2, %t, 0, 0x0c;\nlop3.b32 %r3, %r2, 0, %t, 0x3c;\nand.b32 %r2, %r2, 0;\nst.global.u32 [%q], %r2;",
+        // A register with itself.
+        "xor.b32 %r1, %r2, %r2;\nst.global.u32 [%q], %r1;",
+        "sub.s32 %r2, %r2, %r2;\nst.global.u32 [%q], %r2;",
+        "mov.b32 {%h0, %h1}, %t;\nmov.b32 %r1, {%h0, %h2};\nmov.b32 {%h1, %h3}, %r1;\ncvt.u32.u16 %r2, %h1;\nst.global.u32 [%q], %r2;",
+    ] {
+        passes(&framed(body), 32);
+    }
+    for body in [
+        "st.local.u32 [f+4], %t;\nld.local.b64 %x0, [f];\ncvt.u32.u64 %r1, %x0;\nst.global.u32 [%q], %r1;",
+        "st.local.u8 [f+1], %t;\nld.local.u32 %r1, [f];\nsetp.eq.u32 %c0, %r1, 0;\n@%c0 st.global.u32 [%q], 1;",
+        "bfi.b32 %r1, 7, %r2, 0, 5;\nsetp.eq.u32 %c0, %r1, 0;\n@%c0 st.global.u32 [%q], 1;",
+        "xor.b32 %r1, %r2, %r3;\nst.global.u32 [%q], %r1;",
+        "and.b32 %r1, %r2, %t;\nmul.lo.u32 %r1, %r1, 3;\nst.global.u32 [%q], %r1;",
+        // What is written at last is what counts.
+        "st.local.u32 [f], %t;\nld.local.b64 %x0, [f];\nmov.b64 %x0, %x1;\ncvt.u32.u64 %r1, %x0;\nst.global.u32 [%q], %r1;",
+    ] {
+        fails(&framed(body), 32, FindingKind::Uninitialised);
+    }
+}
+
+#[test]
+fn bytes_that_nothing_wrote_stay_so_in_memory() {
+    // Padding goes to global memory, and is found where it decides something.
+    let copy = "st.local.u8 [f], %t;\nld.local.u32 %r1, [f];\nst.global.u32 [%q], %r1;";
+    passes(
+        &framed(&format!(
+            "{copy}\nld.global.u8 %r2, [%q];\nsetp.eq.u32 %c0, %r2, 0;\n@%c0 st.global.u32 [%q], 1;"
+        )),
+        32,
+    );
+    fails(
+        &framed(&format!(
+            "{copy}\nld.global.u8 %r2, [%q+1];\nsetp.eq.u32 %c0, %r2, 0;\n@%c0 st.global.u32 [%q], 1;"
+        )),
+        32,
+        FindingKind::Uninitialised,
     );
 }

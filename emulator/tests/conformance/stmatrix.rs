@@ -7,6 +7,15 @@ use warpsmith_emulator::{Config, FindingKind, LaunchError, Machine, Report};
 /// memory from the last one on, and copies it to global memory. `between` stands before the store.
 fn run(count: usize, transpose: &str, between: &str) -> (Result<Report, LaunchError>, Vec<u16>) {
     let registers = (0..count).map(|i| format!("%r{i}")).collect::<Vec<_>>().join(", ");
+    // By halves, each of which must have been written.
+    let copy: String = [0, 8]
+        .map(|at| {
+            format!(
+                "@%p ld.shared.v4.u16 {{%r0, %r1, %r2, %r3}}, [%s+{at}];\n\
+                 @%p st.global.v4.u16 [%out+{at}], {{%r0, %r1, %r2, %r3}};\n"
+            )
+        })
+        .concat();
     let text = format!(
         ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry test(.param .u64 p_out)\n{{\n\
          .reg .b32 %t, %s, %x, %r<4>; .reg .b64 %out; .reg .pred %p;\n.shared .align 16 .b8 rows[512];\n\
@@ -16,8 +25,7 @@ fn run(count: usize, transpose: &str, between: &str) -> (Result<Report, LaunchEr
          mad.lo.u32 %s, %x, 16, %s;\n{between}\n\
          stmatrix.sync.aligned.m8n8.x{count}{transpose}.shared.b16 [%s], {{{registers}}};\nbar.warp.sync 0xffffffff;\n\
          mov.u32 %s, rows;\nmad.lo.u32 %s, %t, 16, %s;\nsetp.ge.u32 %p, %t, {};\n\
-         @%p ld.shared.v4.u32 {{%r0, %r1, %r2, %r3}}, [%s];\n\
-         @%p st.global.v4.u32 [%out], {{%r0, %r1, %r2, %r3}};\nret;\n}}\n",
+         {copy}ret;\n}}\n",
         32 - 8 * count
     );
     let module = crate::common::parse("test.ptx", &text).unwrap_or_else(|error| panic!("{error}\n{text}"));
