@@ -253,7 +253,7 @@ impl Machine {
             table: &table,
             threads,
             warps: threads.div_ceil(32),
-            shared_bytes: code.static_shared + config.dynamic_shared,
+            shared_bytes: code.shared_span + config.dynamic_shared,
             instruction_limit: self.config.limits.instructions_per_block,
             launch_limit: self.config.limits.instructions_per_launch,
             time_limit: self.config.limits.time_per_launch,

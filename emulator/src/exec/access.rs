@@ -17,6 +17,8 @@ pub(crate) const PARAM_WINDOW: u64 = 0xf300_0000_0000;
 /// The size of each of these.
 pub(crate) const WINDOW: u64 = 1 << 32;
 
+pub(super) const HINT_RED_ZONE: &str = "on a GPU the next variable may lie there";
+
 /// The positions of the bits that are set.
 #[inline(always)]
 pub(crate) fn ones(mask: u32) -> impl Iterator<Item = usize> {
@@ -166,7 +168,37 @@ impl Core<'_> {
         what: &str,
     ) -> Result<u32, Flow> {
         let size = self.block.shared.len() as u64;
+        if !self.launch.kernel.red_zones.is_empty() && self.launch.checks.bounds {
+            self.check_red_zones(lanes, addresses, bytes, what)?;
+        }
         self.check_size(lanes, addresses, bytes, what, size, "shared memory")
+    }
+
+    /// Between the variables of shared memory there is nothing.
+    fn check_red_zones(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        what: &str,
+    ) -> Result<(), Flow> {
+        let mut stray = 0;
+        for &(start, end) in &self.launch.kernel.red_zones {
+            for lane in 0..32 {
+                let inside =
+                    addresses[lane] < u64::from(end) && addresses[lane] + u64::from(bytes) > u64::from(start);
+                stray |= u32::from(inside) << lane;
+            }
+        }
+        let stray = stray & lanes;
+        if stray == 0 {
+            return Ok(());
+        }
+        let first = addresses[stray.trailing_zeros() as usize] as u32;
+        let place = self.launch.in_red_zone(first, u64::from(bytes)).unwrap_or(first);
+        let message =
+            format!("{what} of {bytes} bytes of shared memory: {}", self.launch.describe_red_zone(place));
+        Err(self.fail(FindingKind::OutOfBounds, stray, message, Some(HINT_RED_ZONE)))
     }
 
     pub(crate) fn check_local(

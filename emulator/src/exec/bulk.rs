@@ -3,6 +3,7 @@
 
 use super::access::ones;
 use super::agent::{Piece, Place, Signal, Transfer};
+use super::access::HINT_RED_ZONE;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Lane, warp};
 use super::registers::Slot;
@@ -226,11 +227,16 @@ impl Core<'_> {
     /// Whether bytes lie inside a block's shared memory; a finding if they do not.
     fn fits(&mut self, lane: usize, offset: u32, bytes: u64, what: &str) -> Result<bool, Flow> {
         let size = u64::from(self.launch.shared_bytes);
-        if u64::from(offset) + bytes <= size {
-            return Ok(true);
-        }
+        let inside = u64::from(offset) + bytes <= size;
         if !self.launch.checks.bounds {
-            return Ok(false);
+            return Ok(inside);
+        }
+        if let Some(stray) = self.launch.in_red_zone(offset, bytes) {
+            let message = format!("{what} of {bytes} bytes of shared memory: {}", self.launch.describe_red_zone(stray));
+            return Err(self.fail(FindingKind::OutOfBounds, 1 << lane, message, Some(HINT_RED_ZONE)));
+        }
+        if inside {
+            return Ok(true);
         }
         let message =
             format!("{what} of {bytes} bytes at {offset:#x} of shared memory, which has {size} bytes");

@@ -123,7 +123,9 @@ fn read_special(core: &Core<'_>, register: Special) -> [u64; 32] {
         Special::Clock | Special::GlobalTimer => uniform(core.block.instructions),
         Special::ClockHigh | Special::GlobalTimerHigh => uniform(core.block.instructions >> 32),
         Special::DynamicShared => uniform(u64::from(launch.config.dynamic_shared)),
-        Special::TotalShared => uniform(u64::from(launch.shared_bytes)),
+        Special::TotalShared => {
+            uniform(u64::from(launch.kernel.static_shared + launch.config.dynamic_shared))
+        }
         Special::WarpSize => uniform(32),
         Special::IsExplicitCluster => uniform(u64::from(launch.ranks() > 1)),
     }

@@ -100,17 +100,33 @@ impl<'l> Launch<'l> {
         self.code.get(pc as usize).is_some_and(|inst| matches!(inst.op, Op::BarrierWarp))
     }
 
+    /// The first byte of a range that is between the variables of shared memory.
+    pub(crate) fn in_red_zone(&self, offset: u32, bytes: u64) -> Option<u32> {
+        let (first, last) = (u64::from(offset), u64::from(offset) + bytes);
+        let zones = &self.kernel.red_zones;
+        let zone = zones.iter().find(|zone| first < u64::from(zone.1) && u64::from(zone.0) < last)?;
+        Some(offset.max(zone.0))
+    }
+
+    /// What lies before an offset between the variables of shared memory, in words.
+    pub(crate) fn describe_red_zone(&self, offset: u32) -> String {
+        let before = self.kernel.shared.iter().rev().find(|(_, start, _)| *start <= offset);
+        before.map_or(format!("offset {offset:#x}"), |(name, start, bytes)| {
+            format!(
+                "{} bytes past the end of `{name}` ({bytes} bytes)",
+                (offset - start).saturating_sub(*bytes)
+            )
+        })
+    }
+
     /// An offset in shared memory, in words.
     pub(crate) fn describe_shared(&self, offset: u32) -> String {
         let variable =
             self.kernel.shared.iter().find(|(_, start, bytes)| offset.wrapping_sub(*start) < (*bytes).max(1));
         match variable {
             Some((name, start, _)) => format!("byte {} of `{name}` (offset {offset:#x})", offset - start),
-            None if offset >= self.kernel.static_shared => {
-                format!(
-                    "byte {} of the dynamic part (offset {offset:#x})",
-                    offset - self.kernel.static_shared
-                )
+            None if offset >= self.kernel.shared_span => {
+                format!("byte {} of the dynamic part (offset {offset:#x})", offset - self.kernel.shared_span)
             }
             None => format!("offset {offset:#x}"),
         }

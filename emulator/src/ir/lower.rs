@@ -147,6 +147,8 @@ fn translate_entry(
         registers: names.counts,
         shared: names.shared,
         static_shared: names.static_shared,
+        shared_span: names.shared_span,
+        red_zones: names.red_zones,
         uses_dynamic_shared: names.used_dynamic,
         local: names.local,
         parameters,

@@ -34,11 +34,17 @@ pub(crate) struct Names<'e, 'a> {
     dynamic: Vec<&'a str>,
     pub(crate) shared: Vec<(String, u32, u32)>,
     pub(crate) static_shared: u32,
+    /// Where dynamic shared memory begins, and what lies between variables.
+    pub(crate) shared_span: u32,
+    pub(crate) red_zones: Vec<(u32, u32)>,
     pub(crate) local: u32,
 }
 
 /// Static shared memory is bounded so that offsets always fit; a launch has a limit of its own.
 const MAX_SHARED: u64 = 1 << 24;
+/// Bytes between two variables of shared memory.
+const LEAST_RED_ZONE: u64 = 64;
+const MOST_RED_ZONE: u64 = 4096;
 const MAX_LOCAL: u64 = 1 << 20;
 
 impl<'e, 'a> Names<'e, 'a> {
@@ -64,6 +70,8 @@ impl<'e, 'a> Names<'e, 'a> {
             dynamic: Vec::new(),
             shared: Vec::new(),
             static_shared: 0,
+            shared_span: 0,
+            red_zones: Vec::new(),
             local: 0,
         };
         for (index, registers) in body.registers.iter().enumerate() {
@@ -120,14 +128,17 @@ impl<'e, 'a> Names<'e, 'a> {
             }
         }
         let (mut shared_end, mut local_end, mut dynamic_align) = (0u64, 0u64, 16u64);
+        // Where variables are put: apart from each other, so that an index past the end of one is not one of the next.
+        let mut span = 0u64;
         let mut dynamic = Vec::new();
         for variable in module.variables.iter().chain(&entry.body.variables) {
             let name = variable.name.text;
             match variable.space {
                 Space::Shared if used.contains(name) => match variable.size {
                     Some(size) => {
-                        let offset = shared_end.next_multiple_of(variable.align);
-                        shared_end = offset + size;
+                        shared_end = shared_end.next_multiple_of(variable.align) + size;
+                        let offset = self.leave_red_zone(span, variable.align);
+                        span = offset + size;
                         self.places.insert((variable.scope, name), Meaning::Offset(Space::Shared, offset));
                         self.shared.push((name.to_owned(), offset as u32, size as u32));
                     }
@@ -154,16 +165,26 @@ impl<'e, 'a> Names<'e, 'a> {
         }
         if !dynamic.is_empty() {
             shared_end = shared_end.next_multiple_of(dynamic_align);
+            span = self.leave_red_zone(span, dynamic_align);
             for variable in dynamic {
-                let meaning = Meaning::Offset(Space::Shared, shared_end);
+                let meaning = Meaning::Offset(Space::Shared, span);
                 self.places.insert((variable.scope, variable.name.text), meaning);
                 self.dynamic.push(variable.name.text);
             }
             self.used_dynamic = true;
         }
         self.static_shared = shared_end as u32;
+        self.shared_span = span as u32;
         self.local = local_end as u32;
         Ok(())
+    }
+
+    /// The offset of a variable behind what there is, with a gap in between that grows with the variable before.
+    fn leave_red_zone(&mut self, end: u64, align: u64) -> u64 {
+        let Some((_, _, before)) = self.shared.last() else { return end.next_multiple_of(align) };
+        let offset = (end + u64::from(*before).clamp(LEAST_RED_ZONE, MOST_RED_ZONE)).next_multiple_of(align);
+        self.red_zones.push((end as u32, offset as u32));
+        offset
     }
 
     fn up(&self, scope: u32) -> Option<u32> {

@@ -71,7 +71,11 @@ pub(crate) struct Kernel {
     pub(crate) registers: [u32; 3],
     /// Variables in shared memory, for findings: name, offset, bytes.
     pub(crate) shared: Vec<(String, u32, u32)>,
+    /// What the variables take on a GPU.
     pub(crate) static_shared: u32,
+    /// Where dynamic shared memory begins here: the variables lie apart, and what is between them is nobody's.
+    pub(crate) shared_span: u32,
+    pub(crate) red_zones: Vec<(u32, u32)>,
     pub(crate) uses_dynamic_shared: bool,
     /// Bytes of local memory that a thread needs.
     pub(crate) local: u32,

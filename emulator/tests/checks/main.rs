@@ -494,3 +494,35 @@ fn bytes_that_nothing_wrote_stay_so_in_memory() {
         FindingKind::Uninitialised,
     );
 }
+
+#[test]
+fn an_index_past_a_variable_of_shared_memory_is_not_one_of_the_next() {
+    let text = |array: &str, shift: u32| {
+        kernel(
+            ".shared .align 4 .b8 a[128];\n.shared .align 4 .b8 b[128];",
+            &format!(
+                "mov.u32 %r0, a;\nmov.u32 %r1, b;\nmad.lo.u32 %r2, %t, 4, {array};\nst.shared.u32 [%r2+{shift}], %t;\nst.global.u32 [%q], %t;"
+            ),
+        )
+    };
+    passes(&text("%r0", 0), 32);
+    passes(&text("%r1", 0), 32);
+    let found = fails(&text("%r0", 4), 32, FindingKind::OutOfBounds);
+    assert_eq!(found.lanes, 1 << 31);
+    assert!(found.message.contains("0 bytes past the end of `a` (128 bytes)"), "{found}");
+    fails(&text("%r1", 4), 32, FindingKind::OutOfBounds);
+    // Before dynamic shared memory, too, whose size is what the launch says.
+    let text = format!(
+        ".extern .shared .align 16 .b8 d[];\n{}",
+        kernel(
+            ".shared .align 4 .b8 a[128];",
+            "mov.u32 %r0, a;\nmov.u32 %r1, d;\nst.shared.u32 [%r1+60], 1;\nst.shared.u32 [%r0+128], 1;"
+        )
+    );
+    let machine = Machine::default();
+    let p = machine.allocate(4).unwrap();
+    let found = finding(launch(&machine, &module(&text), 1, 1, 64, &[p]));
+    assert!(found.text.contains("%r0+128"), "{found}");
+    let found = finding(launch(&machine, &module(&text), 1, 1, 60, &[p]));
+    assert!(found.text.contains("%r1+60"), "{found}");
+}

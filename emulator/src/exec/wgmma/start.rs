@@ -11,6 +11,7 @@ use super::super::registers::Slot;
 use super::super::warp::State;
 use super::{MOST, Operands, Operation, Warpgroup};
 use crate::check::FindingKind;
+use crate::exec::access::HINT_RED_ZONE;
 use crate::config::Completion;
 use crate::ir::op::Op;
 use crate::numeric::wgmma::descriptor::{Descriptor, runs};
@@ -150,6 +151,13 @@ impl Core<'_> {
         descriptor.units(rows, transpose, &mut units);
         let size = self.block.shared.len() as u32;
         let inside = |unit: &u32| *unit + 16 <= size;
+        if let Some(stray) = units.iter().find_map(|&unit| self.launch.in_red_zone(unit, 16))
+            && self.launch.checks.bounds
+        {
+            let place = self.launch.describe_red_zone(stray);
+            let message = format!("`wgmma` reads {name} from shared memory {place}: its descriptor is {bits:#018x}");
+            return Err(self.fail(FindingKind::OutOfBounds, u32::MAX, message, Some(HINT_RED_ZONE)));
+        }
         if let Some(unit) = units.iter().find(|unit| !inside(unit))
             && self.launch.checks.bounds
         {
