@@ -2,6 +2,7 @@
 
 mod finding;
 pub(crate) mod global;
+pub(crate) mod global_lanes;
 pub(crate) mod lanes;
 pub(crate) mod ledger;
 pub(crate) mod order;

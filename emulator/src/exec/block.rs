@@ -351,7 +351,7 @@ impl Core<'_> {
         }
         for warp in self.block.parked.iter_mut().chain([&mut self.warp]) {
             if barrier.is_waited_for_by(warp.number) {
-                warp.lanes.settle();
+                warp.settle_lanes();
             }
             warp.release(id);
         }

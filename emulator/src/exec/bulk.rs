@@ -1,9 +1,9 @@
 //! `cp.async.bulk` and `cp.reduce.async.bulk`: ranges of bytes that the copy engine moves, each lane its own; and what copies of
 //! tensors have in common with them.
 
+use super::access::HINT_RED_ZONE;
 use super::access::ones;
 use super::agent::{Piece, Place, Signal, Transfer};
-use super::access::HINT_RED_ZONE;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Lane, warp};
 use super::registers::Slot;
@@ -232,7 +232,8 @@ impl Core<'_> {
             return Ok(inside);
         }
         if let Some(stray) = self.launch.in_red_zone(offset, bytes) {
-            let message = format!("{what} of {bytes} bytes of shared memory: {}", self.launch.describe_red_zone(stray));
+            let message =
+                format!("{what} of {bytes} bytes of shared memory: {}", self.launch.describe_red_zone(stray));
             return Err(self.fail(FindingKind::OutOfBounds, 1 << lane, message, Some(HINT_RED_ZONE)));
         }
         if inside {

@@ -232,7 +232,7 @@ pub(crate) fn barrier(level: Level) -> Handler {
                 core.warp.cluster.owing &= !mask;
                 core.order.acquire(core.warp.actor, &core.cluster.complete);
                 core.warp.fences.inits.join(&core.cluster.published);
-                core.warp.lanes.settle();
+                core.warp.settle_lanes();
                 Flow::Next
             }
         }

@@ -169,7 +169,7 @@ pub(crate) fn barrier_warp(level: Level) -> Handler {
             Err(flow) => return flow,
         };
         if core.converged(members) {
-            core.warp.lanes.settle();
+            core.warp.settle_lanes();
             return Flow::Next;
         }
         // Lanes of the warp may wait at different instructions, as long as they name the same lanes.
@@ -189,7 +189,7 @@ pub(crate) fn barrier_warp(level: Level) -> Handler {
                 group.pc += 1;
             }
         }
-        core.warp.lanes.settle();
+        core.warp.settle_lanes();
         Flow::Next
     })
 }

@@ -438,7 +438,7 @@ fn wait(core: &mut Core<'_>, inst: &Inst) -> Result<Flow, Flow> {
         }
     }
     if done != 0 {
-        core.warp.lanes.settle();
+        core.warp.settle_lanes();
     }
     core.warp.registers.set_predicate(inst.slots[0], done, mask, u32::MAX);
     Ok(if done == mask { Flow::Next } else { Flow::Yield })

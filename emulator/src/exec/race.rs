@@ -222,6 +222,23 @@ impl Core<'_> {
         Flow::Fault
     }
 
+    #[cold]
+    fn raced_lane_in_global(&mut self, (race, address): (LaneRace, u64), what: &str) -> Flow {
+        let place = self.launch.table.describe(address);
+        let verb = if race.wrote { "write" } else { "read" };
+        let message = format!(
+            "{what} of {place} by lane {} races with the {verb} by lane {} of the same warp",
+            race.lane, race.other
+        );
+        let hint =
+            "put `bar.warp.sync` (`__syncwarp`) between the two: the lanes of a warp need not run in step";
+        self.fail(FindingKind::GlobalRace, 1 << race.lane, message, Some(hint));
+        if let Some(fault) = &mut self.fault {
+            fault.related.push((format!("the {verb} by lane {}", race.other), race.at));
+        }
+        Flow::Fault
+    }
+
     /// Notes accesses to global memory, and reports those that race. The lanes' accesses are inside the allocation.
     #[inline(always)]
     pub(crate) fn race_global(
@@ -240,6 +257,12 @@ impl Core<'_> {
             }
         }
         let Some(log) = &mut self.log else { return Ok(()) };
+        if matches!(access, Access::Read | Access::Write)
+            && let Some(race) =
+                self.warp.global_lanes.access(lanes, addresses, bytes, access == Access::Write, self.warp.pc)
+        {
+            return Err(self.raced_lane_in_global(race, access.name()));
+        }
         let order = &self.order;
         let who = Who { actor: self.warp.actor, at: self.warp.pc };
         let base = self.launch.table.at(allocation).base;

@@ -128,7 +128,7 @@ pub(crate) fn fence(level: Level) -> Handler {
         let found = std::mem::take(&mut core.warp.fences.found);
         core.order.acquire(actor, &found);
         core.warp.fences.released = Some(core.order.release(actor));
-        core.warp.lanes.settle();
+        core.warp.settle_lanes();
         Flow::Next
     })
 }

@@ -11,6 +11,7 @@ use super::late::Late;
 use super::registers::Registers;
 use super::strong::Fences;
 use super::wgmma::Products;
+use crate::check::global_lanes::GlobalLanes;
 use crate::check::lanes::LaneLog;
 use crate::memory::local::Bytes;
 
@@ -53,6 +54,8 @@ pub(crate) struct Warp {
     pub(crate) fences: Fences,
     /// What its lanes did to shared memory since they were last ordered.
     pub(crate) lanes: LaneLog,
+    /// And to global memory.
+    pub(crate) global_lanes: GlobalLanes,
     /// Registers that a thread has, as far as `setmaxnreg` is concerned.
     pub(crate) budget: u32,
     pub(crate) local: Bytes,
@@ -134,10 +137,18 @@ impl Warp {
             products: Products::default(),
             fences: Fences::default(),
             lanes: LaneLog::default(),
+            global_lanes: GlobalLanes::default(),
             budget: 0,
             local,
             late: None,
         }
+    }
+
+    /// All lanes are ordered: what each has done, the others may touch.
+    #[inline(always)]
+    pub(crate) fn settle_lanes(&mut self) {
+        self.lanes.settle();
+        self.global_lanes.settle();
     }
 
     /// Parts lanes from the group that runs.

@@ -444,3 +444,20 @@ fn a_missing_barrier_is_called_that_and_not_a_value_that_nothing_wrote() {
     // What no warp writes stays what it is.
     fails(&text("").replace("st.shared.u32 [%r2], %t;", ""), 64, FindingKind::Uninitialised);
 }
+
+#[test]
+fn lanes_of_a_warp_that_share_global_memory_need_an_order() {
+    let text = |first: &str, order: &str, second: &str| {
+        kernel("", &format!("xor.b32 %r1, %t, 1;\nmad.wide.u32 %x1, %r1, 4, %p;\n{first}\n{order}\n{second}"))
+    };
+    let (own, read, write) =
+        ("st.global.u32 [%q], %t;", "ld.global.u32 %r2, [%x1];", "st.global.u32 [%x1], %t;");
+    for (first, second) in [(own, read), (read, own), (own, write)] {
+        passes(&text(first, "bar.warp.sync 0xffffffff;", second), 32);
+        passes(&text(first, "bar.sync 0;", second), 32);
+        let found = fails(&text(first, "", second), 32, FindingKind::GlobalRace);
+        assert!(found.message.contains("by lane 1 of the same warp"), "{found}");
+    }
+    // What a lane has written itself it may read.
+    passes(&text(own, "", "ld.global.u32 %r2, [%q];\nst.global.u32 [%q], %r2;"), 32);
+}

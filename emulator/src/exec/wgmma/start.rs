@@ -11,8 +11,8 @@ use super::super::registers::Slot;
 use super::super::warp::State;
 use super::{MOST, Operands, Operation, Warpgroup};
 use crate::check::FindingKind;
-use crate::exec::access::HINT_RED_ZONE;
 use crate::config::Completion;
+use crate::exec::access::HINT_RED_ZONE;
 use crate::ir::op::Op;
 use crate::numeric::wgmma::descriptor::{Descriptor, runs};
 
@@ -155,7 +155,8 @@ impl Core<'_> {
             && self.launch.checks.bounds
         {
             let place = self.launch.describe_red_zone(stray);
-            let message = format!("`wgmma` reads {name} from shared memory {place}: its descriptor is {bits:#018x}");
+            let message =
+                format!("`wgmma` reads {name} from shared memory {place}: its descriptor is {bits:#018x}");
             return Err(self.fail(FindingKind::OutOfBounds, u32::MAX, message, Some(HINT_RED_ZONE)));
         }
         if let Some(unit) = units.iter().find(|unit| !inside(unit))
