@@ -5,6 +5,9 @@
 //! point. An entry whose epoch is over is empty. Accesses of single bytes are not followed.
 //!
 //! A proxy fence counts for the lanes that execute it. So an entry also has the lanes that have not executed one since.
+//!
+//! Mostly no two instructions between two such points touch the same bytes, but for reads. So accesses are first only put down, with a
+//! bit for each 16 bytes that were read or written; entries are made of them once an access meets such a bit that matters to it.
 
 use std::collections::VecDeque;
 
@@ -62,9 +65,75 @@ impl Entries {
     }
 }
 
+/// What lanes did by one instruction.
+#[derive(Clone, Copy, Debug)]
+struct Noted {
+    lanes: u32,
+    bytes: u32,
+    write: bool,
+    at: u32,
+    offsets: [u32; 32],
+    /// Proxy fences of all lanes before it.
+    fences: u32,
+}
+
+/// Bytes that a bit stands for.
+const GRANULE: u32 = 16;
+/// Accesses that are only put down before entries are made of them in any case.
+const MOST_NOTED: usize = 512;
+
+/// A bit for each 16 bytes.
+#[derive(Debug, Default)]
+struct Granules {
+    bits: Vec<u64>,
+    /// The words that have bits set are among those from here to there.
+    first: usize,
+    end: usize,
+}
+
+impl Granules {
+    fn set(&mut self, noted: &Noted) {
+        for lane in (0..32).filter(|lane| noted.lanes >> lane & 1 == 1) {
+            let offset = noted.offsets[lane];
+            for granule in offset / GRANULE..=(offset + noted.bytes - 1) / GRANULE {
+                let word = granule as usize / 64;
+                if word >= self.bits.len() {
+                    self.bits.resize(word + 64, 0);
+                }
+                self.bits[word] |= 1 << (granule % 64);
+                (self.first, self.end) =
+                    if self.end == 0 { (word, word + 1) } else { (self.first.min(word), self.end.max(word + 1)) };
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn meets(&self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> bool {
+        if self.end == 0 {
+            return false;
+        }
+        let has = |granule: u32| self.bits.get(granule as usize / 64).is_some_and(|word| word >> (granule % 64) & 1 == 1);
+        (0..32).filter(|lane| lanes >> lane & 1 == 1).any(|lane| {
+            let offset = addresses[lane] as u32;
+            has(offset / GRANULE) || has((offset + bytes - 1) / GRANULE)
+        })
+    }
+
+    fn clear(&mut self) {
+        self.bits[self.first..self.end].fill(0);
+        (self.first, self.end) = (0, 0);
+    }
+}
+
 /// The accesses of a warp's lanes since they were last ordered.
 #[derive(Debug)]
 pub(crate) struct LaneLog {
+    /// Those of which no entries were made, and what they have touched. What was read counts once something was written.
+    noted: Vec<Noted>,
+    read_granules: Granules,
+    written_granules: Granules,
+    /// Entries are made at once.
+    exact: bool,
     entries: Entries,
     /// The entries that are not empty.
     touched: Vec<u32>,
@@ -81,6 +150,10 @@ pub(crate) struct LaneLog {
 impl Default for LaneLog {
     fn default() -> Self {
         Self {
+            noted: Vec::new(),
+            read_granules: Granules::default(),
+            written_granules: Granules::default(),
+            exact: false,
             entries: Entries::default(),
             touched: Vec::new(),
             epoch: 1,
@@ -115,6 +188,12 @@ impl LaneLog {
     /// All lanes are ordered.
     #[inline(always)]
     pub(crate) fn settle(&mut self) {
+        self.noted.clear();
+        if self.written {
+            self.read_granules.clear();
+            self.written_granules.clear();
+        }
+        self.exact = false;
         self.epoch += 1;
         self.touched.clear();
         self.together.clear();
@@ -124,6 +203,7 @@ impl LaneLog {
     /// Some lanes pass on what they have done. What others have done since lanes were last ordered, and have not passed on themselves,
     /// is no part of it: `other` is told of it, by pairs of bytes.
     pub(crate) fn pass_on(&mut self, lanes: u32, mut other: impl FnMut(LaneAccess)) {
+        self.make_entries();
         for &index in &self.touched {
             let entry = self.entries.entry(index as usize);
             entry.passed |= lanes;
@@ -145,6 +225,7 @@ impl LaneLog {
             self.together.clear();
             return;
         }
+        self.make_entries();
         for &index in &self.touched {
             let entry = self.entries.entry(index as usize);
             if entry.fences != self.fences {
@@ -181,6 +262,7 @@ impl LaneLog {
     }
 
     /// Notes what lanes read or write at one instruction.
+    #[inline(always)]
     pub(crate) fn access(
         &mut self,
         lanes: u32,
@@ -192,6 +274,64 @@ impl LaneLog {
         if bytes < 2 {
             return None;
         }
+        if self.exact || !self.put_down(lanes, addresses, bytes, write, at) {
+            return self.access_exactly(lanes, addresses, bytes, (write, at), false);
+        }
+        None
+    }
+
+    /// Puts down an access, if it meets none that matters to it.
+    #[inline(always)]
+    fn put_down(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32, write: bool, at: u32) -> bool {
+        if self.noted.len() == MOST_NOTED || self.written_granules.meets(lanes, addresses, bytes) {
+            self.make_entries();
+            return false;
+        }
+        let (offsets, fences) = (addresses.map(|address| address as u32), self.fences);
+        let noted = Noted { lanes, bytes, write, at, offsets, fences };
+        if write {
+            if !self.written {
+                self.noted.iter().for_each(|read| self.read_granules.set(read));
+            }
+            if self.read_granules.meets(lanes, addresses, bytes) {
+                self.make_entries();
+                return false;
+            }
+            self.written_granules.set(&noted);
+            (self.wrote, self.written) = (at, true);
+        } else {
+            if self.written {
+                self.read_granules.set(&noted);
+            }
+            self.read = at;
+        }
+        self.noted.push(noted);
+        true
+    }
+
+    /// Makes entries of all that was only put down. From now on they are made at once.
+    #[cold]
+    fn make_entries(&mut self) {
+        self.exact = true;
+        let mut all = std::mem::take(&mut self.noted);
+        for noted in all.drain(..) {
+            let addresses = noted.offsets.map(u64::from);
+            let fenced = noted.fences != self.fences;
+            // Those that were put down do not race.
+            let _ = self.access_exactly(noted.lanes, &addresses, noted.bytes, (noted.write, noted.at), fenced);
+        }
+        self.noted = all;
+    }
+
+    /// Notes an access in the entries. `fenced`: all lanes have executed a proxy fence since.
+    fn access_exactly(
+        &mut self,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        (write, at): (bool, u32),
+        fenced: bool,
+    ) -> Option<LaneRace> {
         let mut race = None;
         for lane in (0..32u32).filter(|lane| lanes >> lane & 1 == 1) {
             let own = 1 << lane;
@@ -225,7 +365,7 @@ impl LaneLog {
                     entry.fences = self.fences;
                 }
                 let unfenced = if write { &mut entry.unfenced_writers } else { &mut entry.unfenced_readers };
-                *unfenced |= 1 << lane;
+                *unfenced |= u32::from(!fenced) << lane;
             }
         }
         if write {
@@ -238,12 +378,16 @@ impl LaneLog {
 
     /// Whether lanes read together, as a whole warp, what one of them has written.
     #[inline(always)]
-    pub(crate) fn together(&self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<LaneRace> {
-        if self.written { self.look(lanes, addresses, bytes) } else { None }
+    pub(crate) fn together(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<LaneRace> {
+        if !self.written || !self.exact && !self.written_granules.meets(lanes, addresses, bytes) {
+            return None;
+        }
+        self.look(lanes, addresses, bytes)
     }
 
     #[cold]
-    fn look(&self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<LaneRace> {
+    fn look(&mut self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<LaneRace> {
+        self.make_entries();
         (0..32u32).filter(|lane| lanes >> lane & 1 == 1).find_map(|lane| {
             let offset = addresses[lane as usize] as usize;
             let mut entries =
@@ -299,6 +443,29 @@ mod tests {
         assert_eq!(passed_on(&mut log, 0b100), [(0, false, 9)], "but not what it has done since");
         log.settle();
         assert_eq!(passed_on(&mut log, 0b001), []);
+    }
+
+    #[test]
+    fn what_was_only_put_down_is_known_when_it_matters() {
+        let mut log = LaneLog::default();
+        let at = |first: u64| addresses(4).map(|address| address + first);
+        // Reads, then a write elsewhere, then one of what another lane has read.
+        assert_eq!(log.access(u32::MAX, &at(0), 4, false, 1), None);
+        assert_eq!(log.access(u32::MAX, &at(4096), 4, true, 2), None);
+        assert_eq!(log.access(u32::MAX, &at(8192), 4, false, 3), None);
+        assert!(!log.exact);
+        let race = log.access(u32::MAX, &at(8196), 4, true, 4);
+        assert_eq!(race, Some(LaneRace { lane: 0, other: 1, offset: 8196, wrote: false, at: 3 }));
+        assert!(log.exact && log.access(u32::MAX, &at(4), 4, true, 5).is_some(), "and of the first reads");
+        log.settle();
+        assert!(!log.exact && log.access(u32::MAX, &at(4), 4, true, 6).is_none());
+        // A fence between is remembered.
+        log.settle();
+        assert_eq!(log.access(0b11, &at(0), 4, false, 7), None);
+        log.fence(0b11, 0b11, |_| panic!("all have executed it"));
+        let mut told = Vec::new();
+        log.fence(0b01, 0b11, |access| told.push(access.offset));
+        assert_eq!(told, []);
     }
 
     #[test]
