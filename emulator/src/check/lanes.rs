@@ -101,8 +101,11 @@ impl Granules {
                     self.bits.resize(word + 64, 0);
                 }
                 self.bits[word] |= 1 << (granule % 64);
-                (self.first, self.end) =
-                    if self.end == 0 { (word, word + 1) } else { (self.first.min(word), self.end.max(word + 1)) };
+                (self.first, self.end) = if self.end == 0 {
+                    (word, word + 1)
+                } else {
+                    (self.first.min(word), self.end.max(word + 1))
+                };
             }
         }
     }
@@ -112,7 +115,9 @@ impl Granules {
         if self.end == 0 {
             return false;
         }
-        let has = |granule: u32| self.bits.get(granule as usize / 64).is_some_and(|word| word >> (granule % 64) & 1 == 1);
+        let has = |granule: u32| {
+            self.bits.get(granule as usize / 64).is_some_and(|word| word >> (granule % 64) & 1 == 1)
+        };
         (0..32).filter(|lane| lanes >> lane & 1 == 1).any(|lane| {
             let offset = addresses[lane] as u32;
             has(offset / GRANULE) || has((offset + bytes - 1) / GRANULE)
@@ -318,7 +323,8 @@ impl LaneLog {
             let addresses = noted.offsets.map(u64::from);
             let fenced = noted.fences != self.fences;
             // Those that were put down do not race.
-            let _ = self.access_exactly(noted.lanes, &addresses, noted.bytes, (noted.write, noted.at), fenced);
+            let _ =
+                self.access_exactly(noted.lanes, &addresses, noted.bytes, (noted.write, noted.at), fenced);
         }
         self.noted = all;
     }
