@@ -182,8 +182,16 @@ impl Core<'_> {
         bytes: u32,
         what: &str,
     ) -> Result<(), Flow> {
+        let (mut first, mut last) = (u64::MAX, 0);
+        for lane in 0..32 {
+            let on = lanes >> lane & 1 == 1;
+            first = first.min(if on { addresses[lane] } else { u64::MAX });
+            last = last.max(if on { addresses[lane] } else { 0 });
+        }
+        let last = last.saturating_add(u64::from(bytes));
         let mut stray = 0;
-        for &(start, end) in &self.launch.kernel.red_zones {
+        let zones = self.launch.kernel.red_zones.iter();
+        for &(start, end) in zones.filter(|zone| first < u64::from(zone.1) && u64::from(zone.0) < last) {
             for lane in 0..32 {
                 let inside =
                     addresses[lane] < u64::from(end) && addresses[lane] + u64::from(bytes) > u64::from(start);

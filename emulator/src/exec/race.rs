@@ -55,18 +55,29 @@ impl Core<'_> {
                 },
             };
         }
-        // Neighbouring lanes mostly touch the same granule: their bytes are noted together.
+        // Neighbouring lanes mostly touch the same granule: their bytes are noted together, and granules that are whole with others of
+        // their region.
         let (mut granule, mut touched) = (u32::MAX, 0u32);
+        let (mut region, mut whole) = (0, 0u64);
         let mut failed = None;
         for lane in ones(lanes) {
             let offset = addresses[lane] as u32;
             let here = offset / GRANULE;
             let field = ((1u32 << bytes) - 1) << (offset % GRANULE);
             if here != granule {
-                if touched != 0
+                if touched == 0xffff {
+                    if granule / REGION != region && whole != 0 {
+                        failed = shadow.access_whole(order, region, whole, who, access).err();
+                        whole = 0;
+                    }
+                    region = granule / REGION;
+                    whole |= 1 << (granule % REGION);
+                } else if touched != 0
                     && let Err(conflict) = shadow.access(order, granule, touched as u16, who, access)
                 {
                     failed = Some((granule, conflict));
+                }
+                if failed.is_some() {
                     break;
                 }
                 (granule, touched) = (here, 0);
@@ -80,6 +91,9 @@ impl Core<'_> {
                 failed = Some((here + 1, conflict));
                 break;
             }
+        }
+        if failed.is_none() && whole != 0 {
+            failed = shadow.access_whole(order, region, whole, who, access).err();
         }
         if failed.is_none()
             && touched != 0
