@@ -17,6 +17,14 @@ pub(crate) const PARAM_WINDOW: u64 = 0xf300_0000_0000;
 /// The size of each of these.
 pub(crate) const WINDOW: u64 = 1 << 32;
 
+/// What all lanes touch together: from the first byte on, each lane so many bytes behind the one before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) first: u32,
+    pub(crate) step: u32,
+    pub(crate) total: u32,
+}
+
 pub(super) const HINT_RED_ZONE: &str = "on a GPU the next variable may lie there";
 
 /// The positions of the bits that are set.
@@ -172,6 +180,28 @@ impl Core<'_> {
             self.check_red_zones(lanes, addresses, bytes, what)?;
         }
         self.check_size(lanes, addresses, bytes, what, size, "shared memory")
+    }
+
+    /// A load of shared memory by all lanes, of one address or of neighbours in order, that is inside, aligned, and of nothing but what was
+    /// written.
+    #[inline(always)]
+    pub(crate) fn shared_run(&self, lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<Run> {
+        let (first, wide) = (addresses[0], u64::from(bytes));
+        let (mut same, mut next) = (true, true);
+        for lane in 0..32 {
+            let apart = addresses[lane].wrapping_sub(first);
+            same &= apart == 0;
+            next &= apart == lane as u64 * wide;
+        }
+        if lanes != u32::MAX || !(same | next) || first % wide != 0 {
+            return None;
+        }
+        let total = if same { bytes } else { 32 * bytes };
+        let first = u32::try_from(first).ok()?;
+        let inside = u64::from(first) + u64::from(total) <= self.block.shared.len() as u64
+            && self.launch.in_red_zone(first, total.into()).is_none();
+        let step = if same { 0 } else { bytes };
+        (inside && self.block.shared.all_written(first as usize, total)).then_some(Run { first, step, total })
     }
 
     /// Between the variables of shared memory there is nothing.

@@ -103,6 +103,17 @@ impl<E: Element, const N: usize> Execute for Load<E, N> {
             core.check_alignment(lanes, addresses, bytes, "load")?;
             match space {
                 Space::Shared | Space::Cluster => {
+                    if N == 1
+                        && strength == Strength::Weak
+                        && let Some(run) = core.shared_run(lanes, addresses, bytes)
+                    {
+                        core.race_run(run, addresses, bytes)?;
+                        for lane in 0..32 {
+                            let at = run.first as usize + lane * run.step as usize;
+                            values[0][lane] = load_element::<E>(&core.block.shared, at).widen(ty.is_signed());
+                        }
+                        return Ok(());
+                    }
                     let lanes = core.check_shared(lanes, addresses, bytes, "load")?;
                     let access = if strength == Strength::Weak { Access::Read } else { Access::Poll };
                     core.race(lanes, addresses, bytes, access)?;

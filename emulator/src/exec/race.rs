@@ -1,6 +1,6 @@
 //! The accesses that races are looked for among, and what is said of those that are found.
 
-use super::access::ones;
+use super::access::{Run, ones};
 use super::code::{Core, Flow};
 use super::control::lanes_where;
 use super::launch::HINT_CONSTANT;
@@ -108,6 +108,39 @@ impl Core<'_> {
                 flow => Err(flow),
             },
         }
+    }
+
+    /// The same for a load of all lanes together, and of each for itself.
+    #[inline(always)]
+    pub(crate) fn race_run(&mut self, run: Run, addresses: &[u64; 32], bytes: u32) -> Result<(), Flow> {
+        if self.warp.late.is_some() || run.step != 0 && !run.first.is_multiple_of(GRANULE) {
+            self.race(u32::MAX, addresses, bytes, Access::Read)?;
+        } else if let Some(shadow) = &mut self.block.shadow {
+            let (order, who) = (&self.order, Who { actor: self.warp.actor, at: self.warp.pc });
+            let (mut granule, end) = (run.first / GRANULE, (run.first + run.total).div_ceil(GRANULE));
+            let mut failed = None;
+            if run.step == 0 {
+                let field = ((1u32 << bytes) - 1) << (run.first % GRANULE);
+                failed = shadow
+                    .access(order, granule, field as u16, who, Access::Read)
+                    .err()
+                    .map(|c| (granule, c));
+                granule = end;
+            }
+            while granule < end && failed.is_none() {
+                let (from, to) = (granule % REGION, (end - granule).min(REGION - granule % REGION));
+                let granules = (u64::MAX >> (REGION - to)) << from;
+                failed = shadow.access_whole(order, granule / REGION, granules, who, Access::Read).err();
+                granule += to;
+            }
+            if let Some((granule, conflict)) = failed {
+                match self.raced(u32::MAX, addresses, granule, Access::Read, conflict) {
+                    Flow::Next => {}
+                    flow => return Err(flow),
+                }
+            }
+        }
+        if self.is_home() { self.race_lanes(u32::MAX, addresses, bytes, false) } else { Ok(()) }
     }
 
     /// Notes what lanes do to the own block's shared memory, each for itself, and reports what races with another lane.

@@ -82,6 +82,18 @@ impl Bytes {
         bits >> (offset % 8) & ((1 << count) - 1)
     }
 
+    /// Whether all of the `count` bytes from `offset` were written.
+    #[inline(always)]
+    pub(crate) fn all_written(&self, offset: usize, count: u32) -> bool {
+        if !offset.is_multiple_of(8) || !count.is_multiple_of(8) {
+            let parts = (0..count).step_by(8).map(|at| (at, (count - at).min(8)));
+            return parts
+                .into_iter()
+                .all(|(at, part)| self.written(offset + at as usize, part) == (1 << part) - 1);
+        }
+        self.written[offset / 8..(offset + count as usize) / 8].iter().all(|&bits| bits == 0xff)
+    }
+
     /// Sets which of the `count` bytes from `offset` are written.
     pub(crate) fn set_bytes(&mut self, offset: usize, count: u32, written: u32) {
         (0..count).for_each(|byte| self.set_written(offset + byte as usize, 1, written >> byte & 1 == 1));
