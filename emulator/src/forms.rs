@@ -47,7 +47,8 @@ pub fn all() -> impl Iterator<Item = Form> {
     })
 }
 
-/// The forms that a text's entries use, as they are spelled there (`cvt.rn.bf16x2.f32`), and the line of each one's first
+/// The forms that a text's entries and functions use, as they are spelled there (`cvt.rn.bf16x2.f32`), and the
+/// line of each one's first
 /// use. The emulator need not know them.
 ///
 /// # Errors
@@ -56,7 +57,7 @@ pub fn all() -> impl Iterator<Item = Form> {
 pub fn used_in(file: &str, text: &str) -> Result<BTreeMap<String, u32>, ParseError> {
     let module = syntax::parse(&Source { file, text })?;
     let mut forms = BTreeMap::new();
-    for instruction in module.entries.iter().flat_map(|entry| &entry.body.instructions) {
+    for instruction in module.bodies().flat_map(|body| &body.instructions) {
         forms.entry(spelled(instruction)).or_insert(instruction.span.line);
     }
     Ok(forms)

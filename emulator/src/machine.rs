@@ -11,6 +11,7 @@ use crate::error::{LaunchError, MemoryError};
 use crate::exec::launch::Launch;
 use crate::exec::registers::Constants;
 use crate::memory::global::GlobalMemory;
+use crate::memory::heap::{self, Heap};
 use crate::module::{KernelInfo, Module};
 use crate::syntax::ast::Space;
 
@@ -27,6 +28,10 @@ pub struct Machine {
     pool: Mutex<Option<Arc<rayon::ThreadPool>>>,
     /// Launches so far.
     launches: AtomicU64,
+    /// What kernels allocate from.
+    heap: Heap,
+    /// What kernels have printed and nobody has taken.
+    printed: Mutex<String>,
 }
 
 /// The shape of a launch.
@@ -85,6 +90,8 @@ impl Machine {
             variables: Mutex::default(),
             pool: Mutex::default(),
             launches: AtomicU64::new(0),
+            heap: Heap::default(),
+            printed: Mutex::default(),
         }
     }
 
@@ -226,6 +233,10 @@ impl Machine {
             parameters[offset as usize..(offset + size) as usize].copy_from_slice(argument);
         }
         let constants = Constants::new(&code.constants, &addresses);
+        if code.uses_heap() {
+            let name = Some(Arc::from("the heap"));
+            self.heap.place(|| self.memory.allocate(heap::BYTES, name, false).map(|a| a.base))?;
+        }
         let table = self.memory.snapshot();
         let threads = config.block.iter().product::<u32>();
         let constant_ranges = module
@@ -266,12 +277,18 @@ impl Machine {
                 / 8
                 * 8)
             .clamp(24, 256),
+            heap: &self.heap,
+            printed: Mutex::default(),
             constant_ranges,
         };
         let result = match self.pool()? {
             Some(pool) => pool.install(|| launch.run(&constants)),
             None => launch.run(&constants),
         };
+        let printed = launch.printed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        printed.into_values().for_each(|text| all.push_str(&text));
+        drop(all);
         match result {
             Ok(warp_instructions) => {
                 let blocks = config.grid.iter().map(|&n| u64::from(n)).product();
@@ -282,6 +299,14 @@ impl Machine {
                 Err(LaunchError::Finding(finding))
             }
         }
+    }
+
+    /// Takes what kernels have printed with `printf` since the last call, those that failed included. The text
+    /// of a launch is in the order
+    /// of its clusters; a cluster's is left out beyond 1 MiB.
+    #[must_use]
+    pub fn take_printed(&self) -> String {
+        std::mem::take(&mut *self.printed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Names allocations in a finding after the arguments that are their addresses.

@@ -148,7 +148,7 @@ impl Module {
                 .error(target.span, format!("expected a target such as sm_80, found `{}`", target.text)));
         };
         if version < turing::UNCHECKED {
-            let instructions = tree.entries.iter().flat_map(|entry| &entry.body.instructions);
+            let instructions = tree.bodies().flat_map(|body| &body.instructions);
             if let Some(instruction) = instructions.into_iter().find(|instruction| turing::lacks(instruction))
             {
                 let name: Vec<&str> =

@@ -85,7 +85,7 @@ fn labels_and_scopes_are_checked() {
 
 #[test]
 fn calls_and_what_else_is_left_out_are_refused_with_a_reason() {
-    assert_error("call (%r0), f, (%r1);", 1, 1, &["call", "inlined"]);
+    assert_error("call (%r0), f, (%r1);", 1, 13, &["`f` is not declared"]);
     assert_error(".reg .b128 %q;", 1, 6, &["128-bit"]);
     let error = Module::parse("x", ".version 7.0\n.target sm_80\n.address_size 32\n").unwrap_err();
     assert!(error.message.contains("32 bits"), "{error}");

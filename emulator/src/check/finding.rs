@@ -96,8 +96,14 @@ pub enum FindingKind {
     BarrierMisuse,
     /// Lanes that had to execute an instruction together did not.
     Divergence,
-    /// The kernel executed `trap` or failed an assertion.
+    /// The kernel executed `trap`.
     Trap,
+    /// An `assert` of the kernel failed.
+    Assertion,
+    /// A call of what is no function, or of one with other parameters.
+    BadCall,
+    /// The frames of a thread's functions do not fit its stack.
+    StackOverflow,
     /// A store to memory that may only be read.
     ReadOnly,
     /// A block ran more instructions than the limit.
@@ -127,6 +133,9 @@ impl FindingKind {
             Self::BarrierMisuse => "barrier-misuse",
             Self::Divergence => "divergence",
             Self::Trap => "trap",
+            Self::Assertion => "assertion",
+            Self::BadCall => "bad-call",
+            Self::StackOverflow => "stack-overflow",
             Self::ReadOnly => "read-only",
             Self::Budget => "budget",
         }
@@ -274,7 +283,7 @@ error[shared-race]: read of shared memory at byte 16 races with the write by war
     #[test]
     fn every_kind_shows_under_a_name_of_its_own() {
         use FindingKind::*;
-        const KINDS: [FindingKind; 20] = [
+        const KINDS: [FindingKind; 23] = [
             OutOfBounds,
             UseAfterFree,
             Misaligned,
@@ -293,6 +302,9 @@ error[shared-race]: read of shared memory at byte 16 races with the write by war
             BarrierMisuse,
             Divergence,
             Trap,
+            Assertion,
+            BadCall,
+            StackOverflow,
             ReadOnly,
             Budget,
         ];

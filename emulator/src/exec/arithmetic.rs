@@ -2,7 +2,7 @@
 
 use super::code::{Flow, Handler, Level};
 use super::lane::{Lane, lanes, warp};
-use crate::ir::op::{Binary, Carry, Mode, Op, Permute, Ternary, Unary};
+use crate::ir::op::{Binary, Mode, Permute, Ternary, Unary};
 use crate::ir::types::Ty;
 use crate::numeric::float::flush;
 
@@ -126,6 +126,29 @@ macro_rules! bits {
 /// The handler of a binary operation on integers or bits; `None` for floating point.
 pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Option<Handler> {
     Some(match (op, ty) {
+        (Binary::Add, Ty::U16x2 | Ty::S16x2) => {
+            lanes!(level, |a: u32, b: u32| -> u32 { halves(a, b, |a, b| a.wrapping_add(b)) })
+        }
+        (Binary::Min, Ty::U16x2) => lanes!(level, |a: u32, b: u32| -> u32 { halves(a, b, |a, b| a.min(b)) }),
+        (Binary::Max, Ty::U16x2) => lanes!(level, |a: u32, b: u32| -> u32 { halves(a, b, |a, b| a.max(b)) }),
+        (Binary::Min, Ty::S16x2) => signed_halves(mode.relu, level, false),
+        (Binary::Max, Ty::S16x2) => signed_halves(mode.relu, level, true),
+        (Binary::Min, Ty::S32) if mode.relu => lanes!(level, |a: i32, b: i32| -> i32 { a.min(b).max(0) }),
+        (Binary::Max, Ty::S32) if mode.relu => lanes!(level, |a: i32, b: i32| -> i32 { a.max(b).max(0) }),
+        (Binary::Mul24High, Ty::U32) => lanes!(level, |a: u32, b: u32| -> u32 { high24(a, b) }),
+        (Binary::Mul24High, Ty::S32) => lanes!(level, |a: i32, b: i32| -> i32 { high24_signed(a, b) }),
+        (Binary::Szext { wrap }, Ty::U32) => match wrap {
+            true => lanes!(level, |a: u32, b: u32| -> u32 { a & ones(b & 31) }),
+            false => lanes!(level, |a: u32, b: u32| -> u32 { a & ones(b) }),
+        },
+        (Binary::Szext { wrap }, Ty::S32) => match wrap {
+            true => {
+                lanes!(level, |a: i32, b: u32| -> i32 { extract_signed(i64::from(a), 0, b & 31, 31) as i32 })
+            }
+            false => lanes!(level, |a: i32, b: u32| -> i32 {
+                if b > 31 { a } else { extract_signed(i64::from(a), 0, b, 31) as i32 }
+            }),
+        },
         (Binary::Add, Ty::S32) if mode.sat => lanes!(level, |a: i32, b: i32| -> i32 { a.saturating_add(b) }),
         (Binary::Sub, Ty::S32) if mode.sat => lanes!(level, |a: i32, b: i32| -> i32 { a.saturating_sub(b) }),
         (Binary::Add, _) => integers!(level, ty, |a, b| a.wrapping_add(b)),
@@ -208,6 +231,40 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Option<Han
     })
 }
 
+/// An operation on both halves of words.
+#[inline(always)]
+fn halves(a: u32, b: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
+    u32::from(f((a >> 16) as u16, (b >> 16) as u16)) << 16 | u32::from(f(a as u16, b as u16))
+}
+
+/// The smaller or the larger of signed halves, perhaps not below 0.
+fn signed_halves(relu: bool, level: Level, larger: bool) -> Handler {
+    macro_rules! pick {
+        ($f:ident, $($least:expr)?) => {
+            lanes!(level, |a: u32, b: u32| -> u32 {
+                halves(a, b, |a, b| a.cast_signed().$f(b.cast_signed())$(.max($least))?.cast_unsigned())
+            })
+        };
+    }
+    match (larger, relu) {
+        (false, false) => pick!(min,),
+        (false, true) => pick!(min, 0),
+        (true, false) => pick!(max,),
+        (true, true) => pick!(max, 0),
+    }
+}
+
+/// The upper 32 of the 48 bits of a product of 24-bit numbers.
+#[inline(always)]
+fn high24(a: u32, b: u32) -> u32 {
+    ((u64::from(a & 0xff_ffff) * u64::from(b & 0xff_ffff)) >> 16) as u32
+}
+
+#[inline(always)]
+fn high24_signed(a: i32, b: i32) -> i32 {
+    ((i64::from(a << 8 >> 8) * i64::from(b << 8 >> 8)) >> 16) as i32
+}
+
 #[inline(always)]
 fn high_unsigned(a: u64, b: u64) -> u64 {
     ((u128::from(a) * u128::from(b)) >> 64) as u64
@@ -263,6 +320,36 @@ pub(crate) fn ternary(op: Ternary, ty: Ty, level: Level) -> Option<Handler> {
         (Ternary::Mad24, Ty::S32) => lanes!(level, |a: i32, b: i32, c: i32| -> i32 {
             (a << 8 >> 8).wrapping_mul(b << 8 >> 8).wrapping_add(c)
         }),
+        (Ternary::Mad24High { .. }, Ty::U32) => {
+            lanes!(level, |a: u32, b: u32, c: u32| -> u32 { high24(a, b).wrapping_add(c) })
+        }
+        (Ternary::Mad24High { sat: false }, Ty::S32) => {
+            lanes!(level, |a: i32, b: i32, c: i32| -> i32 { high24_signed(a, b).wrapping_add(c) })
+        }
+        (Ternary::Mad24High { sat: true }, Ty::S32) => {
+            lanes!(level, |a: i32, b: i32, c: i32| -> i32 { high24_signed(a, b).saturating_add(c) })
+        }
+        (Ternary::MadHiSat, _) => lanes!(level, |a: i32, b: i32, c: i32| -> i32 {
+            (((i64::from(a) * i64::from(b)) >> 32) as i32).saturating_add(c)
+        }),
+        (Ternary::Fns, _) => lanes!(level, |a: u32, b: u32, c: i32| -> u32 { find_nth(a, b, c) }),
+        (Ternary::Dp2a { a_signed, b_signed, high }, _) => {
+            macro_rules! dot {
+                ($a:literal, $b:literal, $high:literal) => {
+                    lanes!(level, |a: u32, b: u32, c: u32| -> u32 { dot2(a, b, c, [$a, $b, $high]) })
+                };
+            }
+            match (a_signed, b_signed, high) {
+                (false, false, false) => dot!(false, false, false),
+                (false, false, true) => dot!(false, false, true),
+                (false, true, false) => dot!(false, true, false),
+                (false, true, true) => dot!(false, true, true),
+                (true, false, false) => dot!(true, false, false),
+                (true, false, true) => dot!(true, false, true),
+                (true, true, false) => dot!(true, true, false),
+                (true, true, true) => dot!(true, true, true),
+            }
+        }
         (Ternary::Sad, _) => integers!(level, ty, |a, b, c| {
             c.wrapping_add(if a < b { b.wrapping_sub(a) } else { a.wrapping_sub(b) })
         }),
@@ -400,6 +487,45 @@ fn dot4(a: u32, b: u32, c: u32, a_signed: bool, b_signed: bool) -> u32 {
     sum
 }
 
+/// `dp2a`: two products of halves of `a` and bytes of a half of `b`.
+#[inline(always)]
+fn dot2(a: u32, b: u32, c: u32, [a_signed, b_signed, high]: [bool; 3]) -> u32 {
+    let mut sum = c;
+    for i in 0..2 {
+        let (half, byte) = ((a >> (16 * i)) as u16, (b >> (8 * i + if high { 16 } else { 0 })) as u8);
+        let half = if a_signed { i32::from(half.cast_signed()) } else { i32::from(half) };
+        let byte = if b_signed { i32::from(byte.cast_signed()) } else { i32::from(byte) };
+        sum = sum.wrapping_add_signed(half.wrapping_mul(byte));
+    }
+    sum
+}
+
+/// `fns`: the place of the n-th bit of `mask` that is set, counted from bit `base`, upwards or downwards; all
+/// ones if there is none.
+#[inline(always)]
+fn find_nth(mask: u32, base: u32, n: i32) -> u32 {
+    if base > 31 {
+        return u32::MAX;
+    }
+    if n == 0 {
+        return if mask >> base & 1 == 1 { base } else { u32::MAX };
+    }
+    let (mut place, mut left) = (base, n.unsigned_abs());
+    loop {
+        if mask >> place & 1 == 1 {
+            left -= 1;
+            if left == 0 {
+                return place;
+            }
+        }
+        match n > 0 {
+            true if place < 31 => place += 1,
+            false if place > 0 => place -= 1,
+            _ => return u32::MAX,
+        }
+    }
+}
+
 fn select<T: Lane>(level: Level) -> Handler {
     struct Select<T>(std::marker::PhantomData<T>);
     impl<T: Lane> super::lane::Execute for Select<T> {
@@ -420,119 +546,6 @@ fn select<T: Lane>(level: Level) -> Handler {
         }
     }
     super::lane::handler::<Select<T>>(level)
-}
-
-/// The handler of `bfi`.
-pub(crate) fn bfi(ty: Ty, level: Level) -> Handler {
-    macro_rules! insert {
-        ($t:ty) => {
-            warp!(level, |core, inst| {
-                let [to, sa, sb, sc, sd, ..] = inst.slots;
-                let mut out = [0; 32];
-                let (a, b) = (<$t>::read(core, sa), <$t>::read(core, sb));
-                let (c, d) = (u32::read(core, sc), u32::read(core, sd));
-                for lane in 0..32 {
-                    let (start, length) = (c[lane] & 0xff, d[lane] & 0xff);
-                    let ones = if length >= <$t>::BITS { <$t>::MAX } else { ((1 as $t) << length) - 1 };
-                    let field = if start >= <$t>::BITS { 0 } else { ones << start };
-                    let value = if start >= <$t>::BITS { 0 } else { a[lane] << start };
-                    out[lane] = b[lane] & !field | value & field;
-                }
-                let written = <$t>::written(core, sa)
-                    & <$t>::written(core, sb)
-                    & u32::written(core, sc)
-                    & u32::written(core, sd);
-                <$t>::write(core, to, &out, written);
-                Flow::Next
-            })
-        };
-    }
-    if ty == Ty::B64 { insert!(u64) } else { insert!(u32) }
-}
-
-/// The handler of `lop3`.
-pub(crate) fn lop3(level: Level) -> Handler {
-    warp!(level, |core, inst| {
-        let [to, sa, sb, sc, ..] = inst.slots;
-        let table = inst.immediates[0] as u32;
-        let mut out = [0u32; 32];
-        let (a, b, c) = (u32::read(core, sa), u32::read(core, sb), u32::read(core, sc));
-        // Each bit of the table is one product of the inputs or their complements.
-        for term in 0..8 {
-            let on = |bit: u32| if term >> bit & 1 == 1 { 0 } else { u32::MAX };
-            let (na, nb, nc) = (on(2), on(1), on(0));
-            let used = if table >> term & 1 == 1 { u32::MAX } else { 0 };
-            for lane in 0..32 {
-                out[lane] |= (a[lane] ^ na) & (b[lane] ^ nb) & (c[lane] ^ nc) & used;
-            }
-        }
-        let written = u32::written(core, sa) & u32::written(core, sb) & u32::written(core, sc);
-        u32::write(core, to, &out, written);
-        Flow::Next
-    })
-}
-
-/// The handler of arithmetic through the carry flag.
-pub(crate) fn carry(_: Carry, ty: Ty, _: bool, level: Level) -> Handler {
-    macro_rules! chain {
-        ($t:ty, $wide:ty) => {
-            warp!(level, |core, inst| {
-                let Op::Carry(carry, _, set) = inst.op else { return Flow::Next };
-                let [to, sa, sb, sc, ..] = inst.slots;
-                let mut out = [0; 32];
-                let (a, b) = (<$t>::read(core, sa), <$t>::read(core, sb));
-                let mut flags = 0u32;
-                let mut written = <$t>::written(core, sa) & <$t>::written(core, sb);
-                let third = matches!(carry, Carry::Mad { .. });
-                for lane in 0..32 {
-                    let flag = core.warp.carry >> lane & 1;
-                    let (x, y) = (a[lane], b[lane]);
-                    let (result, flag) = match carry {
-                        Carry::Add { carry_in } => {
-                            let (sum, first) = x.overflowing_add(y);
-                            let (sum, second) = sum.overflowing_add(if carry_in { flag as $t } else { 0 });
-                            (sum, first | second)
-                        }
-                        Carry::Sub { carry_in } => {
-                            let (sum, first) = x.overflowing_sub(y);
-                            let (sum, second) = sum.overflowing_sub(if carry_in { flag as $t } else { 0 });
-                            (sum, first | second)
-                        }
-                        Carry::Mad { high, carry_in } => {
-                            let product = if ty_is_signed(inst.op) {
-                                (<$wide>::from(x.cast_signed()) * <$wide>::from(y.cast_signed()))
-                                    .cast_unsigned()
-                            } else {
-                                (<$wide>::from(x))
-                                    .cast_unsigned()
-                                    .wrapping_mul((<$wide>::from(y)).cast_unsigned())
-                            };
-                            let half = if high { (product >> <$t>::BITS) as $t } else { product as $t };
-                            let (sum, first) = half.overflowing_add(<$t>::read(core, sc)[lane]);
-                            let (sum, second) = sum.overflowing_add(if carry_in { flag as $t } else { 0 });
-                            (sum, first | second)
-                        }
-                    };
-                    out[lane] = result;
-                    flags |= u32::from(flag) << lane;
-                }
-                if third {
-                    written &= <$t>::written(core, sc);
-                }
-                <$t>::write(core, to, &out, written);
-                if set {
-                    let mask = core.warp.mask;
-                    core.warp.carry = core.warp.carry & !mask | flags & mask;
-                }
-                Flow::Next
-            })
-        };
-    }
-    if ty.bytes() == 8 { chain!(u64, i128) } else { chain!(u32, i64) }
-}
-
-fn ty_is_signed(op: Op) -> bool {
-    matches!(op, Op::Carry(_, ty, _) if ty.is_signed())
 }
 
 #[cfg(test)]

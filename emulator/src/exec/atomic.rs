@@ -165,7 +165,11 @@ pub(super) fn apply(op: Atomic, ty: Ty, old: u64, value: u64, new: u64) -> u64 {
     match op {
         Atomic::Exchange => value,
         Atomic::CompareExchange => {
-            let equal = if wide { old == value } else { old32 == value32 };
+            let equal = match ty.bytes() {
+                8 => old == value,
+                2 => old32 & 0xffff == value32 & 0xffff,
+                _ => old32 == value32,
+            };
             if equal { new } else { old }
         }
         Atomic::Add => match ty {
@@ -188,6 +192,14 @@ pub(super) fn apply(op: Atomic, ty: Ty, old: u64, value: u64, new: u64) -> u64 {
         }
         Atomic::Max if ty.bytes() == 2 => {
             u64::from(through_f32(ty == Ty::F16, maximum, old as u16, value as u16))
+        }
+        Atomic::Min | Atomic::Max if matches!(ty, Ty::F16x2 | Ty::Bf16x2) => {
+            let pick = if op == Atomic::Min { minimum } else { maximum };
+            let half = |shift: u32| {
+                let (old, value) = ((old >> shift) as u16, (value >> shift) as u16);
+                u64::from(through_f32(ty == Ty::F16x2, pick, old, value)) << shift
+            };
+            half(0) | half(16)
         }
         Atomic::Min if ty.is_signed() => {
             if signed(value) < signed(old) {

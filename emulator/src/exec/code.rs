@@ -133,6 +133,8 @@ pub(crate) struct Core<'l> {
     pub(crate) constants: &'l Constants,
     pub(crate) launch: &'l Launch<'l>,
     pub(crate) fault: Option<Box<Fault>>,
+    /// What the cluster's threads have printed.
+    pub(crate) printed: String,
 }
 
 /// A failed check, before it is made into a finding.
@@ -206,8 +208,8 @@ pub(crate) fn bind(kernel: &Kernel, level: Level) -> Vec<Inst> {
 /// The function that runs an operation.
 fn handler_of(op: Op, level: Level) -> Handler {
     use super::{
-        agent, arithmetic, atomic, bulk, cluster, collective, compare, control, convert, copy, data,
-        floating, matrix, mbarrier, memory, store_async, strong, tensor, wgmma,
+        agent, arithmetic, atomic, bits, bulk, call, cluster, collective, compare, control, convert, copy,
+        data, floating, matrix, mbarrier, memory, store_async, strong, tensor, video, wgmma, wmma,
     };
     match op {
         Op::Unary(unary, ty, mode) => match arithmetic::unary(unary, ty, level) {
@@ -222,9 +224,17 @@ fn handler_of(op: Op, level: Level) -> Handler {
             Some(handler) => handler,
             None => floating::ternary(ternary, ty, mode, level),
         },
-        Op::Bfi(ty) => arithmetic::bfi(ty, level),
-        Op::Lop3 => arithmetic::lop3(level),
-        Op::Carry(carry, ty, set) => arithmetic::carry(carry, ty, set, level),
+        Op::Bfi(ty) => bits::bfi(ty, level),
+        Op::Lop3 => bits::lop3(level),
+        Op::Lop3Test(_) => bits::lop3_test(level),
+        Op::SetpHalves(_) => compare::setp_halves(level),
+        Op::SetHalves(..) => compare::set_halves(level),
+        Op::Video(_) => video::scalar(level),
+        Op::VideoSimd(_) => video::simd(level),
+        Op::WmmaAddress(_) => wmma::address(level),
+        Op::Wmma(_) => wmma::product(level),
+        Op::SmallMma { .. } => wmma::small(level),
+        Op::Carry(carry, ty, set) => bits::carry(carry, ty, set, level),
         Op::Setp(comparison) => compare::setp(comparison, level),
         Op::Set(comparison, to) => compare::set(comparison, to, level),
         Op::Convert(conversion) => convert::convert(conversion, level),
@@ -240,6 +250,12 @@ fn handler_of(op: Op, level: Level) -> Handler {
         Op::Branch => control::branch(level),
         Op::BranchIndexed => control::branch_indexed(level),
         Op::Exit => control::exit(level),
+        Op::Call => call::call(level),
+        Op::Return => call::leave(level),
+        Op::FrameAddress => call::frame_address(level),
+        Op::Alloca { .. } => call::alloca(level),
+        Op::StackSave(_) => call::stack_save(level),
+        Op::StackRestore(_) => call::stack_restore(level),
         Op::Trap => control::trap(level),
         Op::Barrier { .. } => control::barrier(level),
         Op::BarrierWarp => control::barrier_warp(level),
@@ -254,8 +270,8 @@ fn handler_of(op: Op, level: Level) -> Handler {
         Op::AddressRank { .. } => cluster::address_rank(level),
         Op::Elect => control::elect(level),
         Op::SetRegisters { .. } => cluster::set_registers(level),
-        Op::Shuffle(mode) => collective::shuffle(mode, level),
-        Op::Vote(vote) => collective::vote(vote, level),
+        Op::Shuffle { mode, .. } => collective::shuffle(mode, level),
+        Op::Vote { vote, .. } => collective::vote(vote, level),
         Op::Match { all, ty } => collective::matching(all, ty, level),
         Op::ActiveMask => collective::active_mask(level),
         Op::Redux(..) => collective::redux(level),
@@ -264,7 +280,7 @@ fn handler_of(op: Op, level: Level) -> Handler {
         Op::WgmmaFence => wgmma::fence(level),
         Op::WgmmaCommit => wgmma::commit(level),
         Op::WgmmaWait => wgmma::wait(level),
-        Op::LoadMatrix { count, transpose } => matrix::load(count, transpose, level),
+        Op::LoadMatrix { count, transpose, .. } => matrix::load(count, transpose, level),
         Op::StoreMatrix { .. } => matrix::store(level),
         Op::CopyAsync { .. } => copy::start(level),
         Op::TensorCopy { .. } => tensor::copy(level),

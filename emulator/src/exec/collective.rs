@@ -91,9 +91,9 @@ impl Core<'_> {
 /// The handler of `shfl`.
 pub(crate) fn shuffle(_: Shuffle, level: Level) -> Handler {
     warp!(level, |core, inst| {
-        let Op::Shuffle(mode) = inst.op else { return Flow::Next };
+        let Op::Shuffle { mode, sync } = inst.op else { return Flow::Next };
         let [to, predicate, from, sb, sc, ..] = inst.slots;
-        if let Err(flow) = core.together(inst, 5) {
+        if sync && let Err(flow) = core.together(inst, 5) {
             return flow;
         }
         let mask = core.warp.mask;
@@ -131,8 +131,8 @@ pub(crate) fn shuffle(_: Shuffle, level: Level) -> Handler {
 /// The handler of `vote`.
 pub(crate) fn vote(_: Vote, level: Level) -> Handler {
     warp!(level, |core, inst| {
-        let Op::Vote(vote) = inst.op else { return Flow::Next };
-        if let Err(flow) = core.together(inst, 2) {
+        let Op::Vote { vote, sync } = inst.op else { return Flow::Next };
+        if sync && let Err(flow) = core.together(inst, 2) {
             return flow;
         }
         let mask = core.warp.mask;

@@ -1,7 +1,7 @@
 //! `setp` and `set`.
 
 use super::code::{Core, Flow, Handler, Inst, Level};
-use super::lane::{Execute, Lane, handler};
+use super::lane::{Execute, Lane, handler, warp};
 use crate::ir::op::{Combine, Compare, Op, Relation};
 use crate::ir::types::Ty;
 use crate::numeric::float::flush;
@@ -150,13 +150,84 @@ impl<T: Comparable> Execute for Set<T> {
         let Op::Set(c, to) = inst.op else { return Flow::Next };
         let result = compare::<T>(core, inst, 1, c);
         let (mask, _, written) = combine(core, inst, 3, c, result);
-        let yes = if to == Ty::F32 { 1f32.to_bits() } else { u32::MAX };
+        let yes = yes(to);
         let mut out = [0u32; 32];
         for lane in 0..32 {
             out[lane] = if mask >> lane & 1 == 1 { yes } else { 0 };
         }
         u32::write(core, inst.slots[0], &out, written);
         Flow::Next
+    }
+}
+
+/// A comparison of both halves of the operands: masks for the lower and the upper ones.
+fn compare_halves(core: &Core<'_>, slots: [u32; 2], c: Compare) -> ([u32; 2], u32) {
+    let (a, b) = (u32::read(core, slots[0]), u32::read(core, slots[1]));
+    let value = |word: u32, half: usize| {
+        let bits = (word >> (16 * half)) as u16;
+        match c.ty {
+            Ty::Bf16x2 => bf16_to_f32(bits),
+            _ if c.ftz && bits & 0x7c00 == 0 => f16_to_f32(bits & 0x8000),
+            _ => f16_to_f32(bits),
+        }
+    };
+    let mut masks = [0; 2];
+    for (half, mask) in masks.iter_mut().enumerate() {
+        for lane in 0..32 {
+            let order = value(a[lane], half).partial_cmp(&value(b[lane], half));
+            let holds = match order {
+                None => c.unordered || c.relation == Relation::Unordered,
+                Some(order) => match c.relation {
+                    Relation::Equal => order.is_eq(),
+                    Relation::NotEqual => order.is_ne(),
+                    Relation::Less => order.is_lt(),
+                    Relation::LessEqual => order.is_le(),
+                    Relation::Greater => order.is_gt(),
+                    Relation::GreaterEqual => order.is_ge(),
+                    Relation::Ordered => true,
+                    Relation::Unordered => false,
+                },
+            };
+            *mask |= u32::from(holds) << lane;
+        }
+    }
+    (masks, u32::written(core, slots[0]) & u32::written(core, slots[1]))
+}
+
+/// The handler of `setp` on both halves of words.
+pub(crate) fn setp_halves(level: Level) -> Handler {
+    warp!(level, |core, inst| {
+        let Op::SetpHalves(c) = inst.op else { return Flow::Next };
+        let [low, high, a, b, ..] = inst.slots;
+        let (masks, written) = compare_halves(core, [a, b], c);
+        let lanes = core.warp.mask;
+        core.warp.registers.set_predicate(high, masks[1], lanes, written);
+        core.warp.registers.set_predicate(low, masks[0], lanes, written);
+        Flow::Next
+    })
+}
+
+/// The handler of `set` on both halves of words.
+pub(crate) fn set_halves(level: Level) -> Handler {
+    warp!(level, |core, inst| {
+        let Op::SetHalves(c, to) = inst.op else { return Flow::Next };
+        let (masks, written) = compare_halves(core, [inst.slots[1], inst.slots[2]], c);
+        let yes = yes(to) & 0xffff;
+        let half = |mask: u32, lane: usize| if mask >> lane & 1 == 1 { yes } else { 0 };
+        let out = std::array::from_fn(|lane| half(masks[1], lane) << 16 | half(masks[0], lane));
+        u32::write(core, inst.slots[0], &out, written);
+        Flow::Next
+    })
+}
+
+/// What a comparison that holds gives in a type.
+fn yes(to: Ty) -> u32 {
+    match to {
+        Ty::F32 => 1f32.to_bits(),
+        Ty::F16 | Ty::F16x2 => 0x3c00,
+        Ty::Bf16 | Ty::Bf16x2 => 0x3f80,
+        to if to.bytes() == 2 => 0xffff,
+        _ => u32::MAX,
     }
 }
 

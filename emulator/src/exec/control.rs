@@ -48,23 +48,8 @@ pub(crate) fn branch_indexed(level: Level) -> Handler {
             let message = format!("the index {index} of a branch is not below {}", inst.targets.len());
             return core.fail(FindingKind::OutOfBounds, outside, message, None);
         }
-        let warp = &mut core.warp;
-        let staying = warp.active & !mask;
-        let next = warp.pc + 1;
-        if staying != 0 {
-            warp.part(staying, next, State::Ready);
-        }
-        let mut rest = mask;
-        loop {
-            let target = inst.targets[indices[rest.trailing_zeros() as usize] as usize];
-            let same = lanes_where(rest, |lane| inst.targets[indices[lane] as usize] == target);
-            if same == rest {
-                warp.pc = target;
-                return Flow::Jumped;
-            }
-            warp.part(same, target, State::Ready);
-            rest &= !same;
-        }
+        let target = |index: u32| inst.targets.get(index as usize).copied().unwrap_or(0);
+        core.scatter(mask, &indices.map(target))
     })
 }
 

@@ -5,8 +5,9 @@ use super::code::{Flow, Handler, Level};
 use super::lane::{Lane, lanes, warp};
 use crate::ir::op::{Binary, Mode, Op, Property, Ternary, Unary};
 use crate::ir::types::Ty;
+use crate::numeric::directed;
 use crate::numeric::float::{
-    add32, canonical, flush, fma_bf16, fma_f16, fma32, maximum, maximum64, minimum, minimum64, mul32,
+    Round, add32, canonical, flush, fma_bf16, fma_f16, fma32, maximum, maximum64, minimum, minimum64, mul32,
     propagate64, quiet64, saturate,
 };
 use crate::numeric::half::{NAN16, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
@@ -107,6 +108,10 @@ pub(crate) fn unary(op: Unary, ty: Ty, mode: Mode, level: Level) -> Handler {
         (Unary::Abs, Ty::F64) => {
             lanes!(level, |a: f64| -> f64 { if a.is_nan() { quiet64(a) } else { a.abs() } })
         }
+        (Unary::Rcp | Unary::Sqrt, Ty::F64) if mode.round != Round::Nearest => directed64(level),
+        // The lower half of an approximation is zeros, and that of the operand does not count.
+        (Unary::RcpCoarse, _) => lanes!(level, |a: f64| -> f64 { coarse(a, |a| 1.0 / a) }),
+        (Unary::RsqrtCoarse, _) => lanes!(level, |a: f64| -> f64 { coarse(a, |a| 1.0 / a.sqrt()) }),
         (Unary::Rcp, Ty::F64) => lanes!(level, |a: f64| -> f64 { propagate64(1.0 / a, [a]) }),
         (Unary::Sqrt, Ty::F64) => lanes!(level, |a: f64| -> f64 { propagate64(a.sqrt(), [a]) }),
         (Unary::Rsqrt, Ty::F64) => lanes!(level, |a: f64| -> f64 { propagate64(1.0 / a.sqrt(), [a]) }),
@@ -127,7 +132,8 @@ pub(crate) fn unary(op: Unary, ty: Ty, mode: Mode, level: Level) -> Handler {
             for lane in 0..32 {
                 // Lanes that are off may hold anything, and the slow functions are slow.
                 if core.warp.mask >> lane & 1 == 1 {
-                    out[lane] = output(approximate(op, input(f32::from_bits(a[lane]), mode)), mode).to_bits();
+                    let value = input(f32::from_bits(a[lane]), mode);
+                    out[lane] = output(rounded(op, value, mode.round), mode).to_bits();
                 }
             }
             let written = f32::written(core, inst.slots[1]);
@@ -153,6 +159,62 @@ fn approximate(op: Unary, a: f32) -> f32 {
         Unary::Tanh => wide.tanh() as f32,
         _ => a,
     }
+}
+
+/// The same; reciprocals and square roots in any direction.
+fn rounded(op: Unary, a: f32, round: Round) -> f32 {
+    match op {
+        Unary::Rcp => directed::div(1.0, a, 1.0 / a, round),
+        Unary::Sqrt => directed::sqrt(a, a.sqrt(), round),
+        op => approximate(op, a),
+    }
+}
+
+/// A function of the upper half of an f64, of which the upper half is kept; subnormal numbers are zeros.
+fn coarse(a: f64, f: impl Fn(f64) -> f64) -> f64 {
+    let upper = |x: f64| {
+        let kept = f64::from_bits(x.to_bits() & 0xffff_ffff_0000_0000);
+        if kept.is_subnormal() { 0f64.copysign(kept) } else { kept }
+    };
+    if a.is_nan() { quiet64(a) } else { upper(f(upper(a))) }
+}
+
+/// Operations in f64 that round in a direction.
+fn directed64(level: Level) -> Handler {
+    warp!(level, |core, inst| {
+        let (count, mode) = match inst.op {
+            Op::Unary(_, _, mode) => (1, mode),
+            Op::Binary(_, _, mode) => (2, mode),
+            Op::Ternary(_, _, mode) => (3, mode),
+            _ => return Flow::Next,
+        };
+        let mut values = [[0u64; 32]; 3];
+        let mut written = u32::MAX;
+        for (i, values) in values.iter_mut().enumerate().take(count) {
+            *values = *u64::read(core, inst.slots[1 + i]);
+            written &= u64::written(core, inst.slots[1 + i]);
+        }
+        let round = mode.round;
+        let mut out = [0u64; 32];
+        for lane in 0..32 {
+            if core.warp.mask >> lane & 1 == 0 {
+                continue;
+            }
+            let [a, b, c] = values.map(|v| f64::from_bits(v[lane]));
+            let (result, order) = match inst.op {
+                Op::Unary(Unary::Rcp, ..) => (directed::div(1.0, a, 1.0 / a, round), [a, a, a]),
+                Op::Unary(..) => (directed::sqrt(a, a.sqrt(), round), [a, a, a]),
+                Op::Binary(Binary::Add, ..) => (directed::fma64(a, 1.0, b, round), [b, a, a]),
+                Op::Binary(Binary::Sub, ..) => (directed::fma64(a, 1.0, -b, round), [b, a, a]),
+                Op::Binary(Binary::Mul, ..) => (directed::mul64(a, b, round), [b, a, a]),
+                Op::Binary(..) => (directed::div(a, b, a / b, round), [a, b, b]),
+                _ => (directed::fma64(a, b, c, round), [b, c, a]),
+            };
+            out[lane] = propagate64(result, order).to_bits();
+        }
+        u64::write(core, inst.slots[0], &out, written);
+        Flow::Next
+    })
 }
 
 /// What `testp` needs to know of a type.
@@ -212,6 +274,9 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Handler {
         (Binary::Max, Ty::F32) if plain => lanes!(level, |a: f32, b: f32| -> f32 { maximum(a, b) }),
         // The sign is that of the first operand.
         (Binary::Copysign, Ty::F32) => lanes!(level, |a: f32, b: f32| -> f32 { b.copysign(a) }),
+        (Binary::Add | Binary::Sub | Binary::Mul | Binary::Div, Ty::F64) if mode.round != Round::Nearest => {
+            directed64(level)
+        }
         (Binary::Add, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { propagate64(a + b, [b, a]) }),
         (Binary::Sub, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { propagate64(a - b, [b, a]) }),
         (Binary::Mul, Ty::F64) => lanes!(level, |a: f64, b: f64| -> f64 { propagate64(a * b, [b, a]) }),
@@ -244,7 +309,7 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: Mode, level: Level) -> Handler {
                     Binary::Add => add32(a, b, mode.round),
                     Binary::Sub => add32(a, -b, mode.round),
                     Binary::Mul => mul32(a, b, mode.round),
-                    Binary::Div => a / b,
+                    Binary::Div => directed::div(a, b, a / b, mode.round),
                     _ => extremum(op, a, b, mode),
                 };
                 out[lane] = output(result, mode).to_bits();
@@ -330,6 +395,7 @@ fn slow_halves(level: Level) -> Handler {
 /// The handler of a ternary floating-point operation, which is a fused multiply-add.
 pub(crate) fn ternary(_: Ternary, ty: Ty, mode: Mode, level: Level) -> Handler {
     match ty {
+        Ty::F64 if mode.round != Round::Nearest => directed64(level),
         Ty::F64 => {
             lanes!(level, |a: f64, b: f64, c: f64| -> f64 { propagate64(a.mul_add(b, c), [b, c, a]) })
         }

@@ -4,6 +4,7 @@
 //! reported: those above a failed one need not run, those below must. Clusters that communicate take turns on one
 //! thread, in an order that the seed gives.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use rayon::prelude::*;
 
 use super::agent::Engine;
 use super::block::{BarrierState, Block, Turn};
+use super::call::Calls;
 use super::cluster::Cluster;
 use super::code::{Core, Fault, Inst, Level};
 use super::mbarrier::Mbarriers;
@@ -29,6 +31,7 @@ use crate::ir::op::Op;
 use crate::ir::program::Kernel;
 use crate::machine::LaunchConfig;
 use crate::memory::global::Table;
+use crate::memory::heap::Heap;
 use crate::memory::local::Bytes;
 use crate::module::Text;
 
@@ -77,6 +80,9 @@ pub(crate) struct Launch<'l> {
     pub(crate) resident_blocks: u32,
     /// What a thread has before the first `setmaxnreg`: as many as a multiprocessor's allow.
     pub(crate) registers_per_thread: u32,
+    /// The heap of the machine, and where what kernels print goes: by cluster.
+    pub(crate) heap: &'l Heap,
+    pub(crate) printed: Mutex<BTreeMap<u64, String>>,
     /// Address ranges of the module's constant variables: first and length.
     pub(crate) constant_ranges: Vec<(u64, u64)>,
 }
@@ -260,13 +266,16 @@ impl<'l> Launch<'l> {
                     if let Some(log) = &mut core.log {
                         ledger.lock().unwrap_or_else(PoisonError::into_inner).enter(number, log);
                     }
+                    self.keep_printed(number, &mut core);
                     (turn == Turn::Failed).then(|| {
                         failed.fetch_min(number, Relaxed);
                         (number, self.finding(&mut core))
                     })
                 })
                 .min_by_key(|(number, _)| *number);
-            if let Some((_, finding)) = finding {
+            if let Some((number, finding)) = finding {
+                // Clusters above may have run or not.
+                self.printed.lock().unwrap_or_else(PoisonError::into_inner).split_off(&(number + 1));
                 return Err(finding);
             }
             if first == 0 && end < clusters {
@@ -326,15 +335,34 @@ impl<'l> Launch<'l> {
                     turns.end(core.number, log);
                 }
                 if let Some(race) = turns.as_ref().and_then(|turns| turns.race()) {
+                    self.keep_all_printed(&mut resident);
                     return Err(self.race(constants, &race));
                 }
                 match turn {
                     Turn::Paused => index += 1,
-                    Turn::Finished => drop(resident.remove(index)),
-                    Turn::Failed => return Err(self.finding(&mut resident[index])),
+                    Turn::Finished => {
+                        let mut core = resident.remove(index);
+                        self.keep_printed(core.number, &mut core);
+                    }
+                    Turn::Failed => {
+                        self.keep_all_printed(&mut resident);
+                        return Err(self.finding(&mut resident[index]));
+                    }
                 }
             }
         }
+    }
+
+    /// Keeps what a cluster has printed.
+    fn keep_printed(&self, cluster: u64, core: &mut Core<'_>) {
+        if !core.printed.is_empty() {
+            let text = std::mem::take(&mut core.printed);
+            self.printed.lock().unwrap_or_else(PoisonError::into_inner).insert(cluster, text);
+        }
+    }
+
+    fn keep_all_printed(&self, resident: &mut [Core<'_>]) {
+        resident.iter_mut().for_each(|core| self.keep_printed(core.number, core));
     }
 
     /// A cluster before its first instruction.
@@ -354,6 +382,7 @@ impl<'l> Launch<'l> {
             constants,
             launch: self,
             fault: None,
+            printed: String::new(),
         }
     }
 
@@ -379,6 +408,10 @@ impl<'l> Launch<'l> {
                 let lanes = if threads >= 32 { u32::MAX } else { (1 << threads) - 1 };
                 let registers = Registers::new(&self.kernel.registers);
                 let mut warp = Warp::new(warp, first + warp, lanes, registers, Bytes::new(local));
+                warp.pc = self.kernel.start;
+                if self.kernel.uses_stack() {
+                    warp.calls = Some(Box::new(Calls::new(self.kernel.frame)));
+                }
                 warp.budget = self.registers_per_thread;
                 warp.early = if self.checks.dependencies && self.kernel.dependent { lanes } else { 0 };
                 warp

@@ -1,5 +1,6 @@
 //! `ldmatrix`, `stmatrix` and `mma`: operations in which the whole warp holds a matrix.
 
+use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Execute, Lane, handler, warp};
 use crate::check::shadow::Access;
@@ -7,6 +8,7 @@ use crate::config::Numerics;
 use crate::ir::op::{Mma, Op};
 use crate::ir::types::Ty;
 use crate::numeric::mma::{self, Fragments, Model};
+use crate::syntax::ast::Space;
 
 /// The handler of `ldmatrix`.
 pub(crate) fn load(count: u8, _: bool, level: Level) -> Handler {
@@ -14,6 +16,18 @@ pub(crate) fn load(count: u8, _: bool, level: Level) -> Handler {
         1 => handler::<LoadMatrix<1>>(level),
         2 => handler::<LoadMatrix<2>>(level),
         _ => handler::<LoadMatrix<4>>(level),
+    }
+}
+
+impl Core<'_> {
+    /// Generic addresses become those of the block's shared memory.
+    fn in_own_shared(&mut self, lanes: u32, addresses: &mut [u64; 32], what: &str) -> Result<(), Flow> {
+        for lane in ones(lanes) {
+            let address = self.shared_address(addresses[lane], lane, what)?;
+            // That of another block lies outside, and is found there.
+            addresses[lane] = self.own_shared(address).map_or(address, u64::from);
+        }
+        Ok(())
     }
 }
 
@@ -28,12 +42,15 @@ impl<const N: usize> Execute for LoadMatrix<N> {
 
 #[inline(always)]
 fn load_matrices<const N: usize>(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
-    let Op::LoadMatrix { transpose, .. } = inst.op else { return Ok(()) };
+    let Op::LoadMatrix { transpose, space, .. } = inst.op else { return Ok(()) };
     core.whole_warp("ldmatrix")?;
     // Only the first 8 lanes for each matrix give addresses.
     let lanes = if N == 4 { u32::MAX } else { (1 << (8 * N)) - 1 };
     core.warp.mask = lanes;
-    let addresses = core.addresses(inst.slots[N], inst.immediates[0])?;
+    let mut addresses = core.addresses(inst.slots[N], inst.immediates[0])?;
+    if space == Space::Generic {
+        core.in_own_shared(lanes, &mut addresses, "ldmatrix")?;
+    }
     core.check_alignment(lanes, &addresses, 16, "ldmatrix")?;
     let rows = core.check_shared(lanes, &addresses, 16, "ldmatrix")?;
     core.race(rows, &addresses, 16, Access::Read)?;
@@ -102,12 +119,15 @@ pub(crate) fn store(level: Level) -> Handler {
 
 #[inline(always)]
 fn store_matrices(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
-    let Op::StoreMatrix { count, transpose } = inst.op else { return Ok(()) };
+    let Op::StoreMatrix { count, transpose, space } = inst.op else { return Ok(()) };
     core.whole_warp("stmatrix")?;
     // Only the first 8 lanes for each matrix give addresses.
     let lanes = u32::MAX >> (32 - 8 * u32::from(count));
     core.warp.mask = lanes;
-    let addresses = core.addresses(inst.slots[0], inst.immediates[0])?;
+    let mut addresses = core.addresses(inst.slots[0], inst.immediates[0])?;
+    if space == Space::Generic {
+        core.in_own_shared(lanes, &mut addresses, "stmatrix")?;
+    }
     core.check_alignment(lanes, &addresses, 16, "stmatrix")?;
     let rows = core.check_shared(lanes, &addresses, 16, "stmatrix")?;
     core.race_lanes(rows, &addresses, 16, true)?;

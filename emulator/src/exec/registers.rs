@@ -54,6 +54,22 @@ pub(crate) struct Registers {
     overwritten: Vec<(Slot, Bits, Bits)>,
 }
 
+/// What a lane had in some registers, and whether something wrote it.
+#[derive(Clone, Debug)]
+pub(crate) struct Saved {
+    predicates: Vec<(bool, bool)>,
+    words: Vec<(u32, bool)>,
+    doubles: Vec<(u64, bool)>,
+    /// Which bits were written, where not all were.
+    partial: Vec<(Slot, u64)>,
+}
+
+/// Whether a word or a double is in one of the ranges.
+fn in_ranges(slot: Slot, ranges: &[(u32, u32); 3]) -> bool {
+    let (first, end) = ranges[if slot & DOUBLE == 0 { 1 } else { 2 }];
+    (first..end).contains(&(slot & INDEX))
+}
+
 /// The constants of a launch, spread over all lanes.
 pub(crate) struct Constants {
     words: Vec<[u32; 32]>,
@@ -137,6 +153,67 @@ impl Registers {
         if (0..32).any(|lane| mask >> lane & 1 == 1 && bits[lane] != none) {
             let partial = self.partial.entry(slot).or_insert([none; 32]);
             (0..32).filter(|lane| mask >> lane & 1 == 1).for_each(|lane| partial[lane] = bits[lane]);
+        }
+    }
+
+    /// What a lane has in a range of each file.
+    pub(crate) fn save(&self, lane: usize, ranges: &[(u32, u32); 3]) -> Saved {
+        fn part<T: Copy, V>(
+            file: &File<T>,
+            range: (u32, u32),
+            lane: usize,
+            value: impl Fn(T) -> V,
+        ) -> Vec<(V, bool)> {
+            let range = range.0 as usize..range.1 as usize;
+            let both = file.values[range.clone()].iter().zip(&file.written[range]);
+            both.map(|(&values, &written)| (value(values), written >> lane & 1 == 1)).collect()
+        }
+        let partial = self.partial.iter().filter(|(slot, _)| in_ranges(**slot, ranges));
+        Saved {
+            partial: partial.map(|(&slot, bits)| (slot, bits[lane])).collect(),
+            predicates: part(&self.predicates, ranges[0], lane, |values| values >> lane & 1 == 1),
+            words: part(&self.words, ranges[1], lane, |values| values[lane]),
+            doubles: part(&self.doubles, ranges[2], lane, |values| values[lane]),
+        }
+    }
+
+    /// Gives a lane back what it had.
+    pub(crate) fn restore(&mut self, lane: usize, ranges: &[(u32, u32); 3], saved: &Saved) {
+        self.forget_bits(ranges, 1 << lane);
+        for &(slot, bits) in &saved.partial {
+            if let Some(partial) = self.partial.get_mut(&slot) {
+                partial[lane] = bits;
+            }
+        }
+        let set = |mask: &mut u32, on: bool| *mask = *mask & !(1 << lane) | u32::from(on) << lane;
+        for (index, &(value, written)) in (ranges[0].0 as usize..).zip(&saved.predicates) {
+            set(&mut self.predicates.values[index], value);
+            set(&mut self.predicates.written[index], written);
+        }
+        for (index, &(value, written)) in (ranges[1].0 as usize..).zip(&saved.words) {
+            self.words.values[index][lane] = value;
+            set(&mut self.words.written[index], written);
+        }
+        for (index, &(value, written)) in (ranges[2].0 as usize..).zip(&saved.doubles) {
+            self.doubles.values[index][lane] = value;
+            set(&mut self.doubles.written[index], written);
+        }
+    }
+
+    /// Forgets which bits of registers in a range of each file are written, where not all are.
+    fn forget_bits(&mut self, ranges: &[(u32, u32); 3], lanes: u32) {
+        for (&slot, bits) in self.partial.iter_mut().filter(|(slot, _)| in_ranges(**slot, ranges)) {
+            let none = if slot & DOUBLE == 0 { !0 << 32 } else { 0 };
+            (0..32).filter(|lane| lanes >> lane & 1 == 1).for_each(|lane| bits[lane] = none);
+        }
+    }
+
+    /// Takes what lanes have in a range of each file for values that nothing wrote.
+    pub(crate) fn forget(&mut self, ranges: &[(u32, u32); 3], lanes: u32) {
+        self.forget_bits(ranges, lanes);
+        let files = [&mut self.predicates.written, &mut self.words.written, &mut self.doubles.written];
+        for (written, &(first, end)) in files.into_iter().zip(ranges) {
+            written[first as usize..end as usize].iter_mut().for_each(|written| *written &= !lanes);
         }
     }
 

@@ -5,6 +5,7 @@
 //! that polls what its neighbour will write) would never let that one run: so after a while the others get a turn.
 
 use super::agent::BulkGroups;
+use super::call::Calls;
 use super::cluster::ClusterArrivals;
 use super::copy::Copies;
 use super::late::Late;
@@ -59,6 +60,8 @@ pub(crate) struct Warp {
     /// Registers that a thread has, as far as `setmaxnreg` is concerned.
     pub(crate) budget: u32,
     pub(crate) local: Bytes,
+    /// The stacks of its lanes, if the kernel has calls or `alloca`.
+    pub(crate) calls: Option<Box<Calls>>,
     /// What it has done since it began to read late, if it has.
     pub(crate) late: Option<Box<Late>>,
 }
@@ -140,6 +143,7 @@ impl Warp {
             global_lanes: GlobalLanes::default(),
             budget: 0,
             local,
+            calls: None,
             late: None,
         }
     }

@@ -1,5 +1,7 @@
 //! Gives registers their slots.
 //!
+//! Each body is treated alone: a call keeps its caller's registers.
+//!
 //! PTX has as many registers as the compiler cares to name, each written once or twice. A warp's registers must stay in
 //! the processor's caches, so registers whose lives do not overlap share a slot. A life is the range of instructions,
 //! in the order of the text, from the first to the last point where the value may still be read.
@@ -12,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::op::Op;
-use super::program::{Instruction, Kernel, Operand, Register, file_of};
+use super::program::{Instruction, Operand, Register, file_of};
 
 /// The memory is bounded: beyond this many bits of liveness, every register keeps a slot of its own.
 const MAX_BITS: usize = 1 << 27;
@@ -21,17 +23,17 @@ const MAX_BITS: usize = 1 << 27;
 const MAX_WORK: usize = 1 << 27;
 
 /// Replaces register numbers by slots, and their counts by the number of slots.
-pub(crate) fn allocate(kernel: &mut Kernel) {
-    let blocks = Blocks::new(&kernel.instructions);
-    for file in 0..3 {
-        let count = kernel.registers[file] as usize;
+pub(crate) fn allocate(instructions: &mut [Instruction], registers: &mut [u32; 3]) {
+    let blocks = Blocks::new(instructions);
+    for (file, slots_used) in registers.iter_mut().enumerate() {
+        let count = *slots_used as usize;
         if count == 0 || blocks.starts.len().saturating_mul(count) > MAX_BITS {
             continue;
         }
-        let Some(lives) = lives(&kernel.instructions, &blocks, file, count) else { continue };
+        let Some(lives) = lives(instructions, &blocks, file, count) else { continue };
         let (slots, used) = assign(&lives);
-        kernel.registers[file] = used;
-        for instruction in &mut kernel.instructions {
+        *slots_used = used;
+        for instruction in instructions.iter_mut() {
             let guard = instruction.guard.as_mut().map(|(register, _)| register);
             let operands = instruction.operands.iter_mut().filter_map(|operand| match operand {
                 Operand::Register(register) => Some(register),
@@ -61,7 +63,7 @@ impl Blocks {
             for target in jumps(instruction) {
                 leaders[target] = true;
             }
-            if matches!(instruction.op, Op::Branch | Op::BranchIndexed | Op::Exit | Op::Trap) {
+            if matches!(instruction.op, Op::Branch | Op::BranchIndexed | Op::Exit | Op::Return | Op::Trap) {
                 leaders[i + 1] = true;
             }
         }
@@ -99,7 +101,7 @@ fn jumps(instruction: &Instruction) -> impl Iterator<Item = usize> {
 
 fn falls_through(instruction: &Instruction) -> bool {
     instruction.guard.is_some()
-        || !matches!(instruction.op, Op::Branch | Op::BranchIndexed | Op::Exit | Op::Trap)
+        || !matches!(instruction.op, Op::Branch | Op::BranchIndexed | Op::Exit | Op::Return | Op::Trap)
 }
 
 fn in_file(file: usize) -> impl Fn(&Operand) -> Option<usize> {

@@ -1,7 +1,9 @@
 //! How the table of opcode forms is written and matched.
 //!
-//! A row has the opcode, the modifiers and the operands of one form. Modifiers are slots in the order in which PTX
-//! wants them: alternatives joined by `|`, a `?` behind a slot that may be left out. Operands are written thus:
+//! A row has the opcode, the modifiers and the operands of one form. Modifiers are slots in the order of PTX's
+//! manual: alternatives joined by `|`, a `?` behind a slot that may be left out. A text may have them in any
+//! order. Operands
+//! are written thus:
 //!
 //! | notation | operand |
 //! |---|---|
@@ -84,6 +86,38 @@ impl Form {
         }
         if at == modifiers.len() { Ok(()) } else { Err((at, None)) }
     }
+
+    /// The modifiers in the order of the slots, if they fit those in some order. Assemblers take them as a set;
+    /// of types, and of
+    /// several that fit the same slots (`.row.col`), the order counts.
+    pub(crate) fn arrange<'m>(&self, modifiers: &[&'m str]) -> Option<Vec<&'m str>> {
+        let mut used = vec![false; modifiers.len()];
+        let mut arranged = Vec::with_capacity(modifiers.len());
+        let slots: Vec<&str> = self.modifiers.split_whitespace().collect();
+        for (number, slot) in slots.iter().enumerate() {
+            let fits = |slot: &str, m: &str| slot.trim_end_matches('?').split('|').any(|a| a == m);
+            let first_type = (0..modifiers.len()).find(|&i| !used[i] && Ty::parse(modifiers[i]).is_some());
+            let in_turn = |i: usize| Ty::parse(modifiers[i]).is_none() || first_type == Some(i);
+            let mut candidates =
+                (0..modifiers.len()).filter(|&i| !used[i] && in_turn(i) && fits(slot, modifiers[i]));
+            let Some(index) = candidates.next() else {
+                if slot.ends_with('?') {
+                    continue;
+                }
+                return None;
+            };
+            // A slot that may be empty must not take what a later one needs.
+            let needed =
+                slots[number + 1..].iter().filter(|s| !s.ends_with('?') && fits(s, modifiers[index]));
+            let left = (0..modifiers.len()).filter(|&i| !used[i] && modifiers[i] == modifiers[index]);
+            if slot.ends_with('?') && left.count() <= needed.count() {
+                continue;
+            }
+            used[index] = true;
+            arranged.push(modifiers[index]);
+        }
+        used.iter().all(|&used| used).then_some(arranged)
+    }
 }
 
 #[cfg(test)]
@@ -98,5 +132,19 @@ mod tests {
         assert_eq!(form.matches(&["ftz", "rz", "f32"]), Err((1, Some("f32"))));
         assert_eq!(form.matches(&["f32", "rn"]), Err((1, None)));
         assert_eq!(form.matches(&[]), Err((0, Some("f32"))));
+    }
+
+    #[test]
+    fn modifiers_are_arranged_as_a_set_and_types_keep_their_order() {
+        let form = |modifiers| Form { opcode: "x", modifiers, operands: "", build: |_| Op::Nop };
+        let arranged = form("rn|rz? ftz? f32").arrange(&["f32", "ftz", "rn"]);
+        assert_eq!(arranged.as_deref(), Some(&["rn", "ftz", "f32"][..]));
+        assert_eq!(form("rn|rz? ftz? f32").arrange(&["f32", "rn", "rz"]), None);
+        assert_eq!(form("sat u16 u32").arrange(&["sat", "u32", "u16"]), None);
+        assert_eq!(form("rn f32 u32|s32").arrange(&["f32", "s32", "rn"]).map(|a| a.len()), Some(3));
+        let arranged = form("row|col row|col f16 f32").arrange(&["f16", "col", "row", "f32"]);
+        assert_eq!(arranged.as_deref(), Some(&["col", "row", "f16", "f32"][..]));
+        let arranged = form("satfinite? s32 satfinite").arrange(&["satfinite", "s32"]);
+        assert_eq!(arranged.as_deref(), Some(&["s32", "satfinite"][..]));
     }
 }

@@ -49,8 +49,8 @@ impl Instruction {
             | Op::IsSpace(_)
             | Op::MapAddress { .. }
             | Op::AddressRank { .. }
-            | Op::Shuffle(_)
-            | Op::Vote(_)
+            | Op::Shuffle { .. }
+            | Op::Vote { .. }
             | Op::Match { .. }
             | Op::ActiveMask
             | Op::Redux(..)

@@ -1,6 +1,8 @@
 //! The typed operations: what an instruction does, once its modifiers are understood.
 
 use super::types::Ty;
+pub(crate) use super::video::{Video, VideoKind, VideoMerge, VideoSimd};
+pub(crate) use super::wmma::{Wmma, WmmaPart};
 use crate::numeric::convert::Conversion;
 use crate::numeric::float::Round;
 use crate::syntax::ast::Space;
@@ -36,6 +38,9 @@ pub(crate) enum Unary {
     Rcp,
     Sqrt,
     Rsqrt,
+    /// Of an f64, from its upper 32 bits and to such: `.approx.ftz`.
+    RcpCoarse,
+    RsqrtCoarse,
     Sin,
     Cos,
     Lg2,
@@ -66,6 +71,7 @@ pub(crate) enum Binary {
     MulHi,
     MulWide,
     Mul24,
+    Mul24High,
     Div,
     Rem,
     Min,
@@ -79,6 +85,10 @@ pub(crate) enum Binary {
     Bmsk {
         wrap: bool,
     },
+    /// Extends the sign, or zeros, from a bit on.
+    Szext {
+        wrap: bool,
+    },
 }
 
 /// Three operands, one result.
@@ -88,6 +98,10 @@ pub(crate) enum Ternary {
     MadHi,
     MadWide,
     Mad24,
+    Mad24High {
+        sat: bool,
+    },
+    MadHiSat,
     Fma,
     Sad,
     Bfe,
@@ -100,6 +114,14 @@ pub(crate) enum Ternary {
         a_signed: bool,
         b_signed: bool,
     },
+    /// Two products of 16 bits by 8, which are in the lower or the upper half of the second operand.
+    Dp2a {
+        a_signed: bool,
+        b_signed: bool,
+        high: bool,
+    },
+    /// The place of the n-th bit that is set, from a base on.
+    Fns,
     /// Select by a predicate.
     Selp,
     /// Select by the sign of the third operand, whose type is f32 or s32.
@@ -401,6 +423,26 @@ pub(crate) enum Op {
     Bfi(Ty),
     /// The table stands in the immediate.
     Lop3,
+    /// The same, and whether the result is not zero, combined with a predicate.
+    Lop3Test(Combine),
+    /// A comparison of both halves of words, to two predicates.
+    SetpHalves(Compare),
+    /// The same to both halves of a word.
+    SetHalves(Compare, Ty),
+    /// A video instruction.
+    Video(Video),
+    VideoSimd(VideoSimd),
+    /// Where a lane's part of a matrix of `wmma` lies in memory.
+    WmmaAddress(WmmaPart),
+    Wmma(Wmma),
+    /// A product of a few lanes' worth: of f64, or of integers in 8 rows.
+    SmallMma {
+        ty: Ty,
+        b: Ty,
+        k: u8,
+        rows: u8,
+        satfinite: bool,
+    },
     Carry(Carry, Ty, bool),
     Setp(Compare),
     /// A comparison whose result is a number: all ones, or 1.0.
@@ -436,6 +478,19 @@ pub(crate) enum Op {
     Branch,
     BranchIndexed,
     Exit,
+    /// `call`: the immediate is the position of the call among the kernel's.
+    Call,
+    /// Back from a function.
+    Return,
+    /// The address in local memory of a place of the frame, which the immediate gives.
+    FrameAddress,
+    /// Takes bytes from the stack: a multiple of the alignment.
+    Alloca {
+        ty: Ty,
+    },
+    /// Where the stack ends.
+    StackSave(Ty),
+    StackRestore(Ty),
     Trap,
     Barrier {
         kind: Barrier,
@@ -443,8 +498,15 @@ pub(crate) enum Op {
         counted: bool,
     },
     BarrierWarp,
-    Shuffle(Shuffle),
-    Vote(Vote),
+    /// `sync`: the lanes of a mask meet; otherwise those that are there take part.
+    Shuffle {
+        mode: Shuffle,
+        sync: bool,
+    },
+    Vote {
+        vote: Vote,
+        sync: bool,
+    },
     Match {
         all: bool,
         ty: Ty,
@@ -506,10 +568,12 @@ pub(crate) enum Op {
     LoadMatrix {
         count: u8,
         transpose: bool,
+        space: Space,
     },
     StoreMatrix {
         count: u8,
         transpose: bool,
+        space: Space,
     },
     /// Bytes of each lane's copy.
     CopyAsync {

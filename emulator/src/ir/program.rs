@@ -62,10 +62,78 @@ pub(crate) struct Variable {
     pub(crate) addresses: Vec<(usize, u32, i64)>,
 }
 
+/// Whom a call calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Callee {
+    /// A function of [`Kernel::functions`].
+    Function(u32),
+    /// The function whose address the call's operand holds.
+    Register,
+    /// What the driver brings with it.
+    Builtin(Builtin),
+}
+
+/// Functions that the driver brings with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Builtin {
+    /// `vprintf(format, arguments)`: both are generic addresses.
+    Printf,
+    /// `__assertfail(condition, file, line, function, bytes of a character)`.
+    AssertFail,
+    Malloc,
+    Free,
+}
+
+impl Builtin {
+    /// The function of this name.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "vprintf" => Self::Printf,
+            "__assertfail" => Self::AssertFail,
+            "malloc" => Self::Malloc,
+            "free" => Self::Free,
+            _ => return None,
+        })
+    }
+}
+
+/// What a `call` passes on: offsets in the caller's frame, and sizes.
+#[derive(Clone, Debug)]
+pub(crate) struct CallSite {
+    pub(crate) callee: Callee,
+    pub(crate) arguments: Vec<(u32, u32)>,
+    pub(crate) results: Vec<(u32, u32)>,
+}
+
+/// A function as a part of a kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Function {
+    pub(crate) name: String,
+    pub(crate) address: u64,
+    /// Its first instruction.
+    pub(crate) start: u32,
+    /// Bytes of its frame, a multiple of 16.
+    pub(crate) frame: u32,
+    /// Offsets in the frame, and sizes.
+    pub(crate) parameters: Vec<(u32, u32)>,
+    pub(crate) results: Vec<(u32, u32)>,
+    /// The slots of its registers in each file: first, and behind the last.
+    pub(crate) registers: [(u32, u32); 3],
+    /// It may be active several times at once, so that its registers must be kept.
+    pub(crate) recursive: bool,
+}
+
 /// A kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
+    /// Those of the functions that it calls, then its own.
     pub(crate) instructions: Vec<Instruction>,
+    /// Where it begins.
+    pub(crate) start: u32,
+    pub(crate) functions: Vec<Function>,
+    pub(crate) calls: Vec<CallSite>,
+    /// Bytes of local memory for its own variables; the frames of functions come behind them.
+    pub(crate) frame: u32,
     pub(crate) constants: Vec<Constant>,
     /// How many registers each class has: predicates, words (and halves), doubles.
     pub(crate) registers: [u32; 3],
@@ -96,6 +164,18 @@ pub(crate) struct Kernel {
     pub(crate) dependent: bool,
 }
 
+impl Kernel {
+    /// Whether threads have stacks: for calls, or for `alloca`.
+    pub(crate) fn uses_stack(&self) -> bool {
+        !self.calls.is_empty() || self.instructions.iter().any(|i| matches!(i.op, Op::Alloca { .. }))
+    }
+
+    /// Whether it allocates from the heap.
+    pub(crate) fn uses_heap(&self) -> bool {
+        self.calls.iter().any(|call| call.callee == Callee::Builtin(Builtin::Malloc))
+    }
+}
+
 /// The names that an entry's registers have in the text, for people.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RegisterNames {
@@ -108,6 +188,11 @@ pub(crate) struct RegisterNames {
 }
 
 impl RegisterNames {
+    /// The names alone.
+    pub(crate) fn named(files: [Vec<String>; 3]) -> Self {
+        Self { files, ..Self::default() }
+    }
+
     pub(crate) fn new(files: [Vec<String>; 3], instructions: &[Instruction]) -> Self {
         let mut names = Self { files, ..Self::default() };
         for instruction in instructions {
@@ -131,6 +216,23 @@ impl RegisterNames {
         let name = file.get(*self.numbers.get(at)? as usize)?;
         // What the translation adds has none.
         (!name.is_empty()).then_some(name.as_str())
+    }
+}
+
+impl RegisterNames {
+    /// Adds those of another body, whose instructions and registers come behind these.
+    pub(crate) fn append(&mut self, other: Self) {
+        let bases = [0, 1, 2].map(|file| self.files[file].len() as u32);
+        self.starts.extend(other.starts.iter().map(|start| start + self.numbers.len() as u32));
+        let numbers = other.numbers.iter().zip(&other.classes);
+        self.numbers.extend(numbers.map(|(&number, &class)| match number {
+            u32::MAX => number,
+            number => number + bases[file_of(class)],
+        }));
+        self.classes.extend(other.classes);
+        for (file, names) in self.files.iter_mut().zip(other.files) {
+            file.extend(names);
+        }
     }
 }
 

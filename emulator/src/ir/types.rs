@@ -25,6 +25,8 @@ pub(crate) enum Ty {
     Tf32,
     F16x2,
     Bf16x2,
+    U16x2,
+    S16x2,
     B64,
     U64,
     S64,
@@ -55,6 +57,8 @@ impl Ty {
             "tf32" => Self::Tf32,
             "f16x2" => Self::F16x2,
             "bf16x2" => Self::Bf16x2,
+            "u16x2" => Self::U16x2,
+            "s16x2" => Self::S16x2,
             "b64" => Self::B64,
             "u64" => Self::U64,
             "s64" => Self::S64,
@@ -69,7 +73,15 @@ impl Ty {
             Self::Pred => 0,
             Self::B8 | Self::U8 | Self::S8 | Self::E4m3 | Self::E5m2 => 1,
             Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 | Self::E4m3x2 | Self::E5m2x2 => 2,
-            Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::Tf32 | Self::F16x2 | Self::Bf16x2 => 4,
+            Self::B32
+            | Self::U32
+            | Self::S32
+            | Self::F32
+            | Self::Tf32
+            | Self::F16x2
+            | Self::Bf16x2
+            | Self::U16x2
+            | Self::S16x2 => 4,
             Self::B64 | Self::U64 | Self::S64 | Self::F64 => 8,
         }
     }

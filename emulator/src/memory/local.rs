@@ -35,6 +35,15 @@ impl Bytes {
         }
     }
 
+    /// Copies bytes from one place to another, with what is known of them.
+    pub(crate) fn copy_within(&mut self, from: usize, to: usize, count: usize) {
+        self.bytes.copy_within(from..from + count, to);
+        for i in 0..count {
+            let written = self.written(from + i, 1) == 1;
+            self.set_written(to + i, 1, written);
+        }
+    }
+
     /// The `N` bytes at `offset`, which is inside.
     #[inline(always)]
     pub(crate) fn load<const N: usize>(&self, offset: usize) -> [u8; N] {

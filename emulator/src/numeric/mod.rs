@@ -5,8 +5,10 @@
 #![allow(clippy::needless_range_loop, reason = "rows and columns index several fragments at once")]
 
 pub(crate) mod convert;
+pub(crate) mod directed;
 pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod mma;
 pub(crate) mod narrow;
+pub(crate) mod printf;
 pub(crate) mod wgmma;

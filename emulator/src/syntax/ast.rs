@@ -19,14 +19,24 @@ pub(crate) struct Name<'a> {
 /// A module.
 #[derive(Debug, Default)]
 pub(crate) struct Module<'a> {
+    /// What `.version` says: the number before the dot and that behind it.
+    pub(crate) version: (u32, u32),
     /// `sm_80` and what follows, as written.
     pub(crate) target: Vec<Name<'a>>,
     pub(crate) variables: Vec<Variable<'a>>,
     pub(crate) entries: Vec<Entry<'a>>,
-    /// Functions other than entries: known by name, so that a call can be refused with a reason.
-    pub(crate) functions: Vec<Name<'a>>,
+    /// Functions other than entries, in the order of their first mention.
+    pub(crate) functions: Vec<Function<'a>>,
     /// What `.file` says: number and path.
     pub(crate) files: Vec<(u64, &'a str)>,
+}
+
+impl<'a> Module<'a> {
+    /// The bodies of functions, then those of entries.
+    pub(crate) fn bodies(&self) -> impl Iterator<Item = &Body<'a>> {
+        let functions = self.functions.iter().filter_map(|function| function.body.as_ref());
+        functions.chain(self.entries.iter().map(|entry| &entry.body))
+    }
 }
 
 /// The memories that variables stand in.
@@ -83,6 +93,45 @@ pub(crate) struct Entry<'a> {
     pub(crate) body: Body<'a>,
 }
 
+/// A function that a `call` may name.
+#[derive(Debug)]
+pub(crate) struct Function<'a> {
+    pub(crate) name: Name<'a>,
+    pub(crate) results: Vec<Formal<'a>>,
+    pub(crate) parameters: Vec<Formal<'a>>,
+    /// Absent of one that is only declared.
+    pub(crate) body: Option<Body<'a>>,
+}
+
+/// A parameter or a result of a function.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Formal<'a> {
+    pub(crate) name: Name<'a>,
+    pub(crate) size: u64,
+    pub(crate) align: u64,
+    /// It is a register of this type, not memory.
+    pub(crate) register: Option<(&'a str, Class)>,
+}
+
+/// What a call through a register says of the functions that it may reach: `.callprototype`.
+#[derive(Clone, Debug)]
+pub(crate) struct Prototype<'a> {
+    pub(crate) scope: u32,
+    pub(crate) name: Name<'a>,
+    pub(crate) results: Vec<Formal<'a>>,
+    pub(crate) parameters: Vec<Formal<'a>>,
+}
+
+/// What a `call` names.
+#[derive(Clone, Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) results: Vec<Operand<'a>>,
+    pub(crate) target: Name<'a>,
+    pub(crate) arguments: Vec<Operand<'a>>,
+    /// The list of functions or the prototype, where the target is a register.
+    pub(crate) prototype: Option<Name<'a>>,
+}
+
 /// A body, its nesting flattened: every statement has the number of the scope it stands in.
 #[derive(Debug, Default)]
 pub(crate) struct Body<'a> {
@@ -93,6 +142,9 @@ pub(crate) struct Body<'a> {
     pub(crate) labels: Vec<Label<'a>>,
     /// `.branchtargets` lists, by the label before them.
     pub(crate) targets: Vec<Targets<'a>>,
+    /// `.calltargets` lists, likewise.
+    pub(crate) callees: Vec<Targets<'a>>,
+    pub(crate) prototypes: Vec<Prototype<'a>>,
     pub(crate) instructions: Vec<Instruction<'a>>,
 }
 
@@ -103,6 +155,8 @@ pub(crate) struct Registers<'a> {
     pub(crate) name: Name<'a>,
     /// `<n>`: the names are `name0` to `name(n-1)`.
     pub(crate) count: Option<u64>,
+    /// Elements of each, where they are vectors.
+    pub(crate) vector: Option<u8>,
     pub(crate) class: Class,
 }
 
@@ -136,7 +190,7 @@ pub(crate) struct Label<'a> {
     pub(crate) instruction: usize,
 }
 
-/// The labels that an indexed branch can go to.
+/// The labels that an indexed branch can go to, or the functions that a call can.
 #[derive(Clone, Debug)]
 pub(crate) struct Targets<'a> {
     pub(crate) scope: u32,
@@ -154,6 +208,8 @@ pub(crate) struct Instruction<'a> {
     pub(crate) opcode: &'a str,
     pub(crate) modifiers: Vec<&'a str>,
     pub(crate) operands: Vec<Operand<'a>>,
+    /// The operands of a `call`.
+    pub(crate) call: Option<Box<Call<'a>>>,
     /// The last `.loc` before it: file and line.
     pub(crate) location: Option<(u32, u32)>,
 }
@@ -170,7 +226,7 @@ pub(crate) struct Operand<'a> {
 pub(crate) enum OperandKind<'a> {
     /// A register, a label or the address of a variable.
     Name(&'a str),
-    /// A special register with a component: `%tid.x`.
+    /// A special register with a component, or an element of a vector: `%tid.x`.
     Component(&'a str, &'a str),
     /// An integer, in two's complement if it was negative.
     Integer(u64),

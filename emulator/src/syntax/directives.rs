@@ -1,6 +1,7 @@
 //! The grammar of declarations: module header, variables, entries, registers, debug information.
 
 use super::ast::{Body, Class, Entry, Module, Name, Parameter, Registers, Space, Variable};
+use super::constant::Value;
 use super::lexer::Kind;
 use super::parser::Parser;
 use crate::error::ParseError;
@@ -9,7 +10,7 @@ use crate::error::ParseError;
 const MAX_VARIABLE: u64 = 1 << 32;
 
 /// The size in bytes of a fundamental type.
-fn type_size(name: &str) -> Option<u64> {
+pub(super) fn type_size(name: &str) -> Option<u64> {
     Some(match name {
         "b8" | "u8" | "s8" => 1,
         "b16" | "u16" | "s16" | "f16" | "bf16" => 2,
@@ -20,13 +21,31 @@ fn type_size(name: &str) -> Option<u64> {
     })
 }
 
+/// The bytes of an initial value, for elements of so many bytes.
+fn initial_bytes(value: Value, element: u64) -> Option<[u8; 8]> {
+    let bits = match (value, element) {
+        (Value::Signed(value), _) => value.cast_unsigned(),
+        (Value::Unsigned(value), _) => value,
+        (Value::Single(bits), 4) => u64::from(bits),
+        (Value::Double(value), 4) => u64::from((value as f32).to_bits()),
+        (Value::Double(value), 8..) => value.to_bits(),
+        _ => return None,
+    };
+    Some(bits.to_le_bytes())
+}
+
 impl<'a> Parser<'_, 'a> {
     pub(super) fn header(&mut self, module: &mut Module<'a>) -> Result<(), ParseError> {
         if !self.accept_dotted("version") {
             return Err(self.expected("`.version`"));
         }
         // `8.0` is a decimal number; `8` alone is not a version.
-        let Kind::Double(_) = self.kind() else { return Err(self.expected("a version such as 8.0")) };
+        let text = self.token_text().split_whitespace().next().unwrap_or_default();
+        let numbers = text.split_once('.').map(|(major, minor)| (major.parse(), minor.parse()));
+        let (Kind::Double(_), Some((Ok(major), Ok(minor)))) = (self.kind(), numbers) else {
+            return Err(self.expected("a version such as 8.0"));
+        };
+        module.version = (major, minor);
         self.advance();
         if !self.accept_dotted("target") {
             return Err(self.expected("`.target`"));
@@ -109,30 +128,44 @@ impl<'a> Parser<'_, 'a> {
 
     fn registers(&mut self, body: &mut Body<'a>, scope: u32) -> Result<(), ParseError> {
         self.advance();
-        let span = self.span();
-        let class = match self.dotted("a register type")? {
-            "pred" => Class::Predicate,
-            ty => match type_size(ty) {
-                Some(1 | 2) => Class::Half,
-                Some(4) => Class::Word,
-                Some(8) => Class::Double,
-                Some(_) => return Err(self.source.error(span, "128-bit registers are not supported")),
-                None => return Err(self.source.error(span, format!("`.{ty}` is not a register type"))),
-            },
+        let vector = match self.kind() {
+            Kind::Dotted("v2") => Some(2),
+            Kind::Dotted("v4") => Some(4),
+            _ => None,
         };
+        if vector.is_some() {
+            self.advance();
+        }
+        let (_, class) = self.register_type()?;
         loop {
             let name = self.name("a register name")?;
             let count = if self.accept(b'<') {
-                let count = self.integer("a number of registers")?;
+                let count = self.literal("a number of registers")?;
                 self.expect(b'>')?;
                 Some(count)
             } else {
                 None
             };
-            body.registers.push(Registers { scope, name, count, class });
+            body.registers.push(Registers { scope, name, count, vector, class });
             if !self.accept(b',') {
                 return self.expect(b';');
             }
+        }
+    }
+
+    /// The type of registers, and its class.
+    pub(super) fn register_type(&mut self) -> Result<(&'a str, Class), ParseError> {
+        let span = self.span();
+        let ty = self.dotted("a register type")?;
+        if ty == "pred" {
+            return Ok((ty, Class::Predicate));
+        }
+        match type_size(ty) {
+            Some(1 | 2) => Ok((ty, Class::Half)),
+            Some(4) => Ok((ty, Class::Word)),
+            Some(8) => Ok((ty, Class::Double)),
+            Some(_) => Err(self.source.error(span, "128-bit registers are not supported")),
+            None => Err(self.source.error(span, format!("`.{ty}` is not a register type"))),
         }
     }
 
@@ -144,11 +177,7 @@ impl<'a> Parser<'_, 'a> {
             "const" => Space::Const,
             "shared" | "shared::cta" => Space::Shared,
             "local" => Space::Local,
-            "param" => {
-                return Err(self
-                    .source
-                    .error(span, "`.param` variables belong to calls, which are not supported"));
-            }
+            "param" => Space::Param,
             other => return Err(self.source.error(span, format!("`.{other}` is not a state space"))),
         };
         let (mut align, mut vector, mut element) = (None, 1, None);
@@ -228,7 +257,7 @@ impl<'a> Parser<'_, 'a> {
         }
     }
 
-    fn alignment(&mut self) -> Result<u64, ParseError> {
+    pub(super) fn alignment(&mut self) -> Result<u64, ParseError> {
         let span = self.span();
         let align = self.integer("an alignment")?;
         if align.is_power_of_two() && align <= 4096 {
@@ -248,28 +277,16 @@ impl<'a> Parser<'_, 'a> {
                     self.advance();
                     continue;
                 }
-                Kind::Integer(value) => {
-                    self.advance();
-                    variable.initial.extend_from_slice(&value.to_le_bytes()[..(element as usize).min(8)]);
-                }
-                Kind::Symbol(b'-') => {
-                    let value = self.signed()?;
-                    variable.initial.extend_from_slice(&value.to_le_bytes()[..(element as usize).min(8)]);
-                }
-                Kind::Single(bits) if element == 4 => {
-                    self.advance();
-                    variable.initial.extend_from_slice(&bits.to_le_bytes());
-                }
-                Kind::Double(bits) if element >= 4 => {
-                    self.advance();
-                    match element {
-                        4 => variable.initial.extend_from_slice(&(f64::from_bits(bits) as f32).to_le_bytes()),
-                        _ => variable.initial.extend_from_slice(&bits.to_le_bytes()),
-                    }
+                _ if self.at_constant() => {
+                    let value = self.constant()?;
+                    let Some(bytes) = initial_bytes(value, element) else {
+                        return Err(self.source.error(span, "this value does not fit the variable's type"));
+                    };
+                    variable.initial.extend_from_slice(&bytes[..(element as usize).min(8)]);
                 }
                 Kind::Name(_) if element == 8 => {
                     let name = self.initial_address()?;
-                    let addend = if self.accept(b'+') { self.signed()? } else { 0 };
+                    let addend = self.offset()?;
                     variable.addresses.push((variable.initial.len(), name, addend));
                     variable.initial.extend_from_slice(&[0; 8]);
                 }
@@ -347,12 +364,12 @@ impl<'a> Parser<'_, 'a> {
                 }
             }
         }
-        self.body(&mut entry, module)?;
+        self.body(&mut entry.body, module)?;
         module.entries.push(entry);
         Ok(())
     }
 
-    fn dimensions(&mut self) -> Result<[u32; 3], ParseError> {
+    pub(super) fn dimensions(&mut self) -> Result<[u32; 3], ParseError> {
         let mut sizes = [1; 3];
         for (i, size) in sizes.iter_mut().enumerate() {
             let span = self.span();
@@ -406,35 +423,6 @@ impl<'a> Parser<'_, 'a> {
             self.expect(b']')?;
         }
         Ok(Parameter { name, ty, array, size, align: align.unwrap_or(element) })
-    }
-
-    /// A function that is no entry. Its body is skipped: nothing can call it.
-    fn function(&mut self, module: &mut Module<'a>) -> Result<(), ParseError> {
-        self.parentheses()?;
-        module.functions.push(self.name("a function name")?);
-        self.parentheses()?;
-        while let Kind::Dotted(_) = self.kind() {
-            self.advance();
-            while matches!(self.kind(), Kind::Integer(_) | Kind::Text(_) | Kind::Symbol(b',')) {
-                self.advance();
-            }
-        }
-        if self.accept(b';') {
-            return Ok(());
-        }
-        self.skip_braces()
-    }
-
-    fn parentheses(&mut self) -> Result<(), ParseError> {
-        if self.accept(b'(') {
-            while !self.accept(b')') {
-                if self.kind() == Kind::End {
-                    return Err(self.expected("`)`"));
-                }
-                self.advance();
-            }
-        }
-        Ok(())
     }
 
     fn skip_braces(&mut self) -> Result<(), ParseError> {
@@ -505,7 +493,7 @@ impl<'a> Parser<'_, 'a> {
         Ok(())
     }
 
-    fn at_pragma_text(&mut self) -> Result<(), ParseError> {
+    pub(super) fn at_pragma_text(&mut self) -> Result<(), ParseError> {
         loop {
             let Kind::Text(_) = self.kind() else { return Err(self.expected("a string")) };
             self.advance();

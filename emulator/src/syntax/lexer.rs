@@ -83,6 +83,10 @@ impl<'a> Lexer<'_, 'a> {
         self.source.text.as_bytes().get(self.at + ahead).copied().unwrap_or(0)
     }
 
+    fn is_behind_name(&self) -> bool {
+        self.at.checked_sub(1).is_some_and(|before| is_name(self.source.text.as_bytes()[before]))
+    }
+
     fn span(&self) -> Span {
         Span { line: self.line, offset: self.at as u32 }
     }
@@ -131,6 +135,8 @@ impl<'a> Lexer<'_, 'a> {
         let kind = match self.peek(0) {
             _ if self.at >= self.source.text.len() => Kind::End,
             b'0'..=b'9' => self.number()?,
+            // Behind a name it is a modifier, such as `.2d`.
+            b'.' if self.peek(1).is_ascii_digit() && !self.is_behind_name() => self.number()?,
             b'.' => {
                 self.at += 1;
                 self.take_while(is_name);
@@ -164,7 +170,7 @@ impl<'a> Lexer<'_, 'a> {
                 Kind::Name(self.slice(start))
             }
             symbol @ (b',' | b';' | b':' | b'(' | b')' | b'[' | b']' | b'{' | b'}' | b'<' | b'>' | b'='
-            | b'+' | b'-' | b'|' | b'!' | b'@' | b'*') => {
+            | b'+' | b'-' | b'|' | b'!' | b'@' | b'*' | b'/' | b'%' | b'&' | b'^' | b'~' | b'?') => {
                 self.at += 1;
                 Kind::Symbol(symbol)
             }
@@ -203,9 +209,12 @@ impl<'a> Lexer<'_, 'a> {
         self.at += prefix;
         let digits = self.at;
         self.take_while(|b| b.is_ascii_hexdigit() && (radix == 16 || b.is_ascii_digit()));
-        if radix == 10 && self.peek(0) == b'.' && self.peek(1).is_ascii_digit() {
-            self.at += 1;
-            self.take_while(|b| b.is_ascii_digit());
+        let (dot, exponent) = (self.peek(0) == b'.', matches!(self.peek(0), b'e' | b'E'));
+        if radix != 16 && prefix != 2 && (dot || exponent) {
+            if dot {
+                self.at += 1;
+                self.take_while(|b| b.is_ascii_digit());
+            }
             if matches!(self.peek(0), b'e' | b'E') {
                 self.at += 1;
                 if matches!(self.peek(0), b'+' | b'-') {

@@ -1,10 +1,13 @@
 //! From text to a syntax tree: the part that knows PTX's grammar and nothing of its instructions.
 //!
-//! `lexer` cuts the text into tokens with positions, `parser` builds the tree of `ast`. Names are resolved and
+//! `lexer` cuts the text into tokens with positions, `parser`, `directives`, `functions` and `constant` build
+//! the tree of `ast`. Names are resolved and
 //! instructions understood later, in `ir`.
 
 pub(crate) mod ast;
+mod constant;
 mod directives;
+mod functions;
 mod lexer;
 mod parser;
 

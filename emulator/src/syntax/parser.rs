@@ -1,7 +1,8 @@
 //! The grammar of instructions and bodies. Declarations are in `directives`.
 
 use super::Source;
-use super::ast::{Body, Entry, Instruction, Label, Module, Name, Operand, OperandKind, Span, Targets};
+use super::ast::{Body, Instruction, Label, Module, Name, Operand, OperandKind, Span, Targets};
+use super::constant::Value;
 use super::lexer::{Kind, Token, tokens};
 use crate::error::ParseError;
 
@@ -37,8 +38,19 @@ impl<'s, 'a> Parser<'s, 'a> {
         self.tokens[self.at].span
     }
 
-    fn kind_ahead(&self, ahead: usize) -> Kind<'a> {
+    pub(super) fn kind_ahead(&self, ahead: usize) -> Kind<'a> {
         self.tokens.get(self.at + ahead).map_or(Kind::End, |token| token.kind)
+    }
+
+    /// Whether the next token follows this one, a symbol, without a blank.
+    pub(super) fn adjacent(&self) -> bool {
+        self.tokens.get(self.at + 1).is_some_and(|next| next.span.offset == self.span().offset + 1)
+    }
+
+    /// The text of the token here and what is between it and the next.
+    pub(super) fn token_text(&self) -> &'a str {
+        let end = self.tokens.get(self.at + 1).map_or(self.source.text.len(), |t| t.span.offset as usize);
+        self.source.text.get(self.span().offset as usize..end).unwrap_or_default().trim()
     }
 
     pub(super) fn advance(&mut self) {
@@ -84,26 +96,26 @@ impl<'s, 'a> Parser<'s, 'a> {
         found
     }
 
-    pub(super) fn integer(&mut self, what: &str) -> Result<u64, ParseError> {
+    /// An integer as it stands, without operators.
+    pub(super) fn literal(&mut self, what: &str) -> Result<u64, ParseError> {
         let Kind::Integer(value) = self.kind() else { return Err(self.expected(what)) };
         self.advance();
         Ok(value)
     }
 
-    /// A signed offset, after its sign if it has one.
-    pub(super) fn signed(&mut self) -> Result<i64, ParseError> {
-        let negative = self.accept(b'-');
+    /// A constant expression that gives an integer.
+    pub(super) fn integer(&mut self, what: &str) -> Result<u64, ParseError> {
+        if !self.at_constant() {
+            return Err(self.expected(what));
+        }
         let span = self.span();
-        let value = self.integer("an integer")?;
-        let value = if negative { 0i64.checked_sub_unsigned(value) } else { i64::try_from(value).ok() };
-        value.ok_or_else(|| self.source.error(span, "this offset does not fit in 64 bits"))
+        self.constant()?.integer().ok_or_else(|| self.source.error(span, format!("expected {what}")))
     }
 
-    /// The body of an entry, from its `{` on.
-    pub(super) fn body(&mut self, entry: &mut Entry<'a>, module: &mut Module<'a>) -> Result<(), ParseError> {
+    /// The body of an entry or a function, from its `{` on.
+    pub(super) fn body(&mut self, body: &mut Body<'a>, module: &mut Module<'a>) -> Result<(), ParseError> {
         let open = self.span();
         self.expect(b'{')?;
-        let body = &mut entry.body;
         body.parents = vec![0, 0];
         let mut open_scopes = vec![1u32];
         self.location = None;
@@ -139,17 +151,33 @@ impl<'s, 'a> Parser<'s, 'a> {
     fn label(&mut self, body: &mut Body<'a>, scope: u32) -> Result<(), ParseError> {
         let name = self.name("a label")?;
         self.expect(b':')?;
-        if self.accept_dotted("branchtargets") {
-            let mut labels = vec![self.name("a label")?];
-            while self.accept(b',') {
-                labels.push(self.name("a label")?);
+        match self.kind() {
+            Kind::Dotted("branchtargets") => {
+                let labels = self.names("a label")?;
+                body.targets.push(Targets { scope, name, labels });
             }
-            self.expect(b';')?;
-            body.targets.push(Targets { scope, name, labels });
-        } else {
-            body.labels.push(Label { scope, name, instruction: body.instructions.len() });
+            Kind::Dotted("calltargets") => {
+                let labels = self.names("a function")?;
+                body.callees.push(Targets { scope, name, labels });
+            }
+            Kind::Dotted("callprototype") => {
+                let prototype = self.prototype(scope, name)?;
+                body.prototypes.push(prototype);
+            }
+            _ => body.labels.push(Label { scope, name, instruction: body.instructions.len() }),
         }
         Ok(())
+    }
+
+    /// The list behind `.branchtargets` or `.calltargets`.
+    fn names(&mut self, what: &str) -> Result<Vec<Name<'a>>, ParseError> {
+        self.advance();
+        let mut names = vec![self.name(what)?];
+        while self.accept(b',') {
+            names.push(self.name(what)?);
+        }
+        self.expect(b';')?;
+        Ok(names)
     }
 
     fn instruction(&mut self, scope: u32) -> Result<Instruction<'a>, ParseError> {
@@ -165,13 +193,10 @@ impl<'s, 'a> Parser<'s, 'a> {
             self.advance();
         }
         let mut operands = Vec::new();
-        if self.kind() != Kind::Symbol(b';') {
-            if opcode.text == "call" {
-                return Err(self.source.error(
-                    opcode.span,
-                    "the emulator does not run `call`: every function must be inlined into its kernel",
-                ));
-            }
+        let mut call = None;
+        if opcode.text == "call" {
+            call = Some(Box::new(self.call()?));
+        } else if self.kind() != Kind::Symbol(b';') {
             operands.push(self.operand()?);
             while self.accept(b',') {
                 operands.push(self.operand()?);
@@ -188,11 +213,12 @@ impl<'s, 'a> Parser<'s, 'a> {
             opcode: opcode.text,
             modifiers,
             operands,
+            call,
             location,
         })
     }
 
-    fn operand(&mut self) -> Result<Operand<'a>, ParseError> {
+    pub(super) fn operand(&mut self) -> Result<Operand<'a>, ParseError> {
         let span = self.span();
         let first = self.single_operand(true)?;
         if self.accept(b'|') {
@@ -220,19 +246,11 @@ impl<'s, 'a> Parser<'s, 'a> {
             Kind::Symbol(b'[') if vectors => {
                 self.advance();
                 let (base, offset) = match self.kind() {
-                    Kind::Name(_) => {
+                    Kind::Name(name) if name != "WARP_SZ" => {
                         let base = self.name("a register or a variable")?;
-                        let offset = match self.kind() {
-                            Kind::Symbol(b'+') => {
-                                self.advance();
-                                self.signed()?
-                            }
-                            Kind::Symbol(b'-') => self.signed()?,
-                            _ => 0,
-                        };
-                        (Some(base), offset)
+                        (Some(base), self.offset()?)
                     }
-                    Kind::Integer(_) => (None, self.integer("an address")?.cast_signed()),
+                    _ if self.at_constant() => (None, self.integer("an address")?.cast_signed()),
                     _ => return Err(self.expected("a register, a variable or an address")),
                 };
                 let address = OperandKind::Memory(base, offset);
@@ -245,32 +263,15 @@ impl<'s, 'a> Parser<'s, 'a> {
                     address
                 }
             }
+            _ if self.at_constant() => match self.constant()? {
+                Value::Signed(value) => OperandKind::Integer(value.cast_unsigned()),
+                Value::Unsigned(value) => OperandKind::Integer(value),
+                Value::Single(bits) => OperandKind::Single(bits),
+                Value::Double(value) => OperandKind::Double(value.to_bits()),
+            },
             Kind::Symbol(b'!') => {
                 self.advance();
                 OperandKind::Not(self.name("a predicate register")?)
-            }
-            Kind::Symbol(b'-') => {
-                self.advance();
-                let kind = match self.kind() {
-                    Kind::Integer(value) => OperandKind::Integer(value.wrapping_neg()),
-                    Kind::Single(bits) => OperandKind::Single(bits ^ 1 << 31),
-                    Kind::Double(bits) => OperandKind::Double(bits ^ 1 << 63),
-                    _ => return Err(self.expected("a number")),
-                };
-                self.advance();
-                kind
-            }
-            Kind::Integer(value) => {
-                self.advance();
-                OperandKind::Integer(value)
-            }
-            Kind::Single(bits) => {
-                self.advance();
-                OperandKind::Single(bits)
-            }
-            Kind::Double(bits) => {
-                self.advance();
-                OperandKind::Double(bits)
             }
             Kind::Name("_") => {
                 self.advance();
@@ -283,11 +284,7 @@ impl<'s, 'a> Parser<'s, 'a> {
                         self.advance();
                         OperandKind::Component(text, component)
                     }
-                    Kind::Symbol(b'+') => {
-                        self.advance();
-                        OperandKind::Offset(text, self.signed()?)
-                    }
-                    Kind::Symbol(b'-') => OperandKind::Offset(text, self.signed()?),
+                    Kind::Symbol(b'+' | b'-') => OperandKind::Offset(text, self.offset()?),
                     _ => OperandKind::Name(text),
                 }
             }

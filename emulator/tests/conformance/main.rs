@@ -27,4 +27,6 @@ mod products;
 mod recording;
 mod replay;
 mod stmatrix;
+mod video;
 mod wgmma;
+mod wmma;

@@ -33,7 +33,8 @@ fn store_async(c: &Chosen<'_>) -> Op {
 pub(super) static ROWS: &[Form] = rows! {
     // Moving data. Hints for the caches belong to global memory, and a scope to an ordered access.
     "mov", "pred|b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64", "any", |c| unary(c, U::Mov);
-    "ld", list!("weak? param|param::entry|shared|shared::cta|shared::cluster|local|const" "ca|cg|cs|lu|cv?" vector_if types),
+    "ld", list!("weak?" "param|param::entry|param::func|shared|shared::cta|shared::cluster|local|const"
+        "ca|cg|cs|lu|cv?" vector_if types),
         "=~t*v []", load;
     "ld", list!("weak? global? ca|cg|cs|lu|cv?" prefetch_if vector_if types), "=~t*v []", load;
     "ld", list!("weak? global?" eviction prefetch_if vector_if types), "=~t*v []", load;
@@ -43,16 +44,21 @@ pub(super) static ROWS: &[Form] = rows! {
     "ld", list!("volatile" windows vector_if types), "=~t*v []", load;
     "ld", list!("relaxed|acquire" scope "global?" eviction_if prefetch_if vector_if types), "=~t*v []", load;
     "ld", list!("relaxed|acquire" scope windows vector_if types), "=~t*v []", load;
+    "st", list!("weak? param|param::func" vector_if types), "[] ~t*v", store;
     "st", list!("weak? shared|shared::cta|shared::cluster|local wb|cg|cs|wt?" vector_if types), "[] ~t*v", store;
     "st", list!("weak? global? wb|cg|cs|wt?" vector_if types), "[] ~t*v", store;
     "st", list!("weak? global?" eviction vector_if types), "[] ~t*v", store;
     "st", list!("volatile global|shared|shared::cta|shared::cluster?" vector_if types), "[] ~t*v", store;
     "st", list!("relaxed|release" scope "global?" eviction_if vector_if types), "[] ~t*v", store;
     "st", list!("relaxed|release" scope windows vector_if types), "[] ~t*v", store;
-    "st", "async weak? shared::cluster mbarrier::complete_tx::bytes v2? b32|u32|s32|f32|b64|u64|s64|f64", "[] ~t*v []", store_async;
+    "st", "async weak? shared::cluster mbarrier::complete_tx::bytes v2? b32|u32|s32|f32|b64|u64|s64|f64",
+        "[] ~t*v []", store_async;
     "st", "async weak? shared::cluster mbarrier::complete_tx::bytes v4 b32|u32|s32|f32", "[] ~t*v []", store_async;
     "prefetch", "global|local? L1|L2", "[]", |_| Op::Nop;
+    "prefetch", "global L2::evict_last|L2::evict_normal", "[]", |_| Op::Nop;
     "prefetchu", "L1", "[]", |_| Op::Nop;
+    "applypriority", "global? L2::evict_normal", "[] #", |_| Op::Nop;
+    "discard", "global? L2", "[] #", |_| Op::Nop;
     "cvta", "global|shared|shared::cta|shared::cluster|local|const|param u64", "=t t",
         |c| Op::Cvta { space: space(c), to_space: false };
     "cvta", "to global|shared|shared::cta|shared::cluster|local|const|param u64", "=t t",
@@ -70,6 +76,13 @@ pub(super) static ROWS: &[Form] = rows! {
     "atom", list!(ordered "add u32|s32|u64|f32|f64"), "=t [] t", |c| atomic(c, true);
     "atom", list!(ordered "inc|dec u32"), "=t [] t", |c| atomic(c, true);
     "atom", list!(ordered "add noftz f16|f16x2|bf16|bf16x2"), "=t [] t", |c| atomic(c, true);
+    "atom", list!(ordered "cas b16"), "=t [] t t", |c| atomic(c, true);
+    "atom", list!(ordered "add v2|v4 f32"), "=t*v [] t*v", |c| atomic(c, true);
+    "atom", list!(ordered "add|min|max noftz v2|v4|v8 f16|bf16"), "=t*v [] t*v", |c| atomic(c, true);
+    "atom", list!(ordered "add|min|max noftz v2|v4 f16x2|bf16x2"), "=t*v [] t*v", |c| atomic(c, true);
+    "red", list!(reduced "add v2|v4 f32"), "[] t*v", |c| atomic(c, false);
+    "red", list!(reduced "add|min|max noftz v2|v4|v8 f16|bf16"), "[] t*v", |c| atomic(c, false);
+    "red", list!(reduced "add|min|max noftz v2|v4 f16x2|bf16x2"), "[] t*v", |c| atomic(c, false);
     "red", list!(reduced "and|or|xor b32|b64"), "[] t", |c| atomic(c, false);
     "red", list!(reduced "min|max u32|s32|u64|s64"), "[] t", |c| atomic(c, false);
     "red", list!(reduced "add u32|s32|u64|f32|f64"), "[] t", |c| atomic(c, false);

@@ -56,6 +56,7 @@ fn space(c: &Chosen<'_>) -> Space {
         ("const", Space::Const),
         ("param", Space::Param),
         ("param::entry", Space::Param),
+        ("param::func", Space::Param),
     ];
     c.pick(&spaces, Space::Generic)
 }
@@ -102,6 +103,11 @@ fn compare(c: &Chosen<'_>, ty: Ty, combined: bool) -> Compare {
     let combine =
         c.pick(&[("and", Some(Combine::And)), ("or", Some(Combine::Or)), ("xor", Some(Combine::Xor))], None);
     Compare { relation, unordered, ty, ftz: c.has("ftz"), combine: combine.filter(|_| combined) }
+}
+
+/// A comparison whose result is a number; `operand` is the position of the operands' type.
+fn set(c: &Chosen<'_>, operand: usize, combined: bool) -> Op {
+    Op::Set(compare(c, c.ty(operand), combined), c.ty(0))
 }
 
 fn convert(c: &Chosen<'_>) -> Op {
@@ -218,9 +224,14 @@ mod memory;
 mod scalar;
 mod sync;
 mod tensor;
+mod video;
+mod wmma;
+
+pub(crate) use wmma::per_lane as wmma_per_lane;
 
 /// All rows, part by part. Of several rows for one opcode, the first that fits is taken.
-pub(crate) static FORMS: [&[Form]; 5] = [scalar::ROWS, memory::ROWS, sync::ROWS, matrix::ROWS, tensor::ROWS];
+pub(crate) static FORMS: [&[Form]; 7] =
+    [scalar::ROWS, memory::ROWS, sync::ROWS, matrix::ROWS, tensor::ROWS, video::ROWS, wmma::ROWS];
 
 /// Modifier lists of comparisons: of `setp`, of `setp` with a predicate to combine with, and of `set` likewise.
 mod relations {

@@ -31,6 +31,19 @@ pub(super) static ROWS: &[Form] = rows! {
     "neg", "s16|s32|s64", "=t t", |c| unary(c, U::Neg);
     "min", "u16|s16|u32|s32|u64|s64", "=t t t", |c| binary(c, B::Min);
     "max", "u16|s16|u32|s32|u64|s64", "=t t t", |c| binary(c, B::Max);
+    "add", "u16x2|s16x2", "=t t t", |c| binary(c, B::Add);
+    "min", "relu? s16x2|s32", "=t t t", |c| binary(c, B::Min);
+    "max", "relu? s16x2|s32", "=t t t", |c| binary(c, B::Max);
+    "min", "u16x2", "=t t t", |c| binary(c, B::Min);
+    "max", "u16x2", "=t t t", |c| binary(c, B::Max);
+    "mul24", "hi u32|s32", "=t t t", |c| binary(c, B::Mul24High);
+    "mad24", "hi u32|s32", "=t t t t", |c| ternary(c, T::Mad24High { sat: false });
+    "mad24", "hi sat s32", "=t t t t", |c| ternary(c, T::Mad24High { sat: true });
+    "mad", "hi sat s32", "=t t t t", |c| ternary(c, T::MadHiSat);
+    "dp2a", "lo|hi u32|s32 u32|s32", "=b32 b32 b32 b32", |c| {
+        let (a_signed, b_signed) = (c.ty(0).is_signed(), c.ty(1).is_signed());
+        ternary(c, T::Dp2a { a_signed, b_signed, high: c.has("hi") })
+    };
     "dp4a", "u32|s32 u32|s32", "=b32 b32 b32 b32",
         |c| ternary(c, T::Dp4a { a_signed: c.ty(0).is_signed(), b_signed: c.ty(1).is_signed() });
 
@@ -51,6 +64,11 @@ pub(super) static ROWS: &[Form] = rows! {
     "bfe", "u32|s32|u64|s64", "=t t b32 b32", |c| ternary(c, T::Bfe);
     "bfi", "b32|b64", "=t t t b32 b32", |c| Op::Bfi(c.ty(0));
     "bmsk", "clamp|wrap b32", "=b32 b32 b32", |c| binary(c, B::Bmsk { wrap: c.has("wrap") });
+    "szext", "clamp|wrap u32|s32", "=t t b32", |c| binary(c, B::Szext { wrap: c.has("wrap") });
+    "fns", "b32", "=b32 b32 b32 b32", |c| ternary(c, T::Fns);
+    "lop3", "and|or b32", "=b32|pred b32 b32 b32 # pred", |c| {
+        Op::Lop3Test(if c.has("and") { Combine::And } else { Combine::Or })
+    };
     "lop3", "b32", "=b32 b32 b32 b32 #", |_| Op::Lop3;
     "prmt", "b32", "=b32 b32 b32 b32", |c| ternary(c, T::Prmt(Permute::Index));
     "prmt", "b32 f4e|b4e|rc8|ecl|ecr|rc16", "=b32 b32 b32 b32", |c| {
@@ -71,6 +89,19 @@ pub(super) static ROWS: &[Form] = rows! {
     "mul", "rn|rz|rm|rp? ftz? sat? f32", "=t t t", |c| binary(c, B::Mul);
     "fma", "rn|rz|rm|rp ftz? sat? f32", "=t t t t", |c| ternary(c, T::Fma);
     "mad", "rn|rz|rm|rp ftz? sat? f32", "=t t t t", |c| ternary(c, T::Fma);
+    "add", "rz|rm|rp f64", "=t t t", |c| binary(c, B::Add);
+    "sub", "rz|rm|rp f64", "=t t t", |c| binary(c, B::Sub);
+    "mul", "rz|rm|rp f64", "=t t t", |c| binary(c, B::Mul);
+    "fma", "rz|rm|rp f64", "=t t t t", |c| ternary(c, T::Fma);
+    "mad", "rz|rm|rp f64", "=t t t t", |c| ternary(c, T::Fma);
+    "div", "rz|rm|rp ftz? f32", "=t t t", |c| binary(c, B::Div);
+    "div", "rz|rm|rp f64", "=t t t", |c| binary(c, B::Div);
+    "rcp", "rz|rm|rp ftz? f32", "=t t", |c| unary(c, U::Rcp);
+    "rcp", "rz|rm|rp f64", "=t t", |c| unary(c, U::Rcp);
+    "rcp", "approx ftz f64", "=t t", |c| unary(c, U::RcpCoarse);
+    "rsqrt", "approx ftz f64", "=t t", |c| unary(c, U::RsqrtCoarse);
+    "sqrt", "rz|rm|rp ftz? f32", "=t t", |c| unary(c, U::Sqrt);
+    "sqrt", "rz|rm|rp f64", "=t t", |c| unary(c, U::Sqrt);
     "add", "rn? f64", "=t t t", |c| binary(c, B::Add);
     "sub", "rn? f64", "=t t t", |c| binary(c, B::Sub);
     "mul", "rn? f64", "=t t t", |c| binary(c, B::Mul);
@@ -154,8 +185,23 @@ pub(super) static ROWS: &[Form] = rows! {
     "setp", relations::BRAINS[1], "=pred| t t pred", |c| Op::Setp(compare(c, c.ty(0), true));
     "set", relations::BRAINS[2], "=t u u", |c| Op::Set(compare(c, c.ty(1), false), c.ty(0));
     "set", relations::BRAINS[3], "=t u u pred", |c| Op::Set(compare(c, c.ty(1), true), c.ty(0));
+    "set", "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan ftz? f16|u16|s16 f16", "=t u u", |c| set(c, 1, false);
+    "set", "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan and|or|xor ftz? f16|u16|s16 f16",
+        "=t u u pred", |c| set(c, 1, true);
+    "set", "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan u16|s16 bf16", "=t u u", |c| set(c, 1, false);
+    "set", "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan bf16 bf16", "=t u u", |c| set(c, 0, false);
+    "set", "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan ftz? f16x2|u32|s32 f16x2", "=t u u",
+        |c| Op::SetHalves(compare(c, c.ty(1), false), c.ty(0));
+    "set", "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan bf16x2|u32|s32 bf16x2", "=t u u",
+        |c| Op::SetHalves(compare(c, c.ty(1), false), c.ty(0));
+    "set", "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan f16 f32", "=t u u", |c| set(c, 1, false);
+    "setp", "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan ftz? f16x2", "=pred|pred t t",
+        |c| Op::SetpHalves(compare(c, c.ty(0), false));
+    "setp", "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan bf16x2", "=pred|pred t t",
+        |c| Op::SetpHalves(compare(c, c.ty(0), false));
     "selp", "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64", "=t t t pred", |c| ternary(c, T::Selp);
-    "slct", "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64 s32", "=t t t u", |c| ternary(c, T::Slct { float: false, ftz: false });
+    "slct", "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64 s32",
+        "=t t t u", |c| ternary(c, T::Slct { float: false, ftz: false });
     "slct", "ftz? b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64 f32", "=t t t u",
         |c| ternary(c, T::Slct { float: true, ftz: c.has("ftz") });
 

@@ -8,6 +8,9 @@ pub(super) static ROWS: &[Form] = rows! {
     "brx", "idx uni?", "b32 targets", |_| Op::BranchIndexed;
     "ret", "uni?", "", |_| Op::Exit;
     "exit", "", "", |_| Op::Exit;
+    "alloca", "u32|u64", "=t t #?", |c| Op::Alloca { ty: c.ty(0) };
+    "stacksave", "u32|u64", "=t", |c| Op::StackSave(c.ty(0));
+    "stackrestore", "u32|u64", "t", |c| Op::StackRestore(c.ty(0));
     "trap", "", "", |_| Op::Trap;
     "brkpt", "", "", |_| Op::Nop;
     "pmevent", "", "#", |_| Op::Nop;
@@ -63,10 +66,16 @@ pub(super) static ROWS: &[Form] = rows! {
     // The warp.
     "shfl", "sync up|down|bfly|idx b32", "=b32|pred b32 b32 b32 b32", |c| {
         let names = [("up", Shuffle::Up), ("down", Shuffle::Down), ("bfly", Shuffle::Butterfly)];
-        Op::Shuffle(c.pick(&names, Shuffle::Index))
+        Op::Shuffle { mode: c.pick(&names, Shuffle::Index), sync: true }
     };
-    "vote", "sync all|any|uni pred", "=pred pred b32", |c| Op::Vote(vote(c));
-    "vote", "sync ballot b32", "=b32 pred b32", |c| Op::Vote(vote(c));
+    "shfl", "up|down|bfly|idx b32", "=b32|pred b32 b32 b32", |c| {
+        let names = [("up", Shuffle::Up), ("down", Shuffle::Down), ("bfly", Shuffle::Butterfly)];
+        Op::Shuffle { mode: c.pick(&names, Shuffle::Index), sync: false }
+    };
+    "vote", "sync all|any|uni pred", "=pred pred b32", |c| Op::Vote { vote: vote(c), sync: true };
+    "vote", "sync ballot b32", "=b32 pred b32", |c| Op::Vote { vote: vote(c), sync: true };
+    "vote", "all|any|uni pred", "=pred pred", |c| Op::Vote { vote: vote(c), sync: false };
+    "vote", "ballot b32", "=b32 pred", |c| Op::Vote { vote: vote(c), sync: false };
     "match", "any sync b32|b64", "=b32 t b32", |c| Op::Match { all: false, ty: c.ty(0) };
     "match", "all sync b32|b64", "=b32|pred t b32", |c| Op::Match { all: true, ty: c.ty(0) };
     "elect", "sync", "=b32|pred b32", |_| Op::Elect;

@@ -126,6 +126,9 @@ pub(super) static ROWS: &[Form] = rows! {
     "prefetch", "param|const? tensormap", "[]", |c| Op::PrefetchMap(space(c));
     "fence", "proxy tensormap::generic release cta|cluster|gpu|sys", "", |_| Op::ProxyFence(ProxyFence::TensorMap);
     "fence", "proxy tensormap::generic acquire cta|cluster|gpu|sys", "[] #", |_| Op::Nop;
+    "createpolicy", "range global? L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged \
+        L2::evict_first|L2::evict_unchanged? b64", "=b64 [] b32 b32", |_| Op::CreatePolicy;
+    "createpolicy", "cvt L2 b64", "=b64 b64", |_| Op::CreatePolicy;
     "createpolicy", "fractional L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged \
         L2::evict_first|L2::evict_unchanged? b64", "=b64 f32?", |_| Op::CreatePolicy;
 };

@@ -4,6 +4,7 @@ use super::{Draft, Lowering};
 use crate::error::ParseError;
 use crate::ir::lower::spelled;
 use crate::ir::names::Meaning;
+use crate::ir::op::Op;
 use crate::ir::program::{Constant, Operand};
 use crate::ir::types::Ty;
 use crate::syntax::ast::{self, Class, OperandKind, Space, Span};
@@ -21,13 +22,65 @@ impl<'a> Lowering<'_, 'a> {
         let constant = match meaning {
             Meaning::Offset(_, base) => Constant::Value(base.wrapping_add_signed(offset)),
             Meaning::Global(_, variable) => Constant::Address { variable, offset },
-            Meaning::Register(_) => return self.error(span, "expected a variable"),
+            Meaning::Function(number) if offset == 0 => return self.function_address(ty, number, span),
+            Meaning::Frame { offset: base, .. } => {
+                let place = (draft.text.span.line, draft.text.location);
+                let address = self.frame_address(i64::from(base).wrapping_add(offset), place);
+                if ty.class() != Class::Double {
+                    return self.narrow(draft, ty, address, span);
+                }
+                return Ok(address);
+            }
+            Meaning::Register(_) | Meaning::Function(_) | Meaning::Vector(..) => {
+                return self.error(span, "expected a variable");
+            }
         };
         match (ty.class(), constant) {
             (Class::Double, _) => Ok(self.constant(Class::Double, constant)),
             (Class::Word, Constant::Value(_)) => Ok(self.constant(Class::Word, constant)),
             _ => self.error(span, format!("`{}` cannot hold the address of a variable", spelled(draft.text))),
         }
+    }
+
+    /// The address of a place in the frame, in 32 bits.
+    fn narrow(
+        &mut self,
+        draft: &Draft<'_, 'a>,
+        ty: Ty,
+        address: Operand,
+        span: Span,
+    ) -> Result<Operand, ParseError> {
+        match (ty.class(), address) {
+            (Class::Word, Operand::Constant(_, index)) => Ok(Operand::Constant(Class::Word, index)),
+            (Class::Word, address) => {
+                let narrow = self.names.temporary(Class::Word);
+                let op = Op::Convert(super::values::plain_conversion(Ty::U32, Ty::U64));
+                let helper = self.helper(draft, op, narrow, address);
+                self.done.push(helper);
+                Ok(Operand::Register(narrow))
+            }
+            _ => self.error(span, format!("`{}` cannot hold the address of a variable", spelled(draft.text))),
+        }
+    }
+
+    /// The operation, where `.param` means the frame: what calls pass on, and all of a function's parameters.
+    pub(super) fn in_frame(&self, draft: &Draft<'_, 'a>, op: Op) -> Result<Op, ParseError> {
+        let here = draft.in_frame || self.names.in_function;
+        Ok(match op {
+            Op::Load { space: Space::Param, ty, count, strength, .. } if here => {
+                Op::Load { space: Space::Local, ty, count, strength, constant: false }
+            }
+            Op::Store { space: Space::Param, ty, count, strength } if here => {
+                Op::Store { space: Space::Local, ty, count, strength }
+            }
+            Op::Store { space: Space::Param, .. } => {
+                return self.error(draft.text.span, "the parameters of a kernel cannot be written");
+            }
+            Op::Cvta { space: Space::Param, to_space } if self.names.in_function => {
+                Op::Cvta { space: Space::Local, to_space }
+            }
+            op => op,
+        })
     }
 
     pub(super) fn memory(
@@ -56,6 +109,7 @@ impl<'a> Lowering<'_, 'a> {
             }
             Some(meaning) => {
                 self.check_space(draft, meaning, name)?;
+                draft.in_frame |= matches!(meaning, Meaning::Frame { .. });
                 let address = self.address(draft, Ty::B64, meaning, offset, name.span)?;
                 draft.sources.push(address);
                 draft.immediates.push(0);
@@ -96,7 +150,8 @@ impl<'a> Lowering<'_, 'a> {
     ) -> Result<(), ParseError> {
         let (space, word) = match meaning {
             Meaning::Offset(Space::Shared, _) => (Space::Shared, "shared"),
-            Meaning::Offset(Space::Local, _) => (Space::Local, "local"),
+            Meaning::Frame { space: Space::Local, .. } => (Space::Local, "local"),
+            Meaning::Frame { .. } => (Space::Param, "param"),
             Meaning::Offset(..) => (Space::Param, "param"),
             Meaning::Global(Space::Const, _) => (Space::Const, "const"),
             _ => (Space::Global, "global"),

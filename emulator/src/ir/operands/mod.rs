@@ -1,18 +1,22 @@
 //! Resolves and checks the operands of one instruction against its form.
 //!
-//! The form's specification of each operand says what to expect; `values` resolves registers and constants, `memory` addresses and
-//! tensor maps.
+//! The form's specification of each operand says what to expect. `values` resolves registers and constants, `memory` addresses
+//! and tensor maps, `calls` what functions take and give, `vectors` registers of vectors; `video` and `wmma` see to those.
 
+mod calls;
 mod memory;
 mod values;
+mod vectors;
+mod video;
+mod wmma;
 
 use std::collections::HashMap;
 
 use super::form::Form;
 use super::lower::{operation, spelled};
-use super::names::{Meaning, Names};
+use super::names::{Meaning, Names, Surroundings};
 use super::op::{Op, Unary, Wgmma};
-use super::program::{Constant, Instruction, Operand, Register, whole_type};
+use super::program::{CallSite, Constant, Instruction, Operand, Register, whole_type};
 use super::types::Ty;
 use crate::error::ParseError;
 use crate::syntax::Source;
@@ -22,18 +26,32 @@ use crate::syntax::ast::{self, Body, Class, OperandKind, Span};
 pub(super) struct Lowering<'e, 'a> {
     source: &'e Source<'a>,
     pub(super) names: Names<'e, 'a>,
+    around: Surroundings<'e, 'a>,
     body: &'e Body<'a>,
-    pub(super) constants: Vec<Constant>,
+    constants: Vec<Constant>,
+    calls: Vec<CallSite>,
     known: HashMap<Constant, u32>,
     pub(super) done: Vec<Instruction>,
     /// Instructions that must follow the one at hand, to widen its results.
     after: Vec<Instruction>,
+    /// The address and the register of a half that waits for the other one.
+    half: Option<(Operand, Operand)>,
     /// The targets of all indexed branches so far.
     branch_targets: usize,
 }
 
 /// Lists of targets are copied into each branch that uses them, so their sum is bounded.
 const MAX_TARGETS: usize = 1 << 20;
+
+/// The elements of a vector that an instruction names.
+fn vector_of(text: &ast::Instruction<'_>) -> Option<usize> {
+    text.modifiers.iter().find_map(|m| match *m {
+        "v2" => Some(2),
+        "v4" => Some(4),
+        "v8" => Some(8),
+        _ => None,
+    })
+}
 
 /// The instruction at hand, while its operands are gathered.
 struct Draft<'i, 'a> {
@@ -42,42 +60,77 @@ struct Draft<'i, 'a> {
     sources: Vec<Operand>,
     immediates: Vec<i64>,
     targets: Vec<u32>,
+    /// A `.param` address is one of the frame.
+    in_frame: bool,
     guard: Option<(Register, bool)>,
 }
 
+impl<'i, 'a> Draft<'i, 'a> {
+    fn new(text: &'i ast::Instruction<'a>) -> Self {
+        Self {
+            text,
+            destinations: Vec::new(),
+            sources: Vec::new(),
+            immediates: Vec::new(),
+            targets: Vec::new(),
+            in_frame: false,
+            guard: None,
+        }
+    }
+}
+
 impl<'e, 'a> Lowering<'e, 'a> {
-    pub(super) fn new(source: &'e Source<'a>, names: Names<'e, 'a>, body: &'e Body<'a>) -> Self {
-        let (constants, known) = (Vec::new(), HashMap::new());
-        let (done, after) = (Vec::new(), Vec::new());
-        Self { source, names, body, constants, known, done, after, branch_targets: 0 }
+    pub(super) fn new(source: &'e Source<'a>, names: Names<'e, 'a>, around: Surroundings<'e, 'a>) -> Self {
+        Self {
+            source,
+            names,
+            around,
+            body: around.body,
+            constants: Vec::new(),
+            calls: Vec::new(),
+            known: HashMap::new(),
+            done: Vec::new(),
+            after: Vec::new(),
+            half: None,
+            branch_targets: 0,
+        }
     }
 
     fn error<T>(&self, span: Span, message: impl Into<String>) -> Result<T, ParseError> {
         Err(self.source.error(span, message))
     }
 
+    /// The guard of an instruction.
+    fn guard(&mut self, text: &ast::Instruction<'a>) -> Result<Option<(Register, bool)>, ParseError> {
+        let Some((name, negated)) = text.guard else { return Ok(None) };
+        let register = self.register(text.scope, name.text, name.span)?;
+        if register.class != Class::Predicate {
+            return self.error(name.span, format!("`{}` is no predicate register", name.text));
+        }
+        Ok(Some((register, negated)))
+    }
+
     /// Translates one instruction whose form is known.
     pub(super) fn instruction(&mut self, text: &ast::Instruction<'a>, form: &Form) -> Result<(), ParseError> {
-        let guard = match text.guard {
-            None => None,
-            Some((name, negated)) => {
-                let register = self.register(text.scope, name.text, name.span)?;
-                if register.class != Class::Predicate {
-                    let message = format!("`{}` is no predicate register", name.text);
-                    return self.error(name.span, message);
-                }
-                Some((register, negated))
-            }
-        };
-        let mut draft = Draft {
-            text,
-            destinations: Vec::new(),
-            sources: Vec::new(),
-            immediates: Vec::new(),
-            targets: Vec::new(),
-            guard,
-        };
+        if self.names.has_vectors {
+            return self.with_vectors(text, form);
+        }
+        self.scalar_instruction(text, form)
+    }
+
+    /// As above, where no operand names a whole vector of registers.
+    fn scalar_instruction(&mut self, text: &ast::Instruction<'a>, form: &Form) -> Result<(), ParseError> {
         let mut op = operation(form, text);
+        let changed;
+        let text = match op {
+            Op::Video(_) | Op::VideoSimd(_) => {
+                (changed, op) = self.video(text, op)?;
+                &changed
+            }
+            Op::WmmaAddress(part) => return self.wmma_access(text, form, part),
+            _ => text,
+        };
+        let mut draft = Draft { guard: self.guard(text)?, ..Draft::new(text) };
         if form.operands == "any" {
             op = self.mov(&mut draft, op)?;
         } else {
@@ -110,6 +163,13 @@ impl<'e, 'a> Lowering<'e, 'a> {
                 return self.error(span, format!("a copy of {bytes} bytes: expected one of {allowed:?}"));
             }
             op = Op::CopyAsync { bytes: bytes as u8, with_source_size };
+        }
+        op = self.in_frame(&draft, op)?;
+        if let Op::Atomic { ty, result, .. } = op
+            && let Some(count) = vector_of(text)
+        {
+            self.vector_atomic(op, draft, (ty.bytes(), result), count);
+            return Ok(());
         }
         if let Op::Wgmma(shape) = op {
             op = Op::Wgmma(self.wgmma(&mut draft, shape)?);
@@ -147,6 +207,20 @@ impl<'e, 'a> Lowering<'e, 'a> {
             }
         }
         Ok(shape)
+    }
+
+    /// An atomic operation on a vector: each element is one of its own.
+    fn vector_atomic(&mut self, op: Op, draft: Draft<'_, 'a>, (bytes, result): (u32, bool), count: usize) {
+        let place = (draft.text.span.line, draft.text.location);
+        let first = self.done.len();
+        let offset = draft.immediates.first().copied().unwrap_or(0);
+        for i in 0..count {
+            let to = draft.destinations.get(i).copied();
+            let operands = to.into_iter().chain([draft.sources[0], draft.sources[1 + i]]).collect();
+            let immediates = [offset.wrapping_add(i as i64 * i64::from(bytes)), 0, 0];
+            self.bare(op, operands, usize::from(result), immediates, place);
+        }
+        self.done[first..].iter_mut().for_each(|instruction| instruction.guard = draft.guard);
     }
 
     fn push(&mut self, op: Op, draft: Draft<'_, 'a>) {
@@ -248,14 +322,7 @@ impl<'e, 'a> Lowering<'e, 'a> {
             None => (specification, false),
         };
         let (value, count) = match value.split_once('*') {
-            Some((value, "v")) => {
-                let count = draft.text.modifiers.iter().find_map(|m| match *m {
-                    "v2" => Some(2),
-                    "v4" => Some(4),
-                    _ => None,
-                });
-                (value, count)
-            }
+            Some((value, "v")) => (value, vector_of(draft.text)),
             Some((value, "d")) => match op {
                 Op::Wgmma(shape) => (value, Some(shape.accumulators())),
                 _ => (value, None),
@@ -279,6 +346,8 @@ impl<'e, 'a> Lowering<'e, 'a> {
         let mut parts = Vec::new();
         match (&operand.kind, count) {
             (OperandKind::Vector(elements), Some(count)) if elements.len() == count => parts.extend(elements),
+            // A single operand may stand in braces.
+            (OperandKind::Vector(elements), None) if elements.len() == 1 => parts.extend(elements),
             (OperandKind::Vector(elements), count) => {
                 let expected = count.map_or("a single operand".to_owned(), |n| format!("a vector of {n}"));
                 return self.error(

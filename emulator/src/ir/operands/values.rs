@@ -44,6 +44,11 @@ impl<'a> Lowering<'_, 'a> {
                     Operand::Register(register)
                 }
             }
+            OperandKind::Component(name, element) => {
+                let register = self.element(draft.text.scope, name, element, first.span)?;
+                self.check_class(draft, ty, register, name, first.span, wider)?;
+                Operand::Register(register)
+            }
             _ => return self.error(first.span, format!("expected a {}", ty.class().describe())),
         };
         draft.destinations.push(result);
@@ -128,6 +133,11 @@ impl<'a> Lowering<'_, 'a> {
                 None => self.error(operand.span, format!("`{name}` is not declared here")),
             },
             &OperandKind::Component(name, component) => {
+                if let Some(Meaning::Vector(..)) = self.names.find(scope, name) {
+                    let register = self.element(scope, name, component, operand.span)?;
+                    self.check_class(draft, ty, register, name, operand.span, wider)?;
+                    return Ok(Operand::Register(register));
+                }
                 self.special(draft, ty, name, Some(component), operand.span)
             }
             &OperandKind::Integer(value) => {
@@ -189,7 +199,7 @@ impl<'a> Lowering<'_, 'a> {
 }
 
 /// Cuts or extends an integer.
-fn plain_conversion(to: Ty, from: Ty) -> Conversion {
+pub(super) fn plain_conversion(to: Ty, from: Ty) -> Conversion {
     Conversion {
         to,
         from,
