@@ -190,6 +190,20 @@ fn names_and_declarations_by_the_thousand_are_looked_up_in_little_time() {
 }
 
 #[test]
+fn functions_by_the_thousand_are_translated_in_little_time() {
+    let start = std::time::Instant::now();
+    let declared = (0..100_000).map(|i| format!(".func d{i}();\n")).collect::<String>();
+    let chain = (0..3000).map(|i| format!(".func f{i}() {{ call f{}; }}\n", i + 1)).collect::<String>();
+    let text = format!(
+        ".version 7.0\n.target sm_80\n{declared}.func f3000();\n{chain}.func f3000() {{ ret; }}\n.entry e() {{ call f0; }}"
+    );
+    let module = Module::parse("x", &text).unwrap();
+    assert!(start.elapsed().as_secs_f64() < 10.0, "{:?}", start.elapsed());
+    let config = LaunchConfig { block: [32, 1, 1], ..LaunchConfig::default() };
+    Machine::default().launch(&module, "e", &config, &[]).unwrap();
+}
+
+#[test]
 fn more_live_registers_than_a_warp_can_have_are_refused() {
     let writes = (0..40_000).map(|i| format!("mov.u32 %r{i}, {i};\n")).collect::<String>();
     let reads = (0..40_000).map(|i| format!("add.u32 %r50000, %r50000, %r{i};\n")).collect::<String>();
@@ -274,7 +288,16 @@ fn what_does_not_fit_the_declaration_is_refused_before_the_launch() {
     assert!(matches!(machine.launch(&hopper, "t", &good, &arguments), Err(LaunchError::Architecture { .. })));
 }
 
-const SOURCES: [&str; 2] = [include_str!("data/gemm.ptx"), include_str!("data/compiled.sm_80.ptx")];
+const SOURCES: [&str; 3] = [
+    include_str!("data/gemm.ptx"),
+    include_str!("data/compiled.sm_80.ptx"),
+    include_str!("data/functions.ptx"),
+];
+
+#[test]
+fn the_modules_that_are_damaged_are_right_at_first() {
+    SOURCES.iter().for_each(|source| drop(common::parse("source.ptx", source).unwrap()));
+}
 
 /// Runs every kernel that a text has, if it is a module: with arguments that point nowhere, and little patience.
 fn parse_and_run(text: &str) {
@@ -312,6 +335,8 @@ proptest! {
             "add", ".u32", ".b64", "%r0", "%d0", "%p0", ",", ";", "{", "}", "[", "]", "(", ")", "|", "+", "-", "1", "0x7f",
             "_", "!", "@", "$L", ":", "bra", "mov", "ld", ".global", ".param", ".shared", "st", "bar", ".sync", ".reg",
             "setp", ".eq", ".pred", "%tid", ".x", ".v2", ".v4", "ret", "0f3F800000", ".branchtargets", "brx", ".idx", ".loc",
+            "call", "t", ".calltargets", ".callprototype", ".local", ".b32", "WARP_SZ", "*", "/", "%", "<", ">", "~", "?", "&",
+            "(.s64)", "alloca", ".u64", "vadd4", "vset", ".s32", ".b1", "wmma", ".load", ".m16n16k16", "1.5", ".5",
         ]),
         0..60,
     )) {
@@ -323,7 +348,7 @@ proptest! {
 
     #[test]
     fn damaged_modules_never_panic(
-        which in 0usize..2, at in any::<prop::sample::Index>(), length in 0usize..40, insert in "[ -~]{0,12}",
+        which in 0usize..3, at in any::<prop::sample::Index>(), length in 0usize..40, insert in "[ -~]{0,12}",
     ) {
         let source = SOURCES[which];
         let start = at.index(source.len());
@@ -342,7 +367,7 @@ proptest! {
 
     #[test]
     fn modules_with_changed_bits_never_panic(
-        which in 0usize..2, flips in prop::collection::vec((any::<prop::sample::Index>(), 0u32..8), 1..6),
+        which in 0usize..3, flips in prop::collection::vec((any::<prop::sample::Index>(), 0u32..8), 1..6),
         cut in prop::option::of(any::<prop::sample::Index>()),
     ) {
         let mut text = SOURCES[which].as_bytes().to_vec();
@@ -358,7 +383,7 @@ proptest! {
 
     #[test]
     fn modules_with_tokens_repeated_or_swapped_never_panic(
-        which in 0usize..2, from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>(), times in 1usize..40,
+        which in 0usize..3, from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>(), times in 1usize..40,
         number in prop::option::of(prop::sample::select(vec!["4294967296", "18446744073709551615", "-1", "0", "0x80000000"])),
     ) {
         let source = SOURCES[which];
@@ -372,7 +397,7 @@ proptest! {
 
     #[test]
     fn modules_with_lines_moved_never_panic(
-        which in 0usize..2, from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>(), delete in any::<bool>(),
+        which in 0usize..3, from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>(), delete in any::<bool>(),
     ) {
         let mut lines: Vec<&str> = SOURCES[which].lines().collect();
         let line = lines[from.index(lines.len())];

@@ -130,7 +130,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     };
     let bytes: Vec<&[u8]> = bound.iter().map(Bound::bytes).collect();
     let start = Instant::now();
-    let report = match machine.launch(&module, &kernel.name, &launch, &bytes) {
+    let result = machine.launch(&module, &kernel.name, &launch, &bytes);
+    print!("{}", machine.take_printed());
+    let report = match result {
         Ok(report) => report,
         Err(LaunchError::Finding(finding)) => {
             print!("{finding}");

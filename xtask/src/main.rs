@@ -2,6 +2,7 @@
 
 #[cfg(feature = "host")]
 mod bench;
+mod corpus;
 mod cust;
 mod doctor;
 #[cfg(feature = "host")]
@@ -72,6 +73,7 @@ enum Task {
     Test(test::Args),
     Ptx(ptx::Args),
     MachineCode(machine_code::Args),
+    Corpus(corpus::Args),
     Cust(cust::Args),
     Outside(outside::Args),
     Doctor(doctor::Args),
@@ -100,6 +102,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Ptx(args) => ptx::run(&args),
         Task::MachineCode(args) => machine_code::run(&args),
+        Task::Corpus(args) => corpus::run(&args),
         Task::Cust(args) => cust::run(&args),
         Task::Outside(args) => outside::run(&args),
         Task::Doctor(args) => doctor::run(&args),

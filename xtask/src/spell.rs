@@ -37,7 +37,7 @@ pub(crate) struct Value {
 
 /// Opcodes whose results depend on their operands alone: those of this list do not, or are no computation at all.
 pub(crate) fn is_pure(opcode: &str) -> bool {
-    const OTHERS: [&str; 35] = [
+    const OTHERS: [&str; 39] = [
         "bar",
         "barrier",
         "bra",
@@ -50,6 +50,10 @@ pub(crate) fn is_pure(opcode: &str) -> bool {
         "nanosleep",
         "mma",
         "wgmma",
+        "wmma",
+        "alloca",
+        "stacksave",
+        "stackrestore",
         "cvta",
         "isspacep",
         "mapa",
@@ -77,9 +81,9 @@ pub(crate) fn is_pure(opcode: &str) -> bool {
     !OTHERS.contains(&opcode)
 }
 
-const TYPES: [&str; 22] = [
+const TYPES: [&str; 24] = [
     "e4m3x2", "e5m2x2", "pred", "b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16", "b32", "u32", "s32",
-    "f32", "tf32", "f16x2", "bf16x2", "b64", "u64", "s64", "f64",
+    "f32", "tf32", "f16x2", "bf16x2", "u16x2", "s16x2", "b64", "u64", "s64", "f64",
 ];
 
 /// The width of a type in bits; a predicate has one.

@@ -1,6 +1,6 @@
 //! `ldmatrix`, `stmatrix` and `mma`: operations in which the whole warp holds a matrix.
 
-use super::access::ones;
+use super::access::{WINDOW, ones};
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::lane::{Execute, Lane, handler, warp};
 use crate::check::shadow::Access;
@@ -20,10 +20,14 @@ pub(crate) fn load(count: u8, _: bool, level: Level) -> Handler {
 }
 
 impl Core<'_> {
-    /// Generic addresses become those of the block's shared memory.
+    /// Generic addresses become those of the block's shared memory. A GPU takes an address that is one of shared memory already, too: it
+    /// looks at the lower half only.
     fn in_own_shared(&mut self, lanes: u32, addresses: &mut [u64; 32], what: &str) -> Result<(), Flow> {
         for lane in ones(lanes) {
-            let address = self.shared_address(addresses[lane], lane, what)?;
+            let address = match addresses[lane] {
+                shared @ 0..WINDOW => shared,
+                generic => self.shared_address(generic, lane, what)?,
+            };
             // That of another block lies outside, and is found there.
             addresses[lane] = self.own_shared(address).map_or(address, u64::from);
         }

@@ -21,6 +21,9 @@ use crate::syntax::ast::{self, Name, Space, Span};
 /// Registers of a class that a kernel may need at a time; a GPU has 255, and puts what is more in local memory.
 const MAX_REGISTERS: u32 = 1 << 14;
 
+/// The same of an entry and all functions that it reaches, each of which has its own.
+const MAX_ALL_REGISTERS: u32 = 1 << 16;
+
 /// A module's entries and variables.
 pub(crate) struct Translated {
     pub(crate) variables: Vec<Variable>,
@@ -74,11 +77,11 @@ fn check_functions(
         graph.reached(&entry.body).into_iter().for_each(|function| reached[function] = true);
     }
     for (function, _) in module.functions.iter().zip(&reached).filter(|(_, reached)| !**reached) {
-        let Some(body) = &function.body else { continue };
+        let (Some(body), name) = (&function.body, function.name) else { continue };
         let layout = Layout::new(source, module, &[body])?;
         let function = Some(function);
         let around = Surroundings { module, graph, globals, layout: &layout, body, number: 0, function };
-        translate_body(source, around, &[], body.instructions.first().map_or(0, |i| i.span.line))?;
+        translate_body(source, around, &[], name)?;
     }
     Ok(())
 }
@@ -159,18 +162,12 @@ fn translate_entry(
     for (number, &body) in bodies.iter().enumerate() {
         let function = reached.get(number).map(|&function| graph.function(function));
         let around = Surroundings { module, graph, globals, layout: &layout, body, number, function };
-        let line = function.map_or(entry.name, |f| f.name).span.line;
-        linker.add(translate_body(source, around, if function.is_none() { &named } else { &[] }, line)?);
+        let name = function.map_or(entry.name, |f| f.name);
+        linker.add(translate_body(source, around, if function.is_none() { &named } else { &[] }, name)?);
     }
     let mut kernel = linker.finish(layout);
     (kernel.parameters, kernel.parameter_bytes) = (parameters, end as u32);
-    if let Some(&slots) = kernel.registers.iter().find(|&&slots| slots > MAX_REGISTERS) {
-        let message = format!(
-            "`{}` keeps {slots} registers of one size alive at the same time; {MAX_REGISTERS} are possible",
-            entry.name.text
-        );
-        return Err(source.error(entry.name.span, message));
-    }
+    check_registers(source, &kernel.registers, MAX_ALL_REGISTERS, entry.name)?;
     Ok(Entry {
         name: entry.name.text.to_owned(),
         parameters: entry
@@ -191,14 +188,14 @@ fn translate_entry(
     })
 }
 
-/// Translates a body; `line` is where it is declared.
+/// Translates the body of an entry or a function of this name.
 fn translate_body<'a>(
     source: &Source<'a>,
     around: Surroundings<'_, 'a>,
     parameters: &[(Name<'a>, u32)],
-    line: u32,
+    name: Name<'a>,
 ) -> Result<Unit, ParseError> {
-    let body = around.body;
+    let (body, line) = (around.body, name.span.line);
     let names = Names::new(source, around, parameters)?;
     let mut lowering = Lowering::new(source, names, around);
     lowering.enter(line)?;
@@ -241,7 +238,23 @@ fn translate_body<'a>(
     unit.late = super::late::late_loads(&unit.instructions);
     unit.names = RegisterNames::new(std::mem::take(&mut unit.names.files), &unit.instructions);
     super::allocate::allocate(&mut unit.instructions, &mut unit.registers);
+    check_registers(source, &unit.registers, MAX_REGISTERS, name)?;
     Ok(unit)
+}
+
+/// Refuses a body, or an entry with its functions, that needs more registers of a size than a limit.
+fn check_registers(
+    source: &Source<'_>,
+    registers: &[u32; 3],
+    limit: u32,
+    name: Name<'_>,
+) -> Result<(), ParseError> {
+    let Some(&slots) = registers.iter().find(|&&slots| slots > limit) else { return Ok(()) };
+    let message = format!(
+        "`{}` keeps {slots} registers of one size alive at the same time; {limit} are possible",
+        name.text
+    );
+    Err(source.error(name.span, message))
 }
 
 /// The row of the table that an instruction fits.

@@ -47,6 +47,7 @@ pub(super) struct Surroundings<'e, 'a> {
 /// The names of a body, and what is laid out for it.
 pub(crate) struct Names<'e, 'a> {
     source: &'e Source<'a>,
+    graph: &'e Graph<'e, 'a>,
     parents: &'e [u32],
     declared: HashMap<(u32, &'a str), usize>,
     declarations: Vec<ast::Registers<'a>>,
@@ -82,6 +83,7 @@ impl<'e, 'a> Names<'e, 'a> {
         let body = around.body;
         let mut names = Self {
             source,
+            graph: around.graph,
             parents: &body.parents,
             declared: HashMap::new(),
             declarations: body.registers.clone(),
@@ -117,9 +119,6 @@ impl<'e, 'a> Names<'e, 'a> {
             if names.places.insert((1, name.text), meaning).is_some() {
                 return Err(names.twice(*name));
             }
-        }
-        for (number, function) in around.module.functions.iter().enumerate() {
-            names.places.insert((0, function.name.text), Meaning::Function(number as u32));
         }
         let globals = around.globals.iter().zip(super::lower::placed(around.module));
         for (index, (global, (owner, variable))) in globals.enumerate() {
@@ -260,7 +259,7 @@ impl<'e, 'a> Names<'e, 'a> {
             }
             scope = self.up(here);
         }
-        None
+        self.graph.number(name).map(|number| Meaning::Function(number as u32))
     }
 
     fn declared_as(&mut self, declaration: usize, number: u64) -> Meaning {

@@ -345,7 +345,7 @@ mod tests {
             format("%*d|%.*f", &[u64::from((-4i32).cast_unsigned()), 3, 2, 1.005f64.to_bits()], ""),
             "3   |1.00"
         );
-        assert_eq!(format("50% of %y %", &[], ""), "50% of %y %");
+        assert_eq!(format("50%; %y %", &[], ""), "50%; %y %");
     }
 
     #[test]

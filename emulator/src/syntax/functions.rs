@@ -24,7 +24,9 @@ impl<'a> Parser<'_, 'a> {
             self.body(&mut body, module)?;
             function.body = Some(body);
         }
-        let Some(known) = module.functions.iter_mut().find(|known| known.name.text == name.text) else {
+        let next = module.functions.len();
+        let number = *self.functions.entry(name.text).or_insert(next);
+        let Some(known) = module.functions.get_mut(number) else {
             module.functions.push(function);
             return Ok(());
         };

@@ -1,5 +1,7 @@
 //! The grammar of instructions and bodies. Declarations are in `directives`.
 
+use std::collections::HashMap;
+
 use super::Source;
 use super::ast::{Body, Instruction, Label, Module, Name, Operand, OperandKind, Span, Targets};
 use super::constant::Value;
@@ -14,11 +16,13 @@ pub(super) struct Parser<'s, 'a> {
     tokens: Vec<Token<'a>>,
     at: usize,
     location: Option<(u32, u32)>,
+    /// The positions of functions among the module's, by name.
+    pub(super) functions: HashMap<&'a str, usize>,
 }
 
 impl<'s, 'a> Parser<'s, 'a> {
     pub(super) fn new(source: &'s Source<'a>) -> Result<Self, ParseError> {
-        Ok(Self { source, tokens: tokens(source)?, at: 0, location: None })
+        Ok(Self { source, tokens: tokens(source)?, at: 0, location: None, functions: HashMap::new() })
     }
 
     pub(super) fn module(mut self) -> Result<Module<'a>, ParseError> {

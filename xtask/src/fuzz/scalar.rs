@@ -22,7 +22,10 @@ impl Table {
                 .iter()
                 .all(|operand| matches!(operand, spell::Operand::Value(_) | spell::Operand::Immediate));
             match row.opcode {
+                // Those without are of older PTX.
+                "shfl" | "vote" if !row.modifiers.contains("sync") => {}
                 "shfl" | "vote" | "match" | "redux" => table.collectives.push(row),
+                "mma" if row.modifiers.contains("f64") || row.modifiers.contains("m8n8") => {}
                 "mma" => table.products.push(row),
                 opcode if plain && spell::is_pure(opcode) => {
                     match table.opcodes.iter_mut().find(|rows| rows[0].opcode == opcode) {
