@@ -65,10 +65,10 @@ impl Access {
     #[inline(always)]
     fn new(lanes: u32, addresses: &[u64; 32], bytes: u64, at: u32) -> Self {
         let (mut first, mut last) = (u64::MAX, 0);
-        for lane in 0..32 {
+        for (lane, &address) in addresses.iter().enumerate() {
             let on = lanes >> lane & 1 == 1;
-            first = first.min(if on { addresses[lane] } else { u64::MAX });
-            last = last.max(if on { addresses[lane] } else { 0 });
+            first = first.min(if on { address } else { u64::MAX });
+            last = last.max(if on { address } else { 0 });
         }
         let stride = addresses[1].wrapping_sub(addresses[0]);
         let mut even = true;

@@ -161,10 +161,8 @@ fn race_in(page: Key, mut entries: Vec<Entry>) -> Option<Race> {
         for (index, entry) in entries.iter().enumerate().filter(|(_, e)| e.granules >> granule & 1 == 1) {
             let against = Kind::ALL.iter().filter(|kind| kind.races(entry.kind));
             let met = against.flat_map(|&kind| {
-                let bytes = bits16(touched[kind as usize] & entry.bytes);
-                bytes
-                    .filter_map(move |byte| Some((kind, byte)))
-                    .filter_map(|(kind, byte)| first[kind as usize][byte])
+                let first = &first[kind as usize];
+                bits16(touched[kind as usize] & entry.bytes).filter_map(|byte| first[byte])
             });
             let other = met.filter(|&other| entries[other].cluster != entry.cluster).min();
             if let Some(other) = other.map(|other| &entries[other]) {

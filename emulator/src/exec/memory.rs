@@ -256,7 +256,7 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                     };
                     core.race(lanes, addresses, bytes, access).map_err(|flow| core.same_value(flow, same))?;
                     if strength == Strength::Weak {
-                        core.check_values(Space::Shared, lanes, addresses, bytes, |a, b| alike(a, b))?;
+                        core.check_values(Space::Shared, lanes, addresses, bytes, alike)?;
                     }
                     if strength == Strength::Weak && core.is_home() {
                         core.race_lanes(lanes, addresses, bytes, true)?;
@@ -336,7 +336,7 @@ impl<E: Element, const N: usize> Execute for Store<E, N> {
                         let raced = core.race_global(index, here, addresses, bytes, access);
                         raced.map_err(|flow| core.same_value(flow, same))?;
                         if strength == Strength::Weak {
-                            core.check_values(Space::Global, here, addresses, bytes, |a, b| alike(a, b))?;
+                            core.check_values(Space::Global, here, addresses, bytes, alike)?;
                         }
                         core.synchronise(strength, (false, true), here, |lane| addresses[lane]);
                         for lane in ones(here) {
