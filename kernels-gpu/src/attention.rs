@@ -1,93 +1,18 @@
 //! Attention on sm_80 and later, and of few rows anywhere: `O = softmax(scale · Q Kᵀ + …) V`, where scores live in registers only.
 
 use warpsmith_dsl::attention::portable::{
-    Parts, PortableElement, PortableShape, PortableTile, Scoring, THREADS, Tensors,
+    Fp8Keys, Parts, PortableElement, PortableShape, PortableTile, THREADS, Tensors,
 };
 use warpsmith_dsl::attention::scores::ScoreOperands;
 use warpsmith_dsl::attention::softmax::LOG2_E;
-use warpsmith_dsl::attention::work::{Sequences, Sizes, Tiles};
 use warpsmith_dsl::float::{Bf16, Element, F16};
 use warpsmith_dsl::launch::{Global, GlobalMut};
 use warpsmith_dsl::{KernelParam, kernel, ptx, reduce, thread, warp};
 
-macro_rules! shape {
-    ($(#[$doc:meta])* $name:ident, $columns:literal, $values:literal, $keys:literal, $key_warps:literal, $stages:literal, $blocks:literal) => {
-        $(#[$doc])*
-        pub struct $name;
-
-        impl PortableShape for $name {
-            type Scores = [f32; $keys / 2];
-            type Sums = [f32; $values / 2];
-            const COLUMNS: u32 = $columns;
-            const KEY_WARPS: u32 = $key_warps;
-            const STAGES: u32 = $stages;
-            const MIN_BLOCKS: u32 = $blocks;
-        }
-    };
-}
-shape!(
-    /// Heads of up to 64 columns: 64 rows, and blocks of 64 keys.
-    Rows64, 64, 64, 64, 1, 3, 1
-);
-shape!(
-    /// Heads of up to 96 columns: 64 rows, and blocks of 64 keys.
-    Rows96, 96, 96, 64, 1, 2, 1
-);
-shape!(
-    /// Heads of up to 128 columns: 64 rows, and blocks of 64 keys.
-    Rows128, 128, 128, 64, 1, 2, 1
-);
-shape!(
-    /// Heads of up to 192 columns: 64 rows, and blocks of 32 keys.
-    Rows192, 192, 192, 32, 1, 2, 1
-);
-shape!(
-    /// Heads of up to 256 columns: 64 rows, and blocks of 16 keys.
-    Rows256, 256, 256, 16, 1, 3, 1
-);
-shape!(
-    /// Heads of up to 64 columns: 16 rows, and blocks of 128 keys, 32 for each warp.
-    Few64, 64, 64, 32, 4, 2, 3
-);
-shape!(
-    /// Heads of up to 96 columns: 16 rows, and blocks of 64 keys, 16 for each warp.
-    Few96, 96, 96, 16, 4, 2, 3
-);
-shape!(
-    /// Heads of up to 128 columns: 16 rows, and blocks of 64 keys, 16 for each warp.
-    Few128, 128, 128, 16, 4, 2, 3
-);
-shape!(
-    /// Heads of up to 192 columns: 16 rows, and blocks of 64 keys, 16 for each warp.
-    Few192, 192, 192, 16, 4, 2, 2
-);
-shape!(
-    /// Heads of up to 256 columns: 16 rows, and blocks of 64 keys, 16 for each warp.
-    Few256, 256, 256, 16, 4, 2, 1
-);
-
-shape!(
-    /// Heads of up to 64 columns of f32: 64 rows, and blocks of 32 keys.
-    Single64, 64, 64, 32, 1, 4, 1
-);
-shape!(
-    /// Heads of up to 128 columns of f32: 64 rows, and blocks of 16 keys.
-    Single128, 128, 128, 16, 1, 4, 1
-);
-shape!(
-    /// Heads of up to 256 columns of f32, of which 128 values at a time: 64 rows, and blocks of 16 keys.
-    Single256, 256, 128, 16, 1, 2, 1
-);
-
-/// What a launch is told beside its operands.
-#[derive(Clone, Copy, KernelParam)]
-#[repr(C)]
-pub struct AttentionParams {
-    /// Sequences, heads, rows and keys.
-    pub sizes: Sizes,
-    /// Where sequences begin, and how long they are.
-    pub sequences: Sequences,
-}
+use crate::attention_shapes::{
+    AttentionParams, Few64, Few96, Few128, Few192, Few256, Rows64, Rows96, Rows128, Rows192, Rows256,
+    Single64, Single128, Single256,
+};
 
 /// Attention of rows of Q to keys, or to a part of them, on a one-dimensional grid of a block for each part of each tile. An instance's name tells the type, the columns of a
 /// head at most, and whether it is for few rows.
@@ -137,17 +62,10 @@ pub unsafe fn attention<T, S>(
     T: PortableElement,
     S: PortableShape,
 {
-    let scoring = Scoring { window: p.sizes.window, operands };
-    let tiles = Tiles::new(p.sizes, p.sequences, PortableTile::<T, S>::BLOCK_ROWS);
-    let count = parts.count.max(1);
-    let (tile, part) = (thread::block_idx_x() / count, thread::block_idx_x() % count);
-    // SAFETY: the whole block is here; the caller vouches for pointers, and each part of each row belongs to one block.
+    // SAFETY: the whole block is here; the caller's promise.
     unsafe {
-        let Some(work) = tiles.work(tile) else { return };
-        let attended = PortableTile::<T, S>::attend(&tensors, &p.sizes, &scoring, &parts, part, &work);
-        // Again, so that the registers are free meanwhile.
-        let Some(work) = tiles.work(ptx::opaque(tile)) else { return };
-        PortableTile::<T, S>::store(&attended, &tensors, &p.sizes, lse, &parts, part, &work);
+        let what = (&p.sizes, p.sequences);
+        PortableTile::<T, S>::run(&tensors, lse, &parts, operands, &Fp8Keys::NONE, what);
     }
 }
 

@@ -31,6 +31,8 @@
 //! | [`repack`] | copies of matrices into aligned rows, transposed where they have to be, on sm_75 and later |
 //! | [`expert_cache`] | which rows of a table a step reads, and rows in host memory to slots of a cache, on sm_75 and later |
 //! | [`attention`](mod@attention) | attention of 16-bit types, on sm_80 and later, and of few rows anywhere |
+//! | [`attention_fp8`](mod@attention_fp8) | the same of keys and values of 8 bits, on sm_80 and later |
+//! | [`attention_fp8_ada`](mod@attention_fp8_ada) | the same by an instruction that widens them, on sm_89 and later |
 //! | [`attention_hopper`](mod@attention_hopper) | attention of 16-bit types on Hopper (sm_90a) |
 //! | [`norm`](mod@norm) | layer norm and RMS norm of rows, and their gradients, on sm_80 and later |
 //! | [`norm_cluster`](mod@norm_cluster) | the same for wide rows, by clusters of blocks (sm_90 and later) |
@@ -59,8 +61,19 @@ extern crate alloc;
 pub mod adamw;
 #[cfg(any(feature = "attention", not(target_arch = "nvptx64")))]
 pub mod attention;
+#[cfg(any(feature = "attention_fp8", not(target_arch = "nvptx64")))]
+pub mod attention_fp8;
+#[cfg(any(feature = "attention_fp8_ada", not(target_arch = "nvptx64")))]
+pub mod attention_fp8_ada;
 #[cfg(any(feature = "attention_hopper", not(target_arch = "nvptx64")))]
 pub mod attention_hopper;
+#[cfg(any(
+    feature = "attention",
+    feature = "attention_fp8",
+    feature = "attention_fp8_ada",
+    not(target_arch = "nvptx64")
+))]
+pub mod attention_shapes;
 pub mod codes;
 #[cfg(any(feature = "column_sums", not(target_arch = "nvptx64")))]
 pub mod column_sums;

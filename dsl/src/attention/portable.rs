@@ -7,9 +7,12 @@
 
 mod element;
 mod output;
+mod stored;
 mod tensors;
+mod widen;
 
 pub use element::PortableElement;
+pub use stored::{Fp8, Fp8Keys, StoredKeys, WidenedElement};
 pub use tensors::{Pages, Parts, Strided, Tensors};
 
 use core::marker::PhantomData;
@@ -20,7 +23,8 @@ use tensors::Keys;
 use super::scores::{self, Place, ScoreOperands};
 use super::softmax::{LOG2_E, OnlineSoftmax, Total};
 use super::window::Window;
-use super::work::{Sizes, Work};
+use super::work::{Sequences, Sizes, Tiles, Work};
+use crate::float::Stored;
 use crate::launch::GlobalMut;
 use crate::layout::{CHUNK_BYTES, Swizzle, a_fragment_chunk, accumulator_coord, b_fragment_chunk};
 use crate::ptx::{self, Accumulators};
@@ -52,23 +56,23 @@ pub trait PortableShape: 'static {
 
 /// What a launch does to scores.
 #[derive(Clone, Copy)]
-pub struct Scoring {
+struct Scoring {
     /// Which keys a row attends to by its place.
-    pub window: Window,
+    window: Window,
     /// Operands that change them.
-    pub operands: ScoreOperands,
+    operands: ScoreOperands,
 }
 
-/// A tile of shape `S` of elements `T`.
-pub struct PortableTile<T, S>(PhantomData<(T, S)>);
+/// A tile of shape `S` of elements `T`, whose keys and values are stored as `K`.
+pub struct PortableTile<T, S, K = T>(PhantomData<(T, S, K)>);
 
 /// What a warp has found for its rows.
-pub struct Attended<C> {
+struct Attended<C> {
     sums: Fragment<C>,
     totals: [Total; ROWS],
 }
 
-impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
+impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, K> {
     /// Rows of a tile.
     pub const BLOCK_ROWS: u32 = WARPS / S::KEY_WARPS * WARP_ROWS;
     /// Keys of a warp's part of a block.
@@ -84,19 +88,34 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
     const V_BOXES: u32 = (S::Sums::COLUMNS * T::BYTES).div_ceil(BOX_ROW_BYTES);
     const Q_BYTES: u32 = Self::K_BOXES * Self::BLOCK_ROWS * BOX_ROW_BYTES;
     const K_BYTES: u32 = Self::K_BOXES * Self::BLOCK_KEYS * BOX_ROW_BYTES;
-    const STAGE_BYTES: u32 = Self::K_BYTES + Self::V_BOXES * Self::BLOCK_KEYS * BOX_ROW_BYTES;
+    /// Keys and values of a block as they are multiplied.
+    const BLOCK_BYTES: u32 = Self::K_BYTES + Self::V_BOXES * Self::BLOCK_KEYS * BOX_ROW_BYTES;
+    const STORED_K_BOXES: u32 = (S::COLUMNS * K::BYTES).div_ceil(BOX_ROW_BYTES);
+    const STORED_V_BOXES: u32 = (S::Sums::COLUMNS * K::BYTES).div_ceil(BOX_ROW_BYTES);
+    const STORED_K_BYTES: u32 = Self::STORED_K_BOXES * Self::BLOCK_KEYS * BOX_ROW_BYTES;
+    /// Keys and values of a block as they are stored.
+    const STAGE_BYTES: u32 = Self::STORED_K_BYTES + Self::STORED_V_BOXES * Self::BLOCK_KEYS * BOX_ROW_BYTES;
+    /// What is between Q and the ring: a block that has been widened.
+    const WIDENED_BYTES: u32 = if K::IS_WIDENED { Self::BLOCK_BYTES } else { 0 };
     /// Bytes of what a warp adds up with others: its sums, and of each row a number.
     const SHARED_SUMS_BYTES: u32 = WARP_ROWS * 4 * (S::Sums::COLUMNS + 1);
     /// Shared memory of a block.
     pub const SHARED_BYTES: u32 = {
-        let ring = Self::Q_BYTES + S::STAGES * Self::STAGE_BYTES;
+        let ring = Self::Q_BYTES + Self::WIDENED_BYTES + S::STAGES * Self::STAGE_BYTES;
         let sums = if S::KEY_WARPS == 1 { 0 } else { WARPS * Self::SHARED_SUMS_BYTES };
         if ring > sums { ring } else { sums }
     };
 
     #[inline(always)]
     fn stage(index: u32) -> SharedAddress {
-        SharedAddress::dynamic().offset(Self::Q_BYTES + index % S::STAGES * Self::STAGE_BYTES)
+        let first = Self::Q_BYTES + Self::WIDENED_BYTES;
+        SharedAddress::dynamic().offset(first + index % S::STAGES * Self::STAGE_BYTES)
+    }
+
+    /// Where the block of a stage is multiplied.
+    #[inline(always)]
+    fn block(index: u32) -> SharedAddress {
+        if K::IS_WIDENED { SharedAddress::dynamic().offset(Self::Q_BYTES) } else { Self::stage(index) }
     }
 
     /// The warp's place among those that have different rows.
@@ -117,13 +136,13 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
     ///
     /// All threads of the block call it. The rows that are there are valid for reads of `columns` elements.
     #[inline(always)]
-    unsafe fn copy(
+    unsafe fn copy<E: Stored>(
         to: SharedAddress,
         boxes: u32,
         rows: u32,
         count: u32,
         columns: u32,
-        row: impl Fn(u32) -> GlobalMut<T>,
+        row: impl Fn(u32) -> GlobalMut<E>,
     ) {
         const CHUNKS: u32 = BOX_ROW_BYTES / CHUNK_BYTES;
         const TURN_ROWS: u32 = THREADS / CHUNKS;
@@ -140,7 +159,7 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
             let from = row(if is_there { at } else { 0 }).address();
             for index in 0..boxes {
                 let byte = index * BOX_ROW_BYTES + chunk * CHUNK_BYTES;
-                let bytes = (columns * T::BYTES).saturating_sub(byte).min(CHUNK_BYTES);
+                let bytes = (columns * E::BYTES).saturating_sub(byte).min(CHUNK_BYTES);
                 let bytes = if is_there { bytes } else { 0 };
                 let from = from + if bytes == 0 { 0 } else { byte as u64 };
                 let place = place.offset((index * rows + turn * TURN_ROWS) * BOX_ROW_BYTES);
@@ -154,16 +173,47 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
         }
     }
 
+    /// What a block of a launch computes: a part of the keys for the rows of a tile.
+    ///
+    /// # Safety
+    ///
+    /// All threads of the block call it, on a one-dimensional grid of a block for each part of each tile. The pointers are valid for what the arguments describe: `lse`, if it is
+    /// not null, operands, scales, and the parts' results, if there are several. What is written overlaps nothing else.
+    #[inline(always)]
+    pub unsafe fn run(
+        tensors: &Tensors,
+        lse: GlobalMut<f32>,
+        parts: &Parts,
+        operands: ScoreOperands,
+        fp8: &Fp8Keys,
+        (sizes, sequences): (&Sizes, Sequences),
+    ) {
+        let scoring = Scoring { window: sizes.window, operands };
+        let tiles = Tiles::new(*sizes, sequences, Self::BLOCK_ROWS);
+        let count = parts.count.max(1);
+        let block = thread::block_idx_x();
+        let (tile, part) = (block / count, block % count);
+        // SAFETY: the caller's promise; each part of each row belongs to one block.
+        unsafe {
+            let Some(work) = tiles.work(tile) else { return };
+            let attended = Self::attend(tensors, sizes, &scoring, fp8, parts, part, &work);
+            // Again, so that the registers are free meanwhile.
+            let Some(work) = tiles.work(ptx::opaque(tile)) else { return };
+            Self::store(&attended, tensors, sizes, lse, parts, part, &work);
+        }
+    }
+
     /// The rows' sums over the keys of part `part`.
     ///
     /// # Safety
     ///
     /// All threads of the block call it, and nothing else of the block touches shared memory. The tensors and the operands' pointers are valid.
     #[inline(always)]
-    pub unsafe fn attend(
+    unsafe fn attend(
         tensors: &Tensors,
         sizes: &Sizes,
         scoring: &Scoring,
+        fp8: &Fp8Keys,
         parts: &Parts,
         part: u32,
         work: &Work,
@@ -175,7 +225,8 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
         } else {
             (first, end)
         };
-        let keys = Keys::<T>::new(tensors, work, sizes.key_head(work), end);
+        let key_head = sizes.key_head(work);
+        let keys = Keys::<K>::new(tensors, work, key_head, end);
         let mut softmax = OnlineSoftmax::empty();
         let mut sums = Fragment(S::Sums::zero());
         let first_block = first / Self::BLOCK_KEYS;
@@ -183,11 +234,19 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
         let own_row = work.row + Self::row_warp() * WARP_ROWS + accumulator_coord(lane, 0).row;
         // SAFETY: a stage is filled when all have read what it held before, and read when its copies have come; the rest is the caller's promise.
         unsafe {
+            let scaled;
+            let scoring = if K::IS_WIDENED {
+                let scale = scoring.operands.scale * fp8.of_keys(key_head);
+                scaled = Scoring { operands: ScoreOperands { scale, ..scoring.operands }, ..*scoring };
+                &scaled
+            } else {
+                scoring
+            };
             if first < end {
                 let rows = tensors.q;
                 let all = work.rows * sizes.pack.max(1);
                 let count = all.saturating_sub(work.row);
-                Self::copy(
+                Self::copy::<T>(
                     SharedAddress::dynamic(),
                     Self::K_BOXES,
                     Self::BLOCK_ROWS,
@@ -201,14 +260,17 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
                     },
                 );
                 for stage in 0..S::STAGES - 1 {
-                    keys.load::<S>(first_block + stage, stage);
+                    keys.load::<T, S>(first_block + stage, stage);
                 }
                 let mut index = 0;
                 while (first_block + index) * Self::BLOCK_KEYS < end {
                     let block = first_block + index;
                     ptx::cp_async_wait_group(S::STAGES - 2);
                     thread::sync_threads();
-                    keys.load::<S>(block + S::STAGES - 1, index + S::STAGES - 1);
+                    keys.load::<T, S>(block + S::STAGES - 1, index + S::STAGES - 1);
+                    if K::IS_WIDENED {
+                        Self::widen(index, fp8.is_e5m2 != 0);
+                    }
                     let key = block * Self::BLOCK_KEYS + Self::key_warp() * Self::WARP_KEYS;
                     let is_there = key < end && {
                         let from = work.row + Self::row_warp() * WARP_ROWS;
@@ -216,18 +278,21 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
                     };
                     if is_there {
                         let mut scores = Fragment(S::Scores::zero());
-                        Self::multiply_keys(&mut scores, Self::stage(index));
+                        Self::multiply_keys(&mut scores, Self::block(index));
                         // Opaque: what follows from the row is worth no register from block to block.
                         let row = ptx::opaque(own_row);
                         Self::score(&mut scores, scoring, sizes, work, row, [key, first, end]);
                         let scales = softmax.weigh(&mut scores, LOG2_E);
                         sums.scale_rows(scales);
-                        Self::multiply_values(&mut sums, &scores, Self::stage(index).offset(Self::K_BYTES));
+                        Self::multiply_values(&mut sums, &scores, Self::block(index).offset(Self::K_BYTES));
                     }
                     // Opaque: copies of the loop are worth nothing.
                     index = ptx::opaque(index + 1);
                 }
                 ptx::cp_async_wait_all();
+            }
+            if K::IS_WIDENED {
+                sums.scale_rows([fp8.of_values(ptx::opaque(key_head)); ROWS]);
             }
             if S::KEY_WARPS > 1 {
                 Self::share(&mut sums, &mut softmax);
@@ -424,7 +489,7 @@ impl<T: PortableElement, S: PortableShape> PortableTile<T, S> {
     ///
     /// All threads of the block call it; what is written is valid for writes, and no other block has these rows, or this part of them.
     #[inline(always)]
-    pub unsafe fn store(
+    unsafe fn store(
         attended: &Attended<S::Sums>,
         tensors: &Tensors,
         sizes: &Sizes,

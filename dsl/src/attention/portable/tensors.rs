@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::{PortableElement, PortableShape, PortableTile};
+use super::{PortableElement, PortableShape, PortableTile, StoredKeys};
 use crate::KernelParam;
 use crate::attention::work::Work;
 use crate::launch::{Global, GlobalMut};
@@ -103,17 +103,17 @@ impl Parts {
     }
 }
 
-/// The keys of a sequence and of a head, up to `end`, of elements `T`.
+/// The keys of a sequence and of a head, up to `end`, which are stored as `K`.
 #[derive(Clone, Copy)]
-pub(super) struct Keys<'a, T> {
+pub(super) struct Keys<'a, K> {
     tensors: &'a Tensors,
     work: &'a Work,
     head: u32,
     end: u32,
-    of: PhantomData<T>,
+    of: PhantomData<K>,
 }
 
-impl<'a, T: PortableElement> Keys<'a, T> {
+impl<'a, K> Keys<'a, K> {
     #[inline(always)]
     pub(super) const fn new(tensors: &'a Tensors, work: &'a Work, head: u32, end: u32) -> Self {
         Self { tensors, work, head, end, of: PhantomData }
@@ -125,7 +125,7 @@ impl<'a, T: PortableElement> Keys<'a, T> {
     ///
     /// The table of pages has the key's, if there is one.
     #[inline(always)]
-    unsafe fn row(&self, tensor: Strided, key: u32) -> GlobalMut<T> {
+    unsafe fn row(&self, tensor: Strided, key: u32) -> GlobalMut<K> {
         let Pages { table, sequence, size, count } = self.tensors.pages;
         let (at, row) = if table.is_null() {
             (self.work.place.batch, self.work.place.key + key)
@@ -137,7 +137,7 @@ impl<'a, T: PortableElement> Keys<'a, T> {
             (page.min(count.max(1) - 1), key % size)
         };
         let to_row = at as u64 * tensor.sequence + row as u64 * tensor.row;
-        tensor.first::<T>().offset(to_row + self.head as u64 * tensor.head)
+        tensor.first::<K>().offset(to_row + self.head as u64 * tensor.head)
     }
 
     /// Has the block's threads copy block `block` of keys and values to the ring's stage `index`, if it is before the end; a group of copies of its own.
@@ -146,26 +146,29 @@ impl<'a, T: PortableElement> Keys<'a, T> {
     ///
     /// As [`PortableTile::copy`], and nobody reads the stage.
     #[inline(always)]
-    pub(super) unsafe fn load<S: PortableShape>(&self, block: u32, index: u32) {
-        let rows = PortableTile::<T, S>::BLOCK_KEYS;
+    pub(super) unsafe fn load<T: PortableElement, S: PortableShape>(&self, block: u32, index: u32)
+    where
+        K: StoredKeys<T>,
+    {
+        let rows = PortableTile::<T, S, K>::BLOCK_KEYS;
         let (tensors, key) = (self.tensors, block * rows);
         if key < self.end {
             let count = self.work.keys - key;
-            let to = PortableTile::<T, S>::stage(index);
+            let to = PortableTile::<T, S, K>::stage(index);
             // SAFETY: the caller's promise; what is copied is there.
             unsafe {
-                PortableTile::<T, S>::copy(
+                PortableTile::<T, S, K>::copy::<K>(
                     to,
-                    PortableTile::<T, S>::K_BOXES,
+                    PortableTile::<T, S, K>::STORED_K_BOXES,
                     rows,
                     count,
                     tensors.columns,
                     #[inline(always)]
                     |row| self.row(tensors.k, key + row),
                 );
-                PortableTile::<T, S>::copy(
-                    to.offset(PortableTile::<T, S>::K_BYTES),
-                    PortableTile::<T, S>::V_BOXES,
+                PortableTile::<T, S, K>::copy::<K>(
+                    to.offset(PortableTile::<T, S, K>::STORED_K_BYTES),
+                    PortableTile::<T, S, K>::STORED_V_BOXES,
                     rows,
                     count,
                     tensors.value_columns,

@@ -54,6 +54,10 @@ pub struct AttentionTerms<'a, T> {
     pub lengths_k: Option<ArrayView1<'a, u32>>,
     /// `[B, pages of a sequence]`: which pages of `k` and `v` each sequence has. A number beyond the last page counts for the last page.
     pub pages: Option<ArrayView2<'a, u32>>,
+    /// `[Hk]` or `[1]`: what the stored keys of each head, or of all, are multiplied with.
+    pub k_scale: Option<ArrayView1<'a, f32>>,
+    /// The same of the stored values.
+    pub v_scale: Option<ArrayView1<'a, f32>>,
 }
 
 impl<T> AttentionTerms<'_, T> {
@@ -72,6 +76,8 @@ impl<T> AttentionTerms<'_, T> {
             lengths_q: None,
             lengths_k: None,
             pages: None,
+            k_scale: None,
+            v_scale: None,
         }
     }
 }
@@ -80,16 +86,16 @@ impl<T> AttentionTerms<'_, T> {
 ///
 /// `q` is `[B, Sq, H, D]`, `k` `[B, Sk, Hk, D]`, `v` `[B, Sk, Hk, Dv]`, `y` `[B, Sq, H, Dv]`, `lse` `[B, H, Sq]`; any strides, any sizes. H is a multiple of Hk:
 /// head h has the keys and values of head `h / (H / Hk)`. With pages, `k` is `[P, page size, Hk, D]`, `v` `[P, page size, Hk, Dv]`, and Sk the pages of a sequence
-/// times the page size. A row without keys, or beyond its sequence's length, has zeros in `y` and −∞ in
+/// times the page size. What `k` and `v` hold is multiplied with the scales, if there are some. A row without keys, or beyond its sequence's length, has zeros in `y` and −∞ in
 /// `lse`; a row of a sequence whose head has a sink has the sink in `lse`. Keys whose logit is −∞ are skipped.
 ///
 /// # Errors
 ///
 /// [`Error::Shape`] if the shapes do not fit together, [`Error::OutOfMemory`] if the host has too little memory for the scores of a few rows.
-pub fn attention<A, T, O, L>(
+pub fn attention<A, T, K, O, L>(
     q: ArrayView4<'_, T>,
-    k: ArrayView4<'_, T>,
-    v: ArrayView4<'_, T>,
+    k: ArrayView4<'_, K>,
+    v: ArrayView4<'_, K>,
     terms: &AttentionTerms<'_, T>,
     y: ArrayViewMut4<'_, O>,
     lse: Option<ArrayViewMut3<'_, L>>,
@@ -97,6 +103,7 @@ pub fn attention<A, T, O, L>(
 where
     A: Accumulator,
     T: Operand,
+    K: Operand,
     O: FromAccumulator<A>,
     L: FromAccumulator<A>,
 {
@@ -143,6 +150,9 @@ where
     if let Some(sinks) = &terms.sinks {
         expect_shape("sinks", sinks.shape(), &[heads])?;
     }
+    let of_key_heads = |operand, scales| of_key_heads(operand, scales, key_heads);
+    let (k_scale, v_scale) =
+        (of_key_heads("k_scale", &terms.k_scale)?, of_key_heads("v_scale", &terms.v_scale)?);
 
     let length = |lengths: &Option<ArrayView1<'_, u32>>, at: usize, most: usize| {
         lengths.as_ref().map_or(most, |lengths| most.min(lengths[at] as usize))
@@ -161,6 +171,8 @@ where
             offset: terms.window.alignment().offset(lengths),
             window: terms.window,
             scale: A::from_f32(terms.scale),
+            k_scale: k_scale.map(|scales| A::from_f32(scales[key_head])),
+            v_scale: v_scale.map(|scales| A::from_f32(scales[key_head])),
             soft_cap: terms.soft_cap.map(A::from_f32),
             mask: mask.as_ref().map(|mask| mask.slice(s![b, h, .., ..])),
             bias: bias.as_ref().map(|bias| bias.slice(s![b, h, .., ..])),
@@ -170,6 +182,15 @@ where
         };
         tile.compute(OPERATION, scratch, piece.y.slice_mut(s![0, .., 0, ..]), piece.lse)
     })
+}
+
+/// A scale for each head of keys, if there are scales.
+fn of_key_heads<'v>(
+    operand: &'static str,
+    scales: &'v Option<ArrayView1<'_, f32>>,
+    key_heads: usize,
+) -> Result<Option<ArrayView1<'v, f32>>> {
+    scales.as_ref().map(|scales| broadcast(operand, scales, key_heads)).transpose()
 }
 
 /// The keys or values of a head of sequence `b`.
@@ -205,10 +226,10 @@ fn expect_pages(table: &ArrayView2<'_, u32>, batch: usize, v: &[usize]) -> Resul
 /// # Errors
 ///
 /// As [`attention`]; [`Error::Argument`] for a mask, a bias, a block mask, lengths or pages.
-pub fn packed_attention<A, T, O, L>(
+pub fn packed_attention<A, T, K, O, L>(
     q: ArrayView3<'_, T>,
-    k: ArrayView3<'_, T>,
-    v: ArrayView3<'_, T>,
+    k: ArrayView3<'_, K>,
+    v: ArrayView3<'_, K>,
     offsets: [ArrayView1<'_, u32>; 2],
     terms: &AttentionTerms<'_, T>,
     mut y: ArrayViewMut3<'_, O>,
@@ -217,6 +238,7 @@ pub fn packed_attention<A, T, O, L>(
 where
     A: Accumulator,
     T: Operand,
+    K: Operand,
     O: FromAccumulator<A>,
     L: FromAccumulator<A>,
 {

@@ -20,9 +20,10 @@ fn sums_in_f32_are_those_in_f64_but_for_rounding() {
     let (mut exact, mut exact_lse) = (Array4::<f64>::zeros(y.dim()), Array3::<f64>::zeros(lse.dim()));
     let inputs = || (q.view(), k.view(), v.view());
     let (a, b, c) = inputs();
-    attention::<f32, _, _, _>(a, b, c, &terms, y.view_mut(), Some(lse.view_mut())).expect("the shapes fit");
+    attention::<f32, _, _, _, _>(a, b, c, &terms, y.view_mut(), Some(lse.view_mut()))
+        .expect("the shapes fit");
     let (a, b, c) = inputs();
-    attention::<f64, _, _, _>(a, b, c, &terms, exact.view_mut(), Some(exact_lse.view_mut()))
+    attention::<f64, _, _, _, _>(a, b, c, &terms, exact.view_mut(), Some(exact_lse.view_mut()))
         .expect("they fit");
     assert!(y.iter().zip(&exact).all(|(&y, exact)| (f64::from(y) - exact).abs() < 1e-6));
     assert!(lse.iter().zip(&exact_lse).all(|(&lse, exact)| (f64::from(lse) - exact).abs() < 2e-6));
@@ -35,7 +36,14 @@ fn shapes_that_do_not_fit_are_errors() {
         let (q, k, v) = (numbers([1, 3, 4, 8], 1), numbers(k, 2), numbers(v, 3));
         let mut y = Array4::<f32>::zeros(y);
         let lse = None::<ndarray::ArrayViewMut3<'_, f32>>;
-        attention::<f32, _, _, _>(q.view(), k.view(), v.view(), &AttentionTerms::new(1.0), y.view_mut(), lse)
+        attention::<f32, _, _, _, _>(
+            q.view(),
+            k.view(),
+            v.view(),
+            &AttentionTerms::new(1.0),
+            y.view_mut(),
+            lse,
+        )
     };
     run([1, 5, 2, 8], [1, 5, 2, 6], [1, 3, 4, 6]).expect("these fit");
     for (k, v, y) in [
@@ -57,7 +65,7 @@ fn pages_that_do_not_fit_are_errors() {
         let terms = AttentionTerms { pages: Some(table.view()), ..AttentionTerms::new(1.0) };
         let mut y = Array4::<f32>::zeros([2, 3, 4, 8]);
         let lse = None::<ndarray::ArrayViewMut3<'_, f32>>;
-        attention::<f32, _, _, _>(q.view(), k.view(), k.view(), &terms, y.view_mut(), lse)
+        attention::<f32, _, _, _, _>(q.view(), k.view(), k.view(), &terms, y.view_mut(), lse)
     };
     run([7, 5, 2, 8], [2, 3]).expect("these fit");
     run([0, 5, 2, 8], [2, 0]).expect("nothing is read");
@@ -76,7 +84,7 @@ fn packed_sequences_have_no_masks() {
         let mut y = Array3::<f32>::zeros((3, 1, 8));
         let lse = None::<ndarray::ArrayViewMut2<'_, f32>>;
         let both = [offsets.view(), offsets.view()];
-        packed_attention::<f32, _, _, _>(q.view(), q.view(), q.view(), both, terms, y.view_mut(), lse)
+        packed_attention::<f32, _, _, _, _>(q.view(), q.view(), q.view(), both, terms, y.view_mut(), lse)
     };
     let terms = AttentionTerms::new(1.0);
     run(&terms, &offsets).expect("these fit");

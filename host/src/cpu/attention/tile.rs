@@ -15,10 +15,10 @@ const BLOCK: usize = 64;
 pub const LANES: usize = 8;
 
 /// A tile: its rows of q, all keys and values of its head, and what is done to its scores.
-pub(super) struct Tile<'a, A, T> {
+pub(super) struct Tile<'a, A, T, K> {
     pub(super) q: ArrayView2<'a, T>,
-    pub(super) k: Rows<'a, T>,
-    pub(super) v: Rows<'a, T>,
+    pub(super) k: Rows<'a, K>,
+    pub(super) v: Rows<'a, K>,
     /// The number of the first row.
     pub(super) first: usize,
     /// The rows and keys of the sequence that count.
@@ -27,6 +27,9 @@ pub(super) struct Tile<'a, A, T> {
     pub(super) offset: i64,
     pub(super) window: Window,
     pub(super) scale: A,
+    /// What the stored keys are multiplied with, and the stored values.
+    pub(super) k_scale: Option<A>,
+    pub(super) v_scale: Option<A>,
     pub(super) soft_cap: Option<A>,
     /// The mask, bias and blocks of the head: all rows and keys.
     pub(super) mask: Option<ArrayView2<'a, u8>>,
@@ -74,7 +77,7 @@ pub(super) struct Scratch<A> {
     sums: Vec<A>,
 }
 
-impl<A: Accumulator, T: Operand> Tile<'_, A, T> {
+impl<A: Accumulator, T: Operand, K: Operand> Tile<'_, A, T, K> {
     /// Computes the rows' results.
     pub(super) fn compute<O: FromAccumulator<A>, L: FromAccumulator<A>>(
         &self,
@@ -108,6 +111,7 @@ impl<A: Accumulator, T: Operand> Tile<'_, A, T> {
             let sums = scratch.sums.get(row * width..(row + 1) * width).unwrap_or_default();
             for (column, y) in y.row_mut(row).iter_mut().enumerate() {
                 let value = if total.sum == A::zero() { A::zero() } else { sums[column] / total.sum };
+                let value = self.v_scale.map_or(value, |scale| value * scale);
                 *y = O::from_accumulator(value);
             }
             if let Some(lse) = &mut lse {
@@ -166,7 +170,7 @@ impl<A: Accumulator, T: Operand> Tile<'_, A, T> {
     /// The logit of a row and a key with this product.
     fn logit(&self, row: usize, key: usize, product: A) -> A {
         let row = self.first + row;
-        let mut logit = product * self.scale;
+        let mut logit = product * self.k_scale.map_or(self.scale, |scale| self.scale * scale);
         if let Some(cap) = self.soft_cap {
             logit = cap * (logit / cap).tanh();
         }

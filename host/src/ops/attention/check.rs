@@ -3,7 +3,7 @@
 use super::launch;
 use super::operands::Operands;
 use super::problem::{Paging, Problem};
-use super::{AttentionInput, OPERATION};
+use super::{AttentionInput, AttentionKeys, OPERATION};
 use crate::device::DeviceKind;
 use crate::error::{Error, Result};
 use crate::ops::{SIDE_LIMIT, expect_result};
@@ -11,8 +11,8 @@ use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 
 /// Operands that have been checked, the problem that they make, and the stream to run on.
-pub(super) struct Checked<'c, 'a, T: Element> {
-    pub(super) operands: &'c Operands<'a, T>,
+pub(super) struct Checked<'c, 'a, T: Element, K: Element> {
+    pub(super) operands: &'c Operands<'a, T, K>,
     pub(super) problem: Problem,
     pub(super) stream: Stream,
 }
@@ -22,9 +22,9 @@ struct Form {
     is_packed: bool,
 }
 
-impl<'a, T: AttentionInput> Operands<'a, T> {
+impl<'a, T: AttentionInput, K: AttentionKeys<T>> Operands<'a, T, K> {
     /// The checked operands, or the first error.
-    pub(super) fn check(&self, stream: Option<&Stream>) -> Result<Checked<'_, 'a, T>> {
+    pub(super) fn check(&self, stream: Option<&Stream>) -> Result<Checked<'_, 'a, T, K>> {
         let device = self.q.device();
         for input in self.inputs() {
             device.expect_same(OPERATION, input.name, input.device)?;
@@ -55,10 +55,12 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
         form.expect("k", self.k, [matrices, in_order, key_heads, width], "q")?;
         form.expect("v", self.v, [matrices, in_order, key_heads, value_width], "k")?;
         let (paging, keys) = self.checked_pages(b, [pages, in_order])?;
-        for (operand, tensor, size) in [("q", self.q, width), ("v", self.v, value_width)] {
-            if size == 0 {
-                return Err(shape(operand, "at least one element in the last axis".into(), tensor));
-            }
+        let no_element = "at least one element in the last axis";
+        if width == 0 {
+            return Err(shape("q", no_element.into(), self.q));
+        }
+        if value_width == 0 {
+            return Err(shape("v", no_element.into(), self.v));
         }
         if heads != 0 && (key_heads == 0 || heads % key_heads != 0) {
             return Err(shape("k", format!("a number of heads that divides the {heads} of q"), self.k));
@@ -96,6 +98,11 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
             lengths.map_or(Ok(()), |lengths| expect_vector(operand, lengths, &[batch], "q"))?;
         }
         self.sinks.map_or(Ok(()), |sinks| expect_vector("sinks", sinks, &[heads], "q"))?;
+        let [k_scale, v_scale] = self.scales;
+        let scales_per_head = [
+            self.checked_scales("k_scale", k_scale, key_heads)?,
+            self.checked_scales("v_scale", v_scale, key_heads)?,
+        ];
         Ok(Problem {
             batch,
             heads,
@@ -116,6 +123,7 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
             bias_strides: self.bias.map(|bias| broadcast("bias", bias, full, 4)).transpose()?,
             block_mask: self.checked_block_mask(full)?,
             slopes_stride: self.checked_slopes([batch, heads])?,
+            scales_per_head,
         })
     }
 
@@ -198,6 +206,30 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
         Ok(Some((broadcast("block_mask", blocks.mask, full, 2)?, blocks.sizes)))
     }
 
+    /// Whether scales are those of heads, if there are some.
+    fn checked_scales(
+        &self,
+        operand: &'static str,
+        scales: Option<&Tensor<f32>>,
+        key_heads: usize,
+    ) -> Result<bool> {
+        let Some(scales) = scales else { return Ok(false) };
+        if !K::IS_FP8 {
+            return Err(Error::Argument {
+                operation: OPERATION,
+                argument: operand,
+                expected: format!("none, since k and v are {}", K::DTYPE),
+                actual: format!("a tensor of shape {:?}", scales.shape()),
+            });
+        }
+        if scales.shape() != [1] && scales.shape() != [key_heads] {
+            let expected = format!("[1], or [{key_heads}] for the heads of k");
+            return Err(shape(operand, expected, scales));
+        }
+        expect_gapless(operand, scales)?;
+        Ok(scales.shape() != [1])
+    }
+
     fn checked_slopes(&self, [batch, heads]: [usize; 2]) -> Result<Option<u64>> {
         let Some(slopes) = self.slopes else { return Ok(None) };
         let of_sequences = slopes.shape() == [batch, heads];
@@ -209,7 +241,7 @@ impl<'a, T: AttentionInput> Operands<'a, T> {
     }
 }
 
-impl<T: AttentionInput> Checked<'_, '_, T> {
+impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
     /// A new result: zeros if there may be rows of no sequence.
     pub(super) fn new_output(&self) -> Result<Tensor<T>> {
         let shape = self.problem.output_shape();

@@ -6,9 +6,11 @@
 //! What a sequence's result is made of does not depend on the sequences beside it: the kernel follows from the heads and the axes, and parts from the sequence's own keys.
 
 mod hopper;
+mod instances;
 mod portable;
 
-use warpsmith_dsl::attention::portable::Pages;
+pub(super) use instances::{Fp8Kernels, Instance, Kernels as PortableKernels};
+use warpsmith_dsl::attention::portable::{Fp8Keys, Pages};
 use warpsmith_dsl::attention::scores::{PAIRED_BIAS, PAIRED_MASK, ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::window::Window;
 use warpsmith_dsl::attention::work::{Sequences, Sizes};
@@ -17,11 +19,11 @@ use warpsmith_dsl::launch::Global;
 use super::check::Checked;
 use super::operands::Operands;
 use super::problem::Problem;
-use super::{Alignment, AttentionInput, OPERATION};
+use super::{Alignment, AttentionInput, AttentionKeys, OPERATION};
 use crate::error::{Error, Result};
 use crate::ops::{CHUNK_BYTES, Implementation, repack};
 use crate::stream::Stream;
-use crate::tensor::{Element, Tensor};
+use crate::tensor::{DType, Element, Tensor};
 
 /// The most columns of Q and of V.
 const MAX_COLUMNS: usize = 256;
@@ -30,9 +32,9 @@ const MAX_LENGTH: usize = 1 << 30;
 
 /// The kernels of an element type.
 #[doc(hidden)]
-pub trait Kernels: hopper::Kernels + portable::Kernels {}
+pub trait Kernels: hopper::Kernels + PortableKernels {}
 
-impl<T: hopper::Kernels + portable::Kernels> Kernels for T {}
+impl<T: hopper::Kernels + PortableKernels> Kernels for T {}
 
 /// How an attention is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +59,7 @@ enum Plan<T: Element> {
 }
 
 impl<T: AttentionInput> Plan<T> {
-    fn new(checked: &Checked<'_, '_, T>) -> Result<Self> {
+    fn new<K: AttentionKeys<T>>(checked: &Checked<'_, '_, T, K>) -> Result<Self> {
         let problem = &checked.problem;
         let is_small = problem.rows < MAX_LENGTH && problem.keys < MAX_LENGTH;
         let plan = |(way, asked)| match way {
@@ -72,7 +74,9 @@ impl<T: AttentionInput> Plan<T> {
 }
 
 /// Which kernels [`launch`] would launch.
-pub(super) fn implementation<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Result<Implementation> {
+pub(super) fn implementation<T: AttentionInput, K: AttentionKeys<T>>(
+    checked: &Checked<'_, '_, T, K>,
+) -> Result<Implementation> {
     Ok(match Plan::new(checked)? {
         Plan::Hopper(plan) => plan.implementation(checked),
         Plan::Portable(plan) => plan.implementation(checked),
@@ -80,8 +84,8 @@ pub(super) fn implementation<T: AttentionInput>(checked: &Checked<'_, '_, T>) ->
 }
 
 /// Launches the kernels that compute `y` and, where it is there, `lse`. The results have elements.
-pub(super) fn launch<T: AttentionInput>(
-    checked: &Checked<'_, '_, T>,
+pub(super) fn launch<T: AttentionInput, K: AttentionKeys<T>>(
+    checked: &Checked<'_, '_, T, K>,
     y: &mut Tensor<T>,
     lse: Option<&mut Tensor<f32>>,
 ) -> Result<()> {
@@ -92,12 +96,12 @@ pub(super) fn launch<T: AttentionInput>(
 }
 
 /// The error where no kernel of the device can compute the attention.
-fn no_kernel<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Error {
+fn no_kernel<T: AttentionInput, K: AttentionKeys<T>>(checked: &Checked<'_, '_, T, K>) -> Error {
     let device = checked.stream.device();
     let properties = device.properties();
     let (major, minor) = properties.compute_capability;
     let &Problem { width, value_width, batch, heads, rows, keys, .. } = &checked.problem;
-    let dtype = T::DTYPE;
+    let (dtype, of_keys) = (T::DTYPE, K::DTYPE);
     Error::UnsupportedDevice {
         operation: OPERATION,
         device: device.to_string(),
@@ -105,7 +109,7 @@ fn no_kernel<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Error {
             "compute capability 8.0 or later, at most {MAX_COLUMNS} columns of q and of v (in f32 128 of q, where a block has less than 112 KiB of shared memory), and less than 2^30 rows and keys, and 2^31 tiles of all heads and sequences"
         ),
         actual: format!(
-            "compute capability {major}.{minor}, {dtype}, {width} and {value_width} columns, {batch} sequences of {heads} heads, {rows} rows and {keys} keys, {} KiB of shared memory",
+            "compute capability {major}.{minor}, {dtype} with keys of {of_keys}, {width} and {value_width} columns, {batch} sequences of {heads} heads, {rows} rows and {keys} keys, {} KiB of shared memory",
             properties.max_shared_per_block / 1024
         ),
     }
@@ -165,7 +169,7 @@ impl Problem {
     }
 }
 
-impl<T: AttentionInput> Operands<'_, T> {
+impl<T: AttentionInput, K: AttentionKeys<T>> Operands<'_, T, K> {
     /// Where sequences begin and how long they are, as kernels take it.
     fn sequences(&self) -> Sequences {
         let vector = |tensor: Option<&Tensor<u32>>| tensor.map_or(Global::new(0), Tensor::arg);
@@ -180,7 +184,7 @@ impl<T: AttentionInput> Operands<'_, T> {
     }
 }
 
-impl<T: AttentionInput> Checked<'_, '_, T> {
+impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
     /// The pages of keys and values, as kernels take them.
     fn pages(&self) -> Pages {
         let Some((table, paging)) = self.operands.pages.zip(self.problem.pages) else {
@@ -191,6 +195,21 @@ impl<T: AttentionInput> Checked<'_, '_, T> {
             sequence: paging.table_stride,
             size: paging.size as u32,
             count: paging.pages as u32,
+        }
+    }
+
+    /// The format and the scales of keys and values of 8 bits, as kernels take them.
+    fn fp8_keys(&self) -> Fp8Keys {
+        let [k_scale, v_scale] =
+            self.operands.scales.map(|scales| scales.map_or(Global::new(0), Tensor::arg));
+        let [k_head, v_head] = self.problem.scales_per_head.map(u32::from);
+        Fp8Keys {
+            k_scale,
+            v_scale,
+            k_head,
+            v_head,
+            is_e5m2: u32::from(K::DTYPE == DType::F8E5M2),
+            reserved: 0,
         }
     }
 

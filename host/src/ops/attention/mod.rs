@@ -4,6 +4,7 @@
 //! and options as plain numbers. `launch` makes a launch of it; the CPU runs its own implementation (`on_cpu`).
 
 mod check;
+mod keys;
 mod launch;
 mod on_cpu;
 mod operands;
@@ -12,6 +13,7 @@ mod problem;
 use half::{bf16, f16};
 
 pub use crate::cpu::{Alignment, Window};
+pub use keys::AttentionKeys;
 #[doc(hidden)]
 pub use launch::Way;
 
@@ -50,6 +52,9 @@ impl AttentionInput for f32 {}
 /// What was not asked for is not there. Sums and exponentials are in f32; GPUs round the weights to the type of `v` before they multiply values; the
 /// result is rounded once. A row that attends to nothing has zeros in `y`, and −∞ or its sink in `lse`.
 ///
+/// `k` and `v` may be of 8 bits where `q` is f16 or bf16: e4m3 or e5m2, with [scales](AttentionOp::k_scale). They are widened exactly, to the type of `q`, where they
+/// are multiplied.
+///
 /// `q`, `k` and `v` are read in place, with any strides, if the elements of the last axis are contiguous.
 ///
 /// ```
@@ -68,23 +73,23 @@ impl AttentionInput for f32 {}
 /// assert_eq!(lse.shape(), [1, 2, 3]);
 /// # Ok::<(), warpsmith::Error>(())
 /// ```
-pub fn attention<'a, T: AttentionInput>(
+pub fn attention<'a, T: AttentionInput, K: AttentionKeys<T>>(
     q: &'a Tensor<T>,
-    k: &'a Tensor<T>,
-    v: &'a Tensor<T>,
-) -> AttentionOp<'a, T> {
+    k: &'a Tensor<K>,
+    v: &'a Tensor<K>,
+) -> AttentionOp<'a, T, K> {
     AttentionOp { operands: Operands::new(q, k, v), stream: None }
 }
 
 /// An attention that has yet to run; see [`attention`](fn@attention).
 #[derive(Debug)]
 #[must_use = "an operation does nothing until `run` or `run_into`"]
-pub struct AttentionOp<'a, T: Element> {
-    operands: Operands<'a, T>,
+pub struct AttentionOp<'a, T: Element, K: Element = T> {
+    operands: Operands<'a, T, K>,
     stream: Option<&'a Stream>,
 }
 
-impl<'a, T: AttentionInput> AttentionOp<'a, T> {
+impl<'a, T: AttentionInput, K: AttentionKeys<T>> AttentionOp<'a, T, K> {
     /// Multiplies the products of queries and keys by `scale`, which is 1/√D unless it is set.
     pub fn scale(mut self, scale: f32) -> Self {
         self.operands.scale = Some(scale);
@@ -184,6 +189,36 @@ impl<'a, T: AttentionInput> AttentionOp<'a, T> {
         self
     }
 
+    /// What the numbers of 8 bits in `k` are multiplied with to be keys: one number `[1]`, or one for each head `[Hk]`. They are keys as they are without it.
+    ///
+    /// Scales are read on the device. `k` and `v` of 16 or 32 bits have none.
+    ///
+    /// ```
+    /// use float8::F8E4M3;
+    /// use half::bf16;
+    /// use ndarray::{Array, array};
+    /// use warpsmith::{Device, Tensor, ops};
+    ///
+    /// let device = Device::cpu();
+    /// let q = Tensor::from_array(&device, &Array::from_elem((1, 1, 2, 8), bf16::ONE))?;
+    /// let k = Tensor::from_array(&device, &Array::from_elem((1, 3, 2, 8), F8E4M3::from_f32(0.5)))?;
+    /// let v = Tensor::from_array(&device, &Array::from_elem((1, 3, 2, 1), F8E4M3::from_f32(1.5)))?;
+    /// let scales = Tensor::from_array(&device, &array![2.0f32, 4.0])?;
+    /// let y = ops::attention(&q, &k, &v).k_scale(&scales).v_scale(&scales).run()?;
+    /// assert_eq!(y.to_vec()?, [bf16::from_f32(3.0), bf16::from_f32(6.0)]);
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    pub fn k_scale(mut self, scale: impl Into<Option<&'a Tensor<f32>>>) -> Self {
+        self.operands.scales[0] = scale.into();
+        self
+    }
+
+    /// What the numbers of 8 bits in `v` are multiplied with to be values, as [`k_scale`](Self::k_scale) says of keys.
+    pub fn v_scale(mut self, scale: impl Into<Option<&'a Tensor<f32>>>) -> Self {
+        self.operands.scales[1] = scale.into();
+        self
+    }
+
     /// Sequences follow each other: sequence b has the rows `offsets_q[b]..offsets_q[b + 1]` and the keys `offsets_k[b]..offsets_k[b + 1]`. Both are `[B + 1]`.
     ///
     /// An offset beyond the rows, or keys, counts for their number: offsets are read on the device, where nothing can be refused. Where an
@@ -212,8 +247,8 @@ impl<'a, T: AttentionInput> AttentionOp<'a, T> {
     /// # Errors
     ///
     /// [`Error::Shape`] if the operands' shapes do not fit together, [`Error::Stride`] if elements of the last axis of `q`, `k`, `v` or a table of pages are not
-    /// contiguous, or lengths, offsets, slopes or sinks have gaps, [`Error::DeviceMismatch`] if an operand or the stream is another device's, [`Error::Argument`] for a scale that is
-    /// not finite, a soft cap that is not finite and above 0, blocks of no rows or keys, and what packed sequences do not have,
+    /// contiguous, or lengths, offsets, slopes, sinks or scales have gaps, [`Error::DeviceMismatch`] if an operand or the stream is another device's, [`Error::Argument`] for a scale that is
+    /// not finite, a soft cap that is not finite and above 0, blocks of no rows or keys, what packed sequences do not have, and scales of keys that are not of 8 bits,
     /// [`Error::SizeLimit`] for axes of 2³¹ and more, [`Error::UnsupportedDevice`] if no kernel of the device takes the sizes; whatever allocating
     /// the result, loading the kernel and launching it may return.
     ///

@@ -3,14 +3,14 @@
 use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, Dimension, Ix1, Ix2, Ix3, Ix4, IxDyn, ShapeError};
 
 use super::check::Checked;
-use super::{AttentionInput, OPERATION};
+use super::{AttentionInput, AttentionKeys, OPERATION};
 use crate::cpu::{self, AttentionTerms};
 use crate::error::{Error, Result};
 use crate::memory::zeros;
 use crate::tensor::host::HostView;
 use crate::tensor::{Element, Tensor};
 
-impl<T: AttentionInput> Checked<'_, '_, T> {
+impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
     /// Works on snapshots of the inputs and on arrays of its own for the results, so no lock is held meanwhile.
     pub(super) fn run_on_cpu(&self, y: &mut Tensor<T>, lse: Option<&mut Tensor<f32>>) -> Result<()> {
         let (operands, problem) = (self.operands, &self.problem);
@@ -22,13 +22,14 @@ impl<T: AttentionInput> Checked<'_, '_, T> {
             sinks: view(operands.sinks)?,
             lengths: [view(operands.lengths[0])?, view(operands.lengths[1])?],
             pages: view(operands.pages)?,
+            scales: [view(operands.scales[0])?, view(operands.scales[1])?],
         };
         let sizes = operands.block_mask.map(|blocks| blocks.sizes.map(|size| size as usize));
         let mut terms = views.terms(problem.heads, sizes)?;
         (terms.scale, terms.soft_cap, terms.window) = (problem.scale, problem.soft_cap, problem.window);
 
-        let [q, k, v] = [operands.q, operands.k, operands.v].map(|tensor| tensor.host_view(OPERATION));
-        let (q, k, v) = (q?, k?, v?);
+        let q = operands.q.host_view(OPERATION)?;
+        let (k, v) = (operands.k.host_view(OPERATION)?, operands.v.host_view(OPERATION)?);
         let (q, k, v) = (q.array(), k.array(), v.array());
         let mut result = held(y, problem.is_packed)?;
         let mut lse_result = lse.as_deref().map(|lse| held(lse, problem.is_packed)).transpose()?;
@@ -39,12 +40,12 @@ impl<T: AttentionInput> Checked<'_, '_, T> {
                 let offsets = [of_axes::<_, Ix1>(offsets.0.array())?, of_axes(offsets.1.array())?];
                 let lse_to = lse_to.map(of_axes_mut::<_, Ix2>).transpose()?;
                 let (q, k, v) = (of_axes::<_, Ix3>(q)?, of_axes(k)?, of_axes(v)?);
-                cpu::packed_attention::<f32, _, _, _>(q, k, v, offsets, &terms, of_axes_mut(to)?, lse_to)?;
+                cpu::packed_attention::<f32, _, _, _, _>(q, k, v, offsets, &terms, of_axes_mut(to)?, lse_to)?;
             }
             None => {
                 let lse_to = lse_to.map(of_axes_mut::<_, Ix3>).transpose()?;
                 let (q, k, v) = (of_axes::<_, Ix4>(q)?, of_axes(k)?, of_axes(v)?);
-                cpu::attention::<f32, _, _, _>(q, k, v, &terms, of_axes_mut(to)?, lse_to)?;
+                cpu::attention::<f32, _, _, _, _>(q, k, v, &terms, of_axes_mut(to)?, lse_to)?;
             }
         }
         y.write_slice(result.as_slice().unwrap_or_default())?;
@@ -64,12 +65,14 @@ struct Views<'t, T: Element> {
     sinks: Option<HostView<'t, f32>>,
     lengths: [Option<HostView<'t, u32>>; 2],
     pages: Option<HostView<'t, u32>>,
+    /// Of k and of v.
+    scales: [Option<HostView<'t, f32>>; 2],
 }
 
 impl<T: AttentionInput> Views<'_, T> {
     /// What is done to the scores, with blocks of so many rows and keys.
     fn terms(&self, heads: usize, sizes: Option<[usize; 2]>) -> Result<AttentionTerms<'_, T>> {
-        let [lengths_q, lengths_k] = &self.lengths;
+        let ([lengths_q, lengths_k], [k_scale, v_scale]) = (&self.lengths, &self.scales);
         let slopes = self.slopes.as_ref().map(|slopes| {
             let slopes = slopes.array();
             // Those of heads are one row.
@@ -86,6 +89,8 @@ impl<T: AttentionInput> Views<'_, T> {
             lengths_q: axes(lengths_q)?,
             lengths_k: axes(lengths_k)?,
             pages: axes(&self.pages)?,
+            k_scale: axes(k_scale)?,
+            v_scale: axes(v_scale)?,
             ..AttentionTerms::new(1.0)
         })
     }

@@ -8,10 +8,12 @@ use crate::tensor::{Element, Span, Tensor};
 
 /// The operands and options of an attention.
 #[derive(Debug)]
-pub(super) struct Operands<'a, T: Element> {
+pub(super) struct Operands<'a, T: Element, K: Element> {
     pub(super) q: &'a Tensor<T>,
-    pub(super) k: &'a Tensor<T>,
-    pub(super) v: &'a Tensor<T>,
+    pub(super) k: &'a Tensor<K>,
+    pub(super) v: &'a Tensor<K>,
+    /// Of k and of v.
+    pub(super) scales: [Option<&'a Tensor<f32>>; 2],
     pub(super) scale: Option<f32>,
     pub(super) window: Window,
     pub(super) soft_cap: Option<f32>,
@@ -57,12 +59,13 @@ impl<'t> Input<'t> {
     }
 }
 
-impl<'a, T: Element> Operands<'a, T> {
-    pub(super) fn new(q: &'a Tensor<T>, k: &'a Tensor<T>, v: &'a Tensor<T>) -> Self {
+impl<'a, T: Element, K: Element> Operands<'a, T, K> {
+    pub(super) fn new(q: &'a Tensor<T>, k: &'a Tensor<K>, v: &'a Tensor<K>) -> Self {
         Self {
             q,
             k,
             v,
+            scales: [None; 2],
             scale: None,
             window: Window::default(),
             soft_cap: None,
@@ -79,8 +82,8 @@ impl<'a, T: Element> Operands<'a, T> {
     }
 
     /// What is read beside q, k and v.
-    pub(super) fn options(&self) -> impl Iterator<Item = &'a dyn Operand> + use<'a, T> {
-        let [lengths_q, lengths_k] = self.lengths;
+    pub(super) fn options(&self) -> impl Iterator<Item = &'a dyn Operand> + use<'a, T, K> {
+        let ([lengths_q, lengths_k], [k_scale, v_scale]) = (self.lengths, self.scales);
         [
             self.mask.map(|mask| mask as &dyn Operand),
             self.bias.map(|bias| bias as &dyn Operand),
@@ -92,14 +95,16 @@ impl<'a, T: Element> Operands<'a, T> {
             self.packing.map(|packing| packing.q as &dyn Operand),
             self.packing.map(|packing| packing.k as &dyn Operand),
             self.pages.map(|table| table as &dyn Operand),
+            k_scale.map(|scales| scales as &dyn Operand),
+            v_scale.map(|scales| scales as &dyn Operand),
         ]
         .into_iter()
         .flatten()
     }
 
     /// Everything that is read.
-    pub(super) fn inputs(&self) -> impl Iterator<Item = Input<'a>> + use<'a, T> {
-        let [lengths_q, lengths_k] = self.lengths;
+    pub(super) fn inputs(&self) -> impl Iterator<Item = Input<'a>> + use<'a, T, K> {
+        let ([lengths_q, lengths_k], [k_scale, v_scale]) = (self.lengths, self.scales);
         [
             Some(Input::new("q", self.q)),
             Some(Input::new("k", self.k)),
@@ -114,6 +119,8 @@ impl<'a, T: Element> Operands<'a, T> {
             self.packing.map(|packing| Input::new("offsets_q", packing.q)),
             self.packing.map(|packing| Input::new("offsets_k", packing.k)),
             self.pages.map(|table| Input::new("page_table", table)),
+            k_scale.map(|scales| Input::new("k_scale", scales)),
+            v_scale.map(|scales| Input::new("v_scale", scales)),
         ]
         .into_iter()
         .flatten()

@@ -40,6 +40,8 @@ pub(crate) struct Problem {
     pub(crate) block_mask: Option<([u64; 4], [u32; 2])>,
     /// The stride of the slopes' batch axis: 0 if they are those of heads. Heads have the stride 1.
     pub(crate) slopes_stride: Option<u64>,
+    /// Whether the scales of k, and those of v, are of its heads.
+    pub(crate) scales_per_head: [bool; 2],
 }
 
 /// Pages of keys and values, and the table that says which of them a sequence has.

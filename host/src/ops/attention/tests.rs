@@ -1,8 +1,10 @@
 //! Attention against an implementation of its own in f64, with all options at once; what is refused; edges.
 
+mod fp8;
 mod naive;
 mod refused;
 
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use ndarray::{Array4, ArrayD, IxDyn};
 use proptest::prelude::*;
@@ -24,8 +26,9 @@ fn cases_on(
     let window = (prop::option::of(any::<bool>()), reach(), reach());
     let switches = prop::array::uniform9(any::<bool>());
     let page_size = prop_oneof![3 => Just(0usize), 1 => Just(1usize), 2 => 2usize..20, 1 => Just(64usize)];
-    let drawn = (sizes, window, switches, 0u8..4, page_size, any::<u64>());
-    drawn.prop_map(|(sizes, window, switches, layout, page_size, seed)| {
+    let scales = prop::array::uniform2(prop::option::of(any::<bool>()));
+    let drawn = (sizes, window, switches, 0u8..4, scales, page_size, any::<u64>());
+    drawn.prop_map(|(sizes, window, switches, layout, scales, page_size, seed)| {
         let (batch, rows, keys, key_heads, group, width, value_width) = sizes;
         let (is_top_left, left, right) = window;
         let alignment = is_top_left.map(|is| if is { Alignment::TopLeft } else { Alignment::BottomRight });
@@ -40,6 +43,7 @@ fn cases_on(
             window: alignment.map(|alignment| (left, right, alignment)),
             switches,
             layout,
+            scales,
             page_size,
             seed,
         }
@@ -66,9 +70,20 @@ proptest! {
     fn kernels_compute_it_too(drawn in cases_of_tiles()) {
         for device in ["emulator:9.0", "emulator:8.0"] {
             let device: Device = device.parse().expect("a device");
-            compare::<f16>(&device, &drawn)?;
-            compare::<bf16>(&device, &drawn)?;
-            compare::<f32>(&device, &drawn)?;
+            compare::<f16, f16>(&device, &drawn)?;
+            compare::<bf16, bf16>(&device, &drawn)?;
+            compare::<f32, f32>(&device, &drawn)?;
+        }
+    }
+
+    #[test]
+    fn kernels_take_keys_of_8_bits(drawn in cases_of_tiles()) {
+        for device in ["emulator:8.9", "emulator:8.0"] {
+            let device: Device = device.parse().expect("a device");
+            compare::<f16, F8E4M3>(&device, &drawn)?;
+            compare::<bf16, F8E4M3>(&device, &drawn)?;
+            compare::<f16, F8E5M2>(&device, &drawn)?;
+            compare::<bf16, F8E5M2>(&device, &drawn)?;
         }
     }
 }
@@ -78,9 +93,11 @@ proptest! {
 
     #[test]
     fn all_options_at_once_are_what_their_definition_says(drawn in cases()) {
-        compare::<f32>(&Device::cpu(), &drawn)?;
-        compare::<f16>(&Device::cpu(), &drawn)?;
-        compare::<bf16>(&Device::cpu(), &drawn)?;
+        compare::<f32, f32>(&Device::cpu(), &drawn)?;
+        compare::<f16, f16>(&Device::cpu(), &drawn)?;
+        compare::<bf16, bf16>(&Device::cpu(), &drawn)?;
+        compare::<f16, F8E4M3>(&Device::cpu(), &drawn)?;
+        compare::<bf16, F8E5M2>(&Device::cpu(), &drawn)?;
     }
 }
 

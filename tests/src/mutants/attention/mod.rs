@@ -10,13 +10,13 @@ use warpsmith_dsl::attention::portable::{PortableShape, PortableTile};
 use warpsmith_dsl::attention::window::Window;
 use warpsmith_dsl::float::Bf16;
 use warpsmith_dsl::ptx::Accumulators;
-use warpsmith_kernels::attention::{
-    Few64, Few96, Few128, Few192, Few256, Rows64, Rows96, Rows128, Rows192, Rows256, Single64, Single128,
-    Single256,
-};
 use warpsmith_kernels::attention_hopper::{
     Changed64, Changed96, Changed128, Changed192, Changed256, Heads64, Heads96, Heads128, Heads192, Heads256,
     Short64,
+};
+use warpsmith_kernels::attention_shapes::{
+    Few64, Few96, Few128, Few192, Few256, Rows64, Rows96, Rows128, Rows192, Rows256, Single64, Single128,
+    Single256,
 };
 
 use super::Problem;

@@ -12,10 +12,10 @@ use warpsmith_kernels::attention_hopper::{
     Heads192, Heads256, Short64, attention_hopper,
 };
 
-use super::super::AttentionInput;
 use super::super::check::{Checked, leading_strides};
 use super::super::problem::Problem;
-use super::{aligned, is_aligned};
+use super::super::{AttentionInput, AttentionKeys};
+use super::{aligned, is_aligned, no_kernel};
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::is_built;
@@ -123,12 +123,18 @@ pub(super) struct Plan {
 
 impl Plan {
     /// The plan for an attention, if a kernel serves it.
-    pub(super) fn new<T: AttentionInput>(checked: &Checked<'_, '_, T>) -> Option<Self> {
+    pub(super) fn new<T: AttentionInput, K: AttentionKeys<T>>(
+        checked: &Checked<'_, '_, T, K>,
+    ) -> Option<Self> {
         let problem = &checked.problem;
         let properties = checked.stream.device().properties();
         // The copy engine's boxes are of keys that follow each other, beyond the end of a page.
         let has_pages = problem.pages.is_some();
-        if has_pages || !is_hopper(properties.compute_capability) || !is_built("attention_hopper") {
+        if has_pages
+            || K::IS_FP8
+            || !is_hopper(properties.compute_capability)
+            || !is_built("attention_hopper")
+        {
             return None;
         }
         // The copy engine counts rows of all sequences in 32 bits, where tensors end with each of them.
@@ -154,7 +160,10 @@ impl Plan {
         Some(Self { instance, tiles, blocks })
     }
 
-    pub(super) fn implementation<T: AttentionInput>(&self, checked: &Checked<'_, '_, T>) -> Implementation {
+    pub(super) fn implementation<T: AttentionInput, K: AttentionKeys<T>>(
+        &self,
+        checked: &Checked<'_, '_, T, K>,
+    ) -> Implementation {
         let operands = checked.operands;
         let in_place = [is_aligned(operands.q), is_aligned(operands.k), checked.v_is_in_place()];
         let copies = in_place.into_iter().filter(|is| !is).count();
@@ -163,9 +172,9 @@ impl Plan {
     }
 
     /// Launches the kernel, after copies of operands that it cannot read in place.
-    pub(super) fn launch<T: AttentionInput>(
+    pub(super) fn launch<T: AttentionInput, K: AttentionKeys<T>>(
         &self,
-        checked: &Checked<'_, '_, T>,
+        checked: &Checked<'_, '_, T, K>,
         y: &mut Tensor<T>,
         lse: Option<&mut Tensor<f32>>,
     ) -> Result<()> {
@@ -186,16 +195,19 @@ impl Plan {
         y.copy_from_on(&aligned, &checked.stream)
     }
 
-    fn launch_into<T: AttentionInput>(
+    fn launch_into<T: AttentionInput, K: AttentionKeys<T>>(
         &self,
-        checked: &Checked<'_, '_, T>,
+        checked: &Checked<'_, '_, T, K>,
         y: &mut Tensor<T>,
         mut lse: Option<&mut Tensor<f32>>,
     ) -> Result<()> {
         let (operands, problem, stream) = (checked.operands, &checked.problem, &checked.stream);
-        let [q, k] = [aligned(operands.q, stream)?, aligned(operands.k, stream)?];
-        let v =
-            if checked.v_is_in_place() { operands.v.clone() } else { repack(operands.v).on(stream).run()? };
+        // A plan is only made for keys and values of the queries' type.
+        let Some((of_k, of_v)) = K::native(operands.k).zip(K::native(operands.v)) else {
+            return Err(no_kernel(checked));
+        };
+        let [q, k] = [aligned(operands.q, stream)?, aligned(of_k, stream)?];
+        let v = if checked.v_is_in_place() { of_v.clone() } else { repack(of_v).on(stream).run()? };
         let sequences = if problem.is_packed { 1 } else { problem.batch };
         let Problem { rows, keys, heads, key_heads, width, value_width, .. } = *problem;
         let axes = |x: &Tensor<T>, rows: usize, heads: usize| {
@@ -236,7 +248,7 @@ impl Plan {
         })
     }
 
-    fn sizes<T: AttentionInput>(&self, checked: &Checked<'_, '_, T>) -> Sizes {
+    fn sizes<T: AttentionInput, K: AttentionKeys<T>>(&self, checked: &Checked<'_, '_, T, K>) -> Sizes {
         let problem = &checked.problem;
         // The heads of K and V that the cache holds, times the heads of Q that share them.
         let group = (problem.heads / problem.key_heads.max(1)) as u64;
@@ -281,7 +293,7 @@ fn all_rows([sequences, heads, rows]: [(usize, u64); 3]) -> ([(usize, u64); 3], 
     ([(1, 0), heads, (all, stride)], of_sequence as u32)
 }
 
-impl<T: AttentionInput> Checked<'_, '_, T> {
+impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
     /// Whether the copy engine reads V in place. Where sequences have lengths, they begin whole rows apart, and a row is shorter than what wraps around.
     fn v_is_in_place(&self) -> bool {
         let v = self.operands.v;

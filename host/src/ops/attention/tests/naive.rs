@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use crate::device::DeviceKind;
-use crate::ops::attention::{Alignment, AttentionInput, Way};
+use crate::ops::attention::{Alignment, AttentionInput, AttentionKeys, Way};
 use crate::weights::FloatElement;
 use crate::{Device, Element, Tensor, ops};
 
@@ -25,6 +25,8 @@ pub(super) struct Drawn {
     pub(super) switches: [bool; 9],
     /// How q, k, v and y lie in memory.
     pub(super) layout: u8,
+    /// Scales of k and of v, of all heads or of each, where k and v are of 8 bits.
+    pub(super) scales: [Option<bool>; 2],
     /// Keys of a page of k and v, which have pages if it is not 0.
     pub(super) page_size: usize,
     pub(super) seed: u64,
@@ -201,8 +203,17 @@ fn naive(
     (y, sums)
 }
 
-/// Runs the case on the device with elements of type T.
-pub(super) fn compare<T: AttentionInput + FloatElement>(
+/// A tensor without the axis of sequences if they are packed.
+fn flat<T: Element>(tensor: &Tensor<T>, packed: bool) -> Tensor<T> {
+    if !packed {
+        return tensor.clone();
+    }
+    let (shape, strides) = (&tensor.shape()[1..], &tensor.strides()[1..]);
+    tensor.with_axes(0, shape, strides)
+}
+
+/// Runs the case on the device with queries of type T, and keys and values of type K.
+pub(super) fn compare<T: AttentionInput + FloatElement, K: AttentionKeys<T> + FloatElement>(
     device: &Device,
     drawn: &Drawn,
 ) -> Result<(), TestCaseError> {
@@ -214,16 +225,15 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
     let page_size = if packed { 0 } else { drawn.page_size };
     let keys = drawn.keys.next_multiple_of(page_size.max(1));
     let q = numbers.rounded::<T>([b, drawn.rows, heads, drawn.width], 2.0);
-    let k = numbers.rounded::<T>([b, keys, drawn.key_heads, drawn.width], 2.0);
-    let v = numbers.rounded::<T>([b, keys, drawn.key_heads, drawn.value_width], 1.0);
-    let nan = T::round(f64::NAN);
-    let flat = |tensor: &Tensor<T>| {
-        if !packed {
-            return tensor.clone();
-        }
-        let (shape, strides) = (&tensor.shape()[1..], &tensor.strides()[1..]);
-        tensor.with_axes(0, shape, strides)
-    };
+    let k = numbers.rounded::<K>([b, keys, drawn.key_heads, drawn.width], 2.0);
+    let v = numbers.rounded::<K>([b, keys, drawn.key_heads, drawn.value_width], 1.0);
+    let (nan, no_key) = (T::round(f64::NAN), K::round(f64::NAN));
+    // What values are multiplied with makes none of them larger than 1.
+    let scales = drawn.scales.map(|of_heads| {
+        let count = if of_heads? { drawn.key_heads } else { 1 };
+        let scales: Vec<f32> = (0..count).map(|_| 0.25 + 0.75 * numbers.uniform().abs() as f32).collect();
+        K::IS_FP8.then_some(scales)
+    });
     let full = [drawn.batch, heads, drawn.rows, keys];
 
     let flags = |numbers: &mut Numbers, shape: [usize; 4]| {
@@ -271,9 +281,12 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
         let lengths: Vec<_> = (0..sequences).map(length).collect();
         Paged::new(&mut numbers, page_size, &lengths, keys)
     });
-    let [of_k, of_v] = [&k, &v]
-        .map(|elements| pages.as_ref().map_or_else(|| elements.clone(), |pages| pages.place(elements, nan)));
-    let tensors = [&q, &of_k, &of_v].map(|elements| flat(&placed(device, elements, drawn.layout, nan)));
+    let [of_k, of_v] = [&k, &v].map(|elements| {
+        pages.as_ref().map_or_else(|| elements.clone(), |pages| pages.place(elements, no_key))
+    });
+    let q_tensor = flat(&placed(device, &q, drawn.layout, nan), packed);
+    let [k_tensor, v_tensor] =
+        [&of_k, &of_v].map(|elements| flat(&placed(device, elements, drawn.layout, no_key), packed));
     let table = pages.as_ref().map(|pages| pages.table(&mut numbers));
     // A part of a wider table.
     let table = table.map(|table| {
@@ -300,8 +313,10 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
     let length_tensors = lengths.each_ref().map(|lengths| lengths.as_ref().map(numbers_of));
     let offset_tensors = offsets.each_ref().map(numbers_of);
 
-    let [q_tensor, k_tensor, v_tensor] = &tensors;
-    let mut operation = ops::attention(q_tensor, k_tensor, v_tensor)
+    let [k_scale, v_scale] = scales.each_ref().map(|scales| scales.as_ref().map(|scales| vector(scales)));
+    let mut operation = ops::attention(&q_tensor, &k_tensor, &v_tensor)
+        .k_scale(k_scale.as_ref())
+        .v_scale(v_scale.as_ref())
         .mask(mask_tensor.as_ref())
         .bias(bias_tensor.as_ref())
         .alibi(slopes_tensor.as_ref())
@@ -323,7 +338,7 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
 
     // Into a result that lies in memory as the operands do.
     let held = Array4::from_elem((b, drawn.rows, heads, drawn.value_width), T::round(0.0));
-    let mut into = flat(&placed(device, &held, drawn.layout, nan));
+    let mut into = flat(&placed(device, &held, drawn.layout, nan), packed);
     let mut lse_into = lse.deep_clone().expect("it fits");
     operation
         .run_into_with_lse(&mut into, &mut lse_into)
@@ -332,7 +347,16 @@ pub(super) fn compare<T: AttentionInput + FloatElement>(
     prop_assert_eq!(lse_into.to_vec().expect("it is there"), lse.to_vec().expect("it is there"));
 
     let wide = |elements: &Array4<T>| elements.mapv(|element| f64::from(element.to_f32()));
-    let (q, k, v, bias) = (wide(&q), wide(&k), wide(&v), bias.as_ref().map(wide));
+    let scaled = |elements: &Array4<K>, scales: &Option<Vec<f32>>| {
+        let scale = |h: usize| {
+            scales.as_ref().map_or(1.0, |scales| f64::from(scales[if scales.len() == 1 { 0 } else { h }]))
+        };
+        Array4::from_shape_fn(elements.dim(), |(b, j, h, d)| {
+            scale(h) * f64::from(elements[[b, j, h, d]].to_f32())
+        })
+    };
+    let (k, v) = (scaled(&k, &scales[0]), scaled(&v, &scales[1]));
+    let (q, bias) = (wide(&q), bias.as_ref().map(wide));
     let slope = slopes.as_ref().map(|slopes| {
         move |b: usize, h: usize| f64::from(slopes[[if slopes.nrows() == 1 { 0 } else { b }, h]])
     });
