@@ -49,6 +49,37 @@ impl Float8 for F8E5M2 {
     }
 }
 
+/// The e4m3 number nearest to `value`, ties to even, as its bits: ±448 for what is beyond, also for infinities, and NaN for NaN.
+#[inline(always)]
+#[must_use]
+pub fn e4m3_from_f32(value: f32) -> u32 {
+    narrowed::<3, 7>(value, 0x7e, 0x7f)
+}
+
+/// The e5m2 number nearest to `value`, ties to even, as its bits: ±57344 for what is beyond, also for infinities, and NaN for NaN.
+#[inline(always)]
+#[must_use]
+pub fn e5m2_from_f32(value: f32) -> u32 {
+    narrowed::<2, 15>(value, 0x7b, 0x7f)
+}
+
+/// The nearest number of so many fraction bits and such an exponent bias, at most `largest`.
+#[inline(always)]
+fn narrowed<const FRACTION: u32, const BIAS: u32>(value: f32, largest: u32, nan: u32) -> u32 {
+    let (sign, magnitude) = (value.to_bits() >> 24 & 0x80, value.to_bits() & 0x7fff_ffff);
+    let dropped = 23 - FRACTION;
+    // To even: half a unit, less the least bit unless the unit is odd. A carry goes into the exponent, where it belongs.
+    let rounded = magnitude + (1 << (dropped - 1)) - 1 + (magnitude >> dropped & 1);
+    let normal = (rounded >> dropped).wrapping_sub((127 - BIAS) << FRACTION);
+    // A sum of such a number is rounded to the least subnormal number, in whose units its last bits count.
+    let unit = f32::from_bits((127 + 1 - BIAS - FRACTION + 23) << 23);
+    let subnormal = (f32::from_bits(magnitude) + unit).to_bits().wrapping_sub(unit.to_bits());
+    let is_normal = magnitude >= (127 + 1 - BIAS) << 23;
+    let number = if is_normal { normal } else { subnormal };
+    let number = if number < largest { number } else { largest };
+    sign | if magnitude > 0x7f80_0000 { nan } else { number }
+}
+
 /// What the rows of an operand consist of, as copies to shared memory see it.
 pub trait Stored: Copy + 'static {
     /// Its size in bytes: 1, 2 or 4.

@@ -34,6 +34,7 @@
 //! | [`attention_fp8`](mod@attention_fp8) | the same of keys and values of 8 bits, on sm_80 and later |
 //! | [`attention_fp8_ada`](mod@attention_fp8_ada) | the same by an instruction that widens them, on sm_89 and later |
 //! | [`attention_hopper`](mod@attention_hopper) | attention of 16-bit types on Hopper (sm_90a) |
+//! | [`kv_cache`](mod@kv_cache) | new keys and values become those of a cache, on sm_80 and later |
 //! | [`norm`](mod@norm) | layer norm and RMS norm of rows, and their gradients, on sm_80 and later |
 //! | [`norm_cluster`](mod@norm_cluster) | the same for wide rows, by clusters of blocks (sm_90 and later) |
 //! | [`column_sums`](mod@column_sums) | the sums of columns that parts of a gradient add up to, on sm_80 and later |
@@ -106,6 +107,8 @@ pub mod generated_update_cluster;
     not(target_arch = "nvptx64")
 ))]
 pub mod hopper;
+#[cfg(any(feature = "kv_cache", not(target_arch = "nvptx64")))]
+pub mod kv_cache;
 #[cfg(any(feature = "linear", not(target_arch = "nvptx64")))]
 pub mod linear;
 #[cfg(any(feature = "linear_fp8", not(target_arch = "nvptx64")))]

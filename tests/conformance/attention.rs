@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use warpsmith::ops::attention::{Alignment, Way, Window};
 use warpsmith::{DType, Device, Error, Tensor, ops};
-use warpsmith_lab::cases::{AttentionCase, AttentionLayout, Data, Sequences, Slopes};
+use warpsmith_lab::cases::{AttentionCase, AttentionLayout, Data, KeyScales, Sequences, Slopes};
 use warpsmith_lab::validate;
 
 use crate::{Case, cases, drawn};
@@ -147,11 +147,19 @@ fn plain_case(data: Data) -> impl Strategy<Value = AttentionCase> {
     });
     let sizes = (sequences, 1usize..4, 1usize..6, width(), width());
     let way = prop_oneof![1 => Just(None), 2 => prop::sample::select(&Way::ALL[..]).prop_map(Some)];
-    (dtype, sizes, window, mask, blocks, layout, way, any::<u64>()).prop_map(
-        move |(dtype, sizes, window, mask, blocks, layout, way, seed)| {
+    // Of 8 bits every third.
+    let keys_dtype =
+        prop::sample::select(vec![None, None, None, None, Some(DType::F8E4M3), Some(DType::F8E5M2)]);
+    let key_scales = prop::sample::select(vec![None, Some(KeyScales::OfTensor), Some(KeyScales::OfHeads)]);
+    let keys = (keys_dtype, key_scales.clone(), key_scales);
+    (dtype, sizes, window, mask, blocks, (layout, keys), way, any::<u64>()).prop_map(
+        move |(dtype, sizes, window, mask, blocks, (layout, (keys_dtype, k_scales, v_scales)), way, seed)| {
+            let keys_dtype = keys_dtype.filter(|_| dtype != DType::F32);
+            let key_scales = [k_scales, v_scales].map(|scales| scales.filter(|_| keys_dtype.is_some()));
             let ((sequences, page_size), key_heads, group, width, value_width) = sizes;
             // Three columns for each of the digits that tell keys apart.
-            let width = if data == Data::Integers { width.max(9) } else { width };
+            let least = if keys_dtype.is_some() { 21 } else { 9 };
+            let width = if data == Data::Integers { width.max(least) } else { width };
             let is_packed = matches!(sequences, Sequences::Packed(_));
             AttentionCase {
                 sequences,
@@ -160,6 +168,8 @@ fn plain_case(data: Data) -> impl Strategy<Value = AttentionCase> {
                 mask: mask.filter(|_| !is_packed),
                 blocks: blocks.filter(|_| !is_packed),
                 page_size,
+                keys_dtype,
+                key_scales,
                 layout,
                 way,
                 data,

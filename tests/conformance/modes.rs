@@ -14,7 +14,7 @@ use warpsmith::optim::Rounding;
 use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
-    AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase,
+    AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, KeyScales,
     LinearBackwardCase, LinearCase, MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales,
     SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase, UpdateCase,
 };
@@ -253,7 +253,42 @@ fn attentions() -> Result<(), Failed> {
             }
         }
     }
-    all_ran(&ran, |name| name.starts_with("attention_"))
+    all_ran(&ran, |name| name.starts_with("attention_") && !name.starts_with("attention_fp8_"))
+}
+
+/// The same of keys and values of 8 bits, in pages and not.
+fn attentions_of_fp8() -> Result<(), Failed> {
+    let mut ran = BTreeSet::new();
+    let scales = [KeyScales::OfHeads, KeyScales::OfTensor].map(Some);
+    for compute_capability in [(8, 0), (9, 0)] {
+        let devices = devices_of(compute_capability);
+        for (width, dtype) in
+            [64, 128, 256].into_iter().flat_map(|width| [(width, DType::F16), (width, DType::Bf16)])
+        {
+            let of = |sizes, keys_dtype| AttentionCase {
+                keys_dtype: Some(keys_dtype),
+                key_scales: scales,
+                ..AttentionCase::new(dtype, sizes, [1, 2], width)
+            };
+            let causal = Window::new(None, Some(0), Alignment::BottomRight);
+            let cases = [
+                AttentionCase { window: causal, ..of([1, 203, 330], DType::F8E4M3) },
+                AttentionCase { way: Some(AttentionWay::Split), ..of([1, 203, 330], DType::F8E5M2) },
+                AttentionCase { page_size: Some(30), ..of([2, 3, 600], DType::F8E4M3) },
+                AttentionCase { sinks: true, ..of([2, 3, 600], DType::F8E5M2) },
+            ];
+            for case in cases {
+                let what = format!("{compute_capability:?}: {dtype} {} {}", case.shape(), case.options());
+                ran.extend(bits_in_every_mode(
+                    &devices,
+                    &what,
+                    |device| validate::attention(device, &case),
+                    |device| validate::attention_bits(device, &case),
+                )?);
+            }
+        }
+    }
+    all_ran(&ran, |name| name.starts_with("attention_fp8_"))
 }
 
 /// Rows and columns for every kernel of rows, in a block, in a cluster and of several rounds, aligned and not; each has several blocks.
@@ -659,6 +694,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     });
     let name = "slow::emulator::modes::attentions_give_the_same_bits_in_every_mode";
     let attentions = Trial::test(name, attentions);
+    let name = "slow::emulator::modes::attentions_of_keys_of_8_bits_give_the_same_bits_in_every_mode";
+    let attentions_of_fp8 = Trial::test(name, attentions_of_fp8);
     let name = "slow::emulator::modes::elementwise_rotary_and_embedding_give_the_same_bits_in_every_mode";
     let elements = Trial::test(name, elements);
     let name = "slow::emulator::modes::optimizers_give_the_same_bits_in_every_mode";
@@ -672,7 +709,17 @@ pub(crate) fn trials() -> Vec<Trial> {
     let name = "slow::emulator::modes::losses_give_the_same_bits_in_every_mode";
     let losses = Trial::test(name, losses);
     let single = [
-        persistent, halves, shared, layouts, attentions, elements, norms, softmaxes, losses, optimizers,
+        persistent,
+        halves,
+        shared,
+        layouts,
+        attentions,
+        attentions_of_fp8,
+        elements,
+        norms,
+        softmaxes,
+        losses,
+        optimizers,
         gradients,
     ];
     let name = "slow::emulator::modes::gradients_of_updates_give_the_same_bits_in_every_mode";

@@ -10,8 +10,10 @@
 //! | [`scores`] | what happens to scores between the product and the softmax |
 //! | [`softmax`] | the softmax of a row whose scores come in parts |
 //! | [`hopper`] | the tile of Hopper's kernels: copy engine and `wgmma` |
+//! | [`cache`] | new keys and values become those of a cache |
 //! | [`portable`] | the tile of all others, and of few rows: `cp.async` and `mma.sync` |
 
+pub mod cache;
 pub mod hopper;
 pub mod portable;
 pub mod scores;

@@ -7,6 +7,8 @@
 //! exponentials powers of two, add 3u · Sⱼ. A soft cap has a slope of at most 1. Its quotient is rounded, 2u · Sⱼ, and the hyperbolic tangent is within 16u, and
 //! within 128u of itself, which the cap multiplies. Bias and distance are added to what is at most Sⱼ: with their own product, 3u · (Sⱼ + |bias| + |slope · distance|).
 //!
+//! A scale of keys is multiplied with the scale: one rounding more, u · Sⱼ, with the keys in S that stored numbers stand for. Stored numbers are widened exactly.
+//!
 //! **Weights.** The difference to the largest logit is rounded, in units of either: 4u · (|sⱼ| + |m|). An exponential is within 2⁻²¹ of itself (`ex2.approx`: 2⁻²²).
 //! Where keys come in blocks of at least 16, the weights before are multiplied by the exponential of the difference of two maxima each time. What is rounded of these
 //! differences adds up to at most 2u · (|sⱼ| + |m|), since maxima only rise; where a maximum stays, the factor is exactly 1. Each exponential and product loses 2⁻²¹. So an exponent is off by δⱼ, the sum of all this, and the weight by `eⱼ ≤ exp(δⱼ) − 1` of itself, in the sum of values as in that of weights:
@@ -20,7 +22,8 @@
 //!
 //! **Sums.** GPUs round weights to the type T of the values before they multiply: t · pⱼ, or η where it is subnormal in T. Below 2⁻¹²⁶ a weight may
 //! become 0. The sum of values is off by `a(K) · Σ pⱼ |vⱼ|`, with the factors of later blocks one rounding for each more; that of weights by (K + 8) · 2u of
-//! itself. The quotient has two roundings, and the result is rounded to T.
+//! itself. The quotient has two roundings, a product with a scale of values one more, and the result is
+//! rounded to T.
 //!
 //! **The logarithm** of l̂ is off by `−ln(1 − ε − …)` for the errors of the weights and of their sum. Its own evaluation, the product that makes it natural, and the
 //! sum with m add 4u · (|m| + |ln l| + |lse|) + 2⁻²¹.
@@ -43,6 +46,10 @@ const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
 pub(crate) struct AttentionModel {
     /// a(D).
     products: f64,
+    /// What a scale of keys adds to that.
+    key_scale: f64,
+    /// What a scale of values changes a result by.
+    value_scale: f64,
     /// a(K), with one more for each block.
     values: f64,
     /// The error of the sum of weights.
@@ -100,6 +107,8 @@ impl AttentionModel {
         let rescales = if on_cpu { 0.0 } else { keys.div_ceil(BLOCK) as f64 };
         Self {
             products: if on_cpu { in_turn(width.min(width / LANES + 2 * LANES)) } else { sums(width) },
+            key_scale: 0.0,
+            value_scale: 0.0,
             values: if on_cpu { in_turn(keys) } else { sums(keys) + 2.0 * U * rescales },
             weights: if on_cpu { in_turn(keys) } else { (keys as f64 + 8.0 + rescales) * 2.0 * U },
             exponential: if on_cpu { 2.0 * U } else { (1.0 + rescales) * EXPONENTIAL },
@@ -108,10 +117,17 @@ impl AttentionModel {
         }
     }
 
+    /// With scales of keys, and of values.
+    pub(crate) fn with_scales(self, [of_keys, of_values]: [bool; 2]) -> Self {
+        let rounding = |is_there: bool| if is_there { U } else { 0.0 };
+        Self { key_scale: rounding(of_keys), value_scale: rounding(of_values), ..self }
+    }
+
     /// e, what a weight may be off by of itself, in a row whose largest logit is `largest`.
     pub(crate) fn weight_error(&self, of: Logit, largest: f64) -> f64 {
         let cap = if of.cap > 0.0 { 16.0 * U * of.cap.min(8.0 * of.size) + 2.0 * U * of.size } else { 0.0 };
-        let logit = (self.products + 3.0 * U) * of.size + cap + 3.0 * U * (of.size + of.added);
+        let logit =
+            (self.products + self.key_scale + 3.0 * U) * of.size + cap + 3.0 * U * (of.size + of.added);
         let exponent = 6.0 * U * (of.logit.abs() + largest.abs());
         (logit + exponent + self.exponential).exp_m1()
     }
@@ -122,7 +138,7 @@ impl AttentionModel {
         let rounded = self.of_weight.map_or([0.0; 2], |rounding| [rounding.relative, rounding.absolute]);
         let of_weights = weighted + y.abs() * sum.error;
         let of_sums = (self.values + rounded[0]) * magnitude + (rounded[1] + SMALLEST) * plain;
-        let of_quotient = (self.weights + 2.0 * U) * y.abs();
+        let of_quotient = (self.weights + self.value_scale + 2.0 * U) * y.abs();
         let before = (of_weights + of_sums * (1.0 + sum.error) + of_quotient) / self.kept(sum);
         let bound = before + (self.rounding.relative * (y.abs() + before)).max(self.rounding.absolute);
         judged(got, y, bound)

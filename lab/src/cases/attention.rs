@@ -112,6 +112,10 @@ pub struct AttentionCase {
     pub sinks: bool,
     /// The keys of a page, if keys and values are in pages: a divisor of the tensors' keys. Not for packed sequences.
     pub page_size: Option<usize>,
+    /// The type of keys and values, if they have 8 bits: f8e4m3 or f8e5m2, where elements are f16 or bf16.
+    pub keys_dtype: Option<DType>,
+    /// The scales of keys, and of values, of 8 bits.
+    pub key_scales: [Option<KeyScales>; 2],
     /// How everything lies in memory.
     pub layout: AttentionLayout,
     /// How it is computed, where it can be computed so.
@@ -131,6 +135,15 @@ pub enum Slopes {
     OfHeads,
     /// Of each head of each sequence.
     OfSequences,
+}
+
+/// Whose scales of keys, or values, there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyScales {
+    /// One of all.
+    OfTensor,
+    /// Of each head.
+    OfHeads,
 }
 
 impl AttentionCase {
@@ -158,6 +171,8 @@ impl AttentionCase {
             slopes: None,
             sinks: false,
             page_size: None,
+            keys_dtype: None,
+            key_scales: [None; 2],
             layout: AttentionLayout::Rows,
             way: None,
             data: Data::Uniform,
@@ -232,6 +247,16 @@ impl AttentionCase {
         }
         if let Some(size) = self.page_size {
             let _ = write!(told, " pages of {size}");
+        }
+        if let Some(dtype) = self.keys_dtype {
+            let _ = write!(told, " keys {dtype}");
+        }
+        for (name, scales) in ["k", "v"].into_iter().zip(self.key_scales) {
+            let _ = match scales {
+                Some(KeyScales::OfTensor) => write!(told, " scaled {name}"),
+                Some(KeyScales::OfHeads) => write!(told, " scaled heads of {name}"),
+                None => Ok(()),
+            };
         }
         if self.layout != AttentionLayout::Rows {
             let _ = write!(told, " layout {:?}", self.layout);

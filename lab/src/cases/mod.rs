@@ -19,7 +19,7 @@ mod topk;
 mod update;
 
 pub use adamw::AdamWCase;
-pub use attention::{AttentionCase, AttentionLayout, Sequences, Slopes};
+pub use attention::{AttentionCase, AttentionLayout, KeyScales, Sequences, Slopes};
 pub use backward::{
     LinearBackwardCase, MatmulBackwardCase, ScaledBackwardCase, SlopesFrom, UpdateBackwardCase,
 };

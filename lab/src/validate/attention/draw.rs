@@ -6,7 +6,7 @@ use warpsmith::error::{Error, Result};
 use warpsmith::weights::FloatElement;
 
 use super::OPERATION;
-use crate::cases::{AttentionCase, Data, Sequences, Slopes, split_mix};
+use crate::cases::{AttentionCase, Data, KeyScales, Sequences, Slopes, split_mix};
 use crate::reference::attention::{Scores, Sequence};
 
 /// The scale that makes a difference of 1 between products one of all the weight: exp(−256) is 0 in f32.
@@ -15,15 +15,19 @@ const EXACT_SCALE: f32 = 256.0;
 const SPREAD: f64 = 4.0;
 /// The digits that the number of a key is written in, one for three columns, with the largest square that is exact in every type.
 const BASE: usize = 16;
+/// The same of 8 bits.
+const BASE_OF_FP8: usize = 3;
 
 /// The most sequences of a case.
 const MOST_SEQUENCES: usize = 1 << 24;
 
 /// Everything that an attention reads.
-pub(super) struct Drawn<T> {
+pub(super) struct Drawn<T, K> {
     pub(super) q: Array4<T>,
-    pub(super) k: Array4<T>,
-    pub(super) v: Array4<T>,
+    pub(super) k: Array4<K>,
+    pub(super) v: Array4<K>,
+    /// Of k and of v, one or one of each head.
+    pub(super) key_scales: [Option<Vec<f32>>; 2],
     pub(super) scores: Scores<T>,
 }
 
@@ -101,7 +105,7 @@ fn expect_drawable(case: &AttentionCase) -> Result<()> {
     Ok(())
 }
 
-impl<T: FloatElement + Operand> Drawn<T> {
+impl<T: FloatElement + Operand, K: FloatElement + Operand> Drawn<T, K> {
     pub(super) fn new(case: &AttentionCase) -> Result<Self> {
         expect_drawable(case)?;
         let [matrices, rows, keys] = case.sequences.axes();
@@ -150,11 +154,21 @@ impl<T: FloatElement + Operand> Drawn<T> {
             sinks: case.sinks.then(|| sinks.iter().copied().collect()),
         };
         let element = |size: f64| move |uniform: f64| T::round(size * uniform);
-        let value = |uniform: f64| T::round(if is_exact { (uniform * 100.0).round() } else { uniform });
+        let key = |uniform: f64| K::round(uniform);
+        let value = |uniform: f64| K::round(if is_exact { (uniform * 100.0).round() } else { uniform });
+        let mut stream = 8;
+        let key_scales = case.key_scales.map(|scales| {
+            stream += 1;
+            let count = if scales? == KeyScales::OfHeads { case.key_heads } else { 1 };
+            let scale = |at| (split_mix(case.seed ^ stream, at as u64) % 1000) as f32 / 1000.0 + 0.5;
+            // Powers of two change no result but by themselves.
+            Some((0..count).map(|at| if is_exact { 1.0 + (at % 2) as f32 } else { scale(at) }).collect())
+        });
         let mut drawn = Self {
             q: drawn(case.seed, 1, [matrices, rows, heads, case.width], element(SPREAD))?,
-            k: drawn(case.seed, 2, [matrices, keys, case.key_heads, case.width], element(1.0))?,
+            k: drawn(case.seed, 2, [matrices, keys, case.key_heads, case.width], key)?,
             v: drawn(case.seed, 3, [matrices, keys, case.key_heads, case.value_width], value)?,
+            key_scales,
             scores,
         };
         if is_exact {
@@ -167,13 +181,14 @@ impl<T: FloatElement + Operand> Drawn<T> {
     /// Gives each row a key with all the weight: of digits t of that one and d of any key the product is `−Σ (t − d)²`.
     fn make_exact(&mut self, case: &AttentionCase) -> Result<()> {
         let digits = case.width / 3;
+        let base = if case.keys_dtype.is_some() { BASE_OF_FP8 } else { BASE };
         let keys = (0..case.sequences.batch()).map(|b| case.sequences.lengths(b)[1]).max().unwrap_or(0);
         let has_more = case.scale.is_some()
             || case.soft_cap.is_some()
             || case.bias.is_some()
             || case.slopes.is_some()
             || case.sinks;
-        if has_more || u32::try_from(digits).is_ok_and(|digits| BASE.saturating_pow(digits) < keys) {
+        if has_more || u32::try_from(digits).is_ok_and(|digits| base.saturating_pow(digits) < keys) {
             return Err(Error::Argument {
                 operation: OPERATION,
                 argument: "data",
@@ -183,8 +198,8 @@ impl<T: FloatElement + Operand> Drawn<T> {
             });
         }
         let digit = |number: usize, place: usize| {
-            let above = u32::try_from(place).ok().and_then(|place| BASE.checked_pow(place));
-            above.map_or(0, |above| number / above % BASE) as f64
+            let above = u32::try_from(place).ok().and_then(|place| base.checked_pow(place));
+            above.map_or(0, |above| number / above % base) as f64
         };
         let (group, heads) = (case.group, case.heads());
         for (b, sequence) in self.scores.sequences.iter().enumerate() {
@@ -195,7 +210,7 @@ impl<T: FloatElement + Operand> Drawn<T> {
                     let _ = h;
                     let d = digit(j, column / 3);
                     let of_digit = [d, d * d, 1.0][column % 3];
-                    *element = T::round(if column / 3 < digits { of_digit } else { 0.0 });
+                    *element = K::round(if column / 3 < digits { of_digit } else { 0.0 });
                 }
             }
             for (i, at) in sequence.rows.clone().enumerate() {
@@ -222,7 +237,7 @@ impl<T: FloatElement + Operand> Drawn<T> {
         for (b, &[rows, keys]) in lengths.iter().enumerate() {
             self.q.slice_mut(ndarray::s![b, rows.., .., ..]).fill(T::round(f64::NAN));
             for operand in [&mut self.k, &mut self.v] {
-                operand.slice_mut(ndarray::s![b, keys.., .., ..]).fill(T::round(f64::NAN));
+                operand.slice_mut(ndarray::s![b, keys.., .., ..]).fill(K::round(f64::NAN));
             }
         }
     }

@@ -4,12 +4,13 @@ mod draw;
 mod pages;
 mod placed;
 
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use ndarray::Array4;
 use rayon::prelude::*;
 use warpsmith::device::{Device, DeviceKind};
 use warpsmith::error::{Error, Result};
-use warpsmith::ops::attention::{AttentionInput, AttentionOp};
+use warpsmith::ops::attention::{AttentionInput, AttentionKeys, AttentionOp};
 use warpsmith::ops::{self, Implementation};
 use warpsmith::tensor::{DType, Tensor};
 use warpsmith::weights::FloatElement;
@@ -32,23 +33,40 @@ const FULL_WORK: u64 = 1 << 30;
 /// What the memory of a result, and beside it, is filled with: a number that no result is.
 const SENTINEL: f32 = -24576.0;
 
+/// Calls a function of the types of queries and of keys with these arguments.
+macro_rules! of_types {
+    ($case:ident, $function:ident, $arguments:tt) => {
+        match ($case.dtype, $case.keys_dtype) {
+            (DType::F16, None) => of_types!(@call $function::<f16, f16> $arguments),
+            (DType::F16, Some(DType::F8E4M3)) => of_types!(@call $function::<f16, F8E4M3> $arguments),
+            (DType::F16, Some(DType::F8E5M2)) => of_types!(@call $function::<f16, F8E5M2> $arguments),
+            (DType::Bf16, None) => of_types!(@call $function::<bf16, bf16> $arguments),
+            (DType::Bf16, Some(DType::F8E4M3)) => of_types!(@call $function::<bf16, F8E4M3> $arguments),
+            (DType::Bf16, Some(DType::F8E5M2)) => of_types!(@call $function::<bf16, F8E5M2> $arguments),
+            (DType::F32, None) => of_types!(@call $function::<f32, f32> $arguments),
+            (DType::F16 | DType::Bf16 | DType::F32, Some(actual)) => {
+                Err(other_type("k", "that of q, or of f16 and bf16 also f8e4m3 or f8e5m2", actual))
+            }
+            (actual, _) => Err(other_type("q", "f16, bf16 or f32", actual)),
+        }
+    };
+    (@call $function:ident::<$element:ty, $keys:ty> ($($argument:expr),*)) => {
+        $function::<$element, $keys>($($argument),*)
+    };
+}
+
 /// Runs one case on `device` and compares `y` and `lse` with the reference.
 ///
 /// # Errors
 ///
-/// [`Error::Type`] if the case's type is not f16, bf16 or f32, [`Error::Argument`] if its data are integers and scores have other terms than products; otherwise
+/// [`Error::Type`] if the case's types are none of attention's, [`Error::Argument`] if its data are integers and scores have other terms than products; otherwise
 /// whatever the operation returns.
 pub fn attention(device: &Device, case: &AttentionCase) -> Result<Outcome> {
-    match case.dtype {
-        DType::F16 => check::<f16>(device, case),
-        DType::Bf16 => check::<bf16>(device, case),
-        DType::F32 => check::<f32>(device, case),
-        actual => Err(other_type(actual)),
-    }
+    of_types!(case, check, (device, case))
 }
 
-fn other_type(actual: DType) -> Error {
-    Error::Type { operation: OPERATION, operand: "q", expected: "f16, bf16 or f32".into(), actual }
+fn other_type(operand: &'static str, expected: &str, actual: DType) -> Error {
+    Error::Type { operation: OPERATION, operand, expected: expected.into(), actual }
 }
 
 /// The bits of `y` and then of `lse`, for a comparison of devices.
@@ -57,25 +75,29 @@ fn other_type(actual: DType) -> Error {
 ///
 /// As [`attention`].
 pub fn attention_bits(device: &Device, case: &AttentionCase) -> Result<Vec<u32>> {
-    fn of_type<T: AttentionInput + FloatElement>(device: &Device, case: &AttentionCase) -> Result<Vec<u32>> {
-        let inputs = Inputs::new(device, case, &Drawn::<T>::new(case)?)?;
+    fn of_type<T: Queries, K: Keys<T>>(device: &Device, case: &AttentionCase) -> Result<Vec<u32>> {
+        let inputs = Inputs::<T, K>::new(device, case, &Drawn::new(case)?)?;
         let (y, lse) = inputs.operation().run_with_lse()?;
         let y = y.to_vec()?.into_iter().map(|y| y.to_f32().to_bits());
         Ok(y.chain(lse.to_vec()?.into_iter().map(f32::to_bits)).collect())
     }
-    match case.dtype {
-        DType::F16 => of_type::<f16>(device, case),
-        DType::Bf16 => of_type::<bf16>(device, case),
-        DType::F32 => of_type::<f32>(device, case),
-        actual => Err(other_type(actual)),
-    }
+    of_types!(case, of_type, (device, case))
 }
 
+/// A type of queries.
+trait Queries: AttentionInput + FloatElement {}
+impl<T: AttentionInput + FloatElement> Queries for T {}
+
+/// A type of keys for queries of type `T`.
+trait Keys<T: Queries>: AttentionKeys<T> + FloatElement {}
+impl<T: Queries, K: AttentionKeys<T> + FloatElement> Keys<T> for K {}
+
 /// What an attention reads, on the device.
-struct Inputs<T: FloatElement> {
+struct Inputs<T: Queries, K: Keys<T>> {
     q: Placed<T>,
-    k: Placed<T>,
-    v: Placed<T>,
+    k: Placed<K>,
+    v: Placed<K>,
+    key_scales: [Option<Tensor<f32>>; 2],
     mask: Option<Tensor<u8>>,
     bias: Option<Tensor<T>>,
     blocks: Option<(Tensor<u8>, [u32; 2])>,
@@ -89,13 +111,13 @@ struct Inputs<T: FloatElement> {
     scale: f32,
 }
 
-impl<T: AttentionInput + FloatElement> Inputs<T> {
-    fn new(device: &Device, case: &AttentionCase, drawn: &Drawn<T>) -> Result<Self> {
+impl<T: Queries, K: Keys<T>> Inputs<T, K> {
+    fn new(device: &Device, case: &AttentionCase, drawn: &Drawn<T, K>) -> Result<Self> {
         let (scores, is_packed) = (&drawn.scores, matches!(case.sequences, Sequences::Packed(_)));
-        let nan = T::round(f64::NAN);
-        let place = |elements: &Array4<T>| Placed::new(device, elements, case.layout, nan, is_packed);
+        let nan = K::round(f64::NAN);
+        let place = |elements: &Array4<K>| Placed::new(device, elements, case.layout, nan, is_packed);
         let pages = case.page_size.map(|size| Pages::new(case, size)).transpose()?;
-        let place_keys = |elements: &Array4<T>| match &pages {
+        let place_keys = |elements: &Array4<K>| match &pages {
             Some(pages) => place(&pages.place(elements, nan)?),
             None => place(elements),
         };
@@ -124,10 +146,14 @@ impl<T: AttentionInput + FloatElement> Inputs<T> {
             let tensor = Tensor::from_array(device, slopes)?;
             if slopes.nrows() == case.sequences.batch() { Ok(tensor) } else { tensor.reshape([case.heads()]) }
         });
+        let scales_of = |scales: &Option<Vec<f32>>| {
+            scales.as_ref().map(|scales| Tensor::from_slice(device, scales, [scales.len()])).transpose()
+        };
         Ok(Self {
-            q: place(&drawn.q)?,
+            q: Placed::new(device, &drawn.q, case.layout, T::round(f64::NAN), is_packed)?,
             k: place_keys(&drawn.k)?,
             v: place_keys(&drawn.v)?,
+            key_scales: [scales_of(&drawn.key_scales[0])?, scales_of(&drawn.key_scales[1])?],
             mask: scores.mask.as_ref().map(|mask| Tensor::from_array(device, mask)).transpose()?,
             bias: scores.bias.as_ref().map(|bias| Tensor::from_array(device, bias)).transpose()?,
             blocks,
@@ -145,10 +171,12 @@ impl<T: AttentionInput + FloatElement> Inputs<T> {
         })
     }
 
-    fn operation(&self) -> AttentionOp<'_, T> {
+    fn operation(&self) -> AttentionOp<'_, T, K> {
         let window = self.case.window;
         let mut operation = ops::attention(self.q.view(), self.k.view(), self.v.view())
             .scale(self.scale)
+            .k_scale(self.key_scales[0].as_ref())
+            .v_scale(self.key_scales[1].as_ref())
             .soft_cap(self.case.soft_cap)
             .mask(self.mask.as_ref())
             .bias(self.bias.as_ref())
@@ -192,12 +220,12 @@ impl<T: FloatElement> Results<T> {
 
 /// Prepares a case to be run again and again into one of `slots` outputs.
 pub(super) fn prepare(device: &Device, case: &AttentionCase, slots: usize) -> Result<Prepared> {
-    fn of_type<T: AttentionInput + FloatElement>(
+    fn of_type<T: Queries, K: Keys<T>>(
         device: &Device,
         case: &AttentionCase,
         slots: usize,
     ) -> Result<Prepared> {
-        let inputs = Inputs::new(device, case, &Drawn::<T>::new(case)?)?;
+        let inputs = Inputs::<T, K>::new(device, case, &Drawn::new(case)?)?;
         let of_slots = (0..slots).map(|_| Results::<T>::new(device, case)).collect::<Result<Vec<_>>>()?;
         let memory = |results: &Results<T>| {
             Ok(vec![Output::new("y", results.y.all())?, Output::new("lse", &results.lse)?])
@@ -212,16 +240,11 @@ pub(super) fn prepare(device: &Device, case: &AttentionCase, slots: usize) -> Re
             }
         })
     }
-    match case.dtype {
-        DType::F16 => of_type::<f16>(device, case, slots),
-        DType::Bf16 => of_type::<bf16>(device, case, slots),
-        DType::F32 => of_type::<f32>(device, case, slots),
-        actual => Err(other_type(actual)),
-    }
+    of_types!(case, of_type, (device, case, slots))
 }
 
-fn check<T: AttentionInput + FloatElement>(device: &Device, case: &AttentionCase) -> Result<Outcome> {
-    let drawn = Drawn::<T>::new(case)?;
+fn check<T: Queries, K: Keys<T>>(device: &Device, case: &AttentionCase) -> Result<Outcome> {
+    let drawn = Drawn::<T, K>::new(case)?;
     let inputs = Inputs::new(device, case, &drawn)?;
     let mut results = Results::<T>::new(device, case)?;
     let operation = inputs.operation();
@@ -260,12 +283,21 @@ fn check<T: AttentionInput + FloatElement>(device: &Device, case: &AttentionCase
         }
     };
     for (b, sequence) in drawn.scores.sequences.iter().enumerate() {
-        let model = AttentionModel::new(arithmetic, case.dtype, case.width, sequence.keys.len());
+        let model = AttentionModel::new(arithmetic, case.dtype, case.width, sequence.keys.len())
+            .with_scales(case.key_scales.map(|scales| scales.is_some()));
         let every = every(case, sequence.rows.len(), sequence.keys.len());
         for h in 0..heads {
             let key_head = h / case.group;
-            let keys = widened(&drawn.k, sequence.matrix, sequence.keys.clone(), key_head);
-            let values = widened(&drawn.v, sequence.matrix, sequence.keys.clone(), key_head);
+            // What stored numbers stand for: products of so few bits are exact.
+            let scaled = |operand: &Array4<K>, scales: &Option<Vec<f32>>| {
+                let widened = widened(operand, sequence.matrix, sequence.keys.clone(), key_head);
+                match scales {
+                    Some(scales) => widened * f64::from(scales[if scales.len() == 1 { 0 } else { key_head }]),
+                    None => widened,
+                }
+            };
+            let [k_scale, v_scale] = &drawn.key_scales;
+            let (keys, values) = (scaled(&drawn.k, k_scale), scaled(&drawn.v, v_scale));
             let queries = widened(&drawn.q, sequence.matrix, sequence.rows.clone(), h);
             let compared: Vec<usize> =
                 (0..sequence.rows.len()).filter(|row| is_compared(*row, every)).collect();

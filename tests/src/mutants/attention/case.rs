@@ -3,9 +3,10 @@
 //! All operands are multiples of small powers of two that 16-bit types have, so that products and their sums in f32 are exact. What is left are
 //! roundings of which a bound is known: see [`Expected`].
 
-use half::{bf16, f16};
 use warpsmith_dsl::attention::portable::Parts;
 use warpsmith_dsl::attention::window::Window;
+
+use super::number::Number;
 
 /// What surrounds what kernels read.
 const SURROUNDING: f64 = f64::NAN;
@@ -54,6 +55,8 @@ pub(super) struct Size {
     pub(super) packs: bool,
     /// Keys of a page.
     pub(super) page: Option<u32>,
+    /// Whether keys, and values, of 8 bits have scales, and if so whether each head has one of its own.
+    pub(super) scales: [Option<bool>; 2],
     /// Keys of a part, if there are several.
     pub(super) part: Option<u32>,
     /// Blocks of the grid where any number does, and heads whose tiles alternate.
@@ -88,6 +91,7 @@ pub(super) fn size(rows: u32, keys: u32, columns: [u32; 2]) -> Size {
         lse: true,
         packs: false,
         page: None,
+        scales: [None; 2],
         part: None,
         grid: 1,
         section: 1,
@@ -104,51 +108,6 @@ struct Sequence {
     rows: u32,
     written: u32,
     keys: u32,
-}
-
-/// An element type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Number {
-    F16,
-    Bf16,
-    F32,
-}
-
-impl Number {
-    /// Bytes of an element.
-    pub(super) const fn bytes(self) -> usize {
-        match self {
-            Self::F16 | Self::Bf16 => 2,
-            Self::F32 => 4,
-        }
-    }
-
-    fn put(self, value: f64) -> Vec<u8> {
-        match self {
-            Self::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
-            Self::Bf16 => bf16::from_f64(value).to_le_bytes().to_vec(),
-            Self::F32 => (value as f32).to_le_bytes().to_vec(),
-        }
-    }
-
-    /// The number of an element's bytes.
-    pub(super) fn get(self, bytes: &[u8]) -> f64 {
-        match (self, bytes) {
-            (Self::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
-            (Self::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
-            (Self::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
-            _ => f64::NAN,
-        }
-    }
-
-    /// The most by which rounding changes a number, relative to it; in f32 what exponents of scores of thousands are off by.
-    pub(super) fn unit(self) -> f64 {
-        match self {
-            Self::F16 => 2f64.powi(-11),
-            Self::Bf16 => 2f64.powi(-8),
-            Self::F32 => 2f64.powi(-13),
-        }
-    }
 }
 
 /// Where a tensor of sequences, rows, heads and columns has its elements; gaps between rows, and rows between sequences.
@@ -252,6 +211,8 @@ pub(super) struct Operands {
     pub(super) blocks: Vec<u8>,
     pub(super) slopes: Vec<f32>,
     pub(super) sinks: Vec<f32>,
+    /// Of keys and of values.
+    pub(super) scales: [Vec<f32>; 2],
     /// The pages of each sequence.
     pub(super) table: Vec<u32>,
     pub(super) o_layout: Layout,
@@ -345,6 +306,12 @@ impl Size {
         f64::from(number) - 4.0
     }
 
+    /// The scale of a head's keys, or of its values: a power of two, so that nothing is rounded.
+    fn key_scale(&self, of_values: bool, head: u32) -> f64 {
+        self.scales[usize::from(of_values)]
+            .map_or(1.0, |of_heads| if of_heads { f64::from(1 + head % 2) } else { 2.0 })
+    }
+
     fn operand_head(&self, head: u32) -> u32 {
         if self.is_shared { 0 } else { head }
     }
@@ -412,7 +379,7 @@ impl Size {
             }
             let product = |(q, column): (&f64, u32)| q * self.k(of, key, key_head, column);
             let mut score: f64 = q.iter().zip(0..).map(product).sum();
-            score *= f64::from(self.scale);
+            score *= f64::from(self.scale) * self.key_scale(false, key_head);
             if self.cap != 0.0 {
                 let cap = f64::from(self.cap);
                 score = cap * (score / cap).tanh();
@@ -431,18 +398,22 @@ impl Size {
     }
 
     /// All operands and the results.
-    pub(super) fn operands(&self, of: Number, o_layout: Layout) -> Operands {
+    pub(super) fn operands(&self, of: Number, of_keys: Number, o_layout: Layout) -> Operands {
         let sequences = if self.offsets.is_some() { 1 } else { self.batch };
         let key_heads = self.key_heads();
         let [width, values] = self.columns;
-        let tensor = |axes, columns| Tensor::new(of, Layout::new(axes, columns, 8, 8));
+        // Rows begin at multiples of 16 bytes.
+        let tensor = |of: Number, axes, columns| {
+            let chunk = if of.bytes() == 1 { 16 } else { 8 };
+            Tensor::new(of, Layout::new(axes, columns, chunk, chunk))
+        };
         let key_axes = match self.page {
             // One page that nobody has.
             Some(page) => [self.batch * self.pages() + 1, page, key_heads],
             None => [sequences, self.keys, key_heads],
         };
-        let mut q = tensor([sequences, self.rows, self.heads], width);
-        let (mut k, mut v) = (tensor(key_axes, width), tensor(key_axes, values));
+        let mut q = tensor(of, [sequences, self.rows, self.heads], width);
+        let (mut k, mut v) = (tensor(of_keys, key_axes, width), tensor(of_keys, key_axes, values));
         let all_pages = self.batch * self.pages();
         // Backwards, so that no page is where its keys would be without pages.
         let table: Vec<u32> = (0..all_pages).map(|page| all_pages - page).collect();
@@ -480,8 +451,8 @@ impl Size {
                     Some(page) => [table[(number * self.pages() + key / page) as usize], key % page, head],
                     None => [index, first_key + key, head],
                 };
-                k.fill(of, place, |column| self.k(of_sequence, key, head, column));
-                v.fill(of, place, |column| self.v(of_sequence, key, head, column));
+                k.fill(of_keys, place, |column| self.k(of_sequence, key, head, column));
+                v.fill(of_keys, place, |column| self.v(of_sequence, key, head, column));
             }
             if self.slopes {
                 slopes.extend((0..self.heads).map(|head| self.slope(of_sequence, head) as f32));
@@ -489,6 +460,14 @@ impl Size {
         }
         let sinks =
             if self.sinks { (0..self.heads).map(|head| Self::sink(head) as f32).collect() } else { vec![] };
+        let scales = [false, true].map(|of_values| {
+            let count = match self.scales[usize::from(of_values)] {
+                Some(true) => key_heads,
+                Some(false) => 1,
+                None => 0,
+            };
+            (0..count).map(|head| self.key_scale(of_values, head) as f32).collect()
+        });
         let parts = self.parts();
         let part_rows = if parts > 1 { self.all_rows() * parts as usize } else { 0 };
         let mut made = Operands {
@@ -500,6 +479,7 @@ impl Size {
             blocks,
             slopes,
             sinks,
+            scales,
             table,
             o_layout,
             o: Expected::untouched(o_layout.len()),
@@ -575,7 +555,9 @@ impl Size {
         let total = weights.iter().map(|(_, weight)| weight).sum::<f64>() + (sink - largest).exp();
         for (key, weight) in weights.into_iter().filter(|&(_, weight)| weight > 1e-12) {
             for (column, (sum, size)) in sums.iter_mut().enumerate() {
-                let part = weight / total * self.v(sequence, key, head / self.group, column as u32);
+                let key_head = head / self.group;
+                let value = self.v(sequence, key, key_head, column as u32) * self.key_scale(true, key_head);
+                let part = weight / total * value;
                 *sum += part;
                 *size += part.abs();
             }

@@ -6,7 +6,8 @@ use warpsmith_emulator::{Config, LaunchError, Machine, Module, Report};
 use warpsmith_kernels::attention::CombineParams;
 
 use super::super::Problem;
-use super::case::{Expected, Number, hash};
+use super::case::{Expected, hash};
+use super::number::Number;
 use super::run::{is_right, launch};
 
 /// Rows of a block: one for each warp.

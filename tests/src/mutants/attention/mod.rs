@@ -3,6 +3,7 @@
 
 mod case;
 mod combine;
+mod number;
 mod run;
 
 use warpsmith_dsl::attention::hopper::{AttentionShape, Tile};
@@ -15,12 +16,13 @@ use warpsmith_kernels::attention_hopper::{
     Short64,
 };
 use warpsmith_kernels::attention_shapes::{
-    Few64, Few96, Few128, Few192, Few256, Rows64, Rows96, Rows128, Rows192, Rows256, Single64, Single128,
-    Single256,
+    Few64, Few96, Few128, Few192, Few256, Fp8Few64, Rows64, Rows96, Rows128, Rows192, Rows256, Single64,
+    Single128, Single256,
 };
 
 use super::Problem;
-use case::{EVERYTHING, Number, Numbers, Size, size};
+use case::{EVERYTHING, Numbers, Size, size};
+use number::Number;
 use run::{Case, Instance};
 
 /// The problems that an entry of these families is run on; none if the name is no such entry's.
@@ -34,6 +36,8 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
     };
     let instance = match parts[..] {
         ["combine", of] => return Some(combine::problems(number(of)?)),
+        ["fp8", of, columns] | ["fp8", "ada", of, columns] => fp8(number(of)?, columns, false)?,
+        ["fp8", of, columns, "few"] | ["fp8", "ada", of, columns, "few"] => fp8(number(of)?, columns, true)?,
         ["hopper", of, columns] => hopper(number(of)?, columns, false)?,
         ["hopper", of, "64", "short"] => hopper(number(of)?, "64_short", false)?,
         ["hopper", of, columns, "changed"] => hopper(number(of)?, columns, true)?,
@@ -46,7 +50,15 @@ pub(super) fn problems(name: &str) -> Option<Vec<Box<dyn Problem>>> {
         size.columns[1] = size.columns[1].min(instance.values);
         size
     };
-    let cases = sizes.into_iter().map(|size| Case::new(instance, fits(size)));
+    // Of 8 bits either type in turn, with either kind of scales and without.
+    let kinds = [Some(true), Some(false), None];
+    let of_fp8 = |(number, size): (usize, Size)| {
+        let fp8 = instance.fp8.map(|_| [Number::E4m3, Number::E5m2][number % 2]);
+        let scales = if fp8.is_some() { [kinds[number % 3], kinds[(number / 2 + 1) % 3]] } else { [None; 2] };
+        (Instance { fp8, ..instance }, Size { scales, ..size })
+    };
+    let cases =
+        sizes.into_iter().map(fits).enumerate().map(of_fp8).map(|(instance, size)| Case::new(instance, size));
     Some(cases.map(|case| Box::new(case) as Box<dyn Problem>).collect())
 }
 
@@ -61,6 +73,7 @@ fn hopper(of: Number, columns: &str, changes: bool) -> Option<Instance> {
             is_hopper: true,
             changes: CHANGES,
             is_few: false,
+            fp8: None,
         }
     }
     Some(match (columns, changes) {
@@ -79,19 +92,35 @@ fn hopper(of: Number, columns: &str, changes: bool) -> Option<Instance> {
     })
 }
 
-fn portable(of: Number, columns: &str, is_few: bool) -> Option<Instance> {
-    fn tile<S: PortableShape>(of: Number) -> Instance {
-        Instance {
-            of,
-            rows: PortableTile::<Bf16, S>::BLOCK_ROWS,
-            keys: PortableTile::<Bf16, S>::BLOCK_KEYS,
-            columns: S::COLUMNS,
-            values: S::Sums::COLUMNS,
-            is_hopper: false,
-            changes: true,
-            is_few: S::KEY_WARPS > 1,
-        }
+fn tile<S: PortableShape>(of: Number) -> Instance {
+    Instance {
+        of,
+        rows: PortableTile::<Bf16, S>::BLOCK_ROWS,
+        keys: PortableTile::<Bf16, S>::BLOCK_KEYS,
+        columns: S::COLUMNS,
+        values: S::Sums::COLUMNS,
+        is_hopper: false,
+        changes: true,
+        is_few: S::KEY_WARPS > 1,
+        fp8: None,
     }
+}
+
+/// Those of keys and values of 8 bits, of which there are two types.
+fn fp8(of: Number, columns: &str, is_few: bool) -> Option<Instance> {
+    let instance = match (columns, is_few) {
+        ("64", false) => tile::<Rows64>(of),
+        ("128", false) => tile::<Rows128>(of),
+        ("256", false) => tile::<Rows256>(of),
+        ("64", true) => tile::<Fp8Few64>(of),
+        ("128", true) => tile::<Few128>(of),
+        ("256", true) => tile::<Few256>(of),
+        _ => return None,
+    };
+    Some(Instance { fp8: Some(Number::E4m3), ..instance })
+}
+
+fn portable(of: Number, columns: &str, is_few: bool) -> Option<Instance> {
     if of == Number::F32 {
         return match (columns, is_few) {
             ("64", false) => Some(tile::<Single64>(of)),

@@ -1,7 +1,7 @@
 //! How a problem's arguments are made and its kernel is launched.
 
 use warpsmith_dsl::attention::hopper::{Ends, Rows};
-use warpsmith_dsl::attention::portable::{Pages, Parts, Strided, Tensors};
+use warpsmith_dsl::attention::portable::{Fp8Keys, Pages, Parts, Strided, Tensors};
 use warpsmith_dsl::attention::scores::{PAIRED_BIAS, PAIRED_MASK, ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::softmax::LOG2_E;
 use warpsmith_dsl::attention::work::{Sequences, Sizes};
@@ -11,11 +11,12 @@ use warpsmith_emulator::{
     Config, Interleave, L2Promotion, LaunchConfig, LaunchError, Machine, Module, OobFill, Report, Swizzle,
     TensorMap as EncodedMap, TensorMapArguments, TensorType,
 };
-use warpsmith_kernels::attention::AttentionParams;
 use warpsmith_kernels::attention_hopper::AttentionParams as HopperParams;
+use warpsmith_kernels::attention_shapes::AttentionParams;
 
 use super::super::Problem;
-use super::case::{Expected, Layout, Number, Operands, Size};
+use super::case::{Expected, Layout, Operands, Size};
+use super::number::Number;
 
 /// A kernel, as far as launches depend on it.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +34,8 @@ pub(super) struct Instance {
     pub(super) changes: bool,
     /// Whether it is for few rows.
     pub(super) is_few: bool,
+    /// The type of keys and values, if they have 8 bits.
+    pub(super) fp8: Option<Number>,
 }
 
 pub(super) struct Case {
@@ -49,7 +52,7 @@ impl Case {
         // The copy engine wants whole chunks; without it rows may begin anywhere.
         let (align, gap) = if instance.is_hopper { (8, 8) } else { (1, 1) };
         let o = Layout::new([sequences, size.rows, size.heads], values, align, gap);
-        let operands = size.operands(instance.of, o);
+        let operands = size.operands(instance.of, instance.fp8.unwrap_or(instance.of), o);
         Self { name: format!("{size:?}"), instance, size, operands }
     }
 
@@ -113,6 +116,18 @@ impl Memory<'_> {
             offsets_k: words(offsets.map(|[_, k]| k))?,
             lengths_q: words(size.lengths[0].as_ref())?,
             lengths_k: words(size.lengths[1].as_ref())?,
+        })
+    }
+
+    fn fp8_keys(&self, size: &Size, operands: &Operands, of: Number) -> Result<Fp8Keys, LaunchError> {
+        let [k_head, v_head] = size.scales.map(|scales| u32::from(scales == Some(true)));
+        Ok(Fp8Keys {
+            k_scale: self.numbers(&operands.scales[0])?,
+            v_scale: self.numbers(&operands.scales[1])?,
+            k_head,
+            v_head,
+            is_e5m2: u32::from(of == Number::E5m2),
+            reserved: 0,
         })
     }
 
@@ -286,8 +301,13 @@ impl Problem for Case {
                 keys: size.part.unwrap_or(size.keys.next_multiple_of(instance.keys)),
             };
             let p = AttentionParams { sizes, sequences };
-            let arguments = (tensors, lse, parts, changes, p);
-            let report = launch(&machine, module, shared_bytes, tiles * parts.count, arguments)?;
+            let blocks = tiles * parts.count;
+            let report = if let Some(of_keys) = instance.fp8 {
+                let fp8 = memory.fp8_keys(size, operands, of_keys)?;
+                launch(&machine, module, shared_bytes, blocks, (tensors, lse, parts, changes, fp8, p))?
+            } else {
+                launch(&machine, module, shared_bytes, blocks, (tensors, lse, parts, changes, p))?
+            };
             let is_sound = is_right(&machine, sums, Number::F32, &operands.part_sums)?
                 && is_right(&machine, part_lse, Number::F32, &operands.part_lse)?;
             (report, is_sound)

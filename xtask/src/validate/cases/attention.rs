@@ -2,7 +2,7 @@
 
 use warpsmith::ops::attention::{Alignment, Way, Window};
 use warpsmith::{DType, Device, DeviceKind};
-use warpsmith_lab::cases::{AttentionCase, AttentionLayout, Data, Sequences, Slopes};
+use warpsmith_lab::cases::{AttentionCase, AttentionLayout, Data, KeyScales, Sequences, Slopes};
 
 use Alignment::{BottomRight, TopLeft};
 
@@ -11,6 +11,8 @@ use crate::random::Random;
 
 /// The types of attention.
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+/// Those of keys and values of 8 bits.
+const FP8: [DType; 2] = [DType::F8E4M3, DType::F8E5M2];
 /// The most columns of f32 that every device takes, and the shared memory that more of them take.
 const WIDE: (usize, u32) = (128, 112 << 10);
 
@@ -94,6 +96,9 @@ pub(in super::super) fn attentions(level: Level, device: &Device, seed: u64) -> 
         }
         cases.extend(options(&case(OF_OPTIONS)));
         cases.extend(edges(&case));
+        if dtype != DType::F32 {
+            cases.extend(of_fp8(&case));
+        }
         if level == Level::Full {
             cases.extend(long_edges(&case, on_gpu));
         }
@@ -127,8 +132,9 @@ fn causal(case: AttentionCase, alignment: Alignment) -> AttentionCase {
 /// The case with one key that has all the weight of a row, if the columns can tell its keys apart.
 fn exact(case: AttentionCase) -> Option<AttentionCase> {
     let digits = u32::try_from(case.width / 3).unwrap_or(u32::MAX);
+    let base: usize = if case.keys_dtype.is_some() { 3 } else { 16 };
     let keys = (0..case.sequences.batch()).map(|b| case.sequences.lengths(b)[1]).max().unwrap_or(0);
-    (16usize.saturating_pow(digits) >= keys).then_some(AttentionCase { data: Data::Integers, ..case })
+    (base.saturating_pow(digits) >= keys).then_some(AttentionCase { data: Data::Integers, ..case })
 }
 
 /// Every option alone, with every way that it can be told.
@@ -197,6 +203,49 @@ fn options(case: &AttentionCase) -> Vec<AttentionCase> {
         cases.extend(exact(case.clone()));
         cases.extend(exact(causal(case.clone(), BottomRight)));
         cases.push(case);
+    }
+    cases
+}
+
+/// Keys and values of 8 bits: sizes, scales, sequences and options.
+fn of_fp8(case: &impl Fn(Size) -> AttentionCase) -> Vec<AttentionCase> {
+    let of = |case: AttentionCase, keys_dtype, key_scales| AttentionCase {
+        keys_dtype: Some(keys_dtype),
+        key_scales,
+        ..case
+    };
+    let [tensor, heads] = [KeyScales::OfTensor, KeyScales::OfHeads].map(Some);
+    let mut cases = Vec::new();
+    for (number, size) in QUICK_SIZES.into_iter().enumerate() {
+        let keys_dtype = FP8[number % 2];
+        let scales = [[None, tensor, heads][number % 3], [heads, None, tensor][number % 3]];
+        cases.push(of(case(size), keys_dtype, scales));
+        cases.extend(exact(causal(of(case(size), keys_dtype, scales), BottomRight)));
+    }
+    for keys_dtype in FP8 {
+        let one = of(case(OF_OPTIONS), keys_dtype, [heads, heads]);
+        let lengths = vec![[70, 90], [1, 0], [0, 90], [33, 65]];
+        cases.extend([
+            AttentionCase { page_size: Some(9), ..one.clone() },
+            AttentionCase { mask: Some([true, false, false, false]), sinks: true, ..one.clone() },
+            AttentionCase { soft_cap: Some(0.5), slopes: Some(Slopes::OfHeads), ..one.clone() },
+            AttentionCase { layout: AttentionLayout::Heads, ..one.clone() },
+            AttentionCase { layout: AttentionLayout::Among, ..one.clone() },
+            causal(
+                AttentionCase { sequences: Sequences::Packed(lengths.clone()), ..one.clone() },
+                BottomRight,
+            ),
+            AttentionCase {
+                sequences: Sequences::Padded { rows: 70, keys: 90, lengths },
+                page_size: Some(30),
+                ..one.clone()
+            },
+            AttentionCase {
+                sequences: Sequences::Equal { batch: 2, rows: 1, keys: 1536 },
+                page_size: Some(16),
+                ..one
+            },
+        ]);
     }
     cases
 }
@@ -352,6 +401,11 @@ fn drawn(dtype: DType, random: &mut Random) -> AttentionCase {
         let right = if random.chance(50) { Some(0) } else { reach(random) };
         case.window = Window::new(reach(random), right, *random.pick(&[TopLeft, BottomRight]));
     }
+    if dtype != DType::F32 && random.chance(25) {
+        case.keys_dtype = Some(*random.pick(&FP8));
+        case.key_scales =
+            [(); 2].map(|()| *random.pick(&[None, Some(KeyScales::OfTensor), Some(KeyScales::OfHeads)]));
+    }
     let axes = |random: &mut Random| [(); 4].map(|()| random.chance(40));
     case.mask = (!is_packed && random.chance(40)).then(|| axes(random));
     case.blocks = (!is_packed && random.chance(30)).then(|| {
@@ -378,7 +432,7 @@ mod tests {
     use warpsmith_lab::cases::{AttentionCase, Data, Sequences};
 
     use super::super::Level;
-    use super::{TYPES, WIDE, attentions};
+    use super::{FP8, TYPES, WIDE, attentions};
 
     #[test]
     fn each_level_holds_more_cases_and_every_option_is_among_the_first() {
@@ -393,6 +447,11 @@ mod tests {
         assert!(has(|case| case.blocks.is_some()) && has(|case| case.slopes.is_some()));
         assert!(has(|case| case.sinks) && has(|case| case.soft_cap.is_some()));
         assert!(has(|case| case.data == Data::Integers));
+        for keys_dtype in FP8 {
+            let is = |case: &&AttentionCase| case.keys_dtype == Some(keys_dtype);
+            assert!(quick.iter().filter(is).any(|case| case.page_size.is_some()));
+            assert!(quick.iter().filter(is).any(|case| case.data == Data::Integers));
+        }
         assert!(has(|case| case.page_size == Some(1)) && has(|case| case.page_size > Some(100)));
         let all_at_once = |case: &&warpsmith_lab::cases::AttentionCase| {
             case.bias.is_some() && case.slopes.is_some() && case.sinks && case.soft_cap.is_some()

@@ -14,9 +14,9 @@ use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
-    LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase, MatmulCase, NormCase, Placement, Residence,
-    RotaryCase, RoutingCase, RoutingKind, ScaleKind, ScaledBackwardCase, ScaledCase, Scales, SlopesFrom,
-    SoftmaxCase, Terms, TopkCase, UpdateBackwardCase, UpdateCase,
+    KeyScales, LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase, MatmulCase, NormCase, Placement,
+    Residence, RotaryCase, RoutingCase, RoutingKind, ScaleKind, ScaledBackwardCase, ScaledCase, Scales,
+    SlopesFrom, SoftmaxCase, Terms, TopkCase, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 
@@ -650,6 +650,20 @@ fn attentions(target: Target, has_kernels: bool) -> Vec<AttentionCase> {
             ] {
                 let case = AttentionCase::new(dtype, [2, rows, 390], [2, 3], width);
                 cases.push(AttentionCase { sinks, way, page_size, ..case });
+            }
+            if dtype == DType::F32 || ![40, 128, 256].contains(&width) {
+                continue;
+            }
+            for (rows, way, page_size, keys_dtype) in [
+                (70, None, None, DType::F8E4M3),
+                (70, Some(AttentionWay::Split), Some(30), DType::F8E5M2),
+                (3, None, Some(30), DType::F8E4M3),
+                (3, None, None, DType::F8E5M2),
+            ] {
+                let key_scales = [Some(KeyScales::OfHeads); 2];
+                let keys_dtype = Some(keys_dtype);
+                let case = AttentionCase::new(dtype, [2, rows, 390], [2, 3], width);
+                cases.push(AttentionCase { way, page_size, keys_dtype, key_scales, ..case });
             }
         }
     }
