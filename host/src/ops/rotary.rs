@@ -1,5 +1,6 @@
 //! Rotary position embedding: pairs of elements of each head, turned by angles that grow with the token's position.
 
+mod positions;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,7 @@ use crate::ops::rows::{MOST_BLOCKS, RowElement, widened};
 use crate::ops::{CHUNK_BYTES, Implementation, SIDE_LIMIT};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{Element, Tensor};
+pub(crate) use positions::positions;
 
 /// The operation's name in errors.
 const OPERATION: &str = "rotary";

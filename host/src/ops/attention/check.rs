@@ -33,6 +33,7 @@ impl<'a, T: AttentionInput, K: AttentionKeys<T>> Operands<'a, T, K> {
             device.expect_same(OPERATION, "stream", stream.device())?;
         }
         let problem = self.problem()?;
+        self.check_rotary()?;
         let stream = stream.cloned().unwrap_or_else(|| device.default_stream());
         Ok(Checked { operands: self, problem, stream })
     }
@@ -297,6 +298,14 @@ impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
         if self.problem.is_empty() {
             return Ok(());
         }
+        let Some(rotary) = &self.operands.rotary else { return self.compute(y, lse) };
+        let (q, k) = self.operands.turned(rotary, &self.stream)?;
+        let operands = Operands { q: &q, k: &k, rotary: None, ..*self.operands };
+        operands.check(Some(&self.stream))?.compute(y, lse)
+    }
+
+    /// The same of queries and keys that are turned.
+    fn compute(&self, y: &mut Tensor<T>, lse: Option<&mut Tensor<f32>>) -> Result<()> {
         match self.operands.q.device().kind() {
             DeviceKind::Cpu => self.run_on_cpu(y, lse),
             _ => launch::launch(self, y, lse),

@@ -1,15 +1,14 @@
 //! The types of keys and values: that of the queries, or 8 bits.
 
 use float8::{F8E4M3, F8E5M2};
-use half::{bf16, f16};
 
 use super::AttentionInput;
-use super::launch::{Fp8Kernels, Instance, PortableKernels};
+use super::launch::{Instance, PortableKernels};
 use crate::cpu::Operand as CpuOperand;
 use crate::device::Device;
 use crate::tensor::{Element, Tensor};
 
-/// A type of keys and values for queries of type `T`: `T` itself, and for f16 and bf16 also [`F8E4M3`] and [`F8E5M2`].
+/// A type of keys and values for queries of type `T`: `T` itself, [`F8E4M3`] and [`F8E5M2`]. GPUs have kernels of the latter for f16 and bf16.
 pub trait AttentionKeys<T: Element>: Element + CpuOperand {
     /// Whether they have 8 bits.
     #[doc(hidden)]
@@ -18,6 +17,10 @@ pub trait AttentionKeys<T: Element>: Element + CpuOperand {
     /// A tensor of keys, if they are of type `T`.
     #[doc(hidden)]
     fn native(keys: &Tensor<Self>) -> Option<&Tensor<T>>;
+
+    /// A tensor of queries as one of keys, if they are of the same type.
+    #[doc(hidden)]
+    fn of_native(keys: Tensor<T>) -> Option<Tensor<Self>>;
 
     /// The kernel for every such device, for heads of so many columns and values, for few rows or for many.
     #[doc(hidden)]
@@ -32,6 +35,10 @@ impl<T: AttentionInput> AttentionKeys<T> for T {
         Some(keys)
     }
 
+    fn of_native(keys: Tensor<T>) -> Option<Tensor<Self>> {
+        Some(keys)
+    }
+
     #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
     fn instance(device: &Device, width: usize, value_width: usize, few: bool) -> Option<Instance<T>> {
         <T as PortableKernels>::instance(width, value_width, few).filter(|instance| instance.runs_on(device))
@@ -39,29 +46,28 @@ impl<T: AttentionInput> AttentionKeys<T> for T {
 }
 
 macro_rules! fp8_keys {
-    ($($keys:ident of $element:ident;)*) => {
+    ($($keys:ident),*) => {
         $(
-            impl AttentionKeys<$element> for $keys {
+            impl<T: AttentionInput> AttentionKeys<T> for $keys {
                 const IS_FP8: bool = true;
 
-                fn native(_: &Tensor<Self>) -> Option<&Tensor<$element>> {
+                fn native(_: &Tensor<Self>) -> Option<&Tensor<T>> {
+                    None
+                }
+
+                fn of_native(_: Tensor<T>) -> Option<Tensor<Self>> {
                     None
                 }
 
                 #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
                 fn instance(
                     device: &Device, width: usize, value_width: usize, few: bool
-                ) -> Option<Instance<$element>> {
-                    let instances = <$element as Fp8Kernels>::instances(width, value_width, few);
+                ) -> Option<Instance<T>> {
+                    let instances = <T as PortableKernels>::fp8_instances(width, value_width, few);
                     instances.into_iter().flatten().find(|instance| instance.runs_on(device))
                 }
             }
         )*
     };
 }
-fp8_keys! {
-    F8E4M3 of f16;
-    F8E4M3 of bf16;
-    F8E5M2 of f16;
-    F8E5M2 of bf16;
-}
+fp8_keys!(F8E4M3, F8E5M2);

@@ -9,7 +9,7 @@ mod hopper;
 mod instances;
 mod portable;
 
-pub(super) use instances::{Fp8Kernels, Instance, Kernels as PortableKernels};
+pub(super) use instances::{Instance, Kernels as PortableKernels};
 use warpsmith_dsl::attention::portable::{Fp8Keys, Pages};
 use warpsmith_dsl::attention::scores::{PAIRED_BIAS, PAIRED_MASK, ScoreOperands, ScoreStrides};
 use warpsmith_dsl::attention::window::Window;
@@ -106,7 +106,7 @@ fn no_kernel<T: AttentionInput, K: AttentionKeys<T>>(checked: &Checked<'_, '_, T
         operation: OPERATION,
         device: device.to_string(),
         expected: format!(
-            "compute capability 8.0 or later, at most {MAX_COLUMNS} columns of q and of v (in f32 128 of q, where a block has less than 112 KiB of shared memory), and less than 2^30 rows and keys, and 2^31 tiles of all heads and sequences"
+            "compute capability 8.0 or later, 16-bit q where k has 8 bits, at most {MAX_COLUMNS} columns of q and of v (in f32 128 of q, where a block has less than 112 KiB of shared memory), and less than 2^30 rows and keys, and 2^31 tiles of all heads and sequences"
         ),
         actual: format!(
             "compute capability {major}.{minor}, {dtype} with keys of {of_keys}, {width} and {value_width} columns, {batch} sequences of {heads} heads, {rows} rows and {keys} keys, {} KiB of shared memory",
@@ -185,6 +185,14 @@ impl<T: AttentionInput, K: AttentionKeys<T>> Operands<'_, T, K> {
 }
 
 impl<T: AttentionInput, K: AttentionKeys<T>> Checked<'_, '_, T, K> {
+    /// Whether kernels read q, and k, in place. Those that are turned before are without gaps.
+    fn are_in_place(&self) -> [bool; 2] {
+        let of = self.operands;
+        let Some(rotary) = &of.rotary else { return [is_aligned(of.q), is_aligned(of.k)] };
+        let is_dense = (self.problem.width * size_of::<T>()).is_multiple_of(CHUNK_BYTES);
+        [is_dense, if rotary.turns_keys() { is_dense } else { is_aligned(of.k) }]
+    }
+
     /// The pages of keys and values, as kernels take them.
     fn pages(&self) -> Pages {
         let Some((table, paging)) = self.operands.pages.zip(self.problem.pages) else {

@@ -9,6 +9,7 @@ mod launch;
 mod on_cpu;
 mod operands;
 mod problem;
+mod rotary;
 
 use half::{bf16, f16};
 
@@ -16,11 +17,13 @@ pub use crate::cpu::{Alignment, Window};
 pub use keys::AttentionKeys;
 #[doc(hidden)]
 pub use launch::Way;
+pub use rotary::Rotary;
 
 use crate::cpu::{FromAccumulator, Operand as CpuOperand};
 use crate::device::DeviceKind;
 use crate::error::Result;
 use crate::ops::Implementation;
+use crate::ops::rotary::RotaryElement;
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 
@@ -30,7 +33,10 @@ use operands::{BlockMask, Operands, Packing};
 const OPERATION: &str = "attention";
 
 /// An element type of queries, keys and values.
-pub trait AttentionInput: Element + CpuOperand + FromAccumulator<f32> + launch::Kernels {}
+pub trait AttentionInput:
+    Element + CpuOperand + FromAccumulator<f32> + launch::Kernels + RotaryElement
+{
+}
 
 impl AttentionInput for f16 {}
 impl AttentionInput for bf16 {}
@@ -229,6 +235,32 @@ impl<'a, T: AttentionInput, K: AttentionKeys<T>> AttentionOp<'a, T, K> {
         self
     }
 
+    /// Turns queries and keys by rotary position embedding before their products, as [`ops::rotary`](crate::ops::rotary()) does.
+    ///
+    /// They are turned into tensors of their own by a launch each, rounded to their type, and the result has the bits that it has of these. A key is turned once,
+    /// however many queries attend to it. With [`queries_only`](Rotary::queries_only) keys are as they are.
+    ///
+    /// ```
+    /// use ndarray::Array;
+    /// use warpsmith::ops::attention::{Alignment, Rotary};
+    /// use warpsmith::ops::{self, RotaryTable};
+    /// use warpsmith::{Device, Tensor};
+    ///
+    /// let device = Device::cpu();
+    /// let table = RotaryTable::new(&device, 10_000.0, 8, 100)?;
+    /// let q = Tensor::from_array(&device, &Array::from_shape_fn((1, 3, 2, 8), |(_, i, h, d)| (i + h * d) as f32))?;
+    /// let k = Tensor::from_array(&device, &Array::from_shape_fn((1, 3, 1, 8), |(_, j, _, d)| (j * d) as f32))?;
+    /// let y = ops::attention(&q, &k, &k).rotary(Rotary::new(&table)).causal(Alignment::TopLeft).run()?;
+    /// let (q, turned) = (ops::rotary(&q, &table).run()?, ops::rotary(&k, &table).run()?);
+    /// let expected = ops::attention(&q, &turned, &k).causal(Alignment::TopLeft).run()?;
+    /// assert_eq!(y.to_vec()?, expected.to_vec()?);
+    /// # Ok::<(), warpsmith::Error>(())
+    /// ```
+    pub fn rotary(mut self, rotary: impl Into<Option<Rotary<'a>>>) -> Self {
+        self.operands.rotary = rotary.into();
+        self
+    }
+
     /// Computes it in this way, where it can be computed so.
     #[doc(hidden)]
     pub fn way(mut self, way: impl Into<Option<Way>>) -> Self {
@@ -248,7 +280,7 @@ impl<'a, T: AttentionInput, K: AttentionKeys<T>> AttentionOp<'a, T, K> {
     ///
     /// [`Error::Shape`] if the operands' shapes do not fit together, [`Error::Stride`] if elements of the last axis of `q`, `k`, `v` or a table of pages are not
     /// contiguous, or lengths, offsets, slopes, sinks or scales have gaps, [`Error::DeviceMismatch`] if an operand or the stream is another device's, [`Error::Argument`] for a scale that is
-    /// not finite, a soft cap that is not finite and above 0, blocks of no rows or keys, what packed sequences do not have, and scales of keys that are not of 8 bits,
+    /// not finite, a soft cap that is not finite and above 0, blocks of no rows or keys, what packed sequences do not have, scales of keys that are not of 8 bits, and rotations of keys that cannot be turned or of positions that the table lacks,
     /// [`Error::SizeLimit`] for axes of 2³¹ and more, [`Error::UnsupportedDevice`] if no kernel of the device takes the sizes; whatever allocating
     /// the result, loading the kernel and launching it may return.
     ///
@@ -314,9 +346,12 @@ impl<'a, T: AttentionInput, K: AttentionKeys<T>> AttentionOp<'a, T, K> {
         if checked.problem.is_empty() {
             return Ok(Implementation::Empty);
         }
-        match checked.operands.q.device().kind() {
-            DeviceKind::Cpu => Ok(Implementation::Cpu),
-            _ => launch::implementation(&checked),
+        match (checked.operands.q.device().kind(), &self.operands.rotary) {
+            (DeviceKind::Cpu, _) => Ok(Implementation::Cpu),
+            (_, Some(rotary)) => {
+                Ok(checked.operands.rotary_implementation(rotary)?.then(launch::implementation(&checked)?))
+            }
+            (_, None) => launch::implementation(&checked),
         }
     }
 }

@@ -1,13 +1,14 @@
 //! What an attention's builder has been told.
 
 use super::launch::Way;
+use super::rotary::Rotary;
 use crate::cpu::Window;
 use crate::device::Device;
 use crate::stream::Operand;
 use crate::tensor::{Element, Span, Tensor};
 
 /// The operands and options of an attention.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Operands<'a, T: Element, K: Element> {
     pub(super) q: &'a Tensor<T>,
     pub(super) k: &'a Tensor<K>,
@@ -27,6 +28,8 @@ pub(super) struct Operands<'a, T: Element, K: Element> {
     pub(super) packing: Option<Packing<'a>>,
     /// Of each sequence, which pages of k and v are its own.
     pub(super) pages: Option<&'a Tensor<u32>>,
+    /// How q and k are turned first.
+    pub(super) rotary: Option<Rotary<'a>>,
     /// How it is computed, where it can be computed so.
     pub(super) way: Option<Way>,
 }
@@ -77,6 +80,7 @@ impl<'a, T: Element, K: Element> Operands<'a, T, K> {
             lengths: [None; 2],
             packing: None,
             pages: None,
+            rotary: None,
             way: None,
         }
     }
@@ -103,7 +107,7 @@ impl<'a, T: Element, K: Element> Operands<'a, T, K> {
     }
 
     /// Everything that is read.
-    pub(super) fn inputs(&self) -> impl Iterator<Item = Input<'a>> + use<'a, T, K> {
+    pub(super) fn inputs(&self) -> impl Iterator<Item = Input<'a>> + use<'_, 'a, T, K> {
         let ([lengths_q, lengths_k], [k_scale, v_scale]) = (self.lengths, self.scales);
         [
             Some(Input::new("q", self.q)),
@@ -124,5 +128,13 @@ impl<'a, T: Element, K: Element> Operands<'a, T, K> {
         ]
         .into_iter()
         .flatten()
+        .chain(self.rotary.iter().map(|rotary| Input::new("rotary table", rotary.angles())))
+        .chain(
+            self.rotary
+                .iter()
+                .flat_map(|rotary| rotary.tensors())
+                .flatten()
+                .map(|(name, x)| Input::new(name, x)),
+        )
     }
 }

@@ -3,6 +3,7 @@
 mod fp8;
 mod naive;
 mod refused;
+mod rotary;
 
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};

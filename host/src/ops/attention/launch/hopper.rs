@@ -164,8 +164,8 @@ impl Plan {
         &self,
         checked: &Checked<'_, '_, T, K>,
     ) -> Implementation {
-        let operands = checked.operands;
-        let in_place = [is_aligned(operands.q), is_aligned(operands.k), checked.v_is_in_place()];
+        let [q, k] = checked.are_in_place();
+        let in_place = [q, k, checked.v_is_in_place()];
         let copies = in_place.into_iter().filter(|is| !is).count();
         let device = checked.stream.device();
         Implementation::kernel(device, self.instance.declaration.name, self.blocks).with_copies(copies)

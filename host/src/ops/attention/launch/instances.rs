@@ -78,10 +78,14 @@ pub trait Kernels: Element {
     /// The kernel for heads of so many columns and values, for few rows or for many.
     #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
     fn instance(width: usize, value_width: usize, few: bool) -> Option<Instance<Self>>;
+
+    /// Those for keys and values of 8 bits, the faster one first.
+    #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+    fn fp8_instances(width: usize, value_width: usize, few: bool) -> [Option<Instance<Self>>; 2];
 }
 
 macro_rules! kernels {
-    ($element:ident $device:ident, $columns:expr, rows: [$($rows:literal $of_rows:ident),*], few: [$($few:literal $of_few:ident),*]) => {
+    ($element:ident $device:ident, $columns:expr, rows: [$($rows:literal $of_rows:ident),*], few: [$($few:literal $of_few:ident),*], fp8: [$($fp8:literal $of_fp8:ident $of_few_fp8:ident),*]) => {
         impl Kernels for $element {
             #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
             fn instance(width: usize, value_width: usize, few: bool) -> Option<Instance<Self>> {
@@ -92,7 +96,24 @@ macro_rules! kernels {
                     _ => return None,
                 })
             }
+
+            #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
+            fn fp8_instances(width: usize, value_width: usize, few: bool) -> [Option<Instance<Self>>; 2] {
+                match (width.max(value_width), few) {
+                    $(
+                        (..=$fp8, false) => kernels!(@of_fp8 $device, $of_fp8),
+                        (..=$fp8, true) => kernels!(@of_fp8 $device, $of_few_fp8),
+                    )*
+                    _ => [None, None],
+                }
+            }
         }
+    };
+    (@of_fp8 $device:ident, $shape:ident) => {
+        [
+            Some(Instance::of_fp8::<attention_fp8_ada<$device, $shape>, attention_combine<$device>, $shape>((8, 9))),
+            Some(Instance::of_fp8::<attention_fp8<$device, $shape>, attention_combine<$device>, $shape>((8, 0))),
+        ]
     };
     (@of $device:ident, $shape:ident) => { Instance::of::<attention<$device, $shape>, attention_combine<$device>, $shape>() };
 }
@@ -102,49 +123,14 @@ macro_rules! half_kernels {
             $element $device,
             usize::max,
             rows: [64 Rows64, 96 Rows96, 128 Rows128, 192 Rows192, 256 Rows256],
-            few: [64 Few64, 96 Few96, 128 Few128, 192 Few192, 256 Few256]
+            few: [64 Few64, 96 Few96, 128 Few128, 192 Few192, 256 Few256],
+            fp8: [64 Rows64 Fp8Few64, 128 Rows128 Few128, 256 Rows256 Few256]
         );)*
     };
 }
 half_kernels!(f16 F16, bf16 Bf16);
 // What values have more columns than a kernel takes another launch.
-kernels!(f32 f32, |width, values| width.max(values.min(128)), rows: [64 Single64, 128 Single128, 256 Single256], few: []);
-
-/// The kernels of an element type for keys and values of 8 bits.
-#[doc(hidden)]
-pub(in super::super) trait Fp8Kernels: Element {
-    /// Those for heads of so many columns and values, for few rows or for many, the faster ones first.
-    #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
-    fn instances(width: usize, value_width: usize, few: bool) -> [Option<Instance<Self>>; 2];
-}
-
-macro_rules! fp8_kernels {
-    ($($element:ident $device:ident),*) => {
-        $(
-            impl Fp8Kernels for $element {
-                #[allow(private_interfaces, reason = "nothing outside this crate implements or calls it")]
-                fn instances(width: usize, value_width: usize, few: bool) -> [Option<Instance<Self>>; 2] {
-                    match (width.max(value_width), few) {
-                        (..=64, false) => fp8_kernels!(@of $device, Rows64),
-                        (..=128, false) => fp8_kernels!(@of $device, Rows128),
-                        (..=256, false) => fp8_kernels!(@of $device, Rows256),
-                        (..=64, true) => fp8_kernels!(@of $device, Fp8Few64),
-                        (..=128, true) => fp8_kernels!(@of $device, Few128),
-                        (..=256, true) => fp8_kernels!(@of $device, Few256),
-                        _ => [None, None],
-                    }
-                }
-            }
-        )*
-    };
-    (@of $device:ident, $shape:ident) => {
-        [
-            Some(Instance::of_fp8::<attention_fp8_ada<$device, $shape>, attention_combine<$device>, $shape>((8, 9))),
-            Some(Instance::of_fp8::<attention_fp8<$device, $shape>, attention_combine<$device>, $shape>((8, 0))),
-        ]
-    };
-}
-fp8_kernels!(f16 F16, bf16 Bf16);
+kernels!(f32 f32, |width, values| width.max(values.min(128)), rows: [64 Single64, 128 Single128, 256 Single256], few: [], fp8: []);
 
 impl<T: Element> Instance<T>
 where

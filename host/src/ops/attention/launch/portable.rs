@@ -99,8 +99,8 @@ impl<T: AttentionInput> Plan<T> {
         &self,
         checked: &Checked<'_, '_, T, K>,
     ) -> Implementation {
-        let operands = checked.operands;
-        let in_place = [is_aligned(operands.q), is_aligned(operands.k), is_aligned(operands.v)];
+        let [q, k] = checked.are_in_place();
+        let in_place = [q, k, is_aligned(checked.operands.v)];
         let copies = in_place.into_iter().filter(|is| !is).count();
         let device = checked.stream.device();
         let first = Implementation::kernel(device, self.instance.name(), self.blocks);
