@@ -9,7 +9,9 @@ mod peer;
 mod training;
 mod update;
 
-pub use attention::{Attention, AttentionConfig, AttentionForward, AttentionNames, KvCache};
+pub use attention::{
+    Attention, AttentionConfig, AttentionForward, AttentionNames, CacheFormat, KvCache, KvCacheConfig,
+};
 pub use embedding::Embedding;
 pub use experts::{ExpertOptions, Experts};
 pub use linear::Linear;

@@ -96,7 +96,7 @@ pub(super) fn drawn_attention_layers_are_their_operations_step_by_step(
             for (b, (tokens, &rows)) in tokens.iter_mut().zip(rows).enumerate() {
                 tokens.extend(x.slice(0, b..b + 1)?.slice(1, 0..rows)?.to_vec()?);
                 let keys = tokens.len() / INPUT;
-                assert_eq!(cache.lengths()[b], keys);
+                assert_eq!(cache.lengths()?[b], keys);
                 let x = Tensor::from_slice(device, tokens, [1, keys, INPUT])?;
                 let projected = layer.projections();
                 let [q, k, v] = if let [q, k, v] = projected {

@@ -1,12 +1,14 @@
 //! A forward pass of an attention layer.
 
-use super::{Attention, KvCache, OPERATION, Projection};
+use super::cache::{First, KvCache, Step, Stored, of_stored};
+use super::{Attention, OPERATION, Projection};
 use crate::error::{Error, Result};
 use crate::ops;
-use crate::ops::attention::{Alignment, AttentionInput, AttentionOp};
+use crate::ops::attention::{Alignment, AttentionInput, AttentionKeys, AttentionOp};
 use crate::ops::linear::LinearInput;
+use crate::ops::rotary::positions;
 use crate::stream::Stream;
-use crate::tensor::Tensor;
+use crate::tensor::{Element, Tensor};
 
 /// A forward pass that has yet to run; see [`Attention::operation`].
 #[derive(Debug)]
@@ -26,7 +28,8 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
         Self { layer, x, lengths: None, offsets: None, cache: None, rows: None, stream: None }
     }
 
-    /// Only the first `lengths[b]` rows of sequence b count, of padded sequences: `[B]`. Not with a cache.
+    /// Only the first `lengths[b]` rows of sequence b count, of padded sequences: `[B]`. With a cache only if [it has lengths on the
+    /// device](super::KvCacheConfig::lengths_on_device): as many are appended.
     ///
     /// The rows beyond have the output's bias, or zeros.
     pub fn lengths(mut self, lengths: impl Into<Option<&'a Tensor<u32>>>) -> Self {
@@ -51,7 +54,7 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
     /// With a cache, only the first `rows[b]` rows of sequence b count and are appended: prompts of different lengths, or sequences that pause.
     ///
     /// The rows beyond have the output's bias, or zeros. Where sequences differ, their lengths are uploaded, for which the host waits for the stream: once in 64
-    /// steps while each step appends the same rows of 0 or 1, else in each step.
+    /// steps while each step appends the same rows of 0 or 1, else in each step. Not with a cache that has lengths on the device.
     pub fn rows(mut self, rows: impl Into<Option<&'a [usize]>>) -> Self {
         self.rows = rows.into();
         self
@@ -75,7 +78,8 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
         self.run_with(|attended, stream| output.forward_on(attended, stream))
     }
 
-    /// As [`run`](Self::run), into `y`, whose last axis is contiguous. Without a cache the work can be [captured](Stream::capture).
+    /// As [`run`](Self::run), into `y`, whose last axis is contiguous. Without a cache, or with one that has lengths on the device, the work can be
+    /// [captured](Stream::capture).
     ///
     /// # Errors
     ///
@@ -89,19 +93,16 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
     fn run_with<R>(mut self, finish: impl FnOnce(&Tensor<T>, &Stream) -> Result<R>) -> Result<R> {
         let stream = self.stream.cloned().unwrap_or_else(|| self.layer.device().default_stream());
         let mut cache = self.cache.take();
-        let before = cache.as_ref().map(|cache| cache.lengths().to_vec());
-        let attended = self.attend(cache.as_deref_mut(), &stream);
-        let finished = attended.and_then(|attended| finish(&attended, &stream));
-        if finished.is_err()
-            && let Some((cache, before)) = cache.zip(before)
-        {
-            cache.restore(before);
+        let (attended, step) = self.attend(cache.as_deref_mut(), &stream)?;
+        let finished = finish(&attended, &stream)?;
+        if let Some((cache, step)) = cache.zip(step) {
+            cache.commit(&step, &stream)?;
         }
-        finished
+        Ok(finished)
     }
 
-    /// The results of all heads: `[.., H · Dv]`.
-    fn attend(&self, cache: Option<&mut KvCache<T>>, stream: &Stream) -> Result<Tensor<T>> {
+    /// The results of all heads: `[.., H · Dv]`, and a step that a cache has to commit.
+    fn attend(&self, cache: Option<&mut KvCache<T>>, stream: &Stream) -> Result<(Tensor<T>, Option<Step>)> {
         let &Self { layer, x, lengths, offsets, rows, .. } = self;
         layer.device().expect_same(OPERATION, "x", x.device())?;
         layer.device().expect_same(OPERATION, "stream", stream.device())?;
@@ -118,16 +119,25 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
             let (expected, actual) = (expected.into(), format!("a tensor of shape {shape:?}"));
             Err(Error::Argument { operation: OPERATION, argument, expected, actual })
         };
-        let attended = match cache {
+        let (attended, step) = match cache {
             Some(cache) => {
-                let none = "none with a cache, which has lengths of its own";
-                if let Some(lengths) = lengths {
-                    return refused("lengths", none, lengths.shape());
-                }
                 if let Some(offsets) = offsets {
-                    return refused("offsets", none, offsets.shape());
+                    return refused(
+                        "offsets",
+                        "none with a cache, which has lengths of its own",
+                        offsets.shape(),
+                    );
                 }
-                layer.attend_cached(x, rows, cache, stream)?
+                let rows = match (rows, lengths) {
+                    (Some(_), Some(lengths)) => {
+                        return refused("lengths", "none with `rows`, which say the same", lengths.shape());
+                    }
+                    (Some(rows), None) => Rows::OnHost(rows),
+                    (None, Some(lengths)) => Rows::OnDevice(lengths),
+                    (None, None) => Rows::All,
+                };
+                let (attended, step) = layer.attend_cached(x, rows, cache, stream)?;
+                (attended, Some(step))
             }
             None => {
                 if let Some(rows) = rows {
@@ -138,22 +148,50 @@ impl<'a, T: AttentionInput + LinearInput> AttentionForward<'a, T> {
                         actual: format!("{} of them", rows.len()),
                     });
                 }
-                let [q, k, v] = layer.project(x, stream)?;
-                let attention = layer.attention([&q, &k, &v]).lengths(lengths, lengths).on(stream);
-                match offsets {
-                    Some(offsets) => attention.packed(offsets, offsets).run()?,
-                    None => attention.run()?,
-                }
+                (self.attend_alone(stream)?, None)
             }
         };
         let shape = [&x.shape()[..rank - 1], &[layer.heads() * layer.value_width]].concat();
-        attended.reshape(shape)
+        Ok((attended.reshape(shape)?, step))
     }
+
+    /// The results of sequences without a cache.
+    fn attend_alone(&self, stream: &Stream) -> Result<Tensor<T>> {
+        let &Self { layer, x, lengths, offsets, .. } = self;
+        let projected = layer.project(x, stream)?;
+        if let Some(offsets) = offsets {
+            expect_offsets(offsets)?;
+            let positions = match &layer.rotary {
+                Some(_) => Some(positions(&x.shape()[..1], None, Some(offsets), stream)?),
+                None => None,
+            };
+            let [q, k, v] = layer.rotate_at(projected, positions.as_ref(), 0, stream)?;
+            return layer.attention(&q, [&k, &v]).packed(offsets, offsets).on(stream).run();
+        }
+        if let Some(lengths) = lengths {
+            expect_lengths(lengths, x.shape()[0])?;
+        }
+        let [q, k, v] = layer.rotate_at(projected, None, 0, stream)?;
+        layer.attention(&q, [&k, &v]).lengths(lengths, lengths).on(stream).run()
+    }
+}
+
+/// The error for offsets that are none.
+fn expect_offsets(offsets: &Tensor<u32>) -> Result<()> {
+    if offsets.rank() != 1 || offsets.is_empty() {
+        let (expected, actual) = ("[B + 1], at least one offset".into(), offsets.shape().to_vec());
+        return Err(Error::Shape { operation: OPERATION, operand: "offsets", expected, actual });
+    }
+    if !offsets.is_contiguous() {
+        let (expected, actual) = ("elements without gaps".into(), offsets.strides().to_vec());
+        return Err(Error::Stride { operation: OPERATION, operand: "offsets", expected, actual });
+    }
+    Ok(())
 }
 
 impl<T: AttentionInput + LinearInput> Attention<T> {
     /// Queries `[.., H, D]`, keys `[.., Hk, D]` and values `[.., Hk, Dv]` of x `[.., in]`.
-    fn project(&self, x: &Tensor<T>, stream: &Stream) -> Result<[Tensor<T>; 3]> {
+    pub(super) fn project(&self, x: &Tensor<T>, stream: &Stream) -> Result<Projected<T>> {
         let axis = x.rank() - 1;
         let leading = &x.shape()[..axis];
         let of_heads = |projected: Tensor<T>, heads: usize, width: usize| {
@@ -164,25 +202,72 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
             Projection::Fused(qkv) => {
                 let qkv = of_heads(qkv.forward_on(x, stream)?, heads + 2 * key_heads, self.width)?;
                 let (end_k, end_v) = (heads + key_heads, heads + 2 * key_heads);
-                Ok([
-                    qkv.slice(axis, 0..heads)?,
-                    qkv.slice(axis, heads..end_k)?,
-                    qkv.slice(axis, end_k..end_v)?,
-                ])
+                Ok(Projected {
+                    q: qkv.slice(axis, 0..heads)?,
+                    k: qkv.slice(axis, heads..end_k)?,
+                    v: qkv.slice(axis, end_k..end_v)?,
+                    turned: vec![qkv.slice(axis, 0..end_k)?],
+                })
             }
             Projection::Separate(projections) => {
                 let [q, k, v] = &**projections;
-                Ok([
-                    of_heads(q.forward_on(x, stream)?, heads, self.width)?,
-                    of_heads(k.forward_on(x, stream)?, key_heads, self.width)?,
-                    of_heads(v.forward_on(x, stream)?, key_heads, self.value_width)?,
-                ])
+                let q = of_heads(q.forward_on(x, stream)?, heads, self.width)?;
+                let k = of_heads(k.forward_on(x, stream)?, key_heads, self.width)?;
+                let v = of_heads(v.forward_on(x, stream)?, key_heads, self.value_width)?;
+                Ok(Projected { turned: vec![q.clone(), k.clone()], q, k, v })
             }
         }
     }
 
+    /// Queries and keys that are turned in place, if the layer turns them; tokens begin where `first` says.
+    fn rotate(&self, projected: Projected<T>, first: &First, stream: &Stream) -> Result<[Tensor<T>; 3]> {
+        match (&self.rotary, first) {
+            (None, _) => Ok([projected.q, projected.k, projected.v]),
+            (_, First::All(offset)) => self.rotate_at(projected, None, *offset, stream),
+            (_, First::Each(first)) => {
+                let tokens = &projected.q.shape()[..2];
+                let positions = positions(tokens, Some(first), None, stream)?;
+                self.rotate_at(projected, Some(&positions), 0, stream)
+            }
+        }
+    }
+
+    /// The same of these positions, or from `offset` on. Those of one projection are turned by one launch.
+    fn rotate_at(
+        &self,
+        Projected { q, k, v, turned }: Projected<T>,
+        positions: Option<&Tensor<u32>>,
+        offset: usize,
+        stream: &Stream,
+    ) -> Result<[Tensor<T>; 3]> {
+        let Some((table, pairing)) = &self.rotary else { return Ok([q, k, v]) };
+        let length = q.shape()[q.rank() - 3];
+        if positions.is_none() && offset.saturating_add(length) > table.positions() && !q.is_empty() {
+            return Err(Error::SizeLimit {
+                operation: OPERATION,
+                operand: "x",
+                quantity: "number of positions",
+                limit: format!("at most {}, those of the rotary table", table.positions()),
+                actual: format!("{offset} and {length} more"),
+            });
+        }
+        for mut x in turned {
+            let from = x.clone();
+            let operation = ops::rotary(&from, table).pairing(*pairing).offset(offset).on(stream);
+            match positions {
+                Some(positions) => operation.positions(positions).run_into(&mut x)?,
+                None => operation.run_into(&mut x)?,
+            }
+        }
+        Ok([q, k, v])
+    }
+
     /// The layer's attention of these operands.
-    fn attention<'t>(&'t self, [q, k, v]: [&'t Tensor<T>; 3]) -> AttentionOp<'t, T> {
+    fn attention<'t, K: AttentionKeys<T>>(
+        &'t self,
+        q: &'t Tensor<T>,
+        [k, v]: [&'t Tensor<K>; 2],
+    ) -> AttentionOp<'t, T, K> {
         let config = &self.config;
         let mut attention = ops::attention(q, k, v)
             .soft_cap(config.soft_cap)
@@ -195,32 +280,81 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
         attention.window(left, right, Alignment::BottomRight)
     }
 
-    /// The results of rows that follow a cache's keys.
+    /// The results of rows that follow a cache's keys, and the step that the cache has to commit.
     fn attend_cached(
         &self,
         x: &Tensor<T>,
-        rows: Option<&[usize]>,
+        rows: Rows<'_>,
         cache: &mut KvCache<T>,
         stream: &Stream,
-    ) -> Result<Tensor<T>> {
+    ) -> Result<(Tensor<T>, Step)> {
         let (batch, in_order) = (x.shape()[0], x.shape()[1]);
         self.device().expect_same(OPERATION, "cache", cache.device())?;
         let capacity = cache.capacity();
-        for (cached, width) in [(cache.k(), self.width), (cache.v(), self.value_width)] {
-            let expected = [batch, capacity, self.config.key_heads, width];
-            if cached.shape() != expected {
-                let expected = format!("{expected:?}, as x and the layer give");
-                let actual = cached.shape().to_vec();
-                return Err(Error::Shape { operation: OPERATION, operand: "cache", expected, actual });
-            }
+        let [expected, actual] =
+            [self.cache_config(batch, capacity), *cache.config()].map(|config| config.shapes());
+        if let Some((expected, actual)) = expected.into_iter().zip(actual).find(|(a, b)| a != b) {
+            let expected = format!("{expected:?}, as x and the layer give");
+            return Err(Error::Shape { operation: OPERATION, operand: "cache", expected, actual });
         }
-        let rows = cache.checked_rows(OPERATION, in_order, rows)?;
-        stream.expect_no_capture(OPERATION)?;
-        let [q, k, v] = self.project(x, stream)?;
-        cache.append_on(&k, &v, Some(&rows), stream)?;
-        let cached = cache.read(in_order, &rows, stream)?;
-        let [of_rows, of_keys] = &cached.lengths;
-        let attention = self.attention([&q, &cached.k, &cached.v]);
+        if let Rows::OnDevice(rows) = rows {
+            expect_lengths(rows, batch)?;
+        }
+        let step = cache.begin(OPERATION, in_order, rows, stream)?;
+        let projected = self.project(x, stream)?;
+        let [q, k, v] = self.rotate(projected, &step.first, stream)?;
+        cache.append_step([&k, &v], &step, stream)?;
+        let attended = of_stored!(cache.stored_as_it_is(), stored => {
+            self.attend_stored(&q, stored, cache.scales(), &step, stream)
+        })?;
+        Ok((attended, step))
+    }
+
+    /// The results of queries with what a cache has stored, after a step has been appended.
+    fn attend_stored<K: AttentionKeys<T>>(
+        &self,
+        q: &Tensor<T>,
+        [k, v]: &[Tensor<K>; 2],
+        [k_scale, v_scale]: [Option<&Tensor<f32>>; 2],
+        step: &Step,
+        stream: &Stream,
+    ) -> Result<Tensor<T>> {
+        let [k, v] = [k.slice(1, 0..step.keys)?, v.slice(1, 0..step.keys)?];
+        let [of_rows, of_keys] = &step.lengths;
+        let attention = self.attention(q, [&k, &v]).k_scale(k_scale).v_scale(v_scale);
         attention.lengths(of_rows.as_ref(), of_keys.as_ref()).on(stream).run()
     }
+}
+
+/// Queries `[.., H, D]`, keys `[.., Hk, D]` and values `[.., Hk, Dv]`.
+pub(super) struct Projected<T: Element> {
+    pub(super) q: Tensor<T>,
+    pub(super) k: Tensor<T>,
+    pub(super) v: Tensor<T>,
+    /// Queries and keys, as views that can be turned by a launch each.
+    turned: Vec<Tensor<T>>,
+}
+
+/// The error for lengths that are not one for each sequence.
+fn expect_lengths(lengths: &Tensor<u32>, batch: usize) -> Result<()> {
+    if lengths.shape() != [batch] {
+        let (expected, actual) = (format!("[{batch}], one for each sequence of x"), lengths.shape().to_vec());
+        return Err(Error::Shape { operation: OPERATION, operand: "lengths", expected, actual });
+    }
+    if !lengths.is_contiguous() {
+        let (expected, actual) = ("elements without gaps".into(), lengths.strides().to_vec());
+        return Err(Error::Stride { operation: OPERATION, operand: "lengths", expected, actual });
+    }
+    Ok(())
+}
+
+/// Rows of a step that count.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rows<'a> {
+    /// All.
+    All,
+    /// Of each sequence the first ones, as many as the host says.
+    OnHost(&'a [usize]),
+    /// `[B]`: as many as the device says.
+    OnDevice(&'a Tensor<u32>),
 }

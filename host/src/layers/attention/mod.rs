@@ -4,16 +4,16 @@ mod cache;
 mod config;
 mod forward;
 
-pub use cache::KvCache;
+pub use cache::{CacheFormat, KvCache, KvCacheConfig};
 pub use config::{AttentionConfig, AttentionNames};
 pub use forward::AttentionForward;
 
 use super::Linear;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::Activation;
 use crate::ops::attention::AttentionInput;
 use crate::ops::linear::LinearInput;
+use crate::ops::{Activation, Pairing, RotaryTable};
 use crate::stream::Stream;
 use crate::tensor::{Element, Tensor};
 use crate::weights::{FloatElement, Weights};
@@ -26,8 +26,8 @@ const NEW: &str = "Attention::new";
 /// Multi-head attention: `y = concat(attention(Q, K, V)) Wₒᵀ + bₒ` with Q, K and V = `x Wᵀ + b`, for H heads of queries and Hk of keys and values.
 ///
 /// It is three operations, or five with separate projections. No data is copied between them: heads are views of what the projections return. It is
-/// what [`ops::linear`](crate::ops::linear()) and [`ops::attention`](crate::ops::attention()) compute, with their types and devices. Positions are not encoded but
-/// by [ALiBi](Self::with_alibi).
+/// what [`ops::linear`](crate::ops::linear()) and [`ops::attention`](crate::ops::attention()) compute, with their types and devices. Positions are encoded by
+/// [rotary position embedding](Self::with_rotary) or [ALiBi](Self::with_alibi), if asked for.
 ///
 /// ```
 /// use warpsmith::layers::{Attention, AttentionConfig, Linear};
@@ -51,7 +51,7 @@ const NEW: &str = "Attention::new";
 /// let mut cache = layer.new_cache(3, 100)?;
 /// layer.forward_with_cache(&prompts.slice(1, 0..9)?, &mut cache)?;
 /// let last = layer.forward_with_cache(&prompts.slice(1, 9..10)?, &mut cache)?;
-/// assert_eq!(cache.lengths(), [10, 10, 10]);
+/// assert_eq!(cache.lengths()?, [10, 10, 10]);
 /// let expected = all.slice(1, 9..10)?.to_vec()?;
 /// assert!(last.to_vec()?.iter().zip(expected).all(|(y, expected)| (y - expected).abs() < 1e-5));
 /// # Ok(())
@@ -68,6 +68,7 @@ pub struct Attention<T: AttentionInput + LinearInput> {
     value_width: usize,
     slopes: Option<Tensor<f32>>,
     sinks: Option<Tensor<f32>>,
+    rotary: Option<(RotaryTable, Pairing)>,
 }
 
 /// What makes queries, keys and values of tokens.
@@ -126,7 +127,8 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
     ) -> Result<Self> {
         let out = output.weight().shape()[0];
         expect_weight("output", &output, [out, config.heads.saturating_mul(value_width)])?;
-        let layer = Self { config, projection, output, width, value_width, slopes: None, sinks: None };
+        let layer =
+            Self { config, projection, output, width, value_width, slopes: None, sinks: None, rotary: None };
         let device = layer.device();
         let projections = layer.projections();
         let names: &[&'static str] = if projections.len() == 1 { &["qkv"] } else { &["q", "k", "v"] };
@@ -163,6 +165,29 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
     pub fn with_sinks(self, sinks: Tensor<f32>) -> Result<Self> {
         self.expect_of_heads("Attention::with_sinks", "sinks", &sinks)?;
         Ok(Self { sinks: Some(sinks), ..self })
+    }
+
+    /// The layer with rotary position embedding: queries and keys are turned by the angles of `table` before they are multiplied, and before keys are put into a
+    /// cache.
+    ///
+    /// A token's position is its place in its sequence, with a cache behind the keys that are there. Queries and keys of a [fused](Self::fused) projection are turned by
+    /// one launch, in place, else by two. Where sequences begin at different positions, one launch more counts them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if the table turns more elements than a head has, [`Error::DeviceMismatch`] if it is another device's.
+    pub fn with_rotary(self, table: RotaryTable, pairing: Pairing) -> Result<Self> {
+        const OPERATION: &str = "Attention::with_rotary";
+        self.device().expect_same(OPERATION, "table", table.angles().device())?;
+        if table.rotary_dim() > self.width {
+            return Err(Error::Argument {
+                operation: OPERATION,
+                argument: "table",
+                expected: format!("one that turns at most {} elements, those of a head", self.width),
+                actual: format!("one that turns {}", table.rotary_dim()),
+            });
+        }
+        Ok(Self { rotary: Some((table, pairing)), ..self })
     }
 
     fn expect_of_heads(
@@ -283,8 +308,13 @@ impl<T: AttentionInput + LinearInput> Attention<T> {
     ///
     /// As [`KvCache::new`].
     pub fn new_cache(&self, batch: usize, capacity: usize) -> Result<KvCache<T>> {
-        let widths = [self.width, self.value_width];
-        KvCache::with_widths(self.device(), batch, capacity, self.config.key_heads, widths)
+        KvCache::with_config(self.device(), self.cache_config(batch, capacity))
+    }
+
+    /// The sizes of a cache for this layer, for `batch` sequences of at most `capacity` keys: to choose what it stores, and where it has lengths.
+    #[must_use]
+    pub fn cache_config(&self, batch: usize, capacity: usize) -> KvCacheConfig {
+        KvCacheConfig::new(batch, capacity, self.config.key_heads, self.width).value_width(self.value_width)
     }
 
     /// Heads of queries.
@@ -367,3 +397,6 @@ fn expect_weight<T: LinearInput>(
 fn shape<U: Element>(operand: &'static str, expected: String, tensor: &Tensor<U>) -> Error {
     Error::Shape { operation: NEW, operand, expected, actual: tensor.shape().to_vec() }
 }
+
+#[cfg(test)]
+mod tests;
