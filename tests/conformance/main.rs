@@ -16,6 +16,7 @@ mod elementwise;
 mod embedding;
 mod errors;
 mod expert_mlp;
+mod kv_cache;
 mod linear;
 mod linear_update;
 mod modes;
@@ -51,7 +52,7 @@ macro_rules! cases {
 use cases;
 
 /// Cases that are run on every device.
-const ON_EVERY_DEVICE: [&[(&str, Case)]; 22] = [
+const ON_EVERY_DEVICE: [&[(&str, Case)]; 23] = [
     properties::CASES,
     linear::CASES,
     batches::CASES,
@@ -61,6 +62,7 @@ const ON_EVERY_DEVICE: [&[(&str, Case)]; 22] = [
     update::CASES,
     topk::CASES,
     elementwise::CASES,
+    kv_cache::CASES,
     rotary::CASES,
     embedding::CASES,
     softmax::CASES,

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use libtest_mimic::{Failed, Trial};
 use warpsmith::cpu::{CrossEntropy, Elementwise};
 use warpsmith::emulator::Completion;
+use warpsmith::layers::CacheFormat;
 use warpsmith::ops::attention::{Alignment, Way as AttentionWay, Window};
 use warpsmith::ops::gemm::{Access, Tile};
 use warpsmith::ops::update::Way;
@@ -15,8 +16,8 @@ use warpsmith::{DType, Device, EmulatorOptions};
 use warpsmith_kernels::MODULES;
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, KeyScales,
-    LinearBackwardCase, LinearCase, MaskRows, MatmulCase, NormCase, Placement, RotaryCase, Scales,
-    SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase, UpdateCase,
+    KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulCase, NormCase, Placement, RotaryCase,
+    Scales, SlopesFrom, SoftmaxCase, Terms, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::{self, Outcome};
 use warpsmith_tests::mutants::report::Table;
@@ -289,6 +290,26 @@ fn attentions_of_fp8() -> Result<(), Failed> {
         }
     }
     all_ran(&ran, |name| name.starts_with("attention_fp8_"))
+}
+
+/// Caches of every type and format, whose new keys are whole chunks and not.
+fn caches() -> Result<(), Failed> {
+    let mut ran = BTreeSet::new();
+    let devices = devices_of((8, 0));
+    for (dtype, format) in crate::kv_cache::TYPES {
+        for gap in [0, 3] {
+            let scales = (format != CacheFormat::Same).then_some(KeyScales::OfHeads);
+            let case = KvCacheCase::new(dtype, format, [2, 12], [9, 5], [64, 40]);
+            let case = KvCacheCase { gap, scales, ..case };
+            ran.extend(bits_in_every_mode(
+                &devices,
+                &format!("cache of {dtype} {} {}", case.shape(), case.options()),
+                |device| validate::kv_cache(device, &case),
+                |device| validate::kv_cache_bits(device, &case),
+            )?);
+        }
+    }
+    all_ran(&ran, |name| name.starts_with("kv_cache_append_"))
 }
 
 /// Rows and columns for every kernel of rows, in a block, in a cluster and of several rounds, aligned and not; each has several blocks.
@@ -696,6 +717,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let attentions = Trial::test(name, attentions);
     let name = "slow::emulator::modes::attentions_of_keys_of_8_bits_give_the_same_bits_in_every_mode";
     let attentions_of_fp8 = Trial::test(name, attentions_of_fp8);
+    let caches = Trial::test("emulator::modes::caches_hold_the_same_bits_in_every_mode", caches);
     let name = "slow::emulator::modes::elementwise_rotary_and_embedding_give_the_same_bits_in_every_mode";
     let elements = Trial::test(name, elements);
     let name = "slow::emulator::modes::optimizers_give_the_same_bits_in_every_mode";
@@ -715,6 +737,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         layouts,
         attentions,
         attentions_of_fp8,
+        caches,
         elements,
         norms,
         softmaxes,

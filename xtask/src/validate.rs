@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpsmith::{DType, Device, DeviceKind, EmulatorOptions};
 use warpsmith_emulator::{TraceFilter, Tracer};
 use warpsmith_lab::cases::{
-    AdamWCase, AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase,
+    AdamWCase, AttentionCase, CrossEntropyCase, ElementwiseCase, EmbeddingCase, ExpertCase, KvCacheCase,
     LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, RepackCase, RotaryCase,
     RoutingCase, ScaledBackwardCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase, UpdateCase,
 };
@@ -84,6 +84,7 @@ pub(crate) enum Operation {
     CrossEntropy,
     Elementwise,
     Rotary,
+    KvCache,
     Embedding,
     Adamw,
 }
@@ -302,6 +303,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         progress.finish_and_clear();
     }
+    if args.op.is_none_or(|op| op == Operation::KvCache) {
+        let cases = cases::caches(level, Target::of(&device), args.seed);
+        let progress = progress_bar(cases.len());
+        for case in &cases {
+            progress.set_message(format!("kv_cache {} {}", case.dtype, case.shape()));
+            rows.push(row_of(Label::kv_cache(case), || validate::kv_cache(&device, case)));
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+    }
     if args.op.is_none_or(|op| op == Operation::Embedding) {
         let cases = cases::embeddings(level, Target::of(&device), args.seed);
         let progress = progress_bar(cases.len());
@@ -492,6 +503,11 @@ impl Label {
     fn rotary(case: &RotaryCase) -> Self {
         let (types, shape, options) = (case.dtype.to_string(), case.sizes(), case.options());
         Self { operation: "rotary", types, shape, options }
+    }
+
+    fn kv_cache(case: &KvCacheCase) -> Self {
+        let (types, shape, options) = (case.dtype.to_string(), case.shape(), case.options());
+        Self { operation: "kv_cache", types, shape, options }
     }
 
     fn embedding(case: &EmbeddingCase) -> Self {

@@ -10,7 +10,7 @@
 //! | `ptx` | an entry's text, cut into statements |
 //! | `flow`, `bounds` | which branches and predicates decide whether memory is accessed |
 //! | [`mutate`] | what can be wrong with each statement |
-//! | `adamw`, `attention`, `linear`, `linear_gradient`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `update_gradient`, `elementwise`, `rotary`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
+//! | `adamw`, `attention`, `linear`, `linear_gradient`, `modulated`, `generated`, `repack`, `product_key`, `topk`, `norm`, `softmax`, `update_gradient`, `elementwise`, `rotary`, `kv_cache`, `embedding`, `rows`, `expert_cache`, `widen`, `sorted_experts`, `experts` | how the kernels of a family are run, and what they have to give |
 //! | [`identity`] | which entries are the same as before, or as each other but for a type |
 //! | `congruence`, `fences`, [`equivalents`] | why some mutants are no mutants: proofs, and reasons for what is not proven |
 //! | [`report`] | the table |
@@ -28,6 +28,7 @@ mod fences;
 mod flow;
 mod generated;
 pub mod identity;
+mod kv_cache;
 mod linear;
 mod linear_gradient;
 mod modulated;
@@ -125,6 +126,7 @@ fn problems(entry: &str) -> Option<Vec<Box<dyn Problem>>> {
         .or_else(|| softmax::problems(entry))
         .or_else(|| elementwise::problems(entry))
         .or_else(|| rotary::problems(entry))
+        .or_else(|| kv_cache::problems(entry))
         .or_else(|| embedding::problems(entry))
         .or_else(|| adamw::problems(entry))
         .or_else(|| expert_cache::problems(entry))

@@ -16,7 +16,7 @@ mod updates;
 
 pub(super) use attention::attentions;
 pub(super) use copies::copies;
-pub(super) use elements::{elementwise, embeddings, rotations};
+pub(super) use elements::{caches, elementwise, embeddings, rotations};
 pub(super) use experts::experts;
 pub(super) use gradients::{
     of_linear as linear_gradients, of_matmul as matmul_gradients, of_scaled as scaled_gradients,

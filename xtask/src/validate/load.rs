@@ -369,7 +369,8 @@ mod tests {
 
     /// Kernels that operations launch beside those that they name: copies of both operands at once, conversions, those of a cache, of sorted experts and
     /// of the second part of a layer's tokens.
-    const UNNAMED: [&str; 8] = [
+    const UNNAMED: [&str; 9] = [
+        "kv_cache_positions",
         "product_key_topk_cluster_rounds",
         "repack_pair",
         "widen_fp8",

@@ -13,14 +13,14 @@ use warpsmith::tensor::{DType, Element, Tensor};
 use warpsmith::weights::FloatElement;
 
 use super::super::{
-    adamw, attention, backward, cross_entropy, elementwise, embedding, experts, norm, product, rotary,
-    routing, scaled, softmax, topk, update,
+    adamw, attention, backward, cross_entropy, elementwise, embedding, experts, kv_cache, norm, product,
+    rotary, routing, scaled, softmax, topk, update,
 };
 use crate::cases::{
     AdamWCase, AttentionCase, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
-    LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes, Placement,
-    RotaryCase, RoutingCase, ScaledBackwardCase, ScaledCase, SoftmaxCase, TopkCase, UpdateBackwardCase,
-    UpdateCase,
+    KvCacheCase, LinearBackwardCase, LinearCase, MatmulBackwardCase, MatmulCase, NormCase, PeerSizes,
+    Placement, RotaryCase, RoutingCase, ScaledBackwardCase, ScaledCase, SoftmaxCase, TopkCase,
+    UpdateBackwardCase, UpdateCase,
 };
 
 /// The operation's name in errors.
@@ -482,6 +482,15 @@ impl Work {
         let bytes = case.shape.iter().fold(case.dtype.size(), |bytes, &size| bytes.saturating_mul(size));
         let name = format!("rotary {} {} {}", case.dtype, case.sizes(), case.options());
         Self::new(name, move |device, slots| rotary::prepare(device, &case, slots)).for_bytes(bytes)
+    }
+
+    /// Keys and values that are appended to a cache.
+    #[must_use]
+    pub fn kv_cache(case: KvCacheCase) -> Self {
+        let rows = case.batch.saturating_mul(case.capacity).saturating_mul(case.key_heads);
+        let bytes = rows.saturating_mul((case.widths[0] + case.widths[1]) * case.dtype.size());
+        let name = format!("kv_cache {} {} {}", case.dtype, case.shape(), case.options());
+        Self::new(name, move |device, slots| kv_cache::prepare(device, &case, slots)).for_bytes(bytes)
     }
 
     /// A look-up in a table, and its gradient.

@@ -1,9 +1,10 @@
-//! The cases of functions of elements, of rotations of heads and of look-ups in tables: sizes around those of a chunk, a block and a grid; every type, option and layout.
+//! The cases of functions of elements, of rotations of heads, of caches of keys and of look-ups in tables: sizes around those of a chunk, a block and a grid; every type, option and layout.
 
 use warpsmith::DType;
 use warpsmith::cpu::Elementwise;
+use warpsmith::layers::CacheFormat;
 use warpsmith::ops::{Activation, Pairing};
-use warpsmith_lab::cases::{ElementwiseCase, EmbeddingCase, Placement, RotaryCase};
+use warpsmith_lab::cases::{ElementwiseCase, EmbeddingCase, KeyScales, KvCacheCase, Placement, RotaryCase};
 
 use super::{Level, Target};
 
@@ -104,6 +105,48 @@ pub(in super::super) fn rotations(level: Level, target: Target, seed: u64) -> Ve
                         RotaryCase { offset: None, is_inverse: true, placement: beside, ..case },
                         RotaryCase { in_place: true, placement: beside, ..case },
                     ]);
+                }
+            }
+        }
+    }
+    if target.compute_capability < (8, 0) {
+        cases.clear();
+    }
+    for (number, case) in cases.iter_mut().enumerate() {
+        case.seed = seed_of(seed, number);
+    }
+    cases
+}
+
+/// The cases of caches of keys and values: nothing, single tokens and many, to the capacity and beyond it, in chunks and not.
+pub(in super::super) fn caches(level: Level, target: Target, seed: u64) -> Vec<KvCacheCase> {
+    let mut sizes = vec![
+        ([1, 1], [1, 0], [8, 8]),
+        ([2, 9], [3, 1], [16, 24]),
+        ([3, 12], [5, 20], [64, 40]),
+        ([2, 6], [0, 2], [13, 5]),
+        ([0, 6], [1, 1], [8, 8]),
+    ];
+    if level >= Level::Default {
+        sizes.extend([([4, 300], [257, 1], [128, 128]), ([1, 70], [33, 1], [72, 1])]);
+    }
+    if level == Level::Full && target.on_gpu {
+        sizes.push(([8, 8192], [8000, 1], [128, 128]));
+    }
+    let mut cases = Vec::new();
+    for dtype in TYPES {
+        for format in [CacheFormat::Same, CacheFormat::F8E4M3, CacheFormat::F8E5M2] {
+            let is_same = format == CacheFormat::Same;
+            if dtype == DType::F32 && !is_same {
+                continue;
+            }
+            for &([batch, capacity], tokens, widths) in &sizes {
+                let case = KvCacheCase::new(dtype, format, [batch, capacity], tokens, widths);
+                let scales = |scales| if is_same { None } else { Some(scales) };
+                cases.push(KvCacheCase { scales: scales(KeyScales::OfHeads), ..case });
+                cases.push(KvCacheCase { gap: 3, scales: scales(KeyScales::OfTensor), ..case });
+                if tokens[0] + tokens[1] <= capacity {
+                    cases.push(KvCacheCase { on_device: false, ..case });
                 }
             }
         }

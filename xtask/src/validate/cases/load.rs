@@ -4,6 +4,7 @@
 //! end within a step of it: where a stage is read too late, the zeros behind the last columns show. In the emulator the sizes are small.
 
 use warpsmith::cpu::{CrossEntropy, Elementwise};
+use warpsmith::layers::CacheFormat;
 use warpsmith::ops::attention::Way as AttentionWay;
 use warpsmith::ops::cross_entropy::Reduction;
 use warpsmith::ops::gemm::{Access, Fused, Tile};
@@ -14,9 +15,9 @@ use warpsmith::{DType, Device, DeviceKind};
 use warpsmith_lab::cases::PeerSizes;
 use warpsmith_lab::cases::{
     AdamWCase, AttentionCase, CodesPer, CrossEntropyCase, Data, ElementwiseCase, EmbeddingCase, ExpertCase,
-    KeyScales, LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase, MatmulCase, NormCase, Placement,
-    Residence, RotaryCase, RoutingCase, RoutingKind, ScaleKind, ScaledBackwardCase, ScaledCase, Scales,
-    SlopesFrom, SoftmaxCase, Terms, TopkCase, UpdateBackwardCase, UpdateCase,
+    KeyScales, KvCacheCase, LinearBackwardCase, LinearCase, MaskRows, MatmulBackwardCase, MatmulCase,
+    NormCase, Placement, Residence, RotaryCase, RoutingCase, RoutingKind, ScaleKind, ScaledBackwardCase,
+    ScaledCase, Scales, SlopesFrom, SoftmaxCase, Terms, TopkCase, UpdateBackwardCase, UpdateCase,
 };
 use warpsmith_lab::validate::load::Work;
 
@@ -140,6 +141,11 @@ pub(in super::super) fn works(
     if asked(Operation::Rotary) && has_kernels {
         let cases = rotations(target).into_iter();
         works.extend(cases.map(|case| Work::rotary(RotaryCase { seed: next(), ..case })));
+    }
+    if asked(Operation::KvCache) && has_kernels {
+        works.extend(
+            caches(target).into_iter().map(|case| Work::kv_cache(KvCacheCase { seed: next(), ..case })),
+        );
     }
     if asked(Operation::Embedding) && has_kernels {
         let cases = embeddings(target).into_iter();
@@ -585,6 +591,22 @@ fn rotations(target: Target) -> Vec<RotaryCase> {
         for (width, rotary) in [(128, 128), (80, 48), (38, 34)] {
             let case = RotaryCase { rotary, ..RotaryCase::new(dtype, [batch, length, heads, width]) };
             cases.extend([case, RotaryCase { pairing: Pairing::Neighbours, offset: None, ..case }]);
+        }
+    }
+    if target.compute_capability < (8, 0) { Vec::new() } else { cases }
+}
+
+/// Caches of every type and format, whose new keys are whole chunks and not.
+fn caches(target: Target) -> Vec<KvCacheCase> {
+    let tokens = if target.on_gpu { [900, 1] } else { [9, 1] };
+    let mut cases = Vec::new();
+    for dtype in ELEMENTS {
+        for format in [CacheFormat::Same, CacheFormat::F8E4M3, CacheFormat::F8E5M2] {
+            if dtype == DType::F32 && format != CacheFormat::Same {
+                continue;
+            }
+            let case = KvCacheCase::new(dtype, format, [3, tokens[0] + 4], tokens, [64, 40]);
+            cases.extend([case, KvCacheCase { gap: 3, ..case }]);
         }
     }
     if target.compute_capability < (8, 0) { Vec::new() } else { cases }

@@ -12,7 +12,7 @@ use super::{KvCache, Stored};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::ops::attention::AttentionInput;
-use crate::ops::{CHUNK_BYTES, repack};
+use crate::ops::{CHUNK_BYTES, Implementation, repack};
 use crate::stream::{Operand, Stream};
 use crate::tensor::{DType, Element, Tensor};
 
@@ -35,13 +35,16 @@ unsafe fn launch<K: Kernel<Args = (AppendParams,)>>(
 }
 
 /// The kernels for elements of this type that stay, or become numbers of 8 bits, in whole chunks or one by one.
-fn kernel(dtype: DType, is_narrowed: bool, chunks: bool) -> Launch {
-    fn of<A: Append>(chunks: bool) -> Launch
+fn kernel(dtype: DType, is_narrowed: bool, chunks: bool) -> (&'static str, Launch) {
+    fn of<A: Append>(chunks: bool) -> (&'static str, Launch)
     where
         kv_cache_append<A, true>: Kernel<Args = (AppendParams,)>,
         kv_cache_append<A, false>: Kernel<Args = (AppendParams,)>,
     {
-        if chunks { launch::<kv_cache_append<A, true>> } else { launch::<kv_cache_append<A, false>> }
+        if chunks { one::<kv_cache_append<A, true>>() } else { one::<kv_cache_append<A, false>>() }
+    }
+    fn one<K: Kernel<Args = (AppendParams,)>>() -> (&'static str, Launch) {
+        (K::DECLARATION.name, launch::<K>)
     }
     match (dtype, is_narrowed) {
         (DType::F16, true) => of::<Narrowed<F16>>(chunks),
@@ -74,7 +77,7 @@ impl<T: AttentionInput> KvCache<T> {
         let (k, v) = (rows_of(k)?, rows_of(v)?);
         let chunks = [&k, &v].into_iter().all(|x| has_chunks(x));
         let is_narrowed = !matches!(self.stored, Stored::Same(_));
-        let kernel = kernel(T::DTYPE, is_narrowed, chunks);
+        let (_, kernel) = kernel(T::DTYPE, is_narrowed, chunks);
         let [rows, _] = &step.lengths;
         let vector = |tensor: Option<&Tensor<u32>>| tensor.map_or(Global::new(0), Tensor::arg);
         let (first, length) = match &step.first {
@@ -125,6 +128,24 @@ impl<T: AttentionInput> KvCache<T> {
         })
     }
 
+    /// What appends `k` and `v`, which fit the cache; on a GPU that copies them only, nothing.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn append_implementation(&self, k: &Tensor<T>, v: &Tensor<T>) -> Implementation {
+        let device = self.device();
+        let is_narrowed = !matches!(self.stored, Stored::Same(_));
+        match device.kind() {
+            DeviceKind::Cpu => Implementation::Cpu,
+            _ if !is_narrowed && self.device_lengths().is_none() => Implementation::Empty,
+            _ => {
+                let chunks = [k, v].into_iter().all(has_chunks);
+                let blocks = self.batch().saturating_mul(k.shape().get(1).copied().unwrap_or(0));
+                let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+                Implementation::kernel(device, kernel(T::DTYPE, is_narrowed, chunks).0, blocks)
+            }
+        }
+    }
+
     fn append_on_cpu(&mut self, new: [&Tensor<T>; 2], step: &Step, stream: &Stream) -> Result<()> {
         let (batch, capacity) = (self.batch(), self.capacity());
         let before: Vec<usize> = match &step.first {
@@ -168,7 +189,8 @@ impl<T: AttentionInput> KvCache<T> {
 /// Whether kernels may read whole chunks: heads begin at multiples of 16 bytes and have whole chunks.
 fn has_chunks<T: Element>(x: &Tensor<T>) -> bool {
     let strides = x.shape().iter().zip(x.strides()).take(3).filter(|&(&length, _)| length > 1);
-    let all = strides.fold(x.shape()[3], |all, (_, &stride)| all | stride) * size_of::<T>();
+    let columns = x.shape().last().copied().unwrap_or(0);
+    let all = strides.fold(columns, |all, (_, &stride)| all | stride) * size_of::<T>();
     (x.arg().address() | all as u64).is_multiple_of(CHUNK_BYTES as u64)
 }
 
