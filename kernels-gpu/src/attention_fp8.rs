@@ -13,12 +13,12 @@ use crate::attention_shapes::{AttentionParams, Few128, Few256, Fp8Few64, Rows64,
 /// The tile of shape `S`.
 type Tile<T, S> = PortableTile<T, S, Fp8<false>>;
 
-/// [`attention`](mod@crate::attention_shapes) of keys and values of 8 bits. An instance's name tells the type of Q and O, the columns of a head at most, and whether it is for few
+/// [`attention`](fn@crate::attention::attention) of keys and values of 8 bits. An instance's name tells the type of Q and O, the columns of a head at most, and whether it is for few
 /// rows.
 ///
 /// # Safety
 ///
-/// As [`attention`](mod@crate::attention_shapes), also for the scales.
+/// As [`attention`](fn@crate::attention::attention), also for the scales.
 #[kernel(
     family = attention_fp8,
     block = [THREADS, 1, 1],
