@@ -206,6 +206,9 @@ impl Stream {
     /// Calls `work` with a branch of this stream: what is enqueued there follows what this stream has so far, and runs beside what this stream gets
     /// meanwhile. What it gets later waits for both. That also holds where `work` fails or panics.
     ///
+    /// Within `work` [`record`](Self::record) and [`wait`](Self::wait) order the two streams more finely: nothing else does, since no use of an operand on the
+    /// branch waits for its other uses.
+    ///
     /// All that `work` uses on the branch is among the `operands`, which are ordered with other streams as those of
     /// [`with_operands`](Self::with_operands) are, or has this stream as its home. It allocates nothing on the branch: the home of that would be a stream
     /// which is nobody's afterwards.
@@ -213,7 +216,7 @@ impl Stream {
     /// # Errors
     ///
     /// As [`with_operands`](Self::with_operands), and [`Error::Driver`] if the driver refuses another stream.
-    pub(crate) fn beside<R>(
+    pub fn beside<R>(
         &self,
         operands: &[&dyn Operand],
         work: impl FnOnce(&Self) -> Result<R>,

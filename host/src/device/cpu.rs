@@ -47,6 +47,7 @@ impl Cpu {
             memory_clock_khz: 0,
             memory_bus_bits: 0,
             driver_version: None,
+            pci_address: None,
         };
         Self { properties, used: AtomicU64::new(0) }
     }

@@ -165,6 +165,7 @@ impl Emulator {
             memory_clock_khz: 0,
             memory_bus_bits: 0,
             driver_version: None,
+            pci_address: None,
         };
         let (major, minor) = compute_capability;
         // More threads than cores gain nothing, and absurdly many take the machine down.

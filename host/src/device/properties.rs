@@ -42,6 +42,8 @@ pub struct Properties {
     pub memory_bus_bits: u32,
     /// The CUDA version of the driver, where there is one.
     pub driver_version: Option<(u32, u32)>,
+    /// Domain, bus and device of a GPU on the host's PCI, by which two processes know that they have the same one.
+    pub pci_address: Option<[u32; 3]>,
 }
 
 /// Blocks a cluster on GPUs of a compute capability (CUDA programming guide, "thread block clusters"): 8 wherever there are

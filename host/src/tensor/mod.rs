@@ -343,6 +343,12 @@ impl<T: Element> Tensor<T> {
         self.address()
     }
 
+    /// Whether the memory may be written; foreign memory may be read-only.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.buffer.is_writable()
+    }
+
     /// The error for memory that may only be read, if it is.
     pub(crate) fn expect_writable(&self, operation: &'static str, operand: &'static str) -> Result<()> {
         if self.buffer.is_writable() {

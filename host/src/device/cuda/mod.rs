@@ -258,6 +258,11 @@ fn properties(device: CUdevice, attribute: impl Fn(raw::Attribute) -> Result<u32
         memory_clock_khz: attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0),
         memory_bus_bits: attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0),
         driver_version: driver::version(),
+        pci_address: Some([
+            attribute(A::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+        ]),
     })
 }
 

@@ -1,0 +1,284 @@
+//! What NCCL has to do, watched by a thread: an error, a rank that is gone or work that takes too long ends the communicator, and with it the kernels that
+//! would wait for ever.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclUniqueId};
+use parking_lot::Mutex;
+use warpsmith::{Device, Event};
+
+use super::library::{IN_PROGRESS, Library, SUCCESS};
+use super::{PAUSE, is_error};
+use crate::communicator::backend::Backend;
+use crate::communicator::call::Call;
+use crate::error::{Failure, Result, io};
+
+/// How often the thread looks.
+const INTERVAL: Duration = Duration::from_millis(10);
+/// How long work may still take after another rank has ended: that rank's part of it may be done earlier.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A communicator of NCCL's.
+pub(super) struct Comm {
+    library: &'static Library,
+    raw: ncclComm_t,
+}
+
+// SAFETY: NCCL lets any thread use a communicator, one at a time; a mutex holds it.
+unsafe impl Send for Comm {}
+
+impl Comm {
+    pub(super) fn create(
+        library: &'static Library,
+        [rank, size]: [usize; 2],
+        id: ncclUniqueId,
+        mut config: ncclConfig_t,
+        limit: Duration,
+    ) -> std::result::Result<Self, Failure> {
+        const OPERATION: &str = "ncclCommInitRankConfig";
+        let number = |number: usize| c_int::try_from(number).unwrap_or(c_int::MAX);
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the handle is written to a local variable, and the configuration is read during the call.
+        let code =
+            unsafe { (library.init_rank)(&raw mut raw, number(size), id, number(rank), &raw mut config) };
+        let comm = Self { library, raw };
+        if is_error(code) || raw.is_null() {
+            return Err(library.failure(OPERATION, code, std::ptr::null_mut()));
+        }
+        match comm.settle(OPERATION, limit) {
+            Ok(()) => Ok(comm),
+            Err(failure) => {
+                comm.abort();
+                Err(failure)
+            }
+        }
+    }
+
+    pub(super) fn raw(&self) -> ncclComm_t {
+        self.raw
+    }
+
+    /// What NCCL says of work that is under way.
+    fn code(&self) -> c_int {
+        let mut code = SUCCESS;
+        // SAFETY: the code is written to a local variable.
+        let asked = unsafe { (self.library.async_error)(self.raw, &raw mut code) };
+        if asked == SUCCESS { code } else { asked }
+    }
+
+    /// Waits until the last call is no longer under way.
+    fn settle(&self, operation: &str, limit: Duration) -> std::result::Result<(), Failure> {
+        let start = Instant::now();
+        loop {
+            match self.code() {
+                SUCCESS => return Ok(()),
+                IN_PROGRESS if start.elapsed() < limit => std::thread::sleep(PAUSE),
+                IN_PROGRESS => return Err(Failure::TimeLimit { call: operation.into(), limit }),
+                code => return Err(self.library.failure(operation, code, self.raw)),
+            }
+        }
+    }
+
+    /// Ends the communicator and its kernels.
+    fn abort(self) {
+        // SAFETY: nobody uses the communicator after this.
+        unsafe { (self.library.abort)(self.raw) };
+    }
+
+    /// Ends the communicator once its work is done.
+    fn end(self, limit: Duration) {
+        // SAFETY: nobody enqueues anything after this.
+        let code = unsafe { (self.library.finalize)(self.raw) };
+        if is_error(code) || self.settle("ncclCommFinalize", limit).is_err() {
+            return self.abort();
+        }
+        // SAFETY: nobody uses the communicator after this.
+        unsafe { (self.library.destroy)(self.raw) };
+    }
+}
+
+/// Work that has been enqueued.
+struct Pending {
+    call: String,
+    done: Event,
+}
+
+struct Shared {
+    comm: Mutex<Option<Comm>>,
+    pending: Mutex<VecDeque<Pending>>,
+    failure: Mutex<Option<Failure>>,
+    is_over: AtomicBool,
+    host: Arc<dyn Backend>,
+    limit: Duration,
+}
+
+/// A communicator and the thread that watches it.
+pub(super) struct Watched {
+    shared: Arc<Shared>,
+    device: Device,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watched {
+    pub(super) fn start(comm: Comm, host: Arc<dyn Backend>, device: Device, limit: Duration) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            comm: Mutex::new(Some(comm)),
+            pending: Mutex::default(),
+            failure: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            host,
+            limit,
+        });
+        let (watched, on) = (shared.clone(), device.clone());
+        let thread = std::thread::Builder::new().name("nccl watch".into());
+        let thread = thread.spawn(move || watched.run(&on)).map_err(io("starting", "a thread"))?;
+        Ok(Self { shared, device, thread: Some(thread) })
+    }
+
+    /// Lets `work` enqueue something, and waits until NCCL has taken it.
+    pub(super) fn enqueue(&self, call: &Call, work: impl FnOnce(&Comm) -> c_int) -> Result<()> {
+        let result = {
+            let comm = self.shared.comm.lock();
+            match &*comm {
+                None => Err(self.shared.failure_or(call)),
+                Some(comm) => {
+                    let code = work(comm);
+                    match is_error(code) {
+                        true => Err(comm.library.failure(&call.to_string(), code, comm.raw)),
+                        false => comm.settle(&call.to_string(), self.shared.limit),
+                    }
+                }
+            }
+        };
+        Ok(result.map_err(|failure| self.shared.fail(failure))?)
+    }
+
+    pub(super) fn watch(&self, call: String, done: Event) {
+        self.shared.pending.lock().push_back(Pending { call, done });
+    }
+
+    /// Waits for an event, or a failure.
+    pub(super) fn wait(&self, event: Event) -> Result<()> {
+        loop {
+            if let Some(failure) = self.shared.failure.lock().clone() {
+                return Err(failure.into());
+            }
+            if event.is_done()? {
+                return Ok(());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed.
+            let _ = thread.join();
+        }
+        let comm = self.shared.comm.lock().take();
+        if let (Some(comm), Ok(_current)) = (comm, self.device.make_current()) {
+            match std::thread::panicking() {
+                true => comm.abort(),
+                false => comm.end(self.shared.limit),
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Why there is no communicator.
+    fn failure_or(&self, call: &Call) -> Failure {
+        let ended = || Failure::Lost {
+            call: call.to_string(),
+            rank: self.host.rank(),
+            reason: "its NCCL communicator has ended".into(),
+        };
+        self.failure.lock().clone().unwrap_or_else(ended)
+    }
+
+    /// Ends the communicator for all ranks. Returns why it ended, which may have been known before.
+    fn fail(&self, failure: Failure) -> Failure {
+        let failure = match self.host.host() {
+            // Another rank may have said why.
+            Some(host) => match host.fail(failure.clone()) {
+                crate::Error::Failure(first) => first,
+                _ => failure,
+            },
+            None => failure,
+        };
+        let failure = self.failure.lock().get_or_insert(failure).clone();
+        if let Some(comm) = self.comm.lock().take() {
+            comm.abort();
+        }
+        failure
+    }
+
+    fn run(&self, device: &Device) {
+        let _current = device.make_current();
+        let (mut oldest_since, mut gone_since) = (Instant::now(), None);
+        while !self.is_over.load(Ordering::Acquire) {
+            std::thread::sleep(INTERVAL);
+            match self.look(&mut oldest_since, &mut gone_since) {
+                Ok(()) => {}
+                Err(failure) => {
+                    self.fail(failure);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn look(
+        &self,
+        oldest_since: &mut Instant,
+        gone_since: &mut Option<Instant>,
+    ) -> std::result::Result<(), Failure> {
+        // Who holds it is in a call, which polls for itself.
+        if let Some(comm) = self.comm.try_lock()
+            && let Some(comm) = &*comm
+        {
+            let code = comm.code();
+            if is_error(code) {
+                return Err(comm.library.failure("work that was enqueued", code, comm.raw));
+            }
+        }
+        let mut pending = self.pending.lock();
+        while let Some(first) = pending.front() {
+            let failed = |error: warpsmith::Error| Failure::Lost {
+                call: first.call.clone(),
+                rank: self.host.rank(),
+                reason: error.to_string(),
+            };
+            if !first.done.is_done().map_err(failed)? {
+                break;
+            }
+            pending.pop_front();
+            *oldest_since = Instant::now();
+        }
+        let Some(Pending { call, .. }) = pending.front() else {
+            (*oldest_since, *gone_since) = (Instant::now(), None);
+            return Ok(());
+        };
+        if oldest_since.elapsed() > self.limit {
+            return Err(Failure::TimeLimit { call: call.clone(), limit: self.limit });
+        }
+        let Some(host) = self.host.host() else { return Ok(()) };
+        if let Some(failure) = host.inbox().failure() {
+            return Err(failure);
+        }
+        if let Some((rank, reason)) = host.inbox().any_gone()
+            && gone_since.get_or_insert_with(Instant::now).elapsed() > GRACE
+        {
+            return Err(Failure::Lost { call: call.clone(), rank, reason });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,269 @@
+//! How processes find each other: each tells rank 0 where it listens, and gets the addresses of all.
+//!
+//! Rank 0 answers only when all have come, when two of them do not fit together, or when its time is over. So every rank gets the same answer.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Launch, Meeting};
+use crate::error::{Error, Result, io};
+
+/// What a rank says first, so that others that connect are not taken for one.
+const GREETING: [u8; 8] = *b"warpsm01";
+/// The greeting, rank, number of ranks, port.
+const HELLO: usize = 32;
+/// How long is waited for what a connection says first.
+const HELLO_LIMIT: Duration = Duration::from_secs(1);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How much longer than rank 0 another rank waits for its answer.
+const GRACE: Duration = Duration::from_secs(2);
+/// Bytes of an answer at most.
+const LARGEST: u64 = 1 << 24;
+
+/// What rank 0 answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Answer {
+    /// Where each rank listens.
+    All(Vec<(IpAddr, u16)>),
+    WorldSize {
+        rank: usize,
+        expected: usize,
+        actual: usize,
+    },
+    Duplicate {
+        rank: usize,
+    },
+    Missing {
+        ranks: Vec<usize>,
+    },
+}
+
+impl Answer {
+    fn into_addresses(self, launch: &Launch, address: &str, limit: Duration) -> Result<Vec<(IpAddr, u16)>> {
+        let size = launch.size;
+        match self {
+            Self::All(addresses) if addresses.len() == size => Ok(addresses),
+            Self::All(addresses) => {
+                Err(Error::WorldSize { rank: launch.rank, expected: addresses.len(), actual: size })
+            }
+            Self::WorldSize { rank, expected, actual } => Err(Error::WorldSize { rank, expected, actual }),
+            Self::Duplicate { rank } => Err(Error::DuplicateRank { rank, size }),
+            Self::Missing { ranks } => Err(Error::MissingRanks { address: address.into(), ranks, limit }),
+        }
+    }
+}
+
+/// A connection of a rank.
+struct Guest {
+    rank: usize,
+    size: usize,
+    port: u16,
+    stream: TcpStream,
+    address: IpAddr,
+}
+
+/// Where each rank listens, given where this one does.
+pub(crate) fn meet(launch: &Launch, port: u16, limit: Duration) -> Result<Vec<String>> {
+    match launch.rank {
+        0 => receive_all(launch, port, limit),
+        _ => visit(launch, port, limit),
+    }
+}
+
+fn receive_all(launch: &Launch, port: u16, limit: Duration) -> Result<Vec<String>> {
+    let deadline = Instant::now() + limit;
+    let (listener, address, file) = match &launch.meeting {
+        Meeting::Address(address) => (listen(address)?, address.clone(), None),
+        Meeting::File(path) => {
+            let listener = listen("0.0.0.0:0")?;
+            let own = listener.local_addr().map_err(io("listening on", "any port"))?.port();
+            let address = SocketAddr::new(own_address(), own).to_string();
+            write_whole(path, address.as_bytes())?;
+            (listener, address, Some(path))
+        }
+    };
+    let (answer, guests) = assemble(launch, port, &listener, deadline)?;
+    let bytes = serde_json::to_vec(&answer).unwrap_or_default();
+    for mut guest in guests {
+        // Who has gone meanwhile is missed later.
+        let _ = guest.stream.write_all(&(bytes.len() as u64).to_le_bytes());
+        let _ = guest.stream.write_all(&bytes);
+    }
+    if let Some(path) = file {
+        let _ = std::fs::remove_file(path);
+    }
+    let addresses = answer.into_addresses(launch, &address, limit)?;
+    Ok(addresses.into_iter().map(|(ip, port)| SocketAddr::new(ip, port).to_string()).collect())
+}
+
+/// Waits for all ranks, and says what came of it.
+fn assemble(
+    launch: &Launch,
+    port: u16,
+    listener: &TcpListener,
+    deadline: Instant,
+) -> Result<(Answer, Vec<Guest>)> {
+    let size = launch.size;
+    let mut guests: Vec<Guest> = Vec::new();
+    while guests.len() + 1 < size {
+        let Some((stream, address)) = accept(listener, deadline)? else {
+            let has_come = |rank: &usize| guests.iter().any(|guest| guest.rank == *rank);
+            let ranks = (1..size).filter(|rank| !has_come(rank)).collect();
+            return Ok((Answer::Missing { ranks }, guests));
+        };
+        let Some(guest) = greet(stream, address) else { continue };
+        let (rank, actual) = (guest.rank, guest.size);
+        let is_twice = rank == 0 || guests.iter().any(|other| other.rank == rank);
+        guests.push(guest);
+        if actual != size {
+            return Ok((Answer::WorldSize { rank, expected: size, actual }, guests));
+        }
+        if is_twice {
+            return Ok((Answer::Duplicate { rank }, guests));
+        }
+    }
+    guests.sort_by_key(|guest| guest.rank);
+    let own = (IpAddr::from([127, 0, 0, 1]), port);
+    let all = std::iter::once(own).chain(guests.iter().map(|guest| (guest.address, guest.port)));
+    Ok((Answer::All(all.collect()), guests))
+}
+
+/// The rank that a connection is of; `None` if it is of none.
+fn greet(mut stream: TcpStream, address: SocketAddr) -> Option<Guest> {
+    stream.set_read_timeout(Some(HELLO_LIMIT)).ok()?;
+    let mut hello = [0; HELLO];
+    stream.read_exact(&mut hello).ok()?;
+    let word = |at: usize| hello[at..at + 8].try_into().map(u64::from_le_bytes).ok();
+    if hello[..8] != GREETING {
+        return None;
+    }
+    let (rank, size) = (usize::try_from(word(8)?).ok()?, usize::try_from(word(16)?).ok()?);
+    Some(Guest { rank, size, port: u16::try_from(word(24)?).ok()?, stream, address: address.ip() })
+}
+
+fn visit(launch: &Launch, port: u16, limit: Duration) -> Result<Vec<String>> {
+    let deadline = Instant::now() + limit;
+    let mut hello = [0; HELLO];
+    hello[..8].copy_from_slice(&GREETING);
+    for (at, word) in [(8, launch.rank as u64), (16, launch.size as u64), (24, u64::from(port))] {
+        hello[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    }
+    loop {
+        // The file may be of an earlier run, and the port that of another program.
+        if let Some(address) = address_of(&launch.meeting)
+            && let Ok((answer, host)) = ask(&address, &hello, limit)
+        {
+            let addresses = answer.into_addresses(launch, &address, limit)?;
+            // What is local to rank 0 is reached as rank 0 was.
+            let reached = |ip: IpAddr| if ip.is_loopback() { host } else { ip };
+            let all = addresses.into_iter().map(|(ip, port)| SocketAddr::new(reached(ip), port).to_string());
+            return Ok(all.collect());
+        }
+        if Instant::now() >= deadline {
+            let address = match &launch.meeting {
+                Meeting::Address(address) => address.clone(),
+                Meeting::File(path) => path.display().to_string(),
+            };
+            return Err(Error::MissingRanks { address, ranks: vec![0], limit });
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn address_of(meeting: &Meeting) -> Option<String> {
+    match meeting {
+        Meeting::Address(address) => Some(address.clone()),
+        Meeting::File(path) => std::fs::read_to_string(path).ok(),
+    }
+}
+
+/// What rank 0 answers, and at which address it was reached.
+fn ask(address: &str, hello: &[u8], limit: Duration) -> std::io::Result<(Answer, IpAddr)> {
+    let mut stream = connect_once(address)?;
+    stream.write_all(hello)?;
+    stream.set_read_timeout(Some(limit + GRACE))?;
+    let mut length = [0; 8];
+    stream.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length).min(LARGEST);
+    let host = stream.peer_addr()?.ip();
+    let mut bytes = Vec::new();
+    stream.take(length).read_to_end(&mut bytes)?;
+    Ok((serde_json::from_slice(&bytes).map_err(std::io::Error::other)?, host))
+}
+
+fn connect_once(address: &str) -> std::io::Result<TcpStream> {
+    let mut last = std::io::ErrorKind::AddrNotAvailable.into();
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, HELLO_LIMIT) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// A connection to an address, tried until the deadline.
+pub(crate) fn dial(address: &str, deadline: Instant) -> Result<TcpStream> {
+    loop {
+        match connect_once(address) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if Instant::now() >= deadline => return Err(io("connecting to", address)(error)),
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// The next connection; `None` if none comes before the deadline.
+pub(crate) fn accept(listener: &TcpListener, deadline: Instant) -> Result<Option<(TcpStream, SocketAddr)>> {
+    let failed = || io("listening for", "other ranks");
+    listener.set_nonblocking(true).map_err(failed())?;
+    loop {
+        match listener.accept() {
+            Ok((stream, address)) => {
+                stream.set_nonblocking(false).map_err(failed())?;
+                stream.set_read_timeout(Some(HELLO_LIMIT)).map_err(failed())?;
+                return Ok(Some((stream, address)));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if Instant::now() >= deadline {
+                    return Ok(None);
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(error) => return Err(failed()(error)),
+        }
+    }
+}
+
+fn listen(address: &str) -> Result<TcpListener> {
+    // The port counts: the address may be one by which others reach this host.
+    let port = address.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
+    let Some(port) = port else {
+        return Err(crate::error::argument("rendezvous", "address", "`host:port`", format!("`{address}`")));
+    };
+    TcpListener::bind(("0.0.0.0", port)).map_err(io("listening on", address))
+}
+
+/// The address of this host by which it would reach others; nothing is sent.
+fn own_address() -> IpAddr {
+    let found = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.connect("192.0.2.1:9")?;
+        socket.local_addr()
+    });
+    found.map_or(IpAddr::from([127, 0, 0, 1]), |address| address.ip())
+}
+
+/// Writes a file so that others see all of it or nothing.
+fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let failed = || io("writing", path.display());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let mut file =
+        tempfile::NamedTempFile::new_in(folder.unwrap_or_else(|| Path::new("."))).map_err(failed())?;
+    file.write_all(bytes).map_err(failed())?;
+    file.persist(path).map(drop).map_err(|error| failed()(error.error))
+}

@@ -1,0 +1,16 @@
+//! Several GPUs: ranks that work on one problem together.
+//!
+//! A [`Communicator`] carries tensors between ranks: NCCL between GPUs, host memory between threads or processes on any device. Above it are the ways to
+//! share work: [`data`] has replicas of a model that read different examples, [`tensor`] layers whose weights are split, [`pipeline`] layers on different ranks,
+//! [`experts`] tables of experts that are split. [`checkpoint`] saves what is split and loads it at another number of ranks.
+//!
+//! Everything works without a GPU, on ranks that are threads; results are the same bits each time.
+
+pub mod communicator;
+pub mod error;
+pub mod launch;
+pub mod split;
+
+pub use communicator::{Communicator, NcclOptions, Reduction};
+pub use error::{Error, Failure, Result};
+pub use launch::Launch;

@@ -1,0 +1,6 @@
+//! Ranks that work together: threads of this process, and processes, or threads that take themselves for processes.
+
+mod collectives;
+mod failures;
+mod processes;
+mod support;
