@@ -7,6 +7,7 @@
 //! Everything works without a GPU, on ranks that are threads; results are the same bits each time.
 
 pub mod communicator;
+pub mod data;
 pub mod error;
 pub mod launch;
 pub mod split;
