@@ -11,6 +11,7 @@ pub mod data;
 pub mod error;
 pub mod launch;
 pub mod split;
+pub mod tensor;
 
 pub use communicator::{Communicator, NcclOptions, Reduction};
 pub use error::{Error, Failure, Result};

@@ -47,7 +47,12 @@ pub fn expect_same_bits<T: Element>(communicator: &Communicator, tensors: &[Tens
         None => Ok(()),
         Some(rank) => {
             let expected = "the same bits on all ranks";
-            Err(argument("expect_same_bits", "tensors", expected, format!("others on rank {rank} than on rank 0")))
+            Err(argument(
+                "expect_same_bits",
+                "tensors",
+                expected,
+                format!("others on rank {rank} than on rank 0"),
+            ))
         }
     }
 }

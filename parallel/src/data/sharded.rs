@@ -3,9 +3,9 @@
 //! Weights come in units, a layer or a few. A rank keeps a block of each unit's weights; the whole is gathered when a pass needs it, a unit ahead, and dropped
 //! after. Gradients of a unit are averaged and split as soon as they are there.
 
-use warpsmith::optim::AdamW;
 use warpsmith::ops::elementwise::ElementwiseElement;
 use warpsmith::ops::rows::AnyTensor;
+use warpsmith::optim::AdamW;
 use warpsmith::{Device, Stream, Tensor, ops};
 
 use super::layout::{ALIGNMENT, Packed, as_rows};
@@ -202,7 +202,12 @@ impl<T: ElementwiseElement> Sharded<T> {
         let unit = self.unit(unit)?;
         let Some(whole) = unit.whole_gradient.take() else {
             let expected = "called after `gradients` of the unit";
-            return Err(argument(OPERATION, "reduce", expected, format!("called before, of `{}`", unit.name)));
+            return Err(argument(
+                OPERATION,
+                "reduce",
+                expected,
+                format!("called before, of `{}`", unit.name),
+            ));
         };
         unit.whole = None;
         communicator.reduce_scatter(&whole, &mut unit.gradient, Reduction::Mean)
@@ -258,7 +263,8 @@ impl<T: ElementwiseElement> Sharded<T> {
         communicator.all_reduce(&mut squares, Reduction::Sum)?;
         let norm = squares.to_vec()?[0].sqrt();
         if norm > max_norm {
-            let factor = Tensor::from_slice(&self.device, &[max_norm / (norm + 1e-6); ALIGNMENT], [ALIGNMENT])?;
+            let factor =
+                Tensor::from_slice(&self.device, &[max_norm / (norm + 1e-6); ALIGNMENT], [ALIGNMENT])?;
             for unit in &mut self.units {
                 let scaled = ops::mul(&as_rows(&unit.gradient)?, &factor).run()?;
                 unit.gradient.copy_from(&scaled.reshape([unit.gradient.len()])?)?;

@@ -1,6 +1,8 @@
 //! Ranks that work together: threads of this process, and processes, or threads that take themselves for processes.
 
 mod collectives;
+mod data;
 mod failures;
 mod processes;
 mod support;
+mod tensor;

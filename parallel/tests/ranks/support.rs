@@ -72,3 +72,66 @@ impl Random {
         (0..count).map(|_| (self.next() % 9) as f32 - 4.0).collect()
     }
 }
+
+/// u of f32.
+pub(crate) const F32_UNIT: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// Holds a result against the exact one: within `relative` of it, and within `absolute` times the sum of the terms' sizes.
+pub(crate) fn expect_close(found: &[f32], exact: &[(f64, f64)], relative: f64, absolute: f64, what: &str) {
+    assert_eq!(found.len(), exact.len(), "{what}");
+    for (at, (&found, &(exact, sizes))) in found.iter().zip(exact).enumerate() {
+        let apart = (f64::from(found) - exact).abs();
+        let bound = relative * exact.abs() + absolute * sizes;
+        // NaN is never close.
+        assert!(apart <= bound, "{what}: {found} at {at}, expected {exact} within {bound:e}");
+    }
+}
+
+/// A matrix of f32 on the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Matrix {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) numbers: Vec<f32>,
+}
+
+impl Matrix {
+    pub(crate) fn new(rows: usize, columns: usize, numbers: Vec<f32>) -> Self {
+        assert_eq!(numbers.len(), rows * columns);
+        Self { rows, columns, numbers }
+    }
+
+    pub(crate) fn of(tensor: &Tensor<f32>) -> Self {
+        let &[rows, columns] = tensor.shape() else { panic!("it is no matrix") };
+        Self::new(rows, columns, tensor.to_vec().expect("it is read"))
+    }
+
+    pub(crate) fn tensor(&self, device: &Device) -> Tensor<f32> {
+        Tensor::from_slice(device, &self.numbers, [self.rows, self.columns]).expect("it fits")
+    }
+
+    pub(crate) fn transposed(&self) -> Self {
+        let of = |at: usize| self.numbers[at % self.rows * self.columns + at / self.rows];
+        let numbers = (0..self.numbers.len()).map(of).collect();
+        Self::new(self.columns, self.rows, numbers)
+    }
+
+    /// Each element of `self otherᵀ` in f64, and the sum of the sizes of its terms.
+    pub(crate) fn product(&self, other: &Self) -> Vec<(f64, f64)> {
+        let row = |matrix: &Self, at: usize| {
+            matrix.numbers[at * matrix.columns..(at + 1) * matrix.columns].to_vec()
+        };
+        let mut all = Vec::new();
+        for one in 0..self.rows {
+            for two in 0..other.rows {
+                let terms: Vec<f64> = row(self, one)
+                    .iter()
+                    .zip(row(other, two))
+                    .map(|(&a, b)| f64::from(a) * f64::from(b))
+                    .collect();
+                all.push((terms.iter().sum(), terms.iter().map(|term| term.abs()).sum()));
+            }
+        }
+        all
+    }
+}
