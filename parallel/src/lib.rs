@@ -10,6 +10,7 @@ pub mod communicator;
 pub mod data;
 pub mod error;
 pub mod launch;
+pub mod pipeline;
 pub mod split;
 pub mod tensor;
 

@@ -3,6 +3,7 @@
 mod collectives;
 mod data;
 mod failures;
+mod pipeline;
 mod processes;
 mod support;
 mod tensor;
