@@ -6,8 +6,10 @@
 //!
 //! Everything works without a GPU, on ranks that are threads; results are the same bits each time.
 
+pub mod checkpoint;
 pub mod communicator;
 pub mod data;
+mod digest;
 pub mod error;
 pub mod launch;
 pub mod pipeline;

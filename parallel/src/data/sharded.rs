@@ -3,12 +3,14 @@
 //! Weights come in units, a layer or a few. A rank keeps a block of each unit's weights; the whole is gathered when a pass needs it, a unit ahead, and dropped
 //! after. Gradients of a unit are averaged and split as soon as they are there.
 
+use std::ops::Range;
+
 use warpsmith::ops::elementwise::ElementwiseElement;
-use warpsmith::ops::rows::AnyTensor;
 use warpsmith::optim::AdamW;
 use warpsmith::{Device, Stream, Tensor, ops};
 
 use super::layout::{ALIGNMENT, Packed, as_rows};
+use crate::checkpoint::{Checkpoint, Part, Saved};
 use crate::communicator::{Communicator, Reduction};
 use crate::error::{Result, argument};
 use crate::split::block_len;
@@ -29,9 +31,11 @@ pub enum Pass {
 struct Unit<T: ElementwiseElement> {
     name: String,
     packed: Packed,
-    /// What this rank has of the weights, and of the averaged gradient.
+    /// What this rank has of the weights, and of the averaged gradient: as many on all ranks, of which the last ones use fewer.
     shard: Tensor<T>,
     gradient: Tensor<f32>,
+    /// Which of all elements those are that it uses.
+    own: Range<usize>,
     /// All weights, where a pass needs them.
     whole: Option<Tensor<T>>,
     /// The gradient of all weights, until it is averaged.
@@ -75,6 +79,13 @@ pub struct Sharded<T: ElementwiseElement> {
     units: Vec<Unit<T>>,
 }
 
+impl<T: ElementwiseElement> Unit<T> {
+    /// The part of the shard that is used.
+    fn own_shard(&self) -> Result<Tensor<T>> {
+        Ok(self.shard.slice(0, 0..self.own.len())?)
+    }
+}
+
 impl<T: ElementwiseElement> Sharded<T> {
     /// A model without weights.
     ///
@@ -106,7 +117,9 @@ impl<T: ElementwiseElement> Sharded<T> {
         }
         let shard = whole.slice(0, rank * block..(rank + 1) * block)?.deep_clone()?;
         let gradient = Tensor::zeros(&self.device, [block])?;
-        self.units.push(Unit { name, packed, shard, gradient, whole: None, whole_gradient: None, home });
+        let at = |rank: usize| (rank * block).min(packed.len());
+        let own = at(rank)..at(rank + 1);
+        self.units.push(Unit { name, packed, shard, gradient, own, whole: None, whole_gradient: None, home });
         Ok(())
     }
 
@@ -213,9 +226,38 @@ impl<T: ElementwiseElement> Sharded<T> {
         communicator.reduce_scatter(&whole, &mut unit.gradient, Reduction::Mean)
     }
 
-    /// The shards, by the names of their units: what an optimiser moves and a checkpoint saves.
-    pub fn shards(&self) -> impl Iterator<Item = (&str, &Tensor<T>)> {
-        self.units.iter().map(|unit| (unit.name.as_str(), &unit.shard))
+    /// Which part this rank has of the unit `name`, whose weights a checkpoint and an optimiser have as one vector. `None` if there is no such unit.
+    #[must_use]
+    pub fn part(&self, name: &str) -> Option<Part> {
+        let unit = self.units.iter().find(|unit| unit.name == name)?;
+        Some(Part { axis: 0, range: unit.own.clone(), total: unit.packed.len() })
+    }
+
+    /// Adds this rank's part of all weights to a checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// As [`Checkpoint::add_part`].
+    pub fn save_into(&self, checkpoint: &mut Checkpoint) -> Result<()> {
+        for unit in &self.units {
+            let part = Part { axis: 0, range: unit.own.clone(), total: unit.packed.len() };
+            checkpoint.add_part(unit.name.clone(), &unit.own_shard()?, part)?;
+        }
+        Ok(())
+    }
+
+    /// Takes this rank's part of all weights from a checkpoint, which any number of ranks may have saved.
+    ///
+    /// # Errors
+    ///
+    /// As [`Saved::part`].
+    pub fn load_from(&mut self, saved: &Saved) -> Result<()> {
+        for unit in &mut self.units {
+            let loaded = saved.part::<T>(&unit.name, 0, unit.own.clone(), &self.device)?;
+            unit.own_shard()?.copy_from(&loaded)?;
+            unit.whole = None;
+        }
+        Ok(())
     }
 
     /// Adds the shards to an optimiser, in the order of the units.
@@ -225,7 +267,7 @@ impl<T: ElementwiseElement> Sharded<T> {
     /// As [`AdamW::add`].
     pub fn add_to(&self, optimizer: &mut AdamW) -> Result<()> {
         for unit in &self.units {
-            optimizer.add(unit.name.clone(), T::any(&unit.shard))?;
+            optimizer.add(unit.name.clone(), T::any(&unit.own_shard()?))?;
         }
         Ok(())
     }
@@ -238,8 +280,9 @@ impl<T: ElementwiseElement> Sharded<T> {
     pub fn step(&mut self, optimizer: &mut AdamW) -> Result<()> {
         // What was gathered would be the weights before.
         self.units.iter_mut().for_each(|unit| unit.whole = None);
-        let gradients: Vec<AnyTensor<'_>> = self.units.iter().map(|unit| (&unit.gradient).into()).collect();
-        Ok(optimizer.step(&gradients)?)
+        let gradients = self.units.iter().map(|unit| unit.gradient.slice(0, 0..unit.own.len()));
+        let gradients = gradients.collect::<warpsmith::Result<Vec<_>>>()?;
+        Ok(optimizer.step(&gradients.iter().map(Into::into).collect::<Vec<_>>())?)
     }
 
     /// Limits the norm of the averaged gradients of all ranks, and returns what it was. Waits for them.

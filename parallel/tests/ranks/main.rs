@@ -1,5 +1,6 @@
 //! Ranks that work together: threads of this process, and processes, or threads that take themselves for processes.
 
+mod checkpoint;
 mod collectives;
 mod data;
 mod failures;

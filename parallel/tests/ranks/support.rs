@@ -101,19 +101,8 @@ impl Matrix {
         Self { rows, columns, numbers }
     }
 
-    pub(crate) fn of(tensor: &Tensor<f32>) -> Self {
-        let &[rows, columns] = tensor.shape() else { panic!("it is no matrix") };
-        Self::new(rows, columns, tensor.to_vec().expect("it is read"))
-    }
-
     pub(crate) fn tensor(&self, device: &Device) -> Tensor<f32> {
         Tensor::from_slice(device, &self.numbers, [self.rows, self.columns]).expect("it fits")
-    }
-
-    pub(crate) fn transposed(&self) -> Self {
-        let of = |at: usize| self.numbers[at % self.rows * self.columns + at / self.rows];
-        let numbers = (0..self.numbers.len()).map(of).collect();
-        Self::new(self.columns, self.rows, numbers)
     }
 
     /// Each element of `self otherᵀ` in f64, and the sum of the sizes of its terms.
