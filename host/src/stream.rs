@@ -216,11 +216,7 @@ impl Stream {
     /// # Errors
     ///
     /// As [`with_operands`](Self::with_operands), and [`Error::Driver`] if the driver refuses another stream.
-    pub fn beside<R>(
-        &self,
-        operands: &[&dyn Operand],
-        work: impl FnOnce(&Self) -> Result<R>,
-    ) -> Result<R> {
+    pub fn beside<R>(&self, operands: &[&dyn Operand], work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         self.with_operands(operands, || {
             let handle = match self.device.idle_branches().take(&self.handle) {
                 Some(handle) => handle,

@@ -27,6 +27,7 @@ mod ptx;
 mod random;
 #[cfg(feature = "host")]
 mod record;
+mod spawn;
 #[cfg(feature = "host")]
 mod spell;
 #[cfg_attr(not(feature = "host"), expect(dead_code, reason = "verdicts are the bench's alone"))]
@@ -77,6 +78,7 @@ enum Task {
     Cust(cust::Args),
     Outside(outside::Args),
     Doctor(doctor::Args),
+    Spawn(spawn::Args),
     Lint(lint::Args),
     Tables(tables::Args),
 }
@@ -106,6 +108,7 @@ fn main() -> ExitCode {
         Task::Cust(args) => cust::run(&args),
         Task::Outside(args) => outside::run(&args),
         Task::Doctor(args) => doctor::run(&args),
+        Task::Spawn(args) => spawn::run(&args),
         Task::Lint(args) => lint::run(&args),
         Task::Tables(args) => tables::run(&args),
     };

@@ -7,30 +7,26 @@
 //! repeated: the same seed must give the same bits. Then the network is frozen, and generated updates of low rank teach it to read the same digits lying on
 //! their side.
 
-use std::path::{Path, PathBuf};
+mod digits;
+
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
 use half::bf16;
 use indicatif::{ProgressBar, ProgressStyle};
-use ndarray::{Array1, Array2, Axis, Ix1, Ix2};
-use plotters::prelude::*;
-use warpsmith::layers::{GeneratedUpdate, Linear, LinearSaved, UpdatedLinear};
-use warpsmith::ops::cross_entropy::LogitElement;
-use warpsmith::ops::linear::{LinearGradientElement, LinearGradients, LinearInput};
+use ndarray::{Array1, Array2};
+use warpsmith::layers::{GeneratedUpdate, Linear, UpdatedLinear};
+use warpsmith::ops;
 use warpsmith::ops::rows::AnyTensor;
-use warpsmith::ops::{self, Activation};
-use warpsmith::optim::{AdamW, AdamWOptions, schedule};
-use warpsmith::weights::FloatElement;
-use warpsmith::{Device, DeviceKind, Tensor, Weights};
+use warpsmith::optim::{AdamW, AdamWOptions};
+use warpsmith::{Device, DeviceKind, Tensor};
 
-static DIGITS: &[u8] = include_bytes!("../data/digits-mlp/digits.safetensors");
+use digits::{
+    BATCH, Digits, LEARNING_RATE, Network, Random, Trained, count_correct, draw, for_batches, learning_rate,
+};
 
-/// Columns of each layer's input, and of the output.
-const WIDTHS: [usize; 4] = [64, 256, 128, 10];
-/// Images of a step.
-const BATCH: usize = 64;
 /// Part of the images that were not trained with and have to be right after all epochs.
 const LEAST_ACCURACY: f64 = 0.97;
 /// The same of digits that lie on their side, read by the frozen network with updates.
@@ -119,160 +115,6 @@ fn run(arguments: &Arguments) -> Result<bool> {
         draw(path, &curves)?;
     }
     Ok(holds)
-}
-
-/// The images, row by row, and their labels.
-struct Digits {
-    train: Array2<f32>,
-    labels: Array1<i64>,
-    test: Array2<f32>,
-    test_labels: Array1<i64>,
-}
-
-impl Digits {
-    fn load() -> Result<Self> {
-        let file = Weights::from_bytes(DIGITS)?;
-        Ok(Self {
-            train: file.array("x_train")?.into_dimensionality::<Ix2>()?,
-            labels: file.array("y_train")?.into_dimensionality::<Ix1>()?,
-            test: file.array("x_test")?.into_dimensionality::<Ix2>()?,
-            test_labels: file.array("y_test")?.into_dimensionality::<Ix1>()?,
-        })
-    }
-}
-
-/// Numbers that follow from a seed alone (SplitMix64), the same for good.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ bits >> 31
-    }
-
-    /// From 0 to less than 1.
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Numbers 0 to `count` − 1 in any order.
-    fn order(&mut self, count: usize) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..count).collect();
-        for last in (1..count).rev() {
-            order.swap(last, (self.next() % (last as u64 + 1)) as usize);
-        }
-        order
-    }
-}
-
-/// Element types that the network can be trained in.
-trait Trained: LinearInput + LinearGradientElement + LogitElement + FloatElement {}
-
-impl<T: LinearInput + LinearGradientElement + LogitElement + FloatElement> Trained for T {}
-
-/// The mean loss of a batch, and the gradients of each layer.
-type LossAndGradients<T> = (Tensor<f32>, Vec<LinearGradients<T, T>>);
-
-/// Weights `[out, in]` and biases of three layers.
-struct Network<T: LinearInput> {
-    layers: [Linear<T>; 3],
-}
-
-impl<T: Trained> Network<T> {
-    /// Weights between ±√(6 / in), as suits ReLU, and biases of 0.
-    fn new(device: &Device, seed: u64) -> Result<Self> {
-        let mut random = Random(seed);
-        let mut layer = |index: usize, activation| {
-            let (columns, rows) = (WIDTHS[index], WIDTHS[index + 1]);
-            let limit = (6.0 / columns as f64).sqrt();
-            let weights: Vec<T> =
-                (0..rows * columns).map(|_| T::round((2.0 * random.unit() - 1.0) * limit)).collect();
-            let weight = Tensor::from_slice(device, &weights, [rows, columns])?;
-            Linear::new(weight, Some(Tensor::zeros(device, [rows])?), activation)
-        };
-        Ok(Self {
-            layers: [layer(0, Activation::Relu)?, layer(1, Activation::Relu)?, layer(2, Activation::None)?],
-        })
-    }
-
-    fn forward(&self, images: &Tensor<T>) -> warpsmith::Result<Tensor<T>> {
-        self.layers[2].forward(&self.layers[1].forward(&self.layers[0].forward(images)?)?)
-    }
-
-    /// The mean loss, and the gradients of each layer.
-    fn gradients(&self, images: &Tensor<T>, labels: &Tensor<i64>) -> warpsmith::Result<LossAndGradients<T>> {
-        let mut saved: Vec<LinearSaved<T>> = Vec::new();
-        let mut y = images.clone();
-        for layer in &self.layers {
-            let (next, of_layer) = layer.forward_train(&y)?;
-            saved.push(of_layer);
-            y = next;
-        }
-        let losses = ops::cross_entropy(&y, labels).run_with_gradient()?;
-        let mut dy = losses.gradient;
-        let mut gradients = Vec::new();
-        for (layer, saved) in self.layers.iter().zip(&saved).rev() {
-            let of_layer = layer.backward(saved, &dy)?;
-            dy = of_layer.dx.clone();
-            gradients.push(of_layer);
-        }
-        gradients.reverse();
-        Ok((losses.loss, gradients))
-    }
-
-    /// An optimiser of all weights and biases.
-    fn optimizer(&self, device: &Device) -> warpsmith::Result<AdamW> {
-        let options = AdamWOptions { learning_rate: LEARNING_RATE, ..AdamWOptions::default() };
-        let mut optimizer = AdamW::new(device, options)?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            optimizer.add(format!("layers.{index}.weight"), T::any(layer.weight()))?;
-            if let Some(bias) = layer.bias() {
-                optimizer.add(format!("layers.{index}.bias"), T::any(bias))?;
-            }
-        }
-        optimizer.set_max_norm(Some(1.0))?;
-        Ok(optimizer)
-    }
-}
-
-/// The highest learning rate.
-const LEARNING_RATE: f64 = 2e-3;
-/// Steps that it rises for.
-const WARMUP: u64 = 20;
-
-/// Gives so many batches of images and labels to `train`, in an order that follows from the seed, and returns the losses.
-fn for_batches<T: Trained>(
-    device: &Device,
-    (images, labels): (&Array2<f32>, &Array1<i64>),
-    seed: u64,
-    steps: usize,
-    mut train: impl FnMut(&Tensor<T>, &Tensor<i64>, u64) -> warpsmith::Result<Tensor<f32>>,
-) -> Result<Vec<Tensor<f32>>> {
-    let mut random = Random(!seed);
-    let mut losses = Vec::new();
-    let batches = images.nrows() / BATCH;
-    while losses.len() < steps {
-        // What is left over of an epoch is part of others, whose order is another.
-        let order = random.order(images.nrows());
-        let images = images.select(Axis(0), &order).mapv(|pixel| T::round(pixel.into()));
-        let images = Tensor::from_array(device, &images)?;
-        let labels = Tensor::from_array(device, &labels.select(Axis(0), &order))?;
-        for batch in 0..batches.min(steps - losses.len()) {
-            let rows = batch * BATCH..(batch + 1) * BATCH;
-            let step = losses.len() as u64;
-            losses.push(train(&images.slice(0, rows.clone())?, &labels.slice(0, rows)?, step)?);
-        }
-    }
-    Ok(losses)
-}
-
-/// The learning rate of a step of so many.
-fn learning_rate(step: u64, steps: usize) -> f64 {
-    let cosine = schedule::cosine(step, WARMUP, steps as u64, 0.02);
-    LEARNING_RATE * schedule::linear_warmup(step, WARMUP) * cosine
 }
 
 /// Trains for so many steps of `last`, and returns what the losses are of.
@@ -445,22 +287,6 @@ fn train<T: Trained>(
     Ok(Report { losses, correct, seconds, repeats })
 }
 
-/// How many rows of logits are largest at the label.
-fn count_correct(logits: &[f32], labels: &Array1<i64>) -> usize {
-    let rows = logits.chunks_exact(WIDTHS[3]).zip(labels);
-    rows.filter(|(logits, label)| largest(logits) == **label as usize).count()
-}
-
-fn largest(logits: &[f32]) -> usize {
-    let mut largest = 0;
-    for (class, logit) in logits.iter().enumerate() {
-        if *logit > logits[largest] {
-            largest = class;
-        }
-    }
-    largest
-}
-
 /// Compares gradients with differences of a loss in f64: of some numbers of each layer, those that have the largest gradients among them.
 fn compare_gradients(device: &Device, digits: &Digits, seed: u64) -> Result<bool> {
     let network = Network::<f32>::new(device, seed)?;
@@ -520,29 +346,4 @@ fn loss(weights: &[Array2<f64>], images: &Array2<f64>, labels: &[i64]) -> f64 {
         largest + sum.ln() - logits[label as usize]
     });
     losses.sum::<f64>() / labels.len() as f64
-}
-
-/// Draws each step's loss, on a logarithmic scale.
-fn draw(path: &Path, curves: &[(&str, Vec<f32>)]) -> Result<()> {
-    let steps = curves.iter().map(|(_, losses)| losses.len()).max().unwrap_or(1);
-    let all = || curves.iter().flat_map(|(_, losses)| losses).copied().filter(|loss| *loss > 0.0);
-    let (least, most) = (all().fold(f32::INFINITY, f32::min), all().fold(0.0, f32::max));
-    let area = SVGBackend::new(path, (720, 400)).into_drawing_area();
-    area.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&area)
-        .margin(16)
-        .x_label_area_size(40)
-        .y_label_area_size(64)
-        .build_cartesian_2d(0..steps, (least..most).log_scale())?;
-    chart.configure_mesh().x_desc("step").y_desc("loss").draw()?;
-    for ((name, losses), color) in curves.iter().zip([BLUE, RED, GREEN]) {
-        let line = LineSeries::new(losses.iter().copied().enumerate(), color);
-        chart
-            .draw_series(line)?
-            .label(*name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color));
-    }
-    chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
-    area.present()?;
-    Ok(())
 }
