@@ -11,6 +11,7 @@ pub mod communicator;
 pub mod data;
 mod digest;
 pub mod error;
+pub mod experts;
 pub mod launch;
 pub mod pipeline;
 pub mod split;

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod collectives;
 mod data;
+mod experts;
 mod failures;
 mod pipeline;
 mod processes;

@@ -1,0 +1,272 @@
+//! Tables of experts that are split over the ranks.
+//!
+//! Tokens of all ranks go to all ranks, each of which evaluates its own experts, and the outputs are summed where the tokens came from. With many experts
+//! a token nearly every token needs every rank, so that sending tokens to some of them would save nothing.
+
+use warpsmith::ops::peer::{ExpertInput, ExpertLayout, ExpertTable, ExpertVectors, Routing};
+use warpsmith::ops::{self, Activation};
+use warpsmith::{Device, Tensor};
+
+use crate::communicator::{Communicator, Reduction};
+use crate::error::{Result, argument};
+use crate::split::even_range;
+
+const OPERATION: &str = "SplitExperts";
+/// What numbers of experts are multiplied with: the whole number next to 2³² over the golden ratio, so that neighbours are spread evenly.
+const SPREAD: u64 = 2_654_435_769;
+/// Experts that are packed at a time.
+const AT_A_TIME: usize = 1024;
+
+/// Which rank has which expert, as follows from a hash of its number. All ranks have as many experts, or one more or less.
+///
+/// ```
+/// use warpsmith_parallel::experts::Placement;
+///
+/// let placement = Placement::new(10, 3);
+/// let [rank, row] = placement.find(7).expect("there is such an expert");
+/// assert_eq!(placement.experts_of(rank)[row], 7);
+/// assert_eq!(placement.find(10), None);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    count: usize,
+    size: usize,
+    factor: u64,
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+impl Placement {
+    /// The placement of `count` experts on `size` ranks, at least one.
+    #[must_use]
+    pub fn new(count: usize, size: usize) -> Self {
+        let modulus = count.max(1) as u64;
+        // Without a common divisor each expert has a place of its own.
+        let factor = (SPREAD..).find(|&factor| gcd(factor, modulus) == 1).unwrap_or(1) % modulus;
+        Self { count, size: size.max(1), factor: factor.max(1) }
+    }
+
+    /// An expert's place among all.
+    fn place(&self, expert: usize) -> usize {
+        (u128::from(self.factor) * expert as u128 % self.count.max(1) as u128) as usize
+    }
+
+    /// The rank that has an expert, and its row there. `None` if there is no such expert.
+    #[must_use]
+    pub fn find(&self, expert: usize) -> Option<[usize; 2]> {
+        if expert >= self.count {
+            return None;
+        }
+        let place = self.place(expert);
+        // The first ranks have one more.
+        let (each, more) = (self.count / self.size, self.count % self.size);
+        let rank = match place.checked_sub(more * (each + 1)) {
+            None => place / (each + 1),
+            Some(after) => more + after / each,
+        };
+        Some([rank, place - even_range(self.count, self.size, rank).start])
+    }
+
+    /// The experts of a rank, row by row.
+    #[must_use]
+    pub fn experts_of(&self, rank: usize) -> Vec<usize> {
+        let range = even_range(self.count, self.size, rank);
+        let mut experts = vec![0; range.len()];
+        for expert in 0..self.count {
+            let place = self.place(expert);
+            if range.contains(&place) {
+                experts[place - range.start] = expert;
+            }
+        }
+        experts
+    }
+}
+
+/// This rank's experts of a table that all ranks have together.
+///
+/// ```
+/// use warpsmith::ops::Activation;
+/// use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, Routing};
+/// use warpsmith::{Device, Tensor};
+/// use warpsmith_parallel::experts::SplitExperts;
+/// use warpsmith_parallel::launch;
+///
+/// // Expert i has u = [1] and v = [i].
+/// let outputs = launch::threads(2, |communicator| {
+///     let device = Device::cpu();
+///     let layout = ExpertLayout::new(ExpertFormat::F32, 1, 1, 1, false)?;
+///     let experts = SplitExperts::new(&communicator, &device, layout, 5, |ids| {
+///         let v = ids.iter().map(|&id| id as f32).collect();
+///         Ok([vec![1.0; ids.len()], vec![], v])
+///     })?;
+///     let experts = experts.activation(Activation::Relu);
+///     let routing = Routing {
+///         ids: Tensor::from_slice(&device, &[1u32, 4], [1, 1, 2])?,
+///         gates: Tensor::from_slice(&device, &[1.0f32, 0.5], [1, 1, 2])?,
+///     };
+///     let x = Tensor::from_slice(&device, &[10.0f32 + communicator.rank() as f32], [1, 1])?;
+///     Ok(experts.forward(&x, &routing)?.to_vec()?)
+/// })?;
+/// assert_eq!(outputs, [[30.0], [33.0]]);
+/// # Ok::<(), warpsmith_parallel::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct SplitExperts {
+    communicator: Communicator,
+    placement: Placement,
+    layout: ExpertLayout,
+    /// `None` if this rank has no experts.
+    table: Option<ExpertTable>,
+    activation: Activation,
+}
+
+impl SplitExperts {
+    /// A table of `count` experts, of which each rank loads its own. `vectors` gives those of the experts whose numbers it gets, one after the other:
+    /// u `[hidden, d]`, w likewise if units are gated, and v `[hidden, o]`. The activation is GELU unless another is asked for.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExpertTable::zeros`], [`ExpertTable::write_rows`] and `vectors`.
+    pub fn new(
+        communicator: &Communicator,
+        device: &Device,
+        layout: ExpertLayout,
+        count: usize,
+        mut vectors: impl FnMut(&[usize]) -> Result<[Vec<f32>; 3]>,
+    ) -> Result<Self> {
+        let placement = Placement::new(count, communicator.size());
+        let own = placement.experts_of(communicator.rank());
+        let mut table = match own.is_empty() {
+            true => None,
+            false => Some(ExpertTable::zeros(device, layout, own.len())?),
+        };
+        for (index, experts) in own.chunks(AT_A_TIME).enumerate() {
+            let [u, w, v] = vectors(experts)?;
+            let mut rows = vec![0; experts.len() * layout.row_bytes()];
+            layout.pack_rows(ExpertVectors { u: &u, w: &w, v: &v }, &mut rows)?;
+            if let Some(table) = &mut table {
+                table.write_rows(index * AT_A_TIME, &rows)?;
+            }
+        }
+        let (communicator, activation) = (communicator.clone(), Activation::GeluErf);
+        Ok(Self { communicator, placement, layout, table, activation })
+    }
+
+    /// What the hidden units do to x·u.
+    #[must_use]
+    pub fn activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
+    /// Which rank has which expert.
+    #[must_use]
+    pub fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    /// How many experts this rank has.
+    #[must_use]
+    pub fn own_count(&self) -> usize {
+        self.table.as_ref().map_or(0, ExpertTable::count)
+    }
+
+    /// The outputs `[T, O]` of this rank's tokens `[T, D]`, for the experts of all ranks that `routing` names, `[T, H, k]`. All ranks have as many tokens.
+    ///
+    /// Each rank's output of a token is rounded to the type of x before these are added. The numbers of experts pass through host memory, so that the host
+    /// waits for the routing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`](crate::Error::Argument) if shapes do not fit, or there is no expert of a number; then the other ranks get a
+    /// [`Failure`](crate::Error::Failure). Otherwise as [`ops::expert_mlp`] and [`Communicator::reduce_scatter`].
+    pub fn forward<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<Tensor<T>> {
+        let (device, size) = (x.device(), self.communicator.size());
+        let [tokens, experts] = self.expect_shapes(x, routing)?;
+        let ids = self.gathered(&routing.ids.contiguous()?)?.to_vec()?;
+        let gates = self.gathered(&routing.gates.contiguous()?)?.to_vec()?;
+        let x = self.gathered(&x.contiguous()?)?.reshape([tokens * size, self.layout.d()])?;
+        let own = self.own_pairs(&ids, &gates, experts)?;
+        let partial = match &self.table {
+            Some(table) if own.width > 0 => {
+                let shape = [tokens * size, 1, own.width];
+                let routing = Routing {
+                    ids: Tensor::from_slice(device, &own.rows, shape)?,
+                    gates: Tensor::from_slice(device, &own.gates, shape)?,
+                };
+                ops::expert_mlp(&x, &routing, table).activation(self.activation).run()?
+            }
+            _ => Tensor::zeros(device, [tokens * size, self.layout.o()])?,
+        };
+        let mut y = Tensor::uninit(device, [tokens, self.layout.o()])?;
+        self.communicator.reduce_scatter(&partial, &mut y, Reduction::Sum)?;
+        Ok(y)
+    }
+
+    /// Tokens, and experts of each.
+    fn expect_shapes<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<[usize; 2]> {
+        let of = |shape: &[usize]| format!("of shape {shape:?}");
+        let &[tokens, columns] = x.shape() else {
+            return Err(argument(OPERATION, "x", "[tokens, columns]", of(x.shape())));
+        };
+        if columns != self.layout.d() {
+            return Err(argument(OPERATION, "x", format!("{} columns", self.layout.d()), of(x.shape())));
+        }
+        let ids = routing.ids.shape();
+        let &[of_ids, heads, k] = ids else {
+            return Err(argument(OPERATION, "ids", "[tokens, heads, k]", of(ids)));
+        };
+        if of_ids != tokens {
+            return Err(argument(OPERATION, "ids", format!("{tokens} tokens, as x has"), of(ids)));
+        }
+        if routing.gates.shape() != ids {
+            let gates = routing.gates.shape();
+            return Err(argument(OPERATION, "gates", format!("shape {ids:?}, as ids have"), of(gates)));
+        }
+        Ok([tokens, heads * k])
+    }
+
+    /// The tensors of all ranks in one vector.
+    fn gathered<T: warpsmith::Element>(&self, own: &Tensor<T>) -> Result<Tensor<T>> {
+        let mut all = Tensor::uninit(own.device(), [own.len() * self.communicator.size()])?;
+        self.communicator.all_gather(own, &mut all)?;
+        Ok(all)
+    }
+
+    /// The rows of this rank's experts among those of each token.
+    fn own_pairs(&self, ids: &[u32], gates: &[f32], experts: usize) -> Result<OwnPairs> {
+        let rank = self.communicator.rank();
+        let mut pairs: Vec<Vec<(u32, f32)>> = Vec::new();
+        for (ids, gates) in ids.chunks(experts.max(1)).zip(gates.chunks(experts.max(1))) {
+            let mut own = Vec::new();
+            for (&id, &gate) in ids.iter().zip(gates) {
+                let Some([owner, row]) = self.placement.find(id as usize) else {
+                    let expected = format!("below {}", self.placement.count);
+                    return Err(argument(OPERATION, "ids", expected, id));
+                };
+                if owner == rank {
+                    own.push((u32::try_from(row).unwrap_or(u32::MAX), gate));
+                }
+            }
+            pairs.push(own);
+        }
+        let width = pairs.iter().map(Vec::len).max().unwrap_or(0);
+        let (mut rows, mut own_gates) = (Vec::new(), Vec::new());
+        for mut own in pairs {
+            // A gate of 0 adds nothing; the row is one that the token reads anyway, where it reads any.
+            let padding = own.first().map_or(0, |pair| pair.0);
+            own.resize(width, (padding, 0.0));
+            rows.extend(own.iter().map(|pair| pair.0));
+            own_gates.extend(own.iter().map(|pair| pair.1));
+        }
+        Ok(OwnPairs { width, rows, gates: own_gates })
+    }
+}
+
+/// Rows and gates of as many experts for each token.
+struct OwnPairs {
+    width: usize,
+    rows: Vec<u32>,
+    gates: Vec<f32>,
+}
