@@ -1,5 +1,7 @@
 //! What stands behind a communicator.
 
+use std::ffi::c_void;
+
 use bytemuck::Pod;
 use warpsmith::stream::Operand;
 use warpsmith::{Element, Stream, Tensor};
@@ -88,4 +90,8 @@ pub(crate) trait Backend: Send + Sync {
     fn point_to_point(&self, transfers: PointToPoint<'_>, stream: &Stream) -> Result<()>;
     fn barrier(&self, call: Call, stream: &Stream) -> Result<()>;
     fn synchronize(&self, stream: &Stream) -> Result<()>;
+    /// NCCL's handle.
+    fn nccl_handle(&self) -> Option<*mut c_void> {
+        None
+    }
 }

@@ -13,6 +13,7 @@ mod nccl;
 mod reduce;
 mod tcp;
 
+use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,6 +120,13 @@ impl Communicator {
     #[must_use]
     pub fn on(&self, stream: &Stream) -> Self {
         Self { backend: self.backend.clone(), stream: Some(stream.clone()) }
+    }
+
+    /// NCCL's handle (`ncclComm_t`) of a communicator that [`nccl`](Self::nccl) made and that has not failed, for libraries that call NCCL themselves; `None` of
+    /// others. It is valid as long as this end or a clone of it is. While it is used no other thread calls this end's operations.
+    #[must_use]
+    pub fn nccl_handle(&self) -> Option<*mut c_void> {
+        self.backend.nccl_handle()
     }
 
     /// This end's number, from 0 to less than [`size`](Self::size).

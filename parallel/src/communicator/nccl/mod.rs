@@ -408,6 +408,10 @@ impl Backend for NcclRank {
     fn synchronize(&self, stream: &Stream) -> Result<()> {
         self.watched.wait(stream.record()?)
     }
+
+    fn nccl_handle(&self) -> Option<*mut c_void> {
+        self.watched.handle()
+    }
 }
 
 fn is_error(code: c_int) -> bool {

@@ -2,7 +2,7 @@
 //! would wait for ever.
 
 use std::collections::VecDeque;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -156,6 +156,11 @@ impl Watched {
             }
         };
         Ok(result.map_err(|failure| self.shared.fail(failure))?)
+    }
+
+    /// NCCL's handle, unless the communicator has ended.
+    pub(super) fn handle(&self) -> Option<*mut c_void> {
+        self.shared.comm.lock().as_ref().map(|comm| comm.raw.cast())
     }
 
     pub(super) fn watch(&self, call: String, done: Event) {

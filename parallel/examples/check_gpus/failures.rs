@@ -1,0 +1,98 @@
+//! Failures that are provoked: each has to be an error in time.
+
+use std::time::{Duration, Instant};
+
+use warpsmith::{Device, DeviceKind, Tensor};
+use warpsmith_parallel::{Communicator, Error, NcclOptions, Reduction, Result, launch};
+
+use crate::checks::wrong;
+use crate::{Arguments, Rank};
+
+/// A limit for ranks that do not come.
+const SHORT: Duration = Duration::from_secs(3);
+/// Within which every failure has to be an error.
+const IN_TIME: Duration = Duration::from_secs(30);
+
+fn sum(rank: &Rank, count: usize) -> Result<()> {
+    let mut tensor = Tensor::<f32>::zeros(&rank.device, [count])?;
+    rank.communicator.all_reduce(&mut tensor, Reduction::Sum)?;
+    rank.communicator.synchronize(&rank.device)
+}
+
+/// Runs ranks of which one errs, and holds the errors of the others to containing one of the words.
+fn provoke(
+    arguments: &Arguments,
+    name: &'static str,
+    words: &[&str],
+    work: impl Fn(&Rank) -> Result<()> + Sync,
+) -> Result<()> {
+    let start = Instant::now();
+    let results = launch::all_threads(SHORT, arguments.ranks, |host| {
+        let local_rank = host.rank();
+        work(&Rank::new(arguments, host, local_rank)?)
+    })?;
+    if start.elapsed() > IN_TIME {
+        return Err(wrong(name, format!("an error within {IN_TIME:?}"), format!("{:?}", start.elapsed())));
+    }
+    for (number, result) in results.into_iter().enumerate() {
+        match result {
+            // The last rank is the one that errs.
+            Ok(()) if number + 1 == arguments.ranks => {}
+            Ok(()) => return Err(wrong(name, "an error".into(), format!("none on rank {number}"))),
+            Err(error) if words.iter().any(|word| error.to_string().contains(word)) => {}
+            Err(error) => return Err(wrong(name, format!("one of {words:?}"), error.to_string())),
+        }
+    }
+    println!("an error in {:.1} s: {name}", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+pub(crate) fn all(arguments: &Arguments) -> Result<()> {
+    if arguments.ranks < 2 {
+        return Ok(());
+    }
+    let last = arguments.ranks - 1;
+    let is_last = |rank: &Rank| rank.host.rank() == last;
+    provoke(arguments, "a rank that ends", &["is gone"], |rank| {
+        sum(rank, 1000)?;
+        if is_last(rank) { Ok(()) } else { sum(rank, 1000) }
+    })?;
+    provoke(arguments, "a rank that does not come", &["expected within", "is gone"], |rank| {
+        sum(rank, 1000)?;
+        if is_last(rank) {
+            std::thread::sleep(2 * SHORT + SHORT / 2);
+            return Ok(());
+        }
+        sum(rank, 1000)
+    })?;
+    provoke(arguments, "ranks that disagree", &["expected the same call"], |rank| {
+        let compared = match rank.device.kind() {
+            DeviceKind::Cuda(_) => {
+                Communicator::nccl(&rank.host, &rank.device, NcclOptions::default().comparing_calls())?
+            }
+            _ => rank.communicator.clone(),
+        };
+        let count = if is_last(rank) { 1001 } else { 1000 };
+        let mut tensor = Tensor::<f32>::zeros(&rank.device, [count])?;
+        compared.all_reduce(&mut tensor, Reduction::Sum)
+    })?;
+    if arguments.device == "cuda" {
+        two_on_one_gpu()?;
+    }
+    Ok(())
+}
+
+fn two_on_one_gpu() -> Result<()> {
+    let results = launch::all_threads(SHORT, 2, |host| {
+        Communicator::nccl(&host, &Device::cuda(0)?, NcclOptions::default()).map(drop)
+    })?;
+    for result in results {
+        match result {
+            Err(Error::SharedDevice { ranks: [0, 1], .. }) => {}
+            Err(error) => return Err(wrong("two ranks on one GPU", "an error".into(), error.to_string())),
+            Ok(()) => return Err(wrong("two ranks on one GPU", "an error".into(), "none".into())),
+        }
+    }
+    println!("an error: two ranks on one GPU");
+    Ok(())
+}

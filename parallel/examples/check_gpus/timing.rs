@@ -1,0 +1,176 @@
+//! Times of collectives beside NCCL called directly, and of layers and steps beside one rank's.
+
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+use half::bf16;
+use warpsmith::layers::Linear;
+use warpsmith::ops::linear::LinearGradientOutputs;
+use warpsmith::ops::{self, Activation};
+use warpsmith::{DeviceKind, Stream, Tensor};
+use warpsmith_parallel::data::{GradientOptions, Gradients};
+use warpsmith_parallel::tensor::{ColumnLinear, RowLinear};
+use warpsmith_parallel::{Reduction, Result};
+
+use crate::{Arguments, Rank};
+
+/// Calls before any is timed, times that are taken, and calls of each.
+const WARM_UP: usize = 5;
+const SAMPLES: usize = 9;
+const CALLS: usize = 10;
+/// Layers of the model whose steps are timed.
+const LAYERS: usize = 4;
+
+/// NCCL's function, its type's number and the sum's.
+type AllReduce =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+const NCCL_FLOAT: c_int = 7;
+const NCCL_SUM: c_int = 0;
+
+/// The median time of a call in µs, on this rank's stream.
+fn median(rank: &Rank, stream: &Stream, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+    for _ in 0..WARM_UP {
+        call()?;
+    }
+    let mut times = Vec::with_capacity(SAMPLES);
+    for _ in 0..SAMPLES {
+        rank.communicator.barrier(&rank.device)?;
+        let start = stream.record()?;
+        for _ in 0..CALLS {
+            call()?;
+        }
+        let time: Duration = stream.record()?.elapsed_since(&start)?;
+        times.push(time.as_secs_f64() * 1e6 / CALLS as f64);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[SAMPLES / 2])
+}
+
+pub(crate) fn all(arguments: &Arguments, rank: &Rank) -> Result<()> {
+    rank.say(&format!(
+        "{} × {} ({}), medians of {SAMPLES} times of {CALLS} calls",
+        rank.communicator.size(),
+        rank.device,
+        rank.device.name()
+    ));
+    collectives(arguments, rank)?;
+    split_layers(arguments, rank)?;
+    replicas(arguments, rank)
+}
+
+fn collectives(arguments: &Arguments, rank: &Rank) -> Result<()> {
+    let Rank { communicator, device, .. } = rank;
+    let (size, stream) = (communicator.size(), device.new_stream()?);
+    let communicator = communicator.on(&stream);
+    rank.say(
+        "MiB a rank | all_reduce µs, bus GB/s, NCCL directly µs, ratio | all_gather µs | reduce_scatter µs",
+    );
+    for mib in [1, 4, 16, 64, 256, 1024].into_iter().filter(|mib| *mib <= arguments.largest) {
+        let count = (mib << 20) / size_of::<f32>();
+        let mut tensor = Tensor::<f32>::zeros_on(&stream, [count])?;
+        let reduce = median(rank, &stream, || communicator.all_reduce(&mut tensor, Reduction::Sum))?;
+        let direct = directly(rank, &stream, &mut tensor)?;
+        let mut whole = Tensor::<f32>::zeros_on(&stream, [count * size])?;
+        let gather = median(rank, &stream, || communicator.all_gather(&tensor, &mut whole))?;
+        let scatter =
+            median(rank, &stream, || communicator.reduce_scatter(&whole, &mut tensor, Reduction::Sum))?;
+        let bus = 2.0 * (size - 1) as f64 / size as f64 * (mib << 20) as f64 / reduce / 1e3;
+        let direct = direct.map_or_else(|| "–, –".into(), |of| format!("{of:.1}, {:.3}", reduce / of));
+        rank.say(&format!("{mib:10} | {reduce:.1}, {bus:.0}, {direct} | {gather:.1} | {scatter:.1}"));
+    }
+    Ok(())
+}
+
+/// The time of NCCL's own call, where there is NCCL.
+fn directly(rank: &Rank, stream: &Stream, tensor: &mut Tensor<f32>) -> Result<Option<f64>> {
+    let (Some(comm), Some(handle), DeviceKind::Cuda(_)) =
+        (rank.communicator.nccl_handle(), stream.cuda_handle(), rank.device.kind())
+    else {
+        return Ok(None);
+    };
+    // SAFETY: it is open already, so that nothing is initialised; the function has this type in all versions.
+    let library = unsafe { libloading::Library::new("libnccl.so.2") };
+    let Ok(library) = library else { return Ok(None) };
+    // SAFETY: as above.
+    let Ok(function) = (unsafe { library.get::<AllReduce>(b"ncclAllReduce") }) else { return Ok(None) };
+    let _current = rank.device.make_current()?;
+    let (address, count) = (tensor.device_address() as *mut c_void, tensor.len());
+    median(rank, stream, || {
+        // SAFETY: the tensor has so many elements and is this stream's; no other thread uses the communicator.
+        unsafe { function(address, address, count, NCCL_FLOAT, NCCL_SUM, comm, handle) };
+        Ok(())
+    })
+    .map(Some)
+}
+
+/// A multilayer perceptron, forwards and backwards: whole on each rank, and split.
+fn split_layers(arguments: &Arguments, rank: &Rank) -> Result<()> {
+    let (Rank { communicator, device, .. }, side) = (rank, arguments.side);
+    let stream = device.default_stream();
+    let tensor = || -> Result<Tensor<bf16>> { Ok(Tensor::zeros(device, [side, side])?) };
+    let (x, dy, up, down) = (tensor()?, tensor()?, tensor()?, tensor()?);
+    let whole_up = Linear::new(up.clone(), None, Activation::Relu)?;
+    let whole_down = Linear::new(down.clone(), None, Activation::None)?;
+    let one = median(rank, &stream, || {
+        let (h, saved_up) = whole_up.forward_train(&x)?;
+        let (_, saved_down) = whole_down.forward_train(&h)?;
+        let gradients = whole_down.backward(&saved_down, &dy)?;
+        whole_up.backward(&saved_up, &gradients.dx)?;
+        Ok(())
+    })?;
+    for pieces in [1, 2, 4, 8] {
+        let up = ColumnLinear::split(communicator, &up, None, Activation::Relu)?.pieces(pieces);
+        let down = RowLinear::split(communicator, &down, None)?.pieces(pieces);
+        let split = median(rank, &stream, || {
+            let (h, saved_up) = up.forward_train(&x)?;
+            let (_, saved_down) = down.forward_train(&h)?;
+            let gradients = down.backward(&saved_down, &dy)?;
+            up.backward(&saved_up, &gradients.dx)?;
+            Ok(())
+        })?;
+        rank.say(&format!(
+            "MLP {side} × {side} × {side} bf16, forward and backward: whole {one:.0} µs, split in {pieces} pieces {split:.0} µs, {:.2} times as fast",
+            one / split
+        ));
+    }
+    Ok(())
+}
+
+/// Backward passes of layers with their averages, and without.
+fn replicas(arguments: &Arguments, rank: &Rank) -> Result<()> {
+    let (Rank { communicator, device, .. }, side) = (rank, arguments.side / 2);
+    let stream = device.default_stream();
+    let tensor = || -> Result<Tensor<bf16>> { Ok(Tensor::zeros(device, [side, side])?) };
+    let (x, weight, dy) = (tensor()?, tensor()?, tensor()?);
+    let backward = |dw: &mut Tensor<f32>, dx: &mut Tensor<bf16>| -> Result<()> {
+        let outputs =
+            LinearGradientOutputs { dx: Some(dx), dw: Some(dw), ..LinearGradientOutputs::default() };
+        Ok(ops::linear_backward(&x, &weight, &dy).run_into(outputs)?)
+    };
+    let (mut dw, mut dx) = (Tensor::zeros(device, [side, side])?, tensor()?);
+    let alone = median(rank, &stream, || {
+        for _ in 0..LAYERS {
+            backward(&mut dw, &mut dx)?;
+        }
+        Ok(())
+    })?;
+    let shape = [side, side];
+    for mib in [4, 25, 64, 256] {
+        let options = GradientOptions { bucket_bytes: mib << 20, ..GradientOptions::default() };
+        let mut gradients = Gradients::new(communicator, device, &[&shape[..]; LAYERS], options)?;
+        let together = median(rank, &stream, || {
+            for layer in (0..LAYERS).rev() {
+                backward(&mut gradients.tensor(layer)?, &mut dx)?;
+                gradients.ready(layer)?;
+            }
+            gradients.finish()?;
+            // As an optimiser would, the next pass waits for the averages.
+            gradients.tensors()?.iter().try_for_each(|tensor| Ok(stream.with_operands(&[tensor], || Ok(()))?))
+        })?;
+        rank.say(&format!(
+            "{LAYERS} layers {side} × {side} bf16, backward: alone {alone:.0} µs, with averages in buckets of {mib} MiB {together:.0} µs, {:.2} of it",
+            alone / together
+        ));
+    }
+    Ok(())
+}
