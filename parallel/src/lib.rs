@@ -20,3 +20,13 @@ pub mod tensor;
 pub use communicator::{Communicator, NcclOptions, Reduction};
 pub use error::{Error, Failure, Result};
 pub use launch::Launch;
+
+/// The crate's README, compiled and run with the documentation's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+/// The book's page, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/several-gpus.md")]
+struct Book;

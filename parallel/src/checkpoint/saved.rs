@@ -249,26 +249,31 @@ impl Saved {
         Ok((dtype, shape, bytes))
     }
 
+    /// The bytes of a rank's file, which is read once.
     fn file<'a>(&self, shard: usize, files: &'a mut BTreeMap<usize, Vec<u8>>) -> Result<&'a [u8]> {
-        if !files.contains_key(&shard) {
-            let expected = self.manifest.shards.get(shard).ok_or_else(|| {
-                let expected = format!("a number below {}", self.size());
-                unfit(&self.folder, "file of a tensor", expected, format!("it is {shard}"))
-            })?;
-            // A name, not a way out of the folder.
-            let name = Path::new(&expected.file).file_name().unwrap_or_default();
-            let path = self.folder.join(name);
-            let bytes = std::fs::read(&path).map_err(io("reading", path.display()))?;
-            if bytes.len() as u64 != expected.bytes {
-                let actual = format!("it has {}", bytes.len());
-                return Err(unfit(&path, "file", format!("{} bytes", expected.bytes), actual));
-            }
-            if digest(&bytes) != expected.digest {
-                return Err(unfit(&path, "file", "the bytes that were written", "it has others"));
-            }
-            files.insert(shard, bytes);
+        match files.entry(shard) {
+            std::collections::btree_map::Entry::Occupied(there) => Ok(there.into_mut()),
+            std::collections::btree_map::Entry::Vacant(place) => Ok(place.insert(self.read(shard)?)),
         }
-        Ok(&files[&shard])
+    }
+
+    fn read(&self, shard: usize) -> Result<Vec<u8>> {
+        let expected = self.manifest.shards.get(shard).ok_or_else(|| {
+            let expected = format!("a number below {}", self.size());
+            unfit(&self.folder, "file of a tensor", expected, format!("it is {shard}"))
+        })?;
+        // A name, not a way out of the folder.
+        let name = Path::new(&expected.file).file_name().unwrap_or_default();
+        let path = self.folder.join(name);
+        let bytes = std::fs::read(&path).map_err(io("reading", path.display()))?;
+        if bytes.len() as u64 != expected.bytes {
+            let actual = format!("it has {}", bytes.len());
+            return Err(unfit(&path, "file", format!("{} bytes", expected.bytes), actual));
+        }
+        if digest(&bytes) != expected.digest {
+            return Err(unfit(&path, "file", "the bytes that were written", "it has others"));
+        }
+        Ok(bytes)
     }
 
     fn view<'a>(&self, bytes: &'a [u8], name: &str) -> Result<TensorView<'a>> {
@@ -282,7 +287,7 @@ impl Saved {
 /// Bytes of an element.
 fn dtype_bytes(dtype: Dtype, shape: &[usize], bytes: usize) -> usize {
     let count: usize = shape.iter().product();
-    if count == 0 { dtype.bitsize() / 8 } else { bytes / count }
+    bytes.checked_div(count).unwrap_or(dtype.bitsize() / 8)
 }
 
 /// Some indices of an axis.

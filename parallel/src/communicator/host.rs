@@ -114,7 +114,7 @@ impl HostRank {
     /// The bytes that each rank gives.
     pub(crate) fn agree(&self, bytes: Vec<u8>) -> Result<Vec<Arc<Vec<u8>>>> {
         let call = Call { number: 0, operation: Operation::Agreement, dtype: DType::U8, count: 0 };
-        self.numbered(call, |call| self.exchange(call, vec![Arc::new(bytes); self.size]))
+        self.numbered(call, |call| self.exchange(call, self.to_all(bytes)))
     }
 
     fn reduced(&self, call: &Call, reduction: Reduction, parts: &[Arc<Vec<u8>>]) -> Result<Vec<u8>> {
@@ -126,6 +126,12 @@ impl HostRank {
     /// The bytes of some elements.
     fn bytes_of(bytes: &[u8], dtype: DType, elements: Range<usize>) -> Arc<Vec<u8>> {
         Arc::new(bytes[elements.start * dtype.size()..elements.end * dtype.size()].to_vec())
+    }
+
+    /// The same bytes for each rank.
+    fn to_all(&self, bytes: Vec<u8>) -> Vec<Arc<Vec<u8>>> {
+        let bytes = Arc::new(bytes);
+        (0..self.size).map(|_| bytes.clone()).collect()
     }
 
     fn equal_parts(&self, bytes: &[u8], call: &Call) -> Vec<Arc<Vec<u8>>> {
@@ -169,8 +175,7 @@ impl Backend for HostRank {
             let parts = (0..self.size)
                 .map(|rank| Self::bytes_of(&bytes, call.dtype, even_range(call.count, self.size, rank)));
             let own = self.exchange(call, parts.collect())?;
-            let own = Arc::new(self.reduced(call, reduction, &own)?);
-            let all = self.exchange(call, vec![own; self.size])?;
+            let all = self.exchange(call, self.to_all(self.reduced(call, reduction, &own)?))?;
             Ok(tensor.write(&joined(&all))?)
         })
     }
@@ -191,7 +196,7 @@ impl Backend for HostRank {
 
     fn all_gather(&self, call: Call, input: &dyn Buffer, output: &mut dyn Buffer, _: &Stream) -> Result<()> {
         self.numbered(call, |call| {
-            let parts = self.exchange(call, vec![Arc::new(input.read()?); self.size])?;
+            let parts = self.exchange(call, self.to_all(input.read()?))?;
             Ok(output.write(&joined(&parts))?)
         })
     }
@@ -199,7 +204,7 @@ impl Backend for HostRank {
     fn broadcast(&self, call: Call, root: usize, tensor: &mut dyn Buffer, _: &Stream) -> Result<()> {
         self.numbered(call, |call| {
             let bytes = if self.rank == root { tensor.read()? } else { Vec::new() };
-            let parts = self.exchange(call, vec![Arc::new(bytes); self.size])?;
+            let parts = self.exchange(call, self.to_all(bytes))?;
             if self.rank == root { Ok(()) } else { Ok(tensor.write(&parts[root])?) }
         })
     }

@@ -40,14 +40,14 @@ fn layer(index: usize, pair: &[Tensor<f32>]) -> warpsmith::Result<Linear<f32>> {
     Linear::new(pair[0].clone(), Some(pair[1].clone()), activation)
 }
 
+/// Writes the gradients of a weight and a bias.
+type Write<'a> = &'a mut dyn FnMut(&mut Tensor<f32>, &mut Tensor<f32>) -> Result<()>;
+
 /// A forward and a backward pass; `weights` gives a layer's weight and bias, `gradient` takes what writes theirs.
 fn pass(
     (x, labels): &(Tensor<f32>, Tensor<i64>),
     weights: &mut dyn FnMut(usize, Pass) -> Result<Vec<Tensor<f32>>>,
-    gradient: &mut dyn FnMut(
-        usize,
-        &mut dyn FnMut(&mut Tensor<f32>, &mut Tensor<f32>) -> Result<()>,
-    ) -> Result<()>,
+    gradient: &mut dyn FnMut(usize, Write<'_>) -> Result<()>,
 ) -> Result<()> {
     let (mut y, mut saved) = (x.clone(), Vec::new());
     for index in 0..WIDTHS.len() - 1 {

@@ -21,15 +21,22 @@ struct Layered {
     foreign: &'static [&'static str],
 }
 
-const LAYERED: [Layered; 3] = [
+const LAYERED: [Layered; 4] = [
     Layered {
         name: "warpsmith",
         root: "host/src/lib.rs",
         // A device makes streams and keeps kernels, a tensor has memory of a stream, and each of them says where it failed.
         floor: &["device", "driver", "error", "graph", "kernel", "memory", "stream", "tensor"],
-        foreign: &["warpsmith_lab"],
+        foreign: &["warpsmith_lab", "warpsmith_parallel"],
     },
     Layered { name: "warpsmith-lab", root: "lab/src/lib.rs", floor: &[], foreign: &[] },
+    Layered {
+        name: "warpsmith-parallel",
+        root: "parallel/src/lib.rs",
+        // A communicator of processes meets as it is launched, and threads are launched with their communicators.
+        floor: &["communicator", "digest", "error", "launch", "split"],
+        foreign: &["warpsmith_lab"],
+    },
     Layered {
         name: "warpsmith-dsl",
         root: "dsl/src/lib.rs",

@@ -18,6 +18,8 @@ use crate::communicator::backend::Backend;
 use crate::communicator::call::Call;
 use crate::error::{Failure, Result, io};
 
+/// How long a poll does not pause.
+const SPIN: Duration = Duration::from_micros(200);
 /// How often the thread looks.
 const INTERVAL: Duration = Duration::from_millis(10);
 /// How long work may still take after another rank has ended: that rank's part of it may be done earlier.
@@ -77,6 +79,8 @@ impl Comm {
         loop {
             match self.code() {
                 SUCCESS => return Ok(()),
+                // Mostly it takes a few microseconds.
+                IN_PROGRESS if start.elapsed() < SPIN => std::hint::spin_loop(),
                 IN_PROGRESS if start.elapsed() < limit => std::thread::sleep(PAUSE),
                 IN_PROGRESS => return Err(Failure::TimeLimit { call: operation.into(), limit }),
                 code => return Err(self.library.failure(operation, code, self.raw)),
