@@ -1,10 +1,12 @@
 //! Trains a network to read handwritten digits on several ranks, and beside that on one.
 //!
-//! `cargo run --release -p warpsmith-parallel --example train_digits_parallel -- --ranks N [--device cpu|emulator|cuda] [--epochs N] [--sharded] [--svg FILE]`
+//! `cargo run --release -p warpsmith-parallel --example train_digits_parallel -- --ranks N [--device cpu|emulator|cuda]
+//! [--epochs N] [--sharded] [--svg FILE]`
 //!
-//! Ranks are threads of this process, or the processes that `cargo xtask spawn N --` or another launcher starts. Each step's images are split over the ranks,
-//! whose gradients are averaged while the backward pass goes on. With `--sharded` weights and moments are split, too. The losses on several ranks have to be
-//! those on one, all ranks have to have weights of the same bits, and after all epochs the network has to read digits that it was not trained with.
+//! Ranks are threads of this process, or the processes that `cargo xtask spawn N --` or another launcher starts. Each step's
+//! images are split over the ranks, whose gradients are averaged while the backward pass goes on. With `--sharded` weights and
+//! moments are split, too. The losses on several ranks have to be those on one, all ranks have to have weights of the same
+//! bits, and after all epochs the network has to read digits that it was not trained with.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,8 +31,8 @@ mod digits;
 
 /// Part of the images that were not trained with and have to be right after all epochs.
 const LEAST_ACCURACY: f64 = 0.97;
-/// How far the mean losses of the first and of the last steps on several ranks may be from those on one, relative to the largest loss. Sums in another order
-/// differ in their last bits, and training makes that more.
+/// How far the mean losses of the first and of the last steps on several ranks may be from those on one, relative to the
+/// largest loss. Sums in another order differ in their last bits, and training makes that more.
 const MOST_APART: [f32; 2] = [1e-5, 5e-2];
 /// Steps whose mean loss is compared.
 const COMPARED: usize = 10;

@@ -1,7 +1,8 @@
 //! Tables of experts that are split over the ranks.
 //!
-//! Tokens of all ranks go to all ranks, each of which evaluates its own experts, and the outputs are summed where the tokens came from. With many experts
-//! a token nearly every token needs every rank, so that sending tokens to some of them would save nothing.
+//! Tokens of all ranks go to all ranks, each of which evaluates its own experts, and the outputs are summed where the tokens
+//! came from. With many experts a token nearly every token needs every rank, so that sending tokens to some of them would save
+//! nothing.
 
 use warpsmith::ops::peer::{ExpertInput, ExpertLayout, ExpertTable, ExpertVectors, Routing};
 use warpsmith::ops::{self, Activation};
@@ -12,7 +13,8 @@ use crate::error::{Result, argument};
 use crate::split::even_range;
 
 const OPERATION: &str = "SplitExperts";
-/// What numbers of experts are multiplied with: the whole number next to 2³² over the golden ratio, so that neighbours are spread evenly.
+/// What numbers of experts are multiplied with: the whole number next to 2³² over the golden ratio, so that neighbours are
+/// spread evenly.
 const SPREAD: u64 = 2_654_435_769;
 /// Experts that are packed at a time.
 const AT_A_TIME: usize = 1024;
@@ -123,8 +125,9 @@ pub struct SplitExperts {
 }
 
 impl SplitExperts {
-    /// A table of `count` experts, of which each rank loads its own. `vectors` gives those of the experts whose numbers it gets, one after the other:
-    /// u `[hidden, d]`, w likewise if units are gated, and v `[hidden, o]`. The activation is GELU unless another is asked for.
+    /// A table of `count` experts, of which each rank loads its own. `vectors` gives those of the experts whose numbers it
+    /// gets, one after the other: u `[hidden, d]`, w likewise if units are gated, and v `[hidden, o]`. The activation is GELU
+    /// unless another is asked for.
     ///
     /// # Errors
     ///
@@ -172,15 +175,16 @@ impl SplitExperts {
         self.table.as_ref().map_or(0, ExpertTable::count)
     }
 
-    /// The outputs `[T, O]` of this rank's tokens `[T, D]`, for the experts of all ranks that `routing` names, `[T, H, k]`. All ranks have as many tokens.
+    /// The outputs `[T, O]` of this rank's tokens `[T, D]`, for the experts of all ranks that `routing` names, `[T, H, k]`. All
+    /// ranks have as many tokens.
     ///
-    /// Each rank's output of a token is rounded to the type of x before these are added. The numbers of experts pass through host memory, so that the host
-    /// waits for the routing.
+    /// Each rank's output of a token is rounded to the type of x before these are added. The numbers of experts pass through
+    /// host memory, so that the host waits for the routing.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if shapes do not fit, or there is no expert of a number; then the other ranks get a
-    /// [`Failure`](crate::Error::Failure). Otherwise as [`ops::expert_mlp`] and [`Communicator::reduce_scatter`].
+    /// [`Error::Argument`](crate::Error::Argument) if shapes do not fit, or there is no expert of a number; then the other
+    /// ranks get a [`Failure`](crate::Error::Failure). Otherwise as [`ops::expert_mlp`] and [`Communicator::reduce_scatter`].
     pub fn forward<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<Tensor<T>> {
         let (device, size) = (x.device(), self.communicator.size());
         let [tokens, experts] = self.expect_shapes(x, routing)?;
@@ -224,7 +228,7 @@ impl SplitExperts {
             let gates = routing.gates.shape();
             return Err(argument(OPERATION, "gates", format!("shape {ids:?}, as ids have"), of(gates)));
         }
-        Ok([tokens, heads * k])
+        Ok([tokens, heads.saturating_mul(k)])
     }
 
     /// The tensors of all ranks in one vector.

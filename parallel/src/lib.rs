@@ -1,8 +1,9 @@
 //! Several GPUs: ranks that work on one problem together.
 //!
-//! A [`Communicator`] carries tensors between ranks: NCCL between GPUs, host memory between threads or processes on any device. Above it are the ways to
-//! share work: [`data`] has replicas of a model that read different examples, [`tensor`] layers whose weights are split, [`pipeline`] layers on different ranks,
-//! [`experts`] tables of experts that are split. [`checkpoint`] saves what is split and loads it at another number of ranks.
+//! A [`Communicator`] carries tensors between ranks: NCCL between GPUs, host memory between threads or processes on any device.
+//! Above it are the ways to share work: [`data`] has replicas of a model that read different examples, [`tensor`] layers whose
+//! weights are split, [`pipeline`] layers on different ranks, [`experts`] tables of experts that are split. [`checkpoint`]
+//! saves what is split and loads it at another number of ranks.
 //!
 //! Everything works without a GPU, on ranks that are threads; results are the same bits each time.
 

@@ -18,8 +18,8 @@ pub fn even_range(total: usize, size: usize, rank: usize) -> Range<usize> {
     start..(start + each + usize::from(rank < more)).min(total)
 }
 
-/// What rank `rank` of `size` has of `total` things where the first ranks have ⌈total / size⌉ and the last ones what is left, which may be
-/// nothing. So collectives of equally long parts fit, with a tail that nobody uses.
+/// What rank `rank` of `size` has of `total` things where the first ranks have ⌈total / size⌉ and the last ones what is left,
+/// which may be nothing. So collectives of equally long parts fit, with a tail that nobody uses.
 ///
 /// ```
 /// use warpsmith_parallel::split::block_range;

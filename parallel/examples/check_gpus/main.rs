@@ -2,12 +2,14 @@
 //!
 //! `cargo run --release -p warpsmith-parallel --example check_gpus [-- --ranks N] [--device cuda|cpu|emulator] [--largest MIB]`
 //!
-//! On GPUs, NCCL carries the tensors; `NCCL_NVLS_ENABLE=0` has to be set. Ranks are threads of this process, or the processes that `cargo xtask spawn N --`
-//! starts. First every collective is compared with what it should give, in every type; then layers and steps on several ranks are compared with one rank; then
-//! failures are provoked, each of which has to be an error in time. At last collectives are timed beside NCCL called directly, and layers beside whole ones.
+//! On GPUs, NCCL carries the tensors; `NCCL_NVLS_ENABLE=0` has to be set. Ranks are threads of this process, or the processes
+//! that `cargo xtask spawn N --` starts. First every collective is compared with what it should give, in every type; then
+//! layers and steps on several ranks are compared with one rank; then failures are provoked, each of which has to be an error
+//! in time. At last collectives are timed beside NCCL called directly, and layers beside whole ones.
 
 mod checks;
 mod failures;
+mod steps;
 mod timing;
 
 use std::process::ExitCode;

@@ -3,23 +3,15 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use half::bf16;
-use warpsmith::layers::Linear;
-use warpsmith::ops::linear::LinearGradientOutputs;
-use warpsmith::ops::{self, Activation};
 use warpsmith::{DeviceKind, Stream, Tensor};
-use warpsmith_parallel::data::{GradientOptions, Gradients};
-use warpsmith_parallel::tensor::{ColumnLinear, RowLinear};
 use warpsmith_parallel::{Reduction, Result};
 
-use crate::{Arguments, Rank};
+use crate::{Arguments, Rank, steps};
 
 /// Calls before any is timed, times that are taken, and calls of each.
 const WARM_UP: usize = 5;
 const SAMPLES: usize = 9;
 const CALLS: usize = 10;
-/// Layers of the model whose steps are timed.
-const LAYERS: usize = 4;
 
 /// NCCL's function, its type's number and the sum's.
 type AllReduce =
@@ -28,7 +20,7 @@ const NCCL_FLOAT: c_int = 7;
 const NCCL_SUM: c_int = 0;
 
 /// The median time of a call in µs, on this rank's stream.
-fn median(rank: &Rank, stream: &Stream, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+pub(crate) fn median(rank: &Rank, stream: &Stream, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
     for _ in 0..WARM_UP {
         call()?;
     }
@@ -54,8 +46,10 @@ pub(crate) fn all(arguments: &Arguments, rank: &Rank) -> Result<()> {
         rank.device.name()
     ));
     collectives(arguments, rank)?;
-    split_layers(arguments, rank)?;
-    replicas(arguments, rank)
+    steps::split_layers(arguments, rank)?;
+    steps::replicas(arguments, rank)?;
+    steps::pipelines(arguments, rank)?;
+    steps::experts(arguments, rank)
 }
 
 fn collectives(arguments: &Arguments, rank: &Rank) -> Result<()> {
@@ -101,76 +95,4 @@ fn directly(rank: &Rank, stream: &Stream, tensor: &mut Tensor<f32>) -> Result<Op
         Ok(())
     })
     .map(Some)
-}
-
-/// A multilayer perceptron, forwards and backwards: whole on each rank, and split.
-fn split_layers(arguments: &Arguments, rank: &Rank) -> Result<()> {
-    let (Rank { communicator, device, .. }, side) = (rank, arguments.side);
-    let stream = device.default_stream();
-    let tensor = || -> Result<Tensor<bf16>> { Ok(Tensor::zeros(device, [side, side])?) };
-    let (x, dy, up, down) = (tensor()?, tensor()?, tensor()?, tensor()?);
-    let whole_up = Linear::new(up.clone(), None, Activation::Relu)?;
-    let whole_down = Linear::new(down.clone(), None, Activation::None)?;
-    let one = median(rank, &stream, || {
-        let (h, saved_up) = whole_up.forward_train(&x)?;
-        let (_, saved_down) = whole_down.forward_train(&h)?;
-        let gradients = whole_down.backward(&saved_down, &dy)?;
-        whole_up.backward(&saved_up, &gradients.dx)?;
-        Ok(())
-    })?;
-    for pieces in [1, 2, 4, 8] {
-        let up = ColumnLinear::split(communicator, &up, None, Activation::Relu)?.pieces(pieces);
-        let down = RowLinear::split(communicator, &down, None)?.pieces(pieces);
-        let split = median(rank, &stream, || {
-            let (h, saved_up) = up.forward_train(&x)?;
-            let (_, saved_down) = down.forward_train(&h)?;
-            let gradients = down.backward(&saved_down, &dy)?;
-            up.backward(&saved_up, &gradients.dx)?;
-            Ok(())
-        })?;
-        rank.say(&format!(
-            "MLP {side} × {side} × {side} bf16, forward and backward: whole {one:.0} µs, split in {pieces} pieces {split:.0} µs, {:.2} times as fast",
-            one / split
-        ));
-    }
-    Ok(())
-}
-
-/// Backward passes of layers with their averages, and without.
-fn replicas(arguments: &Arguments, rank: &Rank) -> Result<()> {
-    let (Rank { communicator, device, .. }, side) = (rank, arguments.side / 2);
-    let stream = device.default_stream();
-    let tensor = || -> Result<Tensor<bf16>> { Ok(Tensor::zeros(device, [side, side])?) };
-    let (x, weight, dy) = (tensor()?, tensor()?, tensor()?);
-    let backward = |dw: &mut Tensor<f32>, dx: &mut Tensor<bf16>| -> Result<()> {
-        let outputs =
-            LinearGradientOutputs { dx: Some(dx), dw: Some(dw), ..LinearGradientOutputs::default() };
-        Ok(ops::linear_backward(&x, &weight, &dy).run_into(outputs)?)
-    };
-    let (mut dw, mut dx) = (Tensor::zeros(device, [side, side])?, tensor()?);
-    let alone = median(rank, &stream, || {
-        for _ in 0..LAYERS {
-            backward(&mut dw, &mut dx)?;
-        }
-        Ok(())
-    })?;
-    let shape = [side, side];
-    for mib in [4, 25, 64, 256] {
-        let options = GradientOptions { bucket_bytes: mib << 20, ..GradientOptions::default() };
-        let mut gradients = Gradients::new(communicator, device, &[&shape[..]; LAYERS], options)?;
-        let together = median(rank, &stream, || {
-            for layer in (0..LAYERS).rev() {
-                backward(&mut gradients.tensor(layer)?, &mut dx)?;
-                gradients.ready(layer)?;
-            }
-            gradients.finish()?;
-            // As an optimiser would, the next pass waits for the averages.
-            gradients.tensors()?.iter().try_for_each(|tensor| Ok(stream.with_operands(&[tensor], || Ok(()))?))
-        })?;
-        rank.say(&format!(
-            "{LAYERS} layers {side} × {side} bf16, backward: alone {alone:.0} µs, with averages in buckets of {mib} MiB {together:.0} µs, {:.2} of it",
-            alone / together
-        ));
-    }
-    Ok(())
 }

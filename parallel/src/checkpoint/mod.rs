@@ -1,8 +1,8 @@
 //! Checkpoints of what is split over ranks, which any number of ranks can load.
 //!
-//! A checkpoint is a folder. Each step has a folder in it, with a safetensors file of each rank and a manifest that says what lies where. Files are written
-//! under another name, flushed to the disk and renamed; the manifest comes last, and then the file `latest` that names the step. So a crash leaves the checkpoint
-//! before as it was.
+//! A checkpoint is a folder. Each step has a folder in it, with a safetensors file of each rank and a manifest that says what
+//! lies where. Files are written under another name, flushed to the disk and renamed; the manifest comes last, and then the
+//! file `latest` that names the step. So a crash leaves the checkpoint before as it was.
 
 mod manifest;
 mod save;
@@ -94,5 +94,6 @@ fn dtype_in_file(dtype: DType) -> Result<Dtype> {
 
 /// Elements before an axis, along it, and after it.
 fn around(shape: &[usize], axis: usize) -> [usize; 3] {
-    [shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product()]
+    let product = |axes: &[usize]| axes.iter().fold(1usize, |product, &axis| product.saturating_mul(axis));
+    [product(&shape[..axis]), shape[axis], product(&shape[axis + 1..])]
 }

@@ -96,7 +96,8 @@ impl Checkpoint {
         self.insert(name.into(), dtype_in_file(T::DTYPE)?, shape, bytemuck::cast_slice(&elements), Some(part))
     }
 
-    /// Adds the state of an optimiser; `part_of` says which part of its weights, by name, this rank has. Where it says none, all ranks have them whole.
+    /// Adds the state of an optimiser; `part_of` says which part of its weights, by name, this rank has. Where it says none,
+    /// all ranks have them whole.
     ///
     /// # Errors
     ///
@@ -142,13 +143,14 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Writes the checkpoint of a step into a folder that all ranks see, and which is made if it is not there. All ranks call this. It is there when this
-    /// returns, on all ranks or on none.
+    /// Writes the checkpoint of a step into a folder that all ranks see, and which is made if it is not there. All ranks call
+    /// this. It is there when this returns, on all ranks or on none.
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] on all ranks if a rank could not write, parts do not cover a tensor, ranks disagree about one, or the step has been saved;
-    /// [`Error::Failure`] if the ranks cannot work together any more. The checkpoint before is as it was then.
+    /// [`Error::Checkpoint`] on all ranks if a rank could not write, parts do not cover a tensor, ranks disagree about one, or
+    /// the step has been saved; [`Error::Failure`] if the ranks cannot work together any more. The checkpoint before is as it
+    /// was then.
     pub fn save(&self, communicator: &Communicator, folder: impl AsRef<Path>, step: u64) -> Result<()> {
         let folder = folder.as_ref();
         let contribution = match self.write_shard(communicator, folder, step) {

@@ -286,7 +286,7 @@ impl Saved {
 
 /// Bytes of an element.
 fn dtype_bytes(dtype: Dtype, shape: &[usize], bytes: usize) -> usize {
-    let count: usize = shape.iter().product();
+    let count = shape.iter().fold(1usize, |count, &axis| count.saturating_mul(axis));
     bytes.checked_div(count).unwrap_or(dtype.bitsize() / 8)
 }
 

@@ -48,7 +48,8 @@ pub(crate) struct PointToPoint<'a> {
     pub(crate) receive: Option<(Call, &'a mut dyn Buffer, usize)>,
 }
 
-/// One rank of a communicator. Arguments have been checked: shapes fit, tensors are contiguous and on the stream's device, ranks exist.
+/// One rank of a communicator. Arguments have been checked: shapes fit, tensors are contiguous and on the stream's device,
+/// ranks exist.
 pub(crate) trait Backend: Send + Sync {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;

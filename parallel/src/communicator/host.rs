@@ -1,7 +1,7 @@
 //! Collectives over host memory: ranks exchange messages and add up in the order of the ranks.
 //!
-//! How messages travel is a [`Carrier`]'s business: between threads ([`local`](super::local)) or processes ([`tcp`](super::tcp)). Each message says which call
-//! it belongs to, so that ranks that disagree find out.
+//! How messages travel is a [`Carrier`]'s business: between threads ([`local`](super::local)) or processes
+//! ([`tcp`](super::tcp)). Each message says which call it belongs to, so that ranks that disagree find out.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -75,7 +75,8 @@ impl HostRank {
         self.inbox.take(call, from, self.limit).map_err(|failure| self.fail(failure))
     }
 
-    /// Sends a part to each rank and returns the part from each, this rank's own among them. All ranks have to make the same call.
+    /// Sends a part to each rank and returns the part from each, this rank's own among them. All ranks have to make the same
+    /// call.
     fn exchange(&self, call: &Call, parts: Vec<Arc<Vec<u8>>>) -> Result<Vec<Arc<Vec<u8>>>> {
         if let Some(failure) = self.inbox.failure() {
             return Err(failure.into());

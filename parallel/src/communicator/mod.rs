@@ -1,7 +1,8 @@
 //! Communicators: what ranks say to each other.
 //!
-//! A [`Communicator`] is one rank's end. Ranks are threads of a process ([`Communicator::local`]), processes ([`Communicator::connect`]), or GPUs
-//! ([`Communicator::nccl`]). All of them have the same operations on tensors. Over host memory sums are in the order of the ranks.
+//! A [`Communicator`] is one rank's end. Ranks are threads of a process ([`Communicator::local`]), processes
+//! ([`Communicator::connect`]), or GPUs ([`Communicator::nccl`]). All of them have the same operations on tensors. Over host
+//! memory sums are in the order of the ranks.
 
 mod backend;
 mod call;
@@ -35,11 +36,11 @@ pub const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
 
 /// One rank's end of a group of ranks. Clones stand for the same end.
 ///
-/// All ranks make the same calls in the same order. On a GPU a call enqueues its work on a stream, the device's default one unless [`on`](Self::on) says
-/// another, and is ordered with all other uses of its tensors. Tensors are contiguous.
+/// All ranks make the same calls in the same order. On a GPU a call enqueues its work on a stream, the device's default one
+/// unless [`on`](Self::on) says another, and is ordered with all other uses of its tensors. Tensors are contiguous.
 ///
-/// Where ranks disagree, or one ends, panics or does not come within the time limit, every rank gets a [`Failure`](crate::Failure) that names it; the
-/// communicator cannot be used any more then.
+/// Where ranks disagree, or one ends, panics or does not come within the time limit, every rank gets a
+/// [`Failure`](crate::Failure) that names it; the communicator cannot be used any more then.
 ///
 /// ```
 /// use warpsmith::{Device, Tensor};
@@ -90,28 +91,31 @@ impl Communicator {
         Ok(local::ranks(size, limit).into_iter().map(Self::new).collect())
     }
 
-    /// The end of a process in a group of processes, over TCP. A rank waits for the others for at most `limit`, here and in each call.
+    /// The end of a process in a group of processes, over TCP. A rank waits for the others for at most `limit`, here and in
+    /// each call.
     ///
-    /// Tensors may be on any device. They pass through host memory. Whoever can connect to the address can take part: it should be that of a trusted network.
+    /// Tensors may be on any device. They pass through host memory. Whoever can connect to the address can take part: it should
+    /// be that of a trusted network.
     ///
     /// # Errors
     ///
-    /// [`Error::WorldSize`](crate::Error::WorldSize), [`DuplicateRank`](crate::Error::DuplicateRank) and [`MissingRanks`](crate::Error::MissingRanks) if the
-    /// ranks do not fit together, on every rank that came; [`Io`](crate::Error::Io) if a connection fails.
+    /// [`Error::WorldSize`](crate::Error::WorldSize), [`DuplicateRank`](crate::Error::DuplicateRank) and
+    /// [`MissingRanks`](crate::Error::MissingRanks) if the ranks do not fit together, on every rank that came;
+    /// [`Io`](crate::Error::Io) if a connection fails.
     pub fn connect(launch: &Launch, limit: Duration) -> Result<Self> {
         Ok(Self::new(tcp::connect(launch, limit)?))
     }
 
-    /// The end of a rank with a GPU of its own, whose tensors NCCL carries. The ranks are those of `host`, over which they agree, and which notices
-    /// when one of them is gone. Each rank calls this.
+    /// The end of a rank with a GPU of its own, whose tensors NCCL carries. The ranks are those of `host`, over which they
+    /// agree, and which notices when one of them is gone. Each rank calls this.
     ///
     /// NCCL must not create multicast objects: the variable `NCCL_NVLS_ENABLE` has to be 0 when the process starts.
     ///
     /// # Errors
     ///
-    /// [`Error::Library`](crate::Error::Library) if NCCL is missing, [`SharedDevice`](crate::Error::SharedDevice) if two ranks have one GPU,
-    /// [`Environment`](crate::Error::Environment) if multicast is not off, [`Argument`](crate::Error::Argument) if the device is no GPU, and
-    /// [`Failure`](crate::Error::Failure) if NCCL or another rank fails.
+    /// [`Error::Library`](crate::Error::Library) if NCCL is missing, [`SharedDevice`](crate::Error::SharedDevice) if two ranks
+    /// have one GPU, [`Environment`](crate::Error::Environment) if multicast is not off, [`Argument`](crate::Error::Argument)
+    /// if the device is no GPU, and [`Failure`](crate::Error::Failure) if NCCL or another rank fails.
     pub fn nccl(host: &Self, device: &Device, options: NcclOptions) -> Result<Self> {
         Ok(Self::new(nccl::create(host, device, options)?))
     }
@@ -122,8 +126,9 @@ impl Communicator {
         Self { backend: self.backend.clone(), stream: Some(stream.clone()) }
     }
 
-    /// NCCL's handle (`ncclComm_t`) of a communicator that [`nccl`](Self::nccl) made and that has not failed, for libraries that call NCCL themselves; `None` of
-    /// others. It is valid as long as this end or a clone of it is. While it is used no other thread calls this end's operations.
+    /// NCCL's handle (`ncclComm_t`) of a communicator that [`nccl`](Self::nccl) made and that has not failed, for libraries
+    /// that call NCCL themselves; `None` of others. It is valid as long as this end or a clone of it is. While it is used no
+    /// other thread calls this end's operations.
     #[must_use]
     pub fn nccl_handle(&self) -> Option<*mut c_void> {
         self.backend.nccl_handle()
@@ -143,8 +148,8 @@ impl Communicator {
 
     /// Replaces the elements of each rank by their reduction over all ranks, which has the same bits everywhere.
     ///
-    /// Over host memory types of 8 and 16 bits are added up in f32 and rounded once; f32 and f64 in their own type, in the order of the ranks. NCCL has an order
-    /// of its own, which depends on the number of ranks and the size alone.
+    /// Over host memory types of 8 and 16 bits are added up in f32 and rounded once; f32 and f64 in their own type, in the
+    /// order of the ranks. NCCL has an order of its own, which depends on the number of ranks and the size alone.
     ///
     /// # Errors
     ///
@@ -163,8 +168,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`all_reduce`](Self::all_reduce), and [`Error::Argument`](crate::Error::Argument) if `input` has not so many elements as all outputs, or shares memory
-    /// with `output`.
+    /// As [`all_reduce`](Self::all_reduce), and [`Error::Argument`](crate::Error::Argument) if `input` has not so many elements
+    /// as all outputs, or shares memory with `output`.
     pub fn reduce_scatter<T: Element>(
         &self,
         input: &Tensor<T>,
@@ -184,8 +189,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if a tensor is not contiguous, `output` has not so many elements as all inputs, or the two share memory;
-    /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
+    /// [`Error::Argument`](crate::Error::Argument) if a tensor is not contiguous, `output` has not so many elements as all
+    /// inputs, or the two share memory; [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn all_gather<T: Element>(&self, input: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
         const OPERATION: &str = "all_gather";
         let stream = self.stream_for(input);
@@ -198,8 +203,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if the tensor is not contiguous or there is no such rank; [`Failure`](crate::Error::Failure) if the ranks
-    /// cannot work together any more.
+    /// [`Error::Argument`](crate::Error::Argument) if the tensor is not contiguous or there is no such rank;
+    /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn broadcast<T: Element>(&self, tensor: &mut Tensor<T>, root: usize) -> Result<()> {
         const OPERATION: &str = "broadcast";
         let stream = self.stream_for(tensor);
@@ -213,8 +218,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if a tensor is not contiguous, the two are not equally long, cannot be split into so many parts, or share
-    /// memory; [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
+    /// [`Error::Argument`](crate::Error::Argument) if a tensor is not contiguous, the two are not equally long, cannot be split
+    /// into so many parts, or share memory; [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn all_to_all<T: Element>(&self, input: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
         const OPERATION: &str = "all_to_all";
         let stream = self.stream_for(input);
@@ -229,12 +234,14 @@ impl Communicator {
         self.backend.all_to_all(call, [&counts, &counts], input, output, &stream)
     }
 
-    /// As [`all_to_all`](Self::all_to_all) with parts of any lengths: `sends[j]` elements go to rank j, `receives[i]` come from rank i.
+    /// As [`all_to_all`](Self::all_to_all) with parts of any lengths: `sends[j]` elements go to rank j, `receives[i]` come from
+    /// rank i.
     ///
     /// # Errors
     ///
-    /// As [`all_to_all`](Self::all_to_all), and [`Error::Argument`](crate::Error::Argument) if the lengths are not those of all ranks or do not add up to the
-    /// tensors'. Over host memory a rank that sends another number of elements than is received is a [`Failure`](crate::Error::Failure).
+    /// As [`all_to_all`](Self::all_to_all), and [`Error::Argument`](crate::Error::Argument) if the lengths are not those of all
+    /// ranks or do not add up to the tensors'. Over host memory a rank that sends another number of elements than is received
+    /// is a [`Failure`](crate::Error::Failure).
     pub fn all_to_all_v<T: Element>(
         &self,
         input: &Tensor<T>,
@@ -320,12 +327,13 @@ impl Communicator {
         self.backend.barrier(call, &self.stream_on(device))
     }
 
-    /// Waits until the work on this communicator's stream is done; unlike [`Stream::synchronize`] it returns with a failure if a rank is gone, or work does not
-    /// end within the time limit.
+    /// Waits until the work on this communicator's stream is done; unlike [`Stream::synchronize`] it returns with a failure if
+    /// a rank is gone, or work does not end within the time limit.
     ///
     /// # Errors
     ///
-    /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more, [`Device`](crate::Error::Device) if the work failed.
+    /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more, [`Device`](crate::Error::Device) if the
+    /// work failed.
     pub fn synchronize(&self, device: &Device) -> Result<()> {
         self.backend.synchronize(&self.stream_on(device))
     }
@@ -334,7 +342,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more, [`Argument`](crate::Error::Argument) if there is no way over host memory.
+    /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more, [`Argument`](crate::Error::Argument) if
+    /// there is no way over host memory.
     pub fn gather_bytes(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let Some(host) = self.backend.host() else {
             return Err(argument(

@@ -86,8 +86,8 @@ fn elements<T: Pod>(bytes: &[u8]) -> impl Iterator<Item = T> + '_ {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned)
 }
 
-/// The reduction of equally long parts, one of each rank in their order. Floating-point types of 8 and 16 bits are added up in f32 and rounded
-/// once. `None` if the type has no reductions.
+/// The reduction of equally long parts, one of each rank in their order. Floating-point types of 8 and 16 bits are added up in
+/// f32 and rounded once. `None` if the type has no reductions.
 pub(crate) fn reduce(dtype: DType, reduction: Reduction, parts: &[&[u8]]) -> Option<Vec<u8>> {
     let reduce = match dtype {
         DType::F8E4M3 => reduced::<F8E4M3>,

@@ -1,7 +1,7 @@
 //! Ranks as processes, each with a connection to each other.
 //!
-//! A thread reads from each connection and puts messages into the inbox, so that sending never waits for the other rank's call. A connection that ends
-//! without a farewell is that of a process that has ended.
+//! A thread reads from each connection and puts messages into the inbox, so that sending never waits for the other rank's call.
+//! A connection that ends without a farewell is that of a process that has ended.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -47,9 +47,9 @@ struct Bucket {
 
 /// The gradients of weights that each rank has, averaged over the ranks.
 ///
-/// The gradients lie in buckets, in f32; backward passes write them where [`tensor`](Self::tensor) says, the last layers first. When all of a bucket are
-/// [`ready`](Self::ready) its average is under way on a stream of its own, while the backward pass goes on. After [`finish`](Self::finish) all ranks have the same
-/// bits.
+/// The gradients lie in buckets, in f32; backward passes write them where [`tensor`](Self::tensor) says, the last layers first.
+/// When all of a bucket are [`ready`](Self::ready) its average is under way on a stream of its own, while the backward pass
+/// goes on. After [`finish`](Self::finish) all ranks have the same bits.
 ///
 /// ```
 /// use warpsmith::{Device, Tensor};
@@ -83,7 +83,8 @@ impl Gradients {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if buckets have no bytes; otherwise as for [`Tensor::zeros`] and [`Device::new_stream`].
+    /// [`Error::Argument`](crate::Error::Argument) if buckets have no bytes; otherwise as for [`Tensor::zeros`] and
+    /// [`Device::new_stream`].
     pub fn new(
         communicator: &Communicator,
         device: &Device,
@@ -95,12 +96,12 @@ impl Gradients {
         }
         let (mut packed, mut places) = (vec![Packed::default()], vec![[0; 2]; shapes.len()]);
         for (index, shape) in shapes.iter().enumerate().rev() {
-            if packed[packed.len() - 1].len() * size_of::<f32>() >= options.bucket_bytes {
+            if packed[packed.len() - 1].len().saturating_mul(size_of::<f32>()) >= options.bucket_bytes {
                 packed.push(Packed::default());
             }
             let bucket = packed.len() - 1;
             places[index] = [bucket, packed[bucket].count()];
-            packed[bucket].add(shape);
+            packed[bucket].add(shape)?;
         }
         let buckets = packed.into_iter().map(|packed| Bucket::new(device, packed, options.wire));
         let stream = device.new_stream()?;
@@ -154,8 +155,8 @@ impl Gradients {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if there is no such gradient, or it has been ready since the last [`finish`](Self::finish); otherwise as
-    /// [`Communicator::all_reduce`].
+    /// [`Error::Argument`](crate::Error::Argument) if there is no such gradient, or it has been ready since the last
+    /// [`finish`](Self::finish); otherwise as [`Communicator::all_reduce`].
     pub fn ready(&mut self, index: usize) -> Result<()> {
         let [bucket, _] = self.place(index)?;
         if std::mem::replace(&mut self.is_ready[index], true) {

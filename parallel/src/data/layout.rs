@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use warpsmith::{Element, Tensor};
 
-use crate::error::Result;
+use crate::error::{Result, argument};
 
 /// Each tensor begins at a multiple of so many elements, so that kernels read it fast. Also the columns of a vector as a matrix.
 pub(super) const ALIGNMENT: usize = 64;
@@ -18,10 +18,20 @@ pub(super) struct Packed {
 
 impl Packed {
     /// Adds a tensor after the others.
-    pub(super) fn add(&mut self, shape: &[usize]) {
-        let count = shape.iter().product::<usize>();
+    pub(super) fn add(&mut self, shape: &[usize]) -> Result<()> {
+        let count = shape.iter().try_fold(1usize, |count, &axis| count.checked_mul(axis));
+        let end = count.and_then(|count| self.len.checked_add(count.checked_next_multiple_of(ALIGNMENT)?));
+        let (Some(count), Some(end)) = (count, end) else {
+            return Err(argument(
+                "packing tensors",
+                "shape",
+                "elements that can be counted",
+                format!("{shape:?}"),
+            ));
+        };
         self.places.push((shape.to_vec(), self.len..self.len + count));
-        self.len += count.next_multiple_of(ALIGNMENT);
+        self.len = end;
+        Ok(())
     }
 
     /// How many tensors there are.

@@ -1,7 +1,7 @@
 //! Data parallelism: each rank has the model and reads examples of its own; gradients are averaged over the ranks.
 //!
-//! [`Gradients`] has replicas: every rank has all weights, gradients and moments. [`Sharded`] splits all three over the ranks, so that a rank's part is about
-//! 1 / size of them. Both give every rank weights of the same bits.
+//! [`Gradients`] has replicas: every rank has all weights, gradients and moments. [`Sharded`] splits all three over the ranks,
+//! so that a rank's part is about 1 / size of them. Both give every rank weights of the same bits.
 
 mod buckets;
 mod layout;
@@ -29,8 +29,8 @@ pub fn replicate<T: Element>(communicator: &Communicator, tensors: &mut [Tensor<
 ///
 /// # Errors
 ///
-/// [`Error::Argument`](crate::Error::Argument) on every rank if they have not; it names the first rank that differs from rank 0. Otherwise as
-/// [`Communicator::gather_bytes`].
+/// [`Error::Argument`](crate::Error::Argument) on every rank if they have not; it names the first rank that differs from rank
+/// 0. Otherwise as [`Communicator::gather_bytes`].
 pub fn expect_same_bits<T: Element>(communicator: &Communicator, tensors: &[Tensor<T>]) -> Result<()> {
     let digests = tensors.iter().map(|tensor| Ok(digest(bytemuck::cast_slice(&tensor.to_vec()?))));
     let digests: Vec<u64> = digests.collect::<Result<_>>()?;

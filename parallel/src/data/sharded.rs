@@ -1,7 +1,7 @@
 //! Weights, gradients and moments that are split over the ranks.
 //!
-//! Weights come in units, a layer or a few. A rank keeps a block of each unit's weights; the whole is gathered when a pass needs it, a unit ahead, and dropped
-//! after. Gradients of a unit are averaged and split as soon as they are there.
+//! Weights come in units, a layer or a few. A rank keeps a block of each unit's weights; the whole is gathered when a pass
+//! needs it, a unit ahead, and dropped after. Gradients of a unit are averaged and split as soon as they are there.
 
 use std::ops::Range;
 
@@ -46,8 +46,9 @@ struct Unit<T: ElementwiseElement> {
 
 /// A model whose weights are split over the ranks, with their gradients and moments.
 ///
-/// A pass takes the weights of each unit in turn from [`weights`](Self::weights), which gathers the next unit meanwhile, and calls [`release`](Self::release).
-/// The backward pass writes gradients where [`gradients`](Self::gradients) says, then calls [`reduce`](Self::reduce). The optimiser moves the shards.
+/// A pass takes the weights of each unit in turn from [`weights`](Self::weights), which gathers the next unit meanwhile, and
+/// calls [`release`](Self::release). The backward pass writes gradients where [`gradients`](Self::gradients) says, then calls
+/// [`reduce`](Self::reduce). The optimiser moves the shards.
 ///
 /// ```
 /// use warpsmith::optim::{AdamW, AdamWOptions};
@@ -101,14 +102,15 @@ impl<T: ElementwiseElement> Sharded<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if there is a unit of that name; [`Device`](crate::Error::Device) if a tensor is another device's.
+    /// [`Error::Argument`](crate::Error::Argument) if there is a unit of that name; [`Device`](crate::Error::Device) if a
+    /// tensor is another device's.
     pub fn add(&mut self, name: impl Into<String>, weights: &[&Tensor<T>]) -> Result<()> {
         let name = name.into();
         if self.units.iter().any(|unit| unit.name == name) {
             return Err(argument(OPERATION, "name", "a name that no other unit has", name));
         }
         let mut packed = Packed::default();
-        weights.iter().for_each(|tensor| packed.add(tensor.shape()));
+        weights.iter().try_for_each(|tensor| packed.add(tensor.shape()))?;
         let home = self.device.new_stream()?;
         let (rank, block) = (self.communicator.rank(), self.block(&packed));
         let whole = Tensor::zeros_on(&home, [block * self.communicator.size()])?;
@@ -140,14 +142,16 @@ impl<T: ElementwiseElement> Sharded<T> {
         self.units.len()
     }
 
-    /// Bytes of what this rank keeps between steps: shards and their gradients. An optimiser's moments have twice the gradients' bytes.
+    /// Bytes of what this rank keeps between steps: shards and their gradients. An optimiser's moments have twice the
+    /// gradients' bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let of = |unit: &Unit<T>| unit.shard.len() * size_of::<T>() + unit.gradient.len() * size_of::<f32>();
         self.units.iter().map(of).sum()
     }
 
-    /// The whole weights of a unit, as views that are valid until [`release`](Self::release). The next unit of the pass is gathered on another stream meanwhile.
+    /// The whole weights of a unit, as views that are valid until [`release`](Self::release). The next unit of the pass is
+    /// gathered on another stream meanwhile.
     ///
     /// # Errors
     ///
@@ -208,8 +212,8 @@ impl<T: ElementwiseElement> Sharded<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if there is no such unit, or its gradients have not been asked for; otherwise as
-    /// [`Communicator::reduce_scatter`].
+    /// [`Error::Argument`](crate::Error::Argument) if there is no such unit, or its gradients have not been asked for;
+    /// otherwise as [`Communicator::reduce_scatter`].
     pub fn reduce(&mut self, unit: usize) -> Result<()> {
         let communicator = self.communicator.clone();
         let unit = self.unit(unit)?;
@@ -226,7 +230,8 @@ impl<T: ElementwiseElement> Sharded<T> {
         communicator.reduce_scatter(&whole, &mut unit.gradient, Reduction::Mean)
     }
 
-    /// Which part this rank has of the unit `name`, whose weights a checkpoint and an optimiser have as one vector. `None` if there is no such unit.
+    /// Which part this rank has of the unit `name`, whose weights a checkpoint and an optimiser have as one vector. `None` if
+    /// there is no such unit.
     #[must_use]
     pub fn part(&self, name: &str) -> Option<Part> {
         let unit = self.units.iter().find(|unit| unit.name == name)?;
@@ -287,12 +292,13 @@ impl<T: ElementwiseElement> Sharded<T> {
 
     /// Limits the norm of the averaged gradients of all ranks, and returns what it was. Waits for them.
     ///
-    /// Each rank's sum of squares is in f32, and all ranks have the same factor. An optimiser's own limit would be of each rank's shards.
+    /// Each rank's sum of squares is in f32, and all ranks have the same factor. An optimiser's own limit would be of each
+    /// rank's shards.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if the limit is not a finite number above 0; otherwise as [`Communicator::all_reduce`] and
-    /// [`ops::linear`](warpsmith::ops::linear()).
+    /// [`Error::Argument`](crate::Error::Argument) if the limit is not a finite number above 0; otherwise as
+    /// [`Communicator::all_reduce`] and [`ops::linear`](warpsmith::ops::linear()).
     pub fn clip(&mut self, max_norm: f32) -> Result<f32> {
         if !(max_norm > 0.0 && max_norm.is_finite()) {
             return Err(argument(OPERATION, "max_norm", "a finite number above 0", max_norm));

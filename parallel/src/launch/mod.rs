@@ -15,7 +15,8 @@ use crate::error::{Error, Result, argument};
 pub enum Meeting {
     /// Rank 0 listens at this address, `host:port`.
     Address(String),
-    /// Rank 0 listens at any port, and writes its address into this file, which all ranks see. The file is removed when all have come.
+    /// Rank 0 listens at any port, and writes its address into this file, which all ranks see. The file is removed when all
+    /// have come.
     File(PathBuf),
 }
 
@@ -39,8 +40,8 @@ impl Launch {
     /// - `OMPI_COMM_WORLD_RANK`, `…_SIZE`, `…_LOCAL_RANK`, as Open MPI sets them, or
     /// - `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`, as Slurm sets them.
     ///
-    /// Ranks meet at `MASTER_ADDR` and `MASTER_PORT`. Where `torchrun` has the port itself they meet at the next one. Without an address Slurm's first host is
-    /// taken, and otherwise this host if all ranks are on it; without a port 29500.
+    /// Ranks meet at `MASTER_ADDR` and `MASTER_PORT`. Where `torchrun` has the port itself they meet at the next one. Without
+    /// an address Slurm's first host is taken, and otherwise this host if all ranks are on it; without a port 29500.
     ///
     /// # Errors
     ///
@@ -62,7 +63,8 @@ impl Launch {
     }
 }
 
-/// Calls `work` on a thread for each of `size` ranks, and returns what it returned, in the order of the ranks. A rank waits for the others for 300 seconds.
+/// Calls `work` on a thread for each of `size` ranks, and returns what it returned, in the order of the ranks. A rank waits for
+/// the others for 300 seconds.
 ///
 /// # Errors
 ///

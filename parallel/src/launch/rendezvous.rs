@@ -1,6 +1,7 @@
 //! How processes find each other: each tells rank 0 where it listens, and gets the addresses of all.
 //!
-//! Rank 0 answers only when all have come, when two of them do not fit together, or when its time is over. So every rank gets the same answer.
+//! Rank 0 answers only when all have come, when two of them do not fit together, or when its time is over. So every rank gets
+//! the same answer.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};

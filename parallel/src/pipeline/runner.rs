@@ -8,8 +8,8 @@ use crate::error::{Result, argument};
 
 /// A stage's layers.
 ///
-/// The first chunk of the first stage has no input from another stage, and the last chunk of the last one no gradient: they have the examples and the loss
-/// themselves.
+/// The first chunk of the first stage has no input from another stage, and the last chunk of the last one no gradient: they
+/// have the examples and the loss themselves.
 pub trait Stage<T: Element> {
     /// The shape of what a chunk gets from the one before, and gives it the gradient of.
     fn input_shape(&self, place: Place) -> Vec<usize>;
@@ -51,7 +51,8 @@ const LINKS: usize = 3;
 
 /// What connects a stage with those before and after.
 ///
-/// Activations and gradients do not wait for each other, nor what a stage sends for what it receives: each has a communicator and a stream.
+/// Activations and gradients do not wait for each other, nor what a stage sends for what it receives: each has a communicator
+/// and a stream.
 #[derive(Clone, Debug)]
 pub struct Links {
     activations: [Link; LINKS],
@@ -175,12 +176,14 @@ impl Ring<'_> {
     }
 }
 
-/// Does what the schedule says for this rank's stage, with microbatches 0 to `microbatches` − 1. The rank is the number of the stage.
+/// Does what the schedule says for this rank's stage, with microbatches 0 to `microbatches` − 1. The rank is the number of the
+/// stage.
 ///
 /// # Errors
 ///
-/// [`Error::Argument`](crate::Error::Argument) if the schedule does not take these sizes, a stage of several chunks is alone, or a result has not the shape
-/// that the stage has said; whatever the stage, [`Communicator::send`] and [`Communicator::recv`] may return.
+/// [`Error::Argument`](crate::Error::Argument) if the schedule does not take these sizes, a stage of several chunks is alone,
+/// or a result has not the shape that the stage has said; whatever the stage, [`Communicator::send`] and [`Communicator::recv`]
+/// may return.
 pub fn run<T: Element>(
     schedule: Schedule,
     microbatches: usize,

@@ -3,6 +3,8 @@
 use crate::error::{Result, argument};
 
 const OPERATION: &str = "Schedule";
+/// Layers, and microbatches times stages, at most: products of them are numbers.
+const MOST: usize = 1 << 24;
 
 /// A part of a batch in a chunk of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -35,11 +37,11 @@ pub enum Action {
 /// | `Interleaved` with v chunks | (p − 1) / (v m) | min(v m, 2 (p − s − 1) + (v − 1) p + 1) chunks |
 /// | `ZeroBubble` | (p − 1) / (3 m) from m = p on | min(m, p) |
 ///
-/// The first two rows are for a backward pass whose results are sent when all of it is done, so that they are upper limits. The last row is for gradients of
-/// inputs and of weights that take as long as a forward pass each.
+/// The first two rows are for a backward pass whose results are sent when all of it is done, so that they are upper limits. The
+/// last row is for gradients of inputs and of weights that take as long as a forward pass each.
 ///
-/// Sources: PipeDream-Flush (Narayanan et al., 2021, arXiv:2006.09503), interleaved stages (Narayanan et al., 2021, arXiv:2104.04473), ZB-H1 (Qi et al., 2023,
-/// arXiv:2401.10241).
+/// Sources: PipeDream-Flush (Narayanan et al., 2021, arXiv:2006.09503), interleaved stages (Narayanan et al., 2021,
+/// arXiv:2104.04473), ZB-H1 (Qi et al., 2023, arXiv:2401.10241).
 ///
 /// ```
 /// use warpsmith_parallel::pipeline::{Action, Place, Schedule};
@@ -52,14 +54,17 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// A stage starts as many forward passes as there are stages after it, then does one backward pass for each forward pass (1F1B).
+    /// A stage starts as many forward passes as there are stages after it, then does one backward pass for each forward pass
+    /// (1F1B).
     OneForwardOneBackward,
-    /// Each stage has several chunks of layers: chunk c of stage s of p comes as number c · p + s. Microbatches are a multiple of the stages.
+    /// Each stage has several chunks of layers: chunk c of stage s of p comes as number c · p + s. Microbatches are a multiple
+    /// of the stages.
     Interleaved {
         /// How many chunks, at least 1.
         chunks: usize,
     },
-    /// Gradients of weights wait until a stage would have nothing to do (ZB-H1). No stage keeps more than the first one does in 1F1B.
+    /// Gradients of weights wait until a stage would have nothing to do (ZB-H1). No stage keeps more than the first one does in
+    /// 1F1B.
     ZeroBubble,
 }
 
@@ -77,7 +82,8 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`](crate::Error::Argument) if there is no such stage, there are no chunks, or interleaved microbatches are no multiple of the stages.
+    /// [`Error::Argument`](crate::Error::Argument) if there is no such stage, there are no chunks, or interleaved microbatches
+    /// are no multiple of the stages.
     pub fn actions(self, [stage, stages]: [usize; 2], microbatches: usize) -> Result<Vec<Action>> {
         if stage >= stages {
             return Err(argument(OPERATION, "stage", format!("below {stages}"), stage));
@@ -86,6 +92,10 @@ impl Schedule {
             Self::OneForwardOneBackward => Ok(one_forward_one_backward(stages - 1 - stage, microbatches)),
             Self::ZeroBubble => Ok(zero_bubble([stage, stages], microbatches)),
             Self::Interleaved { chunks: 0 } => Err(argument(OPERATION, "chunks", "at least 1", 0)),
+            Self::Interleaved { chunks } if chunks.max(microbatches) > MOST / stages => {
+                let (expected, actual) = (format!("at most {}", MOST / stages), chunks.max(microbatches));
+                Err(argument(OPERATION, "chunks or microbatches", expected, actual))
+            }
             Self::Interleaved { .. } if !microbatches.is_multiple_of(stages) => {
                 Err(argument(OPERATION, "microbatches", format!("a multiple of {stages}"), microbatches))
             }

@@ -63,7 +63,9 @@ type Done = (Kind, usize, usize);
 fn parts(action: Action, costs: Costs) -> (Kind, Place, u64, isize) {
     match action {
         Action::Forward(place) => (Kind::Forward, place, costs.forward, 1),
-        Action::Backward(place) => (Kind::Input, place, costs.backward_input + costs.backward_weight, -1),
+        Action::Backward(place) => {
+            (Kind::Input, place, costs.backward_input.saturating_add(costs.backward_weight), -1)
+        }
         Action::BackwardInput(place) => (Kind::Input, place, costs.backward_input, 0),
         Action::BackwardWeight(place) => (Kind::Weight, place, costs.backward_weight, -1),
     }
@@ -79,21 +81,22 @@ pub fn simulate(actions: &[Vec<Action>], chunks: usize, costs: Costs) -> Result<
     let mut ends: HashMap<Done, u64> = HashMap::new();
     let mut next = vec![0; stages];
     let mut times = vec![0; stages];
-    let (mut work, mut kept) = (vec![0; stages], vec![0; stages]);
+    let (mut work, mut kept) = (vec![0u64; stages], vec![0; stages]);
     let mut now_kept = vec![0usize; stages];
     loop {
         let mut has_moved = false;
         for stage in 0..stages {
             while let Some(&action) = actions[stage].get(next[stage]) {
                 let (kind, place, cost, more) = parts(action, costs);
-                let layer = place.chunk * stages + stage;
-                let Some(start) = ready(&ends, kind, [place.microbatch, layer], stages * chunks, costs.send)
+                let layer = place.chunk.saturating_mul(stages).saturating_add(stage);
+                let Some(start) =
+                    ready(&ends, kind, [place.microbatch, layer], stages.saturating_mul(chunks), costs.send)
                 else {
                     break;
                 };
-                times[stage] = start.max(times[stage]) + cost;
+                times[stage] = start.max(times[stage]).saturating_add(cost);
                 ends.insert((kind, place.microbatch, layer), times[stage]);
-                work[stage] += cost;
+                work[stage] = work[stage].saturating_add(cost);
                 now_kept[stage] = now_kept[stage].saturating_add_signed(more);
                 kept[stage] = kept[stage].max(now_kept[stage]);
                 next[stage] += 1;
@@ -122,9 +125,11 @@ fn ready(
     let end = |kind, layer| ends.get(&(kind, microbatch, layer)).copied();
     match kind {
         Kind::Forward if layer == 0 => Some(0),
-        Kind::Forward => Some(end(Kind::Forward, layer - 1)? + send),
-        Kind::Input if layer + 1 == layers => end(Kind::Forward, layer),
-        Kind::Input => Some((end(Kind::Input, layer + 1)? + send).max(end(Kind::Forward, layer)?)),
+        Kind::Forward => Some(end(Kind::Forward, layer - 1)?.saturating_add(send)),
+        Kind::Input if layer.checked_add(1) == Some(layers) => end(Kind::Forward, layer),
+        Kind::Input => Some(
+            (end(Kind::Input, layer.saturating_add(1))?.saturating_add(send)).max(end(Kind::Forward, layer)?),
+        ),
         Kind::Weight => end(Kind::Input, layer),
     }
 }

@@ -44,7 +44,8 @@ pub struct ColumnLinear<T: TensorParallelElement> {
 }
 
 impl<T: TensorParallelElement> ColumnLinear<T> {
-    /// This rank's part of a layer, which is a copy: the rows [`even_range`] of the weight, `[out, in]`, and of the bias, `[out]`.
+    /// This rank's part of a layer, which is a copy: the rows [`even_range`] of the weight, `[out, in]`, and of the bias,
+    /// `[out]`.
     ///
     /// # Errors
     ///
@@ -101,8 +102,8 @@ impl<T: TensorParallelElement> ColumnLinear<T> {
         Ok(self.layer.forward_train(x)?)
     }
 
-    /// The gradients for that of this rank's columns, `[M, out of the rank]`: of x, summed over the ranks, and of this rank's weights. The sum runs beside the
-    /// product for the weight.
+    /// The gradients for that of this rank's columns, `[M, out of the rank]`: of x, summed over the ranks, and of this rank's
+    /// weights. The sum runs beside the product for the weight.
     ///
     /// # Errors
     ///
@@ -121,12 +122,13 @@ impl<T: TensorParallelElement> ColumnLinear<T> {
         Ok(gradients)
     }
 
-    /// This rank's columns of the output for its block of the rows of x `[rows of the rank, in]`, of `rows` rows on all ranks; with what
-    /// [`backward_sequence`](Self::backward_sequence) needs.
+    /// This rank's columns of the output for its block of the rows of x `[rows of the rank, in]`, of `rows` rows on all ranks;
+    /// with what [`backward_sequence`](Self::backward_sequence) needs.
     ///
     /// # Errors
     ///
-    /// As [`Linear::forward_train`] and [`Communicator::all_gather`]; [`Error::Argument`](crate::Error::Argument) if x has not the rank's rows.
+    /// As [`Linear::forward_train`] and [`Communicator::all_gather`]; [`Error::Argument`](crate::Error::Argument) if x has not
+    /// the rank's rows.
     pub fn forward_sequence(&self, x: &Tensor<T>, rows: usize) -> Result<(Tensor<T>, LinearSaved<T>)> {
         let x = matrix(OPERATION, "x", x, self.layer.weight().shape()[1])?;
         self.forward_train(&gathered(OPERATION, &self.communicator, &x, rows)?)

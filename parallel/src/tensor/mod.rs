@@ -1,10 +1,10 @@
 //! Tensor parallelism: linear layers whose weights are split over the ranks.
 //!
-//! A [`ColumnLinear`] has the same rows of x on all ranks, and gives each rank some of the output's columns. A [`RowLinear`] takes these, and sums over the ranks.
-//! One after the other they need one sum forwards and one backwards.
+//! A [`ColumnLinear`] has the same rows of x on all ranks, and gives each rank some of the output's columns. A [`RowLinear`]
+//! takes these, and sums over the ranks. One after the other they need one sum forwards and one backwards.
 //!
-//! Between such pairs rows may be split too, which is called sequence parallelism: rank r has [`block_range`](crate::split::block_range) of the rows, a column
-//! layer gathers them, and a row layer scatters its sum.
+//! Between such pairs rows may be split too, which is called sequence parallelism: rank r has
+//! [`block_range`](crate::split::block_range) of the rows, a column layer gathers them, and a row layer scatters its sum.
 
 mod column;
 mod row;
@@ -77,8 +77,8 @@ fn matrix<T: TensorParallelElement>(
     }
 }
 
-/// Makes a matrix in pieces of its rows with `compute`, and sums each over the ranks on another stream while the next one is made. The last sum runs beside
-/// what `meanwhile` enqueues.
+/// Makes a matrix in pieces of its rows with `compute`, and sums each over the ranks on another stream while the next one is
+/// made. The last sum runs beside what `meanwhile` enqueues.
 fn sum_in_pieces<T: TensorParallelElement>(
     communicator: &Communicator,
     y: &Tensor<T>,

@@ -27,7 +27,8 @@ pub struct RowLinear<T: TensorParallelElement> {
 }
 
 impl<T: TensorParallelElement> RowLinear<T> {
-    /// This rank's part of a layer, which is a copy: the columns [`even_range`] of the weight, `[out, in]`, and the whole bias, `[out]`.
+    /// This rank's part of a layer, which is a copy: the columns [`even_range`] of the weight, `[out, in]`, and the whole bias,
+    /// `[out]`.
     ///
     /// # Errors
     ///
@@ -59,8 +60,8 @@ impl<T: TensorParallelElement> RowLinear<T> {
         self.range.clone()
     }
 
-    /// The output `[M, out]`, the same on all ranks, for this rank's columns of the input, `[M, in of the rank]`. The sum of some rows runs beside the product
-    /// of others.
+    /// The output `[M, out]`, the same on all ranks, for this rank's columns of the input, `[M, in of the rank]`. The sum of
+    /// some rows runs beside the product of others.
     ///
     /// # Errors
     ///
@@ -82,8 +83,8 @@ impl<T: TensorParallelElement> RowLinear<T> {
         Ok((self.forward(x)?, RowSaved { x: x.clone() }))
     }
 
-    /// The gradients for that of the output `[M, out]`, which all ranks have: of this rank's columns of x, of its weight, and of the bias, which is the same
-    /// on all ranks. Nothing is sent.
+    /// The gradients for that of the output `[M, out]`, which all ranks have: of this rank's columns of x, of its weight, and
+    /// of the bias, which is the same on all ranks. Nothing is sent.
     ///
     /// # Errors
     ///
@@ -120,7 +121,8 @@ impl<T: TensorParallelElement> RowLinear<T> {
     ///
     /// # Errors
     ///
-    /// As [`backward`](Self::backward) and [`Communicator::all_gather`]; [`Error::Argument`](crate::Error::Argument) if dy has not the rank's rows.
+    /// As [`backward`](Self::backward) and [`Communicator::all_gather`]; [`Error::Argument`](crate::Error::Argument) if dy has
+    /// not the rank's rows.
     pub fn backward_sequence(&self, saved: &RowSaved<T>, dy: &Tensor<T>) -> Result<SplitGradients<T>> {
         let dy = matrix(OPERATION, "dy", dy, self.layer.weight().shape()[0])?;
         let dy = gathered(OPERATION, &self.communicator, &dy, saved.x.shape()[0])?;

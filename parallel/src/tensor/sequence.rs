@@ -7,7 +7,8 @@ use crate::communicator::{Communicator, Reduction};
 use crate::error::{Result, argument};
 use crate::split::{block_len, block_range};
 
-/// A matrix of as many rows as the blocks of all ranks have together: at least `shape` has. The rows beyond are zeros, so that sums over them are numbers.
+/// A matrix of as many rows as the blocks of all ranks have together: at least `shape` has. The rows beyond are zeros, so that
+/// sums over them are numbers.
 pub(super) fn padded_rows<T: TensorParallelElement>(
     device: &Device,
     communicator: &Communicator,
@@ -45,7 +46,8 @@ pub(super) fn gathered<T: TensorParallelElement>(
     Ok(whole.slice(0, 0..rows)?)
 }
 
-/// This rank's block of the sum over the ranks of the first `rows` rows of a matrix of [`padded_rows`]. The sum runs beside what `meanwhile` enqueues.
+/// This rank's block of the sum over the ranks of the first `rows` rows of a matrix of [`padded_rows`]. The sum runs beside
+/// what `meanwhile` enqueues.
 pub(super) fn scattered_sum<T: TensorParallelElement>(
     communicator: &Communicator,
     whole: &Tensor<T>,

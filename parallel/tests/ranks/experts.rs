@@ -145,7 +145,8 @@ fn outputs_are_within_the_bound_of_one_table() -> Result<()> {
         let case = Case { size, tokens: 4, experts: 50, gated: true, is_whole: false };
         for [found, whole, sizes] in outputs(&case, Device::cpu)? {
             for ((found, whole), size_of_terms) in found.iter().zip(&whole).zip(&sizes) {
-                // Both are sums of 12 products of a gate, two sums over 3 columns and a factor, of which each rounds; the split one adds up the ranks'.
+                // Both are sums of 12 products of a gate, two sums over 3 columns and a factor, of which each rounds; the split
+                // one adds up the ranks'.
                 let roundings = (2 * (2 * D + 4 + 12) + 12 + size + 2) as f64;
                 let bound = roundings * F32_UNIT * f64::from(*size_of_terms) * (1.0 + 1e-5);
                 let apart = (f64::from(*found) - f64::from(*whole)).abs();

@@ -1,7 +1,7 @@
 //! Ranks as GPUs, whose tensors NCCL carries.
 //!
-//! Communicators do not block: NCCL's calls return at once, and are polled for at most the time limit. A thread watches what has been enqueued (`watch`).
-//! The ranks agree over the communicator in host memory that they are made from.
+//! Communicators do not block: NCCL's calls return at once, and are polled for at most the time limit. A thread watches what
+//! has been enqueued (`watch`). The ranks agree over the communicator in host memory that they are made from.
 
 mod library;
 mod watch;
@@ -34,8 +34,8 @@ const UNDEFINED: c_int = c_int::MIN;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NcclOptions {
-    /// Whether ranks compare each collective over host memory before it is enqueued. Then ranks that disagree get an error at once, instead of
-    /// waiting for the time limit. The host waits in every call.
+    /// Whether ranks compare each collective over host memory before it is enqueued. Then ranks that disagree get an error at
+    /// once, instead of waiting for the time limit. The host waits in every call.
     pub compares_calls: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What NCCL has to do, watched by a thread: an error, a rank that is gone or work that takes too long ends the communicator, and with it the kernels that
-//! would wait for ever.
+//! What NCCL has to do, watched by a thread: an error, a rank that is gone or work that takes too long ends the communicator,
+//! and with it the kernels that would wait for ever.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
