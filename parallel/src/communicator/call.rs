@@ -53,6 +53,8 @@ pub(crate) enum Operation {
 /// A call of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
+    /// The communicator, of those that were split from the same one.
+    pub(crate) group: u64,
     /// How many collectives of the communicator came before.
     pub(crate) number: u64,
     pub(crate) operation: Operation,
@@ -76,7 +78,7 @@ const DTYPES: [DType; 10] = [
 
 impl Call {
     /// The bytes of an encoded call.
-    pub(crate) const BYTES: usize = 26;
+    pub(crate) const BYTES: usize = 34;
 
     pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
         let (code, detail) = match self.operation {
@@ -97,6 +99,7 @@ impl Call {
         bytes[2..10].copy_from_slice(&self.number.to_le_bytes());
         bytes[10..18].copy_from_slice(&(self.count as u64).to_le_bytes());
         bytes[18..26].copy_from_slice(&detail.to_le_bytes());
+        bytes[26..34].copy_from_slice(&self.group.to_le_bytes());
         bytes
     }
 
@@ -118,13 +121,14 @@ impl Call {
             _ => return None,
         };
         let dtype = *DTYPES.get(usize::from(bytes[1]))?;
-        Some(Self { number: word(2)?, operation, dtype, count: usize::try_from(word(10)?).ok()? })
+        let count = usize::try_from(word(10)?).ok()?;
+        Some(Self { group: word(26)?, number: word(2)?, operation, dtype, count })
     }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, operation, dtype, count } = self;
+        let Self { number, operation, dtype, count, .. } = self;
         match operation {
             Operation::AllReduce(reduction) => {
                 write!(formatter, "all_reduce ({reduction}) of {count} {dtype}")?
@@ -165,7 +169,7 @@ mod tests {
         ];
         for (number, operation) in operations.into_iter().enumerate() {
             for dtype in DTYPES {
-                let call = Call { number: number as u64, operation, dtype, count: 1 << 40 };
+                let call = Call { group: 1 << 63, number: number as u64, operation, dtype, count: 1 << 40 };
                 assert_eq!(Call::decode(&call.encode()), Some(call));
             }
         }
@@ -173,7 +177,8 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_call_are_refused() {
-        let bytes = Call { number: 0, operation: Operation::AllGather, dtype: DTYPES[0], count: 1 }.encode();
+        let bytes = Call { group: 0, number: 0, operation: Operation::AllGather, dtype: DTYPES[0], count: 1 }
+            .encode();
         for (at, value) in [(0, 9), (1, 10)] {
             let mut bytes = bytes;
             bytes[at] = value;

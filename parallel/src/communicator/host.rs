@@ -14,6 +14,7 @@ use super::backend::{Backend, Buffer, PointToPoint};
 use super::call::{Call, Operation, Reduction};
 use super::inbox::{Inbox, Message};
 use super::reduce::reduce;
+use crate::digest::digest;
 use crate::error::{Error, Failure, Result};
 use crate::split::even_range;
 
@@ -29,10 +30,12 @@ pub(crate) trait Carrier: Send + Sync {
 /// One rank of a communicator over host memory.
 pub(crate) struct HostRank {
     rank: usize,
-    size: usize,
+    /// The number of each rank in the communicator that was split first, by which messages go.
+    members: Vec<usize>,
+    group: u64,
     limit: Duration,
     inbox: Arc<Inbox>,
-    carrier: Box<dyn Carrier>,
+    carrier: Arc<dyn Carrier>,
     /// Collectives so far. Who holds it makes the next one.
     number: Mutex<u64>,
 }
@@ -43,9 +46,35 @@ impl HostRank {
         size: usize,
         limit: Duration,
         inbox: Arc<Inbox>,
-        carrier: Box<dyn Carrier>,
+        carrier: Arc<dyn Carrier>,
     ) -> Self {
-        Self { rank, size, limit, inbox, carrier, number: Mutex::new(0) }
+        let members = (0..size).collect();
+        Self { rank, members, group: 0, limit, inbox, carrier, number: Mutex::new(0) }
+    }
+
+    /// The ranks that give the same color, as a communicator of their own.
+    pub(crate) fn split(&self, color: u64) -> Result<Self> {
+        let number = *self.number.lock();
+        let colors = self.agree(color.to_le_bytes().to_vec())?;
+        let own = color.to_le_bytes();
+        let (mut members, mut rank) = (Vec::new(), 0);
+        for (other, _) in colors.iter().enumerate().filter(|(_, color)| color.as_slice() == own) {
+            if other == self.rank {
+                rank = members.len();
+            }
+            members.push(self.members[other]);
+        }
+        let name = [self.group, number, color].map(u64::to_le_bytes).concat();
+        let Self { limit, inbox, carrier, .. } = self;
+        Ok(Self {
+            rank,
+            members,
+            group: digest(&name),
+            limit: *limit,
+            inbox: inbox.clone(),
+            carrier: carrier.clone(),
+            number: Mutex::new(0),
+        })
     }
 
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {
@@ -57,7 +86,7 @@ impl HostRank {
     }
 
     fn others(&self) -> Vec<usize> {
-        (0..self.size).filter(|&rank| rank != self.rank).collect()
+        (0..self.members.len()).filter(|&rank| rank != self.rank).collect()
     }
 
     /// Ends the communicator for all ranks.
@@ -68,11 +97,12 @@ impl HostRank {
     }
 
     fn send(&self, to: usize, message: &Message) -> Result<()> {
-        self.carrier.send(to, message).map_err(|failure| self.fail(failure))
+        self.carrier.send(self.members[to], message).map_err(|failure| self.fail(failure))
     }
 
     fn take(&self, call: &Call, from: &[usize]) -> Result<Vec<Message>> {
-        self.inbox.take(call, from, self.limit).map_err(|failure| self.fail(failure))
+        let from: Vec<usize> = from.iter().map(|&rank| self.members[rank]).collect();
+        self.inbox.take(call, &from, self.limit).map_err(|failure| self.fail(failure))
     }
 
     /// Sends a part to each rank and returns the part from each, this rank's own among them. All ranks have to make the same
@@ -98,7 +128,8 @@ impl HostRank {
 
     fn disagree(&self, call: &Call, other: usize, others_call: &Call) -> Error {
         // Every rank says the same: the lower one comes first.
-        let mut calls = [(self.rank, call.to_string()), (other, others_call.to_string())];
+        let [rank, other] = [self.rank, other].map(|rank| self.members[rank]);
+        let mut calls = [(rank, call.to_string()), (other, others_call.to_string())];
         calls.sort();
         let [(rank, expected), (other, actual)] = calls;
         self.fail(Failure::Mismatch { rank, expected, other, actual })
@@ -107,14 +138,14 @@ impl HostRank {
     /// Numbers the call and makes it; no other thread of this rank makes one meanwhile.
     fn numbered<R>(&self, mut call: Call, work: impl FnOnce(&Call) -> Result<R>) -> Result<R> {
         let mut number = self.number.lock();
-        call.number = *number;
+        (call.group, call.number) = (self.group, *number);
         *number += 1;
         work(&call)
     }
 
     /// The bytes that each rank gives.
     pub(crate) fn agree(&self, bytes: Vec<u8>) -> Result<Vec<Arc<Vec<u8>>>> {
-        let call = Call { number: 0, operation: Operation::Agreement, dtype: DType::U8, count: 0 };
+        let call = Call { group: 0, number: 0, operation: Operation::Agreement, dtype: DType::U8, count: 0 };
         self.numbered(call, |call| self.exchange(call, self.to_all(bytes)))
     }
 
@@ -132,12 +163,12 @@ impl HostRank {
     /// The same bytes for each rank.
     fn to_all(&self, bytes: Vec<u8>) -> Vec<Arc<Vec<u8>>> {
         let bytes = Arc::new(bytes);
-        (0..self.size).map(|_| bytes.clone()).collect()
+        (0..self.members.len()).map(|_| bytes.clone()).collect()
     }
 
     fn equal_parts(&self, bytes: &[u8], call: &Call) -> Vec<Arc<Vec<u8>>> {
         let part = |rank: usize| rank * call.count..(rank + 1) * call.count;
-        (0..self.size).map(|rank| Self::bytes_of(bytes, call.dtype, part(rank))).collect()
+        (0..self.members.len()).map(|rank| Self::bytes_of(bytes, call.dtype, part(rank))).collect()
     }
 }
 
@@ -152,7 +183,7 @@ impl Backend for HostRank {
     }
 
     fn size(&self) -> usize {
-        self.size
+        self.members.len()
     }
 
     fn name(&self) -> &'static str {
@@ -173,8 +204,9 @@ impl Backend for HostRank {
         self.numbered(call, |call| {
             let bytes = tensor.read()?;
             // Each rank adds up its part of the elements, and all get the same bits.
-            let parts = (0..self.size)
-                .map(|rank| Self::bytes_of(&bytes, call.dtype, even_range(call.count, self.size, rank)));
+            let size = self.members.len();
+            let parts =
+                (0..size).map(|rank| Self::bytes_of(&bytes, call.dtype, even_range(call.count, size, rank)));
             let own = self.exchange(call, parts.collect())?;
             let all = self.exchange(call, self.to_all(self.reduced(call, reduction, &own)?))?;
             Ok(tensor.write(&joined(&all))?)
@@ -229,7 +261,7 @@ impl Backend for HostRank {
             for (from, (part, &expected)) in parts.iter().zip(receives).enumerate() {
                 let actual = part.len() / call.dtype.size();
                 if actual != expected {
-                    let (rank, other) = (self.rank, from);
+                    let [rank, other] = [self.rank, from].map(|rank| self.members[rank]);
                     let expected = format!("{call}, receiving {expected} elements from rank {other}");
                     let actual = format!("{call}, sending {actual} elements to rank {rank}");
                     return Err(self.fail(Failure::Mismatch { rank, expected, other, actual }));
@@ -243,10 +275,12 @@ impl Backend for HostRank {
         if let Some(failure) = self.inbox.failure() {
             return Err(failure.into());
         }
-        if let Some((call, tensor, to)) = transfers.send {
+        if let Some((mut call, tensor, to)) = transfers.send {
+            call.group = self.group;
             self.send(to, &Message { call, bytes: Arc::new(tensor.read()?) })?;
         }
-        if let Some((call, tensor, from)) = transfers.receive {
+        if let Some((mut call, tensor, from)) = transfers.receive {
+            call.group = self.group;
             for message in self.take(&call, &[from])? {
                 if message.call != call {
                     return Err(self.disagree(&call, from, &message.call));
@@ -258,7 +292,7 @@ impl Backend for HostRank {
     }
 
     fn barrier(&self, call: Call, _: &Stream) -> Result<()> {
-        self.numbered(call, |call| self.exchange(call, vec![Arc::default(); self.size]).map(drop))
+        self.numbered(call, |call| self.exchange(call, self.to_all(Vec::new())).map(drop))
     }
 
     fn synchronize(&self, stream: &Stream) -> Result<()> {

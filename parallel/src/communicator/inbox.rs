@@ -1,6 +1,6 @@
 //! What has come for a rank from the others, and what is known of them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,25 +17,22 @@ pub(crate) struct Message {
 }
 
 /// Messages of one pair of ranks that keep their order: those of collectives, and those between two ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
-    Collective,
-    Pair,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Lane {
+    group: u64,
+    is_pair: bool,
 }
 
 impl Lane {
     fn of(call: &Call) -> Self {
-        match call.operation {
-            Operation::PointToPoint => Self::Pair,
-            _ => Self::Collective,
-        }
+        Self { group: call.group, is_pair: call.operation == Operation::PointToPoint }
     }
 }
 
 /// What a rank knows of another.
 #[derive(Debug, Default)]
 struct Peer {
-    lanes: [VecDeque<Message>; 2],
+    lanes: HashMap<Lane, VecDeque<Message>>,
     /// How it went, if it is gone.
     gone: Option<String>,
 }
@@ -61,7 +58,8 @@ impl Inbox {
     }
 
     pub(crate) fn put(&self, from: usize, message: Message) {
-        self.state.lock().peers[from].lanes[Lane::of(&message.call) as usize].push_back(message);
+        let lane = Lane::of(&message.call);
+        self.state.lock().peers[from].lanes.entry(lane).or_default().push_back(message);
         self.changed.notify_all();
     }
 
@@ -96,7 +94,7 @@ impl Inbox {
         from: &[usize],
         limit: Duration,
     ) -> std::result::Result<Vec<Message>, Failure> {
-        let lane = Lane::of(call) as usize;
+        let lane = Lane::of(call);
         let deadline = Instant::now() + limit;
         let mut state = self.state.lock();
         loop {
@@ -104,11 +102,15 @@ impl Inbox {
                 return Err(failure.clone());
             }
             let missing = |state: &State| -> Vec<usize> {
-                from.iter().copied().filter(|&rank| state.peers[rank].lanes[lane].is_empty()).collect()
+                let has_none =
+                    |rank: &usize| state.peers[*rank].lanes.get(&lane).is_none_or(VecDeque::is_empty);
+                from.iter().copied().filter(has_none).collect()
             };
             let ranks = missing(&state);
             if ranks.is_empty() {
-                let messages = from.iter().filter_map(|&rank| state.peers[rank].lanes[lane].pop_front());
+                let messages = from
+                    .iter()
+                    .filter_map(|&rank| state.peers[rank].lanes.get_mut(&lane).and_then(VecDeque::pop_front));
                 return Ok(messages.collect());
             }
             let gone = ranks.iter().find_map(|&rank| Some((rank, state.peers[rank].gone.clone()?)));

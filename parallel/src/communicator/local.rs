@@ -52,7 +52,7 @@ impl Drop for Threads {
 pub(crate) fn ranks(size: usize, limit: Duration) -> Vec<HostRank> {
     let inboxes: Arc<Vec<_>> = Arc::new((0..size).map(|rank| Arc::new(Inbox::new(rank, size))).collect());
     let ranks = (0..size).map(|rank| {
-        let carrier = Box::new(Threads { rank, inboxes: inboxes.clone() });
+        let carrier = Arc::new(Threads { rank, inboxes: inboxes.clone() });
         HostRank::new(rank, size, limit, inboxes[rank].clone(), carrier)
     });
     ranks.collect()

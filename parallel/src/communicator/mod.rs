@@ -120,6 +120,35 @@ impl Communicator {
         Ok(Self::new(nccl::create(host, device, options)?))
     }
 
+    /// Splits the ranks into groups: those that give the same `color` get a communicator of their own, in the order of their
+    /// ranks here. All ranks call this.
+    ///
+    /// It is a communicator over host memory; [`nccl`](Self::nccl) makes one for GPUs of it. Failures name ranks of the
+    /// communicator that was split first, and what fails in one group fails in all that this rank is in.
+    ///
+    /// ```
+    /// use warpsmith_parallel::launch;
+    ///
+    /// // Two by three ranks: rows that share weights, columns that share a batch.
+    /// let places = launch::threads(6, |communicator| {
+    ///     let rank = communicator.rank();
+    ///     let (row, column) = (communicator.split(rank as u64 / 3)?, communicator.split(rank as u64 % 3)?);
+    ///     Ok([row.rank(), row.size(), column.rank(), column.size()])
+    /// })?;
+    /// assert_eq!(places[4], [1, 3, 1, 2]);
+    /// # Ok::<(), warpsmith_parallel::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
+    pub fn split(&self, color: u64) -> Result<Self> {
+        let Some(host) = self.backend.host() else {
+            return Err(argument("split", "communicator", "one with a way over host memory", "without"));
+        };
+        Ok(Self::new(host.split(color)?))
+    }
+
     /// The same end, whose work on a GPU runs on `stream`.
     #[must_use]
     pub fn on(&self, stream: &Stream) -> Self {
@@ -323,7 +352,7 @@ impl Communicator {
     ///
     /// [`Failure`](crate::Error::Failure) if the ranks cannot work together any more.
     pub fn barrier(&self, device: &Device) -> Result<()> {
-        let call = Call { number: 0, operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+        let call = Call { group: 0, number: 0, operation: Operation::Barrier, dtype: DType::U8, count: 0 };
         self.backend.barrier(call, &self.stream_on(device))
     }
 
@@ -378,5 +407,5 @@ impl Communicator {
 }
 
 fn call<T: Element>(operation: Operation, count: usize) -> Call {
-    Call { number: 0, operation, dtype: T::DTYPE, count }
+    Call { group: 0, number: 0, operation, dtype: T::DTYPE, count }
 }

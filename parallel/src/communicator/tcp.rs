@@ -188,5 +188,5 @@ fn rank_of(rank: usize, limit: Duration, streams: Vec<Option<TcpStream>>) -> Res
         thread.spawn(move || read_frames(reader, from, &inbox)).map_err(io("starting", "a thread"))?;
         writers.push(Some(Mutex::new(stream)));
     }
-    Ok(HostRank::new(rank, size, limit, inbox, Box::new(Connections { streams: writers })))
+    Ok(HostRank::new(rank, size, limit, inbox, Arc::new(Connections { streams: writers })))
 }

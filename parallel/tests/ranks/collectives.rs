@@ -197,3 +197,37 @@ fn many_calls_give_the_same_bits_whatever_the_timing() -> Result<()> {
     assert_eq!(run(false)?, run(true)?);
     Ok(())
 }
+
+#[test]
+fn groups_of_ranks_work_beside_each_other() {
+    // Two by three ranks.
+    for results in on_both(6, |communicator| {
+        let rank = communicator.rank();
+        let row = communicator.split(rank as u64 / 3)?;
+        let column = communicator.split(rank as u64 % 3)?;
+        let pair = row.split(u64::from(row.rank() == 1))?;
+        // Rows do different numbers of calls before the columns meet again.
+        let mut of_row = vector(&[1u32 << rank]);
+        for _ in 0..=rank / 3 {
+            of_row = vector(&[1u32 << rank]);
+            row.all_reduce(&mut of_row, Reduction::Sum)?;
+        }
+        let mut of_column = vector(&[1u32 << rank]);
+        column.all_reduce(&mut of_column, Reduction::Sum)?;
+        let mut of_pair = vector(&[1u32 << rank]);
+        pair.all_reduce(&mut of_pair, Reduction::Sum)?;
+        let mut other = vector(&[0u32]);
+        column.send_recv((&vector(&[rank as u32]), 1 - column.rank()), (&mut other, 1 - column.rank()))?;
+        communicator.barrier(&Device::cpu())?;
+        Ok([of_row, of_column, of_pair, other].map(|tensor| tensor.to_vec().expect("it is read")[0]))
+    }) {
+        for (rank, [of_row, of_column, of_pair, other]) in results.into_iter().enumerate() {
+            let (row, column) = (rank / 3, rank % 3);
+            assert_eq!(of_row, 0b111 << (3 * row));
+            assert_eq!(of_column, 0b1001 << column);
+            let pair = if column == 1 { 0b010 } else { 0b101 };
+            assert_eq!(of_pair, pair << (3 * row));
+            assert_eq!(other as usize, (rank + 3) % 6);
+        }
+    }
+}

@@ -264,3 +264,25 @@ fn ranks_meet_in_a_file_that_an_earlier_run_has_left() -> std::io::Result<()> {
     assert!(!path.exists());
     Ok(())
 }
+
+#[test]
+fn a_group_names_the_ranks_of_all() {
+    for results in failures(4, SHORT, |communicator| {
+        let group = communicator.split(communicator.rank() as u64 % 2)?;
+        if communicator.rank() == 3 {
+            std::thread::sleep(4 * SHORT);
+            return Ok(());
+        }
+        sum(&group, 1)?;
+        // Of the other group, which hears of it here.
+        sum(&communicator, 1)
+    }) {
+        for (rank, result) in results.into_iter().enumerate() {
+            match result {
+                Ok(()) => assert_eq!(rank, 3),
+                Err(Error::Failure(Failure::Late { ranks, .. })) => assert_eq!(ranks.last(), Some(&3)),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
