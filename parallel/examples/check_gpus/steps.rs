@@ -5,13 +5,14 @@ use warpsmith::layers::{Linear, LinearSaved};
 use warpsmith::ops::linear::LinearGradientOutputs;
 use warpsmith::ops::peer::{ExpertFormat, ExpertLayout, ExpertTable, ExpertVectors, Routing};
 use warpsmith::ops::{self, Activation};
-use warpsmith::{DeviceKind, Tensor};
+use warpsmith::{Device, DeviceKind, Tensor};
 use warpsmith_parallel::data::{GradientOptions, Gradients};
 use warpsmith_parallel::experts::SplitExperts;
 use warpsmith_parallel::pipeline::{Costs, Links, Place, Schedule, Stage, run, simulate};
 use warpsmith_parallel::tensor::{ColumnLinear, RowLinear};
 use warpsmith_parallel::{NcclOptions, Result};
 
+use crate::checks::whole_numbers;
 use crate::timing::median;
 use crate::{Arguments, Rank};
 
@@ -20,12 +21,18 @@ const LAYERS: usize = 4;
 /// Parts of a batch in a pipeline.
 const MICROBATCHES: usize = 8;
 
+/// Numbers of both signs: products of zeros would need less power.
+fn numbers(device: &Device, seed: usize, shape: [usize; 2]) -> Result<Tensor<bf16>> {
+    let numbers = whole_numbers(seed, shape[0] * shape[1]).into_iter().map(|of| bf16::from_f32(of / 64.0));
+    Ok(Tensor::from_slice(device, &numbers.collect::<Vec<_>>(), shape)?)
+}
+
 /// A multilayer perceptron, forwards and backwards: whole on each rank, and split.
 pub(crate) fn split_layers(arguments: &Arguments, rank: &Rank) -> Result<()> {
     let (Rank { communicator, device, .. }, side) = (rank, arguments.side);
     let stream = device.default_stream();
-    let tensor = || -> Result<Tensor<bf16>> { Ok(Tensor::zeros(device, [side, side])?) };
-    let (x, dy, up, down) = (tensor()?, tensor()?, tensor()?, tensor()?);
+    let (x, dy) = (numbers(device, 1, [side, side])?, numbers(device, 2, [side, side])?);
+    let (up, down) = (numbers(device, 3, [side, side])?, numbers(device, 4, [side, side])?);
     let whole_up = Linear::new(up.clone(), None, Activation::Relu)?;
     let whole_down = Linear::new(down.clone(), None, Activation::None)?;
     let one = median(rank, &stream, || {
@@ -58,14 +65,14 @@ pub(crate) fn split_layers(arguments: &Arguments, rank: &Rank) -> Result<()> {
 pub(crate) fn replicas(arguments: &Arguments, rank: &Rank) -> Result<()> {
     let (Rank { communicator, device, .. }, side) = (rank, arguments.side / 2);
     let stream = device.default_stream();
-    let tensor = || -> Result<Tensor<bf16>> { Ok(Tensor::zeros(device, [side, side])?) };
-    let (x, weight, dy) = (tensor()?, tensor()?, tensor()?);
+    let of = |seed| numbers(device, seed, [side, side]);
+    let (x, weight, dy) = (of(1)?, of(2)?, of(3)?);
     let backward = |dw: &mut Tensor<f32>, dx: &mut Tensor<bf16>| -> Result<()> {
         let outputs =
             LinearGradientOutputs { dx: Some(dx), dw: Some(dw), ..LinearGradientOutputs::default() };
         Ok(ops::linear_backward(&x, &weight, &dy).run_into(outputs)?)
     };
-    let (mut dw, mut dx) = (Tensor::zeros(device, [side, side])?, tensor()?);
+    let (mut dw, mut dx) = (Tensor::zeros(device, [side, side])?, of(4)?);
     let alone = median(rank, &stream, || {
         for _ in 0..LAYERS {
             backward(&mut dw, &mut dx)?;
@@ -149,10 +156,9 @@ pub(crate) fn pipelines(arguments: &Arguments, rank: &Rank) -> Result<()> {
         DeviceKind::Cuda(_) => Links::nccl(host, device, NcclOptions::default())?,
         _ => Links::over_host(communicator, device)?,
     };
-    let tensor = || Tensor::zeros(device, [side, side]);
-    let layer = Linear::new(tensor()?, None, Activation::None)?;
+    let layer = Linear::new(numbers(device, 1, [side, side])?, None, Activation::None)?;
     let dw = Tensor::zeros(device, [side, side])?;
-    let mut stage = OneLayer { layer, input: tensor()?, dw, kept: Vec::new() };
+    let mut stage = OneLayer { layer, input: numbers(device, 2, [side, side])?, dw, kept: Vec::new() };
     let stream = device.default_stream();
     let alone = median(rank, &stream, || {
         for microbatch in 0..MICROBATCHES {
@@ -167,7 +173,7 @@ pub(crate) fn pipelines(arguments: &Arguments, rank: &Rank) -> Result<()> {
         let simulated = simulate(&schedule.all(communicator.size(), MICROBATCHES)?, 1, Costs::default())?;
         let together = median(rank, &stream, || run(schedule, MICROBATCHES, &links, &mut stage))?;
         rank.say(&format!(
-            "{schedule:?}, {MICROBATCHES} microbatches, layers {side} × {side} bf16: alone {alone:.0} µs, piped {together:.0} µs, \
+            "{schedule:?}, {MICROBATCHES} microbatches, {side} × {side} bf16: alone {alone:.0} µs, piped {together:.0} µs, \
              bubble {:.1} %, by the formula {:.1} %",
             100.0 * (together / alone - 1.0),
             100.0 * simulated.bubble(),
@@ -204,10 +210,7 @@ pub(crate) fn experts(arguments: &Arguments, rank: &Rank) -> Result<()> {
         })
     };
     let (whole, own) = (routing(tokens)?, routing(tokens / size)?);
-    let (x, own_x) = (
-        Tensor::<bf16>::zeros(device, [tokens, width])?,
-        Tensor::<bf16>::zeros(device, [tokens / size, width])?,
-    );
+    let (x, own_x) = (numbers(device, 1, [tokens, width])?, numbers(device, 1, [tokens / size, width])?);
     let stream = device.default_stream();
     let mut y = Tensor::zeros(device, [tokens, width])?;
     let one = median(rank, &stream, || Ok(ops::expert_mlp(&x, &whole, &table).run_into(&mut y)?))?;

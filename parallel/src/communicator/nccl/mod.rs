@@ -17,7 +17,7 @@ use warpsmith::{DType, Device, DeviceKind, Stream};
 
 use super::Communicator;
 use super::backend::{Backend, Buffer, PointToPoint};
-use super::call::{Call, Reduction};
+use super::call::{Call, Operation, Reduction};
 use super::host::HostRank;
 use crate::error::{Error, Result, argument};
 use library::Library;
@@ -29,6 +29,8 @@ const MULTICAST: &str = "NCCL_NVLS_ENABLE";
 /// A configuration's mark, and what stands for a value that is not given.
 const MAGIC: u32 = 0xcafe_beef;
 const UNDEFINED: c_int = c_int::MIN;
+/// The version whose configuration `cudarc` has: 2.30. An older library reads the beginning of it.
+const CONFIG_VERSION: c_int = 23_000;
 
 /// How NCCL is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,7 +153,7 @@ fn config(library: &Library) -> ncclConfig_t {
     ncclConfig_t {
         size: size_of::<ncclConfig_t>(),
         magic: MAGIC,
-        version: library.version().unsigned_abs(),
+        version: library.version().min(CONFIG_VERSION).unsigned_abs(),
         blocking: 0,
         cgaClusterSize: UNDEFINED,
         minCTAs: UNDEFINED,
@@ -229,6 +231,10 @@ impl NcclRank {
             let expected = format!("on {}, as the communicator is", self.device);
             return Err(argument(OPERATION, "tensor", expected, format!("on {}", stream.device())));
         }
+        if call.count == 0 && !has_counts_of_its_own(call) {
+            // There are no elements on any rank, and no addresses.
+            return Ok(());
+        }
         let _current = self.device.make_current()?;
         let handle = stream.cuda_handle().unwrap_or(std::ptr::null_mut());
         let enqueued = stream.with_operands(operands, || {
@@ -259,7 +265,12 @@ impl NcclRank {
 }
 
 fn is_between_two(call: &Call) -> bool {
-    matches!(call.operation, super::call::Operation::PointToPoint)
+    call.operation == Operation::PointToPoint
+}
+
+/// Whether the call's count says nothing of how much there is to do.
+fn has_counts_of_its_own(call: &Call) -> bool {
+    matches!(call.operation, Operation::AllToAllV | Operation::PointToPoint)
 }
 
 impl Backend for NcclRank {
