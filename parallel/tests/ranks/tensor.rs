@@ -12,7 +12,7 @@ use warpsmith_parallel::{Communicator, Result};
 use crate::support::{F32_UNIT, LIMIT, Matrix, Random, expect_close};
 
 /// M, K, hidden columns, N.
-const SHAPES: [[usize; 4]; 4] = [[1, 3, 5, 2], [9, 8, 13, 7], [16, 4, 8, 8], [2, 1, 3, 1]];
+const SHAPES: [[usize; 4]; 5] = [[0, 3, 4, 2], [1, 3, 5, 2], [9, 8, 13, 7], [16, 4, 8, 8], [2, 1, 3, 1]];
 
 /// A multilayer perceptron and what goes through it.
 struct Case {
