@@ -90,7 +90,7 @@ impl<T: TensorParallelElement> ColumnLinear<T> {
     ///
     /// As [`Linear::forward`].
     pub fn forward(&self, x: &Tensor<T>) -> Result<Tensor<T>> {
-        Ok(self.layer.forward(x)?)
+        Ok(self.layer.forward(&self.input(x)?)?)
     }
 
     /// As [`forward`](Self::forward), with what [`backward`](Self::backward) needs.
@@ -99,7 +99,7 @@ impl<T: TensorParallelElement> ColumnLinear<T> {
     ///
     /// As [`Linear::forward_train`].
     pub fn forward_train(&self, x: &Tensor<T>) -> Result<(Tensor<T>, LinearSaved<T>)> {
-        Ok(self.layer.forward_train(x)?)
+        Ok(self.layer.forward_train(&self.input(x)?)?)
     }
 
     /// The gradients for that of this rank's columns, `[M, out of the rank]`: of x, summed over the ranks, and of this rank's
@@ -109,6 +109,7 @@ impl<T: TensorParallelElement> ColumnLinear<T> {
     ///
     /// As [`Linear::backward`] and [`Communicator::all_reduce`].
     pub fn backward(&self, saved: &LinearSaved<T>, dy: &Tensor<T>) -> Result<SplitGradients<T>> {
+        self.input(saved.x())?;
         let dx = Tensor::uninit(dy.device(), saved.x().shape())?;
         let mut gradients = SplitGradients::new(&self.layer, dx)?;
         let dz = self.slopes(saved, dy, &mut gradients)?;
@@ -130,7 +131,7 @@ impl<T: TensorParallelElement> ColumnLinear<T> {
     /// As [`Linear::forward_train`] and [`Communicator::all_gather`]; [`Error::Argument`](crate::Error::Argument) if x has not
     /// the rank's rows.
     pub fn forward_sequence(&self, x: &Tensor<T>, rows: usize) -> Result<(Tensor<T>, LinearSaved<T>)> {
-        let x = matrix(OPERATION, "x", x, self.layer.weight().shape()[1])?;
+        let x = self.input(x)?;
         self.forward_train(&gathered(OPERATION, &self.communicator, &x, rows)?)
     }
 
@@ -140,6 +141,7 @@ impl<T: TensorParallelElement> ColumnLinear<T> {
     ///
     /// As [`Linear::backward`] and [`Communicator::reduce_scatter`].
     pub fn backward_sequence(&self, saved: &LinearSaved<T>, dy: &Tensor<T>) -> Result<SplitGradients<T>> {
+        self.input(saved.x())?;
         let whole = padded_rows(dy.device(), &self.communicator, saved.x().shape())?;
         let mut gradients = SplitGradients::new(&self.layer, whole.clone())?;
         let dz = self.slopes(saved, dy, &mut gradients)?;
@@ -148,6 +150,11 @@ impl<T: TensorParallelElement> ColumnLinear<T> {
         let dw = &mut gradients.dw;
         gradients.dx = scattered_sum(&self.communicator, &whole, rows, || self.dw_into(saved.x(), &dz, dw))?;
         Ok(gradients)
+    }
+
+    /// The input, which is a matrix.
+    fn input(&self, x: &Tensor<T>) -> Result<Tensor<T>> {
+        matrix(OPERATION, "x", x, self.layer.weight().shape()[1])
     }
 
     /// dz, and the gradient of the bias.

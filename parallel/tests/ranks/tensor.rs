@@ -200,6 +200,10 @@ fn operands_that_do_not_fit_are_refused() -> Result<()> {
     expect(column.forward_sequence(&of(&[4, 3]), 4).map(drop), "2 columns");
     expect(column.forward_sequence(&of(&[4, 2]), 5).map(drop), "5 rows, the block of rank 0 of 5");
     expect(row.forward(&of(&[4, 3])).map(drop), "2 columns");
+    expect(column.forward(&of(&[2])).map(drop), "a matrix of 2 columns");
+    let (_, foreign) = Linear::new(of(&[3, 2]), None, Activation::None)?.forward_train(&of(&[2]))?;
+    expect(column.backward(&foreign, &of(&[1, 3])).map(drop), "a matrix of 2 columns");
+    expect(column.backward_sequence(&foreign, &of(&[1, 3])).map(drop), "a matrix of 2 columns");
     let (_, saved) = column.forward_train(&of(&[4, 2]))?;
     expect(column.backward(&saved, &of(&[4, 2])).map(drop), "dy");
     expect(column.backward(&saved, &of(&[5, 3])).map(drop), "dy");
