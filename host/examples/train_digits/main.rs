@@ -16,7 +16,7 @@ use std::time::Instant;
 use clap::Parser;
 use half::bf16;
 use indicatif::{ProgressBar, ProgressStyle};
-use ndarray::{Array1, Array2};
+use ndarray::Array2;
 use warpsmith::layers::{GeneratedUpdate, Linear, UpdatedLinear};
 use warpsmith::ops;
 use warpsmith::ops::rows::AnyTensor;
