@@ -76,7 +76,6 @@ binary!(
     /// `max.NaN.f32`: the larger number; NaN if either is NaN.
     max_nan, "max.NaN.f32", f32
 );
-#[cfg(not(feature = "turing"))]
 macro_rules! packed {
     ($(#[$doc:meta])* $name:ident, $text:literal) => {
         $(#[$doc])*
@@ -111,17 +110,14 @@ binary!(
     cvt_bf16x2_f32, "cvt.rn.bf16x2.f32", u32
 );
 
-#[cfg(not(feature = "turing"))]
 packed!(
     /// `mul.rn.f16x2`: the product of each half, rounded once. From sm_53 on.
     mul_f16x2, "mul.rn.f16x2"
 );
-#[cfg(not(feature = "turing"))]
 unary!(
     /// `cvt.rn.f16x2.e4m3x2`: widens two e4m3 numbers, exactly. From sm_89 on.
     cvt_f16x2_e4m3x2, "cvt.rn.f16x2.e4m3x2", reg16 u16 => reg32 u32
 );
-#[cfg(not(feature = "turing"))]
 unary!(
     /// `cvt.rn.f16x2.e5m2x2`: widens two e5m2 numbers, exactly. From sm_89 on.
     cvt_f16x2_e5m2x2, "cvt.rn.f16x2.e5m2x2", reg16 u16 => reg32 u32
@@ -140,7 +136,6 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
 }
 
 /// `fma.rn.bf16x2`: `a · b + c` of each half, rounded once. From sm_80 on.
-#[cfg(not(feature = "turing"))]
 #[inline(always)]
 #[must_use]
 pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
