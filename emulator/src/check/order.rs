@@ -329,6 +329,17 @@ mod tests {
     }
 
     #[test]
+    fn a_channel_that_was_given_back_is_used_again() {
+        let mut order = Order::new(2, true);
+        for _ in 0..10_000 {
+            let channel = order.channel();
+            assert_eq!(channel, 2);
+            order.give_back(channel);
+        }
+        assert_eq!(order.width, 18, "the clocks do not grow");
+    }
+
+    #[test]
     fn the_arrival_behind_something_is_the_first_that_was_learnt_of() {
         let mut order = Order::new(2, true);
         let arrive = |order: &mut Order, at| {
