@@ -72,6 +72,9 @@ struct Part {
     atomic: bool,
     /// By the copy engine.
     agent: bool,
+    /// A plain write behind an atomic operation of its warp on the same bytes: it may follow those of others that count down to it, as the
+    /// last block of a reduction does.
+    after_atomic: bool,
 }
 
 #[derive(Debug)]
@@ -238,8 +241,22 @@ impl Log {
         let page = self.page(key(allocation, page));
         let atomic = matches!(access, Access::Atomic | Access::Poll);
         let fenced = agent.then(|| order.fenced(who.actor, Memory::Global));
-        page.check_writes(order, granule, bytes, who, atomic, fenced)?;
-        let part = Part { actor, stamp: now, at: who.at, granule: granule as u8, bytes, atomic, agent };
+        let after_atomic = access == Access::Write
+            && page.writes.iter().any(|w| {
+                let covers = u32::from(w.granule) == granule && w.bytes & bytes == bytes;
+                covers && w.actor == actor && (w.atomic || w.after_atomic)
+            });
+        page.check_writes(order, granule, bytes, who, atomic || after_atomic, fenced)?;
+        let part = Part {
+            actor,
+            stamp: now,
+            at: who.at,
+            granule: granule as u8,
+            bytes,
+            atomic,
+            agent,
+            after_atomic,
+        };
         match access {
             Access::Constant => return page.note_constant(part),
             Access::Poll => {
@@ -277,8 +294,9 @@ impl Log {
                 return Err(conflict(read.actor, read.at));
             }
         }
+        let plain = !atomic && !after_atomic;
         let polls =
-            page.polls.iter().filter(|p| !atomic && u32::from(p.granule) == granule && p.bytes & bytes != 0);
+            page.polls.iter().filter(|p| plain && u32::from(p.granule) == granule && p.bytes & bytes != 0);
         if let Some(poll) = polls.into_iter().find(|poll| !order.knows(who.actor, poll.actor, poll.stamp)) {
             return Err(Conflict { access: Access::Poll, ..conflict(poll.actor, poll.at) });
         }
@@ -390,7 +408,16 @@ impl Page {
         for read in self.reads.iter().filter(|read| read.stamp >= since) {
             let (granules, actor, at) = (read.granules & !reads, read.actor, read.at);
             if granules != 0 {
-                tell(Entry { cluster, kind: Kind::Read, granules, bytes: u16::MAX, actor, at, time });
+                tell(Entry {
+                    cluster,
+                    kind: Kind::Read,
+                    granules,
+                    bytes: u16::MAX,
+                    actor,
+                    at,
+                    time,
+                    after_atomic: false,
+                });
             }
             reads |= granules;
         }
@@ -403,7 +430,7 @@ impl Page {
         if self.constant != 0 {
             let Who { actor, at } = self.constant_by;
             let (kind, granules, actor) = (Kind::Constant, self.constant, actor as order::Actor);
-            tell(Entry { cluster, kind, granules, bytes: u16::MAX, actor, at, time });
+            tell(Entry { cluster, kind, granules, bytes: u16::MAX, actor, at, time, after_atomic: false });
         }
         for part in &self.constants {
             tell(part.entry(cluster, Kind::Constant, time));
@@ -414,8 +441,8 @@ impl Page {
             let kind = if write.atomic { Kind::Atomic } else { Kind::Write };
             match &mut last {
                 Some(last)
-                    if (last.kind, last.at, last.bytes, write.bytes)
-                        == (kind, write.at, u16::MAX, u16::MAX) =>
+                    if (last.kind, last.at, last.after_atomic, last.bytes, write.bytes)
+                        == (kind, write.at, write.after_atomic, u16::MAX, u16::MAX) =>
                 {
                     last.granules |= 1 << write.granule;
                 }
@@ -434,8 +461,8 @@ impl Page {
     fn note_write(&mut self, part: Part) {
         self.written |= 1 << part.granule;
         let same = |w: &Part| {
-            (w.granule, w.actor, w.stamp, w.atomic, w.agent)
-                == (part.granule, part.actor, part.stamp, part.atomic, part.agent)
+            (w.granule, w.actor, w.stamp, w.atomic, w.agent, w.after_atomic)
+                == (part.granule, part.actor, part.stamp, part.atomic, part.agent, part.after_atomic)
         };
         if let Some(write) = self.writes.iter_mut().rev().take(16).find(|w| same(w)) {
             write.bytes |= part.bytes;
@@ -469,7 +496,8 @@ pub(crate) fn bits(mask: u64) -> impl Iterator<Item = u32> {
 impl Part {
     fn entry(&self, cluster: u64, kind: Kind, time: u32) -> Entry {
         let (granules, bytes) = (1 << self.granule, self.bytes);
-        Entry { cluster, kind, granules, bytes, actor: self.actor, at: self.at, time }
+        let after_atomic = self.after_atomic;
+        Entry { cluster, kind, granules, bytes, actor: self.actor, at: self.at, time, after_atomic }
     }
 }
 

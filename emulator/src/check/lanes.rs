@@ -120,7 +120,7 @@ impl Granules {
         };
         (0..32).filter(|lane| lanes >> lane & 1 == 1).any(|lane| {
             let offset = addresses[lane] as u32;
-            has(offset / GRANULE) || has((offset + bytes - 1) / GRANULE)
+            (offset / GRANULE..=(offset + bytes - 1) / GRANULE).any(has)
         })
     }
 

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 
 use super::global::{GRANULES, Key, Log, Map, PAGE, place_of};
-use super::order;
+use super::order::{self, Order};
 use super::shadow::{Access, GRANULE};
 
 /// What a cluster did to a page between two moments at which it learnt or passed on something.
@@ -27,6 +27,8 @@ pub(crate) struct Entry {
     pub(super) actor: order::Actor,
     pub(super) at: u32,
     pub(super) time: u32,
+    /// A plain write behind an atomic operation of its warp on the same bytes.
+    pub(super) after_atomic: bool,
 }
 
 /// What is done, as far as other clusters are concerned.
@@ -96,8 +98,15 @@ impl Entry {
     /// The first granule and the bytes of it that two clusters touch, one of them in a way that races.
     fn meets(&self, other: &Self) -> Option<(u32, u16)> {
         let (granules, bytes) = (self.granules & other.granules, self.bytes & other.bytes);
-        let meet =
-            self.cluster != other.cluster && granules != 0 && bytes != 0 && self.kind.races(other.kind);
+        let follows = |write: &Self, other: &Self| {
+            write.after_atomic && matches!(other.kind, Kind::Atomic | Kind::Poll)
+        };
+        let meet = self.cluster != other.cluster
+            && granules != 0
+            && bytes != 0
+            && self.kind.races(other.kind)
+            && !follows(self, other)
+            && !follows(other, self);
         meet.then_some((granules.trailing_zeros(), bytes))
     }
 }
@@ -233,6 +242,14 @@ struct Member {
     since: u32,
 }
 
+impl Member {
+    fn new() -> Self {
+        Self { time: 1, ..Self::default() }
+    }
+}
+
+/// Times that places may keep together.
+const MOST_KEPT: u64 = 1 << 27;
 /// Clusters from which on all places are one: what is passed on at any is learnt at all.
 const MOST_PLACES: u64 = 1 << 12;
 
@@ -263,66 +280,97 @@ impl Turns {
     }
 
     fn member(&mut self, cluster: u64) -> &mut Member {
-        self.running.entry(cluster).or_insert_with(|| Member { time: 1, ..Member::default() })
+        self.running.entry(cluster).or_insert_with(Member::new)
     }
 
     /// A strong read finds what was left at a place. `acquires`: its cluster learns it at once, not at its next fence.
-    pub(crate) fn find(&mut self, cluster: u64, address: u64, acquires: bool, log: &mut Log, now: u32) {
-        let Some(left) = self.places.get(&self.place(address)).cloned() else { return };
+    pub(crate) fn find(
+        &mut self,
+        cluster: u64,
+        address: u64,
+        acquires: bool,
+        log: &mut Log,
+        order: &mut Order,
+    ) {
+        let place = self.place(address);
+        let Some(left) = self.places.remove(&place) else { return };
         if acquires {
-            self.learn(cluster, &left, log, now);
+            self.learn(cluster, &left, log, order);
         } else {
             self.member(cluster).found.join(&left);
         }
+        self.places.insert(place, left);
     }
 
-    fn learn(&mut self, cluster: u64, left: &Known, log: &mut Log, now: u32) {
+    fn learn(&mut self, cluster: u64, left: &Known, log: &mut Log, order: &mut Order) {
         if !self.member(cluster).known.covers(left) {
-            self.look(cluster, log, now);
+            self.look(cluster, log, Some(order));
             self.member(cluster).known.join(left);
         }
     }
 
     /// A strong write leaves at a place what its cluster did and knows: up to now if it releases, or else up to its last fence.
-    pub(crate) fn leave(&mut self, cluster: u64, address: u64, releases: bool, log: &mut Log, now: u32) {
-        let left = if releases {
-            Some(self.release(cluster, log, now))
-        } else {
-            self.member(cluster).released.clone()
-        };
+    pub(crate) fn leave(
+        &mut self,
+        cluster: u64,
+        address: u64,
+        releases: bool,
+        log: &mut Log,
+        order: &mut Order,
+    ) {
+        if releases {
+            self.release(cluster, log, order);
+        }
+        let place = self.place(address);
+        let member = self.running.entry(cluster).or_insert_with(Member::new);
+        let left = if releases { Some(&member.known) } else { member.released.as_ref() };
         if let Some(left) = left {
-            let place = self.place(address);
-            self.places.entry(place).or_default().join(&left);
+            self.places.entry(place).or_default().join(left);
+            self.fold_places();
+        }
+    }
+
+    /// So many places that what is kept of them is too much become one.
+    fn fold_places(&mut self) {
+        if self.places.len() as u64 * self.clusters > MOST_KEPT {
+            self.clusters = u64::MAX;
+            let all = self.places.drain().fold(Known::default(), |mut all, (_, known)| {
+                all.join(&known);
+                all
+            });
+            self.places.insert(self.place(0), all);
         }
     }
 
     /// What a cluster did and knows; what it does from now on is not part of it.
-    fn release(&mut self, cluster: u64, log: &mut Log, now: u32) -> Known {
-        self.look(cluster, log, now);
+    fn release(&mut self, cluster: u64, log: &mut Log, order: &mut Order) {
+        self.look(cluster, log, Some(order));
         let member = self.member(cluster);
         member.time += 1;
         let time = member.time;
         member.known.learn(cluster, time);
-        member.known.clone()
     }
 
     /// A fence: relaxed reads before it acquire, relaxed writes behind it release.
-    pub(crate) fn fence(&mut self, cluster: u64, log: &mut Log, now: u32) {
+    pub(crate) fn fence(&mut self, cluster: u64, log: &mut Log, order: &mut Order) {
         let found = std::mem::take(&mut self.member(cluster).found);
-        self.learn(cluster, &found, log, now);
-        self.member(cluster).found = found;
-        let known = self.release(cluster, log, now);
-        self.member(cluster).released = Some(known);
+        self.learn(cluster, &found, log, order);
+        self.release(cluster, log, order);
+        let member = self.member(cluster);
+        member.found = found;
+        member.released = Some(member.known.clone());
     }
 
     /// A cluster has run to its end.
     pub(crate) fn end(&mut self, cluster: u64, log: &mut Log) {
-        self.look(cluster, log, 0);
+        self.look(cluster, log, None);
         self.running.remove(&cluster);
     }
 
-    /// Takes in what a cluster did since its log was last looked at, and looks for races. What it knows, and its time, were the same for all of that.
-    fn look(&mut self, cluster: u64, log: &mut Log, now: u32) {
+    /// Takes in what a cluster did since its log was last looked at, and looks for races. What it knows, and its time, were the same for
+    /// all of that.
+    fn look(&mut self, cluster: u64, log: &mut Log, order: Option<&mut Order>) {
+        let now = order.map_or(0, Order::tick);
         let member = self.member(cluster);
         let (time, since) = (member.time, std::mem::replace(&mut member.since, now));
         let known = std::mem::take(&mut member.known);
@@ -341,12 +389,16 @@ impl Turns {
                 }
             }
             // What the cluster did before to the same bytes in the same way is behind whatever is behind this.
-            page.entries.retain_mut(|other| {
+            let first = since == 0;
+            let keep = |other: &mut Entry| {
                 if other.cluster == cluster && other.kind == entry.kind && other.bytes & !entry.bytes == 0 {
                     other.granules &= !entry.granules;
                 }
                 other.granules != 0
-            });
+            };
+            if !first {
+                page.entries.retain_mut(keep);
+            }
             page.push(entry);
         });
         self.member(cluster).known = known;
@@ -355,7 +407,6 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
-    use super::super::order::Order;
     use super::super::shadow::Who;
     use super::*;
 
@@ -427,18 +478,21 @@ mod tests {
         }
 
         fn leave(&mut self, cluster: usize, releases: bool) {
-            let now = self.orders[cluster].tick();
-            self.turns.leave(cluster as u64, 64, releases, &mut self.logs[cluster], now);
+            self.turns.leave(
+                cluster as u64,
+                64,
+                releases,
+                &mut self.logs[cluster],
+                &mut self.orders[cluster],
+            );
         }
 
         fn find(&mut self, cluster: usize, acquires: bool) {
-            let now = self.orders[cluster].tick();
-            self.turns.find(cluster as u64, 64, acquires, &mut self.logs[cluster], now);
+            self.turns.find(cluster as u64, 64, acquires, &mut self.logs[cluster], &mut self.orders[cluster]);
         }
 
         fn fence(&mut self, cluster: usize) {
-            let now = self.orders[cluster].tick();
-            self.turns.fence(cluster as u64, &mut self.logs[cluster], now);
+            self.turns.fence(cluster as u64, &mut self.logs[cluster], &mut self.orders[cluster]);
         }
 
         fn race(mut self) -> Option<Race> {

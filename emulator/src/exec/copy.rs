@@ -85,7 +85,7 @@ fn begin(core: &mut Core<'_>, inst: &Inst) -> Result<(), Flow> {
         let Some(index) = core.allocation(from[first], 1 << first, &from, length, "asynchronous copy")?
         else {
             lengths[first] = 0;
-            rest &= rest - 1;
+            (source, rest) = (None, rest & (rest - 1));
             continue;
         };
         let allocation = table.at(index);

@@ -16,9 +16,10 @@ pub(crate) fn spread(bytes: u32) -> u64 {
     (0..8).filter(|byte| bytes >> byte & 1 == 1).fold(0, |bits, byte| bits | 0xff << (8 * byte))
 }
 
-/// The bytes all of whose bits are set.
-pub(crate) fn whole_bytes(bits: u64) -> u32 {
-    (0..8).filter(|byte| bits >> (8 * byte) & 0xff == 0xff).fold(0, |bytes, byte| bytes | 1 << byte)
+/// The bytes of which bits are set. In memory, which keeps a bit for each byte, those count as written: the fields of a byte are mostly
+/// written one after the other.
+pub(crate) fn touched_bytes(bits: u64) -> u32 {
+    (0..8).filter(|byte| bits >> (8 * byte) & 0xff != 0).fold(0, |bytes, byte| bytes | 1 << byte)
 }
 
 impl Core<'_> {
@@ -34,8 +35,11 @@ impl Core<'_> {
             Some((_, values, bits)) => (*values, *bits),
             None => (registers.values_of(self.constants, slot), registers.bits_of(slot)),
         };
-        let results: Vec<(Slot, Bits)> =
-            before.iter().filter_map(|&(slot, ..)| Some((slot, bits_of_result(inst, slot, &of)?))).collect();
+        let predicate = |slot: Slot| registers.predicate(self.constants, slot);
+        let results: Vec<(Slot, Bits)> = before
+            .iter()
+            .filter_map(|&(slot, ..)| Some((slot, bits_of_result(inst, slot, &of, &predicate)?)))
+            .collect();
         for (slot, bits) in results {
             self.warp.registers.set_bits(slot, self.warp.mask, &bits);
         }
@@ -43,7 +47,12 @@ impl Core<'_> {
 }
 
 /// The bits of a result that are written; `of` gives the values of an operand, and which of their bits are.
-fn bits_of_result(inst: &Inst, result: Slot, of: &dyn Fn(Slot) -> (Bits, Bits)) -> Option<Bits> {
+fn bits_of_result(
+    inst: &Inst,
+    result: Slot,
+    of: &dyn Fn(Slot) -> (Bits, Bits),
+    predicate: &dyn Fn(Slot) -> u32,
+) -> Option<Bits> {
     let [to, sa, sb, sc, sd, ..] = inst.slots;
     if result != to && !matches!(inst.op, Op::Unpack(..)) {
         return None;
@@ -84,13 +93,17 @@ fn bits_of_result(inst: &Inst, result: Slot, of: &dyn Fn(Slot) -> (Bits, Bits)) 
                 1u64.checked_shl(first).map_or(u64::MAX, |bit| bit - 1)
             })
         }
-        Op::Binary(Binary::Shl, ..) => {
-            let (a, by) = (of(sa).1, amount(sb));
-            each(&|lane| by(lane).map_or(0, |by| !(!a[lane]).checked_shl(by).unwrap_or(0)))
+        Op::Binary(Binary::Shl, ty, _) => {
+            let (a, by, above) = (of(sa).1, amount(sb), beyond(8 * ty.bytes()));
+            each(&|lane| by(lane).map_or(0, |by| !(!a[lane]).checked_shl(by).unwrap_or(0) | above))
         }
         Op::Binary(Binary::Shr, ty, _) => {
             let (a, by, size) = (of(sa).1, amount(sb), 8 * ty.bytes());
             each(&|lane| by(lane).map_or(0, |by| shifted_right(a[lane], by, size, ty.is_signed())))
+        }
+        Op::Ternary(Ternary::Selp, ..) => {
+            let (a, b, which) = (of(sa).1, of(sb).1, predicate(sc));
+            each(&|lane| if which >> lane & 1 == 1 { a[lane] } else { b[lane] })
         }
         Op::Ternary(Ternary::Bfe, ty, ..) => {
             let (a, start, length, size) = (of(sa).1, amount(sb), amount(sc), 8 * ty.bytes());
@@ -234,8 +247,8 @@ mod tests {
     #[test]
     fn bytes_and_bits_name_each_other() {
         for bytes in 0..256 {
-            assert_eq!(whole_bytes(spread(bytes)), bytes);
+            assert_eq!(touched_bytes(spread(bytes)), bytes);
         }
-        assert_eq!(whole_bytes(0xffff_7fff), 0b1101);
+        assert_eq!(touched_bytes(0xff00_7f00), 0b1010);
     }
 }

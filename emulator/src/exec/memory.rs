@@ -3,7 +3,7 @@
 use super::access::ones;
 use super::code::{Core, Flow, Handler, Inst, Level};
 use super::control::lanes_where;
-use super::definedness::{spread, whole_bytes};
+use super::definedness::{spread, touched_bytes};
 use super::lane::{Execute, Lane, handler};
 use super::registers::{DOUBLE, Slot};
 use super::strong::shared_place;
@@ -403,17 +403,17 @@ impl Core<'_> {
         }
     }
 
-    /// The bytes of a register that are written as a whole, for a lane in which not all are.
+    /// The bytes of a register of which something is written, for a lane in which not all is.
     #[cold]
     fn stored_bytes(&self, slot: Slot, lane: usize) -> u32 {
-        whole_bytes(self.warp.registers.bits_of(slot)[lane])
+        touched_bytes(self.warp.registers.bits_of(slot)[lane])
     }
 
-    /// Elements of which no byte is written must not go to global memory.
+    /// Elements of which nothing is written must not go to global memory, unless others beside them are: those may be padding.
     #[cold]
     fn check_stored(&mut self, lanes: u32, slots: &[Slot], bytes: u32) -> Result<(), Flow> {
         let nothing = lanes_where(lanes, |lane| {
-            slots.iter().any(|&slot| self.stored_bytes(slot, lane) & ((1 << bytes) - 1) == 0)
+            slots.iter().all(|&slot| self.stored_bytes(slot, lane) & ((1 << bytes) - 1) == 0)
         });
         if nothing == 0 {
             Ok(())

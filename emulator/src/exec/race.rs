@@ -178,7 +178,7 @@ impl Core<'_> {
             apart &=
                 addresses[lane].wrapping_sub(addresses[lane - 1]).wrapping_sub(u64::from(bytes)) >> 63 == 0;
         }
-        if apart || !self.launch.checks.races || lanes & (lanes - 1) == 0 {
+        if apart || !self.launch.checks.races || lanes.is_power_of_two() || lanes == 0 {
             return Ok(());
         }
         match meeting(lanes, addresses, bytes, same) {

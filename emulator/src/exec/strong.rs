@@ -59,13 +59,19 @@ impl Core<'_> {
             return;
         }
         if reads {
+            let mut learnt = false;
             for lane in ones(lanes) {
                 let Some(clock) = self.locations.get(&place(lane)) else { continue };
                 if strength.acquires() {
                     self.order.acquire(self.warp.actor, clock);
+                    learnt = true;
                 } else {
                     self.warp.fences.found.join(clock);
                 }
+            }
+            if learnt {
+                // A lane of the warp may have been the one that left it.
+                self.warp.settle_lanes();
             }
             self.find_in_turns(strength, lanes, &place);
         }
@@ -102,8 +108,7 @@ impl Core<'_> {
     fn find_in_turns(&mut self, strength: Strength, lanes: u32, place: impl Fn(usize) -> u64) {
         let (Some(turns), Some(log)) = (&mut self.turns, &mut self.log) else { return };
         for place in global_places(lanes, place) {
-            let now = self.order.tick();
-            turns.find(self.number, place, strength.acquires(), log, now);
+            turns.find(self.number, place, strength.acquires(), log, &mut self.order);
         }
     }
 
@@ -111,8 +116,7 @@ impl Core<'_> {
     fn leave_in_turns(&mut self, strength: Strength, lanes: u32, place: impl Fn(usize) -> u64) {
         let (Some(turns), Some(log)) = (&mut self.turns, &mut self.log) else { return };
         for place in global_places(lanes, place) {
-            let now = self.order.tick();
-            turns.leave(self.number, place, strength.releases(), log, now);
+            turns.leave(self.number, place, strength.releases(), log, &mut self.order);
         }
     }
 }
@@ -122,8 +126,7 @@ pub(crate) fn fence(level: Level) -> Handler {
     warp!(level, |core, inst| {
         let actor = core.warp.actor;
         if let (Op::Fence { gpu: true }, Some(turns), Some(log)) = (inst.op, &mut core.turns, &mut core.log) {
-            let now = core.order.tick();
-            turns.fence(core.number, log, now);
+            turns.fence(core.number, log, &mut core.order);
         }
         let found = std::mem::take(&mut core.warp.fences.found);
         core.order.acquire(actor, &found);

@@ -337,6 +337,20 @@ fn the_last_block_of_a_reduction_reads_what_the_others_wrote() {
     for (before, behind) in [("", fence), (fence, ""), ("", "")] {
         assert_eq!(finding(run(&last(before, behind)).0).kind, FindingKind::GlobalRace);
     }
+    // The last block may reset the counter by a plain write, behind its own atomic operation.
+    let resets = last(fence, fence)
+        .replace("st.global.u32 [%p+4], %r5;", "st.global.u32 [%p+4], %r5;\nst.global.u32 [%p], 0;");
+    let (report, sum) = run(&resets);
+    assert!(report.is_ok() && sum == 45, "{report:?}");
+    // Who has not counted may not.
+    let stray = resets.replace(
+        "atom.global.add.u32 %r2, [%p], 1;",
+        "mov.u32 %r2, %r1;\n@%c3 bra END;\nred.global.add.u32 [%p+8], 1;",
+    );
+    let stray = stray
+        .replace("mov.u32 %t, %tid.x;", "mov.u32 %t, %tid.x;\nsetp.eq.u32 %c3, 0, 1;")
+        .replace("setp.ne.u32 %c0, %r2, 9;", "setp.ge.u32 %c0, %r2, 10;");
+    assert_eq!(finding(run(&stray).0).kind, FindingKind::GlobalRace);
 }
 
 #[test]
@@ -460,4 +474,42 @@ fn lanes_of_a_warp_that_share_global_memory_need_an_order() {
     }
     // What a lane has written itself it may read.
     passes(&text(own, "", "ld.global.u32 %r2, [%q];\nst.global.u32 [%q], %r2;"), 32);
+}
+
+#[test]
+fn warps_that_have_counted_may_reset_the_counter() {
+    let text = |count: &str| {
+        kernel(
+            ".shared .align 4 .b8 s[4];",
+            &format!(
+                "setp.eq.u32 %c0, %t, 0;\n@%c0 st.shared.u32 [s], 0;\nbar.sync 0;\nand.b32 %r1, %t, 31;\nsetp.ne.u32 %c1, %r1, 0;\n\
+                 @%c1 bra END;\n{count}\nsetp.ne.u32 %c2, %r2, 3;\n@%c2 bra END;\nst.shared.u32 [s], 0;\nEND:\nst.global.u32 [%q], %t;"
+            ),
+        )
+    };
+    passes(&text("atom.shared.add.u32 %r2, [s], 1;"), 128);
+    let found = fails(
+        &text(
+            "setp.eq.u32 %c3, %t, 96;\nmov.u32 %r2, 3;\n@%c3 bra ON;\natom.shared.add.u32 %r2, [s], 1;\nmov.u32 %r2, 0;\nON:",
+        ),
+        128,
+        FindingKind::SharedRace,
+    );
+    assert!(found.message.contains("atomic operation"), "{found}");
+}
+
+#[test]
+fn lanes_that_take_a_lock_after_each_other_are_ordered() {
+    let text = |take: &str, give: &str| {
+        kernel(
+            "",
+            &format!(
+                "mov.u32 %r4, 0;\nTRY:\n{take}.cas.b32 %r1, [%p], 0, 1;\nsetp.ne.u32 %c0, %r1, 0;\n@%c0 bra NEXT;\n\
+                 ld.global.u32 %r2, [%p+64];\nadd.u32 %r2, %r2, 1;\nst.global.u32 [%p+64], %r2;\n{give}.u32 [%p], 0;\nmov.u32 %r4, 1;\n\
+                 NEXT:\nsetp.eq.u32 %c1, %r4, 0;\n@%c1 bra TRY;"
+            ),
+        )
+    };
+    passes(&text("atom.acquire.gpu.global", "st.release.gpu.global"), 32);
+    fails(&text("atom.relaxed.gpu.global", "st.relaxed.gpu.global"), 32, FindingKind::GlobalRace);
 }

@@ -204,7 +204,12 @@ impl Cell {
         let overlap = self.written_bytes & bytes != 0;
         let both_atomic = self.atomic && access == Access::Atomic;
         let write_known = !self.pending && actor.knows(self.writer, self.write_stamp);
-        if overlap && !write_known && !both_atomic {
+        // A plain write may follow atomic ones of other warps that count down to its own before.
+        let counted = self.atomic
+            && !self.pending
+            && access == Access::Write
+            && (self.writer == actor.id || actor.bit().is_some_and(|own| self.atomics & own != 0));
+        if overlap && !write_known && !both_atomic && !counted {
             return self.write_conflict();
         }
         if overlap && let Some(conflict) = self.unfenced(actor) {
@@ -224,6 +229,7 @@ impl Cell {
             }
         } else if overlap
             && self.atomics != 0
+            && !counted
             && let Some(conflict) = self.atomic_conflict(actor)
         {
             return conflict;
