@@ -230,7 +230,7 @@ impl Known {
 }
 
 /// A cluster that runs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Member {
     /// Its own time, from 1.
     time: u32,
@@ -242,9 +242,9 @@ struct Member {
     since: u32,
 }
 
-impl Member {
-    fn new() -> Self {
-        Self { time: 1, ..Self::default() }
+impl Default for Member {
+    fn default() -> Self {
+        Self { time: 1, known: Known::default(), released: None, found: Known::default(), since: 0 }
     }
 }
 
@@ -280,7 +280,7 @@ impl Turns {
     }
 
     fn member(&mut self, cluster: u64) -> &mut Member {
-        self.running.entry(cluster).or_insert_with(Member::new)
+        self.running.entry(cluster).or_default()
     }
 
     /// A strong read finds what was left at a place. `acquires`: its cluster learns it at once, not at its next fence.
@@ -322,7 +322,7 @@ impl Turns {
             self.release(cluster, log, order);
         }
         let place = self.place(address);
-        let member = self.running.entry(cluster).or_insert_with(Member::new);
+        let member = self.running.entry(cluster).or_default();
         let left = if releases { Some(&member.known) } else { member.released.as_ref() };
         if let Some(left) = left {
             self.places.entry(place).or_default().join(left);
