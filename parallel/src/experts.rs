@@ -188,8 +188,11 @@ impl SplitExperts {
     pub fn forward<T: ExpertInput>(&self, x: &Tensor<T>, routing: &Routing) -> Result<Tensor<T>> {
         let (device, size) = (x.device(), self.communicator.size());
         let [tokens, experts] = self.expect_shapes(x, routing)?;
-        let ids = self.gathered(&routing.ids.contiguous()?)?.to_vec()?;
-        let gates = self.gathered(&routing.gates.contiguous()?)?.to_vec()?;
+        let ids = self.gathered(&routing.ids.contiguous()?)?;
+        let gates = self.gathered(&routing.gates.contiguous()?)?;
+        // What a failed communicator leaves is no routing.
+        self.communicator.synchronize(device)?;
+        let (ids, gates) = (ids.to_vec()?, gates.to_vec()?);
         let x = self.gathered(&x.contiguous()?)?.reshape([tokens * size, self.layout.d()])?;
         let own = self.own_pairs(&ids, &gates, experts)?;
         let partial = match &self.table {

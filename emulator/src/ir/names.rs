@@ -274,7 +274,8 @@ impl<'e, 'a> Names<'e, 'a> {
         let Meaning::Vector(declaration, number, count) = vector else { return None };
         let names = [["x", "r"], ["y", "g"], ["z", "b"], ["w", "a"]];
         let index = names.iter().position(|names| names.contains(&element))?;
-        (index < usize::from(count)).then(|| self.register(declaration, number.wrapping_mul(4).wrapping_add(index as u64)))
+        (index < usize::from(count))
+            .then(|| self.register(declaration, number.wrapping_mul(4).wrapping_add(index as u64)))
     }
 
     fn register(&mut self, declaration: usize, number: u64) -> Register {

@@ -18,6 +18,8 @@ type AllReduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
 const NCCL_FLOAT: c_int = 7;
 const NCCL_SUM: c_int = 0;
+const NCCL_IN_PROGRESS: c_int = 7;
+type AsyncError = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 
 /// The median time of a call in µs, on this rank's stream.
 pub(crate) fn median(rank: &Rank, stream: &Stream, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
@@ -87,12 +89,26 @@ fn directly(rank: &Rank, stream: &Stream, tensor: &mut Tensor<f32>) -> Result<Op
     let Ok(library) = library else { return Ok(None) };
     // SAFETY: as above.
     let Ok(function) = (unsafe { library.get::<AllReduce>(b"ncclAllReduce") }) else { return Ok(None) };
+    // SAFETY: as above.
+    let Ok(state) = (unsafe { library.get::<AsyncError>(b"ncclCommGetAsyncError") }) else { return Ok(None) };
     let _current = rank.device.make_current()?;
     let (address, count) = (tensor.device_address() as *mut c_void, tensor.len());
-    median(rank, stream, || {
+    let mut failed = None;
+    let time = median(rank, stream, || {
         // SAFETY: the tensor has so many elements and is this stream's; no other thread uses the communicator.
-        unsafe { function(address, address, count, NCCL_FLOAT, NCCL_SUM, comm, handle) };
+        let mut code = unsafe { function(address, address, count, NCCL_FLOAT, NCCL_SUM, comm, handle) };
+        // The communicator does not block: a call is over when it is no longer under way.
+        while code == NCCL_IN_PROGRESS {
+            // SAFETY: the code is written to a local variable.
+            let asked = unsafe { state(comm, &raw mut code) };
+            code = if asked == 0 { code } else { asked };
+        }
+        failed = failed.or((code != 0).then_some(code));
         Ok(())
-    })
-    .map(Some)
+    })?;
+    if let Some(code) = failed {
+        rank.say(&format!("NCCL called directly failed with code {code}"));
+        return Ok(None);
+    }
+    Ok(Some(time))
 }

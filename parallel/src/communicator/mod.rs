@@ -31,6 +31,9 @@ pub use nccl::NcclOptions;
 use crate::error::{Result, argument};
 use crate::launch::Launch;
 
+/// The longest limit, which stands for all that are longer: so that a clock can count to its end.
+const LONGEST_LIMIT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// How long a rank waits for the others unless another limit is asked for.
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
 
@@ -88,7 +91,7 @@ impl Communicator {
         if size == 0 {
             return Err(argument("Communicator::local", "size", "at least 1", size));
         }
-        Ok(local::ranks(size, limit).into_iter().map(Self::new).collect())
+        Ok(local::ranks(size, limit.min(LONGEST_LIMIT)).into_iter().map(Self::new).collect())
     }
 
     /// The end of a process in a group of processes, over TCP. A rank waits for the others for at most `limit`, here and in
@@ -101,9 +104,13 @@ impl Communicator {
     ///
     /// [`Error::WorldSize`](crate::Error::WorldSize), [`DuplicateRank`](crate::Error::DuplicateRank) and
     /// [`MissingRanks`](crate::Error::MissingRanks) if the ranks do not fit together, on every rank that came;
-    /// [`Io`](crate::Error::Io) if a connection fails.
+    /// [`Argument`](crate::Error::Argument) if there is no such rank; [`Io`](crate::Error::Io) if a connection fails.
     pub fn connect(launch: &Launch, limit: Duration) -> Result<Self> {
-        Ok(Self::new(tcp::connect(launch, limit)?))
+        if launch.rank >= launch.size {
+            let expected = format!("below the number of ranks, {}", launch.size);
+            return Err(argument("Communicator::connect", "rank", expected, launch.rank));
+        }
+        Ok(Self::new(tcp::connect(launch, limit.min(LONGEST_LIMIT))?))
     }
 
     /// The end of a rank with a GPU of its own, whose tensors NCCL carries. The ranks are those of `host`, over which they
@@ -157,7 +164,8 @@ impl Communicator {
 
     /// NCCL's handle (`ncclComm_t`) of a communicator that [`nccl`](Self::nccl) made and that has not failed, for libraries
     /// that call NCCL themselves; `None` of others. It is valid as long as this end or a clone of it is. While it is used no
-    /// other thread calls this end's operations.
+    /// other thread calls this end's operations. It does not block: each call is polled by `ncclCommGetAsyncError` until it is
+    /// no longer under way, and only then comes the next.
     #[must_use]
     pub fn nccl_handle(&self) -> Option<*mut c_void> {
         self.backend.nccl_handle()
@@ -178,7 +186,7 @@ impl Communicator {
     /// Replaces the elements of each rank by their reduction over all ranks, which has the same bits everywhere.
     ///
     /// Over host memory types of 8 and 16 bits are added up in f32 and rounded once; f32 and f64 in their own type, in the
-    /// order of the ranks. NCCL has an order of its own, which depends on the number of ranks and the size alone.
+    /// order of the ranks. NCCL has an order of its own, which depends on the number of ranks, the size, its version and the machine.
     ///
     /// # Errors
     ///

@@ -76,6 +76,8 @@ pub struct Gradients {
     /// The bucket of each tensor, and its place there.
     places: Vec<[usize; 2]>,
     is_ready: Vec<bool>,
+    /// The first bucket whose average has not started.
+    next: usize,
 }
 
 impl Gradients {
@@ -111,6 +113,7 @@ impl Gradients {
             buckets: buckets.collect::<Result<_>>()?,
             is_ready: vec![false; places.len()],
             places,
+            next: 0,
         })
     }
 
@@ -151,7 +154,8 @@ impl Gradients {
         found.ok_or_else(|| argument(OPERATION, "index", format!("below {}", self.places.len()), index))
     }
 
-    /// Says that the work that writes gradient number `index` has been enqueued. The last one of a bucket starts its average.
+    /// Says that the work that writes gradient number `index` has been enqueued. The last one of a bucket starts its average, once
+    /// the buckets before have started: so all ranks start them in the same order, whatever the order of their backward passes.
     ///
     /// # Errors
     ///
@@ -164,7 +168,8 @@ impl Gradients {
         }
         let bucket = &mut self.buckets[bucket];
         bucket.waiting -= 1;
-        if bucket.waiting == 0 {
+        while let Some(bucket) = self.buckets.get_mut(self.next).filter(|bucket| bucket.waiting == 0) {
+            self.next += 1;
             bucket.average(&self.communicator, &self.stream)?;
         }
         Ok(())
@@ -181,6 +186,7 @@ impl Gradients {
             return Err(argument(OPERATION, "ready", "called for each gradient", actual));
         }
         self.is_ready.fill(false);
+        self.next = 0;
         for bucket in &mut self.buckets {
             bucket.waiting = bucket.packed.count();
         }

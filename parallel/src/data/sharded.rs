@@ -118,7 +118,8 @@ impl<T: ElementwiseElement> Sharded<T> {
             packed.view(&whole, index)?.copy_from(tensor)?;
         }
         let shard = whole.slice(0, rank * block..(rank + 1) * block)?.deep_clone()?;
-        let gradient = Tensor::zeros(&self.device, [block])?;
+        // As the whole: what is averaged into it holds up no pass over other units.
+        let gradient = Tensor::zeros_on(&home, [block])?;
         let at = |rank: usize| (rank * block).min(packed.len());
         let own = at(rank)..at(rank + 1);
         self.units.push(Unit { name, packed, shard, gradient, own, whole: None, whole_gradient: None, home });
@@ -310,6 +311,8 @@ impl<T: ElementwiseElement> Sharded<T> {
         }
         let communicator = self.communicator.clone();
         communicator.all_reduce(&mut squares, Reduction::Sum)?;
+        // What a failed communicator leaves is no norm.
+        communicator.synchronize(&self.device)?;
         let norm = squares.to_vec()?[0].sqrt();
         if norm > max_norm {
             let factor =

@@ -144,6 +144,9 @@ fn greet(mut stream: TcpStream, address: SocketAddr) -> Option<Guest> {
         return None;
     }
     let (rank, size) = (usize::try_from(word(8)?).ok()?, usize::try_from(word(16)?).ok()?);
+    if rank >= size {
+        return None;
+    }
     Some(Guest { rank, size, port: u16::try_from(word(24)?).ok()?, stream, address: address.ip() })
 }
 

@@ -359,3 +359,24 @@ fn weights_of_other_bits_are_found() {
         assert!(error.contains("others on rank 2"), "{error}");
     }
 }
+
+#[test]
+fn averages_start_in_one_order_whatever_the_order_of_the_passes() -> Result<()> {
+    // A bucket for each gradient. The ranks have theirs ready in orders of their own.
+    let options = GradientOptions { bucket_bytes: 1, ..GradientOptions::default() };
+    let means = launch::threads_within(LIMIT, 3, |communicator| {
+        let shapes: [&[usize]; 3] = [&[2], &[2], &[2]];
+        let mut gradients = Gradients::new(&communicator, &Device::cpu(), &shapes, options)?;
+        for _ in 0..2 {
+            for turn in 0..3 {
+                let index = (turn + communicator.rank()) % 3;
+                gradients.tensor(index)?.write_slice(&[(10 * index + communicator.rank()) as f32; 2])?;
+                gradients.ready(index)?;
+            }
+            gradients.finish()?;
+        }
+        (0..3).map(|index| Ok(gradients.tensor(index)?.to_vec()?[0])).collect::<Result<Vec<f32>>>()
+    })?;
+    assert_eq!(means, vec![vec![1.0, 11.0, 21.0]; 3]);
+    Ok(())
+}

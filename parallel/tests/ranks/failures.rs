@@ -286,3 +286,14 @@ fn a_group_names_the_ranks_of_all() {
         }
     }
 }
+
+#[test]
+fn a_limit_may_be_as_long_as_a_duration() -> Result<()> {
+    let sums = launch::threads_within(Duration::MAX, 2, |communicator| {
+        let mut tensor = Tensor::from_slice(&Device::cpu(), &[1.0f32], [1])?;
+        communicator.all_reduce(&mut tensor, Reduction::Sum)?;
+        Ok(tensor.to_vec()?)
+    })?;
+    assert_eq!(sums, [[2.0], [2.0]]);
+    Ok(())
+}

@@ -81,8 +81,9 @@ pub(crate) fn create(host: &Communicator, device: &Device, options: NcclOptions)
     let (rank, size) = (host.rank(), host.size());
     let id = introduce(agreement, library, device)?;
     let limit = agreement.limit();
-    let comm = Comm::create(library, [rank, size], id, config(library), limit)
-        .map_err(|failure| agreement.fail(failure))?;
+    let comm =
+        Comm::create(library, [rank, size], id, config(library), limit, &|| agreement.inbox().failure())
+            .map_err(|failure| agreement.fail(failure))?;
     let watched = Watched::start(comm, host.backend.clone(), device.clone(), limit)?;
     Ok(NcclRank { rank, size, device: device.clone(), library, options, watched, host: host.backend.clone() })
 }

@@ -1,6 +1,7 @@
 //! What NCCL has to do, watched by a thread: an error, a rank that is gone or work that takes too long ends the communicator,
 //! and with it the kernels that would wait for ever.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -41,6 +42,7 @@ impl Comm {
         id: ncclUniqueId,
         mut config: ncclConfig_t,
         limit: Duration,
+        interruption: &dyn Fn() -> Option<Failure>,
     ) -> std::result::Result<Self, Failure> {
         const OPERATION: &str = "ncclCommInitRankConfig";
         let number = |number: usize| c_int::try_from(number).unwrap_or(c_int::MAX);
@@ -52,7 +54,7 @@ impl Comm {
         if is_error(code) || raw.is_null() {
             return Err(library.failure(OPERATION, code, std::ptr::null_mut()));
         }
-        match comm.settle(OPERATION, limit) {
+        match comm.settle(OPERATION, limit, interruption) {
             Ok(()) => Ok(comm),
             Err(failure) => {
                 comm.abort();
@@ -73,15 +75,26 @@ impl Comm {
         if asked == SUCCESS { code } else { asked }
     }
 
-    /// Waits until the last call is no longer under way.
-    fn settle(&self, operation: &str, limit: Duration) -> std::result::Result<(), Failure> {
+    /// Waits until the last call is no longer under way. The first call between two ranks connects them, so that it waits for the other
+    /// one; `interruption` says why there is no more use in that.
+    fn settle(
+        &self,
+        operation: &str,
+        limit: Duration,
+        interruption: &dyn Fn() -> Option<Failure>,
+    ) -> std::result::Result<(), Failure> {
         let start = Instant::now();
         loop {
             match self.code() {
                 SUCCESS => return Ok(()),
                 // Mostly it takes a few microseconds.
                 IN_PROGRESS if start.elapsed() < SPIN => std::hint::spin_loop(),
-                IN_PROGRESS if start.elapsed() < limit => std::thread::sleep(PAUSE),
+                IN_PROGRESS if start.elapsed() < limit => {
+                    if let Some(failure) = interruption() {
+                        return Err(failure);
+                    }
+                    std::thread::sleep(PAUSE);
+                }
                 IN_PROGRESS => return Err(Failure::TimeLimit { call: operation.into(), limit }),
                 code => return Err(self.library.failure(operation, code, self.raw)),
             }
@@ -98,7 +111,7 @@ impl Comm {
     fn end(self, limit: Duration) {
         // SAFETY: nobody enqueues anything after this.
         let code = unsafe { (self.library.finalize)(self.raw) };
-        if is_error(code) || self.settle("ncclCommFinalize", limit).is_err() {
+        if is_error(code) || self.settle("ncclCommFinalize", limit, &|| None).is_err() {
             return self.abort();
         }
         // SAFETY: nobody uses the communicator after this.
@@ -154,7 +167,13 @@ impl Watched {
                     let code = work(comm);
                     match is_error(code) {
                         true => Err(comm.library.failure(&call.to_string(), code, comm.raw)),
-                        false => comm.settle(&call.to_string(), self.shared.limit),
+                        false => {
+                            let gone_since = Cell::new(None);
+                            let name = call.to_string();
+                            comm.settle(&name, self.shared.limit, &|| {
+                                self.shared.interruption(&name, &gone_since)
+                            })
+                        }
                     }
                 }
             }
@@ -224,7 +243,9 @@ impl Shared {
             None => failure,
         };
         let failure = self.failure.lock().get_or_insert(failure).clone();
-        if let Some(comm) = self.comm.lock().take() {
+        // Not while the lock is held: others find out meanwhile.
+        let comm = self.comm.lock().take();
+        if let Some(comm) = comm {
             comm.abort();
         }
         failure
@@ -279,15 +300,21 @@ impl Shared {
         if oldest_since.elapsed() > self.limit {
             return Err(Failure::TimeLimit { call: call.clone(), limit: self.limit });
         }
-        let Some(host) = self.host.host() else { return Ok(()) };
-        if let Some(failure) = host.inbox().failure() {
-            return Err(failure);
+        let since = Cell::new(*gone_since);
+        let interruption = self.interruption(call, &since);
+        *gone_since = since.get();
+        interruption.map_or(Ok(()), Err)
+    }
+
+    /// Why a call that other ranks have a part in will not end: one has failed, or has been gone for long.
+    fn interruption(&self, call: &str, gone_since: &Cell<Option<Instant>>) -> Option<Failure> {
+        let inbox = self.host.host()?.inbox();
+        if let Some(failure) = inbox.failure() {
+            return Some(failure);
         }
-        if let Some((rank, reason)) = host.inbox().any_gone()
-            && gone_since.get_or_insert_with(Instant::now).elapsed() > GRACE
-        {
-            return Err(Failure::Lost { call: call.clone(), rank, reason });
-        }
-        Ok(())
+        let (rank, reason) = inbox.any_gone()?;
+        let since = gone_since.get().unwrap_or_else(Instant::now);
+        gone_since.set(Some(since));
+        (since.elapsed() > GRACE).then(|| Failure::Lost { call: call.into(), rank, reason })
     }
 }
