@@ -164,13 +164,15 @@ fn operands(row: &Form, modifiers: &[&'static str]) -> Vec<Operand> {
     let text = if row.operands == "any" { "=t t" } else { row.operands };
     let mut types = modifiers.iter().copied().filter(|m| TYPES.contains(m));
     let (first, second) = (types.next().unwrap_or("b32"), types.next().unwrap_or("b32"));
-    let given = text.split_whitespace().filter(|operand| !operand.ends_with('?'));
+    // A video instruction that merges its result with another number has that.
+    let merges = row.opcode.starts_with('v') && modifiers.iter().any(|m| ["add", "min", "max"].contains(m));
+    let given = text.split_whitespace().filter(|operand| merges || !operand.ends_with('?'));
     given
-        .map(|operand| match operand {
+        .map(|operand| match operand.trim_end_matches('?') {
             "[]" => Operand::Address,
             "#" => Operand::Immediate,
             "label" | "targets" => Operand::Label,
-            _ => {
+            operand => {
                 let (destination, operand) =
                     operand.strip_prefix('=').map_or((false, operand), |operand| (true, operand));
                 let wider = operand.starts_with('~');

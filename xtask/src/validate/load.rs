@@ -415,6 +415,10 @@ mod tests {
                     *best = module;
                 }
             }
+            // Keys of 8 bits are widened by an instruction where there is one.
+            if modules.contains_key("attention_fp8_ada") {
+                modules.remove("attention_fp8");
+            }
             let names = modules.values().flat_map(|module| module.entries).map(|entry| entry.name);
             let is_named = |name: &&str| !UNNAMED.iter().any(|unnamed| name.starts_with(unnamed));
             let missing: Vec<_> = names.filter(is_named).filter(|name| !reached.contains(*name)).collect();
