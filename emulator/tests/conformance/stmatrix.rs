@@ -8,14 +8,10 @@ use warpsmith_emulator::{Config, FindingKind, LaunchError, Machine, Report};
 fn run(count: usize, transpose: &str, between: &str) -> (Result<Report, LaunchError>, Vec<u16>) {
     let registers = (0..count).map(|i| format!("%r{i}")).collect::<Vec<_>>().join(", ");
     // By halves, each of which must have been written.
-    let copy: String = [0, 8]
-        .map(|at| {
-            format!(
-                "@%p ld.shared.v4.u16 {{%r0, %r1, %r2, %r3}}, [%s+{at}];\n\
-                 @%p st.global.v4.u16 [%out+{at}], {{%r0, %r1, %r2, %r3}};\n"
-            )
-        })
-        .concat();
+    let copy: String = (0..16)
+        .step_by(2)
+        .map(|at| format!("@%p ld.shared.u16 %r0, [%s+{at}];\n@%p st.global.u16 [%out+{at}], %r0;\n"))
+        .collect();
     let text = format!(
         ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry test(.param .u64 p_out)\n{{\n\
          .reg .b32 %t, %s, %x, %r<4>; .reg .b64 %out; .reg .pred %p;\n.shared .align 16 .b8 rows[512];\n\
