@@ -456,6 +456,8 @@ fn what_was_written_is_known_by_byte_and_bit() {
         "bfi.b32 %r1, 7, %r2, 0, 5;\nbfi.b32 %r1, 9, %r1, 5, 27;\nst.global.u32 [%q], %r1;",
         "and.b32 %r1, %r2, 0;\nor.b32 %r1, %r1, %t;\nst.global.u32 [%q], %r1;",
         "lop3.b32 %r1, %r2, %t, 0, 0x0c;\nlop3.b32 %r3, %r2, 0, %t, 0x3c;\nand.b32 %r2, %r2, 0;\nst.global.u32 [%q], %r2;",
+        // Zeros that come in from below, where the rest is what was written.
+        "st.local.u8 [f], %t;\nld.local.u32 %r1, [f];\nshl.b32 %r1, %r1, 24;\nsetp.ge.u32 %c0, %r1, 0;\n@%c0 st.global.u32 [%q], 1;",
         // The fields of a byte, one after the other.
         "ld.local.u8 %r1, [f];\nand.b32 %r1, %r1, 240;\nor.b32 %r1, %r1, 5;\nst.local.u8 [f], %r1;\nld.local.u8 %r1, [f];\n\
          and.b32 %r1, %r1, 15;\nor.b32 %r1, %r1, 144;\nst.local.u8 [f], %r1;\nld.local.u8 %r1, [f];\nsetp.eq.u32 %c0, %r1, 149;\n\
