@@ -81,6 +81,12 @@ pub(crate) fn is_pure(opcode: &str) -> bool {
     !OTHERS.contains(&opcode)
 }
 
+/// Whether an opcode is one of the video instructions, on parts of words.
+pub(crate) fn is_video(opcode: &str) -> bool {
+    const STEMS: [&str; 9] = ["vadd", "vsub", "vabsdiff", "vavrg", "vmin", "vmax", "vset", "vshl", "vshr"];
+    opcode == "vmad" || STEMS.contains(&opcode.trim_end_matches(['2', '4']))
+}
+
 const TYPES: [&str; 24] = [
     "e4m3x2", "e5m2x2", "pred", "b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16", "b32", "u32", "s32",
     "f32", "tf32", "f16x2", "bf16x2", "u16x2", "s16x2", "b64", "u64", "s64", "f64",
@@ -165,7 +171,7 @@ fn operands(row: &Form, modifiers: &[&'static str]) -> Vec<Operand> {
     let mut types = modifiers.iter().copied().filter(|m| TYPES.contains(m));
     let (first, second) = (types.next().unwrap_or("b32"), types.next().unwrap_or("b32"));
     // A video instruction that merges its result with another number has that.
-    let merges = row.opcode.starts_with('v') && modifiers.iter().any(|m| ["add", "min", "max"].contains(m));
+    let merges = is_video(row.opcode) && modifiers.iter().any(|m| ["add", "min", "max"].contains(m));
     let given = text.split_whitespace().filter(|operand| merges || !operand.ends_with('?'));
     given
         .map(|operand| match operand.trim_end_matches('?') {

@@ -194,7 +194,9 @@ pub(super) fn instructions(spelling: &Spelling, random: &mut Random) -> Vec<Inst
                     true => Operand::Destination(register),
                     false => Operand::Source(register),
                 };
-                match (value.count, value.pair && random.chance(40)) {
+                // `lop3` that tests writes its predicate.
+                let pair = value.pair && (spelling.opcode == "lop3" || random.chance(40));
+                match (value.count, pair) {
                     (Some(_), _) => Operand::Vector(registers.into_iter().map(wrap).collect()),
                     (None, true) => {
                         let mut second = register(1, random);
@@ -203,7 +205,9 @@ pub(super) fn instructions(spelling: &Spelling, random: &mut Random) -> Vec<Inst
                         }
                         Operand::Pair(first, second)
                     }
-                    (None, false) if !value.destination && !alone => source(value.ty, first, random),
+                    (None, false) if !value.destination && !alone && !registers_only(spelling.opcode) => {
+                        source(value.ty, first, random)
+                    }
                     (None, false) => wrap(first),
                 }
             }
@@ -228,6 +232,7 @@ pub(super) fn instructions(spelling: &Spelling, random: &mut Random) -> Vec<Inst
             *operand = Operand::Source(chosen);
         }
     }
+    select_parts(spelling, &mut operands, random);
     let mut made = Vec::new();
     let form = spelling.text();
     let ty = spelling.modifiers.last().copied().unwrap_or("b32");
@@ -301,6 +306,37 @@ fn size(class: char) -> usize {
         'r' => WORDS,
         _ => DOUBLES,
     }
+}
+
+/// Lets a video instruction read parts of its first two operands, now and then.
+fn select_parts(spelling: &Spelling, operands: &mut [Operand], random: &mut Random) {
+    if !spell::is_video(spelling.opcode) {
+        return;
+    }
+    let parts = match spelling.opcode.as_bytes().last() {
+        Some(b'2') => Some(('h', 2)),
+        Some(b'4') => Some(('b', 4)),
+        _ => None,
+    };
+    for operand in operands.iter_mut().skip(1).take(2) {
+        if !matches!(operand, Operand::Source(_)) || random.chance(50) {
+            continue;
+        }
+        let part = match parts {
+            Some((letter, lanes)) => {
+                // `.b1024` is a type.
+                let digits: String = (0..lanes).map(|_| random.below(2 * lanes).to_string()).collect();
+                if digits == "1024" { continue } else { format!("{letter}{digits}") }
+            }
+            None => (*random.pick(&["b0", "b1", "b2", "b3", "h0", "h1"])).to_owned(),
+        };
+        *operand = Operand::Text(format!("{operand}.{part}"));
+    }
+}
+
+/// Whether an opcode takes no constants: video instructions on two halves or four bytes.
+fn registers_only(opcode: &str) -> bool {
+    spell::is_video(opcode) && opcode.ends_with(['2', '4'])
 }
 
 /// A register, or now and then a constant.

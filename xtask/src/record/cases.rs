@@ -44,7 +44,9 @@ fn case(spelling: &Spelling) -> Option<Case> {
     let copies = spelling.opcode == "cp" && !spelling.has("bulk") && spelling.operands.len() == 3;
     let memory = matches!(spelling.opcode, "st" | "atom" | "red");
     if !spell::is_pure(spelling.opcode) && !copies && !memory
-        || ["param", "param::entry", "const", "shared::cluster"].iter().any(|space| spelling.has(space))
+        || ["param", "param::entry", "param::func", "const", "shared::cluster"]
+            .iter()
+            .any(|space| spelling.has(space))
     {
         return None;
     }
@@ -54,6 +56,15 @@ fn case(spelling: &Spelling) -> Option<Case> {
         return None;
     }
     let shared = ["shared", "shared::cta"].iter().any(|space| spelling.has(space));
+    let vector = ["v2", "v4", "v8"].iter().any(|count| spelling.has(count));
+    if shared && vector && matches!(spelling.opcode, "atom" | "red") {
+        // Assemblers refuse these.
+        return None;
+    }
+    if matches!(spelling.opcode, "shfl" | "vote") && !spelling.has("sync") {
+        // Those are of GPUs before sm_70.
+        return None;
+    }
     if shared && spelling.has("noftz") && (spelling.has("f16x2") || spelling.has("bf16x2")) {
         // The compiler in driver 580 drops the operand's upper half; the assembler of CUDA 13.5 does not.
         return None;
@@ -70,8 +81,17 @@ fn case(spelling: &Spelling) -> Option<Case> {
     let mut results: Vec<String> = Vec::new();
     let tables: &[&str] = if spelling.opcode == "lop3" { &["0x96", "0xe8", "0x1b", "0x40"] } else { &["1"] };
     for table in tables {
-        let instruction = instruction(spelling, table, &mut results)?;
-        body += &format!("{form} {instruction};\n");
+        let operands = instruction(spelling, table, &mut results)?.join(", ");
+        body += &format!("{form} {operands};\n");
+    }
+    for parts in selections(spelling) {
+        let mut operands = instruction(spelling, "1", &mut results)?;
+        operands.iter_mut().zip(parts).for_each(|(operand, part)| operand.push_str(part));
+        if !parts[0].is_empty() && operands.len() == 3 {
+            // What keeps the parts that are not written.
+            operands.push("%c32".to_owned());
+        }
+        body += &format!("{form} {};\n", operands.join(", "));
     }
     body += after(spelling, &mut results);
     if results.is_empty() {
@@ -80,8 +100,28 @@ fn case(spelling: &Spelling) -> Option<Case> {
     Some(Case { inputs: inputs(spelling), form, body, results, outputs: Vec::new() })
 }
 
+/// The parts of its result and its two operands that a video instruction is recorded with, besides the whole ones.
+fn selections(spelling: &Spelling) -> &'static [[&'static str; 3]] {
+    if !spell::is_video(spelling.opcode) {
+        return &[];
+    }
+    match spelling.opcode.as_bytes().last() {
+        Some(b'2') => &[["", ".h12", ".h30"], [".h1", ".h03", ".h21"], [".h0", ".h33", ".h10"]],
+        Some(b'4') => {
+            &[["", ".b7531", ".b0264"], [".b20", ".b4567", ".b1234"], [".b321", ".b0000", ".b7654"]]
+        }
+        _ if merges(spelling) => &[["", ".b3", ".h0"], ["", ".h1", ".b0"], ["", ".b1", ".b2"]],
+        _ => &[["", ".b3", ".h0"], [".b2", ".h1", ""], [".h1", ".b0", ".b1"]],
+    }
+}
+
+/// Whether a video instruction does something else with its last operand than to keep parts of it.
+fn merges(spelling: &Spelling) -> bool {
+    spelling.operands.len() == 4
+}
+
 /// The operands; the results' registers go to `results`.
-fn instruction(spelling: &Spelling, table: &str, results: &mut Vec<String>) -> Option<String> {
+fn instruction(spelling: &Spelling, table: &str, results: &mut Vec<String>) -> Option<Vec<String>> {
     let mut operands = Vec::new();
     // What an atomic operation finds in memory are the first two.
     let first = if matches!(spelling.opcode, "atom" | "red") { 2 } else { 0 };
@@ -118,7 +158,7 @@ fn instruction(spelling: &Spelling, table: &str, results: &mut Vec<String>) -> O
             }
         });
     }
-    Some(operands.join(", "))
+    Some(operands)
 }
 
 fn address(spelling: &Spelling) -> &'static str {
