@@ -38,6 +38,11 @@ pub const THREADS: u32 = 128;
 /// Warps of a block.
 const WARPS: u32 = THREADS / warp::SIZE;
 
+/// Chunks of a box's row, each of which a thread copies.
+const ROW_CHUNKS: u32 = BOX_ROW_BYTES / CHUNK_BYTES;
+/// Rows that a block's threads copy at a time.
+const TURN_ROWS: u32 = THREADS / ROW_CHUNKS;
+
 /// The sizes of a tile.
 pub trait PortableShape: 'static {
     /// A warp's scores: 16 rows, and its keys of a block.
@@ -144,29 +149,71 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
         columns: u32,
         row: impl Fn(u32) -> GlobalMut<E>,
     ) {
-        const CHUNKS: u32 = BOX_ROW_BYTES / CHUNK_BYTES;
-        const TURN_ROWS: u32 = THREADS / CHUNKS;
+        // The place of a row that is not there is the first's, of which nothing is read.
+        let of = |at: u32| row(if at < count { at } else { 0 }).address();
+        // SAFETY: the caller's promise.
+        unsafe { Self::copy_from::<E>(to, boxes, rows, count, columns, of) };
+    }
+
+    /// The same of rows that are `stride` elements apart, of which the first is at `first`.
+    ///
+    /// # Safety
+    ///
+    /// As [`copy`](Self::copy).
+    #[inline(always)]
+    unsafe fn copy_strided<E: Stored>(
+        to: SharedAddress,
+        boxes: u32,
+        rows: u32,
+        count: u32,
+        columns: u32,
+        (first, stride): (GlobalMut<E>, u64),
+    ) {
+        let own = thread::thread_idx_x() / ROW_CHUNKS;
+        let mut next = first.offset(own as u64 * stride).address();
+        let step = (TURN_ROWS * E::BYTES) as u64 * stride;
+        // A thread's rows come one after the other; of those that are not there nothing is read.
+        let of = |_| {
+            let from = next;
+            next = from.wrapping_add(step);
+            from
+        };
+        // SAFETY: the caller's promise.
+        unsafe { Self::copy_from::<E>(to, boxes, rows, count, columns, of) };
+    }
+
+    /// The same, where `address` gives the places of a thread's rows.
+    ///
+    /// # Safety
+    ///
+    /// As [`copy`](Self::copy).
+    #[inline(always)]
+    unsafe fn copy_from<E: Stored>(
+        to: SharedAddress,
+        boxes: u32,
+        rows: u32,
+        count: u32,
+        columns: u32,
+        mut address: impl FnMut(u32) -> u64,
+    ) {
         // Opaque: what follows from it for each box is worth no registers from block to block.
         let columns = ptx::opaque(columns);
         let thread = thread::thread_idx_x();
-        let (first, chunk) = (thread / CHUNKS, thread % CHUNKS);
+        let (first, chunk) = (thread / ROW_CHUNKS, thread % ROW_CHUNKS);
         // Every turn is a multiple of the swizzle's rows further on.
         let place = to.offset(Swizzle::Bytes128.apply(first * BOX_ROW_BYTES + chunk * CHUNK_BYTES));
         for turn in 0..rows.div_ceil(TURN_ROWS) {
             let at = first + turn * TURN_ROWS;
-            let is_there = at < count;
-            // The place of a row that is not there is the first's, of which nothing is read.
-            let from = row(if is_there { at } else { 0 }).address();
+            let from = address(at);
             for index in 0..boxes {
                 let byte = index * BOX_ROW_BYTES + chunk * CHUNK_BYTES;
                 let bytes = (columns * E::BYTES).saturating_sub(byte).min(CHUNK_BYTES);
-                let bytes = if is_there { bytes } else { 0 };
-                let from = from + if bytes == 0 { 0 } else { byte as u64 };
+                let bytes = if at < count { bytes } else { 0 };
                 let place = place.offset((index * rows + turn * TURN_ROWS) * BOX_ROW_BYTES);
                 // SAFETY: within the boxes; the caller's promise.
                 unsafe {
                     if rows.is_multiple_of(TURN_ROWS) || at < rows {
-                        ptx::cp_async_cg_16(place.get(), from, bytes);
+                        ptx::cp_async_cg_16(place.get(), from.wrapping_add(byte as u64), bytes);
                     }
                 }
             }
@@ -262,6 +309,8 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
                 for stage in 0..S::STAGES - 1 {
                     keys.load::<T, S>(first_block + stage, stage);
                 }
+                // Where registers are short it is worth none from block to block.
+                let within = (!T::IS_SPLIT).then(|| Self::keys_of_all(scoring, sizes, work, [first, end]));
                 let mut index = 0;
                 while (first_block + index) * Self::BLOCK_KEYS < end {
                     let block = first_block + index;
@@ -281,7 +330,7 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
                         Self::multiply_keys(&mut scores, Self::block(index));
                         // Opaque: what follows from the row is worth no register from block to block.
                         let row = ptx::opaque(own_row);
-                        Self::score(&mut scores, scoring, sizes, work, row, [key, first, end]);
+                        Self::score(&mut scores, scoring, sizes, work, row, ([key, first, end], within));
                         let scales = softmax.weigh(&mut scores, LOG2_E);
                         sums.scale_rows(scales);
                         Self::multiply_values(&mut sums, &scores, Self::block(index).offset(Self::K_BYTES));
@@ -317,6 +366,9 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
     /// The operands' pointers are valid.
     #[inline(always)]
     unsafe fn has_any(scoring: &Scoring, sizes: &Sizes, work: &Work, row: u32, key: u32) -> bool {
+        if scoring.operands.blocks.is_null() {
+            return true;
+        }
         let pack = sizes.pack.max(1);
         let [first, _] = sizes.row_and_head(work, row);
         let [last, _] = sizes.row_and_head(work, row + WARP_ROWS - 1);
@@ -401,7 +453,18 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
         }
     }
 
-    /// Makes scores of the products with the keys from `key` on, of a part from `first` to `end`.
+    /// The keys that all of the warp's rows attend to by their places, of a part from `first` to `end`: the first, and the one behind the last.
+    #[inline(always)]
+    fn keys_of_all(scoring: &Scoring, sizes: &Sizes, work: &Work, [first, end]: [u32; 2]) -> [i32; 2] {
+        let warp_row = work.row + Self::row_warp() * WARP_ROWS;
+        let last = (warp_row + WARP_ROWS - 1).min((work.rows * sizes.pack.max(1)).max(1) - 1);
+        let [[upper, _], [lower, _]] = [warp_row, last].map(|row| sizes.row_and_head(work, row));
+        let [begin, _] = scoring.window.keys_of(lower, work.offset, work.keys);
+        let [_, stop] = scoring.window.keys_of(upper, work.offset, work.keys);
+        [begin.max(first as i32), stop.min(end as i32)]
+    }
+
+    /// Makes scores of the products with the keys from `key` on, of a part from `first` to `end`, of which all rows attend to those `within`, if that is known.
     ///
     /// # Safety
     ///
@@ -413,22 +476,26 @@ impl<T: PortableElement, S: PortableShape, K: StoredKeys<T>> PortableTile<T, S, 
         sizes: &Sizes,
         work: &Work,
         own_row: u32,
-        [key, first, end]: [u32; 3],
+        ([key, first, end], within): ([u32; 3], Option<[i32; 2]>),
     ) {
-        let own = [own_row, own_row + 8].map(|row| sizes.row_and_head(work, row));
-        let column = accumulator_coord(warp::lane_id(), 0).column;
-        let place =
-            Place { rows: own.map(|[row, _]| row), heads: own.map(|[_, head]| head), key: key + column };
-        // SAFETY: the caller's promise.
-        unsafe { scoring.operands.apply::<T, _>(scores, None, work, place) };
-        let warp_row = own_row - accumulator_coord(warp::lane_id(), 0).row;
-        let last = (warp_row + WARP_ROWS - 1).min((work.rows * sizes.pack.max(1)).max(1) - 1);
-        let [[upper, _], [lower, _]] = [warp_row, last].map(|row| sizes.row_and_head(work, row));
-        let [begin, _] = scoring.window.keys_of(lower, work.offset, work.keys);
-        let [_, stop] = scoring.window.keys_of(upper, work.offset, work.keys);
-        let (begin, stop) = (begin.max(first as i32), stop.min(end as i32));
+        // Divisions, which only some launches need.
+        let place = || {
+            let own = [own_row, own_row + 8].map(|row| sizes.row_and_head(work, row));
+            let column = accumulator_coord(warp::lane_id(), 0).column;
+            Place { rows: own.map(|[row, _]| row), heads: own.map(|[_, head]| head), key: key + column }
+        };
+        if scoring.operands.only_scale() {
+            scores.map(|score, _, _| score * scoring.operands.scale);
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { scoring.operands.apply::<T, _>(scores, None, work, place()) };
+        }
+        let [begin, stop] = match within {
+            Some(within) => within,
+            None => Self::keys_of_all(scoring, sizes, work, [first, end]),
+        };
         if (key as i32) < begin || (key + Self::WARP_KEYS) as i32 > stop {
-            scores::keep_within(scores, scoring.window, work, place, [first, end]);
+            scores::keep_within(scores, scoring.window, work, place(), [first, end]);
         }
     }
 

@@ -179,6 +179,15 @@ impl ScoreOperands {
         }
     }
 
+    /// Whether nothing happens to scores but a multiplication.
+    #[inline(always)]
+    #[must_use]
+    pub fn only_scale(&self) -> bool {
+        let Self { bias, mask, blocks, slopes, cap, .. } = self;
+        let addresses = bias.address() | mask.address() | blocks.address() | slopes.address();
+        addresses == 0 && *cap == 0.0
+    }
+
     /// What the products of Q and K become before the window is applied, in natural units: scaled, capped, with what is added to them, and −∞ where a mask says so.
     ///
     /// # Safety

@@ -4,8 +4,9 @@ use core::marker::PhantomData;
 
 use super::{PortableElement, PortableShape, PortableTile, StoredKeys};
 use crate::KernelParam;
-use crate::attention::work::Work;
+use crate::attention::work::{Place, Work};
 use crate::launch::{Global, GlobalMut};
+use crate::shared::SharedAddress;
 use crate::{ptx, warp};
 
 /// A tensor whose columns are contiguous, and its strides in elements.
@@ -155,28 +156,54 @@ impl<'a, K> Keys<'a, K> {
         if key < self.end {
             let count = self.work.keys - key;
             let to = PortableTile::<T, S, K>::stage(index);
+            let of_values = to.offset(PortableTile::<T, S, K>::STORED_K_BYTES);
             // SAFETY: the caller's promise; what is copied is there.
             unsafe {
-                PortableTile::<T, S, K>::copy::<K>(
-                    to,
-                    PortableTile::<T, S, K>::STORED_K_BOXES,
-                    rows,
-                    count,
-                    tensors.columns,
-                    #[inline(always)]
-                    |row| self.row(tensors.k, key + row),
-                );
-                PortableTile::<T, S, K>::copy::<K>(
-                    to.offset(PortableTile::<T, S, K>::STORED_K_BYTES),
-                    PortableTile::<T, S, K>::STORED_V_BOXES,
-                    rows,
-                    count,
-                    tensors.value_columns,
-                    #[inline(always)]
-                    |row| self.row(tensors.v, key + row),
-                );
+                let (boxes, columns) = (PortableTile::<T, S, K>::STORED_K_BOXES, tensors.columns);
+                self.load_one::<T, S>(tensors.k, key, (to, boxes, rows), count, columns);
+                let (boxes, columns) = (PortableTile::<T, S, K>::STORED_V_BOXES, tensors.value_columns);
+                self.load_one::<T, S>(tensors.v, key, (of_values, boxes, rows), count, columns);
             }
         }
         ptx::cp_async_commit_group();
+    }
+
+    /// Has the block's threads copy the keys from `key` on, or their values, to boxes of so many rows.
+    ///
+    /// # Safety
+    ///
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    unsafe fn load_one<T: PortableElement, S: PortableShape>(
+        &self,
+        tensor: Strided,
+        key: u32,
+        (to, boxes, rows): (SharedAddress, u32, u32),
+        count: u32,
+        columns: u32,
+    ) where
+        K: StoredKeys<T>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Of elements that are split, registers are short of what two ways would take.
+            if !T::IS_SPLIT && self.tensors.pages.table.is_null() {
+                let Place { batch, key: first, .. } = self.work.place;
+                let to_row = batch as u64 * tensor.sequence + (first + key) as u64 * tensor.row;
+                let row = tensor.first::<K>().offset(to_row + self.head as u64 * tensor.head);
+                let rows_of = (row, tensor.row);
+                PortableTile::<T, S, K>::copy_strided::<K>(to, boxes, rows, count, columns, rows_of);
+            } else {
+                PortableTile::<T, S, K>::copy::<K>(
+                    to,
+                    boxes,
+                    rows,
+                    count,
+                    columns,
+                    #[inline(always)]
+                    |row| self.row(tensor, key + row),
+                );
+            }
+        }
     }
 }
