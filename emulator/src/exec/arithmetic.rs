@@ -501,9 +501,12 @@ fn dot2(a: u32, b: u32, c: u32, [a_signed, b_signed, high]: [bool; 3]) -> u32 {
 }
 
 /// `fns`: the place of the n-th bit of `mask` that is set, counted from bit `base`, upwards or downwards; all
-/// ones if there is none.
+/// ones if there is none, or no such base. For the least n an H100 gives 0, as its code negates n.
 #[inline(always)]
 fn find_nth(mask: u32, base: u32, n: i32) -> u32 {
+    if n == i32::MIN {
+        return 0;
+    }
     if base > 31 {
         return u32::MAX;
     }
