@@ -243,3 +243,20 @@ fn what_is_left_out_is_refused_with_a_reason() {
         assert!(error.starts_with("test.ptx:11:") && error.contains(part), "{error}: lacks {part:?}");
     }
 }
+
+#[test]
+fn video_instructions_on_several_parts_take_registers_and_parts_in_order() {
+    let refused = |body: &str| run_for("8.0", "sm_80", "", body).unwrap_err();
+    for operands in ["5, %r1, %r2", "%r1, 5, %r2", "%r1, %r2, 5", "%r1, WARP_SZ, %r2", "%r1, %r2, 1+2"] {
+        for form in ["vadd2.u32.u32.u32", "vabsdiff4.s32.s32.s32.add", "vset4.u32.u32.lt"] {
+            let error = refused(&format!("{form} %r0, {operands};"));
+            assert!(error.contains("takes no constants"), "{error}");
+        }
+    }
+    for body in ["vadd2.u32.u32.u32 %r0.h01, %t, %t, %t;", "vadd4.u32.u32.u32 %r0.b22, %t, %t, %t;"] {
+        let error = refused(body);
+        assert!(error.contains("does not name parts of the result"), "{error}");
+    }
+    let body = "vadd4.u32.u32.u32 %r0.b20, %t, %t, %t; vadd.u32.u32.u32.add %r0, %r0, 5, 7; st.global.u32 [%a], %r0;";
+    assert_eq!(run(body), std::array::from_fn::<u32, 32, _>(|t| 2 * t as u32 + 12).to_vec());
+}

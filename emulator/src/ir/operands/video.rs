@@ -45,11 +45,14 @@ impl<'a> Lowering<'_, 'a> {
                 Op::Video(video)
             }
             Op::VideoSimd(mut video) => {
+                self.refuse_numbers(&text)?;
                 if let Some((name, span)) = selected[0] {
                     let Some(digits) = simd_part(name, video) else {
                         return self.error(span, format!("`.{name}` does not name parts of the result"));
                     };
-                    if digits.iter().any(|&digit| digit >= video.lanes) || digits.is_empty() {
+                    // Each part once, the highest first, as assemblers want them.
+                    let rises = digits.is_sorted_by(|low, high| low < high);
+                    if digits.iter().any(|&digit| digit >= video.lanes) || digits.is_empty() || !rises {
                         return self.error(span, format!("`.{name}` does not name parts of the result"));
                     }
                     video.mask = digits.iter().fold(0, |mask, digit| mask | 1 << digit);
@@ -69,6 +72,21 @@ impl<'a> Lowering<'_, 'a> {
             op => op,
         };
         Ok((text, op))
+    }
+
+    /// Video instructions on several parts take registers only.
+    fn refuse_numbers(&self, text: &ast::Instruction<'a>) -> Result<(), ParseError> {
+        let is_number = |operand: &&ast::Operand<'a>| {
+            matches!(operand.kind, OperandKind::Integer(_) | OperandKind::Single(_) | OperandKind::Double(_))
+        };
+        match text.operands.iter().find(is_number) {
+            Some(number) => {
+                let message =
+                    format!("`{}` takes no constants: move the value to a register first", text.opcode);
+                self.error(number.span, message)
+            }
+            None => Ok(()),
+        }
     }
 
     /// The last operand is there where something is done with it.
