@@ -6,6 +6,7 @@
 
 use super::code::{Core, Inst};
 use super::registers::{DOUBLE, Registers, Slot};
+use super::video;
 use crate::ir::op::{Binary, Op, Permute, Ternary, Unary};
 
 /// A bit for each bit of each lane; those beyond the register's width are set.
@@ -165,6 +166,8 @@ fn bits_of_result(
                 (0..parts.len()).fold(0, |all, i| all | part(i))
             })
         }
+        Op::Video(v) => Some(video::scalar_bits(v, &of(sa).1, &of(sb).1, &of(sc).1)),
+        Op::VideoSimd(v) => Some(video::simd_bits(v, &of(sa).1, &of(sb).1, &of(sc).1)),
         Op::Unpack(count, ty) => {
             let bits = 8 * ty.bytes() / u32::from(count);
             let part = inst.slots[..usize::from(count)].iter().position(|&slot| slot == result)?;

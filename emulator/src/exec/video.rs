@@ -1,27 +1,45 @@
 //! Video instructions: on bytes and halves of words, with saturation and a second operation.
+//!
+//! Those on several parts at a time do what the PTX ISA says. Scalar ones do what an H100 does: NVIDIA's compiler makes
+//! sequences of other instructions of them. Its sequences differ from the ISA in these ways.
+//!
+//! - `vadd`, `vsub` and `vabsdiff` with `.u32` and `.sat` clamp below 0 only. Above the largest number they wrap.
+//! - `.sat` into a part of the destination compares unsigned numbers: a negative result becomes the largest number of the part.
+//!   Shifts clamp to 32 bits instead.
+//! - `vshl.sat` looks at 34 bits of the shifted value.
+//! - A destination of `.h1` gets the upper half of the result. The ISA gives it the lower one.
+//! - `.min` and `.max` compare 64 bits. The results of `vadd` and `vsub`, and of shifts with `.sat`, are first cut to 32 bits and
+//!   extended by their sign, even for an unsigned comparison.
+//! - `vset` with `.min` or `.max` takes the last operand for signed if the first one is.
+//! - `vmad` takes its operands for signed whatever their types are. The types say whether the sum is shifted and clamped as a
+//!   signed number.
 
 use super::code::{Flow, Handler, Level};
+use super::definedness::Bits;
 use super::lane::{Lane, warp};
-use crate::ir::op::{Op, Relation, Video, VideoKind, VideoMerge, VideoSimd};
+use crate::ir::op::{Op, Relation, Select, Video, VideoKind, VideoMerge, VideoSimd};
+
+/// The bits of a part, in place.
+fn field((first, bits): Select) -> u32 {
+    (((1u64 << bits) - 1) as u32) << first
+}
 
 /// A part of a word, extended by its sign or by zeros.
-fn part(word: u32, first: u8, bits: u8, signed: bool) -> i64 {
+fn part(word: u32, (first, bits): Select, signed: bool) -> i64 {
     let value = i64::from(word >> first) & ((1 << bits) - 1);
     if signed { value << (64 - bits) >> (64 - bits) } else { value }
 }
 
-/// A result cut or clamped to so many bits.
-fn fitted(value: i64, bits: u8, signed: bool, sat: bool) -> i64 {
-    if !sat {
-        return value;
-    }
+/// Clamps a result to the range of so many bits.
+fn clamped(value: i64, bits: u8, signed: bool) -> i64 {
     match signed {
         true => value.clamp(-1 << (bits - 1), (1 << (bits - 1)) - 1),
         false => value.clamp(0, (1 << bits) - 1),
     }
 }
 
-fn compute(kind: VideoKind, a: i64, b: i64, c: i64) -> i64 {
+/// The result before saturation. A multiply-add is none of these.
+fn compute(kind: VideoKind, a: i64, b: i64) -> i64 {
     match kind {
         VideoKind::Add => a + b,
         VideoKind::Sub => a - b,
@@ -31,11 +49,7 @@ fn compute(kind: VideoKind, a: i64, b: i64, c: i64) -> i64 {
         VideoKind::Shl => a << b,
         VideoKind::Shr => a >> b,
         VideoKind::Average => (a + b + i64::from(a + b >= 0)) >> 1,
-        VideoKind::Mad { shift, plus_one, .. } => {
-            // The sum has up to 66 bits.
-            let sum = i128::from(a) * i128::from(b) + i128::from(c) + i128::from(plus_one);
-            (sum >> shift).clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
-        }
+        VideoKind::Mad { .. } => 0,
         VideoKind::Set(relation) => i64::from(match relation {
             Relation::Equal => a == b,
             Relation::Less => a < b,
@@ -47,56 +61,150 @@ fn compute(kind: VideoKind, a: i64, b: i64, c: i64) -> i64 {
     }
 }
 
-fn scalar_result(v: Video, a: u32, b: u32, c: u32) -> u32 {
-    let [signed, a_signed, b_signed] = v.signed;
-    let x = part(a, v.select[0].0, v.select[0].1, a_signed);
-    let mut y = part(b, v.select[1].0, v.select[1].1, b_signed);
-    if matches!(v.kind, VideoKind::Shl | VideoKind::Shr) {
-        y = if v.wrap { y & 31 } else { y.clamp(0, 32) };
-    }
-    let is_mad = matches!(v.kind, VideoKind::Mad { .. });
-    let z = if is_mad { part(c, 0, 32, a_signed || b_signed) } else { 0 };
-    let bits = if let VideoMerge::Insert(_, bits) = v.merge { bits } else { 32 };
-    let result = fitted(compute(v.kind, x, y, z), bits, signed, v.sat);
-    let word = result as u32;
-    let other = part(c, 0, 32, signed);
-    let result = part(word, 0, 32, signed);
-    match v.merge {
-        VideoMerge::None => word,
-        VideoMerge::Add => word.wrapping_add(c),
-        VideoMerge::Min => result.min(other) as u32,
-        VideoMerge::Max => result.max(other) as u32,
-        VideoMerge::Insert(first, bits) => {
-            let field = (((1u64 << bits) - 1) as u32) << first;
-            c & !field | word << first & field
-        }
+/// `vmad`: operands are signed words. The sum has less than 64 bits.
+fn multiply_add(v: Video, shift: u8, plus_one: bool, [a, b, c]: [u32; 3]) -> u32 {
+    let [a, b, c] = [a, b, c].map(|word| i64::from(word.cast_signed()));
+    let sum = a * b + c + i64::from(plus_one);
+    let signed = v.signed[1] || v.signed[2];
+    let shifted = if signed { sum >> shift } else { (sum.cast_unsigned() >> shift).cast_signed() };
+    (if v.sat { clamped(shifted, 32, signed) } else { shifted }) as u32
+}
+
+fn is_shift(v: Video) -> bool {
+    matches!(v.kind, VideoKind::Shl | VideoKind::Shr)
+}
+
+/// A result clamped to 32 bits. What is above the largest unsigned number may stay there, to wrap later.
+fn saturated(v: Video, value: i64) -> i64 {
+    let signed = v.signed[0];
+    match v.kind {
+        VideoKind::Add | VideoKind::Sub | VideoKind::AbsDiff if !signed => value.max(0),
+        VideoKind::Shl => clamped(value << 30 >> 30, 32, signed),
+        _ => clamped(value, 32, signed),
     }
 }
 
-fn simd_result(v: VideoSimd, a: u32, b: u32, c: u32) -> u32 {
-    let bits = 32 / v.lanes;
-    let [signed, a_signed, b_signed] = v.signed;
-    let pick = |number: u8, signed: bool| {
-        let word = if number < v.lanes { a } else { b };
-        part(word, number % v.lanes * bits, bits, signed)
+/// The smaller or larger one of a result and the last operand.
+fn second(v: Video, value: i64, c: u32, smaller: bool) -> u32 {
+    let value = if v.sat { saturated(v, value) } else { value };
+    let cut = matches!(v.kind, VideoKind::Add | VideoKind::Sub) || v.sat && is_shift(v);
+    let value = if cut { i64::from(value as i32) } else { value };
+    let takes_value = if v.signed[0] {
+        (value < i64::from(c.cast_signed())) == smaller
+    } else {
+        (value.cast_unsigned() < u64::from(c)) == smaller
     };
-    let field = ((1u64 << bits) - 1) as u32;
-    let mut result = c;
-    for lane in 0..v.lanes {
-        if v.mask >> lane & 1 == 0 {
-            continue;
-        }
-        let x = pick(v.select[0][usize::from(lane)], a_signed);
-        let y = pick(v.select[1][usize::from(lane)], b_signed);
-        let value = fitted(compute(v.kind, x, y, 0), bits, signed, v.sat);
-        if v.add {
-            result = result.wrapping_add(part(value as u32, 0, bits, signed) as u32);
-        } else {
-            let first = lane * bits;
-            result = result & !(field << first) | (value as u32 & field) << first;
-        }
+    // Where they are equal, so are their lower 32 bits.
+    if takes_value { value as u32 } else { c }
+}
+
+/// The last operand with the result in one of its parts.
+fn inserted(v: Video, value: i64, c: u32, to: Select) -> u32 {
+    let (first, bits) = to;
+    let word = if !v.sat {
+        value as u32
+    } else if is_shift(v) {
+        saturated(v, value) as u32
+    } else {
+        let largest = (1u64 << (bits - u8::from(v.signed[0]))) - 1;
+        value.cast_unsigned().min(largest) as u32
+    };
+    let in_place = if to == (16, 16) { word } else { word << first };
+    c & !field(to) | in_place & field(to)
+}
+
+fn scalar_result(v: Video, a: u32, b: u32, c: u32) -> u32 {
+    let [_, a_signed, b_signed] = v.signed;
+    let x = part(a, v.select[0], a_signed);
+    let mut y = part(b, v.select[1], b_signed);
+    if let VideoKind::Mad { shift, plus_one, .. } = v.kind {
+        return multiply_add(v, shift, plus_one, [x as u32, y as u32, c]);
     }
-    result
+    if is_shift(v) {
+        y = if v.wrap { y & 31 } else { y.min(32) };
+    }
+    let value = compute(v.kind, x, y);
+    match v.merge {
+        VideoMerge::None | VideoMerge::Add => {
+            let word = if v.sat { saturated(v, value) } else { value } as u32;
+            if v.merge == VideoMerge::Add { word.wrapping_add(c) } else { word }
+        }
+        VideoMerge::Min => second(v, value, c, true),
+        VideoMerge::Max => second(v, value, c, false),
+        VideoMerge::Insert(first, bits) => inserted(v, value, c, (first, bits)),
+    }
+}
+
+/// A part of a result on several parts: which bits it has.
+fn lane_field(v: VideoSimd, lane: u8) -> Select {
+    let bits = 32 / v.lanes;
+    (lane * bits, bits)
+}
+
+/// The part that an operand selects for a part of the result: whether it is one of the second operand, and which.
+fn selected(v: VideoSimd, operand: usize, lane: u8) -> (usize, Select) {
+    let number = v.select[operand][usize::from(lane)];
+    (usize::from(number / v.lanes), lane_field(v, number % v.lanes))
+}
+
+/// The parts that are written.
+fn lanes(v: VideoSimd) -> impl Iterator<Item = u8> {
+    (0..v.lanes).filter(move |lane| v.mask >> lane & 1 == 1)
+}
+
+fn simd_result(v: VideoSimd, a: u32, b: u32, c: u32) -> u32 {
+    let [signed, a_signed, b_signed] = v.signed;
+    let pick = |operand, lane, signed| {
+        let (word, select) = selected(v, operand, lane);
+        part([a, b][word], select, signed)
+    };
+    lanes(v).fold(c, |result, lane| {
+        let to = lane_field(v, lane);
+        let value = compute(v.kind, pick(0, lane, a_signed), pick(1, lane, b_signed));
+        let value = if v.sat { clamped(value, to.1, signed) } else { value } as u32;
+        // A sum takes what has more bits than a part as a whole.
+        if v.add { result.wrapping_add(value) } else { result & !field(to) | value << to.0 & field(to) }
+    })
+}
+
+/// The bits of a scalar result that are written, from those of its operands.
+pub(super) fn scalar_bits(v: Video, a: &Bits, b: &Bits, c: &Bits) -> Bits {
+    let is_known = |bits: u64, select: Select| !(bits as u32) & field(select) == 0;
+    let third = v.merge != VideoMerge::None || matches!(v.kind, VideoKind::Mad { .. });
+    std::array::from_fn(|lane| {
+        let known = is_known(a[lane], v.select[0]) && is_known(b[lane], v.select[1]);
+        let result = match v.merge {
+            VideoMerge::Insert(first, bits) => {
+                let field = field((first, bits));
+                c[lane] as u32 & !field | if known { field } else { 0 }
+            }
+            _ if known && (!third || is_known(c[lane], (0, 32))) => u32::MAX,
+            _ => 0,
+        };
+        u64::from(result) | !0 << 32
+    })
+}
+
+/// The bits of a result on several parts that are written, from those of its operands.
+pub(super) fn simd_bits(v: VideoSimd, a: &Bits, b: &Bits, c: &Bits) -> Bits {
+    std::array::from_fn(|at| {
+        let is_known = |lane: u8| {
+            (0..2).all(|operand| {
+                let (word, select) = selected(v, operand, lane);
+                !([a, b][word][at] as u32) & field(select) == 0
+            })
+        };
+        let c = c[at] as u32;
+        let result = if v.add {
+            if c == u32::MAX && lanes(v).all(is_known) { u32::MAX } else { 0 }
+        } else {
+            lanes(v).fold(c, |bits, lane| {
+                let field = field(lane_field(v, lane));
+                if is_known(lane) { bits | field } else { bits & !field }
+            })
+        };
+        u64::from(result) | !0 << 32
+    })
 }
 
 /// The handler of scalar video instructions.

@@ -1,7 +1,7 @@
 //! The typed operations: what an instruction does, once its modifiers are understood.
 
 use super::types::Ty;
-pub(crate) use super::video::{Video, VideoKind, VideoMerge, VideoSimd};
+pub(crate) use super::video::{Select, Video, VideoKind, VideoMerge, VideoSimd};
 pub(crate) use super::wmma::{Wmma, WmmaPart};
 use crate::numeric::convert::Conversion;
 use crate::numeric::float::Round;

@@ -41,7 +41,7 @@ pub(crate) type Select = (u8, u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Video {
     pub(crate) kind: VideoKind,
-    /// Whether result and operands are signed.
+    /// Whether result and operands are signed; the result of a comparison counts as signed if the first operand is.
     pub(crate) signed: [bool; 3],
     pub(crate) sat: bool,
     /// Shifts: the count wraps, it is not clamped.

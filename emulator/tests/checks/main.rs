@@ -465,6 +465,13 @@ fn what_was_written_is_known_by_byte_and_bit() {
         // A vector with an element that is padding, and a choice between such.
         "st.local.u32 [f], 7;\nld.local.v2.u32 {%r1, %r2}, [f];\nsetp.eq.u32 %c0, %t, 0;\n@%c0 st.global.v2.u32 [%p], {%r1, %r2};",
         "st.local.u8 [f], %t;\nld.local.u32 %r1, [f];\nsetp.eq.u32 %c0, %t, %t;\nselp.b32 %r2, %r1, 0, %c0;\nst.global.u32 [%q], %r2;",
+        // Parts of words that video instructions select, and parts that they leave as they were.
+        "st.local.u8 [f+1], %t;\nld.local.u32 %r1, [f];\nvadd.u32.u32.u32 %r2, %r1.b1, %t;\nst.global.u32 [%q], %r2;",
+        "vadd.u32.u32.u32 %r1.h0, %t, %t, %r2;\nand.b32 %r1, %r1, 65535;\nst.global.u32 [%q], %r1;",
+        "st.local.u8 [f+1], %t;\nld.local.u32 %r1, [f];\nvset.u32.u32.lt %r2.b3, %t, %t, %r1;\nand.b32 %r2, %r2, 0xff00ff00;\n\
+         st.global.u32 [%q], %r2;",
+        "mov.b32 %r1, {%h0, 7};\nvadd2.u32.u32.u32 %r2, %r1.h11, %t.h32, %r3;\nst.global.u32 [%q], %r2;",
+        "vadd4.u32.u32.u32 %r2.b20, %t, %t, %r3;\nand.b32 %r2, %r2, 0xff00ff;\nst.global.u32 [%q], %r2;",
         // A register with itself.
         "xor.b32 %r1, %r2, %r2;\nst.global.u32 [%q], %r1;",
         "sub.s32 %r2, %r2, %r2;\nst.global.u32 [%q], %r2;",
@@ -478,6 +485,12 @@ fn what_was_written_is_known_by_byte_and_bit() {
         "bfi.b32 %r1, 7, %r2, 0, 5;\nsetp.eq.u32 %c0, %r1, 0;\n@%c0 st.global.u32 [%q], 1;",
         "xor.b32 %r1, %r2, %r3;\nst.global.u32 [%q], %r1;",
         "and.b32 %r1, %r2, %t;\nmul.lo.u32 %r1, %r1, 3;\nst.global.u32 [%q], %r1;",
+        "vadd.u32.u32.u32 %r1.h0, %t, %t, %r2;\nsetp.eq.u32 %c0, %r1, 0;\n@%c0 st.global.u32 [%q], 1;",
+        "st.local.u8 [f+1], %t;\nld.local.u32 %r1, [f];\nvadd.u32.u32.u32 %r2, %r1.b2, %t;\nst.global.u32 [%q], %r2;",
+        "vmad.u32.u32.u32 %r1, %t, %t, %r2;\nst.global.u32 [%q], %r1;",
+        "vmax.u32.u32.u32.min %r1, %t, %t, %r2;\nst.global.u32 [%q], %r1;",
+        "vadd4.u32.u32.u32 %r2.b20, %t, %t, %r3;\nsetp.eq.u32 %c0, %r2, 0;\n@%c0 st.global.u32 [%q], 1;",
+        "vadd2.u32.u32.u32.add %r1, %t, %t, %r2;\nst.global.u32 [%q], %r1;",
         // What is written at last is what counts.
         "st.local.u32 [f], %t;\nld.local.b64 %x0, [f];\nmov.b64 %x0, %x1;\ncvt.u32.u64 %r1, %x0;\nst.global.u32 [%q], %r1;",
     ] {

@@ -18,7 +18,6 @@ fn scalar_video_instructions() {
     let u = |x: u32| i64::from(x);
     word! { i;
         "vadd.s32.s32.s32 %d32, %a32, %b32;": |a, b, c| a.wrapping_add(b);
-        "vadd.u32.s32.u32.sat %d32, %a32, %b32;": |a, b, c| clamp(s(a) + u(b), 32, false);
         "vsub.s32.u32.u32.sat %d32, %a32, %b32;": |a, b, c| clamp(u(a) - u(b), 32, true);
         "vabsdiff.u32.s32.s32.add %d32, %a32, %b32, %c32;": |a, b, c| ((s(a) - s(b)).unsigned_abs() as u32).wrapping_add(c);
         "vmin.s32.s32.u32 %d32, %a32, %b32;": |a, b, c| s(a).min(u(b));
@@ -28,19 +27,117 @@ fn scalar_video_instructions() {
             i64::from((a >> 24) as u8 as i8) + i64::from((b >> 16) as u16 as i16);
         "vadd.u32.u32.u32.sat %d32.b1, %a32.b0, %b32.b2, %c32;":
             |a, b, c| c & !0xff00 | ((a & 0xff) + (b >> 16 & 0xff)).min(255) << 8;
-        "vsub.s32.s32.s32.sat %d32.h1, %a32, %b32, %c32;":
-            |a, b, c| c & 0xffff | (clamp(s(a) - s(b), 16, true) as u32) << 16;
         "vshl.u32.u32.u32.clamp %d32, %a32, %b32;": |a, b, c| if b > 31 { 0 } else { a << b };
         "vshl.u32.u32.u32.wrap.add %d32, %a32, %b32, %c32;": |a, b, c| (a << (b & 31)).wrapping_add(c);
         "vshr.s32.s32.u32.clamp %d32, %a32, %b32;": |a, b, c| s(a) >> b.min(32);
         "vshr.u32.u32.u32.wrap %d32, %a32.h1, %b32;": |a, b, c| (a >> 16) >> (b & 31);
         "vmad.s32.s32.s32 %d32, %a32, %b32, %c32;": |a, b, c| a.wrapping_mul(b).wrapping_add(c);
-        "vmad.u32.u32.u32.sat.shr7 %d32, %a32, %b32, %c32;":
-            |a, b, c| ((i128::from(a) * i128::from(b) + i128::from(c)) >> 7).clamp(0, i128::from(u32::MAX)) as u32;
         "vmad.s32.s32.s32.po.shr15 %d32, %a32.h0, %b32.h0, %c32;":
             |a, b, c| (i64::from(a as i16) * i64::from(b as i16) + s(c) + 1) >> 15;
         "vset.s32.u32.lt %d32, %a32, %b32;": |a, b, c| u32::from(s(a) < u(b));
         "vset.u32.u32.ge.add %d32, %a32.b0, %b32.b0, %c32;": |a, b, c| u32::from(a & 0xff >= b & 0xff).wrapping_add(c);
+    }
+}
+
+/// What the PTX ISA says otherwise, or leaves open.
+#[test]
+fn scalar_video_instructions_do_what_an_h100_does() {
+    let i = inputs();
+    let s = |x: u32| i64::from(x.cast_signed());
+    let u = |x: u32| i64::from(x);
+    // Of these the smaller or larger is taken as unsigned numbers of 64 bits, or signed ones.
+    let unsigned = |value: i64, c: u32| (value.cast_unsigned(), u64::from(c));
+    word! { i;
+        // Sums wrap above the largest unsigned number.
+        "vadd.u32.u32.u32.sat %d32, %a32, %b32;": |a, b, c| a.wrapping_add(b);
+        "vadd.u32.s32.u32.sat %d32, %a32, %b32;": |a, b, c| (s(a) + u(b)).max(0);
+        "vsub.u32.u32.s32.sat.add %d32, %a32, %b32, %c32;": |a, b, c| (u(a) - s(b)).max(0) + u(c);
+        "vabsdiff.u32.s32.u32.sat %d32, %a32, %b32;": |a, b, c| (s(a) - u(b)).unsigned_abs();
+        "vabsdiff.s32.s32.u32.sat %d32, %a32, %b32;": |a, b, c| (s(a) - u(b)).abs().min(0x7fff_ffff);
+        // Negative results become the largest number of a part.
+        "vsub.u32.u32.u32.sat %d32.b2, %a32, %b32, %c32;":
+            |a, b, c| c & !0xff_0000 | if a < b { 0xff } else { (a - b).min(0xff) } << 16;
+        "vmin.s32.s32.s32.sat %d32.h0, %a32, %b32, %c32;": |a, b, c|
+            c & !0xffff | a.cast_signed().min(b.cast_signed()).cast_unsigned().min(0x7fff);
+        // Shifts clamp to 32 bits, of 34 to the left.
+        "vshr.s32.s32.u32.sat.clamp %d32.b1, %a32, %b32, %c32;":
+            |a, b, c| c & !0xff00 | ((s(a) >> b.min(32)) as u32 & 0xff) << 8;
+        "vshl.u32.u32.u32.sat.wrap %d32, %a32, %b32;": |a, b, c| match (u64::from(a) << (b & 31)) >> 32 & 3 {
+            0 => a << (b & 31),
+            1 => u32::MAX,
+            _ => 0,
+        };
+        "vshl.s32.s32.u32.sat.clamp %d32, %a32, %b32;":
+            |a, b, c| clamp((s(a) << b.min(32)) << 30 >> 30, 32, true);
+        // The upper half of a result goes to the upper half.
+        "vadd.s32.u32.u32 %d32.h1, %a32, %b32.h0, %c32;":
+            |a, b, c| c & 0xffff | a.wrapping_add(b & 0xffff) & 0xffff_0000;
+        "vset.u32.u32.ge %d32.h1, %a32, %b32, %c32;": |a, b, c| c & 0xffff;
+        "vsub.s32.s32.s32.sat %d32.h1, %a32, %b32, %c32;": |a, b, c| c & 0xffff;
+        "vshl.s32.s32.u32.sat.clamp %d32.h1, %a32, %b32, %c32;":
+            |a, b, c| c & 0xffff | clamp((s(a) << b.min(32)) << 30 >> 30, 32, true) as u32 & 0xffff_0000;
+        // Comparisons with the last operand have 64 bits.
+        "vadd.u32.u32.u32.min %d32, %a32, %b32, %c32;": |a, b, c| {
+            let (sum, c) = unsigned(s(a.wrapping_add(b)), c);
+            sum.min(c)
+        };
+        "vadd.s32.u32.u32.max %d32, %a32, %b32, %c32;": |a, b, c| s(a.wrapping_add(b)).max(s(c));
+        "vsub.u32.s32.s32.sat.max %d32, %a32, %b32, %c32;": |a, b, c| {
+            let (difference, c) = unsigned(s((s(a) - s(b)).max(0) as u32), c);
+            difference.max(c)
+        };
+        "vabsdiff.u32.u32.s32.min %d32, %a32, %b32, %c32;": |a, b, c| (u(a) - s(b)).abs().min(u(c));
+        "vmax.s32.u32.u32.min %d32, %a32, %b32, %c32;": |a, b, c| u(a.max(b)).min(s(c));
+        "vmin.u32.s32.s32.max %d32, %a32, %b32, %c32;": |a, b, c| {
+            let (smaller, c) = unsigned(s(a).min(s(b)), c);
+            smaller.max(c)
+        };
+        "vshl.s32.u32.u32.clamp.min %d32, %a32, %b32, %c32;":
+            |a, b, c| (u64::from(a) << b.min(32)).cast_signed().min(s(c));
+        "vshl.u32.s32.u32.wrap.max %d32, %a32, %b32, %c32;": |a, b, c| {
+            let (shifted, c) = unsigned(s(a) << (b & 31), c);
+            shifted.max(c)
+        };
+        "vshr.u32.u32.u32.sat.wrap.min %d32, %a32, %b32, %c32;": |a, b, c| {
+            let (shifted, c) = unsigned(s(a >> (b & 31)), c);
+            shifted.min(c)
+        };
+        // The type of the first operand says how.
+        "vset.s32.u32.lt.min %d32, %a32, %b32, %c32;": |a, b, c| i64::from(s(a) < u(b)).min(s(c));
+        "vset.u32.s32.lt.max %d32, %a32, %b32, %c32;": |a, b, c| i64::from(u(a) < s(b)).max(u(c));
+        // All operands are signed.
+        "vmad.u32.u32.u32.sat %d32, %a32, %b32, %c32;": |a, b, c| clamp(s(a) * s(b) + s(c), 32, false);
+        "vmad.u32.u32.u32.sat.shr7 %d32, %a32, %b32, %c32;":
+            |a, b, c| ((s(a) * s(b) + s(c)).cast_unsigned() >> 7).min(u64::from(u32::MAX));
+        "vmad.s32.u32.u32.po.shr15 %d32, %a32.h1, %b32.b0, %c32;":
+            |a, b, c| (u(a >> 16) * u(b & 0xff) + s(c) + 1) >> 15;
+        "vmad.u32.s32.u32.po.sat.shr15 %d32, %a32, %b32, %c32;":
+            |a, b, c| clamp((s(a) * s(b) + s(c) + 1) >> 15, 32, true);
+    }
+}
+
+#[test]
+fn results_recorded_of_video_instructions() {
+    for (body, [a, b, c], expected) in [
+        ("vadd.u32.u32.u32.sat %d32, %a32, %b32;", [0xffff_ffff, 0xffff_ffff, 0], 0xffff_fffe),
+        ("vadd.s32.s32.s32.sat %d32.b2, %a32.h1, %b32, %c32;", [2, 0xffd0_f3a3, 0x14], 0x7f_0014),
+        ("vadd.u32.u32.s32 %d32.h1, %a32.b0, %b32.b1, %c32;", [0, 0x5_f6f5, 0x72_5be8], 0xffff_5be8),
+        ("vadd.u32.u32.u32.min %d32, %a32, %b32, %c32;", [0x20, 0x8d17_3639, 0xffff_fff8], 0xffff_fff8),
+        ("vmax.s32.u32.u32.min %d32, %a32, %b32, %c32;", [2, 0xffd0_f3a3, 0x14], 0x14),
+        ("vshl.u32.s32.u32.sat.clamp %d32, %a32, %b32;", [2, 0xffd0_f3a3, 0x14], 0),
+        ("vmad.u32.u32.u32.sat.shr15 %d32, %a32, %b32, %c32;", [1, 0x3811_6a47, 0xaad2_eea1], 0xffff_ffff),
+        ("vset.s32.s32.ne.min %d32, %a32, %b32, %c32;", [1, 0x3811_6a47, 0xaad2_eea1], 0xaad2_eea1),
+        ("vadd4.u32.s32.s32.add %d32, %a32, %b32, %c32;", [0x80, 0x80, 0], 0xffff_ff00),
+        ("fns.b32 %d32, %a32, %b32, %c32;", [0x7f, 0x7f, 0x8000_0000], 0),
+        ("fns.b32 %d32, %a32, %b32, %c32;", [0x8000_0000, 0x54fb_f746, 0x8000_0000], 0),
+        ("fns.b32 %d32, %a32, %b32, %c32;", [0x8000_0000, 0x54fb_f746, 0x8000_0001], 0xffff_ffff),
+        ("fns.b32 %d32, %a32, %b32, %c32;", [0xffff_ffff, 32, 1], 0xffff_ffff),
+        ("fns.b32 %d32, %a32, %b32, %c32;", [0xffff_ffff, 31, 0], 31),
+        ("fns.b32 %d32, %a32, %b32, %c32;", [0x7fff_ffff, 31, 0], 0xffff_ffff),
+        ("fns.b32 %d32, %a32, %b32, %c32;", [0xffff_ffff, 31, 0xffff_ffe0], 0),
+        ("fns.b32 %d32, %a32, %b32, %c32;", [0xffff_ffff, 31, 0xffff_ffdf], 0xffff_ffff),
+    ] {
+        check(body, "32", &[[a, b, c, 0]], |_| expected);
     }
 }
 
@@ -86,9 +183,9 @@ fn video_instructions_on_halves_and_bytes() {
                     let clamped: Vec<_> = both(a, b).iter().map(|&v| clamp(v, 32 / lanes, signed)).collect();
                     joined(&clamped)
                 });
+                // A sum takes the results with the bits that have no place in a part.
                 check(&form(".add"), "32", &i, |[a, b, c, _]| {
-                    let fitted = parts(joined(&both(a, b)) as u32, lanes, signed);
-                    u64::from(fitted.iter().fold(c as u32, |sum, &v| sum.wrapping_add(v as u32)))
+                    u64::from(both(a, b).iter().fold(c as u32, |sum, &v| sum.wrapping_add(v as u32)))
                 });
             }
         }

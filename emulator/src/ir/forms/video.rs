@@ -11,7 +11,7 @@ fn scalar(c: &Chosen<'_>, kind: K) -> Op {
     let has_result = !matches!(kind, K::Set(_));
     let first = usize::from(has_result);
     let signed = [
-        has_result && c.ty(0).is_signed(),
+        c.ty(0).is_signed(),
         c.ty(first).is_signed(),
         c.ty(first + 1).is_signed() && !matches!(kind, K::Shl | K::Shr),
     ];
