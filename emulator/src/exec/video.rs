@@ -38,7 +38,7 @@ fn clamped(value: i64, bits: u8, signed: bool) -> i64 {
     }
 }
 
-/// The result before saturation. A multiply-add is none of these.
+/// The result before saturation; the product, of a multiply-add.
 fn compute(kind: VideoKind, a: i64, b: i64) -> i64 {
     match kind {
         VideoKind::Add => a + b,
@@ -49,7 +49,7 @@ fn compute(kind: VideoKind, a: i64, b: i64) -> i64 {
         VideoKind::Shl => a << b,
         VideoKind::Shr => a >> b,
         VideoKind::Average => (a + b + i64::from(a + b >= 0)) >> 1,
-        VideoKind::Mad { .. } => 0,
+        VideoKind::Mad { .. } => a * b,
         VideoKind::Set(relation) => i64::from(match relation {
             Relation::Equal => a == b,
             Relation::Less => a < b,
@@ -61,13 +61,17 @@ fn compute(kind: VideoKind, a: i64, b: i64) -> i64 {
     }
 }
 
-/// `vmad`: operands are signed words. The sum has less than 64 bits.
-fn multiply_add(v: Video, shift: u8, plus_one: bool, [a, b, c]: [u32; 3]) -> u32 {
-    let [a, b, c] = [a, b, c].map(|word| i64::from(word.cast_signed()));
-    let sum = a * b + c + i64::from(plus_one);
+/// The result of `vmad` from its product. The sum has less than 64 bits.
+fn multiply_add(v: Video, product: i64, c: u32, shift: u8, plus_one: bool) -> u32 {
+    let sum = product + i64::from(c.cast_signed()) + i64::from(plus_one);
     let signed = v.signed[1] || v.signed[2];
     let shifted = if signed { sum >> shift } else { (sum.cast_unsigned() >> shift).cast_signed() };
     (if v.sat { clamped(shifted, 32, signed) } else { shifted }) as u32
+}
+
+/// Whether something is done with the last operand.
+fn has_third(v: Video) -> bool {
+    v.merge != VideoMerge::None || matches!(v.kind, VideoKind::Mad { .. })
 }
 
 fn is_shift(v: Video) -> bool {
@@ -118,7 +122,8 @@ fn scalar_result(v: Video, a: u32, b: u32, c: u32) -> u32 {
     let x = part(a, v.select[0], a_signed);
     let mut y = part(b, v.select[1], b_signed);
     if let VideoKind::Mad { shift, plus_one, .. } = v.kind {
-        return multiply_add(v, shift, plus_one, [x as u32, y as u32, c]);
+        let product = compute(v.kind, i64::from(x as i32), i64::from(y as i32));
+        return multiply_add(v, product, c, shift, plus_one);
     }
     if is_shift(v) {
         y = if v.wrap { y & 31 } else { y.min(32) };
@@ -170,7 +175,7 @@ fn simd_result(v: VideoSimd, a: u32, b: u32, c: u32) -> u32 {
 /// The bits of a scalar result that are written, from those of its operands.
 pub(super) fn scalar_bits(v: Video, a: &Bits, b: &Bits, c: &Bits) -> Bits {
     let is_known = |bits: u64, select: Select| !(bits as u32) & field(select) == 0;
-    let third = v.merge != VideoMerge::None || matches!(v.kind, VideoKind::Mad { .. });
+    let third = has_third(v);
     std::array::from_fn(|lane| {
         let known = is_known(a[lane], v.select[0]) && is_known(b[lane], v.select[1]);
         let result = match v.merge {
@@ -213,7 +218,7 @@ pub(crate) fn scalar(level: Level) -> Handler {
         let Op::Video(video) = inst.op else { return Flow::Next };
         let [to, sa, sb, sc, ..] = inst.slots;
         let (a, b) = (*u32::read(core, sa), *u32::read(core, sb));
-        let third = video.merge != VideoMerge::None || matches!(video.kind, VideoKind::Mad { .. });
+        let third = has_third(video);
         let c = if third { *u32::read(core, sc) } else { [0; 32] };
         let mut written = u32::written(core, sa) & u32::written(core, sb);
         if third {
