@@ -136,7 +136,9 @@ fn is_determined(spelling: &Spelling) -> bool {
     let signs = matches!(spelling.opcode, "neg" | "abs") && (float || spelling.has("s16"));
     // Compilers (driver 580, and the assembler of CUDA 13.5) take a register that `set` writes as f32 for one that has to be
     // converted where an integer is read from it, and leave out the saturation of what was saturated as another type.
-    let set = spelling.opcode == "set" && spelling.modifiers[..spelling.modifiers.len() - 1].contains(&"f32");
+    // Beside code that calls, a 1 of 16 bits is the integer.
+    let writes = |ty| spelling.modifiers[..spelling.modifiers.len() - 1].contains(&ty);
+    let set = spelling.opcode == "set" && ["f32", "f16", "bf16"].into_iter().any(writes);
     let saturated = spelling.opcode == "cvt" && spelling.has("sat");
     // They also leave out the saturation of a sum whose operand is part of a chain with carries.
     let saturated =
@@ -335,7 +337,7 @@ fn select_parts(spelling: &Spelling, operands: &mut [Operand], random: &mut Rand
 }
 
 /// Whether an opcode takes no constants: video instructions on two halves or four bytes.
-fn registers_only(opcode: &str) -> bool {
+pub(super) fn registers_only(opcode: &str) -> bool {
     spell::is_video(opcode) && opcode.ends_with(['2', '4'])
 }
 
