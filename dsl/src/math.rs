@@ -228,3 +228,6 @@ pub fn gelu_erf_slope(x: f32) -> f32 {
     let g = ptx::fma(t, DENSITY, minus_tail) * gelu_erf_power(t);
     if x < 0.0 { -g } else { 1.0 + g }
 }
+
+mod elementary;
+pub use self::elementary::{cos, exp, exp2, ln, log2, log10, pow, sin, sin_cos, sqrt, tan};
