@@ -147,7 +147,13 @@ impl Call {
             });
         }
         let tensor = tensor.detach();
-        let tensor = if is_apart(tensor.layout()) { tensor } else { tensor.force_contiguous()? };
+        // Vectors, ids and the like are small; operations read them without gaps.
+        let is_dense = tensor.rank() < 2 || matches!(tensor.dtype(), DType::U32 | DType::I64);
+        let tensor = match is_apart(tensor.layout()) {
+            true if is_dense => tensor.contiguous()?,
+            true => tensor,
+            false => tensor.force_contiguous()?,
+        };
         self.operands.push((operand, tensor));
         Ok(())
     }

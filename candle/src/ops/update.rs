@@ -126,7 +126,7 @@ impl<'a, Kind> UpdateOp<'a, Kind> {
     pub fn run(&self) -> Result<Tensor> {
         let operation = if self.base.is_some() { "linear_with_update" } else { "generated_update" };
         let operands = self.operands();
-        let call = Call::new(operation, &operands)?;
+        let call = Call::new(operation, &operands)?.with_contiguous_rows()?;
         let layout = Layout {
             has_base: self.base.is_some(),
             has_bias: self.base.is_some_and(|base| base.bias.is_some()),

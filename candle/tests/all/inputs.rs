@@ -18,7 +18,7 @@ pub(crate) fn devices() -> Vec<Device> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
     Plain,
-    /// The last two axes the other way round.
+    /// The last two axes the other way round; of a vector, every second element.
     Transposed,
     /// Columns of a wider tensor, not from its first.
     Narrowed,
@@ -31,16 +31,18 @@ impl View {
         let rank = base.len();
         match self {
             View::Transposed if rank > 1 => base.swap(rank - 2, rank - 1),
+            View::Transposed => base.push(2),
             View::Narrowed if rank > 0 => base[rank - 1] += 3,
             _ => {}
         }
         base
     }
 
-    fn of(self, base: &Tensor) -> Result<Tensor> {
-        let rank = base.rank();
+    /// The view of its memory, of a tensor with so many axes.
+    fn of(self, base: &Tensor, rank: usize) -> Result<Tensor> {
         match self {
-            View::Transposed if rank > 1 => base.transpose(rank - 2, rank - 1),
+            View::Transposed if rank < 2 => base.narrow(rank, 1, 1)?.squeeze(rank),
+            View::Transposed => base.transpose(rank - 2, rank - 1),
             View::Narrowed if rank > 0 => base.narrow(rank - 1, 1, base.dim(rank - 1)? - 3),
             _ => Ok(base.clone()),
         }
@@ -119,7 +121,7 @@ impl Numbers {
     /// A variable, and a view of it.
     pub(crate) fn operand(&mut self, shape: &[usize], view: View) -> Result<Operand> {
         let base = Var::from_tensor(&self.tensor(&view.base_shape(shape))?)?;
-        Ok(Operand { tensor: view.of(&base)?, base, view })
+        Ok(Operand { tensor: view.of(&base, shape.len())?, base, view })
     }
 }
 
@@ -143,7 +145,7 @@ impl Operand {
 
     /// The gradient of the view: that of the variable, seen as the view sees it.
     pub(crate) fn gradient(&self, all: &GradStore) -> Result<Tensor> {
-        self.view.of(all.get(&self.base).expect("a gradient of every variable"))
+        self.view.of(all.get(&self.base).expect("a gradient of every variable"), self.tensor.rank())
     }
 }
 

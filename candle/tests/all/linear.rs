@@ -82,7 +82,7 @@ fn check(case: &Case) -> Result<()> {
         let mut numbers = Numbers::new(*seed, &device, *dtype);
         let x = numbers.operand(&[&leading[..], &[*k]].concat(), views[0])?;
         let w = numbers.operand(&[*n, *k], views[1])?;
-        let bias = numbers.operand(&[*n], View::Plain)?;
+        let bias = numbers.operand(&[*n], views[1])?;
         let dy = numbers.tensor(&[&leading[..], &[*n]].concat())?;
         let has_bias = *has_bias;
         let y = linear(&x.tensor, &w.tensor)

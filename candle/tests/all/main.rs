@@ -17,8 +17,8 @@ use warpsmith_candle::Activation;
 pub(crate) fn activated(z: &Tensor, activation: Activation) -> Result<Tensor> {
     match activation {
         Activation::Relu => z.relu(),
-        Activation::GeluErf => z.gelu_erf(),
-        // The gradient of candle's own has constants of six digits.
+        // The gradients of candle's own GELUs have constants of a few digits.
+        Activation::GeluErf => z.mul(&(z * std::f64::consts::FRAC_1_SQRT_2)?.erf()?.affine(0.5, 0.5)?),
         Activation::GeluTanh => {
             let cube = z.mul(z)?.mul(z)?.affine(0.044715, 0.0)?;
             let argument = (z + cube)?.affine((2.0 / std::f64::consts::PI).sqrt(), 0.0)?;

@@ -84,7 +84,7 @@ fn check_norm(
         }
         let mut numbers = Numbers::new(seed, &device, dtype);
         let x = numbers.operand(&[m, n], view)?;
-        let (weight, bias) = (numbers.operand(&[n], View::Plain)?, numbers.operand(&[n], View::Plain)?);
+        let (weight, bias) = (numbers.operand(&[n], view)?, numbers.operand(&[n], View::Transposed)?);
         let dy = numbers.tensor(&[m, n])?;
         let norm = if is_centered { layer_norm(&x.tensor) } else { rms_norm(&x.tensor) };
         let norm = norm.weight(has_weight.then_some(&weight.tensor)).bias(has_bias.then_some(&bias.tensor));

@@ -34,7 +34,7 @@ impl Backward {
         let is_relu = layout.activation == Activation::Relu;
         let z = self.preactivation.as_ref().or(is_relu.then_some(y));
         operands.extend(z.map(|z| ("z", z)));
-        let call = Call::new("update_backward", &operands)?;
+        let call = Call::new("update_backward", &operands)?.with_contiguous_rows()?;
 
         let mut gradients: Vec<Option<Fresh<T>>> = (0..count)
             .map(|index| call.wanted(self.wanted[index], self.call.operand(index).shape()))
