@@ -1,7 +1,10 @@
-//! A small transformer of candle's, and the same with its linear layers, norms, embedding, attention and loss replaced by warpsmith's.
+//! A small transformer of candle's, and the same with its linear layers, norms, embedding, attention and loss
+//! replaced by warpsmith's.
 //!
-//! The model is written once, as the macro `model`. The two differ by the `use` line and by the function for attention, which candle has no layer for. Both have the same
-//! variables. The program prints the largest differences of the logits and of all gradients to the model in f64, beside a bound, and what a step takes. It fails if warpsmith
+//! The model is written once, as the macro `model`. The two differ by the `use` line and by the function for
+//! attention, which candle has no layer for. Both have the same
+//! variables. The program prints the largest differences of the logits and of all gradients to the model in f64,
+//! beside a bound, and what a step takes. It fails if warpsmith
 //! is beyond the bound.
 //!
 //! ```sh
@@ -11,9 +14,12 @@
 //!
 //! # The bound
 //!
-//! A rounded operation gives what an exact one gives of operands that are off a little: relatively by η, one rounding to the type and what the longest sum of products is off by.
-//! So the model in f64 is run again with every weight off by ±η, for several drawn signs. The largest change of a number is how sensitive it is. On a path through a block there
-//! are up to four roundings for each weight: the product's, a norm's or an activation's, the residual sum's, and that of the gradient. Going back doubles them. So the bound is
+//! A rounded operation gives what an exact one gives of operands that are off a little: relatively by η, one
+//! rounding to the type and what the longest sum of products is off by.
+//! So the model in f64 is run again with every weight off by ±η, for several drawn signs. The largest change of a
+//! number is how sensitive it is. On a path through a block there
+//! are up to four roundings for each weight: the product's, a norm's or an activation's, the residual sum's, and
+//! that of the gradient. Going back doubles them. So the bound is
 //! eight times that change.
 
 use std::time::{Duration, Instant};
@@ -237,9 +243,15 @@ fn compare(sizes: Sizes, dtype: DType, device: &Device) -> Result<bool> {
         DType::BF16 => 2f64.powi(-8),
         _ => 2f64.powi(-24),
     };
-    // Of sums of 4 · width products: three TF32 products drop 2⁻¹⁹ of f32 ones, and each group of 8 is rounded.
-    let dropped = if dtype == DType::F32 { 2f64.powi(-19) } else { 0.0 };
-    let eta = rounding + dropped + (4 * sizes.width / 8 + 50) as f64 * 2f64.powi(-24);
+    // Of sums of 4 · width products. The CPU adds blocks of 128. Tensor cores round each group of 8; of f32 products
+    // they drop 2⁻¹⁹.
+    let k = 4 * sizes.width;
+    let sums = match (device.is_cuda(), dtype) {
+        (false, _) => (k.min(128) + k.div_ceil(128)) as f64 * 2f64.powi(-24),
+        (true, DType::F32) => 2f64.powi(-19) + (k / 8 + 42) as f64 * 2f64.powi(-24),
+        (true, _) => (k + 8) as f64 * 2f64.powi(-23),
+    };
+    let eta = rounding + sums;
     let mut sensitivity = vec![0f64; exact.len()];
     let mut bits = 0x9e37_79b9_7f4a_7c15u64;
     for _ in 0..4 {

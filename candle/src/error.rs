@@ -9,7 +9,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
 ///
-/// `?` makes a [`candle_core::Error`] of it, in which [`Error::find`] finds it again. `Debug` says the same as `Display`.
+/// `?` makes a [`candle_core::Error`] of it, in which [`Error::find`] finds it again. `Debug` says the same as
+/// `Display`.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,8 +1,11 @@
 //! Results in candle's graph: custom operations that have run already, with their gradients.
 //!
-//! candle's custom operations take at most three tensors. Where more of an operation's operands are tracked, those beyond the second are operands of a *carrier*, a
-//! custom operation of its own. Its result, of one element that nobody reads, is the third operand. The backward pass of the operation computes all gradients
-//! and leaves those of the carrier's operands in a [`Gradients`]; the carrier's backward pass, which follows, takes them from there.
+//! candle's custom operations take at most three tensors. Where more of an operation's operands are tracked, those
+//! beyond the second are operands of a *carrier*, a
+//! custom operation of its own. Its result, of one element that nobody reads, is the third operand. The backward
+//! pass of the operation computes all gradients
+//! and leaves those of the carrier's operands in a [`Gradients`]; the carrier's backward pass, which follows, takes
+//! them from there.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
@@ -20,7 +23,8 @@ pub(crate) type Backward = dyn Fn(&Tensor, &Tensor) -> Result<Vec<Option<Tensor>
 
 /// Puts a result into the graph, as that of `operands`, of which some are tracked.
 ///
-/// `backward` has the gradients of all of them in that order; what it has for an operand that is not tracked is left out.
+/// `backward` has the gradients of all of them in that order; what it has for an operand that is not tracked is left
+/// out.
 pub(crate) fn attach(
     operation: &'static str,
     computed: Computed,
@@ -140,7 +144,8 @@ impl Node {
         candle_core::Error::msg(format!("{}: the result is on another device", self.operation))
     }
 
-    /// The gradients of all operands, and of the carrier if `carrier` is there: nobody reads that, but its backward pass has to run.
+    /// The gradients of all operands, and of the carrier if `carrier` is there: nobody reads that, but its backward
+    /// pass has to run.
     fn backward(
         &self,
         y: &Tensor,

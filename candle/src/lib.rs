@@ -1,6 +1,7 @@
 //! warpsmith's operations on tensors of [candle](candle_core)'s, with gradients.
 //!
-//! Functions of this crate's root take candle tensors, run warpsmith's kernels on them where they are, and return a candle tensor that `backward` goes through.
+//! Functions of this crate's root take candle tensors, run warpsmith's kernels on them where they are, and return a
+//! candle tensor that `backward` goes through.
 //! [`nn`] has layers with the names of [`candle_nn`]'s.
 //!
 //! ```
@@ -18,7 +19,8 @@
 //!
 //! # Devices
 //!
-//! With the feature `cuda`, tensors on a CUDA device are worked on by GPU kernels, on candle's own stream: the work follows what candle has enqueued, and nobody waits for
+//! With the feature `cuda`, tensors on a CUDA device are worked on by GPU kernels, on candle's own stream: the work
+//! follows what candle has enqueued, and nobody waits for
 //! it. Without it, and for tensors on the CPU, the same calls run the CPU implementation.
 //!
 //! # Element types
@@ -27,7 +29,8 @@
 //!
 //! # Layouts
 //!
-//! Views are passed on with their offset and strides. A view of which two indices share an element, such as a broadcast one, is copied first.
+//! Views are passed on with their offset and strides. A view of which two indices share an element, such as a
+//! broadcast one, is copied first.
 //!
 //! # Gradients
 //!
@@ -46,3 +49,8 @@ pub use warpsmith;
 pub use warpsmith::ops::attention::Alignment;
 pub use warpsmith::ops::cross_entropy::Reduction;
 pub use warpsmith::ops::{Activation, Pairing, Precision};
+
+/// The README's program, compiled and run with the documentation's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

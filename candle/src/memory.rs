@@ -1,6 +1,7 @@
 //! candle's memory as operands and results here, without a copy.
 //!
-//! A [`Call`] checks the operands of an operation. [`Call::lock`] keeps candle from writing them meanwhile, and [`Locked::view`] is a tensor over their memory.
+//! A [`Call`] checks the operands of an operation. [`Call::lock`] keeps candle from writing them meanwhile, and
+//! [`Locked::view`] is a tensor over their memory.
 //! A [`Fresh`] is new memory of candle's that an operation writes.
 
 use std::ops::{Deref, DerefMut};
@@ -53,7 +54,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Checks that `operands` are on one device, and of one type: f32, f16 or bf16. Views of which two indices share an element are copied.
+    /// Checks that `operands` are on one device, and of one type: f32, f16 or bf16. Views of which two indices share
+    /// an element are copied.
     pub(crate) fn new(operation: &'static str, operands: &[Named<'_>]) -> Result<Self> {
         let &[(operand, first), ..] = operands else {
             return Err(Error::Candle(Box::new(candle_core::Error::msg(format!(
@@ -191,7 +193,8 @@ impl Locked<'_> {
                 // Behind the last element of a view of none there may be nothing.
                 let elements = storage.as_slice::<T>()?.get(layout.start_offset()..).unwrap_or_default();
                 let address = elements.as_ptr() as u64;
-                // SAFETY: a layout of candle's lies within its storage, which the guard keeps alive and unwritten for longer than the view.
+                // SAFETY: a layout of candle's lies within its storage, which the guard keeps alive and unwritten
+                // for longer than the view.
                 let tensor = unsafe { Tensor::from_foreign(&place.stream, address, shape, strides, ())? };
                 Ok(View::new(tensor))
             }
@@ -202,7 +205,8 @@ impl Locked<'_> {
                 // The stream of the device, as of all its tensors.
                 let (address, sync) = slice.device_ptr(slice.stream());
                 let address = address + (layout.start_offset() * size_of::<T>()) as u64;
-                // SAFETY: as above. candle frees the memory in the order of the stream that the view's uses are enqueued on.
+                // SAFETY: as above. candle frees the memory in the order of the stream that the view's uses are
+                // enqueued on.
                 let tensor = unsafe { Tensor::from_foreign(&place.stream, address, shape, strides, ())? };
                 Ok(View { tensor, _sync: Some(sync) })
             }
@@ -272,7 +276,8 @@ impl<T: Shared> Fresh<T> {
             candle_core::Device::Cuda(device) => {
                 let slice = match is_zero {
                     true => device.alloc_zeros::<T>(shape.elem_count())?,
-                    // SAFETY: the operation writes every element before candle, which works on the same stream, reads one.
+                    // SAFETY: the operation writes every element before candle, which works on the same stream,
+                    // reads one.
                     false => unsafe { device.alloc::<T>(shape.elem_count())? },
                 };
                 Memory::Cuda { slice, stream: device.cuda_stream(), device: device.clone() }
@@ -290,7 +295,8 @@ impl<T: Shared> Fresh<T> {
         match &mut self.memory {
             Memory::Host(elements) => {
                 let address = elements.as_mut_ptr() as u64;
-                // SAFETY: the view borrows the memory, which has as many elements as the shape, none of them uninitialised.
+                // SAFETY: the view borrows the memory, which has as many elements as the shape, none of them
+                // uninitialised.
                 let tensor = unsafe { Tensor::from_foreign_mut(stream, address, shape, strides, ())? };
                 Ok(View::new(tensor))
             }
@@ -298,7 +304,8 @@ impl<T: Shared> Fresh<T> {
             Memory::Cuda { slice, stream: theirs, .. } => {
                 use candle_core::cuda::cudarc::driver::DevicePtrMut;
                 let (address, sync) = slice.device_ptr_mut(theirs);
-                // SAFETY: as above. candle frees the memory in the order of the stream that the view's uses are enqueued on.
+                // SAFETY: as above. candle frees the memory in the order of the stream that the view's uses are
+                // enqueued on.
                 let tensor = unsafe { Tensor::from_foreign_mut(stream, address, shape, strides, ())? };
                 Ok(View { tensor, _sync: Some(sync) })
             }

@@ -54,7 +54,8 @@ mod cuda {
     thread_local! {
         /// The streams of candle's that this thread has worked on, borrowed.
         ///
-        /// Each thread has its own: the handle that `Device::new_cuda` takes stands for another stream on another thread.
+        /// Each thread has its own: the handle that `Device::new_cuda` takes stands for another stream on another
+        /// thread.
         static BORROWED: RefCell<Vec<(Arc<CudaStream>, Stream)>> = const { RefCell::new(Vec::new()) };
     }
 

@@ -29,7 +29,8 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
-    /// So many heads, of queries as of keys and values, each of so many elements. Rows attend to all keys; projections have no biases.
+    /// So many heads, of queries as of keys and values, each of so many elements. Rows attend to all keys;
+    /// projections have no biases.
     #[must_use]
     pub const fn new(heads: usize, head_dim: usize) -> Self {
         Self {
@@ -65,7 +66,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// A layer with these projections: the weights of `q` are `[H · D, in]`, of `k` and `v` `[Hk · D, in]`, of `output` `[out, H · D]`.
+    /// A layer with these projections: the weights of `q` are `[H · D, in]`, of `k` and `v` `[Hk · D, in]`, of
+    /// `output` `[out, H · D]`.
     ///
     /// # Errors
     ///
@@ -96,7 +98,8 @@ impl Attention {
         Self { rotary: Some(table), ..self }
     }
 
-    /// The output for `xs` `[B, S, in]`, where rows attend to keys only where `mask`, `[B, H, S, S]` of type u8, each axis also of length 1, is not 0.
+    /// The output for `xs` `[B, S, in]`, where rows attend to keys only where `mask`, `[B, H, S, S]` of type u8,
+    /// each axis also of length 1, is not 0.
     ///
     /// # Errors
     ///

@@ -70,7 +70,8 @@ impl From<candle_nn::LayerNorm> for LayerNorm {
     }
 }
 
-/// A norm whose weight and bias `vb` has as `weight` and `bias`, or `gamma` and `beta`, or initialises as [`candle_nn::layer_norm()`] does.
+/// A norm whose weight and bias `vb` has as `weight` and `bias`, or `gamma` and `beta`, or initialises as
+/// [`candle_nn::layer_norm()`] does.
 ///
 /// # Errors
 ///

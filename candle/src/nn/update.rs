@@ -5,7 +5,8 @@ use candle_nn::VarBuilder;
 
 use super::{Linear, linear_b};
 
-/// A linear layer with a generated low-rank update: `y = x Wᵀ + ((x V) ⊙ codes) U · scaling + bias`, whose codes come with each call.
+/// A linear layer with a generated low-rank update: `y = x Wᵀ + ((x V) ⊙ codes) U · scaling + bias`, whose codes
+/// come with each call.
 #[derive(Clone, Debug)]
 pub struct GeneratedUpdate {
     base: Linear,
@@ -27,7 +28,8 @@ impl GeneratedUpdate {
         &self.base
     }
 
-    /// The layer's output for `xs` `[.., in]` with `codes` `[.., R]`, a row for each row of `xs` or for all rows with the same first indices.
+    /// The layer's output for `xs` `[.., in]` with `codes` `[.., R]`, a row for each row of `xs` or for all rows
+    /// with the same first indices.
     ///
     /// # Errors
     ///

@@ -15,9 +15,11 @@ use backward::Backward;
 /// The operation's name in errors.
 pub(super) const OPERATION: &str = "attention";
 
-/// The attention of queries `q` `[B, Sq, H, D]` to keys `k` `[B, Sk, Hk, D]` with values `v` `[B, Sk, Hk, Dv]`: `y` `[B, Sq, H, Dv]`.
+/// The attention of queries `q` `[B, Sq, H, D]` to keys `k` `[B, Sk, Hk, D]` with values `v` `[B, Sk, Hk, Dv]`: `y`
+/// `[B, Sq, H, Dv]`.
 ///
-/// H is a multiple of Hk: head h has the keys and values of head `h / (H / Hk)`. Of row i and key j, with `t = scale · qᵢ·kⱼ`:
+/// H is a multiple of Hk: head h has the keys and values of head `h / (H / Hk)`. Of row i and key j, with `t = scale
+/// · qᵢ·kⱼ`:
 ///
 /// ```text
 /// s = soft_cap · tanh(t / soft_cap) + bias − slope · |i + offset − j|      where row i attends to key j, else −∞
@@ -25,13 +27,16 @@ pub(super) const OPERATION: &str = "attention";
 /// y = Σⱼ exp(sⱼ − lse) vⱼ
 /// ```
 ///
-/// What was not asked for is not there. A row that attends to nothing has zeros. Operands have any strides; those whose last axis has gaps are copied. Heads before tokens,
+/// What was not asked for is not there. A row that attends to nothing has zeros. Operands have any strides; those
+/// whose last axis has gaps are copied. Heads before tokens,
 /// `[B, H, S, D]`, are a `transpose(1, 2)`, which costs nothing.
 ///
 /// # Gradients
 ///
-/// The kernels have no backward pass yet. The gradients of q, k, v, the bias and the sinks are computed in f32 by matrix products of this crate and functions of elements of
-/// candle's. For that the scores of all rows and keys are in memory at once, `B · H · Sq · Sk` numbers, several times over. ALiBi's slopes have no gradient.
+/// The kernels have no backward pass yet. The gradients of q, k, v, the bias and the sinks are computed in f32 by
+/// matrix products of this crate and functions of elements of
+/// candle's. For that the scores of all rows and keys are in memory at once, `B · H · Sq · Sk` numbers, several
+/// times over. ALiBi's slopes have no gradient.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -82,14 +87,16 @@ impl<'a> AttentionOp<'a> {
         self
     }
 
-    /// Row i attends to the keys `j ≤ i + offset`: it is [`window`](Self::window) with no keys to the right and all to the left.
+    /// Row i attends to the keys `j ≤ i + offset`: it is [`window`](Self::window) with no keys to the right and all
+    /// to the left.
     pub fn causal(self, alignment: Alignment) -> Self {
         self.window(None, Some(0), alignment)
     }
 
     /// Row i attends to the keys `i + offset − left ≤ j ≤ i + offset + right`; `None` is all of them to that side.
     ///
-    /// The offset is 0 with [`Alignment::TopLeft`], and Sk − Sq with [`Alignment::BottomRight`]. The last call of this and [`causal`](Self::causal) holds.
+    /// The offset is 0 with [`Alignment::TopLeft`], and Sk − Sq with [`Alignment::BottomRight`]. The last call of
+    /// this and [`causal`](Self::causal) holds.
     pub fn window(mut self, left: Option<u32>, right: Option<u32>, alignment: Alignment) -> Self {
         self.options.window = [left, right];
         self.options.alignment = alignment;
@@ -102,13 +109,15 @@ impl<'a> AttentionOp<'a> {
         self
     }
 
-    /// Adds `bias` to the scores, after the soft cap: `[B, H, Sq, Sk]`, each axis also of length 1. Where it is −∞ the row does not attend to the key.
+    /// Adds `bias` to the scores, after the soft cap: `[B, H, Sq, Sk]`, each axis also of length 1. Where it is −∞
+    /// the row does not attend to the key.
     pub fn bias(mut self, bias: impl Into<Option<&'a Tensor>>) -> Self {
         self.bias = bias.into();
         self
     }
 
-    /// Subtracts `slope · |i + offset − j|` from the score of row i and key j, with the slopes `[H]` of heads, or `[B, H]`, in f32 (ALiBi).
+    /// Subtracts `slope · |i + offset − j|` from the score of row i and key j, with the slopes `[H]` of heads, or
+    /// `[B, H]`, in f32 (ALiBi).
     ///
     /// The offset is that of [`window`](Self::window), and of [`Alignment::BottomRight`] if there is none.
     pub fn alibi(mut self, slopes: impl Into<Option<&'a Tensor>>) -> Self {
@@ -132,8 +141,10 @@ impl<'a> AttentionOp<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] unless q, k, v and the bias are of the same type, f32, f16 or bf16, the mask u8, slopes and sinks f32; [`Error::DeviceMismatch`] if they are on different
-    /// devices; [`Error::NoGradient`] if the slopes are tracked; [`Error::Warpsmith`] if a shape does not fit or an option is out of its range.
+    /// [`Error::Type`] unless q, k, v and the bias are of the same type, f32, f16 or bf16, the mask u8, slopes and
+    /// sinks f32; [`Error::DeviceMismatch`] if they are on different
+    /// devices; [`Error::NoGradient`] if the slopes are tracked; [`Error::Warpsmith`] if a shape does not fit or an
+    /// option is out of its range.
     pub fn run(&self) -> Result<Tensor> {
         if self.slopes.is_some_and(Tensor::track_op) {
             let reason = "detach the slopes";

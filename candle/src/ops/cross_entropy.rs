@@ -12,10 +12,12 @@ use crate::memory::{Call, Computed, Shared, with_element};
 /// The operation's name in errors.
 const OPERATION: &str = "cross_entropy";
 
-/// The cross-entropy of each row of `logits` `[.., V]` with the labels `[..]`, of type u32 or i64, and their mean unless another
+/// The cross-entropy of each row of `logits` `[.., V]` with the labels `[..]`, of type u32 or i64, and their mean
+/// unless another
 /// [reduction](CrossEntropyOp::reduction) is set.
 ///
-/// The loss is f32, of shape `[]`, or `[..]` if it is not reduced. The logits have a gradient; nothing of their size is saved for it. A row whose label is neither a
+/// The loss is f32, of shape `[]`, or `[..]` if it is not reduced. The logits have a gradient; nothing of their size
+/// is saved for it. A row whose label is neither a
 /// column nor [ignored](CrossEntropyOp::ignored_label) has NaN.
 ///
 /// ```
@@ -92,7 +94,8 @@ impl CrossEntropyOp<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] if the logits are not f32, f16 or bf16, or the labels neither u32 nor i64; [`Error::DeviceMismatch`] if they are on different devices;
+    /// [`Error::Type`] if the logits are not f32, f16 or bf16, or the labels neither u32 nor i64;
+    /// [`Error::DeviceMismatch`] if they are on different devices;
     /// [`Error::Warpsmith`] if a shape does not fit or an option is out of its range.
     ///
     /// [`Error::Type`]: crate::Error::Type

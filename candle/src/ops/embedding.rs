@@ -13,7 +13,8 @@ const OPERATION: &str = "embedding";
 
 /// The rows of `table` `[V, D]` that `ids` `[..]`, of type u32 or i64, name: `[.., D]`.
 ///
-/// An id that is negative, or V or more, gives a row of NaN. The table has a gradient, the same bits every time: rows of equal ids are added up in f32, in the order of the ids, and
+/// An id that is negative, or V or more, gives a row of NaN. The table has a gradient, the same bits every time:
+/// rows of equal ids are added up in f32, in the order of the ids, and
 /// rounded once.
 ///
 /// ```
@@ -28,7 +29,8 @@ const OPERATION: &str = "embedding";
 ///
 /// # Errors
 ///
-/// [`Error::Type`] if the table is not f32, f16 or bf16, or the ids neither u32 nor i64; [`Error::DeviceMismatch`] if they are on different devices;
+/// [`Error::Type`] if the table is not f32, f16 or bf16, or the ids neither u32 nor i64; [`Error::DeviceMismatch`]
+/// if they are on different devices;
 /// [`Error::Warpsmith`] if the table is no matrix.
 ///
 /// [`Error::Type`]: crate::Error::Type

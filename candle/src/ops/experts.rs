@@ -20,13 +20,15 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// A table of experts with the vectors u `[N, hidden, D]`, w likewise if the units are gated, and v `[N, hidden, O]`, or `[N, D]` and `[N, O]` for one hidden unit.
+    /// A table of experts with the vectors u `[N, hidden, D]`, w likewise if the units are gated, and v `[N, hidden,
+    /// O]`, or `[N, D]` and `[N, O]` for one hidden unit.
     ///
     /// They are copied by way of the host, once: later changes of the tensors do not change the table.
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they are on different devices; [`Error::Warpsmith`] if the
+    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they
+    /// are on different devices; [`Error::Warpsmith`] if the
     /// shapes do not fit together or the format has no such sizes.
     pub fn new(format: ExpertFormat, u: &Tensor, w: Option<&Tensor>, v: &Tensor) -> Result<Self> {
         let mut operands = vec![("u", u), ("v", v)];
@@ -45,14 +47,17 @@ impl Experts {
     }
 }
 
-/// The output of the experts that `ids` `[.., H, k]` name, for each row of `x` `[.., D]`: `y = Σ gate · act(x·u) · v`, `[.., O]`, over the hidden units of the experts of
+/// The output of the experts that `ids` `[.., H, k]` name, for each row of `x` `[.., D]`: `y = Σ gate · act(x·u) ·
+/// v`, `[.., O]`, over the hidden units of the experts of
 /// all heads, with `act(x·u) · (x·w)` for gated units.
 ///
-/// `ids` are u32 and `gates`, of their shape, f32; [`product_key_topk`] gives both. The activation is [GELU](Activation::GeluErf) unless another is asked for.
+/// `ids` are u32 and `gates`, of their shape, f32; [`product_key_topk`] gives both. The activation is
+/// [GELU](Activation::GeluErf) unless another is asked for.
 ///
 /// # Gradients
 ///
-/// There are none yet: a backward pass through the result is [`Error::NoGradient`]. Without one, tracked operands are no error.
+/// There are none yet: a backward pass through the result is [`Error::NoGradient`]. Without one, tracked operands
+/// are no error.
 pub fn expert_mlp<'a>(
     x: &'a Tensor,
     ids: &'a Tensor,
@@ -83,7 +88,8 @@ impl ExpertMlpOp<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] if x is not f32, f16 or bf16, ids not u32 or gates not f32; [`Error::DeviceMismatch`] if an operand or the table is on another device;
+    /// [`Error::Type`] if x is not f32, f16 or bf16, ids not u32 or gates not f32; [`Error::DeviceMismatch`] if an
+    /// operand or the table is on another device;
     /// [`Error::Warpsmith`] if a shape does not fit, or, on the CPU, an id is of no expert.
     pub fn run(&self) -> Result<Tensor> {
         let operation = "expert_mlp";
@@ -119,14 +125,17 @@ impl ExpertMlpOp<'_> {
     }
 }
 
-/// The k best of n² experts for each row of `x` `[.., in]` and head, by sums of scores of two sets of n sub-keys: ids and gates, each `[.., H, k]`, best first.
+/// The k best of n² experts for each row of `x` `[.., in]` and head, by sums of scores of two sets of n sub-keys:
+/// ids and gates, each `[.., H, k]`, best first.
 ///
-/// The queries are `x w_qᵀ`, with `w_q` `[H · d, in]`. The first half of a query is compared with `keys_1` `[n, d / 2]`, or `[H, n, d / 2]` of each head's own, the second with
+/// The queries are `x w_qᵀ`, with `w_q` `[H · d, in]`. The first half of a query is compared with `keys_1` `[n, d /
+/// 2]`, or `[H, n, d / 2]` of each head's own, the second with
 /// `keys_2`. The gates are a softmax of the scores unless another gate is asked for.
 ///
 /// # Gradients
 ///
-/// Ids have none by nature. Those of the gates are not there yet: a backward pass through them is [`Error::NoGradient`].
+/// Ids have none by nature. Those of the gates are not there yet: a backward pass through them is
+/// [`Error::NoGradient`].
 pub fn product_key_topk<'a>(
     x: &'a Tensor,
     w_q: &'a Tensor,
@@ -172,7 +181,8 @@ impl ProductKeyOp<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they are on different devices; [`Error::Warpsmith`] if a
+    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they
+    /// are on different devices; [`Error::Warpsmith`] if a
     /// shape does not fit, or `k` or the temperature is out of its range.
     pub fn run(&self) -> Result<(Tensor, Tensor)> {
         let [x, w_q, keys_1, keys_2] = self.operands;

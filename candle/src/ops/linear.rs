@@ -14,7 +14,8 @@ const OPERATION: &str = "linear";
 
 /// The linear operation on `x` `[.., K]` and `w` `[N, K]`: `y = act(x wᵀ + bias)`, `[.., N]`.
 ///
-/// Sums are in f32; f32 operands are multiplied at f32 accuracy unless [`LinearOp::precision`] allows less. The result is rounded once, after the
+/// Sums are in f32; f32 operands are multiplied at f32 accuracy unless [`LinearOp::precision`] allows less. The
+/// result is rounded once, after the
 /// activation. x, w and the bias have gradients.
 ///
 /// ```
@@ -70,7 +71,8 @@ impl<'a> LinearOp<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they are on different devices; [`Error::Warpsmith`] if a
+    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they
+    /// are on different devices; [`Error::Warpsmith`] if a
     /// shape does not fit.
     ///
     /// [`Error::Type`]: crate::Error::Type

@@ -15,7 +15,8 @@ const OPERATION: &str = "matmul";
 
 /// The product of `a` `[.., M, K]` and `b` `[.., K, N]`: `y = alpha · a b`, `[.., M, N]`.
 ///
-/// Leading axes are batches of matrices. They are equal, or 1 or missing in one operand, whose matrices then serve all of the other's. Both operands have gradients, and
+/// Leading axes are batches of matrices. They are equal, or 1 or missing in one operand, whose matrices then serve
+/// all of the other's. Both operands have gradients, and
 /// any strides: a transposed view is read in place where the kernels take its layout.
 ///
 /// ```
@@ -58,7 +59,8 @@ impl MatmulOp<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] unless both operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they are on different devices; [`Error::Shape`] and
+    /// [`Error::Type`] unless both operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if
+    /// they are on different devices; [`Error::Shape`] and
     /// [`Error::Warpsmith`] if a shape does not fit.
     pub fn run(&self) -> Result<Tensor> {
         let call = Call::new(OPERATION, &[("a", self.a), ("b", self.b)])?;

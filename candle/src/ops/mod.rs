@@ -1,6 +1,7 @@
 //! The operations: builders over candle tensors, whose results are in candle's graph.
 //!
-//! Each computes its result first, by the operation of the same name in [`warpsmith::ops`], and puts it into the graph together with its gradients.
+//! Each computes its result first, by the operation of the same name in [`warpsmith::ops`], and puts it into the
+//! graph together with its gradients.
 
 mod attention;
 mod cross_entropy;

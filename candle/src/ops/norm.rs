@@ -12,7 +12,8 @@ use crate::memory::{Call, Locked, Shared, View, finished, open, with_element};
 
 /// The layer norm of each row of `x` `[.., N]`: `y = (x − mean) / √(variance + ε) ⊙ weight + bias`.
 ///
-/// Everything is computed in f32 and rounded once. The variance is the mean of squared differences to the mean, so it does not cancel where the mean is
+/// Everything is computed in f32 and rounded once. The variance is the mean of squared differences to the mean, so
+/// it does not cancel where the mean is
 /// large. x, weight and bias have gradients, which are computed from the statistics that the norm saves.
 ///
 /// ```
@@ -71,7 +72,8 @@ impl<'a> NormOp<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they are on different devices; [`Error::Warpsmith`] if a
+    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they
+    /// are on different devices; [`Error::Warpsmith`] if a
     /// shape does not fit, or ε is negative or no number.
     ///
     /// [`Error::Type`]: crate::Error::Type

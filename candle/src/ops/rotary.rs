@@ -21,11 +21,13 @@ pub struct RotaryTable {
 }
 
 impl RotaryTable {
-    /// The angles `position · base^(−2i / rotary_dim)` of the pairs i of `rotary_dim` elements, an even number, at positions below `positions`.
+    /// The angles `position · base^(−2i / rotary_dim)` of the pairs i of `rotary_dim` elements, an even number, at
+    /// positions below `positions`.
     ///
     /// # Errors
     ///
-    /// [`Error::UnsupportedDevice`] on a device that is neither the CPU nor a CUDA device; [`Error::Warpsmith`] if an argument is out of its range, or the device has too
+    /// [`Error::UnsupportedDevice`] on a device that is neither the CPU nor a CUDA device; [`Error::Warpsmith`] if
+    /// an argument is out of its range, or the device has too
     /// little memory.
     pub fn new(device: &Device, base: f64, rotary_dim: usize, positions: usize) -> Result<Self> {
         let place = Place::of(OPERATION, "table", device)?;
@@ -35,9 +37,11 @@ impl RotaryTable {
     }
 }
 
-/// `x` `[.., S, H, D]`, tokens S and heads H of D elements, with the first elements of each head turned by the angles of `table`, the others as they are.
+/// `x` `[.., S, H, D]`, tokens S and heads H of D elements, with the first elements of each head turned by the
+/// angles of `table`, the others as they are.
 ///
-/// A token's position is its place in S, unless [`RotaryOp::offset`] or [`RotaryOp::positions`] says otherwise. x has a gradient.
+/// A token's position is its place in S, unless [`RotaryOp::offset`] or [`RotaryOp::positions`] says otherwise. x
+/// has a gradient.
 ///
 /// Tables of cosines and sines, as [`candle_nn::rotary_emb`] takes them, are not needed.
 pub fn rotary<'a>(x: &'a Tensor, table: &'a RotaryTable) -> RotaryOp<'a> {
@@ -75,7 +79,8 @@ impl<'a> RotaryOp<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] if x is not f32, f16 or bf16, or positions not u32; [`Error::DeviceMismatch`] if an operand or the table is on another device;
+    /// [`Error::Type`] if x is not f32, f16 or bf16, or positions not u32; [`Error::DeviceMismatch`] if an operand
+    /// or the table is on another device;
     /// [`Error::Warpsmith`] if a shape or the offset does not fit.
     pub fn run(&self) -> Result<Tensor> {
         let mut operands = vec![("x", self.x)];

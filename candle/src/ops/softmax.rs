@@ -56,7 +56,8 @@ impl<'a> SoftmaxOp<'a> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] if x is not f32, f16 or bf16, or the mask not u8; [`Error::DeviceMismatch`] if they are on different devices; [`Error::Warpsmith`] if a shape does
+    /// [`Error::Type`] if x is not f32, f16 or bf16, or the mask not u8; [`Error::DeviceMismatch`] if they are on
+    /// different devices; [`Error::Warpsmith`] if a shape does
     /// not fit or the scale is out of its range.
     ///
     /// [`Error::Type`]: crate::Error::Type

@@ -13,9 +13,11 @@ use crate::memory::{Call, Locked, View, finished, open, with_element};
 
 use backward::Backward;
 
-/// The generated low-rank update of `x` `[.., K]`: `y = ((x v) ⊙ codes) u · scaling`, `[.., N]`, with v `[K, R]` and u `[R, N]`.
+/// The generated low-rank update of `x` `[.., K]`: `y = ((x v) ⊙ codes) u · scaling`, `[.., N]`, with v `[K, R]` and
+/// u `[R, N]`.
 ///
-/// `codes` are `[.., R]`: a row for each row of x, or a row for all rows with the same indices of the first axes of x. All operands have gradients.
+/// `codes` are `[.., R]`: a row for each row of x, or a row for all rows with the same indices of the first axes of
+/// x. All operands have gradients.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -40,9 +42,11 @@ pub fn generated_update<'a>(
     UpdateOp { x, base: None, updates, kind: std::marker::PhantomData }
 }
 
-/// The linear operation on `x` `[.., K]` and `w` `[N, K]` with a generated low-rank update: `y = act(x wᵀ + ((x v) ⊙ codes) u · scaling + bias)`, `[.., N]`.
+/// The linear operation on `x` `[.., K]` and `w` `[N, K]` with a generated low-rank update: `y = act(x wᵀ + ((x v) ⊙
+/// codes) u · scaling + bias)`, `[.., N]`.
 ///
-/// v is `[K, R]`, u `[R, N]`; codes are as [`generated_update`] takes them. All operands have gradients. That of `w` is computed only if it is tracked, which the weight
+/// v is `[K, R]`, u `[R, N]`; codes are as [`generated_update`] takes them. All operands have gradients. That of `w`
+/// is computed only if it is tracked, which the weight
 /// of a layer with updates seldom is.
 pub fn linear_with_update<'a>(
     x: &'a Tensor,
@@ -107,7 +111,8 @@ impl<'a> UpdateOp<'a, WithLinear> {
 }
 
 impl<'a, Kind> UpdateOp<'a, Kind> {
-    /// Adds another update. There are limits to their number and to their ranks together, which are those of [`warpsmith::ops::generated_update`].
+    /// Adds another update. There are limits to their number and to their ranks together, which are those of
+    /// [`warpsmith::ops::generated_update`].
     pub fn and(mut self, v: &'a Tensor, codes: &'a Tensor, u: &'a Tensor, scaling: f32) -> Self {
         self.updates.push(Update { v, codes, u, scaling });
         self
@@ -117,7 +122,8 @@ impl<'a, Kind> UpdateOp<'a, Kind> {
     ///
     /// # Errors
     ///
-    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they are on different devices; [`Error::Warpsmith`] if a
+    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they
+    /// are on different devices; [`Error::Warpsmith`] if a
     /// shape does not fit, or there are too many updates.
     ///
     /// [`Error::Type`]: crate::Error::Type

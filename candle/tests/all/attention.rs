@@ -75,7 +75,7 @@ fn check(case: &Case) -> Result<()> {
         }
         let mut numbers = Numbers::new(case.seed, &device, dtype);
         let h = hk * g;
-        let mask: Vec<u8> = (0..b * sq * sk).map(|_| u8::from(numbers.next() % 3 > 0)).collect();
+        let mask: Vec<u8> = (0..b * sq * sk).map(|_| u8::from(!numbers.next().is_multiple_of(3))).collect();
         let mut wide = Numbers::new(case.seed ^ 1, &device, DType::F32);
         let all = Operands {
             q: numbers.operand(&[b, sq, h, d], view)?,
@@ -221,7 +221,8 @@ fn judge(
     let scale = f64::from(1.0 / (d as f32).sqrt());
     let (sums, wide_sums) = (numbers.sums(), Sums { dtype: DType::F32, ..numbers.sums() });
     let scores = |sums: Sums| q.matmul(&k.t()?, sums)?.times(scale);
-    // The forward pass may round weights to the type of values. It adds up and rescales partial results for blocks of keys: two roundings of each.
+    // The forward pass may round weights to the type of values. It adds up and rescales partial results for blocks
+    // of keys: two roundings of each.
     let forward = weights(case, all, scores(sums)?)?.p.rounded(case.dtype)?;
     rows(forward.matmul(&v, sums)?.times(1.0)?.times(1.0)?)?.judge("y", y)?;
 

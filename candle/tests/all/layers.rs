@@ -6,7 +6,8 @@ use warpsmith_candle::{Activation, Error, RotaryTable, linear, nn};
 
 use crate::inputs::{Numbers, backward};
 
-/// How far layers of f32 may be apart: both are rounded a few times for each of fewer than 64 terms, all of them at most 4.
+/// How far layers of f32 may be apart: both are rounded a few times for each of fewer than 64 terms, all of them at
+/// most 4.
 const NEAR: f64 = 64.0 * 4.0 * 8.0 * crate::near::U;
 
 fn near(a: &Tensor, b: &Tensor) -> Result<()> {

@@ -30,7 +30,8 @@ pub(crate) fn gradient_of_argument(
     if activation == Activation::None {
         return Ok(dy.clone());
     }
-    // The slopes of GELU and SiLU change by less than 0.8 for each unit of z: at 0 by √(2/π) and 1/2. That of ReLU changes by 1 where the sign of z is not known.
+    // The slopes of GELU and SiLU change by less than 0.8 for each unit of z: at 0 by √(2/π) and 1/2. That of ReLU
+    // changes by 1 where the sign of z is not known.
     let z = z.clone().rounded(dtype)?;
     let change = match activation {
         Activation::Relu => z.exact.abs()?.le(&z.error)?.to_dtype(DType::F64)?,
@@ -148,7 +149,11 @@ proptest! {
     }
 
     #[test]
-    fn sums_of_integers_are_exact(m in sizes_from_1(), k in sizes_from_1(), n in sizes_from_1(), dtype in types(), seed in any::<u64>()) {
+    fn sums_of_integers_are_exact(
+        [m, k, n] in [sizes_from_1(), sizes_from_1(), sizes_from_1()],
+        dtype in types(),
+        seed in any::<u64>(),
+    ) {
         check_integers([m, k, n], dtype, seed).unwrap();
     }
 }
@@ -180,7 +185,8 @@ fn check_product(
         yn.view(|y| y.reshape(dy.shape()))?.judge("y", &y)?;
 
         let [av, bv] = [a.wide()?, b.wide()?];
-        // An operand that serves several matrices has the sum of their gradients: each part may be rounded before it is added.
+        // An operand that serves several matrices has the sum of their gradients: each part may be rounded before it
+        // is added.
         let gradient = |product: Near, of: &candle_core::Var, batch: Option<usize>| -> Result<Near> {
             let product = product.times(0.5)?;
             let sums = if batch.unwrap_or(1) == count { product } else { product.rounded(dtype)?.sum(0)? };
@@ -203,7 +209,8 @@ fn shape_of(count: usize, matrix: &Tensor) -> Vec<usize> {
     vec![count, sides[0], sides[1]]
 }
 
-/// Products of whole numbers up to 3, of which 65 add up to less than 2⁸ · 3: what each type holds of them is exact where it fits into its bits.
+/// Products of whole numbers up to 3, of which 65 add up to less than 2⁸ · 3: what each type holds of them is exact
+/// where it fits into its bits.
 fn check_integers([m, k, n]: [usize; 3], dtype: DType, seed: u64) -> Result<()> {
     for device in devices() {
         let mut numbers = Numbers::new(seed, &device, dtype);

@@ -1,6 +1,7 @@
 //! Numbers and how far off a correct result may be: error bounds that follow a computation step by step.
 //!
-//! u is 2⁻²⁴, half a unit in the last place of an f32 near 1. Each step adds the roundings that it makes to what its operands are off by. All is computed with candle's
+//! u is 2⁻²⁴, half a unit in the last place of an f32 near 1. Each step adds the roundings that it makes to what its
+//! operands are off by. All is computed with candle's
 //! operations in f64, whose own roundings are covered by the slack of [`Near::judge`].
 
 use candle_core::{D, DType, Device, Result, Tensor};
@@ -25,8 +26,10 @@ pub(crate) struct Sums {
 impl Sums {
     /// What a sum of k products is off by, relative to the sum of their magnitudes.
     ///
-    /// The CPU adds blocks of 128 products, then the blocks. Tensor cores add 8 products of 16 bits and the sum at a time, truncated: less than (K + 8) · 2u. Of f32 they multiply
-    /// three of four products of parts, which drops less than 2⁻¹⁹, and add those of a step of 8 with at most 42u, and a rounding for each step.
+    /// The CPU adds blocks of 128 products, then the blocks. Tensor cores add 8 products of 16 bits and the sum at a
+    /// time, truncated: less than (K + 8) · 2u. Of f32 they multiply
+    /// three of four products of parts, which drops less than 2⁻¹⁹, and add those of a step of 8 with at most 42u,
+    /// and a rounding for each step.
     pub(crate) fn relative(self, k: usize) -> f64 {
         match (self.is_gpu, self.dtype) {
             (false, _) => (k.min(128) + k.div_ceil(128) + 1) as f64 * U,
@@ -137,7 +140,8 @@ impl Near {
         self.sum_last()?.times(1.0 / count)
     }
 
-    /// A function with the values `exact`, whose slope is at most `slope` in magnitude over all that the argument may be, evaluated to `ulps` · u of its value.
+    /// A function with the values `exact`, whose slope is at most `slope` in magnitude over all that the argument
+    /// may be, evaluated to `ulps` · u of its value.
     pub(crate) fn map(&self, exact: Tensor, slope: &Tensor, ulps: f64) -> Result<Self> {
         let error = self.error.mul(slope)?;
         Self::new(exact, error).after(ulps)
@@ -150,7 +154,8 @@ impl Near {
         self.map((&self.exact + epsilon)?.powf(-0.5)?, &slope, 4.0)
     }
 
-    /// The exponential. The argument is multiplied by log₂ e in f32 at first: two roundings, which the exponential multiplies by the argument.
+    /// The exponential. The argument is multiplied by log₂ e in f32 at first: two roundings, which the exponential
+    /// multiplies by the argument.
     pub(crate) fn exp(&self) -> Result<Self> {
         let argument = (&self.error + self.exact.abs()?.affine(2.0 * U, 0.0)?)?;
         let exact = self.exact.exp()?;

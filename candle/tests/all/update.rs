@@ -123,7 +123,8 @@ fn judge(case: &Case, numbers: &Numbers, all: &Operands, y: &Tensor, dy: &Tensor
     let (x, dy_near) = (all.x.near()?, Near::input(dy)?);
     let activation = base.map_or(Activation::None, |(_, activation)| activation);
 
-    // What is between the products of an update may be rounded to the operands' type on the way, and an update before it is added to another or to the layer.
+    // What is between the products of an update may be rounded to the operands' type on the way, and an update
+    // before it is added to another or to the layer.
     let mut z = Near::input(&Tensor::zeros((*m, *n), DType::F64, &candle_core::Device::Cpu)?)?;
     let mut between = Vec::new();
     for ([v, codes, u], scaling) in all.updates.iter().zip(SCALINGS) {

@@ -18,7 +18,8 @@ pub(super) struct Backward {
     pub(super) options: Options,
 }
 
-/// The weights of keys, and what else of the forward pass the gradients need; all `[B, Hk, G, Sq, ..]`, of the G heads of queries that share a head of keys.
+/// The weights of keys, and what else of the forward pass the gradients need; all `[B, Hk, G, Sq, ..]`, of the G
+/// heads of queries that share a head of keys.
 struct Weights {
     /// `[B, Hk, G, Sq, Sk]`.
     p: Tensor,
