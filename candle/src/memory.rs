@@ -274,11 +274,13 @@ impl<T: Shared> Fresh<T> {
         let memory = match &place.candle {
             #[cfg(feature = "cuda")]
             candle_core::Device::Cuda(device) => {
+                // The driver has no memory of no bytes.
+                let length = shape.elem_count().max(1);
                 let slice = match is_zero {
-                    true => device.alloc_zeros::<T>(shape.elem_count())?,
+                    true => device.alloc_zeros::<T>(length)?,
                     // SAFETY: the operation writes every element before candle, which works on the same stream,
                     // reads one.
-                    false => unsafe { device.alloc::<T>(shape.elem_count())? },
+                    false => unsafe { device.alloc::<T>(length)? },
                 };
                 Memory::Cuda { slice, stream: device.cuda_stream(), device: device.clone() }
             }

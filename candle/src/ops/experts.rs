@@ -41,8 +41,8 @@ impl Experts {
         let locked = call.lock();
         let (u, v) = (locked.view::<T>(0)?, locked.view::<T>(1)?);
         let w = is_gated.then(|| locked.view::<T>(2)).transpose()?;
-        let make = || ExpertTable::from_tensors(format, &u, w.as_deref(), &v);
-        let table = call.stream().as_default(make)?;
+        // On the device's own stream, not on candle's, which may be this thread's: other threads use the table, too.
+        let table = ExpertTable::from_tensors(format, &u, w.as_deref(), &v)?;
         Ok(Self { device: call.place.candle.clone(), table })
     }
 }

@@ -31,8 +31,8 @@ impl RotaryTable {
     /// little memory.
     pub fn new(device: &Device, base: f64, rotary_dim: usize, positions: usize) -> Result<Self> {
         let place = Place::of(OPERATION, "table", device)?;
-        let table =
-            place.stream.as_default(|| ops::RotaryTable::new(place.device(), base, rotary_dim, positions))?;
+        // On the device's own stream, not on candle's, which may be this thread's: other threads use the table, too.
+        let table = ops::RotaryTable::new(place.device(), base, rotary_dim, positions)?;
         Ok(Self { device: device.clone(), table })
     }
 }

@@ -9,9 +9,15 @@ use crate::near::{Near, Sums};
 /// The devices that tests run on: the CPU, and the first GPU with the feature `cuda`.
 pub(crate) fn devices() -> Vec<Device> {
     #[cfg(feature = "cuda")]
-    return vec![Device::Cpu, Device::new_cuda(0).expect("these tests were built for a GPU")];
+    {
+        thread_local! {
+            // The stream of a device is that of the thread that made it.
+            static GPU: Device = Device::new_cuda(0).expect("these tests were built for a GPU");
+        }
+        GPU.with(|gpu| vec![Device::Cpu, gpu.clone()])
+    }
     #[cfg(not(feature = "cuda"))]
-    return vec![Device::Cpu];
+    vec![Device::Cpu]
 }
 
 /// How a view lies in its memory.
