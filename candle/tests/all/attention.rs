@@ -19,7 +19,15 @@ struct Case {
     has_slopes: bool,
     has_sinks: bool,
     soft_cap: Option<f32>,
+    scale: Option<f32>,
     seed: u64,
+}
+
+impl Case {
+    /// What products of queries and keys are multiplied with.
+    fn factor(&self) -> f64 {
+        f64::from(self.scale.unwrap_or(1.0 / (self.sizes[5] as f32).sqrt()))
+    }
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -31,20 +39,38 @@ fn cases() -> impl Strategy<Value = Case> {
     let side = prop::option::of(0u32..6);
     let window = prop::option::of((side.clone(), side, any::<bool>()));
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    (sizes, types(), views(), window, flags, prop::option::of(Just(1.5f32)), any::<u64>()).prop_map(
-        |(sizes, dtype, view, window, (has_mask, has_bias, has_slopes, has_sinks), soft_cap, seed)| Case {
-            sizes,
-            dtype,
-            view,
-            window,
-            has_mask,
-            has_bias,
-            has_slopes,
-            has_sinks,
-            soft_cap,
-            seed,
-        },
+    (
+        sizes,
+        types(),
+        views(),
+        window,
+        flags,
+        [prop::option::of(Just(1.5f32)), prop::option::of(Just(0.3f32))],
+        any::<u64>(),
     )
+        .prop_map(
+            |(
+                sizes,
+                dtype,
+                view,
+                window,
+                (has_mask, has_bias, has_slopes, has_sinks),
+                [soft_cap, scale],
+                seed,
+            )| Case {
+                sizes,
+                dtype,
+                view,
+                window,
+                has_mask,
+                has_bias,
+                has_slopes,
+                has_sinks,
+                soft_cap,
+                scale,
+                seed,
+            },
+        )
 }
 
 proptest! {
@@ -91,7 +117,8 @@ fn check(case: &Case) -> Result<()> {
             .bias(case.has_bias.then_some(&all.bias.tensor))
             .alibi(case.has_slopes.then_some(&all.slopes))
             .sinks(case.has_sinks.then_some(&all.sinks.tensor))
-            .soft_cap(case.soft_cap);
+            .soft_cap(case.soft_cap)
+            .scale(case.scale);
         if let Some((left, right, is_top_left)) = case.window {
             operation = operation.window(left, right, alignment(is_top_left));
         }
@@ -218,7 +245,7 @@ fn judge(
     };
     let (q, k, v) = (rows(all.q.near()?)?, keys(all.k.near()?, d)?, keys(all.v.near()?, dv)?);
     let dyn_ = rows(Near::input(dy)?)?;
-    let scale = f64::from(1.0 / (d as f32).sqrt());
+    let scale = case.factor();
     let (sums, wide_sums) = (numbers.sums(), Sums { dtype: DType::F32, ..numbers.sums() });
     let scores = |sums: Sums| q.matmul(&k.t()?, sums)?.times(scale);
     // The forward pass may round weights to the type of values. It adds up and rescales partial results for blocks
@@ -277,7 +304,7 @@ fn by_candle(
     };
     let (k, v) = (heads(k, d)?, heads(v, dv)?);
     let q = q.transpose(1, 2)?.contiguous()?;
-    let mut s = (q.matmul(&k.t()?)? * f64::from(1.0 / (d as f32).sqrt()))?;
+    let mut s = (q.matmul(&k.t()?)? * case.factor())?;
     if let Some(cap) = case.soft_cap.map(f64::from) {
         s = ((s / cap)?.tanh()? * cap)?;
     }

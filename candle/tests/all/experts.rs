@@ -70,7 +70,6 @@ fn check_experts(
             let width = table.dim(1)?;
             Near::input(table)?.view(|x| x.index_select(&ids, 0)?.reshape((tokens, heads * k, width)))
         };
-        let sums = crate::near::Sums { dtype: DType::F32, is_gpu: false };
         let column = x.near()?.view(|x| x.reshape((tokens, d, 1)))?;
         // Sums of d products, in whatever order: a rounding for each at most.
         let dot = |table: &Tensor| -> Result<Near> {
@@ -82,7 +81,6 @@ fn check_experts(
             unit = unit.mul(&dot(&w)?)?;
         }
         let gated = unit.mul(&Near::input(&gates)?.view(|x| x.reshape((tokens, heads * k, 1)))?)?;
-        let _ = sums;
         gated.mul(&of_tokens(&v)?)?.sum(1)?.view(|x| x.reshape((tokens, o)))?.judge("y", &y)?;
 
         // There is no backward pass, and that is said.

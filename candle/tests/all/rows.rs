@@ -29,9 +29,10 @@ proptest! {
         [m, n] in [sizes(), sizes()],
         dtype in types(),
         view in views(),
+        has_mask in any::<bool>(),
         seed in any::<u64>(),
     ) {
-        check_softmax([m, n], dtype, view, seed).unwrap();
+        check_softmax([m, n], dtype, view, has_mask, seed).unwrap();
     }
 
     #[test]
@@ -135,7 +136,7 @@ fn check_norm(
     Ok(())
 }
 
-fn check_softmax([m, n]: [usize; 2], dtype: DType, view: View, seed: u64) -> Result<()> {
+fn check_softmax([m, n]: [usize; 2], dtype: DType, view: View, has_mask: bool, seed: u64) -> Result<()> {
     for device in devices() {
         if !is_for(&device, &[m, n]) {
             continue;
@@ -144,20 +145,31 @@ fn check_softmax([m, n]: [usize; 2], dtype: DType, view: View, seed: u64) -> Res
         let x = numbers.operand(&[m, n], view)?;
         let dy = numbers.tensor(&[m, n])?;
         let scale = 1.75f32;
-        let y = softmax(&x.tensor).scale(scale).run()?;
+        // Every row has a column that counts: its first.
+        let mask: Vec<u8> =
+            (0..m * n).map(|i| u8::from(i % n == 0 || !numbers.next().is_multiple_of(3))).collect();
+        let mask = Tensor::from_vec(mask, (m, n), &device)?;
+        let y = softmax(&x.tensor).scale(scale).mask(has_mask.then_some(&mask)).run()?;
         let of = backward(&y, &dy)?;
         if m * n == 0 {
             assert_eq!(y.dims(), [m, n]);
             continue;
         }
         let scale = f64::from(scale);
-        let yn = x.near()?.times(scale)?.softmax()?;
+        let least = if has_mask { -1e4 } else { 0.0 };
+        let left_out =
+            mask.to_device(&candle_core::Device::Cpu)?.to_dtype(DType::F64)?.affine(-least, least)?;
+        let left_out = Near { error: left_out.zeros_like()?, exact: left_out };
+        // A column that is left out has the weight 0, as has one of −10⁴, whose error does not count.
+        let mut logits = x.near()?.times(scale)?;
+        logits.exact = (logits.exact + &left_out.exact)?;
+        let yn = logits.softmax()?;
         yn.judge("y", &y)?;
         // The gradient is of y as it was rounded.
         let (stored, dyn_) = (yn.rounded(dtype)?, Near::input(&dy)?);
         let dx = dyn_.sub(&dyn_.mul(&stored)?.sum_last()?)?.mul(&stored)?.times(scale)?;
         let xv = x.wide()?;
-        let wide = candle_nn::ops::softmax(&(xv.as_tensor() * scale)?, D::Minus1)?;
+        let wide = candle_nn::ops::softmax(&((xv.as_tensor() * scale)? + &left_out.exact)?, D::Minus1)?;
         judge_gradients(&of, &backward(&wide, &dyn_.exact)?, &[("dx", &x, &xv, dx)])?;
     }
     Ok(())
