@@ -43,7 +43,7 @@ pub(crate) fn name(device: &CandleDevice) -> String {
 #[cfg(feature = "cuda")]
 mod cuda {
     use std::cell::RefCell;
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex, PoisonError};
 
     use candle_core::CudaDevice;
     use candle_core::cuda::cudarc::driver::CudaStream;
@@ -59,9 +59,23 @@ mod cuda {
         static BORROWED: RefCell<Vec<(Arc<CudaStream>, Stream)>> = const { RefCell::new(Vec::new()) };
     }
 
+    /// The devices that have been used, kept: a thread that ends, and with it its streams, does not close one.
+    static DEVICES: Mutex<Vec<(usize, Device)>> = Mutex::new(Vec::new());
+
+    /// The GPU of this number.
+    fn device(ordinal: usize) -> Result<Device> {
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, device)) = devices.iter().find(|(number, _)| *number == ordinal) {
+            return Ok(device.clone());
+        }
+        let device = Device::cuda(ordinal)?;
+        devices.push((ordinal, device.clone()));
+        Ok(device)
+    }
+
     /// The stream of a candle device.
-    pub(super) fn stream(device: &CudaDevice) -> Result<Stream> {
-        let theirs = device.cuda_stream();
+    pub(super) fn stream(of: &CudaDevice) -> Result<Stream> {
+        let theirs = of.cuda_stream();
         let known = BORROWED.with_borrow(|all| {
             let known = all.iter().find(|(stream, _)| Arc::ptr_eq(stream, &theirs));
             known.map(|(_, stream)| stream.clone())
@@ -69,7 +83,7 @@ mod cuda {
         if let Some(known) = known {
             return Ok(known);
         }
-        let here = Device::cuda(theirs.context().ordinal())?;
+        let here = device(theirs.context().ordinal())?;
         // SAFETY: the handle is a stream's, which lives as long as `theirs`, its owner.
         let stream = unsafe { Stream::borrow(&here, theirs.cu_stream().cast(), theirs.clone())? };
         BORROWED.with_borrow_mut(|all| {
