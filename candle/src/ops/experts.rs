@@ -1,0 +1,218 @@
+//! Layers of very many small experts: which of them tokens use, and what these compute.
+
+use candle_core::{DType, Tensor};
+use warpsmith::cpu::Operand;
+use warpsmith::ops;
+use warpsmith::ops::Activation;
+use warpsmith::ops::peer::{ExpertFormat, ExpertInput, ExpertTable, Gate, QueryNorm, Routing, RoutingInput};
+
+use super::with_columns;
+use crate::error::{Error, Result};
+use crate::graph::attach;
+use crate::memory::{Call, Shared, with_element};
+use crate::place::name;
+
+/// A table of experts, in memory of this crate's. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Experts {
+    device: candle_core::Device,
+    table: ExpertTable,
+}
+
+impl Experts {
+    /// A table of experts with the vectors u `[N, hidden, D]`, w likewise if the units are gated, and v `[N, hidden,
+    /// O]`, or `[N, D]` and `[N, O]` for one hidden unit.
+    ///
+    /// They are copied by way of the host, once: later changes of the tensors do not change the table.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they
+    /// are on different devices; [`Error::Warpsmith`] if the
+    /// shapes do not fit together or the format has no such sizes.
+    pub fn new(format: ExpertFormat, u: &Tensor, w: Option<&Tensor>, v: &Tensor) -> Result<Self> {
+        let mut operands = vec![("u", u), ("v", v)];
+        operands.extend(w.map(|w| ("w", w)));
+        let call = Call::new("Experts::new", &operands)?;
+        with_element!(call, T => Self::of::<T>(&call, format, w.is_some()))
+    }
+
+    fn of<T: Shared + Operand>(call: &Call, format: ExpertFormat, is_gated: bool) -> Result<Self> {
+        let locked = call.lock();
+        let (u, v) = (locked.view::<T>(0)?, locked.view::<T>(1)?);
+        let w = is_gated.then(|| locked.view::<T>(2)).transpose()?;
+        // On the device's own stream, not on candle's, which may be this thread's: other threads use the table, too.
+        let table = ExpertTable::from_tensors(format, &u, w.as_deref(), &v)?;
+        Ok(Self { device: call.place.candle.clone(), table })
+    }
+}
+
+/// The output of the experts that `ids` `[.., H, k]` name, for each row of `x` `[.., D]`: `y = Σ gate · act(x·u) ·
+/// v`, `[.., O]`, over the hidden units of the experts of
+/// all heads, with `act(x·u) · (x·w)` for gated units.
+///
+/// `ids` are u32 and `gates`, of their shape, f32; [`product_key_topk`] gives both. The activation is
+/// [GELU](Activation::GeluErf) unless another is asked for.
+///
+/// # Gradients
+///
+/// There are none yet: a backward pass through the result is [`Error::NoGradient`]. Without one, tracked operands
+/// are no error.
+pub fn expert_mlp<'a>(
+    x: &'a Tensor,
+    ids: &'a Tensor,
+    gates: &'a Tensor,
+    experts: &'a Experts,
+) -> ExpertMlpOp<'a> {
+    ExpertMlpOp { x, ids, gates, experts, activation: Activation::GeluErf }
+}
+
+/// Experts that have yet to be evaluated; see [`expert_mlp`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "an operation does nothing until `run`"]
+pub struct ExpertMlpOp<'a> {
+    x: &'a Tensor,
+    ids: &'a Tensor,
+    gates: &'a Tensor,
+    experts: &'a Experts,
+    activation: Activation,
+}
+
+impl ExpertMlpOp<'_> {
+    /// What the hidden units do to x·u.
+    pub fn activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
+    /// Evaluates the experts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Type`] if x is not f32, f16 or bf16, ids not u32 or gates not f32; [`Error::DeviceMismatch`] if an
+    /// operand or the table is on another device;
+    /// [`Error::Warpsmith`] if a shape does not fit, or, on the CPU, an id is of no expert.
+    pub fn run(&self) -> Result<Tensor> {
+        let operation = "expert_mlp";
+        let (expected, actual) = (name(self.x.device()), &self.experts.device);
+        if !self.x.device().same_device(actual) {
+            return Err(Error::DeviceMismatch {
+                operation,
+                operand: "experts",
+                expected,
+                actual: name(actual),
+            });
+        }
+        let call = Call::new(operation, &[("x", self.x)])?
+            .with_contiguous_rows()?
+            .with(("ids", self.ids), &[DType::U32])?
+            .with(("gates", self.gates), &[DType::F32])?;
+        with_element!(call, T => self.run_as::<T>(&call))
+    }
+
+    fn run_as<T: Shared + ExpertInput>(&self, call: &Call) -> Result<Tensor> {
+        let mut y = call.fresh::<T>(with_columns(self.x, self.experts.table.layout().o()))?;
+        {
+            let locked = call.lock();
+            let (x, ids, gates) = (locked.view::<T>(0)?, locked.view::<u32>(1)?, locked.view::<f32>(2)?);
+            let routing = Routing { ids: ids.clone(), gates: gates.clone() };
+            let operation = ops::expert_mlp(&x, &routing, &self.experts.table).activation(self.activation);
+            operation.on(call.stream()).run_into(&mut *y.open()?)?;
+        }
+        let reason = "expert MLPs have no backward pass yet; train them with operations of candle's";
+        attach(call.operation, y.finish(), &[self.x, self.gates], move |_, _| {
+            Err(Error::NoGradient { operation: "expert_mlp", operand: "x or gates", reason })
+        })
+    }
+}
+
+/// The k best of n² experts for each row of `x` `[.., in]` and head, by sums of scores of two sets of n sub-keys:
+/// ids and gates, each `[.., H, k]`, best first.
+///
+/// The queries are `x w_qᵀ`, with `w_q` `[H · d, in]`. The first half of a query is compared with `keys_1` `[n, d /
+/// 2]`, or `[H, n, d / 2]` of each head's own, the second with
+/// `keys_2`. The gates are a softmax of the scores unless another gate is asked for.
+///
+/// # Gradients
+///
+/// Ids have none by nature. Those of the gates are not there yet: a backward pass through them is
+/// [`Error::NoGradient`].
+pub fn product_key_topk<'a>(
+    x: &'a Tensor,
+    w_q: &'a Tensor,
+    keys_1: &'a Tensor,
+    keys_2: &'a Tensor,
+    heads: usize,
+    k: usize,
+) -> ProductKeyOp<'a> {
+    let norm = QueryNorm::layer(1e-5);
+    ProductKeyOp { operands: [x, w_q, keys_1, keys_2], heads, k, norm, gate: Gate::Softmax, temperature: 1.0 }
+}
+
+/// A retrieval that has yet to run; see [`product_key_topk`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "an operation does nothing until `run`"]
+pub struct ProductKeyOp<'a> {
+    /// x, w_q and both sets of sub-keys.
+    operands: [&'a Tensor; 4],
+    heads: usize,
+    k: usize,
+    norm: QueryNorm<'static>,
+    gate: Gate,
+    temperature: f32,
+}
+
+impl ProductKeyOp<'_> {
+    /// How queries are normalised: by layer with epsilon 10⁻⁵ unless it is set.
+    pub fn query_norm(self, norm: QueryNorm<'static>) -> Self {
+        Self { norm, ..self }
+    }
+
+    /// What gates are of the scores. A softmax unless it is set.
+    pub fn gate(self, gate: Gate) -> Self {
+        Self { gate, ..self }
+    }
+
+    /// Divides scores by `temperature`, above 0, before the gate. 1 unless it is set.
+    pub fn temperature(self, temperature: f32) -> Self {
+        Self { temperature, ..self }
+    }
+
+    /// Finds the experts: their ids, u32, and their gates, f32.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Type`] unless all operands are of the same type, f32, f16 or bf16; [`Error::DeviceMismatch`] if they
+    /// are on different devices; [`Error::Warpsmith`] if a
+    /// shape does not fit, or `k` or the temperature is out of its range.
+    pub fn run(&self) -> Result<(Tensor, Tensor)> {
+        let [x, w_q, keys_1, keys_2] = self.operands;
+        let operands = [("x", x), ("w_q", w_q), ("keys_1", keys_1), ("keys_2", keys_2)];
+        let call = Call::new("product_key_topk", &operands)?;
+        with_element!(call, T => self.run_as::<T>(&call))
+    }
+
+    fn run_as<T: Shared + RoutingInput>(&self, call: &Call) -> Result<(Tensor, Tensor)> {
+        let mut shape = self.operands[0].dims().to_vec();
+        shape.pop();
+        shape.extend([self.heads, self.k]);
+        let (mut ids, mut gates) = (call.fresh::<u32>(shape.clone())?, call.fresh::<f32>(shape)?);
+        {
+            let locked = call.lock();
+            let (x, w_q) = (locked.view::<T>(0)?, locked.view::<T>(1)?);
+            let (keys_1, keys_2) = (locked.view::<T>(2)?, locked.view::<T>(3)?);
+            let (ids, gates) = (ids.open()?, gates.open()?);
+            let mut routing = Routing { ids: ids.clone(), gates: gates.clone() };
+            ops::product_key_topk(&x, &w_q, &keys_1, &keys_2, self.heads, self.k)
+                .query_norm(self.norm)
+                .gate(self.gate)
+                .temperature(self.temperature)
+                .on(call.stream())
+                .run_into(&mut routing)?;
+        }
+        let reason = "product-key retrieval has no backward pass yet; train it with operations of candle's";
+        let gates = attach(call.operation, gates.finish(), &self.operands, move |_, _| {
+            Err(Error::NoGradient { operation: "product_key_topk", operand: "the gates' operands", reason })
+        })?;
+        Ok((ids.finish().detached(), gates))
+    }
+}
