@@ -181,7 +181,7 @@ kernel_args!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8, J 9, K 10, L 11);
 pub struct Declaration {
     /// The name of the entry point in the PTX.
     pub name: &'static str,
-    /// The kernel family: the PTX file that holds the entry.
+    /// The kernel family: the PTX file that holds the entry. Empty for a kernel whose module the program loads itself.
     pub family: &'static str,
     /// Threads a block along x, y, z: every launch uses exactly these.
     pub block: [u32; 3],
@@ -208,3 +208,11 @@ pub unsafe trait Kernel: 'static {
     /// The entry's name, block size and resources.
     const DECLARATION: Declaration;
 }
+
+/// A kernel that asks nothing of its launch but arguments that are what their types say: memory for each slice and matrix, which no other
+/// work touches meanwhile, and which of two arguments only those may share that only read it.
+///
+/// # Safety
+///
+/// As it says. `#[kernel]` implements it for functions that are not `unsafe`.
+pub unsafe trait SafeKernel: Kernel {}

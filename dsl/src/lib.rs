@@ -8,10 +8,12 @@
 //! |---|---|
 //! | [`ptx`] | one function for one instruction, nothing else |
 //! | [`thread`], [`warp`], [`block`] | indices and synchronisation, under the names a CUDA programmer expects |
-//! | [`float`] | element types and their conversions |
+//! | [`float`], [`scalar`] | element types, their conversions, loads and stores |
 //! | [`math`] | the elementary functions that kernels need, with their error |
 //! | [`layout`] | pure functions: which element is where. Proven by tests on the host |
 //! | [`shared`] | shared memory, laid out at compile time |
+//! | [`slice`], [`atomic`] | global memory with bounds, elements that a thread alone has, and atomics |
+//! | [`prelude`] | what most kernels name |
 //! | [`barrier`], [`pipeline`] | barriers that copies arrive at, and the ring of stages that they guard |
 //! | [`tile`] | tiles of global and shared memory and of registers |
 //! | [`reduce`] | sums and maxima over lanes |
@@ -47,6 +49,7 @@ extern crate std;
 pub use warpsmith_dsl_macros::{KernelParam, kernel};
 
 pub mod adamw;
+pub mod atomic;
 pub mod attention;
 pub mod barrier;
 pub mod block;
@@ -64,12 +67,15 @@ pub mod linear_gradient;
 pub mod math;
 pub mod norm;
 pub mod pipeline;
+pub mod prelude;
 pub mod product_key;
 pub mod ptx;
 pub mod reduce;
 pub mod rotary;
 pub mod rows;
+pub mod scalar;
 pub mod shared;
+pub mod slice;
 pub mod softmax;
 pub mod thread;
 pub mod tile;

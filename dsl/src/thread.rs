@@ -49,3 +49,77 @@ pub unsafe fn sync_threads() {
     // SAFETY: the caller's promise.
     unsafe { ptx::bar_sync() }
 }
+
+/// The thread's number in the grid, which no other thread has: x runs fastest, then y, then z, in the block and in the grid.
+///
+/// In one dimension it is `block_idx_x() * block_dim_x() + thread_idx_x()`.
+#[inline(always)]
+#[must_use]
+pub fn index_1d() -> ThreadIndex {
+    let block = (block_idx_z() as u64 * grid_dim_y() as u64 + block_idx_y() as u64) * grid_dim_x() as u64
+        + block_idx_x() as u64;
+    ThreadIndex(block * crate::block::size() as u64 + crate::block::thread_rank() as u64)
+}
+
+/// The thread's column (along x) and row (along y) in the grid, which no other thread has.
+///
+/// In a grid with threads along z, those but the first along z have a row that no matrix has.
+#[inline(always)]
+#[must_use]
+pub fn index_2d() -> ThreadIndex2d {
+    let is_first = thread_idx_z() == 0 && block_idx_z() == 0;
+    let row = block_idx_y() as u64 * block_dim_y() as u64 + thread_idx_y() as u64;
+    let column = block_idx_x() as u64 * block_dim_x() as u64 + thread_idx_x() as u64;
+    ThreadIndex2d { row: if is_first { row } else { u64::MAX }, column }
+}
+
+/// The number of threads of the grid.
+#[inline(always)]
+#[must_use]
+pub fn grid_size() -> usize {
+    let blocks = grid_dim_x() as u64 * grid_dim_y() as u64 * grid_dim_z() as u64;
+    (blocks * crate::block::size() as u64) as usize
+}
+
+/// An index that one thread of the grid alone has: what it names in a [`GlobalSliceMut`](crate::slice::GlobalSliceMut) is this thread's.
+#[derive(Clone, Copy)]
+pub struct ThreadIndex(u64);
+
+impl ThreadIndex {
+    /// The index.
+    #[inline(always)]
+    #[must_use]
+    pub fn get(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The next index of this thread, a grid's threads further on: for a loop over more elements than there are threads.
+    #[inline(always)]
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(grid_size() as u64))
+    }
+}
+
+/// A row and a column that one thread of the grid alone has, as [`ThreadIndex`].
+#[derive(Clone, Copy)]
+pub struct ThreadIndex2d {
+    row: u64,
+    column: u64,
+}
+
+impl ThreadIndex2d {
+    /// The row.
+    #[inline(always)]
+    #[must_use]
+    pub fn row(self) -> usize {
+        self.row as usize
+    }
+
+    /// The column.
+    #[inline(always)]
+    #[must_use]
+    pub fn column(self) -> usize {
+        self.column as usize
+    }
+}

@@ -156,3 +156,17 @@ fn arguments_are_handed_over_byte_by_byte_in_order() {
 fn mistakes_do_not_compile() {
     trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
 }
+
+/// One that its launch cannot harm, and that names no family.
+#[kernel(block = [64, 1, 1])]
+fn nothing(n: u32) {
+    let _ = n;
+}
+
+#[test]
+fn a_safe_function_is_a_kernel_that_its_launch_cannot_harm() {
+    fn declaration<K: warpsmith_dsl::launch::SafeKernel>() -> warpsmith_dsl::launch::Declaration {
+        K::DECLARATION
+    }
+    assert_eq!((declaration::<nothing>().family, declaration::<nothing>().name), ("", "nothing"));
+}

@@ -102,6 +102,13 @@ pub enum Error {
         violations: Vec<Violation>,
     },
 
+    /// A build script's call was made elsewhere, or with something that it cannot build from.
+    #[error("cannot build the kernels of a package from its build script: {reason}")]
+    BuildScript {
+        /// What is missing or wrong.
+        reason: String,
+    },
+
     /// A file could not be read or written.
     #[error("cannot {action} `{path}`: {source}", path = .path.display())]
     Io {

@@ -12,18 +12,11 @@
 //! registers. With `nvdisasm` too, [`Nvdisasm`] shows the machine code, and [`machine_code`] finds arrivals at barriers that overtake
 //! loads from shared memory.
 //!
-//! From a build script:
+//! A package that holds its kernels beside its host program builds them from its build script, by [`KernelFiles`]:
 //!
 //! ```no_run
-//! use warpsmith_builder::{Arch, Builder};
-//!
 //! fn main() -> Result<(), warpsmith_builder::Error> {
-//!     let out = std::env::var("OUT_DIR").expect("Cargo sets OUT_DIR for build scripts");
-//!     for artefact in Builder::new("../my-kernels").archs([Arch::SM_80]).out_dir(out).build()? {
-//!         println!("cargo::rerun-if-changed=../my-kernels/src");
-//!         println!("cargo::rustc-env={}_PTX={}", artefact.family.to_uppercase(), artefact.path.display());
-//!     }
-//!     Ok(())
+//!     warpsmith_builder::KernelFiles::new().file("src/kernels.rs").build()
 //! }
 //! ```
 
@@ -39,6 +32,7 @@ pub mod toolchain;
 mod builder;
 mod compile;
 mod error;
+mod kernel_files;
 mod nvdisasm;
 mod nvidia;
 mod ptxas;
@@ -48,6 +42,7 @@ pub use builder::{Artefact, Builder, Target};
 pub use check::{Report, Violation, check};
 pub use error::Error;
 pub use header::Header;
+pub use kernel_files::KernelFiles;
 pub use nvdisasm::{NVDISASM_VARIABLE, Nvdisasm};
 pub use ptxas::{Assembly, KernelUsage, PTXAS_VARIABLE, Ptxas};
 pub use toolchain::{Toolchain, find_toolchain};

@@ -64,7 +64,24 @@ impl KernelCrate {
         };
         let mut seen = BTreeSet::new();
         read.collect(&metadata, &manifest, &mut seen)?;
+        read.add_sources(&root["metadata"]["warpsmith"]["sources"])?;
         Ok(read)
+    }
+
+    /// Adds the sources that lie outside the package, as `[package.metadata.warpsmith.sources]` lists them: files and folders, relative to a
+    /// folder `root`.
+    fn add_sources(&mut self, sources: &Value) -> Result<(), Error> {
+        let Some(root) = sources["root"].as_str().map(PathBuf::from) else { return Ok(()) };
+        for path in sources["paths"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            let path = root.join(path);
+            if path.is_dir() {
+                self.add_folder("sources", &root, &path)?;
+            } else {
+                self.add("sources", &root, &path)?;
+            }
+        }
+        self.folders.push((root, "src/".into()));
+        Ok(())
     }
 
     /// A name for the workspace that no other workspace on this machine has: its folder's name and a hash of its path.
@@ -187,7 +204,7 @@ fn declared(package: &Value) -> Result<Vec<(String, Arch)>, Error> {
     Ok(declared)
 }
 
-fn package<'a>(metadata: &'a Value, manifest: &Path) -> Option<&'a Value> {
+pub(crate) fn package<'a>(metadata: &'a Value, manifest: &Path) -> Option<&'a Value> {
     metadata["packages"].as_array()?.iter().find(|package| {
         let path = package["manifest_path"].as_str().map(Path::new);
         path.is_some_and(|path| path == manifest || path.canonicalize().is_ok_and(|path| path == manifest))
@@ -195,7 +212,7 @@ fn package<'a>(metadata: &'a Value, manifest: &Path) -> Option<&'a Value> {
 }
 
 /// What the manifests say. Without dependencies Cargo needs no network and writes no lock file.
-fn metadata(manifest: &Path) -> Result<Value, Error> {
+pub(crate) fn metadata(manifest: &Path) -> Result<Value, Error> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"]).arg(manifest);
     let line = crate::compile::display(&command);

@@ -28,7 +28,8 @@ impl Parse for Instance {
 
 /// What stands between the parentheses of the attribute.
 struct Attribute {
-    family: Ident,
+    /// None for a kernel beside its host program, whose file is its family.
+    family: Option<Ident>,
     block: [Expr; 3],
     cluster: Option<[Expr; 3]>,
     min_blocks: Expr,
@@ -68,7 +69,7 @@ impl Parse for Attribute {
         }
         let missing = |key| Error::new(Span::call_site(), format!("#[kernel] needs `{key} = …`"));
         Ok(Self {
-            family: family.ok_or_else(|| missing("family"))?,
+            family,
             block: block.ok_or_else(|| missing("block"))?,
             cluster,
             min_blocks,
@@ -196,12 +197,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
     let Attribute { family, block: [x, y, z], cluster, min_blocks, shared, instances: listed } =
         syn::parse2(attribute)?;
     let mut function: ItemFn = syn::parse2(item)?;
-    if !matches!(function.sig.safety, Safety::Unsafe(_)) {
-        return Err(Error::new_spanned(
-            function.sig.fn_token,
-            "a kernel is an `unsafe fn`: nothing checks the pointers that it is launched with",
-        ));
-    }
+    let is_safe = !matches!(function.sig.safety, Safety::Unsafe(_));
     if let ReturnType::Type(_, ty) = &function.sig.output {
         return Err(Error::new_spanned(ty, "a kernel returns nothing"));
     }
@@ -242,8 +238,17 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
         let bound = bindings(&function, instance)?;
         let Instance { attributes, name, arguments } = instance;
         let name_text = name.to_string();
-        let family_text = family.to_string();
-        let family_mark = format!("// warpsmith.family {family_text}");
+        let family_text = family.as_ref().map(Ident::to_string).unwrap_or_default();
+        let family_mark = family.as_ref().map(|_| {
+            let mark = format!("// warpsmith.family {family_text}");
+            quote! { core::arch::asm!(#mark, options(nomem, nostack, preserves_flags),); }
+        });
+        let safe = is_safe.then(|| {
+            quote! {
+                // SAFETY: the function is no `unsafe fn`: it asks nothing of its caller but arguments that are what their types say.
+                unsafe impl ::warpsmith_dsl::launch::SafeKernel for #kernel<#(#arguments),*> {}
+            }
+        });
         let references = parameters.iter().enumerate().filter(|(_, parameter)| parameter.by_reference);
         let references: TokenStream =
             references.map(|(index, parameter)| in_place(parameter, index, &name_text)).collect();
@@ -258,10 +263,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                 unsafe extern "ptx-kernel" fn __warpsmith_entry(#(#entry_names: #types),*) {
                     // SAFETY: comments, which the builder turns into directives; then the kernel's own contract.
                     unsafe {
-                        core::arch::asm!(
-                            #family_mark,
-                            options(nomem, nostack, preserves_flags),
-                        );
+                        #family_mark
                         core::arch::asm!(
                             "// warpsmith.directive .reqntid {}, {}, {}", const #x, const #y, const #z,
                             options(nomem, nostack, preserves_flags),
@@ -297,6 +299,8 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
                         params: &[#(#parameter_names),*],
                     };
                 }
+
+                #safe
             };
         });
         declarations.push(quote! {

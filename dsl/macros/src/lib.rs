@@ -24,7 +24,7 @@ mod param;
 ///
 /// | key | meaning | default |
 /// |---|---|---|
-/// | `family` | the kernel family, which is the name of the PTX file | required |
+/// | `family` | the kernel family: the Cargo feature that compiles it, and the name of its PTX file | the file that it stands in |
 /// | `block` | threads of a block along x, y, z; every launch uses exactly these | required |
 /// | `cluster` | blocks of a cluster along x, y, z; every launch uses exactly these (sm_90) | `[1, 1, 1]` |
 /// | `min_blocks` | blocks that one multiprocessor must hold at a time, which bounds a thread's registers | 1 |
@@ -36,7 +36,10 @@ mod param;
 /// `launch::Kernel` for each instance, and a static `NAME_INSTANCES` with all declarations; the function itself
 /// remains, so that its body is type-checked on stable Rust.
 ///
-/// The function must be `unsafe`, return nothing, and take parameters that are plain names of types that implement
+/// A function that is not `unsafe` is a kernel that its launch cannot harm: then the type implements `launch::SafeKernel` too, and the host launches it
+/// with tensors, checked, without `unsafe`.
+///
+/// The function must return nothing and take parameters that are plain names of types that implement
 /// `launch::KernelParam`, or of references to such types: a launch passes both by value, and for `x: &T` the kernel gets the
 /// place in constant memory where the launch has put the `T`, instead of a copy (sm_70, PTX ISA 7.7).
 #[proc_macro_attribute]

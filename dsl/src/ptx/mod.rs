@@ -12,6 +12,7 @@
 //! | [`special`] | special registers |
 //! | [`sync`] | barriers, traps |
 //! | [`memory`] | loads and stores |
+//! | [`scalar`] | the same for every size of number; `atom` |
 //! | [`async_copy`] | `cp.async` |
 //! | [`matrix`] | `ldmatrix`, `stmatrix`, `mma.sync` |
 //! | [`wgmma`] | `wgmma`, its descriptors, groups and accumulators |
@@ -71,6 +72,7 @@ pub mod cluster;
 pub mod matrix;
 pub mod mbarrier;
 pub mod memory;
+pub mod scalar;
 pub mod special;
 pub mod specialization;
 pub mod sync;
@@ -88,6 +90,7 @@ pub use cluster::*;
 pub use matrix::*;
 pub use mbarrier::*;
 pub use memory::*;
+pub use scalar::*;
 pub use special::*;
 pub use specialization::*;
 pub use sync::*;

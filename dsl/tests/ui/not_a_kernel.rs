@@ -3,7 +3,7 @@ use warpsmith_dsl::kernel;
 use warpsmith_dsl::launch::GlobalMut;
 
 #[kernel(family = fill, block = [32, 1, 1])]
-fn safe(y: GlobalMut<f32>) {}
+fn has_lifetime(y: &'static GlobalMut<f32>) {}
 
 #[kernel(family = fill, block = [32, 1, 1])]
 unsafe fn returns(y: GlobalMut<f32>) -> u32 {

@@ -1,12 +1,14 @@
 //! Kernels: modules of PTX, loaded when they are first used, and launches that are checked before the driver sees them.
 //!
 //! The kernels of this project are reached by their types ([`Device::kernel`]). Each entry is a module of its own, unpacked and
-//! compiled when the entry is first asked for, from the best architecture's PTX for the device. A user's PTX is loaded with
-//! [`Device::load_ptx`].
+//! compiled when the entry is first asked for, from the best architecture's PTX for the device. Kernels of a program's own are loaded
+//! with [`Device::load_kernels`] or, from any PTX, with [`Device::load_ptx`].
 
 mod check;
+mod file;
 mod ptx;
 mod replaced;
+mod run;
 mod select;
 
 use std::borrow::Cow;
@@ -19,6 +21,9 @@ use rustc_hash::FxHashMap;
 use warpsmith_dsl::launch::{Declaration, Kernel, KernelArgs};
 
 pub use warpsmith_dsl::launch::RawArg;
+
+pub use self::file::KernelFile;
+pub use self::run::{Extent, LaunchArg, LaunchArgs};
 
 use crate::device::backend::{FunctionHandle, FunctionResources, LaunchSize, ModuleHandle};
 use crate::device::{Device, DeviceKind};

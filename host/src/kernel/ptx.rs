@@ -38,7 +38,7 @@ impl Target {
     }
 
     /// The target that an architecture's name stands for.
-    fn parse(name: &str) -> Option<Self> {
+    pub(super) fn parse(name: &str) -> Option<Self> {
         let number = name.strip_prefix("sm_")?;
         let digits = number.trim_end_matches(|c: char| c.is_ascii_lowercase());
         let suffix = &number[digits.len()..];
