@@ -28,6 +28,19 @@ pub fn thread_rank() -> u32 {
         + thread::thread_idx_x()
 }
 
+/// The indices below `end` that this thread has if the block's threads take them in turns: each is one thread's.
+#[inline(always)]
+#[must_use]
+pub fn strided(end: usize) -> impl Iterator<Item = usize> {
+    let step = size() as usize;
+    let mut next = thread_rank() as usize;
+    core::iter::from_fn(move || {
+        let own = next;
+        next += step;
+        (own < end).then_some(own)
+    })
+}
+
 /// What functions over a block exchange between its warps: a place for each that it may have.
 pub type Scratch<T> = SharedArray<T, 32>;
 

@@ -81,6 +81,19 @@ pub fn grid_size() -> usize {
     (blocks * crate::block::size() as u64) as usize
 }
 
+/// The indices below `end` that this thread has if the grid's threads take them in turns: for any number of elements and of threads.
+#[inline(always)]
+#[must_use]
+pub fn indices(end: usize) -> impl Iterator<Item = ThreadIndex> {
+    let step = grid_size() as u64;
+    let mut next = index_1d().0;
+    core::iter::from_fn(move || {
+        let own = ThreadIndex(next);
+        next = next.saturating_add(step);
+        (own.get() < end).then_some(own)
+    })
+}
+
 /// An index that one thread of the grid alone has: what it names in a [`GlobalSliceMut`](crate::slice::GlobalSliceMut) is this thread's.
 #[derive(Clone, Copy)]
 pub struct ThreadIndex(u64);
@@ -91,13 +104,6 @@ impl ThreadIndex {
     #[must_use]
     pub fn get(self) -> usize {
         self.0 as usize
-    }
-
-    /// The next index of this thread, a grid's threads further on: for a loop over more elements than there are threads.
-    #[inline(always)]
-    #[must_use]
-    pub fn next(self) -> Self {
-        Self(self.0.saturating_add(grid_size() as u64))
     }
 }
 

@@ -78,10 +78,9 @@ impl KernelFiles {
             for artefact in &artefacts {
                 artefact.warnings.lines().for_each(|line| println!("cargo::warning={line}"));
             }
-            for source in
-                KernelCrate::read(&member)?.files().filter(|path| !path.starts_with(&workspace.folder))
-            {
-                println!("cargo::rerun-if-changed={}", source.display());
+            let sources = file.sources().into_iter().chain(KernelCrate::read(&member)?.source_folders());
+            for path in sources.filter(|path| !path.starts_with(&workspace.folder)) {
+                println!("cargo::rerun-if-changed={}", path.display());
             }
         }
         Ok(())
@@ -111,6 +110,12 @@ impl KernelFile {
         }
         let folder = full.parent().unwrap_or(package).to_owned();
         Ok(Self { name: name.to_owned(), folder, archs: archs.to_vec() })
+    }
+
+    /// The file, and the folder of its submodules if it has any.
+    fn sources(&self) -> Vec<PathBuf> {
+        let (file, folder) = (self.folder.join(format!("{}.rs", self.name)), self.folder.join(&self.name));
+        if folder.is_dir() { vec![file, folder] } else { vec![file] }
     }
 
     /// The manifest of the package that is made of it.

@@ -97,6 +97,11 @@ impl KernelCrate {
         self.files.values().map(PathBuf::as_path)
     }
 
+    /// The folders of the sources of the package and of the path dependencies that it reaches.
+    pub fn source_folders(&self) -> Vec<PathBuf> {
+        self.folders.iter().map(|(folder, _)| folder.join("src")).filter(|folder| folder.is_dir()).collect()
+    }
+
     /// The folders that sources lie in, with what stands for each in the PTX: nothing for the workspace, the package's name for
     /// a package outside.
     pub fn folders(&self) -> Vec<(PathBuf, String)> {

@@ -7,6 +7,7 @@ mod cust;
 mod doctor;
 #[cfg(feature = "host")]
 mod emulate;
+mod examples;
 #[cfg(feature = "host")]
 mod forms;
 #[cfg(feature = "host")]
@@ -19,6 +20,7 @@ mod machine_code;
 mod measurement;
 #[cfg(feature = "host")]
 mod mutants;
+mod new;
 mod outside;
 #[cfg(feature = "host")]
 mod provenance;
@@ -71,6 +73,8 @@ enum Task {
     Fuzz(fuzz::Args),
     #[cfg(feature = "host")]
     Record(record::Args),
+    New(new::Args),
+    Examples(examples::Args),
     Test(test::Args),
     Ptx(ptx::Args),
     MachineCode(machine_code::Args),
@@ -101,6 +105,8 @@ fn main() -> ExitCode {
         Task::Fuzz(args) => fuzz::run(&args),
         #[cfg(feature = "host")]
         Task::Record(args) => record::run(&args),
+        Task::New(args) => new::run(&args),
+        Task::Examples(args) => examples::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Ptx(args) => ptx::run(&args),
         Task::MachineCode(args) => machine_code::run(&args),
