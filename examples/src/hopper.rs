@@ -113,7 +113,7 @@ pub unsafe fn specialised<
     let place = move |stage: u32| SharedAddress::dynamic().offset(stage * stage_bytes);
     let pipeline = Pipeline::<STAGES, BLOCKS>::at(SharedAddress::dynamic().offset(STAGES * stage_bytes));
     let (rank, cluster) = (thread::block_idx_x() % BLOCKS, thread::block_idx_x() / BLOCKS);
-    let clusters_m = (y.rows() as u32).div_ceil(rows).div_ceil(BLOCKS);
+    let clusters_m = (y.rows() as u32).div_ceil(rows).div_ceil(BLOCKS).max(1);
     let tiles = clusters_m * (y.columns() as u32).div_ceil(columns);
     let stride = if PERSISTENT { thread::grid_dim_x() / BLOCKS } else { tiles };
     let origin = move |tile: u32| (((tile % clusters_m) * BLOCKS + rank) * rows, tile / clusters_m * columns);

@@ -30,7 +30,7 @@ pub fn product_of_warps(a: GlobalMatrix<F16>, b: GlobalMatrix<F16>, c: GlobalMat
         // SAFETY: all lanes of the warp are here.
         unsafe { ptx::mma_m16n8k16_f16(&mut sums, of_a, of_b) }
     }
-    let mut store = |row: usize, column: usize, sum: f32| {
+    let store = |row: usize, column: usize, sum: f32| {
         if row < c.rows() && column < c.columns() {
             // SAFETY: no other lane or warp has this element.
             unsafe { c.write(row, column, sum) }

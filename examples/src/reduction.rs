@@ -35,7 +35,7 @@ mod tests {
     fn sum_of(bench: &Bench, x: &[f32], blocks: usize) -> warpsmith::Result<f32> {
         let kernel = bench.module.kernel::<sum>()?;
         let x = bench.tensor(x, [x.len()])?;
-        let (mut partial, mut total) = (bench.zeros([blocks])?, bench.zeros([1])?);
+        let (mut partial, mut total) = (bench.zeros::<f32>([blocks])?, bench.zeros::<f32>([1])?);
         kernel.run(&bench.stream(), [blocks as u32, 1, 1], (&x, &mut partial))?;
         kernel.run(&bench.stream(), [1, 1, 1], (&partial, &mut total))?;
         Ok(total.to_vec()?[0])

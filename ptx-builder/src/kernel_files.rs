@@ -52,7 +52,8 @@ impl KernelFiles {
         self
     }
 
-    /// Compiles and checks every file, writes its PTX to `OUT_DIR`, and tells Cargo when to run the build script again.
+    /// Compiles and checks every file, writes its PTX to `OUT_DIR`, and tells Cargo when to run the build script again. Warnings are left to the
+    /// host's compilation of the same file.
     ///
     /// # Errors
     ///
@@ -75,9 +76,6 @@ impl KernelFiles {
             let member = workspace.folder.join(&file.name);
             let artefacts = Builder::new(&member).out_dir(&out).target_dir(&intermediate).build()?;
             write_if_changed(&out.join(format!("{}.modules.rs", file.name)), &modules(&artefacts))?;
-            for artefact in &artefacts {
-                artefact.warnings.lines().for_each(|line| println!("cargo::warning={line}"));
-            }
             let sources = file.sources().into_iter().chain(KernelCrate::read(&member)?.source_folders());
             for path in sources.filter(|path| !path.starts_with(&workspace.folder)) {
                 println!("cargo::rerun-if-changed={}", path.display());
