@@ -1,9 +1,7 @@
 //! The block: which tile of the output it works on; sums, maxima, minima and prefix sums over its threads.
 
 use crate::layout::{self, TileIndex};
-use crate::scalar::Number;
-use crate::shared::SharedArray;
-use crate::{ptx, thread, warp};
+use crate::thread;
 
 /// The output tile of this block in a one-dimensional grid of `tiles_m · tiles_n` blocks for each matrix, in the raster order of
 /// [`layout::raster`].
@@ -12,6 +10,10 @@ use crate::{ptx, thread, warp};
 pub fn tile_index(tiles_m: u32, tiles_n: u32) -> TileIndex {
     layout::raster(thread::block_idx_x(), tiles_m, tiles_n)
 }
+
+use crate::scalar::Number;
+use crate::shared::SharedArray;
+use crate::{ptx, warp};
 
 /// The number of threads of the block.
 #[inline(always)]

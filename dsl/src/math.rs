@@ -3,10 +3,6 @@
 //! Each states its error against the real-valued function; u is 2⁻²⁴, half a unit in the last place of 1. Powers and reciprocals
 //! below 2⁻¹²⁶ are taken as zero, which is less than that.
 
-mod elementary;
-
-pub use self::elementary::{cos, exp, exp2, ln, log2, log10, pow, sin, sin_cos, sqrt, tan};
-
 use crate::ptx;
 
 /// `max(x, 0)`; NaN stays NaN.
@@ -232,3 +228,6 @@ pub fn gelu_erf_slope(x: f32) -> f32 {
     let g = ptx::fma(t, DENSITY, minus_tail) * gelu_erf_power(t);
     if x < 0.0 { -g } else { 1.0 + g }
 }
+
+mod elementary;
+pub use self::elementary::{cos, exp, exp2, ln, log2, log10, pow, sin, sin_cos, sqrt, tan};

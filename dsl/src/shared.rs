@@ -1,9 +1,6 @@
 //! Shared memory: a kernel's buffers laid out at compile time in the block's dynamic shared memory.
 
-use core::marker::PhantomData;
-
 use crate::ptx;
-use crate::scalar::Scalar;
 
 /// Alignment in bytes that the block's dynamic shared memory starts at.
 pub const ALIGNMENT: u32 = 1024;
@@ -48,6 +45,10 @@ impl SharedAddress {
         self.0
     }
 }
+
+use core::marker::PhantomData;
+
+use crate::scalar::Scalar;
 
 /// `N` numbers in the block's shared memory, which all its threads see.
 #[derive(Clone, Copy)]

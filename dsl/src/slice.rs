@@ -369,3 +369,42 @@ impl<T: Scalar> GlobalMatrixMut<T> {
         unsafe { T::store_global(self.address(row, column), value) }
     }
 }
+
+impl<T: Scalar> Global<T> {
+    /// Element `index`, which is not checked.
+    ///
+    /// # Safety
+    ///
+    /// The element is valid for a read, and nothing writes it while the kernel runs.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn read(self, index: usize) -> T {
+        // SAFETY: the caller's promise.
+        unsafe { T::load_global_read_only(self.offset(index as u64).address()) }
+    }
+}
+
+impl<T: Scalar> GlobalMut<T> {
+    /// Element `index`, which is not checked.
+    ///
+    /// # Safety
+    ///
+    /// The element is valid for a read, and no other thread writes it meanwhile.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn read(self, index: usize) -> T {
+        // SAFETY: the caller's promise.
+        unsafe { T::load_global(self.offset(index as u64).address()) }
+    }
+
+    /// Puts `value` at `index`, which is not checked.
+    ///
+    /// # Safety
+    ///
+    /// The element is valid for a write, and no other thread touches it meanwhile.
+    #[inline(always)]
+    pub unsafe fn write(self, index: usize, value: T) {
+        // SAFETY: the caller's promise.
+        unsafe { T::store_global(self.offset(index as u64).address(), value) }
+    }
+}

@@ -1,6 +1,5 @@
 //! The warp: 32 threads that run in step. What lanes exchange: shuffles, votes, sums, maxima, minima, prefix sums.
 
-use crate::scalar::Number;
 use crate::{ptx, thread};
 
 /// Threads in a warp.
@@ -30,6 +29,8 @@ pub unsafe fn sync_warp() {
     // SAFETY: all lanes execute it with the full mask.
     unsafe { ptx::bar_warp_sync(u32::MAX) }
 }
+
+use crate::scalar::Number;
 
 macro_rules! shuffles {
     ($($(#[$doc:meta])* $name:ident($argument:ident) = $instruction:ident, $mask:literal;)*) => { $(

@@ -141,6 +141,8 @@ pub fn pow(x: f32, y: f32) -> f32 {
         f32::NAN
     } else if x == 0.0 || x.is_infinite() {
         if (x == 0.0) == (y > 0.0) { 0.0 } else { f32::INFINITY }
+    } else if x == -1.0 {
+        1.0
     } else {
         power(x.abs(), y)
     };

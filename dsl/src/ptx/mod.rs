@@ -11,8 +11,7 @@
 //! |---|---|
 //! | [`special`] | special registers |
 //! | [`sync`] | barriers, traps |
-//! | [`memory`] | loads and stores |
-//! | [`scalar`] | the same for every size of number; `atom` |
+//! | [`memory`], [`scalar`] | loads and stores; shuffles, votes and `atom` |
 //! | [`async_copy`] | `cp.async` |
 //! | [`matrix`] | `ldmatrix`, `stmatrix`, `mma.sync` |
 //! | [`wgmma`] | `wgmma`, its descriptors, groups and accumulators |

@@ -204,3 +204,17 @@ pub fn ranks(counts: GlobalAtomics<u32>, mut by_index: GlobalSliceMut<u32>) {
         element.write(block::thread_rank());
     }
 }
+
+/// `y[i] += x[i]` by pointers.
+///
+/// # Safety
+///
+/// The pointers are valid for `n` elements.
+#[kernel(block = [64, 1, 1])]
+pub unsafe fn pointers(x: Global<u32>, y: GlobalMut<u32>, n: u32) {
+    let i = thread::index_1d().get();
+    if i < n as usize {
+        // SAFETY: `i` is below `n`, and no other thread has it.
+        unsafe { y.write(i, x.read(i).wrapping_add(y.read(i))) }
+    }
+}

@@ -111,8 +111,21 @@ copies! {
     f16_are_copied: copy_f16, |word| f16::from_bits(word as u16 & 0xbfff);
     bf16_are_copied: copy_bf16, |word| bf16::from_bits(word as u16 & 0xbfff);
     words_are_copied: copy_u32, |word| word;
-    i64_are_copied: copy_i64, |word| i64::from(word) * -3_000_000_019;
+    i64_are_copied: copy_i64, |word| i64::from(word) * -2_000_000_011;
     f64_are_copied: copy_f64, |word| f64::from(word) / 3.0;
+}
+
+#[test]
+fn pointers_are_read_and_written() -> Result<()> {
+    let (device, module) = module()?;
+    let (x, before) = (crate::words(100), crate::words(203)[103..].to_vec());
+    let (of_x, mut y) = (vector(&device, &x)?, vector(&device, &before)?);
+    let kernel = module.kernel::<kernels::pointers>()?;
+    // SAFETY: both have the 100 elements that the kernel touches, and outlive the launch.
+    unsafe { kernel.launch(&device.default_stream(), [2, 1, 1], (of_x.arg(), y.arg_mut(), 100))? };
+    let expected: Vec<u32> = x.iter().zip(&before).map(|(x, y)| x.wrapping_add(*y)).collect();
+    assert_eq!(y.to_vec()?, expected);
+    Ok(())
 }
 
 #[test]
