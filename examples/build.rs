@@ -2,7 +2,7 @@
 
 use warpsmith_builder::{Arch, Error, KernelFiles};
 
-const EXAMPLES: [&str; 10] = [
+const EXAMPLES: [&str; 11] = [
     "vector_add",
     "saxpy",
     "reduction",
@@ -13,6 +13,7 @@ const EXAMPLES: [&str; 10] = [
     "mma_sync",
     "attention",
     "fused",
+    "own_rows",
 ];
 
 fn main() -> Result<(), Error> {

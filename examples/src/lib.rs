@@ -14,12 +14,14 @@
 //! | [`hopper`] | a matrix product on Hopper, in eight steps |
 //! | [`attention`] | a small attention |
 //! | [`fused`] | a product with an epilogue of one's own, by the library's main loops |
+//! | [`own_rows`] | an operation on rows with functions of one's own, by the library's skeleton |
 
 pub mod attention;
 pub mod fused;
 pub mod histogram;
 pub mod hopper;
 pub mod mma_sync;
+pub mod own_rows;
 pub mod reduction;
 pub mod saxpy;
 pub mod softmax;
