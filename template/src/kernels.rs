@@ -1,4 +1,5 @@
-//! The kernels. This file is compiled twice: to PTX by `build.rs`, and as a module of the program, which launches are checked against.
+//! The kernels. This file is compiled twice: to PTX by `build.rs`, and as a module of the program, which launches are
+//! checked against.
 
 use warpsmith_dsl::prelude::*;
 

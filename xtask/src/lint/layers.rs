@@ -52,6 +52,7 @@ const LAYERED: [Layered; 4] = [
             "pipeline",
             "ptx",
             "reduce",
+            "scalar",
             "shared",
             "thread",
             "tile",
