@@ -1,4 +1,5 @@
-//! Atomics on elements of global and of shared memory. They order no other access (`relaxed`), and are seen by the whole GPU or block.
+//! Atomics on elements of global and of shared memory. They order no other access (`relaxed`), and are seen by the whole
+//! GPU or block.
 //!
 //! Sums of floating-point numbers depend on the order of the threads, so that they may differ between runs in their last bits.
 //! Integers, maxima and minima do not.
@@ -9,7 +10,8 @@ use crate::ptx;
 use crate::scalar::{Float as _, Scalar};
 use crate::shared::SharedArray;
 
-/// Elements in a row of global memory that every thread touches, by atomics alone. An index outside ends the kernel with an error.
+/// Elements in a row of global memory that every thread touches, by atomics alone. An index outside ends the kernel with an
+/// error.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct GlobalAtomics<T> {
@@ -63,8 +65,8 @@ impl<T: Scalar, const N: usize> SharedArray<T, N> {
     }
 }
 
-/// The functions of one type, on elements of both memories: a method of [`GlobalAtomics`], and an unsafe one of [`SharedArray`], whose other
-/// accesses are not atomic.
+/// The functions of one type, on elements of both memories: a method of [`GlobalAtomics`], and an unsafe one of
+/// [`SharedArray`], whose other accesses are not atomic.
 macro_rules! atomics {
     ($scalar:ty: $($(#[$doc:meta])* $name:ident($($argument:ident),*) = $global:ident, $shared:ident, $to:expr, $from:expr;)*) => {
         impl GlobalAtomics<$scalar> { $(

@@ -107,8 +107,8 @@ slice!(GlobalSliceMut, GlobalMut);
 macro_rules! matrix {
     ($matrix:ident, $pointer:ident) => {
         impl<T: Copy> $matrix<T> {
-            /// `rows` times `columns` elements from `base` on; a row begins `stride` elements behind the last one. A launch promises that
-            /// they are there, and that rows do not overlap.
+            /// `rows` times `columns` elements from `base` on; a row begins `stride` elements behind the last one. A launch
+            /// promises that they are there, and that rows do not overlap.
             #[inline(always)]
             #[must_use]
             pub const fn new(base: $pointer<T>, rows: u32, columns: u32, stride: u64) -> Self {

@@ -74,9 +74,9 @@ mod tests {
                 let least = scores.iter().copied().fold(f64::INFINITY, f64::min);
                 let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
                 let total: f64 = weights.iter().sum();
-                // A score goes through a product, at most 7 additions and the scale. A weight: twice that error, the exponential's
-                // 8 u and the rounding of its argument; then for each further key a factor of 8 u, a product and an addition, and
-                // the roundings of the arguments, which add up to no more than the range of the scores.
+                // A score goes through a product, at most 7 additions and the scale. A weight: twice that error, the
+                // exponential's 8 u and the rounding of its argument; then for each further key a factor of 8 u, a product
+                // and an addition, and the roundings of the arguments, which add up to no more than the range of the scores.
                 let of_score = 10.0 * (0..seen).map(terms).fold(0.0, f64::max);
                 let relative = 2.0 * of_score + 8.0 + 11.0 * seen as f64 + 3.0 * (most - least) + 3.0;
                 for column in 0..HEAD {

@@ -1,4 +1,5 @@
-//! A product with an epilogue of one's own: `y[r, c] = softplus(scales[r] · (X Wᵀ)[r, c])`, by the library's main loops for `mma.sync`.
+//! A product with an epilogue of one's own: `y[r, c] = softplus(scales[r] · (X Wᵀ)[r, c])`, by the library's main loops for
+//! `mma.sync`.
 //!
 //! The kernel is the library's: load, multiply, transform, store. What is one's own is `ScaledSoftplus`.
 
@@ -47,7 +48,8 @@ pub type Tile64x64 = MmaTile<2, 4, 2, 2, 4, 128>;
 /// For few rows.
 pub type Tile16x64 = MmaTile<1, 2, 1, 4, 6, 128>;
 
-/// `y = softplus(scales · X Wᵀ)` on a block for each tile of y. Rows of X and W start at multiples of 4 bytes, for [`Aligned`] 16.
+/// `y = softplus(scales · X Wᵀ)` on a block for each tile of y. Rows of X and W start at multiples of 4 bytes, for
+/// [`Aligned`] 16.
 #[kernel(
     block = [S::THREADS, 1, 1],
     shared = S::SHARED_BYTES,
@@ -77,16 +79,16 @@ pub fn fused<S: TileShape, A: Access>(
         columns: y.columns() as u32,
     };
     let aligned = Words::are_aligned(&of_x, &of_w);
-    let words = [x, w].map(|x| x.base().address() as usize | 2 * x.stride());
+    let words = [x, w].map(|x| x.base().address() as usize | (2 * x.stride()));
     let fits = x.columns() == w.columns() && x.rows() == y.rows() && w.rows() == y.columns();
-    if !fits || (A::IS_ALIGNED && !aligned) || (words[0] | words[1]) % 4 != 0 {
+    if !fits || (A::IS_ALIGNED && !aligned) || !(words[0] | words[1]).is_multiple_of(4) {
         // SAFETY: no precondition.
         unsafe { ptx::trap() }
     }
     let tiles = [of_y.rows.div_ceil(S::BLOCK_M), of_y.columns.div_ceil(S::BLOCK_N)];
     let tile = layout::raster(thread::block_idx_x(), tiles[0], tiles[1]);
-    // SAFETY: the whole block is here, with the threads and the shared memory that the tile asks for; sizes and alignment were checked;
-    // each tile is one block's.
+    // SAFETY: the whole block is here, with the threads and the shared memory that the tile asks for; sizes and alignment
+    // were checked; each tile is one block's.
     unsafe {
         let sums = match aligned {
             true => S::multiply::<F16, Aligned>(of_x, of_w, tile),
@@ -151,7 +153,8 @@ pub mod host {
 
     /// The same matrix, in memory whose rows start at multiples of 16 bytes.
     pub fn with_aligned_rows(x: &Tensor<f16>) -> Result<Tensor<f16>> {
-        let is_aligned = x.strides()[1] == 1 && x.strides()[0] % 8 == 0 && x.device_address() % 16 == 0;
+        let is_aligned =
+            x.strides()[1] == 1 && x.strides()[0].is_multiple_of(8) && x.device_address().is_multiple_of(16);
         if is_aligned {
             return Ok(x.clone());
         }
@@ -205,8 +208,9 @@ mod tests {
             let products = (0..k).map(|i| x[row * k + i].to_f64() * w[column * k + i].to_f64());
             let (sum, terms) = products.fold((0.0, 0.0), |(sum, terms), x| (sum + x, terms + x.abs()));
             let exact = (scale * sum).max(0.0) + (-(scale * sum).abs()).exp().ln_1p();
-            // The sum's error and the scale's rounding pass through softplus, whose slope is at most 1. Of its own: the exponential's
-            // 8 u and the addition's, halved by the logarithm's slope; the logarithm's 5 u, of ln 2 at most; and the last rounding.
+            // The sum's error and the scale's rounding pass through softplus, whose slope is at most 1. Of its own: the
+            // exponential's 8 u and the addition's, halved by the logarithm's slope; the logarithm's 5 u, of ln 2 at most;
+            // and the last rounding.
             let of_sum = 2.0 * (k + 1) as f64 * terms + terms;
             let bound = 1.01 * U * (scale.abs() * of_sum + 4.5 + 3.5 + exact);
             assert_within(actual, exact, bound, (row, column));

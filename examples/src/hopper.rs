@@ -1,5 +1,5 @@
-//! A matrix product on Hopper in eight steps, `Y = X Wᵀ` of bf16: from one warpgroup that waits for everything to a persistent kernel that
-//! waits for little.
+//! A matrix product on Hopper in eight steps, `Y = X Wᵀ` of bf16: from one warpgroup that waits for everything to a
+//! persistent kernel that waits for little.
 //!
 //! | step | what it adds |
 //! |---|---|
@@ -73,14 +73,14 @@ pub const fn shared_bytes(rows: u32, columns: u32, stages: u32) -> u32 {
     stages * ((rows + columns) * ROW_BYTES + 2 * Barrier::BYTES)
 }
 
-/// Steps 4 to 8. `GROUPS` warpgroups multiply, 64 rows each, and the one after them copies; `BLOCKS` blocks of a cluster have tiles below each
-/// other; up to `PENDING` products are running when the next one begins. The grid has `BLOCKS` blocks for each cluster, as many clusters
-/// as there are tiles or, if the kernel is `PERSISTENT`, any number.
+/// Steps 4 to 8. `GROUPS` warpgroups multiply, 64 rows each, and the one after them copies; `BLOCKS` blocks of a cluster
+/// have tiles below each other; up to `PENDING` products are running when the next one begins. The grid has `BLOCKS` blocks
+/// for each cluster, as many clusters as there are tiles or, if the kernel is `PERSISTENT`, any number.
 ///
 /// # Safety
 ///
-/// `x` describes X [M, K] in boxes of 64 · `GROUPS` × 64 elements, `w` W [N, K] in boxes of `C::COLUMNS` / `BLOCKS` × 64, both in the 128-byte
-/// swizzle; y is [M, N].
+/// `x` describes X [M, K] in boxes of 64 · `GROUPS` × 64 elements, `w` W [N, K] in boxes of `C::COLUMNS` / `BLOCKS` × 64,
+/// both in the 128-byte swizzle; y is [M, N].
 #[kernel(
     block = [(GROUPS + 1) * 128, 1, 1],
     cluster = [BLOCKS, 1, 1],

@@ -1,5 +1,5 @@
-//! A ladder of kernels, from vector addition to a small attention. Each file is a screen: a kernel, and the test that runs it in the
-//! emulator.
+//! A ladder of kernels, from vector addition to a small attention. Each file is a screen: a kernel, and the test that runs
+//! it in the emulator.
 //!
 //! | file | what it adds |
 //! |---|---|

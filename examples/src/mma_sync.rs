@@ -1,4 +1,5 @@
-//! A matrix product on the tensor cores, by `mma.sync`: a warp multiplies 16 × 16 by 16 × 8 elements of f16 at a time, and adds in f32.
+//! A matrix product on the tensor cores, by `mma.sync`: a warp multiplies 16 × 16 by 16 × 8 elements of f16 at a time, and
+//! adds in f32.
 //!
 //! Lane l has of each operand what the instruction's layout says: rows l / 4 and l / 4 + 8, and in them pairs of neighbours.
 

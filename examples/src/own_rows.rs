@@ -1,5 +1,5 @@
-//! An operation on rows with functions of one's own, by the library's skeleton: a power of two of a block's threads share a row, each has its
-//! columns, and sums go over all of them. Rows may have any length, any stride and any alignment.
+//! An operation on rows with functions of one's own, by the library's skeleton: a power of two of a block's threads share a
+//! row, each has its columns, and sums go over all of them. Rows may have any length, any stride and any alignment.
 
 use warpsmith_dsl::prelude::*;
 use warpsmith_dsl::ptx;
@@ -109,8 +109,8 @@ mod tests {
                 let row = x[at / columns * columns..][..columns].iter().map(|&x| f64::from(to(x)));
                 let mean = row.map(|x| x * x).sum::<f64>() / columns as f64 + f64::from(1e-6f32);
                 let argument = f64::from(to(x[at])) / mean.sqrt();
-                // The sum's terms and additions, halved by the root; its division and addition, the root and the division. The slope of
-                // tanh times its argument is at most 1/2; tanh is off by 8 u. Then it is rounded to the type.
+                // The sum's terms and additions, halved by the root; its division and addition, the root and the division.
+                // The slope of tanh times its argument is at most 1/2; tanh is off by 8 u. Then it is rounded to the type.
                 let additions = (columns.div_ceil(threads as usize) + 1 + 10) as f64;
                 let of_argument = (additions + 2.0) / 2.0 + 2.0;
                 let bound = 1.01 * U * (0.5 * of_argument + 8.0) + u_out * argument.tanh().abs();

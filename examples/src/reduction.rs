@@ -1,5 +1,5 @@
-//! The sum of a vector: each thread adds its elements, a block adds its threads, and a second launch adds the blocks. The order is always the
-//! same, and so is the result.
+//! The sum of a vector: each thread adds its elements, a block adds its threads, and a second launch adds the blocks. The
+//! order is always the same, and so is the result.
 
 use warpsmith_dsl::prelude::*;
 
@@ -16,7 +16,8 @@ pub fn sum(x: GlobalSlice<f32>, partial: GlobalSliceMut<f32>) {
     for i in thread::indices(x.len()) {
         own += x.at(i.get());
     }
-    // SAFETY: all threads of the block are here, eight whole warps; nothing else uses the scratch. One thread writes for the block.
+    // SAFETY: all threads of the block are here, eight whole warps; nothing else uses the scratch. One thread writes for
+    // the block.
     unsafe {
         let of_block = block::sum(own, Shared::new().scratch);
         if block::thread_rank() == 0 {

@@ -1,5 +1,5 @@
-//! The transpose of a matrix: through a tile of shared memory, so that both its rows and its columns are read and written in whole lines.
-//! Rows of the tile are 33 elements long: the elements of a column are then in different banks.
+//! The transpose of a matrix: through a tile of shared memory, so that both its rows and its columns are read and written
+//! in whole lines. Rows of the tile are 33 elements long: the elements of a column are then in different banks.
 
 use warpsmith_dsl::prelude::*;
 

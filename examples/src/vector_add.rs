@@ -1,4 +1,5 @@
-//! `c = a + b`: a thread for each element. The index of a thread names an element that no other thread has, so that nothing is unsafe.
+//! `c = a + b`: a thread for each element. The index of a thread names an element that no other thread has, so that nothing
+//! is unsafe.
 
 use warpsmith_dsl::prelude::*;
 

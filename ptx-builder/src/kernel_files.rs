@@ -1,8 +1,8 @@
 //! Kernels and their host program in one package: what the package's build script calls.
 //!
 //! A file of kernels is a module of the host program, which type-checks it and takes its launches from it. For the device it is a
-//! crate of its own: [`KernelFiles`] writes a package around it, compiles that with [`Builder`], and leaves the PTX in `OUT_DIR`, where
-//! `warpsmith::include_kernels!` finds it.
+//! crate of its own: [`KernelFiles`] writes a package around it, compiles that with [`Builder`], and leaves the PTX in
+//! `OUT_DIR`, where `warpsmith::include_kernels!` finds it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -21,7 +21,8 @@ const DEVICE_LIBRARY: &str = "warpsmith-dsl";
 /// Builds files of kernels that lie in the sources of a host program.
 ///
 /// Each file is compiled by itself: it may have submodules, and use the package's dependencies that are named by
-/// [`dependency`](Self::dependency), but no other part of the host program. Versions of dependencies are those of the package's lock file.
+/// [`dependency`](Self::dependency), but no other part of the host program. Versions of dependencies are those of the
+/// package's lock file.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct KernelFiles {
@@ -52,13 +53,13 @@ impl KernelFiles {
         self
     }
 
-    /// Compiles and checks every file, writes its PTX to `OUT_DIR`, and tells Cargo when to run the build script again. Warnings are left to the
-    /// host's compilation of the same file.
+    /// Compiles and checks every file, writes its PTX to `OUT_DIR`, and tells Cargo when to run the build script again.
+    /// Warnings are left to the host's compilation of the same file.
     ///
     /// # Errors
     ///
-    /// [`Error::NoToolchain`] with the commands that install a device toolchain; [`Error::BuildScript`] outside a build script, for a
-    /// file that is not there or a dependency that the package lacks; errors of [`Builder::build`].
+    /// [`Error::NoToolchain`] with the commands that install a device toolchain; [`Error::BuildScript`] outside a build
+    /// script, for a file that is not there or a dependency that the package lacks; errors of [`Builder::build`].
     pub fn build(&self) -> Result<(), Error> {
         for name in [RUSTC_VARIABLE, CARGO_VARIABLE, PTXAS_VARIABLE] {
             println!("cargo::rerun-if-env-changed={name}");
@@ -120,7 +121,7 @@ impl KernelFile {
     fn manifest(&self, dependencies: &str) -> String {
         let name = &self.name;
         let archs: Vec<String> = self.archs.iter().map(|arch| format!("\"{arch}\"")).collect();
-        let submodules = self.folder.join(name).is_dir().then(|| format!(", {name:?}")).unwrap_or_default();
+        let submodules = if self.folder.join(name).is_dir() { format!(", {name:?}") } else { String::new() };
         format!(
             "[package]\nname = \"device-{name}\"\nversion = \"0.0.0\"\nedition = \"2024\"\npublish = false\n\n\
              [features]\n{name} = []\n\n\

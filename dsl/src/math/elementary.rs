@@ -1,7 +1,7 @@
 //! Exponentials, logarithms, powers and trigonometric functions of f32, for all arguments.
 //!
-//! Errors are relative, in u = 2⁻²⁴, of results that are normal numbers; smaller results are off by less than their last place besides. Infinities, NaN and
-//! zeros give what IEEE 754 says.
+//! Errors are relative, in u = 2⁻²⁴, of results that are normal numbers; smaller results are off by less than their last
+//! place besides. Infinities, NaN and zeros give what IEEE 754 says.
 
 use crate::ptx;
 
@@ -29,7 +29,8 @@ fn clamped(x: f32, [least, most]: [f32; 2]) -> f32 {
     if x > most { most } else { x }
 }
 
-/// 2 to the power of `n + r`, for an integer n between −160 and 160 and |r| ≤ 0.51: the scaling is exact unless the result is subnormal.
+/// 2 to the power of `n + r`, for an integer n between −160 and 160 and |r| ≤ 0.51: the scaling is exact unless the result
+/// is subnormal.
 #[inline(always)]
 fn scaled_power(n: f32, r: f32) -> f32 {
     let n = n as i32;
@@ -62,7 +63,8 @@ pub fn exp(x: f32) -> f32 {
 
 /// A positive number as 2ᵉ · (1 + f) with 1 + f from √½ to √2: e, and the logarithm of 1 + f.
 ///
-/// With s = f / (2 + f) the logarithm is 2 s + s R(s²) = f − s (f − R). The sum of R ends before 2 s¹⁰ / 11, which is under 0.03 u.
+/// With s = f / (2 + f) the logarithm is 2 s + s R(s²) = f − s (f − R). The sum of R ends before 2 s¹⁰ / 11, which is under
+/// 0.03 u.
 #[inline(always)]
 fn exponent_and_logarithm(x: f32) -> (f32, f32) {
     /// The bits of √½.
@@ -207,8 +209,8 @@ fn quarter_turns(x: f32) -> (u32, f32) {
     }
 }
 
-/// [`quarter_turns`] of a large number, by the bits of 2 / π that count: 2 before the point of the product, 62 behind it. No f32 is so close to a
-/// multiple of π / 2 that fewer than 30 of them would be left.
+/// [`quarter_turns`] of a large number, by the bits of 2 / π that count: 2 before the point of the product, 62 behind it.
+/// No f32 is so close to a multiple of π / 2 that fewer than 30 of them would be left.
 #[inline(always)]
 fn many_quarter_turns(x: f32) -> (u32, f32) {
     /// 2 / π · 2¹⁹², the lowest word first.

@@ -1,4 +1,5 @@
-//! Times the eight steps of `hopper.rs` on a GPU, beside the library's product: `cargo run --release --features library --bin hopper_ladder`.
+//! Times the eight steps of `hopper.rs` on a GPU, beside the library's product: `cargo run --release --features library
+//! --bin hopper_ladder`.
 //!
 //! Each row is a median of 21 launches, with events around ten at a time; the sizes are M × N × K.
 

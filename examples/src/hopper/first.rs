@@ -20,8 +20,8 @@ fn operand(at: SharedAddress) -> MatrixDescriptor {
     MatrixDescriptor::rows_of_128_bytes(at.get())
 }
 
-/// Copies 64 rows of 128 bytes to shared memory, in the 128-byte swizzle: chunk c of row r, 16 bytes, is put where chunk c ⊕ (r mod 8) would be. Zeros
-/// stand for elements outside.
+/// Copies 64 rows of 128 bytes to shared memory, in the 128-byte swizzle: chunk c of row r, 16 bytes, is put where chunk c
+/// ⊕ (r mod 8) would be. Zeros stand for elements outside.
 ///
 /// # Safety
 ///
@@ -36,7 +36,7 @@ unsafe fn copy_tile(x: GlobalMatrix<Bf16>, row: usize, depth: usize, to: SharedA
             x.get(row + own_row as usize, column).map_or(0, |element| element.0 as u32)
         };
         let words = core::array::from_fn(|word| element(2 * word) | element(2 * word + 1) << 16);
-        let at = to.offset(own_row * ROW_BYTES + (own_chunk ^ own_row % 8) * 16);
+        let at = to.offset(own_row * ROW_BYTES + (own_chunk ^ (own_row % 8)) * 16);
         // SAFETY: inside the tile, and this thread's.
         unsafe { ptx::st_shared_v4_b32(at.get(), words) }
         chunk += 128;
@@ -51,7 +51,8 @@ pub fn step_1(x: GlobalMatrix<Bf16>, w: GlobalMatrix<Bf16>, y: GlobalMatrixMut<B
     let to_w = to_x.offset(OPERAND_BYTES);
     let mut sums = <[f32; 32]>::zero();
     for depth in (0..x.columns()).step_by(DEPTH as usize) {
-        // SAFETY: all threads of the block are here. Copies end before the products that read them begin, and products before the next copies.
+        // SAFETY: all threads of the block are here. Copies end before the products that read them begin, and products
+        // before the next copies.
         unsafe {
             copy_tile(x, row as usize, depth, to_x);
             copy_tile(w, column as usize, depth, to_w);

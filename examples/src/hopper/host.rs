@@ -89,7 +89,8 @@ impl Ladder {
         let out = GlobalMatrixMut::new(y.arg_mut(), rows, columns, y.strides()[0] as u64);
         let (stream, kernel) = (x.home_stream(), self.0.kernel::<K>()?);
         let depth = x.shape()[1] as u32;
-        // SAFETY: the maps and y are of these tensors, whose shapes and boxes fit; `with_operands` orders the work with their other uses.
+        // SAFETY: the maps and y are of these tensors, whose shapes and boxes fit; `with_operands` orders the work with
+        // their other uses.
         stream.with_operands(&[x, w, y], || unsafe {
             kernel.launch(&stream, grid, (maps[0], maps[1], out, depth))
         })
@@ -126,7 +127,8 @@ mod tests {
                 let mut y = Tensor::zeros(&device, [m, n])?;
                 ladder.run(step, &of_x, &of_w, &mut y)?;
                 for (at, (actual, &(exact, terms))) in y.to_vec()?.into_iter().zip(&exact).enumerate() {
-                    // Products of bf16 are exact; each goes through at most k additions, which may truncate. Then it is rounded to bf16.
+                    // Products of bf16 are exact; each goes through at most k additions, which may truncate. Then it is
+                    // rounded to bf16.
                     let of_sum = 1.01 * 2.0 * (k + 1) as f64 * U * terms;
                     let bound = of_sum + (exact.abs() + of_sum) / 256.0;
                     assert_within(actual.to_f32(), exact, bound, (step, at / n, at % n));

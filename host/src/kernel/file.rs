@@ -30,8 +30,8 @@ impl KernelFile {
         self.modules.iter().map(|(arch, _)| *arch)
     }
 
-    /// The text for the latest architecture that runs on a device of this compute capability; of two for the same one that which runs on
-    /// no other.
+    /// The text for the latest architecture that runs on a device of this compute capability; of two for the same one that
+    /// which runs on no other.
     fn best(&self, capability: (u32, u32)) -> Option<(&'static str, &'static str)> {
         let targets = self.modules.iter().filter_map(|module| Some((Target::parse(module.0)?, *module)));
         let run = targets.filter(|(target, _)| target.runs_on(capability));
@@ -63,8 +63,8 @@ impl Device {
     }
 }
 
-/// The kernels of a file that this package's build script has compiled with `warpsmith_builder::KernelFiles`, by the file's name without
-/// `.rs`: a [`KernelFile`](crate::KernelFile).
+/// The kernels of a file that this package's build script has compiled with `warpsmith_builder::KernelFiles`, by the file's
+/// name without `.rs`: a [`KernelFile`](crate::KernelFile).
 ///
 /// ```ignore
 /// mod kernels;

@@ -202,8 +202,9 @@ impl<K: SafeKernel> TypedKernel<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] and [`Error::Stride`] for a tensor that is no slice or matrix, [`Error::ReadOnly`] for one that is written and may not
-    /// be, [`Error::Overlap`] if one that is written shares memory with another; otherwise as for [`launch`](Self::launch).
+    /// [`Error::Shape`] and [`Error::Stride`] for a tensor that is no slice or matrix, [`Error::ReadOnly`] for one that is
+    /// written and may not be, [`Error::Overlap`] if one that is written shares memory with another; otherwise as for
+    /// [`launch`](Self::launch).
     pub fn run<A: LaunchArgs<K::Args>>(&self, stream: &Stream, grid: [u32; 3], mut args: A) -> Result<()> {
         let names = K::DECLARATION.params;
         let params = args.params(names)?;
@@ -221,7 +222,8 @@ impl<K: SafeKernel> TypedKernel<K> {
         })
     }
 
-    /// As [`run`](Self::run), on as many blocks as have a thread for each of `extent`: a number of elements, or `[rows, columns]`.
+    /// As [`run`](Self::run), on as many blocks as have a thread for each of `extent`: a number of elements, or `[rows,
+    /// columns]`.
     ///
     /// # Errors
     ///
