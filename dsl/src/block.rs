@@ -32,7 +32,6 @@ pub fn thread_rank() -> u32 {
 
 /// The indices below `end` that this thread has if the block's threads take them in turns: each is one thread's.
 #[inline(always)]
-#[must_use]
 pub fn strided(end: usize) -> impl Iterator<Item = usize> {
     let step = size() as usize;
     let mut next = thread_rank() as usize;

@@ -83,7 +83,6 @@ pub fn grid_size() -> usize {
 
 /// The indices below `end` that this thread has if the grid's threads take them in turns: for any number of elements and of threads.
 #[inline(always)]
-#[must_use]
 pub fn indices(end: usize) -> impl Iterator<Item = ThreadIndex> {
     let step = grid_size() as u64;
     let mut next = index_1d().0;

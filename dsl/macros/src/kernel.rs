@@ -340,6 +340,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
 
         #[cfg(not(target_arch = "nvptx64"))]
         #[doc = #instances_doc]
+        #[allow(dead_code)]
         #visibility static #instances_name: &[::warpsmith_dsl::launch::Declaration] = &[#(#declarations),*];
     });
     Ok(expanded)

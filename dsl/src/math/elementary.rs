@@ -197,7 +197,7 @@ fn power(x: f32, y: f32) -> f32 {
 #[inline(always)]
 fn quarter_turns(x: f32) -> (u32, f32) {
     /// π / 2 as a sum of three f32.
-    const QUARTER: [f32; 3] = [core::f32::consts::FRAC_PI_2, -4.371_138_8e-8, -1.715_124_5e-15];
+    const QUARTER: [f32; 3] = [core::f32::consts::FRAC_PI_2, -4.371_139e-8, -1.715_124_5e-15];
     /// Below, q is less than 2¹⁶, and the first difference exact.
     const FEW_TURNS: f32 = 100_000.0;
     if x.abs() < FEW_TURNS {
@@ -241,7 +241,7 @@ fn many_quarter_turns(x: f32) -> (u32, f32) {
     let q = ((window >> 62) as u32).wrapping_add((fraction < 0) as u32);
     // π / 2 · 2⁻⁶⁴.
     let r = (fraction as f64 * (core::f64::consts::FRAC_PI_2 / 18_446_744_073_709_551_616.0)) as f32;
-    if !(x.abs() < f32::INFINITY) {
+    if !x.is_finite() {
         (0, f32::NAN)
     } else if x < 0.0 {
         (q.wrapping_neg(), -r)
