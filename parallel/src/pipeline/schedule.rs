@@ -36,12 +36,20 @@ pub enum Action {
 /// | `OneForwardOneBackward` | (p − 1) / m | min(m, p − s) |
 /// | `Interleaved` with v chunks | (p − 1) / (v m) | min(v m, 2 (p − s − 1) + (v − 1) p + 1) chunks |
 /// | `ZeroBubble` | (p − 1) / (3 m) from m = p on | min(m, p) |
+/// | `EagerOneForwardOneBackward` | (p − 1) / m | min(m, 2 (p − s − 1) + 1) |
+/// | `EagerZeroBubble` | (p − 1) / (3 m) from m = 2 p − 1 on | min(m, 2 p − 1) |
 ///
-/// The first two rows are for a backward pass whose results are sent when all of it is done, so that they are upper limits. The
-/// last row is for gradients of inputs and of weights that take as long as a forward pass each.
+/// Rows of whole backward passes are for results that are sent when all of the pass is done, so that they are upper limits.
+/// Those of gradients apart are for gradients of inputs and of weights that take as long as a forward pass each.
+///
+/// All of that is for transfers that take no time. Where a transfer takes t, a microbatch goes from a stage to the next one and
+/// comes back in both passes and 2 t. The eager schedules have enough microbatches under way to fill that time: up to a t of half
+/// the passes in 1F1B, and of one pass in `EagerZeroBubble`. They wait for transfers only while the pipeline fills and drains,
+/// which adds 2 (p − 1) t and (p − 1) t to the duration. `OneForwardOneBackward` waits 2 (p − 1) / p · t in each microbatch, and
+/// `ZeroBubble` what passes of weights do not fill of that.
 ///
 /// Sources: PipeDream-Flush (Narayanan et al., 2021, arXiv:2006.09503), interleaved stages (Narayanan et al., 2021,
-/// arXiv:2104.04473), ZB-H1 (Qi et al., 2023, arXiv:2401.10241).
+/// arXiv:2104.04473), ZB-H1 (Qi et al., 2023, arXiv:2401.10241), eager 1F1B (Zhuang et al., 2022, arXiv:2211.05322).
 ///
 /// ```
 /// use warpsmith_parallel::pipeline::{Action, Place, Schedule};
@@ -66,6 +74,10 @@ pub enum Schedule {
     /// Gradients of weights wait until a stage would have nothing to do (ZB-H1). No stage keeps more than the first one does in
     /// 1F1B.
     ZeroBubble,
+    /// 1F1B with one more microbatch under way for each later stage, which hides transfers.
+    EagerOneForwardOneBackward,
+    /// As `ZeroBubble`, on the order of eager 1F1B. No stage keeps more than the first one does there.
+    EagerZeroBubble,
 }
 
 impl Schedule {
@@ -74,7 +86,7 @@ impl Schedule {
     pub fn chunks(self) -> usize {
         match self {
             Self::Interleaved { chunks } => chunks,
-            Self::OneForwardOneBackward | Self::ZeroBubble => 1,
+            _ => 1,
         }
     }
 
@@ -88,9 +100,12 @@ impl Schedule {
         if stage >= stages {
             return Err(argument(OPERATION, "stage", format!("below {stages}"), stage));
         }
+        let turns = |each| one_forward_one_backward((stages - 1 - stage).saturating_mul(each), microbatches);
         match self {
-            Self::OneForwardOneBackward => Ok(one_forward_one_backward(stages - 1 - stage, microbatches)),
-            Self::ZeroBubble => Ok(zero_bubble([stage, stages], microbatches)),
+            Self::OneForwardOneBackward => Ok(turns(1)),
+            Self::ZeroBubble => Ok(zero_bubble(&turns(1), stage)),
+            Self::EagerOneForwardOneBackward => Ok(turns(2)),
+            Self::EagerZeroBubble => Ok(zero_bubble(&turns(2), stage.saturating_mul(2))),
             Self::Interleaved { chunks: 0 } => Err(argument(OPERATION, "chunks", "at least 1", 0)),
             Self::Interleaved { chunks } if chunks.max(microbatches) > MOST / stages => {
                 let (expected, actual) = (format!("at most {}", MOST / stages), chunks.max(microbatches));
@@ -135,8 +150,8 @@ fn in_turns(
     actions
 }
 
-fn one_forward_one_backward(after: usize, microbatches: usize) -> Vec<Action> {
-    in_turns(microbatches, after, whole, whole)
+fn one_forward_one_backward(ahead: usize, microbatches: usize) -> Vec<Action> {
+    in_turns(microbatches, ahead, whole, whole)
 }
 
 fn interleaved([stage, stages]: [usize; 2], microbatches: usize, chunks: usize) -> Vec<Action> {
@@ -149,15 +164,17 @@ fn interleaved([stage, stages]: [usize; 2], microbatches: usize, chunks: usize) 
     in_turns(microbatches * chunks, ahead, place, backward_of)
 }
 
-fn zero_bubble([stage, stages]: [usize; 2], microbatches: usize) -> Vec<Action> {
+/// The gradients apart: those of the weights follow `behind` microbatches later.
+fn zero_bubble(turns: &[Action], behind: usize) -> Vec<Action> {
+    let microbatches = turns.len() / 2;
     let mut actions = Vec::with_capacity(3 * microbatches);
     let mut weights = 0;
-    for action in one_forward_one_backward(stages - 1 - stage, microbatches) {
+    for &action in turns {
         match action {
             Action::Backward(place) => {
                 actions.push(Action::BackwardInput(place));
                 // A later stage keeps fewer microbatches for their backward passes, and so may keep more for their weights.
-                if place.microbatch >= stage {
+                if place.microbatch >= behind {
                     actions.push(Action::BackwardWeight(whole(weights)));
                     weights += 1;
                 }

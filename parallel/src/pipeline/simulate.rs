@@ -14,7 +14,8 @@ pub struct Costs {
     pub backward_input: u64,
     /// The gradients of the weights.
     pub backward_weight: u64,
-    /// From the end of a pass until the next stage has its result.
+    /// A transfer of a pass's result to the next stage. A stage's activations follow each other on one link, and its gradients
+    /// on another.
     pub send: u64,
 }
 
@@ -59,6 +60,13 @@ enum Kind {
 /// A pass of one of all chunks, in the order of the layers.
 type Done = (Kind, usize, usize);
 
+/// When a pass ends, and when the stage that waits for its result has it.
+#[derive(Clone, Copy)]
+struct End {
+    here: u64,
+    there: u64,
+}
+
 /// What an action is, how long it takes, and how many more microbatches a stage keeps after it.
 fn parts(action: Action, costs: Costs) -> (Kind, Place, u64, isize) {
     match action {
@@ -78,7 +86,9 @@ fn parts(action: Action, costs: Costs) -> (Kind, Place, u64, isize) {
 /// [`Error::Argument`](crate::Error::Argument) if stages wait for each other for ever.
 pub fn simulate(actions: &[Vec<Action>], chunks: usize, costs: Costs) -> Result<Simulation> {
     let stages = actions.len();
-    let mut ends: HashMap<Done, u64> = HashMap::new();
+    let mut ends: HashMap<Done, End> = HashMap::new();
+    // When each stage's links are free: that for activations, and that for gradients.
+    let mut links = vec![[0u64; 2]; stages];
     let mut next = vec![0; stages];
     let mut times = vec![0; stages];
     let (mut work, mut kept) = (vec![0u64; stages], vec![0; stages]);
@@ -89,13 +99,17 @@ pub fn simulate(actions: &[Vec<Action>], chunks: usize, costs: Costs) -> Result<
             while let Some(&action) = actions[stage].get(next[stage]) {
                 let (kind, place, cost, more) = parts(action, costs);
                 let layer = place.chunk.saturating_mul(stages).saturating_add(stage);
-                let Some(start) =
-                    ready(&ends, kind, [place.microbatch, layer], stages.saturating_mul(chunks), costs.send)
-                else {
+                let layers = stages.saturating_mul(chunks);
+                let Some(start) = ready(&ends, kind, [place.microbatch, layer], layers) else {
                     break;
                 };
-                times[stage] = start.max(times[stage]).saturating_add(cost);
-                ends.insert((kind, place.microbatch, layer), times[stage]);
+                let here = start.max(times[stage]).saturating_add(cost);
+                times[stage] = here;
+                let link = &mut links[stage][usize::from(kind != Kind::Forward)];
+                let there =
+                    if kind == Kind::Weight { here } else { here.max(*link).saturating_add(costs.send) };
+                *link = there.max(*link);
+                ends.insert((kind, place.microbatch, layer), End { here, there });
                 work[stage] = work[stage].saturating_add(cost);
                 now_kept[stage] = now_kept[stage].saturating_add_signed(more);
                 kept[stage] = kept[stage].max(now_kept[stage]);
@@ -116,21 +130,19 @@ pub fn simulate(actions: &[Vec<Action>], chunks: usize, costs: Costs) -> Result<
 
 /// When a pass can start; `None` if what it needs has not been done.
 fn ready(
-    ends: &HashMap<Done, u64>,
+    ends: &HashMap<Done, End>,
     kind: Kind,
     [microbatch, layer]: [usize; 2],
     layers: usize,
-    send: u64,
 ) -> Option<u64> {
     let end = |kind, layer| ends.get(&(kind, microbatch, layer)).copied();
+    let own = |kind| end(kind, layer).map(|end| end.here);
     match kind {
         Kind::Forward if layer == 0 => Some(0),
-        Kind::Forward => Some(end(Kind::Forward, layer - 1)?.saturating_add(send)),
-        Kind::Input if layer.checked_add(1) == Some(layers) => end(Kind::Forward, layer),
-        Kind::Input => Some(
-            (end(Kind::Input, layer.saturating_add(1))?.saturating_add(send)).max(end(Kind::Forward, layer)?),
-        ),
-        Kind::Weight => end(Kind::Input, layer),
+        Kind::Forward => Some(end(Kind::Forward, layer - 1)?.there),
+        Kind::Input if layer.checked_add(1) == Some(layers) => own(Kind::Forward),
+        Kind::Input => Some(end(Kind::Input, layer.saturating_add(1))?.there.max(own(Kind::Forward)?)),
+        Kind::Weight => own(Kind::Input),
     }
 }
 
@@ -143,6 +155,10 @@ mod tests {
 
     /// Checks that each pass is done once, and runs the schedule.
     fn simulated(schedule: Schedule, stages: usize, microbatches: usize) -> Simulation {
+        simulated_with(schedule, [stages, microbatches], Costs::default())
+    }
+
+    fn simulated_with(schedule: Schedule, [stages, microbatches]: [usize; 2], costs: Costs) -> Simulation {
         let actions = schedule.all(stages, microbatches).expect("the sizes fit");
         for of_stage in &actions {
             let mut counts: BTreeMap<Place, [usize; 3]> = BTreeMap::new();
@@ -158,7 +174,7 @@ mod tests {
             assert_eq!(counts.len(), microbatches * schedule.chunks());
             assert!(counts.values().all(|count| *count == [1; 3]));
         }
-        simulate(&actions, schedule.chunks(), Costs::default()).expect("no stage waits for ever")
+        simulate(&actions, schedule.chunks(), costs).expect("no stage waits for ever")
     }
 
     #[test]
@@ -215,6 +231,76 @@ mod tests {
         }
     }
 
+    /// Passes of ten units each, and transfers of so many.
+    fn transfers_of(send: u64) -> Costs {
+        Costs { forward: 10, backward_input: 10, backward_weight: 10, send }
+    }
+
+    #[test]
+    fn eager_turns_wait_for_transfers_only_while_the_pipeline_fills_and_drains() {
+        for stages in 1..=8 {
+            for microbatches in 1..=32 {
+                for send in [0, 1, 7, 15] {
+                    let schedule = Schedule::EagerOneForwardOneBackward;
+                    let found = simulated_with(schedule, [stages, microbatches], transfers_of(send));
+                    let (p, m) = (stages as u64, microbatches as u64);
+                    assert_eq!(found.duration, 30 * (m + p - 1) + 2 * (p - 1) * send, "{p} {m} {send}");
+                    for (stage, &kept) in found.kept.iter().enumerate() {
+                        assert_eq!(kept, microbatches.min(2 * (stages - 1 - stage) + 1), "{p} {m} {send}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn eager_zero_bubble_waits_for_transfers_only_while_the_pipeline_fills() {
+        for stages in 1..=8 {
+            for microbatches in 1..=32 {
+                for send in [0, 1, 7, 10] {
+                    let sizes = [stages, microbatches];
+                    let found = simulated_with(Schedule::EagerZeroBubble, sizes, transfers_of(send));
+                    let (p, m) = (stages as u64, microbatches as u64);
+                    if m >= 2 * p - 1 {
+                        assert_eq!(found.duration, 30 * m + (p - 1) * (10 + send), "{p} {m} {send}");
+                    }
+                    let turns =
+                        simulated_with(Schedule::EagerOneForwardOneBackward, sizes, transfers_of(send));
+                    assert!(found.duration <= turns.duration, "{p} {m} {send}");
+                    let most = microbatches.min(2 * stages - 1);
+                    assert!(found.kept.iter().all(|&kept| kept <= most), "{:?}", found.kept);
+                }
+            }
+        }
+    }
+
+    /// Without one more microbatch under way, each waits for a transfer: two stages and two microbatches go round in both
+    /// passes of both stages and two transfers.
+    #[test]
+    fn other_schedules_wait_for_a_transfer_in_each_microbatch() {
+        for microbatches in [8, 16, 32] {
+            for send in [4, 7, 10] {
+                let duration =
+                    |schedule| simulated_with(schedule, [2, microbatches], transfers_of(send)).duration;
+                let eager = duration(Schedule::EagerOneForwardOneBackward);
+                let stall = duration(Schedule::OneForwardOneBackward) - eager;
+                // All but those that fill and drain the pipeline.
+                assert_eq!(stall, (microbatches as u64 - 2) * send);
+                // Passes of weights fill some of the time.
+                assert!(duration(Schedule::ZeroBubble) > duration(Schedule::EagerZeroBubble));
+            }
+        }
+    }
+
+    #[test]
+    fn results_follow_each_other_on_a_link() {
+        // A link that is slower than the passes decides: the last of 8 results arrives after 8 transfers.
+        let forward = |microbatch| Action::Forward(Place { microbatch, chunk: 0 });
+        let actions = [(0..8).map(forward).collect(), (0..8).map(forward).collect()];
+        let found = simulate(&actions, 1, Costs { send: 5, ..Costs::default() }).expect("it can be done");
+        assert_eq!(found.duration, 1 + 8 * 5 + 1);
+    }
+
     #[test]
     fn no_schedule_stops_where_sending_and_passes_take_any_time() {
         for costs in [[1, 2, 1, 3], [5, 1, 7, 2], [1, 1, 1, 50]] {
@@ -225,6 +311,8 @@ mod tests {
                     for schedule in [
                         Schedule::OneForwardOneBackward,
                         Schedule::ZeroBubble,
+                        Schedule::EagerOneForwardOneBackward,
+                        Schedule::EagerZeroBubble,
                         Schedule::Interleaved { chunks: 3 },
                     ] {
                         let actions = schedule.all(stages, microbatches).expect("the sizes fit");

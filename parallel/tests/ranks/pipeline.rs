@@ -122,6 +122,8 @@ fn expect_gradients(
         let most = match schedule {
             Schedule::OneForwardOneBackward => stages - stage,
             Schedule::ZeroBubble => stages,
+            Schedule::EagerOneForwardOneBackward => 2 * (stages - 1 - stage) + 1,
+            Schedule::EagerZeroBubble => 2 * stages - 1,
             _ => 2 * (stages - 1 - stage) + (schedule.chunks() - 1) * stages + 1,
         };
         assert_eq!(kept.min(most), kept, "{schedule:?} {stages} {microbatches}");
@@ -132,14 +134,20 @@ fn expect_gradients(
 #[test]
 fn every_schedule_gives_the_gradients_of_one_rank() -> Result<()> {
     for (stages, microbatches) in [(1, 3), (2, 1), (2, 8), (3, 6), (4, 4), (5, 7), (8, 8)] {
-        for schedule in [Schedule::OneForwardOneBackward, Schedule::ZeroBubble] {
+        for schedule in [
+            Schedule::OneForwardOneBackward,
+            Schedule::ZeroBubble,
+            Schedule::EagerOneForwardOneBackward,
+            Schedule::EagerZeroBubble,
+        ] {
             expect_gradients(schedule, stages, microbatches, Device::cpu)?;
         }
     }
     for (stages, microbatches, chunks) in [(2, 2, 2), (2, 8, 3), (3, 6, 2), (4, 8, 2)] {
         expect_gradients(Schedule::Interleaved { chunks }, stages, microbatches, Device::cpu)?;
     }
-    expect_gradients(Schedule::ZeroBubble, 2, 2, Device::emulator)
+    expect_gradients(Schedule::ZeroBubble, 2, 2, Device::emulator)?;
+    expect_gradients(Schedule::EagerZeroBubble, 2, 4, Device::emulator)
 }
 
 #[test]
