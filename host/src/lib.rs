@@ -47,7 +47,7 @@ pub use graph::Graph;
 pub use kernel::{Function, Module, TypedKernel};
 pub use memory::{PinnedBuffer, Transfer};
 pub use ndarray;
-pub use stream::{Event, Stream};
+pub use stream::{Event, Stream, StreamPriority};
 pub use tensor::{DType, Element, Tensor};
 pub use warpsmith_emulator as emulator;
 pub use weights::Weights;

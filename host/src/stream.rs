@@ -20,6 +20,19 @@ use crate::graph;
 use crate::memory::Buffer;
 use crate::tensor::{Element, Tensor};
 
+/// How soon a stream's work begins where several streams have work that could.
+///
+/// What runs already goes on: blocks of a stream of high priority come before those of others that have yet to begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StreamPriority {
+    /// That of all streams that are given none.
+    #[default]
+    Normal,
+    /// The highest that the device has.
+    High,
+}
+
 /// An ordered queue of a device's work. Clones stand for the same queue.
 #[derive(Clone, Debug)]
 pub struct Stream {
@@ -220,7 +233,7 @@ impl Stream {
         self.with_operands(operands, || {
             let handle = match self.device.idle_branches().take(&self.handle) {
                 Some(handle) => handle,
-                None => Arc::new(self.device.backend().new_stream()?),
+                None => Arc::new(self.device.backend().new_stream(StreamPriority::Normal)?),
             };
             let stream = Self { device: self.device.clone(), handle, is_branch: true };
             stream.wait(&self.record()?)?;

@@ -17,6 +17,7 @@ use crate::device::{DeviceKind, MemoryStats, Properties};
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
 use crate::memory::{HostBytes, HostMemory, Owner};
+use crate::stream::StreamPriority;
 
 /// Memory of a device.
 #[derive(Debug)]
@@ -227,7 +228,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    fn new_stream(&self) -> Result<StreamHandle>;
+    fn new_stream(&self, priority: StreamPriority) -> Result<StreamHandle>;
     /// A stream that is somebody else's, by the driver's handle.
     ///
     /// # Safety

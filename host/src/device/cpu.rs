@@ -16,7 +16,7 @@ use super::{DeviceKind, MemoryStats, Properties};
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
 use crate::memory::{HostBytes, HostMemory, Owner};
-use crate::stream::negative_interval;
+use crate::stream::{StreamPriority, negative_interval};
 
 #[derive(Debug)]
 pub(super) struct Cpu {
@@ -194,7 +194,7 @@ impl Backend for Cpu {
         pageable_block(bytes)
     }
 
-    fn new_stream(&self) -> Result<StreamHandle> {
+    fn new_stream(&self, _: StreamPriority) -> Result<StreamHandle> {
         Ok(StreamHandle::Immediate)
     }
 

@@ -24,6 +24,7 @@ use super::{DeviceKind, MemoryStats, Properties};
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
 use crate::memory::Owner;
+use crate::stream::StreamPriority;
 
 /// What an emulated GPU is like.
 ///
@@ -372,7 +373,7 @@ impl Backend for Emulator {
         pageable_block(bytes)
     }
 
-    fn new_stream(&self) -> Result<StreamHandle> {
+    fn new_stream(&self, _: StreamPriority) -> Result<StreamHandle> {
         Ok(StreamHandle::Immediate)
     }
 

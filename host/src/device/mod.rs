@@ -22,7 +22,7 @@ pub use properties::{MemoryStats, Properties};
 
 use crate::error::{Error, Result};
 use crate::kernel;
-use crate::stream::{IdleBranches, Stream};
+use crate::stream::{IdleBranches, Stream, StreamPriority};
 use backend::{Backend, StreamHandle};
 use decisions::Decisions;
 
@@ -212,7 +212,16 @@ impl Device {
     ///
     /// [`Error::Driver`] if the driver refuses.
     pub fn new_stream(&self) -> Result<Stream> {
-        Ok(Stream::new(self.clone(), Arc::new(self.0.backend.new_stream()?)))
+        self.new_stream_with_priority(StreamPriority::Normal)
+    }
+
+    /// As [`new_stream`](Self::new_stream), with a priority. Devices other than GPUs, which do their work at once, ignore it.
+    ///
+    /// # Errors
+    ///
+    /// As [`new_stream`](Self::new_stream).
+    pub fn new_stream_with_priority(&self, priority: StreamPriority) -> Result<Stream> {
+        Ok(Stream::new(self.clone(), Arc::new(self.0.backend.new_stream(priority)?)))
     }
 
     pub(crate) fn backend(&self) -> &dyn Backend {

@@ -106,6 +106,7 @@ functions! {
     (11, 2) fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
     (11, 2) fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
     (11, 2) fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+    (5, 5) fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int);
     (5, 5) fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
     (4, 0) fn cuStreamDestroy_v2(stream: CUstream);
     (3, 2) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);

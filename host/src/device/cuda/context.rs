@@ -2,10 +2,14 @@
 
 use std::ptr;
 
+use parking_lot::Mutex;
+
+use super::event::IdleEvents;
 use super::recordings::Recordings;
 use crate::driver::sys::{self as cuda, CUcontext, CUdevice};
 use crate::driver::{self, code};
 use crate::error::Result;
+use crate::stream::StreamPriority;
 
 /// A GPU's primary context. There is one a GPU and process at a time: who waits for it has to know of everybody who records its work.
 #[derive(Debug)]
@@ -13,6 +17,7 @@ pub(crate) struct GpuContext {
     raw: CUcontext,
     device: CUdevice,
     pub(super) recordings: Recordings,
+    pub(super) idle_events: Mutex<IdleEvents>,
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -43,7 +48,22 @@ impl GpuContext {
         let mut raw = ptr::null_mut();
         // SAFETY: the handle is written to a local variable.
         driver::check(super::OPENING, unsafe { cuda::cuDevicePrimaryCtxRetain(&raw mut raw, device) })?;
-        Ok(Self { raw, device, recordings: Recordings::default() })
+        Ok(Self { raw, device, recordings: Recordings::default(), idle_events: Mutex::default() })
+    }
+
+    /// The driver's number of a stream's priority. The driver's range ends with the highest, which is the least number; streams that are given none
+    /// have 0.
+    pub(super) fn priority(&self, priority: StreamPriority) -> Result<i32> {
+        if priority == StreamPriority::Normal {
+            return Ok(0);
+        }
+        let _bound = self.bind()?;
+        let [mut least, mut greatest] = [0; 2];
+        // SAFETY: the context is current; both numbers are written to local variables.
+        driver::check("asking for priorities", unsafe {
+            cuda::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
+        })?;
+        Ok(greatest)
     }
 
     /// The driver's handle of the GPU.
@@ -105,6 +125,9 @@ pub(super) fn gpu_of(raw: CUcontext) -> Result<CUdevice> {
 
 impl Drop for GpuContext {
     fn drop(&mut self) {
+        if let Ok(_bound) = self.bind() {
+            self.idle_events.get_mut().destroy();
+        }
         // SAFETY: everything that the driver gave out in it holds it, so nothing of it is in use.
         let _ = unsafe { cuda::cuDevicePrimaryCtxRelease_v2(self.device) };
     }

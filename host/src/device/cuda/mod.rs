@@ -52,6 +52,7 @@ use crate::driver::{self, Failure, code};
 use crate::error::{Error, Result};
 use crate::kernel::PtxSummary;
 use crate::memory::Owner;
+use crate::stream::StreamPriority;
 use context::GpuContext;
 use foreign::Leaving;
 
@@ -153,7 +154,7 @@ impl Gpu {
         let attribute = |attribute| raw::attribute(device, attribute);
         let max_pitch = attribute(raw::Attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH)? as usize;
         let pool = raw::Pool::new(&context, device)?;
-        let stream = CudaStream::new(&context)?;
+        let stream = CudaStream::new(&context, StreamPriority::Normal)?;
         let properties = properties(device, attribute)?;
         Ok((
             Self {
@@ -453,9 +454,9 @@ impl Backend for Gpu {
         memory.map(Some)
     }
 
-    fn new_stream(&self) -> Result<StreamHandle> {
+    fn new_stream(&self, priority: StreamPriority) -> Result<StreamHandle> {
         let _bound = self.context.bind()?;
-        CudaStream::new(&self.context).map(StreamHandle::Cuda)
+        CudaStream::new(&self.context, priority).map(StreamHandle::Cuda)
     }
 
     fn make_current(&self) -> Result<Option<Bound>> {

@@ -19,6 +19,7 @@ use crate::driver::sys::{self as cuda, CUdevice, CUdeviceptr};
 use crate::driver::{self, Failure, code};
 use crate::error::{Error, Result};
 use crate::memory::Owner;
+use crate::stream::StreamPriority;
 
 pub(super) use cuda::CUdevice_attribute as Attribute;
 
@@ -74,12 +75,14 @@ unsafe impl Send for CudaStream {}
 unsafe impl Sync for CudaStream {}
 
 impl CudaStream {
-    pub(super) fn new(context: &Arc<GpuContext>) -> Result<Self> {
+    /// The context is current.
+    pub(super) fn new(context: &Arc<GpuContext>, priority: StreamPriority) -> Result<Self> {
+        let priority = context.priority(priority)?;
         let mut raw = ptr::null_mut();
         let flags = cuda::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the handle is written to a local variable.
         driver::check("creating a stream", unsafe {
-            cuda::cuStreamCreateWithPriority(&raw mut raw, flags, 0)
+            cuda::cuStreamCreateWithPriority(&raw mut raw, flags, priority)
         })?;
         Ok(Self { raw, context: context.clone(), owner: None, thread: None, kept: Mutex::default() })
     }
